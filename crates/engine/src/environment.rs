@@ -1,0 +1,112 @@
+//! What the engine needs from whoever runs it: posted requests, completions, bytes. The engine sees no memory, no ring
+//! and no clock; the router's worker implements [`Environment`] over shared memory, tests implement it over vectors.
+use crate::{CqId, QpId, ReceiveQueueId, SessionId, SrqId};
+use freeflow_verbs::{AsyncEventKind, AtomicOperation, Completion, ReceiveRequest, SendRequest};
+
+/// What [`Environment::fetch_send`] and [`Environment::fetch_receive`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetch {
+    /// Nothing is posted.
+    Empty,
+    /// One request was copied out, checked and consumed.
+    Ready,
+    /// The descriptor made no sense (hostile or broken library). `ring_position` and `work_request_id` of the request
+    /// are filled as far as they could be read; it was consumed.
+    Malformed,
+}
+
+/// A range of one process' memory that a key has already been checked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub session: SessionId,
+    /// Index of the memory region: a hint for the page table's cache, see [`crate::MrId`].
+    pub mr_index: u32,
+    /// Virtual address in the process (not the IOVA).
+    pub address: u64,
+    pub length: u32,
+}
+
+/// Where the bytes of a copy come from: first `prefix`, then `body`.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// The 40 bytes of the GRH of a UD message, else empty.
+    pub prefix: &'a [u8],
+    pub body: SourceBody<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum SourceBody<'a> {
+    Bytes(&'a [u8]),
+    Spans(&'a [Span]),
+}
+
+/// Names a copy or an atomic operation that was answered with `Pending`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token(pub u64);
+
+/// Which side of a copy could not be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemorySide {
+    Source,
+    Destination,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyOutcome {
+    Done,
+    /// It goes on elsewhere; [`crate::Engine::handle_copied`] brings the result. Slices given are not needed any more.
+    Pending,
+    /// The memory is not there (unmapped since its registration, truncated file, process gone).
+    Fault(MemorySide),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOutcome {
+    /// The value before the operation, in host byte order.
+    Done(u64),
+    /// [`crate::Engine::handle_atomic_done`] brings the result.
+    Pending,
+    Fault,
+}
+
+/// The CQ has no room: it is in error from now on (IBTA 11.6.3.2, CQ error).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqFull;
+
+pub trait Environment {
+    /// Takes the next posted send of `qp`, if there is one.
+    fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch;
+
+    /// Takes the next posted receive of a QP's own queue or of an SRQ.
+    fn fetch_receive(&mut self, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch;
+
+    /// Requests now posted to `srq` and not taken (for its limit event).
+    fn srq_pending(&mut self, srq: SrqId) -> u32;
+
+    /// Asks (or no longer asks) that a post to this queue ring the doorbell: senders wait for a RECV, or the QP is in
+    /// error and posted requests are to be flushed. After `wanted == true` returns, every later post rings, and an
+    /// earlier one is visible to `fetch_receive`.
+    fn want_receives(&mut self, queue: ReceiveQueueId, wanted: bool);
+
+    /// Puts a completion in the ring of `cq` and sees to its notification.
+    fn complete(&mut self, cq: CqId, completion: &Completion) -> Result<(), CqFull>;
+
+    /// Raises an asynchronous event in the context of the object it is about.
+    fn raise(&mut self, kind: AsyncEventKind, about: EventTarget);
+
+    /// Copies exactly the bytes of `from` into `to` (both of equal length), in ascending order; if `last`, so that the
+    /// last eight bytes become visible after all others.
+    fn copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome;
+
+    /// Performs an atomic operation on the eight bytes at `at` (aligned, checked), atomic against every other atomic
+    /// operation of this router on the same bytes.
+    fn atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome;
+}
+
+/// Object of an asynchronous event, by the engine's own name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventTarget {
+    Cq(CqId),
+    Qp(QpId),
+    Srq(SrqId),
+}

@@ -1,0 +1,33 @@
+//! Names of the engine's objects: index and generation, so that a stale name finds nothing.
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => { $(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name {
+            pub index: u32,
+            pub generation: u32,
+        }
+    )* };
+}
+
+ids! {
+    /// A virtual NIC: one address in one network.
+    VnicId,
+    /// One process' connection.
+    SessionId,
+    /// One `ibv_open_device`.
+    ContextId,
+    PdId,
+    MrId,
+    CqId,
+    SrqId,
+    QpId,
+    AhId,
+}
+
+/// Where RECVs come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReceiveQueueId {
+    Qp(QpId),
+    Srq(SrqId),
+}

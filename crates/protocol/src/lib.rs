@@ -1,0 +1,67 @@
+//! Messages between the library and its router ([`library`]) and between the CLI and a router ([`admin`]).
+//!
+//! Transport: Unix `SOCK_SEQPACKET`; one message a datagram, at most [`MESSAGE_BYTES_MAX`]; descriptors ride along by
+//! SCM_RIGHTS, in the order that each message's documentation gives. Every request gets one reply, in order.
+//!
+//! Decoding is total: any bytes give a message or a [`DecodeError`], never a panic, and trailing bytes are an error.
+//!
+//! Invariant: the first request on a library connection is `Hello`; a version mismatch ends the connection with a
+//! reply that says so. Everything after it may assume the same [`PROTOCOL_VERSION`].
+#![no_std]
+#![forbid(unsafe_code)]
+extern crate alloc;
+
+pub mod admin;
+pub mod library;
+
+use alloc::vec::Vec;
+use core::fmt;
+use serde::{Serialize, de::DeserializeOwned};
+
+/// Changes with every incompatible change of a message.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Largest message either side sends, bytes. Lists that could grow beyond it are paged.
+pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecodeError {
+    /// Not a message of this protocol version.
+    Malformed,
+    /// A message, and then more bytes.
+    TrailingBytes,
+    /// Longer than [`MESSAGE_BYTES_MAX`].
+    TooLong,
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Malformed => "malformed message",
+            Self::TrailingBytes => "bytes after the end of a message",
+            Self::TooLong => "message too long",
+        })
+    }
+}
+
+impl core::error::Error for DecodeError {}
+
+/// Encodes one message.
+///
+/// # Panics
+/// Never for the messages of this crate: they hold no type that postcard can't encode.
+pub fn encode<M: Serialize>(message: &M) -> Vec<u8> {
+    postcard::to_allocvec(message).expect("messages of this crate are encodable")
+}
+
+/// Decodes one message; the bytes may come from an enemy.
+pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, DecodeError> {
+    if bytes.len() > MESSAGE_BYTES_MAX {
+        return Err(DecodeError::TooLong);
+    }
+    match postcard::take_from_bytes::<M>(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok(_) => Err(DecodeError::TrailingBytes),
+        Err(_) => Err(DecodeError::Malformed),
+    }
+}

@@ -1,0 +1,213 @@
+//! Layouts of the shared segments, version [`LAYOUT_VERSION`]. All little-endian, `repr(C)`, offsets not pointers.
+//!
+//! Two sides share each segment: the *library* (in the container, hostile until proven otherwise) and the *router*.
+//! Every word has exactly one writer, named here. Either side keeps private cursors; shared words are only ever loaded
+//! once, checked, and used from the copy.
+//!
+//! ```text
+//! session segment   SessionHeader | doorbell words
+//! QP segment        SQ: QueueHeader | slots | extensions     RQ: QueueHeader | slots | extensions
+//! SRQ segment       QueueHeader | slots | extensions
+//! CQ segment        CqHeader | entries
+//! ```
+//!
+//! **Request slot** (64 bytes, one cache line), written by the library. A slot is *published* when the low word of
+//! `sequence` equals the free-running position plus one (u32, wrapping); that word is stored last, with Release, and
+//! loaded first, with Acquire. Positions map to slots modulo the (power of two) slot count. The library never has more
+//! than `max_wr` requests outstanding, where outstanding lasts until the completion was polled, so a slot is never
+//! overwritten before the router took it. Further scatter/gather entries, or the inline payload, stand in the slot's own
+//! extension (fixed stride), written before the slot is published.
+//!
+//! **Completion entry** (64 bytes), written by the router, published in the same way. The library stores its free-running
+//! consumer count in `CqHeader::consumer`, which the router reads only when the ring looks full.
+//!
+//! Invariant: a published slot's sequence never equals what a reader expects of an earlier or later lap, because the
+//! sequence counts positions, not laps, and no other data is ever stored in its place.
+//!
+//! **MSN, RECV ownership, generations** (for the direct path, which shares these rings): `RequestSlot::msn` carries, on a
+//! SEND that was begun on the direct path and handed over, the number of the RECV it consumes (0: none named);
+//! `QueueHeader::generation` counts revocations of the queue's direct mappings; RECVs are owned in posting order, and
+//! `QueueHeader::taken` tells the library how many the router has taken, so that later paths can claim the next ones.
+
+/// Changes with every incompatible change in this file.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Bytes of a request slot and of a completion entry.
+pub const SLOT_BYTES: usize = 64;
+
+/// Bytes of one scatter/gather entry.
+pub const SGE_BYTES: usize = 16;
+
+/// First word of a session segment.
+pub const SESSION_MAGIC: u64 = u64::from_le_bytes(*b"FreeFlow");
+
+/// Doorbells of a session, one bit each.
+pub const DOORBELL_COUNT: usize = 65_536;
+/// 64-bit words of doorbells.
+pub const DOORBELL_WORD_COUNT: usize = DOORBELL_COUNT / 64;
+/// Doorbell words that one bit of the summary stands for.
+pub const DOORBELL_WORDS_PER_SUMMARY_BIT: usize = DOORBELL_WORD_COUNT / 64;
+
+/// Head of a session segment. Byte offsets.
+pub mod session {
+    /// u64, router: [`super::SESSION_MAGIC`].
+    pub const MAGIC: usize = 0;
+    /// u32, router: [`super::LAYOUT_VERSION`].
+    pub const VERSION: usize = 8;
+    /// u32, router: 1 while the router does not look at this session's doorbells: ring, then write the kick eventfd.
+    pub const ROUTER_SLEEPS: usize = 64;
+    /// u32, router: how a polling library waits: [`super::WAIT_SPIN`] or [`super::WAIT_YIELD`].
+    pub const WAIT_POLICY: usize = 68;
+    /// u64, library sets bits, router swaps to 0: bit i stands for doorbell words 16 i .. 16 i + 15.
+    pub const SUMMARY: usize = 128;
+    /// u64 x 1024, library sets bits, router swaps to 0.
+    pub const DOORBELLS: usize = 4096;
+    /// Whole segment.
+    pub const BYTES: usize = DOORBELLS + super::DOORBELL_WORD_COUNT * 8;
+}
+
+/// The pollers of the machine fit its cores: spin freely.
+pub const WAIT_SPIN: u32 = 0;
+/// They don't: about twenty empty polls, then `sched_yield` after each.
+pub const WAIT_YIELD: u32 = 1;
+
+/// Head of a queue of requests. Byte offsets from the queue's start.
+pub mod queue {
+    /// u32, router: 1 while the router looks at the slots of its own accord (no doorbell needed). Send queues only.
+    pub const POLLED: usize = 0;
+    /// u32, router: 1 if a post to this receive queue must ring the doorbell.
+    pub const RECEIVES_WANTED: usize = 4;
+    /// u32, router: revocations of direct mappings (later path).
+    pub const GENERATION: usize = 8;
+    /// u32, router: free-running count of requests taken.
+    pub const TAKEN: usize = 64;
+    /// Bytes before the slots.
+    pub const BYTES: usize = 128;
+}
+
+/// A request slot. Byte offsets.
+pub mod slot {
+    /// u64: work request id.
+    pub const WR_ID: usize = 0;
+    /// u8: `SendOpcode` (send), 0 (receive).
+    pub const OPCODE: usize = 8;
+    /// u8: `SendFlags`.
+    pub const FLAGS: usize = 9;
+    /// u8: scatter/gather entries.
+    pub const SGE_COUNT: usize = 10;
+    /// u8: zero.
+    pub const RESERVED: usize = 11;
+    /// u32: position + 1; stored last.
+    pub const SEQUENCE: usize = 12;
+    /// u64: remote address; UD: address handle (u32), remote QPN (u32).
+    pub const REMOTE_ADDRESS: usize = 16;
+    /// u32: rkey; UD: Q_Key.
+    pub const RKEY: usize = 24;
+    /// u32: immediate, network byte order as posted.
+    pub const IMMEDIATE: usize = 28;
+    /// u64: atomic compare or addend; else u32 MSN (later path).
+    pub const COMPARE_ADD: usize = 32;
+    pub const MSN: usize = 32;
+    /// u64: atomic swap.
+    pub const SWAP: usize = 40;
+    /// First SGE: address u64, length u32, lkey u32. Inline: length holds the byte count, the payload is in the extension.
+    pub const SGE0: usize = 48;
+    /// First SGE of a receive request; two more follow in the slot.
+    pub const RECEIVE_SGE0: usize = 16;
+    /// SGEs that stand in a send slot, in a receive slot.
+    pub const SEND_SGES: usize = 1;
+    pub const RECEIVE_SGES: usize = 3;
+}
+
+/// Head of a completion queue. Byte offsets.
+pub mod cq {
+    /// u32, library: 0 not armed, 1 armed for the next completion, 2 for the next solicited one. The router swaps it to
+    /// 0 when it sends the event.
+    pub const ARMED: usize = 0;
+    /// u32, library: free-running count of entries consumed.
+    pub const CONSUMER: usize = 64;
+    /// Bytes before the entries.
+    pub const BYTES: usize = 128;
+}
+
+pub const ARMED_NONE: u32 = 0;
+pub const ARMED_NEXT: u32 = 1;
+pub const ARMED_SOLICITED: u32 = 2;
+
+/// A completion entry. Byte offsets.
+pub mod entry {
+    /// u64.
+    pub const WR_ID: usize = 0;
+    /// u8 `CompletionStatus`, u8 `CompletionOpcode`, u8 `CompletionFlags`, u8 vendor error.
+    pub const STATUS: usize = 8;
+    pub const OPCODE: usize = 9;
+    pub const FLAGS: usize = 10;
+    pub const VENDOR_ERROR: usize = 11;
+    /// u32: position + 1; stored last.
+    pub const SEQUENCE: usize = 12;
+    /// u32 each.
+    pub const BYTE_COUNT: usize = 16;
+    pub const IMMEDIATE: usize = 20;
+    pub const QPN: usize = 24;
+    pub const SOURCE_QPN: usize = 28;
+    pub const QP_COOKIE: usize = 32;
+    pub const RING_POSITION: usize = 36;
+    /// u64: CLOCK_MONOTONIC, ns.
+    pub const TIMESTAMP: usize = 40;
+    /// 16 bytes of zero.
+    pub const RESERVED: usize = 48;
+}
+
+/// Shape of one queue of requests: both sides compute the same offsets from the granted capabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueShape {
+    /// Slots, a power of two.
+    pub slot_count: u32,
+    /// Bytes of one extension, a multiple of 64; may be 0.
+    pub extension_bytes: u32,
+}
+
+impl QueueShape {
+    /// A send queue of `max_wr` requests with so many SGEs and so much inline payload.
+    pub fn send(max_wr: u32, max_sge: u32, max_inline: u32) -> Self {
+        let sges = (max_sge as usize).saturating_sub(slot::SEND_SGES) * SGE_BYTES;
+        Self::new(max_wr, sges.max(max_inline as usize))
+    }
+
+    /// A receive queue, of a QP or shared.
+    pub fn receive(max_wr: u32, max_sge: u32) -> Self {
+        Self::new(max_wr, (max_sge as usize).saturating_sub(slot::RECEIVE_SGES) * SGE_BYTES)
+    }
+
+    fn new(max_wr: u32, extension: usize) -> Self {
+        Self {
+            slot_count: max_wr.max(1).next_power_of_two(),
+            extension_bytes: extension.next_multiple_of(SLOT_BYTES) as u32,
+        }
+    }
+
+    /// Bytes of the whole queue: header, slots, extensions.
+    pub fn bytes(self) -> usize {
+        queue::BYTES + self.slot_count as usize * (SLOT_BYTES + self.extension_bytes as usize)
+    }
+}
+
+/// Entries of a CQ's ring: a power of two at or above `cqe`.
+pub fn cq_entry_count(cqe: u32) -> u32 {
+    cqe.max(1).next_power_of_two()
+}
+
+/// Bytes of a CQ's segment.
+pub fn cq_bytes(cqe: u32) -> usize {
+    cq::BYTES + cq_entry_count(cqe) as usize * SLOT_BYTES
+}
+
+// The layout is an interface: a change here is a new LAYOUT_VERSION.
+const _: () = {
+    assert!(slot::SGE0 + SGE_BYTES == SLOT_BYTES);
+    assert!(slot::RECEIVE_SGE0 + slot::RECEIVE_SGES * SGE_BYTES == SLOT_BYTES);
+    assert!(entry::RESERVED + 16 == SLOT_BYTES);
+    assert!(slot::SEQUENCE == entry::SEQUENCE);
+    assert!(session::BYTES.is_multiple_of(4096));
+    assert!(DOORBELL_WORDS_PER_SUMMARY_BIT == 16);
+};

@@ -1,0 +1,35 @@
+//! The vocabulary that every crate of FreeFlow shares: identifiers, work requests, completions, attributes.
+//!
+//! It is only words: no I/O, no clock, no randomness, no unsafe code. Names are InfiniBand's (IBTA Architecture
+//! Specification, volume 1); numbers that reach an application equal those of rdma-core's `infiniband/verbs.h`.
+#![no_std]
+#![forbid(unsafe_code)]
+extern crate alloc;
+
+mod access;
+mod attributes;
+mod completion;
+mod error;
+mod event;
+mod id;
+mod limits;
+mod queue_pair;
+mod time;
+mod work;
+
+pub use access::Access;
+pub use attributes::{
+    AddressHandleAttributes, DeviceAttributes, GlobalRoute, PortAttributes, QpAttributeMask, QpAttributes,
+    QpCapabilities, QpKind, SrqAttributes,
+};
+pub use completion::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
+pub use error::VerbsError;
+pub use event::{AsyncEvent, AsyncEventKind, EventElement};
+pub use id::{Gid, NetworkId, Psn, Qpn};
+pub use limits::{
+    CQE_COUNT_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, QUEUE_WORK_REQUESTS_MAX, READ_ATOMIC_DEPTH_MAX, SGE_COUNT_MAX,
+    VnicLimits,
+};
+pub use queue_pair::{PathMtu, QpState, QpType};
+pub use time::{Duration, Instant};
+pub use work::{AtomicOperation, ReceiveRequest, SendFlags, SendOpcode, SendRequest, Sge};

@@ -1,0 +1,55 @@
+//! Limits: what the virtual device offers at most, and what one vNIC may take of it.
+use serde::{Deserialize, Serialize};
+
+/// Scatter/gather entries of one work request (`max_sge`).
+pub const SGE_COUNT_MAX: usize = 30;
+/// Inline payload of one send request, bytes (`max_inline_data`).
+pub const INLINE_BYTES_MAX: usize = 1024;
+/// Work requests of one queue (`max_qp_wr`, `max_srq_wr`).
+pub const QUEUE_WORK_REQUESTS_MAX: u32 = 32_768;
+/// Entries of one completion queue (`max_cqe`).
+pub const CQE_COUNT_MAX: u32 = 4_194_303;
+/// One message, bytes (IBTA 9.2.5: 2^31).
+pub const MESSAGE_BYTES_MAX: u64 = 1 << 31;
+/// Outstanding READs and atomics of one QP (`max_qp_rd_atom`).
+pub const READ_ATOMIC_DEPTH_MAX: u8 = 128;
+
+/// What one vNIC may hold at a time. Reaching one gives the errno a NIC gives: ENOMEM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VnicLimits {
+    /// Processes that may use the vNIC at once.
+    pub session_count_max: u32,
+    pub context_count_max: u32,
+    pub pd_count_max: u32,
+    pub qp_count_max: u32,
+    pub cq_count_max: u32,
+    pub srq_count_max: u32,
+    pub mr_count_max: u32,
+    pub ah_count_max: u32,
+    pub channel_count_max: u32,
+    /// Shared-memory segments: rings and `ibv_malloc` arenas together.
+    pub mapping_count_max: u32,
+    /// Sum of the lengths of all memory regions.
+    pub registered_bytes_max: u64,
+    /// Sum of the lengths of all shared-memory segments.
+    pub segment_bytes_max: u64,
+}
+
+impl Default for VnicLimits {
+    fn default() -> Self {
+        Self {
+            session_count_max: 1024,
+            context_count_max: 4096,
+            pd_count_max: 16_384,
+            qp_count_max: 16_384,
+            cq_count_max: 16_384,
+            srq_count_max: 4096,
+            mr_count_max: 262_144,
+            ah_count_max: 65_536,
+            channel_count_max: 4096,
+            mapping_count_max: 49_152,
+            registered_bytes_max: 1 << 46,
+            segment_bytes_max: 1 << 40,
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Work requests (`struct ibv_send_wr`, `struct ibv_recv_wr`).
+use crate::limits::{INLINE_BYTES_MAX, SGE_COUNT_MAX};
+use serde::{Deserialize, Serialize};
+
+/// A scatter/gather entry; same layout as `struct ibv_sge`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(C)]
+pub struct Sge {
+    pub address: u64,
+    pub length: u32,
+    pub lkey: u32,
+}
+
+/// Numbers equal `enum ibv_wr_opcode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum SendOpcode {
+    RdmaWrite = 0,
+    RdmaWriteWithImmediate = 1,
+    #[default]
+    Send = 2,
+    SendWithImmediate = 3,
+    RdmaRead = 4,
+    CompareSwap = 5,
+    FetchAdd = 6,
+}
+
+impl SendOpcode {
+    pub const ALL: [Self; 7] = [
+        Self::RdmaWrite,
+        Self::RdmaWriteWithImmediate,
+        Self::Send,
+        Self::SendWithImmediate,
+        Self::RdmaRead,
+        Self::CompareSwap,
+        Self::FetchAdd,
+    ];
+
+    pub const fn from_number(number: u8) -> Option<Self> {
+        if number < 7 { Some(Self::ALL[number as usize]) } else { None }
+    }
+
+    pub const fn has_immediate(self) -> bool {
+        matches!(self, Self::RdmaWriteWithImmediate | Self::SendWithImmediate)
+    }
+
+    pub const fn is_send(self) -> bool {
+        matches!(self, Self::Send | Self::SendWithImmediate)
+    }
+
+    pub const fn is_write(self) -> bool {
+        matches!(self, Self::RdmaWrite | Self::RdmaWriteWithImmediate)
+    }
+
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap | Self::FetchAdd)
+    }
+
+    /// Whether the responder consumes a RECV for it.
+    pub const fn consumes_receive(self) -> bool {
+        self.is_send() || self.has_immediate()
+    }
+}
+
+/// Bit values equal `enum ibv_send_flags`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SendFlags(pub u8);
+
+impl SendFlags {
+    pub const FENCE: u8 = 1;
+    pub const SIGNALED: u8 = 1 << 1;
+    pub const SOLICITED: u8 = 1 << 2;
+    pub const INLINE: u8 = 1 << 3;
+
+    pub const fn contains(self, bit: u8) -> bool {
+        self.0 & bit != 0
+    }
+}
+
+/// What an atomic request does to the eight bytes it names (IBTA 9.4.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AtomicOperation {
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+}
+
+/// A send request, copied out of the ring: nothing in it points into shared memory, and its counts are within bounds.
+#[derive(Clone, Debug)]
+pub struct SendRequest {
+    pub work_request_id: u64,
+    pub opcode: SendOpcode,
+    pub flags: SendFlags,
+    /// Position in the send ring: a free-running count.
+    pub ring_position: u32,
+    pub sge_count: u8,
+    /// Bytes of `inline_data` in use, if `flags` has INLINE; the SGEs are then unused.
+    pub inline_length: u16,
+    /// Network byte order, as posted.
+    pub immediate: u32,
+    pub remote_address: u64,
+    pub rkey: u32,
+    /// FETCH_ADD: the addend. CMP_SWAP: the value to compare with.
+    pub compare_add: u64,
+    pub swap: u64,
+    /// UD: handle of the address handle (the router's number, from its creation).
+    pub address_handle: u32,
+    pub remote_qpn: u32,
+    pub remote_qkey: u32,
+    pub sges: [Sge; SGE_COUNT_MAX],
+    pub inline_data: [u8; INLINE_BYTES_MAX],
+}
+
+impl Default for SendRequest {
+    fn default() -> Self {
+        Self {
+            work_request_id: 0,
+            opcode: SendOpcode::Send,
+            flags: SendFlags(0),
+            ring_position: 0,
+            sge_count: 0,
+            inline_length: 0,
+            immediate: 0,
+            remote_address: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            address_handle: 0,
+            remote_qpn: 0,
+            remote_qkey: 0,
+            sges: [Sge::default(); SGE_COUNT_MAX],
+            inline_data: [0; INLINE_BYTES_MAX],
+        }
+    }
+}
+
+impl SendRequest {
+    pub fn sges(&self) -> &[Sge] {
+        &self.sges[..usize::from(self.sge_count).min(SGE_COUNT_MAX)]
+    }
+
+    pub fn is_inline(&self) -> bool {
+        self.flags.contains(SendFlags::INLINE)
+    }
+
+    /// Length of the local payload, bytes.
+    pub fn payload_bytes(&self) -> u64 {
+        if self.is_inline() {
+            u64::from(self.inline_length)
+        } else {
+            self.sges().iter().map(|sge| u64::from(sge.length)).sum()
+        }
+    }
+}
+
+/// A receive request, copied out of the ring; see [`SendRequest`].
+#[derive(Clone, Debug)]
+pub struct ReceiveRequest {
+    pub work_request_id: u64,
+    pub ring_position: u32,
+    pub sge_count: u8,
+    pub sges: [Sge; SGE_COUNT_MAX],
+}
+
+impl Default for ReceiveRequest {
+    fn default() -> Self {
+        Self { work_request_id: 0, ring_position: 0, sge_count: 0, sges: [Sge::default(); SGE_COUNT_MAX] }
+    }
+}
+
+impl ReceiveRequest {
+    pub fn sges(&self) -> &[Sge] {
+        &self.sges[..usize::from(self.sge_count).min(SGE_COUNT_MAX)]
+    }
+
+    /// Room for payload, bytes.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.sges().iter().map(|sge| u64::from(sge.length)).sum()
+    }
+}
