@@ -11,9 +11,9 @@
 //! CQ segment        CqHeader | entries
 //! ```
 //!
-//! **Request slot** (64 bytes, one cache line), written by the library. A slot is *published* when the low word of
-//! `sequence` equals the free-running position plus one (u32, wrapping); that word is stored last, with Release, and
-//! loaded first, with Acquire. Positions map to slots modulo the (power of two) slot count. The library never has more
+//! **Request slot** (64 bytes, one cache line), written by the library. A slot is *published* when its `sequence` equals
+//! the free-running position plus one (u32, wrapping); the 64-bit word that holds it (bytes 8 to 15) is stored last, with
+//! Release, and loaded first, with Acquire. Slots and extensions are accessed in whole 64-bit words only. Positions map to slots modulo the (power of two) slot count. The library never has more
 //! than `max_wr` requests outstanding, where outstanding lasts until the completion was polled, so a slot is never
 //! overwritten before the router took it. Further scatter/gather entries, or the inline payload, stand in the slot's own
 //! extension (fixed stride), written before the slot is published.
@@ -124,7 +124,8 @@ pub mod cq {
     /// u32, library: 0 not armed, 1 armed for the next completion, 2 for the next solicited one. The router swaps it to
     /// 0 when it sends the event.
     pub const ARMED: usize = 0;
-    /// u32, library: free-running count of entries consumed.
+    /// u32, library: free-running count of entries consumed. The router stores the first value before the library gets
+    /// the segment: minus the number of entries carried over by a resize (see `completion_ring`).
     pub const CONSUMER: usize = 64;
     /// Bytes before the entries.
     pub const BYTES: usize = 128;

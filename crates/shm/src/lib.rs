@@ -1,2 +1,52 @@
-#![allow(missing_docs)]
+//! Shared memory between library and router: segments, the rings in them, doorbells, and the passing of descriptors.
+//!
+//! This is the only crate that maps memory shared with another process. The other side is taken to be hostile: each
+//! shared word is loaded once, the copy is checked, and only the copy is used; private cursors are the truth.
+//!
+//! [`slot`] and [`handshake`] hold the algorithms over bare atomics, which loom model-checks (`tests/loom.rs`); the
+//! rings lay them over a [`Segment`].
+//!
+//! Invariant: nothing in a segment is ever reached by a Rust reference except atomics, for which any bytes are valid.
+#![deny(clippy::undocumented_unsafe_blocks)]
+
+pub mod handshake;
 pub mod layout;
+pub mod slot;
+mod sync;
+
+#[cfg(not(loom))]
+mod completion_ring;
+#[cfg(not(loom))]
+pub mod fd;
+#[cfg(not(loom))]
+mod request_ring;
+#[cfg(not(loom))]
+mod segment;
+#[cfg(not(loom))]
+mod session;
+#[cfg(not(loom))]
+mod sigbus;
+#[cfg(not(loom))]
+mod signals;
+#[cfg(not(loom))]
+mod sys;
+#[cfg(not(loom))]
+mod view;
+
+#[cfg(not(loom))]
+pub use completion_ring::{CompletionConsumer, CompletionProducer};
+#[cfg(not(loom))]
+pub use fd::Doorbell;
+#[cfg(not(loom))]
+pub use request_ring::{RequestConsumer, RequestProducer, SendDescriptor, Take};
+#[cfg(not(loom))]
+pub use segment::{OutOfBounds, Segment};
+#[cfg(not(loom))]
+pub use session::SessionSegment;
+#[cfg(not(loom))]
+pub use sigbus::install_sigbus_guard;
+#[cfg(not(loom))]
+pub use signals::termination_signals;
+pub use slot::Full;
+#[cfg(not(loom))]
+pub use sys::{allowed_cpus, cpu_count, monotonic_ns, page_bytes, pause, pin_to_cpu, sched_yield};

@@ -1,0 +1,122 @@
+//! Who wakes whom: the handshakes between a side that may stop looking and a side that brings work.
+//!
+//! All are the same store-buffering pattern. One side publishes work, fences, and looks at the other's word; the other
+//! stores its word, fences, and looks for work once more. The two SeqCst fences are each other's partner: at least one of
+//! the two sees what the other stored, so no wake-up is lost. Both may: then a wake-up comes for nothing.
+//!
+//! | word | stored by | says | looked at by | after |
+//! |---|---|---|---|---|
+//! | `POLLED` | router | 1: I look at the send queue by myself | library | publishing a send |
+//! | `RECEIVES_WANTED` | router | 1: I wait for a receive | library | publishing a receive |
+//! | `ROUTER_SLEEPS` | router | 1: I don't look at the doorbells | library | ringing one |
+//! | `ARMED` | library | 1, 2: I wait for a completion (2: a solicited one) | router | publishing completions |
+use crate::layout::{ARMED_NEXT, ARMED_NONE, ARMED_SOLICITED, DOORBELL_WORDS_PER_SUMMARY_BIT};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Stores a word of the table above; afterwards the caller looks for work once more.
+#[inline]
+pub fn announce(word: &AtomicU32, value: bool) {
+    // Relaxed: ordered by the fence.
+    word.store(u32::from(value), Ordering::Relaxed);
+    // SeqCst; partner: the fence in `announced`.
+    fence(Ordering::SeqCst);
+}
+
+/// Reads a word of the table above after the caller has published work.
+#[inline]
+pub fn announced(word: &AtomicU32) -> bool {
+    // SeqCst; partner: the fence in `announce`.
+    fence(Ordering::SeqCst);
+    // Relaxed: ordered by the fence.
+    word.load(Ordering::Relaxed) != 0
+}
+
+/// Asks for an event at the next completion, or the next solicited one; afterwards the caller polls once more. Being armed
+/// for any completion is not weakened by arming for solicited ones (IBTA 11.4.2.2).
+#[inline]
+pub fn arm(armed: &AtomicU32, solicited_only: bool) {
+    if solicited_only {
+        // Relaxed: ordered by the fence. If it fails, the CQ stays armed as it was.
+        let _ = armed.compare_exchange(ARMED_NONE, ARMED_SOLICITED, Ordering::Relaxed, Ordering::Relaxed);
+    } else {
+        // Relaxed: ordered by the fence.
+        armed.store(ARMED_NEXT, Ordering::Relaxed);
+    }
+    // SeqCst; partner: the fence in `take_armed`.
+    fence(Ordering::SeqCst);
+}
+
+/// After completions were published, of which one is solicited or none: whether an event is due. If so, disarms.
+#[inline]
+pub fn take_armed(armed: &AtomicU32, solicited: bool) -> bool {
+    // SeqCst; partner: the fence in `arm`.
+    fence(Ordering::SeqCst);
+    // Relaxed: ordered by the fence.
+    match armed.load(Ordering::Relaxed) {
+        ARMED_NEXT => {}
+        ARMED_SOLICITED if solicited => {}
+        _ => return false,
+    }
+    // Relaxed: the event itself goes through the kernel; what it tells of was published before. Another value than was
+    // loaded is a library that armed again meanwhile: this event answers it too.
+    armed.swap(ARMED_NONE, Ordering::Relaxed) != ARMED_NONE
+}
+
+/// A bitmap of doorbells with a summary: bit i of the summary stands for words 16 i .. 16 i + 15.
+#[derive(Clone, Copy)]
+pub struct Doorbells<'a> {
+    pub summary: &'a AtomicU64,
+    /// At most 1024.
+    pub words: &'a [AtomicU64],
+    pub router_sleeps: &'a AtomicU32,
+}
+
+impl Doorbells<'_> {
+    /// Library: rings a doorbell. True: the router sleeps and must be kicked.
+    #[inline]
+    pub fn ring(&self, doorbell: u32) -> bool {
+        let word = doorbell as usize / 64;
+        // Release; partner: the Acquire swap of the word in `take`: the request published before comes with it.
+        self.words[word].fetch_or(1 << (doorbell % 64), Ordering::Release);
+        // Release; partner: the Acquire swap of the summary in `take`: the doorbell's word comes with it.
+        self.summary.fetch_or(1 << (word / DOORBELL_WORDS_PER_SUMMARY_BIT), Ordering::Release);
+        announced(self.router_sleeps)
+    }
+
+    /// Router: takes all doorbells that ring; at most 64 a word. False: none did.
+    #[inline]
+    pub fn take(&self, mut each: impl FnMut(u32)) -> bool {
+        // Relaxed: only whether the swap is worth its price.
+        if self.summary.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        // Acquire; partner: the Release `fetch_or` of the summary in `ring`.
+        let mut summary = self.summary.swap(0, Ordering::Acquire);
+        let mut any = false;
+        while summary != 0 {
+            let group = summary.trailing_zeros() as usize * DOORBELL_WORDS_PER_SUMMARY_BIT;
+            summary &= summary - 1;
+            for (offset, word) in self.words.iter().skip(group).take(DOORBELL_WORDS_PER_SUMMARY_BIT).enumerate() {
+                // Relaxed: only whether the swap is worth its price; ordered after the summary's swap.
+                if word.load(Ordering::Relaxed) == 0 {
+                    continue;
+                }
+                // Acquire; partner: the Release `fetch_or` of the word in `ring`.
+                let mut bits = word.swap(0, Ordering::Acquire);
+                while bits != 0 {
+                    any = true;
+                    each(((group + offset) * 64) as u32 + bits.trailing_zeros());
+                    bits &= bits - 1;
+                }
+            }
+        }
+        any
+    }
+
+    /// Router: nothing rings. Called again after `announce(router_sleeps, true)`, before it sleeps.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        // Relaxed: ordered by the fence in `announce`; what rings is taken by `take`.
+        self.summary.load(Ordering::Relaxed) == 0
+    }
+}

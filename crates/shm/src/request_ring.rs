@@ -1,0 +1,393 @@
+//! The rings of posted requests: send queue, receive queue, shared receive queue. The library produces, the router takes.
+//!
+//! The router trusts nothing in them: each word is loaded once, the copy is checked, and a request that makes no sense is
+//! consumed and reported as [`Take::Malformed`].
+//!
+//! Invariant: what [`RequestConsumer`] fills in is within the limits of [`SendRequest`] and [`ReceiveRequest`] and of
+//! the granted capabilities, whatever the slot holds.
+use crate::handshake::{announce, announced};
+use crate::layout::{QueueShape, SGE_BYTES, queue, slot};
+use crate::segment::Segment;
+use crate::slot::{HEAD, Line, PublishCursor, Slots, TakeCursor};
+use crate::sync::{AtomicU64, Ordering};
+use crate::view::QueueView;
+use freeflow_verbs::{INLINE_BYTES_MAX, ReceiveRequest, SGE_COUNT_MAX, SendFlags, SendOpcode, SendRequest, Sge};
+use std::sync::Arc;
+
+const WORD_BYTES: usize = 8;
+const SGE_WORDS: usize = SGE_BYTES / WORD_BYTES;
+/// Bits of `SendFlags` that have a meaning.
+const FLAGS_KNOWN: u8 = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED | SendFlags::INLINE;
+
+// Words of a slot, from the byte offsets of the layout.
+const WR_ID: usize = slot::WR_ID / WORD_BYTES;
+const REMOTE_ADDRESS: usize = slot::REMOTE_ADDRESS / WORD_BYTES;
+const RKEY_IMMEDIATE: usize = slot::RKEY / WORD_BYTES;
+const COMPARE_ADD: usize = slot::COMPARE_ADD / WORD_BYTES;
+const SWAP: usize = slot::SWAP / WORD_BYTES;
+const SGE0: usize = slot::SGE0 / WORD_BYTES;
+const RECEIVE_SGE0: usize = slot::RECEIVE_SGE0 / WORD_BYTES;
+
+const _: () = {
+    assert!(slot::OPCODE == HEAD * WORD_BYTES && slot::SEQUENCE == slot::OPCODE + 4);
+    assert!(
+        slot::FLAGS == slot::OPCODE + 1 && slot::SGE_COUNT == slot::OPCODE + 2 && slot::RESERVED == slot::OPCODE + 3
+    );
+    assert!(slot::RKEY == RKEY_IMMEDIATE * WORD_BYTES && slot::IMMEDIATE == slot::RKEY + 4);
+};
+
+/// A send request as the library posts it.
+#[derive(Clone, Copy, Debug)]
+pub struct SendDescriptor<'a> {
+    pub wr_id: u64,
+    pub opcode: SendOpcode,
+    /// INLINE is set or cleared according to `inline`.
+    pub flags: SendFlags,
+    /// Network byte order.
+    pub immediate: u32,
+    /// UD: the address handle in the low half, the remote QPN in the high half.
+    pub remote_address: u64,
+    /// UD: the Q_Key.
+    pub rkey: u32,
+    /// Atomics only.
+    pub compare_add: u64,
+    /// Atomics only.
+    pub swap: u64,
+    /// At most the granted number. Ignored with `inline`.
+    pub sges: &'a [Sge],
+    /// At most the granted number of bytes.
+    pub inline: Option<&'a [u8]>,
+}
+
+/// Library side of a queue of requests. The caller never has more than `max_wr` requests outstanding.
+pub struct RequestProducer {
+    view: QueueView,
+    cursor: PublishCursor,
+}
+
+impl RequestProducer {
+    /// Over the queue at `offset`. Panics if it doesn't fit the segment.
+    pub fn new(segment: Arc<Segment>, offset: usize, shape: QueueShape) -> Self {
+        Self { view: QueueView::new(segment, offset, shape), cursor: PublishCursor::default() }
+    }
+
+    /// The position that the next request gets.
+    #[inline]
+    pub fn position(&self) -> u32 {
+        self.cursor.position()
+    }
+
+    /// Publishes a send request; gives its position. Panics if SGEs or inline payload are beyond the queue's shape.
+    #[inline]
+    pub fn publish_send(&mut self, request: &SendDescriptor<'_>) -> u32 {
+        let mut flags = request.flags.0 & FLAGS_KNOWN & !SendFlags::INLINE;
+        let mut sge_count = 0;
+        let mut first = Sge::default();
+        if let Some(bytes) = request.inline {
+            flags |= SendFlags::INLINE;
+            first.length = bytes.len() as u32;
+            store_bytes(self.view.extension(self.cursor.position()), bytes);
+        } else if let [sge, further @ ..] = request.sges {
+            sge_count = request.sges.len() as u8;
+            first = *sge;
+            if !further.is_empty() {
+                store_sges(self.view.extension(self.cursor.position()), further);
+            }
+        }
+        let atomic = request.opcode.is_atomic();
+        let mut line: Line = [0; 8];
+        line[WR_ID] = request.wr_id;
+        line[HEAD] = u64::from(u32::from_le_bytes([request.opcode as u8, flags, sge_count, 0]));
+        line[REMOTE_ADDRESS] = request.remote_address;
+        line[RKEY_IMMEDIATE] = u64::from(request.rkey) | u64::from(request.immediate) << 32;
+        // Without an atomic this is the MSN: 0, none named.
+        line[COMPARE_ADD] = if atomic { request.compare_add } else { 0 };
+        line[SWAP] = if atomic { request.swap } else { 0 };
+        [line[SGE0], line[SGE0 + 1]] = sge_words(&first);
+        self.cursor.publish(&self.view.slots, &line)
+    }
+
+    /// Publishes a receive request; gives its position. Panics if there are more SGEs than the queue's shape holds.
+    #[inline]
+    pub fn publish_receive(&mut self, wr_id: u64, sges: &[Sge]) -> u32 {
+        let mut line: Line = [0; 8];
+        line[WR_ID] = wr_id;
+        line[HEAD] = u64::from(u32::from_le_bytes([0, 0, sges.len() as u8, 0]));
+        for (words, sge) in line[RECEIVE_SGE0..].chunks_exact_mut(SGE_WORDS).zip(sges) {
+            words.copy_from_slice(&sge_words(sge));
+        }
+        if let Some(further @ [_, ..]) = sges.get(slot::RECEIVE_SGES..) {
+            store_sges(self.view.extension(self.cursor.position()), further);
+        }
+        self.cursor.publish(&self.view.slots, &line)
+    }
+
+    /// After publishing sends: the router does not look by itself, the doorbell must ring. Fences first.
+    #[inline]
+    pub fn must_ring_send(&self) -> bool {
+        !announced(self.view.header::<{ queue::POLLED }>())
+    }
+
+    /// After publishing receives: the router waits for one, the doorbell must ring. Fences first.
+    #[inline]
+    pub fn must_ring_receive(&self) -> bool {
+        announced(self.view.header::<{ queue::RECEIVES_WANTED }>())
+    }
+
+    /// The work request id of a request that is still outstanding.
+    #[inline]
+    pub fn wr_id_at(&self, position: u32) -> u64 {
+        self.view.slots.slot(position).own_word(WR_ID)
+    }
+
+    /// How many requests the router has taken, of all ever posted.
+    #[inline]
+    pub fn taken(&self) -> u32 {
+        // Acquire; partner: the Release store in `RequestConsumer`.
+        self.view.header::<{ queue::TAKEN }>().load(Ordering::Acquire)
+    }
+
+    /// Begins again at position 0 with no request published. Call it while the router takes none: after it answered the
+    /// change to RESET and before the next change is asked for.
+    pub fn reset(&mut self) {
+        for position in 0..self.view.slots.count() {
+            self.view.slots.slot(position).clear();
+        }
+        self.cursor = PublishCursor::default();
+    }
+
+    pub fn segment(&self) -> &Segment {
+        self.view.slots.segment()
+    }
+}
+
+/// What the router found in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Take {
+    /// Nothing is published.
+    Empty,
+    /// One request was copied out, checked and consumed.
+    Ready,
+    /// One request was consumed that makes no sense; only its work request id and position are filled in.
+    Malformed,
+}
+
+/// Router side of a queue of requests.
+pub struct RequestConsumer {
+    view: QueueView,
+    cursor: TakeCursor,
+    max_wr: u32,
+    max_sge: u8,
+    max_inline: u32,
+}
+
+impl RequestConsumer {
+    /// Over the queue at `offset`, with the granted capabilities. Panics if it doesn't fit the segment.
+    pub fn new(
+        segment: Arc<Segment>,
+        offset: usize,
+        shape: QueueShape,
+        max_wr: u32,
+        max_sge: u32,
+        max_inline: u32,
+    ) -> Self {
+        let inline_limit = (INLINE_BYTES_MAX as u32).min(shape.extension_bytes);
+        Self {
+            view: QueueView::new(segment, offset, shape),
+            cursor: TakeCursor::default(),
+            max_wr: max_wr.min(shape.slot_count),
+            max_sge: max_sge.min(SGE_COUNT_MAX as u32) as u8,
+            max_inline: max_inline.min(inline_limit),
+        }
+    }
+
+    /// A request is published.
+    #[inline]
+    pub fn has_next(&self) -> bool {
+        self.cursor.has_next(&self.view.slots)
+    }
+
+    /// Takes the next send request. Fields that the request doesn't use are left at zero; SGEs beyond its count and
+    /// inline bytes beyond its length are left as they were in `into`.
+    #[inline]
+    pub fn take_send(&mut self, qp_is_ud: bool, into: &mut SendRequest) -> Take {
+        let Some((position, line)) = self.cursor.take(&self.view.slots) else {
+            return Take::Empty;
+        };
+        self.store_taken();
+        let [opcode, flags, sge_count, _] = (line[HEAD] as u32).to_le_bytes();
+        let flags = SendFlags(flags & FLAGS_KNOWN);
+        let inline = flags.contains(SendFlags::INLINE);
+        into.work_request_id = line[WR_ID];
+        into.ring_position = position;
+        into.flags = flags;
+        into.sge_count = 0;
+        into.inline_length = 0;
+        let Some(opcode) = SendOpcode::from_number(opcode) else {
+            return Take::Malformed;
+        };
+        into.opcode = opcode;
+        into.rkey = line[RKEY_IMMEDIATE] as u32;
+        into.immediate = (line[RKEY_IMMEDIATE] >> 32) as u32;
+        into.remote_address = line[REMOTE_ADDRESS];
+        into.compare_add = if opcode.is_atomic() { line[COMPARE_ADD] } else { 0 };
+        into.swap = if opcode.is_atomic() { line[SWAP] } else { 0 };
+        (into.address_handle, into.remote_qpn, into.remote_qkey) = if qp_is_ud {
+            (line[REMOTE_ADDRESS] as u32, (line[REMOTE_ADDRESS] >> 32) as u32, into.rkey)
+        } else {
+            (0, 0, 0)
+        };
+        let first = sge(line[SGE0], line[SGE0 + 1]);
+        if inline {
+            if first.length > self.max_inline {
+                return Take::Malformed;
+            }
+            into.inline_length = first.length as u16;
+            load_bytes(self.view.extension(position), &mut into.inline_data, first.length as usize);
+        } else {
+            if sge_count > self.max_sge {
+                return Take::Malformed;
+            }
+            into.sge_count = sge_count;
+            into.sges[0] = first;
+            if sge_count as usize > slot::SEND_SGES {
+                let further = &mut into.sges[slot::SEND_SGES..sge_count as usize];
+                if !load_sges(self.view.extension(position), further) {
+                    into.sge_count = 0;
+                    return Take::Malformed;
+                }
+            }
+        }
+        Take::Ready
+    }
+
+    /// Takes the next receive request. SGEs beyond its count are left as they were in `into`.
+    #[inline]
+    pub fn take_receive(&mut self, into: &mut ReceiveRequest) -> Take {
+        let Some((position, line)) = self.cursor.take(&self.view.slots) else {
+            return Take::Empty;
+        };
+        self.store_taken();
+        let [opcode, flags, sge_count, reserved] = (line[HEAD] as u32).to_le_bytes();
+        into.work_request_id = line[WR_ID];
+        into.ring_position = position;
+        into.sge_count = 0;
+        if opcode != 0 || flags != 0 || reserved != 0 || sge_count > self.max_sge {
+            return Take::Malformed;
+        }
+        for (to, words) in into.sges.iter_mut().zip(line[RECEIVE_SGE0..].chunks_exact(SGE_WORDS)) {
+            *to = sge(words[0], words[1]);
+        }
+        if sge_count as usize > slot::RECEIVE_SGES {
+            let further = &mut into.sges[slot::RECEIVE_SGES..sge_count as usize];
+            if !load_sges(self.view.extension(position), further) {
+                return Take::Malformed;
+            }
+        }
+        into.sge_count = sge_count;
+        Take::Ready
+    }
+
+    /// Requests published and not taken, at most `max_wr`; a bounded number of loads (about log2 of `max_wr`). A hostile
+    /// library can make it any number up to `max_wr`.
+    pub fn pending(&self) -> u32 {
+        self.cursor.pending(&self.view.slots, self.max_wr)
+    }
+
+    /// Says whether the router looks at this queue by itself; then a SeqCst fence. After `false`, look once more.
+    #[inline]
+    pub fn set_polled(&self, polled: bool) {
+        announce(self.view.header::<{ queue::POLLED }>(), polled);
+    }
+
+    /// Says whether a post must ring the doorbell; then a SeqCst fence. After `true`, look once more.
+    #[inline]
+    pub fn set_receives_wanted(&self, wanted: bool) {
+        announce(self.view.header::<{ queue::RECEIVES_WANTED }>(), wanted);
+    }
+
+    /// Begins again at position 0: the QP went to RESET.
+    pub fn reset(&mut self) {
+        self.cursor = TakeCursor::default();
+        self.store_taken();
+    }
+
+    /// Requests taken since the last reset: also the next position.
+    #[inline]
+    pub fn taken(&self) -> u32 {
+        self.cursor.position()
+    }
+
+    pub fn segment(&self) -> &Segment {
+        self.view.slots.segment()
+    }
+
+    #[inline]
+    fn store_taken(&self) {
+        // Release; partner: the Acquire load in `RequestProducer::taken`.
+        self.view.header::<{ queue::TAKEN }>().store(self.cursor.position(), Ordering::Release);
+    }
+}
+
+#[inline]
+fn sge_words(sge: &Sge) -> [u64; SGE_WORDS] {
+    [sge.address, u64::from(sge.length) | u64::from(sge.lkey) << 32]
+}
+
+#[inline]
+fn sge(address: u64, length_lkey: u64) -> Sge {
+    Sge { address, length: length_lkey as u32, lkey: (length_lkey >> 32) as u32 }
+}
+
+/// Writes SGEs to an extension; they are published with the slot.
+fn store_sges(extension: &[AtomicU64], sges: &[Sge]) {
+    assert!(sges.len() * SGE_WORDS <= extension.len(), "the library checks SGE counts against what was granted");
+    for (words, sge) in extension.chunks_exact(SGE_WORDS).zip(sges) {
+        let [address, length_lkey] = sge_words(sge);
+        // Relaxed, both; published by the slot's head; partners: the loads in `load_sges`.
+        words[0].store(address, Ordering::Relaxed);
+        words[1].store(length_lkey, Ordering::Relaxed);
+    }
+}
+
+/// Reads SGEs from an extension. False: it is too short for them.
+fn load_sges(extension: &[AtomicU64], into: &mut [Sge]) -> bool {
+    if into.len() * SGE_WORDS > extension.len() {
+        return false;
+    }
+    for (to, words) in into.iter_mut().zip(extension.chunks_exact(SGE_WORDS)) {
+        // Relaxed, both; ordered by the slot's head; partners: the stores in `store_sges`.
+        *to = sge(words[0].load(Ordering::Relaxed), words[1].load(Ordering::Relaxed));
+    }
+    true
+}
+
+/// Writes an inline payload to an extension, zero-padded to whole words; it is published with the slot.
+fn store_bytes(extension: &[AtomicU64], bytes: &[u8]) {
+    assert!(bytes.len() <= extension.len() * WORD_BYTES, "the library checks inline lengths against what was granted");
+    let mut chunks = bytes.chunks_exact(WORD_BYTES);
+    let mut words = extension.iter();
+    for (chunk, word) in chunks.by_ref().zip(words.by_ref()) {
+        // Relaxed; published by the slot's head; partner: the loads in `load_bytes`.
+        word.store(u64::from_le_bytes(chunk.try_into().unwrap_or_default()), Ordering::Relaxed);
+    }
+    let rest = chunks.remainder();
+    if let (false, Some(word)) = (rest.is_empty(), words.next()) {
+        let mut last = [0; WORD_BYTES];
+        last[..rest.len()].copy_from_slice(rest);
+        // Relaxed: as above.
+        word.store(u64::from_le_bytes(last), Ordering::Relaxed);
+    }
+}
+
+/// Reads an inline payload, in whole words. `length` was checked against the extension and `INLINE_BYTES_MAX`.
+fn load_bytes(extension: &[AtomicU64], into: &mut [u8; INLINE_BYTES_MAX], length: usize) {
+    let words = extension.iter().take(length.div_ceil(WORD_BYTES));
+    for (chunk, word) in into.chunks_exact_mut(WORD_BYTES).zip(words) {
+        // Relaxed; ordered by the slot's head; partner: the stores in `store_bytes`.
+        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+//! A segment: one mapping of a memfd that another process maps too.
+//!
+//! Only the router makes segments ([`Segment::create`]); they are sealed, so that no one can shrink or grow them. Memory
+//! may still fail under a mapping (no page to be had, or a file that was never sealed): with the guard of
+//! [`crate::install_sigbus_guard`] the mapping is then *poisoned* instead of the process killed.
+//!
+//! Invariant: a `Segment` owns its address range from its making to its drop; no reference into it outlives it.
+use crate::sigbus::Registration;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+
+/// The range is not inside the segment, or an atomic's eight bytes are not aligned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfBounds;
+
+impl fmt::Display for OutOfBounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not inside the segment")
+    }
+}
+
+impl std::error::Error for OutOfBounds {}
+
+/// Bytes that become visible last when a payload is written with `last_bytes_last`.
+const TAIL_BYTES: usize = 8;
+
+/// Longest name of a memfd, bytes (memfd_create(2): 249).
+const NAME_BYTES_MAX: usize = 200;
+
+/// One mapping of a memfd, readable and writable, unmapped on drop.
+pub struct Segment {
+    base: NonNull<u8>,
+    bytes: usize,
+    registration: Registration,
+}
+
+// SAFETY: the mapping belongs to no thread; every access is an atomic one or a copy of bytes that have no meaning to Rust.
+unsafe impl Send for Segment {}
+// SAFETY: as above; all methods that take `&self` tolerate concurrent writers, since other processes are such anyway.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// Makes a memfd of `bytes` (rounded up to pages) zero bytes, sealed against shrinking, growing and further seals,
+    /// and maps it. The descriptor is close-on-exec; pass it on and drop it.
+    ///
+    /// Errors: EINVAL for 0 or more than `isize::MAX` bytes; ENOMEM when [`crate::Segment`]s of this process reach their limit.
+    pub fn create(name: &str, bytes: usize) -> io::Result<(Self, OwnedFd)> {
+        let bytes = page_multiple(bytes)?;
+        let name: String = name.chars().filter(|c| *c != '\0').take(NAME_BYTES_MAX / 4).collect();
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = match rustix::fs::memfd_create(name.as_str(), flags | MemfdFlags::NOEXEC_SEAL) {
+            // Linux before 6.3.
+            Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name.as_str(), flags)?,
+            other => other?,
+        };
+        rustix::fs::ftruncate(&fd, bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let segment = Self::map_checked(fd.as_fd(), bytes)?;
+        Ok((segment, fd))
+    }
+
+    /// Maps the first `bytes` of a file. Errors: EINVAL for 0 or too many; `UnexpectedEof` if the file is shorter.
+    pub fn map(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        page_multiple(bytes)?;
+        let length = rustix::fs::fstat(fd)?.st_size;
+        if u64::try_from(length).is_ok_and(|length| length >= bytes as u64) {
+            Self::map_checked(fd, bytes)
+        } else {
+            Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the segment is shorter than said"))
+        }
+    }
+
+    fn map_checked(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)?
+        };
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap without MAP_FIXED gives no null");
+        match Registration::new(base.as_ptr() as usize, page_multiple(bytes)?) {
+            Ok(registration) => Ok(Self { base, bytes, registration }),
+            Err(error) => {
+                // SAFETY: the range was mapped above and nobody knows of it.
+                let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), bytes) };
+                Err(error)
+            }
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where it is mapped in this process.
+    pub fn address(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
+    /// The word at `offset`. Panics if it is outside or not aligned: offsets come from our own layout.
+    #[inline]
+    pub fn u32(&self, offset: usize) -> &AtomicU32 {
+        let word = self.pointer(offset, 4, 4).cast();
+        // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives; any bytes are a valid AtomicU32.
+        unsafe { AtomicU32::from_ptr(word) }
+    }
+
+    /// The word at `offset`. Panics if it is outside or not aligned: offsets come from our own layout.
+    #[inline]
+    pub fn u64(&self, offset: usize) -> &AtomicU64 {
+        let word = self.pointer(offset, 8, 8).cast();
+        // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives; any bytes are a valid AtomicU64.
+        unsafe { AtomicU64::from_ptr(word) }
+    }
+
+    /// A pointer to `bytes` bytes at `offset`. Panics if they are outside or not aligned.
+    #[inline]
+    pub(crate) fn pointer(&self, offset: usize, bytes: usize, align: usize) -> *mut u8 {
+        let start = self.range(offset, bytes).expect("an offset of our own layout is inside its segment");
+        assert!((start as usize).is_multiple_of(align), "an offset of our own layout is aligned");
+        start
+    }
+
+    /// A SIGBUS hit this mapping (only known where the guard is installed): contents are lost, its owner must be failed.
+    #[inline]
+    pub fn poisoned(&self) -> bool {
+        self.registration.poisoned()
+    }
+
+    /// The children of this process do not get the mapping.
+    pub fn set_dontfork(&self) -> io::Result<()> {
+        // SAFETY: changes nothing in this process; the range is a mapping of ours.
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, rustix::mm::Advice::LinuxDontFork)? };
+        Ok(())
+    }
+
+    /// Copies bytes out.
+    #[inline]
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        let from = self.range(offset, into.len())?;
+        // SAFETY: `from` is in bounds (checked) and mapped; `into` is ours, so they don't overlap. Other processes may
+        // write meanwhile: then these bytes are a mixture, which is what such a program asked for; memcpy reads them as
+        // bytes and decides nothing by them.
+        unsafe { libc::memcpy(into.as_mut_ptr().cast(), from.cast(), into.len()) };
+        bytes_are_fixed();
+        Ok(())
+    }
+
+    /// Copies bytes in. With `last_bytes_last` the last eight bytes become visible after all others: in one store if
+    /// their address is a multiple of eight, else in order.
+    #[inline]
+    pub fn write(&self, offset: usize, from: &[u8], last_bytes_last: bool) -> Result<(), OutOfBounds> {
+        let to = self.range(offset, from.len())?;
+        // SAFETY: `to` is in bounds (checked) and mapped for writing; `from` is a slice.
+        unsafe { copy_bytes(from.as_ptr(), to, from.len(), last_bytes_last) };
+        Ok(())
+    }
+
+    /// Copies bytes from one segment to another or within one; the ranges may overlap. `last_bytes_last` as in [`Self::write`].
+    #[inline]
+    pub fn copy(
+        from: &Self,
+        from_offset: usize,
+        to: &Self,
+        to_offset: usize,
+        bytes: usize,
+        last_bytes_last: bool,
+    ) -> Result<(), OutOfBounds> {
+        let from = from.range(from_offset, bytes)?;
+        let to = to.range(to_offset, bytes)?;
+        // SAFETY: both are in bounds (checked) and mapped.
+        unsafe { copy_bytes(from, to, bytes, last_bytes_last) };
+        Ok(())
+    }
+
+    /// Atomic compare and swap of the eight bytes at `offset`; gives what was there before.
+    pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> Result<u64, OutOfBounds> {
+        let word = self.atomic(offset)?;
+        // AcqRel, Acquire; partners: the atomics of the application, and of this router for other QPs, on the same bytes.
+        Ok(match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(before) | Err(before) => before,
+        })
+    }
+
+    /// Atomic addition to the eight bytes at `offset`, wrapping; gives what was there before.
+    pub fn fetch_add(&self, offset: usize, add: u64) -> Result<u64, OutOfBounds> {
+        // AcqRel; partners: as in `compare_swap`.
+        Ok(self.atomic(offset)?.fetch_add(add, Ordering::AcqRel))
+    }
+
+    /// The word at an offset that a tenant named.
+    fn atomic(&self, offset: usize) -> Result<&AtomicU64, OutOfBounds> {
+        let word = self.range(offset, 8)?;
+        if !(word as usize).is_multiple_of(8) {
+            return Err(OutOfBounds);
+        }
+        // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives; any bytes are a valid AtomicU64.
+        Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
+    }
+
+    /// Where `bytes` bytes at `offset` begin, if all of them are inside.
+    #[inline]
+    fn range(&self, offset: usize, bytes: usize) -> Result<*mut u8, OutOfBounds> {
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            return Err(OutOfBounds);
+        }
+        // SAFETY: `offset` is at most `self.bytes`, the length of the one mapping that `base` begins.
+        Ok(unsafe { self.base.as_ptr().add(offset) })
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // First, so that the guard never takes what is mapped here next for this segment.
+        self.registration.release();
+        // SAFETY: the range is ours, and nothing borrows from a segment that is dropped.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Segment({} bytes at {:#x})", self.bytes, self.address())
+    }
+}
+
+fn page_multiple(bytes: usize) -> io::Result<usize> {
+    match bytes.checked_next_multiple_of(crate::sys::page_bytes()) {
+        Some(rounded) if bytes > 0 && isize::try_from(rounded).is_ok() => Ok(rounded),
+        _ => Err(io::Error::from(rustix::io::Errno::INVAL)),
+    }
+}
+
+/// Copies bytes between ranges that may overlap and that others may write meanwhile.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `bytes` bytes.
+#[inline]
+unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize, last_bytes_last: bool) {
+    if !last_bytes_last {
+        // SAFETY: by the caller; memmove allows overlap. Concurrent writers make the bytes a mixture, no more.
+        unsafe { libc::memmove(to.cast(), from.cast(), bytes) };
+        return;
+    }
+    let tail_bytes = bytes.min(TAIL_BYTES);
+    let head_bytes = bytes - tail_bytes;
+    let mut tail = [0; TAIL_BYTES];
+    // SAFETY: by the caller. The tail is read first: where the ranges overlap, the head would overwrite it.
+    unsafe {
+        libc::memcpy(tail.as_mut_ptr().cast(), from.add(head_bytes).cast(), tail_bytes);
+        libc::memmove(to.cast(), from.cast(), head_bytes);
+    }
+    bytes_are_fixed();
+    // Release; partner: whatever load the receiving program polls its buffer with, acquire or stronger.
+    fence(Ordering::Release);
+    // SAFETY: by the caller.
+    unsafe { store_in_order(to.add(head_bytes), &tail[..tail_bytes]) };
+}
+
+/// After bytes were copied out of shared memory: keeps the compiler, which knows memcpy, from reading the source again
+/// where the copy is meant. Costs nothing.
+#[inline]
+fn bytes_are_fixed() {
+    // SeqCst, compiler only; partner: none, it is about this thread's own loads.
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// Stores bytes in ascending order, each naturally aligned piece of up to eight at once.
+///
+/// # Safety
+/// `to` is writable for `bytes.len()` bytes.
+#[inline]
+unsafe fn store_in_order(to: *mut u8, bytes: &[u8]) {
+    let mut done = 0;
+    while done < bytes.len() {
+        let rest = &bytes[done..];
+        // SAFETY: `done` is below `bytes.len()`.
+        let at = unsafe { to.add(done) };
+        let aligned = |size: usize| (at as usize).is_multiple_of(size);
+        // Release, all four; partner: the receiving program's load. SAFETY of each: `at` is aligned (checked) and
+        // writable for the piece, which `rest` holds.
+        if let (Some(piece), true) = (rest.first_chunk::<8>(), aligned(8)) {
+            // SAFETY: see above.
+            unsafe { AtomicU64::from_ptr(at.cast()) }.store(u64::from_ne_bytes(*piece), Ordering::Release);
+            done += 8;
+        } else if let (Some(piece), true) = (rest.first_chunk::<4>(), aligned(4)) {
+            // SAFETY: see above.
+            unsafe { AtomicU32::from_ptr(at.cast()) }.store(u32::from_ne_bytes(*piece), Ordering::Release);
+            done += 4;
+        } else if let (Some(piece), true) = (rest.first_chunk::<2>(), aligned(2)) {
+            // SAFETY: see above.
+            unsafe { AtomicU16::from_ptr(at.cast()) }.store(u16::from_ne_bytes(*piece), Ordering::Release);
+            done += 2;
+        } else {
+            // SAFETY: see above; a byte is always aligned.
+            unsafe { AtomicU8::from_ptr(at) }.store(rest[0], Ordering::Release);
+            done += 1;
+        }
+    }
+}

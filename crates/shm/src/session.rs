@@ -1,0 +1,97 @@
+//! The session segment: doorbells, and what router and library tell each other about waiting.
+use crate::handshake::{Doorbells, announce};
+use crate::layout::{
+    DOORBELL_COUNT, DOORBELL_WORD_COUNT, LAYOUT_VERSION, SESSION_MAGIC, WAIT_SPIN, WAIT_YIELD, session,
+};
+use crate::segment::Segment;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One process' session segment, on either side.
+#[derive(Debug)]
+pub struct SessionSegment {
+    segment: Segment,
+}
+
+impl SessionSegment {
+    /// Router: makes it; the descriptor is for the library.
+    pub fn create() -> io::Result<(Self, OwnedFd)> {
+        let (segment, fd) = Segment::create("freeflow-session", session::BYTES)?;
+        // Relaxed, both: the descriptor is passed on after this.
+        segment.u64(session::MAGIC).store(SESSION_MAGIC, Ordering::Relaxed);
+        segment.u32(session::VERSION).store(LAYOUT_VERSION, Ordering::Relaxed);
+        Ok((Self { segment }, fd))
+    }
+
+    /// Library: maps it. Errors: `InvalidData` if it is no session segment, `Unsupported` if of another version.
+    pub fn map(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        let segment = Segment::map(fd, session::BYTES)?;
+        // Relaxed, both: stored before the descriptor was passed on.
+        if segment.u64(session::MAGIC).load(Ordering::Relaxed) != SESSION_MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a FreeFlow session"));
+        }
+        if segment.u32(session::VERSION).load(Ordering::Relaxed) != LAYOUT_VERSION {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "a FreeFlow session of another layout version"));
+        }
+        Ok(Self { segment })
+    }
+
+    /// Library: rings the doorbell of a QP or SRQ. True: the router sleeps, kick it. Panics beyond the last doorbell.
+    #[inline]
+    pub fn ring(&self, doorbell: u32) -> bool {
+        assert!((doorbell as usize) < DOORBELL_COUNT);
+        self.doorbells().ring(doorbell)
+    }
+
+    /// Router: takes the doorbells that ring, each once, all below [`DOORBELL_COUNT`]. False: none does.
+    #[inline]
+    pub fn take_doorbells(&self, f: impl FnMut(u32)) -> bool {
+        self.doorbells().take(f)
+    }
+
+    /// Router: no doorbell rings. Look again after `set_router_sleeps(true)`.
+    #[inline]
+    pub fn summary_is_empty(&self) -> bool {
+        // Relaxed: ordered by the fence in `set_router_sleeps`.
+        self.segment.u64(session::SUMMARY).load(Ordering::Relaxed) == 0
+    }
+
+    /// Router: says whether ringing must be followed by a kick; then a SeqCst fence.
+    #[inline]
+    pub fn set_router_sleeps(&self, sleeps: bool) {
+        announce(self.segment.u32(session::ROUTER_SLEEPS), sleeps);
+    }
+
+    /// Library: [`WAIT_SPIN`] or [`WAIT_YIELD`].
+    #[inline]
+    pub fn wait_policy(&self) -> u32 {
+        // Relaxed: advice.
+        match self.segment.u32(session::WAIT_POLICY).load(Ordering::Relaxed) {
+            WAIT_SPIN => WAIT_SPIN,
+            _ => WAIT_YIELD,
+        }
+    }
+
+    /// Router: sets what [`Self::wait_policy`] gives.
+    #[inline]
+    pub fn set_wait_policy(&self, policy: u32) {
+        // Relaxed: advice.
+        self.segment.u32(session::WAIT_POLICY).store(policy, Ordering::Relaxed);
+    }
+
+    pub fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    #[inline]
+    fn doorbells(&self) -> Doorbells<'_> {
+        let words = self.segment.pointer(session::DOORBELLS, DOORBELL_WORD_COUNT * 8, 8).cast::<AtomicU64>();
+        Doorbells {
+            summary: self.segment.u64(session::SUMMARY),
+            // SAFETY: in bounds and aligned (`pointer` checks), mapped as long as `self` lives; any bytes are valid atomics.
+            words: unsafe { std::slice::from_raw_parts(words, DOORBELL_WORD_COUNT) },
+            router_sleeps: self.segment.u32(session::ROUTER_SLEEPS),
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The atomics that the rings are made of: core's, or loom's under `--cfg loom`.
+#[cfg(not(loom))]
+pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

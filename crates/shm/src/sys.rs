@@ -1,0 +1,51 @@
+//! Clock, yielding, processors.
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::io;
+use std::sync::OnceLock;
+
+/// CLOCK_MONOTONIC, nanoseconds.
+#[inline]
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Tells the processor that this is a spin loop.
+#[inline]
+pub fn pause() {
+    core::hint::spin_loop();
+}
+
+/// Lets another runnable thread have this processor.
+#[inline]
+pub fn sched_yield() {
+    rustix::thread::sched_yield();
+}
+
+/// Bytes of a page.
+#[inline]
+pub fn page_bytes() -> usize {
+    rustix::param::page_size()
+}
+
+/// Processors that the calling thread may run on, ascending.
+pub fn allowed_cpus() -> io::Result<Vec<usize>> {
+    let set = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
+}
+
+/// How many processors the process could use when this was first asked, at least 1.
+pub fn cpu_count() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| allowed_cpus().map_or(1, |cpus| cpus.len().max(1)))
+}
+
+/// Binds the calling thread to one processor.
+pub fn pin_to_cpu(cpu: usize) -> io::Result<()> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
+}
