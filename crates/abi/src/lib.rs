@@ -1,1 +1,36 @@
+//! C layouts of libibverbs (x86-64), the errno table, and conversions to the vocabulary of `freeflow-verbs`.
+//!
+//! Names are those of `infiniband/verbs.h` (rdma-core), so that a reader can hold one beside the other. Where a struct
+//! has grown, the newest layout stands here; every size and the offsets that programs were compiled with are asserted
+//! when this crate is built, and compared with the installed header by `tests/layout.rs`.
+//!
+//! C enums are plain integers here: an application can put any number there, and a Rust enum must not hold one that it
+//! does not name. There is no logic in the layouts, and nothing here does I/O.
+#![allow(non_camel_case_types)]
 
+mod attributes;
+mod constants;
+mod context;
+mod convert;
+mod convert_device;
+mod errno;
+mod extended;
+mod kernel;
+mod layout_checks;
+mod objects;
+mod work;
+
+pub use attributes::*;
+pub use constants::*;
+pub use context::*;
+pub use convert::{
+    ah_attributes_from_c, ah_attributes_to_c, async_event_kind_to_c, completion_to_c, gid_from_c, gid_to_c,
+    invalid_as_error, qp_attributes_from_c, qp_attributes_to_c, qp_capabilities_from_c, qp_capabilities_to_c,
+    qp_type_from_c, sge_from_c, srq_attributes_from_c, srq_attributes_to_c,
+};
+pub use convert_device::{copy_prefix, device_attributes_ex_to_c, device_attributes_to_c, port_attributes_to_c};
+pub use errno::errno_of;
+pub use extended::*;
+pub use kernel::*;
+pub use objects::*;
+pub use work::*;
