@@ -7,6 +7,20 @@ macro_rules! ids {
             pub index: u32,
             pub generation: u32,
         }
+
+        impl crate::slab::SlabId for $name {
+            fn new(index: u32, generation: u32) -> Self {
+                Self { index, generation }
+            }
+
+            fn index(self) -> u32 {
+                self.index
+            }
+
+            fn generation(self) -> u32 {
+                self.generation
+            }
+        }
     )* };
 }
 

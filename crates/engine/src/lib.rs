@@ -1,21 +1,58 @@
 //! Sans-IO RDMA transports: queue pairs and their state machine, keys and protection domains, the responder, local
 //! delivery, timers. Packets, time and randomness are arguments; bytes move through [`Environment`].
+//!
+//! Read in this order: `qp` (what a QP holds), `requester` ([`Engine::run`], the way of a send request), `responder`
+//! (whether it is taken), `delivery` (how its bytes move), `completion` (how it ends).
+//!
+//! Invariant: all state is plain data in tables by index and generation, walked in order; given the same seed, calls and
+//! answers of the environment, a run repeats itself exactly.
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;
 
+mod completion;
+mod control;
+mod delivery;
 mod environment;
+mod flight;
 mod id;
+mod keys;
+mod limits;
+mod objects;
+mod qp;
+mod qp_verbs;
+mod random;
+mod requester;
+mod responder;
+mod slab;
+mod states;
+mod syndrome;
+mod table;
+mod timers;
+mod ud;
 
 pub use environment::{
     AtomicOutcome, CopyOutcome, CqFull, Environment, EventTarget, Fetch, MemorySide, Source, SourceBody, Span, Token,
 };
 pub use id::{AhId, ContextId, CqId, MrId, PdId, QpId, ReceiveQueueId, SessionId, SrqId, VnicId};
-
-use freeflow_verbs::{
-    Access, AddressHandleAttributes, Gid, Instant, NetworkId, QpAttributeMask, QpAttributes, QpCapabilities, QpState,
-    QpType, Qpn, SrqAttributes, VerbsError, VnicLimits,
+pub use limits::{
+    CHUNK_BYTES_MAX, REQUESTS_PER_RUN_MAX, UD_MESSAGE_BYTES_MAX, grant_qp_capabilities, grant_srq_attributes,
 };
+pub use states::{Transition, modify_is_allowed, transition};
+pub use syndrome::Syndrome;
+pub use ud::GRH_BYTES;
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use flight::{Flight, FlightId};
+use freeflow_verbs::{QpCapabilities, QpType, VerbsError};
+use keys::Keys;
+use objects::{AddressHandle, Context, Cq, Pd, Session, Srq, Vnic};
+use qp::QueuePair;
+use random::Random;
+use slab::Slab;
+use table::NumberTable;
+use timers::Timers;
 
 /// Entropy for keys, QPNs and first PSNs (xoshiro or the like, seeded by the caller from the operating system).
 pub struct Seed(pub [u8; 32]);
@@ -76,84 +113,115 @@ pub struct Usage {
 /// Counts since the vNIC was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VnicCounters {
+    /// Requests that completed with success, and their payload.
     pub messages: u64,
     pub bytes: u64,
+    /// Flushes too.
     pub completions_with_error: u64,
+    /// That this vNIC's requesters got.
     pub rnr_naks: u64,
     pub retries_exceeded: u64,
+    /// Requests of peers that this vNIC's responders refused for their key.
     pub remote_access_errors: u64,
+    /// In this vNIC's rings.
     pub malformed_descriptors: u64,
+    /// Messages of this vNIC that found nobody (a retried one counts once).
     pub undeliverable: u64,
 }
 
-/// Capabilities as a QP would get them (limits checked, zeroes kept, nothing rounded down); EINVAL above a limit. Pure, so
-/// that the control thread can size the rings before the worker creates the QP.
-#[allow(clippy::unimplemented, unused_variables)]
-pub fn grant_qp_capabilities(asked: &QpCapabilities, has_srq: bool) -> Result<QpCapabilities, VerbsError> { unimplemented!() }
-/// The same for an SRQ.
-#[allow(clippy::unimplemented, unused_variables)]
-pub fn grant_srq_attributes(asked: &SrqAttributes) -> Result<SrqAttributes, VerbsError> { unimplemented!() }
+impl Usage {
+    pub(crate) fn plus(self, other: &Self) -> Self {
+        Self {
+            sessions: self.sessions + other.sessions,
+            contexts: self.contexts + other.contexts,
+            pds: self.pds + other.pds,
+            qps: self.qps + other.qps,
+            cqs: self.cqs + other.cqs,
+            srqs: self.srqs + other.srqs,
+            mrs: self.mrs + other.mrs,
+            ahs: self.ahs + other.ahs,
+            registered_bytes: self.registered_bytes + other.registered_bytes,
+        }
+    }
+}
 
 /// The engine. Methods come in four families: getters; verbs (commands of the control path, each refusing objects of
 /// another session with NotFound); `handle_*` (input); `poll_*` (output).
-pub struct Engine {}
+///
+/// After any call ask `poll_ready` until it is empty, running each QP it names, and `poll_timeout` before sleeping.
+pub struct Engine {
+    random: Random,
+    vnics: Slab<VnicId, Vnic>,
+    sessions: Slab<SessionId, Session>,
+    contexts: Slab<ContextId, Context>,
+    pds: Slab<PdId, Pd>,
+    cqs: Slab<CqId, Cq>,
+    srqs: Slab<SrqId, Srq>,
+    ahs: Slab<AhId, AddressHandle>,
+    keys: Keys,
+    qps: Slab<QpId, QueuePair>,
+    /// QPN to slab index.
+    qpns: NumberTable,
+    timers: Timers,
+    flights: Slab<FlightId, Flight>,
+    ready: VecDeque<QpId>,
+    /// Source and destination of the chunk in hand: kept to save allocations.
+    from: Vec<Span>,
+    to: Vec<Span>,
+}
 
-#[allow(unused_variables, clippy::unimplemented)]
 impl Engine {
-    pub fn new(seed: Seed) -> Self { unimplemented!() }
+    pub fn new(seed: Seed) -> Self {
+        Self {
+            random: Random::new(&seed),
+            vnics: Slab::new(),
+            sessions: Slab::new(),
+            contexts: Slab::new(),
+            pds: Slab::new(),
+            cqs: Slab::new(),
+            srqs: Slab::new(),
+            ahs: Slab::new(),
+            keys: Keys::new(),
+            qps: Slab::new(),
+            qpns: NumberTable::new(),
+            timers: Timers::new(),
+            flights: Slab::new(),
+            ready: VecDeque::new(),
+            from: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
+            to: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
+        }
+    }
 
-    // ---- vNICs and sessions (router only)
-    pub fn create_vnic(&mut self, network: NetworkId, gid: Gid, limits: VnicLimits) -> Result<VnicId, VerbsError> { unimplemented!() }
-    /// Its sessions must be gone.
-    pub fn destroy_vnic(&mut self, vnic: VnicId) -> Result<(), VerbsError> { unimplemented!() }
-    pub fn create_session(&mut self, vnic: VnicId) -> Result<SessionId, VerbsError> { unimplemented!() }
-    /// Destroys everything of a process at once (it died or was cut off). Peers see what a vanished NIC shows: their
-    /// requests run into retries. Pending copies that read or write its memory are forgotten: their later results are
-    /// ignored by generation; requests of peers that waited for them fail or retry.
-    pub fn destroy_session<E: Environment>(&mut self, env: &mut E, now: Instant, session: SessionId) { unimplemented!() }
-    pub fn vnic_usage(&self, vnic: VnicId) -> Option<Usage> { unimplemented!() }
-    pub fn vnic_counters(&self, vnic: VnicId) -> Option<VnicCounters> { unimplemented!() }
-    pub fn usage(&self) -> Usage { unimplemented!() }
+    /// A QP that `Waiting` held back and that can go on now, or that has to flush: call `run` for it.
+    pub fn poll_ready(&mut self) -> Option<QpId> {
+        while let Some(id) = self.ready.pop_front() {
+            if let Some(qp) = self.qps.get_mut(id) {
+                qp.queued = false;
+                return Some(id);
+            }
+        }
+        None
+    }
 
-    // ---- verbs of one session
-    pub fn open_context(&mut self, session: SessionId) -> Result<ContextId, VerbsError> { unimplemented!() }
-    /// Busy while it has objects.
-    pub fn close_context(&mut self, session: SessionId, context: ContextId) -> Result<(), VerbsError> { unimplemented!() }
-    pub fn alloc_pd(&mut self, session: SessionId, context: ContextId) -> Result<PdId, VerbsError> { unimplemented!() }
-    pub fn dealloc_pd(&mut self, session: SessionId, pd: PdId) -> Result<(), VerbsError> { unimplemented!() }
-    pub fn register_mr(&mut self, session: SessionId, pd: PdId, address: u64, length: u64, iova: u64, access: Access) -> Result<MrKeys, VerbsError> { unimplemented!() }
-    /// The keys are invalid as soon as this is first called; `InFlight` until no copy uses the region.
-    pub fn deregister_mr(&mut self, session: SessionId, mr: MrId) -> Result<(), Refusal> { unimplemented!() }
-    pub fn create_cq(&mut self, session: SessionId, context: ContextId, cqe: u32) -> Result<CqId, VerbsError> { unimplemented!() }
-    pub fn destroy_cq(&mut self, session: SessionId, cq: CqId) -> Result<(), VerbsError> { unimplemented!() }
-    pub fn create_srq(&mut self, session: SessionId, pd: PdId, attributes: SrqAttributes) -> Result<(SrqId, SrqAttributes), VerbsError> { unimplemented!() }
-    pub fn modify_srq<E: Environment>(&mut self, env: &mut E, session: SessionId, srq: SrqId, limit: u32) -> Result<(), VerbsError> { unimplemented!() }
-    pub fn query_srq(&self, session: SessionId, srq: SrqId) -> Result<SrqAttributes, VerbsError> { unimplemented!() }
-    pub fn destroy_srq(&mut self, session: SessionId, srq: SrqId) -> Result<(), VerbsError> { unimplemented!() }
-    /// Checks capabilities (EINVAL above the device's limits) and gives those granted.
-    pub fn create_qp(&mut self, session: SessionId, init: QpInit) -> Result<(QpId, Qpn, QpCapabilities), VerbsError> { unimplemented!() }
-    /// The state table of the standard with its required and optional attributes. To RESET: forgets everything, the
-    /// caller resets the rings. To ERROR: flushes both queues.
-    pub fn modify_qp<E: Environment>(&mut self, env: &mut E, now: Instant, session: SessionId, qp: QpId, attributes: &QpAttributes, mask: QpAttributeMask) -> Result<QpState, Refusal> { unimplemented!() }
-    pub fn query_qp(&self, session: SessionId, qp: QpId) -> Result<QpAttributes, VerbsError> { unimplemented!() }
-    pub fn destroy_qp<E: Environment>(&mut self, env: &mut E, now: Instant, session: SessionId, qp: QpId) -> Result<(), Refusal> { unimplemented!() }
-    pub fn create_ah(&mut self, session: SessionId, pd: PdId, attributes: &AddressHandleAttributes) -> Result<AhId, VerbsError> { unimplemented!() }
-    pub fn destroy_ah(&mut self, session: SessionId, ah: AhId) -> Result<(), VerbsError> { unimplemented!() }
+    pub(crate) fn push_ready(&mut self, id: QpId) {
+        let qp = self.qp_mut(id);
+        if !qp.queued {
+            qp.queued = true;
+            self.ready.push_back(id);
+        }
+    }
 
-    // ---- the data path
-    /// Works off posted sends of one QP, at most about `budget_bytes` of payload (and a bounded number of requests).
-    pub fn run<E: Environment>(&mut self, env: &mut E, now: Instant, qp: QpId, budget_bytes: u64) -> Progress { unimplemented!() }
-    /// A RECV was posted to a queue for which `want_receives` stands: flushes it (QP in error) or wakes waiting senders.
-    pub fn handle_receive_posted<E: Environment>(&mut self, env: &mut E, now: Instant, queue: ReceiveQueueId) { unimplemented!() }
-    /// The result of a copy that was `Pending`. A token that is no longer awaited is ignored.
-    pub fn handle_copied<E: Environment>(&mut self, env: &mut E, now: Instant, token: Token, result: Result<(), MemorySide>) { unimplemented!() }
-    pub fn handle_atomic_done<E: Environment>(&mut self, env: &mut E, now: Instant, token: Token, result: Result<u64, ()>) { unimplemented!() }
-    /// Expires timers up to `now`.
-    pub fn handle_timeout<E: Environment>(&mut self, env: &mut E, now: Instant) { unimplemented!() }
-    /// When `handle_timeout` is next needed.
-    pub fn poll_timeout(&self) -> Option<Instant> { unimplemented!() }
-    /// A QP that `Waiting` held back and that can go on now: call `run` for it.
-    pub fn poll_ready(&mut self) -> Option<QpId> { unimplemented!() }
-    /// Number of copies in flight that touch this session's memory.
-    pub fn copies_in_flight(&self, session: SessionId) -> u32 { unimplemented!() }
+    /// A QP that our own bookkeeping says exists.
+    pub(crate) fn qp(&self, id: QpId) -> &QueuePair {
+        self.qps.get(id).expect("the QP exists")
+    }
+
+    pub(crate) fn qp_mut(&mut self, id: QpId) -> &mut QueuePair {
+        self.qps.get_mut(id).expect("the QP exists")
+    }
+
+    pub(crate) fn vnic_of(&mut self, id: QpId) -> &mut Vnic {
+        let vnic = self.qp(id).vnic;
+        self.vnics.get_mut(vnic).expect("a vNIC outlives its QPs")
+    }
 }

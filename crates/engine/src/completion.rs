@@ -1,0 +1,251 @@
+//! Completions, and the ways a QP stops: ERROR, SQE, flushing (IBTA 10.3.1, 10.10.2, 11.6.2).
+//!
+//! Invariant: `enter_error` only changes state and asks for a later turn; flushing happens in [`Engine::run`] and the
+//! verbs. So the request whose failure led to ERROR completes with its own status before the rest is flushed.
+use crate::limits::FLUSHES_PER_TURN_MAX;
+use crate::objects::CqState;
+use crate::qp::{Claim, Drain, SendPhase, Teardown};
+use crate::{Engine, Environment, EventTarget, Fetch, Progress, QpId, ReceiveQueueId, Syndrome};
+use freeflow_verbs::{
+    AsyncEventKind, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Instant, QpState, QpType,
+    SendFlags, SendOpcode,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Send,
+    Receive,
+}
+
+impl Engine {
+    /// Completes the send request in hand with success, quietly if it is unsignaled.
+    pub(crate) fn succeed_send<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+        let qp = self.qp(id);
+        let (opcode, length) = (qp.send.request.opcode, qp.send.length);
+        let signaled = qp.all_signaled || qp.send.request.flags.contains(SendFlags::SIGNALED);
+        let counters = &mut self.vnic_of(id).counters;
+        counters.messages += 1;
+        counters.bytes += length;
+        self.drop_request(env, id);
+        if signaled {
+            let byte_count = if opcode == SendOpcode::RdmaRead || opcode.is_atomic() { length as u32 } else { 0 };
+            let completion = Completion { byte_count, ..self.send_completion(now, id, CompletionStatus::Success) };
+            self.post(env, id, Side::Send, completion);
+        }
+        self.finish_drain(env, id);
+    }
+
+    /// Completes the send request in hand with an error: RC goes to ERROR, UC and UD to SQE.
+    pub(crate) fn fail_send<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        (status, syndrome): (CompletionStatus, Syndrome),
+    ) {
+        let completion = Completion { vendor_error: syndrome as u8, ..self.send_completion(now, id, status) };
+        self.drop_request(env, id);
+        self.post(env, id, Side::Send, completion);
+        if self.qp(id).service == QpType::Rc {
+            self.enter_error(env, id);
+        } else if self.qp(id).state() != QpState::Error {
+            let qp = self.qp_mut(id);
+            qp.attributes.state = QpState::SqError;
+            qp.send.drain = Drain::None;
+            self.push_ready(id);
+        }
+    }
+
+    /// Completes the RECV that `id` has in hand.
+    pub(crate) fn complete_receive<E: Environment>(&mut self, env: &mut E, id: QpId, completion: Completion) {
+        let receive = &mut self.qp_mut(id).receive;
+        debug_assert!(receive.claim != Claim::None, "a RECV is in hand");
+        receive.claim = Claim::None;
+        let completion = Completion {
+            work_request_id: receive.request.work_request_id,
+            ring_position: receive.request.ring_position,
+            ..completion
+        };
+        self.post(env, id, Side::Receive, completion);
+        self.wake_waiters(id);
+    }
+
+    /// Completes the RECV that `id` has in hand with an error; what becomes of the QP is the caller's business.
+    pub(crate) fn fail_receive<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        (status, syndrome): (CompletionStatus, Syndrome),
+    ) {
+        let completion = Completion {
+            status,
+            opcode: CompletionOpcode::Receive,
+            vendor_error: syndrome as u8,
+            timestamp_ns: now.0,
+            ..Completion::default()
+        };
+        self.complete_receive(env, id, completion);
+    }
+
+    /// To ERROR: no new work, in neither direction; the next turn flushes.
+    pub(crate) fn enter_error<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        let qp = self.qp_mut(id);
+        if qp.state() == QpState::Error || qp.teardown != Teardown::None {
+            return;
+        }
+        qp.attributes.state = QpState::Error;
+        qp.send.drain = Drain::None;
+        if qp.send.phase == SendPhase::Waiting {
+            qp.send.phase = SendPhase::Begin;
+        }
+        self.timers.cancel(id);
+        self.stop_waiting(env, id);
+        self.wake_waiters(id);
+        self.push_ready(id);
+    }
+
+    /// One turn of flushing a QP in ERROR. What a pending copy still uses is left for the turn after it has landed.
+    pub(crate) fn flush<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Progress {
+        let receives =
+            if self.qp(id).receive.flights == 0 { self.flush_receives(env, now, id) } else { Progress::Waiting };
+        let sends = if self.qp(id).send.flight.is_none() { self.flush_sends(env, now, id) } else { Progress::Waiting };
+        match (receives, sends) {
+            (Progress::More, _) | (_, Progress::More) => Progress::More,
+            (Progress::Waiting, _) | (_, Progress::Waiting) => Progress::Waiting,
+            _ => Progress::Idle,
+        }
+    }
+
+    fn flush_receives<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Progress {
+        let flushed = (CompletionStatus::WorkRequestFlushed, Syndrome::Flushed);
+        if self.qp(id).receive.claim != Claim::None {
+            self.fail_receive(env, now, id, flushed);
+        }
+        if let Some(srq) = self.qp(id).srq {
+            let receive = &mut self.qp_mut(id).receive;
+            if !receive.last_told {
+                receive.last_told = true;
+                env.raise(AsyncEventKind::QpLastWqeReached, EventTarget::Qp(id));
+            }
+            debug_assert!(self.srqs.get(srq).is_some());
+            return Progress::Idle;
+        }
+        let queue = ReceiveQueueId::Qp(id);
+        for _ in 0..FLUSHES_PER_TURN_MAX {
+            let receive = &mut self.qp_mut(id).receive;
+            match env.fetch_receive(queue, &mut receive.request) {
+                Fetch::Ready | Fetch::Malformed => {
+                    receive.claim = Claim::Held;
+                    self.fail_receive(env, now, id, flushed);
+                }
+                // Later posts ring; one that came before is seen by one more look.
+                Fetch::Empty if !receive.wanted => self.set_wanted(env, queue, true),
+                Fetch::Empty => return Progress::Idle,
+            }
+        }
+        Progress::More
+    }
+
+    /// Flushes the send queue of a QP in ERROR or SQE.
+    pub(crate) fn flush_sends<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Progress {
+        for _ in 0..FLUSHES_PER_TURN_MAX {
+            let send = &mut self.qp_mut(id).send;
+            if send.phase == SendPhase::Idle {
+                match env.fetch_send(id, &mut send.request) {
+                    Fetch::Empty => return Progress::Idle,
+                    Fetch::Ready | Fetch::Malformed => send.phase = SendPhase::Begin,
+                }
+            }
+            let status = CompletionStatus::WorkRequestFlushed;
+            let completion =
+                Completion { vendor_error: Syndrome::Flushed as u8, ..self.send_completion(now, id, status) };
+            self.drop_request(env, id);
+            self.post(env, id, Side::Send, completion);
+        }
+        Progress::More
+    }
+
+    /// The request in hand is over: whatever it held of others is given back.
+    pub(crate) fn drop_request<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        self.timers.cancel(id);
+        self.stop_waiting(env, id);
+        self.release_claim(id);
+        let send = &mut self.qp_mut(id).send;
+        send.phase = SendPhase::Idle;
+        send.moved = 0;
+        send.responder = None;
+    }
+
+    /// A RECV that this requester's message claimed and did not consume is the next message's.
+    pub(crate) fn release_claim(&mut self, id: QpId) {
+        let Some(responder) = self.qp(id).send.responder else { return };
+        let Some(peer) = self.qps.get_mut(responder) else { return };
+        if peer.receive.claim == Claim::By(id) {
+            peer.receive.claim = Claim::Held;
+            if peer.state() == QpState::Error {
+                self.push_ready(responder);
+            }
+            self.wake_waiters(responder);
+        }
+    }
+
+    /// SQ_DRAINED, if the last request before the drain is over (IBTA 11.6.3.3).
+    fn finish_drain<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        let qp = self.qp_mut(id);
+        if let Drain::Draining { notify } = qp.send.drain {
+            qp.send.drain = Drain::None;
+            if notify && qp.state() == QpState::SqDrain {
+                env.raise(AsyncEventKind::SqDrained, EventTarget::Qp(id));
+            }
+        }
+    }
+
+    fn send_completion(&self, now: Instant, id: QpId, status: CompletionStatus) -> Completion {
+        let request = &self.qp(id).send.request;
+        Completion {
+            work_request_id: request.work_request_id,
+            status,
+            opcode: match request.opcode {
+                SendOpcode::Send | SendOpcode::SendWithImmediate => CompletionOpcode::Send,
+                SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImmediate => CompletionOpcode::RdmaWrite,
+                SendOpcode::RdmaRead => CompletionOpcode::RdmaRead,
+                SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
+                SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
+            },
+            ring_position: request.ring_position,
+            timestamp_ns: now.0,
+            ..Completion::default()
+        }
+    }
+
+    /// Hands a completion to its CQ. A CQ without room is in error for good, and the QP with it.
+    fn post<E: Environment>(&mut self, env: &mut E, id: QpId, side: Side, mut completion: Completion) {
+        let qp = self.qp(id);
+        completion.qpn = qp.qpn.0;
+        completion.qp_cookie = qp.cookie;
+        let cq = match side {
+            Side::Send => {
+                completion.flags.0 |= CompletionFlags::SEND_QUEUE;
+                qp.send_cq
+            }
+            Side::Receive => qp.recv_cq,
+        };
+        if completion.status != CompletionStatus::Success {
+            completion.flags.0 |= CompletionFlags::SOLICITED;
+            self.vnic_of(id).counters.completions_with_error += 1;
+        }
+        let ring = self.cqs.get_mut(cq).expect("a CQ outlives its QPs");
+        if ring.state == CqState::Good {
+            if env.complete(cq, &completion).is_ok() {
+                return;
+            }
+            ring.state = CqState::Overflowed;
+            env.raise(AsyncEventKind::CqError, EventTarget::Cq(cq));
+        }
+        if self.qp(id).state() != QpState::Error {
+            env.raise(AsyncEventKind::QpFatal, EventTarget::Qp(id));
+            self.enter_error(env, id);
+        }
+    }
+}

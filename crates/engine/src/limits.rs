@@ -1,0 +1,46 @@
+//! What the device grants, and the constants of the data path.
+use freeflow_verbs::{
+    CQE_COUNT_MAX, INLINE_BYTES_MAX, QUEUE_WORK_REQUESTS_MAX, QpCapabilities, SGE_COUNT_MAX, SrqAttributes, VerbsError,
+};
+
+/// Largest piece of a message given to one [`crate::Environment::copy`], bytes.
+pub const CHUNK_BYTES_MAX: u64 = 256 * 1024;
+/// Requests that one [`crate::Engine::run`] takes from a send queue before others get their turn.
+pub const REQUESTS_PER_RUN_MAX: u32 = 64;
+/// Requests of each queue that one turn flushes.
+pub(crate) const FLUSHES_PER_TURN_MAX: u32 = 64;
+/// One UD message, bytes: the port's MTU.
+pub const UD_MESSAGE_BYTES_MAX: u64 = 4096;
+/// Bytes of an atomic operation.
+pub(crate) const ATOMIC_BYTES: u64 = 8;
+/// The vNIC's only port.
+pub(crate) const PORT: u8 = 1;
+/// `rnr_retry` that means for ever.
+pub(crate) const RNR_RETRY_FOREVER: u8 = 7;
+
+/// Capabilities as a QP would get them (limits checked, zeroes kept, nothing rounded down); EINVAL above a limit. Pure, so
+/// that the control thread can size the rings before the worker creates the QP.
+pub fn grant_qp_capabilities(asked: &QpCapabilities, has_srq: bool) -> Result<QpCapabilities, VerbsError> {
+    let mut granted = *asked;
+    if has_srq {
+        granted.max_recv_wr = 0;
+        granted.max_recv_sge = 0;
+    }
+    let fits = granted.max_send_wr <= QUEUE_WORK_REQUESTS_MAX
+        && granted.max_recv_wr <= QUEUE_WORK_REQUESTS_MAX
+        && granted.max_send_sge as usize <= SGE_COUNT_MAX
+        && granted.max_recv_sge as usize <= SGE_COUNT_MAX
+        && granted.max_inline_data as usize <= INLINE_BYTES_MAX;
+    if fits { Ok(granted) } else { Err(VerbsError::InvalidArgument) }
+}
+
+/// The same for an SRQ. Its limit starts disarmed.
+pub fn grant_srq_attributes(asked: &SrqAttributes) -> Result<SrqAttributes, VerbsError> {
+    let fits = (1..=QUEUE_WORK_REQUESTS_MAX).contains(&asked.max_wr) && asked.max_sge as usize <= SGE_COUNT_MAX;
+    if fits { Ok(SrqAttributes { limit: 0, ..*asked }) } else { Err(VerbsError::InvalidArgument) }
+}
+
+/// Entries of a CQ: at least one, at most the device's limit.
+pub(crate) fn check_cqe(cqe: u32) -> Result<(), VerbsError> {
+    if (1..=CQE_COUNT_MAX).contains(&cqe) { Ok(()) } else { Err(VerbsError::InvalidArgument) }
+}

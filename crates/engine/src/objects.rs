@@ -1,0 +1,75 @@
+//! The small objects of the control path: what each belongs to, and how many others stand on it.
+use crate::slab::Owned;
+use crate::{ContextId, PdId, QpId, SessionId, Usage, VnicCounters, VnicId};
+use alloc::vec::Vec;
+use freeflow_verbs::{Gid, GlobalRoute, NetworkId, SrqAttributes, VnicLimits};
+
+pub(crate) struct Vnic {
+    pub network: NetworkId,
+    pub gid: Gid,
+    pub limits: VnicLimits,
+    pub usage: Usage,
+    pub counters: VnicCounters,
+}
+
+pub(crate) struct Session {
+    pub vnic: VnicId,
+}
+
+pub(crate) struct Context {
+    pub session: SessionId,
+    /// PDs and CQs.
+    pub children: u32,
+}
+
+pub(crate) struct Pd {
+    pub session: SessionId,
+    pub context: ContextId,
+    /// MRs, SRQs, QPs and AHs.
+    pub children: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CqState {
+    Good,
+    /// It overflowed: what completes on it is lost (IBTA 11.6.3.2).
+    Overflowed,
+}
+
+pub(crate) struct Cq {
+    pub session: SessionId,
+    pub context: ContextId,
+    /// QPs; one that uses it for both queues counts twice.
+    pub users: u32,
+    pub state: CqState,
+}
+
+pub(crate) struct Srq {
+    pub session: SessionId,
+    pub pd: PdId,
+    pub attributes: SrqAttributes,
+    /// QPs.
+    pub users: u32,
+    /// Senders that wait for a RECV, in order of arrival.
+    pub waiters: Vec<QpId>,
+    /// What the ring was last told by `want_receives`.
+    pub wanted: bool,
+}
+
+pub(crate) struct AddressHandle {
+    pub session: SessionId,
+    pub pd: PdId,
+    pub route: GlobalRoute,
+}
+
+macro_rules! owned {
+    ($($name:ident),*) => { $(
+        impl Owned for $name {
+            fn session(&self) -> SessionId {
+                self.session
+            }
+        }
+    )* };
+}
+
+owned!(Context, Pd, Cq, Srq, AddressHandle);

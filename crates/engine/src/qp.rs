@@ -1,0 +1,203 @@
+//! A queue pair: its attributes and the two state machines in it, a requester ([`Sender`]) and a responder
+//! ([`Receiver`]). What they do stands in `requester`, `responder` and `delivery`; the verbs in `qp_verbs`.
+//!
+//! Invariant: the requester has at most one request in hand and at most one pending copy; the responder has at most one
+//! RECV in hand. So completions of each queue come in order, and everything of a message stands in its two QPs.
+use crate::flight::FlightId;
+use crate::slab::Owned;
+use crate::ud::GRH_BYTES;
+use crate::{CqId, PdId, QpId, QpInit, ReceiveQueueId, SessionId, SrqId, VnicId};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use freeflow_verbs::{Gid, NetworkId, QpAttributes, QpState, QpType, Qpn, ReceiveRequest, SendRequest};
+
+pub(crate) struct QueuePair {
+    pub session: SessionId,
+    pub vnic: VnicId,
+    pub network: NetworkId,
+    pub gid: Gid,
+    pub qpn: Qpn,
+    pub service: QpType,
+    pub pd: PdId,
+    pub send_cq: CqId,
+    pub recv_cq: CqId,
+    pub srq: Option<SrqId>,
+    pub all_signaled: bool,
+    pub cookie: u32,
+    /// Its state is `attributes.state`.
+    pub attributes: QpAttributes,
+    pub teardown: Teardown,
+    /// It stands in the engine's ready queue.
+    pub queued: bool,
+    pub send: Sender,
+    pub receive: Receiver,
+}
+
+/// A verb that found copies in flight and will be asked again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Teardown {
+    None,
+    Reset,
+    Destroy,
+}
+
+pub(crate) struct Sender {
+    /// Valid unless the phase is `Idle`.
+    pub request: Box<SendRequest>,
+    pub phase: SendPhase,
+    /// Payload of the message, bytes.
+    pub length: u64,
+    /// Of these already delivered.
+    pub moved: u64,
+    /// Who admitted the message (phases `Moving`, `Original`, `InFlight`).
+    pub responder: Option<QpId>,
+    pub retries_left: u8,
+    pub rnr_retries_left: u8,
+    /// The empty receive queue that it waits for.
+    pub waits_for: Option<ReceiveQueueId>,
+    pub flight: Option<FlightId>,
+    pub drain: Drain,
+    /// UD: what precedes the payload of this message.
+    pub grh: [u8; GRH_BYTES],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendPhase {
+    /// No request in hand.
+    Idle,
+    /// To be checked and offered to the responder, for the first time or again.
+    Begin,
+    /// Admitted: bytes are on their way, chunk by chunk.
+    Moving,
+    /// An atomic was done; the value found goes to local memory.
+    Original(u64),
+    /// A copy or an atomic goes on elsewhere.
+    InFlight,
+    /// For a timer, a RECV, or a busy UD receiver.
+    Waiting,
+}
+
+/// Of SQD (IBTA 10.3.1.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drain {
+    None,
+    /// The request in hand is still being worked off.
+    Draining {
+        notify: bool,
+    },
+}
+
+pub(crate) struct Receiver {
+    /// Valid unless the claim is `None`.
+    pub request: Box<ReceiveRequest>,
+    pub claim: Claim,
+    /// Pending copies and atomics that peers do in this QP's name.
+    pub flights: u32,
+    /// UD senders that found the claim taken.
+    pub waiters: Vec<QpId>,
+    /// What the QP's own receive ring was last told by `want_receives`.
+    pub wanted: bool,
+    /// COMM_EST was raised.
+    pub established: bool,
+    /// LAST_WQE_REACHED was raised.
+    pub last_told: bool,
+}
+
+/// Who uses the RECV in hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// There is none in hand.
+    None,
+    /// Taken from the queue and not consumed; the next message gets it.
+    Held,
+    /// The message of this requester.
+    By(QpId),
+}
+
+impl Owned for QueuePair {
+    fn session(&self) -> SessionId {
+        self.session
+    }
+}
+
+impl QueuePair {
+    pub fn new(session: SessionId, vnic: VnicId, home: (NetworkId, Gid), qpn: Qpn, init: &QpInit) -> Self {
+        Self {
+            session,
+            vnic,
+            network: home.0,
+            gid: home.1,
+            qpn,
+            service: init.qp_type,
+            pd: init.pd,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            srq: init.srq,
+            all_signaled: init.all_signaled,
+            cookie: init.cookie,
+            attributes: QpAttributes { capabilities: init.capabilities, ..QpAttributes::default() },
+            teardown: Teardown::None,
+            queued: false,
+            send: Sender::new(),
+            receive: Receiver::new(),
+        }
+    }
+
+    pub fn state(&self) -> QpState {
+        self.attributes.state
+    }
+
+    /// Whether messages may arrive (IBTA 10.3.1: RTR and beyond, but not ERROR).
+    pub fn receives(&self) -> bool {
+        let state = matches!(
+            self.state(),
+            QpState::ReadyToReceive | QpState::ReadyToSend | QpState::SqDrain | QpState::SqError
+        );
+        state && self.teardown == Teardown::None
+    }
+
+    pub fn has_flights(&self) -> bool {
+        self.send.flight.is_some() || self.receive.flights > 0
+    }
+
+    /// The GID that it is connected to.
+    pub fn remote_gid(&self) -> Option<Gid> {
+        self.attributes.address.grh.map(|route| route.dgid)
+    }
+
+    pub fn is_connected_service(&self) -> bool {
+        self.service != QpType::Ud
+    }
+}
+
+impl Sender {
+    fn new() -> Self {
+        Self {
+            request: Box::default(),
+            phase: SendPhase::Idle,
+            length: 0,
+            moved: 0,
+            responder: None,
+            retries_left: 0,
+            rnr_retries_left: 0,
+            waits_for: None,
+            flight: None,
+            drain: Drain::None,
+            grh: [0; GRH_BYTES],
+        }
+    }
+}
+
+impl Receiver {
+    fn new() -> Self {
+        Self {
+            request: Box::default(),
+            claim: Claim::None,
+            flights: 0,
+            waiters: Vec::new(),
+            wanted: false,
+            established: false,
+            last_told: false,
+        }
+    }
+}

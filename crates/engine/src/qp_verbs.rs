@@ -1,0 +1,275 @@
+//! Verbs of queue pairs: create, modify, query, destroy (IBTA 11.2.5).
+use crate::control::check_address;
+use crate::limits::PORT;
+use crate::qp::{Claim, Drain, QueuePair, SendPhase, Teardown};
+use crate::states::modify_is_allowed;
+use crate::{
+    Engine, Environment, EventTarget, Progress, QpId, QpInit, ReceiveQueueId, Refusal, SessionId, grant_qp_capabilities,
+};
+use freeflow_verbs::{
+    AsyncEventKind, Instant, Psn, QpAttributeMask, QpAttributes, QpCapabilities, QpState, QpType, Qpn,
+    READ_ATOMIC_DEPTH_MAX, VerbsError,
+};
+
+use QpAttributeMask as M;
+
+const TIMEOUT_MAX: u8 = 31;
+const RETRY_MAX: u8 = 7;
+const RNR_TIMER_MAX: u8 = 31;
+
+impl Engine {
+    /// Checks capabilities (EINVAL above the device's limits) and gives those granted.
+    pub fn create_qp(&mut self, session: SessionId, init: QpInit) -> Result<(QpId, Qpn, QpCapabilities), VerbsError> {
+        let context = self.pds.owned(session, init.pd)?.context;
+        for cq in [init.send_cq, init.recv_cq] {
+            if self.cqs.owned(session, cq)?.context != context {
+                return Err(VerbsError::InvalidArgument);
+            }
+        }
+        if let Some(srq) = init.srq {
+            self.srqs.owned(session, srq)?;
+        }
+        let capabilities = grant_qp_capabilities(&init.capabilities, init.srq.is_some())?;
+        let vnic = self.session_vnic(session)?;
+        self.charge(vnic, |usage| &mut usage.qps, |limits| limits.qp_count_max)?;
+        let home = self.vnics.get(vnic).map(|vnic| (vnic.network, vnic.gid)).ok_or(VerbsError::NotFound)?;
+        let qpn = self.fresh_qpn();
+        let id = self.qps.insert(QueuePair::new(session, vnic, home, qpn, &QpInit { capabilities, ..init }));
+        self.qpns.insert(qpn.0, id.index);
+        self.pds.owned_mut(session, init.pd)?.children += 1;
+        self.cqs.owned_mut(session, init.send_cq)?.users += 1;
+        self.cqs.owned_mut(session, init.recv_cq)?.users += 1;
+        if let Some(srq) = init.srq {
+            self.srqs.owned_mut(session, srq)?.users += 1;
+        }
+        Ok((id, qpn, capabilities))
+    }
+
+    /// Not 0 and 1 (management) and not the multicast number.
+    fn fresh_qpn(&mut self) -> Qpn {
+        loop {
+            let number = self.random.next_u32() & Qpn::MASK;
+            if number > 1 && number != Qpn::MULTICAST.0 && self.qpns.get(number).is_none() {
+                return Qpn(number);
+            }
+        }
+    }
+
+    /// The state table of the standard with its required and optional attributes. To RESET: forgets everything, the
+    /// caller resets the rings. To ERROR: flushes both queues (what is not flushed at once, in later turns of `run`).
+    ///
+    /// After `InFlight` the QP does no more work; asking again once its copies have landed finishes the transition.
+    pub fn modify_qp<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        session: SessionId,
+        qp: QpId,
+        attributes: &QpAttributes,
+        mask: QpAttributeMask,
+    ) -> Result<QpState, Refusal> {
+        let pair = self.qps.owned(session, qp).map_err(Refusal::Error)?;
+        let next = check_modify(pair, attributes, mask).map_err(Refusal::Error)?;
+        match next {
+            QpState::Reset => self.modify_to_reset(env, qp)?,
+            QpState::Error => self.modify_to_error(env, now, qp)?,
+            _ => self.modify_live(env, qp, next, attributes, mask),
+        }
+        Ok(next)
+    }
+
+    fn modify_to_reset<E: Environment>(&mut self, env: &mut E, id: QpId) -> Result<(), Refusal> {
+        let qp = self.qp_mut(id);
+        if qp.has_flights() {
+            qp.teardown = Teardown::Reset;
+            self.timers.cancel(id);
+            return Err(Refusal::InFlight);
+        }
+        self.unlink(env, id);
+        self.set_wanted(env, ReceiveQueueId::Qp(id), false);
+        let qp = self.qp_mut(id);
+        let capabilities = qp.attributes.capabilities;
+        qp.attributes = QpAttributes { capabilities, ..QpAttributes::default() };
+        qp.teardown = Teardown::None;
+        qp.receive.established = false;
+        qp.receive.last_told = false;
+        Ok(())
+    }
+
+    fn modify_to_error<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Result<(), Refusal> {
+        self.enter_error(env, id);
+        let progress = self.flush(env, now, id);
+        if progress == Progress::More {
+            self.push_ready(id);
+        }
+        if self.qp(id).has_flights() { Err(Refusal::InFlight) } else { Ok(()) }
+    }
+
+    fn modify_live<E: Environment>(
+        &mut self,
+        env: &mut E,
+        id: QpId,
+        next: QpState,
+        attributes: &QpAttributes,
+        mask: QpAttributeMask,
+    ) {
+        let qp = self.qp_mut(id);
+        apply(&mut qp.attributes, attributes, mask);
+        let before = qp.state();
+        qp.attributes.state = next;
+        match (before, next) {
+            (QpState::ReadyToSend, QpState::SqDrain) => {
+                let notify = mask.contains(M::EN_SQD_ASYNC_NOTIFY) && attributes.enable_sqd_async_notify;
+                self.begin_drain(env, id, notify);
+            }
+            (_, QpState::ReadyToReceive) => self.wake_peer(id),
+            (_, QpState::ReadyToSend) => {
+                qp.send.drain = Drain::None;
+                self.push_ready(id);
+            }
+            _ => {}
+        }
+    }
+
+    fn begin_drain<E: Environment>(&mut self, env: &mut E, id: QpId, notify: bool) {
+        let qp = self.qp_mut(id);
+        if qp.send.phase != SendPhase::Idle {
+            qp.send.drain = Drain::Draining { notify };
+        } else if notify {
+            env.raise(AsyncEventKind::SqDrained, EventTarget::Qp(id));
+        }
+    }
+
+    /// A peer that sent too early need not wait for its timeout.
+    fn wake_peer(&mut self, id: QpId) {
+        let Some(index) = self.qpns.get(self.qp(id).attributes.dest_qpn) else { return };
+        let Some((peer, pair)) = self.qps.at(index) else { return };
+        if pair.is_connected_service() && pair.send.phase == SendPhase::Waiting && self.find_responder(peer) == Some(id)
+        {
+            self.wake(peer);
+        }
+    }
+
+    pub fn query_qp(&self, session: SessionId, qp: QpId) -> Result<QpAttributes, VerbsError> {
+        let qp = self.qps.owned(session, qp)?;
+        Ok(QpAttributes { current_state: qp.state(), sq_draining: qp.send.drain != Drain::None, ..qp.attributes })
+    }
+
+    /// `InFlight` while copies use it: it does no more work then, and asking again destroys it once they have landed.
+    pub fn destroy_qp<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        session: SessionId,
+        qp: QpId,
+    ) -> Result<(), Refusal> {
+        let _ = now;
+        self.qps.owned(session, qp).map_err(Refusal::Error)?;
+        let pair = self.qp_mut(qp);
+        if pair.has_flights() {
+            pair.teardown = Teardown::Destroy;
+            self.timers.cancel(qp);
+            return Err(Refusal::InFlight);
+        }
+        self.remove_qp(env, qp);
+        Ok(())
+    }
+
+    pub(crate) fn remove_qp<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        self.unlink(env, id);
+        let Some(gone) = self.qps.remove(id) else { return };
+        self.qpns.remove(gone.qpn.0);
+        self.drop_pd_child(gone.pd);
+        for cq in [gone.send_cq, gone.recv_cq] {
+            if let Some(cq) = self.cqs.get_mut(cq) {
+                cq.users -= 1;
+            }
+        }
+        if let Some(srq) = gone.srq.and_then(|srq| self.srqs.get_mut(srq)) {
+            srq.users -= 1;
+        }
+        self.refund(gone.vnic, |usage| &mut usage.qps);
+    }
+
+    /// Forgets all that the QP has in hand, and lets go of others.
+    fn unlink<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        self.drop_request(env, id);
+        let qp = self.qp_mut(id);
+        qp.send.drain = Drain::None;
+        qp.receive.claim = Claim::None;
+        self.wake_waiters(id);
+    }
+}
+
+/// Checks everything before anything changes; gives the state after.
+fn check_modify(qp: &QueuePair, new: &QpAttributes, mask: QpAttributeMask) -> Result<QpState, VerbsError> {
+    let now = qp.state();
+    let next = if mask.contains(M::STATE) { new.state } else { now };
+    let claimed = if mask.contains(M::CUR_STATE) { new.current_state } else { now };
+    let begun = match qp.teardown {
+        Teardown::None => true,
+        Teardown::Reset => next == QpState::Reset,
+        Teardown::Destroy => false,
+    };
+    // Until the queue is drained, SQD can only be given up (IBTA 10.3.1.5).
+    let draining = qp.send.drain != Drain::None && mask.contains(M::STATE);
+    let given_up = matches!(next, QpState::Error | QpState::Reset);
+    if !begun || claimed != now || (draining && !given_up) || !modify_is_allowed(qp.service, now, next, mask) {
+        return Err(VerbsError::InvalidArgument);
+    }
+    check_values(qp.service, new, mask)?;
+    Ok(next)
+}
+
+fn check_values(service: QpType, new: &QpAttributes, mask: QpAttributeMask) -> Result<(), VerbsError> {
+    let given = |bit, good: bool| !mask.contains(bit) || good;
+    let good = given(M::PORT, new.port == PORT)
+        && given(M::PKEY_INDEX, new.pkey_index == 0)
+        && given(M::TIMEOUT, new.timeout <= TIMEOUT_MAX)
+        && given(M::RETRY_CNT, new.retry_count <= RETRY_MAX)
+        && given(M::RNR_RETRY, new.rnr_retry <= RETRY_MAX)
+        && given(M::MIN_RNR_TIMER, new.min_rnr_timer <= RNR_TIMER_MAX)
+        && given(M::MAX_QP_RD_ATOMIC, new.max_rd_atomic <= READ_ATOMIC_DEPTH_MAX)
+        && given(M::MAX_DEST_RD_ATOMIC, new.max_dest_rd_atomic <= READ_ATOMIC_DEPTH_MAX)
+        && given(M::DEST_QPN, new.dest_qpn <= Qpn::MASK)
+        // RoCE has no alternate paths.
+        && given(M::ALT_PATH, false)
+        && given(M::PATH_MIG_STATE, new.path_migration_state == 0);
+    if !good {
+        return Err(VerbsError::InvalidArgument);
+    }
+    if mask.contains(M::AV) && service != QpType::Ud {
+        // A connected QP has one peer.
+        check_address(&new.address).map_err(|_| VerbsError::InvalidArgument)?;
+    }
+    Ok(())
+}
+
+fn apply(to: &mut QpAttributes, new: &QpAttributes, mask: QpAttributeMask) {
+    macro_rules! take {
+        ($($bit:ident $($field:ident),+;)*) => { $( if mask.contains(M::$bit) { $( to.$field = new.$field; )+ } )* };
+    }
+    take! {
+        EN_SQD_ASYNC_NOTIFY enable_sqd_async_notify;
+        ACCESS_FLAGS access;
+        PKEY_INDEX pkey_index;
+        PORT port;
+        QKEY qkey;
+        AV address;
+        PATH_MTU path_mtu;
+        TIMEOUT timeout;
+        RETRY_CNT retry_count;
+        RNR_RETRY rnr_retry;
+        MAX_QP_RD_ATOMIC max_rd_atomic;
+        MAX_DEST_RD_ATOMIC max_dest_rd_atomic;
+        MIN_RNR_TIMER min_rnr_timer;
+        DEST_QPN dest_qpn;
+        PATH_MIG_STATE path_migration_state;
+    }
+    if mask.contains(M::RQ_PSN) {
+        to.rq_psn = new.rq_psn & Psn::MASK;
+    }
+    if mask.contains(M::SQ_PSN) {
+        to.sq_psn = new.sq_psn & Psn::MASK;
+    }
+}

@@ -1,0 +1,289 @@
+//! The responder: whether a message that arrives may be executed, as a pipeline of small checks (IBTA 9.7.4, 9.9.3).
+//!
+//! Each check names the next one, or refuses. The classes of the standard's responder faults (9.9.3.1): RC answers a NAK
+//! and its QP goes to ERROR; UC and UD drop the message, unless the fault is the responder's own (its RECV).
+use crate::limits::ATOMIC_BYTES;
+use crate::qp::Claim;
+use crate::ud::{GRH_BYTES, QKEY_USE_OWN};
+use crate::{Engine, Environment, EventTarget, Fetch, PdId, QpId, ReceiveQueueId, Syndrome};
+use freeflow_verbs::{Access, AsyncEventKind, CompletionStatus, Duration, Instant, QpState, QpType, SendOpcode};
+
+/// A message as its requester announces it: what BTH, RETH, AtomicETH and DETH would carry.
+#[derive(Clone, Copy)]
+pub(crate) struct Arrival {
+    pub requester: QpId,
+    pub responder: QpId,
+    pub opcode: SendOpcode,
+    /// Payload, bytes.
+    pub length: u64,
+    pub remote_address: u64,
+    pub rkey: u32,
+    /// UD.
+    pub qkey: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// UD: another sender's message occupies the receiver; it will be woken.
+    Busy,
+    /// RNR NAK: no RECV is posted.
+    NotReady { queue: ReceiveQueueId, delay: Duration },
+    /// NAK; the responder is in ERROR.
+    Nak(Nak),
+    /// UC, UD: nobody will know.
+    Dropped,
+}
+
+/// NAK codes (IBTA table 46), with the syndrome that tells more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nak {
+    InvalidRequest(Syndrome),
+    RemoteAccess(Syndrome),
+    RemoteOperational(Syndrome),
+}
+
+enum Check {
+    Operation,
+    Key,
+    Resource,
+    Room,
+    Scatter,
+    Admitted,
+}
+
+impl Engine {
+    /// Asks the responder to take a message. After `Ok` the RECV it consumes, if any, is claimed for the requester.
+    pub(crate) fn admit<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        arrival: &Arrival,
+    ) -> Result<(), Refused> {
+        let mut check = Check::Operation;
+        loop {
+            check = match check {
+                Check::Operation => self.check_operation(env, arrival)?,
+                Check::Key => self.check_remote_key(env, arrival)?,
+                Check::Resource => self.check_resource(env, now, arrival)?,
+                Check::Room => self.check_room(env, now, arrival)?,
+                Check::Scatter => self.check_scatter(env, now, arrival)?,
+                Check::Admitted => return Ok(()),
+            }
+        }
+    }
+
+    /// Does the QP allow this kind of message at all (IBTA 9.7.4.1.2 … 9.7.4.1.5)?
+    fn check_operation<E: Environment>(&mut self, env: &mut E, arrival: &Arrival) -> Result<Check, Refused> {
+        self.note_arrival(env, arrival.responder);
+        let (qp, opcode) = (self.qp(arrival.responder), arrival.opcode);
+        if qp.service == QpType::Ud && arrival.qkey != qp.attributes.qkey {
+            return Err(Refused::Dropped);
+        }
+        if !opcode.is_send() && !qp.attributes.access.contains(remote_right(opcode)) {
+            let nak = Nak::InvalidRequest(Syndrome::RemoteOperationForbidden);
+            return Err(self.refuse(env, arrival.responder, nak));
+        }
+        let reads = opcode == SendOpcode::RdmaRead || opcode.is_atomic();
+        if reads && qp.attributes.max_dest_rd_atomic == 0 {
+            let nak = Nak::InvalidRequest(Syndrome::RemoteNoReadDepth);
+            return Err(self.refuse(env, arrival.responder, nak));
+        }
+        if opcode.is_atomic() && !arrival.remote_address.is_multiple_of(ATOMIC_BYTES) {
+            let nak = Nak::InvalidRequest(Syndrome::RemoteMisaligned);
+            return Err(self.refuse(env, arrival.responder, nak));
+        }
+        // A message without bytes names no memory (IBTA 9.7.4.1.6).
+        Ok(if opcode.is_send() || arrival.length == 0 { after_key(opcode) } else { Check::Key })
+    }
+
+    fn check_remote_key<E: Environment>(&mut self, env: &mut E, arrival: &Arrival) -> Result<Check, Refused> {
+        let pd = self.qp(arrival.responder).pd;
+        let right = remote_right(arrival.opcode);
+        match self.keys.resolve(arrival.rkey, pd, arrival.remote_address, arrival.length as u32, right) {
+            Err(_) => Err(self.refuse(env, arrival.responder, Nak::RemoteAccess(Syndrome::RemoteKey))),
+            Ok(span) if arrival.opcode.is_atomic() && !span.address.is_multiple_of(ATOMIC_BYTES) => {
+                Err(self.refuse(env, arrival.responder, Nak::InvalidRequest(Syndrome::RemoteMisaligned)))
+            }
+            Ok(_) => Ok(after_key(arrival.opcode)),
+        }
+    }
+
+    /// Takes the RECV that the message consumes.
+    fn check_resource<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        arrival: &Arrival,
+    ) -> Result<Check, Refused> {
+        let next = if arrival.opcode.is_send() { Check::Room } else { Check::Admitted };
+        let responder = arrival.responder;
+        match self.qp(responder).receive.claim {
+            Claim::By(other) if other != arrival.requester => return Err(Refused::Busy),
+            Claim::By(_) => return Ok(next),
+            Claim::Held => {}
+            Claim::None => self.take_receive(env, now, responder)?,
+        }
+        self.qp_mut(responder).receive.claim = Claim::By(arrival.requester);
+        Ok(next)
+    }
+
+    fn take_receive<E: Environment>(&mut self, env: &mut E, now: Instant, responder: QpId) -> Result<(), Refused> {
+        let queue = self.receive_queue(responder);
+        loop {
+            let qp = self.qp_mut(responder);
+            let (service, code) = (qp.service, qp.attributes.min_rnr_timer);
+            match env.fetch_receive(queue, &mut qp.receive.request) {
+                Fetch::Ready => {
+                    self.check_srq_limit(env, responder);
+                    return Ok(());
+                }
+                Fetch::Malformed => {
+                    self.vnic_of(responder).counters.malformed_descriptors += 1;
+                    let fault = (CompletionStatus::LocalQpOperationError, Syndrome::ReceiveMalformed);
+                    self.qp_mut(responder).receive.claim = Claim::Held;
+                    return Err(self.receive_fault(env, now, responder, fault));
+                }
+                Fetch::Empty if service != QpType::Rc => return Err(Refused::Dropped),
+                Fetch::Empty if !self.is_wanted(queue) => self.set_wanted(env, queue, true),
+                Fetch::Empty => return Err(Refused::NotReady { queue, delay: crate::timers::rnr_delay(code) }),
+            }
+        }
+    }
+
+    /// Is the RECV long enough (IBTA 9.7.4.1.7)?
+    fn check_room<E: Environment>(&mut self, env: &mut E, now: Instant, arrival: &Arrival) -> Result<Check, Refused> {
+        let responder = arrival.responder;
+        let qp = self.qp_mut(responder);
+        if receive_bytes(qp.service, arrival.length) <= qp.receive.request.capacity_bytes() {
+            return Ok(Check::Scatter);
+        }
+        match (qp.service, qp.srq) {
+            (QpType::Rc, _) => {
+                let fault = (CompletionStatus::LocalLengthError, Syndrome::ReceiveTooShort);
+                self.fail_receive(env, now, responder, fault);
+                self.enter_error(env, responder);
+                Err(Refused::Nak(Nak::InvalidRequest(Syndrome::ReceiveTooShort)))
+            }
+            // Class E: an SRQ's RECV can't be put back.
+            (_, Some(_)) => {
+                let fault = (CompletionStatus::RemoteInvalidRequest, Syndrome::ReceiveTooShort);
+                self.fail_receive(env, now, responder, fault);
+                Err(Refused::Dropped)
+            }
+            // Class D: as if the message had never come.
+            (_, None) => {
+                qp.receive.claim = Claim::Held;
+                self.wake_waiters(responder);
+                Err(Refused::Dropped)
+            }
+        }
+    }
+
+    /// Are the RECV's own keys good, as far as the message reaches?
+    fn check_scatter<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        arrival: &Arrival,
+    ) -> Result<Check, Refused> {
+        let pd = self.receive_pd(arrival.responder);
+        let qp = self.qp(arrival.responder);
+        let bytes = receive_bytes(qp.service, arrival.length);
+        match self.keys.check(qp.receive.request.sges(), pd, bytes, Access::LOCAL_WRITE) {
+            Ok(()) => Ok(Check::Admitted),
+            Err(_) => {
+                let fault = (CompletionStatus::LocalProtectionError, Syndrome::ReceiveKey);
+                Err(self.receive_fault(env, now, arrival.responder, fault))
+            }
+        }
+    }
+
+    /// The RECV itself is at fault (class A): it completes with the error, the QP goes to ERROR.
+    pub(crate) fn receive_fault<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        responder: QpId,
+        fault: (CompletionStatus, Syndrome),
+    ) -> Refused {
+        self.fail_receive(env, now, responder, fault);
+        self.enter_error(env, responder);
+        match self.qp(responder).service {
+            QpType::Rc => Refused::Nak(Nak::RemoteOperational(fault.1)),
+            QpType::Uc | QpType::Ud => Refused::Dropped,
+        }
+    }
+
+    /// The request is at fault (class C): RC tells both ends, UC forgets the message.
+    pub(crate) fn refuse<E: Environment>(&mut self, env: &mut E, responder: QpId, nak: Nak) -> Refused {
+        if self.qp(responder).service != QpType::Rc {
+            return Refused::Dropped;
+        }
+        let event = match nak {
+            Nak::InvalidRequest(_) => AsyncEventKind::QpRequestError,
+            Nak::RemoteAccess(_) => AsyncEventKind::QpAccessError,
+            Nak::RemoteOperational(_) => AsyncEventKind::QpFatal,
+        };
+        if matches!(nak, Nak::RemoteAccess(_)) {
+            self.vnic_of(responder).counters.remote_access_errors += 1;
+        }
+        if self.qp(responder).state() != QpState::Error {
+            env.raise(event, EventTarget::Qp(responder));
+        }
+        self.enter_error(env, responder);
+        Refused::Nak(nak)
+    }
+
+    /// COMM_EST: the first message for a connected QP in RTR (IBTA 11.6.3.1).
+    fn note_arrival<E: Environment>(&mut self, env: &mut E, responder: QpId) {
+        let qp = self.qp_mut(responder);
+        if qp.state() == QpState::ReadyToReceive && qp.is_connected_service() && !qp.receive.established {
+            qp.receive.established = true;
+            env.raise(AsyncEventKind::CommunicationEstablished, EventTarget::Qp(responder));
+        }
+    }
+
+    /// SRQ_LIMIT_REACHED, once for each arming (IBTA 10.2.9.2).
+    fn check_srq_limit<E: Environment>(&mut self, env: &mut E, responder: QpId) {
+        let Some(id) = self.qp(responder).srq else { return };
+        let srq = self.srqs.get_mut(id).expect("an SRQ outlives its QPs");
+        if srq.attributes.limit > 0 && env.srq_pending(id) < srq.attributes.limit {
+            srq.attributes.limit = 0;
+            env.raise(AsyncEventKind::SrqLimitReached, EventTarget::Srq(id));
+        }
+    }
+
+    pub(crate) fn receive_queue(&self, id: QpId) -> ReceiveQueueId {
+        self.qp(id).srq.map_or(ReceiveQueueId::Qp(id), ReceiveQueueId::Srq)
+    }
+
+    /// The protection domain of a QP's RECVs.
+    pub(crate) fn receive_pd(&self, id: QpId) -> PdId {
+        let qp = self.qp(id);
+        qp.srq.and_then(|srq| self.srqs.get(srq)).map_or(qp.pd, |srq| srq.pd)
+    }
+}
+
+/// Bytes of a RECV that a message fills.
+pub(crate) fn receive_bytes(service: QpType, length: u64) -> u64 {
+    if service == QpType::Ud { length + GRH_BYTES as u64 } else { length }
+}
+
+/// The Q_Key that a UD request carries.
+pub(crate) fn effective_qkey(posted: u32, own: u32) -> u32 {
+    if posted & QKEY_USE_OWN != 0 { own } else { posted }
+}
+
+/// The right that an operation needs, of the QP and of the region.
+pub(crate) fn remote_right(opcode: SendOpcode) -> Access {
+    match opcode {
+        SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImmediate => Access::REMOTE_WRITE,
+        SendOpcode::RdmaRead => Access::REMOTE_READ,
+        SendOpcode::CompareSwap | SendOpcode::FetchAdd => Access::REMOTE_ATOMIC,
+        SendOpcode::Send | SendOpcode::SendWithImmediate => Access(0),
+    }
+}
+
+fn after_key(opcode: SendOpcode) -> Check {
+    if opcode.consumes_receive() { Check::Resource } else { Check::Admitted }
+}

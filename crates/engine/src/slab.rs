@@ -1,0 +1,126 @@
+//! A table whose names go stale: an entry's generation changes when it is removed, so that an old name finds nothing.
+use crate::SessionId;
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+use freeflow_verbs::VerbsError;
+
+/// Name of an entry.
+pub(crate) trait SlabId: Copy {
+    fn new(index: u32, generation: u32) -> Self;
+    fn index(self) -> u32;
+    fn generation(self) -> u32;
+}
+
+/// An object that one session owns.
+pub(crate) trait Owned {
+    fn session(&self) -> SessionId;
+}
+
+pub(crate) struct Slab<I, T> {
+    entries: Vec<Entry<T>>,
+    free: Vec<u32>,
+    names: PhantomData<I>,
+}
+
+struct Entry<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+impl<I: SlabId, T> Slab<I, T> {
+    pub fn new() -> Self {
+        Self { entries: Vec::new(), free: Vec::new(), names: PhantomData }
+    }
+
+    /// The name that the next `insert` gives.
+    pub fn vacant(&self) -> I {
+        match self.free.last() {
+            Some(&index) => I::new(index, self.entries[index as usize].generation),
+            None => I::new(u32::try_from(self.entries.len()).expect("fewer than 2^32 entries"), 0),
+        }
+    }
+
+    pub fn insert(&mut self, value: T) -> I {
+        let id = self.vacant();
+        match self.free.pop() {
+            Some(index) => self.entries[index as usize].value = Some(value),
+            None => self.entries.push(Entry { generation: 0, value: Some(value) }),
+        }
+        id
+    }
+
+    pub fn get(&self, id: I) -> Option<&T> {
+        let entry = self.entries.get(id.index() as usize)?;
+        if entry.generation == id.generation() { entry.value.as_ref() } else { None }
+    }
+
+    pub fn get_mut(&mut self, id: I) -> Option<&mut T> {
+        let entry = self.entries.get_mut(id.index() as usize)?;
+        if entry.generation == id.generation() { entry.value.as_mut() } else { None }
+    }
+
+    /// Whatever lives at an index now.
+    pub fn at(&self, index: u32) -> Option<(I, &T)> {
+        let entry = self.entries.get(index as usize)?;
+        entry.value.as_ref().map(|value| (I::new(index, entry.generation), value))
+    }
+
+    pub fn at_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.entries.get_mut(index as usize)?.value.as_mut()
+    }
+
+    pub fn remove(&mut self, id: I) -> Option<T> {
+        let entry = self.entries.get_mut(id.index() as usize)?;
+        if entry.generation != id.generation() {
+            return None;
+        }
+        let value = entry.value.take()?;
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free.push(id.index());
+        Some(value)
+    }
+
+    /// In order of index.
+    pub fn iter(&self) -> impl Iterator<Item = (I, &T)> {
+        self.entries.iter().enumerate().filter_map(|(index, entry)| {
+            entry.value.as_ref().map(|value| (I::new(index as u32, entry.generation), value))
+        })
+    }
+}
+
+impl<I: SlabId, T: Owned> Slab<I, T> {
+    pub fn owned(&self, session: SessionId, id: I) -> Result<&T, VerbsError> {
+        self.get(id).filter(|value| value.session() == session).ok_or(VerbsError::NotFound)
+    }
+
+    pub fn owned_mut(&mut self, session: SessionId, id: I) -> Result<&mut T, VerbsError> {
+        self.get_mut(id).filter(|value| value.session() == session).ok_or(VerbsError::NotFound)
+    }
+
+    /// Names of all that a session owns, in order of index.
+    pub fn all_of(&self, session: SessionId) -> Vec<I> {
+        self.iter().filter(|(_, value)| value.session() == session).map(|(id, _)| id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PdId;
+
+    #[test]
+    fn an_old_name_finds_nothing() {
+        let mut slab: Slab<PdId, u32> = Slab::new();
+        let first = slab.insert(1);
+        assert_eq!(slab.get(first), Some(&1));
+        assert_eq!(slab.remove(first), Some(1));
+        let promised = slab.vacant();
+        let second = slab.insert(2);
+        assert_eq!(promised, second);
+        assert_eq!(second.index, first.index);
+        assert_eq!(slab.get(first), None);
+        assert_eq!(slab.remove(first), None);
+        assert_eq!(slab.at(second.index), Some((second, &2)));
+        assert_eq!(slab.iter().count(), 1);
+    }
+}

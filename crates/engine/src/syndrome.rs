@@ -1,0 +1,43 @@
+//! Which check failed: [`freeflow_verbs::Completion::vendor_error`] of a completion in error.
+
+/// Numbers of `ibv_wc.vendor_err`; 0 is success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Syndrome {
+    /// The QP is in ERROR or SQE; this request was not begun, or not finished.
+    Flushed = 0x01,
+    /// The descriptor in the ring made no sense.
+    MalformedDescriptor = 0x02,
+    /// The operation does not exist on this type of QP, or can't be inline.
+    WrongOperation = 0x03,
+    /// READ or atomic with `max_rd_atomic` 0.
+    NoReadDepth = 0x04,
+    /// The address handle does not exist or belongs to another PD.
+    AddressHandle = 0x05,
+    /// The message is longer than the service allows, or the buffer shorter than an atomic's result.
+    LocalLength = 0x06,
+    /// An lkey is unknown, of another PD, lacks a right, or the range leaves the MR.
+    LocalKey = 0x07,
+    /// The registered memory is no longer there (local side).
+    LocalMemoryGone = 0x08,
+    /// The responder's QP does not allow this operation.
+    RemoteOperationForbidden = 0x20,
+    /// The responder's `max_dest_rd_atomic` is 0.
+    RemoteNoReadDepth = 0x21,
+    /// The rkey is unknown, of another PD, lacks a right, or the range leaves the MR.
+    RemoteKey = 0x22,
+    /// An atomic's address is not a multiple of eight.
+    RemoteMisaligned = 0x23,
+    /// The RECV is too short for the message.
+    ReceiveTooShort = 0x24,
+    /// An lkey of the RECV is wrong.
+    ReceiveKey = 0x25,
+    /// The RECV's descriptor made no sense.
+    ReceiveMalformed = 0x26,
+    /// The registered memory is no longer there (remote side).
+    RemoteMemoryGone = 0x27,
+    /// The receiver was never ready within `rnr_retry` attempts.
+    ReceiverNotReady = 0x28,
+    /// Nobody answered within `retry_cnt` attempts.
+    NoAnswer = 0x29,
+}

@@ -1,0 +1,473 @@
+//! A world for the engine: vectors as memory, queues as rings, time by hand. Copies are done at once, or (chosen by a
+//! seed) later and in any order.
+#![allow(dead_code)]
+use freeflow_engine::*;
+use freeflow_verbs::*;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+
+pub const MEMORY_BASE: u64 = 0x1000_0000;
+pub const MEMORY_BYTES: usize = 2 << 20;
+pub const ALL_ACCESS: Access = Access(0xf);
+
+/// A small generator for choices of the tests.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) % sides
+    }
+}
+
+pub enum Job {
+    Copy { from: Vec<u8>, spans: Vec<Span>, to: Vec<Span> },
+    Atomic { at: Span, operation: AtomicOperation },
+}
+
+#[derive(Default)]
+pub struct Ring<T> {
+    pub posted: VecDeque<T>,
+    pub position: u32,
+    pub malformed: bool,
+}
+
+#[derive(Default)]
+pub struct World {
+    pub memory: HashMap<SessionId, Vec<u8>>,
+    pub sends: HashMap<QpId, Ring<SendRequest>>,
+    pub receives: HashMap<ReceiveQueueId, Ring<ReceiveRequest>>,
+    pub wanted: HashSet<ReceiveQueueId>,
+    pub completions: HashMap<CqId, VecDeque<Completion>>,
+    pub cq_room: HashMap<CqId, usize>,
+    pub events: Vec<(AsyncEventKind, EventTarget)>,
+    pub pending: Vec<(Token, Job)>,
+    /// With a dice: each operation is put off with even chances. Without: never.
+    pub put_off: Option<Dice>,
+    pub always_put_off: bool,
+    /// Sessions whose memory is not there any more.
+    pub gone: HashSet<SessionId>,
+    pub copies: u64,
+    pub largest_copy: u64,
+}
+
+impl World {
+    fn puts_off(&mut self) -> bool {
+        self.always_put_off || self.put_off.as_mut().is_some_and(|dice| dice.roll(2) == 0)
+    }
+
+    pub fn bytes(&mut self, session: SessionId, address: u64, length: usize) -> &mut [u8] {
+        let memory = self.memory.get_mut(&session).expect("the session has memory");
+        let start = (address - MEMORY_BASE) as usize;
+        &mut memory[start..start + length]
+    }
+
+    fn read_spans(&mut self, spans: &[Span]) -> Vec<u8> {
+        spans.iter().flat_map(|s| self.bytes(s.session, s.address, s.length as usize).to_vec()).collect()
+    }
+
+    fn write_spans(&mut self, mut from: &[u8], to: &[Span]) {
+        for span in to {
+            let (now, rest) = from.split_at(span.length as usize);
+            self.bytes(span.session, span.address, now.len()).copy_from_slice(now);
+            from = rest;
+        }
+        assert!(from.is_empty(), "both sides are equally long");
+    }
+
+    fn apply_atomic(&mut self, at: Span, operation: AtomicOperation) -> u64 {
+        assert!(at.length == 8 && at.address.is_multiple_of(8));
+        let bytes = self.bytes(at.session, at.address, 8);
+        let before = u64::from_ne_bytes(bytes.try_into().unwrap());
+        let after = match operation {
+            AtomicOperation::CompareSwap { compare, swap } if before == compare => swap,
+            AtomicOperation::CompareSwap { .. } => before,
+            AtomicOperation::FetchAdd { add } => before.wrapping_add(add),
+        };
+        bytes.copy_from_slice(&after.to_ne_bytes());
+        before
+    }
+
+    pub fn polls(&mut self, cq: CqId) -> Vec<Completion> {
+        self.completions.entry(cq).or_default().drain(..).collect()
+    }
+
+    pub fn saw(&self, kind: AsyncEventKind, about: EventTarget) -> usize {
+        self.events.iter().filter(|event| **event == (kind, about)).count()
+    }
+}
+
+fn take<T: Clone>(ring: Option<&mut Ring<T>>, into: &mut T) -> Fetch {
+    let Some(ring) = ring else { return Fetch::Empty };
+    match ring.posted.pop_front() {
+        None => Fetch::Empty,
+        Some(request) => {
+            *into = request;
+            if std::mem::take(&mut ring.malformed) { Fetch::Malformed } else { Fetch::Ready }
+        }
+    }
+}
+
+impl Environment for World {
+    fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch {
+        take(self.sends.get_mut(&qp), into)
+    }
+
+    fn fetch_receive(&mut self, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch {
+        take(self.receives.get_mut(&queue), into)
+    }
+
+    fn srq_pending(&mut self, srq: SrqId) -> u32 {
+        self.receives.get(&ReceiveQueueId::Srq(srq)).map_or(0, |ring| ring.posted.len() as u32)
+    }
+
+    fn want_receives(&mut self, queue: ReceiveQueueId, wanted: bool) {
+        if wanted {
+            self.wanted.insert(queue);
+        } else {
+            self.wanted.remove(&queue);
+        }
+    }
+
+    fn complete(&mut self, cq: CqId, completion: &Completion) -> Result<(), CqFull> {
+        let room = self.cq_room.get(&cq).copied().unwrap_or(usize::MAX);
+        let ring = self.completions.entry(cq).or_default();
+        if ring.len() >= room {
+            return Err(CqFull);
+        }
+        ring.push_back(*completion);
+        Ok(())
+    }
+
+    fn raise(&mut self, kind: AsyncEventKind, about: EventTarget) {
+        self.events.push((kind, about));
+    }
+
+    fn copy(&mut self, token: Token, from: Source<'_>, to: &[Span], _last: bool) -> CopyOutcome {
+        let spans = match from.body {
+            SourceBody::Spans(spans) => spans.to_vec(),
+            SourceBody::Bytes(_) => Vec::new(),
+        };
+        if spans.iter().any(|span| self.gone.contains(&span.session)) {
+            return CopyOutcome::Fault(MemorySide::Source);
+        }
+        if to.iter().any(|span| self.gone.contains(&span.session)) {
+            return CopyOutcome::Fault(MemorySide::Destination);
+        }
+        let mut bytes = from.prefix.to_vec();
+        if let SourceBody::Bytes(body) = from.body {
+            bytes.extend_from_slice(body);
+        }
+        let total: u64 = to.iter().map(|span| u64::from(span.length)).sum();
+        assert_eq!(total, bytes.len() as u64 + spans.iter().map(|span| u64::from(span.length)).sum::<u64>());
+        self.copies += 1;
+        self.largest_copy = self.largest_copy.max(total);
+        if self.puts_off() {
+            self.pending.push((token, Job::Copy { from: bytes, spans, to: to.to_vec() }));
+            return CopyOutcome::Pending;
+        }
+        bytes.extend(self.read_spans(&spans));
+        self.write_spans(&bytes, to);
+        CopyOutcome::Done
+    }
+
+    fn atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome {
+        if self.gone.contains(&at.session) {
+            return AtomicOutcome::Fault;
+        }
+        if self.puts_off() {
+            self.pending.push((token, Job::Atomic { at, operation }));
+            return AtomicOutcome::Pending;
+        }
+        AtomicOutcome::Done(self.apply_atomic(at, operation))
+    }
+}
+
+/// One process with one QP.
+#[derive(Clone, Copy)]
+pub struct End {
+    pub vnic: VnicId,
+    pub gid: Gid,
+    pub session: SessionId,
+    pub context: ContextId,
+    pub pd: PdId,
+    pub cq: CqId,
+    pub mr: MrId,
+    pub key: u32,
+    pub srq: Option<SrqId>,
+    pub qp: QpId,
+    pub qpn: Qpn,
+}
+
+impl End {
+    pub fn receive_queue(&self) -> ReceiveQueueId {
+        self.srq.map_or(ReceiveQueueId::Qp(self.qp), ReceiveQueueId::Srq)
+    }
+
+    pub fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge { address: MEMORY_BASE + offset, length, lkey: self.key }
+    }
+}
+
+pub struct Net {
+    pub engine: Engine,
+    pub world: World,
+    pub now: Instant,
+    pub qps: Vec<QpId>,
+    pub types: HashMap<QpId, QpType>,
+    vnics: u8,
+}
+
+pub fn gid(last: u8) -> Gid {
+    Gid::from_ip(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)))
+}
+
+pub fn capabilities() -> QpCapabilities {
+    QpCapabilities { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 30, max_recv_sge: 30, max_inline_data: 1024 }
+}
+
+impl Net {
+    pub fn new() -> Self {
+        Self {
+            engine: Engine::new(Seed([7; 32])),
+            world: World::default(),
+            now: Instant(1_000),
+            qps: Vec::new(),
+            types: HashMap::new(),
+            vnics: 0,
+        }
+    }
+
+    /// A vNIC with one process and one QP in RESET.
+    pub fn end(&mut self, qp_type: QpType) -> End {
+        self.end_with(qp_type, false)
+    }
+
+    pub fn end_with(&mut self, qp_type: QpType, shared: bool) -> End {
+        self.vnics += 1;
+        let gid = gid(self.vnics);
+        let vnic = self.engine.create_vnic(NetworkId(1), gid, VnicLimits::default()).unwrap();
+        self.end_at(vnic, gid, qp_type, shared)
+    }
+
+    pub fn end_at(&mut self, vnic: VnicId, gid: Gid, qp_type: QpType, shared: bool) -> End {
+        let engine = &mut self.engine;
+        let session = engine.create_session(vnic).unwrap();
+        let context = engine.open_context(session).unwrap();
+        let pd = engine.alloc_pd(session, context).unwrap();
+        let cq = engine.create_cq(session, context, 1024).unwrap();
+        self.world.memory.insert(session, vec![0; MEMORY_BYTES]);
+        let length = MEMORY_BYTES as u64;
+        let keys = engine.register_mr(session, pd, MEMORY_BASE, length, MEMORY_BASE, ALL_ACCESS).unwrap();
+        let asked = SrqAttributes { max_wr: 64, max_sge: 4, limit: 0 };
+        let srq = shared.then(|| engine.create_srq(session, pd, asked).unwrap().0);
+        let (mr, key) = (keys.mr, keys.rkey);
+        let mut end = End {
+            vnic,
+            gid,
+            session,
+            context,
+            pd,
+            cq,
+            mr,
+            key,
+            srq,
+            qp: QpId { index: 0, generation: 0 },
+            qpn: Qpn(0),
+        };
+        (end.qp, end.qpn) = self.qp(&end, qp_type);
+        end
+    }
+
+    pub fn qp(&mut self, end: &End, qp_type: QpType) -> (QpId, Qpn) {
+        let init = QpInit {
+            pd: end.pd,
+            qp_type,
+            send_cq: end.cq,
+            recv_cq: end.cq,
+            srq: end.srq,
+            capabilities: capabilities(),
+            all_signaled: false,
+            cookie: 77,
+        };
+        let (qp, qpn, _) = self.engine.create_qp(end.session, init).unwrap();
+        self.qps.push(qp);
+        self.types.insert(qp, qp_type);
+        (qp, qpn)
+    }
+
+    /// Two connected QPs in RTS.
+    pub fn pair(&mut self, qp_type: QpType) -> (End, End) {
+        let (a, b) = (self.end(qp_type), self.end(qp_type));
+        self.connect(&a, &b);
+        self.connect(&b, &a);
+        (a, b)
+    }
+
+    pub fn connect(&mut self, end: &End, peer: &End) {
+        self.init(end);
+        self.rtr(end, peer);
+        self.rts(end);
+    }
+
+    pub fn modify(&mut self, end: &End, attributes: &QpAttributes, mask: u32) -> Result<QpState, Refusal> {
+        let mask = QpAttributeMask(mask);
+        self.engine.modify_qp(&mut self.world, self.now, end.session, end.qp, attributes, mask)
+    }
+
+    pub fn to(&mut self, end: &End, state: QpState) -> Result<QpState, Refusal> {
+        self.modify(end, &QpAttributes { state, ..Default::default() }, QpAttributeMask::STATE)
+    }
+
+    pub fn init(&mut self, end: &End) {
+        let last =
+            if self.types[&end.qp] == QpType::Ud { QpAttributeMask::QKEY } else { QpAttributeMask::ACCESS_FLAGS };
+        let mask = QpAttributeMask::STATE | QpAttributeMask::PKEY_INDEX | QpAttributeMask::PORT | last;
+        let attributes =
+            QpAttributes { state: QpState::Init, port: 1, qkey: 0x1234, access: ALL_ACCESS, ..Default::default() };
+        self.modify(end, &attributes, mask).unwrap();
+    }
+
+    pub fn rtr(&mut self, end: &End, peer: &End) {
+        use QpAttributeMask as M;
+        let path = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
+        let mask = M::STATE
+            | match self.types[&end.qp] {
+                QpType::Rc => path | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+                QpType::Uc => path,
+                QpType::Ud => 0,
+            };
+        let attributes = QpAttributes {
+            state: QpState::ReadyToReceive,
+            address: address(peer.gid),
+            dest_qpn: peer.qpn.0,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 12,
+            path_mtu: PathMtu::Mtu1024,
+            ..Default::default()
+        };
+        self.modify(end, &attributes, mask).unwrap();
+    }
+
+    pub fn rts(&mut self, end: &End) {
+        self.rts_with(end, QpAttributes { retry_count: 2, rnr_retry: 3, timeout: 8, ..Default::default() });
+    }
+
+    pub fn rts_with(&mut self, end: &End, attributes: QpAttributes) {
+        use QpAttributeMask as M;
+        let rc = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
+        let mask = M::STATE | M::SQ_PSN | if self.types[&end.qp] == QpType::Rc { rc } else { 0 };
+        let attributes = QpAttributes { state: QpState::ReadyToSend, max_rd_atomic: 4, ..attributes };
+        self.modify(end, &attributes, mask).unwrap();
+    }
+
+    pub fn state(&self, end: &End) -> QpState {
+        self.engine.query_qp(end.session, end.qp).unwrap().state
+    }
+
+    /// Posts without working anything off.
+    pub fn post_send(&mut self, end: &End, mut request: SendRequest) {
+        let ring = self.world.sends.entry(end.qp).or_default();
+        request.ring_position = ring.position;
+        ring.position += 1;
+        ring.posted.push_back(request);
+    }
+
+    pub fn post_receive(&mut self, end: &End, id: u64, sges: &[Sge]) {
+        let queue = end.receive_queue();
+        let ring = self.world.receives.entry(queue).or_default();
+        let mut request = ReceiveRequest { work_request_id: id, ring_position: ring.position, ..Default::default() };
+        request.sge_count = sges.len() as u8;
+        request.sges[..sges.len()].copy_from_slice(sges);
+        ring.position += 1;
+        ring.posted.push_back(request);
+        if self.world.wanted.contains(&queue) {
+            self.engine.handle_receive_posted(&mut self.world, self.now, queue);
+        }
+    }
+
+    /// Runs everything that can run without time passing or copies landing.
+    pub fn work(&mut self) {
+        for qp in self.qps.clone() {
+            while self.engine.run(&mut self.world, self.now, qp, 1 << 20) == Progress::More {}
+        }
+        while let Some(qp) = self.engine.poll_ready() {
+            while self.engine.run(&mut self.world, self.now, qp, 1 << 20) == Progress::More {}
+        }
+    }
+
+    /// Lands one pending operation.
+    pub fn land(&mut self, index: usize) {
+        let (token, job) = self.world.pending.swap_remove(index);
+        match job {
+            Job::Copy { mut from, spans, to } => {
+                from.extend(self.world.read_spans(&spans));
+                self.world.write_spans(&from, &to);
+                self.engine.handle_copied(&mut self.world, self.now, token, Ok(()));
+            }
+            Job::Atomic { at, operation } => {
+                let value = self.world.apply_atomic(at, operation);
+                self.engine.handle_atomic_done(&mut self.world, self.now, token, Ok(value));
+            }
+        }
+    }
+
+    /// Works until only time could help.
+    pub fn settle(&mut self) {
+        self.work();
+        while !self.world.pending.is_empty() {
+            self.land(0);
+            self.work();
+        }
+    }
+
+    /// Lets the next timer expire; false if there is none.
+    pub fn expire(&mut self) -> bool {
+        let Some(at) = self.engine.poll_timeout() else { return false };
+        assert!(at >= self.now);
+        self.now = at;
+        self.engine.handle_timeout(&mut self.world, at);
+        self.settle();
+        true
+    }
+
+    pub fn polls(&mut self, end: &End) -> Vec<Completion> {
+        self.world.polls(end.cq)
+    }
+
+    /// The one completion that is there.
+    pub fn only(&mut self, end: &End) -> Completion {
+        let mut all = self.polls(end);
+        assert_eq!(all.len(), 1, "{all:?}");
+        all.remove(0)
+    }
+
+    pub fn statuses(&mut self, end: &End) -> Vec<(u64, CompletionStatus)> {
+        self.polls(end).iter().map(|completion| (completion.work_request_id, completion.status)).collect()
+    }
+}
+
+pub fn address(dgid: Gid) -> AddressHandleAttributes {
+    let grh = Some(GlobalRoute { dgid, hop_limit: 64, ..Default::default() });
+    AddressHandleAttributes { grh, port: 1, ..Default::default() }
+}
+
+pub fn request(id: u64, opcode: SendOpcode, sges: &[Sge]) -> SendRequest {
+    let mut request = SendRequest {
+        work_request_id: id,
+        opcode,
+        flags: SendFlags(SendFlags::SIGNALED),
+        sge_count: sges.len() as u8,
+        ..Default::default()
+    };
+    request.sges[..sges.len()].copy_from_slice(sges);
+    request
+}
+
+/// A request that names memory of the other end.
+pub fn remote(id: u64, opcode: SendOpcode, sges: &[Sge], target: &End, offset: u64) -> SendRequest {
+    SendRequest { remote_address: MEMORY_BASE + offset, rkey: target.key, ..request(id, opcode, sges) }
+}

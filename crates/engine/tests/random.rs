@@ -1,0 +1,425 @@
+//! Random runs against a model: two RC QPs, both directions, every operation, copies at once or late, and then perhaps
+//! an end that errs, is destroyed or dies.
+//!
+//! Checked: messages arrive exactly once and in order; completions come in posting order, first successes, then one
+//! failure, then flushes; memory equals the model's; nothing is touched that nobody asked for; bookkeeping ends empty.
+mod common;
+use common::*;
+use freeflow_engine::*;
+use freeflow_verbs::*;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+use CompletionStatus as Status;
+use SendOpcode as Op;
+
+/// Parts of an end's memory.
+const SOURCE: u64 = 0; // written once, random
+const RECEIVES: u64 = 512 << 10; // RECV buffers, used once each
+const TARGET: u64 = 1024 << 10; // the peer's WRITEs, READs and atomics
+const RESULTS: u64 = 1536 << 10; // what own READs and atomics bring
+const PART: u64 = 512 << 10;
+
+#[derive(Clone, Debug)]
+struct Step {
+    kind: u8,
+    from_a: bool,
+    place: u64,
+    length: u64,
+    sges: u64,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let length = prop_oneof![4 => 0u64..200, 1 => 0u64..5000, 1 => 200_000u64..400_000];
+    (0u8..10, any::<bool>(), any::<u32>(), length, 1u64..5).prop_map(|(kind, from_a, place, length, sges)| Step {
+        kind,
+        from_a,
+        place: u64::from(place),
+        length,
+        sges,
+    })
+}
+
+/// What the model knows of a posted request.
+struct Posted {
+    id: u64,
+    signaled: bool,
+    /// Bytes that a RECV must find.
+    payload: Option<Vec<u8>>,
+}
+
+struct Side {
+    end: End,
+    /// Its memory, as it must be if all its peer's and its own requests succeed in order.
+    model: Vec<u8>,
+    posted: VecDeque<Posted>,
+    /// Positions and lengths of the posted RECVs.
+    receives: VecDeque<(u64, u64, u64)>,
+    next_receive: u64,
+    next_result: u64,
+}
+
+struct Run {
+    net: Net,
+    sides: [Side; 2],
+    dice: Dice,
+    ids: u64,
+}
+
+impl Run {
+    fn new(seed: u64, put_off: bool) -> Self {
+        let mut net = Net::new();
+        net.world.put_off = put_off.then_some(Dice(seed ^ 1));
+        let (a, b) = net.pair(QpType::Rc);
+        let mut dice = Dice(seed);
+        let sides = [a, b].map(|end| {
+            for byte in net.world.bytes(end.session, MEMORY_BASE + SOURCE, PART as usize) {
+                *byte = dice.roll(256) as u8;
+            }
+            let model = net.world.memory[&end.session].clone();
+            Side { end, model, posted: VecDeque::new(), receives: VecDeque::new(), next_receive: 0, next_result: 0 }
+        });
+        Self { net, sides, dice, ids: 0 }
+    }
+
+    /// Cuts a range of an end's memory into entries.
+    fn cut(&mut self, end: &End, offset: u64, length: u64, pieces: u64) -> Vec<Sge> {
+        let mut sges = Vec::new();
+        let mut done = 0;
+        for left in (0..pieces).rev() {
+            let now = if left == 0 { length - done } else { self.dice.roll(length - done + 1) };
+            sges.push(end.sge(offset + done, now as u32));
+            done += now;
+        }
+        sges
+    }
+
+    fn apply(&mut self, step: &Step) {
+        let (me, peer) = if step.from_a { (0, 1) } else { (1, 0) };
+        match step.kind {
+            0 | 1 => self.post_receive(peer, step.length.max(64), step.sges),
+            2..=4 => self.post_send(me, peer, step),
+            5 | 6 => self.post_write(me, peer, step),
+            7 => self.post_read(me, peer, step),
+            8 => self.post_atomic(me, peer, step),
+            _ => self.progress(),
+        }
+    }
+
+    fn post_receive(&mut self, side: usize, length: u64, pieces: u64) {
+        let Side { end, next_receive, .. } = self.sides[side];
+        if next_receive + length > PART {
+            return;
+        }
+        self.ids += 1;
+        let sges = self.cut(&end, RECEIVES + next_receive, length, pieces);
+        self.sides[side].receives.push_back((self.ids, RECEIVES + next_receive, length));
+        self.sides[side].next_receive += length;
+        self.net.post_receive(&end, self.ids, &sges);
+    }
+
+    fn post(&mut self, me: usize, mut request: SendRequest, payload: Option<Vec<u8>>) {
+        self.ids += 1;
+        let signaled = self.dice.roll(3) > 0;
+        request.work_request_id = self.ids;
+        request.flags.0 = (request.flags.0 & !SendFlags::SIGNALED) | if signaled { SendFlags::SIGNALED } else { 0 };
+        let end = self.sides[me].end;
+        self.sides[me].posted.push_back(Posted { id: self.ids, signaled, payload });
+        self.net.post_send(&end, request);
+    }
+
+    /// A request with the bytes at `offset` as its source, sometimes inline.
+    fn with_source(&mut self, me: usize, opcode: Op, step: &Step, length: u64) -> (SendRequest, Vec<u8>) {
+        let end = self.sides[me].end;
+        let offset = SOURCE + step.place % (PART - length + 1);
+        let bytes = self.sides[me].model[offset as usize..(offset + length) as usize].to_vec();
+        if length <= 1024 && self.dice.roll(3) == 0 {
+            let mut request = request(0, opcode, &[]);
+            request.flags.0 |= SendFlags::INLINE;
+            request.inline_length = length as u16;
+            request.inline_data[..bytes.len()].copy_from_slice(&bytes);
+            return (request, bytes);
+        }
+        let sges = self.cut(&end, offset, length, step.sges);
+        (request(0, opcode, &sges), bytes)
+    }
+
+    /// Only into a RECV that is there and fits: a message that does not is another test's business.
+    fn post_send(&mut self, me: usize, peer: usize, step: &Step) {
+        let claimed = self.sides[me].posted.iter().filter(|posted| posted.payload.is_some()).count();
+        let Some(&(_, offset, room)) = self.sides[peer].receives.get(claimed) else {
+            return self.post_receive(peer, step.length.max(64), step.sges);
+        };
+        let length = step.length.min(room);
+        let (request, bytes) = self.with_source(me, Op::SendWithImmediate, step, length);
+        self.sides[peer].model[offset as usize..(offset + length) as usize].copy_from_slice(&bytes);
+        self.post(me, request, Some(bytes));
+    }
+
+    fn post_write(&mut self, me: usize, peer: usize, step: &Step) {
+        let (request, bytes) = self.with_source(me, Op::RdmaWrite, step, step.length);
+        let to = TARGET + (step.place >> 8) % (PART - step.length + 1);
+        self.sides[peer].model[to as usize..to as usize + bytes.len()].copy_from_slice(&bytes);
+        let rkey = self.sides[peer].end.key;
+        self.post(me, SendRequest { remote_address: MEMORY_BASE + to, rkey, ..request }, None);
+    }
+
+    fn results(&mut self, me: usize, length: u64, pieces: u64) -> Option<(u64, Vec<Sge>)> {
+        let Side { end, next_result, .. } = self.sides[me];
+        if next_result + length > PART {
+            return None;
+        }
+        self.sides[me].next_result += length;
+        Some((RESULTS + next_result, self.cut(&end, RESULTS + next_result, length, pieces)))
+    }
+
+    fn post_read(&mut self, me: usize, peer: usize, step: &Step) {
+        let Some((to, sges)) = self.results(me, step.length, step.sges) else { return };
+        let from = TARGET + step.place % (PART - step.length + 1);
+        let bytes = self.sides[peer].model[from as usize..(from + step.length) as usize].to_vec();
+        self.sides[me].model[to as usize..to as usize + bytes.len()].copy_from_slice(&bytes);
+        let target = self.sides[peer].end;
+        self.post(me, remote(0, Op::RdmaRead, &sges, &target, from), None);
+    }
+
+    fn post_atomic(&mut self, me: usize, peer: usize, step: &Step) {
+        let Some((to, sges)) = self.results(me, 8, 1) else { return };
+        let at = (TARGET + step.place % (PART - 8)) & !7;
+        let target = self.sides[peer].end;
+        let word = &mut self.sides[peer].model[at as usize..at as usize + 8];
+        let before = u64::from_ne_bytes((&*word).try_into().unwrap());
+        let (opcode, compare_add, after) = match step.length % 3 {
+            0 => (Op::FetchAdd, step.place, before.wrapping_add(step.place)),
+            1 => (Op::CompareSwap, before, step.place),
+            _ => (Op::CompareSwap, before ^ 1, before),
+        };
+        word.copy_from_slice(&after.to_ne_bytes());
+        self.sides[me].model[to as usize..to as usize + 8].copy_from_slice(&before.to_ne_bytes());
+        let request = SendRequest { compare_add, swap: step.place, ..remote(0, opcode, &sges, &target, at) };
+        self.post(me, request, None);
+    }
+
+    /// Some of: a turn of either QP, a landing, a ready QP, time.
+    fn progress(&mut self) {
+        for _ in 0..self.dice.roll(8) {
+            let net = &mut self.net;
+            match self.dice.roll(5) {
+                0 | 1 => {
+                    let qp = self.sides[self.dice.roll(2) as usize].end.qp;
+                    net.engine.run(&mut net.world, net.now, qp, 1 + self.dice.roll(300_000));
+                }
+                2 if !net.world.pending.is_empty() => {
+                    let which = self.dice.roll(net.world.pending.len() as u64) as usize;
+                    net.land(which);
+                }
+                3 => {
+                    if let Some(qp) = net.engine.poll_ready() {
+                        net.engine.run(&mut net.world, net.now, qp, 1 + self.dice.roll(300_000));
+                    }
+                }
+                _ => {
+                    net.now.0 += self.dice.roll(1_000_000);
+                    let now = net.now;
+                    if net.engine.poll_timeout().is_some_and(|at| at <= now) {
+                        net.engine.handle_timeout(&mut net.world, now);
+                    }
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        self.net.settle();
+        while self.net.expire() {}
+        self.net.settle();
+        assert!(self.net.world.pending.is_empty());
+    }
+
+    /// Splits an end's completions by queue.
+    fn completions(&mut self, side: usize) -> [Vec<Completion>; 2] {
+        let end = self.sides[side].end;
+        let (sent, received) =
+            self.net.polls(&end).into_iter().partition(|done| done.flags.contains(CompletionFlags::SEND_QUEUE));
+        [sent, received]
+    }
+}
+
+/// Checks one end's send completions: successes of signaled requests in order, then errors for all the rest in order.
+/// Gives the number of requests that surely succeeded.
+fn check_sends(side: &Side, sent: &[Completion], all_must_succeed: bool) -> usize {
+    let mut posted = side.posted.iter().enumerate().peekable();
+    let mut succeeded = 0;
+    let mut failed = false;
+    for done in sent {
+        if done.status == Status::Success {
+            assert!(!failed, "no success after a failure");
+            let (place, request) = posted.find(|(_, request)| request.signaled).expect("posted");
+            assert_eq!(request.id, done.work_request_id);
+            succeeded = place + 1;
+            continue;
+        }
+        assert!(!all_must_succeed, "{done:?}");
+        let (_, request) = posted
+            .find(|(_, request)| failed || request.signaled || request.id == done.work_request_id)
+            .expect("posted");
+        assert_eq!(request.id, done.work_request_id);
+        assert!(!failed || done.status == Status::WorkRequestFlushed);
+        failed = true;
+    }
+    if failed {
+        assert!(posted.next().is_none(), "all the rest is flushed");
+    }
+    succeeded
+}
+
+/// Checks one end's receive completions: each message once, in order, then flushes.
+fn check_receives(run: &Run, side: usize, received: &[Completion]) -> usize {
+    let messages: Vec<&Vec<u8>> = run.sides[1 - side].posted.iter().filter_map(|p| p.payload.as_ref()).collect();
+    let memory = &run.net.world.memory[&run.sides[side].end.session];
+    let mut succeeded = 0;
+    for (place, done) in received.iter().enumerate() {
+        let (id, offset, _) = run.sides[side].receives[place];
+        assert_eq!((done.work_request_id, done.ring_position), (id, place as u32));
+        if done.status == Status::Success {
+            assert_eq!(succeeded, place, "no success after a flush");
+            let bytes = messages[place];
+            assert_eq!(done.byte_count as usize, bytes.len());
+            assert!(memory[offset as usize..offset as usize + bytes.len()] == bytes[..], "the message's own bytes");
+            succeeded += 1;
+        } else {
+            assert_eq!(done.status, Status::WorkRequestFlushed);
+        }
+    }
+    succeeded
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    #[test]
+    fn all_arrives_once_and_in_order(
+        seed in any::<u64>(),
+        put_off in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let mut run = Run::new(seed, put_off);
+        for step in &steps {
+            run.apply(step);
+        }
+        run.finish();
+        for side in 0..2 {
+            let [sent, received] = run.completions(side);
+            check_sends(&run.sides[side], &sent, true);
+            assert_eq!(sent.len(), run.sides[side].posted.iter().filter(|posted| posted.signaled).count());
+            let succeeded = check_receives(&run, side, &received);
+            assert_eq!(succeeded, run.sides[1 - side].posted.iter().filter(|p| p.payload.is_some()).count());
+            let end = run.sides[side].end;
+            prop_assert!(run.net.world.memory[&end.session] == run.sides[side].model);
+            prop_assert_eq!(run.net.state(&end), QpState::ReadyToSend);
+        }
+        prop_assert!(run.net.world.largest_copy <= CHUNK_BYTES_MAX);
+        prop_assert!(run.net.world.events.is_empty());
+    }
+
+    #[test]
+    fn a_run_repeats_itself(seed in any::<u64>(), steps in prop::collection::vec(step(), 1..30)) {
+        let run = || {
+            let mut run = Run::new(seed, true);
+            for step in &steps {
+                run.apply(step);
+            }
+            run.finish();
+            (run.completions(0), run.completions(1), run.net.now, run.sides[0].end.key, run.net.world.copies)
+        };
+        prop_assert_eq!(run(), run());
+    }
+
+    #[test]
+    fn an_end_goes_away(
+        seed in any::<u64>(),
+        put_off in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..40),
+        later in prop::collection::vec(step(), 0..20),
+        how in 0u8..5,
+    ) {
+        let mut run = Run::new(seed, put_off);
+        for step in &steps {
+            run.apply(step);
+        }
+        let victim = run.sides[1].end;
+        let done = go_away(&mut run, how);
+        for step in &later {
+            // A post to the end that is gone does not happen.
+            if step.from_a && !matches!(step.kind, 0..=4) {
+                run.apply(step);
+            } else {
+                run.progress();
+            }
+        }
+        run.finish();
+        if !done {
+            prop_assert!(go_away(&mut run, how), "after the landings it can be done");
+        }
+        if how < 3 {
+            // Nothing of it is in use: its memory can go.
+            prop_assert_eq!(run.net.engine.copies_in_flight(victim.session), 0);
+            prop_assert_eq!(run.net.engine.deregister_mr(victim.session, victim.mr), Ok(()));
+        }
+        run.net.work();
+        check_after(&mut run, how);
+    }
+}
+
+/// True once it is done.
+fn go_away(run: &mut Run, how: u8) -> bool {
+    let end = run.sides[1].end;
+    let net = &mut run.net;
+    let refused = match how {
+        0 => net.to(&end, QpState::Error).err(),
+        1 => net.to(&end, QpState::Reset).err(),
+        2 => net.engine.destroy_qp(&mut net.world, net.now, end.session, end.qp).err(),
+        3 => net.engine.deregister_mr(end.session, end.mr).err(),
+        _ => {
+            // What the router promises: no forgotten copy writes any more.
+            net.engine.destroy_session(&mut net.world, net.now, end.session);
+            for (token, _) in std::mem::take(&mut net.world.pending) {
+                net.engine.handle_copied(&mut net.world, net.now, token, Ok(()));
+                net.engine.handle_atomic_done(&mut net.world, net.now, token, Ok(0));
+            }
+            None
+        }
+    };
+    assert!(matches!(refused, None | Some(Refusal::InFlight | Refusal::Error(VerbsError::NotFound))), "{refused:?}");
+    refused != Some(Refusal::InFlight)
+}
+
+fn check_after(run: &mut Run, how: u8) {
+    let [sent, received] = run.completions(0);
+    check_sends(&run.sides[0], &sent, false);
+    let arrived_at_a = check_receives(run, 0, &received);
+    let [sent_b, received_b] = run.completions(1);
+    let succeeded_b = check_sends(&run.sides[1], &sent_b, false);
+    if how != 3 {
+        check_receives(run, 1, &received_b);
+    }
+    // What the sender was told to have succeeded has arrived.
+    let told = run.sides[1].posted.iter().take(succeeded_b).filter(|posted| posted.payload.is_some()).count();
+    assert!(told <= arrived_at_a);
+    // Nothing but the parts that requests name was written.
+    for side in 0..2 {
+        let end = run.sides[side].end;
+        let memory = &run.net.world.memory[&end.session];
+        assert!(memory[SOURCE as usize..PART as usize] == run.sides[side].model[SOURCE as usize..PART as usize]);
+        let free = (RECEIVES + run.sides[side].next_receive) as usize..TARGET as usize;
+        assert!(memory[free].iter().all(|byte| *byte == 0));
+        let free = (RESULTS + run.sides[side].next_result) as usize..MEMORY_BYTES;
+        assert!(memory[free].iter().all(|byte| *byte == 0));
+    }
+    // The survivor can always be taken down.
+    let a = run.sides[0].end;
+    let net = &mut run.net;
+    assert_eq!(net.engine.destroy_qp(&mut net.world, net.now, a.session, a.qp), Ok(()));
+    assert_eq!(net.engine.deregister_mr(a.session, a.mr), Ok(()));
+    assert_eq!(net.engine.poll_timeout(), None);
+    net.work();
+}
