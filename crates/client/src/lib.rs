@@ -1,1 +1,45 @@
+//! The library side of a vNIC: the process's one connection to its router, and safe verbs over the rings it shares
+//! with it. The C drop-ins marshal into this crate; nothing here knows a C layout.
+//!
+//! Invariant: one process has one live [`Session`]. Every object belongs to the session that made it and is of no use
+//! once that session is dead (the router is gone) or left behind by `fork` (see [`fork`]).
+//!
+//! Invariant: locks are taken in the order CQ, then send or receive queue, then [`Session`]'s table of objects. A
+//! control call is made with no queue lock held, but for a resize, which holds its CQ.
+//!
+//! The data path (post, poll, arm) makes no allocation, no log and no system call, except the kick of a sleeping router,
+//! `sched_yield` when the pollers don't fit the cores, and on a CQ that stays empty one `poll` every ten milliseconds to
+//! notice that the router is gone.
+#![forbid(unsafe_code)]
 
+mod arena;
+mod belongings;
+mod channel;
+mod completion_queue;
+mod context;
+pub mod fork;
+mod memory_map;
+mod queue_pair;
+mod registry;
+mod session;
+mod shared_receive_queue;
+
+pub use arena::{allocate, release, usable_bytes};
+pub use channel::Channel;
+pub use completion_queue::CompletionQueue;
+pub use context::{Context, Element};
+pub use freeflow_protocol::library::Handle;
+pub use freeflow_shm::SendDescriptor;
+pub use memory_map::check_mapped;
+pub use queue_pair::{QpParameters, QueuePair, ReceiveBatch, SendBatch, check_send};
+pub use registry::Tag;
+pub use session::{ConnectError, MemoryRegion, Session, socket_path};
+pub use shared_receive_queue::{SharedReceiveQueue, SrqBatch};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks, whatever became of an earlier holder: a panic is turned into an error at the C boundary, and every structure
+/// here is left consistent between two of its statements.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,1 +1,31 @@
+//! The drop-in `libibverbs.so.1`: C entry points that marshal into `freeflow-client`, and nothing else.
+//!
+//! `scripts/link-ibverbs` links this crate's static library with `versions.map`, so that every name stands in the
+//! version nodes that rdma-core gives it. Structs handed to C begin with the layout of `freeflow-abi`; what is behind it
+//! is ours, and a pointer to the one is a pointer to the other.
+//!
+//! Invariant: no panic crosses the boundary (`boundary`), and no verb succeeds that was not done.
+#![allow(clippy::missing_safety_doc, reason = "C's contract: the manual page of the function")]
 
+mod ah;
+mod answers;
+mod boundary;
+mod channel;
+mod compat;
+mod context;
+mod cq;
+mod cq_ex;
+mod device;
+mod events;
+mod fork;
+mod malloc;
+mod memory;
+mod post;
+mod private;
+mod qp;
+mod qp_ex;
+mod srq;
+mod strings;
+mod sync;
+mod sysfs;
+mod unsupported;

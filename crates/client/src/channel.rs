@@ -1,0 +1,79 @@
+//! Completion channels: a pipe that the router writes one event into for each armed CQ that got a completion.
+use crate::lock;
+use crate::registry::Tag;
+use crate::session::Session;
+use freeflow_protocol::library::{EVENT_BYTES, Handle, Reply, Request};
+use freeflow_verbs::VerbsError;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+/// A completion channel.
+#[derive(Debug)]
+pub struct Channel {
+    session: Arc<Session>,
+    handle: Handle,
+    pipe: OwnedFd,
+}
+
+impl Channel {
+    pub fn create(session: &Arc<Session>, context: Handle) -> Result<Self, VerbsError> {
+        let (reply, mut descriptors) = session.call(&Request::CreateChannel { context })?;
+        match (reply, descriptors.pop()) {
+            (Reply::Channel { channel }, Some(pipe)) => Ok(Self { session: session.clone(), handle: channel, pipe }),
+            _ => Err(session.nonsense()),
+        }
+    }
+
+    pub fn destroy(&self) -> Result<(), VerbsError> {
+        self.session.destroy(&Request::DestroyChannel { channel: self.handle })
+    }
+
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// What the application waits on: readable when there is an event. It may make it non-blocking.
+    pub fn descriptor(&self) -> RawFd {
+        self.pipe.as_raw_fd()
+    }
+
+    /// Waits for the next event and runs `deliver` with the tag of its CQ, which can't be destroyed meanwhile. Once the
+    /// router is gone, every CQ of the channel gets one event, so that its flushed requests are polled.
+    ///
+    /// # Errors
+    /// As `read`: Interrupted, WouldBlock (on a non-blocking descriptor). `None` inside: the router is gone, and every
+    /// CQ was told.
+    pub fn wait(&self, deliver: &mut dyn FnMut(Tag)) -> Result<(), Option<io::Error>> {
+        if self.session.left_behind() {
+            return Err(None);
+        }
+        while let Some([cookie, _]) = read_event(&self.pipe).map_err(Some)? {
+            if self.session.deliver_cq(cookie, deliver) {
+                return Ok(());
+            }
+        }
+        self.session.mark_dead();
+        let mut objects = lock(&self.session.objects);
+        let untold = objects
+            .cqs
+            .values_mut()
+            .find(|entry| entry.channel == Some(self.handle) && !entry.death_reported && entry.tag != 0);
+        let entry = untold.ok_or(None)?;
+        entry.death_reported = true;
+        deliver(entry.tag);
+        Ok(())
+    }
+}
+
+/// Reads one event; `None` at the end of the pipe, which is the end of the router. A hung-up pipe is drained first.
+pub(crate) fn read_event(pipe: &OwnedFd) -> io::Result<Option<[u32; 2]>> {
+    let mut bytes = [0; EVENT_BYTES];
+    let count = rustix::io::read(pipe.as_fd(), &mut bytes)?;
+    if count != EVENT_BYTES {
+        // Events are written whole and pipes keep that: anything shorter is the end.
+        return Ok(None);
+    }
+    let [a, b, c, d, e, f, g, h] = bytes;
+    Ok(Some([u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]))
+}

@@ -1,0 +1,345 @@
+//! Completion queues: polling, arming, resizing, and the flush that follows the end of the router.
+//!
+//! Invariant: a request's slot is given back to its queue when its completion is *returned* by a poll, never before; so
+//! no queue can have more unreturned completions than requests it may hold.
+//!
+//! Invariant: completions of a destroyed or reset QP are dropped, at the latest when they are polled.
+use crate::channel::Channel;
+use crate::lock;
+use crate::queue_pair::Rings;
+use crate::registry::{Entry, Tag};
+use crate::session::Session;
+use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_shm::layout::cq_bytes;
+use freeflow_shm::{CompletionConsumer, Segment, sched_yield};
+use freeflow_verbs::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, VerbsError};
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Empty polls in a row after which a poller that shares its core gives way.
+const EMPTY_POLLS_BEFORE_YIELD: u32 = 20;
+/// Empty polls between two looks at the clock, a power of two.
+const EMPTY_POLLS_PER_CHECK: u32 = 64;
+/// Attachments of one block of the table, a power of two.
+const BLOCK: usize = 64;
+
+/// A completion queue.
+pub struct CompletionQueue {
+    session: Arc<Session>,
+    handle: Handle,
+    cookie: u32,
+    /// Keeps the channel as long as the CQ.
+    channel: Option<Arc<Channel>>,
+    capacity: AtomicU32,
+    inner: Mutex<Inner>,
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("cookie", &self.cookie).finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    ring: CompletionConsumer,
+    /// Completions taken out of the ring before their turn: by a resize, or when a QP was destroyed.
+    early: VecDeque<Completion>,
+    attached: Attached,
+    empty_polls: u32,
+}
+
+impl CompletionQueue {
+    /// `cqe` entries at least.
+    pub fn create(
+        session: &Arc<Session>,
+        context: Handle,
+        cqe: u32,
+        channel: Option<&Arc<Channel>>,
+    ) -> Result<Self, VerbsError> {
+        let entry = Entry { channel: channel.map(|channel| channel.handle()), ..Entry::default() };
+        let cookie = lock(&session.objects).cqs.allocate(entry)?;
+        let channel_handle = channel.map(|channel| channel.handle());
+        let made = session
+            .call(&Request::CreateCq { context, cqe, channel: channel_handle, cookie })
+            .and_then(|(reply, descriptors)| open_ring(session, reply, &descriptors));
+        match made {
+            Ok((handle, capacity, ring)) => Ok(Self {
+                session: session.clone(),
+                handle,
+                cookie,
+                channel: channel.cloned(),
+                capacity: AtomicU32::new(capacity),
+                inner: Mutex::new(Inner {
+                    ring,
+                    early: VecDeque::new(),
+                    attached: Attached::default(),
+                    empty_polls: 0,
+                }),
+            }),
+            Err(error) => {
+                lock(&session.objects).cqs.remove(cookie);
+                Err(error)
+            }
+        }
+    }
+
+    /// Refused with Busy while a QP uses it.
+    pub fn destroy(&self) -> Result<(), VerbsError> {
+        self.session.destroy(&Request::DestroyCq { cq: self.handle })?;
+        lock(&self.session.objects).cqs.remove(self.cookie);
+        Ok(())
+    }
+
+    /// What events of this CQ are delivered with.
+    pub fn set_tag(&self, tag: Tag) {
+        if let Some(entry) = lock(&self.session.objects).cqs.get_mut(self.cookie) {
+            entry.tag = tag;
+        }
+    }
+
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    pub fn channel(&self) -> Option<&Arc<Channel>> {
+        self.channel.as_ref()
+    }
+
+    /// Entries it holds.
+    pub fn capacity(&self) -> u32 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Hands up to `limit` completions to `take`, oldest first; says how many.
+    ///
+    /// # Errors
+    /// DeviceFatal in a child of the process that made the CQ. When the router is gone there is no error: what is
+    /// outstanding completes with WorkRequestFlushed.
+    pub fn poll(&self, limit: usize, mut take: impl FnMut(&Completion)) -> Result<usize, VerbsError> {
+        if self.session.left_behind() {
+            return Err(VerbsError::DeviceFatal);
+        }
+        let mut inner = lock(&self.inner);
+        let count = inner.take_ready(limit, &mut take);
+        if count > 0 {
+            inner.empty_polls = 0;
+            return Ok(count);
+        }
+        if self.session.is_dead() {
+            return Ok(inner.attached.flush(limit, &mut take));
+        }
+        inner.empty_polls = inner.empty_polls.wrapping_add(1);
+        let empty_polls = inner.empty_polls;
+        drop(inner);
+        self.wait_a_little(empty_polls);
+        Ok(0)
+    }
+
+    fn wait_a_little(&self, empty_polls: u32) {
+        if empty_polls.is_multiple_of(EMPTY_POLLS_PER_CHECK) {
+            self.session.check_sometimes();
+        }
+        if empty_polls > EMPTY_POLLS_BEFORE_YIELD && self.session.must_yield() {
+            sched_yield();
+        }
+    }
+
+    /// Asks for one event on the channel, for the next completion or the next solicited one (or error).
+    pub fn arm(&self, solicited_only: bool) -> Result<(), VerbsError> {
+        if self.session.left_behind() {
+            return Err(VerbsError::DeviceFatal);
+        }
+        let inner = lock(&self.inner);
+        inner.ring.arm(solicited_only);
+        Ok(())
+    }
+
+    /// Makes room for `cqe` entries at least; what is in the queue stays.
+    pub fn resize(&self, cqe: u32) -> Result<u32, VerbsError> {
+        let mut inner = lock(&self.inner);
+        if (inner.early.len() as u64) > u64::from(cqe) {
+            return Err(VerbsError::InvalidArgument);
+        }
+        let (reply, descriptors) = self.session.call(&Request::ResizeCq { cq: self.handle, cqe })?;
+        let (_, capacity, ring) = open_ring(&self.session, reply, &descriptors)?;
+        inner.empty_ring();
+        inner.ring = ring;
+        self.capacity.store(capacity, Ordering::Relaxed);
+        Ok(capacity)
+    }
+
+    pub(crate) fn attach(&self, rings: &Arc<Rings>, role: Role) {
+        lock(&self.inner).attached.add(rings, role);
+    }
+
+    pub(crate) fn detach(&self, cookie: u32) {
+        lock(&self.inner).attached.remove(cookie);
+    }
+
+    /// Drops the completions of a QP of which the router will send no more.
+    pub(crate) fn purge(&self, rings: &Rings) {
+        let mut inner = lock(&self.inner);
+        inner.empty_ring();
+        inner.early.retain(|completion| {
+            let doomed = rings.is_of(completion);
+            if doomed {
+                rings.give_back_shared(completion);
+            }
+            !doomed
+        });
+    }
+}
+
+impl Inner {
+    fn take_ready(&mut self, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
+        let mut count = 0;
+        while count < limit
+            && let Some(completion) = self.early.pop_front()
+        {
+            count += self.attached.give_back(&completion, take);
+            self.ring.commit_carried_over(self.early.len() as u32);
+        }
+        let mut completion = Completion::default();
+        let mut consumed = false;
+        while count < limit && self.ring.poll(&mut completion) {
+            consumed = true;
+            count += self.attached.give_back(&completion, take);
+        }
+        if consumed {
+            self.ring.commit();
+        }
+        count
+    }
+
+    /// Moves everything out of the ring, in order.
+    fn empty_ring(&mut self) {
+        let mut completion = Completion::default();
+        let before = self.early.len();
+        while self.ring.poll(&mut completion) {
+            self.early.push_back(completion);
+        }
+        if self.early.len() > before {
+            self.ring.commit();
+        }
+    }
+}
+
+/// Maps the ring of a created or resized CQ.
+fn open_ring(
+    session: &Session,
+    reply: Reply,
+    descriptors: &[std::os::fd::OwnedFd],
+) -> Result<(Handle, u32, CompletionConsumer), VerbsError> {
+    let (Reply::Cq { cq, cqe, segment_bytes }, [memory]) = (reply, descriptors) else {
+        return Err(session.nonsense());
+    };
+    if segment_bytes < cq_bytes(cqe) as u64 {
+        return Err(session.nonsense());
+    }
+    match Segment::map(memory.as_fd(), cq_bytes(cqe)) {
+        Ok(segment) => {
+            // A child that could reach the ring would only harm its parent; if the kernel can't, so be it.
+            let _ = segment.set_dontfork();
+            Ok((cq, cqe, CompletionConsumer::new(Arc::new(segment), cqe)))
+        }
+        Err(_) => {
+            let _ = session.destroy(&Request::DestroyCq { cq });
+            Err(VerbsError::NoMemory)
+        }
+    }
+}
+
+/// Which of a QP's completions come to a CQ.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Role {
+    pub sends: bool,
+    pub receives: bool,
+}
+
+type Block = [Option<(Arc<Rings>, Role)>; BLOCK];
+
+/// The QPs whose completions come to a CQ, by cookie: a two-level table.
+#[derive(Default)]
+struct Attached {
+    blocks: Vec<Option<Box<Block>>>,
+}
+
+impl Attached {
+    fn add(&mut self, rings: &Arc<Rings>, role: Role) {
+        let cookie = rings.cookie as usize;
+        if self.blocks.len() <= cookie / BLOCK {
+            self.blocks.resize_with(cookie / BLOCK + 1, || None);
+        }
+        let block = self.blocks[cookie / BLOCK].get_or_insert_with(|| Box::new([const { None }; BLOCK]));
+        block[cookie % BLOCK] = Some((rings.clone(), role));
+    }
+
+    fn remove(&mut self, cookie: u32) {
+        let cookie = cookie as usize;
+        let Some(Some(block)) = self.blocks.get_mut(cookie / BLOCK) else { return };
+        block[cookie % BLOCK] = None;
+        if block.iter().all(Option::is_none) {
+            self.blocks[cookie / BLOCK] = None;
+        }
+    }
+
+    fn get(&self, cookie: u32) -> Option<&Rings> {
+        let cookie = cookie as usize;
+        let block = self.blocks.get(cookie / BLOCK)?.as_ref()?;
+        block[cookie % BLOCK].as_ref().map(|(rings, _)| &**rings)
+    }
+
+    /// Frees the slot of a completed request and returns the completion, unless its QP is gone. Says how many it
+    /// returned.
+    fn give_back(&self, completion: &Completion, take: &mut impl FnMut(&Completion)) -> usize {
+        match self.get(completion.qp_cookie) {
+            Some(rings) if rings.qpn == completion.qpn => {
+                rings.give_back(completion);
+                take(completion);
+                1
+            }
+            _ => 0,
+        }
+    }
+
+    /// The router is gone: completes what is outstanding, in the order of posting in each queue.
+    fn flush(&self, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
+        let mut count = 0;
+        for (rings, role) in self.blocks.iter().flatten().flat_map(|block| block.iter().flatten()) {
+            let mut completion = Completion {
+                status: CompletionStatus::WorkRequestFlushed,
+                qpn: rings.qpn,
+                qp_cookie: rings.cookie,
+                ..Completion::default()
+            };
+            while role.sends
+                && count < limit
+                && let Some((position, wr_id)) = rings.oldest_send()
+            {
+                completion.opcode = CompletionOpcode::Send;
+                completion.flags = CompletionFlags(CompletionFlags::SEND_QUEUE);
+                completion.ring_position = position;
+                completion.work_request_id = wr_id;
+                rings.give_back(&completion);
+                take(&completion);
+                count += 1;
+            }
+            while role.receives
+                && count < limit
+                && let Some((position, wr_id)) = rings.oldest_receive()
+            {
+                completion.opcode = CompletionOpcode::Receive;
+                completion.flags = CompletionFlags(0);
+                completion.ring_position = position;
+                completion.work_request_id = wr_id;
+                rings.give_back(&completion);
+                take(&completion);
+                count += 1;
+            }
+        }
+        count
+    }
+}

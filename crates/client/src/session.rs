@@ -1,0 +1,390 @@
+//! The process's connection to its router: handshake, control calls, liveness, doorbells.
+use crate::belongings::Belongings;
+use crate::registry::{Objects, Tag};
+use crate::{fork, lock};
+use freeflow_protocol::library::{Handle, Reply, Request, Welcome};
+use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, decode, encode};
+use freeflow_shm::layout::{LAYOUT_VERSION, WAIT_YIELD};
+use freeflow_shm::{Doorbell, SessionSegment, fd, monotonic_ns};
+use freeflow_verbs::{Access, AddressHandleAttributes, DeviceAttributes, Gid, VerbsError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// Where the router listens inside a container.
+const SOCKET_PATH: &str = "/run/freeflow/router.sock";
+/// Environment variable that names another place.
+const SOCKET_VARIABLE: &str = "FREEFLOW_SOCKET";
+/// A router that takes longer for one answer counts as gone.
+const REPLY_TIMEOUT_S: i64 = 30;
+/// Descriptors that come with one reply at most.
+const DESCRIPTORS_MAX: usize = 2;
+/// How often empty polls look whether the router still lives.
+const LIVENESS_INTERVAL_NS: u64 = 10_000_000;
+
+/// Why there is no session.
+#[derive(Debug)]
+pub enum ConnectError {
+    /// Nobody answers at the socket.
+    NoRouter { path: PathBuf, error: io::Error },
+    /// The router speaks another version of the protocol or of the shared layouts.
+    Version { path: PathBuf },
+    /// The router refused the session.
+    Refused { path: PathBuf, error: VerbsError },
+    /// The handshake broke off.
+    Broken { path: PathBuf, error: io::Error },
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRouter { path, error } => write!(
+                f,
+                "no router at {} ({error}): start one with `freeflow up` and run this program by `freeflow run` or in a \
+                 container with a freeflow device",
+                path.display()
+            ),
+            Self::Version { path } => write!(
+                f,
+                "the router at {} is of another version than this library: restart it with `freeflow up`, and start \
+                 this container anew",
+                path.display()
+            ),
+            Self::Refused { path, error } => {
+                write!(f, "the router at {} refused this process ({error}): see `freeflow status`", path.display())
+            }
+            Self::Broken { path, error } => write!(
+                f,
+                "the router at {} broke off the handshake ({error}): see `freeflow status` and restart it with \
+                 `freeflow up`",
+                path.display()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+/// A registered memory region. Its keys are what the application sees.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryRegion {
+    pub handle: Handle,
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+/// A process's connection to its router.
+pub struct Session {
+    socket: OwnedFd,
+    /// Held from a request to its reply. The buffer is for replies.
+    control: Mutex<Vec<u8>>,
+    /// Always there until drop.
+    segment: Option<SessionSegment>,
+    kick: Doorbell,
+    welcome: Welcome,
+    generation: u32,
+    dead: AtomicBool,
+    checked_at_ns: AtomicU64,
+    pub(crate) objects: Mutex<Objects>,
+    belongings: Mutex<Belongings>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("vnic", &self.welcome.vnic).finish_non_exhaustive()
+    }
+}
+
+/// The path of the router's socket: `FREEFLOW_SOCKET`, else `/run/freeflow/router.sock`.
+pub fn socket_path() -> PathBuf {
+    std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map_or_else(|| SOCKET_PATH.into(), PathBuf::from)
+}
+
+impl Session {
+    /// This process's session; connects if there is none, or none that lives.
+    pub fn current() -> Result<Arc<Self>, ConnectError> {
+        static CURRENT: Mutex<Weak<Session>> = Mutex::new(Weak::new());
+        let mut current = lock(&CURRENT);
+        if let Some(session) = current.upgrade() {
+            if session.check() {
+                return Ok(session);
+            }
+            if session.left_behind() {
+                // Dropping it would unmap addresses that are no longer its own.
+                std::mem::forget(session);
+            }
+        }
+        let session = Arc::new(Self::connect(&socket_path())?);
+        fork::set_control_descriptor(session.socket.as_raw_fd());
+        *current = Arc::downgrade(&session);
+        Ok(session)
+    }
+
+    /// Connects to the router that listens at `path`. Programs use [`Session::current`].
+    pub fn connect(path: &Path) -> Result<Self, ConnectError> {
+        let socket =
+            fd::connect_seqpacket(path).map_err(|error| ConnectError::NoRouter { path: path.into(), error })?;
+        let mut buffer = Vec::with_capacity(MESSAGE_BYTES_MAX);
+        let request =
+            Request::Hello { protocol_version: PROTOCOL_VERSION, layout_version: LAYOUT_VERSION, program: program() };
+        let broken = |error| ConnectError::Broken { path: path.into(), error };
+        let (reply, mut descriptors) = exchange(&socket, &mut buffer, &request).map_err(broken)?;
+        let welcome = match reply {
+            Reply::Welcome(welcome) => welcome,
+            Reply::Failed(VerbsError::VersionMismatch) => return Err(ConnectError::Version { path: path.into() }),
+            Reply::Failed(error) => return Err(ConnectError::Refused { path: path.into(), error }),
+            _ => return Err(broken(io::ErrorKind::InvalidData.into())),
+        };
+        if welcome.protocol_version != PROTOCOL_VERSION || welcome.layout_version != LAYOUT_VERSION {
+            return Err(ConnectError::Version { path: path.into() });
+        }
+        if descriptors.len() != 2 {
+            return Err(broken(io::ErrorKind::InvalidData.into()));
+        }
+        let kick = descriptors.pop().map(Doorbell);
+        let segment = descriptors.pop().map(|memory| SessionSegment::map(memory.as_fd()));
+        let (Some(kick), Some(segment)) = (kick, segment) else {
+            return Err(broken(io::ErrorKind::InvalidData.into()));
+        };
+        Ok(Self {
+            socket,
+            control: Mutex::new(buffer),
+            segment: Some(segment.map_err(broken)?),
+            kick,
+            welcome,
+            generation: fork::generation(),
+            dead: AtomicBool::new(false),
+            checked_at_ns: AtomicU64::new(0),
+            objects: Mutex::new(Objects::new()),
+            belongings: Mutex::default(),
+        })
+    }
+
+    pub fn device(&self) -> &DeviceAttributes {
+        &self.welcome.device
+    }
+
+    /// GID table of port 1.
+    pub fn gids(&self) -> &[Gid] {
+        &self.welcome.gids
+    }
+
+    /// The control socket's descriptor. Only to be shown: what is read from or written to it breaks the session.
+    pub fn descriptor(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// The process forked, and this is the parent's session.
+    pub fn left_behind(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    /// Known to be of no use any more. Makes no system call.
+    pub fn is_dead(&self) -> bool {
+        self.left_behind() || self.dead.load(Ordering::Acquire)
+    }
+
+    /// The router is known to be gone: its objects are gone with it.
+    pub fn is_router_gone(&self) -> bool {
+        !self.left_behind() && self.dead.load(Ordering::Acquire)
+    }
+
+    /// Looks whether the router still lives.
+    pub fn check(&self) -> bool {
+        if self.is_dead() {
+            return false;
+        }
+        if fd::peer_closed(&self.socket) {
+            self.mark_dead();
+        }
+        !self.is_dead()
+    }
+
+    /// As [`Self::check`], but at most once in ten milliseconds.
+    pub(crate) fn check_sometimes(&self) -> bool {
+        let now = monotonic_ns();
+        // Relaxed: only a rate limit.
+        if now.wrapping_sub(self.checked_at_ns.load(Ordering::Relaxed)) < LIVENESS_INTERVAL_NS {
+            return !self.is_dead();
+        }
+        self.checked_at_ns.store(now, Ordering::Relaxed);
+        self.check()
+    }
+
+    /// Says that the router is gone.
+    pub(crate) fn mark_dead(&self) {
+        // Release: pairs with the Acquire loads in `is_dead`.
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Fails if a verb of this session can't succeed.
+    pub(crate) fn live(&self) -> Result<(), VerbsError> {
+        if self.is_dead() { Err(VerbsError::DeviceFatal) } else { Ok(()) }
+    }
+
+    /// Rings a queue's doorbell.
+    pub(crate) fn ring(&self, cookie: u32) {
+        if let Some(segment) = &self.segment
+            && segment.ring(cookie)
+        {
+            self.kick.kick();
+        }
+    }
+
+    /// Whether pollers should give way to each other.
+    pub(crate) fn must_yield(&self) -> bool {
+        self.segment.as_ref().is_some_and(|segment| segment.wait_policy() == WAIT_YIELD)
+    }
+
+    /// One control call. A failed exchange marks the session dead.
+    pub(crate) fn call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), VerbsError> {
+        self.live()?;
+        let mut buffer = lock(&self.control);
+        match exchange(&self.socket, &mut buffer, request) {
+            Ok((Reply::Failed(error), _)) => Err(error),
+            Ok(answer) => {
+                lock(&self.belongings).note(request, &answer.0);
+                Ok(answer)
+            }
+            Err(_) => {
+                self.mark_dead();
+                Err(VerbsError::DeviceFatal)
+            }
+        }
+    }
+
+    /// A call whose answer is `Done`.
+    pub(crate) fn command(&self, request: &Request) -> Result<(), VerbsError> {
+        match self.call(request)? {
+            (Reply::Done, _) => Ok(()),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// A call that destroys something: what belonged to a router that is gone is destroyed already.
+    pub(crate) fn destroy(&self, request: &Request) -> Result<(), VerbsError> {
+        match self.command(request) {
+            Err(VerbsError::DeviceFatal) if self.is_router_gone() => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Closes a context and destroys what the program left in it.
+    pub(crate) fn close_context(&self, context: Handle) -> Result<(), VerbsError> {
+        let close = Request::CloseContext { context };
+        match self.destroy(&close) {
+            Err(VerbsError::Busy) => {}
+            outcome => return outcome,
+        }
+        let farewell = lock(&self.belongings).farewell(context);
+        for request in &farewell {
+            // What can't go keeps the context from closing, which is then what the caller hears.
+            let _ = self.destroy(request);
+        }
+        self.destroy(&close)
+    }
+
+    /// The router answered something else than was asked: nothing it says can be relied on.
+    pub(crate) fn nonsense(&self) -> VerbsError {
+        self.mark_dead();
+        VerbsError::DeviceFatal
+    }
+
+    pub fn alloc_pd(&self, context: Handle) -> Result<Handle, VerbsError> {
+        match self.call(&Request::AllocPd { context })? {
+            (Reply::Pd { pd }, _) => Ok(pd),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    pub fn dealloc_pd(&self, pd: Handle) -> Result<(), VerbsError> {
+        self.destroy(&Request::DeallocPd { pd })
+    }
+
+    /// Registers memory. The caller checked that it is mapped ([`crate::check_mapped`]).
+    pub fn register(
+        &self,
+        pd: Handle,
+        address: u64,
+        length: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        match self.call(&Request::RegisterMr { pd, address, length, iova, access })? {
+            (Reply::Mr { mr, lkey, rkey }, _) => Ok(MemoryRegion { handle: mr, lkey, rkey }),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// On return nothing of the region is read or written any more.
+    pub fn deregister(&self, mr: Handle) -> Result<(), VerbsError> {
+        self.destroy(&Request::DeregisterMr { mr })
+    }
+
+    pub fn create_address_handle(
+        &self,
+        pd: Handle,
+        attributes: &AddressHandleAttributes,
+    ) -> Result<Handle, VerbsError> {
+        match self.call(&Request::CreateAh { pd, attributes: *attributes })? {
+            (Reply::AddressHandle { ah }, _) => Ok(ah),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    pub fn destroy_address_handle(&self, ah: Handle) -> Result<(), VerbsError> {
+        self.destroy(&Request::DestroyAh { ah })
+    }
+
+    /// Runs `deliver` with the tag of the CQ of that cookie, if it still exists; it can't be destroyed meanwhile.
+    pub(crate) fn deliver_cq(&self, cookie: u32, deliver: &mut dyn FnMut(Tag)) -> bool {
+        lock(&self.objects).cqs.get(cookie).filter(|entry| entry.tag != 0).map(|entry| deliver(entry.tag)).is_some()
+    }
+
+    /// The same for a QP or SRQ.
+    pub(crate) fn deliver_queue(&self, cookie: u32, deliver: &mut dyn FnMut(Tag)) -> bool {
+        lock(&self.objects).queues.get(cookie).filter(|entry| entry.tag != 0).map(|entry| deliver(entry.tag)).is_some()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        fork::clear_control_descriptor(self.socket.as_raw_fd());
+        if self.left_behind() {
+            // Not mapped in this process: its addresses may belong to something else by now.
+            std::mem::forget(self.segment.take());
+        }
+    }
+}
+
+/// Sends a request and waits for its reply.
+fn exchange(socket: &OwnedFd, buffer: &mut Vec<u8>, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    fd::send_message(socket, &encode(request), &[])?;
+    let deadline = monotonic_ns() + REPLY_TIMEOUT_S as u64 * 1_000_000_000;
+    loop {
+        let left = deadline.saturating_sub(monotonic_ns());
+        let timeout = Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };
+        let mut descriptors = [PollFd::new(socket, PollFlags::IN)];
+        match poll(&mut descriptors, Some(&timeout)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => break,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let (bytes, descriptors) = fd::receive_message(socket, buffer, DESCRIPTORS_MAX)?;
+    if bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let reply = buffer.get(..bytes).and_then(|message| decode(message).ok());
+    reply.map(|reply| (reply, descriptors)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// What the process calls itself, for the router's records.
+fn program() -> String {
+    std::fs::read_to_string("/proc/self/comm").map(|name| name.trim_end().to_owned()).unwrap_or_default()
+}

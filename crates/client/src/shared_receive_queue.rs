@@ -1,0 +1,177 @@
+//! Shared receive queues (basic).
+//!
+//! The router copies a request out of its slot when it takes it, so the slots only bound what is *not taken*, and the
+//! count of outstanding requests bounds that: requests may complete in any order, through any CQ.
+use crate::lock;
+use crate::registry::{Entry, Tag};
+use crate::session::Session;
+use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_shm::layout::QueueShape;
+use freeflow_shm::{RequestProducer, Segment};
+use freeflow_verbs::{Sge, SrqAttributes, VerbsError};
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A shared receive queue.
+pub struct SharedReceiveQueue {
+    session: Arc<Session>,
+    handle: Handle,
+    cookie: u32,
+    attributes: SrqAttributes,
+    requests: Mutex<Requests>,
+    completed: Arc<Completed>,
+}
+
+impl fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceiveQueue").field("cookie", &self.cookie).finish_non_exhaustive()
+    }
+}
+
+struct Requests {
+    ring: RequestProducer,
+    /// Free-running count of requests posted.
+    posted: u32,
+}
+
+/// Free-running count of an SRQ's completions that polls returned; QPs that use the SRQ share it.
+#[derive(Debug, Default)]
+pub(crate) struct Completed(AtomicU32);
+
+impl Completed {
+    pub fn add_one(&self) {
+        // Release: pairs with the Acquire in `push`. The returned request's slot was read by the router long before.
+        self.0.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl SharedReceiveQueue {
+    pub fn create(session: &Arc<Session>, pd: Handle, wanted: SrqAttributes) -> Result<Self, VerbsError> {
+        let cookie = lock(&session.objects).queues.allocate(Entry::default())?;
+        let made = session
+            .call(&Request::CreateSrq { pd, attributes: wanted, cookie })
+            .and_then(|(reply, descriptors)| open_ring(session, reply, &descriptors));
+        match made {
+            Ok((handle, attributes, ring)) => Ok(Self {
+                session: session.clone(),
+                handle,
+                cookie,
+                attributes,
+                requests: Mutex::new(Requests { ring, posted: 0 }),
+                completed: Arc::default(),
+            }),
+            Err(error) => {
+                lock(&session.objects).queues.remove(cookie);
+                Err(error)
+            }
+        }
+    }
+
+    /// Refused with Busy while a QP uses it.
+    pub fn destroy(&self) -> Result<(), VerbsError> {
+        self.session.destroy(&Request::DestroySrq { srq: self.handle })?;
+        lock(&self.session.objects).queues.remove(self.cookie);
+        Ok(())
+    }
+
+    /// What events of this SRQ are delivered with.
+    pub fn set_tag(&self, tag: Tag) {
+        if let Some(entry) = lock(&self.session.objects).queues.get_mut(self.cookie) {
+            entry.tag = tag;
+        }
+    }
+
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// What was granted.
+    pub fn attributes(&self) -> SrqAttributes {
+        self.attributes
+    }
+
+    pub fn query(&self) -> Result<SrqAttributes, VerbsError> {
+        match self.session.call(&Request::QuerySrq { srq: self.handle })? {
+            (Reply::SrqAttributes(attributes), _) => Ok(attributes),
+            _ => Err(self.session.nonsense()),
+        }
+    }
+
+    /// Arms the limit event.
+    pub fn set_limit(&self, limit: u32) -> Result<(), VerbsError> {
+        self.session.command(&Request::ModifySrq { srq: self.handle, limit })
+    }
+
+    pub(crate) fn completed(&self) -> &Arc<Completed> {
+        &self.completed
+    }
+
+    /// Takes the queue's lock for a list of posts.
+    pub fn begin(&self) -> Result<SrqBatch<'_>, VerbsError> {
+        let requests = lock(&self.requests);
+        self.session.live()?;
+        Ok(SrqBatch { queue: self, requests, posted: false })
+    }
+}
+
+/// Posts to an SRQ; dropping it rings the doorbell once.
+pub struct SrqBatch<'a> {
+    queue: &'a SharedReceiveQueue,
+    requests: MutexGuard<'a, Requests>,
+    posted: bool,
+}
+
+impl SrqBatch<'_> {
+    /// # Errors
+    /// InvalidArgument: too many SGEs. NoMemory: the queue is full.
+    pub fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), VerbsError> {
+        let attributes = &self.queue.attributes;
+        if sges.len() > attributes.max_sge as usize {
+            return Err(VerbsError::InvalidArgument);
+        }
+        // Acquire: pairs with `add_one`.
+        let completed = self.queue.completed.0.load(Ordering::Acquire);
+        if self.requests.posted.wrapping_sub(completed) >= attributes.max_wr {
+            return Err(VerbsError::NoMemory);
+        }
+        self.requests.ring.publish_receive(wr_id, sges);
+        self.requests.posted = self.requests.posted.wrapping_add(1);
+        self.posted = true;
+        Ok(())
+    }
+}
+
+impl Drop for SrqBatch<'_> {
+    fn drop(&mut self) {
+        if self.posted && self.requests.ring.must_ring_receive() {
+            self.queue.session.ring(self.queue.cookie);
+        }
+    }
+}
+
+fn open_ring(
+    session: &Session,
+    reply: Reply,
+    descriptors: &[OwnedFd],
+) -> Result<(Handle, SrqAttributes, RequestProducer), VerbsError> {
+    let (Reply::Srq { srq, attributes, segment_bytes }, [memory]) = (reply, descriptors) else {
+        return Err(session.nonsense());
+    };
+    let shape = QueueShape::receive(attributes.max_wr, attributes.max_sge);
+    if segment_bytes < shape.bytes() as u64 {
+        return Err(session.nonsense());
+    }
+    match Segment::map(memory.as_fd(), shape.bytes()) {
+        Ok(segment) => {
+            // See the CQ's.
+            let _ = segment.set_dontfork();
+            Ok((srq, attributes, RequestProducer::new(Arc::new(segment), 0, shape)))
+        }
+        Err(_) => {
+            let _ = session.destroy(&Request::DestroySrq { srq });
+            Err(VerbsError::NoMemory)
+        }
+    }
+}

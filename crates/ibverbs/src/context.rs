@@ -1,0 +1,234 @@
+//! Contexts: opening the device, the tables of operations that inline functions of the header reach into, queries.
+use crate::boundary::{Outcome, code, pointer};
+use crate::device::{Device, hold, release};
+use crate::{cq, cq_ex, post, qp, srq};
+use freeflow_abi::{
+    IBV_VALUES_MASK_RAW_CLOCK, PORT_ATTR_COMPAT_BYTES, VERBS_ABI_IS_EXTENDED, copy_prefix, device_attributes_ex_to_c,
+    device_attributes_to_c, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_modify_cq_attr, ibv_mw,
+    ibv_mw_bind, ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device_ex_input, ibv_values_ex, port_attributes_to_c,
+    verbs_context,
+};
+use freeflow_client as client;
+use freeflow_verbs::VerbsError;
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_uint};
+use std::mem::offset_of;
+use std::ptr;
+
+/// A context as C sees it (through a pointer to its last part), and what is behind it.
+#[repr(C)]
+pub(crate) struct Context {
+    c: UnsafeCell<verbs_context>,
+    client: client::Context,
+    /// Holds a reference.
+    device: *mut ibv_device,
+}
+
+impl Context {
+    /// # Safety
+    /// `context` came from [`ibv_open_device`] and is not closed.
+    pub unsafe fn from_c<'a>(context: *mut ibv_context) -> &'a Self {
+        // SAFETY: every context handed out is the `context` of a `Context`'s `verbs_context`, which is its first field.
+        unsafe { &*context.byte_sub(offset_of!(verbs_context, context)).cast::<Self>() }
+    }
+
+    pub fn client(&self) -> &client::Context {
+        &self.client
+    }
+
+    fn as_c(&self) -> *mut ibv_context {
+        // SAFETY: within the struct.
+        unsafe { &raw mut (*self.c.get()).context }
+    }
+}
+
+/// The session of a context.
+///
+/// # Safety
+/// `context` is open.
+pub(crate) unsafe fn session<'a>(context: *mut ibv_context) -> &'a client::Session {
+    // SAFETY: the caller's.
+    unsafe { Context::from_c(context) }.client.session()
+}
+
+/// `ibv_open_device(3)`.
+///
+/// # Safety
+/// `device` is a device of the list.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    pointer(|| {
+        // SAFETY: the caller's.
+        let session = unsafe { Device::from_c(device) }.session();
+        let client = client::Context::open(session)?;
+        // SAFETY: integers, pointers and optional functions only; all zeroes are valid.
+        let mut c: verbs_context = unsafe { std::mem::zeroed() };
+        fill_extended(&mut c);
+        fill_operations(&mut c.context);
+        c.context.device = device;
+        c.context.cmd_fd = session.descriptor();
+        c.context.async_fd = client.descriptor();
+        c.context.num_comp_vectors = session.device().completion_vector_count as c_int;
+        let context = Box::new(Context { c: UnsafeCell::new(c), client, device });
+        // SAFETY: in its final place, and not shared yet; the list or a context refers to the device.
+        unsafe {
+            libc::pthread_mutex_init(&raw mut (*context.as_c()).mutex, ptr::null());
+            hold(device);
+        }
+        // The pointer handed out must reach the whole `Context`: it is derived from the box, not from a reference.
+        let whole = Box::into_raw(context);
+        // SAFETY: within the allocation.
+        Ok(unsafe { whole.byte_add(offset_of!(verbs_context, context)).cast() })
+    })
+}
+
+fn fill_operations(context: &mut ibv_context) {
+    context.ops.alloc_mw = Some(alloc_mw);
+    context.ops.bind_mw = Some(bind_mw);
+    context.ops.dealloc_mw = Some(dealloc_mw);
+    context.ops.poll_cq = Some(cq::poll_cq);
+    context.ops.req_notify_cq = Some(cq::req_notify_cq);
+    context.ops.post_srq_recv = Some(post::post_srq_recv);
+    context.ops.post_send = Some(post::post_send);
+    context.ops.post_recv = Some(post::post_recv);
+    context.abi_compat = ptr::without_provenance_mut(VERBS_ABI_IS_EXTENDED);
+}
+
+/// What stays null is refused with EOPNOTSUPP by the header's inline functions.
+fn fill_extended(c: &mut verbs_context) {
+    c.sz = size_of::<verbs_context>();
+    c.query_port = Some(query_port);
+    c.query_device_ex = Some(query_device_ex);
+    c.query_rt_values = Some(query_rt_values);
+    c.create_cq_ex = Some(cq_ex::create_cq_ex);
+    c.create_qp_ex = Some(qp::create_qp_ex);
+    c.create_srq_ex = Some(srq::create_srq_ex);
+    c.modify_cq = Some(modify_cq);
+}
+
+/// `ibv_close_device(3)`.
+///
+/// # Safety
+/// `context` is open, and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    crate::boundary::number(|| {
+        // SAFETY: the caller's.
+        let whole = unsafe { Context::from_c(context) };
+        whole.client.close()?;
+        let device = whole.device;
+        // SAFETY: made by `Box::into_raw` in `ibv_open_device`; the reference was its.
+        unsafe {
+            libc::pthread_mutex_destroy(&raw mut (*context).mutex);
+            drop(Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()));
+            release(device);
+        }
+        Ok(0)
+    })
+}
+
+fn live(session: &client::Session) -> Outcome<()> {
+    if session.is_dead() { Err(VerbsError::DeviceFatal) } else { Ok(()) }
+}
+
+/// `ibv_query_device(3)`.
+///
+/// # Safety
+/// The pointers are valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    code(|| {
+        // SAFETY: the caller's.
+        let session = unsafe { session(context) };
+        live(session)?;
+        // SAFETY: the caller's.
+        unsafe { *attr = device_attributes_to_c(session.device()) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    attr_bytes: usize,
+) -> c_int {
+    code(|| {
+        // SAFETY: null or valid.
+        if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0) {
+            return Err(VerbsError::InvalidArgument);
+        }
+        if attr_bytes < size_of::<ibv_device_attr>() {
+            return Err(VerbsError::InvalidArgument);
+        }
+        // SAFETY: the caller's, `attr` for `attr_bytes` bytes.
+        unsafe {
+            let session = session(context);
+            live(session)?;
+            copy_prefix(&device_attributes_ex_to_c(session.device()), attr, attr_bytes);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_port(3)` as programs of old call it: they allocated the first 48 bytes only.
+///
+/// # Safety
+/// The pointers are valid, `attr` for 48 bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { query_port(context, port, attr, PORT_ATTR_COMPAT_BYTES) }
+}
+
+unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+    attr_bytes: usize,
+) -> c_int {
+    code(|| {
+        if port != 1 {
+            return Err(VerbsError::InvalidArgument);
+        }
+        // SAFETY: the caller's, `attr` for `attr_bytes` bytes.
+        unsafe {
+            let session = session(context);
+            live(session)?;
+            copy_prefix(&port_attributes_to_c(&session.device().port), attr, attr_bytes);
+        }
+        Ok(())
+    })
+}
+
+/// Completion timestamps are CLOCK_MONOTONIC, so the raw clock is that clock.
+unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    code(|| {
+        // SAFETY: the caller's.
+        let values = unsafe { &mut *values };
+        if values.comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            return Err(VerbsError::InvalidArgument);
+        }
+        // SAFETY: the struct is ours to write.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut values.raw_clock) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn alloc_mw(_pd: *mut ibv_pd, _type: c_uint) -> *mut ibv_mw {
+    pointer(|| Err(VerbsError::NotSupported))
+}
+
+unsafe extern "C" fn bind_mw(_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut ibv_mw_bind) -> c_int {
+    code(|| Err(VerbsError::NotSupported))
+}
+
+unsafe extern "C" fn dealloc_mw(_mw: *mut ibv_mw) -> c_int {
+    code(|| Err(VerbsError::NotSupported))
+}
+
+unsafe extern "C" fn modify_cq(_cq: *mut freeflow_abi::ibv_cq, _attr: *mut ibv_modify_cq_attr) -> c_int {
+    code(|| Err(VerbsError::NotSupported))
+}
+
+const _: () = assert!(size_of::<verbs_context>() == 696 && offset_of!(verbs_context, context) == 368);

@@ -1,0 +1,149 @@
+//! Shared receive queues: basic ones.
+use crate::boundary::{Outcome, code, pointer};
+use crate::context::Context;
+use crate::sync::Acknowledged;
+use freeflow_abi::{
+    IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, ibv_context, ibv_pd,
+    ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, srq_attributes_from_c, srq_attributes_to_c,
+};
+use freeflow_client::SharedReceiveQueue;
+use freeflow_verbs::VerbsError;
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+/// An SRQ as C sees it, and what is behind it.
+#[repr(C)]
+pub(crate) struct Srq {
+    c: UnsafeCell<ibv_srq>,
+    pub client: Arc<SharedReceiveQueue>,
+    pub asyncs_delivered: AtomicU32,
+}
+
+impl Srq {
+    /// # Safety
+    /// `srq` came from this library and is not destroyed.
+    pub unsafe fn from_c<'a>(srq: *mut ibv_srq) -> &'a Self {
+        // SAFETY: every SRQ handed out is the beginning of a `Srq`.
+        unsafe { &*srq.cast::<Self>() }
+    }
+
+    pub fn acks(&self) -> Acknowledged {
+        let c = self.c.get();
+        // SAFETY: within the struct.
+        unsafe {
+            Acknowledged { mutex: &raw mut (*c).mutex, cond: &raw mut (*c).cond, count: &raw mut (*c).events_completed }
+        }
+    }
+}
+
+/// # Safety
+/// `pd` is allocated.
+unsafe fn create(pd: *mut ibv_pd, srq_context: *mut c_void, attr: &mut ibv_srq_attr) -> Outcome<*mut ibv_srq> {
+    // SAFETY: the caller's.
+    let (context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
+    // SAFETY: a PD's context is open.
+    let owner = unsafe { Context::from_c(context) }.client();
+    let client = SharedReceiveQueue::create(owner.session(), pd_handle, srq_attributes_from_c(attr))?;
+    (attr.max_wr, attr.max_sge) = (client.attributes().max_wr, client.attributes().max_sge);
+    // SAFETY: integers and pointers only; all zeroes are valid.
+    let mut c: ibv_srq = unsafe { std::mem::zeroed() };
+    c.context = context;
+    c.srq_context = srq_context;
+    c.pd = pd;
+    c.handle = client.handle();
+    let srq = Srq { c: UnsafeCell::new(c), client: Arc::new(client), asyncs_delivered: AtomicU32::new(0) };
+    let srq = Box::into_raw(Box::new(srq));
+    // SAFETY: in its final place and not shared yet.
+    unsafe {
+        (*srq).acks().init();
+        (*srq).client.set_tag(srq.expose_provenance());
+    }
+    Ok(srq.cast())
+}
+
+/// `ibv_create_srq(3)`.
+///
+/// # Safety
+/// The pointers are valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    // SAFETY: the caller's.
+    pointer(|| unsafe { create(pd, (*init).srq_context, &mut (*init).attr) })
+}
+
+pub(crate) unsafe extern "C" fn create_srq_ex(
+    _context: *mut ibv_context,
+    init: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    pointer(|| {
+        // SAFETY: the caller's. Only what `comp_mask` names is read of the newer fields.
+        unsafe {
+            let mask = (*init).comp_mask;
+            let basic = mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || (*init).srq_type == IBV_SRQT_BASIC;
+            if !basic || mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 {
+                return Err(VerbsError::NotSupported);
+            }
+            if mask & IBV_SRQ_INIT_ATTR_PD == 0 || (*init).pd.is_null() {
+                return Err(VerbsError::InvalidArgument);
+            }
+            create((*init).pd, (*init).srq_context, &mut (*init).attr)
+        }
+    })
+}
+
+/// `ibv_modify_srq(3)`: the limit; a new size is EOPNOTSUPP.
+///
+/// # Safety
+/// The pointers are valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    code(|| {
+        if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+            return Err(VerbsError::InvalidArgument);
+        }
+        if mask & IBV_SRQ_MAX_WR != 0 {
+            return Err(VerbsError::NotSupported);
+        }
+        // SAFETY: the caller's.
+        let (client, limit) = unsafe { (&Srq::from_c(srq).client, (*attr).srq_limit) };
+        if limit > client.attributes().max_wr {
+            return Err(VerbsError::InvalidArgument);
+        }
+        if mask & IBV_SRQ_LIMIT != 0 { client.set_limit(limit) } else { Ok(()) }
+    })
+}
+
+/// `ibv_query_srq(3)`.
+///
+/// # Safety
+/// The pointers are valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    code(|| {
+        // SAFETY: the caller's.
+        unsafe { *attr = srq_attributes_to_c(&Srq::from_c(srq).client.query()?) };
+        Ok(())
+    })
+}
+
+/// `ibv_destroy_srq(3)`: EBUSY while a QP uses it; waits until its events were acknowledged.
+///
+/// # Safety
+/// `srq` exists, and is not used any more but for acknowledgements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    code(|| {
+        // SAFETY: the caller's.
+        let whole = unsafe { Srq::from_c(srq) };
+        whole.client.destroy()?;
+        // SAFETY: no more events are delivered; made by `Box::into_raw` in `create`.
+        unsafe {
+            whole.acks().wait(&whole.asyncs_delivered);
+            whole.acks().destroy();
+            drop(Box::from_raw(srq.cast::<Srq>()));
+        }
+        Ok(())
+    })
+}

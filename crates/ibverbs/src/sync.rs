@@ -1,0 +1,86 @@
+//! The mutexes and conditions that live in C structs, and a lock that is held from one C call to a later one.
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The mutex and the condition of a C struct, with the count of events that were acknowledged.
+#[derive(Clone, Copy)]
+pub(crate) struct Acknowledged {
+    pub mutex: *mut libc::pthread_mutex_t,
+    pub cond: *mut libc::pthread_cond_t,
+    pub count: *mut u32,
+}
+
+impl Acknowledged {
+    /// # Safety
+    /// The pointers are valid, and nobody else uses them yet.
+    pub unsafe fn init(self) {
+        // SAFETY: as promised.
+        unsafe {
+            libc::pthread_mutex_init(self.mutex, std::ptr::null());
+            libc::pthread_cond_init(self.cond, std::ptr::null());
+            *self.count = 0;
+        }
+    }
+
+    /// # Safety
+    /// The pointers are valid and initialised.
+    pub unsafe fn add(self, events: u32) {
+        // SAFETY: as promised; the count is only touched under the mutex.
+        unsafe {
+            libc::pthread_mutex_lock(self.mutex);
+            *self.count = (*self.count).wrapping_add(events);
+            libc::pthread_cond_broadcast(self.cond);
+            libc::pthread_mutex_unlock(self.mutex);
+        }
+    }
+
+    /// Waits until every delivered event was acknowledged. No more are delivered.
+    ///
+    /// # Safety
+    /// The pointers are valid and initialised.
+    pub unsafe fn wait(self, delivered: &AtomicU32) {
+        // SAFETY: as promised; the count is only touched under the mutex.
+        unsafe {
+            libc::pthread_mutex_lock(self.mutex);
+            while *self.count != delivered.load(Ordering::Acquire) {
+                libc::pthread_cond_wait(self.cond, self.mutex);
+            }
+            libc::pthread_mutex_unlock(self.mutex);
+        }
+    }
+
+    /// # Safety
+    /// The pointers are valid and initialised, and nobody uses them any more.
+    pub unsafe fn destroy(self) {
+        // SAFETY: as promised.
+        unsafe {
+            libc::pthread_cond_destroy(self.cond);
+            libc::pthread_mutex_destroy(self.mutex);
+        }
+    }
+}
+
+/// A lock that one C call takes and a later one of the same thread releases. Spins shortly, then sleeps.
+pub(crate) struct CallLock(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: a pthread mutex may be used from any thread; its owner keeps it in place (in a Box) while it is in use.
+unsafe impl Sync for CallLock {}
+// SAFETY: it is moved only before its first use.
+unsafe impl Send for CallLock {}
+
+impl CallLock {
+    pub fn new() -> Self {
+        Self(UnsafeCell::new(libc::PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP))
+    }
+
+    pub fn lock(&self) {
+        // SAFETY: initialised statically, and in place.
+        unsafe { libc::pthread_mutex_lock(self.0.get()) };
+    }
+
+    /// To be called by the thread that holds it.
+    pub fn unlock(&self) {
+        // SAFETY: initialised statically, and in place.
+        unsafe { libc::pthread_mutex_unlock(self.0.get()) };
+    }
+}
