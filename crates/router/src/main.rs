@@ -1,1 +1,100 @@
-fn main() {}
+//! `freeflow-router`: reads its command line, runs a [`Router`], ends in order on SIGTERM and SIGINT.
+#![forbid(unsafe_code)]
+use clap::Parser;
+use freeflow_orchestrator::{DEFAULT_POOL, Pool};
+use freeflow_router::{Config, MACHINE_DIR, Mode, Router};
+use freeflow_shm::termination_signals;
+use freeflow_verbs::VnicLimits;
+use rustix::event::{PollFd, PollFlags};
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// FreeFlow's router: carries the RDMA traffic of this host's containers. Started by `freeflow up`; needs root.
+#[derive(Parser)]
+#[command(name = "freeflow-router", version)]
+struct Arguments {
+    /// Directory of sockets and state; each router needs its own
+    #[arg(long, default_value = "/run/freeflow")]
+    run_dir: PathBuf,
+    /// How the worker waits when there is nothing to do
+    #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
+    mode: Mode,
+    /// Bind the worker to this processor
+    #[arg(long, value_name = "N")]
+    cpu: Option<usize>,
+    /// Name of this host in `status` [default: the system's]
+    #[arg(long)]
+    host: Option<String>,
+    /// Name of the bridge of the default network
+    #[arg(long, default_value = "freeflow0")]
+    bridge: String,
+    /// Address pool of the default network
+    #[arg(long, value_name = "CIDR", default_value = DEFAULT_POOL)]
+    pool: Pool,
+    /// Limits of each vNIC, a JSON object with some of the fields of VnicLimits, such as {"qp_count_max": 100}
+    #[arg(long, value_name = "JSON", value_parser = parse_limits)]
+    limits: Option<VnicLimits>,
+    /// Directory that all routers of this machine share
+    #[arg(long, value_name = "DIR", default_value = MACHINE_DIR)]
+    machine_dir: PathBuf,
+    /// Write the line "ready" to this descriptor once the sockets listen
+    #[arg(long, value_name = "N")]
+    ready_fd: Option<u32>,
+}
+
+/// The given fields, and the defaults for the others. An unknown field is an error.
+fn parse_limits(text: &str) -> Result<VnicLimits, String> {
+    let given: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let mut all = serde_json::to_value(VnicLimits::default()).map_err(|error| error.to_string())?;
+    for (name, value) in given {
+        *all.get_mut(&name).ok_or_else(|| format!("no limit is named {name}"))? = value;
+    }
+    serde_json::from_value(all).map_err(|error| error.to_string())
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("freeflow-router: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(io::Error::other(
+            "needs root: it reads other processes' memory and serves their sockets; try sudo",
+        ));
+    }
+    // Before any thread begins, so that all of them leave the signals to this one.
+    let signals = termination_signals()?;
+    let router = Router::start(Config {
+        run_dir: std::path::absolute(&arguments.run_dir)?,
+        mode: arguments.mode,
+        cpu: arguments.cpu,
+        host: arguments.host.unwrap_or_else(host_name),
+        bridge: arguments.bridge,
+        pool: arguments.pool,
+        limits: arguments.limits.unwrap_or_default(),
+        machine_dir: arguments.machine_dir,
+    })?;
+    if let Some(number) = arguments.ready_fd {
+        OpenOptions::new().write(true).open(format!("/proc/self/fd/{number}"))?.write_all(b"ready\n")?;
+    }
+    let mut polled = [
+        PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
+        PollFd::from_borrowed_fd(router.ended(), PollFlags::IN),
+    ];
+    while let Err(rustix::io::Errno::INTR) = rustix::event::poll(&mut polled, None) {}
+    router.stop()
+}
+
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim_end().to_owned()
+}

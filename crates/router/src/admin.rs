@@ -1,0 +1,267 @@
+//! The admin socket `RUN_DIR/admin.sock`: requests of the CLI and of container hooks.
+//!
+//! Only root of the router's own PID namespace is served: root inside a container that can somehow reach the socket is not.
+//! Requests are done one at a time.
+use crate::control::{Control, Topic};
+use crate::jobs::Step;
+use crate::log::{info, warning};
+use crate::slab::Key;
+use crate::vnics::{VnicNumbers, add};
+use crate::worker::Worker;
+use freeflow_engine::{Usage, VnicId};
+use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, RouterStatus};
+use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
+use freeflow_shm::fd;
+use rustix::event::epoll;
+use std::io;
+use std::net::IpAddr;
+use std::ops::Bound;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// vNICs of one page.
+const PAGE_VNICS_MAX: usize = 64;
+/// A page ends when its vNICs take this much, so that the message surely fits.
+const PAGE_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
+const CONNECTION_COUNT_MAX: usize = 64;
+
+pub struct AdminConnection {
+    socket: OwnedFd,
+    queued: bool,
+}
+
+/// What became of a request.
+#[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
+pub(crate) enum AdminDone {
+    Reply(AdminReply),
+    /// The worker has a part in it.
+    Later,
+}
+
+impl Control {
+    pub(crate) fn accept_admins(&mut self) {
+        while let Ok(socket) = fd::accept(&self.admin_listener) {
+            let checked = is_own_root(&socket).unwrap_or(false);
+            if !checked {
+                warning!("refused a client of the admin socket: not root of the router's PID namespace");
+                let reply = AdminReply::Failed {
+                    code: AdminErrorCode::NotPermitted,
+                    message: "only root on the host may ask that".into(),
+                };
+                let _ = fd::send_message(&socket, &freeflow_protocol::encode(&reply), &[]);
+                continue;
+            }
+            if self.admins.len() >= CONNECTION_COUNT_MAX {
+                continue;
+            }
+            let key = self.admins.insert(AdminConnection { socket, queued: false });
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+            if let Some(admin) = self.admins.get(key)
+                && self.watch(admin.socket.as_fd(), Topic::Admin(key), flags).is_err()
+            {
+                self.close_admin(key);
+            }
+        }
+    }
+
+    pub(crate) fn handle_admin_event(&mut self, key: Key, over: bool) {
+        if over {
+            return self.close_admin(key);
+        }
+        self.enqueue_admin(key);
+    }
+
+    fn enqueue_admin(&mut self, key: Key) {
+        if let Some(admin) = self.admins.get_mut(key)
+            && !std::mem::replace(&mut admin.queued, true)
+        {
+            self.admins_ready.push_back(key);
+        }
+    }
+
+    fn close_admin(&mut self, key: Key) {
+        if let Some(admin) = self.admins.remove(key) {
+            self.unwatch(&admin.socket);
+        }
+    }
+
+    pub(crate) fn serve_admins(&mut self) {
+        for _ in 0..self.admins_ready.len() {
+            if self.admin_busy {
+                return;
+            }
+            let Some(key) = self.admins_ready.pop_front() else { return };
+            self.serve_admin(key);
+        }
+    }
+
+    fn serve_admin(&mut self, key: Key) {
+        let Some(admin) = self.admins.get_mut(key) else { return };
+        admin.queued = false;
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let received = fd::receive_message(&admin.socket, &mut buffer, 0);
+        let request = freeflow_protocol::decode::<AdminRequest>(&buffer);
+        self.buffer = buffer;
+        match received {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(_) | Ok((0, _)) => return self.close_admin(key),
+            Ok(_) => {}
+        }
+        let done = match request {
+            Ok(request) => self.handle_admin_request(key, request),
+            Err(error) => AdminDone::Reply(AdminReply::Failed {
+                code: AdminErrorCode::Invalid,
+                message: format!("{error}; are freeflow and its router of the same version?"),
+            }),
+        };
+        self.finish_admin(key, done);
+    }
+
+    /// Sends the reply, if there is one now, and goes on with the connection's next request.
+    pub(crate) fn finish_admin(&mut self, key: Key, done: AdminDone) {
+        let AdminDone::Reply(reply) = done else { return };
+        let Some(admin) = self.admins.get(key) else { return };
+        match fd::send_message(&admin.socket, &freeflow_protocol::encode(&reply), &[]) {
+            Ok(()) => self.enqueue_admin(key),
+            Err(_) => self.close_admin(key),
+        }
+    }
+
+    fn handle_admin_request(&mut self, key: Key, request: AdminRequest) -> AdminDone {
+        AdminDone::Reply(match request {
+            AdminRequest::Hello { protocol_version: _ } => AdminReply::Version {
+                protocol_version: PROTOCOL_VERSION,
+                version: env!("CARGO_PKG_VERSION").into(),
+                pid: std::process::id(),
+            },
+            AdminRequest::Status => return self.status(key),
+            AdminRequest::Attach { id, name, network, address, labels } => {
+                return self.attach(key, (id, name, network), address, labels);
+            }
+            AdminRequest::Detach { id } => return self.detach(key, &id),
+            AdminRequest::ListVnics { after } => return self.list_vnics(key, after),
+            AdminRequest::ListNetworks => AdminReply::Networks { networks: self.network_statuses() },
+            AdminRequest::Shutdown => {
+                info!("shutdown asked for");
+                self.stop.store(true, Relaxed);
+                AdminReply::Done
+            }
+        })
+    }
+
+    /// Has the worker count something; `finish` then makes the reply.
+    pub(crate) fn ask_worker<T: Send + 'static>(
+        &mut self,
+        key: Key,
+        ask: impl FnOnce(&mut Worker) -> T + Send + 'static,
+        finish: impl FnOnce(&mut Control, T) -> AdminReply + Send + 'static,
+    ) -> AdminDone {
+        self.admin_busy = true;
+        let mut both = Some((ask, finish));
+        self.worker.submit(Box::new(move |worker, _| {
+            let (ask, finish) = both.take().expect("a job that is done is not run again");
+            let value = ask(worker);
+            Step::Done(Box::new(move |control: &mut Control| {
+                control.admin_busy = false;
+                let reply = finish(control, value);
+                control.finish_admin(key, AdminDone::Reply(reply));
+            }))
+        }));
+        AdminDone::Later
+    }
+
+    fn status(&mut self, key: Key) -> AdminDone {
+        let sleeping = self.worker.waker.is_sleeping();
+        let ids: Vec<VnicId> = self.vnics.iter().map(|(_, vnic)| vnic.engine_id).collect();
+        let ask = move |worker: &mut Worker| {
+            let numbers: Vec<VnicNumbers> = ids.iter().map(|&id| worker.vnic_numbers(id)).collect();
+            (worker.engine.usage(), numbers, cpu_time_us())
+        };
+        self.ask_worker(key, ask, move |control, (usage, numbers, worker_cpu_us): (Usage, _, u64)| {
+            let mut counters = control.retired;
+            for number in &numbers {
+                add(&mut counters, &number.counters(0));
+            }
+            let (mut segment_count, mut segment_bytes) = (0, 0);
+            for (_, vnic) in control.vnics.iter() {
+                segment_count += vnic.account.mappings.load(Relaxed);
+                segment_bytes += vnic.account.segment_bytes.load(Relaxed);
+                counters.malformed_messages += vnic.malformed_messages;
+            }
+            let now_ns = freeflow_shm::monotonic_ns();
+            AdminReply::Status(RouterStatus {
+                version: env!("CARGO_PKG_VERSION").into(),
+                pid: std::process::id(),
+                run_dir: control.config.run_dir.display().to_string(),
+                host: control.config.host.clone(),
+                mode: control.config.mode.name().into(),
+                sleeping,
+                uptime_s: now_ns.saturating_sub(control.started.0) / 1_000_000_000,
+                vnic_count: control.vnics.len() as u32,
+                session_count: usage.sessions,
+                qp_count: usage.qps,
+                cq_count: usage.cqs,
+                srq_count: usage.srqs,
+                mr_count: usage.mrs,
+                registered_bytes: usage.registered_bytes,
+                segment_count: segment_count as u32,
+                segment_bytes,
+                worker_cpu_us,
+                counters,
+            })
+        })
+    }
+
+    fn list_vnics(&mut self, key: Key, after: Option<String>) -> AdminDone {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let range = self.vnics_by_id.range::<String, _>((from, Bound::Unbounded));
+        let keys: Vec<Key> = range.take(PAGE_VNICS_MAX + 1).map(|(_, &key)| key).collect();
+        let ids: Vec<(Key, VnicId)> =
+            keys.iter().filter_map(|&key| Some((key, self.vnics.get(key)?.engine_id))).collect();
+        let ask = move |worker: &mut Worker| {
+            ids.into_iter().map(|(key, id)| (key, worker.vnic_numbers(id))).collect::<Vec<_>>()
+        };
+        self.ask_worker(key, ask, |control, numbers| {
+            let (mut vnics, mut bytes) = (Vec::new(), 0);
+            let mut more = false;
+            for (key, numbers) in &numbers {
+                let Some(status) = control.vnic_status(*key, numbers) else { continue };
+                bytes += freeflow_protocol::encode(&status).len();
+                if !vnics.is_empty() && (vnics.len() == PAGE_VNICS_MAX || bytes > PAGE_BYTES_MAX) {
+                    more = true;
+                    break;
+                }
+                vnics.push(status);
+            }
+            AdminReply::Vnics { vnics, more }
+        })
+    }
+
+    fn network_statuses(&self) -> Vec<NetworkStatus> {
+        let networks = self.state.networks().map(|network| NetworkStatus {
+            name: network.name.clone(),
+            pool: network.pool.to_string(),
+            gateway: IpAddr::V4(network.gateway),
+            prefix_length: network.pool.prefix_length(),
+            vnic_count: self.state.vnics().filter(|vnic| vnic.network == network.name).count() as u32,
+            bridge: network.bridge.clone(),
+        });
+        networks.collect()
+    }
+}
+
+/// CPU time of the calling thread, microseconds.
+fn cpu_time_us() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
+}
+
+/// Whether the peer is root of this very PID namespace.
+fn is_own_root(socket: &OwnedFd) -> io::Result<bool> {
+    let credentials = fd::peer_credentials(socket)?;
+    if credentials.uid != 0 || credentials.pid <= 0 {
+        return Ok(false);
+    }
+    let theirs = std::fs::read_link(format!("/proc/{}/ns/pid", credentials.pid))?;
+    Ok(theirs == std::fs::read_link("/proc/self/ns/pid")?)
+}

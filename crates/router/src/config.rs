@@ -1,0 +1,49 @@
+//! What a router is started with.
+use freeflow_orchestrator::Pool;
+use freeflow_verbs::VnicLimits;
+use std::path::PathBuf;
+
+/// How the worker waits when there is nothing to do (the paper's terms, section 4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Spins for ever: lowest latency, one core used up.
+    Fastpath,
+    /// Sleeps as soon as there is nothing to do.
+    #[value(name = "lowcpu")]
+    LowCpu,
+    /// Spins while there is work, then sleeps.
+    #[default]
+    Adaptive,
+}
+
+impl Mode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fastpath => "fastpath",
+            Self::LowCpu => "lowcpu",
+            Self::Adaptive => "adaptive",
+        }
+    }
+}
+
+/// The directory of the file by which the routers of one machine know each other's pollers.
+pub const MACHINE_DIR: &str = "/run/freeflow-machine";
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Holds everything of this router: sockets, state, vNIC directories. One router each.
+    pub run_dir: PathBuf,
+    pub mode: Mode,
+    /// The processor that the worker is bound to.
+    pub cpu: Option<usize>,
+    /// Name of the host in `status`.
+    pub host: String,
+    /// Name of the bridge that gives the default network its IP path; only reported.
+    pub bridge: String,
+    /// Addresses of the default network.
+    pub pool: Pool,
+    /// Limits of vNICs attached from now on.
+    pub limits: VnicLimits,
+    /// See [`MACHINE_DIR`].
+    pub machine_dir: PathBuf,
+}

@@ -1,0 +1,546 @@
+//! The control thread: connections of libraries and of the CLI, and the ends of processes.
+//!
+//! One epoll. A connection has at most one request under way, and each round serves each connection once, so a library
+//! that floods its socket delays only itself. Replies go out in the order of the requests.
+//!
+//! Who a client is: the socket it connected to names the vNIC; SO_PEERPIDFD names the process. The `/proc/PID/mem`
+//! descriptor is opened by PID and then trusted only if the pidfd says that the process still lives.
+use crate::admin::AdminConnection;
+use crate::config::Config;
+use crate::device::device_attributes;
+use crate::fallback::Abandoned;
+use crate::jobs::{Job, Reaction, Step};
+use crate::log::{info, warning};
+use crate::memory::PageTable;
+use crate::requests::Handled;
+use crate::rings::Session;
+use crate::session::{Answer, Connection, Objects, Phase};
+use crate::slab::{Key, Slab};
+use crate::store::Store;
+use crate::vnics::VnicEntry;
+use crate::wake::Waker;
+use crate::worker::Worker;
+use freeflow_engine::{SessionId, VnicId};
+use freeflow_orchestrator::State;
+use freeflow_protocol::admin::Counters;
+use freeflow_protocol::library::{Request, Welcome};
+use freeflow_protocol::{PROTOCOL_VERSION, library::Reply};
+use freeflow_shm::layout::{LAYOUT_VERSION, session};
+use freeflow_shm::{Doorbell, SessionSegment, fd};
+use freeflow_verbs::{Instant, VerbsError};
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender};
+use std::task::Poll;
+
+const EVENT_COUNT: usize = 128;
+/// Connections accepted from one listener before others are looked at.
+const ACCEPT_COUNT: usize = 16;
+/// Longest program name that is logged, characters.
+const PROGRAM_CHARS_MAX: usize = 64;
+
+/// The way to the worker.
+pub struct WorkerHandle {
+    pub jobs: Sender<Job>,
+    pub waker: Arc<Waker>,
+}
+
+impl WorkerHandle {
+    pub fn submit(&self, job: Job) {
+        // Fails only when the worker has ended, and then the router ends.
+        let _ = self.jobs.send(job);
+        self.waker.wake();
+    }
+}
+
+/// What an epoll event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Topic {
+    Waker,
+    VnicListener(Key),
+    Connection(Key),
+    Process(Key),
+    AdminListener,
+    Admin(Key),
+}
+
+impl Topic {
+    /// 8 bits of kind, 24 of generation, 32 of index. Events of a descriptor end with its removal, so that a generation
+    /// that came around can't be mistaken.
+    fn token(self) -> u64 {
+        let (kind, key) = match self {
+            Self::Waker => (0, None),
+            Self::VnicListener(key) => (1, Some(key)),
+            Self::Connection(key) => (2, Some(key)),
+            Self::Process(key) => (3, Some(key)),
+            Self::AdminListener => (4, None),
+            Self::Admin(key) => (5, Some(key)),
+        };
+        let (index, generation) = key.map_or((0, 0), |key| (key.index, key.generation));
+        kind << 56 | u64::from(generation & 0xff_ffff) << 32 | u64::from(index)
+    }
+
+    fn of(token: u64) -> Option<Self> {
+        let key = Key { index: token as u32, generation: (token >> 32) as u32 & 0xff_ffff };
+        Some(match token >> 56 {
+            0 => Self::Waker,
+            1 => Self::VnicListener(key),
+            2 => Self::Connection(key),
+            3 => Self::Process(key),
+            4 => Self::AdminListener,
+            5 => Self::Admin(key),
+            _ => return None,
+        })
+    }
+}
+
+pub struct Control {
+    pub(crate) config: Config,
+    pub(crate) started: Instant,
+    epoll: OwnedFd,
+    waker: Arc<Waker>,
+    pub(crate) worker: WorkerHandle,
+    reactions: Receiver<Reaction>,
+    pub(crate) connections: Slab<Connection>,
+    /// Connections that may have a message to read.
+    ready: VecDeque<Key>,
+    pub(crate) vnics: Slab<VnicEntry>,
+    pub(crate) vnics_by_id: BTreeMap<String, Key>,
+    pub(crate) state: State,
+    pub(crate) store: Store,
+    pub(crate) admin_listener: OwnedFd,
+    pub(crate) admins: Slab<AdminConnection>,
+    pub(crate) admins_ready: VecDeque<Key>,
+    /// The CLI's requests are done one at a time.
+    pub(crate) admin_busy: bool,
+    /// Counts of vNICs that are gone.
+    pub(crate) retired: Counters,
+    pub(crate) buffer: Vec<u8>,
+    /// Given up for a moment when no descriptor is left, to accept and refuse a connection.
+    reserve: Option<OwnedFd>,
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+/// What the control thread starts with.
+pub struct ControlParts {
+    pub config: Config,
+    pub waker: Arc<Waker>,
+    pub worker: WorkerHandle,
+    pub reactions: Receiver<Reaction>,
+    pub state: State,
+    pub store: Store,
+    pub admin_listener: OwnedFd,
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Control {
+    pub fn new(parts: ControlParts) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // This thread is always told by its eventfd.
+        parts.waker.set_sleeping(true);
+        let control = Self {
+            config: parts.config,
+            started: Instant(freeflow_shm::monotonic_ns()),
+            epoll,
+            waker: parts.waker.clone(),
+            worker: parts.worker,
+            reactions: parts.reactions,
+            connections: Slab::default(),
+            ready: VecDeque::new(),
+            vnics: Slab::default(),
+            vnics_by_id: BTreeMap::new(),
+            state: parts.state,
+            store: parts.store,
+            admin_listener: parts.admin_listener,
+            admins: Slab::default(),
+            admins_ready: VecDeque::new(),
+            admin_busy: false,
+            retired: Counters::default(),
+            buffer: Vec::new(),
+            reserve: std::fs::File::open("/dev/null").ok().map(OwnedFd::from),
+            stop: parts.stop,
+        };
+        control.watch(parts.waker.fd(), Topic::Waker, epoll::EventFlags::IN)?;
+        control.watch(control.admin_listener.as_fd(), Topic::AdminListener, epoll::EventFlags::IN)?;
+        Ok(control)
+    }
+
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, topic: Topic, flags: epoll::EventFlags) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(topic.token()), flags)?)
+    }
+
+    pub(crate) fn unwatch(&self, fd: impl AsFd) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Until [`Self::stop`] is set.
+    pub fn run(&mut self) {
+        let mut events = Vec::with_capacity(EVENT_COUNT);
+        while !self.stop.load(Relaxed) {
+            let is_work = !self.ready.is_empty() || (!self.admins_ready.is_empty() && !self.admin_busy);
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            events.clear();
+            let timeout = is_work.then_some(&at_once);
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    warning!("the control thread can't wait for events", error = error);
+                    return;
+                }
+            }
+            for event in &events {
+                if let Some(topic) = Topic::of(event.data.u64()) {
+                    self.handle_event(topic, event.flags);
+                }
+            }
+            for _ in 0..self.ready.len() {
+                if let Some(key) = self.ready.pop_front() {
+                    self.serve(key);
+                }
+            }
+            self.serve_admins();
+        }
+    }
+
+    fn handle_event(&mut self, topic: Topic, flags: epoll::EventFlags) {
+        let over = epoll::EventFlags::HUP | epoll::EventFlags::ERR | epoll::EventFlags::RDHUP;
+        match topic {
+            Topic::Waker => {
+                self.waker.drain();
+                while let Ok(reaction) = self.reactions.try_recv() {
+                    reaction(self);
+                }
+            }
+            Topic::VnicListener(key) => self.accept_connections(key),
+            Topic::Connection(key) if flags.intersects(over) => self.close(key),
+            Topic::Connection(key) => {
+                if let Some(connection) = self.connections.get_mut(key) {
+                    connection.readable = true;
+                }
+                self.enqueue(key);
+            }
+            Topic::Process(key) => self.close(key),
+            Topic::AdminListener => self.accept_admins(),
+            Topic::Admin(key) => self.handle_admin_event(key, flags.intersects(over)),
+        }
+    }
+
+    /// Lines the connection up to be served, if there may be something to serve.
+    fn enqueue(&mut self, key: Key) {
+        if let Some(connection) = self.connections.get_mut(key)
+            && connection.readable
+            && !connection.busy
+            && !connection.queued
+            && !connection.closing
+        {
+            connection.queued = true;
+            self.ready.push_back(key);
+        }
+    }
+
+    /// Reads and begins one request.
+    fn serve(&mut self, key: Key) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        connection.queued = false;
+        if connection.busy || connection.closing {
+            return;
+        }
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let received = fd::receive_message(&connection.socket, &mut buffer, 0);
+        let handled = match received {
+            Ok((0, _)) => None,
+            Ok(_) => Some(self.handle_message(key, &buffer)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                connection.readable = false;
+                self.buffer = buffer;
+                return;
+            }
+            Err(error) => {
+                self.complain(key, "a message that no library sends", &error);
+                None
+            }
+        };
+        self.buffer = buffer;
+        match handled {
+            Some(Handled::Answered(answer)) => self.answer(key, answer),
+            Some(Handled::Submitted) => {}
+            None => self.close(key),
+        }
+    }
+
+    fn handle_message(&mut self, key: Key, bytes: &[u8]) -> Handled {
+        let Some(connection) = self.connections.get(key) else { return Handled::Submitted };
+        let phase = connection.phase;
+        let request = match freeflow_protocol::decode::<Request>(bytes) {
+            Ok(request) => request,
+            Err(error) => {
+                self.complain(key, "a malformed message", &error);
+                // A library that can't be understood from its first word on has nothing more to say.
+                let answer = match phase {
+                    Phase::New => Answer::last(VerbsError::VersionMismatch),
+                    Phase::Ready(_) => VerbsError::InvalidArgument.into(),
+                };
+                return Handled::Answered(answer);
+            }
+        };
+        match (phase, request) {
+            (Phase::New, Request::Hello { protocol_version, layout_version, program }) => {
+                if protocol_version != PROTOCOL_VERSION || layout_version != LAYOUT_VERSION {
+                    info!("library of another version", vnic = connection.vnic, pid = connection.pid);
+                    return Handled::Answered(Answer::last(VerbsError::VersionMismatch));
+                }
+                self.hello(key, &program).unwrap_or_else(|error| Handled::Answered(Answer::last(error)))
+            }
+            (Phase::New, _) => {
+                self.complain(key, "a request before Hello", &"");
+                Handled::Answered(Answer::last(VerbsError::InvalidArgument))
+            }
+            (Phase::Ready(session), request) => {
+                self.handle_request(key, session, request).unwrap_or_else(|error| Handled::Answered(error.into()))
+            }
+        }
+    }
+
+    fn complain(&mut self, key: Key, what: &str, error: &dyn std::fmt::Display) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        let (first, pid) = (!std::mem::replace(&mut connection.complained, true), connection.pid);
+        let id = connection.vnic.clone();
+        if let Some(vnic) = self.vnics_by_id.get(&id).and_then(|&key| self.vnics.get_mut(key)) {
+            vnic.malformed_messages += 1;
+        }
+        if first {
+            warning!("refused", what = what, vnic = id, pid = pid, error = error);
+        }
+    }
+
+    /// Sends a reply and goes on with the next request.
+    fn answer(&mut self, key: Key, answer: Answer) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.closing {
+            return;
+        }
+        let descriptors: Vec<BorrowedFd<'_>> = answer.descriptors.iter().map(AsFd::as_fd).collect();
+        let bytes = freeflow_protocol::encode(&answer.reply);
+        // One reply for each request: a peer whose socket is full doesn't read what it asked for.
+        let sent = fd::send_message(&connection.socket, &bytes, &descriptors);
+        if sent.is_err() || answer.last { self.close(key) } else { self.enqueue(key) }
+    }
+
+    /// The worker is done with a job of this connection.
+    pub(crate) fn handle_job_done(&mut self, key: Key, finish: impl FnOnce(&mut Connection) -> Answer) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        connection.busy = false;
+        let mut answer = finish(connection);
+        // Hello was refused.
+        answer.last |= connection.phase == Phase::New;
+        if connection.closing { self.remove(key) } else { self.answer(key, answer) }
+    }
+
+    fn accept_connections(&mut self, vnic: Key) {
+        for _ in 0..ACCEPT_COUNT {
+            let Some(entry) = self.vnics.get(vnic) else { return };
+            match fd::accept(&entry.listener) {
+                Ok(socket) => {
+                    if let Err(error) = self.accept_connection(vnic, socket) {
+                        warning!("connection refused", vnic = self.id_of(vnic), error = error);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    warning!("can't accept a connection", vnic = self.id_of(vnic), error = error);
+                    // Out of descriptors, perhaps: the one in reserve takes the connection off the queue.
+                    self.reserve = None;
+                    if let Some(entry) = self.vnics.get(vnic) {
+                        drop(fd::accept(&entry.listener));
+                    }
+                    self.reserve = std::fs::File::open("/dev/null").ok().map(OwnedFd::from);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn id_of(&self, vnic: Key) -> String {
+        self.vnics.get(vnic).map(|entry| entry.record.id.clone()).unwrap_or_default()
+    }
+
+    fn accept_connection(&mut self, vnic: Key, socket: OwnedFd) -> io::Result<()> {
+        let credentials = fd::peer_credentials(&socket)?;
+        let pidfd = fd::peer_pidfd(&socket)?;
+        if credentials.pid <= 0 {
+            return Err(io::Error::other("the process is not visible from the router's PID namespace"));
+        }
+        let path = format!("/proc/{}/mem", credentials.pid);
+        let memory = OpenOptions::new().read(true).write(true).open(path)?;
+        if !fd::pidfd_alive(&pidfd) {
+            return Err(io::Error::other("the process ended at once"));
+        }
+        let entry = self.vnics.get_mut(vnic).ok_or_else(|| io::Error::other("the vNIC was detached"))?;
+        // Twice: the limit itself is refused by a reply to Hello.
+        if entry.connection_count >= entry.record.limits.session_count_max.saturating_mul(2) {
+            return Err(io::Error::other("too many connections"));
+        }
+        entry.connection_count += 1;
+        let key = self.connections.insert(Connection {
+            socket,
+            pidfd,
+            memory: Arc::new(memory),
+            pid: credentials.pid,
+            vnic: entry.record.id.clone(),
+            phase: Phase::New,
+            busy: false,
+            readable: false,
+            queued: false,
+            closing: false,
+            cancelled: Arc::new(AtomicBool::new(false)),
+            complained: false,
+            objects: Objects::default(),
+        });
+        let connection = self.connections.get(key).expect("just inserted");
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let watched = self
+            .watch(connection.socket.as_fd(), Topic::Connection(key), flags)
+            .and_then(|()| self.watch(connection.pidfd.as_fd(), Topic::Process(key), epoll::EventFlags::IN));
+        if watched.is_err() {
+            self.close(key);
+        }
+        watched
+    }
+
+    /// The vNIC of a connection.
+    pub(crate) fn vnic_of(&self, key: Key) -> Option<&VnicEntry> {
+        let connection = self.connections.get(key)?;
+        self.vnics.get(*self.vnics_by_id.get(&connection.vnic)?)
+    }
+
+    fn hello(&mut self, key: Key, program: &str) -> Result<Handled, VerbsError> {
+        let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?;
+        let network = self.state.network(&vnic.record.network).ok_or(VerbsError::DeviceFatal)?;
+        let welcome = Welcome {
+            protocol_version: PROTOCOL_VERSION,
+            layout_version: LAYOUT_VERSION,
+            device: device_attributes(&vnic.record, network.id),
+            gids: vec![vnic.record.gid()],
+            network: vnic.record.network.clone(),
+            vnic: vnic.record.id.clone(),
+            session_segment_bytes: session::BYTES as u64,
+        };
+        let id = vnic.engine_id;
+        let no_memory = |_: io::Error| VerbsError::NoMemory;
+        let (segment, segment_fd) = SessionSegment::create().map_err(no_memory)?;
+        let kick = Arc::new(Doorbell::new().map_err(no_memory)?);
+        let kick_fd = kick.as_fd().try_clone_to_owned().map_err(no_memory)?;
+        let connection = self.connections.get(key).ok_or(VerbsError::DeviceFatal)?;
+        let program: String = program.chars().take(PROGRAM_CHARS_MAX).collect();
+        info!("session begins", vnic = connection.vnic, pid = connection.pid, program = program);
+        let memory = PageTable::new(connection.memory.clone());
+        let mut parts = Some((segment, kick, memory));
+        let work = move |worker: &mut Worker, now: Instant| {
+            let parts = parts.take().expect("a job that is done is not run again");
+            Poll::Ready(worker.create_session(now, id, parts))
+        };
+        // No session has a name yet; the job is known by the connection's key.
+        let nobody = SessionId { index: u32::MAX, generation: u32::MAX };
+        self.submit((key, nobody), work, move |connection, session| {
+            connection.phase = Phase::Ready(session);
+            Answer::with(Reply::Welcome(welcome), vec![segment_fd, kick_fd])
+        })
+    }
+
+    /// Ends a connection: at once for its peer, and for the worker as soon as it has no job of it.
+    pub(crate) fn close(&mut self, key: Key) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if std::mem::replace(&mut connection.closing, true) {
+            return;
+        }
+        connection.cancelled.store(true, Relaxed);
+        let busy = connection.busy;
+        let _ = rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Both);
+        if let Some(connection) = self.connections.get(key) {
+            self.unwatch(&connection.socket);
+            self.unwatch(&connection.pidfd);
+        }
+        if !busy {
+            self.remove(key);
+        }
+    }
+
+    fn remove(&mut self, key: Key) {
+        let Some(connection) = self.connections.remove(key) else { return };
+        if let Some(vnic) = self.vnics_by_id.get(&connection.vnic).and_then(|&key| self.vnics.get_mut(key)) {
+            vnic.connection_count = vnic.connection_count.saturating_sub(1);
+        }
+        let Phase::Ready(session) = connection.phase else { return };
+        info!("session ends", vnic = connection.vnic, pid = connection.pid);
+        let mut objects = Some(connection.objects);
+        self.worker.submit(Box::new(move |worker, now| {
+            let garbage = worker.destroy_session(now, session);
+            let objects = objects.take();
+            Step::Done(Box::new(move |_: &mut Control| drop((garbage, objects))))
+        }));
+    }
+
+    /// The worker has ended a session by itself.
+    pub(crate) fn handle_session_failed(&mut self, session: SessionId, reason: &str) {
+        for key in self.connections.keys_where(|connection| connection.phase == Phase::Ready(session)) {
+            if let Some(connection) = self.connections.get(key) {
+                warning!("session failed", vnic = connection.vnic, pid = connection.pid, reason = reason);
+            }
+            self.close(key);
+        }
+    }
+
+    /// The worker has given a vNIC up, and ended its sessions.
+    pub(crate) fn handle_vnic_failed(&mut self, id: VnicId, reason: &'static str) {
+        for key in self.vnics.keys_where(|vnic| vnic.engine_id == id) {
+            let vnic = self.id_of(key);
+            warning!("vNIC failed", vnic = vnic, reason = reason);
+            if let Some(entry) = self.vnics.get_mut(key) {
+                entry.failed = Some(reason);
+            }
+            self.close_connections_of(&vnic);
+        }
+    }
+
+    pub(crate) fn close_connections_of(&mut self, vnic: &str) {
+        for key in self.connections.keys_where(|connection| connection.vnic == vnic) {
+            self.close(key);
+        }
+    }
+}
+
+impl Worker {
+    pub(crate) fn create_session(
+        &mut self,
+        now: Instant,
+        vnic: VnicId,
+        (segment, kick, memory): (SessionSegment, Arc<Doorbell>, PageTable),
+    ) -> Result<SessionId, VerbsError> {
+        let entry = self.rings.vnics.get_mut(vnic).ok_or(VerbsError::DeviceFatal)?;
+        entry.abandoned.retain(|thread| !Abandoned::has_ended(thread));
+        if !entry.abandoned.is_empty() {
+            return Err(VerbsError::DeviceFatal);
+        }
+        let id = self.engine.create_session(vnic)?;
+        if self.waiting.watch(id, &kick).is_err() {
+            self.engine.destroy_session(&mut self.rings, now, id);
+            return Err(VerbsError::NoMemory);
+        }
+        segment.set_wait_policy(self.waiting.policy);
+        segment.set_router_sleeps(true);
+        let (doorbells, hot, doorbell_seen, epoch, failed) = (Vec::new(), false, now, 0, false);
+        let session = Session { vnic, segment, kick, memory, doorbells, hot, doorbell_seen, epoch, failed };
+        self.rings.sessions.insert(id, session);
+        if self.waiting.is_fastpath() {
+            self.heat(now, id);
+        }
+        Ok(id)
+    }
+}

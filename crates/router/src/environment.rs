@@ -1,0 +1,107 @@
+//! What the engine asks of the router: requests from rings, completions into rings, bytes between processes.
+use crate::events::Sent;
+use crate::rings::{Notify, Rings};
+use freeflow_engine::{
+    AtomicOutcome, CopyOutcome, CqFull, CqId, Environment, EventTarget, Fetch, QpId, ReceiveQueueId, Source, Span,
+    SrqId, Token,
+};
+use freeflow_shm::{RequestConsumer, Take};
+use freeflow_verbs::{
+    AsyncEventKind, AtomicOperation, Completion, CompletionFlags, CompletionStatus, ReceiveRequest, SendRequest,
+};
+
+fn fetched(take: Take) -> Fetch {
+    match take {
+        Take::Empty => Fetch::Empty,
+        Take::Ready => Fetch::Ready,
+        Take::Malformed => Fetch::Malformed,
+    }
+}
+
+impl Rings {
+    fn receive_queue(&mut self, queue: ReceiveQueueId) -> Option<(&mut RequestConsumer, &mut bool)> {
+        match queue {
+            ReceiveQueueId::Qp(id) => {
+                let qp = self.qps.get_mut(id)?;
+                Some((qp.receive.as_mut()?, &mut qp.receives_wanted))
+            }
+            ReceiveQueueId::Srq(id) => {
+                let srq = self.srqs.get_mut(id)?;
+                Some((&mut srq.receive, &mut srq.receives_wanted))
+            }
+        }
+    }
+}
+
+impl Environment for Rings {
+    #[inline]
+    fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch {
+        let Some(qp) = self.qps.get_mut(qp) else { return Fetch::Empty };
+        fetched(qp.send.take_send(qp.is_ud, into))
+    }
+
+    #[inline]
+    fn fetch_receive(&mut self, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch {
+        match self.receive_queue(queue) {
+            Some((ring, _)) => fetched(ring.take_receive(into)),
+            None => Fetch::Empty,
+        }
+    }
+
+    fn srq_pending(&mut self, srq: SrqId) -> u32 {
+        self.srqs.get(srq).map_or(0, |srq| srq.receive.pending())
+    }
+
+    fn want_receives(&mut self, queue: ReceiveQueueId, wanted: bool) {
+        if let Some((ring, is_wanted)) = self.receive_queue(queue) {
+            *is_wanted = wanted;
+            ring.set_receives_wanted(wanted);
+        }
+    }
+
+    fn complete(&mut self, id: CqId, completion: &Completion) -> Result<(), CqFull> {
+        let now = self.now;
+        let Some(cq) = self.cqs.get_mut(id) else { return Ok(()) };
+        let mut completion = *completion;
+        if completion.timestamp_ns == 0 {
+            completion.timestamp_ns = now.0;
+        }
+        cq.ring.publish(&completion).map_err(|_| CqFull)?;
+        if cq.channel.is_some() {
+            let solicited =
+                completion.flags.contains(CompletionFlags::SOLICITED) || completion.status != CompletionStatus::Success;
+            if cq.notify == Notify::Nothing {
+                self.notify.push(id);
+                cq.notify = Notify::Completions;
+            }
+            if solicited {
+                cq.notify = Notify::Solicited;
+            }
+        }
+        let session = cq.session;
+        self.note_busy(session);
+        Ok(())
+    }
+
+    fn raise(&mut self, kind: AsyncEventKind, about: EventTarget) {
+        let found = match about {
+            EventTarget::Cq(id) => self.cqs.get(id).map(|cq| (cq.session, cq.context, cq.cookie)),
+            EventTarget::Qp(id) => self.qps.get(id).map(|qp| (qp.session, qp.context, qp.cookie)),
+            EventTarget::Srq(id) => self.srqs.get(id).map(|srq| (srq.session, srq.context, srq.cookie)),
+        };
+        let Some((session, context, cookie)) = found else { return };
+        let Some(pipe) = self.contexts.get(context).map(|context| context.pipe) else { return };
+        if self.pipes.send(pipe, kind as u32, cookie) == Sent::TooMuch {
+            self.fail(session, "asynchronous events are not read");
+        }
+    }
+
+    #[inline]
+    fn copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
+        self.start_copy(token, from, to, last)
+    }
+
+    fn atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome {
+        self.start_atomic(token, at, operation)
+    }
+}

@@ -1,0 +1,197 @@
+//! The fallback: memory that the router can't map, reached through held `/proc/PID/mem` descriptors.
+//!
+//! Each vNIC has one helper thread, begun when it is first needed. A helper reads and writes only the memory of its own
+//! vNIC's processes and the bounce buffer that came with the job, so whatever a tenant does to block it (a page under
+//! its own userfaultfd, a slow file system behind a mapping), no other vNIC waits, and a thread that comes back late
+//! can't touch anything that is not its owner's.
+//!
+//! A helper that has been busy with one job for longer than [`STALL_NS_MAX`] is given up: its vNIC fails, the thread ends
+//! by itself once the kernel lets it go.
+use crate::slab::Key;
+use crate::wake::Waker;
+use freeflow_shm::{monotonic_ns, sched_yield};
+use freeflow_verbs::AtomicOperation;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+
+/// A job that takes longer fails its vNIC.
+pub const STALL_NS_MAX: u64 = 2_000_000_000;
+/// How long a helper looks for the next job before it sleeps.
+const LINGER_NS: u64 = 100_000;
+/// The bytes that are written last, after all others.
+const LAST_BYTES: usize = 8;
+
+/// The memory of one process, by its addresses: a `/proc/PID/mem` descriptor, or a test's stand-in.
+pub trait TenantMemory: Send + Sync {
+    fn read(&self, into: &mut [u8], address: u64) -> io::Result<()>;
+    fn write(&self, from: &[u8], address: u64) -> io::Result<()>;
+}
+
+impl TenantMemory for File {
+    fn read(&self, into: &mut [u8], address: u64) -> io::Result<()> {
+        self.read_exact_at(into, address)
+    }
+
+    fn write(&self, from: &[u8], address: u64) -> io::Result<()> {
+        self.write_all_at(from, address)
+    }
+}
+
+/// Bytes of one process' memory and their place in the bounce buffer.
+pub struct Part {
+    pub memory: Arc<dyn TenantMemory>,
+    pub address: u64,
+    pub at: usize,
+    pub bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    /// Memory to bounce buffer.
+    Read,
+    /// Bounce buffer to memory, in ascending order; if `last`, the last eight bytes by a separate write after the rest.
+    Write { last: bool },
+    /// On the eight bytes of the one part.
+    Atomic(AtomicOperation),
+}
+
+pub struct Job {
+    pub id: Key,
+    pub work: Work,
+    pub bounce: Vec<u8>,
+    pub parts: Vec<Part>,
+}
+
+/// A job that is done; the buffers come back to be used again.
+pub struct Finished {
+    pub id: Key,
+    pub bounce: Vec<u8>,
+    pub parts: Vec<Part>,
+    /// Of an atomic operation, the value before. An error: the memory is not there.
+    pub result: io::Result<u64>,
+}
+
+#[derive(Default)]
+struct Pulse {
+    /// When the job in hand was begun; 0: none.
+    busy_since_ns: AtomicU64,
+    ended: AtomicBool,
+}
+
+/// The worker's end of one vNIC's helper thread. Dropping it lets the thread end after the jobs it has.
+pub struct Helper {
+    jobs: Sender<Job>,
+    pulse: Arc<Pulse>,
+    pub in_flight: u32,
+}
+
+/// A helper thread that was given up.
+pub struct Abandoned(Arc<Pulse>);
+
+impl Abandoned {
+    pub fn has_ended(&self) -> bool {
+        self.0.ended.load(Relaxed)
+    }
+}
+
+impl Helper {
+    pub fn start(finished: Sender<Finished>, waker: Arc<Waker>) -> io::Result<Self> {
+        let (jobs, receiver) = channel();
+        let pulse = Arc::new(Pulse::default());
+        let pulse_of_thread = pulse.clone();
+        let body = move || {
+            serve(&receiver, &finished, &waker, &pulse_of_thread);
+            pulse_of_thread.ended.store(true, Release);
+        };
+        std::thread::Builder::new().name("ff-fallback".into()).stack_size(256 * 1024).spawn(body)?;
+        Ok(Self { jobs, pulse, in_flight: 0 })
+    }
+
+    /// Gives the job back if the thread is gone.
+    pub fn submit(&mut self, job: Job) -> Result<(), Box<Job>> {
+        self.jobs.send(job).map_err(|refused| Box::new(refused.0))?;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    pub fn is_stalled(&self, now_ns: u64) -> bool {
+        let since = self.pulse.busy_since_ns.load(Relaxed);
+        since != 0 && now_ns.saturating_sub(since) > STALL_NS_MAX
+    }
+
+    pub fn abandon(self) -> Abandoned {
+        Abandoned(self.pulse)
+    }
+}
+
+fn serve(jobs: &Receiver<Job>, finished: &Sender<Finished>, waker: &Waker, pulse: &Pulse) {
+    while let Some(mut job) = next(jobs) {
+        pulse.busy_since_ns.store(monotonic_ns().max(1), Relaxed);
+        let result = perform(&mut job);
+        pulse.busy_since_ns.store(0, Relaxed);
+        if finished.send(Finished { id: job.id, bounce: job.bounce, parts: job.parts, result }).is_err() {
+            return;
+        }
+        waker.wake();
+    }
+}
+
+/// The next job: looks for it a little while, since jobs come in bursts, then sleeps.
+fn next(jobs: &Receiver<Job>) -> Option<Job> {
+    let began_ns = monotonic_ns();
+    loop {
+        match jobs.try_recv() {
+            Ok(job) => return Some(job),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) if monotonic_ns() - began_ns > LINGER_NS => return jobs.recv().ok(),
+            Err(TryRecvError::Empty) => sched_yield(),
+        }
+    }
+}
+
+fn perform(job: &mut Job) -> io::Result<u64> {
+    match job.work {
+        Work::Read => {
+            for part in &job.parts {
+                part.memory.read(&mut job.bounce[part.at..part.at + part.bytes], part.address)?;
+            }
+            Ok(0)
+        }
+        Work::Write { last } => {
+            let end = job.parts.iter().map(|part| part.at + part.bytes).max().unwrap_or(0);
+            let tail = if last { end.saturating_sub(LAST_BYTES) } else { end };
+            write_range(job, 0, tail)?;
+            write_range(job, tail, end)?;
+            Ok(0)
+        }
+        Work::Atomic(operation) => {
+            let Some(part) = job.parts.first() else { return Ok(0) };
+            let mut bytes = [0; 8];
+            part.memory.read(&mut bytes, part.address)?;
+            let before = u64::from_ne_bytes(bytes);
+            let after = match operation {
+                AtomicOperation::CompareSwap { compare, swap } if before == compare => swap,
+                AtomicOperation::CompareSwap { .. } => return Ok(before),
+                AtomicOperation::FetchAdd { add } => before.wrapping_add(add),
+            };
+            part.memory.write(&after.to_ne_bytes(), part.address)?;
+            Ok(before)
+        }
+    }
+}
+
+/// Writes what of `from..to` of the bounce buffer the parts cover.
+fn write_range(job: &Job, from: usize, to: usize) -> io::Result<()> {
+    for part in &job.parts {
+        let start = part.at.max(from);
+        let end = (part.at + part.bytes).min(to);
+        if start < end {
+            part.memory.write(&job.bounce[start..end], part.address + (start - part.at) as u64)?;
+        }
+    }
+    Ok(())
+}

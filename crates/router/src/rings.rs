@@ -1,0 +1,203 @@
+//! What the worker keeps beside the engine's objects: rings, doorbells, page tables, event pipes, helpers.
+use crate::events::{PipeId, Pipes};
+use crate::fallback::{Abandoned, Finished, Helper};
+use crate::memory::PageTable;
+use crate::table::Table;
+use crate::transfer::Transfers;
+use crate::wake::Waker;
+use freeflow_engine::{ContextId, CqId, QpId, SessionId, SrqId, VnicId};
+use freeflow_shm::{CompletionProducer, Doorbell, RequestConsumer, SessionSegment};
+use freeflow_verbs::Instant;
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+/// Things taken out of the tables; whoever gets them drops them, best not on the worker's thread.
+pub type Garbage = Vec<Box<dyn Any + Send>>;
+
+pub struct Vnic {
+    pub helper: Option<Helper>,
+    /// Helper threads that were given up and have not ended yet.
+    pub abandoned: Vec<Abandoned>,
+    pub fallback_bytes: u64,
+}
+
+pub struct Session {
+    pub vnic: VnicId,
+    pub segment: SessionSegment,
+    pub kick: Arc<Doorbell>,
+    pub memory: PageTable,
+    /// What each doorbell is about, by the library's cookie.
+    pub doorbells: Vec<Option<Bell>>,
+    /// The worker looks at the doorbells of its own accord; else the library kicks.
+    pub hot: bool,
+    pub doorbell_seen: Instant,
+    /// The epoch in which it was last busy.
+    pub epoch: u64,
+    pub failed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bell {
+    Qp(QpId),
+    Srq(SrqId),
+}
+
+pub struct Context {
+    pub session: SessionId,
+    /// Asynchronous events.
+    pub pipe: PipeId,
+}
+
+/// How the worker learns of new send requests of a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attention {
+    /// By its doorbell.
+    Doorbell,
+    /// In the active list, and nothing posted since.
+    Polled { idle_since: Instant },
+    /// In the active list: there is work.
+    Running,
+    /// The engine names it when it can go on; it is polled then, so no doorbell is needed.
+    Waiting,
+}
+
+pub struct Qp {
+    pub session: SessionId,
+    pub context: ContextId,
+    pub cookie: u32,
+    pub is_ud: bool,
+    pub send: RequestConsumer,
+    /// Absent if it uses an SRQ.
+    pub receive: Option<RequestConsumer>,
+    pub receives_wanted: bool,
+    pub attention: Attention,
+}
+
+pub struct Srq {
+    pub session: SessionId,
+    pub context: ContextId,
+    pub cookie: u32,
+    pub receive: RequestConsumer,
+    pub receives_wanted: bool,
+}
+
+pub struct Cq {
+    pub session: SessionId,
+    pub context: ContextId,
+    pub cookie: u32,
+    pub ring: CompletionProducer,
+    /// The ring before the last resize: the library may have armed that one.
+    pub previous: Option<CompletionProducer>,
+    pub channel: Option<PipeId>,
+    pub notify: Notify,
+}
+
+/// Whether completions were written that a channel has not been told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notify {
+    Nothing,
+    Completions,
+    Solicited,
+}
+
+pub struct Rings {
+    pub now: Instant,
+    pub vnics: Table<VnicId, Vnic>,
+    pub sessions: Table<SessionId, Session>,
+    pub contexts: Table<ContextId, Context>,
+    pub cqs: Table<CqId, Cq>,
+    pub srqs: Table<SrqId, Srq>,
+    pub qps: Table<QpId, Qp>,
+    pub pipes: Pipes,
+    pub transfers: Transfers,
+    /// CQs with a channel and completions it has not been told of.
+    pub notify: Vec<CqId>,
+    /// Sessions to be ended, and why.
+    pub failures: Vec<(SessionId, &'static str)>,
+    /// A short stretch of time; sessions busy in this one are counted.
+    pub epoch: u64,
+    pub busy_session_count: u32,
+    pub finished: Sender<Finished>,
+    pub waker: Arc<Waker>,
+}
+
+impl Rings {
+    pub fn new(finished: Sender<Finished>, waker: Arc<Waker>) -> Self {
+        Self {
+            now: Instant(0),
+            vnics: Table::new(),
+            sessions: Table::new(),
+            contexts: Table::new(),
+            cqs: Table::new(),
+            srqs: Table::new(),
+            qps: Table::new(),
+            pipes: Pipes::default(),
+            transfers: Transfers::default(),
+            notify: Vec::new(),
+            failures: Vec::new(),
+            epoch: 1,
+            busy_session_count: 0,
+            finished,
+            waker,
+        }
+    }
+
+    /// Ends the session at the end of this turn; the first reason is logged.
+    pub fn fail(&mut self, session: SessionId, reason: &'static str) {
+        if let Some(entry) = self.sessions.get_mut(session)
+            && !entry.failed
+        {
+            entry.failed = true;
+            self.failures.push((session, reason));
+        }
+    }
+
+    /// Counts the session among those that poll now.
+    #[inline]
+    pub fn note_busy(&mut self, session: SessionId) {
+        let epoch = self.epoch;
+        if let Some(entry) = self.sessions.get_mut(session)
+            && entry.epoch != epoch
+        {
+            entry.epoch = epoch;
+            self.busy_session_count += 1;
+        }
+    }
+
+    pub fn set_bell(&mut self, session: SessionId, cookie: u32, bell: Option<Bell>) {
+        let Some(session) = self.sessions.get_mut(session) else { return };
+        let at = cookie as usize;
+        if session.doorbells.len() <= at {
+            session.doorbells.resize(at + 1, None);
+        }
+        session.doorbells[at] = bell;
+    }
+
+    pub fn remove_qp(&mut self, id: QpId) -> Garbage {
+        let Some(qp) = self.qps.remove(id) else { return Vec::new() };
+        self.set_bell(qp.session, qp.cookie, None);
+        vec![Box::new(qp)]
+    }
+
+    pub fn remove_srq(&mut self, id: SrqId) -> Garbage {
+        let Some(srq) = self.srqs.remove(id) else { return Vec::new() };
+        self.set_bell(srq.session, srq.cookie, None);
+        vec![Box::new(srq)]
+    }
+
+    /// Everything of a session; the engine has destroyed it already.
+    pub fn remove_session(&mut self, id: SessionId) -> Garbage {
+        let mut garbage: Garbage = vec![
+            Box::new(self.qps.remove_where(|qp| qp.session == id)),
+            Box::new(self.srqs.remove_where(|srq| srq.session == id)),
+            Box::new(self.cqs.remove_where(|cq| cq.session == id)),
+            Box::new(self.contexts.remove_where(|context| context.session == id)),
+            Box::new(self.pipes.remove_session(id)),
+        ];
+        if let Some(session) = self.sessions.remove(id) {
+            garbage.push(Box::new(session));
+        }
+        garbage
+    }
+}

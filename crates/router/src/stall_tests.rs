@@ -1,0 +1,146 @@
+//! A tenant whose memory blocks whoever reads it: its vNIC fails, the others go on.
+use crate::config::Mode;
+use crate::fallback::TenantMemory;
+use crate::memory::PageTable;
+use crate::pollers::Pollers;
+use crate::rings::Rings;
+use crate::wait::Waiting;
+use crate::wake::Waker;
+use crate::worker::{Worker, WorkerQueues};
+use freeflow_engine::{CopyOutcome, Engine, Seed, SessionId, Source, SourceBody, Span, Token, VnicId};
+use freeflow_orchestrator::Vnic;
+use freeflow_shm::{Doorbell, SessionSegment, monotonic_ns};
+use freeflow_verbs::{Duration, Instant, NetworkId, VerbsError, VnicLimits};
+use std::io;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex};
+
+/// Ordinary memory that can be made to block.
+#[derive(Default)]
+struct Memory {
+    blocks: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Memory {
+    fn set_blocking(&self, blocks: bool) {
+        *self.blocks.lock().unwrap() = blocks;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        let blocks = self.blocks.lock().unwrap();
+        drop(self.changed.wait_while(blocks, |blocks| *blocks).unwrap());
+    }
+}
+
+impl TenantMemory for Memory {
+    fn read(&self, into: &mut [u8], address: u64) -> io::Result<()> {
+        self.pass();
+        into.fill(address as u8);
+        Ok(())
+    }
+
+    fn write(&self, _: &[u8], _: u64) -> io::Result<()> {
+        self.pass();
+        Ok(())
+    }
+}
+
+struct Rig {
+    worker: Worker,
+    /// Nobody listens to what the worker says.
+    _silence: Box<dyn std::any::Any>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let (jobs_sender, jobs) = channel();
+        let (finished_sender, finished) = channel();
+        let (reactions, reactions_end) = channel();
+        let waker = Arc::new(Waker::new().unwrap());
+        let waiting = Waiting::new(Mode::LowCpu, waker.clone(), Pollers::alone(1)).unwrap();
+        let control_waker = Arc::new(Waker::new().unwrap());
+        let queues = WorkerQueues { jobs, finished, reactions, control_waker };
+        let rings = Rings::new(finished_sender, waker);
+        let worker = Worker::new(Engine::new(Seed([7; 32])), rings, queues, waiting);
+        Self { worker, _silence: Box::new((jobs_sender, reactions_end)) }
+    }
+
+    fn vnic(&mut self, host: u8) -> VnicId {
+        let record = Vnic {
+            id: format!("v{host}"),
+            name: String::new(),
+            network: "default".into(),
+            address: [10, 111, 0, host].into(),
+            labels: Vec::new(),
+            limits: VnicLimits::default(),
+        };
+        self.worker.create_vnic(NetworkId(1), &record).unwrap()
+    }
+
+    fn session(&mut self, vnic: VnicId, memory: &Arc<Memory>) -> Result<SessionId, VerbsError> {
+        let (segment, _) = SessionSegment::create().unwrap();
+        let kick = Arc::new(Doorbell::new().unwrap());
+        let parts = (segment, kick, PageTable::new(memory.clone()));
+        self.worker.create_session(Instant(monotonic_ns()), vnic, parts)
+    }
+
+    fn copy(&mut self, token: u64, from: SessionId, to: SessionId) -> CopyOutcome {
+        let span = |session| Span { session, mr_index: 0, address: 0x1000, length: 64 };
+        let source = Source { prefix: &[], body: SourceBody::Spans(&[span(from)]) };
+        self.worker.rings.start_copy(Token(token), source, &[span(to)], true)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.worker.rings.transfers.in_flight()
+    }
+
+    fn turn_until(&mut self, mut check: impl FnMut(&mut Self) -> bool) {
+        let began = monotonic_ns();
+        while !check(self) {
+            assert!(monotonic_ns() - began < 30_000_000_000, "waited in vain");
+            self.worker.turn(Instant(monotonic_ns()));
+            freeflow_shm::sched_yield();
+        }
+    }
+}
+
+#[test]
+fn a_blocked_helper_fails_its_vnic_and_no_other() {
+    let mut rig = Rig::new();
+    let (stuck, free) = (Arc::new(Memory::default()), Arc::new(Memory::default()));
+    let (a, b) = (rig.vnic(2), rig.vnic(3));
+    let hostile = rig.session(a, &stuck).unwrap();
+    let (first, second) = (rig.session(b, &free).unwrap(), rig.session(b, &free).unwrap());
+    stuck.set_blocking(true);
+    assert_eq!(rig.copy(1, hostile, first), CopyOutcome::Pending);
+    assert_eq!(rig.copy(2, hostile, first), CopyOutcome::Pending);
+    // Others go on meanwhile.
+    assert_eq!(rig.copy(3, first, second), CopyOutcome::Pending);
+    rig.turn_until(|rig| rig.in_flight() == 2);
+    let stalled = |rig: &Rig| {
+        rig.worker.rings.vnics.iter().any(|(_, vnic)| vnic.helper.as_ref().is_some_and(|h| h.is_stalled(u64::MAX)))
+    };
+    rig.turn_until(|rig| stalled(rig));
+    let now = Instant(monotonic_ns());
+    rig.worker.fail_stalled_vnics(now);
+    assert!(rig.worker.rings.sessions.get(hostile).is_some());
+    rig.worker.fail_stalled_vnics(now + Duration::from_millis(3000));
+    assert!(rig.worker.rings.sessions.get(hostile).is_none());
+    assert!(rig.worker.rings.sessions.get(first).is_some());
+    assert_eq!(rig.in_flight(), 0);
+    assert_eq!(rig.session(a, &stuck), Err(VerbsError::DeviceFatal));
+    // The other's helper was never in the way.
+    assert_eq!(rig.copy(4, first, second), CopyOutcome::Pending);
+    rig.turn_until(|rig| rig.in_flight() == 0);
+    // Once the thread comes back, so does the vNIC.
+    stuck.set_blocking(false);
+    let mut again = None;
+    rig.turn_until(|rig| {
+        again = rig.session(a, &stuck).ok();
+        again.is_some()
+    });
+    assert_eq!(rig.copy(5, again.unwrap(), first), CopyOutcome::Pending);
+    rig.turn_until(|rig| rig.in_flight() == 0);
+}

@@ -1,0 +1,424 @@
+//! Moving bytes between two processes.
+//!
+//! If both sides are shared memory the worker copies at once. Else the bytes go through a bounce buffer: *gather* (the
+//! worker copies the shared parts of the source, the helper of the source's vNIC reads the others), then *scatter* (the
+//! same with the destination). A helper touches only its own vNIC's memory, so a copy between two processes that both
+//! need the fallback takes two jobs.
+//!
+//! Invariant: spans are looked up again when a job comes back, so a session that ended meanwhile is never touched.
+use crate::fallback::{Finished, Helper, Job, Part, Work};
+use crate::memory::{Piece, Reach};
+use crate::rings::{Rings, Session};
+use crate::slab::Slab;
+use crate::table::Table;
+use freeflow_engine::{AtomicOutcome, CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, Token, VnicId};
+use freeflow_verbs::AtomicOperation;
+
+/// Bounce buffers kept for later.
+const SPARE_COUNT_MAX: usize = 64;
+
+/// Jobs that helpers have, and buffers to use again.
+#[derive(Default)]
+pub struct Transfers {
+    transfers: Slab<Transfer>,
+    spare_bounces: Vec<Vec<u8>>,
+    spare_parts: Vec<Vec<Part>>,
+    spare_spans: Vec<Vec<Span>>,
+}
+
+struct Transfer {
+    token: Token,
+    stage: Stage,
+    /// Whose helper has the job.
+    helper: VnicId,
+    to: Vec<Span>,
+    bytes: usize,
+    last: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Stage {
+    Gather,
+    /// The shared parts of the destination are written after the helper is done.
+    Scatter {
+        shared_last: bool,
+    },
+    Atomic,
+}
+
+/// What came of a job that a helper finished.
+#[derive(Clone, Copy, Debug)]
+pub enum Arrival {
+    Copied(Token, Result<(), MemorySide>),
+    Atomic(Token, Result<u64, ()>),
+}
+
+impl Transfers {
+    pub fn in_flight(&self) -> usize {
+        self.transfers.len()
+    }
+
+    /// Forgets the jobs of a helper that was given up: their results will not be looked at.
+    pub fn forget_helper(&mut self, vnic: VnicId) {
+        for id in self.transfers.keys_where(|transfer| transfer.helper == vnic) {
+            self.transfers.remove(id);
+        }
+    }
+
+    fn keep_bounce(&mut self, bounce: Vec<u8>) {
+        if self.spare_bounces.len() < SPARE_COUNT_MAX {
+            self.spare_bounces.push(bounce);
+        }
+    }
+
+    fn keep_parts(&mut self, mut parts: Vec<Part>) {
+        if self.spare_parts.len() < SPARE_COUNT_MAX {
+            parts.clear();
+            self.spare_parts.push(parts);
+        }
+    }
+
+    fn keep_spans(&mut self, mut spans: Vec<Span>) {
+        if self.spare_spans.len() < SPARE_COUNT_MAX {
+            spans.clear();
+            self.spare_spans.push(spans);
+        }
+    }
+}
+
+/// A walk over spans, piece by piece.
+struct Walk<'a> {
+    sessions: &'a Table<SessionId, Session>,
+    spans: &'a [Span],
+    /// Bytes of the first span that are behind.
+    offset: usize,
+}
+
+/// The session of a span is not there.
+struct Gone;
+
+struct Step<'a> {
+    piece: Piece<'a>,
+    address: u64,
+}
+
+impl<'a> Walk<'a> {
+    fn new(sessions: &'a Table<SessionId, Session>, spans: &'a [Span]) -> Self {
+        Self { sessions, spans, offset: 0 }
+    }
+
+    /// The next piece, at most `limit` bytes long; `None` at the end.
+    #[inline]
+    fn next(&mut self, limit: usize) -> Result<Option<Step<'a>>, Gone> {
+        while let Some(span) = self.spans.first() {
+            let left = span.length as usize - self.offset;
+            if left == 0 {
+                self.spans = &self.spans[1..];
+                self.offset = 0;
+                continue;
+            }
+            let session = self.sessions.get(span.session).ok_or(Gone)?;
+            let address = span.address.wrapping_add(self.offset as u64);
+            let piece = session.memory.piece(address, left.min(limit));
+            self.offset += piece.bytes;
+            return Ok(Some(Step { piece, address }));
+        }
+        Ok(None)
+    }
+}
+
+fn bytes_of(spans: &[Span]) -> usize {
+    spans.iter().map(|span| span.length as usize).sum()
+}
+
+impl Rings {
+    pub(crate) fn start_copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
+        match self.is_shared(&from, to) {
+            Ok(true) => match self.copy_shared(from, to, last) {
+                Ok(()) => CopyOutcome::Done,
+                Err(side) => CopyOutcome::Fault(side),
+            },
+            Ok(false) => self.copy_by_bounce(token, from, to, last),
+            Err(side) => CopyOutcome::Fault(side),
+        }
+    }
+
+    fn is_shared(&self, from: &Source<'_>, to: &[Span]) -> Result<bool, MemorySide> {
+        let all_shared = |spans, side| {
+            let mut walk = Walk::new(&self.sessions, spans);
+            while let Some(step) = walk.next(usize::MAX).map_err(|Gone| side)? {
+                if matches!(step.piece.reach, Reach::Fallback { .. }) {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        let source = match from.body {
+            SourceBody::Bytes(_) => true,
+            SourceBody::Spans(spans) => all_shared(spans, MemorySide::Source)?,
+        };
+        Ok(all_shared(to, MemorySide::Destination)? && source)
+    }
+
+    /// Both sides are shared memory.
+    fn copy_shared(&mut self, from: Source<'_>, to: &[Span], last: bool) -> Result<(), MemorySide> {
+        let mut left = bytes_of(to);
+        let mut target = Walk::new(&self.sessions, to);
+        let mut bytes: [&[u8]; 2] = [from.prefix, &[]];
+        let mut spans: &[Span] = &[];
+        match from.body {
+            SourceBody::Bytes(body) => bytes[1] = body,
+            SourceBody::Spans(body) => spans = body,
+        }
+        let mut poisoned = None;
+        for mut part in bytes {
+            while !part.is_empty() {
+                let step = target.next(part.len()).map_err(|Gone| MemorySide::Destination)?;
+                let Some(step) = step else { return Ok(()) };
+                let Reach::Shared { segment, offset } = step.piece.reach else { return Err(MemorySide::Destination) };
+                left -= step.piece.bytes;
+                segment
+                    .write(offset, &part[..step.piece.bytes], last && left == 0)
+                    .map_err(|_| MemorySide::Destination)?;
+                poisoned = poisoned.or(segment.poisoned().then_some(MemorySide::Destination));
+                part = &part[step.piece.bytes..];
+            }
+        }
+        let mut source = Walk::new(&self.sessions, spans);
+        while let Some(step) = source.next(usize::MAX).map_err(|Gone| MemorySide::Source)? {
+            let Reach::Shared { segment: from, offset: mut from_offset } = step.piece.reach else {
+                return Err(MemorySide::Source);
+            };
+            let mut piece_left = step.piece.bytes;
+            while piece_left > 0 {
+                let step = target.next(piece_left).map_err(|Gone| MemorySide::Destination)?;
+                let Some(Step { piece: Piece { reach: Reach::Shared { segment: to, offset }, bytes }, .. }) = step
+                else {
+                    return Err(MemorySide::Destination);
+                };
+                left -= bytes;
+                freeflow_shm::Segment::copy(from, from_offset, to, offset, bytes, last && left == 0)
+                    .map_err(|_| MemorySide::Destination)?;
+                poisoned = poisoned.or(from.poisoned().then_some(MemorySide::Source));
+                poisoned = poisoned.or(to.poisoned().then_some(MemorySide::Destination));
+                from_offset += bytes;
+                piece_left -= bytes;
+            }
+        }
+        match poisoned {
+            None => Ok(()),
+            Some(side) => {
+                let session = if side == MemorySide::Source { spans.first() } else { to.first() };
+                if let Some(span) = session {
+                    self.fail(span.session, "a shared segment lost its memory");
+                }
+                Err(side)
+            }
+        }
+    }
+
+    fn copy_by_bounce(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
+        let bytes = bytes_of(to);
+        let mut bounce = self.transfers.spare_bounces.pop().unwrap_or_default();
+        if bounce.len() < bytes {
+            bounce.resize(bytes, 0);
+        }
+        let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
+        if self.gather(from, &mut bounce[..bytes], &mut parts).is_err() {
+            self.transfers.keep_bounce(bounce);
+            return CopyOutcome::Fault(MemorySide::Source);
+        }
+        let mut to_kept = self.transfers.spare_spans.pop().unwrap_or_default();
+        to_kept.extend_from_slice(to);
+        if parts.is_empty() {
+            self.transfers.keep_parts(parts);
+            return match self.scatter(token, to_kept, bytes, last, bounce) {
+                Some(Ok(())) => CopyOutcome::Done,
+                Some(Err(side)) => CopyOutcome::Fault(side),
+                None => CopyOutcome::Pending,
+            };
+        }
+        let vnic = match from.body {
+            SourceBody::Spans([first, ..]) => self.sessions.get(first.session).map(|session| session.vnic),
+            _ => None,
+        };
+        let Some(helper) = vnic else { return CopyOutcome::Fault(MemorySide::Source) };
+        let transfer = Transfer { token, stage: Stage::Gather, helper, to: to_kept, bytes, last };
+        if self.submit(transfer, Work::Read, bounce, parts) {
+            CopyOutcome::Pending
+        } else {
+            CopyOutcome::Fault(MemorySide::Source)
+        }
+    }
+
+    /// Fills the bounce buffer with what is shared, and notes the rest in `parts`.
+    fn gather(&self, from: Source<'_>, bounce: &mut [u8], parts: &mut Vec<Part>) -> Result<(), Gone> {
+        let mut at = from.prefix.len().min(bounce.len());
+        bounce[..at].copy_from_slice(&from.prefix[..at]);
+        let spans = match from.body {
+            SourceBody::Bytes(body) => {
+                let count = body.len().min(bounce.len() - at);
+                bounce[at..at + count].copy_from_slice(&body[..count]);
+                return Ok(());
+            }
+            SourceBody::Spans(spans) => spans,
+        };
+        let mut walk = Walk::new(&self.sessions, spans);
+        while at < bounce.len()
+            && let Some(Step { piece, address }) = walk.next(bounce.len() - at)?
+        {
+            match piece.reach {
+                Reach::Shared { segment, offset } => {
+                    segment.read(offset, &mut bounce[at..at + piece.bytes]).map_err(|_| Gone)?;
+                }
+                Reach::Fallback { memory } => {
+                    parts.push(Part { memory: memory.clone(), address, at, bytes: piece.bytes });
+                }
+            }
+            at += piece.bytes;
+        }
+        Ok(())
+    }
+
+    /// Brings the bounce buffer to its destination. `None`: a helper has the rest of it.
+    fn scatter(
+        &mut self,
+        token: Token,
+        to: Vec<Span>,
+        bytes: usize,
+        last: bool,
+        bounce: Vec<u8>,
+    ) -> Option<Result<(), MemorySide>> {
+        let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
+        let ends_shared = match self.fallback_parts(&to, &mut parts) {
+            Ok(ends_shared) => ends_shared,
+            Err(Gone) => return Some(Err(MemorySide::Destination)),
+        };
+        let helper = to.first().and_then(|span| self.sessions.get(span.session)).map(|session| session.vnic);
+        if parts.is_empty() || helper.is_none() {
+            let result = self.scatter_shared(&to, &bounce[..bytes], last);
+            self.transfers.keep_parts(parts);
+            self.transfers.keep_bounce(bounce);
+            self.transfers.keep_spans(to);
+            return Some(result);
+        }
+        if !ends_shared && let Err(side) = self.scatter_shared(&to, &bounce[..bytes], false) {
+            return Some(Err(side));
+        }
+        let stage = Stage::Scatter { shared_last: ends_shared };
+        let transfer = Transfer { token, stage, helper: helper?, to, bytes, last };
+        let work = Work::Write { last: last && !ends_shared };
+        if self.submit(transfer, work, bounce, parts) { None } else { Some(Err(MemorySide::Destination)) }
+    }
+
+    /// Notes what of the destination needs the fallback; whether the last piece does not.
+    fn fallback_parts(&self, to: &[Span], parts: &mut Vec<Part>) -> Result<bool, Gone> {
+        let mut walk = Walk::new(&self.sessions, to);
+        let (mut at, mut ends_shared) = (0, true);
+        while let Some(Step { piece, address }) = walk.next(usize::MAX)? {
+            ends_shared = true;
+            if let Reach::Fallback { memory } = piece.reach {
+                ends_shared = false;
+                parts.push(Part { memory: memory.clone(), address, at, bytes: piece.bytes });
+            }
+            at += piece.bytes;
+        }
+        Ok(ends_shared)
+    }
+
+    /// Writes what of the destination is shared.
+    fn scatter_shared(&self, to: &[Span], bounce: &[u8], last: bool) -> Result<(), MemorySide> {
+        let mut walk = Walk::new(&self.sessions, to);
+        let mut at = 0;
+        while let Some(Step { piece, .. }) = walk.next(usize::MAX).map_err(|Gone| MemorySide::Destination)? {
+            let end = at + piece.bytes;
+            if let Reach::Shared { segment, offset } = piece.reach {
+                let last = last && end == bounce.len();
+                segment.write(offset, &bounce[at..end], last).map_err(|_| MemorySide::Destination)?;
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn start_atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome {
+        let Some(session) = self.sessions.get(at.session) else { return AtomicOutcome::Fault };
+        let piece = session.memory.piece(at.address, 8);
+        match piece.reach {
+            Reach::Shared { segment, offset } => {
+                let before = match operation {
+                    AtomicOperation::CompareSwap { compare, swap } => segment.compare_swap(offset, compare, swap),
+                    AtomicOperation::FetchAdd { add } => segment.fetch_add(offset, add),
+                };
+                match before {
+                    Ok(before) if !segment.poisoned() => AtomicOutcome::Done(before),
+                    _ => AtomicOutcome::Fault,
+                }
+            }
+            Reach::Fallback { memory } => {
+                let part = Part { memory: memory.clone(), address: at.address, at: 0, bytes: 8 };
+                let (helper, to) = (session.vnic, Vec::new());
+                let transfer = Transfer { token, stage: Stage::Atomic, helper, to, bytes: 8, last: false };
+                let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
+                parts.push(part);
+                let bounce = self.transfers.spare_bounces.pop().unwrap_or_default();
+                let submitted = self.submit(transfer, Work::Atomic(operation), bounce, parts);
+                if submitted { AtomicOutcome::Pending } else { AtomicOutcome::Fault }
+            }
+        }
+    }
+
+    fn submit(&mut self, transfer: Transfer, work: Work, bounce: Vec<u8>, parts: Vec<Part>) -> bool {
+        let (vnic_id, bytes) = (transfer.helper, parts.iter().map(|part| part.bytes as u64).sum::<u64>());
+        let Some(vnic) = self.vnics.get_mut(vnic_id) else { return false };
+        vnic.fallback_bytes += bytes;
+        if vnic.helper.is_none() {
+            vnic.helper = Helper::start(self.finished.clone(), self.waker.clone()).ok();
+        }
+        let Some(helper) = &mut vnic.helper else { return false };
+        let id = self.transfers.transfers.insert(transfer);
+        if helper.submit(Job { id, work, bounce, parts }).is_err() {
+            self.transfers.transfers.remove(id);
+            return false;
+        }
+        true
+    }
+
+    /// A helper finished a job. `None`: nobody waits for it any more, or it goes on with another helper.
+    pub(crate) fn handle_finished(&mut self, finished: Finished) -> Option<Arrival> {
+        let Finished { id, bounce, parts, result } = finished;
+        self.transfers.keep_parts(parts);
+        let Some(transfer) = self.transfers.transfers.remove(id) else {
+            self.transfers.keep_bounce(bounce);
+            return None;
+        };
+        if let Some(helper) = self.vnics.get_mut(transfer.helper).and_then(|vnic| vnic.helper.as_mut()) {
+            helper.in_flight = helper.in_flight.saturating_sub(1);
+        }
+        let Transfer { token, stage, to, bytes, last, .. } = transfer;
+        match (stage, result) {
+            (Stage::Gather, Ok(_)) => {
+                let result = self.scatter(token, to, bytes, last, bounce)?;
+                Some(Arrival::Copied(token, result))
+            }
+            (Stage::Gather, Err(_)) => {
+                self.transfers.keep_bounce(bounce);
+                Some(Arrival::Copied(token, Err(MemorySide::Source)))
+            }
+            (Stage::Scatter { shared_last }, Ok(_)) => {
+                let result = if shared_last { self.scatter_shared(&to, &bounce[..bytes], last) } else { Ok(()) };
+                self.transfers.keep_bounce(bounce);
+                self.transfers.keep_spans(to);
+                Some(Arrival::Copied(token, result))
+            }
+            (Stage::Scatter { .. }, Err(_)) => {
+                self.transfers.keep_bounce(bounce);
+                Some(Arrival::Copied(token, Err(MemorySide::Destination)))
+            }
+            (Stage::Atomic, result) => {
+                self.transfers.keep_bounce(bounce);
+                Some(Arrival::Atomic(token, result.map_err(|_| ())))
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! How the worker waits: spinning, yielding, sleeping; and what it tells polling libraries to do.
+//!
+//! *Fastpath* never sleeps. *LowCPU* sleeps as soon as nothing is to be done, *adaptive* after [`ADAPTIVE_IDLE`].
+//! While it doesn't sleep, the waiting rule holds: spin freely only if everybody who polls fits the cores, as this router
+//! reckons from its own view and, by the machine-wide file, over all routers of the machine; else about twenty pauses, then
+//! `sched_yield`.
+//!
+//! A *cold* session is one whose doorbells are not looked at: its library writes the kick eventfd, which is in the worker's
+//! epoll. A session becomes hot by its kick, and cold when it has not rung for [`EPOCH`] or the worker sleeps.
+//!
+//! Invariant: before it blocks, the worker says so to everyone who could have work for it (its own queues, the send
+//! queues it polled, the hot sessions), each time followed by a SeqCst fence, and then looks once more.
+use crate::config::Mode;
+use crate::pollers::Pollers;
+use crate::table::Id;
+use crate::wake::Waker;
+use crate::worker::Worker;
+use freeflow_engine::SessionId;
+use freeflow_shm::layout::{WAIT_SPIN, WAIT_YIELD};
+use freeflow_shm::{Doorbell, cpu_count, pause, sched_yield};
+use freeflow_verbs::{Duration, Instant};
+use rustix::event::{Timespec, epoll};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Idle time before the worker sleeps.
+const ADAPTIVE_IDLE: Duration = Duration::from_micros(100);
+const LOWCPU_IDLE: Duration = Duration::from_micros(3);
+/// Pauses before the first `sched_yield`.
+const PAUSE_COUNT: u32 = 20;
+/// While the worker is awake it looks for kicks of cold sessions this often.
+const KICK_INTERVAL: Duration = Duration::from_micros(20);
+/// A session that was busy in this or the last epoch counts as a poller.
+const EPOCH: Duration = Duration::from_millis(2);
+const OWED_INTERVAL: Duration = Duration::from_millis(10);
+const HOUSE_INTERVAL: Duration = Duration::from_millis(100);
+/// Changing back to free spinning takes this long of fitting.
+const SPIN_AGAIN: Duration = Duration::from_millis(100);
+/// A timer due within this is waited for awake.
+const TIMER_NEAR: Duration = Duration::from_micros(60);
+
+const WAKER_TOKEN: u64 = u64::MAX;
+const EVENT_COUNT: usize = 64;
+
+pub struct Waiting {
+    mode: Mode,
+    epoll: OwnedFd,
+    waker: Arc<Waker>,
+    pollers: Pollers,
+    /// Of the events that `poll` found.
+    tokens: Vec<u64>,
+    idle_turns: u32,
+    busy_at: Instant,
+    kicks_at: Instant,
+    epoch_at: Instant,
+    house_at: Instant,
+    /// When the pollers last did not fit.
+    crowded_at: Instant,
+    busy_before: u32,
+    pub(crate) policy: u32,
+}
+
+impl Waiting {
+    pub fn new(mode: Mode, waker: Arc<Waker>, pollers: Pollers) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, waker.fd(), epoll::EventData::new_u64(WAKER_TOKEN), epoll::EventFlags::IN)?;
+        let start = Instant(0);
+        Ok(Self {
+            mode,
+            epoll,
+            waker,
+            pollers,
+            tokens: Vec::with_capacity(EVENT_COUNT),
+            idle_turns: 0,
+            busy_at: start,
+            kicks_at: start,
+            epoch_at: start,
+            house_at: start,
+            crowded_at: start,
+            busy_before: 0,
+            policy: WAIT_SPIN,
+        })
+    }
+
+    /// Edge-triggered, so that nobody has to read the eventfd.
+    pub fn watch(&self, session: SessionId, kick: &Doorbell) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(session.index() as u64 | u64::from(session.generation()) << 32);
+        Ok(epoll::add(&self.epoll, kick.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::ET)?)
+    }
+
+    pub fn unwatch(&self, kick: &Doorbell) {
+        let _ = epoll::delete(&self.epoll, kick.as_fd());
+    }
+
+    pub fn is_fastpath(&self) -> bool {
+        self.mode == Mode::Fastpath
+    }
+
+    fn relax(&mut self) {
+        self.idle_turns = self.idle_turns.saturating_add(1);
+        if self.policy == WAIT_YIELD && self.idle_turns > PAUSE_COUNT { sched_yield() } else { pause() }
+    }
+
+    /// Waits for kicks, at most until `timeout`.
+    fn poll(&mut self, timeout: Option<Duration>) {
+        let timeout = timeout
+            .map(|span| Timespec { tv_sec: (span.0 / 1_000_000_000) as i64, tv_nsec: (span.0 % 1_000_000_000) as i64 });
+        self.tokens.clear();
+        let mut events = [const { MaybeUninit::uninit() }; EVENT_COUNT];
+        // An interrupted wait is one without events.
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            self.tokens.extend(events.iter().map(|event| event.data.u64()));
+        }
+    }
+}
+
+impl Worker {
+    /// After a turn.
+    pub(crate) fn wait(&mut self, now: Instant, busy: bool) {
+        let has_cold = self.rings.sessions.len() > self.hot.len();
+        if has_cold && now - self.waiting.kicks_at >= KICK_INTERVAL {
+            self.waiting.kicks_at = now;
+            self.waiting.poll(Some(Duration(0)));
+            self.take_kicks(now);
+        }
+        if busy {
+            self.waiting.idle_turns = 0;
+            self.waiting.busy_at = now;
+            return;
+        }
+        let idle = match self.waiting.mode {
+            Mode::Fastpath => return self.waiting.relax(),
+            Mode::LowCpu => LOWCPU_IDLE,
+            Mode::Adaptive => ADAPTIVE_IDLE,
+        };
+        if now - self.waiting.busy_at < idle {
+            return self.waiting.relax();
+        }
+        let timeout = self.next_timeout(now);
+        if timeout.is_some_and(|span| span < TIMER_NEAR) {
+            return self.waiting.relax();
+        }
+        self.sleep(timeout);
+    }
+
+    fn sleep(&mut self, timeout: Option<Duration>) {
+        let waker = self.waiting.waker.clone();
+        waker.set_sleeping(true);
+        if self.may_sleep() {
+            self.waiting.poll(timeout);
+        } else {
+            self.waiting.tokens.clear();
+        }
+        waker.set_sleeping(false);
+        let now = Instant(freeflow_shm::monotonic_ns());
+        self.waiting.busy_at = now;
+        self.waiting.idle_turns = 0;
+        self.take_kicks(now);
+    }
+
+    /// Tells everyone that the worker sleeps; false if somebody has work for it.
+    fn may_sleep(&mut self) -> bool {
+        if self.collect() || self.resume_ready() || !self.rest_all() {
+            return false;
+        }
+        while let Some(&id) = self.hot.last() {
+            if !self.cool(id) {
+                return false;
+            }
+            self.hot.pop();
+        }
+        true
+    }
+
+    /// False: it rang just then and stays hot.
+    fn cool(&mut self, id: SessionId) -> bool {
+        let Some(session) = self.rings.sessions.get_mut(id) else { return true };
+        session.segment.set_router_sleeps(true);
+        if !session.segment.summary_is_empty() {
+            session.segment.set_router_sleeps(false);
+            return false;
+        }
+        session.hot = false;
+        true
+    }
+
+    pub(crate) fn heat(&mut self, now: Instant, id: SessionId) {
+        let Some(session) = self.rings.sessions.get_mut(id) else { return };
+        session.doorbell_seen = now;
+        if !session.hot {
+            session.hot = true;
+            session.segment.set_router_sleeps(false);
+            self.hot.push(id);
+        }
+    }
+
+    fn take_kicks(&mut self, now: Instant) {
+        while let Some(token) = self.waiting.tokens.pop() {
+            if token == WAKER_TOKEN {
+                self.waiting.waker.drain();
+            } else {
+                self.heat(now, SessionId::of(token as u32 as usize, (token >> 32) as u32));
+            }
+        }
+    }
+
+    /// How long the worker may sleep; `None`: until it is woken.
+    fn next_timeout(&self, now: Instant) -> Option<Duration> {
+        let timer = self.engine.poll_timeout().map(|at| at - now);
+        let owed = (self.rings.pipes.owes() || !self.rings.notify.is_empty()).then_some(OWED_INTERVAL);
+        let waits = self.rings.transfers.in_flight() > 0 || !self.waiting_jobs.is_empty();
+        let house = (waits || self.waiting.pollers.is_counted()).then_some(HOUSE_INTERVAL);
+        [timer, owed, house].into_iter().flatten().min()
+    }
+
+    /// What is done now and then.
+    pub(crate) fn keep_house(&mut self, now: Instant) {
+        if now - self.waiting.epoch_at < EPOCH {
+            return;
+        }
+        self.waiting.epoch_at = now;
+        let busy = self.rings.busy_session_count;
+        let pollers = busy.max(self.waiting.busy_before);
+        self.waiting.busy_before = busy;
+        self.rings.busy_session_count = 0;
+        self.rings.epoch += 1;
+        if !self.waiting.is_fastpath() {
+            self.cool_quiet_sessions(now);
+        }
+        if self.rings.pipes.owes() {
+            self.rings.pipes.pay();
+        }
+        if now - self.waiting.house_at >= HOUSE_INTERVAL {
+            self.waiting.house_at = now;
+            let spins = pollers > 0 || self.waiting.is_fastpath();
+            self.waiting.pollers.publish(if spins { pollers + 1 } else { 0 }, now);
+            self.fail_stalled_vnics(now);
+            self.fail_poisoned_sessions();
+        }
+        self.apply_waiting_rule(now, pollers);
+    }
+
+    fn cool_quiet_sessions(&mut self, now: Instant) {
+        let mut hot = std::mem::take(&mut self.hot);
+        hot.retain(|&id| {
+            let quiet = self.rings.sessions.get(id).is_none_or(|session| now - session.doorbell_seen >= EPOCH);
+            !quiet || !self.cool(id)
+        });
+        self.hot = hot;
+    }
+
+    fn fail_poisoned_sessions(&mut self) {
+        let is_poisoned =
+            |session: &crate::rings::Session| session.segment.segment().poisoned() || session.memory.is_poisoned();
+        let poisoned: Vec<SessionId> =
+            self.rings.sessions.iter().filter(|(_, session)| is_poisoned(session)).map(|(id, _)| id).collect();
+        for session in poisoned {
+            self.rings.fail(session, "a shared segment lost its memory");
+        }
+    }
+
+    fn apply_waiting_rule(&mut self, now: Instant, pollers: u32) {
+        let helpers = self.rings.vnics.iter().filter(|(_, vnic)| vnic.helper.as_ref().is_some_and(|h| h.in_flight > 0));
+        let all = 1 + pollers as usize + helpers.count() + self.waiting.pollers.elsewhere() as usize;
+        if all > cpu_count() {
+            self.waiting.crowded_at = now;
+        }
+        let crowded = now - self.waiting.crowded_at < SPIN_AGAIN && self.waiting.crowded_at != Instant(0);
+        let policy = if crowded { WAIT_YIELD } else { WAIT_SPIN };
+        if policy != self.waiting.policy {
+            self.waiting.policy = policy;
+            for (_, session) in self.rings.sessions.iter() {
+                session.segment.set_wait_policy(policy);
+            }
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! The data plane: one thread that owns the engine and all rings. Read [`Worker::turn`] first.
+//!
+//! Nothing here allocates, locks, logs or enters the kernel while requests flow, but for events of armed completion
+//! queues and the hand-over to fallback helpers. How the worker waits when nothing flows is in `wait`.
+use crate::control::Control;
+use crate::fallback::Finished;
+use crate::jobs::{Job, Reaction, Step};
+use crate::rings::{Attention, Bell, Garbage, Notify, Rings};
+use crate::transfer::Arrival;
+use crate::wait::Waiting;
+use crate::wake::Waker;
+use freeflow_engine::{CqId, Engine, Progress, QpId, ReceiveQueueId, SessionId, VnicId};
+use freeflow_verbs::{Duration, Instant};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+
+/// Payload that one QP may move before the next has its turn.
+const TURN_BYTES: u64 = 256 * 1024;
+/// How long a QP is looked at without being rung for after its last request.
+const POLL_IDLE: Duration = Duration::from_micros(50);
+/// Control jobs of one turn, and helpers' results of one turn.
+const TURN_JOBS_MAX: usize = 64;
+const TURN_RESULTS_MAX: usize = 256;
+const TURN_READY_MAX: usize = 4096;
+
+pub struct Worker {
+    pub engine: Engine,
+    pub rings: Rings,
+    /// QPs to run, or to look at, each turn; round robin.
+    active: VecDeque<QpId>,
+    /// Sessions whose doorbells are looked at each turn.
+    pub(crate) hot: Vec<SessionId>,
+    rung: Vec<(SessionId, u32)>,
+    jobs: Receiver<Job>,
+    pub(crate) queued_jobs: VecDeque<Job>,
+    /// Jobs that wait for copies to finish.
+    pub(crate) waiting_jobs: Vec<Job>,
+    finished: Receiver<Finished>,
+    pub(crate) queued_finished: VecDeque<Finished>,
+    reactions: Sender<Reaction>,
+    control_waker: Arc<Waker>,
+    pub(crate) waiting: Waiting,
+    pub stopping: bool,
+}
+
+/// The ends of the worker's queues.
+pub struct WorkerQueues {
+    pub jobs: Receiver<Job>,
+    pub finished: Receiver<Finished>,
+    pub reactions: Sender<Reaction>,
+    pub control_waker: Arc<Waker>,
+}
+
+impl Worker {
+    pub fn new(engine: Engine, rings: Rings, queues: WorkerQueues, waiting: Waiting) -> Self {
+        Self {
+            engine,
+            rings,
+            active: VecDeque::new(),
+            hot: Vec::new(),
+            rung: Vec::new(),
+            jobs: queues.jobs,
+            queued_jobs: VecDeque::new(),
+            waiting_jobs: Vec::new(),
+            finished: queues.finished,
+            queued_finished: VecDeque::new(),
+            reactions: queues.reactions,
+            control_waker: queues.control_waker,
+            waiting,
+            stopping: false,
+        }
+    }
+
+    /// One round of everything; whether there was anything to do.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        self.rings.now = now;
+        let mut busy = self.run_control_jobs(now);
+        busy |= self.take_doorbells(now);
+        busy |= self.run_queue_pairs(now);
+        busy |= self.take_helper_results(now);
+        busy |= self.expire_timers(now);
+        busy |= self.resume_ready();
+        self.tell_channels();
+        self.end_failed_sessions(now);
+        busy
+    }
+
+    pub fn run(&mut self) {
+        while !self.stopping {
+            let now = Instant(freeflow_shm::monotonic_ns());
+            let busy = self.turn(now);
+            self.keep_house(now);
+            self.wait(now, busy);
+        }
+    }
+
+    /// Takes what other threads left; whether there is something.
+    pub(crate) fn collect(&mut self) -> bool {
+        while self.queued_jobs.len() < TURN_JOBS_MAX
+            && let Ok(job) = self.jobs.try_recv()
+        {
+            self.queued_jobs.push_back(job);
+        }
+        while self.queued_finished.len() < TURN_RESULTS_MAX
+            && let Ok(finished) = self.finished.try_recv()
+        {
+            self.queued_finished.push_back(finished);
+        }
+        !self.queued_jobs.is_empty() || !self.queued_finished.is_empty()
+    }
+
+    fn run_control_jobs(&mut self, now: Instant) -> bool {
+        self.collect();
+        let mut busy = false;
+        for mut job in std::mem::take(&mut self.waiting_jobs) {
+            match job(self, now) {
+                Step::Again => self.waiting_jobs.push(job),
+                Step::Done(reaction) => self.react(reaction),
+            }
+        }
+        while let Some(mut job) = self.queued_jobs.pop_front() {
+            busy = true;
+            match job(self, now) {
+                Step::Again => self.waiting_jobs.push(job),
+                Step::Done(reaction) => self.react(reaction),
+            }
+        }
+        busy
+    }
+
+    fn react(&self, reaction: Reaction) {
+        // Fails only while the router ends.
+        let _ = self.reactions.send(reaction);
+        self.control_waker.wake();
+    }
+
+    /// Doorbells that rang: a send queue is active from now on, a receive queue has what somebody waits for.
+    fn take_doorbells(&mut self, now: Instant) -> bool {
+        let mut rung = std::mem::take(&mut self.rung);
+        for &id in &self.hot {
+            if let Some(session) = self.rings.sessions.get_mut(id)
+                && session.segment.take_doorbells(|bell| rung.push((id, bell)))
+            {
+                session.doorbell_seen = now;
+            }
+        }
+        let busy = !rung.is_empty();
+        for (session, bell) in rung.drain(..) {
+            self.answer_doorbell(now, session, bell);
+        }
+        self.rung = rung;
+        busy
+    }
+
+    fn answer_doorbell(&mut self, now: Instant, session: SessionId, bell: u32) {
+        self.rings.note_busy(session);
+        let bell = self.rings.sessions.get(session).and_then(|session| session.doorbells.get(bell as usize).copied());
+        match bell.flatten() {
+            Some(Bell::Qp(id)) => {
+                let Some(qp) = self.rings.qps.get(id) else { return };
+                let (receives_wanted, has_next) = (qp.receives_wanted, qp.send.has_next());
+                if receives_wanted {
+                    self.engine.handle_receive_posted(&mut self.rings, now, ReceiveQueueId::Qp(id));
+                }
+                if has_next {
+                    self.activate(id);
+                }
+            }
+            Some(Bell::Srq(id)) if self.rings.srqs.get(id).is_some_and(|srq| srq.receives_wanted) => {
+                self.engine.handle_receive_posted(&mut self.rings, now, ReceiveQueueId::Srq(id));
+            }
+            Some(Bell::Srq(_)) | None => {}
+        }
+    }
+
+    /// Runs the QP this turn or the next.
+    pub fn activate(&mut self, id: QpId) {
+        let Some(qp) = self.rings.qps.get_mut(id) else { return };
+        match qp.attention {
+            Attention::Doorbell => {
+                qp.send.set_polled(true);
+                self.active.push_back(id);
+            }
+            Attention::Waiting => self.active.push_back(id),
+            Attention::Polled { .. } | Attention::Running => {}
+        }
+        qp.attention = Attention::Running;
+    }
+
+    /// Leaves the QP's send queue alone until its doorbell rings: it was reset.
+    pub fn deactivate(&mut self, id: QpId) {
+        let Some(qp) = self.rings.qps.get_mut(id) else { return };
+        qp.send.set_polled(false);
+        qp.attention = Attention::Doorbell;
+        self.active.retain(|&active| active != id);
+    }
+
+    fn run_queue_pairs(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        for _ in 0..self.active.len() {
+            let Some(id) = self.active.pop_front() else { break };
+            let Some(qp) = self.rings.qps.get_mut(id) else { continue };
+            if let Attention::Polled { idle_since } = qp.attention
+                && !qp.send.has_next()
+            {
+                if now - idle_since < POLL_IDLE || !self.rest(id) {
+                    self.active.push_back(id);
+                }
+                continue;
+            }
+            busy = true;
+            let session = qp.session;
+            let (had_next, taken) = (qp.send.has_next(), qp.send.taken());
+            self.rings.note_busy(session);
+            let progress = self.engine.run(&mut self.rings, now, id, TURN_BYTES);
+            let Some(qp) = self.rings.qps.get_mut(id) else { continue };
+            match progress {
+                Progress::More => qp.attention = Attention::Running,
+                Progress::Waiting => {
+                    qp.attention = Attention::Waiting;
+                    continue;
+                }
+                Progress::Idle if had_next && qp.send.taken() == taken => {
+                    // Its state allows no work: it stays as it is until it is modified, or rung for again.
+                    qp.send.set_polled(false);
+                    qp.attention = Attention::Doorbell;
+                    continue;
+                }
+                Progress::Idle => qp.attention = Attention::Polled { idle_since: now },
+            }
+            self.active.push_back(id);
+        }
+        busy
+    }
+
+    /// From polling back to the doorbell; false if a request came in just then.
+    fn rest(&mut self, id: QpId) -> bool {
+        let Some(qp) = self.rings.qps.get_mut(id) else { return true };
+        qp.send.set_polled(false);
+        if qp.send.has_next() {
+            qp.send.set_polled(true);
+            qp.attention = Attention::Running;
+            return false;
+        }
+        qp.attention = Attention::Doorbell;
+        true
+    }
+
+    /// Before sleeping: all QPs back to their doorbells; false if there is work.
+    pub(crate) fn rest_all(&mut self) -> bool {
+        while let Some(id) = self.active.pop_front() {
+            let polled = self.rings.qps.get(id).is_none_or(|qp| matches!(qp.attention, Attention::Polled { .. }));
+            if !polled || !self.rest(id) {
+                self.active.push_front(id);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn take_helper_results(&mut self, now: Instant) -> bool {
+        let busy = !self.queued_finished.is_empty();
+        while let Some(finished) = self.queued_finished.pop_front() {
+            match self.rings.handle_finished(finished) {
+                Some(Arrival::Copied(token, result)) => {
+                    self.engine.handle_copied(&mut self.rings, now, token, result);
+                }
+                Some(Arrival::Atomic(token, result)) => {
+                    self.engine.handle_atomic_done(&mut self.rings, now, token, result);
+                }
+                None => {}
+            }
+        }
+        busy
+    }
+
+    fn expire_timers(&mut self, now: Instant) -> bool {
+        let due = self.engine.poll_timeout().is_some_and(|at| at <= now);
+        if due {
+            self.engine.handle_timeout(&mut self.rings, now);
+        }
+        due
+    }
+
+    pub(crate) fn resume_ready(&mut self) -> bool {
+        let mut busy = false;
+        for _ in 0..TURN_READY_MAX {
+            let Some(id) = self.engine.poll_ready() else { break };
+            self.activate(id);
+            busy = true;
+        }
+        busy
+    }
+
+    /// Completions are in their rings: the channels of armed CQs are told.
+    fn tell_channels(&mut self) {
+        if self.rings.notify.is_empty() {
+            return;
+        }
+        let mut notify = std::mem::take(&mut self.rings.notify);
+        notify.retain(|&id| self.tell_channel(id));
+        // Whatever was added meanwhile comes after what waits.
+        notify.append(&mut self.rings.notify);
+        self.rings.notify = notify;
+    }
+
+    /// Whether the CQ has to be looked at again: its channel's pipe is full.
+    fn tell_channel(&mut self, id: CqId) -> bool {
+        let Some(cq) = self.rings.cqs.get_mut(id) else { return false };
+        let Some(channel) = cq.channel else { return false };
+        if self.rings.pipes.is_behind(channel) {
+            return true;
+        }
+        let solicited = cq.notify == Notify::Solicited;
+        cq.notify = Notify::Nothing;
+        let before = cq.previous.as_ref().is_some_and(|ring| ring.take_armed(solicited));
+        if cq.ring.take_armed(solicited) || before {
+            self.rings.pipes.send(channel, cq.cookie, 0);
+        }
+        false
+    }
+
+    fn end_failed_sessions(&mut self, now: Instant) {
+        while let Some((session, reason)) = self.rings.failures.pop() {
+            let garbage = self.destroy_session(now, session);
+            self.react(Box::new(move |control: &mut Control| {
+                control.handle_session_failed(session, reason);
+                drop(garbage);
+            }));
+        }
+    }
+
+    /// Everything of one process ends; what it held is for the caller to drop.
+    pub fn destroy_session(&mut self, now: Instant, session: SessionId) -> Garbage {
+        let Some(entry) = self.rings.sessions.get(session) else { return Vec::new() };
+        self.waiting.unwatch(&entry.kick);
+        self.engine.destroy_session(&mut self.rings, now, session);
+        self.hot.retain(|&hot| hot != session);
+        self.rings.remove_session(session)
+    }
+
+    /// The sessions of a vNIC, all of them.
+    pub fn destroy_sessions_of(&mut self, now: Instant, vnic: VnicId) -> Garbage {
+        let of_vnic: Vec<SessionId> =
+            self.rings.sessions.iter().filter(|(_, session)| session.vnic == vnic).map(|(id, _)| id).collect();
+        of_vnic.into_iter().flat_map(|session| self.destroy_session(now, session)).collect()
+    }
+
+    /// Gives up the vNICs whose memory blocks their helper for too long.
+    pub(crate) fn fail_stalled_vnics(&mut self, now: Instant) {
+        let is_stalled =
+            |vnic: &crate::rings::Vnic| vnic.helper.as_ref().is_some_and(|helper| helper.is_stalled(now.0));
+        let stalled: Vec<VnicId> =
+            self.rings.vnics.iter().filter(|(_, vnic)| is_stalled(vnic)).map(|(id, _)| id).collect();
+        for id in stalled {
+            if let Some(vnic) = self.rings.vnics.get_mut(id)
+                && let Some(helper) = vnic.helper.take()
+            {
+                vnic.abandoned.push(helper.abandon());
+            }
+            self.rings.transfers.forget_helper(id);
+            let garbage = self.destroy_sessions_of(now, id);
+            self.react(Box::new(move |control: &mut Control| {
+                control.handle_vnic_failed(id, "its memory could not be reached for two seconds");
+                drop(garbage);
+            }));
+        }
+    }
+}
