@@ -1,1 +1,105 @@
-fn main() {}
+//! The `freeflow` command: brings a host up, runs programs in containers with a vNIC, shows what goes on.
+//!
+//! It talks to the router by `RUN_DIR/admin.sock` only. It has one thread and no state of its own beyond the run
+//! directory; what must outlive a call (a container) has a supervisor process, see `supervisor`.
+#![deny(unsafe_code)]
+
+mod admin;
+mod arguments;
+mod cdi;
+mod doctor;
+mod exec;
+mod failure;
+mod fork;
+mod hook;
+mod init;
+mod inject;
+mod ip;
+mod lifecycle;
+mod names;
+mod output;
+mod process;
+mod record;
+mod router;
+mod run;
+mod run_dir;
+mod show;
+mod supervisor;
+mod sys;
+mod terminal;
+mod tools;
+mod up;
+mod view;
+
+use arguments::{Arguments, Command, Network, Stage};
+use clap::Parser;
+use failure::{EXIT_RUN_FAILED, Failure, Result};
+use run_dir::RunDir;
+use rustix::thread::CapabilitySet;
+use std::process::ExitCode;
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match dispatch(arguments) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(EXIT_RUN_FAILED)),
+        Err(failure) => {
+            output::complaint(&failure);
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+fn dispatch(arguments: Arguments) -> Result<i32> {
+    let run_dir = RunDir::new(&arguments.run_dir)?;
+    if !matches!(arguments.command, Command::Doctor { .. } | Command::Version) {
+        require_privilege(&arguments.command)?;
+    }
+    match arguments.command {
+        Command::Up(up) => up::up(&run_dir, &up)?,
+        Command::Down { force } => up::down(&run_dir, force)?,
+        Command::Status { output } => show::status(&run_dir, output.format)?,
+        Command::Run(run) => return run::run(&run_dir, run),
+        Command::Exec(exec) => return exec::exec(&run_dir, exec),
+        Command::Stop { time, names } => lifecycle::stop(&run_dir, &names, Duration::from_secs(time))?,
+        Command::Rm { force, names } => lifecycle::remove(&run_dir, &names, force)?,
+        Command::Logs { follow, name } => lifecycle::logs(&run_dir, &name, follow)?,
+        Command::Ps { all, output } => show::containers(&run_dir, all, output.format)?,
+        Command::Network(Network::Ls { output }) => show::networks(&run_dir, output.format)?,
+        Command::Doctor { output } => doctor::doctor(&run_dir, output.format)?,
+        Command::Version => show::version(&run_dir),
+        Command::Hook(hook) => match hook.stage {
+            Stage::CreateRuntime => hook::create_runtime(&run_dir, &hook.network)?,
+            Stage::Poststop => hook::poststop(&run_dir)?,
+        },
+    }
+    Ok(0)
+}
+
+/// Whether this process may make interfaces, namespaces and mounts.
+fn is_privileged() -> bool {
+    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
+    rustix::process::geteuid().is_root()
+        && rustix::thread::capabilities(None).is_ok_and(|mine| mine.effective.contains(needed))
+}
+
+fn require_privilege(command: &Command) -> Result<()> {
+    if is_privileged() {
+        return Ok(());
+    }
+    let why = match command {
+        Command::Up(_) | Command::Down { .. } => "it makes network interfaces and starts the router",
+        Command::Run(_) | Command::Exec(_) | Command::Hook(_) => "it makes namespaces, mounts and network interfaces",
+        _ => "the router's admin socket is for root only",
+    };
+    let code = match command {
+        Command::Run(_) | Command::Exec(_) => EXIT_RUN_FAILED,
+        _ => failure::EXIT_FAILURE,
+    };
+    let remedy = if rustix::process::geteuid().is_root() {
+        "give it CAP_SYS_ADMIN and CAP_NET_ADMIN (this root lacks them)"
+    } else {
+        "use sudo freeflow …"
+    };
+    Err(Failure::new(format!("this needs root, because {why}; {remedy}")).with_code(code))
+}

@@ -1,0 +1,206 @@
+//! `freeflow doctor`: what is missing on this machine, and how to mend it.
+
+use crate::admin::{Admin, Presence};
+use crate::arguments::Format;
+use crate::failure::{Failure, Result};
+use crate::fork::in_child;
+use crate::run_dir::RunDir;
+use crate::{cdi, ip, output, sys, tools};
+use rustix::thread::UnshareFlags;
+use serde::Serialize;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    /// Something is less than it could be.
+    Note,
+    /// FreeFlow can't work.
+    Missing,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    verdict: Verdict,
+    detail: String,
+    remedy: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, detail: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Ok, detail: detail.into(), remedy: None }
+    }
+
+    fn note(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Note, detail: detail.into(), remedy: Some(remedy.into()) }
+    }
+
+    fn missing(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Missing, detail: detail.into(), remedy: Some(remedy.into()) }
+    }
+}
+
+pub fn doctor(run_dir: &RunDir, format: Format) -> Result<()> {
+    let root = crate::is_privileged();
+    let mut checks = vec![
+        privilege(root),
+        kernel(),
+        file("router", tools::router()),
+        file("library", tools::library()),
+        ip_program(),
+        cores(),
+    ];
+    if root {
+        checks.extend([interfaces(), namespaces(), router(run_dir), device(run_dir), firewall()]);
+    }
+    checks.push(podman());
+    checks.push(test_programs());
+    let missing = checks.iter().filter(|check| check.verdict == Verdict::Missing).count();
+    match format {
+        Format::Json => output::json(&checks),
+        Format::Table => print(&checks),
+    }
+    if missing > 0 {
+        crate::fail!(
+            "{missing} essential {} missing; the remedies are above",
+            if missing == 1 { "thing is" } else { "things are" }
+        );
+    }
+    Ok(())
+}
+
+fn print(checks: &[Check]) {
+    for check in checks {
+        let sign = match check.verdict {
+            Verdict::Ok => "ok      ",
+            Verdict::Note => "note    ",
+            Verdict::Missing => "MISSING ",
+        };
+        output::line(format!("{sign} {:<12} {}", check.name, check.detail));
+        if let Some(remedy) = &check.remedy {
+            output::line(format!("         {:<12} -> {remedy}", ""));
+        }
+    }
+}
+
+fn privilege(root: bool) -> Check {
+    if root {
+        return Check::ok("root", "may make interfaces, namespaces and mounts");
+    }
+    Check::missing(
+        "root",
+        "not root, or without CAP_SYS_ADMIN and CAP_NET_ADMIN",
+        "run freeflow as root, for example: sudo freeflow doctor",
+    )
+}
+
+/// The mount calls need Linux 5.2, close_range 5.9.
+fn kernel() -> Check {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= (5, 11) {
+        return Check::ok("kernel", format!("Linux {release}; no module is needed"));
+    }
+    Check::missing("kernel", format!("Linux {release} is too old"), "use Linux 5.11 or newer")
+}
+
+fn file(name: &'static str, found: Result<std::path::PathBuf>) -> Check {
+    match found {
+        Ok(path) => Check::ok(name, path.display().to_string()),
+        Err(failure) => Check::missing(name, failure.to_string(), "build it: make"),
+    }
+}
+
+fn ip_program() -> Check {
+    match ip::program() {
+        Some(path) => Check::ok("iproute2", path.display().to_string()),
+        None => Check::missing("iproute2", "the program ip is not installed", "apt-get install iproute2"),
+    }
+}
+
+fn cores() -> Check {
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    match count {
+        0..=2 => Check::note(
+            "cores",
+            format!("{count}: router and programs share them"),
+            "for benchmarks use four or more; with few, keep to --mode adaptive or lowcpu",
+        ),
+        _ => Check::ok("cores", count.to_string()),
+    }
+}
+
+fn interfaces() -> Check {
+    match ip::check_abilities() {
+        Ok(()) => Check::ok("interfaces", "bridges and veth pairs can be made"),
+        Err(failure) => Check::missing(
+            "interfaces",
+            failure.to_string(),
+            "load the modules bridge and veth (modprobe), or allow CAP_NET_ADMIN",
+        ),
+    }
+}
+
+fn namespaces() -> Check {
+    let flags = UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC | UnshareFlags::NEWPID;
+    match in_child(|| sys::unshare(flags).map_err(|error| Failure::new(error.to_string()))) {
+        Ok(()) => Check::ok("namespaces", "mount, PID, UTS and IPC namespaces can be made"),
+        Err(failure) => Check::missing("namespaces", failure.to_string(), "allow CAP_SYS_ADMIN"),
+    }
+}
+
+fn router(run_dir: &RunDir) -> Check {
+    match Admin::look(run_dir) {
+        Presence::Running(admin) => Check::ok("host", format!("up, router {} (process {})", admin.version, admin.pid)),
+        Presence::Absent => Check::note("host", "not up", format!("freeflow{} up", run_dir.option())),
+        Presence::Unusable(failure) => Check::missing(
+            "host",
+            failure.to_string(),
+            format!("freeflow{0} down --force; freeflow{0} up", run_dir.option()),
+        ),
+    }
+}
+
+fn device(run_dir: &RunDir) -> Check {
+    match run_dir.settings().and_then(|settings| settings.cdi_file).filter(|path| path.exists()) {
+        Some(path) => Check::ok("CDI", format!("{} in {}", cdi::KIND, path.display())),
+        None => Check::note("CDI", "no CDI file: container engines do not know the device", "freeflow up writes it"),
+    }
+}
+
+fn firewall() -> Check {
+    if !ip::bridged_packets_are_filtered() {
+        return Check::ok("firewall", "does not see packets between containers");
+    }
+    let iptables = tools::find("iptables", &["/usr/sbin", "/sbin"]);
+    Check::ok(
+        "firewall",
+        match iptables {
+            Some(_) => "iptables sees packets between containers; freeflow up lets them pass",
+            None => "sees packets between containers; iptables is not installed, so it has no rules",
+        },
+    )
+}
+
+fn podman() -> Check {
+    match tools::find("podman", &[]) {
+        Some(path) => Check::ok("podman", format!("{} (optional)", path.display())),
+        None => Check::note("podman", "not installed (optional)", "for containers from images: apt-get install podman"),
+    }
+}
+
+fn test_programs() -> Check {
+    let wanted = [("ib_write_bw", "perftest"), ("ibv_devinfo", "ibverbs-utils")];
+    let absent: Vec<&str> = wanted
+        .into_iter()
+        .filter(|(program, _)| tools::find(program, &[]).is_none())
+        .map(|(_, package)| package)
+        .collect();
+    if absent.is_empty() {
+        return Check::ok("test tools", "perftest and ibverbs-utils are installed (optional)");
+    }
+    Check::note("test tools", "not installed (optional)", format!("apt-get install {}", absent.join(" ")))
+}

@@ -1,0 +1,236 @@
+//! Puts a vNIC's directory and the drop-in library into a container's file system, whose content may be hostile.
+//!
+//! What is mounted is opened in the host's view beforehand, as detached mounts. Where it is mounted is resolved by the
+//! kernel below the container's root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS), so no symbolic link
+//! of the image leads out of it; the mount goes onto the descriptor, not onto a name.
+
+use crate::failure::{Context, Failure, Result};
+use crate::tools::LIBRARY;
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, openat, openat2};
+use rustix::io::Errno;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// Where containers find their vNIC.
+pub const VNIC_DIRECTORY: &str = "run/freeflow";
+/// Libraries in different places of one image that get replaced; more than a distribution ever has.
+const LIBRARY_COUNT_MAX: usize = 8;
+
+#[cfg(target_arch = "x86_64")]
+mod architecture {
+    pub const TRIPLET: &str = "x86_64-linux-gnu";
+    pub const LOADER: &str = "lib64/ld-linux-x86-64.so.2";
+    pub const MUSL_LOADER: &str = "lib/ld-musl-x86_64.so.1";
+}
+#[cfg(target_arch = "aarch64")]
+mod architecture {
+    pub const TRIPLET: &str = "aarch64-linux-gnu";
+    pub const LOADER: &str = "lib/ld-linux-aarch64.so.1";
+    pub const MUSL_LOADER: &str = "lib/ld-musl-aarch64.so.1";
+}
+
+/// What gets mounted, opened in the host's view.
+pub struct Sources {
+    vnic: OwnedFd,
+    library: Vec<OwnedFd>,
+    library_identity: (u64, u64),
+}
+
+impl Sources {
+    pub fn open(vnic_directory: &Path, library: &Path) -> Result<Self> {
+        let metadata = rustix::fs::stat(library).context(library.display())?;
+        let clones: Result<Vec<OwnedFd>> = (0..LIBRARY_COUNT_MAX).map(|_| detached(library)).collect();
+        Ok(Self { vnic: detached(vnic_directory)?, library: clones?, library_identity: identity(&metadata) })
+    }
+}
+
+/// A detached copy of the mount at a path.
+pub fn detached(path: &Path) -> Result<OwnedFd> {
+    open_tree(CWD, path, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)
+        .context(format!("can't open {} for mounting", path.display()))
+}
+
+/// The same with what is mounted below.
+pub fn detached_recursive(path: &Path) -> Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    open_tree(CWD, path, flags).context(format!("can't open {} for mounting", path.display()))
+}
+
+/// Mounts a detached mount onto what a descriptor names.
+pub fn mount_onto(source: impl AsFd, target: impl AsFd) -> rustix::io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(source, "", target, "", flags)
+}
+
+/// A container's file system.
+pub struct Root(OwnedFd);
+
+impl Root {
+    pub fn open(path: &Path) -> Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(path, flags, Mode::empty())
+            .context(format!("can't open the container's root {}", path.display()))?;
+        Ok(Self(root))
+    }
+
+    fn resolve(&self, path: impl AsRef<Path>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        // EAGAIN: something was renamed meanwhile and the kernel can't vouch for "below the root".
+        for _ in 0..16 {
+            match openat2(&self.0, path.as_ref(), flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve) {
+                Err(Errno::AGAIN) => {}
+                result => return result,
+            }
+        }
+        Err(Errno::AGAIN)
+    }
+
+    /// Mounts the vNIC's directory at `/run/freeflow`, which is made if need be.
+    pub fn mount_vnic(&self, sources: &Sources) -> Result<()> {
+        let what = "can't mount the vNIC at /run/freeflow in the container";
+        let target = self.make_directory(Path::new(VNIC_DIRECTORY)).context(what)?;
+        mount_onto(&sources.vnic, &target).context(what)
+    }
+
+    fn make_directory(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
+        let mut so_far = PathBuf::new();
+        let mut directory = self.resolve(".", OFlags::DIRECTORY)?;
+        for part in path.components() {
+            so_far.push(part);
+            directory = match self.resolve(&so_far, OFlags::DIRECTORY) {
+                Err(Errno::NOENT) => {
+                    // A dangling symbolic link makes this EEXIST and the next resolve ENOENT: an error, as it should.
+                    match mkdirat(&directory, part.as_os_str(), Mode::from(0o755)) {
+                        Ok(()) | Err(Errno::EXIST) => self.resolve(&so_far, OFlags::DIRECTORY)?,
+                        Err(errno) => return Err(errno),
+                    }
+                }
+                result => result?,
+            };
+        }
+        Ok(directory)
+    }
+
+    /// Puts the drop-in in place of every `libibverbs.so.1` in the standard folders; the number of places.
+    pub fn replace_libraries(&self, sources: &Sources) -> Result<usize> {
+        let mut replaced = 0;
+        for directory in self.library_directories() {
+            let Ok(target) = self.resolve(directory.join(LIBRARY), OFlags::empty()) else { continue };
+            let metadata = fstat(&target).context(LIBRARY)?;
+            let is_file = FileType::from_raw_mode(metadata.st_mode) == FileType::RegularFile;
+            // Another name of a place that was done already leads to the drop-in itself.
+            if !is_file || identity(&metadata) == sources.library_identity {
+                continue;
+            }
+            let Some(source) = sources.library.get(replaced) else {
+                crate::fail!("the container has {LIBRARY} in more than {LIBRARY_COUNT_MAX} places");
+            };
+            mount_onto(source, &target).context(format!(
+                "can't put the drop-in over {} of the container",
+                directory.join(LIBRARY).display()
+            ))?;
+            replaced += 1;
+        }
+        Ok(replaced)
+    }
+
+    /// Makes `libibverbs.so.1` in a standard folder of an image that has none, and the drop-in on it.
+    pub fn add_library(&self, sources: &Sources) -> Result<()> {
+        for directory in self.default_directories() {
+            let Ok(directory_fd) = self.resolve(&directory, OFlags::DIRECTORY) else { continue };
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
+            match openat(&directory_fd, LIBRARY, flags, Mode::from(0o644)) {
+                Ok(_) | Err(Errno::EXIST) => {}
+                Err(errno) => {
+                    crate::fail!(
+                        "the image has no {LIBRARY} and none can be made in /{}: {errno}; install libibverbs1 in the \
+                         image",
+                        directory.display()
+                    )
+                }
+            }
+            let target =
+                openat(&directory_fd, LIBRARY, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+                    .context(LIBRARY)?;
+            return mount_onto(&sources.library[0], &target).context("can't put the drop-in into the image");
+        }
+        // No folder for libraries: only static programs, which can't use the drop-in anyway.
+        Ok(())
+    }
+
+    /// Whether the drop-in, which needs glibc, can run in this file system.
+    pub fn check_c_library(&self) -> Result<()> {
+        let has = |path| self.resolve(path, OFlags::empty()).is_ok();
+        if !has(architecture::LOADER) && has(architecture::MUSL_LOADER) {
+            return Err(Failure::new(
+                "this image is built on musl, and FreeFlow's verbs library needs glibc; use a Debian, Ubuntu, Fedora \
+                 or similar image",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Folders that the loader looks into by default, the most specific first.
+    fn default_directories(&self) -> Vec<PathBuf> {
+        let triplet = architecture::TRIPLET;
+        ["usr/lib/", "lib/"]
+            .into_iter()
+            .map(|base| PathBuf::from(format!("{base}{triplet}")))
+            .chain(["usr/lib64", "lib64", "usr/lib", "lib"].into_iter().map(PathBuf::from))
+            .collect()
+    }
+
+    /// The same, and those of `/etc/ld.so.conf` and `/etc/ld.so.conf.d`.
+    fn library_directories(&self) -> Vec<PathBuf> {
+        let triplet = architecture::TRIPLET;
+        let mut all = self.default_directories();
+        all.extend(
+            [format!("usr/local/lib/{triplet}"), "usr/local/lib64".into(), "usr/local/lib".into()].map(PathBuf::from),
+        );
+        let mut files = vec![PathBuf::from("etc/ld.so.conf")];
+        if let Ok(directory) = self.resolve("etc/ld.so.conf.d", OFlags::DIRECTORY)
+            && let Ok(directory) =
+                openat(&directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            && let Ok(entries) = rustix::fs::Dir::new(directory)
+        {
+            let entries = entries.take(CONFIGURATION_FILE_COUNT_MAX).flatten();
+            let names = entries.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_string));
+            let names = names.filter(|name| name.ends_with(".conf"));
+            files.extend(names.map(|name| Path::new("etc/ld.so.conf.d").join(name)));
+        }
+        for file in files {
+            all.extend(self.configured_directories(&file));
+        }
+        all
+    }
+
+    fn configured_directories(&self, file: &Path) -> Vec<PathBuf> {
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        // NONBLOCK: the image may have put a FIFO there.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let Ok(file) = openat2(&self.0, file, flags, Mode::empty(), resolve) else { return Vec::new() };
+        let is_file = fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
+        if !is_file {
+            return Vec::new();
+        }
+        let text = std::io::Read::take(File::from(file), CONFIGURATION_BYTES_MAX);
+        BufReader::new(text)
+            .lines()
+            .map_while(std::io::Result::ok)
+            .filter_map(|line| Some(PathBuf::from(line.trim().strip_prefix('/')?)))
+            .take(CONFIGURED_DIRECTORY_COUNT_MAX)
+            .collect()
+    }
+}
+
+/// Limits on what is read of an image.
+const CONFIGURATION_FILE_COUNT_MAX: usize = 64;
+const CONFIGURATION_BYTES_MAX: u64 = 16 * 1024;
+const CONFIGURED_DIRECTORY_COUNT_MAX: usize = 64;
+
+fn identity(metadata: &Stat) -> (u64, u64) {
+    (metadata.st_dev, metadata.st_ino)
+}

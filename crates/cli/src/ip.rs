@@ -1,0 +1,296 @@
+//! Bridges, veth pairs and addresses, by iproute2's `ip`.
+
+use crate::failure::{Context, Failure, Result};
+use crate::fork::in_child;
+use crate::run_dir::fnv1a;
+use crate::sys;
+use freeflow_protocol::admin::VnicStatus;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+
+/// Where `ip` is looked for besides PATH: a hook's PATH is short.
+const DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+
+/// The host's end of a vNIC's veth pair: 15 characters at most, the same for the same id.
+pub fn host_interface(vnic_id: &str) -> String {
+    format!("ffv{:012x}", fnv1a(vnic_id.as_bytes()) >> 16)
+}
+
+pub fn is_host_interface(name: &str) -> bool {
+    name.len() == 15 && name.starts_with("ffv") && name[3..].bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The program `ip`, if it is installed.
+pub fn program() -> Option<std::path::PathBuf> {
+    crate::tools::find("ip", &DIRECTORIES)
+}
+
+fn command() -> Result<Command> {
+    let program = program()
+        .ok_or_else(|| Failure::new("the program ip is missing; install it, for example: apt-get install iproute2"))?;
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::piped());
+    Ok(command)
+}
+
+/// Runs `ip` with arguments; its output.
+pub fn run(arguments: &[&str]) -> Result<String> {
+    let output = command()?.args(arguments).output().context("can't run ip")?;
+    if !output.status.success() {
+        crate::fail!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Runs several `ip` commands in one process; the first that fails ends the rest.
+pub fn batch(lines: &[String]) -> Result<()> {
+    let mut child = command()?.args(["-batch", "-"]).stdin(Stdio::piped()).spawn().context("can't run ip")?;
+    let mut input = child.stdin.take().expect("stdin is a pipe");
+    let written = input.write_all((lines.join("\n") + "\n").as_bytes());
+    drop(input);
+    let output = child.wait_with_output().context("ip")?;
+    if !output.status.success() {
+        crate::fail!("ip -batch: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    written.context("ip")
+}
+
+/// Runs a function in another process' network namespace.
+pub fn in_network_of(pid: u32, act: impl FnOnce() -> Result<()>) -> Result<()> {
+    let namespace = File::open(format!("/proc/{pid}/ns/net")).context("the container's network namespace")?;
+    in_child(|| {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+            .context("can't enter the container's network namespace")?;
+        act()
+    })
+}
+
+/// Whether two processes share a network namespace.
+pub fn same_network(one: u32, other: u32) -> Result<bool> {
+    let link = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/net")).context("network namespace");
+    Ok(link(one)? == link(other)?)
+}
+
+/// Gives a process' network namespace its end of the vNIC, its address and, if none is there yet, the default route.
+/// Returns the interface's name inside.
+pub fn plug(vnic: &VnicStatus, bridge: &str, pid: u32) -> Result<String> {
+    let host = host_interface(&vnic.id);
+    if !exists(bridge) {
+        crate::fail!("the bridge {bridge} is gone; make it again with freeflow up");
+    }
+    let inside = free_name(pid)?;
+    batch(&[
+        format!("link add name {host} type veth peer name {inside} netns {pid}"),
+        format!("link set dev {host} master {bridge} up"),
+    ])?;
+    let result = in_network_of(pid, || configure(vnic, &inside));
+    if result.is_err() {
+        unplug(&vnic.id);
+    }
+    result.map(|()| inside)
+}
+
+/// The first of `ff0`, `ff1`, … that the namespace does not have (containers of a pod share one).
+fn free_name(pid: u32) -> Result<String> {
+    // /proc/PID/net is that process' view, so no need to enter.
+    let table = fs::read_to_string(format!("/proc/{pid}/net/dev")).context("the container's interfaces")?;
+    let names: Vec<&str> = table.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).collect();
+    (0..100)
+        .map(|number| format!("ff{number}"))
+        .find(|name| !names.contains(&name.as_str()))
+        .ok_or_else(|| Failure::new("a hundred vNICs share this network namespace already"))
+}
+
+fn configure(vnic: &VnicStatus, interface: &str) -> Result<()> {
+    batch(&[
+        "link set dev lo up".to_string(),
+        format!("address add {}/{} dev {interface}", vnic.address, vnic.prefix_length),
+        format!("link set dev {interface} up"),
+    ])?;
+    if run(&["route", "show", "default"])?.trim().is_empty() {
+        run(&["route", "add", "default", "via", &vnic.gateway.to_string(), "dev", interface])?;
+    }
+    Ok(())
+}
+
+/// Removes a vNIC's veth pair, if it is there.
+pub fn unplug(vnic_id: &str) {
+    let name = host_interface(vnic_id);
+    if exists(&name) {
+        // It may have gone with its namespace in between.
+        let _ = run(&["link", "delete", "dev", &name]);
+    }
+}
+
+pub fn exists(interface: &str) -> bool {
+    fs::read_to_string("/proc/self/net/dev").is_ok_and(|table| {
+        table.lines().any(|line| line.split_once(':').is_some_and(|(name, _)| name.trim() == interface))
+    })
+}
+
+/// Makes the bridge with the gateway's address in this network namespace, or corrects the one there is.
+pub fn make_bridge(bridge: &str, gateway: IpAddr, prefix_length: u8) -> Result<()> {
+    if !exists(bridge) {
+        // A fixed MAC address: else it changes with the ports, and with it everyone's neighbour tables go stale.
+        let hash = fnv1a(bridge.as_bytes()).to_be_bytes();
+        let mac = format!("02:ff:{:02x}:{:02x}:{:02x}:{:02x}", hash[0], hash[1], hash[2], hash[3]);
+        run(&[
+            "link",
+            "add",
+            "name",
+            bridge,
+            "address",
+            &mac,
+            "type",
+            "bridge",
+            "stp_state",
+            "0",
+            "forward_delay",
+            "0",
+        ])
+        .context(format!("can't make the bridge {bridge}"))?;
+    }
+    let wanted = format!("{gateway}/{prefix_length}");
+    let mut present = false;
+    for address in addresses(bridge)? {
+        if address == wanted {
+            present = true;
+        } else {
+            run(&["address", "delete", &address, "dev", bridge])?;
+        }
+    }
+    if !present {
+        run(&["address", "add", &wanted, "dev", bridge])?;
+    }
+    run(&["link", "set", "dev", bridge, "up"])?;
+    // IPv6 is not used on it. Where the kernel has no IPv6 there is nothing to turn off.
+    let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{bridge}/disable_ipv6"), "1");
+    Ok(())
+}
+
+/// IPv4 addresses of an interface, CIDR notation.
+fn addresses(interface: &str) -> Result<Vec<String>> {
+    let text = run(&["-4", "-o", "address", "show", "dev", interface])?;
+    Ok(text.lines().filter_map(|line| word_after(line, "inet")).collect())
+}
+
+fn word_after(line: &str, keyword: &str) -> Option<String> {
+    let mut words = line.split_whitespace();
+    words.find(|&word| word == keyword)?;
+    words.next().map(str::to_string)
+}
+
+pub fn delete_bridge(bridge: &str) -> Result<()> {
+    if exists(bridge) {
+        run(&["link", "delete", "dev", bridge])?;
+    }
+    Ok(())
+}
+
+/// Names of the veth ends on a bridge.
+pub fn ports(bridge: &str) -> Vec<String> {
+    let Ok(text) = run(&["-o", "link", "show", "master", bridge]) else { return Vec::new() };
+    text.lines()
+        .filter_map(|line| {
+            let name = line.split_whitespace().nth(1)?;
+            Some(name.trim_end_matches(':').split('@').next()?.to_string())
+        })
+        .collect()
+}
+
+/// Destinations of this namespace's IPv4 routes other than those over `except`, as (address, prefix length).
+pub fn routes(except: &str) -> Result<Vec<(Ipv4Addr, u8)>> {
+    let text = run(&["-4", "route", "show", "table", "all"])?;
+    Ok(text
+        .lines()
+        .filter(|line| word_after(line, "dev").as_deref() != Some(except))
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let first = words.next()?;
+            let destination = if first.bytes().all(|byte| byte.is_ascii_alphabetic()) { words.next()? } else { first };
+            parse_cidr(destination)
+        })
+        .filter(|&(_, prefix_length)| prefix_length > 0)
+        .collect())
+}
+
+/// `10.0.0.0/8`, or an address alone.
+pub fn parse_cidr(text: &str) -> Option<(Ipv4Addr, u8)> {
+    let (address, prefix_length) = text.split_once('/').unwrap_or((text, "32"));
+    let prefix_length: u8 = prefix_length.parse().ok()?;
+    (prefix_length <= 32).then_some((address.parse().ok()?, prefix_length))
+}
+
+/// Whether two ranges have an address in common.
+pub fn overlap(one: (Ipv4Addr, u8), other: (Ipv4Addr, u8)) -> bool {
+    let shorter = one.1.min(other.1);
+    let mask = u32::MAX.checked_shl(32 - u32::from(shorter)).unwrap_or(0);
+    u32::from(one.0) & mask == u32::from(other.0) & mask
+}
+
+/// Whether the kernel sends bridged packets through iptables, where a firewall (Docker's, for one) drops them.
+pub fn bridged_packets_are_filtered() -> bool {
+    fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables").is_ok_and(|text| text.trim() == "1")
+}
+
+/// Lets packets pass between ports of the bridge, where iptables would see them. Without iptables nothing is needed.
+pub fn accept_bridged(bridge: &str, accept: bool) {
+    let Some(iptables) = crate::tools::find("iptables", &DIRECTORIES) else { return };
+    let rule = ["-i", bridge, "-o", bridge, "-j", "ACCEPT"];
+    let iptables = |action: &str| {
+        Command::new(&iptables)
+            .args(["-w", "5", action, "FORWARD"])
+            .args(rule)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    };
+    if accept && bridged_packets_are_filtered() && !iptables("-C") {
+        iptables("-I");
+    }
+    if !accept {
+        // Rules of earlier runs too; bounded, should a delete ever succeed without an effect.
+        let _ = (0..8).take_while(|_| iptables("-D")).count();
+    }
+}
+
+/// Whether this machine can make what containers need, tried in a namespace that goes away at once.
+pub fn check_abilities() -> Result<()> {
+    in_child(|| {
+        sys::unshare(rustix::thread::UnshareFlags::NEWNET).context("can't make a network namespace")?;
+        run(&["link", "add", "name", "ffprobe0", "type", "bridge"]).context("can't make a bridge")?;
+        run(&["link", "add", "name", "ffprobe1", "type", "veth", "peer", "name", "ffprobe2"])
+            .context("can't make a veth pair")?;
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_interface_names_fit_and_are_recognised() {
+        for id in ["a", "0123456789ab", &"f".repeat(64)] {
+            assert!(is_host_interface(&host_interface(id)), "{}", host_interface(id));
+        }
+        assert!(!is_host_interface("eth0") && !is_host_interface("ffvxxxxxxxxxxxx"));
+    }
+
+    #[test]
+    fn ranges_overlap_or_not() {
+        let range = |text| parse_cidr(text).unwrap();
+        assert!(overlap(range("10.111.0.0/16"), range("10.0.0.0/8")));
+        assert!(overlap(range("10.111.3.4"), range("10.111.0.0/16")));
+        assert!(!overlap(range("10.112.0.0/16"), range("10.111.0.0/16")));
+        assert!(overlap(range("0.0.0.0/0"), range("192.0.2.0/24")));
+        assert_eq!(parse_cidr("10.0.0.0/33"), None);
+        assert_eq!(parse_cidr("fe80::/64"), None);
+    }
+}

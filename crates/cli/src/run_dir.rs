@@ -1,0 +1,198 @@
+//! Where a host keeps its state, and the settings it was brought up with.
+//!
+//! `RUN_DIR/`: `admin.sock`, `router.pid`, `router.log`, `state.json`, `vnics/ID/router.sock` (the router's);
+//! `up.json`, `up.lock`, `containers/NAME.json`, `logs/NAME.log` (this command's).
+
+use crate::failure::{Context, Failure, Result};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+pub const DEFAULT: &str = "/run/freeflow";
+/// Names of every run directory of the machine: a container of one host must not see the sockets of another.
+const REGISTRY: &str = "/run/freeflow-hosts";
+/// Where the routers of the machine tell each other how many threads of theirs spin.
+const MACHINE_DIR: &str = "/run/freeflow-machine";
+
+/// The run directory of one host.
+#[derive(Clone, Debug)]
+pub struct RunDir {
+    path: PathBuf,
+}
+
+/// What `freeflow up` was asked for; the next `up` starts from it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    pub mode: String,
+    pub pool: String,
+    pub host: String,
+    pub cdi_file: Option<PathBuf>,
+}
+
+impl RunDir {
+    /// The directory need not exist; symbolic links in what exists of it are followed.
+    pub fn new(path: &Path) -> Result<Self> {
+        let path = std::path::absolute(path).context(format!("bad run directory {}", path.display()))?;
+        let path = fs::canonicalize(&path).unwrap_or(path);
+        // A socket's path must fit into 108 bytes: RUN_DIR/vnics/ID/router.sock, with an id of 64.
+        const PATH_BYTES_MAX: usize = 80;
+        if path.as_os_str().len() > PATH_BYTES_MAX {
+            crate::fail!("the run directory's path is longer than {PATH_BYTES_MAX} bytes; choose a shorter --run-dir");
+        }
+        Ok(Self { path })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn is_default(&self) -> bool {
+        self.path == Path::new(DEFAULT)
+    }
+
+    /// `" --run-dir DIR"` for a command to copy, or nothing where it is the default.
+    pub fn option(&self) -> String {
+        if self.is_default() { String::new() } else { format!(" --run-dir {}", self.path.display()) }
+    }
+
+    pub fn admin_socket(&self) -> PathBuf {
+        self.path.join("admin.sock")
+    }
+
+    pub fn router_log(&self) -> PathBuf {
+        self.path.join("router.log")
+    }
+
+    pub fn router_pid(&self) -> PathBuf {
+        self.path.join("router.pid")
+    }
+
+    pub fn containers(&self) -> PathBuf {
+        self.path.join("containers")
+    }
+
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.path.join("logs").join(format!("{name}.log"))
+    }
+
+    /// The bridge of the network `default`: one a run directory.
+    pub fn bridge(&self) -> String {
+        format!("ff-{}", self.short_hash())
+    }
+
+    /// Eight hex digits that stand for this run directory in interface names.
+    pub fn short_hash(&self) -> String {
+        format!("{:08x}", fnv1a(self.path.as_os_str().as_encoded_bytes()) as u32)
+    }
+
+    /// Makes the directories, for root only.
+    pub fn create(&self) -> Result<()> {
+        for directory in [self.path.clone(), self.containers(), self.path.join("logs")] {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&directory)
+                .context(format!("can't make {}", directory.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Holds the lock that one `up` or `down` at a time may have.
+    pub fn lock(&self) -> Result<File> {
+        lock_file(&self.path.join("up.lock"))
+    }
+
+    pub fn settings(&self) -> Option<Settings> {
+        serde_json::from_slice(&fs::read(self.path.join("up.json")).ok()?).ok()
+    }
+
+    pub fn store_settings(&self, settings: &Settings) -> Result<()> {
+        let text = serde_json::to_vec_pretty(settings).expect("settings are encodable");
+        write_atomically(&self.path.join("up.json"), &text, 0o600).context("can't store the settings")
+    }
+
+    /// Enters the directory into the machine's list.
+    pub fn register(&self) -> Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(REGISTRY).context(format!("can't make {REGISTRY}"))?;
+        let entry = Path::new(REGISTRY).join(self.short_hash());
+        write_atomically(&entry, self.path.as_os_str().as_encoded_bytes(), 0o600)
+            .context(format!("can't write {}", entry.display()))
+    }
+
+    pub fn unregister(&self) {
+        // Nothing depends on its absence.
+        let _ = fs::remove_file(Path::new(REGISTRY).join(self.short_hash()));
+    }
+
+    /// What no container may see: every run directory of this machine, and what its routers share.
+    pub fn hidden(&self) -> Vec<PathBuf> {
+        use std::os::unix::ffi::OsStringExt;
+        let mut all = vec![self.path.clone()];
+        for entry in fs::read_dir(REGISTRY).into_iter().flatten().flatten() {
+            if let Ok(bytes) = fs::read(entry.path()) {
+                all.push(PathBuf::from(std::ffi::OsString::from_vec(bytes)));
+            }
+        }
+        all.extend([DEFAULT, REGISTRY, MACHINE_DIR].map(PathBuf::from));
+        all.retain(|path| path.is_absolute() && path.is_dir());
+        all.sort();
+        all.dedup();
+        all
+    }
+}
+
+/// Opens (and makes) a file and waits for its exclusive lock, which lasts as long as the value.
+pub fn lock_file(path: &Path) -> Result<File> {
+    let what = || format!("can't lock {}", path.display());
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|error| Failure::new(format!("{}: {error}", what())))?;
+    flock(&file, FlockOperation::LockExclusive).context(what())?;
+    Ok(file)
+}
+
+/// Puts a file in place whole: a reader sees the old or the new one.
+pub fn write_atomically(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let temporary = path.with_extension(format!("tmp{}", std::process::id()));
+    let result = (|| {
+        let mut file = File::options().write(true).create(true).truncate(true).mode(mode).open(&temporary)?;
+        file.write_all(bytes)?;
+        fs::rename(&temporary, path)
+    })();
+    if result.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    result
+}
+
+/// FNV-1a, 64 bits: names, not security.
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bridge_name_fits_an_interface_and_differs_by_run_directory() {
+        let one = RunDir::new(Path::new("/run/freeflow")).unwrap();
+        let other = RunDir::new(Path::new("/tmp/elsewhere/b")).unwrap();
+        assert!(one.bridge().len() <= 15);
+        assert_ne!(one.bridge(), other.bridge());
+        assert!(one.is_default() && !other.is_default());
+        assert_eq!(other.option(), " --run-dir /tmp/elsewhere/b");
+    }
+
+    #[test]
+    fn too_long_a_path_is_refused() {
+        assert!(RunDir::new(Path::new(&format!("/{}", "x".repeat(100)))).is_err());
+    }
+}

@@ -1,0 +1,247 @@
+//! `freeflow status`, `ps`, `network ls` and `version`.
+
+use crate::admin::{Admin, Presence};
+use crate::arguments::Format;
+use crate::failure::Result;
+use crate::output;
+use crate::record::{Record, Records, State, now_s};
+use crate::run_dir::RunDir;
+use freeflow_protocol::admin::{NetworkStatus, RouterStatus, VnicStatus};
+use serde::Serialize;
+use std::net::IpAddr;
+
+/// The JSON form of `freeflow status`: the router's own fields, and lists of networks and vNICs.
+#[derive(Serialize)]
+struct Status {
+    #[serde(flatten)]
+    router: RouterStatus,
+    networks: Vec<NetworkStatus>,
+    vnics: Vec<VnicStatus>,
+}
+
+pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
+    let mut admin = Admin::connect(run_dir)?;
+    let mut vnics = admin.vnics()?;
+    let status = Status { router: admin.status()?, networks: admin.networks()?, vnics: vnics.clone() };
+    if format == Format::Json {
+        output::json(&status);
+        return Ok(());
+    }
+    let router = &status.router;
+    let asleep = if router.sleeping { ", asleep" } else { "" };
+    output::line(format!(
+        "Host {}: router {} up {} (process {}, mode {}{asleep})",
+        router.host,
+        router.version,
+        output::duration(router.uptime_s),
+        router.pid,
+        router.mode
+    ));
+    for network in &status.networks {
+        output::line(format!(
+            "Network {}: {} on bridge {}, {} vNICs",
+            network.name, network.pool, network.bridge, network.vnic_count
+        ));
+    }
+    output::line(format!(
+        "Objects: {} sessions, {} QPs, {} CQs, {} MRs over {}",
+        router.session_count,
+        router.qp_count,
+        router.cq_count,
+        router.mr_count,
+        output::bytes(router.registered_bytes)
+    ));
+    let counters = &router.counters;
+    output::line(format!(
+        "Carried: {} messages, {}; copied through the fallback: {}; failed completions: {}",
+        counters.messages,
+        output::bytes(counters.bytes),
+        output::bytes(counters.fallback_bytes),
+        counters.completions_with_error
+    ));
+    vnics.sort_by(|one, other| one.name.cmp(&other.name));
+    let mut rows =
+        vec![["VNIC", "IP", "NETWORK", "QPS", "MRS", "MESSAGES", "BYTES", "STATE"].map(String::from).to_vec()];
+    rows.extend(vnics.iter().map(|vnic| {
+        vec![
+            vnic.name.clone(),
+            vnic.address.to_string(),
+            vnic.network.clone(),
+            vnic.qp_count.to_string(),
+            vnic.mr_count.to_string(),
+            vnic.counters.messages.to_string(),
+            output::bytes(vnic.counters.bytes),
+            vnic.failed.as_ref().map_or("ok".to_string(), |reason| format!("failed: {reason}")),
+        ]
+    }));
+    if rows.len() > 1 {
+        output::line("");
+        output::table(&rows);
+    }
+    Ok(())
+}
+
+/// One container in the JSON form of `freeflow ps`.
+#[derive(Serialize)]
+struct Container {
+    name: String,
+    id: String,
+    ip: Option<IpAddr>,
+    network: String,
+    host: String,
+    /// The command's process, as the host numbers it; null when it has ended.
+    pid: Option<u32>,
+    /// `created`, `running`, `exited`.
+    status: String,
+    exit_code: Option<i32>,
+    command: Vec<String>,
+    /// `freeflow`, or `oci` for a container of podman or another engine.
+    engine: &'static str,
+    init_pid: Option<u32>,
+    supervisor_pid: Option<u32>,
+    created_s: Option<u64>,
+    finished_s: Option<u64>,
+    note: Option<String>,
+}
+
+impl From<Record> for Container {
+    fn from(record: Record) -> Self {
+        let live = record.is_live();
+        let while_live = |pid: Option<u32>| pid.filter(|_| live);
+        let status = match record.state {
+            State::Created => "created",
+            State::Running => "running",
+            State::Exited => "exited",
+        };
+        Self {
+            pid: while_live(record.command_pid),
+            init_pid: while_live(record.init.map(|init| init.pid)),
+            supervisor_pid: while_live(Some(record.supervisor.pid)),
+            status: status.into(),
+            name: record.name,
+            id: record.id,
+            ip: record.ip,
+            network: record.network,
+            host: record.host,
+            exit_code: record.exit_code,
+            command: record.command,
+            engine: "freeflow",
+            created_s: Some(record.created_s),
+            finished_s: record.finished_s,
+            note: record.note,
+        }
+    }
+}
+
+pub fn containers(run_dir: &RunDir, all: bool, format: Format) -> Result<()> {
+    let mut admin = match Admin::look(run_dir) {
+        Presence::Running(admin) => Some(admin),
+        Presence::Absent => None,
+        Presence::Unusable(failure) => return Err(failure),
+    };
+    if admin.is_none() && !run_dir.containers().exists() {
+        // Nothing was ever brought up here: say so rather than show an empty list.
+        Admin::connect(run_dir)?;
+    }
+    let records = Records::of(run_dir);
+    records.reconcile(admin.as_mut())?;
+    let mut containers: Vec<Container> =
+        records.list().into_iter().filter(|record| all || record.state != State::Exited).map(Container::from).collect();
+    if let Some(admin) = &mut admin {
+        containers.extend(foreign(admin)?);
+    }
+    if format == Format::Json {
+        output::json(&containers);
+        return Ok(());
+    }
+    let mut rows = vec![["NAME", "IP", "NETWORK", "HOST", "PID", "STATUS", "COMMAND"].map(String::from).to_vec()];
+    rows.extend(containers.iter().map(row));
+    output::table(&rows);
+    Ok(())
+}
+
+/// Containers that an engine attached through the CDI hook, as far as their processes live.
+fn foreign(admin: &mut Admin) -> Result<Vec<Container>> {
+    let host = admin.status()?.host;
+    let vnics = admin.vnics()?;
+    Ok(vnics
+        .into_iter()
+        .filter_map(|vnic| {
+            let process = crate::hook::process_of(&vnic)?;
+            let command = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
+            let words = command.split(|&byte| byte == 0).filter(|word| !word.is_empty());
+            process.is_alive().then(|| Container {
+                name: vnic.name,
+                id: vnic.id,
+                ip: Some(vnic.address),
+                network: vnic.network,
+                host: host.clone(),
+                pid: Some(process.pid),
+                status: "running".into(),
+                exit_code: None,
+                command: words.map(|word| String::from_utf8_lossy(word).into_owned()).collect(),
+                engine: "oci",
+                init_pid: Some(process.pid),
+                supervisor_pid: None,
+                created_s: None,
+                finished_s: None,
+                note: None,
+            })
+        })
+        .collect())
+}
+
+fn row(container: &Container) -> Vec<String> {
+    const COMMAND_CHARACTERS_MAX: usize = 40;
+    let since = |then: Option<u64>| then.map(|then| output::duration(now_s().saturating_sub(then)));
+    let status = match (container.status.as_str(), container.exit_code) {
+        ("running", _) => since(container.created_s).map_or("running".to_string(), |time| format!("up {time}")),
+        ("exited", code) => format!(
+            "exited ({}) {} ago",
+            code.map_or("?".to_string(), |code| code.to_string()),
+            since(container.finished_s).unwrap_or_default()
+        ),
+        (other, _) => other.to_string(),
+    };
+    let mut command = container.command.join(" ");
+    if command.chars().count() > COMMAND_CHARACTERS_MAX {
+        command = command.chars().take(COMMAND_CHARACTERS_MAX - 1).chain(['…']).collect();
+    }
+    vec![
+        container.name.clone(),
+        container.ip.map_or("-".to_string(), |ip| ip.to_string()),
+        container.network.clone(),
+        container.host.clone(),
+        container.pid.map_or("-".to_string(), |pid| pid.to_string()),
+        status,
+        command,
+    ]
+}
+
+pub fn networks(run_dir: &RunDir, format: Format) -> Result<()> {
+    let networks = Admin::connect(run_dir)?.networks()?;
+    if format == Format::Json {
+        output::json(&networks);
+        return Ok(());
+    }
+    let mut rows = vec![["NAME", "POOL", "GATEWAY", "BRIDGE", "VNICS"].map(String::from).to_vec()];
+    rows.extend(networks.iter().map(|network| {
+        vec![
+            network.name.clone(),
+            network.pool.clone(),
+            network.gateway.to_string(),
+            network.bridge.clone(),
+            network.vnic_count.to_string(),
+        ]
+    }));
+    output::table(&rows);
+    Ok(())
+}
+
+/// This program's version, and the running router's where it can be asked.
+pub fn version(run_dir: &RunDir) {
+    output::line(format!("freeflow {}", env!("CARGO_PKG_VERSION")));
+    if let Presence::Running(admin) = Admin::look(run_dir) {
+        output::line(format!("router   {} (process {}, {})", admin.version, admin.pid, run_dir.path().display()));
+    }
+}

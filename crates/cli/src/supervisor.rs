@@ -1,0 +1,271 @@
+//! The host's side of a `freeflow run` container: gives it its vNIC, starts it, watches it, cleans up after it.
+
+use crate::admin::Admin;
+use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result};
+use crate::init::{self, GO, Program, Report};
+use crate::ip;
+use crate::names;
+use crate::process::Process;
+use crate::record::{Record, Records, State, now_s};
+use crate::run_dir::RunDir;
+use crate::sys::{self, Fork, Signals};
+use crate::terminal;
+use crate::view::{View, Volume};
+use freeflow_protocol::admin::VnicStatus;
+use freeflow_shm::fd::{receive_message, send_message};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+/// How often a generated name may turn out to be taken.
+const NAME_TRY_COUNT_MAX: usize = 64;
+
+/// What `freeflow run` was asked for, checked.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub name: Option<String>,
+    pub network: String,
+    pub ip: Option<IpAddr>,
+    pub detached: bool,
+    pub remove: bool,
+    pub volumes: Vec<Volume>,
+    pub program: Program,
+    pub library: PathBuf,
+}
+
+/// Runs a container to its end; `started` is called with its name once the command runs. The exit code is the
+/// command's.
+pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> Result<i32> {
+    let signals = Signals::supervisor().context("signals")?;
+    let mut admin = Admin::connect(run_dir)?;
+    let host = admin.status()?.host;
+    let records = Records::of(run_dir);
+    records.reconcile(Some(&mut admin))?;
+    let mut record = reserve(&records, plan, host)?;
+    match launch(run_dir, plan, &mut admin, &records, &mut record) {
+        Ok(running) => {
+            drop(admin);
+            started(&record.name);
+            let code = watch(&running, &signals);
+            if let Err(failure) = finish(run_dir, &records, record, code) {
+                // Told, but the exit code that the caller waits for is the command's.
+                crate::output::complaint(&failure);
+            }
+            Ok(code)
+        }
+        Err(failure) => {
+            let _ = admin.detach(&record.id);
+            ip::unplug(&record.id);
+            records.remove(&record.name, &record.id)?;
+            Err(failure.or_code(EXIT_RUN_FAILED))
+        }
+    }
+}
+
+fn reserve(records: &Records, plan: &Plan, host: String) -> Result<Record> {
+    let mut record = Record {
+        id: names::id()?,
+        name: String::new(),
+        network: plan.network.clone(),
+        ip: None,
+        host,
+        state: State::Created,
+        exit_code: None,
+        note: None,
+        supervisor: Process::current(),
+        init: None,
+        command_pid: None,
+        command: plan.program.command.clone(),
+        environment: plan.program.environment.iter().map(|(key, value)| format!("{key}={value}")).collect(),
+        working_directory: plan.program.working_directory.clone(),
+        detached: plan.detached,
+        remove: plan.remove,
+        created_s: now_s(),
+        finished_s: None,
+    };
+    if let Some(name) = &plan.name {
+        record.name = name.clone();
+        records.reserve(&record)?;
+        return Ok(record);
+    }
+    for attempt in 0..NAME_TRY_COUNT_MAX {
+        record.name = names::word_pair(attempt > 3)?;
+        if records.reserve(&record).is_ok() {
+            return Ok(record);
+        }
+    }
+    Err(Failure::new("no free name was found; give one with --name, or remove old containers with freeflow rm"))
+}
+
+/// A child that has been started, and its terminal's master end if it has one.
+pub struct Running {
+    pub pid: Pid,
+    pub master: Option<OwnedFd>,
+}
+
+fn launch(run_dir: &RunDir, plan: &Plan, admin: &mut Admin, records: &Records, record: &mut Record) -> Result<Running> {
+    let network = admin.network(&plan.network)?;
+    let bridge = if network.bridge.is_empty() { run_dir.bridge() } else { network.bridge };
+    let labels = vec![
+        ("engine".to_string(), "freeflow".to_string()),
+        ("supervisor".to_string(), record.supervisor.pid.to_string()),
+    ];
+    let vnic = admin.attach(&record.id, &record.name, &plan.network, plan.ip, labels);
+    let vnic = match plan.ip {
+        Some(ip) => vnic.context(format!("--ip {ip}"))?,
+        None => vnic?,
+    };
+    record.ip = Some(vnic.address);
+    let view = View {
+        hostname: record.name.clone(),
+        vnic_directory: PathBuf::from(&vnic.directory),
+        library: plan.library.clone(),
+        volumes: plan.volumes.clone(),
+        hidden: run_dir.hidden(),
+    };
+    let mut program = plan.program.clone();
+    program.environment.push(("HOSTNAME".into(), record.name.clone()));
+    let (init, channel) = fork_init(&view, &program)?;
+    match introduce(&vnic, &bridge, init, &channel, records, record) {
+        Ok(master) => Ok(Running { pid: init, master }),
+        Err(failure) => {
+            // It ends by itself when it can't hear us; this is for one that hangs.
+            drop(channel);
+            let _ = rustix::process::kill_process(init, Signal::KILL);
+            let _ = waitpid(Some(init), WaitOptions::empty());
+            Err(failure)
+        }
+    }
+}
+
+/// Forks PID 1 of a new PID namespace.
+fn fork_init(view: &View, program: &Program) -> Result<(Pid, OwnedFd)> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).context("socketpair")?;
+    let own_namespace = File::open("/proc/self/ns/pid").context("/proc/self/ns/pid")?;
+    sys::unshare(UnshareFlags::NEWPID).context("can't make a PID namespace (root with CAP_SYS_ADMIN is needed)")?;
+    let forked = sys::fork();
+    if let Ok(Fork::Child) = forked {
+        drop(ours);
+        init::main(view, program, theirs)
+    }
+    // Later children (ip) belong to the host again.
+    move_into_link_name_space(own_namespace.as_fd(), Some(LinkNameSpaceType::ProcessID)).context("setns")?;
+    match forked.context("fork")? {
+        Fork::Parent(init) => Ok((init, ours)),
+        Fork::Child => unreachable!("the child never comes here"),
+    }
+}
+
+/// Plugs in the vNIC when the namespaces are there, and lets the command start. Gives the terminal's master end.
+fn introduce(
+    vnic: &VnicStatus,
+    bridge: &str,
+    init: Pid,
+    channel: &OwnedFd,
+    records: &Records,
+    record: &mut Record,
+) -> Result<Option<OwnedFd>> {
+    let init_pid = init.as_raw_nonzero().get() as u32;
+    record.init = Process::of(init_pid);
+    records.store(record)?;
+    let mut fds = match next_report(channel)? {
+        Some((Report::Ready, fds)) => fds,
+        Some((Report::Failed { message, code }, _)) => return Err(Failure::new(message).with_code(code)),
+        None => crate::fail!("the container's init ended before it was ready"),
+    };
+    ip::plug(vnic, bridge, init_pid)?;
+    send_message(channel.as_fd(), GO, &[]).context("the container's init")?;
+    match next_report(channel)? {
+        Some((Report::Failed { message, code }, _)) => return Err(Failure::new(message).with_code(code)),
+        Some((Report::Ready, _)) => crate::fail!("the container's init got out of step"),
+        None => {}
+    }
+    record.command_pid = first_child(init_pid).or(Some(init_pid));
+    record.state = State::Running;
+    records.store(record)?;
+    Ok(fds.pop())
+}
+
+/// The next report; `None` when init has no more to say: the command runs.
+fn next_report(channel: &OwnedFd) -> Result<Option<(Report, Vec<OwnedFd>)>> {
+    let mut bytes = Vec::new();
+    let (length, fds) = receive_message(channel.as_fd(), &mut bytes, 1).context("the container's init")?;
+    if length == 0 {
+        return Ok(None);
+    }
+    let report = serde_json::from_slice(&bytes[..length]).context("the container's init")?;
+    Ok(Some((report, fds)))
+}
+
+/// The oldest child of a process, as this process numbers it.
+fn first_child(pid: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+/// Passes signals and the terminal on until the child ends; the shell's number for how it did.
+pub fn watch(running: &Running, signals: &Signals) -> i32 {
+    let _raw = running.master.as_ref().and_then(|master| {
+        terminal::copy_size(master);
+        terminal::Raw::enter().ok()
+    });
+    let stdin = std::io::stdin();
+    let mut input_open = running.master.is_some();
+    let mut output_open = running.master.is_some();
+    loop {
+        let mut fds = vec![PollFd::from_borrowed_fd(signals.fd(), PollFlags::IN)];
+        if let Some(master) = &running.master {
+            // A place for each, whether it is still open or not: an empty set of events alone would report a hang-up.
+            fds.push(if input_open { PollFd::new(&stdin, PollFlags::IN) } else { fds[0].clone() });
+            fds.push(if output_open { PollFd::new(master, PollFlags::IN) } else { fds[0].clone() });
+        }
+        let _ = poll(&mut fds, None);
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        if let Some(master) = &running.master {
+            if input_open && ready[1] {
+                input_open = terminal::relay(&stdin, master);
+            }
+            if output_open && ready[2] {
+                output_open = terminal::relay(master, std::io::stdout());
+            }
+        }
+        while let Some(signal) = signals.next() {
+            match (signal, &running.master) {
+                (signal, _) if signal == Signal::CHILD.as_raw() => {}
+                (signal, Some(master)) if signal == Signal::WINCH.as_raw() => terminal::copy_size(master),
+                _ => {
+                    let _ = sys::send_signal(running.pid, signal);
+                }
+            }
+        }
+        if let Ok(Some((_, status))) = waitpid(Some(running.pid), WaitOptions::NOHANG) {
+            if let Some(master) = running.master.as_ref().filter(|_| output_open) {
+                // What the command wrote last.
+                while terminal::relay(master, std::io::stdout()) {}
+            }
+            return init::exit_code(status);
+        }
+    }
+}
+
+/// Frees what the container used. A router that is away is no obstacle: `freeflow up` settles the rest.
+fn finish(run_dir: &RunDir, records: &Records, mut record: Record, code: i32) -> Result<()> {
+    if let Ok(mut admin) = Admin::connect(run_dir) {
+        let _ = admin.detach(&record.id);
+    }
+    ip::unplug(&record.id);
+    if record.remove {
+        return records.remove(&record.name, &record.id);
+    }
+    record.state = State::Exited;
+    record.exit_code = Some(code);
+    record.finished_s = Some(now_s());
+    records.store(&record)
+}

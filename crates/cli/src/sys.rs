@@ -1,0 +1,155 @@
+//! The system calls that rustix has no safe function for. The only unsafe code of the command.
+//!
+//! Invariant: the command has one thread, always. `fork` and `unshare` rely on it.
+#![allow(unsafe_code)]
+
+use rustix::process::Pid;
+use rustix::thread::UnshareFlags;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Both sides of a fork.
+pub enum Fork {
+    Parent(Pid),
+    Child,
+}
+
+/// Splits the process in two. The child has to end by [`exit_now`] or by an exec.
+pub fn fork() -> io::Result<Fork> {
+    // SAFETY: the process has one thread (module invariant), so the child owns every lock that exists and may go on
+    // running ordinary code.
+    let pid = unsafe { libc::fork() };
+    match pid {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Fork::Child),
+        pid => Ok(Fork::Parent(Pid::from_raw(pid).expect("fork gives the parent a positive pid"))),
+    }
+}
+
+/// Ends the process without running exit handlers (they belong to the process it was forked from).
+pub fn exit_now(code: i32) -> ! {
+    // SAFETY: `_exit` has no preconditions.
+    unsafe { libc::_exit(code) }
+}
+
+/// Puts the process into new namespaces.
+pub fn unshare(flags: UnshareFlags) -> io::Result<()> {
+    debug_assert!(!flags.contains(UnshareFlags::FILES));
+    // SAFETY: unsafe only with FILES and several threads; the flag is never used here and there is one thread.
+    unsafe { rustix::thread::unshare_unsafe(flags)? };
+    Ok(())
+}
+
+/// Marks every descriptor from `first` up close-on-exec.
+pub fn close_on_exec_from(first: u32) -> io::Result<()> {
+    close_range(first, libc::CLOSE_RANGE_CLOEXEC)
+}
+
+/// Closes every descriptor from `first` up. Only for a process that will never use (or drop) what it held before:
+/// the caller runs on to [`exit_now`].
+pub fn close_from(first: u32) -> io::Result<()> {
+    close_range(first, 0)
+}
+
+fn close_range(first: u32, flags: libc::c_uint) -> io::Result<()> {
+    // SAFETY: takes three integers and touches no memory. Descriptors closed under their owners are the documented
+    // business of `close_from`'s caller.
+    match unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A descriptor that gives the blocked signals in order of arrival.
+pub struct Signals(OwnedFd);
+
+impl Signals {
+    /// Blocks the signals a supervisor passes on, and SIGCHLD, and opens a descriptor for them. Left alone: what
+    /// can't be blocked, what a fault of this very process raises, and the terminal's stop signals.
+    pub fn supervisor() -> io::Result<Self> {
+        Self::block_all_but(&[
+            libc::SIGTSTP,
+            libc::SIGTTIN,
+            libc::SIGTTOU,
+            libc::SIGCONT,
+            libc::SIGPIPE,
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGILL,
+            libc::SIGFPE,
+            libc::SIGTRAP,
+            libc::SIGABRT,
+            libc::SIGSYS,
+        ])
+    }
+
+    /// Blocks all signals. The kernel drops signals for a PID 1 that has no handler, but not blocked ones.
+    pub fn init() -> io::Result<Self> {
+        Self::block_all_but(&[])
+    }
+
+    fn block_all_but(left_alone: &[i32]) -> io::Result<Self> {
+        // SAFETY: the set is a plain value, initialised by sigfillset before any other use; signalfd and sigprocmask
+        // only read it; the descriptor returned is new and owned by nobody else.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigfillset(&mut set);
+            for &signal in left_alone {
+                libc::sigdelset(&mut set, signal);
+            }
+            if libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(Self(OwnedFd::from_raw_fd(fd)))
+        }
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.0.as_fd()
+    }
+
+    /// The next signal that has arrived, if any.
+    pub fn next(&self) -> Option<i32> {
+        const SIGNAL_INFO_BYTES: usize = size_of::<libc::signalfd_siginfo>();
+        let mut bytes = [0u8; SIGNAL_INFO_BYTES];
+        match rustix::io::read(&self.0, &mut bytes) {
+            // `ssi_signo` is the first field.
+            Ok(SIGNAL_INFO_BYTES) => Some(i32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])),
+            _ => None,
+        }
+    }
+}
+
+/// Gives every signal its default action and unblocks all: what a program expects at its start.
+pub fn reset_signals() {
+    // SAFETY: SIG_DFL is a valid action; numbers that can't be changed are refused with an error, which is fine. The
+    // set is initialised by sigemptyset before use.
+    unsafe {
+        for signal in 1..=libc::SIGRTMAX() {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+    }
+}
+
+/// Sends a signal by its number (rustix knows no real-time signals).
+pub fn send_signal(pid: Pid, signal: i32) -> io::Result<()> {
+    // SAFETY: takes two integers and touches no memory.
+    match unsafe { libc::kill(pid.as_raw_nonzero().get(), signal) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Lets a descriptor live on over an exec.
+pub fn keep_on_exec(fd: BorrowedFd<'_>) -> io::Result<i32> {
+    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
+    Ok(fd.as_raw_fd())
+}
