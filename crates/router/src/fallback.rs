@@ -9,7 +9,7 @@
 //! by itself once the kernel lets it go.
 use crate::slab::Key;
 use crate::wake::Waker;
-use freeflow_shm::{monotonic_ns, sched_yield};
+use freeflow_shm::{monotonic_ns, pause, prefer_short_slices};
 use freeflow_verbs::AtomicOperation;
 use std::fs::File;
 use std::io;
@@ -20,8 +20,9 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
 /// A job that takes longer fails its vNIC.
 pub const STALL_NS_MAX: u64 = 2_000_000_000;
-/// How long a helper looks for the next job before it sleeps.
+/// How long a helper looks for the next job before it sleeps: where the pollers fit the cores, and where they don't.
 const LINGER_NS: u64 = 100_000;
+const LINGER_CROWDED_NS: u64 = 2_000;
 /// The bytes that are written last, after all others.
 const LAST_BYTES: usize = 8;
 
@@ -129,7 +130,8 @@ impl Helper {
 }
 
 fn serve(jobs: &Receiver<Job>, finished: &Sender<Finished>, waker: &Waker, pulse: &Pulse) {
-    while let Some(mut job) = next(jobs) {
+    prefer_short_slices();
+    while let Some(mut job) = next(jobs, waker) {
         pulse.busy_since_ns.store(monotonic_ns().max(1), Relaxed);
         let result = perform(&mut job);
         pulse.busy_since_ns.store(0, Relaxed);
@@ -140,15 +142,17 @@ fn serve(jobs: &Receiver<Job>, finished: &Sender<Finished>, waker: &Waker, pulse
     }
 }
 
-/// The next job: looks for it a little while, since jobs come in bursts, then sleeps.
-fn next(jobs: &Receiver<Job>) -> Option<Job> {
+/// The next job: looks for it a little while, since jobs come in bursts, then sleeps. It never yields: among threads that
+/// spin without end, who yields waits for a whole slice, while who sleeps is woken at once.
+fn next(jobs: &Receiver<Job>, waker: &Waker) -> Option<Job> {
+    let linger_ns = if waker.is_crowded() { LINGER_CROWDED_NS } else { LINGER_NS };
     let began_ns = monotonic_ns();
     loop {
         match jobs.try_recv() {
             Ok(job) => return Some(job),
             Err(TryRecvError::Disconnected) => return None,
-            Err(TryRecvError::Empty) if monotonic_ns() - began_ns > LINGER_NS => return jobs.recv().ok(),
-            Err(TryRecvError::Empty) => sched_yield(),
+            Err(TryRecvError::Empty) if monotonic_ns() - began_ns > linger_ns => return jobs.recv().ok(),
+            Err(TryRecvError::Empty) => pause(),
         }
     }
 }

@@ -171,6 +171,7 @@ fn spawn_worker(
         {
             warning!("can't bind the worker to its processor", cpu = cpu, error = error);
         }
+        freeflow_shm::prefer_short_slices();
         worker.run();
     };
     std::thread::Builder::new().name("ff-worker".into()).spawn(body)

@@ -28,6 +28,13 @@ use std::sync::Arc;
 /// Idle time before the worker sleeps.
 const ADAPTIVE_IDLE: Duration = Duration::from_micros(100);
 const LOWCPU_IDLE: Duration = Duration::from_micros(3);
+/// The same in adaptive mode while the pollers don't fit the cores.
+const CROWDED_IDLE: Duration = Duration::from_micros(20);
+/// A `sched_yield` that took this long went to a thread that spins without yielding (an application that polls memory, not
+/// its CQ). Yielding again would cost another slice; who sleeps instead is woken at once, before the spinner.
+const HOGGED_YIELD: Duration = Duration::from_micros(200);
+/// How long the worker sleeps instead of yielding after it met such a thread.
+const HOGGED: Duration = Duration::from_millis(50);
 /// Pauses before the first `sched_yield`.
 const PAUSE_COUNT: u32 = 20;
 /// While the worker is awake it looks for kicks of cold sessions this often.
@@ -58,6 +65,8 @@ pub struct Waiting {
     house_at: Instant,
     /// When the pollers last did not fit.
     crowded_at: Instant,
+    /// Until when to sleep rather than yield.
+    hogged_until: Instant,
     busy_before: u32,
     pub(crate) policy: u32,
 }
@@ -79,6 +88,7 @@ impl Waiting {
             epoch_at: start,
             house_at: start,
             crowded_at: start,
+            hogged_until: start,
             busy_before: 0,
             policy: WAIT_SPIN,
         })
@@ -98,9 +108,27 @@ impl Waiting {
         self.mode == Mode::Fastpath
     }
 
-    fn relax(&mut self) {
+    fn relax(&mut self, now: Instant) {
         self.idle_turns = self.idle_turns.saturating_add(1);
-        if self.policy == WAIT_YIELD && self.idle_turns > PAUSE_COUNT { sched_yield() } else { pause() }
+        if self.policy != WAIT_YIELD || self.idle_turns <= PAUSE_COUNT {
+            return pause();
+        }
+        sched_yield();
+        let after = Instant(freeflow_shm::monotonic_ns());
+        if after - now > HOGGED_YIELD {
+            self.hogged_until = after + HOGGED;
+        }
+    }
+
+    /// How long the worker stays awake with nothing to do.
+    fn idle_limit(&self, now: Instant) -> Option<Duration> {
+        match self.mode {
+            Mode::Fastpath => None,
+            _ if now < self.hogged_until => Some(Duration(0)),
+            Mode::LowCpu => Some(LOWCPU_IDLE),
+            Mode::Adaptive if self.policy == WAIT_YIELD => Some(CROWDED_IDLE),
+            Mode::Adaptive => Some(ADAPTIVE_IDLE),
+        }
     }
 
     /// Waits for kicks, at most until `timeout`.
@@ -130,17 +158,13 @@ impl Worker {
             self.waiting.busy_at = now;
             return;
         }
-        let idle = match self.waiting.mode {
-            Mode::Fastpath => return self.waiting.relax(),
-            Mode::LowCpu => LOWCPU_IDLE,
-            Mode::Adaptive => ADAPTIVE_IDLE,
-        };
+        let Some(idle) = self.waiting.idle_limit(now) else { return self.waiting.relax(now) };
         if now - self.waiting.busy_at < idle {
-            return self.waiting.relax();
+            return self.waiting.relax(now);
         }
         let timeout = self.next_timeout(now);
         if timeout.is_some_and(|span| span < TIMER_NEAR) {
-            return self.waiting.relax();
+            return self.waiting.relax(now);
         }
         self.sleep(timeout);
     }
@@ -271,6 +295,7 @@ impl Worker {
         let policy = if crowded { WAIT_YIELD } else { WAIT_SPIN };
         if policy != self.waiting.policy {
             self.waiting.policy = policy;
+            self.waiting.waker.set_crowded(crowded);
             for (_, session) in self.rings.sessions.iter() {
                 session.segment.set_wait_policy(policy);
             }

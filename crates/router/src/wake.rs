@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 pub struct Waker {
     sleeping: AtomicBool,
+    /// Pollers don't fit the cores: whoever waits should sleep soon.
+    crowded: AtomicBool,
     bell: Doorbell,
 }
 
 impl Waker {
     pub fn new() -> io::Result<Self> {
-        Ok(Self { sleeping: AtomicBool::new(false), bell: Doorbell::new()? })
+        Ok(Self { sleeping: AtomicBool::new(false), crowded: AtomicBool::new(false), bell: Doorbell::new()? })
     }
 
     /// Called after something was put in a queue of the worker's.
@@ -32,6 +34,14 @@ impl Waker {
 
     pub fn is_sleeping(&self) -> bool {
         self.sleeping.load(Relaxed)
+    }
+
+    pub fn set_crowded(&self, crowded: bool) {
+        self.crowded.store(crowded, Relaxed);
+    }
+
+    pub fn is_crowded(&self) -> bool {
+        self.crowded.load(Relaxed)
     }
 
     pub fn drain(&self) {

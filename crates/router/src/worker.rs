@@ -75,9 +75,11 @@ impl Worker {
     /// One round of everything; whether there was anything to do.
     pub fn turn(&mut self, now: Instant) -> bool {
         self.rings.now = now;
-        let mut busy = self.run_control_jobs(now);
-        busy |= self.take_doorbells(now);
+        // What was posted before a control request is seen before it: jobs are collected first, and done after the rings.
+        self.collect();
+        let mut busy = self.take_doorbells(now);
         busy |= self.run_queue_pairs(now);
+        busy |= self.run_control_jobs(now);
         busy |= self.take_helper_results(now);
         busy |= self.expire_timers(now);
         busy |= self.resume_ready();
@@ -111,7 +113,6 @@ impl Worker {
     }
 
     fn run_control_jobs(&mut self, now: Instant) -> bool {
-        self.collect();
         let mut busy = false;
         for mut job in std::mem::take(&mut self.waiting_jobs) {
             match job(self, now) {

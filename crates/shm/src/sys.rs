@@ -22,6 +22,38 @@ pub fn sched_yield() {
     rustix::thread::sched_yield();
 }
 
+/// Asks the scheduler for short slices for the calling thread: it then preempts a spinning thread when it wakes, instead
+/// of waiting out that one's slice. Linux 6.12 and newer; elsewhere nothing changes.
+pub fn prefer_short_slices() {
+    const SLICE_NS: u64 = 100_000;
+    const BYTES: u32 = 48;
+    // struct sched_attr, version 0 (linux/sched/types.h): size, policy, flags, nice, priority, runtime, deadline, period.
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    let nice = rustix::process::getpriority_process(None).unwrap_or(0);
+    let attributes = Attributes {
+        size: BYTES,
+        policy: libc::SCHED_OTHER as u32,
+        flags: 0,
+        nice,
+        priority: 0,
+        runtime: SLICE_NS,
+        deadline: 0,
+        period: 0,
+    };
+    // SAFETY: the structure is valid for reads of `size` bytes during the call, and the kernel keeps no pointer to it.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+}
+
 /// Bytes of a page.
 #[inline]
 pub fn page_bytes() -> usize {
