@@ -8,7 +8,9 @@ use crate::failure::{Context, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_RUN_FAIL
 use crate::sys::{self, Fork, Signals};
 use crate::view::{View, drop_capabilities};
 use freeflow_shm::fd::{receive_message, send_message};
-use rustix::process::{Pid, Signal, WaitOptions, set_parent_process_death_signal, setsid};
+use rustix::process::{
+    DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior, set_parent_process_death_signal, setsid,
+};
 use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -59,6 +61,7 @@ fn report(channel: &OwnedFd, report: &Report, fds: &[BorrowedFd<'_>]) {
 
 fn start(view: &View, program: &Program, channel: &OwnedFd) -> Result<(Pid, Signals)> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("prctl")?;
+    hold_tight()?;
     sys::unshare(UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC)
         .context("can't make namespaces (root with CAP_SYS_ADMIN is needed)")?;
     let replaced = view.enter()?;
@@ -98,6 +101,12 @@ fn start(view: &View, program: &Program, channel: &OwnedFd) -> Result<(Pid, Sign
     std::mem::forget((null, terminal));
     sys::close_from(3).context("close_range")?;
     Ok((child, Signals::init().context("signals")?))
+}
+
+/// Until its exec, nobody in the container may trace this process or take its descriptors: they are the host's (the admin
+/// connection, namespaces, cgroups), and once the capabilities are dropped the container's root has as many.
+pub fn hold_tight() -> Result<()> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).context("prctl")
 }
 
 fn add_library_path(environment: &mut Vec<(String, String)>, directory: &str) {

@@ -3,8 +3,12 @@
 //! What is mounted is opened in the host's view beforehand, as detached mounts. Where it is mounted is resolved by the
 //! kernel below the container's root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS), so no symbolic link
 //! of the image leads out of it; the mount goes onto the descriptor, not onto a name.
+//!
+//! Invariant: both mounts are read-only. They are the host's own files: a container's root must neither change the library
+//! that every other container runs, nor fill or rearrange the directory in which the router makes its socket.
 
 use crate::failure::{Context, Failure, Result};
+use crate::sys;
 use crate::tools::LIBRARY;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, openat, openat2};
 use rustix::io::Errno;
@@ -42,9 +46,16 @@ pub struct Sources {
 impl Sources {
     pub fn open(vnic_directory: &Path, library: &Path) -> Result<Self> {
         let metadata = rustix::fs::stat(library).context(library.display())?;
-        let clones: Result<Vec<OwnedFd>> = (0..LIBRARY_COUNT_MAX).map(|_| detached(library)).collect();
-        Ok(Self { vnic: detached(vnic_directory)?, library: clones?, library_identity: identity(&metadata) })
+        let clones: Result<Vec<OwnedFd>> = (0..LIBRARY_COUNT_MAX).map(|_| protected(library)).collect();
+        Ok(Self { vnic: protected(vnic_directory)?, library: clones?, library_identity: identity(&metadata) })
     }
+}
+
+/// A detached copy that the container can't write to. A socket in it can still be connected to.
+fn protected(path: &Path) -> Result<OwnedFd> {
+    let mount = detached(path)?;
+    sys::protect_mount(mount.as_fd()).context(format!("can't make the mount of {} read-only", path.display()))?;
+    Ok(mount)
 }
 
 /// A detached copy of the mount at a path.

@@ -153,3 +153,20 @@ pub fn keep_on_exec(fd: BorrowedFd<'_>) -> io::Result<i32> {
     rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
     Ok(fd.as_raw_fd())
 }
+
+/// Makes a detached mount one that its container can't change: read-only, and without devices and set-user-ID programs.
+pub fn protect_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: 0,
+    };
+    let bytes = size_of::<libc::mount_attr>();
+    let (fd, path, flags) = (mount.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH);
+    // SAFETY: the path is a C string and the structure is valid for reads of `bytes` bytes; the kernel keeps neither.
+    match unsafe { libc::syscall(libc::SYS_mount_setattr, fd, path, flags, &raw const attributes, bytes) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
