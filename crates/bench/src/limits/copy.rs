@@ -1,0 +1,182 @@
+//! Copying: `memcpy` alone, and the bandwidth of two processes when each byte is copied once or twice.
+//!
+//! *Two-copy* is a socket: into a shared ring, and out of it. *One-copy* is a WRITE: straight into memory that the
+//! receiver can see; the receiver only learns that it is there.
+use super::*;
+use std::ptr;
+
+/// Bytes copied by one repetition at full effort.
+const SMALL_TOTAL: usize = 256 << 20;
+const MIDDLE_TOTAL: usize = 3 << 30;
+const LARGE_TOTAL: usize = 6 << 30;
+
+/// One shape of a bandwidth measurement, and the reference machine's figures for two copies and for one.
+struct Shape {
+    bytes: usize,
+    /// Shared ring of the two-copy variant.
+    ring_bytes: usize,
+    /// Private buffers at either end; shared memory of the one-copy variant.
+    buffer_bytes: usize,
+    two_copy: Reference,
+    one_copy: Reference,
+}
+
+const SHAPES: [Shape; 4] = [
+    Shape {
+        bytes: 64,
+        ring_bytes: 64 << 10,
+        buffer_bytes: 1 << 20,
+        two_copy: Reference::near(32.0),
+        one_copy: Reference::near(160.0),
+    },
+    Shape {
+        bytes: 4 << 10,
+        ring_bytes: 128 << 10,
+        buffer_bytes: 1 << 20,
+        two_copy: Reference::near(244.0),
+        one_copy: Reference::near(358.0),
+    },
+    Shape {
+        bytes: 64 << 10,
+        ring_bytes: 256 << 10,
+        buffer_bytes: 1 << 20,
+        two_copy: Reference::new(372.0, 218.0),
+        one_copy: Reference::new(458.0, 458.0),
+    },
+    Shape {
+        bytes: 1 << 20,
+        ring_bytes: 2 << 20,
+        buffer_bytes: 8 << 20,
+        two_copy: Reference::new(347.0, 61.0),
+        one_copy: Reference::new(343.0, 330.0),
+    },
+];
+
+const MEMCPY: [(usize, f64); 5] =
+    [(64, 379.0), (4 << 10, 1009.0), (64 << 10, 913.0), (1 << 20, 448.0), (64 << 20, 139.0)];
+
+/// A copy whose length the compiler does not know, as in a router.
+#[inline]
+pub(super) fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: callers give two ranges of `bytes` that they got from `Shared::at`, of different mappings.
+    unsafe { ptr::copy_nonoverlapping(from, to, hint::black_box(bytes)) };
+}
+
+/// Source and destination at the same place of a page would make small loads wait for the stores before them.
+const PAGE_OFFSET: usize = 2048;
+
+fn gbit_per_s(bytes: usize, ns: u64) -> f64 {
+    bytes as f64 * 8.0 / ns.max(1) as f64
+}
+
+fn memcpy_gbit_per_s(bytes: usize, divisor: usize) -> io::Result<f64> {
+    let total = (if bytes < 1024 { 64 << 20 } else { 2 << 30 }) / divisor;
+    let (from, to, results) = (Shared::private(bytes)?, Shared::private(bytes + PAGE_OFFSET)?, Results::new(1)?);
+    let (cpu, _) = two_cpus();
+    let party = Party::new(cpu, || {
+        // The child's first writes copy pages; that is not what we measure.
+        for side in [from.at(0, bytes), to.at(PAGE_OFFSET, bytes)] {
+            // SAFETY: our own mappings, so long from there.
+            unsafe { ptr::write_bytes(side, 2, bytes) };
+        }
+        let count = (total / bytes).max(2);
+        for _ in 0..count / 4 {
+            copy(from.at(0, bytes), to.at(PAGE_OFFSET, bytes), bytes);
+        }
+        let begun = sys::monotonic_ns();
+        for _ in 0..count {
+            copy(from.at(0, bytes), to.at(PAGE_OFFSET, bytes), bytes);
+        }
+        results.put(0, gbit_per_s(count * bytes, sys::monotonic_ns() - begun));
+    });
+    sys::run_parties(vec![party])?;
+    Ok(results.take(1)[0])
+}
+
+/// One repetition of a shape; `twice` copies into a ring and out of it.
+fn bandwidth_gbit_per_s(shape: &Shape, twice: bool, divisor: usize) -> io::Result<f64> {
+    let bytes = shape.bytes;
+    let total = match bytes {
+        0..=64 => SMALL_TOTAL,
+        65..=4096 => MIDDLE_TOTAL,
+        _ => LARGE_TOTAL,
+    };
+    let count = (total / divisor / bytes) as u64;
+    let area = if twice { shape.ring_bytes } else { shape.buffer_bytes };
+    let slots = (area / bytes).max(2) as u64;
+    let shared = Shared::new(slots as usize * bytes)?;
+    let words = Shared::new(8 * WORD_STRIDE)?;
+    let word = |index: usize| words.word(index * WORD_STRIDE);
+    let (near, far) = two_cpus();
+    let wait = if near == far { Wait::SpinThenYield(20) } else { Wait::SpinThenYield(1 << 20) };
+    let own_slots = shape.buffer_bytes / bytes;
+    let receiver = Party::new(far, || {
+        let own = Shared::private(own_slots * bytes).expect("memory");
+        let (mut seen, mut place, mut own_place, mut waiter) = (0, 0, 0, Waiter::new(wait));
+        Gate::new(word(2), 2).pass();
+        for position in 0..count {
+            while seen <= position {
+                // Acquire: pairs with the sender's Release of the same count; the bytes are there.
+                seen = word(0).load(Acquire);
+                if seen <= position {
+                    waiter.idle();
+                }
+            }
+            waiter.busy();
+            if twice {
+                copy(shared.at(place * bytes, bytes), own.at(own_place * bytes, bytes), bytes);
+                place = next(place, slots as usize);
+                own_place = next(own_place, own_slots);
+            }
+            // Release: the slot was read before the sender sees it free.
+            word(1).store(position + 1, Release);
+        }
+        word(4).store(sys::monotonic_ns(), Relaxed);
+    });
+    let sender = Party::new(near, || {
+        let own = Shared::private(own_slots * bytes).expect("memory");
+        let (mut freed, mut place, mut own_place, mut waiter) = (0, 0, 0, Waiter::new(wait));
+        Gate::new(word(2), 2).pass();
+        word(3).store(sys::monotonic_ns(), Relaxed);
+        for position in 0..count {
+            while position - freed >= slots {
+                freed = word(1).load(Acquire);
+                if position - freed >= slots {
+                    waiter.idle();
+                }
+            }
+            waiter.busy();
+            copy(own.at(own_place * bytes, bytes), shared.at(place * bytes, bytes), bytes);
+            place = next(place, slots as usize);
+            own_place = next(own_place, own_slots);
+            word(0).store(position + 1, Release);
+        }
+    });
+    sys::run_parties(vec![receiver, sender])?;
+    Ok(gbit_per_s(count as usize * bytes, word(4).load(Relaxed).saturating_sub(word(3).load(Relaxed))))
+}
+
+#[inline]
+fn next(place: usize, count: usize) -> usize {
+    if place + 1 == count { 0 } else { place + 1 }
+}
+
+pub fn limits(effort: Effort) -> io::Result<Vec<Limit>> {
+    let copy =
+        |name, bytes, reference| Subject { group: "copy", name, bytes, unit: ("Gb/s", Better::Higher), reference };
+    let mut list = Vec::new();
+    for (bytes, reference) in MEMCPY {
+        let memcpy = copy("memcpy", bytes, Reference::both(reference));
+        list.push(memcpy.repeat(effort, || memcpy_gbit_per_s(bytes, effort.divisor))?);
+    }
+    if sys::cpus().len() < 2 {
+        return Ok(list);
+    }
+    for shape in &SHAPES {
+        for (name, twice, reference) in [("one copy", false, shape.one_copy), ("two copies", true, shape.two_copy)] {
+            let subject = copy(name, shape.bytes, reference);
+            list.push(subject.repeat(effort, || bandwidth_gbit_per_s(shape, twice, effort.divisor))?);
+        }
+    }
+    Ok(list)
+}

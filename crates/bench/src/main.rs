@@ -1,0 +1,219 @@
+//! `freeflow-bench`: see `--help` and docs/PERFORMANCE.md.
+use freeflow_bench::host::{Freeflow, MODES};
+use freeflow_bench::limits::handoff::Handoff;
+use freeflow_bench::limits::{self, Effort, Limit};
+use freeflow_bench::report::{Report, idle_table, limits_table, machine, measured_table, perftest_table};
+use freeflow_bench::suite::{Pair, Plan, idle};
+use freeflow_bench::verbs::{Job, Memory, Operation, Traffic, agent};
+use freeflow_bench::{perftest, sys};
+use std::env;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const HELP: &str = "\
+freeflow-bench: what this machine can do, what FreeFlow makes of it, and the ratio of the two
+
+usage: freeflow-bench [options]
+       freeflow-bench handoff   one hand-off between two cores, and nothing else
+
+  --quick            about one minute instead of five; fewer sizes, shorter runs
+  --only LIST        of limits, latency, bandwidth, idle, perftest (default: all; ratios need limits)
+  --modes LIST       of fastpath, lowcpu, adaptive (default: all)
+  --freeflow PATH    the freeflow program (default: dist/bin/freeflow)
+  --out DIR          where the JSON goes (default: target/bench)
+  --as-started       leave router and containers in the scheduling groups that they were started in
+  --strict           exit with 1 when an expectation is missed or a limit is suspect
+";
+
+struct Options {
+    quick: bool,
+    strict: bool,
+    as_started: bool,
+    parts: Vec<String>,
+    modes: Vec<String>,
+    freeflow: PathBuf,
+    out: PathBuf,
+}
+
+const PARTS: [&str; 5] = ["limits", "latency", "bandwidth", "idle", "perftest"];
+
+fn list(text: &str, known: &[&str]) -> Result<Vec<String>, String> {
+    let words: Vec<String> = text.split(',').map(str::to_owned).collect();
+    match words.iter().find(|word| !known.contains(&word.as_str())) {
+        Some(word) => Err(format!("{word}: not one of {}", known.join(", "))),
+        None => Ok(words),
+    }
+}
+
+fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
+    let all = |known: &[&str]| known.iter().map(|&word| word.to_owned()).collect();
+    let mut options = Options {
+        quick: false,
+        strict: false,
+        as_started: false,
+        parts: all(&PARTS),
+        modes: all(&MODES),
+        freeflow: "dist/bin/freeflow".into(),
+        out: "target/bench".into(),
+    };
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or(format!("{argument} wants a value"));
+        match argument.as_str() {
+            "--quick" => options.quick = true,
+            "--strict" => options.strict = true,
+            "--as-started" => options.as_started = true,
+            "--only" => options.parts = list(&value()?, &PARTS)?,
+            "--modes" => options.modes = list(&value()?, &MODES)?,
+            "--freeflow" => options.freeflow = value()?.into(),
+            "--out" => options.out = value()?.into(),
+            _ => return Err(format!("{argument}: no such option")),
+        }
+    }
+    Ok(options)
+}
+
+impl Options {
+    fn part(&self, name: &str) -> bool {
+        self.parts.iter().any(|part| part == name)
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let result = match arguments.first().map(String::as_str) {
+        Some("agent") => agent::main().map(|()| ExitCode::SUCCESS),
+        Some("handoff") => Handoff::measure().map(|handoff| {
+            println!("{}", handoff.to_json());
+            ExitCode::SUCCESS
+        }),
+        Some("-h" | "--help") => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        _ => match options(arguments.into_iter()) {
+            Ok(options) => bench(&options),
+            Err(error) => {
+                eprintln!("freeflow-bench: {error}; try --help");
+                return ExitCode::from(2);
+            }
+        },
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("freeflow-bench: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn bench(options: &Options) -> io::Result<ExitCode> {
+    sys::new_session_first_in_line();
+    println!("freeflow-bench on {}", machine());
+    let mut report = Report { quick: options.quick, as_started: options.as_started, ..Report::default() };
+    if options.part("limits") {
+        measure_limits(options, &mut report)?;
+    }
+    if ["latency", "bandwidth", "idle", "perftest"].iter().any(|part| options.part(part)) {
+        for mode in &options.modes {
+            if let Err(error) = measure_mode(options, mode, &mut report) {
+                report.fail(format!("{mode}: {error}"));
+            }
+        }
+    }
+    if !report.idle.is_empty() {
+        println!("{}", idle_table(&report.idle));
+    }
+    report.print_expectations();
+    let suspects: Vec<&Limit> = report.limits.list.iter().filter(|limit| limit.suspect()).collect();
+    for limit in &suspects {
+        println!("  suspect limit: {} ({} B); was the machine quiet?", limit.name, limit.bytes);
+    }
+    let missed = report.expectations().iter().any(|expectation| !expectation.met());
+    println!("\n  written: {}", report.write(&options.out)?.display());
+    let bad = !report.failures.is_empty() || (options.strict && (missed || !suspects.is_empty()));
+    Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+type Group = (&'static str, fn(Effort) -> io::Result<Vec<Limit>>);
+
+const GROUPS: [Group; 6] = [
+    ("Limit: one cache line from core to core", limits::handoff::limits),
+    ("Limit: small messages between two cores", limits::ring::limits),
+    ("Limit: copying", limits::copy::limits),
+    ("Limit: round trip through a third party", limits::relay::limits),
+    ("Limit: bandwidth through a third party", limits::relay_copy::limits),
+    ("Limit: waking a sleeper, and small costs", limits::wake::limits),
+];
+
+fn measure_limits(options: &Options, report: &mut Report) -> io::Result<()> {
+    let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
+    for (title, group) in GROUPS {
+        println!();
+        report.handoff("before")?;
+        let limits = group(effort)?;
+        println!("{}", limits_table(title, &limits));
+        report.handoff("after")?;
+        report.limits.list.extend(limits);
+    }
+    Ok(())
+}
+
+fn plan(options: &Options) -> Plan {
+    if options.quick { Plan::quick() } else { Plan::full() }
+}
+
+/// A job that only opens a connection.
+const NOTHING: Job = Job { traffic: Traffic::Latency, operation: Operation::Send, bytes: 64, slots: 1, duration_ms: 0 };
+
+fn measure_mode(options: &Options, mode: &str, report: &mut Report) -> Result<(), String> {
+    let plan = plan(options);
+    let host = Freeflow::up(&options.freeflow, mode, options.as_started)?;
+    if options.part("idle") {
+        report.idle.push(idle(&host, mode, "no program", plan.idle_s)?);
+    }
+    let mut pair = Pair::new(&host)?;
+    for (part, traffic, unit) in
+        [("latency", Traffic::Latency, "us a round trip"), ("bandwidth", Traffic::Bandwidth, "Gb/s")]
+    {
+        if !options.part(part) {
+            continue;
+        }
+        println!();
+        report.handoff("before").map_err(|error| error.to_string())?;
+        let mut measured = Vec::new();
+        for (memory, job) in plan.jobs(traffic) {
+            let one = pair.measure(mode, memory, job, &report.limits);
+            if let Some(failure) = &one.failure {
+                report.fail(format!("{mode}, {part}, {job:?}, {memory:?}: {failure}"));
+            }
+            measured.push(one);
+        }
+        println!("{}", measured_table(&format!("{mode}: {part}, {unit}"), traffic, &measured));
+        report.handoff("after").map_err(|error| error.to_string())?;
+        report.measured.extend(measured);
+    }
+    if options.part("idle") {
+        pair.connect(Memory::Shared, NOTHING)?;
+        report.idle.push(idle(&host, mode, "two programs connected", plan.idle_s)?);
+        pair.release()?;
+    }
+    if options.part("perftest") && (!options.quick || mode == "adaptive") {
+        measure_perftest(options, mode, &mut pair, report)?;
+    }
+    Ok(())
+}
+
+fn measure_perftest(options: &Options, mode: &str, pair: &mut Pair<'_>, report: &mut Report) -> Result<(), String> {
+    println!();
+    report.handoff("before").map_err(|error| error.to_string())?;
+    let address = pair.server_address()?;
+    let figures = perftest::run(pair, mode, &address, options.quick);
+    for one in &figures {
+        if let Some(failure) = &one.failure {
+            report.fail(format!("{mode}, {}, {} B: {failure}", one.program, one.bytes));
+        }
+    }
+    println!("{}", perftest_table(&format!("{mode}: unmodified perftest programs"), &figures));
+    report.handoff("after").map_err(|error| error.to_string())?;
+    report.perftest.extend(figures);
+    Ok(())
+}

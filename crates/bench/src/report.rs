@@ -1,0 +1,309 @@
+//! Everything measured in one run: printed as tables, kept as JSON.
+use crate::limits::handoff::Handoff;
+use crate::limits::{Limit, Limits, SUSPECT_FACTOR};
+use crate::perftest;
+use crate::suite::{Idle, Measured};
+use crate::table::{Table, bytes, figure};
+use crate::verbs::{Memory, Operation, Traffic};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A 64-byte round trip takes at most so many times the bare relay's.
+const ROUND_TRIP_TIMES_MAX: f64 = 2.0;
+/// A stream of this size or more, from shared memory, has at least this share of the bare relay's bandwidth.
+const STREAM_BYTES_MIN: usize = 64 << 10;
+const STREAM_SHARE_MIN: f64 = 0.6;
+/// An idle router that sleeps uses less than this share of a core.
+const IDLE_SHARE_MAX: f64 = 0.01;
+
+/// Something that ought to hold on two cores, and whether it did.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Expectation {
+    pub what: String,
+    pub value: f64,
+    pub at_least: Option<f64>,
+    pub at_most: Option<f64>,
+}
+
+impl Expectation {
+    pub fn met(&self) -> bool {
+        self.at_least.is_none_or(|bound| self.value >= bound) && self.at_most.is_none_or(|bound| self.value <= bound)
+    }
+}
+
+#[derive(Default)]
+pub struct Report {
+    pub quick: bool,
+    pub as_started: bool,
+    pub limits: Limits,
+    pub measured: Vec<Measured>,
+    pub idle: Vec<Idle>,
+    pub perftest: Vec<perftest::Figure>,
+    pub handoffs: Vec<(String, Handoff)>,
+    pub failures: Vec<String>,
+}
+
+impl Report {
+    /// Measures and prints the hand-off.
+    pub fn handoff(&mut self, when: &str) -> io::Result<Handoff> {
+        let handoff = Handoff::measure()?;
+        let ns = handoff.summary;
+        println!(
+            "  hand-off {when}: {} ns one way (p10 {}, p99 {}): {}",
+            figure(ns.p50),
+            figure(ns.p10),
+            figure(ns.p99),
+            handoff.distance.name()
+        );
+        self.handoffs.push((when.to_owned(), handoff));
+        Ok(handoff)
+    }
+
+    pub fn fail(&mut self, what: String) {
+        eprintln!("freeflow-bench: {what}");
+        self.failures.push(what);
+    }
+
+    /// What ought to hold in the modes that poll while there is work. LowCPU pays a wake-up for each message by design.
+    pub fn expectations(&self) -> Vec<Expectation> {
+        let mut list = Vec::new();
+        for one in &self.measured {
+            let Some(ratio) = one.ratio else { continue };
+            if one.mode == "lowcpu" || one.memory != Memory::Shared {
+                continue;
+            }
+            let (operation, size) = (one.job.operation, bytes(one.job.bytes));
+            match one.job.traffic {
+                Traffic::Latency if operation == Operation::Send && one.job.bytes == 64 => list.push(Expectation {
+                    what: format!("{}: {size} SEND round trip, times the bare relay", one.mode),
+                    value: ratio,
+                    at_least: None,
+                    at_most: Some(ROUND_TRIP_TIMES_MAX),
+                }),
+                Traffic::Bandwidth if one.job.bytes >= STREAM_BYTES_MIN => list.push(Expectation {
+                    what: format!("{}: {size} {} stream, share of the bare relay", one.mode, operation.name()),
+                    value: ratio,
+                    at_least: Some(STREAM_SHARE_MIN),
+                    at_most: None,
+                }),
+                Traffic::Latency | Traffic::Bandwidth => {}
+            }
+        }
+        for idle in self.idle.iter().filter(|idle| idle.mode != "fastpath") {
+            list.push(Expectation {
+                what: format!("{}: idle router, {}, share of a core", idle.mode, idle.what),
+                value: idle.share,
+                at_least: None,
+                at_most: Some(IDLE_SHARE_MAX),
+            });
+        }
+        list
+    }
+
+    pub fn print_expectations(&self) {
+        let mut table = Table::new("Expected on two cores", &["what", "value", "bound", ""]);
+        for one in self.expectations() {
+            let bound = match (one.at_least, one.at_most) {
+                (Some(bound), _) => format!(">= {}", figure(bound)),
+                (None, Some(bound)) => format!("<= {}", figure(bound)),
+                (None, None) => String::new(),
+            };
+            let met = if one.met() { "met" } else { "MISSED" };
+            table.row(vec![one.what.clone(), figure(one.value), bound, met.to_owned()]);
+        }
+        if !table.is_empty() {
+            println!("{table}");
+        }
+    }
+
+    pub fn to_json(&self) -> Value {
+        let handoffs: Vec<Value> =
+            self.handoffs.iter().map(|(when, handoff)| json!({ "when": when, "handoff": handoff.to_json() })).collect();
+        let expectations: Vec<Value> =
+            self.expectations().iter().map(|one| json!({ "expectation": one, "met": one.met() })).collect();
+        json!({
+            "format": 1, "quick": self.quick, "as_started": self.as_started, "unix_time_s": unix_time_s(), "machine": machine(),
+            "handoffs": handoffs,
+            "limits": self.limits.list.iter().map(Limit::to_json).collect::<Vec<_>>(),
+            "measured": self.measured, "idle": self.idle, "perftest": self.perftest,
+            "expectations": expectations, "failures": self.failures,
+        })
+    }
+
+    /// Writes `UNIX_TIME.json` and `latest.json`.
+    pub fn write(&self, directory: &Path) -> io::Result<PathBuf> {
+        fs::create_dir_all(directory)?;
+        let mut text = serde_json::to_string_pretty(&self.to_json())?;
+        text.push('\n');
+        let path = directory.join(format!("{}.json", unix_time_s()));
+        fs::write(&path, &text)?;
+        fs::write(directory.join("latest.json"), &text)?;
+        Ok(path)
+    }
+}
+
+fn unix_time_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// What the figures were taken on.
+pub fn machine() -> Value {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    json!({
+        "cpu": field("model name"), "cpu_family": field("cpu family"), "cpu_model": field("model"),
+        "cpus": crate::sys::cpus().len(), "kernel": kernel.trim(),
+    })
+}
+
+/// One group of limits.
+pub fn limits_table(title: &str, limits: &[Limit]) -> Table {
+    let header = ["limit", "size", "p10", "p50", "p99", "unit", "reference", "times worse", ""];
+    let mut table = Table::new(title, &header);
+    for limit in limits {
+        let size = if limit.bytes == 0 { String::new() } else { bytes(limit.bytes) };
+        let times = limit.times_worse();
+        let reference = match (times, limit.better) {
+            (None, _) => None,
+            (Some(times), crate::limits::Better::Lower) => Some(limit.summary.p50 / times),
+            (Some(times), crate::limits::Better::Higher) => Some(limit.summary.p50 * times),
+        };
+        let or_nothing = |value: Option<f64>| value.map_or_else(String::new, figure);
+        table.row(vec![
+            limit.name.clone(),
+            size,
+            figure(limit.summary.p10),
+            figure(limit.summary.p50),
+            figure(limit.summary.p99),
+            limit.unit.to_owned(),
+            or_nothing(reference),
+            or_nothing(times),
+            if limit.suspect() { format!("over {SUSPECT_FACTOR}!") } else { String::new() },
+        ]);
+    }
+    table
+}
+
+fn or_dash(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), figure)
+}
+
+/// One mode's measurements of one kind of traffic.
+pub fn measured_table(title: &str, traffic: Traffic, measured: &[Measured]) -> Table {
+    let ratio = match traffic {
+        Traffic::Latency => "x limit",
+        Traffic::Bandwidth => "of limit",
+    };
+    let header = [
+        "operation",
+        "memory",
+        "size",
+        "p10",
+        "p50",
+        "p99",
+        "M msg/s",
+        "limit",
+        ratio,
+        "router us",
+        "runner us",
+        "server us",
+        "router CPU",
+    ];
+    let mut table = Table::new(title, &header);
+    for one in measured {
+        let figures = one.outcome.and_then(|outcome| outcome.figures);
+        let rate = one.outcome.map(|outcome| one.message_count as f64 * 1e3 / outcome.elapsed_ns.max(1) as f64);
+        let name = match &one.failure {
+            Some(_) => format!("{} FAILED", one.job.operation.name()),
+            None => one.job.operation.name().to_owned(),
+        };
+        table.row(vec![
+            name,
+            one.memory.name().to_owned(),
+            bytes(one.job.bytes),
+            or_dash(figures.map(|figures| figures.p10)),
+            or_dash(figures.map(|figures| figures.p50)),
+            or_dash(figures.map(|figures| figures.p99)),
+            or_dash(rate),
+            or_dash(one.limit.as_ref().map(|(_, limit)| *limit)),
+            or_dash(one.ratio),
+            or_dash(one.router_us),
+            or_dash(one.runner_us),
+            or_dash(one.server_us),
+            one.router_share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
+        ]);
+    }
+    table
+}
+
+pub fn idle_table(idle: &[Idle]) -> Table {
+    let header = ["idle router", "seconds", "all threads, % of a core", "worker, % of a core"];
+    let mut table = Table::new("What a router without work costs", &header);
+    let percent = |share: f64| format!("{:.2}", share * 100.0);
+    for one in idle {
+        let worker = one.worker_share.map_or_else(|| "-".to_owned(), percent);
+        table.row(vec![format!("{}, {}", one.mode, one.what), figure(one.seconds), percent(one.share), worker]);
+    }
+    table
+}
+
+pub fn perftest_table(title: &str, figures: &[perftest::Figure]) -> Table {
+    let mut table = Table::new(title, &["program", "size", "typical us", "p99 us", "Gb/s", "M msg/s"]);
+    for one in figures {
+        let name = if one.failure.is_some() { format!("{} FAILED", one.program) } else { one.program.to_owned() };
+        table.row(vec![
+            name,
+            bytes(one.bytes),
+            or_dash(one.typical_us),
+            or_dash(one.p99_us),
+            or_dash(one.average_gbit_per_s),
+            or_dash(one.million_per_s),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds() {
+        let expectation =
+            |value, at_least, at_most| Expectation { what: String::new(), value, at_least, at_most }.met();
+        assert!(expectation(2.0, None, Some(2.0)));
+        assert!(!expectation(2.1, None, Some(2.0)));
+        assert!(expectation(0.6, Some(0.6), None));
+        assert!(!expectation(0.5, Some(0.6), None));
+        assert!(!expectation(f64::NAN, Some(0.6), None));
+    }
+
+    #[test]
+    fn an_idle_fastpath_router_is_no_surprise() {
+        let idle = |mode: &str| Idle { mode: mode.into(), what: "w", seconds: 5.0, share: 0.99, worker_share: None };
+        let report = Report { idle: vec![idle("fastpath"), idle("lowcpu"), idle("adaptive")], ..Report::default() };
+        let expectations = report.expectations();
+        assert_eq!(expectations.len(), 2);
+        assert!(expectations.iter().all(|expectation| !expectation.met()));
+    }
+
+    #[test]
+    fn the_report_is_json() {
+        let report = Report::default();
+        let directory = std::env::temp_dir().join(format!("freeflow-bench-test.{}", std::process::id()));
+        let path = report.write(&directory).expect("written");
+        let text = fs::read_to_string(path).expect("read");
+        let value: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(value["format"], json!(1));
+        assert_eq!(fs::read_to_string(directory.join("latest.json")).expect("read"), text);
+        fs::remove_dir_all(directory).expect("removed");
+    }
+}

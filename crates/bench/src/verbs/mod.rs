@@ -1,0 +1,154 @@
+//! The verbs harness: an ordinary program of the C verbs API, one end in each of two containers.
+//!
+//! The end in a container is an *agent*: it reads one [`Request`] a line from its standard input and answers each with
+//! one [`Reply`] a line on its standard output. The host side tells both what to do, carries their addresses from one
+//! to the other, and looks at the router's CPU time in between; the agents exchange nothing but what they measure.
+pub mod agent;
+mod endpoint;
+mod library;
+mod traffic;
+
+use crate::stats::Summary;
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation {
+    Send,
+    Write,
+    Read,
+}
+
+impl Operation {
+    pub const ALL: [Self; 3] = [Self::Send, Self::Write, Self::Read];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Send => "SEND",
+            Self::Write => "WRITE",
+            Self::Read => "READ",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Memory {
+    /// From `ibv_malloc`: the router reaches it directly.
+    Shared,
+    /// From `mmap`, registered like any memory.
+    Ordinary,
+}
+
+impl Memory {
+    pub const ALL: [Self; 2] = [Self::Shared, Self::Ordinary];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shared => "ibv_malloc",
+            Self::Ordinary => "ordinary",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Traffic {
+    /// One message at a time. SEND and WRITE: there and back. READ: one READ.
+    Latency,
+    /// Many in flight, one way.
+    Bandwidth,
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    pub traffic: Traffic,
+    pub operation: Operation,
+    /// Payload, bytes; two or more.
+    pub bytes: usize,
+    /// Messages in flight at most, each with a place of its own in memory.
+    pub slots: usize,
+    pub duration_ms: u64,
+}
+
+/// What one end must know of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    pub gid: [u8; 16],
+    pub qpn: u32,
+    pub rkey: u32,
+    /// Of the memory that the other end may read and write.
+    pub address: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Is somebody there? → `Done`.
+    Hello,
+    /// Makes memory, queues and a QP, in INIT with its receives posted. → `Prepared`.
+    Prepare { memory: Memory, job: Job },
+    /// Brings the QP to RTS. → `Done`.
+    Connect { peer: Address },
+    /// Answers the other end. → `Started`, then `Ended`.
+    Serve { job: Job },
+    /// Begins, and measures. → `Ended`.
+    Run { job: Job },
+    /// Frees what `Prepare` made. → `Done`.
+    Release,
+    /// Starts another program. → `Started`.
+    Start { argv: Vec<String> },
+    /// Waits for it, or ends it after the time. → `Output`.
+    Finish { timeout_ms: u64 },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    Prepared(Address),
+    Done,
+    Started,
+    Ended(Outcome),
+    /// Exit status, or `None` when it was ended; both outputs together.
+    Output {
+        status: Option<i32>,
+        text: String,
+    },
+    Failed(String),
+}
+
+/// What one end saw.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Latency: microseconds a round trip. Bandwidth: Gb/s, over equal parts of the time. Only of the end that ran.
+    pub figures: Option<Summary>,
+    /// Messages that this end sent, warm-up included.
+    pub message_count: u64,
+    /// CPU time of the process, nanoseconds, and the time it took.
+    pub cpu_ns: u64,
+    pub elapsed_ns: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_replies_are_single_lines() {
+        let job = Job { traffic: Traffic::Latency, operation: Operation::Send, bytes: 64, slots: 1, duration_ms: 10 };
+        let requests = [
+            Request::Prepare { memory: Memory::Shared, job },
+            Request::Connect { peer: Address { gid: [7; 16], qpn: 1, rkey: 2, address: u64::MAX } },
+            Request::Start { argv: vec!["a".into(), "b\nc".into()] },
+            Request::Release,
+        ];
+        for request in requests {
+            let line = serde_json::to_string(&request).expect("JSON");
+            assert!(!line.contains('\n'));
+            assert_eq!(serde_json::from_str::<Request>(&line).expect("request"), request);
+        }
+        let summary = Summary::of(&mut [1.0, 2.0]);
+        let outcome = Outcome { figures: summary, message_count: 3, cpu_ns: 4, elapsed_ns: 5 };
+        for reply in [Reply::Ended(outcome), Reply::Output { status: None, text: "x\ny".into() }] {
+            let line = serde_json::to_string(&reply).expect("JSON");
+            assert!(!line.contains('\n'));
+            assert_eq!(serde_json::from_str::<Reply>(&line).expect("reply"), reply);
+        }
+    }
+}
