@@ -30,9 +30,11 @@ const ADAPTIVE_IDLE: Duration = Duration::from_micros(100);
 const LOWCPU_IDLE: Duration = Duration::from_micros(3);
 /// The same in adaptive mode while the pollers don't fit the cores.
 const CROWDED_IDLE: Duration = Duration::from_micros(20);
-/// A `sched_yield` that took this long went to a thread that spins without yielding (an application that polls memory, not
-/// its CQ). Yielding again would cost another slice; who sleeps instead is woken at once, before the spinner.
+/// `sched_yield`s in a row that took this long each went to a thread that spins without yielding (an application that polls
+/// memory, not its CQ). Yielding again would cost another slice; who sleeps instead is woken at once, before the spinner.
+/// A long one between short ones was only some other program's slice.
 const HOGGED_YIELD: Duration = Duration::from_micros(200);
+const HOGGED_YIELD_COUNT: u32 = 3;
 /// How long the worker sleeps instead of yielding after it met such a thread.
 const HOGGED: Duration = Duration::from_millis(50);
 /// Pauses before the first `sched_yield`.
@@ -65,6 +67,8 @@ pub struct Waiting {
     house_at: Instant,
     /// When the pollers last did not fit.
     crowded_at: Instant,
+    /// Long yields since the last short one.
+    long_yields: u32,
     /// Until when to sleep rather than yield.
     hogged_until: Instant,
     busy_before: u32,
@@ -88,6 +92,7 @@ impl Waiting {
             epoch_at: start,
             house_at: start,
             crowded_at: start,
+            long_yields: 0,
             hogged_until: start,
             busy_before: 0,
             policy: WAIT_SPIN,
@@ -115,7 +120,9 @@ impl Waiting {
         }
         sched_yield();
         let after = Instant(freeflow_shm::monotonic_ns());
-        if after - now > HOGGED_YIELD {
+        self.long_yields = if after - now > HOGGED_YIELD { self.long_yields + 1 } else { 0 };
+        if self.long_yields >= HOGGED_YIELD_COUNT {
+            self.long_yields = 0;
             self.hogged_until = after + HOGGED;
         }
     }
