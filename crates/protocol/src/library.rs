@@ -20,39 +20,89 @@ pub type Handle = u32;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
     /// → `Welcome` + 2 descriptors: session segment (memfd), kick (eventfd: write 8 bytes to wake the router).
-    Hello { protocol_version: u32, layout_version: u32, program: String },
+    Hello {
+        protocol_version: u32,
+        layout_version: u32,
+        program: String,
+    },
     /// → `Context` + 1 descriptor: read end of the pipe of asynchronous events ([`EVENT_BYTES`] each).
     OpenContext,
-    CloseContext { context: Handle },
+    CloseContext {
+        context: Handle,
+    },
     /// → `Channel` + 1 descriptor: read end of the pipe of completion events ([`EVENT_BYTES`] each).
-    CreateChannel { context: Handle },
-    DestroyChannel { channel: Handle },
+    CreateChannel {
+        context: Handle,
+    },
+    DestroyChannel {
+        channel: Handle,
+    },
     /// → `Pd`.
-    AllocPd { context: Handle },
-    DeallocPd { pd: Handle },
+    AllocPd {
+        context: Handle,
+    },
+    DeallocPd {
+        pd: Handle,
+    },
     /// Memory for `ibv_malloc`. → `Segment` + 1 descriptor (memfd, sealed against shrinking and growing).
-    CreateSegment { length: u64 },
+    CreateSegment {
+        length: u64,
+    },
     /// Says where the process mapped the segment: the router's page table then reaches these bytes without copying.
-    MapSegment { segment: Handle, address: u64 },
+    MapSegment {
+        segment: Handle,
+        address: u64,
+    },
     /// The process unmapped the segment. Refused with Busy while an MR lies over it.
-    DestroySegment { segment: Handle },
+    DestroySegment {
+        segment: Handle,
+    },
     /// → `Mr`.
-    RegisterMr { pd: Handle, address: u64, length: u64, iova: u64, access: Access },
-    DeregisterMr { mr: Handle },
+    RegisterMr {
+        pd: Handle,
+        address: u64,
+        length: u64,
+        iova: u64,
+        access: Access,
+    },
+    DeregisterMr {
+        mr: Handle,
+    },
     /// → `Cq` + 1 descriptor: the ring's segment.
-    CreateCq { context: Handle, cqe: u32, channel: Option<Handle>, cookie: u32 },
+    CreateCq {
+        context: Handle,
+        cqe: u32,
+        channel: Option<Handle>,
+        cookie: u32,
+    },
     /// The library holds the CQ's consumer lock. → `Cq` + 1 descriptor: the new ring's segment. The old ring holds
     /// what was completed before and gets nothing more; the new one begins empty, and its capacity counts what is
     /// still in the old one.
-    ResizeCq { cq: Handle, cqe: u32 },
-    DestroyCq { cq: Handle },
+    ResizeCq {
+        cq: Handle,
+        cqe: u32,
+    },
+    DestroyCq {
+        cq: Handle,
+    },
     /// → `Srq` + 1 descriptor.
-    CreateSrq { pd: Handle, attributes: SrqAttributes, cookie: u32 },
+    CreateSrq {
+        pd: Handle,
+        attributes: SrqAttributes,
+        cookie: u32,
+    },
     /// Only the limit can change (`IBV_SRQ_LIMIT`); a new size is NotSupported.
-    ModifySrq { srq: Handle, limit: u32 },
+    ModifySrq {
+        srq: Handle,
+        limit: u32,
+    },
     /// → `SrqAttributes`.
-    QuerySrq { srq: Handle },
-    DestroySrq { srq: Handle },
+    QuerySrq {
+        srq: Handle,
+    },
+    DestroySrq {
+        srq: Handle,
+    },
     /// → `Qp` + 1 descriptor.
     CreateQp {
         pd: Handle,
@@ -65,14 +115,27 @@ pub enum Request {
         cookie: u32,
     },
     /// → `QpModified`. Returns once no copy into or out of this QP's buffers is under way (RESET, ERROR).
-    ModifyQp { qp: Handle, attributes: QpAttributes, mask: QpAttributeMask },
+    ModifyQp {
+        qp: Handle,
+        attributes: QpAttributes,
+        mask: QpAttributeMask,
+    },
     /// → `QpAttributes`.
-    QueryQp { qp: Handle },
+    QueryQp {
+        qp: Handle,
+    },
     /// Returns once nothing of the QP's buffers is touched any more.
-    DestroyQp { qp: Handle },
+    DestroyQp {
+        qp: Handle,
+    },
     /// → `AddressHandle`.
-    CreateAh { pd: Handle, attributes: AddressHandleAttributes },
-    DestroyAh { ah: Handle },
+    CreateAh {
+        pd: Handle,
+        attributes: AddressHandleAttributes,
+    },
+    DestroyAh {
+        ah: Handle,
+    },
 }
 
 /// Limits of what was created: sizes the library may rely on.

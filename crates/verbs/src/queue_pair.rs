@@ -25,15 +25,8 @@ pub enum QpState {
 }
 
 impl QpState {
-    pub const ALL: [Self; 7] = [
-        Self::Reset,
-        Self::Init,
-        Self::ReadyToReceive,
-        Self::ReadyToSend,
-        Self::SqDrain,
-        Self::SqError,
-        Self::Error,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Reset, Self::Init, Self::ReadyToReceive, Self::ReadyToSend, Self::SqDrain, Self::SqError, Self::Error];
 
     pub const fn from_number(number: u32) -> Option<Self> {
         if number < 7 { Some(Self::ALL[number as usize]) } else { None }
