@@ -194,8 +194,13 @@ pub fn qp_attributes_to_c(attributes: &QpAttributes) -> ibv_qp_attr {
 /// Flags of a completion that programs see; the rest are between router and library.
 const VISIBLE_FLAGS: u8 = CompletionFlags::GRH | CompletionFlags::WITH_IMMEDIATE | CompletionFlags::WITH_INVALIDATE;
 
+/// What a datagram's `sl` says on RoCE, as on NICs (mlx5, hns, bnxt): not a service level but the kind of header in
+/// front of it, here RoCE v2 over IPv4. UCX takes from it where in the 40 bytes the destination stands.
+const DATAGRAM_HEADER_IPV4: u8 = 2;
+
 #[inline]
 pub fn completion_to_c(completion: &Completion) -> ibv_wc {
+    let is_datagram = completion.flags.contains(CompletionFlags::GRH);
     ibv_wc {
         wr_id: completion.work_request_id,
         status: completion.status as c_uint,
@@ -208,7 +213,7 @@ pub fn completion_to_c(completion: &Completion) -> ibv_wc {
         wc_flags: c_uint::from(completion.flags.0 & VISIBLE_FLAGS),
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: if is_datagram { DATAGRAM_HEADER_IPV4 } else { 0 },
         dlid_path_bits: 0,
     }
 }
@@ -221,6 +226,13 @@ pub fn async_event_kind_to_c(kind: AsyncEventKind) -> c_uint {
 mod tests {
     use super::*;
     use freeflow_verbs::{CompletionOpcode, CompletionStatus};
+
+    #[test]
+    fn only_datagrams_name_their_header() {
+        let datagram = Completion { flags: CompletionFlags(CompletionFlags::GRH), ..Completion::default() };
+        assert_eq!(completion_to_c(&datagram).sl, 2);
+        assert_eq!(completion_to_c(&Completion::default()).sl, 0);
+    }
 
     #[test]
     fn unmasked_garbage_is_not_looked_at() {

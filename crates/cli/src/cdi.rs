@@ -3,10 +3,13 @@
 //! It lies in `/etc/cdi` rather than `/var/run/cdi`, so that after a reboot the container's start fails with a reason
 //! and the remedy (from the hook) instead of "unresolvable CDI device". Version 0.5.0 is the newest that podman 4.3
 //! reads. The hooks' environment is given, lest a container's own LD_PRELOAD reach them.
+//!
+//! The device node is a null device under the name that a verbs device has: see `view.rs`.
 
 use crate::failure::{Context, Result};
 use crate::run_dir::{RunDir, write_atomically};
 use crate::tools;
+use crate::view::VERBS_DEVICE;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,6 +19,10 @@ const DIRECTORY: &str = "/etc/cdi";
 const DIRECTORY_OF_RUN: &str = "/var/run/cdi";
 const FILE: &str = "freeflow.json";
 pub const KIND: &str = "freeflow.io/net";
+
+fn device_node() -> Value {
+    json!({"path": format!("/dev/{VERBS_DEVICE}"), "hostPath": "/dev/null", "permissions": "rw"})
+}
 
 fn specification(run_dir: &RunDir, program: &Path, networks: &[String]) -> Value {
     let mut environment = vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_string()];
@@ -35,7 +42,10 @@ fn specification(run_dir: &RunDir, program: &Path, networks: &[String]) -> Value
         .map(|network| {
             json!({
                 "name": network,
-                "containerEdits": {"hooks": [hook("createRuntime", network), hook("poststop", network)]},
+                "containerEdits": {
+                    "deviceNodes": [device_node()],
+                    "hooks": [hook("createRuntime", network), hook("poststop", network)],
+                },
             })
         })
         .collect();
@@ -75,7 +85,9 @@ mod tests {
         let value = specification(&run_dir, Path::new("/opt/bin/freeflow"), &["default".into()]);
         assert_eq!(value["cdiVersion"], "0.5.0");
         assert_eq!(value["kind"], "freeflow.io/net");
-        let hooks = value["devices"][0]["containerEdits"]["hooks"].as_array().unwrap();
+        let edits = &value["devices"][0]["containerEdits"];
+        assert_eq!(edits["deviceNodes"][0]["path"], "/dev/infiniband/uverbs0");
+        let hooks = edits["hooks"].as_array().unwrap();
         assert_eq!(hooks.len(), 2);
         for hook in hooks {
             assert_eq!(hook["env"][0], "PATH=/usr/sbin:/usr/bin:/sbin:/bin");

@@ -53,6 +53,9 @@ const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
 const CAPABILITY_COUNT_MAX: u32 = 64;
 
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+/// The device file that a verbs device has on a machine with RDMA hardware. UCX looks whether it is a character device
+/// that it may use, and leaves the verbs device alone otherwise; nobody opens it, since the drop-in needs none.
+pub const VERBS_DEVICE: &str = "infiniband/uverbs0";
 const DEVICE_LINKS: [(&str, &str); 5] = [
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
@@ -122,13 +125,16 @@ fn mount_proc() -> Result<()> {
     Ok(())
 }
 
+/// Devices by their names in the container; the verbs device is one more null device.
 fn open_devices() -> Result<Vec<(&'static str, OwnedFd)>> {
-    DEVICES.into_iter().map(|name| Ok((name, crate::inject::detached(&Path::new("/dev").join(name))?))).collect()
+    let names = DEVICES.into_iter().map(|name| (name, name)).chain([(VERBS_DEVICE, "null")]);
+    names.map(|(name, host)| Ok((name, crate::inject::detached(&Path::new("/dev").join(host))?))).collect()
 }
 
 fn mount_dev(devices: &[(&str, OwnedFd)]) -> Result<()> {
     let dev = Path::new("/dev");
     tmpfs(dev, MountFlags::NOSUID, c"mode=0755,size=64k")?;
+    fs::create_dir(dev.join("infiniband")).context("/dev/infiniband")?;
     for (name, device) in devices {
         let path = dev.join(name);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;

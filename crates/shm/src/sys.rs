@@ -4,9 +4,13 @@ use std::io;
 use std::sync::OnceLock;
 
 /// CLOCK_MONOTONIC, nanoseconds.
+///
+/// By the C library: rustix looks for the vDSO by itself, where the kernel put it, and under valgrind it is not there.
 #[inline]
 pub fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the struct is ours to write. The clock exists, so the call can't fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
@@ -57,7 +61,8 @@ pub fn prefer_short_slices() {
 /// Bytes of a page.
 #[inline]
 pub fn page_bytes() -> usize {
-    rustix::param::page_size()
+    // SAFETY: no preconditions; this name is known everywhere.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
 /// Processors that the calling thread may run on, ascending.
