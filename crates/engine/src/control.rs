@@ -8,8 +8,8 @@ use crate::limits::{PORT, check_cqe};
 use crate::objects::{AddressHandle, Context, Cq, CqState, Pd, Session, Srq, Vnic};
 use crate::qp::{Claim, SendPhase};
 use crate::{
-    AhId, ContextId, CqId, Engine, Environment, EventTarget, MrId, MrKeys, PdId, Refusal, SessionId, SrqId, Usage,
-    VnicCounters, VnicId, grant_srq_attributes,
+    AhId, ContextId, CqId, Engine, Environment, EventTarget, MrId, MrKeys, PdId, Refusal, SessionId, SessionObjects,
+    SrqId, Usage, VnicCounters, VnicId, grant_srq_attributes,
 };
 use alloc::vec::Vec;
 use freeflow_verbs::{
@@ -75,11 +75,21 @@ impl Engine {
             self.remove_pd(pd);
         }
         for context in self.contexts.all_of(session) {
-            self.contexts.remove(context);
+            self.contexts.disown(context);
             self.refund(vnic, |usage| &mut usage.contexts);
         }
         self.sessions.remove(session);
         self.refund(vnic, |usage| &mut usage.sessions);
+    }
+
+    /// What the router keeps rings for, before [`Engine::destroy_session`].
+    pub fn objects_of(&self, session: SessionId) -> SessionObjects {
+        SessionObjects {
+            contexts: self.contexts.all_of(session),
+            cqs: self.cqs.all_of(session),
+            srqs: self.srqs.all_of(session),
+            qps: self.qps.all_of(session),
+        }
     }
 
     fn forget_flights(&mut self, session: SessionId) {
@@ -120,7 +130,7 @@ impl Engine {
     pub fn open_context(&mut self, session: SessionId) -> Result<ContextId, VerbsError> {
         let vnic = self.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.contexts, |limits| limits.context_count_max)?;
-        Ok(self.contexts.insert(Context { session, children: 0 }))
+        Ok(self.contexts.adopt(Context { session, children: 0 }))
     }
 
     /// Busy while it has objects.
@@ -128,7 +138,7 @@ impl Engine {
         if self.contexts.owned(session, context)?.children > 0 {
             return Err(VerbsError::Busy);
         }
-        self.contexts.remove(context);
+        self.contexts.disown(context);
         let vnic = self.session_vnic(session)?;
         self.refund(vnic, |usage| &mut usage.contexts);
         Ok(())
@@ -139,7 +149,7 @@ impl Engine {
         let vnic = self.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.pds, |limits| limits.pd_count_max)?;
         self.contexts.owned_mut(session, context)?.children += 1;
-        Ok(self.pds.insert(Pd { session, context, children: 0 }))
+        Ok(self.pds.adopt(Pd { session, context, children: 0 }))
     }
 
     /// Busy while MRs, SRQs, QPs or AHs are in it.
@@ -152,7 +162,7 @@ impl Engine {
     }
 
     fn remove_pd(&mut self, pd: PdId) {
-        let Some(gone) = self.pds.remove(pd) else { return };
+        let Some(gone) = self.pds.disown(pd) else { return };
         if let Some(context) = self.contexts.get_mut(gone.context) {
             context.children -= 1;
         }
@@ -226,7 +236,7 @@ impl Engine {
         let vnic = self.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.cqs, |limits| limits.cq_count_max)?;
         self.contexts.owned_mut(session, context)?.children += 1;
-        Ok(self.cqs.insert(Cq { session, context, users: 0, state: CqState::Good }))
+        Ok(self.cqs.adopt(Cq { session, context, users: 0, state: CqState::Good }))
     }
 
     /// Busy while QPs complete on it.
@@ -239,7 +249,7 @@ impl Engine {
     }
 
     fn remove_cq(&mut self, cq: CqId) {
-        let Some(gone) = self.cqs.remove(cq) else { return };
+        let Some(gone) = self.cqs.disown(cq) else { return };
         if let Some(context) = self.contexts.get_mut(gone.context) {
             context.children -= 1;
         }
@@ -260,7 +270,7 @@ impl Engine {
         self.charge(vnic, |usage| &mut usage.srqs, |limits| limits.srq_count_max)?;
         self.pds.owned_mut(session, pd)?.children += 1;
         let srq = Srq { session, pd, attributes, users: 0, waiters: Vec::new(), wanted: false };
-        Ok((self.srqs.insert(srq), attributes))
+        Ok((self.srqs.adopt(srq), attributes))
     }
 
     /// Arms the limit event; it is raised at once if fewer requests are posted already. 0 disarms.
@@ -297,7 +307,7 @@ impl Engine {
     }
 
     fn remove_srq(&mut self, srq: SrqId) {
-        let Some(gone) = self.srqs.remove(srq) else { return };
+        let Some(gone) = self.srqs.disown(srq) else { return };
         for waiter in gone.waiters {
             if let Some(qp) = self.qps.get_mut(waiter) {
                 qp.send.waits_for = None;
@@ -321,7 +331,7 @@ impl Engine {
         let vnic = self.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.ahs, |limits| limits.ah_count_max)?;
         self.pds.owned_mut(session, pd)?.children += 1;
-        Ok(self.ahs.insert(AddressHandle { session, pd, route }))
+        Ok(self.ahs.adopt(AddressHandle { session, pd, route }))
     }
 
     pub fn destroy_ah(&mut self, session: SessionId, ah: AhId) -> Result<(), VerbsError> {
@@ -331,7 +341,7 @@ impl Engine {
     }
 
     fn remove_ah(&mut self, ah: AhId) {
-        let Some(gone) = self.ahs.remove(ah) else { return };
+        let Some(gone) = self.ahs.disown(ah) else { return };
         self.drop_pd_child(gone.pd);
         self.refund_session(gone.session, |usage| &mut usage.ahs);
     }

@@ -63,7 +63,7 @@ impl Keys {
             }
         };
         region.key = key;
-        let id = self.regions.insert(region);
+        let id = self.regions.adopt(region);
         self.table.insert(key, id.index);
         (id, key)
     }
@@ -80,7 +80,7 @@ impl Keys {
 
     pub fn remove(&mut self, id: MrId) -> Option<MemoryRegion> {
         self.invalidate(id);
-        self.regions.remove(id)
+        self.regions.disown(id)
     }
 
     /// The bytes that a key names, if it covers them. A length of zero must be dealt with before: it needs no key.

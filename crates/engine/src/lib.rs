@@ -110,6 +110,15 @@ pub struct Usage {
     pub registered_bytes: u64,
 }
 
+/// Names of what a session has.
+#[derive(Clone, Debug, Default)]
+pub struct SessionObjects {
+    pub contexts: Vec<ContextId>,
+    pub cqs: Vec<CqId>,
+    pub srqs: Vec<SrqId>,
+    pub qps: Vec<QpId>,
+}
+
 /// Counts since the vNIC was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VnicCounters {

@@ -34,7 +34,7 @@ impl Engine {
         self.charge(vnic, |usage| &mut usage.qps, |limits| limits.qp_count_max)?;
         let home = self.vnics.get(vnic).map(|vnic| (vnic.network, vnic.gid)).ok_or(VerbsError::NotFound)?;
         let qpn = self.fresh_qpn();
-        let id = self.qps.insert(QueuePair::new(session, vnic, home, qpn, &QpInit { capabilities, ..init }));
+        let id = self.qps.adopt(QueuePair::new(session, vnic, home, qpn, &QpInit { capabilities, ..init }));
         self.qpns.insert(qpn.0, id.index);
         self.pds.owned_mut(session, init.pd)?.children += 1;
         self.cqs.owned_mut(session, init.send_cq)?.users += 1;
@@ -177,7 +177,7 @@ impl Engine {
 
     pub(crate) fn remove_qp<E: Environment>(&mut self, env: &mut E, id: QpId) {
         self.unlink(env, id);
-        let Some(gone) = self.qps.remove(id) else { return };
+        let Some(gone) = self.qps.disown(id) else { return };
         self.qpns.remove(gone.qpn.0);
         self.drop_pd_child(gone.pd);
         for cq in [gone.send_cq, gone.recv_cq] {

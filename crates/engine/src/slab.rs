@@ -1,5 +1,6 @@
 //! A table whose names go stale: an entry's generation changes when it is removed, so that an old name finds nothing.
 use crate::SessionId;
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use freeflow_verbs::VerbsError;
@@ -19,6 +20,8 @@ pub(crate) trait Owned {
 pub(crate) struct Slab<I, T> {
     entries: Vec<Entry<T>>,
     free: Vec<u32>,
+    /// Session and index of each entry that has an owner: what one session has is found without looking at the others'.
+    owned: BTreeSet<(u32, u32)>,
     names: PhantomData<I>,
 }
 
@@ -29,7 +32,7 @@ struct Entry<T> {
 
 impl<I: SlabId, T> Slab<I, T> {
     pub fn new() -> Self {
-        Self { entries: Vec::new(), free: Vec::new(), names: PhantomData }
+        Self { entries: Vec::new(), free: Vec::new(), owned: BTreeSet::new(), names: PhantomData }
     }
 
     /// The name that the next `insert` gives.
@@ -89,6 +92,21 @@ impl<I: SlabId, T> Slab<I, T> {
 }
 
 impl<I: SlabId, T: Owned> Slab<I, T> {
+    /// [`Self::insert`] of what belongs to a session.
+    pub fn adopt(&mut self, value: T) -> I {
+        let session = value.session().index;
+        let id = self.insert(value);
+        self.owned.insert((session, id.index()));
+        id
+    }
+
+    /// [`Self::remove`] of what belongs to a session.
+    pub fn disown(&mut self, id: I) -> Option<T> {
+        let value = self.remove(id)?;
+        self.owned.remove(&(value.session().index, id.index()));
+        Some(value)
+    }
+
     pub fn owned(&self, session: SessionId, id: I) -> Result<&T, VerbsError> {
         self.get(id).filter(|value| value.session() == session).ok_or(VerbsError::NotFound)
     }
@@ -99,7 +117,9 @@ impl<I: SlabId, T: Owned> Slab<I, T> {
 
     /// Names of all that a session owns, in order of index.
     pub fn all_of(&self, session: SessionId) -> Vec<I> {
-        self.iter().filter(|(_, value)| value.session() == session).map(|(id, _)| id).collect()
+        let of_session = self.owned.range((session.index, 0)..=(session.index, u32::MAX));
+        let entries = of_session.filter_map(|&(_, index)| self.at(index));
+        entries.filter(|(_, value)| value.session() == session).map(|(id, _)| id).collect()
     }
 }
 

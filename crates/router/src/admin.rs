@@ -184,7 +184,7 @@ impl Control {
             }
             let (mut segment_count, mut segment_bytes) = (0, 0);
             for (_, vnic) in control.vnics.iter() {
-                segment_count += vnic.account.mappings.load(Relaxed);
+                segment_count += vnic.account.segments.load(Relaxed);
                 segment_bytes += vnic.account.segment_bytes.load(Relaxed);
                 counters.malformed_messages += vnic.malformed_messages;
             }

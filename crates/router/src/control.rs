@@ -5,7 +5,9 @@
 //!
 //! Who a client is: the socket it connected to names the vNIC; SO_PEERPIDFD names the process. The `/proc/PID/mem`
 //! descriptor is opened by PID and then trusted only if the pidfd says that the process still lives.
+use crate::account::{Charge, Commons};
 use crate::admin::AdminConnection;
+use crate::closer::Closer;
 use crate::config::Config;
 use crate::device::device_attributes;
 use crate::fallback::Abandoned;
@@ -35,6 +37,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender};
@@ -126,6 +129,7 @@ pub struct Control {
     /// Given up for a moment when no descriptor is left, to accept and refuse a connection.
     reserve: Option<OwnedFd>,
     pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) commons: Arc<Commons>,
 }
 
 /// What the control thread starts with.
@@ -138,6 +142,7 @@ pub struct ControlParts {
     pub store: Store,
     pub admin_listener: OwnedFd,
     pub stop: Arc<AtomicBool>,
+    pub commons: Arc<Commons>,
 }
 
 impl Control {
@@ -166,6 +171,7 @@ impl Control {
             buffer: Vec::new(),
             reserve: std::fs::File::open("/dev/null").ok().map(OwnedFd::from),
             stop: parts.stop,
+            commons: parts.commons,
         };
         control.watch(parts.waker.fd(), Topic::Waker, epoll::EventFlags::IN)?;
         control.watch(control.admin_listener.as_fd(), Topic::AdminListener, epoll::EventFlags::IN)?;
@@ -253,8 +259,13 @@ impl Control {
             return;
         }
         let mut buffer = std::mem::take(&mut self.buffer);
-        let received = fd::receive_message(&connection.socket, &mut buffer, 0);
+        let received = fd::receive_message(&connection.socket, &mut buffer, fd::RECEIVED_FDS_MAX);
         let handled = match received {
+            Ok((_, fds)) if !fds.is_empty() => {
+                connection.unwanted = fds;
+                self.complain(key, "a message that no library sends", &"it brings descriptors");
+                None
+            }
             Ok((0, _)) => None,
             Ok(_) => Some(self.handle_message(key, &buffer)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -293,7 +304,10 @@ impl Control {
         match (phase, request) {
             (Phase::New, Request::Hello { protocol_version, layout_version, program }) => {
                 if protocol_version != PROTOCOL_VERSION || layout_version != LAYOUT_VERSION {
-                    info!("library of another version", vnic = connection.vnic, pid = connection.pid);
+                    let (vnic, pid) = (connection.vnic.clone(), connection.pid);
+                    if self.may_log(&vnic) {
+                        info!("library of another version", vnic = vnic, pid = pid);
+                    }
                     return Handled::Answered(Answer::last(VerbsError::VersionMismatch));
                 }
                 self.hello(key, &program).unwrap_or_else(|error| Handled::Answered(Answer::last(error)))
@@ -315,7 +329,7 @@ impl Control {
         if let Some(vnic) = self.vnics_by_id.get(&id).and_then(|&key| self.vnics.get_mut(key)) {
             vnic.malformed_messages += 1;
         }
-        if first {
+        if first && self.may_log(&id) {
             warning!("refused", what = what, vnic = id, pid = pid, error = error);
         }
     }
@@ -348,17 +362,25 @@ impl Control {
             let Some(entry) = self.vnics.get(vnic) else { return };
             match fd::accept(&entry.listener) {
                 Ok(socket) => {
-                    if let Err(error) = self.accept_connection(vnic, socket) {
-                        warning!("connection refused", vnic = self.id_of(vnic), error = error);
+                    let mut socket = Some(socket);
+                    let Err(error) = self.accept_connection(vnic, &mut socket) else { continue };
+                    let id = self.id_of(vnic);
+                    if self.may_log(&id) {
+                        warning!("connection refused", vnic = id, error = error);
                     }
+                    self.dispose(&id, socket, 1);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    warning!("can't accept a connection", vnic = self.id_of(vnic), error = error);
+                    let id = self.id_of(vnic);
+                    if self.may_log(&id) {
+                        warning!("can't accept a connection", vnic = id, error = error);
+                    }
                     // Out of descriptors, perhaps: the one in reserve takes the connection off the queue.
                     self.reserve = None;
                     if let Some(entry) = self.vnics.get(vnic) {
-                        drop(fd::accept(&entry.listener));
+                        let socket = fd::accept(&entry.listener);
+                        self.dispose(&id, socket, 1);
                     }
                     self.reserve = std::fs::File::open("/dev/null").ok().map(OwnedFd::from);
                     return;
@@ -371,29 +393,36 @@ impl Control {
         self.vnics.get(vnic).map(|entry| entry.record.id.clone()).unwrap_or_default()
     }
 
-    fn accept_connection(&mut self, vnic: Key, socket: OwnedFd) -> io::Result<()> {
-        let credentials = fd::peer_credentials(&socket)?;
-        let pidfd = fd::peer_pidfd(&socket)?;
+    /// Takes the socket if it can be served.
+    fn accept_connection(&mut self, vnic: Key, offered: &mut Option<OwnedFd>) -> io::Result<()> {
+        let entry = self.vnics.get(vnic).ok_or_else(|| io::Error::other("the vNIC was detached"))?;
+        // Twice: the limit itself is refused by a reply to Hello.
+        let most = u64::from(entry.record.limits.session_count_max).saturating_mul(2);
+        let charge = Charge::connection(&entry.account, most).map_err(|_| io::Error::other("too many connections"))?;
+        let id = entry.record.id.clone();
+        let Some(socket) = offered.as_ref() else { return Ok(()) };
+        let credentials = fd::peer_credentials(socket)?;
+        let pidfd = fd::peer_pidfd(socket)?;
         if credentials.pid <= 0 {
             return Err(io::Error::other("the process is not visible from the router's PID namespace"));
         }
         let path = format!("/proc/{}/mem", credentials.pid);
-        let memory = OpenOptions::new().read(true).write(true).open(path)?;
+        let memory = OpenOptions::new().read(true).write(true).open(&path)?;
+        // Looked up anew after the open: it may have become a set-user-ID program since it connected, and its memory is
+        // not its starter's then. The kernel gives what may not be traced to root.
+        if std::fs::metadata(&path)?.uid() != credentials.uid {
+            return Err(io::Error::other("the process is of another user than connected, or may not be traced"));
+        }
         if !fd::pidfd_alive(&pidfd) {
             return Err(io::Error::other("the process ended at once"));
         }
-        let entry = self.vnics.get_mut(vnic).ok_or_else(|| io::Error::other("the vNIC was detached"))?;
-        // Twice: the limit itself is refused by a reply to Hello.
-        if entry.connection_count >= entry.record.limits.session_count_max.saturating_mul(2) {
-            return Err(io::Error::other("too many connections"));
-        }
-        entry.connection_count += 1;
+        let Some(socket) = offered.take() else { return Ok(()) };
         let key = self.connections.insert(Connection {
             socket,
             pidfd,
             memory: Arc::new(memory),
             pid: credentials.pid,
-            vnic: entry.record.id.clone(),
+            vnic: id,
             phase: Phase::New,
             busy: false,
             readable: false,
@@ -402,6 +431,8 @@ impl Control {
             cancelled: Arc::new(AtomicBool::new(false)),
             complained: false,
             objects: Objects::default(),
+            unwanted: Vec::new(),
+            charge,
         });
         let connection = self.connections.get(key).expect("just inserted");
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
@@ -438,8 +469,12 @@ impl Control {
         let kick = Arc::new(Doorbell::new().map_err(no_memory)?);
         let kick_fd = kick.as_fd().try_clone_to_owned().map_err(no_memory)?;
         let connection = self.connections.get(key).ok_or(VerbsError::DeviceFatal)?;
-        let program: String = program.chars().take(PROGRAM_CHARS_MAX).collect();
-        info!("session begins", vnic = connection.vnic, pid = connection.pid, program = program);
+        let (vnic, pid) = (connection.vnic.clone(), connection.pid);
+        if self.may_log(&vnic) {
+            let program: String = program.chars().take(PROGRAM_CHARS_MAX).collect();
+            info!("session begins", vnic = vnic, pid = pid, program = program);
+        }
+        let connection = self.connections.get(key).ok_or(VerbsError::DeviceFatal)?;
         let memory = PageTable::new(connection.memory.clone());
         let mut parts = Some((segment, kick, memory));
         let work = move |worker: &mut Worker, now: Instant| {
@@ -474,12 +509,14 @@ impl Control {
 
     fn remove(&mut self, key: Key) {
         let Some(connection) = self.connections.remove(key) else { return };
-        if let Some(vnic) = self.vnics_by_id.get(&connection.vnic).and_then(|&key| self.vnics.get_mut(key)) {
-            vnic.connection_count = vnic.connection_count.saturating_sub(1);
+        let Connection { socket, unwanted, charge, objects, vnic, pid, phase, .. } = connection;
+        let count = 1 + unwanted.len() as u32;
+        self.dispose(&vnic, (socket, unwanted, charge), count);
+        let Phase::Ready(session) = phase else { return };
+        if self.may_log(&vnic) {
+            info!("session ends", vnic = vnic, pid = pid);
         }
-        let Phase::Ready(session) = connection.phase else { return };
-        info!("session ends", vnic = connection.vnic, pid = connection.pid);
-        let mut objects = Some(connection.objects);
+        let mut objects = Some(objects);
         self.worker.submit(Box::new(move |worker, now| {
             let garbage = worker.destroy_session(now, session);
             let objects = objects.take();
@@ -487,11 +524,39 @@ impl Control {
         }));
     }
 
+    /// Closes what a tenant had a hand in, without waiting for it.
+    fn dispose(&mut self, vnic: &str, thing: impl std::any::Any + Send, count: u32) {
+        let Some(entry) = self.vnics_by_id.get(vnic).and_then(|&key| self.vnics.get_mut(key)) else {
+            Closer::default().close(thing, count);
+            return;
+        };
+        if !entry.closer.close(thing, count) && entry.failed.is_none() {
+            let reason = "its sockets take too long to close";
+            entry.failed = Some(reason);
+            let _ = epoll::delete(&self.epoll, &entry.listener);
+            warning!("vNIC failed", vnic = vnic, reason = reason);
+            self.close_connections_of(vnic);
+        }
+    }
+
+    /// Whether one more line may be logged of what a vNIC's processes do as often as they like.
+    fn may_log(&mut self, vnic: &str) -> bool {
+        let Some(entry) = self.vnics_by_id.get(vnic).and_then(|&key| self.vnics.get_mut(key)) else { return true };
+        let Some(left_out) = entry.lines.take(freeflow_shm::monotonic_ns()) else { return false };
+        if left_out > 0 {
+            info!("lines left out", vnic = vnic, count = left_out);
+        }
+        true
+    }
+
     /// The worker has ended a session by itself.
     pub(crate) fn handle_session_failed(&mut self, session: SessionId, reason: &str) {
         for key in self.connections.keys_where(|connection| connection.phase == Phase::Ready(session)) {
             if let Some(connection) = self.connections.get(key) {
-                warning!("session failed", vnic = connection.vnic, pid = connection.pid, reason = reason);
+                let (vnic, pid) = (connection.vnic.clone(), connection.pid);
+                if self.may_log(&vnic) {
+                    warning!("session failed", vnic = vnic, pid = pid, reason = reason);
+                }
             }
             self.close(key);
         }

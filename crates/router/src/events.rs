@@ -1,15 +1,18 @@
 //! Pipes of events. The router holds the write ends; a pipe that is full keeps its events here, owed, until there is
 //! room. When the router dies the read ends reach end of file, which is how a library learns of it.
 use crate::slab::{Key, Slab};
-use freeflow_engine::SessionId;
+use freeflow_engine::{CqId, SessionId};
 use freeflow_protocol::library::EVENT_BYTES;
 use rustix::io::Errno;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 
 /// Events owed to one pipe. A completion channel owes at most one event; an application that never reads its
 /// asynchronous events and reaches this is cut off.
 const OWED_COUNT_MAX: usize = 65_536;
+
+/// Full pipes that are tried again at a time: a tenant that reads none of its thousands costs others little.
+const PAY_COUNT_MAX: usize = 64;
 
 /// Name of a pipe.
 pub type PipeId = Key;
@@ -18,6 +21,8 @@ pub struct EventPipe {
     session: SessionId,
     write: OwnedFd,
     owed: VecDeque<[u8; EVENT_BYTES]>,
+    /// CQs with completions that this channel has no room to tell of.
+    waiting: Vec<CqId>,
 }
 
 /// What became of an event.
@@ -74,21 +79,28 @@ fn write_event(pipe: &OwnedFd, event: &[u8; EVENT_BYTES]) -> bool {
 #[derive(Default)]
 pub struct Pipes {
     pipes: Slab<EventPipe>,
-    owing: Vec<PipeId>,
+    by_session: BTreeSet<(SessionId, PipeId)>,
+    owing: VecDeque<PipeId>,
 }
 
 impl Pipes {
     pub fn insert(&mut self, session: SessionId, write: OwnedFd) -> PipeId {
-        self.pipes.insert(EventPipe { session, write, owed: VecDeque::new() })
+        let (owed, waiting) = (VecDeque::new(), Vec::new());
+        let id = self.pipes.insert(EventPipe { session, write, owed, waiting });
+        self.by_session.insert((session, id));
+        id
     }
 
     pub fn remove(&mut self, id: PipeId) -> Option<EventPipe> {
-        self.pipes.remove(id)
+        let pipe = self.pipes.remove(id)?;
+        self.by_session.remove(&(pipe.session, id));
+        Some(pipe)
     }
 
     pub fn remove_session(&mut self, session: SessionId) -> Vec<EventPipe> {
-        let of_session = self.pipes.keys_where(|pipe| pipe.session == session);
-        of_session.into_iter().filter_map(|id| self.pipes.remove(id)).collect()
+        let (first, last) = (Key { index: 0, generation: 0 }, Key { index: u32::MAX, generation: u32::MAX });
+        let of_session: Vec<_> = self.by_session.range((session, first)..=(session, last)).copied().collect();
+        of_session.into_iter().filter_map(|(_, id)| self.remove(id)).collect()
     }
 
     /// Whether events are owed already, so that a further one would have to wait.
@@ -104,7 +116,7 @@ impl Pipes {
         let was_behind = pipe.is_behind();
         let sent = pipe.send(event);
         if sent == Sent::Owed && !was_behind {
-            self.owing.push(id);
+            self.owing.push_back(id);
         }
         sent
     }
@@ -113,11 +125,24 @@ impl Pipes {
         !self.owing.is_empty()
     }
 
-    /// Tries again to send what is owed.
-    pub fn pay(&mut self) {
-        let mut owing = std::mem::take(&mut self.owing);
-        owing.retain(|&id| self.pipes.get_mut(id).is_some_and(|pipe| !pipe.pay()));
-        self.owing = owing;
+    /// `cq` is named by [`Self::pay`] once the pipe owes nothing more.
+    pub fn wait_for_room(&mut self, id: PipeId, cq: CqId) {
+        if let Some(pipe) = self.pipes.get_mut(id) {
+            pipe.waiting.push(cq);
+        }
+    }
+
+    /// Tries again to send what is owed, by a few pipes at a time. Adds the CQs that waited to `free`.
+    pub fn pay(&mut self, free: &mut Vec<CqId>) {
+        for _ in 0..self.owing.len().min(PAY_COUNT_MAX) {
+            let Some(id) = self.owing.pop_front() else { break };
+            let Some(pipe) = self.pipes.get_mut(id) else { continue };
+            if pipe.pay() {
+                free.append(&mut pipe.waiting);
+            } else {
+                self.owing.push_back(id);
+            }
+        }
     }
 }
 
@@ -139,16 +164,19 @@ mod tests {
             sent += 1;
         }
         assert!(pipes.owes() && pipes.is_behind(id));
-        let mut expected = 0;
+        let cq = CqId { index: 3, generation: 1 };
+        pipes.wait_for_room(id, cq);
+        let (mut expected, mut free) = (0, Vec::new());
         let mut bytes = [0; EVENT_BYTES];
         while expected <= sent {
             while rustix::io::read(&read, &mut bytes) == Ok(EVENT_BYTES) {
                 assert_eq!(u32::from_le_bytes(bytes[..4].try_into().unwrap()), expected);
                 expected += 1;
             }
-            pipes.pay();
+            pipes.pay(&mut free);
         }
         assert!(!pipes.owes());
+        assert_eq!(free, [cq]);
         assert!(pipes.remove(id).is_some() && pipes.remove(id).is_none());
     }
 

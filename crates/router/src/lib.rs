@@ -11,7 +11,9 @@
 //! in the end of that session, or that vNIC; never of another.
 #![forbid(unsafe_code)]
 
+mod account;
 mod admin;
+mod closer;
 mod config;
 mod control;
 mod device;

@@ -17,6 +17,40 @@ pub fn write(level: &str, what: &str, pairs: &[(&str, &dyn std::fmt::Display)]) 
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
+/// Lines that a tenant can cause as often as it likes: so many at once, then one a second. The log is on a file system that
+/// all share.
+pub struct Lines {
+    left: u64,
+    renewed_ns: u64,
+    left_out: u64,
+}
+
+const LINES_AT_ONCE: u64 = 100;
+const LINE_INTERVAL_NS: u64 = 1_000_000_000;
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self { left: LINES_AT_ONCE, renewed_ns: 0, left_out: 0 }
+    }
+}
+
+impl Lines {
+    /// `None`: not now. Else how many were left out since the last one.
+    pub fn take(&mut self, now_ns: u64) -> Option<u64> {
+        let earned = now_ns.saturating_sub(self.renewed_ns) / LINE_INTERVAL_NS;
+        if earned > 0 {
+            self.left = LINES_AT_ONCE.min(self.left.saturating_add(earned));
+            self.renewed_ns = now_ns;
+        }
+        if self.left == 0 {
+            self.left_out += 1;
+            return None;
+        }
+        self.left -= 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
 macro_rules! info {
     ($what:literal $(, $key:ident = $value:expr)* $(,)?) => {
         $crate::log::write("info", $what, &[$((stringify!($key), &$value as &dyn std::fmt::Display)),*])

@@ -1,13 +1,13 @@
 //! The requests of a library: checked against its session's own handles, then run by the worker as a job.
 //!
 //! A request that has to wait for copies in flight is asked again each turn, for at most [`JOB_TIME_MAX`].
+use crate::account::{Charge, OverLimit};
 use crate::control::Control;
 use crate::events::PipeId;
 use crate::jobs::Step;
 use crate::rings::{Attention, Bell, Context, Cq, Garbage, Notify, Qp, Srq};
 use crate::session::{
-    Answer, ChannelEntry, Charge, Connection, ContextEntry, CqEntry, MrEntry, Objects, OverLimit, PdEntry, QpEntry,
-    SegmentEntry, SrqEntry,
+    Answer, ChannelEntry, Connection, ContextEntry, CqEntry, MrEntry, Objects, PdEntry, QpEntry, SegmentEntry, SrqEntry,
 };
 use crate::slab::Key;
 use crate::worker::Worker;
@@ -164,18 +164,18 @@ impl Control {
 
     fn open_context(&mut self, at: (Key, SessionId)) -> Outcome {
         let session = at.1;
+        let charge = Charge::context(&self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?.account)?;
         let (read, write) = fd::event_pipe().map_err(|_| VerbsError::NoMemory)?;
         let mut write = Some(write);
         let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.open_context(session).map(|id| {
+            once(worker.engine.open_context(session).inspect(|&id| {
                 let write = write.take().expect("a job that is done is not run again");
                 let pipe = worker.rings.pipes.insert(session, write);
-                worker.rings.contexts.insert(id, Context { session, pipe });
-                ContextEntry { id }
+                worker.rings.contexts.insert(id, Context { pipe });
             }))
         };
-        self.submit(at, work, move |connection, entry| {
-            let context = connection.objects.contexts.insert(entry);
+        self.submit(at, work, move |connection, id| {
+            let context = connection.objects.contexts.insert(ContextEntry { id, _charge: charge });
             Answer::with(Reply::Context { context }, vec![read])
         })
     }

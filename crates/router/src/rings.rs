@@ -5,7 +5,7 @@ use crate::memory::PageTable;
 use crate::table::Table;
 use crate::transfer::Transfers;
 use crate::wake::Waker;
-use freeflow_engine::{ContextId, CqId, QpId, SessionId, SrqId, VnicId};
+use freeflow_engine::{ContextId, CqId, QpId, SessionId, SessionObjects, SrqId, VnicId};
 use freeflow_shm::{CompletionProducer, Doorbell, RequestConsumer, SessionSegment};
 use freeflow_verbs::Instant;
 use std::any::Any;
@@ -44,7 +44,6 @@ pub enum Bell {
 }
 
 pub struct Context {
-    pub session: SessionId,
     /// Asynchronous events.
     pub pipe: PipeId,
 }
@@ -187,12 +186,12 @@ impl Rings {
     }
 
     /// Everything of a session; the engine has destroyed it already.
-    pub fn remove_session(&mut self, id: SessionId) -> Garbage {
+    pub fn remove_session(&mut self, id: SessionId, objects: SessionObjects) -> Garbage {
         let mut garbage: Garbage = vec![
-            Box::new(self.qps.remove_where(|qp| qp.session == id)),
-            Box::new(self.srqs.remove_where(|srq| srq.session == id)),
-            Box::new(self.cqs.remove_where(|cq| cq.session == id)),
-            Box::new(self.contexts.remove_where(|context| context.session == id)),
+            Box::new(self.qps.remove_all(objects.qps)),
+            Box::new(self.srqs.remove_all(objects.srqs)),
+            Box::new(self.cqs.remove_all(objects.cqs)),
+            Box::new(self.contexts.remove_all(objects.contexts)),
             Box::new(self.pipes.remove_session(id)),
         ];
         if let Some(session) = self.sessions.remove(id) {

@@ -1,4 +1,5 @@
 //! A whole router in this process: its threads, its run directory, its orderly end.
+use crate::account::Commons;
 use crate::config::Config;
 use crate::control::{Control, ControlParts, WorkerHandle};
 use crate::jobs::Step;
@@ -13,7 +14,6 @@ use freeflow_engine::{Engine, Seed};
 use freeflow_orchestrator::{Answer, Command, DEFAULT_NETWORK};
 use freeflow_shm::{Doorbell, fd, install_sigbus_guard, pin_to_cpu};
 use rustix::fs::FlockOperation;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -49,7 +49,6 @@ impl Router {
     /// Errors: `AddrInUse` if another router has the run directory; `InvalidData` if its stored state can't be used.
     pub fn start(config: Config) -> io::Result<Self> {
         let lock = take_run_dir(&config.run_dir)?;
-        raise_descriptor_limit();
         install_sigbus_guard()?;
         let store = Store::new(&config.run_dir);
         let mut state = store.load()?;
@@ -86,6 +85,7 @@ impl Router {
             store,
             admin_listener,
             stop: stop.clone(),
+            commons: Arc::new(Commons::of_process()),
         })?;
         control.restore_vnics(&mut worker)?;
         std::fs::write(control.config.run_dir.join("router.pid"), format!("{}\n", std::process::id()))?;
@@ -187,12 +187,6 @@ fn take_run_dir(run_dir: &Path) -> io::Result<File> {
         io::Error::new(io::ErrorKind::AddrInUse, text)
     })?;
     Ok(lock)
-}
-
-/// Each process needs some descriptors; the default of 1024 would be the limit of the machine.
-fn raise_descriptor_limit() {
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 fn random_bytes() -> io::Result<[u8; 32]> {

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a handle is looked up only in the table of the session that names it, so a handle of another session is
 //! nothing but a number.
+use crate::account::Charge;
 use crate::events::PipeId;
 use freeflow_engine::{AhId, ContextId, CqId, MrId, PdId, QpId, SessionId, SrqId};
 use freeflow_protocol::library::{Handle, Reply};
@@ -11,52 +12,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-
-/// What a vNIC holds of the things that the engine doesn't count.
-#[derive(Default)]
-pub struct Account {
-    pub mappings: AtomicU64,
-    pub segment_bytes: AtomicU64,
-    pub channels: AtomicU64,
-}
-
-/// Part of an [`Account`]; given back when dropped.
-pub struct Charge {
-    account: Arc<Account>,
-    mappings: u64,
-    segment_bytes: u64,
-    channels: u64,
-}
-
-/// The limit would be passed.
-pub struct OverLimit;
-
-impl Charge {
-    pub fn segment(account: &Arc<Account>, bytes: u64, mappings_max: u64, bytes_max: u64) -> Result<Self, OverLimit> {
-        let charge = Self { account: account.clone(), mappings: 1, segment_bytes: bytes, channels: 0 };
-        // Only the control thread adds, so what is read here can at most be too much.
-        let mappings = account.mappings.fetch_add(1, Relaxed) + 1;
-        let held = account.segment_bytes.fetch_add(bytes, Relaxed).saturating_add(bytes);
-        if mappings > mappings_max || held > bytes_max { Err(OverLimit) } else { Ok(charge) }
-    }
-
-    pub fn channel(account: &Arc<Account>, channels_max: u64) -> Result<Self, OverLimit> {
-        let charge = Self { account: account.clone(), mappings: 0, segment_bytes: 0, channels: 1 };
-        if account.channels.fetch_add(1, Relaxed) + 1 > channels_max { Err(OverLimit) } else { Ok(charge) }
-    }
-}
-
-impl Drop for Charge {
-    fn drop(&mut self) {
-        self.account.mappings.fetch_sub(self.mappings, Relaxed);
-        self.account.segment_bytes.fetch_sub(self.segment_bytes, Relaxed);
-        self.account.channels.fetch_sub(self.channels, Relaxed);
-    }
-}
+use std::sync::atomic::AtomicBool;
 
 pub struct ContextEntry {
     pub id: ContextId,
+    pub _charge: Charge,
 }
 
 pub struct ChannelEntry {
@@ -191,6 +151,9 @@ pub struct Connection {
     /// A complaint was logged already.
     pub complained: bool,
     pub objects: Objects,
+    /// Descriptors that it should not have sent; to be closed like the socket.
+    pub unwanted: Vec<OwnedFd>,
+    pub charge: Charge,
 }
 
 /// A reply and the descriptors that go with it.

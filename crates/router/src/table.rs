@@ -80,15 +80,8 @@ impl<I: Id, T> Table<I, T> {
         })
     }
 
-    /// Removes every entry that `which` names.
-    pub fn remove_where(&mut self, mut which: impl FnMut(&T) -> bool) -> Vec<T> {
-        let mut removed = Vec::new();
-        for slot in &mut self.slots {
-            if slot.as_ref().is_some_and(|(_, value)| which(value)) {
-                removed.extend(slot.take().map(|(_, value)| value));
-            }
-        }
-        self.count -= removed.len();
-        removed
+    /// Removes those that are there.
+    pub fn remove_all(&mut self, ids: Vec<I>) -> Vec<T> {
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 }

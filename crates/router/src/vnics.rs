@@ -3,12 +3,13 @@
 //! Each has its own directory `RUN_DIR/vnics/ID` with its own socket, mounted into its container alone. The socket is open
 //! to every user: being able to reach it is the permission. A restarted router puts a new socket into the same
 //! directory, so that mounts stay valid.
+use crate::account::Account;
 use crate::admin::AdminDone;
+use crate::closer::Closer;
 use crate::control::{Control, Topic};
 use crate::jobs::Step;
-use crate::log::info;
+use crate::log::{Lines, info};
 use crate::rings::Vnic;
-use crate::session::Account;
 use crate::slab::Key;
 use crate::worker::Worker;
 use freeflow_engine::{Usage, VnicCounters, VnicId};
@@ -34,7 +35,8 @@ pub struct VnicEntry {
     pub engine_id: VnicId,
     pub listener: OwnedFd,
     pub account: Arc<Account>,
-    pub connection_count: u32,
+    pub closer: Closer,
+    pub lines: Lines,
     pub malformed_messages: u64,
     /// Why the worker gave it up, last.
     pub failed: Option<&'static str>,
@@ -48,7 +50,9 @@ fn listen(run_dir: &Path, id: &str) -> io::Result<OwnedFd> {
     let directory = directory(run_dir, id);
     std::fs::create_dir_all(&directory)?;
     std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(DIRECTORY_MODE))?;
-    fd::listen_seqpacket(directory.join("router.sock"), SOCKET_MODE)
+    let listener = fd::listen_seqpacket(directory.join("router.sock"), SOCKET_MODE)?;
+    fd::refuse_descriptors(&listener)?;
+    Ok(listener)
 }
 
 /// What the worker knows of a vNIC.
@@ -138,8 +142,9 @@ impl Control {
 
     fn insert_vnic(&mut self, record: orchestrator::Vnic, engine_id: VnicId, listener: OwnedFd) -> io::Result<Key> {
         let id = record.id.clone();
-        let (account, connection_count, malformed_messages, failed) = (Arc::default(), 0, 0, None);
-        let entry = VnicEntry { record, engine_id, listener, account, connection_count, malformed_messages, failed };
+        let account = Arc::new(Account::new(self.commons.clone()));
+        let (closer, lines, malformed_messages, failed) = (Closer::default(), Lines::default(), 0, None);
+        let entry = VnicEntry { record, engine_id, listener, account, closer, lines, malformed_messages, failed };
         let key = self.vnics.insert(entry);
         self.vnics_by_id.insert(id, key);
         if let Some(entry) = self.vnics.get(key) {
@@ -225,6 +230,9 @@ impl Control {
         }
         if let Some(entry) = self.vnics_by_id.remove(id).and_then(|key| self.vnics.remove(key)) {
             self.unwatch(&entry.listener);
+            let VnicEntry { mut closer, listener, .. } = entry;
+            // With all that was never accepted.
+            closer.close(listener, 1);
         }
         self.remove_directory(id);
     }

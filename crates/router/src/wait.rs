@@ -261,7 +261,7 @@ impl Worker {
             self.cool_quiet_sessions(now);
         }
         if self.rings.pipes.owes() {
-            self.rings.pipes.pay();
+            self.rings.pipes.pay(&mut self.rings.notify);
         }
         if now - self.waiting.house_at >= HOUSE_INTERVAL {
             self.waiting.house_at = now;

@@ -23,6 +23,8 @@ const POLL_IDLE: Duration = Duration::from_micros(50);
 const TURN_JOBS_MAX: usize = 64;
 const TURN_RESULTS_MAX: usize = 256;
 const TURN_READY_MAX: usize = 4096;
+/// Doorbells of one turn, about; other sessions then come first in the next.
+const TURN_DOORBELLS_MAX: usize = 4096;
 
 pub struct Worker {
     pub engine: Engine,
@@ -31,6 +33,8 @@ pub struct Worker {
     active: VecDeque<QpId>,
     /// Sessions whose doorbells are looked at each turn.
     pub(crate) hot: Vec<SessionId>,
+    /// Whose doorbells are looked at first.
+    next_hot: usize,
     rung: Vec<(SessionId, u32)>,
     jobs: Receiver<Job>,
     pub(crate) queued_jobs: VecDeque<Job>,
@@ -59,6 +63,7 @@ impl Worker {
             rings,
             active: VecDeque::new(),
             hot: Vec::new(),
+            next_hot: 0,
             rung: Vec::new(),
             jobs: queues.jobs,
             queued_jobs: VecDeque::new(),
@@ -139,7 +144,14 @@ impl Worker {
     /// Doorbells that rang: a send queue is active from now on, a receive queue has what somebody waits for.
     fn take_doorbells(&mut self, now: Instant) -> bool {
         let mut rung = std::mem::take(&mut self.rung);
-        for &id in &self.hot {
+        let (first, count) = (self.next_hot, self.hot.len());
+        for step in 0..count {
+            if rung.len() >= TURN_DOORBELLS_MAX {
+                break;
+            }
+            let at = (first + step) % count;
+            let id = self.hot[at];
+            self.next_hot = at + 1;
             if let Some(session) = self.rings.sessions.get_mut(id)
                 && session.segment.take_doorbells(|bell| rung.push((id, bell)))
             {
@@ -300,18 +312,19 @@ impl Worker {
             return;
         }
         let mut notify = std::mem::take(&mut self.rings.notify);
-        notify.retain(|&id| self.tell_channel(id));
-        // Whatever was added meanwhile comes after what waits.
-        notify.append(&mut self.rings.notify);
+        for id in notify.drain(..) {
+            self.tell_channel(id);
+        }
         self.rings.notify = notify;
     }
 
-    /// Whether the CQ has to be looked at again: its channel's pipe is full.
-    fn tell_channel(&mut self, id: CqId) -> bool {
-        let Some(cq) = self.rings.cqs.get_mut(id) else { return false };
-        let Some(channel) = cq.channel else { return false };
+    /// A CQ whose channel's pipe is full is looked at again when that has room.
+    fn tell_channel(&mut self, id: CqId) {
+        let Some(cq) = self.rings.cqs.get_mut(id) else { return };
+        let Some(channel) = cq.channel else { return };
         if self.rings.pipes.is_behind(channel) {
-            return true;
+            self.rings.pipes.wait_for_room(channel, id);
+            return;
         }
         let solicited = cq.notify == Notify::Solicited;
         cq.notify = Notify::Nothing;
@@ -319,7 +332,6 @@ impl Worker {
         if cq.ring.take_armed(solicited) || before {
             self.rings.pipes.send(channel, cq.cookie, 0);
         }
-        false
     }
 
     fn end_failed_sessions(&mut self, now: Instant) {
@@ -336,9 +348,10 @@ impl Worker {
     pub fn destroy_session(&mut self, now: Instant, session: SessionId) -> Garbage {
         let Some(entry) = self.rings.sessions.get(session) else { return Vec::new() };
         self.waiting.unwatch(&entry.kick);
+        let objects = self.engine.objects_of(session);
         self.engine.destroy_session(&mut self.rings, now, session);
         self.hot.retain(|&hot| hot != session);
-        self.rings.remove_session(session)
+        self.rings.remove_session(session, objects)
     }
 
     /// The sessions of a vNIC, all of them.

@@ -19,6 +19,8 @@ use std::path::Path;
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// Descriptors that one message may carry.
 pub const MESSAGE_FDS_MAX: usize = 16;
+/// Descriptors that the kernel lets one message bring (SCM_MAX_FD).
+pub const RECEIVED_FDS_MAX: usize = 253;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 512;
 
@@ -51,9 +53,9 @@ pub fn send_message(sock: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
 /// Errors: `InvalidData` if the message or its descriptors were more than allowed (they are closed); `WouldBlock` on a
 /// non-blocking socket with nothing to receive.
 pub fn receive_message(sock: impl AsFd, buffer: &mut Vec<u8>, max_fds: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let max_fds = max_fds.min(MESSAGE_FDS_MAX);
+    let max_fds = max_fds.min(RECEIVED_FDS_MAX);
     buffer.resize(MESSAGE_BYTES_MAX, 0);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RECEIVED_FDS_MAX))];
     let (result, fds) = loop {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let result =
@@ -190,6 +192,21 @@ fn socket_option<T: Copy>(sock: BorrowedFd<'_>, option: libc::c_int, mut value: 
     };
     if result == 0 && bytes as usize == size_of::<T>() { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
+
+/// SO_PASSRIGHTS off (Linux 6.16): who connects to this listener can't send descriptors. An older kernel can't be told.
+pub fn refuse_descriptors(listener: impl AsFd) -> io::Result<()> {
+    let (off, bytes) = (0_i32, size_of::<i32>() as libc::socklen_t);
+    let fd = listener.as_fd().as_raw_fd();
+    // SAFETY: `off` is valid for reads of `bytes` bytes, and the kernel keeps no pointer to it.
+    let result = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const off).cast(), bytes) };
+    match io::Error::last_os_error() {
+        error if result != 0 && error.raw_os_error() != Some(libc::ENOPROTOOPT) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// asm-generic/socket.h; not in every libc.
+const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// The process of a pidfd has not ended. False also if that can't be told.
 pub fn pidfd_alive(fd: impl AsFd) -> bool {

@@ -62,6 +62,9 @@ pub fn take_armed(armed: &AtomicU32, solicited: bool) -> bool {
     armed.swap(ARMED_NONE, Ordering::Relaxed) != ARMED_NONE
 }
 
+/// More doorbells than this in one look wait for the next: a library that rings all of them costs others little.
+pub const DOORBELLS_PER_LOOK_MAX: usize = 1024;
+
 /// A bitmap of doorbells with a summary: bit i of the summary stands for words 16 i .. 16 i + 15.
 #[derive(Clone, Copy)]
 pub struct Doorbells<'a> {
@@ -83,7 +86,8 @@ impl Doorbells<'_> {
         announced(self.router_sleeps)
     }
 
-    /// Router: takes all doorbells that ring; at most 64 a word. False: none did.
+    /// Router: takes doorbells that ring; whole groups, until they are [`DOORBELLS_PER_LOOK_MAX`] or more. The others go on
+    /// ringing. False: none did.
     #[inline]
     pub fn take(&self, mut each: impl FnMut(u32)) -> bool {
         // Relaxed: only whether the swap is worth its price.
@@ -92,8 +96,13 @@ impl Doorbells<'_> {
         }
         // Acquire; partner: the Release `fetch_or` of the summary in `ring`.
         let mut summary = self.summary.swap(0, Ordering::Acquire);
-        let mut any = false;
+        let mut count = 0;
         while summary != 0 {
+            if count >= DOORBELLS_PER_LOOK_MAX {
+                // Relaxed: what the bits stand for was acquired above, and the next swap reads on from there.
+                self.summary.fetch_or(summary, Ordering::Relaxed);
+                break;
+            }
             let group = summary.trailing_zeros() as usize * DOORBELL_WORDS_PER_SUMMARY_BIT;
             summary &= summary - 1;
             for (offset, word) in self.words.iter().skip(group).take(DOORBELL_WORDS_PER_SUMMARY_BIT).enumerate() {
@@ -104,13 +113,13 @@ impl Doorbells<'_> {
                 // Acquire; partner: the Release `fetch_or` of the word in `ring`.
                 let mut bits = word.swap(0, Ordering::Acquire);
                 while bits != 0 {
-                    any = true;
+                    count += 1;
                     each(((group + offset) * 64) as u32 + bits.trailing_zeros());
                     bits &= bits - 1;
                 }
             }
         }
-        any
+        count > 0
     }
 
     /// Router: nothing rings. Called again after `announce(router_sleeps, true)`, before it sleeps.
@@ -118,5 +127,27 @@ impl Doorbells<'_> {
     pub fn is_empty(&self) -> bool {
         // Relaxed: ordered by the fence in `announce`; what rings is taken by `take`.
         self.summary.load(Ordering::Relaxed) == 0
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn a_storm_is_taken_in_looks_and_nothing_is_lost() {
+        let words: Vec<AtomicU64> = (0..1024).map(|_| AtomicU64::new(u64::MAX)).collect();
+        let (summary, router_sleeps) = (AtomicU64::new(u64::MAX), AtomicU32::new(0));
+        let doorbells = Doorbells { summary: &summary, words: &words, router_sleeps: &router_sleeps };
+        let mut rang = BTreeSet::new();
+        loop {
+            let before = rang.len();
+            if !doorbells.take(|doorbell| assert!(rang.insert(doorbell))) {
+                break;
+            }
+            assert!(rang.len() - before < 2 * DOORBELLS_PER_LOOK_MAX);
+        }
+        assert_eq!(rang.len(), 65_536);
     }
 }

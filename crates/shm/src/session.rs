@@ -44,7 +44,7 @@ impl SessionSegment {
         self.doorbells().ring(doorbell)
     }
 
-    /// Router: takes the doorbells that ring, each once, all below [`DOORBELL_COUNT`]. False: none does.
+    /// Router: takes doorbells that ring (a bounded number a look), each once, all below [`DOORBELL_COUNT`]. False: none does.
     #[inline]
     pub fn take_doorbells(&self, f: impl FnMut(u32)) -> bool {
         self.doorbells().take(f)
