@@ -5,7 +5,6 @@ use crate::arguments::Format;
 use crate::failure::{Failure, Result};
 use crate::fork::in_child;
 use crate::run_dir::RunDir;
-use crate::scheduling::Group;
 use crate::{cdi, ip, output, sys, tools};
 use rustix::thread::UnshareFlags;
 use serde::Serialize;
@@ -53,14 +52,7 @@ pub fn doctor(run_dir: &RunDir, format: Format) -> Result<()> {
         cores(),
     ];
     if root {
-        checks.extend([
-            interfaces(),
-            namespaces(),
-            scheduling_group(run_dir),
-            router(run_dir),
-            device(run_dir),
-            firewall(),
-        ]);
+        checks.extend([interfaces(), namespaces(), router(run_dir), device(run_dir), firewall()]);
     }
     checks.push(podman());
     checks.push(test_programs());
@@ -138,18 +130,6 @@ fn cores() -> Check {
             "for benchmarks use four or more; with few, keep to --mode adaptive or lowcpu",
         ),
         _ => Check::ok("cores", count.to_string()),
-    }
-}
-
-fn scheduling_group(run_dir: &RunDir) -> Check {
-    const NAME: &str = "cpu group";
-    match Group::of(run_dir) {
-        Some(group) if group.works() => Check::ok(NAME, "router and containers share one"),
-        _ => Check::note(
-            NAME,
-            "no cpu cgroup can be made: router and programs give way to each other slowly where they share cores",
-            "mount cgroup v2 (or v1's cpu controller) writable at /sys/fs/cgroup",
-        ),
     }
 }
 

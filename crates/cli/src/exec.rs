@@ -6,7 +6,6 @@ use crate::init::{self, Program};
 use crate::record::{Records, State};
 use crate::run::add_settings;
 use crate::run_dir::RunDir;
-use crate::scheduling;
 use crate::supervisor::{Running, watch};
 use crate::sys::{self, Fork, Signals};
 use crate::terminal;
@@ -35,7 +34,6 @@ fn enter(run_dir: &RunDir, arguments: &Exec) -> Result<i32> {
     let working_directory = arguments.working_directory.clone().unwrap_or(record.working_directory);
     let program = Program { command: arguments.command.clone(), environment, working_directory, terminal: false };
     let signals = Signals::supervisor().context("signals")?;
-    let group = scheduling::door(run_dir);
     // The root may be a changed one (chroot), which a mount namespace does not remember.
     let root = File::open(format!("/proc/{}/root", init.pid)).context("the container's root")?;
     let all = ThreadNameSpaceType::MOUNT
@@ -53,7 +51,6 @@ fn enter(run_dir: &RunDir, arguments: &Exec) -> Result<i32> {
     match sys::fork().context("fork")? {
         Fork::Child => {
             drop(reader);
-            scheduling::join(group.as_ref(), 0);
             let failure = match give_up_rights() {
                 Ok(()) => init::exec(&program, terminal.map(|terminal| terminal.slave)),
                 Err(failure) => failure.or_code(EXIT_RUN_FAILED),

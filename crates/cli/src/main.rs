@@ -23,7 +23,6 @@ mod record;
 mod router;
 mod run;
 mod run_dir;
-mod scheduling;
 mod show;
 mod supervisor;
 mod sys;

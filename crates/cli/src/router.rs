@@ -3,7 +3,6 @@
 use crate::failure::{Context, Failure, Result};
 use crate::process::{Process, poll_readable};
 use crate::run_dir::{RunDir, Settings};
-use crate::scheduling;
 use crate::sys::{self, Fork};
 use crate::tools;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -33,11 +32,9 @@ pub fn start(run_dir: &RunDir, settings: &Settings) -> Result<()> {
         .open(&log_path)
         .context(format!("can't write {}", log_path.display()))?;
     let before = log.metadata().map_or(0, |metadata| metadata.len());
-    let group = scheduling::door(run_dir);
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).context("pipe")?;
     let child = match sys::fork().context("fork")? {
         Fork::Child => {
-            scheduling::join(group.as_ref(), 0);
             let failure = become_router(&program, run_dir, settings, &log, writer.as_fd());
             use std::io::Write;
             let _ = writeln!(&log, "{failure}");

@@ -8,7 +8,6 @@ use crate::names;
 use crate::process::Process;
 use crate::record::{Record, Records, State, now_s};
 use crate::run_dir::RunDir;
-use crate::scheduling;
 use crate::sys::{self, Fork, Signals};
 use crate::terminal;
 use crate::view::{View, Volume};
@@ -131,7 +130,6 @@ fn launch(run_dir: &RunDir, plan: &Plan, admin: &mut Admin, records: &Records, r
     let mut program = plan.program.clone();
     program.environment.push(("HOSTNAME".into(), record.name.clone()));
     let (init, channel) = fork_init(&view, &program)?;
-    scheduling::join(scheduling::door(run_dir).as_ref(), init.as_raw_nonzero().get() as u32);
     match introduce(&vnic, &bridge, init, &channel, records, record) {
         Ok(master) => Ok(Running { pid: init, master }),
         Err(failure) => {

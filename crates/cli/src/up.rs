@@ -6,7 +6,7 @@ use crate::failure::{Context, Failure, Result};
 use crate::process::Process;
 use crate::record::{Record, Records};
 use crate::run_dir::{RunDir, Settings};
-use crate::{cdi, hook, ip, lifecycle, output, router, scheduling, tools};
+use crate::{cdi, hook, ip, lifecycle, output, router, tools};
 use freeflow_protocol::admin::{NetworkStatus, RouterStatus, VnicStatus};
 use std::collections::BTreeSet;
 use std::fs;
@@ -295,9 +295,6 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
         let _ = fs::remove_file(file);
     }
     run_dir.unregister();
-    if let Some(group) = scheduling::Group::of(run_dir) {
-        group.remove();
-    }
     let gone: [PathBuf; 4] = [
         run_dir.admin_socket(),
         run_dir.router_pid(),
