@@ -1,0 +1,68 @@
+# FreeFlow: what to build and how to check it. `make help` lists the targets.
+#
+# CARGO_TARGET_DIR and CARGO are honoured. Results go to dist/.
+
+CARGO ?= cargo
+TARGET_DIR := $(abspath $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target))
+DIST := $(abspath $(if $(FREEFLOW_DIST),$(FREEFLOW_DIST),dist))
+HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+# The programs are static: one file works on any distribution, and as a hook in a container runtime's clean environment.
+# The flag holds for the target only, so that procedural macros still build.
+STATIC_FLAGS := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUSTFLAGS="-C target-feature=+crt-static"
+PROGRAMS := freeflow freeflow-router
+export CARGO_TARGET_DIR := $(TARGET_DIR)
+export FREEFLOW_DIST := $(DIST)
+
+.PHONY: all build programs library headers demo test test-full bench fmt lint deps clean help
+.DEFAULT_GOAL := all
+
+all: build ## build dist/bin, dist/lib and dist/include
+	@echo "built $(DIST): bin/freeflow, bin/freeflow-router, lib/libibverbs.so.1"
+
+build: programs library headers
+
+programs:
+	@command -v $(CARGO) >/dev/null || { echo "make: cargo is missing: install a stable Rust toolchain, 1.95 or newer" >&2; exit 1; }
+	$(STATIC_FLAGS) $(CARGO) build --quiet --release --locked --target $(HOST) -p freeflow-cli -p freeflow-router
+	@mkdir -p $(DIST)/bin
+	@for program in $(PROGRAMS); do \
+	    install -m 755 $(TARGET_DIR)/$(HOST)/release/$$program $(DIST)/bin/.$$program.new && \
+	    mv -f $(DIST)/bin/.$$program.new $(DIST)/bin/$$program || exit 1; \
+	done
+
+library:
+	scripts/link-ibverbs $(DIST)/lib
+
+headers:
+	@mkdir -p $(DIST)/include
+	@cp -R crates/ibverbs/include/. $(DIST)/include/
+
+demo: ## install what is missing, build, and run perftest between containers
+	scripts/demo.sh
+
+test: ## everything that CI runs, with the time of each stage
+	scripts/install-deps
+	scripts/test-stages
+
+test-full: ## the same with longer runs of what is random
+	scripts/install-deps
+	FREEFLOW_TEST_FULL=1 scripts/test-stages
+
+bench: build ## latency, bandwidth and CPU beside this machine's own limits
+	scripts/bench
+
+fmt: ## format the sources
+	$(CARGO) fmt --all
+
+lint: ## the checks that need no build of the programs
+	scripts/test-stages format clippy dependencies style
+
+deps: ## install the system packages that building and testing need
+	scripts/install-deps
+
+clean: ## remove what was built
+	$(CARGO) clean
+	rm -rf $(DIST)
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

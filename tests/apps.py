@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""What programs do besides plain transfers (tests/c/apps*.c), and other people's programs: UCX, Open MPI, valgrind.
+
+UCX, Open MPI and valgrind are tested where they are installed (ucx-utils, openmpi-bin and libopenmpi-dev, valgrind);
+the rest always.
+"""
+
+import os
+import re
+import shutil
+
+import lib
+from lib import need
+
+UCX_PORT = 13337
+UCX_DEVICE = "UCX_NET_DEVICES=freeflow0:1"
+# Names of ucx_perftest's tests, and what they add.
+UCX_TESTS = [
+    ("tag_lat", "8", "500"), ("tag_bw", "1048576", "50"), ("ucp_put_bw", "100000", "100"), ("ucp_get", "100000", "100"),
+    ("ucp_fadd", "8", "500"), ("ucp_cswap", "8", "500"), ("ucp_am_bw", "4000", "500"), ("stream_bw", "4000", "500"),
+]
+MPI_PROGRAM = r"""
+#include <mpi.h>
+#include <stdlib.h>
+#include <string.h>
+int main(int argc, char **argv) {
+    int rank, size;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    for (size_t bytes = 8; bytes <= 1 << 20; bytes *= 8) {
+        char *out = malloc(bytes), *in = malloc(bytes);
+        memset(out, rank + 1, bytes);
+        int next = (rank + 1) % size, previous = (rank + size - 1) % size;
+        MPI_Sendrecv(out, bytes, MPI_CHAR, next, 0, in, bytes, MPI_CHAR, previous, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        if (in[0] != previous + 1 || in[bytes - 1] != previous + 1) MPI_Abort(MPI_COMM_WORLD, 1);
+        free(out), free(in);
+    }
+    int sum = 0, mine = rank + 1;
+    MPI_Allreduce(&mine, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    if (sum != size * (size + 1) / 2) MPI_Abort(MPI_COMM_WORLD, 2);
+    return MPI_Finalize();
+}
+"""
+
+
+def apps(container, path, command_prefix=(), cases=()):
+    output = container.exec(*command_prefix, path, *cases, seconds=120)
+    need(re.search(r"^\d+ passed, 0 failed$", output, re.M), output)
+    return output.strip().splitlines()[-1]
+
+
+def in_the_host(host, path, cases):
+    """LD_PRELOAD and the socket's path are all that a program needs."""
+    socket = next((host.run_dir / "vnics").glob("*/router.sock"))
+    env = {**os.environ, "LD_PRELOAD": str(lib.DIST / "lib" / "libibverbs.so.1"), "FREEFLOW_SOCKET": str(socket)}
+    output = lib.run([path, *cases], 60, env=env)
+    need(" 0 failed" in output, output)
+
+
+def under_valgrind(container, path):
+    """Where there is no vDSO, and every access is looked at."""
+    prefix = ["valgrind", "--quiet", "--error-exitcode=9", "--undef-value-errors=no"]
+    return apps(container, path, prefix, ["bad_requests", "completion_fields", "shared_with_everything"])
+
+
+def verbs_device(container):
+    """UCX looks for the device file."""
+    container.exec("sh", "-c", "test -c /dev/infiniband/uverbs0 && test -w /dev/infiniband/uverbs0")
+
+
+def ucx_finds_the_device(container):
+    output = container.exec("ucx_info", "-d")
+    for transport in ("rc_verbs", "ud_verbs"):
+        need(re.search(rf"Transport: {transport}\n#\s+Device: freeflow0:1\n", output), output)
+
+
+def ucx(server, client, transports):
+    env = ["env", f"UCX_TLS={transports}", UCX_DEVICE]
+    for test, bytes_, count in UCX_TESTS if transports == "rc_v" else UCX_TESTS[:1]:
+        common = [*env, "ucx_perftest", "-p", str(UCX_PORT)]
+        options = ["-t", test, "-s", bytes_, "-n", count, "-w", "10"]
+        _, output = lib.in_two_containers(
+            server, client, common, [*common, "{ip}", *options], seconds=60, port=UCX_PORT)
+        need(re.search(r"^Final:\s+\d+", output, re.M), output)
+
+
+def mpi(container, directory):
+    source, program = directory / "ring.c", directory / "ring"
+    source.write_text(MPI_PROGRAM)
+    lib.run(["mpicc", "-O2", "-o", program, source])
+    container.exec("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", "--mca", "pml", "ucx", "-x",
+                   "UCX_TLS=rc_v,self", "-x", UCX_DEVICE, program, seconds=60)
+
+
+def test(checks):
+    path = lib.program("apps")
+    with lib.Host() as host:
+        one, two = host.pair()
+        before = lib.router_resources(host)
+
+        def optional(name, programs, function, *arguments):
+            missing = [program for program in programs if not shutil.which(program)]
+            if missing:
+                checks.skip(name, f"not installed: {', '.join(missing)}")
+            else:
+                checks.check(name, function, *arguments)
+
+        checks.check("threads, processes, memory, exact returns", apps, one, path)
+        checks.check("by LD_PRELOAD alone", in_the_host, host, path, ["child_", "stacks", "completion_fields"])
+        checks.check("nothing is left in the router", lib.wait_for_resources, host, before)
+        checks.check("the verbs device's file", verbs_device, one)
+        optional("under valgrind", ["valgrind"], under_valgrind, one, path)
+        optional("UCX finds the device", ["ucx_info"], ucx_finds_the_device, one)
+        optional("UCX over RC", ["ucx_perftest"], ucx, one, two, "rc_v")
+        optional("UCX over UD", ["ucx_perftest"], ucx, one, two, "ud_verbs")
+        optional("Open MPI over UCX", ["mpirun", "mpicc", "ucx_info"], mpi, one, host.directory)
+        checks.check("nothing is left in the router after them", lib.wait_for_resources, host, before)
+
+
+if __name__ == "__main__":
+    lib.main(test)

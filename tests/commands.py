@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""What the command promises: exit codes, signals, logs, lists, refusals; and podman by the CDI device."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+import lib
+from lib import Running, need
+
+VERSION_FIELDS = ("name", "ip", "network", "host", "pid")
+
+
+def up_again(host):
+    pid = host.router_pid()
+    host.up()
+    need(host.router_pid() == pid, "a second `up` started another router")
+
+
+def two_hosts(host):
+    with lib.Host() as other:
+        need(other.router_pid() != host.router_pid(), "two run directories share a router")
+        one, two = host.container("same-name"), other.container("same-name")
+        try:
+            one.exec("ibv_devinfo")
+            two.exec("ibv_devinfo")
+        finally:
+            one.remove()
+            two.remove()
+
+
+def exit_codes(host):
+    for words, code in ((["true"], 0), (["sh", "-c", "exit 42"], 42), (["/etc/passwd"], 126), (["no-such-program"], 127),
+                        (["sh", "-c", "kill -TERM $$"], 128 + signal.SIGTERM)):
+        host.freeflow("run", "--rm", "--name", "code", "--", *words, codes=(code,))
+
+
+def views(host):
+    container = host.container("view", "--ip", pick_address(host))
+    try:
+        need(container.ip == pick_address(host), "not the address that was asked for")
+        addresses = container.exec("ip", "-4", "-o", "addr")
+        need(container.ip in addresses, addresses)
+        need(container.exec("hostname").strip() == "view", "the host name is not the container's")
+        processes = container.exec("ps", "-e", "-o", "args").splitlines()
+        need(len(processes) < 8, f"it sees other processes: {processes}")
+        need(not container.exec("sh", "-c", f"ls -A {host.run_dir} 2>/dev/null || true"), "it sees the run directory")
+        need(container.exec("ls", "/run/freeflow").split() == ["router.sock"], "more than its own socket is mounted")
+        need(container.exec("ls", "/sys/class/net").split().__len__() == 2, "not just lo and its own interface")
+    finally:
+        container.remove()
+
+
+def pick_address(host):
+    row = json.loads(host.freeflow("network", "ls", "-o", "json"))[0]
+    return row["gateway"].rsplit(".", 1)[0] + ".77"
+
+
+def environment_and_volumes(host):
+    (host.directory / "data").mkdir()
+    (host.directory / "data" / "file").write_text("from outside")
+    output = host.freeflow("run", "--rm", "-e", "COLOUR=green", "-v", f"{host.directory}/data:/mnt:ro", "--", "sh", "-c",
+                           "echo $COLOUR; cat /mnt/file; touch /mnt/new 2>/dev/null && echo writable; true")
+    need("green" in output and "from outside" in output and "writable" not in output, output)
+
+
+def signals_pass(host):
+    running = Running(host.command("run", "--rm", "--name", "trapper", "--", "sh", "-c",
+                                   "trap 'echo caught; exit 9' USR1; echo ready; while :; do sleep 0.05; done"))
+    try:
+        running.wait_for_output("ready")
+        running.process.send_signal(signal.SIGUSR1)
+        code = running.wait(20)
+        need(code == 9 and "caught" in running.output(), f"{code}: {running.output()}")
+    finally:
+        running.kill()
+
+
+def lists_and_logs(host):
+    host.freeflow("run", "-d", "--name", "talker", "--", "sh", "-c", "echo spoken; echo complained >&2; sleep 600")
+    rows = host.containers()
+    need(all(field in row for row in rows for field in VERSION_FIELDS), f"fields are missing: {rows}")
+    row = next(row for row in rows if row["name"] == "talker")
+    need(row["network"] == "default" and row["ip"].count(".") == 3 and row["pid"] > 0, str(row))
+    end = time.monotonic() + 10
+    while "complained" not in host.freeflow("logs", "talker"):
+        need(time.monotonic() < end, "the logs lack what was printed")
+        time.sleep(0.05)
+    need("spoken" in host.freeflow("logs", "talker"), "the logs lack standard output")
+    host.freeflow("run", "-d", "--name", "talker", "--", "true", codes=range(1, 128))  # the name is taken
+    host.freeflow("rm", "talker", codes=range(1, 128))  # it runs
+    begin = time.monotonic()
+    host.freeflow("stop", "talker")
+    need(time.monotonic() - begin < 15, "stop takes too long")
+    need(not any(row["name"] == "talker" for row in host.containers()), "it still runs")
+    host.freeflow("rm", "talker")
+    host.freeflow("exec", "talker", "--", "true", codes=range(1, 128))
+
+
+def status_and_doctor(host):
+    status = host.status()
+    for field in ("version", "pid", "mode", "qp_count", "segment_bytes", "uptime_s"):
+        need(field in status, f"{field} is not in {status}")
+    need("default" in host.freeflow("network", "ls"), "no network `default`")
+    host.freeflow("doctor", codes=(0, 1))
+    need(status["version"] in host.freeflow("version"), "another version")
+
+
+def not_root(host):
+    command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", *host.command("up")]
+    if not os.access(host.freeflow_path, os.X_OK) or not readable_by_all(host.freeflow_path):
+        return "the program lies where others can't reach it"
+    result = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    lines = result.stderr.strip().splitlines()
+    need(result.returncode not in (0, 101), f"exit code {result.returncode}")
+    need(len(lines) == 1 and "root" in lines[0], f"not one line that says what is needed: {result.stderr}")
+    return lines[0]
+
+
+def readable_by_all(path):
+    return all(part.stat().st_mode & 0o001 for part in path.parents)
+
+
+def down_asks(host):
+    container = host.container("alive")
+    output = host.freeflow("down", codes=range(1, 128))
+    need("alive" in output or "force" in output, output)
+    need(container.exec("echo", "still here").strip() == "still here", "it took the container down")
+    container.remove()
+
+
+# ---- podman
+
+
+class Podman:
+    """podman with a store of its own, in mount namespaces where /etc/cdi is this host's: other hosts' devices have the
+    same names."""
+
+    def __init__(self, host):
+        self.host = host
+        store = ["--root", host.directory / "podman", "--runroot", host.directory / "podman-run"]
+        self.podman = ["podman", "--runtime", "runc", *store, "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
+
+    def command(self, *words):
+        script = 'mkdir -p /etc/cdi && mount --bind "$1" /etc/cdi && shift && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", script, "sh", self.host.directory / "cdi", *self.podman, *words]
+
+    def unprivileged(self, *words):
+        return self.command("run", "--rm", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--network",
+                            "none", "--device", "freeflow.io/net=default", "--cap-drop", "all", "--user", "1000",
+                            "--security-opt", "no-new-privileges", "--rootfs", "/:O", *words)
+
+    def close(self):
+        lib.run(self.command("rm", "--force", "--time", "0", "--all"))
+
+
+def podman_devinfo(podman):
+    output = lib.run(podman.unprivileged("ibv_devinfo", "-v"), seconds=60)
+    need("freeflow0" in output and "PORT_ACTIVE" in output and "::ffff:" in output, output)
+
+
+def podman_pair(podman):
+    """Two of them, with an IP path between them by the CDI hook."""
+    words = ["ib_send_bw", "-F", "-n", "200", "-s", "4096"]
+    server = Running(podman.unprivileged("sh", "-c", f"ip -4 -o addr show scope global; exec stdbuf -oL {' '.join(words)}"))
+    try:
+        server.wait_for_output("Waiting for client", 60)
+        address = next(line.split(" inet ")[1].split("/")[0] for line in server.output().splitlines() if " inet " in line)
+        output = lib.run(podman.unprivileged(*words, address), seconds=60)
+        need(server.wait(30) == 0 and "4096" in output, output + server.output())
+    finally:
+        server.kill()
+
+
+def podman_leaves_nothing(host):
+    end = time.monotonic() + 10
+    while rows := host.containers():
+        need(time.monotonic() < end, f"vNICs are left after podman's containers: {rows}")
+        time.sleep(0.05)
+
+
+def podman(checks):
+    if not shutil.which("podman") or not shutil.which("runc"):
+        checks.skip("podman", "podman and runc are not installed")
+        return
+    cdi = tempfile.mkdtemp(prefix="freeflow-test-cdi.")
+    try:
+        with lib.Host("--cdi-dir", cdi) as host:
+            shutil.copytree(cdi, host.directory / "cdi")
+            containers = Podman(host)
+            try:
+                checks.check("podman: ibv_devinfo, unprivileged", podman_devinfo, containers)
+                checks.check("podman: ib_send_bw between two", podman_pair, containers)
+            finally:
+                containers.close()
+            checks.check("podman: nothing is left", podman_leaves_nothing, host)
+    finally:
+        shutil.rmtree(cdi, ignore_errors=True)
+
+
+def test(checks):
+    with lib.Host() as host:
+        for function in (up_again, two_hosts, exit_codes, views, environment_and_volumes, signals_pass, lists_and_logs,
+                         status_and_doctor, not_root, down_asks):
+            checks.check(function.__name__.replace("_", " "), function, host)
+    podman(checks)
+
+
+if __name__ == "__main__":
+    lib.main(test)

@@ -1,0 +1,369 @@
+"""What the end-to-end tests share: a host with its own run directory, containers on it, checks that count.
+
+A test file makes a `Host`, starts programs in containers on it and calls `check` for each thing that it shows; `finish`
+prints the totals that `scripts/test-stages` adds up. Everything a test makes hangs under its Host and goes away with it,
+also on a failure or a signal, so that any number of tests may run side by side.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DIST = pathlib.Path(os.environ.get("FREEFLOW_DIST", ROOT / "dist"))
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+FULL = os.environ.get("FREEFLOW_TEST_FULL") == "1"
+PORT = 18515  # perftest's own; each container has its own ports
+
+
+class Failure(Exception):
+    """Something is not as it should be; the text says what."""
+
+
+def need(condition, text):
+    if not condition:
+        raise Failure(text)
+
+
+def require_root():
+    if os.geteuid() != 0:
+        sys.exit("these tests make network and mount namespaces: run them as root")
+
+
+def require_commands(*names):
+    """Ends the test, as failed, where a program that it runs is not installed."""
+    missing = [name for name in names if not shutil.which(name)]
+    if missing:
+        sys.exit(f"missing here: {', '.join(missing)} (scripts/install-deps installs them)")
+
+
+def program(name):
+    """The path of a C test program, built if need be."""
+    out = TARGET / "test-programs"
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make = ["make", "-s", "-C", ROOT / "tests" / "c", f"OUT={out}"]
+        built = subprocess.run(make, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    need(built.returncode == 0, f"the C test programs don't build:\n{built.stdout}")
+    return str(out / name)
+
+
+# ---- programs with time limits
+
+
+class Running:
+    """A program in the background, its output in a file."""
+
+    def __init__(self, command, env=None):
+        self.command = [str(part) for part in command]
+        self.output_file = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            self.command, stdin=subprocess.DEVNULL, stdout=self.output_file, stderr=subprocess.STDOUT,
+            start_new_session=True, env=env)
+
+    def output(self):
+        self.output_file.seek(0)
+        return self.output_file.read()
+
+    def wait(self, seconds):
+        """The exit code, or Failure when the time is over (the program is then killed)."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            where = "\n".join(waiting(self.process.pid))
+            self.kill()
+            raise Failure(f"`{self.text()}` did not end within {seconds} s; it printed:\n{self.output()}\n"
+                          f"--- and waited here:\n{where}") from None
+
+    def wait_for_output(self, word, seconds=20):
+        end = time.monotonic() + seconds
+        while word not in self.output():
+            code = self.process.poll()
+            need(code is None, f"`{self.text()}` ended early with exit code {code}:\n{self.output()}")
+            need(time.monotonic() < end, f"`{self.text()}` never said '{word}':\n{self.output()}\n"
+                 + "\n".join(waiting(self.process.pid)))
+            time.sleep(0.005)
+        return self.output()
+
+    def terminate(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+
+    def kill(self):
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def text(self):
+        return " ".join(self.command)
+
+
+def waiting(pid, depth=0):
+    """A process and its descendants, and what the kernel says that each waits for: a line each."""
+    proc = pathlib.Path(f"/proc/{pid}")
+    try:
+        state = (proc / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        where = (proc / "wchan").read_text() or "-"
+        command = (proc / "cmdline").read_text().replace("\0", " ")[:100] or (proc / "comm").read_text().strip()
+        children = (proc / "task" / str(pid) / "children").read_text().split()
+    except OSError:
+        return
+    yield f"{'  ' * depth}{pid} {state} {where}: {command}"
+    for child in children:
+        yield from waiting(int(child), depth + 1)
+
+
+def run(command, seconds=60, env=None, codes=(0,)):
+    """Runs to the end and gives the output; Failure for another exit code or more time."""
+    running = Running(command, env)
+    try:
+        code = running.wait(seconds)
+    except BaseException:
+        running.kill()
+        raise
+    need(code in codes, f"`{running.text()}` gave exit code {code}:\n{running.output()}")
+    return running.output()
+
+
+# ---- a host and its containers
+
+
+class Container:
+    def __init__(self, host, name, options=()):
+        self.host, self.name = host, name
+        host.freeflow("run", "-d", "--name", name, *options, "--", "sleep", "infinity")
+        row = next(row for row in host.containers() if row["name"] == name)
+        self.ip, self.pid = row["ip"], int(row["pid"])
+        self.background = []
+
+    def command(self, *command):
+        return self.host.command("exec", self.name, "--", *command)
+
+    def exec(self, *command, seconds=60, codes=(0,)):
+        return run(self.command(*command), seconds, codes=codes)
+
+    def start(self, *command):
+        running = Running(self.command(*command))
+        self.background.append(running)
+        return running
+
+    def wait_for_port(self, running, port=PORT, seconds=20):
+        """Until a program in the container listens on a TCP port, seen from outside, so without disturbing it."""
+        row = f":{port:04X} "
+        end = time.monotonic() + seconds
+        while True:
+            for table in ("tcp", "tcp6"):
+                with open(f"/proc/{self.pid}/net/{table}") as sockets:
+                    if any(row in line and " 0A " in line for line in sockets):
+                        return
+            code = running.process.poll()
+            need(code is None, f"`{running.text()}` ended with {code} before it listened:\n{running.output()}")
+            need(time.monotonic() < end, f"`{running.text()}` does not listen on {port}:\n{running.output()}\n"
+                 + "\n".join(waiting(running.process.pid)))
+            time.sleep(0.005)
+
+    def kill_background(self):
+        for running in self.background:
+            running.kill()
+        self.background.clear()
+
+    def remove(self):
+        self.kill_background()
+        self.host.freeflow("rm", "-f", self.name)
+
+
+class Host:
+    """A router with its own run directory."""
+
+    current = []
+
+    def __init__(self, *up_options):
+        require_root()
+        self.freeflow_path = DIST / "bin" / "freeflow"
+        need(self.freeflow_path.exists(), f"{self.freeflow_path} is not built: run `make`")
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="freeflow-test."))
+        self.run_dir = self.directory / "run"
+        self.up_options = up_options
+        self.pids = set()
+        Host.current.append(self)
+        try:
+            self.up()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def command(self, *words):
+        return [str(word) for word in (self.freeflow_path, "--run-dir", self.run_dir, *words)]
+
+    def freeflow(self, *words, seconds=60, codes=(0,)):
+        return run(self.command(*words), seconds, codes=codes)
+
+    def up(self):
+        self.freeflow("up", *self.up_options)
+        self.pids.add(self.router_pid())
+
+    def status(self):
+        return json.loads(self.freeflow("status", "-o", "json"))
+
+    def router_pid(self):
+        return int((self.run_dir / "router.pid").read_text().split()[0])
+
+    def containers(self):
+        return json.loads(self.freeflow("ps", "-o", "json"))
+
+    def container(self, name, *options):
+        return Container(self, name, options)
+
+    def pair(self):
+        return self.container("one"), self.container("two")
+
+    def router_log(self):
+        log = self.run_dir / "router.log"
+        return log.read_text(errors="replace")[-1200:] if log.exists() else ""
+
+    def close(self):
+        """Removes everything, by force where the orderly way fails."""
+        if self not in Host.current:
+            return
+        Host.current.remove(self)
+        try:
+            self.freeflow("down", "--force", seconds=30)
+        except Failure as failure:
+            print(f"  the host did not go down: {failure}", file=sys.stderr)
+            for pid in self.pids:
+                if router_of(pid, self.run_dir):
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def router_of(pid, run_dir):
+    """Whether a process is the router of this run directory (its number may have been given away since)."""
+    try:
+        return str(run_dir).encode() in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def in_two_containers(server, client, server_command, client_command, seconds=60, port=PORT):
+    """Runs a server and then a client that gets the server's address; gives both outputs.
+
+    `{ip}` in the client's words is the server's address. Both must end by themselves with 0.
+    """
+    running = server.start(*server_command)
+    try:
+        server.wait_for_port(running, port)
+        client_words = [str(word).replace("{ip}", server.ip) for word in client_command]
+        begin = time.monotonic()
+        try:
+            output = client.exec(*client_words, seconds=seconds)
+        except Failure as failure:
+            raise Failure(f"{failure}\n--- the server printed:\n{running.output()}") from None
+        code = running.wait(max(5, seconds - (time.monotonic() - begin)))
+        need(code == 0, f"the server gave exit code {code}:\n{running.output()}\n--- the client printed:\n{output}")
+        return running.output(), output
+    finally:
+        running.kill()
+        server.background.remove(running)
+
+
+# ---- what the router holds
+
+
+def router_resources(host):
+    """What may not grow: counts by the router's own word, and its descriptors and mappings by the kernel's."""
+    status = host.status()
+    counts = {key: status[key] for key in ("session_count", "qp_count", "cq_count", "srq_count", "mr_count",
+                                           "registered_bytes", "segment_count", "segment_bytes")}
+    proc = pathlib.Path(f"/proc/{host.router_pid()}")
+    counts["descriptors"] = len(list((proc / "fd").iterdir()))
+    counts["mappings"] = sum("memfd" in line for line in (proc / "maps").read_text().splitlines())
+    return counts
+
+
+def router_memory_kib(host):
+    for line in pathlib.Path(f"/proc/{host.router_pid()}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise Failure("the router has no VmRSS")
+
+
+def wait_for_resources(host, wanted, seconds=10):
+    """Until the router holds what it held before; Failure names what it does not let go."""
+    end = time.monotonic() + seconds
+    while True:
+        now = router_resources(host)
+        if now == wanted:
+            return
+        left = {key: f"{wanted[key]} then, {now[key]} now" for key in wanted if wanted[key] != now[key]}
+        need(time.monotonic() < end, f"the router does not return to what it held: {left}")
+        time.sleep(0.05)
+
+
+# ---- counting
+
+
+class Checks:
+    def __init__(self):
+        self.passed = self.failed = self.skipped = 0
+
+    def check(self, name, function, *arguments):
+        begin = time.monotonic()
+        try:
+            note = function(*arguments)
+        except Failure as failure:
+            self.failed += 1
+            print(f"FAILED    {name}", flush=True)
+            for line in str(failure).splitlines():
+                print(f"    {line}", flush=True)
+            for host in Host.current:
+                print(f"    --- the end of {host.run_dir}/router.log:\n{host.router_log()}", flush=True)
+            return False
+        self.passed += 1
+        print(f"ok        {name}  [{time.monotonic() - begin:.1f} s]{'  ' + note if note else ''}", flush=True)
+        return True
+
+    def skip(self, name, reason):
+        self.skipped += 1
+        print(f"skipped   {name}: {reason}", flush=True)
+
+    def finish(self):
+        print(f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped", flush=True)
+        sys.exit(1 if self.failed or not self.passed else 0)
+
+
+def main(function):
+    """Runs a test file's function with a Checks, and cleans up also when told to end."""
+
+    def on_signal(number, _):
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    checks = Checks()
+    try:
+        function(checks)
+    except Failure as failure:
+        checks.failed += 1
+        print(f"FAILED    {failure}", flush=True)
+        for host in Host.current:
+            print(f"    --- the end of {host.run_dir}/router.log:\n{host.router_log()}", flush=True)
+    finally:
+        for host in list(Host.current):
+            host.close()
+    checks.finish()

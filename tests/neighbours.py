@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Programs that poll, in containers, take no more than their share: who is not in a container still gets its turn."""
+
+import time
+
+import lib
+from lib import need
+
+KINDS = ([], ["-i"], ["-e"], ["-e", "-i"], ["-m", "shared"], [])
+SECONDS = 12
+# A turn comes within tens of milliseconds on a crowded machine; seconds mean that somebody starves.
+LATE_SECONDS_MAX = 1.0
+
+
+def bystander(server, client, load):
+    running = []
+    for number, options in enumerate(KINDS):
+        port = lib.PORT + number
+        there = server.start(load, *options, "-t", SECONDS + 30, "server", port)
+        server.wait_for_port(there, port)
+        running += [there, client.start(load, *options, "-t", SECONDS + 30, "client", server.ip, port)]
+    for program in running:
+        program.wait_for_output("ready", 40)
+    worst, end = 0, time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        begin = time.monotonic()
+        time.sleep(0.01)
+        worst = max(worst, time.monotonic() - begin)
+    for program in running[1::2]:
+        program.terminate()
+    for program in running:
+        code = program.wait(60)
+        need(code == 0, f"exit code {code}:\n{program.output()}")
+    need(worst < LATE_SECONDS_MAX, f"a sleep of 10 ms outside the containers took {worst:.2f} s")
+    return f"longest sleep of 10 ms: {worst * 1000:.0f} ms"
+
+
+def test(checks):
+    load = lib.program("load")
+    with lib.Host() as host:
+        server, client = host.pair()
+        checks.check(f"{len(KINDS)} pairs, polling and asleep in turns", bystander, server, client, load)
+
+
+if __name__ == "__main__":
+    lib.main(test)

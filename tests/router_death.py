@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""The router is killed under load: every program learns of it within a second, and `freeflow up` brings the host back."""
+
+import os
+import pathlib
+import signal
+import time
+
+import lib
+from lib import need
+
+SECONDS_MAX = 1.0
+# A port for each pair of programs, so that all of them run in the same two containers at the same time.
+PROGRAMS = {
+    "polling, traffic": ["-f"],
+    "polling, nothing but receives posted": ["-f", "-i"],
+    "asleep in the completion channel, traffic": ["-f", "-e"],
+    "asleep in the completion channel, nothing but receives posted": ["-f", "-e", "-i"],
+    "polling, ibv_malloc": ["-f", "-m", "shared"],
+}
+
+
+def start_programs(load, server, client):
+    running = {}
+    for number, (name, options) in enumerate(PROGRAMS.items()):
+        port = lib.PORT + number
+        there = server.start(load, *options, "server", port)
+        server.wait_for_port(there, port)
+        here = client.start(load, *options, "client", server.ip, port)
+        running[f"server {name}"], running[f"client {name}"] = there, here
+    for side, container in (("server", server), ("client", client)):
+        running[f"{side} asleep in ibv_get_async_event"] = container.start(load, "-a")
+    for program in running.values():
+        program.wait_for_output("ready")
+    return running
+
+
+def kill_router(host):
+    """When it was dead, by CLOCK_MONOTONIC."""
+    pid = host.router_pid()
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    died_ns = time.monotonic_ns()
+    os.close(pidfd)
+    return died_ns
+
+
+def learned(program, died_ns):
+    """`fatal FIRST_ERROR DEVICE_FATAL`: both after the death, both soon."""
+    code = program.wait(15)
+    need(code == 0, f"exit code {code}:\n{program.output()}")
+    line = next((line for line in program.output().splitlines() if line.startswith("fatal ")), None)
+    need(line, f"no DEVICE_FATAL:\n{program.output()}")
+    first_error_ns, fatal_ns = (int(word) for word in line.split()[1:])
+    for what, at_ns in (("flushed work", first_error_ns), ("DEVICE_FATAL", fatal_ns)):
+        need(at_ns == 0 or at_ns - died_ns < SECONDS_MAX * 1e9, f"{what} came {(at_ns - died_ns) / 1e9:.3f} s late")
+    return f"{max(0, (max(first_error_ns, fatal_ns) - died_ns)) / 1e6:.1f} ms"
+
+
+def no_router(container):
+    """A program that starts now is told what is wrong and what to do, not that there is no device."""
+    output = container.exec("ibv_devinfo", codes=range(256))
+    need("freeflow up" in output, f"no remedy in:\n{output}")
+
+
+def recover(host, containers):
+    names = {container.name for container in containers}
+    host.up()
+    need(names <= {row["name"] for row in host.containers()}, "a container was lost")
+    need(pathlib.Path(f"/proc/{host.router_pid()}").exists(), "no router")
+
+
+def connect_again(load, server, client):
+    _, output = lib.in_two_containers(server, client, [load, "-t", 1, "server", lib.PORT],
+                                      [load, "-t", 1, "client", "{ip}", lib.PORT])
+    need("all right" in output, output)
+
+
+def test(checks):
+    load = lib.program("load")
+    with lib.Host() as host:
+        server, client = host.pair()
+        for death in ("first", "second"):
+            running = start_programs(load, server, client)
+            time.sleep(0.3)
+            died_ns = kill_router(host)
+            for name, program in running.items():
+                checks.check(f"{death} death: {name}", learned, program, died_ns)
+            checks.check(f"{death} death: a new program gets the remedy", no_router, client)
+            checks.check(f"{death} death: freeflow up", recover, host, (server, client))
+            checks.check(f"{death} death: the same containers connect again", connect_again, load, server, client)
+
+
+if __name__ == "__main__":
+    lib.main(test)
