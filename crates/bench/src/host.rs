@@ -34,7 +34,7 @@ pub struct Freeflow {
 impl Freeflow {
     /// Starts a router in this mode; in one scheduling group with the containers, unless everything is to be left as it
     /// is started.
-    pub fn up(program: &Path, mode: &str, as_started: bool) -> Result<Self, String> {
+    pub fn up(program: &Path, mode: &str, one_group: bool) -> Result<Self, String> {
         // Short, because socket paths are.
         let run_dir = PathBuf::from(format!("/tmp/ffbench.{}.{mode}", std::process::id()));
         fs::create_dir_all(&run_dir).map_err(|error| format!("{}: {error}", run_dir.display()))?;
@@ -43,7 +43,7 @@ impl Freeflow {
         let status = host.status()?;
         let pid = status.get("pid").and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
         host.router_pid = pid.ok_or("freeflow status names no pid")?;
-        if !as_started {
+        if one_group {
             match Group::new(&format!("freeflow-bench.{}.{mode}", std::process::id())) {
                 Ok(group) => host.group = Some(group),
                 Err(error) => eprintln!("freeflow-bench: everything stays in its own scheduling group: {error}"),

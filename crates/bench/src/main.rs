@@ -22,14 +22,14 @@ usage: freeflow-bench [options]
   --modes LIST       of fastpath, lowcpu, adaptive (default: all)
   --freeflow PATH    the freeflow program (default: dist/bin/freeflow)
   --out DIR          where the JSON goes (default: target/bench)
-  --as-started       leave router and containers in the scheduling groups that they were started in
+  --one-group        put router and containers into one cpu cgroup (an experiment: it can starve the machine)
   --strict           exit with 1 when an expectation is missed or a limit is suspect
 ";
 
 struct Options {
     quick: bool,
     strict: bool,
-    as_started: bool,
+    one_group: bool,
     parts: Vec<String>,
     modes: Vec<String>,
     freeflow: PathBuf,
@@ -51,7 +51,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
     let mut options = Options {
         quick: false,
         strict: false,
-        as_started: false,
+        one_group: false,
         parts: all(&PARTS),
         modes: all(&MODES),
         freeflow: "dist/bin/freeflow".into(),
@@ -62,7 +62,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         match argument.as_str() {
             "--quick" => options.quick = true,
             "--strict" => options.strict = true,
-            "--as-started" => options.as_started = true,
+            "--one-group" => options.one_group = true,
             "--only" => options.parts = list(&value()?, &PARTS)?,
             "--modes" => options.modes = list(&value()?, &MODES)?,
             "--freeflow" => options.freeflow = value()?.into(),
@@ -108,7 +108,7 @@ fn main() -> ExitCode {
 fn bench(options: &Options) -> io::Result<ExitCode> {
     sys::new_session_first_in_line();
     println!("freeflow-bench on {}", machine());
-    let mut report = Report { quick: options.quick, as_started: options.as_started, ..Report::default() };
+    let mut report = Report { quick: options.quick, one_group: options.one_group, ..Report::default() };
     if options.part("limits") {
         measure_limits(options, &mut report)?;
     }
@@ -166,7 +166,7 @@ const NOTHING: Job = Job { traffic: Traffic::Latency, operation: Operation::Send
 
 fn measure_mode(options: &Options, mode: &str, report: &mut Report) -> Result<(), String> {
     let plan = plan(options);
-    let host = Freeflow::up(&options.freeflow, mode, options.as_started)?;
+    let host = Freeflow::up(&options.freeflow, mode, options.one_group)?;
     if options.part("idle") {
         report.idle.push(idle(&host, mode, "no program", plan.idle_s)?);
     }

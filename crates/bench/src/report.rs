@@ -38,7 +38,7 @@ impl Expectation {
 #[derive(Default)]
 pub struct Report {
     pub quick: bool,
-    pub as_started: bool,
+    pub one_group: bool,
     pub limits: Limits,
     pub measured: Vec<Measured>,
     pub idle: Vec<Idle>,
@@ -126,7 +126,7 @@ impl Report {
         let expectations: Vec<Value> =
             self.expectations().iter().map(|one| json!({ "expectation": one, "met": one.met() })).collect();
         json!({
-            "format": 1, "quick": self.quick, "as_started": self.as_started, "unix_time_s": unix_time_s(), "machine": machine(),
+            "format": 1, "quick": self.quick, "one_group": self.one_group, "unix_time_s": unix_time_s(), "machine": machine(),
             "handoffs": handoffs,
             "limits": self.limits.list.iter().map(Limit::to_json).collect::<Vec<_>>(),
             "measured": self.measured, "idle": self.idle, "perftest": self.perftest,
