@@ -50,6 +50,7 @@ pub fn doctor(run_dir: &RunDir, format: Format) -> Result<()> {
         file("library", tools::library()),
         ip_program(),
         cores(),
+        autogroup(),
     ];
     if root {
         checks.extend([interfaces(), namespaces(), router(run_dir), device(run_dir), firewall()]);
@@ -130,6 +131,20 @@ fn cores() -> Check {
             "for benchmarks use four or more; with few, keep to --mode adaptive or lowcpu",
         ),
         _ => Check::ok("cores", count.to_string()),
+    }
+}
+
+/// `sched_yield` gives way only within a scheduling group, and with this setting each container's session is one.
+fn autogroup() -> Check {
+    const SETTING: &str = "/proc/sys/kernel/sched_autogroup_enabled";
+    const NAME: &str = "scheduling";
+    match std::fs::read_to_string(SETTING) {
+        Ok(value) if value.trim() == "1" => Check::note(
+            NAME,
+            "each container is a scheduling group of its own (autogroup): polling programs that share cores give way late",
+            "where speed on few cores counts: sysctl -w kernel.sched_autogroup_enabled=0",
+        ),
+        _ => Check::ok(NAME, "polling programs that share cores give way at once"),
     }
 }
 
