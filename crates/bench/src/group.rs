@@ -2,8 +2,9 @@
 //!
 //! Linux shares the CPU first between groups (cpu cgroups and, outside of them, login sessions) and only then between
 //! the threads of each. `sched_yield` gives way only within a group, so between pollers of different groups that share a
-//! core a hand-off lasts a time slice, milliseconds, instead of a microsecond. Everything measured here is put into one
-//! group, ahead of all others; the limits run in one group too.
+//! core a hand-off lasts a time slice, milliseconds, instead of a microsecond. With `--one-group` the router
+//! and its programs are put into one group, ahead of all others; the limits always run in one. An experiment: such a group
+//! can starve the machine (docs/PERFORMANCE.md), so the product makes none.
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
