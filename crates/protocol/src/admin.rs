@@ -60,7 +60,11 @@ pub struct RouterStatus {
     pub qp_count: u32,
     pub cq_count: u32,
     pub srq_count: u32,
+    pub pd_count: u32,
     pub mr_count: u32,
+    pub mw_count: u32,
+    /// Opened XRC domains.
+    pub xrcd_count: u32,
     pub registered_bytes: u64,
     pub segment_count: u32,
     pub segment_bytes: u64,

@@ -3,16 +3,19 @@
 //! Objects are named by handles that the router gives out and checks against the session (one session is one process'
 //! connection): a handle of another session is `NotFound`. *Cookies* are numbers that the library chooses; the router
 //! only echoes them in completions and events. A QP's or SRQ's cookie is also its doorbell index, unique in its session
-//! among QPs and SRQs and below [`DOORBELL_COUNT`]; a CQ's cookie is unique among CQs.
+//! among QPs and SRQs and below [`COOKIE_COUNT`]; a CQ's cookie is unique among CQs and below it too, and its doorbell is
+//! `COOKIE_COUNT` + cookie.
 use alloc::string::String;
 use freeflow_verbs::{
-    Access, AddressHandleAttributes, DeviceAttributes, Gid, QpAttributeMask, QpAttributes, QpCapabilities, QpState,
-    QpType, SrqAttributes, VerbsError,
+    Access, AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, QpAttributeMask, QpAttributes,
+    QpCapabilities, QpState, QpType, RegionChange, SrqAttributes, VerbsError, WindowKind,
 };
 use serde::{Deserialize, Serialize};
 
 /// Doorbells of one session.
 pub const DOORBELL_COUNT: u32 = 65_536;
+/// Cookies of QPs and SRQs together, and of CQs.
+pub const COOKIE_COUNT: u32 = DOORBELL_COUNT / 2;
 
 /// A handle: the router's name for an object of this session.
 pub type Handle = u32;
@@ -25,8 +28,15 @@ pub enum Request {
         layout_version: u32,
         program: String,
     },
-    /// → `Context` + 1 descriptor: read end of the pipe of asynchronous events ([`EVENT_BYTES`] each).
+    /// → `Context` + 2 descriptors: read end of the pipe of asynchronous events ([`EVENT_BYTES`] each); the context's
+    /// *pass*, a sealed memfd of [`PASS_BYTES`] random bytes. Who has the pass may import the context.
     OpenContext,
+    /// A context with the objects of another one, which a process of the same vNIC opened: `ImportPd`, `ImportMr` and
+    /// `ImportSegment` then find them by their handles there. → like `OpenContext`; the pass is the other context's.
+    /// NotFound: no such pass in this vNIC, or that context is closed.
+    ImportContext {
+        pass: [u8; PASS_BYTES],
+    },
     CloseContext {
         context: Handle,
     },
@@ -41,8 +51,26 @@ pub enum Request {
     AllocPd {
         context: Handle,
     },
+    /// Busy while something is in it. An imported PD: only this process gives it up.
     DeallocPd {
         pd: Handle,
+    },
+    /// `pd` is the other process' handle. → `Pd`, this process' own handle. The PD lasts as long as either uses it.
+    ImportPd {
+        context: Handle,
+        pd: Handle,
+    },
+    /// `mr` is the handle of the process that registered the region, `pd` this process' own. → `ImportedMr`.
+    /// InvalidArgument: the region is in another PD.
+    ImportMr {
+        pd: Handle,
+        mr: Handle,
+    },
+    /// `segment` is the handle of the process that made it (device memory). → `Segment` + 1 descriptor. NoMemory: the
+    /// router had no descriptor to keep for it.
+    ImportSegment {
+        context: Handle,
+        segment: Handle,
     },
     /// Memory for `ibv_malloc`. → `Segment` + 1 descriptor (memfd, sealed against shrinking and growing).
     CreateSegment {
@@ -53,7 +81,33 @@ pub enum Request {
         segment: Handle,
         address: u64,
     },
-    /// The process unmapped the segment. Refused with Busy while an MR lies over it.
+    /// Says that the process mapped `length` bytes of the segment, from `offset` on, at `address` too: pages of ordinary
+    /// memory that it registers. All three are multiples of the page. InvalidArgument: they overlap something mapped.
+    MapPart {
+        segment: Handle,
+        offset: u64,
+        address: u64,
+        length: u64,
+    },
+    /// The process is about to put ordinary memory in the place of the parts between these addresses. On return the
+    /// router does not use them any more.
+    UnmapPart {
+        address: u64,
+        length: u64,
+    },
+    /// Stops all threads of the process but the one that asks, which names itself by its ID in its own PID namespace,
+    /// until `ReleaseThreads`, and for one second at most. System calls that are interrupted go on afterwards.
+    /// NotPermitted: a thread is traced, or can't be stopped. TimedOut: they did not all stop soon.
+    HoldThreads {
+        thread: u32,
+    },
+    /// TimedOut: the threads run again since the second was over. NotFound: they were not held.
+    ReleaseThreads,
+    /// Once more the descriptor of a segment that this process made. → `Segment` + 1 descriptor.
+    ReopenSegment {
+        segment: Handle,
+    },
+    /// The process unmapped the segment. Refused with Busy while an MR lies over it, or a part of it is mapped.
     DestroySegment {
         segment: Handle,
     },
@@ -65,8 +119,40 @@ pub enum Request {
         iova: u64,
         access: Access,
     },
+    /// The keys are invalid at once. Busy while windows are bound to it. An imported MR: only this process gives it up.
     DeregisterMr {
         mr: Handle,
+    },
+    /// Changes a region in place, when no copy uses it; its keys stay. Busy while windows are bound to it.
+    ReregisterMr {
+        mr: Handle,
+        pd: Option<Handle>,
+        change: RegionChange,
+    },
+    /// A region of all addresses: local reads give zeros, local writes are dropped. It has no remote rights. → `Mr`.
+    AllocNullMr {
+        pd: Handle,
+    },
+    /// → `Mw`.
+    AllocMw {
+        pd: Handle,
+        kind: WindowKind,
+    },
+    /// Takes a binding away too.
+    DeallocMw {
+        mw: Handle,
+    },
+    /// An XRC domain: that of `file` within this vNIC, or a nameless one. Without `create` it must exist (NotFound); with
+    /// `exclusive` too it must not (Exists). → `Xrcd`.
+    OpenXrcd {
+        context: Handle,
+        file: Option<FileIdentity>,
+        create: bool,
+        exclusive: bool,
+    },
+    /// Busy while this process' SRQs or QPs are in it.
+    CloseXrcd {
+        xrcd: Handle,
     },
     /// → `Cq` + 1 descriptor: the ring's segment.
     CreateCq {
@@ -82,6 +168,13 @@ pub enum Request {
         cq: Handle,
         cqe: u32,
     },
+    /// Notifications wait for so many completions, or for so long after the first, microseconds, whichever is first. A
+    /// count of 0 waits for the time only, a time of 0 for the count only. 0 and 0: at once.
+    ModerateCq {
+        cq: Handle,
+        count: u16,
+        period_us: u16,
+    },
     DestroyCq {
         cq: Handle,
     },
@@ -90,6 +183,8 @@ pub enum Request {
         pd: Handle,
         attributes: SrqAttributes,
         cookie: u32,
+        /// An SRQ for XRC: its domain, and the CQ of its RECVs.
+        xrc: Option<XrcQueue>,
     },
     /// Only the limit can change (`IBV_SRQ_LIMIT`); a new size is NotSupported.
     ModifySrq {
@@ -103,15 +198,28 @@ pub enum Request {
     DestroySrq {
         srq: Handle,
     },
-    /// → `Qp` + 1 descriptor.
+    /// → `Qp` + 1 descriptor (none for `XrcReceive`, which has no rings).
     CreateQp {
-        pd: Handle,
         qp_type: QpType,
-        send_cq: Handle,
-        recv_cq: Handle,
+        /// All but `XrcReceive`.
+        pd: Option<Handle>,
+        send_cq: Option<Handle>,
+        /// RC, UC, UD.
+        recv_cq: Option<Handle>,
         srq: Option<Handle>,
+        /// `XrcReceive`.
+        xrcd: Option<Handle>,
         capabilities: QpCapabilities,
         all_signaled: bool,
+        /// UD: its own multicast messages don't come back to it (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+        block_own_multicast: bool,
+        cookie: u32,
+    },
+    /// Another process' `XrcReceive` QP of an XRC domain that this process has open. → `Qp` without a descriptor. Its
+    /// events come to every process that has it open; it goes when the last has destroyed it.
+    OpenQp {
+        xrcd: Handle,
+        qpn: u32,
         cookie: u32,
     },
     /// → `QpModified`. Returns once no copy into or out of this QP's buffers is under way (RESET, ERROR).
@@ -136,7 +244,27 @@ pub enum Request {
     DestroyAh {
         ah: Handle,
     },
+    /// UD only. Attaching twice is one attachment.
+    AttachMulticast {
+        qp: Handle,
+        gid: Gid,
+    },
+    /// InvalidArgument if it is not attached.
+    DetachMulticast {
+        qp: Handle,
+        gid: Gid,
+    },
 }
+
+/// What makes an SRQ one for XRC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XrcQueue {
+    pub xrcd: Handle,
+    pub cq: Handle,
+}
+
+/// Bytes of a context's pass.
+pub const PASS_BYTES: usize = 16;
 
 /// Limits of what was created: sizes the library may rely on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -144,18 +272,63 @@ pub enum Reply {
     Done,
     Failed(VerbsError),
     Welcome(Welcome),
-    Context { context: Handle },
-    Channel { channel: Handle },
-    Pd { pd: Handle },
-    Segment { segment: Handle, length: u64 },
-    Mr { mr: Handle, lkey: u32, rkey: u32 },
-    Cq { cq: Handle, cqe: u32, segment_bytes: u64 },
-    Srq { srq: Handle, attributes: SrqAttributes, segment_bytes: u64 },
+    Context {
+        context: Handle,
+    },
+    Channel {
+        channel: Handle,
+    },
+    Pd {
+        pd: Handle,
+    },
+    Segment {
+        segment: Handle,
+        length: u64,
+    },
+    Mr {
+        mr: Handle,
+        lkey: u32,
+        rkey: u32,
+    },
+    ImportedMr {
+        mr: Handle,
+        lkey: u32,
+        rkey: u32,
+        length: u64,
+    },
+    Mw {
+        mw: Handle,
+        rkey: u32,
+    },
+    Xrcd {
+        xrcd: Handle,
+    },
+    Cq {
+        cq: Handle,
+        cqe: u32,
+        segment_bytes: u64,
+    },
+    /// `number`: what XRC senders call it; 0 for a basic SRQ.
+    Srq {
+        srq: Handle,
+        number: u32,
+        attributes: SrqAttributes,
+        segment_bytes: u64,
+    },
     SrqAttributes(SrqAttributes),
-    Qp { qp: Handle, qpn: u32, capabilities: QpCapabilities, segment_bytes: u64 },
-    QpModified { state: QpState },
+    Qp {
+        qp: Handle,
+        qpn: u32,
+        capabilities: QpCapabilities,
+        segment_bytes: u64,
+    },
+    QpModified {
+        state: QpState,
+    },
     QpAttributes(QpAttributes),
-    AddressHandle { ah: Handle },
+    AddressHandle {
+        ah: Handle,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

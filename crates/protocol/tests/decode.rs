@@ -28,6 +28,10 @@ fn device() -> DeviceAttributes {
         ah_count_max: 12,
         inline_bytes_max: 13,
         completion_vector_count: 1,
+        mw_count_max: 3,
+        multicast_group_count_max: 4,
+        multicast_attach_count_max: 5,
+        device_memory_bytes_max: 6,
         port: PortAttributes {
             active: true,
             max_mtu: PathMtu::Mtu4096,
@@ -48,17 +52,27 @@ fn samples() -> Vec<Request> {
         Request::RegisterMr { pd: 1, address: 2, length: u64::MAX, iova: 4, access: Access::LOCAL_WRITE },
         Request::CreateCq { context: 1, cqe: 2, channel: Some(3), cookie: 4 },
         Request::CreateQp {
-            pd: 1,
             qp_type: QpType::Ud,
-            send_cq: 2,
-            recv_cq: 3,
+            pd: Some(1),
+            send_cq: Some(2),
+            recv_cq: Some(3),
             srq: None,
+            xrcd: None,
             capabilities,
             all_signaled: true,
+            block_own_multicast: false,
             cookie: 9,
         },
         Request::ModifyQp { qp: 1, attributes: QpAttributes::default(), mask: QpAttributeMask(u32::MAX) },
         Request::CreateAh { pd: 1, attributes: AddressHandleAttributes::default() },
+        Request::ImportContext { pass: [9; 16] },
+        Request::ReregisterMr { mr: 1, pd: None, change: RegionChange { translation: None, access: Some(Access(1)) } },
+        Request::OpenXrcd {
+            context: 1,
+            file: Some(FileIdentity { device: 1, inode: 2 }),
+            create: true,
+            exclusive: false,
+        },
     ]
 }
 
@@ -113,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn mutated_messages_decode_or_fail(which in 0usize..7, at in any::<prop::sample::Index>(), to in any::<u8>()) {
+    fn mutated_messages_decode_or_fail(which in 0usize..10, at in any::<prop::sample::Index>(), to in any::<u8>()) {
         let mut bytes = encode(&samples()[which]);
         let at = at.index(bytes.len());
         bytes[at] = to;

@@ -8,7 +8,7 @@
 use crate::handshake;
 use crate::layout::{cq, cq_bytes, cq_entry_count};
 use crate::segment::Segment;
-use crate::slot::{BoundedPublishCursor, Full, HEAD, Line, TakeCursor, commit};
+use crate::slot::{BoundedPublishCursor, Full, HEAD, Line, Slots, TakeCursor, commit};
 use crate::sync::{AtomicU32, Ordering};
 use crate::view::SlotView;
 use freeflow_verbs::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
@@ -131,6 +131,25 @@ impl CompletionConsumer {
     #[inline]
     pub fn arm(&self, solicited_only: bool) {
         handshake::arm(self.view.armed(), solicited_only);
+    }
+
+    /// How many were polled: also the position that comes next.
+    #[inline]
+    pub fn position(&self) -> u32 {
+        self.cursor.position()
+    }
+
+    /// The position after the last one that can be polled now.
+    pub fn published(&self) -> u32 {
+        self.cursor.position().wrapping_add(self.cursor.pending(&self.view.slots, self.view.slots.count()))
+    }
+
+    /// The flags of a completion that can be polled now; `None` if the position is not published.
+    pub fn flags_at(&self, position: u32) -> Option<CompletionFlags> {
+        let line = self.view.slots.slot(position).take(position)?;
+        let mut completion = Completion::default();
+        decode(&line, &mut completion);
+        Some(completion.flags)
     }
 
     /// Nothing to poll.

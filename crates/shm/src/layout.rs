@@ -30,7 +30,7 @@
 //! `QueueHeader::taken` tells the library how many the router has taken, so that later paths can claim the next ones.
 
 /// Changes with every incompatible change in this file.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Bytes of a request slot and of a completion entry.
 pub const SLOT_BYTES: usize = 64;
@@ -43,6 +43,9 @@ pub const SESSION_MAGIC: u64 = u64::from_le_bytes(*b"FreeFlow");
 
 /// Doorbells of a session, one bit each.
 pub const DOORBELL_COUNT: usize = 65_536;
+/// Doorbells below this one are of QPs and SRQs. From here on they are of CQs: one is rung when a CQ was armed while
+/// completions stood in it that no event has told of.
+pub const CQ_DOORBELL_BASE: u32 = 32_768;
 /// 64-bit words of doorbells.
 pub const DOORBELL_WORD_COUNT: usize = DOORBELL_COUNT / 64;
 /// Doorbell words that one bit of the summary stands for.
@@ -103,14 +106,18 @@ pub mod slot {
     pub const REMOTE_ADDRESS: usize = 16;
     /// u32: rkey; UD: Q_Key.
     pub const RKEY: usize = 24;
-    /// u32: immediate, network byte order as posted.
+    /// u32: immediate, network byte order as posted; the key to invalidate; BIND_MW: the region's lkey; atomics of XRC: the
+    /// number of the remote SRQ.
     pub const IMMEDIATE: usize = 28;
-    /// u64: atomic compare or addend; else u32 MSN (later path).
+    /// u64: atomic compare or addend; BIND_MW, FLUSH: length; ATOMIC_WRITE inline: the payload; else u32 MSN (later path).
     pub const COMPARE_ADD: usize = 32;
     pub const MSN: usize = 32;
-    /// u64: atomic swap.
+    /// u64: atomic swap. Else u32: rights of a window, or type and level of a FLUSH.
     pub const SWAP: usize = 40;
-    /// First SGE: address u64, length u32, lkey u32. Inline: length holds the byte count, the payload is in the extension.
+    /// u32: XRC: number of the remote SRQ, unless it is an atomic.
+    pub const REMOTE_SRQN: usize = 44;
+    /// First SGE: address u64, length u32, lkey u32. Inline: length holds the byte count, the payload is in the extension
+    /// (ATOMIC_WRITE: in the slot).
     pub const SGE0: usize = 48;
     /// First SGE of a receive request; two more follow in the slot.
     pub const RECEIVE_SGE0: usize = 16;

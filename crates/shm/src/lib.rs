@@ -19,6 +19,8 @@ mod completion_ring;
 #[cfg(not(loom))]
 pub mod fd;
 #[cfg(not(loom))]
+mod hold;
+#[cfg(not(loom))]
 mod request_ring;
 #[cfg(not(loom))]
 mod segment;
@@ -37,6 +39,8 @@ mod view;
 pub use completion_ring::{CompletionConsumer, CompletionProducer};
 #[cfg(not(loom))]
 pub use fd::Doorbell;
+#[cfg(not(loom))]
+pub use hold::HeldThreads;
 #[cfg(not(loom))]
 pub use request_ring::{RequestConsumer, RequestProducer, SendDescriptor, Take};
 #[cfg(not(loom))]

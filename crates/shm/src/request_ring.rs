@@ -11,7 +11,9 @@ use crate::segment::Segment;
 use crate::slot::{HEAD, Line, PublishCursor, Slots, TakeCursor};
 use crate::sync::{AtomicU64, Ordering};
 use crate::view::QueueView;
-use freeflow_verbs::{INLINE_BYTES_MAX, ReceiveRequest, SGE_COUNT_MAX, SendFlags, SendOpcode, SendRequest, Sge};
+use freeflow_verbs::{
+    INLINE_BYTES_MAX, QpType, ReceiveRequest, SGE_COUNT_MAX, SendFlags, SendOpcode, SendRequest, Sge,
+};
 use std::sync::Arc;
 
 const WORD_BYTES: usize = 8;
@@ -34,6 +36,7 @@ const _: () = {
         slot::FLAGS == slot::OPCODE + 1 && slot::SGE_COUNT == slot::OPCODE + 2 && slot::RESERVED == slot::OPCODE + 3
     );
     assert!(slot::RKEY == RKEY_IMMEDIATE * WORD_BYTES && slot::IMMEDIATE == slot::RKEY + 4);
+    assert!(slot::REMOTE_SRQN == SWAP * WORD_BYTES + 4);
 };
 
 /// A send request as the library posts it.
@@ -43,16 +46,18 @@ pub struct SendDescriptor<'a> {
     pub opcode: SendOpcode,
     /// INLINE is set or cleared according to `inline`.
     pub flags: SendFlags,
-    /// Network byte order.
+    /// Network byte order; or a key, see [`SendRequest`].
     pub immediate: u32,
     /// UD: the address handle in the low half, the remote QPN in the high half.
     pub remote_address: u64,
     /// UD: the Q_Key.
     pub rkey: u32,
-    /// Atomics only.
+    /// Atomics, BIND_MW and FLUSH only; see [`SendRequest`].
     pub compare_add: u64,
-    /// Atomics only.
+    /// The same. 32 bits, unless it is an atomic.
     pub swap: u64,
+    /// XRC only, else 0.
+    pub remote_srqn: u32,
     /// At most the granted number. Ignored with `inline`.
     pub sges: &'a [Sge],
     /// At most the granted number of bytes.
@@ -86,7 +91,9 @@ impl RequestProducer {
         if let Some(bytes) = request.inline {
             flags |= SendFlags::INLINE;
             first.length = bytes.len() as u32;
-            store_bytes(self.view.extension(self.cursor.position()), bytes);
+            if request.opcode != SendOpcode::AtomicWrite {
+                store_bytes(self.view.extension(self.cursor.position()), bytes);
+            }
         } else if let [sge, further @ ..] = request.sges {
             sge_count = request.sges.len() as u8;
             first = *sge;
@@ -94,15 +101,23 @@ impl RequestProducer {
                 store_sges(self.view.extension(self.cursor.position()), further);
             }
         }
-        let atomic = request.opcode.is_atomic();
         let mut line: Line = [0; 8];
         line[WR_ID] = request.wr_id;
         line[HEAD] = u64::from(u32::from_le_bytes([request.opcode as u8, flags, sge_count, 0]));
         line[REMOTE_ADDRESS] = request.remote_address;
         line[RKEY_IMMEDIATE] = u64::from(request.rkey) | u64::from(request.immediate) << 32;
-        // Without an atomic this is the MSN: 0, none named.
-        line[COMPARE_ADD] = if atomic { request.compare_add } else { 0 };
-        line[SWAP] = if atomic { request.swap } else { 0 };
+        // Without operands COMPARE_ADD is the MSN: 0, none named.
+        if request.opcode.has_operands() {
+            line[COMPARE_ADD] = request.compare_add;
+            line[SWAP] = request.swap;
+        }
+        if request.remote_srqn != 0 {
+            let word = if request.opcode.is_atomic() { RKEY_IMMEDIATE } else { SWAP };
+            line[word] = line[word] & u64::from(u32::MAX) | u64::from(request.remote_srqn) << 32;
+        }
+        if let (SendOpcode::AtomicWrite, Some(bytes)) = (request.opcode, request.inline) {
+            line[COMPARE_ADD] = word_of(bytes);
+        }
         [line[SGE0], line[SGE0 + 1]] = sge_words(&first);
         self.cursor.publish(&self.view.slots, &line)
     }
@@ -210,7 +225,7 @@ impl RequestConsumer {
     /// Takes the next send request. Fields that the request doesn't use are left at zero; SGEs beyond its count and
     /// inline bytes beyond its length are left as they were in `into`.
     #[inline]
-    pub fn take_send(&mut self, qp_is_ud: bool, into: &mut SendRequest) -> Take {
+    pub fn take_send(&mut self, service: QpType, into: &mut SendRequest) -> Take {
         let Some((position, line)) = self.cursor.take(&self.view.slots) else {
             return Take::Empty;
         };
@@ -230,15 +245,31 @@ impl RequestConsumer {
         into.rkey = line[RKEY_IMMEDIATE] as u32;
         into.immediate = (line[RKEY_IMMEDIATE] >> 32) as u32;
         into.remote_address = line[REMOTE_ADDRESS];
-        into.compare_add = if opcode.is_atomic() { line[COMPARE_ADD] } else { 0 };
-        into.swap = if opcode.is_atomic() { line[SWAP] } else { 0 };
-        (into.address_handle, into.remote_qpn, into.remote_qkey) = if qp_is_ud {
+        let operands = opcode.has_operands();
+        into.compare_add = if operands { line[COMPARE_ADD] } else { 0 };
+        into.swap = match opcode {
+            _ if opcode.is_atomic() => line[SWAP],
+            _ if operands => line[SWAP] & u64::from(u32::MAX),
+            _ => 0,
+        };
+        into.remote_srqn = match (service, opcode.is_atomic()) {
+            (QpType::XrcSend, true) => into.immediate,
+            (QpType::XrcSend, false) => (line[SWAP] >> 32) as u32,
+            _ => 0,
+        };
+        (into.address_handle, into.remote_qpn, into.remote_qkey) = if service == QpType::Ud {
             (line[REMOTE_ADDRESS] as u32, (line[REMOTE_ADDRESS] >> 32) as u32, into.rkey)
         } else {
             (0, 0, 0)
         };
         let first = sge(line[SGE0], line[SGE0 + 1]);
-        if inline {
+        if inline && opcode == SendOpcode::AtomicWrite {
+            if first.length as usize > WORD_BYTES {
+                return Take::Malformed;
+            }
+            into.inline_length = first.length as u16;
+            into.inline_data[..WORD_BYTES].copy_from_slice(&line[COMPARE_ADD].to_le_bytes());
+        } else if inline {
             if first.length > self.max_inline {
                 return Take::Malformed;
             }
@@ -360,6 +391,13 @@ fn load_sges(extension: &[AtomicU64], into: &mut [Sge]) -> bool {
         *to = sge(words[0].load(Ordering::Relaxed), words[1].load(Ordering::Relaxed));
     }
     true
+}
+
+/// At most eight bytes, padded with zeros. Panics if there are more: the library checks.
+fn word_of(bytes: &[u8]) -> u64 {
+    let mut word = [0; WORD_BYTES];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
 }
 
 /// Writes an inline payload to an extension, zero-padded to whole words; it is published with the slot.

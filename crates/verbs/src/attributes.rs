@@ -1,7 +1,7 @@
 //! Attributes of devices, ports, queue pairs, shared receive queues and address handles.
 use crate::access::Access;
 use crate::id::Gid;
-use crate::queue_pair::{PathMtu, QpState, QpType};
+use crate::queue_pair::{PathMtu, QpState};
 use alloc::string::String;
 use serde::{Deserialize, Serialize};
 
@@ -153,13 +153,55 @@ pub struct DeviceAttributes {
     pub ah_count_max: u32,
     pub inline_bytes_max: u32,
     pub completion_vector_count: u32,
+    pub mw_count_max: u32,
+    pub multicast_group_count_max: u32,
+    /// QPs of this vNIC that may be attached to one group.
+    pub multicast_attach_count_max: u32,
+    /// Of all device memory together (host memory stands in).
+    pub device_memory_bytes_max: u64,
     pub port: PortAttributes,
 }
 
-/// What a QP is created with.
+/// What a file is, as `stat` names it: processes of one vNIC that name the same file share an XRC domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct FileIdentity {
+    pub device: u64,
+    pub inode: u64,
+}
+
+/// Kind of a memory window; numbers equal `enum ibv_mw_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum WindowKind {
+    /// Belongs to a protection domain; bound by a verb.
+    Type1 = 1,
+    /// Belongs, while bound, to the QP that bound it (type 2B); bound and invalidated by work requests.
+    Type2 = 2,
+}
+
+impl WindowKind {
+    pub const fn from_number(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::Type1),
+            2 => Some(Self::Type2),
+            _ => None,
+        }
+    }
+}
+
+/// What `ibv_rereg_mr` changes; what is absent stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionChange {
+    pub translation: Option<Translation>,
+    pub access: Option<Access>,
+}
+
+/// Where a memory region lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QpKind {
-    pub qp_type: QpType,
-    /// Every send request completes with a CQE.
-    pub all_signaled: bool,
+pub struct Translation {
+    /// In the process.
+    pub address: u64,
+    pub length: u64,
+    /// As requests name it.
+    pub iova: u64,
 }

@@ -62,6 +62,8 @@ pub enum CompletionOpcode {
     FetchAdd = 4,
     BindMemoryWindow = 5,
     LocalInvalidate = 6,
+    Flush = 8,
+    AtomicWrite = 9,
     Receive = 128,
     ReceiveRdmaWithImmediate = 129,
 }
@@ -76,6 +78,8 @@ impl CompletionOpcode {
             4 => Self::FetchAdd,
             5 => Self::BindMemoryWindow,
             6 => Self::LocalInvalidate,
+            8 => Self::Flush,
+            9 => Self::AtomicWrite,
             128 => Self::Receive,
             129 => Self::ReceiveRdmaWithImmediate,
             _ => return None,
@@ -115,7 +119,8 @@ pub struct Completion {
     pub qpn: u32,
     /// Sender's QPN (UD).
     pub source_qpn: u32,
-    /// The library's own cookie of the QP.
+    /// The library's own cookie of the QP. A completion of an XRC target has the cookie of the shared receive queue: the QP
+    /// may be another process'.
     pub qp_cookie: u32,
     /// Position of the completed request in its ring (send queue, receive queue or SRQ): a free-running count. Every
     /// request of the send queue up to and including this one is finished.

@@ -19,6 +19,8 @@ pub enum VerbsError {
     NotPermitted,
     /// No such object in this process. ENOENT.
     NotFound,
+    /// It exists already. EEXIST.
+    Exists,
     /// Nothing there now. EAGAIN.
     TryAgain,
     /// The router is gone, or this vNIC was taken away. EIO.
@@ -41,6 +43,7 @@ impl fmt::Display for VerbsError {
             Self::BadAddress => "the memory is not mapped with the rights asked for",
             Self::NotPermitted => "not permitted",
             Self::NotFound => "no such object",
+            Self::Exists => "it exists already",
             Self::TryAgain => "nothing there now",
             Self::DeviceFatal => "the router is gone or the vNIC was taken away",
             Self::VersionMismatch => "the other side speaks another version",

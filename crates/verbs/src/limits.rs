@@ -16,6 +16,7 @@ pub const READ_ATOMIC_DEPTH_MAX: u8 = 128;
 
 /// What one vNIC may hold at a time. Reaching one gives the errno a NIC gives: ENOMEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct VnicLimits {
     /// Processes that may use the vNIC at once.
     pub session_count_max: u32,
@@ -25,6 +26,13 @@ pub struct VnicLimits {
     pub cq_count_max: u32,
     pub srq_count_max: u32,
     pub mr_count_max: u32,
+    pub mw_count_max: u32,
+    pub xrcd_count_max: u32,
+    pub multicast_group_count_max: u32,
+    /// QPs attached to one group.
+    pub multicast_attach_count_max: u32,
+    /// Sum of the lengths of all device memory, which is part of `segment_bytes_max`.
+    pub device_memory_bytes_max: u64,
     pub ah_count_max: u32,
     pub channel_count_max: u32,
     /// Shared-memory segments: rings and `ibv_malloc` arenas together.
@@ -45,6 +53,11 @@ impl Default for VnicLimits {
             cq_count_max: 16_384,
             srq_count_max: 4096,
             mr_count_max: 262_144,
+            mw_count_max: 262_144,
+            xrcd_count_max: 4096,
+            multicast_group_count_max: 1024,
+            multicast_attach_count_max: 256,
+            device_memory_bytes_max: 64 << 20,
             ah_count_max: 65_536,
             channel_count_max: 4096,
             mapping_count_max: 49_152,

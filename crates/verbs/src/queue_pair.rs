@@ -8,6 +8,31 @@ pub enum QpType {
     Rc = 2,
     Uc = 3,
     Ud = 4,
+    /// The initiator's end of an extended reliable connection (XRC): sends only (IBTA annex A14).
+    XrcSend = 9,
+    /// The target's end: receives only, into the shared receive queues of its XRC domain.
+    XrcReceive = 10,
+}
+
+impl QpType {
+    /// Acknowledged, in order, with READ and atomics: RC, and XRC which is RC with another receive side.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::XrcSend | Self::XrcReceive)
+    }
+
+    /// Whether a QP of this type posts send requests.
+    pub const fn sends(self) -> bool {
+        !matches!(self, Self::XrcReceive)
+    }
+
+    /// The type at the other end of a connection.
+    pub const fn peer(self) -> Self {
+        match self {
+            Self::XrcSend => Self::XrcReceive,
+            Self::XrcReceive => Self::XrcSend,
+            same => same,
+        }
+    }
 }
 
 /// State of a QP; numbers equal `enum ibv_qp_state` (IBTA 10.3.1).

@@ -23,10 +23,19 @@ pub enum SendOpcode {
     RdmaRead = 4,
     CompareSwap = 5,
     FetchAdd = 6,
+    /// Takes a window's binding away (`IBV_WR_LOCAL_INV`).
+    LocalInvalidate = 7,
+    /// Binds a memory window of either type (`IBV_WR_BIND_MW`, and what `ibv_bind_mw` posts).
+    BindWindow = 8,
+    SendWithInvalidate = 9,
+    /// Makes earlier WRITEs to a range globally visible (IBTA annex A19).
+    Flush = 14,
+    /// Writes eight aligned bytes at once (IBTA annex A19).
+    AtomicWrite = 15,
 }
 
 impl SendOpcode {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 12] = [
         Self::RdmaWrite,
         Self::RdmaWriteWithImmediate,
         Self::Send,
@@ -34,10 +43,20 @@ impl SendOpcode {
         Self::RdmaRead,
         Self::CompareSwap,
         Self::FetchAdd,
+        Self::LocalInvalidate,
+        Self::BindWindow,
+        Self::SendWithInvalidate,
+        Self::Flush,
+        Self::AtomicWrite,
     ];
 
     pub const fn from_number(number: u8) -> Option<Self> {
-        if number < 7 { Some(Self::ALL[number as usize]) } else { None }
+        match number {
+            0..=9 => Some(Self::ALL[number as usize]),
+            14 => Some(Self::Flush),
+            15 => Some(Self::AtomicWrite),
+            _ => None,
+        }
     }
 
     pub const fn has_immediate(self) -> bool {
@@ -45,15 +64,26 @@ impl SendOpcode {
     }
 
     pub const fn is_send(self) -> bool {
-        matches!(self, Self::Send | Self::SendWithImmediate)
+        matches!(self, Self::Send | Self::SendWithImmediate | Self::SendWithInvalidate)
     }
 
     pub const fn is_write(self) -> bool {
         matches!(self, Self::RdmaWrite | Self::RdmaWriteWithImmediate)
     }
 
+    /// Reads, changes and returns eight bytes.
     pub const fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
+    }
+
+    /// Has operands in `compare_add` and `swap`.
+    pub const fn has_operands(self) -> bool {
+        self.is_atomic() || matches!(self, Self::BindWindow | Self::Flush)
+    }
+
+    /// Done by the requester's own NIC: no message is sent.
+    pub const fn is_local(self) -> bool {
+        matches!(self, Self::LocalInvalidate | Self::BindWindow)
     }
 
     /// Whether the responder consumes a RECV for it.
@@ -95,13 +125,20 @@ pub struct SendRequest {
     pub sge_count: u8,
     /// Bytes of `inline_data` in use, if `flags` has INLINE; the SGEs are then unused.
     pub inline_length: u16,
-    /// Network byte order, as posted.
+    /// Immediate data in network byte order, as posted. SEND_WITH_INV and LOCAL_INV: the rkey to invalidate. BIND_MW: the
+    /// lkey of the region.
     pub immediate: u32,
+    /// WRITE, READ, atomics, FLUSH, ATOMIC_WRITE: where. BIND_MW: first address of the window.
     pub remote_address: u64,
+    /// The same operations: the key. BIND_MW: the key that the window gets; its upper 24 bits name the window.
     pub rkey: u32,
-    /// FETCH_ADD: the addend. CMP_SWAP: the value to compare with.
+    /// FETCH_ADD: the addend. CMP_SWAP: the value to compare with. BIND_MW, FLUSH: length, bytes.
     pub compare_add: u64,
+    /// CMP_SWAP: the value to store. BIND_MW: the window's rights ([`crate::Access`]). FLUSH: placement type
+    /// (`enum ibv_placement_type`, bits 0 to 7) and selectivity level (`enum ibv_selectivity_level`, bits 8 to 15).
     pub swap: u64,
+    /// XRC: number of the shared receive queue at the target.
+    pub remote_srqn: u32,
     /// UD: handle of the address handle (the router's number, from its creation).
     pub address_handle: u32,
     pub remote_qpn: u32,
@@ -124,6 +161,7 @@ impl Default for SendRequest {
             rkey: 0,
             compare_add: 0,
             swap: 0,
+            remote_srqn: 0,
             address_handle: 0,
             remote_qpn: 0,
             remote_qkey: 0,

@@ -63,6 +63,7 @@ fn descriptor(wr_id: u64) -> SendDescriptor<'static> {
         rkey: 0,
         compare_add: 0,
         swap: 0,
+        remote_srqn: 0,
         sges: &[],
         inline: None,
     }
@@ -88,18 +89,45 @@ fn every_field_of_a_send_arrives() {
         assert_eq!(pair.producer.wr_id_at(position), u64::MAX);
         let mut got = SendRequest { inline_length: 9, address_handle: 9, ..SendRequest::default() };
         assert!(pair.consumer.has_next());
-        assert_eq!(pair.consumer.take_send(false, &mut got), Take::Ready);
+        assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Ready);
         assert_eq!((got.work_request_id, got.opcode, got.ring_position), (u64::MAX, opcode, position));
         assert_eq!(got.flags, SendFlags(7));
         assert_eq!((got.immediate, got.rkey), (0x0102_0304, 0x99aa_bbcc));
         assert_eq!(got.remote_address, 0x1122_3344_5566_7788);
-        let operands = if opcode.is_atomic() { (u64::MAX - 1, 5) } else { (0, 0) };
+        let operands = if opcode.has_operands() { (u64::MAX - 1, 5) } else { (0, 0) };
         assert_eq!((got.compare_add, got.swap), operands);
         assert_eq!(got.sges(), list);
         assert_eq!((got.inline_length, got.address_handle, got.remote_qpn, got.remote_qkey), (0, 0, 0, 0));
         assert_eq!(pair.producer.taken(), position + 1);
-        assert_eq!(pair.consumer.take_send(false, &mut got), Take::Empty);
+        assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Empty);
     }
+}
+
+#[test]
+fn an_extended_connection_names_the_remote_queue() {
+    let mut pair = send_pair(4, 1, 0);
+    for opcode in SendOpcode::ALL {
+        let (compare_add, swap) = if opcode.has_operands() { (7, 0xffff_ffff) } else { (0, 0) };
+        let immediate = if opcode.is_atomic() { 0 } else { 3 };
+        let request =
+            SendDescriptor { opcode, compare_add, swap, immediate, remote_srqn: 0x00ab_cdef, ..descriptor(1) };
+        pair.producer.publish_send(&request);
+        let mut got = SendRequest::default();
+        assert_eq!(pair.consumer.take_send(QpType::XrcSend, &mut got), Take::Ready);
+        assert_eq!((got.remote_srqn, got.compare_add, got.swap), (0x00ab_cdef, compare_add, swap), "{opcode:?}");
+        assert!(opcode.is_atomic() || got.immediate == 3);
+    }
+}
+
+#[test]
+fn an_atomic_write_carries_its_bytes_in_the_slot() {
+    let mut pair = send_pair(4, 1, 0);
+    let request =
+        SendDescriptor { opcode: SendOpcode::AtomicWrite, inline: Some(&[1, 2, 3, 4, 5, 6, 7, 8]), ..descriptor(1) };
+    pair.producer.publish_send(&request);
+    let mut got = SendRequest::default();
+    assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Ready);
+    assert_eq!((got.inline_length, &got.inline_data[..8]), (8, &[1, 2, 3, 4, 5, 6, 7, 8][..]));
 }
 
 #[test]
@@ -108,7 +136,7 @@ fn a_datagram_names_its_address_handle() {
     let remote_address = u64::from(7_u32) | u64::from(0x00ab_cdef_u32) << 32;
     pair.producer.publish_send(&SendDescriptor { remote_address, rkey: 0x1111_1111, ..descriptor(1) });
     let mut got = SendRequest::default();
-    assert_eq!(pair.consumer.take_send(true, &mut got), Take::Ready);
+    assert_eq!(pair.consumer.take_send(QpType::Ud, &mut got), Take::Ready);
     assert_eq!((got.address_handle, got.remote_qpn, got.remote_qkey), (7, 0x00ab_cdef, 0x1111_1111));
 }
 
@@ -130,7 +158,7 @@ fn requests_survive_many_laps() {
             }
             assert_eq!(pair.consumer.pending(), batch);
             for i in next..next + batch {
-                assert_eq!(pair.consumer.take_send(false, &mut got), Take::Ready);
+                assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Ready);
                 assert_eq!((got.work_request_id, got.ring_position), (u64::from(i), i));
                 if i % 2 == 1 {
                     let length = (i * 37) as usize % 1025;
@@ -144,7 +172,7 @@ fn requests_survive_many_laps() {
             }
             next += batch;
             assert_eq!((pair.consumer.pending(), pair.consumer.taken()), (0, next));
-            assert_eq!(pair.consumer.take_send(false, &mut got), Take::Empty);
+            assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Empty);
         }
     }
 }
@@ -176,7 +204,7 @@ fn positions_wrap() {
             if i % 16 == 15 {
                 for back in (0..16).rev() {
                     assert_eq!(pair.consumer.pending(), back + 1);
-                    assert_eq!(pair.consumer.take_send(false, &mut got), Take::Ready);
+                    assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Ready);
                     assert_eq!(got.ring_position, position.wrapping_sub(back));
                 }
                 assert!(!pair.consumer.has_next());
@@ -210,13 +238,13 @@ fn reset_begins_again() {
     for i in 0..3 {
         pair.producer.publish_send(&descriptor(i));
     }
-    assert_eq!(pair.consumer.take_send(false, &mut got), Take::Ready);
+    assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Ready);
     pair.consumer.reset();
     pair.producer.reset();
     assert!(!pair.consumer.has_next() && pair.consumer.pending() == 0);
     assert_eq!((pair.producer.position(), pair.producer.taken()), (0, 0));
     assert_eq!(pair.producer.publish_send(&descriptor(40)), 0);
-    assert_eq!(pair.consumer.take_send(false, &mut got), Take::Ready);
+    assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Ready);
     assert_eq!((got.work_request_id, got.ring_position), (40, 0));
 }
 
@@ -241,7 +269,10 @@ fn malformed_sends_are_consumed() {
     let inline = SendFlags::INLINE;
     let long = u64::from(u32::MAX);
     for (position, (head, fill)) in [
-        ([7, 0, 0, 0], 0),
+        ([10, 0, 0, 0], 0),
+        ([13, 0, 0, 0], 0),
+        ([16, 0, 0, 0], 0),
+        ([15, inline, 0, 0], 9),
         ([255, 255, 255, 255], u64::MAX),
         ([2, 0, 5, 0], 1),
         ([2, 0, 255, 0], 2),
@@ -254,18 +285,18 @@ fn malformed_sends_are_consumed() {
     {
         pair.publish_raw(head, fill);
         pair.producer.publish_send(&descriptor(50));
-        assert_eq!(pair.consumer.take_send(false, &mut got), Take::Malformed, "{head:?}");
+        assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Malformed, "{head:?}");
         assert_eq!((got.work_request_id, got.ring_position), (fill, 2 * position as u32));
         assert!(got.sges().is_empty() && got.inline_length == 0);
-        assert_eq!(pair.consumer.take_send(false, &mut got), Take::Ready);
+        assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Ready);
         assert_eq!(got.work_request_id, 50);
     }
     // The largest that are allowed.
     pair.publish_raw([2, inline, 255, 0], 100);
-    assert_eq!(pair.consumer.take_send(false, &mut got), Take::Ready);
+    assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Ready);
     assert_eq!((got.inline_length, got.sge_count), (100, 0));
     pair.publish_raw([2, 0xf0, 4, 99], 100);
-    assert_eq!(pair.consumer.take_send(false, &mut got), Take::Ready);
+    assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Ready);
     assert_eq!((got.flags, got.sge_count), (SendFlags(0), 4));
 }
 
@@ -290,9 +321,9 @@ fn the_shape_bounds_what_is_read() {
     let mut pair = pair(shape, 4, 30, 1024);
     let mut got = SendRequest::default();
     pair.publish_raw([2, 0, 2, 0], 1);
-    assert_eq!(pair.consumer.take_send(false, &mut got), Take::Malformed);
+    assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Malformed);
     pair.publish_raw([2, SendFlags::INLINE, 0, 0], 1);
-    assert_eq!(pair.consumer.take_send(false, &mut got), Take::Malformed);
+    assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Malformed);
 }
 
 /// Random words everywhere: no panic, limits hold, `pending` stays within `max_wr`, every published slot is consumed.
@@ -319,7 +350,7 @@ fn a_scribbling_library_harms_nothing() {
         assert!(pair.consumer.pending() <= 6);
         let expects_one = pair.consumer.has_next();
         let take = if round % 4 < 2 {
-            let take = pair.consumer.take_send(round % 8 < 4, &mut sends);
+            let take = pair.consumer.take_send(if round % 8 < 4 { QpType::Ud } else { QpType::Rc }, &mut sends);
             assert!(sends.sge_count <= 9 && sends.inline_length <= 200 && sends.flags.0 <= 15);
             take
         } else {
@@ -348,7 +379,7 @@ fn two_threads_hand_over_every_request() {
     });
     let mut got = SendRequest::default();
     for i in 0..COUNT {
-        while consumer.take_send(false, &mut got) == Take::Empty {
+        while consumer.take_send(QpType::Rc, &mut got) == Take::Empty {
             std::thread::yield_now();
         }
         assert_eq!(got.work_request_id, u64::from(i));

@@ -1,0 +1,328 @@
+//! Stopping all threads of a process but one, by ptrace, for the moments in which that one moves its memory.
+//!
+//! A thread is seized by its number and only then looked up in the process' own `task` directory, which was opened while
+//! the process was known to live: a number that belongs to another process by now is let go without having been stopped.
+//!
+//! A system call that the stop interrupts is restarted by the kernel. The few that answer EINTR to every interruption
+//! (epoll_wait, semop, sigtimedwait, calls with a socket timeout) are made to answer ERESTARTNOHAND here, while the
+//! thread stands still: they then begin again, unless a signal's handler runs, and answer EINTR if one does.
+//!
+//! Invariant: who seized must let go; so [`HeldThreads`] stays on the thread that made it, and lets go when it is dropped.
+//! If the tracing thread dies the kernel lets go.
+use rustix::fs::{Mode, OFlags, RawDir};
+use std::ffi::CString;
+use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// Threads that one process may have to be held: beyond, the stop would take too long.
+const THREAD_COUNT_MAX: usize = 4096;
+/// A thread that sleeps, and can be stopped, is stopped by then.
+const SLEEPERS_STOP_WITHIN: Duration = Duration::from_millis(20);
+/// How long it yields between two looks, before it sleeps.
+const YIELD_FOR: Duration = Duration::from_micros(200);
+/// Between two looks at threads that have not stopped yet.
+const LOOK_AGAIN: Duration = Duration::from_micros(20);
+/// Of a status file that is read; NSpid stands well before.
+const STATUS_BYTES: usize = 4096;
+/// linux/ptrace.h; not a signal of its own: it stands in the bits above.
+const EVENT_STOP: i32 = 128;
+
+struct Tracee {
+    id: i32,
+    stopped: bool,
+    /// The signal that it stopped to take; it takes it when it is let go.
+    signal: i32,
+}
+
+/// The threads of one process, but for one, stopped. They go on when this is dropped.
+pub struct HeldThreads {
+    tracees: Vec<Tracee>,
+    /// ptrace knows the tracer by its thread.
+    on_this_thread: PhantomData<*const ()>,
+}
+
+impl HeldThreads {
+    /// Stops the threads listed in `tasks` (a `/proc/PID/task`), but the one whose ID in its own PID namespace is `except`.
+    ///
+    /// Errors, with every thread let go: `TimedOut` if they don't all stop within `limit`; `PermissionDenied` if one is
+    /// traced already or can't be traced; `NotFound` if no thread is `except`; `Unsupported` on other processors than
+    /// x86-64.
+    pub fn take(tasks: impl AsFd, except: u32, limit: Duration) -> io::Result<Self> {
+        if !cfg!(target_arch = "x86_64") {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let (tasks, deadline) = (tasks.as_fd(), Instant::now() + limit);
+        let mut held = Self { tracees: Vec::new(), on_this_thread: PhantomData };
+        let mut caller = None;
+        // A thread that is not stopped yet can make another one: the list is final once all that it names stand still.
+        loop {
+            let known = held.tracees.len();
+            for id in thread_ids(tasks)? {
+                if caller == Some(id) || held.tracees.iter().any(|tracee| tracee.id == id) {
+                    continue;
+                }
+                if caller.is_none() && inner_id(tasks, id) == Some(except) {
+                    caller = Some(id);
+                    continue;
+                }
+                held.seize(tasks, id)?;
+            }
+            if caller.is_none() {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            if held.tracees.len() == known {
+                return Ok(held);
+            }
+            held.wait_until_stopped(tasks, deadline)?;
+        }
+    }
+
+    /// Begins to stop one thread. One that has ended meanwhile is passed over.
+    fn seize(&mut self, tasks: BorrowedFd<'_>, id: i32) -> io::Result<()> {
+        if self.tracees.len() >= THREAD_COUNT_MAX {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        if let Err(error) = ptrace(libc::PTRACE_SEIZE, id, 0, 0) {
+            return if is_ended(tasks, id) { Ok(()) } else { Err(not_permitted(error)) };
+        }
+        self.tracees.push(Tracee { id, stopped: false, signal: 0 });
+        if inner_id(tasks, id).is_none() {
+            // Its number is another process' now.
+            self.let_go(self.tracees.len() - 1);
+            self.tracees.pop();
+            return Ok(());
+        }
+        // Fails if it ends just now, which the wait finds out.
+        let _ = ptrace(libc::PTRACE_INTERRUPT, id, 0, 0);
+        Ok(())
+    }
+
+    /// A thread that waits for a processor is worth waiting for, one that sleeps where it can't be stopped is not.
+    fn wait_until_stopped(&mut self, tasks: BorrowedFd<'_>, deadline: Instant) -> io::Result<()> {
+        let hopeful = Instant::now() + SLEEPERS_STOP_WITHIN;
+        let patient = Instant::now() + YIELD_FOR;
+        loop {
+            let mut missing = 0;
+            let mut at = 0;
+            while at < self.tracees.len() {
+                if !self.tracees[at].stopped && !self.look(at)? {
+                    self.tracees.swap_remove(at);
+                    continue;
+                }
+                missing += usize::from(!self.tracees[at].stopped);
+                at += 1;
+            }
+            if missing == 0 {
+                return Ok(());
+            }
+            let now = Instant::now();
+            if now >= deadline || (now >= hopeful && !self.is_missing_runnable(tasks)) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            // They are woken to stop: they may need this processor.
+            if Instant::now() < patient { crate::sched_yield() } else { std::thread::sleep(LOOK_AGAIN) }
+        }
+    }
+
+    fn is_missing_runnable(&self, tasks: BorrowedFd<'_>) -> bool {
+        let mut missing = self.tracees.iter().filter(|tracee| !tracee.stopped);
+        missing.all(|tracee| matches!(state(tasks, tracee.id), Some(b'R' | b't' | b'T' | b'Z' | b'X')))
+    }
+
+    /// Looks whether a thread has stopped. False: it has ended.
+    fn look(&mut self, at: usize) -> io::Result<bool> {
+        let tracee = &mut self.tracees[at];
+        let mut status = 0;
+        // SAFETY: `status` is ours to write.
+        let found = unsafe { libc::waitpid(tracee.id, &raw mut status, libc::__WALL | libc::WNOHANG) };
+        if found < 0 {
+            let error = io::Error::last_os_error();
+            return if error.raw_os_error() == Some(libc::ECHILD) { Ok(false) } else { Err(error) };
+        }
+        if found == 0 {
+            return Ok(true);
+        }
+        if !libc::WIFSTOPPED(status) {
+            return Ok(false);
+        }
+        tracee.stopped = true;
+        if status >> 16 == EVENT_STOP {
+            make_restartable(tracee.id);
+        } else if status >> 16 == 0 {
+            // About to take a signal: what it interrupted is that signal's affair.
+            tracee.signal = libc::WSTOPSIG(status);
+        }
+        Ok(true)
+    }
+
+    /// A thread that runs can't be detached at once: it is stopped first, if it stops at all. One that does not is let
+    /// go by the kernel when this thread ends, and goes on then as if nothing had been.
+    fn let_go(&mut self, at: usize) {
+        let deadline = Instant::now() + Duration::from_millis(20);
+        if !self.tracees[at].stopped {
+            let _ = ptrace(libc::PTRACE_INTERRUPT, self.tracees[at].id, 0, 0);
+        }
+        while !self.tracees[at].stopped {
+            match self.look(at) {
+                Ok(true) if self.tracees[at].stopped => {}
+                Ok(true) if Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),
+                _ => return,
+            }
+        }
+        let _ = ptrace(libc::PTRACE_DETACH, self.tracees[at].id, 0, self.tracees[at].signal as usize);
+    }
+
+    /// Whether every thread was detached. One that did not stop stays traced while this thread lives.
+    pub fn release(mut self) -> bool {
+        self.release_all()
+    }
+
+    fn release_all(&mut self) -> bool {
+        for at in 0..self.tracees.len() {
+            if self.tracees[at].stopped {
+                self.let_go(at);
+            }
+        }
+        for at in 0..self.tracees.len() {
+            if !self.tracees[at].stopped {
+                self.let_go(at);
+            }
+        }
+        let all = self.tracees.iter().all(|tracee| tracee.stopped);
+        self.tracees.clear();
+        all
+    }
+}
+
+impl Drop for HeldThreads {
+    fn drop(&mut self) {
+        self.release_all();
+    }
+}
+
+fn ptrace(request: libc::c_uint, id: i32, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: the requests made here read and write no memory of ours but what `data` points to, which is valid then.
+    if unsafe { libc::ptrace(request, id, address, data) } == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn not_permitted(error: io::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, error)
+}
+
+/// In a system call that failed with EINTR for no other reason than the stop: let it begin again. `close` is left alone,
+/// since its descriptor is gone already.
+#[cfg(target_arch = "x86_64")]
+fn make_restartable(id: i32) {
+    const ERESTARTNOHAND: i64 = 514;
+    // SAFETY: integers only; all zeroes are valid.
+    let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+    if ptrace(libc::PTRACE_GETREGS, id, 0, (&raw mut registers).addr()).is_err() {
+        return;
+    }
+    let call = registers.orig_rax as i64;
+    if call >= 0 && call != libc::SYS_close && registers.rax as i64 == -i64::from(libc::EINTR) {
+        registers.rax = -ERESTARTNOHAND as u64;
+        let _ = ptrace(libc::PTRACE_SETREGS, id, 0, (&raw const registers).addr());
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn make_restartable(_id: i32) {}
+
+fn thread_ids(tasks: BorrowedFd<'_>) -> io::Result<Vec<i32>> {
+    // Anew each time: the position in a directory belongs to its open file.
+    let directory =
+        rustix::fs::openat(tasks, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut space = [MaybeUninit::uninit(); 4096];
+    let mut entries = RawDir::new(&directory, &mut space);
+    let mut ids = Vec::new();
+    while let Some(entry) = entries.next() {
+        ids.extend(entry?.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok()));
+    }
+    Ok(ids)
+}
+
+fn read_of(tasks: BorrowedFd<'_>, id: i32, name: &str, buffer: &mut [u8]) -> Option<usize> {
+    let path = CString::new(format!("{id}/{name}")).ok()?;
+    let file = rustix::fs::openat(tasks, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    rustix::io::read(&file, buffer).ok()
+}
+
+/// A thread's ID in its own PID namespace; `None` if it is none of this process, or has ended.
+fn inner_id(tasks: BorrowedFd<'_>, id: i32) -> Option<u32> {
+    let mut buffer = [0; STATUS_BYTES];
+    let bytes = read_of(tasks, id, "status", &mut buffer)?;
+    let text = String::from_utf8_lossy(&buffer[..bytes]);
+    let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+/// Not there any more, or a zombie: a first thread that has ended stays listed until the others have.
+fn is_ended(tasks: BorrowedFd<'_>, id: i32) -> bool {
+    matches!(state(tasks, id), None | Some(b'Z' | b'X'))
+}
+
+/// As in `/proc/PID/stat`; `None` if there is no such thread.
+fn state(tasks: BorrowedFd<'_>, id: i32) -> Option<u8> {
+    let mut buffer = [0; 512];
+    let bytes = read_of(tasks, id, "stat", &mut buffer)?;
+    let at = buffer[..bytes].iter().rposition(|byte| *byte == b')')?;
+    buffer.get(at + 2).copied()
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::process::{Child, Command};
+
+    /// A process with one thread, and its `task` directory. Tests that may not trace see `PermissionDenied`.
+    fn sleeper() -> (Child, File) {
+        let child = Command::new("sleep").arg("60").spawn().expect("sleep is everywhere");
+        let tasks = File::open(format!("/proc/{}/task", child.id())).unwrap();
+        (child, tasks)
+    }
+
+    fn end(mut child: Child) {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    #[test]
+    fn who_asks_runs_on_and_a_stranger_is_refused() {
+        let (child, tasks) = sleeper();
+        let limit = Duration::from_secs(5);
+        let held = HeldThreads::take(&tasks, child.id(), limit).unwrap();
+        assert!(held.tracees.is_empty() && held.release());
+        match HeldThreads::take(&tasks, u32::MAX, limit) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            other => assert_eq!(other.err().map(|error| error.kind()), Some(io::ErrorKind::NotFound)),
+        }
+        assert!(matches!(state(tasks.as_fd(), child.id() as i32), Some(b'S' | b'R' | b'D')));
+        end(child);
+    }
+
+    #[test]
+    fn a_thread_stands_still_until_it_is_let_go() {
+        let (child, tasks) = sleeper();
+        let id = child.id() as i32;
+        let mut held = HeldThreads { tracees: Vec::new(), on_this_thread: PhantomData };
+        if held.seize(tasks.as_fd(), id).is_ok() {
+            held.wait_until_stopped(tasks.as_fd(), Instant::now() + Duration::from_secs(5)).unwrap();
+            assert_eq!(state(tasks.as_fd(), id), Some(b't'));
+            assert!(held.release());
+        }
+        assert_ne!(state(tasks.as_fd(), id), Some(b't'));
+        end(child);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_has_no_threads() {
+        let (child, tasks) = sleeper();
+        end(child);
+        assert!(HeldThreads::take(&tasks, 1, Duration::from_millis(100)).is_err());
+    }
+}
