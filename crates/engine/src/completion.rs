@@ -7,8 +7,8 @@ use crate::objects::CqState;
 use crate::qp::{Claim, Drain, SendPhase, Teardown};
 use crate::{Engine, Environment, EventTarget, Fetch, Progress, QpId, ReceiveQueueId, Syndrome};
 use freeflow_verbs::{
-    AsyncEventKind, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Instant, QpState, QpType,
-    SendFlags, SendOpcode,
+    AsyncEventKind, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Instant, QpState, SendFlags,
+    SendOpcode,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,11 +21,15 @@ impl Engine {
     /// Completes the send request in hand with success, quietly if it is unsignaled.
     pub(crate) fn succeed_send<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
         let qp = self.qp(id);
+        if qp.send.replicates() {
+            return self.member_done(env, now, id);
+        }
         let (opcode, length) = (qp.send.request.opcode, qp.send.length);
         let signaled = qp.all_signaled || qp.send.request.flags.contains(SendFlags::SIGNALED);
         let counters = &mut self.vnic_of(id).counters;
         counters.messages += 1;
         counters.bytes += length;
+        self.count_sent(id);
         self.drop_request(env, id);
         if signaled {
             let byte_count = if opcode == SendOpcode::RdmaRead || opcode.is_atomic() { length as u32 } else { 0 };
@@ -35,7 +39,7 @@ impl Engine {
         self.finish_drain(env, id);
     }
 
-    /// Completes the send request in hand with an error: RC goes to ERROR, UC and UD to SQE.
+    /// Completes the send request in hand with an error: RC and XRC go to ERROR, UC and UD to SQE.
     pub(crate) fn fail_send<E: Environment>(
         &mut self,
         env: &mut E,
@@ -46,7 +50,7 @@ impl Engine {
         let completion = Completion { vendor_error: syndrome as u8, ..self.send_completion(now, id, status) };
         self.drop_request(env, id);
         self.post(env, id, Side::Send, completion);
-        if self.qp(id).service == QpType::Rc {
+        if self.qp(id).service.is_reliable() {
             self.enter_error(env, id);
         } else if self.qp(id).state() != QpState::Error {
             let qp = self.qp_mut(id);
@@ -122,13 +126,12 @@ impl Engine {
         if self.qp(id).receive.claim != Claim::None {
             self.fail_receive(env, now, id, flushed);
         }
-        if let Some(srq) = self.qp(id).srq {
+        if self.qp(id).srq.is_some() || self.qp(id).target.is_some() {
             let receive = &mut self.qp_mut(id).receive;
             if !receive.last_told {
                 receive.last_told = true;
                 env.raise(AsyncEventKind::QpLastWqeReached, EventTarget::Qp(id));
             }
-            debug_assert!(self.srqs.get(srq).is_some());
             return Progress::Idle;
         }
         let queue = ReceiveQueueId::Qp(id);
@@ -149,6 +152,9 @@ impl Engine {
 
     /// Flushes the send queue of a QP in ERROR or SQE.
     pub(crate) fn flush_sends<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Progress {
+        if !self.qp(id).service.sends() {
+            return Progress::Idle;
+        }
         for _ in 0..FLUSHES_PER_TURN_MAX {
             let send = &mut self.qp_mut(id).send;
             if send.phase == SendPhase::Idle {
@@ -175,11 +181,20 @@ impl Engine {
         send.phase = SendPhase::Idle;
         send.moved = 0;
         send.responder = None;
+        send.releases = None;
+        if let Some(fanout) = &mut send.fanout {
+            fanout.clear();
+        }
     }
 
     /// A RECV that this requester's message claimed and did not consume is the next message's.
     pub(crate) fn release_claim(&mut self, id: QpId) {
-        let Some(responder) = self.qp(id).send.responder else { return };
+        if let Some(responder) = self.qp(id).send.responder {
+            self.release_claim_of(responder, id);
+        }
+    }
+
+    pub(crate) fn release_claim_of(&mut self, responder: QpId, id: QpId) {
         let Some(peer) = self.qps.get_mut(responder) else { return };
         if peer.receive.claim == Claim::By(id) {
             peer.receive.claim = Claim::Held;
@@ -207,11 +222,17 @@ impl Engine {
             work_request_id: request.work_request_id,
             status,
             opcode: match request.opcode {
-                SendOpcode::Send | SendOpcode::SendWithImmediate => CompletionOpcode::Send,
+                SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate => {
+                    CompletionOpcode::Send
+                }
                 SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImmediate => CompletionOpcode::RdmaWrite,
                 SendOpcode::RdmaRead => CompletionOpcode::RdmaRead,
                 SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
                 SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
+                SendOpcode::BindWindow => CompletionOpcode::BindMemoryWindow,
+                SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
+                SendOpcode::Flush => CompletionOpcode::Flush,
+                SendOpcode::AtomicWrite => CompletionOpcode::AtomicWrite,
             },
             ring_position: request.ring_position,
             timestamp_ns: now.0,
@@ -227,13 +248,23 @@ impl Engine {
         let cq = match side {
             Side::Send => {
                 completion.flags.0 |= CompletionFlags::SEND_QUEUE;
-                qp.send_cq
+                qp.send_cq.expect("a QP that sends has a CQ for it")
             }
-            Side::Receive => qp.recv_cq,
+            Side::Receive => match qp.recv_cq {
+                Some(cq) => cq,
+                // A target QP: its SRQ's. When that is gone nobody asks for its RECVs any more.
+                None => {
+                    let Some(queue) = self.live_queue(qp) else { return };
+                    completion.qp_cookie = queue.cookie;
+                    queue.cq
+                }
+            },
         };
         if completion.status != CompletionStatus::Success {
             completion.flags.0 |= CompletionFlags::SOLICITED;
-            self.vnic_of(id).counters.completions_with_error += 1;
+            let counters = &mut self.vnic_of(id).counters;
+            counters.completions_with_error += 1;
+            counters.failures.count(side == Side::Send, completion.status);
         }
         let ring = self.cqs.get_mut(cq).expect("a CQ outlives its QPs");
         if ring.state == CqState::Good {

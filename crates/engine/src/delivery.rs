@@ -35,14 +35,16 @@ impl Engine {
     pub(crate) fn find_responder(&self, id: QpId) -> Option<QpId> {
         let qp = self.qp(id);
         let (gid, qpn) = match qp.service {
-            QpType::Rc | QpType::Uc => (qp.remote_gid()?, qp.attributes.dest_qpn),
+            QpType::Rc | QpType::Uc | QpType::XrcSend => (qp.remote_gid()?, qp.attributes.dest_qpn),
+            QpType::XrcReceive => return None,
             QpType::Ud => {
                 let (_, handle) = self.ahs.at(qp.send.request.address_handle)?;
                 (handle.route.dgid, qp.send.request.remote_qpn)
             }
         };
         let (responder, peer) = self.qps.at(self.qpns.get(qpn & Qpn::MASK)?)?;
-        let listens = peer.service == qp.service && peer.network == qp.network && peer.gid == gid && peer.receives();
+        let listens =
+            peer.service == qp.service.peer() && peer.network == qp.network && peer.gid == gid && peer.receives();
         (listens && answers(qp, peer)).then_some(responder)
     }
 
@@ -52,7 +54,7 @@ impl Engine {
         let claimed = !qp.send.request.opcode.consumes_receive() || peer.receive.claim == Claim::By(id);
         let path = !qp.is_connected_service()
             || (qp.remote_gid() == Some(peer.gid) && qp.attributes.dest_qpn == peer.qpn.0 && answers(qp, peer));
-        peer.receives() && claimed && path
+        peer.receives() && claimed && path && self.queue_is_there(peer)
     }
 
     // ---- moving
@@ -98,14 +100,14 @@ impl Engine {
     fn gather_chunk(&mut self, id: QpId, responder: QpId, bytes: u64) -> Result<(), ChunkFault> {
         self.from.clear();
         self.to.clear();
-        let receive_pd = self.receive_pd(responder);
+        let (receive_pd, reach) = (self.receive_pd(responder), self.reach(responder));
         let (qp, peer) =
             (self.qps.get(id).expect("the requester exists"), self.qps.get(responder).expect("the responder exists"));
         let (request, offset) = (&*qp.send.request, qp.send.moved);
         let (reads, prefix) = (request.opcode == SendOpcode::RdmaRead, receive_bytes(qp.service, 0));
         let local = if reads { &mut self.to } else { &mut self.from };
         if !request.is_inline() {
-            let part = Part { pd: qp.pd, offset, bytes };
+            let part = Part { pd: qp.sender_pd(), offset, bytes };
             let gathered = self.keys.gather(request.sges(), part, local_right(request.opcode), local);
             gathered.map_err(|_| ChunkFault::Local)?;
         }
@@ -116,7 +118,7 @@ impl Engine {
         }
         let right = remote_right(request.opcode);
         let address = request.remote_address.wrapping_add(offset);
-        let span = self.keys.resolve(request.rkey, peer.pd, address, bytes as u32, right);
+        let span = self.keys.resolve_remote(request.rkey, reach, address, bytes as u32, right);
         let remote = if reads { &mut self.from } else { &mut self.to };
         remote.push(span.map_err(|_| ChunkFault::Remote)?);
         Ok(())
@@ -148,9 +150,13 @@ impl Engine {
 
     /// All bytes are there: first the RECV completes, then the request.
     fn finish<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, responder: QpId) {
-        let qp = self.qp(id);
-        if qp.send.request.opcode.consumes_receive() {
-            let completion = received(qp, now);
+        self.count_received(id, responder);
+        let request = &self.qp(id).send.request;
+        let (opcode, key) = (request.opcode, request.immediate);
+        if opcode == SendOpcode::SendWithInvalidate && self.invalidate_remotely(responder, key).is_err() {
+            self.invalidation_failed(env, now, responder);
+        } else if opcode.consumes_receive() {
+            let completion = received(self.qp(id), now);
             self.complete_receive(env, responder, completion);
         }
         self.succeed_send(env, now, id);
@@ -161,7 +167,15 @@ impl Engine {
     /// The responder went away before it could acknowledge.
     fn lost<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Turn {
         self.release_claim(id);
-        self.qp_mut(id).send.responder = None;
+        if let Some(responder) = self.qp_mut(id).send.responder.take()
+            && self.find_responder(id) == Some(responder)
+            && !self.queue_is_there(self.qp(responder))
+        {
+            // The SRQ was destroyed under the message: the rest of it names one that does not exist.
+            let refused = self.refuse(env, responder, Nak::InvalidRequest(Syndrome::SharedQueue));
+            self.conclude(env, now, id, refused);
+            return Turn::Continue;
+        }
         self.unanswered(env, now, id)
     }
 
@@ -209,7 +223,7 @@ impl Engine {
     fn conclude<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, refused: Refused) {
         match refused {
             Refused::Nak(nak) => self.fail_send(env, now, id, nak_fault(nak)),
-            Refused::Dropped | Refused::Busy | Refused::NotReady { .. } => self.succeed_send(env, now, id),
+            Refused::Dropped | Refused::Late | Refused::Busy | Refused::NotReady { .. } => self.succeed_send(env, now, id),
         }
     }
 
@@ -218,14 +232,15 @@ impl Engine {
     fn perform_atomic<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, responder: QpId) -> Turn {
         let request = &self.qp(id).send.request;
         let (operation, rkey, address) = (operation_of(request), request.rkey, request.remote_address);
-        let pd = self.qp(responder).pd;
+        let reach = self.reach(responder);
         let right = Access::REMOTE_ATOMIC;
-        let Ok(at) = self.keys.resolve(rkey, pd, address, ATOMIC_BYTES as u32, right) else {
+        let Ok(at) = self.keys.resolve_remote(rkey, reach, address, ATOMIC_BYTES as u32, right) else {
             self.chunk_refused(env, now, id, responder, ChunkFault::Remote);
             return Turn::Continue;
         };
         match env.atomic(self.next_token(), at, operation) {
             AtomicOutcome::Done(value) => {
+                self.count_received(id, responder);
                 self.qp_mut(id).send.phase = SendPhase::Original(value);
                 Turn::Continue
             }
@@ -252,7 +267,7 @@ impl Engine {
         self.from.clear();
         self.to.clear();
         let qp = self.qps.get(id).expect("the requester exists");
-        let part = Part { pd: qp.pd, offset: 0, bytes: ATOMIC_BYTES };
+        let part = Part { pd: qp.sender_pd(), offset: 0, bytes: ATOMIC_BYTES };
         if self.keys.gather(qp.send.request.sges(), part, Access::LOCAL_WRITE, &mut self.to).is_err() {
             self.fail_send(env, now, id, (CompletionStatus::LocalProtectionError, Syndrome::LocalKey));
             return Turn::Continue;
@@ -316,7 +331,12 @@ impl Engine {
             return;
         }
         match (self.touch_down(env, now, flight), result) {
-            (Some((id, _)), Ok(value)) => self.qp_mut(id).send.phase = SendPhase::Original(value),
+            (Some((id, responder)), Ok(value)) => {
+                if let Some(responder) = responder {
+                    self.count_received(id, responder);
+                }
+                self.qp_mut(id).send.phase = SendPhase::Original(value);
+            }
             (Some((id, Some(responder))), Err(())) => self.atomic_failed(env, now, id, responder),
             _ => {}
         }
@@ -327,10 +347,19 @@ impl Engine {
     fn touch_down<E: Environment>(&mut self, env: &mut E, now: Instant, id: FlightId) -> Option<(QpId, Option<QpId>)> {
         let flight = self.land(id)?;
         let (requester, responder) = (flight.requester, flight.responder);
+        let is_orphan = self.qps.get(requester).is_none();
         if let Some(responder) = responder
-            && self.qp(responder).state() == QpState::Error
+            && let Some(peer) = self.qps.get(responder)
         {
-            self.push_ready(responder);
+            if peer.state() == QpState::Error {
+                self.push_ready(responder);
+            }
+            if is_orphan {
+                self.release_claim_of(responder, requester);
+            }
+        }
+        if is_orphan {
+            return None;
         }
         self.push_ready(requester);
         let qp = self.qp_mut(requester);
@@ -348,9 +377,9 @@ impl Engine {
         Some((requester, responder))
     }
 
-    /// Number of copies in flight that touch this session's memory.
+    /// Number of copies in flight that touch this session's memory or QPs.
     pub fn copies_in_flight(&self, session: crate::SessionId) -> u32 {
-        self.flights.iter().filter(|(_, flight)| flight.touches(session)).count() as u32
+        self.flights.iter().filter(|(_, flight)| self.flight_touches(flight, session)).count() as u32
     }
 
     // ---- waiting and waking
@@ -398,7 +427,7 @@ impl Engine {
         if let Some(qp) = self.qps.get_mut(id)
             && qp.send.phase == SendPhase::Waiting
         {
-            qp.send.phase = SendPhase::Begin;
+            qp.send.offer_again();
             self.push_ready(id);
         }
     }
@@ -461,9 +490,14 @@ impl Engine {
     }
 }
 
-/// Whether `peer` listens to `qp`: a connected QP only to the one it is connected to.
+/// Whether `peer` listens to `qp`: a connected QP only to the one it is connected to. A reliable one expects the PSN that
+/// the other begins with, else every packet of the connection would be out of sequence (IBTA 9.7.2).
 fn answers(qp: &QueuePair, peer: &QueuePair) -> bool {
-    !peer.is_connected_service() || (peer.attributes.dest_qpn == qp.qpn.0 && peer.remote_gid() == Some(qp.gid))
+    if !peer.is_connected_service() {
+        return true;
+    }
+    let in_sequence = !qp.service.is_reliable() || peer.attributes.rq_psn == qp.attributes.sq_psn;
+    peer.attributes.dest_qpn == qp.qpn.0 && peer.remote_gid() == Some(qp.gid) && in_sequence
 }
 
 fn operation_of(request: &SendRequest) -> AtomicOperation {
@@ -478,8 +512,12 @@ fn operation_of(request: &SendRequest) -> AtomicOperation {
 fn received(qp: &QueuePair, now: Instant) -> Completion {
     let request = &qp.send.request;
     let mut flags = 0;
+    let invalidates = request.opcode == SendOpcode::SendWithInvalidate;
     if request.opcode.has_immediate() {
         flags |= CompletionFlags::WITH_IMMEDIATE;
+    }
+    if invalidates {
+        flags |= CompletionFlags::WITH_INVALIDATE;
     }
     if request.flags.contains(SendFlags::SOLICITED) {
         flags |= CompletionFlags::SOLICITED;
@@ -496,7 +534,7 @@ fn received(qp: &QueuePair, now: Instant) -> Completion {
         },
         flags: CompletionFlags(flags),
         byte_count: receive_bytes(qp.service, qp.send.length) as u32,
-        immediate: if request.opcode.has_immediate() { request.immediate } else { 0 },
+        immediate: if request.opcode.has_immediate() || invalidates { request.immediate } else { 0 },
         source_qpn: if ud { qp.qpn.0 } else { 0 },
         timestamp_ns: now.0,
         ..Completion::default()

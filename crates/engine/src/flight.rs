@@ -1,9 +1,11 @@
 //! Copies and atomics that the environment answered with `Pending`: what each touches, so that nothing of it goes away
 //! before it has landed.
 //!
-//! Invariant: `MemoryRegion::flights`, `Sender::flight` and `Receiver::flights` are exactly the flights in the table.
+//! Invariant: `MemoryRegion::flights`, `Window::flights`, `Sender::flight` and `Receiver::flights` are exactly the flights
+//! in the table. A process that dies takes what is its own out of its flights; what is others' waits for the landing.
 use crate::slab::SlabId;
-use crate::{Engine, QpId, SessionId, Span, Token};
+use crate::{Engine, MwId, QpId, SessionId, Span, SrqId, Token};
+use alloc::vec::Vec;
 use freeflow_verbs::SGE_COUNT_MAX;
 
 /// Index and generation of a [`Token`].
@@ -52,26 +54,43 @@ const REGIONS_MAX: usize = 2 * SGE_COUNT_MAX;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Flight {
+    /// Either may be gone, with its process.
     pub requester: QpId,
     pub responder: Option<QpId>,
     pub kind: FlightKind,
-    sessions: [SessionId; 2],
+    /// What the responder's memory is reached through, if it is a window.
+    window: Option<MwId>,
+    /// Whose RECV a target QP fills.
+    srq: Option<SrqId>,
     regions: [u32; REGIONS_MAX],
     region_count: u8,
 }
 
 impl Flight {
-    pub fn touches(&self, session: SessionId) -> bool {
-        self.sessions.contains(&session)
+    fn regions(&self) -> &[u32] {
+        &self.regions[..usize::from(self.region_count)]
     }
 }
 
 impl Engine {
+    /// Whether anything of this session takes part: a QP, a window, or memory that is read or written. (Not every region
+    /// is that of a QP's own session: a PD may be shared, a target QP fills RECVs of its whole domain.)
+    pub(crate) fn flight_touches(&self, flight: &Flight, session: SessionId) -> bool {
+        let owner = |region: &u32| self.keys.regions.at(*region).map(|(_, region)| region.session);
+        self.flight_is_of(flight, session) || flight.regions().iter().any(|region| owner(region) == Some(session))
+    }
+
+    /// Whether it is between QPs of which one is this session's, or goes through a window of it.
+    fn flight_is_of(&self, flight: &Flight, session: SessionId) -> bool {
+        let window = flight.window.and_then(|mw| self.keys.windows.get(mw));
+        let is_its = |qp: QpId| self.qps.get(qp).is_some_and(|qp| qp.session == session);
+        [Some(flight.requester), flight.responder].into_iter().flatten().any(is_its)
+            || window.is_some_and(|window| window.session == session)
+    }
+
     /// Notes that the operation with the token just given out goes on elsewhere. The spans it touches are in
     /// `self.from` and `self.to`.
     pub(crate) fn launch(&mut self, requester: QpId, responder: Option<QpId>, kind: FlightKind) {
-        let own = self.qp(requester).session;
-        let other = responder.map_or(own, |responder| self.qp(responder).session);
         let mut regions = [0; REGIONS_MAX];
         let mut region_count = 0;
         for span in self.from.iter().chain(&self.to) {
@@ -79,8 +98,12 @@ impl Engine {
             region_count += 1;
             self.keys.regions.at_mut(span.mr_index).expect("a span's region is live").flights += 1;
         }
-        let sessions = [own, other];
-        let flight = Flight { requester, responder, kind, sessions, regions, region_count: region_count as u8 };
+        let request = &self.qp(requester).send.request;
+        let request_is_send = request.opcode.is_send();
+        let remote = (responder.is_some() && !request.opcode.is_send()).then_some(request.rkey);
+        let window = remote.and_then(|key| self.board_window(key));
+        let srq = responder.filter(|_| request_is_send).and_then(|responder| self.board_queue(responder));
+        let flight = Flight { requester, responder, kind, window, srq, regions, region_count: region_count as u8 };
         let id = self.flights.insert(flight);
         self.qp_mut(requester).send.flight = Some(id);
         if let Some(responder) = responder {
@@ -88,15 +111,54 @@ impl Engine {
         }
     }
 
+    /// A session ends: nothing of it takes part in a flight any more. Memory and QPs of others do until it has landed,
+    /// since it may still write there; so a RECV that a message of this session claimed stays claimed.
+    pub(crate) fn leave_flights(&mut self, session: SessionId) {
+        let touched = self.flights.iter().filter(|(_, flight)| self.flight_touches(flight, session));
+        let touched: Vec<FlightId> = touched.map(|(id, _)| id).collect();
+        for id in touched {
+            let Some(mut flight) = self.flights.get(id).copied() else { continue };
+            let count = core::mem::take(&mut flight.region_count);
+            for at in 0..usize::from(count) {
+                let index = flight.regions[at];
+                let region = self.keys.regions.at_mut(index).expect("a flight's region is live");
+                if region.session == session {
+                    region.flights -= 1;
+                } else {
+                    flight.regions[usize::from(flight.region_count)] = index;
+                    flight.region_count += 1;
+                }
+            }
+            let is_its = |mw: &MwId| self.keys.windows.get(*mw).is_some_and(|window| window.session == session);
+            if let Some(window) = flight.window.take_if(|mw| is_its(mw)) {
+                self.leave_window(window);
+            }
+            if let Some(requester) = self.qps.get_mut(flight.requester).filter(|qp| qp.session == session) {
+                requester.send.responder = None;
+            }
+            if let Some(entry) = self.flights.get_mut(id) {
+                *entry = flight;
+            }
+        }
+    }
+
     /// Takes a flight out of the table; its token is stale from now on.
     pub(crate) fn land(&mut self, id: FlightId) -> Option<Flight> {
         let flight = self.flights.remove(id)?;
-        for &region in &flight.regions[..usize::from(flight.region_count)] {
+        for &region in flight.regions() {
             self.keys.regions.at_mut(region).expect("a flight's region is live").flights -= 1;
         }
-        self.qp_mut(flight.requester).send.flight = None;
-        if let Some(responder) = flight.responder {
-            self.qp_mut(responder).receive.flights -= 1;
+        if let Some(requester) = self.qps.get_mut(flight.requester) {
+            requester.send.flight = None;
+        }
+        if let Some(responder) = flight.responder.and_then(|responder| self.qps.get_mut(responder)) {
+            responder.receive.flights -= 1;
+        }
+        if let Some(window) = flight.window {
+            self.leave_window(window);
+        }
+        if let Some(srq) = flight.srq {
+            self.leave_queue(srq);
         }
         Some(flight)
     }

@@ -33,10 +33,19 @@ ids! {
     ContextId,
     PdId,
     MrId,
+    /// A memory window.
+    MwId,
+    /// An XRC domain.
+    XrcdId,
     CqId,
     SrqId,
     QpId,
     AhId,
+}
+
+impl SessionId {
+    /// No process: memory that reads as zeros and forgets what is written (a null MR's).
+    pub const VOID: Self = Self { index: u32::MAX, generation: u32::MAX };
 }
 
 /// Where RECVs come from.

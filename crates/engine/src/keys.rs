@@ -1,36 +1,73 @@
-//! Memory regions and their keys: registration, and the check that stands before every byte that is touched.
+//! Keys of memory regions and windows, and the check that stands before every byte that is touched.
 //!
 //! Invariant: a [`Span`] is only made here, from a live key of the right protection domain with the rights asked for,
-//! and lies wholly inside its region. An lkey and an rkey of a region are the same random number; a guess of one has a
-//! chance of one in 2^32 for each live region and costs the guesser its QP.
+//! and lies wholly inside its region. The upper 24 bits of a key, its *prefix*, are drawn at random and belong to one
+//! region or window at a time; all 32 bits are compared. An lkey and an rkey of a region are the same number, its low
+//! byte random too; the low byte of a window's key is its owner's to choose (IBTA 10.6.7.2.1). A wrong guess of a remote
+//! key costs the guesser its QP.
+use crate::random::Random;
 use crate::slab::{Owned, Slab};
 use crate::table::NumberTable;
-use crate::{MrId, PdId, SessionId, Span};
+use crate::windows::Window;
+use crate::{MrId, MwId, PdId, QpId, SessionId, Span};
 use alloc::vec::Vec;
 use freeflow_verbs::{Access, Sge, VerbsError};
 
-use crate::random::Random;
+/// Keys of all vNICs together: half of the prefixes, so that drawing a fresh one ends soon.
+pub(crate) const KEY_COUNT_MAX: usize = 1 << 23;
+/// In the table: the index is that of a window.
+const WINDOW: u32 = 1 << 31;
+const LOW_BITS: u32 = 8;
 
+/// No entry; see [`MemoryRegion::windows`].
+pub(crate) const NOWHERE: u32 = u32::MAX;
+
+/// Kept within 56 bytes, so that an entry of the table is one cache line long.
 pub(crate) struct MemoryRegion {
     pub session: SessionId,
     pub pd: PdId,
     /// Where the process sees it.
     pub address: u64,
-    pub length: u64,
+    /// Length less one: the whole address space has a length too.
+    pub last: u64,
     /// Where requests name it.
     pub iova: u64,
-    pub access: Access,
     pub key: u32,
     /// Pending copies that touch it.
     pub flights: u32,
+    /// First of the windows bound to it, or [`NOWHERE`].
+    pub windows: u32,
+    rights: u16,
     pub state: RegionState,
+    pub backing: Backing,
 }
+
+const _: () = assert!(size_of::<Option<MemoryRegion>>() <= 56);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegionState {
     Live,
+    /// Its key is invalid until no copy uses it and the change is made.
+    Changing,
     /// Its key is invalid; it goes when no copy uses it.
     Leaving,
+}
+
+/// What a region's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backing {
+    Process,
+    /// Zeros; see [`SessionId::VOID`].
+    Void,
+}
+
+/// What of a region a registration says.
+#[derive(Clone, Copy)]
+pub(crate) struct Placement {
+    pub address: u64,
+    pub last: u64,
+    pub iova: u64,
+    pub access: Access,
 }
 
 impl Owned for MemoryRegion {
@@ -39,42 +76,135 @@ impl Owned for MemoryRegion {
     }
 }
 
+impl MemoryRegion {
+    pub fn new(session: SessionId, pd: PdId, placement: &Placement, backing: Backing) -> Self {
+        let Placement { address, last, iova, access } = *placement;
+        Self {
+            session,
+            pd,
+            address,
+            last,
+            iova,
+            key: 0,
+            flights: 0,
+            windows: NOWHERE,
+            rights: access.0 as u16,
+            state: RegionState::Live,
+            backing,
+        }
+    }
+
+    pub fn access(&self) -> Access {
+        Access(u32::from(self.rights))
+    }
+
+    pub fn placement(&self) -> Placement {
+        Placement { address: self.address, last: self.last, iova: self.iova, access: self.access() }
+    }
+
+    pub fn place(&mut self, placement: &Placement) {
+        let Placement { address, last, iova, access } = *placement;
+        (self.address, self.last, self.iova, self.rights) = (address, last, iova, access.0 as u16);
+    }
+
+    /// What counts against the vNIC's limit: nothing for a region of all addresses, which is not memory by itself.
+    pub fn registered_bytes(&self) -> u64 {
+        self.last.wrapping_add(1)
+    }
+
+    #[inline]
+    fn admits(&self, key: u32, pd: PdId, needed: Access) -> bool {
+        self.key == key && self.pd == pd && self.access().contains(needed) && self.state == RegionState::Live
+    }
+
+    #[inline]
+    fn span(&self, index: u32, address: u64, length: u32) -> Result<Span, KeyFault> {
+        let offset = offset_within(self.iova, self.last, address, u64::from(length))?;
+        let session = if self.backing == Backing::Void { SessionId::VOID } else { self.session };
+        Ok(Span { session, mr_index: index, address: self.address.wrapping_add(offset), length })
+    }
+}
+
+/// Offset of a range within another one that is `last + 1` bytes long.
+#[inline]
+pub(crate) fn offset_within(start: u64, last: u64, address: u64, length: u64) -> Result<u64, KeyFault> {
+    let offset = address.checked_sub(start).ok_or(KeyFault)?;
+    let room = last.checked_sub(offset).ok_or(KeyFault)?;
+    if length.saturating_sub(1) > room { Err(KeyFault) } else { Ok(offset) }
+}
+
 /// A key does not cover what is asked for: unknown, of another PD, without the right, or the range leaves the region.
 /// A NIC does not tell which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyFault;
 
+/// Who a remote key is used through: a window may belong to one QP.
+#[derive(Clone, Copy)]
+pub(crate) struct Reach {
+    pub pd: PdId,
+    pub responder: QpId,
+}
+
+/// Who a key belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holder {
+    Region(u32),
+    Window(u32),
+}
+
 pub(crate) struct Keys {
     pub regions: Slab<MrId, MemoryRegion>,
+    pub windows: Slab<MwId, Window>,
+    /// By prefix.
     table: NumberTable,
+    key_count_max: usize,
 }
 
 impl Keys {
-    pub fn new() -> Self {
-        Self { regions: Slab::new(), table: NumberTable::new() }
+    pub fn new(key_count_max: usize) -> Self {
+        Self { regions: Slab::new(), windows: Slab::new(), table: NumberTable::new(), key_count_max }
     }
 
-    /// Enters a region under a fresh key.
-    pub fn register(&mut self, random: &mut Random, mut region: MemoryRegion) -> (MrId, u32) {
-        let key = loop {
+    /// NoMemory if no key is left.
+    pub fn check_room(&self) -> Result<(), VerbsError> {
+        if self.table.len() < self.key_count_max { Ok(()) } else { Err(VerbsError::NoMemory) }
+    }
+
+    /// A number whose prefix nobody has.
+    fn draw(&self, random: &mut Random) -> u32 {
+        loop {
             let key = random.next_u32();
-            if key != 0 && self.table.get(key).is_none() {
-                break key;
+            if key >> LOW_BITS != 0 && self.table.get(key >> LOW_BITS).is_none() {
+                return key;
             }
-        };
+        }
+    }
+
+    /// Enters a region under a fresh key; there is room for it.
+    pub fn register(&mut self, random: &mut Random, mut region: MemoryRegion) -> (MrId, u32) {
+        let key = self.draw(random);
         region.key = key;
         let id = self.regions.adopt(region);
-        self.table.insert(key, id.index);
+        self.table.insert(key >> LOW_BITS, id.index);
+        (id, key)
+    }
+
+    /// The same for a window.
+    pub fn register_window(&mut self, random: &mut Random, mut window: Window) -> (MwId, u32) {
+        let key = self.draw(random);
+        window.key = key;
+        let id = self.windows.adopt(window);
+        self.table.insert(key >> LOW_BITS, id.index | WINDOW);
         (id, key)
     }
 
     /// From here on its key is unknown.
     pub fn invalidate(&mut self, id: MrId) {
         if let Some(region) = self.regions.get_mut(id)
-            && region.state == RegionState::Live
+            && region.state != RegionState::Leaving
         {
             region.state = RegionState::Leaving;
-            self.table.remove(region.key);
+            self.table.remove(region.key >> LOW_BITS);
         }
     }
 
@@ -83,19 +213,71 @@ impl Keys {
         self.regions.disown(id)
     }
 
-    /// The bytes that a key names, if it covers them. A length of zero must be dealt with before: it needs no key.
+    pub fn remove_window(&mut self, id: MwId) -> Option<Window> {
+        let window = self.windows.disown(id)?;
+        self.table.remove(window.key >> LOW_BITS);
+        Some(window)
+    }
+
+    /// Who has the prefix of a key; whether the whole key is theirs is another question.
+    #[inline]
+    pub fn holder(&self, key: u32) -> Option<Holder> {
+        let index = self.table.get(key >> LOW_BITS)?;
+        Some(if index & WINDOW == 0 { Holder::Region(index) } else { Holder::Window(index & !WINDOW) })
+    }
+
+    /// The bytes that an lkey names, if it covers them. A length of zero must be dealt with before: it needs no key.
+    #[inline(always)] // a span that is only checked is never made
     pub fn resolve(&self, key: u32, pd: PdId, address: u64, length: u32, needed: Access) -> Result<Span, KeyFault> {
-        let index = self.table.get(key).ok_or(KeyFault)?;
+        match self.holder(key) {
+            Some(Holder::Region(index)) => self.resolve_region(index, (key, pd), address, length, needed),
+            _ => Err(KeyFault),
+        }
+    }
+
+    #[inline(always)]
+    fn resolve_region(
+        &self,
+        index: u32,
+        (key, pd): (u32, PdId),
+        address: u64,
+        length: u32,
+        needed: Access,
+    ) -> Result<Span, KeyFault> {
         let (_, region) = self.regions.at(index).ok_or(KeyFault)?;
-        if region.pd != pd || !region.access.contains(needed) {
-            return Err(KeyFault);
+        if region.admits(key, pd, needed) { region.span(index, address, length) } else { Err(KeyFault) }
+    }
+
+    /// The bytes that an rkey names, which may be a window's (IBTA 10.6.7).
+    #[inline(always)]
+    pub fn resolve_remote(
+        &self,
+        key: u32,
+        reach: Reach,
+        address: u64,
+        length: u32,
+        needed: Access,
+    ) -> Result<Span, KeyFault> {
+        match self.holder(key) {
+            Some(Holder::Region(index)) => self.resolve_region(index, (key, reach.pd), address, length, needed),
+            Some(Holder::Window(index)) => self.window(index)?.span(key, reach, (address, length), needed),
+            None => Err(KeyFault),
         }
-        let offset = address.checked_sub(region.iova).ok_or(KeyFault)?;
-        let room = region.length.checked_sub(offset).ok_or(KeyFault)?;
-        if u64::from(length) > room {
-            return Err(KeyFault);
-        }
-        Ok(Span { session: region.session, mr_index: index, address: region.address.wrapping_add(offset), length })
+    }
+
+    /// Whether an rkey gives these rights at all, wherever it lies.
+    pub fn check_remote_rights(&self, key: u32, reach: Reach, needed: Access) -> Result<(), KeyFault> {
+        let admitted = match self.holder(key).ok_or(KeyFault)? {
+            Holder::Window(index) => self.window(index)?.admits(key, reach, needed),
+            Holder::Region(index) => {
+                self.regions.at(index).is_some_and(|(_, region)| region.admits(key, reach.pd, needed))
+            }
+        };
+        if admitted { Ok(()) } else { Err(KeyFault) }
+    }
+
+    fn window(&self, index: u32) -> Result<&Window, KeyFault> {
+        self.windows.at(index).map(|(_, window)| window).ok_or(KeyFault)
     }
 
     /// Checks the first `bytes` of a scatter/gather list.
@@ -141,8 +323,8 @@ pub(crate) struct Part {
     pub bytes: u64,
 }
 
-/// The rights a region is registered with: remote writing needs local writing (IBTA 10.6.3.5); what FreeFlow does not do
-/// is refused, optional bits are ignored, HUGETLB is a hint.
+/// The rights a region is registered with: remote writing needs local writing (IBTA 10.6.3.5). Optional bits are ignored;
+/// HUGETLB and ON_DEMAND are hints. FLUSH_PERSISTENT is NotSupported: no memory here outlives a power failure.
 pub(crate) fn check_access(access: Access) -> Result<Access, VerbsError> {
     let required = access.required();
     let known = Access(0x3ff);
@@ -153,9 +335,7 @@ pub(crate) fn check_access(access: Access) -> Result<Access, VerbsError> {
     if writes_remotely && !required.contains(Access::LOCAL_WRITE) {
         return Err(VerbsError::InvalidArgument);
     }
-    let unsupported =
-        Access::ON_DEMAND.union(Access::ZERO_BASED).union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT);
-    if required.intersects(unsupported) {
+    if required.contains(Access::FLUSH_PERSISTENT) {
         return Err(VerbsError::NotSupported);
     }
     Ok(required)
@@ -170,18 +350,9 @@ mod tests {
     const PD: PdId = PdId { index: 1, generation: 0 };
 
     fn with(address: u64, length: u64, iova: u64, access: Access) -> (Keys, MrId, u32) {
-        let mut keys = Keys::new();
-        let region = MemoryRegion {
-            session: SESSION,
-            pd: PD,
-            address,
-            length,
-            iova,
-            access,
-            key: 0,
-            flights: 0,
-            state: RegionState::Live,
-        };
+        let mut keys = Keys::new(KEY_COUNT_MAX);
+        let placement = Placement { address, last: length.wrapping_sub(1), iova, access };
+        let region = MemoryRegion::new(SESSION, PD, &placement, Backing::Process);
         let (id, key) = keys.register(&mut Random::new(&Seed([9; 32])), region);
         (keys, id, key)
     }
@@ -205,6 +376,10 @@ mod tests {
         assert!(resolve(u64::MAX, 1));
         assert!(!resolve(u64::MAX, 2));
         assert!(!resolve(0, 1));
+        let (keys, id, key) = with(0, 0, 0, Access(0));
+        let resolve = |address, length| keys.resolve(key, PD, address, length, Access(0)).is_ok();
+        assert!(resolve(0, u32::MAX) && resolve(u64::MAX, 1) && !resolve(u64::MAX, 2));
+        assert_eq!(keys.regions.get(id).unwrap().registered_bytes(), 0);
     }
 
     #[test]
@@ -214,10 +389,38 @@ mod tests {
         assert!(keys.resolve(key, PD, 0, 64, Access::REMOTE_READ).is_ok());
         assert!(keys.resolve(key, other, 0, 64, Access::REMOTE_READ).is_err());
         assert!(keys.resolve(key, PD, 0, 64, Access::LOCAL_WRITE).is_err());
-        assert!(keys.resolve(key ^ 1, PD, 0, 64, Access(0)).is_err());
+        for bit in 0..32 {
+            assert!(keys.resolve(key ^ 1 << bit, PD, 0, 64, Access(0)).is_err(), "all bits count");
+        }
+        keys.regions.get_mut(id).unwrap().state = RegionState::Changing;
+        assert!(keys.resolve(key, PD, 0, 64, Access(0)).is_err());
+        keys.regions.get_mut(id).unwrap().state = RegionState::Live;
         keys.invalidate(id);
         assert!(keys.resolve(key, PD, 0, 64, Access(0)).is_err());
         assert!(keys.remove(id).is_some());
+        assert_eq!(keys.table.len(), 0);
+    }
+
+    #[test]
+    fn keys_run_out() {
+        let mut keys = Keys::new(3);
+        let mut random = Random::new(&Seed([9; 32]));
+        let placement = Placement { address: 0, last: 0, iova: 0, access: Access(0) };
+        let region = || MemoryRegion::new(SESSION, PD, &placement, Backing::Process);
+        let made: Vec<_> = (0..3).map(|_| keys.register(&mut random, region()).0).collect();
+        assert_eq!(keys.check_room(), Err(VerbsError::NoMemory));
+        keys.remove(made[1]);
+        assert_eq!(keys.check_room(), Ok(()));
+    }
+
+    #[test]
+    fn nothing_behind_a_void() {
+        let mut keys = Keys::new(KEY_COUNT_MAX);
+        let placement = Placement { address: 0, last: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
+        let region = MemoryRegion::new(SESSION, PD, &placement, Backing::Void);
+        let (_, key) = keys.register(&mut Random::new(&Seed([9; 32])), region);
+        let span = keys.resolve(key, PD, 0xdead_beef, 7, Access::LOCAL_WRITE).unwrap();
+        assert_eq!((span.session, span.address, span.length), (SessionId::VOID, 0xdead_beef, 7));
     }
 
     #[test]
@@ -240,11 +443,11 @@ mod tests {
         assert_eq!(check_access(Access::REMOTE_WRITE), Err(InvalidArgument));
         assert_eq!(check_access(Access::REMOTE_ATOMIC), Err(InvalidArgument));
         assert_eq!(check_access(Access(1 << 12)), Err(InvalidArgument));
-        assert_eq!(check_access(Access::ON_DEMAND), Err(NotSupported));
-        assert_eq!(check_access(Access::ZERO_BASED), Err(NotSupported));
-        assert_eq!(check_access(Access::FLUSH_GLOBAL), Err(NotSupported));
+        assert_eq!(check_access(Access::FLUSH_PERSISTENT), Err(NotSupported));
         let relaxed = Access(1 << 20).union(Access::LOCAL_WRITE).union(Access::REMOTE_WRITE).union(Access::MW_BIND);
         assert_eq!(check_access(relaxed), Ok(relaxed.required()));
-        assert!(check_access(Access::HUGETLB).is_ok());
+        for hint in [Access::HUGETLB, Access::ON_DEMAND, Access::ZERO_BASED, Access::FLUSH_GLOBAL] {
+            assert_eq!(check_access(hint), Ok(hint));
+        }
     }
 }

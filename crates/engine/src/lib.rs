@@ -2,7 +2,8 @@
 //! delivery, timers. Packets, time and randomness are arguments; bytes move through [`Environment`].
 //!
 //! Read in this order: `qp` (what a QP holds), `requester` ([`Engine::run`], the way of a send request), `responder`
-//! (whether it is taken), `delivery` (how its bytes move), `completion` (how it ends).
+//! (whether it is taken), `delivery` (how its bytes move), `completion` (how it ends). What
+//! only XRC and only multicast have stands in `xrc` and `multicast`.
 //!
 //! Invariant: all state is plain data in tables by index and generation, walked in order; given the same seed, calls and
 //! answers of the environment, a run repeats itself exactly.
@@ -15,13 +16,17 @@ mod control;
 mod delivery;
 mod environment;
 mod flight;
+mod flush;
 mod id;
 mod keys;
 mod limits;
+mod multicast;
 mod objects;
+mod protection;
 mod qp;
 mod qp_verbs;
 mod random;
+mod regions;
 mod requester;
 mod responder;
 mod slab;
@@ -29,30 +34,37 @@ mod states;
 mod syndrome;
 mod table;
 mod timers;
+mod traffic;
 mod ud;
+mod windows;
+mod xrc;
 
 pub use environment::{
     AtomicOutcome, CopyOutcome, CqFull, Environment, EventTarget, Fetch, MemorySide, Source, SourceBody, Span, Token,
 };
-pub use id::{AhId, ContextId, CqId, MrId, PdId, QpId, ReceiveQueueId, SessionId, SrqId, VnicId};
+pub use id::{AhId, ContextId, CqId, MrId, MwId, PdId, QpId, ReceiveQueueId, SessionId, SrqId, VnicId, XrcdId};
 pub use limits::{
     CHUNK_BYTES_MAX, REQUESTS_PER_RUN_MAX, UD_MESSAGE_BYTES_MAX, grant_qp_capabilities, grant_srq_attributes,
 };
 pub use states::{Transition, modify_is_allowed, transition};
 pub use syndrome::Syndrome;
+pub use traffic::Traffic;
 pub use ud::GRH_BYTES;
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use flight::{Flight, FlightId};
-use freeflow_verbs::{QpCapabilities, QpType, VerbsError};
+use freeflow_verbs::{CompletionStatus, QpCapabilities, QpType, VerbsError};
 use keys::Keys;
-use objects::{AddressHandle, Context, Cq, Pd, Session, Srq, Vnic};
+use multicast::Groups;
+use objects::{AddressHandle, Context, Cq, Session, Srq, Vnic};
+use protection::Pd;
 use qp::QueuePair;
 use random::Random;
 use slab::Slab;
 use table::NumberTable;
 use timers::Timers;
+use xrc::Xrc;
 
 /// Entropy for keys, QPNs and first PSNs (xoshiro or the like, seeded by the caller from the operating system).
 pub struct Seed(pub [u8; 32]);
@@ -85,13 +97,21 @@ pub struct MrKeys {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpInit {
-    pub pd: PdId,
+    /// All but `XrcReceive`.
+    pub pd: Option<PdId>,
     pub qp_type: QpType,
-    pub send_cq: CqId,
-    pub recv_cq: CqId,
+    /// All but `XrcReceive`.
+    pub send_cq: Option<CqId>,
+    /// RC, UC, UD.
+    pub recv_cq: Option<CqId>,
+    /// RC, UC, UD; may be absent.
     pub srq: Option<SrqId>,
+    /// `XrcReceive`.
+    pub xrcd: Option<XrcdId>,
     pub capabilities: QpCapabilities,
     pub all_signaled: bool,
+    /// UD: its own multicast messages don't come back to it.
+    pub block_own_multicast: bool,
     /// Echoed in completions.
     pub cookie: u32,
 }
@@ -106,6 +126,11 @@ pub struct Usage {
     pub cqs: u32,
     pub srqs: u32,
     pub mrs: u32,
+    pub mws: u32,
+    /// Opened domains.
+    pub xrcds: u32,
+    /// Groups that QPs are attached to.
+    pub multicast_groups: u32,
     pub ahs: u32,
     pub registered_bytes: u64,
 }
@@ -117,6 +142,7 @@ pub struct SessionObjects {
     pub cqs: Vec<CqId>,
     pub srqs: Vec<SrqId>,
     pub qps: Vec<QpId>,
+    pub xrcds: Vec<XrcdId>,
 }
 
 /// Counts since the vNIC was made.
@@ -136,6 +162,49 @@ pub struct VnicCounters {
     pub malformed_descriptors: u64,
     /// Messages of this vNIC that found nobody (a retried one counts once).
     pub undeliverable: u64,
+    pub sent: Traffic,
+    pub received: Traffic,
+    /// Requests of peers that reached this vNIC's responders.
+    pub writes_received: u64,
+    pub reads_received: u64,
+    pub atomics_received: u64,
+    /// Messages that came while no RECV was posted for them.
+    pub receives_missing: u64,
+    /// Times that no acknowledgement came in time and the requester tried once more.
+    pub ack_timeouts: u64,
+    /// RNR NAKs that came when no retry was left.
+    pub rnr_retries_exceeded: u64,
+    pub failures: Failures,
+}
+
+/// Completions with an error, as a requester and as a responder; the flushed ones are part of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Failures {
+    pub requester: u64,
+    pub requester_flushed: u64,
+    pub responder: u64,
+    pub responder_flushed: u64,
+    /// As a requester: REM_INV_REQ_ERR and REM_ACCESS_ERR.
+    pub remote_invalid_requests: u64,
+    pub remote_access_errors: u64,
+    /// As a responder: LOC_LEN_ERR.
+    pub local_length_errors: u64,
+}
+
+impl Failures {
+    pub(crate) fn count(&mut self, of_requester: bool, status: CompletionStatus) {
+        let flushed = u64::from(status == CompletionStatus::WorkRequestFlushed);
+        if of_requester {
+            self.requester += 1;
+            self.requester_flushed += flushed;
+            self.remote_invalid_requests += u64::from(status == CompletionStatus::RemoteInvalidRequest);
+            self.remote_access_errors += u64::from(status == CompletionStatus::RemoteAccessError);
+        } else {
+            self.responder += 1;
+            self.responder_flushed += flushed;
+            self.local_length_errors += u64::from(status == CompletionStatus::LocalLengthError);
+        }
+    }
 }
 
 impl Usage {
@@ -148,6 +217,9 @@ impl Usage {
             cqs: self.cqs + other.cqs,
             srqs: self.srqs + other.srqs,
             mrs: self.mrs + other.mrs,
+            mws: self.mws + other.mws,
+            xrcds: self.xrcds + other.xrcds,
+            multicast_groups: self.multicast_groups + other.multicast_groups,
             ahs: self.ahs + other.ahs,
             registered_bytes: self.registered_bytes + other.registered_bytes,
         }
@@ -168,6 +240,8 @@ pub struct Engine {
     srqs: Slab<SrqId, Srq>,
     ahs: Slab<AhId, AddressHandle>,
     keys: Keys,
+    xrc: Xrc,
+    groups: Groups,
     qps: Slab<QpId, QueuePair>,
     /// QPN to slab index.
     qpns: NumberTable,
@@ -190,7 +264,9 @@ impl Engine {
             cqs: Slab::new(),
             srqs: Slab::new(),
             ahs: Slab::new(),
-            keys: Keys::new(),
+            keys: Keys::new(keys::KEY_COUNT_MAX),
+            xrc: Xrc::new(),
+            groups: Groups::new(),
             qps: Slab::new(),
             qpns: NumberTable::new(),
             timers: Timers::new(),

@@ -1,20 +1,29 @@
 //! What the device grants, and the constants of the data path.
 use freeflow_verbs::{
-    CQE_COUNT_MAX, INLINE_BYTES_MAX, QUEUE_WORK_REQUESTS_MAX, QpCapabilities, SGE_COUNT_MAX, SrqAttributes, VerbsError,
+    CQE_COUNT_MAX, Duration, INLINE_BYTES_MAX, QUEUE_WORK_REQUESTS_MAX, QpCapabilities, SGE_COUNT_MAX, SrqAttributes, VerbsError,
 };
 
 /// Largest piece of a message given to one [`crate::Environment::copy`], bytes.
 pub const CHUNK_BYTES_MAX: u64 = 256 * 1024;
-/// Requests that one [`crate::Engine::run`] takes from a send queue before others get their turn.
+/// Requests that one [`crate::Engine::run`] takes from a send queue before others get their turn; each member of a
+/// multicast group is one more.
 pub const REQUESTS_PER_RUN_MAX: u32 = 64;
 /// Requests of each queue that one turn flushes.
 pub(crate) const FLUSHES_PER_TURN_MAX: u32 = 64;
+/// How often one XRC target QP may be open: each time is one to be told of its events.
+pub(crate) const OPENS_PER_QP_MAX: usize = 1024;
 /// One UD message, bytes: the port's MTU.
 pub const UD_MESSAGE_BYTES_MAX: u64 = 4096;
 /// Bytes of an atomic operation.
 pub(crate) const ATOMIC_BYTES: u64 = 8;
 /// The vNIC's only port.
 pub(crate) const PORT: u8 = 1;
+/// UC and UD: a message that finds no RECV is as if still on the wire for so many looks of so long each, if the receiver
+/// took a RECV not long ago. On a wire the receiver's CPU runs while bytes travel; here both may share a core, and a
+/// burst would be lost at once. A receiver that does not receive makes nobody wait.
+pub(crate) const PATIENCE_STEP: Duration = Duration::from_micros(50);
+pub(crate) const PATIENCE_COUNT: u8 = 40;
+pub(crate) const LIVELY: Duration = Duration::from_millis(10);
 /// `rnr_retry` that means for ever.
 pub(crate) const RNR_RETRY_FOREVER: u8 = 7;
 

@@ -1,5 +1,6 @@
 //! The small objects of the control path: what each belongs to, and how many others stand on it.
 use crate::slab::Owned;
+use crate::xrc::XrcQueue;
 use crate::{ContextId, PdId, QpId, SessionId, Usage, VnicCounters, VnicId};
 use alloc::vec::Vec;
 use freeflow_verbs::{Gid, GlobalRoute, NetworkId, SrqAttributes, VnicLimits};
@@ -18,14 +19,7 @@ pub(crate) struct Session {
 
 pub(crate) struct Context {
     pub session: SessionId,
-    /// PDs and CQs.
-    pub children: u32,
-}
-
-pub(crate) struct Pd {
-    pub session: SessionId,
-    pub context: ContextId,
-    /// MRs, SRQs, QPs and AHs.
+    /// PDs, XRC domains and CQs.
     pub children: u32,
 }
 
@@ -39,7 +33,7 @@ pub(crate) enum CqState {
 pub(crate) struct Cq {
     pub session: SessionId,
     pub context: ContextId,
-    /// QPs; one that uses it for both queues counts twice.
+    /// QPs, and SRQs for XRC; a QP that uses it for both queues counts twice.
     pub users: u32,
     pub state: CqState,
 }
@@ -48,7 +42,8 @@ pub(crate) struct Srq {
     pub session: SessionId,
     pub pd: PdId,
     pub attributes: SrqAttributes,
-    /// QPs.
+    pub xrc: Option<XrcQueue>,
+    /// QPs; not target QPs, which are of a domain.
     pub users: u32,
     /// Senders that wait for a RECV, in order of arrival.
     pub waiters: Vec<QpId>,
@@ -72,4 +67,4 @@ macro_rules! owned {
     )* };
 }
 
-owned!(Context, Pd, Cq, Srq, AddressHandle);
+owned!(Context, Cq, Srq, AddressHandle);

@@ -4,12 +4,15 @@
 //! Invariant: the requester has at most one request in hand and at most one pending copy; the responder has at most one
 //! RECV in hand. So completions of each queue come in order, and everything of a message stands in its two QPs.
 use crate::flight::FlightId;
+use crate::keys::NOWHERE;
+use crate::multicast::Fanout;
 use crate::slab::Owned;
 use crate::ud::GRH_BYTES;
-use crate::{CqId, PdId, QpId, QpInit, ReceiveQueueId, SessionId, SrqId, VnicId};
+use crate::xrc::{DomainId, Target};
+use crate::{CqId, MwId, PdId, QpId, QpInit, ReceiveQueueId, SessionId, SrqId, VnicId};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use freeflow_verbs::{Gid, NetworkId, QpAttributes, QpState, QpType, Qpn, ReceiveRequest, SendRequest};
+use freeflow_verbs::{Gid, Instant, NetworkId, QpAttributes, QpState, QpType, Qpn, ReceiveRequest, SendRequest};
 
 pub(crate) struct QueuePair {
     pub session: SessionId,
@@ -18,15 +21,22 @@ pub(crate) struct QueuePair {
     pub gid: Gid,
     pub qpn: Qpn,
     pub service: QpType,
-    pub pd: PdId,
-    pub send_cq: CqId,
-    pub recv_cq: CqId,
+    /// See [`QpInit`] for which types have what.
+    pub pd: Option<PdId>,
+    pub send_cq: Option<CqId>,
+    pub recv_cq: Option<CqId>,
+    /// Of a target QP: the one that the message in hand names, or named; it may be gone.
     pub srq: Option<SrqId>,
+    /// An `XrcReceive` QP is one.
+    pub target: Option<Box<Target>>,
     pub all_signaled: bool,
+    pub block_own_multicast: bool,
     pub cookie: u32,
     /// Its state is `attributes.state`.
     pub attributes: QpAttributes,
     pub teardown: Teardown,
+    /// First of the windows bound to it, or [`NOWHERE`].
+    pub windows: u32,
     /// It stands in the engine's ready queue.
     pub queued: bool,
     pub send: Sender,
@@ -53,12 +63,18 @@ pub(crate) struct Sender {
     pub responder: Option<QpId>,
     pub retries_left: u8,
     pub rnr_retries_left: u8,
+    /// Looks at an empty receive queue that a message without acknowledgement has left.
+    pub patience_left: u8,
     /// The empty receive queue that it waits for.
     pub waits_for: Option<ReceiveQueueId>,
     pub flight: Option<FlightId>,
+    /// LOCAL_INV: the window that this request made invalid, and whose last copies it waits for.
+    pub releases: Option<MwId>,
     pub drain: Drain,
     /// UD: what precedes the payload of this message.
     pub grh: [u8; GRH_BYTES],
+    /// UD: the members that a multicast message has still to reach. There since the first such message.
+    pub fanout: Option<Box<Fanout>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +83,8 @@ pub(crate) enum SendPhase {
     Idle,
     /// To be checked and offered to the responder, for the first time or again.
     Begin,
+    /// Multicast: to be offered to the next member.
+    Replicate,
     /// Admitted: bytes are on their way, chunk by chunk.
     Moving,
     /// An atomic was done; the value found goes to local memory.
@@ -101,6 +119,8 @@ pub(crate) struct Receiver {
     pub established: bool,
     /// LAST_WQE_REACHED was raised.
     pub last_told: bool,
+    /// When it last took a RECV from its queue.
+    pub taken_at: Option<Instant>,
 }
 
 /// Who uses the RECV in hand.
@@ -118,6 +138,13 @@ impl Owned for QueuePair {
     fn session(&self) -> SessionId {
         self.session
     }
+
+    fn belongs_to(&self, session: SessionId) -> bool {
+        match &self.target {
+            None => self.session == session,
+            Some(target) => target.openers.contains(&session),
+        }
+    }
 }
 
 impl QueuePair {
@@ -133,10 +160,13 @@ impl QueuePair {
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
             srq: init.srq,
+            target: None,
             all_signaled: init.all_signaled,
+            block_own_multicast: init.block_own_multicast,
             cookie: init.cookie,
             attributes: QpAttributes { capabilities: init.capabilities, ..QpAttributes::default() },
             teardown: Teardown::None,
+            windows: NOWHERE,
             queued: false,
             send: Sender::new(),
             receive: Receiver::new(),
@@ -165,12 +195,32 @@ impl QueuePair {
         self.attributes.address.grh.map(|route| route.dgid)
     }
 
+    /// Where the keys of its own requests live.
+    pub fn sender_pd(&self) -> PdId {
+        self.pd.expect("a QP that sends has a PD")
+    }
+
+    /// Whether it is a target QP that another process may open through this domain.
+    pub fn can_be_opened(&self, domain: DomainId) -> bool {
+        self.teardown != Teardown::Destroy && self.target.as_ref().is_some_and(|target| target.domain == domain)
+    }
+
     pub fn is_connected_service(&self) -> bool {
         self.service != QpType::Ud
     }
 }
 
 impl Sender {
+    /// Whether a multicast message is on its way through its group.
+    pub fn replicates(&self) -> bool {
+        self.fanout.as_ref().is_some_and(|fanout| fanout.is_under_way())
+    }
+
+    /// Where a message goes on that had to wait, or lost its responder.
+    pub fn offer_again(&mut self) {
+        self.phase = if self.replicates() { SendPhase::Replicate } else { SendPhase::Begin };
+    }
+
     fn new() -> Self {
         Self {
             request: Box::default(),
@@ -180,10 +230,13 @@ impl Sender {
             responder: None,
             retries_left: 0,
             rnr_retries_left: 0,
+            patience_left: 0,
             waits_for: None,
             flight: None,
+            releases: None,
             drain: Drain::None,
             grh: [0; GRH_BYTES],
+            fanout: None,
         }
     }
 }
@@ -198,6 +251,7 @@ impl Receiver {
             wanted: false,
             established: false,
             last_told: false,
+            taken_at: None,
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Verbs of queue pairs: create, modify, query, destroy (IBTA 11.2.5).
-use crate::control::check_address;
+use crate::control::check_unicast;
 use crate::limits::PORT;
 use crate::qp::{Claim, Drain, QueuePair, SendPhase, Teardown};
 use crate::states::modify_is_allowed;
+use crate::xrc::Target;
 use crate::{
     Engine, Environment, EventTarget, Progress, QpId, QpInit, ReceiveQueueId, Refusal, SessionId, grant_qp_capabilities,
 };
+use alloc::boxed::Box;
 use freeflow_verbs::{
     AsyncEventKind, Instant, Psn, QpAttributeMask, QpAttributes, QpCapabilities, QpState, QpType, Qpn,
     READ_ATOMIC_DEPTH_MAX, VerbsError,
@@ -20,29 +22,60 @@ const RNR_TIMER_MAX: u8 = 31;
 impl Engine {
     /// Checks capabilities (EINVAL above the device's limits) and gives those granted.
     pub fn create_qp(&mut self, session: SessionId, init: QpInit) -> Result<(QpId, Qpn, QpCapabilities), VerbsError> {
-        let context = self.pds.owned(session, init.pd)?.context;
-        for cq in [init.send_cq, init.recv_cq] {
-            if self.cqs.owned(session, cq)?.context != context {
-                return Err(VerbsError::InvalidArgument);
-            }
-        }
-        if let Some(srq) = init.srq {
-            self.srqs.owned(session, srq)?;
-        }
-        let capabilities = grant_qp_capabilities(&init.capabilities, init.srq.is_some())?;
+        check_parts(&init)?;
+        self.check_owners(session, &init)?;
+        let capabilities = match init.qp_type {
+            QpType::XrcReceive => QpCapabilities::default(),
+            _ => grant_qp_capabilities(&init.capabilities, init.recv_cq.is_none() || init.srq.is_some())?,
+        };
+        let domain = init.xrcd.map(|xrcd| self.domain_of(session, xrcd)).transpose()?;
         let vnic = self.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.qps, |limits| limits.qp_count_max)?;
         let home = self.vnics.get(vnic).map(|vnic| (vnic.network, vnic.gid)).ok_or(VerbsError::NotFound)?;
         let qpn = self.fresh_qpn();
-        let id = self.qps.adopt(QueuePair::new(session, vnic, home, qpn, &QpInit { capabilities, ..init }));
+        let mut pair = QueuePair::new(session, vnic, home, qpn, &QpInit { capabilities, ..init });
+        if let (Some(xrcd), Some(domain)) = (init.xrcd, domain) {
+            pair.target = Some(Box::new(Target::new(session, xrcd, domain)));
+            self.add_xrcd_child(xrcd);
+        }
+        let id = self.qps.adopt(pair);
         self.qpns.insert(qpn.0, id.index);
-        self.pds.owned_mut(session, init.pd)?.children += 1;
-        self.cqs.owned_mut(session, init.send_cq)?.users += 1;
-        self.cqs.owned_mut(session, init.recv_cq)?.users += 1;
+        if let Some(pd) = init.pd {
+            self.add_pd_child(session, pd);
+        }
+        for cq in [init.send_cq, init.recv_cq].into_iter().flatten() {
+            self.cqs.owned_mut(session, cq)?.users += 1;
+        }
         if let Some(srq) = init.srq {
             self.srqs.owned_mut(session, srq)?.users += 1;
         }
         Ok((id, qpn, capabilities))
+    }
+
+    /// Are the objects that a QP shall stand on this session's?
+    fn check_owners(&self, session: SessionId, init: &QpInit) -> Result<(), VerbsError> {
+        let mut context = None;
+        for cq in [init.send_cq, init.recv_cq].into_iter().flatten() {
+            let found = self.cqs.owned(session, cq)?.context;
+            if context.is_some_and(|context| context != found) {
+                return Err(VerbsError::InvalidArgument);
+            }
+            context = Some(found);
+        }
+        if let Some(pd) = init.pd {
+            let pd = self.pd_of(session, pd)?;
+            // Who shares a PD has its CQs in another context.
+            if context.is_some_and(|context| !pd.fits(context)) {
+                return Err(VerbsError::InvalidArgument);
+            }
+        }
+        // An SRQ for XRC serves target QPs only.
+        if let Some(srq) = init.srq
+            && self.srqs.owned(session, srq)?.xrc.is_some()
+        {
+            return Err(VerbsError::InvalidArgument);
+        }
+        Ok(())
     }
 
     /// Not 0 and 1 (management) and not the multicast number.
@@ -71,20 +104,21 @@ impl Engine {
         let pair = self.qps.owned(session, qp).map_err(Refusal::Error)?;
         let next = check_modify(pair, attributes, mask).map_err(Refusal::Error)?;
         match next {
-            QpState::Reset => self.modify_to_reset(env, qp)?,
+            QpState::Reset => self.modify_to_reset(env, now, qp)?,
             QpState::Error => self.modify_to_error(env, now, qp)?,
             _ => self.modify_live(env, qp, next, attributes, mask),
         }
         Ok(next)
     }
 
-    fn modify_to_reset<E: Environment>(&mut self, env: &mut E, id: QpId) -> Result<(), Refusal> {
+    fn modify_to_reset<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Result<(), Refusal> {
         let qp = self.qp_mut(id);
         if qp.has_flights() {
             qp.teardown = Teardown::Reset;
             self.timers.cancel(id);
             return Err(Refusal::InFlight);
         }
+        self.return_receive(env, now, id, None);
         self.unlink(env, id);
         self.set_wanted(env, ReceiveQueueId::Qp(id), false);
         let qp = self.qp_mut(id);
@@ -155,7 +189,8 @@ impl Engine {
         Ok(QpAttributes { current_state: qp.state(), sq_draining: qp.send.drain != Drain::None, ..qp.attributes })
     }
 
-    /// `InFlight` while copies use it: it does no more work then, and asking again destroys it once they have landed.
+    /// `InFlight` while copies use it: it does no more work then, and asking again destroys it once they have landed. A
+    /// target QP that others have open stays for them. Busy while it is attached to a multicast group.
     pub fn destroy_qp<E: Environment>(
         &mut self,
         env: &mut E,
@@ -163,29 +198,42 @@ impl Engine {
         session: SessionId,
         qp: QpId,
     ) -> Result<(), Refusal> {
-        let _ = now;
         self.qps.owned(session, qp).map_err(Refusal::Error)?;
+        if self.groups.is_attached(qp) {
+            return Err(Refusal::Error(VerbsError::Busy));
+        }
+        if self.leave_target(qp, session) {
+            return Ok(());
+        }
         let pair = self.qp_mut(qp);
         if pair.has_flights() {
             pair.teardown = Teardown::Destroy;
             self.timers.cancel(qp);
             return Err(Refusal::InFlight);
         }
-        self.remove_qp(env, qp);
+        self.remove_qp(env, now, qp);
         Ok(())
     }
 
-    pub(crate) fn remove_qp<E: Environment>(&mut self, env: &mut E, id: QpId) {
+    pub(crate) fn remove_qp<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+        let gone = self.qp(id).session;
+        self.return_receive(env, now, id, Some(gone));
         self.unlink(env, id);
+        self.unbind_all_of(id);
+        self.detach_all(id);
         let Some(gone) = self.qps.disown(id) else { return };
         self.qpns.remove(gone.qpn.0);
-        self.drop_pd_child(gone.pd);
-        for cq in [gone.send_cq, gone.recv_cq] {
+        if let Some(pd) = gone.pd {
+            self.drop_pd_child(gone.session, pd);
+        }
+        for cq in [gone.send_cq, gone.recv_cq].into_iter().flatten() {
             if let Some(cq) = self.cqs.get_mut(cq) {
                 cq.users -= 1;
             }
         }
-        if let Some(srq) = gone.srq.and_then(|srq| self.srqs.get_mut(srq)) {
+        if let Some(target) = &gone.target {
+            self.end_target(target);
+        } else if let Some(srq) = gone.srq.and_then(|srq| self.srqs.get_mut(srq)) {
             srq.users -= 1;
         }
         self.refund(gone.vnic, |usage| &mut usage.qps);
@@ -199,6 +247,19 @@ impl Engine {
         qp.receive.claim = Claim::None;
         self.wake_waiters(id);
     }
+}
+
+/// What each type of QP must and must not have.
+fn check_parts(init: &QpInit) -> Result<(), VerbsError> {
+    let (pd, send, recv) = (init.pd.is_some(), init.send_cq.is_some(), init.recv_cq.is_some());
+    let (srq, xrcd) = (init.srq.is_some(), init.xrcd.is_some());
+    let complete = match init.qp_type {
+        QpType::Rc | QpType::Uc | QpType::Ud => pd && send && recv && !xrcd,
+        QpType::XrcSend => pd && send && !recv && !srq && !xrcd,
+        QpType::XrcReceive => xrcd && !pd && !send && !recv && !srq,
+    };
+    let blocks = init.block_own_multicast && init.qp_type != QpType::Ud;
+    if complete && !blocks { Ok(()) } else { Err(VerbsError::InvalidArgument) }
 }
 
 /// Checks everything before anything changes; gives the state after.
@@ -240,7 +301,7 @@ fn check_values(service: QpType, new: &QpAttributes, mask: QpAttributeMask) -> R
     }
     if mask.contains(M::AV) && service != QpType::Ud {
         // A connected QP has one peer.
-        check_address(&new.address).map_err(|_| VerbsError::InvalidArgument)?;
+        check_unicast(&new.address)?;
     }
     Ok(())
 }

@@ -2,15 +2,17 @@
 //! standard waits (IBTA 9.7.5, 9.9.2).
 //!
 //! Requests of a QP are executed strictly in order, one at a time; so a fence is always already satisfied.
-use crate::limits::{ATOMIC_BYTES, REQUESTS_PER_RUN_MAX, RNR_RETRY_FOREVER, UD_MESSAGE_BYTES_MAX};
+use crate::flush::flush_target;
+use crate::limits::{ATOMIC_BYTES, PATIENCE_COUNT, PATIENCE_STEP, REQUESTS_PER_RUN_MAX, RNR_RETRY_FOREVER, UD_MESSAGE_BYTES_MAX};
 use crate::qp::{QueuePair, SendPhase, Teardown};
-use crate::responder::{Arrival, Nak, Refused, effective_qkey};
+use crate::responder::{Arrival, Nak, Refused, effective_qkey, remote_right};
 use crate::timers::{TimerKind, acknowledge_timeout};
 use crate::{Engine, Environment, Fetch, Progress, QpId, ReceiveQueueId, Syndrome, ud};
 use freeflow_verbs::{Access, CompletionStatus, Duration, Instant, MESSAGE_BYTES_MAX, QpState, QpType, SendOpcode};
 
 pub(crate) struct Budget {
     pub bytes: u64,
+    /// A multicast message counts once more for each member.
     pub requests: u32,
 }
 
@@ -56,12 +58,13 @@ impl Engine {
             SendPhase::InFlight | SendPhase::Waiting => Turn::Stop(Progress::Waiting),
             SendPhase::Idle if qp.state() == QpState::SqDrain => Turn::Stop(Progress::Idle),
             _ if budget.bytes == 0 => Turn::Stop(Progress::More),
-            SendPhase::Idle if budget.requests == 0 => Turn::Stop(Progress::More),
+            SendPhase::Idle | SendPhase::Replicate if budget.requests == 0 => Turn::Stop(Progress::More),
             SendPhase::Idle => {
                 budget.requests -= 1;
                 self.fetch(env, now, id)
             }
             SendPhase::Begin => self.begin(env, now, id),
+            SendPhase::Replicate => self.replicate(env, now, id, budget),
             SendPhase::Moving => self.move_on(env, now, id, budget),
             SendPhase::Original(value) => self.write_original(env, now, id, value),
         }
@@ -69,6 +72,9 @@ impl Engine {
 
     fn fetch<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Turn {
         let qp = self.qp_mut(id);
+        if !qp.service.sends() {
+            return Turn::Stop(Progress::Idle);
+        }
         match env.fetch_send(id, &mut qp.send.request) {
             Fetch::Empty => Turn::Stop(Progress::Idle),
             Fetch::Malformed => {
@@ -97,7 +103,10 @@ impl Engine {
         let send = &mut self.qp_mut(id).send;
         send.length = length;
         send.moved = 0;
-        let Some(responder) = self.find_responder(id) else { return self.unanswered(env, now, id) };
+        if send.request.opcode.is_local() {
+            return self.run_local(env, now, id);
+        }
+        let Some(responder) = self.find_responder(id) else { return self.send_to_group_or_nobody(env, now, id) };
         let arrival = self.arrival(id, responder);
         match self.admit(env, now, &arrival) {
             Ok(()) => {
@@ -126,14 +135,19 @@ impl Engine {
         let wrong = |syndrome| Err((CompletionStatus::LocalQpOperationError, syndrome));
         let request = &qp.send.request;
         let reads = request.opcode == SendOpcode::RdmaRead || request.opcode.is_atomic();
-        if !operation_exists(qp.service, request.opcode) || (reads && request.is_inline()) {
+        let flushes = request.opcode == SendOpcode::Flush;
+        let impossible = (reads || flushes) && request.is_inline() || flushes && flush_target(request).is_none();
+        if !operation_exists(qp.service, request.opcode) || impossible {
             return wrong(Syndrome::WrongOperation);
         }
-        if reads && qp.attributes.max_rd_atomic == 0 {
+        if request.opcode.is_local() {
+            return Ok(Check::Passed(0));
+        }
+        if (reads || request.opcode == SendOpcode::AtomicWrite) && qp.attributes.max_rd_atomic == 0 {
             return wrong(Syndrome::NoReadDepth);
         }
         let handle = self.ahs.at(request.address_handle).map(|(_, handle)| handle.pd);
-        if qp.service == QpType::Ud && handle != Some(qp.pd) {
+        if qp.service == QpType::Ud && handle != qp.pd {
             return wrong(Syndrome::AddressHandle);
         }
         Ok(Check::Length)
@@ -144,32 +158,37 @@ impl Engine {
         if request.is_inline() {
             return Ok(Check::Passed(length));
         }
-        match self.keys.check(request.sges(), qp.pd, length, local_right(request.opcode)) {
+        match self.keys.check(request.sges(), qp.sender_pd(), length, local_right(request.opcode)) {
             Ok(()) => Ok(Check::Passed(length)),
             Err(_) => Err((CompletionStatus::LocalProtectionError, Syndrome::LocalKey)),
         }
     }
 
-    fn arrival(&self, id: QpId, responder: QpId) -> Arrival {
+    #[inline]
+    pub(crate) fn arrival(&self, id: QpId, responder: QpId) -> Arrival {
         let qp = self.qp(id);
         let request = &qp.send.request;
+        let flush = flush_target(request);
         Arrival {
             requester: id,
             responder,
             opcode: request.opcode,
-            length: qp.send.length,
+            length: if flush.is_some() { request.compare_add } else { qp.send.length },
+            right: flush.map_or_else(|| remote_right(request.opcode), |flush| flush.right),
+            whole: flush.is_some_and(|flush| flush.whole),
             remote_address: request.remote_address,
             rkey: request.rkey,
             qkey: effective_qkey(request.remote_qkey, qp.attributes.qkey),
         }
     }
 
-    fn admitted<E: Environment>(&mut self, env: &mut E, id: QpId, responder: QpId) {
+    pub(crate) fn admitted<E: Environment>(&mut self, env: &mut E, id: QpId, responder: QpId) {
         self.timers.cancel(id);
         self.stop_waiting(env, id);
         self.renew_retries(id);
         let qp = self.qp(id);
         if qp.service == QpType::Ud
+            && !qp.send.replicates()
             && let Some((_, handle)) = self.ahs.at(qp.send.request.address_handle)
         {
             let has_immediate = qp.send.request.opcode.has_immediate();
@@ -189,12 +208,23 @@ impl Engine {
                 self.qp_mut(id).send.phase = SendPhase::Waiting;
                 Turn::Stop(Progress::Waiting)
             }
-            Refused::NotReady { queue, delay } => self.not_ready(env, now, id, queue, delay),
+            Refused::NotReady { queue, delay } => self.not_ready(env, now, arrival, queue, delay),
             Refused::Nak(nak) => {
                 self.fail_send(env, now, id, nak_fault(nak));
                 Turn::Continue
             }
-            Refused::Dropped => {
+            Refused::Late if self.qp(id).send.patience_left > 0 => {
+                let send = &mut self.qp_mut(id).send;
+                send.patience_left -= 1;
+                send.phase = SendPhase::Waiting;
+                self.timers.arm(id, TimerKind::Patience, now + PATIENCE_STEP);
+                Turn::Stop(Progress::Waiting)
+            }
+            Refused::Late | Refused::Dropped => {
+                if refused == Refused::Late {
+                    self.vnic_of(arrival.responder).counters.receives_missing += 1;
+                }
+                self.count_received(id, arrival.responder);
                 self.succeed_send(env, now, id);
                 Turn::Continue
             }
@@ -206,10 +236,11 @@ impl Engine {
         &mut self,
         env: &mut E,
         now: Instant,
-        id: QpId,
+        arrival: &Arrival,
         queue: ReceiveQueueId,
         delay: Duration,
     ) -> Turn {
+        let id = arrival.requester;
         if self.qp(id).send.waits_for != Some(queue) {
             self.stop_waiting(env, id);
             self.wait_for(id, queue);
@@ -217,9 +248,11 @@ impl Engine {
         // A wake-up before the timer is no attempt of the standard's: it costs none.
         if self.timers.armed(id) != Some(TimerKind::ReceiverNotReady) {
             self.vnic_of(id).counters.rnr_naks += 1;
+            self.vnic_of(arrival.responder).counters.receives_missing += 1;
             let qp = self.qp_mut(id);
             if qp.attributes.rnr_retry != RNR_RETRY_FOREVER {
                 if qp.send.rnr_retries_left == 0 {
+                    self.vnic_of(id).counters.rnr_retries_exceeded += 1;
                     let fault = (CompletionStatus::RnrRetryExceeded, Syndrome::ReceiverNotReady);
                     self.fail_send(env, now, id, fault);
                     return Turn::Continue;
@@ -238,7 +271,7 @@ impl Engine {
         let qp = self.qp_mut(id);
         let first = qp.send.retries_left == qp.attributes.retry_count;
         let timeout = acknowledge_timeout(qp.attributes.timeout);
-        if qp.service != QpType::Rc {
+        if !qp.service.is_reliable() {
             self.vnic_of(id).counters.undeliverable += 1;
             self.succeed_send(env, now, id);
             return Turn::Continue;
@@ -271,6 +304,7 @@ impl Engine {
                     self.fail_send(env, now, id, (CompletionStatus::RetryExceeded, Syndrome::NoAnswer));
                 } else {
                     send.retries_left -= 1;
+                    self.vnic_of(id).counters.ack_timeouts += 1;
                 }
             }
         }
@@ -286,6 +320,7 @@ impl Engine {
         let qp = self.qp_mut(id);
         qp.send.retries_left = qp.attributes.retry_count;
         qp.send.rnr_retries_left = qp.attributes.rnr_retry;
+        qp.send.patience_left = PATIENCE_COUNT;
     }
 }
 
@@ -306,9 +341,12 @@ pub(crate) fn nak_fault(nak: Nak) -> Fault {
 /// IBTA table 38, without what FreeFlow does not do.
 fn operation_exists(service: QpType, opcode: SendOpcode) -> bool {
     match service {
-        QpType::Rc => true,
-        QpType::Uc => opcode.is_send() || opcode.is_write(),
-        QpType::Ud => opcode.is_send(),
+        QpType::Rc | QpType::XrcSend => true,
+        QpType::Uc => {
+            (opcode.is_send() && opcode != SendOpcode::SendWithInvalidate) || opcode.is_write() || opcode.is_local()
+        }
+        QpType::Ud => opcode.is_send() && opcode != SendOpcode::SendWithInvalidate,
+        QpType::XrcReceive => false,
     }
 }
 
@@ -317,8 +355,11 @@ fn check_length(qp: &QueuePair) -> Result<Check, Fault> {
     let bytes = request.payload_bytes();
     let (fits, length) = match qp.service {
         _ if request.opcode.is_atomic() => (bytes >= ATOMIC_BYTES, ATOMIC_BYTES),
+        _ if request.opcode == SendOpcode::AtomicWrite => (bytes == ATOMIC_BYTES, ATOMIC_BYTES),
+        // It has no payload; its range stands in 32 bits (RETH).
+        _ if request.opcode == SendOpcode::Flush => (request.compare_add <= u64::from(u32::MAX), 0),
         QpType::Ud => (bytes <= UD_MESSAGE_BYTES_MAX, bytes),
-        QpType::Rc | QpType::Uc => (bytes <= MESSAGE_BYTES_MAX, bytes),
+        _ => (bytes <= MESSAGE_BYTES_MAX, bytes),
     };
     if fits { Ok(Check::Protection(length)) } else { Err((CompletionStatus::LocalLengthError, Syndrome::LocalLength)) }
 }

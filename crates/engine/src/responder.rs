@@ -2,7 +2,8 @@
 //!
 //! Each check names the next one, or refuses. The classes of the standard's responder faults (9.9.3.1): RC answers a NAK
 //! and its QP goes to ERROR; UC and UD drop the message, unless the fault is the responder's own (its RECV).
-use crate::limits::ATOMIC_BYTES;
+use crate::keys::Reach;
+use crate::limits::{ATOMIC_BYTES, LIVELY};
 use crate::qp::Claim;
 use crate::ud::{GRH_BYTES, QKEY_USE_OWN};
 use crate::{Engine, Environment, EventTarget, Fetch, PdId, QpId, ReceiveQueueId, Syndrome};
@@ -14,8 +15,12 @@ pub(crate) struct Arrival {
     pub requester: QpId,
     pub responder: QpId,
     pub opcode: SendOpcode,
-    /// Payload, bytes.
+    /// Payload, bytes. FLUSH: of the range.
     pub length: u64,
+    /// What it needs of the QP and of the region.
+    pub right: Access,
+    /// FLUSH of all that the key names.
+    pub whole: bool,
     pub remote_address: u64,
     pub rkey: u32,
     /// UD.
@@ -30,6 +35,8 @@ pub(crate) enum Refused {
     NotReady { queue: ReceiveQueueId, delay: Duration },
     /// NAK; the responder is in ERROR.
     Nak(Nak),
+    /// UC, UD: no RECV is posted, but the receiver is at work: one may come.
+    Late,
     /// UC, UD: nobody will know.
     Dropped,
 }
@@ -62,7 +69,7 @@ impl Engine {
         let mut check = Check::Operation;
         loop {
             check = match check {
-                Check::Operation => self.check_operation(env, arrival)?,
+                Check::Operation => self.check_operation(env, now, arrival)?,
                 Check::Key => self.check_remote_key(env, arrival)?,
                 Check::Resource => self.check_resource(env, now, arrival)?,
                 Check::Room => self.check_room(env, now, arrival)?,
@@ -73,35 +80,53 @@ impl Engine {
     }
 
     /// Does the QP allow this kind of message at all (IBTA 9.7.4.1.2 … 9.7.4.1.5)?
-    fn check_operation<E: Environment>(&mut self, env: &mut E, arrival: &Arrival) -> Result<Check, Refused> {
+    fn check_operation<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        arrival: &Arrival,
+    ) -> Result<Check, Refused> {
         self.note_arrival(env, arrival.responder);
+        if self.qp(arrival.responder).service == QpType::XrcReceive {
+            self.name_queue(env, now, arrival)?;
+        }
         let (qp, opcode) = (self.qp(arrival.responder), arrival.opcode);
         if qp.service == QpType::Ud && arrival.qkey != qp.attributes.qkey {
             return Err(Refused::Dropped);
         }
-        if !opcode.is_send() && !qp.attributes.access.contains(remote_right(opcode)) {
+        if !opcode.is_send() && !qp.attributes.access.contains(arrival.right) {
             let nak = Nak::InvalidRequest(Syndrome::RemoteOperationForbidden);
             return Err(self.refuse(env, arrival.responder, nak));
         }
-        let reads = opcode == SendOpcode::RdmaRead || opcode.is_atomic();
-        if reads && qp.attributes.max_dest_rd_atomic == 0 {
+        if needs_depth(opcode) && qp.attributes.max_dest_rd_atomic == 0 {
             let nak = Nak::InvalidRequest(Syndrome::RemoteNoReadDepth);
             return Err(self.refuse(env, arrival.responder, nak));
         }
-        if opcode.is_atomic() && !arrival.remote_address.is_multiple_of(ATOMIC_BYTES) {
+        if is_atomic_access(opcode) && !arrival.remote_address.is_multiple_of(ATOMIC_BYTES) {
             let nak = Nak::InvalidRequest(Syndrome::RemoteMisaligned);
             return Err(self.refuse(env, arrival.responder, nak));
         }
         // A message without bytes names no memory (IBTA 9.7.4.1.6).
-        Ok(if opcode.is_send() || arrival.length == 0 { after_key(opcode) } else { Check::Key })
+        Ok(if opcode.is_send() || (arrival.length == 0 && opcode != SendOpcode::Flush) {
+            after_key(opcode)
+        } else {
+            Check::Key
+        })
     }
 
     fn check_remote_key<E: Environment>(&mut self, env: &mut E, arrival: &Arrival) -> Result<Check, Refused> {
-        let pd = self.qp(arrival.responder).pd;
-        let right = remote_right(arrival.opcode);
-        match self.keys.resolve(arrival.rkey, pd, arrival.remote_address, arrival.length as u32, right) {
+        let reach = self.reach(arrival.responder);
+        let (key, right) = (arrival.rkey, arrival.right);
+        let span = match arrival.whole {
+            true => self.keys.check_remote_rights(key, reach, right).map(|()| None),
+            false => {
+                let length = arrival.length as u32;
+                self.keys.resolve_remote(key, reach, arrival.remote_address, length, right).map(Some)
+            }
+        };
+        match span {
             Err(_) => Err(self.refuse(env, arrival.responder, Nak::RemoteAccess(Syndrome::RemoteKey))),
-            Ok(span) if arrival.opcode.is_atomic() && !span.address.is_multiple_of(ATOMIC_BYTES) => {
+            Ok(Some(span)) if is_atomic_access(arrival.opcode) && !span.address.is_multiple_of(ATOMIC_BYTES) => {
                 Err(self.refuse(env, arrival.responder, Nak::InvalidRequest(Syndrome::RemoteMisaligned)))
             }
             Ok(_) => Ok(after_key(arrival.opcode)),
@@ -134,6 +159,7 @@ impl Engine {
             let (service, code) = (qp.service, qp.attributes.min_rnr_timer);
             match env.fetch_receive(queue, &mut qp.receive.request) {
                 Fetch::Ready => {
+                    qp.receive.taken_at = Some(now);
                     self.check_srq_limit(env, responder);
                     return Ok(());
                 }
@@ -143,7 +169,14 @@ impl Engine {
                     self.qp_mut(responder).receive.claim = Claim::Held;
                     return Err(self.receive_fault(env, now, responder, fault));
                 }
-                Fetch::Empty if service != QpType::Rc => return Err(Refused::Dropped),
+                Fetch::Empty if !service.is_reliable() => {
+                    let lively = qp.receive.taken_at.is_some_and(|at| now - at < LIVELY);
+                    if lively {
+                        return Err(Refused::Late);
+                    }
+                    self.vnic_of(responder).counters.receives_missing += 1;
+                    return Err(Refused::Dropped);
+                }
                 Fetch::Empty if !self.is_wanted(queue) => self.set_wanted(env, queue, true),
                 Fetch::Empty => return Err(Refused::NotReady { queue, delay: crate::timers::rnr_delay(code) }),
             }
@@ -157,21 +190,21 @@ impl Engine {
         if receive_bytes(qp.service, arrival.length) <= qp.receive.request.capacity_bytes() {
             return Ok(Check::Scatter);
         }
-        match (qp.service, qp.srq) {
-            (QpType::Rc, _) => {
+        match (qp.service.is_reliable(), qp.srq) {
+            (true, _) => {
                 let fault = (CompletionStatus::LocalLengthError, Syndrome::ReceiveTooShort);
                 self.fail_receive(env, now, responder, fault);
                 self.enter_error(env, responder);
                 Err(Refused::Nak(Nak::InvalidRequest(Syndrome::ReceiveTooShort)))
             }
             // Class E: an SRQ's RECV can't be put back.
-            (_, Some(_)) => {
+            (false, Some(_)) => {
                 let fault = (CompletionStatus::RemoteInvalidRequest, Syndrome::ReceiveTooShort);
                 self.fail_receive(env, now, responder, fault);
                 Err(Refused::Dropped)
             }
             // Class D: as if the message had never come.
-            (_, None) => {
+            (false, None) => {
                 qp.receive.claim = Claim::Held;
                 self.wake_waiters(responder);
                 Err(Refused::Dropped)
@@ -208,15 +241,16 @@ impl Engine {
     ) -> Refused {
         self.fail_receive(env, now, responder, fault);
         self.enter_error(env, responder);
-        match self.qp(responder).service {
-            QpType::Rc => Refused::Nak(Nak::RemoteOperational(fault.1)),
-            QpType::Uc | QpType::Ud => Refused::Dropped,
+        if self.qp(responder).service.is_reliable() {
+            Refused::Nak(Nak::RemoteOperational(fault.1))
+        } else {
+            Refused::Dropped
         }
     }
 
     /// The request is at fault (class C): RC tells both ends, UC forgets the message.
     pub(crate) fn refuse<E: Environment>(&mut self, env: &mut E, responder: QpId, nak: Nak) -> Refused {
-        if self.qp(responder).service != QpType::Rc {
+        if !self.qp(responder).service.is_reliable() {
             return Refused::Dropped;
         }
         let event = match nak {
@@ -260,7 +294,14 @@ impl Engine {
     /// The protection domain of a QP's RECVs.
     pub(crate) fn receive_pd(&self, id: QpId) -> PdId {
         let qp = self.qp(id);
-        qp.srq.and_then(|srq| self.srqs.get(srq)).map_or(qp.pd, |srq| srq.pd)
+        let own = || qp.pd.expect("a QP with its own RECVs has a PD");
+        qp.srq.and_then(|srq| self.srqs.get(srq)).map_or_else(own, |srq| srq.pd)
+    }
+
+    /// What rkeys that arrive at a QP are checked against: its PD, or (XRC) that of the SRQ which the message names.
+    pub(crate) fn reach(&self, responder: QpId) -> Reach {
+        let pd = self.qp(responder).pd.unwrap_or_else(|| self.receive_pd(responder));
+        Reach { pd, responder }
     }
 }
 
@@ -277,11 +318,23 @@ pub(crate) fn effective_qkey(posted: u32, own: u32) -> u32 {
 /// The right that an operation needs, of the QP and of the region.
 pub(crate) fn remote_right(opcode: SendOpcode) -> Access {
     match opcode {
-        SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImmediate => Access::REMOTE_WRITE,
+        SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImmediate | SendOpcode::AtomicWrite => Access::REMOTE_WRITE,
         SendOpcode::RdmaRead => Access::REMOTE_READ,
         SendOpcode::CompareSwap | SendOpcode::FetchAdd => Access::REMOTE_ATOMIC,
-        SendOpcode::Send | SendOpcode::SendWithImmediate => Access(0),
+        SendOpcode::Flush => Access::FLUSH_GLOBAL,
+        SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate => Access(0),
+        SendOpcode::BindWindow | SendOpcode::LocalInvalidate => Access(0),
     }
+}
+
+/// Whether it takes one of the responder's `max_dest_rd_atomic` places (IBTA 9.7.8.1, annex A19).
+fn needs_depth(opcode: SendOpcode) -> bool {
+    opcode.is_atomic() || matches!(opcode, SendOpcode::RdmaRead | SendOpcode::AtomicWrite | SendOpcode::Flush)
+}
+
+/// Whether it touches eight aligned bytes at once.
+fn is_atomic_access(opcode: SendOpcode) -> bool {
+    opcode.is_atomic() || opcode == SendOpcode::AtomicWrite
 }
 
 fn after_key(opcode: SendOpcode) -> Check {

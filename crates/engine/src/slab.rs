@@ -15,12 +15,18 @@ pub(crate) trait SlabId: Copy {
 /// An object that one session owns.
 pub(crate) trait Owned {
     fn session(&self) -> SessionId;
+
+    /// Whether it is this session's, alone or among others.
+    fn belongs_to(&self, session: SessionId) -> bool {
+        self.session() == session
+    }
 }
 
 pub(crate) struct Slab<I, T> {
     entries: Vec<Entry<T>>,
     free: Vec<u32>,
     /// Session and index of each entry that has an owner: what one session has is found without looking at the others'.
+    /// An entry that several sessions have stands here for each.
     owned: BTreeSet<(u32, u32)>,
     names: PhantomData<I>,
 }
@@ -107,19 +113,28 @@ impl<I: SlabId, T: Owned> Slab<I, T> {
         Some(value)
     }
 
+    /// Another session has it too from now on; [`Owned::belongs_to`] says so.
+    pub fn share(&mut self, id: I, session: SessionId) {
+        self.owned.insert((session.index, id.index()));
+    }
+
+    pub fn unshare(&mut self, id: I, session: SessionId) {
+        self.owned.remove(&(session.index, id.index()));
+    }
+
     pub fn owned(&self, session: SessionId, id: I) -> Result<&T, VerbsError> {
-        self.get(id).filter(|value| value.session() == session).ok_or(VerbsError::NotFound)
+        self.get(id).filter(|value| value.belongs_to(session)).ok_or(VerbsError::NotFound)
     }
 
     pub fn owned_mut(&mut self, session: SessionId, id: I) -> Result<&mut T, VerbsError> {
-        self.get_mut(id).filter(|value| value.session() == session).ok_or(VerbsError::NotFound)
+        self.get_mut(id).filter(|value| value.belongs_to(session)).ok_or(VerbsError::NotFound)
     }
 
     /// Names of all that a session owns, in order of index.
     pub fn all_of(&self, session: SessionId) -> Vec<I> {
         let of_session = self.owned.range((session.index, 0)..=(session.index, u32::MAX));
         let entries = of_session.filter_map(|&(_, index)| self.at(index));
-        entries.filter(|(_, value)| value.session() == session).map(|(id, _)| id).collect()
+        entries.filter(|(_, value)| value.belongs_to(session)).map(|(id, _)| id).collect()
     }
 }
 

@@ -11,6 +11,12 @@ pub struct Transition {
     pub optional: u32,
 }
 
+impl Transition {
+    const fn without(self, bits: u32) -> Self {
+        Self { required: self.required & !bits, optional: self.optional & !bits }
+    }
+}
+
 struct Row {
     from: QpState,
     to: QpState,
@@ -44,6 +50,9 @@ const PATH: u32 = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
 const UC_LIVE: u32 = M::CUR_STATE | M::ALT_PATH | M::ACCESS_FLAGS | M::PATH_MIG_STATE;
 const RC_LIVE: u32 = UC_LIVE | M::MIN_RNR_TIMER;
 const UD_LIVE: u32 = M::CUR_STATE | M::QKEY;
+/// What RC has for one of its halves only; each end of XRC is one half.
+const OF_RESPONDERS: u32 = M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+const OF_REQUESTERS: u32 = M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
 const NOTIFY: Transition = allows(M::EN_SQD_ASYNC_NOTIFY);
 
 /// Every transition but those to RESET and ERROR, which [`transition`] allows from everywhere (ERROR not from RESET).
@@ -99,6 +108,8 @@ pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Transit
     let row = ROWS.iter().find(|row| row.from == from && row.to == to)?;
     Some(match qp_type {
         QpType::Rc => row.rc,
+        QpType::XrcSend => row.rc.without(OF_RESPONDERS),
+        QpType::XrcReceive => row.rc.without(OF_REQUESTERS),
         QpType::Uc => row.uc,
         QpType::Ud => row.ud,
     })

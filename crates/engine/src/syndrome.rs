@@ -20,6 +20,18 @@ pub enum Syndrome {
     LocalKey = 0x07,
     /// The registered memory is no longer there (local side).
     LocalMemoryGone = 0x08,
+    /// The key of a BIND_MW names no window of the QP's PD.
+    WindowUnknown = 0x09,
+    /// A window of type 2 is bound already, or was to be bound with length 0.
+    WindowState = 0x0a,
+    /// The lkey of a BIND_MW is unknown, of another PD, lacks MW_BIND, or its region is zero-based.
+    WindowRegion = 0x0b,
+    /// The window's rights are unknown, more than its region allows, or of another type of window.
+    WindowRights = 0x0c,
+    /// The window leaves its region.
+    WindowRange = 0x0d,
+    /// The key of a LOCAL_INV is not that of a window bound to this QP.
+    InvalidateKey = 0x0e,
     /// The responder's QP does not allow this operation.
     RemoteOperationForbidden = 0x20,
     /// The responder's `max_dest_rd_atomic` is 0.
@@ -36,8 +48,12 @@ pub enum Syndrome {
     ReceiveMalformed = 0x26,
     /// The registered memory is no longer there (remote side).
     RemoteMemoryGone = 0x27,
+    /// The key of a SEND_WITH_INV is not that of a window bound to the responder.
+    RemoteInvalidate = 0x2a,
     /// The receiver was never ready within `rnr_retry` attempts.
     ReceiverNotReady = 0x28,
+    /// XRC: the request names no SRQ of the target's domain.
+    SharedQueue = 0x2e,
     /// Nobody answered within `retry_cnt` attempts.
     NoAnswer = 0x29,
 }

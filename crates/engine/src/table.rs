@@ -23,6 +23,10 @@ impl NumberTable {
         Self { slots: vec![Slot { number: EMPTY, index: 0 }; SLOTS_MIN], count: 0 }
     }
 
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
     pub fn get(&self, number: u32) -> Option<u32> {
         if number == EMPTY {
             return None;

@@ -12,6 +12,8 @@ pub(crate) enum TimerKind {
     ReceiverNotReady,
     /// Local ACK timeout (IBTA 9.7.6.1.3).
     Acknowledge,
+    /// A look again whether a RECV came for a message without acknowledgement.
+    Patience,
 }
 
 #[derive(Clone, Copy)]

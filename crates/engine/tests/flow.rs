@@ -124,6 +124,43 @@ fn ud_without_bytes_still_brings_the_grh() {
     assert_eq!(net.only(&b).byte_count, 40);
 }
 
+/// A receiver at work gets a moment for its next RECV; one that does not receive makes nobody wait.
+#[test]
+fn ud_waits_a_moment_for_a_receiver_at_work() {
+    for qp_type in [QpType::Ud, QpType::Uc] {
+        let mut net = Net::new();
+        let (a, b) = net.pair(qp_type);
+        let send = |net: &mut Net, id| {
+            let request = match qp_type {
+                QpType::Ud => datagram(net, &a, &b, id, &[a.sge(0, 8)]),
+                _ => request(id, Op::Send, &[a.sge(0, 8)]),
+            };
+            net.post_send(&a, request);
+            net.settle();
+        };
+        net.post_receive(&b, 7, &[b.sge(0, 64)]);
+        send(&mut net, 1);
+        assert_eq!((net.statuses(&a), net.statuses(&b)), (vec![(1, Status::Success)], vec![(7, Status::Success)]));
+        send(&mut net, 2);
+        assert_eq!(net.statuses(&a), []);
+        assert!(net.expire());
+        assert_eq!(net.statuses(&a), []);
+        net.post_receive(&b, 8, &[b.sge(0, 64)]);
+        assert!(net.expire());
+        assert_eq!((net.statuses(&a), net.statuses(&b)), (vec![(2, Status::Success)], vec![(8, Status::Success)]));
+        // No RECV comes: after two milliseconds the message is gone.
+        let begun = net.now;
+        send(&mut net, 3);
+        while net.expire() {}
+        assert_eq!((net.statuses(&a), net.statuses(&b)), (vec![(3, Status::Success)], vec![]));
+        assert_eq!(net.now - begun, Duration::from_millis(2));
+        // Ten milliseconds after its last RECV nobody waits for it.
+        net.now = net.now + Duration::from_millis(8);
+        send(&mut net, 4);
+        assert_eq!(net.statuses(&a), [(4, Status::Success)]);
+    }
+}
+
 #[test]
 fn ud_drops_quietly() {
     let mut net = Net::new();
@@ -471,4 +508,30 @@ fn counters_count() {
     net.settle();
     let counters = net.engine.vnic_counters(a.vnic).unwrap();
     assert_eq!((counters.messages, counters.bytes, counters.completions_with_error), (3, 3000, 0));
+}
+
+#[test]
+fn ports_count_what_a_wire_would_carry() {
+    let mut net = Net::new();
+    let (a, b) = net.pair(QpType::Rc);
+    let mtu = net.engine.query_qp(a.session, a.qp).unwrap().path_mtu.bytes();
+    let traffic = |bytes, packets| Traffic { bytes, packets, multicast_packets: 0 };
+    net.post_receive(&b, 1, &[b.sge(0, 4000)]);
+    net.post_send(&a, request(1, Op::Send, &[a.sge(0, mtu + 1)]));
+    net.post_send(&a, remote(2, Op::RdmaWrite, &[a.sge(0, 0)], &b, 0));
+    net.settle();
+    let (one, other) = (net.engine.vnic_counters(a.vnic).unwrap(), net.engine.vnic_counters(b.vnic).unwrap());
+    let (bytes, packets) = (u64::from(mtu) + 1, 3);
+    assert_eq!((one.sent, one.received), (traffic(bytes, packets), traffic(0, 0)));
+    assert_eq!((other.sent, other.received), (traffic(0, 0), traffic(bytes, packets)));
+    assert_eq!((other.writes_received, other.reads_received, other.atomics_received), (1, 0, 0));
+    // The data of a READ and of an atomic comes back.
+    net.post_send(&a, remote(3, Op::RdmaRead, &[a.sge(0, mtu)], &b, 0));
+    net.post_send(&a, remote(4, Op::FetchAdd, &[a.sge(0, 8)], &b, 0));
+    net.settle();
+    assert_eq!(net.statuses(&a).len(), 4);
+    let (one, other) = (net.engine.vnic_counters(a.vnic).unwrap(), net.engine.vnic_counters(b.vnic).unwrap());
+    assert_eq!((one.sent, one.received), (traffic(bytes, packets + 2), traffic(u64::from(mtu) + 8, 2)));
+    assert_eq!((other.sent, other.received), (one.received, one.sent));
+    assert_eq!((other.writes_received, other.reads_received, other.atomics_received), (1, 1, 1));
 }

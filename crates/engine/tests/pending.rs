@@ -201,7 +201,17 @@ fn the_responders_process_dies() {
         let (mut net, a, b) = under_way(opcode);
         let (token, _) = net.world.pending.pop().unwrap();
         net.engine.destroy_session(&mut net.world, net.now, b.session);
-        assert_eq!(net.engine.copies_in_flight(a.session), 0);
+        // A helper may have its hand in this memory still.
+        assert_eq!((net.engine.copies_in_flight(a.session), net.engine.copies_in_flight(b.session)), (1, 0));
+        assert_eq!(net.to(&a, QpState::Reset), Err(Refusal::InFlight));
+        net.engine.handle_copied(&mut net.world, net.now, token, Ok(()));
+        net.engine.handle_atomic_done(&mut net.world, net.now, token, Ok(0));
+        assert_eq!(net.to(&a, QpState::Reset), Ok(QpState::Reset));
+    }
+    for opcode in [Op::Send, Op::RdmaWrite, Op::RdmaRead, Op::FetchAdd] {
+        let (mut net, a, b) = under_way(opcode);
+        let (token, _) = net.world.pending.pop().unwrap();
+        net.engine.destroy_session(&mut net.world, net.now, b.session);
         net.engine.handle_copied(&mut net.world, net.now, token, Ok(()));
         net.engine.handle_atomic_done(&mut net.world, net.now, token, Ok(0));
         net.settle();
@@ -218,9 +228,11 @@ fn the_requesters_process_dies() {
     let (mut net, a, b) = under_way(Op::Send);
     let (token, _) = net.world.pending.pop().unwrap();
     net.engine.destroy_session(&mut net.world, net.now, a.session);
-    net.engine.handle_copied(&mut net.world, net.now, token, Ok(()));
-    net.settle();
+    // The copy may still write: its memory stays registered, its RECV is nobody else's.
+    assert_eq!(net.engine.deregister_mr(b.session, b.mr), Err(Refusal::InFlight));
+    assert_eq!(net.to(&b, QpState::Error), Err(Refusal::InFlight));
     assert!(net.polls(&b).is_empty());
+    net.engine.handle_copied(&mut net.world, net.now, token, Ok(()));
     net.engine.deregister_mr(b.session, b.mr).unwrap();
     net.to(&b, QpState::Error).unwrap();
     assert_eq!(net.statuses(&b), [(10, Status::WorkRequestFlushed), (11, Status::WorkRequestFlushed)]);

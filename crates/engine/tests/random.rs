@@ -1,4 +1,4 @@
-//! Random runs against a model: two RC QPs, both directions, every operation, copies at once or late, and then perhaps
+//! Random runs against a model: two RC QPs, or two XRC pairs, both directions, every operation, copies at once or late, and then perhaps
 //! an end that errs, is destroyed or dies.
 //!
 //! Checked: messages arrive exactly once and in order; completions come in posting order, first successes, then one
@@ -31,7 +31,7 @@ struct Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let length = prop_oneof![4 => 0u64..200, 1 => 0u64..5000, 1 => 200_000u64..400_000];
-    (0u8..10, any::<bool>(), any::<u32>(), length, 1u64..5).prop_map(|(kind, from_a, place, length, sges)| Step {
+    (0u8..14, any::<bool>(), any::<u32>(), length, 1u64..5).prop_map(|(kind, from_a, place, length, sges)| Step {
         kind,
         from_a,
         place: u64::from(place),
@@ -57,6 +57,23 @@ struct Side {
     receives: VecDeque<(u64, u64, u64)>,
     next_receive: u64,
     next_result: u64,
+    /// Over its part `TARGET`, named from `iova` on: for windows only.
+    region: MrKeys,
+    iova: u64,
+    mw: MwId,
+    kind: WindowKind,
+    /// The window's key, bound or not.
+    mw_key: u32,
+    open: Option<Opening>,
+}
+
+/// What a bound window shows: `length` bytes from `offset` on, named from `start` on.
+#[derive(Clone, Copy)]
+struct Opening {
+    key: u32,
+    offset: u64,
+    length: u64,
+    start: u64,
 }
 
 struct Run {
@@ -64,22 +81,47 @@ struct Run {
     sides: [Side; 2],
     dice: Dice,
     ids: u64,
+    /// Numbers of the SRQs of XRC.
+    srqns: [u32; 2],
+}
+
+/// An initiator at each end, whose messages come to a target and an SRQ of the other.
+fn xrc_pairs(net: &mut Net) -> [End; 2] {
+    let mut ends = [net.end(QpType::XrcSend), net.end(QpType::XrcSend)];
+    let targets = ends.map(|end| {
+        let (qp, qpn) = net.qp(&end, QpType::XrcReceive);
+        End { qp, qpn, ..end }
+    });
+    for (from, to) in [(0, 1), (1, 0)] {
+        net.connect(&ends[from], &targets[to]);
+        net.connect(&targets[to], &ends[from]);
+        ends[to].srq = Some(net.xrc_srq(&targets[to]).0);
+    }
+    ends
 }
 
 impl Run {
-    fn new(seed: u64, put_off: bool) -> Self {
+    fn new(seed: u64, put_off: bool, xrc: bool) -> Self {
         let mut net = Net::new();
         net.world.put_off = put_off.then_some(Dice(seed ^ 1));
-        let (a, b) = net.pair(QpType::Rc);
+        let ends = if xrc { xrc_pairs(&mut net) } else { net.pair(QpType::Rc).into() };
         let mut dice = Dice(seed);
-        let sides = [a, b].map(|end| {
+        let sides = ends.map(|end| {
             for byte in net.world.bytes(end.session, MEMORY_BASE + SOURCE, PART as usize) {
                 *byte = dice.roll(256) as u8;
             }
             let model = net.world.memory[&end.session].clone();
-            Side { end, model, posted: VecDeque::new(), receives: VecDeque::new(), next_receive: 0, next_result: 0 }
+            // A window of type 2 opens nothing to what arrives at another QP: a target.
+            let kind = if xrc || dice.roll(2) == 0 { WindowKind::Type1 } else { WindowKind::Type2 };
+            let (mw, mw_key) = net.engine.alloc_mw(end.session, end.pd, kind).unwrap();
+            let (at, access) = (MEMORY_BASE + TARGET, Access::LOCAL_WRITE.union(Access::MW_BIND));
+            let region = net.engine.register_mr(end.session, end.pd, at, PART, at, access).unwrap();
+            let (posted, receives) = (VecDeque::new(), VecDeque::new());
+            let (next_receive, next_result, iova, open) = (0, 0, at, None);
+            Side { end, model, posted, receives, next_receive, next_result, region, iova, mw, kind, mw_key, open }
         });
-        Self { net, sides, dice, ids: 0 }
+        let srqns = sides.each_ref().map(|side| net.srqns.get(&side.end.session).copied().unwrap_or(0));
+        Self { net, sides, dice, ids: 0, srqns }
     }
 
     /// Cuts a range of an end's memory into entries.
@@ -98,10 +140,13 @@ impl Run {
         let (me, peer) = if step.from_a { (0, 1) } else { (1, 0) };
         match step.kind {
             0 | 1 => self.post_receive(peer, step.length.max(64), step.sges),
-            2..=4 => self.post_send(me, peer, step),
+            2..=4 => self.post_send(me, peer, step, None),
             5 | 6 => self.post_write(me, peer, step),
             7 => self.post_read(me, peer, step),
             8 => self.post_atomic(me, peer, step),
+            9 | 10 => self.open_window(me, step),
+            11 => self.close_window(me, peer, step),
+            12 => self.move_region(me, step),
             _ => self.progress(),
         }
     }
@@ -122,6 +167,7 @@ impl Run {
         self.ids += 1;
         let signaled = self.dice.roll(3) > 0;
         request.work_request_id = self.ids;
+        request.remote_srqn = self.srqns[1 - me];
         request.flags.0 = (request.flags.0 & !SendFlags::SIGNALED) | if signaled { SendFlags::SIGNALED } else { 0 };
         let end = self.sides[me].end;
         self.sides[me].posted.push_back(Posted { id: self.ids, signaled, payload });
@@ -145,23 +191,111 @@ impl Run {
     }
 
     /// Only into a RECV that is there and fits: a message that does not is another test's business.
-    fn post_send(&mut self, me: usize, peer: usize, step: &Step) {
+    fn post_send(&mut self, me: usize, peer: usize, step: &Step, invalidates: Option<u32>) {
         let claimed = self.sides[me].posted.iter().filter(|posted| posted.payload.is_some()).count();
         let Some(&(_, offset, room)) = self.sides[peer].receives.get(claimed) else {
             return self.post_receive(peer, step.length.max(64), step.sges);
         };
         let length = step.length.min(room);
-        let (request, bytes) = self.with_source(me, Op::SendWithImmediate, step, length);
+        let opcode = if invalidates.is_some() { Op::SendWithInvalidate } else { Op::SendWithImmediate };
+        let (request, bytes) = self.with_source(me, opcode, step, length);
+        let request = SendRequest { immediate: invalidates.unwrap_or(0), ..request };
         self.sides[peer].model[offset as usize..(offset + length) as usize].copy_from_slice(&bytes);
+        if invalidates.is_some() {
+            self.sides[peer].open = None;
+        }
         self.post(me, request, Some(bytes));
+    }
+
+    /// How a request may name a range of an end's `TARGET`: by its window too, if that shows it.
+    fn name(&mut self, peer: usize, at: u64, length: u64, request: SendRequest) -> SendRequest {
+        let side = &self.sides[peer];
+        let shown = side.open.filter(|open| at >= open.offset && at + length <= open.offset + open.length);
+        match shown {
+            Some(open) if self.dice.roll(3) > 0 => {
+                SendRequest { rkey: open.key, remote_address: open.start + (at - open.offset), ..request }
+            }
+            _ => SendRequest { rkey: side.end.key, remote_address: MEMORY_BASE + at, ..request },
+        }
+    }
+
+    /// Binds an end's window. The peer may use it from then on: so all that was posted before is done, and the binding too.
+    fn open_window(&mut self, me: usize, step: &Step) {
+        self.net.settle();
+        let Side { kind, mw_key, region, iova, open, .. } = self.sides[me];
+        if open.is_some() && kind == WindowKind::Type2 {
+            return;
+        }
+        let offset = (step.place % (PART / 2)) & !7;
+        let length = 1 + (step.place >> 4) % (PART - offset);
+        let key = (mw_key & !0xff) | self.dice.roll(256) as u32;
+        let zero_based = kind == WindowKind::Type2 && step.sges > 2;
+        let access = Access(0xe | if zero_based { Access::ZERO_BASED.0 } else { 0 });
+        let bind = SendRequest {
+            rkey: key,
+            immediate: region.lkey,
+            remote_address: iova + offset,
+            compare_add: length,
+            swap: u64::from(access.0),
+            ..request(0, Op::BindWindow, &[])
+        };
+        self.post(me, bind, None);
+        self.net.settle();
+        let start = if zero_based { 0 } else { iova + offset };
+        self.sides[me].mw_key = key;
+        // Behind a request that waits for a dead end it is not executed.
+        self.sides[me].open = self.is_idle(me).then_some(Opening { key, offset: TARGET + offset, length, start });
+    }
+
+    /// All that the end posted is done, with success.
+    fn is_idle(&self, side: usize) -> bool {
+        let end = self.sides[side].end;
+        let waits = self.net.world.sends.get(&end.qp).is_some_and(|ring| !ring.posted.is_empty());
+        !waits && self.net.state(&end) == QpState::ReadyToSend
+    }
+
+    /// Takes the peer's binding away: by a message behind all that use it, or by the peer itself after them.
+    fn close_window(&mut self, me: usize, peer: usize, step: &Step) {
+        let Side { kind, open, .. } = self.sides[peer];
+        let Some(Opening { key, .. }) = open else { return };
+        if kind == WindowKind::Type2 && step.sges > 1 {
+            return self.post_send(me, peer, step, Some(key));
+        }
+        self.net.settle();
+        let close = match kind {
+            WindowKind::Type1 => SendRequest { rkey: key, ..request(0, Op::BindWindow, &[]) },
+            WindowKind::Type2 => SendRequest { immediate: key, ..request(0, Op::LocalInvalidate, &[]) },
+        };
+        self.post(peer, close, None);
+        self.sides[peer].open = None;
+    }
+
+    /// Names an end's region for windows anew, which a bound window forbids.
+    fn move_region(&mut self, me: usize, step: &Step) {
+        self.net.settle();
+        let Side { end, region, open, .. } = self.sides[me];
+        let iova = (1 << 40) + (step.place << 12);
+        let moved = Translation { address: MEMORY_BASE + TARGET, length: PART, iova };
+        let change = RegionChange { translation: Some(moved), access: None };
+        match self.net.engine.reregister_mr(end.session, region.mr, None, &change) {
+            Ok(keys) => {
+                assert_eq!(keys, region);
+                assert!(open.is_none() || !self.is_idle(me));
+                self.sides[me].iova = iova;
+            }
+            Err(refused) => {
+                assert_eq!(refused, Refusal::Error(VerbsError::Busy));
+                assert!(open.is_some() || !self.is_idle(me));
+            }
+        }
     }
 
     fn post_write(&mut self, me: usize, peer: usize, step: &Step) {
         let (request, bytes) = self.with_source(me, Op::RdmaWrite, step, step.length);
         let to = TARGET + (step.place >> 8) % (PART - step.length + 1);
         self.sides[peer].model[to as usize..to as usize + bytes.len()].copy_from_slice(&bytes);
-        let rkey = self.sides[peer].end.key;
-        self.post(me, SendRequest { remote_address: MEMORY_BASE + to, rkey, ..request }, None);
+        let request = self.name(peer, to, step.length, request);
+        self.post(me, request, None);
     }
 
     fn results(&mut self, me: usize, length: u64, pieces: u64) -> Option<(u64, Vec<Sge>)> {
@@ -178,14 +312,13 @@ impl Run {
         let from = TARGET + step.place % (PART - step.length + 1);
         let bytes = self.sides[peer].model[from as usize..(from + step.length) as usize].to_vec();
         self.sides[me].model[to as usize..to as usize + bytes.len()].copy_from_slice(&bytes);
-        let target = self.sides[peer].end;
-        self.post(me, remote(0, Op::RdmaRead, &sges, &target, from), None);
+        let request = self.name(peer, from, step.length, request(0, Op::RdmaRead, &sges));
+        self.post(me, request, None);
     }
 
     fn post_atomic(&mut self, me: usize, peer: usize, step: &Step) {
         let Some((to, sges)) = self.results(me, 8, 1) else { return };
         let at = (TARGET + step.place % (PART - 8)) & !7;
-        let target = self.sides[peer].end;
         let word = &mut self.sides[peer].model[at as usize..at as usize + 8];
         let before = u64::from_ne_bytes((&*word).try_into().unwrap());
         let (opcode, compare_add, after) = match step.length % 3 {
@@ -195,7 +328,8 @@ impl Run {
         };
         word.copy_from_slice(&after.to_ne_bytes());
         self.sides[me].model[to as usize..to as usize + 8].copy_from_slice(&before.to_ne_bytes());
-        let request = SendRequest { compare_add, swap: step.place, ..remote(0, opcode, &sges, &target, at) };
+        let request = SendRequest { compare_add, swap: step.place, ..request(0, opcode, &sges) };
+        let request = self.name(peer, at, 8, request);
         self.post(me, request, None);
     }
 
@@ -300,9 +434,10 @@ proptest! {
     fn all_arrives_once_and_in_order(
         seed in any::<u64>(),
         put_off in any::<bool>(),
+        xrc in any::<bool>(),
         steps in prop::collection::vec(step(), 1..60),
     ) {
-        let mut run = Run::new(seed, put_off);
+        let mut run = Run::new(seed, put_off, xrc);
         for step in &steps {
             run.apply(step);
         }
@@ -322,9 +457,13 @@ proptest! {
     }
 
     #[test]
-    fn a_run_repeats_itself(seed in any::<u64>(), steps in prop::collection::vec(step(), 1..30)) {
+    fn a_run_repeats_itself(
+        seed in any::<u64>(),
+        xrc in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..30),
+    ) {
         let run = || {
-            let mut run = Run::new(seed, true);
+            let mut run = Run::new(seed, true, xrc);
             for step in &steps {
                 run.apply(step);
             }
@@ -338,11 +477,13 @@ proptest! {
     fn an_end_goes_away(
         seed in any::<u64>(),
         put_off in any::<bool>(),
+        xrc in any::<bool>(),
         steps in prop::collection::vec(step(), 1..40),
         later in prop::collection::vec(step(), 0..20),
-        how in 0u8..5,
+        how in 0u8..9,
     ) {
-        let mut run = Run::new(seed, put_off);
+        let mut run = Run::new(seed, put_off, xrc);
+        let how = if xrc || !matches!(how, 5 | 6) { how } else { how + 2 };
         for step in &steps {
             run.apply(step);
         }
@@ -350,7 +491,7 @@ proptest! {
         let done = go_away(&mut run, how);
         for step in &later {
             // A post to the end that is gone does not happen.
-            if step.from_a && !matches!(step.kind, 0..=4) {
+            if step.from_a && !matches!(step.kind, 0..=4 | 11) {
                 run.apply(step);
             } else {
                 run.progress();
@@ -379,13 +520,13 @@ fn go_away(run: &mut Run, how: u8) -> bool {
         1 => net.to(&end, QpState::Reset).err(),
         2 => net.engine.destroy_qp(&mut net.world, net.now, end.session, end.qp).err(),
         3 => net.engine.deregister_mr(end.session, end.mr).err(),
+        7 => net.engine.dealloc_mw(end.session, run.sides[1].mw).err(),
+        8 => net.engine.reregister_mr(end.session, end.mr, None, &RegionChange::default()).err(),
+        5 => net.engine.destroy_srq(end.session, end.srq.unwrap()).err(),
+        // Its target: the fourth QP of all.
+        6 => net.to(&End { qp: net.qps[3], ..end }, QpState::Error).err(),
         _ => {
-            // What the router promises: no forgotten copy writes any more.
-            net.engine.destroy_session(&mut net.world, net.now, end.session);
-            for (token, _) in std::mem::take(&mut net.world.pending) {
-                net.engine.handle_copied(&mut net.world, net.now, token, Ok(()));
-                net.engine.handle_atomic_done(&mut net.world, net.now, token, Ok(0));
-            }
+            net.die(end.session);
             None
         }
     };
@@ -399,7 +540,8 @@ fn check_after(run: &mut Run, how: u8) {
     let arrived_at_a = check_receives(run, 0, &received);
     let [sent_b, received_b] = run.completions(1);
     let succeeded_b = check_sends(&run.sides[1], &sent_b, false);
-    if how != 3 {
+    // Without its keys or its window it fails RECVs, too.
+    if !matches!(how, 3 | 7 | 8) {
         check_receives(run, 1, &received_b);
     }
     // What the sender was told to have succeeded has arrived.
@@ -420,6 +562,8 @@ fn check_after(run: &mut Run, how: u8) {
     let net = &mut run.net;
     assert_eq!(net.engine.destroy_qp(&mut net.world, net.now, a.session, a.qp), Ok(()));
     assert_eq!(net.engine.deregister_mr(a.session, a.mr), Ok(()));
+    assert_eq!(net.engine.dealloc_mw(a.session, run.sides[0].mw), Ok(()));
+    assert_eq!(net.engine.deregister_mr(a.session, run.sides[0].region.mr), Ok(()));
     assert_eq!(net.engine.poll_timeout(), None);
     net.work();
 }

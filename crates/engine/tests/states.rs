@@ -5,7 +5,7 @@ use freeflow_engine::{Refusal, modify_is_allowed, transition};
 use freeflow_verbs::*;
 use proptest::prelude::*;
 
-const TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
+const TYPES: [QpType; 5] = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcReceive];
 
 /// `from to type: required | optional`; a line for each triple that exists, but those to RESET and ERR.
 const EXPECTED: &str = "
@@ -36,6 +36,24 @@ SQD SQD UD: | PKEY_INDEX QKEY
 SQE RTS RC: |
 SQE RTS UC: | CUR_STATE ACCESS_FLAGS
 SQE RTS UD: | CUR_STATE QKEY
+RESET INIT INI: PKEY_INDEX PORT ACCESS_FLAGS |
+RESET INIT TGT: PKEY_INDEX PORT ACCESS_FLAGS |
+INIT INIT INI: | PKEY_INDEX PORT ACCESS_FLAGS
+INIT INIT TGT: | PKEY_INDEX PORT ACCESS_FLAGS
+INIT RTR INI: AV PATH_MTU DEST_QPN RQ_PSN | ALT_PATH ACCESS_FLAGS PKEY_INDEX
+INIT RTR TGT: AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER | ALT_PATH ACCESS_FLAGS PKEY_INDEX
+RTR RTS INI: TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC | CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE
+RTR RTS TGT: TIMEOUT SQ_PSN | CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE
+RTS RTS INI: | CUR_STATE ACCESS_FLAGS ALT_PATH PATH_MIG_STATE
+RTS RTS TGT: | CUR_STATE ACCESS_FLAGS ALT_PATH PATH_MIG_STATE MIN_RNR_TIMER
+RTS SQD INI: | EN_SQD_ASYNC_NOTIFY
+RTS SQD TGT: | EN_SQD_ASYNC_NOTIFY
+SQD RTS INI: | CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE
+SQD RTS TGT: | CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE
+SQD SQD INI: | PORT AV TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC ALT_PATH ACCESS_FLAGS PKEY_INDEX PATH_MIG_STATE
+SQD SQD TGT: | PORT AV TIMEOUT MAX_DEST_RD_ATOMIC ALT_PATH ACCESS_FLAGS PKEY_INDEX MIN_RNR_TIMER PATH_MIG_STATE
+SQE RTS INI: |
+SQE RTS TGT: |
 ";
 
 fn state(name: &str) -> QpState {
@@ -55,6 +73,8 @@ fn qp_type(name: &str) -> QpType {
         "RC" => QpType::Rc,
         "UC" => QpType::Uc,
         "UD" => QpType::Ud,
+        "INI" => QpType::XrcSend,
+        "TGT" => QpType::XrcReceive,
         _ => panic!("{name}"),
     }
 }
@@ -138,7 +158,7 @@ fn any_state() -> impl Strategy<Value = QpState> {
 
 proptest! {
     #[test]
-    fn any_mask(kind in 0usize..3, from in any_state(), to in any_state(), mask in 0u32..1 << 21) {
+    fn any_mask(kind in 0usize..5, from in any_state(), to in any_state(), mask in 0u32..1 << 21) {
         let kind = TYPES[kind];
         prop_assert_eq!(
             modify_is_allowed(kind, from, to, QpAttributeMask(mask)),
@@ -149,7 +169,7 @@ proptest! {
     /// A QP that is driven by anything at all follows the table, and a refused modify changes nothing.
     #[test]
     fn a_driven_qp_follows_the_table(
-        kind in 0usize..3,
+        kind in 0usize..5,
         steps in prop::collection::vec((any_state(), 0u32..1 << 21, 0u8..3), 1..40),
     ) {
         let kind = TYPES[kind];

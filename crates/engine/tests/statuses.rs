@@ -331,7 +331,9 @@ fn rnr_retry_exceeded_after_the_count_of_the_qp() {
     assert_eq!(net.statuses(&a), [(1, Status::RnrRetryExceeded)]);
     assert_eq!(net.state(&a), QpState::Error);
     assert_eq!(net.state(&b), QpState::ReadyToSend);
-    assert_eq!(net.engine.vnic_counters(a.vnic).unwrap().rnr_naks, 4);
+    let counters = net.engine.vnic_counters(a.vnic).unwrap();
+    assert_eq!((counters.rnr_naks, counters.rnr_retries_exceeded, counters.failures.requester), (4, 1, 1));
+    assert_eq!(net.engine.vnic_counters(b.vnic).unwrap().receives_missing, 4);
     assert!(net.world.wanted.iter().all(|queue| *queue == a.receive_queue()), "nobody waits for b any more");
 }
 
@@ -371,17 +373,26 @@ fn retry_exceeded_when_nobody_is_there() {
     assert_eq!(net.now - start, Duration(3 * (4096 << 8)), "retry_cnt 2: three timeouts");
     assert_eq!(net.statuses(&a), [(1, Status::RetryExceeded), (2, Status::WorkRequestFlushed)]);
     let counters = net.engine.vnic_counters(a.vnic).unwrap();
-    assert_eq!((counters.retries_exceeded, counters.undeliverable), (1, 1));
+    assert_eq!((counters.retries_exceeded, counters.undeliverable, counters.ack_timeouts), (1, 1, 2));
+    assert_eq!((counters.failures.requester, counters.failures.requester_flushed), (2, 1));
 }
 
 #[test]
 fn retry_exceeded_for_each_way_not_to_listen() {
-    let ways: [fn(&mut Net, &End, &End); 5] = [
+    let ways: [fn(&mut Net, &End, &End); 6] = [
         |net, _, b| assert!(net.to(b, QpState::Reset).is_ok()),
         |net, _, b| assert!(net.to(b, QpState::Error).is_ok()),
         |net, _, b| {
             net.to(b, QpState::Reset).unwrap();
             net.init(b);
+        },
+        // The sender begins with another PSN than the receiver expects.
+        |net, a, b| {
+            net.to(a, QpState::Reset).unwrap();
+            net.init(a);
+            net.rtr(a, b);
+            let attributes = QpAttributes { retry_count: 2, timeout: 8, sq_psn: 7, ..Default::default() };
+            net.rts_with(a, attributes);
         },
         // Connected to somebody else.
         |net, _, b| {

@@ -52,6 +52,8 @@ pub struct World {
     pub gone: HashSet<SessionId>,
     pub copies: u64,
     pub largest_copy: u64,
+    /// Target QPs: nothing may be asked of their rings.
+    pub without_rings: HashSet<QpId>,
 }
 
 impl World {
@@ -66,13 +68,19 @@ impl World {
     }
 
     fn read_spans(&mut self, spans: &[Span]) -> Vec<u8> {
-        spans.iter().flat_map(|s| self.bytes(s.session, s.address, s.length as usize).to_vec()).collect()
+        let read = |span: &Span| match span.session {
+            SessionId::VOID => vec![0; span.length as usize],
+            session => self.bytes(session, span.address, span.length as usize).to_vec(),
+        };
+        spans.iter().flat_map(read).collect()
     }
 
     fn write_spans(&mut self, mut from: &[u8], to: &[Span]) {
         for span in to {
             let (now, rest) = from.split_at(span.length as usize);
-            self.bytes(span.session, span.address, now.len()).copy_from_slice(now);
+            if span.session != SessionId::VOID {
+                self.bytes(span.session, span.address, now.len()).copy_from_slice(now);
+            }
             from = rest;
         }
         assert!(from.is_empty(), "both sides are equally long");
@@ -113,10 +121,14 @@ fn take<T: Clone>(ring: Option<&mut Ring<T>>, into: &mut T) -> Fetch {
 
 impl Environment for World {
     fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch {
+        assert!(!self.without_rings.contains(&qp), "a target QP has no send queue");
         take(self.sends.get_mut(&qp), into)
     }
 
     fn fetch_receive(&mut self, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch {
+        if let ReceiveQueueId::Qp(qp) = queue {
+            assert!(!self.without_rings.contains(&qp), "a target QP has no receive queue");
+        }
         take(self.receives.get_mut(&queue), into)
     }
 
@@ -218,6 +230,9 @@ pub struct Net {
     pub now: Instant,
     pub qps: Vec<QpId>,
     pub types: HashMap<QpId, QpType>,
+    xrcds: HashMap<SessionId, XrcdId>,
+    /// Number of the last SRQ for XRC of a session.
+    pub srqns: HashMap<SessionId, u32>,
     vnics: u8,
 }
 
@@ -237,6 +252,8 @@ impl Net {
             now: Instant(1_000),
             qps: Vec::new(),
             types: HashMap::new(),
+            xrcds: HashMap::new(),
+            srqns: HashMap::new(),
             vnics: 0,
         }
     }
@@ -263,7 +280,7 @@ impl Net {
         let length = MEMORY_BYTES as u64;
         let keys = engine.register_mr(session, pd, MEMORY_BASE, length, MEMORY_BASE, ALL_ACCESS).unwrap();
         let asked = SrqAttributes { max_wr: 64, max_sge: 4, limit: 0 };
-        let srq = shared.then(|| engine.create_srq(session, pd, asked).unwrap().0);
+        let srq = shared.then(|| engine.create_srq(session, pd, asked, None, 0).unwrap().0);
         let (mr, key) = (keys.mr, keys.rkey);
         let mut end = End {
             vnic,
@@ -282,13 +299,36 @@ impl Net {
         end
     }
 
+    /// The session's XRC domain: that of one file of its vNIC.
+    pub fn xrcd(&mut self, end: &End) -> XrcdId {
+        let file = Some(FileIdentity { device: 1, inode: 1 });
+        let engine = &mut self.engine;
+        *self
+            .xrcds
+            .entry(end.session)
+            .or_insert_with(|| engine.open_xrcd(end.session, end.context, file, true, false).unwrap())
+    }
+
+    /// An SRQ for XRC in the end's domain, PD and CQ, and its number. Its cookie is 88.
+    pub fn xrc_srq(&mut self, end: &End) -> (SrqId, u32) {
+        let xrcd = self.xrcd(end);
+        let asked = SrqAttributes { max_wr: 64, max_sge: 4, limit: 0 };
+        let made = self.engine.create_srq(end.session, end.pd, asked, Some((xrcd, end.cq)), 88);
+        let (srq, number, _) = made.unwrap();
+        self.srqns.insert(end.session, number);
+        (srq, number)
+    }
+
     pub fn qp(&mut self, end: &End, qp_type: QpType) -> (QpId, Qpn) {
+        let (target, initiator) = (qp_type == QpType::XrcReceive, qp_type == QpType::XrcSend);
         let init = QpInit {
-            pd: end.pd,
+            pd: (!target).then_some(end.pd),
             qp_type,
-            send_cq: end.cq,
-            recv_cq: end.cq,
-            srq: end.srq,
+            send_cq: (!target).then_some(end.cq),
+            recv_cq: (!target && !initiator).then_some(end.cq),
+            srq: end.srq.filter(|_| !target && !initiator),
+            xrcd: target.then(|| self.xrcd(end)),
+            block_own_multicast: false,
             capabilities: capabilities(),
             all_signaled: false,
             cookie: 77,
@@ -296,6 +336,9 @@ impl Net {
         let (qp, qpn, _) = self.engine.create_qp(end.session, init).unwrap();
         self.qps.push(qp);
         self.types.insert(qp, qp_type);
+        if target {
+            self.world.without_rings.insert(qp);
+        }
         (qp, qpn)
     }
 
@@ -339,6 +382,8 @@ impl Net {
                 QpType::Rc => path | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
                 QpType::Uc => path,
                 QpType::Ud => 0,
+                QpType::XrcSend => path,
+                QpType::XrcReceive => path | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
             };
         let attributes = QpAttributes {
             state: QpState::ReadyToReceive,
@@ -358,8 +403,13 @@ impl Net {
 
     pub fn rts_with(&mut self, end: &End, attributes: QpAttributes) {
         use QpAttributeMask as M;
-        let rc = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
-        let mask = M::STATE | M::SQ_PSN | if self.types[&end.qp] == QpType::Rc { rc } else { 0 };
+        let mask = M::STATE
+            | M::SQ_PSN
+            | match self.types[&end.qp] {
+                QpType::Rc | QpType::XrcSend => M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC,
+                QpType::XrcReceive => M::TIMEOUT,
+                QpType::Uc | QpType::Ud => 0,
+            };
         let attributes = QpAttributes { state: QpState::ReadyToSend, max_rd_atomic: 4, ..attributes };
         self.modify(end, &attributes, mask).unwrap();
     }
@@ -412,6 +462,28 @@ impl Net {
                 let value = self.world.apply_atomic(at, operation);
                 self.engine.handle_atomic_done(&mut self.world, self.now, token, Ok(value));
             }
+        }
+    }
+
+    /// A process dies. Its copies come back with what the environment then finds: no memory, if it was this process'.
+    pub fn die(&mut self, session: SessionId) {
+        self.engine.destroy_session(&mut self.world, self.now, session);
+        let pending = std::mem::take(&mut self.world.pending);
+        let touches = |spans: &[Span]| spans.iter().any(|span| span.session == session);
+        for (token, job) in pending {
+            let side = match &job {
+                Job::Copy { spans, .. } if touches(spans) => MemorySide::Source,
+                Job::Copy { to, .. } if touches(to) => MemorySide::Destination,
+                Job::Atomic { at, .. } if at.session == session => {
+                    self.engine.handle_atomic_done(&mut self.world, self.now, token, Err(()));
+                    continue;
+                }
+                _ => {
+                    self.world.pending.push((token, job));
+                    continue;
+                }
+            };
+            self.engine.handle_copied(&mut self.world, self.now, token, Err(side));
         }
     }
 

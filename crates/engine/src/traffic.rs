@@ -1,0 +1,90 @@
+//! What a vNIC's port would have carried, for its port counters.
+//!
+//! Local delivery has no packets. Counted are those that the wire would need: a message's payload in pieces of the path
+//! MTU, and one request packet for a READ or an atomic. Acknowledgements, headers and retries are not counted: there
+//! are none.
+use crate::{Engine, QpId};
+use freeflow_verbs::{QpType, SendOpcode};
+
+/// Payload and packets of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    pub bytes: u64,
+    pub packets: u64,
+    /// Of `packets`, those to a multicast group.
+    pub multicast_packets: u64,
+}
+
+impl Traffic {
+    fn add(&mut self, bytes: u64, packets: u64, multicast: bool) {
+        self.bytes += bytes;
+        self.packets += packets;
+        self.multicast_packets += if multicast { packets } else { 0 };
+    }
+}
+
+/// The message in hand, as a port sees it.
+struct Shape {
+    opcode: SendOpcode,
+    bytes: u64,
+    packets: u64,
+    multicast: bool,
+}
+
+impl Shape {
+    /// The data comes back from the responder.
+    fn returns(&self) -> bool {
+        self.opcode == SendOpcode::RdmaRead || self.opcode.is_atomic()
+    }
+}
+
+impl Engine {
+    fn shape(&self, id: QpId) -> Shape {
+        let qp = self.qp(id);
+        let request = &qp.send.request;
+        // A FLUSH names memory, but carries none of it.
+        let bytes = if request.opcode == SendOpcode::Flush { 0 } else { qp.send.length };
+        let datagram = qp.service == QpType::Ud;
+        // A power of two.
+        let mtu = u64::from(qp.attributes.path_mtu.bytes());
+        let packets = if datagram { 1 } else { ((bytes + mtu - 1) >> mtu.trailing_zeros()).max(1) };
+        let group = || self.ahs.at(request.address_handle).is_some_and(|(_, handle)| handle.route.dgid.is_multicast());
+        Shape { opcode: request.opcode, bytes, packets, multicast: datagram && group() }
+    }
+
+    /// The request in hand went out, and its answer came back: the requester's side.
+    pub(crate) fn count_sent(&mut self, id: QpId) {
+        let shape = self.shape(id);
+        if shape.opcode.is_local() {
+            return;
+        }
+        let counters = &mut self.vnic_of(id).counters;
+        if shape.returns() {
+            counters.sent.add(0, 1, false);
+            counters.received.add(shape.bytes, shape.packets, false);
+        } else {
+            counters.sent.add(shape.bytes, shape.packets, shape.multicast);
+        }
+    }
+
+    /// The request in hand of `id` reached `responder`: the responder's side.
+    pub(crate) fn count_received(&mut self, id: QpId, responder: QpId) {
+        let shape = self.shape(id);
+        if self.qps.get(responder).is_none() {
+            return;
+        }
+        let counters = &mut self.vnic_of(responder).counters;
+        if shape.returns() {
+            counters.received.add(0, 1, false);
+            counters.sent.add(shape.bytes, shape.packets, false);
+        } else {
+            counters.received.add(shape.bytes, shape.packets, shape.multicast);
+        }
+        match shape.opcode {
+            SendOpcode::RdmaRead => counters.reads_received += 1,
+            opcode if opcode.is_atomic() => counters.atomics_received += 1,
+            opcode if opcode.is_write() || opcode == SendOpcode::AtomicWrite => counters.writes_received += 1,
+            _ => {}
+        }
+    }
+}
