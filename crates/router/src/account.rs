@@ -16,8 +16,8 @@ const DESCRIPTORS_RESERVED: u64 = 1024;
 const MAPPINGS_MAX: u64 = 65_530;
 /// More descriptors than this nobody needs.
 const DESCRIPTORS_MAX: u64 = 1 << 22;
-/// Of one connection: socket, pidfd, memory, kick.
-const CONNECTION_DESCRIPTORS: u64 = 4;
+/// Of one connection: socket, pidfd, memory, tasks, kick.
+const CONNECTION_DESCRIPTORS: u64 = 5;
 
 struct Pool {
     held: AtomicU64,
@@ -71,6 +71,7 @@ struct Amounts {
     segment_bytes: u64,
     channels: u64,
     connections: u64,
+    imports: u64,
     mappings: u64,
     descriptors: u64,
 }
@@ -82,6 +83,8 @@ pub struct Account {
     pub segment_bytes: AtomicU64,
     channels: AtomicU64,
     connections: AtomicU64,
+    /// Handles of other processes' MRs and segments.
+    imports: AtomicU64,
     mappings: AtomicU64,
     descriptors: AtomicU64,
 }
@@ -95,6 +98,7 @@ impl Account {
             segment_bytes: zero(),
             channels: zero(),
             connections: zero(),
+            imports: zero(),
             mappings: zero(),
             descriptors: zero(),
         }
@@ -105,6 +109,7 @@ impl Account {
         change(&self.segment_bytes, amounts.segment_bytes);
         change(&self.channels, amounts.channels);
         change(&self.connections, amounts.connections);
+        change(&self.imports, amounts.imports);
         change(&self.mappings, amounts.mappings);
         change(&self.commons.mappings.held, amounts.mappings);
         change(&self.descriptors, amounts.descriptors);
@@ -149,8 +154,13 @@ impl Charge {
             .within(|account| &account.segment_bytes, bytes_max)
     }
 
-    pub fn context(account: &Arc<Account>) -> Result<Self, OverLimit> {
+    pub fn descriptor(account: &Arc<Account>) -> Result<Self, OverLimit> {
         Self::new(account, Amounts { descriptors: 1, ..Amounts::default() })
+    }
+
+    pub fn import(account: &Arc<Account>, imports_max: u64) -> Result<Self, OverLimit> {
+        let amounts = Amounts { imports: 1, ..Amounts::default() };
+        Self::new(account, amounts)?.within(|account| &account.imports, imports_max)
     }
 
     pub fn channel(account: &Arc<Account>, channels_max: u64) -> Result<Self, OverLimit> {

@@ -11,6 +11,8 @@ use crate::closer::Closer;
 use crate::config::Config;
 use crate::device::device_attributes;
 use crate::fallback::Abandoned;
+use crate::hold::Holder;
+use crate::imports::Passes;
 use crate::jobs::{Job, Reaction, Step};
 use crate::log::{info, warning};
 use crate::memory::PageTable;
@@ -19,6 +21,7 @@ use crate::rings::Session;
 use crate::session::{Answer, Connection, Objects, Phase};
 use crate::slab::{Key, Slab};
 use crate::store::Store;
+use crate::sysfs_counters::Publisher;
 use crate::vnics::VnicEntry;
 use crate::wake::Waker;
 use crate::worker::Worker;
@@ -32,6 +35,7 @@ use freeflow_shm::{Doorbell, SessionSegment, fd};
 use freeflow_verbs::{Instant, VerbsError};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::OpenOptions;
@@ -108,9 +112,11 @@ pub struct Control {
     pub(crate) config: Config,
     pub(crate) started: Instant,
     epoll: OwnedFd,
-    waker: Arc<Waker>,
+    pub(crate) waker: Arc<Waker>,
     pub(crate) worker: WorkerHandle,
     reactions: Receiver<Reaction>,
+    /// For other threads than the worker.
+    pub(crate) own_reactions: Sender<Reaction>,
     pub(crate) connections: Slab<Connection>,
     /// Connections that may have a message to read.
     ready: VecDeque<Key>,
@@ -118,6 +124,7 @@ pub struct Control {
     pub(crate) vnics_by_id: BTreeMap<String, Key>,
     pub(crate) state: State,
     pub(crate) store: Store,
+    pub(crate) sysfs: Publisher,
     pub(crate) admin_listener: OwnedFd,
     pub(crate) admins: Slab<AdminConnection>,
     pub(crate) admins_ready: VecDeque<Key>,
@@ -130,6 +137,7 @@ pub struct Control {
     reserve: Option<OwnedFd>,
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) commons: Arc<Commons>,
+    pub(crate) passes: Passes,
 }
 
 /// What the control thread starts with.
@@ -137,7 +145,7 @@ pub struct ControlParts {
     pub config: Config,
     pub waker: Arc<Waker>,
     pub worker: WorkerHandle,
-    pub reactions: Receiver<Reaction>,
+    pub reactions: (Sender<Reaction>, Receiver<Reaction>),
     pub state: State,
     pub store: Store,
     pub admin_listener: OwnedFd,
@@ -156,13 +164,15 @@ impl Control {
             epoll,
             waker: parts.waker.clone(),
             worker: parts.worker,
-            reactions: parts.reactions,
+            reactions: parts.reactions.1,
+            own_reactions: parts.reactions.0,
             connections: Slab::default(),
             ready: VecDeque::new(),
             vnics: Slab::default(),
             vnics_by_id: BTreeMap::new(),
             state: parts.state,
             store: parts.store,
+            sysfs: Publisher::start()?,
             admin_listener: parts.admin_listener,
             admins: Slab::default(),
             admins_ready: VecDeque::new(),
@@ -172,6 +182,7 @@ impl Control {
             reserve: std::fs::File::open("/dev/null").ok().map(OwnedFd::from),
             stop: parts.stop,
             commons: parts.commons,
+            passes: Passes::default(),
         };
         control.watch(parts.waker.fd(), Topic::Waker, epoll::EventFlags::IN)?;
         control.watch(control.admin_listener.as_fd(), Topic::AdminListener, epoll::EventFlags::IN)?;
@@ -408,6 +419,11 @@ impl Control {
         }
         let path = format!("/proc/{}/mem", credentials.pid);
         let memory = OpenOptions::new().read(true).write(true).open(&path)?;
+        let tasks = rustix::fs::open(
+            format!("/proc/{}/task", credentials.pid),
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
         // Looked up anew after the open: it may have become a set-user-ID program since it connected, and its memory is
         // not its starter's then. The kernel gives what may not be traced to root.
         if std::fs::metadata(&path)?.uid() != credentials.uid {
@@ -421,6 +437,9 @@ impl Control {
             socket,
             pidfd,
             memory: Arc::new(memory),
+            tasks: Arc::new(tasks),
+            holder: Holder::default(),
+            uid: credentials.uid,
             pid: credentials.pid,
             vnic: id,
             phase: Phase::New,
@@ -600,8 +619,9 @@ impl Worker {
         }
         segment.set_wait_policy(self.waiting.policy);
         segment.set_router_sleeps(true);
-        let (doorbells, hot, doorbell_seen, epoch, failed) = (Vec::new(), false, now, 0, false);
-        let session = Session { vnic, segment, kick, memory, doorbells, hot, doorbell_seen, epoch, failed };
+        let (doorbells, cq_bells) = (Vec::new(), BTreeMap::new());
+        let (hot, doorbell_seen, epoch, failed) = (false, now, 0, false);
+        let session = Session { vnic, segment, kick, memory, doorbells, cq_bells, hot, doorbell_seen, epoch, failed };
         self.rings.sessions.insert(id, session);
         if self.waiting.is_fastpath() {
             self.heat(now, id);

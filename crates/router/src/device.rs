@@ -32,6 +32,10 @@ pub fn device_attributes(vnic: &Vnic, network: NetworkId) -> DeviceAttributes {
         ah_count_max: limits.ah_count_max,
         inline_bytes_max: INLINE_BYTES_MAX as u32,
         completion_vector_count: 1,
+        mw_count_max: limits.mw_count_max,
+        multicast_group_count_max: limits.multicast_group_count_max,
+        multicast_attach_count_max: limits.multicast_attach_count_max,
+        device_memory_bytes_max: limits.device_memory_bytes_max,
         port: PortAttributes {
             active: true,
             max_mtu: PathMtu::Mtu4096,

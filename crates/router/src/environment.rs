@@ -1,6 +1,7 @@
 //! What the engine asks of the router: requests from rings, completions into rings, bytes between processes.
 use crate::events::Sent;
-use crate::rings::{Notify, Rings};
+use crate::rings::Rings;
+use crate::targets::Viewer;
 use freeflow_engine::{
     AtomicOutcome, CopyOutcome, CqFull, CqId, Environment, EventTarget, Fetch, QpId, ReceiveQueueId, Source, Span,
     SrqId, Token,
@@ -19,6 +20,13 @@ fn fetched(take: Take) -> Fetch {
 }
 
 impl Rings {
+    fn tell(&mut self, kind: AsyncEventKind, viewer: Viewer) {
+        let Some(pipe) = self.contexts.get(viewer.context).map(|context| context.pipe) else { return };
+        if self.pipes.send(pipe, kind as u32, viewer.cookie) == Sent::TooMuch {
+            self.fail(viewer.session, "asynchronous events are not read");
+        }
+    }
+
     fn receive_queue(&mut self, queue: ReceiveQueueId) -> Option<(&mut RequestConsumer, &mut bool)> {
         match queue {
             ReceiveQueueId::Qp(id) => {
@@ -37,7 +45,7 @@ impl Environment for Rings {
     #[inline]
     fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch {
         let Some(qp) = self.qps.get_mut(qp) else { return Fetch::Empty };
-        fetched(qp.send.take_send(qp.is_ud, into))
+        fetched(qp.send.take_send(qp.service, into))
     }
 
     #[inline]
@@ -67,18 +75,12 @@ impl Environment for Rings {
             completion.timestamp_ns = now.0;
         }
         cq.ring.publish(&completion).map_err(|_| CqFull)?;
-        if cq.channel.is_some() {
+        let (session, has_channel) = (cq.session, cq.channel.is_some());
+        if has_channel {
             let solicited =
                 completion.flags.contains(CompletionFlags::SOLICITED) || completion.status != CompletionStatus::Success;
-            if cq.notify == Notify::Nothing {
-                self.notify.push(id);
-                cq.notify = Notify::Completions;
-            }
-            if solicited {
-                cq.notify = Notify::Solicited;
-            }
+            self.note_completion(id, solicited);
         }
-        let session = cq.session;
         self.note_busy(session);
         Ok(())
     }
@@ -89,10 +91,12 @@ impl Environment for Rings {
             EventTarget::Qp(id) => self.qps.get(id).map(|qp| (qp.session, qp.context, qp.cookie)),
             EventTarget::Srq(id) => self.srqs.get(id).map(|srq| (srq.session, srq.context, srq.cookie)),
         };
-        let Some((session, context, cookie)) = found else { return };
-        let Some(pipe) = self.contexts.get(context).map(|context| context.pipe) else { return };
-        if self.pipes.send(pipe, kind as u32, cookie) == Sent::TooMuch {
-            self.fail(session, "asynchronous events are not read");
+        if let Some((session, context, cookie)) = found {
+            return self.tell(kind, Viewer { session, context, cookie });
+        }
+        let EventTarget::Qp(id) = about else { return };
+        for at in 0..self.targets.viewers(id).len() {
+            self.tell(kind, self.targets.viewers(id)[at]);
         }
     }
 

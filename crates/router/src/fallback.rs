@@ -9,7 +9,7 @@
 //! by itself once the kernel lets it go.
 use crate::slab::Key;
 use crate::wake::Waker;
-use freeflow_shm::{monotonic_ns, pause, prefer_short_slices};
+use freeflow_shm::{Segment, monotonic_ns, pause, prefer_short_slices};
 use freeflow_verbs::AtomicOperation;
 use std::fs::File;
 use std::io;
@@ -30,6 +30,20 @@ const LAST_BYTES: usize = 8;
 pub trait TenantMemory: Send + Sync {
     fn read(&self, into: &mut [u8], address: u64) -> io::Result<()>;
     fn write(&self, from: &[u8], address: u64) -> io::Result<()>;
+
+    /// On eight bytes; gives what was there before. Atomic against this helper's own work only, unless said otherwise.
+    fn atomic(&self, address: u64, operation: AtomicOperation) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.read(&mut bytes, address)?;
+        let before = u64::from_ne_bytes(bytes);
+        let after = match operation {
+            AtomicOperation::CompareSwap { compare, swap } if before == compare => swap,
+            AtomicOperation::CompareSwap { .. } => return Ok(before),
+            AtomicOperation::FetchAdd { add } => before.wrapping_add(add),
+        };
+        self.write(&after.to_ne_bytes(), address)?;
+        Ok(before)
+    }
 }
 
 impl TenantMemory for File {
@@ -39,6 +53,29 @@ impl TenantMemory for File {
 
     fn write(&self, from: &[u8], address: u64) -> io::Result<()> {
         self.write_all_at(from, address)
+    }
+}
+
+/// A segment, its offsets for addresses. The helper gets one only to do an atomic operation after others that it has
+/// begun on the same bytes by the fallback.
+pub struct SharedMemory(pub Arc<Segment>);
+
+impl TenantMemory for SharedMemory {
+    fn read(&self, into: &mut [u8], address: u64) -> io::Result<()> {
+        self.0.read(address as usize, into).map_err(io::Error::other)
+    }
+
+    fn write(&self, from: &[u8], address: u64) -> io::Result<()> {
+        self.0.write(address as usize, from, false).map_err(io::Error::other)
+    }
+
+    /// Atomic against everybody.
+    fn atomic(&self, address: u64, operation: AtomicOperation) -> io::Result<u64> {
+        let before = match operation {
+            AtomicOperation::CompareSwap { compare, swap } => self.0.compare_swap(address as usize, compare, swap),
+            AtomicOperation::FetchAdd { add } => self.0.fetch_add(address as usize, add),
+        };
+        before.map_err(io::Error::other)
     }
 }
 
@@ -174,16 +211,7 @@ fn perform(job: &mut Job) -> io::Result<u64> {
         }
         Work::Atomic(operation) => {
             let Some(part) = job.parts.first() else { return Ok(0) };
-            let mut bytes = [0; 8];
-            part.memory.read(&mut bytes, part.address)?;
-            let before = u64::from_ne_bytes(bytes);
-            let after = match operation {
-                AtomicOperation::CompareSwap { compare, swap } if before == compare => swap,
-                AtomicOperation::CompareSwap { .. } => return Ok(before),
-                AtomicOperation::FetchAdd { add } => before.wrapping_add(add),
-            };
-            part.memory.write(&after.to_ne_bytes(), part.address)?;
-            Ok(before)
+            part.memory.atomic(part.address, operation)
         }
     }
 }

@@ -1,9 +1,12 @@
 //! FFR, the per-host router: owns the memory maps, the rings and the engine; the only trusted part.
 //!
-//! Start with [`worker::Worker::turn`]: everything that moves bytes is named there. Three kinds of thread:
+//! Start with [`worker::Worker::turn`]: everything that moves bytes is named there. Four kinds of thread:
 //! - the *worker* (`worker`, `wait`, `environment`, `transfer`): engine, rings, events;
 //! - the *control* thread (`control`, `requests`, `vnics`, `admin`): sockets, handles, limits, processes that end;
-//! - one *helper* a vNIC (`fallback`): memory that can't be mapped.
+//! - one *helper* a vNIC (`fallback`): memory that can't be mapped;
+//! - one for the files of the synthetic sysfs (`sysfs`, `sysfs_counters`).
+//!
+//! Two more come and go: one a vNIC that closes descriptors (`closer`), one a connection that holds threads (`hold`).
 //!
 //! The control thread hands the worker jobs and gets reactions back; neither waits for the other.
 //!
@@ -19,18 +22,28 @@ mod control;
 mod device;
 mod environment;
 mod events;
+mod extents;
 mod fallback;
+mod hold;
+mod imports;
 mod jobs;
 mod log;
 mod memory;
+mod moderation;
 mod pollers;
+mod remap;
 mod requests;
+mod requests_memory;
+mod requests_qp;
 mod rings;
 mod router;
 mod session;
 mod slab;
 mod store;
+mod sysfs;
+mod sysfs_counters;
 mod table;
+mod targets;
 mod transfer;
 mod vnics;
 mod wait;
@@ -39,6 +52,8 @@ mod worker;
 
 #[cfg(test)]
 mod stall_tests;
+#[cfg(test)]
+mod void_tests;
 
 pub use config::{Config, MACHINE_DIR, Mode};
 pub use router::Router;

@@ -4,33 +4,62 @@
 //! copies directly. Everything else is *fallback*: reached through a `/proc/PID/mem` descriptor, by the vNIC's helper
 //! thread only. The page table decides, never the memory region.
 //!
+//! A segment is mapped as a whole (`ibv_malloc`) or in *parts*: the pages of ordinary memory that a registration put
+//! there. Neighbouring parts become one range, so that a heap registered piece by piece stays a short table; every
+//! operation is logarithmic in its length.
+//!
 //! A library that lies about where it mapped a segment only misdirects copies of its own memory.
 use crate::fallback::TenantMemory;
 use freeflow_shm::Segment;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// End of the address space that a process can map (x86-64 with five levels of page tables has 2^56).
 const ADDRESS_END: u64 = 1 << 56;
 const PAGE_BYTES: u64 = 4096;
 
+/// Ranges that one process can have: twice what the kernel lets it map by default.
+const RANGE_COUNT_MAX: usize = 131_072;
+
 struct Range {
-    start: u64,
     end: u64,
     segment: Arc<Segment>,
+    /// Where in the segment the range begins.
+    offset: u64,
+    /// Mapped by [`PageTable::map_part`].
+    is_part: bool,
 }
 
 /// The address space of one process.
 pub struct PageTable {
-    /// By address, disjoint.
-    ranges: Vec<Range>,
+    /// By start, disjoint.
+    ranges: BTreeMap<u64, Range>,
+    /// Each segment that a range names, and how many do.
+    segments: Vec<(Arc<Segment>, usize)>,
+    /// Counts what was taken out: who looked a range up before must look again.
+    withdrawn: u64,
     /// Held since the session began; reads end of file once the process is gone.
     fallback: Arc<dyn TenantMemory>,
 }
 
 /// How one piece of memory is reached.
 pub enum Reach<'a> {
-    Shared { segment: &'a Arc<Segment>, offset: usize },
-    Fallback { memory: &'a Arc<dyn TenantMemory> },
+    Shared {
+        segment: &'a Arc<Segment>,
+        offset: usize,
+    },
+    Fallback {
+        memory: &'a Arc<dyn TenantMemory>,
+    },
+    /// No memory: reads as zeros, and forgets what is written (a null MR's).
+    Void,
+}
+
+impl Reach<'_> {
+    /// Whether its memory was lost (SIGBUS).
+    pub fn is_poisoned(&self) -> bool {
+        matches!(self, Self::Shared { segment, .. } if segment.poisoned())
+    }
 }
 
 /// A piece that is reached in one way as a whole.
@@ -45,7 +74,7 @@ pub struct BadRange;
 
 impl PageTable {
     pub fn new(fallback: Arc<dyn TenantMemory>) -> Self {
-        Self { ranges: Vec::new(), fallback }
+        Self { ranges: BTreeMap::new(), segments: Vec::new(), withdrawn: 0, fallback }
     }
 
     /// Whether a segment of `bytes` can lie at `address`, on its own.
@@ -59,37 +88,129 @@ impl PageTable {
     /// The process mapped `segment` at `address`.
     pub fn map(&mut self, address: u64, segment: Arc<Segment>) -> Result<(), BadRange> {
         let bytes = segment.bytes() as u64;
-        if !Self::is_mappable(address, bytes) {
-            return Err(BadRange);
-        }
-        let end = address + bytes;
-        let at = self.ranges.partition_point(|range| range.end <= address);
-        if self.ranges.get(at).is_some_and(|range| range.start < end) {
-            return Err(BadRange);
-        }
-        self.ranges.insert(at, Range { start: address, end, segment });
+        self.check_free(address, bytes)?;
+        self.insert(address, Range { end: address + bytes, segment, offset: 0, is_part: false });
         Ok(())
     }
 
     /// The process unmapped the segment it had at `address`.
     pub fn unmap(&mut self, address: u64) -> Option<Arc<Segment>> {
-        let at = self.ranges.binary_search_by_key(&address, |range| range.start).ok()?;
-        Some(self.ranges.remove(at).segment)
+        if self.ranges.get(&address)?.is_part {
+            return None;
+        }
+        self.remove(address).map(|range| range.segment)
+    }
+
+    /// The process mapped `bytes` of `segment`, from `offset` on, at `address`.
+    pub fn map_part(&mut self, address: u64, segment: Arc<Segment>, offset: u64, bytes: u64) -> Result<(), BadRange> {
+        self.check_free(address, bytes)?;
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= segment.bytes() as u64);
+        if !inside || !offset.is_multiple_of(PAGE_BYTES) || !bytes.is_multiple_of(PAGE_BYTES) {
+            return Err(BadRange);
+        }
+        let (mut start, mut first, mut end) = (address, offset, address + bytes);
+        let continues =
+            |range: &Range, at: u64| range.is_part && range.offset == at && Arc::ptr_eq(&range.segment, &segment);
+        if self.ranges.get(&end).is_some_and(|after| continues(after, offset + bytes))
+            && let Some(after) = self.remove(end)
+        {
+            end = after.end;
+        }
+        if let Some((&before_start, before)) = self.ranges.range(..address).next_back()
+            && before.end == address
+            && continues(before, offset.wrapping_sub(address - before_start))
+            && let Some(before) = self.remove(before_start)
+        {
+            (start, first) = (before_start, before.offset);
+        }
+        self.insert(start, Range { end, segment, offset: first, is_part: true });
+        Ok(())
+    }
+
+    /// The process is about to take back the parts of `address..end`: from now on they are reached by the fallback.
+    /// Segments that are mapped as a whole are left alone.
+    pub fn unmap_parts(&mut self, address: u64, end: u64) {
+        self.withdrawn += 1;
+        let mut reached = address;
+        while let Some((start, range)) = self.first_at(reached)
+            && start < end
+        {
+            reached = range.end;
+            if !range.is_part {
+                continue;
+            }
+            let Some(range) = self.remove(start) else { return };
+            if start < address {
+                let segment = range.segment.clone();
+                self.insert(start, Range { end: address, segment, offset: range.offset, is_part: true });
+            }
+            if range.end > end {
+                let offset = range.offset + (end - start);
+                self.insert(end, Range { end: range.end, segment: range.segment, offset, is_part: true });
+            }
+        }
+    }
+
+    /// Whether some range is of this segment.
+    pub fn has(&self, segment: &Arc<Segment>) -> bool {
+        self.segments.iter().any(|(known, _)| Arc::ptr_eq(known, segment))
+    }
+
+    /// Changes whenever something is taken out by [`Self::unmap_parts`].
+    pub fn withdrawn(&self) -> u64 {
+        self.withdrawn
+    }
+
+    fn check_free(&self, address: u64, bytes: u64) -> Result<(), BadRange> {
+        let is_full = self.ranges.len() >= RANGE_COUNT_MAX;
+        if is_full || !Self::is_mappable(address, bytes) {
+            return Err(BadRange);
+        }
+        match self.first_at(address) {
+            Some((start, _)) if start < address + bytes => Err(BadRange),
+            _ => Ok(()),
+        }
+    }
+
+    fn insert(&mut self, start: u64, range: Range) {
+        match self.segments.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &range.segment)) {
+            Some((_, count)) => *count += 1,
+            None => self.segments.push((range.segment.clone(), 1)),
+        }
+        self.ranges.insert(start, range);
+    }
+
+    fn remove(&mut self, start: u64) -> Option<Range> {
+        let range = self.ranges.remove(&start)?;
+        let at = self.segments.iter().position(|(known, _)| Arc::ptr_eq(known, &range.segment))?;
+        self.segments[at].1 -= 1;
+        if self.segments[at].1 == 0 {
+            self.segments.swap_remove(at);
+        }
+        Some(range)
+    }
+
+    /// The range that holds `address`, or else the next one.
+    #[inline]
+    fn first_at(&self, address: u64) -> Option<(u64, &Range)> {
+        if let Some((&start, range)) = self.ranges.range(..=address).next_back()
+            && range.end > address
+        {
+            return Some((start, range));
+        }
+        self.ranges.range(address..).next().map(|(&start, range)| (start, range))
     }
 
     /// The longest piece at `address` that is reached in one way, at most `bytes` long.
     #[inline]
     pub fn piece(&self, address: u64, bytes: usize) -> Piece<'_> {
-        let at = self.ranges.partition_point(|range| range.end <= address);
         let end = address.saturating_add(bytes as u64);
-        match self.ranges.get(at) {
-            Some(range) if range.start <= address => Piece {
-                reach: Reach::Shared { segment: &range.segment, offset: (address - range.start) as usize },
+        match self.first_at(address) {
+            Some((start, range)) if start <= address => Piece {
+                reach: Reach::Shared { segment: &range.segment, offset: (range.offset + (address - start)) as usize },
                 bytes: (end.min(range.end) - address) as usize,
             },
-            Some(range) if range.start < end => {
-                Piece { reach: self.by_fallback(), bytes: (range.start - address) as usize }
-            }
+            Some((start, _)) if start < end => Piece { reach: self.by_fallback(), bytes: (start - address) as usize },
             _ => Piece { reach: self.by_fallback(), bytes },
         }
     }
@@ -100,7 +221,7 @@ impl PageTable {
 
     /// Whether a segment's memory was lost (SIGBUS): its owner made it impossible to reach.
     pub fn is_poisoned(&self) -> bool {
-        self.ranges.iter().any(|range| range.segment.poisoned())
+        self.segments.iter().any(|(segment, _)| segment.poisoned())
     }
 }
 
@@ -123,7 +244,7 @@ mod tests {
             let piece = table.piece(address, bytes);
             let offset = match piece.reach {
                 Reach::Shared { offset, .. } => Some(offset),
-                Reach::Fallback { .. } => None,
+                Reach::Fallback { .. } | Reach::Void => None,
             };
             pieces.push((offset, piece.bytes));
             address += piece.bytes as u64;
@@ -157,5 +278,51 @@ mod tests {
         }
         table.map(0x12000, segment(8192)).unwrap();
         table.map(0xe000, segment(8192)).unwrap();
+    }
+
+    #[test]
+    fn parts_become_one_and_are_cut() {
+        let mut table = table();
+        let zone = segment(0x10000);
+        table.map_part(0x20000, zone.clone(), 0, 0x1000).unwrap();
+        table.map_part(0x22000, zone.clone(), 0x2000, 0x1000).unwrap();
+        table.map_part(0x21000, zone.clone(), 0x1000, 0x1000).unwrap();
+        assert_eq!(table.ranges.len(), 1);
+        assert_eq!(describe(&table, 0x1f000, 0x5000), [(None, 0x1000), (Some(0), 0x3000), (None, 0x1000)]);
+        assert_eq!(table.map_part(0x22000, zone.clone(), 0x4000, 0x1000), Err(BadRange));
+        assert_eq!(table.map_part(0x30000, zone.clone(), 0xf000, 0x2000), Err(BadRange));
+        table.map_part(0x23000, zone.clone(), 0x8000, 0x2000).unwrap();
+        assert_eq!(table.ranges.len(), 2);
+        table.unmap_parts(0x21000, 0x24000);
+        assert_eq!(describe(&table, 0x20000, 0x5000), [(Some(0), 0x1000), (None, 0x3000), (Some(0x9000), 0x1000)]);
+        assert!(table.has(&zone));
+        assert_eq!(table.unmap(0x20000).map(|_| ()), None);
+        table.unmap_parts(0, u64::MAX);
+        assert!(!table.has(&zone) && table.ranges.is_empty());
+    }
+
+    #[test]
+    fn whole_segments_are_not_taken_back_by_parts() {
+        let mut table = table();
+        table.map(0x10000, segment(0x2000)).unwrap();
+        table.unmap_parts(0x10000, 0x11000);
+        assert_eq!(describe(&table, 0x10000, 0x2000), [(Some(0), 0x2000)]);
+        assert!(table.unmap(0x10000).is_some());
+    }
+
+    #[test]
+    fn a_hundred_thousand_parts_are_no_burden() {
+        let mut table = table();
+        let zone = segment(100_000 * 0x1000);
+        for i in 0..100_000_u64 {
+            let page = i * 0x1000;
+            table.map_part(0x1000_0000 + 2 * page, zone.clone(), page, 0x1000).unwrap();
+        }
+        assert_eq!(table.ranges.len(), 100_000);
+        for i in 0..100_000_u64 {
+            let address = 0x1000_0000 + 2 * i * 0x1000;
+            table.unmap_parts(address, address + 0x1000);
+        }
+        assert!(table.segments.is_empty());
     }
 }

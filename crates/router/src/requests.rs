@@ -4,23 +4,21 @@
 use crate::account::{Charge, OverLimit};
 use crate::control::Control;
 use crate::events::PipeId;
+use crate::hold::Order;
+use crate::imports::Opening;
 use crate::jobs::Step;
-use crate::rings::{Attention, Bell, Context, Cq, Garbage, Notify, Qp, Srq};
+use crate::moderation::Moderation;
+use crate::rings::{Bell, Context, Cq, Garbage, Notify, Srq};
 use crate::session::{
-    Answer, ChannelEntry, Connection, ContextEntry, CqEntry, MrEntry, Objects, PdEntry, QpEntry, SegmentEntry, SrqEntry,
+    Answer, ChannelEntry, Connection, CqEntry, MrEntry, Objects, PdEntry, SegmentEntry, SegmentLease, SrqEntry,
 };
 use crate::slab::Key;
 use crate::worker::Worker;
-use freeflow_engine::{
-    ContextId, MrKeys, QpId, QpInit, Refusal, SessionId, grant_qp_capabilities, grant_srq_attributes,
-};
-use freeflow_protocol::library::{DOORBELL_COUNT, Handle, Reply, Request};
+use freeflow_engine::{MrKeys, Refusal, SessionId, grant_srq_attributes};
+use freeflow_protocol::library::{COOKIE_COUNT, Handle, Reply, Request, XrcQueue};
 use freeflow_shm::layout::{QueueShape, cq_bytes};
 use freeflow_shm::{CompletionProducer, RequestConsumer, Segment, fd, monotonic_ns};
-use freeflow_verbs::{
-    Access, AddressHandleAttributes, CQE_COUNT_MAX, Duration, Instant, QpAttributeMask, QpAttributes, QpCapabilities,
-    QpKind, QpState, QpType, SrqAttributes, VerbsError,
-};
+use freeflow_verbs::{Access, AddressHandleAttributes, CQE_COUNT_MAX, Duration, Instant, SrqAttributes, VerbsError};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,7 +35,7 @@ pub(crate) enum Handled {
     Submitted,
 }
 
-type Outcome = Result<Handled, VerbsError>;
+pub(crate) type Outcome = Result<Handled, VerbsError>;
 
 impl From<OverLimit> for VerbsError {
     fn from(OverLimit: OverLimit) -> Self {
@@ -45,11 +43,11 @@ impl From<OverLimit> for VerbsError {
     }
 }
 
-fn once<T>(result: Result<T, VerbsError>) -> Poll<Result<T, VerbsError>> {
+pub(crate) fn once<T>(result: Result<T, VerbsError>) -> Poll<Result<T, VerbsError>> {
     Poll::Ready(result)
 }
 
-fn unless_in_flight<T>(result: Result<T, Refusal>) -> Poll<Result<T, VerbsError>> {
+pub(crate) fn unless_in_flight<T>(result: Result<T, Refusal>) -> Poll<Result<T, VerbsError>> {
     match result {
         Ok(value) => Poll::Ready(Ok(value)),
         Err(Refusal::Error(error)) => Poll::Ready(Err(error)),
@@ -57,51 +55,54 @@ fn unless_in_flight<T>(result: Result<T, Refusal>) -> Poll<Result<T, VerbsError>
     }
 }
 
-/// The parameters of `CreateQp`.
-struct QpRequest {
-    pd: Handle,
-    send_cq: Handle,
-    recv_cq: Handle,
-    srq: Option<Handle>,
-    kind: QpKind,
-    capabilities: QpCapabilities,
-    cookie: u32,
-}
-
 impl Control {
     pub(crate) fn handle_request(&mut self, key: Key, session: SessionId, request: Request) -> Outcome {
         let at = (key, session);
         match request {
             Request::Hello { .. } => Err(VerbsError::InvalidArgument),
-            Request::OpenContext => self.open_context(at),
+            Request::OpenContext => {
+                let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?.engine_id;
+                let opening = Opening::fresh(&self.passes, key, vnic).map_err(|_| VerbsError::NoMemory)?;
+                self.open_context(at, opening)
+            }
+            Request::ImportContext { pass } => self.import_context(at, pass),
             Request::CloseContext { context } => self.close_context(at, context),
             Request::CreateChannel { context } => self.create_channel(at, context),
             Request::DestroyChannel { channel } => self.destroy_channel(at, channel),
             Request::AllocPd { context } => self.alloc_pd(at, context),
             Request::DeallocPd { pd } => self.dealloc_pd(at, pd),
+            Request::ImportPd { context, pd } => self.import_pd(at, context, pd),
+            Request::ImportMr { pd, mr } => self.import_mr(at, pd, mr),
+            Request::ImportSegment { context, segment } => self.import_segment(key, context, segment),
             Request::CreateSegment { length } => self.create_segment(key, length),
             Request::MapSegment { segment, address } => self.map_segment(at, segment, address),
             Request::DestroySegment { segment } => self.destroy_segment(at, segment),
+            Request::MapPart { segment, offset, address, length } => {
+                self.map_part(at, segment, [offset, address, length])
+            }
+            Request::UnmapPart { address, length } => self.unmap_part(at, address, length),
+            Request::HoldThreads { thread } => self.order_hold(key, Order::Hold { thread }),
+            Request::ReleaseThreads => self.order_hold(key, Order::Release),
+            Request::ReopenSegment { segment } => self.reopen_segment(key, segment),
             Request::RegisterMr { pd, address, length, iova, access } => {
                 self.register_mr(at, pd, [address, length, iova], access)
             }
             Request::DeregisterMr { mr } => self.deregister_mr(at, mr),
+            Request::ReregisterMr { mr, pd, change } => self.reregister_mr(at, mr, pd, change),
+            Request::AllocNullMr { pd } => self.alloc_null_mr(at, pd),
+            Request::AllocMw { pd, kind } => self.alloc_mw(at, pd, kind),
+            Request::DeallocMw { mw } => self.dealloc_mw(at, mw),
             Request::CreateCq { context, cqe, channel, cookie } => self.create_cq(at, context, cqe, channel, cookie),
             Request::ResizeCq { cq, cqe } => self.resize_cq(at, cq, cqe),
+            Request::ModerateCq { cq, count, period_us } => self.moderate_cq(at, cq, count, period_us),
             Request::DestroyCq { cq } => self.destroy_cq(at, cq),
-            Request::CreateSrq { pd, attributes, cookie } => self.create_srq(at, pd, attributes, cookie),
+            Request::CreateSrq { pd, attributes, cookie, xrc } => self.create_srq(at, pd, attributes, cookie, xrc),
             Request::ModifySrq { srq, limit } => self.modify_srq(at, srq, limit),
             Request::QuerySrq { srq } => self.query_srq(at, srq),
             Request::DestroySrq { srq } => self.destroy_srq(at, srq),
-            Request::CreateQp { pd, qp_type, send_cq, recv_cq, srq, capabilities, all_signaled, cookie } => {
-                let kind = QpKind { qp_type, all_signaled };
-                self.create_qp(at, &QpRequest { pd, send_cq, recv_cq, srq, kind, capabilities, cookie })
-            }
-            Request::ModifyQp { qp, attributes, mask } => self.modify_qp(at, qp, attributes, mask),
-            Request::QueryQp { qp } => self.query_qp(at, qp),
-            Request::DestroyQp { qp } => self.destroy_qp(at, qp),
             Request::CreateAh { pd, attributes } => self.create_ah(at, pd, attributes),
             Request::DestroyAh { ah } => self.destroy_ah(at, ah),
+            request => self.handle_qp_request(at, request),
         }
     }
 
@@ -155,17 +156,24 @@ impl Control {
     }
 
     /// A new segment, within the vNIC's limits.
-    fn new_segment(&self, key: Key, name: &str, bytes: u64) -> Result<(Arc<Segment>, OwnedFd, Charge), VerbsError> {
+    pub(crate) fn new_segment(
+        &self,
+        key: Key,
+        name: &str,
+        bytes: u64,
+    ) -> Result<(Arc<Segment>, OwnedFd, Charge), VerbsError> {
         let charge = self.charge_segment(key, bytes)?;
         let bytes = usize::try_from(bytes).map_err(|_| VerbsError::NoMemory)?;
         let (segment, descriptor) = Segment::create(name, bytes).map_err(|_| VerbsError::NoMemory)?;
         Ok((Arc::new(segment), descriptor, charge))
     }
 
-    fn open_context(&mut self, at: (Key, SessionId)) -> Outcome {
+    /// A new context, or an imported one.
+    pub(crate) fn open_context(&mut self, at: (Key, SessionId), opening: Opening) -> Outcome {
         let session = at.1;
-        let charge = Charge::context(&self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?.account)?;
+        let charge = Charge::descriptor(&self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?.account)?;
         let (read, write) = fd::event_pipe().map_err(|_| VerbsError::NoMemory)?;
+        let pass = opening.file().map_err(|_| VerbsError::NoMemory)?;
         let mut write = Some(write);
         let work = move |worker: &mut Worker, _: Instant| {
             once(worker.engine.open_context(session).inspect(|&id| {
@@ -175,16 +183,17 @@ impl Control {
             }))
         };
         self.submit(at, work, move |connection, id| {
-            let context = connection.objects.contexts.insert(ContextEntry { id, _charge: charge });
-            Answer::with(Reply::Context { context }, vec![read])
+            let context = opening.finish(&mut connection.objects, id, charge);
+            Answer::with(Reply::Context { context }, vec![read, pass])
         })
     }
 
     fn close_context(&mut self, at: (Key, SessionId), context: Handle) -> Outcome {
         let session = at.1;
         let objects = self.objects(at.0)?;
-        let id = objects.contexts.get(context)?.id;
-        if objects.channels.values().any(|channel| channel.context == context) {
+        let entry = objects.contexts.get(context)?;
+        let id = entry.id;
+        if entry.imported_pd_count > 0 || objects.channels.values().any(|channel| channel.context == context) {
             return Err(VerbsError::Busy);
         }
         let work = move |worker: &mut Worker, _: Instant| {
@@ -234,18 +243,8 @@ impl Control {
         let context = self.objects(at.0)?.contexts.get(context)?.id;
         let work = move |worker: &mut Worker, _: Instant| once(worker.engine.alloc_pd(session, context));
         self.submit(at, work, move |connection, id| {
-            let pd = connection.objects.pds.insert(PdEntry { id, context });
+            let pd = connection.objects.pds.insert(PdEntry { id, context, import: None });
             Answer::of(Reply::Pd { pd })
-        })
-    }
-
-    fn dealloc_pd(&mut self, at: (Key, SessionId), pd: Handle) -> Outcome {
-        let session = at.1;
-        let id = self.objects(at.0)?.pds.get(pd)?.id;
-        let work = move |worker: &mut Worker, _: Instant| once(worker.engine.dealloc_pd(session, id));
-        self.submit(at, work, move |connection, ()| {
-            connection.objects.pds.remove(pd);
-            Answer::done()
         })
     }
 
@@ -255,7 +254,11 @@ impl Control {
         }
         let length = length.checked_next_multiple_of(4096).ok_or(VerbsError::NoMemory)?;
         let (segment, descriptor, charge) = self.new_segment(key, "freeflow-memory", length)?;
-        let entry = SegmentEntry { segment, mapped_at: None, _charge: charge };
+        // Kept for processes that import it, if there is one to spare.
+        let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?;
+        let kept = Charge::descriptor(&vnic.account).ok().and_then(|held| Some((descriptor.try_clone().ok()?, held)));
+        let lease = SegmentLease::new(kept, charge);
+        let entry = SegmentEntry { segment, mapped_at: None, lease, _import: None };
         let segment = self.objects(key)?.segments.insert(entry);
         Ok(Handled::Answered(Answer::with(Reply::Segment { segment, length }, vec![descriptor])))
     }
@@ -290,15 +293,17 @@ impl Control {
         let session = at.1;
         let objects = self.objects(at.0)?;
         let entry = objects.segments.get(segment)?;
-        let Some(start) = entry.mapped_at else {
-            objects.segments.remove(segment);
-            return Ok(Handled::Answered(Answer::done()));
-        };
-        if objects.has_mr_over(start, entry.segment.bytes() as u64) {
+        let (mapped_at, memory) = (entry.mapped_at, entry.segment.clone());
+        if mapped_at.is_some_and(|start| objects.has_mr_over(start, memory.bytes() as u64)) {
             return Err(VerbsError::Busy);
         }
         let work = move |worker: &mut Worker, _: Instant| {
-            once(Ok(worker.rings.sessions.get_mut(session).and_then(|entry| entry.memory.unmap(start))))
+            let Some(entry) = worker.rings.sessions.get_mut(session) else { return once(Err(VerbsError::DeviceFatal)) };
+            match mapped_at {
+                Some(start) => once(Ok(entry.memory.unmap(start))),
+                None if entry.memory.has(&memory) => once(Err(VerbsError::Busy)),
+                None => once(Ok(None)),
+            }
         };
         self.submit(at, work, move |connection, _segment| {
             connection.objects.segments.remove(segment);
@@ -319,17 +324,23 @@ impl Control {
             once(worker.engine.register_mr(session, pd, address, length, iova, access))
         };
         self.submit(at, work, move |connection, keys: MrKeys| {
-            let mr = connection.objects.mrs.insert(MrEntry { id: keys.mr, address, length });
+            let mr = connection.objects.insert_mr(MrEntry::new(&keys, pd, address, length));
             Answer::of(Reply::Mr { mr, lkey: keys.lkey, rkey: keys.rkey })
         })
     }
 
     fn deregister_mr(&mut self, at: (Key, SessionId), mr: Handle) -> Outcome {
         let session = at.1;
-        let id = self.objects(at.0)?.mrs.get(mr)?.id;
+        let objects = self.objects(at.0)?;
+        let entry = objects.mrs.get(mr)?;
+        if entry.import.is_some() {
+            objects.remove_mr(mr);
+            return Ok(Handled::Answered(Answer::done()));
+        }
+        let id = entry.id;
         let work = move |worker: &mut Worker, _: Instant| unless_in_flight(worker.engine.deregister_mr(session, id));
         self.submit(at, work, move |connection, ()| {
-            connection.objects.mrs.remove(mr);
+            connection.objects.remove_mr(mr);
             Answer::done()
         })
     }
@@ -346,7 +357,7 @@ impl Control {
         let objects = self.objects(key)?;
         let context = objects.contexts.get(context)?.id;
         let channel_pipe = channel.map(|channel| objects.channels.get(channel).map(|entry| entry.pipe)).transpose()?;
-        if cqe == 0 || cqe > CQE_COUNT_MAX || objects.cq_cookies.contains(&cookie) {
+        if cqe == 0 || cqe > CQE_COUNT_MAX || cookie >= COOKIE_COUNT || objects.cq_cookies.contains(&cookie) {
             return Err(VerbsError::InvalidArgument);
         }
         let (segment, descriptor, charge) = self.new_segment(key, "freeflow-cq", cq_bytes(cqe) as u64)?;
@@ -356,8 +367,12 @@ impl Control {
             once(worker.engine.create_cq(session, context, cqe).inspect(|&id| {
                 let ring = ring.take().expect("a job that is done is not run again");
                 let (previous, notify) = (None, Notify::Nothing);
-                let cq = Cq { session, context, cookie, ring, previous, channel: channel_pipe, notify };
+                let (channel, moderation) = (channel_pipe, Moderation::default());
+                let cq = Cq { session, context, cookie, ring, previous, channel, notify, moderation };
                 worker.rings.cqs.insert(id, cq);
+                if let Some(entry) = worker.rings.sessions.get_mut(session) {
+                    entry.cq_bells.insert(cookie, id);
+                }
             }))
         };
         self.submit(at, work, move |connection, id| {
@@ -394,13 +409,22 @@ impl Control {
         })
     }
 
+    fn moderate_cq(&mut self, at: (Key, SessionId), cq: Handle, count: u16, period_us: u16) -> Outcome {
+        let id = self.objects(at.0)?.cqs.get(cq)?.id;
+        let period = Duration::from_micros(u64::from(period_us));
+        let work = move |worker: &mut Worker, _: Instant| {
+            once(if worker.rings.moderate(id, count, period) { Ok(()) } else { Err(VerbsError::NotFound) })
+        };
+        self.submit(at, work, |_, ()| Answer::done())
+    }
+
     fn destroy_cq(&mut self, at: (Key, SessionId), cq: Handle) -> Outcome {
         let session = at.1;
         let id = self.objects(at.0)?.cqs.get(cq)?.id;
         let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.destroy_cq(session, id).map(|()| worker.rings.cqs.remove(id)))
+            once(worker.engine.destroy_cq(session, id).map(|()| worker.rings.remove_cq(id)))
         };
-        self.submit(at, work, move |connection, _cq| {
+        self.submit(at, work, move |connection, _garbage: Garbage| {
             if let Some(entry) = connection.objects.cqs.remove(cq) {
                 connection.objects.cq_cookies.remove(&entry.cookie);
             }
@@ -408,10 +432,21 @@ impl Control {
         })
     }
 
-    fn create_srq(&mut self, at: (Key, SessionId), pd: Handle, attributes: SrqAttributes, cookie: u32) -> Outcome {
+    fn create_srq(
+        &mut self,
+        at: (Key, SessionId),
+        pd: Handle,
+        attributes: SrqAttributes,
+        cookie: u32,
+        xrc: Option<XrcQueue>,
+    ) -> Outcome {
         let (key, session) = at;
         let objects = self.objects(key)?;
-        let PdEntry { id: pd, context } = *objects.pds.get(pd)?;
+        let PdEntry { id: pd, context, .. } = *objects.pds.get(pd)?;
+        let xrc = match xrc {
+            Some(xrc) => Some((objects.xrcds.get(xrc.xrcd)?.id, objects.cqs.get(xrc.cq)?.id)),
+            None => None,
+        };
         objects.check_doorbell(cookie)?;
         let granted = grant_srq_attributes(&attributes)?;
         let shape = QueueShape::receive(granted.max_wr, granted.max_sge);
@@ -419,17 +454,17 @@ impl Control {
         let segment_bytes = segment.bytes() as u64;
         let mut ring = Some(RequestConsumer::new(segment, 0, shape, granted.max_wr, granted.max_sge, 0));
         let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.create_srq(session, pd, attributes).map(|(id, granted)| {
+            once(worker.engine.create_srq(session, pd, attributes, xrc, cookie).map(|(id, number, granted)| {
                 let receive = ring.take().expect("a job that is done is not run again");
                 worker.rings.srqs.insert(id, Srq { session, context, cookie, receive, receives_wanted: false });
                 worker.rings.set_bell(session, cookie, Some(Bell::Srq(id)));
-                (id, granted)
+                (id, number, granted)
             }))
         };
-        self.submit(at, work, move |connection, (id, attributes)| {
+        self.submit(at, work, move |connection, (id, number, attributes)| {
             connection.objects.doorbells.insert(cookie);
             let srq = connection.objects.srqs.insert(SrqEntry { id, cookie, _charge: charge });
-            Answer::with(Reply::Srq { srq, attributes, segment_bytes }, vec![descriptor])
+            Answer::with(Reply::Srq { srq, number, attributes, segment_bytes }, vec![descriptor])
         })
     }
 
@@ -453,98 +488,10 @@ impl Control {
         let session = at.1;
         let id = self.objects(at.0)?.srqs.get(srq)?.id;
         let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.destroy_srq(session, id).map(|()| worker.rings.remove_srq(id)))
+            unless_in_flight(worker.engine.destroy_srq(session, id).map(|()| worker.rings.remove_srq(id)))
         };
         self.submit(at, work, move |connection, _garbage: Garbage| {
             if let Some(entry) = connection.objects.srqs.remove(srq) {
-                connection.objects.doorbells.remove(&entry.cookie);
-            }
-            Answer::done()
-        })
-    }
-
-    fn create_qp(&mut self, at: (Key, SessionId), asked: &QpRequest) -> Outcome {
-        let (key, session) = at;
-        let objects = self.objects(key)?;
-        let pd = objects.pds.get(asked.pd)?;
-        let (context, cookie): (ContextId, u32) = (pd.context, asked.cookie);
-        let init = QpInit {
-            pd: pd.id,
-            qp_type: asked.kind.qp_type,
-            send_cq: objects.cqs.get(asked.send_cq)?.id,
-            recv_cq: objects.cqs.get(asked.recv_cq)?.id,
-            srq: asked.srq.map(|srq| objects.srqs.get(srq).map(|entry| entry.id)).transpose()?,
-            capabilities: asked.capabilities,
-            all_signaled: asked.kind.all_signaled,
-            cookie,
-        };
-        objects.check_doorbell(cookie)?;
-        let granted = grant_qp_capabilities(&asked.capabilities, asked.srq.is_some())?;
-        let send_shape = QueueShape::send(granted.max_send_wr, granted.max_send_sge, granted.max_inline_data);
-        let receive_shape = QueueShape::receive(granted.max_recv_wr, granted.max_recv_sge);
-        let bytes = send_shape.bytes() + receive_shape.bytes();
-        let (segment, descriptor, charge) = self.new_segment(key, "freeflow-qp", bytes as u64)?;
-        let segment_bytes = segment.bytes() as u64;
-        let send = {
-            let (wr, sge) = (granted.max_send_wr, granted.max_send_sge);
-            RequestConsumer::new(segment.clone(), 0, send_shape, wr, sge, granted.max_inline_data)
-        };
-        let receive = init.srq.is_none().then(|| {
-            let (wr, sge) = (granted.max_recv_wr, granted.max_recv_sge);
-            RequestConsumer::new(segment, send_shape.bytes(), receive_shape, wr, sge, 0)
-        });
-        let is_ud = init.qp_type == QpType::Ud;
-        let (receives_wanted, attention) = (false, Attention::Doorbell);
-        let mut qp = Some(Qp { session, context, cookie, is_ud, send, receive, receives_wanted, attention });
-        let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.create_qp(session, init).map(|(id, qpn, _)| {
-                worker.rings.qps.insert(id, qp.take().expect("a job that is done is not run again"));
-                worker.rings.set_bell(session, cookie, Some(Bell::Qp(id)));
-                (id, qpn)
-            }))
-        };
-        self.submit(at, work, move |connection, (id, qpn)| {
-            connection.objects.doorbells.insert(cookie);
-            let qp = connection.objects.qps.insert(QpEntry { id, cookie, _charge: charge });
-            Answer::with(Reply::Qp { qp, qpn: qpn.0, capabilities: granted, segment_bytes }, vec![descriptor])
-        })
-    }
-
-    fn modify_qp(
-        &mut self,
-        at: (Key, SessionId),
-        qp: Handle,
-        attributes: QpAttributes,
-        mask: QpAttributeMask,
-    ) -> Outcome {
-        let session = at.1;
-        let id = self.objects(at.0)?.qps.get(qp)?.id;
-        let work = move |worker: &mut Worker, now: Instant| {
-            let result = worker.engine.modify_qp(&mut worker.rings, now, session, id, &attributes, mask);
-            if let Ok(state) = result {
-                worker.handle_modified(id, state, mask);
-            }
-            unless_in_flight(result)
-        };
-        self.submit(at, work, |_, state| Answer::of(Reply::QpModified { state }))
-    }
-
-    fn query_qp(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
-        let session = at.1;
-        let id = self.objects(at.0)?.qps.get(qp)?.id;
-        let work = move |worker: &mut Worker, _: Instant| once(worker.engine.query_qp(session, id));
-        self.submit(at, work, |_, attributes| Answer::of(Reply::QpAttributes(attributes)))
-    }
-
-    fn destroy_qp(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
-        let session = at.1;
-        let id = self.objects(at.0)?.qps.get(qp)?.id;
-        let work = move |worker: &mut Worker, now: Instant| {
-            let result = worker.engine.destroy_qp(&mut worker.rings, now, session, id);
-            unless_in_flight(result.map(|()| worker.rings.remove_qp(id)))
-        };
-        self.submit(at, work, move |connection, _garbage: Garbage| {
-            if let Some(entry) = connection.objects.qps.remove(qp) {
                 connection.objects.doorbells.remove(&entry.cookie);
             }
             Answer::done()
@@ -573,33 +520,8 @@ impl Control {
 }
 
 impl Objects {
-    /// Whether a memory region touches the range.
-    fn has_mr_over(&self, start: u64, bytes: u64) -> bool {
-        let end = start.saturating_add(bytes);
-        self.mrs.values().any(|mr| mr.address < end && mr.address.saturating_add(mr.length) > start)
-    }
-
-    fn check_doorbell(&self, cookie: u32) -> Result<(), VerbsError> {
-        let free = cookie < DOORBELL_COUNT && !self.doorbells.contains(&cookie);
+    pub(crate) fn check_doorbell(&self, cookie: u32) -> Result<(), VerbsError> {
+        let free = cookie < COOKIE_COUNT && !self.doorbells.contains(&cookie);
         if free { Ok(()) } else { Err(VerbsError::InvalidArgument) }
-    }
-}
-
-impl Worker {
-    /// A QP was modified: its rings begin anew, or may have requests that are to be run or flushed.
-    fn handle_modified(&mut self, id: QpId, state: QpState, mask: QpAttributeMask) {
-        if !mask.contains(QpAttributeMask::STATE) {
-            return;
-        }
-        if state != QpState::Reset {
-            return self.activate(id);
-        }
-        self.deactivate(id);
-        if let Some(qp) = self.rings.qps.get_mut(id) {
-            qp.send.reset();
-            if let Some(receive) = &mut qp.receive {
-                receive.reset();
-            }
-        }
     }
 }

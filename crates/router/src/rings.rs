@@ -2,13 +2,16 @@
 use crate::events::{PipeId, Pipes};
 use crate::fallback::{Abandoned, Finished, Helper};
 use crate::memory::PageTable;
+use crate::moderation::{Moderation, Schedule};
 use crate::table::Table;
+use crate::targets::Targets;
 use crate::transfer::Transfers;
 use crate::wake::Waker;
 use freeflow_engine::{ContextId, CqId, QpId, SessionId, SessionObjects, SrqId, VnicId};
 use freeflow_shm::{CompletionProducer, Doorbell, RequestConsumer, SessionSegment};
-use freeflow_verbs::Instant;
+use freeflow_verbs::{Instant, QpType};
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -29,6 +32,8 @@ pub struct Session {
     pub memory: PageTable,
     /// What each doorbell is about, by the library's cookie.
     pub doorbells: Vec<Option<Bell>>,
+    /// The same for CQs, which ring seldom.
+    pub cq_bells: BTreeMap<u32, CqId>,
     /// The worker looks at the doorbells of its own accord; else the library kicks.
     pub hot: bool,
     pub doorbell_seen: Instant,
@@ -65,9 +70,9 @@ pub struct Qp {
     pub session: SessionId,
     pub context: ContextId,
     pub cookie: u32,
-    pub is_ud: bool,
+    pub service: QpType,
     pub send: RequestConsumer,
-    /// Absent if it uses an SRQ.
+    /// Absent if it uses an SRQ, or only sends.
     pub receive: Option<RequestConsumer>,
     pub receives_wanted: bool,
     pub attention: Attention,
@@ -90,6 +95,7 @@ pub struct Cq {
     pub previous: Option<CompletionProducer>,
     pub channel: Option<PipeId>,
     pub notify: Notify,
+    pub moderation: Moderation,
 }
 
 /// Whether completions were written that a channel has not been told of.
@@ -108,10 +114,14 @@ pub struct Rings {
     pub cqs: Table<CqId, Cq>,
     pub srqs: Table<SrqId, Srq>,
     pub qps: Table<QpId, Qp>,
+    /// QPs without rings.
+    pub targets: Targets,
     pub pipes: Pipes,
     pub transfers: Transfers,
     /// CQs with a channel and completions it has not been told of.
     pub notify: Vec<CqId>,
+    /// CQs that have to wait with it.
+    pub schedule: Schedule,
     /// Sessions to be ended, and why.
     pub failures: Vec<(SessionId, &'static str)>,
     /// A short stretch of time; sessions busy in this one are counted.
@@ -131,9 +141,11 @@ impl Rings {
             cqs: Table::new(),
             srqs: Table::new(),
             qps: Table::new(),
+            targets: Targets::default(),
             pipes: Pipes::default(),
             transfers: Transfers::default(),
             notify: Vec::new(),
+            schedule: Schedule::new(),
             failures: Vec::new(),
             epoch: 1,
             busy_session_count: 0,
@@ -173,12 +185,6 @@ impl Rings {
         session.doorbells[at] = bell;
     }
 
-    pub fn remove_qp(&mut self, id: QpId) -> Garbage {
-        let Some(qp) = self.qps.remove(id) else { return Vec::new() };
-        self.set_bell(qp.session, qp.cookie, None);
-        vec![Box::new(qp)]
-    }
-
     pub fn remove_srq(&mut self, id: SrqId) -> Garbage {
         let Some(srq) = self.srqs.remove(id) else { return Vec::new() };
         self.set_bell(srq.session, srq.cookie, None);
@@ -187,10 +193,12 @@ impl Rings {
 
     /// Everything of a session; the engine has destroyed it already.
     pub fn remove_session(&mut self, id: SessionId, objects: SessionObjects) -> Garbage {
+        self.targets.remove_session(id, &objects.qps);
+        let cqs: Garbage = objects.cqs.into_iter().flat_map(|cq| self.remove_cq(cq)).collect();
         let mut garbage: Garbage = vec![
             Box::new(self.qps.remove_all(objects.qps)),
             Box::new(self.srqs.remove_all(objects.srqs)),
-            Box::new(self.cqs.remove_all(objects.cqs)),
+            Box::new(cqs),
             Box::new(self.contexts.remove_all(objects.contexts)),
             Box::new(self.pipes.remove_session(id)),
         ];

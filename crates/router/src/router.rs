@@ -70,6 +70,7 @@ impl Router {
             let waiting = Waiting::new(config.mode, worker_waker.clone(), pollers(&config, &random))?;
             let rings = Rings::new(finished, worker_waker.clone());
             let control_waker = control_waker.clone();
+            let reactions = reactions.clone();
             let queues = WorkerQueues { jobs: jobs_end, finished: finished_end, reactions, control_waker };
             Worker::new(Engine::new(Seed(random)), rings, queues, waiting)
         };
@@ -80,7 +81,7 @@ impl Router {
             config,
             waker: control_waker.clone(),
             worker: WorkerHandle { jobs, waker: worker_waker },
-            reactions: reactions_end,
+            reactions: (reactions, reactions_end),
             state,
             store,
             admin_listener,
@@ -189,15 +190,15 @@ fn take_run_dir(run_dir: &Path) -> io::Result<File> {
     Ok(lock)
 }
 
-fn random_bytes() -> io::Result<[u8; 32]> {
-    let mut bytes = [0; 32];
+pub(crate) fn random_bytes<const COUNT: usize>() -> io::Result<[u8; COUNT]> {
+    let mut bytes = [0; COUNT];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
 /// The pollers file names this router by a random number, which is no secret: not one that seeds keys.
 fn pollers(config: &Config, random: &[u8; 32]) -> Pollers {
-    let owner = random_bytes().unwrap_or(*random);
+    let owner: [u8; 32] = random_bytes().unwrap_or(*random);
     let owner = u64::from_le_bytes(std::array::from_fn(|i| owner[i])).max(1);
     Pollers::open(&config.machine_dir, owner).unwrap_or_else(|error| {
         warning!("can't open the machine's file of pollers", directory = config.machine_dir.display(), error = error);

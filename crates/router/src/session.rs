@@ -4,18 +4,27 @@
 //! nothing but a number.
 use crate::account::Charge;
 use crate::events::PipeId;
-use freeflow_engine::{AhId, ContextId, CqId, MrId, PdId, QpId, SessionId, SrqId};
+use crate::extents::Extents;
+use crate::hold::Holder;
+use crate::imports::{ContextName, Pass};
+use freeflow_engine::{AhId, ContextId, CqId, MrId, MrKeys, MwId, PdId, QpId, SessionId, SrqId, XrcdId};
 use freeflow_protocol::library::{Handle, Reply};
 use freeflow_shm::Segment;
 use freeflow_verbs::VerbsError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 pub struct ContextEntry {
     pub id: ContextId,
+    /// Names it to other processes; an imported context has none of its own.
+    pub pass: Option<Pass>,
+    /// Of an imported context: where the objects come from that are imported into it.
+    pub exporter: Option<ContextName>,
+    pub imported_pd_count: u32,
     pub _charge: Charge,
 }
 
@@ -28,18 +37,73 @@ pub struct ChannelEntry {
 pub struct PdEntry {
     pub id: PdId,
     pub context: ContextId,
+    /// The context that it was imported into.
+    pub import: Option<Handle>,
 }
 
 pub struct SegmentEntry {
     pub segment: Arc<Segment>,
     pub mapped_at: Option<u64>,
-    pub _charge: Charge,
+    pub lease: Arc<SegmentLease>,
+    pub _import: Option<Charge>,
+}
+
+/// What all processes that have a segment hold together.
+pub struct SegmentLease {
+    /// For further processes; absent if there was none to spare.
+    descriptor: Option<(OwnedFd, Charge)>,
+    _charge: Charge,
+}
+
+impl SegmentLease {
+    pub fn new(descriptor: Option<(OwnedFd, Charge)>, charge: Charge) -> Arc<Self> {
+        Arc::new(Self { descriptor, _charge: charge })
+    }
+
+    pub fn descriptor(&self) -> Option<&OwnedFd> {
+        self.descriptor.as_ref().map(|(descriptor, _)| descriptor)
+    }
 }
 
 pub struct MrEntry {
     pub id: MrId,
-    pub address: u64,
+    pub pd: PdId,
+    pub lkey: u32,
+    pub rkey: u32,
     pub length: u64,
+    /// The addresses it lies over; none if it is null, all addresses, or another process'.
+    pub extent: Option<Range<u64>>,
+    /// Another process registered it.
+    pub import: Option<Charge>,
+}
+
+impl MrEntry {
+    pub fn new(keys: &MrKeys, pd: PdId, address: u64, length: u64) -> Self {
+        Self {
+            id: keys.mr,
+            pd,
+            lkey: keys.lkey,
+            rkey: keys.rkey,
+            length,
+            extent: extent(address, length),
+            import: None,
+        }
+    }
+}
+
+/// A region of all addresses (implicit ODP) lies over nothing that could not be taken from under it.
+fn extent(address: u64, length: u64) -> Option<Range<u64>> {
+    let end = address.checked_add(length)?;
+    (length > 0 && end < u64::MAX).then_some(address..end)
+}
+
+pub struct MwEntry {
+    pub id: MwId,
+}
+
+pub struct XrcdEntry {
+    pub id: XrcdId,
+    pub context: ContextId,
 }
 
 pub struct CqEntry {
@@ -59,7 +123,8 @@ pub struct SrqEntry {
 pub struct QpEntry {
     pub id: QpId,
     pub cookie: u32,
-    pub _charge: Charge,
+    /// The rings'; an XRC target has none.
+    pub _charge: Option<Charge>,
 }
 
 /// One kind of handles of one session. Handles begin at 1 and are not given out again.
@@ -112,6 +177,10 @@ pub struct Objects {
     pub pds: Handles<PdEntry>,
     pub segments: Handles<SegmentEntry>,
     pub mrs: Handles<MrEntry>,
+    /// Of `mrs`.
+    pub extents: Extents,
+    pub mws: Handles<MwEntry>,
+    pub xrcds: Handles<XrcdEntry>,
     pub cqs: Handles<CqEntry>,
     pub srqs: Handles<SrqEntry>,
     pub qps: Handles<QpEntry>,
@@ -135,6 +204,10 @@ pub struct Connection {
     pub pidfd: OwnedFd,
     /// `/proc/PID/mem` of the process that connected.
     pub memory: Arc<File>,
+    /// Its `/proc/PID/task`, and who holds its threads while it moves memory.
+    pub tasks: Arc<OwnedFd>,
+    pub holder: Holder,
+    pub uid: u32,
     pub pid: i32,
     pub vnic: String,
     pub phase: Phase,

@@ -5,15 +5,21 @@
 //! same with the destination). A helper touches only its own vNIC's memory, so a copy between two processes that both
 //! need the fallback takes two jobs.
 //!
+//! Spans of [`SessionId::VOID`] stand for no memory: they read as zeros and forget what is written.
+//!
 //! Invariant: spans are looked up again when a job comes back, so a session that ended meanwhile is never touched.
-use crate::fallback::{Finished, Helper, Job, Part, Work};
+use crate::fallback::{Finished, Helper, Job, Part, SharedMemory, TenantMemory, Work};
 use crate::memory::{Piece, Reach};
 use crate::rings::{Rings, Session};
 use crate::slab::Slab;
 use crate::table::Table;
 use freeflow_engine::{AtomicOutcome, CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, Token, VnicId};
+use freeflow_shm::Segment;
 use freeflow_verbs::AtomicOperation;
+use std::sync::Arc;
 
+/// What void memory is read as, at most so much at a time.
+const ZEROS: &[u8] = &[0; 16 * 1024];
 /// Bounce buffers kept for later.
 const SPARE_COUNT_MAX: usize = 64;
 
@@ -21,6 +27,8 @@ const SPARE_COUNT_MAX: usize = 64;
 #[derive(Default)]
 pub struct Transfers {
     transfers: Slab<Transfer>,
+    fallback_atomic_count: u32,
+    shared_atomic_count: u32,
     spare_bounces: Vec<Vec<u8>>,
     spare_parts: Vec<Vec<Part>>,
     spare_spans: Vec<Vec<Span>>,
@@ -42,8 +50,14 @@ enum Stage {
     /// The shared parts of the destination are written after the helper is done.
     Scatter {
         shared_last: bool,
+        /// [`PageTable::withdrawn`](crate::memory::PageTable::withdrawn) of the destination when the job was begun.
+        withdrawn: u64,
     },
-    Atomic,
+    /// On the bytes at `Transfer::to`: by the fallback, which is atomic only against other work of the same helper, or
+    /// on a segment.
+    Atomic {
+        by_fallback: bool,
+    },
 }
 
 /// What came of a job that a helper finished.
@@ -58,11 +72,26 @@ impl Transfers {
         self.transfers.len()
     }
 
-    /// Forgets the jobs of a helper that was given up: their results will not be looked at.
-    pub fn forget_helper(&mut self, vnic: VnicId) {
-        for id in self.transfers.keys_where(|transfer| transfer.helper == vnic) {
-            self.transfers.remove(id);
+    /// Gives up the jobs of a helper that was given up: as if it had failed each. It touches no other vNIC's memory.
+    pub fn forget_helper(&mut self, vnic: VnicId) -> Vec<Arrival> {
+        let jobs = self.transfers.keys_where(|transfer| transfer.helper == vnic);
+        let gone: Vec<Transfer> = jobs.into_iter().filter_map(|id| self.transfers.remove(id)).collect();
+        gone.into_iter().map(|Transfer { token, stage, .. }| self.failed(token, stage)).collect()
+    }
+
+    fn failed(&mut self, token: Token, stage: Stage) -> Arrival {
+        match stage {
+            Stage::Gather => Arrival::Copied(token, Err(MemorySide::Source)),
+            Stage::Scatter { .. } => Arrival::Copied(token, Err(MemorySide::Destination)),
+            Stage::Atomic { by_fallback } => {
+                self.count_atomic_done(by_fallback);
+                Arrival::Atomic(token, Err(()))
+            }
         }
+    }
+
+    fn count_atomic_done(&mut self, by_fallback: bool) {
+        *(if by_fallback { &mut self.fallback_atomic_count } else { &mut self.shared_atomic_count }) -= 1;
     }
 
     fn keep_bounce(&mut self, bounce: Vec<u8>) {
@@ -117,13 +146,44 @@ impl<'a> Walk<'a> {
                 self.offset = 0;
                 continue;
             }
-            let session = self.sessions.get(span.session).ok_or(Gone)?;
             let address = span.address.wrapping_add(self.offset as u64);
-            let piece = session.memory.piece(address, left.min(limit));
+            let piece = if span.session == SessionId::VOID {
+                Piece { reach: Reach::Void, bytes: left.min(limit) }
+            } else {
+                let session = self.sessions.get(span.session).ok_or(Gone)?;
+                session.memory.piece(address, left.min(limit))
+            };
             self.offset += piece.bytes;
             return Ok(Some(Step { piece, address }));
         }
         Ok(None)
+    }
+}
+
+/// The session of the first span that has one; all of one side are of one vNIC.
+fn session_of(spans: &[Span]) -> Option<SessionId> {
+    spans.iter().map(|span| span.session).find(|&session| session != SessionId::VOID)
+}
+
+/// Writes `bytes`, unless there is no memory. It can't be reached at once: false.
+fn put(reach: &Reach<'_>, bytes: &[u8], last: bool) -> bool {
+    match reach {
+        Reach::Shared { segment, offset } => segment.write(*offset, bytes, last).is_ok(),
+        Reach::Fallback { .. } => false,
+        Reach::Void => true,
+    }
+}
+
+/// Copies from `done` bytes into one piece to the beginning of another. Neither needs the fallback.
+fn copy_piece(from: &Reach<'_>, done: usize, to: &Reach<'_>, bytes: usize, last: bool) -> Result<(), MemorySide> {
+    match (from, to) {
+        (Reach::Shared { segment: from, offset: at }, Reach::Shared { segment: to, offset }) => {
+            Segment::copy(from, at + done, to, *offset, bytes, last).map_err(|_| MemorySide::Destination)
+        }
+        (Reach::Void, to) if put(to, &ZEROS[..bytes], last) => Ok(()),
+        (Reach::Shared { .. }, Reach::Void) => Ok(()),
+        (Reach::Fallback { .. }, _) => Err(MemorySide::Source),
+        _ => Err(MemorySide::Destination),
     }
 }
 
@@ -160,7 +220,7 @@ impl Rings {
         Ok(all_shared(to, MemorySide::Destination)? && source)
     }
 
-    /// Both sides are shared memory.
+    /// Both sides are shared memory, or void.
     fn copy_shared(&mut self, from: Source<'_>, to: &[Span], last: bool) -> Result<(), MemorySide> {
         let mut left = bytes_of(to);
         let mut target = Walk::new(&self.sessions, to);
@@ -174,43 +234,38 @@ impl Rings {
         for mut part in bytes {
             while !part.is_empty() {
                 let step = target.next(part.len()).map_err(|Gone| MemorySide::Destination)?;
-                let Some(step) = step else { return Ok(()) };
-                let Reach::Shared { segment, offset } = step.piece.reach else { return Err(MemorySide::Destination) };
-                left -= step.piece.bytes;
-                segment
-                    .write(offset, &part[..step.piece.bytes], last && left == 0)
-                    .map_err(|_| MemorySide::Destination)?;
-                poisoned = poisoned.or(segment.poisoned().then_some(MemorySide::Destination));
-                part = &part[step.piece.bytes..];
+                let Some(Step { piece: Piece { reach, bytes }, .. }) = step else { return Ok(()) };
+                left -= bytes;
+                if !put(&reach, &part[..bytes], last && left == 0) {
+                    return Err(MemorySide::Destination);
+                }
+                poisoned = poisoned.or(reach.is_poisoned().then_some(MemorySide::Destination));
+                part = &part[bytes..];
             }
         }
         let mut source = Walk::new(&self.sessions, spans);
         while let Some(step) = source.next(usize::MAX).map_err(|Gone| MemorySide::Source)? {
-            let Reach::Shared { segment: from, offset: mut from_offset } = step.piece.reach else {
-                return Err(MemorySide::Source);
-            };
-            let mut piece_left = step.piece.bytes;
-            while piece_left > 0 {
-                let step = target.next(piece_left).map_err(|Gone| MemorySide::Destination)?;
-                let Some(Step { piece: Piece { reach: Reach::Shared { segment: to, offset }, bytes }, .. }) = step
-                else {
+            let from = step.piece.reach;
+            let mut done = 0;
+            while done < step.piece.bytes {
+                let most = if matches!(from, Reach::Void) { ZEROS.len() } else { usize::MAX };
+                let step = target.next((step.piece.bytes - done).min(most)).map_err(|Gone| MemorySide::Destination)?;
+                let Some(Step { piece: Piece { reach, bytes }, .. }) = step else {
                     return Err(MemorySide::Destination);
                 };
                 left -= bytes;
-                freeflow_shm::Segment::copy(from, from_offset, to, offset, bytes, last && left == 0)
-                    .map_err(|_| MemorySide::Destination)?;
-                poisoned = poisoned.or(from.poisoned().then_some(MemorySide::Source));
-                poisoned = poisoned.or(to.poisoned().then_some(MemorySide::Destination));
-                from_offset += bytes;
-                piece_left -= bytes;
+                copy_piece(&from, done, &reach, bytes, last && left == 0)?;
+                poisoned = poisoned.or(from.is_poisoned().then_some(MemorySide::Source));
+                poisoned = poisoned.or(reach.is_poisoned().then_some(MemorySide::Destination));
+                done += bytes;
             }
         }
         match poisoned {
             None => Ok(()),
             Some(side) => {
-                let session = if side == MemorySide::Source { spans.first() } else { to.first() };
-                if let Some(span) = session {
-                    self.fail(span.session, "a shared segment lost its memory");
+                let session = session_of(if side == MemorySide::Source { spans } else { to });
+                if let Some(session) = session {
+                    self.fail(session, "a shared segment lost its memory");
                 }
                 Err(side)
             }
@@ -238,10 +293,11 @@ impl Rings {
                 None => CopyOutcome::Pending,
             };
         }
-        let vnic = match from.body {
-            SourceBody::Spans([first, ..]) => self.sessions.get(first.session).map(|session| session.vnic),
-            _ => None,
+        let session = match from.body {
+            SourceBody::Spans(spans) => session_of(spans),
+            SourceBody::Bytes(_) => None,
         };
+        let vnic = session.and_then(|session| self.sessions.get(session)).map(|session| session.vnic);
         let Some(helper) = vnic else { return CopyOutcome::Fault(MemorySide::Source) };
         let transfer = Transfer { token, stage: Stage::Gather, helper, to: to_kept, bytes, last };
         if self.submit(transfer, Work::Read, bounce, parts) {
@@ -274,6 +330,8 @@ impl Rings {
                 Reach::Fallback { memory } => {
                     parts.push(Part { memory: memory.clone(), address, at, bytes: piece.bytes });
                 }
+                // The buffer still has what it was last used for.
+                Reach::Void => bounce[at..at + piece.bytes].fill(0),
             }
             at += piece.bytes;
         }
@@ -294,7 +352,7 @@ impl Rings {
             Ok(ends_shared) => ends_shared,
             Err(Gone) => return Some(Err(MemorySide::Destination)),
         };
-        let helper = to.first().and_then(|span| self.sessions.get(span.session)).map(|session| session.vnic);
+        let helper = session_of(&to).and_then(|session| self.sessions.get(session)).map(|session| session.vnic);
         if parts.is_empty() || helper.is_none() {
             let result = self.scatter_shared(&to, &bounce[..bytes], last);
             self.transfers.keep_parts(parts);
@@ -305,7 +363,7 @@ impl Rings {
         if !ends_shared && let Err(side) = self.scatter_shared(&to, &bounce[..bytes], false) {
             return Some(Err(side));
         }
-        let stage = Stage::Scatter { shared_last: ends_shared };
+        let stage = Stage::Scatter { shared_last: ends_shared, withdrawn: self.withdrawn_of(&to) };
         let transfer = Transfer { token, stage, helper: helper?, to, bytes, last };
         let work = Work::Write { last: last && !ends_shared };
         if self.submit(transfer, work, bounce, parts) { None } else { Some(Err(MemorySide::Destination)) }
@@ -332,40 +390,77 @@ impl Rings {
         let mut at = 0;
         while let Some(Step { piece, .. }) = walk.next(usize::MAX).map_err(|Gone| MemorySide::Destination)? {
             let end = at + piece.bytes;
-            if let Reach::Shared { segment, offset } = piece.reach {
-                let last = last && end == bounce.len();
-                segment.write(offset, &bounce[at..end], last).map_err(|_| MemorySide::Destination)?;
+            if !matches!(piece.reach, Reach::Fallback { .. })
+                && !put(&piece.reach, &bounce[at..end], last && end == bounce.len())
+            {
+                return Err(MemorySide::Destination);
             }
             at = end;
         }
         Ok(())
     }
 
+    /// Of all sessions that the spans are in: a list may name regions that another process registered.
+    fn withdrawn_of(&self, to: &[Span]) -> u64 {
+        let sessions = to.iter().filter_map(|span| self.sessions.get(span.session));
+        sessions.fold(0, |sum, session| sum.wrapping_add(session.memory.withdrawn()))
+    }
+
     pub(crate) fn start_atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome {
+        if at.session == SessionId::VOID {
+            return AtomicOutcome::Done(0);
+        }
         let Some(session) = self.sessions.get(at.session) else { return AtomicOutcome::Fault };
         let piece = session.memory.piece(at.address, 8);
-        match piece.reach {
+        let (memory, address, by_fallback): (Arc<dyn TenantMemory>, u64, bool) = match piece.reach {
+            // Memory became shared while the helper reads and writes these bytes for an earlier atomic: after that one.
+            Reach::Shared { segment, offset } if self.is_atomic_at_helper(at) => {
+                (Arc::new(SharedMemory(segment.clone())), offset as u64, false)
+            }
             Reach::Shared { segment, offset } => {
                 let before = match operation {
                     AtomicOperation::CompareSwap { compare, swap } => segment.compare_swap(offset, compare, swap),
                     AtomicOperation::FetchAdd { add } => segment.fetch_add(offset, add),
                 };
-                match before {
+                return match before {
                     Ok(before) if !segment.poisoned() => AtomicOutcome::Done(before),
                     _ => AtomicOutcome::Fault,
-                }
+                };
             }
-            Reach::Fallback { memory } => {
-                let part = Part { memory: memory.clone(), address: at.address, at: 0, bytes: 8 };
-                let (helper, to) = (session.vnic, Vec::new());
-                let transfer = Transfer { token, stage: Stage::Atomic, helper, to, bytes: 8, last: false };
-                let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
-                parts.push(part);
-                let bounce = self.transfers.spare_bounces.pop().unwrap_or_default();
-                let submitted = self.submit(transfer, Work::Atomic(operation), bounce, parts);
-                if submitted { AtomicOutcome::Pending } else { AtomicOutcome::Fault }
-            }
+            Reach::Void => return AtomicOutcome::Done(0),
+            Reach::Fallback { memory } => (memory.clone(), at.address, true),
+        };
+        let mut to = self.transfers.spare_spans.pop().unwrap_or_default();
+        to.push(at);
+        let (helper, stage) = (session.vnic, Stage::Atomic { by_fallback });
+        let transfer = Transfer { token, stage, helper, to, bytes: 8, last: false };
+        let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
+        parts.push(Part { memory, address, at: 0, bytes: 8 });
+        let bounce = self.transfers.spare_bounces.pop().unwrap_or_default();
+        if !self.submit(transfer, Work::Atomic(operation), bounce, parts) {
+            return AtomicOutcome::Fault;
         }
+        let transfers = &mut self.transfers;
+        *(if by_fallback { &mut transfers.fallback_atomic_count } else { &mut transfers.shared_atomic_count }) += 1;
+        AtomicOutcome::Pending
+    }
+
+    /// Whether a helper does an atomic operation by the fallback on some of these bytes. At the switch-over only.
+    fn is_atomic_at_helper(&self, at: Span) -> bool {
+        self.transfers.fallback_atomic_count > 0
+            && self.transfers.transfers.iter().any(|(_, transfer)| {
+                let same = |span: &Span| span.session == at.session && span.address.abs_diff(at.address) < 8;
+                matches!(transfer.stage, Stage::Atomic { by_fallback: true }) && transfer.to.iter().any(same)
+            })
+    }
+
+    /// Whether a helper has an atomic operation to do on a segment for this session.
+    pub(crate) fn is_segment_at_helper(&self, session: SessionId) -> bool {
+        self.transfers.shared_atomic_count > 0
+            && self.transfers.transfers.iter().any(|(_, transfer)| {
+                let same = |span: &Span| span.session == session;
+                matches!(transfer.stage, Stage::Atomic { by_fallback: false }) && transfer.to.iter().any(same)
+            })
     }
 
     fn submit(&mut self, transfer: Transfer, work: Work, bounce: Vec<u8>, parts: Vec<Part>) -> bool {
@@ -405,7 +500,12 @@ impl Rings {
                 self.transfers.keep_bounce(bounce);
                 Some(Arrival::Copied(token, Err(MemorySide::Source)))
             }
-            (Stage::Scatter { shared_last }, Ok(_)) => {
+            (Stage::Scatter { shared_last: true, withdrawn }, Ok(_)) if withdrawn != self.withdrawn_of(&to) => {
+                // Some of what was to be written last may be no shared memory any more: all of it once more.
+                let result = self.scatter(token, to, bytes, last, bounce)?;
+                Some(Arrival::Copied(token, result))
+            }
+            (Stage::Scatter { shared_last, .. }, Ok(_)) => {
                 let result = if shared_last { self.scatter_shared(&to, &bounce[..bytes], last) } else { Ok(()) };
                 self.transfers.keep_bounce(bounce);
                 self.transfers.keep_spans(to);
@@ -415,8 +515,10 @@ impl Rings {
                 self.transfers.keep_bounce(bounce);
                 Some(Arrival::Copied(token, Err(MemorySide::Destination)))
             }
-            (Stage::Atomic, result) => {
+            (Stage::Atomic { by_fallback }, result) => {
+                self.transfers.count_atomic_done(by_fallback);
                 self.transfers.keep_bounce(bounce);
+                self.transfers.keep_spans(to);
                 Some(Arrival::Atomic(token, result.map_err(|_| ())))
             }
         }

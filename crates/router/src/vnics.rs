@@ -11,6 +11,8 @@ use crate::jobs::Step;
 use crate::log::{Lines, info};
 use crate::rings::Vnic;
 use crate::slab::Key;
+use crate::sysfs;
+use crate::sysfs_counters::remove_tree;
 use crate::worker::Worker;
 use freeflow_engine::{Usage, VnicCounters, VnicId};
 use freeflow_orchestrator as orchestrator;
@@ -142,6 +144,10 @@ impl Control {
 
     fn insert_vnic(&mut self, record: orchestrator::Vnic, engine_id: VnicId, listener: OwnedFd) -> io::Result<Key> {
         let id = record.id.clone();
+        if let Some(network) = self.state.network(&record.network) {
+            let tree = sysfs::directory(&directory(&self.config.run_dir, &id));
+            self.sysfs.add(engine_id, tree, &record, network.id);
+        }
         let account = Arc::new(Account::new(self.commons.clone()));
         let (closer, lines, malformed_messages, failed) = (Closer::default(), Lines::default(), 0, None);
         let entry = VnicEntry { record, engine_id, listener, account, closer, lines, malformed_messages, failed };
@@ -230,6 +236,7 @@ impl Control {
         }
         if let Some(entry) = self.vnics_by_id.remove(id).and_then(|key| self.vnics.remove(key)) {
             self.unwatch(&entry.listener);
+            self.sysfs.remove(entry.engine_id);
             let VnicEntry { mut closer, listener, .. } = entry;
             // With all that was never accepted.
             closer.close(listener, 1);
@@ -240,6 +247,7 @@ impl Control {
     fn remove_directory(&self, id: &str) {
         let directory = directory(&self.config.run_dir, id);
         let _ = std::fs::remove_file(directory.join("router.sock"));
+        remove_tree(&sysfs::directory(&directory));
         // Anything else in it is not the router's, and then it stays.
         let _ = std::fs::remove_dir(&directory);
     }
@@ -315,6 +323,7 @@ impl Control {
         for (_, entry) in self.vnics.iter() {
             let _ = std::fs::remove_file(directory(&self.config.run_dir, &entry.record.id).join("router.sock"));
         }
+        self.sysfs.mark_all_down();
     }
 }
 

@@ -161,6 +161,7 @@ impl Worker {
             self.take_kicks(now);
         }
         if busy {
+            self.publishing.note_busy();
             self.waiting.idle_turns = 0;
             self.waiting.busy_at = now;
             return;
@@ -241,13 +242,16 @@ impl Worker {
     fn next_timeout(&self, now: Instant) -> Option<Duration> {
         let timer = self.engine.poll_timeout().map(|at| at - now);
         let owed = (self.rings.pipes.owes() || !self.rings.notify.is_empty()).then_some(OWED_INTERVAL);
+        let moderated = self.rings.schedule.first().map(|&(due, _)| due - now);
         let waits = self.rings.transfers.in_flight() > 0 || !self.waiting_jobs.is_empty();
         let house = (waits || self.waiting.pollers.is_counted()).then_some(HOUSE_INTERVAL);
-        [timer, owed, house].into_iter().flatten().min()
+        let counters = self.publishing.due_in(now);
+        [timer, owed, moderated, house, counters].into_iter().flatten().min()
     }
 
     /// What is done now and then.
     pub(crate) fn keep_house(&mut self, now: Instant) {
+        self.publish_counters(now);
         if now - self.waiting.epoch_at < EPOCH {
             return;
         }

@@ -5,11 +5,13 @@
 use crate::control::Control;
 use crate::fallback::Finished;
 use crate::jobs::{Job, Reaction, Step};
-use crate::rings::{Attention, Bell, Garbage, Notify, Rings};
+use crate::rings::{Attention, Bell, Garbage, Rings};
+use crate::sysfs_counters::Publishing;
 use crate::transfer::Arrival;
 use crate::wait::Waiting;
 use crate::wake::Waker;
 use freeflow_engine::{CqId, Engine, Progress, QpId, ReceiveQueueId, SessionId, VnicId};
+use freeflow_shm::layout::CQ_DOORBELL_BASE;
 use freeflow_verbs::{Duration, Instant};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -45,6 +47,7 @@ pub struct Worker {
     reactions: Sender<Reaction>,
     control_waker: Arc<Waker>,
     pub(crate) waiting: Waiting,
+    pub(crate) publishing: Publishing,
     pub stopping: bool,
 }
 
@@ -73,6 +76,7 @@ impl Worker {
             reactions: queues.reactions,
             control_waker: queues.control_waker,
             waiting,
+            publishing: Publishing::new(),
             stopping: false,
         }
     }
@@ -88,6 +92,7 @@ impl Worker {
         busy |= self.take_helper_results(now);
         busy |= self.expire_timers(now);
         busy |= self.resume_ready();
+        self.rings.expire_moderation();
         self.tell_channels();
         self.end_failed_sessions(now);
         busy
@@ -135,7 +140,7 @@ impl Worker {
         busy
     }
 
-    fn react(&self, reaction: Reaction) {
+    pub(crate) fn react(&self, reaction: Reaction) {
         // Fails only while the router ends.
         let _ = self.reactions.send(reaction);
         self.control_waker.wake();
@@ -168,8 +173,14 @@ impl Worker {
 
     fn answer_doorbell(&mut self, now: Instant, session: SessionId, bell: u32) {
         self.rings.note_busy(session);
-        let bell = self.rings.sessions.get(session).and_then(|session| session.doorbells.get(bell as usize).copied());
-        match bell.flatten() {
+        let Some(entry) = self.rings.sessions.get(session) else { return };
+        if let Some(cookie) = bell.checked_sub(CQ_DOORBELL_BASE) {
+            if let Some(&id) = entry.cq_bells.get(&cookie) {
+                self.rings.handle_armed_late(id);
+            }
+            return;
+        }
+        match entry.doorbells.get(bell as usize).copied().flatten() {
             Some(Bell::Qp(id)) => {
                 let Some(qp) = self.rings.qps.get(id) else { return };
                 let (receives_wanted, has_next) = (qp.receives_wanted, qp.send.has_next());
@@ -189,7 +200,7 @@ impl Worker {
 
     /// Runs the QP this turn or the next.
     pub fn activate(&mut self, id: QpId) {
-        let Some(qp) = self.rings.qps.get_mut(id) else { return };
+        let Some(qp) = self.rings.qps.get_mut(id) else { return self.run_target(id) };
         match qp.attention {
             Attention::Doorbell => {
                 qp.send.set_polled(true);
@@ -199,6 +210,14 @@ impl Worker {
             Attention::Polled { .. } | Attention::Running => {}
         }
         qp.attention = Attention::Running;
+    }
+
+    /// A QP without rings has nothing to send, and at most something to say.
+    fn run_target(&mut self, id: QpId) {
+        if self.rings.targets.contains(id) {
+            let now = self.rings.now;
+            self.engine.run(&mut self.rings, now, id, TURN_BYTES);
+        }
     }
 
     /// Leaves the QP's send queue alone until its doorbell rings: it was reset.
@@ -275,17 +294,18 @@ impl Worker {
     fn take_helper_results(&mut self, now: Instant) -> bool {
         let busy = !self.queued_finished.is_empty();
         while let Some(finished) = self.queued_finished.pop_front() {
-            match self.rings.handle_finished(finished) {
-                Some(Arrival::Copied(token, result)) => {
-                    self.engine.handle_copied(&mut self.rings, now, token, result);
-                }
-                Some(Arrival::Atomic(token, result)) => {
-                    self.engine.handle_atomic_done(&mut self.rings, now, token, result);
-                }
-                None => {}
+            if let Some(arrival) = self.rings.handle_finished(finished) {
+                self.handle_arrival(now, arrival);
             }
         }
         busy
+    }
+
+    fn handle_arrival(&mut self, now: Instant, arrival: Arrival) {
+        match arrival {
+            Arrival::Copied(token, result) => self.engine.handle_copied(&mut self.rings, now, token, result),
+            Arrival::Atomic(token, result) => self.engine.handle_atomic_done(&mut self.rings, now, token, result),
+        }
     }
 
     fn expire_timers(&mut self, now: Instant) -> bool {
@@ -320,14 +340,13 @@ impl Worker {
 
     /// A CQ whose channel's pipe is full is looked at again when that has room.
     fn tell_channel(&mut self, id: CqId) {
-        let Some(cq) = self.rings.cqs.get_mut(id) else { return };
-        let Some(channel) = cq.channel else { return };
+        let Some(channel) = self.rings.cqs.get(id).and_then(|cq| cq.channel) else { return };
         if self.rings.pipes.is_behind(channel) {
             self.rings.pipes.wait_for_room(channel, id);
             return;
         }
-        let solicited = cq.notify == Notify::Solicited;
-        cq.notify = Notify::Nothing;
+        let solicited = self.rings.begin_notifying(id);
+        let Some(cq) = self.rings.cqs.get(id) else { return };
         let before = cq.previous.as_ref().is_some_and(|ring| ring.take_armed(solicited));
         if cq.ring.take_armed(solicited) || before {
             self.rings.pipes.send(channel, cq.cookie, 0);
@@ -373,8 +392,11 @@ impl Worker {
             {
                 vnic.abandoned.push(helper.abandon());
             }
-            self.rings.transfers.forget_helper(id);
+            let failed = self.rings.transfers.forget_helper(id);
             let garbage = self.destroy_sessions_of(now, id);
+            for arrival in failed {
+                self.handle_arrival(now, arrival);
+            }
             self.react(Box::new(move |control: &mut Control| {
                 control.handle_vnic_failed(id, "its memory could not be reached for two seconds");
                 drop(garbage);

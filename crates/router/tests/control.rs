@@ -9,7 +9,8 @@ use freeflow_router::{Mode, Router};
 use freeflow_shm::fd;
 use freeflow_shm::layout::LAYOUT_VERSION;
 use freeflow_verbs::{
-    CompletionStatus, QpAttributeMask, QpAttributes, QpCapabilities, QpType, SendOpcode, VerbsError, VnicLimits,
+    CompletionStatus, QpAttributeMask, QpAttributes, QpCapabilities, QpType, RegionChange, SendOpcode, VerbsError,
+    VnicLimits, WindowKind,
 };
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -90,6 +91,19 @@ fn handles_of_another_session_are_not_found() {
         Request::DestroyChannel { channel: 1 },
         Request::DeallocPd { pd: 77 },
         Request::CloseContext { context: 77 },
+        Request::ReregisterMr { mr: memory.mr.handle, pd: None, change: RegionChange::default() },
+        Request::AllocNullMr { pd: 77 },
+        Request::AllocMw { pd: 77, kind: WindowKind::Type1 },
+        Request::DeallocMw { mw: 1 },
+        Request::OpenXrcd { context: 77, file: None, create: true, exclusive: false },
+        Request::CloseXrcd { xrcd: 1 },
+        Request::OpenQp { xrcd: 1, qpn: qp.qpn, cookie: 9 },
+        Request::ModerateCq { cq: cq.handle, count: 1, period_us: 1 },
+        Request::AttachMulticast { qp: qp.handle, gid: a.gid() },
+        Request::DetachMulticast { qp: qp.handle, gid: a.gid() },
+        Request::ImportPd { context: 77, pd: 1 },
+        Request::ImportMr { pd: 77, mr: memory.mr.handle },
+        Request::ImportSegment { context: 77, segment: memory.segment().unwrap() },
     ];
     for request in requests {
         assert_eq!(b.refused(&request), VerbsError::NotFound, "{request:?}");
@@ -107,13 +121,15 @@ fn bad_arguments_are_refused() {
     invalid(&Request::CreateSegment { length: 0 });
     let cq = client.create_cq(4, None);
     let create = |client: &Client, capabilities, cookie| Request::CreateQp {
-        pd: client.pd,
         qp_type: QpType::Rc,
-        send_cq: cq.handle,
-        recv_cq: cq.handle,
+        pd: Some(client.pd),
+        send_cq: Some(cq.handle),
+        recv_cq: Some(cq.handle),
         srq: None,
+        xrcd: None,
         capabilities,
         all_signaled: false,
+        block_own_multicast: false,
         cookie,
     };
     let too_many = QpCapabilities { max_send_wr: 1 << 20, ..CAPABILITIES };

@@ -238,8 +238,8 @@ fn a_shared_receive_queue_serves_and_warns() {
     let (mut a_cq, mut b_cq) = (a.create_cq(16, None), b.create_cq(16, None));
     let cookie = b.next_cookie();
     let asked = SrqAttributes { max_wr: 8, max_sge: 1, limit: 0 };
-    let (reply, fds) = b.ask_fds(&Request::CreateSrq { pd: b.pd, attributes: asked, cookie });
-    let Reply::Srq { srq, attributes, segment_bytes } = reply else { panic!("{reply:?}") };
+    let (reply, fds) = b.ask_fds(&Request::CreateSrq { pd: b.pd, attributes: asked, cookie, xrc: None });
+    let Reply::Srq { srq, number: 0, attributes, segment_bytes } = reply else { panic!("{reply:?}") };
     let segment = freeflow_shm::Segment::map(std::os::fd::AsFd::as_fd(&fds[0]), segment_bytes as usize).unwrap();
     let shape = freeflow_shm::layout::QueueShape::receive(attributes.max_wr, attributes.max_sge);
     let mut ring = freeflow_shm::RequestProducer::new(segment.into(), 0, shape);

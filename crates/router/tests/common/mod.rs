@@ -1,7 +1,7 @@
 //! A router in a directory of its own, and a raw client made of nothing but rings and messages.
 #![allow(dead_code, reason = "each test file uses its own part")]
 use freeflow_protocol::admin::{AdminReply, AdminRequest, RouterStatus, VnicStatus};
-use freeflow_protocol::library::{EVENT_BYTES, Handle, Reply, Request, Welcome};
+use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES, Reply, Request, Welcome};
 use freeflow_protocol::{PROTOCOL_VERSION, encode};
 use freeflow_router::{Config, Mode, Router};
 use freeflow_shm::layout::{LAYOUT_VERSION, QueueShape};
@@ -148,6 +148,8 @@ pub struct Client {
     pub welcome: Welcome,
     pub context: Handle,
     pub async_events: OwnedFd,
+    /// Of `context`.
+    pub pass: OwnedFd,
     pub pd: Handle,
     cookie: u32,
 }
@@ -159,10 +161,11 @@ impl Client {
         let Reply::Welcome(welcome) = reply else { panic!("{reply:?}") };
         let (kick, segment) = (descriptors.pop().unwrap(), descriptors.pop().unwrap());
         let session = SessionSegment::map(segment.as_fd()).unwrap();
-        let context_reply = exchange(&socket, &encode(&Request::OpenContext), 1);
+        let context_reply = exchange(&socket, &encode(&Request::OpenContext), 2);
         let Some((Reply::Context { context }, mut events)) = context_reply else { panic!("no context") };
-        let async_events = events.pop().unwrap();
-        let mut client = Self { socket, session, kick: kick.into(), welcome, context, async_events, pd: 0, cookie: 0 };
+        let (pass, async_events) = (events.pop().unwrap(), events.pop().unwrap());
+        let (kick, pd, cookie) = (kick.into(), 0, 0);
+        let mut client = Self { socket, session, kick, welcome, context, async_events, pass, pd, cookie };
         let Reply::Pd { pd } = client.ask(&Request::AllocPd { context }) else { panic!("no PD") };
         client.pd = pd;
         client
@@ -178,6 +181,20 @@ impl Client {
 
     pub fn ask_fds(&self, request: &Request) -> (Reply, Vec<OwnedFd>) {
         exchange(&self.socket, &encode(request), 2).expect("a reply")
+    }
+
+    pub fn pass_bytes(&self) -> [u8; PASS_BYTES] {
+        let mut bytes = [0; PASS_BYTES];
+        assert_eq!(rustix::io::pread(&self.pass, &mut bytes, 0), Ok(PASS_BYTES));
+        bytes
+    }
+
+    /// Two requests later the worker has ended the turn in which it did what was asked before.
+    pub fn settle(&self) {
+        for _ in 0..2 {
+            let Reply::Pd { pd } = self.ask(&Request::AllocPd { context: self.context }) else { panic!("no PD") };
+            assert_eq!(self.ask(&Request::DeallocPd { pd }), Reply::Done);
+        }
     }
 
     pub fn refused(&self, request: &Request) -> VerbsError {
@@ -212,14 +229,18 @@ impl Client {
 
     pub fn create_qp_with(&mut self, qp_type: QpType, cq: &Cq, srq: Option<Handle>, asked: QpCapabilities) -> Qp {
         let cookie = self.next_cookie();
+        let (pd, send_cq) = (Some(self.pd), Some(cq.handle));
+        let recv_cq = send_cq.filter(|_| qp_type != QpType::XrcSend);
         let (reply, fds) = self.ask_fds(&Request::CreateQp {
-            pd: self.pd,
             qp_type,
-            send_cq: cq.handle,
-            recv_cq: cq.handle,
+            pd,
+            send_cq,
+            recv_cq,
             srq,
+            xrcd: None,
             capabilities: asked,
             all_signaled: true,
+            block_own_multicast: false,
             cookie,
         });
         let Reply::Qp { qp, qpn, capabilities: granted, segment_bytes } = reply else { panic!("{reply:?}") };
@@ -401,6 +422,7 @@ pub fn request<'a>(opcode: SendOpcode, sges: &'a [Sge]) -> SendDescriptor<'a> {
         rkey: 0,
         compare_add: 0,
         swap: 0,
+        remote_srqn: 0,
         sges,
         inline: None,
     }
@@ -417,6 +439,13 @@ pub fn read_event(pipe: &OwnedFd) -> Option<(u32, u32)> {
         Ok(0) => None,
         other => panic!("{other:?}"),
     }
+}
+
+/// Whether an event can be read at once.
+pub fn has_event(pipe: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&at_once)).unwrap() > 0
 }
 
 /// Two clients on one host, connected by an RC QP each.

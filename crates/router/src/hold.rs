@@ -1,0 +1,124 @@
+//! Holding a process' threads while its library moves pages: one thread of the router for each connection that asks,
+//! which lets go after [`HOLD_MAX`], when it is told to, and when the connection ends.
+//!
+//! The control thread and the worker never wait for it. It touches threads of the connection's own process only.
+use freeflow_shm::HeldThreads;
+use freeflow_verbs::VerbsError;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Threads are let go by then, whatever their library does.
+const HOLD_MAX: Duration = Duration::from_millis(1000);
+/// Threads that don't all stop by then are let go at once. Where processors are scarce it takes that long for each to get
+/// one; threads that sleep where they can't be stopped are given up much earlier.
+const STOP_MAX: Duration = Duration::from_millis(200);
+/// The thread ends when it has had nothing to do for so long.
+const IDLE: Duration = Duration::from_secs(1);
+const STACK_BYTES: usize = 128 * 1024;
+
+#[derive(Clone, Copy, Debug)]
+pub enum Order {
+    /// All threads but this one, by its ID in its own PID namespace.
+    Hold {
+        thread: u32,
+    },
+    Release,
+}
+
+/// Tells what came of an order.
+pub type Answer = Box<dyn FnOnce(Result<(), VerbsError>) + Send>;
+
+/// One that nobody served is answered all the same.
+struct Item {
+    order: Order,
+    tasks: Arc<OwnedFd>,
+    answer: Option<Answer>,
+}
+
+impl Item {
+    fn answer(mut self, result: Result<(), VerbsError>) {
+        if let Some(answer) = self.answer.take() {
+            answer(result);
+        }
+    }
+}
+
+impl Drop for Item {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            answer(Err(VerbsError::NotFound));
+        }
+    }
+}
+
+/// One connection's. Dropping it lets the threads go.
+#[derive(Default)]
+pub struct Holder(Option<Sender<Item>>);
+
+impl Holder {
+    /// `tasks`: the process' `/proc/PID/task`, opened while the process was known to live.
+    pub fn order(&mut self, order: Order, tasks: &Arc<OwnedFd>, answer: Answer) {
+        let mut item = Item { order, tasks: tasks.clone(), answer: Some(answer) };
+        if let Some(sender) = &self.0 {
+            match sender.send(item) {
+                Ok(()) => return,
+                // The thread has ended.
+                Err(refused) => item = refused.0,
+            }
+        }
+        let (sender, receiver) = channel();
+        let thread = std::thread::Builder::new().name("ff-holder".into()).stack_size(STACK_BYTES);
+        // Without a thread the order goes with the receiver, and is answered by that.
+        let _ = sender.send(item);
+        self.0 = thread.spawn(move || serve(&receiver)).is_ok().then_some(sender);
+    }
+}
+
+fn serve(items: &Receiver<Item>) {
+    freeflow_shm::prefer_short_slices();
+    let mut held: Option<(HeldThreads, Instant)> = None;
+    let mut expired = false;
+    loop {
+        let wait = held.as_ref().map_or(IDLE, |(_, since)| HOLD_MAX.saturating_sub(since.elapsed()));
+        let item = match items.recv_timeout(wait) {
+            Ok(item) => item,
+            Err(RecvTimeoutError::Timeout) if held.is_some() => {
+                held = None;
+                expired = true;
+                continue;
+            }
+            Err(_) => return,
+        };
+        let result = match item.order {
+            Order::Hold { .. } if held.is_some() => Err(VerbsError::Busy),
+            Order::Hold { thread } => {
+                expired = false;
+                HeldThreads::take(&*item.tasks, thread, STOP_MAX)
+                    .map(|threads| held = Some((threads, Instant::now())))
+                    .map_err(|error| refusal(&error))
+            }
+            Order::Release => match held.take() {
+                Some(_) => Ok(()),
+                None if std::mem::take(&mut expired) => Err(VerbsError::TimedOut),
+                None => Err(VerbsError::NotFound),
+            },
+        };
+        let failed = result.is_err() && matches!(item.order, Order::Hold { .. });
+        item.answer(result);
+        if failed {
+            // A thread that did not stop in time is let go by the kernel when this one ends.
+            return;
+        }
+    }
+}
+
+fn refusal(error: &io::Error) -> VerbsError {
+    match error.kind() {
+        io::ErrorKind::TimedOut => VerbsError::TimedOut,
+        io::ErrorKind::NotFound => VerbsError::NotFound,
+        _ => VerbsError::NotPermitted,
+    }
+}

@@ -1,0 +1,89 @@
+//! The requests by which a library puts pages of its ordinary memory into segments and back, and has its threads held
+//! while it does so.
+//!
+//! The library places the pages first and tells afterwards: until then the fallback reaches the same bytes through the
+//! process' own page table. To take them back it tells first. Between two turns the worker copies nothing, so a job that
+//! changes the page table never meets a copy half done; what a helper has in hand goes by address, or is looked up again.
+use crate::control::Control;
+use crate::hold::Order;
+use crate::requests::Handled;
+use crate::session::Answer;
+use crate::slab::Key;
+use crate::worker::Worker;
+use freeflow_engine::SessionId;
+use freeflow_protocol::library::{Handle, Reply};
+use freeflow_verbs::{Instant, VerbsError};
+use std::task::Poll;
+
+type Outcome = Result<Handled, VerbsError>;
+
+const PAGE_BYTES: u64 = 4096;
+
+impl Control {
+    pub(crate) fn map_part(
+        &mut self,
+        at: (Key, SessionId),
+        segment: Handle,
+        [offset, address, length]: [u64; 3],
+    ) -> Outcome {
+        let session = at.1;
+        let memory = self.objects(at.0)?.segments.get(segment)?.segment.clone();
+        let work = move |worker: &mut Worker, _: Instant| {
+            let Some(entry) = worker.rings.sessions.get_mut(session) else {
+                return Poll::Ready(Err(VerbsError::DeviceFatal));
+            };
+            let mapped = entry.memory.map_part(address, memory.clone(), offset, length);
+            Poll::Ready(mapped.map_err(|_| VerbsError::InvalidArgument))
+        };
+        self.submit(at, work, |_, ()| Answer::done())
+    }
+
+    pub(crate) fn unmap_part(&mut self, at: (Key, SessionId), address: u64, length: u64) -> Outcome {
+        let session = at.1;
+        let end = address.checked_add(length).ok_or(VerbsError::InvalidArgument)?;
+        if length == 0 || !address.is_multiple_of(PAGE_BYTES) || !length.is_multiple_of(PAGE_BYTES) {
+            return Err(VerbsError::InvalidArgument);
+        }
+        let work = move |worker: &mut Worker, _: Instant| {
+            if worker.rings.is_segment_at_helper(session) {
+                return Poll::Pending;
+            }
+            let Some(entry) = worker.rings.sessions.get_mut(session) else {
+                return Poll::Ready(Err(VerbsError::DeviceFatal));
+            };
+            entry.memory.unmap_parts(address, end);
+            Poll::Ready(Ok(()))
+        };
+        self.submit(at, work, |_, ()| Answer::done())
+    }
+
+    pub(crate) fn reopen_segment(&mut self, key: Key, segment: Handle) -> Outcome {
+        let entry = self.objects(key)?.segments.get(segment)?;
+        let descriptor = entry.lease.descriptor().and_then(|descriptor| descriptor.try_clone().ok());
+        let descriptor = descriptor.ok_or(VerbsError::NoMemory)?;
+        let length = entry.segment.bytes() as u64;
+        Ok(Handled::Answered(Answer::with(Reply::Segment { segment, length }, vec![descriptor])))
+    }
+
+    /// A thread of the connection's own does it, which then answers.
+    pub(crate) fn order_hold(&mut self, key: Key, order: Order) -> Outcome {
+        let (reactions, waker) = (self.own_reactions.clone(), self.waker.clone());
+        let connection = self.connections.get_mut(key).ok_or(VerbsError::NotFound)?;
+        // It may be a set-user-ID program by now, whose starter keeps the socket: that one may not stop it.
+        let is_its_own = rustix::fs::fstat(&*connection.tasks).is_ok_and(|about| about.st_uid == connection.uid);
+        if matches!(order, Order::Hold { .. }) && !is_its_own {
+            return Err(VerbsError::NotPermitted);
+        }
+        let answer = move |result: Result<(), VerbsError>| {
+            let reaction = move |control: &mut Self| {
+                control.handle_job_done(key, |_| result.map_or_else(Answer::from, |()| Answer::done()));
+            };
+            // Fails only when the control thread has ended.
+            let _ = reactions.send(Box::new(reaction));
+            waker.wake();
+        };
+        connection.busy = true;
+        connection.holder.order(order, &connection.tasks, Box::new(answer));
+        Ok(Handled::Submitted)
+    }
+}
