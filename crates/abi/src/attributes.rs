@@ -1,6 +1,6 @@
 //! Attributes that programs pass in or read: devices, ports, QPs, SRQs, address handles.
 use crate::context::ibv_xrcd;
-use crate::objects::{ibv_comp_channel, ibv_cq, ibv_pd, ibv_srq};
+use crate::objects::{ibv_comp_channel, ibv_cq, ibv_pd, ibv_srq, ibv_td};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 /// `union ibv_gid`: sixteen bytes, aligned as its `__be64` halves are.
@@ -420,6 +420,24 @@ pub struct ibv_alloc_dm_attr {
     pub length: usize,
     pub log_align_req: u32,
     pub comp_mask: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_td_init_attr {
+    pub comp_mask: u32,
+}
+
+/// `alloc` and `free` are the program's own allocators for a provider's buffers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_parent_domain_init_attr {
+    pub pd: *mut ibv_pd,
+    pub td: *mut ibv_td,
+    pub comp_mask: u32,
+    pub alloc: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void>,
+    pub free: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64)>,
+    pub pd_context: *mut c_void,
 }
 
 #[repr(C)]

@@ -44,6 +44,25 @@ pub const IBV_DEVICE_SRQ_RESIZE: c_uint = 1 << 13;
 pub const IBV_DEVICE_MEM_WINDOW: c_uint = 1 << 17;
 pub const IBV_DEVICE_XRC: c_uint = 1 << 20;
 pub const IBV_DEVICE_MEM_MGT_EXTENSIONS: c_uint = 1 << 21;
+pub const IBV_DEVICE_MEM_WINDOW_TYPE_2A: c_uint = 1 << 23;
+pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: c_uint = 1 << 24;
+
+// enum ib_uverbs_device_cap_flags of rdma/ib_user_verbs.h: what does not fit in the former
+pub const IB_UVERBS_DEVICE_FLUSH_GLOBAL: u64 = 1 << 38;
+pub const IB_UVERBS_DEVICE_FLUSH_PERSISTENT: u64 = 1 << 39;
+pub const IB_UVERBS_DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
+
+// enum ibv_odp_general_caps, enum ibv_odp_transport_cap_bits
+pub const IBV_ODP_SUPPORT: u64 = 1;
+pub const IBV_ODP_SUPPORT_IMPLICIT: u64 = 1 << 1;
+pub const IBV_ODP_SUPPORT_SEND: u32 = 1;
+pub const IBV_ODP_SUPPORT_RECV: u32 = 1 << 1;
+pub const IBV_ODP_SUPPORT_WRITE: u32 = 1 << 2;
+pub const IBV_ODP_SUPPORT_READ: u32 = 1 << 3;
+pub const IBV_ODP_SUPPORT_ATOMIC: u32 = 1 << 4;
+pub const IBV_ODP_SUPPORT_SRQ_RECV: u32 = 1 << 5;
+pub const IBV_ODP_SUPPORT_FLUSH: u32 = 1 << 6;
+pub const IBV_ODP_SUPPORT_ATOMIC_WRITE: u32 = 1 << 7;
 
 // enum ibv_atomic_cap
 pub const IBV_ATOMIC_NONE: c_uint = 0;
@@ -117,7 +136,7 @@ pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
 pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: u32 = 1;
 pub const IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: u32 = 1 << 1;
 
-// enum ibv_qp_type: RC, UC, UD are freeflow_verbs::QpType
+// enum ibv_qp_type: RC, UC, UD and XRC are freeflow_verbs::QpType
 pub const IBV_QPT_RC: c_uint = 2;
 pub const IBV_QPT_UC: c_uint = 3;
 pub const IBV_QPT_UD: c_uint = 4;
@@ -125,6 +144,28 @@ pub const IBV_QPT_RAW_PACKET: c_uint = 8;
 pub const IBV_QPT_XRC_SEND: c_uint = 9;
 pub const IBV_QPT_XRC_RECV: c_uint = 10;
 pub const IBV_QPT_DRIVER: c_uint = 0xff;
+
+// enum ibv_qp_create_flags
+pub const IBV_QP_CREATE_BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
+pub const IBV_QP_CREATE_SCATTER_FCS: u32 = 1 << 8;
+pub const IBV_QP_CREATE_CVLAN_STRIPPING: u32 = 1 << 9;
+pub const IBV_QP_CREATE_SOURCE_QPN: u32 = 1 << 10;
+pub const IBV_QP_CREATE_PCI_WRITE_END_PADDING: u32 = 1 << 11;
+
+// enum ibv_qp_open_attr_mask
+pub const IBV_QP_OPEN_ATTR_NUM: u32 = 1;
+pub const IBV_QP_OPEN_ATTR_XRCD: u32 = 1 << 1;
+pub const IBV_QP_OPEN_ATTR_CONTEXT: u32 = 1 << 2;
+pub const IBV_QP_OPEN_ATTR_TYPE: u32 = 1 << 3;
+pub const IBV_QP_OPEN_ATTR_RESERVED: u32 = 1 << 4;
+
+// enum ibv_xrcd_init_attr_mask
+pub const IBV_XRCD_INIT_ATTR_FD: u32 = 1;
+pub const IBV_XRCD_INIT_ATTR_OFLAGS: u32 = 1 << 1;
+pub const IBV_XRCD_INIT_ATTR_RESERVED: u32 = 1 << 2;
+
+// enum ibv_cq_attr_mask
+pub const IBV_CQ_ATTR_MODERATE: u32 = 1;
 
 // enum ibv_qp_init_attr_mask
 pub const IBV_QP_INIT_ATTR_PD: u32 = 1;
@@ -175,6 +216,33 @@ pub const IBV_REREG_MR_CHANGE_TRANSLATION: c_int = 1;
 pub const IBV_REREG_MR_CHANGE_PD: c_int = 1 << 1;
 pub const IBV_REREG_MR_CHANGE_ACCESS: c_int = 1 << 2;
 pub const IBV_REREG_MR_ERR_INPUT: c_int = -1;
+pub const IBV_REREG_MR_ERR_DONT_FORK_NEW: c_int = -2;
+pub const IBV_REREG_MR_ERR_DO_FORK_OLD: c_int = -3;
+pub const IBV_REREG_MR_ERR_CMD: c_int = -4;
+pub const IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW: c_int = -5;
+
+// enum ibv_reg_mr_ex_mask: `comp_mask` of an ibv_mr_init_attr
+pub const IBV_REG_MR_MASK_IOVA: u64 = 1;
+pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
+pub const IBV_REG_MR_MASK_FD: u64 = 1 << 2;
+pub const IBV_REG_MR_MASK_FD_OFFSET: u64 = 1 << 3;
+pub const IBV_REG_MR_MASK_DMAH: u64 = 1 << 4;
+pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
+
+// enum ib_uverbs_advise_mr_advice, enum ib_uverbs_advise_mr_flag
+pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH: c_uint = 0;
+pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE: c_uint = 1;
+pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT: c_uint = 2;
+pub const IB_UVERBS_ADVISE_MR_FLAG_FLUSH: u32 = 1;
+
+// enum ibv_parent_domain_init_attr_mask
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1;
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: u32 = 1 << 1;
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC: u32 = 1 << 2;
+
+// enum ibv_mw_type
+pub const IBV_MW_TYPE_1: c_uint = 1;
+pub const IBV_MW_TYPE_2: c_uint = 2;
 
 // enum ibv_values_mask
 pub const IBV_VALUES_MASK_RAW_CLOCK: u32 = 1;

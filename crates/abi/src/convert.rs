@@ -30,15 +30,15 @@ pub fn sge_from_c(sge: &ibv_sge) -> Sge {
     Sge { address: sge.addr, length: sge.length, lkey: sge.lkey }
 }
 
-/// RC, UC and UD; the others are not done (EOPNOTSUPP), or are no types (EINVAL).
+/// RC, UC, UD and XRC; the others are not done (EOPNOTSUPP), or are no types (EINVAL).
 pub fn qp_type_from_c(qp_type: c_uint) -> Result<QpType, VerbsError> {
     match qp_type {
         crate::IBV_QPT_RC => Ok(QpType::Rc),
         crate::IBV_QPT_UC => Ok(QpType::Uc),
         crate::IBV_QPT_UD => Ok(QpType::Ud),
-        crate::IBV_QPT_RAW_PACKET | crate::IBV_QPT_XRC_SEND | crate::IBV_QPT_XRC_RECV | crate::IBV_QPT_DRIVER => {
-            Err(VerbsError::NotSupported)
-        }
+        crate::IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
+        crate::IBV_QPT_XRC_RECV => Ok(QpType::XrcReceive),
+        crate::IBV_QPT_RAW_PACKET | crate::IBV_QPT_DRIVER => Err(VerbsError::NotSupported),
         _ => Err(VerbsError::InvalidArgument),
     }
 }
@@ -313,7 +313,8 @@ mod tests {
     #[test]
     fn qp_types_are_known_refused_or_wrong() {
         assert_eq!(qp_type_from_c(2), Ok(QpType::Rc));
-        assert_eq!(qp_type_from_c(9), Err(VerbsError::NotSupported));
+        assert_eq!(qp_type_from_c(9), Ok(QpType::XrcSend));
+        assert_eq!(qp_type_from_c(8), Err(VerbsError::NotSupported));
         assert_eq!(qp_type_from_c(1), Err(VerbsError::InvalidArgument));
     }
 }

@@ -7,12 +7,39 @@ use crate::constants::*;
 use core::ffi::{c_char, c_int, c_uint};
 use freeflow_verbs::{DeviceAttributes, PortAttributes};
 
-/// What the device can do: RNR NAKs, modifications that state the current state, events for ports, one image GUID.
+/// What the device can do: RNR NAKs, modifications that state the current state, events for ports, one image GUID,
+/// memory windows of types 1 and 2B, invalidation of keys by either side, XRC.
 const DEVICE_CAP_FLAGS: c_uint = IBV_DEVICE_CURR_QP_STATE_MOD
     | IBV_DEVICE_PORT_ACTIVE_EVENT
     | IBV_DEVICE_SYS_IMAGE_GUID
     | IBV_DEVICE_RC_RNR_NAK_GEN
-    | IBV_DEVICE_UD_AV_PORT_ENFORCE;
+    | IBV_DEVICE_UD_AV_PORT_ENFORCE
+    | IBV_DEVICE_MEM_WINDOW
+    | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+    | IBV_DEVICE_MEM_MGT_EXTENSIONS
+    | IBV_DEVICE_XRC;
+/// FLUSH for global visibility and ATOMIC_WRITE (IBTA annex A19). Nothing is persistent.
+const DEVICE_CAP_FLAGS_EX: u64 =
+    DEVICE_CAP_FLAGS as u64 | IB_UVERBS_DEVICE_FLUSH_GLOBAL | IB_UVERBS_DEVICE_ATOMIC_WRITE;
+/// Memory regions may be paged on demand, and span the whole address space, for every operation that a transport has:
+/// the router reaches memory through the process' own page table, never by pinning it.
+const ODP_CAPS: ibv_odp_caps = ibv_odp_caps {
+    general_caps: IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT,
+    rc_odp_caps: ODP_RELIABLE | IBV_ODP_SUPPORT_RECV,
+    uc_odp_caps: IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE,
+    ud_odp_caps: IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV,
+};
+/// RC and XRC. An XRC QP receives through SRQs only.
+const ODP_RELIABLE: u32 = IBV_ODP_SUPPORT_SEND
+    | IBV_ODP_SUPPORT_WRITE
+    | IBV_ODP_SUPPORT_READ
+    | IBV_ODP_SUPPORT_ATOMIC
+    | IBV_ODP_SUPPORT_SRQ_RECV
+    | IBV_ODP_SUPPORT_FLUSH
+    | IBV_ODP_SUPPORT_ATOMIC_WRITE;
+/// CQ moderation: all that `struct ibv_moderate_cq` can hold.
+const CQ_MODERATION_CAPS: ibv_cq_moderation_caps =
+    ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
 /// Pages of 4 KiB and every larger power of two.
 const PAGE_SIZE_CAP: u64 = 0xffff_ffff_ffff_f000;
 /// Completion timestamps are nanoseconds: a clock of 1 GHz, in kHz.
@@ -34,6 +61,7 @@ fn to_c_text(text: &str) -> [c_char; 64] {
 
 pub fn device_attributes_to_c(device: &DeviceAttributes) -> ibv_device_attr {
     let rd_atomic_max = to_int(device.qp_rd_atomic_max);
+    let (groups, attached) = (device.multicast_group_count_max, device.multicast_attach_count_max);
     ibv_device_attr {
         fw_ver: to_c_text(&device.firmware_version),
         node_guid: device.node_guid.to_be(),
@@ -60,12 +88,12 @@ pub fn device_attributes_to_c(device: &DeviceAttributes) -> ibv_device_attr {
         atomic_cap: IBV_ATOMIC_HCA,
         max_ee: 0,
         max_rdd: 0,
-        max_mw: 0,
+        max_mw: to_int(device.mw_count_max),
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
-        max_mcast_grp: 0,
-        max_mcast_qp_attach: 0,
-        max_total_mcast_qp_attach: 0,
+        max_mcast_grp: to_int(groups),
+        max_mcast_qp_attach: to_int(attached),
+        max_total_mcast_qp_attach: to_int(groups.saturating_mul(attached)),
         max_ah: to_int(device.ah_count_max),
         max_fmr: 0,
         max_map_per_fmr: 0,
@@ -82,20 +110,20 @@ pub fn device_attributes_ex_to_c(device: &DeviceAttributes) -> ibv_device_attr_e
     ibv_device_attr_ex {
         orig_attr: device_attributes_to_c(device),
         comp_mask: 0,
-        odp_caps: ibv_odp_caps::default(),
+        odp_caps: ODP_CAPS,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: CORE_CLOCK_KHZ,
-        device_cap_flags_ex: u64::from(DEVICE_CAP_FLAGS),
+        device_cap_flags_ex: DEVICE_CAP_FLAGS_EX,
         tso_caps: ibv_tso_caps::default(),
         rss_caps: ibv_rss_caps::default(),
         max_wq_type_rq: 0,
         packet_pacing_caps: ibv_packet_pacing_caps::default(),
         raw_packet_caps: 0,
         tm_caps: ibv_tm_caps::default(),
-        cq_mod_caps: ibv_cq_moderation_caps::default(),
-        max_dm_size: 0,
+        cq_mod_caps: CQ_MODERATION_CAPS,
+        max_dm_size: device.device_memory_bytes_max,
         pci_atomic_caps: ibv_pci_atomic_caps::default(),
-        xrc_odp_caps: 0,
+        xrc_odp_caps: ODP_RELIABLE,
         phys_port_cnt_ex: 1,
     }
 }

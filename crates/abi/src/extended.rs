@@ -3,12 +3,12 @@
 //! Inline functions of the header find an entry by its distance from the context, look whether `sz` reaches that far,
 //! and refuse with EOPNOTSUPP where the entry is null. So the newest layout serves programs of every age.
 use crate::attributes::{
-    ibv_alloc_dm_attr, ibv_cq_init_attr_ex, ibv_device_attr_ex, ibv_modify_cq_attr, ibv_mr_init_attr, ibv_port_attr,
-    ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_qp_rate_limit_attr, ibv_query_device_ex_input, ibv_srq_init_attr_ex,
-    ibv_values_ex, ibv_xrcd_init_attr,
+    ibv_alloc_dm_attr, ibv_cq_init_attr_ex, ibv_device_attr_ex, ibv_modify_cq_attr, ibv_mr_init_attr,
+    ibv_parent_domain_init_attr, ibv_port_attr, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_qp_rate_limit_attr,
+    ibv_query_device_ex_input, ibv_srq_init_attr_ex, ibv_td_init_attr, ibv_values_ex, ibv_xrcd_init_attr,
 };
 use crate::context::{ibv_context, ibv_xrcd, unused_op};
-use crate::objects::{ibv_cq, ibv_cq_ex, ibv_dm, ibv_mr, ibv_pd, ibv_qp, ibv_srq};
+use crate::objects::{ibv_cq, ibv_cq_ex, ibv_dm, ibv_mr, ibv_pd, ibv_qp, ibv_srq, ibv_td};
 use crate::work::ibv_sge;
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -35,9 +35,10 @@ pub struct verbs_context {
     pub destroy_flow_action: unused_op,
     pub create_flow_action_esp: unused_op,
     pub modify_qp_rate_limit: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_rate_limit_attr) -> c_int>,
-    pub alloc_parent_domain: unused_op,
-    pub dealloc_td: unused_op,
-    pub alloc_td: unused_op,
+    pub alloc_parent_domain:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>,
+    pub dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
+    pub alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
     pub modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
     pub post_srq_ops: unused_op,
     pub destroy_rwq_ind_table: unused_op,

@@ -16,6 +16,7 @@ size! {
     ibv_device = 664, verbs_device = 712, ibv_context_ops = 256, ibv_context = 328, verbs_context = 696,
     ibv_qp = 160, ibv_qp_ex = 360, ibv_cq = 128, ibv_cq_ex = 288, ibv_srq = 128, ibv_wq = 152,
     ibv_mr = 48, ibv_pd = 16, ibv_ah = 24, ibv_mw = 32, ibv_comp_channel = 16,
+    ibv_td = 8, ibv_xrcd = 8, ibv_td_init_attr = 4, ibv_parent_domain_init_attr = 48, ibv_alloc_dm_attr = 16,
     ibv_wc = 48, ibv_send_wr = 128, ibv_recv_wr = 32, ibv_sge = 16, ibv_data_buf = 16,
     ibv_qp_attr = 144, ibv_qp_init_attr = 64, ibv_qp_init_attr_ex = 136, ibv_cq_init_attr_ex = 56,
     ibv_device_attr = 232, ibv_device_attr_ex = 400, ibv_port_attr = 56, ibv_async_event = 16, ibv_gid_entry = 32,
@@ -37,7 +38,8 @@ offset! {
     ibv_qp_ex.wr_start = 320, ibv_qp_ex.wr_flush = 352,
     ibv_cq.cqe = 28, ibv_cq.mutex = 32, ibv_cq.comp_events_completed = 120,
     ibv_cq_ex.status = 132, ibv_cq_ex.wr_id = 136, ibv_cq_ex.start_poll = 144,
-    ibv_mr.lkey = 36, ibv_mr.rkey = 40,
+    ibv_mr.lkey = 36, ibv_mr.rkey = 40, ibv_mw.rkey = 16, ibv_mw.mw_type = 24,
+    ibv_dm.memcpy_to_dm = 8, ibv_dm.memcpy_from_dm = 16, ibv_dm.handle = 28,
     ibv_port_attr.link_layer = 46, ibv_port_attr.port_cap_flags2 = 48, ibv_port_attr.active_speed_ex = 52,
     ibv_send_wr.wr = 40, ibv_send_wr.xrc_remote_srqn = 72, ibv_send_wr.tail = 80,
 }

@@ -194,6 +194,13 @@ pub struct ibv_async_event {
     pub event_type: c_uint,
 }
 
+/// A thread domain.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_td {
+    pub context: *mut ibv_context,
+}
+
 /// Device memory: programs call its two copy functions directly.
 #[repr(C)]
 pub struct ibv_dm {

@@ -9,8 +9,9 @@ use crate::lock;
 use crate::queue_pair::Rings;
 use crate::registry::{Entry, Tag};
 use crate::session::Session;
+use crate::shared_receive_queue::Completed;
 use freeflow_protocol::library::{Handle, Reply, Request};
-use freeflow_shm::layout::cq_bytes;
+use freeflow_shm::layout::{CQ_DOORBELL_BASE, cq_bytes};
 use freeflow_shm::{CompletionConsumer, Segment, sched_yield};
 use freeflow_verbs::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, VerbsError};
 use std::collections::VecDeque;
@@ -49,6 +50,10 @@ struct Inner {
     early: VecDeque<Completion>,
     attached: Attached,
     empty_polls: u32,
+    /// The completions before this position of the ring were there when an event was taken: it told of them.
+    told: u32,
+    /// So it did of those in `early`.
+    early_told: bool,
 }
 
 impl CompletionQueue {
@@ -77,6 +82,8 @@ impl CompletionQueue {
                     early: VecDeque::new(),
                     attached: Attached::default(),
                     empty_polls: 0,
+                    told: 0,
+                    early_told: true,
                 }),
             }),
             Err(error) => {
@@ -147,14 +154,27 @@ impl CompletionQueue {
         }
     }
 
-    /// Asks for one event on the channel, for the next completion or the next solicited one (or error).
+    /// Asks for one event on the channel, for the next completion or the next solicited one (or error). A completion that
+    /// came since the last event and was not polled counts as the next one: whoever polls, finds nothing and arms must
+    /// not sleep over what came in between. (IBTA 11.4.2.2 has the event at the next addition; that nobody can tell from
+    /// an addition just after the arming. NICs compare with the consumer's count to the same effect.)
     pub fn arm(&self, solicited_only: bool) -> Result<(), VerbsError> {
         if self.session.left_behind() {
             return Err(VerbsError::DeviceFatal);
         }
         let inner = lock(&self.inner);
         inner.ring.arm(solicited_only);
+        if inner.has_untold(solicited_only) && self.channel.is_some() {
+            self.session.ring(CQ_DOORBELL_BASE + self.cookie);
+        }
         Ok(())
+    }
+
+    /// An event of this CQ was taken: it tells of all that can be polled now.
+    pub fn note_event(&self) {
+        let mut inner = lock(&self.inner);
+        inner.told = inner.ring.published();
+        inner.early_told = true;
     }
 
     /// Makes room for `cqe` entries at least; what is in the queue stays.
@@ -167,16 +187,34 @@ impl CompletionQueue {
         let (_, capacity, ring) = open_ring(&self.session, reply, &descriptors)?;
         inner.empty_ring();
         inner.ring = ring;
+        inner.told = 0;
         self.capacity.store(capacity, Ordering::Relaxed);
         Ok(capacity)
     }
 
+    /// Notifications wait for `count` completions, or for `period_us` microseconds after the first.
+    pub fn moderate(&self, count: u16, period_us: u16) -> Result<(), VerbsError> {
+        self.session.command(&Request::ModerateCq { cq: self.handle, count, period_us })
+    }
+
     pub(crate) fn attach(&self, rings: &Arc<Rings>, role: Role) {
-        lock(&self.inner).attached.add(rings, role);
+        lock(&self.inner).attached.add(rings.cookie, Attachment::Qp(rings.clone(), role));
+    }
+
+    /// The completions of an XRC SRQ come here, whatever QP they arrived by.
+    pub(crate) fn attach_srq(&self, cookie: u32, completed: &Arc<Completed>) {
+        lock(&self.inner).attached.add(cookie, Attachment::Srq(completed.clone()));
     }
 
     pub(crate) fn detach(&self, cookie: u32) {
         lock(&self.inner).attached.remove(cookie);
+    }
+
+    /// Drops the completions of an XRC SRQ that is gone.
+    pub(crate) fn purge_srq(&self, cookie: u32) {
+        let mut inner = lock(&self.inner);
+        inner.empty_ring();
+        inner.early.retain(|completion| completion.qp_cookie != cookie);
     }
 
     /// Drops the completions of a QP of which the router will send no more.
@@ -214,12 +252,30 @@ impl Inner {
         count
     }
 
+    /// Whether something (solicited) can be polled that no event told of.
+    fn has_untold(&self, solicited_only: bool) -> bool {
+        let solicited = |flags: CompletionFlags| flags.contains(CompletionFlags::SOLICITED);
+        if !self.early_told && self.early.iter().any(|completion| !solicited_only || solicited(completion.flags)) {
+            return true;
+        }
+        let polled = self.ring.position();
+        let mut position = if is_before(polled, self.told) { self.told } else { polled };
+        while let Some(flags) = self.ring.flags_at(position) {
+            if !solicited_only || solicited(flags) {
+                return true;
+            }
+            position = position.wrapping_add(1);
+        }
+        false
+    }
+
     /// Moves everything out of the ring, in order.
     fn empty_ring(&mut self) {
         let mut completion = Completion::default();
         let before = self.early.len();
         while self.ring.poll(&mut completion) {
             self.early.push_back(completion);
+            self.early_told &= is_before(self.ring.position().wrapping_sub(1), self.told);
         }
         if self.early.len() > before {
             self.ring.commit();
@@ -252,6 +308,11 @@ fn open_ring(
     }
 }
 
+/// Of two free-running positions of one ring.
+fn is_before(position: u32, other: u32) -> bool {
+    other.wrapping_sub(position).cast_signed() > 0
+}
+
 /// Which of a QP's completions come to a CQ.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Role {
@@ -259,22 +320,29 @@ pub(crate) struct Role {
     pub receives: bool,
 }
 
-type Block = [Option<(Arc<Rings>, Role)>; BLOCK];
+/// Whose completions come to a CQ.
+enum Attachment {
+    Qp(Arc<Rings>, Role),
+    /// An XRC SRQ: the QP may be another process'.
+    Srq(Arc<Completed>),
+}
 
-/// The QPs whose completions come to a CQ, by cookie: a two-level table.
+type Block = [Option<Attachment>; BLOCK];
+
+/// The QPs and XRC SRQs whose completions come to a CQ, by cookie: a two-level table.
 #[derive(Default)]
 struct Attached {
     blocks: Vec<Option<Box<Block>>>,
 }
 
 impl Attached {
-    fn add(&mut self, rings: &Arc<Rings>, role: Role) {
-        let cookie = rings.cookie as usize;
+    fn add(&mut self, cookie: u32, attachment: Attachment) {
+        let cookie = cookie as usize;
         if self.blocks.len() <= cookie / BLOCK {
             self.blocks.resize_with(cookie / BLOCK + 1, || None);
         }
         let block = self.blocks[cookie / BLOCK].get_or_insert_with(|| Box::new([const { None }; BLOCK]));
-        block[cookie % BLOCK] = Some((rings.clone(), role));
+        block[cookie % BLOCK] = Some(attachment);
     }
 
     fn remove(&mut self, cookie: u32) {
@@ -286,29 +354,29 @@ impl Attached {
         }
     }
 
-    fn get(&self, cookie: u32) -> Option<&Rings> {
+    fn get(&self, cookie: u32) -> Option<&Attachment> {
         let cookie = cookie as usize;
         let block = self.blocks.get(cookie / BLOCK)?.as_ref()?;
-        block[cookie % BLOCK].as_ref().map(|(rings, _)| &**rings)
+        block[cookie % BLOCK].as_ref()
     }
 
-    /// Frees the slot of a completed request and returns the completion, unless its QP is gone. Says how many it
+    /// Frees the slot of a completed request and returns the completion, unless its QP or SRQ is gone. Says how many it
     /// returned.
     fn give_back(&self, completion: &Completion, take: &mut impl FnMut(&Completion)) -> usize {
         match self.get(completion.qp_cookie) {
-            Some(rings) if rings.qpn == completion.qpn => {
-                rings.give_back(completion);
-                take(completion);
-                1
-            }
-            _ => 0,
+            Some(Attachment::Qp(rings, _)) if rings.qpn == completion.qpn => rings.give_back(completion),
+            Some(Attachment::Srq(completed)) => completed.add_one(),
+            _ => return 0,
         }
+        take(completion);
+        1
     }
 
     /// The router is gone: completes what is outstanding, in the order of posting in each queue.
     fn flush(&self, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
         let mut count = 0;
-        for (rings, role) in self.blocks.iter().flatten().flat_map(|block| block.iter().flatten()) {
+        for attachment in self.blocks.iter().flatten().flat_map(|block| block.iter().flatten()) {
+            let Attachment::Qp(rings, role) = attachment else { continue };
             let mut completion = Completion {
                 status: CompletionStatus::WorkRequestFlushed,
                 qpn: rings.qpn,

@@ -2,7 +2,7 @@
 use crate::channel::read_event;
 use crate::registry::Tag;
 use crate::session::Session;
-use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_protocol::library::{Handle, PASS_BYTES, Reply, Request};
 use freeflow_verbs::{AsyncEventKind, VerbsError};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -25,19 +25,32 @@ pub struct Context {
     session: Arc<Session>,
     handle: Handle,
     pipe: OwnedFd,
+    /// Who has it may import the context.
+    pass: OwnedFd,
     /// DEVICE_FATAL was reported: it is reported once.
     fatal_reported: AtomicBool,
 }
 
 impl Context {
     pub fn open(session: &Arc<Session>) -> Result<Self, VerbsError> {
-        let (reply, mut descriptors) = session.call(&Request::OpenContext)?;
-        match (reply, descriptors.pop()) {
-            (Reply::Context { context }, Some(pipe)) => {
-                Ok(Self { session: session.clone(), handle: context, pipe, fatal_reported: AtomicBool::new(false) })
-            }
-            _ => Err(session.nonsense()),
-        }
+        Self::from_answer(session, session.call(&Request::OpenContext)?)
+    }
+
+    /// The context whose pass that is, which a process of this vNIC opened: PDs, regions and device memory can be imported
+    /// from it.
+    ///
+    /// # Errors
+    /// NotFound: there is no such context in this vNIC, or it is closed.
+    pub fn import(session: &Arc<Session>, pass: [u8; PASS_BYTES]) -> Result<Self, VerbsError> {
+        Self::from_answer(session, session.call(&Request::ImportContext { pass })?)
+    }
+
+    fn from_answer(session: &Arc<Session>, answer: (Reply, Vec<OwnedFd>)) -> Result<Self, VerbsError> {
+        let (Reply::Context { context: handle }, descriptors) = answer else {
+            return Err(session.nonsense());
+        };
+        let [pipe, pass] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| session.nonsense())?;
+        Ok(Self { session: session.clone(), handle, pipe, pass, fatal_reported: AtomicBool::new(false) })
     }
 
     /// What the program left in it is destroyed with it.
@@ -56,6 +69,11 @@ impl Context {
     /// What the application waits on (`async_fd`).
     pub fn descriptor(&self) -> RawFd {
         self.pipe.as_raw_fd()
+    }
+
+    /// What another process of the vNIC imports the context by (`cmd_fd`).
+    pub fn pass_descriptor(&self) -> RawFd {
+        self.pass.as_raw_fd()
     }
 
     /// Waits for the next asynchronous event and runs `deliver` with it; the object it names can't be destroyed

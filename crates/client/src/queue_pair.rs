@@ -8,33 +8,43 @@ use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::layout::QueueShape;
 use freeflow_shm::{RequestProducer, Segment, SendDescriptor};
 use freeflow_verbs::{
-    Completion, CompletionFlags, QpAttributeMask, QpAttributes, QpCapabilities, QpState, QpType, SendFlags, Sge,
-    VerbsError,
+    Completion, CompletionFlags, Gid, QpAttributeMask, QpAttributes, QpCapabilities, QpState, QpType, SendFlags,
+    SendOpcode, Sge, VerbsError,
 };
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What a QP is made with.
+/// What a QP is made with. What must be there and what must not says its type; the router checks it.
 pub struct QpParameters<'a> {
     pub qp_type: QpType,
-    pub send_cq: &'a Arc<CompletionQueue>,
-    pub recv_cq: &'a Arc<CompletionQueue>,
+    /// All but `XrcReceive`.
+    pub pd: Option<Handle>,
+    pub send_cq: Option<&'a Arc<CompletionQueue>>,
+    /// RC, UC, UD.
+    pub recv_cq: Option<&'a Arc<CompletionQueue>>,
     pub srq: Option<&'a Arc<SharedReceiveQueue>>,
+    /// `XrcReceive`.
+    pub xrcd: Option<Handle>,
     pub capabilities: QpCapabilities,
     pub all_signaled: bool,
+    /// UD: its own multicast messages don't come back to it.
+    pub block_own_multicast: bool,
 }
 
 /// A queue pair.
 pub struct QueuePair {
     session: Arc<Session>,
     handle: Handle,
-    rings: Arc<Rings>,
+    /// None: an XRC target, which takes its RECVs from the SRQs of its domain.
+    rings: Option<Arc<Rings>>,
+    cookie: u32,
+    qpn: u32,
     qp_type: QpType,
     capabilities: QpCapabilities,
-    send_cq: Arc<CompletionQueue>,
-    recv_cq: Arc<CompletionQueue>,
+    send_cq: Option<Arc<CompletionQueue>>,
+    recv_cq: Option<Arc<CompletionQueue>>,
     srq: Option<Arc<SharedReceiveQueue>>,
     /// The state as last heard of: the router may have moved the QP to an error state since.
     state: AtomicU32,
@@ -44,7 +54,7 @@ pub struct QueuePair {
 
 impl fmt::Debug for QueuePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueuePair").field("qpn", &self.rings.qpn).finish_non_exhaustive()
+        f.debug_struct("QueuePair").field("qpn", &self.qpn).finish_non_exhaustive()
     }
 }
 
@@ -117,75 +127,106 @@ fn oldest(ring: &RequestProducer, done: u32) -> Option<(u32, u64)> {
 }
 
 impl QueuePair {
-    pub fn create(session: &Arc<Session>, pd: Handle, wanted: &QpParameters<'_>) -> Result<Self, VerbsError> {
-        let cookie = lock(&session.objects).queues.allocate(Entry::default())?;
-        let request = Request::CreateQp {
-            pd,
+    pub fn create(session: &Arc<Session>, wanted: &QpParameters<'_>) -> Result<Self, VerbsError> {
+        Self::make(session, wanted, |cookie| Request::CreateQp {
             qp_type: wanted.qp_type,
-            send_cq: wanted.send_cq.handle(),
-            recv_cq: wanted.recv_cq.handle(),
+            pd: wanted.pd,
+            send_cq: wanted.send_cq.map(|cq| cq.handle()),
+            recv_cq: wanted.recv_cq.map(|cq| cq.handle()),
             srq: wanted.srq.map(|srq| srq.handle()),
+            xrcd: wanted.xrcd,
             capabilities: wanted.capabilities,
             all_signaled: wanted.all_signaled,
+            block_own_multicast: wanted.block_own_multicast,
             cookie,
+        })
+    }
+
+    /// Opens an XRC target that another process made. It goes when the last that has it open destroys it.
+    pub fn open(session: &Arc<Session>, xrcd: Handle, qpn: u32) -> Result<Self, VerbsError> {
+        let wanted = QpParameters {
+            qp_type: QpType::XrcReceive,
+            pd: None,
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            xrcd: Some(xrcd),
+            capabilities: QpCapabilities::default(),
+            all_signaled: false,
+            block_own_multicast: false,
         };
+        Self::make(session, &wanted, |cookie| Request::OpenQp { xrcd, qpn, cookie })
+    }
+
+    fn make(
+        session: &Arc<Session>,
+        wanted: &QpParameters<'_>,
+        request: impl FnOnce(u32) -> Request,
+    ) -> Result<Self, VerbsError> {
+        let cookie = lock(&session.objects).queues.allocate(Entry::default())?;
         let made = session
-            .call(&request)
-            .and_then(|(reply, descriptors)| open_rings(session, reply, &descriptors, cookie, wanted.srq));
-        let (handle, capabilities, rings) = match made {
+            .call(&request(cookie))
+            .and_then(|(reply, descriptors)| made(session, reply, &descriptors, cookie, wanted));
+        let (handle, qpn, capabilities, rings) = match made {
             Ok(made) => made,
             Err(error) => {
                 lock(&session.objects).queues.remove(cookie);
                 return Err(error);
             }
         };
-        let rings = Arc::new(rings);
-        if Arc::ptr_eq(wanted.send_cq, wanted.recv_cq) {
-            wanted.send_cq.attach(&rings, Role { sends: true, receives: true });
-        } else {
-            wanted.send_cq.attach(&rings, Role { sends: true, receives: false });
-            wanted.recv_cq.attach(&rings, Role { sends: false, receives: true });
+        let rings = rings.map(Arc::new);
+        if let Some(rings) = &rings {
+            attach(rings, wanted);
         }
         Ok(Self {
             session: session.clone(),
             handle,
             rings,
+            cookie,
+            qpn,
             qp_type: wanted.qp_type,
             capabilities,
-            send_cq: wanted.send_cq.clone(),
-            recv_cq: wanted.recv_cq.clone(),
+            send_cq: wanted.send_cq.cloned(),
+            recv_cq: wanted.recv_cq.cloned(),
             srq: wanted.srq.cloned(),
             state: AtomicU32::new(QpState::Reset as u32),
             modifying: Mutex::new(()),
         })
     }
 
-    /// On return nothing of the QP's buffers is touched any more, and no completion of it will be polled.
+    /// On return nothing of the QP's buffers is touched any more, and no completion of it will be polled (an XRC
+    /// target's are its SRQs', and stay).
     pub fn destroy(&self) -> Result<(), VerbsError> {
         self.session.destroy(&Request::DestroyQp { qp: self.handle })?;
         self.purge();
-        self.send_cq.detach(self.rings.cookie);
-        self.recv_cq.detach(self.rings.cookie);
-        lock(&self.session.objects).queues.remove(self.rings.cookie);
+        for cq in self.send_cq.iter().chain(&self.recv_cq) {
+            cq.detach(self.cookie);
+        }
+        lock(&self.session.objects).queues.remove(self.cookie);
         Ok(())
     }
 
     fn purge(&self) {
-        self.send_cq.purge(&self.rings);
-        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            self.recv_cq.purge(&self.rings);
+        let Some(rings) = &self.rings else { return };
+        if let Some(cq) = &self.send_cq {
+            cq.purge(rings);
+        }
+        if let Some(cq) = &self.recv_cq
+            && !self.send_cq.as_ref().is_some_and(|send_cq| Arc::ptr_eq(send_cq, cq))
+        {
+            cq.purge(rings);
         }
     }
 
     /// What events of this QP are delivered with.
     pub fn set_tag(&self, tag: Tag) {
-        if let Some(entry) = lock(&self.session.objects).queues.get_mut(self.rings.cookie) {
+        if let Some(entry) = lock(&self.session.objects).queues.get_mut(self.cookie) {
             entry.tag = tag;
         }
     }
 
     pub fn qpn(&self) -> u32 {
-        self.rings.qpn
+        self.qpn
     }
 
     pub fn handle(&self) -> Handle {
@@ -233,7 +274,9 @@ impl QueuePair {
         };
         if resets {
             self.purge();
-            self.rings.reset();
+            if let Some(rings) = &self.rings {
+                rings.reset();
+            }
         }
         self.set_state(state);
         Ok(state)
@@ -250,40 +293,62 @@ impl QueuePair {
         }
     }
 
+    /// Attaches a UD QP to a multicast group.
+    pub fn attach_multicast(&self, gid: Gid) -> Result<(), VerbsError> {
+        self.session.command(&Request::AttachMulticast { qp: self.handle, gid })
+    }
+
+    /// InvalidArgument: it is not attached.
+    pub fn detach_multicast(&self, gid: Gid) -> Result<(), VerbsError> {
+        self.session.command(&Request::DetachMulticast { qp: self.handle, gid })
+    }
+
+    /// Posts one send request.
+    ///
+    /// # Errors
+    /// Those of [`Self::begin_send`] and [`SendBatch::push`].
+    pub fn post(&self, request: &SendDescriptor<'_>) -> Result<(), VerbsError> {
+        self.begin_send()?.push(request)
+    }
+
     /// Takes the send queue's lock for a list of posts.
     ///
     /// # Errors
-    /// InvalidArgument: the QP's state takes no sends. DeviceFatal: the router is gone.
+    /// InvalidArgument: the QP's state or type takes no sends. DeviceFatal: the router is gone.
+    #[inline]
     pub fn begin_send(&self) -> Result<SendBatch<'_>, VerbsError> {
-        let ring = lock(&self.rings.send);
+        let rings = &**self.rings.as_ref().ok_or(VerbsError::InvalidArgument)?;
+        let ring = lock(&rings.send);
         // Under the lock: a flush looks at the ring under it after the session died, so nothing is posted unflushed.
         self.session.live()?;
         if matches!(self.state(), QpState::Reset | QpState::Init | QpState::ReadyToReceive) {
             return Err(VerbsError::InvalidArgument);
         }
-        Ok(SendBatch { qp: self, ring, posted: false })
+        Ok(SendBatch { qp: self, rings, ring, posted: false })
     }
 
     /// The same for the receive queue.
     ///
     /// # Errors
-    /// InvalidArgument: the QP is in RESET, or uses an SRQ. DeviceFatal: the router is gone.
+    /// InvalidArgument: the QP is in RESET, uses an SRQ, or is of XRC. DeviceFatal: the router is gone.
     pub fn begin_receive(&self) -> Result<ReceiveBatch<'_>, VerbsError> {
-        if self.srq.is_some() {
+        let rings = &**self.rings.as_ref().ok_or(VerbsError::InvalidArgument)?;
+        if self.srq.is_some() || self.qp_type == QpType::XrcSend {
             return Err(VerbsError::InvalidArgument);
         }
-        let ring = lock(&self.rings.receive);
+        let ring = lock(&rings.receive);
         self.session.live()?;
         if self.state() == QpState::Reset {
             return Err(VerbsError::InvalidArgument);
         }
-        Ok(ReceiveBatch { qp: self, ring, posted: false })
+        Ok(ReceiveBatch { qp: self, rings, ring, posted: false })
     }
 }
 
 /// Posts to a send queue; dropping it rings the doorbell once.
 pub struct SendBatch<'a> {
     qp: &'a QueuePair,
+    rings: &'a Rings,
     ring: MutexGuard<'a, RequestProducer>,
     posted: bool,
 }
@@ -292,7 +357,7 @@ impl SendBatch<'_> {
     /// Requests that can still be posted.
     pub fn room(&self) -> u32 {
         // Acquire: pairs with `give_back`.
-        let outstanding = self.ring.position().wrapping_sub(self.qp.rings.send_done.load(Ordering::Acquire));
+        let outstanding = self.ring.position().wrapping_sub(self.rings.send_done.load(Ordering::Acquire));
         self.qp.capabilities.max_send_wr.saturating_sub(outstanding)
     }
 
@@ -312,13 +377,18 @@ impl SendBatch<'_> {
 impl Drop for SendBatch<'_> {
     fn drop(&mut self) {
         if self.posted && self.ring.must_ring_send() {
-            self.qp.session.ring(self.qp.rings.cookie);
+            self.qp.session.ring(self.qp.cookie);
         }
     }
 }
 
+/// Bytes that an ATOMIC_WRITE writes.
+const ATOMIC_WRITE_BYTES: usize = 8;
+
 /// What can be wrong with a send request before it is posted: too many SGEs, too much inline payload, an opcode that
-/// its transport lacks (IBTA table 92), inline data with an opcode that has no payload to send, an odd atomic.
+/// its transport lacks (IBTA table 92), inline data with an opcode that has no payload to send.
+///
+/// UC has no packet for SEND_WITH_INV (IBTA table 38), so it has no such request either.
 pub fn check_send(
     qp_type: QpType,
     capabilities: &QpCapabilities,
@@ -326,14 +396,18 @@ pub fn check_send(
 ) -> Result<(), VerbsError> {
     let opcode = request.opcode;
     let allowed = match qp_type {
-        QpType::Rc => true,
-        QpType::Uc => opcode.is_send() || opcode.is_write(),
-        QpType::Ud => opcode.is_send(),
+        QpType::Rc | QpType::XrcSend => true,
+        QpType::Uc => {
+            opcode.is_write() || opcode.is_local() || (opcode.is_send() && opcode != SendOpcode::SendWithInvalidate)
+        }
+        QpType::Ud => matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate),
+        QpType::XrcReceive => false,
     };
     let fits = match request.inline {
-        Some(payload) => {
-            payload.len() <= capabilities.max_inline_data as usize && (opcode.is_send() || opcode.is_write())
+        Some(payload) if opcode.is_send() || opcode.is_write() => {
+            payload.len() <= capabilities.max_inline_data as usize
         }
+        Some(payload) => opcode == SendOpcode::AtomicWrite && payload.len() == ATOMIC_WRITE_BYTES,
         None => request.sges.len() <= capabilities.max_send_sge as usize,
     };
     if allowed && fits && request.inline.is_some() == request.flags.contains(SendFlags::INLINE) {
@@ -346,6 +420,7 @@ pub fn check_send(
 /// Posts to a receive queue; dropping it rings the doorbell once.
 pub struct ReceiveBatch<'a> {
     qp: &'a QueuePair,
+    rings: &'a Rings,
     ring: MutexGuard<'a, RequestProducer>,
     posted: bool,
 }
@@ -359,7 +434,7 @@ impl ReceiveBatch<'_> {
             return Err(VerbsError::InvalidArgument);
         }
         // Acquire: pairs with `give_back`.
-        let outstanding = self.ring.position().wrapping_sub(self.qp.rings.receive_done.load(Ordering::Acquire));
+        let outstanding = self.ring.position().wrapping_sub(self.rings.receive_done.load(Ordering::Acquire));
         if outstanding >= capabilities.max_recv_wr {
             return Err(VerbsError::NoMemory);
         }
@@ -372,21 +447,43 @@ impl ReceiveBatch<'_> {
 impl Drop for ReceiveBatch<'_> {
     fn drop(&mut self) {
         if self.posted && self.ring.must_ring_receive() {
-            self.qp.session.ring(self.qp.rings.cookie);
+            self.qp.session.ring(self.qp.cookie);
         }
     }
 }
 
-/// Maps the rings of a created QP.
-fn open_rings(
+/// Tells the CQs which completions of a QP come to them.
+fn attach(rings: &Arc<Rings>, wanted: &QpParameters<'_>) {
+    match (wanted.send_cq, wanted.recv_cq) {
+        (Some(send_cq), Some(recv_cq)) if Arc::ptr_eq(send_cq, recv_cq) => {
+            send_cq.attach(rings, Role { sends: true, receives: true });
+        }
+        (send_cq, recv_cq) => {
+            if let Some(cq) = send_cq {
+                cq.attach(rings, Role { sends: true, receives: false });
+            }
+            if let Some(cq) = recv_cq {
+                cq.attach(rings, Role { sends: false, receives: true });
+            }
+        }
+    }
+}
+
+/// What a created or opened QP is: handle, number, what was granted, and its rings, mapped.
+fn made(
     session: &Session,
     reply: Reply,
     descriptors: &[OwnedFd],
     cookie: u32,
-    srq: Option<&Arc<SharedReceiveQueue>>,
-) -> Result<(Handle, QpCapabilities, Rings), VerbsError> {
-    let (Reply::Qp { qp, qpn, capabilities, segment_bytes }, [memory]) = (reply, descriptors) else {
+    wanted: &QpParameters<'_>,
+) -> Result<(Handle, u32, QpCapabilities, Option<Rings>), VerbsError> {
+    let Reply::Qp { qp, qpn, capabilities, segment_bytes } = reply else {
         return Err(session.nonsense());
+    };
+    let memory = match descriptors {
+        [] if !wanted.qp_type.sends() => return Ok((qp, qpn, capabilities, None)),
+        [memory] if wanted.qp_type.sends() => memory,
+        _ => return Err(session.nonsense()),
     };
     let send_shape =
         QueueShape::send(capabilities.max_send_wr, capabilities.max_send_sge, capabilities.max_inline_data);
@@ -409,7 +506,7 @@ fn open_rings(
         send_done: AtomicU32::new(0),
         receive: Mutex::new(RequestProducer::new(segment, send_shape.bytes(), receive_shape)),
         receive_done: AtomicU32::new(0),
-        srq: srq.map(|srq| srq.completed().clone()),
+        srq: wanted.srq.map(|srq| srq.completed().clone()),
     };
-    Ok((qp, capabilities, rings))
+    Ok((qp, qpn, capabilities, Some(rings)))
 }

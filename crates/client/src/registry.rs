@@ -2,7 +2,7 @@
 //!
 //! They are given out in rotation, so that a number comes back late: a stale entry of a destroyed object then finds
 //! nothing, instead of its successor.
-use freeflow_protocol::library::{DOORBELL_COUNT, Handle};
+use freeflow_protocol::library::{COOKIE_COUNT, Handle};
 use freeflow_verbs::VerbsError;
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ pub(crate) struct Objects {
 
 impl Objects {
     pub fn new() -> Self {
-        Self { queues: Registry::new(DOORBELL_COUNT), cqs: Registry::new(1 << 30) }
+        Self { queues: Registry::new(COOKIE_COUNT), cqs: Registry::new(COOKIE_COUNT) }
     }
 }
 

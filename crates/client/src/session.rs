@@ -6,11 +6,11 @@ use freeflow_protocol::library::{Handle, Reply, Request, Welcome};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, decode, encode};
 use freeflow_shm::layout::{LAYOUT_VERSION, WAIT_YIELD};
 use freeflow_shm::{Doorbell, SessionSegment, fd, monotonic_ns};
-use freeflow_verbs::{Access, AddressHandleAttributes, DeviceAttributes, Gid, VerbsError};
+use freeflow_verbs::{AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, VerbsError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -25,6 +25,9 @@ const REPLY_TIMEOUT_S: i64 = 30;
 const DESCRIPTORS_MAX: usize = 2;
 /// How often empty polls look whether the router still lives.
 const LIVENESS_INTERVAL_NS: u64 = 10_000_000;
+
+/// Counts the sessions of this process.
+static SERIAL: AtomicU64 = AtomicU64::new(1);
 
 /// Why there is no session.
 #[derive(Debug)]
@@ -69,28 +72,21 @@ impl fmt::Display for ConnectError {
 
 impl std::error::Error for ConnectError {}
 
-/// A registered memory region. Its keys are what the application sees.
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryRegion {
-    pub handle: Handle,
-    pub lkey: u32,
-    pub rkey: u32,
-}
-
 /// A process's connection to its router.
 pub struct Session {
-    socket: OwnedFd,
+    pub(crate) socket: OwnedFd,
     /// Held from a request to its reply. The buffer is for replies.
-    control: Mutex<Vec<u8>>,
+    pub(crate) control: Mutex<Vec<u8>>,
     /// Always there until drop.
     segment: Option<SessionSegment>,
     kick: Doorbell,
     welcome: Welcome,
     generation: u32,
+    serial: u64,
     dead: AtomicBool,
     checked_at_ns: AtomicU64,
     pub(crate) objects: Mutex<Objects>,
-    belongings: Mutex<Belongings>,
+    pub(crate) belongings: Mutex<Belongings>,
 }
 
 impl fmt::Debug for Session {
@@ -157,6 +153,7 @@ impl Session {
             kick,
             welcome,
             generation: fork::generation(),
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             dead: AtomicBool::new(false),
             checked_at_ns: AtomicU64::new(0),
             objects: Mutex::new(Objects::new()),
@@ -173,9 +170,9 @@ impl Session {
         &self.welcome.gids
     }
 
-    /// The control socket's descriptor. Only to be shown: what is read from or written to it breaks the session.
-    pub fn descriptor(&self) -> RawFd {
-        self.socket.as_raw_fd()
+    /// No other session of this process has the same, before or after.
+    pub fn serial(&self) -> u64 {
+        self.serial
     }
 
     /// The process forked, and this is the parent's session.
@@ -276,53 +273,32 @@ impl Session {
     /// Closes a context and destroys what the program left in it.
     pub(crate) fn close_context(&self, context: Handle) -> Result<(), VerbsError> {
         let close = Request::CloseContext { context };
-        match self.destroy(&close) {
-            Err(VerbsError::Busy) => {}
-            outcome => return outcome,
+        let outcome = match self.destroy(&close) {
+            Err(VerbsError::Busy) => {
+                self.destroy_belongings(context);
+                self.destroy(&close)
+            }
+            outcome => outcome,
+        };
+        if outcome.is_ok() {
+            // Device memory keeps no context from closing.
+            self.destroy_belongings(context);
         }
+        outcome
+    }
+
+    /// What can't go keeps the context from closing, which is then what the caller hears.
+    fn destroy_belongings(&self, context: Handle) {
         let farewell = lock(&self.belongings).farewell(context);
         for request in &farewell {
-            // What can't go keeps the context from closing, which is then what the caller hears.
             let _ = self.destroy(request);
         }
-        self.destroy(&close)
     }
 
     /// The router answered something else than was asked: nothing it says can be relied on.
     pub(crate) fn nonsense(&self) -> VerbsError {
         self.mark_dead();
         VerbsError::DeviceFatal
-    }
-
-    pub fn alloc_pd(&self, context: Handle) -> Result<Handle, VerbsError> {
-        match self.call(&Request::AllocPd { context })? {
-            (Reply::Pd { pd }, _) => Ok(pd),
-            _ => Err(self.nonsense()),
-        }
-    }
-
-    pub fn dealloc_pd(&self, pd: Handle) -> Result<(), VerbsError> {
-        self.destroy(&Request::DeallocPd { pd })
-    }
-
-    /// Registers memory. The caller checked that it is mapped ([`crate::check_mapped`]).
-    pub fn register(
-        &self,
-        pd: Handle,
-        address: u64,
-        length: u64,
-        iova: u64,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError> {
-        match self.call(&Request::RegisterMr { pd, address, length, iova, access })? {
-            (Reply::Mr { mr, lkey, rkey }, _) => Ok(MemoryRegion { handle: mr, lkey, rkey }),
-            _ => Err(self.nonsense()),
-        }
-    }
-
-    /// On return nothing of the region is read or written any more.
-    pub fn deregister(&self, mr: Handle) -> Result<(), VerbsError> {
-        self.destroy(&Request::DeregisterMr { mr })
     }
 
     pub fn create_address_handle(
@@ -338,6 +314,28 @@ impl Session {
 
     pub fn destroy_address_handle(&self, ah: Handle) -> Result<(), VerbsError> {
         self.destroy(&Request::DestroyAh { ah })
+    }
+
+    /// Opens an XRC domain: that of `file` within this vNIC, or a nameless one.
+    ///
+    /// # Errors
+    /// NotFound: there is none, and `create` is not set. Exists: there is one, and `exclusive` is set.
+    pub fn open_xrc_domain(
+        &self,
+        context: Handle,
+        file: Option<FileIdentity>,
+        create: bool,
+        exclusive: bool,
+    ) -> Result<Handle, VerbsError> {
+        match self.call(&Request::OpenXrcd { context, file, create, exclusive })? {
+            (Reply::Xrcd { xrcd }, _) => Ok(xrcd),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Refused with Busy while SRQs or QPs of this process are in it.
+    pub fn close_xrc_domain(&self, xrcd: Handle) -> Result<(), VerbsError> {
+        self.destroy(&Request::CloseXrcd { xrcd })
     }
 
     /// Runs `deliver` with the tag of the CQ of that cookie, if it still exists; it can't be destroyed meanwhile.
@@ -363,7 +361,16 @@ impl Drop for Session {
 
 /// Sends a request and waits for its reply.
 fn exchange(socket: &OwnedFd, buffer: &mut Vec<u8>, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
-    fd::send_message(socket, &encode(request), &[])?;
+    exchange_bytes(socket, buffer, &encode(request))
+}
+
+/// The same with a request that was encoded before. Allocates nothing if the reply brings nothing but `Done` or an error.
+pub(crate) fn exchange_bytes(
+    socket: &OwnedFd,
+    buffer: &mut Vec<u8>,
+    request: &[u8],
+) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    fd::send_message(socket, request, &[])?;
     let deadline = monotonic_ns() + REPLY_TIMEOUT_S as u64 * 1_000_000_000;
     loop {
         let left = deadline.saturating_sub(monotonic_ns());

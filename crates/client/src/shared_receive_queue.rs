@@ -1,11 +1,12 @@
-//! Shared receive queues (basic).
+//! Shared receive queues: basic ones, and those for XRC, which have a CQ of their own.
 //!
 //! The router copies a request out of its slot when it takes it, so the slots only bound what is *not taken*, and the
 //! count of outstanding requests bounds that: requests may complete in any order, through any CQ.
+use crate::completion_queue::CompletionQueue;
 use crate::lock;
 use crate::registry::{Entry, Tag};
 use crate::session::Session;
-use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_protocol::library::{Handle, Reply, Request, XrcQueue};
 use freeflow_shm::layout::QueueShape;
 use freeflow_shm::{RequestProducer, Segment};
 use freeflow_verbs::{Sge, SrqAttributes, VerbsError};
@@ -20,6 +21,10 @@ pub struct SharedReceiveQueue {
     handle: Handle,
     cookie: u32,
     attributes: SrqAttributes,
+    /// What XRC senders call it; 0 for a basic one.
+    number: u32,
+    /// XRC: where its RECVs complete.
+    cq: Option<Arc<CompletionQueue>>,
     requests: Mutex<Requests>,
     completed: Arc<Completed>,
 }
@@ -48,30 +53,41 @@ impl Completed {
 }
 
 impl SharedReceiveQueue {
-    pub fn create(session: &Arc<Session>, pd: Handle, wanted: SrqAttributes) -> Result<Self, VerbsError> {
+    /// `xrc`: the XRC domain that it is in, and the CQ of its RECVs.
+    pub fn create(
+        session: &Arc<Session>,
+        pd: Handle,
+        wanted: SrqAttributes,
+        xrc: Option<(Handle, &Arc<CompletionQueue>)>,
+    ) -> Result<Self, VerbsError> {
         let cookie = lock(&session.objects).queues.allocate(Entry::default())?;
+        let queue = xrc.map(|(xrcd, cq)| XrcQueue { xrcd, cq: cq.handle() });
         let made = session
-            .call(&Request::CreateSrq { pd, attributes: wanted, cookie })
+            .call(&Request::CreateSrq { pd, attributes: wanted, cookie, xrc: queue })
             .and_then(|(reply, descriptors)| open_ring(session, reply, &descriptors));
-        match made {
-            Ok((handle, attributes, ring)) => Ok(Self {
-                session: session.clone(),
-                handle,
-                cookie,
-                attributes,
-                requests: Mutex::new(Requests { ring, posted: 0 }),
-                completed: Arc::default(),
-            }),
+        let (handle, number, attributes, ring) = match made {
+            Ok(made) => made,
             Err(error) => {
                 lock(&session.objects).queues.remove(cookie);
-                Err(error)
+                return Err(error);
             }
+        };
+        let completed = Arc::<Completed>::default();
+        let cq = xrc.map(|(_, cq)| cq.clone());
+        if let Some(cq) = &cq {
+            cq.attach_srq(cookie, &completed);
         }
+        let requests = Mutex::new(Requests { ring, posted: 0 });
+        Ok(Self { session: session.clone(), handle, cookie, attributes, number, cq, requests, completed })
     }
 
-    /// Refused with Busy while a QP uses it.
+    /// Refused with Busy while a QP uses it. An XRC one takes its completions along.
     pub fn destroy(&self) -> Result<(), VerbsError> {
         self.session.destroy(&Request::DestroySrq { srq: self.handle })?;
+        if let Some(cq) = &self.cq {
+            cq.purge_srq(self.cookie);
+            cq.detach(self.cookie);
+        }
         lock(&self.session.objects).queues.remove(self.cookie);
         Ok(())
     }
@@ -85,6 +101,11 @@ impl SharedReceiveQueue {
 
     pub fn handle(&self) -> Handle {
         self.handle
+    }
+
+    /// What XRC senders call it; `None` for a basic one.
+    pub fn number(&self) -> Option<u32> {
+        self.cq.is_some().then_some(self.number)
     }
 
     /// What was granted.
@@ -155,8 +176,8 @@ fn open_ring(
     session: &Session,
     reply: Reply,
     descriptors: &[OwnedFd],
-) -> Result<(Handle, SrqAttributes, RequestProducer), VerbsError> {
-    let (Reply::Srq { srq, attributes, segment_bytes }, [memory]) = (reply, descriptors) else {
+) -> Result<(Handle, u32, SrqAttributes, RequestProducer), VerbsError> {
+    let (Reply::Srq { srq, number, attributes, segment_bytes }, [memory]) = (reply, descriptors) else {
         return Err(session.nonsense());
     };
     let shape = QueueShape::receive(attributes.max_wr, attributes.max_sge);
@@ -167,7 +188,7 @@ fn open_ring(
         Ok(segment) => {
             // See the CQ's.
             let _ = segment.set_dontfork();
-            Ok((srq, attributes, RequestProducer::new(Arc::new(segment), 0, shape)))
+            Ok((srq, number, attributes, RequestProducer::new(Arc::new(segment), 0, shape)))
         }
         Err(_) => {
             let _ = session.destroy(&Request::DestroySrq { srq });

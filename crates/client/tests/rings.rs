@@ -4,7 +4,7 @@ mod common;
 use common::FakeRouter;
 use freeflow_client::{
     Channel, CompletionQueue, ConnectError, Context, Element, QpParameters, QueuePair, SendDescriptor, Session,
-    SharedReceiveQueue,
+    SharedReceiveQueue, check_send,
 };
 use freeflow_protocol::PROTOCOL_VERSION;
 use freeflow_shm::Take;
@@ -43,13 +43,16 @@ impl Bench {
     fn qp(&self, cq: &Arc<CompletionQueue>, srq: Option<&Arc<SharedReceiveQueue>>) -> QueuePair {
         let wanted = QpParameters {
             qp_type: QpType::Rc,
-            send_cq: cq,
-            recv_cq: cq,
+            pd: Some(self.pd),
+            send_cq: Some(cq),
+            recv_cq: Some(cq),
             srq,
+            xrcd: None,
             capabilities: CAPABILITIES,
             all_signaled: true,
+            block_own_multicast: false,
         };
-        let qp = QueuePair::create(&self.session, self.pd, &wanted).unwrap();
+        let qp = QueuePair::create(&self.session, &wanted).unwrap();
         to_state(&qp, QpState::ReadyToSend);
         qp
     }
@@ -61,7 +64,7 @@ impl Bench {
         let fake = objects.qps.get_mut(&qp).unwrap();
         let mut request = SendRequest::default();
         for _ in 0..count {
-            assert!(matches!(fake.send.take_send(false, &mut request), Take::Ready));
+            assert!(matches!(fake.send.take_send(QpType::Rc, &mut request), Take::Ready));
             let completion = Completion {
                 work_request_id: request.work_request_id,
                 flags: CompletionFlags(CompletionFlags::SEND_QUEUE),
@@ -106,6 +109,7 @@ fn send(wr_id: u64) -> SendDescriptor<'static> {
         rkey: 0,
         compare_add: 0,
         swap: 0,
+        remote_srqn: 0,
         sges: &[],
         inline: None,
     }
@@ -181,7 +185,7 @@ fn a_destroyed_qp_leaves_no_completions_and_gives_shared_receives_back() {
     let bench = Bench::new("destroyed");
     let cq = bench.cq(None);
     let wanted = SrqAttributes { max_wr: 2, max_sge: 1, limit: 0 };
-    let srq = Arc::new(SharedReceiveQueue::create(&bench.session, bench.pd, wanted).unwrap());
+    let srq = Arc::new(SharedReceiveQueue::create(&bench.session, bench.pd, wanted, None).unwrap());
     let (doomed, other) = (bench.qp(&cq, Some(&srq)), bench.qp(&cq, Some(&srq)));
     assert_eq!(doomed.begin_receive().err(), Some(VerbsError::InvalidArgument));
     let mut batch = srq.begin().unwrap();
@@ -319,4 +323,69 @@ fn why_there_is_no_session() {
     assert!(error.to_string().contains("`freeflow up`"));
     let router = FakeRouter::start("version", PROTOCOL_VERSION + 1);
     assert!(matches!(Session::connect(&router.path), Err(ConnectError::Version { .. })));
+}
+
+#[test]
+fn an_xrc_queue_gets_its_slots_back_whichever_qp_they_came_by() {
+    let bench = Bench::new("xrc");
+    let (session, context) = (&bench.session, bench.context.handle());
+    let cq = bench.cq(None);
+    let xrcd = session.open_xrc_domain(context, None, true, false).unwrap();
+    let wanted = SrqAttributes { max_wr: 1, max_sge: 1, limit: 0 };
+    let create = || SharedReceiveQueue::create(session, bench.pd, wanted, Some((xrcd, &cq))).unwrap();
+    let (srq, other) = (create(), create());
+    assert!(srq.number().is_some() && srq.number() != other.number());
+    let post = |srq: &SharedReceiveQueue, wr_id| srq.begin().unwrap().push(wr_id, &[]);
+    let complete = |cookie, qpn, work_request_id| {
+        let completion = Completion { work_request_id, qpn, qp_cookie: cookie, ..Completion::default() };
+        bench.router.objects().cqs.get_mut(&0).unwrap().publish(&completion).unwrap();
+    };
+    assert_eq!((post(&srq, 1), post(&srq, 2)), (Ok(()), Err(VerbsError::NoMemory)));
+    complete(0, 0x77, 1);
+    assert_eq!(poll(&cq, 16), successes(1..2));
+    assert_eq!((post(&srq, 2), post(&other, 3)), (Ok(()), Ok(())));
+    complete(0, 0x78, 2);
+    complete(1, 0x78, 3);
+    srq.destroy().unwrap();
+    assert_eq!(poll(&cq, 16), successes(3..4), "a destroyed queue takes its completions along");
+}
+
+#[test]
+fn an_xrc_target_has_no_queues() {
+    let bench = Bench::new("xrc-target");
+    let xrcd = bench.session.open_xrc_domain(bench.context.handle(), None, true, false).unwrap();
+    let qp = QueuePair::open(&bench.session, xrcd, 0x2345).unwrap();
+    assert_eq!((qp.qpn(), qp.qp_type()), (0x2345, QpType::XrcReceive));
+    to_state(&qp, QpState::ReadyToReceive);
+    assert_eq!(qp.begin_send().err(), Some(VerbsError::InvalidArgument));
+    assert_eq!(qp.begin_receive().err(), Some(VerbsError::InvalidArgument));
+    to_state(&qp, QpState::Reset);
+    qp.destroy().unwrap();
+}
+
+#[test]
+fn each_type_has_its_requests() {
+    let capabilities = QpCapabilities { max_inline_data: 4, ..CAPABILITIES };
+    let check = |qp_type, opcode| check_send(qp_type, &capabilities, &SendDescriptor { opcode, ..send(0) }).is_ok();
+    for opcode in SendOpcode::ALL {
+        assert!(check(QpType::Rc, opcode) && check(QpType::XrcSend, opcode) && !check(QpType::XrcReceive, opcode));
+        let plain = matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate);
+        assert_eq!(check(QpType::Ud, opcode), plain, "{opcode:?}");
+        assert_eq!(check(QpType::Uc, opcode), plain || opcode.is_write() || opcode.is_local(), "{opcode:?}");
+    }
+    // Eight bytes ride in the slot itself, whatever was granted for inline data; no more and no fewer.
+    let payload = [0; 9];
+    for (bytes, opcode, fits) in [
+        (8, SendOpcode::AtomicWrite, true),
+        (7, SendOpcode::AtomicWrite, false),
+        (9, SendOpcode::AtomicWrite, false),
+        (4, SendOpcode::SendWithInvalidate, true),
+        (8, SendOpcode::SendWithInvalidate, false),
+        (0, SendOpcode::Flush, false),
+        (0, SendOpcode::BindWindow, false),
+    ] {
+        let (inline, flags) = (Some(&payload[..bytes]), SendFlags(SendFlags::INLINE));
+        let request = SendDescriptor { opcode, inline, flags, ..send(0) };
+        assert_eq!(check_send(QpType::Rc, &capabilities, &request).is_ok(), fits, "{opcode:?} {bytes}");
+    }
 }

@@ -105,7 +105,10 @@ pub unsafe extern "C" fn ibv_get_cq_event(
                 *cq = ready;
                 *cq_context = (*ready).cq_context;
             }
-        })
+        })?;
+        // SAFETY: the event is not acknowledged yet, so the CQ can't be destroyed.
+        unsafe { Cq::from_c(*cq) }.client.note_event();
+        Ok(())
     })
 }
 

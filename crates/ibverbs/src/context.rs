@@ -1,18 +1,19 @@
 //! Contexts: opening the device, the tables of operations that inline functions of the header reach into, queries.
-use crate::boundary::{Outcome, code, pointer};
-use crate::device::{Device, hold, release};
-use crate::{cq, cq_ex, post, qp, srq};
+use crate::advise::{OnDemandRegions, advise_mr};
+use crate::boundary::{Outcome, code, pointer, set_errno};
+use crate::device::{Device, current_device, hold, release};
+use crate::{cq, cq_ex, device_memory, memory, pd, post, qp, srq, window, xrc};
 use freeflow_abi::{
     IBV_VALUES_MASK_RAW_CLOCK, PORT_ATTR_COMPAT_BYTES, VERBS_ABI_IS_EXTENDED, copy_prefix, device_attributes_ex_to_c,
-    device_attributes_to_c, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_modify_cq_attr, ibv_mw,
-    ibv_mw_bind, ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device_ex_input, ibv_values_ex, port_attributes_to_c,
-    verbs_context,
+    device_attributes_to_c, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr,
+    ibv_query_device_ex_input, ibv_values_ex, port_attributes_to_c, verbs_context,
 };
 use freeflow_client as client;
 use freeflow_verbs::VerbsError;
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 use std::mem::offset_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 /// A context as C sees it (through a pointer to its last part), and what is behind it.
@@ -20,20 +21,32 @@ use std::ptr;
 pub(crate) struct Context {
     c: UnsafeCell<verbs_context>,
     client: client::Context,
+    on_demand: OnDemandRegions,
+    /// Imported: the descriptor that it was imported by, which is its own since.
+    imported_by: Option<OwnedFd>,
     /// Holds a reference.
     device: *mut ibv_device,
 }
 
 impl Context {
     /// # Safety
-    /// `context` came from [`ibv_open_device`] and is not closed.
+    /// `context` came from [`hand_out`] and is not closed.
     pub unsafe fn from_c<'a>(context: *mut ibv_context) -> &'a Self {
         // SAFETY: every context handed out is the `context` of a `Context`'s `verbs_context`, which is its first field.
         unsafe { &*context.byte_sub(offset_of!(verbs_context, context)).cast::<Self>() }
     }
 
+    /// A name for it, as long as it is open.
+    pub fn number(&self) -> usize {
+        ptr::from_ref(self).addr()
+    }
+
     pub fn client(&self) -> &client::Context {
         &self.client
+    }
+
+    pub fn on_demand(&self) -> &OnDemandRegions {
+        &self.on_demand
     }
 
     fn as_c(&self) -> *mut ibv_context {
@@ -59,33 +72,71 @@ pub(crate) unsafe fn session<'a>(context: *mut ibv_context) -> &'a client::Sessi
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     pointer(|| {
         // SAFETY: the caller's.
-        let session = unsafe { Device::from_c(device) }.session();
-        let client = client::Context::open(session)?;
-        // SAFETY: integers, pointers and optional functions only; all zeroes are valid.
-        let mut c: verbs_context = unsafe { std::mem::zeroed() };
-        fill_extended(&mut c);
-        fill_operations(&mut c.context);
-        c.context.device = device;
-        c.context.cmd_fd = session.descriptor();
-        c.context.async_fd = client.descriptor();
-        c.context.num_comp_vectors = session.device().completion_vector_count as c_int;
-        let context = Box::new(Context { c: UnsafeCell::new(c), client, device });
-        // SAFETY: in its final place, and not shared yet; the list or a context refers to the device.
-        unsafe {
-            libc::pthread_mutex_init(&raw mut (*context.as_c()).mutex, ptr::null());
-            hold(device);
-        }
-        // The pointer handed out must reach the whole `Context`: it is derived from the box, not from a reference.
-        let whole = Box::into_raw(context);
-        // SAFETY: within the allocation.
-        Ok(unsafe { whole.byte_add(offset_of!(verbs_context, context)).cast() })
+        let client = client::Context::open(unsafe { Device::from_c(device) }.session())?;
+        // SAFETY: the caller's; the reference is the context's from here on.
+        unsafe { hold(device) };
+        Ok(hand_out(device, client, None))
     })
 }
 
+/// `ibv_import_device(3)`: the context that a process of this vNIC has, by its `cmd_fd`. The descriptor is closed with
+/// the context. EINVAL if it is no such descriptor, ENOENT if that context is closed.
+///
+/// # Safety
+/// Nothing else closes the descriptor if this succeeds.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
+    let mut refused = 0;
+    let context = pointer(|| {
+        let mut pass = [0; client::PASS_BYTES];
+        // SAFETY: the buffer is ours to write.
+        let read = unsafe { libc::pread(cmd_fd, pass.as_mut_ptr().cast(), pass.len(), 0) };
+        if read != pass.len() as isize {
+            return Err(VerbsError::InvalidArgument);
+        }
+        let device = current_device().map_err(|errno| {
+            refused = errno;
+            VerbsError::DeviceFatal
+        })?;
+        // SAFETY: the reference is ours.
+        let imported =
+            client::Context::import(unsafe { Device::from_c(device) }.session(), pass).inspect_err(|_| {
+                // SAFETY: nobody got it.
+                unsafe { release(device) };
+            })?;
+        // SAFETY: the caller gives it away.
+        Ok(hand_out(device, imported, Some(unsafe { OwnedFd::from_raw_fd(cmd_fd) })))
+    });
+    if refused != 0 {
+        set_errno(refused);
+    }
+    context
+}
+
+/// A context for C. The reference to the device becomes its own.
+fn hand_out(device: *mut ibv_device, client: client::Context, imported_by: Option<OwnedFd>) -> *mut ibv_context {
+    // SAFETY: integers, pointers and optional functions only; all zeroes are valid.
+    let mut c: verbs_context = unsafe { std::mem::zeroed() };
+    fill_extended(&mut c);
+    fill_operations(&mut c.context);
+    c.context.device = device;
+    c.context.cmd_fd = imported_by.as_ref().map_or_else(|| client.pass_descriptor(), AsRawFd::as_raw_fd);
+    c.context.async_fd = client.descriptor();
+    c.context.num_comp_vectors = client.session().device().completion_vector_count as c_int;
+    let on_demand = OnDemandRegions::default();
+    let context = Box::new(Context { c: UnsafeCell::new(c), client, on_demand, imported_by, device });
+    // SAFETY: in its final place, and not shared yet.
+    unsafe { libc::pthread_mutex_init(&raw mut (*context.as_c()).mutex, ptr::null()) };
+    // The pointer handed out must reach the whole `Context`: it is derived from the box, not from a reference.
+    let whole = Box::into_raw(context);
+    // SAFETY: within the allocation.
+    unsafe { whole.byte_add(offset_of!(verbs_context, context)).cast() }
+}
+
 fn fill_operations(context: &mut ibv_context) {
-    context.ops.alloc_mw = Some(alloc_mw);
-    context.ops.bind_mw = Some(bind_mw);
-    context.ops.dealloc_mw = Some(dealloc_mw);
+    context.ops.alloc_mw = Some(window::alloc_mw);
+    context.ops.bind_mw = Some(window::bind_mw);
+    context.ops.dealloc_mw = Some(window::dealloc_mw);
     context.ops.poll_cq = Some(cq::poll_cq);
     context.ops.req_notify_cq = Some(cq::req_notify_cq);
     context.ops.post_srq_recv = Some(post::post_srq_recv);
@@ -103,7 +154,20 @@ fn fill_extended(c: &mut verbs_context) {
     c.create_cq_ex = Some(cq_ex::create_cq_ex);
     c.create_qp_ex = Some(qp::create_qp_ex);
     c.create_srq_ex = Some(srq::create_srq_ex);
-    c.modify_cq = Some(modify_cq);
+    c.get_srq_num = Some(srq::get_srq_num);
+    c.modify_cq = Some(cq::modify_cq);
+    c.open_qp = Some(xrc::open_qp);
+    c.open_xrcd = Some(xrc::open_xrcd);
+    c.close_xrcd = Some(xrc::close_xrcd);
+    c.reg_mr_ex = Some(memory::ibv_reg_mr_ex);
+    c.advise_mr = Some(advise_mr);
+    c.alloc_null_mr = Some(memory::alloc_null_mr);
+    c.alloc_dm = Some(device_memory::alloc_dm);
+    c.free_dm = Some(device_memory::free_dm);
+    c.reg_dm_mr = Some(device_memory::reg_dm_mr);
+    c.alloc_td = Some(pd::alloc_td);
+    c.dealloc_td = Some(pd::dealloc_td);
+    c.alloc_parent_domain = Some(pd::alloc_parent_domain);
 }
 
 /// `ibv_close_device(3)`.
@@ -116,8 +180,9 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
         // SAFETY: the caller's.
         let whole = unsafe { Context::from_c(context) };
         whole.client.close()?;
+        crate::remap::withdraw_all(whole.client.session(), whole.number());
         let device = whole.device;
-        // SAFETY: made by `Box::into_raw` in `ibv_open_device`; the reference was its.
+        // SAFETY: made by `Box::into_raw` in `hand_out`; the reference was its.
         unsafe {
             libc::pthread_mutex_destroy(&raw mut (*context).mutex);
             drop(Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()));
@@ -127,8 +192,9 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     })
 }
 
+/// Queries answer from what the router said at first, in a child of `fork` too.
 fn live(session: &client::Session) -> Outcome<()> {
-    if session.is_dead() { Err(VerbsError::DeviceFatal) } else { Ok(()) }
+    if session.is_router_gone() { Err(VerbsError::DeviceFatal) } else { Ok(()) }
 }
 
 /// `ibv_query_device(3)`.
@@ -213,22 +279,6 @@ unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, values: *mut ib
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut values.raw_clock) };
         Ok(())
     })
-}
-
-unsafe extern "C" fn alloc_mw(_pd: *mut ibv_pd, _type: c_uint) -> *mut ibv_mw {
-    pointer(|| Err(VerbsError::NotSupported))
-}
-
-unsafe extern "C" fn bind_mw(_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut ibv_mw_bind) -> c_int {
-    code(|| Err(VerbsError::NotSupported))
-}
-
-unsafe extern "C" fn dealloc_mw(_mw: *mut ibv_mw) -> c_int {
-    code(|| Err(VerbsError::NotSupported))
-}
-
-unsafe extern "C" fn modify_cq(_cq: *mut freeflow_abi::ibv_cq, _attr: *mut ibv_modify_cq_attr) -> c_int {
-    code(|| Err(VerbsError::NotSupported))
 }
 
 const _: () = assert!(size_of::<verbs_context>() == 696 && offset_of!(verbs_context, context) == 368);

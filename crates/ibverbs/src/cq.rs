@@ -3,7 +3,9 @@ use crate::boundary::{Outcome, code, guarded, pointer};
 use crate::channel::{self, CompChannel};
 use crate::context::Context;
 use crate::sync::{Acknowledged, CallLock};
-use freeflow_abi::{completion_to_c, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
+use freeflow_abi::{
+    IBV_CQ_ATTR_MODERATE, completion_to_c, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_modify_cq_attr, ibv_wc,
+};
 use freeflow_client::CompletionQueue;
 use freeflow_verbs::{CQE_COUNT_MAX, Completion, VerbsError};
 use std::cell::UnsafeCell;
@@ -149,6 +151,22 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
         // SAFETY: the caller's.
         unsafe { (*cq).cqe = capacity as c_int };
         Ok(())
+    })
+}
+
+/// `ibv_modify_cq(3)`: moderation, the only thing that can change.
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    code(|| {
+        // SAFETY: the caller's.
+        let attr = unsafe { &*attr };
+        if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 {
+            return Err(VerbsError::InvalidArgument);
+        }
+        if attr.attr_mask == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's.
+        unsafe { Cq::from_c(cq) }.client.moderate(attr.moderate.cq_count, attr.moderate.cq_period)
     })
 }
 

@@ -1,18 +1,24 @@
 //! The extended CQ: creation, and the functions that `ibv_start_poll`, `ibv_wc_read_*` and the like call.
 use crate::boundary::{Outcome, code, pointer, set_errno};
 use crate::cq::{Cq, Wanted, create};
+use crate::pd::is_parent_domain;
 use freeflow_abi::{
     IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
     IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
-    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_STANDARD_FLAGS, completion_to_c, ibv_context, ibv_cq_ex,
-    ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc, ibv_wc_tm_info,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_FLOW_TAG,
+    IBV_WC_STANDARD_FLAGS, completion_to_c, ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc,
+    ibv_wc_tm_info,
 };
 use freeflow_verbs::VerbsError;
 use std::ffi::{c_int, c_uint};
 
-/// Fields of a completion that a program may ask for.
-const WC_FLAGS: u64 =
-    IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+/// Fields of a completion that a program may ask for. No message has a VLAN or a flow tag: these two are always 0. Those of
+/// tag matching there are not.
+const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+    | IBV_WC_EX_WITH_CVLAN
+    | IBV_WC_EX_WITH_FLOW_TAG
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
@@ -23,6 +29,13 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         let attr = unsafe { &*attr };
         let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
         check(attr.wc_flags, attr.comp_mask, flags)?;
+        if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+            // SAFETY: the caller's. A parent domain's thread domain changes nothing, see `pd`.
+            let is_one = !attr.parent_domain.is_null() && unsafe { is_parent_domain(attr.parent_domain) };
+            if !is_one {
+                return Err(VerbsError::InvalidArgument);
+            }
+        }
         let wanted = Wanted {
             cqe: attr.cqe,
             cq_context: attr.cq_context,
@@ -41,10 +54,7 @@ fn check(wc_flags: u64, comp_mask: u32, flags: u32) -> Outcome<()> {
     if comp_mask & !MASKS != 0 || flags & !FLAGS != 0 {
         return Err(VerbsError::InvalidArgument);
     }
-    if wc_flags & !WC_FLAGS != 0
-        || comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0
-        || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0
-    {
+    if wc_flags & !WC_FLAGS != 0 || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0 {
         return Err(VerbsError::NotSupported);
     }
     Ok(())
@@ -231,8 +241,9 @@ mod tests {
         assert_eq!(check(IBV_WC_STANDARD_FLAGS, 0, 0), Ok(()));
         assert_eq!(check(0, 1, IBV_CREATE_CQ_ATTR_SINGLE_THREADED), Ok(()));
         assert_eq!(check(0, 1, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN), Err(VerbsError::NotSupported));
-        assert_eq!(check(freeflow_abi::IBV_WC_EX_WITH_CVLAN, 0, 0), Err(VerbsError::NotSupported));
-        assert_eq!(check(0, 2, 0), Err(VerbsError::NotSupported));
+        assert_eq!(check(IBV_WC_EX_WITH_CVLAN | IBV_WC_EX_WITH_FLOW_TAG, 0, 0), Ok(()));
+        assert_eq!(check(freeflow_abi::IBV_WC_EX_WITH_TM_INFO, 0, 0), Err(VerbsError::NotSupported));
+        assert_eq!(check(0, 2, 0), Ok(()));
         assert_eq!(check(0, 4, 0), Err(VerbsError::InvalidArgument));
         assert_eq!(check(0, 1, 4), Err(VerbsError::InvalidArgument));
     }

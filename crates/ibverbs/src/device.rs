@@ -104,7 +104,7 @@ pub(crate) fn session_or_complain() -> Result<Arc<Session>, c_int> {
 }
 
 /// The current device, with a reference for the caller.
-fn current_device() -> Result<*mut ibv_device, c_int> {
+pub(crate) fn current_device() -> Result<*mut ibv_device, c_int> {
     let session = session_or_complain()?;
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(Reference(device)) = &*current {
@@ -247,16 +247,22 @@ mod gid_table {
     use freeflow_client::Session;
     use freeflow_verbs::Gid;
 
-    /// A netdev with the vNIC's address is not known to exist: 0, as rdma-core says for none.
-    const NO_NETDEV: u32 = 0;
+    /// Index of the network interface with a GID's address, which sysfs names; 0 for none, as in rdma-core.
+    fn interface_of(session: &Session, index: usize) -> u32 {
+        let port = format!("/sys/class/infiniband/{}/ports/1", session.device().name);
+        let Ok(name) = std::fs::read_to_string(format!("{port}/gid_attrs/ndevs/{index}")) else { return 0 };
+        let Ok(name) = std::ffi::CString::new(name.trim_end()) else { return 0 };
+        // SAFETY: a C string.
+        unsafe { libc::if_nametoindex(name.as_ptr()) }
+    }
 
-    fn entry(index: usize, gid: Gid) -> ibv_gid_entry {
+    fn entry(session: &Session, index: usize, gid: Gid) -> ibv_gid_entry {
         ibv_gid_entry {
             gid: gid_to_c(gid),
             gid_index: index as u32,
             port_num: 1,
             gid_type: IBV_GID_TYPE_ROCE_V2,
-            ndev_ifindex: NO_NETDEV,
+            ndev_ifindex: interface_of(session, index),
         }
     }
 
@@ -289,7 +295,7 @@ mod gid_table {
                 return Ok(());
             };
             // SAFETY: the caller's.
-            unsafe { copy_prefix(&entry(index as usize, gid), to, entry_size) };
+            unsafe { copy_prefix(&entry(session, index as usize, gid), to, entry_size) };
             Ok(())
         });
         if empty {
@@ -322,7 +328,7 @@ mod gid_table {
                 // SAFETY: the caller's; `count` stays below `max_entries`.
                 unsafe {
                     let to = entries.byte_add(count * entry_size);
-                    copy_prefix(&entry(index, gid), to, entry_size);
+                    copy_prefix(&entry(session, index, gid), to, entry_size);
                 }
                 count += 1;
             }

@@ -1,6 +1,7 @@
 //! `fork`: the parent goes on as before; the child's use of its parent's objects fails with EIO, and it may open the
 //! device anew. Nothing needs to be asked for beforehand, because the router reaches memory through the parent's page
 //! table and copy-on-write can't lead it astray.
+use crate::remap::{after_fork_in_child, after_fork_in_parent, before_fork};
 use freeflow_abi::IBV_FORK_UNNEEDED;
 use freeflow_client::fork::{control_descriptor, note_child};
 use std::ffi::{c_int, c_uint};
@@ -9,6 +10,7 @@ use std::sync::Once;
 /// Runs in the child. Only async-signal-safe calls.
 extern "C" fn in_child() {
     note_child();
+    after_fork_in_child();
     let control = control_descriptor();
     if control < 0 {
         return;
@@ -29,7 +31,7 @@ pub(crate) fn watch() {
     static WATCHING: Once = Once::new();
     WATCHING.call_once(|| {
         // SAFETY: the handler lives as long as the library, which is never unloaded (-z nodelete).
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(in_child)) };
     });
 }
 

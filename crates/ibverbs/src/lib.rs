@@ -7,6 +7,7 @@
 //! Invariant: no panic crosses the boundary (`boundary`), and no verb succeeds that was not done.
 #![allow(clippy::missing_safety_doc, reason = "C's contract: the manual page of the function")]
 
+mod advise;
 mod ah;
 mod answers;
 mod boundary;
@@ -16,16 +17,22 @@ mod context;
 mod cq;
 mod cq_ex;
 mod device;
+mod device_memory;
 mod events;
 mod fork;
 mod malloc;
 mod memory;
+mod pages;
+mod pd;
 mod post;
 mod private;
 mod qp;
 mod qp_ex;
+mod remap;
 mod srq;
 mod strings;
 mod sync;
 mod sysfs;
 mod unsupported;
+mod window;
+mod xrc;

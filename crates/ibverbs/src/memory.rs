@@ -1,57 +1,192 @@
-//! Protection domains and memory regions.
-use crate::boundary::{Outcome, code, pointer};
+//! Memory regions.
+//!
+//! Every region is made by [`register`] and given up by [`deregister`], whatever it lies over; [`ibv_rereg_mr`] changes
+//! one in place.
+use crate::boundary::{Outcome, code, guarded, pointer, set_errno};
 use crate::context::{Context, session};
-use freeflow_abi::{ibv_context, ibv_mr, ibv_pd};
-use freeflow_client::check_mapped;
-use freeflow_verbs::{Access, VerbsError};
+use crate::pages::check_pages;
+use crate::remap;
+use freeflow_abi::{
+    IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_BUF, IBV_REG_MR_MASK_DMAH, IBV_REG_MR_MASK_FD, IBV_REG_MR_MASK_FD_OFFSET,
+    IBV_REG_MR_MASK_IOVA, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
+    IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_INPUT, errno_of, ibv_mr, ibv_mr_init_attr, ibv_pd,
+};
+use freeflow_client::MemoryRegion;
+use freeflow_verbs::{Access, RegionChange, Translation, VerbsError};
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
-/// `ibv_alloc_pd(3)`.
-///
-/// # Safety
-/// `context` is open.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    pointer(|| {
-        // SAFETY: the caller's.
-        let owner = unsafe { Context::from_c(context) }.client();
-        let handle = owner.session().alloc_pd(owner.handle())?;
-        Ok(Box::into_raw(Box::new(ibv_pd { context, handle })))
-    })
+/// What a region lies over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Memory of the process that is mapped when it is registered.
+    Ordinary,
+    /// Addresses of the process, whatever is mapped there when they are used (`IBV_ACCESS_ON_DEMAND`).
+    OnDemand,
+    /// Nothing (`ibv_alloc_null_mr`).
+    Null,
+    /// Device memory.
+    Device,
+    /// Memory of another process.
+    Imported,
 }
 
-/// `ibv_dealloc_pd(3)`: EBUSY while something uses it.
-///
-/// # Safety
-/// `pd` is allocated, and is not used any more.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    code(|| {
-        // SAFETY: the caller's; made by `Box::into_raw` above.
-        unsafe {
-            session((*pd).context).dealloc_pd((*pd).handle)?;
-            drop(Box::from_raw(pd));
+/// Where a region lies, and its rights. Lengths in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub address: u64,
+    pub length: u64,
+    /// Its first address as requests name it.
+    pub iova: u64,
+    pub access: Access,
+}
+
+impl Extent {
+    /// A region of the whole address space (implicit on-demand paging).
+    fn is_implicit(&self) -> bool {
+        self.address == 0 && self.length == usize::MAX as u64 && self.access.contains(Access::ON_DEMAND)
+    }
+
+    /// Ordinary memory of this process, or such that is paged on demand: it may be put into segments, or stays where it
+    /// is because a region touches it. Called before the router knows of the region.
+    fn place(&self, kind: Kind, owner: &Context) {
+        if self.is_placeable(kind) {
+            let movable = kind == Kind::Ordinary;
+            remap::place(owner.client().session(), owner.number(), self.address, self.length, movable);
         }
-        Ok(())
-    })
+    }
+
+    /// Undoes [`Self::place`], after the router has forgotten the region.
+    fn withdraw(&self, kind: Kind, owner: &Context) {
+        if self.is_placeable(kind) {
+            remap::withdraw(owner.client().session(), owner.number(), self.address, self.length);
+        }
+    }
+
+    /// An implicit region touches everything, and would keep all else where it is.
+    fn is_placeable(&self, kind: Kind) -> bool {
+        matches!(kind, Kind::Ordinary | Kind::OnDemand) && !self.is_implicit()
+    }
+
+    fn kind(&self) -> Kind {
+        if self.access.contains(Access::ON_DEMAND) { Kind::OnDemand } else { Kind::Ordinary }
+    }
+
+    /// # Errors
+    /// InvalidArgument: it wraps around, or an implicit region has an iova. BadAddress: not all of it is mapped with its
+    /// rights, which only a region that is paged on demand may be.
+    fn check(&self) -> Outcome<()> {
+        if self.is_implicit() {
+            return if self.iova == 0 { Ok(()) } else { Err(VerbsError::InvalidArgument) };
+        }
+        if self.address.checked_add(self.length).is_none() || self.iova.checked_add(self.length).is_none() {
+            return Err(VerbsError::InvalidArgument);
+        }
+        if self.length == 0 || self.kind() == Kind::OnDemand {
+            return Ok(());
+        }
+        check_pages(self.address, self.length, self.access.contains(Access::LOCAL_WRITE))
+    }
 }
 
-/// Access rights that a registration may ask for. The rest are refused, but for the optional ones, which are ignored,
-/// and HUGETLB, which only says how the memory is mapped.
+/// A region as C sees it, and what is behind it.
+#[repr(C)]
+pub(crate) struct Mr {
+    c: UnsafeCell<ibv_mr>,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy)]
+struct State {
+    kind: Kind,
+    extent: Extent,
+}
+
+impl Mr {
+    /// # Safety
+    /// `mr` came from this library and is not deregistered.
+    unsafe fn from_c<'a>(mr: *mut ibv_mr) -> &'a Self {
+        // SAFETY: every region handed out is the beginning of an `Mr`.
+        unsafe { &*mr.cast::<Self>() }
+    }
+}
+
+/// # Safety
+/// `pd` is allocated.
+unsafe fn hand_out(
+    pd: *mut ibv_pd,
+    kind: Kind,
+    extent: Extent,
+    addr: *mut c_void,
+    region: &MemoryRegion,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's.
+    let context = unsafe { (*pd).context };
+    let length = extent.length as usize;
+    let c = ibv_mr { context, pd, addr, length, handle: region.handle, lkey: region.lkey, rkey: region.rkey };
+    let mr = Mr { c: UnsafeCell::new(c), state: Mutex::new(State { kind, extent }) };
+    Box::into_raw(Box::new(mr)).cast()
+}
+
+/// Registers memory of this process: what every way of registration comes to. `addr` is what the program shall see.
+///
+/// # Safety
+/// `pd` is allocated.
+pub(crate) unsafe fn register(pd: *mut ibv_pd, kind: Kind, extent: Extent, addr: *mut c_void) -> Outcome<*mut ibv_mr> {
+    // SAFETY: the caller's; a PD's context is open.
+    unsafe {
+        let (owner, pd_handle) = (Context::from_c((*pd).context), (*pd).handle);
+        let Extent { address, length, iova, access } = extent;
+        extent.place(kind, owner);
+        let region = owner
+            .client()
+            .session()
+            .register(pd_handle, address, length, iova, access)
+            .inspect_err(|_| extent.withdraw(kind, owner))?;
+        if kind == Kind::OnDemand {
+            owner.on_demand().insert(region.lkey, pd_handle, extent);
+        }
+        Ok(hand_out(pd, kind, extent, addr, &region))
+    }
+}
+
+/// Gives a region up, of whatever kind. On return nothing of its memory is read or written any more.
+///
+/// # Errors
+/// Busy: windows are bound to it.
+///
+/// # Safety
+/// `mr` is registered, and is not used any more if this succeeds.
+unsafe fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
+    // SAFETY: the caller's; a region's context is open; made by `Box::into_raw` in `hand_out`.
+    unsafe {
+        let owner = Context::from_c((*mr).context);
+        owner.client().session().deregister((*mr).handle)?;
+        owner.on_demand().remove((*mr).lkey);
+        let State { kind, extent } = *Mr::from_c(mr).state.lock().unwrap_or_else(PoisonError::into_inner);
+        extent.withdraw(kind, owner);
+        drop(Box::from_raw(mr.cast::<Mr>()));
+    }
+    Ok(())
+}
+
+/// Access rights that a registration may ask for. Besides them the optional ones and HUGETLB, which only says how the
+/// memory is mapped, are ignored.
 const SUPPORTED: u32 = Access::LOCAL_WRITE.0
     | Access::REMOTE_WRITE.0
     | Access::REMOTE_READ.0
     | Access::REMOTE_ATOMIC.0
-    | Access::HUGETLB.0;
-const KNOWN: u32 = SUPPORTED
     | Access::MW_BIND.0
     | Access::ZERO_BASED.0
     | Access::ON_DEMAND.0
-    | Access::FLUSH_GLOBAL.0
-    | Access::FLUSH_PERSISTENT.0;
+    | Access::HUGETLB.0
+    | Access::FLUSH_GLOBAL.0;
+/// Nothing here outlives a power failure.
+const KNOWN: u32 = SUPPORTED | Access::FLUSH_PERSISTENT.0;
 
-fn access_from_c(access: c_uint) -> Outcome<Access> {
+pub(crate) fn access_from_c(access: c_uint) -> Outcome<Access> {
     let access = Access(access).required();
     if access.0 & !KNOWN != 0 {
         return Err(VerbsError::InvalidArgument);
@@ -68,25 +203,26 @@ fn access_from_c(access: c_uint) -> Outcome<Access> {
     Ok(Access(access.0 & !Access::HUGETLB.0))
 }
 
+/// Where a region begins as requests name it: ZERO_BASED counts from its beginning.
+fn first_address(iova: u64, access: Access) -> u64 {
+    if access.contains(Access::ZERO_BASED) { 0 } else { iova }
+}
+
 /// # Safety
 /// `pd` is allocated.
-unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint) -> *mut ibv_mr {
-    pointer(|| {
-        let access = access_from_c(access)?;
-        let start = addr.addr() as u64;
-        if start.checked_add(length as u64).is_none() || iova.checked_add(length as u64).is_none() {
-            return Err(VerbsError::InvalidArgument);
-        }
-        if length > 0 {
-            check_pages(start, length as u64, access.contains(Access::LOCAL_WRITE))?;
-        }
-        // SAFETY: the caller's.
-        let (context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
-        // SAFETY: a PD's context is open.
-        let region = unsafe { session(context) }.register(pd_handle, start, length as u64, iova, access)?;
-        let mr = ibv_mr { context, pd, addr, length, handle: region.handle, lkey: region.lkey, rkey: region.rkey };
-        Ok(Box::into_raw(Box::new(mr)))
-    })
+unsafe fn register_mapped(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> Outcome<*mut ibv_mr> {
+    let access = access_from_c(access)?;
+    let extent =
+        Extent { address: addr.addr() as u64, length: length as u64, iova: first_address(iova, access), access };
+    extent.check()?;
+    // SAFETY: the caller's.
+    unsafe { register(pd, extent.kind(), extent, addr) }
 }
 
 /// `ibv_reg_mr(3)`.
@@ -96,7 +232,7 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
     // SAFETY: the caller's.
-    unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
+    pointer(|| unsafe { register_mapped(pd, addr, length, addr.addr() as u64, access as c_uint) })
 }
 
 /// `ibv_reg_mr_iova(3)`.
@@ -112,7 +248,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's.
-    unsafe { register(pd, addr, length, iova, access as c_uint) }
+    pointer(|| unsafe { register_mapped(pd, addr, length, iova, access as c_uint) })
 }
 
 /// What the header's `ibv_reg_mr` calls with optional access bits.
@@ -128,88 +264,208 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's.
-    unsafe { register(pd, addr, length, iova, access) }
+    pointer(|| unsafe { register_mapped(pd, addr, length, iova, access) })
 }
 
-/// `ibv_dereg_mr(3)`. On return nothing of the memory is read or written any more.
+/// `ibv_reg_mr_ex(3)`: memory by its address. There are no dma-bufs, TPH handles and `ibv_alloc_buf` buffers here.
+///
+/// # Safety
+/// `pd` is allocated; of `init` only what `comp_mask` names must be there besides its first three fields.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, init: *mut ibv_mr_init_attr) -> *mut ibv_mr {
+    const BY_FILE: u64 = IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET;
+    const MASKS: u64 =
+        IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | BY_FILE | IBV_REG_MR_MASK_DMAH | IBV_REG_MR_MASK_BUF;
+    pointer(|| {
+        // SAFETY: the caller's.
+        unsafe {
+            let mask = (*init).comp_mask;
+            if (mask & IBV_REG_MR_MASK_ADDR == 0) == (mask & BY_FILE == 0) {
+                return Err(VerbsError::InvalidArgument);
+            }
+            if mask & !MASKS != 0 || mask & (BY_FILE | IBV_REG_MR_MASK_DMAH | IBV_REG_MR_MASK_BUF) != 0 {
+                return Err(VerbsError::NotSupported);
+            }
+            let addr = (*init).addr;
+            let iova = if mask & IBV_REG_MR_MASK_IOVA != 0 { (*init).iova } else { addr.addr() as u64 };
+            register_mapped(pd, addr, (*init).length, iova, (*init).access as c_uint)
+        }
+    })
+}
+
+/// `ibv_alloc_null_mr(3)`: only its lkey is of use.
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    pointer(|| {
+        // SAFETY: the caller's; a PD's context is open.
+        unsafe {
+            let region = session((*pd).context).alloc_null_region((*pd).handle)?;
+            let extent = Extent { address: 0, length: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
+            Ok(hand_out(pd, Kind::Null, extent, ptr::null_mut(), &MemoryRegion { rkey: 0, ..region }))
+        }
+    })
+}
+
+/// `ibv_import_mr(3)`: ENOENT if the PD's process has no such region. Its address is NULL here.
+///
+/// # Safety
+/// `pd` is imported.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    pointer(|| {
+        // SAFETY: the caller's; a PD's context is open.
+        unsafe {
+            let (region, length) = session((*pd).context).import_region((*pd).handle, handle)?;
+            let extent = Extent { address: 0, length, iova: 0, access: Access::default() };
+            Ok(hand_out(pd, Kind::Imported, extent, ptr::null_mut(), &region))
+        }
+    })
+}
+
+/// `ibv_unimport_mr(3)`. The region lives on in its own process.
+///
+/// # Safety
+/// `mr` is imported, and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: the caller's.
+    let _ = guarded(|| unsafe { deregister(mr) });
+}
+
+/// `ibv_dereg_mr(3)`: EBUSY while windows are bound to it. What was imported is only given up.
 ///
 /// # Safety
 /// `mr` is registered, and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    code(|| {
-        // SAFETY: the caller's; made by `Box::into_raw` above.
-        unsafe {
-            session((*mr).context).deregister((*mr).handle)?;
-            drop(Box::from_raw(mr));
+    // SAFETY: the caller's.
+    code(|| unsafe { deregister(mr) })
+}
+
+/// What `ibv_rereg_mr` was asked for.
+struct Wanted {
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_uint,
+}
+
+impl Wanted {
+    fn has(&self, flag: c_int) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// What is wrong before anything was tried.
+    fn check(&self, kind: Kind) -> Outcome<()> {
+        const FLAGS: c_int = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
+        let is_wrong = !matches!(kind, Kind::Ordinary | Kind::OnDemand)
+            || self.flags & !FLAGS != 0
+            || (self.has(IBV_REREG_MR_CHANGE_TRANSLATION) && (self.length == 0 || self.addr.is_null()))
+            || (self.has(IBV_REREG_MR_CHANGE_PD) && self.pd.is_null())
+            || (self.access != 0 && !self.has(IBV_REREG_MR_CHANGE_ACCESS));
+        if is_wrong { Err(VerbsError::InvalidArgument) } else { Ok(()) }
+    }
+
+    /// The region as it shall be.
+    fn applied_to(&self, before: &Extent) -> Outcome<Extent> {
+        let mut after = *before;
+        if self.has(IBV_REREG_MR_CHANGE_ACCESS) {
+            after.access = access_from_c(self.access)?;
         }
+        if self.has(IBV_REREG_MR_CHANGE_TRANSLATION) {
+            after.address = self.addr.addr() as u64;
+            after.length = self.length as u64;
+            after.iova = first_address(after.address, after.access);
+        }
+        Ok(after)
+    }
+}
+
+/// `ibv_rereg_mr(3)`: 0; or `IBV_REREG_MR_ERR_INPUT`, and the region is as it was; or `IBV_REREG_MR_ERR_CMD`, and the
+/// region should be used no more; with errno.
+///
+/// # Safety
+/// `mr` is registered; `pd` is allocated if it shall change.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let wanted = Wanted { flags, pd, addr, length, access: access as c_uint };
+    let mut failure = IBV_REREG_MR_ERR_INPUT;
+    let outcome = guarded(|| {
+        // SAFETY: the caller's.
+        let mut state = unsafe { Mr::from_c(mr) }.state.lock().unwrap_or_else(PoisonError::into_inner);
+        wanted.check(state.kind)?;
+        failure = IBV_REREG_MR_ERR_CMD;
+        // SAFETY: the caller's.
+        state.extent = unsafe { change(mr, &wanted, &state.extent) }?;
+        state.kind = state.extent.kind();
         Ok(())
-    })
-}
-
-/// `struct procmap_query` of `linux/fs.h` (Linux 6.11): asks for one area of the process's own map.
-#[repr(C)]
-#[derive(Default)]
-struct ProcmapQuery {
-    size: u64,
-    query_flags: u64,
-    query_addr: u64,
-    vma_start: u64,
-    vma_end: u64,
-    vma_flags: u64,
-    vma_page_size: u64,
-    vma_offset: u64,
-    inode: u64,
-    dev_major: u32,
-    dev_minor: u32,
-    vma_name_size: u32,
-    build_id_size: u32,
-    vma_name_addr: u64,
-    build_id_addr: u64,
-}
-
-/// `_IOWR('f', 17, struct procmap_query)`.
-const PROCMAP_QUERY: u64 = 0xc000_6611 | ((size_of::<ProcmapQuery>() as u64) << 16);
-const VMA_READABLE: u64 = 1;
-const VMA_WRITABLE: u64 = 2;
-
-/// Checks that memory is mapped with the rights asked for, by the quick way where the kernel has it.
-fn check_pages(start: u64, length: u64, writable: bool) -> Outcome<()> {
-    static NOT_THERE: AtomicBool = AtomicBool::new(false);
-    if !NOT_THERE.load(Ordering::Relaxed) {
-        match query_pages(start, start + length, writable) {
-            Some(outcome) => return outcome,
-            None => NOT_THERE.store(true, Ordering::Relaxed),
+    });
+    match outcome {
+        Ok(()) => 0,
+        Err(error) => {
+            set_errno(errno_of(error));
+            failure
         }
     }
-    check_mapped(start, length, writable)
 }
 
-/// `None`: the kernel can't say.
-fn query_pages(start: u64, end: u64, writable: bool) -> Option<Outcome<()>> {
-    use std::os::fd::AsRawFd;
-    let maps = std::fs::File::open("/proc/self/maps").ok()?;
-    let needed = VMA_READABLE | if writable { VMA_WRITABLE } else { 0 };
-    let mut reached = start;
-    while reached < end {
-        let mut query =
-            ProcmapQuery { size: size_of::<ProcmapQuery>() as u64, query_addr: reached, ..ProcmapQuery::default() };
-        // SAFETY: the kernel reads and writes the struct, whose size it is told.
-        if unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) } != 0 {
-            return match std::io::Error::last_os_error().raw_os_error() {
-                Some(libc::ENOENT) => Some(Err(VerbsError::BadAddress)),
-                _ => None,
-            };
-        }
-        if query.vma_flags & needed != needed {
-            return Some(Err(VerbsError::BadAddress));
-        }
-        reached = query.vma_end;
+/// Changes a region and says how it lies now.
+///
+/// # Safety
+/// `mr` is registered; the PD is allocated if it shall change.
+unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, before: &Extent) -> Outcome<Extent> {
+    let moves = wanted.has(IBV_REREG_MR_CHANGE_TRANSLATION);
+    let after = wanted.applied_to(before)?;
+    let more_rights = after.access.0 & !before.access.0 & Access::LOCAL_WRITE.0 != 0;
+    if wanted.flags == 0 {
+        return Err(VerbsError::InvalidArgument);
     }
-    Some(Ok(()))
+    if moves || more_rights || after.kind() != before.kind() {
+        after.check()?;
+    }
+    let request = RegionChange {
+        translation: moves.then_some(Translation { address: after.address, length: after.length, iova: after.iova }),
+        access: wanted.has(IBV_REREG_MR_CHANGE_ACCESS).then_some(after.access),
+    };
+    // SAFETY: the caller's; a region's context is open.
+    unsafe {
+        let owner = Context::from_c((*mr).context);
+        let pd = if wanted.has(IBV_REREG_MR_CHANGE_PD) { wanted.pd } else { (*mr).pd };
+        if (*pd).context != (*mr).context {
+            return Err(VerbsError::InvalidArgument);
+        }
+        let new_pd = wanted.has(IBV_REREG_MR_CHANGE_PD).then_some((*pd).handle);
+        let changes_place = moves || after.kind() != before.kind();
+        if changes_place {
+            after.place(after.kind(), owner);
+        }
+        let region = owner.client().session().reregister((*mr).handle, new_pd, request).inspect_err(|_| {
+            if changes_place {
+                after.withdraw(after.kind(), owner);
+            }
+        })?;
+        if changes_place {
+            before.withdraw(before.kind(), owner);
+        }
+        owner.on_demand().remove((*mr).lkey);
+        if after.kind() == Kind::OnDemand {
+            owner.on_demand().insert(region.lkey, (*pd).handle, after);
+        }
+        let c = &mut *Mr::from_c(mr).c.get();
+        (c.pd, c.lkey, c.rkey) = (pd, region.lkey, region.rkey);
+        if moves {
+            (c.addr, c.length) = (wanted.addr, wanted.length);
+        }
+    }
+    Ok(after)
 }
-
-const _: () = assert!(size_of::<ProcmapQuery>() == 104);
 
 #[cfg(test)]
 mod tests {
@@ -221,21 +477,50 @@ mod tests {
         assert_eq!(access_from_c(0b1111 | 1 << 20 | 1 << 7), Ok(Access(0b1111)));
         assert_eq!(access_from_c(2), Err(VerbsError::InvalidArgument));
         assert_eq!(access_from_c(8), Err(VerbsError::InvalidArgument));
-        assert_eq!(access_from_c(1 << 6), Err(VerbsError::NotSupported));
+        assert_eq!(access_from_c(1 << 6 | 1 << 8), Ok(Access(1 << 6 | 1 << 8)));
+        assert_eq!(access_from_c(1 << 9), Err(VerbsError::NotSupported));
         assert_eq!(access_from_c(1 << 15), Err(VerbsError::InvalidArgument));
     }
 
     #[test]
-    fn both_ways_agree_on_what_is_mapped() {
-        let here = [0_u8; 64];
-        let stack = here.as_ptr().addr() as u64;
-        let code = access_from_c as *const () as u64;
-        for (start, length, writable) in [(stack, 64, true), (code, 16, false), (code, 16, true), (0, 8, false)] {
-            let expected = check_mapped(start, length, writable);
-            assert_eq!(check_pages(start, length, writable), expected, "{start:#x}");
-            if let Some(quick) = query_pages(start, start + length, writable) {
-                assert_eq!(quick, expected, "{start:#x}");
-            }
+    fn what_must_be_mapped() {
+        let extent = |address, length, access| Extent { address, length, iova: address, access: Access(access) };
+        let on_demand = Access::ON_DEMAND.0;
+        assert_eq!(extent(0, 4096, 0).check(), Err(VerbsError::BadAddress));
+        assert_eq!(extent(0, 4096, on_demand).check(), Ok(()));
+        assert_eq!(extent(0, u64::MAX, on_demand).check(), Ok(()));
+        assert_eq!(extent(0, u64::MAX, 0).check(), Err(VerbsError::BadAddress));
+        assert_eq!(extent(4096, u64::MAX, on_demand).check(), Err(VerbsError::InvalidArgument));
+        let shifted = Extent { iova: 4096, ..extent(0, u64::MAX, on_demand) };
+        assert_eq!(shifted.check(), Err(VerbsError::InvalidArgument));
+    }
+
+    #[test]
+    fn reregistration_checks_its_input_first() {
+        let wanted = |flags, addr: usize, length, access| Wanted {
+            flags,
+            pd: ptr::null_mut(),
+            addr: ptr::without_provenance_mut(addr),
+            length,
+            access,
+        };
+        let (moves, pd, access) = (1, 2, 4);
+        let wrong = Err(VerbsError::InvalidArgument);
+        assert_eq!(wanted(moves, 4096, 1, 0).check(Kind::Ordinary), Ok(()));
+        assert_eq!(wanted(moves, 4096, 1, 0).check(Kind::OnDemand), Ok(()));
+        assert_eq!(wanted(0, 0, 0, 0).check(Kind::Ordinary), Ok(()));
+        for kind in [Kind::Null, Kind::Device, Kind::Imported] {
+            assert_eq!(wanted(moves, 4096, 1, 0).check(kind), wrong);
         }
+        for (flags, addr, length, rights) in
+            [(moves, 0, 1, 0), (moves, 4096, 0, 0), (pd, 0, 0, 0), (8, 0, 0, 0), (moves, 4096, 1, 1)]
+        {
+            assert_eq!(wanted(flags, addr, length, rights).check(Kind::Ordinary), wrong, "{flags}");
+        }
+        let before = Extent { address: 4096, length: 10, iova: 7, access: Access(1) };
+        let after = wanted(access, 0, 0, 3).applied_to(&before).unwrap();
+        assert_eq!(after, Extent { access: Access(3), ..before });
+        let after = wanted(moves | access, 8192, 5, 0b10_0000).applied_to(&before).unwrap();
+        assert_eq!(after, Extent { address: 8192, length: 5, iova: 0, access: Access(0b10_0000) });
     }
 }

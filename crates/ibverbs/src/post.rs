@@ -5,11 +5,11 @@ use crate::boundary::{Outcome, guarded, set_errno};
 use crate::qp::Qp;
 use crate::srq::Srq;
 use freeflow_abi::{
-    IBV_SEND_INLINE, IBV_WR_ATOMIC_WRITE, IBV_WR_BIND_MW, IBV_WR_DRIVER1, IBV_WR_FLUSH, IBV_WR_LOCAL_INV,
-    IBV_WR_SEND_WITH_INV, IBV_WR_TSO, errno_of, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq,
+    IBV_SEND_INLINE, IBV_WR_DRIVER1, IBV_WR_FLUSH, IBV_WR_TSO, errno_of, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_recv_wr,
+    ibv_send_wr, ibv_sge, ibv_srq,
 };
 use freeflow_client::{SendBatch, SendDescriptor};
-use freeflow_verbs::{INLINE_BYTES_MAX, QpType, SGE_COUNT_MAX, SendFlags, SendOpcode, Sge, VerbsError};
+use freeflow_verbs::{Access, INLINE_BYTES_MAX, QpType, SGE_COUNT_MAX, SendFlags, SendOpcode, Sge, VerbsError};
 use std::ffi::{c_int, c_uint};
 use std::mem::MaybeUninit;
 use std::slice;
@@ -33,11 +33,11 @@ unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Outcome<&'a [Sge]> {
     }
 }
 
-/// The opcode, or why not.
-pub(crate) fn opcode_from_c(opcode: c_uint) -> Outcome<SendOpcode> {
+/// The opcode, or why not. A FLUSH has no fields in `ibv_send_wr`: only `ibv_wr_flush` can say what it is about.
+fn opcode_from_c(opcode: c_uint) -> Outcome<SendOpcode> {
     match opcode {
-        IBV_WR_LOCAL_INV | IBV_WR_BIND_MW | IBV_WR_SEND_WITH_INV | IBV_WR_TSO | IBV_WR_DRIVER1 | IBV_WR_FLUSH
-        | IBV_WR_ATOMIC_WRITE => Err(VerbsError::NotSupported),
+        IBV_WR_TSO | IBV_WR_DRIVER1 => Err(VerbsError::NotSupported),
+        IBV_WR_FLUSH => Err(VerbsError::InvalidArgument),
         _ => u8::try_from(opcode).ok().and_then(SendOpcode::from_number).ok_or(VerbsError::InvalidArgument),
     }
 }
@@ -45,6 +45,103 @@ pub(crate) fn opcode_from_c(opcode: c_uint) -> Outcome<SendOpcode> {
 /// Where a UD request goes, as the ring carries it.
 pub(crate) fn datagram_address(ah: u32, remote_qpn: u32) -> u64 {
     u64::from(ah) | u64::from(remote_qpn) << 32
+}
+
+/// Rights that a memory window can give.
+const WINDOW_RIGHTS: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::ZERO_BASED)
+    .union(Access::FLUSH_GLOBAL);
+/// The low bits of a key are the program's.
+const KEY_BITS: u32 = 8;
+
+/// What a BIND_MW request says besides its identity.
+pub(crate) struct Binding {
+    pub address: u64,
+    pub length: u64,
+    pub lkey: u32,
+    pub rkey: u32,
+    pub rights: u32,
+}
+
+impl Binding {
+    /// # Errors
+    /// InvalidArgument: no window, a key of another window, no region though there is a length, or rights that no
+    /// window can give.
+    ///
+    /// # Safety
+    /// The pointers are null or valid, also the region that `info` names.
+    pub unsafe fn from_c(mw: *const ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Outcome<Self> {
+        // A window has remote rights only; programs ask for the local one that the region needs all the same.
+        let rights = Access(info.mw_access_flags).required().0 & !Access::LOCAL_WRITE.0;
+        // SAFETY: the caller's.
+        let (mw, mr) = unsafe { (mw.as_ref().ok_or(VerbsError::InvalidArgument)?, info.mr.as_ref()) };
+        if (mw.rkey ^ rkey) >> KEY_BITS != 0 || (mr.is_none() && info.length != 0) || rights & !WINDOW_RIGHTS.0 != 0 {
+            return Err(VerbsError::InvalidArgument);
+        }
+        let lkey = mr.map_or(0, |mr| mr.lkey);
+        Ok(Self { address: info.addr, length: info.length, lkey, rkey, rights })
+    }
+
+    pub fn fill(&self, request: &mut SendDescriptor<'_>) {
+        request.opcode = SendOpcode::BindWindow;
+        request.immediate = self.lkey;
+        request.remote_address = self.address;
+        request.rkey = self.rkey;
+        request.compare_add = self.length;
+        request.swap = u64::from(self.rights);
+    }
+}
+
+/// A request with nothing but its identity.
+pub(crate) fn blank(wr_id: u64, opcode: SendOpcode, flags: u8) -> SendDescriptor<'static> {
+    SendDescriptor {
+        wr_id,
+        opcode,
+        flags: SendFlags(flags),
+        immediate: 0,
+        remote_address: 0,
+        rkey: 0,
+        compare_add: 0,
+        swap: 0,
+        remote_srqn: 0,
+        sges: &[],
+        inline: None,
+    }
+}
+
+/// Posts the BIND_MW of `ibv_bind_mw`.
+///
+/// # Errors
+/// InvalidArgument: flags that there are not, or a QP whose state or type takes no such request. NoMemory: the queue is
+/// full.
+pub(crate) fn post_bind(qp: &Qp, wr_id: u64, send_flags: c_uint, binding: &Binding) -> Outcome<()> {
+    if send_flags & !FLAGS != 0 {
+        return Err(VerbsError::InvalidArgument);
+    }
+    let mut request = blank(wr_id, SendOpcode::BindWindow, send_flags as u8);
+    binding.fill(&mut request);
+    qp.client.post(&request)
+}
+
+/// Posts what a NIC does by itself: LOCAL_INV and BIND_MW. Out of the way of the others.
+///
+/// # Safety
+/// As [`push_send`].
+#[cold]
+unsafe fn push_local(batch: &mut SendBatch<'_>, opcode: SendOpcode, wr: &ibv_send_wr) -> Outcome<()> {
+    let mut request = blank(wr.wr_id, opcode, wr.send_flags as u8);
+    request.immediate = wr.imm_data;
+    if opcode == SendOpcode::BindWindow {
+        if wr.num_sge != 0 {
+            return Err(VerbsError::InvalidArgument);
+        }
+        // SAFETY: the opcode says which member of the union counts; what it names is the caller's.
+        unsafe { Binding::from_c(wr.tail.bind_mw.mw, wr.tail.bind_mw.rkey, &wr.tail.bind_mw.bind_info) }?
+            .fill(&mut request);
+    }
+    batch.push(&request)
 }
 
 /// Copies the payload of an inline request.
@@ -74,20 +171,18 @@ unsafe fn push_send(batch: &mut SendBatch<'_>, qp_type: QpType, wr: &ibv_send_wr
     if wr.send_flags & !FLAGS != 0 {
         return Err(VerbsError::InvalidArgument);
     }
+    if opcode.is_local() {
+        // SAFETY: the caller's.
+        return unsafe { push_local(batch, opcode, wr) };
+    }
     // SAFETY: the caller's.
     let sges = unsafe { sges(wr.sg_list, wr.num_sge) }?;
-    let mut request = SendDescriptor {
-        wr_id: wr.wr_id,
-        opcode,
-        flags: SendFlags(wr.send_flags as u8),
-        immediate: wr.imm_data,
-        remote_address: 0,
-        rkey: 0,
-        compare_add: 0,
-        swap: 0,
-        sges,
-        inline: None,
-    };
+    let mut request = blank(wr.wr_id, opcode, wr.send_flags as u8);
+    request.immediate = wr.imm_data;
+    request.sges = sges;
+    if qp_type == QpType::XrcSend {
+        request.remote_srqn = wr.xrc_remote_srqn;
+    }
     // SAFETY: the type of the QP and the opcode say which member of the union counts; the AH is the caller's.
     unsafe {
         if qp_type == QpType::Ud {
@@ -219,9 +314,28 @@ mod tests {
     #[test]
     fn opcodes_are_known_refused_or_wrong() {
         assert_eq!(opcode_from_c(2), Ok(SendOpcode::Send));
-        assert_eq!(opcode_from_c(9), Err(VerbsError::NotSupported));
+        assert_eq!(opcode_from_c(9), Ok(SendOpcode::SendWithInvalidate));
+        assert_eq!(opcode_from_c(10), Err(VerbsError::NotSupported));
         assert_eq!(opcode_from_c(12), Err(VerbsError::InvalidArgument));
+        assert_eq!(opcode_from_c(14), Err(VerbsError::InvalidArgument));
+        assert_eq!(opcode_from_c(15), Ok(SendOpcode::AtomicWrite));
         assert_eq!(opcode_from_c(258), Err(VerbsError::InvalidArgument));
+    }
+
+    #[test]
+    fn bindings_name_their_own_window() {
+        let none = std::ptr::null_mut();
+        let mw = ibv_mw { context: std::ptr::null_mut(), pd: std::ptr::null_mut(), rkey: 0x501, handle: 0, mw_type: 2 };
+        let info = |length, rights| ibv_mw_bind_info { mr: none, addr: 4096, length, mw_access_flags: rights };
+        // SAFETY: null or valid.
+        unsafe {
+            assert!(Binding::from_c(&raw const mw, 0x5fe, &info(0, 0x2e)).is_ok());
+            assert!(Binding::from_c(&raw const mw, 0x601, &info(0, 0)).is_err());
+            assert!(Binding::from_c(&raw const mw, 0x502, &info(8, 0)).is_err());
+            assert_eq!(Binding::from_c(&raw const mw, 0x502, &info(0, 3)).map(|binding| binding.rights), Ok(2));
+            assert!(Binding::from_c(&raw const mw, 0x502, &info(0, 0x10)).is_err());
+            assert!(Binding::from_c(std::ptr::null(), 0x502, &info(0, 0)).is_err());
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! lock is held from start to complete or abort; the send queue's own only while the requests are posted, so other
 //! threads may use `ibv_post_send` meanwhile.
 use crate::boundary::{Outcome, code, guarded};
-use crate::post::datagram_address;
+use crate::post::{Binding, blank, datagram_address};
 use crate::qp::Qp;
 use crate::sync::CallLock;
 use freeflow_abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge, sge_from_c};
@@ -17,6 +17,9 @@ use std::slice;
 
 /// Staged requests for which room is made beforehand; more make room once.
 const STAGED_AT_FIRST: usize = 128;
+
+/// Bytes that an ATOMIC_WRITE writes.
+const ATOMIC_WRITE_BYTES: usize = 8;
 
 /// What `wr_flags` may hold: FENCE, SIGNALED, SOLICITED. INLINE follows from the call that sets the data.
 const FLAGS: u8 = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;
@@ -53,6 +56,8 @@ struct Request {
     inline: Option<Range<usize>>,
     /// UD: the address was set.
     addressed: bool,
+    /// XRC: once it was set.
+    remote_srqn: Option<u32>,
 }
 
 impl Builder {
@@ -114,16 +119,15 @@ impl Staged {
         let sges = if inline.is_some() { &[] } else { &self.sges[request.sges.clone()] };
         let flag = if inline.is_some() { SendFlags::INLINE } else { 0 };
         SendDescriptor {
-            wr_id: request.wr_id,
-            opcode: request.opcode,
-            flags: SendFlags(request.flags | flag),
             immediate: request.immediate,
             remote_address: request.remote_address,
             rkey: request.rkey,
             compare_add: request.compare_add,
             swap: request.swap,
+            remote_srqn: request.remote_srqn.unwrap_or(0),
             sges,
             inline,
+            ..blank(request.wr_id, request.opcode, request.flags | flag)
         }
     }
 
@@ -132,12 +136,17 @@ impl Staged {
             return Err(error);
         }
         let client = &qp.client;
-        let is_ud = client.qp_type() == QpType::Ud;
+        let qp_type = client.qp_type();
         for request in &self.requests {
-            if is_ud && !request.addressed {
+            let is_addressed = match qp_type {
+                QpType::Ud => request.addressed,
+                QpType::XrcSend => request.remote_srqn.is_some() || request.opcode.is_local(),
+                _ => request.remote_srqn.is_none(),
+            };
+            if !is_addressed {
                 return Err(VerbsError::InvalidArgument);
             }
-            freeflow_client::check_send(client.qp_type(), &client.capabilities(), &self.descriptor(request))?;
+            freeflow_client::check_send(qp_type, &client.capabilities(), &self.descriptor(request))?;
         }
         let mut batch = client.begin_send()?;
         if self.requests.len() > batch.room() as usize {
@@ -347,19 +356,27 @@ unsafe fn unsupported(qp: *mut ibv_qp_ex) {
     unsafe { stage(qp, |_| Err(VerbsError::NotSupported)) };
 }
 
-unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, _mw: *mut ibv_mw, _rkey: u32, _info: *const ibv_mw_bind_info) {
+unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
     // SAFETY: the caller's.
-    unsafe { unsupported(qp) };
+    unsafe {
+        match guarded(|| Binding::from_c(mw, rkey, info.as_ref().ok_or(VerbsError::InvalidArgument)?)) {
+            Ok(binding) => request(qp, SendOpcode::BindWindow, |request| {
+                (request.immediate, request.rkey, request.remote_address) = (binding.lkey, rkey, binding.address);
+                (request.compare_add, request.swap) = (binding.length, u64::from(binding.rights));
+            }),
+            Err(error) => stage(qp, |_| Err(error)),
+        }
+    }
 }
 
-unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, _rkey: u32) {
+unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     // SAFETY: the caller's.
-    unsafe { unsupported(qp) };
+    unsafe { request(qp, SendOpcode::LocalInvalidate, |request| request.immediate = rkey) };
 }
 
-unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, _rkey: u32) {
+unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     // SAFETY: the caller's.
-    unsafe { unsupported(qp) };
+    unsafe { request(qp, SendOpcode::SendWithInvalidate, |request| request.immediate = rkey) };
 }
 
 unsafe extern "C" fn wr_send_tso(qp: *mut ibv_qp_ex, _header: *mut c_void, _bytes: u16, _mss: u16) {
@@ -367,19 +384,43 @@ unsafe extern "C" fn wr_send_tso(qp: *mut ibv_qp_ex, _header: *mut c_void, _byte
     unsafe { unsupported(qp) };
 }
 
-unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, _number: u32) {
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
     // SAFETY: the caller's.
-    unsafe { unsupported(qp) };
+    unsafe {
+        stage(qp, |staged| {
+            staged.last()?.remote_srqn = Some(number);
+            Ok(())
+        });
+    }
 }
 
-unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, _rkey: u32, _address: u64, _value: *const c_void) {
+/// `value` is eight bytes.
+unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, remote_address: u64, value: *const c_void) {
     // SAFETY: the caller's.
-    unsafe { unsupported(qp) };
+    unsafe {
+        request(qp, SendOpcode::AtomicWrite, |request| {
+            (request.rkey, request.remote_address) = (rkey, remote_address);
+        });
+        stage(qp, |staged| staged.set_inline(std::iter::once(part(value, ATOMIC_WRITE_BYTES))));
+    }
 }
 
-unsafe extern "C" fn wr_flush(qp: *mut ibv_qp_ex, _rkey: u32, _address: u64, _length: usize, _type: u8, _level: u8) {
+/// `placement` is of `enum ibv_placement_type`, `level` of `enum ibv_selectivity_level`.
+unsafe extern "C" fn wr_flush(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_address: u64,
+    length: usize,
+    placement: u8,
+    level: u8,
+) {
     // SAFETY: the caller's.
-    unsafe { unsupported(qp) };
+    unsafe {
+        request(qp, SendOpcode::Flush, |request| {
+            (request.rkey, request.remote_address) = (rkey, remote_address);
+            (request.compare_add, request.swap) = (length as u64, u64::from(placement) | u64::from(level) << 8);
+        });
+    }
 }
 
 #[cfg(test)]

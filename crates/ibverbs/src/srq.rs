@@ -1,10 +1,13 @@
-//! Shared receive queues: basic ones.
+//! Shared receive queues: basic ones, and those for XRC.
 use crate::boundary::{Outcome, code, pointer};
 use crate::context::Context;
+use crate::cq::Cq;
 use crate::sync::Acknowledged;
+use crate::xrc::Xrcd;
 use freeflow_abi::{
-    IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, ibv_context, ibv_pd,
-    ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, srq_attributes_from_c, srq_attributes_to_c,
+    IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD, IBV_SRQ_LIMIT,
+    IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, IBV_SRQT_TM, ibv_context, ibv_cq, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
+    ibv_srq_init_attr_ex, ibv_xrcd, srq_attributes_from_c, srq_attributes_to_c,
 };
 use freeflow_client::SharedReceiveQueue;
 use freeflow_verbs::VerbsError;
@@ -38,14 +41,27 @@ impl Srq {
     }
 }
 
+/// An XRC SRQ's domain and CQ.
+struct Xrc {
+    xrcd: *mut ibv_xrcd,
+    cq: *mut ibv_cq,
+}
+
 /// # Safety
-/// `pd` is allocated.
-unsafe fn create(pd: *mut ibv_pd, srq_context: *mut c_void, attr: &mut ibv_srq_attr) -> Outcome<*mut ibv_srq> {
+/// `pd` is allocated; what `xrc` names exists.
+unsafe fn create(
+    pd: *mut ibv_pd,
+    srq_context: *mut c_void,
+    attr: &mut ibv_srq_attr,
+    xrc: Option<&Xrc>,
+) -> Outcome<*mut ibv_srq> {
     // SAFETY: the caller's.
     let (context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
     // SAFETY: a PD's context is open.
     let owner = unsafe { Context::from_c(context) }.client();
-    let client = SharedReceiveQueue::create(owner.session(), pd_handle, srq_attributes_from_c(attr))?;
+    // SAFETY: the caller's.
+    let xrc = xrc.map(|xrc| unsafe { (Xrcd::from_c(xrc.xrcd).handle, &Cq::from_c(xrc.cq).client) });
+    let client = SharedReceiveQueue::create(owner.session(), pd_handle, srq_attributes_from_c(attr), xrc)?;
     (attr.max_wr, attr.max_sge) = (client.attributes().max_wr, client.attributes().max_sge);
     // SAFETY: integers and pointers only; all zeroes are valid.
     let mut c: ibv_srq = unsafe { std::mem::zeroed() };
@@ -70,26 +86,44 @@ unsafe fn create(pd: *mut ibv_pd, srq_context: *mut c_void, attr: &mut ibv_srq_a
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     // SAFETY: the caller's.
-    pointer(|| unsafe { create(pd, (*init).srq_context, &mut (*init).attr) })
+    pointer(|| unsafe { create(pd, (*init).srq_context, &mut (*init).attr, None) })
 }
 
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
+    const XRC_MASKS: u32 = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    const MASKS: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | XRC_MASKS;
     pointer(|| {
         // SAFETY: the caller's. Only what `comp_mask` names is read of the newer fields.
         unsafe {
             let mask = (*init).comp_mask;
-            let basic = mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || (*init).srq_type == IBV_SRQT_BASIC;
-            if !basic || mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 {
+            let srq_type = if mask & IBV_SRQ_INIT_ATTR_TYPE != 0 { (*init).srq_type } else { IBV_SRQT_BASIC };
+            if mask & !MASKS != 0 || srq_type == IBV_SRQT_TM {
                 return Err(VerbsError::NotSupported);
             }
-            if mask & IBV_SRQ_INIT_ATTR_PD == 0 || (*init).pd.is_null() {
+            if mask & IBV_SRQ_INIT_ATTR_PD == 0 || (*init).pd.is_null() || srq_type > IBV_SRQT_TM {
                 return Err(VerbsError::InvalidArgument);
             }
-            create((*init).pd, (*init).srq_context, &mut (*init).attr)
+            if srq_type == IBV_SRQT_BASIC {
+                return create((*init).pd, (*init).srq_context, &mut (*init).attr, None);
+            }
+            if mask & XRC_MASKS != XRC_MASKS || (*init).xrcd.is_null() || (*init).cq.is_null() {
+                return Err(VerbsError::InvalidArgument);
+            }
+            let xrc = Xrc { xrcd: (*init).xrcd, cq: (*init).cq };
+            create((*init).pd, (*init).srq_context, &mut (*init).attr, Some(&xrc))
         }
+    })
+}
+
+/// `ibv_get_srq_num(3)`: EINVAL for a basic SRQ, which has no number.
+pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
+    code(|| {
+        // SAFETY: the caller's.
+        unsafe { *number = Srq::from_c(srq).client.number().ok_or(VerbsError::InvalidArgument)? };
+        Ok(())
     })
 }
 

@@ -3,10 +3,7 @@
 use crate::boundary::set_errno;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
-use freeflow_abi::{
-    IBV_REREG_MR_ERR_INPUT, ibv_ah_attr, ibv_context, ibv_dm, ibv_ece, ibv_gid, ibv_mr, ibv_mr_init_attr, ibv_pd,
-    ibv_qp,
-};
+use freeflow_abi::{ibv_ah_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd, ibv_qp};
 
 /// A struct that programs hold only pointers to.
 type Opaque = c_void;
@@ -29,32 +26,7 @@ pub(crate) fn refuse_minus_one() -> c_int {
     -1
 }
 
-// Multicast groups.
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_attach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    refuse()
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_detach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    refuse()
-}
-
 // Memory regions of other kinds.
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_rereg_mr(
-    _mr: *mut ibv_mr,
-    _flags: c_int,
-    _pd: *mut ibv_pd,
-    _address: *mut c_void,
-    _length: usize,
-    _access: c_int,
-) -> c_int {
-    set_errno(libc::EOPNOTSUPP);
-    IBV_REREG_MR_ERR_INPUT
-}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_reg_dmabuf_mr(
@@ -65,11 +37,6 @@ pub extern "C" fn ibv_reg_dmabuf_mr(
     _fd: c_int,
     _access: c_int,
 ) -> *mut ibv_mr {
-    refuse_pointer()
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_reg_mr_ex(_pd: *mut ibv_pd, _attributes: *mut ibv_mr_init_attr) -> *mut ibv_mr {
     refuse_pointer()
 }
 
@@ -111,52 +78,6 @@ pub extern "C" fn ibv_export_buf_dmabuf_fd(_buffer: *mut Opaque) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_dm_export_dmabuf_fd(_memory: *mut ibv_dm) -> c_int {
     refuse_minus_one()
-}
-
-// Objects of another process.
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_import_device(_fd: c_int) -> *mut ibv_context {
-    refuse_pointer()
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_import_pd(_context: *mut ibv_context, _handle: u32) -> *mut ibv_pd {
-    refuse_pointer()
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_import_mr(_pd: *mut ibv_pd, _handle: u32) -> *mut ibv_mr {
-    refuse_pointer()
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_import_dm(_context: *mut ibv_context, _handle: u32) -> *mut ibv_dm {
-    refuse_pointer()
-}
-
-/// Gives nothing back: `ibv_import_pd` gave nothing.
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_unimport_pd(_pd: *mut ibv_pd) {}
-
-/// Gives nothing back: `ibv_import_mr` gave nothing.
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_unimport_mr(_mr: *mut ibv_mr) {}
-
-/// Gives nothing back: `ibv_import_dm` gave nothing.
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_unimport_dm(_memory: *mut ibv_dm) {}
-
-// Enhanced connection establishment. Programs take this refusal for "the device has no such options".
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
-    refuse()
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
-    refuse()
 }
 
 // Completion counters.
@@ -234,15 +155,12 @@ mod tests {
 
     #[test]
     fn every_kind_of_result_says_no() {
-        assert_eq!(ibv_query_ece(null_mut(), null_mut()), libc::EOPNOTSUPP);
+        assert_eq!(ibv_dealloc_dmah(null_mut()), libc::EOPNOTSUPP);
         set_errno(0);
-        assert!(ibv_import_device(0).is_null());
+        assert!(ibv_alloc_dmah(null_mut(), null_mut()).is_null());
         assert_eq!(errno(), libc::EOPNOTSUPP);
         set_errno(0);
         assert_eq!(ibv_dm_export_dmabuf_fd(null_mut()), -1);
-        assert_eq!(errno(), libc::EOPNOTSUPP);
-        set_errno(0);
-        assert_eq!(ibv_rereg_mr(null_mut(), 0, null_mut(), null_mut(), 0, 0), IBV_REREG_MR_ERR_INPUT);
         assert_eq!(errno(), libc::EOPNOTSUPP);
         assert_eq!(ibv_resolve_eth_l2_from_gid(null_mut(), null_mut(), null_mut(), null_mut()), -libc::EOPNOTSUPP);
     }

@@ -284,10 +284,10 @@ fn a_program_links_against_it() {
     let (code, program) = (directory.join("links.c"), directory.join("links"));
     let source = "#include <infiniband/verbs.h>\n#include <stdio.h>\nint main(void) {\n\
                   printf(\"%s %d %d\\n\", ibv_wc_status_str(IBV_WC_WR_FLUSH_ERR), ibv_rate_to_mbps(IBV_RATE_100_GBPS),\n\
-                  ibv_query_ece(NULL, NULL));\nreturn 0; }\n";
+                  ibv_resolve_eth_l2_from_gid(NULL, NULL, NULL, NULL));\nreturn 0; }\n";
     std::fs::write(&code, source).unwrap();
     let compiled = Command::new("cc").arg("-o").arg(&program).arg(&code).arg(&library).output().unwrap();
     assert!(compiled.status.success(), "{}", text(&compiled));
     let output = with_library(&library, &program).output().unwrap();
-    assert_eq!(text(&output), "Work Request Flushed Error 103125 95\n");
+    assert_eq!(text(&output), "Work Request Flushed Error 103125 -95\n");
 }

@@ -31,8 +31,13 @@ const GROWN: [(&str, &str); 4] = [
     ("struct ibv_mr_init_attr", "buf"),
 ];
 
-const HEADERS: [&str; 4] =
-    ["infiniband/verbs.h", "infiniband/sa.h", "rdma/ib_user_verbs.h", "infiniband/sa-kern-abi.h"];
+const HEADERS: [&str; 5] = [
+    "infiniband/verbs.h",
+    "infiniband/sa.h",
+    "rdma/ib_user_verbs.h",
+    "rdma/ib_user_ioctl_verbs.h",
+    "infiniband/sa-kern-abi.h",
+];
 
 struct Headers {
     include: Option<PathBuf>,

@@ -154,6 +154,12 @@ fn attributes() -> Vec<Layout> {
         "struct ibv_xrcd_init_attr" ibv_xrcd_init_attr {
             comp_mask, fd, oflags,
         }
+        "struct ibv_td_init_attr" ibv_td_init_attr {
+            comp_mask,
+        }
+        "struct ibv_parent_domain_init_attr" ibv_parent_domain_init_attr {
+            pd, td, comp_mask, alloc, free, pd_context,
+        }
         "struct ibv_alloc_dm_attr" ibv_alloc_dm_attr {
             length, log_align_req, comp_mask,
         }
@@ -180,6 +186,9 @@ fn objects() -> Vec<Layout> {
             device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat,
         }
         "struct ibv_xrcd" ibv_xrcd {
+            context,
+        }
+        "struct ibv_td" ibv_td {
             context,
         }
         "struct ibv_pd" ibv_pd {

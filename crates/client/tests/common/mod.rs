@@ -26,6 +26,8 @@ pub struct Objects {
     cq_cookies: HashMap<Handle, u32>,
     qp_cookies: HashMap<Handle, u32>,
     pub requests: Vec<Request>,
+    /// Refused with Busy, once.
+    pub busy_once: Option<Request>,
     next: Handle,
 }
 
@@ -115,6 +117,10 @@ pub fn device() -> DeviceAttributes {
         ah_count_max: 10,
         inline_bytes_max: 1024,
         completion_vector_count: 1,
+        mw_count_max: 10,
+        multicast_group_count_max: 10,
+        multicast_attach_count_max: 10,
+        device_memory_bytes_max: 1 << 20,
         port: PortAttributes {
             active: true,
             max_mtu: PathMtu::Mtu4096,
@@ -142,27 +148,36 @@ impl Objects {
 
     fn answer(&mut self, request: &Request, version: u32) -> (Reply, Vec<OwnedFd>) {
         self.requests.push(request.clone());
+        if self.busy_once.as_ref() == Some(request) {
+            self.busy_once = None;
+            return (Reply::Failed(VerbsError::Busy), Vec::new());
+        }
         match request {
             Request::Hello { .. } if version != PROTOCOL_VERSION => {
                 (Reply::Failed(VerbsError::VersionMismatch), Vec::new())
             }
             Request::Hello { .. } => self.welcome(),
-            Request::OpenContext => {
-                let (context, fds) = self.pipe();
+            Request::OpenContext | Request::ImportContext { .. } => {
+                let (context, mut fds) = self.pipe();
+                fds.push(Segment::create("test-pass", 4096).unwrap().1);
                 (Reply::Context { context }, fds)
             }
             Request::CreateChannel { .. } => {
                 let (channel, fds) = self.pipe();
                 (Reply::Channel { channel }, fds)
             }
-            Request::AllocPd { .. } => (Reply::Pd { pd: self.handle() }, Vec::new()),
-            Request::RegisterMr { .. } => (Reply::Mr { mr: self.handle(), lkey: 5, rkey: 5 }, Vec::new()),
-            Request::CreateAh { .. } => (Reply::AddressHandle { ah: self.handle() }, Vec::new()),
-            Request::CreateSegment { length } => {
-                let (segment, memory) = Segment::create("test-arena", *length as usize).unwrap();
-                let length = segment.bytes() as u64;
-                (Reply::Segment { segment: self.handle(), length }, vec![memory])
+            Request::AllocPd { .. } | Request::ImportPd { .. } => (Reply::Pd { pd: self.handle() }, Vec::new()),
+            Request::RegisterMr { .. } | Request::AllocNullMr { .. } => {
+                (Reply::Mr { mr: self.handle(), lkey: 5, rkey: 5 }, Vec::new())
             }
+            Request::ReregisterMr { mr, .. } => (Reply::Mr { mr: *mr, lkey: 5, rkey: 5 }, Vec::new()),
+            Request::ImportMr { .. } => {
+                (Reply::ImportedMr { mr: self.handle(), lkey: 5, rkey: 5, length: 4096 }, Vec::new())
+            }
+            Request::AllocMw { .. } => (Reply::Mw { mw: self.handle(), rkey: 0x100 }, Vec::new()),
+            Request::CreateAh { .. } => (Reply::AddressHandle { ah: self.handle() }, Vec::new()),
+            Request::CreateSegment { length } => self.segment(*length as usize),
+            Request::ImportSegment { .. } => self.segment(8192),
             Request::CreateCq { cqe, cookie, .. } => self.create_cq(*cqe, *cookie, 0),
             Request::ResizeCq { cq, cqe } => {
                 let cookie = self.cq_cookies[cq];
@@ -170,6 +185,9 @@ impl Objects {
                 self.create_cq(*cqe, cookie, left)
             }
             Request::CreateSrq { attributes, cookie, .. } => self.create_srq(*attributes, *cookie),
+            Request::OpenXrcd { .. } => (Reply::Xrcd { xrcd: self.handle() }, Vec::new()),
+            Request::CreateQp { xrcd: Some(_), .. } => self.target_qp(0x2000),
+            Request::OpenQp { qpn, .. } => self.target_qp(*qpn),
             Request::CreateQp { capabilities, cookie, .. } => self.create_qp(*capabilities, *cookie),
             Request::ModifyQp { qp, attributes, .. } => self.modify_qp(*qp, attributes),
             Request::QueryQp { .. } => {
@@ -177,6 +195,12 @@ impl Objects {
             }
             _ => (Reply::Done, Vec::new()),
         }
+    }
+
+    fn segment(&mut self, bytes: usize) -> (Reply, Vec<OwnedFd>) {
+        let (segment, memory) = Segment::create("test-arena", bytes.next_multiple_of(4096)).unwrap();
+        let length = segment.bytes() as u64;
+        (Reply::Segment { segment: self.handle(), length }, vec![memory])
     }
 
     fn welcome(&mut self) -> (Reply, Vec<OwnedFd>) {
@@ -211,7 +235,14 @@ impl Objects {
         let (segment, memory) = Segment::create("test-srq", shape.bytes()).unwrap();
         let consumer = RequestConsumer::new(Arc::new(segment), 0, shape, attributes.max_wr, attributes.max_sge, 0);
         self.srqs.insert(cookie, consumer);
-        (Reply::Srq { srq: self.handle(), attributes, segment_bytes: shape.bytes() as u64 }, vec![memory])
+        let srq = self.handle();
+        (Reply::Srq { srq, number: srq + 100, attributes, segment_bytes: shape.bytes() as u64 }, vec![memory])
+    }
+
+    /// An XRC target has no rings.
+    fn target_qp(&mut self, qpn: u32) -> (Reply, Vec<OwnedFd>) {
+        let capabilities = QpCapabilities::default();
+        (Reply::Qp { qp: self.handle(), qpn, capabilities, segment_bytes: 0 }, Vec::new())
     }
 
     fn create_qp(&mut self, capabilities: QpCapabilities, cookie: u32) -> (Reply, Vec<OwnedFd>) {
@@ -234,8 +265,10 @@ impl Objects {
     }
 
     fn modify_qp(&mut self, qp: Handle, attributes: &QpAttributes) -> (Reply, Vec<OwnedFd>) {
-        if attributes.state == QpState::Reset {
-            let fake = self.qps.get_mut(&self.qp_cookies[&qp]).unwrap();
+        if attributes.state == QpState::Reset
+            && let Some(cookie) = self.qp_cookies.get(&qp)
+        {
+            let fake = self.qps.get_mut(cookie).unwrap();
             fake.send.reset();
             fake.receive.reset();
         }

@@ -1,0 +1,304 @@
+//! Moving pages between private memory and zones, while nobody writes them.
+//!
+//! In the *window* the calling thread has its signals blocked, and all other threads stand still (or there are none).
+//! Nothing in it allocates, locks, logs or calls what the dynamic linker has not bound yet.
+use super::areas::Maps;
+use freeflow_client::Session;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Moved in one window: a few milliseconds.
+pub(crate) const WINDOW_BYTES: u64 = 16 << 20;
+/// Half of what the router holds threads for: with less left, nothing is begun.
+const WINDOW_NS_MAX: u64 = 300_000_000;
+/// After threads could not be held, this long it is not tried again.
+const PATIENCE_NS: u64 = 1_000_000_000;
+/// `madvise(2)`, Linux 5.14.
+const MADV_POPULATE_READ: i32 = 22;
+const MADV_POPULATE_WRITE: i32 = 23;
+
+/// One piece: pages of the process, and their place in a zone's alias.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Move {
+    pub target: u64,
+    pub alias: *mut u8,
+    pub bytes: usize,
+    /// Restored memory gets these rights.
+    pub protection: i32,
+    pub done: bool,
+}
+
+fn at(address: u64) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+pub(crate) fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the struct is ours to write.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Maps a zone as a whole, where the kernel likes.
+pub(crate) fn map_alias(descriptor: std::os::fd::BorrowedFd<'_>, bytes: usize) -> Option<*mut u8> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: a new mapping at an address of the kernel's choice. It is made without rights and unlocked before it gets
+    // them, because under mlockall(MCL_FUTURE) all of a zone would be allocated at once.
+    unsafe {
+        let alias = libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, libc::MAP_SHARED, descriptor.as_raw_fd(), 0);
+        if alias == libc::MAP_FAILED {
+            return None;
+        }
+        libc::munlock(alias, bytes);
+        if libc::mprotect(alias, bytes, libc::PROT_READ | libc::PROT_WRITE) != 0 {
+            libc::munmap(alias, bytes);
+            return None;
+        }
+        alias.expose_provenance();
+        Some(alias.cast())
+    }
+}
+
+/// # Safety
+/// `alias` came from [`map_alias`] with as many bytes, and is not used any more.
+pub(crate) unsafe fn unmap_alias(alias: *mut u8, bytes: usize) {
+    // SAFETY: the caller's.
+    unsafe { libc::munmap(alias.cast(), bytes) };
+}
+
+/// Gives pages of a zone back to the system; they read as zeroes then. No placed page is among them.
+pub(crate) fn punch(alias: *mut u8, bytes: usize) {
+    // SAFETY: pages of a zone of ours that nothing refers to any more.
+    unsafe { libc::madvise(alias.cast(), bytes, libc::MADV_REMOVE) };
+}
+
+/// Lets the process have these pages of a zone, so that they are its container's, not the router's. False: there is no
+/// memory.
+fn populate_alias(piece: &Move) -> bool {
+    // SAFETY: inside a zone's alias.
+    if unsafe { libc::madvise(piece.alias.cast(), piece.bytes, MADV_POPULATE_WRITE) } == 0 {
+        return true;
+    }
+    if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+        return false;
+    }
+    for page in (0..piece.bytes).step_by(4096) {
+        // SAFETY: inside a zone's alias, where nothing refers to these pages yet.
+        unsafe { piece.alias.add(page).write_volatile(0) };
+    }
+    true
+}
+
+/// Whether the pages of an area that are not there come without waiting for anybody: not so under the program's own
+/// userfaultfd, which the access of `/proc/self/mem` answers by an error. What holds for one page holds for the area.
+fn comes_at_once(piece: &Move) -> bool {
+    let mut present = vec![0_u8; piece.bytes / 4096];
+    // SAFETY: the vector has a byte for each page.
+    if unsafe { libc::mincore(at(piece.target), piece.bytes, present.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    let Some(missing) = present.iter().position(|here| here & 1 == 0) else { return true };
+    let Ok(memory) = std::fs::File::open("/proc/self/mem") else { return false };
+    std::os::unix::fs::FileExt::read_at(&memory, &mut [0], piece.target + missing as u64 * 4096).is_ok()
+}
+
+/// Makes sure that no page has to be waited for in the window.
+fn populate_target(piece: &Move, how: i32) {
+    // SAFETY: makes pages present, and changes nothing else. An error is found out later, or never.
+    unsafe { libc::madvise(at(piece.target), piece.bytes, how) };
+}
+
+/// All signals but none, and back. By system call: the C library leaves out those that it uses itself.
+fn block_signals(mask: u64) -> u64 {
+    let (mask, mut before) = (mask, 0_u64);
+    // SAFETY: both are valid signal sets of the kernel's size.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, &raw mut before, size_of::<u64>());
+    }
+    before
+}
+
+/// Whether the calling thread is the only one.
+fn is_alone() -> bool {
+    // SAFETY: all zeroes are valid; the struct is ours to write, the path a C string. A directory of threads has two
+    // links and one for each.
+    unsafe {
+        let mut about: libc::stat = std::mem::zeroed();
+        libc::stat(c"/proc/self/task".as_ptr(), &raw mut about) == 0 && about.st_nlink == 3
+    }
+}
+
+/// When threads could not be held, last.
+static REFUSED_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Threads could be held, the last time that it was tried, or that is a while ago.
+fn is_patient() -> bool {
+    // Relaxed: a hint only.
+    let refused = REFUSED_NS.load(Ordering::Relaxed);
+    refused == 0 || now_ns().saturating_sub(refused) >= PATIENCE_NS
+}
+
+/// Whether it is worth trying to open a window.
+pub(crate) fn is_possible() -> bool {
+    is_patient() || is_alone()
+}
+
+/// Runs `body` in a window. False: there can't be one now.
+fn in_window(session: &Session, body: &mut dyn FnMut()) -> bool {
+    let before = block_signals(u64::MAX);
+    let ran = if is_alone() {
+        body();
+        true
+    } else {
+        // SAFETY: takes nothing.
+        let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+        is_patient()
+            && session
+                .with_threads_held(thread, body)
+                .inspect_err(|_| REFUSED_NS.store(now_ns(), Ordering::Relaxed))
+                .is_ok()
+    };
+    block_signals(before);
+    ran
+}
+
+/// Puts private pages into their zone, and the zone's pages in their place. Marks those that were; false if not all.
+pub(crate) fn move_in(session: &Session, pieces: &mut [Move]) -> bool {
+    for piece in pieces.iter() {
+        if !comes_at_once(piece) || !populate_alias(piece) {
+            return false;
+        }
+        populate_target(piece, MADV_POPULATE_READ);
+    }
+    let ran = in_window(session, &mut || {
+        let began = now_ns();
+        for piece in pieces.iter_mut() {
+            if now_ns() - began > WINDOW_NS_MAX {
+                return;
+            }
+            piece.done = place(piece);
+        }
+    });
+    if ran {
+        pieces.iter().filter(|piece| piece.done).for_each(|piece| populate_target(piece, MADV_POPULATE_WRITE));
+    }
+    pieces.iter().all(|piece| piece.done)
+}
+
+/// In a window.
+fn place(piece: &Move) -> bool {
+    // SAFETY: the target is readable private memory (checked a moment ago, and only this thread runs), the alias a zone's
+    // own pages of the same length, apart from it. The new mapping has the contents that the old one had.
+    unsafe {
+        ptr::copy_nonoverlapping(at(piece.target).cast::<u8>(), piece.alias, piece.bytes);
+        duplicate(piece)
+    }
+}
+
+/// Maps a zone's pages at the target too, whatever was there: one step for every other thread.
+///
+/// # Safety
+/// What is mapped at the target may go.
+unsafe fn duplicate(piece: &Move) -> bool {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the caller's. An old size of 0 leaves a shared mapping in place and makes another of the same pages.
+    unsafe { libc::mremap(piece.alias.cast(), 0, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED }
+}
+
+/// Puts private memory in the place of a zone's pages. Marks those that were; false if not all.
+pub(crate) fn move_out(session: &Session, maps: &Maps, pieces: &mut [Move]) -> bool {
+    in_window(session, &mut || {
+        let began = now_ns();
+        for piece in pieces.iter_mut() {
+            if now_ns() - began > WINDOW_NS_MAX {
+                return;
+            }
+            piece.done = restore(maps, piece);
+        }
+    });
+    pieces.iter().all(|piece| piece.done)
+}
+
+/// In a window. Made anew in place, the memory becomes one area with its neighbours again: with MAP_NORESERVE, if only that
+/// makes it so, as it is with memory of jemalloc.
+fn restore(maps: &Maps, piece: &Move) -> bool {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: at the target lie the zone's pages (checked a moment ago, and only this thread runs), or what was put there
+    // just now; the alias shows the same pages.
+    let make = |flags| unsafe { libc::mmap(at(piece.target), piece.bytes, rights, flags, -1, 0) != libc::MAP_FAILED };
+    let made = make(flags)
+        && (is_joined(maps, piece) || make(flags | libc::MAP_NORESERVE) && (is_joined(maps, piece) || make(flags)));
+    // SAFETY: as above.
+    unsafe {
+        if !made {
+            // Some kernels have unmapped it by then.
+            duplicate(piece);
+            return false;
+        }
+        populate_target(piece, MADV_POPULATE_WRITE);
+        ptr::copy_nonoverlapping(piece.alias, at(piece.target).cast::<u8>(), piece.bytes);
+        if piece.protection != rights {
+            libc::mprotect(at(piece.target), piece.bytes, piece.protection);
+        }
+    }
+    true
+}
+
+/// Whether the memory is one area with a neighbour. Also if that can't be told cheaply.
+fn is_joined(maps: &Maps, piece: &Move) -> bool {
+    let end = piece.target + piece.bytes as u64;
+    let mut joined = !maps.has_query();
+    if !joined {
+        maps.visit(piece.target, end, &mut |area| {
+            joined = area.start < piece.target || area.end > end;
+            false
+        });
+    }
+    joined
+}
+
+/// Gives the process its own copies of a zone's pages while other threads run: a private mapping of the same file, and
+/// every page of it touched. To the allocator it is private memory, once the zone's own pages are punched.
+pub(crate) fn make_private(piece: &Move, descriptor: std::os::fd::BorrowedFd<'_>, offset: u64) -> bool {
+    use std::os::fd::AsRawFd;
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    // SAFETY: at the target lie the zone's pages (checked a moment ago); what replaces them shows the same bytes.
+    let mapped =
+        unsafe { libc::mmap(at(piece.target), piece.bytes, rights, flags, descriptor.as_raw_fd(), offset as i64) };
+    if mapped == libc::MAP_FAILED {
+        return false;
+    }
+    for page in (0..piece.bytes as u64).step_by(4096) {
+        // SAFETY: mapped just now, and aligned. Other threads may write the word meanwhile: it is put back only unchanged.
+        let word = unsafe { AtomicU64::from_ptr(at(piece.target + page).cast()) };
+        // Relaxed: it is about the write fault alone. Not an addition of 0, which the compiler turns into a load.
+        let mut before = word.load(Ordering::Relaxed);
+        while let Err(now) = word.compare_exchange(before, before, Ordering::Relaxed, Ordering::Relaxed) {
+            before = now;
+        }
+    }
+    if piece.protection != rights {
+        // SAFETY: the range was mapped just now.
+        unsafe { libc::mprotect(at(piece.target), piece.bytes, piece.protection) };
+    }
+    true
+}
+
+/// In a child of `fork`: its own copy of a zone's pages in their place. It has one thread. Only system calls.
+pub(crate) fn copy_for_child(target: u64, alias: *const u8, bytes: usize, protection: i32) {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: at the target lie the zone's pages (checked by the caller), and the alias shows the same ones.
+    unsafe {
+        if libc::mmap(at(target), bytes, rights, flags, -1, 0) == libc::MAP_FAILED {
+            return;
+        }
+        ptr::copy_nonoverlapping(alias, at(target).cast::<u8>(), bytes);
+        if protection != rights {
+            libc::mprotect(at(target), bytes, protection);
+        }
+    }
+}

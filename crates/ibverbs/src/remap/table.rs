@@ -1,0 +1,507 @@
+//! The bookkeeping of one process: zones, what lies in them, which regions touch what.
+use super::PAGE_BYTES;
+use super::areas::{Area, Identity, Maps};
+use super::moving::{self, Move, WINDOW_BYTES};
+use super::touched;
+use freeflow_client::{Handle, Ranges, Session, TouchCounts};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
+
+/// Zones begin and end at multiples of this, bytes.
+const ZONE_BYTES: u64 = 16 << 20;
+/// Empty zones that are kept for later, none larger than [`ZONE_BYTES`].
+const SPARE_COUNT_MAX: usize = 2;
+/// The kernel's own default of vm.max_map_count.
+const MAPPINGS_MAX: u64 = 65_530;
+/// A placed range costs up to three areas of the process' map, and half of all are the program's own.
+const MAPPINGS_SHARE: u64 = 6;
+/// Around the stack pointer: what is written while this library runs.
+const STACK_BELOW_BYTES: u64 = 256 << 10;
+const STACK_ABOVE_BYTES: u64 = 32 << 10;
+
+pub(crate) struct Zone {
+    number: u32,
+    /// Of the session that has it.
+    serial: u64,
+    segment: Handle,
+    /// The stretch of addresses that it stands for.
+    base: u64,
+    stretch_bytes: u64,
+    /// All of it, at least the stretch.
+    bytes: u64,
+    alias: *mut u8,
+    file: Identity,
+    placed_bytes: u64,
+    /// Private copies of its pages are about ([`moving::make_private`]): what they throw away must be zero in the file,
+    /// so nothing more is placed here.
+    is_closed: bool,
+}
+
+// SAFETY: the alias belongs to no thread; what lies behind it is reached as raw bytes, under the table's lock.
+unsafe impl Send for Zone {}
+
+impl Zone {
+    fn stretch(&self) -> Range<u64> {
+        self.base..self.base + self.stretch_bytes
+    }
+
+    /// Where a page's place in the zone is mapped.
+    pub fn alias_of(&self, address: u64) -> *mut u8 {
+        self.alias.wrapping_add((address - self.base) as usize)
+    }
+
+    /// Whether this area shows, at `address`, the page that belongs there.
+    pub fn is_at(&self, area: &Area, address: u64) -> bool {
+        area.shared && self.file == area.file && area.offset + (address - area.start) == address - self.base
+    }
+
+    pub fn alias(&self) -> (*mut u8, usize) {
+        (self.alias, self.bytes as usize)
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Table {
+    /// Of the process: a child of `fork` begins with an empty table.
+    generation: u32,
+    touches: TouchCounts,
+    /// By owner, start and length; how often.
+    regions: BTreeMap<(usize, u64, u64), u32>,
+    /// The number is the zone's.
+    placed: Ranges,
+    zones: Vec<Zone>,
+    last_number: u32,
+    /// Something is placed that no region touches: it could not be taken back when it should have been.
+    owed: bool,
+    /// Private copies of a zone's pages ([`moving::make_private`]), and their files.
+    copies: Ranges,
+    copied_files: Vec<Identity>,
+}
+
+fn runs_max() -> u64 {
+    static MAX: OnceLock<u64> = OnceLock::new();
+    *MAX.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+        text.trim().parse().unwrap_or(MAPPINGS_MAX) / MAPPINGS_SHARE
+    })
+}
+
+/// What is written while this library runs: no page of it is moved.
+fn stack_in_use() -> Range<u64> {
+    let here = 0_u8;
+    let here = (&raw const here).addr() as u64;
+    here.saturating_sub(STACK_BELOW_BYTES) & !(PAGE_BYTES - 1)..(here + STACK_ABOVE_BYTES) & !(PAGE_BYTES - 1)
+}
+
+/// A piece of a placed range that is still where it was put, and its rights.
+type Shown = (Range<u64>, i32);
+
+/// An address in the first thread's stack.
+fn first_stack() -> u64 {
+    // SAFETY: takes a number and gives one.
+    unsafe { libc::getauxval(libc::AT_EXECFN) }
+}
+
+/// `range` without `hole`.
+fn without(range: Range<u64>, hole: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let before = range.start..range.end.min(hole.start);
+    let after = range.start.max(hole.end)..range.end;
+    [before, after].into_iter().filter(|piece| piece.start < piece.end)
+}
+
+fn protection(area: &Area) -> i32 {
+    let right = |has, right| if has { right } else { 0 };
+    right(area.readable, libc::PROT_READ)
+        | right(area.writable, libc::PROT_WRITE)
+        | right(area.executable, libc::PROT_EXEC)
+}
+
+impl Table {
+    pub fn new(generation: u32) -> Self {
+        Self { generation, ..Self::default() }
+    }
+
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub fn placed(&self) -> &Ranges {
+        &self.placed
+    }
+
+    pub fn zones(&self) -> &[Zone] {
+        &self.zones
+    }
+
+    pub fn zone(&self, number: u32) -> Option<&Zone> {
+        self.zones.iter().find(|zone| zone.number == number)
+    }
+
+    pub fn note(&mut self, owner: usize, start: u64, length: u64) {
+        *self.regions.entry((owner, start, length)).or_default() += 1;
+        self.touches.add(touched(start, length));
+    }
+
+    /// False: it was not noted.
+    pub fn unnote(&mut self, owner: usize, start: u64, length: u64) -> bool {
+        let key = (owner, start, length);
+        let Some(count) = self.regions.get_mut(&key) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            self.regions.remove(&key);
+        }
+        self.touches.remove(touched(start, length));
+        true
+    }
+
+    pub fn left_by(&self, owner: usize) -> Vec<(u64, u64)> {
+        let regions = self.regions.range((owner, 0, 0)..=(owner, u64::MAX, u64::MAX));
+        regions.flat_map(|(&(_, start, length), &count)| (0..count).map(move |_| (start, length))).collect()
+    }
+
+    // ---- into zones
+
+    /// Places what can be placed of these pages; no region that the router knows of touches what is moved.
+    pub fn move_in(&mut self, session: &Session, pages: Range<u64>) {
+        if pages.is_empty() || !moving::is_possible() {
+            return;
+        }
+        let Some(maps) = Maps::open() else { return };
+        let mut free = self.stale(session, &maps, pages.clone());
+        for range in self.touches.untouched(pages) {
+            let taken = self.placed.within(range.clone());
+            let mut from = range.start;
+            for (piece, _) in taken {
+                free.push(from..piece.start);
+                from = piece.end;
+            }
+            free.push(from..range.end);
+        }
+        let mut spots = Vec::new();
+        let stack = stack_in_use();
+        for range in free {
+            for range in without(range, &stack) {
+                maps.visit(range.start, range.end, &mut |area| {
+                    if self.is_movable(session, area, range.start.max(area.start)) {
+                        spots.push(range.start.max(area.start)..range.end.min(area.end));
+                    }
+                    true
+                });
+            }
+        }
+        drop(maps);
+        for spot in spots {
+            if !self.move_in_spot(session, spot) {
+                return;
+            }
+        }
+    }
+
+    /// Private anonymous memory, as a heap is; what a dead session left in its zones; private copies of such.
+    fn is_movable(&self, session: &Session, area: &Area, address: u64) -> bool {
+        if !area.readable || !area.writable || area.executable {
+            return false;
+        }
+        if (area.start..area.end).contains(&first_stack()) {
+            return false;
+        }
+        if area.shared {
+            let mut zones = self.zones.iter();
+            return zones.any(|zone| zone.serial != session.serial() && zone.is_at(area, address));
+        }
+        area.file == Identity::default() || self.copied_files.contains(&area.file)
+    }
+
+    /// What of these pages is thought to be placed and is not, or is in the zone of a session that is gone. What is
+    /// returned is not in the table any more, or belongs to such a zone.
+    fn stale(&mut self, session: &Session, maps: &Maps, pages: Range<u64>) -> Vec<Range<u64>> {
+        let mut found = Vec::new();
+        for (range, number) in self.placed.within(pages) {
+            let Some(zone) = self.zone(number) else { continue };
+            let is_foreign = zone.serial != session.serial();
+            let (there, gone) = Self::check(zone, maps, &range);
+            if is_foreign {
+                found.extend(there.into_iter().map(|(piece, _)| piece));
+            }
+            for piece in gone {
+                self.forget(session, maps, &piece, number);
+                found.push(piece);
+            }
+        }
+        found
+    }
+
+    /// Which pieces of a placed range still show their zone's pages, with their rights, and which do not.
+    fn check(zone: &Zone, maps: &Maps, range: &Range<u64>) -> (Vec<Shown>, Vec<Range<u64>>) {
+        let (mut there, mut gone) = (Vec::new(), Vec::new());
+        let mut from = range.start;
+        maps.visit(range.start, range.end, &mut |area| {
+            let piece = range.start.max(area.start)..range.end.min(area.end);
+            if zone.is_at(area, piece.start) {
+                if from < piece.start {
+                    gone.push(from..piece.start);
+                }
+                from = piece.end;
+                there.push((piece, protection(area)));
+            }
+            true
+        });
+        if from < range.end {
+            gone.push(from..range.end);
+        }
+        (there, gone)
+    }
+
+    /// The program took these pages away from where they were placed. If it moved them elsewhere (`mremap`, so `realloc`)
+    /// they become private there.
+    fn forget(&mut self, session: &Session, maps: &Maps, range: &Range<u64>, number: u32) {
+        let Some(at) = self.zones.iter().position(|zone| zone.number == number) else { return };
+        let zone = &self.zones[at];
+        if zone.serial == session.serial() {
+            let _ = session.unmap_part(range.clone());
+        }
+        let wanted = range.start - zone.base..range.end - zone.base;
+        let mut moved = Vec::new();
+        maps.visit(0, 1 << 56, &mut |area| {
+            let offset = area.offset.max(wanted.start);
+            let end = (area.offset + (area.end - area.start)).min(wanted.end);
+            let is_alias = area.start <= zone.alias.addr() as u64 && (zone.alias.addr() as u64) < area.end;
+            if area.shared && area.file == zone.file && !is_alias && offset < end {
+                moved.push(Move {
+                    target: area.start + (offset - area.offset),
+                    alias: zone.alias_of(zone.base + offset),
+                    bytes: (end - offset) as usize,
+                    protection: protection(area),
+                    done: false,
+                });
+            }
+            true
+        });
+        let freed = moved.is_empty() || moving::move_out(session, maps, &mut moved);
+        self.placed.remove(range.clone());
+        self.zones[at].placed_bytes -= range.end - range.start;
+        if freed {
+            let zone = &self.zones[at];
+            moving::punch(zone.alias_of(range.start), (range.end - range.start) as usize);
+        }
+    }
+
+    /// False: no more can be placed now.
+    fn move_in_spot(&mut self, session: &Session, spot: Range<u64>) -> bool {
+        let mut from = spot.start;
+        while from < spot.end {
+            if (self.placed.len() + self.copies.len()) as u64 >= runs_max() {
+                return false;
+            }
+            let Some(at) = self.zone_for(session, from..spot.end) else { return false };
+            let zone = &self.zones[at];
+            let end = spot.end.min(zone.stretch().end).min(from + WINDOW_BYTES);
+            let bytes = (end - from) as usize;
+            let alias = zone.alias_of(from);
+            let mut pieces = [Move { target: from, alias, bytes, protection: 0, done: false }];
+            if !moving::move_in(session, &mut pieces) {
+                moving::punch(alias, bytes);
+                self.tidy(session);
+                return false;
+            }
+            self.settle_in(session, at, from..end);
+            from = end;
+        }
+        true
+    }
+
+    /// Takes note of pages that were placed, and tells the router.
+    fn settle_in(&mut self, session: &Session, at: usize, range: Range<u64>) {
+        for (piece, number) in self.placed.within(range.clone()) {
+            // In a zone of a session that is gone, until now.
+            if let Some(old) = self.zones.iter_mut().find(|zone| zone.number == number) {
+                old.placed_bytes -= piece.end - piece.start;
+                moving::punch(old.alias_of(piece.start), (piece.end - piece.start) as usize);
+            }
+            self.placed.remove(piece);
+        }
+        self.copies.remove(range.clone());
+        let zone = &mut self.zones[at];
+        zone.placed_bytes += range.end - range.start;
+        let (number, segment, offset) = (zone.number, zone.segment, range.start - zone.base);
+        self.placed.insert(range.clone(), number);
+        // Refused: then it is reached by the fallback, which sees the same bytes.
+        let _ = session.map_part(segment, offset, range);
+    }
+
+    /// The zone that has a place for the first of these pages; a new one if need be.
+    fn zone_for(&mut self, session: &Session, range: Range<u64>) -> Option<usize> {
+        let serial = session.serial();
+        let (mut after, mut before) = (0, u64::MAX);
+        for (at, zone) in self.zones.iter().enumerate().filter(|(_, zone)| zone.serial == serial) {
+            if !zone.is_closed && zone.stretch().contains(&range.start) {
+                return Some(at);
+            }
+            if zone.placed_bytes > 0 && !zone.is_closed {
+                let stretch = zone.stretch();
+                after = if stretch.end <= range.start { after.max(stretch.end) } else { after };
+                before = if stretch.start > range.start { before.min(stretch.start) } else { before };
+            }
+        }
+        let base = (range.start & !(ZONE_BYTES - 1)).max(after);
+        let bytes = range.end.min(before).next_multiple_of(ZONE_BYTES).min(before) - base;
+        // What is empty may stand for other addresses.
+        let spare = |zone: &&mut Zone| {
+            zone.serial == serial && !zone.is_closed && zone.placed_bytes == 0 && zone.bytes >= bytes
+        };
+        if let Some(zone) = self.zones.iter_mut().find(spare) {
+            (zone.base, zone.stretch_bytes) = (base, zone.bytes.min(before - base));
+            let number = zone.number;
+            return self.zones.iter().position(|zone| zone.number == number);
+        }
+        self.make_zone(session, base, bytes).or_else(|| {
+            // A limit may leave room for what is needed alone.
+            let bytes = range.end.min(range.start + WINDOW_BYTES).min(before) - range.start;
+            self.make_zone(session, range.start, bytes)
+        })
+    }
+
+    fn make_zone(&mut self, session: &Session, base: u64, bytes: u64) -> Option<usize> {
+        let (segment, _, descriptor) = session.create_segment(bytes).ok()?;
+        let made = moving::map_alias(descriptor.as_fd(), bytes as usize).and_then(|alias| {
+            let mut file = None;
+            let address = alias.addr() as u64;
+            Maps::open()?.visit(address, address + 1, &mut |area| {
+                file = Some(area.file);
+                false
+            });
+            Some((alias, file?))
+        });
+        let Some((alias, file)) = made else {
+            let _ = session.destroy_segment(segment);
+            return None;
+        };
+        self.last_number += 1;
+        let (number, serial) = (self.last_number, session.serial());
+        let zone = Zone {
+            number,
+            serial,
+            segment,
+            base,
+            stretch_bytes: bytes,
+            bytes,
+            alias,
+            file,
+            placed_bytes: 0,
+            is_closed: false,
+        };
+        self.zones.push(zone);
+        Some(self.zones.len() - 1)
+    }
+
+    // ---- out of zones
+
+    /// Takes back what is placed of these pages and touched by no region any more.
+    pub fn move_out(&mut self, session: &Session, pages: Range<u64>) {
+        let mut found = Vec::new();
+        for (range, number) in self.placed.within(pages) {
+            found.extend(self.touches.untouched(range).into_iter().map(|range| (range, number)));
+        }
+        if found.is_empty() {
+            return;
+        }
+        let Some(maps) = Maps::open() else {
+            self.owed = true;
+            return;
+        };
+        for (range, number) in found {
+            self.move_out_range(session, &maps, range, number);
+        }
+        drop(maps);
+        self.tidy(session);
+    }
+
+    fn move_out_range(&mut self, session: &Session, maps: &Maps, range: Range<u64>, number: u32) {
+        let Some(at) = self.zones.iter().position(|zone| zone.number == number) else { return };
+        let zone = &self.zones[at];
+        let is_own = zone.serial == session.serial();
+        let (there, gone) = Self::check(zone, maps, &range);
+        if is_own && session.unmap_part(range.clone()).is_err() {
+            self.owed = true;
+            return;
+        }
+        let stack = stack_in_use();
+        for (piece, protection) in there {
+            if piece.start < stack.end && stack.start < piece.end {
+                self.owed = true;
+                continue;
+            }
+            let mut from = piece.start;
+            while from < piece.end {
+                let end = piece.end.min(from + WINDOW_BYTES);
+                let alias = self.zones[at].alias_of(from);
+                let one = Move { target: from, alias, bytes: (end - from) as usize, protection, done: false };
+                if moving::move_out(session, maps, &mut [one]) || self.leave_copy(session, at, &one) {
+                    self.placed.remove(from..end);
+                    self.zones[at].placed_bytes -= end - from;
+                    moving::punch(alias, one.bytes);
+                } else {
+                    self.owed = true;
+                }
+                from = end;
+            }
+        }
+        for piece in gone {
+            self.forget(session, maps, &piece, number);
+        }
+    }
+
+    /// The threads can't be held: private copies, which cost an area of the map each.
+    fn leave_copy(&mut self, session: &Session, at: usize, piece: &Move) -> bool {
+        let zone = &self.zones[at];
+        if zone.serial != session.serial() || (self.placed.len() + self.copies.len()) as u64 >= 2 * runs_max() {
+            return false;
+        }
+        let Ok(descriptor) = session.reopen_segment(zone.segment) else { return false };
+        if !moving::make_private(piece, descriptor.as_fd(), piece.target - zone.base) {
+            return false;
+        }
+        let (file, number) = (zone.file, zone.number);
+        self.zones[at].is_closed = true;
+        if !self.copied_files.contains(&file) {
+            self.copied_files.push(file);
+        }
+        let range = piece.target..piece.target + piece.bytes as u64;
+        self.copies.remove(range.clone());
+        self.copies.insert(range, number);
+        true
+    }
+
+    /// Tries once more what could not be taken back.
+    pub fn settle(&mut self, session: &Session) {
+        if self.owed && moving::is_possible() {
+            self.owed = false;
+            self.move_out(session, 0..1 << 56);
+        }
+    }
+
+    /// Gives back zones in which nothing is placed, but for a few.
+    pub fn tidy(&mut self, session: &Session) {
+        let mut spares = 0;
+        let mut at = 0;
+        while at < self.zones.len() {
+            let zone = &self.zones[at];
+            let is_own = zone.serial == session.serial() && !session.is_dead();
+            let is_useful = is_own && !zone.is_closed;
+            let keep = zone.placed_bytes > 0 || (is_useful && zone.bytes <= ZONE_BYTES && spares < SPARE_COUNT_MAX);
+            if keep {
+                spares += usize::from(zone.placed_bytes == 0);
+                at += 1;
+                continue;
+            }
+            let zone = self.zones.swap_remove(at);
+            // SAFETY: made by `map_alias`; nothing is placed, so nothing is copied from or to it any more.
+            unsafe { moving::unmap_alias(zone.alias, zone.bytes as usize) };
+            if is_own {
+                let _ = session.destroy_segment(zone.segment);
+            }
+        }
+    }
+}

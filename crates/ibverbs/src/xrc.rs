@@ -1,0 +1,117 @@
+//! Extended reliable connections: domains, and target QPs that processes of one vNIC share.
+use crate::boundary::{Outcome, code, pointer, set_errno};
+use crate::context::{Context, session};
+use crate::qp::hand_out_opened;
+use freeflow_abi::{
+    IBV_QP_OPEN_ATTR_CONTEXT, IBV_QP_OPEN_ATTR_NUM, IBV_QP_OPEN_ATTR_RESERVED, IBV_QP_OPEN_ATTR_TYPE,
+    IBV_QP_OPEN_ATTR_XRCD, IBV_QPT_XRC_RECV, IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS,
+    IBV_XRCD_INIT_ATTR_RESERVED, ibv_context, ibv_qp, ibv_qp_open_attr, ibv_xrcd, ibv_xrcd_init_attr,
+};
+use freeflow_client::{Handle, QueuePair};
+use freeflow_verbs::{FileIdentity, VerbsError};
+use std::ffi::c_int;
+use std::ptr;
+
+/// An XRC domain as C sees it, and what is behind it.
+#[repr(C)]
+pub(crate) struct Xrcd {
+    c: ibv_xrcd,
+    pub handle: Handle,
+}
+
+impl Xrcd {
+    /// # Safety
+    /// `xrcd` came from this library and is not closed.
+    pub unsafe fn from_c<'a>(xrcd: *mut ibv_xrcd) -> &'a Self {
+        // SAFETY: every domain handed out is the beginning of an `Xrcd`.
+        unsafe { &*xrcd.cast::<Self>() }
+    }
+}
+
+/// The descriptor that says that a domain has no file.
+const NO_FILE: c_int = -1;
+
+/// Which file it is; `None` if the descriptor is none.
+fn identity(file: c_int) -> Option<FileIdentity> {
+    // SAFETY: integers only; all zeroes are valid.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the struct is ours to write.
+    let known = unsafe { libc::fstat(file, &raw mut status) } == 0;
+    known.then_some(FileIdentity { device: status.st_dev, inode: status.st_ino })
+}
+
+/// `ibv_open_xrcd(3)`, with the errno that the kernel gives: EBADF if `fd` is no file, EAGAIN if there is no domain and
+/// O_CREAT is not set, EINVAL if there is one and O_EXCL is set.
+pub(crate) unsafe extern "C" fn open_xrcd(context: *mut ibv_context, init: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd {
+    let mut bad_file = false;
+    let opened = pointer(|| {
+        // SAFETY: the caller's.
+        let (init, owner) = unsafe { (&*init, Context::from_c(context).client()) };
+        if init.comp_mask >= IBV_XRCD_INIT_ATTR_RESERVED {
+            return Err(VerbsError::NotSupported);
+        }
+        if init.comp_mask != IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS {
+            return Err(VerbsError::InvalidArgument);
+        }
+        let file = if init.fd == NO_FILE { None } else { identity(init.fd) };
+        bad_file = init.fd != NO_FILE && file.is_none();
+        if bad_file {
+            return Err(VerbsError::InvalidArgument);
+        }
+        let (create, exclusive) = (init.oflags & libc::O_CREAT != 0, init.oflags & libc::O_EXCL != 0);
+        let handle = owner
+            .session()
+            .open_xrc_domain(owner.handle(), file, create || file.is_none(), exclusive)
+            .map_err(|error| match error {
+                VerbsError::NotFound => VerbsError::TryAgain,
+                VerbsError::Exists => VerbsError::InvalidArgument,
+                other => other,
+            })?;
+        Ok(Box::into_raw(Box::new(Xrcd { c: ibv_xrcd { context }, handle })).cast())
+    });
+    if bad_file {
+        set_errno(libc::EBADF);
+    }
+    opened
+}
+
+/// `ibv_close_xrcd(3)`: EBUSY while SRQs or QPs of this process are in it.
+pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    code(|| {
+        // SAFETY: the caller's; made by `Box::into_raw` above.
+        unsafe {
+            let whole = Xrcd::from_c(xrcd);
+            session(whole.c.context).close_xrc_domain(whole.handle)?;
+            drop(Box::from_raw(xrcd.cast::<Xrcd>()));
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_open_qp(3)`: a target QP that another process of the vNIC made.
+pub(crate) unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
+    pointer(|| {
+        // SAFETY: the caller's.
+        unsafe {
+            let attr = &*attr;
+            let client = open(context, attr)?;
+            let named = attr.comp_mask & IBV_QP_OPEN_ATTR_CONTEXT != 0;
+            Ok(hand_out_opened(context, client, if named { attr.qp_context } else { ptr::null_mut() }))
+        }
+    })
+}
+
+/// # Safety
+/// `context` is open; what `attr` names exists.
+unsafe fn open(context: *mut ibv_context, attr: &ibv_qp_open_attr) -> Outcome<QueuePair> {
+    const NEEDED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+    if attr.comp_mask >= IBV_QP_OPEN_ATTR_RESERVED {
+        return Err(VerbsError::NotSupported);
+    }
+    if attr.comp_mask & NEEDED != NEEDED || attr.xrcd.is_null() || attr.qp_type != IBV_QPT_XRC_RECV {
+        return Err(VerbsError::InvalidArgument);
+    }
+    // SAFETY: the caller's.
+    let (session, xrcd) = unsafe { (Context::from_c(context).client().session(), Xrcd::from_c(attr.xrcd).handle) };
+    QueuePair::open(session, xrcd, attr.qp_num)
+}
