@@ -2,7 +2,8 @@
 //!
 //! `createRuntime` comes when the container's namespaces and mounts are there and its root is not changed yet: it
 //! attaches a vNIC under the container's id, puts a veth pair into its network namespace (unless that is the host's),
-//! mounts the vNIC's directory, and only that, at `/run/freeflow`, and the drop-in over the image's libibverbs.
+//! mounts the vNIC's directory, and only that, at `/run/freeflow`, its sysfs in `/sys/class`, and the drop-in over the
+//! image's libibverbs.
 //! `poststop` detaches it. An error goes to stderr and, by its exit status, stops the container's start.
 
 use crate::admin::{Admin, Presence};
@@ -100,6 +101,7 @@ fn equip(vnic: &VnicStatus, bridge: &str, pid: u32, root: &Path, library: &Path)
         let root = Root::open(root)?;
         root.check_c_library()?;
         root.mount_vnic(&sources)?;
+        root.mount_classes(&sources.classes);
         if root.replace_libraries(&sources)? == 0 {
             root.add_library(&sources)?;
         }

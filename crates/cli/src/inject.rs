@@ -4,10 +4,11 @@
 //! kernel below the container's root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS), so no symbolic link
 //! of the image leads out of it; the mount goes onto the descriptor, not onto a name.
 //!
-//! Invariant: both mounts are read-only. They are the host's own files: a container's root must neither change the library
+//! Invariant: these mounts are read-only. They are the host's own files: a container's root must neither change the library
 //! that every other container runs, nor fill or rearrange the directory in which the router makes its socket.
 
 use crate::failure::{Context, Failure, Result};
+use crate::inject_sysfs::Classes;
 use crate::sys;
 use crate::tools::LIBRARY;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, openat, openat2};
@@ -41,13 +42,15 @@ pub struct Sources {
     vnic: OwnedFd,
     library: Vec<OwnedFd>,
     library_identity: (u64, u64),
+    pub classes: Classes,
 }
 
 impl Sources {
     pub fn open(vnic_directory: &Path, library: &Path) -> Result<Self> {
         let metadata = rustix::fs::stat(library).context(library.display())?;
         let clones: Result<Vec<OwnedFd>> = (0..LIBRARY_COUNT_MAX).map(|_| protected(library)).collect();
-        Ok(Self { vnic: protected(vnic_directory)?, library: clones?, library_identity: identity(&metadata) })
+        let (vnic, classes) = (protected(vnic_directory)?, Classes::open(vnic_directory)?);
+        Ok(Self { vnic, library: clones?, library_identity: identity(&metadata), classes })
     }
 }
 
@@ -87,7 +90,7 @@ impl Root {
         Ok(Self(root))
     }
 
-    fn resolve(&self, path: impl AsRef<Path>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    pub(crate) fn resolve(&self, path: impl AsRef<Path>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         // EAGAIN: something was renamed meanwhile and the kernel can't vouch for "below the root".
         for _ in 0..16 {

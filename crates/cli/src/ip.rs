@@ -2,6 +2,7 @@
 
 use crate::failure::{Context, Failure, Result};
 use crate::fork::in_child;
+use crate::inject_sysfs::name_interface;
 use crate::run_dir::fnv1a;
 use crate::sys;
 use freeflow_protocol::admin::VnicStatus;
@@ -10,6 +11,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Where `ip` is looked for besides PATH: a hook's PATH is short.
@@ -91,7 +93,9 @@ pub fn plug(vnic: &VnicStatus, bridge: &str, pid: u32) -> Result<String> {
     if result.is_err() {
         unplug(&vnic.id);
     }
-    result.map(|()| inside)
+    result?;
+    name_interface(Path::new(&vnic.directory), &inside);
+    Ok(inside)
 }
 
 /// The first of `ff0`, `ff1`, … that the namespace does not have (containers of a pod share one).

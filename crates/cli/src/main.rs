@@ -14,6 +14,7 @@ mod fork;
 mod hook;
 mod init;
 mod inject;
+mod inject_sysfs;
 mod ip;
 mod lifecycle;
 mod names;

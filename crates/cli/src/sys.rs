@@ -156,12 +156,22 @@ pub fn keep_on_exec(fd: BorrowedFd<'_>) -> io::Result<i32> {
 
 /// Makes a detached mount one that its container can't change: read-only, and without devices and set-user-ID programs.
 pub fn protect_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
-    let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
-        attr_clr: 0,
-        propagation: 0,
-        userns_fd: 0,
-    };
+    set_mount(mount, libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV, 0)
+}
+
+/// The same for one that holds no programs.
+pub fn protect_data_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
+    protect_mount(mount)?;
+    set_mount(mount, libc::MOUNT_ATTR_NOEXEC, 0)
+}
+
+/// What is mounted below a mount from now on stays in its namespace.
+pub fn stop_propagation(mount: BorrowedFd<'_>) -> io::Result<()> {
+    set_mount(mount, 0, libc::MS_SLAVE)
+}
+
+fn set_mount(mount: BorrowedFd<'_>, attributes: u64, propagation: u64) -> io::Result<()> {
+    let attributes = libc::mount_attr { attr_set: attributes, attr_clr: 0, propagation, userns_fd: 0 };
     let bytes = size_of::<libc::mount_attr>();
     let (fd, path, flags) = (mount.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH);
     // SAFETY: the path is a C string and the structure is valid for reads of `bytes` bytes; the kernel keeps neither.

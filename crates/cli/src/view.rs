@@ -1,5 +1,5 @@
 //! What a `freeflow run` container sees: the host's root file system with its own `/proc`, `/sys`, `/dev`, hostname and
-//! capabilities, its vNIC at `/run/freeflow`, the drop-in library, and none of the run directories of the machine.
+//! capabilities, its vNIC at `/run/freeflow` and in `/sys/class`, the drop-in library, and none of the run directories of the machine.
 //!
 //! It is a light container: it keeps the programs of one host apart on the network, not the host's files from them.
 
@@ -81,6 +81,7 @@ impl View {
         let replaced = root.replace_libraries(&sources)?;
         mount_proc()?;
         mount("sysfs", "/sys", "sysfs", MountFlags::RDONLY | NO_PRIVILEGE, None).context("can't mount /sys")?;
+        root.mount_classes(&sources.classes);
         mount_dev(&devices)?;
         for directory in &self.hidden {
             hide(directory)?;

@@ -1,0 +1,173 @@
+//! The vNIC's `/sys/class/infiniband` and its like in a container.
+//!
+//! Nobody can make a directory in the kernel's sysfs. So `/sys/class` is covered with a read-only tmpfs that has every class
+//! of the container again, as a mount of the original one (a link from there to `../../devices` works on), except those
+//! of the host's own RDMA devices, and the vNIC's instead. An overlay would be a single mount, but remembers what it was once
+//! asked for in vain: a network interface that comes later would stay unseen.
+//!
+//! The container works without all this, so nothing here fails it: what went wrong is said on stderr.
+
+use crate::failure::{Context, Result};
+use crate::inject::{Root, mount_onto};
+use crate::output::complaint;
+use crate::sys;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstatfs, mkdirat, openat, statat};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_string,
+    fsmount, fsopen, open_tree, unmount,
+};
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// Where the router keeps it, in a vNIC's directory.
+const DIRECTORY: &str = "sysfs";
+/// In there.
+const GID_INTERFACE: &str = ".freeflow/infiniband/freeflow0/ports/1/gid_attrs/ndevs/0";
+/// Classes of RDMA devices begin with this; the host's are none of the container's business.
+const RDMA_CLASSES: &str = "infiniband";
+/// More classes than any kernel has.
+const CLASS_COUNT_MAX: usize = 1024;
+/// `SYSFS_MAGIC` of linux/magic.h.
+const SYSFS_MAGIC: u64 = 0x6265_6572;
+
+/// The vNIC's part of `/sys/class`, opened in the host's view: name and detached mount of each directory.
+pub struct Classes(Vec<(String, OwnedFd)>);
+
+impl Classes {
+    /// None at all if the router could not make them; it has said so.
+    pub fn open(vnic_directory: &Path) -> Result<Self> {
+        let Ok(entries) = fs::read_dir(vnic_directory.join(DIRECTORY)) else { return Ok(Self(Vec::new())) };
+        let mut classes = Vec::new();
+        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let mount = crate::inject::detached(&entry.path())?;
+            sys::protect_data_mount(mount.as_fd()).context(entry.path().display())?;
+            classes.push((name, mount));
+        }
+        Ok(Self(classes))
+    }
+}
+
+impl Root {
+    /// Puts the vNIC's classes into the container's `/sys/class`, if it has one.
+    pub fn mount_classes(&self, classes: &Classes) {
+        if let Err(failure) = self.try_mount_classes(classes) {
+            complaint(format!("warning: the container gets no /sys/class/infiniband: {failure}"));
+        }
+    }
+
+    fn try_mount_classes(&self, classes: &Classes) -> Result<()> {
+        let system = self.resolve("sys", OFlags::DIRECTORY).context("/sys")?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let original = openat(&system, "class", flags, Mode::empty()).context("/sys/class")?;
+        for (directory, path) in [(&system, "/sys"), (&original, "/sys/class")] {
+            let kind = fstatfs(directory).context(path)?.f_type;
+            if kind as u64 != SYSFS_MAGIC {
+                crate::fail!("{path} is not the kernel's");
+            }
+        }
+        // Nothing of this may travel to the mounts that /sys was copied from.
+        sys::stop_propagation(system.as_fd()).context("/sys")?;
+        let own = own_classes(&original).context("the classes in /sys/class")?;
+        let all = || own.iter().chain(&classes.0);
+        let cover = new_tmpfs(all().count())?;
+        for (name, _) in all() {
+            mkdirat(&cover, name.as_str(), Mode::from(0o755)).context(name)?;
+        }
+        mount_onto(&cover, &original).context("/sys/class")?;
+        let result = fill(&cover, all());
+        if result.is_err() {
+            // Better the original than half of it.
+            let _ = rustix::process::fchdir(&cover).and_then(|()| unmount(".", UnmountFlags::DETACH));
+            let _ = rustix::process::chdir("/");
+        }
+        result
+    }
+}
+
+fn fill<'a>(cover: &OwnedFd, classes: impl Iterator<Item = &'a (String, OwnedFd)>) -> Result<()> {
+    for (name, mount) in classes {
+        let target = openat(cover, name.as_str(), OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+        mount_onto(mount, target.context(name)?).context(name)?;
+    }
+    sys::protect_data_mount(cover.as_fd()).context("/sys/class")
+}
+
+/// Detached copies of the container's classes, but for those of RDMA devices.
+fn own_classes(original: &OwnedFd) -> rustix::io::Result<Vec<(String, OwnedFd)>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let entries = rustix::fs::Dir::new(openat(original, ".", flags, Mode::empty())?)?;
+    let mut classes = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().to_str() else { continue };
+        if name.starts_with('.') || name.starts_with(RDMA_CLASSES) {
+            continue;
+        }
+        let metadata = statat(original, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(metadata.st_mode) != FileType::Directory {
+            continue;
+        }
+        if classes.len() == CLASS_COUNT_MAX {
+            return Err(Errno::TOOBIG);
+        }
+        classes.push((name.to_string(), copy(original.as_fd(), name)?));
+    }
+    Ok(classes)
+}
+
+/// With what is mounted below: an engine may have covered some of it.
+fn copy(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    open_tree(directory, name, flags)
+}
+
+/// An empty, detached tmpfs with room for so many directories.
+fn new_tmpfs(directory_count: usize) -> Result<OwnedFd> {
+    let make = || {
+        let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_set_string(context.as_fd(), "size", "64k")?;
+        fsconfig_set_string(context.as_fd(), "nr_inodes", (directory_count + 2).to_string())?;
+        fsconfig_set_string(context.as_fd(), "mode", "0755")?;
+        fsconfig_create(context.as_fd())?;
+        let flags =
+            MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, flags)
+    };
+    make().context("can't make a tmpfs")
+}
+
+/// Tells the readers of the vNIC's sysfs which network interface has its address.
+pub fn name_interface(vnic_directory: &Path, interface: &str) {
+    let tree = vnic_directory.join(DIRECTORY);
+    // Written once, before the container's program starts.
+    if tree.exists()
+        && let Err(error) = fs::write(tree.join(GID_INTERFACE), format!("{interface}\n"))
+    {
+        complaint(format!("warning: the vNIC's sysfs does not name its interface {interface}: {error}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interface_is_named_anew() {
+        let directory = std::env::temp_dir().join(format!("ff-inject-sysfs-{}", std::process::id()));
+        let tree = directory.join(DIRECTORY);
+        fs::create_dir_all(tree.join(GID_INTERFACE).parent().unwrap()).unwrap();
+        name_interface(&directory, "ff0");
+        name_interface(&directory, "ff1");
+        assert_eq!(fs::read_to_string(tree.join(GID_INTERFACE)).unwrap(), "ff1\n");
+        fs::remove_dir_all(&directory).unwrap();
+        // No tree: a warning, no harm.
+        name_interface(&directory, "ff0");
+        assert!(Classes::open(&directory).unwrap().0.is_empty());
+    }
+}
