@@ -3,6 +3,7 @@
 //! * [`limits`]: bare programs that show the physical limits of this machine.
 //! * [`verbs`]: an ordinary verbs program, one end in each of two containers.
 //! * [`host`], [`group`], [`suite`], [`perftest`]: a router in each mode, what is measured with it, and unmodified programs.
+//! * [`memory`]: what registrations and objects cost.
 //! * [`report`], [`table`], [`stats`]: tables, JSON and percentiles.
 //!
 //! Invariant: no figure is printed without the limit that bounds it, taken in the same run, and the hand-off before
@@ -10,6 +11,7 @@
 pub mod group;
 pub mod host;
 pub mod limits;
+pub mod memory;
 pub mod perftest;
 pub mod report;
 pub mod stats;

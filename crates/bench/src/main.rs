@@ -5,7 +5,7 @@ use freeflow_bench::limits::{self, Effort, Limit};
 use freeflow_bench::report::{Report, idle_table, limits_table, machine, measured_table, perftest_table};
 use freeflow_bench::suite::{Pair, Plan, idle};
 use freeflow_bench::verbs::{Job, Memory, Operation, Traffic, agent};
-use freeflow_bench::{perftest, sys};
+use freeflow_bench::{memory, perftest, sys};
 use std::env;
 use std::io;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ usage: freeflow-bench [options]
        freeflow-bench handoff   one hand-off between two cores, and nothing else
 
   --quick            about one minute instead of five; fewer sizes, shorter runs
-  --only LIST        of limits, latency, bandwidth, idle, perftest (default: all; ratios need limits)
+  --only LIST        of limits, latency, bandwidth, idle, perftest, memory (default: all; ratios need limits)
   --modes LIST       of fastpath, lowcpu, adaptive (default: all)
   --freeflow PATH    the freeflow program (default: dist/bin/freeflow)
   --out DIR          where the JSON goes (default: target/bench)
@@ -36,7 +36,7 @@ struct Options {
     out: PathBuf,
 }
 
-const PARTS: [&str; 5] = ["limits", "latency", "bandwidth", "idle", "perftest"];
+const PARTS: [&str; 6] = ["limits", "latency", "bandwidth", "idle", "perftest", "memory"];
 
 fn list(text: &str, known: &[&str]) -> Result<Vec<String>, String> {
     let words: Vec<String> = text.split(',').map(str::to_owned).collect();
@@ -119,6 +119,11 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
             }
         }
     }
+    if options.part("memory")
+        && let Err(error) = measure_memory(options, &mut report)
+    {
+        report.fail(format!("memory: {error}"));
+    }
     if !report.idle.is_empty() {
         println!("{}", idle_table(&report.idle));
     }
@@ -199,6 +204,25 @@ fn measure_mode(options: &Options, mode: &str, report: &mut Report) -> Result<()
     if options.part("perftest") && (!options.quick || mode == "adaptive") {
         measure_perftest(options, mode, &mut pair, report)?;
     }
+    Ok(())
+}
+
+/// What registrations and objects cost does not hang on how the router waits.
+fn measure_memory(options: &Options, report: &mut Report) -> Result<(), String> {
+    let host = Freeflow::up(&options.freeflow, "adaptive", options.one_group)?;
+    let mut pair = Pair::new(&host)?;
+    println!();
+    report.handoff("before").map_err(|error| error.to_string())?;
+    report.registrations = memory::registrations(&mut pair, options.quick);
+    println!("{}", memory::registrations_table(&report.registrations));
+    report.footprints = memory::footprints(&mut pair, options.quick);
+    println!("{}", memory::footprints_table(&report.footprints));
+    report.handoff("after").map_err(|error| error.to_string())?;
+    let failed = report.registrations.iter().filter_map(|one| Some(format!("{one:?}: {}", one.failure.as_ref()?)));
+    let failed: Vec<String> = failed
+        .chain(report.footprints.iter().filter_map(|one| Some(format!("{one:?}: {}", one.failure.as_ref()?))))
+        .collect();
+    failed.into_iter().for_each(|failure| report.fail(failure));
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Everything measured in one run: printed as tables, kept as JSON.
 use crate::limits::handoff::Handoff;
 use crate::limits::{Limit, Limits, SUSPECT_FACTOR};
+use crate::memory::{Footprint, Registered};
 use crate::perftest;
 use crate::suite::{Idle, Measured};
 use crate::table::{Table, bytes, figure};
@@ -43,6 +44,8 @@ pub struct Report {
     pub measured: Vec<Measured>,
     pub idle: Vec<Idle>,
     pub perftest: Vec<perftest::Figure>,
+    pub registrations: Vec<Registered>,
+    pub footprints: Vec<Footprint>,
     pub handoffs: Vec<(String, Handoff)>,
     pub failures: Vec<String>,
 }
@@ -130,6 +133,7 @@ impl Report {
             "handoffs": handoffs,
             "limits": self.limits.list.iter().map(Limit::to_json).collect::<Vec<_>>(),
             "measured": self.measured, "idle": self.idle, "perftest": self.perftest,
+            "registrations": self.registrations, "footprints": self.footprints,
             "expectations": expectations, "failures": self.failures,
         })
     }

@@ -99,6 +99,14 @@ fn ticks_of_stat(line: &str) -> Option<u64> {
     Some(user + system)
 }
 
+/// A field of `/proc/PID/status` that is in kB, as bytes. `pid` may be `self`.
+pub fn status_bytes(pid: &str, field: &str) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
 /// An anonymous mapping, shared with the children forked after it was made.
 pub struct Shared {
     base: *mut u8,
@@ -108,11 +116,24 @@ pub struct Shared {
 impl Shared {
     /// Every page is touched.
     pub fn new(bytes: usize) -> io::Result<Self> {
-        Self::map(bytes, libc::MAP_SHARED)
+        Self::map(bytes, libc::MAP_SHARED).map(Self::touched)
     }
 
     /// The same, but a child forked later gets its own copy.
     pub fn private(bytes: usize) -> io::Result<Self> {
+        Self::map(bytes, libc::MAP_PRIVATE).map(Self::touched)
+    }
+
+    /// Private too, in transparent huge pages as far as the kernel has them.
+    pub fn huge(bytes: usize) -> io::Result<Self> {
+        let mapping = Self::map(bytes, libc::MAP_PRIVATE)?;
+        // SAFETY: advice on our own mapping; a kernel without huge pages refuses it.
+        unsafe { libc::madvise(mapping.base.cast(), mapping.bytes, libc::MADV_HUGEPAGE) };
+        Ok(mapping.touched())
+    }
+
+    /// Private, its pages not yet there.
+    pub fn untouched(bytes: usize) -> io::Result<Self> {
         Self::map(bytes, libc::MAP_PRIVATE)
     }
 
@@ -123,11 +144,15 @@ impl Shared {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the mapping is writable and `bytes` long.
-        unsafe { ptr::write_bytes(base.cast::<u8>(), 1, bytes) };
-        // SAFETY: the same.
-        unsafe { ptr::write_bytes(base.cast::<u8>(), 0, bytes) };
         Ok(Self { base: base.cast(), bytes })
+    }
+
+    fn touched(self) -> Self {
+        for byte in [1, 0] {
+            // SAFETY: the mapping is writable and `bytes` long.
+            unsafe { ptr::write_bytes(self.base, byte, self.bytes) };
+        }
+        self
     }
 
     /// One word; `offset` is in bytes.
@@ -246,6 +271,8 @@ mod tests {
         let before = monotonic_ns();
         assert!(monotonic_ns() >= before);
         assert!(own_cpu_ns() > 0);
+        assert!(status_bytes("self", "RssAnon:").is_some_and(|bytes| bytes > 0));
+        assert_eq!(status_bytes("self", "Name:"), None);
         assert!(!thread_cpu_ns(std::process::id()).expect("own threads").is_empty());
     }
 

@@ -1,6 +1,7 @@
 //! The loop of an agent: one request a line, its replies a line each. It ends when its standard input does.
 use super::endpoint::{Device, Endpoint};
-use super::{Reply, Request, traffic};
+use super::objects::{Held, Resident};
+use super::{Reply, Request, registration, traffic};
 use std::io::{self, BufRead, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -51,12 +52,12 @@ pub fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// From one `Prepare` to its `Release`.
+/// From a `Prepare`, `Register` or `Hold` to the `Release`.
 fn connection(device: &Device, first: Request, input: &mut impl BufRead) -> io::Result<()> {
-    let mut end = None;
+    let (mut end, mut held) = (None, None);
     let mut request = first;
     loop {
-        let result = handle(device, &mut end, &request);
+        let result = handle(device, &mut end, &mut held, &request);
         say(&result.unwrap_or_else(Reply::Failed))?;
         if request == Request::Release {
             return Ok(());
@@ -72,7 +73,12 @@ fn connection(device: &Device, first: Request, input: &mut impl BufRead) -> io::
     }
 }
 
-fn handle<'a>(device: &'a Device, end: &mut Option<Endpoint<'a>>, request: &Request) -> Result<Reply, String> {
+fn handle<'a>(
+    device: &'a Device,
+    end: &mut Option<Endpoint<'a>>,
+    held: &mut Option<Held<'a>>,
+    request: &Request,
+) -> Result<Reply, String> {
     let prepared = "nothing was prepared";
     match request {
         Request::Prepare { memory, job } => {
@@ -88,8 +94,17 @@ fn handle<'a>(device: &'a Device, end: &mut Option<Endpoint<'a>>, request: &Requ
             traffic::serve(end, job).map(Reply::Ended)
         }
         Request::Run { job } => traffic::run(end.as_ref().ok_or(prepared)?, job).map(Reply::Ended),
+        Request::Register { memory, bytes, count } => {
+            registration::measure(device, *memory, *bytes, *count).map(Reply::Registered)
+        }
+        Request::Hold { kind, count } => {
+            let before = Resident::of("self")?;
+            *held = Some(Held::new(device, *kind, *count)?);
+            Ok(Reply::Held(before, Resident::of("self")?))
+        }
         Request::Release => {
             *end = None;
+            *held = None;
             Ok(Reply::Done)
         }
         Request::Hello | Request::Start { .. } | Request::Finish { .. } => Err("release first".to_owned()),

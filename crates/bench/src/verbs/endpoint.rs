@@ -31,11 +31,11 @@ pub struct Device {
     gid: [u8; 16],
 }
 
-fn not_null<T>(pointer: *mut T, what: &str) -> Result<*mut T, String> {
+pub fn not_null<T>(pointer: *mut T, what: &str) -> Result<*mut T, String> {
     if pointer.is_null() { Err(format!("{what}: {}", std::io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
-fn zero(status: c_int, what: &str) -> Result<(), String> {
+pub fn zero(status: c_int, what: &str) -> Result<(), String> {
     match status {
         0 => Ok(()),
         // Most of these return errno; the oldest return -1 and set it.
@@ -65,9 +65,17 @@ impl Device {
         Ok(Self { library, context, gid: gid.raw })
     }
 
-    fn allocate(&self, memory: Memory, bytes: usize) -> Result<Buffer<'_>, String> {
+    pub fn context(&self) -> *mut ibv_context {
+        self.context
+    }
+
+    /// Memory whose pages are all there.
+    pub fn allocate(&self, memory: Memory, bytes: usize) -> Result<Buffer<'_>, String> {
+        let mapped = |mapping: std::io::Result<Shared>| mapping.map(Buffer::Mapped).map_err(|error| error.to_string());
         match memory {
-            Memory::Ordinary => Shared::private(bytes).map(Buffer::Ordinary).map_err(|error| error.to_string()),
+            Memory::Ordinary => mapped(Shared::private(bytes)),
+            Memory::Huge => mapped(Shared::huge(bytes)),
+            Memory::Foreign => mapped(Shared::new(bytes)),
             Memory::Shared => {
                 let allocate = self.library.malloc.ok_or("this libibverbs has no ibv_malloc")?;
                 // SAFETY: a plain number.
@@ -78,15 +86,15 @@ impl Device {
     }
 }
 
-enum Buffer<'a> {
-    Ordinary(Shared),
+pub enum Buffer<'a> {
+    Mapped(Shared),
     Shared { device: &'a Device, base: *mut u8 },
 }
 
 impl Buffer<'_> {
-    fn base(&self) -> *mut u8 {
+    pub fn base(&self) -> *mut u8 {
         match self {
-            Self::Ordinary(memory) => memory.at(0, 0),
+            Self::Mapped(memory) => memory.at(0, 0),
             Self::Shared { base, .. } => *base,
         }
     }

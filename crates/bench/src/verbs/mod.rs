@@ -6,6 +6,8 @@
 pub mod agent;
 mod endpoint;
 mod library;
+pub mod objects;
+pub mod registration;
 mod traffic;
 
 use crate::stats::Summary;
@@ -36,15 +38,23 @@ pub enum Memory {
     Shared,
     /// From `mmap`, registered like any memory.
     Ordinary,
+    /// Ordinary, in transparent huge pages as far as the kernel has them.
+    Huge,
+    /// Shared with others already, so that it can't be shared with the router: reached by its helper.
+    Foreign,
 }
 
 impl Memory {
-    pub const ALL: [Self; 2] = [Self::Shared, Self::Ordinary];
+    /// What traffic is measured with; huge pages make no difference there.
+    pub const OF_TRAFFIC: [Self; 3] = [Self::Shared, Self::Ordinary, Self::Foreign];
+    pub const ALL: [Self; 4] = [Self::Shared, Self::Ordinary, Self::Huge, Self::Foreign];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Shared => "ibv_malloc",
             Self::Ordinary => "ordinary",
+            Self::Huge => "huge pages",
+            Self::Foreign => "foreign",
         }
     }
 }
@@ -91,7 +101,11 @@ pub enum Request {
     Serve { job: Job },
     /// Begins, and measures. → `Ended`.
     Run { job: Job },
-    /// Frees what `Prepare` made. → `Done`.
+    /// Registers and deregisters. → `Registered`.
+    Register { memory: Memory, bytes: usize, count: usize },
+    /// Makes objects and keeps them. → `Held`, with the memory that this process has then.
+    Hold { kind: objects::Kind, count: usize },
+    /// Frees what `Prepare` or `Hold` made. → `Done`.
     Release,
     /// Starts another program. → `Started`.
     Start { argv: Vec<String> },
@@ -105,6 +119,9 @@ pub enum Reply {
     Done,
     Started,
     Ended(Outcome),
+    Registered(registration::Registration),
+    /// Before and after.
+    Held(objects::Resident, objects::Resident),
     /// Exit status, or `None` when it was ended; both outputs together.
     Output {
         status: Option<i32>,
