@@ -13,7 +13,7 @@ PROGRAMS := freeflow freeflow-router
 export CARGO_TARGET_DIR := $(TARGET_DIR)
 export FREEFLOW_DIST := $(DIST)
 
-.PHONY: all build programs library headers demo test test-full bench fmt lint deps clean help
+.PHONY: all build programs library headers demo test test-full test-interop bench fmt lint deps clean help
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
@@ -47,6 +47,9 @@ test: ## everything that CI runs, with the time of each stage
 test-full: ## the same with longer runs of what is random
 	scripts/install-deps
 	FREEFLOW_TEST_FULL=1 scripts/test-stages
+
+test-interop: build ## compare with a real kernel's Soft-RoCE, in an emulated guest
+	tests/interop.py --packages
 
 bench: build ## latency, bandwidth and CPU beside this machine's own limits
 	scripts/bench

@@ -85,6 +85,14 @@ def ucx(server, client, transports):
         need(re.search(r"^Final:\s+\d+", output, re.M), output)
 
 
+def ucx_asleep(server, client):
+    """Whoever polls, finds nothing and arms must not sleep over what came in between."""
+    words = ["env", "UCX_TLS=rc_v,self,sm", UCX_DEVICE, "ucx_perftest", "-E", "sleep", "-t", "tag_lat", "-n", "500",
+             "-s", "8", "-p", str(UCX_PORT)]
+    for _ in range(10):
+        lib.in_two_containers(server, client, words, [*words, "{ip}"], seconds=30, port=UCX_PORT)
+
+
 def mpi(container, directory):
     source, program = directory / "ring.c", directory / "ring"
     source.write_text(MPI_PROGRAM)
@@ -114,6 +122,7 @@ def test(checks):
         optional("UCX finds the device", ["ucx_info"], ucx_finds_the_device, one)
         optional("UCX over RC", ["ucx_perftest"], ucx, one, two, "rc_v")
         optional("UCX over UD", ["ucx_perftest"], ucx, one, two, "ud_verbs")
+        optional("UCX that sleeps", ["ucx_perftest"], ucx_asleep, one, two)
         optional("Open MPI over UCX", ["mpirun", "mpicc", "ucx_info"], mpi, one, host.directory)
         checks.check("nothing is left in the router after them", lib.wait_for_resources, host, before)
 

@@ -189,7 +189,7 @@ isolation() {
     output=$(freeflow run --rm --name inside -- python3 - "$run_dir" 2>&1 <<'END'
 import ctypes, os, socket, sys
 run_dir = sys.argv[1]
-assert os.listdir("/run/freeflow") == ["router.sock"], os.listdir("/run/freeflow")
+assert sorted(os.listdir("/run/freeflow")) == ["router.sock", "sysfs"], os.listdir("/run/freeflow")
 assert os.listdir(run_dir) == [], os.listdir(run_dir)
 for path in (run_dir + "/admin.sock", "/run/freeflow/admin.sock"):
     try:

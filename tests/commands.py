@@ -49,7 +49,7 @@ def views(host):
         processes = container.exec("ps", "-e", "-o", "args").splitlines()
         need(len(processes) < 8, f"it sees other processes: {processes}")
         need(not container.exec("sh", "-c", f"ls -A {host.run_dir} 2>/dev/null || true"), "it sees the run directory")
-        need(container.exec("ls", "/run/freeflow").split() == ["router.sock"], "more than its own socket is mounted")
+        need(container.exec("ls", "/run/freeflow").split() == ["router.sock", "sysfs"], "more than its own socket and sysfs is mounted")
         need(container.exec("ls", "/sys/class/net").split().__len__() == 2, "not just lo and its own interface")
     finally:
         container.remove()

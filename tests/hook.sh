@@ -70,7 +70,7 @@ unprivileged_in_own_root() {
         fail "$output"
         return
     }
-    contains "$output" $'router.sock\nff0\nlo\n' "its directory and interfaces" || return
+    contains "$output" $'router.sock\nsysfs\nff0\nlo\n' "its directory and interfaces" || return
     contains "$output" freeflow0 "the device" || return
     equal "$(vnic_count)" 0 "vNICs after its end"
 }
@@ -134,7 +134,7 @@ host_network_gets_no_interface() {
     local before after
     before=$(ip -o link | wc -l)
     after=$(network=host podman_run --rootfs /:O sh -c 'ip -o link | wc -l; ls /run/freeflow' 2>/dev/null)
-    equal "$after" "$before"$'\nrouter.sock' "interfaces, and its directory"
+    equal "$after" "$before"$'\nrouter.sock\nsysfs' "interfaces, and its directory"
 }
 
 router_away() {

@@ -288,8 +288,9 @@ def in_two_containers(server, client, server_command, client_command, seconds=60
 def router_resources(host):
     """What may not grow: counts by the router's own word, and its descriptors and mappings by the kernel's."""
     status = host.status()
-    counts = {key: status[key] for key in ("session_count", "qp_count", "cq_count", "srq_count", "mr_count",
-                                           "registered_bytes", "segment_count", "segment_bytes")}
+    counts = {key: status[key] for key in ("session_count", "pd_count", "qp_count", "cq_count", "srq_count", "mr_count",
+                                           "mw_count", "xrcd_count", "registered_bytes", "segment_count",
+                                           "segment_bytes")}
     proc = pathlib.Path(f"/proc/{host.router_pid()}")
     counts["descriptors"] = len(list((proc / "fd").iterdir()))
     counts["mappings"] = sum("memfd" in line for line in (proc / "maps").read_text().splitlines())

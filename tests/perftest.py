@@ -6,6 +6,7 @@ and tables that count here, not the figures (`make bench` is for those).
 """
 
 import re
+import tempfile
 
 import lib
 from lib import need
@@ -52,11 +53,91 @@ def matrix():
     yield ["ib_read_bw", "-F", "-o", "1", "-n", "300"]
     yield ["ib_send_bw", "-F", "-r", "4", "-t", "4", "-n", "2000"]
     yield ["ib_write_bw", "-F", "-m", "1024", "-n", "300"]
+    yield from extended_connections()
+    yield from on_demand_paging()
+    for words in OTHER_SWITCHES:
+        yield words.split()
 
 
-def one(server, client, words):
-    _, output = lib.in_two_containers(server, client, words, [*words, "{ip}"], seconds=40)
-    rows = DURATION_ROW if "-D" in words else ROW
+def extended_connections():
+    """XRC: every verb, with both ways to post."""
+    for verb in ("send", "write", "read", "atomic"):
+        for kind in ("bw", "lat"):
+            base = [f"ib_{verb}_{kind}", "-c", "XRC", "-F", "-n", "300"]
+            yield base
+            yield base + ["--use_old_post_send"]
+            if verb in ("send", "read", "atomic"):
+                yield base + ["-e"]
+            if kind == "bw":
+                yield base + ["-q", "4"]
+                yield base + ["-b"]
+            if verb == "send":
+                yield base + ["-s", "65536"]
+
+
+def on_demand_paging():
+    for verb in ("send", "write", "read", "atomic"):
+        for kind in ("bw", "lat"):
+            yield [f"ib_{verb}_{kind}", "--odp", "-F", "-n", "300"]
+    yield ["ib_send_bw", "-c", "UD", "--odp", "-F", "-n", "300"]
+    yield ["ib_write_bw", "--odp", "-F", "-n", "50", "-s", "1048576"]
+    yield ["ib_send_bw", "-c", "XRC", "--odp", "-F", "-n", "300"]
+
+
+# The remaining switches, once each. Left out: rdma_cm's (-R -z -T --retry_count), those of two ports, InfiniBand, a GPU or
+# a vendor's device, --rate_limit in hardware, and --use_hugepages, which needs the machine's administrator.
+OTHER_SWITCHES = [
+    "ib_send_bw -F -n 512 -l 8",
+    "ib_send_bw -F -n 512 -l 8 --use_old_post_send",
+    "ib_send_bw -F -n 512 --recv_post_list=8",
+    "ib_write_bw -F -n 512 -l 16 -q 2",
+    "ib_send_bw -c UD -F -n 500 -g",
+    "ib_send_lat -c UD -F -n 500 -g",
+    "ib_send_bw -F -n 500 -N",
+    "ib_send_bw -F -n 500 -Q 10",
+    "ib_send_bw -F -n 500 -S 3",
+    "ib_send_bw -F -n 500 -L 3 --tclass=8",
+    "ib_send_bw -F -n 500 -u 18",
+    "ib_send_bw -F -n 500 -X 0 -e",
+    "ib_send_bw -F -n 500 -w 0.001 -y 0.00001",
+    "ib_write_bw -F -n 500 -W counters/port_xmit_data,counters/port_rcv_data,hw_counters/rx_write_requests",
+    "ib_write_bw -F -n 500 --out_json --out_json_file={files}-{side}.json",
+    "ib_write_bw -F -D 2 --cpu_util",
+    "ib_write_bw -F -D 2 -f 0",
+    "ib_send_bw -F -n 500 --inline_recv=0",
+    "ib_write_bw -F -n 500 -q 4 --mr_per_qp",
+    "ib_write_bw -F -n 500 --pkey_index=0",
+    "ib_send_bw -F -n 500 --dont_xchg_versions",
+    "ib_send_bw -F -n 500 --force-link=Ethernet",
+    "ib_atomic_bw -F -n 500 --perform_warm_up",
+    "ib_write_bw -F -n 500 -b --report-both",
+    "ib_write_bw -F -n 500 --report_gbits",
+    "ib_write_bw -F -n 500 --reversed",
+    "ib_send_bw -F -n 500 --reversed",
+    "ib_write_bw -F -n 500 --wait_destroy=1",
+    "ib_write_bw -F -n 500 --disable_pcie_relaxed",
+    "ib_write_bw -F -n 500 --rate_limit=1 --rate_limit_type=SW",
+    "ib_write_bw -F -n 500 --rate_limit=2 --rate_limit_type=SW --rate_units=M --burst_size=4",
+    "ib_write_bw -F -n 500 --mmap={files}-{side}.mmap --mmap-offset=4096",
+    "ib_write_lat -F -n 500 -C",
+    "ib_write_lat -F -n 500 -H",
+    "ib_write_lat -F -n 500 -U",
+    "ib_write_lat -F -n 200 --latency_gap=20",
+    "ib_send_lat -F -D 2",
+]
+
+
+def one(server, client, words, directory):
+    sides = [[word.replace("{files}", f"{directory}/file").replace("{side}", side) for word in words]
+             for side in ("server", "client")]
+    for word in sides[0] + sides[1]:
+        if word.startswith("--mmap="):
+            with open(word.removeprefix("--mmap="), "wb") as file:
+                file.truncate(1 << 20)
+    server_output, output = lib.in_two_containers(server, client, sides[0], [*sides[1], "{ip}"], seconds=40)
+    if "--reversed" in words:
+        output = server_output + output
+    rows = DURATION_ROW if "-D" in words or words[0].endswith("_lat") else ROW
     found = rows.findall(output)
     need(found, f"no row of results:\n{output}")
     if "-a" in words:
@@ -66,10 +147,11 @@ def one(server, client, words):
 
 def test(checks):
     lib.require_commands("ib_send_bw", "ib_atomic_lat")
-    with lib.Host() as host:
+    # Where the containers see it too; /tmp is their own.
+    with lib.Host() as host, tempfile.TemporaryDirectory(prefix="freeflow-perftest.", dir="/var/tmp") as directory:
         server, client = host.pair()
         for words in matrix():
-            checks.check(" ".join(words), one, server, client, words)
+            checks.check(" ".join(words), one, server, client, words, directory)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ int main(int argc, char **argv) {
     (void)argc;
     setvbuf(stdout, NULL, _IOLBF, 0);
     unsigned passed = 0, failed = 0;
-    const struct app_case *tables[] = {thread_cases, process_cases, memory_cases, meaning_cases};
+    const struct app_case *tables[] = {thread_cases, process_cases, memory_cases,
+                                       meaning_cases, queue_cases,   xrc_cases,     region_cases};
     for (size_t table = 0; table < sizeof tables / sizeof *tables; table++) {
         for (const struct app_case *test = tables[table]; test->name; test++) {
             if (!wanted(test->name, argv + 1)) continue;

@@ -9,7 +9,8 @@ struct app_case {
     bool (*run)(void);
 };
 
-extern const struct app_case thread_cases[], process_cases[], memory_cases[], meaning_cases[];
+extern const struct app_case thread_cases[], process_cases[], memory_cases[], meaning_cases[], queue_cases[],
+    xrc_cases[], region_cases[];
 
 // Says where, and makes the case fail.
 bool app_fail(const char *file, int line, const char *condition);

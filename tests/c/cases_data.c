@@ -314,6 +314,37 @@ static void unsignaled(struct side *s, struct endpoint *e) {
     }
 }
 
+// Either side sends to a group in turn, and both get each message.
+static void multicast(struct side *s, struct endpoint *e) {
+    const union ibv_gid group = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 239, [13] = 7, [14] = 7, [15] = 7}};
+    struct ibv_ah_attr path = {.is_global = 1, .port_num = 1, .grh = {.dgid = group, .hop_limit = 1}};
+    struct ibv_wc wc;
+    need(s, endpoint_open(e, &(struct options){.type = IBV_QPT_UD, .bytes = (MESSAGES + 1) * SLOT}));
+    need(s, endpoint_to_init(e));
+    for (unsigned i = 0; i < MESSAGES; i++) need(s, !post_recv(e, i, (i + 1) * SLOT, SLOT));
+    need(s, endpoint_connect(s, e));
+    need(s, !ibv_attach_mcast(e->qp, &group, 0) && meet(s));
+    struct ibv_ah *to_group = ibv_create_ah(e->pd, &path);
+    need(s, to_group);
+    struct ibv_sge sge = {(uintptr_t)e->memory, 1000, e->mr->lkey};
+    struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
+    wr.wr.ud.ah = to_group;
+    wr.wr.ud.remote_qpn = 0xffffff;
+    wr.wr.ud.remote_qkey = QKEY;
+    for (unsigned i = 0; i < MESSAGES && !s->failed; i++) {
+        bool mine = i % 2 == (s->role == ROLE_A);
+        fill(e->memory, 1000, i);
+        wr.wr_id = i;
+        need(s, !mine || (!ibv_post_send(e->qp, &wr, &bad) && poll_one(e->send_cq, &wc, 5000)));
+        need(s, poll_one(e->recv_cq, &wc, 5000));
+        need_status(s, wc, IBV_WC_SUCCESS);
+        need(s, wc.wr_id == i && wc.byte_len == 1000 + GRH_BYTES);
+        need(s, wc.src_qp == (mine ? e->qp->qp_num : e->peer.qpn));
+        need(s, holds(e->memory + (i + 1) * SLOT + GRH_BYTES, 1000, i));
+    }
+    need(s, meet(s) && !ibv_detach_mcast(e->qp, &group, 0) && !ibv_destroy_ah(to_group));
+}
+
 const struct test_case data_cases[] = {
     {"send_rc", send_rc},
     {"send_uc", send_uc},
@@ -333,5 +364,6 @@ const struct test_case data_cases[] = {
     {"fence", fence},
     {"last_byte_last", last_byte_last},
     {"unsignaled", unsignaled},
+    {"multicast", multicast},
     {NULL, NULL},
 };

@@ -47,6 +47,38 @@ static void event_for_each_arming(struct side *s, struct endpoint *e) {
     }
 }
 
+// Who polls, finds nothing and arms must not sleep over what came in between; but what an event told of is not told again.
+static void armed_late(struct side *s, struct endpoint *e) {
+    need(s, endpoint_open(e, &(struct options){.events = true}));
+    need(s, endpoint_to_init(e));
+    for (unsigned i = 0; s->role == ROLE_B && i < 6; i++) need(s, !post_recv(e, i, 0, 1000));
+    need(s, endpoint_connect(s, e));
+    if (s->role == ROLE_A) {
+        for (unsigned i = 0; i < 4 && !s->failed; i++) arrival(s, e, i == 3 ? IBV_SEND_SOLICITED : 0, i);
+        return;
+    }
+    struct ibv_wc wc;
+    need(s, meet(s) && meet(s));
+    need(s, !fd_readable(e->channel->fd, 5));
+    need(s, !ibv_req_notify_cq(e->recv_cq, 0));
+    need(s, next_event(e, 5000) == e->recv_cq);
+    need(s, !ibv_req_notify_cq(e->recv_cq, 0)); // unpolled, but told of
+    need(s, !fd_readable(e->channel->fd, 30));
+    need(s, meet(s) && meet(s));
+    need(s, next_event(e, 5000) == e->recv_cq);
+    for (unsigned i = 0; i < 2; i++) need(s, poll_one(e->recv_cq, &wc, 5000));
+    need(s, meet(s) && meet(s));
+    need(s, !ibv_req_notify_cq(e->recv_cq, 1)); // the one there is not solicited
+    need(s, !fd_readable(e->channel->fd, 30));
+    need(s, poll_one(e->recv_cq, &wc, 5000));
+    need(s, meet(s) && meet(s));
+    need(s, next_event(e, 5000) == e->recv_cq);
+    need(s, poll_one(e->recv_cq, &wc, 5000));
+    need(s, !ibv_resize_cq(e->recv_cq, 1000)); // what a resize carries over was told of too
+    need(s, !ibv_req_notify_cq(e->recv_cq, 0));
+    need(s, !fd_readable(e->channel->fd, 30));
+}
+
 // Armed for solicited completions: a plain message passes by in silence, a solicited one and an error speak.
 static void solicited_only(struct side *s, struct endpoint *e) {
     need(s, endpoint_open(e, &(struct options){.events = true}));
@@ -225,6 +257,7 @@ static void cq_extended(struct side *s, struct endpoint *e) {
 }
 
 const struct test_case event_cases[] = {
+    {"armed_late", armed_late},
     {"event_for_each_arming", event_for_each_arming},
     {"solicited_only", solicited_only},
     {"ping_pong_by_events", ping_pong_by_events},

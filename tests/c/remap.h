@@ -1,0 +1,63 @@
+// What the cases of `remap` share: one device, memory of every kind, a connected pair of QPs in this process, checks.
+#ifndef FREEFLOW_TEST_REMAP_H
+#define FREEFLOW_TEST_REMAP_H
+
+#include <infiniband/verbs.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define PAGE 4096ul
+#define MIB (1ul << 20)
+#define ALL_ACCESS                                                                                                     \
+    (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
+
+extern struct ibv_context *context;
+extern struct ibv_pd *pd;
+
+#define need(condition)                                                                                                \
+    do {                                                                                                               \
+        if (!(condition)) fail(__FILE__, __LINE__, #condition);                                                        \
+    } while (0)
+_Noreturn void fail(const char *file, int line, const char *what);
+void show_maps(const void *address, size_t bytes);
+
+// Whole pages of private memory; their contents follow from `seed`.
+uint8_t *private_pages(size_t bytes, unsigned seed);
+void fill(uint8_t *memory, size_t bytes, unsigned seed);
+bool is_filled(const uint8_t *memory, size_t bytes, unsigned seed);
+struct ibv_mr *reg(void *address, size_t bytes);
+void dereg(struct ibv_mr *mr);
+
+// By the process' own map. Bytes of the range that are in a zone; areas that the range consists of, and all areas.
+size_t placed(const void *address, size_t bytes);
+unsigned areas(const void *address, size_t bytes);
+unsigned all_areas(void);
+long resident_kib(void);
+
+// RDMA from one QP of this process to another; each returns when it is complete.
+void rdma(enum ibv_wr_opcode opcode, struct ibv_mr *local, void *from, struct ibv_mr *remote, void *to, size_t bytes);
+uint64_t fetch_add(struct ibv_mr *local, uint64_t *result, struct ibv_mr *remote, void *at, uint64_t add);
+
+double now_us(void);
+
+void case_kinds(void);
+void case_data(void);
+void case_overlap(void);
+void case_many(void);
+void case_stale(void);
+void case_limit(void);
+void case_fork(void);
+void case_fork_threads(void);
+void case_writers(void);
+void case_signals(void);
+void case_reads(void);
+void case_calls(void);
+void case_atomics(void);
+void case_traced(void);
+void case_allocator(void);
+void case_router_death(void);
+void case_cost(void);
+#endif
