@@ -9,6 +9,8 @@ from lib import need
 SECONDS = 60 if lib.FULL else 10
 SEED = int(os.environ.get("FREEFLOW_TEST_SEED", "20261121"))
 BAD_MEMORY = ("uffd", "uffd-user", "truncated", "unmapped", "unreadable")
+# Re-mapping leaves these alone. (What is placed outlives its unmapping, as pinned pages do.)
+NEVER_PLACED = ("uffd", "uffd-user", "truncated")
 NOT_HERE = 77
 
 
@@ -57,11 +59,10 @@ def enemy(host, container, hostile, what, counter):
     return f"{note}, {met} {counter}"
 
 
-def bad_memory(checks, healthy, owner, user, program, kind):
+def bad_memory(checks, healthy, owner, user, program, kind, remap):
     def attempt():
-        # The owner's memory stays where it is: this is about the fallback. (Placed, it outlives its unmapping, as pinned
-        # pages do.)
-        server = ["env", "FREEFLOW_REMAP=off", program, kind, "server", lib.PORT]
+        # Off: the owner's memory stays where it is, for this is about the fallback.
+        server = ["env", f"FREEFLOW_REMAP={remap}", program, kind, "server", lib.PORT]
         client = [program, kind, "client", "{ip}", lib.PORT]
         running = owner.start(*server)
         owner.wait_for_port(running)
@@ -73,7 +74,7 @@ def bad_memory(checks, healthy, owner, user, program, kind):
         need(code == 0, f"the owner gave {code}:\n{running.output()}\n--- the user printed:\n{output}")
         return f"{output.count(kind)} + {running.output().count(kind)} answers"
 
-    checks.check(f"memory that is {kind}", beside, healthy, attempt)
+    checks.check(f"memory that is {kind}{'' if remap == 'off' else ', re-mapping on'}", beside, healthy, attempt)
 
 
 def escape(healthy, container, program, host):
@@ -113,7 +114,9 @@ def test(checks):
         checks.check("another container's things", escape, healthy, enemies, lib.program("escape"), host)
         user = host.container("user")
         for kind in BAD_MEMORY:
-            bad_memory(checks, healthy, enemies, user, lib.program("bad_memory"), kind)
+            bad_memory(checks, healthy, enemies, user, lib.program("bad_memory"), kind, "off")
+        for kind in NEVER_PLACED:
+            bad_memory(checks, healthy, enemies, user, lib.program("bad_memory"), kind, "on")
         enemies.remove()
         checks.check("new programs work", alive_after, load, user, healthy.client)
         user.remove()

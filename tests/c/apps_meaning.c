@@ -4,6 +4,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -243,7 +246,48 @@ static bool queries(void) {
     return pair_close(&p);
 }
 
+// A GID names the interface that has its address, if there is one.
+static bool gid_entries(void) {
+    struct ibv_context *context = open_first_device();
+    struct ibv_gid_entry entry, table[4];
+    want(context && !ibv_query_gid_ex(context, 1, 0, &entry, 0));
+    struct ifaddrs *list;
+    want(!getifaddrs(&list));
+    unsigned index = 0;
+    for (struct ifaddrs *at = list; at; at = at->ifa_next) {
+        if (!at->ifa_addr || at->ifa_addr->sa_family != AF_INET) continue;
+        if (!memcmp(&((struct sockaddr_in *)at->ifa_addr)->sin_addr, entry.gid.raw + 12, 4))
+            index = if_nametoindex(at->ifa_name);
+    }
+    freeifaddrs(list);
+    want(index && entry.ndev_ifindex == index);
+    want(entry.gid_index == 0 && entry.port_num == 1 && entry.gid_type == IBV_GID_TYPE_ROCE_V2);
+    want(ibv_query_gid_table(context, table, 4, 0) == 1 && !memcmp(table, &entry, sizeof entry));
+    want(ibv_query_gid_ex(context, 1, 1000, &entry, 0) == EINVAL && ibv_query_gid_ex(context, 2, 0, &entry, 0) == EINVAL);
+    want(ibv_query_gid_table(context, table, 0, 0) == -EINVAL);
+    return !ibv_close_device(context);
+}
+
+// An SRQ's limit is looked at only where the mask names it.
+static bool srq_attributes(void) {
+    struct ibv_context *context = open_first_device();
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    struct ibv_srq_init_attr init = {.attr = {5, 1, 0}};
+    struct ibv_srq *srq = ibv_create_srq(pd, &init);
+    struct ibv_srq_attr attr = {.srq_limit = 1u << 30};
+    want(srq && init.attr.max_wr >= 5 && init.attr.max_sge >= 1);
+    want(!ibv_modify_srq(srq, &attr, 0) && ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) == EINVAL);
+    want(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR) == EOPNOTSUPP && ibv_modify_srq(srq, &attr, 1 << 5) == EINVAL);
+    struct ibv_recv_wr wr = {0}, *bad;
+    for (unsigned i = 0; i < 3; i++) want(!ibv_post_srq_recv(srq, &wr, &bad));
+    attr.srq_limit = 2;
+    want(!ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) && !ibv_query_srq(srq, &attr) && attr.srq_limit == 2);
+    return !ibv_destroy_srq(srq) && !ibv_dealloc_pd(pd) && !ibv_close_device(context);
+}
+
 const struct app_case meaning_cases[] = {
+    {"gid_entries", gid_entries},
+    {"srq_attributes", srq_attributes},
     {"bad_requests", bad_requests},
     {"built_requests", built_requests},
     {"destroy_waits_for_acknowledgement", destroy_waits_for_acknowledgement},

@@ -171,6 +171,20 @@ static bool extended_completions(void) {
     want(ibv_wc_read_completion_wallclock_ns(cq) > 1700000000u * 1000000000ull);
     want(ibv_next_poll(cq) == ENOENT);
     ibv_end_poll(cq);
+    // No completion is from before its request, also while the router is busy.
+    for (unsigned i = 0; i < 2000; i++) {
+        uint64_t begin = now_ns();
+        want(!post_recv(&p.a, i, 0, 100) && !post_work(&p.b, &wr));
+        while ((rc = ibv_start_poll(cq, &(struct ibv_poll_cq_attr){0})) == ENOENT && now_ns() < begin + 5000000000u) {}
+        want(rc == 0 && cq->wr_id == i && cq->status == IBV_WC_SUCCESS);
+        want(ibv_wc_read_completion_ts(cq) >= begin && ibv_wc_read_completion_ts(cq) <= now_ns());
+        // The device's clock, in the timestamps' unit, all of it in one field.
+        struct ibv_values_ex values = {.comp_mask = IBV_VALUES_MASK_RAW_CLOCK | 1u << 20};
+        want(!ibv_query_rt_values_ex(p.a.context, &values) && values.comp_mask == IBV_VALUES_MASK_RAW_CLOCK);
+        want(!values.raw_clock.tv_sec && (uint64_t)values.raw_clock.tv_nsec >= ibv_wc_read_completion_ts(cq));
+        ibv_end_poll(cq);
+        want(completes(p.b.send_cq, 2));
+    }
     want(!ibv_destroy_qp(p.a.qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
     p.a.qp = NULL;
     return pair_close(&p);

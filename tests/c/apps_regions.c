@@ -373,6 +373,11 @@ static bool device_memory(void) {
     want(ibv_memcpy_from_dm(copy, dm, 2 * PAGE + 4, 4) == EFAULT);
     want(refuses(ibv_reg_dm_mr(p.b.pd, dm, 0, PAGE, IBV_ACCESS_LOCAL_WRITE), EINVAL));
     want(refuses(ibv_reg_dm_mr(p.b.pd, dm, 8, 2 * PAGE, IBV_ACCESS_ZERO_BASED), EINVAL));
+    want(!ibv_dereg_mr(mr));
+    // A region without bytes gives nothing.
+    want((mr = ibv_reg_dm_mr(p.b.pd, dm, 0, 0, ALL_RIGHTS | IBV_ACCESS_ZERO_BASED)) && !mr->length);
+    want(ibv_free_dm(dm) == EBUSY && ends_with(&p, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, 4, 0, mr->rkey));
+    want(ends_with(&p, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_READ, 1, UINT64_MAX, mr->rkey));
     want(!ibv_dereg_mr(mr) && !ibv_free_dm(dm));
     attr.comp_mask = 1;
     want(refuses(ibv_alloc_dm(p.b.context, &attr), EINVAL));
@@ -398,6 +403,35 @@ static bool device_memory_runs_out(void) {
 
 // ---- parent domains
 
+// No parent domain goes before what was made with it.
+static bool parent_in_use(struct ibv_context *context, struct ibv_pd *parent) {
+    struct ibv_cq_init_attr_ex attr = {.cqe = 4, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = parent};
+    struct ibv_cq_ex *cq = ibv_create_cq_ex(context, &attr);
+    want(cq && ibv_dealloc_pd(parent) == EBUSY);
+    struct ibv_qp_init_attr init = {
+        .send_cq = ibv_cq_ex_to_cq(cq), .recv_cq = ibv_cq_ex_to_cq(cq), .cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_UD};
+    struct ibv_qp *qp = ibv_create_qp(parent, &init);
+    want(qp && qp->pd == parent && !ibv_destroy_qp(qp));
+    want(!ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
+    struct ibv_srq *srq = ibv_create_srq(parent, &(struct ibv_srq_init_attr){.attr = {1, 1, 0}});
+    want(srq && ibv_dealloc_pd(parent) == EBUSY && !ibv_destroy_srq(srq));
+    struct ibv_mw *mw = ibv_alloc_mw(parent, IBV_MW_TYPE_2);
+    want(mw && ibv_dealloc_pd(parent) == EBUSY && !ibv_dealloc_mw(mw));
+    struct ibv_ah_attr route = {.is_global = 1, .port_num = 1};
+    want(!ibv_query_gid(context, 1, 0, &route.grh.dgid));
+    struct ibv_ah *ah = ibv_create_ah(parent, &route);
+    want(ah && ibv_dealloc_pd(parent) == EBUSY && !ibv_destroy_ah(ah));
+    // A region that changes its PD.
+    struct ibv_pd *plain = ibv_alloc_pd(context);
+    void *memory = pages(PAGE);
+    struct ibv_mr *mr = ibv_reg_mr(plain, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+    want(mr && !ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, parent, NULL, 0, 0) && mr->pd == parent);
+    want(ibv_dealloc_pd(parent) == EBUSY && !ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, plain, NULL, 0, 0));
+    want(ibv_dealloc_pd(plain) == EBUSY && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(plain));
+    munmap(memory, PAGE);
+    return true;
+}
+
 static bool parent_domains(void) {
     struct ibv_context *context = open_first_device();
     struct ibv_pd *pd = ibv_alloc_pd(context);
@@ -408,11 +442,14 @@ static bool parent_domains(void) {
     struct ibv_pd *parent = ibv_alloc_parent_domain(context, &(struct ibv_parent_domain_init_attr){.pd = pd, .td = td});
     want(parent && parent != pd && parent->context == context);
     want(ibv_dealloc_pd(pd) == EBUSY && ibv_dealloc_td(td) == EBUSY);
+    struct ibv_context *other = open_first_device();
+    struct ibv_cq_init_attr_ex foreign = {.cqe = 4, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = parent};
+    want(other && refuses(ibv_create_cq_ex(other, &foreign), EINVAL) && !ibv_close_device(other));
     struct ibv_pd *second = ibv_alloc_parent_domain(context, &(struct ibv_parent_domain_init_attr){.pd = parent});
     uint8_t *memory = pages(PAGE);
     struct ibv_mr *mr = ibv_reg_mr(parent, memory, PAGE, ALL_RIGHTS);
     want(second && mr && mr->pd == parent);
-    want(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(parent) && !ibv_dealloc_td(td));
+    want(!ibv_dereg_mr(mr) && parent_in_use(context, parent) && !ibv_dealloc_pd(parent) && !ibv_dealloc_td(td));
     want(ibv_dealloc_pd(pd) == EBUSY && !ibv_dealloc_pd(second) && !ibv_dealloc_pd(pd));
     munmap(memory, PAGE);
     return !ibv_close_device(context);

@@ -79,12 +79,16 @@ static size_t within(const struct walk *w, const void *address, size_t bytes) {
     return to > from ? to - from : 0;
 }
 
-size_t placed(const void *address, size_t bytes) {
+static size_t of_zones(const void *address, size_t bytes, char sharing) {
     size_t found = 0;
     for (struct walk w = {0}; next_area(&w);)
-        if (w.rights[3] == 's' && strstr(w.name, "memfd:freeflow")) found += within(&w, address, bytes);
+        if (w.rights[3] == sharing && strstr(w.name, "memfd:freeflow")) found += within(&w, address, bytes);
     return found;
 }
+
+size_t placed(const void *address, size_t bytes) { return of_zones(address, bytes, 's'); }
+
+size_t copied(const void *address, size_t bytes) { return of_zones(address, bytes, 'p'); }
 
 unsigned areas(const void *address, size_t bytes) {
     unsigned found = 0;
@@ -163,6 +167,7 @@ static const struct {
 } CASES[] = {
     {"kinds", case_kinds},       {"data", case_data},       {"overlap", case_overlap},
     {"many", case_many},         {"stale", case_stale},     {"limit", case_limit},
+    {"rereg", case_rereg},       {"resident", case_resident}, {"charged", case_charged},
     {"fork", case_fork},         {"fork-threads", case_fork_threads},
     {"writers", case_writers},   {"signals", case_signals}, {"reads", case_reads},
     {"calls", case_calls},       {"atomics", case_atomics}, {"traced", case_traced},

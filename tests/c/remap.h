@@ -33,6 +33,7 @@ void dereg(struct ibv_mr *mr);
 
 // By the process' own map. Bytes of the range that are in a zone; areas that the range consists of, and all areas.
 size_t placed(const void *address, size_t bytes);
+size_t copied(const void *address, size_t bytes); // private copies of a zone's pages
 unsigned areas(const void *address, size_t bytes);
 unsigned all_areas(void);
 long resident_kib(void);
@@ -46,6 +47,9 @@ double now_us(void);
 void case_kinds(void);
 void case_data(void);
 void case_overlap(void);
+void case_rereg(void);
+void case_resident(void);
+void case_charged(void);
 void case_many(void);
 void case_stale(void);
 void case_limit(void);

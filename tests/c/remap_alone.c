@@ -3,6 +3,7 @@
 #include "remap.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -180,6 +181,77 @@ void case_overlap(void) {
     need(areas(m, 64 * PAGE) == 1);
     munmap(m, 64 * PAGE);
     need(all_areas() <= before + 3);
+}
+
+// A region that goes elsewhere takes its pages along: what it leaves is private again.
+void case_rereg(void) {
+    size_t bytes = 32 * PAGE;
+    uint8_t *a = private_pages(bytes, 1), *b = private_pages(bytes, 2);
+    struct ibv_mr *mr = reg(a, bytes);
+    need(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, b, bytes, 0) == 0);
+    need(placed(a, bytes) == 0 && placed(b, bytes) == bytes && is_filled(a, bytes, 1) && is_filled(b, bytes, 2));
+    rdma(IBV_WR_RDMA_WRITE, mr, b, mr, b + 16 * PAGE, PAGE);
+    need(!memcmp(b, b + 16 * PAGE, PAGE));
+    fill(b, bytes, 3);
+    // Within what it had, beyond it, and rights alone.
+    need(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, b + 8 * PAGE, 8 * PAGE, 0) == 0);
+    need(placed(b, bytes) == 8 * PAGE && placed(b + 8 * PAGE, 8 * PAGE) == 8 * PAGE && is_filled(b, bytes, 3));
+    need(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, b + 4 * PAGE, 28 * PAGE, 0) == 0);
+    need(is_filled(b, bytes, 3));
+    rdma(IBV_WR_RDMA_READ, mr, b + 30 * PAGE, mr, b + 6 * PAGE, PAGE);
+    need(!memcmp(b + 30 * PAGE, b + 6 * PAGE, PAGE));
+    fill(b, bytes, 4);
+    need(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == 0);
+    dereg(mr);
+    need(placed(a, bytes) == 0 && placed(b, bytes) == 0 && is_filled(b, bytes, 4) && areas(a, bytes) == 1);
+    munmap(a, bytes);
+    munmap(b, bytes);
+}
+
+// Memory is there once, whether registered or not, and nothing of it stays behind.
+void case_resident(void) {
+    size_t bytes = 32 * MIB;
+    uint8_t *m = private_pages(bytes, 1);
+    dereg(reg(m, MIB));
+    long before = resident_kib(), during = 0;
+    for (int i = 0; i < 10; i++) {
+        struct ibv_mr *mr = reg(m, bytes);
+        during = resident_kib();
+        dereg(mr);
+    }
+    long after = resident_kib();
+    printf("%ld KiB resident, %ld registered, %ld afterwards\n", before, during, after);
+    need(during < before + 4096 && after < before + 2048);
+    munmap(m, bytes);
+}
+
+static long charged_kib(void) {
+    static const char *const FILES[] = {"/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes"};
+    long long bytes = -1;
+    for (int i = 0; i < 2 && bytes < 0; i++) {
+        FILE *file = fopen(FILES[i], "re");
+        if (!file) continue;
+        if (fscanf(file, "%lld", &bytes) != 1) bytes = -1;
+        fclose(file);
+    }
+    if (bytes < 0) exit(77);
+    return (long)(bytes / 1024);
+}
+
+// In a container: memory that nobody has touched is the container's once it is registered, and no more afterwards.
+void case_charged(void) {
+    size_t bytes = 64 * MIB;
+    uint8_t *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    need(m != MAP_FAILED);
+    long before = charged_kib();
+    struct ibv_mr *mr = reg(m, bytes);
+    need(placed(m, bytes) == bytes);
+    long during = charged_kib();
+    dereg(mr);
+    munmap(m, bytes);
+    long after = charged_kib();
+    printf("%ld KiB charged, %ld registered, %ld afterwards\n", before, during, after);
+    need(during > before + 60 * 1024 && during < before + 80 * 1024 && after < before + 8 * 1024);
 }
 
 // 100,000 regions: small pieces of one heap, and then pages of it one by one.
@@ -397,21 +469,42 @@ void case_router_death(void) {
     exit(0);
 }
 
-void case_cost(void) {
+static void cost(const char *what) {
     static const size_t sizes[] = {64, PAGE, 16 * PAGE, MIB, 16 * MIB, 256 * MIB};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-        uint8_t *m = private_pages(sizes[s] < PAGE ? PAGE : sizes[s], 1);
+        size_t bytes = sizes[s] < PAGE ? PAGE : sizes[s];
+        uint8_t *m = private_pages(bytes, 1);
         int rounds = sizes[s] > MIB ? 3 : 200;
-        double in = 0, out = 0;
+        double in = 0, out = 0, bare = 0;
         for (int i = 0; i < rounds; i++) {
             double begin = now_us();
             struct ibv_mr *mr = reg(m, sizes[s]);
             double between = now_us();
             dereg(mr);
+            double after = now_us();
             in += between - begin;
-            out += now_us() - between;
+            out += after - between;
+            uint8_t *copy = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            memcpy(copy, m, bytes);
+            munmap(copy, bytes);
+            bare += now_us() - after;
         }
-        printf("%zu bytes: register %.1f us, deregister %.1f us\n", sizes[s], in / rounds, out / rounds);
-        munmap(m, sizes[s] < PAGE ? PAGE : sizes[s]);
+        printf("%s, %zu bytes: register %.1f us, deregister %.1f us, mmap and copy and munmap %.1f us\n", what, sizes[s],
+               in / rounds, out / rounds, bare / rounds);
+        munmap(m, bytes);
     }
+}
+
+static void *sleep_on(void *argument) {
+    (void)argument;
+    for (;;) pause();
+    return NULL;
+}
+
+void case_cost(void) {
+    pthread_t thread;
+    cost("one thread");
+    need(pthread_create(&thread, NULL, sleep_on, NULL) == 0);
+    cost("two threads");
+    need(pthread_cancel(thread) == 0 && pthread_join(thread, NULL) == 0);
 }

@@ -147,7 +147,7 @@ mod tests {
             belongings.note(&Request::AllocPd { context }, &Reply::Pd { pd });
             let attributes = Default::default();
             belongings.note(&Request::CreateAh { pd, attributes }, &Reply::AddressHandle { ah: 20 + context });
-            let request = Request::CreateCq { context, cqe: 1, channel: None, cookie: 0 };
+            let request = Request::CreateCq { context, cqe: 1, channel: None, cookie: 0, timestamps: false };
             belongings.note(&request, &Reply::Cq { cq: 30 + context, cqe: 1, segment_bytes: 0 });
         }
         belongings.note(&Request::DestroyAh { ah: 22 }, &Reply::Done);

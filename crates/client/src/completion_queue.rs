@@ -13,7 +13,7 @@ use crate::shared_receive_queue::Completed;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::layout::{CQ_DOORBELL_BASE, cq_bytes};
 use freeflow_shm::{CompletionConsumer, Segment, sched_yield};
-use freeflow_verbs::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, VerbsError};
+use freeflow_verbs::{CQE_COUNT_MAX, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, VerbsError};
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::AsFd;
@@ -57,18 +57,19 @@ struct Inner {
 }
 
 impl CompletionQueue {
-    /// `cqe` entries at least.
+    /// `cqe` entries at least. `timestamps`: each completion tells exactly when it was written.
     pub fn create(
         session: &Arc<Session>,
         context: Handle,
         cqe: u32,
         channel: Option<&Arc<Channel>>,
+        timestamps: bool,
     ) -> Result<Self, VerbsError> {
         let entry = Entry { channel: channel.map(|channel| channel.handle()), ..Entry::default() };
         let cookie = lock(&session.objects).cqs.allocate(entry)?;
         let channel_handle = channel.map(|channel| channel.handle());
         let made = session
-            .call(&Request::CreateCq { context, cqe, channel: channel_handle, cookie })
+            .call(&Request::CreateCq { context, cqe, channel: channel_handle, cookie, timestamps })
             .and_then(|(reply, descriptors)| open_ring(session, reply, &descriptors));
         match made {
             Ok((handle, capacity, ring)) => Ok(Self {
@@ -125,6 +126,7 @@ impl CompletionQueue {
     /// # Errors
     /// DeviceFatal in a child of the process that made the CQ. When the router is gone there is no error: what is
     /// outstanding completes with WorkRequestFlushed.
+    #[inline]
     pub fn poll(&self, limit: usize, mut take: impl FnMut(&Completion)) -> Result<usize, VerbsError> {
         if self.session.left_behind() {
             return Err(VerbsError::DeviceFatal);
@@ -145,6 +147,7 @@ impl CompletionQueue {
         Ok(0)
     }
 
+    #[inline]
     fn wait_a_little(&self, empty_polls: u32) {
         if empty_polls.is_multiple_of(EMPTY_POLLS_PER_CHECK) {
             self.session.check_sometimes();
@@ -232,6 +235,7 @@ impl CompletionQueue {
 }
 
 impl Inner {
+    #[inline]
     fn take_ready(&mut self, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
         let mut count = 0;
         while count < limit
@@ -258,8 +262,10 @@ impl Inner {
         if !self.early_told && self.early.iter().any(|completion| !solicited_only || solicited(completion.flags)) {
             return true;
         }
-        let polled = self.ring.position();
-        let mut position = if is_before(polled, self.told) { self.told } else { polled };
+        let mut position = self.ring.position();
+        if is_told(position, self.told) {
+            position = self.told;
+        }
         while let Some(flags) = self.ring.flags_at(position) {
             if !solicited_only || solicited(flags) {
                 return true;
@@ -273,9 +279,10 @@ impl Inner {
     fn empty_ring(&mut self) {
         let mut completion = Completion::default();
         let before = self.early.len();
+        self.early_told |= before == 0;
         while self.ring.poll(&mut completion) {
             self.early.push_back(completion);
-            self.early_told &= is_before(self.ring.position().wrapping_sub(1), self.told);
+            self.early_told &= is_told(self.ring.position().wrapping_sub(1), self.told);
         }
         if self.early.len() > before {
             self.ring.commit();
@@ -308,9 +315,9 @@ fn open_ring(
     }
 }
 
-/// Of two free-running positions of one ring.
-fn is_before(position: u32, other: u32) -> bool {
-    other.wrapping_sub(position).cast_signed() > 0
+/// Whether a position lies before `told`. They run freely; what is farther ahead than a ring can hold lies far behind.
+fn is_told(position: u32, told: u32) -> bool {
+    (1..=CQE_COUNT_MAX).contains(&told.wrapping_sub(position))
 }
 
 /// Which of a QP's completions come to a CQ.
@@ -354,6 +361,7 @@ impl Attached {
         }
     }
 
+    #[inline]
     fn get(&self, cookie: u32) -> Option<&Attachment> {
         let cookie = cookie as usize;
         let block = self.blocks.get(cookie / BLOCK)?.as_ref()?;
@@ -362,6 +370,7 @@ impl Attached {
 
     /// Frees the slot of a completed request and returns the completion, unless its QP or SRQ is gone. Says how many it
     /// returned.
+    #[inline]
     fn give_back(&self, completion: &Completion, take: &mut impl FnMut(&Completion)) -> usize {
         match self.get(completion.qp_cookie) {
             Some(Attachment::Qp(rings, _)) if rings.qpn == completion.qpn => rings.give_back(completion),
@@ -409,5 +418,17 @@ impl Attached {
             }
         }
         count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_event_told_of_wraps() {
+        assert!(is_told(4, 5) && is_told(u32::MAX, 0) && is_told(5, 5 + CQE_COUNT_MAX));
+        assert!(!is_told(5, 5) && !is_told(6, 5) && !is_told(0, u32::MAX));
+        assert!(!is_told(3_000_000_000, 0), "many completions were polled since the last event");
     }
 }

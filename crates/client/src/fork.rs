@@ -15,6 +15,7 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 static CONTROL_DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
 /// The generation of this process.
+#[inline]
 pub fn generation() -> u32 {
     // Relaxed: a child has one thread when the count changes; no other data hangs on it.
     GENERATION.load(Ordering::Relaxed)

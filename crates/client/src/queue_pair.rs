@@ -78,6 +78,7 @@ impl Rings {
     }
 
     /// Frees the slots that a polled completion stands for.
+    #[inline]
     pub fn give_back(&self, completion: &Completion) {
         let next = completion.ring_position.wrapping_add(1);
         // Release: pairs with the Acquire loads where slots are claimed.
@@ -247,6 +248,7 @@ impl QueuePair {
     }
 
     /// The state as last heard of.
+    #[inline]
     pub fn state(&self) -> QpState {
         QpState::from_number(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Error)
     }
@@ -331,6 +333,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// InvalidArgument: the QP is in RESET, uses an SRQ, or is of XRC. DeviceFatal: the router is gone.
+    #[inline]
     pub fn begin_receive(&self) -> Result<ReceiveBatch<'_>, VerbsError> {
         let rings = &**self.rings.as_ref().ok_or(VerbsError::InvalidArgument)?;
         if self.srq.is_some() || self.qp_type == QpType::XrcSend {
@@ -355,6 +358,7 @@ pub struct SendBatch<'a> {
 
 impl SendBatch<'_> {
     /// Requests that can still be posted.
+    #[inline]
     pub fn room(&self) -> u32 {
         // Acquire: pairs with `give_back`.
         let outstanding = self.ring.position().wrapping_sub(self.rings.send_done.load(Ordering::Acquire));
@@ -364,6 +368,12 @@ impl SendBatch<'_> {
     /// # Errors
     /// NoMemory: the queue is full. InvalidArgument: see [`check_send`].
     pub fn push(&mut self, request: &SendDescriptor<'_>) -> Result<(), VerbsError> {
+        self.push_here(request)
+    }
+
+    /// [`Self::push`] as a part of the caller: its request is then never made in memory.
+    #[inline(always)]
+    pub fn push_here(&mut self, request: &SendDescriptor<'_>) -> Result<(), VerbsError> {
         check_send(self.qp.qp_type, &self.qp.capabilities, request)?;
         if self.room() == 0 {
             return Err(VerbsError::NoMemory);
@@ -375,6 +385,7 @@ impl SendBatch<'_> {
 }
 
 impl Drop for SendBatch<'_> {
+    #[inline]
     fn drop(&mut self) {
         if self.posted && self.ring.must_ring_send() {
             self.qp.session.ring(self.qp.cookie);
@@ -389,20 +400,14 @@ const ATOMIC_WRITE_BYTES: usize = 8;
 /// its transport lacks (IBTA table 92), inline data with an opcode that has no payload to send.
 ///
 /// UC has no packet for SEND_WITH_INV (IBTA table 38), so it has no such request either.
+#[inline]
 pub fn check_send(
     qp_type: QpType,
     capabilities: &QpCapabilities,
     request: &SendDescriptor<'_>,
 ) -> Result<(), VerbsError> {
     let opcode = request.opcode;
-    let allowed = match qp_type {
-        QpType::Rc | QpType::XrcSend => true,
-        QpType::Uc => {
-            opcode.is_write() || opcode.is_local() || (opcode.is_send() && opcode != SendOpcode::SendWithInvalidate)
-        }
-        QpType::Ud => matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate),
-        QpType::XrcReceive => false,
-    };
+    let allowed = matches!(qp_type, QpType::Rc | QpType::XrcSend) || allows(qp_type, opcode);
     let fits = match request.inline {
         Some(payload) if opcode.is_send() || opcode.is_write() => {
             payload.len() <= capabilities.max_inline_data as usize
@@ -417,6 +422,18 @@ pub fn check_send(
     }
 }
 
+/// What transports other than RC have.
+fn allows(qp_type: QpType, opcode: SendOpcode) -> bool {
+    match qp_type {
+        QpType::Rc | QpType::XrcSend => true,
+        QpType::Uc => {
+            opcode.is_write() || opcode.is_local() || (opcode.is_send() && opcode != SendOpcode::SendWithInvalidate)
+        }
+        QpType::Ud => matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate),
+        QpType::XrcReceive => false,
+    }
+}
+
 /// Posts to a receive queue; dropping it rings the doorbell once.
 pub struct ReceiveBatch<'a> {
     qp: &'a QueuePair,
@@ -428,6 +445,7 @@ pub struct ReceiveBatch<'a> {
 impl ReceiveBatch<'_> {
     /// # Errors
     /// InvalidArgument: too many SGEs. NoMemory: the queue is full.
+    #[inline]
     pub fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), VerbsError> {
         let capabilities = &self.qp.capabilities;
         if sges.len() > capabilities.max_recv_sge as usize {
@@ -445,6 +463,7 @@ impl ReceiveBatch<'_> {
 }
 
 impl Drop for ReceiveBatch<'_> {
+    #[inline]
     fn drop(&mut self) {
         if self.posted && self.ring.must_ring_receive() {
             self.qp.session.ring(self.qp.cookie);

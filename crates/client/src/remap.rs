@@ -5,6 +5,7 @@ use crate::lock;
 use crate::session::{Session, exchange_bytes};
 use freeflow_protocol::encode;
 use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_shm::monotonic_ns;
 use freeflow_verbs::VerbsError;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -43,18 +44,20 @@ impl Session {
         self.destroy(&Request::UnmapPart { address: place.start, length: place.end - place.start })
     }
 
-    /// Runs `body` while all threads of this process but the calling one, `thread`, stand still.
+    /// Runs `body` while all threads of this process but the calling one, `thread`, stand still. It is told when the router
+    /// was asked, nanoseconds of CLOCK_MONOTONIC: a second later the threads run in any case.
     ///
     /// `body` must not allocate, and take no lock that another thread could hold. No control call of another thread is
     /// under way meanwhile.
     ///
     /// # Errors
     /// `body` did not run: the threads can't be held (NotPermitted, TimedOut), or the router is gone (DeviceFatal).
-    pub fn with_threads_held(&self, thread: u32, body: &mut dyn FnMut()) -> Result<(), VerbsError> {
+    pub fn with_threads_held(&self, thread: u32, body: &mut dyn FnMut(u64)) -> Result<(), VerbsError> {
         self.live()?;
         let hold = encode(&Request::HoldThreads { thread });
         let release = encode(&Request::ReleaseThreads);
         let mut buffer = lock(&self.control);
+        let asked_ns = monotonic_ns();
         let held = match exchange_bytes(&self.socket, &mut buffer, &hold) {
             Ok((Reply::Done, _)) => Ok(()),
             Ok((Reply::Failed(error), _)) => return Err(error),
@@ -62,7 +65,7 @@ impl Session {
             _ => Err(VerbsError::DeviceFatal),
         };
         if held.is_ok() {
-            body();
+            body(asked_ns);
         }
         if held.is_err() || exchange_bytes(&self.socket, &mut buffer, &release).is_err() {
             self.mark_dead();

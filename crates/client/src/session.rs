@@ -176,11 +176,13 @@ impl Session {
     }
 
     /// The process forked, and this is the parent's session.
+    #[inline]
     pub fn left_behind(&self) -> bool {
         self.generation != fork::generation()
     }
 
     /// Known to be of no use any more. Makes no system call.
+    #[inline]
     pub fn is_dead(&self) -> bool {
         self.left_behind() || self.dead.load(Ordering::Acquire)
     }
@@ -219,11 +221,13 @@ impl Session {
     }
 
     /// Fails if a verb of this session can't succeed.
+    #[inline]
     pub(crate) fn live(&self) -> Result<(), VerbsError> {
         if self.is_dead() { Err(VerbsError::DeviceFatal) } else { Ok(()) }
     }
 
     /// Rings a queue's doorbell.
+    #[inline]
     pub(crate) fn ring(&self, cookie: u32) {
         if let Some(segment) = &self.segment
             && segment.ring(cookie)
@@ -233,6 +237,7 @@ impl Session {
     }
 
     /// Whether pollers should give way to each other.
+    #[inline]
     pub(crate) fn must_yield(&self) -> bool {
         self.segment.as_ref().is_some_and(|segment| segment.wait_policy() == WAIT_YIELD)
     }

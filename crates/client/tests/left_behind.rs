@@ -12,7 +12,7 @@ fn a_childs_copies_refuse() {
     let router = FakeRouter::start("fork", PROTOCOL_VERSION);
     let session = Arc::new(Session::connect(&router.path).unwrap());
     let context = Context::open(&session).unwrap();
-    let cq = CompletionQueue::create(&session, context.handle(), 4, None).unwrap();
+    let cq = CompletionQueue::create(&session, context.handle(), 4, None, false).unwrap();
     // What the handler of `pthread_atfork` does in the child.
     fork::note_child();
     assert!(session.left_behind() && !session.is_router_gone());

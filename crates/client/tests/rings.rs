@@ -36,7 +36,7 @@ impl Bench {
 
     /// The first CQ has cookie 0, the second 1, and so on.
     fn cq(&self, channel: Option<&Arc<Channel>>) -> Arc<CompletionQueue> {
-        Arc::new(CompletionQueue::create(&self.session, self.context.handle(), 16, channel).unwrap())
+        Arc::new(CompletionQueue::create(&self.session, self.context.handle(), 16, channel, false).unwrap())
     }
 
     /// QPs and SRQs share their cookies.

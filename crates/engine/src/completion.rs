@@ -26,9 +26,6 @@ impl Engine {
         }
         let (opcode, length) = (qp.send.request.opcode, qp.send.length);
         let signaled = qp.all_signaled || qp.send.request.flags.contains(SendFlags::SIGNALED);
-        let counters = &mut self.vnic_of(id).counters;
-        counters.messages += 1;
-        counters.bytes += length;
         self.count_sent(id);
         self.drop_request(env, id);
         if signaled {
@@ -188,6 +185,7 @@ impl Engine {
     }
 
     /// A RECV that this requester's message claimed and did not consume is the next message's.
+    #[inline]
     pub(crate) fn release_claim(&mut self, id: QpId) {
         if let Some(responder) = self.qp(id).send.responder {
             self.release_claim_of(responder, id);

@@ -65,13 +65,26 @@ impl Engine {
         if !self.still_there(id, responder) {
             return self.lost(env, now, id);
         }
-        if self.qp(id).send.request.opcode.is_atomic() {
+        self.move_chunk(env, now, id, responder, budget)
+    }
+
+    /// The responder is there: it admitted the message just now, or [`Self::still_there`] says so.
+    pub(crate) fn move_chunk<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        responder: QpId,
+        budget: &mut Budget,
+    ) -> Turn {
+        let qp = self.qp(id);
+        let send = &qp.send;
+        if send.request.opcode.is_atomic() {
             return self.perform_atomic(env, now, id, responder);
         }
-        let send = &self.qp(id).send;
         let bytes = (send.length - send.moved).min(CHUNK_BYTES_MAX);
         budget.bytes = budget.bytes.saturating_sub(bytes.max(1));
-        if send.length == 0 && self.qp(id).service != QpType::Ud {
+        if send.length == 0 && qp.service != QpType::Ud {
             self.finish(env, now, id, responder);
             return Turn::Continue;
         }
@@ -100,7 +113,6 @@ impl Engine {
     fn gather_chunk(&mut self, id: QpId, responder: QpId, bytes: u64) -> Result<(), ChunkFault> {
         self.from.clear();
         self.to.clear();
-        let (receive_pd, reach) = (self.receive_pd(responder), self.reach(responder));
         let (qp, peer) =
             (self.qps.get(id).expect("the requester exists"), self.qps.get(responder).expect("the responder exists"));
         let (request, offset) = (&*qp.send.request, qp.send.moved);
@@ -112,12 +124,13 @@ impl Engine {
             gathered.map_err(|_| ChunkFault::Local)?;
         }
         if request.opcode.is_send() {
-            let part = Part { pd: receive_pd, offset, bytes: bytes + prefix };
+            let part = Part { pd: self.receive_pd(responder), offset, bytes: bytes + prefix };
             let gathered = self.keys.gather(peer.receive.request.sges(), part, Access::LOCAL_WRITE, &mut self.to);
             return gathered.map_err(|_| ChunkFault::Receive);
         }
         let right = remote_right(request.opcode);
         let address = request.remote_address.wrapping_add(offset);
+        let reach = self.reach(responder);
         let span = self.keys.resolve_remote(request.rkey, reach, address, bytes as u32, right);
         let remote = if reads { &mut self.from } else { &mut self.to };
         remote.push(span.map_err(|_| ChunkFault::Remote)?);
@@ -223,7 +236,9 @@ impl Engine {
     fn conclude<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, refused: Refused) {
         match refused {
             Refused::Nak(nak) => self.fail_send(env, now, id, nak_fault(nak)),
-            Refused::Dropped | Refused::Late | Refused::Busy | Refused::NotReady { .. } => self.succeed_send(env, now, id),
+            Refused::Dropped | Refused::Late | Refused::Busy | Refused::NotReady { .. } => {
+                self.succeed_send(env, now, id)
+            }
         }
     }
 
@@ -455,8 +470,15 @@ impl Engine {
     }
 
     /// The sender waits for no RECV any more; the last one stops the doorbell of the queue.
+    #[inline]
     pub(crate) fn stop_waiting<E: Environment>(&mut self, env: &mut E, id: QpId) {
-        let Some(queue) = self.qp_mut(id).send.waits_for.take() else { return };
+        if let Some(queue) = self.qp_mut(id).send.waits_for.take() {
+            self.leave_waiters(env, id, queue);
+        }
+    }
+
+    #[cold]
+    fn leave_waiters<E: Environment>(&mut self, env: &mut E, id: QpId, queue: ReceiveQueueId) {
         let still_wanted = match queue {
             ReceiveQueueId::Srq(srq) => self.srqs.get_mut(srq).is_some_and(|srq| {
                 srq.waiters.retain(|waiter| *waiter != id);

@@ -1,6 +1,7 @@
 //! What the device grants, and the constants of the data path.
 use freeflow_verbs::{
-    CQE_COUNT_MAX, Duration, INLINE_BYTES_MAX, QUEUE_WORK_REQUESTS_MAX, QpCapabilities, SGE_COUNT_MAX, SrqAttributes, VerbsError,
+    CQE_COUNT_MAX, Duration, INLINE_BYTES_MAX, QUEUE_WORK_REQUESTS_MAX, QpCapabilities, SGE_COUNT_MAX, SrqAttributes,
+    VerbsError,
 };
 
 /// Largest piece of a message given to one [`crate::Environment::copy`], bytes.
@@ -21,9 +22,9 @@ pub(crate) const PORT: u8 = 1;
 /// UC and UD: a message that finds no RECV is as if still on the wire for so many looks of so long each, if the receiver
 /// took a RECV not long ago. On a wire the receiver's CPU runs while bytes travel; here both may share a core, and a
 /// burst would be lost at once. A receiver that does not receive makes nobody wait.
-pub(crate) const PATIENCE_STEP: Duration = Duration::from_micros(50);
-pub(crate) const PATIENCE_COUNT: u8 = 40;
-pub(crate) const LIVELY: Duration = Duration::from_millis(10);
+pub(crate) const PATIENCE_STEP: Duration = Duration::from_micros(100);
+pub(crate) const PATIENCE_COUNT: u8 = 200;
+pub(crate) const LIVELY: Duration = Duration::from_millis(100);
 /// `rnr_retry` that means for ever.
 pub(crate) const RNR_RETRY_FOREVER: u8 = 7;
 

@@ -3,7 +3,9 @@
 //!
 //! Requests of a QP are executed strictly in order, one at a time; so a fence is always already satisfied.
 use crate::flush::flush_target;
-use crate::limits::{ATOMIC_BYTES, PATIENCE_COUNT, PATIENCE_STEP, REQUESTS_PER_RUN_MAX, RNR_RETRY_FOREVER, UD_MESSAGE_BYTES_MAX};
+use crate::limits::{
+    ATOMIC_BYTES, PATIENCE_COUNT, PATIENCE_STEP, REQUESTS_PER_RUN_MAX, RNR_RETRY_FOREVER, UD_MESSAGE_BYTES_MAX,
+};
 use crate::qp::{QueuePair, SendPhase, Teardown};
 use crate::responder::{Arrival, Nak, Refused, effective_qkey, remote_right};
 use crate::timers::{TimerKind, acknowledge_timeout};
@@ -63,7 +65,7 @@ impl Engine {
                 budget.requests -= 1;
                 self.fetch(env, now, id)
             }
-            SendPhase::Begin => self.begin(env, now, id),
+            SendPhase::Begin => self.begin(env, now, id, budget),
             SendPhase::Replicate => self.replicate(env, now, id, budget),
             SendPhase::Moving => self.move_on(env, now, id, budget),
             SendPhase::Original(value) => self.write_original(env, now, id, value),
@@ -92,7 +94,7 @@ impl Engine {
     }
 
     /// Checks the request in hand and offers it to its responder.
-    fn begin<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Turn {
+    fn begin<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, budget: &mut Budget) -> Turn {
         let length = match self.check_request(id) {
             Ok(length) => length,
             Err(fault) => {
@@ -111,7 +113,11 @@ impl Engine {
         match self.admit(env, now, &arrival) {
             Ok(()) => {
                 self.admitted(env, id, responder);
-                Turn::Continue
+                match self.qp(id).service {
+                    // Naming an SRQ may have ended what was there before, and with it the target.
+                    QpType::XrcSend => Turn::Continue,
+                    _ => self.move_chunk(env, now, id, responder, budget),
+                }
             }
             Err(refused) => self.refused(env, now, &arrival, refused),
         }
@@ -146,8 +152,8 @@ impl Engine {
         if (reads || request.opcode == SendOpcode::AtomicWrite) && qp.attributes.max_rd_atomic == 0 {
             return wrong(Syndrome::NoReadDepth);
         }
-        let handle = self.ahs.at(request.address_handle).map(|(_, handle)| handle.pd);
-        if qp.service == QpType::Ud && handle != qp.pd {
+        let handle = || self.ahs.at(request.address_handle).map(|(_, handle)| handle.pd);
+        if qp.service == QpType::Ud && handle() != qp.pd {
             return wrong(Syndrome::AddressHandle);
         }
         Ok(Check::Length)

@@ -42,12 +42,11 @@ impl Engine {
     fn shape(&self, id: QpId) -> Shape {
         let qp = self.qp(id);
         let request = &qp.send.request;
-        // A FLUSH names memory, but carries none of it.
-        let bytes = if request.opcode == SendOpcode::Flush { 0 } else { qp.send.length };
+        let bytes = qp.send.length;
         let datagram = qp.service == QpType::Ud;
         // A power of two.
         let mtu = u64::from(qp.attributes.path_mtu.bytes());
-        let packets = if datagram { 1 } else { ((bytes + mtu - 1) >> mtu.trailing_zeros()).max(1) };
+        let packets = if datagram || bytes <= mtu { 1 } else { (bytes + mtu - 1) >> mtu.trailing_zeros() };
         let group = || self.ahs.at(request.address_handle).is_some_and(|(_, handle)| handle.route.dgid.is_multicast());
         Shape { opcode: request.opcode, bytes, packets, multicast: datagram && group() }
     }
@@ -55,10 +54,12 @@ impl Engine {
     /// The request in hand went out, and its answer came back: the requester's side.
     pub(crate) fn count_sent(&mut self, id: QpId) {
         let shape = self.shape(id);
+        let counters = &mut self.vnic_of(id).counters;
+        counters.messages += 1;
+        counters.bytes += shape.bytes;
         if shape.opcode.is_local() {
             return;
         }
-        let counters = &mut self.vnic_of(id).counters;
         if shape.returns() {
             counters.sent.add(0, 1, false);
             counters.received.add(shape.bytes, shape.packets, false);

@@ -8,14 +8,14 @@
 //! Invariant: a domain is there as long as somebody has it open; what stands on an opened domain (SRQs, target QPs)
 //! keeps it from being closed. A target QP goes with its last opener.
 use crate::limits::OPENS_PER_QP_MAX;
-use crate::qp::{Claim, QueuePair};
+use crate::qp::{Claim, QueuePair, Teardown};
 use crate::responder::{Arrival, Nak, Refused};
 use crate::slab::{Owned, Slab};
 use crate::table::NumberTable;
 use crate::{ContextId, CqId, Engine, Environment, QpId, SessionId, SrqId, Syndrome, VnicId, XrcdId};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use freeflow_verbs::{CompletionStatus, FileIdentity, Instant, QpType, Qpn, VerbsError};
+use freeflow_verbs::{CompletionStatus, FileIdentity, Instant, QpState, QpType, Qpn, VerbsError};
 
 /// Never given out twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -292,6 +292,13 @@ impl Engine {
         if !still {
             self.qps.unshare(id, session);
             self.qp_mut(id).session = first;
+        }
+        // Who asked for RESET, and was to ask again, may be gone: the others shall not find a QP that only seems alive.
+        let pair = self.qp_mut(id);
+        if pair.teardown == Teardown::Reset {
+            pair.teardown = Teardown::None;
+            pair.attributes.state = QpState::Error;
+            self.push_ready(id);
         }
         true
     }

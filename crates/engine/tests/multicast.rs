@@ -227,6 +227,30 @@ fn own_messages_come_back_unless_blocked() {
 }
 
 #[test]
+fn neither_groups_nor_addresses_reach_into_another_network() {
+    let mut net = Net::new();
+    let near = members(&mut net, 1)[0];
+    // The same address in another network, and the same group.
+    let vnic = net.engine.create_vnic(NetworkId(2), near.gid, VnicLimits::default()).unwrap();
+    let far = net.end_at(vnic, near.gid, QpType::Ud, false);
+    net.connect(&far, &far);
+    net.engine.attach_multicast(far.session, far.qp, group(1)).unwrap();
+    let sender = net.end(QpType::Ud);
+    net.connect(&sender, &sender);
+    receive(&mut net, &near, 1);
+    receive(&mut net, &far, 2);
+    let message = to_group(&mut net, &sender, 7, group(1));
+    net.post_send(&sender, message);
+    let mut straight = to_group(&mut net, &sender, 8, far.gid);
+    straight.remote_qpn = far.qpn.0;
+    net.post_send(&sender, straight);
+    net.settle();
+    assert_eq!(net.statuses(&sender), [(7, Status::Success), (8, Status::Success)]);
+    assert_eq!(got(&mut net, &near), [1], "the group's message, and not the far one's");
+    assert_eq!(got(&mut net, &far), []);
+}
+
+#[test]
 fn nobody_and_wrong_numbers_are_dropped() {
     let mut net = Net::new();
     let sender = net.end(QpType::Ud);

@@ -747,3 +747,25 @@ fn a_target_for_somebody_else_is_not_blamed() {
     link.failed_with(1, Status::RetryExceeded);
     assert_eq!(link.net.state(&to), QpState::ReadyToSend);
 }
+
+#[test]
+fn a_reset_that_its_opener_did_not_live_to_finish() {
+    let mut link = Link::new();
+    let (from, to) = (link.from, link.to);
+    let (second, number) = link.sibling();
+    let xrcd = link.net.xrcd(&second);
+    link.net.engine.open_qp(second.session, xrcd, to.qpn).unwrap();
+    let opened = End { qp: to.qp, ..second };
+    link.net.post_receive(&second, 1, &[second.sge(0, 8)]);
+    link.net.world.always_put_off = true;
+    link.net.post_send(&from, SendRequest { remote_srqn: number, ..link.request(1, Op::Send, 8) });
+    link.net.work();
+    assert_eq!(link.net.to(&to, QpState::Reset), Err(Refusal::InFlight));
+    link.net.die(to.session);
+    assert_eq!(link.net.state(&opened), QpState::Error);
+    link.net.settle();
+    assert_eq!(link.net.statuses(&second), [(1, Status::WorkRequestFlushed)]);
+    assert_eq!(link.net.to(&opened, QpState::Reset), Ok(QpState::Reset));
+    while link.net.expire() {}
+    link.failed_with(1, Status::RetryExceeded);
+}

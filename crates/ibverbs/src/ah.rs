@@ -1,6 +1,7 @@
 //! Address handles, and the way from a received datagram back to its sender.
 use crate::boundary::{Outcome, code, pointer};
 use crate::context::session;
+use crate::pd::ParentUse;
 use freeflow_abi::{
     ah_attributes_from_c, ah_attributes_to_c, ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc,
 };
@@ -8,6 +9,13 @@ use freeflow_client::Session;
 use freeflow_verbs::{AddressHandleAttributes, CompletionFlags, Gid, GlobalRoute, VerbsError};
 use std::ffi::c_int;
 use std::net::Ipv4Addr;
+
+/// An address handle as C sees it, and what is behind it.
+#[repr(C)]
+struct Ah {
+    c: ibv_ah,
+    _parent_use: ParentUse,
+}
 
 /// `ibv_create_ah(3)`.
 ///
@@ -26,7 +34,9 @@ unsafe fn create(pd: *mut ibv_pd, attributes: &AddressHandleAttributes) -> Outco
     let (context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
     // SAFETY: a PD's context is open.
     let handle = unsafe { session(context) }.create_address_handle(pd_handle, attributes)?;
-    Ok(Box::into_raw(Box::new(ibv_ah { context, pd, handle })))
+    // SAFETY: the caller's.
+    let ah = Ah { c: ibv_ah { context, pd, handle }, _parent_use: unsafe { ParentUse::of(pd) } };
+    Ok(Box::into_raw(Box::new(ah)).cast())
 }
 
 /// `ibv_destroy_ah(3)`.
@@ -39,7 +49,7 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
         // SAFETY: the caller's; made by `Box::into_raw` above.
         unsafe {
             session((*ah).context).destroy_address_handle((*ah).handle)?;
-            drop(Box::from_raw(ah));
+            drop(Box::from_raw(ah.cast::<Ah>()));
         }
         Ok(())
     })

@@ -2,6 +2,7 @@
 use crate::boundary::{Outcome, code, guarded, pointer};
 use crate::channel::{self, CompChannel};
 use crate::context::Context;
+use crate::pd::ParentUse;
 use crate::sync::{Acknowledged, CallLock};
 use freeflow_abi::{
     IBV_CQ_ATTR_MODERATE, completion_to_c, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_modify_cq_attr, ibv_wc,
@@ -25,6 +26,7 @@ pub(crate) struct Cq {
     /// Held from `start_poll` to `end_poll`, unless the program promised to use the CQ from one thread at a time.
     pub poll_lock: CallLock,
     pub single_threaded: bool,
+    _parent_use: ParentUse,
     /// What `read_*` read. Guarded by `poll_lock` or by that promise.
     pub current: UnsafeCell<Completion>,
 }
@@ -67,11 +69,14 @@ pub(crate) struct Wanted {
     pub channel: *mut ibv_comp_channel,
     pub comp_vector: u32,
     pub single_threaded: bool,
+    /// Exact ones: what the extended CQ's timestamps are.
+    pub timestamps: bool,
+    pub parent_use: ParentUse,
 }
 
 /// # Safety
 /// `context` is open, the channel null or of it.
-pub(crate) unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> Outcome<*mut ibv_cq_ex> {
+pub(crate) unsafe fn create(context: *mut ibv_context, wanted: Wanted) -> Outcome<*mut ibv_cq_ex> {
     // SAFETY: the caller's.
     let owner = unsafe { Context::from_c(context) }.client();
     let vectors = owner.session().device().completion_vector_count;
@@ -84,8 +89,8 @@ pub(crate) unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> Outco
         // SAFETY: the caller's.
         Some(unsafe { CompChannel::from_c(wanted.channel) })
     };
-    let client =
-        CompletionQueue::create(owner.session(), owner.handle(), wanted.cqe, channel.map(|channel| &channel.client))?;
+    let channel = channel.map(|channel| &channel.client);
+    let client = CompletionQueue::create(owner.session(), owner.handle(), wanted.cqe, channel, wanted.timestamps)?;
     // SAFETY: integers, pointers and optional functions only; all zeroes are valid.
     let mut c: ibv_cq_ex = unsafe { std::mem::zeroed() };
     c.base.context = context;
@@ -101,6 +106,7 @@ pub(crate) unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> Outco
         asyncs_delivered: AtomicU32::new(0),
         poll_lock: CallLock::new(),
         single_threaded: wanted.single_threaded,
+        _parent_use: wanted.parent_use,
         current: UnsafeCell::default(),
     }));
     // SAFETY: in its final place and not shared yet; the channel is the caller's.
@@ -129,9 +135,11 @@ pub unsafe extern "C" fn ibv_create_cq(
     pointer(|| {
         let cqe = u32::try_from(cqe).map_err(|_| VerbsError::InvalidArgument)?;
         let comp_vector = u32::try_from(comp_vector).map_err(|_| VerbsError::InvalidArgument)?;
-        let wanted = Wanted { cqe, cq_context, channel, comp_vector, single_threaded: false };
+        let parent_use = ParentUse::none();
+        let wanted =
+            Wanted { cqe, cq_context, channel, comp_vector, single_threaded: false, timestamps: false, parent_use };
         // SAFETY: the caller's.
-        unsafe { create(context, &wanted) }.map(<*mut ibv_cq_ex>::cast)
+        unsafe { create(context, wanted) }.map(<*mut ibv_cq_ex>::cast)
     })
 }
 

@@ -1,7 +1,7 @@
 //! The extended CQ: creation, and the functions that `ibv_start_poll`, `ibv_wc_read_*` and the like call.
 use crate::boundary::{Outcome, code, pointer, set_errno};
 use crate::cq::{Cq, Wanted, create};
-use crate::pd::is_parent_domain;
+use crate::pd::{ParentUse, is_parent_domain};
 use freeflow_abi::{
     IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
     IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
@@ -14,11 +14,8 @@ use std::ffi::{c_int, c_uint};
 
 /// Fields of a completion that a program may ask for. No message has a VLAN or a flow tag: these two are always 0. Those of
 /// tag matching there are not.
-const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS
-    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
-    | IBV_WC_EX_WITH_CVLAN
-    | IBV_WC_EX_WITH_FLOW_TAG
-    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN | IBV_WC_EX_WITH_FLOW_TAG | TIMESTAMPS;
+const TIMESTAMPS: u64 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
@@ -29,11 +26,15 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         let attr = unsafe { &*attr };
         let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
         check(attr.wc_flags, attr.comp_mask, flags)?;
+        let mut parent_use = ParentUse::none();
         if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
-            // SAFETY: the caller's. A parent domain's thread domain changes nothing, see `pd`.
-            let is_one = !attr.parent_domain.is_null() && unsafe { is_parent_domain(attr.parent_domain) };
-            if !is_one {
-                return Err(VerbsError::InvalidArgument);
+            let parent = attr.parent_domain;
+            // SAFETY: null or the caller's. A parent domain's thread domain changes nothing, see `pd`.
+            unsafe {
+                if parent.is_null() || (*parent).context != context || !is_parent_domain(parent) {
+                    return Err(VerbsError::InvalidArgument);
+                }
+                parent_use = ParentUse::of(parent);
             }
         }
         let wanted = Wanted {
@@ -42,9 +43,11 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
             channel: attr.channel,
             comp_vector: attr.comp_vector,
             single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
+            timestamps: attr.wc_flags & TIMESTAMPS != 0,
+            parent_use,
         };
         // SAFETY: the caller's.
-        unsafe { create(context, &wanted) }
+        unsafe { create(context, wanted) }
     })
 }
 
@@ -212,7 +215,7 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     unsafe { read_completion_ts(cq) }.wrapping_add(shift)
 }
 
-fn clock_ns(clock: libc::clockid_t) -> u64 {
+pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the struct is ours to write.
     unsafe { libc::clock_gettime(clock, &raw mut time) };

@@ -5,13 +5,14 @@
 use crate::boundary::{Outcome, code, guarded, pointer, set_errno};
 use crate::context::{Context, session};
 use crate::pages::check_pages;
+use crate::pd::ParentUse;
 use crate::remap;
 use freeflow_abi::{
     IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_BUF, IBV_REG_MR_MASK_DMAH, IBV_REG_MR_MASK_FD, IBV_REG_MR_MASK_FD_OFFSET,
     IBV_REG_MR_MASK_IOVA, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
     IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_INPUT, errno_of, ibv_mr, ibv_mr_init_attr, ibv_pd,
 };
-use freeflow_client::MemoryRegion;
+use freeflow_client::{Handle, MemoryRegion};
 use freeflow_verbs::{Access, RegionChange, Translation, VerbsError};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
@@ -98,10 +99,12 @@ pub(crate) struct Mr {
     state: Mutex<State>,
 }
 
-#[derive(Clone, Copy)]
 struct State {
     kind: Kind,
     extent: Extent,
+    /// The PD's handle. The PD itself may be gone: an imported one can be given up before its regions.
+    pd: Handle,
+    parent_use: ParentUse,
 }
 
 impl Mr {
@@ -123,10 +126,11 @@ unsafe fn hand_out(
     region: &MemoryRegion,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's.
-    let context = unsafe { (*pd).context };
+    let (context, pd_handle, parent_use) = unsafe { ((*pd).context, (*pd).handle, ParentUse::of(pd)) };
     let length = extent.length as usize;
     let c = ibv_mr { context, pd, addr, length, handle: region.handle, lkey: region.lkey, rkey: region.rkey };
-    let mr = Mr { c: UnsafeCell::new(c), state: Mutex::new(State { kind, extent }) };
+    let state = State { kind, extent, pd: pd_handle, parent_use };
+    let mr = Mr { c: UnsafeCell::new(c), state: Mutex::new(state) };
     Box::into_raw(Box::new(mr)).cast()
 }
 
@@ -165,7 +169,10 @@ unsafe fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
         let owner = Context::from_c((*mr).context);
         owner.client().session().deregister((*mr).handle)?;
         owner.on_demand().remove((*mr).lkey);
-        let State { kind, extent } = *Mr::from_c(mr).state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (kind, extent) = {
+            let state = Mr::from_c(mr).state.lock().unwrap_or_else(PoisonError::into_inner);
+            (state.kind, state.extent)
+        };
         extent.withdraw(kind, owner);
         drop(Box::from_raw(mr.cast::<Mr>()));
     }
@@ -403,8 +410,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         wanted.check(state.kind)?;
         failure = IBV_REREG_MR_ERR_CMD;
         // SAFETY: the caller's.
-        state.extent = unsafe { change(mr, &wanted, &state.extent) }?;
-        state.kind = state.extent.kind();
+        unsafe { change(mr, &wanted, &mut state) }?;
         Ok(())
     });
     match outcome {
@@ -420,9 +426,10 @@ pub unsafe extern "C" fn ibv_rereg_mr(
 ///
 /// # Safety
 /// `mr` is registered; the PD is allocated if it shall change.
-unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, before: &Extent) -> Outcome<Extent> {
+unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, state: &mut State) -> Outcome<()> {
+    let before = state.extent;
     let moves = wanted.has(IBV_REREG_MR_CHANGE_TRANSLATION);
-    let after = wanted.applied_to(before)?;
+    let after = wanted.applied_to(&before)?;
     let more_rights = after.access.0 & !before.access.0 & Access::LOCAL_WRITE.0 != 0;
     if wanted.flags == 0 {
         return Err(VerbsError::InvalidArgument);
@@ -437,11 +444,11 @@ unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, before: &Extent) -> Outcome<E
     // SAFETY: the caller's; a region's context is open.
     unsafe {
         let owner = Context::from_c((*mr).context);
-        let pd = if wanted.has(IBV_REREG_MR_CHANGE_PD) { wanted.pd } else { (*mr).pd };
-        if (*pd).context != (*mr).context {
+        let changes_pd = wanted.has(IBV_REREG_MR_CHANGE_PD);
+        if changes_pd && (*wanted.pd).context != (*mr).context {
             return Err(VerbsError::InvalidArgument);
         }
-        let new_pd = wanted.has(IBV_REREG_MR_CHANGE_PD).then_some((*pd).handle);
+        let new_pd = changes_pd.then(|| (*wanted.pd).handle);
         let changes_place = moves || after.kind() != before.kind();
         if changes_place {
             after.place(after.kind(), owner);
@@ -454,17 +461,22 @@ unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, before: &Extent) -> Outcome<E
         if changes_place {
             before.withdraw(before.kind(), owner);
         }
-        owner.on_demand().remove((*mr).lkey);
-        if after.kind() == Kind::OnDemand {
-            owner.on_demand().insert(region.lkey, (*pd).handle, after);
-        }
+        (state.extent, state.kind) = (after, after.kind());
         let c = &mut *Mr::from_c(mr).c.get();
-        (c.pd, c.lkey, c.rkey) = (pd, region.lkey, region.rkey);
+        if changes_pd {
+            (state.pd, state.parent_use) = ((*wanted.pd).handle, ParentUse::of(wanted.pd));
+            c.pd = wanted.pd;
+        }
+        owner.on_demand().remove(c.lkey);
+        if after.kind() == Kind::OnDemand {
+            owner.on_demand().insert(region.lkey, state.pd, after);
+        }
+        (c.lkey, c.rkey) = (region.lkey, region.rkey);
         if moves {
             (c.addr, c.length) = (wanted.addr, wanted.length);
         }
     }
-    Ok(after)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,37 +1,11 @@
 //! What the kernel knows of this process' pages: whether they are mapped, and bringing them in ahead of use.
 use crate::boundary::Outcome;
+use crate::remap::areas::Maps;
 use freeflow_client::check_mapped;
 use freeflow_verbs::VerbsError;
-use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// `struct procmap_query` of `linux/fs.h` (Linux 6.11): asks for one area of the process's own map.
-#[repr(C)]
-#[derive(Default)]
-struct ProcmapQuery {
-    size: u64,
-    query_flags: u64,
-    query_addr: u64,
-    vma_start: u64,
-    vma_end: u64,
-    vma_flags: u64,
-    vma_page_size: u64,
-    vma_offset: u64,
-    inode: u64,
-    dev_major: u32,
-    dev_minor: u32,
-    vma_name_size: u32,
-    build_id_size: u32,
-    vma_name_addr: u64,
-    build_id_addr: u64,
-}
-
-/// `_IOWR('f', 17, struct procmap_query)`.
-const PROCMAP_QUERY: u64 = 0xc000_6611 | ((size_of::<ProcmapQuery>() as u64) << 16);
-const VMA_READABLE: u64 = 1;
-const VMA_WRITABLE: u64 = 2;
 
 /// Checks that memory is mapped with the rights asked for, by the quick way where the kernel has it.
 pub(crate) fn check_pages(start: u64, length: u64, writable: bool) -> Outcome<()> {
@@ -47,28 +21,15 @@ pub(crate) fn check_pages(start: u64, length: u64, writable: bool) -> Outcome<()
 
 /// `None`: the kernel can't say.
 fn query_pages(start: u64, end: u64, writable: bool) -> Option<Outcome<()>> {
-    let maps = std::fs::File::open("/proc/self/maps").ok()?;
-    let needed = VMA_READABLE | if writable { VMA_WRITABLE } else { 0 };
+    let maps = Maps::open().filter(Maps::has_query)?;
     let mut reached = start;
-    while reached < end {
-        let mut query =
-            ProcmapQuery { size: size_of::<ProcmapQuery>() as u64, query_addr: reached, ..ProcmapQuery::default() };
-        // SAFETY: the kernel reads and writes the struct, whose size it is told.
-        if unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) } != 0 {
-            return match std::io::Error::last_os_error().raw_os_error() {
-                Some(libc::ENOENT) => Some(Err(VerbsError::BadAddress)),
-                _ => None,
-            };
-        }
-        if query.vma_flags & needed != needed {
-            return Some(Err(VerbsError::BadAddress));
-        }
-        reached = query.vma_end;
-    }
-    Some(Ok(()))
+    maps.visit(start, end, &mut |area| {
+        let is_next = area.start <= reached && area.readable && (area.writable || !writable);
+        reached = if is_next { area.end } else { reached };
+        is_next
+    });
+    Some(if reached >= end { Ok(()) } else { Err(VerbsError::BadAddress) })
 }
-
-const _: () = assert!(size_of::<ProcmapQuery>() == 104);
 
 /// Brings pages in, for writing if asked. Their contents stay as they are.
 ///

@@ -11,6 +11,7 @@ use freeflow_abi::{
 };
 use freeflow_verbs::VerbsError;
 use std::ffi::c_int;
+use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A PD as C sees it, and what is behind it.
@@ -18,8 +19,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 struct Pd {
     c: ibv_pd,
     kind: Kind,
-    /// Parent domains that stand for it.
-    parent_count: AtomicU32,
+    /// Parent domains that stand for it; of a parent domain, the objects that were made with it. The router knows what
+    /// uses the others.
+    user_count: AtomicU32,
 }
 
 #[derive(Clone, Copy)]
@@ -31,7 +33,7 @@ enum Kind {
 
 impl Pd {
     fn hand_out(context: *mut ibv_context, handle: u32, kind: Kind) -> *mut ibv_pd {
-        let pd = Self { c: ibv_pd { context, handle }, kind, parent_count: AtomicU32::new(0) };
+        let pd = Self { c: ibv_pd { context, handle }, kind, user_count: AtomicU32::new(0) };
         Box::into_raw(Box::new(pd)).cast()
     }
 
@@ -42,8 +44,39 @@ impl Pd {
         unsafe { &*pd.cast::<Self>() }
     }
 
-    fn is_stood_for(&self) -> bool {
-        self.parent_count.load(Ordering::Acquire) != 0
+    fn is_used(&self) -> bool {
+        self.user_count.load(Ordering::Acquire) != 0
+    }
+}
+
+/// An object's use of the parent domain that it was made with, if it was one: the domain can't go before the object.
+pub(crate) struct ParentUse(*mut ibv_pd);
+
+impl ParentUse {
+    pub fn none() -> Self {
+        Self(ptr::null_mut())
+    }
+
+    /// # Safety
+    /// `pd` is allocated.
+    pub unsafe fn of(pd: *mut ibv_pd) -> Self {
+        // SAFETY: the caller's.
+        let whole = unsafe { Pd::from_c(pd) };
+        if !matches!(whole.kind, Kind::Parent { .. }) {
+            return Self::none();
+        }
+        // Relaxed: whoever deallocates the domain knows by other means that the object was made.
+        whole.user_count.fetch_add(1, Ordering::Relaxed);
+        Self(pd)
+    }
+}
+
+impl Drop for ParentUse {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: a parent domain is not deallocated while it is used.
+            unsafe { Pd::from_c(self.0) }.user_count.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 
@@ -97,13 +130,13 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         unsafe {
             let whole = Pd::from_c(pd);
             match whole.kind {
+                _ if whole.is_used() => return Err(VerbsError::Busy),
                 Kind::Parent { protection, thread } => {
-                    Pd::from_c(protection).parent_count.fetch_sub(1, Ordering::Release);
+                    Pd::from_c(protection).user_count.fetch_sub(1, Ordering::Release);
                     if !thread.is_null() {
                         Td::from_c(thread).user_count.fetch_sub(1, Ordering::Release);
                     }
                 }
-                Kind::Own | Kind::Imported if whole.is_stood_for() => return Err(VerbsError::Busy),
                 Kind::Own | Kind::Imported => session(whole.c.context).dealloc_pd(whole.c.handle)?,
             }
             drop(Box::from_raw(pd.cast::<Pd>()));
@@ -136,7 +169,7 @@ pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
         // SAFETY: the caller's; made by `Box::into_raw` in `hand_out`.
         unsafe {
             let whole = Pd::from_c(pd);
-            if whole.is_stood_for() {
+            if whole.is_used() {
                 return Err(VerbsError::Busy);
             }
             if matches!(whole.kind, Kind::Imported) {
@@ -195,7 +228,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
                 Kind::Parent { protection, .. } => protection,
                 Kind::Own | Kind::Imported => named,
             };
-            Pd::from_c(protection).parent_count.fetch_add(1, Ordering::Relaxed);
+            Pd::from_c(protection).user_count.fetch_add(1, Ordering::Relaxed);
             if !thread.is_null() {
                 Td::from_c(thread).user_count.fetch_add(1, Ordering::Relaxed);
             }

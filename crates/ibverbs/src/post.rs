@@ -5,8 +5,8 @@ use crate::boundary::{Outcome, guarded, set_errno};
 use crate::qp::Qp;
 use crate::srq::Srq;
 use freeflow_abi::{
-    IBV_SEND_INLINE, IBV_WR_DRIVER1, IBV_WR_FLUSH, IBV_WR_TSO, errno_of, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_recv_wr,
-    ibv_send_wr, ibv_sge, ibv_srq,
+    IBV_SEND_INLINE, IBV_WR_DRIVER1, IBV_WR_TSO, errno_of, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr,
+    ibv_sge, ibv_srq,
 };
 use freeflow_client::{SendBatch, SendDescriptor};
 use freeflow_verbs::{Access, INLINE_BYTES_MAX, QpType, SGE_COUNT_MAX, SendFlags, SendOpcode, Sge, VerbsError};
@@ -35,11 +35,15 @@ unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Outcome<&'a [Sge]> {
 
 /// The opcode, or why not. A FLUSH has no fields in `ibv_send_wr`: only `ibv_wr_flush` can say what it is about.
 fn opcode_from_c(opcode: c_uint) -> Outcome<SendOpcode> {
-    match opcode {
-        IBV_WR_TSO | IBV_WR_DRIVER1 => Err(VerbsError::NotSupported),
-        IBV_WR_FLUSH => Err(VerbsError::InvalidArgument),
-        _ => u8::try_from(opcode).ok().and_then(SendOpcode::from_number).ok_or(VerbsError::InvalidArgument),
+    match u8::try_from(opcode).ok().and_then(SendOpcode::from_number) {
+        Some(SendOpcode::Flush) | None => Err(wrong_opcode(opcode)),
+        Some(opcode) => Ok(opcode),
     }
+}
+
+#[cold]
+fn wrong_opcode(opcode: c_uint) -> VerbsError {
+    if matches!(opcode, IBV_WR_TSO | IBV_WR_DRIVER1) { VerbsError::NotSupported } else { VerbsError::InvalidArgument }
 }
 
 /// Where a UD request goes, as the ring carries it.
@@ -199,14 +203,13 @@ unsafe fn push_send(batch: &mut SendBatch<'_>, qp_type: QpType, wr: &ibv_send_wr
             request.rkey = wr.wr.rdma.rkey;
         }
     }
-    if wr.send_flags & IBV_SEND_INLINE == 0 {
-        return batch.push(&request);
-    }
     let mut payload = [const { MaybeUninit::uninit() }; INLINE_BYTES_MAX];
-    // SAFETY: the caller's.
-    request.inline = Some(unsafe { gather(sges, &mut payload) }?);
-    request.sges = &[];
-    batch.push(&request)
+    if wr.send_flags & IBV_SEND_INLINE != 0 {
+        // SAFETY: the caller's.
+        request.inline = Some(unsafe { gather(sges, &mut payload) }?);
+        request.sges = &[];
+    }
+    batch.push_here(&request)
 }
 
 /// Posts a list; on refusal tells which request was bad.

@@ -2,6 +2,7 @@
 use crate::boundary::{Outcome, code, pointer};
 use crate::context::Context;
 use crate::cq::Cq;
+use crate::pd::ParentUse;
 use crate::qp_ex::Builder;
 use crate::srq::Srq;
 use crate::sync::Acknowledged;
@@ -33,6 +34,7 @@ pub(crate) struct Qp {
     all_signaled: bool,
     /// Whether it was created with SEND_OPS_FLAGS.
     is_extended: bool,
+    _parent_use: ParentUse,
     pub builder: Builder,
 }
 
@@ -125,7 +127,7 @@ unsafe fn create(context: *mut ibv_context, init: &mut ibv_qp_init_attr, extra: 
 /// Makes of a QP what C sees.
 ///
 /// # Safety
-/// `context` is open.
+/// `context` is open; the PD of a QP that sends is allocated.
 unsafe fn hand_out(
     context: *mut ibv_context,
     client: QueuePair,
@@ -136,7 +138,10 @@ unsafe fn hand_out(
     let mut c: ibv_qp_ex = unsafe { std::mem::zeroed() };
     c.qp_base.context = context;
     c.qp_base.qp_context = init.qp_context;
+    let mut parent_use = ParentUse::none();
     if client.qp_type().sends() {
+        // SAFETY: the caller's: such a QP has a PD.
+        parent_use = unsafe { ParentUse::of(extra.pd) };
         c.qp_base.pd = extra.pd;
         c.qp_base.send_cq = init.send_cq;
         c.qp_base.recv_cq = init.recv_cq;
@@ -153,6 +158,7 @@ unsafe fn hand_out(
         asyncs_delivered: AtomicU32::new(0),
         all_signaled: init.sq_sig_all != 0,
         is_extended: extra.is_extended,
+        _parent_use: parent_use,
         builder,
     }));
     // SAFETY: in its final place and not shared yet.

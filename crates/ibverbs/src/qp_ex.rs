@@ -146,7 +146,10 @@ impl Staged {
             if !is_addressed {
                 return Err(VerbsError::InvalidArgument);
             }
-            freeflow_client::check_send(qp_type, &client.capabilities(), &self.descriptor(request))?;
+            // One alone is checked when it is posted.
+            if self.requests.len() > 1 {
+                freeflow_client::check_send(qp_type, &client.capabilities(), &self.descriptor(request))?;
+            }
         }
         let mut batch = client.begin_send()?;
         if self.requests.len() > batch.room() as usize {

@@ -16,7 +16,7 @@
 //!
 //! Invariant: before anything is done to placed memory, the process' own map must say that it is still there: programs
 //! unmap memory before they deregister it, and map other things there.
-mod areas;
+pub(crate) mod areas;
 mod child;
 mod moving;
 mod table;

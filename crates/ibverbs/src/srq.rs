@@ -2,6 +2,7 @@
 use crate::boundary::{Outcome, code, pointer};
 use crate::context::Context;
 use crate::cq::Cq;
+use crate::pd::ParentUse;
 use crate::sync::Acknowledged;
 use crate::xrc::Xrcd;
 use freeflow_abi::{
@@ -22,6 +23,7 @@ pub(crate) struct Srq {
     c: UnsafeCell<ibv_srq>,
     pub client: Arc<SharedReceiveQueue>,
     pub asyncs_delivered: AtomicU32,
+    _parent_use: ParentUse,
 }
 
 impl Srq {
@@ -69,7 +71,14 @@ unsafe fn create(
     c.srq_context = srq_context;
     c.pd = pd;
     c.handle = client.handle();
-    let srq = Srq { c: UnsafeCell::new(c), client: Arc::new(client), asyncs_delivered: AtomicU32::new(0) };
+    // SAFETY: the caller's.
+    let parent_use = unsafe { ParentUse::of(pd) };
+    let srq = Srq {
+        c: UnsafeCell::new(c),
+        client: Arc::new(client),
+        asyncs_delivered: AtomicU32::new(0),
+        _parent_use: parent_use,
+    };
     let srq = Box::into_raw(Box::new(srq));
     // SAFETY: in its final place and not shared yet.
     unsafe {
@@ -140,12 +149,15 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
         if mask & IBV_SRQ_MAX_WR != 0 {
             return Err(VerbsError::NotSupported);
         }
+        if mask & IBV_SRQ_LIMIT == 0 {
+            return Ok(());
+        }
         // SAFETY: the caller's.
         let (client, limit) = unsafe { (&Srq::from_c(srq).client, (*attr).srq_limit) };
         if limit > client.attributes().max_wr {
             return Err(VerbsError::InvalidArgument);
         }
-        if mask & IBV_SRQ_LIMIT != 0 { client.set_limit(limit) } else { Ok(()) }
+        client.set_limit(limit)
     })
 }
 

@@ -1,11 +1,19 @@
 //! Memory windows. Type 1 is bound by a verb, type 2 by a work request; both go the way of `BIND_MW`.
 use crate::boundary::{code, pointer};
 use crate::context::session;
+use crate::pd::ParentUse;
 use crate::post::{Binding, post_bind};
 use crate::qp::Qp;
 use freeflow_abi::{IBV_MW_TYPE_1, ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp};
 use freeflow_verbs::{Access, VerbsError, WindowKind};
 use std::ffi::{c_int, c_uint};
+
+/// A window as C sees it, and what is behind it.
+#[repr(C)]
+struct Window {
+    c: ibv_mw,
+    _parent_use: ParentUse,
+}
 
 /// The low bits of a window's key, which each binding changes.
 const VARIANT: u32 = 0xff;
@@ -23,7 +31,10 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: c_uint) -> *m
         let (context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
         // SAFETY: a PD's context is open.
         let (handle, rkey) = unsafe { session(context) }.alloc_window(pd_handle, kind)?;
-        Ok(Box::into_raw(Box::new(ibv_mw { context, pd, rkey, handle, mw_type })))
+        // SAFETY: the caller's.
+        let parent_use = unsafe { ParentUse::of(pd) };
+        let window = Window { c: ibv_mw { context, pd, rkey, handle, mw_type }, _parent_use: parent_use };
+        Ok(Box::into_raw(Box::new(window)).cast())
     })
 }
 
@@ -33,7 +44,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
         // SAFETY: the caller's; made by `Box::into_raw` in `alloc_mw`.
         unsafe {
             session((*mw).context).dealloc_window((*mw).handle)?;
-            drop(Box::from_raw(mw));
+            drop(Box::from_raw(mw.cast::<Window>()));
         }
         Ok(())
     })

@@ -160,6 +160,8 @@ pub enum Request {
         cqe: u32,
         channel: Option<Handle>,
         cookie: u32,
+        /// Each completion tells when it was written. Else the time may be that of the worker's turn.
+        timestamps: bool,
     },
     /// The library holds the CQ's consumer lock. → `Cq` + 1 descriptor: the new ring's segment. The old ring holds
     /// what was completed before and gets nothing more; the new one begins empty, and its capacity counts what is

@@ -50,7 +50,7 @@ fn samples() -> Vec<Request> {
         Request::Hello { protocol_version: PROTOCOL_VERSION, layout_version: 1, program: "ib_write_bw".into() },
         Request::OpenContext,
         Request::RegisterMr { pd: 1, address: 2, length: u64::MAX, iova: 4, access: Access::LOCAL_WRITE },
-        Request::CreateCq { context: 1, cqe: 2, channel: Some(3), cookie: 4 },
+        Request::CreateCq { context: 1, cqe: 2, channel: Some(3), cookie: 4, timestamps: true },
         Request::CreateQp {
             qp_type: QpType::Ud,
             pd: Some(1),

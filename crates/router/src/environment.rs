@@ -6,7 +6,7 @@ use freeflow_engine::{
     AtomicOutcome, CopyOutcome, CqFull, CqId, Environment, EventTarget, Fetch, QpId, ReceiveQueueId, Source, Span,
     SrqId, Token,
 };
-use freeflow_shm::{RequestConsumer, Take};
+use freeflow_shm::{RequestConsumer, Take, monotonic_ns};
 use freeflow_verbs::{
     AsyncEventKind, AtomicOperation, Completion, CompletionFlags, CompletionStatus, ReceiveRequest, SendRequest,
 };
@@ -71,7 +71,10 @@ impl Environment for Rings {
         let now = self.now;
         let Some(cq) = self.cqs.get_mut(id) else { return Ok(()) };
         let mut completion = *completion;
-        if completion.timestamp_ns == 0 {
+        if cq.timestamps {
+            // A turn's time may be from before the request was posted.
+            completion.timestamp_ns = monotonic_ns();
+        } else if completion.timestamp_ns == 0 {
             completion.timestamp_ns = now.0;
         }
         cq.ring.publish(&completion).map_err(|_| CqFull)?;

@@ -106,7 +106,7 @@ fn serve(items: &Receiver<Item>) {
                 None => Err(VerbsError::NotFound),
             },
         };
-        let failed = result.is_err() && matches!(item.order, Order::Hold { .. });
+        let failed = result.is_err() && held.is_none() && matches!(item.order, Order::Hold { .. });
         item.answer(result);
         if failed {
             // A thread that did not stop in time is let go by the kernel when this one ends.

@@ -92,7 +92,7 @@ impl Control {
             Request::AllocNullMr { pd } => self.alloc_null_mr(at, pd),
             Request::AllocMw { pd, kind } => self.alloc_mw(at, pd, kind),
             Request::DeallocMw { mw } => self.dealloc_mw(at, mw),
-            Request::CreateCq { context, cqe, channel, cookie } => self.create_cq(at, context, cqe, channel, cookie),
+            request @ Request::CreateCq { .. } => self.create_cq(at, &request),
             Request::ResizeCq { cq, cqe } => self.resize_cq(at, cq, cqe),
             Request::ModerateCq { cq, count, period_us } => self.moderate_cq(at, cq, count, period_us),
             Request::DestroyCq { cq } => self.destroy_cq(at, cq),
@@ -345,14 +345,10 @@ impl Control {
         })
     }
 
-    fn create_cq(
-        &mut self,
-        at: (Key, SessionId),
-        context: Handle,
-        cqe: u32,
-        channel: Option<Handle>,
-        cookie: u32,
-    ) -> Outcome {
+    fn create_cq(&mut self, at: (Key, SessionId), request: &Request) -> Outcome {
+        let &Request::CreateCq { context, cqe, channel, cookie, timestamps } = request else {
+            return Err(VerbsError::InvalidArgument);
+        };
         let (key, session) = at;
         let objects = self.objects(key)?;
         let context = objects.contexts.get(context)?.id;
@@ -368,7 +364,7 @@ impl Control {
                 let ring = ring.take().expect("a job that is done is not run again");
                 let (previous, notify) = (None, Notify::Nothing);
                 let (channel, moderation) = (channel_pipe, Moderation::default());
-                let cq = Cq { session, context, cookie, ring, previous, channel, notify, moderation };
+                let cq = Cq { session, context, cookie, ring, previous, channel, timestamps, notify, moderation };
                 worker.rings.cqs.insert(id, cq);
                 if let Some(entry) = worker.rings.sessions.get_mut(session) {
                     entry.cq_bells.insert(cookie, id);

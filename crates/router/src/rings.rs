@@ -94,6 +94,8 @@ pub struct Cq {
     /// The ring before the last resize: the library may have armed that one.
     pub previous: Option<CompletionProducer>,
     pub channel: Option<PipeId>,
+    /// Its completions tell exactly when they were written.
+    pub timestamps: bool,
     pub notify: Notify,
     pub moderation: Moderation,
 }

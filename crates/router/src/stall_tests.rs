@@ -144,3 +144,17 @@ fn a_blocked_helper_fails_its_vnic_and_no_other() {
     assert_eq!(rig.copy(5, again.unwrap(), first), CopyOutcome::Pending);
     rig.turn_until(|rig| rig.in_flight() == 0);
 }
+
+#[test]
+fn nobody_waits_for_the_helper_of_a_vnic_that_goes() {
+    let mut rig = Rig::new();
+    let (stuck, free) = (Arc::new(Memory::default()), Arc::new(Memory::default()));
+    let (a, b) = (rig.vnic(2), rig.vnic(3));
+    let (hostile, peer) = (rig.session(a, &stuck).unwrap(), rig.session(b, &free).unwrap());
+    stuck.set_blocking(true);
+    assert_eq!(rig.copy(1, hostile, peer), CopyOutcome::Pending);
+    drop(rig.worker.destroy_sessions_of(Instant(monotonic_ns()), a));
+    assert_eq!(rig.in_flight(), 0);
+    assert!(rig.worker.rings.sessions.get(peer).is_some());
+    stuck.set_blocking(false);
+}

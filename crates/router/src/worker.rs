@@ -373,11 +373,16 @@ impl Worker {
         self.rings.remove_session(session, objects)
     }
 
-    /// The sessions of a vNIC, all of them.
+    /// The sessions of a vNIC, all of them. Nobody waits for its helper any more, which touches no other's memory.
     pub fn destroy_sessions_of(&mut self, now: Instant, vnic: VnicId) -> Garbage {
+        let failed = self.rings.transfers.forget_helper(vnic);
         let of_vnic: Vec<SessionId> =
             self.rings.sessions.iter().filter(|(_, session)| session.vnic == vnic).map(|(id, _)| id).collect();
-        of_vnic.into_iter().flat_map(|session| self.destroy_session(now, session)).collect()
+        let garbage = of_vnic.into_iter().flat_map(|session| self.destroy_session(now, session)).collect();
+        for arrival in failed {
+            self.handle_arrival(now, arrival);
+        }
+        garbage
     }
 
     /// Gives up the vNICs whose memory blocks their helper for too long.
@@ -392,11 +397,7 @@ impl Worker {
             {
                 vnic.abandoned.push(helper.abandon());
             }
-            let failed = self.rings.transfers.forget_helper(id);
             let garbage = self.destroy_sessions_of(now, id);
-            for arrival in failed {
-                self.handle_arrival(now, arrival);
-            }
             self.react(Box::new(move |control: &mut Control| {
                 control.handle_vnic_failed(id, "its memory could not be reached for two seconds");
                 drop(garbage);

@@ -116,8 +116,8 @@ fn bad_arguments_are_refused() {
     let mut client = host.client("a");
     let context = client.context;
     let invalid = |request: &Request| assert_eq!(client.refused(request), VerbsError::InvalidArgument, "{request:?}");
-    invalid(&Request::CreateCq { context, cqe: 0, channel: None, cookie: 1 });
-    invalid(&Request::CreateCq { context, cqe: u32::MAX, channel: None, cookie: 1 });
+    invalid(&Request::CreateCq { context, cqe: 0, channel: None, cookie: 1, timestamps: false });
+    invalid(&Request::CreateCq { context, cqe: u32::MAX, channel: None, cookie: 1, timestamps: false });
     invalid(&Request::CreateSegment { length: 0 });
     let cq = client.create_cq(4, None);
     let create = |client: &Client, capabilities, cookie| Request::CreateQp {

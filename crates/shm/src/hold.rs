@@ -77,6 +77,10 @@ impl HeldThreads {
                 return Ok(held);
             }
             held.wait_until_stopped(tasks, deadline)?;
+            // The one that runs on may make threads, and end them, for ever.
+            if Instant::now() >= deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
         }
     }
 
@@ -91,7 +95,7 @@ impl HeldThreads {
         self.tracees.push(Tracee { id, stopped: false, signal: 0 });
         if inner_id(tasks, id).is_none() {
             // Its number is another process' now.
-            self.let_go(self.tracees.len() - 1);
+            self.let_go(self.tracees.len() - 1, Instant::now() + SLEEPERS_STOP_WITHIN);
             self.tracees.pop();
             return Ok(());
         }
@@ -158,10 +162,9 @@ impl HeldThreads {
         Ok(true)
     }
 
-    /// A thread that runs can't be detached at once: it is stopped first, if it stops at all. One that does not is let
-    /// go by the kernel when this thread ends, and goes on then as if nothing had been.
-    fn let_go(&mut self, at: usize) {
-        let deadline = Instant::now() + Duration::from_millis(20);
+    /// A thread that runs can't be detached at once: it is stopped first, if it stops by the deadline. One that does not is
+    /// let go by the kernel when this thread ends, and goes on then as if nothing had been.
+    fn let_go(&mut self, at: usize, deadline: Instant) {
         if !self.tracees[at].stopped {
             let _ = ptrace(libc::PTRACE_INTERRUPT, self.tracees[at].id, 0, 0);
         }
@@ -172,28 +175,24 @@ impl HeldThreads {
                 _ => return,
             }
         }
-        let _ = ptrace(libc::PTRACE_DETACH, self.tracees[at].id, 0, self.tracees[at].signal as usize);
+        let signal = self.tracees[at].signal as usize;
+        if ptrace(libc::PTRACE_DETACH, self.tracees[at].id, 0, signal).is_err() {
+            // Killed while it stood still: its process is not gone before this is known.
+            let _ = self.look(at);
+        }
     }
 
-    /// Whether every thread was detached. One that did not stop stays traced while this thread lives.
-    pub fn release(mut self) -> bool {
-        self.release_all()
-    }
-
-    fn release_all(&mut self) -> bool {
-        for at in 0..self.tracees.len() {
-            if self.tracees[at].stopped {
-                self.let_go(at);
+    /// Lets the threads go, first those that stand still.
+    fn release_all(&mut self) {
+        let deadline = Instant::now() + SLEEPERS_STOP_WITHIN;
+        for is_stopped in [true, false] {
+            for at in 0..self.tracees.len() {
+                if self.tracees[at].stopped == is_stopped {
+                    self.let_go(at, deadline);
+                }
             }
         }
-        for at in 0..self.tracees.len() {
-            if !self.tracees[at].stopped {
-                self.let_go(at);
-            }
-        }
-        let all = self.tracees.iter().all(|tracee| tracee.stopped);
         self.tracees.clear();
-        all
     }
 }
 
@@ -296,7 +295,8 @@ mod tests {
         let (child, tasks) = sleeper();
         let limit = Duration::from_secs(5);
         let held = HeldThreads::take(&tasks, child.id(), limit).unwrap();
-        assert!(held.tracees.is_empty() && held.release());
+        assert!(held.tracees.is_empty());
+        drop(held);
         match HeldThreads::take(&tasks, u32::MAX, limit) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             other => assert_eq!(other.err().map(|error| error.kind()), Some(io::ErrorKind::NotFound)),
@@ -313,7 +313,7 @@ mod tests {
         if held.seize(tasks.as_fd(), id).is_ok() {
             held.wait_until_stopped(tasks.as_fd(), Instant::now() + Duration::from_secs(5)).unwrap();
             assert_eq!(state(tasks.as_fd(), id), Some(b't'));
-            assert!(held.release());
+            drop(held);
         }
         assert_ne!(state(tasks.as_fd(), id), Some(b't'));
         end(child);

@@ -83,7 +83,7 @@ impl RequestProducer {
     }
 
     /// Publishes a send request; gives its position. Panics if SGEs or inline payload are beyond the queue's shape.
-    #[inline]
+    #[inline(always)] // so that a request is made in the slot, not in memory before
     pub fn publish_send(&mut self, request: &SendDescriptor<'_>) -> u32 {
         let mut flags = request.flags.0 & FLAGS_KNOWN & !SendFlags::INLINE;
         let mut sge_count = 0;
@@ -107,16 +107,8 @@ impl RequestProducer {
         line[REMOTE_ADDRESS] = request.remote_address;
         line[RKEY_IMMEDIATE] = u64::from(request.rkey) | u64::from(request.immediate) << 32;
         // Without operands COMPARE_ADD is the MSN: 0, none named.
-        if request.opcode.has_operands() {
-            line[COMPARE_ADD] = request.compare_add;
-            line[SWAP] = request.swap;
-        }
-        if request.remote_srqn != 0 {
-            let word = if request.opcode.is_atomic() { RKEY_IMMEDIATE } else { SWAP };
-            line[word] = line[word] & u64::from(u32::MAX) | u64::from(request.remote_srqn) << 32;
-        }
-        if let (SendOpcode::AtomicWrite, Some(bytes)) = (request.opcode, request.inline) {
-            line[COMPARE_ADD] = word_of(bytes);
+        if request.opcode.has_operands() || request.opcode == SendOpcode::AtomicWrite || request.remote_srqn != 0 {
+            store_operands(&mut line, request);
         }
         [line[SGE0], line[SGE0 + 1]] = sge_words(&first);
         self.cursor.publish(&self.view.slots, &line)
@@ -357,6 +349,22 @@ impl RequestConsumer {
     fn store_taken(&self) {
         // Release; partner: the Acquire load in `RequestProducer::taken`.
         self.view.header::<{ queue::TAKEN }>().store(self.cursor.position(), Ordering::Release);
+    }
+}
+
+/// What few requests have: operands, the payload of an ATOMIC_WRITE, the SRQ of an XRC request.
+#[inline(never)]
+fn store_operands(line: &mut Line, request: &SendDescriptor<'_>) {
+    if request.opcode.has_operands() {
+        line[COMPARE_ADD] = request.compare_add;
+        line[SWAP] = request.swap;
+    }
+    if request.remote_srqn != 0 {
+        let word = if request.opcode.is_atomic() { RKEY_IMMEDIATE } else { SWAP };
+        line[word] = line[word] & u64::from(u32::MAX) | u64::from(request.remote_srqn) << 32;
+    }
+    if let (SendOpcode::AtomicWrite, Some(bytes)) = (request.opcode, request.inline) {
+        line[COMPARE_ADD] = word_of(bytes);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! In the *window* the calling thread has its signals blocked, and all other threads stand still (or there are none).
 //! Nothing in it allocates, locks, logs or calls what the dynamic linker has not bound yet.
-use super::areas::Maps;
+use super::areas::{Area, Maps};
 use freeflow_client::Session;
 use std::ffi::c_void;
 use std::ptr;
@@ -10,8 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Moved in one window: a few milliseconds.
 pub(crate) const WINDOW_BYTES: u64 = 16 << 20;
-/// Half of what the router holds threads for: with less left, nothing is begun.
-const WINDOW_NS_MAX: u64 = 300_000_000;
+/// The router holds threads for a second. So long after it was asked to, nothing is begun any more,
+const BEGIN_WITHIN_NS: u64 = 300_000_000;
+/// and after so long nothing is put in place: the process was stopped meanwhile, and its threads may run.
+const COMMIT_WITHIN_NS: u64 = 900_000_000;
 /// After threads could not be held, this long it is not tried again.
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// `madvise(2)`, Linux 5.14.
@@ -73,21 +75,24 @@ pub(crate) fn punch(alias: *mut u8, bytes: usize) {
     unsafe { libc::madvise(alias.cast(), bytes, libc::MADV_REMOVE) };
 }
 
-/// Lets the process have these pages of a zone, so that they are its container's, not the router's. False: there is no
-/// memory.
-fn populate_alias(piece: &Move) -> bool {
-    // SAFETY: inside a zone's alias.
-    if unsafe { libc::madvise(piece.alias.cast(), piece.bytes, MADV_POPULATE_WRITE) } == 0 {
-        return true;
+/// A second mapping of a zone's pages, which the process has from now on: so they are its container's, not the router's.
+/// It goes to the target as it is, so the pages need no fault there. `None`: there is no memory.
+fn map_filled(piece: &Move) -> Option<*mut u8> {
+    // SAFETY: inside a zone's alias; an old size of 0 leaves it as it is. The new mapping is ours alone.
+    unsafe {
+        let filled = libc::mremap(piece.alias.cast(), 0, piece.bytes, libc::MREMAP_MAYMOVE);
+        if filled == libc::MAP_FAILED {
+            return None;
+        }
+        if libc::madvise(filled, piece.bytes, MADV_POPULATE_WRITE) != 0 {
+            if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+                libc::munmap(filled, piece.bytes);
+                return None;
+            }
+            (0..piece.bytes).step_by(4096).for_each(|page| filled.cast::<u8>().add(page).write_volatile(0));
+        }
+        Some(filled.cast())
     }
-    if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
-        return false;
-    }
-    for page in (0..piece.bytes).step_by(4096) {
-        // SAFETY: inside a zone's alias, where nothing refers to these pages yet.
-        unsafe { piece.alias.add(page).write_volatile(0) };
-    }
-    true
 }
 
 /// Whether the pages of an area that are not there come without waiting for anybody: not so under the program's own
@@ -144,18 +149,49 @@ pub(crate) fn is_possible() -> bool {
     is_patient() || is_alone()
 }
 
+/// What is known of the window that is open.
+struct Window {
+    /// When the threads were asked to stand still; `None` if there are none.
+    asked_ns: Option<u64>,
+}
+
+impl Window {
+    fn is_younger(&self, than_ns: u64) -> bool {
+        self.asked_ns.is_none_or(|asked| now_ns() - asked < than_ns)
+    }
+
+    /// Whether something may be begun, and all areas there are still what they were thought to be: until the window was
+    /// open another thread could change the map.
+    fn may_move(&self, maps: &Maps, piece: &Move, is_right: &dyn Fn(&Area, u64) -> bool) -> bool {
+        let is_sure = self.asked_ns.is_none() && !maps.has_query();
+        (is_sure || is_all(maps, piece, is_right)) && self.is_younger(BEGIN_WITHIN_NS)
+    }
+}
+
+/// Whether a piece's target is mapped without a gap, and each area of it is right at the address given with it.
+pub(crate) fn is_all(maps: &Maps, piece: &Move, is_right: &dyn Fn(&Area, u64) -> bool) -> bool {
+    let end = piece.target + piece.bytes as u64;
+    let mut reached = piece.target;
+    maps.visit(piece.target, end, &mut |area| {
+        let is_next = area.start <= reached && is_right(area, reached);
+        reached = if is_next { area.end } else { reached };
+        is_next
+    });
+    reached >= end
+}
+
 /// Runs `body` in a window. False: there can't be one now.
-fn in_window(session: &Session, body: &mut dyn FnMut()) -> bool {
+fn in_window(session: &Session, body: &mut dyn FnMut(&Window)) -> bool {
     let before = block_signals(u64::MAX);
     let ran = if is_alone() {
-        body();
+        body(&Window { asked_ns: None });
         true
     } else {
         // SAFETY: takes nothing.
         let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
         is_patient()
             && session
-                .with_threads_held(thread, body)
+                .with_threads_held(thread, &mut |asked_ns| body(&Window { asked_ns: Some(asked_ns) }))
                 .inspect_err(|_| REFUSED_NS.store(now_ns(), Ordering::Relaxed))
                 .is_ok()
     };
@@ -163,36 +199,34 @@ fn in_window(session: &Session, body: &mut dyn FnMut()) -> bool {
     ran
 }
 
-/// Puts private pages into their zone, and the zone's pages in their place. Marks those that were; false if not all.
-pub(crate) fn move_in(session: &Session, pieces: &mut [Move]) -> bool {
-    for piece in pieces.iter() {
-        if !comes_at_once(piece) || !populate_alias(piece) {
-            return false;
-        }
-        populate_target(piece, MADV_POPULATE_READ);
+/// Puts private pages into their zone, and the zone's pages in their place, if all areas are `is_right` at the address
+/// given with them. False: nothing has changed.
+pub(crate) fn move_in(session: &Session, maps: &Maps, piece: &Move, is_right: &dyn Fn(&Area, u64) -> bool) -> bool {
+    if !comes_at_once(piece) {
+        return false;
     }
-    let ran = in_window(session, &mut || {
-        let began = now_ns();
-        for piece in pieces.iter_mut() {
-            if now_ns() - began > WINDOW_NS_MAX {
-                return;
-            }
-            piece.done = place(piece);
-        }
+    let Some(filled) = map_filled(piece) else { return false };
+    populate_target(piece, MADV_POPULATE_READ);
+    let mut placed = false;
+    in_window(session, &mut |window| {
+        placed = window.may_move(maps, piece, is_right) && place(piece, filled, window);
     });
-    if ran {
-        pieces.iter().filter(|piece| piece.done).for_each(|piece| populate_target(piece, MADV_POPULATE_WRITE));
+    if !placed {
+        // SAFETY: made above, and still there.
+        unsafe { libc::munmap(filled.cast(), piece.bytes) };
     }
-    pieces.iter().all(|piece| piece.done)
+    placed
 }
 
 /// In a window.
-fn place(piece: &Move) -> bool {
-    // SAFETY: the target is readable private memory (checked a moment ago, and only this thread runs), the alias a zone's
-    // own pages of the same length, apart from it. The new mapping has the contents that the old one had.
+fn place(piece: &Move, filled: *mut u8, window: &Window) -> bool {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the target is readable private memory (checked just now, and only this thread runs), `filled` a zone's own
+    // pages of the same length, apart from it. The new mapping has the contents that the old one had.
     unsafe {
-        ptr::copy_nonoverlapping(at(piece.target).cast::<u8>(), piece.alias, piece.bytes);
-        duplicate(piece)
+        ptr::copy_nonoverlapping(at(piece.target).cast::<u8>(), filled, piece.bytes);
+        window.is_younger(COMMIT_WITHIN_NS)
+            && libc::mremap(filled.cast(), piece.bytes, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED
     }
 }
 
@@ -206,15 +240,23 @@ unsafe fn duplicate(piece: &Move) -> bool {
     unsafe { libc::mremap(piece.alias.cast(), 0, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED }
 }
 
-/// Puts private memory in the place of a zone's pages. Marks those that were; false if not all.
-pub(crate) fn move_out(session: &Session, maps: &Maps, pieces: &mut [Move]) -> bool {
-    in_window(session, &mut || {
-        let began = now_ns();
+/// Puts private memory in the place of a zone's pages, if they are still there, which `is_right` says of each area. Marks
+/// those that were; false if not all.
+pub(crate) fn move_out(
+    session: &Session,
+    maps: &Maps,
+    pieces: &mut [Move],
+    is_right: &dyn Fn(&Move, &Area, u64) -> bool,
+) -> bool {
+    for piece in pieces.iter() {
+        // SAFETY: makes pages of an alias present, for reading.
+        unsafe { libc::madvise(piece.alias.cast(), piece.bytes, MADV_POPULATE_READ) };
+    }
+    in_window(session, &mut |window| {
         for piece in pieces.iter_mut() {
-            if now_ns() - began > WINDOW_NS_MAX {
-                return;
-            }
-            piece.done = restore(maps, piece);
+            let one = *piece;
+            piece.done =
+                window.may_move(maps, &one, &|area, address| is_right(&one, area, address)) && restore(maps, &one);
         }
     });
     pieces.iter().all(|piece| piece.done)
@@ -296,6 +338,9 @@ pub(crate) fn copy_for_child(target: u64, alias: *const u8, bytes: usize, protec
         if libc::mmap(at(target), bytes, rights, flags, -1, 0) == libc::MAP_FAILED {
             return;
         }
+        // In one step each, where the kernel knows how: what other threads of the parent write meanwhile is copied too.
+        libc::madvise(alias.cast_mut().cast(), bytes, MADV_POPULATE_READ);
+        libc::madvise(at(target), bytes, MADV_POPULATE_WRITE);
         ptr::copy_nonoverlapping(alias, at(target).cast::<u8>(), bytes);
         if protection != rights {
             libc::mprotect(at(target), bytes, protection);

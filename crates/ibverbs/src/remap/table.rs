@@ -57,6 +57,14 @@ impl Zone {
         area.shared && self.file == area.file && area.offset + (address - area.start) == address - self.base
     }
 
+    /// Whether an area shows, at an address in a piece's target, the page that the piece's alias has for it.
+    fn is_shown(&self) -> impl Fn(&Move, &Area, u64) -> bool {
+        move |piece, area, address| {
+            let offset = piece.alias.addr() as u64 - self.alias.addr() as u64 + (address - piece.target);
+            area.shared && self.file == area.file && area.offset + (address - area.start) == offset
+        }
+    }
+
     pub fn alias(&self) -> (*mut u8, usize) {
         (self.alias, self.bytes as usize)
     }
@@ -191,9 +199,8 @@ impl Table {
                 });
             }
         }
-        drop(maps);
         for spot in spots {
-            if !self.move_in_spot(session, spot) {
+            if !self.move_in_spot(session, &maps, spot) {
                 return;
             }
         }
@@ -279,7 +286,7 @@ impl Table {
             }
             true
         });
-        let freed = moved.is_empty() || moving::move_out(session, maps, &mut moved);
+        let freed = moved.is_empty() || moving::move_out(session, maps, &mut moved, &zone.is_shown());
         self.placed.remove(range.clone());
         self.zones[at].placed_bytes -= range.end - range.start;
         if freed {
@@ -289,7 +296,7 @@ impl Table {
     }
 
     /// False: no more can be placed now.
-    fn move_in_spot(&mut self, session: &Session, spot: Range<u64>) -> bool {
+    fn move_in_spot(&mut self, session: &Session, maps: &Maps, spot: Range<u64>) -> bool {
         let mut from = spot.start;
         while from < spot.end {
             if (self.placed.len() + self.copies.len()) as u64 >= runs_max() {
@@ -300,8 +307,8 @@ impl Table {
             let end = spot.end.min(zone.stretch().end).min(from + WINDOW_BYTES);
             let bytes = (end - from) as usize;
             let alias = zone.alias_of(from);
-            let mut pieces = [Move { target: from, alias, bytes, protection: 0, done: false }];
-            if !moving::move_in(session, &mut pieces) {
+            let piece = Move { target: from, alias, bytes, protection: 0, done: false };
+            if !moving::move_in(session, maps, &piece, &|area, address| self.is_movable(session, area, address)) {
                 moving::punch(alias, bytes);
                 self.tidy(session);
                 return false;
@@ -438,7 +445,8 @@ impl Table {
                 let end = piece.end.min(from + WINDOW_BYTES);
                 let alias = self.zones[at].alias_of(from);
                 let one = Move { target: from, alias, bytes: (end - from) as usize, protection, done: false };
-                if moving::move_out(session, maps, &mut [one]) || self.leave_copy(session, at, &one) {
+                let moved = moving::move_out(session, maps, &mut [one], &self.zones[at].is_shown());
+                if moved || self.leave_copy(session, maps, at, &one) {
                     self.placed.remove(from..end);
                     self.zones[at].placed_bytes -= end - from;
                     moving::punch(alias, one.bytes);
@@ -454,12 +462,16 @@ impl Table {
     }
 
     /// The threads can't be held: private copies, which cost an area of the map each.
-    fn leave_copy(&mut self, session: &Session, at: usize, piece: &Move) -> bool {
+    fn leave_copy(&mut self, session: &Session, maps: &Maps, at: usize, piece: &Move) -> bool {
         let zone = &self.zones[at];
         if zone.serial != session.serial() || (self.placed.len() + self.copies.len()) as u64 >= 2 * runs_max() {
             return false;
         }
         let Ok(descriptor) = session.reopen_segment(zone.segment) else { return false };
+        // It waited for the router: the program may have taken the pages away meanwhile.
+        if !moving::is_all(maps, piece, &|area, address| zone.is_shown()(piece, area, address)) {
+            return false;
+        }
         if !moving::make_private(piece, descriptor.as_fd(), piece.target - zone.base) {
             return false;
         }

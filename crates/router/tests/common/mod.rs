@@ -217,7 +217,8 @@ impl Client {
 
     pub fn create_cq(&mut self, cqe: u32, channel: Option<Handle>) -> Cq {
         let cookie = self.next_cookie();
-        let (reply, fds) = self.ask_fds(&Request::CreateCq { context: self.context, cqe, channel, cookie });
+        let request = Request::CreateCq { context: self.context, cqe, channel, cookie, timestamps: false };
+        let (reply, fds) = self.ask_fds(&request);
         let Reply::Cq { cq, cqe, segment_bytes } = reply else { panic!("{reply:?}") };
         let segment = Arc::new(Segment::map(fds[0].as_fd(), segment_bytes as usize).unwrap());
         Cq { handle: cq, cookie, ring: CompletionConsumer::new(segment, cqe) }

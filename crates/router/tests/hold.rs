@@ -1,0 +1,257 @@
+//! Held threads and parts of segments, asked for by a library that is an enemy. The router is a process of its own, which
+//! holds the threads of this one: so there is one test only.
+mod common;
+
+use common::*;
+use freeflow_protocol::admin::AdminReply;
+use freeflow_protocol::library::{Reply, Request};
+use freeflow_verbs::VerbsError;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// The router lets go after one second; what it takes to notice that, on a machine that is busy.
+const BOUND: Duration = Duration::from_millis(2500);
+const PAGE: u64 = 4096;
+
+struct Process {
+    child: Child,
+    run_dir: PathBuf,
+}
+
+impl Process {
+    fn start(directory: &Path) -> Self {
+        let run_dir = directory.join("run");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_freeflow-router"))
+            .args(["--mode", "lowcpu", "--ready-fd", "1"])
+            .arg("--run-dir")
+            .arg(&run_dir)
+            .arg("--machine-dir")
+            .arg(directory.join("machine"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self { child, run_dir }
+    }
+
+    fn client(&self, id: &str) -> (Client, PathBuf) {
+        match admin(&self.run_dir, &attach(id)) {
+            AdminReply::Vnic(vnic) => {
+                let path = Path::new(&vnic.directory).join("router.sock");
+                (Client::connect(&path), path)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A thread that counts on, so that others see whether it runs.
+struct Runner(Arc<AtomicU64>, Arc<AtomicBool>);
+
+impl Runner {
+    fn start() -> Self {
+        let runner = Self(Arc::default(), Arc::default());
+        let (count, end) = (runner.0.clone(), runner.1.clone());
+        std::thread::spawn(move || {
+            while !end.load(Relaxed) {
+                count.fetch_add(1, Relaxed);
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        });
+        runner
+    }
+
+    fn moves_within(&self, time: Duration) -> bool {
+        let (before, begin) = (self.0.load(Relaxed), Instant::now());
+        while begin.elapsed() < time {
+            if self.0.load(Relaxed) != before {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.1.store(true, Relaxed);
+    }
+}
+
+fn own_id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+fn hold(client: &Client) -> Reply {
+    client.ask(&Request::HoldThreads { thread: own_id() })
+}
+
+const STILL: Duration = Duration::from_millis(100);
+
+fn who_never_releases_is_released(client: &Client, runner: &Runner) {
+    assert_eq!(hold(client), Reply::Done);
+    assert!(!runner.moves_within(STILL));
+    assert_eq!(client.refused(&Request::HoldThreads { thread: own_id() }), VerbsError::Busy);
+    assert!(runner.moves_within(BOUND));
+    assert_eq!(client.refused(&Request::ReleaseThreads), VerbsError::TimedOut);
+    assert_eq!(client.refused(&Request::ReleaseThreads), VerbsError::NotFound);
+    // Others' threads and none at all: nobody stands still afterwards.
+    for thread in [0, 1, u32::MAX] {
+        assert_eq!(client.refused(&Request::HoldThreads { thread }), VerbsError::NotFound, "{thread}");
+        assert!(runner.moves_within(BOUND));
+    }
+}
+
+fn many_holds_are_one_thread_each(router: &Process, path: &Path, client: &Client, runner: &Runner) {
+    for _ in 0..100 {
+        assert_eq!(hold(client), Reply::Done);
+        assert_eq!(client.ask(&Request::ReleaseThreads), Reply::Done);
+    }
+    let before = router.threads();
+    let more: Vec<Client> = (0..8).map(|_| Client::connect(path)).collect();
+    for client in &more {
+        for _ in 0..10 {
+            assert_eq!(hold(client), Reply::Done);
+            assert_eq!(client.ask(&Request::ReleaseThreads), Reply::Done);
+        }
+    }
+    assert!(router.threads() <= before + more.len());
+    // What is held already is not held twice, and refused at once.
+    assert_eq!(hold(client), Reply::Done);
+    let begin = Instant::now();
+    assert_eq!(more[0].refused(&Request::HoldThreads { thread: own_id() }), VerbsError::NotPermitted);
+    assert!(begin.elapsed() < BOUND);
+    assert_eq!(client.ask(&Request::ReleaseThreads), Reply::Done);
+    // Who hangs up lets go.
+    assert_eq!(hold(&more[1]), Reply::Done);
+    drop(more);
+    assert!(runner.moves_within(BOUND));
+    until("the holders' threads to end", || (router.threads() < before + 1).then_some(()));
+}
+
+/// The thread that is left out makes threads that end, for ever.
+fn who_makes_threads_is_given_up(client: &Client, runner: &Runner) {
+    let (end, id) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let maker = std::thread::spawn({
+        let (end, id) = (end.clone(), id.clone());
+        move || {
+            id.store(own_id().into(), Relaxed);
+            let begin = Instant::now();
+            while !end.load(Relaxed) && begin.elapsed() < 4 * BOUND {
+                // Those that stand still can't be waited for.
+                let _ = std::thread::Builder::new().stack_size(64 << 10).spawn(|| {});
+                std::thread::sleep(Duration::from_micros(300));
+            }
+        }
+    });
+    let thread = until("the thread's ID", || Some(id.load(Relaxed) as u32).filter(|id| *id != 0));
+    let begin = Instant::now();
+    // Held itself, while it waits for the answer.
+    let _ = client.ask(&Request::HoldThreads { thread });
+    let took = begin.elapsed();
+    end.store(true, Relaxed);
+    maker.join().unwrap();
+    assert!(took < BOUND, "{took:?}");
+    let _ = client.ask(&Request::ReleaseThreads);
+    assert!(runner.moves_within(BOUND));
+}
+
+fn nonsense_about_parts_is_refused(client: &Client, stranger: &Client) {
+    let make = |client: &Client, pages: u64| {
+        let (reply, _memory) = client.ask_fds(&Request::CreateSegment { length: pages * PAGE });
+        let Reply::Segment { segment, length } = reply else { panic!("{reply:?}") };
+        assert_eq!(length, pages * PAGE);
+        segment
+    };
+    let (own, whole, foreign) = (make(client, 8), make(client, 4), make(stranger, 8));
+    let at = 0x10_0000_0000_u64;
+    let map = |segment, offset, address, length| Request::MapPart { segment, offset, address, length };
+    assert_eq!(client.ask(&Request::MapSegment { segment: whole, address: at + 0x10_0000 }), Reply::Done);
+    assert_eq!(client.ask(&map(own, 0, at, 2 * PAGE)), Reply::Done);
+    let bad = [
+        (own, 0, at, PAGE),
+        (own, 4 * PAGE, at + PAGE, 2 * PAGE),
+        (own, 4 * PAGE, at - PAGE, 2 * PAGE),
+        (own, 0, at + 0x10_0000, PAGE),
+        (own, 0, at + 0x10_3000, 2 * PAGE),
+        (own, 8 * PAGE, at + 0x20_0000, PAGE),
+        (own, 7 * PAGE, at + 0x20_0000, 2 * PAGE),
+        (own, u64::MAX - PAGE + 1, at + 0x20_0000, PAGE),
+        (own, u64::MAX - PAGE + 1, at + 0x20_0000, 2 * PAGE),
+        (own, 1, at + 0x20_0000, PAGE),
+        (own, 0, at + 0x20_0001, PAGE),
+        (own, 0, at + 0x20_0000, PAGE - 1),
+        (own, 0, at + 0x20_0000, 0),
+        (own, 0, at + 0x20_0000, u64::MAX - PAGE + 1),
+        (own, 0, 0, PAGE),
+        (own, 0, (1 << 56) - PAGE, 2 * PAGE),
+        (own, 0, u64::MAX - PAGE + 1, PAGE),
+    ];
+    for (segment, offset, address, length) in bad {
+        let refusal = client.refused(&map(segment, offset, address, length));
+        assert_eq!(refusal, VerbsError::InvalidArgument, "{offset:#x} {address:#x} {length:#x}");
+    }
+    // Handles are each process' own, so a foreign one names nothing or one's own.
+    for segment in [foreign + 1000, u32::MAX] {
+        assert_eq!(client.refused(&map(segment, 0, at + 0x30_0000, PAGE)), VerbsError::NotFound);
+        assert_eq!(client.refused(&Request::ReopenSegment { segment }), VerbsError::NotFound);
+    }
+    for (address, length) in [(at, 0), (at + 1, PAGE), (at, PAGE + 1), (u64::MAX - PAGE + 1, 2 * PAGE)] {
+        let refusal = client.refused(&Request::UnmapPart { address, length });
+        assert_eq!(refusal, VerbsError::InvalidArgument, "{address:#x} {length:#x}");
+    }
+    assert_eq!(client.refused(&Request::DestroySegment { segment: own }), VerbsError::Busy);
+    // All of the address space: takes the parts, and leaves what is mapped as a whole.
+    assert_eq!(client.ask(&Request::UnmapPart { address: 0, length: 1 << 56 }), Reply::Done);
+    assert_eq!(client.ask(&Request::UnmapPart { address: at, length: PAGE }), Reply::Done);
+    assert_eq!(client.refused(&map(own, 0, at + 0x10_0000, PAGE)), VerbsError::InvalidArgument);
+    assert_eq!(client.ask(&Request::DestroySegment { segment: own }), Reply::Done);
+    assert_eq!(stranger.ask(&Request::DestroySegment { segment: foreign }), Reply::Done);
+}
+
+fn threads_survive_the_router(mut router: Process, client: &Client, runner: &Runner) {
+    assert_eq!(hold(client), Reply::Done);
+    assert!(!runner.moves_within(STILL));
+    router.child.kill().unwrap();
+    assert!(runner.moves_within(BOUND));
+}
+
+#[test]
+fn threads_and_parts_in_an_enemys_hands() {
+    let directory = Directory::new();
+    let router = Process::start(&directory.0);
+    let (client, path) = router.client("a");
+    let (stranger, _) = router.client("b");
+    nonsense_about_parts_is_refused(&client, &stranger);
+    let runner = Runner::start();
+    assert!(runner.moves_within(BOUND));
+    if let Reply::Failed(error) = hold(&client) {
+        assert_eq!(error, VerbsError::NotPermitted);
+        eprintln!("tracing is not permitted here: the rest is left out");
+        return;
+    }
+    assert_eq!(client.ask(&Request::ReleaseThreads), Reply::Done);
+    who_never_releases_is_released(&client, &runner);
+    many_holds_are_one_thread_each(&router, &path, &client, &runner);
+    who_makes_threads_is_given_up(&client, &runner);
+    threads_survive_the_router(router, &client, &runner);
+}
