@@ -19,8 +19,8 @@ mod work;
 
 pub use access::Access;
 pub use attributes::{
-    AddressHandleAttributes, DeviceAttributes, FileIdentity, GlobalRoute, PortAttributes, QpAttributeMask, QpAttributes,
-    QpCapabilities, RegionChange, SrqAttributes, Translation, WindowKind,
+    AddressHandleAttributes, DeviceAttributes, FileIdentity, GlobalRoute, PortAttributes, QpAttributeMask,
+    QpAttributes, QpCapabilities, RegionChange, SrqAttributes, Translation, WindowKind,
 };
 pub use completion::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
 pub use error::VerbsError;
