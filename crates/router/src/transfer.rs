@@ -193,6 +193,9 @@ fn bytes_of(spans: &[Span]) -> usize {
 
 impl Rings {
     pub(crate) fn start_copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
+        if self.copy_piece(&from, to, last) {
+            return CopyOutcome::Done;
+        }
         match self.is_shared(&from, to) {
             Ok(true) => match self.copy_shared(from, to, last) {
                 Ok(()) => CopyOutcome::Done,
@@ -201,6 +204,26 @@ impl Rings {
             Ok(false) => self.copy_by_bounce(token, from, to, last),
             Err(side) => CopyOutcome::Fault(side),
         }
+    }
+
+    /// Copies one piece of shared memory to one other, as most messages are: each is looked up once. False if it is not
+    /// that simple, or memory was lost.
+    #[inline]
+    fn copy_piece(&self, from: &Source<'_>, to: &[Span], last: bool) -> bool {
+        let ([to], SourceBody::Spans([source]), true) = (to, from.body, from.prefix.is_empty()) else { return false };
+        let whole = |span: &Span| {
+            let bytes = span.length as usize;
+            let piece = self.sessions.get(span.session)?.memory.piece(span.address, bytes);
+            match piece.reach {
+                Reach::Shared { segment, offset } if piece.bytes == bytes => Some((segment, offset)),
+                _ => None,
+            }
+        };
+        let (Some((from, from_offset)), Some((into, offset))) = (whole(source), whole(to)) else { return false };
+        source.length == to.length
+            && freeflow_shm::Segment::copy(from, from_offset, into, offset, to.length as usize, last).is_ok()
+            && !from.poisoned()
+            && !into.poisoned()
     }
 
     fn is_shared(&self, from: &Source<'_>, to: &[Span]) -> Result<bool, MemorySide> {
