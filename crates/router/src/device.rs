@@ -40,7 +40,8 @@ pub fn device_attributes(vnic: &Vnic, network: NetworkId) -> DeviceAttributes {
             active: true,
             max_mtu: PathMtu::Mtu4096,
             active_mtu: PathMtu::Mtu4096,
-            gid_table_length: 1,
+            // One entry is filled; programs may look at the others, as on any NIC, and find them empty.
+            gid_table_length: 16,
             message_bytes_max: MESSAGE_BYTES_MAX as u32,
             active_speed: SPEED_EDR,
             active_width: WIDTH_4X,
