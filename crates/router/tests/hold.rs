@@ -2,13 +2,11 @@
 //! holds the threads of this one: so there is one test only.
 mod common;
 
+use common::process::Process;
 use common::*;
-use freeflow_protocol::admin::AdminReply;
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_verbs::VerbsError;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -16,52 +14,6 @@ use std::time::{Duration, Instant};
 /// The router lets go after one second; what it takes to notice that, on a machine that is busy.
 const BOUND: Duration = Duration::from_millis(2500);
 const PAGE: u64 = 4096;
-
-struct Process {
-    child: Child,
-    run_dir: PathBuf,
-}
-
-impl Process {
-    fn start(directory: &Path) -> Self {
-        let run_dir = directory.join("run");
-        let mut child = Command::new(env!("CARGO_BIN_EXE_freeflow-router"))
-            .args(["--mode", "lowcpu", "--ready-fd", "1"])
-            .arg("--run-dir")
-            .arg(&run_dir)
-            .arg("--machine-dir")
-            .arg(directory.join("machine"))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n");
-        Self { child, run_dir }
-    }
-
-    fn client(&self, id: &str) -> (Client, PathBuf) {
-        match admin(&self.run_dir, &attach(id)) {
-            AdminReply::Vnic(vnic) => {
-                let path = Path::new(&vnic.directory).join("router.sock");
-                (Client::connect(&path), path)
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn threads(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// A thread that counts on, so that others see whether it runs.
 struct Runner(Arc<AtomicU64>, Arc<AtomicBool>);
@@ -238,9 +190,9 @@ fn threads_survive_the_router(mut router: Process, client: &Client, runner: &Run
 #[test]
 fn threads_and_parts_in_an_enemys_hands() {
     let directory = Directory::new();
-    let router = Process::start(&directory.0);
-    let (client, path) = router.client("a");
-    let (stranger, _) = router.client("b");
+    let router = Process::start(&directory.0, &[]);
+    let path = router.attach("a");
+    let (client, stranger) = (Client::connect(&path), Client::connect(&router.attach("b")));
     nonsense_about_parts_is_refused(&client, &stranger);
     let runner = Runner::start();
     assert!(runner.moves_within(BOUND));

@@ -1,69 +1,17 @@
 //! The binary: readiness, signals, being killed; what a client that dies leaves in it.
 mod common;
 
+use common::process::Process;
 use common::*;
 use freeflow_protocol::admin::{AdminReply, AdminRequest};
 use freeflow_verbs::QpType;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 
-struct Process {
-    child: Child,
-    run_dir: PathBuf,
-}
-
-impl Process {
-    fn start(directory: &Path) -> Self {
-        let run_dir = directory.join("run");
-        let mut child = Command::new(env!("CARGO_BIN_EXE_freeflow-router"))
-            .args(["--mode", "lowcpu", "--ready-fd", "1", "--limits", r#"{"qp_count_max": 3}"#])
-            .arg("--run-dir")
-            .arg(&run_dir)
-            .arg("--machine-dir")
-            .arg(directory.join("machine"))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n");
-        Self { child, run_dir }
-    }
-
-    fn attach(&self, id: &str) -> PathBuf {
-        match admin(&self.run_dir, &attach(id)) {
-            AdminReply::Vnic(vnic) => Path::new(&vnic.directory).join("router.sock"),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-
-    /// Descriptors, and mappings of memfds.
-    fn held(&self) -> (usize, usize) {
-        let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
-        let descriptors = std::fs::read_dir(proc.join("fd")).unwrap().count();
-        let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
-        (descriptors, maps.lines().filter(|line| line.contains("memfd:freeflow")).count())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+const LIMITS: &[&str] = &["--limits", r#"{"qp_count_max": 3}"#];
 
 #[test]
 fn what_clients_held_is_given_back() {
     let directory = Directory::new();
-    let router = Process::start(&directory.0);
+    let router = Process::start(&directory.0, LIMITS);
     let path = router.attach("a");
     let before = router.held();
     for _ in 0..5 {
@@ -88,7 +36,7 @@ fn what_clients_held_is_given_back() {
 fn a_signal_ends_it_in_order() {
     for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
         let directory = Directory::new();
-        let mut router = Process::start(&directory.0);
+        let mut router = Process::start(&directory.0, LIMITS);
         let client = Client::connect(&router.attach("a"));
         router.signal(signal);
         assert_eq!(read_event(&client.async_events), None);
@@ -100,7 +48,7 @@ fn a_signal_ends_it_in_order() {
 #[test]
 fn a_shutdown_request_ends_it() {
     let directory = Directory::new();
-    let mut router = Process::start(&directory.0);
+    let mut router = Process::start(&directory.0, LIMITS);
     assert_eq!(admin(&router.run_dir, &AdminRequest::Shutdown), AdminReply::Done);
     assert_eq!(router.child.wait().unwrap().code(), Some(0));
 }
@@ -108,13 +56,13 @@ fn a_shutdown_request_ends_it() {
 #[test]
 fn after_being_killed_the_next_one_goes_on() {
     let directory = Directory::new();
-    let mut router = Process::start(&directory.0);
+    let mut router = Process::start(&directory.0, LIMITS);
     let path = router.attach("a");
     let client = Client::connect(&path);
     router.signal(rustix::process::Signal::KILL);
     router.child.wait().unwrap();
     assert_eq!(read_event(&client.async_events), None);
-    let router = Process::start(&directory.0);
+    let router = Process::start(&directory.0, LIMITS);
     assert_eq!(router.attach("a"), path);
     assert_eq!(Client::connect(&path).gid(), client.gid());
 }

@@ -36,10 +36,7 @@ fn at(address: u64) -> *mut c_void {
 }
 
 pub(crate) fn now_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the struct is ours to write.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    crate::cq_ex::clock_ns(libc::CLOCK_MONOTONIC)
 }
 
 /// Maps a zone as a whole, where the kernel likes.

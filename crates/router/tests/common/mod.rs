@@ -1,5 +1,7 @@
 //! A router in a directory of its own, and a raw client made of nothing but rings and messages.
 #![allow(dead_code, reason = "each test file uses its own part")]
+pub mod process;
+
 use freeflow_protocol::admin::{AdminReply, AdminRequest, RouterStatus, VnicStatus};
 use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES, Reply, Request, Welcome};
 use freeflow_protocol::{PROTOCOL_VERSION, encode};
