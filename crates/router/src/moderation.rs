@@ -40,7 +40,6 @@ impl Rings {
     /// A completion was written into the ring of a CQ with a channel.
     #[inline]
     pub fn note_completion(&mut self, id: CqId, solicited: bool) {
-        let now = self.now;
         let Some(cq) = self.cqs.get_mut(id) else { return };
         if solicited {
             cq.notify = Notify::Solicited;
@@ -54,10 +53,8 @@ impl Rings {
         }
         if moderation.pending >= moderation.enough() {
             self.call(id);
-        } else if moderation.due.is_none() && moderation.period > Duration(0) {
-            let due = now + moderation.period;
-            moderation.due = Some(due);
-            self.schedule.insert((due, id));
+        } else {
+            self.appoint(id);
         }
     }
 
@@ -69,13 +66,21 @@ impl Rings {
         }
         // The library looked at what it armed for.
         cq.notify = Notify::Solicited;
-        let Moderation { count, period, due, .. } = cq.moderation;
-        if period == Duration(0) || count == 1 {
+        if cq.moderation.period == Duration(0) || cq.moderation.count == 1 {
             self.call(id);
-        } else if due.is_none() {
-            let due = self.now + period;
+        } else {
             cq.moderation.pending = cq.moderation.pending.max(1);
-            cq.moderation.due = Some(due);
+            self.appoint(id);
+        }
+    }
+
+    /// Gives a CQ that is moderated by time its place in the schedule, if it has none.
+    fn appoint(&mut self, id: CqId) {
+        let now = self.now;
+        let Some(moderation) = self.cqs.get_mut(id).map(|cq| &mut cq.moderation) else { return };
+        if moderation.due.is_none() && moderation.period > Duration(0) {
+            let due = now + moderation.period;
+            moderation.due = Some(due);
             self.schedule.insert((due, id));
         }
     }

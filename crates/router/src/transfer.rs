@@ -193,7 +193,7 @@ fn bytes_of(spans: &[Span]) -> usize {
 
 impl Rings {
     pub(crate) fn start_copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
-        if self.copy_piece(&from, to, last) {
+        if self.copy_at_once(&from, to, last) {
             return CopyOutcome::Done;
         }
         match self.is_shared(&from, to) {
@@ -209,7 +209,7 @@ impl Rings {
     /// Copies one piece of shared memory to one other, as most messages are: each is looked up once. False if it is not
     /// that simple, or memory was lost.
     #[inline]
-    fn copy_piece(&self, from: &Source<'_>, to: &[Span], last: bool) -> bool {
+    fn copy_at_once(&self, from: &Source<'_>, to: &[Span], last: bool) -> bool {
         let ([to], SourceBody::Spans([source]), true) = (to, from.body, from.prefix.is_empty()) else { return false };
         let whole = |span: &Span| {
             let bytes = span.length as usize;
@@ -221,7 +221,7 @@ impl Rings {
         };
         let (Some((from, from_offset)), Some((into, offset))) = (whole(source), whole(to)) else { return false };
         source.length == to.length
-            && freeflow_shm::Segment::copy(from, from_offset, into, offset, to.length as usize, last).is_ok()
+            && Segment::copy(from, from_offset, into, offset, to.length as usize, last).is_ok()
             && !from.poisoned()
             && !into.poisoned()
     }
