@@ -1,0 +1,301 @@
+//! BTH and extension headers as one validated value. Which of the extension fields count, the opcode says
+//! ([`Opcode::has_reth`] and the like); the others are zero.
+use crate::{BTH_BYTES, HEADER_BYTES_MAX, MASK_24, Opcode, PAYLOAD_BYTES_MAX, PKEY_DEFAULT, Syndrome};
+
+/// Why bytes are no packet that can be acted upon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Malformed {
+    /// Shorter than its headers and padding.
+    Truncated,
+    /// A transport header version other than 0.
+    Version,
+    Opcode,
+    /// A payload where the opcode has none, or longer than 4096 bytes.
+    Length,
+    /// A reserved AETH syndrome.
+    Syndrome,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reth {
+    pub address: u64,
+    pub rkey: u32,
+    pub length: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AtomicEth {
+    pub address: u64,
+    pub rkey: u32,
+    /// Swap value, or the addend.
+    pub swap_add: u64,
+    pub compare: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Deth {
+    pub qkey: u32,
+    pub source_qpn: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aeth {
+    pub syndrome: Syndrome,
+    /// 24 bits.
+    pub msn: u32,
+}
+
+impl Default for Aeth {
+    fn default() -> Self {
+        Self { syndrome: Syndrome::ACK, msn: 0 }
+    }
+}
+
+/// All headers of one packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    pub opcode: Opcode,
+    pub solicited: bool,
+    /// MigReq: rxe sends 0.
+    pub migrated: bool,
+    /// Bytes of padding after the payload, 0..=3.
+    pub pad: u8,
+    pub pkey: u16,
+    pub fecn: bool,
+    pub becn: bool,
+    pub dest_qpn: u32,
+    pub ack_request: bool,
+    pub psn: u32,
+    /// XRCETH: number of the shared receive queue.
+    pub srqn: u32,
+    pub deth: Deth,
+    pub reth: Reth,
+    pub atomic: AtomicEth,
+    pub aeth: Aeth,
+    /// AtomicAckETH: the value found.
+    pub original: u64,
+    /// ImmDt as it stands in the packet (network byte order; `u32::from_ne_bytes` of its four bytes).
+    pub immediate: u32,
+    /// IETH: the key to invalidate.
+    pub invalidate: u32,
+    /// FETH: placement type (bits 0 to 3) and selectivity level (bits 4 and 5).
+    pub flush: u32,
+}
+
+/// Encoded headers.
+#[derive(Clone, Copy)]
+pub struct HeaderBytes {
+    pub bytes: [u8; HEADER_BYTES_MAX],
+    pub length: u8,
+}
+
+impl Header {
+    /// A packet with nothing set but these.
+    pub fn new(opcode: Opcode, dest_qpn: u32, psn: u32) -> Self {
+        Self {
+            opcode,
+            solicited: false,
+            migrated: false,
+            pad: 0,
+            pkey: PKEY_DEFAULT,
+            fecn: false,
+            becn: false,
+            dest_qpn: dest_qpn & MASK_24,
+            ack_request: false,
+            psn: psn & MASK_24,
+            srqn: 0,
+            deth: Deth::default(),
+            reth: Reth::default(),
+            atomic: AtomicEth::default(),
+            aeth: Aeth::default(),
+            original: 0,
+            immediate: 0,
+            invalidate: 0,
+            flush: 0,
+        }
+    }
+
+    /// Reads the headers of `packet` (which ends with the padding: the ICRC is cut off) and checks what can be checked
+    /// without a QP. Gives the header and the payload.
+    pub fn parse(packet: &[u8]) -> Result<(Self, &[u8]), Malformed> {
+        let mut reader = Reader { bytes: packet, short: false };
+        let (opcode, flags, pkey) = (reader.u8(), reader.u8(), reader.u16());
+        let (qp, psn) = (reader.u32(), reader.u32());
+        if reader.short {
+            return Err(Malformed::Truncated);
+        }
+        if flags & 0xf != 0 {
+            return Err(Malformed::Version);
+        }
+        let opcode = Opcode::from_byte(opcode).ok_or(Malformed::Opcode)?;
+        let mut header = Self::new(opcode, qp & MASK_24, psn & MASK_24);
+        header.solicited = flags & 0x80 != 0;
+        header.migrated = flags & 0x40 != 0;
+        header.pad = flags >> 4 & 3;
+        header.pkey = pkey;
+        header.fecn = qp & 1 << 31 != 0;
+        header.becn = qp & 1 << 30 != 0;
+        header.ack_request = psn & 1 << 31 != 0;
+        header.read_extensions(&mut reader)?;
+        if reader.short {
+            return Err(Malformed::Truncated);
+        }
+        let rest = reader.bytes;
+        let length = rest.len().checked_sub(usize::from(header.pad)).ok_or(Malformed::Truncated)?;
+        if length > PAYLOAD_BYTES_MAX || (length > 0 && !opcode.has_payload()) {
+            return Err(Malformed::Length);
+        }
+        Ok((header, &rest[..length]))
+    }
+
+    fn read_extensions(&mut self, reader: &mut Reader<'_>) -> Result<(), Malformed> {
+        let opcode = self.opcode;
+        if opcode.has_xrceth() {
+            self.srqn = reader.u32() & MASK_24;
+        }
+        if opcode.has_deth() {
+            self.deth = Deth { qkey: reader.u32(), source_qpn: reader.u32() & MASK_24 };
+        }
+        if opcode.has_feth() {
+            self.flush = reader.u32();
+        }
+        if opcode.has_reth() {
+            self.reth = Reth { address: reader.u64(), rkey: reader.u32(), length: reader.u32() };
+        }
+        if opcode.has_atomic_eth() {
+            let (address, rkey) = (reader.u64(), reader.u32());
+            self.atomic = AtomicEth { address, rkey, swap_add: reader.u64(), compare: reader.u64() };
+        }
+        if opcode.has_aeth() {
+            let word = reader.u32();
+            let syndrome = Syndrome::from_byte((word >> 24) as u8);
+            if !reader.short {
+                self.aeth = Aeth { syndrome: syndrome.ok_or(Malformed::Syndrome)?, msn: word & MASK_24 };
+            }
+        }
+        if opcode.has_atomic_ack_eth() {
+            self.original = reader.u64();
+        }
+        if opcode.has_immediate() {
+            self.immediate = u32::from_ne_bytes(reader.u32().to_be_bytes());
+        }
+        if opcode.has_ieth() {
+            self.invalidate = reader.u32();
+        }
+        Ok(())
+    }
+
+    /// The headers as they travel.
+    pub fn encode(&self) -> HeaderBytes {
+        let mut writer = Writer { bytes: [0; HEADER_BYTES_MAX], at: 0 };
+        let bit = |set: bool, bit: u32| if set { 1 << bit } else { 0 };
+        let flags = bit(self.solicited, 7) | bit(self.migrated, 6) | u32::from(self.pad & 3) << 4;
+        writer.u32(u32::from(self.opcode.byte()) << 24 | flags << 16 | u32::from(self.pkey));
+        writer.u32(bit(self.fecn, 31) | bit(self.becn, 30) | self.dest_qpn & MASK_24);
+        writer.u32(bit(self.ack_request, 31) | self.psn & MASK_24);
+        debug_assert_eq!(writer.at, BTH_BYTES);
+        self.write_extensions(&mut writer);
+        HeaderBytes { bytes: writer.bytes, length: writer.at as u8 }
+    }
+
+    fn write_extensions(&self, writer: &mut Writer) {
+        let opcode = self.opcode;
+        if opcode.has_xrceth() {
+            writer.u32(self.srqn & MASK_24);
+        }
+        if opcode.has_deth() {
+            writer.u32(self.deth.qkey);
+            writer.u32(self.deth.source_qpn & MASK_24);
+        }
+        if opcode.has_feth() {
+            writer.u32(self.flush);
+        }
+        if opcode.has_reth() {
+            writer.u64(self.reth.address);
+            writer.u32(self.reth.rkey);
+            writer.u32(self.reth.length);
+        }
+        if opcode.has_atomic_eth() {
+            writer.u64(self.atomic.address);
+            writer.u32(self.atomic.rkey);
+            writer.u64(self.atomic.swap_add);
+            writer.u64(self.atomic.compare);
+        }
+        if opcode.has_aeth() {
+            writer.u32(u32::from(self.aeth.syndrome.byte()) << 24 | self.aeth.msn & MASK_24);
+        }
+        if opcode.has_atomic_ack_eth() {
+            writer.u64(self.original);
+        }
+        if opcode.has_immediate() {
+            writer.u32(u32::from_be_bytes(self.immediate.to_ne_bytes()));
+        }
+        if opcode.has_ieth() {
+            writer.u32(self.invalidate);
+        }
+    }
+}
+
+impl HeaderBytes {
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+}
+
+/// Takes big-endian numbers from the front; what is not there reads as zero and is noted.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    short: bool,
+}
+
+impl Reader<'_> {
+    fn take<const COUNT: usize>(&mut self) -> [u8; COUNT] {
+        match self.bytes.split_first_chunk() {
+            Some((chunk, rest)) => {
+                self.bytes = rest;
+                *chunk
+            }
+            None => {
+                self.short = true;
+                [0; COUNT]
+            }
+        }
+    }
+
+    fn u8(&mut self) -> u8 {
+        u8::from_be_bytes(self.take())
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_be_bytes(self.take())
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_be_bytes(self.take())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_be_bytes(self.take())
+    }
+}
+
+/// Big-endian numbers, one after the other.
+struct Writer {
+    bytes: [u8; HEADER_BYTES_MAX],
+    at: usize,
+}
+
+impl Writer {
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+    }
+
+    fn u32(&mut self, value: u32) {
+        self.put(&value.to_be_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.put(&value.to_be_bytes());
+    }
+}

@@ -1,0 +1,41 @@
+//! RoCEv2 packets (IBTA 1.4 chapter 9, annexes A14, A16, A17, A19): the typed opcode table, headers as validated values,
+//! the ICRC. No I/O, no unsafe; every parser is total: any bytes give a value or an error.
+//!
+//! A datagram (the payload of UDP port 4791) is: BTH, extension headers, payload, 0 to 3 bytes of padding, ICRC.
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+mod header;
+pub mod icrc;
+mod opcode;
+mod syndrome;
+
+pub use header::{Aeth, AtomicEth, Deth, Header, HeaderBytes, Malformed, Reth};
+pub use opcode::{Opcode, Operation, Place, ReservedOpcode, Service};
+pub use syndrome::{NakCode, Syndrome};
+
+/// UDP destination port of RoCEv2 (IANA).
+pub const UDP_PORT: u16 = 4791;
+pub const BTH_BYTES: usize = 12;
+pub const ICRC_BYTES: usize = 4;
+/// BTH and the longest extensions: XRCETH and AtomicETH (12 + 4 + 28).
+pub const HEADER_BYTES_MAX: usize = 44;
+/// Largest payload of a packet, bytes: path MTU 4096.
+pub const PAYLOAD_BYTES_MAX: usize = 4096;
+/// 24-bit numbers: QPNs, PSNs, MSNs.
+pub const MASK_24: u32 = 0x00ff_ffff;
+/// The default partition, full member.
+pub const PKEY_DEFAULT: u16 = 0xffff;
+
+/// Adds to a PSN, modulo 2^24.
+pub const fn psn_add(psn: u32, count: u32) -> u32 {
+    psn.wrapping_add(count) & MASK_24
+}
+
+/// How far `psn` is ahead of `base` (negative: behind), modulo 2^24, in -2^23 .. 2^23 (IBTA 9.7.2).
+pub const fn psn_ahead(psn: u32, base: u32) -> i32 {
+    ((psn.wrapping_sub(base) << 8) as i32) >> 8
+}
