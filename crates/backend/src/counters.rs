@@ -1,0 +1,71 @@
+//! What went over the wire, and what became of everything that did not.
+use std::io;
+
+/// Counters since [`crate::Udp::open`]. Bytes are those of UDP payload: BTH to ICRC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WireCounters {
+    pub packets_sent: u64,
+    pub bytes_sent: u64,
+    /// System calls that sent something.
+    pub batches_sent: u64,
+    pub packets_received: u64,
+    pub bytes_received: u64,
+    /// System calls that brought something.
+    pub batches_received: u64,
+
+    /// Dropped: the ICRC does not match, for any IP identification that this peer may use.
+    pub bad_icrc: u64,
+    /// Dropped: shorter than a BTH and an ICRC, or longer than the receive buffer.
+    pub truncated: u64,
+    /// Dropped: from an address that is no peer's.
+    pub unknown_source: u64,
+    /// Dropped by the kernel because a receive buffer was full, as far as it has told.
+    pub receive_overflow: u64,
+    /// Calls to receive that failed (other than for having nothing).
+    pub receive_errors: u64,
+
+    /// Asked to send to an index without a peer.
+    pub unknown_peer: u64,
+    /// A socket's send buffer was full; the packets were kept.
+    pub send_blocked: u64,
+    /// Packets dropped for one of the errors below.
+    pub send_dropped: u64,
+    /// Calls that failed: longer than the path MTU.
+    pub send_too_long: u64,
+    /// Calls that failed: no route, or host or network unreachable.
+    pub send_unreachable: u64,
+    /// Calls that failed: no memory, or the interface's queue was full.
+    pub send_no_buffers: u64,
+    /// Calls that failed: refused by a filter.
+    pub send_denied: u64,
+    /// Calls that failed for another reason.
+    pub send_other: u64,
+    /// Batches that the kernel could not cut up on this route and that were sent packet by packet.
+    pub segmentation_refused: u64,
+
+    /// Packets lost, duplicated, overtaken, delayed and corrupted by the fault injector.
+    pub injected_loss: u64,
+    pub injected_duplicates: u64,
+    pub injected_reorders: u64,
+    pub injected_delays: u64,
+    pub injected_corruption: u64,
+    /// Packets lost because the fault injector could hold no more.
+    pub injected_overflow: u64,
+}
+
+impl WireCounters {
+    /// Counts a failed call by its reason; `packets` were dropped for it.
+    pub(crate) fn count_send_error(&mut self, error: &io::Error, packets: u64) {
+        self.send_dropped += packets;
+        let kind = match error.raw_os_error() {
+            Some(libc::EMSGSIZE) => &mut self.send_too_long,
+            Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN | libc::ECONNREFUSED) => {
+                &mut self.send_unreachable
+            }
+            Some(libc::ENOBUFS | libc::ENOMEM) => &mut self.send_no_buffers,
+            Some(libc::EPERM | libc::EACCES) => &mut self.send_denied,
+            _ => &mut self.send_other,
+        };
+        *kind += 1;
+    }
+}

@@ -1,0 +1,234 @@
+//! Faults on purpose: loss, duplication, reordering, delay and corruption of single packets as they leave, below GSO. For
+//! tests and demonstrations. What happens to the n-th packet follows from the seed and n alone.
+use crate::peers::PeerIndex;
+use crate::udp::PACKET_BYTES_MAX;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::{Duration, Instant};
+
+/// Packets that are held back at once, at most; another one is lost.
+pub const HELD_COUNT_MAX: usize = 4096;
+/// A packet is overtaken by 1 to this many others.
+const OVERTAKING_COUNT_MAX: u64 = 8;
+/// A packet to be overtaken goes out after this time even if nothing overtakes it.
+const OVERTAKING_WAIT: Duration = Duration::from_millis(1);
+const MILLION: u64 = 1_000_000;
+
+/// What to do to packets that are sent: probabilities in parts per million, each of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    pub seed: u64,
+    pub loss_ppm: u32,
+    /// Sent again right after its batch.
+    pub duplicate_ppm: u32,
+    /// Overtaken by a few packets that were sent later.
+    pub reorder_ppm: u32,
+    /// Held back for `delay_ns`.
+    pub delay_ppm: u32,
+    pub delay_ns: u64,
+    /// One bit is inverted, anywhere in the packet or its ICRC.
+    pub corrupt_ppm: u32,
+}
+
+/// What happens to one packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub lose: bool,
+    pub duplicate: bool,
+    /// By how many packets it is overtaken.
+    pub overtaken: Option<u8>,
+    pub delay: bool,
+    /// The bit to invert, modulo the packet's length.
+    pub flip: Option<u32>,
+}
+
+/// A packet held back.
+#[derive(Clone, Copy)]
+pub(crate) struct Held {
+    pub to: PeerIndex,
+    pub flow: u32,
+    pub traffic_class: u8,
+    pub bytes: usize,
+    pub flip: Option<u32>,
+    /// It is out; its place is freed when its time comes.
+    gone: bool,
+}
+
+pub(crate) struct Injector {
+    faults: Faults,
+    random: u64,
+    held: Vec<Held>,
+    bytes: Box<[u8]>,
+    free: Vec<u16>,
+    /// Earliest first; the serial number keeps those of one moment in order.
+    due: BinaryHeap<Reverse<(Instant, u64, u16)>>,
+    /// Packets to be overtaken, and by how many more.
+    overtaking: Vec<(u16, u8)>,
+    serial: u64,
+}
+
+impl Injector {
+    pub fn new(faults: Faults) -> Self {
+        let nothing = Held { to: PeerIndex(0), flow: 0, traffic_class: 0, bytes: 0, flip: None, gone: true };
+        Self {
+            faults,
+            random: faults.seed,
+            held: vec![nothing; HELD_COUNT_MAX],
+            bytes: vec![0; HELD_COUNT_MAX * PACKET_BYTES_MAX].into_boxed_slice(),
+            free: (0..HELD_COUNT_MAX as u16).rev().collect(),
+            due: BinaryHeap::with_capacity(HELD_COUNT_MAX),
+            overtaking: Vec::with_capacity(HELD_COUNT_MAX),
+            serial: 0,
+        }
+    }
+
+    /// SplitMix64 (Steele, Lea, Flood 2014).
+    fn draw(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn happens(&mut self, ppm: u32) -> bool {
+        // The upper bits scaled to a million: the bias is below 2^-32.
+        (u128::from(self.draw()) * u128::from(MILLION)) >> 64 < u128::from(ppm)
+    }
+
+    /// Draws equally often for every packet, whatever happens to it.
+    pub fn decide(&mut self) -> Decision {
+        let faults = self.faults;
+        let lose = self.happens(faults.loss_ppm);
+        let duplicate = self.happens(faults.duplicate_ppm);
+        let reorder = self.happens(faults.reorder_ppm);
+        let delay = self.happens(faults.delay_ppm);
+        let corrupt = self.happens(faults.corrupt_ppm);
+        let detail = self.draw();
+        let overtaken = reorder.then_some((detail % OVERTAKING_COUNT_MAX) as u8 + 1);
+        Decision { lose, duplicate, overtaken, delay, flip: corrupt.then_some((detail >> 32) as u32) }
+    }
+
+    pub fn delay(&self) -> Duration {
+        Duration::from_nanos(self.faults.delay_ns)
+    }
+
+    /// Holds a copy of `packet` until `due`, or until it is overtaken as often as `overtaken` says. False: no room.
+    pub fn hold(&mut self, held: Held, packet: &[u8], due: Instant, overtaken: Option<u8>) -> bool {
+        let Some(slot) = self.free.pop() else { return false };
+        let at = usize::from(slot);
+        self.held[at] = held;
+        self.bytes[at * PACKET_BYTES_MAX..][..packet.len()].copy_from_slice(packet);
+        if let Some(count) = overtaken {
+            self.overtaking.push((slot, count));
+        }
+        let due = if overtaken.is_some() { due + OVERTAKING_WAIT } else { due };
+        self.due.push(Reverse((due, self.serial, slot)));
+        self.serial += 1;
+        true
+    }
+
+    /// A packet went past those to be overtaken.
+    pub fn overtake(&mut self) {
+        for (_, count) in &mut self.overtaking {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    /// A packet that has been overtaken often enough.
+    pub fn overtaken(&self) -> Option<u16> {
+        self.overtaking.iter().find(|(_, count)| *count == 0).map(|(slot, _)| *slot)
+    }
+
+    /// The packet that is due next, and when. Frees the places of those that are out already.
+    pub fn next(&mut self) -> Option<(Instant, u16)> {
+        while let Some(&Reverse((due, _, slot))) = self.due.peek() {
+            if !self.held[usize::from(slot)].gone {
+                return Some((due, slot));
+            }
+            self.due.pop();
+            self.free.push(slot);
+        }
+        None
+    }
+
+    /// When the next packet is due; it may be one that is out already.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.due.peek().map(|Reverse((due, _, _))| *due)
+    }
+
+    pub fn packet(&self, slot: u16) -> (Held, &[u8]) {
+        let at = usize::from(slot);
+        (self.held[at], &self.bytes[at * PACKET_BYTES_MAX..][..self.held[at].bytes])
+    }
+
+    /// The packet is out, or given up.
+    pub fn gone(&mut self, slot: u16) {
+        self.held[usize::from(slot)].gone = true;
+        self.overtaking.retain(|(other, _)| *other != slot);
+    }
+
+    pub fn held_count(&self) -> usize {
+        self.due.iter().filter(|Reverse((_, _, slot))| !self.held[usize::from(*slot)].gone).count()
+    }
+}
+
+impl Held {
+    pub fn new(to: PeerIndex, flow: u32, traffic_class: u8, bytes: usize, flip: Option<u32>) -> Self {
+        Self { to, flow, traffic_class, bytes, flip, gone: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decisions_follow_from_the_seed() {
+        let faults =
+            Faults { seed: 7, loss_ppm: 200_000, corrupt_ppm: 100_000, reorder_ppm: 50_000, ..Faults::default() };
+        let run = |faults| {
+            let mut injector = Injector::new(faults);
+            (0..2000).map(|_| injector.decide()).collect::<Vec<_>>()
+        };
+        let first = run(faults);
+        assert_eq!(first, run(faults));
+        assert_ne!(first, run(Faults { seed: 8, ..faults }));
+        let lost = first.iter().filter(|decision| decision.lose).count();
+        assert!((300..500).contains(&lost), "{lost} of 2000 at 20 %");
+        // Another fault leaves the fates of the others as they are.
+        let delayed = run(Faults { delay_ppm: 500_000, ..faults });
+        assert!(first.iter().zip(&delayed).all(|(a, b)| a.lose == b.lose && a.flip == b.flip));
+    }
+
+    #[test]
+    fn certain_and_impossible() {
+        let mut injector = Injector::new(Faults { loss_ppm: 1_000_000, ..Faults::default() });
+        assert!((0..1000).all(|_| {
+            let decision = injector.decide();
+            decision.lose && !decision.duplicate && decision.flip.is_none()
+        }));
+    }
+
+    #[test]
+    fn holding_is_bounded_and_in_order() {
+        let mut injector = Injector::new(Faults::default());
+        let now = Instant::now();
+        let held = |flow| Held::new(PeerIndex(0), flow, 0, 4, None);
+        for flow in 0..HELD_COUNT_MAX as u32 {
+            assert!(injector.hold(held(flow), &flow.to_be_bytes(), now, None));
+        }
+        assert!(!injector.hold(held(0), &[0; 4], now, None));
+        for flow in 0..HELD_COUNT_MAX as u32 {
+            let (_, slot) = injector.next().expect("held");
+            assert_eq!(injector.packet(slot).1, flow.to_be_bytes());
+            injector.gone(slot);
+        }
+        assert_eq!((injector.next(), injector.held_count()), (None, 0));
+        assert!(injector.hold(held(0), &[0; 4], now, Some(2)));
+        injector.overtake();
+        assert_eq!(injector.overtaken(), None);
+        injector.overtake();
+        assert!(injector.overtaken().is_some());
+    }
+}

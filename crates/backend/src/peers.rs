@@ -1,0 +1,114 @@
+//! The table of hosts that packets go to and come from.
+use crate::sys;
+use freeflow_wire::UDP_PORT;
+use freeflow_wire::icrc::Addresses;
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+/// Largest number of peers: indexes are below it.
+pub const PEER_COUNT_MAX: u32 = 1 << 16;
+
+/// Which peer: the caller's number, below [`PEER_COUNT_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerIndex(pub u32);
+
+/// A host to exchange packets with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub address: IpAddr,
+    /// Address of this host that the peer knows: one of [`crate::UdpConfig::addresses`].
+    pub local: IpAddr,
+    /// False: both routers agreed to leave the ICRC zero.
+    pub icrc: bool,
+    /// A machine without FreeFlow: its packets may bear any IP identification (IPv4), which weakens the check of their
+    /// ICRC from 32 bits to 16.
+    pub external: bool,
+    /// Largest payload of a packet to it: 256 to 4096. Lowered when a send turns out too long for the route.
+    pub path_mtu_bytes: u16,
+}
+
+pub(crate) struct Entry {
+    pub peer: Peer,
+    pub to: sys::Address,
+    /// From here to there.
+    pub outward: Addresses,
+    /// From there to here.
+    pub inward: Addresses,
+    /// First of this local address's sending sockets.
+    pub lane_base: u16,
+    /// The kernel cuts batches on this route.
+    pub gso: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Peers {
+    entries: Vec<Option<Box<Entry>>>,
+    by_address: HashMap<IpAddr, PeerIndex>,
+    /// The last address asked for: packets come in runs.
+    last: Option<(IpAddr, PeerIndex)>,
+}
+
+/// The pair as the ICRC takes it; `None` where the families differ.
+fn addresses(source: IpAddr, destination: IpAddr) -> Option<Addresses> {
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            Some(Addresses::V4 { source: source.octets(), destination: destination.octets() })
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            Some(Addresses::V6 { source: source.octets(), destination: destination.octets() })
+        }
+        _ => None,
+    }
+}
+
+impl Peers {
+    /// False: the families of the two addresses differ, the index is out of range, or the address is another peer's.
+    pub fn set(&mut self, index: PeerIndex, peer: Peer, lane_base: u16, gso: bool) -> bool {
+        let pairs = (addresses(peer.local, peer.address), addresses(peer.address, peer.local));
+        let (Some(outward), Some(inward)) = pairs else { return false };
+        let taken = self.by_address.get(&peer.address).is_some_and(|&other| other != index);
+        if taken || index.0 >= PEER_COUNT_MAX {
+            return false;
+        }
+        self.remove(index);
+        let place = index.0 as usize;
+        if self.entries.len() <= place {
+            self.entries.resize_with(place + 1, || None);
+        }
+        let to = sys::Address::new(peer.address, UDP_PORT);
+        self.entries[place] = Some(Box::new(Entry { peer, to, outward, inward, lane_base, gso }));
+        self.by_address.insert(peer.address, index);
+        true
+    }
+
+    pub fn remove(&mut self, index: PeerIndex) {
+        if let Some(entry) = self.entries.get_mut(index.0 as usize).and_then(Option::take) {
+            self.by_address.remove(&entry.peer.address);
+        }
+        self.last = None;
+    }
+
+    pub fn get(&self, index: PeerIndex) -> Option<&Entry> {
+        self.entries.get(index.0 as usize)?.as_deref()
+    }
+
+    pub fn get_mut(&mut self, index: PeerIndex) -> Option<&mut Entry> {
+        self.entries.get_mut(index.0 as usize)?.as_deref_mut()
+    }
+
+    pub fn find(&self, address: IpAddr) -> Option<PeerIndex> {
+        self.by_address.get(&address).copied()
+    }
+
+    /// As [`find`](Self::find), faster for the address of the call before.
+    pub fn find_again(&mut self, address: IpAddr) -> Option<PeerIndex> {
+        if let Some((last, index)) = self.last
+            && last == address
+        {
+            return Some(index);
+        }
+        let index = self.find(address)?;
+        self.last = Some((address, index));
+        Some(index)
+    }
+}

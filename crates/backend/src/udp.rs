@@ -1,0 +1,685 @@
+//! The sockets: one on port 4791 for each of this host's addresses, which receives; and some on other ports, which send:
+//! switches spread flows over their paths by the source port.
+//!
+//! The sending sockets are not connected and forbid fragmentation. So the kernel writes the IP identification 0, which
+//! the ICRC has to cover, and an ICMP error of one peer is no error of the socket.
+use crate::batch::{Key, Outbox, Pending};
+use crate::capture::{CaptureSink, Captured, Direction};
+use crate::counters::WireCounters;
+use crate::faults::{Faults, Held, Injector};
+use crate::peers::{Peer, PeerIndex, Peers};
+use crate::receive::{Inbox, Listener};
+use crate::sys;
+use freeflow_wire::{BTH_BYTES, HEADER_BYTES_MAX, ICRC_BYTES, PAYLOAD_BYTES_MAX, UDP_PORT};
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Instant, SystemTime};
+
+/// Longest packet, bytes: headers, payload and padding, without the ICRC.
+pub const PACKET_BYTES_MAX: usize = HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX;
+/// Bytes of a burst that [`Udp::has_room`] is about. The packets of messages make no more batches than
+/// four: first, equal ones, last.
+pub const BURST_BYTES_MAX: usize = 1 << 16;
+const BURST_BATCH_COUNT: usize = 4;
+/// Batches that may wait for one full socket: the others stay for the rest.
+const BLOCKED_BATCH_COUNT_MAX: usize = 2 * BURST_BATCH_COUNT;
+/// Addresses of one host, at most.
+const ADDRESS_COUNT_MAX: usize = 64;
+/// Sending sockets for each address, at most.
+const SOURCE_PORT_COUNT_MAX: u16 = 256;
+/// RoCEv2 source ports: 0xc000 to 0xffff (IBTA A17.9.2, flow label to port).
+const SOURCE_PORT_BASE: u16 = 0xc000;
+const SOURCE_PORT_RANGE: u16 = 0x4000;
+/// Hop limit of what is sent.
+pub(crate) const HOP_LIMIT: u8 = 64;
+/// What a path's MTU must have beyond the payload: IP, UDP, headers, ICRC, with some to spare, as rxe reckons.
+const MTU_HEADROOM_BYTES: u32 = 80;
+const MTU_BYTES: [u16; 5] = [4096, 2048, 1024, 512, 256];
+
+/// How [`Udp::open`] opens.
+#[derive(Clone, Debug)]
+pub struct UdpConfig {
+    /// This host's, v4, v6 or both; none of them unspecified.
+    pub addresses: Vec<IpAddr>,
+    /// Sending sockets for each address, 1 to 256: their ports are from 0xc000 up.
+    pub source_port_count: u16,
+    /// Have the kernel cut batches up.
+    pub gso: bool,
+    /// Have the kernel put datagrams together.
+    pub gro: bool,
+    /// Differentiated services code point (0 to 63) of packets whose traffic class has none.
+    pub dscp: u8,
+    pub send_buffer_bytes: u32,
+    pub receive_buffer_bytes: u32,
+}
+
+impl UdpConfig {
+    /// Eight source ports, GSO and GRO, DSCP 0, 4 MiB to send and 16 MiB to receive.
+    pub fn new(addresses: Vec<IpAddr>) -> Self {
+        Self {
+            addresses,
+            source_port_count: 8,
+            gso: true,
+            gro: true,
+            dscp: 0,
+            send_buffer_bytes: 4 << 20,
+            receive_buffer_bytes: 16 << 20,
+        }
+    }
+}
+
+/// A sending socket.
+struct Lane {
+    socket: UdpSocket,
+    address: IpAddr,
+    port: u16,
+    /// Its buffer was full at the last attempt.
+    blocked: bool,
+}
+
+/// See the module and the crate.
+pub struct Udp {
+    config: UdpConfig,
+    lanes: Vec<Lane>,
+    pub(crate) peers: Peers,
+    outbox: Outbox,
+    pending: Option<(Pending, PeerIndex, u32, u8)>,
+    pub(crate) inbox: Inbox,
+    faults: Option<Box<Injector>>,
+    pub(crate) capture: Option<Box<dyn CaptureSink>>,
+    pub(crate) counters: WireCounters,
+}
+
+impl Udp {
+    /// Opens the sockets.
+    ///
+    /// # Errors
+    /// A configuration out of range ([`io::ErrorKind::InvalidInput`]); whatever binding says, in particular
+    /// `AddrInUse` for port 4791 and `AddrNotAvailable` for an address that this host does not have.
+    pub fn open(config: UdpConfig) -> io::Result<Self> {
+        check(&config)?;
+        let random = sys::random()?;
+        let (mut lanes, mut listeners) = (Vec::new(), Vec::new());
+        for &address in &config.addresses {
+            listeners.push(listen(address, &config)?);
+            let mut offset = (random % u64::from(SOURCE_PORT_RANGE)) as u16;
+            for _ in 0..config.source_port_count {
+                lanes.push(open_lane(address, &mut offset, &config)?);
+            }
+        }
+        Ok(Self {
+            config,
+            lanes,
+            peers: Peers::default(),
+            outbox: Outbox::new(),
+            pending: None,
+            inbox: Inbox::new(listeners),
+            faults: None,
+            capture: None,
+            counters: WireCounters::default(),
+        })
+    }
+
+    pub fn config(&self) -> &UdpConfig {
+        &self.config
+    }
+
+    /// Sockets to wait for input on (level-triggered).
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.inbox.listeners().iter().map(|listener| listener.socket.as_fd())
+    }
+
+    /// Sockets whose buffer was full: when one can be written to, [`flush`](Self::flush) has something to do.
+    pub fn blocked_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.lanes.iter().filter(|lane| lane.blocked).map(|lane| lane.socket.as_fd())
+    }
+
+    /// Source ports of what is sent from `local`.
+    pub fn source_ports(&self, local: IpAddr) -> impl Iterator<Item = u16> {
+        self.lanes.iter().filter(move |lane| lane.address == local).map(|lane| lane.port)
+    }
+
+    /// Adds a peer, or replaces what was at this index.
+    ///
+    /// # Errors
+    /// `InvalidInput`: `local` is none of this host's addresses, the families differ, the address is the one of another
+    /// index, or the index is too large. Nothing is changed then.
+    pub fn set_peer(&mut self, index: PeerIndex, peer: Peer) -> io::Result<()> {
+        let invalid =
+            |text: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{}: {text}", peer.address)));
+        let Some(local) = self.config.addresses.iter().position(|&address| address == peer.local) else {
+            return invalid("its local address is none of this host's");
+        };
+        self.outbox.close_peer(index.0);
+        let lane_base = local as u16 * self.config.source_port_count;
+        if !self.peers.set(index, peer, lane_base, self.config.gso) {
+            return invalid("its address is another peer's or of another family than the local one");
+        }
+        Ok(())
+    }
+
+    /// From now on nothing is accepted from it. What is batched for it is sent.
+    pub fn remove_peer(&mut self, index: PeerIndex) {
+        self.outbox.close_peer(index.0);
+        self.peers.remove(index);
+    }
+
+    pub fn peer(&self, index: PeerIndex) -> Option<&Peer> {
+        self.peers.get(index).map(|entry| &entry.peer)
+    }
+
+    pub fn peer_of(&self, address: IpAddr) -> Option<PeerIndex> {
+        self.peers.find(address)
+    }
+
+    /// Begins a packet: gives the place for its headers, payload and padding. `flow` chooses the source port: packets of
+    /// equal `flow`, `to` keep their order. `traffic_class` is the whole byte; where its DSCP is 0, the configured one is
+    /// set. A packet that was begun and not committed is abandoned.
+    ///
+    /// `None`: no room (all buffers wait for full sockets, or as many as may wait for this one), try again after
+    /// [`flush`](Self::flush); or there is no such peer, which is counted.
+    ///
+    /// # Panics
+    /// If `bytes` is less than a BTH or more than [`PACKET_BYTES_MAX`].
+    #[inline]
+    pub fn reserve(&mut self, to: PeerIndex, flow: u32, traffic_class: u8, bytes: usize) -> Option<&mut [u8]> {
+        assert!((BTH_BYTES..=PACKET_BYTES_MAX).contains(&bytes), "a packet of {bytes} bytes");
+        self.abandon();
+        let slot = self.slot_for(to, flow, traffic_class, bytes + ICRC_BYTES)?;
+        let pending = Pending { slot, bytes };
+        self.pending = Some((pending, to, flow, traffic_class));
+        Some(self.outbox.place(pending))
+    }
+
+    /// Whether there is room for a burst of packets with up to [`BURST_BYTES_MAX`] bytes in all: the socket was not full
+    /// when it was last written to, and there are buffers. (Should it get full half-way, and each packet be longer than the
+    /// one before, [`reserve`](Self::reserve) may refuse the rest still.) True for a peer that does not exist.
+    #[inline]
+    pub fn has_room(&self, to: PeerIndex, flow: u32) -> bool {
+        let Some(entry) = self.peers.get(to) else { return true };
+        let lane = entry.lane_base + spread(flow, self.config.source_port_count);
+        !self.lanes[usize::from(lane)].blocked && self.outbox.has_free(BURST_BATCH_COUNT, |slot| !self.is_blocked(slot))
+    }
+
+    /// Adds the packet begun by [`reserve`](Self::reserve), now written, to its batch.
+    #[inline]
+    pub fn commit(&mut self) {
+        let Some((pending, to, flow, traffic_class)) = self.pending.take() else { return };
+        if self.faults.is_some() {
+            self.commit_with_faults(pending, Held::new(to, flow, traffic_class, pending.bytes, None));
+        } else {
+            self.seal(pending, None);
+        }
+    }
+
+    /// The packet begun is not sent.
+    #[inline]
+    pub fn abandon(&mut self) {
+        if let Some((pending, ..)) = self.pending.take() {
+            self.drop_if_empty(pending);
+        }
+    }
+
+    /// Sends all that is batched, and, with faults, what was held back and is due. What a full socket does not take is
+    /// kept.
+    pub fn flush(&mut self) {
+        self.abandon();
+        for lane in &mut self.lanes {
+            lane.blocked = false;
+        }
+        if self.faults.is_some() {
+            self.release_due(Instant::now());
+        }
+        let mut at = 0;
+        while let Some(&slot) = self.outbox.queue().get(at) {
+            if self.is_blocked(slot) || !self.send(slot) {
+                at += 1;
+            }
+        }
+    }
+
+    /// Something is batched that [`flush`](Self::flush) would send.
+    pub fn has_unsent(&self) -> bool {
+        !self.outbox.queue().is_empty()
+    }
+
+    pub fn counters(&self) -> &WireCounters {
+        &self.counters
+    }
+
+    /// Injects faults from now on, or no more; what the ones before held back is sent now.
+    pub fn set_faults(&mut self, faults: Option<Faults>) {
+        self.abandon();
+        while let Some((_, slot)) = self.faults.as_mut().and_then(|injector| injector.next()) {
+            if !self.release(slot) {
+                break;
+            }
+        }
+        if let Some(injector) = &self.faults {
+            self.counters.injected_loss += injector.held_count() as u64;
+        }
+        self.faults = faults.map(|faults| Box::new(Injector::new(faults)));
+    }
+
+    /// When [`release_due`](Self::release_due) is to be called: packets are held back by a fault.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.faults.as_ref()?.next_due()
+    }
+
+    /// Puts the packets whose delay is over into their batches.
+    pub fn release_due(&mut self, now: Instant) {
+        self.abandon();
+        while let Some((due, slot)) = self.faults.as_mut().and_then(|injector| injector.next()) {
+            if due > now || !self.release(slot) {
+                return;
+            }
+        }
+    }
+
+    /// Shows every packet sent and received to `sink` from now on.
+    pub fn set_capture(&mut self, sink: Option<Box<dyn CaptureSink>>) {
+        self.capture = sink;
+    }
+
+    /// Payload of the longest packets, as an IB MTU, that fit the present route to a peer (256 where not even those
+    /// fit). Makes system calls.
+    ///
+    /// # Errors
+    /// No such peer, or no route.
+    pub fn path_mtu(&self, index: PeerIndex) -> io::Result<u16> {
+        let peer = self.peer(index).ok_or(io::ErrorKind::NotFound)?;
+        path_mtu(peer.local, peer.address)
+    }
+
+    // ---- the way out
+
+    #[inline]
+    fn slot_for(&mut self, to: PeerIndex, flow: u32, traffic_class: u8, length: usize) -> Option<usize> {
+        let Some(entry) = self.peers.get(to) else {
+            self.counters.unknown_peer += 1;
+            return None;
+        };
+        let key = Key { peer: to.0, lane: entry.lane_base + spread(flow, self.config.source_port_count) };
+        let traffic_class = if traffic_class >> 2 == 0 { self.config.dscp << 2 | traffic_class } else { traffic_class };
+        if let Some((slot, fits)) = self.outbox.find(key, traffic_class, length) {
+            if fits {
+                return Some(slot);
+            }
+            self.outbox.close(slot);
+            if !self.is_blocked(slot) {
+                self.send(slot);
+            }
+        }
+        self.open_batch(to, key, traffic_class, length)
+    }
+
+    fn open_batch(&mut self, to: PeerIndex, key: Key, traffic_class: u8, length: usize) -> Option<usize> {
+        let lane = &self.lanes[usize::from(key.lane)];
+        let port = lane.port;
+        let of_lane = |&&slot: &&usize| self.outbox.batch(slot).key.lane == key.lane;
+        if lane.blocked && self.outbox.queue().iter().filter(of_lane).count() >= BLOCKED_BATCH_COUNT_MAX {
+            return None;
+        }
+        loop {
+            let entry = self.peers.get(to)?;
+            if let Some(slot) = self.outbox.open(key, traffic_class, length, entry, port) {
+                return Some(slot);
+            }
+            let oldest = self.outbox.queue().iter().copied().find(|&slot| !self.is_blocked(slot))?;
+            self.outbox.close(oldest);
+            self.send(oldest);
+        }
+    }
+
+    #[inline]
+    fn seal(&mut self, pending: Pending, flip: Option<u32>) {
+        let batch = self.outbox.batch_mut(pending.slot);
+        batch.seal(pending.bytes, flip);
+        if batch.is_closed() && !self.is_blocked(pending.slot) {
+            self.send(pending.slot);
+        }
+    }
+
+    fn drop_if_empty(&mut self, pending: Pending) {
+        if self.outbox.is_empty(pending.slot) {
+            self.outbox.release(pending.slot);
+        }
+    }
+
+    fn is_blocked(&self, slot: usize) -> bool {
+        self.lanes[usize::from(self.outbox.batch(slot).key.lane)].blocked
+    }
+
+    /// Sends a batch and frees its buffer. False: the socket is full, the batch is kept.
+    fn send(&mut self, slot: usize) -> bool {
+        let batch = self.outbox.batch(slot);
+        if batch.singly {
+            return self.send_singly(slot);
+        }
+        let lane = &mut self.lanes[usize::from(batch.key.lane)];
+        let (bytes, segment) = batch.unsent();
+        let class = (batch.traffic_class != self.config.dscp << 2).then_some(batch.traffic_class);
+        match sys::send(lane.socket.as_fd(), bytes, &batch.to, segment, class) {
+            Ok(()) => {
+                self.counters.packets_sent += batch.unsent_count();
+                self.counters.bytes_sent += bytes.len() as u64;
+                self.counters.batches_sent += 1;
+                if self.capture.is_some() {
+                    self.capture_sent(slot, usize::MAX);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                lane.blocked = true;
+                self.counters.send_blocked += 1;
+                return false;
+            }
+            // The route's interface can't have it cut: no checksum offload, a transformation on the way.
+            Err(error) if segment.is_some() && is_refusal(&error) => {
+                self.segment_no_more(slot);
+                return self.send_singly(slot);
+            }
+            Err(error) => self.give_up(slot, &error),
+        }
+        self.outbox.release(slot);
+        true
+    }
+
+    /// This batch is to be sent packet by packet, and later ones to its peer have one packet each.
+    #[cold]
+    fn segment_no_more(&mut self, slot: usize) {
+        self.counters.segmentation_refused += 1;
+        self.outbox.close(slot);
+        self.outbox.batch_mut(slot).singly = true;
+        if let Some(entry) = self.peers.get_mut(PeerIndex(self.outbox.batch(slot).key.peer)) {
+            entry.gso = false;
+        }
+    }
+
+    /// As [`send`](Self::send), one datagram a packet.
+    fn send_singly(&mut self, slot: usize) -> bool {
+        loop {
+            let batch = self.outbox.batch_mut(slot);
+            let (to, lane) = (batch.to, &mut self.lanes[usize::from(batch.key.lane)]);
+            let class = (batch.traffic_class != self.config.dscp << 2).then_some(batch.traffic_class);
+            let Some(packet) = batch.single() else { break };
+            match sys::send(lane.socket.as_fd(), packet, &to, None, class) {
+                Ok(()) => {
+                    self.counters.packets_sent += 1;
+                    self.counters.bytes_sent += packet.len() as u64;
+                    self.counters.batches_sent += 1;
+                    if self.capture.is_some() {
+                        self.capture_sent(slot, 1);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    lane.blocked = true;
+                    self.counters.send_blocked += 1;
+                    return false;
+                }
+                Err(error) => {
+                    self.give_up(slot, &error);
+                    break;
+                }
+            }
+            self.outbox.batch_mut(slot).skip_single();
+        }
+        self.outbox.release(slot);
+        true
+    }
+
+    /// Counts a batch as dropped, and learns from a packet that was too long.
+    #[cold]
+    fn give_up(&mut self, slot: usize, error: &io::Error) {
+        let batch = self.outbox.batch(slot);
+        self.counters.count_send_error(error, batch.unsent_count());
+        if error.raw_os_error() == Some(libc::EMSGSIZE)
+            && let Some(entry) = self.peers.get_mut(PeerIndex(batch.key.peer))
+            && let Ok(bytes) = path_mtu(entry.peer.local, entry.peer.address)
+        {
+            entry.peer.path_mtu_bytes = entry.peer.path_mtu_bytes.min(bytes);
+        }
+    }
+
+    #[cold]
+    fn capture_sent(&mut self, slot: usize, count_max: usize) {
+        let batch = self.outbox.batch(slot);
+        let (Some(sink), lane) = (&mut self.capture, &self.lanes[usize::from(batch.key.lane)]) else { return };
+        let time_ns = now_ns();
+        for (identification, bytes) in batch.packets().take(count_max) {
+            sink.packet(&Captured {
+                time_ns,
+                direction: Direction::Sent,
+                source: SocketAddr::new(lane.address, lane.port),
+                destination: batch.to.to_socket(),
+                traffic_class: batch.traffic_class,
+                hop_limit: HOP_LIMIT,
+                identification,
+                bytes,
+            });
+        }
+    }
+
+    // ---- faults
+
+    #[cold]
+    fn commit_with_faults(&mut self, pending: Pending, mut held: Held) {
+        let Some(injector) = &mut self.faults else { return };
+        let fate = injector.decide();
+        let (now, counters) = (Instant::now(), &mut self.counters);
+        held.flip = fate.flip;
+        counters.injected_corruption += u64::from(fate.flip.is_some() && !fate.lose);
+        injector.overtake();
+        let packet = &*self.outbox.place(pending);
+        let hold_back = !fate.lose && (fate.delay || fate.overtaken.is_some());
+        if hold_back {
+            counters.injected_delays += u64::from(fate.delay);
+            counters.injected_reorders += u64::from(fate.overtaken.is_some());
+            let due = if fate.delay { now + injector.delay() } else { now };
+            counters.injected_overflow += u64::from(!injector.hold(held, packet, due, fate.overtaken));
+        }
+        if fate.duplicate && !fate.lose {
+            counters.injected_duplicates += 1;
+            counters.injected_overflow += u64::from(!injector.hold(held, packet, now, None));
+        }
+        counters.injected_loss += u64::from(fate.lose);
+        if fate.lose || hold_back {
+            self.drop_if_empty(pending);
+        } else {
+            self.seal(pending, fate.flip);
+        }
+        while let Some(slot) = self.faults.as_ref().and_then(|injector| injector.overtaken()) {
+            if !self.release(slot) {
+                return;
+            }
+        }
+    }
+
+    /// Puts a packet that was held back into its batch. False: there is no room.
+    fn release(&mut self, slot: u16) -> bool {
+        let Some(injector) = &self.faults else { return false };
+        let (held, _) = injector.packet(slot);
+        if self.peers.get(held.to).is_some() {
+            let length = held.bytes + ICRC_BYTES;
+            let Some(place) = self.slot_for(held.to, held.flow, held.traffic_class, length) else { return false };
+            let pending = Pending { slot: place, bytes: held.bytes };
+            if let Some(injector) = &self.faults {
+                self.outbox.place(pending).copy_from_slice(injector.packet(slot).1);
+            }
+            self.seal(pending, held.flip);
+        } else {
+            self.counters.unknown_peer += 1;
+        }
+        if let Some(injector) = &mut self.faults {
+            injector.gone(slot);
+        }
+        true
+    }
+}
+
+fn check(config: &UdpConfig) -> io::Result<()> {
+    let invalid = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    let addresses = &config.addresses;
+    if addresses.is_empty() || addresses.len() > ADDRESS_COUNT_MAX {
+        return invalid(format!("{} addresses; there must be 1 to {ADDRESS_COUNT_MAX}", addresses.len()));
+    }
+    if let Some(address) = addresses.iter().find(|address| address.is_unspecified() || address.is_multicast()) {
+        return invalid(format!("{address} is not an address of a host"));
+    }
+    if !(1..=SOURCE_PORT_COUNT_MAX).contains(&config.source_port_count) {
+        return invalid(format!("{} source ports; there must be 1 to 256", config.source_port_count));
+    }
+    if config.dscp > 63 {
+        return invalid(format!("DSCP {} is over 63", config.dscp));
+    }
+    Ok(())
+}
+
+/// Which of `count` sockets a flow takes (a multiplicative hash: flows are often consecutive numbers).
+#[inline]
+fn spread(flow: u32, count: u16) -> u16 {
+    let mixed = flow.wrapping_mul(0x9e37_79b1);
+    ((u64::from(mixed) * u64::from(count)) >> 32) as u16
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP))
+}
+
+/// Nanoseconds since the epoch.
+pub(crate) fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn path_mtu(local: IpAddr, remote: IpAddr) -> io::Result<u16> {
+    let probe = UdpSocket::bind((local, 0))?;
+    forbid_fragments(&probe, local)?;
+    probe.connect((remote, UDP_PORT))?;
+    let bytes = if local.is_ipv4() {
+        sys::option(probe.as_fd(), libc::IPPROTO_IP, libc::IP_MTU)?
+    } else {
+        sys::option(probe.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_MTU)?
+    };
+    let fits = |mtu: &u16| i64::from(*mtu) + i64::from(MTU_HEADROOM_BYTES) <= i64::from(bytes);
+    Ok(MTU_BYTES.into_iter().find(fits).unwrap_or(256))
+}
+
+fn forbid_fragments(socket: &UdpSocket, address: IpAddr) -> io::Result<()> {
+    if address.is_ipv4() {
+        sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
+    } else {
+        sys::set_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
+    }
+}
+
+/// Sets a buffer's size, past the system's limit where we may.
+fn set_buffer(socket: &UdpSocket, forced: i32, plain: i32, bytes: u32) -> io::Result<()> {
+    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+    sys::set_option(socket.as_fd(), libc::SOL_SOCKET, forced, bytes)
+        .or_else(|_| sys::set_option(socket.as_fd(), libc::SOL_SOCKET, plain, bytes))
+}
+
+fn listen(address: IpAddr, config: &UdpConfig) -> io::Result<Listener> {
+    let socket = UdpSocket::bind((address, UDP_PORT)).map_err(|error| {
+        let hint = if error.kind() == io::ErrorKind::AddrInUse {
+            " (another router runs here, or the kernel's rdma_rxe is loaded)"
+        } else {
+            ""
+        };
+        io::Error::new(error.kind(), format!("UDP port {UDP_PORT} of {address}: {error}{hint}"))
+    })?;
+    socket.set_nonblocking(true)?;
+    set_buffer(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.receive_buffer_bytes)?;
+    let fd = socket.as_fd();
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
+    if address.is_ipv4() {
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+    } else {
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+        // RoCEv2 leaves the checksum zero; over IPv6 the kernel drops that unless told otherwise (RFC 6935).
+        sys::set_option(fd, libc::SOL_UDP, sys::UDP_NO_CHECK6_RX, 1)?;
+    }
+    if config.gro {
+        sys::set_option(fd, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+    }
+    Ok(Listener::new(socket, address))
+}
+
+/// Opens a sending socket on the first free port from `offset` on, and moves that past it.
+fn open_lane(address: IpAddr, offset: &mut u16, config: &UdpConfig) -> io::Result<Lane> {
+    for _ in 0..SOURCE_PORT_RANGE {
+        let port = SOURCE_PORT_BASE + *offset;
+        *offset = (*offset + 1) % SOURCE_PORT_RANGE;
+        match UdpSocket::bind((address, port)) {
+            Ok(socket) => {
+                prepare_lane(&socket, address, config)?;
+                return Ok(Lane { socket, address, port, blocked: false });
+            }
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(io::Error::new(error.kind(), format!("UDP port {port} of {address}: {error}"))),
+        }
+    }
+    Err(io::Error::new(
+        io::ErrorKind::AddrInUse,
+        format!("no UDP port from {SOURCE_PORT_BASE} up is free at {address}"),
+    ))
+}
+
+fn prepare_lane(socket: &UdpSocket, address: IpAddr, config: &UdpConfig) -> io::Result<()> {
+    sys::refuse_input(socket.as_fd())?;
+    socket.set_nonblocking(true)?;
+    set_buffer(socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.send_buffer_bytes)?;
+    forbid_fragments(socket, address)?;
+    let (fd, class) = (socket.as_fd(), i32::from(config.dscp << 2));
+    if address.is_ipv4() {
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TOS, class)?;
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TTL, i32::from(HOP_LIMIT))?;
+    } else {
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class)?;
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, i32::from(HOP_LIMIT))?;
+    }
+    // Without segmentation the checksum is left zero as by other RoCEv2 ends. With it the kernel wants one (interfaces
+    // compute it), and GRO puts nothing together that has none.
+    if !config.gso {
+        if address.is_ipv4() {
+            sys::set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
+        } else {
+            sys::set_option(fd, libc::SOL_UDP, sys::UDP_NO_CHECK6_TX, 1)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_spread_over_all_sockets() {
+        for count in [1, 7, 8, 256] {
+            let mut used = vec![0_u32; usize::from(count)];
+            for flow in 0x11..0x11 + 4096 {
+                used[usize::from(spread(flow, count))] += 1;
+            }
+            let mean = 4096 / u32::from(count);
+            assert!(used.iter().all(|&flows| flows > mean / 2 && flows < mean * 2), "{count}: {used:?}");
+        }
+    }
+
+    #[test]
+    fn configurations_out_of_range_are_refused() {
+        let good = UdpConfig::new(vec!["127.0.0.1".parse().expect("address")]);
+        for bad in [
+            UdpConfig { addresses: vec![], ..good.clone() },
+            UdpConfig { addresses: vec!["::".parse().expect("address")], ..good.clone() },
+            UdpConfig { source_port_count: 0, ..good.clone() },
+            UdpConfig { source_port_count: 257, ..good.clone() },
+            UdpConfig { dscp: 64, ..good },
+        ] {
+            assert_eq!(Udp::open(bad).err().map(|error| error.kind()), Some(io::ErrorKind::InvalidInput));
+        }
+    }
+}

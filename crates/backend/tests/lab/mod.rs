@@ -1,0 +1,153 @@
+//! Network namespaces for tests, and the waiting for packets.
+#![allow(dead_code)]
+use freeflow_backend::{Peer, PeerIndex, Received, Udp, UdpConfig};
+use freeflow_wire::{Header, Opcode};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// After this a packet is taken for lost.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+pub fn sh(command: &str) {
+    let output = Command::new("sh").args(["-ec", command]).output().expect("sh");
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A network namespace, deleted with this value.
+pub struct Namespace {
+    pub name: String,
+}
+
+impl Namespace {
+    /// With its loopback up, and these addresses on it.
+    pub fn new(addresses: &[&str]) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("ffb-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        sh(&format!("ip netns add {name}; ip -n {name} link set lo up"));
+        let namespace = Self { name };
+        for address in addresses {
+            let (length, nodad) = if address.contains(':') { ("128", "nodad") } else { ("32", "") };
+            namespace.ip(&format!("addr add {address}/{length} dev lo {nodad}"));
+            namespace.await_route(address, "^local ");
+        }
+        namespace
+    }
+
+    pub fn ip(&self, arguments: &str) {
+        sh(&format!("ip -n {} {arguments}", self.name));
+    }
+
+    /// The kernel adds the routes of an IPv6 address some time after the address.
+    pub fn await_route(&self, address: &str, pattern: &str) {
+        let name = &self.name;
+        sh(&format!(
+            "timeout 20 sh -c 'until ip -n {name} route get {address} 2>/dev/null | grep -q \"{pattern}\"; do :; done'"
+        ));
+    }
+
+    pub fn exec(&self, command: &str) {
+        sh(&format!("ip netns exec {} {command}", self.name));
+    }
+
+    /// Runs `work` on a thread in this namespace. Sockets opened there stay in it.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let file = File::open(format!("/run/netns/{}", self.name)).expect("namespace");
+        std::thread::scope(|scope| {
+            let run = || {
+                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).expect("setns");
+                work()
+            };
+            scope.spawn(run).join().expect("thread in the namespace")
+        })
+    }
+
+    pub fn open(&self, config: UdpConfig) -> Udp {
+        self.run(|| Udp::open(config).expect("open"))
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+    }
+}
+
+/// Two namespaces with a veth pair between them: 10.0.0.1 and 10.0.0.2, fd00::1 and fd00::2.
+pub fn veth(mtu: u32) -> (Namespace, Namespace) {
+    let (a, b) = (Namespace::new(&[]), Namespace::new(&[]));
+    sh(&format!("ip link add va netns {} type veth peer name vb netns {}", a.name, b.name));
+    for (namespace, device, number) in [(&a, "va", 1), (&b, "vb", 2)] {
+        namespace.ip(&format!("link set {device} mtu {mtu} up"));
+        namespace.ip(&format!("addr add 10.0.0.{number}/24 dev {device}"));
+        namespace.ip(&format!("addr add fd00::{number}/64 dev {device} nodad"));
+    }
+    for (namespace, device, here, there) in [(&a, "va", 1, 2), (&b, "vb", 2, 1)] {
+        namespace.await_route(&format!("fd00::{here}"), "^local ");
+        namespace.await_route(&format!("fd00::{there}"), &format!("dev {device}"));
+    }
+    (a, b)
+}
+
+pub fn address(text: &str) -> IpAddr {
+    text.parse().expect("address")
+}
+
+pub fn config(local: &str) -> UdpConfig {
+    UdpConfig::new(vec![address(local)])
+}
+
+pub fn peer(local: &str, remote: &str) -> Peer {
+    Peer { address: address(remote), local: address(local), icrc: true, external: false, path_mtu_bytes: 4096 }
+}
+
+pub const PEER: PeerIndex = PeerIndex(3);
+
+/// One packet of `bytes` that says its number in the PSN and in every byte of its payload.
+pub fn packet(number: u32, bytes: usize) -> Vec<u8> {
+    let header = Header::new(Opcode::from_byte(0x04).expect("SEND ONLY"), 0x11, number).encode();
+    let mut packet = header.as_slice().to_vec();
+    packet.resize(bytes, number as u8);
+    packet
+}
+
+/// Sends one packet, as often as it takes.
+pub fn send(udp: &mut Udp, to: PeerIndex, flow: u32, bytes: &[u8]) {
+    let deadline = Instant::now() + WAIT_MAX;
+    loop {
+        if let Some(place) = udp.reserve(to, flow, 0, bytes.len()) {
+            place.copy_from_slice(bytes);
+            return udp.commit();
+        }
+        assert!(Instant::now() < deadline, "no room to send: {:?}", udp.counters());
+        udp.flush();
+    }
+}
+
+/// Receives until `count` packets were handed over or counted as bad.
+pub fn receive(udp: &mut Udp, count: usize, mut each: impl FnMut(Received<'_>)) {
+    let deadline = Instant::now() + WAIT_MAX;
+    let mut left = count;
+    loop {
+        left = left.saturating_sub(udp.receive(64, &mut each));
+        if left == 0 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{left} of {count} packets did not come: {:?}", udp.counters());
+        let mut fds: Vec<_> = udp.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let wait = Timespec { tv_sec: 1, tv_nsec: 0 };
+        poll(&mut fds, Some(&wait)).expect("poll");
+    }
+}
+
+/// PSNs of `count` packets, in order of arrival.
+pub fn receive_numbers(udp: &mut Udp, count: usize) -> Vec<u32> {
+    let mut numbers = Vec::new();
+    receive(udp, count, |received| numbers.push(Header::parse(received.packet).expect("header").0.psn));
+    numbers
+}
