@@ -8,7 +8,7 @@ use crate::qp::{Claim, Drain, SendPhase, Teardown};
 use crate::{Engine, Environment, EventTarget, Fetch, Progress, QpId, ReceiveQueueId, Syndrome};
 use freeflow_verbs::{
     AsyncEventKind, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Instant, QpState, SendFlags,
-    SendOpcode,
+    SendOpcode, SendRequest,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +110,12 @@ impl Engine {
     pub(crate) fn flush<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Progress {
         let receives =
             if self.qp(id).receive.flights == 0 { self.flush_receives(env, now, id) } else { Progress::Waiting };
-        let sends = if self.qp(id).send.flight.is_none() { self.flush_sends(env, now, id) } else { Progress::Waiting };
+        let send = &self.qp(id).send;
+        let sends = if send.flight.is_none() && send.wire_flights == 0 {
+            self.flush_sends(env, now, id)
+        } else {
+            Progress::Waiting
+        };
         match (receives, sends) {
             (Progress::More, _) | (_, Progress::More) => Progress::More,
             (Progress::Waiting, _) | (_, Progress::Waiting) => Progress::Waiting,
@@ -152,7 +157,8 @@ impl Engine {
         if !self.qp(id).service.sends() {
             return Progress::Idle;
         }
-        for _ in 0..FLUSHES_PER_TURN_MAX {
+        let flushed = self.flush_wire(env, now, id, FLUSHES_PER_TURN_MAX);
+        for _ in flushed..FLUSHES_PER_TURN_MAX {
             let send = &mut self.qp_mut(id).send;
             if send.phase == SendPhase::Idle {
                 match env.fetch_send(id, &mut send.request) {
@@ -204,7 +210,7 @@ impl Engine {
     }
 
     /// SQ_DRAINED, if the last request before the drain is over (IBTA 11.6.3.3).
-    fn finish_drain<E: Environment>(&mut self, env: &mut E, id: QpId) {
+    pub(crate) fn finish_drain<E: Environment>(&mut self, env: &mut E, id: QpId) {
         let qp = self.qp_mut(id);
         if let Drain::Draining { notify } = qp.send.drain {
             qp.send.drain = Drain::None;
@@ -215,31 +221,11 @@ impl Engine {
     }
 
     fn send_completion(&self, now: Instant, id: QpId, status: CompletionStatus) -> Completion {
-        let request = &self.qp(id).send.request;
-        Completion {
-            work_request_id: request.work_request_id,
-            status,
-            opcode: match request.opcode {
-                SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate => {
-                    CompletionOpcode::Send
-                }
-                SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImmediate => CompletionOpcode::RdmaWrite,
-                SendOpcode::RdmaRead => CompletionOpcode::RdmaRead,
-                SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
-                SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
-                SendOpcode::BindWindow => CompletionOpcode::BindMemoryWindow,
-                SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
-                SendOpcode::Flush => CompletionOpcode::Flush,
-                SendOpcode::AtomicWrite => CompletionOpcode::AtomicWrite,
-            },
-            ring_position: request.ring_position,
-            timestamp_ns: now.0,
-            ..Completion::default()
-        }
+        of_send(&self.qp(id).send.request, now, status)
     }
 
     /// Hands a completion to its CQ. A CQ without room is in error for good, and the QP with it.
-    fn post<E: Environment>(&mut self, env: &mut E, id: QpId, side: Side, mut completion: Completion) {
+    pub(crate) fn post<E: Environment>(&mut self, env: &mut E, id: QpId, side: Side, mut completion: Completion) {
         let qp = self.qp(id);
         completion.qpn = qp.qpn.0;
         completion.qp_cookie = qp.cookie;
@@ -276,5 +262,27 @@ impl Engine {
             env.raise(AsyncEventKind::QpFatal, EventTarget::Qp(id));
             self.enter_error(env, id);
         }
+    }
+}
+
+/// The completion of a send request.
+pub(crate) fn of_send(request: &SendRequest, now: Instant, status: CompletionStatus) -> Completion {
+    Completion {
+        work_request_id: request.work_request_id,
+        status,
+        opcode: match request.opcode {
+            SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate => CompletionOpcode::Send,
+            SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImmediate => CompletionOpcode::RdmaWrite,
+            SendOpcode::RdmaRead => CompletionOpcode::RdmaRead,
+            SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
+            SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
+            SendOpcode::BindWindow => CompletionOpcode::BindMemoryWindow,
+            SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
+            SendOpcode::Flush => CompletionOpcode::Flush,
+            SendOpcode::AtomicWrite => CompletionOpcode::AtomicWrite,
+        },
+        ring_position: request.ring_position,
+        timestamp_ns: now.0,
+        ..Completion::default()
     }
 }

@@ -24,7 +24,7 @@ impl Engine {
             return Err(VerbsError::InvalidArgument);
         }
         let (usage, counters) = (Usage::default(), VnicCounters::default());
-        Ok(self.vnics.insert(Vnic { network, gid, limits, usage, counters }))
+        Ok(self.vnics.insert(Vnic { network, gid, external_gid: None, limits, usage, counters }))
     }
 
     /// Its sessions must be gone.
@@ -35,6 +35,17 @@ impl Engine {
         }
         self.vnics.remove(vnic);
         Ok(())
+    }
+
+    /// The address by which the vNIC may talk to machines without FreeFlow, its GID 1. Existing connections keep what they
+    /// have; the environment's `path` says what new ones get.
+    pub fn set_external_gid(&mut self, vnic: VnicId, gid: Option<Gid>) -> Result<(), VerbsError> {
+        self.vnics.get_mut(vnic).ok_or(VerbsError::NotFound)?.external_gid = gid;
+        Ok(())
+    }
+
+    pub(crate) fn external_gid(&self, vnic: VnicId) -> Option<Gid> {
+        self.vnics.get(vnic)?.external_gid
     }
 
     pub fn create_session(&mut self, vnic: VnicId) -> Result<SessionId, VerbsError> {
@@ -245,8 +256,8 @@ impl Engine {
         attributes: &AddressHandleAttributes,
     ) -> Result<AhId, VerbsError> {
         self.pd_of(session, pd)?;
-        let route = check_address(attributes)?;
         let vnic = self.session_vnic(session)?;
+        let route = check_address(attributes, self.external_gid(vnic).is_some())?;
         self.charge(vnic, |usage| &mut usage.ahs, |limits| limits.ah_count_max)?;
         self.add_pd_child(session, pd);
         Ok(self.ahs.adopt(AddressHandle { session, pd, route }))
@@ -299,17 +310,23 @@ impl Engine {
     }
 }
 
-/// A RoCE address out of port 1, GID 0 (the vNIC has no other).
-pub(crate) fn check_address(attributes: &AddressHandleAttributes) -> Result<GlobalRoute, VerbsError> {
+/// A RoCE address out of port 1, GID 0, or GID 1 for a vNIC that has it.
+pub(crate) fn check_address(
+    attributes: &AddressHandleAttributes,
+    has_external_gid: bool,
+) -> Result<GlobalRoute, VerbsError> {
     let route = attributes.grh.ok_or(VerbsError::InvalidArgument)?;
-    if attributes.port != PORT || route.sgid_index != 0 || route.dgid.is_zero() {
+    if attributes.port != PORT || route.sgid_index > u8::from(has_external_gid) || route.dgid.is_zero() {
         return Err(VerbsError::InvalidArgument);
     }
     Ok(route)
 }
 
 /// The address of one peer.
-pub(crate) fn check_unicast(attributes: &AddressHandleAttributes) -> Result<GlobalRoute, VerbsError> {
-    let route = check_address(attributes)?;
+pub(crate) fn check_unicast(
+    attributes: &AddressHandleAttributes,
+    has_external_gid: bool,
+) -> Result<GlobalRoute, VerbsError> {
+    let route = check_address(attributes, has_external_gid)?;
     if route.dgid.is_multicast() { Err(VerbsError::InvalidArgument) } else { Ok(route) }
 }

@@ -8,15 +8,16 @@ use crate::keys::Part;
 use crate::limits::{ATOMIC_BYTES, CHUNK_BYTES_MAX};
 use crate::qp::{Claim, QueuePair, SendPhase, Teardown};
 use crate::requester::{Budget, Turn, local_right, nak_fault};
-use crate::responder::{Nak, Refused, receive_bytes, remote_right};
+use crate::responder::{Nak, Received, Refused, receive_bytes, remote_right};
+use crate::transport::WireFlight;
 use crate::ud::GRH_BYTES;
 use crate::{
     AtomicOutcome, CopyOutcome, Engine, Environment, MemorySide, Progress, QpId, ReceiveQueueId, Source, SourceBody,
     Syndrome, Token,
 };
 use freeflow_verbs::{
-    Access, AtomicOperation, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Instant, QpState, QpType,
-    Qpn, SendFlags, SendOpcode, SendRequest,
+    Access, AtomicOperation, Completion, CompletionStatus, Instant, QpState, QpType, Qpn, SendFlags, SendOpcode,
+    SendRequest,
 };
 
 /// Whose key stands in the way of a chunk.
@@ -319,6 +320,7 @@ impl Engine {
         let flight = FlightId::from_token(token);
         let kind = match self.flights.get(flight).map(|flight| flight.kind) {
             None | Some(FlightKind::Atomic) => return,
+            Some(FlightKind::Wire(kind)) => return self.handle_wire_copied(env, now, flight, kind, result),
             Some(kind) => kind,
         };
         let Some((id, responder)) = self.touch_down(env, now, flight) else { return };
@@ -342,8 +344,10 @@ impl Engine {
         result: Result<u64, ()>,
     ) {
         let flight = FlightId::from_token(token);
-        if self.flights.get(flight).map(|flight| flight.kind) != Some(FlightKind::Atomic) {
-            return;
+        match self.flights.get(flight).map(|flight| flight.kind) {
+            Some(FlightKind::Atomic) => {}
+            Some(FlightKind::Wire(WireFlight::Atomic)) => return self.handle_wire_atomic(env, now, flight, result),
+            _ => return,
         }
         match (self.touch_down(env, now, flight), result) {
             (Some((id, responder)), Ok(value)) => {
@@ -413,6 +417,7 @@ impl Engine {
                 let sender = self.qpns.get(qp.attributes.dest_qpn).and_then(|index| self.qps.at(index));
                 let sender = sender.map(|(sender, _)| sender);
                 self.set_wanted(env, queue, false);
+                self.wake_datagrams(id);
                 if let Some(sender) = sender
                     && self.qp(sender).send.waits_for == Some(queue)
                 {
@@ -426,8 +431,11 @@ impl Engine {
                 self.set_wanted(env, queue, false);
                 for sender in waiters.drain(..) {
                     if let Some(qp) = self.qps.get_mut(sender) {
-                        qp.send.waits_for = None;
-                        self.wake(sender);
+                        if qp.send.waits_for == Some(queue) {
+                            qp.send.waits_for = None;
+                            self.wake(sender);
+                        }
+                        self.wake_datagrams(sender);
                     }
                 }
                 if let Some(srq) = self.srqs.get_mut(id) {
@@ -449,8 +457,8 @@ impl Engine {
 
     /// Lets the UD senders that found this receiver busy try again.
     pub(crate) fn wake_waiters(&mut self, id: QpId) {
-        if self.qp(id).receive.waiters.is_empty() {
-            return;
+        if !self.qp(id).receive.datagrams.is_empty() {
+            self.push_ready(id);
         }
         let mut waiters = core::mem::take(&mut self.qp_mut(id).receive.waiters);
         for waiter in waiters.drain(..) {
@@ -533,32 +541,12 @@ fn operation_of(request: &SendRequest) -> AtomicOperation {
 /// The completion of the RECV that this requester's message consumed.
 fn received(qp: &QueuePair, now: Instant) -> Completion {
     let request = &qp.send.request;
-    let mut flags = 0;
-    let invalidates = request.opcode == SendOpcode::SendWithInvalidate;
-    if request.opcode.has_immediate() {
-        flags |= CompletionFlags::WITH_IMMEDIATE;
-    }
-    if invalidates {
-        flags |= CompletionFlags::WITH_INVALIDATE;
-    }
-    if request.flags.contains(SendFlags::SOLICITED) {
-        flags |= CompletionFlags::SOLICITED;
-    }
-    let ud = qp.service == QpType::Ud;
-    if ud {
-        flags |= CompletionFlags::GRH;
-    }
-    Completion {
-        opcode: if request.opcode.is_send() {
-            CompletionOpcode::Receive
-        } else {
-            CompletionOpcode::ReceiveRdmaWithImmediate
-        },
-        flags: CompletionFlags(flags),
-        byte_count: receive_bytes(qp.service, qp.send.length) as u32,
-        immediate: if request.opcode.has_immediate() || invalidates { request.immediate } else { 0 },
-        source_qpn: if ud { qp.qpn.0 } else { 0 },
-        timestamp_ns: now.0,
-        ..Completion::default()
-    }
+    let received = Received {
+        opcode: request.opcode,
+        bytes: receive_bytes(qp.service, qp.send.length),
+        argument: request.immediate,
+        solicited: request.flags.contains(SendFlags::SOLICITED),
+        source_qpn: (qp.service == QpType::Ud).then_some(qp.qpn.0),
+    };
+    received.completion(now)
 }

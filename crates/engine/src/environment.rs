@@ -1,7 +1,13 @@
 //! What the engine needs from whoever runs it: posted requests, completions, bytes. The engine sees no memory, no ring
 //! and no clock; the router's worker implements [`Environment`] over shared memory, tests implement it over vectors.
-use crate::{CqId, QpId, ReceiveQueueId, SessionId, SrqId};
-use freeflow_verbs::{AsyncEventKind, AtomicOperation, Completion, ReceiveRequest, SendRequest};
+use crate::{
+    CqId, Destination, HostId, PacketHead, Path, PeerAnswer, QpId, ReceiveQueueId, SessionId, SrqId, TransmitOutcome,
+    VnicId,
+};
+use alloc::vec::Vec;
+use freeflow_verbs::{
+    AsyncEventKind, AtomicOperation, Completion, Gid, GlobalRoute, NetworkId, Qpn, ReceiveRequest, SendRequest,
+};
 
 /// What [`Environment::fetch_send`] and [`Environment::fetch_receive`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +107,37 @@ pub trait Environment {
     /// Performs an atomic operation on the eight bytes at `at` (aligned, checked), atomic against every other atomic
     /// operation of this router on the same bytes.
     fn atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome;
+
+    // ---- other hosts; an environment without any leaves these as they are
+
+    /// The way of messages from this vNIC to that address. It may change at any time; the engine asks when a QP is
+    /// connected, and for each datagram.
+    fn path(&mut self, _vnic: VnicId, _route: &GlobalRoute) -> Path {
+        Path::Local
+    }
+
+    /// Who is behind a QPN of another host.
+    fn peer(&mut self, _host: HostId, _qpn: Qpn) -> PeerAnswer {
+        PeerAnswer::Absent
+    }
+
+    /// Sends packets in order. `payload` holds the payload of all of them, one after the other.
+    fn transmit(
+        &mut self,
+        _token: Token,
+        _to: &Destination,
+        _packets: &[PacketHead],
+        _payload: Source<'_>,
+    ) -> TransmitOutcome {
+        TransmitOutcome::Sent
+    }
+
+    /// What [`crate::Engine::peer_info`] says of this QPN is another now. `peer`: the host that it concerns, if it is
+    /// connected to one.
+    fn identity_changed(&mut self, _qpn: Qpn, _peer: Option<HostId>) {}
+
+    /// The hosts that have members of a group, and the QPN under which each takes its messages.
+    fn group_hosts(&mut self, _network: NetworkId, _group: Gid, _into: &mut Vec<(Destination, Qpn)>) {}
 }
 
 /// Object of an asynchronous event, by the engine's own name.

@@ -4,12 +4,14 @@
 //! Invariant: `MemoryRegion::flights`, `Window::flights`, `Sender::flight` and `Receiver::flights` are exactly the flights
 //! in the table. A process that dies takes what is its own out of its flights; what is others' waits for the landing.
 use crate::slab::SlabId;
+use crate::transport::WireFlight;
 use crate::{Engine, MwId, QpId, SessionId, Span, SrqId, Token};
 use alloc::vec::Vec;
 use freeflow_verbs::SGE_COUNT_MAX;
+use serde::{Deserialize, Serialize};
 
 /// Index and generation of a [`Token`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FlightId {
     index: u32,
     generation: u32,
@@ -39,7 +41,7 @@ impl FlightId {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum FlightKind {
     /// So many bytes of payload.
     Chunk {
@@ -48,11 +50,13 @@ pub(crate) enum FlightKind {
     Atomic,
     /// The value found by an atomic, on its way to local memory.
     AtomicResult,
+    /// Of the packet transport: `Flight::requester` is the QP, whichever side it is on.
+    Wire(WireFlight),
 }
 
 const REGIONS_MAX: usize = 2 * SGE_COUNT_MAX;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Flight {
     /// Either may be gone, with its process.
     pub requester: QpId,
@@ -62,11 +66,21 @@ pub(crate) struct Flight {
     window: Option<MwId>,
     /// Whose RECV a target QP fills.
     srq: Option<SrqId>,
+    #[serde(with = "crate::snapshot::array")]
     regions: [u32; REGIONS_MAX],
     region_count: u8,
 }
 
 impl Flight {
+    fn new(requester: QpId, responder: Option<QpId>, kind: FlightKind, srq: Option<SrqId>) -> Self {
+        Self { requester, responder, kind, window: None, srq, regions: [0; REGIONS_MAX], region_count: 0 }
+    }
+
+    /// False for one that was read from damaged bytes.
+    pub fn is_consistent(&self) -> bool {
+        usize::from(self.region_count) <= REGIONS_MAX
+    }
+
     fn regions(&self) -> &[u32] {
         &self.regions[..usize::from(self.region_count)]
     }
@@ -91,24 +105,32 @@ impl Engine {
     /// Notes that the operation with the token just given out goes on elsewhere. The spans it touches are in
     /// `self.from` and `self.to`.
     pub(crate) fn launch(&mut self, requester: QpId, responder: Option<QpId>, kind: FlightKind) {
-        let mut regions = [0; REGIONS_MAX];
-        let mut region_count = 0;
-        for span in self.from.iter().chain(&self.to) {
-            regions[region_count] = span.mr_index;
-            region_count += 1;
-            self.keys.regions.at_mut(span.mr_index).expect("a span's region is live").flights += 1;
-        }
         let request = &self.qp(requester).send.request;
         let request_is_send = request.opcode.is_send();
         let remote = (responder.is_some() && !request.opcode.is_send()).then_some(request.rkey);
-        let window = remote.and_then(|key| self.board_window(key));
         let srq = responder.filter(|_| request_is_send).and_then(|responder| self.board_queue(responder));
-        let flight = Flight { requester, responder, kind, window, srq, regions, region_count: region_count as u8 };
-        let id = self.flights.insert(flight);
+        let id = self.take_off(Flight::new(requester, responder, kind, srq), remote);
         self.qp_mut(requester).send.flight = Some(id);
         if let Some(responder) = responder {
             self.qp_mut(responder).receive.flights += 1;
         }
+    }
+
+    /// The same for the packet transport; see [`Engine::launch_wire`].
+    pub(crate) fn launch_for(&mut self, id: QpId, kind: FlightKind, rkey: Option<u32>) {
+        let fills = rkey.is_none() && matches!(kind, FlightKind::Wire(WireFlight::Payload));
+        let srq = Some(id).filter(|_| fills).and_then(|target| self.board_queue(target));
+        self.take_off(Flight::new(id, None, kind, srq), rkey);
+    }
+
+    fn take_off(&mut self, mut flight: Flight, rkey: Option<u32>) -> FlightId {
+        for span in self.from.iter().chain(&self.to) {
+            flight.regions[usize::from(flight.region_count)] = span.mr_index;
+            flight.region_count += 1;
+            self.keys.regions.at_mut(span.mr_index).expect("a span's region is live").flights += 1;
+        }
+        flight.window = rkey.and_then(|key| self.board_window(key));
+        self.flights.insert(flight)
     }
 
     /// A session ends: nothing of it takes part in a flight any more. Memory and QPs of others do until it has landed,
@@ -148,7 +170,9 @@ impl Engine {
         for &region in flight.regions() {
             self.keys.regions.at_mut(region).expect("a flight's region is live").flights -= 1;
         }
-        if let Some(requester) = self.qps.get_mut(flight.requester) {
+        if let Some(requester) = self.qps.get_mut(flight.requester)
+            && !matches!(flight.kind, FlightKind::Wire(_))
+        {
             requester.send.flight = None;
         }
         if let Some(responder) = flight.responder.and_then(|responder| self.qps.get_mut(responder)) {

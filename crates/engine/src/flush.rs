@@ -22,10 +22,12 @@ pub(crate) struct FlushTarget {
 
 /// `None` if the request is no FLUSH, or names no placement or level that there is.
 pub(crate) fn flush_target(request: &SendRequest) -> Option<FlushTarget> {
-    if request.opcode != SendOpcode::Flush {
-        return None;
-    }
-    let (placement, level) = (request.swap & PLACEMENT_MASK, request.swap >> LEVEL_SHIFT);
+    let is_flush = request.opcode == SendOpcode::Flush;
+    is_flush.then(|| flush_target_of(request.swap & PLACEMENT_MASK, request.swap >> LEVEL_SHIFT)).flatten()
+}
+
+/// The same, of the two as the FETH of a packet names them.
+pub(crate) fn flush_target_of(placement: u64, level: u64) -> Option<FlushTarget> {
     if placement == 0 || placement & !(GLOBAL | PERSISTENT) != 0 {
         return None;
     }

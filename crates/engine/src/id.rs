@@ -1,8 +1,10 @@
 //! Names of the engine's objects: index and generation, so that a stale name finds nothing.
+use serde::{Deserialize, Serialize};
+
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => { $(
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub struct $name {
             pub index: u32,
             pub generation: u32,
@@ -49,7 +51,7 @@ impl SessionId {
 }
 
 /// Where RECVs come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ReceiveQueueId {
     Qp(QpId),
     Srq(SrqId),

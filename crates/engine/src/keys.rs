@@ -12,6 +12,7 @@ use crate::windows::Window;
 use crate::{MrId, MwId, PdId, QpId, SessionId, Span};
 use alloc::vec::Vec;
 use freeflow_verbs::{Access, Sge, VerbsError};
+use serde::{Deserialize, Serialize};
 
 /// Keys of all vNICs together: half of the prefixes, so that drawing a fresh one ends soon.
 pub(crate) const KEY_COUNT_MAX: usize = 1 << 23;
@@ -23,6 +24,7 @@ const LOW_BITS: u32 = 8;
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// Kept within 56 bytes, so that an entry of the table is one cache line long.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct MemoryRegion {
     pub session: SessionId,
     pub pd: PdId,
@@ -44,7 +46,7 @@ pub(crate) struct MemoryRegion {
 
 const _: () = assert!(size_of::<Option<MemoryRegion>>() <= 56);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RegionState {
     Live,
     /// Its key is invalid until no copy uses it and the change is made.
@@ -54,7 +56,7 @@ pub(crate) enum RegionState {
 }
 
 /// What a region's bytes are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Backing {
     Process,
     /// Zeros; see [`SessionId::VOID`].
@@ -152,6 +154,7 @@ pub(crate) enum Holder {
     Window(u32),
 }
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Keys {
     pub regions: Slab<MrId, MemoryRegion>,
     pub windows: Slab<MwId, Window>,
@@ -163,6 +166,15 @@ pub(crate) struct Keys {
 impl Keys {
     pub fn new(key_count_max: usize) -> Self {
         Self { regions: Slab::new(), windows: Slab::new(), table: NumberTable::new(), key_count_max }
+    }
+
+    /// Whether each key's holder is there.
+    pub fn is_consistent(&self) -> bool {
+        let is_there = |index: u32| match index & WINDOW {
+            0 => self.regions.at(index).is_some(),
+            _ => self.windows.at(index & !WINDOW).is_some(),
+        };
+        self.table.pairs().all(|(_, index)| is_there(index))
     }
 
     /// NoMemory if no key is left.

@@ -15,6 +15,7 @@ mod completion;
 mod control;
 mod delivery;
 mod environment;
+mod fabric;
 mod flight;
 mod flush;
 mod id;
@@ -30,11 +31,13 @@ mod regions;
 mod requester;
 mod responder;
 mod slab;
+mod snapshot;
 mod states;
 mod syndrome;
 mod table;
 mod timers;
 mod traffic;
+mod transport;
 mod ud;
 mod windows;
 mod xrc;
@@ -42,13 +45,17 @@ mod xrc;
 pub use environment::{
     AtomicOutcome, CopyOutcome, CqFull, Environment, EventTarget, Fetch, MemorySide, Source, SourceBody, Span, Token,
 };
+pub use fabric::{Destination, HostId, IpInfo, PacketHead, Path, PeerAnswer, PeerInfo, TransmitOutcome};
 pub use id::{AhId, ContextId, CqId, MrId, MwId, PdId, QpId, ReceiveQueueId, SessionId, SrqId, VnicId, XrcdId};
 pub use limits::{
     CHUNK_BYTES_MAX, REQUESTS_PER_RUN_MAX, UD_MESSAGE_BYTES_MAX, grant_qp_capabilities, grant_srq_attributes,
 };
+pub use multicast::GroupChange;
+pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
 pub use states::{Transition, modify_is_allowed, transition};
 pub use syndrome::Syndrome;
 pub use traffic::Traffic;
+pub use transport::{Drops, QpWireStatus, WireCounters};
 pub use ud::GRH_BYTES;
 
 use alloc::collections::VecDeque;
@@ -61,9 +68,11 @@ use objects::{AddressHandle, Context, Cq, Session, Srq, Vnic};
 use protection::Pd;
 use qp::QueuePair;
 use random::Random;
+use serde::{Deserialize, Serialize};
 use slab::Slab;
 use table::NumberTable;
 use timers::Timers;
+use transport::{Peers, Strangers};
 use xrc::Xrc;
 
 /// Entropy for keys, QPNs and first PSNs (xoshiro or the like, seeded by the caller from the operating system).
@@ -117,7 +126,7 @@ pub struct QpInit {
 }
 
 /// Numbers for `status`, `ps` and tests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     pub sessions: u32,
     pub contexts: u32,
@@ -146,7 +155,7 @@ pub struct SessionObjects {
 }
 
 /// Counts since the vNIC was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VnicCounters {
     /// Requests that completed with success, and their payload.
     pub messages: u64,
@@ -175,10 +184,12 @@ pub struct VnicCounters {
     /// RNR NAKs that came when no retry was left.
     pub rnr_retries_exceeded: u64,
     pub failures: Failures,
+    /// Packets to and from other hosts.
+    pub wire: WireCounters,
 }
 
 /// Completions with an error, as a requester and as a responder; the flushed ones are part of all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failures {
     pub requester: u64,
     pub requester_flushed: u64,
@@ -248,6 +259,12 @@ pub struct Engine {
     timers: Timers,
     flights: Slab<FlightId, Flight>,
     ready: VecDeque<QpId>,
+    peers: Peers,
+    /// UD packets whose senders are being asked about.
+    strangers: Strangers,
+    /// QPs that owe an acknowledgement.
+    acks_owed: VecDeque<QpId>,
+    drops: Drops,
     /// Source and destination of the chunk in hand: kept to save allocations.
     from: Vec<Span>,
     to: Vec<Span>,
@@ -272,6 +289,10 @@ impl Engine {
             timers: Timers::new(),
             flights: Slab::new(),
             ready: VecDeque::new(),
+            peers: Peers::default(),
+            strangers: Strangers::default(),
+            acks_owed: VecDeque::new(),
+            drops: Drops::default(),
             from: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
             to: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
         }

@@ -12,25 +12,56 @@
 use crate::qp::{SendPhase, Teardown};
 use crate::requester::{Budget, Turn};
 use crate::responder::Refused;
-use crate::{Engine, Environment, Progress, QpId, SessionId, VnicId, ud};
+use crate::{Destination, Engine, Environment, Progress, QpId, SessionId, VnicId, ud};
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use freeflow_verbs::{Gid, Instant, NetworkId, QpType, Qpn, VerbsError};
+use serde::{Deserialize, Serialize};
 
 const FIRST: QpId = QpId { index: 0, generation: 0 };
 const LAST: QpId = QpId { index: u32::MAX, generation: u32::MAX };
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Groups {
     members: BTreeSet<(NetworkId, Gid, QpId)>,
     groups_of: BTreeSet<(QpId, Gid)>,
     /// How many QPs of a vNIC are in a group; never zero.
     counts: BTreeMap<(VnicId, Gid), u32>,
+    /// The QPN under which other hosts send to the members that a group has here, and back.
+    numbers: BTreeMap<(NetworkId, Gid), Qpn>,
+    groups: BTreeMap<Qpn, (NetworkId, Gid)>,
+    /// What other hosts have not been told of.
+    changes: VecDeque<GroupChange>,
+}
+
+/// A group has members on this host from now on, under a QPN (`None`: not any more).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupChange {
+    pub network: NetworkId,
+    pub group: Gid,
+    pub qpn: Option<Qpn>,
 }
 
 impl Groups {
     pub fn new() -> Self {
-        Self { members: BTreeSet::new(), groups_of: BTreeSet::new(), counts: BTreeMap::new() }
+        Self {
+            members: BTreeSet::new(),
+            groups_of: BTreeSet::new(),
+            counts: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            changes: VecDeque::new(),
+        }
+    }
+
+    /// Whose QPN that is.
+    pub fn of_number(&self, qpn: u32) -> Option<(NetworkId, Gid)> {
+        self.groups.get(&Qpn(qpn)).copied()
+    }
+
+    pub fn members(&self, network: NetworkId, group: Gid) -> impl DoubleEndedIterator<Item = QpId> + '_ {
+        self.members.range((network, group, FIRST)..=(network, group, LAST)).map(|(_, _, member)| *member)
     }
 
     fn has(&self, qp: QpId, group: Gid) -> bool {
@@ -43,22 +74,34 @@ impl Groups {
 }
 
 /// The way of a message through its group.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Fanout {
     group: Gid,
     /// Who has still to get it; the last one is next.
     members: Vec<QpId>,
     /// How many of these were found busy, one after the other.
     put_off: usize,
+    /// Hosts that have still to get it, before the members here.
+    hosts: Vec<(Destination, Qpn)>,
 }
 
 impl Fanout {
     pub fn is_under_way(&self) -> bool {
-        !self.members.is_empty()
+        !self.members.is_empty() || !self.hosts.is_empty()
     }
 
     pub fn clear(&mut self) {
         self.members.clear();
+        self.hosts.clear();
         self.put_off = 0;
+    }
+
+    pub fn next_host(&self) -> Option<(Destination, Qpn)> {
+        self.hosts.last().copied()
+    }
+
+    pub fn host_done(&mut self) {
+        self.hosts.pop();
     }
 }
 
@@ -88,6 +131,12 @@ impl Engine {
         self.groups.counts.insert((vnic, gid), count + 1);
         self.groups.groups_of.insert((qp, gid));
         self.groups.members.insert((network, gid, qp));
+        if !self.groups.numbers.contains_key(&(network, gid)) {
+            let qpn = self.fresh_qpn();
+            self.groups.numbers.insert((network, gid), qpn);
+            self.groups.groups.insert(qpn, (network, gid));
+            self.groups.changes.push_back(GroupChange { network, group: gid, qpn: Some(qpn) });
+        }
         Ok(())
     }
 
@@ -111,6 +160,17 @@ impl Engine {
             self.groups.counts.remove(&(vnic, gid));
             self.refund(vnic, |usage| &mut usage.multicast_groups);
         }
+        if self.groups.members(network, gid).next().is_none()
+            && let Some(qpn) = self.groups.numbers.remove(&(network, gid))
+        {
+            self.groups.groups.remove(&qpn);
+            self.groups.changes.push_back(GroupChange { network, group: gid, qpn: None });
+        }
+    }
+
+    /// What other hosts are to be told about groups; to be asked after each verb, and after the end of a session.
+    pub fn poll_group_change(&mut self) -> Option<GroupChange> {
+        self.groups.changes.pop_front()
     }
 
     /// The QP goes.
@@ -137,14 +197,16 @@ impl Engine {
         let (network, group) = (qp.network, route.dgid);
         let blocked = qp.block_own_multicast.then_some(id);
         let grh = ud::grh(qp.gid, &route, qp.send.length as u32, qp.send.request.opcode.has_immediate());
-        let ends = (network, group, FIRST)..=(network, group, LAST);
-        let found = self.groups.members.range(ends).rev().map(|(_, _, member)| *member);
+        let found = self.groups.members(network, group).rev();
         let send = &mut self.qps.get_mut(id).expect("the requester exists").send;
         send.grh = grh;
-        let fanout = send.fanout.get_or_insert_with(|| Box::new(Fanout { group, members: Vec::new(), put_off: 0 }));
+        let fanout = send
+            .fanout
+            .get_or_insert_with(|| Box::new(Fanout { group, members: Vec::new(), put_off: 0, hosts: Vec::new() }));
         fanout.clear();
         fanout.group = group;
         fanout.members.extend(found.filter(|member| Some(*member) != blocked));
+        env.group_hosts(network, group, &mut fanout.hosts);
         if !fanout.is_under_way() {
             return self.unanswered(env, now, id);
         }
@@ -161,6 +223,9 @@ impl Engine {
         budget: &mut Budget,
     ) -> Turn {
         budget.requests -= 1;
+        if let Some((destination, qpn)) = self.qp(id).send.fanout.as_ref().and_then(|fanout| fanout.next_host()) {
+            return self.send_datagram(env, now, id, &destination, qpn);
+        }
         let (group, member) = self.next_member(id).expect("a message that is replicated has members left");
         let listens = self.groups.has(member, group) && self.qps.get(member).is_some_and(|peer| peer.receives());
         if !listens {

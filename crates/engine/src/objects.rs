@@ -4,32 +4,39 @@ use crate::xrc::XrcQueue;
 use crate::{ContextId, PdId, QpId, SessionId, Usage, VnicCounters, VnicId};
 use alloc::vec::Vec;
 use freeflow_verbs::{Gid, GlobalRoute, NetworkId, SrqAttributes, VnicLimits};
+use serde::{Deserialize, Serialize};
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Vnic {
     pub network: NetworkId,
     pub gid: Gid,
+    /// The host's own address, where policy lets the vNIC talk to machines without FreeFlow by it (GID index 1).
+    pub external_gid: Option<Gid>,
     pub limits: VnicLimits,
     pub usage: Usage,
     pub counters: VnicCounters,
 }
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Session {
     pub vnic: VnicId,
 }
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Context {
     pub session: SessionId,
     /// PDs, XRC domains and CQs.
     pub children: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum CqState {
     Good,
     /// It overflowed: what completes on it is lost (IBTA 11.6.3.2).
     Overflowed,
 }
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Cq {
     pub session: SessionId,
     pub context: ContextId,
@@ -38,6 +45,7 @@ pub(crate) struct Cq {
     pub state: CqState,
 }
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Srq {
     pub session: SessionId,
     pub pd: PdId,
@@ -51,6 +59,7 @@ pub(crate) struct Srq {
     pub wanted: bool,
 }
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct AddressHandle {
     pub session: SessionId,
     pub pd: PdId,

@@ -7,7 +7,9 @@ use crate::{ContextId, Engine, PdId, SessionId, VnicId};
 use alloc::vec;
 use alloc::vec::Vec;
 use freeflow_verbs::VerbsError;
+use serde::{Deserialize, Serialize};
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Pd {
     /// Who allocated it: perhaps gone.
     session: SessionId,
@@ -19,6 +21,7 @@ pub(crate) struct Pd {
 }
 
 /// What one session has of a PD.
+#[derive(Serialize, Deserialize)]
 struct Share {
     session: SessionId,
     /// The allocation, and each import.

@@ -7,13 +7,19 @@ use crate::flight::FlightId;
 use crate::keys::NOWHERE;
 use crate::multicast::Fanout;
 use crate::slab::Owned;
+use crate::transport::{Datagram, Wire};
 use crate::ud::GRH_BYTES;
 use crate::xrc::{DomainId, Target};
 use crate::{CqId, MwId, PdId, QpId, QpInit, ReceiveQueueId, SessionId, SrqId, VnicId};
 use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use freeflow_verbs::{Gid, Instant, NetworkId, QpAttributes, QpState, QpType, Qpn, ReceiveRequest, SendRequest};
+use freeflow_verbs::{
+    Completion, Gid, Instant, NetworkId, QpAttributes, QpState, QpType, Qpn, ReceiveRequest, SendRequest,
+};
+use serde::{Deserialize, Serialize};
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct QueuePair {
     pub session: SessionId,
     pub vnic: VnicId,
@@ -41,16 +47,21 @@ pub(crate) struct QueuePair {
     pub queued: bool,
     pub send: Sender,
     pub receive: Receiver,
+    /// There while its peer is on another host.
+    pub wire: Option<Box<Wire>>,
+    /// UD: PSN of the next packet to another host.
+    pub datagram_psn: u32,
 }
 
 /// A verb that found copies in flight and will be asked again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Teardown {
     None,
     Reset,
     Destroy,
 }
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Sender {
     /// Valid unless the phase is `Idle`.
     pub request: Box<SendRequest>,
@@ -68,16 +79,19 @@ pub(crate) struct Sender {
     /// The empty receive queue that it waits for.
     pub waits_for: Option<ReceiveQueueId>,
     pub flight: Option<FlightId>,
+    /// Flights of the packet transport.
+    pub wire_flights: u32,
     /// LOCAL_INV: the window that this request made invalid, and whose last copies it waits for.
     pub releases: Option<MwId>,
     pub drain: Drain,
     /// UD: what precedes the payload of this message.
+    #[serde(with = "crate::snapshot::array")]
     pub grh: [u8; GRH_BYTES],
     /// UD: the members that a multicast message has still to reach. There since the first such message.
     pub fanout: Option<Box<Fanout>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SendPhase {
     /// No request in hand.
     Idle,
@@ -87,6 +101,8 @@ pub(crate) enum SendPhase {
     Replicate,
     /// Admitted: bytes are on their way, chunk by chunk.
     Moving,
+    /// UC, UD: its packets go to another host, one after the other.
+    Transmitting,
     /// An atomic was done; the value found goes to local memory.
     Original(u64),
     /// A copy or an atomic goes on elsewhere.
@@ -96,7 +112,7 @@ pub(crate) enum SendPhase {
 }
 
 /// Of SQD (IBTA 10.3.1.5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Drain {
     None,
     /// The request in hand is still being worked off.
@@ -105,6 +121,7 @@ pub(crate) enum Drain {
     },
 }
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Receiver {
     /// Valid unless the claim is `None`.
     pub request: Box<ReceiveRequest>,
@@ -119,12 +136,16 @@ pub(crate) struct Receiver {
     pub established: bool,
     /// LAST_WQE_REACHED was raised.
     pub last_told: bool,
+    /// UD: packets of other hosts that wait for a RECV, or for the one in hand to be filled.
+    pub datagrams: VecDeque<Datagram>,
+    /// UD: how the RECV completes that a packet of another host is being written to.
+    pub arriving: Option<Box<Completion>>,
     /// When it last took a RECV from its queue.
     pub taken_at: Option<Instant>,
 }
 
 /// Who uses the RECV in hand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Claim {
     /// There is none in hand.
     None,
@@ -132,6 +153,8 @@ pub(crate) enum Claim {
     Held,
     /// The message of this requester.
     By(QpId),
+    /// A message from another host.
+    Wire,
 }
 
 impl Owned for QueuePair {
@@ -170,6 +193,8 @@ impl QueuePair {
             queued: false,
             send: Sender::new(),
             receive: Receiver::new(),
+            wire: None,
+            datagram_psn: 0,
         }
     }
 
@@ -187,7 +212,7 @@ impl QueuePair {
     }
 
     pub fn has_flights(&self) -> bool {
-        self.send.flight.is_some() || self.receive.flights > 0
+        self.send.flight.is_some() || self.send.wire_flights > 0 || self.receive.flights > 0
     }
 
     /// The GID that it is connected to.
@@ -233,6 +258,7 @@ impl Sender {
             patience_left: 0,
             waits_for: None,
             flight: None,
+            wire_flights: 0,
             releases: None,
             drain: Drain::None,
             grh: [0; GRH_BYTES],
@@ -248,6 +274,8 @@ impl Receiver {
             claim: Claim::None,
             flights: 0,
             waiters: Vec::new(),
+            datagrams: VecDeque::new(),
+            arriving: None,
             wanted: false,
             established: false,
             last_told: false,

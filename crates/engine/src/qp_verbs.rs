@@ -79,10 +79,14 @@ impl Engine {
     }
 
     /// Not 0 and 1 (management) and not the multicast number.
-    fn fresh_qpn(&mut self) -> Qpn {
+    pub(crate) fn fresh_qpn(&mut self) -> Qpn {
         loop {
             let number = self.random.next_u32() & Qpn::MASK;
-            if number > 1 && number != Qpn::MULTICAST.0 && self.qpns.get(number).is_none() {
+            if number > 1
+                && number != Qpn::MULTICAST.0
+                && self.qpns.get(number).is_none()
+                && self.groups.of_number(number).is_none()
+            {
                 return Qpn(number);
             }
         }
@@ -102,7 +106,8 @@ impl Engine {
         mask: QpAttributeMask,
     ) -> Result<QpState, Refusal> {
         let pair = self.qps.owned(session, qp).map_err(Refusal::Error)?;
-        let next = check_modify(pair, attributes, mask).map_err(Refusal::Error)?;
+        let has_external_gid = self.external_gid(pair.vnic).is_some();
+        let next = check_modify(pair, attributes, mask, has_external_gid).map_err(Refusal::Error)?;
         match next {
             QpState::Reset => self.modify_to_reset(env, now, qp)?,
             QpState::Error => self.modify_to_error(env, now, qp)?,
@@ -151,12 +156,23 @@ impl Engine {
         apply(&mut qp.attributes, attributes, mask);
         let before = qp.state();
         qp.attributes.state = next;
+        if mask.contains(M::AV) {
+            self.look_for_wire(env, id);
+        }
+        if mask.contains(M::SQ_PSN) {
+            self.begin_wire(id);
+        }
+        let qp = self.qp_mut(id);
         match (before, next) {
             (QpState::ReadyToSend, QpState::SqDrain) => {
                 let notify = mask.contains(M::EN_SQD_ASYNC_NOTIFY) && attributes.enable_sqd_async_notify;
                 self.begin_drain(env, id, notify);
             }
-            (_, QpState::ReadyToReceive) => self.wake_peer(id),
+            (_, QpState::ReadyToReceive) => {
+                // Who asked too early was told that nobody is there.
+                env.identity_changed(qp.qpn, None);
+                self.wake_peer(id);
+            }
             (_, QpState::ReadyToSend) => {
                 qp.send.drain = Drain::None;
                 self.push_ready(id);
@@ -167,7 +183,8 @@ impl Engine {
 
     fn begin_drain<E: Environment>(&mut self, env: &mut E, id: QpId, notify: bool) {
         let qp = self.qp_mut(id);
-        if qp.send.phase != SendPhase::Idle {
+        let under_way = qp.wire.as_ref().is_some_and(|wire| !wire.requester.is_idle());
+        if qp.send.phase != SendPhase::Idle || under_way {
             qp.send.drain = Drain::Draining { notify };
         } else if notify {
             env.raise(AsyncEventKind::SqDrained, EventTarget::Qp(id));
@@ -223,6 +240,8 @@ impl Engine {
         self.detach_all(id);
         let Some(gone) = self.qps.disown(id) else { return };
         self.qpns.remove(gone.qpn.0);
+        // Who was told of it must hear that its number may be another's soon.
+        env.identity_changed(gone.qpn, None);
         if let Some(pd) = gone.pd {
             self.drop_pd_child(gone.session, pd);
         }
@@ -241,10 +260,13 @@ impl Engine {
 
     /// Forgets all that the QP has in hand, and lets go of others.
     fn unlink<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        self.cut_wire(env, id);
         self.drop_request(env, id);
         let qp = self.qp_mut(id);
         qp.send.drain = Drain::None;
         qp.receive.claim = Claim::None;
+        qp.receive.datagrams.clear();
+        qp.receive.arriving = None;
         self.wake_waiters(id);
     }
 }
@@ -263,7 +285,12 @@ fn check_parts(init: &QpInit) -> Result<(), VerbsError> {
 }
 
 /// Checks everything before anything changes; gives the state after.
-fn check_modify(qp: &QueuePair, new: &QpAttributes, mask: QpAttributeMask) -> Result<QpState, VerbsError> {
+fn check_modify(
+    qp: &QueuePair,
+    new: &QpAttributes,
+    mask: QpAttributeMask,
+    has_external_gid: bool,
+) -> Result<QpState, VerbsError> {
     let now = qp.state();
     let next = if mask.contains(M::STATE) { new.state } else { now };
     let claimed = if mask.contains(M::CUR_STATE) { new.current_state } else { now };
@@ -278,11 +305,15 @@ fn check_modify(qp: &QueuePair, new: &QpAttributes, mask: QpAttributeMask) -> Re
     if !begun || claimed != now || (draining && !given_up) || !modify_is_allowed(qp.service, now, next, mask) {
         return Err(VerbsError::InvalidArgument);
     }
-    check_values(qp.service, new, mask)?;
+    check_values(new, mask)?;
+    if mask.contains(M::AV) && qp.service != QpType::Ud {
+        // A connected QP has one peer.
+        check_unicast(&new.address, has_external_gid)?;
+    }
     Ok(next)
 }
 
-fn check_values(service: QpType, new: &QpAttributes, mask: QpAttributeMask) -> Result<(), VerbsError> {
+fn check_values(new: &QpAttributes, mask: QpAttributeMask) -> Result<(), VerbsError> {
     let given = |bit, good: bool| !mask.contains(bit) || good;
     let good = given(M::PORT, new.port == PORT)
         && given(M::PKEY_INDEX, new.pkey_index == 0)
@@ -298,10 +329,6 @@ fn check_values(service: QpType, new: &QpAttributes, mask: QpAttributeMask) -> R
         && given(M::PATH_MIG_STATE, new.path_migration_state == 0);
     if !good {
         return Err(VerbsError::InvalidArgument);
-    }
-    if mask.contains(M::AV) && service != QpType::Ud {
-        // A connected QP has one peer.
-        check_unicast(&new.address)?;
     }
     Ok(())
 }

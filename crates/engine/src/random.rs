@@ -2,7 +2,9 @@
 //!
 //! Invariant: the engine draws all randomness here, so that one seed replays a run.
 use crate::Seed;
+use serde::{Deserialize, Serialize};
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Random {
     state: [u64; 4],
 }

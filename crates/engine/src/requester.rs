@@ -6,7 +6,7 @@ use crate::flush::flush_target;
 use crate::limits::{
     ATOMIC_BYTES, PATIENCE_COUNT, PATIENCE_STEP, REQUESTS_PER_RUN_MAX, RNR_RETRY_FOREVER, UD_MESSAGE_BYTES_MAX,
 };
-use crate::qp::{QueuePair, SendPhase, Teardown};
+use crate::qp::{Claim, QueuePair, SendPhase, Teardown};
 use crate::responder::{Arrival, Nak, Refused, effective_qkey, remote_right};
 use crate::timers::{TimerKind, acknowledge_timeout};
 use crate::{Engine, Environment, Fetch, Progress, QpId, ReceiveQueueId, Syndrome, ud};
@@ -37,13 +37,28 @@ impl Engine {
     /// Works off posted sends of one QP, at most about `budget_bytes` of payload (and a bounded number of requests).
     pub fn run<E: Environment>(&mut self, env: &mut E, now: Instant, qp: QpId, budget_bytes: u64) -> Progress {
         let mut budget = Budget { bytes: budget_bytes, requests: REQUESTS_PER_RUN_MAX };
+        let owes = match self.qps.get(qp) {
+            Some(pair) if pair.wire.is_some() => self.respond(env, now, qp, &mut budget),
+            Some(pair) if !pair.receive.datagrams.is_empty() => {
+                self.resume_datagrams(env, now, qp);
+                Progress::Idle
+            }
+            _ => Progress::Idle,
+        };
+        let progress = self.run_sends(env, now, qp, &mut budget);
+        if owes == Progress::Idle || progress == Progress::More { progress } else { owes }
+    }
+
+    fn run_sends<E: Environment>(&mut self, env: &mut E, now: Instant, qp: QpId, budget: &mut Budget) -> Progress {
         loop {
             let Some(pair) = self.qps.get(qp) else { return Progress::Idle };
             if pair.teardown != Teardown::None {
                 return Progress::Idle;
             }
+            let reliable_wire = pair.wire.is_some() && pair.service.is_reliable() && pair.service.sends();
             let turn = match pair.state() {
-                QpState::ReadyToSend | QpState::SqDrain => self.turn(env, now, qp, &mut budget),
+                QpState::ReadyToSend | QpState::SqDrain if reliable_wire => self.wire_turn(env, now, qp, budget),
+                QpState::ReadyToSend | QpState::SqDrain => self.turn(env, now, qp, budget),
                 QpState::Error => return self.flush(env, now, qp),
                 QpState::SqError => return self.flush_sends(env, now, qp),
                 QpState::Reset | QpState::Init | QpState::ReadyToReceive => return Progress::Idle,
@@ -54,7 +69,7 @@ impl Engine {
         }
     }
 
-    fn turn<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, budget: &mut Budget) -> Turn {
+    pub(crate) fn turn<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, budget: &mut Budget) -> Turn {
         let qp = self.qp(id);
         match qp.send.phase {
             SendPhase::InFlight | SendPhase::Waiting => Turn::Stop(Progress::Waiting),
@@ -68,6 +83,7 @@ impl Engine {
             SendPhase::Begin => self.begin(env, now, id, budget),
             SendPhase::Replicate => self.replicate(env, now, id, budget),
             SendPhase::Moving => self.move_on(env, now, id, budget),
+            SendPhase::Transmitting => self.transmit_on(env, now, id, budget),
             SendPhase::Original(value) => self.write_original(env, now, id, value),
         }
     }
@@ -108,7 +124,12 @@ impl Engine {
         if send.request.opcode.is_local() {
             return self.run_local(env, now, id);
         }
-        let Some(responder) = self.find_responder(id) else { return self.send_to_group_or_nobody(env, now, id) };
+        let Some(responder) = self.find_responder(id) else {
+            return match self.find_wire(env, now, id) {
+                Some(turn) => turn,
+                None => self.send_to_group_or_nobody(env, now, id),
+            };
+        };
         let arrival = self.arrival(id, responder);
         match self.admit(env, now, &arrival) {
             Ok(()) => {
@@ -119,11 +140,11 @@ impl Engine {
                     _ => self.move_chunk(env, now, id, responder, budget),
                 }
             }
-            Err(refused) => self.refused(env, now, &arrival, refused),
+            Err(refused) => self.refused(env, now, id, &arrival, refused),
         }
     }
 
-    fn check_request(&self, id: QpId) -> Result<u64, Fault> {
+    pub(crate) fn check_request(&self, id: QpId) -> Result<u64, Fault> {
         let qp = self.qp(id);
         let mut check = Check::Operation;
         loop {
@@ -176,8 +197,9 @@ impl Engine {
         let request = &qp.send.request;
         let flush = flush_target(request);
         Arrival {
-            requester: id,
+            claim: Claim::By(id),
             responder,
+            srqn: request.remote_srqn,
             opcode: request.opcode,
             length: if flush.is_some() { request.compare_add } else { qp.send.length },
             right: flush.map_or_else(|| remote_right(request.opcode), |flush| flush.right),
@@ -206,15 +228,21 @@ impl Engine {
         send.responder = Some(responder);
     }
 
-    fn refused<E: Environment>(&mut self, env: &mut E, now: Instant, arrival: &Arrival, refused: Refused) -> Turn {
-        let id = arrival.requester;
+    fn refused<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        arrival: &Arrival,
+        refused: Refused,
+    ) -> Turn {
         match refused {
             Refused::Busy => {
                 self.qp_mut(arrival.responder).receive.waiters.push(id);
                 self.qp_mut(id).send.phase = SendPhase::Waiting;
                 Turn::Stop(Progress::Waiting)
             }
-            Refused::NotReady { queue, delay } => self.not_ready(env, now, arrival, queue, delay),
+            Refused::NotReady { queue, delay } => self.not_ready(env, now, id, arrival.responder, (queue, delay)),
             Refused::Nak(nak) => {
                 self.fail_send(env, now, id, nak_fault(nak));
                 Turn::Continue
@@ -242,11 +270,10 @@ impl Engine {
         &mut self,
         env: &mut E,
         now: Instant,
-        arrival: &Arrival,
-        queue: ReceiveQueueId,
-        delay: Duration,
+        id: QpId,
+        responder: QpId,
+        (queue, delay): (ReceiveQueueId, Duration),
     ) -> Turn {
-        let id = arrival.requester;
         if self.qp(id).send.waits_for != Some(queue) {
             self.stop_waiting(env, id);
             self.wait_for(id, queue);
@@ -254,7 +281,7 @@ impl Engine {
         // A wake-up before the timer is no attempt of the standard's: it costs none.
         if self.timers.armed(id) != Some(TimerKind::ReceiverNotReady) {
             self.vnic_of(id).counters.rnr_naks += 1;
-            self.vnic_of(arrival.responder).counters.receives_missing += 1;
+            self.vnic_of(responder).counters.receives_missing += 1;
             let qp = self.qp_mut(id);
             if qp.attributes.rnr_retry != RNR_RETRY_FOREVER {
                 if qp.send.rnr_retries_left == 0 {
@@ -299,6 +326,10 @@ impl Engine {
     /// Expires timers up to `now`.
     pub fn handle_timeout<E: Environment>(&mut self, env: &mut E, now: Instant) {
         while let Some((id, kind)) = self.timers.expire(now) {
+            if kind == TimerKind::Retransmit || self.qp(id).wire.is_some() && self.qp(id).service.is_reliable() {
+                self.wire_timeout(env, now, id, kind);
+                continue;
+            }
             let send = &mut self.qp_mut(id).send;
             debug_assert!(matches!(send.phase, SendPhase::Waiting | SendPhase::Begin));
             send.phase = SendPhase::Begin;

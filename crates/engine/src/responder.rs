@@ -7,15 +7,21 @@ use crate::limits::{ATOMIC_BYTES, LIVELY};
 use crate::qp::Claim;
 use crate::ud::{GRH_BYTES, QKEY_USE_OWN};
 use crate::{Engine, Environment, EventTarget, Fetch, PdId, QpId, ReceiveQueueId, Syndrome};
-use freeflow_verbs::{Access, AsyncEventKind, CompletionStatus, Duration, Instant, QpState, QpType, SendOpcode};
+use freeflow_verbs::{
+    Access, AsyncEventKind, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Duration, Instant,
+    QpState, QpType, SendOpcode,
+};
 
 /// A message as its requester announces it: what BTH, RETH, AtomicETH and DETH would carry.
 #[derive(Clone, Copy)]
 pub(crate) struct Arrival {
-    pub requester: QpId,
+    /// How the RECV that it consumes is claimed for it: `By` its requester, or `Wire`.
+    pub claim: Claim,
     pub responder: QpId,
+    /// XRC: number of the shared receive queue.
+    pub srqn: u32,
     pub opcode: SendOpcode,
-    /// Payload, bytes. FLUSH: of the range.
+    /// Payload, bytes; of a SEND from another host as far as it has arrived. FLUSH: of the range.
     pub length: u64,
     /// What it needs of the QP and of the region.
     pub right: Access,
@@ -47,6 +53,41 @@ pub(crate) enum Nak {
     InvalidRequest(Syndrome),
     RemoteAccess(Syndrome),
     RemoteOperational(Syndrome),
+}
+
+/// A message that has arrived whole, as its RECV tells of it.
+pub(crate) struct Received {
+    pub opcode: SendOpcode,
+    /// UD: with the GRH.
+    pub bytes: u64,
+    /// Immediate data, or the key that was invalidated.
+    pub argument: u32,
+    pub solicited: bool,
+    /// UD: the sender's.
+    pub source_qpn: Option<u32>,
+}
+
+impl Received {
+    pub fn completion(&self, now: Instant) -> Completion {
+        let invalidates = self.opcode == SendOpcode::SendWithInvalidate;
+        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+        let flags = flag(self.opcode.has_immediate(), CompletionFlags::WITH_IMMEDIATE)
+            | flag(invalidates, CompletionFlags::WITH_INVALIDATE)
+            | flag(self.solicited, CompletionFlags::SOLICITED)
+            | flag(self.source_qpn.is_some(), CompletionFlags::GRH);
+        Completion {
+            opcode: match self.opcode.is_send() {
+                true => CompletionOpcode::Receive,
+                false => CompletionOpcode::ReceiveRdmaWithImmediate,
+            },
+            flags: CompletionFlags(flags),
+            byte_count: self.bytes as u32,
+            immediate: if self.opcode.has_immediate() || invalidates { self.argument } else { 0 },
+            source_qpn: self.source_qpn.unwrap_or(0),
+            timestamp_ns: now.0,
+            ..Completion::default()
+        }
+    }
 }
 
 enum Check {
@@ -143,12 +184,12 @@ impl Engine {
         let next = if arrival.opcode.is_send() { Check::Room } else { Check::Admitted };
         let responder = arrival.responder;
         match self.qp(responder).receive.claim {
-            Claim::By(other) if other != arrival.requester => return Err(Refused::Busy),
-            Claim::By(_) => return Ok(next),
+            claim if claim == arrival.claim => return Ok(next),
+            Claim::By(_) | Claim::Wire => return Err(Refused::Busy),
             Claim::Held => {}
             Claim::None => self.take_receive(env, now, responder)?,
         }
-        self.qp_mut(responder).receive.claim = Claim::By(arrival.requester);
+        self.qp_mut(responder).receive.claim = arrival.claim;
         Ok(next)
     }
 

@@ -4,6 +4,8 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use freeflow_verbs::VerbsError;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Name of an entry.
 pub(crate) trait SlabId: Copy {
@@ -22,6 +24,7 @@ pub(crate) trait Owned {
     }
 }
 
+#[derive(Serialize)]
 pub(crate) struct Slab<I, T> {
     entries: Vec<Entry<T>>,
     free: Vec<u32>,
@@ -31,9 +34,30 @@ pub(crate) struct Slab<I, T> {
     names: PhantomData<I>,
 }
 
+#[derive(Serialize, Deserialize)]
 struct Entry<T> {
     generation: u32,
     value: Option<T>,
+}
+
+/// The fields as they were written; refused unless `free` names each empty entry once.
+impl<'de, I, T: Deserialize<'de>> Deserialize<'de> for Slab<I, T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (entries, free, owned) = Deserialize::deserialize(deserializer)?;
+        let slab = Self { entries, free, owned, names: PhantomData };
+        if slab.is_consistent() { Ok(slab) } else { Err(D::Error::custom("names and entries disagree")) }
+    }
+}
+
+impl<I, T> Slab<I, T> {
+    fn is_consistent(&self) -> bool {
+        let is_empty = |index: u32| self.entries.get(index as usize).is_some_and(|entry| entry.value.is_none());
+        let empty = self.entries.iter().filter(|entry| entry.value.is_none()).count();
+        let free: BTreeSet<u32> = self.free.iter().copied().collect();
+        let is_there = |&(_, index): &(u32, u32)| (index as usize) < self.entries.len() && !is_empty(index);
+        let all_free = free.len() == self.free.len() && empty == free.len();
+        all_free && free.iter().all(|index| is_empty(*index)) && self.owned.iter().all(is_there)
+    }
 }
 
 impl<I: SlabId, T> Slab<I, T> {

@@ -32,6 +32,8 @@ pub enum Syndrome {
     WindowRange = 0x0d,
     /// The key of a LOCAL_INV is not that of a window bound to this QP.
     InvalidateKey = 0x0e,
+    /// An answer from another host is not what the request asks for.
+    BadResponse = 0x0f,
     /// The responder's QP does not allow this operation.
     RemoteOperationForbidden = 0x20,
     /// The responder's `max_dest_rd_atomic` is 0.
@@ -50,10 +52,16 @@ pub enum Syndrome {
     RemoteMemoryGone = 0x27,
     /// The key of a SEND_WITH_INV is not that of a window bound to the responder.
     RemoteInvalidate = 0x2a,
+    /// A packet is not the one that follows the last: a message without its beginning, or within another one.
+    PacketSequence = 0x2b,
+    /// A packet, or the message that it ends, is not as long as it must be.
+    PacketLength = 0x2c,
     /// The receiver was never ready within `rnr_retry` attempts.
     ReceiverNotReady = 0x28,
     /// XRC: the request names no SRQ of the target's domain.
     SharedQueue = 0x2e,
+    /// Another host's NAK, which does not tell more than the completion's status.
+    NakReceived = 0x2f,
     /// Nobody answered within `retry_cnt` attempts.
     NoAnswer = 0x29,
 }

@@ -2,6 +2,8 @@
 //! engine itself, so that a tenant can't aim at one chain; lookups cost one or two cache lines.
 use alloc::vec;
 use alloc::vec::Vec;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Zero is never a number here: it marks an empty slot.
 const EMPTY: u32 = 0;
@@ -18,9 +20,37 @@ pub(crate) struct NumberTable {
     count: usize,
 }
 
+/// Pairs of number and index, in order of number: how they lie in the slots is no state that anybody can see.
+impl Serialize for NumberTable {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut pairs: Vec<(u32, u32)> = self.pairs().collect();
+        pairs.sort_unstable();
+        pairs.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for NumberTable {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let pairs = Vec::<(u32, u32)>::deserialize(deserializer)?;
+        let mut table = Self::new();
+        for (number, index) in pairs {
+            if number == EMPTY || table.get(number).is_some() {
+                return Err(D::Error::custom("a number stands twice, or is zero"));
+            }
+            table.insert(number, index);
+        }
+        Ok(table)
+    }
+}
+
 impl NumberTable {
     pub fn new() -> Self {
         Self { slots: vec![Slot { number: EMPTY, index: 0 }; SLOTS_MIN], count: 0 }
+    }
+
+    /// Numbers and their indices, in no order.
+    pub fn pairs(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.slots.iter().filter(|slot| slot.number != EMPTY).map(|slot| (slot.number, slot.index))
     }
 
     pub fn len(&self) -> usize {

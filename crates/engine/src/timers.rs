@@ -4,19 +4,23 @@
 //! of QP index, so that a run replays.
 use crate::QpId;
 use alloc::vec::Vec;
-use freeflow_verbs::{Duration, Instant};
+use freeflow_verbs::{Duration, Instant, Qpn};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum TimerKind {
     /// Wait after an RNR NAK (IBTA 9.7.5.2.8).
     ReceiverNotReady,
     /// Local ACK timeout (IBTA 9.7.6.1.3).
     Acknowledge,
+    /// The packet transport's: no answer came, whether in the time of a probe or of the local ACK timeout.
+    Retransmit,
     /// A look again whether a RECV came for a message without acknowledgement.
     Patience,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 struct Timer {
     at: Instant,
     qp: QpId,
@@ -28,6 +32,29 @@ const NOWHERE: u32 = u32::MAX;
 pub(crate) struct Timers {
     heap: Vec<Timer>,
     places: Vec<u32>,
+}
+
+/// The timers in order of expiry; the heap follows from them.
+impl Serialize for Timers {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut timers = self.heap.clone();
+        timers.sort_unstable_by_key(|timer| (timer.at, timer.qp.index));
+        timers.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut timers = Self::new();
+        for Timer { at, qp, kind } in Vec::<Timer>::deserialize(deserializer)? {
+            let taken = timers.places.get(qp.index as usize).is_some_and(|place| *place != NOWHERE);
+            if taken || qp.index > Qpn::MASK {
+                return Err(D::Error::custom("two timers of one QP, or a QP that can't be"));
+            }
+            timers.arm(qp, kind, at);
+        }
+        Ok(timers)
+    }
 }
 
 impl Timers {
@@ -69,6 +96,11 @@ impl Timers {
 
     pub fn next(&self) -> Option<Instant> {
         self.heap.first().map(|timer| timer.at)
+    }
+
+    /// The QPs that have one.
+    pub fn owners(&self) -> impl Iterator<Item = QpId> {
+        self.heap.iter().map(|timer| timer.qp)
     }
 
     fn place(&self, qp: QpId) -> Option<usize> {

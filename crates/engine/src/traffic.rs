@@ -5,9 +5,10 @@
 //! are none.
 use crate::{Engine, QpId};
 use freeflow_verbs::{QpType, SendOpcode};
+use serde::{Deserialize, Serialize};
 
 /// Payload and packets of one direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     pub bytes: u64,
     pub packets: u64,
@@ -16,7 +17,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    fn add(&mut self, bytes: u64, packets: u64, multicast: bool) {
+    pub(crate) fn add(&mut self, bytes: u64, packets: u64, multicast: bool) {
         self.bytes += bytes;
         self.packets += packets;
         self.multicast_packets += if multicast { packets } else { 0 };
@@ -53,7 +54,17 @@ impl Engine {
 
     /// The request in hand went out, and its answer came back: the requester's side.
     pub(crate) fn count_sent(&mut self, id: QpId) {
-        let shape = self.shape(id);
+        self.count_shape(id, &self.shape(id));
+    }
+
+    /// The same for a message of the packet transport.
+    pub(crate) fn count_sent_message(&mut self, id: QpId, opcode: SendOpcode, bytes: u64) {
+        let mtu = u64::from(self.wire_mtu(id));
+        let packets = if bytes <= mtu { 1 } else { bytes.div_ceil(mtu) };
+        self.count_shape(id, &Shape { opcode, bytes, packets, multicast: false });
+    }
+
+    fn count_shape(&mut self, id: QpId, shape: &Shape) {
         let counters = &mut self.vnic_of(id).counters;
         counters.messages += 1;
         counters.bytes += shape.bytes;
@@ -71,9 +82,18 @@ impl Engine {
     /// The request in hand of `id` reached `responder`: the responder's side.
     pub(crate) fn count_received(&mut self, id: QpId, responder: QpId) {
         let shape = self.shape(id);
-        if self.qps.get(responder).is_none() {
-            return;
+        if self.qps.get(responder).is_some() {
+            self.count_arrival(responder, &shape);
         }
+    }
+
+    /// A request of another host was executed by this responder.
+    pub(crate) fn count_arrived(&mut self, responder: QpId, opcode: SendOpcode, bytes: u64) {
+        let packets = bytes.div_ceil(u64::from(self.wire_mtu(responder))).max(1);
+        self.count_arrival(responder, &Shape { opcode, bytes, packets, multicast: false });
+    }
+
+    fn count_arrival(&mut self, responder: QpId, shape: &Shape) {
         let counters = &mut self.vnic_of(responder).counters;
         if shape.returns() {
             counters.received.add(0, 1, false);

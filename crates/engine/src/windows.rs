@@ -15,7 +15,9 @@ use alloc::vec::Vec;
 use freeflow_verbs::{
     Access, AsyncEventKind, CompletionStatus, Instant, QpState, SendOpcode, SendRequest, VerbsError, WindowKind,
 };
+use serde::{Deserialize, Serialize};
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Window {
     pub session: SessionId,
     pub pd: PdId,
@@ -30,7 +32,7 @@ pub(crate) struct Window {
     waiters: Vec<QpId>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 enum WindowState {
     Free,
     Bound(Binding),
@@ -39,7 +41,7 @@ enum WindowState {
 }
 
 /// What a window shows of its region.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 struct Binding {
     /// Index; a region stays while windows are bound to it.
     region: u32,
@@ -55,7 +57,7 @@ struct Binding {
 }
 
 /// Neighbours in a list.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 struct Link {
     before: u32,
     after: u32,

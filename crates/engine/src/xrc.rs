@@ -16,11 +16,13 @@ use crate::{ContextId, CqId, Engine, Environment, QpId, SessionId, SrqId, Syndro
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use freeflow_verbs::{CompletionStatus, FileIdentity, Instant, QpState, QpType, Qpn, VerbsError};
+use serde::{Deserialize, Serialize};
 
 /// Never given out twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct DomainId(u64);
 
+#[derive(Serialize, Deserialize)]
 struct Domain {
     /// Where other processes find it.
     file: Option<(VnicId, FileIdentity)>,
@@ -29,6 +31,7 @@ struct Domain {
 }
 
 /// One `ibv_open_xrcd`.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Xrcd {
     session: SessionId,
     context: ContextId,
@@ -44,6 +47,7 @@ impl Owned for Xrcd {
 }
 
 /// What an SRQ for XRC has that others have not.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct XrcQueue {
     pub xrcd: XrcdId,
     pub domain: DomainId,
@@ -57,6 +61,7 @@ pub(crate) struct XrcQueue {
 }
 
 /// What a target QP has that others have not.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Target {
     pub domain: DomainId,
     /// Who has it open, once for each time; never empty.
@@ -71,6 +76,7 @@ impl Target {
     }
 }
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Xrc {
     domains: BTreeMap<DomainId, Domain>,
     files: BTreeMap<(VnicId, FileIdentity), DomainId>,
@@ -338,8 +344,7 @@ impl Engine {
         arrival: &Arrival,
     ) -> Result<(), Refused> {
         let responder = arrival.responder;
-        let number = self.qp(arrival.requester).send.request.remote_srqn;
-        let Some(srq) = self.find_queue(responder, number) else {
+        let Some(srq) = self.find_queue(responder, arrival.srqn) else {
             return Err(self.refuse(env, responder, Nak::InvalidRequest(Syndrome::SharedQueue)));
         };
         if self.qp(responder).srq != Some(srq) {

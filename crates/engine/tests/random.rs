@@ -83,6 +83,8 @@ struct Run {
     ids: u64,
     /// Numbers of the SRQs of XRC.
     srqns: [u32; 2],
+    /// Chooses steps after which the engine is written down and read back.
+    cuts: Option<Dice>,
 }
 
 /// An initiator at each end, whose messages come to a target and an SRQ of the other.
@@ -121,7 +123,7 @@ impl Run {
             Side { end, model, posted, receives, next_receive, next_result, region, iova, mw, kind, mw_key, open }
         });
         let srqns = sides.each_ref().map(|side| net.srqns.get(&side.end.session).copied().unwrap_or(0));
-        Self { net, sides, dice, ids: 0, srqns }
+        Self { net, sides, dice, ids: 0, srqns, cuts: None }
     }
 
     /// Cuts a range of an end's memory into entries.
@@ -148,6 +150,11 @@ impl Run {
             11 => self.close_window(me, peer, step),
             12 => self.move_region(me, step),
             _ => self.progress(),
+        }
+        if self.cuts.as_mut().is_some_and(|dice| dice.roll(2) == 0) {
+            let snapshot = self.net.engine.snapshot();
+            self.net.engine = Engine::restore(&snapshot).unwrap();
+            assert!(self.net.engine.snapshot() == snapshot, "what was read is what was written");
         }
     }
 
@@ -471,6 +478,29 @@ proptest! {
             (run.completions(0), run.completions(1), run.net.now, run.sides[0].end.key, run.net.world.copies)
         };
         prop_assert_eq!(run(), run());
+    }
+
+    #[test]
+    fn a_run_goes_on_after_a_snapshot(
+        seed in any::<u64>(),
+        xrc in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..30),
+        how in prop::option::of(0u8..5),
+    ) {
+        let run = |cuts: Option<Dice>| {
+            let mut run = Run::new(seed, true, xrc);
+            run.cuts = cuts;
+            for step in &steps {
+                run.apply(step);
+            }
+            if let Some(how) = how {
+                go_away(&mut run, how);
+            }
+            run.finish();
+            let snapshot = run.net.engine.snapshot();
+            (run.completions(0), run.completions(1), run.net.now, run.net.world.copies, snapshot)
+        };
+        prop_assert_eq!(run(None), run(Some(Dice(seed ^ 2))));
     }
 
     #[test]

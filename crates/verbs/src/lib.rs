@@ -14,6 +14,7 @@ mod event;
 mod id;
 mod limits;
 mod queue_pair;
+mod stored;
 mod time;
 mod work;
 

@@ -115,6 +115,7 @@ pub enum AtomicOperation {
 }
 
 /// A send request, copied out of the ring: nothing in it points into shared memory, and its counts are within bounds.
+/// Serialized, it is only what its counts say.
 #[derive(Clone, Debug)]
 pub struct SendRequest {
     pub work_request_id: u64,

@@ -1,6 +1,9 @@
 //! A world for the engine: vectors as memory, queues as rings, time by hand. Copies are done at once, or (chosen by a
 //! seed) later and in any order.
 #![allow(dead_code)]
+pub mod peer;
+pub mod rig;
+
 use freeflow_engine::*;
 use freeflow_verbs::*;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -26,6 +29,14 @@ impl Dice {
 pub enum Job {
     Copy { from: Vec<u8>, spans: Vec<Span>, to: Vec<Span> },
     Atomic { at: Span, operation: AtomicOperation },
+    Transmit { to: Destination, heads: Vec<PacketHead>, from: Vec<u8>, spans: Vec<Span> },
+}
+
+/// A packet that went out: headers to padding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent {
+    pub to: Destination,
+    pub bytes: Vec<u8>,
 }
 
 #[derive(Default)]
@@ -54,6 +65,14 @@ pub struct World {
     pub largest_copy: u64,
     /// Target QPs: nothing may be asked of their rings.
     pub without_rings: HashSet<QpId>,
+    /// Ways to addresses of other hosts, and who is behind their QPNs.
+    pub paths: HashMap<Gid, Destination>,
+    pub peers: HashMap<(HostId, Qpn), PeerAnswer>,
+    pub sent: VecDeque<Sent>,
+    /// Packets that may still go out before the fabric is full.
+    pub transmit_room: Option<usize>,
+    /// QPNs of which [`Engine::peer_info`] has changed.
+    pub changed: Vec<(Qpn, Option<HostId>)>,
 }
 
 impl World {
@@ -84,6 +103,19 @@ impl World {
             from = rest;
         }
         assert!(from.is_empty(), "both sides are equally long");
+    }
+
+    /// Puts packets with this payload on the wire.
+    fn send_out(&mut self, to: Destination, heads: &[PacketHead], mut payload: &[u8]) {
+        for head in heads {
+            let (now, rest) = payload.split_at(usize::from(head.payload_bytes));
+            let mut bytes = head.header.as_slice().to_vec();
+            bytes.extend_from_slice(now);
+            bytes.resize(head.bytes(), 0);
+            self.sent.push_back(Sent { to, bytes });
+            payload = rest;
+        }
+        assert!(payload.is_empty(), "the packets take all of the payload");
     }
 
     fn apply_atomic(&mut self, at: Span, operation: AtomicOperation) -> u64 {
@@ -195,6 +227,47 @@ impl Environment for World {
             return AtomicOutcome::Pending;
         }
         AtomicOutcome::Done(self.apply_atomic(at, operation))
+    }
+
+    fn path(&mut self, _vnic: VnicId, route: &GlobalRoute) -> Path {
+        self.paths.get(&route.dgid).map_or(Path::Local, |destination| Path::Wire(*destination))
+    }
+
+    fn peer(&mut self, host: HostId, qpn: Qpn) -> PeerAnswer {
+        self.peers.get(&(host, qpn)).copied().unwrap_or(PeerAnswer::Absent)
+    }
+
+    fn transmit(
+        &mut self,
+        token: Token,
+        to: &Destination,
+        packets: &[PacketHead],
+        payload: Source<'_>,
+    ) -> TransmitOutcome {
+        assert!(!packets.is_empty());
+        let (mut from, spans) = match payload.body {
+            SourceBody::Spans(spans) => (Vec::new(), spans.to_vec()),
+            SourceBody::Bytes(bytes) => (bytes.to_vec(), Vec::new()),
+        };
+        if spans.iter().any(|span| self.gone.contains(&span.session)) {
+            return TransmitOutcome::Fault;
+        }
+        if let Some(room) = &mut self.transmit_room {
+            let Some(left) = room.checked_sub(packets.len()) else { return TransmitOutcome::Full };
+            *room = left;
+        }
+        if !spans.is_empty() && self.puts_off() {
+            let job = Job::Transmit { to: *to, heads: packets.to_vec(), from, spans };
+            self.pending.push((token, job));
+            return TransmitOutcome::Pending;
+        }
+        from.extend(self.read_spans(&spans));
+        self.send_out(*to, packets, &from);
+        TransmitOutcome::Sent
+    }
+
+    fn identity_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
+        self.changed.push((qpn, peer));
     }
 }
 
@@ -462,6 +535,11 @@ impl Net {
                 let value = self.world.apply_atomic(at, operation);
                 self.engine.handle_atomic_done(&mut self.world, self.now, token, Ok(value));
             }
+            Job::Transmit { to, heads, mut from, spans } => {
+                from.extend(self.world.read_spans(&spans));
+                self.world.send_out(to, &heads, &from);
+                self.engine.handle_copied(&mut self.world, self.now, token, Ok(()));
+            }
         }
     }
 
@@ -472,7 +550,7 @@ impl Net {
         let touches = |spans: &[Span]| spans.iter().any(|span| span.session == session);
         for (token, job) in pending {
             let side = match &job {
-                Job::Copy { spans, .. } if touches(spans) => MemorySide::Source,
+                Job::Copy { spans, .. } | Job::Transmit { spans, .. } if touches(spans) => MemorySide::Source,
                 Job::Copy { to, .. } if touches(to) => MemorySide::Destination,
                 Job::Atomic { at, .. } if at.session == session => {
                     self.engine.handle_atomic_done(&mut self.world, self.now, token, Err(()));
@@ -493,6 +571,13 @@ impl Net {
         while !self.world.pending.is_empty() {
             self.land(0);
             self.work();
+        }
+    }
+
+    /// Lands what is pending, and what follows from it, without running any QP.
+    pub fn settle_copies(&mut self) {
+        while !self.world.pending.is_empty() {
+            self.land(0);
         }
     }
 

@@ -1,0 +1,93 @@
+//! What lies between hosts, as the engine sees it: hosts by number, paths to GIDs, bursts of packets, who is behind a QPN.
+use freeflow_verbs::{Gid, NetworkId, QpType, Qpn};
+use freeflow_wire::HeaderBytes;
+use serde::{Deserialize, Serialize};
+
+/// Another host: a router that is trusted, or an external RDMA machine. Numbers are the environment's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct HostId(pub u32);
+
+/// How packets get to a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Destination {
+    pub host: HostId,
+    /// Packets of one flow keep their order and their UDP source port; different ones may take different ways.
+    pub flow: u32,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    pub hop_limit: u8,
+    /// Largest payload that fits the way there, bytes: 256 … 4096.
+    pub mtu: u16,
+}
+
+/// Where messages to an address go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Path {
+    /// To a vNIC of this router, or to nobody.
+    Local,
+    Wire(Destination),
+}
+
+/// Who is behind a QPN of another host, as its router says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerInfo {
+    pub network: NetworkId,
+    pub gid: Gid,
+    pub service: QpType,
+    /// The peer of a connected QP that is ready to receive.
+    pub connected: Option<(Gid, Qpn)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerAnswer {
+    Known(PeerInfo),
+    /// Its router says that there is no such QP.
+    Absent,
+    /// It is being asked; [`crate::Engine::handle_peer_changed`] follows.
+    Asked,
+    /// The host is no router: nobody can be asked, and what it sends is of this GID.
+    External(Gid),
+}
+
+/// One packet of a burst: its headers, and how many of the burst's payload bytes it takes. The environment adds the
+/// padding that the header announces, and the ICRC.
+#[derive(Clone, Copy)]
+pub struct PacketHead {
+    pub header: HeaderBytes,
+    pub payload_bytes: u16,
+}
+
+impl PacketHead {
+    /// `header.pad` is set to what the payload needs.
+    pub fn new(mut header: freeflow_wire::Header, payload_bytes: usize) -> Self {
+        header.pad = (payload_bytes.wrapping_neg() & 3) as u8;
+        Self { header: header.encode(), payload_bytes: payload_bytes as u16 }
+    }
+
+    /// Bytes of the packet, without the ICRC.
+    pub fn bytes(&self) -> usize {
+        usize::from(self.header.length) + usize::from(self.payload_bytes).next_multiple_of(4)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransmitOutcome {
+    /// All packets of the burst are on their way (or lost on it).
+    Sent,
+    /// None of them: there is no room; try again in a later turn.
+    Full,
+    /// The payload is being fetched; the environment sends the burst itself when it has it, and then tells
+    /// [`crate::Engine::handle_copied`]. Slices given are not needed any more.
+    Pending,
+    /// The memory is not there.
+    Fault,
+}
+
+/// What the IP header of a received packet said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IpInfo {
+    pub traffic_class: u8,
+    pub hop_limit: u8,
+    /// ECN: congestion was experienced.
+    pub congestion: bool,
+}

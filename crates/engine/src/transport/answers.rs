@@ -1,0 +1,474 @@
+//! What a responder owes its requester, and how it goes out (IBTA 9.7.5.1).
+//!
+//! Answers that bring something (READ responses, atomic acknowledgements; the empty READ response that answers FLUSH and
+//! ATOMIC WRITE, as Linux rxe has it) stand in a queue. Behind them comes one *verdict*: an ACK or a NAK. Both speak for all
+//! packets before theirs, so the newest one replaces any older that has not gone out yet, and any answer to a later request
+//! makes an ACK superfluous: this is how acknowledgements are coalesced.
+//!
+//! Invariant: the queue goes out in order, the verdict after it. So no acknowledgement overtakes what is owed for an
+//! earlier PSN.
+//!
+//! Invariant: each burst of READ responses finds its key anew, so that a READ stops as soon as its key is invalid.
+use crate::keys::Reach;
+use crate::qp::Teardown;
+use crate::requester::Budget;
+use crate::responder::{Nak, Refused};
+use crate::transport::WireFlight;
+use crate::{
+    Engine, Environment, MemorySide, PacketHead, PdId, Progress, QpId, Source, SourceBody, Syndrome, TransmitOutcome,
+};
+use alloc::collections::VecDeque;
+use freeflow_verbs::{Access, Instant, QpState, QpType};
+use freeflow_wire::{Aeth, HEADER_BYTES_MAX, Header, HeaderBytes, NakCode, Opcode, Operation, Place, Service, psn_add};
+use serde::{Deserialize, Serialize};
+
+/// Answers of one QP that wait: twice as many as requests may be under way (128), so that each can be asked for again.
+const ANSWERS_MAX: usize = 256;
+/// READ responses of one burst.
+const BURST_PACKETS_MAX: usize = 32;
+/// What one datagram with segmentation offload holds.
+const BURST_BYTES_MAX: u64 = 60 * 1024;
+/// READ responses that go out while their request is handled; the rest has its turn in `Engine::run`.
+const DIRECT_BYTES_MAX: u64 = 16 * 1024;
+
+const NO_PACKET: PacketHead =
+    PacketHead { header: HeaderBytes { bytes: [0; HEADER_BYTES_MAX], length: 0 }, payload_bytes: 0 };
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Answers {
+    queue: VecDeque<Answer>,
+    verdict: Verdict,
+    /// Responses are being fetched elsewhere; nothing may go out before them.
+    fetching: bool,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Answer {
+    /// PSN of the request.
+    pub request: u32,
+    /// Of the next packet.
+    pub psn: u32,
+    /// The request has come more than once.
+    pub is_replay: bool,
+    pub body: Body,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) enum Body {
+    Read(Reading),
+    /// The value that was found.
+    Atomic {
+        original: u64,
+    },
+    /// FLUSH, ATOMIC WRITE.
+    Done,
+}
+
+/// How far the answer to a READ has come.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Reading {
+    pub address: u64,
+    /// Bytes.
+    pub left: u32,
+    pub rkey: u32,
+    /// That the key must belong to: for XRC that of the SRQ which the request named.
+    pub pd: PdId,
+    /// Its first packet is out.
+    pub begun: bool,
+    /// The burst that is being fetched.
+    pub fetching: Option<Burst>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Burst {
+    packets: u32,
+    bytes: u32,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+enum Verdict {
+    None,
+    Ack { psn: u32 },
+    Nak { psn: u32, syndrome: freeflow_wire::Syndrome },
+}
+
+/// What goes out next.
+enum Next {
+    Nothing,
+    Fetching,
+    Reading(u32, Reading),
+    Packet(Header),
+}
+
+/// How a packet or a burst went.
+enum Sent {
+    On,
+    Stop(Progress),
+}
+
+impl Answers {
+    pub fn new() -> Self {
+        Self { queue: VecDeque::new(), verdict: Verdict::None, fetching: false }
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.queue.len() >= ANSWERS_MAX
+    }
+
+    /// How many requests are under way that the requester can't know the answers of.
+    pub fn outstanding(&self) -> usize {
+        let under_way = |answer: &&Answer| !answer.is_replay && !answer.is_out();
+        self.queue.iter().filter(under_way).count()
+    }
+
+    /// The answer to a request that is new: it acknowledges all before. True if that makes an ACK superfluous.
+    pub fn push(&mut self, answer: Answer) -> bool {
+        self.queue.push_back(answer);
+        let covers = matches!(self.verdict, Verdict::Ack { .. });
+        if covers {
+            self.verdict = Verdict::None;
+        }
+        covers
+    }
+
+    /// The answer to a duplicate. One to the same request that still waits begins anew, from the packet now asked for.
+    /// False if there is no room.
+    pub fn replay(&mut self, answer: Answer) -> bool {
+        if let Some(waiting) = self.queue.iter_mut().find(|waiting| waiting.request == answer.request) {
+            *waiting = Answer { is_replay: waiting.is_replay, ..answer };
+            return true;
+        }
+        let room = !self.is_full();
+        if room {
+            self.queue.push_back(answer);
+        }
+        room
+    }
+
+    /// True if an earlier ACK need not go out.
+    fn owe_ack(&mut self, psn: u32) -> bool {
+        let covered = matches!(self.verdict, Verdict::Ack { .. });
+        if !matches!(self.verdict, Verdict::Nak { .. }) {
+            self.verdict = Verdict::Ack { psn };
+        }
+        covered
+    }
+
+    /// All packets before this one are acknowledged, this one is not.
+    pub fn owe_nak(&mut self, psn: u32, syndrome: freeflow_wire::Syndrome) {
+        self.verdict = Verdict::Nak { psn, syndrome };
+    }
+
+    /// What the NAK complains of has come. True if the NAK has not gone out, and will not any more.
+    pub fn retract_nak(&mut self) -> bool {
+        let unsent = matches!(self.verdict, Verdict::Nak { .. });
+        if unsent {
+            self.verdict = Verdict::None;
+        }
+        unsent
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue.is_empty() && matches!(self.verdict, Verdict::None)
+    }
+
+    /// A burst of the READ in front is on its way.
+    fn advance(&mut self, burst: Burst) {
+        let Some(Answer { psn, body: Body::Read(reading), .. }) = self.queue.front_mut() else { return };
+        reading.fetching = None;
+        reading.begun = true;
+        reading.left -= burst.bytes;
+        reading.address = reading.address.wrapping_add(u64::from(burst.bytes));
+        *psn = psn_add(*psn, burst.packets);
+        if reading.left == 0 {
+            self.queue.pop_front();
+        }
+    }
+
+    fn front_reading(&mut self) -> Option<&mut Reading> {
+        match self.queue.front_mut() {
+            Some(Answer { body: Body::Read(reading), .. }) => Some(reading),
+            _ => None,
+        }
+    }
+}
+
+impl Answer {
+    /// Its last packet is on its way, as far as can be known.
+    fn is_out(&self) -> bool {
+        match &self.body {
+            Body::Read(reading) => reading.fetching.is_some_and(|burst| burst.bytes == reading.left),
+            Body::Atomic { .. } | Body::Done => false,
+        }
+    }
+}
+
+impl Engine {
+    // ---- what is owed
+
+    /// An answer to a request that is new.
+    pub(super) fn owe_answer<E: Environment>(&mut self, env: &mut E, id: QpId, psn: u32, body: Body) {
+        let answer = Answer { request: psn, psn, is_replay: false, body };
+        let responder = &mut self.wire_mut(id).responder;
+        responder.unacknowledged = 0;
+        if responder.answers.push(answer) {
+            self.tally(id, |counters| counters.acks_deferred += 1);
+        }
+        self.answer_now(env, id);
+    }
+
+    /// All packets up to this one are acknowledged, at the latest by [`Engine::flush_acks`].
+    pub(super) fn owe_ack(&mut self, id: QpId, psn: u32) {
+        let responder = &mut self.wire_mut(id).responder;
+        responder.unacknowledged = 0;
+        let covered = responder.answers.owe_ack(psn);
+        if !core::mem::replace(&mut responder.listed, true) {
+            self.acks_owed.push_back(id);
+        }
+        if covered {
+            self.tally(id, |counters| counters.acks_deferred += 1);
+        }
+    }
+
+    /// Sends what is owed if it is little and nothing else waits; the rest is for `Engine::run`.
+    pub(super) fn answer_now<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        let answers = &self.wire(id).responder.answers;
+        if answers.is_empty() {
+            return;
+        }
+        let mut budget = Budget { bytes: if answers.queue.len() > 1 { 0 } else { DIRECT_BYTES_MAX }, requests: 0 };
+        if self.send_answers(env, id, &mut budget) == Progress::More {
+            self.push_ready(id);
+        }
+    }
+
+    // ---- sending
+
+    /// Sends what is owed to the peer: READ responses, acknowledgements. Takes no more than half of the turn from the QP's
+    /// own requests.
+    pub(crate) fn respond<E: Environment>(
+        &mut self,
+        env: &mut E,
+        _now: Instant,
+        id: QpId,
+        budget: &mut Budget,
+    ) -> Progress {
+        let kept = budget.bytes / 2;
+        budget.bytes -= kept;
+        let progress = self.send_answers(env, id, budget);
+        budget.bytes += kept;
+        progress
+    }
+
+    /// Sends the acknowledgements that were put off while a batch of datagrams was handled.
+    pub fn flush_acks<E: Environment>(&mut self, env: &mut E, _now: Instant) {
+        while let Some(id) = self.acks_owed.pop_front() {
+            let Some(wire) = self.qps.get_mut(id).and_then(|qp| qp.wire.as_mut()) else { continue };
+            wire.responder.listed = false;
+            // What the ACK must not overtake has its own turn.
+            if wire.responder.answers.queue.is_empty() {
+                self.answer_now(env, id);
+            }
+        }
+    }
+
+    /// Whether the responder says anything: also in ERROR, if that is where its last words took it.
+    fn speaks(&self, id: QpId) -> bool {
+        let Some(qp) = self.qps.get(id) else { return false };
+        let Some(wire) = qp.wire.as_ref() else { return false };
+        qp.receives() || qp.state() == QpState::Error && qp.teardown == Teardown::None && wire.responder.is_closing()
+    }
+
+    fn send_answers<E: Environment>(&mut self, env: &mut E, id: QpId, budget: &mut Budget) -> Progress {
+        loop {
+            if !self.speaks(id) {
+                return Progress::Idle;
+            }
+            let next = self.next_answer(id);
+            let sent = match next {
+                Next::Nothing => return Progress::Idle,
+                Next::Fetching => return Progress::Waiting,
+                _ if budget.bytes == 0 => return Progress::More,
+                // Whoever is behind the QPN, and it is not the peer, gets nothing.
+                _ if !self.gate_is_open(env, id) => return Progress::Waiting,
+                Next::Reading(psn, reading) => self.send_responses(env, id, (psn, reading), budget),
+                Next::Packet(header) => self.send_bare(env, id, header, budget),
+            };
+            if let Sent::Stop(progress) = sent {
+                return progress;
+            }
+        }
+    }
+
+    fn next_answer(&self, id: QpId) -> Next {
+        let answers = &self.wire(id).responder.answers;
+        if answers.fetching {
+            return Next::Fetching;
+        }
+        let header = |operation, psn| self.answer_header(id, operation, Place::Only, psn);
+        let packet = match (answers.queue.front(), answers.verdict) {
+            (Some(Answer { psn, body: Body::Read(reading), .. }), _) => return Next::Reading(*psn, *reading),
+            (Some(Answer { psn, body: Body::Atomic { original }, .. }), _) => {
+                Header { original: *original, ..header(Operation::AtomicAcknowledge, *psn) }
+            }
+            (Some(Answer { psn, body: Body::Done, .. }), _) => header(Operation::ReadResponse, *psn),
+            (None, Verdict::Ack { psn }) => header(Operation::Acknowledge, psn),
+            (None, Verdict::Nak { psn, syndrome }) => {
+                let acknowledge = header(Operation::Acknowledge, psn);
+                Header { aeth: Aeth { syndrome, ..acknowledge.aeth }, ..acknowledge }
+            }
+            (None, Verdict::None) => return Next::Nothing,
+        };
+        Next::Packet(packet)
+    }
+
+    /// The MSN is that of now: it says how far the responder is.
+    fn answer_header(&self, id: QpId, operation: Operation, place: Place, psn: u32) -> Header {
+        let qp = self.qp(id);
+        let service = if qp.service == QpType::Rc { Service::Rc } else { Service::Xrc };
+        let opcode = Opcode::new(service, operation, place).expect("reliable services have all answers");
+        let aeth = Aeth { syndrome: freeflow_wire::Syndrome::ACK, msn: self.wire(id).responder.msn };
+        Header { aeth, ..Header::new(opcode, qp.attributes.dest_qpn, psn) }
+    }
+
+    /// An answer without payload.
+    fn send_bare<E: Environment>(&mut self, env: &mut E, id: QpId, header: Header, budget: &mut Budget) -> Sent {
+        budget.bytes -= 1;
+        let (token, to) = (self.next_token(), self.wire(id).destination);
+        let nothing = Source { prefix: &[], body: SourceBody::Bytes(&[]) };
+        if env.transmit(token, &to, &[PacketHead::new(header, 0)], nothing) == TransmitOutcome::Full {
+            return Sent::Stop(Progress::More);
+        }
+        self.count_answers(id, Burst { packets: 1, bytes: 0 });
+        let answers = &mut self.wire_mut(id).responder.answers;
+        if answers.queue.pop_front().is_none() {
+            self.count_verdict(id);
+            self.wire_mut(id).responder.answers.verdict = Verdict::None;
+        }
+        Sent::On
+    }
+
+    /// The next packets of a READ's answer.
+    fn send_responses<E: Environment>(
+        &mut self,
+        env: &mut E,
+        id: QpId,
+        (psn, reading): (u32, Reading),
+        budget: &mut Budget,
+    ) -> Sent {
+        let mut heads = [NO_PACKET; BURST_PACKETS_MAX];
+        let burst = self.cut_responses(id, (psn, &reading), budget.bytes.min(BURST_BYTES_MAX), &mut heads);
+        budget.bytes = budget.bytes.saturating_sub(u64::from(burst.bytes).max(1));
+        self.from.clear();
+        self.to.clear();
+        if burst.bytes > 0 {
+            let reach = Reach { pd: reading.pd, responder: id };
+            let right = Access::REMOTE_READ;
+            match self.keys.resolve_remote(reading.rkey, reach, reading.address, burst.bytes, right) {
+                Ok(span) => self.from.push(span),
+                Err(_) => return self.reading_failed(env, id, Nak::RemoteAccess(Syndrome::RemoteKey)),
+            }
+        }
+        let (token, to) = (self.next_token(), self.wire(id).destination);
+        let payload = Source { prefix: &[], body: SourceBody::Spans(&self.from) };
+        match env.transmit(token, &to, &heads[..burst.packets as usize], payload) {
+            TransmitOutcome::Full => return Sent::Stop(Progress::More),
+            TransmitOutcome::Fault => {
+                return self.reading_failed(env, id, Nak::RemoteOperational(Syndrome::RemoteMemoryGone));
+            }
+            TransmitOutcome::Sent => self.wire_mut(id).responder.answers.advance(burst),
+            TransmitOutcome::Pending => {
+                let answers = &mut self.wire_mut(id).responder.answers;
+                answers.fetching = true;
+                if let Some(reading) = answers.front_reading() {
+                    reading.fetching = Some(burst);
+                }
+                self.launch_wire(id, WireFlight::Response, Some(reading.rkey));
+            }
+        }
+        self.count_answers(id, burst);
+        Sent::On
+    }
+
+    /// Makes the packets of as much of a READ's answer as fits into a burst of so many bytes; one packet at least.
+    fn cut_responses(
+        &self,
+        id: QpId,
+        (mut psn, reading): (u32, &Reading),
+        bytes_max: u64,
+        heads: &mut [PacketHead; BURST_PACKETS_MAX],
+    ) -> Burst {
+        let mtu = self.wire_mtu(id);
+        let (mut begun, mut left, mut burst) = (reading.begun, reading.left, Burst { packets: 0, bytes: 0 });
+        for head in heads {
+            let bytes = left.min(mtu);
+            let place = match (begun, bytes == left) {
+                (false, true) => Place::Only,
+                (false, false) => Place::First,
+                (true, false) => Place::Middle,
+                (true, true) => Place::Last,
+            };
+            let header = self.answer_header(id, Operation::ReadResponse, place, psn);
+            *head = PacketHead::new(header, bytes as usize);
+            (begun, left, psn) = (true, left - bytes, psn_add(psn, 1));
+            burst = Burst { packets: burst.packets + 1, bytes: burst.bytes + bytes };
+            if left == 0 || u64::from(burst.bytes + mtu) > bytes_max {
+                break;
+            }
+        }
+        burst
+    }
+
+    /// The memory of a READ can't be had any more: a NAK in the place of its next packet, and the QP is in ERROR.
+    fn reading_failed<E: Environment>(&mut self, env: &mut E, id: QpId, nak: Nak) -> Sent {
+        if let Refused::Nak(nak) = self.refuse(env, id, nak)
+            && let Some(answer) = self.wire_mut(id).responder.answers.queue.front().copied()
+        {
+            self.wire_mut(id).responder.answers.queue.clear();
+            self.last_words(id, answer.psn, nak);
+        }
+        Sent::On
+    }
+
+    /// The burst that was being fetched is out, or its memory is not there.
+    pub(super) fn response_fetched<E: Environment>(
+        &mut self,
+        env: &mut E,
+        _now: Instant,
+        id: QpId,
+        result: Result<(), MemorySide>,
+    ) {
+        let answers = &mut self.wire_mut(id).responder.answers;
+        answers.fetching = false;
+        // Unless the requester has begun anew.
+        let Some(burst) = answers.front_reading().and_then(|reading| reading.fetching) else { return };
+        match result {
+            Ok(()) => answers.advance(burst),
+            Err(_) => {
+                self.reading_failed(env, id, Nak::RemoteOperational(Syndrome::RemoteMemoryGone));
+            }
+        }
+    }
+
+    // ---- counting
+
+    fn count_answers(&mut self, id: QpId, burst: Burst) {
+        self.tally(id, |counters| {
+            counters.packets_sent += u64::from(burst.packets);
+            counters.bytes_sent += u64::from(burst.bytes);
+        });
+    }
+
+    fn count_verdict(&mut self, id: QpId) {
+        let verdict = self.wire(id).responder.answers.verdict;
+        self.tally(id, |counters| match verdict {
+            Verdict::None => {}
+            Verdict::Ack { .. } => counters.acks_sent += 1,
+            Verdict::Nak { syndrome, .. } => match syndrome {
+                freeflow_wire::Syndrome::ReceiverNotReady { .. } => counters.rnr_naks_sent += 1,
+                freeflow_wire::Syndrome::Nak(NakCode::PsnSequence) => counters.sequence_naks_sent += 1,
+                _ => {}
+            },
+        });
+    }
+}

@@ -1,0 +1,315 @@
+//! Completer of RC and XRC: what the answers of the peer do (IBTA 9.7.5.1, 9.7.5.2, 9.7.7).
+//!
+//! An answer speaks of one PSN. All before it has arrived, unless an earlier message still lacks the answer that only it can
+//! have (READ, atomic, FLUSH, ATOMIC WRITE): then that answer was lost on the way, which counts as a NAK (implied NAK, IBTA
+//! 9.7.5.2.4). An answer to what was never sent, or to what is acknowledged already, does nothing.
+//!
+//! Of a READ response the PSN and the length count, not its place in the response (FIRST, MIDDLE, LAST, ONLY): after a retry,
+//! which asks for the rest of a READ, late responses of the first request are as good as those of the second.
+use super::{Packet, WireFlight};
+use crate::completion::Side;
+use crate::keys::Part;
+use crate::qp::SendPhase;
+use crate::requester::{Fault, nak_fault};
+use crate::responder::Nak;
+use crate::{CopyOutcome, Engine, Environment, MemorySide, QpId, Source, SourceBody, Syndrome};
+use freeflow_verbs::{Access, Completion, CompletionStatus, Instant, QpState, SendFlags, SendOpcode};
+use freeflow_wire::{NakCode, Operation, Syndrome as AethSyndrome, psn_ahead};
+
+const BAD_RESPONSE: Fault = (CompletionStatus::BadResponse, Syndrome::BadResponse);
+
+/// What a packet of payload is to an unanswered request.
+enum Fit {
+    /// Bytes of its local memory, from this offset on.
+    Payload {
+        offset: u32,
+        last: bool,
+    },
+    /// An answer without payload.
+    Nothing,
+    Wrong,
+}
+
+impl Engine {
+    /// An ACK, NAK, READ response or atomic acknowledgement.
+    pub(super) fn handle_answer<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
+        let header = packet.header;
+        let psn = header.psn;
+        if packet.ip.congestion || header.becn {
+            self.tally(id, |counters| counters.congestion_marks += 1);
+            self.sender(id).congestion.mark();
+        }
+        if header.opcode.operation() == Operation::Acknowledge {
+            self.tally(id, |counters| counters.acks_received += 1);
+        }
+        if !self.sender(id).window.awaits(psn) {
+            return self.tally(id, |counters| counters.answers_ignored += 1);
+        }
+        match (header.opcode.operation(), header.aeth.syndrome) {
+            (Operation::ReadResponse, _) => self.handle_response(env, now, id, packet),
+            (Operation::AtomicAcknowledge, _) => self.handle_original(env, now, id, packet),
+            (_, AethSyndrome::Ack { .. }) => self.handle_ack(env, now, id, psn),
+            (_, AethSyndrome::ReceiverNotReady { timer }) => {
+                self.tally(id, |counters| counters.rnr_naks_received += 1);
+                if self.acknowledge_before(env, now, id, psn) {
+                    self.receiver_not_ready(env, now, id, timer);
+                }
+            }
+            (_, AethSyndrome::Nak(code)) => {
+                if self.acknowledge_before(env, now, id, psn) {
+                    self.handle_nak(env, now, id, code);
+                }
+            }
+        }
+    }
+
+    /// All up to and with `psn` has arrived.
+    fn handle_ack<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, psn: u32) {
+        self.measure(now, id, psn);
+        let was_probe = self.sender(id).clock.probed == Some(psn);
+        if !self.acknowledge_before(env, now, id, freeflow_wire::psn_add(psn, 1)) || !was_probe {
+            return;
+        }
+        // A peer that has more would have acknowledged that: the probe filled a gap, and what follows it was lost too.
+        if self.qp(id).state() != QpState::Error && self.wire(id).requester.window.has_unacknowledged() {
+            self.go_back_for_loss(now, id);
+        }
+    }
+
+    fn handle_nak<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, code: NakCode) {
+        let nak = match code {
+            NakCode::PsnSequence => {
+                self.tally(id, |counters| counters.sequence_naks_received += 1);
+                return self.go_back_for_loss(now, id);
+            }
+            // The code of RD, which does not exist here, is an invalid request too.
+            NakCode::InvalidRequest | NakCode::InvalidRdRequest => Nak::InvalidRequest(Syndrome::NakReceived),
+            NakCode::RemoteAccess => Nak::RemoteAccess(Syndrome::NakReceived),
+            NakCode::RemoteOperational => Nak::RemoteOperational(Syndrome::NakReceived),
+        };
+        self.fail_head(env, now, id, nak_fault(nak));
+    }
+
+    // ---- answers with something in them
+
+    /// A READ response; also what answers FLUSH and ATOMIC WRITE, without payload.
+    fn handle_response<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
+        let psn = packet.header.psn;
+        if !self.acknowledge_before(env, now, id, psn) {
+            return;
+        }
+        self.measure(now, id, psn);
+        match self.fit(id, packet.payload.len()) {
+            Fit::Payload { offset, last } => self.write_result(env, now, id, offset, packet.payload, last),
+            Fit::Nothing => self.answered(env, now, id),
+            Fit::Wrong => self.fail_head(env, now, id, BAD_RESPONSE),
+        }
+    }
+
+    /// What a response of so many bytes is to the oldest PSN (IBTA 9.7.5.2.9: its length is what was asked for).
+    fn fit(&self, id: QpId, bytes: usize) -> Fit {
+        let window = &self.wire(id).requester.window;
+        let Some(head) = window.head() else { return Fit::Wrong };
+        let (at, mtu) = (window.packet_of_head(), window.mtu());
+        let offset = head.bytes_before(at, mtu);
+        match head.request.opcode {
+            SendOpcode::Flush | SendOpcode::AtomicWrite if bytes == 0 => Fit::Nothing,
+            SendOpcode::RdmaRead if (head.bytes_before(at + 1, mtu) - offset) as usize != bytes => Fit::Wrong,
+            SendOpcode::RdmaRead if bytes == 0 => Fit::Nothing,
+            SendOpcode::RdmaRead => Fit::Payload { offset, last: at + 1 == head.packets },
+            _ => Fit::Wrong,
+        }
+    }
+
+    /// The value that an atomic found.
+    fn handle_original<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
+        let psn = packet.header.psn;
+        if !self.acknowledge_before(env, now, id, psn) {
+            return;
+        }
+        self.measure(now, id, psn);
+        let head = self.wire(id).requester.window.head();
+        match head.is_some_and(|head| head.request.opcode.is_atomic()) {
+            true => self.write_result(env, now, id, 0, &packet.header.original.to_ne_bytes(), true),
+            false => self.fail_head(env, now, id, BAD_RESPONSE),
+        }
+    }
+
+    /// Brings what an answer carries to the memory that the oldest request names.
+    fn write_result<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        offset: u32,
+        payload: &[u8],
+        last: bool,
+    ) {
+        self.from.clear();
+        self.to.clear();
+        let qp = self.qps.get(id).expect("the requester exists");
+        let wire = qp.wire.as_ref().expect("the QP runs the packet transport");
+        let head = wire.requester.window.head().expect("an answer fits a message");
+        let part = Part { pd: qp.sender_pd(), offset: u64::from(offset), bytes: payload.len() as u64 };
+        if self.keys.gather(head.request.sges(), part, Access::LOCAL_WRITE, &mut self.to).is_err() {
+            let fault = (CompletionStatus::LocalProtectionError, Syndrome::LocalKey);
+            return self.fail_head(env, now, id, fault);
+        }
+        let from = Source { prefix: &[], body: SourceBody::Bytes(payload) };
+        match env.copy(self.next_token(), from, &self.to, last) {
+            CopyOutcome::Done => self.answered(env, now, id),
+            CopyOutcome::Pending => self.launch_wire(id, WireFlight::Result, None),
+            CopyOutcome::Fault(_) => self.result_written(env, now, id, Err(MemorySide::Destination)),
+        }
+    }
+
+    /// The same, of a copy that was pending: until now no other packet was acted upon.
+    pub(super) fn result_written<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        result: Result<(), MemorySide>,
+    ) {
+        match result {
+            Ok(()) => self.answered(env, now, id),
+            Err(_) => {
+                self.fail_head(env, now, id, (CompletionStatus::LocalProtectionError, Syndrome::LocalMemoryGone));
+            }
+        }
+    }
+
+    /// The oldest PSN has its answer.
+    fn answered<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+        if self.sender(id).window.advance(1) {
+            self.complete_head(env, now, id);
+        }
+        self.progress(env, now, id);
+    }
+
+    // ---- acknowledging
+
+    /// All before `psn` has arrived. False: an earlier answer is missing, and the requester has gone back for it; or the QP
+    /// is in ERROR.
+    fn acknowledge_before<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, psn: u32) -> bool {
+        let mut moved = false;
+        let arrived = loop {
+            let window = &mut self.sender(id).window;
+            let count = window.acknowledgeable(psn);
+            if count == 0 {
+                break true;
+            }
+            if window.head_is_answered() {
+                break false;
+            }
+            moved = true;
+            if window.advance(count) {
+                self.complete_head(env, now, id);
+            }
+        };
+        if moved {
+            self.progress(env, now, id);
+        }
+        if self.qp(id).state() == QpState::Error {
+            return false;
+        }
+        if !arrived {
+            self.tally(id, |counters| counters.implied_naks += 1);
+            self.go_back_for_loss(now, id);
+        }
+        arrived
+    }
+
+    /// Something that was not acknowledged is now.
+    fn progress<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+        if self.qp(id).state() == QpState::Error {
+            return;
+        }
+        self.renew_retries(id);
+        let requester = self.sender(id);
+        requester.clock.restart(now);
+        let (oldest, sent) = (requester.window.oldest(), requester.window.sent());
+        requester.congestion.acknowledge(oldest, sent);
+        let waited = core::mem::take(&mut requester.not_ready);
+        let is_empty = requester.window.is_empty();
+        if waited || is_empty {
+            self.timers.cancel(id);
+        }
+        if is_empty && self.qp(id).send.phase == SendPhase::Idle {
+            self.finish_drain(env, id);
+        }
+        if !is_empty {
+            self.watch(now, id);
+        }
+        self.look_at_stuck(env, now, id);
+        self.let_go_on(id);
+    }
+
+    /// A turn that waited for an answer may go on.
+    pub(super) fn let_go_on(&mut self, id: QpId) {
+        if core::mem::take(&mut self.sender(id).held) {
+            self.push_ready(id);
+        }
+    }
+
+    /// Takes the round trip of the last packet that asked for an acknowledgement and has it now.
+    fn measure(&mut self, now: Instant, id: QpId, psn: u32) {
+        let requester = self.sender(id);
+        let mut sent_at = None;
+        while let Some(&(sample, at)) = requester.samples.front()
+            && psn_ahead(sample, psn) <= 0
+        {
+            sent_at = Some(at);
+            requester.samples.pop_front();
+        }
+        if let Some(at) = sent_at {
+            requester.congestion.measure(now, now - at);
+        }
+    }
+
+    // ---- completions
+
+    /// The oldest message is whole.
+    fn complete_head<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+        let Some(message) = self.sender(id).window.remove_head() else { return };
+        let request = &*message.request;
+        let (opcode, length) = (request.opcode, message.length);
+        self.count_sent_message(id, opcode, u64::from(length));
+        if self.qp(id).all_signaled || request.flags.contains(SendFlags::SIGNALED) {
+            let returns = opcode == SendOpcode::RdmaRead || opcode.is_atomic();
+            let completion = Completion {
+                byte_count: if returns { length } else { 0 },
+                ..crate::completion::of_send(request, now, CompletionStatus::Success)
+            };
+            self.post(env, id, Side::Send, completion);
+        }
+        self.sender(id).window.recycle(message);
+    }
+
+    /// The oldest message fails, and the QP with it.
+    pub(super) fn fail_head<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, (status, syndrome): Fault) {
+        self.end_head(env, now, id, (status, syndrome));
+        self.enter_error(env, id);
+    }
+
+    fn end_head<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, (status, syndrome): Fault) {
+        let Some(message) = self.sender(id).window.remove_head() else { return };
+        let completion =
+            Completion { vendor_error: syndrome as u8, ..crate::completion::of_send(&message.request, now, status) };
+        self.post(env, id, Side::Send, completion);
+        self.sender(id).window.recycle(message);
+    }
+
+    /// The QP is in ERROR: completes what is under way as flushed, oldest first, at most `limit`; gives how many.
+    pub(crate) fn flush_wire<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, limit: u32) -> u32 {
+        let mut count = 0;
+        while count < limit
+            && let Some(wire) = &self.qp(id).wire
+            && !wire.requester.is_idle()
+        {
+            self.end_head(env, now, id, (CompletionStatus::WorkRequestFlushed, Syndrome::Flushed));
+            count += 1;
+        }
+        count
+    }
+}

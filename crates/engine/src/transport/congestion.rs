@@ -1,0 +1,336 @@
+//! The congestion window of a connected QP: how many bytes of its packets may be on the way.
+//!
+//! Additive increase, multiplicative decrease, judged once a *round*: the time in which all that was on the way when the
+//! round began is acknowledged. What it is driven by, and where the ideas are from:
+//!
+//! * **Loss** (a gap that the responder told of, or a missing READ response) takes an eighth, at most once a round
+//!   (RFC 5681, section 3.1, and RFC 6582: one cut for all losses of one window). An eighth and not a half, because
+//!   go-back-N already pays for a loss with a window of packets sent twice, and because links here lose packets without
+//!   being full: at one loss in a thousand packets of 4 KB, increase and decrease balance at about 360 KB.
+//! * **Silence** for the whole local ACK timeout closes the window to its least, and it opens again by doubling to half of
+//!   what it was (RFC 5681, sections 3.1 and 5).
+//! * **Delay**: above a target (the least RTT of the last seconds, and an allowance) the window gives way in proportion to the
+//!   excess, at most an eighth a round (Swift, SIGCOMM 2020: a target delay and a bounded decrease). Judged is the *least*
+//!   RTT of a round (Copa, NSDI 2018, calls it the standing RTT): a queue delays all packets, a scheduler that lets a router
+//!   wait for its core delays some. The allowance is far above the noise of shared cores; so delay speaks only where
+//!   many QPs together keep a real queue.
+//! * **Marks** (ECN) take a sixteenth, at most once a round.
+//!
+//! The window grows only when it was what held packets back (RFC 7661). Integers only: a run repeats itself.
+use freeflow_verbs::{Duration, Instant};
+use freeflow_wire::psn_ahead;
+use serde::{Deserialize, Serialize};
+
+const WINDOW_START_BYTES: u64 = 128 * 1024;
+pub(crate) const WINDOW_BYTES_MAX: u64 = 1024 * 1024;
+/// The least window, in packets of the path MTU.
+const WINDOW_PACKETS_MIN: u64 = 2;
+/// A round's additive increase.
+const INCREASE_BYTES: u64 = 4096;
+const LOSS_SHIFT: u32 = 3;
+const MARK_SHIFT: u32 = 4;
+const DELAY_SHIFT_MAX: u32 = 3;
+/// What a round's least RTT may be above the least ever seen.
+const DELAY_ALLOWANCE: Duration = Duration::from_millis(2);
+/// How long the least RTT is believed: one to two of these.
+const LEAST_RTT_EPOCH: Duration = Duration::from_millis(5_000);
+/// Weight of the past in the smoothed RTT: 7/8 (RFC 6298).
+const SMOOTHING_SHIFT: u32 = 3;
+
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Congestion {
+    window_bytes: u64,
+    /// Below it the window doubles each round.
+    threshold_bytes: u64,
+    least_bytes: u64,
+    /// 0: none was measured.
+    smoothed_rtt_ns: u64,
+    /// Of this epoch and of the one before.
+    least_rtt_ns: [u64; 2],
+    epoch_ends: Instant,
+    /// The round is over when all before this PSN is acknowledged. `None`: nothing ever was, there is no round to judge.
+    round_ends: Option<u32>,
+    standing_rtt_ns: u64,
+    held_back: bool,
+    cut: bool,
+    marked: bool,
+}
+
+impl Congestion {
+    /// `packet_bytes`: what a full packet counts.
+    pub fn new(packet_bytes: u64) -> Self {
+        Self {
+            window_bytes: WINDOW_START_BYTES,
+            threshold_bytes: WINDOW_BYTES_MAX,
+            least_bytes: WINDOW_PACKETS_MIN * packet_bytes,
+            smoothed_rtt_ns: 0,
+            least_rtt_ns: [u64::MAX; 2],
+            epoch_ends: Instant(0),
+            round_ends: None,
+            standing_rtt_ns: u64::MAX,
+            held_back: false,
+            cut: false,
+            marked: false,
+        }
+    }
+
+    pub fn window_bytes(&self) -> u64 {
+        self.window_bytes
+    }
+
+    pub fn smoothed_rtt_ns(&self) -> u64 {
+        self.smoothed_rtt_ns
+    }
+
+    /// The window was full, and more was there to send.
+    pub fn hold_back(&mut self) {
+        self.held_back = true;
+    }
+
+    /// A packet's acknowledgement came after `rtt`; it was sent once.
+    pub fn measure(&mut self, now: Instant, rtt: Duration) {
+        let rtt_ns = rtt.0.max(1);
+        self.smoothed_rtt_ns = match self.smoothed_rtt_ns {
+            0 => rtt_ns,
+            past => past - (past >> SMOOTHING_SHIFT) + (rtt_ns >> SMOOTHING_SHIFT),
+        };
+        if now >= self.epoch_ends {
+            self.least_rtt_ns = [u64::MAX, self.least_rtt_ns[0]];
+            self.epoch_ends = now + LEAST_RTT_EPOCH;
+        }
+        self.least_rtt_ns[0] = self.least_rtt_ns[0].min(rtt_ns);
+        self.standing_rtt_ns = self.standing_rtt_ns.min(rtt_ns);
+    }
+
+    /// All before `oldest` is acknowledged, all before `sent` was sent.
+    pub fn acknowledge(&mut self, oldest: u32, sent: u32) {
+        match self.round_ends {
+            Some(end) if psn_ahead(oldest, end) < 0 => return,
+            Some(_) => self.judge(),
+            None => {}
+        }
+        self.begin_round(sent);
+    }
+
+    /// Packets were lost; all before `sent` was sent.
+    pub fn lose(&mut self, sent: u32) {
+        if !self.cut {
+            self.shrink(self.window_bytes >> LOSS_SHIFT);
+            self.begin_round(sent);
+            self.cut = true;
+        }
+    }
+
+    /// An answer says that packets of this connection meet a queue.
+    pub fn mark(&mut self) {
+        if !self.marked && !self.cut {
+            self.marked = true;
+            self.shrink(self.window_bytes >> MARK_SHIFT);
+        }
+    }
+
+    /// Nothing came for the whole local ACK timeout.
+    pub fn collapse(&mut self, sent: u32) {
+        self.threshold_bytes = (self.window_bytes / 2).max(self.threshold_bytes.min(WINDOW_START_BYTES));
+        self.window_bytes = self.least_bytes;
+        self.begin_round(sent);
+        self.cut = true;
+    }
+
+    fn judge(&mut self) {
+        if self.cut {
+            return;
+        }
+        let least_ns = self.least_rtt_ns[0].min(self.least_rtt_ns[1]);
+        let target_ns = least_ns.saturating_add(DELAY_ALLOWANCE.0);
+        if self.standing_rtt_ns != u64::MAX && self.standing_rtt_ns > target_ns {
+            let excess = self.standing_rtt_ns - target_ns;
+            let most = self.window_bytes >> DELAY_SHIFT_MAX;
+            // Within 64 bits: an RTT has at most 2^43 ns here (timeouts end at 2.4 hours), a window 2^20 bytes.
+            self.shrink((most * excess / self.standing_rtt_ns).max(1));
+        } else if self.held_back && !self.marked {
+            let increase = if self.window_bytes < self.threshold_bytes {
+                self.window_bytes.min(self.threshold_bytes - self.window_bytes).max(INCREASE_BYTES)
+            } else {
+                INCREASE_BYTES
+            };
+            self.window_bytes = (self.window_bytes + increase).min(WINDOW_BYTES_MAX);
+        }
+    }
+
+    fn shrink(&mut self, bytes: u64) {
+        self.window_bytes = (self.window_bytes - bytes).max(self.least_bytes);
+        self.threshold_bytes = self.window_bytes;
+    }
+
+    fn begin_round(&mut self, sent: u32) {
+        self.round_ends = Some(sent);
+        self.standing_rtt_ns = u64::MAX;
+        (self.held_back, self.cut, self.marked) = (false, false, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACKET: u64 = 4096 + 64;
+    const US: u64 = 1_000;
+
+    /// A sender that always has more to send: rounds of the given RTTs, one measurement each.
+    struct Sender {
+        congestion: Congestion,
+        psn: u32,
+        now: Instant,
+    }
+
+    impl Sender {
+        fn new() -> Self {
+            let mut congestion = Congestion::new(PACKET);
+            congestion.acknowledge(0, 0);
+            Self { congestion, psn: 0, now: Instant(1) }
+        }
+
+        fn round(&mut self, rtts_us: &[u64]) {
+            for rtt_us in rtts_us {
+                self.congestion.measure(self.now, Duration(rtt_us * US));
+            }
+            self.now = self.now + Duration(rtts_us.iter().max().unwrap_or(&100) * US);
+            self.congestion.hold_back();
+            self.psn = freeflow_wire::psn_add(self.psn, 100);
+            self.congestion.acknowledge(self.psn, self.psn);
+        }
+
+        fn window(&self) -> u64 {
+            self.congestion.window_bytes()
+        }
+    }
+
+    #[test]
+    fn opens_by_doubling_to_the_most() {
+        let mut sender = Sender::new();
+        assert_eq!(sender.window(), WINDOW_START_BYTES);
+        sender.round(&[100]);
+        assert_eq!(sender.window(), 2 * WINDOW_START_BYTES);
+        for _ in 0..10 {
+            sender.round(&[100]);
+        }
+        assert_eq!(sender.window(), WINDOW_BYTES_MAX);
+    }
+
+    #[test]
+    fn grows_only_when_it_held_back() {
+        let mut congestion = Congestion::new(PACKET);
+        for psn in 1..100 {
+            congestion.acknowledge(psn, psn);
+        }
+        assert_eq!(congestion.window_bytes(), WINDOW_START_BYTES);
+    }
+
+    #[test]
+    fn losses_of_one_round_count_once() {
+        let mut sender = Sender::new();
+        let before = sender.window();
+        sender.congestion.lose(1_000);
+        sender.congestion.lose(1_000);
+        sender.congestion.acknowledge(999, 1_200);
+        sender.congestion.lose(1_200);
+        assert_eq!(sender.window(), before - before / 8);
+        sender.congestion.acknowledge(1_000, 1_300);
+        sender.congestion.lose(1_300);
+        assert_eq!(sender.window(), (before - before / 8) - (before - before / 8) / 8);
+    }
+
+    #[test]
+    fn after_a_loss_it_grows_by_one_step_a_round() {
+        let mut sender = Sender::new();
+        sender.congestion.lose(0);
+        let cut = sender.window();
+        sender.round(&[100]);
+        assert_eq!(sender.window(), cut, "the round of the loss");
+        sender.round(&[100]);
+        assert_eq!(sender.window(), cut + INCREASE_BYTES);
+    }
+
+    #[test]
+    fn noise_of_a_shared_core_does_not_close_it() {
+        let mut sender = Sender::new();
+        for _ in 0..1_000 {
+            sender.round(&[100, 1_100, 2_100]);
+            sender.round(&[1_900]);
+        }
+        assert_eq!(sender.window(), WINDOW_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_standing_queue_closes_it_slowly_and_never_below_the_least() {
+        let mut sender = Sender::new();
+        sender.round(&[100]);
+        let before = sender.window();
+        sender.round(&[10_000, 12_000]);
+        assert!(sender.window() < before && sender.window() >= before - before / 8);
+        for _ in 0..10_000 {
+            // Within the time that the least RTT is remembered.
+            sender.congestion.measure(sender.now, Duration(1));
+            sender.congestion.standing_rtt_ns = u64::MAX;
+            sender.round(&[20_000]);
+        }
+        assert_eq!(sender.window(), 2 * PACKET);
+    }
+
+    #[test]
+    fn a_longer_way_is_learnt() {
+        let mut sender = Sender::new();
+        sender.round(&[100]);
+        for _ in 0..4_000 {
+            sender.round(&[10_000]);
+        }
+        assert_eq!(sender.window(), WINDOW_BYTES_MAX);
+    }
+
+    #[test]
+    fn marks_are_gentle() {
+        let mut sender = Sender::new();
+        let before = sender.window();
+        sender.congestion.mark();
+        sender.congestion.mark();
+        assert_eq!(sender.window(), before - before / 16);
+    }
+
+    #[test]
+    fn silence_closes_it_and_it_opens_again() {
+        let mut sender = Sender::new();
+        for _ in 0..8 {
+            sender.round(&[100]);
+        }
+        for _ in 0..7 {
+            sender.congestion.collapse(0);
+        }
+        assert_eq!(sender.window(), 2 * PACKET);
+        for _ in 0..8 {
+            sender.round(&[100]);
+        }
+        assert!(sender.window() >= WINDOW_START_BYTES, "{}", sender.window());
+    }
+
+    /// One loss in a thousand packets: the window must hold what a link of 20 Gb/s and 50 to 200 us needs, and what
+    /// go-back-N sends twice must stay a small part.
+    #[test]
+    fn one_loss_in_a_thousand_leaves_a_useful_window() {
+        let mut sender = Sender::new();
+        let (mut packets, mut losses, mut sum, mut rounds) = (0, 0, 0, 0);
+        while losses < 1_000 {
+            packets += sender.window() / PACKET;
+            if packets >= 1_000 {
+                packets -= 1_000;
+                losses += 1;
+                sender.congestion.lose(sender.psn);
+            }
+            sender.round(&[200]);
+            sum += sender.window();
+            rounds += 1;
+        }
+        let mean = sum / rounds;
+        assert!((250_000..500_000).contains(&mean), "{mean}");
+    }
+}

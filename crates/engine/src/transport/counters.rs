@@ -1,0 +1,103 @@
+//! What the packet transport counts. Names in sysfs and `status` are rdma-core's (hw_counters); the router maps them.
+use crate::{Engine, HostId, QpId};
+use freeflow_verbs::Qpn;
+use serde::{Deserialize, Serialize};
+
+/// Packets that no QP acted upon, of the whole host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drops {
+    pub malformed: u64,
+    pub wrong_pkey: u64,
+    pub wrong_qkey: u64,
+    pub unknown_qpn: u64,
+    /// From another host than the QP's peer is on.
+    pub wrong_source: u64,
+    /// UD: the sender is of another network, or does not exist.
+    pub wrong_network: u64,
+    pub wrong_service: u64,
+    pub wrong_state: u64,
+    /// Too many waited for an earlier packet to land, or for its sender to be known.
+    pub parked_overflow: u64,
+    /// UC and UD: no RECV was posted, or it was too short.
+    pub no_receive: u64,
+}
+
+/// Of one QP, or summed over a vNIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireCounters {
+    pub packets_sent: u64,
+    /// Payload.
+    pub bytes_sent: u64,
+    pub packets_received: u64,
+    pub bytes_received: u64,
+    pub packets_retransmitted: u64,
+    /// Responder: requests that it had seen before.
+    pub duplicate_requests: u64,
+    /// Responder: requests beyond the one expected.
+    pub out_of_sequence: u64,
+    pub rnr_naks_sent: u64,
+    pub sequence_naks_sent: u64,
+    pub rnr_naks_received: u64,
+    pub sequence_naks_received: u64,
+    /// Requester: an answer showed that an earlier READ response was lost.
+    pub implied_naks: u64,
+    pub ack_timeouts: u64,
+    pub probes_sent: u64,
+    pub acks_sent: u64,
+    pub acks_received: u64,
+    /// Requester: answers to what is acknowledged already, or was never sent.
+    pub answers_ignored: u64,
+    /// Acknowledgements that were put off and covered by a later one.
+    pub acks_deferred: u64,
+    pub retries_exceeded: u64,
+    pub rnr_retries_exceeded: u64,
+    /// UC and UD: packets or messages that were lost for want of a RECV, or by a gap.
+    pub lost: u64,
+    pub congestion_marks: u64,
+}
+
+/// A look at a QP that runs the packet transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpWireStatus {
+    pub host: HostId,
+    pub qpn: Qpn,
+    pub dest_qpn: Qpn,
+    /// Bytes that may be on the way.
+    pub window_bytes: u64,
+    pub in_flight_bytes: u64,
+    pub smoothed_rtt_ns: u64,
+    pub counters: WireCounters,
+}
+
+impl Engine {
+    pub fn drops(&self) -> Drops {
+        self.drops
+    }
+
+    /// Whether the QP has a peer on another host.
+    pub fn is_on_wire(&self, id: QpId) -> bool {
+        self.qps.get(id).is_some_and(|qp| qp.wire.is_some())
+    }
+
+    /// Of all QPs that have a peer on another host.
+    pub fn wire_qps(&self) -> impl Iterator<Item = QpWireStatus> + '_ {
+        self.qps.iter().filter_map(|(_, qp)| {
+            let wire = qp.wire.as_ref()?;
+            Some(QpWireStatus {
+                host: wire.destination.host,
+                qpn: qp.qpn,
+                dest_qpn: Qpn(qp.attributes.dest_qpn),
+                window_bytes: wire.requester.congestion.window_bytes(),
+                in_flight_bytes: wire.requester.in_flight_bytes(),
+                smoothed_rtt_ns: wire.requester.congestion.smoothed_rtt_ns(),
+                counters: wire.counters,
+            })
+        })
+    }
+
+    /// Counts for a QP that runs the packet transport, and for its vNIC.
+    pub(super) fn tally(&mut self, id: QpId, count: impl Fn(&mut WireCounters)) {
+        count(&mut self.wire_mut(id).counters);
+        count(&mut self.vnic_of(id).counters.wire);
+    }
+}

@@ -1,0 +1,140 @@
+//! The requester's packets: which headers each packet of a message carries (IBTA 9.2 … 9.5; XRC: A14; FLUSH, ATOMIC WRITE: A19).
+use super::window::{Burst, Message, needs_answer};
+use crate::PacketHead;
+use alloc::vec::Vec;
+use freeflow_verbs::{SendFlags, SendOpcode, SendRequest};
+use freeflow_wire::{AtomicEth, Header, Opcode, Operation, Place, Reth, Service, psn_add};
+
+/// What all packets of a QP have in common.
+#[derive(Clone, Copy)]
+pub(crate) struct Stamp {
+    pub service: Service,
+    pub dest_qpn: u32,
+    pub mtu: u32,
+}
+
+/// When a packet asks for an acknowledgement (AckReq): the last of each message, and within a long one whenever `every_bytes`
+/// of payload went out since the last that asked.
+#[derive(Clone, Copy)]
+pub(crate) struct AckPolicy {
+    pub since_bytes: u32,
+    pub every_bytes: u32,
+    /// The last packet of the burst that asked.
+    pub asked_psn: Option<u32>,
+}
+
+impl AckPolicy {
+    fn asks(&mut self, psn: u32, bytes: u32, ends: bool) -> bool {
+        self.since_bytes = self.since_bytes.saturating_add(bytes);
+        let asks = ends || self.since_bytes >= self.every_bytes;
+        if asks {
+            self.since_bytes = 0;
+            self.asked_psn = Some(psn);
+        }
+        asks
+    }
+}
+
+/// Appends the packets of a burst.
+pub(crate) fn write(
+    stamp: &Stamp,
+    message: &Message,
+    burst: &Burst,
+    acks: &mut AckPolicy,
+    heads: &mut Vec<PacketHead>,
+) {
+    if needs_answer(message.request.opcode) {
+        return heads.push(only(stamp, message, burst, acks));
+    }
+    for step in 0..burst.packets {
+        heads.push(packet(stamp, message, burst.at + step, acks));
+    }
+}
+
+/// The one packet of a burst that is one.
+pub(crate) fn write_one(stamp: &Stamp, message: &Message, burst: &Burst, acks: &mut AckPolicy) -> PacketHead {
+    match needs_answer(message.request.opcode) {
+        true => only(stamp, message, burst, acks),
+        false => packet(stamp, message, burst.at, acks),
+    }
+}
+
+/// One packet of a SEND or WRITE.
+fn packet(stamp: &Stamp, message: &Message, at: u32, acks: &mut AckPolicy) -> PacketHead {
+    let request = &*message.request;
+    let place = match (at == 0, at + 1 == message.packets) {
+        (true, true) => Place::Only,
+        (true, false) => Place::First,
+        (false, true) => Place::Last,
+        (false, false) => Place::Middle,
+    };
+    let bytes = message.bytes_before(at + 1, stamp.mtu) - message.bytes_before(at, stamp.mtu);
+    let mut header = header(stamp, request, place, psn_add(message.first_psn, at));
+    if header.opcode.ends() {
+        // Immediate data and the key to invalidate share a field of the request.
+        header.immediate = request.immediate;
+        header.invalidate = request.immediate;
+        header.solicited = request.flags.contains(SendFlags::SOLICITED) && request.opcode.consumes_receive();
+    }
+    header.reth = Reth { address: request.remote_address, rkey: request.rkey, length: message.length };
+    header.ack_request = acks.asks(header.psn, bytes, header.opcode.ends());
+    PacketHead::new(header, bytes as usize)
+}
+
+/// A request that is answered: READ (or a piece of it), atomic, FLUSH, ATOMIC WRITE.
+fn only(stamp: &Stamp, message: &Message, burst: &Burst, acks: &mut AckPolicy) -> PacketHead {
+    let request = &*message.request;
+    let mut header = header(stamp, request, Place::Only, burst.psn);
+    let (address, rkey) = (request.remote_address, request.rkey);
+    let mut payload = 0;
+    match request.opcode {
+        SendOpcode::RdmaRead => {
+            let offset = u64::from(message.bytes_before(burst.at, stamp.mtu));
+            header.reth = Reth { address: address.wrapping_add(offset), rkey, length: burst.bytes };
+        }
+        SendOpcode::Flush => {
+            // Its range stands in 32 bits: the requester has checked that.
+            header.reth = Reth { address, rkey, length: request.compare_add as u32 };
+            header.flush = flush_header(request);
+        }
+        SendOpcode::AtomicWrite => {
+            header.reth = Reth { address, rkey, length: message.length };
+            payload = message.length as usize;
+        }
+        SendOpcode::CompareSwap => {
+            header.atomic = AtomicEth { address, rkey, swap_add: request.swap, compare: request.compare_add };
+        }
+        _ => header.atomic = AtomicEth { address, rkey, swap_add: request.compare_add, compare: 0 },
+    }
+    header.ack_request = acks.asks(burst.psn, payload as u32, true);
+    PacketHead::new(header, payload)
+}
+
+fn header(stamp: &Stamp, request: &SendRequest, place: Place, psn: u32) -> Header {
+    let opcode = Opcode::new(stamp.service, operation(request.opcode), place);
+    let opcode = opcode.expect("a reliable service has all operations, and only SEND and WRITE more than one packet");
+    let mut header = Header::new(opcode, stamp.dest_qpn, psn);
+    header.srqn = request.remote_srqn;
+    header
+}
+
+/// FETH: placement type in bits 0 to 3, selectivity level in bits 4 and 5 (A19); the request has them in bytes.
+fn flush_header(request: &SendRequest) -> u32 {
+    (request.swap & 0xf) as u32 | ((request.swap >> 8 & 3) as u32) << 4
+}
+
+fn operation(opcode: SendOpcode) -> Operation {
+    match opcode {
+        SendOpcode::Send => Operation::Send,
+        SendOpcode::SendWithImmediate => Operation::SendImmediate,
+        SendOpcode::SendWithInvalidate => Operation::SendInvalidate,
+        SendOpcode::RdmaWrite => Operation::Write,
+        SendOpcode::RdmaWriteWithImmediate => Operation::WriteImmediate,
+        SendOpcode::RdmaRead => Operation::ReadRequest,
+        SendOpcode::CompareSwap => Operation::CompareSwap,
+        SendOpcode::FetchAdd => Operation::FetchAdd,
+        SendOpcode::Flush => Operation::Flush,
+        SendOpcode::AtomicWrite => Operation::AtomicWrite,
+        SendOpcode::BindWindow | SendOpcode::LocalInvalidate => unreachable!("done by the requester alone"),
+    }
+}
