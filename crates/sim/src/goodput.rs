@@ -1,0 +1,124 @@
+//! Goodput over loss and round-trip time, as a table that is checked in: one QP pair, WRITEs of 1 MB, path MTU 4096.
+use crate::cast::{Cast, Connection};
+use crate::dice::Dice;
+use crate::fabric::Weather;
+use crate::sim::{Climate, Sim};
+use crate::world::{MEMORY_BASE, Moods};
+use freeflow_engine::*;
+use freeflow_verbs::*;
+use std::fmt::Write;
+
+const LOSSES: [(u64, &str); 5] = [(0, "0"), (100, "0.01 %"), (1_000, "0.1 %"), (10_000, "1 %"), (50_000, "5 %")];
+const RTTS_US: [u64; 4] = [20, 100, 1_000, 10_000];
+const RATES_GBPS: [u64; 2] = [10, 40];
+const MESSAGE_BYTES: u64 = 1 << 20;
+/// WRITEs that are posted and not done.
+const DEPTH: usize = 16;
+/// Measured after so many have completed, over so many more.
+const WARM_UP: u32 = 16;
+const MESSAGES: u32 = 64;
+/// A cell that takes longer is measured up to there.
+const TIME_NS_MAX: u64 = 4_000_000_000;
+
+/// Gigabits of payload per second.
+pub fn table() -> String {
+    let mut text = String::from(
+        "Goodput, Gb/s of payload: one RC QP, WRITEs of 1 MiB, 16 outstanding, path MTU 4096, one way queues of 2 MiB.\n",
+    );
+    for gbps in RATES_GBPS {
+        let _ = write!(text, "\n{gbps} Gb/s line\n{:>8}", "loss");
+        for rtt in RTTS_US {
+            let _ = write!(text, "{:>12}", format!("{rtt} us"));
+        }
+        text.push('\n');
+        for (loss, name) in LOSSES {
+            let _ = write!(text, "{name:>8}");
+            for rtt in RTTS_US {
+                let _ = write!(text, "{:>12.2}", goodput(gbps, loss, rtt));
+            }
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// Of one cell of the table.
+pub fn goodput(gbps: u64, loss: u64, rtt_us: u64) -> f64 {
+    let weather = Weather {
+        loss,
+        delay_ns: rtt_us * 500,
+        bits_per_second: gbps * 1_000_000_000,
+        buffer_bytes: 2 << 20,
+        ..Weather::default()
+    };
+    let climate = Climate {
+        weather,
+        moods: Moods::default(),
+        landing_ns_max: 1,
+        turn_ns: 500,
+        control_ns: 10_000,
+        control_jitter_ns: 0,
+        forgeries: 0,
+        restores: 0,
+    };
+    let mut sim = Sim::new(gbps << 40 ^ loss << 20 ^ rtt_us, 2, climate);
+    let mut cast = Cast::default();
+    let sides = [0, 1].map(|host| {
+        let process = cast.process(&mut sim, host, NetworkId(1), 0, 1);
+        cast.side(&mut sim, process, QpType::Rc, None)
+    });
+    let attributes = QpAttributes { timeout: 16, retry_count: 7, rnr_retry: 7, ..QpAttributes::default() };
+    let psn = Dice::new(loss ^ rtt_us).draw() as u32;
+    cast.connections.push(Connection::new(QpType::Rc, PathMtu::Mtu4096, attributes, sides, psn));
+    cast.connect(&mut sim, 0);
+    measure(&mut sim, &cast)
+}
+
+/// All that the peer's process has, as one region to write to.
+fn target(sim: &mut Sim, cast: &Cast) -> MrKeys {
+    let peer = &cast.processes[1];
+    let engine = &mut sim.hosts[1].engine;
+    let keys = engine.register_mr(peer.session, peer.pd, MEMORY_BASE, MESSAGE_BYTES, MEMORY_BASE, crate::cast::REMOTE);
+    keys.expect("room")
+}
+
+fn measure(sim: &mut Sim, cast: &Cast) -> f64 {
+    let rkey = target(sim, cast).rkey;
+    let (qp, lkey) = (cast.connections[0].sides[0].qp, cast.processes[0].lkey);
+    let (mut posted, mut done, mut begun_at) = (0, 0, 0);
+    while done < WARM_UP + MESSAGES && sim.now < TIME_NS_MAX {
+        while posted < (done + DEPTH as u32).min(WARM_UP + MESSAGES) {
+            let mut request = SendRequest {
+                opcode: SendOpcode::RdmaWrite,
+                flags: SendFlags(SendFlags::SIGNALED),
+                sge_count: 1,
+                ring_position: posted,
+                remote_address: MEMORY_BASE,
+                rkey,
+                ..Default::default()
+            };
+            request.sges[0] = Sge { address: MEMORY_BASE, length: MESSAGE_BYTES as u32, lkey };
+            sim.hosts[0].world.sends.entry(qp).or_default().posted.push_back(request);
+            posted += 1;
+        }
+        sim.ring(0, qp);
+        while sim.hosts[0].world.completions.values().all(|ring| ring.is_empty()) && sim.now < TIME_NS_MAX {
+            if sim.step().is_some() {
+                return 0.0;
+            }
+        }
+        for (_, completion) in sim.harvest(0) {
+            if completion.status != CompletionStatus::Success {
+                return 0.0;
+            }
+            done += 1;
+            if done == WARM_UP {
+                begun_at = sim.now;
+            }
+        }
+    }
+    if done <= WARM_UP {
+        return f64::from(done) * MESSAGE_BYTES as f64 * 8.0 / sim.now as f64;
+    }
+    f64::from(done - WARM_UP) * MESSAGE_BYTES as f64 * 8.0 / (sim.now - begun_at) as f64
+}

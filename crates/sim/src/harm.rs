@@ -1,0 +1,283 @@
+//! What goes wrong besides packets: resets, keys that vanish, requests that no key allows, processes that die, hosts that are
+//! cut off; and how a connection is made anew afterwards.
+use crate::cast::*;
+use crate::model::{Area, Posted};
+use crate::plan::Harm;
+use crate::sim::Host;
+use crate::workload::{Action, Run};
+use crate::world::MEMORY_BASE;
+use freeflow_engine::*;
+use freeflow_verbs::*;
+
+use SendOpcode as Op;
+
+/// Between two looks whether copies have landed.
+const RETRY_NS: u64 = 200_000;
+/// Longer than any requester is patient.
+const CUT_OFF_NS: u64 = 4_000_000_000;
+
+impl Run {
+    pub(crate) fn harm(&mut self, harm: Harm) {
+        let count = self.cast.connections.len() as u64;
+        if count == 0 {
+            return;
+        }
+        let connection = self.dice.roll(count) as usize;
+        let side = self.dice.roll(2) as usize;
+        let this = &self.cast.connections[connection];
+        if this.closed || this.reconnecting {
+            return;
+        }
+        match harm {
+            Harm::Reset => {
+                self.cast.connections[connection].disturbed = true;
+                self.cast.connections[connection].reconnecting = true;
+                self.remind_in(0, Action::Reconnect { connection });
+            }
+            Harm::Deregister => {
+                self.cast.connections[connection].forbidden = true;
+                let side = &self.cast.connections[connection].sides[side];
+                let Process { host, session, .. } = self.cast.processes[side.process];
+                let mr = side.area_mr;
+                // What is refused as in flight is invalid at once all the same.
+                let _ = self.sim.enter(host).engine.deregister_mr(session, mr);
+                self.sim.after(host);
+            }
+            Harm::Drain => self.drain(connection, side),
+            Harm::Forbidden => self.post_forbidden(connection, side),
+            Harm::Death => self.die(connection, side),
+            Harm::CutOff => {
+                let host = self.cast.processes[this.sides[side].process].host;
+                for connection in &mut self.cast.connections {
+                    let hosts = [0, 1].map(|side| self.cast.processes[connection.sides[side].process].host);
+                    connection.disturbed |= hosts.contains(&host);
+                }
+                self.sim.fabric.down.insert(host);
+                self.calm_at = self.calm_at.max(self.sim.now + CUT_OFF_NS);
+                self.remind(self.calm_at, Action::Calm);
+                self.remind(self.calm_at, Action::Line { host, down: false });
+            }
+        }
+    }
+
+    fn drain(&mut self, connection: usize, side: usize) {
+        let Side { process, qp, down, .. } = self.cast.connections[connection].sides[side];
+        if down || !self.cast.processes[process].alive {
+            return;
+        }
+        let result = self.cast.modify(&mut self.sim, process, qp, QpState::SqDrain, &QpAttributes::default(), 0);
+        self.sim.note(|| format!("c{connection}.{side} to SQD: {result:?}"));
+        if result.is_ok() {
+            let wait = self.dice.roll(2_000_000);
+            self.remind_in(wait, Action::GoOn { connection, side });
+        }
+    }
+
+    pub(crate) fn go_on(&mut self, connection: usize, side: usize) {
+        let Side { process, qp, .. } = self.cast.connections[connection].sides[side];
+        let Process { host, session, alive, .. } = self.cast.processes[process];
+        let state = self.sim.hosts[host].engine.query_qp(session, qp).map(|attributes| attributes.state);
+        if !alive || state != Ok(QpState::SqDrain) {
+            return;
+        }
+        let result = self.cast.modify(&mut self.sim, process, qp, QpState::ReadyToSend, &QpAttributes::default(), 0);
+        match result {
+            // What was posted meanwhile goes out: the library rings.
+            Ok(_) => self.sim.ring(host, qp),
+            Err(_) => self.remind_in(RETRY_NS, Action::GoOn { connection, side }),
+        }
+    }
+
+    /// A request at memory that its key does not open.
+    fn post_forbidden(&mut self, connection: usize, side: usize) {
+        let this = &mut self.cast.connections[connection];
+        let is_dead = this.sides.iter().any(|side| !self.cast.processes[side.process].alive);
+        if this.service == QpType::Uc || this.sides[side].down || is_dead {
+            return;
+        }
+        this.forbidden = true;
+        this.sides[side].posts += 1;
+        let number = this.sides[side].posts;
+        let (process, peer) = (this.sides[side].process, &this.sides[1 - side]);
+        let (area_at, area_key) = (peer.area_at, peer.area_key);
+        let guard = MEMORY_BASE + SOURCE_BYTES;
+        let lkey_of_peer = self.cast.processes[peer.process].lkey;
+        let opcode = self.dice.pick(&[Op::RdmaWrite, Op::RdmaWriteWithImmediate, Op::RdmaRead, Op::FetchAdd]);
+        let (rkey, address) = match self.dice.roll(5) {
+            4 => (area_key ^ 1, MEMORY_BASE + area_at),
+            0 => (area_key ^ 0x100, guard),
+            1 => (lkey_of_peer, guard),
+            2 => (area_key, guard),
+            _ => (area_key, MEMORY_BASE + area_at + TARGET_BYTES - 4),
+        };
+        let length = if opcode.is_atomic() { 8 } else { self.dice.between(8, 4096) };
+        let mut request = SendRequest { opcode, rkey, remote_address: address & !7, ..Default::default() };
+        if address == MEMORY_BASE + area_at + TARGET_BYTES - 4 {
+            request.remote_address = MEMORY_BASE + area_at + TARGET_BYTES - if opcode.is_atomic() { 0 } else { 4 };
+        }
+        let at = if opcode == Op::RdmaRead || opcode.is_atomic() {
+            self.cast.connections[connection].sides[side].results_at
+        } else {
+            0
+        };
+        self.entries(process, &mut request, at, length);
+        let posted = Posted { id: 0, number, opcode, signaled: true, forbidden: true, brings: None, message: None };
+        // What it might bring would overwrite what others bring, which are not looked at any more then.
+        self.push(connection, side, request, posted);
+    }
+
+    fn die(&mut self, connection: usize, side: usize) {
+        let process = self.cast.connections[connection].sides[side].process;
+        let Process { host, session, .. } = self.cast.processes[process];
+        if !std::mem::replace(&mut self.cast.processes[process].alive, false) {
+            return;
+        }
+        self.sim.note(|| format!("process {process} dies"));
+        let now = self.sim.instant();
+        let Host { engine, world, .. } = self.sim.enter(host);
+        engine.destroy_session(world, now, session);
+        world.memory.remove(&session);
+        self.sim.after(host);
+        for (_, done) in self.sim.harvest(host) {
+            let of_dead = matches!(self.cast.roles.get(&(host, done.qpn)), Some(Role::Side(c, s))
+                if self.cast.connections[*c].sides[*s].process == process);
+            let party_of_dead = matches!(self.cast.roles.get(&(host, done.qpn)), Some(Role::Party(p))
+                if self.cast.parties[*p].process == process);
+            if !of_dead && !party_of_dead {
+                self.completed(host, &done);
+            }
+        }
+        for index in 0..self.cast.connections.len() {
+            let this = &mut self.cast.connections[index];
+            let dead = [0, 1].map(|side| this.sides[side].process == process);
+            if dead == [false; 2] {
+                continue;
+            }
+            this.disturbed = true;
+            this.reconnects_left = 0;
+            for (side, _) in dead.into_iter().enumerate().filter(|(_, dead)| *dead) {
+                this.sides[side].quota = 0;
+                this.sides[side].posted.clear();
+            }
+        }
+        for party in self.cast.parties.iter_mut().filter(|party| party.process == process) {
+            party.quota = 0;
+            party.outstanding.clear();
+        }
+    }
+
+    /// An end failed: when all that it posted is flushed, the connection is made anew.
+    pub(crate) fn start_over(&mut self, connection: usize) {
+        if !self.cast.connections[connection].reconnecting {
+            self.cast.connections[connection].reconnecting = true;
+            let wait = self.dice.roll(1_000_000);
+            self.remind_in(wait, Action::Reconnect { connection });
+        }
+    }
+
+    pub(crate) fn reconnect(&mut self, connection: usize) {
+        let this = &self.cast.connections[connection];
+        // One whose RESET has begun flushes no more.
+        let flushing = this.sides.iter().any(|side| {
+            let Process { host, session, .. } = self.cast.processes[side.process];
+            let state = self.sim.hosts[host].engine.query_qp(session, side.qp).map(|attributes| attributes.state);
+            side.down && state == Ok(QpState::Error) && side.posted.iter().any(|posted| posted.signaled)
+        });
+        if flushing || !self.reset(connection) {
+            return self.remind_in(RETRY_NS, Action::Reconnect { connection });
+        }
+        for side in 0..2 {
+            self.forget(connection, side);
+        }
+        let this = &mut self.cast.connections[connection];
+        this.reconnecting = false;
+        this.psn = (this.psn + (1 << 21)) & Psn::MASK;
+        let alive = this.sides.iter().all(|side| self.cast.processes[side.process].alive);
+        if this.reconnects_left == 0 || !alive {
+            this.closed = true;
+            return;
+        }
+        this.reconnects_left -= 1;
+        self.cast.connect(&mut self.sim, connection);
+        for side in 0..2 {
+            let pool = self.cast.connections[connection].sides[side].pool;
+            self.repost_later(pool);
+            self.remind_in(1, Action::Post { connection, side });
+        }
+    }
+
+    /// All QPs of a connection to RESET; false if copies are still in flight.
+    fn reset(&mut self, connection: usize) -> bool {
+        for side in 0..2 {
+            let Side { process, qp, target, area_mr, .. } = self.cast.connections[connection].sides[side];
+            if !self.cast.processes[process].alive {
+                continue;
+            }
+            for qp in [qp, target] {
+                let result = self.cast.modify(&mut self.sim, process, qp, QpState::Reset, &QpAttributes::default(), 0);
+                match result {
+                    Ok(_) => {}
+                    Err(Refusal::InFlight) => return false,
+                    Err(error) => self.wrong(format!("RESET is refused: {error:?}")),
+                }
+            }
+            if self.cast.connections[connection].forbidden {
+                let Process { host, session, .. } = self.cast.processes[process];
+                if self.sim.enter(host).engine.deregister_mr(session, area_mr) == Err(Refusal::InFlight) {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// What was posted before RESET is nobody's any more.
+    fn forget(&mut self, connection: usize, side: usize) {
+        let mut area = std::mem::replace(&mut self.cast.connections[connection].sides[side].area, Area::new(0));
+        let Side { process, area_at, qp, pool, .. } = self.cast.connections[connection].sides[side];
+        let Process { host, session, alive, .. } = self.cast.processes[process];
+        let reliable = self.cast.connections[connection].service != QpType::Uc;
+        if alive {
+            let world = &mut self.sim.hosts[host].world;
+            world.sends.remove(&qp);
+            if let ReceiveQueueId::Qp(_) = self.cast.pools[pool].queue {
+                world.receives.remove(&self.cast.pools[pool].queue);
+                self.cast.pools[pool].slots.fill(false);
+            }
+            let found = world.bytes(session, MEMORY_BASE + area_at, TARGET_BYTES as usize).to_vec();
+            if let Some(at) = area.unexplained(&found) {
+                self.wrong(format!("c{connection}.{side}: byte {at} of its area is what nobody wrote"));
+            }
+            // What a UC QP sent before may still arrive: nobody tells its packets from those of the new connection.
+            if reliable {
+                area.settle(&found);
+            }
+        }
+        let reopens = alive && self.cast.connections[connection].forbidden;
+        let mine = &mut self.cast.connections[connection].sides[side];
+        mine.area = area;
+        mine.posted.clear();
+        if reliable {
+            mine.expected.clear();
+        }
+        mine.arrived = 0;
+        mine.failed = false;
+        mine.down = false;
+        mine.results_used = 0;
+        if reopens {
+            self.open_area(connection, side);
+        }
+        if alive && self.cast.connections[connection].sides[side].window.is_some() {
+            crate::windows::renew(self, connection, side);
+        }
+    }
+
+    fn open_area(&mut self, connection: usize, side: usize) {
+        let Side { process, area_at, .. } = self.cast.connections[connection].sides[side];
+        let Process { host, session, pd, .. } = self.cast.processes[process];
+        let at = MEMORY_BASE + area_at;
+        let keys = self.sim.hosts[host].engine.register_mr(session, pd, at, TARGET_BYTES, at, REMOTE).expect("room");
+        let mine = &mut self.cast.connections[connection].sides[side];
+        (mine.area_mr, mine.area_key) = (keys.mr, keys.rkey);
+    }
+}

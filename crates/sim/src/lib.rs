@@ -1,0 +1,65 @@
+//! A simulated fabric with faults, and checkers: engines exchange packets under virtual time, and one seed replays a run.
+//!
+//! Read in this order: `plan` (what a seed stands for), `sim` (hosts, events, time), `world` (what an engine sees of its
+//! host), `fabric` (what happens to packets), `workload` (posts and completions),
+//! `harm` (what goes wrong besides packets), `model` (what must come of them), `judge`
+//! (what must be true in the end). `goodput` measures instead of checking.
+#![forbid(unsafe_code)]
+
+pub mod cast;
+pub mod datagrams;
+pub mod dice;
+pub mod fabric;
+pub mod goodput;
+pub mod harm;
+pub mod judge;
+pub mod model;
+pub mod plan;
+pub mod sim;
+pub mod trace;
+pub mod windows;
+pub mod workload;
+pub mod world;
+
+use plan::Plan;
+use workload::Run;
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub seed: u64,
+    pub wrongs: Vec<String>,
+    pub digest: u64,
+    pub ended_at: u64,
+    pub completions: u64,
+    pub packets: u64,
+    pub restored: u64,
+    pub trace: Vec<String>,
+}
+
+/// Runs a seed.
+pub fn run(seed: u64, traces: bool) -> Report {
+    run_plan(Plan::new(seed), traces)
+}
+
+pub fn run_plan(plan: Plan, traces: bool) -> Report {
+    let seed = plan.seed;
+    let mut run = Run::new(plan, traces);
+    run.go();
+    Report {
+        seed,
+        wrongs: run.wrongs,
+        digest: run.sim.digest,
+        ended_at: run.sim.now,
+        completions: run.completions,
+        packets: run.sim.fabric.counts.carried,
+        restored: run.sim.restored,
+        trace: run.sim.trace.unwrap_or_default(),
+    }
+}
+
+/// What to say of a run that went wrong.
+pub fn failure(report: &Report) -> String {
+    let replay = format!("cargo run -p freeflow-sim -- --seed {} --trace", report.seed);
+    format!("seed {}: {}\nreplay: {replay}", report.seed, report.wrongs.join("\n"))
+}

@@ -1,0 +1,59 @@
+//! Runs seeds: `freeflow-sim [--seed N] [--count N] [--trace]`, `freeflow-sim --goodput`.
+#![forbid(unsafe_code)]
+use freeflow_sim::{failure, goodput, plan::Plan, run};
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: freeflow-sim [--seed N] [--count N] [--trace] [--plan] | --goodput";
+
+struct Asked {
+    seed: u64,
+    count: u64,
+    traces: bool,
+    plan: bool,
+    goodput: bool,
+}
+
+fn main() -> ExitCode {
+    let Some(asked) = parse(std::env::args().skip(1)) else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    if asked.goodput {
+        print!("{}", goodput::table());
+        return ExitCode::SUCCESS;
+    }
+    let mut failed = 0;
+    let (mut completions, mut packets) = (0, 0);
+    for seed in asked.seed..asked.seed + asked.count {
+        if asked.plan {
+            println!("{:#?}", Plan::new(seed));
+        }
+        let report = run(seed, asked.traces);
+        for line in &report.trace {
+            println!("{line}");
+        }
+        completions += report.completions;
+        packets += report.packets;
+        if !report.wrongs.is_empty() {
+            failed += 1;
+            println!("{}", failure(&report));
+        }
+    }
+    println!("{} seeds, {failed} failed, {completions} completions, {packets} packets", asked.count);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Asked> {
+    let mut asked = Asked { seed: 0, count: 1, traces: false, plan: false, goodput: false };
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--seed" => asked.seed = arguments.next()?.parse().ok()?,
+            "--count" => asked.count = arguments.next()?.parse().ok()?,
+            "--trace" => asked.traces = true,
+            "--plan" => asked.plan = true,
+            "--goodput" => asked.goodput = true,
+            _ => return None,
+        }
+    }
+    Some(asked)
+}

@@ -1,0 +1,435 @@
+//! Hosts on a fabric under virtual time: one queue of events, worked off in order. What each host's engine does is as in a
+//! router: datagrams in batches, then acknowledgements, timers, and a turn for each QP that has work.
+//!
+//! What tests do stands elsewhere: [`crate::workload`] posts and checks, told by `Event::Do` and by completions.
+use crate::dice::Dice;
+use crate::fabric::{Fabric, Weather};
+use crate::world::{Job, Moods, World};
+use freeflow_engine::*;
+use freeflow_verbs::*;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+
+/// Datagrams that one turn of a host handles.
+const BATCH_DATAGRAMS_MAX: usize = 64;
+/// Payload that a QP may move in its turn.
+const TURN_BYTES: u64 = 256 << 10;
+/// An event each time a host is looked at; more is a loop that no time ends.
+const EVENTS_MAX: u64 = 2_000_000;
+
+/// A host that nobody has for a peer.
+pub const FORGER: HostId = HostId(9999);
+
+pub enum Event {
+    Arrive {
+        to: usize,
+        from: HostId,
+        ip: IpInfo,
+        bytes: Vec<u8>,
+    },
+    Land {
+        host: usize,
+        token: Token,
+        job: Job,
+    },
+    Turn {
+        host: usize,
+    },
+    /// What `host` is told of a QPN of another one.
+    Tell {
+        host: usize,
+        about: (HostId, Qpn),
+        info: Option<PeerInfo>,
+    },
+    /// `from` wants to know.
+    Ask {
+        host: usize,
+        from: usize,
+        qpn: Qpn,
+    },
+    TellGroup {
+        host: usize,
+        of: HostId,
+        change: GroupChange,
+    },
+    /// The workload's own.
+    Do(u64),
+}
+
+struct Due {
+    at: u64,
+    /// Events of one time keep their order.
+    place: u64,
+    event: Event,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.place) == (other.at, other.place)
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.place).cmp(&(other.at, other.place))
+    }
+}
+
+pub struct Host {
+    pub engine: Engine,
+    pub world: World,
+    inbox: VecDeque<(HostId, IpInfo, Vec<u8>)>,
+    active: VecDeque<QpId>,
+    /// When its next turn is.
+    turn_at: u64,
+    /// Who was told of a QPN.
+    told: BTreeMap<Qpn, BTreeSet<usize>>,
+}
+
+/// What the hosts are like.
+#[derive(Clone, Copy, Debug)]
+pub struct Climate {
+    pub weather: Weather,
+    pub moods: Moods,
+    /// How long what was put off takes at most.
+    pub landing_ns_max: u64,
+    /// From one turn of a host to the next.
+    pub turn_ns: u64,
+    /// A message between control planes.
+    pub control_ns: u64,
+    pub control_jitter_ns: u64,
+    /// Parts of a million of packets of which a changed copy comes from another host than its sender.
+    pub forgeries: u64,
+    /// Parts of a million of turns after which the engine is written down and read back.
+    pub restores: u64,
+}
+
+pub struct Sim {
+    pub now: u64,
+    pub hosts: Vec<Host>,
+    pub fabric: Fabric,
+    pub climate: Climate,
+    events: BinaryHeap<Reverse<Due>>,
+    places: u64,
+    handled: u64,
+    dice: Dice,
+    restore_dice: Dice,
+    forge_dice: Dice,
+    pub forged: u64,
+    /// Control channels are streams: what is said first arrives first.
+    channel_last: BTreeMap<(usize, usize), u64>,
+    pub trace: Option<Vec<String>>,
+    /// Of all that happened: two runs are the same if this is.
+    pub digest: u64,
+    pub restored: u64,
+    pub wrongs: Vec<String>,
+}
+
+impl Sim {
+    pub fn new(seed: u64, hosts: usize, climate: Climate) -> Self {
+        let make = |index: usize| {
+            let mut dice = Dice::for_part(seed, 100 + index as u64);
+            let mut key = [0; 32];
+            for bytes in key.chunks_exact_mut(8) {
+                bytes.copy_from_slice(&dice.draw().to_le_bytes());
+            }
+            let mut world = World::new(HostId(index as u32), dice);
+            world.moods = climate.moods;
+            world.bits_per_second = climate.weather.bits_per_second;
+            let (inbox, active, told) = (VecDeque::new(), VecDeque::new(), BTreeMap::new());
+            Host { engine: Engine::new(Seed(key)), world, inbox, active, turn_at: u64::MAX, told }
+        };
+        Self {
+            now: 0,
+            hosts: (0..hosts).map(make).collect(),
+            fabric: Fabric::new(climate.weather, Dice::for_part(seed, 1)),
+            climate,
+            events: BinaryHeap::new(),
+            places: 0,
+            handled: 0,
+            dice: Dice::for_part(seed, 2),
+            restore_dice: Dice::for_part(seed, 3),
+            forge_dice: Dice::for_part(seed, 4),
+            forged: 0,
+            channel_last: BTreeMap::new(),
+            trace: None,
+            digest: 0xcbf2_9ce4_8422_2325,
+            restored: 0,
+            wrongs: Vec::new(),
+        }
+    }
+
+    pub fn instant(&self) -> Instant {
+        Instant(self.now)
+    }
+
+    /// From now on no accidents: what was begun must come to an end.
+    pub fn calm(&mut self) {
+        self.fabric.weather = self.climate.weather.calm();
+        self.fabric.down.clear();
+        for host in &mut self.hosts {
+            host.world.moods.transmit_full = 0;
+        }
+    }
+
+    pub fn at(&mut self, at: u64, event: Event) {
+        self.places += 1;
+        self.events.push(Reverse(Due { at: at.max(self.now), place: self.places, event }));
+    }
+
+    pub fn note(&mut self, line: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>12} {}", self.now, line()));
+        }
+    }
+
+    fn digest(&mut self, words: &[u64]) {
+        for word in words {
+            self.digest = (self.digest ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(5);
+        }
+    }
+
+    /// Handles the next event. `Some`: one for the workload. `None` in it: nothing will ever happen again.
+    pub fn step(&mut self) -> Option<Option<u64>> {
+        let Some(Reverse(due)) = self.events.pop() else { return Some(None) };
+        self.now = due.at;
+        self.handled += 1;
+        if self.handled > EVENTS_MAX {
+            self.wrongs.push(format!("{} ns: {EVENTS_MAX} events and no end", self.now));
+            return Some(None);
+        }
+        match due.event {
+            Event::Arrive { to, from, ip, bytes } => {
+                self.digest(&[1, self.now, to as u64, bytes.len() as u64]);
+                self.hosts[to].inbox.push_back((from, ip, bytes));
+                self.turn_soon(to);
+            }
+            Event::Land { host, token, job } => self.land(host, token, job),
+            Event::Turn { host } => {
+                if self.hosts[host].turn_at <= self.now {
+                    self.hosts[host].turn_at = u64::MAX;
+                    self.turn(host);
+                }
+            }
+            Event::Tell { host, about, info } => {
+                self.note(|| format!("h{host} hears of {about:?}: {info:?}"));
+                let now = self.instant();
+                let Host { engine, world, .. } = self.enter(host);
+                world.peers.insert(about, info);
+                engine.handle_peer_changed(world, now, about.0, Some(about.1));
+                self.after(host);
+            }
+            Event::Ask { host, from, qpn } => {
+                self.hosts[host].told.entry(qpn).or_default().insert(from);
+                self.tell(host, from, qpn);
+            }
+            Event::TellGroup { host, of, change } => {
+                let hosts = self.hosts[host].world.groups.entry((change.network, change.group)).or_default();
+                match change.qpn {
+                    Some(qpn) => hosts.insert(of, qpn),
+                    None => hosts.remove(&of),
+                };
+            }
+            Event::Do(what) => return Some(Some(what)),
+        }
+        None
+    }
+
+    /// Before any call of a host's engine.
+    pub fn enter(&mut self, host: usize) -> &mut Host {
+        let now = self.now;
+        let host = &mut self.hosts[host];
+        host.world.now = now;
+        host
+    }
+
+    pub fn turn_soon(&mut self, host: usize) {
+        self.turn_by(host, self.now + self.climate.turn_ns);
+    }
+
+    fn turn_by(&mut self, host: usize, at: u64) {
+        if at < self.hosts[host].turn_at {
+            self.hosts[host].turn_at = at;
+            self.at(at, Event::Turn { host });
+        }
+    }
+
+    /// There is something in the send queue of a QP.
+    pub fn ring(&mut self, host: usize, qp: QpId) {
+        let active = &mut self.hosts[host].active;
+        if !active.contains(&qp) {
+            active.push_back(qp);
+        }
+        self.turn_soon(host);
+    }
+
+    fn turn(&mut self, host: usize) {
+        let now = self.instant();
+        self.restore_perhaps(host);
+        let Host { engine, world, inbox, active, .. } = self.enter(host);
+        world.was_full = false;
+        for _ in 0..BATCH_DATAGRAMS_MAX {
+            let Some((from, ip, bytes)) = inbox.pop_front() else { break };
+            engine.handle_datagram(world, now, from, &ip, &bytes);
+        }
+        engine.flush_acks(world, now);
+        if engine.poll_timeout().is_some_and(|at| at <= now) {
+            engine.handle_timeout(world, now);
+        }
+        for _ in 0..active.len() {
+            let Some(qp) = active.pop_front() else { break };
+            if engine.run(world, now, qp, TURN_BYTES) == Progress::More {
+                active.push_back(qp);
+            }
+        }
+        while let Some(qp) = engine.poll_ready() {
+            if engine.run(world, now, qp, TURN_BYTES) == Progress::More && !active.contains(&qp) {
+                active.push_back(qp);
+            }
+        }
+        let again = !inbox.is_empty() || !active.is_empty() || world.was_full;
+        self.settle(host);
+        if again {
+            self.turn_soon(host);
+        }
+    }
+
+    fn restore_perhaps(&mut self, host: usize) {
+        if !self.restore_dice.happens(self.climate.restores) {
+            return;
+        }
+        let snapshot = self.hosts[host].engine.snapshot();
+        match Engine::restore(&snapshot) {
+            Ok(engine) if engine.snapshot() == snapshot => self.hosts[host].engine = engine,
+            Ok(_) => self.wrongs.push("a restored engine's snapshot is another".into()),
+            Err(error) => self.wrongs.push(format!("a snapshot is {error}")),
+        }
+        self.restored += 1;
+    }
+
+    /// After any calls of a host's engine but in its turn.
+    pub fn after(&mut self, host: usize) {
+        self.settle(host);
+        // A call may have made QPs ready: a turn finds them.
+        self.turn_soon(host);
+    }
+
+    /// What the engine gave the world to do goes its way.
+    fn settle(&mut self, host: usize) {
+        for outgoing in std::mem::take(&mut self.hosts[host].world.outbox) {
+            self.dispatch(host, outgoing);
+        }
+        for (token, job) in std::mem::take(&mut self.hosts[host].world.begun) {
+            let at = self.now + 1 + self.dice.roll(self.climate.landing_ns_max);
+            self.at(at, Event::Land { host, token, job });
+        }
+        for (peer, qpn) in std::mem::take(&mut self.hosts[host].world.asked) {
+            let at = self.channel(host, peer.0 as usize);
+            self.at(at, Event::Ask { host: peer.0 as usize, from: host, qpn });
+        }
+        for (qpn, peer) in std::mem::take(&mut self.hosts[host].world.identities) {
+            let mut told = self.hosts[host].told.get(&qpn).cloned().unwrap_or_default();
+            told.extend(peer.map(|peer| peer.0 as usize));
+            self.hosts[host].told.insert(qpn, told.clone());
+            for to in told {
+                self.tell(host, to, qpn);
+            }
+        }
+        while let Some(change) = self.hosts[host].engine.poll_group_change() {
+            for to in (0..self.hosts.len()).filter(|to| *to != host) {
+                let at = self.channel(host, to);
+                self.at(at, Event::TellGroup { host: to, of: HostId(host as u32), change });
+            }
+        }
+        let wrongs = std::mem::take(&mut self.hosts[host].world.wrongs);
+        self.wrongs.extend(wrongs.into_iter().map(|wrong| format!("h{host}: {wrong}")));
+        if let Some(at) = self.hosts[host].engine.poll_timeout() {
+            self.turn_by(host, at.0.max(self.now + 1));
+        }
+    }
+
+    fn dispatch(&mut self, host: usize, outgoing: crate::world::Outgoing) {
+        let to = outgoing.to.0 as usize;
+        let arrivals = self.fabric.carry(outgoing.at, host, to, outgoing.bytes.len());
+        self.note(|| crate::trace::packet(host, to, &outgoing.bytes, &arrivals));
+        self.forge_perhaps(to, &outgoing.bytes);
+        for arrival in arrivals.into_iter().flatten() {
+            let ip = IpInfo {
+                traffic_class: outgoing.traffic_class,
+                hop_limit: outgoing.hop_limit,
+                congestion: arrival.marked,
+            };
+            let (from, bytes) = (HostId(host as u32), outgoing.bytes.clone());
+            self.at(arrival.at, Event::Arrive { to, from, ip, bytes });
+        }
+    }
+
+    /// What comes from a host that is nobody's peer must do nothing at all.
+    fn forge_perhaps(&mut self, to: usize, bytes: &[u8]) {
+        if !self.forge_dice.happens(self.climate.forgeries) {
+            return;
+        }
+        let mut bytes = bytes.to_vec();
+        for _ in 0..self.forge_dice.roll(3) {
+            let place = self.forge_dice.roll(bytes.len() as u64) as usize;
+            bytes[place] ^= 1 << self.forge_dice.roll(8);
+        }
+        let from = FORGER;
+        let at = self.now + self.forge_dice.roll(1_000_000);
+        self.forged += 1;
+        self.at(at, Event::Arrive { to, from, ip: IpInfo::default(), bytes });
+    }
+
+    /// When what is said now to another control plane is heard there.
+    fn channel(&mut self, from: usize, to: usize) -> u64 {
+        let at = self.now + self.climate.control_ns + self.dice.roll(self.climate.control_jitter_ns + 1);
+        let last = self.channel_last.entry((from, to)).or_default();
+        *last = at.max(*last);
+        *last
+    }
+
+    fn tell(&mut self, host: usize, to: usize, qpn: Qpn) {
+        let info = self.hosts[host].engine.peer_info(qpn);
+        let at = self.channel(host, to);
+        self.at(at, Event::Tell { host: to, about: (HostId(host as u32), qpn), info });
+    }
+
+    fn land(&mut self, host: usize, token: Token, job: Job) {
+        let now = self.instant();
+        self.digest(&[2, self.now, host as u64]);
+        let Host { engine, world, .. } = self.enter(host);
+        let is_atomic = matches!(job, Job::Atomic { .. });
+        let outcome = world.finish(job);
+        if is_atomic {
+            engine.handle_atomic_done(world, now, token, outcome.map_err(|_| ()).map(Option::unwrap_or_default));
+        } else {
+            engine.handle_copied(world, now, token, outcome.map(|_| ()));
+        }
+        self.after(host);
+    }
+
+    /// Copies and the like that have not landed yet.
+    pub fn operations_pending(&self) -> usize {
+        self.events.iter().filter(|Reverse(due)| matches!(due.event, Event::Land { .. })).count()
+    }
+
+    /// Completions that came since the last call, of one host.
+    pub fn harvest(&mut self, host: usize) -> Vec<(CqId, Completion)> {
+        let mut all = Vec::new();
+        for (cq, ring) in &mut self.hosts[host].world.completions {
+            all.extend(ring.drain(..).map(|completion| (*cq, completion)));
+        }
+        for (_, done) in &all {
+            self.digest(&[3, self.now, done.work_request_id, done.status as u64, u64::from(done.byte_count)]);
+        }
+        all
+    }
+}

@@ -1,0 +1,367 @@
+//! The engine's environment on one simulated host: vectors as memory, queues as rings, and what this host knows of others.
+//!
+//! Nothing here acts by itself: packets gather in `outbox`, questions in `asked`, changes in `identities`;
+//! [`crate::sim::Sim`] takes them after each call of the engine.
+use crate::dice::Dice;
+use freeflow_engine::*;
+use freeflow_verbs::*;
+use freeflow_wire::Header;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+pub const MEMORY_BASE: u64 = 0x1000_0000;
+
+/// What goes on elsewhere.
+pub enum Job {
+    Copy { from: Vec<u8>, spans: Vec<Span>, to: Vec<Span> },
+    Atomic { at: Span, operation: AtomicOperation },
+    Transmit { to: Destination, heads: Vec<PacketHead>, prefix: Vec<u8>, spans: Vec<Span> },
+}
+
+#[derive(Default)]
+pub struct Ring<T> {
+    pub posted: VecDeque<T>,
+    pub position: u32,
+}
+
+/// A datagram that leaves.
+pub struct Outgoing {
+    pub at: u64,
+    pub to: HostId,
+    pub bytes: Vec<u8>,
+    pub traffic_class: u8,
+    pub hop_limit: u8,
+}
+
+/// How often an answer is put off or refused, parts of a million.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moods {
+    pub copy_pending: u64,
+    pub transmit_pending: u64,
+    pub transmit_full: u64,
+}
+
+pub struct World {
+    pub host: HostId,
+    pub now: u64,
+    pub memory: BTreeMap<SessionId, Vec<u8>>,
+    pub sends: BTreeMap<QpId, Ring<SendRequest>>,
+    pub receives: BTreeMap<ReceiveQueueId, Ring<ReceiveRequest>>,
+    pub wanted: BTreeSet<ReceiveQueueId>,
+    pub completions: BTreeMap<CqId, VecDeque<Completion>>,
+    pub events: Vec<(AsyncEventKind, EventTarget)>,
+    /// Operations that were answered `Pending` in the call that just ended.
+    pub begun: Vec<(Token, Job)>,
+    pub outbox: Vec<Outgoing>,
+    pub moods: Moods,
+    dice: Dice,
+    /// Whose addresses are whose: of all hosts, as every control plane tells.
+    pub addresses: BTreeMap<(NetworkId, Gid), HostId>,
+    pub networks: BTreeMap<VnicId, NetworkId>,
+    pub path_mtu_max: u16,
+    /// What is known of QPNs of other hosts (`None`: there is no such QP).
+    pub peers: BTreeMap<(HostId, Qpn), Option<PeerInfo>>,
+    pub asked: Vec<(HostId, Qpn)>,
+    pub identities: Vec<(Qpn, Option<HostId>)>,
+    pub groups: BTreeMap<(NetworkId, Gid), BTreeMap<HostId, Qpn>>,
+    /// Line rate, and how much may wait for it before `transmit` answers `Full`.
+    pub bits_per_second: u64,
+    pub send_buffer_bytes: u64,
+    line_free_at: u64,
+    /// `transmit` refused something in the turn that just ended.
+    pub was_full: bool,
+    /// Payload that one packet to a QPN may have: the path MTU of its connection.
+    pub mtus: BTreeMap<(HostId, u32), usize>,
+    pub packets_sent: u64,
+    /// What no engine may do was done.
+    pub wrongs: Vec<String>,
+}
+
+impl World {
+    pub fn new(host: HostId, dice: Dice) -> Self {
+        Self {
+            host,
+            now: 0,
+            memory: BTreeMap::new(),
+            sends: BTreeMap::new(),
+            receives: BTreeMap::new(),
+            wanted: BTreeSet::new(),
+            completions: BTreeMap::new(),
+            events: Vec::new(),
+            begun: Vec::new(),
+            outbox: Vec::new(),
+            moods: Moods::default(),
+            dice,
+            addresses: BTreeMap::new(),
+            networks: BTreeMap::new(),
+            path_mtu_max: 4096,
+            peers: BTreeMap::new(),
+            asked: Vec::new(),
+            identities: Vec::new(),
+            groups: BTreeMap::new(),
+            bits_per_second: 0,
+            send_buffer_bytes: 512 << 10,
+            line_free_at: 0,
+            was_full: false,
+            mtus: BTreeMap::new(),
+            packets_sent: 0,
+            wrongs: Vec::new(),
+        }
+    }
+
+    pub fn bytes(&mut self, session: SessionId, address: u64, length: usize) -> &mut [u8] {
+        let memory = self.memory.get_mut(&session).expect("the session has memory");
+        let start = (address - MEMORY_BASE) as usize;
+        &mut memory[start..start + length]
+    }
+
+    pub fn is_there(&self, spans: &[Span]) -> bool {
+        spans.iter().all(|span| span.session == SessionId::VOID || self.memory.contains_key(&span.session))
+    }
+
+    fn read_into(&mut self, spans: &[Span], into: &mut Vec<u8>) {
+        for span in spans {
+            match span.session {
+                SessionId::VOID => into.resize(into.len() + span.length as usize, 0),
+                session => into.extend_from_slice(self.bytes(session, span.address, span.length as usize)),
+            }
+        }
+    }
+
+    fn write_spans(&mut self, mut from: &[u8], to: &[Span]) {
+        for span in to {
+            let (now, rest) = from.split_at(span.length as usize);
+            if span.session != SessionId::VOID {
+                self.bytes(span.session, span.address, now.len()).copy_from_slice(now);
+            }
+            from = rest;
+        }
+    }
+
+    fn apply_atomic(&mut self, at: Span, operation: AtomicOperation) -> u64 {
+        let bytes = self.bytes(at.session, at.address, 8);
+        let before = u64::from_ne_bytes((&*bytes).try_into().expect("eight bytes"));
+        let after = match operation {
+            AtomicOperation::CompareSwap { compare, swap } if before == compare => swap,
+            AtomicOperation::CompareSwap { .. } => before,
+            AtomicOperation::FetchAdd { add } => before.wrapping_add(add),
+        };
+        bytes.copy_from_slice(&after.to_ne_bytes());
+        before
+    }
+
+    /// Does what was put off. `Some`: the value that an atomic found.
+    pub fn finish(&mut self, job: Job) -> Result<Option<u64>, MemorySide> {
+        match job {
+            Job::Copy { mut from, spans, to } => {
+                if !self.is_there(&spans) {
+                    return Err(MemorySide::Source);
+                }
+                if !self.is_there(&to) {
+                    return Err(MemorySide::Destination);
+                }
+                self.read_into(&spans, &mut from);
+                self.write_spans(&from, &to);
+                Ok(None)
+            }
+            Job::Atomic { at, .. } if !self.is_there(&[at]) => Err(MemorySide::Destination),
+            Job::Atomic { at, operation } => Ok(Some(self.apply_atomic(at, operation))),
+            Job::Transmit { to, heads, mut prefix, spans } => {
+                if !self.is_there(&spans) {
+                    return Err(MemorySide::Source);
+                }
+                self.read_into(&spans, &mut prefix);
+                self.send(&to, &heads, &prefix);
+                Ok(None)
+            }
+        }
+    }
+
+    fn wrong(&mut self, what: String) {
+        self.wrongs.push(what);
+    }
+
+    /// Puts packets on the line.
+    fn send(&mut self, to: &Destination, heads: &[PacketHead], mut payload: &[u8]) {
+        for head in heads {
+            let (now, rest) = payload.split_at(usize::from(head.payload_bytes));
+            payload = rest;
+            let mut bytes = Vec::with_capacity(head.bytes());
+            bytes.extend_from_slice(&head.header.bytes[..usize::from(head.header.length)]);
+            bytes.extend_from_slice(now);
+            bytes.resize(head.bytes(), 0);
+            let line = crate::fabric::LINE_OVERHEAD_BYTES + bytes.len() as u64;
+            if self.bits_per_second > 0 {
+                let line_ns = (line * 8 * 1_000_000_000).div_ceil(self.bits_per_second);
+                self.line_free_at = self.line_free_at.max(self.now) + line_ns;
+            }
+            let at = self.line_free_at.max(self.now);
+            self.packets_sent += 1;
+            let (traffic_class, hop_limit) = (to.traffic_class, to.hop_limit);
+            self.outbox.push(Outgoing { at, to: to.host, bytes, traffic_class, hop_limit });
+        }
+    }
+
+    fn check_burst(&mut self, to: &Destination, heads: &[PacketHead], payload_bytes: u64) {
+        if heads.iter().map(|head| u64::from(head.payload_bytes)).sum::<u64>() != payload_bytes {
+            self.wrong("a burst's heads and payload differ in length".into());
+        }
+        if to.host == self.host || heads.is_empty() {
+            self.wrong(format!("a burst of {} packets to {:?}", heads.len(), to.host));
+        }
+        for head in heads {
+            let mut packet = head.header.bytes[..usize::from(head.header.length)].to_vec();
+            packet.resize(head.bytes(), 0);
+            match Header::parse(&packet) {
+                Err(error) => self.wrong(format!("a packet that is {error:?}")),
+                Ok((header, payload)) => {
+                    let mtu = self.mtus.get(&(to.host, header.dest_qpn)).copied().unwrap_or(4096);
+                    if payload.len() > mtu.min(usize::from(to.mtu)) {
+                        self.wrong(format!("{} bytes of payload in {header:?}, MTU {mtu}", payload.len()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn take<T: Clone>(ring: Option<&mut Ring<T>>, into: &mut T) -> Fetch {
+    match ring.and_then(|ring| ring.posted.pop_front()) {
+        None => Fetch::Empty,
+        Some(request) => {
+            *into = request;
+            Fetch::Ready
+        }
+    }
+}
+
+impl Environment for World {
+    fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch {
+        take(self.sends.get_mut(&qp), into)
+    }
+
+    fn fetch_receive(&mut self, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch {
+        take(self.receives.get_mut(&queue), into)
+    }
+
+    fn srq_pending(&mut self, srq: SrqId) -> u32 {
+        self.receives.get(&ReceiveQueueId::Srq(srq)).map_or(0, |ring| ring.posted.len() as u32)
+    }
+
+    fn want_receives(&mut self, queue: ReceiveQueueId, wanted: bool) {
+        if wanted {
+            self.wanted.insert(queue);
+        } else {
+            self.wanted.remove(&queue);
+        }
+    }
+
+    fn complete(&mut self, cq: CqId, completion: &Completion) -> Result<(), CqFull> {
+        self.completions.entry(cq).or_default().push_back(*completion);
+        Ok(())
+    }
+
+    fn raise(&mut self, kind: AsyncEventKind, about: EventTarget) {
+        self.events.push((kind, about));
+    }
+
+    fn copy(&mut self, token: Token, from: Source<'_>, to: &[Span], _last: bool) -> CopyOutcome {
+        let mut bytes = from.prefix.to_vec();
+        let mut spans = Vec::new();
+        match from.body {
+            SourceBody::Bytes(body) => bytes.extend_from_slice(body),
+            SourceBody::Spans(body) => spans.extend_from_slice(body),
+        }
+        let total = |spans: &[Span]| spans.iter().map(|span| u64::from(span.length)).sum::<u64>();
+        if total(to) != bytes.len() as u64 + total(&spans) {
+            self.wrong("both sides of a copy differ in length".into());
+        }
+        let job = Job::Copy { from: bytes, spans, to: to.to_vec() };
+        if self.dice.happens(self.moods.copy_pending) {
+            self.begun.push((token, job));
+            return CopyOutcome::Pending;
+        }
+        match self.finish(job) {
+            Ok(_) => CopyOutcome::Done,
+            Err(side) => CopyOutcome::Fault(side),
+        }
+    }
+
+    fn atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome {
+        if at.length != 8 || !at.address.is_multiple_of(8) {
+            self.wrong(format!("an atomic at {at:?}"));
+        }
+        let job = Job::Atomic { at, operation };
+        if self.dice.happens(self.moods.copy_pending) {
+            self.begun.push((token, job));
+            return AtomicOutcome::Pending;
+        }
+        match self.finish(job) {
+            Ok(value) => AtomicOutcome::Done(value.expect("an atomic finds a value")),
+            Err(_) => AtomicOutcome::Fault,
+        }
+    }
+
+    fn path(&mut self, vnic: VnicId, route: &GlobalRoute) -> Path {
+        let Some(network) = self.networks.get(&vnic) else { return Path::Local };
+        match self.addresses.get(&(*network, route.dgid)) {
+            Some(&host) if host != self.host => {
+                Path::Wire(Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu: self.path_mtu_max })
+            }
+            _ => Path::Local,
+        }
+    }
+
+    fn peer(&mut self, host: HostId, qpn: Qpn) -> PeerAnswer {
+        match self.peers.get(&(host, qpn)) {
+            Some(Some(info)) => PeerAnswer::Known(*info),
+            Some(None) => PeerAnswer::Absent,
+            None if host == crate::sim::FORGER => PeerAnswer::Absent,
+            None => {
+                self.asked.push((host, qpn));
+                PeerAnswer::Asked
+            }
+        }
+    }
+
+    fn transmit(
+        &mut self,
+        token: Token,
+        to: &Destination,
+        heads: &[PacketHead],
+        payload: Source<'_>,
+    ) -> TransmitOutcome {
+        let mut prefix = payload.prefix.to_vec();
+        let mut spans = Vec::new();
+        match payload.body {
+            SourceBody::Bytes(body) => prefix.extend_from_slice(body),
+            SourceBody::Spans(body) => spans.extend_from_slice(body),
+        }
+        let length = prefix.len() as u64 + spans.iter().map(|span| u64::from(span.length)).sum::<u64>();
+        self.check_burst(to, heads, length);
+        let waiting_ns = u128::from(self.line_free_at.saturating_sub(self.now));
+        let waiting = waiting_ns * u128::from(self.bits_per_second) / 8_000_000_000;
+        if waiting > u128::from(self.send_buffer_bytes) || self.dice.happens(self.moods.transmit_full) {
+            self.was_full = true;
+            return TransmitOutcome::Full;
+        }
+        let job = Job::Transmit { to: *to, heads: heads.to_vec(), prefix, spans };
+        let Job::Transmit { spans, .. } = &job else { return TransmitOutcome::Fault };
+        if !spans.is_empty() && self.dice.happens(self.moods.transmit_pending) {
+            self.begun.push((token, job));
+            return TransmitOutcome::Pending;
+        }
+        if self.finish(job).is_ok() { TransmitOutcome::Sent } else { TransmitOutcome::Fault }
+    }
+
+    fn identity_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
+        self.identities.push((qpn, peer));
+    }
+
+    fn group_hosts(&mut self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
+        let Some(hosts) = self.groups.get(&(network, group)) else { return };
+        for (&host, &qpn) in hosts {
+            let mtu = self.path_mtu_max;
+            into.push((Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu }, qpn));
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Seeds in bulk, seeds that once failed, and what must hold of any run: it repeats itself, snapshots or not.
+use freeflow_sim::plan::Plan;
+use freeflow_sim::{failure, run, run_plan};
+
+/// Of each of the two tests; about a minute each on one core.
+const SEEDS: u64 = 4000;
+const SEEDS_FULL: u64 = 60_000;
+
+/// Seeds that once failed, and why. A bug found by one stays here.
+const ONCE_FAILED: [(u64, &str); 1] =
+    [(7069, "XRC: RESET returned a RECV of the target, which the workload took for a QP in ERROR that flushes")];
+
+fn count() -> u64 {
+    if std::env::var_os("FREEFLOW_TEST_FULL").is_some() { SEEDS_FULL } else { SEEDS }
+}
+
+/// `FREEFLOW_TEST_SEED` moves the row of seeds.
+fn first() -> u64 {
+    std::env::var("FREEFLOW_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0)
+}
+
+fn check(seeds: impl Iterator<Item = u64>) {
+    let mut failures = Vec::new();
+    let (mut completions, mut packets, mut restored) = (0, 0, 0);
+    for seed in seeds {
+        let report = run(seed, false);
+        completions += report.completions;
+        packets += report.packets;
+        restored += report.restored;
+        if !report.wrongs.is_empty() {
+            failures.push(failure(&report));
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} seeds failed; the first ones:\n{}",
+        failures.len(),
+        failures[..failures.len().min(5)].join("\n")
+    );
+    // A simulation that does nothing finds nothing.
+    assert!(completions > 100 && packets > 100 && restored > 10, "{completions} {packets} {restored}");
+}
+
+#[test]
+fn even_seeds() {
+    check((0..count()).map(|seed| first() + 2 * seed));
+}
+
+#[test]
+fn odd_seeds() {
+    check((0..count()).map(|seed| first() + 2 * seed + 1));
+}
+
+#[test]
+fn seeds_that_once_failed() {
+    for (seed, why) in ONCE_FAILED {
+        let report = run(seed, false);
+        assert!(report.wrongs.is_empty(), "{why}: {}", failure(&report));
+    }
+}
+
+#[test]
+fn a_seed_replays() {
+    for seed in 1..20 {
+        let (first, second) = (run(seed, false), run(seed, true));
+        assert_eq!((first.digest, first.ended_at), (second.digest, second.ended_at), "seed {seed}");
+        assert!(!second.trace.is_empty());
+    }
+}
+
+/// An engine that is written down and read back at any turns does the very same.
+#[test]
+fn snapshots_change_nothing() {
+    for seed in 0..60 {
+        let with = |restores| {
+            let mut plan = Plan::new(seed);
+            plan.climate.restores = restores;
+            let report = run_plan(plan, false);
+            (report.digest, report.ended_at, report.completions, report.wrongs)
+        };
+        let (never, often) = (with(0), with(300_000));
+        assert_eq!(never, often, "seed {seed}");
+    }
+}
