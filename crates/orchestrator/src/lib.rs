@@ -51,11 +51,22 @@ pub struct Network {
     pub id: NetworkId,
     pub name: String,
     pub pool: Pool,
+    /// The part of the pool that this host gives out, where several hosts share the network: the whole pool if none.
+    #[serde(default)]
+    pub range: Option<Pool>,
+    /// The first address of [`Network::assigned`]: each host is the gateway of its own vNICs.
     pub gateway: Ipv4Addr,
     /// The host's bridge that gives the network its IP path.
     pub bridge: String,
     /// Where the search for a free address begins: an address is not given out again at once.
     cursor: u32,
+}
+
+impl Network {
+    /// The addresses that this host gives out.
+    pub fn assigned(&self) -> Pool {
+        self.range.unwrap_or(self.pool)
+    }
 }
 
 /// A vNIC as it was attached.
@@ -78,8 +89,9 @@ impl Vnic {
 /// What can be asked of the orchestrator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
-    /// The same again is answered; the same name with another pool is refused.
-    CreateNetwork { name: String, pool: Pool, bridge: String },
+    /// The same again is answered; the same name with another pool or range is refused. The range, where there is one, is
+    /// the part of the pool that this host gives out.
+    CreateNetwork { name: String, pool: Pool, range: Option<Pool>, bridge: String },
     /// The same `id` again gives the vNIC that is there, if network and address agree.
     Attach {
         id: String,
@@ -107,7 +119,9 @@ pub enum Refusal {
     /// A name is empty, too long, or holds other characters than letters, digits, `.`, `_`, `-`; or too many labels.
     BadName,
     UnknownNetwork,
-    /// A network of this name has another pool; a vNIC of this id is in another network or has another address.
+    /// The range is not a part of the pool.
+    RangeOutside,
+    /// A network of this name has another pool or range; a vNIC of this id is in another network or has another address.
     Different,
     AddressInUse,
     /// Not an address of the network's pool that a vNIC can have.
@@ -121,6 +135,7 @@ impl fmt::Display for Refusal {
         f.write_str(match self {
             Self::BadName => "a name may have 1 to 128 letters, digits, '.', '_' and '-', and begins with no '.'",
             Self::UnknownNetwork => "no such network",
+            Self::RangeOutside => "the host's range is not a part of the network's pool",
             Self::Different => "it exists already, and is different",
             Self::AddressInUse => "another vNIC has this address",
             Self::AddressOutside => "not an address that a vNIC of this network can have",
@@ -145,13 +160,14 @@ impl State {
                 *name == network.name
                     && name_is_good(name)
                     && network.id.0 < self.next_network
-                    && network.gateway == network.pool.gateway()
+                    && network.pool.encloses(network.assigned())
+                    && network.gateway == network.assigned().gateway()
             })
             && self.vnics.iter().all(|(id, vnic)| {
                 let network = self.networks.get(&vnic.network);
                 *id == vnic.id
                     && name_is_good(id)
-                    && network.is_some_and(|network| network.pool.is_assignable(vnic.address))
+                    && network.is_some_and(|network| network.assigned().is_assignable(vnic.address))
                     && taken.insert((vnic.network.as_str(), vnic.address), ()).is_none()
             })
     }
@@ -175,7 +191,7 @@ impl State {
 
     pub fn apply(&mut self, command: &Command) -> Result<Answer, Refusal> {
         match command {
-            Command::CreateNetwork { name, pool, bridge } => self.create_network(name, *pool, bridge),
+            Command::CreateNetwork { name, pool, range, bridge } => self.create_network(name, *pool, *range, bridge),
             Command::Attach { id, name, network, address, labels, limits } => {
                 self.attach(id, name, network, *address, labels, *limits)
             }
@@ -186,12 +202,15 @@ impl State {
         }
     }
 
-    fn create_network(&mut self, name: &str, pool: Pool, bridge: &str) -> Result<Answer, Refusal> {
+    fn create_network(&mut self, name: &str, pool: Pool, range: Option<Pool>, bridge: &str) -> Result<Answer, Refusal> {
         if !name_is_good(name) {
             return Err(Refusal::BadName);
         }
+        if range.is_some_and(|range| !pool.encloses(range)) {
+            return Err(Refusal::RangeOutside);
+        }
         if let Some(network) = self.networks.get_mut(name) {
-            if network.pool != pool {
+            if network.pool != pool || network.assigned() != range.unwrap_or(pool) {
                 return Err(Refusal::Different);
             }
             if network.bridge == bridge {
@@ -202,8 +221,8 @@ impl State {
         }
         let id = NetworkId(self.next_network);
         self.next_network += 1;
-        let gateway = pool.gateway();
-        let network = Network { id, name: name.into(), pool, gateway, bridge: bridge.into(), cursor: 0 };
+        let gateway = range.unwrap_or(pool).gateway();
+        let network = Network { id, name: name.into(), pool, range, gateway, bridge: bridge.into(), cursor: 0 };
         self.networks.insert(name.into(), network);
         Ok(Answer::Changed)
     }
@@ -232,7 +251,7 @@ impl State {
         }
         let network = self.networks.get(network_name).ok_or(Refusal::UnknownNetwork)?;
         let address = match address {
-            Some(IpAddr::V4(address)) if network.pool.is_assignable(address) => {
+            Some(IpAddr::V4(address)) if network.assigned().is_assignable(address) => {
                 if self.in_use(network_name, address) {
                     return Err(Refusal::AddressInUse);
                 }
@@ -242,7 +261,7 @@ impl State {
             None => self.free_address(network_name, network).ok_or(Refusal::Exhausted)?,
         };
         if let Some(network) = self.networks.get_mut(network_name) {
-            network.cursor = network.pool.offset_of(address).unwrap_or(0).wrapping_add(1);
+            network.cursor = network.assigned().offset_of(address).unwrap_or(0).wrapping_add(1);
         }
         let vnic = Vnic {
             id: id.into(),
@@ -264,11 +283,12 @@ impl State {
         let taken: alloc::collections::BTreeSet<Ipv4Addr> =
             self.vnics.values().filter(|vnic| vnic.network == name).map(|vnic| vnic.address).collect();
         // At most taken + 3 addresses (network, gateway, broadcast) are passed over.
-        let size = network.pool.size();
+        let range = network.assigned();
+        let size = range.size();
         let mut offset = if network.cursor < size { network.cursor } else { 0 };
         for _ in 0..size.min(taken.len() as u32 + 4) {
-            let address = network.pool.address_at(offset);
-            if network.pool.is_assignable(address) && !taken.contains(&address) {
+            let address = range.address_at(offset);
+            if range.is_assignable(address) && !taken.contains(&address) {
                 return Some(address);
             }
             offset = if offset + 1 < size { offset + 1 } else { 0 };
@@ -299,7 +319,7 @@ mod tests {
     fn state(pool: &str) -> State {
         let mut state = State::new();
         let pool = pool.parse().unwrap();
-        let command = Command::CreateNetwork { name: "default".into(), pool, bridge: "ff0".into() };
+        let command = Command::CreateNetwork { name: "default".into(), pool, range: None, bridge: "ff0".into() };
         assert_eq!(state.apply(&command), Ok(Answer::Changed));
         assert_eq!(state.apply(&command), Ok(Answer::Unchanged));
         state
@@ -348,6 +368,33 @@ mod tests {
         assert_eq!(address(&state, "f"), "192.168.7.3");
     }
 
+    fn create(pool: &str, range: Option<&str>) -> Command {
+        let range = range.map(|text| text.parse().unwrap());
+        Command::CreateNetwork { name: "default".into(), pool: pool.parse().unwrap(), range, bridge: "ff0".into() }
+    }
+
+    #[test]
+    fn a_host_gives_out_its_own_range_of_the_pool() {
+        let mut state = State::new();
+        assert_eq!(state.apply(&create("10.111.0.0/16", Some("10.112.2.0/24"))), Err(Refusal::RangeOutside));
+        assert_eq!(state.apply(&create("10.111.0.0/16", Some("10.0.0.0/8"))), Err(Refusal::RangeOutside));
+        state.apply(&create("10.111.0.0/16", Some("10.111.2.0/29"))).unwrap();
+        let network = state.network("default").unwrap();
+        assert_eq!((network.gateway.to_string().as_str(), network.pool.prefix_length()), ("10.111.2.1", 16));
+        for id in ["a", "b", "c", "d", "e"] {
+            state.apply(&attach(id, None)).unwrap();
+        }
+        assert_eq!((address(&state, "a"), address(&state, "e")), ("10.111.2.2".into(), "10.111.2.6".into()));
+        assert_eq!(state.apply(&attach("f", None)), Err(Refusal::Exhausted));
+        for other_hosts in ["10.111.0.2", "10.111.2.1", "10.111.2.7", "10.111.3.2"] {
+            assert_eq!(state.apply(&attach("f", Some(other_hosts))), Err(Refusal::AddressOutside), "{other_hosts}");
+        }
+        assert!(state.is_sound());
+        assert_eq!(state.apply(&create("10.111.0.0/16", Some("10.111.2.0/29"))), Ok(Answer::Unchanged));
+        assert_eq!(state.apply(&create("10.111.0.0/16", Some("10.111.3.0/29"))), Err(Refusal::Different));
+        assert_eq!(state.apply(&create("10.111.0.0/16", None)), Err(Refusal::Different));
+    }
+
     #[test]
     fn addresses_that_no_vnic_can_have_are_refused() {
         let mut state = state("10.111.0.0/16");
@@ -367,6 +414,7 @@ mod tests {
         let other = Command::CreateNetwork {
             name: "default".into(),
             pool: "10.112.0.0/16".parse().unwrap(),
+            range: None,
             bridge: "ff0".into(),
         };
         assert_eq!(state.apply(&other), Err(Refusal::Different));

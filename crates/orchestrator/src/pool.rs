@@ -43,6 +43,11 @@ impl Pool {
         self.offset_of(address).is_some()
     }
 
+    /// Whether all addresses of `other` are also of this pool.
+    pub fn encloses(self, other: Pool) -> bool {
+        other.prefix_length >= self.prefix_length && self.contains(other.base)
+    }
+
     /// Whether a vNIC can have it: neither network, gateway nor broadcast address.
     pub fn is_assignable(self, address: Ipv4Addr) -> bool {
         self.offset_of(address).is_some_and(|offset| offset > 1 && offset < self.size() - 1)
@@ -100,6 +105,9 @@ mod tests {
         let pool: Pool = "10.111.0.0/16".parse().unwrap();
         assert_eq!(pool.gateway(), Ipv4Addr::new(10, 111, 0, 1));
         assert_eq!((pool.size(), pool.to_string().as_str()), (65_536, "10.111.0.0/16"));
+        let range: Pool = "10.111.2.0/24".parse().unwrap();
+        assert!(pool.encloses(range) && pool.encloses(pool) && !range.encloses(pool));
+        assert!(!pool.encloses("10.112.2.0/24".parse().unwrap()));
         for bad in ["", "10.0.0.0", "10.0.0.0/7", "10.0.0.0/30", "10.0.0.1/24", "10.0.0.0/x", "::/64"] {
             assert_eq!(bad.parse::<Pool>(), Err(PoolError), "{bad}");
         }

@@ -19,6 +19,17 @@ pub enum AdminRequest {
     ListVnics { after: Option<String> },
     /// → `Networks`.
     ListNetworks,
+    /// → `Peers`.
+    ListPeers,
+    /// Reads the peers file again. → `Done`, or `Failed`, and then all stays as it was.
+    ReloadPeers,
+    /// What goes over the wire. QPs in order of their numbers, after the given one. → `Wire`.
+    WireStatus { after_qpn: Option<u32> },
+    /// Loses, delays or spoils packets on purpose from now on; `None`: no more. → `Done`.
+    SetWireFaults { faults: Option<WireFaults> },
+    /// Writes packets in pcapng form to the descriptor that comes along, until there are so many, so many seconds have
+    /// passed, or the descriptor takes no more. → `Captured`, when that is over. One capture at a time.
+    Capture { packet_count_max: Option<u64>, seconds_max: Option<u64> },
     /// Ends the router in order: sessions get DEVICE_FATAL. → `Done`, then the socket closes.
     Shutdown,
 }
@@ -26,12 +37,32 @@ pub enum AdminRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AdminReply {
     Done,
-    Failed { code: AdminErrorCode, message: String },
-    Version { protocol_version: u32, version: String, pid: u32 },
+    Failed {
+        code: AdminErrorCode,
+        message: String,
+    },
+    Version {
+        protocol_version: u32,
+        version: String,
+        pid: u32,
+    },
     Status(RouterStatus),
     Vnic(VnicStatus),
-    Vnics { vnics: Vec<VnicStatus>, more: bool },
-    Networks { networks: Vec<NetworkStatus> },
+    Vnics {
+        vnics: Vec<VnicStatus>,
+        more: bool,
+    },
+    Networks {
+        networks: Vec<NetworkStatus>,
+    },
+    Wire(WireStatus),
+    /// `lost`: came faster than they could be written. `error`: why it ended, if not as it was asked to.
+    Captured {
+        packets: u64,
+        lost: u64,
+        error: Option<String>,
+    },
+    Peers(PeersStatus),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +101,9 @@ pub struct RouterStatus {
     pub segment_bytes: u64,
     /// CPU time the worker thread has used, microseconds.
     pub worker_cpu_us: u64,
+    /// Other hosts of the peers file, and those of them that are connected.
+    pub peer_count: u32,
+    pub connected_peer_count: u32,
     pub counters: Counters,
 }
 
@@ -121,4 +155,114 @@ pub struct NetworkStatus {
     pub prefix_length: u8,
     pub vnic_count: u32,
     pub bridge: String,
+}
+
+/// What this host knows of the others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PeersStatus {
+    /// The peers file; none was given if this is empty.
+    pub file: String,
+    /// Name of this host in it.
+    pub host: String,
+    pub peers: Vec<PeerStatus>,
+    /// Connections from addresses that are no peer's.
+    pub strangers: u64,
+    /// Connections from a peer's address that did not prove to be it.
+    pub refused_handshakes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeerStatus {
+    pub host: String,
+    pub address: IpAddr,
+    /// `down`, `dialing`, `greeting`, `up`.
+    pub state: String,
+    /// How long it has been so, seconds.
+    pub state_s: u64,
+    /// Round trip of the last keep-alive, microseconds.
+    pub rtt_us: Option<u64>,
+    /// Packets between the two hosts carry an ICRC.
+    pub icrc: bool,
+    /// Addresses that are on that host.
+    pub route_count: u32,
+    pub counters: PeerCounters,
+}
+
+/// Counts since the router began, or the peer was last changed in the peers file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerCounters {
+    pub connections: u64,
+    pub failed_dials: u64,
+    pub sent_messages: u64,
+    pub received_messages: u64,
+    /// Announcements of addresses that the host may not have, or somebody else has.
+    pub refused_announcements: u64,
+    /// Descriptions of QPs with such addresses.
+    pub refused_infos: u64,
+    /// Connections ended because what came made no sense.
+    pub protocol_errors: u64,
+    /// Connections ended because nothing came, or nothing was taken, for too long.
+    pub timeouts: u64,
+}
+
+/// A count and its name.
+pub type Named = (String, u64);
+
+/// What goes between this host and others as packets.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WireStatus {
+    /// Whether there are other hosts at all.
+    pub open: bool,
+    pub address: Option<IpAddr>,
+    pub hosts: Vec<WireHost>,
+    /// Of the sockets.
+    pub counters: Vec<Named>,
+    /// Packets that were received and that no QP acted upon, by reason.
+    pub drops: Vec<Named>,
+    pub faults: Option<WireFaults>,
+    /// One page.
+    pub qps: Vec<WireQp>,
+    pub more_qps: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WireHost {
+    pub number: u32,
+    pub address: IpAddr,
+    /// A machine without FreeFlow.
+    pub external: bool,
+    /// Largest payload of a packet on the way there, bytes.
+    pub mtu: u16,
+    pub qp_count: u32,
+    /// Sums over these QPs.
+    pub counters: Vec<Named>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WireQp {
+    pub qpn: u32,
+    pub dest_qpn: u32,
+    /// [`WireHost::number`].
+    pub host: u32,
+    /// How much may be on the way, and is.
+    pub window_bytes: u64,
+    pub in_flight_bytes: u64,
+    pub smoothed_rtt_ns: u64,
+    /// Those that are not 0.
+    pub counters: Vec<Named>,
+}
+
+/// Probabilities in parts per million, for each packet sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WireFaults {
+    pub seed: u64,
+    pub loss_ppm: u32,
+    pub duplicate_ppm: u32,
+    /// Overtaken by a few later ones.
+    pub reorder_ppm: u32,
+    pub delay_ppm: u32,
+    pub delay_ns: u64,
+    /// One bit inverted.
+    pub corrupt_ppm: u32,
 }

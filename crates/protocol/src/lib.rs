@@ -1,6 +1,7 @@
-//! Messages between the library and its router ([`library`]) and between the CLI and a router ([`admin`]).
+//! Messages between the library and its router ([`library`]), between the CLI and a router ([`admin`]), and between the
+//! routers of two hosts ([`peer`], which has a transport of its own).
 //!
-//! Transport: Unix `SOCK_SEQPACKET`; one message a datagram, at most [`MESSAGE_BYTES_MAX`]; descriptors ride along by
+//! Transport of the first two: Unix `SOCK_SEQPACKET`; one message a datagram, at most [`MESSAGE_BYTES_MAX`]; descriptors ride along by
 //! SCM_RIGHTS, in the order that each message's documentation gives. Every request gets one reply, in order.
 //!
 //! Decoding is total: any bytes give a message or a [`DecodeError`], never a panic, and trailing bytes are an error.
@@ -13,13 +14,14 @@ extern crate alloc;
 
 pub mod admin;
 pub mod library;
+pub mod peer;
 
 use alloc::vec::Vec;
 use core::fmt;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Changes with every incompatible change of a message.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// Largest message either side sends, bytes. Lists that could grow beyond it are paged.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;

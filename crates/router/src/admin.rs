@@ -3,13 +3,15 @@
 //! Only root of the router's own PID namespace is served: root inside a container that can somehow reach the socket is not.
 //! Requests are done one at a time.
 use crate::control::{Control, Topic};
+use crate::external::ExternalPolicy;
 use crate::jobs::Step;
 use crate::log::{info, warning};
+use crate::peers::PeersFile;
 use crate::slab::Key;
 use crate::vnics::{VnicNumbers, add};
 use crate::worker::Worker;
 use freeflow_engine::{Usage, VnicId};
-use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, RouterStatus};
+use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, PeersStatus, RouterStatus};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
 use freeflow_shm::fd;
 use rustix::event::epoll;
@@ -99,15 +101,18 @@ impl Control {
         let Some(admin) = self.admins.get_mut(key) else { return };
         admin.queued = false;
         let mut buffer = std::mem::take(&mut self.buffer);
-        let received = fd::receive_message(&admin.socket, &mut buffer, 0);
+        let received = fd::receive_message(&admin.socket, &mut buffer, 1);
         let request = freeflow_protocol::decode::<AdminRequest>(&buffer);
         self.buffer = buffer;
-        match received {
+        let descriptor = match received {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(_) | Ok((0, _)) => return self.close_admin(key),
-            Ok(_) => {}
-        }
+            Ok((_, mut descriptors)) => descriptors.pop(),
+        };
         let done = match request {
+            Ok(AdminRequest::Capture { packet_count_max, seconds_max }) => {
+                self.capture(key, descriptor, (packet_count_max, seconds_max))
+            }
             Ok(request) => self.handle_admin_request(key, request),
             Err(error) => AdminDone::Reply(AdminReply::Failed {
                 code: AdminErrorCode::Invalid,
@@ -141,6 +146,13 @@ impl Control {
             AdminRequest::Detach { id } => return self.detach(key, &id),
             AdminRequest::ListVnics { after } => return self.list_vnics(key, after),
             AdminRequest::ListNetworks => AdminReply::Networks { networks: self.network_statuses() },
+            AdminRequest::ListPeers => AdminReply::Peers(self.peers_status()),
+            AdminRequest::ReloadPeers => self.reload_peers(),
+            AdminRequest::WireStatus { after_qpn } => return self.wire_status(key, after_qpn),
+            AdminRequest::SetWireFaults { faults } => return self.set_wire_faults(key, faults),
+            AdminRequest::Capture { packet_count_max, seconds_max } => {
+                return self.capture(key, None, (packet_count_max, seconds_max));
+            }
             AdminRequest::Shutdown => {
                 info!("shutdown asked for");
                 self.stop.store(true, Relaxed);
@@ -188,6 +200,7 @@ impl Control {
                 segment_bytes += vnic.account.segment_bytes.load(Relaxed);
                 counters.malformed_messages += vnic.malformed_messages;
             }
+            let peers = control.peers.status().peers;
             let now_ns = freeflow_shm::monotonic_ns();
             AdminReply::Status(RouterStatus {
                 version: env!("CARGO_PKG_VERSION").into(),
@@ -210,6 +223,8 @@ impl Control {
                 segment_count: segment_count as u32,
                 segment_bytes,
                 worker_cpu_us,
+                peer_count: peers.len() as u32,
+                connected_peer_count: peers.iter().filter(|peer| peer.state == "up").count() as u32,
                 counters,
             })
         })
@@ -238,6 +253,27 @@ impl Control {
             }
             AdminReply::Vnics { vnics, more }
         })
+    }
+
+    fn peers_status(&self) -> PeersStatus {
+        let file = self.config.peers.as_deref().map_or(String::new(), |path| path.display().to_string());
+        PeersStatus { file, ..self.peers.status() }
+    }
+
+    /// Reads the peers file on this thread: a small file of the host's own root, now and then.
+    fn reload_peers(&mut self) -> AdminReply {
+        let Some(path) = &self.config.peers else {
+            let message = "the router was started without a peers file".into();
+            return AdminReply::Failed { code: AdminErrorCode::NotFound, message };
+        };
+        match PeersFile::load(path) {
+            Ok((file, key)) => {
+                self.set_external_policy(ExternalPolicy::of(&file));
+                self.peers.reload(file, key);
+                AdminReply::Done
+            }
+            Err(error) => AdminReply::Failed { code: AdminErrorCode::Invalid, message: error.to_string() },
+        }
     }
 
     fn network_statuses(&self) -> Vec<NetworkStatus> {

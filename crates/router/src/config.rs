@@ -1,4 +1,5 @@
 //! What a router is started with.
+use crate::wire_options::WireOptions;
 use freeflow_orchestrator::Pool;
 use freeflow_verbs::VnicLimits;
 use std::path::PathBuf;
@@ -42,8 +43,14 @@ pub struct Config {
     pub bridge: String,
     /// Addresses of the default network.
     pub pool: Pool,
+    /// Those of them that this host gives out; all, if none.
+    pub range: Option<Pool>,
+    /// How the sockets to them are opened.
+    pub wire: WireOptions,
     /// Limits of vNICs attached from now on.
     pub limits: VnicLimits,
+    /// The file that names the other hosts, see [`crate::peers::PeersFile`].
+    pub peers: Option<PathBuf>,
     /// See [`MACHINE_DIR`].
     pub machine_dir: PathBuf,
 }

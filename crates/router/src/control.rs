@@ -10,12 +10,14 @@ use crate::admin::AdminConnection;
 use crate::closer::Closer;
 use crate::config::Config;
 use crate::device::device_attributes;
+use crate::external::{self, ExternalPolicy};
 use crate::fallback::Abandoned;
 use crate::hold::Holder;
 use crate::imports::Passes;
 use crate::jobs::{Job, Reaction, Step};
 use crate::log::{info, warning};
 use crate::memory::PageTable;
+use crate::peers::{Peers, PeersHandle};
 use crate::requests::Handled;
 use crate::rings::Session;
 use crate::session::{Answer, Connection, Objects, Phase};
@@ -130,6 +132,8 @@ pub struct Control {
     pub(crate) admins_ready: VecDeque<Key>,
     /// The CLI's requests are done one at a time.
     pub(crate) admin_busy: bool,
+    /// A capture of the wire is under way.
+    pub(crate) capturing: bool,
     /// Counts of vNICs that are gone.
     pub(crate) retired: Counters,
     pub(crate) buffer: Vec<u8>,
@@ -138,6 +142,10 @@ pub struct Control {
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) commons: Arc<Commons>,
     pub(crate) passes: Passes,
+    pub(crate) peers: PeersHandle,
+    /// Ends with this.
+    _peers_thread: Option<Peers>,
+    pub(crate) external: ExternalPolicy,
 }
 
 /// What the control thread starts with.
@@ -151,6 +159,8 @@ pub struct ControlParts {
     pub admin_listener: OwnedFd,
     pub stop: Arc<AtomicBool>,
     pub commons: Arc<Commons>,
+    pub peers: PeersHandle,
+    pub peers_thread: Option<Peers>,
 }
 
 impl Control {
@@ -177,12 +187,16 @@ impl Control {
             admins: Slab::default(),
             admins_ready: VecDeque::new(),
             admin_busy: false,
+            capturing: false,
             retired: Counters::default(),
             buffer: Vec::new(),
             reserve: std::fs::File::open("/dev/null").ok().map(OwnedFd::from),
             stop: parts.stop,
             commons: parts.commons,
             passes: Passes::default(),
+            peers: parts.peers,
+            _peers_thread: parts.peers_thread,
+            external: ExternalPolicy::default(),
         };
         control.watch(parts.waker.fd(), Topic::Waker, epoll::EventFlags::IN)?;
         control.watch(control.admin_listener.as_fd(), Topic::AdminListener, epoll::EventFlags::IN)?;
@@ -477,7 +491,7 @@ impl Control {
             protocol_version: PROTOCOL_VERSION,
             layout_version: LAYOUT_VERSION,
             device: device_attributes(&vnic.record, network.id),
-            gids: vec![vnic.record.gid()],
+            gids: external::gids(vnic.record.gid(), self.external.gid(&vnic.record.network)),
             network: vnic.record.network.clone(),
             vnic: vnic.record.id.clone(),
             session_segment_bytes: session::BYTES as u64,

@@ -10,6 +10,9 @@ pub const DEVICE_NAME: &str = "freeflow0";
 /// `ibv_port_attr.active_speed` 32 (EDR, 25 Gb/s a lane) and `active_width` 2 (four lanes): 100 Gb/s.
 const SPEED_EDR: u8 = 32;
 const WIDTH_4X: u8 = 2;
+/// The first entry is filled, and a second where the vNIC may talk to machines without FreeFlow (`crate::external`).
+/// Programs may look at the others, as on any NIC, and find them empty.
+pub const GID_TABLE_LENGTH: u32 = 16;
 
 pub fn device_attributes(vnic: &Vnic, network: NetworkId) -> DeviceAttributes {
     let limits = &vnic.limits;
@@ -40,8 +43,7 @@ pub fn device_attributes(vnic: &Vnic, network: NetworkId) -> DeviceAttributes {
             active: true,
             max_mtu: PathMtu::Mtu4096,
             active_mtu: PathMtu::Mtu4096,
-            // One entry is filled; programs may look at the others, as on any NIC, and find them empty.
-            gid_table_length: 16,
+            gid_table_length: GID_TABLE_LENGTH,
             message_bytes_max: MESSAGE_BYTES_MAX as u32,
             active_speed: SPEED_EDR,
             active_width: WIDTH_4X,

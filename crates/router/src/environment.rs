@@ -3,12 +3,13 @@ use crate::events::Sent;
 use crate::rings::Rings;
 use crate::targets::Viewer;
 use freeflow_engine::{
-    AtomicOutcome, CopyOutcome, CqFull, CqId, Environment, EventTarget, Fetch, QpId, ReceiveQueueId, Source, Span,
-    SrqId, Token,
+    AtomicOutcome, CopyOutcome, CqFull, CqId, Destination, Environment, EventTarget, Fetch, HostId, PacketHead, Path,
+    PeerAnswer, QpId, ReceiveQueueId, Source, Span, SrqId, Token, TransmitOutcome, VnicId,
 };
 use freeflow_shm::{RequestConsumer, Take, monotonic_ns};
 use freeflow_verbs::{
-    AsyncEventKind, AtomicOperation, Completion, CompletionFlags, CompletionStatus, ReceiveRequest, SendRequest,
+    AsyncEventKind, AtomicOperation, Completion, CompletionFlags, CompletionStatus, Gid, GlobalRoute, NetworkId, Qpn,
+    ReceiveRequest, SendRequest,
 };
 
 fn fetched(take: Take) -> Fetch {
@@ -110,5 +111,32 @@ impl Environment for Rings {
 
     fn atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome {
         self.start_atomic(token, at, operation)
+    }
+
+    fn path(&mut self, vnic: VnicId, route: &GlobalRoute) -> Path {
+        self.find_path(vnic, route)
+    }
+
+    fn peer(&mut self, host: HostId, qpn: Qpn) -> PeerAnswer {
+        self.fabric.peer(self.now, host, qpn)
+    }
+
+    #[inline]
+    fn transmit(
+        &mut self,
+        token: Token,
+        to: &Destination,
+        packets: &[PacketHead],
+        payload: Source<'_>,
+    ) -> TransmitOutcome {
+        self.start_transmit(token, to, packets, payload)
+    }
+
+    fn identity_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
+        self.fabric.note_changed(qpn, peer);
+    }
+
+    fn group_hosts(&mut self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
+        self.fabric.group_hosts(network, group, into);
     }
 }

@@ -4,7 +4,8 @@
 //! - the *worker* (`worker`, `wait`, `environment`, `transfer`): engine, rings, events;
 //! - the *control* thread (`control`, `requests`, `vnics`, `admin`): sockets, handles, limits, processes that end;
 //! - one *helper* a vNIC (`fallback`): memory that can't be mapped;
-//! - one for the files of the synthetic sysfs (`sysfs`, `sysfs_counters`).
+//! - one for the files of the synthetic sysfs (`sysfs`, `sysfs_counters`);
+//! - `ff-peers`, which finds and trusts the routers of other hosts ([`peers`]), where there is a peers file.
 //!
 //! Two more come and go: one a vNIC that closes descriptors (`closer`), one a connection that holds threads (`hold`).
 //!
@@ -16,6 +17,7 @@
 
 mod account;
 mod admin;
+mod capture;
 mod closer;
 mod config;
 mod control;
@@ -23,6 +25,8 @@ mod device;
 mod environment;
 mod events;
 mod extents;
+mod external;
+mod fabric;
 mod fallback;
 mod hold;
 mod imports;
@@ -30,6 +34,7 @@ mod jobs;
 mod log;
 mod memory;
 mod moderation;
+pub mod peers;
 mod pollers;
 mod remap;
 mod requests;
@@ -37,6 +42,8 @@ mod requests_memory;
 mod requests_qp;
 mod rings;
 mod router;
+mod running;
+mod sending;
 mod session;
 mod slab;
 mod store;
@@ -45,9 +52,13 @@ mod sysfs_counters;
 mod table;
 mod targets;
 mod transfer;
+mod turns;
 mod vnics;
 mod wait;
 mod wake;
+mod wire;
+mod wire_admin;
+mod wire_options;
 mod worker;
 
 #[cfg(test)]
@@ -57,3 +68,4 @@ mod void_tests;
 
 pub use config::{Config, MACHINE_DIR, Mode};
 pub use router::Router;
+pub use wire_options::WireOptions;

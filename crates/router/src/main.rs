@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 use clap::Parser;
 use freeflow_orchestrator::{DEFAULT_POOL, Pool};
-use freeflow_router::{Config, MACHINE_DIR, Mode, Router};
+use freeflow_router::{Config, MACHINE_DIR, Mode, Router, WireOptions};
 use freeflow_shm::termination_signals;
 use freeflow_verbs::VnicLimits;
 use rustix::event::{PollFd, PollFlags};
@@ -34,6 +34,15 @@ struct Arguments {
     /// Address pool of the default network
     #[arg(long, value_name = "CIDR", default_value = DEFAULT_POOL)]
     pool: Pool,
+    /// The part of the pool that this host gives out, where hosts share a network [default: all of it]
+    #[arg(long, value_name = "CIDR")]
+    range: Option<Pool>,
+    /// The other hosts: who they are, where, and their keys
+    #[arg(long, value_name = "FILE")]
+    peers: Option<PathBuf>,
+    /// How the sockets to them are opened, a JSON object with some of the fields of WireOptions, such as {"gso": false}
+    #[arg(long, value_name = "JSON", value_parser = WireOptions::parse)]
+    wire_options: Option<WireOptions>,
     /// Limits of each vNIC, a JSON object with some of the fields of VnicLimits, such as {"qp_count_max": 100}
     #[arg(long, value_name = "JSON", value_parser = parse_limits)]
     limits: Option<VnicLimits>,
@@ -81,6 +90,9 @@ fn run(arguments: Arguments) -> io::Result<()> {
         host: arguments.host.unwrap_or_else(host_name),
         bridge: arguments.bridge,
         pool: arguments.pool,
+        range: arguments.range,
+        peers: arguments.peers.map(std::path::absolute).transpose()?,
+        wire: arguments.wire_options.unwrap_or_default(),
         limits: arguments.limits.unwrap_or_default(),
         machine_dir: arguments.machine_dir,
     })?;

@@ -1,5 +1,6 @@
 //! What the worker keeps beside the engine's objects: rings, doorbells, page tables, event pipes, helpers.
 use crate::events::{PipeId, Pipes};
+use crate::fabric::Fabric;
 use crate::fallback::{Abandoned, Finished, Helper};
 use crate::memory::PageTable;
 use crate::moderation::{Moderation, Schedule};
@@ -9,7 +10,7 @@ use crate::transfer::Transfers;
 use crate::wake::Waker;
 use freeflow_engine::{ContextId, CqId, QpId, SessionId, SessionObjects, SrqId, VnicId};
 use freeflow_shm::{CompletionProducer, Doorbell, RequestConsumer, SessionSegment};
-use freeflow_verbs::{Instant, QpType};
+use freeflow_verbs::{Instant, NetworkId, QpType};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use std::sync::mpsc::Sender;
 pub type Garbage = Vec<Box<dyn Any + Send>>;
 
 pub struct Vnic {
+    pub network: NetworkId,
     pub helper: Option<Helper>,
     /// Helper threads that were given up and have not ended yet.
     pub abandoned: Vec<Abandoned>,
@@ -120,6 +122,8 @@ pub struct Rings {
     pub targets: Targets,
     pub pipes: Pipes,
     pub transfers: Transfers,
+    /// Other hosts.
+    pub fabric: Fabric,
     /// CQs with a channel and completions it has not been told of.
     pub notify: Vec<CqId>,
     /// CQs that have to wait with it.
@@ -146,6 +150,7 @@ impl Rings {
             targets: Targets::default(),
             pipes: Pipes::default(),
             transfers: Transfers::default(),
+            fabric: Fabric::default(),
             notify: Vec::new(),
             schedule: Schedule::new(),
             failures: Vec::new(),

@@ -2,8 +2,10 @@
 use crate::account::Commons;
 use crate::config::Config;
 use crate::control::{Control, ControlParts, WorkerHandle};
+use crate::external::ExternalPolicy;
 use crate::jobs::Step;
 use crate::log::{info, warning};
+use crate::peers::{Peers, PeersFile, PeersHandle, PrivateKey, WorkerSink};
 use crate::pollers::Pollers;
 use crate::rings::Rings;
 use crate::store::Store;
@@ -11,7 +13,7 @@ use crate::wait::Waiting;
 use crate::wake::Waker;
 use crate::worker::{Worker, WorkerQueues};
 use freeflow_engine::{Engine, Seed};
-use freeflow_orchestrator::{Answer, Command, DEFAULT_NETWORK};
+use freeflow_orchestrator::{Answer, Command, DEFAULT_NETWORK, State};
 use freeflow_shm::{Doorbell, fd, install_sigbus_guard, pin_to_cpu};
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -52,15 +54,10 @@ impl Router {
         install_sigbus_guard()?;
         let store = Store::new(&config.run_dir);
         let mut state = store.load()?;
-        let network =
-            Command::CreateNetwork { name: DEFAULT_NETWORK.into(), pool: config.pool, bridge: config.bridge.clone() };
-        let answer = state.apply(&network).map_err(|refusal| {
-            let text = format!("network {DEFAULT_NETWORK} with the pool {}: {refusal}", config.pool);
-            io::Error::new(io::ErrorKind::InvalidInput, text)
-        })?;
-        if answer == Answer::Changed {
-            store.save(&state)?;
-        }
+        make_network(&mut state, &store, &config)?;
+        let peers_file = config.peers.as_deref().map(PeersFile::load).transpose();
+        let peers_file = peers_file.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        let external = peers_file.as_ref().map(|(file, _)| ExternalPolicy::of(file)).unwrap_or_default();
         let (jobs, jobs_end) = channel();
         let (reactions, reactions_end) = channel();
         let (worker_waker, control_waker) = (Arc::new(Waker::new()?), Arc::new(Waker::new()?));
@@ -75,6 +72,17 @@ impl Router {
             Worker::new(Engine::new(Seed(random)), rings, queues, waiting)
         };
         let stop = Arc::new(AtomicBool::new(false));
+        let (peers_thread, peers) = match peers_file {
+            Some(file) => {
+                let udp = config.wire.open(file.0.address, file.0.dscp)?;
+                let sink = WorkerSink::new(WorkerHandle { jobs: jobs.clone(), waker: worker_waker.clone() });
+                let (stop, waker) = (stop.clone(), control_waker.clone());
+                let (thread, handle) = start_peers(file, &state, sink, Farewell(move || end_router(&stop, &waker)))?;
+                worker.open_wire(udp, handle.clone())?;
+                (Some(thread), handle)
+            }
+            None => (None, PeersHandle::default()),
+        };
         let admin_listener = fd::listen_seqpacket(config.run_dir.join("admin.sock"), 0o600)?;
         let cpu = config.cpu;
         let mut control = Control::new(ControlParts {
@@ -87,17 +95,16 @@ impl Router {
             admin_listener,
             stop: stop.clone(),
             commons: Arc::new(Commons::of_process()),
+            peers,
+            peers_thread,
         })?;
+        control.external = external;
         control.restore_vnics(&mut worker)?;
         std::fs::write(control.config.run_dir.join("router.pid"), format!("{}\n", std::process::id()))?;
         let worker = {
             let (stop, waker) = (stop.clone(), control_waker.clone());
             // A router without its worker is none: the control thread ends too, and libraries see it.
-            let farewell = Farewell(move || {
-                stop.store(true, Relaxed);
-                waker.wake();
-            });
-            spawn_worker(worker, cpu, farewell)?
+            spawn_worker(worker, cpu, Farewell(move || end_router(&stop, &waker)))?
         };
         let (ended, broken) = (Arc::new(Doorbell::new()?), Arc::new(AtomicBool::new(false)));
         let (ended_of_thread, broken_of_thread) = (ended.clone(), broken.clone());
@@ -158,6 +165,44 @@ fn end(control: Control, worker: JoinHandle<()>) -> bool {
     }
     drop(control);
     sound
+}
+
+/// The network that every host has.
+fn make_network(state: &mut State, store: &Store, config: &Config) -> io::Result<()> {
+    let network = Command::CreateNetwork {
+        name: DEFAULT_NETWORK.into(),
+        pool: config.pool,
+        range: config.range,
+        bridge: config.bridge.clone(),
+    };
+    let answer = state.apply(&network).map_err(|refusal| {
+        let text = format!("network {DEFAULT_NETWORK} with the pool {}: {refusal}", config.pool);
+        io::Error::new(io::ErrorKind::InvalidInput, text)
+    })?;
+    if answer == Answer::Changed {
+        store.save(state)?;
+    }
+    Ok(())
+}
+
+fn end_router(stop: &AtomicBool, control_waker: &Waker) {
+    stop.store(true, Relaxed);
+    control_waker.wake();
+}
+
+/// The thread that talks to other hosts, and knows this host's networks.
+fn start_peers(
+    file: (PeersFile, PrivateKey),
+    state: &State,
+    sink: WorkerSink,
+    farewell: Farewell<impl FnMut() + Send + 'static>,
+) -> io::Result<(Peers, PeersHandle)> {
+    let epoch = u64::from_le_bytes(random_bytes()?);
+    let (thread, handle) = Peers::start(file, epoch, sink, farewell)?;
+    for network in state.networks() {
+        handle.network(&network.name, network.id);
+    }
+    Ok((thread, handle))
 }
 
 fn spawn_worker(

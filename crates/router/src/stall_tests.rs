@@ -76,7 +76,7 @@ impl Rig {
             labels: Vec::new(),
             limits: VnicLimits::default(),
         };
-        self.worker.create_vnic(NetworkId(1), &record).unwrap()
+        self.worker.create_vnic(NetworkId(1), &record, None).unwrap()
     }
 
     fn session(&mut self, vnic: VnicId, memory: &Arc<Memory>) -> Result<SessionId, VerbsError> {

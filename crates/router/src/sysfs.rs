@@ -14,7 +14,7 @@
 //! whoever plugs that in. Without one it is absent (in the kernel's it can't be read then).
 //!
 //! Invariant: each text equals what the verbs answer. Files change by renaming, so no reader sees half a value.
-use crate::device::{DEVICE_NAME, device_attributes};
+use crate::device::{DEVICE_NAME, GID_TABLE_LENGTH, device_attributes};
 use crate::sysfs_counters::{HARDWARE_COUNTERS, PORT_COUNTERS, Values};
 use freeflow_orchestrator::Vnic;
 use freeflow_verbs::{Gid, NetworkId, PortAttributes};
@@ -57,7 +57,7 @@ fn port_directory() -> String {
 }
 
 /// Makes the tree, or brings one that a former router left up to date, in place: containers have it mounted.
-pub fn make(tree: &Path, vnic: &Vnic, network: NetworkId, values: &Values) -> io::Result<()> {
+pub fn make(tree: &Path, vnic: &Vnic, network: NetworkId, gids: &[Gid], values: &Values) -> io::Result<()> {
     let port = port_directory();
     for directory in ["gid_attrs/ndevs", "gid_attrs/types", "gids", "pkeys", "counters", "hw_counters"] {
         make_directory(&tree.join(&port).join(directory))?;
@@ -72,7 +72,26 @@ pub fn make(tree: &Path, vnic: &Vnic, network: NetworkId, values: &Values) -> io
             _ => {}
         }
     }
+    write_gids(tree, gids)?;
     write_counters(tree, values, None)
+}
+
+/// The whole GID table, and the types of the entries that are filled.
+pub fn write_gids(tree: &Path, gids: &[Gid]) -> io::Result<()> {
+    let port = port_directory();
+    for index in 0..GID_TABLE_LENGTH {
+        let (gid, kind) = (gids.get(index as usize), format!("{port}/gid_attrs/types/{index}"));
+        write(tree, &format!("{port}/gids/{index}"), &hexadecimal(&gid.copied().unwrap_or_default().0))?;
+        if gid.is_some() {
+            write(tree, &kind, "RoCE v2")?;
+            continue;
+        }
+        match fs::remove_file(tree.join(kind)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// The router ends in order: the port is down until the next one.
@@ -179,11 +198,11 @@ fn files(vnic: &Vnic, network: NetworkId) -> Vec<(String, String)> {
         ("uevent", format!("NAME={DEVICE_NAME}")),
     ];
     put(&format!("{DEVICE}/infiniband/{DEVICE_NAME}"), &verbs_device);
-    put_port(&mut put, &device.port, &[vnic.gid()]);
+    put_port(&mut put, &device.port);
     files
 }
 
-fn put_port(put: &mut impl FnMut(&str, &[(&str, String)]), port: &PortAttributes, gids: &[Gid]) {
+fn put_port(put: &mut impl FnMut(&str, &[(&str, String)]), port: &PortAttributes) {
     let directory = port_directory();
     let own = [
         ("state", state(port.active)),
@@ -200,13 +219,6 @@ fn put_port(put: &mut impl FnMut(&str, &[(&str, String)]), port: &PortAttributes
         ("hw_counters/lifespan", (crate::sysfs_counters::INTERVAL.0 / 1_000_000).to_string()),
     ];
     put(&directory, &own);
-    for index in 0..port.gid_table_length {
-        let gid = gids.get(index as usize).copied();
-        put(&format!("{directory}/gids"), &[(&index.to_string(), hexadecimal(&gid.unwrap_or_default().0))]);
-        if gid.is_some() {
-            put(&format!("{directory}/gid_attrs/types"), &[(&index.to_string(), "RoCE v2".into())]);
-        }
-    }
 }
 
 fn state(active: bool) -> String {
@@ -328,7 +340,7 @@ mod tests {
     #[test]
     fn the_tree_says_what_the_device_says() {
         let tree = Temporary::new("tree");
-        make(&tree.0, &vnic(), NetworkId(1), &Values::default()).unwrap();
+        make(&tree.0, &vnic(), NetworkId(1), &[vnic().gid()], &Values::default()).unwrap();
         let read = |path: &str| fs::read_to_string(tree.0.join(path)).unwrap();
         let device = "infiniband/freeflow0";
         assert_eq!(read(&format!("{device}/node_guid")), "0246:0001:0a4d:0002\n");
@@ -352,14 +364,14 @@ mod tests {
     #[test]
     fn a_tree_that_is_there_is_used_on() {
         let tree = Temporary::new("again");
-        make(&tree.0, &vnic(), NetworkId(1), &Values::default()).unwrap();
+        make(&tree.0, &vnic(), NetworkId(1), &[vnic().gid()], &Values::default()).unwrap();
         let ports = fs::File::open(tree.0.join("infiniband/freeflow0/ports")).unwrap();
         fs::write(tree.0.join("infiniband/freeflow0/ports/1/gid_attrs/ndevs/0"), "ff0\n").unwrap();
         mark_down(&tree.0).unwrap();
         let state = tree.0.join("infiniband/freeflow0/ports/1/state");
         assert_eq!(fs::read_to_string(&state).unwrap(), "1: DOWN\n");
         fs::write(tree.0.join(format!("{BESIDE}-")), "torn").unwrap();
-        make(&tree.0, &vnic(), NetworkId(1), &Values::default()).unwrap();
+        make(&tree.0, &vnic(), NetworkId(1), &[vnic().gid()], &Values::default()).unwrap();
         assert_eq!(fs::read_to_string(&state).unwrap(), "4: ACTIVE\n");
         assert_eq!(fs::read_to_string(state.with_file_name("gid_attrs/ndevs/0")).unwrap(), "ff0\n");
         // What a container had mounted is what it sees now.
@@ -369,10 +381,24 @@ mod tests {
     }
 
     #[test]
+    fn a_second_gid_comes_and_goes() {
+        let tree = Temporary::new("gids");
+        let host = Gid::from_ip([192, 0, 2, 1].into());
+        make(&tree.0, &vnic(), NetworkId(1), &[vnic().gid(), host], &Values::default()).unwrap();
+        let port = tree.0.join("infiniband/freeflow0/ports/1");
+        let read = |name: &str| fs::read_to_string(port.join(name));
+        assert_eq!(read("gids/1").unwrap(), "0000:0000:0000:0000:0000:ffff:c000:0201\n");
+        assert_eq!(read("gid_attrs/types/1").unwrap(), "RoCE v2\n");
+        write_gids(&tree.0, &[vnic().gid()]).unwrap();
+        assert_eq!(read("gids/1").unwrap(), "0000:0000:0000:0000:0000:0000:0000:0000\n");
+        assert!(read("gid_attrs/types/1").is_err() && read("gid_attrs/types/0").is_ok());
+    }
+
+    #[test]
     fn only_counters_that_changed_are_written() {
         let tree = Temporary::new("counters");
         let zero = Values::default();
-        make(&tree.0, &vnic(), NetworkId(1), &zero).unwrap();
+        make(&tree.0, &vnic(), NetworkId(1), &[vnic().gid()], &zero).unwrap();
         let mut next = Values::default();
         next.port[0] = u64::MAX;
         let counters = tree.0.join("infiniband/freeflow0/ports/1/counters");

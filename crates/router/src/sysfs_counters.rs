@@ -4,16 +4,16 @@
 //! to the control thread, which leaves them here; a thread writes them into files. So a slow disk delays only the files,
 //! and a machine without traffic does nothing at all.
 //!
-//! `counters` has the names of the kernel's port counters, `hw_counters` those of mlx5 that have a meaning here. What can't
-//! happen to a message that never leaves memory (symbol errors, packets out of sequence) is truly 0. All begin anew with
-//! the router.
+//! `counters` has the names of the kernel's port counters, `hw_counters` those of mlx5 and rxe that have a meaning here. What
+//! can't happen (symbol errors) is truly 0, as is what belongs to packets while all peers are on this host. All begin anew
+//! with the router.
 use crate::control::Control;
 use crate::log::warning;
 use crate::sysfs;
 use crate::worker::Worker;
 use freeflow_engine::{VnicCounters, VnicId};
 use freeflow_orchestrator::Vnic;
-use freeflow_verbs::{Duration, Instant, NetworkId};
+use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ pub const PORT_COUNTERS: [&str; 21] = [
     "VL15_dropped",
 ];
 
-pub const HARDWARE_COUNTERS: [&str; 21] = [
+pub const HARDWARE_COUNTERS: [&str; 31] = [
     "rx_write_requests",
     "rx_read_requests",
     "rx_atomic_requests",
@@ -69,6 +69,17 @@ pub const HARDWARE_COUNTERS: [&str; 21] = [
     "implied_nak_seq_err",
     "duplicate_request",
     "rx_icrc_encapsulated",
+    // rxe's.
+    "sent_pkts",
+    "rcvd_pkts",
+    "out_of_seq_request",
+    "rcvd_rnr_err",
+    "send_rnr_err",
+    "rcvd_seq_err",
+    "ack_deferred",
+    "completer_retry_err",
+    "retry_exceeded_err",
+    "retry_rnr_exceeded_err",
 ];
 
 /// In the order of the names.
@@ -80,7 +91,7 @@ pub struct Values {
 
 impl Values {
     pub fn of(counters: &VnicCounters) -> Self {
-        let (sent, received, failures) = (&counters.sent, &counters.received, &counters.failures);
+        let (sent, received, failures, wire) = (&counters.sent, &counters.received, &counters.failures, &counters.wire);
         let mut values = Self::default();
         let port = [
             // In words of four bytes (IBTA 16.1.3.5).
@@ -111,6 +122,22 @@ impl Values {
             failures.responder_flushed,
             failures.local_length_errors,
             counters.remote_access_errors,
+            wire.out_of_sequence,
+            wire.sequence_naks_received,
+            wire.implied_naks,
+            wire.duplicate_requests,
+            // Damaged packets name nobody: the host's counters have them.
+            0,
+            wire.packets_sent,
+            wire.packets_received,
+            wire.out_of_sequence,
+            wire.rnr_naks_received,
+            wire.rnr_naks_sent,
+            wire.sequence_naks_received,
+            wire.acks_deferred,
+            wire.packets_retransmitted,
+            wire.retries_exceeded,
+            wire.rnr_retries_exceeded,
         ];
         values.hardware[..hardware.len()].copy_from_slice(&hardware);
         values
@@ -258,10 +285,10 @@ impl Publisher {
     }
 
     /// Makes the tree of a new vNIC, or of one that outlived a router.
-    pub fn add(&self, id: VnicId, tree: PathBuf, vnic: &Vnic, network: NetworkId) {
+    pub fn add(&self, id: VnicId, tree: PathBuf, vnic: &Vnic, network: NetworkId, gids: &[Gid]) {
         let (wanted, written) = (Values::default(), Values::default());
         let is_mounted = tree.exists();
-        if let Err(error) = sysfs::make(&tree, vnic, network, &written) {
+        if let Err(error) = sysfs::make(&tree, vnic, network, gids, &written) {
             self.shared.complain(&tree, &error);
             // Half a tree says less than none, and what it takes may be the last room there is.
             if !is_mounted {
@@ -269,6 +296,13 @@ impl Publisher {
             }
         }
         self.shared.state().vnics.insert(id, Entry { tree, wanted, written });
+    }
+
+    pub fn set_gids(&self, id: VnicId, gids: &[Gid]) {
+        let Some(tree) = self.shared.state().vnics.get(&id).map(|entry| entry.tree.clone()) else { return };
+        if let Err(error) = sysfs::write_gids(&tree, gids) {
+            self.shared.complain(&tree, &error);
+        }
     }
 
     pub fn update(&self, changed: &[(VnicId, VnicCounters)]) {
@@ -326,7 +360,7 @@ impl Drop for Publisher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use freeflow_engine::Traffic;
+    use freeflow_engine::{Traffic, WireCounters};
 
     #[test]
     fn values_stand_under_their_names() {
@@ -336,6 +370,12 @@ mod tests {
             rnr_naks: 5,
             rnr_retries_exceeded: 1,
             remote_access_errors: 9,
+            wire: WireCounters {
+                packets_sent: 11,
+                rnr_retries_exceeded: 12,
+                duplicate_requests: 13,
+                ..WireCounters::default()
+            },
             ..VnicCounters::default()
         };
         let values = Values::of(&counters);
@@ -345,6 +385,8 @@ mod tests {
         assert_eq!((port("unicast_xmit_packets"), port("multicast_xmit_packets")), (5, 2));
         assert_eq!((hardware("rnr_nak_retry_err"), hardware("req_rnr_retries_exceeded")), (4, 1));
         assert_eq!(hardware("resp_remote_access_errors"), 9);
+        assert_eq!((hardware("sent_pkts"), hardware("retry_rnr_exceeded_err")), (11, 12));
+        assert_eq!((hardware("duplicate_request"), hardware("rcvd_seq_err")), (13, 0));
         assert_eq!((port("symbol_error"), hardware("packet_seq_err")), (0, 0));
     }
 

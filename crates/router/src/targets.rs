@@ -12,15 +12,27 @@ pub struct Viewer {
 }
 
 #[derive(Default)]
-pub struct Targets(BTreeMap<QpId, Vec<Viewer>>);
+struct Target {
+    viewers: Vec<Viewer>,
+    /// It has something to say to a peer on another host, and waits for its turn.
+    listed: bool,
+}
+
+#[derive(Default)]
+pub struct Targets(BTreeMap<QpId, Target>);
 
 impl Targets {
     pub fn insert(&mut self, id: QpId, viewer: Viewer) {
-        self.0.entry(id).or_default().push(viewer);
+        self.0.entry(id).or_default().viewers.push(viewer);
     }
 
     pub fn viewers(&self, id: QpId) -> &[Viewer] {
-        self.0.get(&id).map_or(&[], Vec::as_slice)
+        self.0.get(&id).map_or(&[], |target| target.viewers.as_slice())
+    }
+
+    /// Whether it waits for its turn; and from now on it does, or not. `None`: there is no such target.
+    pub fn set_listed(&mut self, id: QpId, listed: bool) -> Option<bool> {
+        self.0.get_mut(&id).map(|target| std::mem::replace(&mut target.listed, listed))
     }
 
     pub fn contains(&self, id: QpId) -> bool {
@@ -28,9 +40,9 @@ impl Targets {
     }
 
     fn retain(&mut self, id: QpId, keep: impl Fn(&Viewer) -> bool) {
-        if let Some(viewers) = self.0.get_mut(&id) {
-            viewers.retain(keep);
-            if viewers.is_empty() {
+        if let Some(target) = self.0.get_mut(&id) {
+            target.viewers.retain(keep);
+            if target.viewers.is_empty() {
                 self.0.remove(&id);
             }
         }

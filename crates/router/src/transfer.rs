@@ -11,6 +11,7 @@
 use crate::fallback::{Finished, Helper, Job, Part, SharedMemory, TenantMemory, Work};
 use crate::memory::{Piece, Reach};
 use crate::rings::{Rings, Session};
+use crate::sending::{Burst, Unsent};
 use crate::slab::Slab;
 use crate::table::Table;
 use freeflow_engine::{AtomicOutcome, CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, Token, VnicId};
@@ -44,9 +45,10 @@ struct Transfer {
     last: bool,
 }
 
-#[derive(Clone, Copy)]
 enum Stage {
     Gather,
+    /// As `Gather`, for packets.
+    Fetch(Box<Burst>),
     /// The shared parts of the destination are written after the helper is done.
     Scatter {
         shared_last: bool,
@@ -81,7 +83,7 @@ impl Transfers {
 
     fn failed(&mut self, token: Token, stage: Stage) -> Arrival {
         match stage {
-            Stage::Gather => Arrival::Copied(token, Err(MemorySide::Source)),
+            Stage::Gather | Stage::Fetch(_) => Arrival::Copied(token, Err(MemorySide::Source)),
             Stage::Scatter { .. } => Arrival::Copied(token, Err(MemorySide::Destination)),
             Stage::Atomic { by_fallback } => {
                 self.count_atomic_done(by_fallback);
@@ -94,7 +96,7 @@ impl Transfers {
         *(if by_fallback { &mut self.fallback_atomic_count } else { &mut self.shared_atomic_count }) -= 1;
     }
 
-    fn keep_bounce(&mut self, bounce: Vec<u8>) {
+    pub(crate) fn keep_bounce(&mut self, bounce: Vec<u8>) {
         if self.spare_bounces.len() < SPARE_COUNT_MAX {
             self.spare_bounces.push(bounce);
         }
@@ -116,7 +118,7 @@ impl Transfers {
 }
 
 /// A walk over spans, piece by piece.
-struct Walk<'a> {
+pub(crate) struct Walk<'a> {
     sessions: &'a Table<SessionId, Session>,
     spans: &'a [Span],
     /// Bytes of the first span that are behind.
@@ -124,21 +126,21 @@ struct Walk<'a> {
 }
 
 /// The session of a span is not there.
-struct Gone;
+pub(crate) struct Gone;
 
-struct Step<'a> {
-    piece: Piece<'a>,
+pub(crate) struct Step<'a> {
+    pub piece: Piece<'a>,
     address: u64,
 }
 
 impl<'a> Walk<'a> {
-    fn new(sessions: &'a Table<SessionId, Session>, spans: &'a [Span]) -> Self {
+    pub fn new(sessions: &'a Table<SessionId, Session>, spans: &'a [Span]) -> Self {
         Self { sessions, spans, offset: 0 }
     }
 
     /// The next piece, at most `limit` bytes long; `None` at the end.
     #[inline]
-    fn next(&mut self, limit: usize) -> Result<Option<Step<'a>>, Gone> {
+    pub fn next(&mut self, limit: usize) -> Result<Option<Step<'a>>, Gone> {
         while let Some(span) = self.spans.first() {
             let left = span.length as usize - self.offset;
             if left == 0 {
@@ -161,7 +163,7 @@ impl<'a> Walk<'a> {
 }
 
 /// The session of the first span that has one; all of one side are of one vNIC.
-fn session_of(spans: &[Span]) -> Option<SessionId> {
+pub(crate) fn session_of(spans: &[Span]) -> Option<SessionId> {
     spans.iter().map(|span| span.session).find(|&session| session != SessionId::VOID)
 }
 
@@ -328,6 +330,30 @@ impl Rings {
         } else {
             CopyOutcome::Fault(MemorySide::Source)
         }
+    }
+
+    /// Begins to bring the payload of a burst together; [`Rings::send_fetched`] sends it.
+    pub(crate) fn start_fetch(
+        &mut self,
+        token: Token,
+        burst: Box<Burst>,
+        from: Source<'_>,
+        bytes: usize,
+    ) -> Result<(), Gone> {
+        let mut bounce = self.transfers.spare_bounces.pop().unwrap_or_default();
+        if bounce.len() < bytes {
+            bounce.resize(bytes, 0);
+        }
+        let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
+        let session = match from.body {
+            SourceBody::Spans(spans) => session_of(spans),
+            SourceBody::Bytes(_) => None,
+        };
+        let helper = session.and_then(|session| self.sessions.get(session)).map(|session| session.vnic).ok_or(Gone)?;
+        self.gather(from, &mut bounce[..bytes], &mut parts)?;
+        let (stage, to) = (Stage::Fetch(burst), Vec::new());
+        let transfer = Transfer { token, stage, helper, to, bytes, last: false };
+        if self.submit(transfer, Work::Read, bounce, parts) { Ok(()) } else { Err(Gone) }
     }
 
     /// Fills the bounce buffer with what is shared, and notes the rest in `parts`.
@@ -519,7 +545,11 @@ impl Rings {
                 let result = self.scatter(token, to, bytes, last, bounce)?;
                 Some(Arrival::Copied(token, result))
             }
-            (Stage::Gather, Err(_)) => {
+            (Stage::Fetch(burst), Ok(_)) => {
+                self.fabric.unsent.push_back(Unsent { token, burst, bounce });
+                None
+            }
+            (Stage::Gather | Stage::Fetch(_), Err(_)) => {
                 self.transfers.keep_bounce(bounce);
                 Some(Arrival::Copied(token, Err(MemorySide::Source)))
             }

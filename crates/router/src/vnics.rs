@@ -7,6 +7,7 @@ use crate::account::Account;
 use crate::admin::AdminDone;
 use crate::closer::Closer;
 use crate::control::{Control, Topic};
+use crate::external;
 use crate::jobs::Step;
 use crate::log::{Lines, info};
 use crate::rings::Vnic;
@@ -19,7 +20,7 @@ use freeflow_orchestrator as orchestrator;
 use freeflow_orchestrator::{Answer, Command, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, Counters, VnicStatus};
 use freeflow_shm::fd;
-use freeflow_verbs::{NetworkId, VerbsError};
+use freeflow_verbs::{Gid, NetworkId, VerbsError};
 use rustix::event::epoll;
 use std::io;
 use std::net::IpAddr;
@@ -98,9 +99,16 @@ pub fn add(sum: &mut Counters, more: &Counters) {
 }
 
 impl Worker {
-    pub fn create_vnic(&mut self, network: NetworkId, record: &orchestrator::Vnic) -> Result<VnicId, VerbsError> {
+    /// `external`: its second GID, if it has one.
+    pub fn create_vnic(
+        &mut self,
+        network: NetworkId,
+        record: &orchestrator::Vnic,
+        external: Option<Gid>,
+    ) -> Result<VnicId, VerbsError> {
         let id = self.engine.create_vnic(network, record.gid(), record.limits)?;
-        self.rings.vnics.insert(id, Vnic { helper: None, abandoned: Vec::new(), fallback_bytes: 0 });
+        self.engine.set_external_gid(id, external)?;
+        self.rings.vnics.insert(id, Vnic { network, helper: None, abandoned: Vec::new(), fallback_bytes: 0 });
         Ok(id)
     }
 
@@ -117,7 +125,7 @@ impl Worker {
 
 fn refused(refusal: Refusal) -> AdminReply {
     let code = match refusal {
-        Refusal::BadName | Refusal::AddressOutside => AdminErrorCode::Invalid,
+        Refusal::BadName | Refusal::AddressOutside | Refusal::RangeOutside => AdminErrorCode::Invalid,
         Refusal::UnknownNetwork => AdminErrorCode::NotFound,
         Refusal::Different | Refusal::AddressInUse => AdminErrorCode::AlreadyExists,
         Refusal::Exhausted => AdminErrorCode::Exhausted,
@@ -135,7 +143,8 @@ impl Control {
         let records: Vec<orchestrator::Vnic> = self.state.vnics().cloned().collect();
         for record in records {
             let network = self.state.network(&record.network).ok_or_else(|| io::Error::other("no such network"))?;
-            let engine_id = worker.create_vnic(network.id, &record).map_err(io::Error::other)?;
+            let external = self.external.gid(&record.network);
+            let engine_id = worker.create_vnic(network.id, &record, external).map_err(io::Error::other)?;
             let listener = listen(&self.config.run_dir, &record.id)?;
             self.insert_vnic(record, engine_id, listener)?;
         }
@@ -146,8 +155,10 @@ impl Control {
         let id = record.id.clone();
         if let Some(network) = self.state.network(&record.network) {
             let tree = sysfs::directory(&directory(&self.config.run_dir, &id));
-            self.sysfs.add(engine_id, tree, &record, network.id);
+            let gids = external::gids(record.gid(), self.external.gid(&record.network));
+            self.sysfs.add(engine_id, tree, &record, network.id, &gids);
         }
+        self.peers.attached(&record.network, record.gid());
         let account = Arc::new(Account::new(self.commons.clone()));
         let (closer, lines, malformed_messages, failed) = (Closer::default(), Lines::default(), 0, None);
         let entry = VnicEntry { record, engine_id, listener, account, closer, lines, malformed_messages, failed };
@@ -178,7 +189,7 @@ impl Control {
         let (Some(record), Some(network)) = (next.vnic(&id).cloned(), next.network(&network_name)) else {
             return AdminDone::Reply(refused(Refusal::UnknownNetwork));
         };
-        let network_id = network.id;
+        let (network_id, external) = (network.id, self.external.gid(&network_name));
         let listener = match listen(&self.config.run_dir, &id).and_then(|listener| {
             self.store.save(&next)?;
             Ok(listener)
@@ -194,7 +205,7 @@ impl Control {
         let mut both = Some((record, listener));
         self.worker.submit(Box::new(move |worker, _| {
             let (record, listener) = both.take().expect("a job that is done is not run again");
-            let created = worker.create_vnic(network_id, &record);
+            let created = worker.create_vnic(network_id, &record, external);
             Step::Done(Box::new(move |control: &mut Control| {
                 control.finish_attach(admin, record, listener, created);
             }))
@@ -236,6 +247,7 @@ impl Control {
         }
         if let Some(entry) = self.vnics_by_id.remove(id).and_then(|key| self.vnics.remove(key)) {
             self.unwatch(&entry.listener);
+            self.peers.detached(&entry.record.network, entry.record.gid());
             self.sysfs.remove(entry.engine_id);
             let VnicEntry { mut closer, listener, .. } = entry;
             // With all that was never accepted.

@@ -6,7 +6,7 @@ use crate::transfer::Arrival;
 use crate::wake::Waker;
 use freeflow_engine::{AtomicOutcome, CopyOutcome, SessionId, Source, SourceBody, Span, Token, VnicId};
 use freeflow_shm::{Doorbell, Segment, SessionSegment};
-use freeflow_verbs::{AtomicOperation, Instant};
+use freeflow_verbs::{AtomicOperation, Instant, NetworkId};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
@@ -53,7 +53,9 @@ impl Rig {
         let (sender, finished) = channel();
         let mut rings = Rings::new(sender, Arc::new(Waker::new().unwrap()));
         let vnic = VnicId { index: 0, generation: 0 };
-        rings.vnics.insert(vnic, Vnic { helper: None, abandoned: Vec::new(), fallback_bytes: 0 });
+        rings
+            .vnics
+            .insert(vnic, Vnic { network: NetworkId(1), helper: None, abandoned: Vec::new(), fallback_bytes: 0 });
         let shared = Arc::new(Segment::create("test", BYTES).unwrap().0);
         let ordinary = Arc::new(Ordinary(Mutex::new(vec![0; BYTES])));
         let mut memory = PageTable::new(ordinary.clone());

@@ -5,6 +5,8 @@
 //! reckons from its own view and, by the machine-wide file, over all routers of the machine; else about twenty pauses, then
 //! `sched_yield`.
 //!
+//! Datagrams of other hosts are looked for while the worker is awake (`wire`), and wake it when it sleeps.
+//!
 //! A *cold* session is one whose doorbells are not looked at: its library writes the kick eventfd, which is in the worker's
 //! epoll. A session becomes hot by its kick, and cold when it has not rung for [`EPOCH`] or the worker sleeps.
 //!
@@ -22,7 +24,7 @@ use freeflow_verbs::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Idle time before the worker sleeps.
@@ -50,7 +52,12 @@ const SPIN_AGAIN: Duration = Duration::from_millis(100);
 /// A timer due within this is waited for awake.
 const TIMER_NEAR: Duration = Duration::from_micros(60);
 
+/// How long the worker waits at once while sockets are full and nothing else is to be done.
+const BLOCKED_WAIT: Duration = Duration::from_micros(50);
+
 const WAKER_TOKEN: u64 = u64::MAX;
+/// A socket has datagrams.
+const WIRE_TOKEN: u64 = u64::MAX - 1;
 const EVENT_COUNT: usize = 64;
 
 pub struct Waiting {
@@ -103,6 +110,11 @@ impl Waiting {
     pub fn watch(&self, session: SessionId, kick: &Doorbell) -> io::Result<()> {
         let data = epoll::EventData::new_u64(session.index() as u64 | u64::from(session.generation()) << 32);
         Ok(epoll::add(&self.epoll, kick.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::ET)?)
+    }
+
+    /// A socket whose datagrams wake the worker. It stays.
+    pub fn watch_socket(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, socket, epoll::EventData::new_u64(WIRE_TOKEN), epoll::EventFlags::IN)?)
     }
 
     pub fn unwatch(&self, kick: &Doorbell) {
@@ -165,6 +177,11 @@ impl Worker {
             self.waiting.idle_turns = 0;
             self.waiting.busy_at = now;
             return;
+        }
+        if self.rings.fabric.blocked {
+            // Whoever has something to send waits for room: a full socket has work for longer than this.
+            self.waiting.poll(Some(BLOCKED_WAIT));
+            return self.take_kicks(now);
         }
         let Some(idle) = self.waiting.idle_limit(now) else { return self.waiting.relax(now) };
         if now - self.waiting.busy_at < idle {
@@ -232,6 +249,8 @@ impl Worker {
         while let Some(token) = self.waiting.tokens.pop() {
             if token == WAKER_TOKEN {
                 self.waiting.waker.drain();
+            } else if token == WIRE_TOKEN {
+                self.rings.fabric.note_arrival();
             } else {
                 self.heat(now, SessionId::of(token as u32 as usize, (token >> 32) as u32));
             }
@@ -246,7 +265,8 @@ impl Worker {
         let waits = self.rings.transfers.in_flight() > 0 || !self.waiting_jobs.is_empty();
         let house = (waits || self.waiting.pollers.is_counted()).then_some(HOUSE_INTERVAL);
         let counters = self.publishing.due_in(now);
-        [timer, owed, moderated, house, counters].into_iter().flatten().min()
+        let wire = self.rings.fabric.next_due().map(|at| at - now);
+        [timer, owed, moderated, house, counters, wire].into_iter().flatten().min()
     }
 
     /// What is done now and then.

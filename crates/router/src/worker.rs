@@ -1,26 +1,24 @@
 //! The data plane: one thread that owns the engine and all rings. Read [`Worker::turn`] first.
 //!
 //! Nothing here allocates, locks, logs or enters the kernel while requests flow, but for events of armed completion
-//! queues and the hand-over to fallback helpers. How the worker waits when nothing flows is in `wait`.
+//! queues, the hand-over to fallback helpers, and datagrams, in batches. Which QPs run is in `running`, other hosts are in
+//! `fabric` and `wire`. How the worker waits when nothing flows is in `wait`.
 use crate::control::Control;
 use crate::fallback::Finished;
 use crate::jobs::{Job, Reaction, Step};
-use crate::rings::{Attention, Bell, Garbage, Rings};
+use crate::rings::{Bell, Garbage, Rings};
 use crate::sysfs_counters::Publishing;
 use crate::transfer::Arrival;
+use crate::turns::Turns;
 use crate::wait::Waiting;
 use crate::wake::Waker;
-use freeflow_engine::{CqId, Engine, Progress, QpId, ReceiveQueueId, SessionId, VnicId};
+use freeflow_engine::{CqId, Engine, ReceiveQueueId, SessionId, VnicId};
 use freeflow_shm::layout::CQ_DOORBELL_BASE;
-use freeflow_verbs::{Duration, Instant};
+use freeflow_verbs::Instant;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-/// Payload that one QP may move before the next has its turn.
-const TURN_BYTES: u64 = 256 * 1024;
-/// How long a QP is looked at without being rung for after its last request.
-const POLL_IDLE: Duration = Duration::from_micros(50);
 /// Control jobs of one turn, and helpers' results of one turn.
 const TURN_JOBS_MAX: usize = 64;
 const TURN_RESULTS_MAX: usize = 256;
@@ -31,8 +29,8 @@ const TURN_DOORBELLS_MAX: usize = 4096;
 pub struct Worker {
     pub engine: Engine,
     pub rings: Rings,
-    /// QPs to run, or to look at, each turn; round robin.
-    active: VecDeque<QpId>,
+    /// QPs to run, or to look at.
+    pub(crate) turns: Turns,
     /// Sessions whose doorbells are looked at each turn.
     pub(crate) hot: Vec<SessionId>,
     /// Whose doorbells are looked at first.
@@ -64,7 +62,7 @@ impl Worker {
         Self {
             engine,
             rings,
-            active: VecDeque::new(),
+            turns: Turns::default(),
             hot: Vec::new(),
             next_hot: 0,
             rung: Vec::new(),
@@ -86,12 +84,14 @@ impl Worker {
         self.rings.now = now;
         // What was posted before a control request is seen before it: jobs are collected first, and done after the rings.
         self.collect();
-        let mut busy = self.take_doorbells(now);
+        let mut busy = self.take_datagrams(now);
+        busy |= self.take_doorbells(now);
         busy |= self.run_queue_pairs(now);
         busy |= self.run_control_jobs(now);
         busy |= self.take_helper_results(now);
         busy |= self.expire_timers(now);
         busy |= self.resume_ready();
+        busy |= self.send_datagrams(now);
         self.rings.expire_moderation();
         self.tell_channels();
         self.end_failed_sessions(now);
@@ -198,99 +198,6 @@ impl Worker {
         }
     }
 
-    /// Runs the QP this turn or the next.
-    pub fn activate(&mut self, id: QpId) {
-        let Some(qp) = self.rings.qps.get_mut(id) else { return self.run_target(id) };
-        match qp.attention {
-            Attention::Doorbell => {
-                qp.send.set_polled(true);
-                self.active.push_back(id);
-            }
-            Attention::Waiting => self.active.push_back(id),
-            Attention::Polled { .. } | Attention::Running => {}
-        }
-        qp.attention = Attention::Running;
-    }
-
-    /// A QP without rings has nothing to send, and at most something to say.
-    fn run_target(&mut self, id: QpId) {
-        if self.rings.targets.contains(id) {
-            let now = self.rings.now;
-            self.engine.run(&mut self.rings, now, id, TURN_BYTES);
-        }
-    }
-
-    /// Leaves the QP's send queue alone until its doorbell rings: it was reset.
-    pub fn deactivate(&mut self, id: QpId) {
-        let Some(qp) = self.rings.qps.get_mut(id) else { return };
-        qp.send.set_polled(false);
-        qp.attention = Attention::Doorbell;
-        self.active.retain(|&active| active != id);
-    }
-
-    fn run_queue_pairs(&mut self, now: Instant) -> bool {
-        let mut busy = false;
-        for _ in 0..self.active.len() {
-            let Some(id) = self.active.pop_front() else { break };
-            let Some(qp) = self.rings.qps.get_mut(id) else { continue };
-            if let Attention::Polled { idle_since } = qp.attention
-                && !qp.send.has_next()
-            {
-                if now - idle_since < POLL_IDLE || !self.rest(id) {
-                    self.active.push_back(id);
-                }
-                continue;
-            }
-            busy = true;
-            let session = qp.session;
-            let (had_next, taken) = (qp.send.has_next(), qp.send.taken());
-            self.rings.note_busy(session);
-            let progress = self.engine.run(&mut self.rings, now, id, TURN_BYTES);
-            let Some(qp) = self.rings.qps.get_mut(id) else { continue };
-            match progress {
-                Progress::More => qp.attention = Attention::Running,
-                Progress::Waiting => {
-                    qp.attention = Attention::Waiting;
-                    continue;
-                }
-                Progress::Idle if had_next && qp.send.taken() == taken => {
-                    // Its state allows no work: it stays as it is until it is modified, or rung for again.
-                    qp.send.set_polled(false);
-                    qp.attention = Attention::Doorbell;
-                    continue;
-                }
-                Progress::Idle => qp.attention = Attention::Polled { idle_since: now },
-            }
-            self.active.push_back(id);
-        }
-        busy
-    }
-
-    /// From polling back to the doorbell; false if a request came in just then.
-    fn rest(&mut self, id: QpId) -> bool {
-        let Some(qp) = self.rings.qps.get_mut(id) else { return true };
-        qp.send.set_polled(false);
-        if qp.send.has_next() {
-            qp.send.set_polled(true);
-            qp.attention = Attention::Running;
-            return false;
-        }
-        qp.attention = Attention::Doorbell;
-        true
-    }
-
-    /// Before sleeping: all QPs back to their doorbells; false if there is work.
-    pub(crate) fn rest_all(&mut self) -> bool {
-        while let Some(id) = self.active.pop_front() {
-            let polled = self.rings.qps.get(id).is_none_or(|qp| matches!(qp.attention, Attention::Polled { .. }));
-            if !polled || !self.rest(id) {
-                self.active.push_front(id);
-                return false;
-            }
-        }
-        true
-    }
-
     fn take_helper_results(&mut self, now: Instant) -> bool {
         let busy = !self.queued_finished.is_empty();
         while let Some(finished) = self.queued_finished.pop_front() {
@@ -301,7 +208,7 @@ impl Worker {
         busy
     }
 
-    fn handle_arrival(&mut self, now: Instant, arrival: Arrival) {
+    pub(crate) fn handle_arrival(&mut self, now: Instant, arrival: Arrival) {
         match arrival {
             Arrival::Copied(token, result) => self.engine.handle_copied(&mut self.rings, now, token, result),
             Arrival::Atomic(token, result) => self.engine.handle_atomic_done(&mut self.rings, now, token, result),

@@ -62,7 +62,10 @@ pub fn config(directory: &Path, limits: VnicLimits) -> Config {
         host: "test".into(),
         bridge: "none".into(),
         pool: "10.111.0.0/16".parse().unwrap(),
+        range: None,
         limits,
+        peers: None,
+        wire: freeflow_router::WireOptions::default(),
         machine_dir: directory.join("machine"),
     }
 }

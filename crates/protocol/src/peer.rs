@@ -1,0 +1,120 @@
+//! Router ↔ router, over an authenticated and encrypted channel between two hosts of one peers file.
+//!
+//! Each message travels in a frame of its own, at most [`PEER_MESSAGE_BYTES_MAX`]. Both sides begin with
+//! [`PeerMessage::Hello`], then announce all that they have, end that with [`PeerMessage::Synced`], and from then on
+//! announce changes. Networks travel by name, because their numbers are each router's own.
+//!
+//! Decoding is total, see the crate's documentation. What a message claims is checked by its receiver.
+use alloc::string::String;
+use freeflow_verbs::{Gid, QpType, Qpn};
+use serde::{Deserialize, Serialize};
+
+/// Changes with every incompatible change of a [`PeerMessage`].
+pub const PEER_PROTOCOL_VERSION: u32 = 1;
+/// Largest message, encoded, bytes.
+pub const PEER_MESSAGE_BYTES_MAX: usize = 1024;
+/// Longest name of a host, bytes.
+pub const HOST_NAME_BYTES_MAX: usize = 64;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PeerMessage {
+    /// First in each direction. `epoch` is random for each run of a router: another one means that whatever was learned of
+    /// this host is void. The ICRC is computed between two hosts if both want it. `features` are bits that a later version
+    /// may give a meaning; unknown ones are ignored.
+    Hello {
+        version: u32,
+        host: String,
+        epoch: u64,
+        icrc_wanted: bool,
+        features: u64,
+    },
+    /// A vNIC with this address is on the sender's host.
+    Attach {
+        network: String,
+        gid: Gid,
+    },
+    /// No longer.
+    Detach {
+        network: String,
+        gid: Gid,
+    },
+    /// The sender has members of this multicast group; packets for them go to `qpn`. `None`: it has none any more.
+    Group {
+        network: String,
+        gid: Gid,
+        qpn: Option<Qpn>,
+    },
+    /// All that the sender had when the connection began has been announced.
+    Synced,
+    /// Who is behind this QPN of the receiver's? → `Info`.
+    Ask {
+        qpn: Qpn,
+    },
+    /// Who is behind this QPN of the sender's: the answer to `Ask`, or unasked when it changed or is about to be needed.
+    /// `None`: nobody.
+    Info {
+        qpn: Qpn,
+        info: Option<QpInfo>,
+    },
+    /// → `Pong` with the same stamp.
+    Ping {
+        stamp: u64,
+    },
+    Pong {
+        stamp: u64,
+    },
+}
+
+/// A QP, as its router describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpInfo {
+    pub network: String,
+    pub gid: Gid,
+    pub service: QpType,
+    /// The peer of a connected QP that is ready to receive.
+    pub connected: Option<(Gid, Qpn)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{decode, encode};
+    use alloc::vec::Vec;
+    use proptest::prelude::*;
+
+    /// With everything as long as it gets.
+    fn longest() -> Vec<PeerMessage> {
+        let (network, gid, qpn) = ("n".repeat(128), Gid([0xff; 16]), Qpn(Qpn::MASK));
+        let info = QpInfo { network: network.clone(), gid, service: QpType::Rc, connected: Some((gid, qpn)) };
+        let host = "h".repeat(HOST_NAME_BYTES_MAX);
+        alloc::vec![
+            PeerMessage::Hello { version: u32::MAX, host, epoch: u64::MAX, icrc_wanted: true, features: u64::MAX },
+            PeerMessage::Attach { network: network.clone(), gid },
+            PeerMessage::Detach { network: network.clone(), gid },
+            PeerMessage::Group { network, gid, qpn: Some(qpn) },
+            PeerMessage::Synced,
+            PeerMessage::Ask { qpn },
+            PeerMessage::Info { qpn, info: Some(info) },
+            PeerMessage::Ping { stamp: u64::MAX },
+            PeerMessage::Pong { stamp: u64::MAX },
+        ]
+    }
+
+    #[test]
+    fn messages_come_back_and_fit() {
+        for message in longest() {
+            let bytes = encode(&message);
+            assert!(bytes.len() <= PEER_MESSAGE_BYTES_MAX, "{message:?}");
+            assert_eq!(decode::<PeerMessage>(&bytes), Ok(message));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_decoded_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(message) = decode::<PeerMessage>(&bytes) {
+                prop_assert_eq!(decode::<PeerMessage>(&encode(&message)), Ok(message));
+            }
+        }
+    }
+}

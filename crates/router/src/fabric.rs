@@ -1,0 +1,479 @@
+//! What the worker knows of other hosts: where addresses are, who is behind QPNs, how packets get there.
+//!
+//! The peers thread tells it all that ([`Update`]); the engine asks for it. A router without a peers file has no
+//! [sockets](Fabric::is_open): every path is local, and nothing here costs anything.
+//!
+//! *External* hosts are RDMA machines without FreeFlow. They are known by their address alone, and exist while the peers
+//! file allows some network to talk to them.
+//!
+//! Invariant: what a host says of its QPNs is believed until [`Update::PeersGone`], and kept for at most
+//! [`QPNS_OF_HOST_MAX`] of them.
+use crate::external::EXTERNAL_GID_INDEX;
+use crate::log::warning;
+use crate::peers::{ExternalPeers, PeersHandle, Settings, Update};
+use crate::rings::Rings;
+use crate::sending::Unsent;
+use crate::worker::Worker;
+use freeflow_backend::{Peer, PeerIndex, Udp};
+use freeflow_engine::{Destination, GroupChange, HostId, Path, PeerAnswer, PeerInfo, VnicId};
+use freeflow_protocol::admin::WireFaults;
+use freeflow_verbs::{Duration, Gid, GlobalRoute, Instant, NetworkId, Qpn};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
+
+/// QPNs of one host that answers are kept for, and of ours that it is told of; the oldest goes first.
+const QPNS_OF_HOST_MAX: usize = 65_536;
+/// A question that was not answered is asked again after this time, so many times.
+const ASK_AGAIN: Duration = Duration::from_millis(1000);
+const ASK_COUNT_MAX: u32 = 8;
+/// Questions under way, of all hosts; beyond that nobody is asked.
+const QUESTION_COUNT_MAX: usize = 65_536;
+/// Numbers of external hosts begin here; the peers file's hosts have smaller ones.
+const EXTERNAL_HOST_BASE: u32 = 1 << 15;
+const EXTERNAL_HOST_COUNT_MAX: u32 = 4096;
+/// Payload of a packet where the route to a host can't be looked at, bytes.
+const MTU_GUESS_BYTES: u16 = 1024;
+const HOP_LIMIT: u8 = 64;
+
+/// What is known of one QPN of another host.
+enum Known {
+    Asked { count: u32 },
+    Is(Option<PeerInfo>),
+}
+
+struct Host {
+    address: IpAddr,
+    /// No router that could be asked: what it sends is of this GID.
+    external: Option<Gid>,
+    known: BTreeMap<Qpn, Known>,
+    /// QPNs of `known`, the oldest first; some are not there any more, or were there before.
+    order: VecDeque<Qpn>,
+    /// QPNs of ours that it asked for, or is connected to: it is told when they change.
+    told: BTreeSet<Qpn>,
+}
+
+impl Host {
+    fn new(address: IpAddr, external: Option<Gid>) -> Self {
+        Self { address, external, known: BTreeMap::new(), order: VecDeque::new(), told: BTreeSet::new() }
+    }
+
+    fn note(&mut self, qpn: Qpn, known: Known) {
+        if self.known.insert(qpn, known).is_none() {
+            self.order.push_back(qpn);
+        }
+        while self.order.len() > QPNS_OF_HOST_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+
+    fn forget_all(&mut self) {
+        self.known.clear();
+        self.order.clear();
+        self.told.clear();
+    }
+}
+
+#[derive(Default)]
+pub struct Fabric {
+    pub(crate) udp: Option<Box<Udp>>,
+    peers: PeersHandle,
+    /// This host's address, for packets.
+    address: Option<IpAddr>,
+    hosts: BTreeMap<HostId, Host>,
+    routes: BTreeMap<(NetworkId, Gid), HostId>,
+    groups: BTreeMap<(NetworkId, Gid), BTreeMap<HostId, Qpn>>,
+    external: Vec<ExternalPeers>,
+    external_count: u32,
+    /// All other routers of the peers file, connected or not.
+    routers: Vec<IpAddr>,
+    /// QPNs of ours that are somebody else now, and the host that this surely concerns.
+    changed: Vec<(Qpn, Option<HostId>)>,
+    /// Questions under way, by when they are asked again.
+    asked: VecDeque<(Instant, HostId, Qpn)>,
+    /// Bursts that were fetched and found no room.
+    pub(crate) unsent: VecDeque<Unsent>,
+    /// When something was last sent or received.
+    pub(crate) active_at: Instant,
+    /// When the sockets were last looked at.
+    pub(crate) looked_at: Instant,
+    /// Those that the sockets inject.
+    pub(crate) faults: Option<WireFaults>,
+    /// A QP was refused for want of room, or batches are kept that the sockets don't take.
+    pub(crate) blocked: bool,
+}
+
+/// The GID that stands for an address, and the address that a GID stands for.
+fn address_of(gid: Gid) -> IpAddr {
+    gid.to_ipv4().map_or_else(|| IpAddr::V6(Ipv6Addr::from(gid.0)), IpAddr::V4)
+}
+
+impl Fabric {
+    /// Whether there are other hosts at all.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.udp.is_some()
+    }
+
+    /// The sockets, and the way to the thread that talks to other routers.
+    pub fn open(&mut self, udp: Udp, peers: PeersHandle) {
+        self.address = udp.config().addresses.first().copied();
+        self.udp = Some(Box::new(udp));
+        self.peers = peers;
+    }
+
+    /// Hosts by number, and their addresses.
+    pub fn hosts(&self) -> impl Iterator<Item = (HostId, IpAddr, bool)> {
+        self.hosts.iter().map(|(&id, host)| (id, host.address, host.external.is_some()))
+    }
+
+    fn set_host(&mut self, id: HostId, address: IpAddr, icrc: bool, external: Option<Gid>) -> bool {
+        let (Some(udp), Some(local)) = (&mut self.udp, self.address) else { return false };
+        let index = PeerIndex(id.0);
+        let external_machine = external.is_some();
+        let peer = Peer { address, local, icrc, external: external_machine, path_mtu_bytes: MTU_GUESS_BYTES };
+        let set = udp.set_peer(index, peer).and_then(|()| {
+            let path_mtu_bytes = udp.path_mtu(index).unwrap_or(MTU_GUESS_BYTES);
+            udp.set_peer(index, Peer { path_mtu_bytes, ..peer })
+        });
+        if let Err(error) = set {
+            warning!("a host can't be reached", address = address, error = error);
+            return false;
+        }
+        match self.hosts.get_mut(&id) {
+            Some(host) => host.address = address,
+            None => drop(self.hosts.insert(id, Host::new(address, external))),
+        }
+        true
+    }
+
+    /// How packets get to a host.
+    fn destination(&self, id: HostId, flow: u32) -> Option<Destination> {
+        let peer = self.udp.as_ref()?.peer(PeerIndex(id.0))?;
+        Some(Destination { host: id, flow, traffic_class: 0, hop_limit: HOP_LIMIT, mtu: peer.path_mtu_bytes })
+    }
+
+    /// The machine without FreeFlow that has this address, if the network may talk to it.
+    fn external_host(&mut self, network: NetworkId, gid: Gid) -> Option<HostId> {
+        if !self.may_be_external(gid) || !self.allows_external(gid, Some(network)) {
+            return None;
+        }
+        let address = address_of(gid);
+        if let Some(index) = self.udp.as_ref()?.peer_of(address) {
+            let id = HostId(index.0);
+            return self.hosts.get(&id)?.external.is_some().then_some(id);
+        }
+        if self.external_count >= EXTERNAL_HOST_COUNT_MAX {
+            return None;
+        }
+        let id = HostId(EXTERNAL_HOST_BASE + self.external_count);
+        self.set_host(id, address, true, Some(gid)).then(|| {
+            self.external_count += 1;
+            id
+        })
+    }
+
+    /// Whether the peers file allows a network (any, if none is named) to talk to a machine at this address.
+    fn allows_external(&self, gid: Gid, network: Option<NetworkId>) -> bool {
+        let of_network =
+            self.external.iter().filter(|external| network.is_none_or(|network| external.network == network));
+        of_network.flat_map(|external| &external.allow).any(|prefix| prefix.contains(gid))
+    }
+
+    /// A range that is allowed may hold this host and other routers; but a tenant must not reach QPs there past the
+    /// questions that routers ask each other.
+    fn may_be_external(&self, gid: Gid) -> bool {
+        let address = address_of(gid);
+        let of_our_kind = |own: IpAddr| own != address && own.is_ipv4() == address.is_ipv4();
+        self.address.is_some_and(of_our_kind) && !self.routers.contains(&address)
+    }
+
+    /// What is not allowed any more is gone: packets to it are lost, and its own are a stranger's.
+    fn remove_external(&mut self) {
+        let is_gone = |host: &Host| {
+            host.external.is_some_and(|gid| !self.may_be_external(gid) || !self.allows_external(gid, None))
+        };
+        let gone: Vec<HostId> = self.hosts.iter().filter(|(_, host)| is_gone(host)).map(|(&id, _)| id).collect();
+        for id in gone {
+            self.hosts.remove(&id);
+            if let Some(udp) = &mut self.udp {
+                udp.remove_peer(PeerIndex(id.0));
+            }
+        }
+    }
+
+    fn handle_settings(&mut self, settings: Settings) {
+        if self.is_open() && self.address != Some(settings.address) {
+            warning!(
+                "another address of this host takes effect when the router is restarted",
+                address = settings.address
+            );
+        }
+        self.external = settings.external;
+        self.routers = settings.routers;
+        self.remove_external();
+        let single: Vec<(NetworkId, Gid)> = self
+            .external
+            .iter()
+            .flat_map(|external| external.allow.iter().map(|prefix| (external.network, prefix)))
+            .filter_map(|(network, prefix)| Some((network, prefix.single()?)))
+            .collect();
+        // Those that are named one by one may speak first.
+        for (network, gid) in single {
+            self.external_host(network, gid);
+        }
+    }
+
+    fn ask(&mut self, now: Instant, id: HostId, qpn: Qpn, count: u32) {
+        let Some(host) = self.hosts.get_mut(&id).filter(|_| self.asked.len() < QUESTION_COUNT_MAX) else { return };
+        host.note(qpn, Known::Asked { count });
+        self.asked.push_back((now + ASK_AGAIN, id, qpn));
+        // Too many commands: it is tried again when this question is due again.
+        let _ = self.peers.ask(id, qpn);
+    }
+
+    /// When [`Self::ask_again`] has something to do.
+    pub fn next_question(&self) -> Option<Instant> {
+        self.asked.front().map(|&(due, ..)| due)
+    }
+
+    /// Repeats questions that nobody answered.
+    pub fn ask_again(&mut self, now: Instant) {
+        while let Some(&(due, id, qpn)) = self.asked.front()
+            && due <= now
+        {
+            self.asked.pop_front();
+            let Some(host) = self.hosts.get_mut(&id) else { continue };
+            match host.known.get(&qpn) {
+                Some(&Known::Asked { count }) if count < ASK_COUNT_MAX => self.ask(now, id, qpn, count + 1),
+                Some(Known::Asked { .. }) => drop(host.known.remove(&qpn)),
+                Some(Known::Is(_)) | None => {}
+            }
+        }
+    }
+
+    pub fn peer(&mut self, now: Instant, id: HostId, qpn: Qpn) -> PeerAnswer {
+        let Some(host) = self.hosts.get(&id) else { return PeerAnswer::Absent };
+        if let Some(gid) = host.external {
+            return PeerAnswer::External(gid);
+        }
+        match host.known.get(&qpn) {
+            Some(Known::Is(Some(info))) => PeerAnswer::Known(*info),
+            Some(Known::Is(None)) => PeerAnswer::Absent,
+            Some(Known::Asked { .. }) => PeerAnswer::Asked,
+            None => {
+                self.ask(now, id, qpn, 1);
+                PeerAnswer::Asked
+            }
+        }
+    }
+
+    pub fn note_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
+        if self.is_open() {
+            self.changed.push((qpn, peer));
+        }
+    }
+
+    /// Notes that the host hears of this QPN of ours from now on. False: it has asked for too many.
+    fn note_told(&mut self, id: HostId, qpn: Qpn) -> bool {
+        let Some(host) = self.hosts.get_mut(&id) else { return false };
+        let is_room = host.told.len() < QPNS_OF_HOST_MAX || host.told.contains(&qpn);
+        if is_room {
+            host.told.insert(qpn);
+        }
+        is_room
+    }
+
+    pub fn group_hosts(&self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
+        let Some(hosts) = self.groups.get(&(network, group)) else { return };
+        for (&host, &qpn) in hosts {
+            into.extend(self.destination(host, qpn.0).map(|destination| (destination, qpn)));
+        }
+    }
+
+    fn set_group(&mut self, host: HostId, key: (NetworkId, Gid), qpn: Option<Qpn>) {
+        match qpn {
+            Some(qpn) => drop(self.groups.entry(key).or_default().insert(host, qpn)),
+            None => {
+                if let Some(hosts) = self.groups.get_mut(&key) {
+                    hosts.remove(&host);
+                    if hosts.is_empty() {
+                        self.groups.remove(&key);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Rings {
+    pub(crate) fn find_path(&mut self, vnic: VnicId, route: &GlobalRoute) -> Path {
+        if !self.fabric.is_open() {
+            return Path::Local;
+        }
+        let Some(network) = self.vnics.get(vnic).map(|vnic| vnic.network) else { return Path::Local };
+        let fabric = &mut self.fabric;
+        let host = match route.sgid_index {
+            EXTERNAL_GID_INDEX => fabric.external_host(network, route.dgid),
+            _ => fabric.routes.get(&(network, route.dgid)).copied(),
+        };
+        let Some(host) = host else { return Path::Local };
+        // All datagrams from one vNIC to one address are of one flow, unless they have labels.
+        let flow = vnic.index ^ route.flow_label.rotate_left(12);
+        fabric.destination(host, flow).map_or(Path::Local, Path::Wire)
+    }
+}
+
+impl Worker {
+    /// Something that the peers thread has found out.
+    pub(crate) fn handle_peers_update(&mut self, now: Instant, update: Update) {
+        let (fabric, engine) = (&mut self.rings.fabric, &mut self.engine);
+        match update {
+            Update::Settings(settings) => {
+                fabric.handle_settings(settings);
+                // Who is connected to a machine without FreeFlow may have lost its permission, or have it again.
+                let external: Vec<HostId> = fabric.hosts().filter(|host| host.2).map(|host| host.0).collect();
+                for host in external {
+                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                }
+            }
+            Update::HostUp { host, address, icrc, epoch: _ } => {
+                if fabric.set_host(host, address, icrc, None) {
+                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                }
+            }
+            // Its QPs have timers of their own, and it may be back before they expire.
+            Update::HostDown { .. } => {}
+            Update::Route { network, gid, host: Some(host) } => drop(fabric.routes.insert((network, gid), host)),
+            Update::Route { network, gid, host: None } => drop(fabric.routes.remove(&(network, gid))),
+            Update::Peer { host, qpn, info } => {
+                if let Some(entry) = fabric.hosts.get_mut(&host) {
+                    entry.note(qpn, Known::Is(info));
+                    engine.handle_peer_changed(&mut self.rings, now, host, Some(qpn));
+                }
+            }
+            Update::PeersGone { host } => {
+                if let Some(entry) = fabric.hosts.get_mut(&host) {
+                    entry.forget_all();
+                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                }
+            }
+            Update::Group { host, network, gid, qpn } => fabric.set_group(host, (network, gid), qpn),
+            Update::Asked { host, qpn } => {
+                if fabric.note_told(host, qpn) {
+                    fabric.peers.tell(host, qpn, engine.peer_info(qpn));
+                }
+            }
+        }
+    }
+
+    /// Tells other routers which of our QPNs are somebody else now, and which groups have members here.
+    pub(crate) fn tell_peers(&mut self) {
+        while let Some(GroupChange { network, group, qpn }) = self.engine.poll_group_change() {
+            self.rings.fabric.peers.group(network, group, qpn);
+        }
+        let mut changed = std::mem::take(&mut self.rings.fabric.changed);
+        for (qpn, peer) in changed.drain(..) {
+            let info = self.engine.peer_info(qpn);
+            let fabric = &mut self.rings.fabric;
+            if let Some(host) = peer {
+                fabric.note_told(host, qpn);
+            }
+            for (&id, host) in &mut fabric.hosts {
+                if host.told.contains(&qpn) && host.external.is_none() {
+                    fabric.peers.tell(id, qpn, info);
+                }
+                if info.is_none() && Some(id) == peer {
+                    host.told.remove(&qpn);
+                }
+            }
+        }
+        self.rings.fabric.changed = changed;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freeflow_verbs::QpType;
+
+    const HOST: HostId = HostId(3);
+
+    fn fabric() -> Fabric {
+        let mut fabric = Fabric::default();
+        fabric.hosts.insert(HOST, Host::new("192.0.2.3".parse().unwrap(), None));
+        fabric
+    }
+
+    fn info() -> PeerInfo {
+        PeerInfo { network: NetworkId(1), gid: Gid([1; 16]), service: QpType::Rc, connected: None }
+    }
+
+    fn tell(fabric: &mut Fabric, qpn: u32, info: Option<PeerInfo>) {
+        fabric.hosts.get_mut(&HOST).unwrap().note(Qpn(qpn), Known::Is(info));
+    }
+
+    #[test]
+    fn who_is_not_known_is_asked_for_until_somebody_answers() {
+        let (mut fabric, mut now) = (fabric(), Instant(0));
+        assert_eq!(fabric.peer(now, HostId(9), Qpn(1)), PeerAnswer::Absent);
+        assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Asked);
+        assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Asked);
+        assert_eq!((fabric.asked.len(), fabric.next_question()), (1, Some(now + ASK_AGAIN)));
+        tell(&mut fabric, 1, Some(info()));
+        assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Known(info()));
+        tell(&mut fabric, 1, None);
+        assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Absent);
+        fabric.ask_again(now + ASK_AGAIN);
+        assert_eq!(fabric.next_question(), None);
+
+        // Nobody answers: it is asked again so many times, and then, if somebody wants to know, from the beginning.
+        assert_eq!(fabric.peer(now, HOST, Qpn(2)), PeerAnswer::Asked);
+        let mut count = 0;
+        while let Some(due) = fabric.next_question() {
+            now = due;
+            fabric.ask_again(now);
+            count += 1;
+        }
+        assert_eq!(count, ASK_COUNT_MAX);
+        assert_eq!(fabric.peer(now, HOST, Qpn(2)), PeerAnswer::Asked);
+        assert!(fabric.next_question().is_some());
+    }
+
+    #[test]
+    fn what_is_kept_of_a_host_is_bounded() {
+        let mut fabric = fabric();
+        for qpn in 0..QPNS_OF_HOST_MAX as u32 + 1 {
+            tell(&mut fabric, qpn, Some(info()));
+        }
+        assert_eq!(fabric.hosts[&HOST].known.len(), QPNS_OF_HOST_MAX);
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(1)), PeerAnswer::Known(info()));
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(0)), PeerAnswer::Asked);
+        let told = (0..QPNS_OF_HOST_MAX as u32 + 1).filter(|&qpn| fabric.note_told(HOST, Qpn(qpn))).count();
+        assert_eq!(told, QPNS_OF_HOST_MAX);
+        fabric.hosts.get_mut(&HOST).unwrap().forget_all();
+        assert!(fabric.note_told(HOST, Qpn(QPNS_OF_HOST_MAX as u32)));
+    }
+
+    #[test]
+    fn an_external_machine_vouches_for_itself() {
+        let mut fabric = fabric();
+        let gid = Gid::from_ip("192.0.2.9".parse().unwrap());
+        fabric.hosts.insert(HostId(EXTERNAL_HOST_BASE), Host::new(address_of(gid), Some(gid)));
+        assert_eq!(fabric.peer(Instant(0), HostId(EXTERNAL_HOST_BASE), Qpn(5)), PeerAnswer::External(gid));
+        assert_eq!(fabric.next_question(), None);
+    }
+
+    #[test]
+    fn a_group_has_one_number_for_each_host() {
+        let mut fabric = fabric();
+        let key = (NetworkId(1), Gid([0xff; 16]));
+        fabric.set_group(HOST, key, Some(Qpn(1)));
+        fabric.set_group(HOST, key, Some(Qpn(2)));
+        assert_eq!(fabric.groups[&key].len(), 1);
+        fabric.set_group(HOST, key, None);
+        fabric.set_group(HOST, key, None);
+        assert!(fabric.groups.is_empty());
+    }
+}

@@ -1,0 +1,208 @@
+//! Which host has which address, and which hosts have members of which multicast group, as they announced it.
+//!
+//! Invariant: an address has at most one owner. Of several hosts that announce it the first keeps it until it withdraws it;
+//! then the next has it. An address of this very host is nobody else's.
+use super::prefix::Prefix;
+use super::update::Update;
+use freeflow_engine::HostId;
+use freeflow_orchestrator::name_is_good;
+use freeflow_protocol::peer::PeerMessage;
+use freeflow_verbs::{Gid, NetworkId, Qpn};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Announcements of one host.
+pub const CLAIM_COUNT_MAX: usize = 131_072;
+
+/// What is announced.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    Address { network: String, gid: Gid },
+    Group { network: String, gid: Gid },
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Address { network, gid } | Self::Group { network, gid }) = self;
+        write!(f, "{gid} in network {network:?}")
+    }
+}
+
+impl Subject {
+    fn network(&self) -> &str {
+        let (Self::Address { network, .. } | Self::Group { network, .. }) = self;
+        network
+    }
+
+    /// Whether a host with these prefixes may announce it; else why not.
+    pub fn check(&self, prefixes: &[Prefix], qpn: Option<Qpn>) -> Result<(), &'static str> {
+        if !name_is_good(self.network()) {
+            return Err("no name of a network");
+        }
+        match self {
+            Self::Address { gid, .. } if gid.is_multicast() || gid.is_zero() => Err("no address of a vNIC"),
+            Self::Address { gid, .. } if !prefixes.iter().any(|prefix| prefix.contains(*gid)) => {
+                Err("outside the host's prefixes")
+            }
+            Self::Group { gid, .. } if !gid.is_multicast() => Err("no multicast group"),
+            Self::Group { .. } if qpn.is_some_and(|qpn| qpn.0 > Qpn::MASK) => Err("no QPN"),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn announcement(&self, qpn: Option<Qpn>) -> PeerMessage {
+        match self.clone() {
+            Self::Address { network, gid } => PeerMessage::Attach { network, gid },
+            Self::Group { network, gid } => PeerMessage::Group { network, gid, qpn },
+        }
+    }
+
+    pub fn withdrawal(&self) -> PeerMessage {
+        match self.clone() {
+            Self::Address { network, gid } => PeerMessage::Detach { network, gid },
+            Self::Group { network, gid } => PeerMessage::Group { network, gid, qpn: None },
+        }
+    }
+
+    /// `network` is the number of the subject's network here.
+    fn update(&self, network: NetworkId, host: Option<HostId>, qpn: Option<Qpn>) -> Option<Update> {
+        Some(match *self {
+            Self::Address { gid, .. } => Update::Route { network, gid, host },
+            Self::Group { gid, .. } => Update::Group { host: host?, network, gid, qpn },
+        })
+    }
+}
+
+struct Claim {
+    qpn: Option<Qpn>,
+    /// Announced over an earlier connection, and not yet again over this one.
+    is_stale: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Here,
+    Host(HostId),
+}
+
+pub type Networks = BTreeMap<String, NetworkId>;
+
+#[derive(Default)]
+pub struct Claims {
+    of_hosts: BTreeMap<HostId, BTreeMap<Subject, Claim>>,
+    owners: BTreeMap<Subject, Owner>,
+}
+
+impl Claims {
+    /// Addresses that a host has.
+    pub fn route_count(&self, host: HostId) -> u32 {
+        let claims = self.of_hosts.get(&host).into_iter().flat_map(|claims| claims.keys());
+        claims.filter(|subject| self.owners.get(*subject) == Some(&Owner::Host(host))).count() as u32
+    }
+
+    /// A host announces something that it may. The update for the worker, if there is one; or why it is refused.
+    pub fn claim(
+        &mut self,
+        host: HostId,
+        subject: Subject,
+        qpn: Option<Qpn>,
+        networks: &Networks,
+    ) -> Result<Option<Update>, &'static str> {
+        let claims = self.of_hosts.entry(host).or_default();
+        if claims.len() >= CLAIM_COUNT_MAX && !claims.contains_key(&subject) {
+            return Err("the host has announced too much");
+        }
+        let before = claims.insert(subject.clone(), Claim { qpn, is_stale: false });
+        let network = networks.get(subject.network()).copied();
+        match subject {
+            Subject::Address { .. } => match *self.owners.entry(subject.clone()).or_insert(Owner::Host(host)) {
+                Owner::Host(owner) if owner == host => {
+                    let is_new = before.is_none();
+                    Ok(network.filter(|_| is_new).and_then(|network| subject.update(network, Some(host), None)))
+                }
+                Owner::Host(_) => Err("another host has it"),
+                Owner::Here => Err("it is on this host"),
+            },
+            Subject::Group { .. } => {
+                let is_new = before.is_none_or(|before| before.qpn != qpn);
+                Ok(network.filter(|_| is_new).and_then(|network| subject.update(network, Some(host), qpn)))
+            }
+        }
+    }
+
+    /// A host withdraws it.
+    pub fn release(&mut self, host: HostId, subject: &Subject, networks: &Networks) -> Option<Update> {
+        self.of_hosts.get_mut(&host)?.remove(subject)?;
+        let network = networks.get(subject.network()).copied();
+        match subject {
+            Subject::Group { .. } => subject.update(network?, Some(host), None),
+            Subject::Address { .. } if self.owners.get(subject) == Some(&Owner::Host(host)) => {
+                let next = self.pass_on(subject);
+                subject.update(network?, next, None)
+            }
+            Subject::Address { .. } => None,
+        }
+    }
+
+    /// Its owner is gone: another host that announces it has it now.
+    fn pass_on(&mut self, subject: &Subject) -> Option<HostId> {
+        let next = self.of_hosts.iter().find(|(_, claims)| claims.contains_key(subject)).map(|(&host, _)| host);
+        match next {
+            Some(host) => self.owners.insert(subject.clone(), Owner::Host(host)),
+            None => self.owners.remove(subject),
+        };
+        next
+    }
+
+    /// An address came to this host, or left it.
+    pub fn set_local(&mut self, subject: &Subject, present: bool, networks: &Networks) -> Option<Update> {
+        let network = networks.get(subject.network()).copied();
+        match (present, self.owners.get(subject).copied()) {
+            (true, before) => {
+                self.owners.insert(subject.clone(), Owner::Here);
+                // It was another's: no more.
+                matches!(before, Some(Owner::Host(_))).then(|| subject.update(network?, None, None))?
+            }
+            (false, Some(Owner::Here)) => {
+                let next = self.pass_on(subject)?;
+                subject.update(network?, Some(next), None)
+            }
+            (false, _) => None,
+        }
+    }
+
+    /// A connection of the host begins: what it does not announce anew by [`Self::end_sync`] is gone.
+    pub fn begin_sync(&mut self, host: HostId) {
+        for claim in self.of_hosts.get_mut(&host).into_iter().flat_map(BTreeMap::values_mut) {
+            claim.is_stale = true;
+        }
+    }
+
+    pub fn end_sync(&mut self, host: HostId, networks: &Networks) -> Vec<Update> {
+        self.release_all(host, |claim| claim.is_stale, networks)
+    }
+
+    /// The host is gone, or is another.
+    pub fn forget(&mut self, host: HostId, networks: &Networks) -> Vec<Update> {
+        let updates = self.release_all(host, |_| true, networks);
+        self.of_hosts.remove(&host);
+        updates
+    }
+
+    fn release_all(&mut self, host: HostId, which: impl Fn(&Claim) -> bool, networks: &Networks) -> Vec<Update> {
+        let claims = self.of_hosts.get(&host).into_iter().flatten();
+        let gone: Vec<Subject> = claims.filter(|(_, claim)| which(claim)).map(|(subject, _)| subject.clone()).collect();
+        gone.iter().filter_map(|subject| self.release(host, subject, networks)).collect()
+    }
+
+    /// All that is announced of a network that is new here.
+    pub fn of_network(&self, name: &str, network: NetworkId) -> Vec<Update> {
+        let all = self.of_hosts.iter().flat_map(|(&host, claims)| claims.iter().map(move |claim| (host, claim)));
+        all.filter(|(host, (subject, _))| {
+            let is_owner = self.owners.get(subject) == Some(&Owner::Host(*host));
+            subject.network() == name && (is_owner || matches!(subject, Subject::Group { .. }))
+        })
+        .filter_map(|(host, (subject, claim))| subject.update(network, Some(host), claim.qpn))
+        .collect()
+    }
+}

@@ -1,0 +1,163 @@
+//! One TCP connection of the peers thread: a socket and its [`Channel`].
+use super::channel::Channel;
+use freeflow_engine::HostId;
+use freeflow_protocol::peer::PeerMessage;
+use freeflow_verbs::{Duration, Instant};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+
+/// Time to connect, and to prove who one is.
+const HANDSHAKE_MAX: Duration = Duration::from_millis(3000);
+/// A peer that takes nothing for so long, or lets so much pile up, is cut off.
+const STUCK_MAX: Duration = Duration::from_millis(3000);
+const QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// With less than this in the queue there is room for more announcements.
+const QUEUE_BYTES_LOW: usize = 64 * 1024;
+/// Read from one connection before the next has its turn.
+const READ_BYTES: usize = 16 * 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// TCP's own handshake.
+    Connecting,
+    Handshaking,
+    /// The other side's first encrypted message is still to come.
+    Proving,
+    Established,
+}
+
+pub struct Link {
+    stream: TcpStream,
+    pub channel: Channel,
+    pub stage: Stage,
+    pub from: IpAddr,
+    /// Whom it was dialed to, or who it says it is.
+    pub host: Option<HostId>,
+    /// Dialed from here.
+    pub is_dialed: bool,
+    pub began: Instant,
+    /// When something was last taken from the queue, or it was empty.
+    taken: Instant,
+}
+
+/// The state of a connection after reading or writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// More may come.
+    On,
+    Ended,
+    Stuck,
+}
+
+impl Link {
+    /// Begins to connect, from this host's own address: others know it by that.
+    pub fn dial(now: Instant, own: IpAddr, to: SocketAddr, host: HostId, channel: Channel) -> io::Result<Self> {
+        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+        rustix::net::bind(&socket, &SocketAddr::new(own, 0))?;
+        match rustix::net::connect(&socket, &to) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let stage = Stage::Connecting;
+        let stream = TcpStream::from(socket);
+        Ok(Self { stream, channel, stage, from: to.ip(), host: Some(host), is_dialed: true, began: now, taken: now })
+    }
+
+    pub fn accepted(now: Instant, stream: TcpStream, from: IpAddr) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let (channel, stage) = (Channel::listen(), Stage::Handshaking);
+        Ok(Self { stream, channel, stage, from, host: None, is_dialed: false, began: now, taken: now })
+    }
+
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// What to wait for.
+    pub fn interest(&self, reads: bool) -> PollFlags {
+        match self.stage {
+            Stage::Connecting => PollFlags::OUT,
+            _ => {
+                let input = if reads { PollFlags::IN | PollFlags::RDHUP } else { PollFlags::empty() };
+                let output = if self.channel.output().is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+                input | output
+            }
+        }
+    }
+
+    /// When it has taken too long, as things stand.
+    pub fn deadline(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Established => (!self.channel.output().is_empty()).then(|| self.taken + STUCK_MAX),
+            _ => Some(self.began + HANDSHAKE_MAX),
+        }
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.stage == Stage::Established && self.channel.output().len() < QUEUE_BYTES_LOW
+    }
+
+    /// TCP's handshake is done, or has failed.
+    pub fn finish_connect(&mut self) -> Flow {
+        match self.stream.take_error() {
+            Ok(None) if self.stream.set_nodelay(true).is_ok() => {
+                self.stage = Stage::Handshaking;
+                Flow::On
+            }
+            _ => Flow::Ended,
+        }
+    }
+
+    /// Reads once.
+    pub fn read(&mut self) -> Flow {
+        let mut buffer = [0; READ_BYTES];
+        match self.stream.read(&mut buffer) {
+            Ok(0) => Flow::Ended,
+            Ok(count) => {
+                self.channel.handle_bytes(&buffer[..count]);
+                Flow::On
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Flow::On,
+            Err(_) => Flow::Ended,
+        }
+    }
+
+    /// Puts a message behind what is to be written.
+    pub fn send(&mut self, now: Instant, message: &PeerMessage) {
+        if self.channel.output().is_empty() {
+            self.taken = now;
+        }
+        self.channel.send(message);
+    }
+
+    /// Writes as much as there is and goes.
+    pub fn flush(&mut self, now: Instant) -> Flow {
+        if self.stage == Stage::Connecting {
+            return Flow::On;
+        }
+        loop {
+            let output = self.channel.output();
+            if output.is_empty() {
+                self.taken = now;
+                return Flow::On;
+            }
+            match self.stream.write(output) {
+                Ok(count) => {
+                    self.channel.handle_sent(count);
+                    self.taken = now;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return if output.len() > QUEUE_BYTES_MAX { Flow::Stuck } else { Flow::On };
+                }
+                Err(_) => return Flow::Ended,
+            }
+        }
+    }
+}
