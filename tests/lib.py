@@ -252,6 +252,94 @@ class Host:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+class LabHost(Host):
+    """One host of a Lab: everything that a Host is, in a network of its own."""
+
+    def __init__(self, lab, number):  # the lab has brought it up
+        self.lab, self.number = lab, number
+        self.freeflow_path = lab.freeflow_path
+        self.run_dir = lab.path / f"host{number}"
+        self.up_options = ()
+        self.pids = {self.router_pid()}
+        Host.current.append(self)
+
+    def enter(self, *words):
+        """The command that runs a program in the host's own network, outside of any container."""
+        return self.lab.command("lab", "enter", "--host", self.number, "--", *words)
+
+    def wire(self):
+        """What the router says about packets to and from other hosts."""
+        return json.loads(self.freeflow("wire", "status", "-o", "json"))
+
+    def close(self):
+        self.lab.close()
+
+
+class Lab:
+    """Several hosts on this machine; `pair` gives containers on the first two, as a Host gives two of its own."""
+
+    def __init__(self, hosts=2, mtu=1500, *up_options):
+        require_root()
+        self.freeflow_path = DIST / "bin" / "freeflow"
+        need(self.freeflow_path.exists(), f"{self.freeflow_path} is not built: run `make`")
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="freeflow-test."))
+        self.run_dir = self.directory / "run"
+        self.path = self.run_dir / "labs" / "lab"
+        self.hosts = []
+        try:
+            self.freeflow("lab", "up", "--hosts", hosts, "--mtu", mtu, *up_options)
+            for number in range(1, hosts + 1):
+                self.hosts.append(LabHost(self, number))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def command(self, *words):
+        return [str(word) for word in (self.freeflow_path, "--run-dir", self.run_dir, *words)]
+
+    def freeflow(self, *words, seconds=60, codes=(0,)):
+        return run(self.command(*words), seconds, codes=codes)
+
+    def host(self, number):
+        """Numbered from 1, as the command does."""
+        return self.hosts[number - 1]
+
+    def pair(self):
+        return self.host(1).container("one"), self.host(2).container("two")
+
+    def status(self):
+        return json.loads(self.freeflow("lab", "status", "-o", "json"))
+
+    def cut(self, number):
+        self.freeflow("lab", "cut", "--host", number)
+
+    def heal(self, number):
+        self.freeflow("lab", "heal", "--host", number)
+
+    def close(self):
+        """Removes everything, by force where the orderly way fails."""
+        if self.directory is None:
+            return
+        for host in self.hosts:
+            if host in Host.current:
+                Host.current.remove(host)
+        directory, self.directory = self.directory, None
+        try:
+            self.freeflow("lab", "down", "--force", seconds=60)
+        except Failure as failure:
+            print(f"  the lab did not go down: {failure}", file=sys.stderr)
+            for pid in {pid for host in self.hosts for pid in host.pids}:
+                if router_of(pid, self.run_dir):
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def router_of(pid, run_dir):
     """Whether a process is the router of this run directory (its number may have been given away since)."""
     try:

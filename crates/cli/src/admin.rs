@@ -2,7 +2,10 @@
 
 use crate::failure::{Context, Failure, Result};
 use crate::run_dir::RunDir;
-use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, RouterStatus, VnicStatus};
+use freeflow_protocol::admin::{
+    AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, PeersStatus, RouterStatus, VnicStatus, WireFaults,
+    WireStatus,
+};
 use freeflow_protocol::{PROTOCOL_VERSION, decode, encode};
 use freeflow_shm::fd::{connect_seqpacket, receive_message, send_message};
 use std::io;
@@ -80,6 +83,11 @@ impl Admin {
     fn ask(&mut self, request: &AdminRequest) -> Result<AdminReply> {
         let what = "the router does not answer on its admin socket; see its log, or restart it with freeflow up";
         send_message(self.socket.as_fd(), &encode(request), &[]).context(what)?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<AdminReply> {
+        let what = "the router does not answer on its admin socket; see its log, or restart it with freeflow up";
         let mut bytes = Vec::new();
         let (length, _) = receive_message(self.socket.as_fd(), &mut bytes, 0).context(what)?;
         if length == 0 {
@@ -145,6 +153,20 @@ impl Admin {
         }
     }
 
+    pub fn peers(&mut self) -> Result<PeersStatus> {
+        match self.ask(&AdminRequest::ListPeers)? {
+            AdminReply::Peers(status) => Ok(status),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    pub fn reload_peers(&mut self) -> Result<()> {
+        match self.ask(&AdminRequest::ReloadPeers)? {
+            AdminReply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// The network of that name, or an error that names those there are.
     pub fn network(&mut self, name: &str) -> Result<NetworkStatus> {
         let networks = self.networks()?;
@@ -153,6 +175,56 @@ impl Admin {
             .into_iter()
             .find(|network| network.name == name)
             .ok_or_else(|| Failure::new(format!("no network is called {name:?}; there is: {}", names.join(", "))))
+    }
+
+    /// All pages.
+    pub fn wire_status(&mut self) -> Result<WireStatus> {
+        let mut all = WireStatus::default();
+        let mut after_qpn = None;
+        loop {
+            let page = match self.ask(&AdminRequest::WireStatus { after_qpn })? {
+                AdminReply::Wire(page) => page,
+                other => return Err(unexpected(&other)),
+            };
+            let more = page.more_qps && !page.qps.is_empty();
+            let qps = std::mem::take(&mut all.qps);
+            let hosts = std::mem::take(&mut all.hosts);
+            all = WireStatus {
+                hosts: hosts.into_iter().chain(page.hosts).collect(),
+                qps: qps.into_iter().chain(page.qps).collect(),
+                ..page
+            };
+            if !more {
+                return Ok(all);
+            }
+            after_qpn = all.qps.last().map(|qp| qp.qpn);
+        }
+    }
+
+    pub fn set_wire_faults(&mut self, faults: Option<WireFaults>) -> Result<()> {
+        match self.ask(&AdminRequest::SetWireFaults { faults })? {
+            AdminReply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Packets come out of the other end of `into`, until that closes; [`Self::end_capture`] then.
+    pub fn begin_capture(
+        &mut self,
+        into: OwnedFd,
+        packet_count_max: Option<u64>,
+        seconds_max: Option<u64>,
+    ) -> Result<()> {
+        let request = AdminRequest::Capture { packet_count_max, seconds_max };
+        send_message(self.socket.as_fd(), &encode(&request), &[into.as_fd()]).context("the router's admin socket")
+    }
+
+    /// How many packets there were, how many were lost, and what went wrong.
+    pub fn end_capture(&mut self) -> Result<(u64, u64, Option<String>)> {
+        match self.answer()? {
+            AdminReply::Captured { packets, lost, error } => Ok((packets, lost, error)),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Asks the router to end and waits until its socket closes.

@@ -83,6 +83,17 @@ pub enum Command {
     /// Show virtual networks
     #[command(subcommand)]
     Network(Network),
+    /// Make hosts out of network namespaces on this machine, and use them
+    #[command(subcommand)]
+    Lab(LabAction),
+    /// Show what goes between this host and others, or disturb it
+    #[command(subcommand)]
+    Wire(WireAction),
+    /// Write the packets between this host and others to a file for Wireshark (pcapng)
+    Capture(Capture),
+    /// Other hosts: this one's key for them, and how it stands with them
+    #[command(subcommand)]
+    Peers(Peers),
     /// Find out what is missing on this machine, and how to mend it
     Doctor {
         #[command(flatten)]
@@ -95,7 +106,7 @@ pub enum Command {
     Hook(Hook),
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct Up {
     /// How the router waits for work [default: adaptive]
     #[arg(long, value_name = "MODE")]
@@ -103,9 +114,18 @@ pub struct Up {
     /// Addresses of the network `default` [default: 10.111.0.0/16, or another free range]
     #[arg(long, value_name = "CIDR")]
     pub pool: Option<String>,
-    /// Name of this host [default: the machine's]
+    /// The part of the pool that this host gives out, where several hosts share the network [default: all of it]
+    #[arg(long, value_name = "CIDR")]
+    pub range: Option<String>,
+    /// Name of this host [default: the peers file's, or the machine's]
     #[arg(long, value_name = "NAME")]
     pub host: Option<String>,
+    /// The other hosts: who they are, where, and their keys
+    #[arg(long, value_name = "FILE")]
+    pub peers: Option<PathBuf>,
+    /// This host's address for other hosts [default: the peers file's]
+    #[arg(long, value_name = "IP")]
+    pub address: Option<IpAddr>,
     /// Where to put the CDI file [default: /etc/cdi, for the default run directory only]
     #[arg(long, value_name = "DIR")]
     pub cdi_dir: Option<PathBuf>,
@@ -132,6 +152,8 @@ impl Mode {
 }
 
 #[derive(Debug, Args)]
+// `lab run` has a group of this name of its own.
+#[group(skip)]
 #[command(after_help = "The container has its own network, process, IPC and host name space, /proc, /sys, /dev and \
                         vNIC, and Docker's default capabilities less MKNOD. It shares the host's files: for \
                         containers from images use podman run --device freeflow.io/net=default.\n\nExit status: the \
@@ -173,6 +195,8 @@ pub struct Run {
 }
 
 #[derive(Debug, Args)]
+// `lab exec` has a group of this name of its own.
+#[group(skip)]
 pub struct Exec {
     /// Set an environment variable; without =VALUE, pass the caller's on
     #[arg(long = "env", short, value_name = "KEY[=VALUE]")]
@@ -199,6 +223,215 @@ pub enum Network {
         #[command(flatten)]
         output: Output,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum WireAction {
+    /// Show hosts, queue pairs with peers there, and counters
+    Status {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Lose, delay or spoil packets on purpose as they leave; each call replaces what was before
+    Faults(FaultArguments),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Off {
+    Off,
+}
+
+#[derive(Debug, Args)]
+pub struct FaultArguments {
+    /// The word off: no more faults
+    #[arg(value_name = "off", conflicts_with_all = ["loss", "duplicate", "reorder", "corrupt", "delay"])]
+    pub off: Option<Off>,
+    /// Share of packets to lose, such as 0.1%
+    #[arg(long, value_name = "SHARE", value_parser = crate::wire::parse_share)]
+    pub loss: Option<u32>,
+    /// Share of packets to send twice
+    #[arg(long, value_name = "SHARE", value_parser = crate::wire::parse_share)]
+    pub duplicate: Option<u32>,
+    /// Share of packets to send a few packets late
+    #[arg(long, value_name = "SHARE", value_parser = crate::wire::parse_share)]
+    pub reorder: Option<u32>,
+    /// Share of packets to invert a bit of
+    #[arg(long, value_name = "SHARE", value_parser = crate::wire::parse_share)]
+    pub corrupt: Option<u32>,
+    /// Time to hold packets back, such as 50us
+    #[arg(long, value_name = "TIME", value_parser = crate::wire::parse_time)]
+    pub delay: Option<u64>,
+    /// Share of packets to hold back
+    #[arg(long, value_name = "SHARE", value_parser = crate::wire::parse_share, default_value = "100%", requires = "delay")]
+    pub delayed: u32,
+    /// The same seed and packets give the same faults
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct Capture {
+    /// The file; - for standard output [default: standard output]
+    #[arg(long, short, value_name = "FILE")]
+    pub write: Option<PathBuf>,
+    /// End after so many packets
+    #[arg(long, short, value_name = "NUMBER")]
+    pub count: Option<u64>,
+    /// End after so many seconds
+    #[arg(long, short, value_name = "SECONDS")]
+    pub seconds: Option<u64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LabAction {
+    /// Make hosts, join them, and bring each up
+    Up(LabUp),
+    /// End a lab, or what is left of one
+    Down {
+        #[command(flatten)]
+        of: LabOf,
+        /// Also when containers are running: end them
+        #[arg(long, short)]
+        force: bool,
+    },
+    /// Show the hosts of a lab
+    Status {
+        #[command(flatten)]
+        of: LabOf,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// List the containers of all hosts
+    Ps {
+        #[command(flatten)]
+        of: LabOf,
+        /// Ended ones too
+        #[arg(long, short)]
+        all: bool,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Run a program in a container of a host: freeflow run
+    Run {
+        #[command(flatten)]
+        at: LabHost,
+        #[command(flatten)]
+        run: Run,
+    },
+    /// Run another program in a running container: freeflow exec
+    Exec {
+        #[command(flatten)]
+        of: LabOf,
+        /// Its host, where several have a container of that name
+        #[arg(long, value_name = "N")]
+        host: Option<u32>,
+        #[command(flatten)]
+        exec: Exec,
+    },
+    /// End containers: SIGTERM, then SIGKILL
+    Stop {
+        #[command(flatten)]
+        of: LabOf,
+        /// Their host, where several have containers of these names
+        #[arg(long, value_name = "N")]
+        host: Option<u32>,
+        /// Seconds between the two
+        #[arg(long, short, value_name = "SECONDS", default_value_t = 10)]
+        time: u64,
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+    /// Remove ended containers
+    Rm {
+        #[command(flatten)]
+        of: LabOf,
+        /// Their host, where several have containers of these names
+        #[arg(long, value_name = "N")]
+        host: Option<u32>,
+        /// Also running ones: end them first
+        #[arg(long, short)]
+        force: bool,
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+    /// Show what a container started with -d has printed
+    Logs {
+        #[command(flatten)]
+        of: LabOf,
+        /// Its host, where several have a container of that name
+        #[arg(long, value_name = "N")]
+        host: Option<u32>,
+        /// Go on until the container ends
+        #[arg(long, short)]
+        follow: bool,
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Cut a host off from the others
+    Cut {
+        #[command(flatten)]
+        at: LabHost,
+    },
+    /// Mend the link of a host that was cut off
+    Heal {
+        #[command(flatten)]
+        at: LabHost,
+    },
+    /// Run a program in a host's own network, outside of any container
+    Enter {
+        #[command(flatten)]
+        at: LabHost,
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+        command: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct LabUp {
+    /// How many hosts, up to 32
+    #[arg(long, value_name = "N")]
+    pub hosts: u32,
+    /// Largest packet between the hosts, bytes, 1280 to 9000
+    #[arg(long, value_name = "BYTES", default_value_t = 1500)]
+    pub mtu: u32,
+    /// How the routers wait for work [default: adaptive]
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<Mode>,
+    /// Name of the lab [default: lab]
+    #[arg(long, alias = "lab", value_name = "LAB")]
+    pub name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct LabOf {
+    /// Name of the lab [default: the only one]
+    #[arg(long, value_name = "LAB")]
+    pub lab: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct LabHost {
+    #[command(flatten)]
+    pub of: LabOf,
+    /// Number of the host, from 1
+    #[arg(long, value_name = "N")]
+    pub host: u32,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Peers {
+    /// Make a private key's file, if there is none yet, and print the public key
+    Key {
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// List the other hosts
+    Ls {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Have the router read its peers file again
+    Reload,
 }
 
 #[derive(Clone, Copy, Debug, Args)]

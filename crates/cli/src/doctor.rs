@@ -5,7 +5,7 @@ use crate::arguments::Format;
 use crate::failure::{Failure, Result};
 use crate::fork::in_child;
 use crate::run_dir::RunDir;
-use crate::{cdi, ip, output, sys, tools};
+use crate::{cdi, guard, ip, output, overlay, sys, tools};
 use rustix::thread::UnshareFlags;
 use serde::Serialize;
 
@@ -53,7 +53,7 @@ pub fn doctor(run_dir: &RunDir, format: Format) -> Result<()> {
         autogroup(),
     ];
     if root {
-        checks.extend([interfaces(), namespaces(), router(run_dir), device(run_dir), firewall()]);
+        checks.extend([interfaces(), namespaces(), wire(), router(run_dir), device(run_dir), firewall()]);
     }
     checks.push(podman());
     checks.push(test_programs());
@@ -155,6 +155,23 @@ fn interfaces() -> Check {
             "interfaces",
             failure.to_string(),
             "load the modules bridge and veth (modprobe), or allow CAP_NET_ADMIN",
+        ),
+    }
+}
+
+/// What hosts with peers need besides: containers must not speak RoCEv2 by themselves, and the overlay is VXLAN.
+fn wire() -> Check {
+    let tried = in_child(|| {
+        sys::unshare(UnshareFlags::NEWNET).map_err(|error| Failure::new(error.to_string()))?;
+        guard::check_abilities()?;
+        overlay::check_abilities()
+    });
+    match tried {
+        Ok(()) => Check::ok("other hosts", "packets can be filtered and an overlay be made"),
+        Err(failure) => Check::note(
+            "other hosts",
+            failure.to_string(),
+            "to have peers, install iproute2 (its tc and bridge) and load sch_ingress, cls_u32, act_gact and vxlan",
         ),
     }
 }

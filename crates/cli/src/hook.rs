@@ -9,6 +9,7 @@
 use crate::admin::{Admin, Presence};
 use crate::failure::{Context, Result};
 use crate::fork::in_child;
+use crate::guard::Guard;
 use crate::inject::{Root, Sources};
 use crate::ip;
 use crate::process::Process;
@@ -78,7 +79,7 @@ pub fn create_runtime(run_dir: &RunDir, network: &str) -> Result<()> {
         ("start_ticks".to_string(), process.start_ticks.to_string()),
     ];
     let vnic = admin.attach(&state.id, &name, network, None, labels)?;
-    let result = equip(&vnic, &bridge, process.pid, &root, &library);
+    let result = equip(&vnic, &bridge, &Guard::of(run_dir), process.pid, &root, &library);
     if result.is_err() {
         ip::unplug(&vnic.id);
         let _ = admin.detach(&vnic.id);
@@ -86,9 +87,9 @@ pub fn create_runtime(run_dir: &RunDir, network: &str) -> Result<()> {
     result
 }
 
-fn equip(vnic: &VnicStatus, bridge: &str, pid: u32, root: &Path, library: &Path) -> Result<()> {
+fn equip(vnic: &VnicStatus, bridge: &str, guard: &Guard, pid: u32, root: &Path, library: &Path) -> Result<()> {
     if !ip::same_network(pid, std::process::id())? {
-        ip::plug(vnic, bridge, pid)?;
+        ip::plug(vnic, bridge, pid, guard)?;
     }
     let sources = Sources::open(Path::new(&vnic.directory), library)?;
     let process_root = File::open(format!("/proc/{pid}/root")).context("the container's process")?;

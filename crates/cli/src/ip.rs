@@ -2,6 +2,7 @@
 
 use crate::failure::{Context, Failure, Result};
 use crate::fork::in_child;
+use crate::guard::Guard;
 use crate::inject_sysfs::name_interface;
 use crate::run_dir::fnv1a;
 use crate::sys;
@@ -31,9 +32,15 @@ pub fn program() -> Option<std::path::PathBuf> {
     crate::tools::find("ip", &DIRECTORIES)
 }
 
-fn command() -> Result<Command> {
-    let program = program()
-        .ok_or_else(|| Failure::new("the program ip is missing; install it, for example: apt-get install iproute2"))?;
+/// Whether a program of iproute2 is installed.
+pub fn is_there(name: &str) -> bool {
+    crate::tools::find(name, &DIRECTORIES).is_some()
+}
+
+fn command(name: &str) -> Result<Command> {
+    let program = crate::tools::find(name, &DIRECTORIES).ok_or_else(|| {
+        Failure::new(format!("the program {name} is missing; install it, for example: apt-get install iproute2"))
+    })?;
     let mut command = Command::new(program);
     command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::piped());
     Ok(command)
@@ -41,24 +48,48 @@ fn command() -> Result<Command> {
 
 /// Runs `ip` with arguments; its output.
 pub fn run(arguments: &[&str]) -> Result<String> {
-    let output = command()?.args(arguments).output().context("can't run ip")?;
+    run_program("ip", arguments)
+}
+
+/// Runs `tc` (of iproute2, too).
+pub fn tc(arguments: &[&str]) -> Result<String> {
+    run_program("tc", arguments)
+}
+
+/// Runs `bridge` (of iproute2, too).
+pub fn bridge(arguments: &[&str]) -> Result<String> {
+    run_program("bridge", arguments)
+}
+
+fn run_program(name: &str, arguments: &[&str]) -> Result<String> {
+    let output = command(name)?.args(arguments).output().context(format!("can't run {name}"))?;
     if !output.status.success() {
-        crate::fail!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        crate::fail!("{name} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Runs several `ip` commands in one process; the first that fails ends the rest.
 pub fn batch(lines: &[String]) -> Result<()> {
-    let mut child = command()?.args(["-batch", "-"]).stdin(Stdio::piped()).spawn().context("can't run ip")?;
+    batch_of("ip", &lines.join("\n"))
+}
+
+/// The same with `tc`, a command a line.
+pub fn tc_batch(lines: &str) -> Result<()> {
+    batch_of("tc", lines)
+}
+
+fn batch_of(name: &str, lines: &str) -> Result<()> {
+    let what = format!("can't run {name}");
+    let mut child = command(name)?.args(["-batch", "-"]).stdin(Stdio::piped()).spawn().context(&what)?;
     let mut input = child.stdin.take().expect("stdin is a pipe");
-    let written = input.write_all((lines.join("\n") + "\n").as_bytes());
+    let written = input.write_all(format!("{lines}\n").as_bytes());
     drop(input);
-    let output = child.wait_with_output().context("ip")?;
+    let output = child.wait_with_output().context(&what)?;
     if !output.status.success() {
-        crate::fail!("ip -batch: {}", String::from_utf8_lossy(&output.stderr).trim());
+        crate::fail!("{name} -batch: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    written.context("ip")
+    written.context(what)
 }
 
 /// Runs a function in another process' network namespace.
@@ -79,17 +110,19 @@ pub fn same_network(one: u32, other: u32) -> Result<bool> {
 
 /// Gives a process' network namespace its end of the vNIC, its address and, if none is there yet, the default route.
 /// Returns the interface's name inside.
-pub fn plug(vnic: &VnicStatus, bridge: &str, pid: u32) -> Result<String> {
+pub fn plug(vnic: &VnicStatus, bridge: &str, pid: u32, guard: &Guard) -> Result<String> {
     let host = host_interface(&vnic.id);
     if !exists(bridge) {
         crate::fail!("the bridge {bridge} is gone; make it again with freeflow up");
     }
     let inside = free_name(pid)?;
-    batch(&[
-        format!("link add name {host} type veth peer name {inside} netns {pid}"),
-        format!("link set dev {host} master {bridge} up"),
-    ])?;
-    let result = in_network_of(pid, || configure(vnic, &inside));
+    let mtu = mtu(bridge)?;
+    batch(&[format!("link add name {host} mtu {mtu} type veth peer name {inside} mtu {mtu} netns {pid}")])?;
+    // Guarded before it carries anything.
+    let result = guard
+        .put(&host)
+        .and_then(|()| run(&["link", "set", "dev", &host, "master", bridge, "up"]))
+        .and_then(|_| in_network_of(pid, || configure(vnic, &inside)));
     if result.is_err() {
         unplug(&vnic.id);
     }
@@ -121,6 +154,20 @@ fn configure(vnic: &VnicStatus, interface: &str) -> Result<()> {
     Ok(())
 }
 
+/// The largest packet that an interface takes, bytes.
+pub fn mtu(interface: &str) -> Result<u32> {
+    let text = run(&["-o", "link", "show", "dev", interface])?;
+    word_after(&text, "mtu")
+        .and_then(|word| word.parse().ok())
+        .ok_or_else(|| Failure::new(format!("ip does not tell the MTU of {interface}")))
+}
+
+/// The interface that has this address.
+pub fn interface_with(address: IpAddr) -> Result<Option<String>> {
+    let text = run(&["-o", "address", "show", "to", &address.to_string()])?;
+    Ok(text.split_whitespace().nth(1).map(str::to_string))
+}
+
 /// Removes a vNIC's veth pair, if it is there.
 pub fn unplug(vnic_id: &str) {
     let name = host_interface(vnic_id);
@@ -137,10 +184,11 @@ pub fn exists(interface: &str) -> bool {
 }
 
 /// Makes the bridge with the gateway's address in this network namespace, or corrects the one there is.
-pub fn make_bridge(bridge: &str, gateway: IpAddr, prefix_length: u8) -> Result<()> {
+/// `host` tells apart the MAC addresses of bridges that an overlay joins.
+pub fn make_bridge(bridge: &str, host: &str, gateway: IpAddr, prefix_length: u8) -> Result<()> {
     if !exists(bridge) {
         // A fixed MAC address: else it changes with the ports, and with it everyone's neighbour tables go stale.
-        let hash = fnv1a(bridge.as_bytes()).to_be_bytes();
+        let hash = fnv1a(format!("{bridge}@{host}").as_bytes()).to_be_bytes();
         let mac = format!("02:ff:{:02x}:{:02x}:{:02x}:{:02x}", hash[0], hash[1], hash[2], hash[3]);
         run(&[
             "link",
@@ -182,7 +230,7 @@ fn addresses(interface: &str) -> Result<Vec<String>> {
     Ok(text.lines().filter_map(|line| word_after(line, "inet")).collect())
 }
 
-fn word_after(line: &str, keyword: &str) -> Option<String> {
+pub fn word_after(line: &str, keyword: &str) -> Option<String> {
     let mut words = line.split_whitespace();
     words.find(|&word| word == keyword)?;
     words.next().map(str::to_string)
@@ -195,15 +243,23 @@ pub fn delete_bridge(bridge: &str) -> Result<()> {
     Ok(())
 }
 
-/// Names of the veth ends on a bridge.
+/// Names of all interfaces that can be deleted; the loopback and the kernel's own templates can't.
+pub fn virtual_interfaces() -> Result<Vec<String>> {
+    Ok(names(&run(&["-o", "link", "show"])?).filter(|name| name != "lo").collect())
+}
+
+/// The interfaces in the output of `ip -o link show`.
+fn names(text: &str) -> impl Iterator<Item = String> {
+    text.lines().filter_map(|line| {
+        let name = line.split_whitespace().nth(1)?;
+        Some(name.trim_end_matches(':').split('@').next()?.to_string())
+    })
+}
+
+/// Names of the ports of a bridge.
 pub fn ports(bridge: &str) -> Vec<String> {
     let Ok(text) = run(&["-o", "link", "show", "master", bridge]) else { return Vec::new() };
-    text.lines()
-        .filter_map(|line| {
-            let name = line.split_whitespace().nth(1)?;
-            Some(name.trim_end_matches(':').split('@').next()?.to_string())
-        })
-        .collect()
+    names(&text).collect()
 }
 
 /// Destinations of this namespace's IPv4 routes other than those over `except`, as (address, prefix length).

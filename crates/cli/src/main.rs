@@ -11,14 +11,19 @@ mod doctor;
 mod exec;
 mod failure;
 mod fork;
+mod guard;
 mod hook;
 mod init;
 mod inject;
 mod inject_sysfs;
 mod ip;
+mod lab;
+mod lab_build;
 mod lifecycle;
 mod names;
 mod output;
+mod overlay;
+mod peers;
 mod process;
 mod record;
 mod router;
@@ -31,8 +36,9 @@ mod terminal;
 mod tools;
 mod up;
 mod view;
+mod wire;
 
-use arguments::{Arguments, Command, Network, Stage};
+use arguments::{Arguments, Command, LabAction, Network, Peers, Stage};
 use clap::Parser;
 use failure::{EXIT_RUN_FAILED, Failure, Result};
 use run_dir::RunDir;
@@ -53,8 +59,13 @@ fn main() -> ExitCode {
 
 fn dispatch(arguments: Arguments) -> Result<i32> {
     let run_dir = RunDir::new(&arguments.run_dir)?;
-    if !matches!(arguments.command, Command::Doctor { .. } | Command::Version) {
+    let needs_nothing =
+        matches!(arguments.command, Command::Doctor { .. } | Command::Version | Command::Peers(Peers::Key { .. }));
+    if !needs_nothing {
         require_privilege(&arguments.command)?;
+    }
+    if !needs_nothing && !matches!(arguments.command, Command::Lab(_)) {
+        run_dir.enter_network()?;
     }
     match arguments.command {
         Command::Up(up) => up::up(&run_dir, &up)?,
@@ -67,6 +78,10 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         Command::Logs { follow, name } => lifecycle::logs(&run_dir, &name, follow)?,
         Command::Ps { all, output } => show::containers(&run_dir, all, output.format)?,
         Command::Network(Network::Ls { output }) => show::networks(&run_dir, output.format)?,
+        Command::Lab(action) => return lab::lab(&run_dir, action),
+        Command::Wire(action) => wire::wire(&run_dir, action)?,
+        Command::Capture(arguments) => wire::capture(&run_dir, &arguments)?,
+        Command::Peers(action) => peers::peers(&run_dir, action)?,
         Command::Doctor { output } => doctor::doctor(&run_dir, output.format)?,
         Command::Version => show::version(&run_dir),
         Command::Hook(hook) => match hook.stage {
@@ -89,12 +104,14 @@ fn require_privilege(command: &Command) -> Result<()> {
         return Ok(());
     }
     let why = match command {
+        Command::Lab(_) => "it makes network namespaces and starts routers",
         Command::Up(_) | Command::Down { .. } => "it makes network interfaces and starts the router",
         Command::Run(_) | Command::Exec(_) | Command::Hook(_) => "it makes namespaces, mounts and network interfaces",
         _ => "the router's admin socket is for root only",
     };
     let code = match command {
         Command::Run(_) | Command::Exec(_) => EXIT_RUN_FAILED,
+        Command::Lab(LabAction::Run { .. } | LabAction::Exec { .. } | LabAction::Enter { .. }) => EXIT_RUN_FAILED,
         _ => failure::EXIT_FAILURE,
     };
     let remedy = if rustix::process::geteuid().is_root() {

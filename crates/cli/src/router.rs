@@ -7,6 +7,7 @@ use crate::sys::{self, Fork};
 use crate::tools;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Signal;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
@@ -73,6 +74,8 @@ fn become_router(
             .arg(run_dir.path())
             .args(["--mode", &settings.mode, "--pool", &settings.pool, "--host", &settings.host])
             .args(["--bridge", &run_dir.bridge()])
+            .args(settings.range.iter().flat_map(|range| ["--range", range]))
+            .args(settings.peers.iter().flat_map(|path| [OsStr::new("--peers"), path.as_os_str()]))
             .args(["--ready-fd", &ready_fd.to_string()])
             .current_dir("/")
             .stdin(Stdio::null())

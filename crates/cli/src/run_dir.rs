@@ -1,13 +1,17 @@
 //! Where a host keeps its state, and the settings it was brought up with.
 //!
 //! `RUN_DIR/`: `admin.sock`, `router.pid`, `router.log`, `state.json`, `vnics/ID/router.sock` (the router's);
-//! `up.json`, `up.lock`, `containers/NAME.json`, `logs/NAME.log` (this command's).
+//! `up.json`, `up.lock`, `containers/NAME.json`, `logs/NAME.log` (this command's); `netns` where the host has a network
+//! namespace of its own (a lab's); `labs/NAME/`, see `lab`.
 
 use crate::failure::{Context, Failure, Result};
 use rustix::fs::{FlockOperation, flock};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -30,6 +34,15 @@ pub struct Settings {
     pub pool: String,
     pub host: String,
     pub cdi_file: Option<PathBuf>,
+    /// The part of the pool that this host gives out.
+    #[serde(default)]
+    pub range: Option<String>,
+    /// This host's address among its peers.
+    #[serde(default)]
+    pub address: Option<IpAddr>,
+    /// The peers file.
+    #[serde(default)]
+    pub peers: Option<PathBuf>,
 }
 
 impl RunDir {
@@ -76,6 +89,24 @@ impl RunDir {
 
     pub fn log(&self, name: &str) -> PathBuf {
         self.path.join("logs").join(format!("{name}.log"))
+    }
+
+    /// The network namespace that this host lives in, where it is not the caller's own.
+    pub fn network_namespace(&self) -> PathBuf {
+        self.path.join("netns")
+    }
+
+    /// Puts this process into the host's network namespace, if it has one of its own.
+    pub fn enter_network(&self) -> Result<()> {
+        let path = self.network_namespace();
+        let namespace = match File::open(&path) {
+            Ok(namespace) => namespace,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error).context(path.display()),
+        };
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).map_err(|_| {
+            Failure::new(format!("{} is no network namespace any more; end the lab: freeflow lab down", path.display()))
+        })
     }
 
     /// The bridge of the network `default`: one a run directory.

@@ -43,6 +43,9 @@ pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
             network.name, network.pool, network.bridge, network.vnic_count
         ));
     }
+    if router.peer_count > 0 {
+        output::line(format!("Other hosts: {} of {} connected", router.connected_peer_count, router.peer_count));
+    }
     output::line(format!(
         "Objects: {} sessions, {} QPs, {} CQs, {} MRs over {}",
         router.session_count,
@@ -83,7 +86,7 @@ pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
 
 /// One container in the JSON form of `freeflow ps`.
 #[derive(Serialize)]
-struct Container {
+pub struct Container {
     name: String,
     id: String,
     ip: Option<IpAddr>,
@@ -134,6 +137,12 @@ impl From<Record> for Container {
 }
 
 pub fn containers(run_dir: &RunDir, all: bool, format: Format) -> Result<()> {
+    print(&list(run_dir, all)?, format);
+    Ok(())
+}
+
+/// The containers of a host, in order of name, and those of other engines.
+pub fn list(run_dir: &RunDir, all: bool) -> Result<Vec<Container>> {
     let mut admin = match Admin::look(run_dir) {
         Presence::Running(admin) => Some(admin),
         Presence::Absent => None,
@@ -150,14 +159,17 @@ pub fn containers(run_dir: &RunDir, all: bool, format: Format) -> Result<()> {
     if let Some(admin) = &mut admin {
         containers.extend(foreign(admin)?);
     }
+    Ok(containers)
+}
+
+pub fn print(containers: &[Container], format: Format) {
     if format == Format::Json {
         output::json(&containers);
-        return Ok(());
+        return;
     }
     let mut rows = vec![["NAME", "IP", "NETWORK", "HOST", "PID", "STATUS", "COMMAND"].map(String::from).to_vec()];
     rows.extend(containers.iter().map(row));
     output::table(&rows);
-    Ok(())
 }
 
 /// Containers that an engine attached through the CDI hook, as far as their processes live.

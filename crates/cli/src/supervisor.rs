@@ -2,6 +2,7 @@
 
 use crate::admin::Admin;
 use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result};
+use crate::guard::Guard;
 use crate::init::{self, GO, Program, Report};
 use crate::ip;
 use crate::names;
@@ -11,7 +12,6 @@ use crate::run_dir::RunDir;
 use crate::sys::{self, Fork, Signals};
 use crate::terminal;
 use crate::view::{View, Volume};
-use freeflow_protocol::admin::VnicStatus;
 use freeflow_shm::fd::{receive_message, send_message};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
@@ -130,7 +130,8 @@ fn launch(run_dir: &RunDir, plan: &Plan, admin: &mut Admin, records: &Records, r
     let mut program = plan.program.clone();
     program.environment.push(("HOSTNAME".into(), record.name.clone()));
     let (init, channel) = fork_init(&view, &program)?;
-    match introduce(&vnic, &bridge, init, &channel, records, record) {
+    let plug = |pid| ip::plug(&vnic, &bridge, pid, &Guard::of(run_dir));
+    match introduce(plug, init, &channel, records, record) {
         Ok(master) => Ok(Running { pid: init, master }),
         Err(failure) => {
             // It ends by itself when it can't hear us; this is for one that hangs.
@@ -164,8 +165,7 @@ fn fork_init(view: &View, program: &Program) -> Result<(Pid, OwnedFd)> {
 
 /// Plugs in the vNIC when the namespaces are there, and lets the command start. Gives the terminal's master end.
 fn introduce(
-    vnic: &VnicStatus,
-    bridge: &str,
+    plug: impl FnOnce(u32) -> Result<String>,
     init: Pid,
     channel: &OwnedFd,
     records: &Records,
@@ -179,7 +179,7 @@ fn introduce(
         Some((Report::Failed { message, code }, _)) => return Err(Failure::new(message).with_code(code)),
         None => crate::fail!("the container's init ended before it was ready"),
     };
-    ip::plug(vnic, bridge, init_pid)?;
+    plug(init_pid)?;
     send_message(channel.as_fd(), GO, &[]).context("the container's init")?;
     match next_report(channel)? {
         Some((Report::Failed { message, code }, _)) => return Err(Failure::new(message).with_code(code)),

@@ -3,6 +3,8 @@
 use crate::admin::{Admin, Presence};
 use crate::arguments::Up;
 use crate::failure::{Context, Failure, Result};
+use crate::guard::{self, Guard};
+use crate::overlay::{self, Peers};
 use crate::process::Process;
 use crate::record::{Record, Records};
 use crate::run_dir::{RunDir, Settings};
@@ -14,6 +16,8 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// The pool of hosts that share a network, unless another is asked for.
+pub const SHARED_POOL: &str = "10.111.0.0/16";
 const DEFAULT_MODE: &str = "adaptive";
 /// Pools tried when none is asked for: 10.111.0.0/16 and those after it.
 const POOL_FIRST: u8 = 111;
@@ -21,7 +25,31 @@ const POOL_LAST: u8 = 126;
 /// What containers get between SIGTERM and SIGKILL when the host goes down.
 const STOP_TIME: Duration = Duration::from_secs(3);
 
+/// A host that is up.
+struct Raised {
+    settings: Settings,
+    status: RouterStatus,
+    networks: Vec<NetworkStatus>,
+    was_running: bool,
+    /// Containers whose vNIC the router does not know any more.
+    lost: Vec<String>,
+}
+
 pub fn up(run_dir: &RunDir, arguments: &Up) -> Result<()> {
+    let raised = raise(run_dir, arguments)?;
+    greet(run_dir, &raised);
+    for name in raised.lost {
+        output::line(format!("Warning: container {name} lost its vNIC with the router's state; start it again."));
+    }
+    Ok(())
+}
+
+/// Brings a host up and says nothing.
+pub fn up_silently(run_dir: &RunDir, arguments: &Up) -> Result<()> {
+    raise(run_dir, arguments).map(|_| ())
+}
+
+fn raise(run_dir: &RunDir, arguments: &Up) -> Result<Raised> {
     check_programs()?;
     run_dir.create()?;
     // Now that it exists, its symbolic links can be resolved.
@@ -46,19 +74,26 @@ pub fn up(run_dir: &RunDir, arguments: &Up) -> Result<()> {
     let networks = admin.networks()?;
     for network in &networks {
         let bridge = bridge_of(run_dir, network);
-        ip::make_bridge(&bridge, network.gateway, network.prefix_length)?;
+        ip::make_bridge(&bridge, &settings.host, network.gateway, network.prefix_length)?;
         ip::accept_bridged(&bridge, true);
     }
+    join(run_dir, &settings)?;
     let lost = reconcile(run_dir, &mut admin, &networks)?;
     let names: Vec<String> = networks.iter().map(|network| network.name.clone()).collect();
     settings.cdi_file = cdi::write(run_dir, arguments.cdi_dir.as_deref(), &names)?.or(settings.cdi_file);
     run_dir.store_settings(&settings)?;
     let status = admin.status()?;
-    greet(run_dir, &status, &networks, &settings, was_running);
-    for name in lost {
-        output::line(format!("Warning: container {name} lost its vNIC with the router's state; start it again."));
+    Ok(Raised { settings, status, networks, was_running, lost })
+}
+
+/// Makes the IP path to the other hosts' containers, where there are other hosts.
+pub fn join(run_dir: &RunDir, settings: &Settings) -> Result<()> {
+    let bridge = run_dir.bridge();
+    let peers = settings.peers.as_deref().map(overlay::read).transpose()?;
+    match peers.filter(|peers| !peers.peers.is_empty()) {
+        Some(peers) => overlay::make(&bridge, &peers, &Guard::of(run_dir)),
+        None => overlay::delete(&bridge),
     }
-    Ok(())
 }
 
 fn check_programs() -> Result<()> {
@@ -71,7 +106,7 @@ fn check_programs() -> Result<()> {
 
 /// What to start with: what is asked for, else what the last `up` had, else what suits this machine.
 fn wanted(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
-    let before = run_dir.settings();
+    let last = run_dir.settings();
     let asked_pool = match &arguments.pool {
         Some(text) => {
             if ip::parse_cidr(text).is_none_or(|(_, prefix_length)| !(8..=29).contains(&prefix_length)) {
@@ -81,18 +116,63 @@ fn wanted(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
         }
         None => None,
     };
-    let pool = match asked_pool.or_else(|| before.as_ref().map(|before| before.pool.clone())) {
+    let among = among_peers(arguments, last.as_ref())?;
+    let pool = match asked_pool.or_else(|| last.as_ref().map(|last| last.pool.clone())) {
         Some(pool) => pool,
+        // Hosts that share a network must agree on its addresses.
+        None if among.is_some() => SHARED_POOL.to_string(),
         None => free_pool(&run_dir.bridge())?,
     };
+    let range = arguments.range.clone().or_else(|| last.as_ref()?.range.clone());
+    check_range(&pool, range.as_deref(), among.as_ref())?;
     let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let own_name = among.as_ref().map(|(_, peers)| peers.host.clone());
+    let host = arguments.host.clone().or(own_name).or_else(|| Some(last.as_ref()?.host.clone())).unwrap_or(machine);
     let mode = arguments.mode.map(|mode| mode.as_str().to_string());
     Ok(Settings {
-        mode: mode.or_else(|| before.as_ref().map(|before| before.mode.clone())).unwrap_or(DEFAULT_MODE.into()),
+        mode: mode.or_else(|| Some(last.as_ref()?.mode.clone())).unwrap_or(DEFAULT_MODE.into()),
         pool,
-        host: arguments.host.clone().or_else(|| before.as_ref().map(|before| before.host.clone())).unwrap_or(machine),
-        cdi_file: before.and_then(|before| before.cdi_file),
+        host,
+        range,
+        address: among.as_ref().map(|(_, peers)| peers.address),
+        peers: among.map(|(path, _)| path),
+        cdi_file: last.and_then(|last| last.cdi_file),
     })
+}
+
+/// The peers file and what it says, if this host has peers; what else is asked for must agree with it.
+fn among_peers(arguments: &Up, last: Option<&Settings>) -> Result<Option<(PathBuf, Peers)>> {
+    let Some(path) = arguments.peers.clone().or_else(|| last?.peers.clone()) else {
+        if arguments.address.is_some() {
+            crate::fail!("--address goes with --peers: a host without peers needs none");
+        }
+        return Ok(None);
+    };
+    let path = fs::canonicalize(&path).context(format!("the peers file {}", path.display()))?;
+    let peers = overlay::read(&path)?;
+    // Before a router is started with it.
+    overlay::underlay(&peers)?;
+    if let Some(asked) = arguments.address.filter(|asked| *asked != peers.address) {
+        crate::fail!("--address {asked}: the peers file {} gives this host {}", path.display(), peers.address);
+    }
+    if let Some(asked) = arguments.host.as_ref().filter(|asked| **asked != peers.host) {
+        crate::fail!("--host {asked}: the peers file {} calls this host {}", path.display(), peers.host);
+    }
+    Ok(Some((path, peers)))
+}
+
+fn check_range(pool: &str, range: Option<&str>, among: Option<&(PathBuf, Peers)>) -> Result<()> {
+    let Some(range) = range else {
+        if among.is_some_and(|(_, peers)| !peers.peers.is_empty()) {
+            crate::fail!("--peers needs --range: the part of the pool {pool} that this host gives out");
+        }
+        return Ok(());
+    };
+    let parts = ip::parse_cidr(range).zip(ip::parse_cidr(pool));
+    if parts.is_none_or(|(range, pool)| range.1 > 29 || range.1 < pool.1 || !ip::overlap(range, pool)) {
+        crate::fail!("--range {range:?}: write a part of the pool {pool}, such as 10.111.2.0/24, down to /29");
+    }
+    Ok(())
 }
 
 /// The first pool that nothing in this network namespace uses.
@@ -124,7 +204,18 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
     } else if arguments.pool.as_ref().is_some_and(|asked| !same_pool(asked)) {
         format!("pool {pool}")
     } else {
-        return Ok(());
+        let last = run_dir.settings();
+        let last = |field: fn(&Settings) -> Option<String>| last.as_ref().and_then(field);
+        let range = last(|last| last.range.clone());
+        let peers = last(|last| Some(last.peers.as_ref()?.display().to_string()));
+        let path = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string();
+        if arguments.range.is_some() && arguments.range != range {
+            format!("range {}", range.as_deref().unwrap_or("of the whole pool"))
+        } else if arguments.peers.is_some() && arguments.peers.as_ref().map(path) != peers {
+            peers.map_or("no peers".to_string(), |peers| format!("peers {peers}"))
+        } else {
+            return Ok(());
+        }
     };
     Err(Failure::new(format!(
         "the host is up with {difference}; to change that, first: freeflow{} down",
@@ -143,6 +234,7 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin, networks: &[NetworkStatus]) ->
     records.reconcile(Some(admin))?;
     let vnics = admin.vnics()?;
     let live: Vec<Record> = records.list().into_iter().filter(Record::is_live).collect();
+    let guard = Guard::of(run_dir);
     let mut kept = BTreeSet::new();
     for vnic in &vnics {
         if is_wanted(vnic, &live) {
@@ -161,9 +253,12 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin, networks: &[NetworkStatus]) ->
         }
         for vnic in vnics.iter().filter(|vnic| vnic.network == network.name) {
             let name = ip::host_interface(&vnic.id);
-            // The bridge was deleted and made again.
-            if kept.contains(&name) && !ports.contains(&name) && ip::exists(&name) {
-                ip::run(&["link", "set", "dev", &name, "master", &bridge, "up"])?;
+            if kept.contains(&name) && ip::exists(&name) {
+                guard.put(&name)?;
+                // The bridge was deleted and made again.
+                if !ports.contains(&name) {
+                    ip::run(&["link", "set", "dev", &name, "master", &bridge, "up"])?;
+                }
             }
         }
     }
@@ -181,9 +276,10 @@ fn is_wanted(vnic: &VnicStatus, live: &[Record]) -> bool {
     }
 }
 
-fn greet(run_dir: &RunDir, status: &RouterStatus, networks: &[NetworkStatus], settings: &Settings, was_running: bool) {
+fn greet(run_dir: &RunDir, raised: &Raised) {
+    let Raised { settings, status, networks, was_running, .. } = raised;
     let option = run_dir.option();
-    let again = if was_running { " already" } else { "" };
+    let again = if *was_running { " already" } else { "" };
     output::line(format!("FreeFlow {} is up{again} on host {}.", status.version, status.host));
     output::line(format!(
         "  router     process {}, mode {}, log {}",
@@ -202,6 +298,9 @@ fn greet(run_dir: &RunDir, status: &RouterStatus, networks: &[NetworkStatus], se
         ));
     }
     output::line("  device     freeflow0 in every container: RoCE v2, 100 Gb/s, no RDMA hardware needed");
+    if let (Some(path), Some(address)) = (&settings.peers, settings.address) {
+        output::line(format!("  peers      {} at {address}", path.display()));
+    }
     output::line("  data path  routed-local: between containers of this host, copied once by the router");
     match &settings.cdi_file {
         Some(path) => output::line(format!("  podman     --device {}=default ({})", cdi::KIND, path.display())),
@@ -221,6 +320,17 @@ pub fn down(run_dir: &RunDir, force: bool) -> Result<()> {
         output::line(format!("Nothing is up in {}.", run_dir.path().display()));
         return Ok(());
     }
+    let foreign = take_down(run_dir, force)?;
+    output::line(format!("FreeFlow is down in {}.", run_dir.path().display()));
+    for name in foreign {
+        output::line(format!("Container {name} of another engine runs on without its vNIC."));
+    }
+    Ok(())
+}
+
+/// Takes a host down and says nothing, but asks before it ends containers unless forced. Names the containers of other
+/// engines that run on.
+pub fn take_down(run_dir: &RunDir, force: bool) -> Result<Vec<String>> {
     let _lock = run_dir.lock()?;
     let presence = Admin::look(run_dir);
     let (mut admin, unusable) = match presence {
@@ -267,14 +377,10 @@ pub fn down(run_dir: &RunDir, force: bool) -> Result<()> {
         router::wait_end(process, false)?;
     }
     clean(run_dir, &records)?;
-    output::line(format!("FreeFlow is down in {}.", run_dir.path().display()));
-    for name in foreign {
-        output::line(format!("Container {name} of another engine runs on without its vNIC."));
-    }
-    Ok(())
+    Ok(foreign)
 }
 
-fn confirmed(names: &[String]) -> Result<bool> {
+pub fn confirmed(names: &[String]) -> Result<bool> {
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
         return Ok(false);
     }
@@ -290,7 +396,9 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
     records.reconcile(None)?;
     let bridge = run_dir.bridge();
     ip::accept_bridged(&bridge, false);
+    overlay::delete(&bridge)?;
     ip::delete_bridge(&bridge)?;
+    guard::remove_sink(run_dir);
     if let Some(file) = run_dir.settings().and_then(|settings| settings.cdi_file) {
         let _ = fs::remove_file(file);
     }
@@ -306,4 +414,30 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
     }
     let _ = fs::remove_dir_all(run_dir.path().join("vnics"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_a_part_of_the_pool_and_needed_among_peers() {
+        let range = |range| check_range("10.111.0.0/16", range, None).is_ok();
+        assert!(range(None) && range(Some("10.111.2.0/24")) && range(Some("10.111.0.0/16")));
+        for bad in ["10.112.2.0/24", "10.0.0.0/8", "10.111.2.0/30", "10.111.2.0/x", "fd00::/64", ""] {
+            assert!(!range(Some(bad)), "{bad}");
+        }
+        let other = overlay::Peer { host: "h2".into(), address: "192.0.2.2".parse().unwrap() };
+        let peers = |peers| Some((PathBuf::new(), Peers { host: "h1".into(), address: [192, 0, 2, 1].into(), peers }));
+        let needed = check_range("10.111.0.0/16", None, peers(vec![other]).as_ref());
+        assert!(needed.unwrap_err().to_string().contains("--range"));
+        assert!(check_range("10.111.0.0/16", None, peers(Vec::new()).as_ref()).is_ok());
+    }
+
+    #[test]
+    fn settings_of_a_host_without_peers_are_read() {
+        let text = r#"{"mode": "adaptive", "pool": "10.111.0.0/16", "host": "h", "cdi_file": null}"#;
+        let settings: Settings = serde_json::from_str(text).unwrap();
+        assert_eq!((settings.range, settings.address, settings.peers), (None, None, None));
+    }
 }

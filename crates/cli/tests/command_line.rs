@@ -79,7 +79,7 @@ fn without_root_one_line_says_what_is_needed_and_why() {
     // The build directory may be closed to others.
     let copy = scratch.0.join("freeflow");
     std::fs::copy(FREEFLOW, &copy).unwrap();
-    let commands: [&[&str]; 9] = [
+    let commands: [&[&str]; 12] = [
         &["up"],
         &["down"],
         &["status"],
@@ -89,6 +89,9 @@ fn without_root_one_line_says_what_is_needed_and_why() {
         &["rm", "a"],
         &["ps"],
         &["network", "ls"],
+        &["lab", "up", "--hosts", "2"],
+        &["lab", "down"],
+        &["lab", "run", "--host", "1", "--", "true"],
     ];
     for arguments in commands {
         let mut command = if is_root() {
@@ -115,6 +118,8 @@ fn wrong_usage_exits_with_2_and_leaves_stdout_empty() {
         &["run"],
         &["stop"],
         &["up", "--mode", "warp"],
+        &["lab", "up"],
+        &["lab", "run", "--", "true"],
         &["run", "--ip", "x", "--", "true"],
     ] {
         let output = freeflow(&scratch.0, arguments);
@@ -191,4 +196,32 @@ fn ps_shows_records_as_json_and_settles_the_dead() {
     let output = freeflow(&scratch.0, &["rm", "gone"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(!containers.join("gone.json").exists());
+}
+
+#[test]
+fn a_key_is_made_once_and_only_its_owner_may_read_it() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new("key");
+    let path = scratch.0.join("host.key");
+    let peers_key = || freeflow(&scratch.0, &["peers", "key", path.to_str().unwrap()]);
+    let first = peers_key();
+    assert!(first.status.success(), "{}", stderr(&first));
+    let is_key =
+        |text: &str| text.len() == 65 && text.ends_with('\n') && text.trim_end().bytes().all(|c| c.is_ascii_hexdigit());
+    let private = std::fs::read_to_string(&path).unwrap();
+    assert!(is_key(&stdout(&first)) && is_key(&private) && stdout(&first) != private);
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    // Again: the same key, and the public one comes from the private one alone.
+    assert_eq!(stdout(&peers_key()), stdout(&first));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), private);
+    // RFC 7748, section 5.2: the first iteration.
+    std::fs::write(&path, format!("09{}", "00".repeat(31))).unwrap();
+    assert_eq!(stdout(&peers_key()).trim_end(), "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079");
+    for (mode, text, part) in [(0o644, &*private, "others may read"), (0o600, "something", "not a key")] {
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        let output = peers_key();
+        assert!(!output.status.success() && output.stdout.is_empty());
+        assert!(stderr(&output).contains(part) && stderr(&output).lines().count() == 1, "{}", stderr(&output));
+    }
 }

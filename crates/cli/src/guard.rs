@@ -1,0 +1,163 @@
+//! What keeps containers from speaking RoCEv2 to hosts by themselves: filters on the host's end of each vNIC's veth pair.
+//!
+//! A packet to UDP 4791 that a router receives must come from a router: a container that may open raw sockets can write any
+//! source address into its own. So what comes in from a container and is a UDP datagram to a guarded port is dropped and
+//! counted, wherever it goes. Guarded are RoCEv2's port, and the overlay's where there is one: a forged VXLAN packet would
+//! carry anything past these filters.
+//!
+//! The filters are `tc`'s u32, which every kernel that runs containers has, with nothing to install beyond iproute2:
+//! - IPv4, with options or without. A datagram's ports are in its first fragment, always (fragments are cut at multiples of 8
+//!   bytes, as long as a UDP header), so dropping that one is enough: the others never become a datagram.
+//! - IPv6, directly or in a first fragment. Packets with other extension headers before their payload are dropped whole, but
+//!   for hop-by-hop options before ICMPv6, which multicast needs: a filter that can't look behind any number of headers must
+//!   not guess.
+//! - VLAN tags (802.1Q, 802.1ad): dropped, whatever is inside. A vNIC has no VLANs, and the kernel would look through the
+//!   tag of VLAN 0.
+//!
+//! Dropping is tc's action `drop`; where the kernel lacks it (`act_gact`) packets are redirected into a device whose queue
+//! has no room. Both count.
+
+use crate::failure::{Context, Result};
+use crate::ip;
+use crate::run_dir::{RunDir, fnv1a};
+use std::fmt::Write;
+
+/// RoCEv2's port (IBTA annex A17.3; IANA).
+pub const ROCE_UDP_PORT: u16 = 4791;
+
+/// What a host guards, and what it can do without.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guard {
+    /// UDP ports that nobody in a container may send to.
+    pub ports: Vec<u16>,
+    /// Whether a container must not be started without.
+    pub required: bool,
+    /// The device into which packets are redirected, should it be needed.
+    sink: String,
+}
+
+impl Guard {
+    /// As this host's settings have it: needed where the router has a wire, else as good as can be.
+    pub fn of(run_dir: &RunDir) -> Self {
+        let required = run_dir.settings().is_some_and(|settings| settings.peers.is_some());
+        let mut ports = vec![ROCE_UDP_PORT];
+        if required {
+            ports.push(crate::overlay::UDP_PORT);
+        }
+        Self { ports, required, sink: sink(&run_dir.bridge()) }
+    }
+
+    /// Puts the filters on an interface, unless they are there.
+    pub fn put(&self, interface: &str) -> Result<()> {
+        let result = self.try_put(interface);
+        if self.required { result.context(format!("can't guard UDP {ROCE_UDP_PORT}")) } else { Ok(()) }
+    }
+
+    fn try_put(&self, interface: &str) -> Result<()> {
+        let present = ip::tc(&["filter", "show", "dev", interface, "ingress"]).unwrap_or_default();
+        if self.ports.iter().all(|port| present.contains(&format!("match 0000{port:04x}/0000ffff at 0"))) {
+            return Ok(());
+        }
+        // Where the sink is, it was needed before.
+        if !ip::exists(&self.sink) {
+            if self.replace(interface, "drop").is_ok() {
+                return Ok(());
+            }
+            // Somebody else may make it at the same time; whether it is there shows below.
+            let _ = ip::run(&["link", "add", "name", &self.sink, "type", "ifb"]);
+        }
+        ip::tc(&["qdisc", "replace", "dev", &self.sink, "root", "pfifo", "limit", "0"])?;
+        ip::run(&["link", "set", "dev", &self.sink, "up"])?;
+        self.replace(interface, &format!("mirred egress redirect dev {}", self.sink))
+    }
+
+    fn replace(&self, interface: &str, action: &str) -> Result<()> {
+        // With all its filters, if it is there.
+        let _ = ip::tc(&["qdisc", "delete", "dev", interface, "clsact"]);
+        ip::tc_batch(&self.filters(interface, action))
+    }
+
+    /// Lines for `tc -batch`. Offsets count from the network header.
+    fn filters(&self, interface: &str, action: &str) -> String {
+        let mut text = format!("qdisc add dev {interface} clsact\n");
+        let mut filter = |protocol: &str, priority: u8, rest: &str| {
+            let _ = writeln!(text, "filter add dev {interface} ingress protocol {protocol} prio {priority} {rest}");
+        };
+        filter("ip", 1, "handle 1: u32 divisor 1");
+        for port in &self.ports {
+            filter("ip", 1, &format!("u32 ht 1: match u16 {port} 0xffff at 2 action {action}"));
+        }
+        // UDP and the first fragment or whole: on behind the IPv4 header, however long.
+        let udp = "u32 ht 800: match u8 17 0xff at 9 match u16 0 0x1fff at 6";
+        filter("ip", 1, &format!("{udp} link 1: offset at 0 mask 0x0f00 shift 6 eat"));
+        for port in &self.ports {
+            filter("ipv6", 2, &format!("u32 match u8 17 0xff at 6 match u16 {port} 0xffff at 42 action {action}"));
+            let fragment = "match u8 44 0xff at 6 match u8 17 0xff at 40 match u16 0 0xfff8 at 42";
+            filter("ipv6", 2, &format!("u32 {fragment} match u16 {port} 0xffff at 50 action {action}"));
+        }
+        // Hop-by-hop options before ICMPv6 pass; every other way to put headers before a payload does not.
+        filter("ipv6", 2, "u32 match u8 0 0xff at 6 match u8 58 0xff at 40 flowid :1");
+        for header in [0, 43, 60] {
+            filter("ipv6", 2, &format!("u32 match u8 {header} 0xff at 6 action {action}"));
+        }
+        for header in [0, 43, 44, 60] {
+            filter("ipv6", 2, &format!("u32 match u8 44 0xff at 6 match u8 {header} 0xff at 40 action {action}"));
+        }
+        filter("802.1q", 3, &format!("u32 match u32 0 0 action {action}"));
+        filter("802.1ad", 4, &format!("u32 match u32 0 0 action {action}"));
+        text
+    }
+}
+
+fn sink(bridge: &str) -> String {
+    format!("ffs-{:08x}", fnv1a(bridge.as_bytes()) as u32)
+}
+
+/// Removes what [`Guard::put`] made beside the filters, which go with their interfaces.
+pub fn remove_sink(run_dir: &RunDir) {
+    let sink = sink(&run_dir.bridge());
+    if ip::exists(&sink) {
+        let _ = ip::run(&["link", "delete", "dev", &sink]);
+    }
+}
+
+/// Whether this machine can filter, tried in a network namespace that goes away.
+pub fn check_abilities() -> Result<()> {
+    ip::run(&["link", "add", "name", "ffprobe0", "type", "veth", "peer", "name", "ffprobe1"])?;
+    Guard { ports: vec![ROCE_UDP_PORT], required: true, sink: "ffprobe2".into() }.put("ffprobe0")
+}
+
+/// Packets that the filters of an interface have dropped.
+pub fn dropped(interface: &str) -> u64 {
+    ip::tc(&["-s", "filter", "show", "dev", interface, "ingress"]).map_or(0, |text| count(&text))
+}
+
+/// Sums the `Sent BYTES bytes N pkt` of all actions: each of ours drops.
+fn count(text: &str) -> u64 {
+    let packets = |line: &str| line.trim().strip_prefix("Sent ")?.split_whitespace().nth(2)?.parse::<u64>().ok();
+    text.lines().filter_map(packets).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropped_packets_are_summed_over_actions() {
+        let text = "filter protocol ip pref 1 u32 chain 0\n\taction order 1: gact action drop\n\tAction statistics:\n\
+                    \tSent 3094 bytes 4 pkt (dropped 4, overlimits 0 requeues 0)\n\tbacklog 0b 0p requeues 0\n\
+                    \tSent 59 bytes 1 pkt (dropped 0, overlimits 1 requeues 0)\n";
+        assert_eq!(count(text), 5);
+        assert_eq!(count(""), 0);
+    }
+
+    #[test]
+    fn every_guarded_port_has_its_filters() {
+        let guard = Guard { ports: vec![4791, 4789], required: true, sink: "s".into() };
+        let text = guard.filters("veth", "drop");
+        for port in ["4791", "4789"] {
+            assert_eq!(text.matches(&format!("match u16 {port} 0xffff")).count(), 3, "{text}");
+        }
+        assert!(text.lines().count() < 32 && text.lines().all(|line| line.contains("dev veth")));
+    }
+}
