@@ -50,6 +50,7 @@ test-full: ## the same with longer runs of what is random
 
 test-interop: build ## compare with a real kernel's Soft-RoCE, in an emulated guest
 	tests/interop.py --packages
+	tests/external.py --all
 
 bench: build ## latency, bandwidth and CPU beside this machine's own limits
 	scripts/bench

@@ -74,6 +74,8 @@ impl std::error::Error for ConnectError {}
 
 /// A process's connection to its router.
 pub struct Session {
+    /// Of the router's socket.
+    path: PathBuf,
     pub(crate) socket: OwnedFd,
     /// Held from a request to its reply. The buffer is for replies.
     pub(crate) control: Mutex<Vec<u8>>,
@@ -101,12 +103,14 @@ pub fn socket_path() -> PathBuf {
 }
 
 impl Session {
-    /// This process's session; connects if there is none, or none that lives.
+    /// This process's session; connects if there is none, none that lives, or [`socket_path`] is another one by now
+    /// (what hangs on the older session stays as it is).
     pub fn current() -> Result<Arc<Self>, ConnectError> {
         static CURRENT: Mutex<Weak<Session>> = Mutex::new(Weak::new());
         let mut current = lock(&CURRENT);
+        let path = socket_path();
         if let Some(session) = current.upgrade() {
-            if session.check() {
+            if session.path == path && session.check() {
                 return Ok(session);
             }
             if session.left_behind() {
@@ -114,7 +118,7 @@ impl Session {
                 std::mem::forget(session);
             }
         }
-        let session = Arc::new(Self::connect(&socket_path())?);
+        let session = Arc::new(Self::connect(&path)?);
         fork::set_control_descriptor(session.socket.as_raw_fd());
         *current = Arc::downgrade(&session);
         Ok(session)
@@ -147,6 +151,7 @@ impl Session {
             return Err(broken(io::ErrorKind::InvalidData.into()));
         };
         Ok(Self {
+            path: path.into(),
             socket,
             control: Mutex::new(buffer),
             segment: Some(segment.map_err(broken)?),
