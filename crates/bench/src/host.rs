@@ -89,15 +89,7 @@ impl Freeflow {
         let program = env::current_exe().map_err(|error| error.to_string())?;
         let mut command = self.command();
         command.args(["run", "--rm", "--name", name, "--"]).arg(program).arg("agent");
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("{}: {error}", self.program.display()))?;
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err("no pipes".to_owned());
-        };
-        let mut agent = Agent { name: name.to_owned(), child, input: Some(input), output, unread: Vec::new() };
+        let mut agent = Agent::start(name, command)?;
         agent.ask(&Request::Hello)?;
         self.take_in(self.pid_of(name)?)?;
         Ok(agent)
@@ -136,6 +128,24 @@ pub struct Agent {
 }
 
 impl Agent {
+    /// An agent that `command` runs in a container. Whether it is there shows its answer to a `Hello`.
+    pub fn start(name: &str, mut command: Command) -> Result<Self, String> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("no pipes".to_owned());
+        };
+        Ok(Self { name: name.to_owned(), child, input: Some(input), output, unread: Vec::new() })
+    }
+
+    /// Lets the container end by itself meanwhile; dropping waits for it.
+    pub fn dismiss(&mut self) {
+        self.input = None;
+    }
+
     pub fn send(&mut self, request: &Request) -> Result<(), String> {
         let mut line = serde_json::to_string(request).map_err(|error| error.to_string())?;
         line.push('\n');

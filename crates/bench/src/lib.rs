@@ -3,6 +3,7 @@
 //! * [`limits`]: bare programs that show the physical limits of this machine.
 //! * [`verbs`]: an ordinary verbs program, one end in each of two containers.
 //! * [`host`], [`group`], [`suite`], [`perftest`]: a router in each mode, what is measured with it, and unmodified programs.
+//! * [`lab`], [`wire`]: two hosts, and the traffic between them beside the network's limits.
 //! * [`memory`]: what registrations and objects cost.
 //! * [`report`], [`table`], [`stats`]: tables, JSON and percentiles.
 //!
@@ -10,6 +11,7 @@
 //! and after, because the distance of the cores decides more than any program.
 pub mod group;
 pub mod host;
+pub mod lab;
 pub mod limits;
 pub mod memory;
 pub mod perftest;
@@ -19,3 +21,4 @@ pub mod suite;
 pub mod sys;
 pub mod table;
 pub mod verbs;
+pub mod wire;

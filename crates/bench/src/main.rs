@@ -5,7 +5,7 @@ use freeflow_bench::limits::{self, Effort, Limit};
 use freeflow_bench::report::{Report, idle_table, limits_table, machine, measured_table, perftest_table};
 use freeflow_bench::suite::{Pair, Plan, idle};
 use freeflow_bench::verbs::{Job, Memory, Operation, Traffic, agent};
-use freeflow_bench::{memory, perftest, sys};
+use freeflow_bench::{memory, perftest, sys, wire};
 use std::env;
 use std::io;
 use std::path::PathBuf;
@@ -17,8 +17,9 @@ freeflow-bench: what this machine can do, what FreeFlow makes of it, and the rat
 usage: freeflow-bench [options]
        freeflow-bench handoff   one hand-off between two cores, and nothing else
 
-  --quick            about one minute instead of five; fewer sizes, shorter runs
-  --only LIST        of limits, latency, bandwidth, idle, perftest, memory (default: all; ratios need limits)
+  --quick            about two minutes instead of nine; fewer sizes, shorter runs
+  --only LIST        of limits, latency, bandwidth, idle, perftest, memory, wire (default: all; ratios within a host
+                     need limits; wire has its own)
   --modes LIST       of fastpath, lowcpu, adaptive (default: all)
   --freeflow PATH    the freeflow program (default: dist/bin/freeflow)
   --out DIR          where the JSON goes (default: target/bench)
@@ -36,7 +37,7 @@ struct Options {
     out: PathBuf,
 }
 
-const PARTS: [&str; 6] = ["limits", "latency", "bandwidth", "idle", "perftest", "memory"];
+const PARTS: [&str; 7] = ["limits", "latency", "bandwidth", "idle", "perftest", "memory", "wire"];
 
 fn list(text: &str, known: &[&str]) -> Result<Vec<String>, String> {
     let words: Vec<String> = text.split(',').map(str::to_owned).collect();
@@ -83,6 +84,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let result = match arguments.first().map(String::as_str) {
         Some("agent") => agent::main().map(|()| ExitCode::SUCCESS),
+        Some("wire-end") => limits::wire::main(arguments.get(1).map_or("", String::as_str)).map(|()| ExitCode::SUCCESS),
         Some("handoff") => Handoff::measure().map(|handoff| {
             println!("{}", handoff.to_json());
             ExitCode::SUCCESS
@@ -123,6 +125,12 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
         && let Err(error) = measure_memory(options, &mut report)
     {
         report.fail(format!("memory: {error}"));
+    }
+    if options.part("wire") {
+        let effort = if options.quick { wire::Effort::QUICK } else { wire::Effort::FULL };
+        if let Err(error) = wire::measure(&options.freeflow, effort, &mut report) {
+            report.fail(format!("wire: {error}"));
+        }
     }
     if !report.idle.is_empty() {
         println!("{}", idle_table(&report.idle));

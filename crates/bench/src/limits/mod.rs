@@ -9,6 +9,8 @@ pub mod relay;
 pub mod relay_copy;
 pub mod ring;
 pub mod wake;
+pub mod wire;
+mod wire_stream;
 
 use crate::stats::Summary;
 use crate::sys::{self, Party, Shared};
@@ -71,7 +73,7 @@ impl Reference {
     }
 
     /// Cores in between give no expectation.
-    fn at(self, distance: Distance) -> Option<f64> {
+    pub fn at(self, distance: Distance) -> Option<f64> {
         match distance {
             Distance::Near => self.near,
             Distance::Far => self.far,

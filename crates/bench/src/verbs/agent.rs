@@ -1,5 +1,6 @@
 //! The loop of an agent: one request a line, its replies a line each. It ends when its standard input does.
 use super::endpoint::{Device, Endpoint};
+use super::flows::FlowEnds;
 use super::objects::{Held, Resident};
 use super::{Reply, Request, registration, traffic};
 use std::io::{self, BufRead, Read, Write};
@@ -52,12 +53,20 @@ pub fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// From a `Prepare`, `Register` or `Hold` to the `Release`.
+/// What an agent holds between a request that makes something and the `Release`.
+#[derive(Default)]
+struct Made<'a> {
+    end: Option<Endpoint<'a>>,
+    flows: Option<FlowEnds<'a>>,
+    held: Option<Held<'a>>,
+}
+
+/// From a `Prepare`, `PrepareFlows`, `Register` or `Hold` to the `Release`.
 fn connection(device: &Device, first: Request, input: &mut impl BufRead) -> io::Result<()> {
-    let (mut end, mut held) = (None, None);
+    let mut made = Made::default();
     let mut request = first;
     loop {
-        let result = handle(device, &mut end, &mut held, &request);
+        let result = handle(device, &mut made, &request);
         say(&result.unwrap_or_else(Reply::Failed))?;
         if request == Request::Release {
             return Ok(());
@@ -73,38 +82,38 @@ fn connection(device: &Device, first: Request, input: &mut impl BufRead) -> io::
     }
 }
 
-fn handle<'a>(
-    device: &'a Device,
-    end: &mut Option<Endpoint<'a>>,
-    held: &mut Option<Held<'a>>,
-    request: &Request,
-) -> Result<Reply, String> {
+fn handle<'a>(device: &'a Device, made: &mut Made<'a>, request: &Request) -> Result<Reply, String> {
     let prepared = "nothing was prepared";
     match request {
         Request::Prepare { memory, job } => {
             let new = Endpoint::new(device, *memory, job)?;
             let address = new.address();
-            *end = Some(new);
+            made.end = Some(new);
             Ok(Reply::Prepared(address))
         }
-        Request::Connect { peer } => end.as_mut().ok_or(prepared)?.connect(*peer).map(|()| Reply::Done),
+        Request::Connect { peer } => made.end.as_mut().ok_or(prepared)?.connect(*peer).map(|()| Reply::Done),
         Request::Serve { job } => {
-            let end = end.as_ref().ok_or(prepared)?;
+            let end = made.end.as_ref().ok_or(prepared)?;
             say(&Reply::Started).map_err(|error| error.to_string())?;
             traffic::serve(end, job).map(Reply::Ended)
         }
-        Request::Run { job } => traffic::run(end.as_ref().ok_or(prepared)?, job).map(Reply::Ended),
+        Request::Run { job } => traffic::run(made.end.as_ref().ok_or(prepared)?, job).map(Reply::Ended),
+        Request::PrepareFlows { flows } => {
+            let flows = made.flows.insert(FlowEnds::new(device, flows)?);
+            Ok(Reply::FlowsPrepared(flows.addresses()))
+        }
+        Request::ConnectFlows { peers } => made.flows.as_mut().ok_or(prepared)?.connect(peers).map(|()| Reply::Done),
+        Request::RunFlows { run } => made.flows.as_ref().ok_or(prepared)?.run(run).map(Reply::Flowed),
         Request::Register { memory, bytes, count } => {
             registration::measure(device, *memory, *bytes, *count).map(Reply::Registered)
         }
         Request::Hold { kind, count } => {
             let before = Resident::of("self")?;
-            *held = Some(Held::new(device, *kind, *count)?);
+            made.held = Some(Held::new(device, *kind, *count)?);
             Ok(Reply::Held(before, Resident::of("self")?))
         }
         Request::Release => {
-            *end = None;
-            *held = None;
+            *made = Made::default();
             Ok(Reply::Done)
         }
         Request::Hello | Request::Start { .. } | Request::Finish { .. } => Err("release first".to_owned()),

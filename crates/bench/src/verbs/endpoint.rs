@@ -139,6 +139,16 @@ pub struct Endpoint<'a> {
 impl<'a> Endpoint<'a> {
     /// A QP in INIT, with receives posted.
     pub fn new(device: &'a Device, memory: Memory, job: &Job) -> Result<Self, String> {
+        Self::with_channel(device, memory, job, ptr::null_mut())
+    }
+
+    /// The same; completions of sends are announced by the channel, which outlives it. Null: by none.
+    pub fn with_channel(
+        device: &'a Device,
+        memory: Memory,
+        job: &Job,
+        channel: *mut ibv_comp_channel,
+    ) -> Result<Self, String> {
         let library = &device.library;
         let area = (job.bytes * job.slots).next_multiple_of(4096);
         let buffer = device.allocate(memory, 2 * area)?;
@@ -168,8 +178,8 @@ impl<'a> Endpoint<'a> {
         };
         // SAFETY: the region is ours until `Drop`, which deregisters it before the memory goes.
         end.mr = not_null(unsafe { (library.reg_mr)(pd, base, 2 * area, access.0 as c_int) }, "ibv_reg_mr")?;
-        end.send_cq = end.create_cq(send_depth)?;
-        end.receive_cq = end.create_cq(receive_depth)?;
+        end.send_cq = end.create_cq(send_depth, channel)?;
+        end.receive_cq = end.create_cq(receive_depth, ptr::null_mut())?;
         end.qp = end.create_qp(send_depth)?;
         let mut attributes =
             ibv_qp_attr { qp_state: INIT, port_num: PORT, qp_access_flags: access.0, ..Default::default() };
@@ -184,10 +194,10 @@ impl<'a> Endpoint<'a> {
         Ok(end)
     }
 
-    fn create_cq(&self, entries: usize) -> Result<*mut ibv_cq, String> {
+    fn create_cq(&self, entries: usize, channel: *mut ibv_comp_channel) -> Result<*mut ibv_cq, String> {
         let (context, null) = (self.device.context, ptr::null_mut());
-        // SAFETY: an open context; neither a completion channel nor user data.
-        let cq = unsafe { (self.device.library.create_cq)(context, entries as c_int, null, ptr::null_mut(), 0) };
+        // SAFETY: an open context; a channel of it, or none; no user data.
+        let cq = unsafe { (self.device.library.create_cq)(context, entries as c_int, null, channel, 0) };
         not_null(cq, "ibv_create_cq")
     }
 
@@ -254,6 +264,10 @@ impl<'a> Endpoint<'a> {
 
     pub fn receive_depth(&self) -> usize {
         self.receive_depth
+    }
+
+    pub fn send_cq(&self) -> *mut ibv_cq {
+        self.send_cq
     }
 
     fn status_name(&self, completion: &ibv_wc) -> String {
@@ -352,6 +366,16 @@ impl<'a> Endpoint<'a> {
 
     pub fn poll_receives(&self, each: impl FnMut(&ibv_wc)) -> Result<usize, String> {
         self.poll(self.receive_cq, each)
+    }
+
+    /// The next completion of a send is announced by the channel.
+    pub fn arm(&self) -> Result<(), String> {
+        // SAFETY: a valid CQ (invariant of the module).
+        let status = unsafe {
+            let arm = (*(*self.send_cq).context).ops.req_notify_cq.ok_or("no req_notify_cq")?;
+            arm(self.send_cq, 0)
+        };
+        zero(status, "ibv_req_notify_cq")
     }
 
     fn poll(&self, cq: *mut ibv_cq, mut each: impl FnMut(&ibv_wc)) -> Result<usize, String> {

@@ -5,6 +5,7 @@
 //! to the other, and looks at the router's CPU time in between; the agents exchange nothing but what they measure.
 pub mod agent;
 mod endpoint;
+pub mod flows;
 mod library;
 pub mod objects;
 pub mod registration;
@@ -105,7 +106,13 @@ pub enum Request {
     Register { memory: Memory, bytes: usize, count: usize },
     /// Makes objects and keeps them. → `Held`, with the memory that this process has then.
     Hold { kind: objects::Kind, count: usize },
-    /// Frees what `Prepare` or `Hold` made. → `Done`.
+    /// Makes several connections' ends. → `FlowsPrepared`.
+    PrepareFlows { flows: flows::Flows },
+    /// Brings their QPs to RTS. → `Done`.
+    ConnectFlows { peers: Vec<Address> },
+    /// Streams on all of them. → `Flowed`.
+    RunFlows { run: flows::Run },
+    /// Frees what `Prepare`, `PrepareFlows` or `Hold` made. → `Done`.
     Release,
     /// Starts another program. → `Started`.
     Start { argv: Vec<String> },
@@ -120,6 +127,8 @@ pub enum Reply {
     Started,
     Ended(Outcome),
     Registered(registration::Registration),
+    FlowsPrepared(Vec<Address>),
+    Flowed(flows::Flowed),
     /// Before and after.
     Held(objects::Resident, objects::Resident),
     /// Exit status, or `None` when it was ended; both outputs together.

@@ -1,0 +1,94 @@
+//! What FreeFlow between hosts ought to reach: each figure against its limit, or against the kernel's TCP.
+use super::{Key, MTU_LARGE, MTU_SMALL, SMALL_BYTES, STREAM_BYTES, Series};
+use serde::Serialize;
+
+/// A figure divided by another of the same run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ratio {
+    pub what: &'static str,
+    pub value: f64,
+    /// Below it (above, where less is better) something is wrong.
+    pub floor: f64,
+    pub aim: f64,
+}
+
+impl Ratio {
+    /// Times of a round trip: less is better.
+    pub fn less_is_better(&self) -> bool {
+        self.aim < self.floor
+    }
+}
+
+type Part = (Key, usize);
+
+/// What, at which MTU, of what, against what, floor, aim.
+type Wanted = (&'static str, u32, Part, Part, f64, f64);
+
+const WRITE: Part = (Key::Write, STREAM_BYTES);
+const SEND: Part = (Key::SendRoundTrip, SMALL_BYTES);
+
+const WANTED: [Wanted; 9] = [
+    ("WRITE 1 MB, PMTU 4096, share of the bare stream", MTU_LARGE, WRITE, (Key::BareStream, STREAM_BYTES), 0.6, 0.85),
+    ("WRITE 1 MB, PMTU 4096, times iperf3 over the link", MTU_LARGE, WRITE, (Key::IperfLink, 0), 1.8, 2.5),
+    ("WRITE 1 MB, PMTU 4096, times iperf3 over VXLAN", MTU_LARGE, WRITE, (Key::IperfOverlay, 0), 2.0, 3.5),
+    ("WRITE 1 MB, PMTU 1024, times iperf3 over the link", MTU_SMALL, WRITE, (Key::IperfLink, 0), 1.2, 1.7),
+    ("SEND 64 B round trip, times UDP, spinning", MTU_LARGE, SEND, (Key::UdpRoundTrip, SMALL_BYTES), 3.0, 2.0),
+    ("SEND 64 B round trip, times TCP over VXLAN", MTU_LARGE, SEND, (Key::TcpRoundTrip, SMALL_BYTES), 0.7, 0.45),
+    (
+        "WRITEs of 64 B a second, times one datagram a call",
+        MTU_LARGE,
+        (Key::WriteRate, SMALL_BYTES),
+        (Key::DatagramRate, SMALL_BYTES),
+        5.0,
+        20.0,
+    ),
+    ("all flows, share of the best single one", MTU_LARGE, (Key::AllFlows, 0), (Key::SingleFlow, 0), 0.9, 0.95),
+    (
+        "WRITE 1 MB at 0.1 % loss, share of that without",
+        MTU_LARGE,
+        (Key::Lossy, STREAM_BYTES),
+        (Key::LossFree, STREAM_BYTES),
+        0.5,
+        0.8,
+    ),
+];
+
+fn value(series: &[Series], mtu: u32, (key, bytes): Part) -> Option<f64> {
+    let is_it = |one: &&Series| one.key == key && one.bytes == bytes && one.mtu == mtu && one.offloads;
+    // The first of a key and size: its runs alternated with those of its limit.
+    series.iter().find(is_it)?.middle().map(|run| run.figures.p50)
+}
+
+/// All ratios whose figures were measured.
+pub fn ratios(series: &[Series]) -> Vec<Ratio> {
+    let ratio = |&(what, mtu, of, against, floor, aim): &Wanted| {
+        let value = value(series, mtu, of)? / value(series, mtu, against)?;
+        Some(Ratio { what, value, floor, aim })
+    };
+    let fairness = value(series, MTU_LARGE, (Key::Fairness, 0));
+    let fairness = fairness.map(|value| Ratio { what: "Jain's index of all flows", value, floor: 0.97, aim: 0.995 });
+    WANTED.iter().filter_map(ratio).chain(fairness).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::series::tests::example;
+    use super::*;
+
+    #[test]
+    fn ratios_are_taken_where_both_are_known() {
+        let mut series = vec![
+            example(Key::Write, STREAM_BYTES, MTU_LARGE, &[30.0]),
+            example(Key::BareStream, STREAM_BYTES, MTU_LARGE, &[40.0]),
+            example(Key::IperfLink, 0, MTU_SMALL, &[10.0]),
+            example(Key::SendRoundTrip, SMALL_BYTES, MTU_LARGE, &[20.0]),
+            example(Key::UdpRoundTrip, SMALL_BYTES, MTU_LARGE, &[8.0]),
+            example(Key::Fairness, 0, MTU_LARGE, &[0.99]),
+        ];
+        let list = ratios(&series);
+        assert_eq!(list.iter().map(|ratio| ratio.value).collect::<Vec<_>>(), [0.75, 2.5, 0.99]);
+        assert_eq!(list.iter().map(Ratio::less_is_better).collect::<Vec<_>>(), [false, true, false]);
+        series[1].offloads = false;
+        assert_eq!(ratios(&series).len(), 2);
+    }
+}
