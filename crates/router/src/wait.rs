@@ -140,11 +140,13 @@ impl Waiting {
     }
 
     /// How long the worker stays awake with nothing to do.
-    fn idle_limit(&self, now: Instant) -> Option<Duration> {
+    fn idle_limit(&self, now: Instant, packets_flow: bool) -> Option<Duration> {
         match self.mode {
             Mode::Fastpath => None,
             _ if now < self.hogged_until => Some(Duration(0)),
             Mode::LowCpu => Some(LOWCPU_IDLE),
+            // Whoever polls keeps its core for whole slices. A packet that wakes the worker has it preempt them.
+            Mode::Adaptive if self.policy == WAIT_YIELD && packets_flow => Some(LOWCPU_IDLE),
             Mode::Adaptive if self.policy == WAIT_YIELD => Some(CROWDED_IDLE),
             Mode::Adaptive => Some(ADAPTIVE_IDLE),
         }
@@ -183,7 +185,8 @@ impl Worker {
             self.waiting.poll(Some(BLOCKED_WAIT));
             return self.take_kicks(now);
         }
-        let Some(idle) = self.waiting.idle_limit(now) else { return self.waiting.relax(now) };
+        let packets_flow = self.rings.fabric.is_active(now);
+        let Some(idle) = self.waiting.idle_limit(now, packets_flow) else { return self.waiting.relax(now) };
         if now - self.waiting.busy_at < idle {
             return self.waiting.relax(now);
         }

@@ -20,10 +20,16 @@ const LOOK_ACTIVE: Duration = Duration(500);
 const LOOK_QUIET: Duration = Duration::from_micros(10);
 
 impl Fabric {
+    /// Whether packets have gone either way just now.
+    #[inline]
+    pub fn is_active(&self, now: Instant) -> bool {
+        self.is_open() && now - self.active_at < ACTIVE
+    }
+
     /// Whether it is time to look for datagrams.
     #[inline]
     fn is_due(&self, now: Instant) -> bool {
-        let interval = if now - self.active_at < ACTIVE { LOOK_ACTIVE } else { LOOK_QUIET };
+        let interval = if self.is_active(now) { LOOK_ACTIVE } else { LOOK_QUIET };
         self.is_open() && now - self.looked_at >= interval
     }
 
