@@ -24,7 +24,7 @@ impl Engine {
             return Err(VerbsError::InvalidArgument);
         }
         let (usage, counters) = (Usage::default(), VnicCounters::default());
-        Ok(self.vnics.insert(Vnic { network, gid, external_gid: None, limits, usage, counters }))
+        Ok(self.vnics.insert(Vnic { network, gid, external_gid: None, limits, usage, counters, held_bytes: 0 }))
     }
 
     /// Its sessions must be gone.

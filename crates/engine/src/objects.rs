@@ -15,6 +15,8 @@ pub(crate) struct Vnic {
     pub limits: VnicLimits,
     pub usage: Usage,
     pub counters: VnicCounters,
+    /// Of packets that wait at its QPs; see `transport::HELD_BYTES_OF_VNIC_MAX`.
+    pub held_bytes: usize,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -10,9 +10,9 @@ use crate::slab::Owned;
 use crate::transport::{Datagram, Wire};
 use crate::ud::GRH_BYTES;
 use crate::xrc::{DomainId, Target};
-use crate::{CqId, MwId, PdId, QpId, QpInit, ReceiveQueueId, SessionId, SrqId, VnicId};
+use crate::{CqId, HostId, MwId, PdId, QpId, QpInit, ReceiveQueueId, SessionId, SrqId, VnicId};
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use freeflow_verbs::{
     Completion, Gid, Instant, NetworkId, QpAttributes, QpState, QpType, Qpn, ReceiveRequest, SendRequest,
@@ -51,6 +51,8 @@ pub(crate) struct QueuePair {
     pub wire: Option<Box<Wire>>,
     /// UD: PSN of the next packet to another host.
     pub datagram_psn: u32,
+    /// UD: hosts that were told of it.
+    pub introduced: BTreeSet<HostId>,
 }
 
 /// A verb that found copies in flight and will be asked again.
@@ -138,6 +140,8 @@ pub(crate) struct Receiver {
     pub last_told: bool,
     /// UD: packets of other hosts that wait for a RECV, or for the one in hand to be filled.
     pub datagrams: VecDeque<Datagram>,
+    /// Of packets that wait at this QP, whatever its type.
+    pub held_bytes: usize,
     /// UD: how the RECV completes that a packet of another host is being written to.
     pub arriving: Option<Box<Completion>>,
     /// When it last took a RECV from its queue.
@@ -195,6 +199,7 @@ impl QueuePair {
             receive: Receiver::new(),
             wire: None,
             datagram_psn: 0,
+            introduced: BTreeSet::new(),
         }
     }
 
@@ -275,6 +280,7 @@ impl Receiver {
             flights: 0,
             waiters: Vec::new(),
             datagrams: VecDeque::new(),
+            held_bytes: 0,
             arriving: None,
             wanted: false,
             established: false,

@@ -267,6 +267,7 @@ impl Engine {
         qp.receive.claim = Claim::None;
         qp.receive.datagrams.clear();
         qp.receive.arriving = None;
+        self.let_go(id, usize::MAX);
         self.wake_waiters(id);
     }
 }

@@ -3,7 +3,7 @@
 //! The receiver must know whose a packet is, for the GRH and because networks do not mix: packets of senders that it has
 //! not heard of wait in [`Strangers`] until their owner has answered. Packets that come while their receiver's RECV is
 //! being filled, or while it is about to post one, wait at the QP, as messages of this host do (`crate::limits::LIVELY`).
-use super::{Packet, WireFlight};
+use super::{HELD_PACKET_BYTES, Packet, WireFlight};
 use crate::keys::Part;
 use crate::limits::{PATIENCE_COUNT, PATIENCE_STEP};
 use crate::qp::Claim;
@@ -227,12 +227,12 @@ impl Engine {
     }
 
     fn hold_datagram(&mut self, now: Instant, id: QpId, header: DatagramHeader, payload: Vec<u8>) {
-        let datagrams = &mut self.qp_mut(id).receive.datagrams;
-        if datagrams.len() >= DATAGRAMS_MAX {
+        let has_room = self.qp(id).receive.datagrams.len() < DATAGRAMS_MAX;
+        if !has_room || !self.keep(id, payload.len()) {
             self.drops.no_receive += 1;
             return self.count_lost(id);
         }
-        datagrams.push_back(Datagram { header, payload, at: now });
+        self.qp_mut(id).receive.datagrams.push_back(Datagram { header, payload, at: now });
     }
 
     /// The next RECV that is posted shall ring; false if it would have anyway.
@@ -260,20 +260,20 @@ impl Engine {
     pub(crate) fn resume_datagrams<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
         while let Some(qp) = self.qps.get_mut(id) {
             if !qp.receives() {
-                return qp.receive.datagrams.clear();
+                qp.receive.datagrams.clear();
+                return self.let_go(id, usize::MAX);
             }
             if matches!(qp.receive.claim, Claim::Wire | Claim::By(_)) {
                 return;
             }
             let Some(datagram) = qp.receive.datagrams.pop_front() else { return };
-            if now - datagram.at > DATAGRAM_PATIENCE {
-                self.drops.no_receive += 1;
-                self.count_lost(id);
-                continue;
-            }
+            self.let_go(id, datagram.payload.len() + HELD_PACKET_BYTES);
+            // One that waited for others to land may have waited long, and has a RECV for all that.
+            let is_late = now - datagram.at > DATAGRAM_PATIENCE;
             match self.take_datagram(env, now, id, &datagram.header, &datagram.payload) {
                 None => {}
-                Some(Refused::Busy | Refused::Late) => {
+                Some(Refused::Busy | Refused::Late) if !is_late => {
+                    self.keep(id, datagram.payload.len());
                     self.qp_mut(id).receive.datagrams.push_front(datagram);
                     // One that was posted before its doorbell was asked for is seen by one more look.
                     if !self.ask_for_receives(env, id) {

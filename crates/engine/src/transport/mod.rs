@@ -45,6 +45,10 @@ use unreliable::Unreliable;
 /// Packets of one QP that wait while an earlier one lands, and their bytes.
 const PARKED_PACKETS_MAX: usize = 1024;
 const PARKED_BYTES_MAX: usize = 4 << 20;
+/// Bytes of packets that wait at all QPs of one vNIC: what a tenant can make the router keep.
+const HELD_BYTES_OF_VNIC_MAX: usize = 32 << 20;
+/// What a packet that waits takes beside its bytes.
+const HELD_PACKET_BYTES: usize = 96;
 /// P_Keys that are accepted: the default partition, as a full or a limited member (IBTA 10.9.1).
 const PKEY_MASK: u16 = 0x7fff;
 
@@ -243,14 +247,36 @@ impl Engine {
     }
 
     fn park(&mut self, id: QpId, bytes: &[u8], ip: &IpInfo) {
-        let wire = self.wire_mut(id);
-        if wire.parked.len() >= PARKED_PACKETS_MAX || wire.parked_bytes + bytes.len() > PARKED_BYTES_MAX {
+        let wire = self.wire(id);
+        let has_room = wire.parked.len() < PARKED_PACKETS_MAX && wire.parked_bytes + bytes.len() <= PARKED_BYTES_MAX;
+        if !has_room || !self.keep(id, bytes.len()) {
             // Lost as on a wire: the requester sends it again.
             self.drops.parked_overflow += 1;
             return;
         }
+        let wire = self.wire_mut(id);
         wire.parked_bytes += bytes.len();
         wire.parked.push_back((bytes.to_vec(), *ip));
+    }
+
+    /// A packet shall wait at a QP; false if its vNIC has too many of them.
+    fn keep(&mut self, id: QpId, bytes: usize) -> bool {
+        let bytes = bytes + HELD_PACKET_BYTES;
+        let held = &mut self.vnic_of(id).held_bytes;
+        if *held + bytes > HELD_BYTES_OF_VNIC_MAX {
+            return false;
+        }
+        *held += bytes;
+        self.qp_mut(id).receive.held_bytes += bytes;
+        true
+    }
+
+    /// So many bytes (or all) of what waited at a QP do not any more.
+    pub(crate) fn let_go(&mut self, id: QpId, bytes: usize) {
+        let held = &mut self.qp_mut(id).receive.held_bytes;
+        let bytes = bytes.min(*held);
+        *held -= bytes;
+        self.vnic_of(id).held_bytes -= bytes;
     }
 
     /// What arrived while a packet was landing.
@@ -263,6 +289,7 @@ impl Engine {
             }
             let Some((bytes, ip)) = wire.parked.pop_front() else { return };
             wire.parked_bytes -= bytes.len();
+            self.let_go(id, bytes.len() + HELD_PACKET_BYTES);
             if let Ok((header, payload)) = Header::parse(&bytes) {
                 self.act(env, now, id, &Packet { header: &header, payload, ip });
             }
@@ -346,6 +373,7 @@ impl Engine {
             }
         }
         if !goes_on {
+            self.let_go(id, usize::MAX);
             self.push_ready(id);
             return None;
         }

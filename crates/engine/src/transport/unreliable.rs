@@ -3,18 +3,18 @@
 //! A sender completes a message once its packets are out. A UC receiver drops a message of which a packet is missing.
 use super::{Packet, WireFlight};
 use crate::keys::Part;
-use crate::limits::PATIENCE_STEP;
+use crate::limits::{PATIENCE_COUNT, PATIENCE_STEP};
 use crate::qp::{Claim, SendPhase};
 use crate::requester::{Budget, Turn};
 use crate::responder::{Arrival, effective_qkey, remote_right};
 use crate::timers::TimerKind;
 use crate::{
-    CopyOutcome, Destination, Engine, Environment, MemorySide, PacketHead, Path, PeerAnswer, Progress, QpId, Source,
-    SourceBody, Syndrome, TransmitOutcome,
+    CopyOutcome, Destination, Engine, Environment, HostId, MemorySide, PacketHead, Path, PeerAnswer, Progress, QpId,
+    Source, SourceBody, Syndrome, TransmitOutcome,
 };
 use freeflow_verbs::{
-    Access, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Gid, Instant, NetworkId, QpType, Qpn,
-    SendFlags, SendOpcode,
+    Access, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Duration, Gid, Instant, NetworkId, QpType,
+    Qpn, SendFlags, SendOpcode,
 };
 use freeflow_wire::{Header, Opcode, Operation, Place, Reth, Service, psn_add};
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,11 @@ use serde::{Deserialize, Serialize};
 /// Packets of one UC burst.
 const BURST_PACKETS_MAX: usize = 16;
 const BURST_BYTES_MAX: u64 = 60 * 1024;
+/// Time between two looks for the word of another host that keeps one waiting: 0.2 s in all.
+const WORD_STEP: Duration = Duration::from_millis(2);
+/// Hosts that a UD QP is made known to unasked; any more have to ask.
+const INTRODUCED_HOSTS_MAX: usize = 256;
+
 /// UC: both directions of one connection.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Unreliable {
@@ -97,9 +102,21 @@ impl Engine {
         let network = qp.network;
         Some(match reaches(env, &destination, qpn, network, route.dgid) {
             Verdict::Go => self.send_datagram(env, now, id, &destination, qpn),
-            Verdict::Wait => self.await_word(env, now, id),
+            Verdict::Wait => {
+                self.introduce(env, id, destination.host);
+                self.await_word(env, now, id)
+            }
             Verdict::Lost => self.unanswered(env, now, id),
         })
+    }
+
+    /// Tells the host of a receiver who the sender is: it need not ask then, while messages pile up, and gets an answer
+    /// even if the sender has gone by the time its message is looked at.
+    fn introduce<E: Environment>(&mut self, env: &mut E, id: QpId, host: HostId) {
+        let qp = self.qp_mut(id);
+        if qp.introduced.len() < INTRODUCED_HOSTS_MAX && qp.introduced.insert(host) {
+            env.identity_changed(qp.qpn, Some(host));
+        }
     }
 
     /// Whoever owns the destination is being asked about it: the message waits a little while.
@@ -108,9 +125,10 @@ impl Engine {
         if send.patience_left == 0 {
             return self.unanswered(env, now, id);
         }
+        let step = if send.patience_left > PATIENCE_COUNT / 2 { PATIENCE_STEP } else { WORD_STEP };
         send.patience_left -= 1;
         send.phase = SendPhase::Waiting;
-        self.timers.arm(id, TimerKind::Patience, now + PATIENCE_STEP);
+        self.timers.arm(id, TimerKind::Patience, now + step);
         Turn::Stop(Progress::Waiting)
     }
 
@@ -129,6 +147,8 @@ impl Engine {
             self.fail_send(env, now, id, (CompletionStatus::LocalLengthError, Syndrome::LocalLength));
             return Turn::Continue;
         }
+        self.introduce(env, id, destination.host);
+        let qp = self.qp(id);
         let request = &qp.send.request;
         let operation = if request.opcode.has_immediate() { Operation::SendImmediate } else { Operation::Send };
         let opcode = Opcode::new(Service::Ud, operation, Place::Only).expect("UD has both");
@@ -254,7 +274,7 @@ impl Engine {
         let qp = self.qp(id);
         let Some(wire) = &qp.wire else { return self.unanswered(env, now, id) };
         let destination = Destination { flow: qp.qpn.0, ..wire.destination };
-        let mtu = u64::from(qp.attributes.path_mtu.bytes()).min(u64::from(destination.mtu));
+        let mtu = u64::from(self.wire_mtu(id));
         let (request, length) = (&qp.send.request, qp.send.length);
         let (mut at, mut psn) = (qp.send.moved, wire.unreliable.next_psn);
         let (begin, mut heads) = (at, [const { None }; BURST_PACKETS_MAX]);
@@ -330,7 +350,7 @@ impl Engine {
 
     /// Lengths as the standard has them: whole packets but the last; a WRITE brings exactly what it announced.
     fn fits(&self, id: QpId, message: &Message) -> bool {
-        let mtu = u64::from(self.qp(id).attributes.path_mtu.bytes());
+        let mtu = u64::from(self.wire_mtu(id));
         let arrived = message.received + message.bytes;
         let whole = if message.ends { message.bytes <= mtu } else { message.bytes == mtu };
         let announced = match (message.opcode.is_write(), message.ends) {
