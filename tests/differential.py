@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """The differential suite: FreeFlow's trace of each scenario against that of Linux's Soft-RoCE.
 
-    tests/differential.py [--update] [PATTERN…]
+    tests/differential.py [--update] [--wire] [PATTERN…]
 
 `differential/rxe.trace` is what a real kernel said (tests/interop.py records it); `differential/differences.txt` lists
 each difference with its reason. A scenario passes if its difference is exactly the listed one, most often none: both a
 difference that is not listed and a listed one that is gone fail. --update rewrites the list to what is; a scenario with
 a new difference gets the reason `unreviewed`, with which the test fails until a person has written a better one.
+
+--wire runs the scenarios that have a peer, with the peer on another host: one process, two devices, and packets between
+them. What they say has to be the same, so `differential/differences-wire.txt` lists only what differs further.
 """
 
 import difflib
@@ -23,9 +26,18 @@ from lib import need
 SOURCES = lib.ROOT / "tests" / "differential"
 TRACE = SOURCES / "rxe.trace"
 DIFFERENCES = SOURCES / "differences.txt"
+WIRE_DIFFERENCES = SOURCES / "differences-wire.txt"
 UNREVIEWED = "unreviewed"
 SIDES = ("freeflow", "rxe", "both")
 SECONDS = 200
+# Those with a peer, but for what is one device's own: creation, resizing, a CQ of both ends, an answer to itself, memory
+# that two ends atomically change.
+TWO_SIDED = ("cq_a*", "cq_ex_errors", "cq_ex_rc", "cq_ex_ud", "cq_poll_*", "data_[!a]*", "data_al*", "data_atomic_*",
+             "data_atomics", "error_*", "event_*", "fence_*", "flush_order_*", "key_r*", "key_u*", "mr_iova",
+             "mr_rereg_*", "multicast_delivery", "order_*", "post_inline_*", "post_?c_inline", "post_ud_inline",
+             "post_list_*", "read_depth_*", "reuse_*", "rnr_*", "send_inv_*", "sqd_*", "srq_[befil]*",
+             "uc_*", "ud_b*", "ud_c*", "ud_h[e]*", "ud_l*", "ud_n*", "ud_re*", "ud_to_[ru]c", "ud_w*", "window_*",
+             "wr_batch_*", "wr_inline")
 
 
 def build():
@@ -60,16 +72,17 @@ def difference(rxe, freeflow):
 class Table:
     """What `differences.txt` says."""
 
-    def __init__(self, text):
+    def __init__(self, file):
+        self.file, text = file, file.read_text()
         self.heading, self.reasons, self.scenarios = [], {}, {}
         lines = self.heading
         for number, line in enumerate(text.splitlines(), 1):
             reason, scenario = re.fullmatch(r"reason (\S+)", line), re.fullmatch(r"scenario (\S+): (.+)", line)
             if reason:
-                need(reason[1] not in self.reasons, f"{DIFFERENCES.name}:{number}: the reason {reason[1]} twice")
+                need(reason[1] not in self.reasons, f"{file.name}:{number}: the reason {reason[1]} twice")
                 lines = self.reasons.setdefault(reason[1], [])
             elif scenario:
-                need(scenario[1] not in self.scenarios, f"{DIFFERENCES.name}:{number}: {scenario[1]} twice")
+                need(scenario[1] not in self.scenarios, f"{file.name}:{number}: {scenario[1]} twice")
                 lines = []
                 self.scenarios[scenario[1]] = (scenario[2].split(), lines)
             elif lines is self.heading or line:
@@ -109,36 +122,75 @@ def run_on_freeflow(patterns):
         return scenarios(host.container("one").exec(path, *patterns, seconds=SECONDS))
 
 
-def update(table, rxe, freeflow):
+def run_over_wire(lab, patterns):
+    """One process with a device of each host, so outside of containers; end B has the second."""
+    path = build()
+    sockets = []
+    for host in lab.hosts[:2]:
+        before = set((host.run_dir / "vnics").iterdir())
+        host.container("differential")
+        (vnic,) = set((host.run_dir / "vnics").iterdir()) - before
+        sockets.append(vnic / "router.sock")
+    env = {**os.environ, "FREEFLOW_SOCKET": str(sockets[0]), "DIFFERENTIAL_PEER": str(sockets[1]),
+           "LD_LIBRARY_PATH": str(lib.DIST / "lib")}
+    output = lib.run([path, *patterns], SECONDS, env=env)
+    for host in lab.hosts[:2]:
+        host.freeflow("rm", "-f", "differential")
+    return scenarios(output)
+
+
+def update(table, rxe, freeflow, base=None):
+    """With a `base`, what that one lists is left out."""
     for name in rxe.keys() & freeflow.keys():
         now = difference(rxe[name], freeflow[name])
         names, listed = table.scenarios.pop(name, ([UNREVIEWED], []))
-        if now:
+        if now != (base.scenarios.get(name, ((), []))[1] if base else []):
             table.scenarios[name] = (names if now == listed else sorted({*names, UNREVIEWED}), now)
     for name in table.scenarios.keys() - rxe.keys():
         del table.scenarios[name]
     table.scenarios = {name: table.scenarios[name] for name in rxe if name in table.scenarios}
-    new = DIFFERENCES.with_name(f".{DIFFERENCES.name}.{os.getpid()}")
+    new = table.file.with_name(f".{table.file.name}.{os.getpid()}")
     new.write_text(table.text())
-    new.rename(DIFFERENCES)
+    new.rename(table.file)
+
+
+def selected(names, patterns):
+    return [name for name in names if "all" in patterns or any(fnmatch.fnmatch(name, word) for word in patterns)]
 
 
 def compare(checks, patterns=("all",)):
     """Runs FreeFlow and counts a check for each scenario."""
-    wanted = [name for name in patterns if name != "all"]
     rxe, freeflow = scenarios(TRACE.read_text()), run_on_freeflow(patterns)
-    table = Table(DIFFERENCES.read_text())
-    for name in {**rxe, **freeflow, **table.scenarios}:
-        if not wanted or any(fnmatch.fnmatch(name, pattern) for pattern in wanted):
-            checks.check(name, table.check, name, rxe.get(name), freeflow.get(name))
+    table = Table(DIFFERENCES)
+    for name in selected({**rxe, **freeflow, **table.scenarios}, patterns):
+        checks.check(name, table.check, name, rxe.get(name), freeflow.get(name))
     checks.check("every reason says who is right and why", table.check_reasons)
 
 
+def compare_over_wire(checks, lab, patterns=TWO_SIDED):
+    """The same with the peers on another host."""
+    rxe, freeflow = scenarios(TRACE.read_text()), run_over_wire(lab, patterns)
+    base, table = Table(DIFFERENCES), Table(WIRE_DIFFERENCES)
+    for name in selected({**rxe, **freeflow}, patterns):
+        listed = table if name in table.scenarios else base
+        checks.check(f"over the wire: {name}", listed.check, name, rxe.get(name), freeflow.get(name))
+    checks.check("over the wire: every reason says who is right and why", table.check_reasons)
+
+
 def test(checks):
-    words = [word for word in sys.argv[1:] if word != "--update"] or ["all"]
-    if "--update" in sys.argv:
-        update(Table(DIFFERENCES.read_text()), scenarios(TRACE.read_text()), run_on_freeflow(words))
-    compare(checks, words)
+    options = ("--update", "--wire")
+    words = [word for word in sys.argv[1:] if word not in options]
+    if "--wire" not in sys.argv:
+        words = words or ["all"]
+        if "--update" in sys.argv:
+            update(Table(DIFFERENCES), scenarios(TRACE.read_text()), run_on_freeflow(words))
+        compare(checks, words)
+        return
+    with lib.Lab(2, 4200) as lab:
+        words = words or TWO_SIDED
+        if "--update" in sys.argv:
+            update(Table(WIRE_DIFFERENCES), scenarios(TRACE.read_text()), run_over_wire(lab, words), Table(DIFFERENCES))
+        compare_over_wire(checks, lab, words)
 
 
 if __name__ == "__main__":

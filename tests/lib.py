@@ -316,6 +316,14 @@ class Lab:
     def status(self):
         return json.loads(self.freeflow("lab", "status", "-o", "json"))
 
+    def wait_for_peers(self, seconds=20):
+        """Until every router is connected with every other."""
+        end = time.monotonic() + seconds
+        for host in self.hosts:
+            while any(peer["state"] != "up" for peer in json.loads(host.freeflow("peers", "ls", "-o", "json"))["peers"]):
+                need(time.monotonic() < end, f"host {host.number} does not reach the others")
+                time.sleep(0.02)
+
     def cut(self, number):
         self.freeflow("lab", "cut", "--host", number)
 

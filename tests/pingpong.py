@@ -7,7 +7,7 @@ import lib
 from lib import PORT, Running, need
 
 
-def run_pair(host, words):
+def run_pair(host, words, client_host=None):
     """The server and the client are the containers' own commands: nothing is started by `exec`."""
     server = Running(host.command("run", "--rm", "--name", "server", "--", *words))
     client = None
@@ -20,7 +20,7 @@ def run_pair(host, words):
                  + "\n".join(lib.waiting(server.process.pid)))
             row = next((row for row in host.containers() if row["name"] == "server" and row["pid"]), None)
             time.sleep(0.02)
-        client = Running(host.command("run", "--rm", "--name", "client", "--", *words, row["ip"]))
+        client = Running((client_host or host).command("run", "--rm", "--name", "client", "--", *words, row["ip"]))
         code = client.wait(60)
         need(code == 0, f"the client gave {code}:\n{client.output()}\n--- the server printed:\n{server.output()}")
         code = server.wait(20)

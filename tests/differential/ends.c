@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 struct device device;
+struct device *peer_device = &device;
 int patience_ms = 4000;
 
 uint64_t now_ms(void) {
@@ -21,17 +22,28 @@ uint64_t now_ms(void) {
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-void device_open(void) {
+static void open_one(struct device *device) {
     struct ibv_device **list = ibv_get_device_list(NULL);
-    if (!list || !list[0] || !(device.context = ibv_open_device(list[0]))) give_up("open the device");
+    if (!list || !list[0] || !(device->context = ibv_open_device(list[0]))) give_up("open the device");
     ibv_free_device_list(list);
-    if (ibv_query_device(device.context, &device.attr)) give_up("query the device");
-    for (int index = 0; !ibv_query_gid(device.context, 1, index, &device.gid); index++) {
-        device.gid_index = index;
-        if (!memcmp(device.gid.raw, "\0\0\0\0\0\0\0\0\0\0\xff\xff", 12)) return;
+    if (ibv_query_device(device->context, &device->attr)) give_up("query the device");
+    for (int index = 0; !ibv_query_gid(device->context, 1, index, &device->gid); index++) {
+        device->gid_index = index;
+        if (!memcmp(device->gid.raw, "\0\0\0\0\0\0\0\0\0\0\xff\xff", 12)) return;
         if (index == 15) break;
     }
     give_up("find an address of IPv4");
+}
+
+void device_open(void) {
+    static struct device other;
+    const char *peer = getenv("DIFFERENTIAL_PEER");
+    open_one(&device);
+    if (!peer) return;
+    // FreeFlow's library asks for the socket's name each time that devices are listed.
+    setenv("FREEFLOW_SOCKET", peer, 1);
+    open_one(&other);
+    peer_device = &other;
 }
 
 // ---- names
@@ -82,23 +94,26 @@ struct ibv_mr *mr_open(struct ibv_pd *pd, void *memory, size_t bytes, int access
     return mr;
 }
 
-struct ibv_cq *cq_open(int entries, struct ibv_comp_channel *channel) {
-    struct ibv_cq *cq = ibv_create_cq(device.context, entries, NULL, channel, 0);
+static struct ibv_cq *cq_open_on(struct device *on, int entries, struct ibv_comp_channel *channel) {
+    struct ibv_cq *cq = ibv_create_cq(on->context, entries, NULL, channel, 0);
     if (!cq) give_up("create a completion queue");
     return cq;
 }
+
+struct ibv_cq *cq_open(int entries, struct ibv_comp_channel *channel) { return cq_open_on(&device, entries, channel); }
 
 void end_open(struct end *end, const char *name, const struct options *options) {
     const struct options *o = &end->options;
     end->options = *options;
     end->name = name;
+    end->device = name[0] == 'B' ? peer_device : &device;
     end->bytes = o->bytes ? o->bytes : BUFFER_BYTES;
-    if (!(end->pd = ibv_alloc_pd(device.context))) give_up("allocate a protection domain");
+    if (!(end->pd = ibv_alloc_pd(end->device->context))) give_up("allocate a protection domain");
     end->memory = memory_take(end->bytes);
     end->mr = mr_open(end->pd, end->memory, end->bytes, value(o->mr_access, ALL_ACCESS));
-    if (o->channel && !(end->channel = ibv_create_comp_channel(device.context))) give_up("create a channel");
-    end->send_cq = cq_open(value(o->cqe, 64), end->channel);
-    end->recv_cq = cq_open(value(o->cqe, 64), end->channel);
+    if (o->channel && !(end->channel = ibv_create_comp_channel(end->device->context))) give_up("create a channel");
+    end->send_cq = cq_open_on(end->device, value(o->cqe, 64), end->channel);
+    end->recv_cq = cq_open_on(end->device, value(o->cqe, 64), end->channel);
     bool srq = o->srq && name[0] == 'B';
     if (srq) {
         struct ibv_srq_init_attr init = {
@@ -137,7 +152,7 @@ void pair_open(struct pair *pair, const struct options *options) {
 void end_connect(struct end *end) {
     if (!reach(end, IBV_QPS_RTS)) give_up("connect");
     if (end->qp->qp_type != IBV_QPT_UD || end->ah) return;
-    struct ibv_ah_attr attr = address_of_device();
+    struct ibv_ah_attr attr = path_of(end);
     if (!(end->ah = ibv_create_ah(end->pd, &attr))) give_up("create an address handle");
 }
 
@@ -150,12 +165,18 @@ void pair_again(struct pair *pair) {
 
 // ---- states
 
-struct ibv_ah_attr address_of_device(void) {
+static struct ibv_ah_attr address(const struct device *from, const struct device *to) {
     return (struct ibv_ah_attr){
         .is_global = 1,
         .port_num = 1,
-        .grh = {.dgid = device.gid, .sgid_index = (uint8_t)device.gid_index, .hop_limit = 64},
+        .grh = {.dgid = to->gid, .sgid_index = (uint8_t)from->gid_index, .hop_limit = 64},
     };
+}
+
+struct ibv_ah_attr address_of_device(void) { return address(&device, &device); }
+struct ibv_ah_attr address_of_peer(void) { return address(&device, peer_device); }
+struct ibv_ah_attr path_of(const struct end *end) {
+    return address(end->device, end->peer ? end->peer->device : end->device);
 }
 
 void attr_fill(struct ibv_qp_attr *attr, const struct options *o, enum ibv_qp_type type, uint32_t peer) {
@@ -216,7 +237,7 @@ void say_modify(struct end *end, enum ibv_qp_state to) {
 static bool break_send_queue(struct end *end) {
     struct ibv_wc wc;
     if (end->qp->qp_type == IBV_QPT_UD && !end->ah) {
-        struct ibv_ah_attr attr = address_of_device();
+        struct ibv_ah_attr attr = path_of(end);
         if (!(end->ah = ibv_create_ah(end->pd, &attr))) return false;
     }
     struct op op = {.code = IBV_WR_SEND, .id = 999, .len = 8, .lkey = end->mr->lkey ^ 0xffffff00, .qpn = 1};
@@ -227,6 +248,7 @@ bool reach(struct end *end, enum ibv_qp_state state) {
     enum ibv_qp_type type = end->qp->qp_type;
     struct ibv_qp_attr attr;
     attr_fill(&attr, &end->options, type, end->peer ? end->peer->qp->qp_num : end->qp->qp_num);
+    attr.ah_attr = attr.alt_ah_attr = path_of(end);
     enum ibv_qp_state until = state > IBV_QPS_RTS ? IBV_QPS_RTS : state;
     for (attr.qp_state = IBV_QPS_INIT; attr.qp_state <= until; attr.qp_state++)
         if (ibv_modify_qp(end->qp, &attr, required_mask(type, attr.qp_state))) return false;
@@ -391,13 +413,20 @@ bool readable(int fd, int ms) {
 
 static int event_order(const void *a, const void *b) { return strcmp(a, b); }
 
+// Where an asynchronous event waits, or comes in time; NULL if none does.
+static struct ibv_context *eventful(int ms) {
+    struct pollfd waiting[2] = {{device.context->async_fd, POLLIN, 0}, {peer_device->context->async_fd, POLLIN, 0}};
+    if (poll(waiting, 2, ms) < 1) return NULL;
+    return waiting[0].revents ? device.context : peer_device->context;
+}
+
 // The order of events of different objects is not defined; that of their texts is.
 void events(int count) {
     char lines[32][80];
     int got = 0;
-    while (got < count && got < 32 && readable(device.context->async_fd, patience_ms)) {
+    for (struct ibv_context *context; got < count && got < 32 && (context = eventful(patience_ms));) {
         struct ibv_async_event event;
-        if (ibv_get_async_event(device.context, &event)) break;
+        if (ibv_get_async_event(context, &event)) break;
         const char *of = "";
         bool qp = event.event_type <= IBV_EVENT_PATH_MIG_ERR && event.event_type != IBV_EVENT_CQ_ERR;
         if (qp || event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED) of = qp_name(event.element.qp->qp_num);
@@ -411,7 +440,7 @@ void events(int count) {
 
 void no_events(void) {
     bool any = false;
-    while (readable(device.context->async_fd, 0)) {
+    while (eventful(0)) {
         events(1);
         any = true;
     }

@@ -24,7 +24,7 @@ static struct ibv_qp *create(struct end *end, enum ibv_qp_type type, uint64_t op
         .send_ops_flags = operations,
     };
     errno = 0;
-    return ibv_create_qp_ex(device.context, &init);
+    return ibv_create_qp_ex(end->device->context, &init);
 }
 
 // End A posts by the new calls, end B is an ordinary one.
@@ -188,10 +188,10 @@ static void creation(long unused) {
 
 #define FIELDS (IBV_WC_STANDARD_FLAGS)
 
-static struct ibv_cq_ex *extended_cq(uint32_t entries, uint64_t fields) {
+static struct ibv_cq_ex *extended_cq(struct device *on, uint32_t entries, uint64_t fields) {
     struct ibv_cq_init_attr_ex init = {.cqe = entries, .cq_context = &device, .wc_flags = fields};
     errno = 0;
-    return ibv_create_cq_ex(device.context, &init);
+    return ibv_create_cq_ex(on->context, &init);
 }
 
 // End A sends and end B receives, both with extended queues.
@@ -199,7 +199,7 @@ static void open_with_cqs(struct pair *pair, struct ibv_cq_ex *cqs[2], enum ibv_
     pair_open(pair, &(struct options){.type = type, .unconnected = true});
     struct end *ends[2] = {&pair->a, &pair->b};
     for (int i = 0; i < 2; i++) {
-        if (!(cqs[i] = extended_cq(64, FIELDS))) give_up("create an extended completion queue");
+        if (!(cqs[i] = extended_cq(ends[i]->device, 64, FIELDS))) give_up("create an extended completion queue");
         struct ibv_cq *cq = ibv_cq_ex_to_cq(cqs[i]);
         struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .qp_type = type,
             .cap = {.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2, .max_recv_sge = 2}};
@@ -281,14 +281,14 @@ static void polled_errors(long unused) {
 
 static void cq_creation(long unused) {
     (void)unused;
-    say("standard fields -> %s", pointer_result(extended_cq(16, IBV_WC_STANDARD_FLAGS)));
-    say("no fields -> %s", pointer_result(extended_cq(16, 0)));
-    say("unknown fields -> %s", pointer_result(extended_cq(16, 1ull << 40)));
-    say("no entries -> %s", pointer_result(extended_cq(0, 0)));
+    say("standard fields -> %s", pointer_result(extended_cq(&device, 16, IBV_WC_STANDARD_FLAGS)));
+    say("no fields -> %s", pointer_result(extended_cq(&device, 16, 0)));
+    say("unknown fields -> %s", pointer_result(extended_cq(&device, 16, 1ull << 40)));
+    say("no entries -> %s", pointer_result(extended_cq(&device, 0, 0)));
     struct ibv_cq_init_attr_ex init = {.cqe = 16, .comp_mask = 1u << 20};
     errno = 0;
     say("an unknown attribute -> %s", pointer_result(ibv_create_cq_ex(device.context, &init)));
-    struct ibv_cq_ex *cq = extended_cq(16, 0);
+    struct ibv_cq_ex *cq = extended_cq(&device, 16, 0);
     if (!cq) return;
     say("cq_context %d", ibv_cq_ex_to_cq(cq)->cq_context == &device);
     say("destroy -> %s", result(ibv_destroy_cq(ibv_cq_ex_to_cq(cq))));

@@ -174,9 +174,10 @@ static void order(long type) {
     for (uint64_t i = 0; i < 30; i++)
         receives += mix[i % kinds] != IBV_WR_RDMA_WRITE && mix[i % kinds] != IBV_WR_RDMA_READ;
     for (uint64_t i = 0; i < receives; i++) receive(&pair.b, 100 + i, 2000 * i, 2000);
+    // With a fence: what is read lands where later requests are sent from.
     for (uint64_t i = 0; i < 30; i++)
         post(&pair.a, &(struct op){.id = i, .code = mix[i % kinds], .at = i * 16, .len = (uint32_t)(i * 60),
-                                   .to = 60000, .imm = (uint32_t)i});
+                                   .to = 60000, .imm = (uint32_t)i, .flags = IBV_SEND_FENCE});
     sent(&pair.a, 30);
     received(&pair.b, (int)receives);
     say_empty(&pair);

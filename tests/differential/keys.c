@@ -34,7 +34,7 @@ struct target {
 // A region of a protection domain with the fault, and an address in it; `right` is the one to leave out.
 static struct target faulty(struct ibv_pd *pd, enum fault fault, uint32_t length, int right, bool remote) {
     uint8_t *memory = memory_take(EXTRA_BYTES * 3) + EXTRA_BYTES;
-    if (fault == WRONG_PD && !(pd = ibv_alloc_pd(device.context))) give_up("allocate a protection domain");
+    if (fault == WRONG_PD && !(pd = ibv_alloc_pd(pd->context))) give_up("allocate a protection domain");
     int access = fault == NO_RIGHT ? ALL_ACCESS & ~right : ALL_ACCESS;
     struct ibv_mr *mr = mr_open(pd, memory, EXTRA_BYTES, access);
     struct target target = {remote ? mr->rkey : mr->lkey, (uintptr_t)memory};
@@ -196,7 +196,7 @@ static void rereg(long flags) {
     struct pair pair;
     pair_open(&pair, &(struct options){0});
     uint8_t *other = memory_take(8192);
-    struct ibv_pd *pd = ibv_alloc_pd(device.context);
+    struct ibv_pd *pd = ibv_alloc_pd(pair.b.pd->context);
     uint32_t rkey = pair.b.mr->rkey;
     bool move = flags & IBV_REREG_MR_CHANGE_TRANSLATION, access = flags & IBV_REREG_MR_CHANGE_ACCESS;
     int rc = ibv_rereg_mr(pair.b.mr, (int)flags, flags & IBV_REREG_MR_CHANGE_PD ? pd : NULL, move ? other : NULL,

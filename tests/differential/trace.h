@@ -59,9 +59,11 @@ struct device {
     union ibv_gid gid;
 };
 extern struct device device;
+// That of ends B: on another host, where the environment names that one's socket in DIFFERENTIAL_PEER, else `device`.
+extern struct device *peer_device;
 void device_open(void);
 
-// ---- two ends on one device
+// ---- two ends, on one device or on those of two hosts
 
 #define NONE (-1) // where 0 stands for the default
 #define QKEY 0x11111111u
@@ -86,6 +88,7 @@ struct options {
 
 struct end {
     const char *name;
+    struct device *device;
     struct options options;
     struct ibv_pd *pd;
     struct ibv_comp_channel *channel;
@@ -117,7 +120,9 @@ const char *qp_name(uint32_t number);
 
 // Every field has a value that is right for a connection to queue pair `peer` of this device.
 void attr_fill(struct ibv_qp_attr *attr, const struct options *options, enum ibv_qp_type type, uint32_t peer);
-struct ibv_ah_attr address_of_device(void);
+struct ibv_ah_attr address_of_device(void); // as ends A on the same host write it
+struct ibv_ah_attr address_of_peer(void);   // of ends B, as ends A write it
+struct ibv_ah_attr path_of(const struct end *end);
 // What a transition from RESET to INIT, INIT to RTR or RTR to RTS must name; IBV_QP_STATE alone for others.
 int required_mask(enum ibv_qp_type type, enum ibv_qp_state to);
 int modify(struct ibv_qp *qp, enum ibv_qp_state to); // with no more than IBV_QP_STATE

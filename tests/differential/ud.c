@@ -44,7 +44,7 @@ static void header(long unused) {
     (void)unused;
     struct pair pair;
     pair_open(&pair, &(struct options){.type = IBV_QPT_UD});
-    struct ibv_ah_attr attr = address_of_device();
+    struct ibv_ah_attr attr = address_of_peer();
     attr.grh.hop_limit = 33;
     attr.grh.traffic_class = 0x48;
     struct ibv_ah *ah = ibv_create_ah(pair.a.pd, &attr);
@@ -57,7 +57,7 @@ static void header(long unused) {
     say("version and length %02x, traffic class %02x, bytes %d, hop limit %u, protocol %u", ip[0], ip[1],
         (ip[2] << 8 | ip[3]), ip[8], ip[9]);
     say("source %s, destination %s", memcmp(ip + 12, device.gid.raw + 12, 4) ? "other" : "own",
-        memcmp(ip + 16, device.gid.raw + 12, 4) ? "other" : "own");
+        memcmp(ip + 16, peer_device->gid.raw + 12, 4) ? "other" : "own");
 }
 
 // Receives that leave no place for the header, or only for it.

@@ -78,7 +78,7 @@ static void through(long type) {
     struct stage s;
     stage_open(&s, (enum ibv_mw_type)type);
     say("the window's type %d, pd %d, context %d", s.mw->type, s.mw->pd == s.pair.b.pd,
-        s.mw->context == device.context);
+        s.mw->context == s.pair.b.pd->context);
     bind(&s, &whole);
     use(&s, IBV_WR_RDMA_WRITE, s.mw->rkey, 1000, 4000, 1);
     use(&s, IBV_WR_RDMA_READ, s.mw->rkey, 1500, 64, 2);
@@ -117,7 +117,7 @@ static void refused(long packed) {
     stage_open(&s, (enum ibv_mw_type)(packed >> 8));
     struct binding b = whole;
     struct end *end = &s.pair.b;
-    struct ibv_pd *other = ibv_alloc_pd(device.context);
+    struct ibv_pd *other = ibv_alloc_pd(end->pd->context);
     switch (packed & 255) {
         case 0: b.mr = end->mr; break; // does not allow windows
         case 1: b.length = end->bytes; break;
@@ -258,7 +258,7 @@ static void busy(long type) {
     say("deregister the region of a bound window -> %s", result(ibv_dereg_mr(s.mr)));
     say("deallocate -> %s", result(ibv_dealloc_mw(s.mw)));
     errno = 0;
-    struct ibv_pd *pd = ibv_alloc_pd(device.context);
+    struct ibv_pd *pd = ibv_alloc_pd(s.pair.b.pd->context);
     struct ibv_mw *mw = ibv_alloc_mw(pd, (enum ibv_mw_type)type);
     say("another -> %s", pointer_result(mw));
     say("deallocate the domain -> %s", result(ibv_dealloc_pd(pd)));
