@@ -117,7 +117,22 @@ def gid_index(guest, address):
     return int(found[1])
 
 
+# perftest measures the clock's rate before it begins, and gives up when the samples scatter, as they do in an emulator that
+# waits for its turn. That says nothing about packets.
+UNSTEADY_CLOCK = "Correlation coefficient"
+UNSTEADY_CLOCK_TRIES = 5
+
+
 def run_perftest(ends, words, mtu, container_serves):
+    for last in [False] * (UNSTEADY_CLOCK_TRIES - 1) + [True]:
+        try:
+            return try_perftest(ends, words, mtu, container_serves)
+        except lib.Failure as failure:
+            if last or UNSTEADY_CLOCK not in str(failure):
+                raise
+
+
+def try_perftest(ends, words, mtu, container_serves):
     ends.set_mtu(mtu)
     server, client = ends.order(container_serves)
     count = "100" if words[0].endswith("_lat") else "64" if "UC" in words else "200"
