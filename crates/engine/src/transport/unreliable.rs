@@ -83,7 +83,13 @@ impl Engine {
                     self.qp_mut(id).send.phase = SendPhase::Transmitting;
                     return Turn::Continue;
                 }
-                self.await_word(env, now, id)
+                let (host, qpn) = (self.wire(id).destination.host, self.qp(id).attributes.dest_qpn);
+                let is_asked = env.peer(host, Qpn(qpn)) == PeerAnswer::Asked;
+                // A peer that is not there, or not connected back, may just be on its way; but not for each message anew.
+                if is_asked || self.qp(id).send.patience_left > PATIENCE_COUNT / 2 {
+                    return self.await_word(env, now, id);
+                }
+                self.unanswered(env, now, id)
             }),
             // The packet transport takes it from here, with the request in hand.
             _ => self.look_for_wire(env, id).then_some(Turn::Continue),
