@@ -274,6 +274,12 @@ static int take_all(void) {
     return taken;
 }
 
+// The router is gone, and with it whoever could tell of what came just before.
+static bool nobody_tells(void) {
+    struct pollfd looked = {channel->fd, POLLIN, 0};
+    return poll(&looked, 1, 0) == 1 && (looked.revents & POLLHUP);
+}
+
 // Sleeps until something may have come. False: an event is missing.
 static bool sleep_in_channel(int sock) {
     struct pollfd waiting[2] = {{channel->fd, POLLIN, 0}, {sock, POLLIN, 0}};
@@ -286,7 +292,7 @@ static bool sleep_in_channel(int sock) {
     if (!(waiting[0].revents & POLLIN)) {
         // What came after the arming must ring, if not quite at once.
         return (n = take_all()) == 0 || (n > 0 && fd_readable(channel->fd, 2000)) || first_error != IBV_WC_SUCCESS ||
-               bad("completions without an event", NULL);
+               nobody_tells() || bad("completions without an event", NULL);
     }
     if (ibv_get_cq_event(channel, &of, &cookie)) return false;
     ibv_ack_cq_events(of, 1);
