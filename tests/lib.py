@@ -182,25 +182,15 @@ class Container:
         self.host.freeflow("rm", "-f", self.name)
 
 
-class Host:
-    """A router with its own run directory."""
+class RunDirectory:
+    """A run directory of its own, and the command that works on it; `close` is its end."""
 
-    current = []
-
-    def __init__(self, *up_options):
+    def begin(self):
         require_root()
         self.freeflow_path = DIST / "bin" / "freeflow"
         need(self.freeflow_path.exists(), f"{self.freeflow_path} is not built: run `make`")
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="freeflow-test."))
         self.run_dir = self.directory / "run"
-        self.up_options = up_options
-        self.pids = set()
-        Host.current.append(self)
-        try:
-            self.up()
-        except BaseException:
-            self.close()
-            raise
 
     def __enter__(self):
         return self
@@ -213,6 +203,23 @@ class Host:
 
     def freeflow(self, *words, seconds=60, codes=(0,)):
         return run(self.command(*words), seconds, codes=codes)
+
+
+class Host(RunDirectory):
+    """A router with its own run directory."""
+
+    current = []
+
+    def __init__(self, *up_options):
+        self.begin()
+        self.up_options = up_options
+        self.pids = set()
+        Host.current.append(self)
+        try:
+            self.up()
+        except BaseException:
+            self.close()
+            raise
 
     def up(self):
         self.freeflow("up", *self.up_options)
@@ -275,15 +282,11 @@ class LabHost(Host):
         self.lab.close()
 
 
-class Lab:
+class Lab(RunDirectory):
     """Several hosts on this machine; `pair` gives containers on the first two, as a Host gives two of its own."""
 
     def __init__(self, hosts=2, mtu=1500, *up_options):
-        require_root()
-        self.freeflow_path = DIST / "bin" / "freeflow"
-        need(self.freeflow_path.exists(), f"{self.freeflow_path} is not built: run `make`")
-        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="freeflow-test."))
-        self.run_dir = self.directory / "run"
+        self.begin()
         self.path = self.run_dir / "labs" / "lab"
         self.hosts = []
         try:
@@ -293,18 +296,6 @@ class Lab:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    def command(self, *words):
-        return [str(word) for word in (self.freeflow_path, "--run-dir", self.run_dir, *words)]
-
-    def freeflow(self, *words, seconds=60, codes=(0,)):
-        return run(self.command(*words), seconds, codes=codes)
 
     def host(self, number):
         """Numbered from 1, as the command does."""

@@ -7,7 +7,7 @@ use super::{HELD_PACKET_BYTES, Packet, WireFlight};
 use crate::keys::Part;
 use crate::limits::{PATIENCE_COUNT, PATIENCE_STEP};
 use crate::qp::Claim;
-use crate::responder::{Arrival, Refused};
+use crate::responder::{Arrival, Received, Refused};
 use crate::ud::{GRH_BYTES, grh};
 use crate::{
     CopyOutcome, Engine, Environment, HostId, MemorySide, Path, PeerAnswer, QpId, ReceiveQueueId, Source, SourceBody,
@@ -17,8 +17,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use freeflow_verbs::{
-    Access, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Duration, Gid, GlobalRoute, Instant,
-    NetworkId, QpType, Qpn, SendOpcode,
+    Access, Completion, CompletionStatus, Duration, Gid, GlobalRoute, Instant, NetworkId, QpType, Qpn, SendOpcode,
 };
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +67,12 @@ struct Stranger {
     dest_qpn: u32,
     header: DatagramHeader,
     payload: Vec<u8>,
+}
+
+impl DatagramHeader {
+    fn opcode(&self) -> SendOpcode {
+        if self.immediate.is_some() { SendOpcode::SendWithImmediate } else { SendOpcode::Send }
+    }
 }
 
 impl Engine {
@@ -298,7 +303,7 @@ impl Engine {
         payload: &[u8],
     ) -> Option<Refused> {
         let length = payload.len() as u64;
-        let opcode = if datagram.immediate.is_some() { SendOpcode::SendWithImmediate } else { SendOpcode::Send };
+        let opcode = datagram.opcode();
         // A landing packet has the same claim as this one.
         if self.qp(id).receive.claim == Claim::Wire {
             return Some(Refused::Busy);
@@ -401,20 +406,12 @@ impl Engine {
 }
 
 fn datagram_receipt(datagram: &DatagramHeader, bytes: u64, now: Instant) -> Completion {
-    let mut flags = CompletionFlags::GRH;
-    if datagram.immediate.is_some() {
-        flags |= CompletionFlags::WITH_IMMEDIATE;
-    }
-    if datagram.solicited {
-        flags |= CompletionFlags::SOLICITED;
-    }
-    Completion {
-        opcode: CompletionOpcode::Receive,
-        flags: CompletionFlags(flags),
-        byte_count: bytes as u32,
-        immediate: datagram.immediate.unwrap_or(0),
-        source_qpn: datagram.source_qpn,
-        timestamp_ns: now.0,
-        ..Completion::default()
-    }
+    let received = Received {
+        opcode: datagram.opcode(),
+        bytes,
+        argument: datagram.immediate.unwrap_or(0),
+        solicited: datagram.solicited,
+        source_qpn: Some(datagram.source_qpn),
+    };
+    received.completion(now)
 }

@@ -123,7 +123,7 @@ fn flush_header(request: &SendRequest) -> u32 {
     (request.swap & 0xf) as u32 | ((request.swap >> 8 & 3) as u32) << 4
 }
 
-fn operation(opcode: SendOpcode) -> Operation {
+pub(super) fn operation(opcode: SendOpcode) -> Operation {
     match opcode {
         SendOpcode::Send => Operation::Send,
         SendOpcode::SendWithImmediate => Operation::SendImmediate,

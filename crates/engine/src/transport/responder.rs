@@ -614,7 +614,7 @@ pub(super) fn packets_of(length: u32, mtu: u32) -> u32 {
 }
 
 /// The request that a packet of a SEND or WRITE belongs to, as far as it shows.
-fn send_opcode(opcode: Opcode) -> SendOpcode {
+pub(super) fn send_opcode(opcode: Opcode) -> SendOpcode {
     match opcode.operation() {
         Operation::SendImmediate => SendOpcode::SendWithImmediate,
         Operation::SendInvalidate => SendOpcode::SendWithInvalidate,

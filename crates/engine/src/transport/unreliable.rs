@@ -1,21 +1,20 @@
 //! UC over packets, UD to other hosts, multicast to other hosts (IBTA 9.8).
 //!
 //! A sender completes a message once its packets are out. A UC receiver drops a message of which a packet is missing.
+use super::packets::operation;
+use super::responder::send_opcode;
 use super::{Packet, WireFlight};
 use crate::keys::Part;
 use crate::limits::{PATIENCE_COUNT, PATIENCE_STEP};
 use crate::qp::{Claim, SendPhase};
 use crate::requester::{Budget, Turn};
-use crate::responder::{Arrival, effective_qkey, remote_right};
+use crate::responder::{Arrival, Received, effective_qkey, remote_right};
 use crate::timers::TimerKind;
 use crate::{
     CopyOutcome, Destination, Engine, Environment, HostId, MemorySide, PacketHead, Path, PeerAnswer, Progress, QpId,
     Source, SourceBody, Syndrome, TransmitOutcome,
 };
-use freeflow_verbs::{
-    Access, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Duration, Gid, Instant, NetworkId, QpType,
-    Qpn, SendFlags, SendOpcode,
-};
+use freeflow_verbs::{Access, CompletionStatus, Duration, Gid, Instant, NetworkId, QpType, Qpn, SendFlags, SendOpcode};
 use freeflow_wire::{Header, Opcode, Operation, Place, Reth, Service, psn_add};
 use serde::{Deserialize, Serialize};
 
@@ -294,7 +293,7 @@ impl Engine {
                 (false, true) => Place::Last,
                 (false, false) => Place::Middle,
             };
-            let opcode = Opcode::new(Service::Uc, operation_of(request.opcode), place).expect("UC has SEND and WRITE");
+            let opcode = Opcode::new(Service::Uc, operation(request.opcode), place).expect("UC has SEND and WRITE");
             let mut header = Header::new(opcode, qp.attributes.dest_qpn, psn);
             header.solicited = opcode.ends() && request.flags.contains(SendFlags::SOLICITED);
             header.immediate = request.immediate;
@@ -322,7 +321,7 @@ impl Engine {
         if !in_sequence || header.opcode.begins() {
             self.give_up_message(id);
         }
-        let opcode = send_opcode(header.opcode.operation());
+        let opcode = send_opcode(header.opcode);
         let begun = if header.opcode.begins() {
             let length = if opcode.is_write() { u64::from(header.reth.length) } else { 0 };
             Some(Message {
@@ -431,22 +430,14 @@ impl Engine {
         if !message.opcode.consumes_receive() {
             return;
         }
-        let mut flags = if message.solicited { CompletionFlags::SOLICITED } else { 0 };
-        let has_immediate = message.opcode.has_immediate();
-        flags |= if has_immediate { CompletionFlags::WITH_IMMEDIATE } else { 0 };
-        let opcode = match message.opcode.is_send() {
-            true => CompletionOpcode::Receive,
-            false => CompletionOpcode::ReceiveRdmaWithImmediate,
+        let received = Received {
+            opcode: message.opcode,
+            bytes: message.received,
+            argument: message.immediate,
+            solicited: message.solicited,
+            source_qpn: None,
         };
-        let completion = Completion {
-            opcode,
-            flags: CompletionFlags(flags),
-            byte_count: message.received as u32,
-            immediate: if has_immediate { message.immediate } else { 0 },
-            timestamp_ns: now.0,
-            ..Completion::default()
-        };
-        self.complete_receive(env, id, completion);
+        self.complete_receive(env, id, received.completion(now));
     }
 
     pub(super) fn uc_written<E: Environment>(
@@ -503,22 +494,4 @@ fn reaches<E: Environment>(env: &mut E, to: &Destination, qpn: Qpn, network: Net
         PeerAnswer::Asked => return Verdict::Wait,
     };
     if is_meant { Verdict::Go } else { Verdict::Lost }
-}
-
-fn operation_of(opcode: SendOpcode) -> Operation {
-    match opcode {
-        SendOpcode::SendWithImmediate => Operation::SendImmediate,
-        SendOpcode::RdmaWrite => Operation::Write,
-        SendOpcode::RdmaWriteWithImmediate => Operation::WriteImmediate,
-        _ => Operation::Send,
-    }
-}
-
-fn send_opcode(operation: Operation) -> SendOpcode {
-    match operation {
-        Operation::SendImmediate => SendOpcode::SendWithImmediate,
-        Operation::Write => SendOpcode::RdmaWrite,
-        Operation::WriteImmediate => SendOpcode::RdmaWriteWithImmediate,
-        _ => SendOpcode::Send,
-    }
 }
