@@ -6,13 +6,14 @@
 //! Invariant: completions of a destroyed or reset QP are dropped, at the latest when they are polled.
 use crate::channel::Channel;
 use crate::lock;
+use crate::patience::{Patience, Step};
 use crate::queue_pair::Rings;
 use crate::registry::{Entry, Tag};
 use crate::session::Session;
 use crate::shared_receive_queue::Completed;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::layout::{CQ_DOORBELL_BASE, cq_bytes};
-use freeflow_shm::{CompletionConsumer, Segment, sched_yield};
+use freeflow_shm::{CompletionConsumer, Segment};
 use freeflow_verbs::{CQE_COUNT_MAX, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, VerbsError};
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,10 +21,6 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Empty polls in a row after which a poller that shares its core gives way.
-const EMPTY_POLLS_BEFORE_YIELD: u32 = 20;
-/// Empty polls between two looks at the clock, a power of two.
-const EMPTY_POLLS_PER_CHECK: u32 = 64;
 /// Attachments of one block of the table, a power of two.
 const BLOCK: usize = 64;
 
@@ -49,7 +46,7 @@ struct Inner {
     /// Completions taken out of the ring before their turn: by a resize, or when a QP was destroyed.
     early: VecDeque<Completion>,
     attached: Attached,
-    empty_polls: u32,
+    patience: Patience,
     /// The completions before this position of the ring were there when an event was taken: it told of them.
     told: u32,
     /// So it did of those in `early`.
@@ -82,7 +79,7 @@ impl CompletionQueue {
                     ring,
                     early: VecDeque::new(),
                     attached: Attached::default(),
-                    empty_polls: 0,
+                    patience: Patience::default(),
                     told: 0,
                     early_told: true,
                 }),
@@ -134,27 +131,16 @@ impl CompletionQueue {
         let mut inner = lock(&self.inner);
         let count = inner.take_ready(limit, &mut take);
         if count > 0 {
-            inner.empty_polls = 0;
+            inner.patience.note_success();
             return Ok(count);
         }
         if self.session.is_dead() {
             return Ok(inner.attached.flush(limit, &mut take));
         }
-        inner.empty_polls = inner.empty_polls.wrapping_add(1);
-        let empty_polls = inner.empty_polls;
+        let step = inner.patience.next_step(&self.session);
         drop(inner);
-        self.wait_a_little(empty_polls);
+        step.wait(&self.session);
         Ok(0)
-    }
-
-    #[inline]
-    fn wait_a_little(&self, empty_polls: u32) {
-        if empty_polls.is_multiple_of(EMPTY_POLLS_PER_CHECK) {
-            self.session.check_sometimes();
-        }
-        if empty_polls > EMPTY_POLLS_BEFORE_YIELD && self.session.must_yield() {
-            sched_yield();
-        }
     }
 
     /// Asks for one event on the channel, for the next completion or the next solicited one (or error). A completion that

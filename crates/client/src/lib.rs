@@ -21,6 +21,7 @@ mod device_memory;
 pub mod fork;
 mod memory;
 mod memory_map;
+mod patience;
 mod queue_pair;
 mod registry;
 mod remap;

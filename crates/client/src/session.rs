@@ -247,6 +247,19 @@ impl Session {
         self.segment.as_ref().is_some_and(|segment| segment.wait_policy() == WAIT_YIELD)
     }
 
+    /// Counts the times at which the router brought completions, of whatever CQ.
+    #[inline]
+    pub(crate) fn completed(&self) -> u64 {
+        self.segment.as_ref().map_or(0, SessionSegment::completed)
+    }
+
+    /// Sleeps until the router brings completions after those counted by `seen`, at most so long.
+    pub(crate) fn sleep_while(&self, seen: u64, at_most_ns: u64) {
+        if let Some(segment) = &self.segment {
+            segment.sleep_while(seen, at_most_ns);
+        }
+    }
+
     /// One control call. A failed exchange marks the session dead.
     pub(crate) fn call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), VerbsError> {
         self.live()?;

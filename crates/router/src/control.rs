@@ -634,8 +634,20 @@ impl Worker {
         segment.set_wait_policy(self.waiting.policy);
         segment.set_router_sleeps(true);
         let (doorbells, cq_bells) = (Vec::new(), BTreeMap::new());
-        let (hot, doorbell_seen, epoch, failed) = (false, now, 0, false);
-        let session = Session { vnic, segment, kick, memory, doorbells, cq_bells, hot, doorbell_seen, epoch, failed };
+        let session = Session {
+            vnic,
+            segment,
+            kick,
+            memory,
+            doorbells,
+            cq_bells,
+            hot: false,
+            doorbell_seen: now,
+            completed: 0,
+            is_completed: false,
+            epoch: 0,
+            failed: false,
+        };
         self.rings.sessions.insert(id, session);
         if self.waiting.is_fastpath() {
             self.heat(now, id);

@@ -86,6 +86,7 @@ impl Environment for Rings {
             self.note_completion(id, solicited);
         }
         self.note_busy(session);
+        self.note_completed(session);
         Ok(())
     }
 

@@ -39,6 +39,10 @@ pub struct Session {
     /// The worker looks at the doorbells of its own accord; else the library kicks.
     pub hot: bool,
     pub doorbell_seen: Instant,
+    /// Turns that brought it completions.
+    pub completed: u64,
+    /// This turn is one, and it has not been told yet.
+    pub is_completed: bool,
     /// The epoch in which it was last busy.
     pub epoch: u64,
     pub failed: bool,
@@ -126,6 +130,8 @@ pub struct Rings {
     pub fabric: Fabric,
     /// CQs with a channel and completions it has not been told of.
     pub notify: Vec<CqId>,
+    /// Sessions that got completions in this turn.
+    pub completed: Vec<SessionId>,
     /// CQs that have to wait with it.
     pub schedule: Schedule,
     /// Sessions to be ended, and why.
@@ -152,6 +158,7 @@ impl Rings {
             transfers: Transfers::default(),
             fabric: Fabric::default(),
             notify: Vec::new(),
+            completed: Vec::new(),
             schedule: Schedule::new(),
             failures: Vec::new(),
             epoch: 1,
@@ -180,6 +187,17 @@ impl Rings {
         {
             entry.epoch = epoch;
             self.busy_session_count += 1;
+        }
+    }
+
+    /// Completions have come to the session: whoever of it sleeps in a poll is woken at the end of the turn.
+    #[inline]
+    pub fn note_completed(&mut self, session: SessionId) {
+        if let Some(entry) = self.sessions.get_mut(session)
+            && !entry.is_completed
+        {
+            entry.is_completed = true;
+            self.completed.push(session);
         }
     }
 

@@ -69,6 +69,8 @@ impl Rig {
             cq_bells: BTreeMap::new(),
             hot: false,
             doorbell_seen: Instant(0),
+            completed: 0,
+            is_completed: false,
             epoch: 0,
             failed: false,
         };

@@ -145,9 +145,8 @@ impl Waiting {
             Mode::Fastpath => None,
             _ if now < self.hogged_until => Some(Duration(0)),
             Mode::LowCpu => Some(LOWCPU_IDLE),
-            // Whoever polls keeps its core for whole slices. A packet that wakes the worker has it preempt them.
-            Mode::Adaptive if self.policy == WAIT_YIELD && packets_flow => Some(LOWCPU_IDLE),
-            Mode::Adaptive if self.policy == WAIT_YIELD => Some(CROWDED_IDLE),
+            // A packet that wakes the worker has the scheduler put it on the core that brought the packet, which is the sender's.
+            Mode::Adaptive if self.policy == WAIT_YIELD && !packets_flow => Some(CROWDED_IDLE),
             Mode::Adaptive => Some(ADAPTIVE_IDLE),
         }
     }
@@ -292,7 +291,8 @@ impl Worker {
         }
         if now - self.waiting.house_at >= HOUSE_INTERVAL {
             self.waiting.house_at = now;
-            let spins = pollers > 0 || self.waiting.is_fastpath();
+            let spins =
+                pollers > 0 || self.waiting.is_fastpath() || self.rings.fabric.is_active_within(now, HOUSE_INTERVAL);
             self.waiting.pollers.publish(if spins { pollers + 1 } else { 0 }, now);
             self.fail_stalled_vnics(now);
             self.fail_poisoned_sessions();

@@ -23,7 +23,13 @@ impl Fabric {
     /// Whether packets have gone either way just now.
     #[inline]
     pub fn is_active(&self, now: Instant) -> bool {
-        self.is_open() && now - self.active_at < ACTIVE
+        self.is_active_within(now, ACTIVE)
+    }
+
+    /// The same of a longer time.
+    #[inline]
+    pub fn is_active_within(&self, now: Instant, time: Duration) -> bool {
+        self.is_open() && now - self.active_at < time
     }
 
     /// Whether it is time to look for datagrams.

@@ -13,6 +13,7 @@ use crate::turns::Turns;
 use crate::wait::Waiting;
 use crate::wake::Waker;
 use freeflow_engine::{CqId, Engine, ReceiveQueueId, SessionId, VnicId};
+use freeflow_shm::handshake::fence_for_all;
 use freeflow_shm::layout::CQ_DOORBELL_BASE;
 use freeflow_verbs::Instant;
 use std::collections::VecDeque;
@@ -95,6 +96,7 @@ impl Worker {
         self.rings.expire_moderation();
         self.tell_channels();
         self.end_failed_sessions(now);
+        self.wake_pollers();
         busy
     }
 
@@ -231,6 +233,29 @@ impl Worker {
             busy = true;
         }
         busy
+    }
+
+    /// Completions are in their rings: pollers that sleep are woken.
+    #[inline]
+    fn wake_pollers(&mut self) {
+        if self.rings.completed.is_empty() {
+            return;
+        }
+        let mut completed = std::mem::take(&mut self.rings.completed);
+        completed.retain(|&id| {
+            let Some(session) = self.rings.sessions.get_mut(id) else { return false };
+            session.is_completed = false;
+            session.completed += 1;
+            session.segment.advance(session.completed);
+            true
+        });
+        fence_for_all();
+        for id in completed.drain(..) {
+            if let Some(session) = self.rings.sessions.get(id) {
+                session.segment.wake_sleepers(session.completed);
+            }
+        }
+        self.rings.completed = completed;
     }
 
     /// Completions are in their rings: the channels of armed CQs are told.

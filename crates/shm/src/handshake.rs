@@ -10,6 +10,7 @@
 //! | `RECEIVES_WANTED` | router | 1: I wait for a receive | library | publishing a receive |
 //! | `ROUTER_SLEEPS` | router | 1: I don't look at the doorbells | library | ringing one |
 //! | `ARMED` | library | 1, 2: I wait for a completion (2: a solicited one) | router | publishing completions |
+//! | `AWAITED` | library | n: I sleep until `COMPLETED` is n | router | publishing completions and storing `COMPLETED` |
 use crate::layout::{ARMED_NEXT, ARMED_NONE, ARMED_SOLICITED, DOORBELL_WORDS_PER_SUMMARY_BIT};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -60,6 +61,55 @@ pub fn take_armed(armed: &AtomicU32, solicited: bool) -> bool {
     // Relaxed: the event itself goes through the kernel; what it tells of was published before. Another value than was
     // loaded is a library that armed again meanwhile: this event answers it too.
     armed.swap(ARMED_NONE, Ordering::Relaxed) != ARMED_NONE
+}
+
+/// An event count: how pollers sleep until the router brings completions. Each word has one side that stores it, and
+/// nobody ever takes anything back, so any number of threads may sleep, or die asleep.
+#[derive(Clone, Copy)]
+pub struct EventCount<'a> {
+    /// Stored by the router.
+    pub completed: &'a AtomicU64,
+    /// Stored by the library.
+    pub awaited: &'a AtomicU64,
+}
+
+impl EventCount<'_> {
+    /// Library: the count before a look at the queues. If they are empty then, what comes later changes the count.
+    #[inline]
+    pub fn completed(&self) -> u64 {
+        // Acquire; partner: the Release store in `advance`: the completions that are counted can be seen.
+        self.completed.load(Ordering::Acquire)
+    }
+
+    /// Library: says that it sleeps while the count is `seen`. Then it does, unless the count has changed (the futex looks).
+    #[inline]
+    pub fn await_next(&self, seen: u64) {
+        // Relaxed: ordered by the fence.
+        self.awaited.fetch_max(seen.wrapping_add(1), Ordering::Relaxed);
+        // SeqCst; partner: the caller's fence between `advance` and `is_awaited`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Router: completions are in their rings; `count` is one more than last time.
+    #[inline]
+    pub fn advance(&self, count: u64) {
+        // Release; partner: the Acquire load in `completed`.
+        self.completed.store(count, Ordering::Release);
+    }
+
+    /// Router, after [`Self::advance`] and a SeqCst fence: somebody may sleep who must be woken. (One who has seen `count`
+    /// already and waits for the next may hide one who has not, so more than `count` counts too.)
+    #[inline]
+    pub fn is_awaited(&self, count: u64) -> bool {
+        // Relaxed: ordered by the caller's fence, whose partner is the one in `await_next`.
+        self.awaited.load(Ordering::Relaxed) >= count
+    }
+}
+
+/// Between what a side has stored for several others and its looks at their words: one for all of them.
+#[inline]
+pub fn fence_for_all() {
+    fence(Ordering::SeqCst);
 }
 
 /// More doorbells than this in one look wait for the next: a library that rings all of them costs others little.

@@ -30,7 +30,7 @@
 //! `QueueHeader::taken` tells the library how many the router has taken, so that later paths can claim the next ones.
 
 /// Changes with every incompatible change in this file.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Bytes of a request slot and of a completion entry.
 pub const SLOT_BYTES: usize = 64;
@@ -63,6 +63,11 @@ pub mod session {
     pub const WAIT_POLICY: usize = 68;
     /// u64, library sets bits, router swaps to 0: bit i stands for doorbell words 16 i .. 16 i + 15.
     pub const SUMMARY: usize = 128;
+    /// u64, router: how many of its turns brought completions to this session; told after they are in their rings. Its
+    /// lower half (in memory the first) is the futex that sleeping pollers wait on.
+    pub const COMPLETED: usize = 192;
+    /// u64, library: the highest value of COMPLETED that a sleeping poller waits for; it only grows.
+    pub const AWAITED: usize = 256;
     /// u64 x 1024, library sets bits, router swaps to 0.
     pub const DOORBELLS: usize = 4096;
     /// Whole segment.
@@ -71,7 +76,7 @@ pub mod session {
 
 /// The pollers of the machine fit its cores: spin freely.
 pub const WAIT_SPIN: u32 = 0;
-/// They don't: about twenty empty polls, then `sched_yield` after each.
+/// They don't: about twenty empty polls, then `sched_yield` after each, and sleep if that takes long.
 pub const WAIT_YIELD: u32 = 1;
 
 /// Head of a queue of requests. Byte offsets from the queue's start.

@@ -1,9 +1,10 @@
 //! The session segment: doorbells, and what router and library tell each other about waiting.
-use crate::handshake::{Doorbells, announce};
+use crate::handshake::{Doorbells, EventCount, announce};
 use crate::layout::{
     DOORBELL_COUNT, DOORBELL_WORD_COUNT, LAYOUT_VERSION, SESSION_MAGIC, WAIT_SPIN, WAIT_YIELD, session,
 };
 use crate::segment::Segment;
+use crate::sys::{futex_wait, futex_wake_all};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,8 +81,41 @@ impl SessionSegment {
         self.segment.u32(session::WAIT_POLICY).store(policy, Ordering::Relaxed);
     }
 
+    /// Library: the count to give to [`Self::sleep_while`], taken before the look at the queues.
+    #[inline]
+    pub fn completed(&self) -> u64 {
+        self.event_count().completed()
+    }
+
+    /// Library: sleeps until the router brings completions after those counted by `seen`, at most so long. May return early.
+    pub fn sleep_while(&self, seen: u64, at_most_ns: u64) {
+        let count = self.event_count();
+        count.await_next(seen);
+        futex_wait(count.completed, seen, at_most_ns);
+    }
+
+    /// Router: completions are in their rings; `count` grows by one with each call.
+    #[inline]
+    pub fn advance(&self, count: u64) {
+        self.event_count().advance(count);
+    }
+
+    /// Router, after `advance` and [`fence_for_all`](crate::handshake::fence_for_all): wakes pollers that sleep.
+    #[inline]
+    pub fn wake_sleepers(&self, count: u64) {
+        let events = self.event_count();
+        if events.is_awaited(count) {
+            futex_wake_all(events.completed);
+        }
+    }
+
     pub fn segment(&self) -> &Segment {
         &self.segment
+    }
+
+    #[inline]
+    fn event_count(&self) -> EventCount<'_> {
+        EventCount { completed: self.segment.u64(session::COMPLETED), awaited: self.segment.u64(session::AWAITED) }
     }
 
     #[inline]

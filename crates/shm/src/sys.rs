@@ -2,6 +2,7 @@
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 
 /// CLOCK_MONOTONIC, nanoseconds.
 ///
@@ -24,6 +25,30 @@ pub fn pause() {
 #[inline]
 pub fn sched_yield() {
     rustix::thread::sched_yield();
+}
+
+/// Sleeps while the lower half of `word` is that of `value`, at most so long, unless a signal or [`futex_wake_all`] comes first.
+pub fn futex_wait(word: &AtomicU64, value: u64, at_most_ns: u64) {
+    let timeout = libc::timespec {
+        tv_sec: (at_most_ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (at_most_ns % 1_000_000_000) as libc::c_long,
+    };
+    // SAFETY: the word and the timeout live during the call. Every return value means: look again.
+    unsafe {
+        libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAIT, value as u32, &raw const timeout);
+    }
+}
+
+/// Wakes all who sleep in [`futex_wait`] on this word, in whatever process.
+#[cold]
+pub fn futex_wake_all(word: &AtomicU64) {
+    // SAFETY: the word lives during the call.
+    unsafe { libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAKE, libc::c_int::MAX) };
+}
+
+fn lower_half(word: &AtomicU64) -> *const u32 {
+    let half = word.as_ptr().cast::<u32>();
+    if cfg!(target_endian = "big") { half.wrapping_add(1) } else { half }.cast_const()
 }
 
 /// Asks the scheduler for short slices for the calling thread: it then preempts a spinning thread when it wakes, instead

@@ -1,0 +1,108 @@
+//! How polls of an empty completion queue wait, where the pollers don't fit the cores.
+//!
+//! A program that polls in a loop would keep its core for whole slices, and so keep from it those that it waits for. So an
+//! empty poll gives way, at first by `sched_yield`. That hands over within a scheduling group only (a login session, a cgroup),
+//! and a busy program on the other side of it gains nothing. A poll that has found nothing for [`SPIN_NS`] sleeps, until
+//! the router brings completions to this process, at most [`SLEEP_NS`]; if the wait before took [`LONG_WAIT_NS`], it sleeps at once.
+//!
+//! Invariant: a poll sleeps only if its CQ was empty [`EMPTY_POLLS_BEFORE_YIELD`] times since the router last brought anything to the
+//! process. So a thread that polls several CQs in turns has looked at all of them since.
+use crate::session::Session;
+use freeflow_shm::{monotonic_ns, sched_yield};
+
+/// Empty polls in a row after which a poller that shares its core gives way.
+const EMPTY_POLLS_BEFORE_YIELD: u32 = 20;
+/// Empty polls between two looks whether the router lives, a power of two.
+const EMPTY_POLLS_PER_CHECK: u32 = 64;
+/// After so long a poll sleeps. A wake-up costs both sides together 5 to 25 us.
+const SPIN_NS: u64 = 50_000;
+/// After a wait as long as this the next one sleeps at once.
+const LONG_WAIT_NS: u64 = 100_000;
+/// The longest sleep: a program may wait for more than completions.
+const SLEEP_NS: u64 = 100_000;
+
+/// What the empty polls of a CQ have seen so far.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    /// Empty polls since the last completion.
+    empty_polls: u32,
+    /// Empty polls while the router's count was `seen`.
+    unchanged_polls: u32,
+    seen: u64,
+    /// When giving way began.
+    began_ns: u64,
+    /// How long the last wait took that gave way.
+    last_wait_ns: u64,
+}
+
+/// What an empty poll does before it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    checks: bool,
+    way: Way,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Return,
+    Yield,
+    Sleep { seen: u64 },
+}
+
+impl Patience {
+    #[inline]
+    pub fn note_success(&mut self) {
+        if self.began_ns != 0 {
+            self.last_wait_ns = monotonic_ns() - self.began_ns;
+            self.began_ns = 0;
+        }
+        self.empty_polls = 0;
+    }
+
+    #[inline]
+    pub fn next_step(&mut self, session: &Session) -> Step {
+        self.empty_polls = self.empty_polls.wrapping_add(1);
+        let checks = self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_CHECK);
+        if !session.must_yield() {
+            return Step { checks, way: Way::Return };
+        }
+        let way = self.next_way(session.completed(), monotonic_ns);
+        Step { checks, way }
+    }
+
+    #[inline]
+    fn next_way(&mut self, completed: u64, now_ns: impl FnOnce() -> u64) -> Way {
+        if completed != self.seen {
+            self.seen = completed;
+            self.unchanged_polls = 0;
+        }
+        self.unchanged_polls = self.unchanged_polls.saturating_add(1);
+        if self.empty_polls <= EMPTY_POLLS_BEFORE_YIELD {
+            return Way::Return;
+        }
+        let now_ns = now_ns();
+        if self.began_ns == 0 {
+            self.began_ns = now_ns;
+        }
+        let is_long = now_ns.saturating_sub(self.began_ns) >= SPIN_NS || self.last_wait_ns >= LONG_WAIT_NS;
+        if is_long && self.unchanged_polls > EMPTY_POLLS_BEFORE_YIELD {
+            Way::Sleep { seen: self.seen }
+        } else {
+            Way::Yield
+        }
+    }
+}
+
+impl Step {
+    #[inline]
+    pub fn wait(self, session: &Session) {
+        match self.way {
+            Way::Return => {}
+            Way::Yield => sched_yield(),
+            Way::Sleep { seen } => session.sleep_while(seen, SLEEP_NS),
+        }
+        if self.checks || matches!(self.way, Way::Sleep { .. }) {
+            session.check_sometimes();
+        }
+    }
+}
