@@ -20,6 +20,7 @@ usage: freeflow-bench [options]
   --quick            about two minutes instead of nine; fewer sizes, shorter runs
   --only LIST        of limits, latency, bandwidth, idle, perftest, memory, wire (default: all; ratios within a host
                      need limits; wire has its own)
+  --tables TEXT      of wire, only tables with this in their title: trips, loss, flows ...
   --modes LIST       of fastpath, lowcpu, adaptive (default: all)
   --freeflow PATH    the freeflow program (default: dist/bin/freeflow)
   --out DIR          where the JSON goes (default: target/bench)
@@ -33,6 +34,7 @@ struct Options {
     one_group: bool,
     parts: Vec<String>,
     modes: Vec<String>,
+    tables: String,
     freeflow: PathBuf,
     out: PathBuf,
 }
@@ -55,6 +57,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         one_group: false,
         parts: all(&PARTS),
         modes: all(&MODES),
+        tables: String::new(),
         freeflow: "dist/bin/freeflow".into(),
         out: "target/bench".into(),
     };
@@ -66,6 +69,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
             "--one-group" => options.one_group = true,
             "--only" => options.parts = list(&value()?, &PARTS)?,
             "--modes" => options.modes = list(&value()?, &MODES)?,
+            "--tables" => options.tables = value()?,
             "--freeflow" => options.freeflow = value()?.into(),
             "--out" => options.out = value()?.into(),
             _ => return Err(format!("{argument}: no such option")),
@@ -128,7 +132,7 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
     }
     if options.part("wire") {
         let effort = if options.quick { wire::Effort::QUICK } else { wire::Effort::FULL };
-        if let Err(error) = wire::measure(&options.freeflow, effort, &mut report) {
+        if let Err(error) = wire::measure(&options.freeflow, effort, &options.tables, &mut report) {
             report.fail(format!("wire: {error}"));
         }
     }

@@ -66,12 +66,12 @@ impl Patience {
         if !session.must_yield() {
             return Step { checks, way: Way::Return };
         }
-        let way = self.next_way(session.completed(), monotonic_ns);
+        let way = self.next_way(session.completed(), monotonic_ns, || session.is_worker_here());
         Step { checks, way }
     }
 
     #[inline]
-    fn next_way(&mut self, completed: u64, now_ns: impl FnOnce() -> u64) -> Way {
+    fn next_way(&mut self, completed: u64, now_ns: impl FnOnce() -> u64, worker_here: impl FnOnce() -> bool) -> Way {
         if completed != self.seen {
             self.seen = completed;
             self.unchanged_polls = 0;
@@ -84,7 +84,8 @@ impl Patience {
         if self.began_ns == 0 {
             self.began_ns = now_ns;
         }
-        let is_long = now_ns.saturating_sub(self.began_ns) >= SPIN_NS || self.last_wait_ns >= LONG_WAIT_NS;
+        let is_long =
+            now_ns.saturating_sub(self.began_ns) >= SPIN_NS || self.last_wait_ns >= LONG_WAIT_NS || worker_here();
         if is_long && self.unchanged_polls > EMPTY_POLLS_BEFORE_YIELD {
             Way::Sleep { seen: self.seen }
         } else {
@@ -104,5 +105,63 @@ impl Step {
         if self.checks || matches!(self.way, Way::Sleep { .. }) {
             session.check_sometimes();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Polls in vain for so long, a microsecond each; how many of each way that took.
+    fn polls(patience: &mut Patience, completed: u64, from_us: u64, count: u32, worker_here: bool) -> (u32, u32, u32) {
+        let (mut returns, mut yields, mut sleeps) = (0, 0, 0);
+        for step in 1..=count {
+            patience.empty_polls += 1;
+            let now_ns = (from_us + u64::from(step)) * 1_000;
+            match patience.next_way(completed, || now_ns, || worker_here) {
+                Way::Return => returns += 1,
+                Way::Yield => yields += 1,
+                Way::Sleep { seen } => {
+                    assert_eq!(seen, completed);
+                    sleeps += 1;
+                }
+            }
+        }
+        (returns, yields, sleeps)
+    }
+
+    #[test]
+    fn pauses_then_yields_then_sleeps() {
+        let mut patience = Patience::default();
+        assert_eq!(polls(&mut patience, 0, 0, 20, false), (20, 0, 0));
+        assert_eq!(polls(&mut patience, 0, 20, 50, false), (0, 50, 0));
+        assert_eq!(polls(&mut patience, 0, 70, 10, false), (0, 0, 10));
+        patience.empty_polls = 0;
+        assert_eq!(polls(&mut patience, 0, 80, 20, false), (20, 0, 0), "after a completion it begins anew");
+    }
+
+    #[test]
+    fn whoever_waited_long_sleeps_at_once() {
+        let mut patience = Patience { last_wait_ns: LONG_WAIT_NS, ..Patience::default() };
+        assert_eq!(polls(&mut patience, 0, 0, 30, false), (20, 0, 10));
+        patience.last_wait_ns = LONG_WAIT_NS - 1;
+        (patience.empty_polls, patience.began_ns) = (0, 0);
+        assert_eq!(polls(&mut patience, 0, 100, 30, false), (20, 10, 0));
+    }
+
+    #[test]
+    fn the_worker_gets_the_processor_that_it_waits_for() {
+        let mut patience = Patience::default();
+        assert_eq!(polls(&mut patience, 0, 0, 30, true), (20, 0, 10));
+    }
+
+    /// Else a thread that polls several CQs could sleep over a completion of another one.
+    #[test]
+    fn nobody_sleeps_just_after_the_router_brought_something() {
+        let mut patience = Patience::default();
+        assert_eq!(polls(&mut patience, 0, 0, 1_000, true).2, 980);
+        assert_eq!(polls(&mut patience, 1, 1_000, 20, true), (0, 20, 0));
+        assert_eq!(polls(&mut patience, 1, 1_020, 1, true), (0, 0, 1));
+        assert_eq!(polls(&mut patience, 2, 1_021, 20, true), (0, 20, 0));
     }
 }

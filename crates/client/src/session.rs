@@ -253,6 +253,12 @@ impl Session {
         self.segment.as_ref().map_or(0, SessionSegment::completed)
     }
 
+    /// The router's worker has work, and waits for this very processor.
+    #[inline]
+    pub(crate) fn is_worker_here(&self) -> bool {
+        self.segment.as_ref().is_some_and(|segment| segment.is_worker_here(freeflow_shm::current_cpu()))
+    }
+
     /// Sleeps until the router brings completions after those counted by `seen`, at most so long.
     pub(crate) fn sleep_while(&self, seen: u64, at_most_ns: u64) {
         if let Some(segment) = &self.segment {

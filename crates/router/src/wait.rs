@@ -41,6 +41,8 @@ const HOGGED_YIELD_COUNT: u32 = 3;
 const HOGGED: Duration = Duration::from_millis(50);
 /// Pauses before the first `sched_yield`.
 const PAUSE_COUNT: u32 = 20;
+/// The same as a time: with sockets to look at, twenty turns take longer than others need for their work.
+const PAUSE_TIME: Duration = Duration::from_micros(1);
 /// While the worker is awake it looks for kicks of cold sessions this often.
 const KICK_INTERVAL: Duration = Duration::from_micros(20);
 /// A session that was busy in this or the last epoch counts as a poller.
@@ -54,6 +56,9 @@ const TIMER_NEAR: Duration = Duration::from_micros(60);
 
 /// How long the worker waits at once while sockets are full and nothing else is to be done.
 const BLOCKED_WAIT: Duration = Duration::from_micros(50);
+
+/// Pollers that an idle worker looks for on its own processor.
+const POLLERS_LOOKED_AT_MAX: usize = 16;
 
 const WAKER_TOKEN: u64 = u64::MAX;
 /// A socket has datagrams.
@@ -79,6 +84,8 @@ pub struct Waiting {
     /// Until when to sleep rather than yield.
     hogged_until: Instant,
     busy_before: u32,
+    /// The processor that the worker runs on.
+    pub(crate) cpu: u32,
     pub(crate) policy: u32,
 }
 
@@ -102,6 +109,7 @@ impl Waiting {
             long_yields: 0,
             hogged_until: start,
             busy_before: 0,
+            cpu: 0,
             policy: WAIT_SPIN,
         })
     }
@@ -127,7 +135,7 @@ impl Waiting {
 
     fn relax(&mut self, now: Instant) {
         self.idle_turns = self.idle_turns.saturating_add(1);
-        if self.policy != WAIT_YIELD || self.idle_turns <= PAUSE_COUNT {
+        if self.policy != WAIT_YIELD || self.idle_turns <= PAUSE_COUNT && now - self.busy_at < PAUSE_TIME {
             return pause();
         }
         sched_yield();
@@ -186,7 +194,7 @@ impl Worker {
         }
         let packets_flow = self.rings.fabric.is_active(now);
         let Some(idle) = self.waiting.idle_limit(now, packets_flow) else { return self.waiting.relax(now) };
-        if now - self.waiting.busy_at < idle {
+        if now - self.waiting.busy_at < idle && !self.keeps_poller_waiting() {
             return self.waiting.relax(now);
         }
         let timeout = self.next_timeout(now);
@@ -194,6 +202,27 @@ impl Worker {
             return self.waiting.relax(now);
         }
         self.sleep(timeout);
+    }
+
+    /// Where the worker runs, for pollers.
+    #[inline]
+    pub(crate) fn note_cpu(&mut self) {
+        let cpu = freeflow_shm::current_cpu();
+        if cpu != self.waiting.cpu {
+            self.waiting.cpu = cpu;
+            for (_, session) in self.rings.sessions.iter() {
+                session.segment.set_router_cpu(cpu);
+            }
+        }
+    }
+
+    /// Somebody polls on this processor, who can't while the worker is awake.
+    fn keeps_poller_waiting(&self) -> bool {
+        let cpu = self.waiting.cpu;
+        let waits = |id: &SessionId| {
+            self.rings.sessions.get(*id).is_some_and(|session| session.segment.is_poller_here(cpu, session.completed))
+        };
+        self.waiting.policy == WAIT_YIELD && self.hot.iter().take(POLLERS_LOOKED_AT_MAX).any(waits)
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) {

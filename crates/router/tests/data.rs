@@ -13,6 +13,25 @@ use std::sync::atomic::Ordering::Relaxed;
 const WORDS: usize = 100_000;
 const BYTES: u32 = WORDS as u32 * 8;
 
+/// Each sleep ends by a completion: nothing else changes the count.
+#[test]
+fn completions_wake_a_poller_that_sleeps() {
+    let mut pair = Pair::new();
+    let (from, to) = (pair.a.memory(8, true), pair.b.memory(8, true));
+    for round in 0..200 {
+        let seen = pair.b.session.completed();
+        pair.b.post_receive(&mut pair.b_qp, round, &[to.sge(0, 64)]);
+        pair.a.post_send(&mut pair.a_qp, &request(SendOpcode::Send, &[from.sge(0, 64)]));
+        while pair.b.session.completed() == seen {
+            pair.b.session.sleep_while(seen, 60_000_000_000);
+            assert_ne!(pair.b.session.completed(), seen, "slept to the end");
+        }
+        assert!(pair.b_cq.ring.poll(&mut Default::default()), "told of before it was there");
+        pair.b_cq.ring.commit();
+        pair.a_cq.wait();
+    }
+}
+
 /// All four operations, from memory of one kind to memory of the other.
 fn operations(from_shared: bool, to_shared: bool) {
     let mut pair = Pair::new();

@@ -61,6 +61,8 @@ pub mod session {
     pub const ROUTER_SLEEPS: usize = 64;
     /// u32, router: how a polling library waits: [`super::WAIT_SPIN`] or [`super::WAIT_YIELD`].
     pub const WAIT_POLICY: usize = 68;
+    /// u32, router: one more than the processor that its worker ran on last.
+    pub const ROUTER_CPU: usize = 72;
     /// u64, library sets bits, router swaps to 0: bit i stands for doorbell words 16 i .. 16 i + 15.
     pub const SUMMARY: usize = 128;
     /// u64, router: how many of its turns brought completions to this session; told after they are in their rings. Its
@@ -68,6 +70,8 @@ pub mod session {
     pub const COMPLETED: usize = 192;
     /// u64, library: the highest value of COMPLETED that a sleeping poller waits for; it only grows.
     pub const AWAITED: usize = 256;
+    /// u32, library: one more than the processor that last polled in vain.
+    pub const LIBRARY_CPU: usize = 264;
     /// u64 x 1024, library sets bits, router swaps to 0.
     pub const DOORBELLS: usize = 4096;
     /// Whole segment.

@@ -53,4 +53,6 @@ pub use sigbus::install_sigbus_guard;
 pub use signals::termination_signals;
 pub use slot::Full;
 #[cfg(not(loom))]
-pub use sys::{allowed_cpus, cpu_count, monotonic_ns, page_bytes, pause, pin_to_cpu, prefer_short_slices, sched_yield};
+pub use sys::{
+    allowed_cpus, cpu_count, current_cpu, monotonic_ns, page_bytes, pause, pin_to_cpu, prefer_short_slices, sched_yield,
+};

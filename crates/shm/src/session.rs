@@ -94,6 +94,34 @@ impl SessionSegment {
         futex_wait(count.completed, seen, at_most_ns);
     }
 
+    /// Library: the worker is awake, and cannot run while the caller does, who polls on processor `cpu`. Says to the router
+    /// where that is.
+    #[inline]
+    pub fn is_worker_here(&self, cpu: u32) -> bool {
+        // Relaxed, all: advice.
+        let own = self.segment.u32(session::LIBRARY_CPU);
+        if own.load(Ordering::Relaxed) != cpu + 1 {
+            own.store(cpu + 1, Ordering::Relaxed);
+        }
+        self.segment.u32(session::ROUTER_CPU).load(Ordering::Relaxed) == cpu + 1
+            && self.segment.u32(session::ROUTER_SLEEPS).load(Ordering::Relaxed) == 0
+    }
+
+    /// Router: where its worker runs.
+    #[inline]
+    pub fn set_router_cpu(&self, cpu: u32) {
+        // Relaxed: advice.
+        self.segment.u32(session::ROUTER_CPU).store(cpu + 1, Ordering::Relaxed);
+    }
+
+    /// Router: a poller of this session waits for the processor on which the worker runs, `cpu`, as far as one can tell.
+    #[inline]
+    pub fn is_poller_here(&self, cpu: u32, count: u64) -> bool {
+        // Relaxed: advice.
+        self.segment.u32(session::LIBRARY_CPU).load(Ordering::Relaxed) == cpu + 1
+            && !self.event_count().is_awaited(count + 1)
+    }
+
     /// Router: completions are in their rings; `count` grows by one with each call.
     #[inline]
     pub fn advance(&self, count: u64) {

@@ -90,6 +90,13 @@ pub fn page_bytes() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
+/// The processor that the calling thread runs on.
+#[inline]
+pub fn current_cpu() -> u32 {
+    // SAFETY: no preconditions. It fails only where the kernel lacks the call (-1: no processor is so numbered).
+    unsafe { libc::sched_getcpu() as u32 & 0x7fff_ffff }
+}
+
 /// Processors that the calling thread may run on, ascending.
 pub fn allowed_cpus() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;

@@ -2,7 +2,7 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p freeflow-shm --release --test loom`
 #![cfg(loom)]
-use freeflow_shm::handshake::{Doorbells, announce, announced, arm, take_armed};
+use freeflow_shm::handshake::{Doorbells, EventCount, announce, announced, arm, fence_for_all, take_armed};
 use freeflow_shm::layout::{ARMED_NEXT, ARMED_NONE, ARMED_SOLICITED};
 use freeflow_shm::slot::{BoundedPublishCursor, Full, HEAD, Line, PublishCursor, SLOT_WORDS, Slot, TakeCursor, commit};
 use loom::sync::Arc;
@@ -317,6 +317,74 @@ fn one_arming_gives_one_event() {
         arm(&armed, false);
         let events = router.join().unwrap();
         assert_eq!(events, u32::from(armed.load(Relaxed) == ARMED_NONE));
+    });
+}
+
+/// `completed` and `awaited` of a session.
+#[derive(Default)]
+struct Counts(AtomicU64, AtomicU64);
+
+impl Counts {
+    fn events(&self) -> EventCount<'_> {
+        EventCount { completed: &self.0, awaited: &self.1 }
+    }
+
+    /// A poller that finds nothing and goes to sleep. `None`: it has seen the completion, or the futex sees that the count has
+    /// changed. Else the count at which it sleeps.
+    fn sleep(&self, slots: &[Slot]) -> Option<u64> {
+        let seen = self.events().completed();
+        if TakeCursor::default().has_next(slots) {
+            return None;
+        }
+        self.events().await_next(seen);
+        (self.0.load(Relaxed) == seen).then_some(seen)
+    }
+
+    /// The router's end of a turn; whether it wakes the sleepers.
+    fn complete(&self, slots: &[Slot], count: u64) -> bool {
+        let never_consumed = AtomicU32::new(0);
+        let mut cursor = BoundedPublishCursor::at(count as u32 - 1, 0, 2);
+        cursor.publish(slots, &never_consumed, &line(count as u32 - 1)).unwrap();
+        self.events().advance(count);
+        fence_for_all();
+        self.events().is_awaited(count)
+    }
+}
+
+/// Two pollers go to sleep while a completion comes: each sees it, or is woken.
+#[test]
+fn no_poller_sleeps_over_a_completion() {
+    check(|| {
+        let shared = Arc::new((Counts::default(), slots(2)));
+        let pollers = [(); 2].map(|()| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.0.sleep(&shared.1))
+        });
+        let woken = shared.0.complete(&shared.1, 1);
+        for poller in pollers {
+            assert!(woken || poller.join().unwrap() != Some(0), "lost");
+        }
+    });
+}
+
+/// One that slept over an earlier count does not keep the router waking, and one that sleeps now is woken.
+#[test]
+fn sleepers_are_woken_by_the_count_that_they_await() {
+    check(|| {
+        let shared = Arc::new((Counts::default(), slots(2)));
+        shared.0.events().await_next(0);
+        assert!(shared.0.complete(&shared.1, 1));
+        let poller = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let seen = shared.0.events().completed();
+                shared.0.events().await_next(seen);
+                (shared.0.0.load(Relaxed) == seen).then_some(seen)
+            })
+        };
+        let woken = shared.0.complete(&shared.1, 2);
+        assert!(woken || poller.join().unwrap() != Some(1), "lost");
+        assert!(!shared.0.events().is_awaited(4));
     });
 }
 

@@ -1,11 +1,13 @@
 //! Segments and what may happen to them; the session segment.
 #![cfg(not(loom))]
+use freeflow_shm::handshake::fence_for_all;
 use freeflow_shm::layout::{SESSION_MAGIC, WAIT_SPIN, WAIT_YIELD, session};
-use freeflow_shm::{OutOfBounds, Segment, SessionSegment, install_sigbus_guard, page_bytes};
+use freeflow_shm::{OutOfBounds, Segment, SessionSegment, install_sigbus_guard, page_bytes, sched_yield};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 #[test]
@@ -265,6 +267,54 @@ fn a_session_carries_doorbells_and_advice() {
     assert_eq!(library.wait_policy(), WAIT_SPIN);
     router.set_wait_policy(WAIT_YIELD);
     assert_eq!(library.wait_policy(), WAIT_YIELD);
+}
+
+/// Two threads hand a turn to each other, each asleep meanwhile: were a wake-up lost, one would sleep for a minute.
+#[test]
+fn a_session_wakes_sleepers() {
+    const ROUNDS: u64 = 2_000;
+    let (router, fd) = SessionSegment::create().unwrap();
+    let library = SessionSegment::map(fd.as_fd()).unwrap();
+    let answered = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=ROUNDS {
+                router.advance(round);
+                fence_for_all();
+                router.wake_sleepers(round);
+                while answered.load(Relaxed) < round {
+                    sched_yield();
+                }
+            }
+        });
+        for round in 1..=ROUNDS {
+            while library.completed() < round {
+                library.sleep_while(round - 1, 60_000_000_000);
+                assert_eq!(library.completed(), round, "slept to the end");
+            }
+            answered.store(round, Relaxed);
+        }
+    });
+    library.sleep_while(ROUNDS - 1, u64::MAX / 2);
+    library.sleep_while(ROUNDS, 1_000);
+}
+
+/// Each side knows whether the other waits for its processor.
+#[test]
+fn a_session_tells_who_waits_for_whom() {
+    let (router, fd) = SessionSegment::create().unwrap();
+    let library = SessionSegment::map(fd.as_fd()).unwrap();
+    assert!(!library.is_worker_here(0), "it has not said where it is");
+    assert!(router.is_poller_here(0, 0) && !router.is_poller_here(1, 0));
+    router.set_router_cpu(0);
+    assert!(library.is_worker_here(0) && !library.is_worker_here(3));
+    assert!(router.is_poller_here(3, 0) && !router.is_poller_here(0, 0));
+    library.sleep_while(0, 1_000);
+    assert!(!router.is_poller_here(3, 0), "it sleeps, and waits for no processor");
+    assert!(router.is_poller_here(3, 1), "it has been woken");
+    router.set_router_cpu(3);
+    router.set_router_sleeps(true);
+    assert!(!library.is_worker_here(3), "the worker sleeps");
 }
 
 /// All bits set, over and over, names only doorbells that exist, each once.

@@ -56,34 +56,45 @@ struct Bench<'a> {
     series: Vec<Series>,
 }
 
-/// Measures everything into the report; what fails is noted there.
-pub fn measure(freeflow: &Path, effort: Effort, report: &mut Report) -> Result<(), String> {
+type Measure = fn(&mut Bench<'_>) -> Result<(), String>;
+
+/// Tables in a lab with the larger MTU; with the smaller one only the first.
+const TABLES: [(&str, Measure); 5] = [
+    ("streams", |bench| bench.streams()),
+    ("round trips and small messages", |bench| bench.small()),
+    ("sizes of WRITE", |bench| bench.sizes()),
+    ("loss of packets", |bench| bench.loss()),
+    ("many flows", |bench| flows::measure(bench)),
+];
+/// After those, with the links' offloads off.
+const LAST_TABLE: (&str, Measure) = ("streams, no GSO or GRO on the links", |bench| bench.streams());
+
+/// Measures everything into the report, or the tables with `only` in their titles; what fails is noted there.
+pub fn measure(freeflow: &Path, effort: Effort, only: &str, report: &mut Report) -> Result<(), String> {
     for mtu in [MTU_LARGE, MTU_SMALL] {
+        let count = if mtu == MTU_LARGE { TABLES.len() } else { 1 };
+        let tables: Vec<_> = TABLES[..count].iter().filter(|(title, _)| title.contains(only)).collect();
+        let has_last = LAST_TABLE.0.contains(only);
+        if tables.is_empty() && !has_last {
+            continue;
+        }
         let lab = Lab::up(freeflow, mtu)?;
         let mut bench = Bench { lab: &lab, link: Link::new(&lab)?, effort, offloads: true, series: Vec::new() };
-        let large = mtu == MTU_LARGE;
-        bench.table(report, "streams", Bench::streams)?;
-        if large {
-            bench.table(report, "round trips and small messages", Bench::small)?;
-            bench.table(report, "sizes of WRITE", Bench::sizes)?;
-            bench.table(report, "loss of packets", Bench::loss)?;
-            bench.table(report, "many flows", flows::measure)?;
+        for (title, measure) in tables {
+            bench.table(report, title, measure)?;
         }
-        lab.set_offloads(false)?;
-        bench.offloads = false;
-        bench.table(report, "streams, no GSO or GRO on the links", Bench::streams)?;
+        if has_last {
+            lab.set_offloads(false)?;
+            bench.offloads = false;
+            bench.table(report, LAST_TABLE.0, &LAST_TABLE.1)?;
+        }
     }
     Ok(())
 }
 
 impl Bench<'_> {
     /// One table, between two looks at the hand-off.
-    fn table(
-        &mut self,
-        report: &mut Report,
-        title: &str,
-        measure: impl Fn(&mut Self) -> Result<(), String>,
-    ) -> Result<(), String> {
+    fn table(&mut self, report: &mut Report, title: &str, measure: &Measure) -> Result<(), String> {
         println!();
         report.handoff("before").map_err(|error| error.to_string())?;
         if let Err(error) = measure(self) {
