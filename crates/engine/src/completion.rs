@@ -101,6 +101,7 @@ impl Engine {
             qp.send.phase = SendPhase::Begin;
         }
         self.timers.cancel(id);
+        self.sync_host(id);
         self.stop_waiting(env, id);
         self.wake_waiters(id);
         self.push_ready(id);

@@ -55,7 +55,7 @@ pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
 pub use states::{Transition, modify_is_allowed, transition};
 pub use syndrome::Syndrome;
 pub use traffic::Traffic;
-pub use transport::{Drops, QpWireStatus, WireCounters};
+pub use transport::{Drops, HostStatus, QpWireStatus, WireCounters};
 pub use ud::GRH_BYTES;
 
 use alloc::collections::VecDeque;
@@ -72,7 +72,7 @@ use serde::{Deserialize, Serialize};
 use slab::Slab;
 use table::NumberTable;
 use timers::Timers;
-use transport::{Peers, Strangers};
+use transport::{Hosts, Peers, Strangers};
 use xrc::Xrc;
 
 /// Entropy for keys, QPNs and first PSNs (xoshiro or the like, seeded by the caller from the operating system).
@@ -260,6 +260,7 @@ pub struct Engine {
     flights: Slab<FlightId, Flight>,
     ready: VecDeque<QpId>,
     peers: Peers,
+    hosts: Hosts,
     /// UD packets whose senders are being asked about.
     strangers: Strangers,
     /// QPs that owe an acknowledgement.
@@ -290,6 +291,7 @@ impl Engine {
             flights: Slab::new(),
             ready: VecDeque::new(),
             peers: Peers::default(),
+            hosts: Hosts::default(),
             strangers: Strangers::default(),
             acks_owed: VecDeque::new(),
             drops: Drops::default(),

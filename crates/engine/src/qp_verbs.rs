@@ -121,6 +121,7 @@ impl Engine {
         if qp.has_flights() {
             qp.teardown = Teardown::Reset;
             self.timers.cancel(id);
+            self.sync_host(id);
             return Err(Refusal::InFlight);
         }
         self.return_receive(env, now, id, None);
@@ -226,6 +227,7 @@ impl Engine {
         if pair.has_flights() {
             pair.teardown = Teardown::Destroy;
             self.timers.cancel(qp);
+            self.sync_host(qp);
             return Err(Refusal::InFlight);
         }
         self.remove_qp(env, now, qp);

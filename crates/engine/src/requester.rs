@@ -46,6 +46,9 @@ impl Engine {
             _ => Progress::Idle,
         };
         let progress = self.run_sends(env, now, qp, &mut budget);
+        if progress != Progress::More {
+            self.leave_place(qp);
+        }
         if owes == Progress::Idle || progress == Progress::More { progress } else { owes }
     }
 

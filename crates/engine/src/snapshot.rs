@@ -12,7 +12,7 @@ use core::fmt;
 /// What every snapshot begins with.
 const MAGIC: [u8; 8] = *b"ffengine";
 /// Goes up with each change of what is written: there is no reading of other versions.
-pub const SNAPSHOT_VERSION: u32 = 1;
+pub const SNAPSHOT_VERSION: u32 = 2;
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 8;
 
 /// Why bytes are no snapshot that can be restored.
@@ -59,7 +59,7 @@ macro_rules! state {
 
 state! {
     (random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
-    (qps, qpns, timers, flights, ready, peers, strangers, acks_owed, drops);
+    (qps, qpns, timers, flights, ready, peers, hosts, strangers, acks_owed, drops);
     from: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
     to: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX)
 }
@@ -101,6 +101,7 @@ impl Engine {
             && self.qpns.pairs().all(|(_, index)| self.qps.at(index).is_some())
             && self.timers.owners().all(|qp| self.qps.get(qp).is_some())
             && self.flights.iter().all(|(_, flight)| flight.is_consistent())
+            && self.hosts_are_consistent()
     }
 }
 

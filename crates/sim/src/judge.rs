@@ -83,6 +83,8 @@ fn quiet(run: &mut Run) {
         }
         let busy = host.engine.wire_qps().filter(|status| status.in_flight_bytes > 0);
         wrong.extend(busy.map(|status| format!("bytes are on the way: {status:?}")));
+        let kept = host.engine.host_flows().filter(|flow| flow.in_flight_bytes > 0 || flow.waiting > 0);
+        wrong.extend(kept.map(|flow| format!("a host's share is kept: {flow:?}")));
         for what in wrong {
             run.wrong(format!("h{index} is not quiet: {what}"));
         }
@@ -128,7 +130,8 @@ fn teardown(run: &mut Run) {
     }
     for index in 0..run.sim.hosts.len() {
         let engine = &run.sim.hosts[index].engine;
-        if engine.usage() != Usage::default() || engine.wire_qps().next().is_some() || engine.poll_timeout().is_some() {
+        let flows = engine.wire_qps().next().is_some() || engine.host_flows().next().is_some();
+        if engine.usage() != Usage::default() || flows || engine.poll_timeout().is_some() {
             let usage = engine.usage();
             run.wrong(format!("h{index}: something is left: {usage:?}"));
         }

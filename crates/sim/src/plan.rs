@@ -29,6 +29,8 @@ pub struct Plan {
     pub networks: u32,
     pub processes: usize,
     pub climate: Climate,
+    /// How much may be on the way to one host; `None`: as much as always, which is more than a run here ever has.
+    pub host_bytes_max: Option<u64>,
     pub connections: Vec<PlannedConnection>,
     pub parties: usize,
     pub datagrams: u32,
@@ -85,6 +87,8 @@ impl Plan {
             networks: dice.pick(&[1, 1, 2]),
             processes: dice.between(2, 5) as usize,
             climate,
+            // Of its own: the rest of a seed stays what it was.
+            host_bytes_max: Dice::for_part(seed, 11).pick(&[None, None, Some(1), Some(10_000), Some(100_000)]),
             connections,
             parties,
             datagrams,

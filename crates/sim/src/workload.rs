@@ -59,6 +59,9 @@ impl Run {
     pub fn new(plan: Plan, traces: bool) -> Self {
         let mut sim = Sim::new(plan.seed, plan.hosts, plan.climate);
         sim.trace = traces.then(Vec::new);
+        if let Some(bytes) = plan.host_bytes_max {
+            sim.hosts.iter_mut().for_each(|host| host.engine.set_host_bytes_max(bytes));
+        }
         let dice = Dice::for_part(plan.seed, 20);
         let (cast, actions, wrongs) = (Cast::default(), Vec::new(), Vec::new());
         let calm_at = plan.calm_at;

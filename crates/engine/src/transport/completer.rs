@@ -222,6 +222,8 @@ impl Engine {
 
     /// Something that was not acknowledged is now.
     fn progress<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+        let had_lapsed = self.wire_mut(id).share.renew();
+        self.sync_host(id);
         if self.qp(id).state() == QpState::Error {
             return;
         }
@@ -232,7 +234,7 @@ impl Engine {
         requester.congestion.acknowledge(oldest, sent);
         let waited = core::mem::take(&mut requester.not_ready);
         let is_empty = requester.window.is_empty();
-        if waited || is_empty {
+        if waited || is_empty || had_lapsed {
             self.timers.cancel(id);
         }
         if is_empty && self.qp(id).send.phase == SendPhase::Idle {
@@ -247,7 +249,12 @@ impl Engine {
 
     /// A turn that waited for an answer may go on.
     pub(super) fn let_go_on(&mut self, id: QpId) {
-        if core::mem::take(&mut self.sender(id).held) {
+        let wire = self.wire_mut(id);
+        if wire.share.is_listed() && wire.requester.window.has_unsent() {
+            // It waits for others, and will be called.
+            return;
+        }
+        if core::mem::take(&mut wire.requester.held) {
             self.push_ready(id);
         }
     }

@@ -64,6 +64,7 @@ pub struct QpWireStatus {
     pub dest_qpn: Qpn,
     /// Bytes that may be on the way.
     pub window_bytes: u64,
+    /// Of these, how many are; not those that nothing was heard of for long.
     pub in_flight_bytes: u64,
     pub smoothed_rtt_ns: u64,
     pub counters: WireCounters,
@@ -88,7 +89,7 @@ impl Engine {
                 qpn: qp.qpn,
                 dest_qpn: Qpn(qp.attributes.dest_qpn),
                 window_bytes: wire.requester.congestion.window_bytes(),
-                in_flight_bytes: wire.requester.in_flight_bytes(),
+                in_flight_bytes: wire.share.in_flight_bytes(),
                 smoothed_rtt_ns: wire.requester.congestion.smoothed_rtt_ns(),
                 counters: wire.counters,
             })

@@ -3,7 +3,8 @@
 //! Read in this order: this file (what a connected QP has for it, and where each packet goes), `requester` (requests become
 //! packets, answers become completions), `responder` (requests of the peer; it admits them by the very pipeline that local
 //! delivery uses, `crate::responder`) with `replay` (those that come twice) and `answers` (what goes back), `unreliable`
-//! (UC, and UD on its way out), `datagrams` (UD that arrives), `congestion` (how much may be on the way).
+//! (UC, and UD on its way out), `datagrams` (UD that arrives), `congestion` (how much a QP may have on the way), `hosts` (how
+//! much all of them may have on the way to one host).
 //!
 //! Invariant: a packet acts on a QP only if its source host is the one that the QP's path leads to (UD: if the source's
 //! owner says that it is of the same network). What is dropped is counted in [`Drops`].
@@ -15,6 +16,7 @@ mod completer;
 mod congestion;
 mod counters;
 mod datagrams;
+mod hosts;
 mod packets;
 mod peers;
 mod replay;
@@ -26,6 +28,8 @@ mod window;
 
 pub use counters::{Drops, QpWireStatus, WireCounters};
 pub(crate) use datagrams::{Datagram, Strangers};
+pub use hosts::HostStatus;
+pub(crate) use hosts::Hosts;
 pub(crate) use peers::Peers;
 
 use crate::flight::{FlightId, FlightKind};
@@ -36,6 +40,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use freeflow_verbs::{Instant, PathMtu, QpAttributes, QpState, QpType};
 use freeflow_wire::{Header, Operation, Service};
+use hosts::Share;
 use peers::Gate;
 use requester::Requester;
 use responder::Responder;
@@ -59,6 +64,8 @@ pub(crate) struct Wire {
     pub gate: Gate,
     /// RC, XRC.
     pub requester: Requester,
+    /// RC, XRC.
+    pub share: Share,
     /// RC, XRC.
     pub responder: Responder,
     /// UC.
@@ -124,6 +131,7 @@ impl Engine {
             destination,
             gate: Gate::Unchecked,
             requester: Requester::new(sq_psn, path_mtu(attributes, &destination)),
+            share: Share::default(),
             responder: Responder::new(rq_psn),
             unreliable: Unreliable::new(sq_psn, rq_psn),
             landing: false,
@@ -148,6 +156,7 @@ impl Engine {
 
     /// The QP is reset or goes: nothing of it is on the way any more.
     pub(crate) fn cut_wire<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        self.leave_host(id);
         let qp = self.qp_mut(id);
         let (qpn, dest_qpn) = (qp.qpn, qp.attributes.dest_qpn);
         let Some(wire) = qp.wire.take() else { return };

@@ -72,6 +72,8 @@ pub(super) struct Clock {
     pub probe_count: u32,
     /// The PSN of the last probe, if nothing was acknowledged since.
     pub probed: Option<u32>,
+    /// The same for what is in flight to lapse; see `hosts`.
+    pub lapse_since: Instant,
 }
 
 /// Why the payload of packets can't be read.
@@ -97,7 +99,7 @@ impl Requester {
         Self {
             congestion: Congestion::new(u64::from(mtu) + PACKET_OVERHEAD_BYTES),
             window: SendWindow::new(sq_psn, mtu),
-            clock: Clock { silent_since: Instant(0), probe_since: Instant(0), probe_count: 0, probed: None },
+            clock: Clock::new(Instant(0)),
             held: false,
             gated: false,
             not_ready: false,
@@ -268,12 +270,18 @@ impl Engine {
                 return self.hold(id);
             }
         };
+        let charge = requester.window.charge(&burst);
+        if !self.has_place(now, id) {
+            return self.hold(id);
+        }
         budget.bytes = budget.bytes.saturating_sub(u64::from(burst.bytes.max(1)));
         let mut acks = self.ack_policy(id);
         match self.transmit_burst(env, id, &burst, &mut acks) {
             Ok(TransmitOutcome::Sent) => {
                 self.sender(id).window.note_next(&burst);
                 self.burst_sent(now, id, &burst, &acks);
+                self.use_place(id, charge);
+                self.watch_burst(now, id, charge);
                 Turn::Continue
             }
             Ok(TransmitOutcome::Full) => Turn::Stop(Progress::More),
@@ -284,6 +292,8 @@ impl Engine {
                 requester.window.note_next(&burst);
                 requester.fetching = Some(burst);
                 requester.unasked_bytes = acks.since_bytes;
+                self.use_place(id, charge);
+                self.watch_burst(now, id, charge);
                 self.hold(id)
             }
             Ok(TransmitOutcome::Fault) => self.get_stuck(env, now, id, (burst.psn, Stuck::Memory)),
@@ -363,7 +373,6 @@ impl Engine {
         {
             requester.samples.push_back((psn, now));
         }
-        self.watch(now, id);
     }
 
     pub(super) fn count_burst(&mut self, id: QpId, burst: &Burst) {
@@ -412,10 +421,15 @@ impl Engine {
         let Some(burst) = requester.fetching.take() else { return };
         if result.is_ok() {
             requester.window.note_sent(psn_add(burst.psn, burst.packets));
+            if requester.window.oldest() == burst.psn {
+                // Until now nothing was on the way.
+                requester.clock.restart(now);
+            }
             if !requester.window.is_empty() {
                 self.watch(now, id);
             }
         } else if requester.window.take_back(&burst) {
+            self.sync_host(id);
             self.get_stuck(env, now, id, (burst.psn, Stuck::Memory));
         }
     }

@@ -9,9 +9,12 @@
 //!   attributes say tens of them. What the peer then says tells what to do: an acknowledgement of just that packet means
 //!   that all after it is lost as well.
 //!
+//! A third end concerns others: what was heard nothing of for a while does not count for its host any more (`hosts`).
+//!
 //! The timer is not moved by each acknowledgement: when it expires it looks when the last progress was, and is armed anew.
 //!
 //! While an RNR NAK's delay runs, the same timer runs for it, and nothing else does.
+use super::hosts::LAPSE;
 use super::packets::AckPolicy;
 use super::requester::Clock;
 use crate::limits::RNR_RETRY_FOREVER;
@@ -32,8 +35,12 @@ const PROBE_ROUND_TRIPS: u64 = 4;
 const PROBE_DOUBLINGS_MAX: u32 = 10;
 
 impl Clock {
+    pub fn new(now: Instant) -> Self {
+        Self { silent_since: now, probe_since: now, probe_count: 0, probed: None, lapse_since: now }
+    }
+
     pub fn restart(&mut self, now: Instant) {
-        *self = Self { silent_since: now, probe_since: now, probe_count: 0, probed: None };
+        *self = Self::new(now);
     }
 
     fn probe_at(&self, smoothed_rtt_ns: u64) -> Instant {
@@ -54,6 +61,17 @@ impl Engine {
         }
     }
 
+    /// A burst was sent that counts so much. If nothing else counts that is on the way, the timer may be armed for what
+    /// is later than its lapse.
+    pub(super) fn watch_burst(&mut self, now: Instant, id: QpId, bytes: u64) {
+        let is_first = self.wire(id).share.in_flight_bytes() <= bytes;
+        if is_first && self.timers.armed(id).is_some() {
+            self.sender(id).clock.lapse_since = now;
+            return self.arm(id);
+        }
+        self.watch(now, id);
+    }
+
     /// Arms the timer for what ends first.
     fn arm(&mut self, id: QpId) {
         let timeout = acknowledge_timeout(self.qp(id).attributes.timeout);
@@ -61,7 +79,9 @@ impl Engine {
         let silence = timeout.map(|timeout| requester.clock.silent_since + timeout);
         let probe = requester.clock.probe_at(requester.congestion.smoothed_rtt_ns());
         let probe = (!requester.gated).then_some(probe);
-        if let Some(at) = [silence, probe].into_iter().flatten().min() {
+        let counts = self.wire(id).share.in_flight_bytes() > 0;
+        let lapse = counts.then_some(requester.clock.lapse_since + LAPSE);
+        if let Some(at) = [silence, probe, lapse].into_iter().flatten().min() {
             self.timers.arm(id, TimerKind::Retransmit, at);
         }
     }
@@ -78,12 +98,19 @@ impl Engine {
         if landing || requester.fetching.is_some() {
             // It is this host that keeps the peer waiting, or the answer.
             requester.clock.restart(now);
+            self.lapse(id);
             return self.arm(id);
         }
-        let silent_since = requester.clock.silent_since;
+        self.excuse_wait(now, id);
+        let silent_since = self.sender(id).clock.silent_since;
         let timeout = acknowledge_timeout(self.qp(id).attributes.timeout);
         if timeout.is_some_and(|timeout| silent_since + timeout <= now) {
             return self.end_silence(env, now, id);
+        }
+        let requester = self.sender(id);
+        if requester.clock.lapse_since + LAPSE <= now {
+            requester.clock.lapse_since = now;
+            self.lapse(id);
         }
         let requester = self.sender(id);
         if !requester.gated && requester.clock.probe_at(requester.congestion.smoothed_rtt_ns()) <= now {
@@ -155,6 +182,7 @@ impl Engine {
         requester.stuck = None;
         requester.clock.probed = None;
         requester.held = false;
+        self.sync_host(id);
         self.push_ready(id);
     }
 

@@ -272,6 +272,11 @@ impl SendWindow {
         Some(self.burst(0, self.packet_of_head(), packets))
     }
 
+    /// What a burst counts.
+    pub fn charge(&self, burst: &Burst) -> u64 {
+        self.messages[burst.message].charge(burst.at, burst.packets, self.mtu)
+    }
+
     fn burst(&self, place: usize, at: u32, packets: u32) -> Burst {
         let message = &self.messages[place];
         let bytes = message.bytes_before(at + packets, self.mtu) - message.bytes_before(at, self.mtu);
