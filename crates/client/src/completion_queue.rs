@@ -6,7 +6,7 @@
 //! Invariant: completions of a destroyed or reset QP are dropped, at the latest when they are polled.
 use crate::channel::Channel;
 use crate::lock;
-use crate::patience::{Patience, Step};
+use crate::patience::Patience;
 use crate::queue_pair::Rings;
 use crate::registry::{Entry, Tag};
 use crate::session::Session;
