@@ -6,7 +6,7 @@
 //! Invariant: completions of a destroyed or reset QP are dropped, at the latest when they are polled.
 use crate::channel::Channel;
 use crate::lock;
-use crate::patience::Patience;
+use crate::patience::{Patience, Rest};
 use crate::queue_pair::Rings;
 use crate::registry::{Entry, Tag};
 use crate::session::Session;
@@ -32,6 +32,7 @@ pub struct CompletionQueue {
     /// Keeps the channel as long as the CQ.
     channel: Option<Arc<Channel>>,
     capacity: AtomicU32,
+    rest: Rest,
     inner: Mutex<Inner>,
 }
 
@@ -75,6 +76,7 @@ impl CompletionQueue {
                 cookie,
                 channel: channel.cloned(),
                 capacity: AtomicU32::new(capacity),
+                rest: Rest::default(),
                 inner: Mutex::new(Inner {
                     ring,
                     early: VecDeque::new(),
@@ -131,15 +133,15 @@ impl CompletionQueue {
         let mut inner = lock(&self.inner);
         let count = inner.take_ready(limit, &mut take);
         if count > 0 {
-            inner.patience.note_success();
+            inner.patience.note_success(&self.rest);
             return Ok(count);
         }
         if self.session.is_dead() {
             return Ok(inner.attached.flush(limit, &mut take));
         }
-        let step = inner.patience.next_step(&self.session);
+        let step = inner.patience.next_step(&self.session, &self.rest);
         drop(inner);
-        step.wait(&self.session);
+        step.wait(&self.session, &self.rest);
         Ok(0)
     }
 

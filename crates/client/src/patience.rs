@@ -5,10 +5,13 @@
 //! and a busy program on the other side of it gains nothing. A poll that has found nothing for [`SPIN_NS`] sleeps, until
 //! the router brings completions to this process, at most [`SLEEP_NS`]; if the wait before took [`LONG_WAIT_NS`], it sleeps at once.
 //!
+//! A program that does other work between its polls is not held up: what it does between two of them tells ([`OWN_WORK_NS`]).
+//!
 //! Invariant: a poll sleeps only if its CQ was empty [`EMPTY_POLLS_BEFORE_YIELD`] times since the router last brought anything to the
 //! process. So a thread that polls several CQs in turns has looked at all of them since.
 use crate::session::Session;
 use freeflow_shm::{monotonic_ns, sched_yield};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Empty polls in a row after which a poller that shares its core gives way.
 const EMPTY_POLLS_BEFORE_YIELD: u32 = 20;
@@ -18,6 +21,8 @@ const EMPTY_POLLS_PER_CHECK: u32 = 64;
 const SPIN_NS: u64 = 50_000;
 /// After a wait as long as this the next one sleeps at once.
 const LONG_WAIT_NS: u64 = 100_000;
+/// Who was away for so long since the last poll gave way does something else beside polling.
+const OWN_WORK_NS: u64 = 10_000;
 /// The longest sleep: a program may wait for more than completions.
 const SLEEP_NS: u64 = 100_000;
 
@@ -33,6 +38,13 @@ pub(crate) struct Patience {
     began_ns: u64,
     /// How long the last wait took that gave way.
     last_wait_ns: u64,
+}
+
+/// What a CQ's polls look at from outside of its lock.
+#[derive(Debug, Default)]
+pub(crate) struct Rest {
+    /// When the last poll that gave way returned; 0: since then one found something.
+    ended_ns: AtomicU64,
 }
 
 /// What an empty poll does before it returns.
@@ -51,27 +63,40 @@ enum Way {
 
 impl Patience {
     #[inline]
-    pub fn note_success(&mut self) {
+    pub fn note_success(&mut self, rest: &Rest) {
         if self.began_ns != 0 {
             self.last_wait_ns = monotonic_ns() - self.began_ns;
             self.began_ns = 0;
+            // Relaxed, here and below: a hint. Who polls is in the lock, and who rests is the one that polled.
+            rest.ended_ns.store(0, Ordering::Relaxed);
         }
         self.empty_polls = 0;
     }
 
     #[inline]
-    pub fn next_step(&mut self, session: &Session) -> Step {
+    pub fn next_step(&mut self, session: &Session, rest: &Rest) -> Step {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         let checks = self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_CHECK);
         if !session.must_yield() {
             return Step { checks, way: Way::Return };
         }
-        let way = self.next_way(session.completed(), monotonic_ns, || session.is_worker_here());
+        let rested_ns = rest.ended_ns.load(Ordering::Relaxed);
+        let way = self.next_way(session.completed(), rested_ns, monotonic_ns, || session.is_worker_here());
+        if self.empty_polls == 0 {
+            // It began anew: that gap counts once.
+            rest.ended_ns.store(0, Ordering::Relaxed);
+        }
         Step { checks, way }
     }
 
     #[inline]
-    fn next_way(&mut self, completed: u64, now_ns: impl FnOnce() -> u64, worker_here: impl FnOnce() -> bool) -> Way {
+    fn next_way(
+        &mut self,
+        completed: u64,
+        rested_ns: u64,
+        now_ns: impl FnOnce() -> u64,
+        is_worker_here: impl FnOnce() -> bool,
+    ) -> Way {
         if completed != self.seen {
             self.seen = completed;
             self.unchanged_polls = 0;
@@ -81,12 +106,16 @@ impl Patience {
             return Way::Return;
         }
         let now_ns = now_ns();
+        if rested_ns != 0 && now_ns.saturating_sub(rested_ns) > OWN_WORK_NS {
+            (self.empty_polls, self.unchanged_polls, self.began_ns) = (0, 0, 0);
+            return Way::Return;
+        }
         if self.began_ns == 0 {
             self.began_ns = now_ns;
         }
-        let is_long =
-            now_ns.saturating_sub(self.began_ns) >= SPIN_NS || self.last_wait_ns >= LONG_WAIT_NS || worker_here();
-        if is_long && self.unchanged_polls > EMPTY_POLLS_BEFORE_YIELD {
+        let is_worker_here = is_worker_here();
+        let is_long = now_ns.saturating_sub(self.began_ns) >= SPIN_NS || self.last_wait_ns >= LONG_WAIT_NS;
+        if (is_long || is_worker_here) && self.unchanged_polls > EMPTY_POLLS_BEFORE_YIELD {
             Way::Sleep { seen: self.seen }
         } else {
             Way::Yield
@@ -96,11 +125,14 @@ impl Patience {
 
 impl Step {
     #[inline]
-    pub fn wait(self, session: &Session) {
+    pub fn wait(self, session: &Session, rest: &Rest) {
         match self.way {
             Way::Return => {}
             Way::Yield => sched_yield(),
             Way::Sleep { seen } => session.sleep_while(seen, SLEEP_NS),
+        }
+        if self.way != Way::Return {
+            rest.ended_ns.store(monotonic_ns(), Ordering::Relaxed);
         }
         if self.checks || matches!(self.way, Way::Sleep { .. }) {
             session.check_sometimes();
@@ -118,7 +150,7 @@ mod tests {
         for step in 1..=count {
             patience.empty_polls += 1;
             let now_ns = (from_us + u64::from(step)) * 1_000;
-            match patience.next_way(completed, || now_ns, || worker_here) {
+            match patience.next_way(completed, now_ns - 1_000, || now_ns, || worker_here) {
                 Way::Return => returns += 1,
                 Way::Yield => yields += 1,
                 Way::Sleep { seen } => {
@@ -153,6 +185,17 @@ mod tests {
     fn the_worker_gets_the_processor_that_it_waits_for() {
         let mut patience = Patience::default();
         assert_eq!(polls(&mut patience, 0, 0, 30, true), (20, 0, 10));
+    }
+
+    #[test]
+    fn whoever_works_between_polls_is_not_held_up() {
+        let mut patience = Patience { last_wait_ns: LONG_WAIT_NS, ..Patience::default() };
+        for step in 1..1_000_u64 {
+            patience.empty_polls += 1;
+            let now_ns = step * (OWN_WORK_NS + 1_000);
+            let way = patience.next_way(0, now_ns - OWN_WORK_NS - 1, || now_ns, || true);
+            assert_eq!(way, Way::Return, "{step}");
+        }
     }
 
     /// Else a thread that polls several CQs could sleep over a completion of another one.

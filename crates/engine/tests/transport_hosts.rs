@@ -260,12 +260,19 @@ impl Crowd {
 
 #[test]
 fn no_more_than_the_limit_is_on_the_way_however_many_send() {
-    for (vnics, least) in [(&[1usize][..], u64::from(MESSAGE)), (&[8; 32], LIMIT - 128 * 1024)] {
+    // Where there are many vNICs, each may have a small share beside it, up to as much again.
+    let cases = [
+        (&[1usize][..], u64::from(MESSAGE), LIMIT),
+        (&[256], LIMIT - 128 * 1024, LIMIT),
+        (&[8; 32], LIMIT - 128 * 1024, 2 * LIMIT),
+        (&[1; 128], LIMIT, 2 * LIMIT),
+    ];
+    for (vnics, least, limit) in cases {
         let mut crowd = Crowd::new(vnics);
         crowd.all_busy();
         crowd.steps(1_000);
         let most = crowd.most_in_flight;
-        assert!(most <= LIMIT + u64::from(MESSAGE) + 16 * 64, "{vnics:?}: {most}");
+        assert!(most <= limit + u64::from(MESSAGE) + 16 * 64, "{vnics:?}: {most}");
         assert!(most >= least, "{vnics:?}: {most}");
         assert!(crowd.taken(0..crowd.members.len()) > 20 << 20, "the line was not idle");
         crowd.finish();
@@ -287,6 +294,25 @@ fn a_hundred_queue_pairs_get_no_more_than_one() {
     let (least, most) = (*each.iter().min().unwrap(), *each.iter().max().unwrap());
     assert!(most - least <= 4 * u64::from(MESSAGE), "{least} {most}");
     crowd.finish();
+}
+
+/// One tenant fills the limit with what never arrives; another's messages don't wait for it.
+#[test]
+fn a_small_share_is_always_there() {
+    let mut crowd = Crowd::new(&[40, 1]);
+    let small = crowd.members.len() - 1;
+    for at in 0..small {
+        crowd.members[at].answers = false;
+        (0..4).for_each(|_| crowd.post(at, SendOpcode::RdmaWrite, MESSAGE));
+    }
+    crowd.turns();
+    assert!(crowd.flow().waiting > 0 && crowd.flow().in_flight_bytes >= LIMIT);
+    crowd.post(small, SendOpcode::RdmaWrite, SHORT);
+    crowd.turns();
+    while let Some(sent) = crowd.net.world.sent.pop_front() {
+        crowd.take(&sent);
+    }
+    assert_eq!(crowd.members[small].taken_bytes, u64::from(SHORT));
 }
 
 #[test]

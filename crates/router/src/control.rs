@@ -633,7 +633,6 @@ impl Worker {
         }
         segment.set_wait_policy(self.waiting.policy);
         segment.set_router_sleeps(true);
-        segment.set_router_cpu(self.waiting.cpu);
         let (doorbells, cq_bells) = (Vec::new(), BTreeMap::new());
         let session = Session {
             vnic,

@@ -194,7 +194,7 @@ impl Worker {
         }
         let packets_flow = self.rings.fabric.is_active(now);
         let Some(idle) = self.waiting.idle_limit(now, packets_flow) else { return self.waiting.relax(now) };
-        if now - self.waiting.busy_at < idle && !self.keeps_poller_waiting() {
+        if now - self.waiting.busy_at < idle && !self.keeps_pollers_waiting() {
             return self.waiting.relax(now);
         }
         let timeout = self.next_timeout(now);
@@ -210,19 +210,23 @@ impl Worker {
         let cpu = freeflow_shm::current_cpu();
         if cpu != self.waiting.cpu {
             self.waiting.cpu = cpu;
-            for (_, session) in self.rings.sessions.iter() {
-                session.segment.set_router_cpu(cpu);
+            for &id in &self.hot {
+                if let Some(session) = self.rings.sessions.get(id) {
+                    session.segment.set_router_cpu(cpu);
+                }
             }
         }
     }
 
-    /// Somebody polls on this processor, who can't while the worker is awake.
-    fn keeps_poller_waiting(&self) -> bool {
+    /// Those who poll do it on this processor, all of them, and can't while the worker is awake. (One alone, who may lie, does
+    /// not make the worker sleep where others are.)
+    fn keeps_pollers_waiting(&self) -> bool {
         let cpu = self.waiting.cpu;
         let waits = |id: &SessionId| {
             self.rings.sessions.get(*id).is_some_and(|session| session.segment.is_poller_here(cpu, session.completed))
         };
-        self.waiting.policy == WAIT_YIELD && self.hot.iter().take(POLLERS_LOOKED_AT_MAX).any(waits)
+        let few = 1..=POLLERS_LOOKED_AT_MAX;
+        self.waiting.policy == WAIT_YIELD && few.contains(&self.hot.len()) && self.hot.iter().all(waits)
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) {
@@ -271,6 +275,7 @@ impl Worker {
         session.doorbell_seen = now;
         if !session.hot {
             session.hot = true;
+            session.segment.set_router_cpu(self.waiting.cpu);
             session.segment.set_router_sleeps(false);
             self.hot.push(id);
         }

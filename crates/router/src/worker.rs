@@ -106,6 +106,7 @@ impl Worker {
             self.note_cpu();
             let busy = self.turn(now);
             self.keep_house(now);
+            self.wake_pollers();
             self.wait(now, busy);
         }
     }

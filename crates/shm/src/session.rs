@@ -4,10 +4,14 @@ use crate::layout::{
     DOORBELL_COUNT, DOORBELL_WORD_COUNT, LAYOUT_VERSION, SESSION_MAGIC, WAIT_SPIN, WAIT_YIELD, session,
 };
 use crate::segment::Segment;
-use crate::sys::{futex_wait, futex_wake_all};
+use crate::sys::{futex_wait, futex_wake};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Sleepers that are woken at once: a process that parks thousands of threads costs the router no more than this. The others
+/// end their sleep by themselves.
+const WOKEN_MAX: i32 = 8;
 
 /// One process' session segment, on either side.
 #[derive(Debug)]
@@ -128,12 +132,12 @@ impl SessionSegment {
         self.event_count().advance(count);
     }
 
-    /// Router, after `advance` and [`fence_for_all`](crate::handshake::fence_for_all): wakes pollers that sleep.
+    /// Router, after `advance` and [`fence_for_all`](crate::handshake::fence_for_all): wakes pollers that sleep, a few at once.
     #[inline]
     pub fn wake_sleepers(&self, count: u64) {
         let events = self.event_count();
         if events.is_awaited(count) {
-            futex_wake_all(events.completed);
+            futex_wake(events.completed, WOKEN_MAX);
         }
     }
 

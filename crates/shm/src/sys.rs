@@ -27,7 +27,7 @@ pub fn sched_yield() {
     rustix::thread::sched_yield();
 }
 
-/// Sleeps while the lower half of `word` is that of `value`, at most so long, unless a signal or [`futex_wake_all`] comes first.
+/// Sleeps while the lower half of `word` is that of `value`, at most so long, unless a signal or [`futex_wake`] comes first.
 pub fn futex_wait(word: &AtomicU64, value: u64, at_most_ns: u64) {
     let timeout = libc::timespec {
         tv_sec: (at_most_ns / 1_000_000_000) as libc::time_t,
@@ -39,11 +39,11 @@ pub fn futex_wait(word: &AtomicU64, value: u64, at_most_ns: u64) {
     }
 }
 
-/// Wakes all who sleep in [`futex_wait`] on this word, in whatever process.
+/// Wakes up to `count` of those who sleep in [`futex_wait`] on this word, in whatever process.
 #[cold]
-pub fn futex_wake_all(word: &AtomicU64) {
+pub fn futex_wake(word: &AtomicU64, count: i32) {
     // SAFETY: the word lives during the call.
-    unsafe { libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAKE, libc::c_int::MAX) };
+    unsafe { libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAKE, count) };
 }
 
 fn lower_half(word: &AtomicU64) -> *const u32 {

@@ -10,7 +10,7 @@
 //! called for the longest time; and of its QPs the one that was listed first. So a tenant with a thousand QPs gets no more
 //! than one with a single QP, if that one's congestion window lets it fill its half.
 //!
-//! Probes, UC and UD are not held back. READs count with the bytes that come back.
+//! A vNIC with a small share ([`SMALL_SHARE`]) is not held back, and neither are probes, UC and UD. READs count with the bytes that come back.
 //!
 //! Invariant: `Share::taken_bytes` is what the window has in flight, less what has lapsed, and the allowance; and 0 for a
 //! QP that is not in RTS or SQD, or is being torn down. [`Engine::sync_host`] follows each change of any of these.
@@ -38,6 +38,8 @@ use super::congestion::WINDOW_BYTES_MAX;
 /// others, and a queue of less than what the delay rule allows (2 ms) down to 8 Gb/s. The peer's receive buffer is of
 /// 16 MiB, of which the kernel counts about twice the bytes of a packet; and several hosts may send to it.
 const IN_FLIGHT_BYTES_MAX: u64 = 2 * WINDOW_BYTES_MAX;
+/// A vNIC that has less than this part of the limit on the way need not wait, until twice the limit is reached.
+const SMALL_SHARE: u64 = 32;
 /// The least allowance: what a QP sends in a turn of a router.
 const ALLOWANCE_BYTES: u64 = 64 * 1024;
 /// Without progress for so long, what a QP has in flight does not count: it waits at the peer, or was lost.
@@ -144,6 +146,16 @@ impl HostFlow {
         id
     }
 
+    /// Whether a QP of this vNIC need not wait: the limit is not reached, or the vNIC has next to nothing of it. (So a tenant
+    /// that fills it with what never arrives does not stop one whose messages are few.)
+    fn admits(&self, vnic: u32, bytes_max: u64) -> bool {
+        if self.taken_bytes >= 2 * bytes_max {
+            return false;
+        }
+        let own_bytes = || self.lanes.get(&vnic).map_or(0, |lane| lane.taken_bytes);
+        self.taken_bytes < bytes_max || own_bytes() < bytes_max / SMALL_SHARE
+    }
+
     fn account(&mut self, vnic: u32, before: u64, after: u64) {
         let lane = self.lanes.entry(vnic).or_default();
         lane.taken_bytes = lane.taken_bytes + after - before;
@@ -242,7 +254,7 @@ impl Engine {
         let wire = qp.wire.as_mut().expect("the QP runs the packet transport");
         let flow = self.hosts.flows.entry(wire.destination.host).or_default();
         let share = &mut wire.share;
-        if share.allowance_bytes > 0 || !share.listed && flow.taken_bytes < self.hosts.bytes_max {
+        if share.allowance_bytes > 0 || !share.listed && flow.admits(vnic, self.hosts.bytes_max) {
             self.excuse_wait(now, id);
             self.wire_mut(id).share.waits_since = None;
             return true;

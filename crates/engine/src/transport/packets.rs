@@ -1,5 +1,5 @@
 //! The requester's packets: which headers each packet of a message carries (IBTA 9.2 … 9.5; XRC: A14; FLUSH, ATOMIC WRITE: A19).
-use super::window::{Burst, Message, PACKET_OVERHEAD_BYTES, needs_answer};
+use super::window::{Burst, Message, needs_answer};
 use crate::PacketHead;
 use alloc::vec::Vec;
 use freeflow_verbs::{SendFlags, SendOpcode, SendRequest};
@@ -13,13 +13,10 @@ pub(crate) struct Stamp {
     pub mtu: u32,
 }
 
-/// When a packet asks for an acknowledgement (AckReq): the last of each message whose completion somebody waits for, and any
-/// when `every_bytes` went out since the last that asked. Other messages are acknowledged with those that follow; if none does,
-/// the probe asks.
+/// When a packet asks for an acknowledgement (AckReq): the last of each message, and within a long one whenever `every_bytes`
+/// of payload went out since the last that asked.
 #[derive(Clone, Copy)]
 pub(crate) struct AckPolicy {
-    /// All requests complete with an entry in the CQ, whatever their flags.
-    pub all_signaled: bool,
     pub since_bytes: u32,
     pub every_bytes: u32,
     /// The last packet of the burst that asked.
@@ -27,10 +24,9 @@ pub(crate) struct AckPolicy {
 }
 
 impl AckPolicy {
-    /// `is_awaited`: the packet ends a message whose completion somebody waits for.
-    fn asks(&mut self, psn: u32, bytes: u32, is_awaited: bool) -> bool {
-        self.since_bytes = self.since_bytes.saturating_add(bytes + PACKET_OVERHEAD_BYTES as u32);
-        let asks = is_awaited || self.since_bytes >= self.every_bytes;
+    fn asks(&mut self, psn: u32, bytes: u32, ends: bool) -> bool {
+        self.since_bytes = self.since_bytes.saturating_add(bytes);
+        let asks = ends || self.since_bytes >= self.every_bytes;
         if asks {
             self.since_bytes = 0;
             self.asked_psn = Some(psn);
@@ -81,8 +77,7 @@ fn packet(stamp: &Stamp, message: &Message, at: u32, acks: &mut AckPolicy) -> Pa
         header.solicited = request.flags.contains(SendFlags::SOLICITED) && request.opcode.consumes_receive();
     }
     header.reth = Reth { address: request.remote_address, rkey: request.rkey, length: message.length };
-    let is_signaled = acks.all_signaled || request.flags.contains(SendFlags::SIGNALED);
-    header.ack_request = acks.asks(header.psn, bytes, header.opcode.ends() && is_signaled);
+    header.ack_request = acks.asks(header.psn, bytes, header.opcode.ends());
     PacketHead::new(header, bytes as usize)
 }
 

@@ -304,8 +304,7 @@ impl Engine {
     fn ack_policy(&self, id: QpId) -> AckPolicy {
         let requester = &self.wire(id).requester;
         let every_bytes = (requester.congestion.window_bytes() / ACKS_PER_WINDOW) as u32;
-        let all_signaled = self.qp(id).all_signaled;
-        AckPolicy { all_signaled, since_bytes: requester.unasked_bytes, every_bytes, asked_psn: None }
+        AckPolicy { since_bytes: requester.unasked_bytes, every_bytes, asked_psn: None }
     }
 
     /// Hands a burst to the environment. Nothing is noted of it.

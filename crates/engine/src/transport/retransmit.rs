@@ -157,7 +157,7 @@ impl Engine {
             return;
         }
         let Some(burst) = self.sender(id).window.plan_probe() else { return };
-        let mut acks = AckPolicy { all_signaled: true, since_bytes: 0, every_bytes: 0, asked_psn: None };
+        let mut acks = AckPolicy { since_bytes: 0, every_bytes: 0, asked_psn: None };
         match self.transmit_burst(env, id, &burst, &mut acks) {
             Ok(TransmitOutcome::Sent) => {}
             Ok(TransmitOutcome::Pending) => {
