@@ -60,6 +60,9 @@ const BLOCKED_WAIT: Duration = Duration::from_micros(50);
 /// Pollers that an idle worker looks for on its own processor.
 const POLLERS_LOOKED_AT_MAX: usize = 16;
 
+/// Where the worker says that it runs when that is nobody's business.
+const NO_CPU: u32 = u32::MAX;
+
 const WAKER_TOKEN: u64 = u64::MAX;
 /// A socket has datagrams.
 const WIRE_TOKEN: u64 = u64::MAX - 1;
@@ -109,7 +112,7 @@ impl Waiting {
             long_yields: 0,
             hogged_until: start,
             busy_before: 0,
-            cpu: 0,
+            cpu: NO_CPU,
             policy: WAIT_SPIN,
         })
     }
@@ -204,10 +207,11 @@ impl Worker {
         self.sleep(timeout);
     }
 
-    /// Where the worker runs, for pollers.
+    /// Where the worker runs, for pollers; only while packets flow: within a host a yield is the cheaper way to hand over.
     #[inline]
-    pub(crate) fn note_cpu(&mut self) {
-        let cpu = freeflow_shm::current_cpu();
+    pub(crate) fn note_cpu(&mut self, now: Instant) {
+        let flows = self.rings.fabric.is_active_within(now, HOUSE_INTERVAL);
+        let cpu = if flows { freeflow_shm::current_cpu() } else { NO_CPU };
         if cpu != self.waiting.cpu {
             self.waiting.cpu = cpu;
             for &id in &self.hot {
@@ -226,7 +230,8 @@ impl Worker {
             self.rings.sessions.get(*id).is_some_and(|session| session.segment.is_poller_here(cpu, session.completed))
         };
         let few = 1..=POLLERS_LOOKED_AT_MAX;
-        self.waiting.policy == WAIT_YIELD && few.contains(&self.hot.len()) && self.hot.iter().all(waits)
+        let tells = self.waiting.policy == WAIT_YIELD && cpu != NO_CPU;
+        tells && few.contains(&self.hot.len()) && self.hot.iter().all(waits)
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) {

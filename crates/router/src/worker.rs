@@ -103,7 +103,7 @@ impl Worker {
     pub fn run(&mut self) {
         while !self.stopping {
             let now = Instant(freeflow_shm::monotonic_ns());
-            self.note_cpu();
+            self.note_cpu(now);
             let busy = self.turn(now);
             self.keep_house(now);
             self.wake_pollers();

@@ -111,11 +111,11 @@ impl SessionSegment {
             && self.segment.u32(session::ROUTER_SLEEPS).load(Ordering::Relaxed) == 0
     }
 
-    /// Router: where its worker runs.
+    /// Router: where its worker runs; `u32::MAX`: does not say.
     #[inline]
     pub fn set_router_cpu(&self, cpu: u32) {
         // Relaxed: advice.
-        self.segment.u32(session::ROUTER_CPU).store(cpu + 1, Ordering::Relaxed);
+        self.segment.u32(session::ROUTER_CPU).store(cpu.wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Router: a poller of this session waits for the processor on which the worker runs, `cpu`, as far as one can tell.
