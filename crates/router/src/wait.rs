@@ -5,7 +5,8 @@
 //! reckons from its own view and, by the machine-wide file, over all routers of the machine; else about twenty pauses, then
 //! `sched_yield`.
 //!
-//! Datagrams of other hosts are looked for while the worker is awake (`wire`), and wake it when it sleeps.
+//! Datagrams of other hosts are looked for while the worker is awake (`wire`), and wake it when it sleeps. While they flow, pollers
+//! and worker tell each other where they run, and give way to each other.
 //!
 //! A *cold* session is one whose doorbells are not looked at: its library writes the kick eventfd, which is in the worker's
 //! epoll. A session becomes hot by its kick, and cold when it has not rung for [`EPOCH`] or the worker sleeps.
@@ -222,8 +223,8 @@ impl Worker {
         }
     }
 
-    /// Those who poll do it on this processor, all of them, and can't while the worker is awake. (One alone, who may lie, does
-    /// not make the worker sleep where others are.)
+    /// Those who poll do it on this processor, all of them, and can't while the worker is awake. (One alone, who may
+    /// lie, does not make the worker sleep where others are.)
     fn keeps_pollers_waiting(&self) -> bool {
         let cpu = self.waiting.cpu;
         let waits = |id: &SessionId| {

@@ -96,7 +96,6 @@ impl Worker {
         self.rings.expire_moderation();
         self.tell_channels();
         self.end_failed_sessions(now);
-        self.wake_pollers();
         busy
     }
 

@@ -61,7 +61,7 @@ pub mod session {
     pub const ROUTER_SLEEPS: usize = 64;
     /// u32, router: how a polling library waits: [`super::WAIT_SPIN`] or [`super::WAIT_YIELD`].
     pub const WAIT_POLICY: usize = 68;
-    /// u32, router: one more than the processor that its worker ran on last.
+    /// u32, router: one more than the processor that its worker ran on last; 0: it does not say.
     pub const ROUTER_CPU: usize = 72;
     /// u64, library sets bits, router swaps to 0: bit i stands for doorbell words 16 i .. 16 i + 15.
     pub const SUMMARY: usize = 128;

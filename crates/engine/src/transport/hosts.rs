@@ -10,7 +10,8 @@
 //! called for the longest time; and of its QPs the one that was listed first. So a tenant with a thousand QPs gets no more
 //! than one with a single QP, if that one's congestion window lets it fill its half.
 //!
-//! A vNIC with a small share ([`SMALL_SHARE`]) is not held back, and neither are probes, UC and UD. READs count with the bytes that come back.
+//! A vNIC with a small share ([`SMALL_SHARE`]) is not held back, and neither are probes, UC and UD. READs count with the
+//! bytes that come back.
 //!
 //! Invariant: `Share::taken_bytes` is what the window has in flight, less what has lapsed, and the allowance; and 0 for a
 //! QP that is not in RTS or SQD, or is being torn down. [`Engine::sync_host`] follows each change of any of these.
@@ -24,6 +25,7 @@
 //! when the QP fails, is reset or destroyed, and (without any timeout, or while the memory of a hostile process keeps
 //! answers from landing) when they lapse: nothing that was sent [`LAPSE`] ago is on the way any more.
 use super::Wire;
+use super::congestion::WINDOW_BYTES_MAX;
 use super::window::BURST_BYTES_MAX;
 use crate::qp::{QueuePair, Teardown};
 use crate::{Engine, HostId, QpId};
@@ -31,8 +33,6 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use freeflow_verbs::{Duration, Instant, QpState};
 use serde::{Deserialize, Serialize};
-
-use super::congestion::WINDOW_BYTES_MAX;
 
 /// Bytes that may be on the way to one host: two whole windows, so that one QP can have half of it beside any number of
 /// others, and a queue of less than what the delay rule allows (2 ms) down to 8 Gb/s. The peer's receive buffer is of
