@@ -17,7 +17,7 @@ export FREEFLOW_DIST := $(DIST)
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
-	@echo "built $(DIST): bin/freeflow, bin/freeflow-router, lib/libibverbs.so.1"
+	@echo "built $(DIST): bin/freeflow, bin/freeflow-router, lib/libibverbs.so.1, lib/librdmacm.so.1, lib/rsocket/librspreload.so"
 
 build: programs library headers
 
@@ -32,6 +32,8 @@ programs:
 
 library:
 	scripts/link-ibverbs $(DIST)/lib
+	scripts/link-rdmacm $(DIST)/lib
+	scripts/link-rspreload $(DIST)/lib
 
 headers:
 	@mkdir -p $(DIST)/include

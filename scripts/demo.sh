@@ -122,7 +122,7 @@ show_bytes() {
     local before after
     read -ra before <<<"$1"
     read -ra after <<<"$2"
-    echo "   the router carried $((after[0] - before[0])) messages with $(human $((after[1] - before[1]))) from one container's" \
+    echo "   $((after[0] - before[0])) messages with $(human $((after[1] - before[1]))) went from one container's" \
         "memory to the other's; through the fallback: $(human $((after[2] - before[2])))"
 }
 

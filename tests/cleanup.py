@@ -72,7 +72,7 @@ def killed_and_down(host, load):
     server, _ = host.pair()
     running = server.start(load, "-a")
     running.wait_for_output("ready")
-    os.kill(host.router_pid(), signal.SIGKILL)
+    lib.end_router(host)
     os.kill(server.pid, signal.SIGKILL)
     running.kill()
     host.up()

@@ -38,7 +38,8 @@ await() {
 gone() { ! kill -0 "$1" 2>/dev/null; }
 
 clean_up() {
-    trap - EXIT INT TERM HUP
+    trap - EXIT
+    trap '' INT TERM HUP # once
     freeflow down --force >/dev/null 2>&1
     rm -rf "$work"
 }
@@ -288,7 +289,7 @@ nothing_left() {
     freeflow down >/dev/null || return
     [ -z "$(ip -o link | grep -F "$(bridge)")" ] || fail "the bridge is left" || return
     local left
-    left=$(cd "$run_dir" && find . -type f -o -type s | grep -v -e lock -e router.log)
+    left=$(cd "$run_dir" && find . -type f -o -type s | grep -v -e lock -e router.log -e audit.log)
     equal "$left" "" "files"
 }
 

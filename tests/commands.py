@@ -110,6 +110,96 @@ def status_and_doctor(host):
     need(status["version"] in host.freeflow("version"), "another version")
 
 
+def data_path_of(host):
+    return {row["name"]: row["data_path"] for row in json.loads(host.freeflow("network", "list", "-o", "json"))}
+
+
+def data_path(host):
+    need(data_path_of(host) == {"default": "auto"}, f"{data_path_of(host)}")
+    output = host.freeflow("network", "set", "nowhere", "--data-path", "routed", codes=(1,))
+    need("default" in output, f"it does not say which networks there are: {output}")
+    for words in (["default"], ["default", "--data-path", "sideways"], ["--data-path", "auto"]):
+        host.freeflow("network", "set", *words, codes=(2,))
+    host.freeflow("network", "set", "default", "--data-path", "routed")
+    need("routed" in host.freeflow("network", "ls") and "routed" in host.freeflow("status"), "it is not shown")
+    container = host.container("stays")
+    try:
+        pid = lib.end_router(host)
+        host.up()
+        need(host.router_pid() != pid and data_path_of(host) == {"default": "routed"}, "it did not outlive the router")
+    finally:
+        container.remove()
+    host.freeflow("network", "set", "default", "--data-path", "auto")
+    need(data_path_of(host) == {"default": "auto"}, f"{data_path_of(host)}")
+
+
+def queue_pairs(host):
+    return json.loads(host.freeflow("ps", "--qps", "-o", "json"))
+
+
+def wait_for_qps(host, what, check, seconds=20):
+    end = time.monotonic() + seconds
+    while not check(rows := queue_pairs(host)):
+        need(time.monotonic() < end, f"{what}: {rows}")
+        time.sleep(0.02)
+    return rows
+
+
+def qps_at_work(host):
+    """A pair that never ends by itself, while the policy changes."""
+    one, two = host.pair()
+    try:
+        need(queue_pairs(host) == [], "there are QPs already")
+        words = ["ibv_rc_pingpong", "-g", "0", "-n", "100000000"]
+        one.wait_for_port(one.start(*words))
+        client = two.start(*words, one.ip)
+        rows = wait_for_qps(host, "no pair at work", lambda rows: [row["state"] for row in rows] == ["RTS", "RTS"])
+        need([row["name"] for row in rows] == ["one", "two"] == [row["peer_name"] for row in reversed(rows)], f"{rows}")
+        need([row["qpn"] for row in rows] == [row["peer_qpn"] for row in reversed(rows)], f"{rows}")
+        need(all((row["reason"] is None) == (row["path"] == "direct") and row["type"] == "RC" for row in rows), f"{rows}")
+        table = host.freeflow("ps", "--qps")
+        need(all(f"0x{row['qpn']:06x}" in table and row["path"] in table for row in rows), table)
+        host.freeflow("network", "set", "default", "--data-path", "routed")
+        wait_for_qps(host, "not by policy", lambda rows: {(row["path"], row["reason"]) for row in rows} == {("routed", "policy")})
+        before = host.status()["counters"]["messages"]
+        end = time.monotonic() + 20
+        while host.status()["counters"]["messages"] <= before + 100:
+            need(client.process.poll() is None and time.monotonic() < end, f"it stands still:\n{client.output()}")
+            time.sleep(0.02)
+        host.freeflow("network", "set", "default", "--data-path", "auto")
+        wait_for_qps(host, "still by policy", lambda rows: len(rows) == 2 and all(row["reason"] != "policy" for row in rows))
+        need(client.process.poll() is None, f"it ended:\n{client.output()}")
+    finally:
+        host.freeflow("network", "set", "default", "--data-path", "auto")
+        one.remove()
+        two.remove()
+
+
+def ping(host):
+    one, two = host.pair()
+    try:
+        report = json.loads(host.freeflow("ping", "one", two.ip, "-c", "300", "-o", "json"))
+        times = [report[name] for name in ("min_us", "quartile_1_us", "median_us", "quartile_3_us", "percentile_99_us", "max_us")]
+        need(report["count"] == 300 and 0 < times[0] and times == sorted(times) and times[2] < 100_000, f"{report}")
+        need([qp["name"] for qp in report["qps"]] == ["one", "two"], f"{report}")
+        need(all(qp["path"] in ("direct", "routed") for qp in report["qps"]), f"{report}")
+        counted = host.status()["counters"]["messages"]
+        need(counted > 0 or all(qp["path"] == "direct" for qp in report["qps"]), "no message was sent")
+        text = host.freeflow("ping", "one", "two", "-s", "65536", "-c", "20")
+        need("20 round trips of 65536 bytes" in text and "median" in text and "path: one to two" in text, text)
+        host.freeflow("network", "set", "default", "--data-path", "routed")
+        text = host.freeflow("ping", "one", "two", "-c", "1")
+        need("routed (policy), back routed (policy)" in text, text)
+        need("no running container" in host.freeflow("ping", "one", "three", codes=(1,)), "no reason is given")
+        host.freeflow("ping", "one", "two", "-c", "0", codes=(2,))
+        wait_for_qps(host, "QPs are left behind", lambda rows: rows == [])
+        return f"median {report['median_us']:.1f} us"
+    finally:
+        host.freeflow("network", "set", "default", "--data-path", "auto")
+        one.remove()
+        two.remove()
+
+
 def not_root(host):
     command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", *host.command("up")]
     if not os.access(host.freeflow_path, os.X_OK) or not readable_by_all(host.freeflow_path):
@@ -205,7 +295,7 @@ def podman(checks):
 def test(checks):
     with lib.Host() as host:
         for function in (up_again, two_hosts, exit_codes, views, environment_and_volumes, signals_pass, lists_and_logs,
-                         status_and_doctor, not_root, down_asks):
+                         status_and_doctor, data_path, qps_at_work, ping, not_root, down_asks):
             checks.check(function.__name__.replace("_", " "), function, host)
     podman(checks)
 

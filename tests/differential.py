@@ -181,7 +181,7 @@ def test(checks):
     options = ("--update", "--wire")
     words = [word for word in sys.argv[1:] if word not in options]
     if "--wire" not in sys.argv:
-        words = words or ["all"]
+        words = words or (["all"] if lib.SAMPLE == 1 else lib.sample(scenarios(TRACE.read_text())))
         if "--update" in sys.argv:
             update(Table(DIFFERENCES), scenarios(TRACE.read_text()), run_on_freeflow(words))
         compare(checks, words)

@@ -117,22 +117,7 @@ def gid_index(guest, address):
     return int(found[1])
 
 
-# perftest measures the clock's rate before it begins, and gives up when the samples scatter, as they do in an emulator that
-# waits for its turn. That says nothing about packets.
-UNSTEADY_CLOCK = "Correlation coefficient"
-UNSTEADY_CLOCK_TRIES = 5
-
-
 def run_perftest(ends, words, mtu, container_serves):
-    for last in [False] * (UNSTEADY_CLOCK_TRIES - 1) + [True]:
-        try:
-            return try_perftest(ends, words, mtu, container_serves)
-        except lib.Failure as failure:
-            if last or UNSTEADY_CLOCK not in str(failure):
-                raise
-
-
-def try_perftest(ends, words, mtu, container_serves):
     ends.set_mtu(mtu)
     server, client = ends.order(container_serves)
     count = "100" if words[0].endswith("_lat") else "64" if "UC" in words else "200"
@@ -306,6 +291,14 @@ def enter_namespace():
     os.execvpe(command[0], command, {**os.environ, INSIDE: "1"})
 
 
+def begin():
+    """What can only be done where the network still is; then in the namespace."""
+    lib.require_root()
+    if INSIDE not in os.environ:
+        lib.run([rxe_guest.SCRIPT, "--packages"], PACKAGES_SECONDS)
+        enter_namespace()
+
+
 def prepare_namespace():
     """Containers reach the guest through this namespace, for what the programs tell each other at first."""
     lib.run(["ip", "link", "set", "dev", "lo", "up"])
@@ -380,9 +373,5 @@ def test(checks):
 
 
 if __name__ == "__main__":
-    lib.require_root()
-    if INSIDE not in os.environ:
-        # Where the network still is.
-        lib.run([rxe_guest.SCRIPT, "--packages"], PACKAGES_SECONDS)
-        enter_namespace()
+    begin()
     lib.main(test)

@@ -31,12 +31,13 @@ contains() { [[ $1 == *"$2"* ]] || fail "$3: '$2' is not in: $1"; }
 podman_run() {
     timeout --kill-after=5 90 podman --root "$work/storage" --runroot "$work/runroot" --runtime runc \
         --cgroup-manager cgroupfs --events-backend none run --rm --network "${network:-none}" \
-        --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --device freeflow.io/net=default "$@"
+        --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --device "freeflow.io/net=${device:-default}" "$@"
 }
 unprivileged=(--cap-drop all --user 1000 --security-opt no-new-privileges)
 
 clean_up() {
-    trap - EXIT INT TERM HUP
+    trap - EXIT
+    trap '' INT TERM HUP # once
     freeflow down --force >/dev/null 2>&1
     umount /etc/cdi 2>/dev/null
     rm -rf "$work"
@@ -92,7 +93,10 @@ image_without_library() {
     make_image
     local output
     output=$(podman_run "${unprivileged[@]}" --rootfs "$image:O" ibv_devices 2>&1) || { fail "$output"; return; }
-    contains "$output" freeflow0 "the device"
+    contains "$output" freeflow0 "the device" || return
+    # A program may load it by name.
+    podman_run "${unprivileged[@]}" --rootfs "$image:O" cat /usr/lib/x86_64-linux-gnu/librdmacm.so.1 2>/dev/null |
+        cmp -s - "${bin%/bin}/lib/librdmacm.so.1" || fail "librdmacm.so.1 is not the drop-in"
 }
 
 hostile_links() {
@@ -132,16 +136,40 @@ hook_has_a_clean_environment() {
 
 host_network_gets_no_interface() {
     local before after
-    before=$(ip -o link | wc -l)
-    after=$(network=host podman_run --rootfs /:O sh -c 'ip -o link | wc -l; ls /run/freeflow' 2>/dev/null)
+    # Interfaces of other tests come and go.
+    before=$(ip -o link | grep -cv ': \(ff\|veth\)')
+    after=$(network=host podman_run --rootfs /:O sh -c 'ip -o link | grep -cv ": \(ff\|veth\)"; ls /run/freeflow' 2>/dev/null)
     equal "$after" "$before"$'\nrouter.sock\nsysfs' "interfaces, and its directory"
+}
+
+another_network() {
+    printf '{"apiVersion": "freeflow.io/v1", "kind": "Network", "metadata": {"name": "red"}, "spec": {"cidrs": ["10.50.0.0/24"]}}' |
+        freeflow apply -f - || return
+    local output
+    output=$(device=red podman_run --annotation freeflow.io/label.tier=web --rootfs /:O \
+        sh -c 'ibv_devices; ip -4 -o address; ip route' 2>&1) || { fail "$output"; return; }
+    contains "$output" freeflow0 "the device" || return
+    contains "$output" "inet 10.50.0." "its address" || return
+    [[ $output != *default* ]] || fail "it has a way out: $output" || return
+    equal "$(vnic_count)" 0 "vNICs after its end" || return
+    freeflow delete network red >/dev/null || return
+    contains "$(device=red podman_run --rootfs /:O true 2>&1)" "unresolvable" "the reason"
+}
+
+# Within ten seconds. Where nobody takes its exit status, a process that has ended stays as a zombie.
+ended() {
+    for _ in $(seq 500); do
+        [ -e "/proc/$1" ] && ! grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null || return 0
+        sleep 0.02
+    done
+    return 1
 }
 
 router_away() {
     local pid
     pid=$(freeflow status -o json | awk '$1 == "\"pid\":" { gsub(/,/, "", $2); print $2; exit }')
     kill -9 "$pid"
-    while kill -0 "$pid" 2>/dev/null; do sleep 0.02; done
+    ended "$pid" || { fail "it does not end"; return; }
     contains "$(podman_run --rootfs /:O true 2>&1)" "bring the host up" "the reason" || return
     freeflow up --cdi-dir /etc/cdi >/dev/null
 }
@@ -164,7 +192,7 @@ killed_container_is_settled() {
 }
 
 tests=(unprivileged_in_own_root host_socket_is_out_of_reach image_without_library hostile_links musl_is_refused
-    hook_has_a_clean_environment host_network_gets_no_interface router_away killed_container_is_settled)
+    hook_has_a_clean_environment host_network_gets_no_interface another_network router_away killed_container_is_settled)
 [ $# -gt 0 ] && tests=("$@")
 
 freeflow up --cdi-dir /etc/cdi >/dev/null || exit 1

@@ -7,7 +7,6 @@ import lib
 from lib import need
 
 SECONDS = 60 if lib.FULL else 10
-SEED = int(os.environ.get("FREEFLOW_TEST_SEED", "20261121"))
 BAD_MEMORY = ("uffd", "uffd-user", "truncated", "unmapped", "unreadable")
 # Re-mapping leaves these alone. (What is placed outlives its unmapping, as pinned pages do.)
 NEVER_PLACED = ("uffd", "uffd-user", "truncated")
@@ -53,7 +52,7 @@ def beside(healthy, function, *arguments):
 def enemy(host, container, hostile, what, counter):
     """The router's own counter must show that it met nonsense, else the enemy was none."""
     before = host.status()["counters"][counter]
-    note = container.exec(hostile, what, SEED, SECONDS, seconds=SECONDS + 30).strip().splitlines()[-1]
+    note = container.exec(hostile, what, lib.SEED, SECONDS, seconds=SECONDS + 30).strip().splitlines()[-1]
     met = host.status()["counters"][counter] - before
     need(met > 0, f"{note}, but the router counted no {counter}")
     return f"{note}, {met} {counter}"
@@ -102,11 +101,11 @@ def test(checks):
         healthy = Healthy(host, load)
         before = lib.router_resources(host)
         enemies = host.container("enemy")
-        checks.check(f"control messages, seed {SEED}", beside, healthy, enemy, host, enemies, hostile, "messages",
+        checks.check(f"control messages, seed {lib.SEED}", beside, healthy, enemy, host, enemies, hostile, "messages",
                      "malformed_messages")
         enemies.remove()
         enemies = host.container("enemy2")
-        checks.check(f"its own rings, seed {SEED}", beside, healthy, enemy, host, enemies, hostile, "rings",
+        checks.check(f"its own rings, seed {lib.SEED}", beside, healthy, enemy, host, enemies, hostile, "rings",
                      "malformed_descriptors")
         enemies.remove()
         userfaultfd = "/dev/userfaultfd"  # a container gets it only where its owner says so

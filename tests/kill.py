@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
 """kill -9 of either end at random points under load: the other end learns of it, and the router keeps nothing."""
 
-import os
 import time
 
 import lib
 from lib import need
 
 KILLS = 1000 if lib.FULL else 200
-SEED = int(os.environ.get("FREEFLOW_TEST_SEED", "20261121"))
 MEMORY_GROWTH_KIB_MAX = 4096
 
 
@@ -35,10 +33,10 @@ def test(checks):
     with lib.Host() as host:
         server, client = host.pair()
         before = lib.router_resources(host)
-        checks.check("20 kills to warm up", kills, server, client, kill, SEED + 1, 20)
+        checks.check("20 kills to warm up", kills, server, client, kill, lib.SEED + 1, 20)
         checks.check("nothing is left after them", lib.wait_for_resources, host, before)
         memory_kib = lib.router_memory_kib(host)
-        checks.check(f"{KILLS} kills, seed {SEED}", kills, server, client, kill, SEED, KILLS)
+        checks.check(f"{KILLS} kills, seed {lib.SEED}", kills, server, client, kill, lib.SEED, KILLS)
         checks.check("descriptors, mappings and objects are as before", lib.wait_for_resources, host, before)
         checks.check("memory is as before", memory_returns, host, memory_kib)
 

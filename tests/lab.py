@@ -212,7 +212,7 @@ def cut_and_heal(lab, one, two, three):
 def router_restarts(lab, containers):
     """A lab's host is a host like any other: its own run directory brings its router back, in its own network."""
     host = lab.host(2)
-    os.kill(host.router_pid(), signal.SIGKILL)
+    lib.end_router(host)
     host.up()
     need(lab.status()["hosts"][1]["router_pid"] == host.router_pid(), "no new router")
     need(os.stat(f"/proc/{host.router_pid()}/ns/net").st_ino == os.stat(host.run_dir / "netns").st_ino,

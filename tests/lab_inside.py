@@ -20,7 +20,7 @@ def checksum(data):
     return ~total & 0xffff
 
 
-def ping(address, size="56", seconds="3"):
+def ping(address, size="56", seconds="20"):
     """One echo of a packet of this size behind the IP header, never in fragments; 1 where no answer comes in time."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
     sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)

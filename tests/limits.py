@@ -13,6 +13,11 @@ def each(output, name):
     return line
 
 
+def unread_events(container):
+    """More than a channel holds: tests/c/comp_events.c."""
+    return container.exec(lib.program("comp_events")).strip()
+
+
 def test(checks):
     program = lib.program("limits")
     with lib.Host() as host:
@@ -23,6 +28,7 @@ def test(checks):
         need(len(names) >= 25, f"too few limits:\n{output}")
         for name in names:
             checks.check(name, each, output, f" {name}:")
+        checks.check("completion events that nobody reads", unread_events, container)
         checks.check("nothing is left in the router", lib.wait_for_resources, host, before)
 
 

@@ -6,13 +6,19 @@ import subprocess
 import lib
 from lib import need
 
-MOUNTED = ("libibverbs.so.1", "/run/freeflow")
+LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
+
+
+def is_library(path, names=LIBRARIES):
+    """A mount is on the file that a name links to, libibverbs.so.1.14.44.0 say."""
+    return any(f"/{name}" in path for name in names)
 
 
 def mounts(container):
     """Path and options of what FreeFlow mounted."""
     lines = (line.split() for line in container.exec("cat", "/proc/self/mountinfo").splitlines())
-    found = [(fields[4], fields[5].split(",")) for fields in lines if fields[4].endswith(MOUNTED)]
+    found = [(fields[4], fields[5].split(",")) for fields in lines
+             if is_library(fields[4]) or fields[4] == "/run/freeflow"]
     # Of several mounts on one path the last is seen.
     return list(dict(found).items())
 
@@ -20,6 +26,8 @@ def mounts(container):
 def read_only(container):
     found = mounts(container)
     need(any(path == "/run/freeflow" for path, _ in found), f"no vNIC is mounted: {found}")
+    for library in LIBRARIES:
+        need(any(is_library(path, [library]) for path, _ in found), f"no {library} is mounted: {found}")
     for path, options in found:
         need("ro" in options and "nosuid" in options and "nodev" in options, f"{path} is mounted {options}")
     return f"{len(found)} mounts"
@@ -41,7 +49,7 @@ def directory(container):
 
 def library(container):
     for path, _ in mounts(container):
-        if path.endswith("libibverbs.so.1"):
+        if is_library(path):
             # Opened for writing, nothing written: it is everybody's.
             refused(container, "sh", "-c", f": >> {path}")
             refused(container, "chmod", "0666", path)

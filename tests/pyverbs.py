@@ -19,7 +19,7 @@ from lib import need
 EXPECTED = pathlib.Path(__file__).resolve().parent / "pyverbs-expected.txt"
 SHIPPED = pathlib.Path("/usr/share/doc/rdma-core/tests")
 PYTHON = "/usr/bin/python3"
-PASSES_MIN = 125
+PASSES_MIN = 135
 TEST_SECONDS_MAX = 40
 
 

@@ -47,6 +47,12 @@ class GuestRunning:
             raise Failure(f"`{self.text()}` did not end within {seconds} s in the guest; it printed:\n{self.output()}")
         return self.code
 
+    def wait_for_output(self, word, seconds=20):
+        with self.guest.changed:
+            self.guest.changed.wait_for(lambda: word in "".join(self.chunks) or self.code is not None or self.guest.ended, seconds)
+        need(word in self.output(), f"`{self.text()}` never said '{word}' in the guest:\n{self.output()}")
+        return self.output()
+
     def kill(self):
         if self.code is None and not self.guest.ended:
             self.guest.say(id=self.number, kill=True)

@@ -7,8 +7,6 @@ the queue pair's attributes promise; what it must never look like is silence.
 
 import contextlib
 import json
-import os
-import signal
 import time
 
 import lib
@@ -188,7 +186,7 @@ def killed(checks, lab, server, client):
     go = lab.directory / "go"
     busy = Pair(server, client, lib.PORT, "-x", "-t", 120000, "-T", 15, "-R", 3)
     idle = Pair(server, client, lib.PORT + 1, "-x", "-t", 120000, "-T", 15, "-R", 3, "-g", go)
-    os.kill(host.router_pid(), signal.SIGKILL)
+    lib.end_router(host)
     checks.check("router killed: its own program learns of it", busy.learns, busy.here, 20, "error ")
     checks.check("router killed: the program on the other host gets an error", busy.learns, busy.there, 30)
     checks.check("router killed: the other router says so", wait_for_peer, lab.host(1), "host2", False)

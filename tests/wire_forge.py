@@ -17,6 +17,7 @@ ROCE_PORT = 4791
 RC_WRITE_ONLY, UC_WRITE_ONLY, UD_SEND_ONLY, RC_ACKNOWLEDGE, NOTHING_KNOWN = 0x0a, 0x2a, 0x64, 0x11, 0x1f
 DEFAULT_PKEY = 0xffff
 WRONG_QKEY = 0x5a5a5a5a
+MANAGEMENT_QKEY = 0x80010000
 PAYLOAD = b"\xee" * 64
 # As FreeFlow's routers number their packets; they take no others from each other.
 IDENTIFICATION = 1
@@ -34,6 +35,9 @@ def packet(kind, qpn, rkey, address):
     """What the UDP datagram holds, without its ICRC."""
     psn = random.getrandbits(24)
     write = reth(address, rkey) + PAYLOAD
+    if kind == "management":  # a REQ to the connection manager (IBTA 12.6.5), but for what follows its header
+        head = struct.pack("!BBBBHHQHHI", 1, 7, 2, 3, 0, 0, random.getrandbits(64), 0x10, 0, 0)
+        return bth(UD_SEND_ONLY, 1, psn) + struct.pack("!II", MANAGEMENT_QKEY, 1) + head + os.urandom(232)
     if kind == "datagram":
         return bth(UD_SEND_ONLY, qpn, psn) + struct.pack("!II", WRONG_QKEY, rkey) + PAYLOAD
     if kind == "acknowledge":

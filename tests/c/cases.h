@@ -1,4 +1,4 @@
-// The cases of `statuses`. Each runs on both sides at once, with an empty endpoint that the runner closes.
+// Cases, of `statuses` and of `direct`. Each runs on both sides at once, with an empty endpoint that the runner closes.
 #ifndef FREEFLOW_TEST_CASES_H
 #define FREEFLOW_TEST_CASES_H
 
@@ -11,4 +11,13 @@ struct test_case {
 
 // Each table ends with a case without a name.
 extern const struct test_case data_cases[], error_cases[], event_cases[], limit_cases[];
+extern const struct test_case mixed_cases[], lane_cases[], idle_cases[];
+
+// `list`; or `loopback`, `server PORT` or `client HOST PORT`, and then words: each case whose name has one of them runs, or all do.
+// `tables` ends with NULL. The program's exit code.
+int run_cases(const char *program, int argc, char **argv, const struct test_case *const *tables);
+
+// The same on both sides, from `direct`'s command line.
+extern uint64_t case_seed;
+extern unsigned case_rounds;
 #endif

@@ -18,9 +18,11 @@ static uint32_t message_bytes(enum ibv_qp_type type, unsigned i) {
     return type != IBV_QPT_UD && i % 12 == 11 ? 8000 : bytes;
 }
 
-// The 40 bytes in front of a UD payload: 20 zero ones, then an IPv4 header with a valid checksum.
+// The 40 bytes in front of a UD payload: an IPv6 header, or 20 zero ones, then an IPv4 header with a valid checksum.
 static bool grh_is_right(const uint8_t *grh, const struct endpoint *e) {
     uint32_t sum = 0;
+    if (gid_index() == IPV6_GID_INDEX)
+        return grh[0] >> 4 == 6 && grh[6] == 17 && !memcmp(grh + 8, e->peer.gid.raw, 16) && !memcmp(grh + 24, e->mine.gid.raw, 16);
     for (int i = 0; i < 20; i++)
         if (grh[i]) return false;
     for (int i = 20; i < 40; i += 2) sum += (uint32_t)grh[i] << 8 | grh[i + 1];
@@ -316,8 +318,9 @@ static void unsignaled(struct side *s, struct endpoint *e) {
 
 // Either side sends to a group in turn, and both get each message.
 static void multicast(struct side *s, struct endpoint *e) {
-    const union ibv_gid group = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 239, [13] = 7, [14] = 7, [15] = 7}};
-    struct ibv_ah_attr path = {.is_global = 1, .port_num = 1, .grh = {.dgid = group, .hop_limit = 1}};
+    const union ibv_gid group = gid_of(gid_index() == IPV6_GID_INDEX ? "ff15::707" : "239.7.7.7");
+    struct ibv_ah_attr path = {
+        .is_global = 1, .port_num = 1, .grh = {.dgid = group, .sgid_index = (uint8_t)gid_index(), .hop_limit = 1}};
     struct ibv_wc wc;
     need(s, endpoint_open(e, &(struct options){.type = IBV_QPT_UD, .bytes = (MESSAGES + 1) * SLOT}));
     need(s, endpoint_to_init(e));

@@ -136,7 +136,7 @@ static void address_handles(struct side *s, struct endpoint *e) {
     struct ibv_ah_attr attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = e->peer.gid, .hop_limit = 64}};
     attr.grh.sgid_index = 77; // nobody speaks as somebody else
     need(s, !ibv_create_ah(e->pd, &attr));
-    attr.grh.sgid_index = 0;
+    attr.grh.sgid_index = (uint8_t)gid_index();
     attr.port_num = 9;
     need(s, !ibv_create_ah(e->pd, &attr));
     attr.port_num = 1;

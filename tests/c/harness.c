@@ -55,10 +55,13 @@ static void limit_waiting(int sock) {
 }
 
 int socket_listen(int port) {
-    int sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+    bool six = gid_index() == IPV6_GID_INDEX;
+    int sock = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    struct sockaddr_in6 address6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
     setsockopt(sock, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(sock, (struct sockaddr *)&address, sizeof address) || listen(sock, 64)) {
+    int rc = six ? bind(sock, (struct sockaddr *)&address6, sizeof address6) : bind(sock, (struct sockaddr *)&address, sizeof address);
+    if (rc || listen(sock, 64)) {
         complain("listen");
         exit(2);
     }
@@ -74,11 +77,14 @@ int socket_accept(int listener) {
 }
 
 int socket_connect(const char *host, int port) {
+    bool six = strchr(host, ':');
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    if (inet_pton(AF_INET, host, &address.sin_addr) != 1) return -1;
+    struct sockaddr_in6 address6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    if (inet_pton(six ? AF_INET6 : AF_INET, host, six ? (void *)&address6.sin6_addr : &address.sin_addr) != 1) return -1;
+    const struct sockaddr *to = six ? (struct sockaddr *)&address6 : (struct sockaddr *)&address;
     for (uint64_t end = now_ns() + 20000000000u; now_ns() < end; sleep_ms(5)) {
-        int sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (!connect(sock, (struct sockaddr *)&address, sizeof address)) {
+        int sock = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (!connect(sock, to, six ? sizeof address6 : sizeof address)) {
             limit_waiting(sock);
             return sock;
         }
@@ -184,7 +190,19 @@ bool endpoint_open(struct endpoint *e, const struct options *options) {
                                .qkey = QKEY,
                                .memory = (uintptr_t)e->memory,
                                .bytes = e->bytes};
-    return !ibv_query_gid(e->context, 1, 0, &e->mine.gid) || complain("query gid");
+    return !ibv_query_gid(e->context, 1, gid_index(), &e->mine.gid) || complain("query gid");
+}
+
+int gid_index(void) {
+    const char *index = getenv("FREEFLOW_TEST_GID_INDEX");
+    return index ? atoi(index) : 0;
+}
+
+union ibv_gid gid_of(const char *ip) {
+    union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
+    bool good = strchr(ip, ':') ? inet_pton(AF_INET6, ip, gid.raw) == 1 : inet_pton(AF_INET, ip, gid.raw + 12) == 1;
+    if (!good) exit(2);
+    return gid;
 }
 
 static bool modify(struct endpoint *e, struct ibv_qp_attr *attr, int mask, const char *what) {
@@ -205,7 +223,7 @@ bool endpoint_to_init(struct endpoint *e) {
 
 static struct ibv_ah_attr path_to(const struct endpoint *e) {
     return (struct ibv_ah_attr){
-        .is_global = 1, .port_num = 1, .grh = {.dgid = e->peer.gid, .sgid_index = 0, .hop_limit = 64}};
+        .is_global = 1, .port_num = 1, .grh = {.dgid = e->peer.gid, .sgid_index = (uint8_t)gid_index(), .hop_limit = 64}};
 }
 
 bool endpoint_to_rtr(struct endpoint *e) {

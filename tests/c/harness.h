@@ -21,6 +21,8 @@ struct side {
 };
 
 // What one endpoint tells the other.
+enum { IPV6_GID_INDEX = 2 };
+
 struct address {
     uint32_t qpn, psn, rkey, qkey;
     uint64_t memory, bytes;
@@ -102,6 +104,8 @@ bool endpoint_to_init(struct endpoint *e);
 bool endpoint_to_rtr(struct endpoint *e);
 bool endpoint_to_rts(struct endpoint *e);
 bool endpoint_connect(struct side *side, struct endpoint *e); // all of the above, then `meet`
+int gid_index(void);                  // by which they speak: FREEFLOW_TEST_GID_INDEX, else 0
+union ibv_gid gid_of(const char *ip); // of an address, IPv4 or IPv6; ends the program if it is none
 bool endpoint_close(struct endpoint *e);                      // false if something could not be destroyed
 enum ibv_qp_state qp_state(struct ibv_qp *qp);
 bool qp_modify_state(struct ibv_qp *qp, enum ibv_qp_state state);

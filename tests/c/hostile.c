@@ -1,15 +1,19 @@
 // A library that is an enemy of its router.
 //
 //   hostile messages SEED SECONDS    nonsense on the control socket
+//   hostile cm SEED SECONDS          requests of connection management, most of which mean something
 //   hostile rings SEED SECONDS       nonsense in its own rings, while the router works on them
 //
 // Exit 0 means that the time is over; what matters is how the router and the others fare meanwhile.
 #define _GNU_SOURCE
+#include "by_hand.h"
 #include "harness.h"
 
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,8 +50,8 @@ static size_t number(uint8_t *at, uint64_t value) {
 
 static size_t hello(uint8_t *at) {
     size_t n = number(at, 0);
-    n += number(at + n, 1);
-    n += number(at + n, 1);
+    n += number(at + n, PROTOCOL_VERSION);
+    n += number(at + n, LAYOUT_VERSION);
     n += number(at + n, 7);
     memcpy(at + n, "hostile", 7);
     return n + 7;
@@ -71,7 +75,7 @@ static size_t message(uint8_t *at) {
         for (size_t i = 0; i < n; i++) at[i] = (uint8_t)random_next(&random_state);
         return n;
     }
-    n = number(at, dice(26)); // a request, known or not, with fields that may fit
+    n = number(at, dice(52)); // a request, known or not, with fields that may fit
     for (uint64_t fields = dice(28); fields > 0; fields--) n += number(at + n, plausible());
     if (dice(8) == 0) n = dice(n + 1);
     return n;
@@ -111,6 +115,105 @@ static void close_received(const struct msghdr *header) {
     }
 }
 
+// ---- connection management
+
+enum { CM_REQUEST = 49, CM_REPLY = 20, CM_KINDS = 20, CM_HANDLES = 16, CM_PORTS = 6, QP_TYPES = 6 };
+// What the router made for the enemy, and for which connection does not matter: it may guess.
+static uint64_t channels[CM_HANDLES], ids[CM_HANDLES];
+static struct in_addr own_address;
+
+static struct in_addr vnic_address(void) {
+    struct ifaddrs *all = NULL;
+    struct in_addr found = {0};
+    if (getifaddrs(&all)) return found;
+    for (struct ifaddrs *one = all; one; one = one->ifa_next)
+        if (one->ifa_addr && one->ifa_addr->sa_family == AF_INET && strcmp(one->ifa_name, "lo"))
+            found = ((struct sockaddr_in *)one->ifa_addr)->sin_addr;
+    freeifaddrs(all);
+    return found;
+}
+
+static void learn_handle(const uint8_t *reply, ssize_t bytes) {
+    if (bytes < 3 || reply[0] != CM_REPLY || reply[1] > 1) return;
+    uint64_t handle = 0;
+    for (ssize_t i = 2, shift = 0; i < bytes && shift < 64; i++, shift += 7) {
+        handle |= (uint64_t)(reply[i] & 127) << shift;
+        if (reply[i] < 128) break;
+    }
+    (reply[1] ? ids : channels)[dice(CM_HANDLES)] = handle;
+}
+
+static size_t handle(uint8_t *at, const uint64_t *known) { return number(at, dice(16) ? known[dice(CM_HANDLES)] : plausible()); }
+
+static size_t bytes_of(uint8_t *at, size_t count) {
+    size_t n = number(at, count);
+    for (size_t i = 0; i < count; i++) at[n++] = (uint8_t)random_next(&random_state);
+    return n;
+}
+
+// A GID and a port: the wildcard's, its own, a neighbour's, anybody's.
+static size_t cm_address(uint8_t *at) {
+    memset(at, 0, 16);
+    if (dice(8)) {
+        at[10] = at[11] = 0xff;
+        if (dice(4)) memcpy(at + 12, &own_address, 4), at[15] = dice(2) ? at[15] : (uint8_t)dice(12);
+    } else {
+        for (int i = 0; i < 16; i++) at[i] = (uint8_t)random_next(&random_state);
+    }
+    return 16 + number(at + 16, dice(4) ? 7471 + dice(CM_PORTS) : dice(70000));
+}
+
+static size_t cm_parameters(uint8_t *at) {
+    size_t n = bytes_of(at, dice(8) ? dice(60) : dice(400));
+    at[n++] = (uint8_t)dice(20), at[n++] = (uint8_t)dice(20); // resources, depth
+    at[n++] = (uint8_t)dice(2);
+    at[n++] = (uint8_t)dice(9), at[n++] = (uint8_t)dice(9);
+    at[n++] = (uint8_t)dice(2);
+    n += number(at + n, dice(2) ? dice(4096) : plausible() & 0xffffffff); // QPN
+    n += number(at + n, dice(2) ? 0 : plausible() & 0xffffffff);          // Q_Key
+    n += number(at + n, dice(2));
+    return n + number(at + n, dice(2));
+}
+
+// In the order of `CmRequest`.
+static size_t cm_message(uint8_t *at) {
+    unsigned kind = (unsigned)dice(CM_KINDS);
+    size_t n = number(at, CM_REQUEST);
+    n += number(at + n, kind);
+    if (kind == 0) return n;
+    n += handle(at + n, kind <= 2 || kind == 5 ? channels : ids);
+    switch (kind) {
+    case 2: // CreateId
+        n += number(at + n, dice(5));
+        n += number(at + n, dice(QP_TYPES));
+        return n + number(at + n, plausible());
+    case 4: return n + handle(at + n, channels); // MigrateId
+    case 5: {                                    // Repost
+        uint64_t records = dice(8) ? dice(4) : dice(300);
+        n += number(at + n, records);
+        for (; records > 0; records--) n += bytes_of(at + n, dice(8) ? dice(100) : dice(200) + 900);
+        return n;
+    }
+    case 6: return n + cm_address(at + n); // Bind
+    case 7:                                // ResolveAddress
+        at[n++] = (uint8_t)dice(2);
+        if (at[n - 1]) n += cm_address(at + n);
+        n += cm_address(at + n);
+        return n + number(at + n, dice(3000));
+    case 8: case 9: return n + number(at + n, dice(2) ? dice(3000) : plausible() & 0xffffffff); // ResolveRoute, Listen
+    case 10: return n + cm_parameters(at + n);                                                  // Connect
+    case 11: n += number(at + n, plausible()); return n + cm_parameters(at + n);                // Accept
+    case 12: n += bytes_of(at + n, dice(300)); at[n++] = (uint8_t)dice(2); return n;            // Reject
+    case 16: return n + number(at + n, dice(8));                                                // InitQpAttributes
+    case 17: case 18:                                                                           // multicast
+        memset(at + n, 0, 16), at[n] = 0xff, at[n + 1] = 0x0e, at[n + 15] = (uint8_t)dice(8), n += 16;
+        if (kind == 17) at[n++] = (uint8_t)dice(2), n += number(at + n, plausible());
+        return n;
+    case 19: n += number(at + n, dice(5)); at[n++] = (uint8_t)dice(40); return n; // SetOption
+    default: return n;
+    }
+}
+
 // False when the router has hung up.
 static bool take_replies(int sock) {
     static uint8_t reply[MESSAGE_BYTES];
@@ -122,11 +225,12 @@ static bool take_replies(int sock) {
         ssize_t n = recvmsg(sock, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (n < 0) return errno == EAGAIN;
         if (n == 0) return false;
+        learn_handle(reply, n);
         close_received(&header);
     }
 }
 
-static int fuzz_messages(uint64_t end) {
+static int fuzz_messages(uint64_t end, size_t (*make)(uint8_t *)) {
     static uint8_t bytes[MESSAGE_BYTES];
     int socks[CONNECTIONS];
     bool deaf[CONNECTIONS]; // never reads: its replies pile up
@@ -144,7 +248,7 @@ static int fuzz_messages(uint64_t end) {
             deaf[i] = dice(8) == 0;
             if (dice(8)) send_message(socks[i], bytes, hello(bytes));
         }
-        for (uint64_t burst = 1 + dice(20); burst > 0; burst--, sent++) send_message(socks[i], bytes, message(bytes));
+        for (uint64_t burst = 1 + dice(20); burst > 0; burst--, sent++) send_message(socks[i], bytes, (dice(50) ? make : message)(bytes));
         bool open = deaf[i] || take_replies(socks[i]);
         if (dice(60) == 0) shutdown(socks[i], dice(2) ? SHUT_WR : SHUT_RD);
         if (!open || dice(40) == 0) {
@@ -158,7 +262,7 @@ static int fuzz_messages(uint64_t end) {
 
 // ---- the rings
 
-enum { AREAS = 64, VICTIM_MS = 80, QUEUE_SLOTS = 64, QUEUE_HEAD_LINES = 2 };
+enum { AREAS = 64, VICTIM_MS = 80, QUEUE_SLOTS = 64, QUEUE_HEAD_LINES = 4 };
 static struct area {
     uint8_t *start;
     size_t bytes;
@@ -237,7 +341,7 @@ static void scribble(const struct endpoint *e) {
         __atomic_store_n((uint64_t *)(area->start + dice(16) * 64), ~0ull, __ATOMIC_SEQ_CST);
         if (area->bytes > 8192) __atomic_store_n((uint64_t *)(area->start + 4096 + dice(4) * 8), ~0ull, __ATOMIC_SEQ_CST);
         break;
-    default: // requests with the numbers that the router expects: a head of two lines, then the slots
+    default: // requests with the numbers that the router expects: a head of four lines, then the slots
         for (uint32_t i = 0, first = (uint32_t)dice(QUEUE_SLOTS), lap = (uint32_t)dice(4); i < 16; i++) {
             uint32_t position = first + i + lap * QUEUE_SLOTS;
             uint8_t *slot = area->start + (QUEUE_HEAD_LINES + position % QUEUE_SLOTS) * 64;
@@ -299,7 +403,11 @@ int main(int argc, char **argv) {
     random_state = strtoull(argv[2], NULL, 0);
     signal(SIGPIPE, SIG_IGN);
     uint64_t end = now_ns() + strtoull(argv[3], NULL, 0) * 1000000000u;
-    if (!strcmp(argv[1], "messages")) return fuzz_messages(end);
+    if (!strcmp(argv[1], "messages")) return fuzz_messages(end, message);
+    if (!strcmp(argv[1], "cm")) {
+        own_address = vnic_address();
+        return fuzz_messages(end, cm_message);
+    }
     if (!strcmp(argv[1], "rings")) return spoil_rings(end);
     return 2;
 }

@@ -1,10 +1,10 @@
 // Traffic that checks itself, until told to stop.
 //
-//   load [-e] [-i] [-f] [-m heap|shared] [-s SEED] [-t SECONDS] server PORT | client HOST PORT
+//   load [-e] [-i] [-f] [-x] [-m heap|shared] [-s SEED] [-t SECONDS] server PORT | client HOST PORT
 //   load -a                              only waits for an asynchronous event
 //
 // -e sleeps in the completion channel; -i posts nothing but receives; -f expects the device to die under it, and prints
-// when it learned of that (CLOCK_MONOTONIC, ns). SIGTERM to either end stops both in order. Exit 0: all was right.
+// when it learned of that (CLOCK_MONOTONIC, ns); -x exits without closing anything. SIGTERM to either end stops both in order. Exit 0: all was right.
 // Once connected it prints `ready QPN RKEY ADDRESS`.
 #include "traffic.h"
 
@@ -45,7 +45,10 @@ static int wait_only(void) {
 }
 
 static int expect_fatal(struct traffic *t) {
-    if (t->error == IBV_WC_SUCCESS || t->corrupt) return 1;
+    if (t->error == IBV_WC_SUCCESS || t->corrupt) {
+        fprintf(stderr, "  ended with %s\n", t->corrupt ? "wrong data" : "no failed completion");
+        return 1;
+    }
     if (!traffic_flush(t, 2000)) return 1;
     if (wait_for_fatal(t->e.context, t->error_ns)) return 1;
     return endpoint_close(&t->e) ? 0 : 1;
@@ -86,9 +89,9 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     struct traffic t = {0};
     struct options options = {.timeout = 16};
-    bool fatal = false, post = true, only_async = false;
+    bool fatal = false, post = true, only_async = false, at_once = false;
     uint64_t seed = 1, end_ns = 0;
-    for (int option; (option = getopt(argc, argv, "+aefim:s:t:")) != -1;) {
+    for (int option; (option = getopt(argc, argv, "+aefim:s:t:x")) != -1;) {
         switch (option) {
         case 'a': only_async = true; break;
         case 'e': t.evented = true; break;
@@ -97,6 +100,7 @@ int main(int argc, char **argv) {
         case 'm': options.shared_memory = !strcmp(optarg, "shared"); break;
         case 's': seed = strtoull(optarg, NULL, 0); break;
         case 't': end_ns = now_ns() + strtoull(optarg, NULL, 0) * 1000000000u; break;
+        case 'x': at_once = true; break;
         default: return 2;
         }
     }
@@ -115,6 +119,7 @@ int main(int argc, char **argv) {
     if (fatal) return ok ? 1 : expect_fatal(&t);
     printf("%lu requests, %lu received, %s\n", (unsigned long)t.completed, (unsigned long)t.received,
            ok ? "all right" : t.corrupt ? "corrupt" : ibv_wc_status_str(t.error));
+    if (at_once) _exit(ok ? 0 : 1);
     ok = ok && meet(&side);
     return endpoint_close(&t.e) && ok ? 0 : 1;
 }

@@ -254,6 +254,8 @@ void case_charged(void) {
     need(during > before + 60 * 1024 && during < before + 80 * 1024 && after < before + 8 * 1024);
 }
 
+#define OWN_ZONES_MAX 512
+
 // 100,000 regions: small pieces of one heap, and then pages of it one by one.
 void case_many(void) {
     const char *text = getenv("REMAP_COUNT");
@@ -275,7 +277,8 @@ void case_many(void) {
     begin = now_us();
     for (int i = 0; i < PAGES; i++) mrs[i] = reg(heap + i * PAGE, PAGE);
     printf("register pages: %.1f us each, %u areas more\n", (now_us() - begin) / PAGES, all_areas() - before);
-    need(placed(heap, PAGES * PAGE) == PAGES * PAGE && areas(heap, PAGES * PAGE) < 10);
+    // But for the first regions, which have zones of their own where the router grants them to peers.
+    need(placed(heap, PAGES * PAGE) == PAGES * PAGE && areas(heap, PAGES * PAGE) < OWN_ZONES_MAX + 10);
     begin = now_us();
     for (int i = 0; i < PAGES; i += 2) dereg(mrs[i]);
     for (int i = 1; i < PAGES; i += 2) dereg(mrs[i]);

@@ -16,10 +16,17 @@ enum {
     CONSTANT = RECEIVED + RECEIVES * RECEIVE_SLOT,
     WRITTEN = CONSTANT + SLOT,
     READ_BACK = WRITTEN + DEPTH * SLOT,
-    TOTAL = READ_BACK + DEPTH * SLOT,
+    TOLD_SLOTS = 64, // more than the other end can have told of and this one not seen
+    TOLD = READ_BACK + DEPTH * SLOT,
+    TOTAL = TOLD + TOLD_SLOTS * SLOT,
     CONSTANT_SEED = 4242,
 };
-enum { KIND_SEND, KIND_WRITE, KIND_READ };
+enum { KIND_SEND, KIND_WRITE, KIND_READ, KIND_WRITE_IMM };
+
+// Of the WRITE that a message tells of: now and then none at all.
+static uint32_t told_length(uint64_t message) { return message % 5 ? (uint32_t)(message * 2654435761u >> 7) % SLOT : 0; }
+
+static size_t told_place(uint64_t message) { return TOLD + (size_t)(message % TOLD_SLOTS) * SLOT; }
 
 bool traffic_open(struct traffic *t, struct side *side, const struct options *options, uint64_t seed) {
     struct options o = *options;
@@ -42,7 +49,7 @@ bool traffic_open(struct traffic *t, struct side *side, const struct options *op
 static bool post_next(struct traffic *t) {
     unsigned slot = t->posted % DEPTH;
     uint64_t random = random_next(&t->random);
-    unsigned kind = random % 3;
+    unsigned kind = random % 4;
     uint32_t length = 1 + (uint32_t)(random >> 32) % (kind == KIND_SEND ? RECEIVE_SLOT : SLOT);
     size_t source = SOURCES + (size_t)slot * SLOT;
     t->kinds[slot] = (uint8_t)kind;
@@ -53,6 +60,10 @@ static bool post_next(struct traffic *t) {
     } else if (kind == KIND_WRITE) {
         fill(t->e.memory + source, length < 64 ? length : 64, t->posted);
         rc = post_remote(&t->e, IBV_WR_RDMA_WRITE, t->posted, source, length, WRITTEN + (size_t)slot * SLOT, 0);
+    } else if (kind == KIND_WRITE_IMM) {
+        length = told_length(t->sent);
+        fill(t->e.memory + source, length, t->sent);
+        rc = post_remote(&t->e, IBV_WR_RDMA_WRITE_WITH_IMM, t->posted, source, length, told_place(t->sent), 0);
     } else {
         fill(t->e.memory + source, length, t->sent);
         rc = post_send(&t->e, t->posted, source, length, 0);
@@ -63,7 +74,7 @@ static bool post_next(struct traffic *t) {
         t->error_ns = now_ns();
         return false;
     }
-    t->sent += kind == KIND_SEND;
+    t->sent += kind == KIND_SEND || kind == KIND_WRITE_IMM;
     t->posted++;
     return true;
 }
@@ -98,7 +109,13 @@ static bool received(struct traffic *t, const struct ibv_wc *wc) {
     t->receives_posted--;
     if (!note(t, wc)) return false;
     const uint8_t *slot = t->e.memory + RECEIVED + wc->wr_id * RECEIVE_SLOT;
-    if (!holds(slot, wc->byte_len, t->received)) return corrupt(t, "SEND", t->received);
+    if (wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
+        bool right = wc->byte_len == told_length(t->received) && wc->wc_flags & IBV_WC_WITH_IMM;
+        if (!right || !holds(t->e.memory + told_place(t->received), wc->byte_len, t->received))
+            return corrupt(t, "WRITE with immediate data", t->received);
+    } else if (!holds(slot, wc->byte_len, t->received)) {
+        return corrupt(t, "SEND", t->received);
+    }
     t->received++;
     if (post_recv(&t->e, wc->wr_id, RECEIVED + wc->wr_id * RECEIVE_SLOT, RECEIVE_SLOT)) return false;
     t->receives_posted++;

@@ -1,4 +1,4 @@
-// Checked traffic between two ends: SENDs, WRITEs and READs of many sizes in both directions, until something happens.
+// Checked traffic between two ends: SENDs, WRITEs with immediate data and without, and READs of many sizes in both directions, until something happens.
 #ifndef FREEFLOW_TEST_TRAFFIC_H
 #define FREEFLOW_TEST_TRAFFIC_H
 
@@ -7,8 +7,8 @@
 struct traffic {
     struct endpoint e;
     uint64_t random;
-    uint64_t posted, completed, received; // requests; `received` counts SENDs only
-    uint32_t sent;                        // SENDs among `posted`
+    uint64_t posted, completed, received; // requests; `received`: messages that took a RECV
+    uint32_t sent;                        // such messages among `posted`
     unsigned receives_posted;
     uint8_t kinds[64];                    // of the outstanding requests, by position
     uint32_t lengths[64];

@@ -31,7 +31,7 @@ enum {
     FLOW = TARGET + 2 * DEPTH * SLOT,
     EVENT_WAIT_MS = 100,
     FLUSH_WAIT_MS = 5000,
-    GO_WAIT_MS = 60000,
+    GO_WAIT_MS = 240000,
 };
 
 enum kind { SEND, SEND_IMM, WRITE, WRITE_IMM, READ, ADD, SWAP, KINDS };

@@ -10,7 +10,6 @@
 #define _GNU_SOURCE
 #include "harness.h"
 
-#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,12 +17,6 @@
 enum { BYTES = 64, TRIES = 8, GOOD_BYTES = 33, WAIT_MS = 20000 };
 
 static unsigned failures;
-
-static union ibv_gid gid_of(const char *ip) {
-    union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
-    if (inet_pton(AF_INET, ip, gid.raw + 12) != 1) exit(2);
-    return gid;
-}
 
 static bool open_towards(struct endpoint *e, enum ibv_qp_type type, const struct address *peer) {
     // 1 ms and one retry: whoever does not answer at once never will.

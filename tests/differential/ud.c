@@ -302,7 +302,7 @@ static void multicast_delivery(long unused) {
     join_group();
     say("attach A -> %s", result(attach(&pair.a, group_gid, false)));
     say("attach B -> %s", result(attach(&pair.b, group_gid, false)));
-    usleep(200000); // other hosts hear of it
+    sleep(2); // other hosts hear of it
     struct ibv_ah_attr attr = address_of_device();
     memcpy(attr.grh.dgid.raw, group_gid, 16);
     struct ibv_ah *ah = ibv_create_ah(pair.a.pd, &attr);

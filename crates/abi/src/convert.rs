@@ -195,12 +195,18 @@ pub fn qp_attributes_to_c(attributes: &QpAttributes) -> ibv_qp_attr {
 const VISIBLE_FLAGS: u8 = CompletionFlags::GRH | CompletionFlags::WITH_IMMEDIATE | CompletionFlags::WITH_INVALIDATE;
 
 /// What a datagram's `sl` says on RoCE, as on NICs (mlx5, hns, bnxt): not a service level but the kind of header in
-/// front of it, here RoCE v2 over IPv4. UCX takes from it where in the 40 bytes the destination stands.
-const DATAGRAM_HEADER_IPV4: u8 = 2;
+/// front of it, 1 for RoCE v2 over IPv6, 2 over IPv4. UCX takes from it where in the 40 bytes the destination stands. Without a branch:
+/// each completion comes by here.
+#[inline]
+fn header_kind(flags: CompletionFlags) -> u8 {
+    const GRH_BIT: u32 = CompletionFlags::GRH.trailing_zeros();
+    const IPV6_BIT: u32 = CompletionFlags::IPV6_HEADER.trailing_zeros();
+    let has_header = flags.0 >> GRH_BIT & 1;
+    (has_header << 1) - (flags.0 >> IPV6_BIT & has_header)
+}
 
 #[inline]
 pub fn completion_to_c(completion: &Completion) -> ibv_wc {
-    let is_datagram = completion.flags.contains(CompletionFlags::GRH);
     ibv_wc {
         wr_id: completion.work_request_id,
         status: completion.status as c_uint,
@@ -213,7 +219,7 @@ pub fn completion_to_c(completion: &Completion) -> ibv_wc {
         wc_flags: c_uint::from(completion.flags.0 & VISIBLE_FLAGS),
         pkey_index: 0,
         slid: 0,
-        sl: if is_datagram { DATAGRAM_HEADER_IPV4 } else { 0 },
+        sl: header_kind(completion.flags),
         dlid_path_bits: 0,
     }
 }
@@ -231,6 +237,9 @@ mod tests {
     fn only_datagrams_name_their_header() {
         let datagram = Completion { flags: CompletionFlags(CompletionFlags::GRH), ..Completion::default() };
         assert_eq!(completion_to_c(&datagram).sl, 2);
+        let flags = CompletionFlags(CompletionFlags::GRH | CompletionFlags::IPV6_HEADER);
+        let six = completion_to_c(&Completion { flags, ..Completion::default() });
+        assert_eq!((six.sl, six.wc_flags), (1, 1));
         assert_eq!(completion_to_c(&Completion::default()).sl, 0);
     }
 

@@ -18,6 +18,8 @@ pub const fn errno_of(error: VerbsError) -> c_int {
         VerbsError::VersionMismatch => libc::EPROTONOSUPPORT,
         VerbsError::Unreachable => libc::ENETUNREACH,
         VerbsError::TimedOut => libc::ETIMEDOUT,
+        VerbsError::AddressInUse => libc::EADDRINUSE,
+        VerbsError::AddressNotAvailable => libc::EADDRNOTAVAIL,
     }
 }
 
@@ -41,6 +43,8 @@ mod tests {
             VerbsError::VersionMismatch,
             VerbsError::Unreachable,
             VerbsError::TimedOut,
+            VerbsError::AddressInUse,
+            VerbsError::AddressNotAvailable,
         ] {
             assert!(errno_of(error) > 0, "{error:?}");
         }

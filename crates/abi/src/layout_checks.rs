@@ -23,6 +23,9 @@ size! {
     ibv_gid = 16, ibv_grh = 40, ibv_global_route = 24, ibv_ah_attr = 32, ibv_srq_attr = 12, ibv_srq_init_attr = 24,
     ibv_srq_init_attr_ex = 64, ibv_qp_cap = 20, ibv_ece = 12, ibv_mw_bind = 48, ibv_mw_bind_info = 32, ibv_dm = 32,
     ib_uverbs_ah_attr = 32, ib_uverbs_qp_attr = 144, ib_user_path_rec = 64, ibv_sa_path_rec = 64,
+    rdma_ib_addr = 40, rdma_addr = 296, rdma_route = 312, rdma_event_channel = 4, rdma_cm_id = 416,
+    rdma_conn_param = 24, rdma_ud_param = 56, rdma_cm_event = 80, rdma_addrinfo = 96, rdma_cm_join_mc_attr_ex = 16,
+    sockaddr_ib = 48, ibv_path_record = 64, ibv_path_data = 72,
 }
 
 offset! {
@@ -42,6 +45,18 @@ offset! {
     ibv_dm.memcpy_to_dm = 8, ibv_dm.memcpy_from_dm = 16, ibv_dm.handle = 28,
     ibv_port_attr.link_layer = 46, ibv_port_attr.port_cap_flags2 = 48, ibv_port_attr.active_speed_ex = 52,
     ibv_send_wr.wr = 40, ibv_send_wr.xrc_remote_srqn = 72, ibv_send_wr.tail = 80,
+    rdma_addr.dst = 128, rdma_addr.ibaddr = 256, rdma_route.path_rec = 296, rdma_route.num_paths = 304,
+    rdma_cm_id.channel = 8, rdma_cm_id.context = 16, rdma_cm_id.qp = 24, rdma_cm_id.route = 32, rdma_cm_id.ps = 344,
+    rdma_cm_id.port_num = 348, rdma_cm_id.event = 352, rdma_cm_id.send_cq_channel = 360, rdma_cm_id.send_cq = 368,
+    rdma_cm_id.recv_cq_channel = 376, rdma_cm_id.recv_cq = 384, rdma_cm_id.srq = 392, rdma_cm_id.pd = 400,
+    rdma_cm_id.qp_type = 408,
+    rdma_conn_param.private_data_len = 8, rdma_conn_param.srq = 14, rdma_conn_param.qp_num = 16,
+    rdma_ud_param.ah_attr = 16, rdma_ud_param.qp_num = 48, rdma_ud_param.qkey = 52,
+    rdma_cm_event.listen_id = 8, rdma_cm_event.event = 16, rdma_cm_event.status = 20, rdma_cm_event.param = 24,
+    rdma_addrinfo.ai_src_len = 16, rdma_addrinfo.ai_src_addr = 24, rdma_addrinfo.ai_src_canonname = 40,
+    rdma_addrinfo.ai_route_len = 56, rdma_addrinfo.ai_connect = 80, rdma_addrinfo.ai_next = 88,
+    sockaddr_ib.sib_addr = 8, sockaddr_ib.sib_sid = 24, ibv_path_data.path = 8,
+    ibv_path_record.dgid = 8, ibv_path_record.flowlabel_hoplimit = 44, ibv_path_record.pkey = 50,
 }
 
 /// Distances from the context, by which the header finds the entries of a `verbs_context`.

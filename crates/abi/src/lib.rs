@@ -1,4 +1,4 @@
-//! C layouts of libibverbs (x86-64), the errno table, and conversions to the vocabulary of `freeflow-verbs`.
+//! C layouts of libibverbs and librdmacm (x86-64), the errno table, and conversions to the vocabulary of `freeflow-verbs`.
 //!
 //! Names are those of `infiniband/verbs.h` (rdma-core), so that a reader can hold one beside the other. Where a struct
 //! has grown, the newest layout stands here; every size and the offsets that programs were compiled with are asserted
@@ -18,6 +18,7 @@ mod extended;
 mod kernel;
 mod layout_checks;
 mod objects;
+mod rdma;
 mod work;
 
 pub use attributes::*;
@@ -33,4 +34,5 @@ pub use errno::errno_of;
 pub use extended::*;
 pub use kernel::*;
 pub use objects::*;
+pub use rdma::*;
 pub use work::*;

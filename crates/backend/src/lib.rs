@@ -26,4 +26,4 @@ pub use counters::WireCounters;
 pub use faults::{Faults, HELD_COUNT_MAX};
 pub use peers::{PEER_COUNT_MAX, Peer, PeerIndex};
 pub use receive::{Datagram, Received};
-pub use udp::{BURST_BYTES_MAX, PACKET_BYTES_MAX, Udp, UdpConfig};
+pub use udp::{BURST_BYTES_MAX, PACKET_BYTES_MAX, Udp, UdpConfig, path_mtu};

@@ -552,7 +552,11 @@ pub(crate) fn now_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn path_mtu(local: IpAddr, remote: IpAddr) -> io::Result<u16> {
+/// The largest payload of a packet that gets from one address to another whole, as the kernel's routes say now.
+///
+/// # Errors
+/// No such address here, or no route.
+pub fn path_mtu(local: IpAddr, remote: IpAddr) -> io::Result<u16> {
     let probe = UdpSocket::bind((local, 0))?;
     forbid_fragments(&probe, local)?;
     probe.connect((remote, UDP_PORT))?;

@@ -35,14 +35,7 @@ impl Freeflow {
     /// Starts a router in this mode; in one scheduling group with the containers, unless everything is to be left as it
     /// is started.
     pub fn up(program: &Path, mode: &str, one_group: bool) -> Result<Self, String> {
-        // Short, because socket paths are.
-        let run_dir = PathBuf::from(format!("/tmp/ffbench.{}.{mode}", std::process::id()));
-        fs::create_dir_all(&run_dir).map_err(|error| format!("{}: {error}", run_dir.display()))?;
-        let mut host = Self { program: program.to_owned(), run_dir, router_pid: 0, group: None };
-        host.call(&["up", "--mode", mode])?;
-        let status = host.status()?;
-        let pid = status.get("pid").and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
-        host.router_pid = pid.ok_or("freeflow status names no pid")?;
+        let mut host = Self::up_with(program, mode, &[])?;
         if one_group {
             match Group::new(&format!("freeflow-bench.{}.{mode}", std::process::id())) {
                 Ok(group) => host.group = Some(group),
@@ -50,6 +43,20 @@ impl Freeflow {
             }
             host.take_in(host.router_pid)?;
         }
+        Ok(host)
+    }
+
+    /// The same with more options of `freeflow up`, and everything left as it is.
+    pub fn up_with(program: &Path, mode: &str, options: &[&str]) -> Result<Self, String> {
+        // Short, because socket paths are.
+        let kind = options.concat();
+        let run_dir = PathBuf::from(format!("/tmp/ffbench.{}.{mode}{kind}", std::process::id()));
+        fs::create_dir_all(&run_dir).map_err(|error| format!("{}: {error}", run_dir.display()))?;
+        let mut host = Self { program: program.to_owned(), run_dir, router_pid: 0, group: None };
+        host.call(&[&["up", "--mode", mode], options].concat())?;
+        let status = host.status()?;
+        let pid = status.get("pid").and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
+        host.router_pid = pid.ok_or("freeflow status names no pid")?;
         Ok(host)
     }
 
@@ -86,13 +93,47 @@ impl Freeflow {
 
     /// A container with an agent in it.
     pub fn agent(&self, name: &str) -> Result<Agent, String> {
-        let program = env::current_exe().map_err(|error| error.to_string())?;
-        let mut command = self.command();
-        command.args(["run", "--rm", "--name", name, "--"]).arg(program).arg("agent");
-        let mut agent = Agent::start(name, command)?;
+        let mut agent = self.starting_agent(name, &[])?;
         agent.ask(&Request::Hello)?;
         self.take_in(self.pid_of(name)?)?;
         Ok(agent)
+    }
+
+    /// The same, run by another program, and not waited for: its answer to a `Hello` shows that it is there.
+    pub fn starting_agent(&self, name: &str, under: &[String]) -> Result<Agent, String> {
+        self.starting_agent_in(None, name, under)
+    }
+
+    /// The same in a declared network.
+    pub fn starting_agent_in(&self, network: Option<&str>, name: &str, under: &[String]) -> Result<Agent, String> {
+        let program = env::current_exe().map_err(|error| error.to_string())?;
+        let mut command = self.command();
+        command.args(["run", "--rm", "--name", name]);
+        if let Some(network) = network {
+            command.args(["--network", network]);
+        }
+        command.arg("--").args(under).arg(program).arg("agent");
+        Agent::start(name, command)
+    }
+
+    /// Declares what this YAML says.
+    pub fn apply(&self, declaration: &str) -> Result<(), String> {
+        let file = self.run_dir.join("bench.yaml");
+        fs::write(&file, declaration).map_err(|error| format!("{}: {error}", file.display()))?;
+        let file = file.to_str().ok_or("a path that is no text")?;
+        self.call(&["apply", "-f", file]).map(|_| ())
+    }
+
+    pub fn delete(&self, kind: &str, name: &str) -> Result<(), String> {
+        self.call(&["delete", kind, name]).map(|_| ())
+    }
+
+    /// Which way messages of the default network take: `auto`, `direct` or `routed`.
+    ///
+    /// # Errors
+    /// A `freeflow` that knows no such choice.
+    pub fn set_data_path(&self, path: &str) -> Result<(), String> {
+        self.call(&["network", "set", "default", "--data-path", path]).map(|_| ())
     }
 
     fn take_in(&self, pid: u32) -> Result<(), String> {

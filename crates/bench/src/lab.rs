@@ -1,11 +1,11 @@
 //! Two hosts made by `freeflow lab`, and programs in them: in a host's own network, or in containers.
 use crate::host::Agent;
-use crate::limits::wire::{End, EndFigures, READY};
+use crate::limits::wire::{End, EndFigures, READY, THERE};
 use crate::sys;
 use serde_json::Value;
 use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -256,13 +256,27 @@ impl Ending {
         let text = serde_json::to_string(end).map_err(|error| error.to_string())?;
         let mut command = lab.command(place, &[program, "wire-end", &text]);
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| format!("{}: {error}", lab.program.display()))?;
         let output = child.stdout.take().ok_or("no pipe")?;
-        Ok(Self { child: Killed(child), output: BufReader::new(output), what: format!("{end:?}") })
+        let mut ending = Self { child: Killed(child), output: BufReader::new(output), what: format!("{end:?}") };
+        if matches!(place, Place::Container(_)) {
+            ending.give_place()?;
+        }
+        Ok(ending)
+    }
+
+    /// Puts it where bare programs put themselves, once it is there, and lets it go on.
+    fn give_place(&mut self) -> Result<(), String> {
+        self.await_line(THERE)?;
+        for pid in sys::with_descendants(self.child.0.id()) {
+            sys::first_in_line(&pid.to_string());
+        }
+        let mut input = self.child.0.stdin.take().ok_or("no pipe")?;
+        input.write_all(b"\n").map_err(|error| format!("{}: {error}", self.what))
     }
 
     fn complain(&mut self, why: &str) -> String {
@@ -274,10 +288,14 @@ impl Ending {
     }
 
     fn await_ready(&mut self) -> Result<(), String> {
+        self.await_line(READY)
+    }
+
+    fn await_line(&mut self, wanted: &str) -> Result<(), String> {
         let mut line = String::new();
         match self.output.read_line(&mut line) {
-            Ok(_) if line.trim() == READY => Ok(()),
-            _ => Err(self.complain("is not ready")),
+            Ok(_) if line.trim() == wanted => Ok(()),
+            _ => Err(self.complain(&format!("is not {wanted}"))),
         }
     }
 

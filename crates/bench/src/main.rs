@@ -5,10 +5,11 @@ use freeflow_bench::limits::{self, Effort, Limit};
 use freeflow_bench::report::{Report, idle_table, limits_table, machine, measured_table, perftest_table};
 use freeflow_bench::suite::{Pair, Plan, idle};
 use freeflow_bench::verbs::{Job, Memory, Operation, Traffic, agent};
-use freeflow_bench::{memory, perftest, sys, wire};
+use freeflow_bench::{cm, direct, instructions, memory, perftest, qos, sys, wire, workers};
 use std::env;
+use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const HELP: &str = "\
@@ -16,14 +17,16 @@ freeflow-bench: what this machine can do, what FreeFlow makes of it, and the rat
 
 usage: freeflow-bench [options]
        freeflow-bench handoff   one hand-off between two cores, and nothing else
+       freeflow-bench instructions FREEFLOW TABLE
+                                instructions of each call of the data path, beside those in a table (scripts/instructions)
 
   --quick            about two minutes instead of nine; fewer sizes, shorter runs
-  --only LIST        of limits, latency, bandwidth, idle, perftest, memory, wire (default: all; ratios within a host
-                     need limits; wire has its own)
-  --tables TEXT      of wire, only tables with this in their title: trips, loss, flows ...
+  --only LIST        of limits, latency, bandwidth, idle, perftest, memory, workers, direct, wire, cm, qos (default: all;
+                     the ratios of latency and bandwidth need limits; direct, wire, cm and qos have their own)
+  --tables TEXT      of direct, wire, cm and qos, only tables with this in their title: streams, trips, loss, flows ...
   --modes LIST       of fastpath, lowcpu, adaptive (default: all)
   --freeflow PATH    the freeflow program (default: dist/bin/freeflow)
-  --out DIR          where the JSON goes (default: target/bench)
+  --out DIR          where JSON and plots go (default: target/bench)
   --one-group        put router and containers into one cpu cgroup (an experiment: it can starve the machine)
   --strict           exit with 1 when an expectation is missed or a limit is suspect
 ";
@@ -39,7 +42,8 @@ struct Options {
     out: PathBuf,
 }
 
-const PARTS: [&str; 7] = ["limits", "latency", "bandwidth", "idle", "perftest", "memory", "wire"];
+const PARTS: [&str; 11] =
+    ["limits", "latency", "bandwidth", "idle", "perftest", "memory", "workers", "direct", "wire", "cm", "qos"];
 
 fn list(text: &str, known: &[&str]) -> Result<Vec<String>, String> {
     let words: Vec<String> = text.split(',').map(str::to_owned).collect();
@@ -93,6 +97,7 @@ fn main() -> ExitCode {
             println!("{}", handoff.to_json());
             ExitCode::SUCCESS
         }),
+        Some("instructions") => compare_instructions(&arguments[1..]),
         Some("-h" | "--help") => {
             print!("{HELP}");
             return ExitCode::SUCCESS;
@@ -109,6 +114,25 @@ fn main() -> ExitCode {
         eprintln!("freeflow-bench: {error}");
         ExitCode::FAILURE
     })
+}
+
+/// FREEFLOW_PROGRAM TABLE
+fn compare_instructions(arguments: &[String]) -> io::Result<ExitCode> {
+    let [freeflow, table] = arguments else { return Err(io::Error::other("instructions: a program and a table")) };
+    let now = instructions::measure(Path::new(freeflow)).map_err(io::Error::other)?;
+    let text = instructions::table(&now);
+    print!("{text}");
+    if env::var_os("FREEFLOW_UPDATE").is_some() {
+        fs::write(table, &text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let wrong = instructions::differences(&now, &fs::read_to_string(table)?);
+    wrong.iter().for_each(|one| eprintln!("{one}"));
+    if wrong.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("if it is meant: FREEFLOW_UPDATE=1 scripts/instructions");
+    Ok(ExitCode::FAILURE)
 }
 
 fn bench(options: &Options) -> io::Result<ExitCode> {
@@ -130,10 +154,34 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
     {
         report.fail(format!("memory: {error}"));
     }
+    if options.part("workers")
+        && let Err(error) =
+            workers::measure(&options.freeflow, if options.quick { (3, 150) } else { (5, 800) }, &mut report)
+    {
+        report.fail(format!("workers: {error}"));
+    }
+    if options.part("direct") {
+        let effort = if options.quick { direct::Effort::QUICK } else { direct::Effort::FULL };
+        if let Err(error) = direct::measure(&options.freeflow, effort, &options.tables, &mut report) {
+            report.fail(format!("direct: {error}"));
+        }
+    }
     if options.part("wire") {
         let effort = if options.quick { wire::Effort::QUICK } else { wire::Effort::FULL };
         if let Err(error) = wire::measure(&options.freeflow, effort, &options.tables, &mut report) {
             report.fail(format!("wire: {error}"));
+        }
+    }
+    if options.part("cm") {
+        let effort = if options.quick { cm::Effort::QUICK } else { cm::Effort::FULL };
+        if let Err(error) = cm::measure(&options.freeflow, effort, &options.tables, &mut report) {
+            report.fail(format!("cm: {error}"));
+        }
+    }
+    if options.part("qos") {
+        let effort = if options.quick { qos::Effort::QUICK } else { qos::Effort::FULL };
+        if let Err(error) = qos::measure(&options.freeflow, effort, &options.tables, &mut report) {
+            report.fail(format!("qos: {error}"));
         }
     }
     if !report.idle.is_empty() {

@@ -59,7 +59,7 @@ pub fn registrations(pair: &mut Pair<'_>, quick: bool) -> Vec<Registered> {
 pub fn footprints(pair: &mut Pair<'_>, quick: bool) -> Vec<Footprint> {
     let count = if quick { 200 } else { 1000 };
     let mut list = Vec::new();
-    for kind in Kind::ALL {
+    for kind in Kind::ALONE {
         let cost = footprint(pair, kind, count);
         list.push(Footprint { kind, count, failure: cost.as_ref().err().cloned(), cost: cost.ok() });
     }

@@ -40,7 +40,7 @@ pub struct Figure {
 }
 
 /// The figures of the program's own table: its last line of numbers.
-fn numbers(text: &str) -> Option<Vec<f64>> {
+pub(crate) fn numbers(text: &str) -> Option<Vec<f64>> {
     let line = |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
     text.lines().rev().filter_map(line).find(|numbers| numbers.len() >= 5)
 }
@@ -73,7 +73,7 @@ fn figure(mode: &str, program: &'static str, bytes: usize, output: Result<String
 }
 
 /// The last words of a program that failed.
-fn tail(text: &str) -> String {
+pub(crate) fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines[lines.len().saturating_sub(3)..].join(" | ")
 }
@@ -103,6 +103,22 @@ fn output_of(pair: &mut Pair<'_>, server_address: &str, program: &str, arguments
     let timeout_ms = if result.is_ok() { 2000 } else { 0 };
     pair.server.ask(&Request::Finish { timeout_ms })?;
     result
+}
+
+/// One run of one program: the numbers of its own table, in its order.
+pub fn once(
+    pair: &mut Pair<'_>,
+    server_address: &str,
+    program: &'static str,
+    (bytes, iterations): (usize, usize),
+    more: &[&str],
+) -> Result<Vec<f64>, String> {
+    let (bytes, iterations) = (bytes.to_string(), iterations.to_string());
+    let words = ["-F", "-s", &bytes, "-n", &iterations].into_iter().chain(more.iter().copied());
+    let gigabits = program.ends_with("_bw").then_some("--report_gbits");
+    let arguments: Vec<String> = words.chain(gigabits).map(str::to_owned).collect();
+    let text = output_of(pair, server_address, program, &arguments)?;
+    numbers(&text).ok_or_else(|| format!("{program}: no table in: {}", tail(&text)))
 }
 
 /// All programs, in one mode. `server_address` is the virtual address of the server's container.

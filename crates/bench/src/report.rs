@@ -1,12 +1,17 @@
 //! Everything measured in one run: printed as tables, kept as JSON.
+use crate::cm;
+use crate::direct::{self, Costs};
 use crate::limits::handoff::Handoff;
 use crate::limits::{Limit, Limits, SUSPECT_FACTOR};
 use crate::memory::{Footprint, Registered};
 use crate::perftest;
+use crate::qos;
 use crate::suite::{Idle, Measured};
+use crate::svg::{Plot, Row};
 use crate::table::{Table, bytes, figure};
 use crate::verbs::{Memory, Operation, Traffic};
 use crate::wire;
+use crate::workers::Scaling;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fs;
@@ -56,6 +61,11 @@ pub struct Report {
     pub registrations: Vec<Registered>,
     pub footprints: Vec<Footprint>,
     pub wire: Vec<wire::Series>,
+    pub direct: Vec<direct::Series>,
+    pub cm: Vec<cm::Series>,
+    pub qos: Vec<qos::Series>,
+    pub costs: Costs,
+    pub workers: Vec<Scaling>,
     pub handoffs: Vec<(String, Handoff)>,
     pub failures: Vec<String>,
 }
@@ -117,6 +127,11 @@ impl Report {
                 aim: None,
             });
         }
+        list.extend(self.direct.iter().filter_map(direct::Series::expectation));
+        list.extend(self.cm.iter().filter_map(cm::Series::expectation));
+        list.extend(self.qos.iter().filter_map(qos::Series::expectation));
+        list.extend(self.costs.expectations());
+        list.extend(self.workers.iter().filter_map(Scaling::expectation));
         list.extend(wire::ratios(&self.wire).into_iter().map(|ratio| {
             let less = ratio.less_is_better();
             Expectation {
@@ -134,7 +149,8 @@ impl Report {
         let mut table = Table::new("Expected on two cores", &["what", "value", "bound", "aim", ""]);
         for one in self.expectations() {
             let bound = match (one.at_least, one.at_most) {
-                (Some(bound), _) => format!(">= {}", figure(bound)),
+                (Some(least), Some(most)) => format!("{} to {}", figure(least), figure(most)),
+                (Some(bound), None) => format!(">= {}", figure(bound)),
                 (None, Some(bound)) => format!("<= {}", figure(bound)),
                 (None, None) => String::new(),
             };
@@ -162,11 +178,41 @@ impl Report {
             "limits": self.limits.list.iter().map(Limit::to_json).collect::<Vec<_>>(),
             "measured": self.measured, "idle": self.idle, "perftest": self.perftest,
             "registrations": self.registrations, "footprints": self.footprints, "wire": self.wire,
+            "direct": self.direct, "cm": self.cm, "qos": self.qos, "costs": self.costs, "workers": self.workers,
             "expectations": expectations, "failures": self.failures,
         })
     }
 
-    /// Writes `UNIX_TIME.json` and `latest.json`.
+    /// One for each table of ratios.
+    pub fn plots(&self) -> Vec<Plot> {
+        let mut plots = direct::plots(&self.direct);
+        plots.extend(cm::plots(&self.cm));
+        plots.extend(qos::plots(&self.qos));
+        plots.extend(self.costs.plots());
+        for traffic in [Traffic::Latency, Traffic::Bandwidth] {
+            plots.extend(measured_plots(&self.measured, traffic));
+        }
+        for less in [true, false] {
+            let ratios = wire::ratios(&self.wire).into_iter().filter(|ratio| ratio.less_is_better() == less);
+            let row = |ratio: wire::Ratio| Row {
+                group: ratio.what.to_owned(),
+                label: ratio.what.to_owned(),
+                value: Some(ratio.value),
+                least: None,
+                most: None,
+                floor: Some(ratio.floor),
+                aim: Some(ratio.aim),
+            };
+            let rows: Vec<Row> = ratios.map(row).collect();
+            let (title, better) = if less { ("Two hosts: durations", "less") } else { ("Two hosts: rates", "more") };
+            if !rows.is_empty() {
+                plots.push(Plot { title: title.to_owned(), axis: format!("ratio: {better} is better"), rows });
+            }
+        }
+        plots
+    }
+
+    /// Writes `UNIX_TIME.json` and `latest.json`, and the plots, each in a file named after its table.
     pub fn write(&self, directory: &Path) -> io::Result<PathBuf> {
         fs::create_dir_all(directory)?;
         let mut text = serde_json::to_string_pretty(&self.to_json())?;
@@ -174,6 +220,9 @@ impl Report {
         let path = directory.join(format!("{}.json", unix_time_s()));
         fs::write(&path, &text)?;
         fs::write(directory.join("latest.json"), &text)?;
+        for plot in self.plots() {
+            fs::write(directory.join(plot.file_name()), plot.to_svg())?;
+        }
         Ok(path)
     }
 }
@@ -274,6 +323,28 @@ pub fn measured_table(title: &str, traffic: Traffic, measured: &[Measured]) -> T
         ]);
     }
     table
+}
+
+/// One plot for each mode.
+fn measured_plots(measured: &[Measured], traffic: Traffic) -> Vec<Plot> {
+    let (name, axis) = match traffic {
+        Traffic::Latency => ("latency", "times the limit: less is better"),
+        Traffic::Bandwidth => ("bandwidth", "share of the limit: more is better"),
+    };
+    let mut plots: Vec<Plot> = Vec::new();
+    for one in measured.iter().filter(|one| one.job.traffic == traffic && one.limit.is_some()) {
+        let title = format!("{}: {name}", one.mode);
+        if plots.last().is_none_or(|plot| plot.title != title) {
+            plots.push(Plot { title, axis: axis.to_owned(), rows: Vec::new() });
+        }
+        let group = format!("{}, {}", one.job.operation.name(), one.memory.name());
+        let label = format!("{group}, {}", bytes(one.job.bytes));
+        let row = Row { group, label, value: one.ratio, least: None, most: None, floor: None, aim: None };
+        if let Some(plot) = plots.last_mut() {
+            plot.rows.push(row);
+        }
+    }
+    plots
 }
 
 pub fn idle_table(idle: &[Idle]) -> Table {

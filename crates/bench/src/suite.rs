@@ -97,6 +97,26 @@ fn limit_of(limits: &Limits, job: &Job) -> Option<(String, f64)> {
     limits.figure(name, bytes).map(|figure| (name.to_owned(), figure))
 }
 
+/// Prepares both ends in the same way and connects them.
+pub fn connect(runner: &mut Agent, server: &mut Agent, prepare: &Request) -> Result<(), String> {
+    let address = |reply| match reply {
+        Reply::Prepared(address) => Ok(address),
+        other => Err(format!("unexpected: {other:?}")),
+    };
+    let there = address(server.ask(prepare)?)?;
+    let here = address(runner.ask(prepare)?)?;
+    server.ask(&Request::Connect { peer: here })?;
+    runner.ask(&Request::Connect { peer: there })?;
+    Ok(())
+}
+
+pub fn ended(reply: Reply) -> Result<Outcome, String> {
+    match reply {
+        Reply::Ended(outcome) => Ok(outcome),
+        other => Err(format!("unexpected: {other:?}")),
+    }
+}
+
 /// Two containers on one router.
 pub struct Pair<'a> {
     pub host: &'a Freeflow,
@@ -118,6 +138,11 @@ impl<'a> Pair<'a> {
         Self::with_generation(host, 1)
     }
 
+    /// One of several pairs on a router.
+    pub fn numbered(host: &'a Freeflow, number: u32) -> Result<Self, String> {
+        Self::with_generation(host, number)
+    }
+
     fn with_generation(host: &'a Freeflow, generation: u32) -> Result<Self, String> {
         let server = host.agent(&format!("bench-server-{generation}"))?;
         let runner = host.agent(&format!("bench-runner-{generation}"))?;
@@ -128,36 +153,30 @@ impl<'a> Pair<'a> {
     pub fn measure(&mut self, mode: &str, memory: Memory, job: Job, limits: &Limits) -> Measured {
         let watched = self.watch(memory, job);
         if watched.is_err() {
-            // An end that failed leaves the other waiting: begin anew.
-            if let Ok(pair) = Self::with_generation(self.host, self.generation + 1) {
-                *self = pair;
-            }
+            let _ = self.renew();
         }
         measured(mode, memory, job, limits, watched)
     }
 
     /// The virtual address of the server's container: its GID is that address.
     pub fn server_address(&mut self) -> Result<String, String> {
-        let job = Job { traffic: Traffic::Latency, operation: Operation::Send, bytes: 64, slots: 1, duration_ms: 0 };
-        let reply = self.server.ask(&Request::Prepare { memory: Memory::Ordinary, job })?;
-        self.server.ask(&Request::Release)?;
-        let Reply::Prepared(address) = reply else { return Err(format!("unexpected: {reply:?}")) };
-        let address = Ipv6Addr::from(address.gid);
-        Ok(address.to_ipv4_mapped().map_or(address.to_string(), |address| address.to_string()))
+        address_of(&mut self.server)
     }
 
     /// A connected pair of QPs that nobody uses.
     pub fn connect(&mut self, memory: Memory, job: Job) -> Result<(), String> {
-        let prepare = Request::Prepare { memory, job };
-        let address = |reply| match reply {
-            Reply::Prepared(address) => Ok(address),
-            other => Err(format!("unexpected: {other:?}")),
-        };
-        let server = address(self.server.ask(&prepare)?)?;
-        let runner = address(self.runner.ask(&prepare)?)?;
-        self.server.ask(&Request::Connect { peer: runner })?;
-        self.runner.ask(&Request::Connect { peer: server })?;
+        connect(&mut self.runner, &mut self.server, &Request::Prepare { memory, job })
+    }
+
+    /// Begins anew with other containers: an end that failed leaves the other waiting.
+    pub fn renew(&mut self) -> Result<(), String> {
+        *self = Self::with_generation(self.host, self.generation + 1)?;
         Ok(())
+    }
+
+    /// One job of two that the router's CPU time is not of interest to.
+    pub fn outcome(&mut self, memory: Memory, job: Job) -> Result<Outcome, String> {
+        self.watch(memory, job).map(|watched| watched.outcome)
     }
 
     pub fn release(&mut self) -> Result<(), String> {
@@ -167,10 +186,6 @@ impl<'a> Pair<'a> {
     }
 
     fn watch(&mut self, memory: Memory, job: Job) -> Result<Watched, String> {
-        let ended = |reply| match reply {
-            Reply::Ended(outcome) => Ok(outcome),
-            other => Err(format!("unexpected: {other:?}")),
-        };
         self.connect(memory, job)?;
         let passive = job.operation == Operation::Read
             || (job.traffic == Traffic::Bandwidth && job.operation == Operation::Write);
@@ -221,6 +236,16 @@ fn measured(mode: &str, memory: Memory, job: Job, limits: &Limits, watched: Resu
             .map(|watched| watched.router_cpu_ns as f64 / watched.outcome.elapsed_ns.max(1) as f64),
         outcome: watched.map(|watched| watched.outcome),
     }
+}
+
+/// The virtual address of an agent's container.
+pub fn address_of(agent: &mut Agent) -> Result<String, String> {
+    let job = Job { traffic: Traffic::Latency, operation: Operation::Send, bytes: 64, slots: 1, duration_ms: 0 };
+    let reply = agent.ask(&Request::Prepare { memory: Memory::Ordinary, job })?;
+    agent.ask(&Request::Release)?;
+    let Reply::Prepared(address) = reply else { return Err(format!("unexpected: {reply:?}")) };
+    let address = Ipv6Addr::from(address.gid);
+    Ok(address.to_ipv4_mapped().map_or(address.to_string(), |address| address.to_string()))
 }
 
 /// What a router without work costs.

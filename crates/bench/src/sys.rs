@@ -32,6 +32,9 @@ pub fn cpus() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
 }
 
+/// Processes that are looked at for those that they started.
+const DESCENDANTS_MAX: usize = 64;
+
 /// Keeps this process on one CPU; `None` leaves it free.
 pub fn pin(cpu: Option<usize>) {
     let Some(cpu) = cpu else { return };
@@ -64,6 +67,21 @@ pub fn first_in_line(pid: &str) -> bool {
     let niced = unsafe { libc::setpriority(libc::PRIO_PROCESS, number, -20) } == 0;
     let grouped = fs::write(format!("/proc/{pid}/autogroup"), "-20").is_ok();
     niced && grouped
+}
+
+/// A process and all it started, and they in turn.
+pub fn with_descendants(pid: u32) -> Vec<u32> {
+    let mut all = vec![pid];
+    let mut next = 0;
+    while let Some(&pid) = all.get(next).filter(|_| next < DESCENDANTS_MAX) {
+        next += 1;
+        let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+        for thread in threads.flatten() {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            all.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+        }
+    }
+    all
 }
 
 /// CPU time of this process so far, nanoseconds.
@@ -105,6 +123,18 @@ pub fn status_bytes(pid: &str, field: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)
+}
+
+/// A process's part of all resident memory, bytes: of each page that it has mapped, an equal part for each process that has it
+/// mapped. `pid` may be `self`.
+pub fn share_bytes(pid: &str) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let field = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse().ok()
+    };
+    // Not of files: what a program's code takes is no object's.
+    Some((field("Pss_Anon:")? + field("Pss_Shmem:")?) << 10)
 }
 
 /// An anonymous mapping, shared with the children forked after it was made.
@@ -273,6 +303,7 @@ mod tests {
         assert!(own_cpu_ns() > 0);
         assert!(status_bytes("self", "RssAnon:").is_some_and(|bytes| bytes > 0));
         assert_eq!(status_bytes("self", "Name:"), None);
+        assert!(share_bytes("self").is_some_and(|bytes| bytes > 0));
         assert!(!thread_cpu_ns(std::process::id()).expect("own threads").is_empty());
     }
 

@@ -3,8 +3,8 @@
 use crate::failure::{Context, Failure, Result};
 use crate::run_dir::RunDir;
 use freeflow_protocol::admin::{
-    AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, PeersStatus, RouterStatus, VnicStatus, WireFaults,
-    WireStatus,
+    AdminErrorCode, AdminReply, AdminRequest, CmPage, DataPath, NetworkStatus, PeersStatus, QpStatus, RouterStatus,
+    VnicStatus, WireFaults, WireStatus,
 };
 use freeflow_protocol::{PROTOCOL_VERSION, decode, encode};
 use freeflow_shm::fd::{connect_seqpacket, receive_message, send_message};
@@ -150,6 +150,49 @@ impl Admin {
         match self.ask(&AdminRequest::ListNetworks)? {
             AdminReply::Networks { networks } => Ok(networks),
             other => Err(unexpected(&other)),
+        }
+    }
+
+    pub fn set_data_path(&mut self, network: &str, path: DataPath) -> Result<()> {
+        match self.ask(&AdminRequest::SetDataPath { network: network.into(), path })? {
+            AdminReply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// All pages: the QPs of a vNIC, or of all.
+    pub fn qps(&mut self, vnic: Option<&str>) -> Result<Vec<QpStatus>> {
+        let mut all: Vec<QpStatus> = Vec::new();
+        loop {
+            let after_qpn = all.last().map(|qp| qp.qpn);
+            match self.ask(&AdminRequest::ListQps { vnic: vnic.map(str::to_owned), after_qpn })? {
+                AdminReply::Qps { qps, more } => {
+                    let more = more && !qps.is_empty();
+                    all.extend(qps);
+                    if !more {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// All pages.
+    pub fn cm(&mut self) -> Result<CmPage> {
+        let mut all = CmPage::default();
+        loop {
+            let after = all.ids.last().map(|id| id.position);
+            let page = match self.ask(&AdminRequest::ListCm { after })? {
+                AdminReply::Cm(page) => page,
+                other => return Err(unexpected(&other)),
+            };
+            let more = page.more && !page.ids.is_empty();
+            let ids = std::mem::take(&mut all.ids);
+            all = CmPage { ids: ids.into_iter().chain(page.ids).collect(), ..page };
+            if !more {
+                return Ok(all);
+            }
         }
     }
 

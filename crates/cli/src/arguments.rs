@@ -1,8 +1,10 @@
 //! The command line. Its help texts are a checked-in list: `tests/help.txt`.
 
+use crate::arguments_control::{Apply, Delete, Describe, Diff, Get, Top};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -77,10 +79,30 @@ pub enum Command {
         /// Ended ones too
         #[arg(long, short)]
         all: bool,
+        /// The queue pairs of all containers in their place: peers, and which way messages go
+        #[arg(long, conflicts_with = "all")]
+        qps: bool,
+        /// The identifiers of connection management (rdma_cm) in their place: listeners, connections, counts of messages
+        #[arg(long, conflicts_with_all = ["all", "qps"])]
+        cm: bool,
         #[command(flatten)]
         output: Output,
     },
-    /// Show virtual networks
+    /// Measure round trips between two containers of this host, and tell which way they went
+    Ping(Ping),
+    /// Make what files declare so: networks, groups, rules, QoS classes, quotas, vNICs
+    Apply(Apply),
+    /// List declared objects, or watch them
+    Get(Get),
+    /// Tell all about an object
+    Describe(Describe),
+    /// Remove declared objects
+    Delete(Delete),
+    /// Show what apply would change
+    Diff(Diff),
+    /// Show what each vNIC and queue pair does: rates, paths, limits
+    Top(Top),
+    /// Show virtual networks, or change one
     #[command(subcommand)]
     Network(Network),
     /// Make hosts out of network namespaces on this machine, and use them
@@ -111,6 +133,12 @@ pub struct Up {
     /// How the router waits for work [default: adaptive]
     #[arg(long, value_name = "MODE")]
     pub mode: Option<Mode>,
+    /// Threads of the router that copy messages, 1 to 32, or auto [default: auto, which is 1 below eight processors]
+    #[arg(long, value_name = "N")]
+    pub workers: Option<Workers>,
+    /// For tests: copies from this size on are always handed to those threads
+    #[arg(long, value_name = "BYTES", hide = true)]
+    pub move_bytes_min: Option<u32>,
     /// Addresses of the network `default` [default: 10.111.0.0/16, or another free range]
     #[arg(long, value_name = "CIDR")]
     pub pool: Option<String>,
@@ -126,9 +154,60 @@ pub struct Up {
     /// This host's address for other hosts [default: the peers file's]
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,
+    /// Where what is declared is kept, also by freeflow down [default: as before, the run directory, which down empties]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Serve metrics (Prometheus) by TCP too, to whoever asks: /metrics, /livez, /readyz; off: no more [default: as before, off]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics_listen: Option<MetricsListen>,
     /// Where to put the CDI file [default: /etc/cdi, for the default run directory only]
     #[arg(long, value_name = "DIR")]
     pub cdi_dir: Option<PathBuf>,
+}
+
+/// What `--metrics-listen` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetricsListen(pub Option<SocketAddr>);
+
+impl FromStr for MetricsListen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text == "off" => Ok(Self(None)),
+            Ok(address) => Ok(Self(Some(address))),
+            Err(_) => Err("write an address and a port, such as 127.0.0.1:9464, or off".into()),
+        }
+    }
+}
+
+/// What `--workers` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workers {
+    Auto,
+    Count(u32),
+}
+
+impl Workers {
+    /// `None`: what suits the machine.
+    pub fn count(self) -> Option<u32> {
+        match self {
+            Self::Auto => None,
+            Self::Count(count) => Some(count),
+        }
+    }
+}
+
+impl FromStr for Workers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text == "auto" => Ok(Self::Auto),
+            Ok(count @ 1..=32) => Ok(Self::Count(count)),
+            _ => Err("write a number from 1 to 32, or auto".into()),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -139,6 +218,8 @@ pub enum Mode {
     Lowcpu,
     /// Never sleep: takes a whole core
     Fastpath,
+    /// One of these, as the latency classes of the containers want it
+    Auto,
 }
 
 impl Mode {
@@ -147,6 +228,7 @@ impl Mode {
             Self::Adaptive => "adaptive",
             Self::Lowcpu => "lowcpu",
             Self::Fastpath => "fastpath",
+            Self::Auto => "auto",
         }
     }
 }
@@ -169,6 +251,12 @@ pub struct Run {
     /// Address of the vNIC [default: the next free one]
     #[arg(long, value_name = "IP")]
     pub ip: Option<IpAddr>,
+    /// A declared vNIC, with its network and address, in the place of a new one
+    #[arg(long, value_name = "VNIC", conflicts_with_all = ["network", "ip", "labels"])]
+    pub vnic: Option<String>,
+    /// A label of the vNIC, for groups and rules
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = crate::run::parse_label)]
+    pub labels: Vec<(String, String)>,
     /// In the background: print the name and return once the program runs
     #[arg(long, short)]
     pub detach: bool,
@@ -219,10 +307,55 @@ pub struct Exec {
 #[derive(Debug, Subcommand)]
 pub enum Network {
     /// List virtual networks
+    #[command(visible_alias = "list")]
     Ls {
         #[command(flatten)]
         output: Output,
     },
+    /// Change a virtual network, also while traffic runs; it stays so over restarts
+    Set {
+        /// The network, see freeflow network ls
+        #[arg(value_name = "NETWORK")]
+        name: String,
+        /// Which way messages between containers of one host go
+        #[arg(long, value_name = "PATH")]
+        data_path: DataPathChoice,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DataPathChoice {
+    /// Directly between containers of one tenant, else by the router; for now a network is one tenant's, so as direct
+    Auto,
+    /// Directly where that is possible, else by the router
+    Direct,
+    /// All by the router
+    Routed,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The messages go between two QPs that this command makes at the containers' own vNICs, by the same \
+                        library and router as their programs': nothing runs in the containers. FROM and TO are names, \
+                        ids or addresses."
+)]
+pub struct Ping {
+    /// How many round trips to measure, after some hundreds to warm up
+    #[arg(long, short, value_name = "NUMBER", default_value_t = 1000,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub count: u32,
+    /// Size of the messages, bytes
+    #[arg(long, short, value_name = "BYTES", default_value_t = 64,
+          value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub size: u32,
+    #[command(flatten)]
+    pub output: Output,
+    /// The container whose vNIC begins
+    #[arg(value_name = "FROM")]
+    pub from: String,
+    /// The one whose vNIC answers
+    #[arg(value_name = "TO")]
+    pub to: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -397,6 +530,12 @@ pub struct LabUp {
     /// How the routers wait for work [default: adaptive]
     #[arg(long, value_name = "MODE")]
     pub mode: Option<Mode>,
+    /// Threads of each router that copy messages, 1 to 32, or auto [default: auto]
+    #[arg(long, value_name = "N")]
+    pub workers: Option<Workers>,
+    /// For tests, as in `up`
+    #[arg(long, value_name = "BYTES", hide = true)]
+    pub move_bytes_min: Option<u32>,
     /// Name of the lab [default: lab]
     #[arg(long, alias = "lab", value_name = "LAB")]
     pub name: Option<String>,
@@ -461,4 +600,7 @@ pub enum Stage {
     CreateRuntime,
     #[value(name = "poststop")]
     Poststop,
+    /// The router's: networks have come or gone
+    #[value(name = "networks", hide = true)]
+    Networks,
 }

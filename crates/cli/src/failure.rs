@@ -14,11 +14,18 @@ pub type Result<T> = std::result::Result<T, Failure>;
 pub struct Failure {
     message: String,
     code: u8,
+    keeps_lines: bool,
 }
 
 impl Failure {
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), code: EXIT_FAILURE }
+        Self { message: message.into(), code: EXIT_FAILURE, keeps_lines: false }
+    }
+
+    /// Said in the message's own lines: a list of things to mend.
+    pub fn in_lines(mut self) -> Self {
+        self.keeps_lines = true;
+        self
     }
 
     pub fn with_code(mut self, code: u8) -> Self {
@@ -38,6 +45,9 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.keeps_lines {
+            return f.write_str(&self.message);
+        }
         // One line, whatever a tool's own message looked like.
         let mut first = true;
         for line in self.message.lines().map(str::trim).filter(|line| !line.is_empty()) {

@@ -59,16 +59,37 @@ impl Guard {
             return Ok(());
         }
         // Where the sink is, it was needed before.
+        if !ip::exists(&self.sink) && self.replace(interface, "drop").is_ok() {
+            return Ok(());
+        }
+        self.make_sink()?;
+        self.replace(interface, &format!("mirred egress redirect dev {}", self.sink))
+    }
+
+    /// Drops whatever comes out of a bridge to this host. Unlike the filters of [`Self::put`] a network can't be without.
+    pub fn seal(&self, bridge: &str) -> Result<()> {
+        let sealed = |action: &str| {
+            let _ = ip::tc(&["qdisc", "delete", "dev", bridge, "clsact"]);
+            ip::tc_batch(&format!(
+                "qdisc add dev {bridge} clsact\nfilter add dev {bridge} ingress protocol all prio 1 u32 match u32 0 0 \
+                 action {action}\n"
+            ))
+        };
+        if !ip::exists(&self.sink) && sealed("drop").is_ok() {
+            return Ok(());
+        }
+        self.make_sink()?;
+        sealed(&format!("mirred egress redirect dev {}", self.sink)).context("can't keep it apart from the host")
+    }
+
+    /// The device into which packets are redirected where they can't be dropped.
+    fn make_sink(&self) -> Result<()> {
         if !ip::exists(&self.sink) {
-            if self.replace(interface, "drop").is_ok() {
-                return Ok(());
-            }
             // Somebody else may make it at the same time; whether it is there shows below.
             let _ = ip::run(&["link", "add", "name", &self.sink, "type", "ifb"]);
         }
         ip::tc(&["qdisc", "replace", "dev", &self.sink, "root", "pfifo", "limit", "0"])?;
-        ip::run(&["link", "set", "dev", &self.sink, "up"])?;
-        self.replace(interface, &format!("mirred egress redirect dev {}", self.sink))
+        ip::run(&["link", "set", "dev", &self.sink, "up"]).map(|_| ())
     }
 
     fn replace(&self, interface: &str, action: &str) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Puts a vNIC's directory and the drop-in library into a container's file system, whose content may be hostile.
+//! Puts a vNIC's directory and the drop-in libraries into a container's file system, whose content may be hostile.
 //!
 //! What is mounted is opened in the host's view beforehand, as detached mounts. Where it is mounted is resolved by the
 //! kernel below the container's root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS), so no symbolic link
@@ -10,7 +10,7 @@
 use crate::failure::{Context, Failure, Result};
 use crate::inject_sysfs::Classes;
 use crate::sys;
-use crate::tools::LIBRARY;
+use crate::tools::{LIBRARIES, LIBRARY};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, openat, openat2};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
@@ -40,17 +40,35 @@ mod architecture {
 /// What gets mounted, opened in the host's view.
 pub struct Sources {
     vnic: OwnedFd,
-    library: Vec<OwnedFd>,
-    library_identity: (u64, u64),
+    libraries: Vec<Library>,
     pub classes: Classes,
 }
 
+/// One of the drop-ins.
+struct Library {
+    name: &'static str,
+    mounts: Vec<OwnedFd>,
+    identity: (u64, u64),
+}
+
+impl Library {
+    fn open(directory: &Path, name: &'static str) -> Result<Self> {
+        // What is mounted is the file, not a link to it.
+        let path = std::fs::canonicalize(directory.join(name)).context(name)?;
+        let metadata = rustix::fs::stat(&path).context(path.display())?;
+        let mounts: Result<Vec<OwnedFd>> = (0..LIBRARY_COUNT_MAX).map(|_| protected(&path)).collect();
+        Ok(Self { name, mounts: mounts?, identity: identity(&metadata) })
+    }
+}
+
 impl Sources {
+    /// `library` is the drop-in libibverbs; the others lie beside it.
     pub fn open(vnic_directory: &Path, library: &Path) -> Result<Self> {
-        let metadata = rustix::fs::stat(library).context(library.display())?;
-        let clones: Result<Vec<OwnedFd>> = (0..LIBRARY_COUNT_MAX).map(|_| protected(library)).collect();
+        let directory = library.parent().unwrap_or(Path::new("/"));
+        let libraries: Result<Vec<Library>> =
+            LIBRARIES.into_iter().map(|name| Library::open(directory, name)).collect();
         let (vnic, classes) = (protected(vnic_directory)?, Classes::open(vnic_directory)?);
-        Ok(Self { vnic, library: clones?, library_identity: identity(&metadata), classes })
+        Ok(Self { vnic, libraries: libraries?, classes })
     }
 }
 
@@ -128,48 +146,70 @@ impl Root {
         Ok(directory)
     }
 
-    /// Puts the drop-in in place of every `libibverbs.so.1` in the standard folders; the number of places.
-    pub fn replace_libraries(&self, sources: &Sources) -> Result<usize> {
+    /// Puts the drop-ins in place of every library of their names in the standard folders. True if each lies over one.
+    pub fn replace_libraries(&self, sources: &Sources) -> Result<bool> {
+        let mut all = true;
+        for library in &sources.libraries {
+            all &= self.replace_library(library)? > 0;
+        }
+        Ok(all)
+    }
+
+    /// The same, and makes what the image has not. A program may load librdmacm by itself (`dlopen`), so that is made as well, but
+    /// an image that has none and can't be written to starts without it.
+    pub fn replace_or_add_libraries(&self, sources: &Sources) -> Result<()> {
+        for library in &sources.libraries {
+            if self.replace_library(library)? == 0 {
+                match self.add_library(library) {
+                    Err(failure) if library.name == LIBRARY => return Err(failure),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of places.
+    fn replace_library(&self, library: &Library) -> Result<usize> {
+        let name = library.name;
         let mut replaced = 0;
         for directory in self.library_directories() {
-            let Ok(target) = self.resolve(directory.join(LIBRARY), OFlags::empty()) else { continue };
-            let metadata = fstat(&target).context(LIBRARY)?;
+            let Ok(target) = self.resolve(directory.join(name), OFlags::empty()) else { continue };
+            let metadata = fstat(&target).context(name)?;
             let is_file = FileType::from_raw_mode(metadata.st_mode) == FileType::RegularFile;
             // Another name of a place that was done already leads to the drop-in itself.
-            if !is_file || identity(&metadata) == sources.library_identity {
+            if !is_file || identity(&metadata) == library.identity {
                 continue;
             }
-            let Some(source) = sources.library.get(replaced) else {
-                crate::fail!("the container has {LIBRARY} in more than {LIBRARY_COUNT_MAX} places");
+            let Some(source) = library.mounts.get(replaced) else {
+                crate::fail!("the container has {name} in more than {LIBRARY_COUNT_MAX} places");
             };
-            mount_onto(source, &target).context(format!(
-                "can't put the drop-in over {} of the container",
-                directory.join(LIBRARY).display()
-            ))?;
+            mount_onto(source, &target)
+                .context(format!("can't put the drop-in over {} of the container", directory.join(name).display()))?;
             replaced += 1;
         }
         Ok(replaced)
     }
 
-    /// Makes `libibverbs.so.1` in a standard folder of an image that has none, and the drop-in on it.
-    pub fn add_library(&self, sources: &Sources) -> Result<()> {
+    /// Makes a library in a standard folder of an image that has none, and the drop-in on it.
+    fn add_library(&self, library: &Library) -> Result<()> {
+        let name = library.name;
         for directory in self.default_directories() {
             let Ok(directory_fd) = self.resolve(&directory, OFlags::DIRECTORY) else { continue };
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
-            match openat(&directory_fd, LIBRARY, flags, Mode::from(0o644)) {
+            match openat(&directory_fd, name, flags, Mode::from(0o644)) {
                 Ok(_) | Err(Errno::EXIST) => {}
                 Err(errno) => {
                     crate::fail!(
-                        "the image has no {LIBRARY} and none can be made in /{}: {errno}; install libibverbs1 in the \
+                        "the image has no {name} and none can be made in /{}: {errno}; install libibverbs1 in the \
                          image",
                         directory.display()
                     )
                 }
             }
-            let target =
-                openat(&directory_fd, LIBRARY, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-                    .context(LIBRARY)?;
-            return mount_onto(&sources.library[0], &target).context("can't put the drop-in into the image");
+            let target = openat(&directory_fd, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+                .context(name)?;
+            return mount_onto(&library.mounts[0], &target).context("can't put the drop-in into the image");
         }
         // No folder for libraries: only static programs, which can't use the drop-in anyway.
         Ok(())

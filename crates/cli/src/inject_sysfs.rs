@@ -18,13 +18,19 @@ use rustix::mount::{
     fsmount, fsopen, open_tree, unmount,
 };
 use std::fs;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 /// Where the router keeps it, in a vNIC's directory.
 const DIRECTORY: &str = "sysfs";
 /// In there.
-const GID_INTERFACE: &str = ".freeflow/infiniband/freeflow0/ports/1/gid_attrs/ndevs/0";
+const GID_ATTRIBUTES: &str = ".freeflow/infiniband/freeflow0/ports/1/gid_attrs";
+/// Those of the vNIC's own addresses; the second entry is the host's.
+const OWN_GIDS: [u32; 2] = [0, 2];
+/// The device's network interfaces, seen from there: pyverbs and others look at `infiniband/freeflow0/device/net`.
+const DEVICE_INTERFACES: &str = ".freeflow/net";
 /// Classes of RDMA devices begin with this; the host's are none of the container's business.
 const RDMA_CLASSES: &str = "infiniband";
 /// More classes than any kernel has.
@@ -145,12 +151,30 @@ fn new_tmpfs(directory_count: usize) -> Result<OwnedFd> {
 /// Tells the readers of the vNIC's sysfs which network interface has its address.
 pub fn name_interface(vnic_directory: &Path, interface: &str) {
     let tree = vnic_directory.join(DIRECTORY);
+    if !tree.exists() {
+        return;
+    }
     // Written once, before the container's program starts.
-    if tree.exists()
-        && let Err(error) = fs::write(tree.join(GID_INTERFACE), format!("{interface}\n"))
-    {
+    let attributes = tree.join(GID_ATTRIBUTES);
+    let mut filled = OWN_GIDS.iter().filter(|index| attributes.join(format!("types/{index}")).exists());
+    let written = filled
+        .try_for_each(|index| fs::write(attributes.join(format!("ndevs/{index}")), format!("{interface}\n")))
+        .and_then(|()| link_interface(&tree, interface));
+    if let Err(error) = written {
         complaint(format!("warning: the vNIC's sysfs does not name its interface {interface}: {error}"));
     }
+}
+
+/// As in the kernel's, where it is the interface itself; here a link to the one of its class.
+fn link_interface(tree: &Path, interface: &str) -> io::Result<()> {
+    let directory = tree.join(DEVICE_INTERFACES);
+    match fs::remove_dir_all(&directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::create_dir(&directory)?;
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))?;
+    symlink(Path::new("../../net").join(interface), directory.join(interface))
 }
 
 #[cfg(test)]
@@ -161,10 +185,22 @@ mod tests {
     fn the_interface_is_named_anew() {
         let directory = std::env::temp_dir().join(format!("ff-inject-sysfs-{}", std::process::id()));
         let tree = directory.join(DIRECTORY);
-        fs::create_dir_all(tree.join(GID_INTERFACE).parent().unwrap()).unwrap();
+        let attributes = tree.join(GID_ATTRIBUTES);
+        fs::create_dir_all(attributes.join("ndevs")).unwrap();
+        fs::create_dir_all(attributes.join("types")).unwrap();
+        for index in [0, 1, 2] {
+            fs::write(attributes.join(format!("types/{index}")), "RoCE v2\n").unwrap();
+        }
         name_interface(&directory, "ff0");
         name_interface(&directory, "ff1");
-        assert_eq!(fs::read_to_string(tree.join(GID_INTERFACE)).unwrap(), "ff1\n");
+        for index in [0, 2] {
+            assert_eq!(fs::read_to_string(attributes.join(format!("ndevs/{index}"))).unwrap(), "ff1\n");
+        }
+        assert!(!attributes.join("ndevs/1").exists(), "the host's own address is not the container's interface's");
+        let links: Vec<_> =
+            fs::read_dir(tree.join(DEVICE_INTERFACES)).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(links, [tree.join(DEVICE_INTERFACES).join("ff1")]);
+        assert_eq!(fs::read_link(&links[0]).unwrap(), Path::new("../../net/ff1"));
         fs::remove_dir_all(&directory).unwrap();
         // No tree: a warning, no harm.
         name_interface(&directory, "ff0");

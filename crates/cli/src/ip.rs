@@ -1,16 +1,20 @@
 //! Bridges, veth pairs and addresses, by iproute2's `ip`.
 
+use crate::bridges::Bridge;
 use crate::failure::{Context, Failure, Result};
 use crate::fork::in_child;
 use crate::guard::Guard;
 use crate::inject_sysfs::name_interface;
-use crate::run_dir::fnv1a;
+use crate::names;
+use crate::output::complaint;
+use crate::run_dir::{RunDir, fnv1a};
 use crate::sys;
 use freeflow_protocol::admin::VnicStatus;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,13 +22,55 @@ use std::process::{Command, Stdio};
 /// Where `ip` is looked for besides PATH: a hook's PATH is short.
 const DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
-/// The host's end of a vNIC's veth pair: 15 characters at most, the same for the same id.
-pub fn host_interface(vnic_id: &str) -> String {
-    format!("ffv{:012x}", fnv1a(vnic_id.as_bytes()) >> 16)
+/// The host's end of a vNIC's veth pair. Whose it is says its alias; its name says nothing: whoever may declare vNICs chooses
+/// ids, and with a name that follows from an id could aim at the interface of another's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    pub interface: String,
+    /// [`NetworkStatus::id`](freeflow_protocol::admin::NetworkStatus::id) of the network that it was made for.
+    pub network: u32,
+    pub vnic: String,
+    /// Into which it is plugged.
+    pub bridge: Option<String>,
 }
 
-pub fn is_host_interface(name: &str) -> bool {
-    name.len() == 15 && name.starts_with("ffv") && name[3..].bytes().all(|byte| byte.is_ascii_hexdigit())
+/// 15 characters, as many as an interface's name may have.
+fn host_interface() -> Result<String> {
+    Ok(format!("ffv{}", names::id()?))
+}
+
+fn port_alias(run_dir: &RunDir, network: u32, vnic_id: &str) -> String {
+    format!("{}{network} {vnic_id}", port_prefix(run_dir))
+}
+
+fn port_prefix(run_dir: &RunDir) -> String {
+    format!("freeflow {} vnic ", run_dir.short_hash())
+}
+
+/// All of this run directory's.
+pub fn vnic_ports(run_dir: &RunDir) -> Result<Vec<Port>> {
+    let text = run(&["-j", "link", "show", "type", "veth"])?;
+    Ok(parse_ports(&text, &port_prefix(run_dir)))
+}
+
+fn parse_ports(text: &str, prefix: &str) -> Vec<Port> {
+    // An empty list is no text at all in some versions.
+    let links: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
+    let one = |link: &Value| {
+        let (network, vnic) = link["ifalias"].as_str()?.strip_prefix(prefix)?.split_once(' ')?;
+        Some(Port {
+            interface: link["ifname"].as_str()?.to_string(),
+            network: network.parse().ok()?,
+            vnic: vnic.to_string(),
+            bridge: link["master"].as_str().map(str::to_string),
+        })
+    };
+    links.iter().filter_map(one).collect()
+}
+
+/// Removes an interface that may have gone by itself, with its namespace.
+pub fn delete(interface: &str) {
+    let _ = run(&["link", "delete", "dev", interface]);
 }
 
 /// The program `ip`, if it is installed.
@@ -108,23 +154,27 @@ pub fn same_network(one: u32, other: u32) -> Result<bool> {
     Ok(link(one)? == link(other)?)
 }
 
-/// Gives a process' network namespace its end of the vNIC, its address and, if none is there yet, the default route.
+/// Gives a process' network namespace its end of the vNIC, its address and, where the network has a gateway and no default route
+/// is there yet, that.
 /// Returns the interface's name inside.
-pub fn plug(vnic: &VnicStatus, bridge: &str, pid: u32, guard: &Guard) -> Result<String> {
-    let host = host_interface(&vnic.id);
+pub fn plug(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32) -> Result<String> {
+    let Bridge { name: bridge, network, has_gateway } = bridge;
     if !exists(bridge) {
         crate::fail!("the bridge {bridge} is gone; make it again with freeflow up");
     }
+    // A container of this id that is no more may have left its own.
+    unplug(run_dir, &vnic.id);
+    let host = host_interface()?;
     let inside = free_name(pid)?;
     let mtu = mtu(bridge)?;
     batch(&[format!("link add name {host} mtu {mtu} type veth peer name {inside} mtu {mtu} netns {pid}")])?;
     // Guarded before it carries anything.
-    let result = guard
-        .put(&host)
+    let result = run(&["link", "set", "dev", &host, "alias", &port_alias(run_dir, *network, &vnic.id)])
+        .and_then(|_| Guard::of(run_dir).put(&host))
         .and_then(|()| run(&["link", "set", "dev", &host, "master", bridge, "up"]))
-        .and_then(|_| in_network_of(pid, || configure(vnic, &inside)));
+        .and_then(|_| in_network_of(pid, || configure(vnic, *has_gateway, &inside)));
     if result.is_err() {
-        unplug(&vnic.id);
+        delete(&host);
     }
     result?;
     name_interface(Path::new(&vnic.directory), &inside);
@@ -142,16 +192,34 @@ fn free_name(pid: u32) -> Result<String> {
         .ok_or_else(|| Failure::new("a hundred vNICs share this network namespace already"))
 }
 
-fn configure(vnic: &VnicStatus, interface: &str) -> Result<()> {
+fn configure(vnic: &VnicStatus, has_gateway: bool, interface: &str) -> Result<()> {
     batch(&[
         "link set dev lo up".to_string(),
         format!("address add {}/{} dev {interface}", vnic.address, vnic.prefix_length),
         format!("link set dev {interface} up"),
     ])?;
-    if run(&["route", "show", "default"])?.trim().is_empty() {
+    if let Some(address) = vnic.address6
+        && let Err(failure) = configure_ipv6(interface, address, vnic.prefix_length6)
+    {
+        // The kernel may be without IPv6, or the interface's MTU below what that takes.
+        complaint(format!(
+            "warning: {interface} does not get the address {address}, which then is for RDMA only: {failure}"
+        ));
+    }
+    if has_gateway && run(&["route", "show", "default"])?.trim().is_empty() {
         run(&["route", "add", "default", "via", &vnic.gateway.to_string(), "dev", interface])?;
     }
     Ok(())
+}
+
+/// Nobody else can have the address, so nobody is asked (nodad). The rest of the namespace may be without IPv6, as engines often
+/// make it.
+fn configure_ipv6(interface: &str, address: Ipv6Addr, prefix_length: u8) -> Result<()> {
+    let settings = format!("/proc/sys/net/ipv6/conf/{interface}");
+    fs::write(format!("{settings}/disable_ipv6"), "0").context("no IPv6 in this kernel")?;
+    // No router is there, and other containers are none.
+    fs::write(format!("{settings}/accept_ra"), "0").context("router advertisements")?;
+    run(&["address", "add", &format!("{address}/{prefix_length}"), "dev", interface, "nodad"]).map(|_| ())
 }
 
 /// The largest packet that an interface takes, bytes.
@@ -169,11 +237,9 @@ pub fn interface_with(address: IpAddr) -> Result<Option<String>> {
 }
 
 /// Removes a vNIC's veth pair, if it is there.
-pub fn unplug(vnic_id: &str) {
-    let name = host_interface(vnic_id);
-    if exists(&name) {
-        // It may have gone with its namespace in between.
-        let _ = run(&["link", "delete", "dev", &name]);
+pub fn unplug(run_dir: &RunDir, vnic_id: &str) {
+    for port in vnic_ports(run_dir).unwrap_or_default().iter().filter(|port| port.vnic == vnic_id) {
+        delete(&port.interface);
     }
 }
 
@@ -186,6 +252,24 @@ pub fn exists(interface: &str) -> bool {
 /// Makes the bridge with the gateway's address in this network namespace, or corrects the one there is.
 /// `host` tells apart the MAC addresses of bridges that an overlay joins.
 pub fn make_bridge(bridge: &str, host: &str, gateway: IpAddr, prefix_length: u8) -> Result<()> {
+    make_bare_bridge(bridge, host)?;
+    let wanted = format!("{gateway}/{prefix_length}");
+    let mut present = false;
+    for address in addresses(bridge)? {
+        if address == wanted {
+            present = true;
+        } else {
+            run(&["address", "delete", &address, "dev", bridge])?;
+        }
+    }
+    if !present {
+        run(&["address", "add", &wanted, "dev", bridge])?;
+    }
+    run(&["link", "set", "dev", bridge, "up"]).map(|_| ())
+}
+
+/// Makes a bridge on which the host has no address, unless it is there.
+pub fn make_bare_bridge(bridge: &str, host: &str) -> Result<()> {
     if !exists(bridge) {
         // A fixed MAC address: else it changes with the ports, and with it everyone's neighbour tables go stale.
         let hash = fnv1a(format!("{bridge}@{host}").as_bytes()).to_be_bytes();
@@ -206,20 +290,7 @@ pub fn make_bridge(bridge: &str, host: &str, gateway: IpAddr, prefix_length: u8)
         ])
         .context(format!("can't make the bridge {bridge}"))?;
     }
-    let wanted = format!("{gateway}/{prefix_length}");
-    let mut present = false;
-    for address in addresses(bridge)? {
-        if address == wanted {
-            present = true;
-        } else {
-            run(&["address", "delete", &address, "dev", bridge])?;
-        }
-    }
-    if !present {
-        run(&["address", "add", &wanted, "dev", bridge])?;
-    }
-    run(&["link", "set", "dev", bridge, "up"])?;
-    // IPv6 is not used on it. Where the kernel has no IPv6 there is nothing to turn off.
+    // The host has no IPv6 address on it, whatever its ports carry. Where the kernel has no IPv6 there is nothing to turn off.
     let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{bridge}/disable_ipv6"), "1");
     Ok(())
 }
@@ -294,16 +365,36 @@ pub fn overlap(one: (Ipv4Addr, u8), other: (Ipv4Addr, u8)) -> bool {
 
 /// Whether the kernel sends bridged packets through iptables, where a firewall (Docker's, for one) drops them.
 pub fn bridged_packets_are_filtered() -> bool {
-    fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables").is_ok_and(|text| text.trim() == "1")
+    is_on("bridge-nf-call-iptables")
+}
+
+fn is_on(setting: &str) -> bool {
+    fs::read_to_string(Path::new("/proc/sys/net/bridge").join(setting)).is_ok_and(|text| text.trim() == "1")
 }
 
 /// Lets packets pass between ports of the bridge, where iptables would see them. Without iptables nothing is needed.
 pub fn accept_bridged(bridge: &str, accept: bool) {
-    let Some(iptables) = crate::tools::find("iptables", &DIRECTORIES) else { return };
-    let rule = ["-i", bridge, "-o", bridge, "-j", "ACCEPT"];
+    set_rule("filter", "FORWARD", &["-i", bridge, "-o", bridge, "-j", "ACCEPT"], accept);
+}
+
+/// The same, and the kernel follows no connections of these packets: other bridges may have the same addresses.
+pub fn isolate_bridged(bridge: &str, isolate: bool) {
+    accept_bridged(bridge, isolate);
+    set_rule("raw", "PREROUTING", &["-i", bridge, "-j", "CT", "--notrack"], isolate);
+}
+
+/// For both families, each where the kernel shows that one's bridged packets.
+fn set_rule(table: &str, chain: &str, rule: &[&str], wanted: bool) {
+    for program in ["iptables", "ip6tables"] {
+        set_rule_of(program, table, chain, rule, wanted);
+    }
+}
+
+fn set_rule_of(program: &str, table: &str, chain: &str, rule: &[&str], wanted: bool) {
+    let Some(iptables) = crate::tools::find(program, &DIRECTORIES) else { return };
     let iptables = |action: &str| {
         Command::new(&iptables)
-            .args(["-w", "5", action, "FORWARD"])
+            .args(["-w", "5", "-t", table, action, chain])
             .args(rule)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -311,10 +402,10 @@ pub fn accept_bridged(bridge: &str, accept: bool) {
             .status()
             .is_ok_and(|status| status.success())
     };
-    if accept && bridged_packets_are_filtered() && !iptables("-C") {
+    if wanted && is_on(&format!("bridge-nf-call-{program}")) && !iptables("-C") {
         iptables("-I");
     }
-    if !accept {
+    if !wanted {
         // Rules of earlier runs too; bounded, should a delete ever succeed without an effect.
         let _ = (0..8).take_while(|_| iptables("-D")).count();
     }
@@ -336,11 +427,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_interface_names_fit_and_are_recognised() {
-        for id in ["a", "0123456789ab", &"f".repeat(64)] {
-            assert!(is_host_interface(&host_interface(id)), "{}", host_interface(id));
-        }
-        assert!(!is_host_interface("eth0") && !is_host_interface("ffvxxxxxxxxxxxx"));
+    fn whose_an_interface_is_shows_in_its_alias_alone() {
+        assert_eq!(host_interface().unwrap().len(), 15);
+        assert_ne!(host_interface().unwrap(), host_interface().unwrap());
+        let run_dir = |path| RunDir::new(Path::new(path)).unwrap();
+        let (ours, other) = (run_dir("/run/freeflow"), run_dir("/tmp/elsewhere/b"));
+        let prefix = port_prefix(&ours);
+        let link = |name, alias| format!(r#"{{"ifname": "{name}", "ifalias": "{alias}", "master": "ffn1"}}"#);
+        let text = [
+            link("ffv000000000001", port_alias(&ours, 7, "web")),
+            link("ffv000000000002", port_alias(&other, 7, "web")),
+            link("ffv000000000003", String::new()),
+            link("ffv000000000004", format!("freeflow {} red 3", ours.short_hash())),
+            r#"{"ifname": "ffv000000000005"}, {}"#.to_string(),
+        ];
+        let port = Port {
+            interface: "ffv000000000001".into(),
+            network: 7,
+            vnic: "web".into(),
+            bridge: Some("ffn1".to_string()),
+        };
+        assert_eq!(parse_ports(&format!("[{}]", text.join(", ")), &prefix), [port]);
+        assert!(parse_ports("", &prefix).is_empty());
     }
 
     #[test]

@@ -163,6 +163,11 @@ pub fn host_range(number: u32) -> String {
     format!("10.111.{number}.0/24")
 }
 
+/// The same of fd00:111::/64, for networks that have IPv6 addresses, too.
+pub fn host_range6(number: u32) -> String {
+    format!("fd00:111::{number:x}00/120")
+}
+
 /// The fabric's end of a host's link.
 pub fn port(number: u32) -> String {
     format!("port{number}")
@@ -346,6 +351,8 @@ mod tests {
     #[test]
     fn the_only_lab_is_meant_without_a_name() {
         let path = std::env::temp_dir().join(format!("freeflow-labs-{}", std::process::id()));
+        // A killed run with this number may have left one.
+        let _ = fs::remove_dir_all(&path);
         let run_dir = RunDir::new(&path).unwrap();
         assert_eq!(Lab::pick(&run_dir, None).unwrap().name, DEFAULT_NAME);
         fs::create_dir_all(directory(&run_dir).join("one")).unwrap();
@@ -361,7 +368,7 @@ mod tests {
     #[test]
     fn hosts_have_addresses_and_ranges_of_their_own() {
         assert_eq!(host_address(HOST_COUNT_MAX).to_string(), "192.168.240.32");
-        assert_eq!(host_range(2), "10.111.2.0/24");
+        assert_eq!((host_range(2), host_range6(12)), ("10.111.2.0/24".into(), "fd00:111::c00/120".into()));
         assert_eq!((host_name(2), port(2)), ("host2".into(), "port2".into()));
     }
 }

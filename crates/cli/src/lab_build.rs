@@ -102,6 +102,8 @@ fn build(lab: &Lab, arguments: &LabUp) -> Result<()> {
     for number in 1..=arguments.hosts {
         let up = Up {
             mode: arguments.mode,
+            workers: arguments.workers,
+            move_bytes_min: arguments.move_bytes_min,
             pool: Some(up::SHARED_POOL.into()),
             range: Some(lab::host_range(number)),
             host: Some(lab::host_name(number)),
@@ -174,7 +176,7 @@ fn introduce(lab: &Lab, hosts: u32) -> Result<()> {
             "host": lab::host_name(number),
             "address": lab::host_address(number),
             "public_key": peers::key(&lab.host_path(number).join(KEY_FILE))?,
-            "prefixes": [lab::host_range(number)],
+            "prefixes": [lab::host_range(number), lab::host_range6(number)],
         }));
     }
     for (number, own) in (1..).zip(&entries) {

@@ -93,7 +93,10 @@ pub fn end(run_dir: &RunDir, record: &Record, time: Option<Duration>) -> Result<
         Presence::Running(admin) => Some(admin),
         _ => None,
     };
-    ip::unplug(&record.id);
+    // Somebody else may use a declared vNIC by now.
+    if record.state != State::Exited || !record.is_declared {
+        ip::unplug(run_dir, &record.id);
+    }
     Records::of(run_dir).reconcile(admin.as_mut())
 }
 

@@ -1,12 +1,17 @@
 //! The `freeflow` command: brings a host up, runs programs in containers with a vNIC, shows what goes on.
 //!
-//! It talks to the router by `RUN_DIR/admin.sock` only. It has one thread and no state of its own beyond the run
+//! It talks to the router by `RUN_DIR/admin.sock` only, but for `ping`, which is a process of two vNICs and has a second thread.
+//! It has no state of its own beyond the run
 //! directory; what must outlive a call (a container) has a supervisor process, see `supervisor`.
 #![deny(unsafe_code)]
 
 mod admin;
 mod arguments;
+mod arguments_control;
+mod bridges;
 mod cdi;
+mod cm;
+mod control;
 mod doctor;
 mod exec;
 mod failure;
@@ -24,7 +29,9 @@ mod names;
 mod output;
 mod overlay;
 mod peers;
+mod ping;
 mod process;
+mod qps;
 mod record;
 mod router;
 mod run;
@@ -59,6 +66,9 @@ fn main() -> ExitCode {
 
 fn dispatch(arguments: Arguments) -> Result<i32> {
     let run_dir = RunDir::new(&arguments.run_dir)?;
+    if let Some(result) = control::dispatch(&run_dir, &arguments.command) {
+        return result;
+    }
     let needs_nothing =
         matches!(arguments.command, Command::Doctor { .. } | Command::Version | Command::Peers(Peers::Key { .. }));
     if !needs_nothing {
@@ -76,17 +86,30 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         Command::Stop { time, names } => lifecycle::stop(&run_dir, &names, Duration::from_secs(time))?,
         Command::Rm { force, names } => lifecycle::remove(&run_dir, &names, force)?,
         Command::Logs { follow, name } => lifecycle::logs(&run_dir, &name, follow)?,
-        Command::Ps { all, output } => show::containers(&run_dir, all, output.format)?,
+        Command::Ps { cm: true, output, .. } => cm::list(&run_dir, output.format)?,
+        Command::Ps { qps: true, output, .. } => qps::list(&run_dir, output.format)?,
+        Command::Ps { all, output, .. } => show::containers(&run_dir, all, output.format)?,
+        Command::Ping(arguments) => ping::ping(&run_dir, &arguments)?,
         Command::Network(Network::Ls { output }) => show::networks(&run_dir, output.format)?,
+        Command::Network(Network::Set { name, data_path }) => qps::set_network(&run_dir, &name, data_path)?,
         Command::Lab(action) => return lab::lab(&run_dir, action),
         Command::Wire(action) => wire::wire(&run_dir, action)?,
         Command::Capture(arguments) => wire::capture(&run_dir, &arguments)?,
         Command::Peers(action) => peers::peers(&run_dir, action)?,
         Command::Doctor { output } => doctor::doctor(&run_dir, output.format)?,
         Command::Version => show::version(&run_dir),
+        Command::Apply(_)
+        | Command::Get(_)
+        | Command::Describe(_)
+        | Command::Delete(_)
+        | Command::Diff(_)
+        | Command::Top(_) => {
+            unreachable!("these were dispatched before")
+        }
         Command::Hook(hook) => match hook.stage {
             Stage::CreateRuntime => hook::create_runtime(&run_dir, &hook.network)?,
             Stage::Poststop => hook::poststop(&run_dir)?,
+            Stage::Networks => bridges::follow(&run_dir),
         },
     }
     Ok(0)

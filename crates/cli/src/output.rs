@@ -18,13 +18,19 @@ pub fn json(value: &impl Serialize) {
 
 /// Rows in columns as wide as their widest cell; the first row is the heading.
 pub fn table(rows: &[Vec<String>]) {
+    columns(rows).into_iter().for_each(line);
+}
+
+/// The lines of a table.
+pub fn columns(rows: &[Vec<String>]) -> Vec<String> {
     let column_count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..column_count).map(|column| width(column).unwrap_or(0)).collect();
-    for row in rows {
+    let line = |row: &Vec<String>| {
         let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        line(cells.join("   ").trim_end());
-    }
+        cells.join("   ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
 }
 
 /// `3.4 GB`.

@@ -20,7 +20,7 @@ use std::path::Path;
 /// VXLAN's port (IANA).
 pub const UDP_PORT: u16 = 4789;
 /// The VXLAN network identifier of the network `default`: "ff".
-const VNI: u32 = 0x6666;
+pub const DEFAULT_VNI: u32 = 0x6666;
 /// What VXLAN puts around a packet: outer IP, UDP, VXLAN and inner Ethernet headers, bytes.
 const OVERHEAD_IPV4_BYTES: u32 = 20 + 8 + 8 + 14;
 const OVERHEAD_IPV6_BYTES: u32 = 40 + 8 + 8 + 14;
@@ -76,8 +76,8 @@ pub fn name(bridge: &str) -> String {
     format!("ffx-{:08x}", fnv1a(bridge.as_bytes()) as u32)
 }
 
-/// Makes the overlay of a bridge, or corrects the one there is.
-pub fn make(bridge: &str, peers: &Peers, guard: &Guard) -> Result<()> {
+/// Makes the overlay of a bridge, or corrects the one there is. Refuses a number that another one of this host has.
+pub fn make(bridge: &str, vni: u32, peers: &Peers, guard: &Guard) -> Result<()> {
     let address = peers.address;
     let underlay = underlay(peers)?;
     let overhead = if address.is_ipv4() { OVERHEAD_IPV4_BYTES } else { OVERHEAD_IPV6_BYTES };
@@ -86,12 +86,15 @@ pub fn make(bridge: &str, peers: &Peers, guard: &Guard) -> Result<()> {
         crate::fail!("the MTU of {underlay} is too small for an overlay");
     }
     let name = name(bridge);
-    if ip::exists(&name) && !is_as_wanted(&name, &underlay, address)? {
+    if ip::exists(&name) && !is_as_wanted(&name, vni, &underlay, address)? {
         ip::run(&["link", "delete", "dev", &name])?;
     }
     if !ip::exists(&name) {
+        if let Some(other) = others(&name)?.into_iter().find(|(_, number)| *number == vni) {
+            crate::fail!("its overlay's number {vni} is that of {}; the network needs another name", other.0);
+        }
         ip::batch(&[format!(
-            "link add name {name} mtu {mtu} type vxlan id {VNI} local {address} dev {underlay} dstport {UDP_PORT} \
+            "link add name {name} mtu {mtu} type vxlan id {vni} local {address} dev {underlay} dstport {UDP_PORT} \
              maxaddress {LEARNED_COUNT_MAX}"
         )])
         .context("can't make the overlay between the hosts")?;
@@ -105,11 +108,23 @@ pub fn make(bridge: &str, peers: &Peers, guard: &Guard) -> Result<()> {
     follow(&name, peers)
 }
 
-fn is_as_wanted(name: &str, underlay: &str, address: IpAddr) -> Result<bool> {
+/// Other overlays of this network namespace, and their numbers.
+fn others(name: &str) -> Result<Vec<(String, u32)>> {
+    let text = ip::run(&["-d", "-o", "link", "show", "type", "vxlan"])?;
+    let one = |line: &str| {
+        let other = line.split_whitespace().nth(1)?.trim_end_matches(':').to_string();
+        Some((other, ip::word_after(line, "id")?.parse().ok()?))
+    };
+    Ok(text.lines().filter_map(one).filter(|(other, _)| other != name).collect())
+}
+
+fn is_as_wanted(name: &str, vni: u32, underlay: &str, address: IpAddr) -> Result<bool> {
     let text = ip::run(&["-d", "-o", "link", "show", "dev", name])?;
     let has = |keyword: &str, value: &str| ip::word_after(&text, keyword).as_deref() == Some(value);
     let local = if address.is_ipv4() { "local" } else { "local6" };
-    Ok((has(local, &address.to_string()) || has("local", &address.to_string())) && has("dev", underlay))
+    Ok((has(local, &address.to_string()) || has("local", &address.to_string()))
+        && has("dev", underlay)
+        && has("id", &vni.to_string()))
 }
 
 /// Makes the list of hosts that get what is for nobody known that of the peers file.
@@ -132,7 +147,7 @@ fn follow(name: &str, peers: &Peers) -> Result<()> {
 /// Whether this machine can make an overlay, tried in a network namespace that goes away.
 pub fn check_abilities() -> Result<()> {
     ip::batch(&[format!(
-        "link add name ffprobe9 type vxlan id {VNI} dstport {UDP_PORT} maxaddress {LEARNED_COUNT_MAX}"
+        "link add name ffprobe9 type vxlan id {DEFAULT_VNI} dstport {UDP_PORT} maxaddress {LEARNED_COUNT_MAX}"
     )])?;
     ip::bridge(&["fdb", "show", "dev", "ffprobe9"]).map(|_| ())
 }

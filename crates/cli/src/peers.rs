@@ -106,9 +106,11 @@ fn list(run_dir: &RunDir, format: Format) -> Result<()> {
     rows.extend(status.peers.iter().map(row));
     output::table(&rows);
     let refused: u64 = status.peers.iter().map(|peer| peer.counters.refused_announcements).sum();
-    if status.strangers + status.refused_handshakes + refused > 0 {
+    let refused_cm: u64 = status.peers.iter().map(|peer| peer.counters.refused_cm).sum();
+    if status.strangers + status.refused_handshakes + refused + refused_cm > 0 {
         output::line(format!(
-            "Refused: {} connections of strangers, {} without the right key, {refused} announcements",
+            "Refused: {} connections of strangers, {} without the right key, {refused} announcements, {refused_cm} messages of \
+             connection management",
             status.strangers, status.refused_handshakes
         ));
     }

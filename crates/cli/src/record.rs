@@ -10,7 +10,7 @@ use crate::run_dir::{RunDir, lock_file, write_atomically};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -28,10 +28,17 @@ pub enum State {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
+    /// That of its vNIC.
     pub id: String,
+    /// The vNIC was declared, and stays when the container ends.
+    #[serde(default)]
+    pub is_declared: bool,
     pub name: String,
     pub network: String,
     pub ip: Option<IpAddr>,
+    /// Its IPv6 address, in a network that has any.
+    #[serde(default)]
+    pub ip6: Option<Ipv6Addr>,
     pub host: String,
     pub state: State,
     pub exit_code: Option<i32>,
@@ -112,6 +119,12 @@ impl Records {
                 record.name
             );
         }
+        // Until its supervisor has tidied up, too.
+        let is_used = |other: &Record| other.is_live() || other.supervisor.is_alive();
+        let is_user = |other: &Record| other.id == record.id && other.state != State::Exited && is_used(other);
+        if let Some(user) = self.list().into_iter().find(is_user) {
+            crate::fail!("the vNIC {} is in use by the container {}", record.id, user.name);
+        }
         self.write(record)
     }
 
@@ -160,7 +173,7 @@ impl Records {
             if record.id != seen.id || record.state == State::Exited || record.supervisor != seen.supervisor {
                 continue;
             }
-            if let Some(admin) = admin.as_deref_mut() {
+            if let Some(admin) = admin.as_deref_mut().filter(|_| !record.is_declared) {
                 admin.detach(&record.id)?;
             }
             if record.remove || record.state == State::Created {
@@ -212,6 +225,8 @@ mod tests {
     #[test]
     fn a_name_is_reserved_once_and_removed_by_its_owner_only() {
         let directory = std::env::temp_dir().join(format!("freeflow-records-{}", std::process::id()));
+        // A killed run with this number may have left one.
+        let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
         let records = Records { directory: directory.clone(), logs: directory.clone() };
         let record = record("one", "a");
@@ -227,6 +242,8 @@ mod tests {
     #[test]
     fn a_dead_supervisor_is_settled() {
         let directory = std::env::temp_dir().join(format!("freeflow-reconcile-{}", std::process::id()));
+        // A killed run with this number may have left one.
+        let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
         let records = Records { directory: directory.clone(), logs: directory.clone() };
         let dead = Process { pid: std::process::id(), start_ticks: 1 };
@@ -248,9 +265,11 @@ mod tests {
     fn record(id: &str, name: &str) -> Record {
         Record {
             id: id.into(),
+            is_declared: false,
             name: name.into(),
             network: "default".into(),
             ip: None,
+            ip6: None,
             host: "host".into(),
             state: State::Created,
             exit_code: None,

@@ -9,6 +9,7 @@ use crate::supervisor::{Plan, supervise};
 use crate::sys::{self, Fork};
 use crate::view::Volume;
 use crate::{terminal, tools};
+use freeflow_protocol::admin::OWN_LABELS;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -25,7 +26,9 @@ pub fn run(run_dir: &RunDir, arguments: Run) -> Result<i32> {
 }
 
 fn plan(arguments: Run) -> Result<Plan> {
-    if let Some(name) = &arguments.name {
+    // A declared vNIC is somebody's already: the container is called as it is.
+    let name = arguments.name.or_else(|| arguments.vnic.clone());
+    if let Some(name) = &name {
         check_name(name)?;
     }
     let working_directory = match arguments.working_directory {
@@ -34,9 +37,11 @@ fn plan(arguments: Run) -> Result<Plan> {
         None => std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
     };
     Ok(Plan {
-        name: arguments.name,
+        name,
         network: arguments.network,
         ip: arguments.ip,
+        vnic: arguments.vnic,
+        labels: arguments.labels,
         detached: arguments.detach,
         remove: arguments.rm,
         volumes: arguments.volumes.iter().map(|text| parse_volume(text)).collect::<Result<_>>()?,
@@ -79,6 +84,15 @@ pub fn add_settings(environment: &mut Vec<(String, String)>, settings: &[String]
         environment.extend(value.map(|value| (key, value)));
     }
     Ok(())
+}
+
+/// `KEY=VALUE`; the router says what else is wrong with it.
+pub fn parse_label(text: &str) -> std::result::Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, _)) if OWN_LABELS.contains(&key) => Err(format!("freeflow itself uses the label {key}")),
+        Some((key, value)) if !key.is_empty() => Ok((key.to_string(), value.to_string())),
+        _ => Err("write KEY=VALUE".into()),
+    }
 }
 
 fn parse_volume(text: &str) -> Result<Volume> {
@@ -174,6 +188,15 @@ mod tests {
         assert_eq!(parse_volume("/tmp:/data:ro").unwrap(), volume("/tmp", "/data", true));
         for bad in ["/tmp", "/tmp:/data:xx", "tmp:/data", "/tmp:data", "/tmp:/", "/no/such/file:/data", "a:b:c:d"] {
             assert!(parse_volume(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn labels_are_parsed_and_ours_are_ours() {
+        assert_eq!(parse_label("a=b=c").unwrap(), ("a".to_string(), "b=c".to_string()));
+        assert_eq!(parse_label("a=").unwrap().1, "");
+        for bad in ["", "a", "=b", "engine=oci", "pid=1"] {
+            assert!(parse_label(bad).is_err(), "{bad}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Where a host keeps its state, and the settings it was brought up with.
 //!
-//! `RUN_DIR/`: `admin.sock`, `router.pid`, `router.log`, `state.json`, `vnics/ID/router.sock` (the router's);
-//! `up.json`, `up.lock`, `containers/NAME.json`, `logs/NAME.log` (this command's); `netns` where the host has a network
+//! `RUN_DIR/`: `admin.sock`, `router.pid`, `router.log`, `state.redb`, `vnics/ID/router.sock` (the router's);
+//! `up.json`, `up.lock`, `bridges.lock`, `containers/NAME.json`, `logs/NAME.log` (this command's); `netns` where the host has a network
 //! namespace of its own (a lab's); `labs/NAME/`, see `lab`.
 
 use crate::failure::{Context, Failure, Result};
@@ -10,9 +10,9 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 pub const DEFAULT: &str = "/run/freeflow";
@@ -43,6 +43,18 @@ pub struct Settings {
     /// The peers file.
     #[serde(default)]
     pub peers: Option<PathBuf>,
+    /// The directory of what is declared, if not this one.
+    #[serde(default)]
+    pub state: Option<PathBuf>,
+    /// Threads that copy; what suits the machine, if none.
+    #[serde(default)]
+    pub workers: Option<u32>,
+    /// Where the router serves metrics by TCP.
+    #[serde(default)]
+    pub metrics_listen: Option<SocketAddr>,
+    /// From which size on they do; only tests ask for it.
+    #[serde(default)]
+    pub move_bytes_min: Option<u32>,
 }
 
 impl RunDir {
@@ -119,16 +131,25 @@ impl RunDir {
         format!("{:08x}", fnv1a(self.path.as_os_str().as_encoded_bytes()) as u32)
     }
 
-    /// Makes the directories, for root only.
+    /// Makes the directories, for root only; but the way to `api.sock`, which looks at who comes, is open to all.
     pub fn create(&self) -> Result<()> {
-        for directory in [self.path.clone(), self.containers(), self.path.join("logs")] {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&directory)
-                .context(format!("can't make {}", directory.display()))?;
+        let directories = [
+            (self.path.clone(), 0o711),
+            (self.containers(), 0o700),
+            (self.path.join("logs"), 0o700),
+            (self.vnics(), 0o700),
+        ];
+        for (directory, mode) in directories {
+            let what = || format!("can't make {}", directory.display());
+            DirBuilder::new().recursive(true).mode(mode).create(&directory).context(what())?;
         }
-        Ok(())
+        // To reach a vNIC's socket is the permission to use it. An earlier version left this open.
+        let closed = fs::Permissions::from_mode(0o700);
+        fs::set_permissions(self.vnics(), closed).context(self.vnics().display())
+    }
+
+    pub fn vnics(&self) -> PathBuf {
+        self.path.join("vnics")
     }
 
     /// Holds the lock that one `up` or `down` at a time may have.

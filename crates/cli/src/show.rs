@@ -2,13 +2,16 @@
 
 use crate::admin::{Admin, Presence};
 use crate::arguments::Format;
+use crate::bridges;
+use crate::cm;
 use crate::failure::Result;
 use crate::output;
 use crate::record::{Record, Records, State, now_s};
 use crate::run_dir::RunDir;
+use crate::up::describe_workers;
 use freeflow_protocol::admin::{NetworkStatus, RouterStatus, VnicStatus};
 use serde::Serialize;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// The JSON form of `freeflow status`: the router's own fields, and lists of networks and vNICs.
 #[derive(Serialize)]
@@ -18,6 +21,9 @@ struct Status {
     networks: Vec<NetworkStatus>,
     vnics: Vec<VnicStatus>,
 }
+
+/// Before it stands which worker copies for a vNIC, where there are several.
+const STATE_COLUMN: usize = 8;
 
 pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
     let mut admin = Admin::connect(run_dir)?;
@@ -30,22 +36,88 @@ pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
     let router = &status.router;
     let asleep = if router.sleeping { ", asleep" } else { "" };
     output::line(format!(
-        "Host {}: router {} up {} (process {}, mode {}{asleep})",
+        "Host {}: router {} up {} (process {}, mode {}{}{asleep})",
         router.host,
         router.version,
         output::duration(router.uptime_s),
         router.pid,
-        router.mode
+        mode_text(router),
+        describe_workers(router.worker_count)
     ));
     for network in &status.networks {
         output::line(format!(
-            "Network {}: {} on bridge {}, {} vNICs",
-            network.name, network.pool, network.bridge, network.vnic_count
+            "Network {}: {} on bridge {}, {} vNICs, data path {}",
+            network.name,
+            network.pool,
+            network.bridge,
+            network.vnic_count,
+            network.data_path.name()
         ));
     }
     if router.peer_count > 0 {
         output::line(format!("Other hosts: {} of {} connected", router.connected_peer_count, router.peer_count));
     }
+    objects(router);
+    let counters = &router.counters;
+    output::line(format!(
+        "Carried: {} messages, {}; of these past the router: {}, {}; copied through the fallback: {}; failed completions: {}",
+        counters.messages,
+        output::bytes(counters.bytes),
+        counters.direct_messages,
+        output::bytes(counters.direct_bytes),
+        output::bytes(counters.fallback_bytes),
+        counters.completions_with_error
+    ));
+    if router.worker_count > 1 {
+        output::line(format!("Copied by {} workers: {}", router.worker_count, output::bytes(router.moved_bytes)));
+    }
+    vnics.sort_by(|one, other| one.name.cmp(&other.name));
+    vnic_table(&vnics, router.worker_count > 1);
+    Ok(())
+}
+
+/// What was asked for, and what is in force where that is something else.
+pub fn mode_text(router: &RouterStatus) -> String {
+    if router.mode == router.mode_in_force {
+        router.mode.clone()
+    } else {
+        format!("{} ({}: {})", router.mode, router.mode_in_force, router.mode_reason)
+    }
+}
+
+fn vnic_table(vnics: &[VnicStatus], has_several_workers: bool) {
+    let mut rows = vec![
+        ["VNIC", "IP", "NETWORK", "QPS", "MRS", "MESSAGES", "BYTES", "DIRECT", "STATE"].map(String::from).to_vec(),
+    ];
+    rows[0].splice(STATE_COLUMN..STATE_COLUMN, has_several_workers.then(|| "WORKER".to_string()));
+    rows.extend(vnics.iter().map(|vnic| {
+        let worker = has_several_workers.then(|| vnic.worker.to_string());
+        let mut row = vec![
+            vnic.name.clone(),
+            addresses(vnic.address, vnic.address6),
+            vnic.network.clone(),
+            vnic.qp_count.to_string(),
+            vnic.mr_count.to_string(),
+            vnic.counters.messages.to_string(),
+            output::bytes(vnic.counters.bytes),
+            output::bytes(vnic.counters.direct_bytes),
+            vnic.failed.as_ref().map_or("ok".to_string(), |reason| format!("failed: {reason}")),
+        ];
+        row.splice(STATE_COLUMN..STATE_COLUMN, worker);
+        row
+    }));
+    if rows.len() > 1 {
+        output::line("");
+        output::table(&rows);
+    }
+}
+
+/// As in the columns of `freeflow get`: with a comma.
+fn addresses(address: IpAddr, address6: Option<Ipv6Addr>) -> String {
+    address6.map_or(address.to_string(), |address6| format!("{address},{address6}"))
+}
+
+fn objects(router: &RouterStatus) {
     output::line(format!(
         "Objects: {} sessions, {} QPs, {} CQs, {} MRs over {}",
         router.session_count,
@@ -54,34 +126,11 @@ pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
         router.mr_count,
         output::bytes(router.registered_bytes)
     ));
-    let counters = &router.counters;
     output::line(format!(
-        "Carried: {} messages, {}; copied through the fallback: {}; failed completions: {}",
-        counters.messages,
-        output::bytes(counters.bytes),
-        output::bytes(counters.fallback_bytes),
-        counters.completions_with_error
+        "Direct: {} QPs send messages past the router, {} reach granted memory",
+        router.channel_qp_count, router.grant_qp_count
     ));
-    vnics.sort_by(|one, other| one.name.cmp(&other.name));
-    let mut rows =
-        vec![["VNIC", "IP", "NETWORK", "QPS", "MRS", "MESSAGES", "BYTES", "STATE"].map(String::from).to_vec()];
-    rows.extend(vnics.iter().map(|vnic| {
-        vec![
-            vnic.name.clone(),
-            vnic.address.to_string(),
-            vnic.network.clone(),
-            vnic.qp_count.to_string(),
-            vnic.mr_count.to_string(),
-            vnic.counters.messages.to_string(),
-            output::bytes(vnic.counters.bytes),
-            vnic.failed.as_ref().map_or("ok".to_string(), |reason| format!("failed: {reason}")),
-        ]
-    }));
-    if rows.len() > 1 {
-        output::line("");
-        output::table(&rows);
-    }
-    Ok(())
+    output::line(cm::summary(&router.cm));
 }
 
 /// One container in the JSON form of `freeflow ps`.
@@ -90,6 +139,7 @@ pub struct Container {
     name: String,
     id: String,
     ip: Option<IpAddr>,
+    ip6: Option<Ipv6Addr>,
     network: String,
     host: String,
     /// The command's process, as the host numbers it; null when it has ended.
@@ -124,6 +174,7 @@ impl From<Record> for Container {
             name: record.name,
             id: record.id,
             ip: record.ip,
+            ip6: record.ip6,
             network: record.network,
             host: record.host,
             exit_code: record.exit_code,
@@ -186,6 +237,7 @@ fn foreign(admin: &mut Admin) -> Result<Vec<Container>> {
                 name: vnic.name,
                 id: vnic.id,
                 ip: Some(vnic.address),
+                ip6: vnic.address6,
                 network: vnic.network,
                 host: host.clone(),
                 pid: Some(process.pid),
@@ -221,7 +273,7 @@ fn row(container: &Container) -> Vec<String> {
     }
     vec![
         container.name.clone(),
-        container.ip.map_or("-".to_string(), |ip| ip.to_string()),
+        container.ip.map_or("-".to_string(), |ip| addresses(ip, container.ip6)),
         container.network.clone(),
         container.host.clone(),
         container.pid.map_or("-".to_string(), |pid| pid.to_string()),
@@ -236,14 +288,15 @@ pub fn networks(run_dir: &RunDir, format: Format) -> Result<()> {
         output::json(&networks);
         return Ok(());
     }
-    let mut rows = vec![["NAME", "POOL", "GATEWAY", "BRIDGE", "VNICS"].map(String::from).to_vec()];
+    let mut rows = vec![["NAME", "POOL", "GATEWAY", "BRIDGE", "VNICS", "DATA PATH"].map(String::from).to_vec()];
     rows.extend(networks.iter().map(|network| {
         vec![
             network.name.clone(),
-            network.pool.clone(),
+            network.pool6.as_ref().map_or(network.pool.clone(), |pool6| format!("{},{pool6}", network.pool)),
             network.gateway.to_string(),
-            network.bridge.clone(),
+            bridges::of(run_dir, network).name,
             network.vnic_count.to_string(),
+            network.data_path.name().into(),
         ]
     }));
     output::table(&rows);

@@ -1,8 +1,8 @@
 //! The host's side of a `freeflow run` container: gives it its vNIC, starts it, watches it, cleans up after it.
 
 use crate::admin::Admin;
+use crate::bridges;
 use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result};
-use crate::guard::Guard;
 use crate::init::{self, GO, Program, Report};
 use crate::ip;
 use crate::names;
@@ -12,6 +12,7 @@ use crate::run_dir::RunDir;
 use crate::sys::{self, Fork, Signals};
 use crate::terminal;
 use crate::view::{View, Volume};
+use freeflow_protocol::admin::VnicStatus;
 use freeflow_shm::fd::{receive_message, send_message};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
@@ -30,6 +31,9 @@ pub struct Plan {
     pub name: Option<String>,
     pub network: String,
     pub ip: Option<IpAddr>,
+    /// A declared vNIC, in the place of a new one.
+    pub vnic: Option<String>,
+    pub labels: Vec<(String, String)>,
     pub detached: bool,
     pub remove: bool,
     pub volumes: Vec<Volume>,
@@ -45,8 +49,10 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
     let host = admin.status()?.host;
     let records = Records::of(run_dir);
     records.reconcile(Some(&mut admin))?;
+    // Before anything is made under its id.
+    let declared = plan.vnic.as_deref().map(|name| declared_vnic(&mut admin, name)).transpose()?;
     let mut record = reserve(&records, plan, host)?;
-    match launch(run_dir, plan, &mut admin, &records, &mut record) {
+    match launch(run_dir, plan, declared, &mut admin, &records, &mut record) {
         Ok(running) => {
             drop(admin);
             started(&record.name);
@@ -58,8 +64,10 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
             Ok(code)
         }
         Err(failure) => {
-            let _ = admin.detach(&record.id);
-            ip::unplug(&record.id);
+            if !record.is_declared {
+                let _ = admin.detach(&record.id);
+            }
+            ip::unplug(run_dir, &record.id);
             records.remove(&record.name, &record.id)?;
             Err(failure.or_code(EXIT_RUN_FAILED))
         }
@@ -68,10 +76,12 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
 
 fn reserve(records: &Records, plan: &Plan, host: String) -> Result<Record> {
     let mut record = Record {
-        id: names::id()?,
+        id: plan.vnic.clone().map_or_else(names::id, Ok)?,
+        is_declared: plan.vnic.is_some(),
         name: String::new(),
         network: plan.network.clone(),
         ip: None,
+        ip6: None,
         host,
         state: State::Created,
         exit_code: None,
@@ -107,19 +117,22 @@ pub struct Running {
     pub master: Option<OwnedFd>,
 }
 
-fn launch(run_dir: &RunDir, plan: &Plan, admin: &mut Admin, records: &Records, record: &mut Record) -> Result<Running> {
-    let network = admin.network(&plan.network)?;
-    let bridge = if network.bridge.is_empty() { run_dir.bridge() } else { network.bridge };
-    let labels = vec![
-        ("engine".to_string(), "freeflow".to_string()),
-        ("supervisor".to_string(), record.supervisor.pid.to_string()),
-    ];
-    let vnic = admin.attach(&record.id, &record.name, &plan.network, plan.ip, labels);
-    let vnic = match plan.ip {
-        Some(ip) => vnic.context(format!("--ip {ip}"))?,
-        None => vnic?,
+fn launch(
+    run_dir: &RunDir,
+    plan: &Plan,
+    declared: Option<VnicStatus>,
+    admin: &mut Admin,
+    records: &Records,
+    record: &mut Record,
+) -> Result<Running> {
+    let vnic = match declared {
+        Some(vnic) => vnic,
+        None => attach(plan, admin, record)?,
     };
-    record.ip = Some(vnic.address);
+    let network = admin.network(&vnic.network)?;
+    let bridge = bridges::ensure(run_dir, &network)?;
+    record.network = vnic.network.clone();
+    (record.ip, record.ip6) = (Some(vnic.address), vnic.address6);
     let view = View {
         hostname: record.name.clone(),
         vnic_directory: PathBuf::from(&vnic.directory),
@@ -130,7 +143,7 @@ fn launch(run_dir: &RunDir, plan: &Plan, admin: &mut Admin, records: &Records, r
     let mut program = plan.program.clone();
     program.environment.push(("HOSTNAME".into(), record.name.clone()));
     let (init, channel) = fork_init(&view, &program)?;
-    let plug = |pid| ip::plug(&vnic, &bridge, pid, &Guard::of(run_dir));
+    let plug = |pid| ip::plug(run_dir, &vnic, &bridge, pid);
     match introduce(plug, init, &channel, records, record) {
         Ok(master) => Ok(Running { pid: init, master }),
         Err(failure) => {
@@ -141,6 +154,31 @@ fn launch(run_dir: &RunDir, plan: &Plan, admin: &mut Admin, records: &Records, r
             Err(failure)
         }
     }
+}
+
+fn attach(plan: &Plan, admin: &mut Admin, record: &Record) -> Result<VnicStatus> {
+    // Names those there are, if there is no such network.
+    admin.network(&plan.network)?;
+    let mut labels = vec![
+        ("engine".to_string(), "freeflow".to_string()),
+        ("supervisor".to_string(), record.supervisor.pid.to_string()),
+    ];
+    labels.extend(plan.labels.iter().cloned());
+    let vnic = admin.attach(&record.id, &record.name, &plan.network, plan.ip, labels);
+    match plan.ip {
+        Some(ip) => vnic.context(format!("--ip {ip}")),
+        None => vnic,
+    }
+}
+
+/// A vNIC that was not made for a container. Whether one of ours uses it is settled when the record is made.
+fn declared_vnic(admin: &mut Admin, name: &str) -> Result<VnicStatus> {
+    let vnic = admin.vnics()?.into_iter().find(|vnic| vnic.id == name);
+    let vnic = vnic.ok_or_else(|| Failure::new(format!("no vNIC is called {name:?}; see: freeflow get vnics")))?;
+    if vnic.labels.iter().any(|(key, _)| key == "engine") {
+        crate::fail!("the vNIC {name} was made for the container {}, and goes with it", vnic.name);
+    }
+    Ok(vnic)
 }
 
 /// Forks PID 1 of a new PID namespace.
@@ -257,10 +295,12 @@ pub fn watch(running: &Running, signals: &Signals) -> i32 {
 
 /// Frees what the container used. A router that is away is no obstacle: `freeflow up` settles the rest.
 fn finish(run_dir: &RunDir, records: &Records, mut record: Record, code: i32) -> Result<()> {
-    if let Ok(mut admin) = Admin::connect(run_dir) {
+    if !record.is_declared
+        && let Ok(mut admin) = Admin::connect(run_dir)
+    {
         let _ = admin.detach(&record.id);
     }
-    ip::unplug(&record.id);
+    ip::unplug(run_dir, &record.id);
     if record.remove {
         return records.remove(&record.name, &record.id);
     }

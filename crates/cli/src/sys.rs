@@ -180,3 +180,9 @@ fn set_mount(mount: BorrowedFd<'_>, attributes: u64, propagation: u64) -> io::Re
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+/// For a session whose registered memory nobody unmaps: `ping`'s is the client's own, for as long as the process lives.
+pub fn memory_that_stays() -> freeflow_client::OwnMemory {
+    // SAFETY: `ping` registers only what `freeflow_client::allocate` gave it and never releases it.
+    unsafe { freeflow_client::OwnMemory::promised() }
+}

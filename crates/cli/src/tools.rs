@@ -3,7 +3,9 @@
 use crate::failure::{Failure, Result};
 use std::path::{Path, PathBuf};
 
-/// The drop-in library, as programs know it.
+/// The drop-in libraries, as programs know them. They come from one build, and lie in one folder.
+pub const LIBRARIES: [&str; 2] = [LIBRARY, "librdmacm.so.1"];
+/// The one without which nothing works.
 pub const LIBRARY: &str = "libibverbs.so.1";
 
 /// A program in PATH, or else in one of the directories.
@@ -47,26 +49,37 @@ pub fn router() -> Result<PathBuf> {
     })
 }
 
-/// The drop-in library: `$FREEFLOW_LIBDIR`, or `../lib/freeflow` or `../lib` seen from this program.
+/// The first drop-in library that is not in a folder.
+fn missing_in(directory: &Path) -> Option<&'static str> {
+    LIBRARIES.into_iter().find(|library| !directory.join(library).is_file())
+}
+
+/// The drop-in libibverbs: in `$FREEFLOW_LIBDIR`, or `../lib/freeflow` or `../lib` seen from this program. The others are
+/// beside it.
 pub fn library() -> Result<PathBuf> {
     if let Some(directory) = std::env::var_os("FREEFLOW_LIBDIR").map(PathBuf::from) {
-        let path = directory.join(LIBRARY);
-        if path.is_absolute() && path.is_file() {
-            return Ok(path);
+        match missing_in(&directory) {
+            None if directory.is_absolute() => return Ok(directory.join(LIBRARY)),
+            missing => crate::fail!(
+                "$FREEFLOW_LIBDIR names {}, where there is no {}",
+                directory.display(),
+                missing.unwrap_or(LIBRARY)
+            ),
         }
-        crate::fail!("$FREEFLOW_LIBDIR names {}, where there is no {LIBRARY}", directory.display());
     }
     let bin = own_path()?;
     let prefix = bin.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
     // Installed in /usr, the plain folder may hold the distribution's own.
     [prefix.join("lib/freeflow"), prefix.join("lib")]
         .into_iter()
+        .find(|directory| missing_in(directory).is_none())
         .map(|directory| directory.join(LIBRARY))
-        .find(|path| path.is_file())
         .ok_or_else(|| {
+            let directory = prefix.join("lib");
+            let missing = directory.join(missing_in(&directory).unwrap_or(LIBRARY));
             Failure::new(format!(
                 "the verbs library for containers is missing: {}; build it with make, or set FREEFLOW_LIBDIR",
-                prefix.join("lib").join(LIBRARY).display()
+                missing.display()
             ))
         })
 }

@@ -1,19 +1,20 @@
 //! `freeflow up` and `freeflow down`.
 
 use crate::admin::{Admin, Presence};
-use crate::arguments::Up;
+use crate::arguments::{Up, Workers};
 use crate::failure::{Context, Failure, Result};
 use crate::guard::{self, Guard};
 use crate::overlay::{self, Peers};
 use crate::process::Process;
 use crate::record::{Record, Records};
-use crate::run_dir::{RunDir, Settings};
-use crate::{cdi, hook, ip, lifecycle, output, router, tools};
-use freeflow_protocol::admin::{NetworkStatus, RouterStatus, VnicStatus};
-use std::collections::BTreeSet;
+use crate::run_dir::{RunDir, Settings, write_atomically};
+use crate::{bridges, cdi, hook, ip, lifecycle, output, router, tools};
+use freeflow_protocol::admin::{DataPath, NetworkStatus, RouterStatus, VnicStatus};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, IsTerminal, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The pool of hosts that share a network, unless another is asked for.
@@ -64,6 +65,10 @@ fn raise(run_dir: &RunDir, arguments: &Up) -> Result<Raised> {
         Presence::Absent => {
             run_dir.store_settings(&settings)?;
             router::start(run_dir, &settings)?;
+            if let Some(state) = &settings.state {
+                write_atomically(&state.join(KEPT_POOL), format!("{}\n", settings.pool).as_bytes(), 0o600)
+                    .context(state.display())?;
+            }
             (Admin::connect(run_dir)?, false)
         }
         Presence::Unusable(failure) => {
@@ -71,16 +76,23 @@ fn raise(run_dir: &RunDir, arguments: &Up) -> Result<Raised> {
         }
     };
     run_dir.register()?;
-    let networks = admin.networks()?;
-    for network in &networks {
-        let bridge = bridge_of(run_dir, network);
-        ip::make_bridge(&bridge, &settings.host, network.gateway, network.prefix_length)?;
-        ip::accept_bridged(&bridge, true);
+    for network in &admin.networks()? {
+        let bridge = bridges::of(run_dir, network);
+        if bridge.has_gateway {
+            ip::make_bridge(&bridge.name, &settings.host, network.gateway, network.prefix_length)?;
+            ip::accept_bridged(&bridge.name, true);
+        }
     }
     join(run_dir, &settings)?;
-    let lost = reconcile(run_dir, &mut admin, &networks)?;
-    let names: Vec<String> = networks.iter().map(|network| network.name.clone()).collect();
-    settings.cdi_file = cdi::write(run_dir, arguments.cdi_dir.as_deref(), &names)?.or(settings.cdi_file);
+    bridges::refresh(run_dir, &mut admin)?;
+    let lost = reconcile(run_dir, &mut admin)?;
+    let networks = {
+        let _lock = bridges::lock(run_dir)?;
+        let networks = admin.networks()?;
+        let names: Vec<String> = networks.iter().map(|network| network.name.clone()).collect();
+        settings.cdi_file = cdi::write(run_dir, arguments.cdi_dir.as_deref(), &names)?.or(settings.cdi_file);
+        networks
+    };
     run_dir.store_settings(&settings)?;
     let status = admin.status()?;
     Ok(Raised { settings, status, networks, was_running, lost })
@@ -91,7 +103,7 @@ pub fn join(run_dir: &RunDir, settings: &Settings) -> Result<()> {
     let bridge = run_dir.bridge();
     let peers = settings.peers.as_deref().map(overlay::read).transpose()?;
     match peers.filter(|peers| !peers.peers.is_empty()) {
-        Some(peers) => overlay::make(&bridge, &peers, &Guard::of(run_dir)),
+        Some(peers) => overlay::make(&bridge, overlay::DEFAULT_VNI, &peers, &Guard::of(run_dir)),
         None => overlay::delete(&bridge),
     }
 }
@@ -117,7 +129,13 @@ fn wanted(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
         None => None,
     };
     let among = among_peers(arguments, last.as_ref())?;
-    let pool = match asked_pool.or_else(|| last.as_ref().map(|last| last.pool.clone())) {
+    let state = match &arguments.state {
+        Some(path) => Some(state_directory(path)?),
+        None => last.as_ref().and_then(|last| last.state.clone()),
+    };
+    // What is kept has a pool already.
+    let kept = state.as_deref().and_then(kept_pool);
+    let pool = match asked_pool.or_else(|| last.as_ref().map(|last| last.pool.clone())).or(kept) {
         Some(pool) => pool,
         // Hosts that share a network must agree on its addresses.
         None if among.is_some() => SHARED_POOL.to_string(),
@@ -129,7 +147,18 @@ fn wanted(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
     let own_name = among.as_ref().map(|(_, peers)| peers.host.clone());
     let host = arguments.host.clone().or(own_name).or_else(|| Some(last.as_ref()?.host.clone())).unwrap_or(machine);
     let mode = arguments.mode.map(|mode| mode.as_str().to_string());
+    let workers = match arguments.workers {
+        Some(asked) => asked.count(),
+        None => last.as_ref().and_then(|last| last.workers),
+    };
     Ok(Settings {
+        workers,
+        state,
+        metrics_listen: match arguments.metrics_listen {
+            Some(asked) => asked.0,
+            None => last.as_ref().and_then(|last| last.metrics_listen),
+        },
+        move_bytes_min: arguments.move_bytes_min.or_else(|| last.as_ref()?.move_bytes_min),
         mode: mode.or_else(|| Some(last.as_ref()?.mode.clone())).unwrap_or(DEFAULT_MODE.into()),
         pool,
         host,
@@ -159,6 +188,21 @@ fn among_peers(arguments: &Up, last: Option<&Settings>) -> Result<Option<(PathBu
         crate::fail!("--host {asked}: the peers file {} calls this host {}", path.display(), peers.host);
     }
     Ok(Some((path, peers)))
+}
+
+/// Made if need be, so that its symbolic links can be resolved.
+fn state_directory(path: &Path) -> Result<PathBuf> {
+    let what = || format!("--state {}", path.display());
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).context(what())?;
+    fs::canonicalize(path).context(what())
+}
+
+/// The file beside the state that says which pool it was made with.
+const KEPT_POOL: &str = "pool";
+
+fn kept_pool(state: &Path) -> Option<String> {
+    let text = fs::read_to_string(state.join(KEPT_POOL)).ok()?;
+    ip::parse_cidr(text.trim()).map(|_| text.trim().to_string())
 }
 
 fn check_range(pool: &str, range: Option<&str>, among: Option<&(PathBuf, Peers)>) -> Result<()> {
@@ -199,6 +243,8 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
     };
     let difference = if mode.is_some_and(|mode| mode != status.mode) {
         format!("mode {}", status.mode)
+    } else if arguments.workers.is_some_and(|asked| is_other(asked, status.worker_count, run_dir)) {
+        format!("{} workers", status.worker_count)
     } else if arguments.host.as_ref().is_some_and(|host| *host != status.host) {
         format!("host name {}", status.host)
     } else if arguments.pool.as_ref().is_some_and(|asked| !same_pool(asked)) {
@@ -207,10 +253,16 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
         let last = run_dir.settings();
         let last = |field: fn(&Settings) -> Option<String>| last.as_ref().and_then(field);
         let range = last(|last| last.range.clone());
+        let metrics = last(|last| last.metrics_listen.map(|address| address.to_string()));
         let peers = last(|last| Some(last.peers.as_ref()?.display().to_string()));
+        let state = last(|last| Some(last.state.as_ref()?.display().to_string()));
         let path = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string();
         if arguments.range.is_some() && arguments.range != range {
             format!("range {}", range.as_deref().unwrap_or("of the whole pool"))
+        } else if arguments.metrics_listen.is_some_and(|asked| asked.0.map(|address| address.to_string()) != metrics) {
+            metrics.map_or("no --metrics-listen".to_string(), |address| format!("metrics on {address}"))
+        } else if arguments.state.is_some() && arguments.state.as_ref().map(path) != state {
+            format!("its state in {}", state.unwrap_or_else(|| run_dir.path().display().to_string()))
         } else if arguments.peers.is_some() && arguments.peers.as_ref().map(path) != peers {
             peers.map_or("no peers".to_string(), |peers| format!("peers {peers}"))
         } else {
@@ -223,47 +275,56 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
     )))
 }
 
-fn bridge_of(run_dir: &RunDir, network: &NetworkStatus) -> String {
-    if network.bridge.is_empty() { run_dir.bridge() } else { network.bridge.clone() }
+/// Whether a router with so many workers is not what is asked for.
+fn is_other(asked: Workers, worker_count: u32, run_dir: &RunDir) -> bool {
+    match asked.count() {
+        Some(count) => count != worker_count,
+        None => run_dir.settings().is_some_and(|last| last.workers.is_some()),
+    }
 }
 
 /// Brings vNICs, interfaces and records into line with the containers that live. Names the containers whose vNIC the
 /// router does not know any more.
-fn reconcile(run_dir: &RunDir, admin: &mut Admin, networks: &[NetworkStatus]) -> Result<Vec<String>> {
+fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     let records = Records::of(run_dir);
     records.reconcile(Some(admin))?;
+    // In this order: a container that starts meanwhile has a record before its vNIC, and that before its interface.
+    let ports = ip::vnic_ports(run_dir)?;
     let vnics = admin.vnics()?;
+    let networks = admin.networks()?;
     let live: Vec<Record> = records.list().into_iter().filter(Record::is_live).collect();
-    let guard = Guard::of(run_dir);
-    let mut kept = BTreeSet::new();
+    let mut kept = BTreeMap::new();
     for vnic in &vnics {
         if is_wanted(vnic, &live) {
-            kept.insert(ip::host_interface(&vnic.id));
+            kept.insert(vnic.id.as_str(), vnic);
         } else {
-            ip::unplug(&vnic.id);
             admin.detach(&vnic.id)?;
         }
     }
-    for network in networks {
-        let bridge = bridge_of(run_dir, network);
-        let ports: BTreeSet<String> = ip::ports(&bridge).into_iter().collect();
-        for stale in ports.iter().filter(|name| ip::is_host_interface(name) && !kept.contains(*name)) {
-            // It may go by itself, with its namespace.
-            let _ = ip::run(&["link", "delete", "dev", stale]);
+    let guard = Guard::of(run_dir);
+    for port in ports {
+        let Some(network) = kept.get(port.vnic.as_str()).and_then(|vnic| network_of(&port, vnic, &networks)) else {
+            ip::delete(&port.interface);
+            continue;
+        };
+        if !ip::exists(&port.interface) {
+            continue;
         }
-        for vnic in vnics.iter().filter(|vnic| vnic.network == network.name) {
-            let name = ip::host_interface(&vnic.id);
-            if kept.contains(&name) && ip::exists(&name) {
-                guard.put(&name)?;
-                // The bridge was deleted and made again.
-                if !ports.contains(&name) {
-                    ip::run(&["link", "set", "dev", &name, "master", &bridge, "up"])?;
-                }
-            }
+        guard.put(&port.interface)?;
+        // The bridge was deleted and made again.
+        let bridge = bridges::of(run_dir, network).name;
+        if port.bridge.as_ref() != Some(&bridge) {
+            ip::run(&["link", "set", "dev", &port.interface, "master", &bridge, "up"])?;
         }
     }
     let known: BTreeSet<&str> = vnics.iter().map(|vnic| vnic.id.as_str()).collect();
     Ok(live.into_iter().filter(|record| !known.contains(record.id.as_str())).map(|record| record.name).collect())
+}
+
+/// The network that an interface belongs in: the one that it was made for, if its vNIC is in it still. A vNIC that got the same
+/// id later, in a network of somebody else's, has nothing to do with it.
+fn network_of<'a>(port: &ip::Port, vnic: &VnicStatus, networks: &'a [NetworkStatus]) -> Option<&'a NetworkStatus> {
+    networks.iter().find(|network| network.id == port.network && network.name == vnic.network)
 }
 
 fn is_wanted(vnic: &VnicStatus, live: &[Record]) -> bool {
@@ -282,26 +343,28 @@ fn greet(run_dir: &RunDir, raised: &Raised) {
     let again = if *was_running { " already" } else { "" };
     output::line(format!("FreeFlow {} is up{again} on host {}.", status.version, status.host));
     output::line(format!(
-        "  router     process {}, mode {}, log {}",
+        "  router     process {}, mode {}{}, log {}",
         status.pid,
-        status.mode,
+        crate::show::mode_text(status),
+        describe_workers(status.worker_count),
         run_dir.router_log().display()
     ));
     output::line(format!("  socket     {}", run_dir.admin_socket().display()));
     for network in networks {
-        output::line(format!(
-            "  network    {}: {}, gateway {} on bridge {}",
-            network.name,
-            network.pool,
-            network.gateway,
-            bridge_of(run_dir, network)
-        ));
+        let bridge = bridges::of(run_dir, network);
+        let host = match bridge.has_gateway {
+            true => format!("gateway {} on bridge {}", network.gateway, bridge.name),
+            false => "without a gateway".into(),
+        };
+        output::line(format!("  network    {}: {}, {host}", network.name, network.pool));
     }
     output::line("  device     freeflow0 in every container: RoCE v2, 100 Gb/s, no RDMA hardware needed");
     if let (Some(path), Some(address)) = (&settings.peers, settings.address) {
         output::line(format!("  peers      {} at {address}", path.display()));
     }
-    output::line("  data path  routed-local: between containers of this host, copied once by the router");
+    if let Some(network) = networks.iter().find(|network| network.name == bridges::DEFAULT_NETWORK) {
+        output::line(format!("  data path  {}", describe(network.data_path)));
+    }
     match &settings.cdi_file {
         Some(path) => output::line(format!("  podman     --device {}=default ({})", cdi::KIND, path.display())),
         None => {
@@ -313,6 +376,21 @@ fn greet(run_dir: &RunDir, raised: &Raised) {
     }
     output::line("");
     output::line(format!("Next: freeflow{option} run -- ibv_devinfo"));
+}
+
+/// Nothing where there is but the router's own.
+pub fn describe_workers(count: u32) -> String {
+    if count == 1 { String::new() } else { format!(", {count} workers") }
+}
+
+fn describe(path: DataPath) -> &'static str {
+    match path {
+        DataPath::Auto => "auto: between containers of this host directly where that is possible, else by the router",
+        DataPath::Direct => {
+            "direct: between containers of this host directly where that is possible, else by the router"
+        }
+        DataPath::Routed => "routed: between containers of this host, copied once by the router",
+    }
 }
 
 pub fn down(run_dir: &RunDir, force: bool) -> Result<()> {
@@ -365,8 +443,8 @@ pub fn take_down(run_dir: &RunDir, force: bool) -> Result<Vec<String>> {
     for record in &live {
         lifecycle::end(run_dir, record, Some(STOP_TIME))?;
     }
-    for vnic in &vnics {
-        ip::unplug(&vnic.id);
+    for port in ip::vnic_ports(run_dir)? {
+        ip::delete(&port.interface);
     }
     let process = router::recorded(run_dir).or_else(|| Process::of(admin.as_ref()?.pid));
     match admin {
@@ -398,21 +476,16 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
     ip::accept_bridged(&bridge, false);
     overlay::delete(&bridge)?;
     ip::delete_bridge(&bridge)?;
+    bridges::remove_all(run_dir)?;
     guard::remove_sink(run_dir);
     if let Some(file) = run_dir.settings().and_then(|settings| settings.cdi_file) {
         let _ = fs::remove_file(file);
     }
     run_dir.unregister();
-    let gone: [PathBuf; 4] = [
-        run_dir.admin_socket(),
-        run_dir.router_pid(),
-        run_dir.path().join("state.json"),
-        run_dir.path().join("up.json"),
-    ];
-    for path in gone {
-        let _ = fs::remove_file(path);
+    for name in ["admin.sock", "api.sock", "router.pid", "state.json", "state.json.migrated", "state.redb", "up.json"] {
+        let _ = fs::remove_file(run_dir.path().join(name));
     }
-    let _ = fs::remove_dir_all(run_dir.path().join("vnics"));
+    let _ = fs::remove_dir_all(run_dir.vnics());
     Ok(())
 }
 
@@ -432,6 +505,46 @@ mod tests {
         let needed = check_range("10.111.0.0/16", None, peers(vec![other]).as_ref());
         assert!(needed.unwrap_err().to_string().contains("--range"));
         assert!(check_range("10.111.0.0/16", None, peers(Vec::new()).as_ref()).is_ok());
+    }
+
+    #[test]
+    fn an_interface_belongs_in_the_network_that_it_was_made_for() {
+        let network = |name: &str, id: u32| NetworkStatus {
+            name: name.into(),
+            id,
+            pool: "10.1.0.0/16".into(),
+            gateway: "10.1.0.1".parse().unwrap(),
+            prefix_length: 16,
+            pool6: None,
+            vnic_count: 1,
+            bridge: String::new(),
+            data_path: DataPath::Auto,
+        };
+        let vnic = |network: &str| VnicStatus {
+            id: "web".into(),
+            name: "web".into(),
+            network: network.into(),
+            address: "10.1.0.2".parse().unwrap(),
+            prefix_length: 16,
+            gateway: "10.1.0.1".parse().unwrap(),
+            address6: None,
+            prefix_length6: 0,
+            directory: String::new(),
+            labels: Vec::new(),
+            session_count: 0,
+            qp_count: 0,
+            mr_count: 0,
+            registered_bytes: 0,
+            worker: 1,
+            failed: None,
+            counters: Default::default(),
+        };
+        let port = ip::Port { interface: "ffv1".into(), network: 3, vnic: "web".into(), bridge: None };
+        let networks = [network("red", 3), network("blue", 4)];
+        assert_eq!(network_of(&port, &vnic("red"), &networks), Some(&networks[0]));
+        assert_eq!(network_of(&port, &vnic("blue"), &networks), None);
+        // Made again by another tenant.
+        assert_eq!(network_of(&port, &vnic("red"), &[network("red", 5)]), None);
     }
 
     #[test]

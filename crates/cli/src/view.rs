@@ -69,8 +69,8 @@ const PROC_MASKED: [&str; 5] =
     ["/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/sched_debug"];
 
 impl View {
-    /// Arranges the view in the calling process' mount and UTS namespaces, which must be its own. True if the drop-in
-    /// lies over a system library; else it has to be found by LD_LIBRARY_PATH.
+    /// Arranges the view in the calling process' mount and UTS namespaces, which must be its own. True if the drop-ins
+    /// lie over system libraries; else they have to be found by LD_LIBRARY_PATH.
     pub fn enter(&self) -> Result<bool> {
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
             .context("can't make the mounts private")?;
@@ -92,7 +92,7 @@ impl View {
             mount_volume(volume, source)?;
         }
         rustix::system::sethostname(self.hostname.as_bytes()).context("can't set the host name")?;
-        Ok(replaced > 0)
+        Ok(replaced)
     }
 
     fn open_volumes(&self) -> Result<Vec<OwnedFd>> {

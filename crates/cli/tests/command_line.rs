@@ -14,6 +14,8 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("freeflow-cli-{name}-{}", std::process::id()));
+        // A killed run with this number may have left one.
+        let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
@@ -78,7 +80,9 @@ fn without_root_one_line_says_what_is_needed_and_why() {
     let scratch = Scratch::new("nobody");
     // The build directory may be closed to others.
     let copy = scratch.0.join("freeflow");
-    std::fs::copy(FREEFLOW, &copy).unwrap();
+    // Not by this process: a child of another test, between fork and exec, would hold the file open for writing, and what is open
+    // so can't be run.
+    assert!(Command::new("cp").arg(FREEFLOW).arg(&copy).status().unwrap().success());
     let commands: [&[&str]; 12] = [
         &["up"],
         &["down"],

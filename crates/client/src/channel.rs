@@ -1,4 +1,4 @@
-//! Completion channels: a pipe that the router writes one event into for each armed CQ that got a completion.
+//! Completion channels: a socket that the router sends one event by for each armed CQ that got a completion.
 use crate::lock;
 use crate::registry::Tag;
 use crate::session::Session;
@@ -71,7 +71,7 @@ pub(crate) fn read_event(pipe: &OwnedFd) -> io::Result<Option<[u32; 2]>> {
     let mut bytes = [0; EVENT_BYTES];
     let count = rustix::io::read(pipe.as_fd(), &mut bytes)?;
     if count != EVENT_BYTES {
-        // Events are written whole and pipes keep that: anything shorter is the end.
+        // One event a record: anything shorter is the end.
         return Ok(None);
     }
     let [a, b, c, d, e, f, g, h] = bytes;

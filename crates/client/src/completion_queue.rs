@@ -4,7 +4,13 @@
 //! no queue can have more unreturned completions than requests it may hold.
 //!
 //! Invariant: completions of a destroyed or reset QP are dropped, at the latest when they are polled.
+//!
+//! Completions come by the ring, from the router; by the inbox, from posters that carried their requests out themselves; and by
+//! the channels of QPs whose RECVs complete here, which are looked at while they are *hot*. A queue's come in its order:
+//! `inbox` says how for sends, `incoming` for receives.
 use crate::channel::Channel;
+use crate::inbox::{Inbox, Own};
+use crate::incoming::Incoming;
 use crate::lock;
 use crate::patience::{Patience, Rest};
 use crate::queue_pair::Rings;
@@ -21,6 +27,12 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+/// Channels that one CQ looks at.
+const HOT_MAX: usize = 64;
+/// A channel that has brought nothing for so many polls is looked at no more, if it is one of several, or pollers must give
+/// way.
+const POLLS_BEFORE_COOLING: u64 = 4096;
+
 /// Attachments of one block of the table, a power of two.
 const BLOCK: usize = 64;
 
@@ -32,7 +44,10 @@ pub struct CompletionQueue {
     /// Keeps the channel as long as the CQ.
     channel: Option<Arc<Channel>>,
     capacity: AtomicU32,
+    /// Each completion tells when it was written.
+    timestamps: bool,
     rest: Rest,
+    inbox: Arc<Inbox>,
     inner: Mutex<Inner>,
 }
 
@@ -44,8 +59,15 @@ impl fmt::Debug for CompletionQueue {
 
 struct Inner {
     ring: CompletionConsumer,
-    /// Completions taken out of the ring before their turn: by a resize, or when a QP was destroyed.
-    early: VecDeque<Completion>,
+    /// Completions taken out of the ring or a channel before they are returned, in order: by a resize, or when a QP was
+    /// destroyed, or because others came first; and whether they stood in the inbox.
+    early: VecDeque<(Completion, bool)>,
+    inbox: Arc<Inbox>,
+    /// QPs whose channels are looked at.
+    hot: Vec<Arc<Rings>>,
+    /// Polls that looked at channels.
+    polls: u64,
+    timestamps: bool,
     attached: Attached,
     patience: Patience,
     /// The completions before this position of the ring were there when an event was taken: it told of them.
@@ -70,27 +92,60 @@ impl CompletionQueue {
             .call(&Request::CreateCq { context, cqe, channel: channel_handle, cookie, timestamps })
             .and_then(|(reply, descriptors)| open_ring(session, reply, &descriptors));
         match made {
-            Ok((handle, capacity, ring)) => Ok(Self {
-                session: session.clone(),
-                handle,
-                cookie,
-                channel: channel.cloned(),
-                capacity: AtomicU32::new(capacity),
-                rest: Rest::default(),
-                inner: Mutex::new(Inner {
-                    ring,
-                    early: VecDeque::new(),
-                    attached: Attached::default(),
-                    patience: Patience::default(),
-                    told: 0,
-                    early_told: true,
-                }),
-            }),
+            Ok((handle, capacity, ring)) => {
+                Ok(Self::with_ring(session, (handle, cookie), channel, (capacity, timestamps), ring))
+            }
             Err(error) => {
                 lock(&session.objects).cqs.remove(cookie);
                 Err(error)
             }
         }
+    }
+
+    fn with_ring(
+        session: &Arc<Session>,
+        (handle, cookie): (Handle, u32),
+        channel: Option<&Arc<Channel>>,
+        (capacity, timestamps): (u32, bool),
+        ring: CompletionConsumer,
+    ) -> Self {
+        let inbox = Arc::new(Inbox::new(channel.is_some()));
+        Self {
+            session: session.clone(),
+            handle,
+            cookie,
+            channel: channel.cloned(),
+            capacity: AtomicU32::new(capacity),
+            timestamps,
+            rest: Rest::default(),
+            inbox: inbox.clone(),
+            inner: Mutex::new(Inner {
+                ring,
+                inbox,
+                hot: Vec::new(),
+                polls: 0,
+                timestamps,
+                early: VecDeque::new(),
+                attached: Attached::default(),
+                patience: Patience::default(),
+                told: 0,
+                early_told: true,
+            }),
+        }
+    }
+
+    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
+        &self.inbox
+    }
+
+    pub(crate) fn has_timestamps(&self) -> bool {
+        self.timestamps
+    }
+
+    /// The CQ is armed, and has a completion that did not come from the router, which sends the event.
+    #[cold]
+    pub(crate) fn ring_armed(&self) {
+        self.session.ring(CQ_DOORBELL_BASE + self.cookie);
     }
 
     /// Refused with Busy while a QP uses it.
@@ -131,15 +186,22 @@ impl CompletionQueue {
             return Err(VerbsError::DeviceFatal);
         }
         let mut inner = lock(&self.inner);
-        let count = inner.take_ready(limit, &mut take);
+        self.session.carry_news();
+        if self.inbox.has_fresh() {
+            inner.adopt(&self.session);
+        }
+        let count = inner.take_ready(&self.session, limit, &mut take);
         if count > 0 {
             inner.patience.note_success(&self.rest);
             return Ok(count);
         }
         if self.session.is_dead() {
+            inner.close_channels();
             return Ok(inner.attached.flush(limit, &mut take));
         }
-        let step = inner.patience.next_step(&self.session, &self.rest);
+        inner.cool(&self.session);
+        let may_sleep = inner.hot.is_empty();
+        let step = inner.patience.next_step(&self.session, &self.rest, may_sleep);
         drop(inner);
         step.wait(&self.session, &self.rest);
         Ok(0)
@@ -153,8 +215,18 @@ impl CompletionQueue {
         if self.session.left_behind() {
             return Err(VerbsError::DeviceFatal);
         }
-        let inner = lock(&self.inner);
+        let mut inner = lock(&self.inner);
+        if self.channel.is_some() {
+            self.inbox.arm(solicited_only);
+            // What comes by a channel from now on, the router tells of.
+            inner.want_telling(true);
+        }
         inner.ring.arm(solicited_only);
+        // What the router told of before the arming gave no event.
+        self.session.carry_news();
+        if self.inbox.has_fresh() {
+            inner.adopt(&self.session);
+        }
         if inner.has_untold(solicited_only) && self.channel.is_some() {
             self.session.ring(CQ_DOORBELL_BASE + self.cookie);
         }
@@ -166,17 +238,24 @@ impl CompletionQueue {
         let mut inner = lock(&self.inner);
         inner.told = inner.ring.published();
         inner.early_told = true;
+        self.inbox.note_told();
     }
 
     /// Makes room for `cqe` entries at least; what is in the queue stays.
     pub fn resize(&self, cqe: u32) -> Result<u32, VerbsError> {
         let mut inner = lock(&self.inner);
-        if (inner.early.len() as u64) > u64::from(cqe) {
+        let ready = inner.ring.published().wrapping_sub(inner.ring.position());
+        let elsewhere = inner.early.len() + self.inbox.count();
+        if elsewhere > 0 && elsewhere as u64 + u64::from(ready) > u64::from(cqe) {
             return Err(VerbsError::InvalidArgument);
         }
         let (reply, descriptors) = self.session.call(&Request::ResizeCq { cq: self.handle, cqe })?;
         let (_, capacity, ring) = open_ring(&self.session, reply, &descriptors)?;
-        inner.empty_ring();
+        if inner.ring.is_armed() {
+            // The router looks at both for now. What comes by a channel asks the new one.
+            ring.arm(inner.ring.is_armed_for_solicited());
+        }
+        inner.empty_ring(&self.session);
         inner.ring = ring;
         inner.told = 0;
         self.capacity.store(capacity, Ordering::Relaxed);
@@ -201,18 +280,32 @@ impl CompletionQueue {
         lock(&self.inner).attached.remove(cookie);
     }
 
+    /// Takes what a QP's channel holds, and puts it by.
+    pub(crate) fn empty_channel(&self, rings: &Rings) {
+        let mut inner = lock(&self.inner);
+        if rings.has_incoming() && !self.session.is_dead() {
+            inner.empty_ring(&self.session);
+            inner.empty_channel(&self.session, rings);
+        }
+    }
+
     /// Drops the completions of an XRC SRQ that is gone.
     pub(crate) fn purge_srq(&self, cookie: u32) {
         let mut inner = lock(&self.inner);
-        inner.empty_ring();
-        inner.early.retain(|completion| completion.qp_cookie != cookie);
+        inner.empty_ring(&self.session);
+        inner.early.retain(|(completion, _)| completion.qp_cookie != cookie);
     }
 
     /// Drops the completions of a QP of which the router will send no more.
     pub(crate) fn purge(&self, rings: &Rings) {
         let mut inner = lock(&self.inner);
-        inner.empty_ring();
-        inner.early.retain(|completion| {
+        inner.empty_ring(&self.session);
+        self.inbox.purge(rings);
+        inner.hot.retain(|hot| !std::ptr::eq(&raw const **hot, rings));
+        if inner.attached.receives_of(rings) {
+            rings.set_incoming(None);
+        }
+        inner.early.retain(|(completion, _)| {
             let doomed = rings.is_of(completion);
             if doomed {
                 rings.give_back_shared(completion);
@@ -224,30 +317,224 @@ impl CompletionQueue {
 
 impl Inner {
     #[inline]
-    fn take_ready(&mut self, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
-        let mut count = 0;
-        while count < limit
-            && let Some(completion) = self.early.pop_front()
-        {
-            count += self.attached.give_back(&completion, take);
-            self.ring.commit_carried_over(self.early.len() as u32);
+    fn take_ready(&mut self, session: &Session, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
+        let mut count = self.take_put_by(limit, take);
+        // Once the router is known to be gone, what is outstanding is flushed, and so is what a channel still holds.
+        if !self.hot.is_empty() && !session.is_dead() {
+            count += self.take_from_channels(session, limit - count, take);
         }
         let mut completion = Completion::default();
         let mut consumed = false;
         while count < limit && self.ring.poll(&mut completion) {
             consumed = true;
-            count += self.attached.give_back(&completion, take);
+            if self.is_next(&completion) {
+                count += self.attached.give_back(&completion, take);
+            } else {
+                self.put_by(session, &completion);
+                count += self.take_put_by(limit - count, take);
+            }
         }
         if consumed {
             self.ring.commit();
+            if !self.hot.is_empty() && count < limit && !session.is_dead() {
+                // Messages that came after those of the ring.
+                count += self.take_from_channels(session, limit - count, take);
+            }
+            if count == 0 && self.inbox.has_completions() {
+                // The ring had what they waited for.
+                count = self.take_put_by(limit, take);
+            }
         }
         count
+    }
+
+    /// Returns what was put by, and what stands in the inbox.
+    #[inline]
+    fn take_put_by(&mut self, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
+        let mut count = 0;
+        while count < limit
+            && let Some((completion, is_own)) = self.early.pop_front()
+        {
+            count += match is_own {
+                true => self.attached.give_back_own(&completion, take),
+                false => self.attached.give_back(&completion, take),
+            };
+            self.ring.commit_carried_over(self.early.len() as u32);
+        }
+        while count < limit
+            && self.inbox.has_completions()
+            && let Some(completion) = self.inbox.take(|own| self.attached.has_turn(own))
+        {
+            count += self.attached.give_back_own(&completion, take);
+        }
+        count
+    }
+
+    fn take_from_channels(&mut self, session: &Session, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
+        self.polls += 1;
+        let is_armed = self.ring.is_armed();
+        let mut count = 0;
+        for rings in &self.hot {
+            let before = count;
+            let mut incoming = lock(&rings.incoming);
+            let Some(incoming) = incoming.as_mut() else { continue };
+            while count < limit
+                && let Some(completion) = incoming.take(session, rings, (self.polls, self.timestamps))
+            {
+                rings.give_back(&completion);
+                take(&completion);
+                count += 1;
+            }
+            if count > before {
+                incoming.commit();
+                incoming.want_telling(is_armed);
+            }
+        }
+        count
+    }
+
+    /// Whether a completion of the ring may be returned: nothing of its queue that is older stands elsewhere.
+    #[inline]
+    fn is_next(&self, completion: &Completion) -> bool {
+        let Some(Attachment::Qp(rings, _)) = self.attached.get(completion.qp_cookie) else { return true };
+        if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
+            return !rings.has_own();
+        }
+        !rings.has_incoming()
+            || lock(&rings.incoming).as_mut().is_none_or(|incoming| incoming.passes(completion.ring_position))
+    }
+
+    /// Puts a completion of the ring by, behind all of its queue that are older.
+    #[cold]
+    fn put_by(&mut self, session: &Session, completion: &Completion) {
+        let early = &mut self.early;
+        if let Some(Attachment::Qp(rings, _)) = self.attached.get(completion.qp_cookie)
+            && rings.is_of(completion)
+        {
+            if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
+                let position = rings.virtual_position(completion);
+                self.inbox.take_older(rings, position, |older| early.push_back((older, true)));
+            } else if let Some(incoming) = lock(&rings.incoming).as_mut()
+                && !incoming.passes(completion.ring_position)
+            {
+                if incoming.passed(completion.ring_position) {
+                    // That RECV has completed already: nothing that an honest router says.
+                    return;
+                }
+                while let Some(older) = incoming.take(session, rings, (self.polls, self.timestamps)) {
+                    early.push_back((older, false));
+                    if incoming.passes(completion.ring_position) {
+                        break;
+                    }
+                }
+                incoming.commit();
+                if !incoming.passed(completion.ring_position) {
+                    // The peer says of its messages what is not so. This one is here.
+                    incoming.resume_after(completion.ring_position);
+                }
+            }
+        }
+        early.push_back((*completion, false));
+    }
+
+    fn empty_channel(&mut self, session: &Session, rings: &Rings) {
+        let about = (self.polls, self.timestamps);
+        if let Some(incoming) = lock(&rings.incoming).as_mut() {
+            while let Some(completion) = incoming.take(session, rings, about) {
+                self.early.push_back((completion, false));
+                self.early_told = false;
+            }
+            incoming.commit();
+        }
+    }
+
+    /// QPs whose channels have news are looked at from now on.
+    #[cold]
+    fn adopt(&mut self, session: &Session) {
+        for rings in self.inbox.take_fresh() {
+            if !self.attached.receives_of(&rings) {
+                continue;
+            }
+            if !self.early.is_empty() {
+                // What is put by was counted by nobody: first it is returned.
+                self.inbox.add_fresh(rings);
+                continue;
+            }
+            let may_accept = lock(&rings.incoming).as_ref().is_none_or(|incoming| incoming.is_over(&rings));
+            if may_accept
+                && let Some(own) = session.own_memory()
+                && let Some(incoming) = Incoming::accept(session, &rings, rings.handle(), own)
+            {
+                rings.set_incoming(Some(incoming));
+            }
+            if self.hot.iter().any(|hot| Arc::ptr_eq(hot, &rings)) || !rings.has_incoming() {
+                continue;
+            }
+            if self.hot.len() >= HOT_MAX {
+                self.cool_one();
+            }
+            if let Some(incoming) = lock(&rings.incoming).as_mut() {
+                incoming.want_telling(self.ring.is_armed());
+            }
+            self.hot.push(rings);
+        }
+    }
+
+    /// The router is gone: RECVs are flushed, so nothing comes by channels any more.
+    #[cold]
+    fn close_channels(&mut self) {
+        self.hot.clear();
+        self.attached.each_receiver(|rings| rings.set_incoming(None));
+    }
+
+    /// Looks less at channels that have brought nothing for long.
+    #[inline]
+    fn cool(&mut self, session: &Session) {
+        let crowded = self.hot.len() > 1 || !self.hot.is_empty() && session.must_yield();
+        if crowded && self.polls.is_multiple_of(POLLS_BEFORE_COOLING) {
+            self.cool_idle();
+        }
+    }
+
+    #[cold]
+    fn cool_idle(&mut self) {
+        let since = self.polls.saturating_sub(POLLS_BEFORE_COOLING);
+        self.hot.retain(|rings| {
+            let mut incoming = lock(&rings.incoming);
+            let Some(incoming) = incoming.as_mut() else { return false };
+            !incoming.is_idle_since(since) || !is_cooled(incoming)
+        });
+    }
+
+    /// Makes room for another hot channel: the one that has been hot for longest goes.
+    fn cool_one(&mut self) {
+        let rings = self.hot.remove(0);
+        let is_cooled = lock(&rings.incoming).as_mut().is_none_or(is_cooled);
+        if !is_cooled {
+            self.inbox.add_fresh(rings);
+        }
+    }
+
+    /// The CQ is armed: who looks at its channels is told of messages, instead of looking.
+    fn want_telling(&mut self, wants: bool) {
+        for rings in &self.hot {
+            if let Some(incoming) = lock(&rings.incoming).as_mut() {
+                incoming.want_telling(wants);
+            }
+        }
     }
 
     /// Whether something (solicited) can be polled that no event told of.
     fn has_untold(&self, solicited_only: bool) -> bool {
         let solicited = |flags: CompletionFlags| flags.contains(CompletionFlags::SOLICITED);
-        if !self.early_told && self.early.iter().any(|completion| !solicited_only || solicited(completion.flags)) {
+        if !self.early_told && self.early.iter().any(|(early, _)| !solicited_only || solicited(early.flags)) {
+            return true;
+        }
+        if !solicited_only && self.inbox.has_untold() {
+            return true;
+        }
+        let is_ready = |rings: &Arc<Rings>| lock(&rings.incoming).as_ref().is_some_and(Incoming::is_ready);
+        if self.hot.iter().any(is_ready) {
             return true;
         }
         let mut position = self.ring.position();
@@ -264,18 +551,24 @@ impl Inner {
     }
 
     /// Moves everything out of the ring, in order.
-    fn empty_ring(&mut self) {
+    fn empty_ring(&mut self, session: &Session) {
         let mut completion = Completion::default();
         let before = self.early.len();
         self.early_told |= before == 0;
         while self.ring.poll(&mut completion) {
-            self.early.push_back(completion);
+            self.put_by(session, &completion);
             self.early_told &= is_told(self.ring.position().wrapping_sub(1), self.told);
         }
         if self.early.len() > before {
             self.ring.commit();
         }
     }
+}
+
+/// Lets a channel alone, whose sender has the router tell of its next message. False: there is one already.
+fn is_cooled(incoming: &mut Incoming) -> bool {
+    incoming.want_telling(true);
+    incoming.is_empty()
 }
 
 /// Maps the ring of a created or resized CQ.
@@ -367,6 +660,42 @@ impl Attached {
         }
         take(completion);
         1
+    }
+
+    /// The same for one of the inbox.
+    #[inline]
+    fn give_back_own(&self, completion: &Completion, take: &mut impl FnMut(&Completion)) -> usize {
+        match self.get(completion.qp_cookie) {
+            Some(Attachment::Qp(rings, _)) if rings.qpn == completion.qpn => rings.give_back_own(completion),
+            _ => return 0,
+        }
+        take(completion);
+        1
+    }
+
+    /// Whether those completions of its queue were returned that the router wrote before.
+    #[inline]
+    fn has_turn(&self, own: &Own) -> bool {
+        match self.get(own.completion.qp_cookie) {
+            Some(Attachment::Qp(rings, _)) => rings.has_turn(own.after),
+            _ => true,
+        }
+    }
+
+    fn each_receiver(&self, mut each: impl FnMut(&Rings)) {
+        for attachment in self.blocks.iter().flatten().flat_map(|block| block.iter().flatten()) {
+            if let Attachment::Qp(rings, role) = attachment
+                && role.receives
+                && rings.has_incoming()
+            {
+                each(rings);
+            }
+        }
+    }
+
+    /// Whether the RECVs of this QP complete here.
+    fn receives_of(&self, rings: &Rings) -> bool {
+        matches!(self.get(rings.cookie), Some(Attachment::Qp(own, role)) if role.receives && own.qpn == rings.qpn)
     }
 
     /// The router is gone: completes what is outstanding, in the order of posting in each queue.

@@ -4,8 +4,9 @@
 //! Invariant: one process has one live [`Session`]. Every object belongs to the session that made it and is of no use
 //! once that session is dead (the router is gone) or left behind by `fork` (see [`fork`]).
 //!
-//! Invariant: locks are taken in the order CQ, then send or receive queue, then [`Session`]'s table of objects. A
-//! control call is made with no queue lock held, but for a resize, which holds its CQ.
+//! Invariant: locks are taken in the order CQ, then channel, then send or receive queue, then a CQ's inbox, then [`Session`]'s
+//! tables. A control call is made with no queue lock held, but for a resize and the acceptance of a channel, which hold
+//! their CQ, and the question for a channel or a grant, which holds its send queue. The router answers all of them by itself.
 //!
 //! The data path (post, poll, arm) makes no allocation, no log and no system call, except the kick of a sleeping router,
 //! `sched_yield` when the pollers don't fit the cores, and on a CQ that stays empty one `poll` every ten milliseconds to
@@ -16,27 +17,38 @@ mod arena;
 mod belongings;
 mod channel;
 mod completion_queue;
+mod connection;
 mod context;
 mod device_memory;
 pub mod fork;
+mod grants;
+mod inbox;
+mod incoming;
 mod memory;
 mod memory_map;
+mod orders;
+mod outgoing;
 mod patience;
 mod queue_pair;
+mod regions;
 mod registry;
 mod remap;
 mod session;
 mod shared_receive_queue;
+mod steps;
+mod virtual_positions;
 
 pub use arena::{allocate, release, usable_bytes};
 pub use channel::Channel;
 pub use completion_queue::CompletionQueue;
+pub use connection::{connection_call, connection_step};
 pub use context::{Context, Element};
 pub use device_memory::DeviceMemory;
 pub use freeflow_protocol::library::{Handle, PASS_BYTES};
-pub use freeflow_shm::SendDescriptor;
+pub use freeflow_shm::{OwnMemory, SendDescriptor};
 pub use memory::MemoryRegion;
 pub use memory_map::check_mapped;
+pub use orders::{ORDER_BYTES, ordered_segment};
 pub use queue_pair::{QpParameters, QueuePair, ReceiveBatch, SendBatch, check_send};
 pub use registry::Tag;
 pub use remap::{Ranges, TouchCounts};

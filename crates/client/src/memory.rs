@@ -1,4 +1,5 @@
 //! Protection domains, memory regions and windows: control calls without state of their own.
+use crate::regions::Region;
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_verbs::{Access, RegionChange, VerbsError, WindowKind};
@@ -44,7 +45,11 @@ impl Session {
         iova: u64,
         access: Access,
     ) -> Result<MemoryRegion, VerbsError> {
-        self.region(&Request::RegisterMr { pd, address, length, iova, access })
+        let made = self.region(&Request::RegisterMr { pd, address, length, iova, access })?;
+        if !access.contains(Access::ON_DEMAND) {
+            self.regions.insert(made.lkey, Region { handle: made.handle, pd, iova, length, address, access });
+        }
+        Ok(made)
     }
 
     /// A region of all addresses: reads give zeros, writes are dropped.
@@ -64,7 +69,21 @@ impl Session {
     /// # Errors
     /// Busy: windows are bound to it.
     pub fn reregister(&self, mr: Handle, pd: Option<Handle>, change: RegionChange) -> Result<MemoryRegion, VerbsError> {
-        self.region(&Request::ReregisterMr { mr, pd, change })
+        let before = self.regions.remove(mr);
+        let made = match self.region(&Request::ReregisterMr { mr, pd, change }) {
+            Ok(made) => made,
+            Err(error) => {
+                if let Some((lkey, region)) = before {
+                    self.regions.insert(lkey, region);
+                }
+                return Err(error);
+            }
+        };
+        let after = before.map(|(_, region)| changed(region, pd, &change));
+        if let Some(region) = after.filter(|region| !region.access.contains(Access::ON_DEMAND)) {
+            self.regions.insert(made.lkey, Region { handle: made.handle, ..region });
+        }
+        Ok(made)
     }
 
     /// On return nothing of the region is read or written any more. What was imported is only given up.
@@ -72,7 +91,12 @@ impl Session {
     /// # Errors
     /// Busy: windows are bound to it.
     pub fn deregister(&self, mr: Handle) -> Result<(), VerbsError> {
-        self.destroy(&Request::DeregisterMr { mr })
+        let before = self.regions.remove(mr);
+        self.destroy(&Request::DeregisterMr { mr }).inspect_err(|_| {
+            if let Some((lkey, region)) = before {
+                self.regions.insert(lkey, region);
+            }
+        })
     }
 
     /// A region of the process that the PD was imported from, and its length in bytes.
@@ -95,4 +119,13 @@ impl Session {
     pub fn dealloc_window(&self, mw: Handle) -> Result<(), VerbsError> {
         self.destroy(&Request::DeallocMw { mw })
     }
+}
+
+/// A region after a change that the router made.
+fn changed(before: Region, pd: Option<Handle>, change: &RegionChange) -> Region {
+    let mut after = Region { pd: pd.unwrap_or(before.pd), access: change.access.unwrap_or(before.access), ..before };
+    if let Some(place) = change.translation {
+        (after.address, after.length, after.iova) = (place.address, place.length, place.iova);
+    }
+    after
 }

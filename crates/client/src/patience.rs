@@ -74,7 +74,7 @@ impl Patience {
     }
 
     #[inline]
-    pub fn next_step(&mut self, session: &Session, rest: &Rest) -> Step {
+    pub fn next_step(&mut self, session: &Session, rest: &Rest, may_sleep: bool) -> Step {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         let checks = self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_CHECK);
         if !session.must_yield() {
@@ -82,6 +82,8 @@ impl Patience {
         }
         let rested_ns = rest.ended_ns.load(Ordering::Relaxed);
         let way = self.next_way(session.completed(), rested_ns, monotonic_ns, || session.is_worker_here());
+        // Nobody wakes a sleeper whose message came by a channel.
+        let way = if !may_sleep && matches!(way, Way::Sleep { .. }) { Way::Yield } else { way };
         if self.empty_polls == 0 {
             // It began anew: that gap counts once.
             rest.ended_ns.store(0, Ordering::Relaxed);

@@ -1,30 +1,39 @@
 //! The process's connection to its router: handshake, control calls, liveness, doorbells.
 use crate::belongings::Belongings;
+use crate::queue_pair::Rings;
+use crate::regions::Regions;
 use crate::registry::{Objects, Tag};
 use crate::{fork, lock};
+use freeflow_protocol::cm::{CmReply, CmRequest};
 use freeflow_protocol::library::{Handle, Reply, Request, Welcome};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, decode, encode};
 use freeflow_shm::layout::{LAYOUT_VERSION, WAIT_YIELD};
-use freeflow_shm::{Doorbell, SessionSegment, fd, monotonic_ns};
+use freeflow_shm::{Doorbell, OwnMemory, SessionSegment, coarse_ns, fd, monotonic_ns};
 use freeflow_verbs::{AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, VerbsError};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 /// Where the router listens inside a container.
 const SOCKET_PATH: &str = "/run/freeflow/router.sock";
 /// Environment variable that names another place.
 const SOCKET_VARIABLE: &str = "FREEFLOW_SOCKET";
 /// A router that takes longer for one answer counts as gone.
-const REPLY_TIMEOUT_S: i64 = 30;
+const REPLY_TIMEOUT_S: u64 = 30;
 /// Descriptors that come with one reply at most.
 const DESCRIPTORS_MAX: usize = 2;
 /// How often empty polls look whether the router still lives.
 const LIVENESS_INTERVAL_NS: u64 = 10_000_000;
+/// A request that was carried out here counts only if the router was seen alive so shortly before its end; the clock's own
+/// coarseness comes on top.
+const SURELY_ALIVE_NS: u64 = 10_000_000;
+/// So long after the end of the router was noticed no peer reaches memory of this process any more.
+const PEERS_NOTICE_NS: u64 = 50_000_000;
 
 /// Counts the sessions of this process.
 static SERIAL: AtomicU64 = AtomicU64::new(1);
@@ -87,8 +96,19 @@ pub struct Session {
     serial: u64,
     dead: AtomicBool,
     checked_at_ns: AtomicU64,
+    /// When the router was last seen alive, by the coarse clock.
+    alive_at_ns: AtomicU64,
+    /// When its end was noticed.
+    died_at_ns: AtomicU64,
     pub(crate) objects: Mutex<Objects>,
     pub(crate) belongings: Mutex<Belongings>,
+    pub(crate) regions: Regions,
+    /// Given by who knows that the program keeps to the verbs. Without it all goes through the router.
+    own_memory: OnceLock<OwnMemory>,
+    /// A thread is distributing news.
+    is_carrying: AtomicBool,
+    /// Whose channels may have news, by cookie.
+    pub(crate) listeners: Mutex<HashMap<u32, Weak<Rings>>>,
 }
 
 impl fmt::Debug for Session {
@@ -129,6 +149,8 @@ impl Session {
         let socket =
             fd::connect_seqpacket(path).map_err(|error| ConnectError::NoRouter { path: path.into(), error })?;
         let mut buffer = Vec::with_capacity(MESSAGE_BYTES_MAX);
+        fd::set_receive_timeout(&socket, Duration::from_secs(REPLY_TIMEOUT_S))
+            .map_err(|error| ConnectError::Broken { path: path.into(), error })?;
         let request =
             Request::Hello { protocol_version: PROTOCOL_VERSION, layout_version: LAYOUT_VERSION, program: program() };
         let broken = |error| ConnectError::Broken { path: path.into(), error };
@@ -161,9 +183,48 @@ impl Session {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             dead: AtomicBool::new(false),
             checked_at_ns: AtomicU64::new(0),
+            alive_at_ns: AtomicU64::new(0),
+            died_at_ns: AtomicU64::new(0),
             objects: Mutex::new(Objects::new()),
             belongings: Mutex::default(),
+            regions: Regions::default(),
+            own_memory: OnceLock::new(),
+            is_carrying: AtomicBool::new(false),
+            listeners: Mutex::default(),
         })
+    }
+
+    /// Requests may be carried out here, without the router, from now on.
+    pub fn allow_direct(&self, own: OwnMemory) {
+        let _ = self.own_memory.set(own);
+    }
+
+    #[inline]
+    pub(crate) fn own_memory(&self) -> Option<OwnMemory> {
+        self.own_memory.get().copied()
+    }
+
+    /// Channels may have news: their QPs' CQs are told.
+    #[inline]
+    pub(crate) fn carry_news(&self) {
+        // SeqCst; partner: the store in `carry_news_now`. Who finds no news may not miss those that another thread just took.
+        if let Some(segment) = &self.segment
+            && (segment.has_news() || self.is_carrying.load(Ordering::SeqCst))
+        {
+            self.carry_news_now(segment);
+        }
+    }
+
+    #[cold]
+    fn carry_news_now(&self, segment: &SessionSegment) {
+        let listeners = lock(&self.listeners);
+        self.is_carrying.store(true, Ordering::SeqCst);
+        segment.take_news(|cookie| {
+            if let Some(rings) = listeners.get(&cookie).and_then(Weak::upgrade) {
+                rings.note_news();
+            }
+        });
+        self.is_carrying.store(false, Ordering::SeqCst);
     }
 
     pub fn device(&self) -> &DeviceAttributes {
@@ -219,8 +280,44 @@ impl Session {
         self.check()
     }
 
+    /// Whether the router lives, or has ended no more than some milliseconds ago: until then peers leave their memory as it
+    /// is ([`Self::outlast_peers`]).
+    #[inline]
+    pub(crate) fn is_surely_alive(&self) -> bool {
+        // Relaxed: the time is read before the look, so at worst it looks once too often.
+        coarse_ns().wrapping_sub(self.alive_at_ns.load(Ordering::Relaxed)) < SURELY_ALIVE_NS && !self.is_dead()
+            || self.look_alive()
+    }
+
+    #[cold]
+    fn look_alive(&self) -> bool {
+        let now_ns = coarse_ns();
+        // Who posts does not say that it is dead: a request posted now is flushed, one posted later would be refused.
+        let is_alive = !self.is_dead() && !fd::peer_closed(&self.socket);
+        if is_alive {
+            self.alive_at_ns.store(now_ns, Ordering::Relaxed);
+        }
+        is_alive
+    }
+
+    /// After the end of the router: waits until no peer takes what it did in memory of this process for done any more. Then
+    /// the memory may become something else.
+    pub fn outlast_peers(&self) {
+        if !self.is_router_gone() {
+            return;
+        }
+        let until_ns = self.died_at_ns.load(Ordering::Relaxed).saturating_add(PEERS_NOTICE_NS);
+        let left_ns = until_ns.saturating_sub(monotonic_ns());
+        if left_ns > 0 {
+            std::thread::sleep(std::time::Duration::from_nanos(left_ns));
+        }
+    }
+
     /// Says that the router is gone.
     pub(crate) fn mark_dead(&self) {
+        let now_ns = monotonic_ns();
+        // Relaxed, both: the first one counts; the store below brings it along.
+        let _ = self.died_at_ns.compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed);
         // Release: pairs with the Acquire loads in `is_dead`.
         self.dead.store(true, Ordering::Release);
     }
@@ -283,6 +380,15 @@ impl Session {
         }
     }
 
+    /// What the drop-in `librdmacm` asks of the router, which is the connection manager.
+    pub(crate) fn connection_call(&self, request: CmRequest) -> Result<(Option<CmReply>, Vec<OwnedFd>), VerbsError> {
+        match self.call(&Request::Cm(request))? {
+            (Reply::Cm(reply), descriptors) => Ok((Some(reply), descriptors)),
+            (Reply::Done, descriptors) => Ok((None, descriptors)),
+            _ => Err(self.nonsense()),
+        }
+    }
+
     /// A call whose answer is `Done`.
     pub(crate) fn command(&self, request: &Request) -> Result<(), VerbsError> {
         match self.call(request)? {
@@ -320,6 +426,9 @@ impl Session {
     fn destroy_belongings(&self, context: Handle) {
         let farewell = lock(&self.belongings).farewell(context);
         for request in &farewell {
+            if let Request::DeregisterMr { mr } = request {
+                self.regions.remove(*mr);
+            }
             let _ = self.destroy(request);
         }
     }
@@ -400,19 +509,11 @@ pub(crate) fn exchange_bytes(
     request: &[u8],
 ) -> io::Result<(Reply, Vec<OwnedFd>)> {
     fd::send_message(socket, request, &[])?;
-    let deadline = monotonic_ns() + REPLY_TIMEOUT_S as u64 * 1_000_000_000;
-    loop {
-        let left = deadline.saturating_sub(monotonic_ns());
-        let timeout = Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };
-        let mut descriptors = [PollFd::new(socket, PollFlags::IN)];
-        match poll(&mut descriptors, Some(&timeout)) {
-            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
-            Ok(_) => break,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+    if buffer.len() < MESSAGE_BYTES_MAX {
+        buffer.resize(MESSAGE_BYTES_MAX, 0);
     }
-    let (bytes, descriptors) = fd::receive_message(socket, buffer, DESCRIPTORS_MAX)?;
+    // Waits as long as the socket was told to.
+    let (bytes, descriptors) = fd::receive_into(socket, buffer, DESCRIPTORS_MAX)?;
     if bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

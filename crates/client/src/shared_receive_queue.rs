@@ -180,7 +180,7 @@ fn open_ring(
     let (Reply::Srq { srq, number, attributes, segment_bytes }, [memory]) = (reply, descriptors) else {
         return Err(session.nonsense());
     };
-    let shape = QueueShape::receive(attributes.max_wr, attributes.max_sge);
+    let shape = QueueShape::shared_receive(attributes.max_wr, attributes.max_sge);
     if segment_bytes < shape.bytes() as u64 {
         return Err(session.nonsense());
     }

@@ -51,6 +51,7 @@ impl Bench {
             capabilities: CAPABILITIES,
             all_signaled: true,
             block_own_multicast: false,
+            connection: None,
         };
         let qp = QueuePair::create(&self.session, &wanted).unwrap();
         to_state(&qp, QpState::ReadyToSend);
@@ -249,7 +250,7 @@ fn completion_events_name_their_cq_and_skip_destroyed_ones() {
     for cookie in [0_u32, 1] {
         let mut event = [0; 8];
         event[..4].copy_from_slice(&cookie.to_le_bytes());
-        rustix::io::write(&bench.router.objects().pipes[&channel.handle()], &event).unwrap();
+        assert!(freeflow_shm::fd::send_record(&bench.router.objects().pipes[&channel.handle()], &event));
     }
     let mut told = 0;
     channel.wait(&mut |tag| told = tag).unwrap();
@@ -298,7 +299,7 @@ fn a_poller_notices_the_end_of_the_router() {
     bench.router.die();
     let start = std::time::Instant::now();
     while poll(&cq, 1) != flushes(0..1) {
-        assert!(start.elapsed().as_secs() < 1);
+        assert!(start.elapsed().as_secs() < 30);
     }
 }
 

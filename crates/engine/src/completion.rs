@@ -95,6 +95,8 @@ impl Engine {
         if qp.state() == QpState::Error || qp.teardown != Teardown::None {
             return;
         }
+        env.end_direct(id);
+        let qp = self.qp_mut(id);
         qp.attributes.state = QpState::Error;
         qp.send.drain = Drain::None;
         if qp.send.phase == SendPhase::Waiting {

@@ -4,6 +4,8 @@
 //! charged when an object is made and given back when it goes.
 use crate::limits::{PORT, check_cqe};
 use crate::objects::{AddressHandle, Context, Cq, CqState, Session, Srq, Vnic};
+use crate::policy::{EXTERNAL_GID_INDEX, IPV6_GID_INDEX};
+use crate::schedule::Scheduler;
 use crate::{
     AhId, ContextId, CqId, Engine, Environment, EventTarget, PdId, Refusal, SessionId, SessionObjects, SrqId, Usage,
     VnicCounters, VnicId, XrcdId, grant_srq_attributes,
@@ -19,12 +21,44 @@ impl Engine {
 
     /// InvalidArgument if the network already has this address.
     pub fn create_vnic(&mut self, network: NetworkId, gid: Gid, limits: VnicLimits) -> Result<VnicId, VerbsError> {
-        let taken = self.vnics.iter().any(|(_, vnic)| vnic.network == network && vnic.gid == gid);
-        if taken || gid.is_zero() || gid.is_multicast() {
+        self.create_dual_vnic(network, (gid, None), limits)
+    }
+
+    /// With an IPv4 address, GID 0, and maybe an IPv6 one, GID 2. InvalidArgument if the network already has one of them.
+    pub fn create_dual_vnic(
+        &mut self,
+        network: NetworkId,
+        (gid, ipv6_gid): (Gid, Option<Gid>),
+        limits: VnicLimits,
+    ) -> Result<VnicId, VerbsError> {
+        let is_good = |gid: Gid| {
+            let taken = self.vnics.iter().any(|(_, vnic)| vnic.network == network && vnic.has(gid));
+            !taken && !gid.is_zero() && !gid.is_multicast()
+        };
+        if !is_good(gid) || ipv6_gid.is_some_and(|ipv6| !is_good(ipv6) || ipv6.to_ipv4().is_some()) {
             return Err(VerbsError::InvalidArgument);
         }
         let (usage, counters) = (Usage::default(), VnicCounters::default());
-        Ok(self.vnics.insert(Vnic { network, gid, external_gid: None, limits, usage, counters, held_bytes: 0 }))
+        self.networks.enter(network);
+        let (refused, refused_by_network) = (usage, usage);
+        let vnic = Vnic {
+            network,
+            gid,
+            ipv6_gid,
+            external_gid: None,
+            limits,
+            usage,
+            refused,
+            refused_by_network,
+            counters,
+            held_bytes: 0,
+        };
+        Ok(self.vnics.insert(vnic))
+    }
+
+    /// Its network, its address there, and its IPv6 address.
+    pub fn vnic_addresses(&self, vnic: VnicId) -> Option<(NetworkId, Gid, Option<Gid>)> {
+        self.vnics.get(vnic).map(|vnic| (vnic.network, vnic.gid, vnic.ipv6_gid))
     }
 
     /// Its sessions must be gone.
@@ -33,7 +67,10 @@ impl Engine {
         if usage.sessions > 0 {
             return Err(VerbsError::Busy);
         }
-        self.vnics.remove(vnic);
+        self.schedule.forget_vnic(vnic);
+        if let Some(gone) = self.vnics.remove(vnic) {
+            self.networks.leave(gone.network);
+        }
         Ok(())
     }
 
@@ -46,6 +83,15 @@ impl Engine {
 
     pub(crate) fn external_gid(&self, vnic: VnicId) -> Option<Gid> {
         self.vnics.get(vnic)?.external_gid
+    }
+
+    /// Which of its GIDs a vNIC has besides the first.
+    pub(crate) fn gid_table(&self, vnic: VnicId) -> GidTable {
+        let vnic = self.vnics.get(vnic);
+        GidTable {
+            has_external: vnic.is_some_and(|vnic| vnic.external_gid.is_some()),
+            has_ipv6: vnic.is_some_and(|vnic| vnic.ipv6_gid.is_some()),
+        }
     }
 
     pub fn create_session(&mut self, vnic: VnicId) -> Result<SessionId, VerbsError> {
@@ -257,7 +303,7 @@ impl Engine {
     ) -> Result<AhId, VerbsError> {
         self.pd_of(session, pd)?;
         let vnic = self.session_vnic(session)?;
-        let route = check_address(attributes, self.external_gid(vnic).is_some())?;
+        let route = check_address(attributes, self.gid_table(vnic))?;
         self.charge(vnic, |usage| &mut usage.ahs, |limits| limits.ah_count_max)?;
         self.add_pd_child(session, pd);
         Ok(self.ahs.adopt(AddressHandle { session, pd, route }))
@@ -281,28 +327,6 @@ impl Engine {
         self.sessions.get(session).map(|session| session.vnic).ok_or(VerbsError::NotFound)
     }
 
-    /// Counts one more object, or says that the vNIC has no room for it.
-    pub(crate) fn charge(
-        &mut self,
-        vnic: VnicId,
-        count: fn(&mut Usage) -> &mut u32,
-        max: fn(&VnicLimits) -> u32,
-    ) -> Result<(), VerbsError> {
-        let vnic = self.vnics.get_mut(vnic).ok_or(VerbsError::NotFound)?;
-        let count = count(&mut vnic.usage);
-        if *count >= max(&vnic.limits) {
-            return Err(VerbsError::NoMemory);
-        }
-        *count += 1;
-        Ok(())
-    }
-
-    pub(crate) fn refund(&mut self, vnic: VnicId, count: fn(&mut Usage) -> &mut u32) {
-        if let Some(vnic) = self.vnics.get_mut(vnic) {
-            *count(&mut vnic.usage) -= 1;
-        }
-    }
-
     pub(crate) fn refund_session(&mut self, session: SessionId, count: fn(&mut Usage) -> &mut u32) {
         if let Ok(vnic) = self.session_vnic(session) {
             self.refund(vnic, count);
@@ -310,23 +334,44 @@ impl Engine {
     }
 }
 
-/// A RoCE address out of port 1, GID 0, or GID 1 for a vNIC that has it.
-pub(crate) fn check_address(
-    attributes: &AddressHandleAttributes,
-    has_external_gid: bool,
-) -> Result<GlobalRoute, VerbsError> {
+/// What of a vNIC's GID table is filled besides the first entry.
+#[derive(Clone, Copy)]
+pub(crate) struct GidTable {
+    pub has_external: bool,
+    pub has_ipv6: bool,
+}
+
+impl GidTable {
+    pub fn has(self, index: u8) -> bool {
+        match index {
+            0 => true,
+            EXTERNAL_GID_INDEX => self.has_external,
+            IPV6_GID_INDEX => self.has_ipv6,
+            _ => false,
+        }
+    }
+
+    /// Whether a vNIC may send to that address by this of its GIDs. One with two families sends to neither by the other's: no
+    /// host's routes lead from one into the other.
+    fn leads_to(self, route: &GlobalRoute) -> bool {
+        let same_family =
+            |ipv6: bool| !self.has_ipv6 || route.dgid.is_multicast() || route.dgid.to_ipv4().is_none() == ipv6;
+        let index = route.sgid_index;
+        self.has(index) && (index == EXTERNAL_GID_INDEX || same_family(index == IPV6_GID_INDEX))
+    }
+}
+
+/// A RoCE address out of port 1, by a GID that the vNIC has.
+pub(crate) fn check_address(attributes: &AddressHandleAttributes, table: GidTable) -> Result<GlobalRoute, VerbsError> {
     let route = attributes.grh.ok_or(VerbsError::InvalidArgument)?;
-    if attributes.port != PORT || route.sgid_index > u8::from(has_external_gid) || route.dgid.is_zero() {
+    if attributes.port != PORT || !table.leads_to(&route) || route.dgid.is_zero() {
         return Err(VerbsError::InvalidArgument);
     }
     Ok(route)
 }
 
 /// The address of one peer.
-pub(crate) fn check_unicast(
-    attributes: &AddressHandleAttributes,
-    has_external_gid: bool,
-) -> Result<GlobalRoute, VerbsError> {
-    let route = check_address(attributes, has_external_gid)?;
+pub(crate) fn check_unicast(attributes: &AddressHandleAttributes, table: GidTable) -> Result<GlobalRoute, VerbsError> {
+    let route = check_address(attributes, table)?;
     if route.dgid.is_multicast() { Err(VerbsError::InvalidArgument) } else { Ok(route) }
 }

@@ -5,12 +5,12 @@
 //! the RECV.
 use crate::flight::{FlightId, FlightKind};
 use crate::keys::Part;
-use crate::limits::{ATOMIC_BYTES, CHUNK_BYTES_MAX};
+use crate::limits::ATOMIC_BYTES;
 use crate::qp::{Claim, QueuePair, SendPhase, Teardown};
 use crate::requester::{Budget, Turn, local_right, nak_fault};
 use crate::responder::{Nak, Received, Refused, receive_bytes, remote_right};
 use crate::transport::WireFlight;
-use crate::ud::GRH_BYTES;
+use crate::ud::{self, GRH_BYTES};
 use crate::{
     AtomicOutcome, CopyOutcome, Engine, Environment, MemorySide, Progress, QpId, ReceiveQueueId, Source, SourceBody,
     Syndrome, Token,
@@ -45,7 +45,7 @@ impl Engine {
         };
         let (responder, peer) = self.qps.at(self.qpns.get(qpn & Qpn::MASK)?)?;
         let listens =
-            peer.service == qp.service.peer() && peer.network == qp.network && peer.gid == gid && peer.receives();
+            peer.service == qp.service.peer() && peer.network == qp.network && peer.is_at(gid) && peer.receives();
         (listens && answers(qp, peer)).then_some(responder)
     }
 
@@ -54,7 +54,7 @@ impl Engine {
         let (qp, Some(peer)) = (self.qp(id), self.qps.get(responder)) else { return false };
         let claimed = !qp.send.request.opcode.consumes_receive() || peer.receive.claim == Claim::By(id);
         let path = !qp.is_connected_service()
-            || (qp.remote_gid() == Some(peer.gid) && qp.attributes.dest_qpn == peer.qpn.0 && answers(qp, peer));
+            || (qp.remote_gid() == Some(peer.gid()) && qp.attributes.dest_qpn == peer.qpn.0 && answers(qp, peer));
         peer.receives() && claimed && path && self.queue_is_there(peer)
     }
 
@@ -80,11 +80,18 @@ impl Engine {
     ) -> Turn {
         let qp = self.qp(id);
         let send = &qp.send;
-        if send.request.opcode.is_atomic() {
+        let is_atomic = send.request.opcode.is_atomic();
+        let bytes = (send.length - send.moved).min(budget.chunk_bytes);
+        let reads = send.request.opcode == SendOpcode::RdmaRead;
+        if (reads || is_atomic) && self.reads_too_much(now, id, responder) {
+            return Turn::Stop(Progress::Waiting);
+        }
+        if is_atomic {
             return self.perform_atomic(env, now, id, responder);
         }
-        let bytes = (send.length - send.moved).min(CHUNK_BYTES_MAX);
         budget.bytes = budget.bytes.saturating_sub(bytes.max(1));
+        let qp = self.qp(id);
+        let send = &qp.send;
         if send.length == 0 && qp.service != QpType::Ud {
             self.finish(env, now, id, responder);
             return Turn::Continue;
@@ -95,10 +102,12 @@ impl Engine {
         }
         match self.copy_chunk(env, id, bytes) {
             CopyOutcome::Done => {
+                self.chunk_went(id, (responder, reads), bytes);
                 self.chunk_done(env, now, id, responder, bytes);
                 Turn::Continue
             }
             CopyOutcome::Pending => {
+                self.chunk_went(id, (responder, reads), bytes);
                 self.launch(id, Some(responder), FlightKind::Chunk { bytes });
                 self.qp_mut(id).send.phase = SendPhase::InFlight;
                 Turn::Stop(Progress::Waiting)
@@ -107,6 +116,15 @@ impl Engine {
                 self.copy_failed(env, now, id, responder, side);
                 Turn::Continue
             }
+        }
+    }
+
+    /// The limits' view of a chunk: it is on its way.
+    #[inline]
+    fn chunk_went(&mut self, id: QpId, (responder, reads): (QpId, bool), bytes: u64) {
+        self.note_used(id, bytes);
+        if reads {
+            self.note_read(id, responder, bytes);
         }
     }
 
@@ -256,11 +274,13 @@ impl Engine {
         };
         match env.atomic(self.next_token(), at, operation) {
             AtomicOutcome::Done(value) => {
+                self.note_read(id, responder, ATOMIC_BYTES);
                 self.count_received(id, responder);
                 self.qp_mut(id).send.phase = SendPhase::Original(value);
                 Turn::Continue
             }
             AtomicOutcome::Pending => {
+                self.note_read(id, responder, ATOMIC_BYTES);
                 self.note_atomic_span(at);
                 self.launch(id, Some(responder), FlightKind::Atomic);
                 self.qp_mut(id).send.phase = SendPhase::InFlight;
@@ -527,7 +547,7 @@ fn answers(qp: &QueuePair, peer: &QueuePair) -> bool {
         return true;
     }
     let in_sequence = !qp.service.is_reliable() || peer.attributes.rq_psn == qp.attributes.sq_psn;
-    peer.attributes.dest_qpn == qp.qpn.0 && peer.remote_gid() == Some(qp.gid) && in_sequence
+    peer.attributes.dest_qpn == qp.qpn.0 && peer.remote_gid() == Some(qp.gid()) && in_sequence
 }
 
 fn operation_of(request: &SendRequest) -> AtomicOperation {
@@ -547,6 +567,7 @@ fn received(qp: &QueuePair, now: Instant) -> Completion {
         argument: request.immediate,
         solicited: request.flags.contains(SendFlags::SOLICITED),
         source_qpn: (qp.service == QpType::Ud).then_some(qp.qpn.0),
+        has_ipv6_header: qp.service == QpType::Ud && ud::is_ipv6(&qp.send.grh),
     };
     received.completion(now)
 }

@@ -1,8 +1,8 @@
 //! What the engine needs from whoever runs it: posted requests, completions, bytes. The engine sees no memory, no ring
 //! and no clock; the router's worker implements [`Environment`] over shared memory, tests implement it over vectors.
 use crate::{
-    CqId, Destination, HostId, PacketHead, Path, PeerAnswer, QpId, ReceiveQueueId, SessionId, SrqId, TransmitOutcome,
-    VnicId,
+    Attempt, CqId, Destination, HostId, PacketHead, Path, PeerAnswer, QpId, ReceiveQueueId, SessionId, SrqId,
+    TransmitOutcome, VnicId,
 };
 use alloc::vec::Vec;
 use freeflow_verbs::{
@@ -79,6 +79,39 @@ pub enum AtomicOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqFull;
 
+/// Who wants to talk to whom, for [`Environment::may_talk`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Talk {
+    pub network: NetworkId,
+    /// Who begins.
+    pub from: Gid,
+    pub to: Gid,
+    pub means: Means,
+    /// The other one is to be a machine without FreeFlow: the path leads out by the vNIC's second address.
+    pub is_external: bool,
+    /// Which of the two is the QP's that asks.
+    pub asks: Asker,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asker {
+    From,
+    To,
+}
+
+/// By what two talk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Means {
+    /// A QP is about to be connected.
+    Connection,
+    /// It is connected, and policy has changed: if the answer is no, the connection is cut.
+    Standing,
+    /// A datagram to one receiver.
+    Datagram,
+    /// A datagram to a group: the receiver is one of its members.
+    Multicast,
+}
+
 pub trait Environment {
     /// Takes the next posted send of `qp`, if there is one.
     fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch;
@@ -108,6 +141,21 @@ pub trait Environment {
     /// operation of this router on the same bytes.
     fn atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome;
 
+    /// The QP goes to ERROR: what it did past the router ends, and what its peer did to it.
+    fn end_direct(&mut self, _qp: QpId) {}
+
+    /// Whether policy lets these two talk. What it says may change only before [`crate::Engine::handle_policy_changed`]: until then
+    /// the engine may keep a yes. Connected services are asked about for both directions at once.
+    fn may_talk(&mut self, _talk: &Talk) -> bool {
+        true
+    }
+
+    /// A vNIC tried something on others and got nowhere. Told each time, so it has to cost little.
+    fn attempted(&mut self, _attempt: &Attempt) {}
+
+    /// Policy has cut the connection of `qpn` with a QPN of another host, whose end has to hear of it.
+    fn severed(&mut self, _qpn: Qpn, _host: HostId, _peer: Qpn) {}
+
     // ---- other hosts; an environment without any leaves these as they are
 
     /// The way of messages from this vNIC to that address. It may change at any time; the engine asks when a QP is
@@ -135,6 +183,11 @@ pub trait Environment {
     /// What [`crate::Engine::peer_info`] says of this QPN is another now. `peer`: the host that it concerns, if it is
     /// connected to one.
     fn identity_changed(&mut self, _qpn: Qpn, _peer: Option<HostId>) {}
+
+    /// A management datagram came from a host to QP 1. False: it may not send any.
+    fn management(&mut self, _from: HostId, _mad: &[u8; freeflow_wire::cm::MAD_BYTES]) -> bool {
+        false
+    }
 
     /// The hosts that have members of a group, and the QPN under which each takes its messages.
     fn group_hosts(&mut self, _network: NetworkId, _group: Gid, _into: &mut Vec<(Destination, Qpn)>) {}

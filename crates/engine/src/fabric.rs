@@ -32,10 +32,19 @@ pub enum Path {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerInfo {
     pub network: NetworkId,
+    /// The one that it is connected by.
     pub gid: Gid,
+    /// Of a UD QP, whose messages may go by either: the vNIC's IPv6 address.
+    pub ipv6_gid: Option<Gid>,
     pub service: QpType,
     /// The peer of a connected QP that is ready to receive.
     pub connected: Option<(Gid, Qpn)>,
+}
+
+impl PeerInfo {
+    pub fn has(&self, gid: Gid) -> bool {
+        self.gid == gid || self.ipv6_gid == Some(gid)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //!
 //! Read in this order: `qp` (what a QP holds), `requester` ([`Engine::run`], the way of a send request), `responder`
 //! (whether it is taken), `delivery` (how its bytes move), `completion` (how it ends). What
-//! only XRC and only multicast have stands in `xrc` and `multicast`.
+//! only XRC and only multicast have stands in `xrc` and `multicast`, who may talk to whom in `policy`.
 //!
 //! Invariant: all state is plain data in tables by index and generation, walked in order; given the same seed, calls and
 //! answers of the environment, a run repeats itself exactly.
@@ -11,9 +11,11 @@
 #![forbid(unsafe_code)]
 extern crate alloc;
 
+mod attempt;
 mod completion;
 mod control;
 mod delivery;
+mod direct;
 mod environment;
 mod fabric;
 mod flight;
@@ -23,16 +25,21 @@ mod keys;
 mod limits;
 mod multicast;
 mod objects;
+mod policy;
 mod protection;
 mod qp;
 mod qp_verbs;
+mod quotas;
 mod random;
 mod regions;
 mod requester;
 mod responder;
+mod resting;
+mod schedule;
 mod slab;
 mod snapshot;
 mod states;
+mod status;
 mod syndrome;
 mod table;
 mod timers;
@@ -42,8 +49,11 @@ mod ud;
 mod windows;
 mod xrc;
 
+pub use attempt::{Attempt, AttemptKind};
+pub use direct::{Grantable, NotDirect, NotGrantable};
 pub use environment::{
-    AtomicOutcome, CopyOutcome, CqFull, Environment, EventTarget, Fetch, MemorySide, Source, SourceBody, Span, Token,
+    Asker, AtomicOutcome, CopyOutcome, CqFull, Environment, EventTarget, Fetch, Means, MemorySide, Source, SourceBody,
+    Span, Talk, Token,
 };
 pub use fabric::{Destination, HostId, IpInfo, PacketHead, Path, PeerAnswer, PeerInfo, TransmitOutcome};
 pub use id::{AhId, ContextId, CqId, MrId, MwId, PdId, QpId, ReceiveQueueId, SessionId, SrqId, VnicId, XrcdId};
@@ -51,11 +61,14 @@ pub use limits::{
     CHUNK_BYTES_MAX, REQUESTS_PER_RUN_MAX, UD_MESSAGE_BYTES_MAX, grant_qp_capabilities, grant_srq_attributes,
 };
 pub use multicast::GroupChange;
+pub use quotas::{RefusalCounts, Refused};
+pub use schedule::{Allowance, FairScheduler, QpTraffic, Scheduler, Throttled, Used};
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
 pub use states::{Transition, modify_is_allowed, transition};
+pub use status::QpStatus;
 pub use syndrome::Syndrome;
-pub use traffic::Traffic;
-pub use transport::{Drops, HostStatus, QpWireStatus, WireCounters};
+pub use traffic::{DirectTraffic, Traffic};
+pub use transport::{Drops, HostStatus, QpWireStatus, WireCounters, management_head};
 pub use ud::GRH_BYTES;
 
 use alloc::collections::VecDeque;
@@ -65,9 +78,12 @@ use freeflow_verbs::{CompletionStatus, QpCapabilities, QpType, VerbsError};
 use keys::Keys;
 use multicast::Groups;
 use objects::{AddressHandle, Context, Cq, Session, Srq, Vnic};
+use policy::Policy;
 use protection::Pd;
 use qp::QueuePair;
+use quotas::Networks;
 use random::Random;
+use resting::Resting;
 use serde::{Deserialize, Serialize};
 use slab::Slab;
 use table::NumberTable;
@@ -160,6 +176,12 @@ pub struct VnicCounters {
     /// Requests that completed with success, and their payload.
     pub messages: u64,
     pub bytes: u64,
+    /// Of these, what the requesters' libraries did past the router, as they say.
+    pub direct_messages: u64,
+    pub direct_bytes: u64,
+    /// Of these, what went to another host, in part at least.
+    pub wire_messages: u64,
+    pub wire_bytes: u64,
     /// Flushes too.
     pub completions_with_error: u64,
     /// That this vNIC's requesters got.
@@ -254,8 +276,12 @@ pub struct Engine {
     xrc: Xrc,
     groups: Groups,
     qps: Slab<QpId, QueuePair>,
+    networks: Networks,
+    schedule: schedule::Schedule,
     /// QPN to slab index.
     qpns: NumberTable,
+    /// Not to be drawn again yet.
+    resting: Resting,
     timers: Timers,
     flights: Slab<FlightId, Flight>,
     ready: VecDeque<QpId>,
@@ -266,6 +292,7 @@ pub struct Engine {
     /// QPs that owe an acknowledgement.
     acks_owed: VecDeque<QpId>,
     drops: Drops,
+    policy: Policy,
     /// Source and destination of the chunk in hand: kept to save allocations.
     from: Vec<Span>,
     to: Vec<Span>,
@@ -286,7 +313,10 @@ impl Engine {
             xrc: Xrc::new(),
             groups: Groups::new(),
             qps: Slab::new(),
+            networks: Networks::default(),
+            schedule: schedule::Schedule::default(),
             qpns: NumberTable::new(),
+            resting: Resting::new(),
             timers: Timers::new(),
             flights: Slab::new(),
             ready: VecDeque::new(),
@@ -295,6 +325,7 @@ impl Engine {
             strangers: Strangers::default(),
             acks_owed: VecDeque::new(),
             drops: Drops::default(),
+            policy: Policy::default(),
             from: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
             to: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
         }

@@ -196,7 +196,12 @@ impl Engine {
         };
         let (network, group) = (qp.network, route.dgid);
         let blocked = qp.block_own_multicast.then_some(id);
-        let grh = ud::grh(qp.gid, &route, qp.send.length as u32, qp.send.request.opcode.has_immediate());
+        let grh = ud::grh(
+            qp.addresses.by(route.sgid_index),
+            &route,
+            qp.send.length as u32,
+            qp.send.request.opcode.has_immediate(),
+        );
         let found = self.groups.members(network, group).rev();
         let send = &mut self.qps.get_mut(id).expect("the requester exists").send;
         send.grh = grh;
@@ -228,7 +233,7 @@ impl Engine {
         }
         let (group, member) = self.next_member(id).expect("a message that is replicated has members left");
         let listens = self.groups.has(member, group) && self.qps.get(member).is_some_and(|peer| peer.receives());
-        if !listens {
+        if !listens || !self.may_reach_member(env, id, member) {
             self.member_done(env, now, id);
             return Turn::Continue;
         }

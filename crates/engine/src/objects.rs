@@ -10,13 +10,25 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Vnic {
     pub network: NetworkId,
     pub gid: Gid,
+    /// Its IPv6 address, in networks that have any (GID index 2).
+    pub ipv6_gid: Option<Gid>,
     /// The host's own address, where policy lets the vNIC talk to machines without FreeFlow by it (GID index 1).
     pub external_gid: Option<Gid>,
     pub limits: VnicLimits,
     pub usage: Usage,
+    /// How often the vNIC's own limit of each kind refused, and its network's.
+    pub refused: Usage,
+    pub refused_by_network: Usage,
     pub counters: VnicCounters,
     /// Of packets that wait at its QPs; see `transport::HELD_BYTES_OF_VNIC_MAX`.
     pub held_bytes: usize,
+}
+
+impl Vnic {
+    /// Whether it is an address of its own.
+    pub fn has(&self, gid: Gid) -> bool {
+        self.gid == gid || self.ipv6_gid == Some(gid)
+    }
 }
 
 #[derive(Serialize, Deserialize)]

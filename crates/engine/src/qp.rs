@@ -6,6 +6,9 @@
 use crate::flight::FlightId;
 use crate::keys::NOWHERE;
 use crate::multicast::Fanout;
+use crate::policy::IPV6_GID_INDEX;
+use crate::policy::Permit;
+use crate::schedule::{QpTraffic, Used};
 use crate::slab::Owned;
 use crate::transport::{Datagram, Wire};
 use crate::ud::GRH_BYTES;
@@ -19,12 +22,37 @@ use freeflow_verbs::{
 };
 use serde::{Deserialize, Serialize};
 
+/// Those of its vNIC, which never change.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Addresses {
+    pub first: Gid,
+    pub ipv6: Option<Gid>,
+}
+
+impl Addresses {
+    /// By index; what is sent by the external one (1) is the first's within its network.
+    #[inline]
+    pub fn by(self, index: u8) -> Gid {
+        self.ipv6.filter(|_| index == IPV6_GID_INDEX).unwrap_or(self.first)
+    }
+
+    #[inline]
+    pub fn has(self, gid: Gid) -> bool {
+        self.first == gid || self.ipv6 == Some(gid)
+    }
+
+    /// The one by which somebody with that address is spoken to.
+    pub fn like(self, gid: Gid) -> Gid {
+        self.ipv6.filter(|_| gid.to_ipv4().is_none()).unwrap_or(self.first)
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 pub(crate) struct QueuePair {
     pub session: SessionId,
     pub vnic: VnicId,
     pub network: NetworkId,
-    pub gid: Gid,
+    pub addresses: Addresses,
     pub qpn: Qpn,
     pub service: QpType,
     /// See [`QpInit`] for which types have what.
@@ -47,6 +75,9 @@ pub(crate) struct QueuePair {
     pub queued: bool,
     pub send: Sender,
     pub receive: Receiver,
+    /// What it used since its vNIC was last charged.
+    pub used: Used,
+    pub traffic: QpTraffic,
     /// There while its peer is on another host.
     pub wire: Option<Box<Wire>>,
     /// UD: PSN of the next packet to another host.
@@ -68,6 +99,8 @@ pub(crate) struct Sender {
     /// Valid unless the phase is `Idle`.
     pub request: Box<SendRequest>,
     pub phase: SendPhase,
+    /// The message was counted against the limits of rate.
+    pub paid: bool,
     /// Payload of the message, bytes.
     pub length: u64,
     /// Of these already delivered.
@@ -91,6 +124,8 @@ pub(crate) struct Sender {
     pub grh: [u8; GRH_BYTES],
     /// UD: the members that a multicast message has still to reach. There since the first such message.
     pub fanout: Option<Box<Fanout>>,
+    /// UD: whom policy lets it send to.
+    pub permit: Permit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,6 +181,8 @@ pub(crate) struct Receiver {
     pub arriving: Option<Box<Completion>>,
     /// When it last took a RECV from its queue.
     pub taken_at: Option<Instant>,
+    /// UD: of whom on another host policy lets it receive.
+    pub permit: Permit,
 }
 
 /// Who uses the RECV in hand.
@@ -175,12 +212,12 @@ impl Owned for QueuePair {
 }
 
 impl QueuePair {
-    pub fn new(session: SessionId, vnic: VnicId, home: (NetworkId, Gid), qpn: Qpn, init: &QpInit) -> Self {
+    pub fn new(session: SessionId, vnic: VnicId, home: (NetworkId, Addresses), qpn: Qpn, init: &QpInit) -> Self {
         Self {
             session,
             vnic,
             network: home.0,
-            gid: home.1,
+            addresses: home.1,
             qpn,
             service: init.qp_type,
             pd: init.pd,
@@ -197,6 +234,8 @@ impl QueuePair {
             queued: false,
             send: Sender::new(),
             receive: Receiver::new(),
+            used: Used::default(),
+            traffic: QpTraffic::default(),
             wire: None,
             datagram_psn: 0,
             introduced: BTreeSet::new(),
@@ -218,6 +257,18 @@ impl QueuePair {
 
     pub fn has_flights(&self) -> bool {
         self.send.flight.is_some() || self.send.wire_flights > 0 || self.receive.flights > 0
+    }
+
+    /// The GID that it speaks by: that of its connection, the vNIC's first otherwise.
+    #[inline]
+    pub fn gid(&self) -> Gid {
+        self.addresses.by(self.attributes.address.grh.map_or(0, |route| route.sgid_index))
+    }
+
+    /// Whether messages to this GID are its: a connected one has one GID, others all of the vNIC's.
+    #[inline]
+    pub fn is_at(&self, gid: Gid) -> bool {
+        if self.is_connected_service() { self.gid() == gid } else { self.addresses.has(gid) }
     }
 
     /// The GID that it is connected to.
@@ -255,6 +306,7 @@ impl Sender {
         Self {
             request: Box::default(),
             phase: SendPhase::Idle,
+            paid: false,
             length: 0,
             moved: 0,
             responder: None,
@@ -268,6 +320,7 @@ impl Sender {
             drain: Drain::None,
             grh: [0; GRH_BYTES],
             fanout: None,
+            permit: Permit::default(),
         }
     }
 }
@@ -286,6 +339,7 @@ impl Receiver {
             established: false,
             last_told: false,
             taken_at: None,
+            permit: Permit::default(),
         }
     }
 }

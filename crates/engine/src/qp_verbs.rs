@@ -1,7 +1,8 @@
 //! Verbs of queue pairs: create, modify, query, destroy (IBTA 11.2.5).
-use crate::control::check_unicast;
+use crate::control::{GidTable, check_unicast};
 use crate::limits::PORT;
-use crate::qp::{Claim, Drain, QueuePair, SendPhase, Teardown};
+use crate::qp::{Addresses, Claim, Drain, QueuePair, SendPhase, Teardown};
+use crate::schedule::Scheduler;
 use crate::states::modify_is_allowed;
 use crate::xrc::Target;
 use crate::{
@@ -20,6 +21,14 @@ const RETRY_MAX: u8 = 7;
 const RNR_TIMER_MAX: u8 = 31;
 
 impl Engine {
+    /// Whether a QP is at work on a request, or would be if there is one (`has_next`).
+    pub fn is_sending(&self, id: QpId, has_next: bool) -> bool {
+        self.qps.get(id).is_some_and(|qp| {
+            let takes = matches!(qp.state(), QpState::ReadyToSend | QpState::Error | QpState::SqError);
+            qp.send.phase != SendPhase::Idle || has_next && takes
+        })
+    }
+
     /// Checks capabilities (EINVAL above the device's limits) and gives those granted.
     pub fn create_qp(&mut self, session: SessionId, init: QpInit) -> Result<(QpId, Qpn, QpCapabilities), VerbsError> {
         check_parts(&init)?;
@@ -31,7 +40,8 @@ impl Engine {
         let domain = init.xrcd.map(|xrcd| self.domain_of(session, xrcd)).transpose()?;
         let vnic = self.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.qps, |limits| limits.qp_count_max)?;
-        let home = self.vnics.get(vnic).map(|vnic| (vnic.network, vnic.gid)).ok_or(VerbsError::NotFound)?;
+        let home = self.vnics.get(vnic).ok_or(VerbsError::NotFound)?;
+        let home = (home.network, Addresses { first: home.gid, ipv6: home.ipv6_gid });
         let qpn = self.fresh_qpn();
         let mut pair = QueuePair::new(session, vnic, home, qpn, &QpInit { capabilities, ..init });
         if let (Some(xrcd), Some(domain)) = (init.xrcd, domain) {
@@ -78,13 +88,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Not 0 and 1 (management) and not the multicast number.
+    /// Not 0 and 1 (management), not the multicast number, and none that was a QP's a moment ago.
     pub(crate) fn fresh_qpn(&mut self) -> Qpn {
         loop {
             let number = self.random.next_u32() & Qpn::MASK;
             if number > 1
                 && number != Qpn::MULTICAST.0
                 && self.qpns.get(number).is_none()
+                && !self.resting.has(number)
                 && self.groups.of_number(number).is_none()
             {
                 return Qpn(number);
@@ -94,6 +105,8 @@ impl Engine {
 
     /// The state table of the standard with its required and optional attributes. To RESET: forgets everything, the
     /// caller resets the rings. To ERROR: flushes both queues (what is not flushed at once, in later turns of `run`).
+    ///
+    /// NotPermitted: policy does not let it talk to that address.
     ///
     /// After `InFlight` the QP does no more work; asking again once its copies have landed finishes the transition.
     pub fn modify_qp<E: Environment>(
@@ -106,8 +119,14 @@ impl Engine {
         mask: QpAttributeMask,
     ) -> Result<QpState, Refusal> {
         let pair = self.qps.owned(session, qp).map_err(Refusal::Error)?;
-        let has_external_gid = self.external_gid(pair.vnic).is_some();
-        let next = check_modify(pair, attributes, mask, has_external_gid).map_err(Refusal::Error)?;
+        let next = check_modify(pair, attributes, mask, self.gid_table(pair.vnic)).map_err(|error| {
+            self.note_wrong_source(env, qp, attributes, mask);
+            Refusal::Error(error)
+        })?;
+        let connects = mask.contains(M::AV) && !matches!(next, QpState::Reset | QpState::Error);
+        if connects && !self.may_connect(env, qp, attributes) {
+            return Err(Refusal::Error(VerbsError::NotPermitted));
+        }
         match next {
             QpState::Reset => self.modify_to_reset(env, now, qp)?,
             QpState::Error => self.modify_to_error(env, now, qp)?,
@@ -240,8 +259,11 @@ impl Engine {
         self.unlink(env, id);
         self.unbind_all_of(id);
         self.detach_all(id);
+        self.schedule.forget_qp(now, id);
+        self.call_eligible();
         let Some(gone) = self.qps.disown(id) else { return };
         self.qpns.remove(gone.qpn.0);
+        self.resting.give_back(now, gone.qpn);
         // Who was told of it must hear that its number may be another's soon.
         env.identity_changed(gone.qpn, None);
         if let Some(pd) = gone.pd {
@@ -292,7 +314,7 @@ fn check_modify(
     qp: &QueuePair,
     new: &QpAttributes,
     mask: QpAttributeMask,
-    has_external_gid: bool,
+    table: GidTable,
 ) -> Result<QpState, VerbsError> {
     let now = qp.state();
     let next = if mask.contains(M::STATE) { new.state } else { now };
@@ -311,7 +333,7 @@ fn check_modify(
     check_values(new, mask)?;
     if mask.contains(M::AV) && qp.service != QpType::Ud {
         // A connected QP has one peer.
-        check_unicast(&new.address, has_external_gid)?;
+        check_unicast(&new.address, table)?;
     }
     Ok(next)
 }

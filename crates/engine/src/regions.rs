@@ -74,7 +74,7 @@ impl Engine {
 
     /// What a region would be after a change, if that is allowed.
     fn changed(
-        &self,
+        &mut self,
         session: SessionId,
         mr: MrId,
         pd: Option<PdId>,
@@ -97,7 +97,8 @@ impl Engine {
             }
             None => Placement { access, ..now },
         };
-        self.check_registered(session, region.registered_bytes(), placement.last.wrapping_add(1))?;
+        let before = region.registered_bytes();
+        self.check_registered(session, before, placement.last.wrapping_add(1))?;
         Ok(placement)
     }
 
@@ -127,22 +128,6 @@ impl Engine {
         self.drop_pd_child(gone.session, gone.pd);
         self.refund_session(gone.session, |usage| &mut usage.mrs);
         self.count_registered(gone.session, gone.registered_bytes(), 0);
-    }
-
-    /// NoMemory if the vNIC may not register so many bytes, `before` of them already counted.
-    fn check_registered(&self, session: SessionId, before: u64, after: u64) -> Result<(), VerbsError> {
-        let home = self.vnics.get(self.session_vnic(session)?).ok_or(VerbsError::NotFound)?;
-        let total = (home.usage.registered_bytes - before).checked_add(after);
-        let fits = after <= before || total.is_some_and(|total| total <= home.limits.registered_bytes_max);
-        if fits { Ok(()) } else { Err(VerbsError::NoMemory) }
-    }
-
-    fn count_registered(&mut self, session: SessionId, before: u64, after: u64) {
-        if let Ok(vnic) = self.session_vnic(session)
-            && let Some(home) = self.vnics.get_mut(vnic)
-        {
-            home.usage.registered_bytes = home.usage.registered_bytes - before + after;
-        }
     }
 }
 

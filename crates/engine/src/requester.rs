@@ -4,10 +4,12 @@
 //! Requests of a QP are executed strictly in order, one at a time; so a fence is always already satisfied.
 use crate::flush::flush_target;
 use crate::limits::{
-    ATOMIC_BYTES, PATIENCE_COUNT, PATIENCE_STEP, REQUESTS_PER_RUN_MAX, RNR_RETRY_FOREVER, UD_MESSAGE_BYTES_MAX,
+    ATOMIC_BYTES, CHUNK_BYTES_MAX, PATIENCE_COUNT, PATIENCE_STEP, REQUESTS_PER_RUN_MAX, RNR_RETRY_FOREVER,
+    UD_MESSAGE_BYTES_MAX,
 };
 use crate::qp::{Claim, QueuePair, SendPhase, Teardown};
 use crate::responder::{Arrival, Nak, Refused, effective_qkey, remote_right};
+use crate::schedule::Scheduler;
 use crate::timers::{TimerKind, acknowledge_timeout};
 use crate::{Engine, Environment, Fetch, Progress, QpId, ReceiveQueueId, Syndrome, ud};
 use freeflow_verbs::{Access, CompletionStatus, Duration, Instant, MESSAGE_BYTES_MAX, QpState, QpType, SendOpcode};
@@ -16,6 +18,23 @@ pub(crate) struct Budget {
     pub bytes: u64,
     /// A multicast message counts once more for each member.
     pub requests: u32,
+    /// That may begin.
+    pub messages: u32,
+    /// Piece of a message that is copied at once.
+    pub chunk_bytes: u64,
+    /// Limits of rate apply.
+    pub metered: bool,
+    /// READ responses with payload may go out.
+    pub answers: bool,
+}
+
+impl Budget {
+    /// Of a QP to which no limit of rate applies.
+    #[inline]
+    pub fn unmetered(bytes: u64) -> Self {
+        let (requests, chunk_bytes) = (REQUESTS_PER_RUN_MAX, CHUNK_BYTES_MAX);
+        Self { bytes, requests, messages: u32::MAX, chunk_bytes, metered: false, answers: true }
+    }
 }
 
 pub(crate) enum Turn {
@@ -36,7 +55,7 @@ enum Check {
 impl Engine {
     /// Works off posted sends of one QP, at most about `budget_bytes` of payload (and a bounded number of requests).
     pub fn run<E: Environment>(&mut self, env: &mut E, now: Instant, qp: QpId, budget_bytes: u64) -> Progress {
-        let mut budget = Budget { bytes: budget_bytes, requests: REQUESTS_PER_RUN_MAX };
+        let mut budget = self.meter(now, qp, budget_bytes);
         let owes = match self.qps.get(qp) {
             Some(pair) if pair.wire.is_some() => self.respond(env, now, qp, &mut budget),
             Some(pair) if !pair.receive.datagrams.is_empty() => {
@@ -45,7 +64,8 @@ impl Engine {
             }
             _ => Progress::Idle,
         };
-        let progress = self.run_sends(env, now, qp, &mut budget);
+        let sends = self.run_sends(env, now, qp, &mut budget);
+        let (owes, progress) = self.end_run(env, now, qp, &budget, (owes, sends));
         if progress != Progress::More {
             self.leave_place(qp);
         }
@@ -74,15 +94,17 @@ impl Engine {
 
     pub(crate) fn turn<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, budget: &mut Budget) -> Turn {
         let qp = self.qp(id);
-        match qp.send.phase {
+        let (phase, state) = (qp.send.phase, qp.state());
+        match phase {
             SendPhase::InFlight | SendPhase::Waiting => Turn::Stop(Progress::Waiting),
-            SendPhase::Idle if qp.state() == QpState::SqDrain => Turn::Stop(Progress::Idle),
+            SendPhase::Idle if state == QpState::SqDrain => Turn::Stop(Progress::Idle),
             _ if budget.bytes == 0 => Turn::Stop(Progress::More),
             SendPhase::Idle | SendPhase::Replicate if budget.requests == 0 => Turn::Stop(Progress::More),
             SendPhase::Idle => {
                 budget.requests -= 1;
                 self.fetch(env, now, id)
             }
+            SendPhase::Begin if !self.pay(id, budget) => Turn::Stop(Progress::More),
             SendPhase::Begin => self.begin(env, now, id, budget),
             SendPhase::Replicate => self.replicate(env, now, id, budget),
             SendPhase::Moving => self.move_on(env, now, id, budget),
@@ -91,7 +113,7 @@ impl Engine {
         }
     }
 
-    fn fetch<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Turn {
+    pub(crate) fn fetch<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Turn {
         let qp = self.qp_mut(id);
         if !qp.service.sends() {
             return Turn::Stop(Progress::Idle);
@@ -106,6 +128,7 @@ impl Engine {
             }
             Fetch::Ready => {
                 qp.send.phase = SendPhase::Begin;
+                qp.send.paid = false;
                 self.renew_retries(id);
                 Turn::Continue
             }
@@ -126,6 +149,9 @@ impl Engine {
         send.moved = 0;
         if send.request.opcode.is_local() {
             return self.run_local(env, now, id);
+        }
+        if self.qp(id).service == QpType::Ud && !self.may_send(env, id) {
+            return self.unanswered(env, now, id);
         }
         let Some(responder) = self.find_responder(id) else {
             return match self.find_wire(env, now, id) {
@@ -223,7 +249,8 @@ impl Engine {
             && let Some((_, handle)) = self.ahs.at(qp.send.request.address_handle)
         {
             let has_immediate = qp.send.request.opcode.has_immediate();
-            let grh = ud::grh(qp.gid, &handle.route, qp.send.length as u32, has_immediate);
+            let from = qp.addresses.by(handle.route.sgid_index);
+            let grh = ud::grh(from, &handle.route, qp.send.length as u32, has_immediate);
             self.qp_mut(id).send.grh = grh;
         }
         let send = &mut self.qp_mut(id).send;
@@ -309,6 +336,7 @@ impl Engine {
         let timeout = acknowledge_timeout(qp.attributes.timeout);
         if !qp.service.is_reliable() {
             self.vnic_of(id).counters.undeliverable += 1;
+            self.note_unanswered(env, id);
             self.succeed_send(env, now, id);
             return Turn::Continue;
         }
@@ -318,6 +346,7 @@ impl Engine {
             self.timers.cancel(id);
             if first {
                 self.vnic_of(id).counters.undeliverable += 1;
+                self.note_unanswered(env, id);
             }
             if let Some(timeout) = timeout {
                 self.timers.arm(id, TimerKind::Acknowledge, now + timeout);
@@ -328,6 +357,7 @@ impl Engine {
 
     /// Expires timers up to `now`.
     pub fn handle_timeout<E: Environment>(&mut self, env: &mut E, now: Instant) {
+        self.expire_limits(now);
         while let Some((id, kind)) = self.timers.expire(now) {
             if kind == TimerKind::Retransmit || self.qp(id).wire.is_some() && self.qp(id).service.is_reliable() {
                 self.wire_timeout(env, now, id, kind);
@@ -352,7 +382,10 @@ impl Engine {
 
     /// When `handle_timeout` is next needed.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.timers.next()
+        match (self.timers.next(), self.schedule.poll_timeout()) {
+            (Some(timer), Some(limit)) => Some(timer.min(limit)),
+            (timer, limit) => timer.or(limit),
+        }
     }
 
     /// Progress was made: both retry counts start afresh.

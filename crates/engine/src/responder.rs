@@ -65,6 +65,8 @@ pub(crate) struct Received {
     pub solicited: bool,
     /// UD: the sender's.
     pub source_qpn: Option<u32>,
+    /// UD: its GRH is an IPv6 header.
+    pub has_ipv6_header: bool,
 }
 
 impl Received {
@@ -74,7 +76,8 @@ impl Received {
         let flags = flag(self.opcode.has_immediate(), CompletionFlags::WITH_IMMEDIATE)
             | flag(invalidates, CompletionFlags::WITH_INVALIDATE)
             | flag(self.solicited, CompletionFlags::SOLICITED)
-            | flag(self.source_qpn.is_some(), CompletionFlags::GRH);
+            | flag(self.source_qpn.is_some(), CompletionFlags::GRH)
+            | flag(self.has_ipv6_header, CompletionFlags::IPV6_HEADER);
         Completion {
             opcode: match self.opcode.is_send() {
                 true => CompletionOpcode::Receive,
@@ -166,7 +169,10 @@ impl Engine {
             }
         };
         match span {
-            Err(_) => Err(self.refuse(env, arrival.responder, Nak::RemoteAccess(Syndrome::RemoteKey))),
+            Err(_) => {
+                self.note_wrong_key(env, arrival.responder, key);
+                Err(self.refuse(env, arrival.responder, Nak::RemoteAccess(Syndrome::RemoteKey)))
+            }
             Ok(Some(span)) if is_atomic_access(arrival.opcode) && !span.address.is_multiple_of(ATOMIC_BYTES) => {
                 Err(self.refuse(env, arrival.responder, Nak::InvalidRequest(Syndrome::RemoteMisaligned)))
             }
@@ -369,7 +375,7 @@ pub(crate) fn remote_right(opcode: SendOpcode) -> Access {
 }
 
 /// Whether it takes one of the responder's `max_dest_rd_atomic` places (IBTA 9.7.8.1, annex A19).
-fn needs_depth(opcode: SendOpcode) -> bool {
+pub(crate) fn needs_depth(opcode: SendOpcode) -> bool {
     opcode.is_atomic() || matches!(opcode, SendOpcode::RdmaRead | SendOpcode::AtomicWrite | SendOpcode::Flush)
 }
 

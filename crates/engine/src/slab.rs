@@ -113,6 +113,11 @@ impl<I: SlabId, T> Slab<I, T> {
         Some(value)
     }
 
+    /// Indexes are below this.
+    pub fn end(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
     /// In order of index.
     pub fn iter(&self) -> impl Iterator<Item = (I, &T)> {
         self.entries.iter().enumerate().filter_map(|(index, entry)| {

@@ -6,13 +6,14 @@
 //! Invariant: an engine that was restored behaves as the one that was written would have: a run that is cut into pieces at
 //! any calls gives the same calls of the environment, the same answers and in the end the same snapshot.
 use crate::Engine;
+use crate::schedule::Scheduler;
 use alloc::vec::Vec;
 use core::fmt;
 
 /// What every snapshot begins with.
 const MAGIC: [u8; 8] = *b"ffengine";
 /// Goes up with each change of what is written: there is no reading of other versions.
-pub const SNAPSHOT_VERSION: u32 = 2;
+pub const SNAPSHOT_VERSION: u32 = 5;
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 8;
 
 /// Why bytes are no snapshot that can be restored.
@@ -59,7 +60,7 @@ macro_rules! state {
 
 state! {
     (random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
-    (qps, qpns, timers, flights, ready, peers, hosts, strangers, acks_owed, drops);
+    (qps, qpns, resting, timers, flights, ready, peers, hosts, strangers, acks_owed, drops, policy, networks, schedule);
     from: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
     to: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX)
 }
@@ -98,10 +99,13 @@ impl Engine {
     /// Whether the tables that are followed without a second look lead to something.
     fn is_consistent(&self) -> bool {
         self.keys.is_consistent()
-            && self.qpns.pairs().all(|(_, index)| self.qps.at(index).is_some())
+            && self.qpns.pairs().all(|(qpn, index)| self.qps.at(index).is_some() && !self.resting.has(qpn))
+            && self.resting.is_consistent()
             && self.timers.owners().all(|qp| self.qps.get(qp).is_some())
             && self.flights.iter().all(|(_, flight)| flight.is_consistent())
             && self.hosts_are_consistent()
+            && self.schedule.is_consistent()
+            && self.vnics.iter().all(|(_, vnic)| self.networks.has(vnic.network))
     }
 }
 

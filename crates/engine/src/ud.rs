@@ -46,6 +46,11 @@ pub(crate) fn grh(source: Gid, route: &GlobalRoute, payload: u32, has_immediate:
     bytes
 }
 
+/// Which of the two that is.
+pub(crate) fn is_ipv6(grh: &[u8; GRH_BYTES]) -> bool {
+    grh[0] >> 4 == 6
+}
+
 /// RFC 1071, over an even number of bytes.
 fn checksum(bytes: &[u8]) -> u16 {
     let sum: u32 = bytes.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
@@ -71,6 +76,7 @@ mod tests {
         assert_eq!(bytes[29], 17);
         assert_eq!(bytes[32..40], [10, 0, 0, 1, 10, 0, 0, 2]);
         assert_eq!(checksum(&bytes[20..]), 0);
+        assert!(!is_ipv6(&bytes));
     }
 
     #[test]
@@ -81,5 +87,6 @@ mod tests {
         assert_eq!(bytes[..8], [0x60, 0, 0, 5, 0, 32, 17, 3]);
         assert_eq!(bytes[8..24], from.0);
         assert_eq!(bytes[24..], to.0);
+        assert!(is_ipv6(&bytes));
     }
 }

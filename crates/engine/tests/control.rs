@@ -216,3 +216,25 @@ fn numbers_are_unpredictable_and_unique() {
         assert_eq!(numbers.len(), 1001);
     }
 }
+
+/// The other end of a connection keeps a QPN in mind for seconds after its end (TimeWait).
+#[test]
+fn qpns_that_were_given_back_rest() {
+    const RATE: u64 = 2000;
+    const REST_SECONDS: u64 = 10;
+    let mut net = Net::new();
+    let end = net.end(QpType::Rc);
+    let mut given_back = std::collections::HashMap::new();
+    for turn in 0..30_000u64 {
+        net.now = net.now + Duration(1_000_000_000 / RATE);
+        if turn % 5000 == 0 {
+            // What rests is part of what a snapshot holds.
+            net.engine = Engine::restore(&net.engine.snapshot()).unwrap();
+        }
+        let (qp, qpn) = net.qp(&end, QpType::Rc);
+        if let Some(before) = given_back.insert(qpn, turn) {
+            assert!(turn - before > RATE * REST_SECONDS, "{qpn:?} came again after {} others", turn - before);
+        }
+        net.engine.destroy_qp(&mut net.world, net.now, end.session, qp).unwrap();
+    }
+}

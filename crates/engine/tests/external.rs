@@ -5,6 +5,7 @@ use common::peer::{HOST, PEER_QPN, destination, peer_gid};
 use common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
+use freeflow_wire::cm::MAD_BYTES;
 use freeflow_wire::{Header, Opcode, Operation, Place, Service};
 
 /// This host's own address, as such machines know it.
@@ -153,4 +154,82 @@ fn datagrams_reach_those_who_may_talk_to_their_sender() {
     // The GRH, here an IPv4 header in its second half (IBTA A17.4.5.1): from the machine to this host.
     let grh = net.world.bytes(friend.session, MEMORY_BASE, 40).to_vec();
     assert_eq!((&grh[32..36], &grh[36..40]), (&peer_gid().0[12..], &own().0[12..]));
+}
+
+/// A packet to QP 1: its headers as `change` leaves them, and so much payload.
+fn management(net: &mut Net, bytes: usize, change: impl FnOnce(&mut Header)) -> Drops {
+    let head = management_head(7);
+    let (mut header, _) = Header::parse(head.header.as_slice()).unwrap();
+    change(&mut header);
+    let head = PacketHead::new(header, bytes);
+    let packet = [head.header.as_slice(), &vec![9; bytes]].concat();
+    let Net { engine, world, now, .. } = net;
+    engine.handle_datagram(world, *now, HOST, &IpInfo::default(), &packet);
+    net.engine.drops()
+}
+
+#[test]
+fn management_datagrams_are_checked() {
+    let mut net = net();
+    assert_eq!(management(&mut net, MAD_BYTES, |_| {}).wrong_source, 1, "nobody wants it");
+    net.world.takes_mads = true;
+    assert_eq!(management(&mut net, MAD_BYTES, |header| header.deth.source_qpn = PEER_QPN).wrong_source, 2);
+    assert_eq!(management(&mut net, MAD_BYTES, |header| header.deth.qkey = 0x1234).wrong_qkey, 1);
+    assert_eq!(management(&mut net, MAD_BYTES - 4, |_| {}).malformed, 1);
+    assert_eq!(management(&mut net, MAD_BYTES + 4, |_| {}).malformed, 2);
+    let immediate = Opcode::new(Service::Ud, Operation::SendImmediate, Place::Only).unwrap();
+    assert_eq!(management(&mut net, MAD_BYTES, |header| header.opcode = immediate).wrong_service, 1);
+    assert!(net.world.mads.is_empty());
+    management(&mut net, MAD_BYTES, |_| {});
+    assert_eq!(net.world.mads, [(HOST, [9; MAD_BYTES])]);
+}
+
+/// A UD QP that may send, of a vNIC with an external GID.
+fn external_sender() -> (Net, End) {
+    let mut net = net();
+    let end = net.end(QpType::Ud);
+    net.engine.set_external_gid(end.vnic, Some(own())).unwrap();
+    net.init(&end);
+    net.to(&end, QpState::ReadyToReceive).unwrap();
+    net.rts(&end);
+    (net, end)
+}
+
+#[test]
+fn tenants_cannot_send_management_datagrams() {
+    let (mut net, end) = external_sender();
+    let ah = net.engine.create_ah(end.session, end.pd, &outside()).unwrap();
+    for (qpn, packets) in [(PEER_QPN, 1), (1, 0), (0, 0), (1 << 24 | 1, 0)] {
+        net.world.peers.insert((HOST, Qpn(qpn)), PeerAnswer::External(peer_gid()));
+        let mut send = request(1, SendOpcode::Send, &[end.sge(0, MAD_BYTES as u32)]);
+        (send.address_handle, send.remote_qpn, send.remote_qkey) = (ah.index, qpn, 0x8001_0000);
+        net.post_send(&end, send);
+        net.work();
+        assert_eq!(net.world.sent.drain(..).count(), packets, "to QP {qpn:#x}");
+        assert_eq!(net.only(&end).status, CompletionStatus::Success, "as if it were lost");
+    }
+}
+
+#[test]
+fn a_handle_that_is_older_than_the_end_of_the_permission_reaches_nobody() {
+    let (mut net, end) = external_sender();
+    let send = |net: &mut Net, handle: u32| {
+        let mut send = request(1, SendOpcode::Send, &[end.sge(0, 64)]);
+        (send.address_handle, send.remote_qpn, send.remote_qkey) = (handle, PEER_QPN, 0x1234);
+        net.post_send(&end, send);
+        net.work();
+        assert_eq!(net.only(&end).status, CompletionStatus::Success);
+        net.world.sent.drain(..).count()
+    };
+    let by_second = net.engine.create_ah(end.session, end.pd, &outside()).unwrap().index;
+    let by_first = net.engine.create_ah(end.session, end.pd, &address(peer_gid())).unwrap().index;
+    send(&mut net, by_first);
+    // A yes by the first address says nothing of the second.
+    let asked = net.world.asked.len();
+    assert_eq!(send(&mut net, by_second), 1);
+    assert!(net.world.asked.len() > asked && net.world.asked.last().unwrap().is_external);
+    net.engine.set_external_gid(end.vnic, None).unwrap();
+    net.engine.handle_policy_changed();
+    send(&mut net, by_first);
+    assert_eq!(send(&mut net, by_second), 0);
 }

@@ -535,3 +535,34 @@ fn ports_count_what_a_wire_would_carry() {
     assert_eq!((other.sent, other.received), (one.received, one.sent));
     assert_eq!((other.writes_received, other.reads_received, other.atomics_received), (1, 1, 1));
 }
+
+#[test]
+fn ports_count_what_libraries_say() {
+    let mut net = Net::new();
+    let (a, b) = net.pair(QpType::Rc);
+    let direct = DirectTraffic {
+        sends: 1,
+        writes: 2,
+        sent_bytes: 3000,
+        sent_packets: 5,
+        reads: 7,
+        read_bytes: 70_000,
+        read_packets: 70,
+    };
+    net.engine.count_direct(a.vnic, b.vnic, &direct);
+    let (one, other) = (net.engine.vnic_counters(a.vnic).unwrap(), net.engine.vnic_counters(b.vnic).unwrap());
+    let traffic = |bytes, packets| Traffic { bytes, packets, multicast_packets: 0 };
+    assert_eq!((one.messages, one.bytes, one.direct_messages, one.direct_bytes), (10, 73_000, 10, 73_000));
+    assert_eq!((one.sent, one.received), (traffic(3000, 5 + 7), traffic(70_000, 70)));
+    assert_eq!((other.sent, other.received), (one.received, one.sent));
+    assert_eq!((other.messages, other.writes_received, other.reads_received), (0, 2, 7));
+    // Nonsense stops where what the engine counts itself still fits.
+    let much = DirectTraffic { sends: u64::MAX, sent_bytes: u64::MAX, sent_packets: u64::MAX, ..direct };
+    for _ in 0..3 {
+        net.engine.count_direct(a.vnic, b.vnic, &much);
+    }
+    net.post_send(&a, remote(1, Op::RdmaWrite, &[a.sge(0, 1000)], &b, 0));
+    net.settle();
+    let one = net.engine.vnic_counters(a.vnic).unwrap();
+    assert_eq!((one.messages, one.bytes), ((1 << 63) + 1, (1 << 63) + 1000));
+}

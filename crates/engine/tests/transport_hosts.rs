@@ -86,7 +86,7 @@ impl Crowd {
         use QpAttributeMask as M;
         let (end, dest_qpn) = (self.members[at].end, FIRST_PEER_QPN + at as u32);
         let connected = Some((end.gid, end.qpn));
-        let info = PeerInfo { network: NetworkId(1), gid: peer_gid(), service: QpType::Rc, connected };
+        let info = PeerInfo { network: NetworkId(1), gid: peer_gid(), ipv6_gid: None, service: QpType::Rc, connected };
         self.net.world.peers.insert((HOST, Qpn(dest_qpn)), PeerAnswer::Known(info));
         self.net.init(&end);
         let rtr = QpAttributes {

@@ -4,7 +4,7 @@
 use crate::boundary::{Outcome, code, number, pointer, set_errno};
 use crate::fork;
 use freeflow_abi::{IBV_NODE_CA, IBV_TRANSPORT_IB, errno_of, gid_to_c, ibv_context, ibv_device, ibv_gid, verbs_device};
-use freeflow_client::{ConnectError, Session};
+use freeflow_client::{ConnectError, OwnMemory, Session};
 use freeflow_verbs::VerbsError;
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_uint};
@@ -81,6 +81,9 @@ pub(crate) unsafe fn release(device: *mut ibv_device) {
     }
 }
 
+/// `off`: all requests go through the router. For debugging.
+const DIRECT_VARIABLE: &str = "FREEFLOW_DIRECT";
+
 fn set_text(to: &mut [c_char], text: &str) {
     let room = to.len() - 1;
     for (to, from) in to.iter_mut().zip(text.bytes().take(room)) {
@@ -92,7 +95,13 @@ fn set_text(to: &mut [c_char], text: &str) {
 pub(crate) fn session_or_complain() -> Result<Arc<Session>, c_int> {
     static COMPLAINED: Once = Once::new();
     fork::watch();
-    Session::current().map_err(|error| {
+    let session = Session::current().inspect(|session| {
+        if std::env::var_os(DIRECT_VARIABLE).is_none_or(|value| value != "off") {
+            // SAFETY: what `ibv_reg_mr`, `ibv_post_send` and `ibv_post_recv` demand of their callers.
+            session.allow_direct(unsafe { OwnMemory::promised() });
+        }
+    });
+    session.map_err(|error| {
         COMPLAINED.call_once(|| eprintln!("freeflow: {error}"));
         match error {
             ConnectError::NoRouter { .. } => libc::ENODEV,

@@ -13,6 +13,7 @@ mod answers;
 mod boundary;
 mod channel;
 mod compat;
+mod connection;
 mod context;
 mod cq;
 mod cq_ex;

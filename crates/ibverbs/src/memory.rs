@@ -6,7 +6,7 @@ use crate::boundary::{Outcome, code, guarded, pointer, set_errno};
 use crate::context::{Context, session};
 use crate::pages::check_pages;
 use crate::pd::ParentUse;
-use crate::remap;
+use crate::remap::{self, Wish};
 use freeflow_abi::{
     IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_BUF, IBV_REG_MR_MASK_DMAH, IBV_REG_MR_MASK_FD, IBV_REG_MR_MASK_FD_OFFSET,
     IBV_REG_MR_MASK_IOVA, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
@@ -54,8 +54,12 @@ impl Extent {
     /// is because a region touches it. Called before the router knows of the region.
     fn place(&self, kind: Kind, owner: &Context) {
         if self.is_placeable(kind) {
-            let movable = kind == Kind::Ordinary;
-            remap::place(owner.client().session(), owner.number(), self.address, self.length, movable);
+            let wish = match kind {
+                Kind::Ordinary if self.is_remote() => Wish::Apart,
+                Kind::Ordinary => Wish::Together,
+                _ => Wish::Stay,
+            };
+            remap::place(owner.client().session(), owner.number(), self.address, self.length, wish);
         }
     }
 
@@ -64,6 +68,11 @@ impl Extent {
         if self.is_placeable(kind) {
             remap::withdraw(owner.client().session(), owner.number(), self.address, self.length);
         }
+    }
+
+    /// Peers have rights to it.
+    fn is_remote(&self) -> bool {
+        self.access.intersects(Access(Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0))
     }
 
     /// An implicit region touches everything, and would keep all else where it is.
@@ -174,6 +183,7 @@ unsafe fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
             (state.kind, state.extent)
         };
         extent.withdraw(kind, owner);
+        remap::settle();
         drop(Box::from_raw(mr.cast::<Mr>()));
     }
     Ok(())
@@ -461,6 +471,7 @@ unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, state: &mut State) -> Outcome
         if changes_place {
             before.withdraw(before.kind(), owner);
         }
+        remap::settle();
         (state.extent, state.kind) = (after, after.kind());
         let c = &mut *Mr::from_c(mr).c.get();
         if changes_pd {

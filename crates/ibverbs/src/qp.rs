@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::pd::ParentUse;
 use crate::qp_ex::Builder;
+use crate::remap;
 use crate::srq::Srq;
 use crate::sync::Acknowledged;
 use crate::xrc::Xrcd;
@@ -18,7 +19,7 @@ use freeflow_abi::{
     ibv_qp_init_attr_ex, ibv_xrcd, qp_attributes_from_c, qp_attributes_to_c, qp_capabilities_from_c,
     qp_capabilities_to_c, qp_type_from_c,
 };
-use freeflow_client::{QpParameters, QueuePair};
+use freeflow_client::{Handle, QpParameters, QueuePair};
 use freeflow_verbs::{QpAttributeMask, QpCapabilities, QpType, VerbsError};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
@@ -65,6 +66,8 @@ struct Extra {
     xrcd: *mut ibv_xrcd,
     block_own_multicast: bool,
     is_extended: bool,
+    /// The identifier of rdma_cm that it is for.
+    connection: Option<Handle>,
 }
 
 /// What the router is asked for. An XRC target has nothing of its own but its number; an XRC initiator receives nothing.
@@ -84,6 +87,7 @@ unsafe fn parameters<'a>(init: &ibv_qp_init_attr, extra: &Extra) -> Outcome<QpPa
         capabilities: QpCapabilities::default(),
         all_signaled: init.sq_sig_all != 0,
         block_own_multicast: extra.block_own_multicast,
+        connection: extra.connection,
     };
     if qp_type == QpType::XrcReceive {
         if extra.xrcd.is_null() {
@@ -150,6 +154,7 @@ unsafe fn hand_out(
     c.qp_base.handle = client.handle();
     c.qp_base.qp_num = client.qpn();
     c.qp_base.qp_type = init.qp_type;
+    c.qp_base.state = client.state() as c_uint;
     crate::qp_ex::fill(&mut c);
     let builder = Builder::new(if extra.is_extended { client.capabilities() } else { Default::default() });
     let qp = Box::into_raw(Box::new(Qp {
@@ -179,7 +184,8 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
         if pd.is_null() {
             return Err(VerbsError::InvalidArgument);
         }
-        let extra = Extra { pd, xrcd: ptr::null_mut(), block_own_multicast: false, is_extended: false };
+        let extra =
+            Extra { pd, xrcd: ptr::null_mut(), block_own_multicast: false, is_extended: false, connection: None };
         // SAFETY: the caller's; a PD's context is open.
         unsafe { create((*pd).context, &mut *init, &extra) }
     })
@@ -203,7 +209,13 @@ pub(crate) unsafe fn hand_out_opened(
         qp_type: client.qp_type() as c_uint,
         sq_sig_all: 0,
     };
-    let extra = Extra { pd: ptr::null_mut(), xrcd: ptr::null_mut(), block_own_multicast: false, is_extended: false };
+    let extra = Extra {
+        pd: ptr::null_mut(),
+        xrcd: ptr::null_mut(),
+        block_own_multicast: false,
+        is_extended: false,
+        connection: None,
+    };
     // SAFETY: the caller's; the QP is not shared yet.
     unsafe {
         let qp = hand_out(context, client, &init, &extra);
@@ -251,6 +263,19 @@ fn block_own_multicast(qp_type: QpType, flags: u32) -> Outcome<bool> {
 }
 
 pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    // SAFETY: the caller's.
+    unsafe { create_extended(context, init, None) }
+}
+
+/// `ibv_create_qp_ex(3)`, or the same for an identifier of rdma_cm.
+///
+/// # Safety
+/// The pointers are valid.
+pub(crate) unsafe fn create_extended(
+    context: *mut ibv_context,
+    init: *mut ibv_qp_init_attr_ex,
+    connection: Option<Handle>,
+) -> *mut ibv_qp {
     const MASKS: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     pointer(|| {
@@ -270,7 +295,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
             }
             let pd = if mask & IBV_QP_INIT_ATTR_PD != 0 { (*init).pd } else { ptr::null_mut() };
             let xrcd = if mask & IBV_QP_INIT_ATTR_XRCD != 0 { (*init).xrcd } else { ptr::null_mut() };
-            let extra = Extra { pd, xrcd, block_own_multicast, is_extended };
+            let extra = Extra { pd, xrcd, block_own_multicast, is_extended, connection };
             create(context, &mut *init.cast::<ibv_qp_init_attr>(), &extra)
         }
     })
@@ -317,6 +342,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         // SAFETY: the caller's.
         let attributes = unsafe { qp_attributes_from_c(&*attr, mask) }?;
         let state = client.modify(&attributes, mask)?;
+        remap::settle();
         // SAFETY: the caller's.
         unsafe { (*qp).state = state as c_uint };
         Ok(())
@@ -420,6 +446,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         // SAFETY: the caller's.
         let whole = unsafe { Qp::from_c(qp) };
         whole.client.destroy()?;
+        remap::settle();
         // SAFETY: no more events are delivered; made by `Box::into_raw` in `create`.
         unsafe {
             whole.acks().wait(&whole.asyncs_delivered);

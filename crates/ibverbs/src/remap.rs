@@ -9,6 +9,10 @@
 //! beginning. So pages that are neighbours in memory are neighbours in the zone, and the kernel and the router keep one
 //! entry for both, in whatever order they came. A zone is sparse: what is not placed costs nothing.
 //!
+//! *Own zones*: what a region with remote rights places goes into zones that hold nothing else, as long as there are not
+//! too many. The router can grant such a zone to a peer, which then reaches it directly, and nothing besides it. The
+//! router takes it back by an order, which a thread of this library carries out (`orders`), by private copies (`copies`).
+//!
 //! Invariant: pages are moved only while no region touches them, but the one that is being registered or was just
 //! deregistered. So no peer writes to them in the moment when their contents are in two places.
 //!
@@ -16,10 +20,17 @@
 //!
 //! Invariant: before anything is done to placed memory, the process' own map must say that it is still there: programs
 //! unmap memory before they deregister it, and map other things there.
+//!
+//! Invariant: no page of a region goes into an own zone that was made for another registration. What a peer may still have
+//! mapped is never used again: an own zone that is empty is destroyed.
 pub(crate) mod areas;
 mod child;
+mod copies;
 mod moving;
+mod orders;
 mod table;
+
+pub(crate) use orders::settle;
 
 pub(crate) use child::{after_fork_in_child, after_fork_in_parent, before_fork};
 
@@ -27,8 +38,8 @@ use crate::sync::CallLock;
 use freeflow_client::{Session, fork};
 use std::cell::UnsafeCell;
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, OnceLock};
 use table::Table;
 
 const PAGE_BYTES: u64 = 4096;
@@ -104,13 +115,24 @@ fn whole(start: u64, length: u64) -> Range<u64> {
     first..(start.saturating_add(length) & !(PAGE_BYTES - 1)).max(first)
 }
 
-/// A region is about to be registered for `owner`. `movable`: its pages may be put into segments (not those of memory
-/// that is registered on demand). To be called before the router knows of the region; [`withdraw`] undoes it.
-pub(crate) fn place(session: &Session, owner: usize, start: u64, length: u64, movable: bool) {
+/// What shall become of a region's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// They stay where they are, as those of memory that is registered on demand.
+    Stay,
+    /// Into zones, with others.
+    Together,
+    /// Into zones of their own, if possible.
+    Apart,
+}
+
+/// A region is about to be registered for `owner`. To be called before the router knows of the region; [`withdraw`]
+/// undoes it.
+pub(crate) fn place(session: &Arc<Session>, owner: usize, start: u64, length: u64, wish: Wish) {
     locked().with(|table| {
-        if movable && is_enabled() && !session.is_dead() {
+        if wish != Wish::Stay && is_enabled() && !session.is_dead() {
             table.settle(session);
-            table.move_in(session, whole(start, length));
+            table.move_in(session, whole(start, length), wish == Wish::Apart);
         }
         table.note(owner, start, length);
     });
@@ -119,6 +141,7 @@ pub(crate) fn place(session: &Session, owner: usize, start: u64, length: u64, mo
 /// A region was deregistered, or was not registered after all: nothing of it is used by the router any more. On return
 /// its pages are private memory again, unless another region touches them.
 pub(crate) fn withdraw(session: &Session, owner: usize, start: u64, length: u64) {
+    session.outlast_peers();
     locked().with(|table| {
         if table.unnote(owner, start, length) {
             table.move_out(session, touched(start, length));
@@ -129,6 +152,7 @@ pub(crate) fn withdraw(session: &Session, owner: usize, start: u64, length: u64)
 
 /// All regions of `owner` are gone, also those that it left behind.
 pub(crate) fn withdraw_all(session: &Session, owner: usize) {
+    session.outlast_peers();
     locked().with(|table| {
         for (start, length) in table.left_by(owner) {
             if table.unnote(owner, start, length) {

@@ -25,8 +25,16 @@ impl fmt::Display for PoolError {
 impl core::error::Error for PoolError {}
 
 impl Pool {
+    pub fn base(self) -> Ipv4Addr {
+        self.base
+    }
+
     pub fn prefix_length(self) -> u8 {
         self.prefix_length
+    }
+
+    pub(crate) fn host_bits(self) -> u8 {
+        32 - self.prefix_length
     }
 
     /// Addresses, all told.

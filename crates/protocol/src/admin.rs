@@ -1,7 +1,7 @@
 //! CLI and container hooks ↔ router, on the host's `RUN_DIR/admin.sock` (root only).
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv6Addr};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -11,7 +11,7 @@ pub enum AdminRequest {
     /// → `Status`.
     Status,
     /// Makes a vNIC, its directory `RUN_DIR/vnics/ID` and the socket `router.sock` in it. → `Vnic`.
-    /// The same `id` again with the same network gives the same vNIC (hooks are retried).
+    /// The same `id` again with the same network gives the same vNIC (hooks are retried), with these labels.
     Attach { id: String, name: String, network: String, address: Option<IpAddr>, labels: Vec<(String, String)> },
     /// Ends every session of the vNIC, removes its directory and frees its address. Unknown ids are `Done`.
     Detach { id: String },
@@ -19,6 +19,10 @@ pub enum AdminRequest {
     ListVnics { after: Option<String> },
     /// → `Networks`.
     ListNetworks,
+    /// Which way messages within a network go from now on, those of QPs at work too, and after restarts. → `Done`.
+    SetDataPath { network: String, path: DataPath },
+    /// One page of the QPs of a vNIC, or of all, after the given number, in order of their numbers. → `Qps`.
+    ListQps { vnic: Option<String>, after_qpn: Option<u32> },
     /// → `Peers`.
     ListPeers,
     /// Reads the peers file again. → `Done`, or `Failed`, and then all stays as it was.
@@ -30,8 +34,33 @@ pub enum AdminRequest {
     /// Writes packets in pcapng form to the descriptor that comes along, until there are so many, so many seconds have
     /// passed, or the descriptor takes no more. → `Captured`, when that is over. One capture at a time.
     Capture { packet_count_max: Option<u64>, seconds_max: Option<u64> },
+    /// Connection management: numbers, and identifiers in order of their positions, after the given one. → `Cm`.
+    ListCm { after: Option<(u64, u32)> },
     /// Ends the router in order: sessions get DEVICE_FATAL. → `Done`, then the socket closes.
     Shutdown,
+}
+
+/// Which way messages between two vNICs of a network on one host may go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataPath {
+    /// Directly between vNICs of one tenant, else through the router.
+    #[default]
+    Auto,
+    /// Directly where that is possible.
+    Direct,
+    /// All through the router, which then counts and limits them itself.
+    Routed,
+}
+
+impl DataPath {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Direct => "direct",
+            Self::Routed => "routed",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,6 +84,10 @@ pub enum AdminReply {
     Networks {
         networks: Vec<NetworkStatus>,
     },
+    Qps {
+        qps: Vec<QpStatus>,
+        more: bool,
+    },
     Wire(WireStatus),
     /// `lost`: came faster than they could be written. `error`: why it ended, if not as it was asked to.
     Captured {
@@ -63,6 +96,7 @@ pub enum AdminReply {
         error: Option<String>,
     },
     Peers(PeersStatus),
+    Cm(CmPage),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,8 +115,11 @@ pub struct RouterStatus {
     pub pid: u32,
     pub run_dir: String,
     pub host: String,
-    /// `fastpath`, `lowcpu` or `adaptive`.
+    /// What it was started with: `fastpath`, `lowcpu`, `adaptive` or `auto`.
     pub mode: String,
+    /// What is in force, which a Host object may have changed, and why.
+    pub mode_in_force: String,
+    pub mode_reason: String,
     /// Whether the worker sleeps just now.
     pub sleeping: bool,
     pub uptime_s: u64,
@@ -99,11 +136,18 @@ pub struct RouterStatus {
     pub registered_bytes: u64,
     pub segment_count: u32,
     pub segment_bytes: u64,
+    /// Threads that copy, and bytes that others than the router's own worker have copied.
+    pub worker_count: u32,
+    pub moved_bytes: u64,
     /// CPU time the worker thread has used, microseconds.
     pub worker_cpu_us: u64,
     /// Other hosts of the peers file, and those of them that are connected.
     pub peer_count: u32,
     pub connected_peer_count: u32,
+    /// QPs whose messages go to their peer's memory directly, and QPs that have peers' memory granted to them, now.
+    pub channel_qp_count: u32,
+    pub grant_qp_count: u32,
+    pub cm: CmCounts,
     pub counters: Counters,
 }
 
@@ -112,6 +156,9 @@ pub struct RouterStatus {
 pub struct Counters {
     pub messages: u64,
     pub bytes: u64,
+    /// Of these, what was carried out past the router, as the libraries say.
+    pub direct_messages: u64,
+    pub direct_bytes: u64,
     /// Bytes that one side or both reached by copying through `/proc/PID/mem`.
     pub fallback_bytes: u64,
     pub completions_with_error: u64,
@@ -134,6 +181,9 @@ pub struct VnicStatus {
     pub address: IpAddr,
     pub prefix_length: u8,
     pub gateway: IpAddr,
+    /// In a network that has IPv6 addresses, too; and its prefix length.
+    pub address6: Option<Ipv6Addr>,
+    pub prefix_length6: u8,
     /// The directory to mount into the container as `/run/freeflow`; holds `router.sock`.
     pub directory: String,
     pub labels: Vec<(String, String)>,
@@ -141,20 +191,144 @@ pub struct VnicStatus {
     pub qp_count: u32,
     pub mr_count: u32,
     pub registered_bytes: u64,
+    /// Which of the router's workers copies for it, from 1.
+    pub worker: u32,
     /// The router gave the vNIC up (hostile or stuck owner); why.
     pub failed: Option<String>,
     pub counters: Counters,
 }
 
+impl VnicStatus {
+    /// All that it has.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        core::iter::once(self.address).chain(self.address6.map(IpAddr::V6))
+    }
+}
+
+/// Labels by which the CLI and container hooks know vNICs again that they made: whoever else makes or changes vNICs may not
+/// give them.
+pub const OWN_LABELS: [&str; 4] = ["engine", "supervisor", "pid", "start_ticks"];
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NetworkStatus {
     pub name: String,
+    /// Never that of another network of this host's, not even of a later one of the same name.
+    pub id: u32,
     /// Address pool, CIDR notation.
     pub pool: String,
     pub gateway: IpAddr,
     pub prefix_length: u8,
+    /// Its IPv6 addresses, CIDR notation, if it has any.
+    pub pool6: Option<String>,
     pub vnic_count: u32,
     pub bridge: String,
+    pub data_path: DataPath,
+}
+
+/// Which way what a QP sends goes now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum QpPath {
+    /// All, or all that can, past the router: see [`QpStatus::channel`] and [`QpStatus::grants`].
+    Direct,
+    /// Through this host's router. A UD QP's path is that of its messages within the host.
+    Routed,
+    /// As packets to another host.
+    Wire,
+}
+
+impl QpPath {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Routed => "routed",
+            Self::Wire => "wire",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QpStatus {
+    /// Id of its vNIC.
+    pub vnic: String,
+    pub qpn: u32,
+    /// `RC`, `UC`, `UD`, `XRC_SEND`, `XRC_RECV`.
+    pub qp_type: String,
+    /// `RESET`, `INIT`, `RTR`, `RTS`, `SQD`, `SQE`, `ERR`.
+    pub state: String,
+    /// Whom it is connected to.
+    pub peer_address: Option<IpAddr>,
+    pub peer_qpn: Option<u32>,
+    pub path: QpPath,
+    /// Its messages (SEND) go to its peer directly.
+    pub channel: bool,
+    /// It writes or reads some of its peer's memory directly.
+    pub grants: bool,
+    /// Why it is routed.
+    pub reason: Option<String>,
+}
+
+/// Connection management: what there is now, and messages since the router began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmCounts {
+    pub id_count: u32,
+    pub listener_count: u32,
+    /// Being made, standing, ending; those that stand; those that a program here has not answered; those without an identifier.
+    pub connection_count: u32,
+    pub established_count: u32,
+    pub half_open_count: u32,
+    pub orphan_count: u32,
+    /// `repeated`: of those sent.
+    pub sent_messages: u64,
+    pub repeated_messages: u64,
+    /// `refused`: of those received, what had no effect.
+    pub received_messages: u64,
+    pub refused_messages: u64,
+    /// What came and was no message.
+    pub malformed_messages: u64,
+    /// Requests that found no room.
+    pub overflows: u64,
+    /// Messages that did not leave because there were too many.
+    pub lost_messages: u64,
+    /// Messages from or to machines that may not be spoken to.
+    pub misdirected_messages: u64,
+}
+
+/// Messages of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmMessages {
+    /// `Req`, `Rep`, …
+    pub kind: String,
+    pub sent: u64,
+    pub repeated: u64,
+    pub received: u64,
+    pub refused: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CmPage {
+    pub counts: CmCounts,
+    pub messages: Vec<CmMessages>,
+    pub ids: Vec<CmId>,
+    pub more: bool,
+}
+
+/// An identifier of connection management.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CmId {
+    /// Id of its vNIC.
+    pub vnic: String,
+    pub position: (u64, u32),
+    /// `LISTEN`, `ESTABLISHED`, …
+    pub state: String,
+    /// `TCP`, `UDP`, `IB`, `IPOIB`.
+    pub port_space: String,
+    pub qp_type: String,
+    /// Addresses and ports.
+    pub local: Option<(IpAddr, u16)>,
+    pub remote: Option<(IpAddr, u16)>,
+    pub qpn: Option<u32>,
+    pub remote_qpn: Option<u32>,
 }
 
 /// What this host knows of the others.
@@ -199,6 +373,12 @@ pub struct PeerCounters {
     pub refused_announcements: u64,
     /// Descriptions of QPs with such addresses.
     pub refused_infos: u64,
+    /// Messages of connection management, and those of them from or to addresses that they may not name. `dropped`: there were
+    /// too many, in either direction; they are sent again.
+    pub sent_cm: u64,
+    pub received_cm: u64,
+    pub refused_cm: u64,
+    pub dropped_cm: u64,
     /// Connections ended because what came made no sense.
     pub protocol_errors: u64,
     /// Connections ended because nothing came, or nothing was taken, for too long.

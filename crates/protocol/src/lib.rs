@@ -1,4 +1,4 @@
-//! Messages between the library and its router ([`library`]), between the CLI and a router ([`admin`]), and between the
+//! Messages between the library and its router ([`library`], [`cm`]), between the CLI and a router ([`admin`]), and between the
 //! routers of two hosts ([`peer`], which has a transport of its own).
 //!
 //! Transport of the first two: Unix `SOCK_SEQPACKET`; one message a datagram, at most [`MESSAGE_BYTES_MAX`]; descriptors ride along by
@@ -13,6 +13,7 @@
 extern crate alloc;
 
 pub mod admin;
+pub mod cm;
 pub mod library;
 pub mod peer;
 
@@ -21,7 +22,7 @@ use core::fmt;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Changes with every incompatible change of a message.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// Largest message either side sends, bytes. Lists that could grow beyond it are paged.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;

@@ -5,9 +5,10 @@
 //! only echoes them in completions and events. A QP's or SRQ's cookie is also its doorbell index, unique in its session
 //! among QPs and SRQs and below [`COOKIE_COUNT`]; a CQ's cookie is unique among CQs and below it too, and its doorbell is
 //! `COOKIE_COUNT` + cookie.
+use crate::cm::{CmReply, CmRequest, CmStep};
 use alloc::string::String;
 use freeflow_verbs::{
-    Access, AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, QpAttributeMask, QpAttributes,
+    Access, AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, PathMtu, QpAttributeMask, QpAttributes,
     QpCapabilities, QpState, QpType, RegionChange, SrqAttributes, VerbsError, WindowKind,
 };
 use serde::{Deserialize, Serialize};
@@ -28,7 +29,7 @@ pub enum Request {
         layout_version: u32,
         program: String,
     },
-    /// → `Context` + 2 descriptors: read end of the pipe of asynchronous events ([`EVENT_BYTES`] each); the context's
+    /// → `Context` + 2 descriptors: socket of asynchronous events ([`EVENT_BYTES`] each); the context's
     /// *pass*, a sealed memfd of [`PASS_BYTES`] random bytes. Who has the pass may import the context.
     OpenContext,
     /// A context with the objects of another one, which a process of the same vNIC opened: `ImportPd`, `ImportMr` and
@@ -40,7 +41,7 @@ pub enum Request {
     CloseContext {
         context: Handle,
     },
-    /// → `Channel` + 1 descriptor: read end of the pipe of completion events ([`EVENT_BYTES`] each).
+    /// → `Channel` + 1 descriptor: socket of completion events ([`EVENT_BYTES`] each).
     CreateChannel {
         context: Handle,
     },
@@ -67,7 +68,7 @@ pub enum Request {
         mr: Handle,
     },
     /// `segment` is the handle of the process that made it (device memory). → `Segment` + 1 descriptor. NoMemory: the
-    /// router had no descriptor to keep for it.
+    /// router had no descriptor to keep for it. NotSupported: it is, or was, granted to another process (`AskGrant`).
     ImportSegment {
         context: Handle,
         segment: Handle,
@@ -77,12 +78,15 @@ pub enum Request {
         length: u64,
     },
     /// Says where the process mapped the segment: the router's page table then reaches these bytes without copying.
+    /// NotSupported: others may still reach the segment, which was withdrawn from them (`OpenOrders`).
     MapSegment {
         segment: Handle,
         address: u64,
     },
     /// Says that the process mapped `length` bytes of the segment, from `offset` on, at `address` too: pages of ordinary
     /// memory that it registers. All three are multiples of the page. InvalidArgument: they overlap something mapped.
+    /// NotSupported: as for `MapSegment`; a segment that is granted is withdrawn first if these pages lie outside the region
+    /// by which it is.
     MapPart {
         segment: Handle,
         offset: u64,
@@ -107,7 +111,8 @@ pub enum Request {
     ReopenSegment {
         segment: Handle,
     },
-    /// The process unmapped the segment. Refused with Busy while an MR lies over it, or a part of it is mapped.
+    /// The process unmapped the segment. Refused with Busy while an MR lies over it, or a part of it is mapped. An order about
+    /// it is carried out by that.
     DestroySegment {
         segment: Handle,
     },
@@ -216,6 +221,8 @@ pub enum Request {
         /// UD: its own multicast messages don't come back to it (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
         block_own_multicast: bool,
         cookie: u32,
+        /// The identifier that it is for: the QP is brought to INIT as `CmRequest::InitQpAttributes` has it, and a UD one to RTS.
+        connection: Option<Handle>,
     },
     /// Another process' `XrcReceive` QP of an XRC domain that this process has open. → `Qp` without a descriptor. Its
     /// events come to every process that has it open; it goes when the last has destroyed it.
@@ -238,6 +245,40 @@ pub enum Request {
     DestroyQp {
         qp: Handle,
     },
+    /// A channel to the peer of an RC QP, both on this host. → `Direct` + 1 descriptor: the channel's segment. It takes
+    /// messages once the peer's process has accepted it. Busy: not now (a QP is not in a state for it). NotSupported: not on this
+    /// connection, or not by this network's policy.
+    OpenChannel {
+        qp: Handle,
+    },
+    /// The channel that the peer of this QP has opened. → `Direct` + 1 descriptor. NotFound: there is none.
+    AcceptChannel {
+        qp: Handle,
+    },
+    /// Memory of the peer of an RC QP, on the same host, that requests of this QP may reach by that key: so much
+    /// around `address` (as requests name it) as can be reached in one piece, which may be less than `length`. It comes from
+    /// a segment of which all that the owner has mapped lies in the region that the key names. → `Grant` + 1 descriptor, which
+    /// can be mapped for writing only if the key lets this QP write. Busy: not now. NotSupported: not this memory, not on this
+    /// connection, or not by this network's policy. RemoteAccess faults are NotSupported too: the request itself shall find
+    /// them.
+    AskGrant {
+        qp: Handle,
+        rkey: u32,
+        address: u64,
+        length: u32,
+        /// For WRITE; else for READ.
+        writes: bool,
+    },
+    /// → `Done` + 1 descriptor: socket of orders, [`ORDER_BYTES`] each: the handle of a segment of this
+    /// process (u32 LE) that others could reach directly, and zero (u32). The process puts its own copies in the place of
+    /// all that is mapped of it, and says so by `ConfirmWithdrawal`. Until it has, nothing is granted any more; a process that does not within
+    /// [`WITHDRAWAL_TIME_MAX_MS`] loses its session. Exists: they are open.
+    OpenOrders,
+    /// Nothing of this segment is mapped in the process any more. What the router knew of parts of it is gone before the
+    /// order was given. The segment can be destroyed then, but not mapped again. NotFound: there was no such order.
+    ConfirmWithdrawal {
+        segment: Handle,
+    },
     /// → `AddressHandle`.
     CreateAh {
         pd: Handle,
@@ -255,6 +296,13 @@ pub enum Request {
     DetachMulticast {
         qp: Handle,
         gid: Gid,
+    },
+    /// → `Cm`, or `Done` where its documentation names no reply.
+    Cm(CmRequest),
+    /// A step of a connection, and what it means to its QP. → `CmStepped`. After an error the QP may have been modified.
+    CmStep {
+        qp: Handle,
+        step: CmStep,
     },
 }
 
@@ -327,9 +375,33 @@ pub enum Reply {
     QpModified {
         state: QpState,
     },
+    /// `credit_count`: slots of the receiver's receive queue. `channels_closed`: as the sender's send queue says; another
+    /// number there says that the channel is closed. `takes_writes`: while it is open, WRITEs without bytes are allowed, too.
+    Direct {
+        segment_bytes: u64,
+        credit_count: u32,
+        channels_closed: u32,
+        takes_writes: bool,
+    },
+    /// The peer's memory from `address` on (as requests name it): `length` bytes that begin at `offset` of the segment. It
+    /// holds while the send queue says so of `grants_withdrawn`. `writable`: it was asked for WRITE.
+    Grant {
+        address: u64,
+        length: u64,
+        offset: u64,
+        segment_bytes: u64,
+        grants_withdrawn: u32,
+        writable: bool,
+    },
     QpAttributes(QpAttributes),
     AddressHandle {
         ah: Handle,
+    },
+    Cm(CmReply),
+    /// `state`: the QP's, if it was modified. `path_mtu`: that of the connection, if it has one.
+    CmStepped {
+        state: Option<QpState>,
+        path_mtu: Option<PathMtu>,
     },
 }
 
@@ -345,7 +417,13 @@ pub struct Welcome {
     pub session_segment_bytes: u64,
 }
 
-/// Bytes of one event in a pipe. Completion event: cookie of the CQ (u32 LE), then zero (u32). Asynchronous event: kind
-/// (u32 LE, `enum ibv_event_type`), then cookie of the object or port number (u32 LE). A pipe at end of file says that
+/// Bytes of one order, see [`Request::OpenOrders`].
+pub const ORDER_BYTES: usize = 8;
+/// How long a process has to carry out an order, milliseconds.
+pub const WITHDRAWAL_TIME_MAX_MS: u64 = 30_000;
+
+/// Bytes of one event, which is one record of a socket (`SOCK_SEQPACKET`; nothing can be sent by the library's end). Completion
+/// event: cookie of the CQ (u32 LE), then zero (u32). Asynchronous event: kind
+/// (u32 LE, `enum ibv_event_type`), then cookie of the object or port number (u32 LE). A socket at end of file says that
 /// the router is gone: the library then raises DEVICE_FATAL and flushes by itself.
 pub const EVENT_BYTES: usize = 8;

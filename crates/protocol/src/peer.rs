@@ -6,13 +6,26 @@
 //!
 //! Decoding is total, see the crate's documentation. What a message claims is checked by its receiver.
 use alloc::string::String;
+use alloc::vec::Vec;
 use freeflow_verbs::{Gid, QpType, Qpn};
 use serde::{Deserialize, Serialize};
 
 /// Changes with every incompatible change of a [`PeerMessage`].
 pub const PEER_PROTOCOL_VERSION: u32 = 1;
 /// Largest message, encoded, bytes.
-pub const PEER_MESSAGE_BYTES_MAX: usize = 1024;
+pub const PEER_MESSAGE_BYTES_MAX: usize = 16 * 1024;
+/// The same for what goes to routers that know no [`FEATURE_ACCESS`].
+pub const PEER_MESSAGE_BYTES_MAX_OLD: usize = 1024;
+/// Feature of [`PeerMessage::Hello`]: understands [`PeerMessage::Cm`]. It is not sent to others.
+pub const FEATURE_CM: u64 = 1;
+/// Feature of [`PeerMessage::Hello`]: understands [`PeerMessage::Identity`] and [`PeerMessage::Severed`]. They are not sent to
+/// others.
+pub const FEATURE_ACCESS: u64 = 2;
+/// Feature of [`PeerMessage::Hello`]: knows that vNICs may have IPv6 addresses, too. Others are not told of those, and are not sent
+/// [`PeerMessage::DualInfo`] and [`PeerMessage::DualIdentity`].
+pub const FEATURE_IPV6: u64 = 4;
+/// A management datagram, bytes.
+pub const MAD_BYTES: usize = 256;
 /// Longest name of a host, bytes.
 pub const HOST_NAME_BYTES_MAX: usize = 64;
 
@@ -63,6 +76,40 @@ pub enum PeerMessage {
     Pong {
         stamp: u64,
     },
+    /// Connection management: a MAD from a vNIC of the sender's to one of the receiver's. It may get lost between the two.
+    Cm {
+        network: String,
+        from: Gid,
+        to: Gid,
+        /// [`MAD_BYTES`] long.
+        mad: Vec<u8>,
+    },
+    /// Who has an address that the sender has announced, for access rules: the vNIC's id and labels.
+    Identity {
+        network: String,
+        gid: Gid,
+        vnic: String,
+        labels: Vec<(String, String)>,
+    },
+    /// The sender's policy has cut the connection of the receiver's `qpn` with the sender's `peer`.
+    Severed {
+        qpn: Qpn,
+        peer: Qpn,
+    },
+    /// `Info` of a UD QP whose vNIC has an IPv6 address beside the one that the QP is described with.
+    DualInfo {
+        qpn: Qpn,
+        info: QpInfo,
+        ipv6_gid: Gid,
+    },
+    /// `Identity` of a vNIC that has another address beside this one, to which rules apply as well.
+    DualIdentity {
+        network: String,
+        gid: Gid,
+        other: Gid,
+        vnic: String,
+        labels: Vec<(String, String)>,
+    },
 }
 
 /// A QP, as its router describes it.
@@ -79,7 +126,6 @@ pub struct QpInfo {
 mod tests {
     use super::*;
     use crate::{decode, encode};
-    use alloc::vec::Vec;
     use proptest::prelude::*;
 
     /// With everything as long as it gets.
@@ -87,6 +133,7 @@ mod tests {
         let (network, gid, qpn) = ("n".repeat(128), Gid([0xff; 16]), Qpn(Qpn::MASK));
         let info = QpInfo { network: network.clone(), gid, service: QpType::Rc, connected: Some((gid, qpn)) };
         let host = "h".repeat(HOST_NAME_BYTES_MAX);
+        let cm = PeerMessage::Cm { network: network.clone(), from: gid, to: gid, mad: alloc::vec![0xff; MAD_BYTES] };
         alloc::vec![
             PeerMessage::Hello { version: u32::MAX, host, epoch: u64::MAX, icrc_wanted: true, features: u64::MAX },
             PeerMessage::Attach { network: network.clone(), gid },
@@ -94,9 +141,12 @@ mod tests {
             PeerMessage::Group { network, gid, qpn: Some(qpn) },
             PeerMessage::Synced,
             PeerMessage::Ask { qpn },
-            PeerMessage::Info { qpn, info: Some(info) },
+            PeerMessage::Info { qpn, info: Some(info.clone()) },
+            PeerMessage::DualInfo { qpn, info, ipv6_gid: gid },
             PeerMessage::Ping { stamp: u64::MAX },
             PeerMessage::Pong { stamp: u64::MAX },
+            cm,
+            PeerMessage::Severed { qpn, peer: qpn },
         ]
     }
 
@@ -104,9 +154,19 @@ mod tests {
     fn messages_come_back_and_fit() {
         for message in longest() {
             let bytes = encode(&message);
-            assert!(bytes.len() <= PEER_MESSAGE_BYTES_MAX, "{message:?}");
+            assert!(bytes.len() <= PEER_MESSAGE_BYTES_MAX_OLD, "{message:?}");
             assert_eq!(decode::<PeerMessage>(&bytes), Ok(message));
         }
+    }
+
+    #[test]
+    fn all_labels_of_a_vnic_fit() {
+        let labels = (0..64).map(|_| ("k".repeat(64), "v".repeat(64))).collect();
+        let (network, vnic, gid) = ("n".repeat(128), "v".repeat(128), Gid([0xff; 16]));
+        let identity = PeerMessage::DualIdentity { network, gid, other: gid, vnic, labels };
+        let bytes = encode(&identity);
+        assert!(bytes.len() <= PEER_MESSAGE_BYTES_MAX);
+        assert_eq!(decode::<PeerMessage>(&bytes), Ok(identity));
     }
 
     proptest! {

@@ -62,6 +62,7 @@ fn samples() -> Vec<Request> {
             all_signaled: true,
             block_own_multicast: false,
             cookie: 9,
+            connection: Some(3),
         },
         Request::ModifyQp { qp: 1, attributes: QpAttributes::default(), mask: QpAttributeMask(u32::MAX) },
         Request::CreateAh { pd: 1, attributes: AddressHandleAttributes::default() },

@@ -2,7 +2,9 @@
 //!
 //! Only root of the router's own PID namespace is served: root inside a container that can somehow reach the socket is not.
 //! Requests are done one at a time.
+use crate::config::Mode;
 use crate::control::{Control, Topic};
+use crate::direct_admin::DirectCounts;
 use crate::external::ExternalPolicy;
 use crate::jobs::Step;
 use crate::log::{info, warning};
@@ -101,8 +103,10 @@ impl Control {
         let Some(admin) = self.admins.get_mut(key) else { return };
         admin.queued = false;
         let mut buffer = std::mem::take(&mut self.buffer);
-        let received = fd::receive_message(&admin.socket, &mut buffer, 1);
-        let request = freeflow_protocol::decode::<AdminRequest>(&buffer);
+        buffer.resize(MESSAGE_BYTES_MAX, 0);
+        let received = fd::receive_into(&admin.socket, &mut buffer, 1);
+        let bytes = received.as_ref().map_or(0, |(bytes, _)| *bytes);
+        let request = freeflow_protocol::decode::<AdminRequest>(&buffer[..bytes]);
         self.buffer = buffer;
         let descriptor = match received {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -146,6 +150,8 @@ impl Control {
             AdminRequest::Detach { id } => return self.detach(key, &id),
             AdminRequest::ListVnics { after } => return self.list_vnics(key, after),
             AdminRequest::ListNetworks => AdminReply::Networks { networks: self.network_statuses() },
+            AdminRequest::SetDataPath { network, path } => return self.set_data_path(key, &network, path),
+            AdminRequest::ListQps { vnic, after_qpn } => return self.list_qps(key, vnic.as_deref(), after_qpn),
             AdminRequest::ListPeers => AdminReply::Peers(self.peers_status()),
             AdminRequest::ReloadPeers => self.reload_peers(),
             AdminRequest::WireStatus { after_qpn } => return self.wire_status(key, after_qpn),
@@ -153,6 +159,7 @@ impl Control {
             AdminRequest::Capture { packet_count_max, seconds_max } => {
                 return self.capture(key, None, (packet_count_max, seconds_max));
             }
+            AdminRequest::ListCm { after } => self.list_cm(after),
             AdminRequest::Shutdown => {
                 info!("shutdown asked for");
                 self.stop.store(true, Relaxed);
@@ -186,57 +193,74 @@ impl Control {
         let sleeping = self.worker.waker.is_sleeping();
         let ids: Vec<VnicId> = self.vnics.iter().map(|(_, vnic)| vnic.engine_id).collect();
         let ask = move |worker: &mut Worker| {
+            worker.count_all_direct();
             let numbers: Vec<VnicNumbers> = ids.iter().map(|&id| worker.vnic_numbers(id)).collect();
-            (worker.engine.usage(), numbers, cpu_time_us())
+            let movers = (worker.rings.movers.worker_count(), worker.rings.movers.moved_bytes());
+            (worker.engine.usage(), numbers, worker.direct_counts(), movers, cpu_time_us())
         };
-        self.ask_worker(key, ask, move |control, (usage, numbers, worker_cpu_us): (Usage, _, u64)| {
-            let mut counters = control.retired;
-            for number in &numbers {
-                add(&mut counters, &number.counters(0));
-            }
-            let (mut segment_count, mut segment_bytes) = (0, 0);
-            for (_, vnic) in control.vnics.iter() {
-                segment_count += vnic.account.segments.load(Relaxed);
-                segment_bytes += vnic.account.segment_bytes.load(Relaxed);
-                counters.malformed_messages += vnic.malformed_messages;
-            }
-            let peers = control.peers.status().peers;
-            let now_ns = freeflow_shm::monotonic_ns();
-            AdminReply::Status(RouterStatus {
-                version: env!("CARGO_PKG_VERSION").into(),
-                pid: std::process::id(),
-                run_dir: control.config.run_dir.display().to_string(),
-                host: control.config.host.clone(),
-                mode: control.config.mode.name().into(),
-                sleeping,
-                uptime_s: now_ns.saturating_sub(control.started.0) / 1_000_000_000,
-                vnic_count: control.vnics.len() as u32,
-                session_count: usage.sessions,
-                qp_count: usage.qps,
-                cq_count: usage.cqs,
-                srq_count: usage.srqs,
-                pd_count: usage.pds,
-                mr_count: usage.mrs,
-                mw_count: usage.mws,
-                xrcd_count: usage.xrcds,
-                registered_bytes: usage.registered_bytes,
-                segment_count: segment_count as u32,
-                segment_bytes,
-                worker_cpu_us,
-                peer_count: peers.len() as u32,
-                connected_peer_count: peers.iter().filter(|peer| peer.state == "up").count() as u32,
-                counters,
-            })
-        })
+        self.ask_worker(
+            key,
+            ask,
+            move |control, (usage, numbers, direct, movers, worker_cpu_us): (Usage, _, DirectCounts, _, _)| {
+                let mut counters = control.retired;
+                for number in &numbers {
+                    add(&mut counters, &number.counters(0));
+                }
+                let (mut segment_count, mut segment_bytes) = (0, 0);
+                for (_, vnic) in control.vnics.iter() {
+                    segment_count += vnic.account.segments.load(Relaxed);
+                    segment_bytes += vnic.account.segment_bytes.load(Relaxed);
+                    counters.malformed_messages += vnic.malformed_messages;
+                }
+                let peers = control.peers.status().peers;
+                let now_ns = freeflow_shm::monotonic_ns();
+                AdminReply::Status(RouterStatus {
+                    version: env!("CARGO_PKG_VERSION").into(),
+                    pid: std::process::id(),
+                    run_dir: control.config.run_dir.display().to_string(),
+                    host: control.config.host.clone(),
+                    mode: control.config.mode.name().into(),
+                    mode_in_force: Mode::from(control.mode.mode).name().into(),
+                    mode_reason: control.mode.reason.clone(),
+                    sleeping,
+                    uptime_s: now_ns.saturating_sub(control.started.0) / 1_000_000_000,
+                    vnic_count: control.vnics.len() as u32,
+                    session_count: usage.sessions,
+                    qp_count: usage.qps,
+                    cq_count: usage.cqs,
+                    srq_count: usage.srqs,
+                    pd_count: usage.pds,
+                    mr_count: usage.mrs,
+                    mw_count: usage.mws,
+                    xrcd_count: usage.xrcds,
+                    registered_bytes: usage.registered_bytes,
+                    segment_count: segment_count as u32,
+                    segment_bytes,
+                    worker_count: movers.0,
+                    moved_bytes: movers.1,
+                    worker_cpu_us,
+                    peer_count: peers.len() as u32,
+                    connected_peer_count: peers.iter().filter(|peer| peer.state == "up").count() as u32,
+                    channel_qp_count: direct.channel_qps,
+                    grant_qp_count: direct.grant_qps,
+                    cm: control.cm.counts(),
+                    counters,
+                })
+            },
+        )
     }
 
     fn list_vnics(&mut self, key: Key, after: Option<String>) -> AdminDone {
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let from = after.clone().map_or(Bound::Unbounded, Bound::Excluded);
         let range = self.vnics_by_id.range::<String, _>((from, Bound::Unbounded));
         let keys: Vec<Key> = range.take(PAGE_VNICS_MAX + 1).map(|(_, &key)| key).collect();
         let ids: Vec<(Key, VnicId)> =
             keys.iter().filter_map(|&key| Some((key, self.vnics.get(key)?.engine_id))).collect();
+        let is_first = after.is_none();
         let ask = move |worker: &mut Worker| {
+            if is_first {
+                worker.count_all_direct();
+            }
             ids.into_iter().map(|(key, id)| (key, worker.vnic_numbers(id))).collect::<Vec<_>>()
         };
         self.ask_worker(key, ask, |control, numbers| {
@@ -278,19 +302,23 @@ impl Control {
 
     fn network_statuses(&self) -> Vec<NetworkStatus> {
         let networks = self.state.networks().map(|network| NetworkStatus {
-            name: network.name.clone(),
+            name: network.name().into(),
+            id: network.id.0,
             pool: network.pool.to_string(),
-            gateway: IpAddr::V4(network.gateway),
+            gateway: IpAddr::V4(network.gateway()),
             prefix_length: network.pool.prefix_length(),
-            vnic_count: self.state.vnics().filter(|vnic| vnic.network == network.name).count() as u32,
-            bridge: network.bridge.clone(),
+            pool6: network.pool6.map(|pool| pool.to_string()),
+            vnic_count: network.vnic_count(),
+            // Other networks' bridges are made by who plugs vNICs into them.
+            bridge: network.own_bridge.clone().unwrap_or_default(),
+            data_path: network.object.spec.data_path,
         });
         networks.collect()
     }
 }
 
 /// CPU time of the calling thread, microseconds.
-fn cpu_time_us() -> u64 {
+pub(crate) fn cpu_time_us() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
 }

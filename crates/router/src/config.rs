@@ -1,7 +1,9 @@
 //! What a router is started with.
+use crate::movers::MoverOptions;
 use crate::wire_options::WireOptions;
 use freeflow_orchestrator::Pool;
-use freeflow_verbs::VnicLimits;
+use freeflow_verbs::{Duration, VnicLimits};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// How the worker waits when there is nothing to do (the paper's terms, section 4).
@@ -15,6 +17,8 @@ pub enum Mode {
     /// Spins while there is work, then sleeps.
     #[default]
     Adaptive,
+    /// One of the others, as the latency classes of the host's vNICs want it.
+    Auto,
 }
 
 impl Mode {
@@ -23,6 +27,7 @@ impl Mode {
             Self::Fastpath => "fastpath",
             Self::LowCpu => "lowcpu",
             Self::Adaptive => "adaptive",
+            Self::Auto => "auto",
         }
     }
 }
@@ -34,7 +39,13 @@ pub const MACHINE_DIR: &str = "/run/freeflow-machine";
 pub struct Config {
     /// Holds everything of this router: sockets, state, vNIC directories. One router each.
     pub run_dir: PathBuf,
+    /// Holds `state.redb`, what is declared; the run directory, if none.
+    pub state_dir: Option<PathBuf>,
+    /// The command that is run when networks have come or gone, with `--run-dir DIR hook networks`.
+    pub follower: Option<PathBuf>,
     pub mode: Mode,
+    /// Who copies.
+    pub movers: MoverOptions,
     /// The processor that the worker is bound to.
     pub cpu: Option<usize>,
     /// Name of the host in `status`.
@@ -51,6 +62,10 @@ pub struct Config {
     pub limits: VnicLimits,
     /// The file that names the other hosts, see [`crate::peers::PeersFile`].
     pub peers: Option<PathBuf>,
+    /// How long a process may take to do what it is ordered by [`freeflow_protocol::library::Request::OpenOrders`].
+    pub withdrawal_time: Duration,
+    /// Where metrics are served by TCP too, to whoever asks.
+    pub metrics_listen: Option<SocketAddr>,
     /// See [`MACHINE_DIR`].
     pub machine_dir: PathBuf,
 }

@@ -7,33 +7,40 @@
 //! descriptor is opened by PID and then trusted only if the pidfd says that the process still lives.
 use crate::account::{Charge, Commons};
 use crate::admin::AdminConnection;
+use crate::api::Feed;
+use crate::audit::Audit;
 use crate::closer::Closer;
+use crate::cm::Cm;
 use crate::config::Config;
 use crate::device::device_attributes;
 use crate::external::{self, ExternalPolicy};
 use crate::fallback::Abandoned;
+use crate::follower::News;
 use crate::hold::Holder;
 use crate::imports::Passes;
 use crate::jobs::{Job, Reaction, Step};
 use crate::log::{info, warning};
 use crate::memory::PageTable;
 use crate::peers::{Peers, PeersHandle};
+use crate::policy::Told;
 use crate::requests::Handled;
 use crate::rings::Session;
+use crate::seat::Seat;
 use crate::session::{Answer, Connection, Objects, Phase};
 use crate::slab::{Key, Slab};
-use crate::store::Store;
 use crate::sysfs_counters::Publisher;
 use crate::vnics::VnicEntry;
 use crate::wake::Waker;
 use crate::worker::Worker;
 use freeflow_engine::{SessionId, VnicId};
 use freeflow_orchestrator::State;
+use freeflow_orchestrator::mode::Decision;
 use freeflow_protocol::admin::Counters;
 use freeflow_protocol::library::{Request, Welcome};
-use freeflow_protocol::{PROTOCOL_VERSION, library::Reply};
+use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, library::Reply};
 use freeflow_shm::layout::{LAYOUT_VERSION, session};
 use freeflow_shm::{Doorbell, SessionSegment, fd};
+use freeflow_store::FileStore;
 use freeflow_verbs::{Instant, VerbsError};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
@@ -44,9 +51,9 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 const EVENT_COUNT: usize = 128;
@@ -56,9 +63,11 @@ const ACCEPT_COUNT: usize = 16;
 const PROGRAM_CHARS_MAX: usize = 64;
 
 /// The way to the worker.
+#[derive(Clone)]
 pub struct WorkerHandle {
     pub jobs: Sender<Job>,
     pub waker: Arc<Waker>,
+    pub seat: Arc<Seat>,
 }
 
 impl WorkerHandle {
@@ -78,13 +87,17 @@ pub(crate) enum Topic {
     Process(Key),
     AdminListener,
     Admin(Key),
+    /// An event channel of connection management that was full, by the number of its watch.
+    CmChannel(u64),
 }
 
 impl Topic {
     /// 8 bits of kind, 24 of generation, 32 of index. Events of a descriptor end with its removal, so that a generation
     /// that came around can't be mistaken.
-    fn token(self) -> u64 {
+    pub(crate) fn token(self) -> u64 {
         let (kind, key) = match self {
+            // A session would need centuries to come to the end of 56 bits.
+            Self::CmChannel(watch) => return 6 << 56 | watch & ((1 << 56) - 1),
             Self::Waker => (0, None),
             Self::VnicListener(key) => (1, Some(key)),
             Self::Connection(key) => (2, Some(key)),
@@ -105,6 +118,7 @@ impl Topic {
             3 => Self::Process(key),
             4 => Self::AdminListener,
             5 => Self::Admin(key),
+            6 => Self::CmChannel(token & ((1 << 56) - 1)),
             _ => return None,
         })
     }
@@ -113,19 +127,21 @@ impl Topic {
 pub struct Control {
     pub(crate) config: Config,
     pub(crate) started: Instant,
-    epoll: OwnedFd,
+    pub(crate) epoll: OwnedFd,
     pub(crate) waker: Arc<Waker>,
     pub(crate) worker: WorkerHandle,
     reactions: Receiver<Reaction>,
     /// For other threads than the worker.
     pub(crate) own_reactions: Sender<Reaction>,
     pub(crate) connections: Slab<Connection>,
-    /// Connections that may have a message to read.
-    ready: VecDeque<Key>,
     pub(crate) vnics: Slab<VnicEntry>,
     pub(crate) vnics_by_id: BTreeMap<String, Key>,
+    /// vNICs that the worker has yet to make, by id: which making of it that is, and what the worker has made.
+    pub(crate) making: BTreeMap<String, (u64, Arc<OnceLock<VnicId>>)>,
+    pub(crate) next_making: u64,
+    pub(crate) told: Told,
     pub(crate) state: State,
-    pub(crate) store: Store,
+    pub(crate) store: FileStore,
     pub(crate) sysfs: Publisher,
     pub(crate) admin_listener: OwnedFd,
     pub(crate) admins: Slab<AdminConnection>,
@@ -136,6 +152,7 @@ pub struct Control {
     pub(crate) capturing: bool,
     /// Counts of vNICs that are gone.
     pub(crate) retired: Counters,
+    /// For messages.
     pub(crate) buffer: Vec<u8>,
     /// Given up for a moment when no descriptor is left, to accept and refuse a connection.
     reserve: Option<OwnedFd>,
@@ -144,8 +161,15 @@ pub struct Control {
     pub(crate) passes: Passes,
     pub(crate) peers: PeersHandle,
     /// Ends with this.
-    _peers_thread: Option<Peers>,
+    peers_thread: Option<Peers>,
     pub(crate) external: ExternalPolicy,
+    pub(crate) cm: Cm,
+    /// What has changed, to the REST server.
+    pub(crate) feed: Feed,
+    pub(crate) news: News,
+    pub(crate) audit: Audit,
+    /// How the worker waits, and why.
+    pub(crate) mode: Decision,
 }
 
 /// What the control thread starts with.
@@ -155,19 +179,20 @@ pub struct ControlParts {
     pub worker: WorkerHandle,
     pub reactions: (Sender<Reaction>, Receiver<Reaction>),
     pub state: State,
-    pub store: Store,
+    pub store: FileStore,
     pub admin_listener: OwnedFd,
     pub stop: Arc<AtomicBool>,
     pub commons: Arc<Commons>,
     pub peers: PeersHandle,
     pub peers_thread: Option<Peers>,
+    pub audit: Audit,
 }
 
 impl Control {
     pub fn new(parts: ControlParts) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        // This thread is always told by its eventfd.
-        parts.waker.set_sleeping(true);
+        let cm = Cm::new(parts.peers.clone(), parts.worker.clone())?;
+        let mode = Decision { mode: parts.config.mode.into(), reason: "asked for".into() };
         let control = Self {
             config: parts.config,
             started: Instant(freeflow_shm::monotonic_ns()),
@@ -177,9 +202,11 @@ impl Control {
             reactions: parts.reactions.1,
             own_reactions: parts.reactions.0,
             connections: Slab::default(),
-            ready: VecDeque::new(),
             vnics: Slab::default(),
             vnics_by_id: BTreeMap::new(),
+            making: BTreeMap::new(),
+            next_making: 0,
+            told: Told::default(),
             state: parts.state,
             store: parts.store,
             sysfs: Publisher::start()?,
@@ -195,16 +222,26 @@ impl Control {
             commons: parts.commons,
             passes: Passes::default(),
             peers: parts.peers,
-            _peers_thread: parts.peers_thread,
+            peers_thread: parts.peers_thread,
             external: ExternalPolicy::default(),
+            cm,
+            feed: Feed::default(),
+            news: News::default(),
+            audit: parts.audit,
+            mode,
         };
-        control.watch(parts.waker.fd(), Topic::Waker, epoll::EventFlags::IN)?;
+        control.watch(parts.waker.fd(), Topic::Waker, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         control.watch(control.admin_listener.as_fd(), Topic::AdminListener, epoll::EventFlags::IN)?;
         Ok(control)
     }
 
     pub(crate) fn watch(&self, fd: BorrowedFd<'_>, topic: Topic, flags: epoll::EventFlags) -> io::Result<()> {
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(topic.token()), flags)?)
+    }
+
+    /// Where there should be one.
+    pub(crate) fn has_its_peers_thread(&self) -> bool {
+        self.peers_thread.as_ref().is_none_or(Peers::is_running)
     }
 
     pub(crate) fn unwatch(&self, fd: impl AsFd) {
@@ -215,76 +252,102 @@ impl Control {
     pub fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENT_COUNT);
         while !self.stop.load(Relaxed) {
-            let is_work = !self.ready.is_empty() || (!self.admins_ready.is_empty() && !self.admin_busy);
-            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
             events.clear();
-            let timeout = is_work.then_some(&at_once);
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => {
-                    warning!("the control thread can't wait for events", error = error);
-                    return;
-                }
+            if let Err(error) = self.wait(&mut events) {
+                warning!("the control thread can't wait for events", error = error);
+                return;
             }
+            self.react();
             for event in &events {
                 if let Some(topic) = Topic::of(event.data.u64()) {
                     self.handle_event(topic, event.flags);
                 }
             }
-            for _ in 0..self.ready.len() {
-                if let Some(key) = self.ready.pop_front() {
-                    self.serve(key);
-                }
+            // What was done in the worker's place is finished at once, before this thread looks for more.
+            self.react();
+            self.run_cm();
+            if self.react() {
+                self.run_cm();
             }
             self.serve_admins();
         }
     }
 
-    fn handle_event(&mut self, topic: Topic, flags: epoll::EventFlags) {
-        let over = epoll::EventFlags::HUP | epoll::EventFlags::ERR | epoll::EventFlags::RDHUP;
-        match topic {
-            Topic::Waker => {
-                self.waker.drain();
-                while let Ok(reaction) = self.reactions.try_recv() {
-                    reaction(self);
-                }
-            }
-            Topic::VnicListener(key) => self.accept_connections(key),
-            Topic::Connection(key) if flags.intersects(over) => self.close(key),
-            Topic::Connection(key) => {
-                if let Some(connection) = self.connections.get_mut(key) {
-                    connection.readable = true;
-                }
-                self.enqueue(key);
-            }
-            Topic::Process(key) => self.close(key),
-            Topic::AdminListener => self.accept_admins(),
-            Topic::Admin(key) => self.handle_admin_event(key, flags.intersects(over)),
+    /// Waits for events, or for what other threads leave for this one: who finds it awake does not ring.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
+        let mut is_work = !self.admins_ready.is_empty() && !self.admin_busy;
+        self.waker.set_sleeping(true);
+        // The last look, see `Waker::wake`.
+        is_work |= self.react() | self.stop.load(Relaxed);
+        let timeout = self.timeout(is_work);
+        let waited = epoll::wait(&self.epoll, spare_capacity(events), timeout.as_ref());
+        self.waker.set_sleeping(false);
+        match waited {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// Lines the connection up to be served, if there may be something to serve.
-    fn enqueue(&mut self, key: Key) {
-        if let Some(connection) = self.connections.get_mut(key)
-            && connection.readable
-            && !connection.busy
-            && !connection.queued
-            && !connection.closing
-        {
-            connection.queued = true;
-            self.ready.push_back(key);
+    /// Runs what other threads left for this one; whether there was something.
+    fn react(&mut self) -> bool {
+        let mut is_work = false;
+        while let Ok(reaction) = self.reactions.try_recv() {
+            is_work = true;
+            reaction(self);
+        }
+        is_work
+    }
+
+    /// How long to wait for events; `None`: until there are some.
+    fn timeout(&self, is_work: bool) -> Option<Timespec> {
+        let due = if is_work { Some(Instant(0)) } else { self.cm.next_due() };
+        let span = due? - Instant(freeflow_shm::monotonic_ns());
+        Some(Timespec { tv_sec: (span.0 / 1_000_000_000) as i64, tv_nsec: (span.0 % 1_000_000_000) as _ })
+    }
+
+    fn handle_event(&mut self, topic: Topic, flags: epoll::EventFlags) {
+        let over = epoll::EventFlags::HUP | epoll::EventFlags::ERR | epoll::EventFlags::RDHUP;
+        match topic {
+            // What it rang for is done first of all. Edge-triggered, so that nobody has to read the eventfd.
+            Topic::Waker => {}
+            Topic::VnicListener(key) => self.accept_connections(key),
+            Topic::Connection(key) if flags.intersects(over) => self.close(key),
+            Topic::Connection(key) => self.serve(key),
+            Topic::Process(key) => self.close(key),
+            Topic::AdminListener => self.accept_admins(),
+            Topic::Admin(key) => self.handle_admin_event(key, flags.intersects(over)),
+            Topic::CmChannel(watch) => self.handle_cm_room(watch),
+        }
+    }
+
+    /// Whether epoll tells of a connection's messages: not while one is being dealt with. No library sends another one then, so this
+    /// is seldom called.
+    fn set_muted(&mut self, key: Key, muted: bool) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.closing || connection.muted == muted {
+            return;
+        }
+        connection.muted = muted;
+        let flags = epoll::EventFlags::RDHUP;
+        let flags = if muted { flags } else { flags | epoll::EventFlags::IN };
+        let data = epoll::EventData::new_u64(Topic::Connection(key).token());
+        if epoll::modify(&self.epoll, &connection.socket, data, flags).is_err() {
+            self.close(key);
         }
     }
 
     /// Reads and begins one request.
     fn serve(&mut self, key: Key) {
         let Some(connection) = self.connections.get_mut(key) else { return };
-        connection.queued = false;
-        if connection.busy || connection.closing {
+        if connection.closing {
             return;
         }
+        if connection.busy {
+            return self.set_muted(key, true);
+        }
         let mut buffer = std::mem::take(&mut self.buffer);
-        let received = fd::receive_message(&connection.socket, &mut buffer, fd::RECEIVED_FDS_MAX);
+        buffer.resize(MESSAGE_BYTES_MAX, 0);
+        let received = fd::receive_into(&connection.socket, &mut buffer, fd::RECEIVED_FDS_MAX);
         let handled = match received {
             Ok((_, fds)) if !fds.is_empty() => {
                 connection.unwanted = fds;
@@ -292,9 +355,8 @@ impl Control {
                 None
             }
             Ok((0, _)) => None,
-            Ok(_) => Some(self.handle_message(key, &buffer)),
+            Ok((bytes, _)) => Some(self.handle_message(key, &buffer[..bytes])),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                connection.readable = false;
                 self.buffer = buffer;
                 return;
             }
@@ -359,7 +421,7 @@ impl Control {
         }
     }
 
-    /// Sends a reply and goes on with the next request.
+    /// Sends a reply. The next request is another round's.
     fn answer(&mut self, key: Key, answer: Answer) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if connection.closing {
@@ -369,7 +431,7 @@ impl Control {
         let bytes = freeflow_protocol::encode(&answer.reply);
         // One reply for each request: a peer whose socket is full doesn't read what it asked for.
         let sent = fd::send_message(&connection.socket, &bytes, &descriptors);
-        if sent.is_err() || answer.last { self.close(key) } else { self.enqueue(key) }
+        if sent.is_err() || answer.last { self.close(key) } else { self.set_muted(key, false) }
     }
 
     /// The worker is done with a job of this connection.
@@ -458,8 +520,7 @@ impl Control {
             vnic: id,
             phase: Phase::New,
             busy: false,
-            readable: false,
-            queued: false,
+            muted: false,
             closing: false,
             cancelled: Arc::new(AtomicBool::new(false)),
             complained: false,
@@ -468,7 +529,7 @@ impl Control {
             charge,
         });
         let connection = self.connections.get(key).expect("just inserted");
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
         let watched = self
             .watch(connection.socket.as_fd(), Topic::Connection(key), flags)
             .and_then(|()| self.watch(connection.pidfd.as_fd(), Topic::Process(key), epoll::EventFlags::IN));
@@ -491,7 +552,7 @@ impl Control {
             protocol_version: PROTOCOL_VERSION,
             layout_version: LAYOUT_VERSION,
             device: device_attributes(&vnic.record, network.id),
-            gids: external::gids(vnic.record.gid(), self.external.gid(&vnic.record.network)),
+            gids: external::gids(&vnic.record, self.external.gid(&vnic.record.network)),
             network: vnic.record.network.clone(),
             vnic: vnic.record.id.clone(),
             session_segment_bytes: session::BYTES as u64,
@@ -529,11 +590,15 @@ impl Control {
             return;
         }
         connection.cancelled.store(true, Relaxed);
-        let busy = connection.busy;
+        let (busy, owner) = (connection.busy, connection.objects.cm.take());
         let _ = rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Both);
         if let Some(connection) = self.connections.get(key) {
             self.unwatch(&connection.socket);
             self.unwatch(&connection.pidfd);
+        }
+        // First of all: peers hear of it before their requests fail.
+        if let Some(owner) = owner {
+            self.end_cm_owner(owner);
         }
         if !busy {
             self.remove(key);
@@ -573,7 +638,7 @@ impl Control {
     }
 
     /// Whether one more line may be logged of what a vNIC's processes do as often as they like.
-    fn may_log(&mut self, vnic: &str) -> bool {
+    pub(crate) fn may_log(&mut self, vnic: &str) -> bool {
         let Some(entry) = self.vnics_by_id.get(vnic).and_then(|&key| self.vnics.get_mut(key)) else { return true };
         let Some(left_out) = entry.lines.take(freeflow_shm::monotonic_ns()) else { return false };
         if left_out > 0 {
@@ -585,14 +650,18 @@ impl Control {
     /// The worker has ended a session by itself.
     pub(crate) fn handle_session_failed(&mut self, session: SessionId, reason: &str) {
         for key in self.connections.keys_where(|connection| connection.phase == Phase::Ready(session)) {
-            if let Some(connection) = self.connections.get(key) {
-                let (vnic, pid) = (connection.vnic.clone(), connection.pid);
-                if self.may_log(&vnic) {
-                    warning!("session failed", vnic = vnic, pid = pid, reason = reason);
-                }
-            }
-            self.close(key);
+            self.fail_session(key, reason);
         }
+    }
+
+    pub(crate) fn fail_session(&mut self, key: Key, reason: &str) {
+        if let Some(connection) = self.connections.get(key) {
+            let (vnic, pid) = (connection.vnic.clone(), connection.pid);
+            if self.may_log(&vnic) {
+                warning!("session failed", vnic = vnic, pid = pid, reason = reason);
+            }
+        }
+        self.close(key);
     }
 
     /// The worker has given a vNIC up, and ended its sessions.
@@ -633,21 +702,7 @@ impl Worker {
         }
         segment.set_wait_policy(self.waiting.policy);
         segment.set_router_sleeps(true);
-        let (doorbells, cq_bells) = (Vec::new(), BTreeMap::new());
-        let session = Session {
-            vnic,
-            segment,
-            kick,
-            memory,
-            doorbells,
-            cq_bells,
-            hot: false,
-            doorbell_seen: now,
-            completed: 0,
-            is_completed: false,
-            epoch: 0,
-            failed: false,
-        };
+        let session = Session { doorbell_seen: now, ..Session::new(vnic, segment, kick, memory) };
         self.rings.sessions.insert(id, session);
         if self.waiting.is_fastpath() {
             self.heat(now, id);

@@ -1,5 +1,5 @@
 //! What a vNIC says of itself. Every number is enforced: here, by the limits of the vNIC, or by the engine.
-use freeflow_orchestrator::Vnic;
+use crate::vnics::Record;
 use freeflow_verbs::{
     CQE_COUNT_MAX, DeviceAttributes, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, NetworkId, PathMtu, PortAttributes,
     QUEUE_WORK_REQUESTS_MAX, READ_ATOMIC_DEPTH_MAX, SGE_COUNT_MAX,
@@ -10,11 +10,11 @@ pub const DEVICE_NAME: &str = "freeflow0";
 /// `ibv_port_attr.active_speed` 32 (EDR, 25 Gb/s a lane) and `active_width` 2 (four lanes): 100 Gb/s.
 const SPEED_EDR: u8 = 32;
 const WIDTH_4X: u8 = 2;
-/// The first entry is filled, and a second where the vNIC may talk to machines without FreeFlow (`crate::external`).
-/// Programs may look at the others, as on any NIC, and find them empty.
+/// The first entry is filled, the second where the vNIC may talk to machines without FreeFlow (`crate::external`), the third where
+/// it has an IPv6 address. Programs may look at the others, as on any NIC, and find them empty.
 pub const GID_TABLE_LENGTH: u32 = 16;
 
-pub fn device_attributes(vnic: &Vnic, network: NetworkId) -> DeviceAttributes {
+pub fn device_attributes(vnic: &Record, network: NetworkId) -> DeviceAttributes {
     let limits = &vnic.limits;
     DeviceAttributes {
         name: DEVICE_NAME.into(),
@@ -52,7 +52,7 @@ pub fn device_attributes(vnic: &Vnic, network: NetworkId) -> DeviceAttributes {
 }
 
 /// An EUI-64, locally administered: the same for the same address of the same network.
-fn node_guid(vnic: &Vnic, network: NetworkId) -> u64 {
+fn node_guid(vnic: &Record, network: NetworkId) -> u64 {
     let [n1, n0] = (network.0 as u16).to_be_bytes();
     let [a, b, c, d] = vnic.address.octets();
     u64::from_be_bytes([0x02, 0x46, n1, n0, a, b, c, d])

@@ -1,10 +1,11 @@
 //! What the engine asks of the router: requests from rings, completions into rings, bytes between processes.
 use crate::events::Sent;
+use crate::peers::Mad;
 use crate::rings::Rings;
 use crate::targets::Viewer;
 use freeflow_engine::{
-    AtomicOutcome, CopyOutcome, CqFull, CqId, Destination, Environment, EventTarget, Fetch, HostId, PacketHead, Path,
-    PeerAnswer, QpId, ReceiveQueueId, Source, Span, SrqId, Token, TransmitOutcome, VnicId,
+    AtomicOutcome, Attempt, CopyOutcome, CqFull, CqId, Destination, Environment, EventTarget, Fetch, HostId,
+    PacketHead, Path, PeerAnswer, QpId, ReceiveQueueId, Source, Span, SrqId, Talk, Token, TransmitOutcome, VnicId,
 };
 use freeflow_shm::{RequestConsumer, Take, monotonic_ns};
 use freeflow_verbs::{
@@ -45,8 +46,12 @@ impl Rings {
 impl Environment for Rings {
     #[inline]
     fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch {
-        let Some(qp) = self.qps.get_mut(qp) else { return Fetch::Empty };
-        fetched(qp.send.take_send(qp.service, into))
+        let Some(entry) = self.qps.get_mut(qp) else { return Fetch::Empty };
+        let taken = fetched(entry.send.take_send(entry.service, into));
+        if entry.direct.is_used() {
+            self.note_fetched(qp, taken);
+        }
+        taken
     }
 
     #[inline]
@@ -55,6 +60,23 @@ impl Environment for Rings {
             Some((ring, _)) => fetched(ring.take_receive(into)),
             None => Fetch::Empty,
         }
+    }
+
+    #[inline]
+    fn may_talk(&mut self, talk: &Talk) -> bool {
+        self.access.may_talk(talk)
+    }
+
+    fn attempted(&mut self, attempt: &Attempt) {
+        self.access.note_attempt(attempt);
+    }
+
+    fn severed(&mut self, qpn: Qpn, host: HostId, peer: Qpn) {
+        self.fabric.tell_severed(host, peer, qpn);
+    }
+
+    fn end_direct(&mut self, qp: QpId) {
+        self.close_direct(qp);
     }
 
     fn srq_pending(&mut self, srq: SrqId) -> u32 {
@@ -135,6 +157,10 @@ impl Environment for Rings {
 
     fn identity_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
         self.fabric.note_changed(qpn, peer);
+    }
+
+    fn management(&mut self, from: HostId, mad: &Mad) -> bool {
+        self.fabric.take_management(from, mad)
     }
 
     fn group_hosts(&mut self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {

@@ -1,10 +1,12 @@
-//! Pipes of events. The router holds the write ends; a pipe that is full keeps its events here, owed, until there is
-//! room. When the router dies the read ends reach end of file, which is how a library learns of it.
+//! Pipes of events: pairs of sockets, see [`event_sockets`]. The router holds the ends to write; a pipe that is full keeps its
+//! events here, owed, until there is room. When the router dies the other ends reach end of file, which is how a library learns
+//! of it.
 use crate::slab::{Key, Slab};
 use freeflow_engine::{CqId, SessionId};
 use freeflow_protocol::library::EVENT_BYTES;
-use rustix::io::Errno;
+use freeflow_shm::fd::{event_sockets, send_record};
 use std::collections::{BTreeSet, VecDeque};
+use std::io;
 use std::os::fd::OwnedFd;
 
 /// Events owed to one pipe. A completion channel owes at most one event; an application that never reads its
@@ -14,6 +16,14 @@ const OWED_COUNT_MAX: usize = 65_536;
 /// Full pipes that are tried again at a time: a tenant that reads none of its thousands costs others little.
 const PAY_COUNT_MAX: usize = 64;
 
+/// What one pipe holds, with what the kernel adds; as much as the kernel's own pipes.
+const PIPE_BYTES: usize = 64 * 1024;
+
+/// The end to read, which blocks, and the one for [`Pipes::insert`].
+pub fn event_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    event_sockets(PIPE_BYTES)
+}
+
 /// Name of a pipe.
 pub type PipeId = Key;
 
@@ -21,7 +31,7 @@ pub struct EventPipe {
     session: SessionId,
     write: OwnedFd,
     owed: VecDeque<[u8; EVENT_BYTES]>,
-    /// CQs with completions that this channel has no room to tell of.
+    /// CQs with completions that this channel has no room to tell of, in their order: one that is armed again at once comes last.
     waiting: Vec<CqId>,
 }
 
@@ -41,7 +51,7 @@ impl EventPipe {
     }
 
     fn send(&mut self, event: [u8; EVENT_BYTES]) -> Sent {
-        if !self.is_behind() && write_event(&self.write, &event) {
+        if !self.is_behind() && send_record(&self.write, &event) {
             return Sent::Yes;
         }
         if self.owed.len() >= OWED_COUNT_MAX {
@@ -54,24 +64,12 @@ impl EventPipe {
     /// Whether everything owed is sent now.
     fn pay(&mut self) -> bool {
         while let Some(event) = self.owed.front() {
-            if !write_event(&self.write, event) {
+            if !send_record(&self.write, event) {
                 return false;
             }
             self.owed.pop_front();
         }
         true
-    }
-}
-
-/// Whether the pipe took it. Events are shorter than PIPE_BUF, so they are written whole or not at all.
-fn write_event(pipe: &OwnedFd, event: &[u8; EVENT_BYTES]) -> bool {
-    loop {
-        match rustix::io::write(pipe, event) {
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return false,
-            // Written; or the application closed its end, and nobody misses the event.
-            Ok(_) | Err(_) => return true,
-        }
     }
 }
 
@@ -132,6 +130,13 @@ impl Pipes {
         }
     }
 
+    /// The CQ is gone: who makes and destroys them while nobody reads leaves nothing here.
+    pub fn stop_waiting(&mut self, id: PipeId, cq: CqId) {
+        if let Some(pipe) = self.pipes.get_mut(id) {
+            pipe.waiting.retain(|waiting| *waiting != cq);
+        }
+    }
+
     /// Tries again to send what is owed, by a few pipes at a time. Adds the CQs that waited to `free`.
     pub fn pay(&mut self, free: &mut Vec<CqId>) {
         for _ in 0..self.owing.len().min(PAY_COUNT_MAX) {
@@ -151,7 +156,9 @@ mod tests {
     use super::*;
 
     fn pipe() -> (OwnedFd, OwnedFd) {
-        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK | rustix::pipe::PipeFlags::CLOEXEC).unwrap()
+        let (read, write) = event_pipe().unwrap();
+        freeflow_shm::fd::set_nonblocking(&read, true).unwrap();
+        (read, write)
     }
 
     #[test]
@@ -164,8 +171,8 @@ mod tests {
             sent += 1;
         }
         assert!(pipes.owes() && pipes.is_behind(id));
-        let cq = CqId { index: 3, generation: 1 };
-        pipes.wait_for_room(id, cq);
+        let cqs = [5, 3, 9].map(|index| CqId { index, generation: 1 });
+        cqs.iter().for_each(|cq| pipes.wait_for_room(id, *cq));
         let (mut expected, mut free) = (0, Vec::new());
         let mut bytes = [0; EVENT_BYTES];
         while expected <= sent {
@@ -176,8 +183,23 @@ mod tests {
             pipes.pay(&mut free);
         }
         assert!(!pipes.owes());
-        assert_eq!(free, [cq]);
+        assert_eq!(free, cqs);
         assert!(pipes.remove(id).is_some() && pipes.remove(id).is_none());
+    }
+
+    #[test]
+    fn a_cq_that_is_gone_waits_no_more() {
+        let (_read, write) = pipe();
+        let mut pipes = Pipes::default();
+        let id = pipes.insert(SessionId { index: 0, generation: 0 }, write);
+        while pipes.send(id, 0, 0) == Sent::Yes {}
+        for generation in 0..1000 {
+            let cq = CqId { index: 3, generation };
+            pipes.wait_for_room(id, cq);
+            pipes.wait_for_room(id, cq);
+            pipes.stop_waiting(id, cq);
+        }
+        assert!(pipes.remove(id).unwrap().waiting.is_empty());
     }
 
     #[test]

@@ -14,11 +14,18 @@ use crate::control::Control;
 use crate::jobs::Step;
 use crate::log::info;
 use crate::peers::PeersFile;
+use crate::vnics::Record;
+use freeflow_engine::VnicId;
+use freeflow_orchestrator::State;
+use freeflow_orchestrator::objects::Access;
 use freeflow_verbs::Gid;
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 /// Place of the host's own address in the GID table of a vNIC that may use it.
 pub const EXTERNAL_GID_INDEX: u8 = 1;
+/// Place of the IPv6 address of a vNIC whose network has such addresses.
+pub const IPV6_GID_INDEX: u8 = 2;
 
 /// What the peers file says of machines without FreeFlow; without a file, nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +33,8 @@ pub struct ExternalPolicy {
     gid: Option<Gid>,
     /// Names of the networks that may talk to some such machine.
     networks: BTreeSet<String>,
+    /// Of networks that are declared so that theirs may not, whatever the file says.
+    denied: BTreeSet<String>,
 }
 
 impl ExternalPolicy {
@@ -34,12 +43,24 @@ impl ExternalPolicy {
         Self {
             gid: Some(Gid::from_ip(file.address)),
             networks: networks.map(|external| external.network.clone()).collect(),
+            denied: BTreeSet::new(),
         }
+    }
+
+    /// By which address machines without FreeFlow know this host, where there are other hosts.
+    pub fn host_address(&self) -> Option<IpAddr> {
+        self.gid.and_then(Gid::to_ipv4).map(IpAddr::V4)
+    }
+
+    /// With what the networks themselves say.
+    pub fn within(self, state: &State) -> Self {
+        let denied = state.networks().filter(|network| network.object.spec.external == Access::Deny);
+        Self { denied: denied.map(|network| network.name().into()).collect(), ..self }
     }
 
     /// The second GID of the vNICs of a network, if they have one.
     pub fn gid(&self, network: &str) -> Option<Gid> {
-        self.gid.filter(|_| self.networks.contains(network))
+        self.gid.filter(|_| self.networks.contains(network) && !self.denied.contains(network))
     }
 }
 
@@ -47,6 +68,7 @@ impl Control {
     /// A peers file was read anew: from now on vNICs have the GIDs that it gives them. Programs that run keep the table they
     /// were told, but can't use what was taken away.
     pub fn set_external_policy(&mut self, policy: ExternalPolicy) {
+        let policy = policy.within(&self.state);
         // Another address of this host takes effect when the router is restarted.
         let policy = ExternalPolicy { gid: self.external.gid.or(policy.gid), ..policy };
         let before = std::mem::replace(&mut self.external, policy);
@@ -56,15 +78,20 @@ impl Control {
             let gid = self.external.gid(network);
             if gid != before.gid(network) {
                 info!("external GID of a vNIC changed", vnic = entry.record.id, has_one = gid.is_some());
-                self.sysfs.set_gids(entry.engine_id, &gids(entry.record.gid(), gid));
+                self.sysfs.set_gids(entry.engine_id, &gids(&entry.record, gid));
                 changed.push((entry.engine_id, gid));
             }
         }
         if changed.is_empty() {
             return;
         }
+        self.set_cm_externals(&self.external.clone());
+        self.give_external_gids(changed);
+    }
+
+    pub(crate) fn give_external_gids(&mut self, gids: Vec<(VnicId, Option<Gid>)>) {
         self.worker.submit(Box::new(move |worker, _| {
-            for &(id, gid) in &changed {
+            for &(id, gid) in &gids {
                 // One that is gone meanwhile needs none.
                 let _ = worker.engine.set_external_gid(id, gid);
             }
@@ -73,9 +100,12 @@ impl Control {
     }
 }
 
-/// A vNIC's GID table: its own, then the host's.
-pub fn gids(own: Gid, external: Option<Gid>) -> Vec<Gid> {
-    std::iter::once(own).chain(external).collect()
+/// A vNIC's GID table: its IPv4 address, then the host's, then its IPv6 address. What it does not have before one that it has is
+/// empty: zero.
+pub fn gids(vnic: &Record, external: Option<Gid>) -> Vec<Gid> {
+    let ipv6 = vnic.ipv6_gid();
+    let external = external.or(ipv6.map(|_| Gid::default()));
+    std::iter::once(vnic.gid()).chain(external).chain(ipv6).collect()
 }
 
 #[cfg(test)]
@@ -102,8 +132,22 @@ mod tests {
 
     #[test]
     fn the_hosts_gid_is_the_second() {
-        let (own, host) = (Gid([1; 16]), Gid([2; 16]));
-        assert_eq!(gids(own, Some(host))[usize::from(EXTERNAL_GID_INDEX)], host);
-        assert_eq!(gids(own, None), [own]);
+        let host = Gid([2; 16]);
+        let mut vnic = Record {
+            id: "v".into(),
+            name: "v".into(),
+            network: "n".into(),
+            address: [10, 0, 0, 2].into(),
+            address6: None,
+            labels: Vec::new(),
+            limits: freeflow_verbs::VnicLimits::default(),
+        };
+        assert_eq!(gids(&vnic, Some(host)), [vnic.gid(), host]);
+        assert_eq!(gids(&vnic, None), [vnic.gid()]);
+        vnic.address6 = Some("fd00::2".parse().unwrap());
+        let ipv6 = vnic.ipv6_gid().unwrap();
+        assert_eq!(gids(&vnic, Some(host))[usize::from(EXTERNAL_GID_INDEX)], host);
+        assert_eq!(gids(&vnic, Some(host))[usize::from(IPV6_GID_INDEX)], ipv6);
+        assert_eq!(gids(&vnic, None), [vnic.gid(), Gid::default(), ipv6], "the second entry is empty");
     }
 }

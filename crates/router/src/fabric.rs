@@ -10,16 +10,21 @@
 //! [`QPNS_OF_HOST_MAX`] of them.
 use crate::external::EXTERNAL_GID_INDEX;
 use crate::log::warning;
-use crate::peers::{ExternalPeers, PeersHandle, Settings, Update};
+use crate::peers::{ExternalPeers, Mad, PeersHandle, Settings, Update};
 use crate::rings::Rings;
 use crate::sending::Unsent;
 use crate::worker::Worker;
 use freeflow_backend::{Peer, PeerIndex, Udp};
-use freeflow_engine::{Destination, GroupChange, HostId, Path, PeerAnswer, PeerInfo, VnicId};
+use freeflow_engine::{
+    Destination, GroupChange, HostId, Path, PeerAnswer, PeerInfo, Source, SourceBody, Token, TransmitOutcome, VnicId,
+    management_head,
+};
 use freeflow_protocol::admin::WireFaults;
-use freeflow_verbs::{Duration, Gid, GlobalRoute, Instant, NetworkId, Qpn};
+use freeflow_verbs::{Duration, Gid, GlobalRoute, Instant, NetworkId, Psn, Qpn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// QPNs of one host that answers are kept for, and of ours that it is told of; the oldest goes first.
 const QPNS_OF_HOST_MAX: usize = 65_536;
@@ -34,6 +39,10 @@ const EXTERNAL_HOST_COUNT_MAX: u32 = 4096;
 /// Payload of a packet where the route to a host can't be looked at, bytes.
 const MTU_GUESS_BYTES: u16 = 1024;
 const HOP_LIMIT: u8 = 64;
+/// Management datagrams that came and were not looked at yet; any more are lost.
+const MAD_COUNT_MAX: usize = 4096;
+/// All of them are one flow.
+const MAD_FLOW: u32 = 0;
 
 /// What is known of one QPN of another host.
 enum Known {
@@ -86,6 +95,8 @@ pub struct Fabric {
     groups: BTreeMap<(NetworkId, Gid), BTreeMap<HostId, Qpn>>,
     external: Vec<ExternalPeers>,
     external_count: u32,
+    /// By the networks that they were first spoken to from.
+    external_counts: BTreeMap<NetworkId, u32>,
     /// All other routers of the peers file, connected or not.
     routers: Vec<IpAddr>,
     /// QPNs of ours that are somebody else now, and the host that this surely concerns.
@@ -102,6 +113,12 @@ pub struct Fabric {
     pub(crate) faults: Option<WireFaults>,
     /// A QP was refused for want of room, or batches are kept that the sockets don't take.
     pub(crate) blocked: bool,
+    /// Management datagrams that came in this turn, for the control thread; and how many it has not looked at.
+    pub(crate) mads: Vec<(Gid, Box<Mad>)>,
+    pub(crate) mad_backlog: Arc<AtomicUsize>,
+    mad_psn: u32,
+    /// Too many came, or there was no room to send them.
+    pub(crate) mads_lost: u64,
 }
 
 /// The GID that stands for an address, and the address that a GID stands for.
@@ -164,12 +181,16 @@ impl Fabric {
             let id = HostId(index.0);
             return self.hosts.get(&id)?.external.is_some().then_some(id);
         }
-        if self.external_count >= EXTERNAL_HOST_COUNT_MAX {
+        // A network that has no more than are left: one that speaks to all of a large range leaves numbers for others. They are not
+        // used again, because QPs and address handles may still name them.
+        let own_count = self.external_counts.get(&network).copied().unwrap_or_default();
+        if own_count >= EXTERNAL_HOST_COUNT_MAX - self.external_count {
             return None;
         }
         let id = HostId(EXTERNAL_HOST_BASE + self.external_count);
         self.set_host(id, address, true, Some(gid)).then(|| {
             self.external_count += 1;
+            *self.external_counts.entry(network).or_default() += 1;
             id
         })
     }
@@ -275,6 +296,13 @@ impl Fabric {
         }
     }
 
+    /// The connection of `qpn` with `peer`, which is that host's, was cut: its end hears of it too.
+    pub fn tell_severed(&self, host: HostId, peer: Qpn, qpn: Qpn) {
+        if self.hosts.get(&host).is_some_and(|host| host.external.is_none()) {
+            self.peers.severed(host, peer, qpn);
+        }
+    }
+
     /// Notes that the host hears of this QPN of ours from now on. False: it has asked for too many.
     fn note_told(&mut self, id: HostId, qpn: Qpn) -> bool {
         let Some(host) = self.hosts.get_mut(&id) else { return false };
@@ -290,6 +318,17 @@ impl Fabric {
         for (&host, &qpn) in hosts {
             into.extend(self.destination(host, qpn.0).map(|destination| (destination, qpn)));
         }
+    }
+
+    /// A management datagram of a host, for the control thread, if it is a machine without FreeFlow: routers have a channel.
+    pub fn take_management(&mut self, id: HostId, mad: &Mad) -> bool {
+        let Some(gid) = self.hosts.get(&id).and_then(|host| host.external) else { return false };
+        if self.mads.len() + self.mad_backlog.load(Relaxed) < MAD_COUNT_MAX {
+            self.mads.push((gid, Box::new(*mad)));
+        } else {
+            self.mads_lost += 1;
+        }
+        true
     }
 
     fn set_group(&mut self, host: HostId, key: (NetworkId, Gid), qpn: Option<Qpn>) {
@@ -308,6 +347,24 @@ impl Fabric {
 }
 
 impl Rings {
+    /// Sends a management datagram to a machine without FreeFlow, if some network may talk to it.
+    pub(crate) fn send_management(&mut self, to: Gid, mad: &Mad) {
+        let fabric = &mut self.fabric;
+        let network = fabric.external.iter().find(|external| external.allow.iter().any(|prefix| prefix.contains(to)));
+        let Some(network) = network.map(|external| external.network) else { return fabric.mads_lost += 1 };
+        let host = fabric.external_host(network, to);
+        let Some(destination) = host.and_then(|host| fabric.destination(host, MAD_FLOW)) else {
+            return fabric.mads_lost += 1;
+        };
+        fabric.mad_psn = (fabric.mad_psn + 1) & Psn::MASK;
+        let head = management_head(fabric.mad_psn);
+        let body = Source { prefix: &[], body: SourceBody::Bytes(mad) };
+        // The token is for what comes back later, and nothing does.
+        if self.start_transmit(Token(u64::MAX), &destination, &[head], body) != TransmitOutcome::Sent {
+            self.fabric.mads_lost += 1;
+        }
+    }
+
     pub(crate) fn find_path(&mut self, vnic: VnicId, route: &GlobalRoute) -> Path {
         if !self.fabric.is_open() {
             return Path::Local;
@@ -328,7 +385,7 @@ impl Rings {
 impl Worker {
     /// Something that the peers thread has found out.
     pub(crate) fn handle_peers_update(&mut self, now: Instant, update: Update) {
-        let (fabric, engine) = (&mut self.rings.fabric, &mut self.engine);
+        let (fabric, engine, access) = (&mut self.rings.fabric, &mut self.engine, &mut self.rings.access);
         match update {
             Update::Settings(settings) => {
                 fabric.handle_settings(settings);
@@ -338,15 +395,23 @@ impl Worker {
                     engine.handle_peer_changed(&mut self.rings, now, host, None);
                 }
             }
-            Update::HostUp { host, address, icrc, epoch: _ } => {
+            Update::HostUp { host, address, icrc, epoch: _, features: _ } => {
                 if fabric.set_host(host, address, icrc, None) {
                     engine.handle_peer_changed(&mut self.rings, now, host, None);
                 }
             }
-            // Its QPs have timers of their own, and it may be back before they expire.
-            Update::HostDown { .. } => {}
-            Update::Route { network, gid, host: Some(host) } => drop(fabric.routes.insert((network, gid), host)),
-            Update::Route { network, gid, host: None } => drop(fabric.routes.remove(&(network, gid))),
+            // Its QPs have timers of their own, and it may be back before they expire. Connections are the control thread's.
+            Update::HostDown { .. } | Update::Cm { .. } => {}
+            Update::Route { network, gid, host: Some(host) } => {
+                fabric.routes.insert((network, gid), host);
+                access.set_remote(network, gid, None);
+            }
+            Update::Route { network, gid, host: None } => {
+                fabric.routes.remove(&(network, gid));
+                access.remove_remote(network, gid);
+            }
+            Update::Party { network, gid, identity } => access.set_remote(network, gid, identity),
+            Update::Severed { host, qpn, peer } => engine.handle_severed(&mut self.rings, qpn, host, peer),
             Update::Peer { host, qpn, info } => {
                 if let Some(entry) = fabric.hosts.get_mut(&host) {
                     entry.note(qpn, Known::Is(info));
@@ -407,7 +472,7 @@ mod tests {
     }
 
     fn info() -> PeerInfo {
-        PeerInfo { network: NetworkId(1), gid: Gid([1; 16]), service: QpType::Rc, connected: None }
+        PeerInfo { network: NetworkId(1), gid: Gid([1; 16]), ipv6_gid: None, service: QpType::Rc, connected: None }
     }
 
     fn tell(fabric: &mut Fabric, qpn: u32, info: Option<PeerInfo>) {

@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 /// A job that takes longer fails its vNIC.
 pub const STALL_NS_MAX: u64 = 2_000_000_000;
 /// How long a helper looks for the next job before it sleeps: where the pollers fit the cores, and where they don't.
-const LINGER_NS: u64 = 100_000;
+pub(crate) const LINGER_NS: u64 = 100_000;
 const LINGER_CROWDED_NS: u64 = 2_000;
 /// The bytes that are written last, after all others.
 const LAST_BYTES: usize = 8;
@@ -168,7 +168,7 @@ impl Helper {
 
 fn serve(jobs: &Receiver<Job>, finished: &Sender<Finished>, waker: &Waker, pulse: &Pulse) {
     prefer_short_slices();
-    while let Some(mut job) = next(jobs, waker) {
+    while let Some(mut job) = next_job(jobs, waker, LINGER_NS) {
         pulse.busy_since_ns.store(monotonic_ns().max(1), Relaxed);
         let result = perform(&mut job);
         pulse.busy_since_ns.store(0, Relaxed);
@@ -181,8 +181,8 @@ fn serve(jobs: &Receiver<Job>, finished: &Sender<Finished>, waker: &Waker, pulse
 
 /// The next job: looks for it a little while, since jobs come in bursts, then sleeps. It never yields: among threads that
 /// spin without end, who yields waits for a whole slice, while who sleeps is woken at once.
-fn next(jobs: &Receiver<Job>, waker: &Waker) -> Option<Job> {
-    let linger_ns = if waker.is_crowded() { LINGER_CROWDED_NS } else { LINGER_NS };
+pub(crate) fn next_job<T>(jobs: &Receiver<T>, waker: &Waker, linger_ns: u64) -> Option<T> {
+    let linger_ns = if waker.is_crowded() { linger_ns.min(LINGER_CROWDED_NS) } else { linger_ns };
     let began_ns = monotonic_ns();
     loop {
         match jobs.try_recv() {

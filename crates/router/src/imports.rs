@@ -207,6 +207,9 @@ impl Control {
         let found = self.exporter_of(key, context)?.objects.segments.get(segment)?;
         let length = found.segment.bytes() as u64;
         let descriptor = found.lease.descriptor().ok_or(VerbsError::NoMemory)?;
+        if !found.lease.mark_imported() {
+            return Err(VerbsError::NotSupported);
+        }
         let descriptor = descriptor.try_clone().map_err(|_| VerbsError::NoMemory)?;
         let (segment, lease) = (found.segment.clone(), found.lease.clone());
         let import = Some(self.charge_import(key)?);

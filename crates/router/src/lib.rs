@@ -1,10 +1,12 @@
 //! FFR, the per-host router: owns the memory maps, the rings and the engine; the only trusted part.
 //!
-//! Start with [`worker::Worker::turn`]: everything that moves bytes is named there. Four kinds of thread:
+//! Start with [`worker::Worker::turn`]: everything that moves bytes is named there. Five kinds of thread:
 //! - the *worker* (`worker`, `wait`, `environment`, `transfer`): engine, rings, events;
 //! - the *control* thread (`control`, `requests`, `vnics`, `admin`): sockets, handles, limits, processes that end;
+//! - *movers* (`movers`): copies for the worker, where there are several workers;
 //! - one *helper* a vNIC (`fallback`): memory that can't be mapped;
 //! - one for the files of the synthetic sysfs (`sysfs`, `sysfs_counters`);
+//! - `ff-api`, the REST server of the control plane (`api`), and `ff-audit`, which writes who changed what (`audit`);
 //! - `ff-peers`, which finds and trusts the routers of other hosts ([`peers`]), where there is a peers file.
 //!
 //! Two more come and go: one a vNIC that closes descriptors (`closer`), one a connection that holds threads (`hold`).
@@ -15,26 +17,42 @@
 //! in the end of that session, or that vNIC; never of another.
 #![forbid(unsafe_code)]
 
+mod access;
+mod access_admin;
 mod account;
 mod admin;
+mod api;
+mod attempts;
+mod audit;
 mod capture;
 mod closer;
+mod cm;
+mod commands;
 mod config;
 mod control;
 mod device;
+mod direct;
+mod direct_admin;
+mod direct_traffic;
 mod environment;
 mod events;
 mod extents;
 mod external;
 mod fabric;
 mod fallback;
+mod follower;
+mod grants;
 mod hold;
 mod imports;
 mod jobs;
 mod log;
 mod memory;
+mod metering;
+mod mode;
 mod moderation;
+mod movers;
 pub mod peers;
+mod policy;
 mod pollers;
 mod remap;
 mod requests;
@@ -43,29 +61,41 @@ mod requests_qp;
 mod rings;
 mod router;
 mod running;
+mod seat;
 mod sending;
 mod session;
+mod shaping;
+mod shares;
 mod slab;
-mod store;
+mod statuses;
 mod sysfs;
 mod sysfs_counters;
 mod table;
 mod targets;
 mod transfer;
-mod turns;
 mod vnics;
 mod wait;
 mod wake;
 mod wire;
 mod wire_admin;
 mod wire_options;
+mod withdrawal;
 mod worker;
 
+#[cfg(test)]
+mod blocking_memory;
+#[cfg(test)]
+mod grants_tests;
+#[cfg(test)]
+mod movers_tests;
+#[cfg(test)]
+mod seat_tests;
 #[cfg(test)]
 mod stall_tests;
 #[cfg(test)]
 mod void_tests;
 
 pub use config::{Config, MACHINE_DIR, Mode};
+pub use movers::{MoverOptions, WORKERS_MAX};
 pub use router::Router;
 pub use wire_options::WireOptions;

@@ -66,7 +66,7 @@ macro_rules! warning {
 pub(crate) use {info, warning};
 
 /// RFC 3339, UTC.
-fn timestamp(seconds: u64, millis: u32) -> String {
+pub fn timestamp(seconds: u64, millis: u32) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // Civil date from days, by eras of 400 years that begin on 1 March.
     let shifted = days + 719_468;

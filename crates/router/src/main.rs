@@ -2,12 +2,14 @@
 #![forbid(unsafe_code)]
 use clap::Parser;
 use freeflow_orchestrator::{DEFAULT_POOL, Pool};
-use freeflow_router::{Config, MACHINE_DIR, Mode, Router, WireOptions};
+use freeflow_protocol::library::WITHDRAWAL_TIME_MAX_MS;
+use freeflow_router::{Config, MACHINE_DIR, Mode, MoverOptions, Router, WORKERS_MAX, WireOptions};
 use freeflow_shm::termination_signals;
-use freeflow_verbs::VnicLimits;
+use freeflow_verbs::{Duration, VnicLimits};
 use rustix::event::{PollFd, PollFlags};
 use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,9 +21,21 @@ struct Arguments {
     /// Directory of sockets and state; each router needs its own
     #[arg(long, default_value = "/run/freeflow")]
     run_dir: PathBuf,
+    /// Directory of state.redb, what is declared [default: the run directory]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// The freeflow command, which is told when networks have come or gone
+    #[arg(long, value_name = "PROGRAM", hide = true)]
+    follower: Option<PathBuf>,
     /// How the worker waits when there is nothing to do
     #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
     mode: Mode,
+    /// Threads that copy messages, 1 to 32 [default: 1 below eight processors]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    workers: Option<u32>,
+    /// For tests: copies from this size on are always handed to those threads
+    #[arg(long, value_name = "BYTES", hide = true)]
+    move_bytes_min: Option<u32>,
     /// Bind the worker to this processor
     #[arg(long, value_name = "N")]
     cpu: Option<usize>,
@@ -49,6 +63,9 @@ struct Arguments {
     /// Directory that all routers of this machine share
     #[arg(long, value_name = "DIR", default_value = MACHINE_DIR)]
     machine_dir: PathBuf,
+    /// Serve /metrics, /livez and /readyz by TCP too, to whoever asks
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics_listen: Option<SocketAddr>,
     /// Write the line "ready" to this descriptor once the sockets listen
     #[arg(long, value_name = "N")]
     ready_fd: Option<u32>,
@@ -85,7 +102,10 @@ fn run(arguments: Arguments) -> io::Result<()> {
     let signals = termination_signals()?;
     let router = Router::start(Config {
         run_dir: std::path::absolute(&arguments.run_dir)?,
+        state_dir: arguments.state_dir.map(std::path::absolute).transpose()?,
+        follower: arguments.follower.map(std::path::absolute).transpose()?,
         mode: arguments.mode,
+        movers: MoverOptions { workers: arguments.workers, move_bytes_min: arguments.move_bytes_min },
         cpu: arguments.cpu,
         host: arguments.host.unwrap_or_else(host_name),
         bridge: arguments.bridge,
@@ -94,6 +114,8 @@ fn run(arguments: Arguments) -> io::Result<()> {
         peers: arguments.peers.map(std::path::absolute).transpose()?,
         wire: arguments.wire_options.unwrap_or_default(),
         limits: arguments.limits.unwrap_or_default(),
+        withdrawal_time: Duration::from_millis(WITHDRAWAL_TIME_MAX_MS),
+        metrics_listen: arguments.metrics_listen,
         machine_dir: arguments.machine_dir,
     })?;
     if let Some(number) = arguments.ready_fd {

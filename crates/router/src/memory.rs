@@ -10,8 +10,11 @@
 //!
 //! A library that lies about where it mapped a segment only misdirects copies of its own memory.
 use crate::fallback::TenantMemory;
+use crate::session::SegmentLease;
+use freeflow_protocol::library::Handle;
 use freeflow_shm::Segment;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range as Span;
 use std::sync::Arc;
 
 /// End of the address space that a process can map (x86-64 with five levels of page tables has 2^56).
@@ -30,12 +33,36 @@ struct Range {
     is_part: bool,
 }
 
+/// A segment that ranges name.
+struct Known {
+    segment: Arc<Segment>,
+    /// Of its ranges.
+    starts: BTreeSet<u64>,
+    origin: Option<Origin>,
+}
+
+/// What the session calls a segment, and what is kept of it.
+#[derive(Clone)]
+pub struct Origin {
+    pub handle: Handle,
+    pub lease: Arc<SegmentLease>,
+}
+
+/// Where a byte lies: in which segment, and the stretch around it that lies there in one piece.
+pub struct Place<'a> {
+    pub segment: &'a Arc<Segment>,
+    pub origin: &'a Origin,
+    pub addresses: Span<u64>,
+    /// Where in the segment the stretch begins.
+    pub offset: u64,
+}
+
 /// The address space of one process.
 pub struct PageTable {
     /// By start, disjoint.
     ranges: BTreeMap<u64, Range>,
-    /// Each segment that a range names, and how many do.
-    segments: Vec<(Arc<Segment>, usize)>,
+    /// Each segment that a range names.
+    segments: Vec<Known>,
     /// Counts what was taken out: who looked a range up before must look again.
     withdrawn: u64,
     /// Held since the session began; reads end of file once the process is gone.
@@ -93,12 +120,20 @@ impl PageTable {
         Ok(())
     }
 
-    /// The process unmapped the segment it had at `address`.
-    pub fn unmap(&mut self, address: u64) -> Option<Arc<Segment>> {
-        if self.ranges.get(&address)?.is_part {
+    /// The process unmapped the segment it had at `address`; it may have been taken out before.
+    pub fn unmap(&mut self, address: u64, segment: &Arc<Segment>) -> Option<Arc<Segment>> {
+        let range = self.ranges.get(&address)?;
+        if range.is_part || !Arc::ptr_eq(&range.segment, segment) {
             return None;
         }
         self.remove(address).map(|range| range.segment)
+    }
+
+    /// A segment that is mapped gets its name.
+    pub fn set_origin(&mut self, segment: &Arc<Segment>, origin: Origin) {
+        if let Some(known) = self.known_mut(segment) {
+            known.origin.get_or_insert(origin);
+        }
     }
 
     /// The process mapped `bytes` of `segment`, from `offset` on, at `address`.
@@ -139,6 +174,10 @@ impl PageTable {
             if !range.is_part {
                 continue;
             }
+            let (segment, origin) = (range.segment.clone(), self.known(&range.segment).and_then(|k| k.origin.clone()));
+            if let Some(origin) = &origin {
+                origin.lease.note_taken_back();
+            }
             let Some(range) = self.remove(start) else { return };
             if start < address {
                 let segment = range.segment.clone();
@@ -148,12 +187,55 @@ impl PageTable {
                 let offset = range.offset + (end - start);
                 self.insert(end, Range { end: range.end, segment: range.segment, offset, is_part: true });
             }
+            if let Some(origin) = origin {
+                self.set_origin(&segment, origin);
+            }
         }
     }
 
     /// Whether some range is of this segment.
     pub fn has(&self, segment: &Arc<Segment>) -> bool {
-        self.segments.iter().any(|(known, _)| Arc::ptr_eq(known, segment))
+        self.known(segment).is_some()
+    }
+
+    /// The place of a byte, if a segment that has a name holds it.
+    pub fn place(&self, address: u64) -> Option<Place<'_>> {
+        let (start, range) = self.first_at(address).filter(|(start, _)| *start <= address)?;
+        let origin = self.known(&range.segment)?.origin.as_ref()?;
+        Some(Place { segment: &range.segment, origin, addresses: start..range.end, offset: range.offset })
+    }
+
+    /// From the first to the last address at which something of a segment is mapped.
+    pub fn extent(&self, segment: &Arc<Segment>) -> Option<Span<u64>> {
+        let starts = &self.known(segment)?.starts;
+        let last = self.ranges.get(starts.last()?)?;
+        Some(*starts.first()?..last.end)
+    }
+
+    /// What the session calls the segments of which parts lie between two addresses.
+    pub fn parts_between(&self, address: u64, end: u64) -> BTreeSet<Handle> {
+        let mut handles = BTreeSet::new();
+        let (mut reached, mut before) = (address, None);
+        while let Some((start, range)) = self.first_at(reached)
+            && start < end
+        {
+            reached = range.end;
+            let segment = Arc::as_ptr(&range.segment);
+            if range.is_part && before.replace(segment) != Some(segment) {
+                let origin = self.known(&range.segment).and_then(|known| known.origin.as_ref());
+                handles.extend(origin.map(|origin| origin.handle));
+            }
+        }
+        handles
+    }
+
+    /// Everything of a segment is reached by the fallback from now on.
+    pub fn take_out(&mut self, segment: &Arc<Segment>) {
+        self.withdrawn += 1;
+        let starts = self.known(segment).map(|known| known.starts.clone()).unwrap_or_default();
+        for start in starts {
+            self.remove(start);
+        }
     }
 
     /// Changes whenever something is taken out by [`Self::unmap_parts`].
@@ -173,18 +255,31 @@ impl PageTable {
     }
 
     fn insert(&mut self, start: u64, range: Range) {
-        match self.segments.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &range.segment)) {
-            Some((_, count)) => *count += 1,
-            None => self.segments.push((range.segment.clone(), 1)),
+        match self.known_mut(&range.segment) {
+            Some(known) => {
+                known.starts.insert(start);
+            }
+            None => {
+                let (segment, starts) = (range.segment.clone(), BTreeSet::from([start]));
+                self.segments.push(Known { segment, starts, origin: None });
+            }
         }
         self.ranges.insert(start, range);
     }
 
+    fn known(&self, segment: &Arc<Segment>) -> Option<&Known> {
+        self.segments.iter().find(|known| Arc::ptr_eq(&known.segment, segment))
+    }
+
+    fn known_mut(&mut self, segment: &Arc<Segment>) -> Option<&mut Known> {
+        self.segments.iter_mut().find(|known| Arc::ptr_eq(&known.segment, segment))
+    }
+
     fn remove(&mut self, start: u64) -> Option<Range> {
         let range = self.ranges.remove(&start)?;
-        let at = self.segments.iter().position(|(known, _)| Arc::ptr_eq(known, &range.segment))?;
-        self.segments[at].1 -= 1;
-        if self.segments[at].1 == 0 {
+        let at = self.segments.iter().position(|known| Arc::ptr_eq(&known.segment, &range.segment))?;
+        self.segments[at].starts.remove(&start);
+        if self.segments[at].starts.is_empty() {
             self.segments.swap_remove(at);
         }
         Some(range)
@@ -221,7 +316,7 @@ impl PageTable {
 
     /// Whether a segment's memory was lost (SIGBUS): its owner made it impossible to reach.
     pub fn is_poisoned(&self) -> bool {
-        self.segments.iter().any(|(segment, _)| segment.poisoned())
+        self.segments.iter().any(|known| known.segment.poisoned())
     }
 }
 
@@ -256,7 +351,8 @@ mod tests {
     #[test]
     fn a_range_is_cut_where_the_way_changes() {
         let mut table = table();
-        table.map(0x20000, segment(8192)).unwrap();
+        let upper = segment(8192);
+        table.map(0x20000, upper.clone()).unwrap();
         table.map(0x10000, segment(4096)).unwrap();
         assert_eq!(describe(&table, 0x10010, 16), [(Some(0x10), 16)]);
         assert_eq!(
@@ -264,8 +360,9 @@ mod tests {
             [(None, 16), (Some(0), 4096), (None, 0xf000), (Some(0), 8192), (None, 16)]
         );
         assert_eq!(describe(&table, 0x21fff, 1), [(Some(8191), 1)]);
-        assert!(table.unmap(0x20000).is_some());
-        assert!(table.unmap(0x20000).is_none());
+        assert!(table.unmap(0x20000, &segment(4096)).is_none());
+        assert!(table.unmap(0x20000, &upper).is_some());
+        assert!(table.unmap(0x20000, &upper).is_none());
         assert_eq!(describe(&table, 0x20000, 8192), [(None, 8192)]);
     }
 
@@ -296,7 +393,7 @@ mod tests {
         table.unmap_parts(0x21000, 0x24000);
         assert_eq!(describe(&table, 0x20000, 0x5000), [(Some(0), 0x1000), (None, 0x3000), (Some(0x9000), 0x1000)]);
         assert!(table.has(&zone));
-        assert_eq!(table.unmap(0x20000).map(|_| ()), None);
+        assert_eq!(table.unmap(0x20000, &zone).map(|_| ()), None);
         table.unmap_parts(0, u64::MAX);
         assert!(!table.has(&zone) && table.ranges.is_empty());
     }
@@ -304,10 +401,11 @@ mod tests {
     #[test]
     fn whole_segments_are_not_taken_back_by_parts() {
         let mut table = table();
-        table.map(0x10000, segment(0x2000)).unwrap();
+        let whole = segment(0x2000);
+        table.map(0x10000, whole.clone()).unwrap();
         table.unmap_parts(0x10000, 0x11000);
         assert_eq!(describe(&table, 0x10000, 0x2000), [(Some(0), 0x2000)]);
-        assert!(table.unmap(0x10000).is_some());
+        assert!(table.unmap(0x10000, &whole).is_some());
     }
 
     #[test]

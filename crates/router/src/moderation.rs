@@ -128,6 +128,9 @@ impl Rings {
         if let Some(due) = cq.moderation.due {
             self.schedule.remove(&(due, id));
         }
+        if let Some(channel) = cq.channel {
+            self.pipes.stop_waiting(channel, id);
+        }
         if let Some(session) = self.sessions.get_mut(cq.session) {
             session.cq_bells.remove(&cq.cookie);
         }

@@ -110,6 +110,8 @@ mod tests {
     #[test]
     fn routers_see_each_other_until_they_fall_silent() {
         let directory = std::env::temp_dir().join(format!("ff-pollers-{}", std::process::id()));
+        // A killed run with this number may have left one.
+        let _ = std::fs::remove_dir_all(&directory);
         let (mut a, mut b) = (Pollers::open(&directory, 1).unwrap(), Pollers::open(&directory, 2).unwrap());
         let at = |ms: u64| Instant(1_000_000_000_000) + Duration::from_millis(ms);
         a.publish(3, at(0));

@@ -2,10 +2,12 @@
 //! while it does so.
 //!
 //! The library places the pages first and tells afterwards: until then the fallback reaches the same bytes through the
-//! process' own page table. To take them back it tells first. Between two turns the worker copies nothing, so a job that
-//! changes the page table never meets a copy half done; what a helper has in hand goes by address, or is looked up again.
+//! process' own page table. To take them back it tells first. Between two turns the worker copies nothing, and what movers have in
+//! hand is waited for, so a job that takes something out of the page table never meets a copy half done; what a helper has in
+//! hand goes by address, or is looked up again.
 use crate::control::Control;
 use crate::hold::Order;
+use crate::memory::Origin;
 use crate::requests::Handled;
 use crate::session::Answer;
 use crate::slab::Key;
@@ -27,12 +29,15 @@ impl Control {
         [offset, address, length]: [u64; 3],
     ) -> Outcome {
         let session = at.1;
-        let memory = self.objects(at.0)?.segments.get(segment)?.segment.clone();
+        let entry = self.objects(at.0)?.segments.get(segment)?;
+        let (memory, origin) = (entry.segment.clone(), Origin { handle: segment, lease: entry.lease.clone() });
         let work = move |worker: &mut Worker, _: Instant| {
+            worker.rings.admit_mapping(session, &origin, &(address..address.saturating_add(length)))?;
             let Some(entry) = worker.rings.sessions.get_mut(session) else {
                 return Poll::Ready(Err(VerbsError::DeviceFatal));
             };
             let mapped = entry.memory.map_part(address, memory.clone(), offset, length);
+            entry.memory.set_origin(&memory, origin.clone());
             Poll::Ready(mapped.map_err(|_| VerbsError::InvalidArgument))
         };
         self.submit(at, work, |_, ()| Answer::done())
@@ -48,10 +53,13 @@ impl Control {
             if worker.rings.is_segment_at_helper(session) {
                 return Poll::Pending;
             }
+            worker.rings.settle(session);
+            let recalled = worker.rings.recall_grants(session, address..end);
             let Some(entry) = worker.rings.sessions.get_mut(session) else {
                 return Poll::Ready(Err(VerbsError::DeviceFatal));
             };
             entry.memory.unmap_parts(address, end);
+            worker.rings.forget_unmapped(session, recalled);
             Poll::Ready(Ok(()))
         };
         self.submit(at, work, |_, ()| Answer::done())

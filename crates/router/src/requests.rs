@@ -3,10 +3,11 @@
 //! A request that has to wait for copies in flight is asked again each turn, for at most [`JOB_TIME_MAX`].
 use crate::account::{Charge, OverLimit};
 use crate::control::Control;
-use crate::events::PipeId;
+use crate::events::{PipeId, event_pipe};
 use crate::hold::Order;
 use crate::imports::Opening;
-use crate::jobs::Step;
+use crate::jobs::{Job, Step};
+use crate::memory::Origin;
 use crate::moderation::Moderation;
 use crate::rings::{Bell, Context, Cq, Garbage, Notify, Srq};
 use crate::session::{
@@ -14,18 +15,22 @@ use crate::session::{
 };
 use crate::slab::Key;
 use crate::worker::Worker;
-use freeflow_engine::{MrKeys, Refusal, SessionId, grant_srq_attributes};
+use freeflow_engine::{MrKeys, QpId, Refusal, SessionId, grant_srq_attributes};
 use freeflow_protocol::library::{COOKIE_COUNT, Handle, Reply, Request, XrcQueue};
 use freeflow_shm::layout::{QueueShape, cq_bytes};
-use freeflow_shm::{CompletionProducer, RequestConsumer, Segment, fd, monotonic_ns};
+use freeflow_shm::{CompletionProducer, RequestConsumer, Segment, monotonic_ns};
 use freeflow_verbs::{Access, AddressHandleAttributes, CQE_COUNT_MAX, Duration, Instant, SrqAttributes, VerbsError};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 
 /// A job that is not done by then is refused with ETIMEDOUT. Copies end, or fail their vNIC, well before.
-const JOB_TIME_MAX: Duration = Duration::from_millis(5_000);
+pub(crate) const JOB_TIME_MAX: Duration = Duration::from_millis(5_000);
+
+/// UD QPs of a process whose requests the end of an address handle waits for.
+const DATAGRAM_QPS_MAX: usize = 256;
 
 /// What became of a request.
 #[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
@@ -102,6 +107,8 @@ impl Control {
             Request::DestroySrq { srq } => self.destroy_srq(at, srq),
             Request::CreateAh { pd, attributes } => self.create_ah(at, pd, attributes),
             Request::DestroyAh { ah } => self.destroy_ah(at, ah),
+            Request::Cm(request) => self.handle_cm(key, request),
+            Request::CmStep { qp, step } => self.handle_step(at, qp, step),
             request => self.handle_qp_request(at, request),
         }
     }
@@ -109,7 +116,7 @@ impl Control {
     /// Has the worker do `work`; `finish` then makes the answer, on this thread.
     pub(crate) fn submit<T: Send + 'static>(
         &mut self,
-        (key, _): (Key, SessionId),
+        (key, session): (Key, SessionId),
         work: impl FnMut(&mut Worker, Instant) -> Poll<Result<T, VerbsError>> + Send + 'static,
         finish: impl FnOnce(&mut Connection, T) -> Answer + Send + 'static,
     ) -> Outcome {
@@ -118,7 +125,7 @@ impl Control {
         let cancelled = connection.cancelled.clone();
         let deadline = Instant(monotonic_ns()) + JOB_TIME_MAX;
         let mut both = Some((work, finish));
-        self.worker.submit(Box::new(move |worker, now| {
+        let job: Job = Box::new(move |worker, now| {
             let Some((mut work, finish)) = both.take() else { unreachable!("a job that is done is not run again") };
             let result = if cancelled.load(Relaxed) {
                 Err(VerbsError::DeviceFatal)
@@ -140,7 +147,8 @@ impl Control {
                     Err(error) => error.into(),
                 });
             }))
-        }));
+        });
+        self.worker.hand_over(session, job);
         Ok(Handled::Submitted)
     }
 
@@ -148,7 +156,7 @@ impl Control {
         self.connections.get_mut(key).map(|connection| &mut connection.objects).ok_or(VerbsError::NotFound)
     }
 
-    fn charge_segment(&self, key: Key, bytes: u64) -> Result<Charge, VerbsError> {
+    pub(crate) fn charge_segment(&self, key: Key, bytes: u64) -> Result<Charge, VerbsError> {
         let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?;
         let limits = &vnic.record.limits;
         let mappings_max = u64::from(limits.mapping_count_max);
@@ -162,9 +170,18 @@ impl Control {
         name: &str,
         bytes: u64,
     ) -> Result<(Arc<Segment>, OwnedFd, Charge), VerbsError> {
+        self.new_segment_by(key, bytes, |bytes| Segment::create(name, bytes))
+    }
+
+    fn new_segment_by(
+        &self,
+        key: Key,
+        bytes: u64,
+        create: impl FnOnce(usize) -> io::Result<(Segment, OwnedFd)>,
+    ) -> Result<(Arc<Segment>, OwnedFd, Charge), VerbsError> {
         let charge = self.charge_segment(key, bytes)?;
         let bytes = usize::try_from(bytes).map_err(|_| VerbsError::NoMemory)?;
-        let (segment, descriptor) = Segment::create(name, bytes).map_err(|_| VerbsError::NoMemory)?;
+        let (segment, descriptor) = create(bytes).map_err(|_| VerbsError::NoMemory)?;
         Ok((Arc::new(segment), descriptor, charge))
     }
 
@@ -172,7 +189,7 @@ impl Control {
     pub(crate) fn open_context(&mut self, at: (Key, SessionId), opening: Opening) -> Outcome {
         let session = at.1;
         let charge = Charge::descriptor(&self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?.account)?;
-        let (read, write) = fd::event_pipe().map_err(|_| VerbsError::NoMemory)?;
+        let (read, write) = event_pipe().map_err(|_| VerbsError::NoMemory)?;
         let pass = opening.file().map_err(|_| VerbsError::NoMemory)?;
         let mut write = Some(write);
         let work = move |worker: &mut Worker, _: Instant| {
@@ -213,7 +230,7 @@ impl Control {
         self.objects(at.0)?.contexts.get(context)?;
         let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
         let charge = Charge::channel(&vnic.account, u64::from(vnic.record.limits.channel_count_max))?;
-        let (read, write) = fd::event_pipe().map_err(|_| VerbsError::NoMemory)?;
+        let (read, write) = event_pipe().map_err(|_| VerbsError::NoMemory)?;
         let mut write = Some(write);
         let work = move |worker: &mut Worker, _: Instant| {
             let write = write.take().expect("a job that is done is not run again");
@@ -253,8 +270,10 @@ impl Control {
             return Err(VerbsError::InvalidArgument);
         }
         let length = length.checked_next_multiple_of(4096).ok_or(VerbsError::NoMemory)?;
-        let (segment, descriptor, charge) = self.new_segment(key, "freeflow-memory", length)?;
-        // Kept for processes that import it, if there is one to spare.
+        // Not closed to further seals: it may be granted for reading only.
+        let create = |bytes| Segment::create_sealable("freeflow-memory", bytes);
+        let (segment, descriptor, charge) = self.new_segment_by(key, length, create)?;
+        // Kept for processes that import it or that it is granted to, if there is one to spare.
         let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?;
         let kept = Charge::descriptor(&vnic.account).ok().and_then(|held| Some((descriptor.try_clone().ok()?, held)));
         let lease = SegmentLease::new(kept, charge);
@@ -268,16 +287,25 @@ impl Control {
         let objects = self.objects(at.0)?;
         let entry = objects.segments.get(segment)?;
         let (memory, before) = (entry.segment.clone(), entry.mapped_at);
+        let origin = Origin { handle: segment, lease: entry.lease.clone() };
         if before.is_some_and(|start| objects.has_mr_over(start, memory.bytes() as u64)) {
             return Err(VerbsError::Busy);
         }
         let work = move |worker: &mut Worker, _: Instant| {
+            let range = address..address.saturating_add(memory.bytes() as u64);
+            worker.rings.admit_mapping(session, &origin, &range)?;
+            if before.is_some() {
+                worker.rings.settle(session);
+            }
             let Some(entry) = worker.rings.sessions.get_mut(session) else { return once(Err(VerbsError::DeviceFatal)) };
             if let Some(start) = before {
-                entry.memory.unmap(start);
+                entry.memory.unmap(start, &memory);
             }
             match entry.memory.map(address, memory.clone()) {
-                Ok(()) => once(Ok(Some(address))),
+                Ok(()) => {
+                    entry.memory.set_origin(&memory, origin.clone());
+                    once(Ok(Some(address)))
+                }
                 Err(_) => once(Ok(None)),
             }
         };
@@ -299,11 +327,13 @@ impl Control {
         }
         let work = move |worker: &mut Worker, _: Instant| {
             let Some(entry) = worker.rings.sessions.get_mut(session) else { return once(Err(VerbsError::DeviceFatal)) };
-            match mapped_at {
-                Some(start) => once(Ok(entry.memory.unmap(start))),
-                None if entry.memory.has(&memory) => once(Err(VerbsError::Busy)),
-                None => once(Ok(None)),
+            if mapped_at.is_none() && entry.memory.has(&memory) {
+                return once(Err(VerbsError::Busy));
             }
+            worker.rings.forget_grants_of((session, segment));
+            worker.rings.settle(session);
+            let Some(entry) = worker.rings.sessions.get_mut(session) else { return once(Err(VerbsError::DeviceFatal)) };
+            once(Ok(mapped_at.and_then(|start| entry.memory.unmap(start, &memory))))
         };
         self.submit(at, work, move |connection, _segment| {
             connection.objects.segments.remove(segment);
@@ -338,7 +368,11 @@ impl Control {
             return Ok(Handled::Answered(Answer::done()));
         }
         let id = entry.id;
-        let work = move |worker: &mut Worker, _: Instant| unless_in_flight(worker.engine.deregister_mr(session, id));
+        let work = move |worker: &mut Worker, now: Instant| {
+            worker.rings.withdraw_grants_by(id);
+            worker.rings.give_orders(now);
+            unless_in_flight(worker.engine.deregister_mr(session, id))
+        };
         self.submit(at, work, move |connection, ()| {
             connection.objects.remove_mr(mr);
             Answer::done()
@@ -445,7 +479,7 @@ impl Control {
         };
         objects.check_doorbell(cookie)?;
         let granted = grant_srq_attributes(&attributes)?;
-        let shape = QueueShape::receive(granted.max_wr, granted.max_sge);
+        let shape = QueueShape::shared_receive(granted.max_wr, granted.max_sge);
         let (segment, descriptor, charge) = self.new_segment(key, "freeflow-srq", shape.bytes() as u64)?;
         let segment_bytes = segment.bytes() as u64;
         let mut ring = Some(RequestConsumer::new(segment, 0, shape, granted.max_wr, granted.max_sge, 0));
@@ -506,12 +540,36 @@ impl Control {
 
     fn destroy_ah(&mut self, at: (Key, SessionId), ah: Handle) -> Outcome {
         let session = at.1;
-        let id = *self.objects(at.0)?.ahs.get(&ah).ok_or(VerbsError::NotFound)?;
-        let work = move |worker: &mut Worker, _: Instant| once(worker.engine.destroy_ah(session, id));
+        let objects = self.objects(at.0)?;
+        let id = *objects.ahs.get(&ah).ok_or(VerbsError::NotFound)?;
+        let datagrams = objects.qps.values().filter(|qp| qp.is_datagram).take(DATAGRAM_QPS_MAX);
+        let qps: Vec<QpId> = datagrams.map(|qp| qp.id).collect();
+        // A NIC's requests name the route themselves: a program destroys the handle as soon as it has posted the last one (mckey).
+        let mut posted: Option<Vec<(QpId, u32)>> = None;
+        let work = move |worker: &mut Worker, _: Instant| {
+            let posted = posted.get_or_insert_with(|| worker.datagrams_posted(&qps));
+            posted.retain(|&(qp, until)| worker.has_datagrams_before(qp, until));
+            if posted.is_empty() { once(worker.engine.destroy_ah(session, id)) } else { Poll::Pending }
+        };
         self.submit(at, work, move |connection, ()| {
             connection.objects.ahs.remove(&ah);
             Answer::done()
         })
+    }
+}
+
+impl Worker {
+    /// UD QPs that send, and how far they were posted to.
+    fn datagrams_posted(&self, qps: &[QpId]) -> Vec<(QpId, u32)> {
+        let qps = qps.iter().filter_map(|&id| self.rings.qps.get(id).map(|qp| (id, qp)));
+        qps.map(|(id, qp)| (id, qp.send.taken().wrapping_add(qp.send.pending()))).collect()
+    }
+
+    /// Whether requests that were posted before are still to be sent.
+    fn has_datagrams_before(&self, id: QpId, until: u32) -> bool {
+        let Some(qp) = self.rings.qps.get(id) else { return false };
+        let is_taken = qp.send.taken().wrapping_sub(until) as i32 >= 0;
+        self.engine.is_sending(id, !is_taken && qp.send.has_next())
     }
 }
 

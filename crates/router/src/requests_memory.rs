@@ -26,7 +26,11 @@ impl Control {
         }
         let id = entry.id;
         let pd = pd.map(|pd| objects.pds.get(pd).map(|entry| entry.id)).transpose()?;
-        let work = move |worker: &mut Worker, _: Instant| {
+        let work = move |worker: &mut Worker, now: Instant| {
+            worker.rings.withdraw_grants_by(id);
+            worker.rings.give_orders(now);
+            // While a copy is under way the keys would be invalid.
+            worker.land_copies_of(now, session);
             unless_in_flight(worker.engine.reregister_mr(session, id, pd, &change))
         };
         self.submit(at, work, move |connection, keys: MrKeys| {

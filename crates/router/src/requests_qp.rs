@@ -1,5 +1,8 @@
 //! Requests about queue pairs, and about what only some of them know: XRC domains, multicast groups.
+use crate::cm::{Change, Changes};
 use crate::control::Control;
+use crate::direct::Direct;
+use crate::grants::Wish;
 use crate::requests::{Outcome, once, unless_in_flight};
 use crate::rings::{Attention, Bell, Garbage, Qp};
 use crate::session::{Answer, Objects, QpEntry, XrcdEntry};
@@ -13,6 +16,7 @@ use freeflow_shm::layout::QueueShape;
 use freeflow_verbs::{
     FileIdentity, Gid, Instant, QpAttributeMask, QpAttributes, QpCapabilities, QpState, QpType, Qpn, VerbsError,
 };
+use std::task::Poll;
 
 /// The parameters of `CreateQp`.
 struct QpRequest {
@@ -26,6 +30,7 @@ struct QpRequest {
     all_signaled: bool,
     block_own_multicast: bool,
     cookie: u32,
+    connection: Option<Handle>,
 }
 
 impl Control {
@@ -46,6 +51,7 @@ impl Control {
                 all_signaled,
                 block_own_multicast,
                 cookie,
+                connection,
             } => {
                 let asked = QpRequest {
                     qp_type,
@@ -58,6 +64,7 @@ impl Control {
                     all_signaled,
                     block_own_multicast,
                     cookie,
+                    connection,
                 };
                 self.create_qp(at, &asked)
             }
@@ -67,6 +74,13 @@ impl Control {
             Request::DestroyQp { qp } => self.destroy_qp(at, qp),
             Request::AttachMulticast { qp, gid } => self.change_multicast(at, qp, gid, true),
             Request::DetachMulticast { qp, gid } => self.change_multicast(at, qp, gid, false),
+            Request::OpenChannel { qp } => self.open_channel(at, qp),
+            Request::AcceptChannel { qp } => self.accept_channel(at, qp),
+            Request::AskGrant { qp, rkey, address, length, writes } => {
+                self.ask_grant(at, qp, &Wish { rkey, address, length, writes })
+            }
+            Request::OpenOrders => self.open_orders(at),
+            Request::ConfirmWithdrawal { segment } => self.confirm_withdrawal(at, segment),
             _ => Err(VerbsError::InvalidArgument),
         }
     }
@@ -101,14 +115,24 @@ impl Control {
 
     fn create_qp(&mut self, at: (Key, SessionId), asked: &QpRequest) -> Outcome {
         let (key, session) = at;
+        let changes = match asked.connection {
+            Some(id) => self.first_changes(key, id, asked.qp_type)?,
+            None => Vec::new(),
+        };
         let objects = self.objects(key)?;
         let (init, context) = objects.qp_init(asked)?;
         let (service, cookie) = (init.qp_type, init.cookie);
+        let is_datagram = service == QpType::Ud;
         objects.check_doorbell(cookie)?;
         if service == QpType::XrcReceive {
-            let work = move |worker: &mut Worker, _: Instant| {
+            let work = move |worker: &mut Worker, now: Instant| {
                 let created = worker.engine.create_qp(session, init);
-                once(created.inspect(|&(id, ..)| worker.rings.targets.insert(id, Viewer { session, context, cookie })))
+                let created =
+                    created.inspect(|&(id, ..)| worker.rings.targets.insert(id, Viewer { session, context, cookie }));
+                once(created.and_then(|made| {
+                    worker.begin_qp(now, session, made.0, cookie, &changes)?;
+                    Ok(made)
+                }))
             };
             return self
                 .submit(at, work, move |connection, (id, qpn, _)| connection.objects.answer_target(id, qpn, cookie));
@@ -129,17 +153,19 @@ impl Control {
             RequestConsumer::new(segment, send_shape.bytes(), receive_shape, wr, sge, 0)
         });
         let (receives_wanted, attention) = (false, Attention::Doorbell);
-        let mut qp = Some(Qp { session, context, cookie, service, send, receive, receives_wanted, attention });
-        let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.create_qp(session, init).map(|(id, qpn, _)| {
+        let direct = Direct::default();
+        let mut qp = Some(Qp { session, context, cookie, service, send, receive, receives_wanted, attention, direct });
+        let work = move |worker: &mut Worker, now: Instant| {
+            once(worker.engine.create_qp(session, init).and_then(|(id, qpn, _)| {
                 worker.rings.qps.insert(id, qp.take().expect("a job that is done is not run again"));
                 worker.rings.set_bell(session, cookie, Some(Bell::Qp(id)));
-                (id, qpn)
+                worker.begin_qp(now, session, id, cookie, &changes)?;
+                Ok((id, qpn))
             }))
         };
         self.submit(at, work, move |connection, (id, qpn)| {
             connection.objects.doorbells.insert(cookie);
-            let qp = connection.objects.qps.insert(QpEntry { id, cookie, _charge: Some(charge) });
+            let qp = connection.objects.qps.insert(QpEntry { id, cookie, is_datagram, _charge: Some(charge) });
             Answer::with(Reply::Qp { qp, qpn: qpn.0, capabilities: granted, segment_bytes }, vec![descriptor])
         })
     }
@@ -170,6 +196,7 @@ impl Control {
         let session = at.1;
         let id = self.objects(at.0)?.qps.get(qp)?.id;
         let work = move |worker: &mut Worker, now: Instant| {
+            worker.end_direct(id);
             let result = worker.engine.modify_qp(&mut worker.rings, now, session, id, &attributes, mask);
             if let Ok(state) = result {
                 worker.handle_modified(id, state, mask);
@@ -191,6 +218,7 @@ impl Control {
         let entry = self.objects(at.0)?.qps.get(qp)?;
         let (id, cookie) = (entry.id, entry.cookie);
         let work = move |worker: &mut Worker, now: Instant| {
+            worker.end_direct(id);
             let result = worker.engine.destroy_qp(&mut worker.rings, now, session, id);
             unless_in_flight(result.map(|()| worker.rings.remove_qp(id, session, cookie)))
         };
@@ -242,15 +270,38 @@ impl Objects {
     /// An XRC target is open: it has no rings.
     fn answer_target(&mut self, id: QpId, qpn: Qpn, cookie: u32) -> Answer {
         self.doorbells.insert(cookie);
-        let qp = self.qps.insert(QpEntry { id, cookie, _charge: None });
+        let qp = self.qps.insert(QpEntry { id, cookie, is_datagram: false, _charge: None });
         let capabilities = QpCapabilities::default();
         Answer::of(Reply::Qp { qp, qpn: qpn.0, capabilities, segment_bytes: 0 })
     }
 }
 
 impl Worker {
+    /// The first changes of a new QP; if they fail it is destroyed.
+    fn begin_qp(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        id: QpId,
+        cookie: u32,
+        changes: &[Change],
+    ) -> Result<(), VerbsError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        match Changes::new(session, id, changes.to_vec()).make(self, now) {
+            Poll::Ready(Ok(_)) => Ok(()),
+            refused => {
+                // A new QP has no copies in flight.
+                let _ = self.engine.destroy_qp(&mut self.rings, now, session, id);
+                drop(self.rings.remove_qp(id, session, cookie));
+                Err(if let Poll::Ready(Err(error)) = refused { error } else { VerbsError::InvalidArgument })
+            }
+        }
+    }
+
     /// A QP was modified: its rings begin anew, or may have requests that are to be run or flushed.
-    fn handle_modified(&mut self, id: QpId, state: QpState, mask: QpAttributeMask) {
+    pub(crate) fn handle_modified(&mut self, id: QpId, state: QpState, mask: QpAttributeMask) {
         if !mask.contains(QpAttributeMask::STATE) {
             return;
         }
@@ -260,6 +311,7 @@ impl Worker {
         self.deactivate(id);
         if let Some(qp) = self.rings.qps.get_mut(id) {
             qp.send.reset();
+            qp.direct.begin_anew();
             if let Some(receive) = &mut qp.receive {
                 receive.reset();
             }

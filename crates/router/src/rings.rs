@@ -1,9 +1,14 @@
 //! What the worker keeps beside the engine's objects: rings, doorbells, page tables, event pipes, helpers.
+use crate::access::Access;
+use crate::direct::{Direct, Policy};
+use crate::direct_traffic::Watch;
 use crate::events::{PipeId, Pipes};
 use crate::fabric::Fabric;
 use crate::fallback::{Abandoned, Finished, Helper};
+use crate::grants::Grants;
 use crate::memory::PageTable;
 use crate::moderation::{Moderation, Schedule};
+use crate::movers::Movers;
 use crate::table::Table;
 use crate::targets::Targets;
 use crate::transfer::Transfers;
@@ -32,6 +37,8 @@ pub struct Session {
     pub segment: SessionSegment,
     pub kick: Arc<Doorbell>,
     pub memory: PageTable,
+    /// Where it is ordered to take memory back.
+    pub orders: Option<PipeId>,
     /// What each doorbell is about, by the library's cookie.
     pub doorbells: Vec<Option<Bell>>,
     /// The same for CQs, which ring seldom.
@@ -46,6 +53,27 @@ pub struct Session {
     /// The epoch in which it was last busy.
     pub epoch: u64,
     pub failed: bool,
+}
+
+impl Session {
+    /// One that has nothing yet, and was not heard of.
+    pub fn new(vnic: VnicId, segment: SessionSegment, kick: Arc<Doorbell>, memory: PageTable) -> Self {
+        Self {
+            vnic,
+            segment,
+            kick,
+            memory,
+            orders: None,
+            doorbells: Vec::new(),
+            cq_bells: BTreeMap::new(),
+            hot: false,
+            doorbell_seen: Instant(0),
+            completed: 0,
+            is_completed: false,
+            epoch: 0,
+            failed: false,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +110,7 @@ pub struct Qp {
     pub receive: Option<RequestConsumer>,
     pub receives_wanted: bool,
     pub attention: Attention,
+    pub direct: Direct,
 }
 
 pub struct Srq {
@@ -126,8 +155,12 @@ pub struct Rings {
     pub targets: Targets,
     pub pipes: Pipes,
     pub transfers: Transfers,
+    /// Who copies beside the worker.
+    pub movers: Movers,
     /// Other hosts.
     pub fabric: Fabric,
+    /// Who may talk to whom.
+    pub access: Access,
     /// CQs with a channel and completions it has not been told of.
     pub notify: Vec<CqId>,
     /// Sessions that got completions in this turn.
@@ -139,6 +172,12 @@ pub struct Rings {
     /// A short stretch of time; sessions busy in this one are counted.
     pub epoch: u64,
     pub busy_session_count: u32,
+    /// Which networks' vNICs may reach each other past the router.
+    pub policy: Policy,
+    /// Memory that they reach so.
+    pub grants: Grants,
+    /// QPs that may do so.
+    pub watch: Watch,
     pub finished: Sender<Finished>,
     pub waker: Arc<Waker>,
 }
@@ -156,13 +195,18 @@ impl Rings {
             targets: Targets::default(),
             pipes: Pipes::default(),
             transfers: Transfers::default(),
+            movers: Movers::default(),
             fabric: Fabric::default(),
+            access: Access::default(),
             notify: Vec::new(),
             completed: Vec::new(),
             schedule: Schedule::new(),
             failures: Vec::new(),
             epoch: 1,
             busy_session_count: 0,
+            policy: Policy::default(),
+            grants: Grants::default(),
+            watch: Watch::new(),
             finished,
             waker,
         }

@@ -1,34 +1,42 @@
 //! A whole router in this process: its threads, its run directory, its orderly end.
 use crate::account::Commons;
+use crate::api::{Api, ApiParts, Link};
+use crate::audit::{AuditThread, Entry};
 use crate::config::Config;
 use crate::control::{Control, ControlParts, WorkerHandle};
 use crate::external::ExternalPolicy;
-use crate::jobs::Step;
+use crate::follower::Follower;
+use crate::jobs::{Reaction, Step};
 use crate::log::{info, warning};
-use crate::peers::{Peers, PeersFile, PeersHandle, PrivateKey, WorkerSink};
+use crate::movers::Movers;
+use crate::peers::{Peers, PeersFile, PeersHandle, PrivateKey, RouterSink};
 use crate::pollers::Pollers;
 use crate::rings::Rings;
-use crate::store::Store;
+use crate::seat::Seat;
 use crate::wait::Waiting;
 use crate::wake::Waker;
 use crate::worker::{Worker, WorkerQueues};
 use freeflow_engine::{Engine, Seed};
-use freeflow_orchestrator::{Answer, Command, DEFAULT_NETWORK, State};
+use freeflow_orchestrator::access::AccessTable;
+use freeflow_orchestrator::store::{Committed, Store as _};
+use freeflow_orchestrator::{Command, Reason, Refusal, State, name_is_good};
 use freeflow_shm::{Doorbell, fd, install_sigbus_guard, pin_to_cpu};
+use freeflow_store::{FileStore, open_run_dir};
 use rustix::fs::FlockOperation;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 /// A router that runs until it is stopped, asked to end, or dropped.
 pub struct Router {
     control: Option<JoinHandle<()>>,
+    reactions: Sender<Reaction>,
     waker: Arc<Waker>,
     stop: Arc<AtomicBool>,
     ended: Arc<Doorbell>,
@@ -52,12 +60,12 @@ impl Router {
     pub fn start(config: Config) -> io::Result<Self> {
         let lock = take_run_dir(&config.run_dir)?;
         install_sigbus_guard()?;
-        let store = Store::new(&config.run_dir);
-        let mut state = store.load()?;
-        make_network(&mut state, &store, &config)?;
+        let (audit_thread, audit) = AuditThread::start(&config.run_dir)?;
+        let (store, state) = open_state(&config)?;
         let peers_file = config.peers.as_deref().map(PeersFile::load).transpose();
         let peers_file = peers_file.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let external = peers_file.as_ref().map(|(file, _)| ExternalPolicy::of(file)).unwrap_or_default();
+        let external = external.within(&state);
         let (jobs, jobs_end) = channel();
         let (reactions, reactions_end) = channel();
         let (worker_waker, control_waker) = (Arc::new(Waker::new()?), Arc::new(Waker::new()?));
@@ -65,17 +73,19 @@ impl Router {
             let (finished, finished_end) = channel();
             let random = random_bytes()?;
             let waiting = Waiting::new(config.mode, worker_waker.clone(), pollers(&config, &random))?;
-            let rings = Rings::new(finished, worker_waker.clone());
-            let control_waker = control_waker.clone();
-            let reactions = reactions.clone();
+            let mut rings = Rings::new(finished, worker_waker.clone());
+            rings.grants.time_max = config.withdrawal_time;
+            rings.movers = Movers::start(config.movers, config.mode, &worker_waker)?;
+            let (control_waker, reactions) = (control_waker.clone(), reactions.clone());
             let queues = WorkerQueues { jobs: jobs_end, finished: finished_end, reactions, control_waker };
             Worker::new(Engine::new(Seed(random)), rings, queues, waiting)
         };
+        let worker_handle = WorkerHandle { jobs, waker: worker_waker, seat: Arc::new(Seat::default()) };
         let stop = Arc::new(AtomicBool::new(false));
         let (peers_thread, peers) = match peers_file {
             Some(file) => {
                 let udp = config.wire.open(file.0.address, file.0.dscp)?;
-                let sink = WorkerSink::new(WorkerHandle { jobs: jobs.clone(), waker: worker_waker.clone() });
+                let sink = RouterSink::new(worker_handle.clone(), (reactions.clone(), control_waker.clone()));
                 let (stop, waker) = (stop.clone(), control_waker.clone());
                 let (thread, handle) = start_peers(file, &state, sink, Farewell(move || end_router(&stop, &waker)))?;
                 worker.open_wire(udp, handle.clone())?;
@@ -85,11 +95,12 @@ impl Router {
         };
         let admin_listener = fd::listen_seqpacket(config.run_dir.join("admin.sock"), 0o600)?;
         let cpu = config.cpu;
+        let (follower, news) = Follower::start(config.follower.as_deref(), &config.run_dir)?;
         let mut control = Control::new(ControlParts {
             config,
             waker: control_waker.clone(),
-            worker: WorkerHandle { jobs, waker: worker_waker },
-            reactions: (reactions, reactions_end),
+            worker: worker_handle,
+            reactions: (reactions.clone(), reactions_end),
             state,
             store,
             admin_listener,
@@ -97,25 +108,53 @@ impl Router {
             commons: Arc::new(Commons::of_process()),
             peers,
             peers_thread,
+            audit,
         })?;
-        control.external = external;
+        (control.external, control.news) = (external, news);
         control.restore_vnics(&mut worker)?;
+        control.choose_mode();
+        let api = start_api(&mut control, Link::new(reactions.clone(), control_waker.clone()))?;
         std::fs::write(control.config.run_dir.join("router.pid"), format!("{}\n", std::process::id()))?;
         let worker = {
             let (stop, waker) = (stop.clone(), control_waker.clone());
             // A router without its worker is none: the control thread ends too, and libraries see it.
-            spawn_worker(worker, cpu, Farewell(move || end_router(&stop, &waker)))?
+            spawn_worker((worker, control.worker.seat.clone()), cpu, Farewell(move || end_router(&stop, &waker)))?
         };
         let (ended, broken) = (Arc::new(Doorbell::new()?), Arc::new(AtomicBool::new(false)));
-        let (ended_of_thread, broken_of_thread) = (ended.clone(), broken.clone());
-        let body = move || {
-            let _farewell = Farewell(move || ended_of_thread.kick());
-            control.run();
-            broken_of_thread.store(!end(control, worker), Relaxed);
-            drop(lock);
-        };
-        let thread = std::thread::Builder::new().name("ff-control".into()).spawn(body)?;
-        Ok(Self { control: Some(thread), waker: control_waker, stop, ended, broken })
+        let thread =
+            spawn_control(control, worker, (ended.clone(), broken.clone()), (api, audit_thread, follower, lock))?;
+        Ok(Self { control: Some(thread), reactions, waker: control_waker, stop, ended, broken })
+    }
+
+    /// Puts access rules in force, as if they had been declared: for who runs a router in its own process. Of networks that the
+    /// table does not know nothing is allowed.
+    pub fn set_access(&self, table: AccessTable) {
+        self.on_control(move |control| control.set_access(table));
+    }
+
+    /// How often a rule (none: a network's own `access`) has refused something, and how many ends of connections it has cut.
+    pub fn access_counts(&self, rule: Option<&str>) -> (u64, u64) {
+        let (rule, (sender, counts)) = (rule.map(str::to_owned), channel());
+        self.on_control(move |control| {
+            // Whoever asked may have gone.
+            let _ = sender.send(control.access_counts(rule.as_deref()));
+        });
+        counts.recv().unwrap_or_default()
+    }
+
+    /// Declares, as an operator does; whether it was refused.
+    pub fn command(&self, command: Command) -> Result<(), Refusal> {
+        let (sender, done) = channel();
+        self.on_control(move |control| {
+            let _ = sender.send(control.command(command, false).map(drop));
+        });
+        done.recv().unwrap_or_else(|_| Err(Refusal::new(Reason::Internal, "the router has ended")))
+    }
+
+    fn on_control(&self, what: impl FnOnce(&mut Control) + Send + 'static) {
+        // Fails only when the router has ended.
+        let _ = self.reactions.send(Box::new(what));
+        self.waker.wake();
     }
 
     /// Becomes readable when the router has ended.
@@ -149,9 +188,10 @@ impl Drop for Router {
 
 /// Libraries learn of the end by their pipes and sockets, which close with the worker and the control thread. False: the
 /// worker had panicked.
-fn end(control: Control, worker: JoinHandle<()>) -> bool {
+fn end(mut control: Control, worker: JoinHandle<()>) -> bool {
     info!("router ends", run_dir = control.config.run_dir.display());
     control.remove_sockets();
+    control.end_cm();
     for name in ["admin.sock", "router.pid"] {
         let _ = std::fs::remove_file(control.config.run_dir.join(name));
     }
@@ -167,22 +207,73 @@ fn end(control: Control, worker: JoinHandle<()>) -> bool {
     sound
 }
 
-/// The network that every host has.
-fn make_network(state: &mut State, store: &Store, config: &Config) -> io::Result<()> {
-    let network = Command::CreateNetwork {
-        name: DEFAULT_NETWORK.into(),
+/// The thread `ff-control`. At its end everything that was kept ends in order.
+fn spawn_control(
+    mut control: Control,
+    worker: JoinHandle<()>,
+    (ended, broken): (Arc<Doorbell>, Arc<AtomicBool>),
+    (api, audit_thread, follower, lock): (Api, AuditThread, Follower, File),
+) -> io::Result<JoinHandle<()>> {
+    let body = move || {
+        let _farewell = Farewell(move || ended.kick());
+        // It may have the worker's seat, and the worker waits for that.
+        freeflow_shm::prefer_short_slices();
+        control.run();
+        drop(api);
+        let audit = control.audit.clone();
+        broken.store(!end(control, worker), Relaxed);
+        drop(follower);
+        audit.note(Entry::Router { what: "ends" });
+        drop(audit_thread);
+        drop(lock);
+    };
+    std::thread::Builder::new().name("ff-control".into()).spawn(body)
+}
+
+/// From now on what is declared can be asked for and changed.
+fn start_api(control: &mut Control, link: Link) -> io::Result<Api> {
+    let (run_dir, revision) = (control.config.run_dir.clone(), control.declared().revision());
+    let metrics_listen = control.config.metrics_listen;
+    let (api, feed) = Api::start(ApiParts { run_dir, link, audit: control.audit.clone(), revision, metrics_listen })?;
+    control.feed = feed;
+    control.audit.note(Entry::Router { what: "begins" });
+    Ok(api)
+}
+
+/// What is declared.
+fn open_state(config: &Config) -> io::Result<(FileStore, State)> {
+    let state_dir = config.state_dir.as_deref().unwrap_or(&config.run_dir);
+    DirBuilder::new().recursive(true).mode(0o700).create(state_dir)?;
+    let (mut store, mut state) = open_run_dir(&config.run_dir, state_dir)?;
+    begin(&mut state, &mut store, config)?;
+    Ok((store, state))
+}
+
+/// The host, and the network that every host has.
+fn begin(state: &mut State, store: &mut FileStore, config: &Config) -> io::Result<()> {
+    let command = Command::Begin {
+        host: host_name(config),
         pool: config.pool,
         range: config.range,
         bridge: config.bridge.clone(),
     };
-    let answer = state.apply(&network).map_err(|refusal| {
-        let text = format!("network {DEFAULT_NETWORK} with the pool {}: {refusal}", config.pool);
-        io::Error::new(io::ErrorKind::InvalidInput, text)
+    let plan = state.plan(&command).map_err(|refusal| {
+        let kind = if refusal.reason == Reason::Internal { io::ErrorKind::Other } else { io::ErrorKind::InvalidInput };
+        io::Error::new(kind, refusal.to_string())
     })?;
-    if answer == Answer::Changed {
-        store.save(state)?;
+    if plan.writes.is_empty() {
+        return Ok(());
+    }
+    match store.commit(&state.transaction(&plan)).map_err(io::Error::other)? {
+        Committed::Done(revision) => state.adopt(&plan, revision),
+        Committed::Conflict(_) => return Err(io::Error::other("somebody else writes to the store")),
     }
     Ok(())
+}
+
+/// The name of the object that is this host: its own, where that can be one.
+pub(crate) fn host_name(config: &Config) -> String {
+    if name_is_good(&config.host) { config.host.clone() } else { "host".into() }
 }
 
 fn end_router(stop: &AtomicBool, control_waker: &Waker) {
@@ -194,19 +285,19 @@ fn end_router(stop: &AtomicBool, control_waker: &Waker) {
 fn start_peers(
     file: (PeersFile, PrivateKey),
     state: &State,
-    sink: WorkerSink,
+    sink: RouterSink,
     farewell: Farewell<impl FnMut() + Send + 'static>,
 ) -> io::Result<(Peers, PeersHandle)> {
     let epoch = u64::from_le_bytes(random_bytes()?);
     let (thread, handle) = Peers::start(file, epoch, sink, farewell)?;
     for network in state.networks() {
-        handle.network(&network.name, network.id);
+        handle.network(network.name(), network.id);
     }
     Ok((thread, handle))
 }
 
 fn spawn_worker(
-    mut worker: Worker,
+    (worker, seat): (Worker, Arc<Seat>),
     cpu: Option<usize>,
     farewell: Farewell<impl FnMut() + Send + 'static>,
 ) -> io::Result<JoinHandle<()>> {
@@ -218,14 +309,19 @@ fn spawn_worker(
             warning!("can't bind the worker to its processor", cpu = cpu, error = error);
         }
         freeflow_shm::prefer_short_slices();
-        worker.run();
+        worker.run(&seat);
     };
     std::thread::Builder::new().name("ff-worker".into()).spawn(body)
 }
 
 /// Makes the run directory and locks it: one router each. The lock ends with the process, however that ends.
 fn take_run_dir(run_dir: &Path) -> io::Result<File> {
-    DirBuilder::new().recursive(true).mode(0o755).create(run_dir.join("vnics"))?;
+    let vnics = run_dir.join("vnics");
+    DirBuilder::new().recursive(true).mode(0o700).create(&vnics)?;
+    // Whoever reaches a vNIC's socket may use it, so nobody gets past this directory; it is mounted into containers without it.
+    std::fs::set_permissions(&vnics, Permissions::from_mode(0o700))?;
+    // All users find the socket of the REST server, which asks who they are. Everything else here has permissions of its own.
+    std::fs::set_permissions(run_dir, Permissions::from_mode(0o711))?;
     let path = run_dir.join("lock");
     let lock = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {

@@ -1,14 +1,15 @@
-//! Which queue pairs run, and for how long: they are listed in [`Turns`](crate::turns::Turns) while there is work, or might
-//! be.
+//! Which queue pairs run, and for how long: they are listed with the engine while there is work, or might be, and it says whose
+//! turn it is ([`freeflow_engine::Scheduler`]). One that a limit of rate holds back is not listed: the engine names it in time.
 use crate::rings::Attention;
-use crate::turns::Place;
 use crate::worker::Worker;
-use freeflow_engine::{Progress, QpId};
+use freeflow_engine::{Progress, QpId, VnicId};
 use freeflow_verbs::{Duration, Instant};
 
 /// Payload that one QP may move before the next has its turn: within memory, and as packets.
 const LOCAL_BYTES: u64 = 256 * 1024;
 const WIRE_BYTES: u64 = 64 * 1024;
+/// The same within memory where a vNIC of a higher priority may have something at any time.
+const YIELDING_BYTES: u64 = 64 * 1024;
 /// How long a QP is looked at without being rung for after its last request.
 const POLL_IDLE: Duration = Duration::from_micros(50);
 /// What one turn of the worker does for QPs at most, so that datagrams, jobs and timers are not waited for too long: a QP
@@ -37,7 +38,7 @@ impl Worker {
         if matches!(attention, Attention::Doorbell | Attention::Waiting) {
             let session = qp.session;
             if let Some(vnic) = self.rings.sessions.get(session).map(|session| session.vnic) {
-                self.turns.push(vnic.into(), id);
+                self.engine.list(vnic, id);
             }
         }
     }
@@ -49,7 +50,7 @@ impl Worker {
         if let Some(vnic) = vnic
             && self.rings.targets.set_listed(id, true) == Some(false)
         {
-            self.turns.push(vnic.into(), id);
+            self.engine.list(vnic, id);
         }
     }
 
@@ -59,19 +60,20 @@ impl Worker {
         qp.send.set_polled(false);
         qp.attention = Attention::Doorbell;
         if let Some(session) = self.rings.sessions.get(qp.session) {
-            self.turns.remove(Place::from(session.vnic), id);
+            self.engine.unlist(session.vnic, id);
         }
     }
 
     pub(crate) fn run_queue_pairs(&mut self, now: Instant) -> bool {
         let (mut busy, mut effort) = (false, 0);
-        for _ in 0..self.turns.len() {
+        for _ in 0..self.engine.listed_count() {
             if effort >= TURN_EFFORT_MAX {
                 break;
             }
-            let Some((place, id)) = self.turns.pop() else { break };
-            match self.take_turn(now, id) {
-                Turned::Looked => self.turns.push(place, id),
+            let Some((vnic, id)) = self.engine.poll_listed() else { break };
+            match self.take_turn(now, vnic, id) {
+                // Not at once again: it would come before all of lower priorities.
+                Turned::Looked => self.looked.push((vnic, id)),
                 Turned::Left(ran) => {
                     busy |= ran;
                     effort += u32::from(ran);
@@ -79,15 +81,35 @@ impl Worker {
                 Turned::Ran(cost) => {
                     busy = true;
                     effort += cost;
-                    self.turns.push(place, id);
+                    self.engine.list(vnic, id);
+                    if cost >= MORE_EFFORT && self.engine.gives_way(vnic) {
+                        // Who comes before it may have rung meanwhile.
+                        break;
+                    }
                 }
             }
         }
+        self.list_looked();
         busy
     }
 
+    /// Runs a QP that has nothing to do, and keeps it in mind if it stays listed.
+    pub(crate) fn look_at(&mut self, now: Instant, (vnic, id): (VnicId, QpId)) {
+        match self.take_turn(now, vnic, id) {
+            Turned::Left(_) => {}
+            Turned::Looked | Turned::Ran(_) => self.looked.push((vnic, id)),
+        }
+    }
+
+    /// QPs that were looked at are listed again.
+    pub(crate) fn list_looked(&mut self) {
+        for (vnic, id) in self.looked.drain(..) {
+            self.engine.list(vnic, id);
+        }
+    }
+
     #[inline]
-    fn take_turn(&mut self, now: Instant, id: QpId) -> Turned {
+    fn take_turn(&mut self, now: Instant, vnic: VnicId, id: QpId) -> Turned {
         let Some(qp) = self.rings.qps.get_mut(id) else { return self.run_target(now, id) };
         if let Attention::Polled { idle_since } = qp.attention
             && !qp.send.has_next()
@@ -98,7 +120,7 @@ impl Worker {
         let session = qp.session;
         let (had_next, taken) = (qp.send.has_next(), qp.send.taken());
         self.rings.note_busy(session);
-        let budget_bytes = self.budget_bytes(id);
+        let budget_bytes = self.budget_bytes(vnic, id);
         let progress = self.engine.run(&mut self.rings, now, id, budget_bytes);
         let Some(qp) = self.rings.qps.get_mut(id) else { return Turned::Left(true) };
         match progress {
@@ -138,8 +160,12 @@ impl Worker {
         }
     }
 
-    fn budget_bytes(&self, id: QpId) -> u64 {
-        if self.rings.fabric.is_open() && self.engine.is_on_wire(id) { WIRE_BYTES } else { LOCAL_BYTES }
+    fn budget_bytes(&self, vnic: VnicId, id: QpId) -> u64 {
+        match self.rings.fabric.is_open() && self.engine.is_on_wire(id) {
+            true => WIRE_BYTES,
+            false if self.engine.gives_way(vnic) => YIELDING_BYTES,
+            false => LOCAL_BYTES,
+        }
     }
 
     /// From polling back to the doorbell; false if a request came in just then.
@@ -157,13 +183,13 @@ impl Worker {
 
     /// Before sleeping: all QPs back to their doorbells; false if there is work.
     pub(crate) fn rest_all(&mut self) -> bool {
-        while let Some((place, id)) = self.turns.pop() {
+        while let Some((vnic, id)) = self.engine.poll_listed() {
             let rests = match self.rings.qps.get(id) {
                 Some(qp) => matches!(qp.attention, Attention::Polled { .. }) && self.rest(id),
                 None => !self.rings.targets.contains(id),
             };
             if !rests {
-                self.turns.push(place, id);
+                self.engine.list(vnic, id);
                 return false;
             }
         }

@@ -7,6 +7,7 @@ use crate::events::PipeId;
 use crate::extents::Extents;
 use crate::hold::Holder;
 use crate::imports::{ContextName, Pass};
+use freeflow_cm::Owner;
 use freeflow_engine::{AhId, ContextId, CqId, MrId, MrKeys, MwId, PdId, QpId, SessionId, SrqId, XrcdId};
 use freeflow_protocol::library::{Handle, Reply};
 use freeflow_shm::Segment;
@@ -16,7 +17,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 pub struct ContextEntry {
     pub id: ContextId,
@@ -52,16 +53,61 @@ pub struct SegmentEntry {
 pub struct SegmentLease {
     /// For further processes; absent if there was none to spare.
     descriptor: Option<(OwnedFd, Charge)>,
+    /// Of the bits in [`sharing`].
+    sharing: AtomicU8,
     _charge: Charge,
+}
+
+/// Who else has had a segment's descriptor, and what its memory was used for. What is set stays.
+mod sharing {
+    /// Another process, or another handle.
+    pub const IMPORTED: u8 = 1;
+    /// A process that something of it was granted to.
+    pub const GRANTED: u8 = 1 << 1;
+    /// What was granted is withdrawn, for good.
+    pub const WITHDRAWN: u8 = 1 << 2;
+    /// Parts of it were taken back: what they held may still lie there.
+    pub const TAKEN_BACK: u8 = 1 << 3;
 }
 
 impl SegmentLease {
     pub fn new(descriptor: Option<(OwnedFd, Charge)>, charge: Charge) -> Arc<Self> {
-        Arc::new(Self { descriptor, _charge: charge })
+        Arc::new(Self { descriptor, sharing: AtomicU8::new(0), _charge: charge })
     }
 
     pub fn descriptor(&self) -> Option<&OwnedFd> {
         self.descriptor.as_ref().map(|(descriptor, _)| descriptor)
+    }
+
+    /// Sets a bit unless one of the others is set. Control thread and worker both do it.
+    fn mark(&self, bit: u8, others: u8) -> bool {
+        // Relaxed, both: one word, which orders its own changes; nothing else is read by it.
+        let mark = |before: u8| (before & others == 0).then_some(before | bit);
+        self.sharing.fetch_update(Relaxed, Relaxed, mark).is_ok()
+    }
+
+    /// False: some of it is, or was, granted to other processes. Private copies that take its place would not be shared.
+    pub fn mark_imported(&self) -> bool {
+        self.mark(sharing::IMPORTED, sharing::GRANTED)
+    }
+
+    /// Whether it may be granted, now that somebody asks.
+    pub fn mark_granted(&self) -> bool {
+        self.mark(sharing::GRANTED, sharing::IMPORTED | sharing::WITHDRAWN | sharing::TAKEN_BACK)
+    }
+
+    pub fn mark_withdrawn(&self) {
+        self.mark(sharing::WITHDRAWN, 0);
+    }
+
+    /// Nothing may be put there any more: others may still reach it.
+    pub fn is_withdrawn(&self) -> bool {
+        // Relaxed: as in `mark`.
+        self.sharing.load(Relaxed) & sharing::WITHDRAWN != 0
+    }
+
+    pub fn note_taken_back(&self) {
+        self.mark(sharing::TAKEN_BACK, 0);
     }
 }
 
@@ -123,6 +169,7 @@ pub struct SrqEntry {
 pub struct QpEntry {
     pub id: QpId,
     pub cookie: u32,
+    pub is_datagram: bool,
     /// The rings'; an XRC target has none.
     pub _charge: Option<Charge>,
 }
@@ -186,6 +233,10 @@ pub struct Objects {
     pub qps: Handles<QpEntry>,
     /// The handle of an AH stands in send requests, where the engine reads it: its own index.
     pub ahs: BTreeMap<Handle, AhId>,
+    /// It manages connections.
+    pub cm: Option<Owner>,
+    /// The pipe of orders is open.
+    pub orders: Option<Charge>,
     /// Cookies of QPs and SRQs, which are their doorbells; cookies of CQs.
     pub doorbells: BTreeSet<u32>,
     pub cq_cookies: BTreeSet<u32>,
@@ -213,10 +264,8 @@ pub struct Connection {
     pub phase: Phase,
     /// The worker has a job of this session; its next request waits.
     pub busy: bool,
-    /// There may be a message to read.
-    pub readable: bool,
-    /// In the queue of connections to serve.
-    pub queued: bool,
+    /// epoll does not tell of its messages.
+    pub muted: bool,
     /// It is to be removed once its job is back.
     pub closing: bool,
     /// Tells the job so.

@@ -1,51 +1,18 @@
 //! A tenant whose memory blocks whoever reads it: its vNIC fails, the others go on.
+use crate::blocking_memory::BlockingMemory;
 use crate::config::Mode;
-use crate::fallback::TenantMemory;
 use crate::memory::PageTable;
 use crate::pollers::Pollers;
 use crate::rings::Rings;
+use crate::vnics::Record;
 use crate::wait::Waiting;
 use crate::wake::Waker;
 use crate::worker::{Worker, WorkerQueues};
 use freeflow_engine::{CopyOutcome, Engine, Seed, SessionId, Source, SourceBody, Span, Token, VnicId};
-use freeflow_orchestrator::Vnic;
 use freeflow_shm::{Doorbell, SessionSegment, monotonic_ns};
 use freeflow_verbs::{Duration, Instant, NetworkId, VerbsError, VnicLimits};
-use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Condvar, Mutex};
-
-/// Ordinary memory that can be made to block.
-#[derive(Default)]
-struct Memory {
-    blocks: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Memory {
-    fn set_blocking(&self, blocks: bool) {
-        *self.blocks.lock().unwrap() = blocks;
-        self.changed.notify_all();
-    }
-
-    fn pass(&self) {
-        let blocks = self.blocks.lock().unwrap();
-        drop(self.changed.wait_while(blocks, |blocks| *blocks).unwrap());
-    }
-}
-
-impl TenantMemory for Memory {
-    fn read(&self, into: &mut [u8], address: u64) -> io::Result<()> {
-        self.pass();
-        into.fill(address as u8);
-        Ok(())
-    }
-
-    fn write(&self, _: &[u8], _: u64) -> io::Result<()> {
-        self.pass();
-        Ok(())
-    }
-}
 
 struct Rig {
     worker: Worker,
@@ -68,18 +35,19 @@ impl Rig {
     }
 
     fn vnic(&mut self, host: u8) -> VnicId {
-        let record = Vnic {
+        let record = Record {
             id: format!("v{host}"),
             name: String::new(),
             network: "default".into(),
             address: [10, 111, 0, host].into(),
+            address6: None,
             labels: Vec::new(),
             limits: VnicLimits::default(),
         };
         self.worker.create_vnic(NetworkId(1), &record, None).unwrap()
     }
 
-    fn session(&mut self, vnic: VnicId, memory: &Arc<Memory>) -> Result<SessionId, VerbsError> {
+    fn session(&mut self, vnic: VnicId, memory: &Arc<BlockingMemory>) -> Result<SessionId, VerbsError> {
         let (segment, _) = SessionSegment::create().unwrap();
         let kick = Arc::new(Doorbell::new().unwrap());
         let parts = (segment, kick, PageTable::new(memory.clone()));
@@ -109,7 +77,7 @@ impl Rig {
 #[test]
 fn a_blocked_helper_fails_its_vnic_and_no_other() {
     let mut rig = Rig::new();
-    let (stuck, free) = (Arc::new(Memory::default()), Arc::new(Memory::default()));
+    let (stuck, free) = (Arc::new(BlockingMemory::default()), Arc::new(BlockingMemory::default()));
     let (a, b) = (rig.vnic(2), rig.vnic(3));
     let hostile = rig.session(a, &stuck).unwrap();
     let (first, second) = (rig.session(b, &free).unwrap(), rig.session(b, &free).unwrap());
@@ -148,7 +116,7 @@ fn a_blocked_helper_fails_its_vnic_and_no_other() {
 #[test]
 fn nobody_waits_for_the_helper_of_a_vnic_that_goes() {
     let mut rig = Rig::new();
-    let (stuck, free) = (Arc::new(Memory::default()), Arc::new(Memory::default()));
+    let (stuck, free) = (Arc::new(BlockingMemory::default()), Arc::new(BlockingMemory::default()));
     let (a, b) = (rig.vnic(2), rig.vnic(3));
     let (hostile, peer) = (rig.session(a, &stuck).unwrap(), rig.session(b, &free).unwrap());
     stuck.set_blocking(true);

@@ -10,13 +10,14 @@
 //!   infiniband_verbs/, infiniband_mad/
 //! ```
 //!
-//! One file of it is not the router's: `gid_attrs/ndevs/0`, the network interface with the vNIC's address, is written by
-//! whoever plugs that in. Without one it is absent (in the kernel's it can't be read then).
+//! Two things of it are not the router's: `gid_attrs/ndevs/0` (and `2`), the network interface with the vNIC's addresses, and the
+//! link `.freeflow/net/INTERFACE` are written by whoever plugs that in. Without one they are absent (in the kernel's the former
+//! can't be read then).
 //!
 //! Invariant: each text equals what the verbs answer. Files change by renaming, so no reader sees half a value.
 use crate::device::{DEVICE_NAME, GID_TABLE_LENGTH, device_attributes};
 use crate::sysfs_counters::{HARDWARE_COUNTERS, PORT_COUNTERS, Values};
-use freeflow_orchestrator::Vnic;
+use crate::vnics::Record;
 use freeflow_verbs::{Gid, NetworkId, PortAttributes};
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -57,7 +58,7 @@ fn port_directory() -> String {
 }
 
 /// Makes the tree, or brings one that a former router left up to date, in place: containers have it mounted.
-pub fn make(tree: &Path, vnic: &Vnic, network: NetworkId, gids: &[Gid], values: &Values) -> io::Result<()> {
+pub fn make(tree: &Path, vnic: &Record, network: NetworkId, gids: &[Gid], values: &Values) -> io::Result<()> {
     let port = port_directory();
     for directory in ["gid_attrs/ndevs", "gid_attrs/types", "gids", "pkeys", "counters", "hw_counters"] {
         make_directory(&tree.join(&port).join(directory))?;
@@ -80,7 +81,8 @@ pub fn make(tree: &Path, vnic: &Vnic, network: NetworkId, gids: &[Gid], values: 
 pub fn write_gids(tree: &Path, gids: &[Gid]) -> io::Result<()> {
     let port = port_directory();
     for index in 0..GID_TABLE_LENGTH {
-        let (gid, kind) = (gids.get(index as usize), format!("{port}/gid_attrs/types/{index}"));
+        let gid = gids.get(index as usize).filter(|gid| !gid.is_zero());
+        let kind = format!("{port}/gid_attrs/types/{index}");
         write(tree, &format!("{port}/gids/{index}"), &hexadecimal(&gid.copied().unwrap_or_default().0))?;
         if gid.is_some() {
             write(tree, &kind, "RoCE v2")?;
@@ -158,7 +160,7 @@ fn links() -> [(String, String); 6] {
     ]
 }
 
-fn files(vnic: &Vnic, network: NetworkId) -> Vec<(String, String)> {
+fn files(vnic: &Record, network: NetworkId) -> Vec<(String, String)> {
     let device = device_attributes(vnic, network);
     let processors = Processors::of_machine();
     let guid = guid(device.node_guid);
@@ -216,7 +218,7 @@ fn put_port(put: &mut impl FnMut(&str, &[(&str, String)]), port: &PortAttributes
         ("cap_mask", format!("0x{PORT_CAPABILITIES:08x}")),
         ("pkeys/0", "0xffff".into()),
         // How old a counter may be, milliseconds.
-        ("hw_counters/lifespan", (crate::sysfs_counters::INTERVAL.0 / 1_000_000).to_string()),
+        ("hw_counters/lifespan", (crate::direct_traffic::INTERVAL_IDLE.0 / 1_000_000).to_string()),
     ];
     put(&directory, &own);
 }
@@ -310,12 +312,13 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
-    fn vnic() -> Vnic {
-        Vnic {
+    fn vnic() -> Record {
+        Record {
             id: "id".into(),
             name: "web".into(),
             network: "default".into(),
             address: Ipv4Addr::new(10, 77, 0, 2),
+            address6: None,
             labels: Vec::new(),
             limits: freeflow_verbs::VnicLimits::default(),
         }
@@ -392,6 +395,9 @@ mod tests {
         write_gids(&tree.0, &[vnic().gid()]).unwrap();
         assert_eq!(read("gids/1").unwrap(), "0000:0000:0000:0000:0000:0000:0000:0000\n");
         assert!(read("gid_attrs/types/1").is_err() && read("gid_attrs/types/0").is_ok());
+        write_gids(&tree.0, &[vnic().gid(), Gid::default(), Gid::from_ip("fd00::2".parse().unwrap())]).unwrap();
+        assert_eq!(read("gids/2").unwrap(), "fd00:0000:0000:0000:0000:0000:0000:0002\n");
+        assert!(read("gid_attrs/types/1").is_err() && read("gid_attrs/types/2").is_ok());
     }
 
     #[test]

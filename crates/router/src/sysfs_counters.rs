@@ -1,8 +1,9 @@
-//! Port counters in the synthetic sysfs, [`INTERVAL`] old at most while few vNICs are busy.
+//! Port counters in the synthetic sysfs, [`INTERVAL`] old at most while few vNICs are busy. (After a pause, what goes past the
+//! router is first seen within `direct_traffic::INTERVAL_IDLE`, which is what `lifespan` says.)
 //!
 //! The worker compares its counts now and then while it works (`Worker::publish_counters`) and hands those that changed
 //! to the control thread, which leaves them here; a thread writes them into files. So a slow disk delays only the files,
-//! and a machine without traffic does nothing at all.
+//! and a machine without connections does nothing at all.
 //!
 //! `counters` has the names of the kernel's port counters, `hw_counters` those of mlx5 and rxe that have a meaning here. What
 //! can't happen (symbol errors) is truly 0, as is what belongs to packets while all peers are on this host. All begin anew
@@ -10,9 +11,9 @@
 use crate::control::Control;
 use crate::log::warning;
 use crate::sysfs;
+use crate::vnics::Record;
 use crate::worker::Worker;
 use freeflow_engine::{VnicCounters, VnicId};
-use freeflow_orchestrator::Vnic;
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,9 +24,10 @@ use std::thread::JoinHandle;
 
 /// Counters are written this often while they change.
 pub const INTERVAL: Duration = Duration::from_millis(250);
-/// The thread rests so many times as long as it wrote: with many vNICs on a slow disk, counters get older instead of the
-/// router slower.
+/// The thread rests so many times the processor time that it has used for writing: with many busy vNICs, counters get older instead
+/// of the router slower. What it waited, for a disk or for a processor, costs nobody anything and does not count.
 const REST: u32 = 20;
+const REST_MAX: std::time::Duration = std::time::Duration::from_millis(250);
 
 pub const PORT_COUNTERS: [&str; 21] = [
     "port_xmit_data",
@@ -176,7 +178,14 @@ impl Publishing {
 impl Worker {
     /// Hands the counters that changed to the control thread, not more often than every [`INTERVAL`].
     pub(crate) fn publish_counters(&mut self, now: Instant) {
-        if self.publishing.due_in(now) != Some(Duration(0)) {
+        const NOW: Option<Duration> = Some(Duration(0));
+        let is_due = self.publishing.due_in(now) == NOW;
+        // Both at the same time, if both have something to say.
+        if self.rings.watch.due_in(now) == NOW || is_due && self.rings.watch.is_busy() {
+            let Some(has_grown) = self.watch_direct(now) else { return };
+            self.publishing.pending |= has_grown;
+        }
+        if self.publishing.due_in(now) != NOW {
             return;
         }
         self.publishing.pending = false;
@@ -228,6 +237,16 @@ impl State {
     }
 }
 
+/// What this thread has used.
+fn processor_time() -> std::time::Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    std::time::Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
+}
+
+fn rest_after(used: std::time::Duration) -> std::time::Duration {
+    (used * REST).min(REST_MAX)
+}
+
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
@@ -274,9 +293,9 @@ impl Shared {
             let (tree, wanted, written) = (entry.tree.clone(), entry.wanted.clone(), entry.written.clone());
             state.writing = Some(id);
             drop(state);
-            let began = std::time::Instant::now();
+            let began = processor_time();
             let result = sysfs::write_counters(&tree, &wanted, Some(&written));
-            rested = std::time::Instant::now() + began.elapsed() * REST;
+            rested = std::time::Instant::now() + rest_after(processor_time().saturating_sub(began));
             let mut state = self.state();
             state.writing = None;
             // What failed is tried again with the next change.
@@ -312,7 +331,7 @@ impl Publisher {
     }
 
     /// Makes the tree of a new vNIC, or of one that outlived a router.
-    pub fn add(&self, id: VnicId, tree: PathBuf, vnic: &Vnic, network: NetworkId, gids: &[Gid]) {
+    pub fn add(&self, id: VnicId, tree: PathBuf, vnic: &Record, network: NetworkId, gids: &[Gid]) {
         let (wanted, written) = (Values::default(), Values::default());
         let is_mounted = tree.exists();
         if let Err(error) = sysfs::make(&tree, vnic, network, gids, &written) {
@@ -426,6 +445,12 @@ mod tests {
         assert_eq!(publishing.due_in(now), Some(Duration(0)));
         publishing.at = now;
         assert_eq!(publishing.due_in(now + Duration::from_millis(100)), Some(Duration::from_millis(150)));
+    }
+
+    #[test]
+    fn rests_are_in_proportion_and_bounded() {
+        let [used, much] = [1, 1000].map(std::time::Duration::from_millis);
+        assert_eq!((rest_after(used), rest_after(much)), (used * REST, REST_MAX));
     }
 
     #[test]

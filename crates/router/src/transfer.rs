@@ -1,6 +1,6 @@
 //! Moving bytes between two processes.
 //!
-//! If both sides are shared memory the worker copies at once. Else the bytes go through a bounce buffer: *gather* (the
+//! If both sides are shared memory the worker copies at once, or has a mover do it (`movers`). Else the bytes go through a bounce buffer: *gather* (the
 //! worker copies the shared parts of the source, the helper of the source's vNIC reads the others), then *scatter* (the
 //! same with the destination). A helper touches only its own vNIC's memory, so a copy between two processes that both
 //! need the fallback takes two jobs.
@@ -195,6 +195,9 @@ fn bytes_of(spans: &[Span]) -> usize {
 
 impl Rings {
     pub(crate) fn start_copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
+        if let Some(outcome) = self.hand_over(token, &from, to, last) {
+            return outcome;
+        }
         if self.copy_at_once(&from, to, last) {
             return CopyOutcome::Done;
         }

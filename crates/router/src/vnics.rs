@@ -3,40 +3,74 @@
 //! Each has its own directory `RUN_DIR/vnics/ID` with its own socket, mounted into its container alone. The socket is open
 //! to every user: being able to reach it is the permission. A restarted router puts a new socket into the same
 //! directory, so that mounts stay valid.
+use crate::access_admin::identity_of;
 use crate::account::Account;
 use crate::admin::AdminDone;
 use crate::closer::Closer;
 use crate::control::{Control, Topic};
 use crate::external;
 use crate::jobs::Step;
-use crate::log::{Lines, info};
+use crate::log::{Lines, info, warning};
 use crate::rings::Vnic;
 use crate::slab::Key;
 use crate::sysfs;
 use crate::sysfs_counters::remove_tree;
 use crate::worker::Worker;
-use freeflow_engine::{Usage, VnicCounters, VnicId};
-use freeflow_orchestrator as orchestrator;
-use freeflow_orchestrator::{Answer, Command, Refusal};
+use freeflow_cm::VnicRef;
+use freeflow_engine::{RefusalCounts, Throttled, Usage, VnicCounters, VnicId};
+use freeflow_orchestrator::{Command, Pool6, Reason, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, Counters, VnicStatus};
 use freeflow_shm::fd;
-use freeflow_verbs::{Gid, NetworkId, VerbsError};
+use freeflow_verbs::{Gid, Instant, NetworkId, Shaping, VerbsError, VnicLimits};
 use rustix::event::epoll;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Everybody in the container may use its vNIC.
 const SOCKET_MODE: u32 = 0o666;
 const DIRECTORY_MODE: u32 = 0o755;
 
+/// A vNIC as its sessions and the worker need it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    pub id: String,
+    /// Of the container that it was made for.
+    pub name: String,
+    pub network: String,
+    pub address: Ipv4Addr,
+    /// In a network that has IPv6 addresses, too.
+    pub address6: Option<Ipv6Addr>,
+    pub labels: Vec<(String, String)>,
+    pub limits: VnicLimits,
+}
+
+impl Record {
+    pub fn gid(&self) -> Gid {
+        Gid::from_ip(IpAddr::V4(self.address))
+    }
+
+    pub fn ipv6_gid(&self) -> Option<Gid> {
+        self.address6.map(|address| Gid::from_ip(IpAddr::V6(address)))
+    }
+
+    /// Those of its addresses.
+    pub fn gids(&self) -> impl Iterator<Item = Gid> + use<> {
+        std::iter::once(self.gid()).chain(self.ipv6_gid())
+    }
+}
+
 pub struct VnicEntry {
-    pub record: orchestrator::Vnic,
+    pub record: Record,
+    /// What the worker was told that its requests are held to.
+    pub shaping: Shaping,
     pub engine_id: VnicId,
     pub listener: OwnedFd,
+    /// Its name in connection management.
+    pub cm: VnicRef,
     pub account: Arc<Account>,
     pub closer: Closer,
     pub lines: Lines,
@@ -65,6 +99,12 @@ pub struct VnicNumbers {
     pub counters: VnicCounters,
     pub fallback_bytes: u64,
     pub is_failed: bool,
+    /// Which worker copies for it.
+    pub worker: u32,
+    /// What quotas refused.
+    pub refusals: RefusalCounts,
+    /// What limits of rate held back.
+    pub throttled: Throttled,
 }
 
 impl VnicNumbers {
@@ -73,6 +113,8 @@ impl VnicNumbers {
         Counters {
             messages: engine.messages,
             bytes: engine.bytes,
+            direct_messages: engine.direct_messages,
+            direct_bytes: engine.direct_bytes,
             fallback_bytes: self.fallback_bytes,
             completions_with_error: engine.completions_with_error,
             rnr_naks: engine.rnr_naks,
@@ -86,8 +128,11 @@ impl VnicNumbers {
 }
 
 pub fn add(sum: &mut Counters, more: &Counters) {
-    sum.messages += more.messages;
-    sum.bytes += more.bytes;
+    // What libraries say is in these.
+    sum.messages = sum.messages.saturating_add(more.messages);
+    sum.bytes = sum.bytes.saturating_add(more.bytes);
+    sum.direct_messages = sum.direct_messages.saturating_add(more.direct_messages);
+    sum.direct_bytes = sum.direct_bytes.saturating_add(more.direct_bytes);
     sum.fallback_bytes += more.fallback_bytes;
     sum.completions_with_error += more.completions_with_error;
     sum.rnr_naks += more.rnr_naks;
@@ -103,11 +148,16 @@ impl Worker {
     pub fn create_vnic(
         &mut self,
         network: NetworkId,
-        record: &orchestrator::Vnic,
+        record: &Record,
         external: Option<Gid>,
     ) -> Result<VnicId, VerbsError> {
-        let id = self.engine.create_vnic(network, record.gid(), record.limits)?;
+        let id = self.engine.create_dual_vnic(network, (record.gid(), record.ipv6_gid()), record.limits)?;
         self.engine.set_external_gid(id, external)?;
+        self.rings.movers.assign(id);
+        self.rings.access.set_network(network, &record.network);
+        for gid in record.gids() {
+            self.rings.access.set_vnic(network, gid, identity_of(record));
+        }
         self.rings.vnics.insert(id, Vnic { network, helper: None, abandoned: Vec::new(), fallback_bytes: 0 });
         Ok(id)
     }
@@ -118,17 +168,22 @@ impl Worker {
             usage: self.engine.vnic_usage(id).unwrap_or_default(),
             counters: self.engine.vnic_counters(id).unwrap_or_default(),
             fallback_bytes: vnic.map_or(0, |vnic| vnic.fallback_bytes),
+            worker: self.rings.movers.home(id),
+            refusals: self.engine.refusals(id).unwrap_or_default(),
+            throttled: self.engine.vnic_throttled(id),
             is_failed: vnic.is_some_and(|vnic| vnic.abandoned.iter().any(|thread| !thread.has_ended())),
         }
     }
 }
 
-fn refused(refusal: Refusal) -> AdminReply {
-    let code = match refusal {
-        Refusal::BadName | Refusal::AddressOutside | Refusal::RangeOutside => AdminErrorCode::Invalid,
-        Refusal::UnknownNetwork => AdminErrorCode::NotFound,
-        Refusal::Different | Refusal::AddressInUse => AdminErrorCode::AlreadyExists,
-        Refusal::Exhausted => AdminErrorCode::Exhausted,
+pub(crate) fn refused(refusal: &Refusal) -> AdminReply {
+    let code = match refusal.reason {
+        Reason::Invalid => AdminErrorCode::Invalid,
+        Reason::NotFound => AdminErrorCode::NotFound,
+        Reason::AlreadyExists | Reason::Conflict | Reason::InUse => AdminErrorCode::AlreadyExists,
+        Reason::Exhausted => AdminErrorCode::Exhausted,
+        Reason::Forbidden => AdminErrorCode::NotPermitted,
+        Reason::Internal => AdminErrorCode::Io,
     };
     AdminReply::Failed { code, message: refusal.to_string() }
 }
@@ -137,35 +192,83 @@ pub(crate) fn failed_io(what: &str, error: &io::Error) -> AdminReply {
     AdminReply::Failed { code: AdminErrorCode::Io, message: format!("{what}: {error}") }
 }
 
+fn gone() -> AdminReply {
+    AdminReply::Failed { code: AdminErrorCode::NotFound, message: "no such vNIC".into() }
+}
+
 impl Control {
-    /// After a restart: the sockets of the vNICs that were there. Runs before the worker has its thread.
+    /// After a restart: what the networks' policies were, so that it holds before anybody connects, and the sockets of the
+    /// vNICs that were there. Runs before the worker has its thread.
     pub fn restore_vnics(&mut self, worker: &mut Worker) -> io::Result<()> {
-        let records: Vec<orchestrator::Vnic> = self.state.vnics().cloned().collect();
-        for record in records {
-            let network = self.state.network(&record.network).ok_or_else(|| io::Error::other("no such network"))?;
+        let now = Instant(freeflow_shm::monotonic_ns());
+        self.sweep_directories()?;
+        self.told.change(&self.state).tell(worker, now);
+        self.restore_access(worker);
+        let ids: Vec<String> = self.state.vnics().map(|vnic| vnic.id().to_owned()).collect();
+        let mut shapings = Vec::with_capacity(ids.len());
+        for id in ids {
+            let Some((network, record, shaping)) = self.record_of(&id) else { continue };
             let external = self.external.gid(&record.network);
-            let engine_id = worker.create_vnic(network.id, &record, external).map_err(io::Error::other)?;
-            let listener = listen(&self.config.run_dir, &record.id)?;
-            self.insert_vnic(record, engine_id, listener)?;
+            let engine_id = worker.create_vnic(network, &record, external).map_err(io::Error::other)?;
+            shapings.push((engine_id, shaping));
+            let listener = self.prepare_vnic(&record.id)?;
+            self.insert_vnic((record, shaping), engine_id, listener)?;
+        }
+        worker.set_shapings(now, &[], &shapings);
+        Ok(())
+    }
+
+    /// Directories of vNICs that there are no more: a router died between what it stored and what it did.
+    fn sweep_directories(&self) -> io::Result<()> {
+        for directory in std::fs::read_dir(self.config.run_dir.join("vnics"))? {
+            let name = directory?.file_name();
+            if let Some(id) = name.to_str().filter(|id| self.state.vnic(id).is_none()) {
+                self.remove_directory(id);
+            }
         }
         Ok(())
     }
 
-    fn insert_vnic(&mut self, record: orchestrator::Vnic, engine_id: VnicId, listener: OwnedFd) -> io::Result<Key> {
+    /// A vNIC as it follows from what is declared now.
+    pub(crate) fn record_of(&self, id: &str) -> Option<(NetworkId, Record, Shaping)> {
+        let vnic = self.state.vnic(id)?;
+        let network = self.state.network(vnic.network())?.id;
+        let labels = &vnic.object.metadata.labels;
+        let record = Record {
+            id: id.into(),
+            name: vnic.title.clone(),
+            network: vnic.network().into(),
+            address: vnic.address,
+            address6: vnic.address6,
+            labels: labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+            limits: self.state.limits_of(vnic, self.config.limits),
+        };
+        Some((network, record, self.state.shaping_of(vnic)))
+    }
+
+    fn insert_vnic(&mut self, of: (Record, Shaping), engine_id: VnicId, listener: OwnedFd) -> io::Result<Key> {
+        let (record, shaping) = of;
         let id = record.id.clone();
-        if let Some(network) = self.state.network(&record.network) {
-            let tree = sysfs::directory(&directory(&self.config.run_dir, &id));
-            let gids = external::gids(record.gid(), self.external.gid(&record.network));
-            self.sysfs.add(engine_id, tree, &record, network.id, &gids);
+        let network = self.state.network(&record.network).ok_or_else(|| io::Error::other("no such network"))?;
+        let identity = identity_of(&record);
+        let external = self.external.gid(&record.network);
+        let cm = self.cm.attach(network.id, (record.gid(), record.ipv6_gid()), external);
+        self.cm.access().set_network(network.id, &record.network);
+        for gid in record.gids() {
+            self.cm.access().set_vnic(network.id, gid, identity.clone());
+            self.peers.attached(&record.network, gid, identity.clone());
         }
-        self.peers.attached(&record.network, record.gid());
+        let tree = sysfs::directory(&directory(&self.config.run_dir, &id));
+        self.sysfs.add(engine_id, tree, &record, network.id, &external::gids(&record, external));
         let account = Arc::new(Account::new(self.commons.clone()));
         let (closer, lines, malformed_messages, failed) = (Closer::default(), Lines::default(), 0, None);
-        let entry = VnicEntry { record, engine_id, listener, account, closer, lines, malformed_messages, failed };
+        let entry =
+            VnicEntry { record, shaping, engine_id, listener, cm, account, closer, lines, malformed_messages, failed };
         let key = self.vnics.insert(entry);
         self.vnics_by_id.insert(id, key);
         if let Some(entry) = self.vnics.get(key) {
-            self.watch(entry.listener.as_fd(), Topic::VnicListener(key), epoll::EventFlags::IN)?;
+            let data = epoll::EventData::new_u64(Topic::VnicListener(key).token());
+            epoll::modify(&self.epoll, &entry.listener, data, epoll::EventFlags::IN)?;
         }
         Ok(key)
     }
@@ -173,90 +276,188 @@ impl Control {
     pub(crate) fn attach(
         &mut self,
         admin: Key,
-        (id, name, network): (String, String, String),
+        (id, title, network): (String, String, String),
         address: Option<IpAddr>,
         labels: Vec<(String, String)>,
     ) -> AdminDone {
-        let limits = self.config.limits;
-        let network_name = network.clone();
-        let mut next = self.state.clone();
-        let command = Command::Attach { id: id.clone(), name, network, address, labels, limits };
-        match next.apply(&command) {
-            Err(refusal) => return AdminDone::Reply(refused(refusal)),
-            Ok(Answer::Unchanged) => return self.describe_vnic(admin, &id),
-            Ok(Answer::Changed) => {}
+        let labels = labels.into_iter().collect();
+        let command = Command::Attach { id: id.clone(), title, network, address, labels };
+        match self.command(command, false) {
+            Err(refusal) => AdminDone::Reply(refused(&refusal)),
+            Ok(_) => self.after_worker(move |control| {
+                let done = control.describe_vnic(admin, &id);
+                control.finish_admin(admin, done);
+            }),
         }
-        let (Some(record), Some(network)) = (next.vnic(&id).cloned(), next.network(&network_name)) else {
-            return AdminDone::Reply(refused(Refusal::UnknownNetwork));
-        };
-        let (network_id, external) = (network.id, self.external.gid(&network_name));
-        let listener = match listen(&self.config.run_dir, &id).and_then(|listener| {
-            self.store.save(&next)?;
-            Ok(listener)
-        }) {
-            Ok(listener) => listener,
-            Err(error) => {
-                self.remove_directory(&id);
-                return AdminDone::Reply(failed_io("can't make the vNIC's directory and socket", &error));
-            }
-        };
-        self.state = next;
+    }
+
+    pub(crate) fn detach(&mut self, admin: Key, id: &str) -> AdminDone {
+        match self.command(Command::Detach { id: id.into() }, false) {
+            Err(refusal) => AdminDone::Reply(refused(&refusal)),
+            Ok(_) => self.after_worker(move |control| {
+                control.finish_admin(admin, AdminDone::Reply(AdminReply::Done));
+            }),
+        }
+    }
+
+    /// When all is done that the worker was asked for until now.
+    fn after_worker(&mut self, then: impl FnOnce(&mut Control) + Send + 'static) -> AdminDone {
         self.admin_busy = true;
-        let mut both = Some((record, listener));
-        self.worker.submit(Box::new(move |worker, _| {
-            let (record, listener) = both.take().expect("a job that is done is not run again");
-            let created = worker.create_vnic(network_id, &record, external);
+        let mut then = Some(then);
+        self.worker.submit(Box::new(move |_, _| {
+            let then = then.take().expect("a job that is done is not run again");
             Step::Done(Box::new(move |control: &mut Control| {
-                control.finish_attach(admin, record, listener, created);
+                control.admin_busy = false;
+                then(control);
             }))
         }));
         AdminDone::Later
     }
 
-    fn finish_attach(
+    /// The directory and the socket of a vNIC to be.
+    pub(crate) fn prepare_vnic(&self, id: &str) -> io::Result<OwnedFd> {
+        let prepared = listen(&self.config.run_dir, id).and_then(|listener| {
+            // Nothing is awaited yet; but that there is room for it is sure.
+            self.watch(listener.as_fd(), Topic::Waker, epoll::EventFlags::empty())?;
+            Ok(listener)
+        });
+        prepared.inspect_err(|_| self.remove_directory(id))
+    }
+
+    /// A vNIC was stored: the worker makes it.
+    pub(crate) fn make_vnic(&mut self, id: &str, listener: OwnedFd) {
+        let Some((network, record, shaping)) = self.record_of(id) else { return };
+        let external = self.external.gid(&record.network);
+        self.next_making += 1;
+        let making = self.next_making;
+        let place = Arc::new(OnceLock::new());
+        self.making.insert(id.into(), (making, place.clone()));
+        let mut all = Some((record, listener));
+        self.worker.submit(Box::new(move |worker, now| {
+            let (record, listener) = all.take().expect("a job that is done is not run again");
+            let made = worker.create_vnic(network, &record, external).and_then(|id| {
+                worker.set_shaping(now, id, shaping)?;
+                Ok(id)
+            });
+            let _ = made.map(|id| place.set(id));
+            Step::Done(Box::new(move |control: &mut Control| {
+                control.finish_making(making, (record, shaping, external), listener, made);
+            }))
+        }));
+    }
+
+    fn finish_making(
         &mut self,
-        admin: Key,
-        record: orchestrator::Vnic,
+        making: u64,
+        (record, shaping, external): (Record, Shaping, Option<Gid>),
         listener: OwnedFd,
-        created: Result<VnicId, VerbsError>,
+        made: Result<VnicId, VerbsError>,
     ) {
-        self.admin_busy = false;
         let (id, address) = (record.id.clone(), record.address);
-        let inserted = match created {
-            Ok(engine_id) => self.insert_vnic(record, engine_id, listener),
+        if self.making.get(&id).is_none_or(|(latest, _)| *latest != making) {
+            // It was deleted meanwhile, and may be there again: `end_vnic` saw to this one.
+            return;
+        }
+        self.making.remove(&id);
+        // The peers file or the network may say another thing since.
+        let external_now = self.external.gid(&record.network);
+        if let Ok(engine_id) = made
+            && external_now != external
+        {
+            self.give_external_gids(vec![(engine_id, external_now)]);
+        }
+        let inserted = match made {
+            Ok(engine_id) => self.insert_vnic((record, shaping), engine_id, listener),
             Err(error) => Err(io::Error::other(error)),
         };
-        let done = match inserted {
-            Ok(_) => {
+        match inserted {
+            Ok(key) => {
                 info!("vNIC attached", vnic = id, address = address);
-                self.describe_vnic(admin, &id)
+                // What was declared while the worker made it.
+                self.tell_vnics(&[key]);
             }
             Err(error) => {
-                self.forget_vnic(&id);
-                AdminDone::Reply(failed_io("the vNIC was refused", &error))
+                warning!("a vNIC was refused", vnic = id, error = error);
+                if let Err(refusal) = self.command(Command::Detach { id }, false) {
+                    warning!("can't store that a vNIC is gone", error = refusal);
+                }
             }
+        }
+    }
+
+    /// It is stored that a vNIC is gone: nobody finds it any more, its sessions end, and then it has no address.
+    pub(crate) fn end_vnic(&mut self, id: &str) {
+        if let Some((_, place)) = self.making.remove(id) {
+            // Behind its making, and before the making of the next one that has its address.
+            self.destroy_vnic(move || place.get().copied(), id.into(), 0, |_| {});
+        }
+        let Some((key, engine_id)) =
+            self.vnics_by_id.remove(id).and_then(|key| Some((key, self.vnics.get(key)?.engine_id)))
+        else {
+            self.remove_directory(id);
+            return;
         };
-        self.finish_admin(admin, done);
-    }
-
-    /// Out of the state and off the disk; the worker has no part in it.
-    fn forget_vnic(&mut self, id: &str) {
-        let _ = self.state.apply(&Command::Detach { id: id.into() });
-        if let Err(error) = self.store.save(&self.state) {
-            info!("can't store the state", error = error);
-        }
-        if let Some(entry) = self.vnics_by_id.remove(id).and_then(|key| self.vnics.remove(key)) {
+        self.close_connections_of(id);
+        let malformed = self.vnics.get(key).map_or(0, |entry| entry.malformed_messages);
+        if let Some(entry) = self.vnics.get(key) {
             self.unwatch(&entry.listener);
-            self.peers.detached(&entry.record.network, entry.record.gid());
-            self.sysfs.remove(entry.engine_id);
-            let VnicEntry { mut closer, listener, .. } = entry;
-            // With all that was never accepted.
-            closer.close(listener, 1);
         }
+        self.sysfs.remove(engine_id);
         self.remove_directory(id);
+        self.destroy_vnic(
+            move || Some(engine_id),
+            id.into(),
+            malformed,
+            move |control| {
+                let Some(entry) = control.vnics.remove(key) else { return };
+                control.cm.detach(entry.cm);
+                for gid in entry.record.gids() {
+                    control.peers.detached(&entry.record.network, gid);
+                }
+                info!("vNIC detached", vnic = entry.record.id);
+                let VnicEntry { mut closer, listener, .. } = entry;
+                // With all that was never accepted.
+                closer.close(listener, 1);
+            },
+        );
     }
 
-    fn remove_directory(&self, id: &str) {
+    /// `find` says which one, when the worker is there; none: it could not be made.
+    fn destroy_vnic(
+        &mut self,
+        find: impl Fn() -> Option<VnicId> + Send + 'static,
+        id: String,
+        malformed: u64,
+        then: impl FnOnce(&mut Control) + Send + 'static,
+    ) {
+        let mut held = Some((id, then));
+        self.worker.submit(Box::new(move |worker, now| {
+            let (id, then) = held.take().expect("a job that is done is not run again");
+            let Some(engine_id) = find() else { return Step::Done(Box::new(then)) };
+            let sessions = worker.destroy_sessions_of(now, engine_id);
+            let counters = worker.vnic_numbers(engine_id).counters(malformed);
+            if let Some((network, gid, ipv6_gid)) = worker.engine.vnic_addresses(engine_id) {
+                for gid in std::iter::once(gid).chain(ipv6_gid) {
+                    worker.rings.access.remove_vnic(network, gid);
+                }
+            }
+            let destroyed = worker.engine.destroy_vnic(engine_id);
+            let vnic = worker.rings.vnics.remove(engine_id);
+            if vnic.is_some() {
+                worker.rings.movers.release(engine_id);
+            }
+            Step::Done(Box::new(move |control: &mut Control| {
+                drop((sessions, vnic));
+                if let Err(error) = destroyed {
+                    info!("the engine kept a vNIC", vnic = id, error = error);
+                }
+                add(&mut control.retired, &counters);
+                then(control);
+            }))
+        }));
+    }
+
+    pub(crate) fn remove_directory(&self, id: &str) {
         let directory = directory(&self.config.run_dir, id);
         let _ = std::fs::remove_file(directory.join("router.sock"));
         remove_tree(&sysfs::directory(&directory));
@@ -264,39 +465,9 @@ impl Control {
         let _ = std::fs::remove_dir(&directory);
     }
 
-    pub(crate) fn detach(&mut self, admin: Key, id: &str) -> AdminDone {
-        let Some(vnic) = self.vnics_by_id.get(id).and_then(|&key| self.vnics.get(key)) else {
-            return AdminDone::Reply(AdminReply::Done);
-        };
-        let engine_id = vnic.engine_id;
-        self.close_connections_of(id);
-        self.admin_busy = true;
-        let (id, malformed) = (id.to_owned(), vnic_malformed(self, id));
-        let mut held = Some(id);
-        self.worker.submit(Box::new(move |worker, now| {
-            let id = held.take().expect("a job that is done is not run again");
-            let sessions = worker.destroy_sessions_of(now, engine_id);
-            let counters = worker.vnic_numbers(engine_id).counters(malformed);
-            let destroyed = worker.engine.destroy_vnic(engine_id);
-            let vnic = worker.rings.vnics.remove(engine_id);
-            Step::Done(Box::new(move |control: &mut Control| {
-                drop((sessions, vnic));
-                if let Err(error) = destroyed {
-                    info!("the engine kept a vNIC", vnic = id, error = error);
-                }
-                add(&mut control.retired, &counters);
-                control.forget_vnic(&id);
-                info!("vNIC detached", vnic = id);
-                control.admin_busy = false;
-                control.finish_admin(admin, AdminDone::Reply(AdminReply::Done));
-            }))
-        }));
-        AdminDone::Later
-    }
-
     fn describe_vnic(&mut self, admin: Key, id: &str) -> AdminDone {
         let Some((&key, entry)) = self.vnics_by_id.get(id).and_then(|key| Some((key, self.vnics.get(*key)?))) else {
-            return AdminDone::Reply(refused(Refusal::UnknownNetwork));
+            return AdminDone::Reply(gone());
         };
         let engine_id = entry.engine_id;
         self.ask_worker(
@@ -304,7 +475,7 @@ impl Control {
             move |worker| worker.vnic_numbers(engine_id),
             move |control, numbers| match control.vnic_status(key, &numbers) {
                 Some(status) => AdminReply::Vnic(status),
-                None => refused(Refusal::UnknownNetwork),
+                None => gone(),
             },
         )
     }
@@ -318,13 +489,16 @@ impl Control {
             network: entry.record.network.clone(),
             address: IpAddr::V4(entry.record.address),
             prefix_length: network.pool.prefix_length(),
-            gateway: IpAddr::V4(network.gateway),
+            gateway: IpAddr::V4(network.gateway()),
+            address6: entry.record.address6,
+            prefix_length6: network.pool6.map_or(0, Pool6::prefix_length),
             directory: directory(&self.config.run_dir, &entry.record.id).display().to_string(),
             labels: entry.record.labels.clone(),
             session_count: numbers.usage.sessions,
             qp_count: numbers.usage.qps,
             mr_count: numbers.usage.mrs,
             registered_bytes: numbers.usage.registered_bytes,
+            worker: numbers.worker,
             failed: entry.failed.filter(|_| numbers.is_failed).map(str::to_owned),
             counters: numbers.counters(entry.malformed_messages),
         })
@@ -337,9 +511,4 @@ impl Control {
         }
         self.sysfs.mark_all_down();
     }
-}
-
-fn vnic_malformed(control: &Control, id: &str) -> u64 {
-    let vnic = control.vnics_by_id.get(id).and_then(|&key| control.vnics.get(key));
-    vnic.map_or(0, |vnic| vnic.malformed_messages)
 }

@@ -6,8 +6,7 @@ use crate::transfer::Arrival;
 use crate::wake::Waker;
 use freeflow_engine::{AtomicOutcome, CopyOutcome, SessionId, Source, SourceBody, Span, Token, VnicId};
 use freeflow_shm::{Doorbell, Segment, SessionSegment};
-use freeflow_verbs::{AtomicOperation, Instant, NetworkId};
-use std::collections::BTreeMap;
+use freeflow_verbs::{AtomicOperation, NetworkId};
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
@@ -60,20 +59,8 @@ impl Rig {
         let ordinary = Arc::new(Ordinary(Mutex::new(vec![0; BYTES])));
         let mut memory = PageTable::new(ordinary.clone());
         memory.map(SHARED_AT, shared.clone()).unwrap();
-        let session = Session {
-            vnic,
-            segment: SessionSegment::create().unwrap().0,
-            kick: Arc::new(Doorbell::new().unwrap()),
-            memory,
-            doorbells: Vec::new(),
-            cq_bells: BTreeMap::new(),
-            hot: false,
-            doorbell_seen: Instant(0),
-            completed: 0,
-            is_completed: false,
-            epoch: 0,
-            failed: false,
-        };
+        let kick = Arc::new(Doorbell::new().unwrap());
+        let session = Session::new(vnic, SessionSegment::create().unwrap().0, kick, memory);
         rings.sessions.insert(SESSION, session);
         Self { rings, finished, shared, ordinary, random: 0x9e37_79b9_7f4a_7c15 }
     }

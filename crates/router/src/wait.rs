@@ -69,10 +69,46 @@ const WAKER_TOKEN: u64 = u64::MAX;
 const WIRE_TOKEN: u64 = u64::MAX - 1;
 const EVENT_COUNT: usize = 64;
 
+/// What the worker does after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    Turn,
+    /// Everyone was told, and nobody had work; at most so long.
+    Sleep(Option<Duration>),
+}
+
+/// Where the worker sleeps. It does not have its seat then.
+pub struct Bed {
+    epoll: Arc<OwnedFd>,
+    waker: Arc<Waker>,
+}
+
+impl Bed {
+    /// Adds the tokens of those that woke it.
+    pub fn sleep(&self, timeout: Option<Duration>, tokens: &mut Vec<u64>) {
+        poll(&self.epoll, timeout, tokens);
+        // Before it takes its seat again: nobody stands in from now on.
+        self.waker.set_sleeping(false);
+    }
+}
+
+/// Waits for kicks, at most until `timeout`.
+fn poll(epoll: &OwnedFd, timeout: Option<Duration>, tokens: &mut Vec<u64>) {
+    let timeout = timeout
+        .map(|span| Timespec { tv_sec: (span.0 / 1_000_000_000) as i64, tv_nsec: (span.0 % 1_000_000_000) as i64 });
+    let mut events = [const { MaybeUninit::uninit() }; EVENT_COUNT];
+    // An interrupted wait is one without events.
+    if let Ok((events, _)) = epoll::wait(epoll, &mut events, timeout.as_ref()) {
+        tokens.extend(events.iter().map(|event| event.data.u64()));
+    }
+}
+
 pub struct Waiting {
     mode: Mode,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     waker: Arc<Waker>,
+    /// It sleeps, until then at most.
+    asleep: Option<Instant>,
     pollers: Pollers,
     /// Of the events that `poll` found.
     tokens: Vec<u64>,
@@ -95,13 +131,14 @@ pub struct Waiting {
 
 impl Waiting {
     pub fn new(mode: Mode, waker: Arc<Waker>, pollers: Pollers) -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         epoll::add(&epoll, waker.fd(), epoll::EventData::new_u64(WAKER_TOKEN), epoll::EventFlags::IN)?;
         let start = Instant(0);
         Ok(Self {
             mode,
             epoll,
             waker,
+            asleep: None,
             pollers,
             tokens: Vec::with_capacity(EVENT_COUNT),
             idle_turns: 0,
@@ -133,6 +170,11 @@ impl Waiting {
         let _ = epoll::delete(&self.epoll, kick.as_fd());
     }
 
+    /// In force when the worker next has nothing to do.
+    pub fn set_mode(&mut self, mode: Mode) {
+        self.mode = mode;
+    }
+
     pub fn is_fastpath(&self) -> bool {
         self.mode == Mode::Fastpath
     }
@@ -158,27 +200,34 @@ impl Waiting {
             _ if now < self.hogged_until => Some(Duration(0)),
             Mode::LowCpu => Some(LOWCPU_IDLE),
             // A packet that wakes the worker has the scheduler put it on the core that brought the packet, which is the sender's.
-            Mode::Adaptive if self.policy == WAIT_YIELD && !packets_flow => Some(CROWDED_IDLE),
-            Mode::Adaptive => Some(ADAPTIVE_IDLE),
+            Mode::Adaptive | Mode::Auto if self.policy == WAIT_YIELD && !packets_flow => Some(CROWDED_IDLE),
+            Mode::Adaptive | Mode::Auto => Some(ADAPTIVE_IDLE),
         }
     }
 
     /// Waits for kicks, at most until `timeout`.
     fn poll(&mut self, timeout: Option<Duration>) {
-        let timeout = timeout
-            .map(|span| Timespec { tv_sec: (span.0 / 1_000_000_000) as i64, tv_nsec: (span.0 % 1_000_000_000) as i64 });
         self.tokens.clear();
-        let mut events = [const { MaybeUninit::uninit() }; EVENT_COUNT];
-        // An interrupted wait is one without events.
-        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-            self.tokens.extend(events.iter().map(|event| event.data.u64()));
-        }
+        poll(&self.epoll, timeout, &mut self.tokens);
+    }
+
+    pub fn bed(&self) -> Bed {
+        Bed { epoll: self.epoll.clone(), waker: self.waker.clone() }
+    }
+
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.is_some()
+    }
+
+    /// Whether the worker wakes by itself before that is due.
+    pub fn sleeps_long_enough(&self, due: Option<Instant>) -> bool {
+        due.is_none_or(|due| self.asleep.is_some_and(|until| until <= due))
     }
 }
 
 impl Worker {
     /// After a turn.
-    pub(crate) fn wait(&mut self, now: Instant, busy: bool) {
+    pub(crate) fn wait(&mut self, now: Instant, busy: bool) -> Next {
         let has_cold = self.rings.sessions.len() > self.hot.len();
         if has_cold && now - self.waiting.kicks_at >= KICK_INTERVAL {
             self.waiting.kicks_at = now;
@@ -189,23 +238,24 @@ impl Worker {
             self.publishing.note_busy();
             self.waiting.idle_turns = 0;
             self.waiting.busy_at = now;
-            return;
+            return Next::Turn;
         }
         if self.rings.fabric.blocked {
             // Whoever has something to send waits for room: a full socket has work for longer than this.
             self.waiting.poll(Some(BLOCKED_WAIT));
-            return self.take_kicks(now);
+            self.take_kicks(now);
+            return Next::Turn;
         }
         let packets_flow = self.rings.fabric.is_active(now);
-        let Some(idle) = self.waiting.idle_limit(now, packets_flow) else { return self.waiting.relax(now) };
-        if now - self.waiting.busy_at < idle && !self.keeps_pollers_waiting() {
-            return self.waiting.relax(now);
+        let idle = self.waiting.idle_limit(now, packets_flow);
+        if idle.is_some_and(|idle| now - self.waiting.busy_at >= idle || self.keeps_pollers_waiting()) {
+            let timeout = self.next_timeout(now);
+            if timeout.is_none_or(|span| span >= TIMER_NEAR) {
+                return self.lie_down(now, timeout);
+            }
         }
-        let timeout = self.next_timeout(now);
-        if timeout.is_some_and(|span| span < TIMER_NEAR) {
-            return self.waiting.relax(now);
-        }
-        self.sleep(timeout);
+        self.waiting.relax(now);
+        Next::Turn
     }
 
     /// Where the worker runs, for pollers; only while packets flow: within a host a yield is the cheaper way to hand over.
@@ -235,18 +285,30 @@ impl Worker {
         tells && few.contains(&self.hot.len()) && self.hot.iter().all(waits)
     }
 
-    fn sleep(&mut self, timeout: Option<Duration>) {
-        let waker = self.waiting.waker.clone();
-        waker.set_sleeping(true);
+    fn lie_down(&mut self, now: Instant, timeout: Option<Duration>) -> Next {
+        self.waiting.waker.set_sleeping(true);
         if self.may_sleep() {
-            self.waiting.poll(timeout);
-        } else {
-            self.waiting.tokens.clear();
+            self.waiting.asleep = Some(timeout.map_or(Instant(u64::MAX), |span| now + span));
+            return Next::Sleep(timeout);
         }
-        waker.set_sleeping(false);
+        self.waiting.waker.set_sleeping(false);
+        self.get_up(&mut Vec::new());
+        Next::Turn
+    }
+
+    /// After it slept, or could not: who woke it.
+    pub(crate) fn get_up(&mut self, tokens: &mut Vec<u64>) {
         let now = Instant(freeflow_shm::monotonic_ns());
+        self.waiting.asleep = None;
+        // Who was stood in for while it slept did not poll all at the same time. The house is kept after the next turn.
+        if now - self.waiting.epoch_at >= EPOCH {
+            self.waiting.busy_before = 0;
+            self.rings.busy_session_count = 0;
+        }
         self.waiting.busy_at = now;
         self.waiting.idle_turns = 0;
+        self.waiting.tokens.clear();
+        self.waiting.tokens.append(tokens);
         self.take_kicks(now);
     }
 
@@ -300,15 +362,19 @@ impl Worker {
     }
 
     /// How long the worker may sleep; `None`: until it is woken.
-    fn next_timeout(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn next_timeout(&self, now: Instant) -> Option<Duration> {
         let timer = self.engine.poll_timeout().map(|at| at - now);
         let owed = (self.rings.pipes.owes() || !self.rings.notify.is_empty()).then_some(OWED_INTERVAL);
         let moderated = self.rings.schedule.first().map(|&(due, _)| due - now);
-        let waits = self.rings.transfers.in_flight() > 0 || !self.waiting_jobs.is_empty();
+        let copies = self.rings.transfers.in_flight() + self.rings.movers.in_flight();
+        let waits = copies > 0 || !self.waiting_jobs.is_empty();
         let house = (waits || self.waiting.pollers.is_counted()).then_some(HOUSE_INTERVAL);
         let counters = self.publishing.due_in(now);
+        let direct = self.rings.watch.due_in(now);
         let wire = self.rings.fabric.next_due().map(|at| at - now);
-        [timer, owed, moderated, house, counters, wire].into_iter().flatten().min()
+        let orders = self.rings.grants.due_in(now);
+        let reports = self.rings.access.due_in(now);
+        [timer, owed, moderated, house, counters, direct, wire, orders, reports].into_iter().flatten().min()
     }
 
     /// What is done now and then.
@@ -323,6 +389,8 @@ impl Worker {
         self.waiting.busy_before = busy;
         self.rings.busy_session_count = 0;
         self.rings.epoch += 1;
+        self.rings.movers.note_busy_sessions(pollers);
+        let movers = self.rings.movers.awake_count(self.rings.epoch);
         if !self.waiting.is_fastpath() {
             self.cool_quiet_sessions(now);
         }
@@ -333,11 +401,11 @@ impl Worker {
             self.waiting.house_at = now;
             let spins =
                 pollers > 0 || self.waiting.is_fastpath() || self.rings.fabric.is_active_within(now, HOUSE_INTERVAL);
-            self.waiting.pollers.publish(if spins { pollers + 1 } else { 0 }, now);
+            self.waiting.pollers.publish(if spins { pollers + movers + 1 } else { 0 }, now);
             self.fail_stalled_vnics(now);
             self.fail_poisoned_sessions();
         }
-        self.apply_waiting_rule(now, pollers);
+        self.apply_waiting_rule(now, pollers + movers);
     }
 
     fn cool_quiet_sessions(&mut self, now: Instant) {

@@ -2,6 +2,7 @@
 //!
 //! Looking at a socket is a system call, so it is not done in every turn: every [`LOOK_ACTIVE`] while packets flow, and every
 //! [`LOOK_QUIET`] when none has for [`ACTIVE`]. A worker that sleeps is woken by them at once.
+use crate::control::Control;
 use crate::fabric::Fabric;
 use crate::peers::PeersHandle;
 use crate::worker::Worker;
@@ -9,6 +10,7 @@ use freeflow_backend::Udp;
 use freeflow_engine::{HostId, IpInfo};
 use freeflow_verbs::{Duration, Instant};
 use std::io;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Packets taken in one turn, about: then others have theirs.
 const TURN_PACKETS_MAX: usize = 256;
@@ -97,8 +99,25 @@ impl Worker {
         if packets > 0 {
             self.rings.fabric.active_at = now;
             self.engine.flush_acks(&mut self.rings, now);
+            self.pass_on_management();
         }
         packets > 0
+    }
+
+    /// Management datagrams are the control thread's.
+    fn pass_on_management(&mut self) {
+        let mads = std::mem::take(&mut self.rings.fabric.mads);
+        if mads.is_empty() {
+            return;
+        }
+        let backlog = self.rings.fabric.mad_backlog.clone();
+        backlog.fetch_add(mads.len(), Relaxed);
+        self.react(Box::new(move |control: &mut Control| {
+            backlog.fetch_sub(mads.len(), Relaxed);
+            for (from, mad) in &mads {
+                control.handle_management(*from, mad);
+            }
+        }));
     }
 
     /// What this turn left to be sent; whether anything was.

@@ -52,11 +52,13 @@ pub fn names(counters: &WireCounters) -> Vec<Named> {
     ])
 }
 
-fn drop_names(drops: &Drops) -> Vec<Named> {
+/// `mads_lost`: management datagrams, in either direction.
+pub(crate) fn drop_names(drops: &Drops, mads_lost: u64) -> Vec<Named> {
     named([
         ("malformed", drops.malformed),
         ("wrong_pkey", drops.wrong_pkey),
         ("wrong_qkey", drops.wrong_qkey),
+        ("denied", drops.denied),
         ("unknown_qpn", drops.unknown_qpn),
         ("wrong_source", drops.wrong_source),
         ("wrong_network", drops.wrong_network),
@@ -64,6 +66,7 @@ fn drop_names(drops: &Drops) -> Vec<Named> {
         ("wrong_state", drops.wrong_state),
         ("parked_overflow", drops.parked_overflow),
         ("no_receive", drops.no_receive),
+        ("lost_management", mads_lost),
     ])
 }
 
@@ -156,7 +159,7 @@ impl Worker {
             address: udp.config().addresses.first().copied(),
             hosts: hosts.collect(),
             counters: socket_names(udp.counters()),
-            drops: drop_names(&self.engine.drops()),
+            drops: drop_names(&self.engine.drops(), fabric.mads_lost),
             faults: fabric.faults,
             qps: page,
             more_qps,

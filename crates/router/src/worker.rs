@@ -1,4 +1,4 @@
-//! The data plane: one thread that owns the engine and all rings. Read [`Worker::turn`] first.
+//! The data plane: one thread that has the engine and all rings, but while it sleeps (see `seat`). Read [`Worker::turn`] first.
 //!
 //! Nothing here allocates, locks, logs or enters the kernel while requests flow, but for events of armed completion
 //! queues, the hand-over to fallback helpers, and datagrams, in batches. Which QPs run is in `running`, other hosts are in
@@ -7,12 +7,12 @@ use crate::control::Control;
 use crate::fallback::Finished;
 use crate::jobs::{Job, Reaction, Step};
 use crate::rings::{Bell, Garbage, Rings};
+use crate::seat::Seat;
 use crate::sysfs_counters::Publishing;
 use crate::transfer::Arrival;
-use crate::turns::Turns;
-use crate::wait::Waiting;
+use crate::wait::{Next, Waiting};
 use crate::wake::Waker;
-use freeflow_engine::{CqId, Engine, ReceiveQueueId, SessionId, VnicId};
+use freeflow_engine::{CqId, Engine, QpId, ReceiveQueueId, SessionId, VnicId};
 use freeflow_shm::handshake::fence_for_all;
 use freeflow_shm::layout::CQ_DOORBELL_BASE;
 use freeflow_verbs::Instant;
@@ -30,8 +30,8 @@ const TURN_DOORBELLS_MAX: usize = 4096;
 pub struct Worker {
     pub engine: Engine,
     pub rings: Rings,
-    /// QPs to run, or to look at.
-    pub(crate) turns: Turns,
+    /// QPs that were looked at in this turn and found without work: they are listed again at its end.
+    pub(crate) looked: Vec<(VnicId, QpId)>,
     /// Sessions whose doorbells are looked at each turn.
     pub(crate) hot: Vec<SessionId>,
     /// Whose doorbells are looked at first.
@@ -63,7 +63,7 @@ impl Worker {
         Self {
             engine,
             rings,
-            turns: Turns::default(),
+            looked: Vec::new(),
             hot: Vec::new(),
             next_hot: 0,
             rung: Vec::new(),
@@ -89,6 +89,7 @@ impl Worker {
         busy |= self.take_doorbells(now);
         busy |= self.run_queue_pairs(now);
         busy |= self.run_control_jobs(now);
+        busy |= self.follow_policy(now);
         busy |= self.take_helper_results(now);
         busy |= self.expire_timers(now);
         busy |= self.resume_ready();
@@ -99,15 +100,27 @@ impl Worker {
         busy
     }
 
-    pub fn run(&mut self) {
-        while !self.stopping {
+    /// Until it is told to stop. It leaves the seat to sleep, and at its end for good.
+    pub fn run(self, seat: &Seat) {
+        let (bed, mut tokens) = (self.waiting.bed(), Vec::new());
+        let mut seated = seat.take();
+        *seated = Some(self);
+        while let Some(worker) = seated.as_mut().filter(|worker| !worker.stopping) {
             let now = Instant(freeflow_shm::monotonic_ns());
-            self.note_cpu(now);
-            let busy = self.turn(now);
-            self.keep_house(now);
-            self.wake_pollers();
-            self.wait(now, busy);
+            worker.note_cpu(now);
+            let busy = worker.turn(now);
+            worker.keep_house(now);
+            worker.wake_pollers();
+            if let Next::Sleep(timeout) = worker.wait(now, busy) {
+                drop(seated);
+                bed.sleep(timeout, &mut tokens);
+                seated = seat.take();
+                if let Some(worker) = seated.as_mut() {
+                    worker.get_up(&mut tokens);
+                }
+            }
         }
+        *seated = None;
     }
 
     /// Takes what other threads left; whether there is something.
@@ -122,10 +135,11 @@ impl Worker {
         {
             self.queued_finished.push_back(finished);
         }
-        !self.queued_jobs.is_empty() || !self.queued_finished.is_empty()
+        let moved = self.rings.movers.collect(self.rings.epoch, TURN_RESULTS_MAX);
+        moved || !self.queued_jobs.is_empty() || !self.queued_finished.is_empty()
     }
 
-    fn run_control_jobs(&mut self, now: Instant) -> bool {
+    pub(crate) fn run_control_jobs(&mut self, now: Instant) -> bool {
         let mut busy = false;
         for mut job in std::mem::take(&mut self.waiting_jobs) {
             match job(self, now) {
@@ -187,6 +201,9 @@ impl Worker {
             Some(Bell::Qp(id)) => {
                 let Some(qp) = self.rings.qps.get(id) else { return };
                 let (receives_wanted, has_next) = (qp.receives_wanted, qp.send.has_next());
+                if qp.direct.is_used() {
+                    self.carry_news(id);
+                }
                 if receives_wanted {
                     self.engine.handle_receive_posted(&mut self.rings, now, ReceiveQueueId::Qp(id));
                 }
@@ -202,13 +219,29 @@ impl Worker {
     }
 
     fn take_helper_results(&mut self, now: Instant) -> bool {
-        let busy = !self.queued_finished.is_empty();
+        let mut busy = !self.queued_finished.is_empty();
         while let Some(finished) = self.queued_finished.pop_front() {
             if let Some(arrival) = self.rings.handle_finished(finished) {
                 self.handle_arrival(now, arrival);
             }
         }
+        busy |= self.take_moved(now);
         busy
+    }
+
+    fn take_moved(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        while let Some(arrival) = self.rings.poll_moved() {
+            self.handle_arrival(now, arrival);
+            busy = true;
+        }
+        busy
+    }
+
+    /// Brings in all copies of this session's memory that movers have: as if the worker had done them.
+    pub(crate) fn land_copies_of(&mut self, now: Instant, session: SessionId) {
+        self.rings.settle(session);
+        self.take_moved(now);
     }
 
     pub(crate) fn handle_arrival(&mut self, now: Instant, arrival: Arrival) {
@@ -238,7 +271,7 @@ impl Worker {
 
     /// Completions are in their rings: pollers that sleep are woken.
     #[inline]
-    fn wake_pollers(&mut self) {
+    pub(crate) fn wake_pollers(&mut self) {
         if self.rings.completed.is_empty() {
             return;
         }
@@ -260,7 +293,7 @@ impl Worker {
     }
 
     /// Completions are in their rings: the channels of armed CQs are told.
-    fn tell_channels(&mut self) {
+    pub(crate) fn tell_channels(&mut self) {
         if self.rings.notify.is_empty() {
             return;
         }
@@ -286,13 +319,15 @@ impl Worker {
         }
     }
 
-    fn end_failed_sessions(&mut self, now: Instant) {
+    pub(crate) fn end_failed_sessions(&mut self, now: Instant) {
+        self.rings.give_orders(now);
         while let Some((session, reason)) = self.rings.failures.pop() {
             let garbage = self.destroy_session(now, session);
             self.react(Box::new(move |control: &mut Control| {
                 control.handle_session_failed(session, reason);
                 drop(garbage);
             }));
+            self.rings.give_orders(now);
         }
     }
 
@@ -300,7 +335,12 @@ impl Worker {
     pub fn destroy_session(&mut self, now: Instant, session: SessionId) -> Garbage {
         let Some(entry) = self.rings.sessions.get(session) else { return Vec::new() };
         self.waiting.unwatch(&entry.kick);
+        self.rings.settle(session);
         let objects = self.engine.objects_of(session);
+        self.rings.forget_grants_of_session(session);
+        for &qp in &objects.qps {
+            self.end_direct(qp);
+        }
         self.engine.destroy_session(&mut self.rings, now, session);
         self.hot.retain(|&hot| hot != session);
         self.rings.remove_session(session, objects)

@@ -131,6 +131,7 @@ fn bad_arguments_are_refused() {
         all_signaled: false,
         block_own_multicast: false,
         cookie,
+        connection: None,
     };
     let too_many = QpCapabilities { max_send_wr: 1 << 20, ..CAPABILITIES };
     assert_eq!(client.refused(&create(&client, too_many, 5)), VerbsError::InvalidArgument);

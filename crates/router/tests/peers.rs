@@ -3,10 +3,11 @@ mod common;
 
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, PeersStatus};
-use freeflow_protocol::peer::{PEER_PROTOCOL_VERSION, PeerMessage};
+use freeflow_protocol::peer::{FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, PEER_PROTOCOL_VERSION, PeerMessage};
 use freeflow_router::Router;
 use freeflow_router::peers::{
-    Channel, Event, Identity, Key, PeerEntry, Peers, PeersFile, PeersHandle, PrivateKey, Sink, Update, key_text,
+    Channel, Event, Identity, Key, PeerEntry, Peers, PeersFile, PeersHandle, PrivateKey, Sink, Update, VnicIdentity,
+    key_text,
 };
 use freeflow_verbs::{Gid, NetworkId, QpType, Qpn};
 use std::io::{ErrorKind, Read, Write};
@@ -30,6 +31,11 @@ fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
         assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
         std::thread::yield_now();
     }
+}
+
+/// Some vNIC without labels.
+fn vnic() -> Arc<VnicIdentity> {
+    Arc::new(VnicIdentity { vnic: "v".into(), labels: Default::default(), addresses: Vec::new() })
 }
 
 fn gid(text: &str) -> Gid {
@@ -170,17 +176,23 @@ fn route(text: &str, host: Option<u32>) -> Update {
 fn two_hosts_tell_each_other_what_they_have_and_answer() {
     let lab = Lab::new(2);
     let (one, other) = (lab.start(0, 10), lab.start(1, 20));
-    one.handle.attached("default", gid("10.111.0.1"));
-    let up = |host: usize, epoch| Update::HostUp { host: HostId(1), address: lab.address(host), icrc: true, epoch };
+    one.handle.attached("default", gid("10.111.0.1"), vnic());
+    let up = |host: usize, epoch| Update::HostUp {
+        host: HostId(1),
+        address: lab.address(host),
+        icrc: true,
+        epoch,
+        features: FEATURE_CM | FEATURE_ACCESS | FEATURE_IPV6,
+    };
     one.expect(&up(1, 20));
     other.expect(&up(0, 10));
     other.expect(&route("10.111.0.1", Some(1)));
-    other.handle.attached("default", gid("10.111.1.1"));
+    other.handle.attached("default", gid("10.111.1.1"), vnic());
     one.expect(&route("10.111.1.1", Some(1)));
     one.handle.detached("default", gid("10.111.0.1"));
     other.expect(&route("10.111.0.1", None));
     // Not its own to announce.
-    one.handle.attached("default", gid("10.111.1.7"));
+    one.handle.attached("default", gid("10.111.1.7"), vnic());
     other.status_when("the refusal", |status| status.peers[0].counters.refused_announcements == 1);
 
     assert!(one.handle.ask(HostId(1), Qpn(5)));
@@ -188,6 +200,7 @@ fn two_hosts_tell_each_other_what_they_have_and_answer() {
     let info = PeerInfo {
         network: DEFAULT,
         gid: gid("10.111.1.1"),
+        ipv6_gid: None,
         service: QpType::Rc,
         connected: Some((gid("10.111.0.1"), Qpn(6))),
     };
@@ -210,7 +223,7 @@ fn three_hosts_one_of_which_is_restarted() {
     let lab = Lab::new(3);
     let mut hosts: Vec<Host> = (0..3).map(|host| lab.start(host, host as u64)).collect();
     for (number, host) in hosts.iter().enumerate() {
-        host.handle.attached("default", gid(&format!("10.111.{number}.1")));
+        host.handle.attached("default", gid(&format!("10.111.{number}.1")), vnic());
     }
     for host in &hosts {
         host.until_up(2);
@@ -222,12 +235,18 @@ fn three_hosts_one_of_which_is_restarted() {
     hosts[0].expect(&Update::HostDown { host: HostId(1) });
     hosts[2].expect(&Update::HostDown { host: HostId(2) });
     hosts[1] = lab.start(1, 99);
-    hosts[1].handle.attached("default", gid("10.111.1.2"));
+    hosts[1].handle.attached("default", gid("10.111.1.2"), vnic());
     for (host, number) in [(0, 1), (2, 2)] {
         hosts[host].expect(&route("10.111.1.1", None));
         hosts[host].expect(&Update::PeersGone { host: HostId(number) });
         let (address, icrc) = (lab.address(1), true);
-        hosts[host].expect(&Update::HostUp { host: HostId(number), address, icrc, epoch: 99 });
+        hosts[host].expect(&Update::HostUp {
+            host: HostId(number),
+            address,
+            icrc,
+            epoch: 99,
+            features: FEATURE_CM | FEATURE_ACCESS | FEATURE_IPV6,
+        });
         hosts[host].expect(&route("10.111.1.2", Some(number)));
         hosts[host].until_up(2);
     }
@@ -244,7 +263,7 @@ fn a_wrong_key_is_refused_and_disturbs_nobody() {
     one.status_when("refusals", |status| status.refused_handshakes >= 3);
     liar.status_when("failed dials", |status| status.peers.iter().all(|peer| peer.counters.failed_dials >= 2));
     assert!(liar.updates.0.lock().unwrap().iter().all(|update| matches!(update, Update::Settings(_))));
-    one.handle.attached("default", gid("10.111.1.1"));
+    one.handle.attached("default", gid("10.111.1.1"), vnic());
     other.expect(&route("10.111.1.1", Some(2)));
     drop(liar);
     // The real one is welcome at once.
@@ -257,7 +276,7 @@ fn a_listener_with_a_wrong_key_gets_nothing() {
     let lab = Lab::new(2);
     let liar = Host::start(lab.file(1), key().0, 3);
     let one = lab.start(0, 1);
-    one.handle.attached("default", gid("10.111.0.1"));
+    one.handle.attached("default", gid("10.111.0.1"), vnic());
     one.status_when("failed dials", |status| status.peers[0].counters.failed_dials >= 3);
     assert_eq!(one.handle.status().peers[0].counters.sent_messages, 0);
     assert!(liar.updates.0.lock().unwrap().iter().all(|update| matches!(update, Update::Settings(_))));
@@ -306,10 +325,10 @@ fn strangers_and_garbage_cost_little() {
     stream.write_all(&[0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]).unwrap();
     is_ended(&mut stream);
     // Good peers have noticed nothing.
-    one.handle.attached("default", gid("10.111.1.1"));
+    one.handle.attached("default", gid("10.111.1.1"), vnic());
     other.expect(&route("10.111.1.1", Some(2)));
     let after = one.handle.status().peers[1].counters;
-    assert_eq!((after.connections, after.timeouts, after.protocol_errors), (before.connections, 0, 0));
+    assert_eq!((after.connections, after.protocol_errors), (before.connections, 0));
     // The host whose address that was can still connect.
     let third = lab.start(0, 3);
     third.until_up(2);
@@ -334,7 +353,7 @@ impl Player {
             host: name(0),
             epoch: 5,
             icrc_wanted: false,
-            features: 0,
+            features: FEATURE_CM,
         };
         player.send(&hello);
         player
@@ -378,7 +397,7 @@ fn a_peer_that_floods_and_does_not_read_is_cut_off() {
     // Each ping has an answer, which is not taken.
     while player.send(&PeerMessage::Ping { stamp: 1 }) {}
     one.status_when("the cut", |status| status.peers[0].counters.timeouts >= 1);
-    one.handle.attached("default", gid("10.111.1.1"));
+    one.handle.attached("default", gid("10.111.1.1"), vnic());
     other.expect(&route("10.111.1.1", Some(2)));
     assert_eq!(one.handle.status().peers[1].counters.connections, 1);
 }
@@ -405,7 +424,13 @@ fn a_dead_wire_is_noticed() {
     let one = lab.start(1, 1);
     // It greets, and is never heard of again.
     let mut player = Player::connect(&lab, 1);
-    one.expect(&Update::HostUp { host: HostId(1), address: lab.address(0), icrc: false, epoch: 5 });
+    one.expect(&Update::HostUp {
+        host: HostId(1),
+        address: lab.address(0),
+        icrc: false,
+        epoch: 5,
+        features: FEATURE_CM,
+    });
     one.expect(&Update::HostDown { host: HostId(1) });
     is_ended(&mut player.stream);
     assert_eq!(one.handle.status().peers[0].counters.timeouts, 1);

@@ -1,89 +1,23 @@
 //! Two routers in this process, on two addresses of the loopback interface: bytes go between them as RoCEv2.
 mod common;
 
+use common::hosts::{Hosts, alone};
 use common::*;
-use freeflow_protocol::admin::{AdminReply, AdminRequest, Named, WireFaults, WireStatus};
-use freeflow_router::peers::key_text;
-use freeflow_router::{Config, Mode, Router, WireOptions};
+use freeflow_protocol::admin::{AdminReply, AdminRequest, Named, WireFaults};
+use freeflow_router::WireOptions;
 use freeflow_shm::{SendDescriptor, fd};
-use freeflow_verbs::{CompletionOpcode, CompletionStatus, QpType, SendOpcode, VnicLimits};
-use std::fs::{File, Permissions};
+use freeflow_verbs::{CompletionOpcode, CompletionStatus, QpType, SendOpcode};
+use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
 const WORDS: usize = 100_000;
 const BYTES: u32 = WORDS as u32 * 8;
 /// `ibv_qp_attr::timeout`: 4.096 us · 2^14, 67 ms.
 const TIMEOUT: u8 = 14;
-/// UDP port 4791 is there once on each address: one test at a time.
-static ALONE: Mutex<()> = Mutex::new(());
-
-/// Two hosts that know each other.
-struct Hosts {
-    hosts: [Host; 2],
-}
-
-fn address_of(host: usize) -> String {
-    format!("127.0.0.{}", 2 + host)
-}
-
-fn start(host: usize, keys: &[snow::Keypair; 2], wire: WireOptions) -> Host {
-    let directory = Directory::new();
-    let other = 1 - host;
-    let key_file = directory.0.join("host.key");
-    let own: [u8; 32] = keys[host].private.as_slice().try_into().unwrap();
-    std::fs::write(&key_file, key_text(&own)).unwrap();
-    std::fs::set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
-    let public: [u8; 32] = keys[other].public.as_slice().try_into().unwrap();
-    let peers = directory.0.join("peers.json");
-    let text = format!(
-        r#"{{"host": "h{host}", "address": "{}", "key_file": "host.key", "peers": [
-            {{"host": "h{other}", "address": "{}", "public_key": "{}", "prefixes": ["10.111.{other}.0/24"]}}]}}"#,
-        address_of(host),
-        address_of(other),
-        key_text(&public)
-    );
-    std::fs::write(&peers, text).unwrap();
-    std::fs::set_permissions(&peers, Permissions::from_mode(0o600)).unwrap();
-    let config = Config {
-        mode: Mode::Adaptive,
-        range: Some(format!("10.111.{host}.0/24").parse().unwrap()),
-        peers: Some(peers),
-        wire,
-        ..config(&directory.0, VnicLimits::default())
-    };
-    let router = Router::start(config).unwrap();
-    Host { directory, router: Some(router) }
-}
-
-impl Hosts {
-    fn new() -> Self {
-        Self::with(&WireOptions::default())
-    }
-
-    fn with(wire: &WireOptions) -> Self {
-        let keypair = || {
-            let pattern = "Noise_KK_25519_ChaChaPoly_BLAKE2s".parse().unwrap();
-            snow::Builder::new(pattern).generate_keypair().unwrap()
-        };
-        let keys = [keypair(), keypair()];
-        let hosts = Self { hosts: [start(0, &keys, wire.clone()), start(1, &keys, wire.clone())] };
-        for host in 0..2 {
-            until("the hosts to find each other", || (hosts.wire(host).hosts.len() == 1).then_some(()));
-        }
-        hosts
-    }
-
-    fn wire(&self, host: usize) -> WireStatus {
-        match self.hosts[host].admin(&AdminRequest::WireStatus { after_qpn: None }) {
-            AdminReply::Wire(status) => status,
-            other => panic!("{other:?}"),
-        }
-    }
-}
+/// 1 s: a peer may be off its processor for a while.
+const PATIENT: u8 = 18;
 
 fn count(named: &[Named], name: &str) -> u64 {
     named.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
@@ -105,8 +39,8 @@ impl Apart {
         let (mut a, mut b) = (hosts.hosts[0].client("a"), hosts.hosts[1].client("b"));
         let (a_cq, b_cq) = (a.create_cq(64, None), b.create_cq(64, None));
         let (a_qp, b_qp) = (a.create_qp(service, &a_cq), b.create_qp(service, &b_cq));
-        a.connect_rc(&a_qp, b.gid(), b_qp.qpn, TIMEOUT);
-        b.connect_rc(&b_qp, a.gid(), a_qp.qpn, TIMEOUT);
+        a.connect_rc(&a_qp, b.gid(), b_qp.qpn, PATIENT);
+        b.connect_rc(&b_qp, a.gid(), a_qp.qpn, PATIENT);
         Self { hosts, a, a_cq, a_qp, b, b_cq, b_qp }
     }
 }
@@ -144,10 +78,6 @@ fn operations(pair: &mut Apart, from_shared: bool, to_shared: bool) {
     pair.a.post_send(&mut pair.a_qp, &SendDescriptor { compare_add: 2, ..at });
     assert_eq!(pair.a_cq.wait().status, CompletionStatus::Success);
     assert_eq!((from.word(0).load(Relaxed), to.word(2).load(Relaxed)), (40, 42));
-}
-
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[test]

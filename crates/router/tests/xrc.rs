@@ -32,6 +32,7 @@ fn target_request(client: &mut Client, xrcd: Option<Handle>) -> Request {
         all_signaled: false,
         block_own_multicast: false,
         cookie: client.next_cookie(),
+        connection: None,
     }
 }
 
@@ -72,7 +73,7 @@ fn create_srq(client: &mut Client, xrcd: Handle, cq: &Cq) -> XrcSrq {
     let (reply, fds) = client.ask_fds(&Request::CreateSrq { pd: client.pd, attributes, cookie, xrc });
     let Reply::Srq { srq, number, attributes, segment_bytes } = reply else { panic!("{reply:?}") };
     let segment = Segment::map(fds[0].as_fd(), segment_bytes as usize).unwrap();
-    let shape = QueueShape::receive(attributes.max_wr, attributes.max_sge);
+    let shape = QueueShape::shared_receive(attributes.max_wr, attributes.max_sge);
     XrcSrq { handle: srq, number, cookie, ring: RequestProducer::new(segment.into(), 0, shape) }
 }
 

@@ -6,7 +6,7 @@
 //! Resize: the new ring begins with CONSUMER at minus the number of entries still in the old one. The library counts it up
 //! to zero as it consumes those ([`CompletionConsumer::commit_carried_over`]), then on as it consumes the new ring's.
 use crate::handshake;
-use crate::layout::{cq, cq_bytes, cq_entry_count};
+use crate::layout::{ARMED_NONE, ARMED_SOLICITED, cq, cq_bytes, cq_entry_count};
 use crate::segment::Segment;
 use crate::slot::{BoundedPublishCursor, Full, HEAD, Line, Slots, TakeCursor, commit};
 use crate::sync::{AtomicU32, Ordering};
@@ -131,6 +131,19 @@ impl CompletionConsumer {
     #[inline]
     pub fn arm(&self, solicited_only: bool) {
         handshake::arm(self.view.armed(), solicited_only);
+    }
+
+    /// Whether an event is still to come.
+    #[inline]
+    pub fn is_armed(&self) -> bool {
+        // Relaxed: who arms has the consumer's lock, and an event that is sent meanwhile only comes a little earlier.
+        self.view.armed().load(Ordering::Relaxed) != ARMED_NONE
+    }
+
+    /// Whether only a solicited completion gives that event.
+    pub fn is_armed_for_solicited(&self) -> bool {
+        // Relaxed: as above.
+        self.view.armed().load(Ordering::Relaxed) == ARMED_SOLICITED
     }
 
     /// How many were polled: also the position that comes next.

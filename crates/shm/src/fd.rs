@@ -1,4 +1,4 @@
-//! Descriptors and sockets: messages with descriptors over Unix `SOCK_SEQPACKET`, who the peer is, pipes and eventfds.
+//! Descriptors and sockets: messages with descriptors over Unix `SOCK_SEQPACKET`, who the peer is, sockets of events, eventfds.
 //!
 //! A descriptor that another process shares can have its O_NONBLOCK changed by that process at any time: what the router
 //! does on such descriptors ([`Doorbell::drain`]) does not rely on the flag.
@@ -14,6 +14,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// Longest message, bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
@@ -53,8 +54,16 @@ pub fn send_message(sock: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
 /// Errors: `InvalidData` if the message or its descriptors were more than allowed (they are closed); `WouldBlock` on a
 /// non-blocking socket with nothing to receive.
 pub fn receive_message(sock: impl AsFd, buffer: &mut Vec<u8>, max_fds: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let max_fds = max_fds.min(RECEIVED_FDS_MAX);
     buffer.resize(MESSAGE_BYTES_MAX, 0);
+    let received = receive_into(sock, buffer, max_fds);
+    buffer.truncate(received.as_ref().map_or(0, |(bytes, _)| *bytes));
+    received
+}
+
+/// The same into a buffer of [`MESSAGE_BYTES_MAX`] that is kept: nothing of it has to be cleared for each message. Gives the
+/// message's length.
+pub fn receive_into(sock: impl AsFd, buffer: &mut [u8], max_fds: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let max_fds = max_fds.min(RECEIVED_FDS_MAX);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RECEIVED_FDS_MAX))];
     let (result, fds) = loop {
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -72,22 +81,14 @@ pub fn receive_message(sock: impl AsFd, buffer: &mut Vec<u8>, max_fds: usize) ->
         }
         break (result, fds);
     };
-    let received = match result {
-        Ok(received) => received,
-        Err(error) => {
-            buffer.clear();
-            return Err(error.into());
-        }
-    };
+    let received = result?;
     let truncated = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
     if truncated || fds.len() > max_fds {
-        buffer.clear();
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "a message longer, or with more descriptors, than allowed",
         ));
     }
-    buffer.truncate(received.bytes);
     Ok((received.bytes, fds))
 }
 
@@ -117,6 +118,11 @@ pub fn connect_seqpacket(path: impl AsRef<Path>) -> io::Result<OwnedFd> {
     let sock = socket(SocketFlags::CLOEXEC)?;
     with_address(path.as_ref(), |address| retry_on_intr(|| rustix::net::connect(&sock, address)))?;
     Ok(sock)
+}
+
+/// How long a receiver waits on a blocking socket; what takes longer is `WouldBlock`.
+pub fn set_receive_timeout(sock: impl AsFd, at_most: Duration) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_socket_timeout(sock, rustix::net::sockopt::Timeout::Recv, Some(at_most))?)
 }
 
 /// Two connected blocking sockets.
@@ -166,6 +172,35 @@ pub fn peer_credentials(sock: impl AsFd) -> io::Result<PeerCredentials> {
     let none = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let credentials = socket_option(sock.as_fd(), libc::SO_PEERCRED, none)?;
     Ok(PeerCredentials { pid: credentials.pid, uid: credentials.uid, gid: credentials.gid })
+}
+
+/// Most groups that a process has (NGROUPS_MAX).
+const GROUP_COUNT_MAX: usize = 65_536;
+/// Enough for almost everybody.
+const GROUP_COUNT_USUAL: usize = 64;
+
+/// SO_PEERGROUPS: the supplementary groups that the peer had when the connection was made, in this process' user namespace.
+pub fn peer_groups(sock: impl AsFd) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<libc::gid_t> = vec![0; GROUP_COUNT_USUAL];
+    loop {
+        let mut bytes = size_of_val(groups.as_slice()) as libc::socklen_t;
+        let fd = sock.as_fd().as_raw_fd();
+        // SAFETY: `groups` has room for `bytes` bytes and is ours; the kernel writes plain integers there and keeps no pointer.
+        let result = unsafe {
+            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERGROUPS, groups.as_mut_ptr().cast(), &raw mut bytes)
+        };
+        let error = io::Error::last_os_error();
+        let count = bytes as usize / size_of::<libc::gid_t>();
+        if result == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        // ERANGE: `bytes` says what is needed.
+        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() || count > GROUP_COUNT_MAX {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
 }
 
 /// A pidfd of the process that connected: by SO_PEERPIDFD (Linux 6.5), else by its PID, which a reused PID could fool.
@@ -235,11 +270,27 @@ pub fn eventfd() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// A pipe of events: (read end, write end), both close-on-exec; only the write end is non-blocking.
-pub fn event_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    set_nonblocking(&write, true)?;
+/// A way for records from one process to another that is not trusted: (end to read, end to write), both close-on-exec and blocking.
+/// A `read` gives what one [`send_record`] sent, and 0 once the other end is gone. About `bytes` wait there at most, counted with
+/// what the kernel keeps beside each record (some 800 bytes).
+///
+/// A socket, not a pipe: who writes into a pipe waits for its mutex, O_NONBLOCK or not, and a reader has that while it copies into
+/// its memory, as slow as it likes to make that. A socket's sender never waits for the one that reads. Nothing can be sent against
+/// the direction.
+pub fn event_sockets(bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = seqpacket_pair()?;
+    rustix::net::shutdown(&write, rustix::net::Shutdown::Read)?;
+    // The kernel doubles it.
+    rustix::net::sockopt::set_socket_send_buffer_size(&write, bytes / 2)?;
     Ok((read, write))
+}
+
+/// Sends a record by the writing end of [`event_sockets`], whole or not at all; never waits. False: there is no room. When nobody
+/// has the other end any more it is as good as sent.
+pub fn send_record(socket: impl AsFd, record: &[u8]) -> bool {
+    let sent = retry_on_intr(|| rustix::net::send(socket.as_fd(), record, SendFlags::DONTWAIT | SendFlags::NOSIGNAL));
+    // ENOBUFS and ENOMEM: the kernel has no room for anybody at the moment.
+    !matches!(sent, Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM))
 }
 
 /// An eventfd by which one side wakes the other.

@@ -282,6 +282,11 @@ mod tests {
     fn sleeper() -> (Child, File) {
         let child = Command::new("sleep").arg("60").spawn().expect("sleep is everywhere");
         let tasks = File::open(format!("/proc/{}/task", child.id())).unwrap();
+        // Not while its program is read from the disk, when it can't be stopped.
+        let began = Instant::now();
+        while state(tasks.as_fd(), child.id() as i32) != Some(b'S') && began.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         (child, tasks)
     }
 

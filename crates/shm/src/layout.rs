@@ -6,9 +6,10 @@
 //!
 //! ```text
 //! session segment   SessionHeader | doorbell words
-//! QP segment        SQ: QueueHeader | slots | extensions     RQ: QueueHeader | slots | extensions
+//! QP segment        SQ: QueueHeader | slots | extensions     RQ: QueueHeader | slots | extensions | owners
 //! SRQ segment       QueueHeader | slots | extensions
 //! CQ segment        CqHeader | entries
+//! channel segment   header | descriptors | data | credits     (sender, receiver and router; see [`channel`])
 //! ```
 //!
 //! **Request slot** (64 bytes, one cache line), written by the library. A slot is *published* when its `sequence` equals
@@ -24,13 +25,20 @@
 //! Invariant: a published slot's sequence never equals what a reader expects of an earlier or later lap, because the
 //! sequence counts positions, not laps, and no other data is ever stored in its place.
 //!
-//! **MSN, RECV ownership, generations** (for the direct path, which shares these rings): `RequestSlot::msn` carries, on a
-//! SEND that was begun on the direct path and handed over, the number of the RECV it consumes (0: none named);
-//! `QueueHeader::generation` counts revocations of the queue's direct mappings; RECVs are owned in posting order, and
-//! `QueueHeader::taken` tells the library how many the router has taken, so that later paths can claim the next ones.
+//! **Who takes a RECV.** Two take RECVs of a queue that has an incoming channel: the library, for messages that came
+//! by the channel, and the router, for all others and to flush. RECVs are named by their positions, which are message sequence
+//! numbers: the n-th message of a connection that needs a RECV takes the n-th one. `MSN` says how many the sender has used up when it hands
+//! its next request to the router; a word for each slot settles who has its RECV (see [`crate::claims`]).
+//!
+//! **Generations.** `GRANTS_WITHDRAWN` of a send queue grows whenever memory granted to it is taken back. Who copied
+//! looks at it afterwards, and leaves the request to the router if it has changed. `CHANNELS_CLOSED` is the same for its channel,
+//! but is looked at before: what is in a channel stays there for the receiver.
+//!
+//! **Tally.** The library counts what it carries out past the router in words of the send queue's header that it alone writes, on
+//! a cache line of their own. The router adds what they have grown by to its counters, and believes them in nothing else.
 
 /// Changes with every incompatible change in this file.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 5;
 
 /// Bytes of a request slot and of a completion entry.
 pub const SLOT_BYTES: usize = 64;
@@ -50,6 +58,9 @@ pub const CQ_DOORBELL_BASE: u32 = 32_768;
 pub const DOORBELL_WORD_COUNT: usize = DOORBELL_COUNT / 64;
 /// Doorbell words that one bit of the summary stands for.
 pub const DOORBELL_WORDS_PER_SUMMARY_BIT: usize = DOORBELL_WORD_COUNT / 64;
+
+/// 64-bit words of news: a bit for each cookie of a QP or SRQ.
+pub const NEWS_WORD_COUNT: usize = CQ_DOORBELL_BASE as usize / 64;
 
 /// Head of a session segment. Byte offsets.
 pub mod session {
@@ -72,10 +83,14 @@ pub mod session {
     pub const AWAITED: usize = 256;
     /// u32, library: one more than the processor that last polled in vain.
     pub const LIBRARY_CPU: usize = 264;
+    /// u64, router sets bits, library swaps to 0: bit i stands for words 8 i .. 8 i + 7 of [`NEWS`].
+    pub const NEWS_SUMMARY: usize = 320;
     /// u64 x 1024, library sets bits, router swaps to 0.
     pub const DOORBELLS: usize = 4096;
+    /// u64 x 512, router sets bits, library swaps to 0. One bit a QP, by its cookie: look at its incoming channel.
+    pub const NEWS: usize = DOORBELLS + super::DOORBELL_WORD_COUNT * 8;
     /// Whole segment.
-    pub const BYTES: usize = DOORBELLS + super::DOORBELL_WORD_COUNT * 8;
+    pub const BYTES: usize = NEWS + super::NEWS_WORD_COUNT * 8;
 }
 
 /// The pollers of the machine fit its cores: spin freely.
@@ -89,12 +104,35 @@ pub mod queue {
     pub const POLLED: usize = 0;
     /// u32, router: 1 if a post to this receive queue must ring the doorbell.
     pub const RECEIVES_WANTED: usize = 4;
-    /// u32, router: revocations of direct mappings (later path).
-    pub const GENERATION: usize = 8;
+    /// u32, router: counts the channels of this send queue that were closed; of a receive queue, those that led to it.
+    pub const CHANNELS_CLOSED: usize = 8;
+    /// u32, router: counts the times that something granted to this send queue was taken back: then all is.
+    pub const GRANTS_WITHDRAWN: usize = 12;
     /// u32, router: free-running count of requests taken.
     pub const TAKEN: usize = 64;
+    /// u32, router: requests before this position are done, their completions written. Send queues of QPs with an outgoing
+    /// channel or grants.
+    pub const DONE: usize = 68;
+    /// u32, library: RECVs before this position were taken, by itself or by the router. Receive queues with an incoming
+    /// channel.
+    pub const CLAIMED: usize = 128;
+    /// u32, library: RECVs of the peer that are used up before the next request that the router takes. Send queues.
+    pub const MSN: usize = 132;
+    /// u32, library: counts messages put into the outgoing channel of which the peer wants to be told. Send queues.
+    pub const TOLD: usize = 136;
+    /// u32, library: the same for the last solicited one: the value of TOLD then.
+    pub const TOLD_SOLICITED: usize = 140;
+    /// u64 each, library: what was carried out past the router since the queue was made, also over resets. Send queues. SENDs and
+    /// WRITEs, their payload and the packets that a wire would need for it; READs, and the same of what they brought.
+    pub const DIRECT_SENDS: usize = 192;
+    pub const DIRECT_WRITES: usize = 200;
+    pub const DIRECT_READS: usize = 208;
+    pub const DIRECT_SENT_BYTES: usize = 224;
+    pub const DIRECT_READ_BYTES: usize = 232;
+    pub const DIRECT_SENT_PACKETS: usize = 240;
+    pub const DIRECT_READ_PACKETS: usize = 248;
     /// Bytes before the slots.
-    pub const BYTES: usize = 128;
+    pub const BYTES: usize = 256;
 }
 
 /// A request slot. Byte offsets.
@@ -118,9 +156,8 @@ pub mod slot {
     /// u32: immediate, network byte order as posted; the key to invalidate; BIND_MW: the region's lkey; atomics of XRC: the
     /// number of the remote SRQ.
     pub const IMMEDIATE: usize = 28;
-    /// u64: atomic compare or addend; BIND_MW, FLUSH: length; ATOMIC_WRITE inline: the payload; else u32 MSN (later path).
+    /// u64: atomic compare or addend; BIND_MW, FLUSH: length; ATOMIC_WRITE inline: the payload.
     pub const COMPARE_ADD: usize = 32;
-    pub const MSN: usize = 32;
     /// u64: atomic swap. Else u32: rights of a window, or type and level of a FLUSH.
     pub const SWAP: usize = 40;
     /// u32: XRC: number of the remote SRQ, unless it is an atomic.
@@ -175,6 +212,59 @@ pub mod entry {
     pub const RESERVED: usize = 48;
 }
 
+/// A channel: messages from one QP to its peer on the same host, past the router. Byte offsets.
+///
+/// The sender puts a message's payload into its descriptor if that has room, else into the ring of data, where it never
+/// wraps: what does not fit before the end begins at the start. Both sides reckon the places from the lengths. A
+/// descriptor is published as a slot is: by the sequence in the upper half of its head.
+pub mod channel {
+    /// u32, receiver: [`super::CHANNEL_OPEN`] once it takes messages.
+    pub const STATE: usize = 0;
+    /// u32, receiver: 1 if the sender must say to the router that there is a message: nobody looks.
+    pub const WANTS_TELLING: usize = 4;
+    /// u64, receiver: descriptors (low half) and units of data (high half) that it has freed, free-running.
+    pub const FREED: usize = 64;
+    /// Descriptors.
+    pub const DESCRIPTORS: usize = 4096;
+    pub const DESCRIPTOR_BYTES: usize = 128;
+    pub const DESCRIPTOR_COUNT: u32 = 256;
+    /// Data.
+    pub const DATA: usize = DESCRIPTORS + DESCRIPTOR_BYTES * DESCRIPTOR_COUNT as usize;
+    pub const UNIT_BYTES: usize = 64;
+    pub const UNIT_COUNT: u32 = 4096;
+    /// u64 each, receiver: bytes that the RECV of a position takes (low half; [`super::CREDIT_ROUTED`]: leave it to the router)
+    /// and the position plus one (high half), at position modulo the count.
+    pub const CREDITS: usize = DATA + UNIT_BYTES * UNIT_COUNT as usize;
+
+    /// Bytes of the segment of a channel whose receiver has so many slots in its receive queue.
+    pub fn bytes(credit_count: u32) -> usize {
+        CREDITS + credit_count as usize * 8
+    }
+}
+
+pub const CHANNEL_OPEN: u32 = 1;
+/// The router must deliver to this RECV.
+pub const CREDIT_ROUTED: u32 = u32::MAX;
+
+/// A descriptor of a channel. Byte offsets.
+pub mod descriptor {
+    /// u32: bytes of the payload.
+    pub const LENGTH: usize = 0;
+    /// u32: position + 1; stored last.
+    pub const SEQUENCE: usize = 4;
+    /// u32: the RECV that it takes.
+    pub const MSN: usize = 8;
+    /// u32: immediate, network byte order as posted.
+    pub const IMMEDIATE: usize = 12;
+    /// u8: `CompletionFlags` of the receiver's completion; then u8: 1, if it tells of a WRITE.
+    pub const FLAGS: usize = 16;
+    /// u32: bytes that the WRITE wrote.
+    pub const WRITTEN: usize = 20;
+    /// Payload, unless it is longer than this has room for.
+    pub const PAYLOAD: usize = 24;
+    pub const PAYLOAD_BYTES_MAX: usize = super::channel::DESCRIPTOR_BYTES - PAYLOAD;
+}
+
 /// Shape of one queue of requests: both sides compute the same offsets from the granted capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueShape {
@@ -182,6 +272,8 @@ pub struct QueueShape {
     pub slot_count: u32,
     /// Bytes of one extension, a multiple of 64; may be 0.
     pub extension_bytes: u32,
+    /// There is a word for each slot that says who takes it: receive queues of QPs.
+    pub has_owners: bool,
 }
 
 impl QueueShape {
@@ -191,8 +283,13 @@ impl QueueShape {
         Self::new(max_wr, sges.max(max_inline as usize))
     }
 
-    /// A receive queue, of a QP or shared.
+    /// A QP's own receive queue.
     pub fn receive(max_wr: u32, max_sge: u32) -> Self {
+        Self { has_owners: true, ..Self::shared_receive(max_wr, max_sge) }
+    }
+
+    /// A shared receive queue.
+    pub fn shared_receive(max_wr: u32, max_sge: u32) -> Self {
         Self::new(max_wr, (max_sge as usize).saturating_sub(slot::RECEIVE_SGES) * SGE_BYTES)
     }
 
@@ -200,11 +297,18 @@ impl QueueShape {
         Self {
             slot_count: max_wr.max(1).next_power_of_two(),
             extension_bytes: extension.next_multiple_of(SLOT_BYTES) as u32,
+            has_owners: false,
         }
     }
 
-    /// Bytes of the whole queue: header, slots, extensions.
+    /// Bytes of the whole queue: header, slots, extensions, owners.
     pub fn bytes(self) -> usize {
+        let owners = if self.has_owners { self.slot_count as usize * 4 } else { 0 };
+        self.owners() + owners.next_multiple_of(SLOT_BYTES)
+    }
+
+    /// Where the owners begin.
+    pub(crate) fn owners(self) -> usize {
         queue::BYTES + self.slot_count as usize * (SLOT_BYTES + self.extension_bytes as usize)
     }
 }
@@ -225,6 +329,9 @@ const _: () = {
     assert!(slot::RECEIVE_SGE0 + slot::RECEIVE_SGES * SGE_BYTES == SLOT_BYTES);
     assert!(entry::RESERVED + 16 == SLOT_BYTES);
     assert!(slot::SEQUENCE == entry::SEQUENCE);
-    assert!(session::BYTES.is_multiple_of(4096));
+    assert!(session::BYTES.is_multiple_of(4096) && session::NEWS_SUMMARY + 8 <= session::DOORBELLS);
+    assert!(queue::DIRECT_SENDS.is_multiple_of(SLOT_BYTES) && queue::DIRECT_READ_PACKETS + 8 <= queue::BYTES);
+    assert!(queue::BYTES.is_multiple_of(SLOT_BYTES) && channel::CREDITS.is_multiple_of(4096));
+    assert!(NEWS_WORD_COUNT == 8 * 64);
     assert!(DOORBELL_WORDS_PER_SUMMARY_BIT == 16);
 };

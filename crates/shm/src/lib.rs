@@ -9,17 +9,22 @@
 //! Invariant: nothing in a segment is ever reached by a Rust reference except atomics, for which any bytes are valid.
 #![deny(clippy::undocumented_unsafe_blocks)]
 
+pub mod claims;
 pub mod handshake;
 pub mod layout;
 pub mod slot;
 mod sync;
 
 #[cfg(not(loom))]
+mod channel;
+#[cfg(not(loom))]
 mod completion_ring;
 #[cfg(not(loom))]
 pub mod fd;
 #[cfg(not(loom))]
 mod hold;
+#[cfg(not(loom))]
+mod own;
 #[cfg(not(loom))]
 mod request_ring;
 #[cfg(not(loom))]
@@ -33,8 +38,12 @@ mod signals;
 #[cfg(not(loom))]
 mod sys;
 #[cfg(not(loom))]
+mod tally;
+#[cfg(not(loom))]
 mod view;
 
+#[cfg(not(loom))]
+pub use channel::{CHANNEL_MESSAGE_BYTES_MAX, ChannelReceiver, ChannelSender, Credit, CreditWriter, Staged};
 #[cfg(not(loom))]
 pub use completion_ring::{CompletionConsumer, CompletionProducer};
 #[cfg(not(loom))]
@@ -42,9 +51,11 @@ pub use fd::Doorbell;
 #[cfg(not(loom))]
 pub use hold::HeldThreads;
 #[cfg(not(loom))]
+pub use own::{OwnMemory, OwnRange};
+#[cfg(not(loom))]
 pub use request_ring::{RequestConsumer, RequestProducer, SendDescriptor, Take};
 #[cfg(not(loom))]
-pub use segment::{OutOfBounds, Segment};
+pub use segment::{OutOfBounds, Segment, forbid_writing, foreign_memory};
 #[cfg(not(loom))]
 pub use session::SessionSegment;
 #[cfg(not(loom))]
@@ -54,5 +65,8 @@ pub use signals::termination_signals;
 pub use slot::Full;
 #[cfg(not(loom))]
 pub use sys::{
-    allowed_cpus, cpu_count, current_cpu, monotonic_ns, page_bytes, pause, pin_to_cpu, prefer_short_slices, sched_yield,
+    allowed_cpus, coarse_ns, cpu_count, current_cpu, monotonic_ns, page_bytes, pause, pin_to_cpu, prefer_short_slices,
+    sched_yield,
 };
+#[cfg(not(loom))]
+pub use tally::Tally;

@@ -5,14 +5,16 @@
 //!
 //! Invariant: what [`RequestConsumer`] fills in is within the limits of [`SendRequest`] and [`ReceiveRequest`] and of
 //! the granted capabilities, whatever the slot holds.
+use crate::claims::{Taker, claim};
 use crate::handshake::{announce, announced};
 use crate::layout::{QueueShape, SGE_BYTES, queue, slot};
 use crate::segment::Segment;
 use crate::slot::{HEAD, Line, PublishCursor, Slots, TakeCursor};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, fence};
+use crate::tally::{self, Tally};
 use crate::view::QueueView;
 use freeflow_verbs::{
-    INLINE_BYTES_MAX, QpType, ReceiveRequest, SGE_COUNT_MAX, SendFlags, SendOpcode, SendRequest, Sge,
+    INLINE_BYTES_MAX, PathMtu, QpType, ReceiveRequest, SGE_COUNT_MAX, SendFlags, SendOpcode, SendRequest, Sge,
 };
 use std::sync::Arc;
 
@@ -68,12 +70,15 @@ pub struct SendDescriptor<'a> {
 pub struct RequestProducer {
     view: QueueView,
     cursor: PublishCursor,
+    /// By which packets are counted.
+    mtu_shift: u32,
 }
 
 impl RequestProducer {
     /// Over the queue at `offset`. Panics if it doesn't fit the segment.
     pub fn new(segment: Arc<Segment>, offset: usize, shape: QueueShape) -> Self {
-        Self { view: QueueView::new(segment, offset, shape), cursor: PublishCursor::default() }
+        let view = QueueView::new(segment, offset, shape);
+        Self { view, cursor: PublishCursor::default(), mtu_shift: tally::mtu_shift(PathMtu::default()) }
     }
 
     /// The position that the next request gets.
@@ -147,11 +152,118 @@ impl RequestProducer {
         self.view.slots.slot(position).own_word(WR_ID)
     }
 
-    /// How many requests the router has taken, of all ever posted.
+    /// How many requests the router has taken, of all ever posted: it has read them, with their extensions, and looks at them no more.
     #[inline]
     pub fn taken(&self) -> u32 {
         // Acquire; partner: the Release store in `RequestConsumer`.
         self.view.header::<{ queue::TAKEN }>().load(Ordering::Acquire)
+    }
+
+    // ---- what a library does past the router
+
+    /// How many channels of a send queue were closed, or of a receive queue's: another number than a channel was opened, or accepted,
+    /// with says that it is.
+    #[inline]
+    pub fn channels_closed(&self) -> u32 {
+        // Relaxed: advice; a message that is put into a channel just closed is like one that was before.
+        self.view.header::<{ queue::CHANNELS_CLOSED }>().load(Ordering::Relaxed)
+    }
+
+    /// How often grants were taken back: another number than a grant came with says that it is void.
+    #[inline]
+    pub fn grants_withdrawn(&self) -> u32 {
+        // Relaxed: what counts is the look after the copy.
+        self.view.header::<{ queue::GRANTS_WITHDRAWN }>().load(Ordering::Relaxed)
+    }
+
+    /// Whether grants that came with this number still hold, after bytes were copied by one. Fences first: if so, whoever takes
+    /// the memory back sees what was written.
+    #[inline]
+    pub fn still_granted(&self, number: u32) -> bool {
+        // SeqCst; partner: the fence in `RequestConsumer::set_grants_withdrawn`.
+        fence(Ordering::SeqCst);
+        self.grants_withdrawn() == number
+    }
+
+    /// Send requests before this position are done, and their completions can be polled. Only kept up to date while something is
+    /// granted, or a channel open.
+    #[inline]
+    pub fn done(&self) -> u32 {
+        // Acquire; partner: the Release store in `RequestConsumer::store_done`.
+        self.view.header::<{ queue::DONE }>().load(Ordering::Acquire)
+    }
+
+    /// Says how many of the peer's RECVs are used up before the next request that is published.
+    #[inline]
+    pub fn set_msn(&mut self, msn: u32) {
+        // Relaxed: the request that is published next brings it along.
+        self.view.header::<{ queue::MSN }>().store(msn, Ordering::Relaxed);
+    }
+
+    /// Says that there is a message in the channel of which the peer wants to be told; ring the doorbell then.
+    pub fn tell(&mut self, solicited: bool) {
+        let told = self.view.header::<{ queue::TOLD }>();
+        // Relaxed: this side alone stores it.
+        let count = told.load(Ordering::Relaxed).wrapping_add(1);
+        if solicited {
+            // Relaxed: comes with the next.
+            self.view.header::<{ queue::TOLD_SOLICITED }>().store(count, Ordering::Relaxed);
+        }
+        // Release; partner: the Acquire load in `RequestConsumer::take_told`.
+        told.store(count, Ordering::Release);
+    }
+
+    /// A SEND of so many bytes was carried out past the router, for good: for the router's counters.
+    #[inline]
+    pub fn count_send(&mut self, bytes: u32) {
+        tally::count::<{ tally::SEND }>(&self.view, self.mtu_shift, bytes);
+    }
+
+    /// The same of a WRITE.
+    #[inline]
+    pub fn count_write(&mut self, bytes: u32) {
+        tally::count::<{ tally::WRITE }>(&self.view, self.mtu_shift, bytes);
+    }
+
+    /// The same of a READ.
+    #[inline]
+    pub fn count_read(&mut self, bytes: u32) {
+        tally::count::<{ tally::READ }>(&self.view, self.mtu_shift, bytes);
+    }
+
+    /// By which packets are counted.
+    pub fn set_path_mtu(&mut self, mtu: PathMtu) {
+        self.mtu_shift = tally::mtu_shift(mtu);
+    }
+
+    /// Takes a RECV for a message of the channel. False: the router has it.
+    #[inline]
+    pub fn claim_receive(&self, position: u32) -> bool {
+        claim(self.view.owner(position), position, Taker::Library)
+    }
+
+    /// Says that all RECVs before this position were taken, by whomever.
+    #[inline]
+    pub fn set_claimed(&self, position: u32) {
+        // Release; partner: the Acquire load in `RequestConsumer::claimed`.
+        self.view.header::<{ queue::CLAIMED }>().store(position, Ordering::Release);
+    }
+
+    /// The SGEs of a RECV that is still outstanding: how many were put into `into`.
+    #[inline]
+    pub fn receive_at(&self, position: u32, into: &mut [Sge]) -> usize {
+        let slot = self.view.slots.slot(position);
+        let [_, _, count, _] = (slot.own_word(HEAD) as u32).to_le_bytes();
+        let count = (count as usize).min(into.len());
+        let here = count.min(slot::RECEIVE_SGES);
+        for (index, entry) in into[..here].iter_mut().enumerate() {
+            let word = RECEIVE_SGE0 + index * SGE_WORDS;
+            *entry = sge(slot.own_word(word), slot.own_word(word + 1));
+        }
+        if count > here && !load_sges(self.view.extension(position), &mut into[here..count]) {
+            return 0;
+        }
+        count
     }
 
     /// Begins again at position 0 with no request published. Call it while the router takes none: after it answered the
@@ -160,6 +272,12 @@ impl RequestProducer {
         for position in 0..self.view.slots.count() {
             self.view.slots.slot(position).clear();
         }
+        // Relaxed, all: the router looks at them again only after something was published.
+        for owner in self.view.owners() {
+            owner.store(0, Ordering::Relaxed);
+        }
+        self.view.header::<{ queue::MSN }>().store(0, Ordering::Relaxed);
+        self.view.header::<{ queue::CLAIMED }>().store(0, Ordering::Relaxed);
         self.cursor = PublishCursor::default();
     }
 
@@ -183,6 +301,10 @@ pub enum Take {
 pub struct RequestConsumer {
     view: QueueView,
     cursor: TakeCursor,
+    /// The library takes requests too.
+    is_shared: bool,
+    /// `TOLD` when last looked at.
+    told: u32,
     max_wr: u32,
     max_sge: u8,
     max_inline: u32,
@@ -202,6 +324,8 @@ impl RequestConsumer {
         Self {
             view: QueueView::new(segment, offset, shape),
             cursor: TakeCursor::default(),
+            is_shared: false,
+            told: 0,
             max_wr: max_wr.min(shape.slot_count),
             max_sge: max_sge.min(SGE_COUNT_MAX as u32) as u8,
             max_inline: max_inline.min(inline_limit),
@@ -221,7 +345,13 @@ impl RequestConsumer {
         let Some((position, line)) = self.cursor.take(&self.view.slots) else {
             return Take::Empty;
         };
+        let take = self.read_send(service, position, &line, into);
         self.store_taken();
+        take
+    }
+
+    #[inline]
+    fn read_send(&self, service: QpType, position: u32, line: &Line, into: &mut SendRequest) -> Take {
         let [opcode, flags, sge_count, _] = (line[HEAD] as u32).to_le_bytes();
         let flags = SendFlags(flags & FLAGS_KNOWN);
         let inline = flags.contains(SendFlags::INLINE);
@@ -287,10 +417,17 @@ impl RequestConsumer {
     /// Takes the next receive request. SGEs beyond its count are left as they were in `into`.
     #[inline]
     pub fn take_receive(&mut self, into: &mut ReceiveRequest) -> Take {
-        let Some((position, line)) = self.cursor.take(&self.view.slots) else {
+        let taken = if self.is_shared { self.take_shared() } else { self.cursor.take(&self.view.slots) };
+        let Some((position, line)) = taken else {
             return Take::Empty;
         };
+        let take = self.read_receive(position, &line, into);
         self.store_taken();
+        take
+    }
+
+    #[inline]
+    fn read_receive(&self, position: u32, line: &Line, into: &mut ReceiveRequest) -> Take {
         let [opcode, flags, sge_count, reserved] = (line[HEAD] as u32).to_le_bytes();
         into.work_request_id = line[WR_ID];
         into.ring_position = position;
@@ -309,6 +446,83 @@ impl RequestConsumer {
         }
         into.sge_count = sge_count;
         Take::Ready
+    }
+
+    /// The next one that the library has not taken for itself.
+    fn take_shared(&mut self) -> Option<(u32, Line)> {
+        self.catch_up();
+        for _ in 0..=self.max_wr {
+            let taken = self.cursor.take(&self.view.slots)?;
+            if claim(self.view.owner(taken.0), taken.0, Taker::Router) {
+                return Some(taken);
+            }
+        }
+        None
+    }
+
+    /// From now on the library takes RECVs too, until the next reset.
+    pub fn share(&mut self) {
+        self.is_shared = true;
+    }
+
+    /// Goes on after those that the library has taken, so it says. → the next one.
+    pub fn catch_up(&mut self) -> u32 {
+        // Acquire; partner: the Release store in `RequestProducer::set_claimed`.
+        let claimed = self.view.header::<{ queue::CLAIMED }>().load(Ordering::Acquire);
+        if self.is_shared && (claimed.wrapping_sub(self.cursor.position()) as i32) > 0 {
+            self.cursor.skip_to(claimed);
+        }
+        self.cursor.position()
+    }
+
+    /// Leaves the requests before `position` to the library. Nothing happens if it is none that may come next.
+    pub fn skip_to(&mut self, position: u32) {
+        if position.wrapping_sub(self.catch_up()) <= self.max_wr {
+            self.cursor.skip_to(position);
+        }
+    }
+
+    /// Everything that was taken so far is done, and its completions are written.
+    #[inline]
+    pub fn store_done(&self) {
+        // Release; partner: the Acquire load in `RequestProducer::done`.
+        self.view.header::<{ queue::DONE }>().store(self.cursor.position(), Ordering::Release);
+    }
+
+    /// How many of the peer's RECVs the sender has used up before the request that is taken next.
+    #[inline]
+    pub fn msn(&self) -> u32 {
+        // Relaxed: it came with the request, whose publication was acquired.
+        self.view.header::<{ queue::MSN }>().load(Ordering::Relaxed)
+    }
+
+    /// Says how many channels of a send queue were closed, or of a receive queue's.
+    pub fn set_channels_closed(&self, number: u32) {
+        // Relaxed: advice.
+        self.view.header::<{ queue::CHANNELS_CLOSED }>().store(number, Ordering::Relaxed);
+    }
+
+    /// Then a SeqCst fence: whoever copied by a grant either sees the change, or what it wrote can be seen.
+    pub fn set_grants_withdrawn(&self, number: u32) {
+        // Relaxed: ordered by the fence.
+        self.view.header::<{ queue::GRANTS_WITHDRAWN }>().store(number, Ordering::Relaxed);
+        // SeqCst; partner: the fence in `RequestProducer::still_granted`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// How many messages the library put into its channel, since the last call, of which the peer wants to be told; and whether
+    /// one was solicited.
+    pub fn take_told(&mut self) -> Option<(u32, bool)> {
+        // Acquire; partner: the Release store in `RequestProducer::tell`.
+        let told = self.view.header::<{ queue::TOLD }>().load(Ordering::Acquire);
+        let news = told.wrapping_sub(std::mem::replace(&mut self.told, told));
+        let solicited = self.view.header::<{ queue::TOLD_SOLICITED }>().load(Ordering::Relaxed);
+        (news != 0).then(|| (news, told.wrapping_sub(solicited) < news))
+    }
+
+    /// What the library says that it carried out past the router, since the queue was made. It can be anything.
+    pub fn tally(&self) -> Tally {
+        Tally::load(&self.view)
     }
 
     /// Requests published and not taken, at most `max_wr`; a bounded number of loads (about log2 of `max_wr`). A hostile
@@ -332,7 +546,9 @@ impl RequestConsumer {
     /// Begins again at position 0: the QP went to RESET.
     pub fn reset(&mut self) {
         self.cursor = TakeCursor::default();
+        self.is_shared = false;
         self.store_taken();
+        self.store_done();
     }
 
     /// Requests taken since the last reset: also the next position.
@@ -345,6 +561,7 @@ impl RequestConsumer {
         self.view.slots.segment()
     }
 
+    /// Only after a request's extension was read too: a producer that goes by this writes there again.
     #[inline]
     fn store_taken(&self) {
         // Release; partner: the Acquire load in `RequestProducer::taken`.

@@ -50,36 +50,44 @@ impl Segment {
     ///
     /// Errors: EINVAL for 0 or more than `isize::MAX` bytes; ENOMEM when [`crate::Segment`]s of this process reach their limit.
     pub fn create(name: &str, bytes: usize) -> io::Result<(Self, OwnedFd)> {
-        let bytes = page_multiple(bytes)?;
-        let name: String = name.chars().filter(|c| *c != '\0').take(NAME_BYTES_MAX / 4).collect();
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = match rustix::fs::memfd_create(name.as_str(), flags | MemfdFlags::NOEXEC_SEAL) {
-            // Linux before 6.3.
-            Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name.as_str(), flags)?,
-            other => other?,
-        };
-        rustix::fs::ftruncate(&fd, bytes as u64)?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let segment = Self::map_checked(fd.as_fd(), bytes)?;
+        Self::create_sealed(name, bytes, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+    }
+
+    /// The same, but further seals may be set: [`forbid_writing`].
+    pub fn create_sealable(name: &str, bytes: usize) -> io::Result<(Self, OwnedFd)> {
+        Self::create_sealed(name, bytes, SealFlags::SHRINK | SealFlags::GROW)
+    }
+
+    fn create_sealed(name: &str, bytes: usize, seals: SealFlags) -> io::Result<(Self, OwnedFd)> {
+        let fd = sealed_memory(name, bytes, seals)?;
+        let segment = Self::map_with(fd.as_fd(), page_multiple(bytes)?, ProtFlags::READ | ProtFlags::WRITE)?;
         Ok((segment, fd))
     }
 
     /// Maps the first `bytes` of a file. Errors: EINVAL for 0 or too many; `UnexpectedEof` if the file is shorter.
     pub fn map(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        Self::map_given(fd, bytes, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// The same for reading only: a write to it is a SIGSEGV, so nothing of this process may hand it out for writing.
+    pub fn map_for_reading(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        Self::map_given(fd, bytes, ProtFlags::READ)
+    }
+
+    /// A file of another's making, which may be too short.
+    fn map_given(fd: BorrowedFd<'_>, bytes: usize, rights: ProtFlags) -> io::Result<Self> {
         page_multiple(bytes)?;
         let length = rustix::fs::fstat(fd)?.st_size;
         if u64::try_from(length).is_ok_and(|length| length >= bytes as u64) {
-            Self::map_checked(fd, bytes)
+            Self::map_with(fd, bytes, rights)
         } else {
             Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the segment is shorter than said"))
         }
     }
 
-    fn map_checked(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+    fn map_with(fd: BorrowedFd<'_>, bytes: usize, rights: ProtFlags) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
-        let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)?
-        };
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, rights, MapFlags::SHARED, fd, 0)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap without MAP_FIXED gives no null");
         match Registration::new(base.as_ptr() as usize, page_multiple(bytes)?) {
             Ok(registration) => Ok(Self { base, bytes, registration }),
@@ -203,7 +211,7 @@ impl Segment {
 
     /// Where `bytes` bytes at `offset` begin, if all of them are inside.
     #[inline]
-    fn range(&self, offset: usize, bytes: usize) -> Result<*mut u8, OutOfBounds> {
+    pub(crate) fn range(&self, offset: usize, bytes: usize) -> Result<*mut u8, OutOfBounds> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
             return Err(OutOfBounds);
         }
@@ -227,6 +235,33 @@ impl fmt::Debug for Segment {
     }
 }
 
+/// A memfd of `bytes` (rounded up to pages) zero bytes with these seals. The descriptor is close-on-exec.
+///
+/// Errors: EINVAL for 0 or more than `isize::MAX` bytes.
+fn sealed_memory(name: &str, bytes: usize, seals: SealFlags) -> io::Result<OwnedFd> {
+    let bytes = page_multiple(bytes)?;
+    let name: String = name.chars().filter(|c| *c != '\0').take(NAME_BYTES_MAX / 4).collect();
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = match rustix::fs::memfd_create(name.as_str(), flags | MemfdFlags::NOEXEC_SEAL) {
+        // Linux before 6.3.
+        Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name.as_str(), flags)?,
+        other => other?,
+    };
+    rustix::fs::ftruncate(&fd, bytes as u64)?;
+    rustix::fs::fcntl_add_seals(&fd, seals)?;
+    Ok(fd)
+}
+
+/// Memory for others, sealed against shrinking, growing and further seals, and not mapped here.
+pub fn foreign_memory(name: &str, bytes: usize) -> io::Result<OwnedFd> {
+    sealed_memory(name, bytes, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+}
+
+/// From now on nobody can map this memory for writing, nor write to its file; mappings that there are stay as they are.
+pub fn forbid_writing(fd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
+}
+
 fn page_multiple(bytes: usize) -> io::Result<usize> {
     match bytes.checked_next_multiple_of(crate::sys::page_bytes()) {
         Some(rounded) if bytes > 0 && isize::try_from(rounded).is_ok() => Ok(rounded),
@@ -239,7 +274,7 @@ fn page_multiple(bytes: usize) -> io::Result<usize> {
 /// # Safety
 /// `from` is readable and `to` writable for `bytes` bytes.
 #[inline]
-unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize, last_bytes_last: bool) {
+pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize, last_bytes_last: bool) {
     if !last_bytes_last {
         // SAFETY: by the caller; memmove allows overlap. Concurrent writers make the bytes a mixture, no more.
         unsafe { libc::memmove(to.cast(), from.cast(), bytes) };

@@ -1,7 +1,7 @@
 //! The session segment: doorbells, and what router and library tell each other about waiting.
 use crate::handshake::{Doorbells, EventCount, announce};
 use crate::layout::{
-    DOORBELL_COUNT, DOORBELL_WORD_COUNT, LAYOUT_VERSION, SESSION_MAGIC, WAIT_SPIN, WAIT_YIELD, session,
+    DOORBELL_COUNT, DOORBELL_WORD_COUNT, LAYOUT_VERSION, NEWS_WORD_COUNT, SESSION_MAGIC, WAIT_SPIN, WAIT_YIELD, session,
 };
 use crate::segment::Segment;
 use crate::sys::{futex_wait, futex_wake};
@@ -139,6 +139,44 @@ impl SessionSegment {
         if events.is_awaited(count) {
             futex_wake(events.completed, WOKEN_MAX);
         }
+    }
+
+    /// Router: the QP of this cookie shall look at its channel.
+    pub fn tell_news(&self, cookie: u32) {
+        let word = cookie as usize / 64;
+        if word < NEWS_WORD_COUNT {
+            // Release, both; partners: the Acquire swaps in `take_news`.
+            self.news(word).fetch_or(1 << (cookie % 64), Ordering::Release);
+            self.segment.u64(session::NEWS_SUMMARY).fetch_or(1 << (word / 8), Ordering::Release);
+        }
+    }
+
+    /// Library: some QP has news.
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        // SeqCst: a process that asks several words whether there are news asks this one first.
+        self.segment.u64(session::NEWS_SUMMARY).load(Ordering::SeqCst) != 0
+    }
+
+    /// Library: takes the cookies of QPs that have news.
+    pub fn take_news(&self, mut each: impl FnMut(u32)) {
+        // Acquire at least, both; partners: the Release `fetch_or`s in `tell_news`.
+        let mut summary = self.segment.u64(session::NEWS_SUMMARY).swap(0, Ordering::SeqCst);
+        while summary != 0 {
+            let group = summary.trailing_zeros() as usize * 8;
+            summary &= summary - 1;
+            for word in group..group + 8 {
+                let mut bits = self.news(word).swap(0, Ordering::Acquire);
+                while bits != 0 {
+                    each(word as u32 * 64 + bits.trailing_zeros());
+                    bits &= bits - 1;
+                }
+            }
+        }
+    }
+
+    fn news(&self, word: usize) -> &AtomicU64 {
+        self.segment.u64(session::NEWS + word * 8)
     }
 
     pub fn segment(&self) -> &Segment {

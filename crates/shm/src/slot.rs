@@ -152,6 +152,11 @@ impl TakeCursor {
         self.taken
     }
 
+    /// Goes on at a later position.
+    pub fn skip_to(&mut self, position: u32) {
+        self.taken = position;
+    }
+
     #[inline]
     pub fn has_next<S: Slots + ?Sized>(&self, slots: &S) -> bool {
         slots.slot(self.taken).is_published(self.taken)

@@ -7,6 +7,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 const WORD_BYTES: usize = 8;
+/// The first of [`QueueView::tally`], and how many there are.
+pub(crate) const TALLY: usize = queue::DIRECT_SENDS;
+pub(crate) const TALLY_WORDS: usize = (queue::BYTES - TALLY) / WORD_BYTES;
 
 /// `count` slots (a power of two) at `offset` of a segment, which it keeps mapped.
 pub(crate) struct SlotView {
@@ -52,13 +55,16 @@ impl Slots for SlotView {
     }
 }
 
-/// A queue of requests over a segment: header, slots, extensions.
+/// A queue of requests over a segment: header, slots, extensions, owners.
 pub(crate) struct QueueView {
     pub(crate) slots: SlotView,
     /// The header; the slots' segment keeps it mapped.
     header: NonNull<u8>,
     extensions: NonNull<AtomicU64>,
     extension_words: usize,
+    /// Dangling if the shape has none.
+    owners: NonNull<AtomicU32>,
+    has_owners: bool,
 }
 
 // SAFETY: pointers to atomics inside a segment that `slots` keeps alive; `Segment` is Send and Sync.
@@ -74,7 +80,11 @@ impl QueueView {
         let slots_bytes = shape.slot_count as usize * SLOT_BYTES;
         let extensions_bytes = shape.slot_count as usize * shape.extension_bytes as usize;
         let extensions = segment.pointer(offset + queue::BYTES + slots_bytes, extensions_bytes, SLOT_BYTES);
+        let owners_bytes = if shape.has_owners { shape.slot_count as usize * 4 } else { 0 };
+        let owners = segment.pointer(offset + shape.owners(), owners_bytes, 4);
         Self {
+            owners: NonNull::new(owners.cast()).expect("a mapping is not at address 0"),
+            has_owners: shape.has_owners,
             slots: SlotView::new(segment, offset + queue::BYTES, shape.slot_count),
             header: NonNull::new(header).expect("a mapping is not at address 0"),
             extensions: NonNull::new(extensions.cast()).expect("a mapping is not at address 0"),
@@ -89,6 +99,31 @@ impl QueueView {
         // SAFETY: inside the header (asserted), for which `new` checked bounds and alignment; mapped as long as `self`
         // lives; any bytes are a valid AtomicU32.
         unsafe { AtomicU32::from_ptr(self.header.as_ptr().add(OFFSET).cast()) }
+    }
+
+    /// The words of the tally.
+    #[inline]
+    pub(crate) fn tally(&self) -> &[AtomicU64; TALLY_WORDS] {
+        const { assert!(TALLY.is_multiple_of(8) && TALLY + TALLY_WORDS * WORD_BYTES <= queue::BYTES) };
+        // SAFETY: inside the header (asserted), for which `new` checked bounds and alignment; mapped as long as `self`
+        // lives; any bytes are valid atomics.
+        unsafe { self.header.add(TALLY).cast().as_ref() }
+    }
+
+    /// The word that says who takes the RECV at `position`. Panics if the queue's shape has none.
+    #[inline]
+    pub(crate) fn owner(&self, position: u32) -> &AtomicU32 {
+        assert!(self.has_owners, "a shared receive queue has one taker");
+        // SAFETY: the masked index is below the slot count, and there are so many words (checked in `new`, and just
+        // now); mapped as long as `self` lives; any bytes are a valid AtomicU32.
+        unsafe { self.owners.add(self.slots.index(position) as usize).as_ref() }
+    }
+
+    /// All of them; empty if the queue's shape has none.
+    pub(crate) fn owners(&self) -> &[AtomicU32] {
+        let count = if self.has_owners { self.slots.count() as usize } else { 0 };
+        // SAFETY: as in `owner`.
+        unsafe { std::slice::from_raw_parts(self.owners.as_ptr(), count) }
     }
 
     /// The extension of the slot at `position`.

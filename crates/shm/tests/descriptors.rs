@@ -3,7 +3,7 @@
 use freeflow_shm::fd::{self, MESSAGE_BYTES_MAX, MESSAGE_FDS_MAX};
 use freeflow_shm::{Doorbell, Segment, allowed_cpus, cpu_count, monotonic_ns, pin_to_cpu};
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -15,6 +15,8 @@ struct Directory(PathBuf);
 impl Directory {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("freeflow-shm-{name}-{}", std::process::id()));
+        // A killed run with this number may have left one.
+        let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
@@ -84,7 +86,7 @@ fn truncated_messages_are_errors() {
 #[test]
 fn too_many_descriptors_are_an_error_and_none_leaks() {
     let (here, there) = fd::seqpacket_pair().unwrap();
-    let (read, write) = fd::event_pipe().unwrap();
+    let (read, write) = fd::event_sockets(16 * 1024).unwrap();
     let mut buffer = Vec::new();
     for (sent, allowed) in [(1, 0), (2, 1), (3, 2), (MESSAGE_FDS_MAX, 3)] {
         fd::send_message(&here, b"x", &vec![write.as_fd(); sent]).unwrap();
@@ -157,22 +159,86 @@ fn long_paths_work() {
 }
 
 #[test]
-fn event_pipes_carry_events_and_the_end() {
-    let (read, write) = fd::event_pipe().unwrap();
-    let (mut read, mut write) = (File::from(read), File::from(write));
-    write.write_all(&[1; 8]).unwrap();
-    let mut event = [0; 8];
-    read.read_exact(&mut event).unwrap();
-    assert_eq!(event, [1; 8]);
-    let full = loop {
-        if let Err(error) = write.write(&[2; 8]) {
-            break error;
-        }
-    };
-    assert_eq!(full.kind(), ErrorKind::WouldBlock);
+fn event_sockets_carry_records_and_the_end() {
+    let (read, write) = fd::event_sockets(16 * 1024).unwrap();
+    let mut read = File::from(read);
+    assert!(fd::send_record(&write, &[1; 8]) && fd::send_record(&write, &[2; 1000]));
+    let mut record = [0; 2000];
+    assert_eq!(read.read(&mut record).unwrap(), 8);
+    assert_eq!(read.read(&mut record).unwrap(), 1000, "one record a read");
+    // Nothing goes the other way, descriptors neither.
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let fds = [read.as_fd()];
+    assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+    let bytes = [std::io::IoSlice::new(b"x")];
+    let sent = rustix::net::sendmsg(&read, &bytes, &mut control, rustix::net::SendFlags::NOSIGNAL);
+    assert_eq!(sent, Err(rustix::io::Errno::PIPE));
+    // A sender does not wait, although its end blocks.
+    let count = (0..1000).take_while(|_| fd::send_record(&write, &[2; 8])).count();
+    assert!((8..64).contains(&count), "{count}");
     assert!(!fd::peer_closed(&read));
     drop(write);
     assert!(fd::peer_closed(&read));
+    for _ in 0..count {
+        assert_eq!(read.read(&mut record).unwrap(), 8);
+    }
+    assert_eq!(read.read(&mut record).unwrap(), 0);
+}
+
+#[test]
+fn records_for_nobody_are_as_good_as_sent() {
+    let (read, write) = fd::event_sockets(16 * 1024).unwrap();
+    assert!(fd::send_record(&write, &[1; 8]));
+    drop(read);
+    assert!(fd::peer_closed(&write));
+    assert!((0..100).all(|_| fd::send_record(&write, &[1; 8])));
+}
+
+/// A `read` into memory of which userfaultfd withholds a page; a pipe would hold the sender up as long as that lasts.
+#[test]
+fn a_reader_that_stands_still_does_not_hold_the_sender_up() {
+    use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, userfaultfd};
+    #[repr(C)]
+    struct Words<const N: usize>([u64; N]);
+    const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+    const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+    const PAGE: usize = 4096;
+    // SAFETY: it has no memory yet.
+    let Ok(faults) = (unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) }) else {
+        eprintln!("left out: no userfaultfd here");
+        return;
+    };
+    // SAFETY: new memory at an address of the kernel's choice.
+    let page = unsafe {
+        mmap_anonymous(std::ptr::null_mut(), PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).unwrap()
+    } as usize;
+    let (mut api, mut register) = (Words([0xaa, 0, 0]), Words([page as u64, PAGE as u64, 1, 0]));
+    // SAFETY: structures of the sizes that the two numbers name; the memory is this test's.
+    let done = unsafe {
+        let raw = std::os::fd::AsRawFd::as_raw_fd(&faults);
+        libc::ioctl(raw, UFFDIO_API, &raw mut api) == 0 && libc::ioctl(raw, UFFDIO_REGISTER, &raw mut register) == 0
+    };
+    assert!(done, "{}", std::io::Error::last_os_error());
+    let (read, write) = fd::event_sockets(16 * 1024).unwrap();
+    assert!(fd::send_record(&write, &[1; 8]));
+    let reader = std::thread::spawn(move || {
+        // SAFETY: the page is nobody else's, and is never unmapped.
+        unsafe { libc::read(std::os::fd::AsRawFd::as_raw_fd(&read), page as *mut libc::c_void, PAGE) }
+    });
+    let mut polled = [rustix::event::PollFd::new(&faults, rustix::event::PollFlags::IN)];
+    let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut polled, Some(&limit)).unwrap(), 1, "the reader stands still");
+    let (done, is_done) = std::sync::mpsc::channel();
+    let sender = std::thread::spawn(move || {
+        let all = (0..1000).map(|_| fd::send_record(&write, &[2; 8])).filter(|sent| *sent).count();
+        done.send(all).unwrap();
+    });
+    let sent = is_done.recv_timeout(std::time::Duration::from_secs(10));
+    drop(faults);
+    assert!((1..64).contains(&sent.expect("the sender waits for the reader")));
+    assert_eq!(reader.join().unwrap(), 8);
+    sender.join().unwrap();
 }
 
 /// The library shares the kick's description and may make it blocking: the router's drain must not wait even then.

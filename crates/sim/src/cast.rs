@@ -1,4 +1,5 @@
 //! Who takes part: processes with their memory, pools of RECVs, connections and datagram parties; how they are set up.
+use crate::dice::Dice;
 use crate::model::{Area, Expected, Posted};
 use crate::sim::{Host, Sim};
 use crate::world::MEMORY_BASE;
@@ -134,6 +135,21 @@ pub struct Cast {
     pub parties: Vec<Party>,
     pub roles: BTreeMap<(usize, u32), Role>,
     vnics: BTreeMap<(usize, NetworkId, u8), (VnicId, Gid)>,
+    /// What each new vNIC is held to.
+    pub shaping: Option<Dice>,
+}
+
+/// Rates at which what a run sends takes milliseconds.
+fn some_limit(dice: &mut Dice) -> RateLimit {
+    if dice.one_in(2) {
+        return RateLimit::default();
+    }
+    RateLimit {
+        bits_per_s: dice.one_in(2).then(|| dice.between(200_000_000, 5_000_000_000)),
+        burst_bytes: dice.one_in(2).then(|| dice.between(1, 100_000)),
+        messages_per_s: dice.one_in(2).then(|| dice.between(20_000, 1_000_000)),
+        burst_messages: dice.one_in(2).then(|| dice.between(1, 20)),
+    }
 }
 
 pub fn group() -> Gid {
@@ -175,6 +191,15 @@ impl Cast {
         for other in &mut sim.hosts {
             other.world.addresses.insert((network, gid), HostId(host as u32));
         }
+        if let Some(dice) = &mut self.shaping {
+            let tenant = TenantId(network.0);
+            let (qp, own, of_tenant) = (some_limit(dice), some_limit(dice), some_limit(dice));
+            let (priority, weight) = (dice.roll(8) as u8, dice.between(1, 1000) as u16);
+            let shaping = Shaping { qp, vnic: own, tenant: Some(tenant), priority, weight };
+            let (now, engine) = (sim.instant(), &mut sim.hosts[host].engine);
+            engine.set_tenant_limit(now, tenant, of_tenant).expect("limits that can be");
+            engine.set_shaping(now, vnic, shaping).expect("limits that can be");
+        }
         self.vnics.insert((host, network, number), (vnic, gid));
         (vnic, gid)
     }
@@ -187,7 +212,7 @@ impl Cast {
         let pd = engine.alloc_pd(session, context).expect("room");
         let cq = engine.create_cq(session, context, 4096).expect("room");
         let mut memory = vec![0; MEMORY_BYTES];
-        let mut dice = crate::dice::Dice::new(noise);
+        let mut dice = Dice::new(noise);
         for word in memory[..(SOURCE_BYTES + GUARD_BYTES) as usize].chunks_exact_mut(8) {
             word.copy_from_slice(&dice.draw().to_ne_bytes());
         }

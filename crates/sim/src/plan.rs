@@ -42,6 +42,8 @@ pub struct Plan {
     pub harms: Vec<(u64, Harm)>,
     /// How long a free RECV stays unposted at most.
     pub repost_ns_max: u64,
+    /// vNICs are held to rates, here and there.
+    pub shaped: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -97,6 +99,7 @@ impl Plan {
             cuts,
             harms,
             repost_ns_max: dice.pick(&[0, 50_000, 2 * MS]),
+            shaped: false,
         }
     }
 }

@@ -63,7 +63,8 @@ impl Run {
             sim.hosts.iter_mut().for_each(|host| host.engine.set_host_bytes_max(bytes));
         }
         let dice = Dice::for_part(plan.seed, 20);
-        let (cast, actions, wrongs) = (Cast::default(), Vec::new(), Vec::new());
+        let (mut cast, actions, wrongs) = (Cast::default(), Vec::new(), Vec::new());
+        cast.shaping = plan.shaped.then(|| Dice::for_part(plan.seed, 12));
         let calm_at = plan.calm_at;
         let mut run = Self { plan, sim, cast, dice, actions, wrongs, completions: 0, calm_at };
         run.set_up();

@@ -70,6 +70,23 @@ fn a_seed_replays() {
     }
 }
 
+/// Held to rates, runs bring the same things about, only later; with snapshots, too.
+#[test]
+fn limits_of_rate_break_nothing() {
+    let (mut failures, mut later) = (Vec::new(), 0);
+    for seed in 0..count() / 8 {
+        let plain = run(seed, false);
+        let shaped = run_plan(Plan { shaped: true, ..Plan::new(seed) }, false);
+        later += u64::from(shaped.ended_at > plain.ended_at);
+        if !shaped.wrongs.is_empty() {
+            failures.push(failure(&shaped));
+        }
+    }
+    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
+    // One run in ten at least; most have too little to do to meet a limit.
+    assert!(later > count() / 80, "limits held back {later} runs only");
+}
+
 /// An engine that is written down and read back at any turns does the very same.
 #[test]
 fn snapshots_change_nothing() {

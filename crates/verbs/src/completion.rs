@@ -87,7 +87,7 @@ impl CompletionOpcode {
     }
 }
 
-/// Bit values equal `enum ibv_wc_flags`, but for SOLICITED, which the library does not show.
+/// Bit values equal `enum ibv_wc_flags`, but for those from IPV6_HEADER on, which the library does not show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompletionFlags(pub u8);
 
@@ -95,6 +95,8 @@ impl CompletionFlags {
     pub const GRH: u8 = 1;
     pub const WITH_IMMEDIATE: u8 = 1 << 1;
     pub const WITH_INVALIDATE: u8 = 1 << 3;
+    /// With GRH: what stands in front of the payload is an IPv6 header. Not shown as a flag, but by `ibv_wc.sl`.
+    pub const IPV6_HEADER: u8 = 1 << 5;
     /// The message asked for a solicited event, or the completion is an error: a CQ armed for solicited completions
     /// only is told (IBTA 11.4.2.2).
     pub const SOLICITED: u8 = 1 << 7;

@@ -31,6 +31,10 @@ pub enum VerbsError {
     Unreachable,
     /// No answer in bounded time. ETIMEDOUT.
     TimedOut,
+    /// Another has this port. EADDRINUSE.
+    AddressInUse,
+    /// Not an address of this vNIC. EADDRNOTAVAIL.
+    AddressNotAvailable,
 }
 
 impl fmt::Display for VerbsError {
@@ -49,6 +53,8 @@ impl fmt::Display for VerbsError {
             Self::VersionMismatch => "the other side speaks another version",
             Self::Unreachable => "no route to that address",
             Self::TimedOut => "no answer in bounded time",
+            Self::AddressInUse => "another has this port",
+            Self::AddressNotAvailable => "not an address of this vNIC",
         })
     }
 }

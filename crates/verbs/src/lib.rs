@@ -13,6 +13,7 @@ mod error;
 mod event;
 mod id;
 mod limits;
+mod qos;
 mod queue_pair;
 mod stored;
 mod time;
@@ -28,9 +29,10 @@ pub use error::VerbsError;
 pub use event::{AsyncEvent, AsyncEventKind, EventElement};
 pub use id::{Gid, NetworkId, Psn, Qpn};
 pub use limits::{
-    CQE_COUNT_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, QUEUE_WORK_REQUESTS_MAX, READ_ATOMIC_DEPTH_MAX, SGE_COUNT_MAX,
-    VnicLimits,
+    CQE_COUNT_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, NetworkLimits, QUEUE_WORK_REQUESTS_MAX, READ_ATOMIC_DEPTH_MAX,
+    SGE_COUNT_MAX, VnicLimits,
 };
+pub use qos::{PRIORITY_DEFAULT, PRIORITY_MAX, RateLimit, Shaping, TenantId, WEIGHT_DEFAULT, WEIGHT_MAX};
 pub use queue_pair::{PathMtu, QpState, QpType};
 pub use time::{Duration, Instant};
 pub use work::{AtomicOperation, ReceiveRequest, SendFlags, SendOpcode, SendRequest, Sge};

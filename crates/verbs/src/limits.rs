@@ -66,3 +66,13 @@ impl Default for VnicLimits {
         }
     }
 }
+
+/// What all vNICs of one network may hold together; `None`: as much as each of them may. Reaching one gives ENOMEM too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkLimits {
+    pub qp_count_max: Option<u32>,
+    pub cq_count_max: Option<u32>,
+    pub mr_count_max: Option<u32>,
+    /// Sum of the lengths of all memory regions.
+    pub registered_bytes_max: Option<u64>,
+}

@@ -63,6 +63,9 @@ pub struct Header {
     pub pkey: u16,
     pub fecn: bool,
     pub becn: bool,
+    /// Of the reserved bits the highest, which receivers ignore (IBTA 9.2.9). Between routers: the sender of a UD packet sent it by
+    /// its IPv6 address.
+    pub by_ipv6: bool,
     pub dest_qpn: u32,
     pub ack_request: bool,
     pub psn: u32,
@@ -100,6 +103,7 @@ impl Header {
             pkey: PKEY_DEFAULT,
             fecn: false,
             becn: false,
+            by_ipv6: false,
             dest_qpn: dest_qpn & MASK_24,
             ack_request: false,
             psn: psn & MASK_24,
@@ -135,6 +139,7 @@ impl Header {
         header.pkey = pkey;
         header.fecn = qp & 1 << 31 != 0;
         header.becn = qp & 1 << 30 != 0;
+        header.by_ipv6 = qp & 1 << 29 != 0;
         header.ack_request = psn & 1 << 31 != 0;
         header.read_extensions(&mut reader)?;
         if reader.short {
@@ -191,7 +196,7 @@ impl Header {
         let bit = |set: bool, bit: u32| if set { 1 << bit } else { 0 };
         let flags = bit(self.solicited, 7) | bit(self.migrated, 6) | u32::from(self.pad & 3) << 4;
         writer.u32(u32::from(self.opcode.byte()) << 24 | flags << 16 | u32::from(self.pkey));
-        writer.u32(bit(self.fecn, 31) | bit(self.becn, 30) | self.dest_qpn & MASK_24);
+        writer.u32(bit(self.fecn, 31) | bit(self.becn, 30) | bit(self.by_ipv6, 29) | self.dest_qpn & MASK_24);
         writer.u32(bit(self.ack_request, 31) | self.psn & MASK_24);
         debug_assert_eq!(writer.at, BTH_BYTES);
         self.write_extensions(&mut writer);

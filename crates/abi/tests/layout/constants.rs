@@ -11,6 +11,7 @@ macro_rules! constants {
 /// C name and our number.
 pub fn all() -> Vec<(&'static str, i64)> {
     let mut constants = own();
+    constants.extend(connections());
     constants.extend(vocabulary());
     constants
 }
@@ -193,6 +194,63 @@ fn own() -> Vec<(&'static str, i64)> {
         IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS,
         IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG,
         IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES,
+    ]
+}
+
+fn connections() -> Vec<(&'static str, i64)> {
+    constants![
+        RDMA_CM_EVENT_ADDR_RESOLVED,
+        RDMA_CM_EVENT_ADDR_ERROR,
+        RDMA_CM_EVENT_ROUTE_RESOLVED,
+        RDMA_CM_EVENT_ROUTE_ERROR,
+        RDMA_CM_EVENT_CONNECT_REQUEST,
+        RDMA_CM_EVENT_CONNECT_RESPONSE,
+        RDMA_CM_EVENT_CONNECT_ERROR,
+        RDMA_CM_EVENT_UNREACHABLE,
+        RDMA_CM_EVENT_REJECTED,
+        RDMA_CM_EVENT_ESTABLISHED,
+        RDMA_CM_EVENT_DISCONNECTED,
+        RDMA_CM_EVENT_DEVICE_REMOVAL,
+        RDMA_CM_EVENT_MULTICAST_JOIN,
+        RDMA_CM_EVENT_MULTICAST_ERROR,
+        RDMA_CM_EVENT_ADDR_CHANGE,
+        RDMA_CM_EVENT_TIMEWAIT_EXIT,
+        RDMA_CM_EVENT_ADDRINFO_RESOLVED,
+        RDMA_CM_EVENT_ADDRINFO_ERROR,
+        RDMA_CM_EVENT_USER,
+        RDMA_CM_EVENT_INTERNAL,
+        RDMA_PS_IPOIB,
+        RDMA_PS_TCP,
+        RDMA_PS_UDP,
+        RDMA_PS_IB,
+        RDMA_IB_IP_PS_MASK,
+        RDMA_IB_IP_PORT_MASK,
+        RDMA_IB_IP_PS_TCP,
+        RDMA_IB_IP_PS_UDP,
+        RDMA_IB_PS_IB,
+        RDMA_UDP_QKEY,
+        RDMA_MAX_RESP_RES,
+        RDMA_MAX_INIT_DEPTH,
+        RAI_PASSIVE,
+        RAI_NUMERICHOST,
+        RAI_NOROUTE,
+        RAI_FAMILY,
+        RAI_SA,
+        RAI_DNS,
+        RDMA_CM_JOIN_MC_ATTR_ADDRESS,
+        RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS,
+        RDMA_CM_JOIN_MC_ATTR_RESERVED,
+        RDMA_MC_JOIN_FLAG_FULLMEMBER,
+        RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER,
+        RDMA_MC_JOIN_FLAG_RESERVED,
+        RDMA_OPTION_ID,
+        RDMA_OPTION_IB,
+        RDMA_OPTION_ID_TOS,
+        RDMA_OPTION_ID_REUSEADDR,
+        RDMA_OPTION_ID_AFONLY,
+        RDMA_OPTION_ID_ACK_TIMEOUT,
+        RDMA_OPTION_IB_PATH,
+        AF_IB,
     ]
 }
 

@@ -1,4 +1,4 @@
-//! Compares every layout and number with the installed headers (libibverbs-dev), by a C program that prints its own.
+//! Compares every layout and number with the installed headers (libibverbs-dev, librdmacm-dev), by a C program that prints its own.
 //!
 //! Headers older than this crate lack its newest fields. Such a field is left out, and its struct may be larger here than
 //! there; nothing else may differ. The structs that grow are named in [`GROWN`]. FREEFLOW_VERBS_INCLUDE names another
@@ -31,8 +31,10 @@ const GROWN: [(&str, &str); 4] = [
     ("struct ibv_mr_init_attr", "buf"),
 ];
 
-const HEADERS: [&str; 5] = [
+const HEADERS: [&str; 7] = [
     "infiniband/verbs.h",
+    "infiniband/ib.h",
+    "rdma/rdma_cma.h",
     "infiniband/sa.h",
     "rdma/ib_user_verbs.h",
     "rdma/ib_user_ioctl_verbs.h",
@@ -51,7 +53,8 @@ impl Headers {
         for header in HEADERS {
             let places = include.as_deref().into_iter().chain([Path::new("/usr/include")]);
             let found = places.map(|place| place.join(header)).find(|path| path.exists());
-            let path = found.unwrap_or_else(|| panic!("{header} is missing: apt-get install libibverbs-dev"));
+            let path =
+                found.unwrap_or_else(|| panic!("{header} is missing: apt-get install libibverbs-dev librdmacm-dev"));
             text.push_str(&std::fs::read_to_string(path).unwrap());
         }
         Self { include, text }

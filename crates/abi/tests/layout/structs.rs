@@ -35,7 +35,56 @@ macro_rules! layouts {
 pub fn all() -> Vec<Layout> {
     let mut layouts = attributes();
     layouts.extend(objects());
+    layouts.extend(connections());
     layouts
+}
+
+fn connections() -> Vec<Layout> {
+    layouts! {
+        "struct sockaddr_ib" sockaddr_ib {
+            sib_family, sib_pkey, sib_flowinfo, sib_addr, sib_sid, sib_sid_mask, sib_scope_id,
+        }
+        "struct ibv_path_record" ibv_path_record {
+            service_id, dgid, sgid, dlid, slid, flowlabel_hoplimit, tclass, reversible_numpath, pkey, qosclass_sl, mtu,
+            rate, packetlifetime, preference, reserved,
+        }
+        "struct ibv_path_data" ibv_path_data {
+            flags, reserved, path,
+        }
+        "struct rdma_ib_addr" rdma_ib_addr {
+            sgid, dgid, pkey,
+        }
+        "struct rdma_addr" rdma_addr {
+            src = "src_storage", dst = "dst_storage", ibaddr = "addr.ibaddr",
+        }
+        "struct rdma_route" rdma_route {
+            addr, path_rec, num_paths,
+        }
+        "struct rdma_event_channel" rdma_event_channel {
+            fd,
+        }
+        "struct rdma_cm_id" rdma_cm_id {
+            verbs, channel, context, qp, route, ps, port_num, event, send_cq_channel, send_cq, recv_cq_channel, recv_cq,
+            srq, pd, qp_type,
+        }
+        "struct rdma_conn_param" rdma_conn_param {
+            private_data, private_data_len, responder_resources, initiator_depth, flow_control, retry_count,
+            rnr_retry_count, srq, qp_num,
+        }
+        "struct rdma_ud_param" rdma_ud_param {
+            private_data, private_data_len, ah_attr, qp_num, qkey,
+        }
+        "struct rdma_cm_event" rdma_cm_event {
+            id, listen_id, event, status, param,
+        }
+        "struct rdma_addrinfo" rdma_addrinfo {
+            ai_flags, ai_family, ai_qp_type, ai_port_space, ai_src_len, ai_dst_len, ai_src_addr, ai_dst_addr,
+            ai_src_canonname, ai_dst_canonname, ai_route_len, ai_route, ai_connect_len, ai_connect, ai_next,
+        }
+        "struct rdma_cm_join_mc_attr_ex" rdma_cm_join_mc_attr_ex {
+            comp_mask, join_flags, addr,
+        }
+    }
 }
 
 fn attributes() -> Vec<Layout> {

@@ -65,7 +65,7 @@ pub(super) fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 /// Source and destination at the same place of a page would make small loads wait for the stores before them.
 const PAGE_OFFSET: usize = 2048;
 
-fn gbit_per_s(bytes: usize, ns: u64) -> f64 {
+fn gbits(bytes: usize, ns: u64) -> f64 {
     bytes as f64 * 8.0 / ns.max(1) as f64
 }
 
@@ -87,31 +87,70 @@ fn memcpy_gbit_per_s(bytes: usize, divisor: usize) -> io::Result<f64> {
         for _ in 0..count {
             copy(from.at(0, bytes), to.at(PAGE_OFFSET, bytes), bytes);
         }
-        results.put(0, gbit_per_s(count * bytes, sys::monotonic_ns() - begun));
+        results.put(0, gbits(count * bytes, sys::monotonic_ns() - begun));
     });
     sys::run_parties(vec![party])?;
     Ok(results.take(1)[0])
 }
 
-/// One repetition of a shape; `twice` copies into a ring and out of it.
-fn bandwidth_gbit_per_s(shape: &Shape, twice: bool, divisor: usize) -> io::Result<f64> {
-    let bytes = shape.bytes;
-    let total = match bytes {
-        0..=64 => SMALL_TOTAL,
-        65..=4096 => MIDDLE_TOTAL,
-        _ => LARGE_TOTAL,
-    };
-    let count = (total / divisor / bytes) as u64;
-    let area = if twice { shape.ring_bytes } else { shape.buffer_bytes };
-    let slots = (area / bytes).max(2) as u64;
-    let shared = Shared::new(slots as usize * bytes)?;
+/// Two processes, a core each, and what goes from one to the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Copies {
+    pub bytes: usize,
+    /// Places in the memory between them.
+    pub shared_places: usize,
+    /// Places that each side goes round in its own memory.
+    pub own_places: usize,
+    /// Messages that the sender may be ahead; with `twice`, not more than there are places.
+    pub in_flight: usize,
+    /// Into the memory between and out of it, not only into it.
+    pub twice: bool,
+    pub count: u64,
+}
+
+impl Copies {
+    /// As WRITEs do into so many places of the receiver's memory from as many of the sender's.
+    pub fn once(bytes: usize, places: usize, in_flight: usize, total_bytes: usize) -> Self {
+        let count = (total_bytes / bytes) as u64;
+        Self { bytes, shared_places: places, own_places: places, in_flight, twice: false, count }
+    }
+
+    /// As a socket does: the ring that suits this size, and so many places at either end.
+    pub fn twice(bytes: usize, places: usize, total_bytes: usize) -> Self {
+        let ring_bytes = SHAPES.iter().find(|shape| shape.bytes >= bytes).map_or(2 << 20, |shape| shape.ring_bytes);
+        let slots = (ring_bytes / bytes).max(2);
+        let count = (total_bytes / bytes) as u64;
+        Self { bytes, shared_places: slots, own_places: places, in_flight: slots, twice: true, count }
+    }
+
+    fn of(shape: &Shape, twice: bool, divisor: usize) -> Self {
+        let bytes = shape.bytes;
+        let total = match bytes {
+            0..=64 => SMALL_TOTAL,
+            65..=4096 => MIDDLE_TOTAL,
+            _ => LARGE_TOTAL,
+        };
+        let area = if twice { shape.ring_bytes } else { shape.buffer_bytes };
+        let slots = (area / bytes).max(2);
+        let count = (total / divisor / bytes) as u64;
+        Self { bytes, shared_places: slots, own_places: shape.buffer_bytes / bytes, in_flight: slots, twice, count }
+    }
+}
+
+/// One repetition.
+///
+/// # Errors
+/// A party failed.
+pub fn gbit_per_s(copies: &Copies) -> io::Result<f64> {
+    let Copies { bytes, shared_places, own_places, in_flight, twice, count } = *copies;
+    let in_flight = in_flight as u64;
+    let shared = Shared::new(shared_places * bytes)?;
     let words = Shared::new(8 * WORD_STRIDE)?;
     let word = |index: usize| words.word(index * WORD_STRIDE);
     let (near, far) = two_cpus();
     let wait = if near == far { Wait::SpinThenYield(20) } else { Wait::SpinThenYield(1 << 20) };
-    let own_slots = shape.buffer_bytes / bytes;
     let receiver = Party::new(far, || {
-        let own = Shared::private(own_slots * bytes).expect("memory");
+        let own = Shared::private(own_places * bytes).expect("memory");
         let (mut seen, mut place, mut own_place, mut waiter) = (0, 0, 0, Waiter::new(wait));
         Gate::new(word(2), 2).pass();
         for position in 0..count {
@@ -125,8 +164,8 @@ fn bandwidth_gbit_per_s(shape: &Shape, twice: bool, divisor: usize) -> io::Resul
             waiter.busy();
             if twice {
                 copy(shared.at(place * bytes, bytes), own.at(own_place * bytes, bytes), bytes);
-                place = next(place, slots as usize);
-                own_place = next(own_place, own_slots);
+                place = next(place, shared_places);
+                own_place = next(own_place, own_places);
             }
             // Release: the slot was read before the sender sees it free.
             word(1).store(position + 1, Release);
@@ -134,26 +173,28 @@ fn bandwidth_gbit_per_s(shape: &Shape, twice: bool, divisor: usize) -> io::Resul
         word(4).store(sys::monotonic_ns(), Relaxed);
     });
     let sender = Party::new(near, || {
-        let own = Shared::private(own_slots * bytes).expect("memory");
+        let own = Shared::private(own_places * bytes).expect("memory");
         let (mut freed, mut place, mut own_place, mut waiter) = (0, 0, 0, Waiter::new(wait));
         Gate::new(word(2), 2).pass();
         word(3).store(sys::monotonic_ns(), Relaxed);
         for position in 0..count {
-            while position - freed >= slots {
+            while position - freed >= in_flight {
+                // Acquire: pairs with the receiver's Release of the same count; the slot was read.
                 freed = word(1).load(Acquire);
-                if position - freed >= slots {
+                if position - freed >= in_flight {
                     waiter.idle();
                 }
             }
             waiter.busy();
             copy(own.at(own_place * bytes, bytes), shared.at(place * bytes, bytes), bytes);
-            place = next(place, slots as usize);
-            own_place = next(own_place, own_slots);
+            place = next(place, shared_places);
+            own_place = next(own_place, own_places);
+            // Release: the bytes are there before the receiver sees the count.
             word(0).store(position + 1, Release);
         }
     });
     sys::run_parties(vec![receiver, sender])?;
-    Ok(gbit_per_s(count as usize * bytes, word(4).load(Relaxed).saturating_sub(word(3).load(Relaxed))))
+    Ok(gbits(count as usize * bytes, word(4).load(Relaxed).saturating_sub(word(3).load(Relaxed))))
 }
 
 #[inline]
@@ -175,7 +216,7 @@ pub fn limits(effort: Effort) -> io::Result<Vec<Limit>> {
     for shape in &SHAPES {
         for (name, twice, reference) in [("one copy", false, shape.one_copy), ("two copies", true, shape.two_copy)] {
             let subject = copy(name, shape.bytes, reference);
-            list.push(subject.repeat(effort, || bandwidth_gbit_per_s(shape, twice, effort.divisor))?);
+            list.push(subject.repeat(effort, || gbit_per_s(&Copies::of(shape, twice, effort.divisor)))?);
         }
     }
     Ok(list)

@@ -334,9 +334,9 @@ mod tests {
     fn a_suspect_measurement_is_repeated_and_the_best_counts() {
         let mut results = [5000.0, 3000.0, 4000.0, 1.0].into_iter();
         let limit = subject(Better::Lower).measure(|| Ok(results.next().into_iter().collect())).expect("limit");
-        // Cores between near and far have no reference, so nothing is suspect there.
-        let expected = if limit.distance == Distance::Between { 5000.0 } else { 3000.0 };
-        assert!(limit.summary.p50 == expected || limit.distance == Distance::OneCpu);
+        // Cores between near and far have no reference, so nothing is suspect there; and they may get there at any attempt.
+        let between = limit.distance == Distance::Between && [5000.0, 4000.0].contains(&limit.summary.p50);
+        assert!(limit.summary.p50 == 3000.0 || between || limit.distance == Distance::OneCpu, "{limit:?}");
     }
 
     #[test]

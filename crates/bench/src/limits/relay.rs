@@ -135,6 +135,18 @@ fn microseconds(effort: Effort, run: impl Fn() -> io::Result<Vec<f64>>) -> io::R
     Ok(best.map(|(_, samples)| samples).unwrap_or_default())
 }
 
+/// Microseconds of a round trip by [`UNPINNED`]: the middle of the best repetition.
+///
+/// # Errors
+/// A party failed.
+pub fn unpinned_us(effort: Effort) -> io::Result<f64> {
+    let free = Seat { cpu: None, wait: Wait::SpinThenYield(20) };
+    let round_trips = ROUND_TRIP_COUNT / effort.divisor;
+    let shape = Shape { a: free, b: free, router: free, own_sessions: false, round_trips };
+    let samples = microseconds(effort, || round_trips_ns(&shape))?;
+    median(&samples).ok_or_else(|| io::Error::other("no round trips"))
+}
+
 pub fn limits(effort: Effort) -> io::Result<Vec<Limit>> {
     let (first, second) = two_cpus();
     let count = ROUND_TRIP_COUNT / effort.divisor;

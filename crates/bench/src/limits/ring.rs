@@ -11,6 +11,9 @@ const WORD_COUNT: usize = 6;
 const MESSAGE_COUNT: u64 = 8_000_000;
 const ROUND_TRIP_COUNT: u64 = 300_000;
 
+/// What bounds the messages a second of one queue.
+pub const HEAD_TAIL: &str = "head and tail, cached";
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// One line: 56 bytes and the sequence number.
@@ -124,7 +127,11 @@ fn in_slot<const SLOT: usize, const PAYLOAD: usize>(kind: Kind, count: u64) -> i
     Ok(rate(count, word(3), word(4)))
 }
 
-fn head_tail(count: u64) -> io::Result<f64> {
+/// Millions a second of 64-byte messages through a ring whose sides each keep the other's count as last seen.
+///
+/// # Errors
+/// A party failed.
+pub fn head_tail(count: u64) -> io::Result<f64> {
     const SLOT: usize = LINE_BYTES;
     let ring = Ring::new(Kind::HeadTail)?;
     let (producer_cpu, consumer_cpu) = two_cpus();
@@ -220,7 +227,7 @@ pub fn limits(effort: Effort) -> io::Result<Vec<Limit>> {
             .repeat(effort, || in_slot::<64, ONE>(Kind::OneLine, count))?,
         ring("two-line slots, sequence in the slot", TWO, Reference::new(97.0, 21.0))
             .repeat(effort, || in_slot::<128, TWO>(Kind::TwoLines, count))?,
-        ring("head and tail, cached", 64, Reference::new(78.0, 14.0)).repeat(effort, || head_tail(count))?,
+        ring(HEAD_TAIL, 64, Reference::new(78.0, 14.0)).repeat(effort, || head_tail(count))?,
         trip("round trip, one-line slots", ONE, Reference::near(130.0))
             .repeat(effort, || round_trip_ns::<64, ONE>(Kind::OneLine, trips))?,
         trip("round trip, two-line slots", TWO, Reference::near(150.0))

@@ -2,7 +2,9 @@
 use super::endpoint::{Device, Endpoint};
 use super::flows::FlowEnds;
 use super::objects::{Held, Resident};
-use super::{Reply, Request, registration, traffic};
+use super::{Reply, Request, Usage, following, registration, traffic};
+use super::{counting, mixed};
+use crate::sys;
 use std::io::{self, BufRead, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -111,6 +113,35 @@ fn handle<'a>(device: &'a Device, made: &mut Made<'a>, request: &Request) -> Res
             let before = Resident::of("self")?;
             made.held = Some(Held::new(device, *kind, *count)?);
             Ok(Reply::Held(before, Resident::of("self")?))
+        }
+        Request::PrepareMix { mix } => {
+            let new = mixed::prepare(device, mix)?;
+            let address = new.address();
+            made.end = Some(new);
+            Ok(Reply::Prepared(address))
+        }
+        Request::ServeMix => {
+            let end = made.end.as_ref().ok_or(prepared)?;
+            say(&Reply::Started).map_err(|error| error.to_string())?;
+            mixed::serve(end).map(Reply::Ended)
+        }
+        Request::RunMix { mix } => mixed::run(made.end.as_ref().ok_or(prepared)?, mix).map(Reply::Ended),
+        Request::Count { job, dumps } => {
+            counting::count(made.end.as_ref().ok_or(prepared)?, job, dumps).map(Reply::Counted)
+        }
+        Request::HeldAddresses => Ok(Reply::FlowsPrepared(made.held.as_ref().ok_or(prepared)?.addresses())),
+        Request::ConnectHeld { peers } => made.held.as_ref().ok_or(prepared)?.connect(peers).map(|()| Reply::Done),
+        Request::UseHeld { index, sends } => {
+            made.held.as_ref().ok_or(prepared)?.go_round(*index, *sends).map(|()| Reply::Done)
+        }
+        Request::Follow { sign } => {
+            let end = made.end.as_ref().ok_or(prepared)?;
+            say(&Reply::Started).map_err(|error| error.to_string())?;
+            following::follow(device, end, *sign).map(|at_ns| Reply::Followed { at_ns })
+        }
+        Request::Usage => {
+            let share_bytes = sys::share_bytes("self").ok_or("no /proc/self/smaps_rollup")?;
+            Ok(Reply::Used(Usage { cpu_ns: sys::own_cpu_ns(), share_bytes }))
         }
         Request::Release => {
             *made = Made::default();

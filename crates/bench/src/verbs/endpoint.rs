@@ -2,6 +2,7 @@
 //!
 //! Invariant: every pointer here came from the library, is not null, and is freed in `Drop` in the order that the API
 //! asks for, by the thread that made it. No work is in flight then that would touch the memory: the QP goes first.
+use super::callgrind;
 use super::library::Library;
 use super::{Address, Job, Memory, Operation, Traffic};
 use crate::sys::{self, Shared};
@@ -69,6 +70,11 @@ impl Device {
         self.context
     }
 
+    /// The first one of its port, which is its address.
+    pub fn gid(&self) -> [u8; 16] {
+        self.gid
+    }
+
     /// Memory whose pages are all there.
     pub fn allocate(&self, memory: Memory, bytes: usize) -> Result<Buffer<'_>, String> {
         let mapped = |mapping: std::io::Result<Shared>| mapping.map(Buffer::Mapped).map_err(|error| error.to_string());
@@ -111,6 +117,48 @@ impl Drop for Buffer<'_> {
     }
 }
 
+/// Brings an RC QP from INIT to RTS.
+///
+/// # Safety
+/// A QP that this library made and nobody destroyed.
+pub unsafe fn connect(library: &Library, qp: *mut ibv_qp, peer: Address) -> Result<(), String> {
+    use QpAttributeMask as Mask;
+    let modify = |attributes: &mut ibv_qp_attr, mask: u32| {
+        // SAFETY: the caller's QP, and filled in attributes.
+        zero(unsafe { (library.modify_qp)(qp, attributes, mask as c_int) }, "ibv_modify_qp")
+    };
+    let grh = ibv_global_route { dgid: ibv_gid { raw: peer.gid }, hop_limit: 64, ..Default::default() };
+    let mut attributes = ibv_qp_attr {
+        qp_state: RTR,
+        path_mtu: 5, // IBV_MTU_4096
+        dest_qp_num: peer.qpn,
+        rq_psn: 0,
+        max_dest_rd_atomic: 16,
+        min_rnr_timer: 1, // 10 us
+        ah_attr: ibv_ah_attr { grh, is_global: 1, port_num: PORT, ..Default::default() },
+        ..Default::default()
+    };
+    let to_rtr = Mask::STATE | Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
+    modify(&mut attributes, to_rtr | Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER)?;
+    let mut attributes =
+        ibv_qp_attr { qp_state: RTS, timeout: 18, retry_cnt: 7, rnr_retry: 7, max_rd_atomic: 16, ..Default::default() };
+    let to_rts = Mask::STATE | Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::SQ_PSN;
+    modify(&mut attributes, to_rts | Mask::MAX_QP_RD_ATOMIC)
+}
+
+/// The first state of a QP, with an end's rights.
+///
+/// # Safety
+/// As for [`connect`].
+pub unsafe fn initialise(library: &Library, qp: *mut ibv_qp, access: Access) -> Result<(), String> {
+    use QpAttributeMask as Mask;
+    let mut attributes =
+        ibv_qp_attr { qp_state: INIT, port_num: PORT, qp_access_flags: access.0, ..Default::default() };
+    let mask = Mask::STATE | Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS;
+    // SAFETY: the caller's QP, and filled in attributes.
+    zero(unsafe { (library.modify_qp)(qp, &mut attributes, mask as c_int) }, "ibv_modify_qp")
+}
+
 /// What a batch of requests has in common.
 #[derive(Clone, Copy)]
 pub struct Post {
@@ -121,9 +169,32 @@ pub struct Post {
     pub signaled: bool,
 }
 
+/// One request of several that are posted together.
+#[derive(Clone, Copy)]
+pub struct One {
+    pub operation: Operation,
+    pub immediate: Option<u32>,
+    pub bytes: usize,
+}
+
+/// What not every endpoint has.
+#[derive(Clone, Copy)]
+pub struct Extras {
+    /// Announces completions of sends, and outlives the endpoint; null: none does.
+    pub channel: *mut ibv_comp_channel,
+    /// Receives go to a shared receive queue of its own.
+    pub shared_receives: bool,
+}
+
+impl Extras {
+    pub const NONE: Self = Self { channel: ptr::null_mut(), shared_receives: false };
+}
+
 pub struct Endpoint<'a> {
     device: &'a Device,
     qp: *mut ibv_qp,
+    /// Null: the QP has a receive queue of its own.
+    srq: *mut ibv_srq,
     send_cq: *mut ibv_cq,
     receive_cq: *mut ibv_cq,
     pd: *mut ibv_pd,
@@ -139,16 +210,11 @@ pub struct Endpoint<'a> {
 impl<'a> Endpoint<'a> {
     /// A QP in INIT, with receives posted.
     pub fn new(device: &'a Device, memory: Memory, job: &Job) -> Result<Self, String> {
-        Self::with_channel(device, memory, job, ptr::null_mut())
+        Self::with(device, memory, job, Extras::NONE)
     }
 
-    /// The same; completions of sends are announced by the channel, which outlives it. Null: by none.
-    pub fn with_channel(
-        device: &'a Device,
-        memory: Memory,
-        job: &Job,
-        channel: *mut ibv_comp_channel,
-    ) -> Result<Self, String> {
+    /// The same, with extras.
+    pub fn with(device: &'a Device, memory: Memory, job: &Job, extras: Extras) -> Result<Self, String> {
         let library = &device.library;
         let area = (job.bytes * job.slots).next_multiple_of(4096);
         let buffer = device.allocate(memory, 2 * area)?;
@@ -166,6 +232,7 @@ impl<'a> Endpoint<'a> {
         let mut end = Self {
             device,
             qp: ptr::null_mut(),
+            srq: ptr::null_mut(),
             send_cq: ptr::null_mut(),
             receive_cq: ptr::null_mut(),
             pd,
@@ -178,13 +245,14 @@ impl<'a> Endpoint<'a> {
         };
         // SAFETY: the region is ours until `Drop`, which deregisters it before the memory goes.
         end.mr = not_null(unsafe { (library.reg_mr)(pd, base, 2 * area, access.0 as c_int) }, "ibv_reg_mr")?;
-        end.send_cq = end.create_cq(send_depth, channel)?;
+        end.send_cq = end.create_cq(send_depth, extras.channel)?;
         end.receive_cq = end.create_cq(receive_depth, ptr::null_mut())?;
+        if extras.shared_receives {
+            end.srq = end.create_srq()?;
+        }
         end.qp = end.create_qp(send_depth)?;
-        let mut attributes =
-            ibv_qp_attr { qp_state: INIT, port_num: PORT, qp_access_flags: access.0, ..Default::default() };
-        use QpAttributeMask as Mask;
-        end.modify(&mut attributes, Mask::STATE | Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS)?;
+        // SAFETY: a valid QP of this library.
+        unsafe { initialise(library, end.qp, access) }?;
         let mut posted = 0;
         while posted < receive_depth {
             let count = BATCH_MAX.min(receive_depth - posted);
@@ -201,6 +269,13 @@ impl<'a> Endpoint<'a> {
         not_null(cq, "ibv_create_cq")
     }
 
+    fn create_srq(&self) -> Result<*mut ibv_srq, String> {
+        let attr = ibv_srq_attr { max_wr: self.receive_depth as u32, max_sge: 1, srq_limit: 0 };
+        let mut attributes = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
+        // SAFETY: a valid PD and a filled in structure.
+        not_null(unsafe { (self.device.library.create_srq)(self.pd, &mut attributes) }, "ibv_create_srq")
+    }
+
     fn create_qp(&self, send_depth: usize) -> Result<*mut ibv_qp, String> {
         let cap = ibv_qp_cap {
             max_send_wr: send_depth as u32,
@@ -213,18 +288,13 @@ impl<'a> Endpoint<'a> {
             qp_context: ptr::null_mut(),
             send_cq: self.send_cq,
             recv_cq: self.receive_cq,
-            srq: ptr::null_mut(),
+            srq: self.srq,
             cap,
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
         };
         // SAFETY: a valid PD and attributes that name valid queues.
         not_null(unsafe { (self.device.library.create_qp)(self.pd, &mut attributes) }, "ibv_create_qp")
-    }
-
-    fn modify(&self, attributes: &mut ibv_qp_attr, mask: u32) -> Result<(), String> {
-        // SAFETY: a valid QP and filled in attributes.
-        zero(unsafe { (self.device.library.modify_qp)(self.qp, attributes, mask as c_int) }, "ibv_modify_qp")
     }
 
     pub fn address(&self) -> Address {
@@ -234,30 +304,8 @@ impl<'a> Endpoint<'a> {
     }
 
     pub fn connect(&mut self, peer: Address) -> Result<(), String> {
-        use QpAttributeMask as Mask;
-        let grh = ibv_global_route { dgid: ibv_gid { raw: peer.gid }, hop_limit: 64, ..Default::default() };
-        let mut attributes = ibv_qp_attr {
-            qp_state: RTR,
-            path_mtu: 5, // IBV_MTU_4096
-            dest_qp_num: peer.qpn,
-            rq_psn: 0,
-            max_dest_rd_atomic: 16,
-            min_rnr_timer: 1, // 10 us
-            ah_attr: ibv_ah_attr { grh, is_global: 1, port_num: PORT, ..Default::default() },
-            ..Default::default()
-        };
-        let to_rtr = Mask::STATE | Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
-        self.modify(&mut attributes, to_rtr | Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER)?;
-        let mut attributes = ibv_qp_attr {
-            qp_state: RTS,
-            timeout: 18,
-            retry_cnt: 7,
-            rnr_retry: 7,
-            max_rd_atomic: 16,
-            ..Default::default()
-        };
-        let to_rts = Mask::STATE | Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::SQ_PSN;
-        self.modify(&mut attributes, to_rts | Mask::MAX_QP_RD_ATOMIC)?;
+        // SAFETY: a valid QP of this library (invariant of the module).
+        unsafe { connect(&self.device.library, self.qp, peer) }?;
         self.peer = Some(peer);
         Ok(())
     }
@@ -292,6 +340,11 @@ impl<'a> Endpoint<'a> {
 
     /// Posts `count` receives for the messages from `first` on, in one call.
     pub fn post_receives(&self, first: usize, count: usize) -> Result<(), String> {
+        self.post_receives_counted::<false>(first, count)
+    }
+
+    /// The same; with `COUNTED` callgrind collects the call.
+    pub fn post_receives_counted<const COUNTED: bool>(&self, first: usize, count: usize) -> Result<(), String> {
         // SAFETY: plain integers and pointers; null is "none".
         let lkey = unsafe { (*self.mr).lkey };
         let mut sges = [ibv_sge::default(); BATCH_MAX];
@@ -310,62 +363,90 @@ impl<'a> Endpoint<'a> {
         let mut bad = ptr::null_mut();
         // SAFETY: a valid QP; the list and its entries live until the call returns, and the library copies them.
         let status = unsafe {
-            let post = (*(*self.qp).context).ops.post_recv.ok_or("no post_recv")?;
-            post(self.qp, requests.as_mut_ptr(), &mut bad)
+            let ops = &(*(*self.qp).context).ops;
+            if self.srq.is_null() {
+                let post = ops.post_recv.ok_or("no post_recv")?;
+                callgrind::collected::<COUNTED, _>(|| post(self.qp, requests.as_mut_ptr(), &mut bad))
+            } else {
+                let post = ops.post_srq_recv.ok_or("no post_srq_recv")?;
+                callgrind::collected::<COUNTED, _>(|| post(self.srq, requests.as_mut_ptr(), &mut bad))
+            }
         };
         zero(status, "ibv_post_recv")
     }
 
     /// Posts `count` messages from number `first` on, in one call.
     pub fn post(&self, what: Post, first: usize, count: usize) -> Result<(), String> {
+        let one = One { operation: what.operation, immediate: what.immediate, bytes: self.bytes };
+        self.post_each::<false>(what.signaled, first, count, |_| one)
+    }
+
+    /// The same; each request is what `describe` makes of its number, and with `COUNTED` callgrind collects the call.
+    #[inline]
+    pub fn post_each<const COUNTED: bool>(
+        &self,
+        signaled: bool,
+        first: usize,
+        count: usize,
+        describe: impl Fn(usize) -> One,
+    ) -> Result<(), String> {
         let peer = self.peer.ok_or("not connected")?;
         // SAFETY: a valid region (invariant of the module).
         let lkey = unsafe { (*self.mr).lkey };
-        let opcode = match (what.operation, what.immediate) {
-            (Operation::Send, None) => IBV_WR_SEND,
-            (Operation::Send, Some(_)) => IBV_WR_SEND_WITH_IMM,
-            (Operation::Write, _) => IBV_WR_RDMA_WRITE,
-            (Operation::Read, _) => IBV_WR_RDMA_READ,
-        };
         let mut sges = [ibv_sge::default(); BATCH_MAX];
         // SAFETY: integers, pointers and unions of them: all zero is "none".
         let mut requests: [ibv_send_wr; BATCH_MAX] = unsafe { std::mem::zeroed() };
         let count = count.min(BATCH_MAX);
         for index in 0..count {
             let message = first + index;
+            let one = describe(message);
             let addr = self.send_place(message) as u64;
-            sges[index] = ibv_sge { addr, length: self.bytes as u32, lkey };
+            sges[index] = ibv_sge { addr, length: one.bytes as u32, lkey };
             let request = &mut requests[index];
             request.wr_id = message as u64;
             request.sg_list = &mut sges[index];
             request.num_sge = 1;
-            request.opcode = opcode;
-            request.imm_data = what.immediate.unwrap_or(0).to_be();
+            request.opcode = match (one.operation, one.immediate) {
+                (Operation::Send, None) => IBV_WR_SEND,
+                (Operation::Send, Some(_)) => IBV_WR_SEND_WITH_IMM,
+                (Operation::Write, _) => IBV_WR_RDMA_WRITE,
+                (Operation::Read, _) => IBV_WR_RDMA_READ,
+            };
+            request.imm_data = one.immediate.unwrap_or(0).to_be();
             let remote_addr = peer.address + (message % self.slots * self.bytes) as u64;
             request.wr.rdma = ibv_send_wr_rdma { remote_addr, rkey: peer.rkey };
         }
         for index in 1..count {
             requests[index - 1].next = &mut requests[index];
         }
-        if what.signaled {
+        if signaled {
             requests[count - 1].send_flags = IBV_SEND_SIGNALED;
         }
         let mut bad = ptr::null_mut();
         // SAFETY: a valid QP; the list and its entries live until the call returns, and the library copies them.
         let status = unsafe {
             let post = (*(*self.qp).context).ops.post_send.ok_or("no post_send")?;
-            post(self.qp, requests.as_mut_ptr(), &mut bad)
+            callgrind::collected::<COUNTED, _>(|| post(self.qp, requests.as_mut_ptr(), &mut bad))
         };
         zero(status, "ibv_post_send")
     }
 
     /// Completions of sends that are there now; any with an error is one here.
     pub fn poll_sends(&self, each: impl FnMut(&ibv_wc)) -> Result<usize, String> {
-        self.poll(self.send_cq, each)
+        self.poll::<false>(self.send_cq, each)
     }
 
     pub fn poll_receives(&self, each: impl FnMut(&ibv_wc)) -> Result<usize, String> {
-        self.poll(self.receive_cq, each)
+        self.poll::<false>(self.receive_cq, each)
+    }
+
+    /// How many completions of sends there are now; with `COUNTED` callgrind collects the call.
+    pub fn poll_sends_counted<const COUNTED: bool>(&self) -> Result<usize, String> {
+        self.poll::<COUNTED>(self.send_cq, |_| {})
+    }
+
+    pub fn poll_receives_counted<const COUNTED: bool>(&self) -> Result<usize, String> {
+        self.poll::<COUNTED>(self.receive_cq, |_| {})
     }
 
     /// The next completion of a send is announced by the channel.
@@ -378,12 +459,13 @@ impl<'a> Endpoint<'a> {
         zero(status, "ibv_req_notify_cq")
     }
 
-    fn poll(&self, cq: *mut ibv_cq, mut each: impl FnMut(&ibv_wc)) -> Result<usize, String> {
+    #[inline]
+    fn poll<const COUNTED: bool>(&self, cq: *mut ibv_cq, mut each: impl FnMut(&ibv_wc)) -> Result<usize, String> {
         let mut completions = [ibv_wc::default(); POLL_MAX];
         // SAFETY: a valid CQ and a place for so many completions.
         let count = unsafe {
             let poll = (*(*cq).context).ops.poll_cq.ok_or("no poll_cq")?;
-            poll(cq, POLL_MAX as c_int, completions.as_mut_ptr())
+            callgrind::collected::<COUNTED, _>(|| poll(cq, POLL_MAX as c_int, completions.as_mut_ptr()))
         };
         let count = usize::try_from(count).map_err(|_| "ibv_poll_cq failed")?;
         for completion in &completions[..count.min(POLL_MAX)] {
@@ -426,6 +508,9 @@ impl Drop for Endpoint<'_> {
         unsafe {
             if !self.qp.is_null() {
                 (library.destroy_qp)(self.qp);
+            }
+            if !self.srq.is_null() {
+                (library.destroy_srq)(self.srq);
             }
             for cq in [self.send_cq, self.receive_cq] {
                 if !cq.is_null() {

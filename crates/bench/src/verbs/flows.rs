@@ -1,6 +1,6 @@
 //! Several connections of one program at once: it sleeps until a completion is announced, posts what may be posted, and
 //! sleeps again. So a machine with few cores can hold hundreds of them.
-use super::endpoint::{Device, Endpoint, Post, not_null};
+use super::endpoint::{Device, Endpoint, Extras, Post, not_null};
 use super::{Address, Job, Memory, Operation, Traffic};
 use crate::sys;
 use freeflow_abi::{ibv_comp_channel, ibv_cq};
@@ -107,7 +107,8 @@ impl<'a> FlowEnds<'a> {
         // The receives that this makes are never used: WRITEs need none.
         let job =
             Job { traffic: Traffic::Latency, operation: Operation::Write, bytes: flows.bytes, slots, duration_ms: 0 };
-        let end = |_| Endpoint::with_channel(device, Memory::Ordinary, &job, channel.channel);
+        let extras = Extras { channel: channel.channel, ..Extras::NONE };
+        let end = |_| Endpoint::with(device, Memory::Ordinary, &job, extras);
         let ends = (0..flows.count).map(end).collect::<Result<_, _>>()?;
         Ok(Self { ends, channel, flows: *flows })
     }

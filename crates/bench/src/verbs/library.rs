@@ -21,6 +21,8 @@ pub struct Library {
         unsafe extern "C" fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq,
     pub destroy_cq: unsafe extern "C" fn(*mut ibv_cq) -> c_int,
     pub create_qp: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
+    pub create_srq: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq,
+    pub destroy_srq: unsafe extern "C" fn(*mut ibv_srq) -> c_int,
     pub modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
     pub destroy_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
     pub wc_status_str: unsafe extern "C" fn(c_uint) -> *const c_char,
@@ -45,20 +47,26 @@ unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
 ///
 /// # Safety
 /// As for [`function`].
-unsafe fn required<F: Copy>(handle: *mut c_void, name: &CStr) -> Result<F, String> {
+pub unsafe fn required<F: Copy>(handle: *mut c_void, name: &CStr) -> Result<F, String> {
     // SAFETY: the caller's.
-    unsafe { function(handle, name) }.ok_or_else(|| format!("no {} in libibverbs.so.1", name.to_string_lossy()))
+    unsafe { function(handle, name) }.ok_or_else(|| format!("the library has no {}", name.to_string_lossy()))
+}
+
+/// A library by its name, for as long as this process lives.
+pub fn open(name: &CStr) -> Result<*mut c_void, String> {
+    // SAFETY: a C string; the library's initialisers may run here as in any program.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+    if handle.is_null() {
+        // SAFETY: after a failed dlopen this is a C string.
+        let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
+        return Err(reason.to_string_lossy().into_owned());
+    }
+    Ok(handle)
 }
 
 impl Library {
     pub fn load() -> Result<Self, String> {
-        // SAFETY: a C string; the library's initialisers may run here as in any program.
-        let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
-        if handle.is_null() {
-            // SAFETY: after a failed dlopen this is a C string.
-            let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
-            return Err(reason.to_string_lossy().into_owned());
-        }
+        let handle = open(c"libibverbs.so.1")?;
         // SAFETY: each field's type is the signature that the public header gives the function of that name.
         unsafe {
             Ok(Self {
@@ -77,6 +85,8 @@ impl Library {
                 create_cq: required(handle, c"ibv_create_cq")?,
                 destroy_cq: required(handle, c"ibv_destroy_cq")?,
                 create_qp: required(handle, c"ibv_create_qp")?,
+                create_srq: required(handle, c"ibv_create_srq")?,
+                destroy_srq: required(handle, c"ibv_destroy_srq")?,
                 modify_qp: required(handle, c"ibv_modify_qp")?,
                 destroy_qp: required(handle, c"ibv_destroy_qp")?,
                 wc_status_str: required(handle, c"ibv_wc_status_str")?,

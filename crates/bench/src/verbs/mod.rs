@@ -4,9 +4,13 @@
 //! one [`Reply`] a line on its standard output. The host side tells both what to do, carries their addresses from one
 //! to the other, and looks at the router's CPU time in between; the agents exchange nothing but what they measure.
 pub mod agent;
-mod endpoint;
+mod callgrind;
+pub mod counting;
+pub(crate) mod endpoint;
 pub mod flows;
-mod library;
+pub mod following;
+pub(crate) mod library;
+pub mod mixed;
 pub mod objects;
 pub mod registration;
 mod traffic;
@@ -112,7 +116,25 @@ pub enum Request {
     ConnectFlows { peers: Vec<Address> },
     /// Streams on all of them. → `Flowed`.
     RunFlows { run: flows::Run },
-    /// Frees what `Prepare`, `PrepareFlows` or `Hold` made. → `Done`.
+    /// The same for a stream of two kinds of message. → `Prepared`.
+    PrepareMix { mix: mixed::Mix },
+    /// Takes that stream. → `Started`, then `Ended`.
+    ServeMix,
+    /// Sends it. → `Ended`, its figures in millions of messages a second.
+    RunMix { mix: mixed::Mix },
+    /// Counts instructions, under callgrind, which writes to this file. → `Counted`.
+    Count { job: Job, dumps: std::path::PathBuf },
+    /// Of the held QPs. → `FlowsPrepared`.
+    HeldAddresses,
+    /// Brings the held QPs to RTS. → `Done`.
+    ConnectHeld { peers: Vec<Address> },
+    /// Sends on one of them, or receives, until its queues went round. → `Done`.
+    UseHeld { index: usize, sends: bool },
+    /// Works until a change shows. → `Started`, then `Followed`.
+    Follow { sign: following::Sign },
+    /// What this process uses. → `Used`.
+    Usage,
+    /// Frees what `Prepare`, `PrepareFlows`, `PrepareMix` or `Hold` made. → `Done`.
     Release,
     /// Starts another program. → `Started`.
     Start { argv: Vec<String> },
@@ -129,6 +151,12 @@ pub enum Reply {
     Registered(registration::Registration),
     FlowsPrepared(Vec<Address>),
     Flowed(flows::Flowed),
+    Counted(Vec<counting::Counted>),
+    Used(Usage),
+    /// CLOCK_MONOTONIC, nanoseconds.
+    Followed {
+        at_ns: u64,
+    },
     /// Before and after.
     Held(objects::Resident, objects::Resident),
     /// Exit status, or `None` when it was ended; both outputs together.
@@ -137,6 +165,15 @@ pub enum Reply {
         text: String,
     },
     Failed(String),
+}
+
+/// What a process has used so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    pub cpu_ns: u64,
+    /// Its part of all resident memory: a page that several processes have mapped is shared out between them, so that sums are
+    /// right.
+    pub share_bytes: u64,
 }
 
 /// What one end saw.

@@ -16,9 +16,9 @@ const SIGNAL_EVERY: usize = 16;
 /// Round trips kept at most.
 const SAMPLES_MAX: usize = 400_000;
 /// Share of the time that warms up and is not counted.
-const WARM_UP_SHARE: u64 = 8;
+pub(super) const WARM_UP_SHARE: u64 = 8;
 /// Parts into which a stream's time is cut, each with its own bandwidth.
-const PARTS: u64 = 40;
+pub(super) const PARTS: u64 = 40;
 /// First byte of the last WRITE.
 const LAST: u8 = 0xff;
 
@@ -231,7 +231,7 @@ fn stream(end: &Endpoint<'_>, job: &Job) -> Result<Outcome, String> {
 }
 
 /// Receives until the last message; touches each.
-fn sink(end: &Endpoint<'_>, posted: usize) -> Result<Outcome, String> {
+pub(super) fn sink(end: &Endpoint<'_>, posted: usize) -> Result<Outcome, String> {
     let (mut posted, mut taken, mut sum, mut last) = (posted, 0u64, 0u64, false);
     let mut freed = 0;
     let (cpu, begun) = (sys::own_cpu_ns(), sys::monotonic_ns());

@@ -48,6 +48,8 @@ impl FakeRouter {
     /// Listens, and serves one connection on a thread of its own.
     pub fn start(name: &str, version: u32) -> Self {
         let directory = std::env::temp_dir().join(format!("freeflow-client-{name}-{}", std::process::id()));
+        // A killed run with this number may have left one.
+        let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
         let path = directory.join("router.sock");
         let listener = fd::listen_seqpacket(&path, 0o600).unwrap();
@@ -140,7 +142,7 @@ impl Objects {
     }
 
     fn pipe(&mut self) -> (Handle, Vec<OwnedFd>) {
-        let (read, write) = fd::event_pipe().unwrap();
+        let (read, write) = fd::event_sockets(64 * 1024).unwrap();
         let handle = self.handle();
         self.pipes.insert(handle, write);
         (handle, vec![read])
@@ -231,7 +233,7 @@ impl Objects {
     }
 
     fn create_srq(&mut self, attributes: SrqAttributes, cookie: u32) -> (Reply, Vec<OwnedFd>) {
-        let shape = QueueShape::receive(attributes.max_wr, attributes.max_sge);
+        let shape = QueueShape::shared_receive(attributes.max_wr, attributes.max_sge);
         let (segment, memory) = Segment::create("test-srq", shape.bytes()).unwrap();
         let consumer = RequestConsumer::new(Arc::new(segment), 0, shape, attributes.max_wr, attributes.max_sge, 0);
         self.srqs.insert(cookie, consumer);

@@ -10,6 +10,7 @@
 //!
 //! Invariant: each burst of READ responses finds its key anew, so that a READ stops as soon as its key is invalid.
 use crate::keys::Reach;
+use crate::limits::ATOMIC_BYTES;
 use crate::qp::Teardown;
 use crate::requester::Budget;
 use crate::responder::{Nak, Refused};
@@ -203,6 +204,11 @@ impl Answer {
     }
 }
 
+/// Whether an answer brings what an atomic found.
+fn is_atomic(header: &Header) -> bool {
+    header.opcode.operation() == Operation::AtomicAcknowledge
+}
+
 impl Engine {
     // ---- what is owed
 
@@ -236,13 +242,24 @@ impl Engine {
         if answers.is_empty() {
             return;
         }
-        let mut budget = Budget { bytes: if answers.queue.len() > 1 { 0 } else { DIRECT_BYTES_MAX }, requests: 0 };
+        let bytes = if answers.queue.len() > 1 { 0 } else { DIRECT_BYTES_MAX };
+        let answers = self.may_answer(id);
+        let mut budget = Budget { answers, ..Budget::unmetered(bytes) };
         if self.send_answers(env, id, &mut budget) == Progress::More {
             self.push_ready(id);
         }
     }
 
     // ---- sending
+
+    /// Whether a turn of the QP would move payload, if it has a request or has none (`has_next`).
+    pub fn has_work(&self, id: QpId, has_next: bool) -> bool {
+        let owes = self.qps.get(id).is_some_and(|qp| {
+            let answers = qp.wire.as_ref().is_some_and(|wire| !wire.responder.answers.queue.is_empty());
+            answers || !qp.receive.datagrams.is_empty()
+        });
+        owes || self.is_sending(id, has_next)
+    }
 
     /// Sends what is owed to the peer: READ responses, acknowledgements. Takes no more than half of the turn from the QP's
     /// own requests.
@@ -291,6 +308,8 @@ impl Engine {
                 _ if budget.bytes == 0 => return Progress::More,
                 // Whoever is behind the QPN, and it is not the peer, gets nothing.
                 _ if !self.gate_is_open(env, id) => return Progress::Waiting,
+                Next::Reading(..) if !budget.answers => return Progress::More,
+                Next::Packet(header) if is_atomic(&header) && !budget.answers => return Progress::More,
                 Next::Reading(psn, reading) => self.send_responses(env, id, (psn, reading), budget),
                 Next::Packet(header) => self.send_bare(env, id, header, budget),
             };
@@ -339,6 +358,9 @@ impl Engine {
         if env.transmit(token, &to, &[PacketHead::new(header, 0)], nothing) == TransmitOutcome::Full {
             return Sent::Stop(Progress::More);
         }
+        if is_atomic(&header) {
+            self.note_used(id, ATOMIC_BYTES);
+        }
         self.count_answers(id, Burst { packets: 1, bytes: 0 });
         let answers = &mut self.wire_mut(id).responder.answers;
         if answers.queue.pop_front().is_none() {
@@ -386,6 +408,7 @@ impl Engine {
                 self.launch_wire(id, WireFlight::Response, Some(reading.rkey));
             }
         }
+        self.note_used(id, u64::from(burst.bytes));
         self.count_answers(id, burst);
         Sent::On
     }

@@ -9,6 +9,8 @@ pub struct Drops {
     pub malformed: u64,
     pub wrong_pkey: u64,
     pub wrong_qkey: u64,
+    /// UD: policy does not let the sender talk to the receiver.
+    pub denied: u64,
     pub unknown_qpn: u64,
     /// From another host than the QP's peer is on.
     pub wrong_source: u64,

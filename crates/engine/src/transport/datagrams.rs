@@ -8,10 +8,10 @@ use crate::keys::Part;
 use crate::limits::{PATIENCE_COUNT, PATIENCE_STEP};
 use crate::qp::Claim;
 use crate::responder::{Arrival, Received, Refused};
-use crate::ud::{GRH_BYTES, grh};
+use crate::ud::{GRH_BYTES, grh, is_ipv6};
 use crate::{
-    CopyOutcome, Engine, Environment, HostId, MemorySide, Path, PeerAnswer, QpId, ReceiveQueueId, Source, SourceBody,
-    Syndrome,
+    CopyOutcome, Engine, Environment, HostId, Means, MemorySide, Path, PeerAnswer, PeerInfo, QpId, ReceiveQueueId,
+    Source, SourceBody, Syndrome,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -19,6 +19,7 @@ use alloc::vec::Vec;
 use freeflow_verbs::{
     Access, Completion, CompletionStatus, Duration, Gid, GlobalRoute, Instant, NetworkId, QpType, Qpn, SendOpcode,
 };
+use freeflow_wire::cm::MAD_QPN;
 use serde::{Deserialize, Serialize};
 
 /// Packets that wait for word of their senders, of all hosts together and of one.
@@ -44,6 +45,8 @@ struct DatagramHeader {
     qkey: u32,
     immediate: Option<u32>,
     solicited: bool,
+    /// The sender's IPv6 address sent it, to the receiver's (or to a group).
+    by_ipv6: bool,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -70,6 +73,13 @@ struct Stranger {
 }
 
 impl DatagramHeader {
+    /// What stands in front of so many bytes.
+    fn prefix(&self, length: u32) -> [u8; GRH_BYTES] {
+        let DatagramRoute { source, destination, traffic_class, hop_limit } = self.grh;
+        let to = GlobalRoute { dgid: destination, traffic_class, hop_limit, ..GlobalRoute::default() };
+        grh(source, &to, length, self.immediate.is_some())
+    }
+
     fn opcode(&self) -> SendOpcode {
         if self.immediate.is_some() { SendOpcode::SendWithImmediate } else { SendOpcode::Send }
     }
@@ -78,6 +88,9 @@ impl DatagramHeader {
 impl Engine {
     pub(super) fn handle_ud<E: Environment>(&mut self, env: &mut E, now: Instant, from: HostId, packet: &Packet<'_>) {
         let header = packet.header;
+        if header.dest_qpn == MAD_QPN {
+            return self.handle_management(env, from, packet);
+        }
         let source_qpn = header.deth.source_qpn;
         let datagram = DatagramHeader {
             grh: DatagramRoute {
@@ -90,16 +103,14 @@ impl Engine {
             qkey: header.deth.qkey,
             immediate: header.opcode.has_immediate().then_some(header.immediate),
             solicited: header.solicited,
+            by_ipv6: header.by_ipv6,
         };
         if self.groups.of_number(header.dest_qpn).is_none() && self.ud_receiver(header.dest_qpn).is_none() {
             return;
         }
         match env.peer(from, Qpn(source_qpn)) {
             PeerAnswer::Known(info) => {
-                let grh = DatagramRoute { source: info.gid, ..datagram.grh };
-                let network = (info.service == QpType::Ud).then_some(info.network);
-                let datagram = DatagramHeader { grh, ..datagram };
-                self.distribute(env, now, header.dest_qpn, network, datagram, packet.payload);
+                self.handle_from(env, now, header.dest_qpn, &info, datagram, packet.payload);
             }
             PeerAnswer::External(gid) => self.accept_external(env, now, from, gid, (header.dest_qpn, datagram), packet),
             PeerAnswer::Absent => self.drops.wrong_network += 1,
@@ -146,11 +157,31 @@ impl Engine {
         let back = GlobalRoute { dgid: gid, sgid_index: 1, ..GlobalRoute::default() };
         match (env.path(vnic, &back), self.external_gid(vnic)) {
             (Path::Wire(destination), Some(own)) if destination.host == from => {
+                if !self.may_receive_from_outside(env, id, gid) {
+                    return self.drops.denied += 1;
+                }
                 let grh = DatagramRoute { source: gid, destination: own, ..datagram.grh };
                 self.deliver_datagram(env, now, id, DatagramHeader { grh, ..datagram }, packet.payload);
             }
             _ => self.drops.wrong_source += 1,
         }
+    }
+
+    /// From a QP that is known now.
+    fn handle_from<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        qpn: u32,
+        sender: &PeerInfo,
+        datagram: DatagramHeader,
+        payload: &[u8],
+    ) {
+        let source = if datagram.by_ipv6 { sender.ipv6_gid } else { Some(sender.gid) };
+        let Some(source) = source else { return self.drops.wrong_source += 1 };
+        let network = (sender.service == QpType::Ud).then_some(sender.network);
+        let grh = DatagramRoute { source, ..datagram.grh };
+        self.distribute(env, now, qpn, network, DatagramHeader { grh, ..datagram }, payload);
     }
 
     /// To the QP or the group of this number, if it is of the sender's network.
@@ -170,7 +201,7 @@ impl Engine {
             let members: Vec<QpId> = self.groups.members(of_group, group).collect();
             for id in members {
                 let grh = DatagramRoute { destination: group, ..datagram.grh };
-                if self.qp(id).receives() {
+                if self.qp(id).receives() && self.may_receive(env, id, grh.source, Means::Multicast) {
                     self.deliver_datagram(env, now, id, DatagramHeader { grh, ..datagram }, payload);
                 }
             }
@@ -181,7 +212,12 @@ impl Engine {
         if network != Some(qp.network) {
             return self.drops.wrong_network += 1;
         }
-        let grh = DatagramRoute { destination: qp.gid, ..datagram.grh };
+        let destination = if datagram.by_ipv6 { qp.addresses.ipv6 } else { Some(qp.addresses.first) };
+        let Some(destination) = destination else { return self.drops.wrong_source += 1 };
+        let grh = DatagramRoute { destination, ..datagram.grh };
+        if !self.may_receive(env, id, grh.source, Means::Datagram) {
+            return self.drops.denied += 1;
+        }
         self.deliver_datagram(env, now, id, DatagramHeader { grh, ..datagram }, payload);
     }
 
@@ -324,7 +360,8 @@ impl Engine {
             return Some(refused);
         }
         let bytes = length + GRH_BYTES as u64;
-        self.qp_mut(id).receive.arriving = Some(Box::new(datagram_receipt(datagram, bytes, now)));
+        let prefix = datagram.prefix(length as u32);
+        self.qp_mut(id).receive.arriving = Some(Box::new(datagram_receipt(datagram, (bytes, is_ipv6(&prefix)), now)));
         self.from.clear();
         self.to.clear();
         let part = Part { pd: self.receive_pd(id), offset: 0, bytes };
@@ -333,14 +370,6 @@ impl Engine {
             let fault = (CompletionStatus::LocalProtectionError, Syndrome::ReceiveKey);
             return Some(self.receive_fault(env, now, id, fault));
         }
-        let route = &datagram.grh;
-        let to = GlobalRoute {
-            dgid: route.destination,
-            traffic_class: route.traffic_class,
-            hop_limit: route.hop_limit,
-            ..GlobalRoute::default()
-        };
-        let prefix = grh(route.source, &to, length as u32, datagram.immediate.is_some());
         let source = Source { prefix: &prefix, body: SourceBody::Bytes(payload) };
         match env.copy(self.next_token(), source, &self.to, true) {
             CopyOutcome::Done => self.datagram_arrived(env, now, id),
@@ -393,10 +422,7 @@ impl Engine {
             }
             match env.peer(host, Qpn(stranger.source_qpn)) {
                 PeerAnswer::Known(info) => {
-                    let network = (info.service == QpType::Ud).then_some(info.network);
-                    let grh = DatagramRoute { source: info.gid, ..stranger.header.grh };
-                    let datagram = DatagramHeader { grh, ..stranger.header };
-                    self.distribute(env, now, stranger.dest_qpn, network, datagram, &stranger.payload);
+                    self.handle_from(env, now, stranger.dest_qpn, &info, stranger.header, &stranger.payload);
                 }
                 PeerAnswer::Asked => self.strangers.waiting.push_back(stranger),
                 PeerAnswer::Absent | PeerAnswer::External(_) => self.drops.wrong_network += 1,
@@ -405,13 +431,14 @@ impl Engine {
     }
 }
 
-fn datagram_receipt(datagram: &DatagramHeader, bytes: u64, now: Instant) -> Completion {
+fn datagram_receipt(datagram: &DatagramHeader, (bytes, has_ipv6_header): (u64, bool), now: Instant) -> Completion {
     let received = Received {
         opcode: datagram.opcode(),
         bytes,
         argument: datagram.immediate.unwrap_or(0),
         solicited: datagram.solicited,
         source_qpn: Some(datagram.source_qpn),
+        has_ipv6_header,
     };
     received.completion(now)
 }

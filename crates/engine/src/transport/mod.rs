@@ -3,7 +3,7 @@
 //! Read in this order: this file (what a connected QP has for it, and where each packet goes), `requester` (requests become
 //! packets, answers become completions), `responder` (requests of the peer; it admits them by the very pipeline that local
 //! delivery uses, `crate::responder`) with `replay` (those that come twice) and `answers` (what goes back), `unreliable`
-//! (UC, and UD on its way out), `datagrams` (UD that arrives), `congestion` (how much a QP may have on the way), `hosts` (how
+//! (UC, and UD on its way out), `datagrams` (UD that arrives), `management` (of these: MADs), `congestion` (how much a QP may have on the way), `hosts` (how
 //! much all of them may have on the way to one host).
 //!
 //! Invariant: a packet acts on a QP only if its source host is the one that the QP's path leads to (UD: if the source's
@@ -17,6 +17,7 @@ mod congestion;
 mod counters;
 mod datagrams;
 mod hosts;
+mod management;
 mod packets;
 mod peers;
 mod replay;
@@ -30,6 +31,7 @@ pub use counters::{Drops, QpWireStatus, WireCounters};
 pub(crate) use datagrams::{Datagram, Strangers};
 pub use hosts::HostStatus;
 pub(crate) use hosts::Hosts;
+pub use management::management_head;
 pub(crate) use peers::Peers;
 
 use crate::flight::{FlightId, FlightKind};

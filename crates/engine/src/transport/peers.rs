@@ -5,7 +5,7 @@ use crate::qp::QueuePair;
 use crate::{Engine, Environment, HostId, Path, PeerAnswer, PeerInfo, QpId};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use freeflow_verbs::{Gid, Instant, Qpn};
+use freeflow_verbs::{Gid, Instant, QpType, Qpn};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +61,14 @@ impl Engine {
         open
     }
 
+    /// Something waits before a closed gate: if it is sure that nobody there may have it, it counts as what found nobody.
+    #[cold]
+    pub(crate) fn note_gated<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        if self.note_unanswered(env, id) {
+            self.vnic_of(id).counters.undeliverable += 1;
+        }
+    }
+
     /// A machine without a router can't be asked, and knows this host by one address: it would take packets of any vNIC
     /// here for those of the one that its QP is connected to. So each of its QPs is of the vNIC that came to it first.
     fn may_talk_outside<E: Environment>(&mut self, env: &mut E, id: QpId, host: HostId, gid: Gid) -> bool {
@@ -82,6 +90,8 @@ impl Engine {
             self.wire_mut(id).gate = Gate::Unchecked;
             if self.gate_is_open(env, id) {
                 self.peer_came(env, now, id);
+            } else if self.wire(id).requester.gated {
+                self.note_gated(env, id);
             }
         }
         self.resume_strangers(env, now, host, qpn);
@@ -93,7 +103,8 @@ impl Engine {
         let connected = (qp.is_connected_service() && qp.receives())
             .then(|| Some((qp.remote_gid()?, Qpn(qp.attributes.dest_qpn))))
             .flatten();
-        Some(PeerInfo { network: qp.network, gid: qp.gid, service: qp.service, connected })
+        let ipv6_gid = qp.addresses.ipv6.filter(|_| qp.service == QpType::Ud);
+        Some(PeerInfo { network: qp.network, gid: qp.gid(), ipv6_gid, service: qp.service, connected })
     }
 }
 
@@ -101,5 +112,5 @@ fn is_connected_back(qp: &QueuePair, peer: &PeerInfo) -> bool {
     peer.network == qp.network
         && Some(peer.gid) == qp.remote_gid()
         && peer.service == qp.service.peer()
-        && peer.connected == Some((qp.gid, qp.qpn))
+        && peer.connected == Some((qp.gid(), qp.qpn))
 }

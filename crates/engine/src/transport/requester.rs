@@ -170,7 +170,10 @@ impl Engine {
             return turn;
         }
         if !self.gate_is_open(env, id) {
-            self.sender(id).gated = true;
+            let is_first = !core::mem::replace(&mut self.sender(id).gated, true);
+            if is_first {
+                self.note_gated(env, id);
+            }
             self.watch(now, id);
             return self.hold(id);
         }
@@ -203,21 +206,43 @@ impl Engine {
                 return Some(Turn::Stop(Progress::More));
             }
             budget.requests -= 1;
-            match env.fetch_send(id, &mut qp.send.request) {
-                Fetch::Empty => return Some(Turn::Stop(Progress::Idle)),
-                Fetch::Ready => {}
-                Fetch::Malformed => {
-                    self.sender(id).malformed = true;
-                    self.vnic_of(id).counters.malformed_descriptors += 1;
-                }
+            if let stop @ Turn::Stop(_) = self.fetch_for_wire(env, id) {
+                return Some(stop);
             }
-            self.qp_mut(id).send.phase = SendPhase::Begin;
         }
-        self.begin_request(env, now, id)
+        self.begin_request(env, now, id, budget)
+    }
+
+    /// Takes the next request of the ring in hand.
+    pub(crate) fn fetch_for_wire<E: Environment>(&mut self, env: &mut E, id: QpId) -> Turn {
+        let qp = self.qps.get_mut(id).expect("the requester exists");
+        match env.fetch_send(id, &mut qp.send.request) {
+            Fetch::Empty => return Turn::Stop(Progress::Idle),
+            Fetch::Ready => {}
+            Fetch::Malformed => {
+                self.sender(id).malformed = true;
+                self.vnic_of(id).counters.malformed_descriptors += 1;
+            }
+        }
+        let send = &mut self.qp_mut(id).send;
+        (send.phase, send.paid) = (SendPhase::Begin, false);
+        Turn::Continue
+    }
+
+    /// Whether packets have not gone out that could.
+    pub(crate) fn has_unsent(&self, id: QpId) -> bool {
+        let qp = self.qp(id);
+        qp.wire.as_ref().is_some_and(|wire| qp.service.is_reliable() && wire.requester.window.has_unsent())
     }
 
     /// Checks the request in hand; what it must wait for, if anything; and takes it into the list.
-    fn begin_request<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Option<Turn> {
+    fn begin_request<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        budget: &mut Budget,
+    ) -> Option<Turn> {
         let requester = &self.wire(id).requester;
         let is_first = requester.window.is_empty();
         let checked = match requester.malformed {
@@ -247,6 +272,11 @@ impl Engine {
             (qp.send.length, qp.send.moved) = (length, 0);
             return Some(self.run_local(env, now, id));
         }
+        if !self.pay(id, budget) {
+            return Some(Turn::Stop(Progress::More));
+        }
+        let qp = self.qps.get_mut(id).expect("the requester exists");
+        let window = &mut qp.wire.as_mut().expect("the QP runs the packet transport").requester.window;
         window.enlist(&mut qp.send.request, length as u32);
         qp.send.phase = SendPhase::Idle;
         if is_first {
@@ -270,14 +300,18 @@ impl Engine {
                 return self.hold(id);
             }
         };
+        let burst = requester.window.trimmed(burst, budget.chunk_bytes);
         let charge = requester.window.charge(&burst);
         if !self.has_place(now, id) {
             return self.hold(id);
         }
         budget.bytes = budget.bytes.saturating_sub(u64::from(burst.bytes.max(1)));
+        // What goes out again after a loss was charged before.
+        let fresh = self.sender(id).window.fresh(&burst);
         let mut acks = self.ack_policy(id);
         match self.transmit_burst(env, id, &burst, &mut acks) {
             Ok(TransmitOutcome::Sent) => {
+                self.note_fresh(id, fresh);
                 self.sender(id).window.note_next(&burst);
                 self.burst_sent(now, id, &burst, &acks);
                 self.use_place(id, charge);
@@ -286,6 +320,7 @@ impl Engine {
             }
             Ok(TransmitOutcome::Full) => Turn::Stop(Progress::More),
             Ok(TransmitOutcome::Pending) => {
+                self.note_fresh(id, fresh);
                 self.launch_wire(id, WireFlight::Request, None);
                 self.count_burst(id, &burst);
                 let requester = self.sender(id);

@@ -373,7 +373,7 @@ impl Engine {
             self.invalidation_failed(env, now, id);
         } else {
             let (argument, solicited) = (landing.argument, landing.solicited);
-            let received = Received { opcode, bytes, argument, solicited, source_qpn: None };
+            let received = Received { opcode, bytes, argument, solicited, source_qpn: None, has_ipv6_header: false };
             self.complete_receive(env, id, received.completion(now));
         }
         // Its completion took the QP down; the message has arrived all the same.

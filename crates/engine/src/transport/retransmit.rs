@@ -102,6 +102,9 @@ impl Engine {
             return self.arm(id);
         }
         self.excuse_wait(now, id);
+        if self.is_held_by_limit(id) {
+            self.excuse_limit(now, id);
+        }
         let silent_since = self.sender(id).clock.silent_since;
         let timeout = acknowledge_timeout(self.qp(id).attributes.timeout);
         if timeout.is_some_and(|timeout| silent_since + timeout <= now) {
@@ -117,6 +120,20 @@ impl Engine {
             self.probe(env, now, id);
         }
         self.arm(id);
+    }
+
+    /// Whether it is a limit of rate that keeps the QP from sending.
+    fn is_held_by_limit(&self, id: QpId) -> bool {
+        use crate::schedule::Scheduler;
+        self.schedule.is_waiting(id)
+    }
+
+    /// The QP waited for its limits and has nothing on the way: that is no silence of its peer.
+    pub(crate) fn excuse_limit(&mut self, now: Instant, id: QpId) {
+        let Some(wire) = &mut self.qp_mut(id).wire else { return };
+        if !wire.requester.window.has_unacknowledged() {
+            (wire.requester.clock.silent_since, wire.requester.clock.probe_since) = (now, now);
+        }
     }
 
     /// A timer of local delivery, from before the path led to another host.
@@ -221,6 +238,8 @@ impl Engine {
         // It answers: the retries for silence start afresh.
         qp.send.retries_left = qp.attributes.retry_count;
         self.go_back(id);
+        // A receiver that is not ready is its program's doing, not the network's: that is charged anew.
+        self.sender(id).window.recount();
         self.sender(id).not_ready = true;
         self.timers.arm(id, TimerKind::ReceiverNotReady, now + rnr_delay(timer));
     }

@@ -6,6 +6,7 @@ use super::responder::send_opcode;
 use super::{Packet, WireFlight};
 use crate::keys::Part;
 use crate::limits::{PATIENCE_COUNT, PATIENCE_STEP};
+use crate::policy::IPV6_GID_INDEX;
 use crate::qp::{Claim, SendPhase};
 use crate::requester::{Budget, Turn};
 use crate::responder::{Arrival, Received, effective_qkey, remote_right};
@@ -15,6 +16,7 @@ use crate::{
     Source, SourceBody, Syndrome, TransmitOutcome,
 };
 use freeflow_verbs::{Access, CompletionStatus, Duration, Gid, Instant, NetworkId, QpType, Qpn, SendFlags, SendOpcode};
+use freeflow_wire::cm::MAD_QPN;
 use freeflow_wire::{Header, Opcode, Operation, Place, Reth, Service, psn_add};
 use serde::{Deserialize, Serialize};
 
@@ -105,6 +107,10 @@ impl Engine {
         let Path::Wire(destination) = env.path(qp.vnic, &route) else { return None };
         let destination = Destination { traffic_class: route.traffic_class, ..destination };
         let network = qp.network;
+        if qpn.0 <= MAD_QPN {
+            // Management is its host's, not a tenant's.
+            return Some(self.unanswered(env, now, id));
+        }
         Some(match reaches(env, &destination, qpn, network, route.dgid) {
             Verdict::Go => self.send_datagram(env, now, id, &destination, qpn),
             Verdict::Wait => {
@@ -162,6 +168,8 @@ impl Engine {
         header.deth.qkey = effective_qkey(request.remote_qkey, qp.attributes.qkey);
         header.deth.source_qpn = qp.qpn.0;
         header.immediate = request.immediate;
+        let route = self.ahs.at(request.address_handle).map(|(_, handle)| handle.route);
+        header.by_ipv6 = route.is_some_and(|route| route.sgid_index == IPV6_GID_INDEX);
         let head = PacketHead::new(header, length as usize);
         let flow = Destination { flow: qp.qpn.0, ..*destination };
         self.send_packets(env, now, id, &flow, &[head], (0, length))
@@ -221,6 +229,7 @@ impl Engine {
         counters.packets_sent += count;
         counters.bytes_sent += bytes;
         let qp = self.qp_mut(id);
+        qp.used.bytes += bytes;
         match &mut qp.wire {
             Some(wire) => {
                 wire.counters.packets_sent += count;
@@ -238,10 +247,13 @@ impl Engine {
         if qp.wire.is_some() {
             qp.send.phase = SendPhase::Transmitting;
             if qp.send.moved >= qp.send.length {
+                let bytes = qp.send.length;
+                self.count_wire(id, bytes);
                 self.succeed_send(env, now, id);
             }
             return;
         }
+        let bytes = qp.send.length;
         if let Some(fanout) = qp.send.fanout.as_mut().filter(|fanout| fanout.is_under_way()) {
             fanout.host_done();
             if fanout.is_under_way() {
@@ -249,6 +261,7 @@ impl Engine {
                 return;
             }
         }
+        self.count_wire(id, bytes);
         self.succeed_send(env, now, id);
     }
 
@@ -284,8 +297,8 @@ impl Engine {
         let (mut at, mut psn) = (qp.send.moved, wire.unreliable.next_psn);
         let (begin, mut heads) = (at, [const { None }; BURST_PACKETS_MAX]);
         let mut count = 0;
-        while count < BURST_PACKETS_MAX && (at < length || at == 0 && count == 0) && at - begin + mtu <= BURST_BYTES_MAX
-        {
+        let most = BURST_BYTES_MAX.min(budget.chunk_bytes);
+        while count < BURST_PACKETS_MAX && (at < length || at == 0 && count == 0) && at - begin + mtu <= most {
             let bytes = mtu.min(length - at);
             let place = match (at == 0, at + bytes == length) {
                 (true, true) => Place::Only,
@@ -436,6 +449,7 @@ impl Engine {
             argument: message.immediate,
             solicited: message.solicited,
             source_qpn: None,
+            has_ipv6_header: false,
         };
         self.complete_receive(env, id, received.completion(now));
     }
@@ -488,7 +502,7 @@ const EMPTY_HEADER: freeflow_wire::HeaderBytes =
 /// Is the QPN of the network and the GID that a datagram is for?
 fn reaches<E: Environment>(env: &mut E, to: &Destination, qpn: Qpn, network: NetworkId, gid: Gid) -> Verdict {
     let is_meant = match env.peer(to.host, qpn) {
-        PeerAnswer::Known(info) => info.network == network && info.gid == gid && info.service == QpType::Ud,
+        PeerAnswer::Known(info) => info.network == network && info.has(gid) && info.service == QpType::Ud,
         PeerAnswer::External(external) => external == gid,
         PeerAnswer::Absent => false,
         PeerAnswer::Asked => return Verdict::Wait,

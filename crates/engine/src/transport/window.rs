@@ -79,6 +79,8 @@ pub(crate) struct SendWindow {
     oldest: u32,
     next: u32,
     sent: u32,
+    /// Before this PSN all was counted against limits of rate, if it goes out again: see [`Self::recount`].
+    counted: u32,
     tail: u32,
     sending: usize,
     in_flight_bytes: u64,
@@ -123,6 +125,7 @@ impl SendWindow {
             oldest: psn,
             next: psn,
             sent: psn,
+            counted: psn,
             tail: psn,
             sending: 0,
             in_flight_bytes: 0,
@@ -272,6 +275,32 @@ impl SendWindow {
         Some(self.burst(0, self.packet_of_head(), packets))
     }
 
+    /// As much of a burst as has so much payload, one packet at least; a READ's is asked for as a whole.
+    pub fn trimmed(&self, burst: Burst, bytes: u64) -> Burst {
+        if u64::from(burst.bytes) <= bytes || needs_answer(self.messages[burst.message].request.opcode) {
+            return burst;
+        }
+        let packets = (bytes / u64::from(self.mtu)).max(1) as u32;
+        self.burst(burst.message, burst.at, packets.min(burst.packets))
+    }
+
+    /// What a burst counts against limits of rate: payload, and messages that begin anew.
+    pub fn fresh(&self, burst: &Burst) -> (u32, u32) {
+        let counted = psn_ahead(self.counted, burst.psn);
+        let begins_anew = burst.at == 0 && counted <= 0 && self.repeats(burst.psn);
+        let bytes = match u32::try_from(counted) {
+            Ok(count) if count >= burst.packets => 0,
+            Ok(count) if count > 0 => self.burst(burst.message, burst.at + count, burst.packets - count).bytes,
+            _ => burst.bytes,
+        };
+        (bytes, u32::from(begins_anew))
+    }
+
+    /// What goes out again counts once more.
+    pub fn recount(&mut self) {
+        self.counted = self.oldest;
+    }
+
     /// What a burst counts.
     pub fn charge(&self, burst: &Burst) -> u64 {
         self.messages[burst.message].charge(burst.at, burst.packets, self.mtu)
@@ -303,6 +332,9 @@ impl SendWindow {
     pub fn note_sent(&mut self, end: u32) {
         if psn_ahead(end, self.sent) > 0 {
             self.sent = end;
+        }
+        if psn_ahead(end, self.counted) > 0 {
+            self.counted = end;
         }
     }
 

@@ -71,8 +71,16 @@ pub struct World {
     pub sent: VecDeque<Sent>,
     /// Packets that may still go out before the fabric is full.
     pub transmit_room: Option<usize>,
+    /// Management datagrams that came, and whether they are taken.
+    pub mads: Vec<(HostId, [u8; freeflow_wire::cm::MAD_BYTES])>,
+    pub takes_mads: bool,
     /// QPNs of which [`Engine::peer_info`] has changed.
     pub changed: Vec<(Qpn, Option<HostId>)>,
+    /// Who may not talk to whom, in this direction.
+    pub denied: HashSet<(Gid, Gid)>,
+    pub asked: Vec<Talk>,
+    pub severed: Vec<(Qpn, HostId, Qpn)>,
+    pub attempts: Vec<Attempt>,
 }
 
 impl World {
@@ -229,12 +237,34 @@ impl Environment for World {
         AtomicOutcome::Done(self.apply_atomic(at, operation))
     }
 
+    fn may_talk(&mut self, talk: &Talk) -> bool {
+        self.asked.push(*talk);
+        let forth = !self.denied.contains(&(talk.from, talk.to));
+        let both = matches!(talk.means, Means::Connection | Means::Standing);
+        forth || both && !self.denied.contains(&(talk.to, talk.from))
+    }
+
+    fn attempted(&mut self, attempt: &Attempt) {
+        self.attempts.push(*attempt);
+    }
+
+    fn severed(&mut self, qpn: Qpn, host: HostId, peer: Qpn) {
+        self.severed.push((qpn, host, peer));
+    }
+
     fn path(&mut self, _vnic: VnicId, route: &GlobalRoute) -> Path {
         self.paths.get(&route.dgid).map_or(Path::Local, |destination| Path::Wire(*destination))
     }
 
     fn peer(&mut self, host: HostId, qpn: Qpn) -> PeerAnswer {
         self.peers.get(&(host, qpn)).copied().unwrap_or(PeerAnswer::Absent)
+    }
+
+    fn management(&mut self, from: HostId, mad: &[u8; freeflow_wire::cm::MAD_BYTES]) -> bool {
+        if self.takes_mads {
+            self.mads.push((from, *mad));
+        }
+        self.takes_mads
     }
 
     fn transmit(
@@ -337,9 +367,13 @@ impl Net {
     }
 
     pub fn end_with(&mut self, qp_type: QpType, shared: bool) -> End {
+        self.end_in(NetworkId(1), qp_type, shared)
+    }
+
+    pub fn end_in(&mut self, network: NetworkId, qp_type: QpType, shared: bool) -> End {
         self.vnics += 1;
         let gid = gid(self.vnics);
-        let vnic = self.engine.create_vnic(NetworkId(1), gid, VnicLimits::default()).unwrap();
+        let vnic = self.engine.create_vnic(network, gid, VnicLimits::default()).unwrap();
         self.end_at(vnic, gid, qp_type, shared)
     }
 
@@ -448,6 +482,10 @@ impl Net {
     }
 
     pub fn rtr(&mut self, end: &End, peer: &End) {
+        self.try_rtr(end, peer).unwrap();
+    }
+
+    pub fn try_rtr(&mut self, end: &End, peer: &End) -> Result<QpState, Refusal> {
         use QpAttributeMask as M;
         let path = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
         let mask = M::STATE
@@ -467,7 +505,7 @@ impl Net {
             path_mtu: PathMtu::Mtu1024,
             ..Default::default()
         };
-        self.modify(end, &attributes, mask).unwrap();
+        self.modify(end, &attributes, mask)
     }
 
     pub fn rts(&mut self, end: &End) {

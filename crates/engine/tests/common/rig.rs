@@ -62,7 +62,7 @@ impl Rig {
     pub fn introduce(&mut self) {
         let service = if self.service == Service::Rc { QpType::Rc } else { QpType::XrcReceive };
         let connected = Some((self.end.gid, self.end.qpn));
-        let info = PeerInfo { network: NetworkId(1), gid: peer_gid(), service, connected };
+        let info = PeerInfo { network: NetworkId(1), gid: peer_gid(), service, connected, ipv6_gid: None };
         self.net.world.peers.insert((HOST, Qpn(PEER_QPN)), PeerAnswer::Known(info));
     }
 

@@ -6,7 +6,7 @@
 //! In the child nothing is allocated or freed: the table is only read, and forgotten at its next use.
 use super::areas::Maps;
 use super::table::Table;
-use super::{LOCKED, Locked, moving, thread_id};
+use super::{LOCKED, Locked, moving, orders, thread_id};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// Longest wait for a child, milliseconds. It copies a gigabyte in less than a second.
@@ -93,6 +93,7 @@ fn wait_for_end(descriptor: i32) {
 /// Runs in the child, after it was counted.
 pub(crate) fn after_fork_in_child() {
     let Some(locked) = locked() else { return };
+    orders::forget_in_child();
     if is_nested() {
         // The table is half changed, perhaps: what is placed stays shared until the child begins another program.
         return;

@@ -3,8 +3,10 @@
 //! In the *window* the calling thread has its signals blocked, and all other threads stand still (or there are none).
 //! Nothing in it allocates, locks, logs or calls what the dynamic linker has not bound yet.
 use super::areas::{Area, Maps};
+use super::orders;
 use freeflow_client::Session;
 use std::ffi::c_void;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -40,8 +42,7 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 /// Maps a zone as a whole, where the kernel likes.
-pub(crate) fn map_alias(descriptor: std::os::fd::BorrowedFd<'_>, bytes: usize) -> Option<*mut u8> {
-    use std::os::fd::AsRawFd;
+pub(crate) fn map_alias(descriptor: BorrowedFd<'_>, bytes: usize) -> Option<*mut u8> {
     // SAFETY: a new mapping at an address of the kernel's choice. It is made without rights and unlocked before it gets
     // them, because under mlockall(MCL_FUTURE) all of a zone would be allocated at once.
     unsafe {
@@ -69,7 +70,12 @@ pub(crate) unsafe fn unmap_alias(alias: *mut u8, bytes: usize) {
 /// Gives pages of a zone back to the system; they read as zeroes then. No placed page is among them.
 pub(crate) fn punch(alias: *mut u8, bytes: usize) {
     // SAFETY: pages of a zone of ours that nothing refers to any more.
-    unsafe { libc::madvise(alias.cast(), bytes, libc::MADV_REMOVE) };
+    unsafe {
+        if libc::madvise(alias.cast(), bytes, libc::MADV_REMOVE) != 0 {
+            // Sealed, once peers were let read it: zeroes all the same.
+            alias.write_bytes(0, bytes);
+        }
+    }
 }
 
 /// A second mapping of a zone's pages, which the process has from now on: so they are its container's, not the router's.
@@ -121,13 +127,15 @@ fn block_signals(mask: u64) -> u64 {
     before
 }
 
-/// Whether the calling thread is the only one.
+/// Whether the calling thread is the only one, but for those that do nothing without the table's lock, which it has. Such
+/// a thread is not asked for it.
 fn is_alone() -> bool {
     // SAFETY: all zeroes are valid; the struct is ours to write, the path a C string. A directory of threads has two
-    // links and one for each.
+    // links and one for each. The count is read afterwards: it only falls meanwhile, before such a thread ends.
     unsafe {
         let mut about: libc::stat = std::mem::zeroed();
-        libc::stat(c"/proc/self/task".as_ptr(), &raw mut about) == 0 && about.st_nlink == 3
+        let is_known = libc::stat(c"/proc/self/task".as_ptr(), &raw mut about) == 0;
+        is_known && about.st_nlink == 3 + orders::quiet_count()
     }
 }
 
@@ -298,19 +306,58 @@ fn is_joined(maps: &Maps, piece: &Move) -> bool {
     joined
 }
 
+/// Runs `body` while all other threads stand still, or while they run, if they can't be held. For the thread of `orders`,
+/// whose signals are blocked, and which is never alone. `body` is as in a window.
+pub(crate) fn with_others_held(session: &Session, body: &mut dyn FnMut()) {
+    // SAFETY: takes nothing.
+    let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+    let mut ran = false;
+    if is_patient() {
+        let held = session.with_threads_held(thread, &mut |_| {
+            body();
+            ran = true;
+        });
+        if held.is_err() {
+            REFUSED_NS.store(now_ns(), Ordering::Relaxed);
+        }
+    }
+    if !ran {
+        body();
+    }
+}
+
 /// Gives the process its own copies of a zone's pages while other threads run: a private mapping of the same file, and
 /// every page of it touched. To the allocator it is private memory, once the zone's own pages are punched.
-pub(crate) fn make_private(piece: &Move, descriptor: std::os::fd::BorrowedFd<'_>, offset: u64) -> bool {
-    use std::os::fd::AsRawFd;
+pub(crate) fn make_private(piece: &Move, descriptor: BorrowedFd<'_>, offset: u64) -> bool {
+    map_private(piece, descriptor, offset) && {
+        write_all(piece);
+        true
+    }
+}
+
+/// The first half of it: what is mapped shows the same bytes.
+pub(crate) fn map_private(piece: &Move, descriptor: BorrowedFd<'_>, offset: u64) -> bool {
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
     // SAFETY: at the target lie the zone's pages (checked a moment ago); what replaces them shows the same bytes.
-    let mapped =
-        unsafe { libc::mmap(at(piece.target), piece.bytes, rights, flags, descriptor.as_raw_fd(), offset as i64) };
-    if mapped == libc::MAP_FAILED {
-        return false;
+    unsafe {
+        libc::mmap(at(piece.target), piece.bytes, rights, flags, descriptor.as_raw_fd(), offset as i64)
+            != libc::MAP_FAILED
     }
-    for page in (0..piece.bytes as u64).step_by(4096) {
+}
+
+/// The second half: each page becomes the process' own, without a change of its contents.
+pub(crate) fn write_all(piece: &Move) {
+    // SAFETY: makes pages present as a write would, and changes nothing else.
+    let copied = unsafe { libc::madvise(at(piece.target), piece.bytes, MADV_POPULATE_WRITE) } == 0;
+    let has_advice = copied || std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL);
+    for page in (0..piece.bytes as u64).step_by(4096).filter(|_| !copied) {
+        if has_advice {
+            // Some of it was unmapped meanwhile.
+            // SAFETY: as above.
+            unsafe { libc::madvise(at(piece.target + page), 4096, MADV_POPULATE_WRITE) };
+            continue;
+        }
         // SAFETY: mapped just now, and aligned. Other threads may write the word meanwhile: it is put back only unchanged.
         let word = unsafe { AtomicU64::from_ptr(at(piece.target + page).cast()) };
         // Relaxed: it is about the write fault alone. Not an addition of 0, which the compiler turns into a load.
@@ -319,11 +366,70 @@ pub(crate) fn make_private(piece: &Move, descriptor: std::os::fd::BorrowedFd<'_>
             before = now;
         }
     }
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
     if piece.protection != rights {
         // SAFETY: the range was mapped just now.
         unsafe { libc::mprotect(at(piece.target), piece.bytes, piece.protection) };
     }
-    true
+}
+
+/// Puts anonymous memory in the place of private copies, if all areas are `is_right` at the address given with them. False:
+/// nothing has changed.
+pub(crate) fn make_anonymous(
+    session: &Session,
+    maps: &Maps,
+    piece: &Move,
+    is_right: &dyn Fn(&Area, u64) -> bool,
+) -> bool {
+    let Some(aside) = Aside::reserve(piece.bytes) else { return false };
+    let mut done = false;
+    in_window(session, &mut |window| {
+        done = window.may_move(maps, piece, is_right) && aside.exchange(maps, piece);
+    });
+    done
+}
+
+/// Addresses for pages that are about to be copied.
+struct Aside {
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl Aside {
+    fn reserve(bytes: usize) -> Option<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let start = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
+        (start != libc::MAP_FAILED).then_some(Self { start: start.cast(), bytes })
+    }
+
+    /// In a window. The target's pages go aside, and new ones with their contents in their place.
+    fn exchange(&self, maps: &Maps, piece: &Move) -> bool {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let (target, aside) = (at(piece.target), self.start.cast::<c_void>());
+        // SAFETY: the target is private memory (checked a moment ago, and only this thread runs), and the other place is
+        // ours; where the pages don't stay aside they go back as they were.
+        unsafe {
+            if libc::mremap(target, piece.bytes, piece.bytes, flags, aside) == libc::MAP_FAILED {
+                return false;
+            }
+            let is_readable =
+                piece.protection & libc::PROT_READ != 0 || libc::mprotect(aside, piece.bytes, libc::PROT_READ) == 0;
+            if is_readable && restore(maps, &Move { alias: self.start, ..*piece }) {
+                return true;
+            }
+            libc::mprotect(aside, piece.bytes, piece.protection);
+            libc::mremap(aside, piece.bytes, piece.bytes, flags, target);
+            false
+        }
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        // SAFETY: reserved by `reserve`; what lies there is of no use to anybody.
+        unsafe { libc::munmap(self.start.cast(), self.bytes) };
+    }
 }
 
 /// In a child of `fork`: its own copy of a zone's pages in their place. It has one thread. Only system calls.

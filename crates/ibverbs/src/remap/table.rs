@@ -2,12 +2,12 @@
 use super::PAGE_BYTES;
 use super::areas::{Area, Identity, Maps};
 use super::moving::{self, Move, WINDOW_BYTES};
-use super::touched;
+use super::{orders, touched};
 use freeflow_client::{Handle, Ranges, Session, TouchCounts};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::AsFd;
-use std::sync::OnceLock;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock};
 
 /// Zones begin and end at multiples of this, bytes.
 const ZONE_BYTES: u64 = 16 << 20;
@@ -17,26 +17,31 @@ const SPARE_COUNT_MAX: usize = 2;
 const MAPPINGS_MAX: u64 = 65_530;
 /// A placed range costs up to three areas of the process' map, and half of all are the program's own.
 const MAPPINGS_SHARE: u64 = 6;
+/// Own zones of a process: each is one more segment for the router. All of one is copied when it is withdrawn, so none is
+/// larger than what is moved in one window.
+const OWN_ZONE_COUNT_MAX: usize = 512;
 /// Around the stack pointer: what is written while this library runs.
 const STACK_BELOW_BYTES: u64 = 256 << 10;
 const STACK_ABOVE_BYTES: u64 = 32 << 10;
 
 pub(crate) struct Zone {
-    number: u32,
+    pub(super) number: u32,
     /// Of the session that has it.
-    serial: u64,
-    segment: Handle,
+    pub(super) serial: u64,
+    pub(super) segment: Handle,
     /// The stretch of addresses that it stands for.
-    base: u64,
-    stretch_bytes: u64,
+    pub(super) base: u64,
+    pub(super) stretch_bytes: u64,
     /// All of it, at least the stretch.
-    bytes: u64,
-    alias: *mut u8,
-    file: Identity,
-    placed_bytes: u64,
+    pub(super) bytes: u64,
+    pub(super) alias: *mut u8,
+    pub(super) file: Identity,
+    pub(super) placed_bytes: u64,
     /// Private copies of its pages are about ([`moving::make_private`]): what they throw away must be zero in the file,
     /// so nothing more is placed here.
-    is_closed: bool,
+    pub(super) is_closed: bool,
+    /// It holds pages of one registration only, and may be granted to peers.
+    pub(super) is_own: bool,
 }
 
 // SAFETY: the alias belongs to no thread; what lies behind it is reached as raw bytes, under the table's lock.
@@ -59,10 +64,17 @@ impl Zone {
 
     /// Whether an area shows, at an address in a piece's target, the page that the piece's alias has for it.
     fn is_shown(&self) -> impl Fn(&Move, &Area, u64) -> bool {
-        move |piece, area, address| {
-            let offset = piece.alias.addr() as u64 - self.alias.addr() as u64 + (address - piece.target);
-            area.shared && self.file == area.file && area.offset + (address - area.start) == offset
-        }
+        move |piece, area, address| self.shows(piece, area, address)
+    }
+
+    pub(super) fn shows(&self, piece: &Move, area: &Area, address: u64) -> bool {
+        let offset = self.offset_of(piece) + (address - piece.target);
+        area.shared && self.file == area.file && area.offset + (address - area.start) == offset
+    }
+
+    /// Where in the zone a piece begins.
+    pub(super) fn offset_of(&self, piece: &Move) -> u64 {
+        piece.alias.addr() as u64 - self.alias.addr() as u64
     }
 
     pub fn alias(&self) -> (*mut u8, usize) {
@@ -74,18 +86,36 @@ impl Zone {
 pub(crate) struct Table {
     /// Of the process: a child of `fork` begins with an empty table.
     generation: u32,
-    touches: TouchCounts,
+    pub(super) touches: TouchCounts,
     /// By owner, start and length; how often.
     regions: BTreeMap<(usize, u64, u64), u32>,
     /// The number is the zone's.
-    placed: Ranges,
-    zones: Vec<Zone>,
+    pub(super) placed: Ranges,
+    pub(super) zones: Vec<Zone>,
     last_number: u32,
     /// Something is placed that no region touches: it could not be taken back when it should have been.
     owed: bool,
     /// Private copies of a zone's pages ([`moving::make_private`]), and their files.
-    copies: Ranges,
-    copied_files: Vec<Identity>,
+    pub(super) copies: Ranges,
+    pub(super) copied: Vec<Copied>,
+    /// The session whose orders were asked for last, and whether they come.
+    orders: (u64, bool),
+}
+
+/// A zone of which there are private copies.
+pub(super) struct Copied {
+    pub number: u32,
+    pub file: Identity,
+    /// Peers may have it mapped still.
+    pub is_exposed: bool,
+}
+
+/// Where a registration's pages go that shall lie apart.
+struct Apart {
+    /// Of all that is placed.
+    end: u64,
+    /// The own zone that was made last.
+    zone: Option<u32>,
 }
 
 fn runs_max() -> u64 {
@@ -97,7 +127,7 @@ fn runs_max() -> u64 {
 }
 
 /// What is written while this library runs: no page of it is moved.
-fn stack_in_use() -> Range<u64> {
+pub(super) fn stack_in_use() -> Range<u64> {
     let here = 0_u8;
     let here = (&raw const here).addr() as u64;
     here.saturating_sub(STACK_BELOW_BYTES) & !(PAGE_BYTES - 1)..(here + STACK_ABOVE_BYTES) & !(PAGE_BYTES - 1)
@@ -112,6 +142,14 @@ fn first_stack() -> u64 {
     unsafe { libc::getauxval(libc::AT_EXECFN) }
 }
 
+/// Pages of many regions come into a zone that is not an own one, also when the router could have granted it already. The
+/// router grants no segment of which a part was taken back: so never this one.
+fn keep_from_peers(session: &Session, zone: &Zone) -> bool {
+    let start = zone.alias.addr() as u64;
+    let page = start..start + PAGE_BYTES;
+    session.map_part(zone.segment, 0, page.clone()).is_ok() && session.unmap_part(page).is_ok()
+}
+
 /// `range` without `hole`.
 fn without(range: Range<u64>, hole: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let before = range.start..range.end.min(hole.start);
@@ -119,7 +157,7 @@ fn without(range: Range<u64>, hole: &Range<u64>) -> impl Iterator<Item = Range<u
     [before, after].into_iter().filter(|piece| piece.start < piece.end)
 }
 
-fn protection(area: &Area) -> i32 {
+pub(super) fn protection(area: &Area) -> i32 {
     let right = |has, right| if has { right } else { 0 };
     right(area.readable, libc::PROT_READ)
         | right(area.writable, libc::PROT_WRITE)
@@ -171,8 +209,9 @@ impl Table {
 
     // ---- into zones
 
-    /// Places what can be placed of these pages; no region that the router knows of touches what is moved.
-    pub fn move_in(&mut self, session: &Session, pages: Range<u64>) {
+    /// Places what can be placed of these pages; no region that the router knows of touches what is moved. `apart`: in own
+    /// zones, if possible.
+    pub fn move_in(&mut self, session: &Arc<Session>, pages: Range<u64>, apart: bool) {
         if pages.is_empty() || !moving::is_possible() {
             return;
         }
@@ -199,8 +238,10 @@ impl Table {
                 });
             }
         }
+        let end = spots.iter().map(|spot| spot.end).max().unwrap_or(0);
+        let mut apart = apart.then_some(Apart { end, zone: None });
         for spot in spots {
-            if !self.move_in_spot(session, &maps, spot) {
+            if !self.move_in_spot(session, &maps, spot, &mut apart) {
                 return;
             }
         }
@@ -218,7 +259,7 @@ impl Table {
             let mut zones = self.zones.iter();
             return zones.any(|zone| zone.serial != session.serial() && zone.is_at(area, address));
         }
-        area.file == Identity::default() || self.copied_files.contains(&area.file)
+        area.file == Identity::default() || self.copied.iter().any(|copied| copied.file == area.file)
     }
 
     /// What of these pages is thought to be placed and is not, or is in the zone of a session that is gone. What is
@@ -296,13 +337,23 @@ impl Table {
     }
 
     /// False: no more can be placed now.
-    fn move_in_spot(&mut self, session: &Session, maps: &Maps, spot: Range<u64>) -> bool {
+    fn move_in_spot(
+        &mut self,
+        session: &Arc<Session>,
+        maps: &Maps,
+        spot: Range<u64>,
+        apart: &mut Option<Apart>,
+    ) -> bool {
         let mut from = spot.start;
         while from < spot.end {
             if (self.placed.len() + self.copies.len()) as u64 >= runs_max() {
                 return false;
             }
-            let Some(at) = self.zone_for(session, from..spot.end) else { return false };
+            let own = apart.as_mut().and_then(|apart| self.own_zone_for(session, from, apart));
+            if own.is_none() {
+                *apart = None;
+            }
+            let Some(at) = own.or_else(|| self.zone_for(session, from..spot.end)) else { return false };
             let zone = &self.zones[at];
             let end = spot.end.min(zone.stretch().end).min(from + WINDOW_BYTES);
             let bytes = (end - from) as usize;
@@ -329,7 +380,7 @@ impl Table {
             }
             self.placed.remove(piece);
         }
-        self.copies.remove(range.clone());
+        self.drop_copies(range.clone());
         let zone = &mut self.zones[at];
         zone.placed_bytes += range.end - range.start;
         let (number, segment, offset) = (zone.number, zone.segment, range.start - zone.base);
@@ -338,11 +389,43 @@ impl Table {
         let _ = session.map_part(segment, offset, range);
     }
 
-    /// The zone that has a place for the first of these pages; a new one if need be.
+    /// The own zone for the page at `from`; `None`: there are too many, or nothing is granted here.
+    fn own_zone_for(&mut self, session: &Arc<Session>, from: u64, apart: &mut Apart) -> Option<usize> {
+        let current = self.zones.iter().position(|zone| Some(zone.number) == apart.zone);
+        if current.is_some_and(|at| self.zones[at].stretch().contains(&from)) {
+            return current;
+        }
+        if self.zones.iter().filter(|zone| zone.is_own).count() >= OWN_ZONE_COUNT_MAX || !self.has_orders(session) {
+            return None;
+        }
+        let at = self.make_zone(session, from, apart.end.min(from + WINDOW_BYTES) - from, true)?;
+        apart.zone = Some(self.zones[at].number);
+        Some(at)
+    }
+
+    /// Whether the router's orders are carried out here, without which it grants nothing.
+    fn has_orders(&mut self, session: &Arc<Session>) -> bool {
+        let serial = session.serial();
+        if self.orders.0 != serial {
+            let shared = self.zones.iter().filter(|zone| zone.serial == serial && !zone.is_own);
+            let are_safe = shared.into_iter().all(|zone| keep_from_peers(session, zone));
+            self.orders = (serial, are_safe && orders::start(session));
+        }
+        self.orders.1
+    }
+
+    /// No orders come any more to that session.
+    pub fn note_end_of_orders(&mut self, serial: u64) {
+        if self.orders.0 == serial {
+            self.orders.1 = false;
+        }
+    }
+
+    /// The zone for many that has a place for the first of these pages; a new one if need be.
     fn zone_for(&mut self, session: &Session, range: Range<u64>) -> Option<usize> {
         let serial = session.serial();
         let (mut after, mut before) = (0, u64::MAX);
-        for (at, zone) in self.zones.iter().enumerate().filter(|(_, zone)| zone.serial == serial) {
+        for (at, zone) in self.zones.iter().enumerate().filter(|(_, zone)| zone.serial == serial && !zone.is_own) {
             if !zone.is_closed && zone.stretch().contains(&range.start) {
                 return Some(at);
             }
@@ -356,50 +439,75 @@ impl Table {
         let bytes = range.end.min(before).next_multiple_of(ZONE_BYTES).min(before) - base;
         // What is empty may stand for other addresses.
         let spare = |zone: &&mut Zone| {
-            zone.serial == serial && !zone.is_closed && zone.placed_bytes == 0 && zone.bytes >= bytes
+            let is_free = !zone.is_closed && !zone.is_own && zone.placed_bytes == 0;
+            zone.serial == serial && is_free && zone.bytes >= bytes
         };
         if let Some(zone) = self.zones.iter_mut().find(spare) {
             (zone.base, zone.stretch_bytes) = (base, zone.bytes.min(before - base));
             let number = zone.number;
             return self.zones.iter().position(|zone| zone.number == number);
         }
-        self.make_zone(session, base, bytes).or_else(|| {
+        self.make_zone(session, base, bytes, false).or_else(|| {
             // A limit may leave room for what is needed alone.
             let bytes = range.end.min(range.start + WINDOW_BYTES).min(before) - range.start;
-            self.make_zone(session, range.start, bytes)
+            self.make_zone(session, range.start, bytes, false)
         })
     }
 
-    fn make_zone(&mut self, session: &Session, base: u64, bytes: u64) -> Option<usize> {
+    fn make_zone(&mut self, session: &Session, base: u64, bytes: u64, is_own: bool) -> Option<usize> {
         let (segment, _, descriptor) = session.create_segment(bytes).ok()?;
-        let made = moving::map_alias(descriptor.as_fd(), bytes as usize).and_then(|alias| {
-            let mut file = None;
-            let address = alias.addr() as u64;
-            Maps::open()?.visit(address, address + 1, &mut |area| {
-                file = Some(area.file);
-                false
-            });
-            Some((alias, file?))
-        });
-        let Some((alias, file)) = made else {
+        let made = self.add_zone(session, segment, descriptor.as_fd(), base..base + bytes, is_own);
+        let Some(at) = made else {
             let _ = session.destroy_segment(segment);
             return None;
         };
+        let is_shared = !is_own && self.orders == (session.serial(), true);
+        if is_shared && !keep_from_peers(session, &self.zones[at]) {
+            self.zones[at].is_closed = true;
+            self.tidy(session);
+            return None;
+        }
+        Some(at)
+    }
+
+    /// Maps a segment for the library's own use, as the zone of these addresses.
+    pub(super) fn add_zone(
+        &mut self,
+        session: &Session,
+        segment: Handle,
+        descriptor: BorrowedFd<'_>,
+        stretch: Range<u64>,
+        is_own: bool,
+    ) -> Option<usize> {
+        let bytes = stretch.end - stretch.start;
+        let alias = moving::map_alias(descriptor, bytes as usize)?;
+        let address = alias.addr() as u64;
+        let mut file = None;
+        if let Some(maps) = Maps::open() {
+            maps.visit(address, address + 1, &mut |area| {
+                file = Some(area.file);
+                false
+            });
+        }
+        let Some(file) = file else {
+            // SAFETY: mapped just now.
+            unsafe { moving::unmap_alias(alias, bytes as usize) };
+            return None;
+        };
         self.last_number += 1;
-        let (number, serial) = (self.last_number, session.serial());
-        let zone = Zone {
-            number,
-            serial,
+        self.zones.push(Zone {
+            number: self.last_number,
+            serial: session.serial(),
             segment,
-            base,
+            base: stretch.start,
             stretch_bytes: bytes,
             bytes,
             alias,
             file,
             placed_bytes: 0,
             is_closed: false,
-        };
-        self.zones.push(zone);
+            is_own,
+        });
         Some(self.zones.len() - 1)
     }
 
@@ -408,10 +516,11 @@ impl Table {
     /// Takes back what is placed of these pages and touched by no region any more.
     pub fn move_out(&mut self, session: &Session, pages: Range<u64>) {
         let mut found = Vec::new();
-        for (range, number) in self.placed.within(pages) {
+        for (range, number) in self.placed.within(pages.clone()) {
             found.extend(self.touches.untouched(range).into_iter().map(|range| (range, number)));
         }
-        if found.is_empty() {
+        let copies = self.exposed_copies(pages);
+        if found.is_empty() && copies.is_empty() {
             return;
         }
         let Some(maps) = Maps::open() else {
@@ -421,6 +530,9 @@ impl Table {
         for (range, number) in found {
             self.move_out_range(session, &maps, range, number);
         }
+        for (range, number) in copies {
+            self.owed |= !self.restore_copies(session, &maps, range, number);
+        }
         drop(maps);
         self.tidy(session);
     }
@@ -428,9 +540,9 @@ impl Table {
     fn move_out_range(&mut self, session: &Session, maps: &Maps, range: Range<u64>, number: u32) {
         let Some(at) = self.zones.iter().position(|zone| zone.number == number) else { return };
         let zone = &self.zones[at];
-        let is_own = zone.serial == session.serial();
+        let is_ours = zone.serial == session.serial();
         let (there, gone) = Self::check(zone, maps, &range);
-        if is_own && session.unmap_part(range.clone()).is_err() {
+        if is_ours && session.unmap_part(range.clone()).is_err() {
             self.owed = true;
             return;
         }
@@ -475,14 +587,10 @@ impl Table {
         if !moving::make_private(piece, descriptor.as_fd(), piece.target - zone.base) {
             return false;
         }
-        let (file, number) = (zone.file, zone.number);
-        self.zones[at].is_closed = true;
-        if !self.copied_files.contains(&file) {
-            self.copied_files.push(file);
-        }
-        let range = piece.target..piece.target + piece.bytes as u64;
-        self.copies.remove(range.clone());
-        self.copies.insert(range, number);
+        let is_exposed = zone.is_own;
+        self.note_copy(at, piece, is_exposed);
+        // Taken back once threads can be held.
+        self.owed |= is_exposed;
         true
     }
 
@@ -500,8 +608,8 @@ impl Table {
         let mut at = 0;
         while at < self.zones.len() {
             let zone = &self.zones[at];
-            let is_own = zone.serial == session.serial() && !session.is_dead();
-            let is_useful = is_own && !zone.is_closed;
+            let is_ours = zone.serial == session.serial() && !session.is_dead();
+            let is_useful = is_ours && !zone.is_closed && !zone.is_own;
             let keep = zone.placed_bytes > 0 || (is_useful && zone.bytes <= ZONE_BYTES && spares < SPARE_COUNT_MAX);
             if keep {
                 spares += usize::from(zone.placed_bytes == 0);
@@ -511,7 +619,7 @@ impl Table {
             let zone = self.zones.swap_remove(at);
             // SAFETY: made by `map_alias`; nothing is placed, so nothing is copied from or to it any more.
             unsafe { moving::unmap_alias(zone.alias, zone.bytes as usize) };
-            if is_own {
+            if is_ours {
                 let _ = session.destroy_segment(zone.segment);
             }
         }

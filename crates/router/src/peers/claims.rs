@@ -29,7 +29,7 @@ impl fmt::Display for Subject {
 }
 
 impl Subject {
-    fn network(&self) -> &str {
+    pub fn network(&self) -> &str {
         let (Self::Address { network, .. } | Self::Group { network, .. }) = self;
         network
     }
@@ -94,6 +94,20 @@ pub struct Claims {
 }
 
 impl Claims {
+    /// Whether a host has the address, and whether this one has.
+    pub fn is_owner(&self, host: HostId, subject: &Subject) -> bool {
+        self.owners.get(subject) == Some(&Owner::Host(host))
+    }
+
+    pub fn is_local(&self, subject: &Subject) -> bool {
+        self.owners.get(subject) == Some(&Owner::Here)
+    }
+
+    /// Whether a host has announced it, whoever has it.
+    pub fn is_announced(&self, host: HostId, subject: &Subject) -> bool {
+        self.of_hosts.get(&host).is_some_and(|claims| claims.contains_key(subject))
+    }
+
     /// Addresses that a host has.
     pub fn route_count(&self, host: HostId) -> u32 {
         let claims = self.of_hosts.get(&host).into_iter().flat_map(|claims| claims.keys());

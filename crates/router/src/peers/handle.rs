@@ -1,6 +1,8 @@
 //! What the other threads hold of the peers thread: commands to it, and its last word about the hosts.
 use super::file::{PeersFile, PrivateKey};
-use super::update::Update;
+use super::update::{Mad, Update};
+use crate::access::VnicIdentity;
+use crate::shares::Ticket;
 use crate::wake::Waker;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::{PeerStatus, PeersStatus};
@@ -18,6 +20,11 @@ pub trait Sink: Send {
     /// In the order in which it became true. Must not block.
     fn deliver(&self, updates: Vec<Update>);
 
+    /// Whether more messages of connection management can be delivered; else they are lost, and sent again.
+    fn has_cm_room(&self) -> bool {
+        true
+    }
+
     /// Updates that were delivered and are not dealt with yet. While there are many the thread reads nothing from its
     /// peers.
     fn backlog(&self) -> usize {
@@ -25,12 +32,17 @@ pub trait Sink: Send {
     }
 }
 
+/// The places that a message of connection management takes until it is sent.
+pub type CmTickets = [Ticket; 2];
+
 pub(super) enum Command {
     Ask { host: HostId, qpn: Qpn },
     Tell { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
     Network { name: String, network: NetworkId },
-    Address { network: String, gid: Gid, present: bool },
+    Address { network: String, gid: Gid, identity: Option<Arc<VnicIdentity>> },
+    Severed { host: HostId, qpn: Qpn, peer: Qpn },
     Group { network: NetworkId, gid: Gid, qpn: Option<Qpn> },
+    Cm { host: HostId, network: NetworkId, from: Gid, to: Gid, mad: Box<Mad>, tickets: CmTickets },
     Reload(Box<(PeersFile, PrivateKey)>),
 }
 
@@ -103,19 +115,30 @@ impl PeersHandle {
         self.put(Command::Tell { host, qpn, info });
     }
 
+    /// Policy has cut the connection of `peer`, which is of this host, with that host's `qpn`.
+    pub fn severed(&self, host: HostId, qpn: Qpn, peer: Qpn) {
+        self.put(Command::Severed { host, qpn, peer });
+    }
+
+    /// A message of connection management, from a vNIC here to one of that host. Tenants cause them: their number is bounded by the
+    /// tickets.
+    pub fn cm(&self, host: HostId, network: NetworkId, (from, to): (Gid, Gid), (mad, tickets): (Box<Mad>, CmTickets)) {
+        self.put(Command::Cm { host, network, from, to, mad, tickets });
+    }
+
     /// The number that a network has on this host. To be said before anything else of that network.
     pub fn network(&self, name: &str, network: NetworkId) {
         self.put(Command::Network { name: name.into(), network });
     }
 
-    /// A vNIC with this address is on this host.
-    pub fn attached(&self, network: &str, gid: Gid) {
-        self.put(Command::Address { network: network.into(), gid, present: true });
+    /// A vNIC with this address is on this host; or it is, and has other labels now.
+    pub fn attached(&self, network: &str, gid: Gid, identity: Arc<VnicIdentity>) {
+        self.put(Command::Address { network: network.into(), gid, identity: Some(identity) });
     }
 
     /// No longer.
     pub fn detached(&self, network: &str, gid: Gid) {
-        self.put(Command::Address { network: network.into(), gid, present: false });
+        self.put(Command::Address { network: network.into(), gid, identity: None });
     }
 
     /// By which QPN this host's members of a multicast group are reached; `None`: there are none any more.

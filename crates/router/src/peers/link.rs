@@ -1,11 +1,13 @@
 //! One TCP connection of the peers thread: a socket and its [`Channel`].
 use super::channel::Channel;
+use super::handle::CmTickets;
 use freeflow_engine::HostId;
 use freeflow_protocol::peer::PeerMessage;
 use freeflow_verbs::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 
@@ -16,6 +18,9 @@ const STUCK_MAX: Duration = Duration::from_millis(3000);
 const QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// With less than this in the queue there is room for more announcements.
 const QUEUE_BYTES_LOW: usize = 64 * 1024;
+/// From so much on connection management finds no room: tenants cause it, and it is sent again anyway. The messages on their way
+/// to one host, of which each vNIC has its share, are fewer.
+const QUEUE_BYTES_CM: usize = 1024 * 1024;
 /// Read from one connection before the next has its turn.
 const READ_BYTES: usize = 16 * 1024;
 
@@ -41,6 +46,10 @@ pub struct Link {
     pub began: Instant,
     /// When something was last taken from the queue, or it was empty.
     taken: Instant,
+    /// Bytes that were ever taken from the queue.
+    written: u64,
+    /// Of messages in the queue, by what will have been taken when they are out.
+    tickets: VecDeque<(u64, CmTickets)>,
 }
 
 /// The state of a connection after reading or writing.
@@ -65,14 +74,36 @@ impl Link {
         }
         let stage = Stage::Connecting;
         let stream = TcpStream::from(socket);
-        Ok(Self { stream, channel, stage, from: to.ip(), host: Some(host), is_dialed: true, began: now, taken: now })
+        Ok(Self {
+            stream,
+            channel,
+            stage,
+            from: to.ip(),
+            host: Some(host),
+            is_dialed: true,
+            began: now,
+            taken: now,
+            written: 0,
+            tickets: VecDeque::new(),
+        })
     }
 
     pub fn accepted(now: Instant, stream: TcpStream, from: IpAddr) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let (channel, stage) = (Channel::listen(), Stage::Handshaking);
-        Ok(Self { stream, channel, stage, from, host: None, is_dialed: false, began: now, taken: now })
+        Ok(Self {
+            stream,
+            channel,
+            stage,
+            from,
+            host: None,
+            is_dialed: false,
+            began: now,
+            taken: now,
+            written: 0,
+            tickets: VecDeque::new(),
+        })
     }
 
     pub fn stream(&self) -> &TcpStream {
@@ -101,6 +132,11 @@ impl Link {
 
     pub fn has_room(&self) -> bool {
         self.stage == Stage::Established && self.channel.output().len() < QUEUE_BYTES_LOW
+    }
+
+    /// The same for connection management.
+    pub fn has_cm_room(&self) -> bool {
+        self.channel.output().len() < QUEUE_BYTES_CM
     }
 
     /// TCP's handshake is done, or has failed.
@@ -136,6 +172,21 @@ impl Link {
         self.channel.send(message);
     }
 
+    /// The places of what was put there last; they are given back once it is written.
+    pub fn hold(&mut self, tickets: CmTickets) {
+        let waiting = self.channel.output().len() as u64;
+        if waiting > 0 {
+            self.tickets.push_back((self.written + waiting, tickets));
+        }
+    }
+
+    fn note_written(&mut self, bytes: usize) {
+        self.written += bytes as u64;
+        while self.tickets.front().is_some_and(|(end, _)| *end <= self.written) {
+            self.tickets.pop_front();
+        }
+    }
+
     /// Writes as much as there is and goes.
     pub fn flush(&mut self, now: Instant) -> Flow {
         if self.stage == Stage::Connecting {
@@ -150,6 +201,7 @@ impl Link {
             match self.stream.write(output) {
                 Ok(count) => {
                     self.channel.handle_sent(count);
+                    self.note_written(count);
                     self.taken = now;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -13,6 +13,7 @@ mod claims;
 mod deliver;
 mod file;
 mod handle;
+mod identities;
 mod link;
 mod prefix;
 mod state;
@@ -20,14 +21,17 @@ mod thread;
 mod update;
 
 #[cfg(test)]
+mod identities_tests;
+#[cfg(test)]
 mod state_tests;
 
+pub use crate::access::VnicIdentity;
 pub use channel::{Channel, ChannelError, Event, Identity};
 pub use file::{External, FileError, KEY_BYTES, Key, PeerEntry, PeersFile, PrivateKey, key_text, parse_key};
-pub use handle::{PeersHandle, Sink};
+pub use handle::{CmTickets, PeersHandle, Sink};
 pub use prefix::{Prefix, PrefixError};
 pub use state::{HOST_NUMBER_MAX, PING_INTERVAL, SILENCE_MAX};
 pub use thread::Peers;
-pub use update::{ExternalPeers, Settings, Update};
+pub use update::{ExternalPeers, Mad, Settings, Update};
 
-pub(crate) use deliver::WorkerSink;
+pub(crate) use deliver::RouterSink;

@@ -21,14 +21,17 @@
 //! An `ask` while the host is not up is forgotten, and so is a `tell`: the other side will ask.
 use super::claims::{Claims, Subject};
 use super::file::{PeerEntry, PeersFile};
-use super::update::{ExternalPeers, Settings, Update};
+use super::identities::Identities;
+use super::update::{ExternalPeers, Mad, Settings, Update};
+use crate::access::VnicIdentity;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::PeerCounters;
-use freeflow_protocol::peer::{PEER_PROTOCOL_VERSION, PeerMessage, QpInfo};
+use freeflow_protocol::peer::{FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, PEER_PROTOCOL_VERSION, PeerMessage, QpInfo};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::ops::Bound;
+use std::sync::Arc;
 
 /// Between two pings.
 pub const PING_INTERVAL: Duration = Duration::from_millis(1000);
@@ -66,6 +69,7 @@ pub enum Note {
     Up { restarted: bool },
     Down(Why),
     Claimed { subject: Subject, refusal: &'static str },
+    RefusedCm { from: Gid, to: Gid, network: String },
 }
 
 /// Why a connection ended.
@@ -88,6 +92,9 @@ impl fmt::Display for Note {
             Self::Up { restarted: false } => f.write_str("connected"),
             Self::Up { restarted: true } => f.write_str("connected; it is another run of that router"),
             Self::Down(why) => write!(f, "connection ended: {why}"),
+            Self::RefusedCm { from, to, network } => {
+                write!(f, "connection management refused: from {from} to {to} in network {network:?}")
+            }
             Self::Claimed { subject, refusal } => write!(f, "announced {subject}, refused: {refusal}"),
         }
     }
@@ -160,6 +167,7 @@ struct Host {
     redial_after: Duration,
     /// Of the last Hello.
     epoch: Option<u64>,
+    features: u64,
     icrc: bool,
     /// While it is not up: when its announcements become void.
     kept_until: Option<Instant>,
@@ -188,11 +196,13 @@ pub struct State {
     /// Of all hosts that ever were in the file.
     numbers: BTreeMap<String, HostId>,
     by_connection: BTreeMap<ConnectionId, HostId>,
-    networks: BTreeMap<String, NetworkId>,
+    pub(super) networks: BTreeMap<String, NetworkId>,
+    network_names: BTreeMap<NetworkId, String>,
     /// What this host announces.
     local: BTreeMap<Subject, Option<Qpn>>,
-    claims: Claims,
-    outputs: VecDeque<Output>,
+    pub(super) claims: Claims,
+    pub(super) identities: Identities,
+    pub(super) outputs: VecDeque<Output>,
 }
 
 impl State {
@@ -205,8 +215,10 @@ impl State {
             numbers: BTreeMap::new(),
             by_connection: BTreeMap::new(),
             networks: BTreeMap::new(),
+            network_names: BTreeMap::new(),
             local: BTreeMap::new(),
             claims: Claims::default(),
+            identities: Identities::default(),
             outputs: VecDeque::new(),
         };
         state.handle_reload(now, file);
@@ -280,6 +292,7 @@ impl State {
                 since: now,
                 redial_after: REDIAL_FIRST,
                 epoch: None,
+                features: 0,
                 icrc: false,
                 kept_until: None,
                 announced: Announced::UpTo(None),
@@ -331,7 +344,7 @@ impl State {
             host: self.file.host.clone(),
             epoch: self.epoch,
             icrc_wanted: self.file.icrc,
-            features: 0,
+            features: FEATURE_CM | FEATURE_ACCESS | FEATURE_IPV6,
         };
         self.send(id, hello);
     }
@@ -426,7 +439,8 @@ impl State {
 
     // Messages.
 
-    pub fn handle_message(&mut self, now: Instant, connection: ConnectionId, message: PeerMessage) {
+    /// `has_cm_room`: messages of connection management can be dealt with.
+    pub fn handle_message(&mut self, now: Instant, connection: ConnectionId, message: PeerMessage, has_cm_room: bool) {
         let Some(&id) = self.by_connection.get(&connection) else { return };
         let Some(host) = self.hosts.get_mut(&id) else { return };
         host.counters.received_messages += 1;
@@ -438,20 +452,39 @@ impl State {
         match message {
             PeerMessage::Hello { .. } => self.offend(now, id, Why::Nonsense),
             PeerMessage::Attach { network, gid } => self.claim(id, Subject::Address { network, gid }, None),
-            PeerMessage::Detach { network, gid } => self.release(id, &Subject::Address { network, gid }),
+            PeerMessage::Detach { network, gid } => {
+                let subject = Subject::Address { network, gid };
+                self.identities.forget(id, &subject);
+                self.release(id, &subject);
+            }
             PeerMessage::Group { network, gid, qpn: None } => self.release(id, &Subject::Group { network, gid }),
             PeerMessage::Group { network, gid, qpn } => self.claim(id, Subject::Group { network, gid }, qpn),
             PeerMessage::Synced => {
-                for update in self.claims.end_sync(id, &self.networks) {
-                    self.outputs.push_back(Output::Update(update));
-                }
+                let updates = self.claims.end_sync(id, &self.networks);
+                self.identities.retain(id, |subject| self.claims.is_announced(id, subject));
+                self.update(updates);
             }
-            PeerMessage::Ask { qpn } | PeerMessage::Info { qpn, .. } if qpn.0 > Qpn::MASK => {
+            PeerMessage::Ask { qpn } | PeerMessage::Info { qpn, .. } | PeerMessage::DualInfo { qpn, .. }
+                if qpn.0 > Qpn::MASK =>
+            {
                 self.offend(now, id, Why::Nonsense);
+            }
+            PeerMessage::Identity { network, gid, vnic, labels } => {
+                self.identify(id, (network, gid), None, (vnic, labels));
+            }
+            PeerMessage::DualIdentity { network, gid, other, vnic, labels } => {
+                self.identify(id, (network, gid), Some(other), (vnic, labels));
+            }
+            PeerMessage::Severed { qpn, peer } => {
+                self.outputs.push_back(Output::Update(Update::Severed { host: id, qpn, peer }));
             }
             PeerMessage::Ask { qpn } => self.outputs.push_back(Output::Update(Update::Asked { host: id, qpn })),
             PeerMessage::Info { qpn, info } => {
-                let info = info.and_then(|info| self.checked(id, info));
+                let info = info.and_then(|info| self.checked(id, info, None));
+                self.outputs.push_back(Output::Update(Update::Peer { host: id, qpn, info }));
+            }
+            PeerMessage::DualInfo { qpn, info, ipv6_gid } => {
+                let info = self.checked(id, info, Some(ipv6_gid));
                 self.outputs.push_back(Output::Update(Update::Peer { host: id, qpn, info }));
             }
             PeerMessage::Ping { stamp } => self.send(id, PeerMessage::Pong { stamp }),
@@ -461,12 +494,17 @@ impl State {
                     host.rtt = Some(now - Instant(stamp));
                 }
             }
+            PeerMessage::Cm { network, from, to, mad } => match Box::<Mad>::try_from(mad.into_boxed_slice()) {
+                Ok(mad) if has_cm_room => self.handle_cm(id, network, (from, to), mad),
+                Ok(_) => host.counters.dropped_cm += 1,
+                Err(_) => self.offend(now, id, Why::Nonsense),
+            },
         }
     }
 
     fn handle_greeting(&mut self, now: Instant, id: HostId, connection: ConnectionId, message: PeerMessage) {
         let Some(host) = self.hosts.get_mut(&id) else { return };
-        let PeerMessage::Hello { version, host: name, epoch, icrc_wanted, features: _ } = message else {
+        let PeerMessage::Hello { version, host: name, epoch, icrc_wanted, features } = message else {
             return self.offend(now, id, Why::NotGreeted);
         };
         if version != PEER_PROTOCOL_VERSION {
@@ -477,6 +515,7 @@ impl State {
         }
         host.enter(now, Phase::Up { connection, heard: now, ping_at: now });
         host.icrc = icrc_wanted && self.file.icrc;
+        host.features = features;
         host.announced = Announced::UpTo(None);
         host.kept_until = None;
         let (icrc, address) = (host.icrc, host.entry.address);
@@ -487,21 +526,46 @@ impl State {
         }
         self.claims.begin_sync(id);
         self.outputs.push_back(Output::Update(Update::PeersGone { host: id }));
-        self.outputs.push_back(Output::Update(Update::HostUp { host: id, address, icrc, epoch }));
+        self.outputs.push_back(Output::Update(Update::HostUp { host: id, address, icrc, epoch, features }));
         self.announce_more(id);
         self.handle_host_timer(now, id);
     }
 
     /// What a host says of one of its QPs, if it may.
-    fn checked(&mut self, id: HostId, info: QpInfo) -> Option<PeerInfo> {
-        let host = self.hosts.get_mut(&id)?;
+    fn checked(&mut self, id: HostId, info: QpInfo, ipv6_gid: Option<Gid>) -> Option<PeerInfo> {
         let QpInfo { network, gid, service, connected } = info;
-        if !host.entry.prefixes.iter().any(|prefix| prefix.contains(gid)) {
+        let is_its_own = std::iter::once(gid).chain(ipv6_gid).all(|gid| self.may_have(id, gid));
+        let host = self.hosts.get_mut(&id)?;
+        if !is_its_own {
             host.counters.refused_infos += 1;
             return None;
         }
         // In a network that is not here it can be nobody's peer here.
-        Some(PeerInfo { network: *self.networks.get(&network)?, gid, service, connected })
+        Some(PeerInfo { network: *self.networks.get(&network)?, gid, ipv6_gid, service, connected })
+    }
+
+    /// Whether an address lies in a host's prefixes.
+    pub(super) fn may_have(&self, id: HostId, gid: Gid) -> bool {
+        self.hosts.get(&id).is_some_and(|host| host.entry.prefixes.iter().any(|prefix| prefix.contains(gid)))
+    }
+
+    /// A message of connection management: the sender speaks for its own vNICs alone, and to those that are here.
+    fn handle_cm(&mut self, id: HostId, network: String, (from, to): (Gid, Gid), mad: Box<Mad>) {
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        let number = self.networks.get(&network).copied();
+        let (sender, receiver) =
+            (Subject::Address { network: network.clone(), gid: from }, Subject::Address { network, gid: to });
+        match number.filter(|_| self.claims.is_owner(id, &sender) && self.claims.is_local(&receiver)) {
+            Some(network) => {
+                host.counters.received_cm += 1;
+                self.outputs.push_back(Output::Update(Update::Cm { host: id, network, from, to, mad }));
+            }
+            None => {
+                host.counters.refused_cm += 1;
+                let note = Note::RefusedCm { from, to, network: receiver.network().into() };
+                self.outputs.push_back(Output::Note(host.entry.host.clone(), note));
+            }
+        }
     }
 
     fn claim(&mut self, id: HostId, subject: Subject, qpn: Option<Qpn>) {
@@ -511,7 +575,7 @@ impl State {
             Err(refusal) => Err(refusal),
         };
         match claimed {
-            Ok(update) => self.outputs.extend(update.map(Output::Update)),
+            Ok(update) => self.update(update),
             Err(refusal) => {
                 host.counters.refused_announcements += 1;
                 self.outputs.push_back(Output::Note(host.entry.host.clone(), Note::Claimed { subject, refusal }));
@@ -520,16 +584,21 @@ impl State {
     }
 
     fn release(&mut self, id: HostId, subject: &Subject) {
-        self.outputs.extend(self.claims.release(id, subject, &self.networks).map(Output::Update));
+        let update = self.claims.release(id, subject, &self.networks);
+        self.update(update);
     }
 
     fn forget_claims(&mut self, id: HostId) {
-        for update in self.claims.forget(id, &self.networks) {
-            self.outputs.push_back(Output::Update(update));
-        }
+        self.identities.retain(id, |_| false);
+        let updates = self.claims.forget(id, &self.networks);
+        self.update(updates);
     }
 
-    fn send(&mut self, id: HostId, message: PeerMessage) {
+    pub(super) fn features(&self, id: HostId) -> u64 {
+        self.hosts.get(&id).filter(|_| self.is_up(id)).map_or(0, |host| host.features)
+    }
+
+    pub(super) fn send(&mut self, id: HostId, message: PeerMessage) {
         if let Some(host) = self.hosts.get_mut(&id)
             && let Some(connection) = host.phase.connection()
         {
@@ -556,8 +625,10 @@ impl State {
             Some((subject, _)) if !is_end => Announced::UpTo(Some(subject.clone())),
             _ => Announced::All,
         };
-        for (subject, qpn) in next {
+        let features = host.features;
+        for (subject, qpn) in next.into_iter().filter(|(subject, _)| is_understood(subject, features)) {
             self.send(id, subject.announcement(qpn));
+            self.send_identity(id, &subject);
         }
         if is_end {
             self.send(id, PeerMessage::Synced);
@@ -568,20 +639,27 @@ impl State {
 
     /// A network of this host; its name never stands for another one.
     pub fn handle_network(&mut self, name: &str, network: NetworkId) {
+        self.network_names.insert(network, name.into());
         if self.networks.insert(name.into(), network).is_none() {
-            for update in self.claims.of_network(name, network) {
-                self.outputs.push_back(Output::Update(update));
-            }
+            let updates = self.claims.of_network(name, network);
+            self.update(updates);
             self.give_settings();
         }
     }
 
-    /// A vNIC came to this host, or left it.
-    pub fn handle_address(&mut self, network: &str, gid: Gid, present: bool) {
+    /// A vNIC came to this host, is another now, or left it.
+    pub fn handle_address(&mut self, network: &str, gid: Gid, identity: Option<Arc<VnicIdentity>>) {
         let subject = Subject::Address { network: network.into(), gid };
+        let present = identity.is_some();
         let update = self.claims.set_local(&subject, present, &self.networks);
-        self.outputs.extend(update.map(Output::Update));
-        self.set_local(subject, present.then_some(None));
+        self.update(update);
+        let is_another = self.identities.set_own(&subject, identity);
+        self.set_local(subject.clone(), present.then_some(None));
+        if is_another {
+            for id in self.told(&subject) {
+                self.send_identity(id, &subject);
+            }
+        }
     }
 
     /// The QPN by which this host's members of a group are reached; `None`: there are none any more.
@@ -603,20 +681,25 @@ impl State {
             Some(qpn) => subject.announcement(qpn),
             None => subject.withdrawal(),
         };
-        let told = |host: &Host| match (&host.phase, &host.announced) {
-            (Phase::Up { .. }, Announced::All) => true,
-            // What comes later will be announced as it is then.
-            (Phase::Up { .. }, Announced::UpTo(Some(last))) => subject <= *last,
-            _ => false,
-        };
-        let told: Vec<HostId> = self.hosts.iter().filter(|(_, host)| told(host)).map(|(&id, _)| id).collect();
-        for id in told {
+        for id in self.told(&subject) {
             self.send(id, message.clone());
         }
     }
 
-    fn network_name(&self, network: NetworkId) -> Option<String> {
-        self.networks.iter().find(|(_, id)| **id == network).map(|(name, _)| name.clone())
+    /// Hosts that something was announced to.
+    fn told(&self, subject: &Subject) -> Vec<HostId> {
+        let told = |host: &Host| match (&host.phase, &host.announced) {
+            _ if !is_understood(subject, host.features) => false,
+            (Phase::Up { .. }, Announced::All) => true,
+            // What comes later will be announced as it is then.
+            (Phase::Up { .. }, Announced::UpTo(Some(last))) => subject <= last,
+            _ => false,
+        };
+        self.hosts.iter().filter(|(_, host)| told(host)).map(|(&id, _)| id).collect()
+    }
+
+    pub(super) fn network_name(&self, network: NetworkId) -> Option<String> {
+        self.network_names.get(&network).cloned()
     }
 
     fn is_up(&self, id: HostId) -> bool {
@@ -630,14 +713,49 @@ impl State {
         }
     }
 
+    /// Connection management, to a host that understands it. `has_room`: its connection is not behind with what it is sent.
+    pub fn send_cm(&mut self, id: HostId, network: NetworkId, (from, to): (Gid, Gid), mad: &Mad, has_room: bool) {
+        let is_up = self.is_up(id);
+        let Some(network) = self.network_name(network) else { return };
+        let Some(host) = self.hosts.get_mut(&id).filter(|host| is_up && host.features & FEATURE_CM != 0) else {
+            return;
+        };
+        if !has_room {
+            host.counters.dropped_cm += 1;
+            return;
+        }
+        host.counters.sent_cm += 1;
+        self.send(id, PeerMessage::Cm { network, from, to, mad: mad.to_vec() });
+    }
+
+    /// The connection of a host that is up.
+    pub fn connection_of(&self, id: HostId) -> Option<ConnectionId> {
+        self.hosts.get(&id)?.phase.connection()
+    }
+
     /// Who is behind this QPN here.
     pub fn tell(&mut self, id: HostId, qpn: Qpn, info: Option<PeerInfo>) {
         if self.is_up(id) {
-            let info = info.and_then(|PeerInfo { network, gid, service, connected }| {
+            let ipv6_gid = info.and_then(|info| info.ipv6_gid).filter(|_| self.features(id) & FEATURE_IPV6 != 0);
+            let info = info.and_then(|PeerInfo { network, gid, service, connected, .. }| {
                 Some(QpInfo { network: self.network_name(network)?, gid, service, connected })
             });
-            self.send(id, PeerMessage::Info { qpn, info });
+            self.send(
+                id,
+                match (info, ipv6_gid) {
+                    (Some(info), Some(ipv6_gid)) => PeerMessage::DualInfo { qpn, info, ipv6_gid },
+                    (info, _) => PeerMessage::Info { qpn, info },
+                },
+            );
         }
+    }
+}
+
+/// Whether a router with these features knows what such an address is.
+fn is_understood(subject: &Subject, features: u64) -> bool {
+    match subject {
+        Subject::Address { gid, .. } => gid.to_ipv4().is_some() || features & FEATURE_IPV6 != 0,
+        Subject::Group { .. } => true,
     }
 }
 

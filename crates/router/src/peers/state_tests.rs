@@ -3,12 +3,26 @@ use super::claims::{CLAIM_COUNT_MAX, Subject};
 use super::file::{KEY_BYTES, PeerEntry, PeersFile};
 use super::state::*;
 use super::update::{ExternalPeers, Settings, Update};
+use crate::access::VnicIdentity;
 use freeflow_engine::{HostId, PeerInfo};
-use freeflow_protocol::peer::{PEER_PROTOCOL_VERSION, PeerMessage, QpInfo};
+use freeflow_protocol::peer::{
+    FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, MAD_BYTES, PEER_PROTOCOL_VERSION, PeerMessage, QpInfo,
+};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, QpType, Qpn};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 const DEFAULT: NetworkId = NetworkId(7);
+
+/// Some vNIC without labels.
+fn vnic() -> Option<Arc<VnicIdentity>> {
+    identity("v", &[])
+}
+
+fn identity(vnic: &str, labels: &[(&str, &str)]) -> Option<Arc<VnicIdentity>> {
+    let labels = labels.iter().map(|&(name, value)| (name.into(), value.into())).collect();
+    Some(Arc::new(VnicIdentity { vnic: vnic.into(), labels, addresses: Vec::new() }))
+}
 
 fn gid(text: &str) -> Gid {
     Gid::from_ip(text.parse().unwrap())
@@ -47,8 +61,12 @@ fn address(network: &str, text: &str) -> PeerMessage {
 }
 
 fn hello(host: &str, epoch: u64) -> PeerMessage {
+    greeting(host, epoch, FEATURE_CM)
+}
+
+fn greeting(host: &str, epoch: u64, features: u64) -> PeerMessage {
     let (version, host) = (PEER_PROTOCOL_VERSION, host.into());
-    PeerMessage::Hello { version, host, epoch, icrc_wanted: true, features: 0 }
+    PeerMessage::Hello { version, host, epoch, icrc_wanted: true, features }
 }
 
 fn info(text: &str) -> QpInfo {
@@ -96,7 +114,7 @@ impl Solo {
     }
 
     fn says(&mut self, connection: ConnectionId, message: PeerMessage) {
-        self.state.handle_message(self.now, connection, message);
+        self.state.handle_message(self.now, connection, message, true);
         self.settle();
     }
 
@@ -137,24 +155,25 @@ fn route(text: &str, host: Option<HostId>) -> Update {
 }
 
 fn host_up(host: HostId, epoch: u64) -> Update {
-    Update::HostUp { host, address: "192.0.2.1".parse().unwrap(), icrc: true, epoch }
+    Update::HostUp { host, address: "192.0.2.1".parse().unwrap(), icrc: true, epoch, features: FEATURE_CM }
 }
 
 #[test]
 fn a_greeted_host_is_up_and_hears_everything() {
     let mut solo = Solo::new(only(2, 1));
-    solo.state.handle_address("default", gid("10.111.2.5"), true);
+    solo.state.handle_address("default", gid("10.111.2.5"), vnic());
     solo.state.handle_group(DEFAULT, gid("239.0.0.1"), Some(Qpn(77)));
     solo.connect(C, 0xe1);
     assert_eq!(solo.take_updates(), [Update::PeersGone { host: H }, host_up(H, 0xe1)]);
     let group = PeerMessage::Group { network: "default".into(), gid: gid("239.0.0.1"), qpn: Some(Qpn(77)) };
     let ping = PeerMessage::Ping { stamp: solo.now.0 };
-    assert_eq!(solo.sent, [hello("h2", 0xe0), address("default", "10.111.2.5"), group, PeerMessage::Synced, ping]);
+    let own = greeting("h2", 0xe0, FEATURE_CM | FEATURE_ACCESS | FEATURE_IPV6);
+    assert_eq!(solo.sent, [own, address("default", "10.111.2.5"), group, PeerMessage::Synced, ping]);
     solo.sent.clear();
     // And then changes, once each.
-    solo.state.handle_address("default", gid("10.111.2.6"), true);
-    solo.state.handle_address("default", gid("10.111.2.6"), true);
-    solo.state.handle_address("default", gid("10.111.2.5"), false);
+    solo.state.handle_address("default", gid("10.111.2.6"), vnic());
+    solo.state.handle_address("default", gid("10.111.2.6"), vnic());
+    solo.state.handle_address("default", gid("10.111.2.5"), None);
     solo.state.handle_group(DEFAULT, gid("239.0.0.1"), None);
     solo.settle();
     let gone = PeerMessage::Group { network: "default".into(), gid: gid("239.0.0.1"), qpn: None };
@@ -185,7 +204,7 @@ fn who_does_not_greet_well_is_cut_off() {
         host: host.into(),
         epoch: 1,
         icrc_wanted: true,
-        features: 0,
+        features: FEATURE_CM,
     };
     for (message, why) in [
         (PeerMessage::Synced, Why::NotGreeted),
@@ -256,6 +275,7 @@ fn infos_are_believed_within_the_prefixes_and_the_networks_that_are_here() {
     let known = PeerInfo {
         network: DEFAULT,
         gid: gid("10.111.1.4"),
+        ipv6_gid: None,
         service: QpType::Rc,
         connected: Some((gid("10.111.1.9"), Qpn(9))),
     };
@@ -271,7 +291,8 @@ fn infos_are_believed_within_the_prefixes_and_the_networks_that_are_here() {
 fn questions_and_answers_travel() {
     let mut solo = Solo::up();
     solo.state.ask(H, Qpn(4));
-    let ours = PeerInfo { network: DEFAULT, gid: gid("10.111.2.1"), service: QpType::Ud, connected: None };
+    let ours =
+        PeerInfo { network: DEFAULT, gid: gid("10.111.2.1"), ipv6_gid: None, service: QpType::Ud, connected: None };
     solo.state.tell(H, Qpn(6), Some(ours));
     solo.state.tell(H, Qpn(7), None);
     solo.settle();
@@ -440,9 +461,9 @@ fn an_address_belongs_to_the_first_and_then_to_the_next() {
     solo.says(1, detach());
     assert_eq!(solo.take_updates(), [route("10.111.1.1", Some(HostId(2)))]);
     // This very host comes before all, and gives back.
-    solo.state.handle_address("default", gid("10.111.1.1"), true);
+    solo.state.handle_address("default", gid("10.111.1.1"), vnic());
     assert_eq!(solo.take_updates(), [route("10.111.1.1", None)]);
-    solo.state.handle_address("default", gid("10.111.1.1"), false);
+    solo.state.handle_address("default", gid("10.111.1.1"), None);
     assert_eq!(solo.take_updates(), [route("10.111.1.1", Some(HostId(2)))]);
     solo.says(2, detach());
     solo.says(2, detach());
@@ -488,7 +509,7 @@ fn many_announcements_wait_for_room_and_changes_meanwhile_are_told_once() {
     let mut solo = Solo::new(only(2, 1));
     let at = |number: u32| gid(&format!("10.111.{}.{}", number / 256, number % 256));
     for number in 0..1000 {
-        solo.state.handle_address("default", at(number), true);
+        solo.state.handle_address("default", at(number), vnic());
     }
     solo.connect(C, 0xe1);
     let announced = |solo: &Solo| solo.sent.iter().filter(|m| matches!(m, PeerMessage::Attach { .. })).count();
@@ -496,7 +517,7 @@ fn many_announcements_wait_for_room_and_changes_meanwhile_are_told_once() {
     assert!(first < 1000);
     // One that was announced goes, one that was not goes, and one comes at the end.
     for (number, present) in [(0, false), (999, false), (1000, true)] {
-        solo.state.handle_address("default", at(number), present);
+        solo.state.handle_address("default", at(number), present.then(vnic).flatten());
     }
     for _ in 0..10 {
         solo.state.handle_room(C);
@@ -616,7 +637,7 @@ impl Pair {
                 }
                 while let Some(message) = self.on_the_way[side].pop_front() {
                     is_busy = true;
-                    self.hosts[side].handle_message(self.now, self.connection, message);
+                    self.hosts[side].handle_message(self.now, self.connection, message, true);
                 }
             }
         }
@@ -644,9 +665,9 @@ impl Pair {
 #[test]
 fn two_hosts_find_each_other_lose_each_other_and_agree_again() {
     let mut pair = Pair::new();
-    pair.hosts[0].handle_address("default", gid("10.111.1.1"), true);
+    pair.hosts[0].handle_address("default", gid("10.111.1.1"), vnic());
     pair.pass(1000);
-    pair.hosts[1].handle_address("default", gid("10.111.2.1"), true);
+    pair.hosts[1].handle_address("default", gid("10.111.2.1"), vnic());
     pair.settle();
     assert_eq!((pair.route(1, "10.111.1.1"), pair.route(0, "10.111.2.1")), (Some(H), Some(H)));
     pair.pass(60_000);
@@ -657,8 +678,8 @@ fn two_hosts_find_each_other_lose_each_other_and_agree_again() {
     for side in 0..2 {
         assert_eq!(pair.updates[side].last(), Some(&Update::HostDown { host: H }));
     }
-    pair.hosts[0].handle_address("default", gid("10.111.1.1"), false);
-    pair.hosts[0].handle_address("default", gid("10.111.1.2"), true);
+    pair.hosts[0].handle_address("default", gid("10.111.1.1"), None);
+    pair.hosts[0].handle_address("default", gid("10.111.1.2"), vnic());
     pair.is_cut = false;
     pair.pass(3_000);
     assert_eq!((pair.route(1, "10.111.1.1"), pair.route(1, "10.111.1.2")), (None, Some(H)));
@@ -670,4 +691,58 @@ fn two_hosts_find_each_other_lose_each_other_and_agree_again() {
     pair.pass(3_000);
     assert_eq!((pair.route(1, "10.111.1.2"), pair.route(0, "10.111.2.1")), (None, Some(H)));
     assert!(pair.updates[1].contains(&Update::PeersGone { host: H }));
+}
+
+fn cm(network: &str, from: &str, to: &str, bytes: usize) -> PeerMessage {
+    PeerMessage::Cm { network: network.into(), from: gid(from), to: gid(to), mad: vec![9; bytes] }
+}
+
+#[test]
+fn a_host_manages_connections_of_its_own_vnics_with_those_here() {
+    let mut solo = Solo::up();
+    solo.state.handle_address("default", gid("10.111.2.5"), vnic());
+    solo.says(C, address("default", "10.111.1.5"));
+    solo.take_updates();
+    let mad = Box::new([9; MAD_BYTES]);
+    let good = Update::Cm { host: H, network: DEFAULT, from: gid("10.111.1.5"), to: gid("10.111.2.5"), mad };
+    solo.says(C, cm("default", "10.111.1.5", "10.111.2.5", MAD_BYTES));
+    assert_eq!(solo.take_updates(), [good]);
+    for (network, from, to) in [
+        ("default", "10.111.1.6", "10.111.2.5"), // not announced
+        ("default", "10.111.2.5", "10.111.2.5"), // this host's own
+        ("default", "10.111.1.5", "10.111.2.6"), // not here
+        ("default", "10.111.1.5", "10.111.1.5"), // not here, but there
+        ("other", "10.111.1.5", "10.111.2.5"),   // another network
+    ] {
+        solo.says(C, cm(network, from, to, MAD_BYTES));
+    }
+    assert_eq!((solo.take_updates(), solo.counters().refused_cm, solo.counters().received_cm), (vec![], 5, 1));
+    assert!(matches!(solo.notes.last(), Some(Note::RefusedCm { .. })));
+    // There is no time for it.
+    solo.state.handle_message(solo.now, C, cm("default", "10.111.1.5", "10.111.2.5", MAD_BYTES), false);
+    assert_eq!((solo.take_updates(), solo.counters().dropped_cm), (vec![], 1));
+    // No MAD at all.
+    solo.says(C, cm("default", "10.111.1.5", "10.111.2.5", MAD_BYTES - 1));
+    assert_eq!((solo.phase(), solo.counters().protocol_errors), ("down", 1));
+}
+
+#[test]
+fn connections_are_managed_with_hosts_that_understand_it() {
+    let between = (gid("10.111.2.5"), gid("10.111.1.5"));
+    for features in [0, FEATURE_CM, u64::MAX] {
+        let mut solo = Solo::new(only(2, 1));
+        solo.state.send_cm(H, DEFAULT, between, &[9; MAD_BYTES], true);
+        solo.state.handle_connected(solo.now, H, C);
+        let (version, host) = (PEER_PROTOCOL_VERSION, "h1".into());
+        solo.says(C, PeerMessage::Hello { version, host, epoch: 1, icrc_wanted: true, features });
+        solo.sent.clear();
+        solo.state.send_cm(H, DEFAULT, between, &[9; MAD_BYTES], true);
+        solo.state.send_cm(H, NetworkId(99), between, &[9; MAD_BYTES], true);
+        solo.settle();
+        let expected = if features == 0 { vec![] } else { vec![cm("default", "10.111.2.5", "10.111.1.5", MAD_BYTES)] };
+        assert_eq!(solo.sent, expected);
+        solo.state.send_cm(H, DEFAULT, between, &[9; MAD_BYTES], false);
+        solo.settle();
+        assert_eq!((solo.sent.len(), solo.counters().dropped_cm), (expected.len(), u64::from(features != 0)));
+    }
 }

@@ -96,6 +96,12 @@ impl Peers {
     }
 }
 
+impl Peers {
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
 impl Drop for Peers {
     fn drop(&mut self) {
         self.shared.stop.store(true, Relaxed);
@@ -159,6 +165,8 @@ impl Thread {
             }
             self.deliver();
         }
+        // What was said last: connections that end with this router.
+        self.take_commands(Instant(monotonic_ns()));
     }
 
     fn take_commands(&mut self, now: Instant) -> bool {
@@ -169,8 +177,18 @@ impl Thread {
                 Command::Ask { host, qpn } => self.state.ask(host, qpn),
                 Command::Tell { host, qpn, info } => self.state.tell(host, qpn, info),
                 Command::Network { name, network } => self.state.handle_network(&name, network),
-                Command::Address { network, gid, present } => self.state.handle_address(&network, gid, present),
+                Command::Address { network, gid, identity } => self.state.handle_address(&network, gid, identity),
+                Command::Severed { host, qpn, peer } => self.state.tell_severed(host, qpn, peer),
                 Command::Group { network, gid, qpn } => self.state.handle_group(network, gid, qpn),
+                Command::Cm { host, network, from, to, mad, tickets } => {
+                    let connection = self.state.connection_of(host);
+                    let has_room = connection.and_then(|id| self.links.get(&id)).is_some_and(Link::has_cm_room);
+                    self.state.send_cm(host, network, (from, to), &mad, has_room);
+                    self.pump(now);
+                    if let Some(link) = connection.and_then(|id| self.links.get_mut(&id)) {
+                        link.hold(tickets);
+                    }
+                }
                 Command::Reload(both) => self.reload(now, *both),
             }
             self.pump(now);
@@ -449,7 +467,8 @@ impl Thread {
                         self.establish(now, connection);
                     }
                     self.is_changed = true;
-                    self.state.handle_message(now, connection, message);
+                    let has_cm_room = self.sink.has_cm_room();
+                    self.state.handle_message(now, connection, message, has_cm_room);
                 }
                 Err(error) => return self.refuse(now, connection, Some(error)),
             }

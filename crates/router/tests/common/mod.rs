@@ -1,9 +1,11 @@
 //! A router in a directory of its own, and a raw client made of nothing but rings and messages.
 #![allow(dead_code, reason = "each test file uses its own part")]
+pub mod cm;
+pub mod hosts;
 pub mod process;
 
 use freeflow_protocol::admin::{AdminReply, AdminRequest, RouterStatus, VnicStatus};
-use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES, Reply, Request, Welcome};
+use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES, Reply, Request, WITHDRAWAL_TIME_MAX_MS, Welcome};
 use freeflow_protocol::{PROTOCOL_VERSION, encode};
 use freeflow_router::{Config, Mode, Router};
 use freeflow_shm::layout::{LAYOUT_VERSION, QueueShape};
@@ -43,6 +45,8 @@ impl Directory {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("ff-router-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
         let path = std::env::temp_dir().join(name);
+        // A killed run with this number may have left one.
+        let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
@@ -66,8 +70,19 @@ pub fn config(directory: &Path, limits: VnicLimits) -> Config {
         limits,
         peers: None,
         wire: freeflow_router::WireOptions::default(),
+        movers: movers(),
+        withdrawal_time: freeflow_verbs::Duration::from_millis(WITHDRAWAL_TIME_MAX_MS),
+        metrics_listen: None,
+        state_dir: None,
+        follower: None,
         machine_dir: directory.join("machine"),
     }
+}
+
+/// FREEFLOW_TEST_WORKERS: so many, who then copy all that they can.
+fn movers() -> freeflow_router::MoverOptions {
+    let workers = std::env::var("FREEFLOW_TEST_WORKERS").ok().map(|count| count.parse().unwrap());
+    freeflow_router::MoverOptions { workers, move_bytes_min: workers.map(|_| 1) }
 }
 
 pub struct Host {
@@ -248,6 +263,7 @@ impl Client {
             all_signaled: true,
             block_own_multicast: false,
             cookie,
+            connection: None,
         });
         let Reply::Qp { qp, qpn, capabilities: granted, segment_bytes } = reply else { panic!("{reply:?}") };
         let segment = Arc::new(Segment::map(fds[0].as_fd(), segment_bytes as usize).unwrap());
@@ -272,10 +288,9 @@ impl Client {
         assert_eq!(reply, Reply::QpModified { state });
     }
 
-    /// INIT to RTS, connected to a peer; `timeout` as in `ibv_qp_attr`.
-    pub fn connect_rc(&self, qp: &Qp, peer: Gid, qpn: u32, timeout: u8) {
+    /// INIT to RTR, towards somebody.
+    pub fn to_rtr(&self, qp: &Qp, peer: Gid, qpn: u32) -> Reply {
         use QpAttributeMask as M;
-        self.to_init(qp, false);
         let attributes = QpAttributes {
             state: QpState::ReadyToReceive,
             path_mtu: PathMtu::Mtu1024,
@@ -286,12 +301,19 @@ impl Client {
             ..QpAttributes::default()
         };
         let mask = M::STATE | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
-        let reply = self.modify(qp, attributes, mask);
+        self.modify(qp, attributes, mask)
+    }
+
+    /// INIT to RTS, connected to a peer; `timeout` as in `ibv_qp_attr`.
+    pub fn connect_rc(&self, qp: &Qp, peer: Gid, qpn: u32, timeout: u8) {
+        use QpAttributeMask as M;
+        self.to_init(qp, false);
+        let reply = self.to_rtr(qp, peer, qpn);
         assert_eq!(reply, Reply::QpModified { state: QpState::ReadyToReceive });
         let attributes = QpAttributes {
             state: QpState::ReadyToSend,
             timeout,
-            retry_count: 1,
+            retry_count: 7,
             rnr_retry: 7,
             max_rd_atomic: 16,
             ..QpAttributes::default()

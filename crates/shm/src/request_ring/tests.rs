@@ -387,3 +387,23 @@ fn two_threads_hand_over_every_request() {
     }
     library.join().unwrap();
 }
+
+#[test]
+fn what_goes_past_the_router_is_counted_over_resets() {
+    let Pair { mut producer, consumer, library } = send_pair(4, 1, 0);
+    producer.set_path_mtu(PathMtu::Mtu256);
+    producer.count_send(0);
+    producer.count_send(256);
+    producer.count_write(257);
+    producer.count_read(1);
+    producer.count_read(u32::MAX);
+    producer.reset();
+    producer.count_send(4);
+    let tally = consumer.tally();
+    assert_eq!((tally.sends, tally.writes, tally.sent_bytes, tally.sent_packets), (3, 1, 517, 5));
+    assert_eq!((tally.reads, tally.read_bytes, tally.read_packets), (2, 1 << 32, 1 + (1 << 24)));
+    // They may wrap.
+    library.u64(OFFSET + queue::DIRECT_SENT_BYTES).store(u64::MAX, Ordering::Relaxed);
+    producer.count_send(4);
+    assert_eq!(consumer.tally().sent_bytes, 3);
+}

@@ -1,0 +1,203 @@
+//! The figures, their limits, and what is wanted of each: see docs/PERFORMANCE.md.
+use super::{Bench, Value, Wanted};
+use crate::crowd;
+use crate::limits::copy::{self, Copies};
+use crate::limits::handoff::{Handoff, LINE};
+use crate::limits::{relay, relay_copy, ring};
+use crate::table::bytes as size;
+use crate::verbs::Operation;
+use crate::verbs::flows::Flows;
+use crate::verbs::mixed::{Mix, Part};
+
+/// Millions of messages that the ring's limit exchanges in a run, at full effort.
+const RING_MESSAGES: u64 = 4_000_000;
+/// Requests that perftest has in flight.
+const PERFTEST_DEPTH: usize = 128;
+/// Of the many pairs.
+const CROWD: Flows = Flows { count: 1, bytes: 128 << 10, batch: 4 };
+
+type Measure<T> = Box<dyn Fn(&mut Bench<'_>) -> Result<T, String>>;
+
+/// A figure and how it and its limit are measured.
+pub struct Figure {
+    pub wanted: Wanted,
+    pub limit: Measure<f64>,
+    pub value: Measure<Value>,
+}
+
+pub const ROUTED: &str = "round trips when everything is routed";
+
+/// Title, and its figures.
+type Figures = (&'static str, fn() -> Vec<Figure>);
+
+pub const TABLES: [Figures; 6] = [
+    ("small messages, one way", latency),
+    ("small messages a second", rates),
+    ("streams", streams),
+    (ROUTED, routed),
+    ("two kinds of message by turns", mixes),
+    ("many pairs at once", pairs),
+];
+
+fn failed(error: std::io::Error) -> String {
+    error.to_string()
+}
+
+fn latency() -> Vec<Figure> {
+    let one = |program: &'static str, group: &'static str, bytes: usize, floor: f64, aim: f64| {
+        let what = format!("{group} {}, {program}", size(bytes));
+        Figure {
+            wanted: Wanted { group, what, limit: LINE, unit: "ns", floor, aim },
+            limit: Box::new(|_| Handoff::measure().map(|handoff| handoff.summary.p50).map_err(failed)),
+            value: Box::new(move |bench| {
+                let numbers = bench.perftest(program, bytes, &[])?;
+                let at = |index: usize| numbers.get(index).map(|microseconds| microseconds * 1e3);
+                // Half a round trip, which is one way.
+                Ok(Value { value: at(4).ok_or("no median")?, p10: None, p99: at(7) })
+            }),
+        }
+    };
+    vec![
+        one("ib_write_lat", "WRITE", 8, 4.0, 2.5),
+        one("ib_write_lat", "WRITE", 64, 4.0, 2.5),
+        one("ib_send_lat", "SEND", 64, 6.0, 4.0),
+    ]
+}
+
+fn rates() -> Vec<Figure> {
+    let one = |program: &'static str, group: &'static str, more: &'static [&'static str], floor: f64, aim: f64| {
+        let what = [&[group, "64 B,", program], more].concat().join(" ");
+        Figure {
+            wanted: Wanted { group, what, limit: ring::HEAD_TAIL, unit: "M/s", floor, aim },
+            limit: Box::new(|bench| {
+                ring::head_tail(RING_MESSAGES / bench.effort.limits.divisor as u64).map_err(failed)
+            }),
+            value: Box::new(move |bench| {
+                let numbers = bench.perftest(program, 64, more)?;
+                numbers.get(4).copied().map(Value::of).ok_or_else(|| "no rate".to_owned())
+            }),
+        }
+    };
+    vec![
+        // A completion of every message is polled, at both ends; by itself perftest asks for one of a hundred.
+        one("ib_send_bw", "SEND", &["-Q", "1"], 0.06, 0.15),
+        one("ib_write_bw", "WRITE", &[], 0.15, 0.3),
+    ]
+}
+
+const ONE_COPY: &str = "one copy, same buffers";
+const TWO_COPIES: &str = "two copies, same buffers";
+
+/// A stream of the harness, whose places are as many as may be in flight.
+fn harness(operation: Operation, bytes: usize, floor: f64, aim: f64) -> Figure {
+    let (group, twice) = (operation.name(), operation == Operation::Send);
+    let limit = if twice { TWO_COPIES } else { ONE_COPY };
+    let what = format!("{group} {}", size(bytes));
+    Figure {
+        wanted: Wanted { group, what, limit, unit: "Gb/s", floor, aim },
+        limit: Box::new(move |bench| {
+            let (places, total) = (relay_copy::slots(bytes), bench.effort.copied_bytes);
+            let once = || Copies::once(bytes, places, places, total);
+            let copies = if twice { Copies::twice(bytes, places, total) } else { once() };
+            copy::gbit_per_s(&copies).map_err(failed)
+        }),
+        value: Box::new(move |bench| bench.stream(operation, bytes)),
+    }
+}
+
+/// A stream of perftest, whose messages all come from one place and go to one place.
+fn perftest(program: &'static str, group: &'static str, bytes: usize, floor: f64, aim: f64) -> Figure {
+    let what = format!("{group} {}, {program}", size(bytes));
+    Figure {
+        wanted: Wanted { group, what, limit: "one copy, one buffer", unit: "Gb/s", floor, aim },
+        limit: Box::new(move |bench| {
+            let copies = Copies::once(bytes, 1, PERFTEST_DEPTH, bench.effort.copied_bytes);
+            copy::gbit_per_s(&copies).map_err(failed)
+        }),
+        value: Box::new(move |bench| {
+            let numbers = bench.perftest(program, bytes, &[])?;
+            numbers.get(3).copied().map(Value::of).ok_or_else(|| "no bandwidth".to_owned())
+        }),
+    }
+}
+
+fn streams() -> Vec<Figure> {
+    const KB: usize = 1 << 10;
+    let mut list = Vec::new();
+    for (bytes, floor, aim) in [(4 * KB, 0.4, 0.65), (64 * KB, 0.7, 0.9), (KB * KB, 0.7, 0.9)] {
+        list.push(harness(Operation::Write, bytes, floor, aim));
+        list.push(perftest("ib_write_bw", "WRITE", bytes, floor, aim));
+    }
+    list.push(harness(Operation::Send, 64 * KB, 0.7, 0.95));
+    list.push(harness(Operation::Read, 64 * KB, 0.7, 0.9));
+    list.push(perftest("ib_read_bw", "READ", 64 * KB, 0.7, 0.9));
+    list
+}
+
+fn routed() -> Vec<Figure> {
+    let what = "routed SEND 64 B, round trip".to_owned();
+    vec![Figure {
+        wanted: Wanted { group: "SEND", what, limit: relay::UNPINNED, unit: "us", floor: 2.0, aim: 1.3 },
+        limit: Box::new(|bench| relay::unpinned_us(bench.effort.limits).map_err(failed)),
+        value: Box::new(|bench| bench.round_trip(Operation::Send, 64)),
+    }]
+}
+
+fn mixes() -> Vec<Figure> {
+    let part = |operation, bytes| Part { operation, bytes };
+    let one = |what: &str, mix: Mix| Figure {
+        wanted: Wanted {
+            group: "by turns",
+            what: what.to_owned(),
+            limit: "the slower of the two alone",
+            unit: "M/s",
+            floor: 0.5,
+            aim: 0.8,
+        },
+        limit: Box::new(move |bench| Ok(bench.mix(mix.alone(0))?.value.min(bench.mix(mix.alone(1))?.value))),
+        value: Box::new(move |bench| bench.mix(mix)),
+    };
+    let small = [part(Operation::Send, 64), part(Operation::Write, 64)];
+    let sizes = [part(Operation::Send, 64), part(Operation::Send, 1 << 20)];
+    vec![
+        one("SEND (SRQ) and WRITE, 64 B", Mix { parts: small, shared_receives: true, slots: 256, duration_ms: 0 }),
+        one("SENDs of 64 B and 1 MB", Mix { parts: sizes, shared_receives: false, slots: 8, duration_ms: 0 }),
+    ]
+}
+
+fn pairs() -> Vec<Figure> {
+    let total = |flowed: &[crate::verbs::flows::Flowed]| crowd::gbit_per_s(flowed).iter().sum::<f64>();
+    let what = "WRITE 128 KB of all pairs together".to_owned();
+    vec![Figure {
+        wanted: Wanted { group: "pairs", what, limit: "one pair alone", unit: "Gb/s", floor: 0.9, aim: 1.0 },
+        // A pair that polls, or one that sleeps as those of the crowd do: the better one.
+        limit: Box::new(move |bench| {
+            let polling = bench.stream(Operation::Write, CROWD.bytes)?.value;
+            let flows_ms = bench.effort.flows_ms;
+            let sleeping = total(&bench.crowd(CROWD)?.run_some(1, flows_ms)?);
+            Ok(polling.max(sleeping))
+        }),
+        value: Box::new(move |bench| {
+            let flows_ms = bench.effort.flows_ms;
+            Ok(Value::of(total(&bench.crowd(CROWD)?.run(flows_ms)?)))
+        }),
+    }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_figure_has_a_name_of_its_own_and_a_floor_that_its_aim_beats() {
+        let figures: Vec<Figure> = TABLES.iter().flat_map(|(_, figures)| figures()).collect();
+        let mut names: Vec<&str> = figures.iter().map(|figure| figure.wanted.what.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), figures.len());
+        for figure in &figures {
+            let Wanted { floor, aim, unit, .. } = figure.wanted;
+            assert_eq!(aim < floor, ["ns", "us"].contains(&unit), "{}", figure.wanted.what);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The command line of declared control: apply, get, describe, delete, diff, top.
+
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const KINDS: &str = "Kinds: network (net), group, accessrule (rule), qosclass (qos), quota, vnic, host; in any spelling, also \
+                     plural.";
+const STATUSES: &str = "Exit status: 0 done; 1 failed; 2 wrong usage; 3 refused as invalid or in conflict; 4 not found; \
+                        5 not permitted.";
+
+/// Which way objects are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A line each
+    Table,
+    /// A longer line each
+    Wide,
+    /// As the API has it
+    Json,
+    /// As they can be applied again
+    Yaml,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ObjectOutput {
+    /// Output format
+    #[arg(long = "output", short = 'o', value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = format!("All objects are changed together or none is. The same again changes nothing.\n\n{STATUSES}"))]
+pub struct Apply {
+    /// YAML or JSON: a file, a folder of files, or - for standard input; may be given several times
+    #[arg(long = "file", short = 'f', required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Check and tell, but change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub output: ObjectOutput,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = format!("{KINDS}\n\n{STATUSES}"))]
+pub struct Get {
+    #[arg(value_name = "KIND")]
+    pub kind: String,
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+    /// Only objects with these labels
+    #[arg(long = "selector", short = 'l', value_name = "KEY=VALUE,…")]
+    pub labels: Option<String>,
+    /// Go on and tell each change
+    #[arg(long, short)]
+    pub watch: bool,
+    #[command(flatten)]
+    pub output: ObjectOutput,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = format!("{KINDS}\n\n{STATUSES}"))]
+pub struct Describe {
+    #[arg(value_name = "KIND")]
+    pub kind: String,
+    /// Without one: all; for the host: this one
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = format!("{KINDS}\n\n{STATUSES}"))]
+pub struct Delete {
+    #[arg(value_name = "KIND", required_unless_present = "files", requires = "names")]
+    pub kind: Option<String>,
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+    /// The objects of a file, a folder of files, or - for standard input
+    #[arg(long = "file", short = 'f', value_name = "FILE", conflicts_with = "kind")]
+    pub files: Vec<PathBuf>,
+    /// Check and tell, but change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// What is not there is no error
+    #[arg(long)]
+    pub ignore_not_found: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 nothing would change; 1 something would; 2 and above: it failed.")]
+pub struct Diff {
+    /// YAML or JSON: a file, a folder of files, or - for standard input; may be given several times
+    #[arg(long = "file", short = 'f', required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+}
+
+/// By what `top` sorts: the highest first, names from a to z.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TopSort {
+    /// Bits a second in and out
+    Rate,
+    /// Messages a second
+    Messages,
+    /// How much of the time limits held something back
+    Held,
+    /// Completions with an error
+    Errors,
+    /// Name of the container, or of the vNIC
+    Name,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "On a terminal it redraws until q or Ctrl-C. OUT, IN: payload; bits as READs go, from who is read. PATH: which way most \
+                        messages went. HELD: time for which limits held the vNIC or QP back; a vNIC adds up its QPs."
+)]
+pub struct Top {
+    /// End after so many rounds [default: 1 where it does not print to a terminal, else none]
+    #[arg(long, short = 'n', value_name = "ROUNDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
+    /// Between two rounds
+    #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = parse_delay)]
+    pub delay: Duration,
+    /// Queue pairs too
+    #[arg(long)]
+    pub qps: bool,
+    /// What comes first
+    #[arg(long, value_name = "COLUMN", default_value = "rate")]
+    pub sort: TopSort,
+    #[command(flatten)]
+    pub output: crate::arguments::Output,
+}
+
+fn parse_delay(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("write seconds, 0.1 to 3600".into()),
+    }
+}

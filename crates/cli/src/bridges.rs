@@ -1,0 +1,284 @@
+//! What this host keeps for its networks beside the router: a bridge each, and the CDI file that names them all.
+//!
+//! The network `default` has the bridge that `up` makes, on which the host is the gateway. Every other network is *sealed*: its bridge
+//! is made when its first container starts, the host has no address on it, and whatever containers send to the host itself is
+//! dropped as it leaves the bridge. So two networks can have the same addresses: their frames never meet, nothing of
+//! theirs is routed, and where the kernel shows bridged packets to netfilter, it follows no connections of theirs, which it could not
+//! tell apart.
+//!
+//! A bridge's alias says whose it is, and that it is whole: it is written last. It is that of one network by its number: a network
+//! that is deleted and made again, by another tenant perhaps, has another bridge, where no container of the former is.
+//!
+//! Bridges come and go under `bridges.lock`, and what networks there are is asked under it: by what was so before, the bridge
+//! of a network that has just begun would go.
+
+use crate::admin::{Admin, Presence};
+use crate::failure::{Context, Result};
+use crate::guard::Guard;
+use crate::run_dir::{RunDir, fnv1a, lock_file};
+use crate::{cdi, ip, overlay};
+use freeflow_protocol::admin::NetworkStatus;
+use serde_json::Value;
+use std::fs::File;
+
+pub const DEFAULT_NETWORK: &str = "default";
+/// VXLAN network identifiers have 24 bits.
+const VNI_MAX: u64 = (1 << 24) - 1;
+
+/// A network's bridge, as vNICs are plugged into it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bridge {
+    pub name: String,
+    /// [`NetworkStatus::id`] of its network.
+    pub network: u32,
+    /// Whether the host is there, as the gateway.
+    pub has_gateway: bool,
+}
+
+fn is_default(network: &NetworkStatus) -> bool {
+    network.name == DEFAULT_NETWORK
+}
+
+/// The bridge of a network, whether it is there or not.
+pub fn of(run_dir: &RunDir, network: &NetworkStatus) -> Bridge {
+    let name = match is_default(network) {
+        true if network.bridge.is_empty() => run_dir.bridge(),
+        true => network.bridge.clone(),
+        false => sealed_name(run_dir, network),
+    };
+    Bridge { name, network: network.id, has_gateway: is_default(network) }
+}
+
+/// 15 characters, the same for the same network of the same run directory.
+fn sealed_name(run_dir: &RunDir, network: &NetworkStatus) -> String {
+    let path = run_dir.path().as_os_str().as_encoded_bytes();
+    let key = [path, b"\0", network.name.as_bytes(), b"\0", &network.id.to_le_bytes()].concat();
+    format!("ffn{:012x}", fnv1a(&key) >> 16)
+}
+
+fn alias(run_dir: &RunDir, network: &NetworkStatus) -> String {
+    format!("{}{} {}", alias_prefix(run_dir), network.name, network.id)
+}
+
+fn alias_prefix(run_dir: &RunDir) -> String {
+    format!("freeflow {} ", run_dir.short_hash())
+}
+
+/// Held while bridges come or go.
+pub fn lock(run_dir: &RunDir) -> Result<File> {
+    lock_file(&run_dir.path().join("bridges.lock"))
+}
+
+/// The bridge of a network, made if need be. The default network's is `up`'s to make.
+pub fn ensure(run_dir: &RunDir, network: &NetworkStatus) -> Result<Bridge> {
+    let bridge = of(run_dir, network);
+    if bridge.has_gateway {
+        return Ok(bridge);
+    }
+    let _lock = lock(run_dir)?;
+    make_sealed(run_dir, network, &bridge.name).context(format!("the network {}", network.name))?;
+    Ok(bridge)
+}
+
+fn make_sealed(run_dir: &RunDir, network: &NetworkStatus, bridge: &str) -> Result<()> {
+    let settings = run_dir.settings();
+    let guard = Guard::of(run_dir);
+    let mut is_whole = false;
+    for other in sealed_bridges(run_dir)? {
+        if other.network == network.name && other.id < network.id {
+            // Of one that had the name before. Its overlay has the number that this one's needs.
+            remove(run_dir, &other)?;
+        } else if other.network == network.name && other.id > network.id {
+            crate::fail!("it was deleted and made again meanwhile");
+        } else if other.bridge == bridge && other.network != network.name {
+            crate::fail!(
+                "its bridge {bridge} is that of the network {}; one of them needs another name",
+                other.network
+            );
+        } else if other.bridge == bridge {
+            is_whole = true;
+        }
+    }
+    if !is_whole {
+        let host = settings.as_ref().map_or("", |settings| settings.host.as_str());
+        ip::make_bare_bridge(bridge, host)?;
+        guard.seal(bridge)?;
+        ip::isolate_bridged(bridge, true);
+        ip::run(&["link", "set", "dev", bridge, "up"])?;
+    }
+    if let Some(settings) = settings {
+        join(bridge, &network.name, settings.peers.as_deref(), &guard)?;
+    }
+    if !is_whole {
+        ip::run(&["link", "set", "dev", bridge, "alias", &alias(run_dir, network)])?;
+    }
+    Ok(())
+}
+
+/// Joins the bridge with those of the same network on other hosts, where there are any. Networks that have the same name are the same.
+fn join(bridge: &str, network: &str, peers: Option<&std::path::Path>, guard: &Guard) -> Result<()> {
+    let peers = peers.map(overlay::read).transpose()?;
+    match peers.filter(|peers| !peers.peers.is_empty()) {
+        Some(peers) => overlay::make(bridge, vni(network), &peers, guard),
+        None => overlay::delete(bridge),
+    }
+}
+
+/// By the name, since each host numbers its networks by itself. Two names with one number would share an overlay: that is refused
+/// where it shows, see [`overlay::make`].
+fn vni(network: &str) -> u32 {
+    let hash = fnv1a(network.as_bytes());
+    let number = ((hash >> 40) ^ (hash >> 16) ^ hash) & VNI_MAX;
+    match number as u32 {
+        0 | overlay::DEFAULT_VNI => 1,
+        number => number,
+    }
+}
+
+/// A sealed bridge that is whole, and its network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Sealed {
+    bridge: String,
+    network: String,
+    id: u32,
+}
+
+impl Sealed {
+    fn is_of(&self, network: &NetworkStatus) -> bool {
+        self.network == network.name && self.id == network.id
+    }
+}
+
+/// Those of this run directory.
+fn sealed_bridges(run_dir: &RunDir) -> Result<Vec<Sealed>> {
+    let text = ip::run(&["-d", "-j", "link", "show", "type", "bridge"])?;
+    Ok(parse_bridges(&text, &alias_prefix(run_dir)))
+}
+
+fn parse_bridges(text: &str, prefix: &str) -> Vec<Sealed> {
+    // An empty list is no text at all in some versions.
+    let links: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
+    let one = |link: &Value| {
+        let network = link["ifalias"].as_str()?.strip_prefix(prefix)?;
+        // Those of earlier versions have no number, and are nobody's any more.
+        let (network, id) = network.split_once(' ').unwrap_or((network, "0"));
+        Some(Sealed { bridge: link["ifname"].as_str()?.into(), network: network.into(), id: id.parse().ok()? })
+    };
+    links.iter().filter_map(one).collect()
+}
+
+/// Makes again what the peers file, or a bridge that somebody deleted, asks for: bridges of networks that have vNICs.
+pub fn refresh(run_dir: &RunDir, admin: &mut Admin) -> Result<()> {
+    let _lock = lock(run_dir)?;
+    let networks = admin.networks()?;
+    for network in networks.iter().filter(|network| !is_default(network) && network.vnic_count > 0) {
+        let bridge = of(run_dir, network).name;
+        make_sealed(run_dir, network, &bridge).context(format!("the network {}", network.name))?;
+    }
+    remove_others(run_dir, &networks)
+}
+
+/// With the lock held since before the networks were asked for.
+fn remove_others(run_dir: &RunDir, networks: &[NetworkStatus]) -> Result<()> {
+    for sealed in sealed_bridges(run_dir)? {
+        if !networks.iter().any(|present| sealed.is_of(present)) {
+            remove(run_dir, &sealed)?;
+        }
+    }
+    Ok(())
+}
+
+/// With what is plugged into it: a network goes after its vNICs, so these are nobody's.
+fn remove(run_dir: &RunDir, sealed: &Sealed) -> Result<()> {
+    let bridge = sealed.bridge.as_str();
+    for port in ip::vnic_ports(run_dir)?.iter().filter(|port| port.bridge.as_deref() == Some(bridge)) {
+        ip::delete(&port.interface);
+    }
+    ip::isolate_bridged(bridge, false);
+    overlay::delete(bridge)?;
+    ip::delete_bridge(bridge)
+}
+
+/// Removes all of them, as `down` does.
+pub fn remove_all(run_dir: &RunDir) -> Result<()> {
+    let _lock = lock(run_dir)?;
+    remove_others(run_dir, &[])?;
+    let _ = std::fs::remove_file(run_dir.path().join("bridges.lock"));
+    Ok(())
+}
+
+/// After networks came or went: the CDI file, and bridges that nobody needs. A caller who may not do this leaves it to the router,
+/// which runs this command, too.
+pub fn follow(run_dir: &RunDir) {
+    if !crate::is_privileged() || run_dir.enter_network().is_err() {
+        return;
+    }
+    let Presence::Running(mut admin) = Admin::look(run_dir) else { return };
+    let mut act = || -> Result<()> {
+        let _lock = lock(run_dir)?;
+        let networks = admin.networks()?;
+        remove_others(run_dir, &networks)?;
+        let names: Vec<String> = networks.into_iter().map(|network| network.name).collect();
+        if let Some(file) = run_dir.settings().and_then(|settings| settings.cdi_file) {
+            cdi::write(run_dir, file.parent(), &names)?;
+        }
+        Ok(())
+    };
+    if let Err(failure) = act() {
+        crate::output::complaint(format!(
+            "done, but what follows from it on this host is left to freeflow up: {failure}"
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn network(name: &str, id: u32) -> NetworkStatus {
+        NetworkStatus {
+            name: name.into(),
+            id,
+            pool: "10.1.0.0/16".into(),
+            gateway: "10.1.0.1".parse().unwrap(),
+            prefix_length: 16,
+            pool6: None,
+            vnic_count: 0,
+            bridge: String::new(),
+            data_path: Default::default(),
+        }
+    }
+
+    #[test]
+    fn names_fit_and_differ_by_network_and_run_directory() {
+        let one = RunDir::new(Path::new("/run/freeflow")).unwrap();
+        let other = RunDir::new(Path::new("/tmp/elsewhere/b")).unwrap();
+        let (red, blue, later) = (network("red", 1), network("blue", 2), network("red", 3));
+        let name = |network| sealed_name(&one, network);
+        let names = [name(&red), name(&blue), name(&later), sealed_name(&other, &red)];
+        assert!(names.iter().all(|name| name.len() == 15));
+        assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), 4);
+        assert_eq!(names[0], name(&red));
+    }
+
+    #[test]
+    fn whose_a_bridge_is_shows_in_its_alias() {
+        let run_dir = RunDir::new(Path::new("/run/freeflow")).unwrap();
+        let text = format!(
+            r#"[{{"ifname": "ffn1", "ifalias": "{}"}}, {{"ifname": "br0"}}, {{"ifname": "ffn2", "ifalias": "freeflow 0 a"}}, {{}}]"#,
+            alias(&run_dir, &network("a.b", 3))
+        );
+        let found = parse_bridges(&text, &alias_prefix(&run_dir));
+        assert_eq!(found, [Sealed { bridge: "ffn1".into(), network: "a.b".into(), id: 3 }]);
+        assert!(found[0].is_of(&network("a.b", 3)) && !found[0].is_of(&network("a.b", 4)));
+        assert!(parse_bridges("", "x").is_empty());
+    }
+
+    #[test]
+    fn overlays_have_numbers_of_their_own() {
+        let numbers: std::collections::BTreeSet<u32> = (0..200).map(|number| vni(&format!("net-{number}"))).collect();
+        assert!(numbers.len() >= 199 && numbers.iter().all(|&number| number > 0 && u64::from(number) <= VNI_MAX));
+        assert!(!numbers.contains(&overlay::DEFAULT_VNI));
+    }
+}

@@ -1,0 +1,77 @@
+//! The kinds of objects that can be declared, by all the names that people give them.
+
+use crate::failure::{Failure, Result};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// As `kind` has it.
+    pub name: &'static str,
+    /// In paths.
+    pub plural: &'static str,
+    short: &'static [&'static str],
+}
+
+/// In the order in which they can be deleted: whoever names another comes before it.
+pub const KINDS: [Kind; 7] = [
+    Kind { name: "AccessRule", plural: "accessrules", short: &["rule", "rules"] },
+    Kind { name: "Group", plural: "groups", short: &[] },
+    Kind { name: "Vnic", plural: "vnics", short: &["nic", "nics"] },
+    Kind { name: "Network", plural: "networks", short: &["net", "nets"] },
+    Kind { name: "Quota", plural: "quotas", short: &[] },
+    Kind { name: "QosClass", plural: "qosclasses", short: &["qos"] },
+    Kind { name: "Host", plural: "hosts", short: &[] },
+];
+
+impl Kind {
+    /// `qosclass`: in what this command prints.
+    pub fn singular(&self) -> String {
+        self.name.to_ascii_lowercase()
+    }
+
+    /// The kind that a word on the command line means.
+    pub fn named(word: &str) -> Result<Self> {
+        let word = word.to_ascii_lowercase();
+        let is_it = |kind: &&Kind| {
+            kind.plural == word || kind.singular() == word || kind.short.iter().any(|short| *short == word)
+        };
+        KINDS.iter().find(is_it).copied().ok_or_else(|| {
+            let all: Vec<String> = KINDS.iter().map(Kind::singular).collect();
+            Failure::new(format!("no kind is called {word:?}; there are: {}", all.join(", "))).with_code(2)
+        })
+    }
+
+    /// The kind with exactly this name, as objects have it.
+    pub fn of_object(name: &str) -> Option<Self> {
+        KINDS.iter().find(|kind| kind.name == name).copied()
+    }
+
+    /// Its place in the order of deletion.
+    pub fn rank(&self) -> usize {
+        KINDS.iter().position(|kind| kind == self).unwrap_or(KINDS.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_have_many_names() {
+        for (word, name) in [
+            ("Network", "Network"),
+            ("networks", "Network"),
+            ("NET", "Network"),
+            ("qos", "QosClass"),
+            ("QosClasses", "QosClass"),
+            ("rule", "AccessRule"),
+            ("vnics", "Vnic"),
+            ("host", "Host"),
+        ] {
+            assert_eq!(Kind::named(word).unwrap().name, name, "{word}");
+        }
+        for bad in ["", "pod", "net work", "networkss"] {
+            assert!(Kind::named(bad).unwrap_err().to_string().contains("there are: accessrule"), "{bad}");
+        }
+        assert!(Kind::of_object("network").is_none());
+    }
+}

@@ -1,0 +1,268 @@
+//! Declared control: what an operator wants is written in files and sent to the router, which checks, stores and enforces it.
+//!
+//! No privilege is needed here: the router looks at who is at the other end of its socket.
+mod api;
+mod changes;
+mod columns;
+mod describe;
+mod kinds;
+mod manifest;
+mod top;
+mod watch;
+
+use crate::arguments::Command;
+use crate::arguments_control::{Apply, Delete, Describe, Diff, Format, Get};
+use crate::failure::{Failure, Result};
+use crate::run_dir::RunDir;
+use crate::{bridges, output};
+use api::{Answer, Api, BASE, Refusal, Trouble};
+use kinds::Kind;
+use manifest::{Item, to_yaml};
+use serde_json::{Value, json};
+
+/// Failures of `diff`, where 1 says that something differs.
+const EXIT_DIFF_FAILED: u8 = 2;
+
+/// Runs the command if it is one of these.
+pub fn dispatch(run_dir: &RunDir, command: &Command) -> Option<Result<i32>> {
+    let api = || Api::of(run_dir);
+    Some(match command {
+        Command::Apply(arguments) => api().and_then(|api| apply(run_dir, &api, arguments)),
+        Command::Get(arguments) => api().and_then(|api| get(&api, arguments)),
+        Command::Describe(arguments) => api().and_then(|api| describe(&api, arguments)),
+        Command::Delete(arguments) => api().and_then(|api| delete(run_dir, &api, arguments)),
+        Command::Diff(arguments) => {
+            let differ = api().and_then(|api| diff(&api, arguments)).map(i32::from);
+            differ.map_err(|failure| {
+                let code = failure.code().max(EXIT_DIFF_FAILED);
+                failure.with_code(code)
+            })
+        }
+        Command::Top(arguments) => api().and_then(|api| top::top(&api, arguments)),
+        _ => return None,
+    })
+}
+
+fn path_of(kind: Kind, name: &str) -> String {
+    format!("{BASE}/{}/{}", kind.plural, encoded(name))
+}
+
+/// For a path or a query (RFC 3986, section 2.1).
+fn encoded(text: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+/// What the objects of files become, or would.
+fn send(api: &Api, items: &[Item], dry_run: bool) -> Result<Vec<Value>> {
+    let body = json!({"items": items.iter().map(|item| &item.value).collect::<Vec<_>>()});
+    let path = format!("{BASE}/apply{}", if dry_run { "?dryRun=true" } else { "" });
+    match api.post(&path, &body) {
+        Ok(mut answer) => match answer["items"].take() {
+            Value::Array(results) => Ok(results),
+            _ => Err(Failure::new("the router's answer has no list of what it did")),
+        },
+        Err(Trouble::Refused(refusal)) => Err(explained(refusal, items)),
+        Err(trouble) => Err(trouble.into()),
+    }
+}
+
+/// A refusal that is told with the places in the files.
+fn explained(refusal: Box<Refusal>, items: &[Item]) -> Failure {
+    let Some(item) = item_of(&refusal.details, items) else { return Trouble::Refused(refusal).into() };
+    let mut causes = refusal.details.causes.clone();
+    if causes.is_empty() {
+        causes.push(api::Cause { field: String::new(), message: refusal.message.clone() });
+    }
+    let lines: Vec<String> = causes.iter().map(|cause| item.explain(cause)).collect();
+    let code = Failure::from(Trouble::Refused(refusal)).code();
+    Failure::new(format!("refused, and nothing was changed:\n{}", lines.join("\n"))).with_code(code).in_lines()
+}
+
+/// The object that a refusal is about.
+fn item_of<'a>(details: &api::Details, items: &'a [Item]) -> Option<&'a Item> {
+    let is_named = |item: &&Item| {
+        details.kind.as_deref() == Some(item.kind.name) && details.name.as_deref() == Some(item.name.as_str())
+    };
+    let numbered = details.index.and_then(|index| items.get(index));
+    numbered.or_else(|| items.iter().find(is_named)).or(match items {
+        [item] if !details.causes.is_empty() => Some(item),
+        _ => None,
+    })
+}
+
+fn apply(run_dir: &RunDir, api: &Api, arguments: &Apply) -> Result<i32> {
+    let items = manifest::read(&arguments.files)?;
+    let results = send(api, &items, arguments.dry_run)?;
+    let objects: Vec<Value> = results.iter().map(|result| result["object"].clone()).collect();
+    match arguments.output.format {
+        Format::Json => output::json(&list_of(&objects)),
+        Format::Yaml => output::line(to_yaml(&list_of(&objects)).trim_end()),
+        Format::Table | Format::Wide => {
+            let note = if arguments.dry_run { " (dry run)" } else { "" };
+            for result in &results {
+                let kind = columns::text(&result["kind"]).to_ascii_lowercase();
+                let (name, what) = (columns::text(&result["name"]), columns::text(&result["result"]));
+                output::line(format!("{kind}/{name} {what}{note}"));
+            }
+        }
+    }
+    let made = |result: &Value| result["kind"] == "Network" && result["result"] == "created";
+    if !arguments.dry_run && results.iter().any(made) {
+        bridges::follow(run_dir);
+    }
+    Ok(0)
+}
+
+fn list_of(objects: &[Value]) -> Value {
+    json!({"apiVersion": "freeflow.io/v1", "kind": "List", "items": objects})
+}
+
+/// The list of a kind, or of those with some labels.
+fn list(api: &Api, kind: Kind, labels: Option<&str>) -> Answer<Value> {
+    let query = labels.map(|labels| format!("?labelSelector={}", encoded(labels))).unwrap_or_default();
+    api.get(&format!("{BASE}/{}{query}", kind.plural))
+}
+
+fn items_of(list: &Value) -> Vec<Value> {
+    list["items"].as_array().cloned().unwrap_or_default()
+}
+
+fn get(api: &Api, arguments: &Get) -> Result<i32> {
+    let kind = Kind::named(&arguments.kind)?;
+    if arguments.watch {
+        watch::watch(api, kind, arguments)?;
+        return Ok(0);
+    }
+    if arguments.name.is_some() && arguments.labels.is_some() {
+        return Err(Failure::new("a NAME and -l don't go together").with_code(2));
+    }
+    let (whole, objects) = match &arguments.name {
+        Some(name) => {
+            let object = api.get(&path_of(kind, name))?;
+            (object.clone(), vec![object])
+        }
+        None => {
+            let list = list(api, kind, arguments.labels.as_deref())?;
+            let objects = items_of(&list);
+            (list, objects)
+        }
+    };
+    match arguments.output.format {
+        Format::Json => output::json(&whole),
+        Format::Yaml => output::line(to_yaml(&whole).trim_end()),
+        format => {
+            let wide = format == Format::Wide;
+            let mut rows = vec![columns::headings(kind, wide)];
+            rows.extend(objects.iter().map(|object| columns::row(kind, object, wide)));
+            output::table(&rows);
+        }
+    }
+    Ok(0)
+}
+
+fn describe(api: &Api, arguments: &Describe) -> Result<i32> {
+    let kind = Kind::named(&arguments.kind)?;
+    let objects = match &arguments.name {
+        Some(name) => vec![api.get(&path_of(kind, name))?],
+        None => items_of(&list(api, kind, None)?),
+    };
+    for (index, object) in objects.iter().enumerate() {
+        if index > 0 {
+            output::line("");
+        }
+        for line in describe::lines(object) {
+            output::line(line.trim_end());
+        }
+    }
+    Ok(0)
+}
+
+fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
+    let mut wanted: Vec<(Kind, String)> = match &arguments.kind {
+        Some(kind) => {
+            let kind = Kind::named(kind)?;
+            arguments.names.iter().map(|name| (kind, name.clone())).collect()
+        }
+        None => manifest::read(&arguments.files)?.into_iter().map(|item| (item.kind, item.name)).collect(),
+    };
+    // Whoever names another goes first.
+    wanted.sort_by_key(|(kind, _)| kind.rank());
+    let query = if arguments.dry_run { "?dryRun=true" } else { "" };
+    let mut first_failure = None;
+    for (kind, name) in &wanted {
+        let label = format!("{}/{name}", kind.singular());
+        match api.delete(&format!("{}{query}", path_of(*kind, name))) {
+            Ok(_) => output::line(format!("{label} deleted{}", if arguments.dry_run { " (dry run)" } else { "" })),
+            Err(Trouble::Refused(refusal)) if refusal.code == 404 && arguments.ignore_not_found => {}
+            Err(trouble) => {
+                let failure = Failure::from(trouble);
+                let code = failure.code();
+                let failure = Failure::new(format!("{label}: {failure}")).with_code(code);
+                // The others are tried nevertheless; the last word is the first failure's.
+                match first_failure {
+                    None => first_failure = Some(failure),
+                    Some(_) => output::complaint(failure),
+                }
+            }
+        }
+    }
+    if !arguments.dry_run && wanted.iter().any(|(kind, _)| kind.name == "Network") {
+        bridges::follow(run_dir);
+    }
+    first_failure.map_or(Ok(0), Err)
+}
+
+/// Whether something would change.
+fn diff(api: &Api, arguments: &Diff) -> Result<bool> {
+    let items = manifest::read(&arguments.files)?;
+    let results = send(api, &items, true)?;
+    let mut differ = false;
+    for (item, result) in items.iter().zip(&results) {
+        let before = match api.get(&path_of(item.kind, &item.name)) {
+            Ok(object) => Some(object),
+            Err(Trouble::Refused(refusal)) if refusal.code == 404 => None,
+            Err(trouble) => return Err(trouble.into()),
+        };
+        let name = format!("{}/{}", item.kind.singular(), item.name);
+        if let Some(text) = changes::unified(&name, before.as_ref(), Some(&result["object"])) {
+            output::line(text);
+            differ = true;
+        }
+    }
+    Ok(differ)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_find_their_objects() {
+        let text = "kind: Network\nmetadata: {name: a}\n---\nkind: Group\nmetadata: {name: b}\n";
+        let items = manifest::parse("f", text).unwrap();
+        let name =
+            |details: &api::Details, count: usize| item_of(details, &items[..count]).map(|item| item.name.clone());
+        let mut details = api::Details { index: Some(1), ..api::Details::default() };
+        assert_eq!(name(&details, 2).as_deref(), Some("b"));
+        details.index = Some(7);
+        assert_eq!(name(&details, 2), None);
+        (details.kind, details.name) = (Some("Network".into()), Some("a".into()));
+        assert_eq!(name(&details, 2).as_deref(), Some("a"));
+        details = api::Details { causes: vec![api::Cause::default()], ..api::Details::default() };
+        assert_eq!((name(&details, 2), name(&details, 1).as_deref()), (None, Some("a")));
+    }
+
+    #[test]
+    fn names_in_paths_are_encoded() {
+        assert_eq!(encoded("a-b.c_1~"), "a-b.c_1~");
+        assert_eq!(encoded("a/b?c=d e%ä"), "a%2Fb%3Fc%3Dd%20e%25%C3%A4");
+    }
+}

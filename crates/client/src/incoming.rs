@@ -1,0 +1,222 @@
+//! Messages that the peer of an RC queue pair puts into its channel: they take the RECVs in order, together with those that
+//! the router delivers.
+//!
+//! Invariant: completions of a receive queue are handed on in the order of its positions, which are the numbers of the
+//! messages, whichever way they came.
+use crate::queue_pair::Rings;
+use crate::regions::Cache;
+use crate::session::Session;
+use crate::{lock, queue_pair::ReceiveSide};
+use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_shm::layout::channel;
+use freeflow_shm::{ChannelReceiver, OwnMemory, OwnRange, Segment, Staged, coarse_ns, monotonic_ns};
+use freeflow_verbs::{
+    Access, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, QpAttributeMask, QpAttributes, QpState,
+    Sge,
+};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Entries of a RECV that takes messages by a channel.
+pub(crate) const SGES_MAX: usize = 4;
+
+/// So long after its end is noticed, messages of a channel are still taken: an honest sender's are all there by then.
+const LATE_NS: u64 = 1_000_000_000;
+
+/// The receiving end of a queue pair's channel. Under the lock of its receive CQ.
+pub(crate) struct Incoming {
+    receiver: ChannelReceiver,
+    own: OwnMemory,
+    /// The RECV that is taken next, by whichever way.
+    next: u32,
+    /// Something is wrong with it: nothing comes by it any more.
+    is_broken: bool,
+    /// `CHANNELS_CLOSED` of the receive queue when it was accepted.
+    channels_closed: u32,
+    /// It was closed since: until then messages are still taken, nanoseconds of the coarse clock.
+    until_ns: Option<u64>,
+    keys: Cache,
+    /// Polls of its CQ when it last brought something.
+    active_at: u64,
+}
+
+impl Incoming {
+    /// Accepts the channel that the peer has opened.
+    pub fn accept(session: &Session, rings: &Rings, qp: Handle, own: OwnMemory) -> Option<Self> {
+        let (reply, descriptors) = session.call(&Request::AcceptChannel { qp }).ok()?;
+        let (segment, credit_count) = map_channel(&reply, &descriptors)?;
+        let (receiver, credits) = ChannelReceiver::new(segment, credit_count);
+        let channels_closed = lock(&rings.receive).ring.channels_closed();
+        let next = rings.begin_credits(session, credits);
+        receiver.open();
+        let keys = Cache::default();
+        Some(Self { receiver, own, next, is_broken: false, channels_closed, until_ns: None, keys, active_at: 0 })
+    }
+
+    /// The RECV that is taken next.
+    pub fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Another one may take its place: the router closed it, and nothing is left in it.
+    pub fn is_over(&self, rings: &Rings) -> bool {
+        let is_closed = lock(&rings.receive).ring.channels_closed() != self.channels_closed;
+        is_closed && self.is_empty() || self.is_broken
+    }
+
+    /// The router delivered to the RECV at this position. False: messages of the channel come before it.
+    #[inline]
+    pub fn passes(&mut self, position: u32) -> bool {
+        if position == self.next {
+            self.next = position.wrapping_add(1);
+            return true;
+        }
+        false
+    }
+
+    /// The RECV at this position was taken: whatever comes next comes after it.
+    pub fn passed(&self, position: u32) -> bool {
+        (self.next.wrapping_sub(position) as i32) > 0
+    }
+
+    /// What comes next did not come by the channel, whatever the peer said: it goes on after that.
+    pub fn resume_after(&mut self, position: u32) {
+        self.next = position.wrapping_add(1);
+    }
+
+    /// Messages of which nobody needs to tell: somebody looks. Otherwise the router tells.
+    #[inline]
+    pub fn want_telling(&mut self, wants: bool) {
+        self.receiver.want_telling(wants);
+    }
+
+    /// Whether a message can be taken.
+    pub fn is_ready(&self) -> bool {
+        !self.is_broken && self.receiver.peek().is_some_and(|message| message.msn == self.next)
+    }
+
+    /// Nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.is_broken || self.receiver.peek().is_none()
+    }
+
+    pub fn is_idle_since(&self, polls: u64) -> bool {
+        self.active_at < polls
+    }
+
+    /// Takes the next message, if it is the RECVs' turn for one.
+    #[inline]
+    pub fn take(&mut self, session: &Session, rings: &Rings, (polls, timestamps): (u64, bool)) -> Option<Completion> {
+        let message = self.receiver.peek()?;
+        if message.msn != self.next || self.is_broken {
+            return None;
+        }
+        self.active_at = polls;
+        let receive = lock(&rings.receive);
+        if receive.ring.channels_closed() != self.channels_closed && self.is_late() {
+            return None;
+        }
+        if !receive.ring.claim_receive(self.next) {
+            // The router has it: to flush it, or because the peer lies.
+            self.is_broken = true;
+            return None;
+        }
+        let (opcode, status) = match message.written {
+            None => (CompletionOpcode::Receive, self.deliver(session, rings, &receive, &message)),
+            // What the RECV names is not touched.
+            Some(_) => (CompletionOpcode::ReceiveRdmaWithImmediate, CompletionStatus::Success),
+        };
+        let completion = Completion {
+            work_request_id: receive.ring.wr_id_at(self.next),
+            status,
+            opcode,
+            flags: if status == CompletionStatus::Success { message.flags } else { CompletionFlags(0) },
+            byte_count: message.written.unwrap_or(message.length),
+            timestamp_ns: if timestamps { monotonic_ns() } else { 0 },
+            immediate: message.immediate,
+            qpn: rings.qpn,
+            qp_cookie: rings.cookie,
+            ring_position: self.next,
+            ..Completion::default()
+        };
+        self.next = self.next.wrapping_add(1);
+        receive.ring.set_claimed(self.next);
+        drop(receive);
+        self.receiver.take(&message);
+        if status != CompletionStatus::Success {
+            self.is_broken = true;
+            fail(session, rings);
+        }
+        Some(completion)
+    }
+
+    /// The channel is closed: what was in it then is still taken, also what a sender was putting there in that moment.
+    #[cold]
+    fn is_late(&mut self) -> bool {
+        let now_ns = coarse_ns();
+        let until_ns = *self.until_ns.get_or_insert(now_ns + LATE_NS);
+        self.is_broken |= now_ns > until_ns;
+        self.is_broken
+    }
+
+    /// What was taken is given back to the sender.
+    #[inline]
+    pub fn commit(&self) {
+        self.receiver.commit();
+    }
+
+    #[inline]
+    fn deliver(
+        &mut self,
+        session: &Session,
+        rings: &Rings,
+        receive: &ReceiveSide,
+        message: &Staged,
+    ) -> CompletionStatus {
+        let mut sges = [Sge::default(); SGES_MAX];
+        let count = receive.ring.receive_at(self.next, &mut sges);
+        let room: u64 = sges[..count].iter().map(|sge| u64::from(sge.length)).sum();
+        if u64::from(message.length) > room {
+            return CompletionStatus::LocalLengthError;
+        }
+        // Nothing is deregistered until the bytes are copied.
+        let regions = session.regions.hold();
+        let mut ranges = [OwnRange::default(); SGES_MAX];
+        let mut left = message.length;
+        for (range, sge) in ranges.iter_mut().zip(&sges[..count]) {
+            let piece = Sge { length: sge.length.min(left), ..*sge };
+            if piece.length == 0 {
+                continue;
+            }
+            match regions.resolve(&mut self.keys, &piece, rings.pd, Access::LOCAL_WRITE) {
+                Some(found) => *range = found,
+                None => return CompletionStatus::LocalProtectionError,
+            }
+            left -= piece.length;
+        }
+        self.receiver.copy_out(self.own, message, ranges[..count].iter().copied());
+        CompletionStatus::Success
+    }
+}
+
+/// A channel's segment, and how many credits it holds; `None` if it can't be mapped.
+pub(crate) fn map_channel(reply: &Reply, descriptors: &[OwnedFd]) -> Option<(Arc<Segment>, u32)> {
+    let (&Reply::Direct { segment_bytes, credit_count, .. }, [memory]) = (reply, descriptors) else {
+        return None;
+    };
+    let bytes = channel::bytes(credit_count);
+    if !credit_count.is_power_of_two() || bytes as u64 > segment_bytes {
+        return None;
+    }
+    let segment = Segment::map(memory.as_fd(), bytes).ok()?;
+    let _ = segment.set_dontfork();
+    Some((Arc::new(segment), credit_count))
+}
+
+/// A RECV could not be filled: the queue pair goes to ERROR, as the router would have it.
+#[cold]
+fn fail(session: &Session, rings: &Rings) {
+    let attributes = QpAttributes { state: QpState::Error, ..QpAttributes::default() };
+    let mask = QpAttributeMask(QpAttributeMask::STATE);
+    let _ = session.call(&Request::ModifyQp { qp: rings.handle(), attributes, mask });
+}

@@ -1,0 +1,135 @@
+//! Which QPs may reach each other past the router: what the engine knows of it. Whether they may, policy says.
+use crate::keys::{Backing, Holder};
+use crate::responder::{needs_depth, remote_right};
+use crate::{CqId, Engine, MrId, QpId, SessionId};
+use core::fmt;
+use freeflow_verbs::{Access, QpState, QpType, SendOpcode};
+
+/// Why the messages of a QP go through the router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotDirect {
+    /// Only RC QPs do without it.
+    Type,
+    /// It is not ready to send, or its peer not to receive.
+    State,
+    /// Its peer is on another host.
+    OtherHost,
+    /// There is no such peer, or it is not connected to this QP.
+    NoPeer,
+    /// The peer takes its RECVs from a shared queue.
+    SharedReceiveQueue,
+}
+
+impl fmt::Display for NotDirect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Type => "not an RC QP",
+            Self::State => "not connected",
+            Self::OtherHost => "peer on another host",
+            Self::NoPeer => "no peer",
+            Self::SharedReceiveQueue => "peer uses an SRQ",
+        })
+    }
+}
+
+/// Why requests for some memory go through the router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotGrantable {
+    /// All requests do.
+    Path(NotDirect),
+    /// A request would be refused: by the QPs, or by the key.
+    Refused,
+    /// The key is a window's, or of a region that is not a stretch of some process' memory.
+    Memory,
+}
+
+impl From<NotDirect> for NotGrantable {
+    fn from(reason: NotDirect) -> Self {
+        Self::Path(reason)
+    }
+}
+
+/// A memory region that requests of a QP may reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grantable {
+    /// The QP's peer.
+    pub responder: QpId,
+    /// Whose memory it is.
+    pub owner: SessionId,
+    pub mr: MrId,
+    /// Where that process sees the region.
+    pub address: u64,
+    /// Its length less one.
+    pub last: u64,
+    /// What requests call its first byte.
+    pub iova: u64,
+    /// Where the process sees the first byte asked for.
+    pub asked: u64,
+    /// Whether WRITEs of the QP may reach it by this key.
+    pub writable: bool,
+}
+
+impl Engine {
+    /// The memory that a WRITE of this QP (else a READ) would reach: every check that the requester and the responder do
+    /// before they touch it, none of their effects.
+    pub fn grantable(
+        &self,
+        id: QpId,
+        rkey: u32,
+        address: u64,
+        length: u32,
+        writes: bool,
+    ) -> Result<Grantable, NotGrantable> {
+        let peer = self.direct_peer(id)?;
+        let opcode = if writes { SendOpcode::RdmaWrite } else { SendOpcode::RdmaRead };
+        let (right, qp, responder) = (remote_right(opcode), self.qp(id), self.qp(peer));
+        let lacks_depth =
+            needs_depth(opcode) && (qp.attributes.max_rd_atomic == 0 || responder.attributes.max_dest_rd_atomic == 0);
+        if !responder.attributes.access.contains(right) || lacks_depth || length == 0 {
+            return Err(NotGrantable::Refused);
+        }
+        let span = self.keys.resolve_remote(rkey, self.reach(peer), address, length, right);
+        let span = span.map_err(|_| NotGrantable::Refused)?;
+        let Some(Holder::Region(index)) = self.keys.holder(rkey) else { return Err(NotGrantable::Memory) };
+        let (mr, region) = self.keys.regions.at(index).ok_or(NotGrantable::Refused)?;
+        if region.backing != Backing::Process || region.last == u64::MAX {
+            return Err(NotGrantable::Memory);
+        }
+        let (owner, asked) = (region.session, span.address);
+        let writable = region.access().contains(Access::REMOTE_WRITE)
+            && responder.attributes.access.contains(Access::REMOTE_WRITE);
+        let (address, last, iova) = (region.address, region.last, region.iova);
+        Ok(Grantable { responder: peer, owner, mr, address, last, iova, asked, writable })
+    }
+
+    /// The QP that this one's messages go to, if both are of RC, on this host, and ready.
+    pub fn direct_peer(&self, id: QpId) -> Result<QpId, NotDirect> {
+        let qp = self.qps.get(id).ok_or(NotDirect::NoPeer)?;
+        if qp.service != QpType::Rc {
+            return Err(NotDirect::Type);
+        }
+        if qp.state() != QpState::ReadyToSend {
+            return Err(NotDirect::State);
+        }
+        if qp.wire.is_some() {
+            return Err(NotDirect::OtherHost);
+        }
+        self.find_responder(id).ok_or(NotDirect::NoPeer)
+    }
+
+    /// WRITEs of its peer are welcome to a QP, as far as the QP has a say.
+    pub fn takes_writes(&self, id: QpId) -> bool {
+        self.qps.get(id).is_some_and(|qp| qp.attributes.access.contains(Access::REMOTE_WRITE))
+    }
+
+    /// Where the completions of a QP's RECVs go.
+    pub fn receive_cq(&self, id: QpId) -> Option<CqId> {
+        self.qps.get(id)?.recv_cq
+    }
+
+    /// The same for messages that take a RECV.
+    pub fn direct_receiver(&self, id: QpId) -> Result<QpId, NotDirect> {
+        let peer = self.direct_peer(id)?;
+        if self.qp(peer).srq.is_some() { Err(NotDirect::SharedReceiveQueue) } else { Ok(peer) }
+    }
+}

@@ -1,0 +1,37 @@
+//! What a QP looks like from outside: for lists that people read.
+use crate::{Engine, QpId, VnicId};
+use freeflow_verbs::{Gid, QpState, QpType, Qpn};
+
+/// A look at a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpStatus {
+    pub vnic: VnicId,
+    pub qpn: Qpn,
+    pub service: QpType,
+    pub state: QpState,
+    /// What it is connected to, or was told to connect to. Never for UD.
+    pub peer: Option<(Gid, Qpn)>,
+    /// Its peer is on another host: it runs the packet transport.
+    pub is_wire: bool,
+}
+
+impl Engine {
+    /// All QPs, of all vNICs or of one.
+    pub fn qps_of(&self, vnic: Option<VnicId>) -> impl Iterator<Item = (QpId, Qpn)> + '_ {
+        let wanted = move |of| vnic.is_none_or(|vnic| vnic == of);
+        self.qps.iter().filter(move |(_, qp)| wanted(qp.vnic)).map(|(id, qp)| (id, qp.qpn))
+    }
+
+    pub fn qp_status(&self, id: QpId) -> Option<QpStatus> {
+        let qp = self.qps.get(id)?;
+        let peer = qp.remote_gid().filter(|_| qp.is_connected_service() && qp.state() != QpState::Reset);
+        Some(QpStatus {
+            vnic: qp.vnic,
+            qpn: qp.qpn,
+            service: qp.service,
+            state: qp.state(),
+            peer: peer.map(|gid| (gid, Qpn(qp.attributes.dest_qpn))),
+            is_wire: qp.wire.is_some(),
+        })
+    }
+}

@@ -1,0 +1,242 @@
+//! The thread that carries out the router's orders: one for each session that places anything in own zones.
+//!
+//! A program that looks at its threads sees one more, `freeflow-orders`, from its first registration with remote rights on
+//! (none where the router grants nothing, or with `FREEFLOW_REMAP=off`). It takes no signals. The C library then takes
+//! its locks as for any program of several threads, and what the kernel allows only a process of one thread (a new user
+//! namespace) is to be done before.
+//!
+//! Invariant: the thread waits in `poll`, or for the table's lock; all else that it does, from its beginning to its end, it
+//! does while it or who started it has that lock. So pages can be moved as if it were not there, and `fork` finds it
+//! holding no lock of the child's.
+//!
+//! Invariant: who waits for an answer of the router with the table's lock, or the session's, waits for no order: the
+//! router answers everything else without waiting for what it has ordered.
+use super::{Table, locked};
+use freeflow_client::{ORDER_BYTES, Session, ordered_segment};
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// What the C library and a program's own thread-local data need, and what is done here.
+const STACK_BYTES: usize = 256 << 10;
+/// A thread that has not begun by then is one of the program's as far as anybody here knows.
+const BEGIN_WITHIN_NS: u64 = 1_000_000_000;
+
+/// Threads of this kind that nobody needs to hold. Changes under the table's lock.
+static QUIET_COUNT: AtomicU64 = AtomicU64::new(0);
+/// The newest one's pipe, or -1.
+static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+
+/// Orders that were read, or are about to be, and are not carried out yet.
+static IN_HAND: AtomicI32 = AtomicI32::new(0);
+/// The longest wait for them.
+const SETTLE_NS: u64 = 5_000_000_000;
+
+/// Waits until the orders are carried out that the router has given so far: what a verb ended, no peer reaches when it
+/// returns. Not under the table's lock.
+pub(crate) fn settle() {
+    // Relaxed: a pipe of a moment ago that is closed by now has no orders.
+    let descriptor = DESCRIPTOR.load(Ordering::Relaxed);
+    if descriptor < 0 {
+        return;
+    }
+    let deadline = super::moving::now_ns() + SETTLE_NS;
+    // SeqCst: pairs with the addition before `read`; what is not in the pipe any more is in hand.
+    while is_readable(descriptor, 0) || IN_HAND.load(Ordering::SeqCst) > 0 {
+        if super::moving::now_ns() > deadline {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_micros(20));
+    }
+}
+
+fn is_readable(descriptor: RawFd, timeout_ms: i32) -> bool {
+    let mut polled = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd of ours.
+    let count = unsafe { libc::poll(&raw mut polled, 1, timeout_ms) };
+    count > 0 && polled.revents & libc::POLLIN != 0
+}
+
+/// What a thread gets.
+struct Task {
+    /// Weak: the session ends with the program's last use of it, and the pipe with the session.
+    session: Weak<Session>,
+    serial: u64,
+    pipe: OwnedFd,
+    /// It waits for orders.
+    has_begun: AtomicBool,
+    /// It is among [`QUIET_COUNT`].
+    is_quiet: AtomicBool,
+}
+
+/// How many threads there are besides the program's own. For who has the table's lock.
+pub(crate) fn quiet_count() -> u64 {
+    // Acquire: pairs with the Release in `end`; a thread that the kernel does not show any more is not counted.
+    QUIET_COUNT.load(Ordering::Acquire)
+}
+
+/// Asks for orders, and starts the thread for them. False: there will be none. Under the table's lock.
+pub(crate) fn start(session: &Arc<Session>) -> bool {
+    let Ok(pipe) = session.open_orders() else { return false };
+    let descriptor = pipe.as_raw_fd();
+    let (has_begun, is_quiet) = (AtomicBool::new(false), AtomicBool::new(false));
+    let serial = session.serial();
+    let task = Arc::new(Task { session: Arc::downgrade(session), serial, pipe, has_begun, is_quiet });
+    if !spawn(&task) {
+        return false;
+    }
+    // Relaxed: read by a child of `fork`, which this thread or a later holder of the lock makes.
+    DESCRIPTOR.store(descriptor, Ordering::Relaxed);
+    let deadline = super::moving::now_ns() + BEGIN_WITHIN_NS;
+    // Acquire: pairs with the Release in `run`: what the thread did to begin is over.
+    while !task.has_begun.load(Ordering::Acquire) {
+        if super::moving::now_ns() > deadline {
+            return true;
+        }
+        // SAFETY: takes nothing.
+        unsafe { libc::sched_yield() };
+    }
+    // Relaxed: read under the lock only, as the count is changed.
+    task.is_quiet.store(true, Ordering::Relaxed);
+    QUIET_COUNT.fetch_add(1, Ordering::Relaxed);
+    true
+}
+
+/// A detached thread without signals. Not by the standard library, whose threads allocate before their code runs.
+fn spawn(task: &Arc<Task>) -> bool {
+    let argument = Arc::into_raw(task.clone());
+    // SAFETY: the attributes and masks are initialised before they are used; the thread gets a reference of its own,
+    // which is taken back if there is none. The C library leaves out of the mask the signals that it uses itself.
+    unsafe {
+        let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+        let (mut all, mut before) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::<libc::sigset_t>::uninit());
+        let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
+        libc::sigfillset(all.as_mut_ptr());
+        let mut failure = libc::pthread_attr_init(attributes.as_mut_ptr());
+        if failure == 0 {
+            libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
+            libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            failure = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, argument.cast_mut().cast());
+            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+            libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        }
+        if failure != 0 {
+            drop(Arc::from_raw(argument));
+        }
+        failure == 0
+    }
+}
+
+extern "C" fn run(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: `spawn` gave it a reference, which `end` takes.
+    let task = unsafe { Arc::from_raw(argument.cast_const().cast::<Task>()) };
+    // SAFETY: a C string of 15 bytes.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"freeflow-orders".as_ptr()) };
+    let descriptor = task.pipe.as_raw_fd();
+    // Release: pairs with the Acquire in `start`.
+    task.has_begun.store(true, Ordering::Release);
+    while let Some(order) = next_order(descriptor) {
+        let is_done = catch_unwind(AssertUnwindSafe(|| locked().with(|table| carry_out(table, &task, order))));
+        // SeqCst: pairs with the load in `settle`.
+        IN_HAND.fetch_sub(1, Ordering::SeqCst);
+        if !is_done.unwrap_or(false) {
+            break;
+        }
+    }
+    let _ = catch_unwind(AssertUnwindSafe(|| locked().with(|table| end(table, task))));
+    ptr::null_mut()
+}
+
+/// `None`: there will be no more.
+fn next_order(descriptor: RawFd) -> Option<[u8; ORDER_BYTES]> {
+    let mut order = [0; ORDER_BYTES];
+    loop {
+        is_readable(descriptor, -1);
+        IN_HAND.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the buffer is ours to write, for so many bytes.
+        let count = unsafe { libc::read(descriptor, order.as_mut_ptr().cast(), ORDER_BYTES) };
+        if count == ORDER_BYTES as isize {
+            return Some(order);
+        }
+        // SAFETY: glibc gives the address of this thread's errno.
+        let reason = unsafe { *libc::__errno_location() };
+        IN_HAND.fetch_sub(1, Ordering::SeqCst);
+        match reason {
+            _ if count >= 0 => return None,
+            libc::EINTR => {}
+            libc::EAGAIN => {}
+            _ => return None,
+        }
+    }
+}
+
+/// False: the session is of no use any more.
+fn carry_out(table: &mut Table, task: &Task, order: [u8; ORDER_BYTES]) -> bool {
+    let Some(session) = task.session.upgrade() else { return false };
+    let segment = ordered_segment(order);
+    // What could not be taken back is not confirmed: then the router ends the session, and with it its peers' ways here.
+    // A zone that is not known is gone already.
+    if table.take_back(&session, segment) {
+        let _ = session.confirm_withdrawal(segment);
+    }
+    table.tidy(&session);
+    !session.is_dead()
+}
+
+/// What follows in this thread is the C library's: whoever moves pages has to hold it again.
+fn end(table: &mut Table, task: Arc<Task>) {
+    table.note_end_of_orders(task.serial);
+    // Relaxed: as it was written; only this thread closes the descriptor.
+    let _ = DESCRIPTOR.compare_exchange(task.pipe.as_raw_fd(), -1, Ordering::Relaxed, Ordering::Relaxed);
+    let is_quiet = task.is_quiet.load(Ordering::Relaxed);
+    drop(task);
+    if is_quiet {
+        // Release: pairs with the Acquire in `quiet_count`.
+        QUIET_COUNT.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// In a child of `fork`, which has no such thread. Only async-signal-safe calls.
+pub(crate) fn forget_in_child() {
+    IN_HAND.store(0, Ordering::Relaxed);
+    // Relaxed: the child has one thread.
+    QUIET_COUNT.store(0, Ordering::Relaxed);
+    let descriptor = DESCRIPTOR.swap(-1, Ordering::Relaxed);
+    if descriptor >= 0 {
+        // SAFETY: its owner is a thread that is not here, and what that has is forgotten.
+        unsafe { libc::close(descriptor) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn orders_are_read_one_by_one_until_the_end() {
+        for flags in [0, libc::O_NONBLOCK] {
+            let mut ends = [-1; 2];
+            // SAFETY: `ends` is ours to write, and the descriptors are new.
+            let (read, write) = unsafe {
+                assert_eq!(libc::pipe2(ends.as_mut_ptr(), flags | libc::O_CLOEXEC), 0);
+                use std::os::fd::FromRawFd;
+                (OwnedFd::from_raw_fd(ends[0]), std::fs::File::from_raw_fd(ends[1]))
+            };
+            let writer = std::thread::spawn(move || {
+                let mut write = write;
+                for segment in [7_u64, 9] {
+                    write.write_all(&segment.to_le_bytes()).unwrap();
+                }
+            });
+            let segments = std::iter::from_fn(|| next_order(read.as_raw_fd())).map(ordered_segment);
+            assert_eq!(segments.collect::<Vec<_>>(), [7, 9]);
+            writer.join().unwrap();
+        }
+    }
+}

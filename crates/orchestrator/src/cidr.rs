@@ -1,0 +1,166 @@
+//! Ranges of addresses of either family, as networks and selectors name them.
+use crate::pool::Pool;
+use core::fmt;
+use core::net::{IpAddr, Ipv6Addr};
+use core::str::FromStr;
+
+/// `a.b.c.d/n` or `x::/n`, no bits set behind the prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cidr {
+    base: IpAddr,
+    prefix_length: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CidrError;
+
+impl fmt::Display for CidrError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "a range of addresses is written like 10.1.0.0/16 or fd00:1::/64, with no bits set behind the prefix",
+        )
+    }
+}
+
+impl core::error::Error for CidrError {}
+
+/// An address as a number, and how many bits it has.
+fn bits(address: IpAddr) -> (u128, u8) {
+    match address {
+        IpAddr::V4(v4) => (u128::from(u32::from(v4)), 32),
+        IpAddr::V6(v6) => (u128::from(v6), 128),
+    }
+}
+
+fn masked(value: u128, width: u8, prefix_length: u8) -> u128 {
+    let host_bits = u32::from(width - prefix_length);
+    value.checked_shr(host_bits).unwrap_or(0).checked_shl(host_bits).unwrap_or(0)
+}
+
+impl Cidr {
+    pub fn contains(self, address: IpAddr) -> bool {
+        let ((base, width), (value, other)) = (bits(self.base), bits(address));
+        width == other && masked(value, width, self.prefix_length) == base
+    }
+
+    pub fn overlaps(self, other: Self) -> bool {
+        let shorter = if self.prefix_length <= other.prefix_length { self } else { other };
+        shorter.contains(if self.prefix_length <= other.prefix_length { other.base } else { self.base })
+    }
+
+    pub fn is_ipv6(self) -> bool {
+        self.base.is_ipv6()
+    }
+}
+
+impl From<Pool> for Cidr {
+    fn from(pool: Pool) -> Self {
+        Self { base: IpAddr::V4(pool.base()), prefix_length: pool.prefix_length() }
+    }
+}
+
+impl From<Pool6> for Cidr {
+    fn from(pool: Pool6) -> Self {
+        Self { base: IpAddr::V6(Ipv6Addr::from(pool.base)), prefix_length: pool.prefix_length }
+    }
+}
+
+impl FromStr for Cidr {
+    type Err = CidrError;
+
+    fn from_str(text: &str) -> Result<Self, CidrError> {
+        let (base, length) = text.split_once('/').ok_or(CidrError)?;
+        let base: IpAddr = base.parse().map_err(|_| CidrError)?;
+        let prefix_length: u8 = length.parse().map_err(|_| CidrError)?;
+        let (value, width) = bits(base);
+        let good = prefix_length <= width && masked(value, width, prefix_length) == value;
+        if good { Ok(Self { base, prefix_length }) } else { Err(CidrError) }
+    }
+}
+
+/// IPv6 addresses of a network, prefix lengths 32 to 112, or the part of them that a host gives out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool6 {
+    base: u128,
+    prefix_length: u8,
+}
+
+impl Pool6 {
+    pub fn base(self) -> Ipv6Addr {
+        Ipv6Addr::from(self.base)
+    }
+
+    pub(crate) fn host_bits(self) -> u8 {
+        128 - self.prefix_length
+    }
+
+    /// The addresses that stand in it where those of `range` stand in `pool`.
+    pub(crate) fn part(self, pool: Pool, range: Pool) -> Self {
+        let offset = pool.offset_of(range.base()).unwrap_or(0);
+        Self { base: self.base + u128::from(offset), prefix_length: 128 - range.host_bits() }
+    }
+
+    /// The first address after the network's own.
+    pub fn gateway(self) -> Ipv6Addr {
+        self.address_at(1)
+    }
+
+    pub fn prefix_length(self) -> u8 {
+        self.prefix_length
+    }
+
+    /// Whether a vNIC can have it: neither the subnet routers' address nor the gateway's.
+    pub fn is_assignable(self, address: Ipv6Addr) -> bool {
+        Cidr::from(self).contains(IpAddr::V6(address)) && u128::from(address) - self.base > 1
+    }
+
+    pub(crate) fn address_at(self, offset: u32) -> Ipv6Addr {
+        let mask = (1u128 << (128 - self.prefix_length)) - 1;
+        Ipv6Addr::from(self.base | (u128::from(offset) & mask))
+    }
+}
+
+impl fmt::Display for Pool6 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.base(), self.prefix_length)
+    }
+}
+
+impl FromStr for Pool6 {
+    type Err = CidrError;
+
+    fn from_str(text: &str) -> Result<Self, CidrError> {
+        let cidr: Cidr = text.parse()?;
+        let IpAddr::V6(base) = cidr.base else { return Err(CidrError) };
+        let pool = Self { base: u128::from(base), prefix_length: cidr.prefix_length };
+        if (32..=112).contains(&cidr.prefix_length) { Ok(pool) } else { Err(CidrError) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cidr(text: &str) -> Cidr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn ranges_are_parsed_strictly_and_compared() {
+        assert!(cidr("10.1.0.0/16").overlaps(cidr("10.1.2.0/24")) && cidr("10.1.2.0/24").overlaps(cidr("10.1.0.0/16")));
+        assert!(!cidr("10.1.0.0/16").overlaps(cidr("10.2.0.0/16")));
+        assert!(!cidr("0.0.0.0/0").overlaps(cidr("::/0")) && cidr("::/0").overlaps(cidr("fd00::/8")));
+        assert!(cidr("10.1.2.3/32").contains("10.1.2.3".parse().unwrap()));
+        assert!(!cidr("10.1.2.3/32").contains("10.1.2.4".parse().unwrap()));
+        for bad in ["", "10.0.0.0", "10.0.0.1/24", "10.0.0.0/33", "fd00::1/64", "fd00::/129", "x/8"] {
+            assert!(bad.parse::<Cidr>().is_err(), "{bad}");
+        }
+        let pool: Pool6 = "fd00:1::/64".parse().unwrap();
+        assert!(pool.is_assignable("fd00:1::2".parse().unwrap()) && !pool.is_assignable(pool.gateway()));
+        let part = pool.part("10.5.0.0/16".parse().unwrap(), "10.5.3.0/24".parse().unwrap());
+        assert_eq!((part.gateway(), part.prefix_length()), ("fd00:1::301".parse().unwrap(), 120));
+        assert!(part.is_assignable("fd00:1::3ff".parse().unwrap()) && !part.is_assignable(part.gateway()));
+        assert!(!part.is_assignable("fd00:1::402".parse().unwrap()) && !part.is_assignable(part.base()));
+        assert!("fd00::/16".parse::<Pool6>().is_err() && "fd00::/120".parse::<Pool6>().is_err());
+    }
+}

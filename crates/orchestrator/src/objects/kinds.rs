@@ -1,0 +1,341 @@
+//! The specs and statuses of all kinds.
+use super::{BitRate, ByteCount, DEFAULT_TENANT, Labels, MessageRate};
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use freeflow_protocol::admin::DataPath;
+use freeflow_verbs::{PRIORITY_DEFAULT, WEIGHT_DEFAULT};
+use serde::{Deserialize, Serialize};
+
+fn default_tenant() -> String {
+    DEFAULT_TENANT.into()
+}
+
+const fn default_priority() -> u8 {
+    PRIORITY_DEFAULT
+}
+
+const fn default_weight() -> u16 {
+    WEIGHT_DEFAULT
+}
+
+/// Whether something may happen where no rule says otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Access {
+    #[default]
+    Allow,
+    Deny,
+}
+
+pub type ExternalAccess = Access;
+pub type AccessAction = Access;
+
+// ---- Network
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NetworkSpec {
+    /// Whose it is; can't be changed.
+    #[serde(default = "default_tenant")]
+    pub tenant: String,
+    /// One of IPv4 and at most one of IPv6. May overlap those of other tenants' networks, not of the tenant's own. Can't be
+    /// changed while vNICs have addresses of it. A network that is there keeps those it has if none are given.
+    #[serde(default)]
+    pub cidrs: Vec<String>,
+    /// The part of the IPv4 one that this host gives out, where several hosts share the network: all of it if none. Of the IPv6
+    /// one it gives out what stands at the same places.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<String>,
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(with = "super::schema::DataPath"))]
+    pub data_path: DataPath,
+    /// Between its vNICs, where no rule says otherwise.
+    #[serde(default)]
+    pub access: Access,
+    /// Whether its vNICs may talk to machines without FreeFlow. Which ones, the peers file says.
+    #[serde(default)]
+    pub external: ExternalAccess,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qos_class: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct NetworkStatus {
+    /// The host's own address in it, by family.
+    pub gateways: Vec<IpAddr>,
+    pub bridge: String,
+    pub vnic_count: u32,
+    pub free_address_count: u64,
+}
+
+// ---- Group, AccessRule
+
+/// vNICs for which everything that is given holds; one that gives nothing chooses all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct VnicSelector {
+    /// All of these labels.
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+    /// In one of these networks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<String>,
+    /// With an address in one of these.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cidrs: Vec<String>,
+    /// One of these ids.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub vnics: Vec<String>,
+}
+
+/// vNICs of one tenant (uniRDMA: a routing group).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GroupSpec {
+    #[serde(default = "default_tenant")]
+    pub tenant: String,
+    /// Whoever is chosen by one of these is a member.
+    pub members: Vec<VnicSelector>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct GroupStatus {
+    /// Of this host: the first of them.
+    pub vnics: Vec<String>,
+    /// How many there are on this host.
+    pub vnic_count: u32,
+}
+
+/// One end of what a rule is about: all that is given must hold; nothing given: any vNIC of the tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct EndSelector {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cidr: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum AccessDirection {
+    /// Whoever begins.
+    #[default]
+    Both,
+    /// What `from` begins: its rdma_cm requests, its datagrams.
+    FromTo,
+}
+
+/// Which vNICs may connect to which. Of all rules that fit, the one with the highest `order` decides, and of these `deny`; if none
+/// fits, the network's own `access` decides within a network, and across networks nothing is allowed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AccessRuleSpec {
+    #[serde(default = "default_tenant")]
+    pub tenant: String,
+    pub from: EndSelector,
+    pub to: EndSelector,
+    #[serde(default)]
+    pub direction: AccessDirection,
+    pub action: AccessAction,
+    #[serde(default)]
+    pub order: i32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct AccessRuleStatus {
+    /// What it refused on this host since the router began, and connections that it cut off.
+    pub refusal_count: u64,
+    pub cut_count: u64,
+}
+
+// ---- QosClass, Quota
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct LimitSpec {
+    /// Payload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<BitRate>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<ByteCount>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message_rate: Option<MessageRate>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message_burst: Option<u64>,
+}
+
+impl LimitSpec {
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct QosClassSpec {
+    /// Of each QP by itself.
+    #[serde(default, skip_serializing_if = "LimitSpec::is_none")]
+    pub qp: LimitSpec,
+    /// Of all QPs of a vNIC together.
+    #[serde(default, skip_serializing_if = "LimitSpec::is_none")]
+    pub vnic: LimitSpec,
+    /// Of all vNICs of a tenant on this host that are of the class together.
+    #[serde(default, skip_serializing_if = "LimitSpec::is_none")]
+    pub tenant: LimitSpec,
+    /// 0 (lowest) to 7, strict.
+    #[serde(default = "default_priority")]
+    pub priority: u8,
+    /// Share among vNICs of one priority, 1 to 1000.
+    #[serde(default = "default_weight")]
+    pub weight: u16,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct QosClassStatus {
+    pub networks: Vec<String>,
+    pub vnic_count: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct QuotaAmounts {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qps: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cqs: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mrs: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub registered_bytes: Option<ByteCount>,
+}
+
+/// What may be held at a time; what is held already is not taken away when a quota shrinks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct QuotaSpec {
+    pub per_vnic: QuotaAmounts,
+    /// Of all vNICs of a network on this host together.
+    pub per_network: QuotaAmounts,
+    /// vNICs of a network on this host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vnics: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct QuotaStatus {
+    pub networks: Vec<String>,
+    pub refusal_count: u64,
+}
+
+// ---- Vnic
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VnicSpec {
+    /// Can't be changed.
+    pub network: String,
+    /// Asked for, one of a family at most; what is not asked for is allocated, and written back. Can't be changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<IpAddr>,
+    /// In the network's place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qos_class: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct VnicStatus {
+    pub tenant: String,
+    /// Name of the container that it was made for, or its own.
+    pub title: String,
+    /// To be mounted into the container as `/run/freeflow`.
+    pub directory: String,
+    /// `Ready`, `Failed`.
+    pub phase: String,
+    pub reason: Option<String>,
+    pub session_count: u32,
+    pub qp_count: u32,
+    pub cq_count: u32,
+    pub mr_count: u32,
+    pub registered_bytes: u64,
+    /// What its requests are held to, where it comes from, and what was refused: sentences for people.
+    pub conditions: Vec<String>,
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
+}
+
+// ---- Host
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum HostMode {
+    /// As the latency classes of what runs on the host want it (label `freeflow.io/latency-class` of vNICs).
+    Auto,
+    Fastpath,
+    #[default]
+    Adaptive,
+    Lowcpu,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct HostSpec {
+    /// What `freeflow up --mode` says if it is not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<HostMode>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct HostStatus {
+    pub address: Option<IpAddr>,
+    /// `softroce`.
+    pub backends: Vec<String>,
+    /// `fastpath`, `adaptive`, `lowcpu`: what is in force, and why.
+    pub mode: String,
+    pub reason: String,
+    /// Of all vNICs here, the most demanding: `low`, `normal`, `background`.
+    pub latency_class: String,
+    /// `Ready`, or what is wrong.
+    pub health: String,
+    pub peer_count: u32,
+    pub connected_peer_count: u32,
+    pub uptime_s: u64,
+    pub version: String,
+}

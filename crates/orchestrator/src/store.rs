@@ -1,0 +1,219 @@
+//! What remembers: a store of keys and values in which everything is a revision, as etcd has made it familiar.
+//!
+//! There is one number, the revision, for the whole store. Each transaction that writes makes the next one, and all its
+//! writes bear it. A reader may look at any revision that is not compacted away, and be told of all changes since.
+//!
+//! Time is an argument: leases end when whoever runs the store says what time it is.
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use freeflow_verbs::{Duration, Instant};
+use serde::{Deserialize, Serialize};
+
+/// A point in the store's history; 0 is before everything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Revision(pub u64);
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LeaseId(pub u64);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub key: String,
+    pub value: Vec<u8>,
+    /// When the key was made, after it was last absent.
+    pub created: Revision,
+    /// When the value was last written.
+    pub modified: Revision,
+    /// Goes with it.
+    pub lease: Option<LeaseId>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// What the list shows.
+    pub revision: Revision,
+    /// In order of key.
+    pub entries: Vec<Entry>,
+}
+
+/// One key's change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub revision: Revision,
+    pub key: String,
+    /// `None`: it is gone.
+    pub entry: Option<Entry>,
+    /// What it was before.
+    pub before: Option<Entry>,
+}
+
+/// A key was last written at this revision; `None`: it is absent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compare {
+    pub key: String,
+    pub modified: Option<Revision>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    pub key: String,
+    /// `None`: away with it.
+    pub value: Option<Vec<u8>>,
+    pub lease: Option<LeaseId>,
+}
+
+/// If all comparisons hold, all is written, else nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Transaction {
+    pub compares: Vec<Compare>,
+    /// No key twice.
+    pub writes: Vec<Write>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Committed {
+    /// The store's revision now: that of the writes, or, if they changed nothing (no writes; absent keys deleted), as before.
+    Done(Revision),
+    /// A comparison did not hold.
+    Conflict(Revision),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreError {
+    /// That revision is compacted away; later ones than this are there.
+    Expired {
+        compacted: Revision,
+    },
+    /// That revision is still to come.
+    Future {
+        revision: Revision,
+    },
+    /// A key twice in one transaction, or one that is empty or too long, or too large a value.
+    BadTransaction,
+    NoLease,
+    /// No room is left. Nothing was written.
+    Full,
+    /// Can't be read or written; the text says what and where. Nothing of a transaction that failed so was written.
+    Broken(String),
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Expired { compacted } => write!(f, "revisions up to {compacted} are compacted away"),
+            Self::Future { revision } => write!(f, "the store is at revision {revision} only"),
+            Self::BadTransaction => f.write_str("a transaction with a key twice, or a bad key, or too large a value"),
+            Self::NoLease => f.write_str("no such lease"),
+            Self::Full => f.write_str("no space is left"),
+            Self::Broken(why) => f.write_str(why),
+        }
+    }
+}
+
+impl core::error::Error for StoreError {}
+
+/// Longest key and value, bytes.
+pub const KEY_BYTES_MAX: usize = 1024;
+pub const VALUE_BYTES_MAX: usize = crate::OBJECT_BYTES_MAX;
+
+pub trait Store {
+    fn revision(&self) -> Result<Revision, StoreError>;
+
+    /// As it was at a revision; none given: as it is.
+    fn get(&self, key: &str, at: Option<Revision>) -> Result<Option<Entry>, StoreError>;
+
+    /// All keys that begin so.
+    fn list(&self, prefix: &str, at: Option<Revision>) -> Result<Listing, StoreError>;
+
+    /// Durable when it returns.
+    fn commit(&mut self, transaction: &Transaction) -> Result<Committed, StoreError>;
+
+    /// What a watch from that revision has to tell: all changes after it of keys that begin so, in order of revision, and of key
+    /// within one. Errors: `Expired` if some of them are compacted away.
+    fn events(&self, prefix: &str, after: Revision) -> Result<Vec<Event>, StoreError>;
+
+    /// Forgets what was before that revision, which itself remains to be seen.
+    fn compact(&mut self, at: Revision) -> Result<(), StoreError>;
+
+    /// A lease that ends when it was not kept alive for so long. After a restart of the store all leases have their whole time again.
+    fn grant(&mut self, now: Instant, ttl: Duration) -> Result<LeaseId, StoreError>;
+
+    fn keep_alive(&mut self, now: Instant, lease: LeaseId) -> Result<(), StoreError>;
+
+    /// Ends a lease: all keys that go with it are deleted, in one transaction.
+    fn revoke(&mut self, lease: LeaseId) -> Result<Revision, StoreError>;
+
+    /// Revokes all leases whose time is over; which those were.
+    fn expire(&mut self, now: Instant) -> Result<Vec<LeaseId>, StoreError>;
+
+    /// When [`Self::expire`] has something to do next.
+    fn next_expiry(&self) -> Option<Instant>;
+}
+
+impl Transaction {
+    /// Whether it could be done at all.
+    pub fn check(&self) -> Result<(), StoreError> {
+        let mut keys: Vec<&str> = self.writes.iter().map(|write| write.key.as_str()).collect();
+        keys.sort_unstable();
+        let twice = keys.windows(2).any(|pair| pair[0] == pair[1]);
+        let bad_key = |key: &str| key.is_empty() || key.len() > KEY_BYTES_MAX;
+        let large = |write: &Write| write.value.as_ref().is_some_and(|value| value.len() > VALUE_BYTES_MAX);
+        let bad = twice
+            || self.writes.iter().any(|write| bad_key(&write.key) || large(write))
+            || self.compares.iter().any(|compare| bad_key(&compare.key));
+        if bad { Err(StoreError::BadTransaction) } else { Ok(()) }
+    }
+}
+
+/// When leases end: the part that is the same in every store that keeps its own.
+#[derive(Clone, Debug, Default)]
+pub struct Leases(BTreeMap<LeaseId, (Duration, Option<Instant>)>);
+
+impl Leases {
+    pub fn insert(&mut self, lease: LeaseId, now: Instant, ttl: Duration) {
+        self.0.insert(lease, (ttl, Some(now + ttl)));
+    }
+
+    /// One that was there before a restart: its time begins when the time is first known.
+    pub fn restore(&mut self, lease: LeaseId, ttl: Duration) {
+        self.0.insert(lease, (ttl, None));
+    }
+
+    pub fn has(&self, lease: LeaseId) -> bool {
+        self.0.contains_key(&lease)
+    }
+
+    pub fn remove(&mut self, lease: LeaseId) {
+        self.0.remove(&lease);
+    }
+
+    pub fn keep_alive(&mut self, lease: LeaseId, now: Instant) -> Result<(), StoreError> {
+        let (ttl, until) = self.0.get_mut(&lease).ok_or(StoreError::NoLease)?;
+        *until = Some(now + *ttl);
+        Ok(())
+    }
+
+    /// Those whose time is over, in order.
+    pub fn over(&mut self, now: Instant) -> Vec<LeaseId> {
+        let mut over = Vec::new();
+        for (&lease, (ttl, until)) in &mut self.0 {
+            if *until.get_or_insert(now + *ttl) <= now {
+                over.push(lease);
+            }
+        }
+        over
+    }
+
+    /// At once, where there is one whose time has not begun.
+    pub fn next(&self) -> Option<Instant> {
+        self.0.values().map(|(_, until)| until.unwrap_or_default()).min()
+    }
+}

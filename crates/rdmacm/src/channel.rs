@@ -1,0 +1,381 @@
+//! Event channels: a socket by which the router sends (here *pipe*), one record a `read`.
+//!
+//! Records are sometimes taken out to look for those of one identifier (it is destroyed, or moves to another channel). The
+//! others then stand in the channel's *backlog*, in their order, and for each of them a *marker* is put into the pipe: a record
+//! of nothing. So whoever waits for the descriptor still sees exactly as many records as there are events, and who reads one takes
+//! the oldest of the backlog in its place. Events that this library makes itself (`rdma_write_cm_event`) come the same way.
+//!
+//! Invariant: every record that stands for an entry of the backlog is in the pipe, or in the hand of a thread that has read it and not
+//! looked at the backlog yet; together they are as many as the backlog is long and `spare` says. So the descriptor is never readable
+//! for nothing, and nothing waits that the descriptor doesn't tell of.
+use crate::boundary::{Outcome, last_errno, pointer, quiet};
+use crate::call::{call, command};
+use crate::device::Device;
+use crate::id::{Id, gone_with_channel};
+use crate::process::{Born, KEY_NONE, lock};
+use freeflow_abi::{ibv_context, rdma_event_channel};
+use freeflow_protocol::cm::{CM_EVENT_BYTES_MAX, CmEvent, CmEventBody, CmEventKind, CmReply, CmRequest};
+use freeflow_protocol::library::Handle;
+use freeflow_protocol::{decode, encode};
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_uint};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Records that go into one request: it stays below the longest message.
+const REPOST_COUNT_MAX: usize = 1024;
+/// Records that are taken out of a pipe at a time: more than a pipe holds.
+const DRAIN_COUNT_MAX: usize = 4096;
+
+/// An event that waits in a backlog.
+#[derive(Clone, Debug)]
+pub(crate) enum Waiting {
+    Record(CmEvent),
+    /// One that this library made: `RDMA_CM_EVENT_USER` or the resolution of names.
+    Own {
+        key: u64,
+        kind: c_uint,
+        status: c_int,
+        argument: u64,
+    },
+}
+
+impl Waiting {
+    fn key(&self) -> u64 {
+        match self {
+            Self::Record(event) => event.cookie,
+            Self::Own { key, .. } => *key,
+        }
+    }
+}
+
+/// What a read gave.
+pub(crate) enum Taken {
+    Event(Waiting),
+    /// A marker without an entry, or what is no record: read on.
+    Nothing,
+    /// The router is gone.
+    End,
+}
+
+/// The events that were taken out of the pipe and not given to anybody.
+#[derive(Default)]
+struct Backlog {
+    entries: VecDeque<Waiting>,
+    /// Markers that other threads have in hand, and whose entries were withdrawn meanwhile: these find nothing.
+    spare: usize,
+}
+
+impl Backlog {
+    /// The event that a record stands for: the oldest, behind which it stands in line. `None`: the record is a marker.
+    fn take(&mut self, event: Option<Waiting>) -> Taken {
+        if event.is_none() && self.spare != 0 {
+            self.spare -= 1;
+            return Taken::Nothing;
+        }
+        self.entries.extend(event);
+        self.entries.pop_front().map_or(Taken::Nothing, Taken::Event)
+    }
+
+    /// Gives the entries of these keys, after `found` was read at the end, with `markers`. And how many markers take the place of
+    /// what was read.
+    fn withdraw(
+        &mut self,
+        found: Vec<Waiting>,
+        markers: usize,
+        is_wanted: impl Fn(u64) -> bool,
+    ) -> (Vec<Waiting>, usize) {
+        let read = found.len() + markers;
+        self.entries.extend(found);
+        let (wanted, others): (Vec<_>, Vec<_>) = self.entries.drain(..).partition(|event| is_wanted(event.key()));
+        self.entries.extend(others);
+        // Wanted ones that no record here stood for: their markers were read by others.
+        self.spare += wanted.len().saturating_sub(read);
+        let marks = read.saturating_sub(wanted.len());
+        (wanted, marks)
+    }
+}
+
+/// A channel as C sees it, and what is behind it.
+#[repr(C)]
+pub(crate) struct Channel {
+    c: UnsafeCell<rdma_event_channel>,
+    /// -1 once it is closed.
+    pipe: AtomicI32,
+    handle: Handle,
+    device: Arc<Device>,
+    pub born: Born,
+    backlog: Mutex<Backlog>,
+}
+
+// SAFETY: the C part is written once, before the channel is shared.
+unsafe impl Send for Channel {}
+// SAFETY: the same.
+unsafe impl Sync for Channel {}
+
+impl Channel {
+    pub fn create() -> Outcome<Arc<Self>> {
+        let device = Device::current()?;
+        // SAFETY: a device's context is open as long as it is there.
+        let answer = unsafe { call(device.context(), CmRequest::CreateChannel)? };
+        let (Some(CmReply::Channel { channel: handle }), Some(pipe)) = answer else {
+            return Err(libc::EIO);
+        };
+        let pipe = into_raw(pipe);
+        Ok(Arc::new(Self {
+            c: UnsafeCell::new(rdma_event_channel { fd: pipe }),
+            pipe: AtomicI32::new(pipe),
+            handle,
+            device,
+            born: Born::here(),
+            backlog: Mutex::default(),
+        }))
+    }
+
+    /// For C: with a reference of its own, which [`Self::from_raw`] takes back.
+    pub fn into_c(self: Arc<Self>) -> *mut rdma_event_channel {
+        Arc::into_raw(self).cast_mut().cast()
+    }
+
+    pub fn as_c(self: &Arc<Self>) -> *mut rdma_event_channel {
+        Arc::as_ptr(self).cast_mut().cast()
+    }
+
+    /// Another reference to a channel of C's.
+    ///
+    /// # Safety
+    /// `channel` came from [`Self::into_c`] or [`Self::as_c`] and is not destroyed.
+    pub unsafe fn share(channel: *mut rdma_event_channel) -> Outcome<Arc<Self>> {
+        if channel.is_null() {
+            return Err(libc::EINVAL);
+        }
+        let channel = channel.cast_const().cast::<Self>();
+        // SAFETY: the caller's: the pointer is one of `Arc`'s.
+        unsafe {
+            Arc::increment_strong_count(channel);
+            Ok(Arc::from_raw(channel))
+        }
+    }
+
+    /// Takes C's reference back.
+    ///
+    /// # Safety
+    /// `channel` came from [`Self::into_c`], and is not used any more.
+    unsafe fn from_raw(channel: *mut rdma_event_channel) -> Arc<Self> {
+        // SAFETY: the caller's.
+        unsafe { Arc::from_raw(channel.cast_const().cast::<Self>()) }
+    }
+
+    pub fn context(&self) -> *mut ibv_context {
+        self.device.context()
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// The descriptor; -1 once it is closed.
+    pub fn pipe(&self) -> RawFd {
+        // Acquire: pairs with the swap in `close`.
+        self.pipe.load(Ordering::Acquire)
+    }
+
+    /// Reads one record, and waits for it unless the descriptor is non-blocking. Not a cancellation point: what unwinds a thread
+    /// from within would meet Rust's frames.
+    ///
+    /// # Errors
+    /// EAGAIN, EINTR; EBADF once it is closed.
+    pub fn take(&self) -> Outcome<Taken> {
+        let mut record = [0_u8; CM_EVENT_BYTES_MAX];
+        // SAFETY: the buffer is that long.
+        let count = unsafe { libc::syscall(libc::SYS_read, self.pipe(), record.as_mut_ptr(), record.len()) };
+        self.taken(count as isize, &record)
+    }
+
+    /// What a `read` of a record gave.
+    pub fn taken(&self, count: isize, record: &[u8]) -> Outcome<Taken> {
+        match usize::try_from(count) {
+            Err(_) => Err(last_errno()),
+            Ok(0) => Ok(Taken::End),
+            Ok(count) => Ok(self.in_order(decode(record.get(..count).unwrap_or_default()).ok())),
+        }
+    }
+
+    fn in_order(&self, record: Option<CmEvent>) -> Taken {
+        // What is no record at all stands for nothing.
+        let Some(record) = record else { return Taken::Nothing };
+        let event = (record.cookie != KEY_NONE).then_some(Waiting::Record(record));
+        lock(&self.backlog).take(event)
+    }
+
+    /// Takes all events out that wait, without waiting for more; gives those of these keys, and leaves the others.
+    ///
+    /// Between the two, another thread that waits for the descriptor may find nothing there; it then waits for the markers.
+    pub fn withdraw(&self, is_wanted: impl Fn(u64) -> bool) -> Vec<Waiting> {
+        let (mut found, mut markers) = (Vec::new(), 0);
+        let mut record = [0_u8; CM_EVENT_BYTES_MAX];
+        for _ in 0..DRAIN_COUNT_MAX {
+            let Some(count) = read_without_waiting(self.pipe.load(Ordering::Acquire), &mut record) else { break };
+            match decode::<CmEvent>(record.get(..count).unwrap_or_default()) {
+                Ok(event) if event.cookie != KEY_NONE => found.push(Waiting::Record(event)),
+                Ok(_) => markers += 1,
+                Err(_) => {}
+            }
+        }
+        let (wanted, marks) = lock(&self.backlog).withdraw(found, markers, is_wanted);
+        self.mark(marks);
+        wanted
+    }
+
+    /// Puts events at the end of the backlog, so that they come before all that the router has not written yet.
+    pub fn deliver(&self, events: Vec<Waiting>) {
+        let count = events.len();
+        lock(&self.backlog).entries.extend(events);
+        self.mark(count);
+    }
+
+    /// Puts so many markers into the pipe.
+    fn mark(&self, count: usize) {
+        let nothing =
+            CmEvent { cookie: KEY_NONE, kind: CmEventKind::AddressChange, status: 0, body: CmEventBody::Nothing };
+        let marker = encode(&nothing);
+        let mut left = count;
+        while left > 0 {
+            let batch = left.min(REPOST_COUNT_MAX);
+            let request = CmRequest::Repost { channel: self.handle, records: vec![marker.clone(); batch] };
+            // SAFETY: the device is there. If the router is gone, its end is what the program reads.
+            let _ = unsafe { command(self.context(), request) };
+            left -= batch;
+        }
+    }
+
+    /// Closes it. Identifiers that are on it go, as the kernel does it when the last descriptor is closed.
+    pub fn close(&self) {
+        if self.pipe() >= 0 && self.born.is_here() {
+            gone_with_channel(self);
+        }
+        self.close_empty();
+    }
+
+    /// Closes one that no identifier is on, without looking at all of the process'.
+    pub fn close_empty(&self) {
+        let pipe = self.pipe.swap(-1, Ordering::AcqRel);
+        if pipe < 0 {
+            return;
+        }
+        if self.born.is_here() {
+            // SAFETY: the device is there.
+            let _ = unsafe { command(self.context(), CmRequest::DestroyChannel { channel: self.handle }) };
+        }
+        // SAFETY: it is this channel's alone.
+        unsafe { libc::close(pipe) };
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn into_raw(pipe: OwnedFd) -> RawFd {
+    let raw = pipe.as_raw_fd();
+    std::mem::forget(pipe);
+    raw
+}
+
+/// Reads a record if there is one, though the descriptor may be a blocking one. `None`: nothing there, or the end.
+fn read_without_waiting(pipe: RawFd, record: &mut [u8]) -> Option<usize> {
+    // SAFETY: the buffer is that long.
+    let count = unsafe { libc::recv(pipe, record.as_mut_ptr().cast(), record.len(), libc::MSG_DONTWAIT) };
+    usize::try_from(count).ok().filter(|count| *count > 0)
+}
+
+/// `rdma_create_event_channel(3)`. ENODEV without a router.
+#[unsafe(no_mangle)]
+pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    pointer(|| Ok(Channel::create()?.into_c()))
+}
+
+/// `rdma_destroy_event_channel(3)`.
+///
+/// # Safety
+/// `channel` came from [`rdma_create_event_channel`], and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    if channel.is_null() {
+        return;
+    }
+    // SAFETY: the caller's.
+    quiet(|| unsafe { Channel::from_raw(channel) }.close());
+}
+
+/// Whether an identifier is on this channel.
+pub(crate) fn is_on(id: &Id, channel: &Channel) -> bool {
+    std::ptr::eq(Arc::as_ptr(&id.state().channel), channel)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(key: u64) -> Waiting {
+        Waiting::Own { key, kind: 0, status: 0, argument: 0 }
+    }
+
+    fn key_of(taken: &Taken) -> Option<u64> {
+        match taken {
+            Taken::Event(event) => Some(event.key()),
+            _ => None,
+        }
+    }
+
+    /// A pipe: keys, and 0 for a marker.
+    fn drain(backlog: &mut Backlog, pipe: &mut VecDeque<u64>, key: u64) -> Vec<u64> {
+        let (events, markers): (Vec<u64>, Vec<u64>) = pipe.drain(..).partition(|key| *key != 0);
+        let found = events.into_iter().map(event).collect();
+        let (wanted, marks) = backlog.withdraw(found, markers.len(), |other| other == key);
+        pipe.extend(std::iter::repeat_n(0, marks));
+        wanted.iter().map(Waiting::key).collect()
+    }
+
+    fn read(backlog: &mut Backlog, pipe: &mut VecDeque<u64>) -> Option<u64> {
+        let record = pipe.pop_front()?;
+        key_of(&backlog.take((record != 0).then(|| event(record))))
+    }
+
+    #[test]
+    fn identifiers_that_go_unread_leave_no_marker_behind() {
+        let (mut backlog, mut pipe) = (Backlog::default(), (1..=40).collect::<VecDeque<u64>>());
+        for gone in 1..=30 {
+            assert_eq!(drain(&mut backlog, &mut pipe, gone), [gone]);
+            assert_eq!(pipe.len(), backlog.entries.len(), "after {gone}");
+            // What is written meanwhile comes behind.
+            pipe.push_back(100 + gone);
+        }
+        let read: Vec<_> = std::iter::from_fn(|| read(&mut backlog, &mut pipe)).collect();
+        assert_eq!(read, (31..=40).chain(101..=130).collect::<Vec<u64>>());
+        assert!(pipe.is_empty() && backlog.entries.is_empty() && backlog.spare == 0);
+    }
+
+    #[test]
+    fn a_marker_in_hand_does_not_take_what_comes_after_its_entry_went() {
+        let (mut backlog, mut pipe) = (Backlog::default(), VecDeque::from([1, 2]));
+        assert!(drain(&mut backlog, &mut pipe, 9).is_empty());
+        // Another thread reads both markers; before it looks, both identifiers go, and a third event comes.
+        assert_eq!(std::mem::take(&mut pipe), [0, 0]);
+        assert_eq!(drain(&mut backlog, &mut pipe, 1), [1]);
+        assert_eq!(drain(&mut backlog, &mut pipe, 2), [2]);
+        backlog.entries.push_back(event(3));
+        pipe.push_back(0);
+        let outcomes = [(); 3].map(|()| key_of(&backlog.take(None)));
+        assert_eq!(outcomes, [None, None, Some(3)]);
+        assert_eq!(backlog.spare, 0);
+    }
+}

@@ -1,0 +1,432 @@
+//! Events: from the router's records to what programs get, and what the library does on the way.
+use crate::address::{note_path, note_route};
+use crate::boundary::{Outcome, guarded, last_errno, set_errno, status};
+use crate::call::destroy_id;
+use crate::channel::{Channel, Taken, Waiting};
+use crate::connect::establish;
+use crate::ece::answered;
+use crate::event_kinds::to_c;
+use crate::id::{Id, Names, found, untold_of_removal};
+use crate::migrate::{become_synchronous, bring_along};
+use crate::multicast::Membership;
+use crate::process::Process;
+use crate::qp_states::{fail, qp_of};
+use crate::verbs::freeflow_note_connected;
+use freeflow_abi::*;
+use freeflow_protocol::cm::{CM_EVENT_BYTES_MAX, CmEvent, CmEventBody, CmEventKind, CmRoute, ConnectionParameters};
+use freeflow_protocol::library::Handle;
+use freeflow_verbs::AddressHandleAttributes;
+use std::ffi::{c_int, c_void};
+use std::mem;
+use std::ptr;
+use std::sync::Arc;
+
+/// An event as C sees it, and what is behind it.
+#[repr(C)]
+struct Event {
+    c: rdma_cm_event,
+    private_data: [u8; RDMA_MAX_PRIVATE_DATA],
+    /// Whose it counts as: of a request, the listener's.
+    id: Arc<Id>,
+    membership: Option<Arc<Membership>>,
+}
+
+/// What becomes of a record.
+enum Processed {
+    Event(Box<Event>),
+    /// Nothing that the program hears of.
+    Dropped,
+}
+
+impl Event {
+    fn new(id: &Arc<Id>, membership: Option<Arc<Membership>>, kind: u32, status: c_int) -> Box<Self> {
+        // SAFETY: integers and pointers only; all zeroes are valid.
+        let mut c: rdma_cm_event = unsafe { mem::zeroed() };
+        c.id = id.as_c();
+        (c.event, c.status) = (kind, status);
+        Box::new(Self { c, private_data: [0; RDMA_MAX_PRIVATE_DATA], id: id.clone(), membership })
+    }
+
+    /// Where it can be pointed to, and how many bytes.
+    fn keep(&mut self, data: &[u8]) -> (*const c_void, u8) {
+        let bytes = data.len().min(usize::from(u8::MAX));
+        if bytes == 0 {
+            return (ptr::null(), 0);
+        }
+        self.private_data[..bytes].copy_from_slice(&data[..bytes]);
+        (self.private_data.as_ptr().cast(), bytes as u8)
+    }
+
+    fn set_connection(&mut self, said: &ConnectionParameters) {
+        let (private_data, private_data_len) = self.keep(&said.private_data);
+        self.c.param.conn = rdma_conn_param {
+            private_data,
+            private_data_len,
+            responder_resources: said.responder_resources,
+            initiator_depth: said.initiator_depth,
+            flow_control: u8::from(said.flow_control),
+            retry_count: said.retry_count,
+            rnr_retry_count: said.rnr_retry_count,
+            srq: u8::from(said.srq),
+            qp_num: said.qp_number,
+        };
+    }
+
+    fn set_datagram(&mut self, address: &AddressHandleAttributes, qp_num: u32, qkey: u32, data: &[u8]) {
+        let (private_data, private_data_len) = self.keep(data);
+        let ah_attr = ah_attributes_to_c(address);
+        self.c.param.ud = rdma_ud_param { private_data, private_data_len, ah_attr, qp_num, qkey };
+    }
+
+    /// What the record says of the other side.
+    fn set_body(&mut self, body: &CmEventBody) {
+        match body {
+            CmEventBody::Nothing | CmEventBody::Route(_) => {}
+            CmEventBody::Connection(said) | CmEventBody::Request { parameters: said, .. } => {
+                if self.id.is_datagram() {
+                    let nowhere = AddressHandleAttributes::default();
+                    self.set_datagram(&nowhere, said.qp_number, said.qkey, &said.private_data);
+                } else {
+                    self.set_connection(said);
+                }
+            }
+            CmEventBody::Datagram { address, qp_number, qkey, private_data } => {
+                self.set_datagram(address, *qp_number, *qkey, private_data);
+            }
+        }
+    }
+}
+
+/// Gives an event back that the program never saw.
+fn uncount(id: &Id, membership: Option<&Membership>) {
+    if let Some(membership) = membership {
+        membership.count_completed();
+    }
+    id.acknowledge();
+}
+
+/// An event of something that is gone. A request that nobody will answer is given back to the router.
+pub(crate) fn dismiss(channel: &Channel, event: Waiting) {
+    if let Waiting::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }) = event {
+        // SAFETY: the channel's device is there.
+        unsafe { destroy_id(channel.context(), id) };
+    }
+}
+
+fn process(channel: &Arc<Channel>, event: Waiting) -> Processed {
+    let Some((id, membership)) = found(&event) else {
+        dismiss(channel, event);
+        return Processed::Dropped;
+    };
+    // Its listener left while the router still had this to write.
+    let now_at = id.state().channel.clone();
+    if !Arc::ptr_eq(&now_at, channel) {
+        bring_along(&id, &event, &now_at);
+    }
+    let processed = match event {
+        Waiting::Own { kind, status, argument, .. } => {
+            let mut own = Event::new(&id, None, kind, status);
+            own.c.param.arg = argument;
+            Processed::Event(own)
+        }
+        Waiting::Record(record) => match process_record(&id, membership.clone(), &record) {
+            Ok(processed) => processed,
+            Err(()) => Processed::Dropped,
+        },
+    };
+    if matches!(processed, Processed::Dropped) {
+        uncount(&id, membership.as_deref());
+    }
+    processed
+}
+
+fn process_record(id: &Arc<Id>, membership: Option<Arc<Membership>>, record: &CmEvent) -> Result<Processed, ()> {
+    let connect_failed = id.state().connect_failed;
+    if connect_failed && matches!(record.kind, CmEventKind::Rejected | CmEventKind::Disconnected) {
+        return Err(());
+    }
+    let mut event = Event::new(id, membership.clone(), to_c(record.kind), record.status);
+    event.set_body(&record.body);
+    match (record.kind, &record.body) {
+        (CmEventKind::AddressResolved, CmEventBody::Route(route)) => note_route(id, route),
+        (CmEventKind::AddressResolved, _) => id.bind_device(),
+        (CmEventKind::RouteResolved, CmEventBody::Route(route)) => {
+            if let Err(error) = note_path(id, route) {
+                (event.c.event, event.c.status) = (RDMA_CM_EVENT_ROUTE_ERROR, -error);
+            }
+        }
+        (CmEventKind::ConnectRequest, CmEventBody::Request { id: handle, route, parameters, .. }) => {
+            let request = requested(id, *handle, route, parameters).map_err(|_| ())?;
+            (event.c.id, event.c.listen_id) = (request.as_c(), id.as_c());
+        }
+        (CmEventKind::ConnectRequest, _) => return Err(()),
+        (CmEventKind::ConnectResponse, body) => respond(id, &mut event, body),
+        (CmEventKind::Established, CmEventBody::Connection(said)) => connected(id, said),
+        (CmEventKind::Rejected, _) => {
+            let _ = fail(id);
+        }
+        (CmEventKind::MulticastJoin | CmEventKind::MulticastError, body) => {
+            let membership = membership.ok_or(())?;
+            if record.kind == CmEventKind::MulticastJoin
+                && let CmEventBody::Datagram { address, .. } = body
+                && let Err(error) = membership.joined(id, address)
+            {
+                (event.c.event, event.c.status) = (RDMA_CM_EVENT_MULTICAST_ERROR, -error);
+            }
+            event.c.param.ud.private_data = membership.context.as_ptr();
+        }
+        _ => {}
+    }
+    Ok(Processed::Event(event))
+}
+
+/// The other side agrees: an identifier with a QP is brought to RTS here, and is established.
+fn respond(id: &Arc<Id>, event: &mut Event, body: &CmEventBody) {
+    let remote = match body {
+        CmEventBody::Connection(said) => said.ece,
+        _ => Default::default(),
+    };
+    if qp_of(id).is_none() {
+        id.state().remote_ece = remote;
+        return;
+    }
+    match answered(id, remote).and_then(|()| establish(id)) {
+        Ok(()) => event.c.event = RDMA_CM_EVENT_ESTABLISHED,
+        Err(error) => {
+            let _ = fail(id);
+            id.state().connect_failed = true;
+            (event.c.event, event.c.status) = (RDMA_CM_EVENT_CONNECT_ERROR, -error);
+        }
+    }
+}
+
+/// The other side agreed, and the router brought the QP to RTS.
+fn connected(id: &Id, said: &ConnectionParameters) {
+    id.state().remote_ece.vendor_id = said.ece.vendor_id;
+    if let Some(qp) = qp_of(id).filter(|_| !id.is_datagram()) {
+        // SAFETY: a QP of an identifier exists as long as it stands there.
+        unsafe { freeflow_note_connected(qp) };
+    }
+}
+
+/// A request makes a new identifier, on the listener's channel, or on one of its own if the listener is synchronous.
+fn requested(
+    listener: &Arc<Id>,
+    handle: Handle,
+    route: &CmRoute,
+    parameters: &ConnectionParameters,
+) -> Outcome<Arc<Id>> {
+    let (channel, is_synchronous) = {
+        let state = listener.state();
+        (state.channel.clone(), state.is_synchronous)
+    };
+    // SAFETY: reads of what the listener's user may set, as rdma-core does.
+    let (kind, context) = unsafe {
+        let c = listener.as_c();
+        (((*c).ps, (*c).qp_type), (*c).context)
+    };
+    let id = Id::insert(&channel, Process::current().new_key(), handle, kind, context);
+    {
+        let mut state = id.state();
+        state.initiator_depth = parameters.initiator_depth;
+        state.responder_resources = parameters.responder_resources;
+        state.remote_ece = parameters.ece;
+    }
+    let made = note_path(&id, route).and_then(|()| if is_synchronous { become_synchronous(&id) } else { Ok(()) });
+    match made {
+        Ok(()) => Ok(id),
+        Err(error) => {
+            let _ = crate::id::destroy(&id);
+            Err(error)
+        }
+    }
+}
+
+/// The event that comes of what was read; null if that is nothing for the program.
+fn event_of(channel: &Arc<Channel>, taken: Taken) -> Outcome<*mut rdma_cm_event> {
+    match taken {
+        Taken::Nothing => Ok(ptr::null_mut()),
+        Taken::Event(waiting) => match process(channel, waiting) {
+            Processed::Event(event) => Ok(into_c(event)),
+            Processed::Dropped => Ok(ptr::null_mut()),
+        },
+        Taken::End => {
+            let id = untold_of_removal(channel).ok_or(libc::EIO)?;
+            Ok(into_c(Event::new(&id, None, RDMA_CM_EVENT_DEVICE_REMOVAL, 0)))
+        }
+    }
+}
+
+/// The next event of a channel, for calls that wait for theirs.
+///
+/// # Errors
+/// Of `read`: EAGAIN, EINTR. EIO once the router is gone and every identifier of the channel was told.
+pub(crate) fn next(channel: &Arc<Channel>) -> Outcome<*mut rdma_cm_event> {
+    channel.born.check()?;
+    loop {
+        let event = event_of(channel, channel.take()?)?;
+        if !event.is_null() {
+            return Ok(event);
+        }
+    }
+}
+
+fn into_c(event: Box<Event>) -> *mut rdma_cm_event {
+    Box::into_raw(event).cast()
+}
+
+// Cancellation points, which unwind the thread: declared so that this is allowed.
+unsafe extern "C-unwind" {
+    fn read(descriptor: c_int, buffer: *mut c_void, bytes: usize) -> isize;
+    fn pause() -> c_int;
+}
+
+/// What a reader does next.
+enum Step {
+    Read(c_int),
+    /// Another thread closed the channel under this one: nothing will ever come.
+    Never,
+    Done(c_int),
+}
+
+/// `rdma_get_cm_event(3)`. Once the router is gone, every identifier of the channel gets DEVICE_REMOVAL, then it is EIO.
+///
+/// Waiting for the event is a cancellation point: programs end their event threads by `pthread_cancel`. So nothing that would have to
+/// be dropped is alive in this function while it waits; a thread that is cancelled leaves a reference to the channel behind. Of a
+/// channel that another thread closes meanwhile it hears nothing more, as with the kernel's.
+///
+/// # Safety
+/// The pointers are valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+) -> c_int {
+    let mut record = [0_u8; CM_EVENT_BYTES_MAX];
+    // SAFETY: the caller's.
+    let mut step = unsafe { begin(channel, event) };
+    loop {
+        match step {
+            Step::Done(code) => return code,
+            Step::Never => {
+                // SAFETY: no arguments.
+                unsafe { pause() };
+                set_errno(libc::EINTR);
+                return -1;
+            }
+            Step::Read(pipe) => {
+                // SAFETY: the buffer is that long; `begin` holds a reference to the channel.
+                step = unsafe {
+                    let count = read(pipe, record.as_mut_ptr().cast(), record.len());
+                    proceed(channel, event, count, &record)
+                };
+            }
+        }
+    }
+}
+
+/// Takes a reference to the channel, which the last step gives back.
+///
+/// # Safety
+/// The pointers are valid.
+unsafe fn begin(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> Step {
+    let begun = guarded(|| {
+        if event.is_null() {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the caller's.
+        let channel = unsafe { Channel::share(channel)? };
+        channel.born.check()?;
+        let pipe = channel.pipe();
+        let _ = Arc::into_raw(channel);
+        Ok(pipe)
+    });
+    begun.map_or_else(refuse, Step::Read)
+}
+
+fn refuse(number: c_int) -> Step {
+    set_errno(number);
+    Step::Done(-1)
+}
+
+/// After a `read`.
+///
+/// # Safety
+/// As for [`begin`], which was called before.
+unsafe fn proceed(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+    count: isize,
+    record: &[u8],
+) -> Step {
+    let failure = (count < 0).then(last_errno);
+    let step = guarded(|| {
+        // SAFETY: `begin` left a reference, which is taken over here and left again if there is more to read.
+        let channel = unsafe { Arc::from_raw(channel.cast_const().cast::<Channel>()) };
+        let is_closed = channel.pipe() < 0;
+        if is_closed && count <= 0 {
+            return Ok(Step::Never);
+        }
+        if let Some(number) = failure {
+            return Err(number);
+        }
+        let found = event_of(&channel, channel.taken(count, record)?)?;
+        if !found.is_null() {
+            // SAFETY: the caller's.
+            unsafe { *event = found };
+            return Ok(Step::Done(0));
+        }
+        let pipe = channel.pipe();
+        let _ = Arc::into_raw(channel);
+        Ok(Step::Read(pipe))
+    });
+    step.unwrap_or_else(refuse)
+}
+
+/// `rdma_ack_cm_event(3)`.
+///
+/// # Safety
+/// `event` is null or came from [`rdma_get_cm_event`], once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    status(|| {
+        if event.is_null() {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the caller's: made by `into_c`.
+        let event = unsafe { Box::from_raw(event.cast::<Event>()) };
+        if event.id.born.is_here() {
+            uncount(&event.id, event.membership.as_deref());
+        }
+        Ok(())
+    })
+}
+
+/// `rdma_write_cm_event` (RDMACM_1.4): an event of the program's own; EINVAL for any other kind.
+///
+/// # Safety
+/// `id` is an identifier.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_write_cm_event(id: *mut rdma_cm_id, kind: u32, said: c_int, argument: u64) -> c_int {
+    status(|| {
+        if kind != RDMA_CM_EVENT_USER {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the caller's.
+        write_own(unsafe { Id::from_c(id)? }, kind, said, argument)
+    })
+}
+
+/// Puts an event of this library's own behind those that wait.
+pub(crate) fn write_own(id: &Id, kind: u32, status: c_int, argument: u64) -> Outcome<()> {
+    id.context()?;
+    let channel = id.state().channel.clone();
+    channel.deliver(vec![Waiting::Own { key: id.key, kind, status, argument }]);
+    Ok(())
+}
+
+/// Names that nobody took are thrown away with the identifier.
+pub(crate) fn forget_names(id: &Id) {
+    let names = mem::replace(&mut id.state().names, Names::Idle);
+    drop(names);
+}

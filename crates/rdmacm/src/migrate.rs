@@ -1,0 +1,88 @@
+//! `rdma_migrate_id`: an identifier moves to another event channel.
+use crate::boundary::{Outcome, status};
+use crate::call::command;
+use crate::channel::{Channel, Waiting};
+use crate::id::{Id, shared};
+use freeflow_abi::{rdma_cm_id, rdma_event_channel};
+use freeflow_protocol::cm::{CmEvent, CmEventBody, CmRequest};
+use std::ffi::c_int;
+use std::mem;
+use std::sync::Arc;
+
+/// The router's part; the identifier's events go to the new channel from here on, those that wait are brought along. So are
+/// requests that the program has not read; those that it has read stay where it read them, as with the kernel's.
+fn move_to(id: &Id, channel: &Arc<Channel>) -> Outcome<Arc<Channel>> {
+    let request = CmRequest::MigrateId { id: id.handle, channel: channel.handle() };
+    // SAFETY: the identifier's device is there.
+    unsafe { command(id.context()?, request)? };
+    let (old, memberships) = {
+        let mut state = id.state();
+        let memberships: Vec<u64> = state.memberships.iter().map(|membership| membership.key).collect();
+        (mem::replace(&mut state.channel, channel.clone()), memberships)
+    };
+    let is_ours = |key| key == id.key || memberships.contains(&key);
+    let waiting = old.withdraw(is_ours);
+    for event in &waiting {
+        bring_along(id, event, channel);
+    }
+    channel.deliver(waiting);
+    // SAFETY: the pointer is the identifier's own.
+    unsafe { (*id.as_c()).channel = channel.as_c() };
+    Ok(old)
+}
+
+/// The identifier that an event asks to be made goes to another channel. One that is gone by now goes nowhere.
+pub(crate) fn bring_along(listener: &Id, event: &Waiting, channel: &Channel) {
+    if let Waiting::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }) = event
+        && let Ok(context) = listener.context()
+    {
+        // SAFETY: the listener's device is there.
+        let _ = unsafe { command(context, CmRequest::MigrateId { id: *id, channel: channel.handle() }) };
+    }
+}
+
+/// A fresh request of a synchronous listener gets a channel of its own; nothing waits for it yet.
+pub(crate) fn become_synchronous(id: &Id) -> Outcome<()> {
+    let channel = Channel::create()?;
+    let request = CmRequest::MigrateId { id: id.handle, channel: channel.handle() };
+    // SAFETY: the identifier's device is there.
+    unsafe { command(id.context()?, request)? };
+    // SAFETY: the pointer is the identifier's own.
+    unsafe { (*id.as_c()).channel = channel.as_c() };
+    let old = {
+        let mut state = id.state();
+        state.is_synchronous = true;
+        mem::replace(&mut state.channel, channel)
+    };
+    // Not while the state is locked: who drops the last reference closes the channel.
+    drop(old);
+    Ok(())
+}
+
+/// `rdma_migrate_id(3)`: waits until the events that the program has of the identifier are acknowledged. EINVAL for a
+/// synchronous identifier without a channel to go to.
+///
+/// # Safety
+/// `id` is an identifier; `channel` is null or a channel.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let id = unsafe { shared(id)? };
+        let was_synchronous = id.state().is_synchronous;
+        let becomes_synchronous = channel.is_null();
+        if was_synchronous && becomes_synchronous {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the caller's.
+        let channel = if becomes_synchronous { Channel::create()? } else { unsafe { Channel::share(channel)? } };
+        let old = move_to(&id, &channel)?;
+        id.state().is_synchronous = becomes_synchronous;
+        if was_synchronous {
+            id.acknowledge_kept_event();
+            old.close_empty();
+        }
+        id.wait_for_acknowledgements();
+        Ok(())
+    })
+}

@@ -1,0 +1,762 @@
+//! Who may talk to whom, as one thread of the router knows it: the worker for queue pairs, the control thread for rdma_cm. Each
+//! has an [`Access`] of its own, told the same; what rules refused and cut is counted in [`Rules`], which they share.
+//!
+//! What a rule makes of an address (its *profile*) is found when it is first asked for, and kept until the rules or the address'
+//! labels change. Who is on no host that is known is decided by the address alone; of some of them that is kept.
+//!
+//! Invariant: rules that are there but do not know a network allow nothing in it.
+use crate::attempts::{Attempts, Sum, Tried};
+use freeflow_engine::{Attempt, Means, Talk};
+use freeflow_orchestrator::access::{AccessTable, Known, Party, Profile, RuleIndex, Verdict};
+use freeflow_orchestrator::objects::Labels;
+use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Different incidents that wait to be reported, of all vNICs and of one; others are counted by rule only.
+const INCIDENT_COUNT_MAX: usize = 4096;
+const INCIDENT_OF_VNIC_COUNT_MAX: usize = 16;
+/// Addresses without a party whose profiles are kept: who asks for one again and again is not looked up each time.
+const STRANGER_COUNT_MAX: usize = 1024;
+/// In the index of a rule: it is one of those that were in force before, and is not any more.
+const WITHDRAWN: u32 = 1 << 31;
+/// Between two reports.
+const REPORT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What a rule has done on this host since the router began.
+#[derive(Debug, Default)]
+pub struct Counts {
+    refusals: AtomicU64,
+    cuts: AtomicU64,
+}
+
+impl Counts {
+    /// Refusals, and ends of connections on this host that were cut.
+    pub fn get(&self) -> (u64, u64) {
+        (self.refusals.load(Relaxed), self.cuts.load(Relaxed))
+    }
+}
+
+/// The rules in force.
+#[derive(Debug, Default)]
+pub struct Rules {
+    table: AccessTable,
+    /// By the rules' indexes.
+    counts: Vec<Arc<Counts>>,
+    /// What no rule, but a network's own `access` refused.
+    by_default: Arc<Counts>,
+}
+
+impl Rules {
+    /// Rules that are there still go on counting.
+    pub fn new(table: AccessTable, before: Option<&Rules>) -> Self {
+        let count_of = |name: &String| before.and_then(|before| before.counts_of(Some(name))).cloned();
+        let counts = table.rule_names().iter().map(|name| count_of(name).unwrap_or_default()).collect();
+        let by_default = before.map(|before| before.by_default.clone()).unwrap_or_default();
+        Self { table, counts, by_default }
+    }
+
+    /// None: of what no rule says anything about.
+    pub fn counts_of(&self, rule: Option<&str>) -> Option<&Arc<Counts>> {
+        let Some(rule) = rule else { return Some(&self.by_default) };
+        let index = self.table.rule_names().binary_search_by(|name| name.as_str().cmp(rule)).ok()?;
+        self.counts.get(index)
+    }
+
+    /// Of all rules, in their order.
+    pub fn names(&self) -> &[String] {
+        self.table.rule_names()
+    }
+
+    fn count(&self, rule: Option<RuleIndex>) -> &Counts {
+        rule.and_then(|rule| self.counts.get(rule.0 as usize)).unwrap_or(&self.by_default)
+    }
+}
+
+/// Who has an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VnicIdentity {
+    /// The vNIC's id.
+    pub vnic: String,
+    pub labels: Labels,
+    /// Its addresses, if it has several: a rule that chooses one of them chooses the vNIC.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// One that has an address, here or on another host.
+struct Entry {
+    /// A vNIC of this host: what others announce of its address says nothing.
+    is_here: bool,
+    /// None: of a host that did not say.
+    identity: Option<Arc<VnicIdentity>>,
+    /// What the rules of a generation make of it.
+    profile: Option<(u64, Profile)>,
+}
+
+struct Network {
+    name: String,
+    /// Everybody may talk to everybody, so nobody is looked at.
+    is_open: bool,
+}
+
+/// What was refused or cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Deed {
+    Connection,
+    Datagram,
+    Multicast,
+    /// A request of rdma_cm.
+    Request,
+    /// A connection of queue pairs, or of rdma_cm, that stood.
+    Cut,
+    CutRequest,
+}
+
+impl Deed {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connection => "connection refused",
+            Self::Datagram => "datagram refused",
+            Self::Multicast => "multicast refused",
+            Self::Request => "rdma_cm request refused",
+            Self::Cut => "connection cut",
+            Self::CutRequest => "rdma_cm connection cut",
+        }
+    }
+}
+
+/// Something refused or cut, for the audit log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Incident {
+    pub deed: Deed,
+    pub network: String,
+    /// Of who wanted to talk, if it is known.
+    pub vnic: Option<String>,
+    pub from: Gid,
+    pub to: Gid,
+    /// None: the network's own `access`.
+    pub rule: Option<String>,
+    /// How often since the last report.
+    pub count: u64,
+}
+
+/// Something tried that leads nowhere, for the audit log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempted {
+    pub what: &'static str,
+    pub network: String,
+    /// Of who tried, if it is known.
+    pub vnic: Option<String>,
+    pub from: Gid,
+    /// One of them, in words.
+    pub peer: String,
+    /// The other network whose that is, if it is one's.
+    pub owner: Option<String>,
+    pub count: u64,
+}
+
+/// Two that want to talk, within a network.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair {
+    pub network: NetworkId,
+    pub from: Gid,
+    pub to: Gid,
+    /// One of them is a machine without FreeFlow.
+    pub is_external: bool,
+}
+
+type Key = (NetworkId, Gid);
+
+#[derive(Default)]
+pub struct Access {
+    /// None: nobody has said anything, and all may talk within their networks.
+    rules: Option<Arc<Rules>>,
+    /// Those before: what they allowed and these don't was withdrawn.
+    before: Option<Arc<Rules>>,
+    generation: u64,
+    networks: BTreeMap<NetworkId, Network>,
+    parties: HashMap<Key, Entry>,
+    /// What the rules in force make of addresses that nobody is known to have.
+    strangers: HashMap<Key, Profile>,
+    /// Comparisons so far, at most: see [`AccessTable::work`].
+    work: u64,
+    /// Verdicts may be others than they were, and nobody has been told yet.
+    changed: bool,
+    incidents: BTreeMap<(Key, Gid, Deed, Option<RuleIndex>), u64>,
+    /// The same with names: of rules that are not in force any more.
+    named: Vec<Incident>,
+    reported_at: Instant,
+    attempts: Attempts,
+}
+
+pub fn address_of(gid: Gid) -> IpAddr {
+    gid.to_ipv4().map_or_else(|| IpAddr::V6(Ipv6Addr::from(gid.0)), IpAddr::V4)
+}
+
+impl Access {
+    pub fn set_rules(&mut self, rules: Arc<Rules>) {
+        self.name_incidents();
+        self.before = self.rules.replace(rules);
+        self.generation += 1;
+        self.strangers.clear();
+        self.changed = true;
+        self.look_at_networks();
+    }
+
+    /// What looking at addresses has cost so far, in comparisons: for who bounds what is done in a turn.
+    pub fn work(&self) -> u64 {
+        self.work
+    }
+
+    pub fn rules(&self) -> Option<&Arc<Rules>> {
+        self.rules.as_ref()
+    }
+
+    fn look_at_networks(&mut self) {
+        for network in self.networks.values_mut() {
+            network.is_open = self.rules.as_ref().is_none_or(|rules| rules.table.is_open(&network.name));
+        }
+    }
+
+    /// The name by which rules know a network.
+    pub fn set_network(&mut self, network: NetworkId, name: &str) {
+        let is_new = self.networks.get(&network).is_none_or(|network| network.name != name);
+        if is_new {
+            self.networks.insert(network, Network { name: name.into(), is_open: false });
+            // Of its name before.
+            self.strangers.clear();
+            self.look_at_networks();
+            self.changed = true;
+        }
+    }
+
+    /// A vNIC of this host has this address, or has other labels now.
+    pub fn set_vnic(&mut self, network: NetworkId, gid: Gid, identity: Arc<VnicIdentity>) {
+        self.set(network, gid, Entry { is_here: true, identity: Some(identity), profile: None });
+    }
+
+    pub fn remove_vnic(&mut self, network: NetworkId, gid: Gid) {
+        self.remove(network, gid, true);
+    }
+
+    /// The address is on another host; who has it, if that host says so.
+    pub fn set_remote(&mut self, network: NetworkId, gid: Gid, identity: Option<Arc<VnicIdentity>>) {
+        if self.parties.get(&(network, gid)).is_none_or(|entry| !entry.is_here) {
+            self.set(network, gid, Entry { is_here: false, identity, profile: None });
+        }
+    }
+
+    pub fn remove_remote(&mut self, network: NetworkId, gid: Gid) {
+        self.remove(network, gid, false);
+    }
+
+    fn set(&mut self, network: NetworkId, gid: Gid, entry: Entry) {
+        let same = |before: &Entry| before.identity == entry.identity && before.is_here == entry.is_here;
+        if !self.parties.get(&(network, gid)).is_some_and(same) {
+            self.strangers.remove(&(network, gid));
+            self.parties.insert((network, gid), entry);
+            self.changed |= !self.is_open(network);
+        }
+    }
+
+    fn remove(&mut self, network: NetworkId, gid: Gid, is_here: bool) {
+        if self.parties.get(&(network, gid)).is_some_and(|entry| entry.is_here == is_here) {
+            self.parties.remove(&(network, gid));
+            self.changed |= !self.is_open(network);
+        }
+    }
+
+    /// Whether what stands is to be looked at anew; says so once.
+    pub fn take_change(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
+    fn is_open(&self, network: NetworkId) -> bool {
+        self.networks.get(&network).map_or(self.rules.is_none(), |network| network.is_open)
+    }
+
+    /// What rules make of an address.
+    fn profile(&mut self, rules: &Rules, key: Key) -> Option<Profile> {
+        let network = self.networks.get(&key.0)?;
+        let identity = self.parties.get(&key).and_then(|entry| entry.identity.as_ref());
+        let known = identity.map(|identity| Known { vnic: &identity.vnic, labels: &identity.labels });
+        let own = [address_of(key.1)];
+        let all = identity.map(|identity| identity.addresses.as_slice());
+        let addresses = all.filter(|all| all.contains(&own[0])).unwrap_or(&own);
+        let profile = rules.table.profile(&Party { network: &network.name, addresses, known });
+        self.work += u64::from(rules.table.work(&network.name));
+        Some(profile)
+    }
+
+    /// The rule that allowed what the network's own `access` cuts now, if it was there until the last change.
+    fn withdrawn(&mut self, pair: &Pair) -> Option<RuleIndex> {
+        let before = self.before.clone()?;
+        let from = self.profile(&before, (pair.network, pair.from))?;
+        let to = self.profile(&before, (pair.network, pair.to))?;
+        let verdict = before.table.decide_connection(&from, &to);
+        let rule = verdict.rule.filter(|_| verdict.allowed)?;
+        let name = before.table.rule_name(rule)?;
+        let is_there = self.rules.as_ref().is_some_and(|rules| rules.counts_of(Some(name)).is_some());
+        (!is_there).then_some(RuleIndex(rule.0 | WITHDRAWN))
+    }
+
+    /// Finds what the profile of one of a pair is, and keeps it; what is kept of the other stays.
+    fn look_at(&mut self, key: Key, pair: [Key; 2]) {
+        let Some(profile) = self.rules.clone().and_then(|rules| self.profile(&rules, key)) else { return };
+        match self.parties.get_mut(&key) {
+            Some(entry) => entry.profile = Some((self.generation, profile)),
+            None => {
+                if self.strangers.len() >= STRANGER_COUNT_MAX
+                    && let Some(&other) = self.strangers.keys().find(|other| !pair.contains(other))
+                {
+                    self.strangers.remove(&other);
+                }
+                self.strangers.insert(key, profile);
+            }
+        }
+    }
+
+    fn kept(&self, key: Key) -> Option<&Profile> {
+        match self.parties.get(&key) {
+            None => self.strangers.get(&key),
+            Some(entry) => {
+                let (generation, profile) = entry.profile.as_ref()?;
+                (*generation == self.generation).then_some(profile)
+            }
+        }
+    }
+
+    fn verdict(&mut self, pair: &Pair, both: bool) -> Verdict {
+        const ALLOWED: Verdict = Verdict { allowed: true, rule: None };
+        let Some(rules) = self.rules.clone() else { return ALLOWED };
+        let Some(network) = self.networks.get(&pair.network) else { return Verdict { allowed: false, rule: None } };
+        if pair.is_external {
+            return Verdict { allowed: rules.table.allows_external(&network.name), rule: None };
+        }
+        // One container is not kept from itself.
+        if network.is_open || pair.from == pair.to {
+            return ALLOWED;
+        }
+        let (from, to) = ((pair.network, pair.from), (pair.network, pair.to));
+        for key in [from, to] {
+            if self.kept(key).is_none() {
+                self.look_at(key, [from, to]);
+            }
+        }
+        let (Some(from), Some(to)) = (self.kept(from), self.kept(to)) else {
+            return Verdict { allowed: false, rule: None };
+        };
+        if both { rules.table.decide_connection(from, to) } else { rules.table.decide(from, to) }
+    }
+
+    /// Whether `from` may begin to talk to `to`; a no is counted and noted.
+    pub fn may_begin(&mut self, pair: &Pair, deed: Deed) -> bool {
+        let verdict = self.verdict(pair, false);
+        verdict.allowed || self.refuse(pair, deed, verdict.rule)
+    }
+
+    /// Whether the two may be connected, whoever began.
+    pub fn may_be_connected(&mut self, pair: &Pair, deed: Deed) -> bool {
+        let verdict = self.verdict(pair, true);
+        verdict.allowed || self.refuse(pair, deed, verdict.rule)
+    }
+
+    /// What the engine asks.
+    #[inline]
+    pub fn may_talk(&mut self, talk: &Talk) -> bool {
+        if self.rules.is_none() {
+            return true;
+        }
+        let Talk { network, from, to, means, .. } = *talk;
+        let is_known = |gid: Gid| self.parties.contains_key(&(network, gid));
+        let (from_known, to_known) = (is_known(from), is_known(to));
+        let is_external = talk.is_external && !(from_known && to_known);
+        let pair = Pair { network, from, to, is_external };
+        match means {
+            Means::Connection => {
+                if !to_known && !talk.is_external {
+                    self.note_aim((network, from), Tried::Connection, to);
+                }
+                self.may_be_connected(&pair, Deed::Connection)
+            }
+            Means::Standing => self.may_be_connected(&pair, Deed::Cut),
+            // It goes to nobody: that costs nothing to find out.
+            Means::Datagram if !to_known && !is_external => true,
+            Means::Datagram => self.may_begin(&pair, Deed::Datagram),
+            Means::Multicast => self.may_begin(&pair, Deed::Multicast),
+        }
+    }
+
+    /// Counts and notes a no; is one.
+    fn refuse(&mut self, pair: &Pair, deed: Deed, rule: Option<RuleIndex>) -> bool {
+        let is_cut = matches!(deed, Deed::Cut | Deed::CutRequest);
+        let rule = rule.or_else(|| if is_cut && !pair.is_external { self.withdrawn(pair) } else { None });
+        let Some(rules) = &self.rules else { return false };
+        let counts = rules.count(rule);
+        match deed {
+            Deed::Cut => drop(counts.cuts.fetch_add(1, Relaxed)),
+            // Its queue pairs are counted.
+            Deed::CutRequest => {}
+            _ => drop(counts.refusals.fetch_add(1, Relaxed)),
+        }
+        let of_vnic = (pair.network, pair.from);
+        let incident = (of_vnic, pair.to, deed, rule);
+        if let Some(count) = self.incidents.get_mut(&incident) {
+            *count += 1;
+            return false;
+        }
+        let first = (of_vnic, Gid([0; 16]), Deed::Connection, None);
+        let last = (of_vnic, Gid([0xff; 16]), Deed::CutRequest, Some(RuleIndex(u32::MAX)));
+        let count_of_vnic = self.incidents.range(first..=last).take(INCIDENT_OF_VNIC_COUNT_MAX).count();
+        if self.incidents.len() < INCIDENT_COUNT_MAX && count_of_vnic < INCIDENT_OF_VNIC_COUNT_MAX {
+            self.incidents.insert(incident, 1);
+        }
+        false
+    }
+
+    /// Somebody tried something on others that leads nowhere.
+    pub fn note_attempt(&mut self, attempt: &Attempt) {
+        self.attempts.note(attempt);
+    }
+
+    /// Somebody looks for an address that nobody in its network has.
+    pub fn note_aim(&mut self, (network, from): (NetworkId, Gid), tried: Tried, to: Gid) {
+        self.attempts.add((network, from, tried), Sum { count: 1, to, number: 0, owner: None });
+    }
+
+    /// What was tried since the last time, if it is time to say so.
+    pub fn take_attempts(&mut self, now: Instant) -> Vec<Attempted> {
+        let mut named = Vec::new();
+        for ((network, from, tried), sum) in self.attempts.take(now) {
+            let Sum { count, to, number, owner } = sum;
+            let is_own = self.parties.contains_key(&(network, to)) || to.is_multicast();
+            let others = || self.networks.keys().copied().find(|&other| self.parties.contains_key(&(other, to)));
+            let owner = owner.or_else(|| if is_own { None } else { others() });
+            let name_of = |id: &NetworkId| self.networks.get(id).map(|network| network.name.clone());
+            let who = self.parties.get(&(network, from)).and_then(|entry| entry.identity.as_ref());
+            named.push(Attempted {
+                what: tried.name(),
+                network: name_of(&network).unwrap_or_default(),
+                vnic: who.map(|who| who.vnic.clone()),
+                from,
+                peer: tried.aim(to, number),
+                owner: owner.as_ref().and_then(name_of),
+                count,
+            });
+        }
+        named
+    }
+
+    fn incidents_due(&self) -> Option<Instant> {
+        let is_something = !self.incidents.is_empty() || !self.named.is_empty();
+        is_something.then_some(self.reported_at + REPORT_INTERVAL)
+    }
+
+    /// In how long there is something to report.
+    pub fn due_in(&self, now: Instant) -> Option<Duration> {
+        let due = self.incidents_due().into_iter().chain(self.attempts.due()).min()?;
+        Some(if due > now { due - now } else { Duration(0) })
+    }
+
+    /// What was refused and cut since the last time, if it is time to say so.
+    pub fn take_incidents(&mut self, now: Instant) -> Vec<Incident> {
+        if self.incidents_due().is_none_or(|due| due > now) {
+            return Vec::new();
+        }
+        self.reported_at = now;
+        self.name_incidents();
+        std::mem::take(&mut self.named)
+    }
+
+    /// Says of what was noted which rule it was.
+    fn name_incidents(&mut self) {
+        for (((network, from), to, deed, rule), count) in std::mem::take(&mut self.incidents) {
+            if self.named.len() >= INCIDENT_COUNT_MAX {
+                break;
+            }
+            let entry = self.parties.get(&(network, from));
+            let rule = rule.and_then(|RuleIndex(index)| match index & WITHDRAWN {
+                0 => self.rules.as_ref()?.table.rule_name(RuleIndex(index)).map(str::to_owned),
+                _ => {
+                    let name = self.before.as_ref()?.table.rule_name(RuleIndex(index & !WITHDRAWN))?;
+                    Some(format!("{name} (withdrawn)"))
+                }
+            });
+            self.named.push(Incident {
+                deed,
+                network: self.networks.get(&network).map(|network| network.name.clone()).unwrap_or_default(),
+                vnic: entry.and_then(|entry| Some(entry.identity.as_ref()?.vnic.clone())),
+                from,
+                to,
+                rule,
+                count,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freeflow_engine::Asker;
+    use freeflow_orchestrator::objects::{AccessRuleSpec, NetworkSpec};
+
+    const A: NetworkId = NetworkId(1);
+    const B: NetworkId = NetworkId(2);
+
+    fn gid(text: &str) -> Gid {
+        Gid::from_ip(text.parse().unwrap())
+    }
+
+    fn who(vnic: &str, app: &str) -> Arc<VnicIdentity> {
+        let labels = [("app".to_owned(), app.to_owned())].into_iter().collect();
+        Arc::new(VnicIdentity { vnic: vnic.into(), labels, addresses: Vec::new() })
+    }
+
+    /// Networks `a`, and `b`, which is closed; and that what has one label may not talk to what has the other in `a`.
+    fn rules(denials: &[(&str, &str, &str)], before: Option<&Rules>) -> Arc<Rules> {
+        let network = |access| {
+            let text =
+                format!("{{\"cidrs\": [\"10.0.0.0/16\"], \"access\": \"{access}\", \"external\": \"{access}\"}}");
+            serde_json::from_str::<NetworkSpec>(&text).unwrap()
+        };
+        let networks = [("a", network("allow")), ("b", network("deny"))];
+        let rule = |(name, from, to): &(&str, &str, &str)| {
+            let text = format!(
+                "{{\"from\": {{\"labels\": {{\"app\": \"{from}\"}}}}, \"to\": {{\"labels\": {{\"app\": \"{to}\"}}}}, \
+                 \"direction\": \"fromTo\", \"action\": \"deny\"}}"
+            );
+            ((*name).to_owned(), serde_json::from_str::<AccessRuleSpec>(&text).unwrap())
+        };
+        let rules: Vec<(String, AccessRuleSpec)> = denials.iter().map(rule).collect();
+        let table = AccessTable::compile(
+            networks.iter().map(|(name, spec)| (*name, spec)),
+            [],
+            rules.iter().map(|(name, spec)| (name.as_str(), spec)),
+        );
+        Arc::new(Rules::new(table, before))
+    }
+
+    fn access(denials: &[(&str, &str, &str)]) -> Access {
+        let mut access = Access::default();
+        access.set_network(A, "a");
+        access.set_network(B, "b");
+        for network in [A, B] {
+            access.set_vnic(network, gid("10.0.0.1"), who("v1", "x"));
+            access.set_vnic(network, gid("10.0.0.2"), who("v2", "y"));
+        }
+        access.set_rules(rules(denials, None));
+        access.take_change();
+        access
+    }
+
+    fn talk(network: NetworkId, from: &str, to: &str, means: Means) -> Talk {
+        let asks = Asker::From;
+        Talk { network, from: gid(from), to: gid(to), means, is_external: false, asks }
+    }
+
+    fn counts(access: &Access, rule: Option<&str>) -> (u64, u64) {
+        access.rules().unwrap().counts_of(rule).unwrap().get()
+    }
+
+    #[test]
+    fn without_rules_all_may_talk_and_with_them_unknown_networks_may_not() {
+        let mut none = Access::default();
+        assert!(none.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Connection)));
+        let mut some = access(&[]);
+        assert!(some.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Connection)));
+        assert!(!some.may_talk(&talk(NetworkId(9), "10.0.0.1", "10.0.0.2", Means::Connection)));
+        assert!(!some.may_talk(&talk(B, "10.0.0.1", "10.0.0.2", Means::Connection)));
+        assert!(some.may_talk(&talk(B, "10.0.0.1", "10.0.0.1", Means::Connection)), "itself");
+        assert_eq!(counts(&some, None), (2, 0));
+    }
+
+    #[test]
+    fn each_means_has_its_direction_and_is_counted_by_rule() {
+        let mut one_way = access(&[("r", "x", "y")]);
+        for (means, forth, back) in [
+            (Means::Connection, true, true),
+            (Means::Standing, true, true),
+            (Means::Datagram, false, true),
+            (Means::Multicast, false, true),
+        ] {
+            assert_eq!(one_way.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", means)), forth);
+            assert_eq!(one_way.may_talk(&talk(A, "10.0.0.2", "10.0.0.1", means)), back);
+        }
+        assert_eq!(counts(&one_way, Some("r")), (2, 0));
+        let mut closed = access(&[("r", "x", "y"), ("s", "y", "x")]);
+        assert!(!closed.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Connection)));
+        assert!(!closed.may_talk(&talk(A, "10.0.0.2", "10.0.0.1", Means::Standing)));
+        assert_eq!((counts(&closed, Some("r")), counts(&closed, Some("s"))), ((1, 0), (0, 1)));
+        // Rules that stay go on counting, wherever they are in the table now.
+        let next = rules(&[("a", "x", "z"), ("s", "y", "x")], closed.rules().map(Arc::as_ref));
+        closed.set_rules(next);
+        assert_eq!((counts(&closed, Some("a")), counts(&closed, Some("s"))), ((0, 0), (0, 1)));
+        assert!(closed.rules().unwrap().counts_of(Some("r")).is_none());
+        let incidents = closed.take_incidents(Instant(1 << 40));
+        let named: Vec<_> = incidents.iter().map(|one| (one.rule.as_deref(), one.vnic.as_deref(), one.deed)).collect();
+        assert_eq!(named, [(Some("r"), Some("v1"), Deed::Connection), (Some("s"), Some("v2"), Deed::Cut)]);
+    }
+
+    #[test]
+    fn what_a_withdrawn_rule_cuts_is_put_down_to_it() {
+        let table = |rules: &[(&str, &str)]| {
+            let text = "{\"cidrs\": [\"10.0.0.0/16\"], \"access\": \"deny\"}";
+            let network = serde_json::from_str::<NetworkSpec>(text).unwrap();
+            let rule = |(name, action): &(&str, &str)| {
+                let text = format!("{{\"from\": {{}}, \"to\": {{}}, \"action\": \"{action}\"}}");
+                ((*name).to_owned(), serde_json::from_str::<AccessRuleSpec>(&text).unwrap())
+            };
+            let rules: Vec<(String, AccessRuleSpec)> = rules.iter().map(rule).collect();
+            let rules = rules.iter().map(|(name, spec)| (name.as_str(), spec));
+            Arc::new(Rules::new(AccessTable::compile([("a", &network)], [], rules), None))
+        };
+        let mut access = access(&[]);
+        let ask = |access: &mut Access, now: u64| {
+            assert!(!access.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Standing)));
+            let incidents = access.take_incidents(Instant(now << 40));
+            assert_eq!(incidents.len(), 1);
+            incidents[0].rule.clone()
+        };
+        access.set_rules(table(&[("r", "allow")]));
+        assert!(access.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Standing)));
+        access.set_rules(table(&[]));
+        assert_eq!(ask(&mut access, 1).as_deref(), Some("r (withdrawn)"));
+        // It was told by its name before that was forgotten.
+        assert!(!access.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Standing)));
+        access.set_rules(table(&[]));
+        let incidents = access.take_incidents(Instant(2 << 40));
+        assert_eq!(incidents[0].rule.as_deref(), Some("r (withdrawn)"));
+        assert_eq!(ask(&mut access, 3), None, "that was two changes ago");
+        // One that says another thing now decides itself.
+        access.set_rules(table(&[("r", "allow")]));
+        access.set_rules(table(&[("r", "deny")]));
+        assert_eq!(ask(&mut access, 4).as_deref(), Some("r"));
+    }
+
+    #[test]
+    fn a_rule_about_one_address_is_about_the_vnic() {
+        let (four, six) = ("10.0.0.7", "fd00::7");
+        let both = || {
+            let addresses = vec![four.parse().unwrap(), six.parse().unwrap()];
+            Arc::new(VnicIdentity { addresses, ..VnicIdentity::clone(&who("v7", "z")) })
+        };
+        for cidr in ["fd00::7/128", "10.0.0.7/32"] {
+            let network: NetworkSpec = serde_json::from_str(r#"{"cidrs": ["10.0.0.0/16"]}"#).unwrap();
+            let rule = format!(r#"{{"from": {{}}, "to": {{"cidr": "{cidr}"}}, "action": "deny"}}"#);
+            let rule: AccessRuleSpec = serde_json::from_str(&rule).unwrap();
+            let table = AccessTable::compile([("a", &network)], [], [("r", &rule)]);
+            let mut access = access(&[]);
+            access.set_rules(Arc::new(Rules::new(table, None)));
+            for text in [four, six] {
+                access.set_vnic(A, gid(text), both());
+                assert!(!access.may_talk(&talk(A, "10.0.0.1", text, Means::Connection)), "{cidr} {text}");
+                access.remove_vnic(A, gid(text));
+                access.set_remote(A, gid(text), Some(both()));
+                assert!(!access.may_talk(&talk(A, "10.0.0.1", text, Means::Datagram)), "{cidr} {text}, elsewhere");
+            }
+        }
+    }
+
+    #[test]
+    fn labels_of_here_and_elsewhere_change_verdicts() {
+        let mut access = access(&[("r", "x", "y")]);
+        let ask = |access: &mut Access, to: &str| access.may_talk(&talk(A, "10.0.0.1", to, Means::Datagram));
+        assert!(ask(&mut access, "10.0.9.9"), "nobody");
+        access.set_vnic(A, gid("10.0.0.2"), who("v2", "z"));
+        assert!(access.take_change() && !access.take_change());
+        assert!(ask(&mut access, "10.0.0.2"));
+        access.set_remote(A, gid("10.0.1.1"), None);
+        assert!(access.take_change() && ask(&mut access, "10.0.1.1"), "its labels are not known");
+        access.set_remote(A, gid("10.0.1.1"), Some(who("v9", "y")));
+        assert!(access.take_change() && !ask(&mut access, "10.0.1.1"));
+        access.set_remote(A, gid("10.0.0.2"), Some(who("liar", "y")));
+        assert!(!access.take_change() && ask(&mut access, "10.0.0.2"), "it is here");
+        access.remove_remote(A, gid("10.0.0.2"));
+        assert!(!access.take_change());
+        access.remove_vnic(A, gid("10.0.0.2"));
+        assert!(access.take_change());
+    }
+
+    #[test]
+    fn machines_outside_are_the_networks_to_allow() {
+        let mut access = access(&[("r", "x", "y")]);
+        for (network, allowed) in [(A, true), (B, false)] {
+            let out = Talk { is_external: true, ..talk(network, "10.0.0.1", "192.0.2.9", Means::Connection) };
+            assert_eq!(access.may_talk(&out), allowed);
+        }
+        // The second address is no way around the rules.
+        let around = Talk { is_external: true, ..talk(A, "10.0.0.1", "10.0.0.2", Means::Datagram) };
+        assert!(!access.may_talk(&around));
+    }
+
+    #[test]
+    fn attempts_are_told_with_whose_it_was() {
+        let mut access = access(&[]);
+        access.set_vnic(B, gid("10.0.0.9"), who("v9", "z"));
+        for to in ["10.0.0.2", "10.0.0.9", "10.0.7.7"] {
+            assert!(access.may_talk(&talk(A, "10.0.0.1", to, Means::Connection)));
+            let now = Instant(1 << 40) + access.due_in(Instant(0)).unwrap_or_default();
+            let told = access.take_attempts(now);
+            assert_eq!(access.due_in(now), None);
+            assert!(access.take_attempts(now).is_empty());
+            let expected = match to {
+                "10.0.0.2" => Vec::new(),
+                "10.0.0.9" => vec![Some("b")],
+                _ => vec![None],
+            };
+            assert_eq!(told.iter().map(|one| one.owner.as_deref()).collect::<Vec<_>>(), expected, "{to}");
+            for one in told {
+                assert_eq!((one.network.as_str(), one.vnic.as_deref(), one.count), ("a", Some("v1"), 1));
+                assert!(one.peer.ends_with(to), "{}", one.peer);
+            }
+            access.attempts = Attempts::default();
+        }
+        let outside = Talk { is_external: true, ..talk(A, "10.0.0.1", "192.0.2.9", Means::Connection) };
+        access.may_talk(&outside);
+        assert_eq!(access.due_in(Instant(0)), None, "a machine outside is nobody's address");
+    }
+
+    #[test]
+    fn strangers_are_looked_at_once_and_few_are_kept() {
+        let mut access = access(&[("r", "x", "y")]);
+        let ask = |access: &mut Access, to: &str| access.may_talk(&talk(A, "10.0.0.1", to, Means::Connection));
+        ask(&mut access, "10.0.9.9");
+        let work = access.work();
+        assert!(work > 0);
+        for _ in 0..100 {
+            assert!(ask(&mut access, "10.0.9.9"));
+        }
+        assert_eq!(access.work(), work, "nothing was looked at again");
+        for number in 0..3000 {
+            ask(&mut access, &format!("10.0.{}.{}", 100 + number / 250, number % 250));
+        }
+        assert_eq!(access.strangers.len(), STRANGER_COUNT_MAX);
+        access.set_remote(A, gid("10.0.9.9"), Some(who("v9", "y")));
+        assert!(!access.may_talk(&talk(A, "10.0.0.1", "10.0.9.9", Means::Datagram)), "no stranger any more");
+        access.set_rules(rules(&[], None));
+        assert!(access.strangers.is_empty());
+    }
+
+    #[test]
+    fn what_waits_to_be_reported_is_bounded_for_each() {
+        let mut access = access(&[("r", "x", "y")]);
+        for number in 0..200 {
+            access.set_remote(A, gid(&format!("10.0.1.{number}")), Some(who("v", "y")));
+            for _ in 0..3 {
+                assert!(!access.may_talk(&talk(A, "10.0.0.1", &format!("10.0.1.{number}"), Means::Datagram)));
+            }
+        }
+        assert!(!access.may_talk(&talk(B, "10.0.0.2", "10.0.0.1", Means::Datagram)));
+        assert_eq!(counts(&access, Some("r")), (600, 0));
+        let now = Instant(1 << 40);
+        let incidents = access.take_incidents(now);
+        assert_eq!(incidents.len(), INCIDENT_OF_VNIC_COUNT_MAX + 1, "the other one is not pushed out");
+        assert_eq!(incidents[0].count, 3);
+        assert!(!access.may_talk(&talk(B, "10.0.0.2", "10.0.0.1", Means::Datagram)));
+        assert_eq!((access.take_incidents(now).len(), access.due_in(now)), (0, Some(REPORT_INTERVAL)));
+        assert_eq!(access.take_incidents(now + REPORT_INTERVAL).len(), 1);
+    }
+}

@@ -1,0 +1,180 @@
+//! Access rules between the threads: the control thread gives them out, both sides enforce them, what they refuse is reported.
+use crate::access::{Access, Attempted, Incident, Rules, VnicIdentity};
+use crate::audit::Refusal;
+use crate::control::Control;
+use crate::jobs::Step;
+use crate::log::info;
+use crate::slab::Key;
+use crate::vnics::Record;
+use crate::worker::Worker;
+use freeflow_orchestrator::access::AccessTable;
+use freeflow_verbs::{Gid, Instant};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+/// QPs that a turn of the worker looks at when policy has changed, and connections of rdma_cm in a round of the control thread.
+const TURN_QPS_MAX: u32 = 256;
+/// And comparisons with what selectors list: about a third of a millisecond. So many QPs are looked at before that is looked at.
+const TURN_WORK_MAX: u64 = 1 << 15;
+const STEP_QPS: u32 = 4;
+const ROUND_CONNECTIONS_MAX: usize = 32;
+
+/// Who a vNIC is, as rules see it.
+pub fn identity_of(vnic: &Record) -> Arc<VnicIdentity> {
+    let addresses = match vnic.address6 {
+        Some(address6) => vec![vnic.address.into(), address6.into()],
+        None => Vec::new(),
+    };
+    Arc::new(VnicIdentity { vnic: vnic.id.clone(), labels: vnic.labels.iter().cloned().collect(), addresses })
+}
+
+impl Worker {
+    /// Policy may have changed: what stands is looked at anew, some of it in each turn. And what was refused is reported.
+    pub(crate) fn follow_policy(&mut self, now: Instant) -> bool {
+        if self.rings.access.take_change() {
+            self.engine.handle_policy_changed();
+        }
+        let (work, mut more, mut count) = (self.rings.access.work(), true, 0);
+        while more && count < TURN_QPS_MAX && self.rings.access.work() - work < TURN_WORK_MAX {
+            more = self.engine.poll_policy(&mut self.rings, STEP_QPS);
+            count += STEP_QPS;
+        }
+        let incidents = self.rings.access.take_incidents(now);
+        let attempts = self.rings.access.take_attempts(now);
+        if !incidents.is_empty() || !attempts.is_empty() {
+            self.react(Box::new(move |control: &mut Control| {
+                control.report_incidents(incidents);
+                control.report_attempts(attempts);
+            }));
+        }
+        more
+    }
+}
+
+impl Control {
+    /// These rules are in force from now on: for what is asked for as soon as the worker has taken them, for what stands within
+    /// milliseconds.
+    pub(crate) fn set_access(&mut self, table: AccessTable) {
+        let rules = Arc::new(Rules::new(table, self.cm.access().rules().map(Arc::as_ref)));
+        self.cm.access().set_rules(rules.clone());
+        let mut rules = Some(rules);
+        self.worker.submit(Box::new(move |worker, _| {
+            if let Some(rules) = rules.take() {
+                worker.rings.access.set_rules(rules);
+            }
+            Step::Done(Box::new(|_| {}))
+        }));
+    }
+
+    /// How often a rule has refused something on this host, and how many connections it has cut; no rule: the networks' own `access`.
+    pub(crate) fn access_counts(&mut self, rule: Option<&str>) -> (u64, u64) {
+        let rules = self.cm.access().rules();
+        rules.and_then(|rules| rules.counts_of(rule)).map(|counts| counts.get()).unwrap_or_default()
+    }
+
+    /// The same before the worker has its thread.
+    pub(crate) fn restore_access(&mut self, worker: &mut Worker) {
+        let rules = Arc::new(Rules::new(AccessTable::of(self.state.access()), None));
+        self.cm.access().set_rules(rules.clone());
+        worker.rings.access.set_rules(rules);
+    }
+
+    /// A vNIC has other labels now.
+    pub(crate) fn tell_identity(&mut self, key: Key) {
+        let Some(entry) = self.vnics.get(key) else { return };
+        let gids: Vec<Gid> = entry.record.gids().collect();
+        let (identity, name) = (identity_of(&entry.record), entry.record.network.clone());
+        let Some(network) = self.state.network(&name).map(|network| network.id) else { return };
+        for &gid in &gids {
+            self.cm.access().set_vnic(network, gid, identity.clone());
+            self.peers.attached(&name, gid, identity.clone());
+        }
+        self.worker.submit(Box::new(move |worker, _| {
+            for &gid in &gids {
+                worker.rings.access.set_vnic(network, gid, identity.clone());
+            }
+            Step::Done(Box::new(|_| {}))
+        }));
+    }
+
+    /// Each is a line of the audit log, and of the router's; a vNIC that has too many of them loses lines of its own alone.
+    pub(crate) fn report_incidents(&mut self, incidents: Vec<Incident>) {
+        for incident in incidents {
+            let Incident { deed, network, vnic, from, to, rule, count } = incident;
+            let vnic = vnic.unwrap_or_else(|| from.to_string());
+            let rule = rule.unwrap_or_else(|| format!("Network {network}"));
+            self.audit.refusal(number_of(&vnic), || Refusal {
+                what: deed.name(),
+                tenant: self.state.network(&network).map_or(String::new(), |network| network.tenant().to_owned()),
+                vnic: vnic.clone(),
+                peer: to.to_string(),
+                rule: rule.clone(),
+                count,
+                ..Refusal::default()
+            });
+            if self.may_log(&vnic) {
+                let what = deed.name();
+                info!(
+                    "access",
+                    what = what,
+                    network = network,
+                    vnic = vnic,
+                    from = from,
+                    to = to,
+                    rule = rule,
+                    count = count
+                );
+            }
+        }
+    }
+
+    /// The same of what leads nowhere, most of all to other tenants. Each kind has lines of its own, so that one does not hide another.
+    pub(crate) fn report_attempts(&mut self, attempts: Vec<Attempted>) {
+        for attempt in attempts {
+            let Attempted { what, network, vnic, from, peer, owner, count } = attempt;
+            let vnic = vnic.unwrap_or_else(|| from.to_string());
+            self.audit.refusal(number_of(&(&vnic, what)), || Refusal {
+                what,
+                tenant: self.state.network(&network).map_or(String::new(), |network| network.tenant().to_owned()),
+                vnic: vnic.clone(),
+                peer: peer.clone(),
+                rule: format!("Network {network}"),
+                target_network: owner.clone().unwrap_or_default(),
+                count,
+            });
+            if self.may_log(&vnic) {
+                let target = owner.unwrap_or_default();
+                info!(
+                    "attempt",
+                    what = what,
+                    network = network,
+                    vnic = vnic,
+                    peer = peer,
+                    target_network = target,
+                    count = count
+                );
+            }
+        }
+    }
+
+    /// Connections of rdma_cm that are not allowed any more are cut, some of them in each round; and what was refused is
+    /// reported.
+    pub(crate) fn follow_cm_policy(&mut self, now: Instant) {
+        let incidents = self.cm.follow_policy(now, ROUND_CONNECTIONS_MAX);
+        self.report_incidents(incidents);
+        let attempts = self.cm.access().take_attempts(now);
+        self.report_attempts(attempts);
+    }
+}
+
+/// Tells vNICs apart, for who counts lines of each.
+fn number_of(vnic: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    vnic.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// When the control thread has something to do for rules.
+pub fn next_due(access: &Access, now: Instant) -> Option<Instant> {
+    access.due_in(now).map(|wait| now + wait)
+}

@@ -1,0 +1,168 @@
+//! `/livez`: the router's threads answer. `/readyz`: and its worker turns, its peers thread is there, and its store can be written.
+use super::failure::Failure;
+use super::link::{Link, Reply};
+use super::routes::{Asking, Server, admitted};
+use crate::control::Control;
+use crate::jobs::Step;
+use axum::extract::{Extension, State};
+use axum::response::Response;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
+
+/// How long each part may take to answer.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// How long what was found is said again. Tests may be held up in between.
+const FRESH_TIME: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
+
+/// What was found, and when.
+type Found = Mutex<Option<(Instant, Vec<String>)>>;
+
+/// Probes that were made: one of each at a time, and few in all, whoever asks how often.
+#[derive(Default)]
+pub struct Probes {
+    threads: Found,
+    disk: Found,
+    /// A thread is at it, perhaps for as long as the disk does not answer.
+    is_writing: Arc<AtomicBool>,
+}
+
+async fn fresh(found: &Found, probe: impl Future<Output = Vec<String>>) -> Vec<String> {
+    let mut found = found.lock().await;
+    match &*found {
+        Some((at, wrong)) if at.elapsed() < FRESH_TIME => wrong.clone(),
+        _ => {
+            let wrong = probe.await;
+            *found = Some((Instant::now(), wrong.clone()));
+            wrong
+        }
+    }
+}
+
+pub async fn livez(
+    State(server): State<Arc<Server>>,
+    Extension(asking): Extension<Asking>,
+) -> Result<Response, Failure> {
+    let _permit = admitted(&asking).await?;
+    is_alive(State(server)).await
+}
+
+pub async fn readyz(
+    State(server): State<Arc<Server>>,
+    Extension(asking): Extension<Asking>,
+) -> Result<Response, Failure> {
+    let _permit = admitted(&asking).await?;
+    is_ready(State(server)).await
+}
+
+/// For who asks one at a time anyway, as [`livez`].
+pub async fn is_alive(State(server): State<Arc<Server>>) -> Result<Response, Failure> {
+    answer(fresh(&server.probes.threads, check_threads(&server.link)).await)
+}
+
+/// The same as [`readyz`].
+pub async fn is_ready(State(server): State<Arc<Server>>) -> Result<Response, Failure> {
+    let mut wrong = fresh(&server.probes.threads, check_threads(&server.link)).await;
+    let run_dir = server.run_dir.clone();
+    let probe = check_disk(&server.probes.is_writing, move || write_probe(&run_dir));
+    wrong.extend(fresh(&server.probes.disk, probe).await);
+    answer(wrong)
+}
+
+/// What is wrong with the disk. A probe that has not come back is not followed by another.
+async fn check_disk(
+    is_writing: &Arc<AtomicBool>,
+    write: impl FnOnce() -> io::Result<()> + Send + 'static,
+) -> Vec<String> {
+    const SILENT: &str = "store: the disk does not answer";
+    if is_writing.swap(true, Relaxed) {
+        return vec![SILENT.into()];
+    }
+    let mark = is_writing.clone();
+    let probe = tokio::task::spawn_blocking(move || {
+        let written = write();
+        mark.store(false, Relaxed);
+        written
+    });
+    match timeout(ANSWER_TIME_MAX, probe).await {
+        Ok(Ok(Ok(()))) => Vec::new(),
+        Ok(Ok(Err(error))) => vec![format!("store: {error}")],
+        Ok(Err(_)) | Err(_) => vec![SILENT.into()],
+    }
+}
+
+fn answer(wrong: Vec<String>) -> Result<Response, Failure> {
+    if wrong.is_empty() {
+        return Ok(axum::response::IntoResponse::into_response("ok\n"));
+    }
+    Err(Failure::internal(wrong.join("; ")))
+}
+
+/// What is wrong with the threads.
+async fn check_threads(link: &Link) -> Vec<String> {
+    let mut wrong = Vec::new();
+    // Whoever asked may be gone before the answer.
+    let peers = |control: &mut Control, reply: Reply<bool>| {
+        let _ = reply.send(control.has_its_peers_thread());
+    };
+    match link.ask_within(ANSWER_TIME_MAX, peers).await {
+        Ok(true) => {}
+        Ok(false) => wrong.push("peers: the thread has ended".into()),
+        Err(_) => wrong.push("control: the thread does not answer".into()),
+    }
+    let worker = |control: &mut Control, reply: Reply<()>| {
+        let mut reply = Some(reply);
+        control.worker.submit(Box::new(move |_, _| {
+            let reply = reply.take();
+            Step::Done(Box::new(move |_| {
+                let _ = reply.map(|reply| reply.send(()));
+            }))
+        }));
+    };
+    if link.ask_within(ANSWER_TIME_MAX, worker).await.is_err() {
+        wrong.push("worker: it does not turn".into());
+    }
+    wrong
+}
+
+/// Whether the file system of the store takes what is written.
+fn write_probe(run_dir: &Path) -> io::Result<()> {
+    let path = run_dir.join("ready.probe");
+    let written =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path).and_then(|mut file| {
+            file.write_all(&[0; 4096])?;
+            file.sync_data()
+        });
+    let _ = std::fs::remove_file(&path);
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn probes_are_one_at_a_time_and_kept_for_a_while() {
+        let found = Found::default();
+        assert_eq!(fresh(&found, async { vec!["wrong".into()] }).await, ["wrong"]);
+        assert_eq!(fresh(&found, async { panic!("asked again") }).await, ["wrong"]);
+        let is_writing = Arc::new(AtomicBool::new(false));
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let stuck = check_disk(&is_writing, move || wait.recv().map_err(io::Error::other));
+        // Whoever asked is gone; the thread is not.
+        assert!(timeout(Duration::from_millis(50), stuck).await.is_err());
+        assert_eq!(check_disk(&is_writing, || panic!("a second thread")).await.len(), 1);
+        end.send(()).unwrap();
+        while is_writing.load(Relaxed) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(check_disk(&is_writing, || Ok(())).await.is_empty());
+    }
+}

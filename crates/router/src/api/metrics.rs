@@ -1,0 +1,338 @@
+//! `/metrics`: what is counted, in the text form of Prometheus (version 0.0.4). `docs/metrics.txt` lists all of it.
+//!
+//! Of each vNIC there are some forty lines, so only the first [`VNIC_COUNT_MAX`] of a host have some; a gauge says how many have not.
+//! They are asked for a page at a time: the worker is never held up for long.
+use super::failure::Failure;
+use super::link::Link;
+use crate::metering::{HostMeter, Position, VnicMeter};
+use axum::http::HeaderName;
+use axum::http::header::CONTENT_TYPE;
+use std::fmt::{Display, Write as _};
+
+/// vNICs, and rules, that have lines of their own.
+const VNIC_COUNT_MAX: usize = 4096;
+const RULE_COUNT_MAX: usize = 4096;
+
+pub const HEADER: [(HeaderName, &str); 1] = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+
+/// Name, type, labels, help.
+type Family = (&'static str, &'static str, &'static [&'static str], &'static str);
+
+const OF_VNIC: &[&str] = &["tenant", "network", "vnic"];
+const WITH_PATH: &[&str] = &["tenant", "network", "vnic", "path"];
+const WITH_LIMIT: &[&str] = &["tenant", "network", "vnic", "limit", "resource"];
+const OF_RULE: &[&str] = &["rule"];
+
+#[rustfmt::skip]
+const FAMILIES: &[Family] = &[
+    ("freeflow_vnic_sent_messages_total", "counter", WITH_PATH, "Requests that completed with success, by the way they went: direct (as libraries say), routed, wire"),
+    ("freeflow_vnic_sent_bytes_total", "counter", WITH_PATH, "Their payload, READs too"),
+    ("freeflow_vnic_out_bytes_total", "counter", OF_VNIC, "Payload that left the vNIC"),
+    ("freeflow_vnic_in_bytes_total", "counter", OF_VNIC, "Payload that came to the vNIC"),
+    ("freeflow_vnic_fallback_bytes_total", "counter", OF_VNIC, "Bytes copied through /proc/PID/mem"),
+    ("freeflow_vnic_completions_with_error_total", "counter", OF_VNIC, "Completions with an error, flushes too"),
+    ("freeflow_vnic_rnr_naks_total", "counter", OF_VNIC, "RNR NAKs that its requesters got"),
+    ("freeflow_vnic_retries_exceeded_total", "counter", OF_VNIC, "Requests given up after all retries"),
+    ("freeflow_vnic_remote_access_errors_total", "counter", OF_VNIC, "Requests of peers refused for their key"),
+    ("freeflow_vnic_undeliverable_messages_total", "counter", OF_VNIC, "Messages that found nobody"),
+    ("freeflow_vnic_malformed_descriptors_total", "counter", OF_VNIC, "Descriptors in shared memory that made no sense"),
+    ("freeflow_vnic_malformed_messages_total", "counter", OF_VNIC, "Control messages refused as malformed"),
+    ("freeflow_vnic_wire_sent_packets_total", "counter", OF_VNIC, "Packets sent to other hosts"),
+    ("freeflow_vnic_wire_received_packets_total", "counter", OF_VNIC, "Packets received from other hosts"),
+    ("freeflow_vnic_wire_retransmitted_packets_total", "counter", OF_VNIC, "Packets sent once more"),
+    ("freeflow_vnic_throttled_waits_total", "counter", OF_VNIC, "Times that limits of rate held something back"),
+    ("freeflow_vnic_throttled_seconds_total", "counter", OF_VNIC, "How long they did"),
+    ("freeflow_vnic_quota_refusals_total", "counter", WITH_LIMIT, "Objects refused, by whose limit (vnic, network) and of what"),
+    ("freeflow_vnic_sessions", "gauge", OF_VNIC, "Processes that use the vNIC"),
+    ("freeflow_vnic_qps", "gauge", OF_VNIC, "Queue pairs"),
+    ("freeflow_vnic_cqs", "gauge", OF_VNIC, "Completion queues"),
+    ("freeflow_vnic_mrs", "gauge", OF_VNIC, "Memory regions"),
+    ("freeflow_vnic_registered_bytes", "gauge", OF_VNIC, "Registered memory"),
+    ("freeflow_vnic_metered", "gauge", OF_VNIC, "1: a limit of rate applies, and nothing goes past the router"),
+    ("freeflow_access_refusals_total", "counter", OF_RULE, "What an access rule refused; no rule: the networks' own access"),
+    ("freeflow_access_cuts_total", "counter", OF_RULE, "Ends of connections that a rule cut"),
+    ("freeflow_wire_drops_total", "counter", &["reason"], "Packets received that no queue pair acted upon"),
+    ("freeflow_worker_cpu_seconds_total", "counter", &[], "CPU time of the router's worker"),
+    ("freeflow_worker_moved_bytes_total", "counter", &[], "Bytes that the other threads copied"),
+    ("freeflow_cm_established_connections", "gauge", &[], "Connections of rdma_cm that stand"),
+    ("freeflow_peers_known", "gauge", &[], "Other hosts of the peers file"),
+    ("freeflow_peers_up", "gauge", &[], "Those of them that are connected"),
+    ("freeflow_store_revision", "gauge", &[], "Number of the last change that is stored"),
+    ("freeflow_audit_lost_lines_total", "counter", &[], "Lines of the audit log that could not be written"),
+    ("freeflow_router_vnics", "gauge", &[], "vNICs"),
+    ("freeflow_router_vnics_left_out", "gauge", &[], "vNICs that have no lines here, because there are too many"),
+    ("freeflow_router_qps", "gauge", &[], "Queue pairs of all vNICs"),
+    ("freeflow_router_registered_bytes", "gauge", &[], "Registered memory of all vNICs"),
+    ("freeflow_router_uptime_seconds", "gauge", &[], "Since the router began"),
+    ("freeflow_router_mode_info", "gauge", &["mode"], "How the worker waits for work; always 1"),
+    ("freeflow_router_build_info", "gauge", &["host", "version"], "Always 1"),
+];
+
+/// All lines, by family.
+struct Text {
+    lines: Vec<String>,
+}
+
+impl Text {
+    fn new() -> Self {
+        Self { lines: vec![String::new(); FAMILIES.len()] }
+    }
+
+    /// A line; its labels in the order of the family's.
+    fn add(&mut self, name: &str, labels: &[&str], value: impl Display) {
+        let index = FAMILIES.iter().position(|family| family.0 == name);
+        let Some((family, lines)) = index.map(|index| (&FAMILIES[index], &mut self.lines[index])) else {
+            debug_assert!(false, "{name} is not listed");
+            return;
+        };
+        debug_assert_eq!(labels.len(), family.2.len(), "{name}");
+        lines.push_str(name);
+        for (index, (label, text)) in family.2.iter().zip(labels).enumerate() {
+            lines.push_str(if index == 0 { "{" } else { "," });
+            lines.push_str(label);
+            lines.push_str("=\"");
+            escape(text, lines);
+            lines.push('"');
+        }
+        if !labels.is_empty() {
+            lines.push('}');
+        }
+        // Writing to a String does not fail.
+        let _ = writeln!(lines, " {value}");
+    }
+
+    fn finish(self) -> String {
+        let mut all = String::with_capacity(self.lines.iter().map(|lines| lines.len() + 256).sum());
+        for ((name, kind, _, help), lines) in FAMILIES.iter().zip(self.lines) {
+            if !lines.is_empty() {
+                let _ = write!(all, "# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
+            }
+        }
+        all
+    }
+
+    fn add_vnic(&mut self, vnic: &VnicMeter) {
+        let of = [vnic.tenant.as_str(), &vnic.network, &vnic.id];
+        let [tenant, network, id] = of;
+        let (numbers, counters) = (&vnic.numbers, &vnic.numbers.counters);
+        let elsewhere = |all: u64, direct: u64, wire: u64| all.saturating_sub(direct).saturating_sub(wire);
+        let paths = [
+            ("direct", counters.direct_messages, counters.direct_bytes),
+            ("wire", counters.wire_messages, counters.wire_bytes),
+            (
+                "routed",
+                elsewhere(counters.messages, counters.direct_messages, counters.wire_messages),
+                elsewhere(counters.bytes, counters.direct_bytes, counters.wire_bytes),
+            ),
+        ];
+        for (path, messages, bytes) in paths {
+            self.add("freeflow_vnic_sent_messages_total", &[tenant, network, id, path], messages);
+            self.add("freeflow_vnic_sent_bytes_total", &[tenant, network, id, path], bytes);
+        }
+        for (name, count) in [
+            ("freeflow_vnic_out_bytes_total", counters.sent.bytes),
+            ("freeflow_vnic_in_bytes_total", counters.received.bytes),
+            ("freeflow_vnic_fallback_bytes_total", numbers.fallback_bytes),
+            ("freeflow_vnic_completions_with_error_total", counters.completions_with_error),
+            ("freeflow_vnic_rnr_naks_total", counters.rnr_naks),
+            ("freeflow_vnic_retries_exceeded_total", counters.retries_exceeded),
+            ("freeflow_vnic_remote_access_errors_total", counters.remote_access_errors),
+            ("freeflow_vnic_undeliverable_messages_total", counters.undeliverable),
+            ("freeflow_vnic_malformed_descriptors_total", counters.malformed_descriptors),
+            ("freeflow_vnic_malformed_messages_total", vnic.malformed_messages),
+            ("freeflow_vnic_wire_sent_packets_total", counters.wire.packets_sent),
+            ("freeflow_vnic_wire_received_packets_total", counters.wire.packets_received),
+            ("freeflow_vnic_wire_retransmitted_packets_total", counters.wire.packets_retransmitted),
+            ("freeflow_vnic_throttled_waits_total", numbers.throttled.waits),
+            ("freeflow_vnic_sessions", numbers.usage.sessions.into()),
+            ("freeflow_vnic_qps", numbers.usage.qps.into()),
+            ("freeflow_vnic_cqs", numbers.usage.cqs.into()),
+            ("freeflow_vnic_mrs", numbers.usage.mrs.into()),
+            ("freeflow_vnic_registered_bytes", numbers.usage.registered_bytes),
+            ("freeflow_vnic_metered", vnic.is_metered.into()),
+        ] {
+            self.add(name, &of, count);
+        }
+        self.add("freeflow_vnic_throttled_seconds_total", &of, numbers.throttled.time.0 as f64 / 1e9);
+        for (limit, refused) in [("vnic", numbers.refusals.by_vnic), ("network", numbers.refusals.by_network)] {
+            for (resource, count) in [
+                ("qps", refused.qps),
+                ("cqs", refused.cqs),
+                ("mrs", refused.mrs),
+                ("registered_bytes", refused.registered_bytes),
+                ("others", refused.others),
+            ] {
+                self.add("freeflow_vnic_quota_refusals_total", &[tenant, network, id, limit, resource], count);
+            }
+        }
+    }
+
+    fn add_host(&mut self, host: &HostMeter, listed_vnics: usize) {
+        for (rule, refusals, cuts) in host.access.iter().take(RULE_COUNT_MAX) {
+            self.add("freeflow_access_refusals_total", &[rule], refusals);
+            self.add("freeflow_access_cuts_total", &[rule], cuts);
+        }
+        for (reason, count) in &host.worker.drops {
+            self.add("freeflow_wire_drops_total", &[reason], count);
+        }
+        self.add("freeflow_worker_cpu_seconds_total", &[], host.worker.cpu_us as f64 / 1e6);
+        for (name, count) in [
+            ("freeflow_worker_moved_bytes_total", host.worker.moved_bytes),
+            ("freeflow_cm_established_connections", host.cm_connections),
+            ("freeflow_peers_known", host.peer_count),
+            ("freeflow_peers_up", host.connected_peer_count),
+            ("freeflow_store_revision", host.revision),
+            ("freeflow_audit_lost_lines_total", host.lost_audit_lines),
+            ("freeflow_router_vnics", host.vnic_count),
+            ("freeflow_router_vnics_left_out", host.vnic_count.saturating_sub(listed_vnics as u64)),
+            ("freeflow_router_qps", host.worker.usage.qps.into()),
+            ("freeflow_router_registered_bytes", host.worker.usage.registered_bytes),
+            ("freeflow_router_uptime_seconds", host.uptime_s),
+        ] {
+            self.add(name, &[], count);
+        }
+        self.add("freeflow_router_mode_info", &[host.mode], 1);
+        self.add("freeflow_router_build_info", &[&host.host, env!("CARGO_PKG_VERSION")], 1);
+    }
+}
+
+/// As the format wants it: backslash, quote and line feed.
+fn escape(text: &str, into: &mut String) {
+    for c in text.chars() {
+        match c {
+            '\\' => into.push_str("\\\\"),
+            '"' => into.push_str("\\\""),
+            '\n' => into.push_str("\\n"),
+            other => into.push(other),
+        }
+    }
+}
+
+/// The whole text.
+pub async fn text(link: &Link) -> Result<String, Failure> {
+    let mut text = Text::new();
+    let (mut count, mut after): (usize, Option<Position>) = (0, None);
+    loop {
+        let from = after.take();
+        let question = move |control: &mut crate::control::Control, reply: super::link::Reply<_>| {
+            // Whoever asked may be gone.
+            control.meter_page(from, false, |_| true, move |page| drop(reply.send(page)));
+        };
+        let page = link.ask(question).await?;
+        for vnic in page.vnics.iter().take(VNIC_COUNT_MAX - count) {
+            text.add_vnic(vnic);
+        }
+        count = (count + page.vnics.len()).min(VNIC_COUNT_MAX);
+        after = page.next;
+        if after.is_none() || count == VNIC_COUNT_MAX {
+            break;
+        }
+    }
+    let question = |control: &mut crate::control::Control, reply: super::link::Reply<_>| {
+        control.meter_host(move |host| drop(reply.send(host)));
+    };
+    let host = link.ask(question).await?;
+    text.add_host(&host, count);
+    Ok(text.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metering::WorkerMeter;
+    use crate::vnics::VnicNumbers;
+    use freeflow_verbs::{RateLimit, Shaping};
+    use std::collections::BTreeSet;
+
+    const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.txt");
+
+    fn vnic(id: &str) -> VnicMeter {
+        let mut numbers = VnicNumbers::default();
+        numbers.counters.messages = 10;
+        numbers.counters.direct_messages = 4;
+        numbers.counters.wire_messages = 1;
+        VnicMeter {
+            id: id.into(),
+            title: String::new(),
+            tenant: "a\"b\\c\nd".into(),
+            network: "net".into(),
+            address: [10, 0, 0, 1].into(),
+            address6: None,
+            numbers,
+            malformed_messages: 0,
+            shaping: Shaping::default(),
+            tenant_limit: RateLimit::default(),
+            is_metered: true,
+            qps: Vec::new(),
+        }
+    }
+
+    fn host() -> HostMeter {
+        HostMeter {
+            host: "h".into(),
+            uptime_s: 7,
+            mode: "adaptive",
+            vnic_count: 3,
+            peer_count: 0,
+            connected_peer_count: 0,
+            revision: 5,
+            lost_audit_lines: 0,
+            access: vec![(String::new(), 1, 2)],
+            cm_connections: 0,
+            worker: WorkerMeter { drops: vec![("denied".into(), 3)], ..WorkerMeter::default() },
+        }
+    }
+
+    #[test]
+    fn the_list_is_what_is_served() {
+        let mut list =
+            String::from("# Metrics of /metrics: name, type, labels, meaning. A test of the router compares.\n");
+        for (name, kind, labels, help) in FAMILIES {
+            let labels = if labels.is_empty() { "-".to_owned() } else { labels.join(",") };
+            let _ = writeln!(list, "{name} {kind} {labels} {help}");
+        }
+        if std::env::var_os("FREEFLOW_UPDATE").is_some() {
+            std::fs::write(LIST, &list).unwrap();
+        }
+        let copy = std::fs::read_to_string(LIST).unwrap_or_default();
+        assert!(copy == list, "docs/metrics.txt is not what is served: FREEFLOW_UPDATE=1 writes it anew");
+    }
+
+    #[test]
+    fn names_follow_the_rules() {
+        let names: BTreeSet<&str> = FAMILIES.iter().map(|family| family.0).collect();
+        assert_eq!(names.len(), FAMILIES.len());
+        for (name, kind, _, help) in FAMILIES {
+            assert_eq!(name.ends_with("_total"), *kind == "counter", "{name}");
+            assert!(name.starts_with("freeflow_") && !help.contains(['\\', '\n']), "{name}");
+        }
+    }
+
+    #[test]
+    fn all_families_have_lines_that_belong_together_and_are_escaped() {
+        let mut text = Text::new();
+        text.add_vnic(&vnic("one"));
+        text.add_vnic(&vnic("two"));
+        text.add_host(&host(), 2);
+        let text = text.finish();
+        let (mut seen, mut current) = (BTreeSet::new(), "");
+        for line in text.lines() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                current = help.split(' ').next().unwrap();
+                assert!(seen.insert(current), "{current} begins twice");
+            } else if !line.starts_with('#') {
+                assert!(line.starts_with(current), "{line} is not of {current}");
+                assert!(line.rsplit(' ').next().unwrap().parse::<f64>().is_ok(), "{line}");
+            }
+        }
+        assert_eq!(seen.len(), FAMILIES.len());
+        let labels = r#"{tenant="a\"b\\c\nd",network="net",vnic="one",path="#;
+        for (path, count) in [("direct", 4), ("wire", 1), ("routed", 5)] {
+            let line = format!("freeflow_vnic_sent_messages_total{labels}\"{path}\"}} {count}\n");
+            assert!(text.contains(&line), "{line} is not in {text}");
+        }
+        assert!(
+            text.contains("freeflow_router_vnics_left_out 1\n") && text.contains("drops_total{reason=\"denied\"} 3\n")
+        );
+    }
+}

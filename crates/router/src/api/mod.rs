@@ -1,0 +1,41 @@
+//! The REST server of the control plane on `RUN_DIR/api.sock`: thread `ff-api`, beside the data path and never in its way.
+//!
+//! - `caller`, `permission`: who somebody is, and what that lets them read and change;
+//! - `server`, `users`, `stream`: connections, and what bounds them;
+//! - `routes`, `query`, `failure`, `held`, `openapi`, `health`: HTTP;
+//! - `link`, `control`, `feed`: the control thread's part; it owns the state, and is asked by reactions;
+//! - `live`, `metrics`, `scrape`: what is counted, for programs here and for Prometheus;
+//! - `watch`: who is told what has changed.
+//!
+//! Invariant: the server asks and the control thread answers when it comes to it; that thread never waits for the server, and a
+//! question takes it a bounded time. Local users cost memory, descriptors and time up to bounds that depend on their number alone, and not the
+//! admin's share.
+mod caller;
+mod control;
+mod failure;
+mod feed;
+mod health;
+mod held;
+mod link;
+mod live;
+mod metrics;
+mod openapi;
+mod permission;
+mod query;
+mod routes;
+mod scrape;
+mod server;
+mod stream;
+mod users;
+mod watch;
+
+pub(crate) use feed::Feed;
+pub(crate) use link::Link;
+pub(crate) use server::{Api, ApiParts};
+
+/// Before the paths of objects.
+const BASE: &str = "/apis/freeflow.io/v1";
+
+fn json_header() -> [(axum::http::HeaderName, &'static str); 1] {
+    [(axum::http::header::CONTENT_TYPE, "application/json")]
+}

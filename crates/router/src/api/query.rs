@@ -1,0 +1,135 @@
+//! The part of a request's address after `?`, and label selectors.
+use super::failure::Failure;
+use freeflow_orchestrator::objects::Labels;
+use std::collections::BTreeMap;
+
+/// Terms of one selector.
+const TERM_COUNT_MAX: usize = 32;
+
+/// Parameters by name. One that is not `known` is refused: a misspelt `dryRun` must not change anything.
+pub fn parameters(query: Option<&str>, known: &[&str]) -> Result<BTreeMap<String, String>, Failure> {
+    let mut all = BTreeMap::new();
+    for part in query.unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        let (Some(name), Some(value)) = (decode(name), decode(value)) else {
+            return Err(Failure::bad_request("the query is not well-formed"));
+        };
+        if !known.contains(&name.as_str()) {
+            let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+            return Err(Failure::bad_request(format!("the parameter {name} is not known here; there are: {known}")));
+        }
+        if all.insert(name, value).is_some() {
+            return Err(Failure::bad_request("a parameter is given twice"));
+        }
+    }
+    Ok(all)
+}
+
+/// Percent-encoding. `None`: not well-formed.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let mut digit = || char::from(rest.next()?).to_digit(16);
+                (digit()? * 16 + digit()?) as u8
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// `true` or `false`; absent is false.
+pub fn flag(parameters: &BTreeMap<String, String>, name: &str) -> Result<bool, Failure> {
+    match parameters.get(name).map(String::as_str) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => Err(Failure::bad_request(format!("{name} is true or false, not {other}"))),
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Term {
+    Is(String, String),
+    IsNot(String, String),
+    Has(String),
+    HasNot(String),
+}
+
+/// Terms that all hold: `a=b`, `a!=b`, `a`, `!a`, by commas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selector(Vec<Term>);
+
+impl Selector {
+    pub fn parse(text: &str) -> Result<Self, Failure> {
+        let mut terms = Vec::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let two = |one: &str, other: &str| (one.trim().to_owned(), other.trim().to_owned());
+            let term = if let Some((name, value)) = part.split_once("!=") {
+                let (name, value) = two(name, value);
+                Term::IsNot(name, value)
+            } else if let Some((name, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
+                let (name, value) = two(name, value);
+                Term::Is(name, value)
+            } else if let Some(name) = part.strip_prefix('!') {
+                Term::HasNot(name.trim().into())
+            } else {
+                Term::Has(part.into())
+            };
+            terms.push(term);
+        }
+        if terms.len() > TERM_COUNT_MAX {
+            return Err(Failure::bad_request(format!("a selector has {TERM_COUNT_MAX} terms at most")));
+        }
+        Ok(Self(terms))
+    }
+
+    pub fn fits(&self, labels: &Labels) -> bool {
+        self.0.iter().all(|term| match term {
+            Term::Is(name, value) => labels.get(name) == Some(value),
+            Term::IsNot(name, value) => labels.get(name) != Some(value),
+            Term::Has(name) => labels.contains_key(name),
+            Term::HasNot(name) => !labels.contains_key(name),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_decoded_and_strict() {
+        let known = ["dryRun", "labelSelector"];
+        let all = parameters(Some("labelSelector=a%3Db%2Cc+d&dryRun=true"), &known).unwrap();
+        assert_eq!((all["labelSelector"].as_str(), flag(&all, "dryRun").unwrap()), ("a=b,c d", true));
+        for bad in
+            ["dryrun=true", "dryRun=1&dryRun=1", "labelSelector=%zz", "labelSelector=%f", "x", "labelSelector=%ff"]
+        {
+            assert!(parameters(Some(bad), &known).is_err(), "{bad}");
+        }
+        assert!(flag(&parameters(Some("dryRun=yes"), &known).unwrap(), "dryRun").is_err());
+        assert!(parameters(None, &[]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn selectors_select() {
+        let labels: Labels = [("tier".into(), "web".into()), ("zone".into(), String::new())].into();
+        for (text, fits) in [
+            ("", true),
+            ("tier=web", true),
+            ("tier==web, zone=", true),
+            ("tier=db", false),
+            ("tier!=db,other!=x", true),
+            ("tier,zone,!other", true),
+            ("other", false),
+            ("!tier", false),
+        ] {
+            assert_eq!(Selector::parse(text).unwrap().fits(&labels), fits, "{text}");
+        }
+        assert!(Selector::parse(&"a,".repeat(100)).is_err());
+    }
+}

@@ -1,0 +1,393 @@
+//! The paths, and what is answered on each.
+use super::caller::Caller;
+use super::control::{Done, Page};
+use super::failure::Failure;
+use super::link::Link;
+use super::query::{Selector, flag, parameters};
+use super::users::Place;
+use super::watch::{Filter, History, Reader, WatchBody, added};
+use super::{BASE, health, json_header, live, metrics, openapi};
+use crate::audit::{Audit, Entry};
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Extension, Path, RawQuery, Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use freeflow_orchestrator::objects::{API_VERSION, AnyObject, Cause, Invalid, ObjectKind, parse_object};
+use freeflow_orchestrator::{Command, Revision};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
+use tokio::time::timeout;
+
+/// Longest body, and objects of one `apply`, of the admin and of others.
+const BODY_BYTES_MAX: [usize; 2] = [8 << 20, 1 << 20];
+const ITEM_COUNT_MAX: [usize; 2] = [10_000, 1000];
+/// How long a body may take to come.
+const BODY_TIME_MAX: Duration = Duration::from_secs(10);
+/// A list longer than this is refused: a selector makes it shorter.
+const LIST_BYTES_MAX: usize = 128 << 20;
+
+/// What all requests share.
+pub struct Server {
+    pub link: Link,
+    pub history: Arc<History>,
+    pub audit: Audit,
+    /// Changes by others than the admin are made one after the other.
+    pub lane: Mutex<()>,
+    /// And so are their reads that need a look at all vNICs.
+    pub reads: Mutex<()>,
+    pub probes: health::Probes,
+    pub run_dir: PathBuf,
+}
+
+type Shared = State<Arc<Server>>;
+type Answer = Result<Response, Failure>;
+
+/// Who asks, and from which place.
+#[derive(Clone)]
+pub struct Asking {
+    pub caller: Caller,
+    pub place: Arc<Place>,
+}
+
+pub fn router(server: Arc<Server>) -> Router {
+    let objects = format!("{BASE}/{{plural}}");
+    Router::new()
+        .route(&objects, get(list))
+        .route(&format!("{objects}/{{name}}"), get(get_one).put(put_one).delete(delete_one))
+        .route(&format!("{BASE}/apply"), post(apply))
+        .route(&format!("{BASE}/live"), get(live::live))
+        .route("/metrics", get(scrape))
+        .route("/openapi/v3", get(description))
+        .route("/version", get(version))
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz))
+        .method_not_allowed_fallback(async || Failure::bad_method())
+        .fallback(async || Failure::not_found("there is no such path; /openapi/v3 lists them"))
+        .with_state(server)
+}
+
+/// For who has no role.
+pub fn closed_router(server: Arc<Server>) -> Router {
+    Router::new().fallback(refuse).with_state(server)
+}
+
+async fn refuse(State(server): Shared, Extension(asking): Extension<Asking>, request: Request) -> Failure {
+    let message =
+        "only root, and members of the groups freeflow-admin, freeflow-tenant-NAME and freeflow-viewer, may ask that";
+    let (who, path) = (asking.caller.who, request.uri().path());
+    server.audit.note_some(u64::from(who.uid), |left_out| {
+        let name = path.chars().take(256).collect();
+        let reason = "no role".into();
+        Entry::Refused { who, verb: "connect", kind: String::new(), name, outcome: "Forbidden", reason, left_out }
+    });
+    Failure::forbidden(message)
+}
+
+async fn description(Extension(asking): Extension<Asking>) -> Answer {
+    let permit = admitted(&asking).await?;
+    Ok(held(openapi::document().to_string().into_bytes(), permit))
+}
+
+async fn version(Extension(asking): Extension<Asking>) -> Answer {
+    let permit = admitted(&asking).await?;
+    let text = json!({"version": env!("CARGO_PKG_VERSION"), "apiVersion": API_VERSION}).to_string();
+    Ok(held(text.into_bytes(), permit))
+}
+
+async fn scrape(State(server): Shared, Extension(asking): Extension<Asking>) -> Answer {
+    if !asking.caller.role.reads_all() {
+        return Err(Failure::forbidden("metrics are of all tenants: only an admin or a viewer may read them"));
+    }
+    let permit = admitted(&asking).await?;
+    let text = metrics::text(&server.link).await?;
+    Ok((metrics::HEADER, Body::new(super::held::Held::new(text.into(), permit))).into_response())
+}
+
+/// Waits for this request's turn among its user's.
+pub async fn admitted(asking: &Asking) -> Result<OwnedSemaphorePermit, Failure> {
+    let user = &asking.place.user;
+    let permit = user.requests.clone().acquire_owned().await;
+    user.pace().await;
+    permit.map_err(|_| Failure::internal("the router ends"))
+}
+
+fn kind_of(plural: &str) -> Result<ObjectKind, Failure> {
+    let kind = ObjectKind::ALL.iter().find(|kind| kind.plural() == plural);
+    kind.copied().ok_or_else(|| Failure::not_found(format!("there are no {plural}; /openapi/v3 lists what there is")))
+}
+
+fn absent(kind: ObjectKind, name: &str) -> Failure {
+    Failure::not_found(format!("{kind} {name}: there is none")).about(kind.name(), name)
+}
+
+/// An answer that keeps its request's permit until it is read, so that unread answers are few.
+pub fn held(bytes: Vec<u8>, permit: OwnedSemaphorePermit) -> Response {
+    (json_header(), Body::new(super::held::Held::new(bytes.into(), permit))).into_response()
+}
+
+async fn list(
+    State(server): Shared,
+    Extension(asking): Extension<Asking>,
+    Path(plural): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Answer {
+    let permit = admitted(&asking).await?;
+    let kind = kind_of(&plural)?;
+    let query = parameters(query.as_deref(), &["labelSelector", "watch", "resourceVersion"])?;
+    let selector = Selector::parse(query.get("labelSelector").map_or("", String::as_str))?;
+    if flag(&query, "watch")? {
+        return begin_watch(&server, &asking, (kind, None), selector, &query).await;
+    }
+    let selector = Arc::new(selector);
+    let mut page = ask_page(&server, &asking, kind, None, &selector).await?;
+    let mut text = format!(
+        "{{\"apiVersion\":\"{API_VERSION}\",\"kind\":\"{kind}List\",\"metadata\":{{\"resourceVersion\":{}}},\"items\":[",
+        page.revision
+    )
+    .into_bytes();
+    let mut is_first = true;
+    loop {
+        for object in &page.objects {
+            if !std::mem::replace(&mut is_first, false) {
+                text.push(b',');
+            }
+            serde_json::to_writer(&mut text, object).map_err(|error| Failure::internal(error.to_string()))?;
+        }
+        if text.len() > LIST_BYTES_MAX {
+            return Err(Failure::bad_request("the list is too long; choose with labelSelector"));
+        }
+        let Some(next) = page.next else { break };
+        page = ask_page(&server, &asking, kind, Some(next), &selector).await?;
+    }
+    text.extend_from_slice(b"]}");
+    Ok(held(text, permit))
+}
+
+async fn ask_page(
+    server: &Server,
+    asking: &Asking,
+    kind: ObjectKind,
+    after: Option<String>,
+    selector: &Arc<Selector>,
+) -> Result<Page, Failure> {
+    let (role, selector) = (asking.caller.role.clone(), selector.clone());
+    let turn = read_turn(server, asking, kind).await;
+    let page = server.link.ask(move |control, reply| control.api_page(&role, kind, (after, &selector), reply)).await;
+    turn.give_back().await;
+    page
+}
+
+/// A read's turn, if it needs one.
+struct ReadTurn<'a>(Option<MutexGuard<'a, ()>>, Instant);
+
+impl ReadTurn<'_> {
+    /// Half of the control thread's time stays for others.
+    async fn give_back(self) {
+        if self.0.is_some() {
+            tokio::time::sleep(self.1.elapsed()).await;
+        }
+    }
+}
+
+async fn read_turn<'a>(server: &'a Server, asking: &Asking, kind: ObjectKind) -> ReadTurn<'a> {
+    let is_costly = matches!(kind, ObjectKind::Group | ObjectKind::QosClass | ObjectKind::Quota);
+    let waits = is_costly && !asking.caller.role.is_admin;
+    let guard = if waits { Some(server.reads.lock().await) } else { None };
+    ReadTurn(guard, Instant::now())
+}
+
+async fn begin_watch(
+    server: &Server,
+    asking: &Asking,
+    (kind, name): (ObjectKind, Option<String>),
+    selector: Selector,
+    query: &BTreeMap<String, String>,
+) -> Answer {
+    let given = query.get("resourceVersion").map(|text| text.parse::<u64>());
+    let given = given.transpose().map_err(|_| Failure::bad_request("resourceVersion is a number"))?;
+    let role = asking.caller.role.clone();
+    let beginning = server.link.ask(move |control, reply| drop(reply.send(control.api_beginning(&role, kind)))).await?;
+    let mut ahead = VecDeque::new();
+    let after = match given {
+        Some(revision) if revision > beginning.revision.0 => return Err(Failure::expired()),
+        Some(revision) if revision > 0 => Revision(revision),
+        _ => {
+            let selector = Arc::new(selector.clone());
+            let (mut next, mut bytes) = (None, 0);
+            loop {
+                let page = ask_page(server, asking, kind, next, &selector).await?;
+                let of_name = |object: &&AnyObject| name.as_ref().is_none_or(|name| name == object.name());
+                ahead.extend(page.objects.iter().filter(of_name).map(added));
+                bytes += ahead.iter().rev().take(page.objects.len()).map(Bytes::len).sum::<usize>();
+                if bytes > LIST_BYTES_MAX / 8 {
+                    return Err(Failure::bad_request(
+                        "too many objects to begin with; list them, and watch from there",
+                    ));
+                }
+                next = page.next;
+                if next.is_none() {
+                    break;
+                }
+            }
+            beginning.revision
+        }
+    };
+    let role = &asking.caller.role;
+    let tenants = (!role.reads_all()).then(|| role.tenants.clone());
+    let filter = Filter { kind, name, selector, tenants, names: beginning.names };
+    let reader = Reader::new(server.history.clone(), filter, after, ahead)?;
+    Ok((json_header(), Body::new(WatchBody::new(reader))).into_response())
+}
+
+async fn get_one(
+    State(server): Shared,
+    Extension(asking): Extension<Asking>,
+    Path((plural, name)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+) -> Answer {
+    let permit = admitted(&asking).await?;
+    let kind = kind_of(&plural)?;
+    let query = parameters(query.as_deref(), &["watch", "resourceVersion"])?;
+    if flag(&query, "watch")? {
+        return begin_watch(&server, &asking, (kind, Some(name)), Selector::default(), &query).await;
+    }
+    let (role, wanted) = (asking.caller.role.clone(), name.clone());
+    let turn = read_turn(&server, &asking, kind).await;
+    let found = server.link.ask(move |control, reply| control.api_get(&role, kind, &wanted, reply)).await;
+    turn.give_back().await;
+    let object = found?.ok_or_else(|| absent(kind, &name))?;
+    Ok(held(serde_json::to_vec(&object).map_err(|error| Failure::internal(error.to_string()))?, permit))
+}
+
+async fn body_of(asking: &Asking, request: Request) -> Result<Value, Failure> {
+    let max = BODY_BYTES_MAX[usize::from(!asking.caller.role.is_admin)];
+    let bytes = match timeout(BODY_TIME_MAX, to_bytes(request.into_body(), max)).await {
+        Ok(Ok(bytes)) => bytes,
+        Ok(Err(_)) => {
+            return Err(Failure::bad_request(format!("the body did not come, or is longer than {max} bytes")));
+        }
+        Err(_) => return Err(Failure::bad_request("the body took too long")),
+    };
+    serde_json::from_slice(&bytes).map_err(|error| Failure::bad_request(format!("the body is no JSON: {error}")))
+}
+
+/// Has a command done, with its turn among the others.
+async fn change(
+    server: &Server,
+    asking: &Asking,
+    verb: &'static str,
+    command: Command,
+    dry_run: bool,
+) -> Result<Done, Failure> {
+    let caller = asking.caller.clone();
+    let is_admin = caller.role.is_admin;
+    let lane = if is_admin { None } else { Some(server.lane.lock().await) };
+    let begin = Instant::now();
+    let question = move |control: &mut crate::control::Control, reply: super::link::Reply<_>| {
+        let done = control.api_change(&caller, verb, command, dry_run);
+        let _ = reply.send(done);
+    };
+    let done = server.link.ask(question).await;
+    if lane.is_some() {
+        // Half of the control thread's time stays for all that is not done for tenants' admins.
+        tokio::time::sleep(begin.elapsed()).await;
+    }
+    Ok(done??)
+}
+
+/// The object that was sent: its place in the path says what it doesn't say itself, and nothing else.
+fn object_at(kind: ObjectKind, name: &str, mut body: Value) -> Result<AnyObject, Failure> {
+    let mismatch = |field: &str, expected: &str| {
+        let causes = vec![Cause::new(field, format!("the path says {expected}"))];
+        Failure::invalid(Invalid { causes }, None).about(kind.name(), name)
+    };
+    if let Some(fields) = body.as_object_mut() {
+        fields.entry("apiVersion").or_insert_with(|| API_VERSION.into());
+        if *fields.entry("kind").or_insert_with(|| kind.name().into()) != kind.name() {
+            return Err(mismatch("kind", kind.name()));
+        }
+        if let Some(metadata) = fields.entry("metadata").or_insert_with(|| json!({})).as_object_mut()
+            && *metadata.entry("name").or_insert_with(|| name.into()) != name
+        {
+            return Err(mismatch("metadata.name", name));
+        }
+    }
+    parse_object(&body).map_err(|invalid| Failure::invalid(invalid, None).about(kind.name(), name))
+}
+
+async fn put_one(
+    State(server): Shared,
+    Extension(asking): Extension<Asking>,
+    Path((plural, name)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+    request: Request,
+) -> Answer {
+    let permit = admitted(&asking).await?;
+    // All of it first: many clients listen for an answer only when they have sent everything.
+    let body = body_of(&asking, request).await;
+    let kind = kind_of(&plural)?;
+    let dry_run = flag(&parameters(query.as_deref(), &["dryRun"])?, "dryRun")?;
+    let object = object_at(kind, &name, body?)?;
+    let done = change(&server, &asking, "put", Command::Apply { objects: vec![object] }, dry_run).await?;
+    let outcome = done.outcomes.into_iter().next().ok_or_else(|| Failure::internal("nothing came of it"))?;
+    let is_new = outcome.what == freeflow_orchestrator::Change::Created;
+    let bytes = serde_json::to_vec(&outcome.object).map_err(|error| Failure::internal(error.to_string()))?;
+    let code = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((code, held(bytes, permit)).into_response())
+}
+
+fn results(done: &Done) -> Value {
+    let item = |outcome: &freeflow_orchestrator::Outcome| json!({"kind": outcome.kind.name(), "name": outcome.name, "result": outcome.what, "object": outcome.object});
+    let items: Vec<Value> = done.outcomes.iter().map(item).collect();
+    json!({"apiVersion": API_VERSION, "metadata": {"resourceVersion": done.revision}, "items": items})
+}
+
+async fn delete_one(
+    State(server): Shared,
+    Extension(asking): Extension<Asking>,
+    Path((plural, name)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+) -> Answer {
+    let permit = admitted(&asking).await?;
+    let kind = kind_of(&plural)?;
+    let dry_run = flag(&parameters(query.as_deref(), &["dryRun"])?, "dryRun")?;
+    let done = change(&server, &asking, "delete", Command::Delete { kind, name: name.clone() }, dry_run).await?;
+    Ok(held(results(&done).to_string().into_bytes(), permit))
+}
+
+async fn apply(
+    State(server): Shared,
+    Extension(asking): Extension<Asking>,
+    RawQuery(query): RawQuery,
+    request: Request,
+) -> Answer {
+    let permit = admitted(&asking).await?;
+    let body = body_of(&asking, request).await;
+    let dry_run = flag(&parameters(query.as_deref(), &["dryRun"])?, "dryRun")?;
+    let body = body?;
+    let items = body.get("items").and_then(Value::as_array);
+    let items = items.ok_or_else(|| Failure::bad_request("the body is {\"items\": [objects]}"))?;
+    let max = ITEM_COUNT_MAX[usize::from(!asking.caller.role.is_admin)];
+    if items.len() > max {
+        return Err(Failure::bad_request(format!("{} objects; {max} may be applied at once", items.len())));
+    }
+    let mut objects = Vec::with_capacity(items.len());
+    for (index, item) in items.iter().enumerate() {
+        objects.push(parse_object(item).map_err(|invalid| {
+            let failure = Failure::invalid(invalid, Some(index));
+            match (item["kind"].as_str(), item["metadata"]["name"].as_str()) {
+                (Some(kind), Some(name)) => failure.about(kind, name),
+                _ => failure,
+            }
+        })?);
+    }
+    drop(body);
+    let done = change(&server, &asking, "apply", Command::Apply { objects }, dry_run).await?;
+    Ok(held(results(&done).to_string().into_bytes(), permit))
+}

@@ -1,0 +1,191 @@
+//! What tenants try on others, for the audit log: gathered by who and by kind, so that it costs the same however often it is tried. The
+//! first attempt is told at once, what follows as a sum with one example, in ten seconds at the earliest.
+use freeflow_engine::{Attempt, AttemptKind};
+use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
+use std::collections::BTreeMap;
+
+/// Between two lines about one vNIC and kind.
+const INTERVAL: Duration = Duration::from_millis(10_000);
+/// The first one waits a moment for others, which might name an owner.
+const GATHER: Duration = Duration::from_millis(50);
+/// vNICs and kinds at a time; what others try is only counted.
+const COUNT_MAX: usize = 16_384;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tried {
+    Engine(AttemptKind),
+    /// A queue pair is connected to an address that nobody has.
+    Connection,
+    /// rdma_cm finds no way to an address.
+    Request,
+}
+
+impl Tried {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connection => "connection to nobody",
+            Self::Request => "rdma_cm request to nobody",
+            Self::Engine(AttemptKind::Message) => "message to nobody",
+            Self::Engine(AttemptKind::Datagram) => "datagram to nobody",
+            Self::Engine(AttemptKind::Multicast) => "multicast to nobody",
+            Self::Engine(AttemptKind::RemoteKey) => "remote key refused",
+            Self::Engine(AttemptKind::SourceAddress) => "source address refused",
+        }
+    }
+
+    /// An example of it, in words.
+    pub fn aim(self, to: Gid, number: u32) -> String {
+        match self {
+            Self::Engine(AttemptKind::Message | AttemptKind::Datagram) => format!("{to} QPN {number:#x}"),
+            Self::Engine(AttemptKind::RemoteKey) => format!("{to} key {number:#x}"),
+            Self::Engine(AttemptKind::SourceAddress) => format!("{to} from address {number}"),
+            Self::Engine(AttemptKind::Multicast) | Self::Connection | Self::Request => to.to_string(),
+        }
+    }
+}
+
+/// What one has tried since it was last told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sum {
+    pub count: u64,
+    /// One of them: whom it named, and whose that is if it is known.
+    pub to: Gid,
+    pub number: u32,
+    pub owner: Option<NetworkId>,
+}
+
+struct Entry {
+    sum: Sum,
+    due: Instant,
+}
+
+pub type By = (NetworkId, Gid, Tried);
+
+#[derive(Default)]
+pub struct Attempts {
+    entries: BTreeMap<By, Entry>,
+    /// Of those that have something to tell the first, or earlier.
+    due: Option<Instant>,
+    /// The last time that was told here.
+    now: Instant,
+}
+
+impl Attempts {
+    pub fn note(&mut self, attempt: &Attempt) {
+        let Attempt { kind, network, from, to, number, owner } = *attempt;
+        self.add((network, from, Tried::Engine(kind)), Sum { count: 1, to, number, owner });
+    }
+
+    pub fn add(&mut self, by: By, one: Sum) {
+        let is_full = self.entries.len() >= COUNT_MAX;
+        let now = self.now;
+        let entry = match self.entries.get_mut(&by) {
+            Some(entry) => entry,
+            None if is_full => {
+                // Who has given up makes room.
+                self.due.get_or_insert(now + GATHER);
+                return;
+            }
+            None => self.entries.entry(by).or_insert(Entry { sum: Sum { count: 0, ..one }, due: now + GATHER }),
+        };
+        let count = entry.sum.count;
+        if count == 0 || entry.sum.owner.is_none() && one.owner.is_some() {
+            entry.sum = one;
+        }
+        entry.sum.count = count + 1;
+        self.due = Some(self.due.map_or(entry.due, |due| due.min(entry.due)));
+    }
+
+    /// When there is something to tell.
+    pub fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// What is to be told now.
+    pub fn take(&mut self, now: Instant) -> Vec<(By, Sum)> {
+        self.now = now;
+        if self.due.is_none_or(|due| due > now) {
+            return Vec::new();
+        }
+        let mut told = Vec::new();
+        self.due = None;
+        self.entries.retain(|&by, entry| {
+            if entry.due > now {
+                let due = Some(entry.due).filter(|_| entry.sum.count > 0);
+                self.due = self.due.into_iter().chain(due).min();
+                return true;
+            }
+            if entry.sum.count == 0 {
+                return false;
+            }
+            told.push((by, entry.sum));
+            entry.sum.count = 0;
+            entry.due = now + INTERVAL;
+            true
+        });
+        told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NETWORK: NetworkId = NetworkId(1);
+    const OTHER: NetworkId = NetworkId(2);
+
+    fn gid(number: u16) -> Gid {
+        let [high, low] = number.to_be_bytes();
+        Gid::from_ip(std::net::IpAddr::from([10, 0, high, low]))
+    }
+
+    fn attempt(from: u16, to: u16, owner: Option<NetworkId>) -> Attempt {
+        let (kind, network) = (AttemptKind::Message, NETWORK);
+        Attempt { kind, network, from: gid(from), to: gid(to), number: u32::from(to), owner }
+    }
+
+    #[test]
+    fn the_first_is_told_at_once_and_the_rest_as_a_sum() {
+        let (mut attempts, start) = (Attempts::default(), Instant(1 << 40));
+        assert!(attempts.take(start).is_empty() && attempts.due().is_none());
+        attempts.note(&attempt(1, 7, None));
+        attempts.note(&attempt(1, 8, Some(OTHER)));
+        attempts.note(&attempt(1, 9, None));
+        assert_eq!(attempts.due(), Some(start + GATHER));
+        assert!(attempts.take(start).is_empty());
+        let first = start + GATHER;
+        let told = attempts.take(first);
+        let example = Sum { count: 3, to: gid(8), number: 8, owner: Some(OTHER) };
+        assert_eq!(told, [((NETWORK, gid(1), Tried::Engine(AttemptKind::Message)), example)]);
+        assert_eq!(attempts.due(), None);
+        for _ in 0..1000 {
+            attempts.note(&attempt(1, 7, None));
+            assert!(attempts.take(first + GATHER).is_empty());
+        }
+        // Another one waits for nobody.
+        attempts.note(&attempt(2, 7, None));
+        assert_eq!(attempts.take(first + GATHER + GATHER).len(), 1);
+        assert_eq!(attempts.due(), Some(first + INTERVAL));
+        let told = attempts.take(first + INTERVAL);
+        assert_eq!((told.len(), told[0].1.count, told[0].1.to), (1, 1000, gid(7)));
+        // Who has given up is forgotten.
+        attempts.note(&attempt(3, 7, None));
+        attempts.take(first + INTERVAL + INTERVAL + GATHER);
+        assert_eq!(attempts.entries.len(), 1);
+    }
+
+    #[test]
+    fn many_who_try_are_bounded() {
+        let mut attempts = Attempts::default();
+        for from in 0..=u16::MAX {
+            attempts.note(&attempt(from, 7, None));
+        }
+        assert_eq!(attempts.entries.len(), COUNT_MAX);
+        assert_eq!(attempts.take(Instant(0) + GATHER).len(), COUNT_MAX);
+        attempts.note(&attempt(u16::MAX, 7, None));
+        assert!(attempts.take(Instant(0) + GATHER + INTERVAL).is_empty());
+        assert!(attempts.entries.is_empty());
+        attempts.note(&attempt(u16::MAX, 7, None));
+        assert_eq!(attempts.entries.len(), 1);
+    }
+}

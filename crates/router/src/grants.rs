@@ -1,0 +1,350 @@
+//! Grants: memory of one process that a QP's process, on the same host, reaches by its rkey past the router.
+//!
+//! The QP's library asks; the router does every check that the request itself would meet, and passes the memfd of the
+//! segment in which those pages lie. Who has that descriptor reaches all of the segment, and has it for as long as it likes.
+//! So a segment is granted only while these hold, and is withdrawn as a whole (`withdrawal`) before one of them ends:
+//!
+//! | invariant | who keeps it |
+//! |---|---|
+//! | all that the owner has mapped of it lies inside the region that the key names | [`Worker::grant`]; [`Rings::admit_mapping`] for what is mapped later |
+//! | the region gives the right: it stays as it was registered, and is not deregistered | [`Rings::withdraw_grants_by`], called before the engine does either |
+//! | the QPs are connected and give the right; their sessions and the policy let them | [`Rings::withdraw_grants_of`], called whenever something direct of a QP ends |
+//! | nobody whose right does not include writing can write | [`Protection`]: seals, set before the descriptor leaves; one kind for a segment, for good |
+//! | it holds nothing from before: no part of it was taken back | the lease's mark; the same that keeps it from being granted again |
+//! | no other process has it by an import | the lease's marks, of which one excludes the other |
+//! | its owner's process takes orders | [`Worker::grant`]; it loses its session if it does not carry one out in time |
+//!
+//! Invariant: GRANTS_WITHDRAWN of each QP that was granted some of a segment has grown before the router does or answers
+//! anything by which one of these ends. A segment that was withdrawn is never mapped or granted again.
+use crate::control::Control;
+use crate::memory::Origin;
+use crate::requests::{Outcome, once};
+use crate::session::{Answer, SegmentLease};
+use crate::slab::Key;
+use crate::withdrawal::Leaving;
+use crate::worker::Worker;
+use freeflow_engine::{Grantable, MrId, NotDirect, NotGrantable, QpId, SessionId, VnicId};
+use freeflow_protocol::library::{Handle, Reply, WITHDRAWAL_TIME_MAX_MS};
+use freeflow_shm::{Segment, forbid_writing};
+use freeflow_verbs::{Duration, Instant, VerbsError};
+use rustix::fs::SealFlags;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Segments that the QPs of one vNIC have, each counted for each QP.
+const VNIC_GRANT_COUNT_MAX: u32 = 4096;
+/// QPs that have one segment, and regions by which they have it.
+const SEGMENT_HOLDER_COUNT_MAX: usize = 1024;
+
+/// What [`Request::AskGrant`](freeflow_protocol::library::Request::AskGrant) asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub rkey: u32,
+    pub address: u64,
+    pub length: u32,
+    pub writes: bool,
+}
+
+/// A segment: whose it is, and what that session calls it.
+pub(crate) type Name = (SessionId, Handle);
+
+/// What those who have a segment's descriptor can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protection {
+    /// Sealed against further seals.
+    Writable,
+    /// Sealed against new writable mappings and writes to the file, by whatever descriptor.
+    ReadOnly,
+}
+
+impl Protection {
+    /// For one more QP, which may write by its key or not. `None`: it would have more than its right, or less than it asks.
+    fn decide(now: Option<Self>, writes: bool, may_write: bool) -> Option<Self> {
+        match now {
+            Some(Self::ReadOnly) => (!writes).then_some(Self::ReadOnly),
+            Some(Self::Writable) => may_write.then_some(Self::Writable),
+            None => Some(if may_write { Self::Writable } else { Self::ReadOnly }),
+        }
+    }
+
+    /// Seals the memory so, if it is not yet. The owner, who could set seals itself, can at most make this fail.
+    fn seal(self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let seals = rustix::fs::fcntl_get_seals(descriptor)?;
+        let forbids_writing = seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE);
+        match self {
+            Self::ReadOnly if forbids_writing => Ok(()),
+            Self::ReadOnly => forbid_writing(descriptor),
+            Self::Writable if forbids_writing => Err(io::ErrorKind::PermissionDenied.into()),
+            Self::Writable if seals.contains(SealFlags::SEAL) => Ok(()),
+            Self::Writable => Ok(rustix::fs::fcntl_add_seals(descriptor, SealFlags::SEAL)?),
+        }
+    }
+}
+
+/// A QP that has a segment.
+pub(crate) struct Holder {
+    pub peer: QpId,
+    vnic: VnicId,
+}
+
+/// A segment that others can reach.
+pub(crate) struct Exposed {
+    pub segment: Arc<Segment>,
+    pub lease: Arc<SegmentLease>,
+    protection: Protection,
+    pub holders: BTreeMap<QpId, Holder>,
+    /// By which they have it, and where each lies in the owner's process.
+    pub regions: BTreeMap<MrId, Range<u64>>,
+}
+
+/// All segments that are granted to somebody, or being withdrawn.
+pub struct Grants {
+    exposed: BTreeMap<Name, Exposed>,
+    /// The same by their holders and by the peers of those.
+    by_qp: BTreeSet<(QpId, Name)>,
+    by_region: BTreeSet<(MrId, Name)>,
+    /// What each vNIC's QPs hold.
+    counts: BTreeMap<VnicId, u32>,
+    pub(crate) leaving: Leaving,
+    /// How long a process may take to carry out an order.
+    pub time_max: Duration,
+}
+
+impl Default for Grants {
+    fn default() -> Self {
+        Self {
+            exposed: BTreeMap::new(),
+            by_qp: BTreeSet::new(),
+            by_region: BTreeSet::new(),
+            counts: BTreeMap::new(),
+            leaving: Leaving::default(),
+            time_max: Duration::from_millis(WITHDRAWAL_TIME_MAX_MS),
+        }
+    }
+}
+
+impl Grants {
+    pub(crate) fn get(&self, name: Name) -> Option<&Exposed> {
+        self.exposed.get(&name)
+    }
+
+    /// Of a QP, as holder or as a holder's peer.
+    pub(crate) fn of_qp(&self, id: QpId) -> Vec<Name> {
+        let first = (SessionId { index: 0, generation: 0 }, 0);
+        self.by_qp.range((id, first)..).take_while(|(qp, _)| *qp == id).map(|&(_, name)| name).collect()
+    }
+
+    pub(crate) fn by_region(&self, mr: MrId) -> Vec<Name> {
+        let first = (SessionId { index: 0, generation: 0 }, 0);
+        self.by_region.range((mr, first)..).take_while(|(region, _)| *region == mr).map(|&(_, name)| name).collect()
+    }
+
+    pub(crate) fn of_owner(&self, owner: SessionId) -> Vec<Name> {
+        self.exposed.range((owner, 0)..=(owner, Handle::MAX)).map(|(&name, _)| name).collect()
+    }
+
+    pub(crate) fn has_owner(&self, owner: SessionId) -> bool {
+        self.exposed.range((owner, 0)..=(owner, Handle::MAX)).next().is_some()
+    }
+
+    /// Notes one more holder of a segment, if the bounds and the seals allow one.
+    fn enter(&mut self, name: Name, about: Entry<'_>) -> Option<Protection> {
+        let Entry { segment, origin, id, holder, region: (mr, range), writes, may_write } = about;
+        let now = self.exposed.get(&name);
+        let protection = Protection::decide(now.map(|exposed| exposed.protection), writes, may_write)?;
+        let count = self.counts.get(&holder.vnic).copied().unwrap_or(0);
+        let is_new = now.is_none_or(|exposed| !exposed.holders.contains_key(&id));
+        let is_full = now.is_some_and(|exposed| {
+            let more = |known: bool, count: usize| !known && count >= SEGMENT_HOLDER_COUNT_MAX;
+            more(!is_new, exposed.holders.len()) || more(exposed.regions.contains_key(&mr), exposed.regions.len())
+        });
+        if is_full || is_new && count >= VNIC_GRANT_COUNT_MAX || !origin.lease.mark_granted() {
+            return None;
+        }
+        let exposed = self.exposed.entry(name).or_insert_with(|| {
+            let (segment, lease) = (segment.clone(), origin.lease.clone());
+            Exposed { segment, lease, protection, holders: BTreeMap::new(), regions: BTreeMap::new() }
+        });
+        if is_new {
+            *self.counts.entry(holder.vnic).or_default() += 1;
+            self.by_qp.extend([(id, name), (holder.peer, name)]);
+            exposed.holders.insert(id, holder);
+        }
+        self.by_region.insert((mr, name));
+        exposed.regions.insert(mr, range);
+        Some(protection)
+    }
+
+    /// The segment is granted to nobody any more, as far as is known here.
+    pub(crate) fn take(&mut self, name: Name) -> Option<Exposed> {
+        let exposed = self.exposed.remove(&name)?;
+        for (&id, holder) in &exposed.holders {
+            self.by_qp.remove(&(id, name));
+            self.by_qp.remove(&(holder.peer, name));
+            if let Some(count) = self.counts.get_mut(&holder.vnic) {
+                *count -= 1;
+                if *count == 0 {
+                    self.counts.remove(&holder.vnic);
+                }
+            }
+        }
+        for &mr in exposed.regions.keys() {
+            self.by_region.remove(&(mr, name));
+        }
+        Some(exposed)
+    }
+}
+
+/// What [`Grants::enter`] notes.
+struct Entry<'a> {
+    segment: &'a Arc<Segment>,
+    origin: &'a Origin,
+    id: QpId,
+    holder: Holder,
+    region: (MrId, Range<u64>),
+    writes: bool,
+    may_write: bool,
+}
+
+/// What the worker has granted; the control thread makes the descriptor and the answer.
+pub(crate) struct Given {
+    lease: Arc<SegmentLease>,
+    protection: Protection,
+    reply: Reply,
+}
+
+impl Given {
+    fn descriptor(&self) -> Result<OwnedFd, VerbsError> {
+        let kept = self.lease.descriptor().ok_or(VerbsError::NotSupported)?;
+        self.protection.seal(kept.as_fd()).map_err(|_| VerbsError::NotSupported)?;
+        kept.try_clone().map_err(|_| VerbsError::NoMemory)
+    }
+
+    fn answer(self) -> Answer {
+        match self.descriptor() {
+            Ok(descriptor) => Answer::with(self.reply, vec![descriptor]),
+            // It is noted as granted all the same, and withdrawn in its time.
+            Err(error) => error.into(),
+        }
+    }
+}
+
+fn refusal(reason: NotGrantable) -> VerbsError {
+    match reason {
+        NotGrantable::Path(NotDirect::State | NotDirect::NoPeer) => VerbsError::Busy,
+        NotGrantable::Path(_) | NotGrantable::Refused | NotGrantable::Memory => VerbsError::NotSupported,
+    }
+}
+
+impl Control {
+    pub(crate) fn ask_grant(&mut self, at: (Key, SessionId), qp: Handle, wish: &Wish) -> Outcome {
+        let (id, wish) = (self.objects(at.0)?.qps.get(qp)?.id, *wish);
+        let work = move |worker: &mut Worker, _: Instant| once(worker.grant(id, &wish));
+        self.submit(at, work, |_, given: Given| given.answer())
+    }
+}
+
+impl Worker {
+    pub(crate) fn grant(&mut self, id: QpId, wish: &Wish) -> Result<Given, VerbsError> {
+        let Wish { rkey, address, length, writes } = *wish;
+        let found = self.engine.grantable(id, rkey, address, length, writes).map_err(refusal)?;
+        let vnic = self.vnic_allowed(id).ok_or(VerbsError::NotSupported)?;
+        let Grantable { owner, mr, responder, writable: may_write, .. } = found;
+        if !self.may_pass_router(owner) {
+            return Err(VerbsError::NotSupported);
+        }
+        let session = self.rings.sessions.get(owner).filter(|session| session.orders.is_some() && !session.failed);
+        let place = session.and_then(|session| {
+            let place = session.memory.place(found.asked)?;
+            let extent = session.memory.extent(place.segment)?;
+            let is_inside = found.address <= extent.start && extent.end - 1 <= found.address + found.last;
+            (is_inside && !place.segment.poisoned() && place.origin.lease.descriptor().is_some()).then_some(place)
+        });
+        let place = place.ok_or(VerbsError::NotSupported)?;
+        let (offset, addresses, lease) = (place.offset, place.addresses.clone(), place.origin.lease.clone());
+        let segment_bytes = place.segment.bytes() as u64;
+        let holder = Holder { peer: responder, vnic };
+        // Its end fits: the process has memory mapped beyond, or nothing of the segment.
+        let region = (mr, found.address..found.address.saturating_add(found.last).saturating_add(1));
+        let (segment, origin) = (place.segment, place.origin);
+        let entry = Entry { segment, origin, id, holder, region, writes, may_write };
+        let protection = self.rings.grants.enter((owner, place.origin.handle), entry);
+        let protection = protection.ok_or(VerbsError::NotSupported)?;
+        let grants_withdrawn = self.rings.note_granted(id, responder);
+        let address = found.iova + (addresses.start - found.address);
+        let length = addresses.end - addresses.start;
+        let reply = Reply::Grant { address, length, offset, segment_bytes, grants_withdrawn, writable: writes };
+        Ok(Given { lease, protection, reply })
+    }
+
+    /// The vNIC of a QP, if policy lets it reach others of its network directly.
+    fn vnic_allowed(&self, id: QpId) -> Option<VnicId> {
+        let session = self.rings.qps.get(id)?.session;
+        let vnic = self.rings.sessions.get(session)?.vnic;
+        self.may_pass_router(session).then_some(vnic)
+    }
+
+    /// Whether a QP holds a grant now.
+    pub fn granted(&self, id: QpId) -> bool {
+        self.rings.qps.get(id).is_some_and(|qp| qp.direct.granted_at == Some(qp.direct.grants_withdrawn))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::account::{Account, Charge, Commons};
+
+    const OWNER: SessionId = SessionId { index: 1, generation: 0 };
+
+    struct Shared {
+        segment: Arc<Segment>,
+        origin: Origin,
+    }
+
+    fn some(handle: Handle) -> Shared {
+        let account = Arc::new(Account::new(Arc::new(Commons::new(1 << 16, 1 << 16))));
+        let lease = SegmentLease::new(None, Charge::descriptor(&account).unwrap());
+        Shared { segment: Arc::new(Segment::create("test", 4096).unwrap().0), origin: Origin { handle, lease } }
+    }
+
+    fn enter(grants: &mut Grants, to: &Shared, qp: u32, vnic: u32, mr: u32) -> bool {
+        let id = QpId { index: 2 * qp, generation: 0 };
+        let peer = QpId { index: 2 * qp + 1, generation: 0 };
+        let holder = Holder { peer, vnic: VnicId { index: vnic, generation: 0 } };
+        let region = (MrId { index: mr, generation: 0 }, 0..4096);
+        let (segment, origin) = (&to.segment, &to.origin);
+        let entry = Entry { segment, origin, id, holder, region, writes: true, may_write: true };
+        grants.enter((OWNER, to.origin.handle), entry).is_some()
+    }
+
+    #[test]
+    fn grants_of_a_segment_and_of_a_vnic_run_out_and_come_back() {
+        let mut grants = Grants::default();
+        let segments: Vec<Shared> = (1..=6).map(some).collect();
+        for segment in &segments[..4] {
+            for qp in 0..1024 {
+                assert!(enter(&mut grants, segment, qp, 7, 0));
+            }
+            assert!(!enter(&mut grants, segment, 1024, 8, 0), "one QP too many, whosever it is");
+        }
+        assert!(!enter(&mut grants, &segments[4], 0, 7, 0), "one grant too many");
+        assert!(enter(&mut grants, &segments[4], 2000, 8, 0), "others are not concerned");
+        assert!(enter(&mut grants, &segments[0], 5, 7, 0), "what it has costs nothing");
+        for mr in 1..1024 {
+            assert!(enter(&mut grants, &segments[0], 5, 7, mr));
+        }
+        assert!(!enter(&mut grants, &segments[0], 5, 7, 1024), "one region too many");
+        assert_eq!(grants.of_qp(QpId { index: 11, generation: 0 }).len(), 4, "its peer has a part in it");
+        assert!(grants.take((OWNER, 1)).is_some());
+        assert_eq!((grants.by_region(MrId { index: 5, generation: 0 }).len(), grants.of_owner(OWNER).len()), (0, 4));
+        assert!(enter(&mut grants, &segments[5], 0, 7, 0));
+        for name in grants.of_owner(OWNER) {
+            grants.take(name);
+        }
+        assert!(grants.by_qp.is_empty() && grants.by_region.is_empty() && grants.counts.is_empty());
+    }
+}

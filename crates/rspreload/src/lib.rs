@@ -1,0 +1,28 @@
+//! `librspreload.so`: with LD_PRELOAD, programs written for sockets use rsocket(3). See docs/RSOCKET.md.
+//!
+//! `calls` stands before the C library's functions of one socket (`batches` before those of several messages), `many` before
+//! those of several sockets (poll, select); `forks` lets children go on with connections; `epoll` emulates epoll sets that hold
+//! rsockets (`members` is its bookkeeping); `table` says which descriptors these are, `rules` which sockets become rsockets,
+//! `real` reaches the functions behind. Programs that use neither sockets nor this library's descriptors pay a load and a
+//! comparison for each read and write.
+// A test's program must keep the C library's own functions.
+#[cfg(not(test))]
+mod batches;
+#[cfg(not(test))]
+mod calls;
+#[cfg(not(test))]
+mod epoll;
+#[cfg(not(test))]
+mod forks;
+#[cfg(not(test))]
+mod many;
+#[cfg_attr(test, allow(dead_code))]
+mod members;
+#[cfg(not(test))]
+mod options;
+#[cfg(not(test))]
+mod real;
+#[cfg_attr(test, allow(dead_code))]
+mod rules;
+#[cfg(not(test))]
+mod table;

@@ -1,0 +1,74 @@
+//! Options: the rsocket's answer counts; the ordinary socket is told too, for the case that it takes its place.
+use crate::forks;
+use crate::real::{self, errno, set_errno};
+use crate::table::{inside, rsocket_of};
+use libc::{c_int, c_void, socklen_t};
+
+const SOL_RDMA: c_int = 0x10000;
+const SIZES: [(&str, c_int); 3] = [("RS_SQ_SIZE", 0), ("RS_RQ_SIZE", 1), ("RS_INLINE", 2)];
+
+/// Our librdmacm's own: how long to look for an address, ms.
+const RDMA_RESOLVE_MS: c_int = 0x4646;
+
+/// Who is not known at once is tried by the ordinary socket.
+pub fn set_impatient(rsocket: c_int) {
+    let none: c_int = 0;
+    // SAFETY: a number.
+    inside(|| unsafe { real::rsetsockopt(rsocket, SOL_RDMA, RDMA_RESOLVE_MS, (&raw const none).cast(), 4) });
+}
+
+/// What the environment says of a new rsocket's sizes.
+pub fn set_sizes(rsocket: c_int) {
+    for (name, option) in SIZES {
+        let value = std::env::var(name).ok().and_then(|text| text.trim().parse::<c_int>().ok());
+        if let Some(value) = value.filter(|value| *value > 0) {
+            // SAFETY: a number.
+            inside(|| unsafe { real::rsetsockopt(rsocket, SOL_RDMA, option, (&raw const value).cast(), 4) });
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe {
+        let ordinary = real::setsockopt(fd, level, name, value, length);
+        let Some(rsocket) = rsocket_of(fd) else {
+            // What a child has in a connection's place has no options of TCP or IP.
+            return if level != libc::SOL_SOCKET && forks::is_inherited(fd) { 0 } else { ordinary };
+        };
+        let answer = inside(|| real::rsetsockopt(rsocket, level, name, value, length));
+        // An option of TCP or IP that means nothing to an rsocket is kept by the ordinary socket, and given back.
+        if answer != 0 && errno() == libc::ENOTSUP { ordinary } else { answer }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe {
+        if let Some(rsocket) = rsocket_of(fd) {
+            let saved = errno();
+            if inside(|| real::rgetsockopt(rsocket, level, name, value, length)) == 0 {
+                return 0;
+            }
+            if errno() != libc::ENOTSUP {
+                return -1;
+            }
+            set_errno(saved);
+        }
+        real::getsockopt(fd, level, name, value, length)
+    }
+}

@@ -1,0 +1,296 @@
+//! A channel: how messages of one QP reach the RECVs of its peer past the router. Its layout is [`layout::channel`].
+//!
+//! Both ends distrust each other: each word is loaded once and checked. What a sender says can spoil the messages that its
+//! receiver gets from it, and what a receiver says those that it is sent; nothing else.
+//!
+//! Invariant: the sender publishes at most as many descriptors and units of data as the receiver has not freed; places are
+//! reckoned by both from the lengths alone, so they never name memory outside the ring.
+use crate::layout::{
+    CHANNEL_OPEN, CREDIT_ROUTED,
+    channel::{self, DESCRIPTOR_BYTES, DESCRIPTOR_COUNT, UNIT_BYTES, UNIT_COUNT},
+    descriptor,
+};
+use crate::own::{OwnMemory, OwnRange};
+use crate::segment::Segment;
+use freeflow_verbs::CompletionFlags;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// Longest message that goes by a channel, bytes: several find room at once. Longer ones are faster through the router, which
+/// copies once.
+pub const CHANNEL_MESSAGE_BYTES_MAX: u32 = UNIT_COUNT / 8 * UNIT_BYTES as u32;
+
+/// A message, without its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Staged {
+    /// Payload, bytes.
+    pub length: u32,
+    /// The RECV that it takes.
+    pub msn: u32,
+    /// Network byte order.
+    pub immediate: u32,
+    /// Of the receiver's completion.
+    pub flags: CompletionFlags,
+    /// It tells of a WRITE with immediate data: how many bytes that wrote, as the sender says.
+    pub written: Option<u32>,
+}
+
+/// Set in [`descriptor::FLAGS`] of what tells of a WRITE, beyond the flags of the completion.
+const TELLS_OF_WRITE: u64 = 1 << 8;
+
+/// What a sender knows of a RECV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Credit {
+    /// None is posted, as far as can be seen.
+    Missing,
+    /// The router must deliver to it.
+    Routed,
+    /// It takes so many bytes.
+    Bytes(u32),
+}
+
+/// Free-running counts of descriptors and units of data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Place {
+    descriptor: u32,
+    unit: u32,
+}
+
+impl Place {
+    /// Where the payload of a message of this length begins, and the place after the message.
+    fn advance(self, length: u32) -> (usize, Self) {
+        let descriptor = self.descriptor.wrapping_add(1);
+        if length as usize <= descriptor::PAYLOAD_BYTES_MAX {
+            let payload = descriptor_at(self.descriptor) + descriptor::PAYLOAD;
+            return (payload, Self { descriptor, unit: self.unit });
+        }
+        let units = length.div_ceil(UNIT_BYTES as u32);
+        let before_end = UNIT_COUNT - self.unit % UNIT_COUNT;
+        let first = if units > before_end { self.unit.wrapping_add(before_end) } else { self.unit };
+        let payload = channel::DATA + (first % UNIT_COUNT) as usize * UNIT_BYTES;
+        (payload, Self { descriptor, unit: first.wrapping_add(units) })
+    }
+}
+
+fn descriptor_at(position: u32) -> usize {
+    channel::DESCRIPTORS + (position % DESCRIPTOR_COUNT) as usize * DESCRIPTOR_BYTES
+}
+
+/// The sender's end.
+pub struct ChannelSender {
+    segment: Arc<Segment>,
+    credit_count: u32,
+    next: Place,
+    /// As the receiver said when it was last looked at.
+    freed: Place,
+}
+
+impl ChannelSender {
+    /// Over a segment of [`channel::bytes`]`(credit_count)`. Panics if it is shorter.
+    pub fn new(segment: Arc<Segment>, credit_count: u32) -> Self {
+        assert!(credit_count.is_power_of_two() && channel::bytes(credit_count) <= segment.bytes());
+        Self { segment, credit_count, next: Place::default(), freed: Place::default() }
+    }
+
+    /// The receiver takes messages.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        // Acquire; partner: the Release store in `ChannelReceiver::open`: credits come with it.
+        self.segment.u32(channel::STATE).load(Ordering::Acquire) == CHANNEL_OPEN
+    }
+
+    /// What the receiver says of its RECV of that number.
+    #[inline]
+    pub fn credit(&self, msn: u32) -> Credit {
+        // Acquire; partner: the Release store in `CreditWriter::publish`: what used the RECV's memory before has ended.
+        let word = self.segment.u64(credit_at(msn, self.credit_count)).load(Ordering::Acquire);
+        match word as u32 {
+            _ if (word >> 32) as u32 != msn.wrapping_add(1) => Credit::Missing,
+            CREDIT_ROUTED => Credit::Routed,
+            bytes => Credit::Bytes(bytes),
+        }
+    }
+
+    /// Whether a message of this length finds room now.
+    #[inline]
+    pub fn has_room(&mut self, length: u32) -> bool {
+        let (_, after) = self.next.advance(length);
+        self.fits(after) || {
+            self.look();
+            self.fits(after)
+        }
+    }
+
+    #[inline]
+    fn fits(&self, after: Place) -> bool {
+        after.descriptor.wrapping_sub(self.freed.descriptor) <= DESCRIPTOR_COUNT
+            && after.unit.wrapping_sub(self.freed.unit) <= UNIT_COUNT
+    }
+
+    /// Takes over what the receiver says, if it is possible.
+    #[cold]
+    fn look(&mut self) {
+        // Acquire; partner: the Release store in `ChannelReceiver::commit`: the receiver has read what is now overwritten.
+        let word = self.segment.u64(channel::FREED).load(Ordering::Acquire);
+        let freed = Place { descriptor: word as u32, unit: (word >> 32) as u32 };
+        let is_possible = |said: u32, before: u32, next: u32| next.wrapping_sub(said) <= next.wrapping_sub(before);
+        if is_possible(freed.descriptor, self.freed.descriptor, self.next.descriptor)
+            && is_possible(freed.unit, self.freed.unit, self.next.unit)
+        {
+            self.freed = freed;
+        }
+    }
+
+    /// Publishes a message that has room; its payload stands in `inline`, then in `ranges`: `message.length` bytes altogether.
+    #[inline]
+    pub fn publish(&mut self, own: OwnMemory, message: &Staged, inline: &[u8], ranges: &[OwnRange]) {
+        let (payload, after) = self.next.advance(message.length);
+        let at = descriptor_at(self.next.descriptor);
+        let end = payload + message.length as usize;
+        let mut reached = payload;
+        if !inline.is_empty() {
+            self.segment.write(reached, inline, false).expect("the channel's places are inside it");
+            reached += inline.len();
+        }
+        for range in ranges {
+            assert!(reached + range.bytes as usize <= end, "the pieces are as long as the message");
+            let copied = own.copy_in(*range, &self.segment, reached, false);
+            debug_assert!(copied, "the channel's places are inside it");
+            reached += range.bytes as usize;
+        }
+        // Relaxed, both: the head's Release store brings them along.
+        let second = u64::from(message.msn) | u64::from(message.immediate) << 32;
+        self.segment.u64(at + descriptor::MSN).store(second, Ordering::Relaxed);
+        let written = message.written.map_or(0, |bytes| TELLS_OF_WRITE | u64::from(bytes) << 32);
+        self.segment.u64(at + descriptor::FLAGS).store(u64::from(message.flags.0) | written, Ordering::Relaxed);
+        let head = u64::from(message.length) | u64::from(after.descriptor) << 32;
+        // Release; partner: the Acquire load in `ChannelReceiver::peek`.
+        self.segment.u64(at + descriptor::LENGTH).store(head, Ordering::Release);
+        self.next = after;
+    }
+
+    /// After publishing: the receiver must be told by the router. Fences first.
+    #[inline]
+    pub fn must_tell(&self) -> bool {
+        // SeqCst; partner: the fence in `ChannelReceiver::want_telling`.
+        fence(Ordering::SeqCst);
+        // Relaxed: ordered by the fence.
+        self.segment.u32(channel::WANTS_TELLING).load(Ordering::Relaxed) != 0
+    }
+}
+
+fn credit_at(msn: u32, credit_count: u32) -> usize {
+    channel::CREDITS + (msn & (credit_count - 1)) as usize * 8
+}
+
+/// The receiver's end: who posts RECVs.
+pub struct CreditWriter {
+    segment: Arc<Segment>,
+    credit_count: u32,
+}
+
+impl CreditWriter {
+    /// Says what the RECV at `position` takes; `None`: the router must deliver to it.
+    #[inline]
+    pub fn publish(&self, position: u32, bytes: Option<u32>) {
+        let bytes = bytes.map_or(CREDIT_ROUTED, |bytes| bytes.min(CREDIT_ROUTED - 1));
+        let word = u64::from(bytes) | u64::from(position.wrapping_add(1)) << 32;
+        // Release; partner: the Acquire load in `ChannelSender::credit`.
+        self.segment.u64(credit_at(position, self.credit_count)).store(word, Ordering::Release);
+    }
+}
+
+/// The receiver's end: who takes messages.
+pub struct ChannelReceiver {
+    segment: Arc<Segment>,
+    next: Place,
+    wants_telling: bool,
+}
+
+impl ChannelReceiver {
+    /// Over a segment of [`channel::bytes`]`(credit_count)`. Panics if it is shorter. It is not open yet, and to be told.
+    pub fn new(segment: Arc<Segment>, credit_count: u32) -> (Self, CreditWriter) {
+        assert!(credit_count.is_power_of_two() && channel::bytes(credit_count) <= segment.bytes());
+        let credits = CreditWriter { segment: segment.clone(), credit_count };
+        let receiver = Self { segment, next: Place::default(), wants_telling: false };
+        receiver.segment.u32(channel::WANTS_TELLING).store(1, Ordering::Relaxed);
+        (Self { wants_telling: true, ..receiver }, credits)
+    }
+
+    /// Takes messages from now on. The RECVs that are posted already have their credits.
+    pub fn open(&self) {
+        // Release; partner: the Acquire load in `ChannelSender::is_open`.
+        self.segment.u32(channel::STATE).store(CHANNEL_OPEN, Ordering::Release);
+    }
+
+    /// The next message, if there is one.
+    #[inline]
+    pub fn peek(&self) -> Option<Staged> {
+        let at = descriptor_at(self.next.descriptor);
+        // Acquire; partner: the Release store in `publish`. Loaded once.
+        let head = self.segment.u64(at + descriptor::LENGTH).load(Ordering::Acquire);
+        if (head >> 32) as u32 != self.next.descriptor.wrapping_add(1) {
+            return None;
+        }
+        // Relaxed, both: came with the head.
+        let second = self.segment.u64(at + descriptor::MSN).load(Ordering::Relaxed);
+        let third = self.segment.u64(at + descriptor::FLAGS).load(Ordering::Relaxed);
+        Some(Staged {
+            length: (head as u32).min(CHANNEL_MESSAGE_BYTES_MAX),
+            msn: second as u32,
+            immediate: (second >> 32) as u32,
+            flags: CompletionFlags(third as u8 & (CompletionFlags::WITH_IMMEDIATE | CompletionFlags::SOLICITED)),
+            written: (third & TELLS_OF_WRITE != 0).then_some((third >> 32) as u32),
+        })
+    }
+
+    /// Copies the payload of the message that `peek` gave to these ranges, as far as they reach.
+    #[inline]
+    pub fn copy_out(&self, own: OwnMemory, message: &Staged, to: impl Iterator<Item = OwnRange>) {
+        let (mut payload, _) = self.next.advance(message.length);
+        let mut left = message.length;
+        for range in to {
+            let bytes = range.bytes.min(left);
+            if bytes == 0 {
+                continue;
+            }
+            let copied = own.copy_out(&self.segment, payload, OwnRange { bytes, ..range });
+            debug_assert!(copied, "the channel's places are inside it");
+            payload += bytes as usize;
+            left -= bytes;
+        }
+    }
+
+    /// The message that `peek` gave is done with.
+    #[inline]
+    pub fn take(&mut self, message: &Staged) {
+        (_, self.next) = self.next.advance(message.length);
+    }
+
+    /// Gives the sender back what was taken.
+    #[inline]
+    pub fn commit(&self) {
+        let word = u64::from(self.next.descriptor) | u64::from(self.next.unit) << 32;
+        // Release; partner: the Acquire load in `look`.
+        self.segment.u64(channel::FREED).store(word, Ordering::Release);
+    }
+
+    /// Whether the sender shall have the router tell of messages. After `true` look once more; a fence is made.
+    #[inline]
+    pub fn want_telling(&mut self, wants: bool) {
+        if std::mem::replace(&mut self.wants_telling, wants) == wants {
+            return;
+        }
+        // Relaxed: ordered by the fence.
+        self.segment.u32(channel::WANTS_TELLING).store(u32::from(wants), Ordering::Relaxed);
+        // SeqCst; partner: the fence in `must_tell`.
+        fence(Ordering::SeqCst);
+    }
+
+    pub fn wants_telling(&self) -> bool {
+        self.wants_telling
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+use super::*;
+use crate::segment::foreign_memory;
+use std::os::fd::AsFd;
+
+fn ends(credit_count: u32) -> (ChannelSender, ChannelReceiver, CreditWriter, Arc<Segment>) {
+    let bytes = channel::bytes(credit_count);
+    let memory = foreign_memory("test", bytes).unwrap();
+    let map = || Arc::new(Segment::map(memory.as_fd(), bytes).unwrap());
+    let raw = map();
+    let (receiver, credits) = ChannelReceiver::new(map(), credit_count);
+    (ChannelSender::new(map(), credit_count), receiver, credits, raw)
+}
+
+fn own() -> OwnMemory {
+    // SAFETY: the tests name only their own vectors.
+    unsafe { OwnMemory::promised() }
+}
+
+fn range(bytes: &[u8]) -> OwnRange {
+    OwnRange { address: bytes.as_ptr().expose_provenance() as u64, bytes: bytes.len() as u32 }
+}
+
+fn range_mut(bytes: &mut [u8]) -> OwnRange {
+    OwnRange { address: bytes.as_mut_ptr().expose_provenance() as u64, bytes: bytes.len() as u32 }
+}
+
+fn message(msn: u32, length: u32) -> Staged {
+    Staged { length, msn, immediate: msn.wrapping_mul(7), flags: CompletionFlags(0), written: None }
+}
+
+#[test]
+fn messages_of_all_lengths_come_as_they_were_sent() {
+    let (mut sender, mut receiver, _, _) = ends(64);
+    let mut sent = 0_u32;
+    let lengths = [0, 1, 63, 64, 104, 105, 4096, 32_767, CHANNEL_MESSAGE_BYTES_MAX, 17, 30_000];
+    for round in 0..40 {
+        for length in lengths {
+            let bytes: Vec<u8> = (0..length).map(|i| (i as u8).wrapping_add(round)).collect();
+            let (first, second) = bytes.split_at(bytes.len() / 3);
+            assert!(sender.has_room(length));
+            sender.publish(own(), &message(sent, length), &[], &[range(first), range(second)]);
+            let staged = receiver.peek().unwrap();
+            assert_eq!(staged, message(sent, length));
+            let mut got = vec![0_u8; length as usize];
+            let (head, tail) = got.split_at_mut(length as usize / 2);
+            receiver.copy_out(own(), &staged, [range_mut(head), range_mut(tail)].into_iter());
+            assert_eq!(got, bytes);
+            receiver.take(&staged);
+            receiver.commit();
+            assert_eq!(receiver.peek(), None);
+            sent += 1;
+        }
+    }
+}
+
+#[test]
+fn it_fills_and_empties() {
+    let (mut sender, mut receiver, _, _) = ends(64);
+    let mut count = 0;
+    while sender.has_room(8) {
+        sender.publish(own(), &message(count, 8), &[1; 8], &[]);
+        count += 1;
+    }
+    assert_eq!(count, DESCRIPTOR_COUNT);
+    for expected in 0..count {
+        let staged = receiver.peek().unwrap();
+        assert_eq!(staged.msn, expected);
+        receiver.take(&staged);
+    }
+    assert!(!sender.has_room(8), "nothing was given back yet");
+    receiver.commit();
+    let mut large = 0;
+    while sender.has_room(CHANNEL_MESSAGE_BYTES_MAX) {
+        let bytes = vec![large as u8; CHANNEL_MESSAGE_BYTES_MAX as usize];
+        sender.publish(own(), &message(large, CHANNEL_MESSAGE_BYTES_MAX), &bytes, &[]);
+        large += 1;
+    }
+    assert_eq!(large, 8);
+}
+
+#[test]
+fn credits_are_of_one_position() {
+    let (sender, receiver, credits, _) = ends(4);
+    assert!(!sender.is_open());
+    receiver.open();
+    assert!(sender.is_open());
+    assert_eq!(sender.credit(0), Credit::Missing);
+    credits.publish(0, Some(64));
+    credits.publish(1, None);
+    credits.publish(2, Some(u32::MAX));
+    assert_eq!(sender.credit(0), Credit::Bytes(64));
+    assert_eq!(sender.credit(1), Credit::Routed);
+    assert_eq!(sender.credit(2), Credit::Bytes(u32::MAX - 1));
+    assert_eq!(sender.credit(4), Credit::Missing);
+    credits.publish(4, Some(0));
+    assert_eq!(sender.credit(4), Credit::Bytes(0));
+    assert_eq!(sender.credit(0), Credit::Missing);
+}
+
+#[test]
+fn who_wants_telling_is_told() {
+    let (sender, mut receiver, _, _) = ends(4);
+    assert!(sender.must_tell());
+    receiver.want_telling(false);
+    assert!(!sender.must_tell());
+    receiver.want_telling(true);
+    assert!(sender.must_tell());
+}
+
+/// A sender that scribbles over everything can't make the receiver leave the channel, nor more than its RECVs be written.
+#[test]
+fn a_hostile_sender_reaches_nothing() {
+    let (_, mut receiver, _, raw) = ends(4);
+    let mut seed = 1_u64;
+    for _ in 0..20_000 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let at = descriptor_at(receiver.next.descriptor);
+        let length = if seed & 1 == 0 { (seed >> 33) as u32 } else { (seed >> 40) as u32 % 200_000 };
+        let head = u64::from(length) | u64::from(receiver.next.descriptor.wrapping_add(1)) << 32;
+        raw.u64(at).store(head, Ordering::Relaxed);
+        raw.u64(at + 8).store(seed, Ordering::Relaxed);
+        raw.u64(at + 16).store(seed.rotate_left(17), Ordering::Relaxed);
+        let staged = receiver.peek().unwrap();
+        assert!(staged.length <= CHANNEL_MESSAGE_BYTES_MAX);
+        assert_eq!(staged.flags.0 & !(CompletionFlags::WITH_IMMEDIATE | CompletionFlags::SOLICITED), 0);
+        let mut buffer = [0x55_u8; 80];
+        receiver.copy_out(own(), &staged, [range_mut(&mut buffer[..64])].into_iter());
+        assert_eq!(buffer[64..], [0x55; 16]);
+        receiver.take(&staged);
+        receiver.commit();
+    }
+}
+
+/// A receiver that lies about what it has freed can't make the sender leave the ring, nor publish more than it holds.
+#[test]
+fn a_hostile_receiver_is_not_believed() {
+    let (mut sender, _, _, raw) = ends(4);
+    while sender.has_room(8) {
+        sender.publish(own(), &message(0, 8), &[0; 8], &[]);
+    }
+    for lie in [u64::MAX, 1 << 31, 257, 1 << 40, u64::from(u32::MAX)] {
+        raw.u64(channel::FREED).store(lie, Ordering::Relaxed);
+        assert!(!sender.has_room(8), "{lie:#x}");
+    }
+}

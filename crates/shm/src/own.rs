@@ -1,0 +1,46 @@
+//! The process' own memory, as work requests name it: by address and length.
+use crate::segment::{Segment, copy_bytes};
+use std::ptr;
+
+/// A piece of the process' own memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnRange {
+    pub address: u64,
+    pub bytes: u32,
+}
+
+/// The right to copy out of and into memory that the program registered. Who has one may name any range that the program
+/// registered with the rights that the copy needs, and that it has not deregistered since.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnMemory(());
+
+impl OwnMemory {
+    /// # Safety
+    /// As the verbs demand of a program: memory that is registered stays mapped, with the rights that it was registered
+    /// with, until it is deregistered; and what a request names is not used otherwise until the request is done.
+    pub unsafe fn promised() -> Self {
+        Self(())
+    }
+
+    /// Copies one of the program's ranges into a segment. `last_bytes_last` as in [`Segment::write`]. False: it does not fit.
+    #[inline]
+    pub fn copy_in(self, from: OwnRange, to: &Segment, offset: usize, last_bytes_last: bool) -> bool {
+        let Ok(to) = to.range(offset, from.bytes as usize) else { return false };
+        // SAFETY: the range is readable (promised), and `to` in bounds and mapped.
+        unsafe { copy_bytes(pointer(from.address), to, from.bytes as usize, last_bytes_last) };
+        true
+    }
+
+    /// Copies a part of a segment to one of the program's ranges. False: it is not inside the segment.
+    #[inline]
+    pub fn copy_out(self, from: &Segment, offset: usize, to: OwnRange) -> bool {
+        let Ok(from) = from.range(offset, to.bytes as usize) else { return false };
+        // SAFETY: the range is writable (promised), and `from` in bounds and mapped.
+        unsafe { copy_bytes(from, pointer(to.address), to.bytes as usize, true) };
+        true
+    }
+}
+
+fn pointer(address: u64) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(address as usize)
+}

@@ -1,0 +1,24 @@
+// What programs do on the direct path, and on each other path alike: both ends check every byte and every order.
+//
+//   direct [-s SEED] [-n ROUNDS] loopback|server PORT|client HOST PORT [CASE…]
+//
+// Seed and rounds have to be the same on both ends.
+#include "cases.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+uint64_t case_seed = 1;
+unsigned case_rounds = 40;
+
+int main(int argc, char **argv) {
+    for (int option; (option = getopt(argc, argv, "+s:n:")) != -1;) {
+        switch (option) {
+        case 's': case_seed = strtoull(optarg, NULL, 0); break;
+        case 'n': case_rounds = (unsigned)strtoul(optarg, NULL, 0); break;
+        default: return 2;
+        }
+    }
+    const struct test_case *const tables[] = {mixed_cases, lane_cases, idle_cases, NULL};
+    return run_cases("direct", argc - optind, argv + optind, tables);
+}

@@ -1,0 +1,442 @@
+#!/usr/bin/env python3
+"""Declared control by the command: objects, refusals, watching; networks of containers end to end, and kept apart.
+
+The document's examples are tests/control_docs.py; what rules, rates and quotas do to traffic has its own tests.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import lib
+from lib import Running, need
+
+RED = """
+apiVersion: freeflow.io/v1
+kind: Network
+metadata: {name: red, labels: {colour: warm}}
+spec: {tenant: red, cidrs: [10.50.0.0/24]}
+"""
+BLUE = RED.replace("red", "blue").replace("warm", "cold")
+PEER_SECONDS = 20
+INSIDE = [sys.executable, str(pathlib.Path(__file__).with_name("lab_inside.py"))]
+
+# Sends one UDP datagram in a frame of its own making: to which MAC and IP address, from which.
+FRAME = """
+import socket, struct, sys
+interface, mac, source, target, port, text = sys.argv[1:]
+payload = text.encode()
+udp = struct.pack("!HHHH", 5000, int(port), 8 + len(payload), 0) + payload
+def checksum(data):
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total > 0xffff: total = (total & 0xffff) + (total >> 16)
+    return 0xffff - total
+header = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 1, 0, 64, 17, 0, socket.inet_aton(source), socket.inet_aton(target))
+header = header[:10] + struct.pack("!H", checksum(header)) + header[12:]
+raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+raw.bind((interface, 0))
+own = raw.getsockname()[4]
+for _ in range(20):
+    raw.send(bytes.fromhex(mac.replace(":", "")) + own + b"\\x08\\x00" + header + udp)
+"""
+
+
+def apply(host, text, *options, codes=(0,)):
+    path = host.directory / "objects.yaml"
+    path.write_text(text)
+    return host.freeflow("apply", "-f", path, *options, codes=codes)
+
+
+def get(host, *words):
+    return json.loads(host.freeflow("get", *words, "-o", "json"))
+
+
+def names(host, *words):
+    return sorted(item["metadata"]["name"] for item in get(host, *words)["items"])
+
+
+# ---- objects
+
+
+def life_of_an_object(host):
+    need(apply(host, RED, "--dry-run").strip() == "network/red created (dry run)", "not a dry run")
+    need(names(host, "networks") == ["default"], "the dry run changed something")
+    need(apply(host, RED + "---" + BLUE).split() == ["network/red", "created", "network/blue", "created"], "not created")
+    need("unchanged" in apply(host, RED), "the same again is a change")
+    need(names(host, "net", "-l", "colour=cold") == ["blue"], "labels don't choose")
+    red = get(host, "network", "red")
+    need(red["spec"]["access"] == "allow" and red["metadata"]["generation"] == 1, f"defaults are not written back: {red}")
+    need("red" in host.freeflow("get", "networks", "-o", "wide"), "no table")
+    changed = RED.replace("tenant: red", "tenant: red, access: deny")
+    host.directory.joinpath("changed.yaml").write_text(changed)
+    need("+  access: deny" in host.freeflow("diff", "-f", host.directory / "changed.yaml", codes=(1,)), "diff shows no change")
+    need("configured" in apply(host, changed), "not changed")
+    need(not host.freeflow("diff", "-f", host.directory / "changed.yaml").strip(), "diff shows what is so")
+    need(get(host, "network", "red")["metadata"]["generation"] == 2, "no new generation")
+    saved = host.freeflow("get", "networks", "-o", "yaml")
+    need(apply(host, saved).count("unchanged") == 3, "what is printed is not what can be applied")
+    need("deleted" in host.freeflow("delete", "network", "red", "blue"), "not deleted")
+    host.freeflow("get", "network", "red", codes=(4,))
+    host.freeflow("delete", "network", "red", codes=(4,))
+    host.freeflow("delete", "network", "red", "--ignore-not-found")
+
+
+def refusals(host):
+    for text, part in [
+        (RED.replace("10.50.0.0/24", "x"), "(line 5): spec.cidrs[0]: "),
+        (RED.replace("cidrs", "cirds"), "cirds"),
+        (RED + "---" + BLUE.replace("tenant: blue", "tenant: blue, qosClass: none"), "document 2"),
+        (RED.replace("v1", "v9"), "apiVersion"),
+    ]:
+        output = apply(host, text, codes=(3,))
+        need(part in output and "nothing was changed" in output, f"{part!r} is not in: {output}")
+    need(names(host, "networks") == ["default"], "a refused file changed something")
+    # Neither file nor server is hurt by what is too much.
+    apply(host, "a: &a [x, x]\nb: &b [*a, *a]\n" + "c: [" + "*b, " * 100_000 + "]\n", codes=(3,))
+    apply(host, "[" * 100_000, codes=(3,))
+
+
+def watched(host):
+    watch = Running(host.command("get", "networks", "-w"))
+    try:
+        watch.wait_for_output("default")
+        apply(host, RED)
+        watch.wait_for_output("red")
+        host.freeflow("delete", "network", "red")
+        output = watch.wait_for_output("DELETED")
+        need([line.split()[:2] for line in output.splitlines() if "red" in line][0] == ["ADDED", "red"], output)
+    finally:
+        watch.kill()
+
+
+def router_killed(host):
+    """What was answered is there after kill -9; the watch ends and says so."""
+    apply(host, RED + "---" + BLUE)
+    watch = Running(host.command("get", "networks", "-w"))
+    watch.wait_for_output("red")
+    subprocess.run(["kill", "-9", str(host.router_pid())], check=True)
+    need(watch.wait(20) == 1, watch.output())
+    need("no router is running" in host.freeflow("get", "networks", codes=(1,)), "the reason is not told")
+    host.up()
+    need(names(host, "networks") == ["blue", "default", "red"], "not all is there again")
+    host.freeflow("delete", "network", "red", "blue")
+
+
+# ---- networks end to end
+
+
+def bridges(prefix="ffn"):
+    links = json.loads(subprocess.run(["ip", "-d", "-j", "link", "show", "type", "bridge"], stdout=subprocess.PIPE, check=True,
+                                      text=True).stdout or "[]")
+    return {link["ifname"]: link for link in links if link.get("ifname", "").startswith(prefix)}
+
+
+def own_bridges(host, network=None):
+    """Sealed bridges of this host, by what their alias says."""
+    path = str(host.run_dir.resolve()).encode()
+    number = 0xcbf29ce484222325
+    for byte in path:
+        number = ((number ^ byte) * 0x100000001b3) & (2**64 - 1)
+    prefix = f"freeflow {number & 0xffffffff:08x} "
+    found = {link["ifalias"].removeprefix(prefix).split(" ")[0]: link for link in bridges().values()
+             if link.get("ifalias", "").startswith(prefix)}
+    return found if network is None else found.get(network)
+
+
+def can_ping(container, address, seconds=20):
+    return "no answer" not in container.exec(*INSIDE, "ping", address, 56, seconds, codes=(0, 1))
+
+
+def same_addresses(host):
+    """Two tenants with the same addresses: each has its own, by IP and by RDMA, and nothing of the other's or the host's."""
+    apply(host, RED + "---" + BLUE)
+    containers = [host.container("red-a", "--network", "red", "--ip", "10.50.0.10"),
+                  host.container("red-b", "--network", "red", "--ip", "10.50.0.11"),
+                  host.container("blue-a", "--network", "blue", "--ip", "10.50.0.10"),
+                  host.container("blue-b", "--network", "blue", "--ip", "10.50.0.12")]
+    red_a, red_b, blue_a, blue_b = containers
+    try:
+        need(can_ping(red_b, "10.50.0.10") and can_ping(blue_b, "10.50.0.10"), "no IP path within a network")
+        need(not can_ping(blue_b, "10.50.0.11", 1), "a container of the other network answers")
+        macs = [row.split()[4] for one in (red_b, blue_b) for row in one.exec("ip", "neigh").splitlines() if "10.50.0.10" in row]
+        need(len(set(macs)) == 2, f"both have the same neighbour: {macs}")
+        for server, client in ((red_a, red_b), (blue_a, blue_b)):
+            lib.in_two_containers(server, client, ["ibv_rc_pingpong", "-g", "0"], ["ibv_rc_pingpong", "-g", "0", "{ip}"])
+        need("default" not in red_a.exec("ip", "route"), "a sealed network has a default route")
+        out_to_the_host(host, red_a)
+        in_use = host.freeflow("delete", "network", "red", codes=(3,))
+        need("red" in in_use, in_use)
+    finally:
+        for container in containers:
+            container.remove()
+    need(set(own_bridges(host)) == {"red", "blue"}, f"not a bridge each: {own_bridges(host)}")
+    host.freeflow("delete", "network", "blue")
+    need(set(own_bridges(host)) == {"red"}, "the bridge outlives its network")
+
+
+def out_to_the_host(host, sealed):
+    """Frames that a container makes itself reach the host from `default`, and do not from a sealed network."""
+    gateway = json.loads(host.freeflow("network", "ls", "-o", "json"))
+    gateway = next(row for row in gateway if row["name"] == "default")["gateway"]
+    default_bridge = next(name for name in bridges("ff-") if gateway in subprocess.run(
+        ["ip", "-4", "-o", "address", "show", "dev", name], stdout=subprocess.PIPE, text=True, check=True).stdout)
+    red_bridge = own_bridges(host, "red")["ifname"]
+    mac = {name: pathlib.Path(f"/sys/class/net/{name}/address").read_text().strip() for name in (default_bridge, red_bridge)}
+    open_one = host.container("open")
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        try:
+            listener.bind((gateway, 0))
+            port = listener.getsockname()[1]
+            sealed.exec("python3", "-c", FRAME, "ff0", mac[red_bridge], "10.50.0.10", gateway, port, "sealed")
+            open_one.exec("python3", "-c", FRAME, "ff0", mac[default_bridge], open_one.ip, gateway, port, "open")
+            listener.settimeout(20)
+            # In order of arrival: what the sealed one sent would be before.
+            need(listener.recv(100) == b"open", "a frame of a sealed network reached the host")
+        finally:
+            open_one.remove()
+
+
+def bridge_is_mended(host):
+    apply(host, RED)
+    one, two = (host.container(name, "--network", "red") for name in ("one", "two"))
+    try:
+        bridge = own_bridges(host, "red")["ifname"]
+        subprocess.run(["ip", "link", "delete", "dev", bridge], check=True)
+        need(not can_ping(one, two.ip, 1), "the path is not the bridge")
+        host.freeflow("up")
+        need(can_ping(one, two.ip), "up does not mend the bridge")
+        filters = subprocess.run(["tc", "filter", "show", "dev", bridge, "ingress"], stdout=subprocess.PIPE, text=True).stdout
+        need("action" in filters, "the mended bridge is not sealed")
+    finally:
+        one.remove()
+        two.remove()
+    host.freeflow("delete", "network", "red")
+
+
+def interfaces_of_others(host):
+    """An interface that is called like a vNIC's and is none of this host's is left alone, wherever it is plugged in."""
+    apply(host, RED)
+    one = host.container("one", "--network", "red")
+    other, peer = f"ffv{os.getpid():012x}", f"ffp{os.getpid():x}"
+    try:
+        (vnic,) = names(host, "vnics")
+        bridge = own_bridges(host, "red")["ifname"]
+        subprocess.run(["ip", "link", "add", other, "type", "veth", "peer", "name", peer], check=True)
+        for alias in ("", f"freeflow 00000000 vnic 2 {vnic}"):
+            subprocess.run(["ip", "link", "set", "dev", other, "master", bridge, "alias", alias], check=True)
+            host.freeflow("up")
+            need(f"master {bridge}" in lib.run(["ip", "link", "show", "dev", other]), "another's interface was taken")
+        need(one.exec("ip", "link", "show", "dev", "ff0"), "its own went")
+        text = "apiVersion: freeflow.io/v1\nkind: Vnic\nmetadata: {name: %s, labels: {engine: %s}}\nspec: {network: red}\n"
+        for name, engine in (("x", "freeflow"), (vnic, "oci")):
+            output = apply(host, text % (name, engine), codes=range(1, 128))
+            need("metadata.labels.engine" in output, output)
+    finally:
+        subprocess.run(["ip", "link", "delete", "dev", other], check=False)
+        one.remove()
+    host.freeflow("delete", "network", "red")
+
+
+def network_made_again(host):
+    """A container that lost its vNIC has no way to those of another tenant's network of the same name."""
+    apply(host, RED + "---\napiVersion: freeflow.io/v1\nkind: Vnic\nmetadata: {name: db}\nspec: {network: red}\n")
+    old = host.container("old", "--vnic", "db")
+    new = None
+    try:
+        before = own_bridges(host, "red")["ifname"]
+        host.freeflow("delete", "vnic", "db")
+        host.freeflow("delete", "network", "red")
+        apply(host, RED.replace("tenant: red", "tenant: other"))
+        new = host.container("new", "--network", "red", "--ip", "10.50.0.77")
+        need(own_bridges(host, "red")["ifname"] != before, "the same bridge")
+        need(not can_ping(old, "10.50.0.77", 1), "a container of the former network reaches the new one's")
+    finally:
+        old.remove()
+        if new:
+            new.remove()
+    host.freeflow("delete", "network", "red")
+
+
+class Unix(http.client.HTTPConnection):
+    def __init__(self, host):
+        super().__init__("freeflow", timeout=30)
+        self.path = str(host.run_dir / "api.sock")
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self.path)
+
+
+def by_rest(host, method, path, body=None):
+    with contextlib.closing(Unix(host)) as connection:
+        connection.request(method, f"/apis/freeflow.io/v1{path}", body and json.dumps(body))
+        response = connection.getresponse()
+        answer = response.read()
+    need(response.status in (200, 201), f"{method} {path}: {response.status} {answer}")
+
+
+def devices(directory):
+    """The networks that the CDI file has devices for."""
+    return sorted(device["name"] for device in json.loads((directory / "freeflow.json").read_text())["devices"])
+
+
+def declared_by_program(host):
+    """A network that was made by REST: its first container starts at once, its CDI device comes by itself, and both go with it."""
+    cdi = host.directory / "cdi"
+    host.freeflow("up", "--cdi-dir", cdi)
+    need(devices(cdi) == ["default"], devices(cdi))
+    by_rest(host, "PUT", "/networks/red", {"spec": {"tenant": "red", "cidrs": ["10.50.0.0/24"]}})
+    one = host.container("one", "--network", "red", "--ip", "10.50.0.7")
+    try:
+        need(one.ip == "10.50.0.7" and own_bridges(host, "red"), "no container of the new network")
+        wait_until(lambda: devices(cdi) == ["default", "red"], lambda: f"no CDI device: {devices(cdi)}\n{host.router_log()}")
+    finally:
+        one.remove()
+    by_rest(host, "DELETE", "/networks/red")
+    wait_until(lambda: devices(cdi) == ["default"] and not own_bridges(host, "red"),
+               lambda: f"left: {devices(cdi)} {own_bridges(host)}\n{host.router_log()}")
+
+
+def kept_state():
+    """What is declared outlives `down` where it was told to, and with it addresses; without, it does not."""
+    with lib.Host() as host:
+        state = host.directory / "kept"
+        host.freeflow("down")
+        host.freeflow("up", "--state", state, "--pool", "10.123.0.0/16")
+        apply(host, RED + "---\napiVersion: freeflow.io/v1\nkind: Vnic\nmetadata: {name: db}\nspec: {network: red}\n")
+        address = get(host, "vnic", "db")["spec"]["addresses"]
+        refused = host.freeflow("up", "--state", host.directory / "elsewhere", codes=(1,))
+        need("its state in" in refused and str(state) in refused, refused)
+        host.container("one").remove()
+        host.freeflow("down")
+        need((state / "state.redb").exists() and not (host.run_dir / "state.redb").exists(), "not where it should be")
+        host.freeflow("up", "--state", state)
+        need(names(host, "networks") == ["default", "red"], "networks are lost")
+        need(get(host, "vnic", "db")["spec"]["addresses"] == address, "the vNIC has another address")
+        need(get(host, "network", "default")["spec"]["cidrs"] == ["10.123.0.0/16"], "the host's network has another pool")
+        host.freeflow("up")
+        subprocess.run(["kill", "-9", str(host.router_pid())], check=True)
+        host.freeflow("up")
+        need(names(host, "networks") == ["default", "red"], "the next up forgot where the state is")
+        host.freeflow("down")
+        host.freeflow("up")
+        need(names(host, "networks") == ["default"], "a host without --state has something kept")
+
+
+def wait_until(condition, text):
+    end = time.monotonic() + PEER_SECONDS
+    while not condition():
+        need(time.monotonic() < end, text if isinstance(text, str) else text())
+        time.sleep(0.02)
+
+
+def unknown_network(host):
+    output = host.freeflow("run", "--network", "none", "--rm", "--", "true", codes=(125,))
+    need("no network is called" in output, output)
+
+
+def declared_vnic(host):
+    apply(host, RED + "---\napiVersion: freeflow.io/v1\nkind: Vnic\nmetadata: {name: db, labels: {tier: server}}\n"
+          "spec: {network: red}\n")
+    address = get(host, "vnic", "db")["spec"]["addresses"][0]
+    for _ in range(2):
+        container = host.container("holder", "--vnic", "db")
+        try:
+            need(container.ip == address and address in container.exec("ip", "-o", "-4", "address"), "not its address")
+            need("freeflow0" in container.exec("ibv_devices"), "no device")
+            output = host.freeflow("run", "--vnic", "db", "--rm", "--", "true", codes=(125,))
+            need("in use by the container holder" in output, output)
+            need(container.exec("ibv_devices"), "the refused one harmed it")
+        finally:
+            container.remove()
+        need(get(host, "vnic", "db")["spec"]["addresses"] == [address], "it went with its container")
+    need("no vNIC" in host.freeflow("run", "--vnic", "none", "--rm", "--", "true", codes=(125,)), "not the reason")
+    host.freeflow("delete", "vnic", "db")
+    host.freeflow("delete", "network", "red")
+
+
+def labelled(host):
+    one = host.container("one", "--label", "tier=web", "--label", "a.b/c=d")
+    try:
+        (vnic,) = get(host, "vnics", "-l", "tier=web")["items"]
+        need(vnic["metadata"]["labels"].get("a.b/c") == "d", vnic["metadata"])
+        need(vnic["status"]["title"] == "one", vnic["status"])
+        need("one" in host.freeflow("describe", "vnic", vnic["metadata"]["name"]), "not described")
+        host.freeflow("run", "--label", "engine=oci", "--rm", "--", "true", codes=(2,))
+    finally:
+        one.remove()
+    need(not names(host, "vnics"), "a vNIC outlives its container")
+
+
+def closed_to_others(host):
+    """Without a role nobody gets in, and nobody reaches a vNIC's socket by its path."""
+    host.directory.chmod(0o711)
+    copy = host.directory / "freeflow"
+    copy.write_bytes(host.freeflow_path.read_bytes())
+    copy.chmod(0o755)
+    one = host.container("one")
+    try:
+        nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
+        output = lib.run([*nobody, str(copy), "--run-dir", str(host.run_dir), "get", "networks"], codes=(5,))
+        need("freeflow-admin" in output, output)
+        lib.run([*nobody, "ls", str(host.run_dir / "vnics")], codes=(2,))
+        lib.run([*nobody, "ls", str(host.run_dir)], codes=(2,))
+    finally:
+        one.remove()
+
+
+def across_hosts(lab):
+    """A network of one name on two hosts is one, by IP and by RDMA; another with the same addresses is not."""
+    lab.wait_for_peers()
+    containers = []
+    try:
+        for number, host in enumerate(lab.hosts, 1):
+            ranged = f"10.111.{number}.0/24"
+            for text in (RED, BLUE):
+                text = text.replace("cidrs: [10.50.0.0/24]", f"cidrs: [10.111.0.0/16], range: {ranged}")
+                path = lab.directory / f"objects{number}.yaml"
+                path.write_text(text)
+                host.freeflow("apply", "-f", path)
+        one, two = lab.hosts[:2]
+        red_one = one.container("red-one", "--network", "red", "--ip", "10.111.1.50")
+        containers.append(red_one)
+        red_two = two.container("red-two", "--network", "red", "--ip", "10.111.2.50")
+        containers.append(red_two)
+        blue_two = two.container("blue-two", "--network", "blue", "--ip", "10.111.2.60")
+        containers.append(blue_two)
+        end = time.monotonic() + PEER_SECONDS
+        while not can_ping(red_one, "10.111.2.50", 1):
+            need(time.monotonic() < end, "no IP path between the hosts")
+        need(not can_ping(red_one, "10.111.2.60", 1), "the other network answers")
+        lib.in_two_containers(red_one, red_two, ["ibv_rc_pingpong", "-g", "0"], ["ibv_rc_pingpong", "-g", "0", "{ip}"])
+    finally:
+        for container in containers:
+            container.remove()
+
+
+def test(checks):
+    with lib.Host() as host:
+        for function in (life_of_an_object, refusals, watched, router_killed, unknown_network, labelled, declared_vnic,
+                         same_addresses, bridge_is_mended, interfaces_of_others, network_made_again, declared_by_program, closed_to_others):
+            if not checks.check(function.__name__.replace("_", " "), function, host):
+                # What it left must not be the next one's trouble.
+                host.freeflow("delete", "network", "red", "blue", "--ignore-not-found", codes=(0, 1, 3, 4))
+        apply(host, RED)
+        host.container("last", "--network", "red").remove()
+        need(own_bridges(host), "no bridge to remove")
+        host.freeflow("down")
+        checks.check("down leaves no bridge", need, not own_bridges(host), "a bridge is left")
+    checks.check("kept state", kept_state)
+    with lib.Lab(2) as lab:
+        checks.check("across hosts", across_hosts, lab)
+
+
+if __name__ == "__main__":
+    lib.main(test)

@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""Metering: /metrics, `live` and `freeflow top` say what perftest did between two containers, by path; who may read them; the TCP port."""
+
+import contextlib
+import http.client
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import time
+
+import control_api
+import lib
+from control_api import BASE, Api
+from lib import ROOT, need
+
+SIZE = 65536
+MESSAGES = 2000
+LIMIT_BITS = 200_000_000
+NAME = re.compile(r"[a-z_]+")
+LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+CLASS = f"""
+apiVersion: freeflow.io/v1
+kind: QosClass
+metadata: {{name: slow}}
+spec: {{vnic: {{rate: {LIMIT_BITS // 1_000_000}Mbit}}}}
+---
+apiVersion: freeflow.io/v1
+kind: Network
+metadata: {{name: shaped}}
+spec: {{tenant: shaped, cidrs: [10.77.0.0/24], qosClass: slow}}
+"""
+
+
+def listed():
+    """Name: type and labels, by docs/metrics.txt."""
+    lines = [line.split(" ", 3) for line in (ROOT / "docs" / "metrics.txt").read_text().splitlines() if not line.startswith("#")]
+    return {name: (kind, [] if labels == "-" else labels.split(",")) for name, kind, labels, _ in lines}
+
+
+def parse(text):
+    """{(name, labels as a frozen set): value}, after a check of the whole against the list."""
+    known, samples, current, seen = listed(), {}, None, set()
+    need(text.endswith("\n"), "the last line has no end")
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            current = line.split()[2]
+            need(current in known and current not in seen, f"{current} is not listed, or comes twice")
+            seen.add(current)
+        elif line.startswith("# TYPE "):
+            need(line.split()[2:] == [current, known[current][0]], line)
+        else:
+            name, value = NAME.match(line)[0], line.rsplit(" ", 1)[1]
+            labels = LABEL.findall(line)
+            need(name == current and [label for label, _ in labels] == known[name][1], f"not as listed: {line}")
+            key = (name, frozenset(labels))
+            need(key not in samples, f"twice: {line}")
+            samples[key] = float(value)
+    return samples
+
+
+def value(samples, name, **labels):
+    found = [count for (of, have), count in samples.items() if of == name and set(labels.items()) <= have]
+    need(found, f"no {name} of {labels}")
+    return sum(found)
+
+
+def scrape(api):
+    return parse(api.want(200, "GET", "/metrics", base=""))
+
+
+def idle(api):
+    return f"{len(scrape(api))} series"
+
+
+def vnic_of(api, container):
+    items = api.want(200, "GET", "/live")["items"]
+    return next(item["vnic"] for item in items if item["title"] == container.name)
+
+
+def counted(api, one, two, path):
+    """What perftest sends is what grows, on that path and no other."""
+    ids = {one.name: vnic_of(api, one), two.name: vnic_of(api, two)}
+    before = scrape(api)
+    words = ("ib_write_bw", "-F", "-s", SIZE, "-n", MESSAGES)
+    lib.in_two_containers(one, two, words, (*words, "{ip}"))
+    after = scrape(api)
+
+    def grown(name, container, **labels):
+        labels["vnic"] = ids[container.name]
+        return value(after, name, **labels) - value(before, name, **labels)
+
+    sent = grown("freeflow_vnic_sent_bytes_total", two, path=path)
+    others = {other: grown("freeflow_vnic_sent_bytes_total", two, path=other) for other in {"direct", "routed", "wire"} - {path}}
+    # The first messages go through the router, before a QP may pass it.
+    need(sent + sum(others.values()) >= SIZE * MESSAGES, f"{sent} bytes on the path {path}, and {others}")
+    need(others["wire"] == 0 and sum(others.values()) <= sent / 2, f"{sent} on the path {path}, but {others}")
+    need(grown("freeflow_vnic_out_bytes_total", two) >= SIZE * MESSAGES, "too few bytes left")
+    need(grown("freeflow_vnic_in_bytes_total", one) >= SIZE * MESSAGES, "too few bytes came")
+    need(grown("freeflow_vnic_sent_messages_total", two) >= MESSAGES, "too few messages")
+    need(all(after[key] >= count for key, count in before.items() if key[0].endswith("_total")), "a counter went back")
+
+
+@contextlib.contextmanager
+def traffic(one, two, seconds=120):
+    words = ("ib_write_bw", "-F", "-s", SIZE, "-D", seconds)
+    server = one.start(*words)
+    one.wait_for_port(server)
+    client = two.start(*words, one.ip)
+    try:
+        yield
+    finally:
+        client.kill()
+        server.kill()
+        one.kill_background()
+        two.kill_background()
+        for container in (one, two):
+            container.exec("pkill", "-9", "ib_write_bw", codes=(0, 1))
+
+
+def row_of(round_, container):
+    return next(row for row in round_["vnics"] if row["title"] == container.name)
+
+
+def rounds_of(host, container, is_wanted, *words):
+    """Rounds of `top` until one is as wanted: traffic takes a moment to begin."""
+    end = time.monotonic() + 30
+    while True:
+        rounds = [json.loads(line) for line in host.freeflow("top", "-n", "2", "-d", "0.5", "-o", "json", *words).splitlines()]
+        need(len(rounds) == 2, f"{len(rounds)} rounds")
+        row = row_of(rounds[-1], container)
+        if is_wanted(row):
+            return rounds[-1]
+        need(time.monotonic() < end, f"never as wanted: {row}")
+
+
+def rates(host, one, two, path):
+    with traffic(one, two):
+        round_ = rounds_of(host, two, lambda row: row["path"] == path and row["bitsPerSecondOut"] > 0, "--qps")
+        row, other = row_of(round_, two), row_of(round_, one)
+        need(row["messagesPerSecond"] > 0 and other["bitsPerSecondIn"] > 0, f"no rates: {row} {other}")
+        qp = max(row["qps"], key=lambda qp: qp["bitsPerSecondOut"])
+        need(qp["bitsPerSecondOut"] > 0 and qp["path"] == path, f"no rates of QPs: {row}")
+        table = host.freeflow("top", "-n", "1", "-d", "0.3")
+        need(path in table and two.name in table.splitlines()[1] + table.splitlines()[2], table)
+
+
+def limited(host):
+    """A limit shows, and that it holds something back."""
+    path = host.directory / "class.yaml"
+    path.write_text(CLASS)
+    host.freeflow("apply", "-f", path)
+    one, two = (host.container(name, "--network", "shaped") for name in ("slow-one", "slow-two"))
+    with traffic(one, two):
+        row = row_of(rounds_of(host, two, lambda row: row["heldPercent"] > 0 and row["bitsPerSecondOut"] > 0), two)
+        need(row["path"] == "routed" and row["limit"]["bitsPerSecond"] == LIMIT_BITS, f"no limit: {row}")
+        samples = scrape(Api(host))
+        need(value(samples, "freeflow_vnic_throttled_waits_total", vnic=row["vnic"]) > 0, "no waits")
+        need(value(samples, "freeflow_vnic_metered", vnic=row["vnic"], tenant="shaped", network="shaped") == 1, "not metered")
+    for container in (one, two):
+        container.remove()
+
+
+def on_a_terminal(host):
+    """It redraws, ends on q, and leaves the terminal as it was."""
+    for key in (b"q", b"\x03"):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            command = host.command("top", "-d", "0.2")
+            os.execv(command[0], command)
+        output, end, is_asked = b"", time.monotonic() + 20, False
+        try:
+            while time.monotonic() < end:
+                try:
+                    part = os.read(terminal, 65536)
+                except OSError:
+                    break
+                if not part:
+                    break
+                output += part
+                if not is_asked and output.count(b"MSG/S") >= 2:
+                    is_asked = True
+                    os.write(terminal, key)
+            need(is_asked and output.endswith(b"\x1b[?25h\x1b[?1049l"), f"the terminal is not as it was: {output[-300:]!r}")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            os.close(terminal)
+        need(os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0, f"status {status}")
+
+
+def pages(api):
+    """Odd pages are refused, good ones go on where they should."""
+    for bad in ("continue=x:y", "continue=..", "qps=yes", "page=1"):
+        api.want(400, "GET", f"/live?{bad}")
+    every = [item["vnic"] for item in api.want(200, "GET", "/live?qps=true")["items"]]
+    need(every == sorted(every) and len(every) == 2, f"not in order: {every}")
+    rest = api.want(200, "GET", f"/live?continue={every[0]}")["items"]
+    need([item["vnic"] for item in rest] == every[1:], "a page does not go on")
+    api.want(200, "GET", "/live?qps=true&continue=zzz:77")
+
+
+def readers(host):
+    """A viewer reads all; a tenant's admin its own vNICs, and no metrics; others nothing."""
+    code = ("import http.client, socket, sys\n"
+            "connection = http.client.HTTPConnection('freeflow')\n"
+            "connection.sock = socket.socket(socket.AF_UNIX)\n"
+            f"connection.sock.connect({str(host.run_dir / 'api.sock')!r})\n"
+            "connection.request('GET', sys.argv[1])\n"
+            "response = connection.getresponse()\n"
+            "print(response.status, response.read().decode()[:200])\n")
+
+    def ask(groups, path):
+        words = ["setpriv", "--reuid", "65534", "--regid", "65534", *(["--groups", ",".join(groups)] if groups else ["--clear-groups"])]
+        return lib.run([*words, "--", "python3", "-c", code, path])
+
+    host.directory.chmod(0o711)
+    names = ("freeflow-viewer", "freeflow-tenant-default", "freeflow-tenant-nobody")
+    with control_api.groups(names) as numbers:
+        viewer, tenant, other = ([str(numbers[name])] for name in names)
+        need(ask(viewer, "/metrics").startswith("200 # HELP"), "a viewer reads no metrics")
+        need(ask(tenant, "/metrics").startswith("403"), "a tenant reads all metrics")
+        for groups in (viewer, tenant):
+            need('"items":[{' in ask(groups, f"{BASE}/live"), "not what is theirs")
+        need('"items":[]' in ask(other, f"{BASE}/live"), "a tenant sees what is another's")
+        for path in ("/metrics", f"{BASE}/live"):
+            need(ask([], path).startswith("403"), f"anybody reads {path}")
+
+
+def by_tcp():
+    """Off by default; then only three paths, which nobody can change anything by; a flood harms only itself."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with lib.Host("--metrics-listen", f"127.0.0.1:{port}") as host:
+        def ask(method, path):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            with contextlib.closing(connection):
+                connection.request(method, path, "{}" if method == "PUT" else None)
+                response = connection.getresponse()
+                return response.status, response.read().decode()
+
+        code, text = ask("GET", "/metrics")
+        need(code == 200 and value(parse(text), "freeflow_router_vnics") == 0, f"{code}: {text[:200]}")
+        need(ask("GET", "/livez") == (200, "ok\n") and ask("GET", "/readyz") == (200, "ok\n"), "no health")
+        for method, path in [("GET", BASE + "/networks"), ("GET", BASE + "/live"), ("GET", "/openapi/v3")]:
+            need(ask(method, path)[0] == 404, f"{path} is served")
+        for method in ("PUT", "DELETE", "POST"):
+            need(ask(method, "/metrics")[0] == 405 and ask(method, BASE + "/networks/default")[0] == 404, f"{method} does something")
+        with contextlib.ExitStack() as stack:
+            for _ in range(64):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            # Whoever says nothing is cut off; meanwhile the API goes on.
+            Api(host).want(200, "GET", "/metrics", base="")
+        need(ask("GET", "/livez")[0] == 200, "it does not come back")
+        host.freeflow("up")
+        need("metrics" in host.freeflow("up", "--metrics-listen", "off", codes=(1,)), "another address is not refused")
+
+
+def test(checks):
+    lib.require_commands("ib_write_bw", "groupadd", "groupdel", "getent", "setpriv")
+    with lib.Host() as host:
+        api = Api(host)
+        checks.check("an idle host", idle, api)
+        one, two = host.pair()
+        checks.check("counted, direct", counted, api, one, two, "direct")
+        checks.check("rates, direct", rates, host, one, two, "direct")
+        host.freeflow("network", "set", "default", "--data-path", "routed")
+        checks.check("counted, routed", counted, api, one, two, "routed")
+        checks.check("rates, routed", rates, host, one, two, "routed")
+        checks.check("a terminal", on_a_terminal, host)
+        checks.check("pages", pages, api)
+        checks.check("readers", readers, host)
+        checks.check("limited", limited, host)
+    checks.check("by TCP", by_tcp)
+
+
+if __name__ == "__main__":
+    lib.main(test)

@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""The direct path: taken where it can be, past the router, and no program can tell, however often the path changes."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import time
+
+import lib
+import lib_paths
+from lib import need
+
+ROUNDS = 400 if lib.FULL else 24  # of each case of tests/c/direct*.c
+SWITCHES_MIN = 1000 if lib.FULL else 120
+KILLS = 200 if lib.FULL else 30
+DEATH_SECONDS_MAX = 8  # as tests/kill.py
+DEATH_ERRORS = ("retry counter exceeded", "Flushed", "remote operation error")
+SWITCH_MS = (5, 40)
+# The policy, and what a pair is then told to be, and why.
+DIRECT, ROUTED = ("auto", "direct", None), ("routed", "routed", "policy")
+LOADS = ([], ["-e"], ["-m", "shared"], ["-e", "-m", "shared"])
+SHORT_SECONDS = 0.25
+
+
+# ---- what the host says
+
+
+def row_of(host, name):
+    """The only QP of a container."""
+    rows = [row for row in json.loads(host.freeflow("ps", "--qps", "-o", "json")) if row["name"] == name]
+    need(len(rows) == 1, f"{name} has not one QP: {rows}")
+    return rows[0]
+
+
+def wait_for_path(host, names, path, reason, seconds=10):
+    end = time.monotonic() + seconds
+    while True:
+        rows = [row_of(host, name) for name in names]
+        if all((row["path"], row["reason"]) == (path, reason) for row in rows):
+            return
+        need(time.monotonic() < end, f"not {path} ({reason}): {rows}")
+        time.sleep(0.02)
+
+
+def messages(host):
+    """All that were counted, and those of them that the router carried."""
+    counters = host.status()["counters"]
+    return counters["messages"], counters["messages"] - counters["direct_messages"]
+
+
+def counted_since(host, before, requests):
+    """That every one of so many requests is counted, once, on whatever path it went; how many the router carried."""
+    total, carried = (now - then for now, then in zip(messages(host), before))
+    need(total == requests, f"{total} were counted of {requests}, {carried} by the router")
+    return carried
+
+
+def descendants(pid):
+    yield pid
+    try:
+        for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            yield from descendants(int(child))
+    except OSError:
+        return
+
+
+def pid_of(running, program):
+    """The program itself, not the command that started it."""
+    for pid in descendants(running.process.pid):
+        with open(f"/proc/{pid}/cmdline", "rb") as words:
+            if words.read().split(b"\0")[0] == program.encode():
+                return pid
+    raise lib.Failure(f"`{running.text()}` has no process {program}")
+
+
+def ticks(pid):
+    """What a process and its threads took of the processors."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+# ---- checked traffic
+
+
+class Pair:
+    """Two programs (tests/c/load.c) under way."""
+
+    def __init__(self, server, client, load, options=(), seconds=100, port=lib.PORT):
+        self.load = load
+        self.server = server.start(load, *options, "-t", seconds, "-s", lib.SEED, "server", port)
+        server.wait_for_port(self.server, port)
+        self.client = client.start(load, *options, "-t", seconds, "-s", lib.SEED, "client", server.ip, port)
+        for end in (self.server, self.client):
+            end.wait_for_output("ready")
+
+    def stop(self):
+        """Tells them to end in order; how many requests both made."""
+        os.kill(pid_of(self.client, self.load), signal.SIGTERM)
+        return self.finish()
+
+    def kill(self):
+        self.server.kill()
+        self.client.kill()
+
+    def finish(self, seconds=20):
+        """How many requests both ends made."""
+        total = 0
+        for end in (self.client, self.server):
+            code = end.wait(seconds)
+            need(code == 0 and "all right" in end.output(), f"exit code {code}:\n{end.output()}")
+            total += int(re.search(r"^(\d+) requests", end.output(), re.M)[1])
+        return total
+
+
+def switched(host, server, client, load):
+    """One pair stays; beside it others begin anew: a library asks for the direct path most readily at first."""
+    errors, before = host.status()["counters"]["completions_with_error"], messages(host)
+    short_pairs, requests = 0, 0
+    with lib_paths.Switch(host, lib.SEED, SWITCH_MS) as switch:
+        pair = Pair(server, client, load, port=lib.PORT + 1)
+        end = time.monotonic() + SWITCHES_MIN
+        while switch.changes < SWITCHES_MIN:
+            need(time.monotonic() < end, f"only {switch.changes} changes of the path")
+            short = Pair(server, client, load, LOADS[short_pairs % len(LOADS)])
+            time.sleep(SHORT_SECONDS)
+            requests += short.stop()
+            short_pairs += 1
+        requests += pair.stop()
+    now = host.status()["counters"]["completions_with_error"]
+    need(now == errors, f"{now - errors} failed completions")
+    carried = counted_since(host, before, requests)
+    need(carried < requests, "no request went past the router")
+    return f"{switch.changes} changes, {short_pairs} pairs, {carried} of {requests} requests by the router"
+
+
+def paths_are_told(host, server, client, load, paths):
+    """Of a pair at work, when it is told to go this way and that."""
+    need(lib_paths.set_path(host, "auto"), "the router does not take the data path")
+    pair = Pair(server, client, load)
+    try:
+        for path, *told in paths:
+            need(lib_paths.set_path(host, path), "the router does not take the data path")
+            wait_for_path(host, (server.name, client.name), *told)
+        pair.stop()
+    finally:
+        pair.kill()
+
+
+def past_the_router(host, server, client, load, path, *options):
+    need(lib_paths.set_path(host, path), "the router does not take the data path")
+    before = messages(host)
+    sent = Pair(server, client, load, options, seconds=2).finish()
+    carried = counted_since(host, before, sent)
+    need(carried == sent if path == "routed" else carried * 6 < sent, f"the router carried {carried} of {sent}")
+    return f"{carried} of {sent} by the router"
+
+
+def ping(host, server, client, path, told, reason):
+    need(lib_paths.set_path(host, path), "the router does not take the data path")
+    report = json.loads(host.freeflow("ping", server.name, client.name, "-o", "json"))
+    ways = [(qp["path"], qp["reason"]) for qp in report["qps"]]
+    need(ways == [(told, reason)] * 2, f"not {told}: {ways}")
+
+
+# ---- cases in C
+
+
+def cases(server, client, direct, names=(), rounds=ROUNDS):
+    words = [direct, "-s", lib.SEED, "-n", rounds]
+    server_output, output = lib.in_two_containers(
+        server, client, [*words, "server", lib.PORT, *names], [*words, "client", "{ip}", lib.PORT, *names],
+        seconds=60 + rounds)
+    need(" 0 failed" in output and " 0 failed" in server_output, output + server_output)
+    return output.strip().splitlines()[-1]
+
+
+def cases_switched(host, server, client, direct):
+    with lib_paths.Switch(host, lib.SEED) as switch:
+        note = cases(server, client, direct)
+        return f"{note}, {switch.changes} changes"
+
+
+# ---- deaths
+
+
+def killed(host, server, client, load, path):
+    """The survivor learns of it as on the other path, and as soon."""
+    need(lib_paths.set_path(host, path), "the router does not take the data path")
+    pair = Pair(server, client, load)
+    wait_for_path(host, (server.name, client.name), *(DIRECT if path == "auto" else ROUTED)[1:])
+    begin = time.monotonic()
+    os.kill(pid_of(pair.server, load), signal.SIGKILL)
+    code = pair.client.wait(DEATH_SECONDS_MAX)
+    seconds = time.monotonic() - begin
+    output = pair.client.output()
+    need(code == 1 and any(error in output for error in DEATH_ERRORS), f"exit code {code}:\n{output}")
+    pair.server.wait(5)
+    return f"{seconds:.2f} s: {output.strip().splitlines()[-1]}"
+
+
+def many_kills(host, server, client, kill):
+    words = [lib.PORT, lib.SEED + 2, KILLS]
+    with lib_paths.Switch(host, lib.SEED):
+        server_output, output = lib.in_two_containers(
+            server, client, [kill, "server", *words], [kill, "client", "{ip}", *words], seconds=30 + KILLS)
+    need("; 0 wrong" in output and "; 0 wrong" in server_output, output + server_output)
+
+
+# ---- rest
+
+
+def idle(host, server, client, direct):
+    """Asleep in the completion channel, neither programs nor router take anything."""
+    words = ["server", lib.PORT, "idle"]
+    there = server.start(direct, *words)
+    server.wait_for_port(there)
+    here = client.start(direct, "client", server.ip, lib.PORT, "idle")
+    for end in (there, here):
+        end.wait_for_output("idle\n")
+    wait_for_path(host, (server.name, client.name), "direct", None)
+    pids = {"server": pid_of(there, direct), "client": pid_of(here, direct), "router": host.router_pid()}
+    # What a machine takes from whoever runs, and what falls asleep late, is not there each time.
+    for last in (False, False, True):
+        time.sleep(0.3)  # the router falls asleep
+        before = {name: ticks(pid) for name, pid in pids.items()}
+        time.sleep(1)
+        taken = {name: ticks(pid) - before[name] for name, pid in pids.items()}
+        if max(taken.values()) <= 1:
+            break
+        need(not last, f"ticks of {os.sysconf('SC_CLK_TCK')} in a second: {taken}")
+    for end in (here, there):
+        need(end.wait(60) == 0, end.output())
+
+
+def test(checks):
+    load, direct, kill = (lib.program(name) for name in ("load", "direct", "kill"))
+    with lib.Host() as host:
+        need(not host.switch and lib_paths.wanted() == "auto", "this test sets the data path itself")
+        server, client = host.pair()
+        before = lib.router_resources(host)
+        both = (host, server, client)
+        checks.check("a pair is direct, and then routed by policy", paths_are_told, *both, load, [DIRECT, ROUTED])
+        checks.check("and then direct again", paths_are_told, *both, load, [DIRECT, ROUTED, DIRECT])
+        for path in lib_paths.ALL:
+            checks.check(f"{path}: what the router carries", past_the_router, *both, load, path)
+        checks.check("what programs did that exit at once is counted", past_the_router, *both, load, "auto", "-x")
+        for path, *told in (ROUTED, DIRECT):
+            checks.check(f"{path}: freeflow ping", ping, *both, path, *told)
+        checks.check("asleep, nobody takes processor time", idle, *both, direct)
+        checks.check("cases between two containers", cases, server, client, direct)
+        checks.check("cases while the path changes", cases_switched, *both, direct)
+        checks.check("traffic while the path changes", switched, *both, load)
+        for path in lib_paths.ALL:
+            checks.check(f"{path}: one end is killed", killed, *both, load, path)
+        checks.check(f"{KILLS} kills while the path changes", many_kills, *both, kill)
+        checks.check("nothing is left in the router", lib.wait_for_resources, host, before)
+
+
+if __name__ == "__main__":
+    lib.main(test)
