@@ -80,8 +80,8 @@ impl Control {
                     if matches!(what, Change::Created | Change::Deleted) {
                         self.news.tell();
                     }
-                    if let Some(network) = self.state.network(name).filter(|_| *what == Change::Created) {
-                        self.peers.network(name, network.id);
+                    if *what != Change::Configured {
+                        self.peers.network(name, self.state.network(name).map(|network| network.id));
                     }
                 }
                 (ObjectKind::QosClass | ObjectKind::Quota, _) => policy = true,

@@ -291,7 +291,7 @@ fn start_peers(
     let epoch = u64::from_le_bytes(random_bytes()?);
     let (thread, handle) = Peers::start(file, epoch, sink, farewell)?;
     for network in state.networks() {
-        handle.network(network.name(), network.id);
+        handle.network(network.name(), Some(network.id));
     }
     Ok((thread, handle))
 }

@@ -209,14 +209,17 @@ impl Claims {
         gone.iter().filter_map(|subject| self.release(host, subject, networks)).collect()
     }
 
-    /// All that is announced of a network that is new here.
-    pub fn of_network(&self, name: &str, network: NetworkId) -> Vec<Update> {
-        let all = self.of_hosts.iter().flat_map(|(&host, claims)| claims.iter().map(move |claim| (host, claim)));
+    /// All that is announced of a network that is new here, or that `is_here` no more.
+    pub fn of_network(&self, name: &str, network: NetworkId, is_here: bool) -> Vec<Update> {
+        let all = self.of_hosts.iter().flat_map(|(host, claims)| claims.iter().map(move |claim| (host, claim)));
         all.filter(|(host, (subject, _))| {
-            let is_owner = self.owners.get(subject) == Some(&Owner::Host(*host));
+            let is_owner = self.owners.get(subject) == Some(&Owner::Host(**host));
             subject.network() == name && (is_owner || matches!(subject, Subject::Group { .. }))
         })
-        .filter_map(|(host, (subject, claim))| subject.update(network, Some(host), claim.qpn))
+        .filter_map(|(host, (subject, claim))| {
+            let is_group = matches!(subject, Subject::Group { .. });
+            subject.update(network, (is_here || is_group).then_some(*host), claim.qpn.filter(|_| is_here))
+        })
         .collect()
     }
 }

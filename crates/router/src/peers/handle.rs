@@ -38,7 +38,7 @@ pub type CmTickets = [Ticket; 2];
 pub(super) enum Command {
     Ask { host: HostId, qpn: Qpn },
     Tell { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
-    Network { name: String, network: NetworkId },
+    Network { name: String, network: Option<NetworkId> },
     Address { network: String, gid: Gid, identity: Option<Arc<VnicIdentity>> },
     Severed { host: HostId, qpn: Qpn, peer: Qpn },
     Group { network: NetworkId, gid: Gid, qpn: Option<Qpn> },
@@ -126,8 +126,8 @@ impl PeersHandle {
         self.put(Command::Cm { host, network, from, to, mad, tickets });
     }
 
-    /// The number that a network has on this host. To be said before anything else of that network.
-    pub fn network(&self, name: &str, network: NetworkId) {
+    /// The number that a network has on this host, to be said before anything else of that network; `None`: it is gone.
+    pub fn network(&self, name: &str, network: Option<NetworkId>) {
         self.put(Command::Network { name: name.into(), network });
     }
 

@@ -69,7 +69,7 @@ impl Solo {
     /// The other host is up.
     fn new(features: u64) -> Self {
         let mut solo = Self { state: State::new(NOW, file(), 5), sent: Vec::new(), updates: Vec::new() };
-        solo.state.handle_network("default", DEFAULT);
+        solo.state.handle_network("default", Some(DEFAULT));
         solo.connect(50, features);
         solo
     }
@@ -254,7 +254,7 @@ fn labels_go_with_their_addresses() {
     let (network, vnic) = ("other".into(), "v".into());
     solo.hear(51, PeerMessage::Identity { network, gid: gid("10.111.1.7"), vnic, labels });
     assert_eq!(solo.updates(), []);
-    solo.state.handle_network("other", NetworkId(8));
+    solo.state.handle_network("other", Some(NetworkId(8)));
     let updates = solo.updates();
     assert!(updates.contains(&Update::Party { network: NetworkId(8), gid: gid("10.111.1.7"), identity: Some(x) }));
 }

@@ -637,14 +637,31 @@ impl State {
 
     // This host's own.
 
-    /// A network of this host; its name never stands for another one.
-    pub fn handle_network(&mut self, name: &str, network: NetworkId) {
-        self.network_names.insert(network, name.into());
-        if self.networks.insert(name.into(), network).is_none() {
-            let updates = self.claims.of_network(name, network);
-            self.update(updates);
-            self.give_settings();
+    /// A network of this host; `None`: it is gone. One that is made anew under its name is another one.
+    pub fn handle_network(&mut self, name: &str, network: Option<NetworkId>) {
+        let before = match network {
+            Some(network) => self.networks.insert(name.into(), network),
+            None => self.networks.remove(name),
+        };
+        if before == network {
+            return;
         }
+        if let Some(gone) = before {
+            self.network_names.remove(&gone);
+            let updates = self.claims.of_network(name, gone, false);
+            self.update(updates);
+            let is_its = |subject: &&Subject| subject.network() == name && matches!(subject, Subject::Group { .. });
+            let groups: Vec<Subject> = self.local.keys().filter(is_its).cloned().collect();
+            for group in groups {
+                self.set_local(group, None);
+            }
+        }
+        if let Some(network) = network {
+            self.network_names.insert(network, name.into());
+            let updates = self.claims.of_network(name, network, true);
+            self.update(updates);
+        }
+        self.give_settings();
     }
 
     /// A vNIC came to this host, is another now, or left it.

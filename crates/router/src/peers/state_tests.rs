@@ -93,7 +93,7 @@ impl Solo {
         let now = Instant(1_000_000_000_000);
         let (sent, updates, dials, closed, notes) = Default::default();
         let mut solo = Self { state: State::new(now, file, 0xe0), now, sent, updates, dials, closed, notes };
-        solo.state.handle_network("default", DEFAULT);
+        solo.state.handle_network("default", Some(DEFAULT));
         solo.settle();
         solo.updates.clear();
         solo
@@ -477,7 +477,7 @@ fn networks_that_are_not_here_yet_are_remembered() {
     let group = PeerMessage::Group { network: "late".into(), gid: gid("ff05::1"), qpn: Some(Qpn(4)) };
     solo.says(C, group);
     assert_eq!(solo.take_updates(), []);
-    solo.state.handle_network("late", NetworkId(8));
+    solo.state.handle_network("late", Some(NetworkId(8)));
     let updates = solo.take_updates();
     let expected = [
         Update::Route { network: NetworkId(8), gid: gid("10.111.1.1"), host: Some(H) },
@@ -485,6 +485,36 @@ fn networks_that_are_not_here_yet_are_remembered() {
     ];
     assert_eq!(updates[..2], expected);
     assert!(matches!(updates[2..], [Update::Settings(_)]));
+}
+
+#[test]
+fn a_network_that_is_made_again_is_another_one() {
+    let mut solo = Solo::up();
+    let member = gid("ff05::1");
+    solo.says(C, address("default", "10.111.1.1"));
+    solo.says(C, PeerMessage::Group { network: "default".into(), gid: member, qpn: Some(Qpn(4)) });
+    solo.state.handle_group(DEFAULT, gid("ff05::2"), Some(Qpn(5)));
+    solo.settle();
+    (solo.updates, solo.sent) = Default::default();
+    let of = |network, is_here: bool| {
+        let (host, qpn) = (is_here.then_some(H), is_here.then_some(Qpn(4)));
+        [Update::Route { network, gid: gid("10.111.1.1"), host }, Update::Group { host: H, network, gid: member, qpn }]
+    };
+    solo.state.handle_network("default", None);
+    let updates = solo.take_updates();
+    assert_eq!(updates[..2], of(DEFAULT, false));
+    assert!(matches!(updates[2..], [Update::Settings(_)]));
+    // This host's members were of the one that is gone.
+    assert_eq!(solo.sent, [PeerMessage::Group { network: "default".into(), gid: gid("ff05::2"), qpn: None }]);
+    solo.state.handle_group(DEFAULT, gid("ff05::2"), None);
+    solo.state.handle_network("default", Some(NetworkId(8)));
+    assert_eq!(solo.take_updates()[..2], of(NetworkId(8), true));
+    // The same again is no news, and without the word of its end the one before ends too.
+    solo.state.handle_network("default", Some(NetworkId(8)));
+    assert_eq!(solo.take_updates(), []);
+    solo.state.handle_network("default", Some(NetworkId(9)));
+    let updates = solo.take_updates();
+    assert_eq!(updates[..4], [of(NetworkId(8), false), of(NetworkId(9), true)].concat());
 }
 
 #[test]
@@ -599,7 +629,7 @@ impl Pair {
         let (on_the_way, updates) = Default::default();
         let mut pair = Self { now, hosts, on_the_way, updates, connection: 0, is_connected: false, is_cut: false };
         for host in &mut pair.hosts {
-            host.handle_network("default", DEFAULT);
+            host.handle_network("default", Some(DEFAULT));
         }
         pair
     }
@@ -686,7 +716,7 @@ fn two_hosts_find_each_other_lose_each_other_and_agree_again() {
     assert_eq!(pair.route(0, "10.111.2.1"), Some(H));
     // A router is killed and another takes its place.
     pair.hosts[0] = State::new(pair.now, only(1, 2), 3);
-    pair.hosts[0].handle_network("default", DEFAULT);
+    pair.hosts[0].handle_network("default", Some(DEFAULT));
     pair.updates = Default::default();
     pair.pass(3_000);
     assert_eq!((pair.route(1, "10.111.1.2"), pair.route(0, "10.111.2.1")), (None, Some(H)));
