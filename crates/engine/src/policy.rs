@@ -20,6 +20,8 @@ pub(crate) struct Policy {
     /// does not keep it from the last ones.
     next: u32,
     left: u32,
+    /// How many there were at the change: where it goes round. Those beyond were connected by what is said since.
+    end: u32,
 }
 
 /// The last one that policy said yes to, and when.
@@ -33,13 +35,14 @@ impl Engine {
     /// and by, in [`Self::poll_policy`].
     pub fn handle_policy_changed(&mut self) {
         self.policy.generation += 1;
-        self.policy.left = self.qps.end();
+        self.policy.end = self.qps.end();
+        self.policy.left = self.policy.end;
     }
 
     /// Looks at so many QPs at most, and cuts the connections that are not allowed any more; whether there are more to look at.
     pub fn poll_policy<E: Environment>(&mut self, env: &mut E, count_max: u32) -> bool {
         for _ in 0..count_max.min(self.policy.left) {
-            if self.policy.next >= self.qps.end() {
+            if self.policy.next >= self.policy.end {
                 self.policy.next = 0;
             }
             let index = self.policy.next;

@@ -109,6 +109,29 @@ fn changes_that_follow_each_other_reach_the_last_one() {
 }
 
 #[test]
+fn those_that_come_meanwhile_do_not_hide_others() {
+    let mut net = Net::new();
+    let mut pairs: Vec<(End, End)> = (0..4).map(|_| net.pair(QpType::Rc)).collect();
+    follow(&mut net);
+    // The next look begins behind these eight.
+    pairs.extend((0..4).map(|_| net.pair(QpType::Rc)));
+    for (a, b) in &pairs {
+        deny(&mut net, a, b);
+    }
+    net.engine.handle_policy_changed();
+    net.engine.poll_policy(&mut net.world, 2);
+    let later: Vec<(End, End)> = (0..4).map(|_| net.pair(QpType::Rc)).collect();
+    while net.engine.poll_policy(&mut net.world, 2) {}
+    net.settle();
+    for (a, b) in &pairs {
+        assert_eq!((net.state(a), net.state(b)), (QpState::Error, QpState::Error));
+    }
+    for (a, _) in &later {
+        assert_eq!(net.state(a), QpState::ReadyToSend);
+    }
+}
+
+#[test]
 fn datagrams_are_refused_from_the_next_one_on() {
     let mut net = Net::new();
     let (a, b) = (net.end(QpType::Ud), net.end(QpType::Ud));
