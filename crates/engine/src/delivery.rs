@@ -86,10 +86,10 @@ impl Engine {
         if (reads || is_atomic) && self.reads_too_much(now, id, responder) {
             return Turn::Stop(Progress::Waiting);
         }
+        budget.bytes = budget.bytes.saturating_sub(bytes.max(1));
         if is_atomic {
             return self.perform_atomic(env, now, id, responder);
         }
-        budget.bytes = budget.bytes.saturating_sub(bytes.max(1));
         let qp = self.qp(id);
         let send = &qp.send;
         if send.length == 0 && qp.service != QpType::Ud {
@@ -274,13 +274,13 @@ impl Engine {
         };
         match env.atomic(self.next_token(), at, operation) {
             AtomicOutcome::Done(value) => {
-                self.note_read(id, responder, ATOMIC_BYTES);
+                self.atomic_went(id, responder);
                 self.count_received(id, responder);
                 self.qp_mut(id).send.phase = SendPhase::Original(value);
                 Turn::Continue
             }
             AtomicOutcome::Pending => {
-                self.note_read(id, responder, ATOMIC_BYTES);
+                self.atomic_went(id, responder);
                 self.note_atomic_span(at);
                 self.launch(id, Some(responder), FlightKind::Atomic);
                 self.qp_mut(id).send.phase = SendPhase::InFlight;
@@ -291,6 +291,12 @@ impl Engine {
                 Turn::Continue
             }
         }
+    }
+
+    /// Charged like a READ: to who asks, and to the owner of the memory.
+    fn atomic_went(&mut self, id: QpId, responder: QpId) {
+        self.note_used(id, ATOMIC_BYTES);
+        self.note_read(id, responder, ATOMIC_BYTES);
     }
 
     fn atomic_failed<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, responder: QpId) {

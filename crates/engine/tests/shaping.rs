@@ -473,6 +473,30 @@ fn atomics_are_charged_to_the_owner_of_the_memory() {
     assert!(passed > SECOND / 2 && passed < SECOND, "{passed}");
 }
 
+#[test]
+fn atomics_are_charged_to_who_asks() {
+    let mut net = Net::new();
+    let (a, b) = net.pair(QpType::Rc);
+    let limit = RateLimit { burst_bytes: Some(16), ..rate(800) };
+    net.engine.set_shaping(net.now, a.vnic, of_vnic(limit)).unwrap();
+    for put_off in [false, true] {
+        net.world.always_put_off = put_off;
+        for id in 0..10 {
+            net.post_send(&a, remote(id, Op::FetchAdd, &[a.sge(0, 8)], &b, 8));
+        }
+        let (start, mut done) = (net.now, 0);
+        while done < 10 {
+            net.settle();
+            done += net.polls(&a).len();
+            if done < 10 {
+                assert!(net.expire());
+            }
+        }
+        let passed = net.now.0 - start.0;
+        assert!(passed > SECOND / 2 && passed <= SECOND, "{passed}");
+    }
+}
+
 // ---- quotas
 
 #[test]
