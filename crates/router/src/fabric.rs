@@ -7,7 +7,8 @@
 //! file allows some network to talk to them.
 //!
 //! Invariant: what a host says of its QPNs is believed until [`Update::PeersGone`], and kept for at most
-//! [`QPNS_OF_HOST_MAX`] of them.
+//! [`QPNS_OF_HOST_MAX`] of them; that a QPN is nobody's is believed for [`ABSENT_FOR`]. A host is told of what becomes of the
+//! QPs that it asked for, and of those alone that exist: nobody can make this grow by asking.
 use crate::external::EXTERNAL_GID_INDEX;
 use crate::log::warning;
 use crate::peers::{ExternalPeers, Mad, PeersHandle, Settings, Update};
@@ -26,13 +27,15 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// QPNs of one host that answers are kept for, and of ours that it is told of; the oldest goes first.
+/// QPNs of one host that answers are kept for; the oldest goes first.
 const QPNS_OF_HOST_MAX: usize = 65_536;
+/// After that a QPN that was nobody's is asked for again: its host does not tell of one that is made later.
+const ABSENT_FOR: Duration = Duration::from_millis(1000);
 /// A question that was not answered is asked again after this time, so many times.
 const ASK_AGAIN: Duration = Duration::from_millis(1000);
 const ASK_COUNT_MAX: u32 = 8;
-/// Questions under way, of all hosts; beyond that nobody is asked.
-const QUESTION_COUNT_MAX: usize = 65_536;
+/// Questions to one host that it has not answered; beyond that it is not asked.
+const QUESTION_COUNT_MAX: usize = 16_384;
 /// Numbers of external hosts begin here; the peers file's hosts have smaller ones.
 const EXTERNAL_HOST_BASE: u32 = 1 << 15;
 const EXTERNAL_HOST_COUNT_MAX: u32 = 4096;
@@ -47,7 +50,14 @@ const MAD_FLOW: u32 = 0;
 /// What is known of one QPN of another host.
 enum Known {
     Asked { count: u32 },
-    Is(Option<PeerInfo>),
+    Is(PeerInfo),
+    Absent { until: Instant },
+}
+
+impl Known {
+    fn told(now: Instant, info: Option<PeerInfo>) -> Self {
+        info.map_or(Self::Absent { until: now + ABSENT_FOR }, Self::Is)
+    }
 }
 
 struct Host {
@@ -57,30 +67,48 @@ struct Host {
     known: BTreeMap<Qpn, Known>,
     /// QPNs of `known`, the oldest first; some are not there any more, or were there before.
     order: VecDeque<Qpn>,
-    /// QPNs of ours that it asked for, or is connected to: it is told when they change.
+    /// How many of `known` it was asked for.
+    asked_count: usize,
+    /// QPs of ours that it asked for, or is connected to: it is told when they change.
     told: BTreeSet<Qpn>,
 }
 
 impl Host {
     fn new(address: IpAddr, external: Option<Gid>) -> Self {
-        Self { address, external, known: BTreeMap::new(), order: VecDeque::new(), told: BTreeSet::new() }
+        let (known, order, told) = Default::default();
+        Self { address, external, known, order, asked_count: 0, told }
     }
 
     fn note(&mut self, qpn: Qpn, known: Known) {
-        if self.known.insert(qpn, known).is_none() {
-            self.order.push_back(qpn);
+        self.asked_count += usize::from(matches!(known, Known::Asked { .. }));
+        let before = self.known.insert(qpn, known);
+        match before {
+            None => self.order.push_back(qpn),
+            Some(before) => self.asked_count -= usize::from(matches!(before, Known::Asked { .. })),
         }
         while self.order.len() > QPNS_OF_HOST_MAX
             && let Some(oldest) = self.order.pop_front()
         {
-            self.known.remove(&oldest);
+            self.forget(oldest);
+        }
+    }
+
+    fn forget(&mut self, qpn: Qpn) {
+        if let Some(Known::Asked { .. }) = self.known.remove(&qpn) {
+            self.asked_count -= 1;
         }
     }
 
     fn forget_all(&mut self) {
         self.known.clear();
         self.order.clear();
+        self.asked_count = 0;
         self.told.clear();
+    }
+
+    /// Whether it still owes an answer.
+    fn owes(&self, qpn: Qpn) -> bool {
+        matches!(self.known.get(&qpn), Some(Known::Asked { .. }))
     }
 }
 
@@ -101,8 +129,12 @@ pub struct Fabric {
     routers: Vec<IpAddr>,
     /// QPNs of ours that are somebody else now, and the host that this surely concerns.
     changed: Vec<(Qpn, Option<HostId>)>,
-    /// Questions under way, by when they are asked again.
+    /// Questions by when they are asked again, answered ones among them.
     asked: VecDeque<(Instant, HostId, Qpn)>,
+    /// With so many the answered ones are dropped.
+    sift_at: usize,
+    /// Questions of this turn. They go behind what is told of our QPs, so that who answers knows by whom it was asked.
+    questions: Vec<(HostId, Qpn)>,
     /// Bursts that were fetched and found no room.
     pub(crate) unsent: VecDeque<Unsent>,
     /// When something was last sent or received.
@@ -247,15 +279,24 @@ impl Fabric {
     }
 
     fn ask(&mut self, now: Instant, id: HostId, qpn: Qpn, count: u32) {
-        let Some(host) = self.hosts.get_mut(&id).filter(|_| self.asked.len() < QUESTION_COUNT_MAX) else { return };
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        if host.asked_count >= QUESTION_COUNT_MAX && !host.owes(qpn) {
+            return;
+        }
         host.note(qpn, Known::Asked { count });
+        if self.asked.len() >= self.sift_at.max(QUESTION_COUNT_MAX) {
+            self.asked.retain(|&(_, id, qpn)| self.hosts.get(&id).is_some_and(|host| host.owes(qpn)));
+            self.sift_at = 2 * self.asked.len();
+        }
         self.asked.push_back((now + ASK_AGAIN, id, qpn));
-        // Too many commands: it is tried again when this question is due again.
-        let _ = self.peers.ask(id, qpn);
+        self.questions.push((id, qpn));
     }
 
-    /// When [`Self::ask_again`] has something to do.
+    /// When [`Self::ask_again`] has something to do, or [`Worker::tell_peers`].
     pub fn next_question(&self) -> Option<Instant> {
+        if !self.questions.is_empty() || !self.changed.is_empty() {
+            return Some(Instant(0));
+        }
         self.asked.front().map(|&(due, ..)| due)
     }
 
@@ -268,8 +309,8 @@ impl Fabric {
             let Some(host) = self.hosts.get_mut(&id) else { continue };
             match host.known.get(&qpn) {
                 Some(&Known::Asked { count }) if count < ASK_COUNT_MAX => self.ask(now, id, qpn, count + 1),
-                Some(Known::Asked { .. }) => drop(host.known.remove(&qpn)),
-                Some(Known::Is(_)) | None => {}
+                Some(Known::Asked { .. }) => host.forget(qpn),
+                Some(Known::Is(_) | Known::Absent { .. }) | None => {}
             }
         }
     }
@@ -280,10 +321,10 @@ impl Fabric {
             return PeerAnswer::External(gid);
         }
         match host.known.get(&qpn) {
-            Some(Known::Is(Some(info))) => PeerAnswer::Known(*info),
-            Some(Known::Is(None)) => PeerAnswer::Absent,
+            Some(Known::Is(info)) => PeerAnswer::Known(*info),
+            Some(Known::Absent { until }) if now < *until => PeerAnswer::Absent,
             Some(Known::Asked { .. }) => PeerAnswer::Asked,
-            None => {
+            Some(Known::Absent { .. }) | None => {
                 self.ask(now, id, qpn, 1);
                 PeerAnswer::Asked
             }
@@ -303,14 +344,23 @@ impl Fabric {
         }
     }
 
-    /// Notes that the host hears of this QPN of ours from now on. False: it has asked for too many.
-    fn note_told(&mut self, id: HostId, qpn: Qpn) -> bool {
-        let Some(host) = self.hosts.get_mut(&id) else { return false };
-        let is_room = host.told.len() < QPNS_OF_HOST_MAX || host.told.contains(&qpn);
-        if is_room {
+    /// Notes that the host hears of this QP of ours from now on.
+    fn note_told(&mut self, id: HostId, qpn: Qpn) {
+        if let Some(host) = self.hosts.get_mut(&id) {
             host.told.insert(qpn);
         }
-        is_room
+    }
+
+    /// A QPN of ours is somebody else now: who has to be told. One that is nobody's any more is told of for the last time.
+    fn listeners(&mut self, qpn: Qpn, peer: Option<HostId>, is_somebody: bool) -> Vec<HostId> {
+        if let Some(host) = peer.filter(|_| is_somebody) {
+            self.note_told(host, qpn);
+        }
+        let hears = |(&id, host): (&HostId, &mut Host)| {
+            let told = if is_somebody { host.told.contains(&qpn) } else { host.told.remove(&qpn) };
+            ((told || peer == Some(id)) && host.external.is_none()).then_some(id)
+        };
+        self.hosts.iter_mut().filter_map(hears).collect()
     }
 
     pub fn group_hosts(&self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
@@ -414,7 +464,7 @@ impl Worker {
             Update::Severed { host, qpn, peer } => engine.handle_severed(&mut self.rings, qpn, host, peer),
             Update::Peer { host, qpn, info } => {
                 if let Some(entry) = fabric.hosts.get_mut(&host) {
-                    entry.note(qpn, Known::Is(info));
+                    entry.note(qpn, Known::told(now, info));
                     engine.handle_peer_changed(&mut self.rings, now, host, Some(qpn));
                 }
             }
@@ -426,14 +476,17 @@ impl Worker {
             }
             Update::Group { host, network, gid, qpn } => fabric.set_group(host, (network, gid), qpn),
             Update::Asked { host, qpn } => {
-                if fabric.note_told(host, qpn) {
-                    fabric.peers.tell(host, qpn, engine.peer_info(qpn));
+                let info = engine.peer_info(qpn);
+                if info.is_some() {
+                    fabric.note_told(host, qpn);
                 }
+                fabric.peers.tell(host, qpn, info);
             }
         }
     }
 
-    /// Tells other routers which of our QPNs are somebody else now, and which groups have members here.
+    /// Tells other routers which of our QPNs are somebody else now, and which groups have members here; then asks them what this
+    /// turn wants to know.
     pub(crate) fn tell_peers(&mut self) {
         while let Some(GroupChange { network, group, qpn }) = self.engine.poll_group_change() {
             self.rings.fabric.peers.group(network, group, qpn);
@@ -442,19 +495,16 @@ impl Worker {
         for (qpn, peer) in changed.drain(..) {
             let info = self.engine.peer_info(qpn);
             let fabric = &mut self.rings.fabric;
-            if let Some(host) = peer {
-                fabric.note_told(host, qpn);
-            }
-            for (&id, host) in &mut fabric.hosts {
-                if host.told.contains(&qpn) && host.external.is_none() {
-                    fabric.peers.tell(id, qpn, info);
-                }
-                if info.is_none() && Some(id) == peer {
-                    host.told.remove(&qpn);
-                }
+            for host in fabric.listeners(qpn, peer, info.is_some()) {
+                fabric.peers.tell(host, qpn, info);
             }
         }
-        self.rings.fabric.changed = changed;
+        let fabric = &mut self.rings.fabric;
+        fabric.changed = changed;
+        for (host, qpn) in fabric.questions.drain(..) {
+            // Too many commands: it is tried again when this question is due again.
+            let _ = fabric.peers.ask(host, qpn);
+        }
     }
 }
 
@@ -476,7 +526,12 @@ mod tests {
     }
 
     fn tell(fabric: &mut Fabric, qpn: u32, info: Option<PeerInfo>) {
-        fabric.hosts.get_mut(&HOST).unwrap().note(Qpn(qpn), Known::Is(info));
+        fabric.hosts.get_mut(&HOST).unwrap().note(Qpn(qpn), Known::told(Instant(0), info));
+    }
+
+    /// Nobody waits for the worker's next turn.
+    fn asked(fabric: &mut Fabric) -> usize {
+        fabric.questions.drain(..).count()
     }
 
     #[test]
@@ -485,23 +540,32 @@ mod tests {
         assert_eq!(fabric.peer(now, HostId(9), Qpn(1)), PeerAnswer::Absent);
         assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Asked);
         assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Asked);
-        assert_eq!((fabric.asked.len(), fabric.next_question()), (1, Some(now + ASK_AGAIN)));
+        assert_eq!((fabric.asked.len(), fabric.next_question()), (1, Some(Instant(0))));
+        assert_eq!(asked(&mut fabric), 1);
+        assert_eq!(fabric.next_question(), Some(now + ASK_AGAIN));
         tell(&mut fabric, 1, Some(info()));
         assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Known(info()));
         tell(&mut fabric, 1, None);
         assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Absent);
         fabric.ask_again(now + ASK_AGAIN);
         assert_eq!(fabric.next_question(), None);
+        // It may be somebody's by now.
+        assert_eq!(fabric.peer(now + ABSENT_FOR, HOST, Qpn(1)), PeerAnswer::Asked);
+        tell(&mut fabric, 1, Some(info()));
+        assert_eq!(asked(&mut fabric), 1);
+        fabric.ask_again(now + ASK_AGAIN + ABSENT_FOR);
 
         // Nobody answers: it is asked again so many times, and then, if somebody wants to know, from the beginning.
         assert_eq!(fabric.peer(now, HOST, Qpn(2)), PeerAnswer::Asked);
         let mut count = 0;
+        assert_eq!(asked(&mut fabric), 1);
         while let Some(due) = fabric.next_question() {
             now = due;
             fabric.ask_again(now);
             count += 1;
+            asked(&mut fabric);
         }
-        assert_eq!(count, ASK_COUNT_MAX);
+        assert_eq!((count, fabric.hosts[&HOST].asked_count), (ASK_COUNT_MAX, 0));
         assert_eq!(fabric.peer(now, HOST, Qpn(2)), PeerAnswer::Asked);
         assert!(fabric.next_question().is_some());
     }
@@ -515,10 +579,44 @@ mod tests {
         assert_eq!(fabric.hosts[&HOST].known.len(), QPNS_OF_HOST_MAX);
         assert_eq!(fabric.peer(Instant(0), HOST, Qpn(1)), PeerAnswer::Known(info()));
         assert_eq!(fabric.peer(Instant(0), HOST, Qpn(0)), PeerAnswer::Asked);
-        let told = (0..QPNS_OF_HOST_MAX as u32 + 1).filter(|&qpn| fabric.note_told(HOST, Qpn(qpn))).count();
-        assert_eq!(told, QPNS_OF_HOST_MAX);
-        fabric.hosts.get_mut(&HOST).unwrap().forget_all();
-        assert!(fabric.note_told(HOST, Qpn(QPNS_OF_HOST_MAX as u32)));
+    }
+
+    #[test]
+    fn unanswered_questions_are_bounded_and_answered_ones_make_room() {
+        let mut fabric = fabric();
+        let count = QUESTION_COUNT_MAX as u32;
+        for qpn in 0..2 * count {
+            assert_eq!(fabric.peer(Instant(0), HOST, Qpn(qpn)), PeerAnswer::Asked);
+        }
+        assert_eq!((asked(&mut fabric), fabric.hosts[&HOST].asked_count), (QUESTION_COUNT_MAX, QUESTION_COUNT_MAX));
+        // Those that were not asked, answered at once: never more than a few times as many are kept.
+        for qpn in 0..8 * count {
+            tell(&mut fabric, qpn, None);
+            fabric.peer(Instant(0), HOST, Qpn(qpn + count));
+            assert!(fabric.asked.len() <= 2 * QUESTION_COUNT_MAX);
+        }
+        assert!(asked(&mut fabric) > 6 * QUESTION_COUNT_MAX);
+        // Each is asked again once, and then they are forgotten.
+        let host = fabric.hosts.get_mut(&HOST).unwrap();
+        host.forget_all();
+        fabric.ask_again(Instant(0) + ASK_AGAIN);
+        assert_eq!((fabric.asked.len(), fabric.hosts[&HOST].asked_count), (0, 0));
+    }
+
+    #[test]
+    fn a_host_hears_of_queue_pairs_until_they_are_gone() {
+        let mut fabric = fabric();
+        let other = HostId(4);
+        fabric.hosts.insert(other, Host::new("192.0.2.4".parse().unwrap(), None));
+        assert_eq!(fabric.listeners(Qpn(7), None, true), []);
+        assert_eq!(fabric.listeners(Qpn(7), Some(HOST), true), [HOST]);
+        fabric.note_told(other, Qpn(7));
+        assert_eq!(fabric.listeners(Qpn(7), None, true), [HOST, other]);
+        assert_eq!(fabric.listeners(Qpn(7), None, false), [HOST, other]);
+        assert_eq!(fabric.listeners(Qpn(7), None, false), []);
+        // Who is connected with it hears of its end, and is not kept.
+        assert_eq!(fabric.listeners(Qpn(8), Some(HOST), false), [HOST]);
+        assert!(fabric.hosts.values().all(|host| host.told.is_empty()));
     }
 
     #[test]

@@ -122,11 +122,11 @@ impl Worker {
 
     /// What this turn left to be sent; whether anything was.
     pub(crate) fn send_datagrams(&mut self, now: Instant) -> bool {
+        self.rings.fabric.ask_again(now);
         self.tell_peers();
         if !self.rings.fabric.is_open() {
             return false;
         }
-        self.rings.fabric.ask_again(now);
         let mut busy = false;
         for _ in 0..TURN_BURSTS_MAX {
             let Some(arrival) = self.rings.send_fetched() else { break };
