@@ -23,8 +23,9 @@ use serde::{Deserialize, Serialize};
 /// Packets of one UC burst.
 const BURST_PACKETS_MAX: usize = 16;
 const BURST_BYTES_MAX: u64 = 60 * 1024;
-/// Time between two looks for the word of another host that keeps one waiting: 0.2 s in all.
-const WORD_STEP: Duration = Duration::from_millis(2);
+/// Time between two looks for the word of another host that keeps one waiting: 1 s in all. It counts while nobody has answered:
+/// a router that has no processor for some hundred milliseconds loses no message.
+const WORD_STEP: Duration = Duration::from_millis(10);
 /// Hosts that a UD QP is made known to unasked; any more have to ask.
 const INTRODUCED_HOSTS_MAX: usize = 256;
 
