@@ -5,6 +5,8 @@ The programs are those of the stages for one host; here every byte goes through 
 packets of 4096 bytes, the narrow one's is what Ethernet has.
 """
 
+import time
+
 import perftest
 import pingpong
 import differential
@@ -77,8 +79,8 @@ OTHERS = [
     "ib_atomic_lat -R -F -n 200",
     "ib_send_bw -R -c UD -F -n 200",
     "ib_send_lat -R -c UD -F -n 200 -T 96",
-    f"ib_send_bw -c UD -F -n 200 -g -M {perftest.GROUP}",
 ]
+TO_GROUP = f"ib_send_bw -c UD -F -n 200 -g -M {perftest.GROUP}"
 # Path MTU 1024 is what fits into Ethernet's frames.
 NARROW = [
     "ib_send_bw -F -n 200 -m 1024 -s 65537",
@@ -122,6 +124,18 @@ def went_through_packets(host):
          f"routers do not understand each other: {status['counters']}, {status['drops']}")
 
 
+def to_group(server, client, directory):
+    """The server's host has a member already, which takes nothing: its router hears of members a little later than of TCP."""
+    resident = server.host.container("resident")
+    member = resident.start(lib.program("tenants"), "stay", "239.1.2.3")  # the same by its address
+    member.wait_for_output("ready")
+    time.sleep(1)
+    found = perftest.one(server, client, TO_GROUP.split(), directory)
+    need(member.process.poll() is None, f"the resident member ended:\n{member.output()}")
+    resident.remove()
+    return found
+
+
 def narrow(checks):
     with lib.Lab(2, NARROW_MTU) as lab:
         server, client = lab.pair()
@@ -143,6 +157,7 @@ def test(checks):
         checks.check("random requests, one queue pair", model, server, client, "-q", "1", "-s", "7")
         for words in matrix():
             checks.check(" ".join(words), perftest.one, server, client, patient(words), lab.directory)
+        checks.check(TO_GROUP, to_group, server, client, lab.directory)
         for words in pingpong_rows():
             checks.check(" ".join(words), pingpong.run_pair, lab.host(1), words, lab.host(2))
         checks.check("statuses between two hosts", statuses.two_containers, server, client, program)

@@ -327,6 +327,8 @@ static void multicast(struct side *s, struct endpoint *e) {
     for (unsigned i = 0; i < MESSAGES; i++) need(s, !post_recv(e, i, (i + 1) * SLOT, SLOT));
     need(s, endpoint_connect(s, e));
     need(s, !ibv_attach_mcast(e->qp, &group, 0) && meet(s));
+    // A host that has not heard of the other's members yet sends them nothing.
+    sleep_ms(1000);
     struct ibv_ah *to_group = ibv_create_ah(e->pd, &path);
     need(s, to_group);
     struct ibv_sge sge = {(uintptr_t)e->memory, 1000, e->mr->lkey};
