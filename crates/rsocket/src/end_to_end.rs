@@ -152,6 +152,34 @@ fn who_is_left_hears_of_it() {
 }
 
 #[test]
+fn two_acceptors_get_two_connections() {
+    let listening = listener(7022);
+    for _ in 0..200 {
+        let acceptors = [0, 1].map(|_| thread::spawn(move || accept(listening)));
+        let clients = [0, 1].map(|_| thread::spawn(|| connect(7022, 0)));
+        let servers = acceptors.map(|acceptor| acceptor.join().unwrap());
+        close_all(&clients.map(|client| client.join().unwrap().0));
+        close_all(&servers);
+    }
+    close_all(&[listening]);
+}
+
+#[test]
+fn acceptors_hear_of_the_listeners_end() {
+    for round in 0..200 {
+        let listening = listener(7023);
+        let acceptors =
+            [0, 1].map(|_| thread::spawn(move || unsafe { raccept(listening, ptr::null_mut(), ptr::null_mut()) }));
+        if round % 2 == 0 {
+            thread::yield_now();
+        }
+        assert_eq!(rshutdown(listening, libc::SHUT_RDWR), 0);
+        assert_eq!(acceptors.map(|acceptor| acceptor.join().unwrap()), [-1, -1]);
+        close_all(&[listening]);
+    }
+}
+
+#[test]
 fn a_blocked_sender_is_woken_by_shutdown_and_by_room() {
     let [listening, client, server] = pair(7005);
     let sender = thread::spawn(move || send(client, &pattern(1 << 20, 0), 0));

@@ -8,7 +8,7 @@ use crate::link::{Core, Link};
 use crate::mapping::Mappings;
 use crate::settings::Settings;
 use crate::stream::{Direction, Failure, State};
-use crate::wait::{Deadline, Poke, Sleepers, Spin, fork_count, readable, sleep};
+use crate::wait::{Deadline, Poke, Sleepers, Spin, Watch, fork_count, readable, sleep};
 use crate::wire::ConnectionData;
 use freeflow_abi::{
     RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_DISCONNECTED,
@@ -176,6 +176,7 @@ impl StreamSocket {
     /// EAGAIN; EINVAL: it does not listen; EINTR.
     pub fn accept(&self) -> Outcome<Arc<Self>> {
         let deadline = Deadline::after(self.setup().settings.receive_timeout);
+        let mut watch = None;
         loop {
             let mut setup = self.setup();
             if setup.phase != Phase::Listening {
@@ -183,13 +184,17 @@ impl StreamSocket {
             }
             self.drive(&mut setup);
             if let Some(accepted) = setup.pending.pop_front() {
+                if !setup.pending.is_empty() {
+                    // Their events are taken already.
+                    self.sleepers.wake(None);
+                }
                 return Ok(accepted);
             }
             drop(setup);
             if self.is_nonblocking() || deadline.is_over() {
                 return Err(libc::EAGAIN);
             }
-            self.sleep_on_events(None, deadline)?;
+            self.sleep_on_events(&mut watch, None, deadline)?;
         }
     }
 
@@ -215,6 +220,7 @@ impl StreamSocket {
             _ => return Err(libc::EINVAL),
         }
         let deadline = Deadline::after(setup.settings.send_timeout);
+        let mut watch = None;
         loop {
             match setup.phase {
                 Phase::Connected => return Ok(()),
@@ -225,7 +231,7 @@ impl StreamSocket {
             if self.is_nonblocking() || deadline.is_over() {
                 return Err(libc::EINPROGRESS);
             }
-            self.sleep_on_events(None, deadline)?;
+            self.sleep_on_events(&mut watch, None, deadline)?;
             setup = self.setup();
             self.drive(&mut setup);
         }
@@ -268,6 +274,7 @@ impl StreamSocket {
                     event.request.and_then(|request| self.answer(setup, request, &event.private_data))
                 {
                     setup.pending.push_back(accepted);
+                    self.sleepers.wake(None);
                 }
                 Ok(())
             }
@@ -403,6 +410,7 @@ impl StreamSocket {
     /// # Errors
     /// ENOTCONN; EAGAIN: not yet; EINTR.
     pub fn ready_link(&self, nonblocking: bool, deadline: Deadline) -> Outcome<&Link> {
+        let mut watch = None;
         loop {
             if let Some(link) = self.connected_link() {
                 return Ok(link);
@@ -419,7 +427,7 @@ impl StreamSocket {
             if nonblocking || deadline.is_over() {
                 return Err(libc::EAGAIN);
             }
-            self.sleep_on_events(queue, deadline)?;
+            self.sleep_on_events(&mut watch, queue, deadline)?;
         }
     }
 
@@ -440,14 +448,21 @@ impl StreamSocket {
         Some(link.queue.fd())
     }
 
-    fn sleep_on_events(&self, queue: Option<c_int>, deadline: Deadline) -> Outcome<()> {
-        let poke = Poke::of_thread()?;
-        self.sleepers.enter(&poke);
-        let mut fds = [readable(self.fd), poke.pollfd(), readable(queue.unwrap_or(-1))];
+    /// Sleeps until something may have changed since the last call. The first only begins to watch: look once more after it.
+    fn sleep_on_events<'a>(
+        &'a self,
+        watch: &mut Option<Watch<'a>>,
+        queue: Option<c_int>,
+        deadline: Deadline,
+    ) -> Outcome<()> {
+        let Some(watch) = watch else {
+            *watch = Some(Watch::begin(&self.sleepers)?);
+            return Ok(());
+        };
+        let mut fds = [readable(self.fd), watch.poke.pollfd(), readable(queue.unwrap_or(-1))];
         let outcome = sleep(&mut fds, deadline);
-        self.sleepers.leave(&poke);
         if fds[1].revents != 0 {
-            poke.drain();
+            watch.poke.drain();
         }
         self.drain_queue();
         outcome.map(drop)
@@ -644,4 +659,29 @@ fn is_failure(kind: u32) -> bool {
         RDMA_CM_EVENT_DEVICE_REMOVAL,
     ]
     .contains(&kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A socket, and an address where somebody listens who accepts nothing.
+    fn unanswered(port: u16) -> (Arc<StreamSocket>, Arc<StreamSocket>, Address) {
+        let to = Address::from_std(std::net::SocketAddr::from(([127, 0, 0, 1], port)));
+        let [listener, socket] = [0, 1].map(|_| StreamSocket::create(libc::AF_INET, 0, 0).unwrap());
+        assert_eq!((listener.bind(to), listener.listen(5)), (Ok(()), Ok(())));
+        (listener, socket, to)
+    }
+
+    #[test]
+    fn what_changes_before_a_sleep_ends_it() {
+        let (_listener, socket, _) = unanswered(7031);
+        let mut watch = None;
+        // The state is looked at after this.
+        assert_eq!(socket.sleep_on_events(&mut watch, None, Deadline::never()), Ok(()));
+        socket.sleepers.wake(None);
+        assert_eq!(socket.sleep_on_events(&mut watch, None, Deadline::never()), Ok(()));
+        drop(watch);
+        socket.sleepers.wake(None);
+    }
 }
