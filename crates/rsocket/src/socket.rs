@@ -225,7 +225,12 @@ impl StreamSocket {
             match setup.phase {
                 Phase::Connected => return Ok(()),
                 phase if phase.is_opening() => {}
-                _ => return Err(self.take_error()),
+                Phase::Failed(error) => {
+                    self.take_error();
+                    return Err(error);
+                }
+                // Another thread closed it.
+                _ => return Err(libc::EBADF),
             }
             drop(setup);
             if self.is_nonblocking() || deadline.is_over() {
@@ -683,5 +688,20 @@ mod tests {
         assert_eq!(socket.sleep_on_events(&mut watch, None, Deadline::never()), Ok(()));
         drop(watch);
         socket.sleepers.wake(None);
+    }
+
+    #[test]
+    fn a_connect_that_others_learn_of_first_fails_all_the_same() {
+        let (_listener, socket, to) = unanswered(7032);
+        let sleeper = Arc::clone(&socket);
+        let other = std::thread::spawn(move || sleeper.connect(to));
+        while socket.sleepers.count() == 0 && !other.is_finished() {
+            std::thread::yield_now();
+        }
+        let mut setup = socket.setup();
+        socket.fail(&mut setup, libc::ECONNREFUSED);
+        socket.take_error();
+        drop(setup);
+        assert_eq!(other.join().unwrap(), Err(libc::ECONNREFUSED));
     }
 }
