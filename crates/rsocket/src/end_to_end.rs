@@ -151,6 +151,23 @@ fn who_is_left_hears_of_it() {
     close_all(&[client, server, listening]);
 }
 
+fn error_of(fd: c_int) -> c_int {
+    let (mut value, mut length) = (-1 as c_int, 4);
+    let room = (&raw mut value).cast();
+    assert_eq!(unsafe { rgetsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, room, &raw mut length) }, 0);
+    value
+}
+
+#[test]
+fn what_poll_says_so_error_tells_once() {
+    let [listening, client, server] = pair(7021);
+    assert_eq!(error_of(client), 0);
+    fake::kill_peer_of(client);
+    assert_ne!(poll(client, libc::POLLIN, 0) & libc::POLLERR, 0);
+    assert_eq!([error_of(client), error_of(client)], [libc::ECONNRESET, 0]);
+    close_all(&[client, server, listening]);
+}
+
 #[test]
 fn two_acceptors_get_two_connections() {
     let listening = listener(7022);

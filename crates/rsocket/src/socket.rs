@@ -89,6 +89,8 @@ pub struct StreamSocket {
     pub status_flags: AtomicI32,
     pub descriptor_flags: AtomicI32,
     pub error: AtomicI32,
+    /// Whether SO_ERROR has told that the stream failed.
+    failure_told: AtomicBool,
     /// Whether calls end after a time: SO_RCVTIMEO, SO_SNDTIMEO.
     pub timeouts: AtomicBool,
     spin_us: AtomicU32,
@@ -129,6 +131,7 @@ impl StreamSocket {
             status_flags: AtomicI32::new(flags.0),
             descriptor_flags: AtomicI32::new(flags.1),
             error: AtomicI32::new(0),
+            failure_told: AtomicBool::new(false),
             timeouts: AtomicBool::new(timeouts),
             spin_us: AtomicU32::new(Config::of_machine().polling_us),
             idle: AtomicU32::new(0),
@@ -242,9 +245,12 @@ impl StreamSocket {
         }
     }
 
-    /// The error of SO_ERROR, which is then forgotten.
+    /// The error of SO_ERROR, which is then forgotten. A stream that failed has one, whoever found out.
     pub fn take_error(&self) -> Errno {
-        self.error.swap(0, Ordering::Relaxed)
+        let error = self.error.swap(0, Ordering::Relaxed);
+        let failed = self.link.get().is_some_and(|link| matches!(link.lock().stream.state(), State::Failed(_)));
+        let untold = failed && !self.failure_told.swap(true, Ordering::Relaxed);
+        if error == 0 && untold { libc::ECONNRESET } else { error }
     }
 
     fn resolve(&self, setup: &mut Setup) -> Outcome<()> {
