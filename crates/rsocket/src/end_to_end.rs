@@ -197,6 +197,22 @@ fn acceptors_hear_of_the_listeners_end() {
 }
 
 #[test]
+fn keepalives_end_with_their_socket() {
+    let listening = listener(7024);
+    let on: c_int = 1;
+    let code =
+        unsafe { rsetsockopt(listening, libc::SOL_SOCKET, libc::SO_KEEPALIVE, (&raw const on).cast::<c_void>(), 4) };
+    assert_eq!(code, 0);
+    let client = thread::spawn(|| connect(7024, 0));
+    let server = accept(listening);
+    let (client, _) = client.join().unwrap();
+    // It learns only now that it is connected.
+    assert_eq!(rclose(server), 0);
+    assert!(!crate::keepalive::is_scheduled(server));
+    close_all(&[client, listening]);
+}
+
+#[test]
 fn a_blocked_sender_is_woken_by_shutdown_and_by_room() {
     let [listening, client, server] = pair(7005);
     let sender = thread::spawn(move || send(client, &pattern(1 << 20, 0), 0));
