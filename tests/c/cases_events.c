@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -256,7 +257,35 @@ static void cq_extended(struct side *s, struct endpoint *e) {
     need(s, !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
 }
 
+static void *read_completion_event(void *channel) {
+    struct ibv_cq *cq;
+    void *context;
+    ibv_get_cq_event(channel, &cq, &context);
+    return NULL;
+}
+
+static void *read_async_event(void *context) {
+    struct ibv_async_event event;
+    ibv_get_async_event(context, &event);
+    return NULL;
+}
+
+// Programs end the threads that wait for events so.
+static void cancelled(struct side *s, struct endpoint *e) {
+    need(s, endpoint_open(e, &(struct options){.events = true}));
+    for (int i = 0; i < 2; i++) {
+        pthread_t reader;
+        void *result = NULL;
+        if (i == 0) need(s, !pthread_create(&reader, NULL, read_completion_event, e->channel));
+        if (i == 1) need(s, !pthread_create(&reader, NULL, read_async_event, e->context));
+        if (s->role == ROLE_A) sleep_ms(50);
+        need(s, !pthread_cancel(reader) && !pthread_join(reader, &result) && result == PTHREAD_CANCELED);
+    }
+    need(s, !ibv_req_notify_cq(e->recv_cq, 0) && !fd_readable(e->channel->fd, 0));
+}
+
 const struct test_case event_cases[] = {
+    {"cancelled", cancelled},
     {"armed_late", armed_late},
     {"event_for_each_arming", event_for_each_arming},
     {"solicited_only", solicited_only},

@@ -289,7 +289,64 @@ static void threads_share_qp(struct side *s, struct endpoint *e) {
     free(seen);
 }
 
+// What has been sent successfully is there, however slowly it is taken and whatever becomes of its sender meanwhile.
+enum { WARM_UP = 200, LEFT = 220, LEFT_RECEIVES = 256, SLOW_MS = 1300 };
+
+static void take_left(struct side *s, struct endpoint *e, unsigned from, unsigned until, bool again) {
+    struct ibv_wc wc;
+    for (unsigned i = from; i < until; i++) {
+        unsigned slot = i % LEFT_RECEIVES;
+        need(s, poll_one(e->recv_cq, &wc, WAIT_MS));
+        need_status(s, wc, IBV_WC_SUCCESS);
+        need(s, wc.wr_id == slot && wc.byte_len == 64 && holds(e->memory + slot * 64, 64, i));
+        if (again) need(s, !post_recv(e, slot, slot * 64, 64));
+    }
+}
+
+static void send_left(struct side *s, struct endpoint *e, unsigned from, unsigned until) {
+    struct ibv_wc wc;
+    for (unsigned i = from; i < until; i++) {
+        fill(e->memory, 64, i);
+        need(s, !post_send(e, i, 0, 64, 0));
+        need(s, poll_one(e->send_cq, &wc, WAIT_MS));
+        need_status(s, wc, IBV_WC_SUCCESS);
+    }
+}
+
+// Modifies its QP, which ends the direct path, and goes on; or is gone.
+static void leave(struct side *s, struct endpoint *e, bool stays) {
+    struct ibv_qp_attr attr = {.min_rnr_timer = 2};
+    if (!stays) {
+        need(s, !ibv_destroy_qp(e->qp));
+        e->qp = NULL;
+        return;
+    }
+    need(s, !ibv_modify_qp(e->qp, &attr, IBV_QP_MIN_RNR_TIMER));
+    send_left(s, e, WARM_UP + LEFT, WARM_UP + LEFT_RECEIVES);
+}
+
+static void left(struct side *s, struct endpoint *e, bool stays) {
+    need(s, endpoint_open(e, &(struct options){.recv_wr = LEFT_RECEIVES, .cqe = 2 * LEFT_RECEIVES}));
+    need(s, endpoint_to_init(e));
+    for (unsigned i = 0; i < LEFT_RECEIVES; i++) need(s, !post_recv(e, i, i * 64, 64));
+    need(s, endpoint_connect(s, e));
+    s->role == ROLE_A ? send_left(s, e, 0, WARM_UP) : take_left(s, e, 0, WARM_UP, true);
+    need(s, !s->failed && meet(s));
+    if (s->role == ROLE_A) send_left(s, e, WARM_UP, WARM_UP + LEFT);
+    if (s->role == ROLE_A && !s->failed) leave(s, e, stays);
+    need(s, !s->failed && meet(s));
+    if (s->role == ROLE_A) return;
+    take_left(s, e, WARM_UP, WARM_UP + 1, false);
+    sleep_ms(SLOW_MS);
+    if (!s->failed) take_left(s, e, WARM_UP + 1, WARM_UP + (stays ? LEFT_RECEIVES : LEFT), false);
+}
+
+static void left_by_who_is_gone(struct side *s, struct endpoint *e) { left(s, e, false); }
+static void left_before_a_change(struct side *s, struct endpoint *e) { left(s, e, true); }
+
 const struct test_case lane_cases[] = {
+    {"left_by_who_is_gone", left_by_who_is_gone},
+    {"left_before_a_change", left_before_a_change},
     {"few_of_many_polled", few_of_many_polled},
     {"few_of_many_by_events", few_of_many_by_events},
     {"few_of_many_solicited", few_of_many_solicited},

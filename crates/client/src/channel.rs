@@ -45,13 +45,30 @@ impl Channel {
     /// As `read`: Interrupted, WouldBlock (on a non-blocking descriptor). `None` inside: the router is gone, and every
     /// CQ was told.
     pub fn wait(&self, deliver: &mut dyn FnMut(Tag)) -> Result<(), Option<io::Error>> {
-        if self.session.left_behind() {
-            return Err(None);
-        }
-        while let Some([cookie, _]) = read_event(&self.pipe).map_err(Some)? {
-            if self.session.deliver_cq(cookie, deliver) {
-                return Ok(());
-            }
+        self.check()?;
+        while !self.handle_event(read_event(&self.pipe), deliver)? {}
+        Ok(())
+    }
+
+    /// Before a caller waits by reads of its own from [`Self::descriptor`].
+    ///
+    /// # Errors
+    /// As of [`Self::wait`].
+    pub fn check(&self) -> Result<(), Option<io::Error>> {
+        if self.session.left_behind() { Err(None) } else { Ok(()) }
+    }
+
+    /// What such a read gave, see [`event_of`]. False: nothing for the caller, who reads on.
+    ///
+    /// # Errors
+    /// As of [`Self::wait`].
+    pub fn handle_event(
+        &self,
+        event: io::Result<Option<[u32; 2]>>,
+        deliver: &mut dyn FnMut(Tag),
+    ) -> Result<bool, Option<io::Error>> {
+        if let Some([cookie, _]) = event.map_err(Some)? {
+            return Ok(self.session.deliver_cq(cookie, deliver));
         }
         self.session.mark_dead();
         let mut objects = lock(&self.session.objects);
@@ -62,7 +79,7 @@ impl Channel {
         let entry = untold.ok_or(None)?;
         entry.death_reported = true;
         deliver(entry.tag);
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -70,10 +87,15 @@ impl Channel {
 pub(crate) fn read_event(pipe: &OwnedFd) -> io::Result<Option<[u32; 2]>> {
     let mut bytes = [0; EVENT_BYTES];
     let count = rustix::io::read(pipe.as_fd(), &mut bytes)?;
+    Ok(event_of(&bytes, count))
+}
+
+/// The event of a record of which so many bytes were read; `None`: see [`read_event`].
+pub fn event_of(record: &[u8; EVENT_BYTES], count: usize) -> Option<[u32; 2]> {
     if count != EVENT_BYTES {
         // One event a record: anything shorter is the end.
-        return Ok(None);
+        return None;
     }
-    let [a, b, c, d, e, f, g, h] = bytes;
-    Ok(Some([u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]))
+    let [a, b, c, d, e, f, g, h] = *record;
+    Some([u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])])
 }

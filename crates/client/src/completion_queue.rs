@@ -217,7 +217,7 @@ impl CompletionQueue {
         }
         let mut inner = lock(&self.inner);
         if self.channel.is_some() {
-            self.inbox.arm(solicited_only);
+            self.inbox.arm(solicited_only, inner.ring.is_armed());
             // What comes by a channel from now on, the router tells of.
             inner.want_telling(true);
         }

@@ -82,16 +82,33 @@ impl Context {
     /// # Errors
     /// As `read`: Interrupted, WouldBlock (on a non-blocking descriptor). `None` inside: DEVICE_FATAL was the last.
     pub fn wait_event(&self, deliver: &mut dyn FnMut(AsyncEventKind, Element)) -> Result<(), Option<io::Error>> {
-        if self.session.left_behind() {
-            return Err(None);
-        }
-        while let Some([kind, cookie]) = read_event(&self.pipe).map_err(Some)? {
-            let Some(kind) = AsyncEventKind::from_number(kind) else { continue };
-            if kind == AsyncEventKind::DeviceFatal {
-                break;
-            }
-            if self.deliver(kind, cookie, deliver) {
-                return Ok(());
+        self.check()?;
+        while !self.handle_event(read_event(&self.pipe), deliver)? {}
+        Ok(())
+    }
+
+    /// As of a completion channel.
+    ///
+    /// # Errors
+    /// As of [`Self::wait_event`].
+    pub fn check(&self) -> Result<(), Option<io::Error>> {
+        if self.session.left_behind() { Err(None) } else { Ok(()) }
+    }
+
+    /// As of a completion channel.
+    ///
+    /// # Errors
+    /// As of [`Self::wait_event`].
+    pub fn handle_event(
+        &self,
+        event: io::Result<Option<[u32; 2]>>,
+        deliver: &mut dyn FnMut(AsyncEventKind, Element),
+    ) -> Result<bool, Option<io::Error>> {
+        if let Some([kind, cookie]) = event.map_err(Some)? {
+            match AsyncEventKind::from_number(kind) {
+                None => return Ok(false),
+                Some(AsyncEventKind::DeviceFatal) => {}
+                Some(kind) => return Ok(self.deliver(kind, cookie, deliver)),
             }
         }
         self.session.mark_dead();
@@ -99,7 +116,7 @@ impl Context {
             return Err(None);
         }
         deliver(AsyncEventKind::DeviceFatal, Element::Device);
-        Ok(())
+        Ok(true)
     }
 
     fn deliver(&self, kind: AsyncEventKind, cookie: u32, deliver: &mut dyn FnMut(AsyncEventKind, Element)) -> bool {

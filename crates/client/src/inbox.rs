@@ -62,11 +62,14 @@ impl Inbox {
         self.is_armed.load(Ordering::Relaxed) && self.is_armed.swap(false, Ordering::Relaxed)
     }
 
-    /// Before the CQ itself is armed, which fences.
-    pub fn arm(&self, solicited_only: bool) {
+    /// Before the CQ itself is armed, which fences. `is_pending`: an event of an earlier arming is still to come.
+    pub fn arm(&self, solicited_only: bool, is_pending: bool) {
+        // Relaxed, both: ordered by the fence of the arming.
         if !solicited_only {
-            // Relaxed: ordered by the fence of the arming.
             self.is_armed.store(true, Ordering::Relaxed);
+        } else if !is_pending {
+            // The router sent the event of the earlier arming, of which nobody knew here.
+            self.is_armed.store(false, Ordering::Relaxed);
         }
     }
 
@@ -158,5 +161,29 @@ impl Inbox {
         // Relaxed: under the lock.
         self.has_fresh.store(false, Ordering::Relaxed);
         std::mem::take(&mut fresh)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Own {
+        Own { completion: Completion::default(), after: 0 }
+    }
+
+    #[test]
+    fn sends_past_the_router_end_no_sleep_for_solicited_ones() {
+        let inbox = Inbox::new(true);
+        inbox.arm(false, false);
+        assert!(inbox.push(own()) && !inbox.push(own()));
+        // The event of the first came from the router.
+        inbox.arm(false, false);
+        inbox.arm(true, false);
+        assert!(!inbox.push(own()));
+        // It is still to come.
+        inbox.arm(false, false);
+        inbox.arm(true, true);
+        assert!(inbox.push(own()));
     }
 }

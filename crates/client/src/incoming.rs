@@ -9,7 +9,7 @@ use crate::session::Session;
 use crate::{lock, queue_pair::ReceiveSide};
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::layout::channel;
-use freeflow_shm::{ChannelReceiver, OwnMemory, OwnRange, Segment, Staged, coarse_ns, monotonic_ns};
+use freeflow_shm::{ChannelReceiver, OwnMemory, OwnRange, Segment, Staged, monotonic_ns};
 use freeflow_verbs::{
     Access, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, QpAttributeMask, QpAttributes, QpState,
     Sge,
@@ -20,8 +20,10 @@ use std::sync::Arc;
 /// Entries of a RECV that takes messages by a channel.
 pub(crate) const SGES_MAX: usize = 4;
 
-/// So long after its end is noticed, messages of a channel are still taken: an honest sender's are all there by then.
-const LATE_NS: u64 = 1_000_000_000;
+/// So many messages of a channel are still taken once its end is noticed, however long that takes: their senders were told of
+/// success. A full channel, and as many again for what a sender puts there in that moment. More than that comes only from
+/// a peer that goes on regardless, and would for ever.
+const LATE_COUNT_MAX: u32 = 2 * channel::DESCRIPTOR_COUNT;
 
 /// The receiving end of a queue pair's channel. Under the lock of its receive CQ.
 pub(crate) struct Incoming {
@@ -33,11 +35,31 @@ pub(crate) struct Incoming {
     is_broken: bool,
     /// `CHANNELS_CLOSED` of the receive queue when it was accepted.
     channels_closed: u32,
-    /// It was closed since: until then messages are still taken, nanoseconds of the coarse clock.
-    until_ns: Option<u64>,
+    /// Messages that are still taken once it is closed.
+    late: Late,
     keys: Cache,
     /// Polls of its CQ when it last brought something.
     active_at: u64,
+}
+
+/// What is still taken of a closed channel.
+struct Late {
+    left: u32,
+}
+
+impl Default for Late {
+    fn default() -> Self {
+        Self { left: LATE_COUNT_MAX }
+    }
+}
+
+impl Late {
+    #[cold]
+    fn takes_another(&mut self) -> bool {
+        let takes = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        takes
+    }
 }
 
 impl Incoming {
@@ -50,7 +72,8 @@ impl Incoming {
         let next = rings.begin_credits(session, credits);
         receiver.open();
         let keys = Cache::default();
-        Some(Self { receiver, own, next, is_broken: false, channels_closed, until_ns: None, keys, active_at: 0 })
+        let late = Late::default();
+        Some(Self { receiver, own, next, is_broken: false, channels_closed, late, keys, active_at: 0 })
     }
 
     /// The RECV that is taken next.
@@ -113,7 +136,8 @@ impl Incoming {
         }
         self.active_at = polls;
         let receive = lock(&rings.receive);
-        if receive.ring.channels_closed() != self.channels_closed && self.is_late() {
+        if receive.ring.channels_closed() != self.channels_closed && !self.late.takes_another() {
+            self.is_broken = true;
             return None;
         }
         if !receive.ring.claim_receive(self.next) {
@@ -148,15 +172,6 @@ impl Incoming {
             fail(session, rings);
         }
         Some(completion)
-    }
-
-    /// The channel is closed: what was in it then is still taken, also what a sender was putting there in that moment.
-    #[cold]
-    fn is_late(&mut self) -> bool {
-        let now_ns = coarse_ns();
-        let until_ns = *self.until_ns.get_or_insert(now_ns + LATE_NS);
-        self.is_broken |= now_ns > until_ns;
-        self.is_broken
     }
 
     /// What was taken is given back to the sender.
@@ -219,4 +234,17 @@ fn fail(session: &Session, rings: &Rings) {
     let attributes = QpAttributes { state: QpState::Error, ..QpAttributes::default() };
     let mask = QpAttributeMask(QpAttributeMask::STATE);
     let _ = session.call(&Request::ModifyQp { qp: rings.handle(), attributes, mask });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_channel_gives_what_it_holds_and_not_for_ever() {
+        let mut late = Late::default();
+        assert!((0..=channel::DESCRIPTOR_COUNT).all(|_| late.takes_another()));
+        let beyond = (0..10 * LATE_COUNT_MAX).filter(|_| late.takes_another()).count();
+        assert!(beyond < LATE_COUNT_MAX as usize && !late.takes_another());
+    }
 }

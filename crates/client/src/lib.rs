@@ -39,12 +39,12 @@ mod steps;
 mod virtual_positions;
 
 pub use arena::{allocate, release, usable_bytes};
-pub use channel::Channel;
+pub use channel::{Channel, event_of};
 pub use completion_queue::CompletionQueue;
 pub use connection::{connection_call, connection_step};
 pub use context::{Context, Element};
 pub use device_memory::DeviceMemory;
-pub use freeflow_protocol::library::{Handle, PASS_BYTES};
+pub use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES};
 pub use freeflow_shm::{OwnMemory, SendDescriptor};
 pub use memory::MemoryRegion;
 pub use memory_map::check_mapped;

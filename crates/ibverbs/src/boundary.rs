@@ -1,8 +1,10 @@
 //! The boundary to C: errno, and no panic beyond it.
 use freeflow_abi::errno_of;
+use freeflow_client::{EVENT_BYTES, event_of};
 use freeflow_verbs::VerbsError;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io;
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub(crate) type Outcome<T> = Result<T, VerbsError>;
@@ -46,14 +48,53 @@ pub(crate) fn pointer<T>(body: impl FnOnce() -> Outcome<*mut T>) -> *mut T {
     })
 }
 
-/// For verbs that wait for an event: 0, or -1 with errno. `None` inside: no event will ever come (EIO).
-pub(crate) fn event(body: impl FnOnce() -> Result<(), Option<io::Error>>) -> c_int {
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(None));
-    match outcome {
-        Ok(()) => 0,
-        Err(error) => {
-            set_errno(error.and_then(|error| error.raw_os_error()).unwrap_or(libc::EIO));
-            -1
+// A cancellation point, which unwinds the thread: declared so that this is allowed.
+unsafe extern "C-unwind" {
+    fn read(descriptor: c_int, buffer: *mut c_void, bytes: usize) -> isize;
+}
+
+/// What a read gave; `None` inside: the end.
+pub(crate) type Event = io::Result<Option<[u32; 2]>>;
+/// `None` inside: no event will ever come (EIO).
+pub(crate) type EventOutcome<T> = Result<T, Option<io::Error>>;
+
+/// For verbs that wait for an event: 0, or -1 with errno. `begin` says what to read from, `handle` whether that was it.
+///
+/// Waiting is a cancellation point, as with rdma-core: programs end their event threads by `pthread_cancel`. So nothing that would
+/// have to be dropped is alive here while it waits.
+#[inline]
+pub(crate) fn event(
+    begin: impl Copy + FnOnce() -> EventOutcome<RawFd>,
+    handle: impl Copy + Fn(Event) -> EventOutcome<bool>,
+) -> c_int {
+    let mut record = [0; EVENT_BYTES];
+    let pipe = begun(begin);
+    if pipe < 0 {
+        return -1;
+    }
+    loop {
+        // SAFETY: the buffer is that long.
+        let count = unsafe { read(pipe, record.as_mut_ptr().cast(), record.len()) };
+        let code = handled(count, &record, handle);
+        if code <= 0 {
+            return code;
         }
     }
+}
+
+/// -1: refused, with errno.
+fn begun(begin: impl FnOnce() -> EventOutcome<RawFd>) -> RawFd {
+    catch_unwind(AssertUnwindSafe(begin)).unwrap_or(Err(None)).unwrap_or_else(refuse)
+}
+
+/// 0: it is delivered; 1: read on; -1: with errno.
+fn handled(count: isize, record: &[u8; EVENT_BYTES], handle: impl Fn(Event) -> EventOutcome<bool>) -> c_int {
+    let event = usize::try_from(count).map_or_else(|_| Err(io::Error::last_os_error()), |n| Ok(event_of(record, n)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| handle(event))).unwrap_or(Err(None));
+    outcome.map_or_else(refuse, |delivered| c_int::from(!delivered))
+}
+
+fn refuse(error: Option<io::Error>) -> c_int {
+    set_errno(error.and_then(|error| error.raw_os_error()).unwrap_or(libc::EIO));
+    -1
 }

@@ -88,15 +88,21 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
 /// # Safety
 /// The pointers are valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_cq_event(
+pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    event(|| {
+    let begin = || {
         // SAFETY: the caller's.
         let client = &unsafe { CompChannel::from_c(channel) }.client;
-        client.wait(&mut |tag| {
+        client.check()?;
+        Ok(client.descriptor())
+    };
+    event(begin, |event| {
+        // SAFETY: the caller's.
+        let client = &unsafe { CompChannel::from_c(channel) }.client;
+        let delivered = client.handle_event(event, &mut |tag| {
             let ready: *mut ibv_cq = ptr::with_exposed_provenance_mut(tag);
             // SAFETY: the tag is the address of a `Cq`, which is not destroyed while this runs; the rest is the caller's.
             unsafe {
@@ -106,9 +112,11 @@ pub unsafe extern "C" fn ibv_get_cq_event(
                 *cq_context = (*ready).cq_context;
             }
         })?;
-        // SAFETY: the event is not acknowledged yet, so the CQ can't be destroyed.
-        unsafe { Cq::from_c(*cq) }.client.note_event();
-        Ok(())
+        if delivered {
+            // SAFETY: the event is not acknowledged yet, so the CQ can't be destroyed.
+            unsafe { Cq::from_c(*cq) }.client.note_event();
+        }
+        Ok(delivered)
     })
 }
 

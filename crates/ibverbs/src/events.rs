@@ -16,11 +16,17 @@ use std::sync::atomic::Ordering;
 /// # Safety
 /// The pointers are valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, to: *mut ibv_async_event) -> c_int {
-    event(|| {
+pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, to: *mut ibv_async_event) -> c_int {
+    let begin = || {
         // SAFETY: the caller's.
         let client = unsafe { Context::from_c(context) }.client();
-        client.wait_event(&mut |kind, element| {
+        client.check()?;
+        Ok(client.descriptor())
+    };
+    event(begin, |event| {
+        // SAFETY: the caller's.
+        let client = unsafe { Context::from_c(context) }.client();
+        client.handle_event(event, &mut |kind, element| {
             // SAFETY: the objects are not destroyed while this runs.
             let element = unsafe { count(element) };
             // SAFETY: the caller's.

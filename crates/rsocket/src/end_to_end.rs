@@ -151,6 +151,67 @@ fn who_is_left_hears_of_it() {
     close_all(&[client, server, listening]);
 }
 
+fn error_of(fd: c_int) -> c_int {
+    let (mut value, mut length) = (-1 as c_int, 4);
+    let room = (&raw mut value).cast();
+    assert_eq!(unsafe { rgetsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, room, &raw mut length) }, 0);
+    value
+}
+
+#[test]
+fn what_poll_says_so_error_tells_once() {
+    let [listening, client, server] = pair(7021);
+    assert_eq!(error_of(client), 0);
+    fake::kill_peer_of(client);
+    assert_ne!(poll(client, libc::POLLIN, 0) & libc::POLLERR, 0);
+    assert_eq!([error_of(client), error_of(client)], [libc::ECONNRESET, 0]);
+    close_all(&[client, server, listening]);
+}
+
+#[test]
+fn two_acceptors_get_two_connections() {
+    let listening = listener(7022);
+    for _ in 0..200 {
+        let acceptors = [0, 1].map(|_| thread::spawn(move || accept(listening)));
+        let clients = [0, 1].map(|_| thread::spawn(|| connect(7022, 0)));
+        let servers = acceptors.map(|acceptor| acceptor.join().unwrap());
+        close_all(&clients.map(|client| client.join().unwrap().0));
+        close_all(&servers);
+    }
+    close_all(&[listening]);
+}
+
+#[test]
+fn acceptors_hear_of_the_listeners_end() {
+    for round in 0..200 {
+        let listening = listener(7023);
+        let acceptors =
+            [0, 1].map(|_| thread::spawn(move || unsafe { raccept(listening, ptr::null_mut(), ptr::null_mut()) }));
+        if round % 2 == 0 {
+            thread::yield_now();
+        }
+        assert_eq!(rshutdown(listening, libc::SHUT_RDWR), 0);
+        assert_eq!(acceptors.map(|acceptor| acceptor.join().unwrap()), [-1, -1]);
+        close_all(&[listening]);
+    }
+}
+
+#[test]
+fn keepalives_end_with_their_socket() {
+    let listening = listener(7024);
+    let on: c_int = 1;
+    let code =
+        unsafe { rsetsockopt(listening, libc::SOL_SOCKET, libc::SO_KEEPALIVE, (&raw const on).cast::<c_void>(), 4) };
+    assert_eq!(code, 0);
+    let client = thread::spawn(|| connect(7024, 0));
+    let server = accept(listening);
+    let (client, _) = client.join().unwrap();
+    // It learns only now that it is connected.
+    assert_eq!(rclose(server), 0);
+    assert!(!crate::keepalive::is_scheduled(server));
+    close_all(&[client, listening]);
+}
+
 #[test]
 fn a_blocked_sender_is_woken_by_shutdown_and_by_room() {
     let [listening, client, server] = pair(7005);

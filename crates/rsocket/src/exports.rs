@@ -143,8 +143,9 @@ pub extern "C" fn rclose(fd: c_int) -> c_int {
         let socket = table::remove(fd).ok_or(libc::EBADF)?;
         match &socket {
             Socket::Stream(socket) => {
-                keepalive::cancel(fd);
                 socket.close();
+                // What came while it was closed may have begun them once more; the number is not free yet.
+                keepalive::cancel(fd);
             }
             Socket::Datagram(socket) => socket.close(),
         }

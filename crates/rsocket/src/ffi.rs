@@ -53,12 +53,16 @@ unsafe extern "C" {
         cq: *mut *mut ibv_cq,
         cq_context: *mut *mut c_void,
     ) -> c_int;
+    pub fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
     pub fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint);
     pub fn ibv_reg_mr(pd: *mut ibv_pd, address: *mut c_void, bytes: usize, access: c_int) -> *mut ibv_mr;
     pub fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
     pub fn ibv_create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> *mut ibv_ah;
     pub fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int;
 }
+
+/// PTHREAD_CANCEL_DISABLE.
+pub const CANCEL_DISABLE: c_int = 1;
 
 /// An errno.
 pub type Errno = c_int;

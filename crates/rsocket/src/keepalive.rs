@@ -48,6 +48,14 @@ pub fn cancel(fd: i32) {
     }
 }
 
+/// Cancels it unless there is such a socket: under the lock, since another may have got the number and be scheduled.
+fn cancel_unless(fd: i32, is_there: impl FnOnce() -> bool) {
+    let mut due = SCHEDULE.get().due();
+    if !is_there() {
+        due.remove(&fd);
+    }
+}
+
 fn run() {
     let schedule = SCHEDULE.get();
     let mut due = schedule.due();
@@ -72,12 +80,35 @@ fn run() {
 }
 
 fn send(fd: i32) {
-    let Some(socket) = table::stream(fd) else { return cancel(fd) };
+    let Some(socket) = table::stream(fd) else {
+        return cancel_unless(fd, || table::stream(fd).is_some());
+    };
     if let Some(link) = socket.connected_link() {
         let mut core = link.lock();
         link.turn(&mut core);
         if let Some(write) = core.stream.plan_keepalive() {
             link.post_control(&mut core, &write);
         }
+    }
+}
+
+/// For tests.
+#[cfg(test)]
+pub fn is_scheduled(fd: i32) -> bool {
+    SCHEDULE.get().due().contains_key(&fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_was_given_anew_keeps_its_own() {
+        const FD: i32 = 1 << 20;
+        schedule(FD, 3600);
+        cancel_unless(FD, || true);
+        assert!(is_scheduled(FD));
+        cancel_unless(FD, || false);
+        assert!(!is_scheduled(FD));
     }
 }

@@ -8,7 +8,7 @@ use crate::link::{Core, Link};
 use crate::mapping::Mappings;
 use crate::settings::Settings;
 use crate::stream::{Direction, Failure, State};
-use crate::wait::{Deadline, Poke, Sleepers, Spin, fork_count, readable, sleep};
+use crate::wait::{Deadline, Poke, Sleepers, Spin, Watch, fork_count, readable, sleep};
 use crate::wire::ConnectionData;
 use freeflow_abi::{
     RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_DISCONNECTED,
@@ -89,6 +89,8 @@ pub struct StreamSocket {
     pub status_flags: AtomicI32,
     pub descriptor_flags: AtomicI32,
     pub error: AtomicI32,
+    /// Whether SO_ERROR has told that the stream failed.
+    failure_told: AtomicBool,
     /// Whether calls end after a time: SO_RCVTIMEO, SO_SNDTIMEO.
     pub timeouts: AtomicBool,
     spin_us: AtomicU32,
@@ -129,6 +131,7 @@ impl StreamSocket {
             status_flags: AtomicI32::new(flags.0),
             descriptor_flags: AtomicI32::new(flags.1),
             error: AtomicI32::new(0),
+            failure_told: AtomicBool::new(false),
             timeouts: AtomicBool::new(timeouts),
             spin_us: AtomicU32::new(Config::of_machine().polling_us),
             idle: AtomicU32::new(0),
@@ -176,6 +179,7 @@ impl StreamSocket {
     /// EAGAIN; EINVAL: it does not listen; EINTR.
     pub fn accept(&self) -> Outcome<Arc<Self>> {
         let deadline = Deadline::after(self.setup().settings.receive_timeout);
+        let mut watch = None;
         loop {
             let mut setup = self.setup();
             if setup.phase != Phase::Listening {
@@ -183,13 +187,17 @@ impl StreamSocket {
             }
             self.drive(&mut setup);
             if let Some(accepted) = setup.pending.pop_front() {
+                if !setup.pending.is_empty() {
+                    // Their events are taken already.
+                    self.sleepers.wake(None);
+                }
                 return Ok(accepted);
             }
             drop(setup);
             if self.is_nonblocking() || deadline.is_over() {
                 return Err(libc::EAGAIN);
             }
-            self.sleep_on_events(None, deadline)?;
+            self.sleep_on_events(&mut watch, None, deadline)?;
         }
     }
 
@@ -215,25 +223,34 @@ impl StreamSocket {
             _ => return Err(libc::EINVAL),
         }
         let deadline = Deadline::after(setup.settings.send_timeout);
+        let mut watch = None;
         loop {
             match setup.phase {
                 Phase::Connected => return Ok(()),
                 phase if phase.is_opening() => {}
-                _ => return Err(self.take_error()),
+                Phase::Failed(error) => {
+                    self.take_error();
+                    return Err(error);
+                }
+                // Another thread closed it.
+                _ => return Err(libc::EBADF),
             }
             drop(setup);
             if self.is_nonblocking() || deadline.is_over() {
                 return Err(libc::EINPROGRESS);
             }
-            self.sleep_on_events(None, deadline)?;
+            self.sleep_on_events(&mut watch, None, deadline)?;
             setup = self.setup();
             self.drive(&mut setup);
         }
     }
 
-    /// The error of SO_ERROR, which is then forgotten.
+    /// The error of SO_ERROR, which is then forgotten. A stream that failed has one, whoever found out.
     pub fn take_error(&self) -> Errno {
-        self.error.swap(0, Ordering::Relaxed)
+        let error = self.error.swap(0, Ordering::Relaxed);
+        let failed = self.link.get().is_some_and(|link| matches!(link.lock().stream.state(), State::Failed(_)));
+        let untold = failed && !self.failure_told.swap(true, Ordering::Relaxed);
+        if error == 0 && untold { libc::ECONNRESET } else { error }
     }
 
     fn resolve(&self, setup: &mut Setup) -> Outcome<()> {
@@ -268,6 +285,7 @@ impl StreamSocket {
                     event.request.and_then(|request| self.answer(setup, request, &event.private_data))
                 {
                     setup.pending.push_back(accepted);
+                    self.sleepers.wake(None);
                 }
                 Ok(())
             }
@@ -403,6 +421,7 @@ impl StreamSocket {
     /// # Errors
     /// ENOTCONN; EAGAIN: not yet; EINTR.
     pub fn ready_link(&self, nonblocking: bool, deadline: Deadline) -> Outcome<&Link> {
+        let mut watch = None;
         loop {
             if let Some(link) = self.connected_link() {
                 return Ok(link);
@@ -419,7 +438,7 @@ impl StreamSocket {
             if nonblocking || deadline.is_over() {
                 return Err(libc::EAGAIN);
             }
-            self.sleep_on_events(queue, deadline)?;
+            self.sleep_on_events(&mut watch, queue, deadline)?;
         }
     }
 
@@ -440,14 +459,21 @@ impl StreamSocket {
         Some(link.queue.fd())
     }
 
-    fn sleep_on_events(&self, queue: Option<c_int>, deadline: Deadline) -> Outcome<()> {
-        let poke = Poke::of_thread()?;
-        self.sleepers.enter(&poke);
-        let mut fds = [readable(self.fd), poke.pollfd(), readable(queue.unwrap_or(-1))];
+    /// Sleeps until something may have changed since the last call. The first only begins to watch: look once more after it.
+    fn sleep_on_events<'a>(
+        &'a self,
+        watch: &mut Option<Watch<'a>>,
+        queue: Option<c_int>,
+        deadline: Deadline,
+    ) -> Outcome<()> {
+        let Some(watch) = watch else {
+            *watch = Some(Watch::begin(&self.sleepers)?);
+            return Ok(());
+        };
+        let mut fds = [readable(self.fd), watch.poke.pollfd(), readable(queue.unwrap_or(-1))];
         let outcome = sleep(&mut fds, deadline);
-        self.sleepers.leave(&poke);
         if fds[1].revents != 0 {
-            poke.drain();
+            watch.poke.drain();
         }
         self.drain_queue();
         outcome.map(drop)
@@ -644,4 +670,44 @@ fn is_failure(kind: u32) -> bool {
         RDMA_CM_EVENT_DEVICE_REMOVAL,
     ]
     .contains(&kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A socket, and an address where somebody listens who accepts nothing.
+    fn unanswered(port: u16) -> (Arc<StreamSocket>, Arc<StreamSocket>, Address) {
+        let to = Address::from_std(std::net::SocketAddr::from(([127, 0, 0, 1], port)));
+        let [listener, socket] = [0, 1].map(|_| StreamSocket::create(libc::AF_INET, 0, 0).unwrap());
+        assert_eq!((listener.bind(to), listener.listen(5)), (Ok(()), Ok(())));
+        (listener, socket, to)
+    }
+
+    #[test]
+    fn what_changes_before_a_sleep_ends_it() {
+        let (_listener, socket, _) = unanswered(7031);
+        let mut watch = None;
+        // The state is looked at after this.
+        assert_eq!(socket.sleep_on_events(&mut watch, None, Deadline::never()), Ok(()));
+        socket.sleepers.wake(None);
+        assert_eq!(socket.sleep_on_events(&mut watch, None, Deadline::never()), Ok(()));
+        drop(watch);
+        socket.sleepers.wake(None);
+    }
+
+    #[test]
+    fn a_connect_that_others_learn_of_first_fails_all_the_same() {
+        let (_listener, socket, to) = unanswered(7032);
+        let sleeper = Arc::clone(&socket);
+        let other = std::thread::spawn(move || sleeper.connect(to));
+        while socket.sleepers.count() == 0 && !other.is_finished() {
+            std::thread::yield_now();
+        }
+        let mut setup = socket.setup();
+        socket.fail(&mut setup, libc::ECONNREFUSED);
+        socket.take_error();
+        drop(setup);
+        assert_eq!(other.join().unwrap(), Err(libc::ECONNREFUSED));
+    }
 }

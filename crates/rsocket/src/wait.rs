@@ -154,6 +154,11 @@ impl Sleepers {
         self.count.store(list.len(), Ordering::SeqCst);
     }
 
+    #[cfg(test)]
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::SeqCst)
+    }
+
     /// Wakes all that sleep, but for the caller.
     #[inline]
     pub fn wake(&self, but: Option<&Arc<Poke>>) {
@@ -169,6 +174,30 @@ impl Sleepers {
         for poke in list.iter().filter(|poke| !but.is_some_and(|but| Arc::ptr_eq(poke, but))) {
             poke.poke();
         }
+    }
+}
+
+/// A place in a list of sleepers, until it is dropped.
+pub struct Watch<'a> {
+    sleepers: &'a Sleepers,
+    pub poke: Arc<Poke>,
+}
+
+impl<'a> Watch<'a> {
+    /// Look at the state after this, then sleep.
+    ///
+    /// # Errors
+    /// Those of [`Poke::of_thread`].
+    pub fn begin(sleepers: &'a Sleepers) -> Outcome<Self> {
+        let poke = Poke::of_thread()?;
+        sleepers.enter(&poke);
+        Ok(Self { sleepers, poke })
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.sleepers.leave(&self.poke);
     }
 }
 
