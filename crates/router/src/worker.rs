@@ -39,8 +39,10 @@ pub struct Worker {
     rung: Vec<(SessionId, u32)>,
     jobs: Receiver<Job>,
     pub(crate) queued_jobs: VecDeque<Job>,
-    /// Jobs that wait for copies to finish.
+    /// Jobs that wait for copies to finish, or have more to do.
     pub(crate) waiting_jobs: Vec<Job>,
+    /// A job has more to do in the next turn.
+    pub(crate) goes_on: bool,
     finished: Receiver<Finished>,
     pub(crate) queued_finished: VecDeque<Finished>,
     reactions: Sender<Reaction>,
@@ -70,6 +72,7 @@ impl Worker {
             jobs: queues.jobs,
             queued_jobs: VecDeque::new(),
             waiting_jobs: Vec::new(),
+            goes_on: false,
             finished: queues.finished,
             queued_finished: VecDeque::new(),
             reactions: queues.reactions,
@@ -154,7 +157,7 @@ impl Worker {
                 Step::Done(reaction) => self.react(reaction),
             }
         }
-        busy
+        busy | std::mem::take(&mut self.goes_on)
     }
 
     pub(crate) fn react(&self, reaction: Reaction) {
