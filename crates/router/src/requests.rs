@@ -548,8 +548,7 @@ impl Control {
         let mut posted: Option<Vec<(QpId, u32)>> = None;
         let work = move |worker: &mut Worker, _: Instant| {
             let posted = posted.get_or_insert_with(|| worker.datagrams_posted(&qps));
-            posted.retain(|&(qp, until)| worker.has_datagrams_before(qp, until));
-            if posted.is_empty() { once(worker.engine.destroy_ah(session, id)) } else { Poll::Pending }
+            if worker.are_datagrams_sent(posted) { once(worker.engine.destroy_ah(session, id)) } else { Poll::Pending }
         };
         self.submit(at, work, move |connection, ()| {
             connection.objects.ahs.remove(&ah);
@@ -559,10 +558,29 @@ impl Control {
 }
 
 impl Worker {
-    /// UD QPs that send, and how far they were posted to.
-    fn datagrams_posted(&self, qps: &[QpId]) -> Vec<(QpId, u32)> {
-        let qps = qps.iter().filter_map(|&id| self.rings.qps.get(id).map(|qp| (id, qp)));
-        qps.map(|(id, qp)| (id, qp.send.taken().wrapping_add(qp.send.pending()))).collect()
+    /// UD QPs that send, and how far they were posted to. Who has not rung for it is run all the same.
+    pub(crate) fn datagrams_posted(&mut self, qps: &[QpId]) -> Vec<(QpId, u32)> {
+        let posted = |&id: &QpId| {
+            let send = &self.rings.qps.get(id)?.send;
+            let (until, has_next) = (send.taken().wrapping_add(send.pending()), send.has_next());
+            if has_next {
+                self.activate(id);
+            }
+            Some((id, until))
+        };
+        qps.iter().filter_map(posted).collect()
+    }
+
+    /// Whether each QP has sent what was posted before; who has is left out from then on. Where somebody has not, the others are
+    /// not looked at: this is asked each turn.
+    pub(crate) fn are_datagrams_sent(&self, posted: &mut Vec<(QpId, u32)>) -> bool {
+        while let Some(&(id, until)) = posted.last() {
+            if self.has_datagrams_before(id, until) {
+                return false;
+            }
+            posted.pop();
+        }
+        true
     }
 
     /// Whether requests that were posted before are still to be sent.
