@@ -233,6 +233,10 @@ impl Control {
         let (read, write) = event_pipe().map_err(|_| VerbsError::NoMemory)?;
         let mut write = Some(write);
         let work = move |worker: &mut Worker, _: Instant| {
+            // A pipe would stay that is put there after the session's were taken out.
+            if worker.rings.sessions.get(session).is_none() {
+                return once(Err(VerbsError::DeviceFatal));
+            }
             let write = write.take().expect("a job that is done is not run again");
             once(Ok(worker.rings.pipes.insert(session, write)))
         };
