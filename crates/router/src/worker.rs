@@ -326,10 +326,7 @@ impl Worker {
         self.rings.give_orders(now);
         while let Some((session, reason)) = self.rings.failures.pop() {
             let garbage = self.destroy_session(now, session);
-            self.react(Box::new(move |control: &mut Control| {
-                control.handle_session_failed(session, reason);
-                drop(garbage);
-            }));
+            self.react(Box::new(move |control: &mut Control| control.handle_session_failed(session, reason, garbage)));
             self.rings.give_orders(now);
         }
     }
@@ -375,8 +372,7 @@ impl Worker {
             }
             let garbage = self.destroy_sessions_of(now, id);
             self.react(Box::new(move |control: &mut Control| {
-                control.handle_vnic_failed(id, "its memory could not be reached for two seconds");
-                drop(garbage);
+                control.handle_vnic_failed(id, "its memory could not be reached for two seconds", garbage);
             }));
         }
     }
