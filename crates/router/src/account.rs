@@ -175,6 +175,13 @@ impl Charge {
     }
 }
 
+impl Charge {
+    /// Of segments.
+    pub fn segment_bytes(&self) -> u64 {
+        self.amounts.segment_bytes
+    }
+}
+
 impl Drop for Charge {
     fn drop(&mut self) {
         self.account.each(&self.amounts, |count, amount| {

@@ -1,8 +1,10 @@
-//! Closing what a tenant had a hand in.
+//! Closing what a tenant had a hand in, and freeing its memory.
 //!
 //! The last close of a descriptor can take as long as whoever made it likes: a TCP socket lingers, a FUSE file waits for its
 //! daemon. A tenant can send such descriptors, and leave them unread in its socket, whose close is then theirs. So they are
 //! closed on a thread of their vNIC's own, which ends when it has been idle for a moment.
+//!
+//! Memory is freed by another one: the kernel takes seconds for tens of GiB, though never as long as somebody likes.
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -36,7 +38,7 @@ pub struct Closer {
 }
 
 impl Closer {
-    /// Drops `thing`, which holds about `count` descriptors, elsewhere. False: too much waits already; nothing more of
+    /// Drops `thing`, which holds about `count` descriptors (0: its vNIC's account bounds them), elsewhere. False: too much waits already; nothing more of
     /// this tenant's should be taken.
     pub fn close(&mut self, thing: impl Any + Send, count: u32) -> bool {
         let waiting = self.waiting.fetch_add(count, Relaxed) + count;
@@ -54,6 +56,27 @@ impl Closer {
         let _ = sender.send(item);
         self.sender = thread.spawn(move || drain(&receiver)).is_ok().then_some(sender);
         waiting <= WAITING_COUNT_MAX
+    }
+}
+
+/// A thing and what is done when it has been dropped, wherever that is.
+pub struct AndThen<F: FnOnce()> {
+    thing: Option<Box<dyn Any + Send>>,
+    then: Option<F>,
+}
+
+impl<F: FnOnce()> AndThen<F> {
+    pub fn new(thing: Box<dyn Any + Send>, then: F) -> Self {
+        Self { thing: Some(thing), then: Some(then) }
+    }
+}
+
+impl<F: FnOnce()> Drop for AndThen<F> {
+    fn drop(&mut self) {
+        self.thing = None;
+        if let Some(then) = self.then.take() {
+            then();
+        }
     }
 }
 

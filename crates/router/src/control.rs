@@ -24,7 +24,7 @@ use crate::memory::PageTable;
 use crate::peers::{Peers, PeersHandle};
 use crate::policy::Told;
 use crate::requests::Handled;
-use crate::rings::Session;
+use crate::rings::{Garbage, Session};
 use crate::seat::Seat;
 use crate::session::{Answer, Connection, Objects, Phase};
 use crate::slab::{Key, Slab};
@@ -289,7 +289,7 @@ impl Control {
     }
 
     /// Runs what other threads left for this one; whether there was something.
-    fn react(&mut self) -> bool {
+    pub(crate) fn react(&mut self) -> bool {
         let mut is_work = false;
         while let Ok(reaction) = self.reactions.try_recv() {
             is_work = true;
@@ -614,12 +614,20 @@ impl Control {
         if self.may_log(&vnic) {
             info!("session ends", vnic = vnic, pid = pid);
         }
-        let mut objects = Some(objects);
+        let mut held = Some((vnic, objects));
         self.worker.submit(Box::new(move |worker, now| {
             let garbage = worker.destroy_session(now, session);
-            let objects = objects.take();
-            Step::Done(Box::new(move |_: &mut Control| drop((garbage, objects))))
+            let (vnic, objects) = held.take().expect("a job that is done is not run again");
+            Step::Done(Box::new(move |control: &mut Control| control.free(&vnic, (garbage, objects))))
         }));
+    }
+
+    /// Drops what holds a tenant's memory, without waiting for it. It is charged to the tenant until then.
+    pub(crate) fn free(&mut self, vnic: &str, thing: impl std::any::Any + Send) {
+        match self.vnics_by_id.get(vnic).and_then(|&key| self.vnics.get_mut(key)) {
+            Some(entry) => entry.freer.close(thing, 0),
+            None => Closer::default().close(thing, 0),
+        };
     }
 
     /// Closes what a tenant had a hand in, without waiting for it.
@@ -648,10 +656,13 @@ impl Control {
     }
 
     /// The worker has ended a session by itself.
-    pub(crate) fn handle_session_failed(&mut self, session: SessionId, reason: &str) {
+    pub(crate) fn handle_session_failed(&mut self, session: SessionId, reason: &str, garbage: Garbage) {
+        let mut vnic = String::new();
         for key in self.connections.keys_where(|connection| connection.phase == Phase::Ready(session)) {
+            vnic = self.connections.get(key).map(|connection| connection.vnic.clone()).unwrap_or_default();
             self.fail_session(key, reason);
         }
+        self.free(&vnic, garbage);
     }
 
     pub(crate) fn fail_session(&mut self, key: Key, reason: &str) {
@@ -665,15 +676,17 @@ impl Control {
     }
 
     /// The worker has given a vNIC up, and ended its sessions.
-    pub(crate) fn handle_vnic_failed(&mut self, id: VnicId, reason: &'static str) {
+    pub(crate) fn handle_vnic_failed(&mut self, id: VnicId, reason: &'static str, garbage: Garbage) {
+        let mut vnic = String::new();
         for key in self.vnics.keys_where(|vnic| vnic.engine_id == id) {
-            let vnic = self.id_of(key);
+            vnic = self.id_of(key);
             warning!("vNIC failed", vnic = vnic, reason = reason);
             if let Some(entry) = self.vnics.get_mut(key) {
                 entry.failed = Some(reason);
             }
             self.close_connections_of(&vnic);
         }
+        self.free(&vnic, garbage);
     }
 
     pub(crate) fn close_connections_of(&mut self, vnic: &str) {

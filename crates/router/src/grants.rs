@@ -11,6 +11,7 @@
 //! | the QPs are connected and give the right; their sessions and the policy let them | [`Rings::withdraw_grants_of`], called whenever something direct of a QP ends |
 //! | nobody whose right does not include writing can write | [`Protection`]: seals, set before the descriptor leaves; one kind for a segment, for good |
 //! | it holds nothing from before: no part of it was taken back | the lease's mark; the same that keeps it from being granted again |
+//! | it lies in few ranges, so that it is withdrawn in a moment | [`Worker::grant`]; [`Rings::admit_mapping`] |
 //! | no other process has it by an import | the lease's marks, of which one excludes the other |
 //! | its owner's process takes orders | [`Worker::grant`]; it loses its session if it does not carry one out in time |
 //!
@@ -261,7 +262,8 @@ impl Worker {
             let place = session.memory.place(found.asked)?;
             let extent = session.memory.extent(place.segment)?;
             let is_inside = found.address <= extent.start && extent.end - 1 <= found.address + found.last;
-            (is_inside && !place.segment.poisoned() && place.origin.lease.descriptor().is_some()).then_some(place)
+            let is_known = !place.segment.poisoned() && place.origin.lease.descriptor().is_some();
+            (is_inside && is_known && session.memory.has_few_ranges(place.segment)).then_some(place)
         });
         let place = place.ok_or(VerbsError::NotSupported)?;
         let (offset, addresses, lease) = (place.offset, place.addresses.clone(), place.origin.lease.clone());

@@ -374,3 +374,45 @@ fn words_of_an_enemy_are_only_counted() {
     rig.turn();
     assert!(rig.counters()[0].sent.packets >= before[0].sent.packets);
 }
+
+#[test]
+fn parts_are_taken_back_in_steps() {
+    const AT: u64 = 0x1000_0000;
+    let mut rig = Rig::new();
+    let zone = Arc::new(Segment::create("test", 3000 * 0x1000).unwrap().0);
+    let memory = &mut rig.worker.rings.sessions.get_mut(rig.owner).unwrap().memory;
+    for page in 0..3000 {
+        memory.map_part(AT + 0x2000 * page, zone.clone(), 0x1000 * page, 0x1000).unwrap();
+    }
+    let (mut left, mut steps) = (AT..AT + 0x2000 * 3000, 0);
+    while rig.worker.take_back(rig.owner, &mut left).is_pending() {
+        assert!(std::mem::take(&mut rig.worker.goes_on));
+        steps += 1;
+    }
+    assert_eq!((steps, rig.worker.goes_on), (2, false));
+    assert!(!rig.worker.rings.sessions.get(rig.owner).unwrap().memory.has(&zone));
+}
+
+#[test]
+fn an_address_handle_waits_for_what_was_posted_before_rung_for_or_not() {
+    let mut rig = Rig::new();
+    let write = SendDescriptor {
+        wr_id: 0,
+        opcode: SendOpcode::RdmaWrite,
+        flags: SendFlags(0),
+        immediate: 0,
+        remote_address: SEGMENT_AT,
+        rkey: rig.rkey,
+        compare_add: 0,
+        swap: 0,
+        remote_srqn: 0,
+        sges: &[],
+        inline: None,
+    };
+    rig.send.publish_send(&write);
+    let mut posted = rig.worker.datagrams_posted(&[rig.qps[1], rig.qps[0]]);
+    assert!(!rig.worker.are_datagrams_sent(&mut posted));
+    assert_eq!(posted.len(), 2, "who comes after the one that is waited for is not looked at");
+    rig.turn();
+    assert!(rig.worker.are_datagrams_sent(&mut posted) && posted.is_empty());
+}

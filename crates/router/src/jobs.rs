@@ -10,7 +10,7 @@ pub type Job = Box<dyn FnMut(&mut Worker, Instant) -> Step + Send>;
 pub type Reaction = Box<dyn FnOnce(&mut Control) + Send>;
 
 pub enum Step {
-    /// It waits for copies in flight: ask again next turn.
+    /// It waits for copies in flight, or has more to do than is done at once: ask again next turn.
     Again,
     Done(Reaction),
 }

@@ -85,6 +85,8 @@ mod worker;
 #[cfg(test)]
 mod blocking_memory;
 #[cfg(test)]
+mod control_tests;
+#[cfg(test)]
 mod grants_tests;
 #[cfg(test)]
 mod movers_tests;

@@ -6,14 +6,14 @@
 //!
 //! A segment is mapped as a whole (`ibv_malloc`) or in *parts*: the pages of ordinary memory that a registration put
 //! there. Neighbouring parts become one range, so that a heap registered piece by piece stays a short table; every
-//! operation is logarithmic in its length.
+//! operation is logarithmic in its length. What takes ranges out takes [`STEP_RANGE_COUNT_MAX`] at a time, or about.
 //!
 //! A library that lies about where it mapped a segment only misdirects copies of its own memory.
 use crate::fallback::TenantMemory;
 use crate::session::SegmentLease;
 use freeflow_protocol::library::Handle;
 use freeflow_shm::Segment;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range as Span;
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ const PAGE_BYTES: u64 = 4096;
 
 /// Ranges that one process can have: twice what the kernel lets it map by default.
 const RANGE_COUNT_MAX: usize = 131_072;
+/// Ranges that are taken out at a time, and ranges of a segment that others are granted.
+const STEP_RANGE_COUNT_MAX: usize = 1024;
 
 struct Range {
     end: u64,
@@ -61,9 +63,9 @@ pub struct Place<'a> {
 pub struct PageTable {
     /// By start, disjoint.
     ranges: BTreeMap<u64, Range>,
-    /// Each segment that a range names.
-    segments: Vec<Known>,
-    /// Counts what was taken out: who looked a range up before must look again.
+    /// Each segment that a range names, by its place in the router's memory.
+    segments: HashMap<usize, Known>,
+    /// Counts how often something was taken out: who looked a range up before must look again.
     withdrawn: u64,
     /// Held since the session began; reads end of file once the process is gone.
     fallback: Arc<dyn TenantMemory>,
@@ -99,9 +101,14 @@ pub struct Piece<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadRange;
 
+/// Nobody else's as long as it is held.
+fn name_of(segment: &Arc<Segment>) -> usize {
+    Arc::as_ptr(segment).addr()
+}
+
 impl PageTable {
     pub fn new(fallback: Arc<dyn TenantMemory>) -> Self {
-        Self { ranges: BTreeMap::new(), segments: Vec::new(), withdrawn: 0, fallback }
+        Self { ranges: BTreeMap::new(), segments: HashMap::new(), withdrawn: 0, fallback }
     }
 
     /// Whether a segment of `bytes` can lie at `address`, on its own.
@@ -162,11 +169,15 @@ impl PageTable {
         Ok(())
     }
 
+    /// How far of `address..end` can be taken back in one step.
+    pub fn step_end(&self, address: u64, end: u64) -> u64 {
+        self.ranges.range(address..end).nth(STEP_RANGE_COUNT_MAX).map_or(end, |(&start, _)| start)
+    }
+
     /// The process is about to take back the parts of `address..end`: from now on they are reached by the fallback.
     /// Segments that are mapped as a whole are left alone.
     pub fn unmap_parts(&mut self, address: u64, end: u64) {
-        self.withdrawn += 1;
-        let mut reached = address;
+        let (mut reached, mut is_some) = (address, false);
         while let Some((start, range)) = self.first_at(reached)
             && start < end
         {
@@ -179,6 +190,7 @@ impl PageTable {
                 origin.lease.note_taken_back();
             }
             let Some(range) = self.remove(start) else { return };
+            is_some = true;
             if start < address {
                 let segment = range.segment.clone();
                 self.insert(start, Range { end: address, segment, offset: range.offset, is_part: true });
@@ -191,6 +203,7 @@ impl PageTable {
                 self.set_origin(&segment, origin);
             }
         }
+        self.withdrawn += u64::from(is_some);
     }
 
     /// Whether some range is of this segment.
@@ -212,6 +225,11 @@ impl PageTable {
         Some(*starts.first()?..last.end)
     }
 
+    /// Whether one more range of a segment can be taken out with all others in one step.
+    pub fn has_few_ranges(&self, segment: &Arc<Segment>) -> bool {
+        self.known(segment).is_none_or(|known| known.starts.len() < STEP_RANGE_COUNT_MAX)
+    }
+
     /// What the session calls the segments of which parts lie between two addresses.
     pub fn parts_between(&self, address: u64, end: u64) -> BTreeSet<Handle> {
         let mut handles = BTreeSet::new();
@@ -231,14 +249,14 @@ impl PageTable {
 
     /// Everything of a segment is reached by the fallback from now on.
     pub fn take_out(&mut self, segment: &Arc<Segment>) {
-        self.withdrawn += 1;
         let starts = self.known(segment).map(|known| known.starts.clone()).unwrap_or_default();
+        self.withdrawn += u64::from(!starts.is_empty());
         for start in starts {
             self.remove(start);
         }
     }
 
-    /// Changes whenever something is taken out by [`Self::unmap_parts`].
+    /// Changes whenever something is taken out by [`Self::unmap_parts`] or [`Self::take_out`].
     pub fn withdrawn(&self) -> u64 {
         self.withdrawn
     }
@@ -255,32 +273,25 @@ impl PageTable {
     }
 
     fn insert(&mut self, start: u64, range: Range) {
-        match self.known_mut(&range.segment) {
-            Some(known) => {
-                known.starts.insert(start);
-            }
-            None => {
-                let (segment, starts) = (range.segment.clone(), BTreeSet::from([start]));
-                self.segments.push(Known { segment, starts, origin: None });
-            }
-        }
+        let unknown = || Known { segment: range.segment.clone(), starts: BTreeSet::new(), origin: None };
+        self.segments.entry(name_of(&range.segment)).or_insert_with(unknown).starts.insert(start);
         self.ranges.insert(start, range);
     }
 
     fn known(&self, segment: &Arc<Segment>) -> Option<&Known> {
-        self.segments.iter().find(|known| Arc::ptr_eq(&known.segment, segment))
+        self.segments.get(&name_of(segment))
     }
 
     fn known_mut(&mut self, segment: &Arc<Segment>) -> Option<&mut Known> {
-        self.segments.iter_mut().find(|known| Arc::ptr_eq(&known.segment, segment))
+        self.segments.get_mut(&name_of(segment))
     }
 
     fn remove(&mut self, start: u64) -> Option<Range> {
         let range = self.ranges.remove(&start)?;
-        let at = self.segments.iter().position(|known| Arc::ptr_eq(&known.segment, &range.segment))?;
-        self.segments[at].starts.remove(&start);
-        if self.segments[at].starts.is_empty() {
-            self.segments.swap_remove(at);
+        let known = self.known_mut(&range.segment)?;
+        known.starts.remove(&start);
+        if known.starts.is_empty() {
+            self.segments.remove(&name_of(&range.segment));
         }
         Some(range)
     }
@@ -316,7 +327,7 @@ impl PageTable {
 
     /// Whether a segment's memory was lost (SIGBUS): its owner made it impossible to reach.
     pub fn is_poisoned(&self) -> bool {
-        self.segments.iter().any(|known| known.segment.poisoned())
+        self.segments.values().any(|known| known.segment.poisoned())
     }
 }
 
@@ -422,5 +433,48 @@ mod tests {
             table.unmap_parts(address, address + 0x1000);
         }
         assert!(table.segments.is_empty());
+    }
+
+    /// As one library can have it: each segment but the last as a whole, then that one page by page.
+    #[test]
+    fn many_ranges_beside_many_segments_go_in_steps() {
+        let (count, wholes) = (20_000_u64, 8_000_u64);
+        let mut table = table();
+        for i in 0..wholes {
+            table.map(0x1_0000_0000 + 0x2000 * i, segment(4096)).unwrap();
+        }
+        let last = segment(count as usize * 0x1000);
+        for i in 0..count {
+            table.map_part(0x1000_0000 + 0x2000 * i, last.clone(), 0x1000 * i, 0x1000).unwrap();
+        }
+        assert!(!table.has_few_ranges(&last) && table.has_few_ranges(&segment(4096)));
+        let (mut reached, mut steps) = (0, 0);
+        while reached < ADDRESS_END {
+            let (until, before) = (table.step_end(reached, ADDRESS_END), table.ranges.len());
+            table.unmap_parts(reached, until);
+            assert!(before - table.ranges.len() <= STEP_RANGE_COUNT_MAX + 1 && until > reached);
+            (reached, steps) = (until, steps + 1);
+        }
+        assert!(!table.has(&last) && table.ranges.len() as u64 == wholes);
+        assert!(steps <= (count + wholes) / STEP_RANGE_COUNT_MAX as u64 + 1, "{steps}");
+    }
+
+    #[test]
+    fn only_what_was_taken_out_is_counted() {
+        let mut table = table();
+        let zone = segment(0x3000);
+        table.unmap_parts(0x10000, 0x20000);
+        table.take_out(&zone);
+        table.map(0x30000, segment(4096)).unwrap();
+        table.unmap_parts(0, ADDRESS_END);
+        assert_eq!(table.withdrawn(), 0);
+        table.map_part(0x10000, zone.clone(), 0, 0x1000).unwrap();
+        table.map_part(0x12000, zone.clone(), 0x2000, 0x1000).unwrap();
+        table.unmap_parts(0x11000, 0x12000);
+        assert_eq!(table.withdrawn(), 0);
+        table.unmap_parts(0x10000, 0x11000);
+        assert_eq!(table.withdrawn(), 1);
+        table.take_out(&zone);
+        assert_eq!(table.withdrawn(), 2);
     }
 }

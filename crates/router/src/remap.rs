@@ -15,6 +15,7 @@ use crate::worker::Worker;
 use freeflow_engine::SessionId;
 use freeflow_protocol::library::{Handle, Reply};
 use freeflow_verbs::{Instant, VerbsError};
+use std::ops::Range;
 use std::task::Poll;
 
 type Outcome = Result<Handled, VerbsError>;
@@ -49,19 +50,8 @@ impl Control {
         if length == 0 || !address.is_multiple_of(PAGE_BYTES) || !length.is_multiple_of(PAGE_BYTES) {
             return Err(VerbsError::InvalidArgument);
         }
-        let work = move |worker: &mut Worker, _: Instant| {
-            if worker.rings.is_segment_at_helper(session) {
-                return Poll::Pending;
-            }
-            worker.rings.settle(session);
-            let recalled = worker.rings.recall_grants(session, address..end);
-            let Some(entry) = worker.rings.sessions.get_mut(session) else {
-                return Poll::Ready(Err(VerbsError::DeviceFatal));
-            };
-            entry.memory.unmap_parts(address, end);
-            worker.rings.forget_unmapped(session, recalled);
-            Poll::Ready(Ok(()))
-        };
+        let mut left = address..end;
+        let work = move |worker: &mut Worker, _: Instant| worker.take_back(session, &mut left);
         self.submit(at, work, |_, ()| Answer::done())
     }
 
@@ -93,5 +83,30 @@ impl Control {
         connection.busy = true;
         connection.holder.order(order, &connection.tasks, Box::new(answer));
         Ok(Handled::Submitted)
+    }
+}
+
+impl Worker {
+    /// One step of taking parts back, each as if the library had asked for it alone: the bytes are reached by the fallback where it is
+    /// done, and still in the segment beyond, and are the same.
+    pub(crate) fn take_back(&mut self, session: SessionId, left: &mut Range<u64>) -> Poll<Result<(), VerbsError>> {
+        let rings = &mut self.rings;
+        if rings.is_segment_at_helper(session) {
+            return Poll::Pending;
+        }
+        rings.settle(session);
+        let Some(entry) = rings.sessions.get(session) else { return Poll::Ready(Err(VerbsError::DeviceFatal)) };
+        let step = left.start..entry.memory.step_end(left.start, left.end);
+        let recalled = rings.recall_grants(session, step.clone());
+        if let Some(entry) = rings.sessions.get_mut(session) {
+            entry.memory.unmap_parts(step.start, step.end);
+        }
+        rings.forget_unmapped(session, recalled);
+        left.start = step.end;
+        if left.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        self.goes_on = true;
+        Poll::Pending
     }
 }

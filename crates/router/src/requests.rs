@@ -2,6 +2,7 @@
 //!
 //! A request that has to wait for copies in flight is asked again each turn, for at most [`JOB_TIME_MAX`].
 use crate::account::{Charge, OverLimit};
+use crate::closer::AndThen;
 use crate::control::Control;
 use crate::events::{PipeId, event_pipe};
 use crate::hold::Order;
@@ -20,6 +21,7 @@ use freeflow_protocol::library::{COOKIE_COUNT, Handle, Reply, Request, XrcQueue}
 use freeflow_shm::layout::{QueueShape, cq_bytes};
 use freeflow_shm::{CompletionProducer, RequestConsumer, Segment, monotonic_ns};
 use freeflow_verbs::{Access, AddressHandleAttributes, CQE_COUNT_MAX, Duration, Instant, SrqAttributes, VerbsError};
+use std::any::Any;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,6 +30,9 @@ use std::task::Poll;
 
 /// A job that is not done by then is refused with ETIMEDOUT. Copies end, or fail their vNIC, well before.
 pub(crate) const JOB_TIME_MAX: Duration = Duration::from_millis(5_000);
+
+/// Memory that the control thread frees itself, about; more is freed elsewhere.
+const FREED_AT_ONCE_BYTES_MAX: u64 = 1 << 20;
 
 /// UD QPs of a process whose requests the end of an address handle waits for.
 const DATAGRAM_QPS_MAX: usize = 256;
@@ -40,12 +45,22 @@ pub(crate) enum Handled {
     Submitted,
 }
 
+/// What a request took out: it is dropped before the answer goes out, so that what it was charged is there again.
+pub(crate) struct Freed {
+    pub bytes: u64,
+    pub thing: Box<dyn Any + Send>,
+}
+
 pub(crate) type Outcome = Result<Handled, VerbsError>;
 
 impl From<OverLimit> for VerbsError {
     fn from(OverLimit: OverLimit) -> Self {
         Self::NoMemory
     }
+}
+
+fn bytes_of(charges: &[Charge]) -> u64 {
+    charges.iter().map(Charge::segment_bytes).sum()
 }
 
 pub(crate) fn once<T>(result: Result<T, VerbsError>) -> Poll<Result<T, VerbsError>> {
@@ -116,24 +131,76 @@ impl Control {
     /// Has the worker do `work`; `finish` then makes the answer, on this thread.
     pub(crate) fn submit<T: Send + 'static>(
         &mut self,
-        (key, session): (Key, SessionId),
+        at: (Key, SessionId),
         work: impl FnMut(&mut Worker, Instant) -> Poll<Result<T, VerbsError>> + Send + 'static,
         finish: impl FnOnce(&mut Connection, T) -> Answer + Send + 'static,
+    ) -> Outcome {
+        let key = at.0;
+        self.submit_with(at, work, move |control, result| {
+            control.handle_job_done(key, |connection| match result {
+                Ok(value) => finish(connection, value),
+                Err(error) => error.into(),
+            });
+        })
+    }
+
+    /// The same for a request that takes memory out.
+    fn submit_freeing<T: Send + 'static>(
+        &mut self,
+        at: (Key, SessionId),
+        work: impl FnMut(&mut Worker, Instant) -> Poll<Result<T, VerbsError>> + Send + 'static,
+        finish: impl FnOnce(&mut Connection, T) -> (Answer, Freed) + Send + 'static,
+    ) -> Outcome {
+        let key = at.0;
+        self.submit_with(at, work, move |control, result| {
+            let taken = result.and_then(|value| {
+                let connection = control.connections.get_mut(key).ok_or(VerbsError::DeviceFatal)?;
+                Ok(finish(connection, value))
+            });
+            match taken {
+                Ok((answer, freed)) => control.answer_freed(key, answer, freed),
+                Err(error) => control.handle_job_done(key, |_| error.into()),
+            }
+        })
+    }
+
+    fn answer_freed(&mut self, key: Key, answer: Answer, freed: Freed) {
+        let Freed { bytes, thing } = freed;
+        if bytes <= FREED_AT_ONCE_BYTES_MAX {
+            drop(thing);
+            return self.handle_job_done(key, |_| answer);
+        }
+        let Some(vnic) = self.connections.get(key).map(|connection| connection.vnic.clone()) else { return };
+        let (reactions, waker) = (self.own_reactions.clone(), self.waker.clone());
+        let then = move || {
+            // Fails only when the control thread has ended.
+            let _ = reactions.send(Box::new(move |control: &mut Self| control.handle_job_done(key, |_| answer)));
+            waker.wake();
+        };
+        self.free(&vnic, AndThen::new(thing, then));
+    }
+
+    /// Has the worker do `work`, and this thread then `react`.
+    fn submit_with<T: Send + 'static>(
+        &mut self,
+        (key, session): (Key, SessionId),
+        work: impl FnMut(&mut Worker, Instant) -> Poll<Result<T, VerbsError>> + Send + 'static,
+        react: impl FnOnce(&mut Control, Result<T, VerbsError>) + Send + 'static,
     ) -> Outcome {
         let connection = self.connections.get_mut(key).ok_or(VerbsError::NotFound)?;
         connection.busy = true;
         let cancelled = connection.cancelled.clone();
         let deadline = Instant(monotonic_ns()) + JOB_TIME_MAX;
-        let mut both = Some((work, finish));
+        let mut both = Some((work, react));
         let job: Job = Box::new(move |worker, now| {
-            let Some((mut work, finish)) = both.take() else { unreachable!("a job that is done is not run again") };
+            let Some((mut work, react)) = both.take() else { unreachable!("a job that is done is not run again") };
             let result = if cancelled.load(Relaxed) {
                 Err(VerbsError::DeviceFatal)
             } else {
                 match work(worker, now) {
                     Poll::Ready(result) => result,
                     Poll::Pending if now < deadline => {
-                        both = Some((work, finish));
+                        both = Some((work, react));
                         return Step::Again;
                     }
                     Poll::Pending => Err(VerbsError::TimedOut),
@@ -142,10 +209,7 @@ impl Control {
             Step::Done(Box::new(move |control: &mut Control| {
                 // What `work` held is dropped here, not on the worker's thread.
                 drop(work);
-                control.handle_job_done(key, |connection| match result {
-                    Ok(value) => finish(connection, value),
-                    Err(error) => error.into(),
-                });
+                react(control, result);
             }))
         });
         self.worker.hand_over(session, job);
@@ -233,6 +297,10 @@ impl Control {
         let (read, write) = event_pipe().map_err(|_| VerbsError::NoMemory)?;
         let mut write = Some(write);
         let work = move |worker: &mut Worker, _: Instant| {
+            // A pipe would stay that is put there after the session's were taken out.
+            if worker.rings.sessions.get(session).is_none() {
+                return once(Err(VerbsError::DeviceFatal));
+            }
             let write = write.take().expect("a job that is done is not run again");
             once(Ok(worker.rings.pipes.insert(session, write)))
         };
@@ -335,9 +403,10 @@ impl Control {
             let Some(entry) = worker.rings.sessions.get_mut(session) else { return once(Err(VerbsError::DeviceFatal)) };
             once(Ok(mapped_at.and_then(|start| entry.memory.unmap(start, &memory))))
         };
-        self.submit(at, work, move |connection, _segment| {
-            connection.objects.segments.remove(segment);
-            Answer::done()
+        self.submit_freeing(at, work, move |connection, unmapped| {
+            let entry = connection.objects.segments.remove(segment);
+            let bytes = entry.as_ref().map_or(0, |entry| entry.segment.bytes() as u64);
+            (Answer::done(), Freed { bytes, thing: Box::new((entry, unmapped)) })
         })
     }
 
@@ -429,13 +498,15 @@ impl Control {
             let before = std::mem::replace(&mut cq.ring, ring);
             once(Ok(cq.previous.replace(before)))
         };
-        self.submit(at, work, move |connection, _before_previous| {
+        self.submit_freeing(at, work, move |connection, before_previous| {
+            let mut surplus = Vec::new();
             if let Ok(entry) = connection.objects.cqs.get_mut(cq) {
                 entry.charges.push(charge);
-                let surplus = entry.charges.len().saturating_sub(2);
-                entry.charges.drain(..surplus);
+                let count = entry.charges.len().saturating_sub(2);
+                surplus.extend(entry.charges.drain(..count));
             }
-            Answer::with(Reply::Cq { cq, cqe, segment_bytes }, vec![descriptor])
+            let answer = Answer::with(Reply::Cq { cq, cqe, segment_bytes }, vec![descriptor]);
+            (answer, Freed { bytes: bytes_of(&surplus), thing: Box::new((before_previous, surplus)) })
         })
     }
 
@@ -454,11 +525,13 @@ impl Control {
         let work = move |worker: &mut Worker, _: Instant| {
             once(worker.engine.destroy_cq(session, id).map(|()| worker.rings.remove_cq(id)))
         };
-        self.submit(at, work, move |connection, _garbage: Garbage| {
-            if let Some(entry) = connection.objects.cqs.remove(cq) {
+        self.submit_freeing(at, work, move |connection, garbage: Garbage| {
+            let entry = connection.objects.cqs.remove(cq);
+            if let Some(entry) = &entry {
                 connection.objects.cq_cookies.remove(&entry.cookie);
             }
-            Answer::done()
+            let bytes = entry.as_ref().map_or(0, |entry| bytes_of(&entry.charges));
+            (Answer::done(), Freed { bytes, thing: Box::new((garbage, entry)) })
         })
     }
 
@@ -548,8 +621,7 @@ impl Control {
         let mut posted: Option<Vec<(QpId, u32)>> = None;
         let work = move |worker: &mut Worker, _: Instant| {
             let posted = posted.get_or_insert_with(|| worker.datagrams_posted(&qps));
-            posted.retain(|&(qp, until)| worker.has_datagrams_before(qp, until));
-            if posted.is_empty() { once(worker.engine.destroy_ah(session, id)) } else { Poll::Pending }
+            if worker.are_datagrams_sent(posted) { once(worker.engine.destroy_ah(session, id)) } else { Poll::Pending }
         };
         self.submit(at, work, move |connection, ()| {
             connection.objects.ahs.remove(&ah);
@@ -559,10 +631,29 @@ impl Control {
 }
 
 impl Worker {
-    /// UD QPs that send, and how far they were posted to.
-    fn datagrams_posted(&self, qps: &[QpId]) -> Vec<(QpId, u32)> {
-        let qps = qps.iter().filter_map(|&id| self.rings.qps.get(id).map(|qp| (id, qp)));
-        qps.map(|(id, qp)| (id, qp.send.taken().wrapping_add(qp.send.pending()))).collect()
+    /// UD QPs that send, and how far they were posted to. Who has not rung for it is run all the same.
+    pub(crate) fn datagrams_posted(&mut self, qps: &[QpId]) -> Vec<(QpId, u32)> {
+        let posted = |&id: &QpId| {
+            let send = &self.rings.qps.get(id)?.send;
+            let (until, has_next) = (send.taken().wrapping_add(send.pending()), send.has_next());
+            if has_next {
+                self.activate(id);
+            }
+            Some((id, until))
+        };
+        qps.iter().filter_map(posted).collect()
+    }
+
+    /// Whether each QP has sent what was posted before; who has is left out from then on. Where somebody has not, the others are
+    /// not looked at: this is asked each turn.
+    pub(crate) fn are_datagrams_sent(&self, posted: &mut Vec<(QpId, u32)>) -> bool {
+        while let Some(&(id, until)) = posted.last() {
+            if self.has_datagrams_before(id, until) {
+                return false;
+            }
+            posted.pop();
+        }
+        true
     }
 
     /// Whether requests that were posted before are still to be sent.

@@ -265,11 +265,12 @@ impl Rings {
         self.targets.remove_session(id, &objects.qps);
         let cqs: Garbage = objects.cqs.into_iter().flat_map(|cq| self.remove_cq(cq)).collect();
         let mut garbage: Garbage = vec![
+            // First: who reads them sees that it is over.
+            Box::new(self.pipes.remove_session(id)),
             Box::new(self.qps.remove_all(objects.qps)),
             Box::new(self.srqs.remove_all(objects.srqs)),
             Box::new(cqs),
             Box::new(self.contexts.remove_all(objects.contexts)),
-            Box::new(self.pipes.remove_session(id)),
         ];
         if let Some(session) = self.sessions.remove(id) {
             garbage.push(Box::new(session));

@@ -21,6 +21,9 @@ use std::sync::Arc;
 
 /// What void memory is read as, at most so much at a time.
 const ZEROS: &[u8] = &[0; 16 * 1024];
+/// How often one copy is brought to its destination at most: a process that goes on taking away what is being written has only itself to
+/// blame.
+const SCATTER_COUNT_MAX: u32 = 8;
 /// Bounce buffers kept for later.
 const SPARE_COUNT_MAX: usize = 64;
 
@@ -43,6 +46,8 @@ struct Transfer {
     to: Vec<Span>,
     bytes: usize,
     last: bool,
+    /// How often it was scattered before.
+    scattered: u32,
 }
 
 enum Stage {
@@ -315,7 +320,7 @@ impl Rings {
         to_kept.extend_from_slice(to);
         if parts.is_empty() {
             self.transfers.keep_parts(parts);
-            return match self.scatter(token, to_kept, bytes, last, bounce) {
+            return match self.scatter((token, 0), to_kept, bytes, last, bounce) {
                 Some(Ok(())) => CopyOutcome::Done,
                 Some(Err(side)) => CopyOutcome::Fault(side),
                 None => CopyOutcome::Pending,
@@ -327,7 +332,7 @@ impl Rings {
         };
         let vnic = session.and_then(|session| self.sessions.get(session)).map(|session| session.vnic);
         let Some(helper) = vnic else { return CopyOutcome::Fault(MemorySide::Source) };
-        let transfer = Transfer { token, stage: Stage::Gather, helper, to: to_kept, bytes, last };
+        let transfer = Transfer { token, stage: Stage::Gather, helper, to: to_kept, bytes, last, scattered: 0 };
         if self.submit(transfer, Work::Read, bounce, parts) {
             CopyOutcome::Pending
         } else {
@@ -355,7 +360,7 @@ impl Rings {
         let helper = session.and_then(|session| self.sessions.get(session)).map(|session| session.vnic).ok_or(Gone)?;
         self.gather(from, &mut bounce[..bytes], &mut parts)?;
         let (stage, to) = (Stage::Fetch(burst), Vec::new());
-        let transfer = Transfer { token, stage, helper, to, bytes, last: false };
+        let transfer = Transfer { token, stage, helper, to, bytes, last: false, scattered: 0 };
         if self.submit(transfer, Work::Read, bounce, parts) { Ok(()) } else { Err(Gone) }
     }
 
@@ -390,10 +395,10 @@ impl Rings {
         Ok(())
     }
 
-    /// Brings the bounce buffer to its destination. `None`: a helper has the rest of it.
+    /// Brings the bounce buffer to its destination, after it did so `scattered` times. `None`: a helper has the rest of it.
     fn scatter(
         &mut self,
-        token: Token,
+        (token, scattered): (Token, u32),
         to: Vec<Span>,
         bytes: usize,
         last: bool,
@@ -416,7 +421,7 @@ impl Rings {
             return Some(Err(side));
         }
         let stage = Stage::Scatter { shared_last: ends_shared, withdrawn: self.withdrawn_of(&to) };
-        let transfer = Transfer { token, stage, helper: helper?, to, bytes, last };
+        let transfer = Transfer { token, stage, helper: helper?, to, bytes, last, scattered };
         let work = Work::Write { last: last && !ends_shared };
         if self.submit(transfer, work, bounce, parts) { None } else { Some(Err(MemorySide::Destination)) }
     }
@@ -434,6 +439,29 @@ impl Rings {
             at += piece.bytes;
         }
         Ok(ends_shared)
+    }
+
+    /// Whether a helper, which wrote `parts`, left something out that is no shared memory any more.
+    fn is_left_out(&self, transfer: &Transfer, parts: &[Part]) -> bool {
+        let Transfer { stage: Stage::Scatter { shared_last: true, withdrawn }, to, .. } = transfer else {
+            return false;
+        };
+        *withdrawn != self.withdrawn_of(to) && !self.covers(parts, to)
+    }
+
+    /// Whether all that the destination now needs the fallback for is among `parts`, which are in their order.
+    fn covers(&self, parts: &[Part], to: &[Span]) -> bool {
+        let (mut walk, mut at) = (Walk::new(&self.sessions, to), 0);
+        while let Ok(step) = walk.next(usize::MAX) {
+            let Some(Step { piece, .. }) = step else { return true };
+            let end = at + piece.bytes;
+            let holder = parts[..parts.partition_point(|part| part.at <= at)].last();
+            if matches!(piece.reach, Reach::Fallback { .. }) && holder.is_none_or(|part| part.at + part.bytes < end) {
+                return false;
+            }
+            at = end;
+        }
+        false
     }
 
     /// Writes what of the destination is shared.
@@ -485,7 +513,7 @@ impl Rings {
         let mut to = self.transfers.spare_spans.pop().unwrap_or_default();
         to.push(at);
         let (helper, stage) = (session.vnic, Stage::Atomic { by_fallback });
-        let transfer = Transfer { token, stage, helper, to, bytes: 8, last: false };
+        let transfer = Transfer { token, stage, helper, to, bytes: 8, last: false, scattered: 0 };
         let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
         parts.push(Part { memory, address, at: 0, bytes: 8 });
         let bounce = self.transfers.spare_bounces.pop().unwrap_or_default();
@@ -534,18 +562,20 @@ impl Rings {
     /// A helper finished a job. `None`: nobody waits for it any more, or it goes on with another helper.
     pub(crate) fn handle_finished(&mut self, finished: Finished) -> Option<Arrival> {
         let Finished { id, bounce, parts, result } = finished;
-        self.transfers.keep_parts(parts);
         let Some(transfer) = self.transfers.transfers.remove(id) else {
+            self.transfers.keep_parts(parts);
             self.transfers.keep_bounce(bounce);
             return None;
         };
+        let is_left_out = self.is_left_out(&transfer, &parts);
+        self.transfers.keep_parts(parts);
         if let Some(helper) = self.vnics.get_mut(transfer.helper).and_then(|vnic| vnic.helper.as_mut()) {
             helper.in_flight = helper.in_flight.saturating_sub(1);
         }
-        let Transfer { token, stage, to, bytes, last, .. } = transfer;
+        let Transfer { token, stage, to, bytes, last, scattered, .. } = transfer;
         match (stage, result) {
             (Stage::Gather, Ok(_)) => {
-                let result = self.scatter(token, to, bytes, last, bounce)?;
+                let result = self.scatter((token, 0), to, bytes, last, bounce)?;
                 Some(Arrival::Copied(token, result))
             }
             (Stage::Fetch(burst), Ok(_)) => {
@@ -556,18 +586,18 @@ impl Rings {
                 self.transfers.keep_bounce(bounce);
                 Some(Arrival::Copied(token, Err(MemorySide::Source)))
             }
-            (Stage::Scatter { shared_last: true, withdrawn }, Ok(_)) if withdrawn != self.withdrawn_of(&to) => {
-                // Some of what was to be written last may be no shared memory any more: all of it once more.
-                let result = self.scatter(token, to, bytes, last, bounce)?;
+            (Stage::Scatter { .. }, Ok(_)) if is_left_out && scattered + 1 < SCATTER_COUNT_MAX => {
+                // All of it once more.
+                let result = self.scatter((token, scattered + 1), to, bytes, last, bounce)?;
                 Some(Arrival::Copied(token, result))
             }
-            (Stage::Scatter { shared_last, .. }, Ok(_)) => {
+            (Stage::Scatter { shared_last, .. }, Ok(_)) if !is_left_out => {
                 let result = if shared_last { self.scatter_shared(&to, &bounce[..bytes], last) } else { Ok(()) };
                 self.transfers.keep_bounce(bounce);
                 self.transfers.keep_spans(to);
                 Some(Arrival::Copied(token, result))
             }
-            (Stage::Scatter { .. }, Err(_)) => {
+            (Stage::Scatter { .. }, _) => {
                 self.transfers.keep_bounce(bounce);
                 Some(Arrival::Copied(token, Err(MemorySide::Destination)))
             }

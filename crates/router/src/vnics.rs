@@ -73,6 +73,8 @@ pub struct VnicEntry {
     pub cm: VnicRef,
     pub account: Arc<Account>,
     pub closer: Closer,
+    /// Frees memory, and nothing that a tenant could block.
+    pub freer: Closer,
     pub lines: Lines,
     pub malformed_messages: u64,
     /// Why the worker gave it up, last.
@@ -261,9 +263,19 @@ impl Control {
         let tree = sysfs::directory(&directory(&self.config.run_dir, &id));
         self.sysfs.add(engine_id, tree, &record, network.id, &external::gids(&record, external));
         let account = Arc::new(Account::new(self.commons.clone()));
-        let (closer, lines, malformed_messages, failed) = (Closer::default(), Lines::default(), 0, None);
-        let entry =
-            VnicEntry { record, shaping, engine_id, listener, cm, account, closer, lines, malformed_messages, failed };
+        let entry = VnicEntry {
+            record,
+            shaping,
+            engine_id,
+            listener,
+            cm,
+            account,
+            closer: Closer::default(),
+            freer: Closer::default(),
+            lines: Lines::default(),
+            malformed_messages: 0,
+            failed: None,
+        };
         let key = self.vnics.insert(entry);
         self.vnics_by_id.insert(id, key);
         if let Some(entry) = self.vnics.get(key) {
@@ -447,7 +459,8 @@ impl Control {
                 worker.rings.movers.release(engine_id);
             }
             Step::Done(Box::new(move |control: &mut Control| {
-                drop((sessions, vnic));
+                drop(vnic);
+                control.free(&id, sessions);
                 if let Err(error) = destroyed {
                     info!("the engine kept a vNIC", vnic = id, error = error);
                 }

@@ -4,7 +4,7 @@ use crate::memory::PageTable;
 use crate::rings::{Rings, Session, Vnic};
 use crate::transfer::Arrival;
 use crate::wake::Waker;
-use freeflow_engine::{AtomicOutcome, CopyOutcome, SessionId, Source, SourceBody, Span, Token, VnicId};
+use freeflow_engine::{AtomicOutcome, CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, Token, VnicId};
 use freeflow_shm::{Doorbell, Segment, SessionSegment};
 use freeflow_verbs::{AtomicOperation, NetworkId};
 use std::io;
@@ -165,4 +165,71 @@ fn an_atomic_operation_on_nothing_finds_zero() {
     for operation in [AtomicOperation::FetchAdd { add: 5 }, AtomicOperation::CompareSwap { compare: 0, swap: 9 }] {
         assert_eq!(rig.rings.start_atomic(Token(1), at, operation), AtomicOutcome::Done(0));
     }
+}
+
+/// Four pages, of which the second and the last are shared as parts, and a copy to all of them that the helper has done its part of.
+fn half_done() -> (Rig, Arc<Segment>, Finished) {
+    let mut rig = Rig::new();
+    let zone = Arc::new(Segment::create("test", 0x5000).unwrap().0);
+    for page in [1, 3] {
+        rig.map_page(&zone, page);
+    }
+    let to = Span { session: SESSION, mr_index: 0, address: ORDINARY_AT, length: 0x4000 };
+    let source = Source { prefix: &[], body: SourceBody::Bytes(&[7; 0x4000]) };
+    assert_eq!(rig.rings.start_copy(Token(7), source, &[to], true), CopyOutcome::Pending);
+    let finished = rig.finished.recv().unwrap();
+    (rig, zone, finished)
+}
+
+impl Rig {
+    fn map_page(&mut self, zone: &Arc<Segment>, page: u64) {
+        let memory = &mut self.rings.sessions.get_mut(SESSION).unwrap().memory;
+        memory.map_part(ORDINARY_AT + 0x1000 * page, zone.clone(), 0x1000 * page, 0x1000).unwrap();
+    }
+
+    fn unmap_page(&mut self, page: u64) {
+        let memory = &mut self.rings.sessions.get_mut(SESSION).unwrap().memory;
+        memory.unmap_parts(ORDINARY_AT + 0x1000 * page, ORDINARY_AT + 0x1000 * (page + 1));
+    }
+}
+
+#[test]
+fn a_copy_is_done_again_where_its_destination_was_taken_back() {
+    let (mut rig, zone, finished) = half_done();
+    rig.unmap_page(1);
+    assert!(rig.rings.handle_finished(finished).is_none());
+    let finished = rig.finished.recv().unwrap();
+    let arrival = rig.rings.handle_finished(finished);
+    assert!(matches!(arrival, Some(Arrival::Copied(Token(7), Ok(())))), "{arrival:?}");
+    assert_eq!(rig.memory()[1][..0x3000], [7; 0x3000]);
+    let mut last = [0; 0x1000];
+    zone.read(0x3000, &mut last).unwrap();
+    assert_eq!(last, [7; 0x1000]);
+}
+
+#[test]
+fn what_is_taken_back_elsewhere_does_not_concern_a_copy() {
+    let (mut rig, zone, finished) = half_done();
+    rig.map_page(&zone, 4);
+    rig.unmap_page(4);
+    let arrival = rig.rings.handle_finished(finished);
+    assert!(matches!(arrival, Some(Arrival::Copied(Token(7), Ok(())))), "{arrival:?}");
+}
+
+#[test]
+fn a_copy_whose_destination_is_taken_back_again_and_again_fails() {
+    let (mut rig, zone, mut finished) = half_done();
+    let mut rounds = 1;
+    let arrival = loop {
+        let (gone, back) = if rounds % 2 == 1 { (1, 2) } else { (2, 1) };
+        rig.unmap_page(gone);
+        rig.map_page(&zone, back);
+        match rig.rings.handle_finished(finished) {
+            None => finished = rig.finished.recv().unwrap(),
+            Some(arrival) => break arrival,
+        }
+        rounds += 1;
+    };
+    assert!(matches!(arrival, Arrival::Copied(Token(7), Err(MemorySide::Destination))), "{arrival:?}");
+    assert_eq!((rounds, rig.rings.transfers.in_flight()), (8, 0));
 }

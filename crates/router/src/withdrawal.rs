@@ -13,7 +13,7 @@
 use crate::account::Charge;
 use crate::control::Control;
 use crate::events::{Sent, event_pipe};
-use crate::grants::Name;
+use crate::grants::{Exposed, Name};
 use crate::memory::Origin;
 use crate::requests::{Outcome, once};
 use crate::rings::Rings;
@@ -228,7 +228,8 @@ impl Rings {
         }
     }
 
-    /// A process has mapped more of a segment. Others must not reach that by a region in which it does not lie.
+    /// A process has mapped more of a segment. Others must not reach that by a region in which it does not lie, nor in more ranges
+    /// than can be withdrawn at once.
     pub(crate) fn admit_mapping(
         &mut self,
         owner: SessionId,
@@ -237,7 +238,12 @@ impl Rings {
     ) -> Result<(), VerbsError> {
         let name = (owner, origin.handle);
         let is_inside = |region: &Range<u64>| region.start <= addresses.start && addresses.end <= region.end;
-        if self.grants.get(name).is_some_and(|exposed| !exposed.regions.values().all(is_inside)) {
+        let memory = self.sessions.get(owner).map(|session| &session.memory);
+        let stays = |exposed: &Exposed| {
+            let is_few = memory.is_some_and(|memory| memory.has_few_ranges(&exposed.segment));
+            is_few && exposed.regions.values().all(is_inside)
+        };
+        if self.grants.get(name).is_some_and(|exposed| !stays(exposed)) {
             self.withdraw(name);
         }
         if origin.lease.is_withdrawn() { Err(VerbsError::NotSupported) } else { Ok(()) }

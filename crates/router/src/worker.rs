@@ -39,8 +39,10 @@ pub struct Worker {
     rung: Vec<(SessionId, u32)>,
     jobs: Receiver<Job>,
     pub(crate) queued_jobs: VecDeque<Job>,
-    /// Jobs that wait for copies to finish.
+    /// Jobs that wait for copies to finish, or have more to do.
     pub(crate) waiting_jobs: Vec<Job>,
+    /// A job has more to do in the next turn.
+    pub(crate) goes_on: bool,
     finished: Receiver<Finished>,
     pub(crate) queued_finished: VecDeque<Finished>,
     reactions: Sender<Reaction>,
@@ -70,6 +72,7 @@ impl Worker {
             jobs: queues.jobs,
             queued_jobs: VecDeque::new(),
             waiting_jobs: Vec::new(),
+            goes_on: false,
             finished: queues.finished,
             queued_finished: VecDeque::new(),
             reactions: queues.reactions,
@@ -154,7 +157,7 @@ impl Worker {
                 Step::Done(reaction) => self.react(reaction),
             }
         }
-        busy
+        busy | std::mem::take(&mut self.goes_on)
     }
 
     pub(crate) fn react(&self, reaction: Reaction) {
@@ -323,10 +326,7 @@ impl Worker {
         self.rings.give_orders(now);
         while let Some((session, reason)) = self.rings.failures.pop() {
             let garbage = self.destroy_session(now, session);
-            self.react(Box::new(move |control: &mut Control| {
-                control.handle_session_failed(session, reason);
-                drop(garbage);
-            }));
+            self.react(Box::new(move |control: &mut Control| control.handle_session_failed(session, reason, garbage)));
             self.rings.give_orders(now);
         }
     }
@@ -372,8 +372,7 @@ impl Worker {
             }
             let garbage = self.destroy_sessions_of(now, id);
             self.react(Box::new(move |control: &mut Control| {
-                control.handle_vnic_failed(id, "its memory could not be reached for two seconds");
-                drop(garbage);
+                control.handle_vnic_failed(id, "its memory could not be reached for two seconds", garbage);
             }));
         }
     }

@@ -109,6 +109,10 @@ fn now() -> Instant {
 
 impl Control {
     pub(crate) fn handle_cm(&mut self, key: Key, request: CmRequest) -> Outcome {
+        // The worker may have been at a step of it when it was closed: its owner has ended, and none would end another.
+        if self.connections.get(key).is_none_or(|connection| connection.closing) {
+            return Err(VerbsError::DeviceFatal);
+        }
         let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?.cm;
         let owner = self.objects(key)?.cm;
         let owner = match owner {
