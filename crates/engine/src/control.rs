@@ -111,7 +111,7 @@ impl Engine {
         }
         self.leave_flights(session);
         for qp in self.qps.all_of(session) {
-            self.remove_qp(env, now, qp);
+            self.remove_qp(env, now, qp, Some(session));
         }
         for srq in self.srqs.all_of(session) {
             self.remove_srq(srq);

@@ -249,13 +249,19 @@ impl Engine {
             self.sync_host(qp);
             return Err(Refusal::InFlight);
         }
-        self.remove_qp(env, now, qp);
+        self.remove_qp(env, now, qp, None);
         Ok(())
     }
 
-    pub(crate) fn remove_qp<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
-        let gone = self.qp(id).session;
-        self.return_receive(env, now, id, Some(gone));
+    /// `ending`: its session, if that ends.
+    pub(crate) fn remove_qp<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        ending: Option<SessionId>,
+    ) {
+        self.return_receive(env, now, id, ending);
         self.unlink(env, id);
         self.unbind_all_of(id);
         self.detach_all(id);

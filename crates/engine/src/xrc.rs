@@ -316,8 +316,8 @@ impl Engine {
         }
     }
 
-    /// A target QP forgets what it has in hand: a RECV goes back to its owner, who may be another process, but not to
-    /// `gone`, who asks for nothing any more.
+    /// A QP forgets what it has in hand: a RECV of an SRQ goes back to its owner, who has no room for another until it hears of
+    /// it, and may be another process; but not to `gone`, who asks for nothing any more.
     pub(crate) fn return_receive<E: Environment>(
         &mut self,
         env: &mut E,
@@ -326,7 +326,7 @@ impl Engine {
         gone: Option<SessionId>,
     ) {
         let pair = self.qp(id);
-        let srq = pair.srq.filter(|_| pair.target.is_some()).and_then(|srq| self.srqs.get(srq));
+        let srq = pair.srq.and_then(|srq| self.srqs.get(srq));
         let awaited = srq.is_some_and(|srq| Some(srq.session) != gone);
         if awaited && pair.receive.claim != Claim::None {
             self.fail_receive(env, now, id, (CompletionStatus::WorkRequestFlushed, Syndrome::Flushed));

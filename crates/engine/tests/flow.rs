@@ -335,6 +335,32 @@ fn srq_qp_in_error_tells_its_last_request() {
 }
 
 #[test]
+fn srq_gets_back_what_a_queue_pair_had_in_hand() {
+    for is_reset in [true, false] {
+        let mut net = Net::new();
+        let (a, b) = (net.end(QpType::Rc), net.end_with(QpType::Rc, true));
+        net.connect(&a, &b);
+        net.connect(&b, &a);
+        let bytes = MEMORY_BYTES as u32;
+        net.post_receive(&b, 7, &[b.sge(0, bytes)]);
+        net.world.always_put_off = true;
+        net.post_send(&a, request(1, Op::Send, &[a.sge(0, bytes)]));
+        net.work();
+        assert_eq!(net.world.pending.len(), 1, "the first piece");
+        // The sender goes in the middle of it.
+        let _ = net.to(&a, QpState::Error);
+        net.settle();
+        assert!(net.polls(&b).is_empty());
+        if is_reset {
+            net.to(&b, QpState::Reset).unwrap();
+        } else {
+            net.engine.destroy_qp(&mut net.world, net.now, b.session, b.qp).unwrap();
+        }
+        assert_eq!(net.statuses(&b), [(7, Status::WorkRequestFlushed)], "else there is no room for another for ever");
+    }
+}
+
+#[test]
 fn srq_wakes_all_that_wait() {
     let mut net = Net::new();
     let b = net.end_with(QpType::Rc, true);
