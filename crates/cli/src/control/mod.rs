@@ -214,7 +214,7 @@ fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
             }
         }
     }
-    if !arguments.dry_run && wanted.iter().any(|(kind, _)| kind.name == "Network") {
+    if !arguments.dry_run && wanted.iter().any(|(kind, _)| ["Network", "Vnic"].contains(&kind.name)) {
         bridges::follow(run_dir);
     }
     first_failure.map_or(Ok(0), Err)
