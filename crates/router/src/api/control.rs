@@ -98,7 +98,7 @@ impl Control {
     ) -> Result<Done, Refusal> {
         let about = match &command {
             Command::Apply { objects } => objects.first().map(|object| (object.kind(), object.name().to_owned())),
-            Command::Delete { kind, name } => Some((*kind, name.clone())),
+            Command::Delete { kind, name, .. } => Some((*kind, name.clone())),
             _ => None,
         };
         let done =

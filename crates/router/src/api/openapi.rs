@@ -53,6 +53,14 @@ fn dry_run() -> Value {
     parameter("dryRun", &json!({"type": "boolean"}), "Say what it would come to, and change nothing.")
 }
 
+fn precondition() -> Value {
+    parameter(
+        "resourceVersion",
+        &json!({"type": "integer", "minimum": 0}),
+        "Of the object as it was read: once it has changed since, it stays (Conflict).",
+    )
+}
+
 fn watching() -> [Value; 2] {
     [
         parameter("watch", &json!({"type": "boolean"}), "Answer with a WatchEvent a line, from now on."),
@@ -139,7 +147,7 @@ fn object_paths<K: Kind>(paths: &mut Map<String, Value>) {
             },
             "delete": {
                 "operationId": id("delete"),
-                "parameters": [dry_run()],
+                "parameters": [dry_run(), precondition()],
                 "responses": answers(&[("200", answer("It was.", &reference("Results")))], &["400", "404", "409"]),
             },
         }),

@@ -202,6 +202,11 @@ async fn read_turn<'a>(server: &'a Server, asking: &Asking, kind: ObjectKind) ->
     ReadTurn(guard, Instant::now())
 }
 
+fn version_of(query: &BTreeMap<String, String>) -> Result<Option<u64>, Failure> {
+    let given = query.get("resourceVersion").map(|text| text.parse::<u64>());
+    given.transpose().map_err(|_| Failure::bad_request("resourceVersion is a number"))
+}
+
 async fn begin_watch(
     server: &Server,
     asking: &Asking,
@@ -209,8 +214,7 @@ async fn begin_watch(
     selector: Selector,
     query: &BTreeMap<String, String>,
 ) -> Answer {
-    let given = query.get("resourceVersion").map(|text| text.parse::<u64>());
-    let given = given.transpose().map_err(|_| Failure::bad_request("resourceVersion is a number"))?;
+    let given = version_of(query)?;
     let role = asking.caller.role.clone();
     let beginning = server.link.ask(move |control, reply| drop(reply.send(control.api_beginning(&role, kind)))).await?;
     let mut ahead = VecDeque::new();
@@ -356,8 +360,9 @@ async fn delete_one(
 ) -> Answer {
     let permit = admitted(&asking).await?;
     let kind = kind_of(&plural)?;
-    let dry_run = flag(&parameters(query.as_deref(), &["dryRun"])?, "dryRun")?;
-    let done = change(&server, &asking, "delete", Command::Delete { kind, name: name.clone() }, dry_run).await?;
+    let query = parameters(query.as_deref(), &["dryRun", "resourceVersion"])?;
+    let (dry_run, version) = (flag(&query, "dryRun")?, version_of(&query)?);
+    let done = change(&server, &asking, "delete", Command::Delete { kind, name, version }, dry_run).await?;
     Ok(held(results(&done).to_string().into_bytes(), permit))
 }
 
