@@ -91,7 +91,8 @@ class Watch:
 
     def expect(self, *words):
         for word in words:
-            event = self.event()
+            while (event := self.event()) and event["type"] == "BOOKMARK":
+                pass
             said = event and f"{event['type']} {event['object']['metadata']['name']}"
             need(said == word, f"{word} was expected, not {event}")
 
@@ -297,9 +298,20 @@ def watches(api):
             watch.expect("ADDED one", "MODIFIED one", "MODIFIED old", "DELETED one")
         some.expect("ADDED one", "DELETED old", "DELETED one")
         one.expect("ADDED one", "MODIFIED one", "DELETED one")
-    # From in between.
+    # From in between, and from where all is told.
     with api.watch(f"/groups?watch=true&resourceVersion={version + 2}") as watch:
         watch.expect("MODIFIED old", "DELETED one")
+    with api.watch("/groups?watch=true") as watch:
+        watch.expect("ADDED old")
+        need(watch.event()["type"] == "BOOKMARK", "where may a reader go on from?")
+        api.want(200, "POST", "/apply", {"items": [group("one"), group("two")]})
+        told = [watch.event() for _ in range(3)]
+        need([event["type"] for event in told] == ["ADDED", "ADDED", "BOOKMARK"], f"{told}")
+        api.want(200, "DELETE", "/groups/two")
+        api.want(200, "DELETE", "/groups/one")
+    version = told[-1]["object"]["metadata"]["resourceVersion"]
+    with api.watch(f"/groups?watch=true&resourceVersion={version}") as watch:
+        watch.expect("DELETED two", "DELETED one")
     api.want(410, "GET", "/groups?watch=true&resourceVersion=999999999")
     for path in ("groups/old", "quotas/other"):
         api.want(200, "DELETE", f"/{path}")

@@ -5,11 +5,11 @@ use super::failure::Failure;
 use super::link::Link;
 use super::query::{Selector, flag, parameters};
 use super::users::Place;
-use super::watch::{Filter, History, Reader, WatchBody, added};
+use super::watch::{Filter, History, Listed, Reader, WatchBody, added};
 use super::{BASE, health, json_header, live, metrics, openapi};
 use crate::audit::{Audit, Entry};
 use axum::Router;
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Body, to_bytes};
 use axum::extract::{Extension, Path, RawQuery, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -207,6 +207,34 @@ fn version_of(query: &BTreeMap<String, String>) -> Result<Option<u64>, Failure> 
     given.transpose().map_err(|_| Failure::bad_request("resourceVersion is a number"))
 }
 
+/// All that there is, for a watch to begin with.
+async fn listed(
+    server: &Server,
+    asking: &Asking,
+    (kind, name): (ObjectKind, Option<&str>),
+    selector: &Selector,
+) -> Result<Listed, Failure> {
+    let selector = Arc::new(selector.clone());
+    let mut listed = Listed { lines: VecDeque::new(), pages: Vec::new() };
+    let (mut next, mut bytes) = (None, 0);
+    loop {
+        let page = ask_page(server, asking, kind, next, &selector).await?;
+        for object in page.objects.iter().filter(|object| name.is_none_or(|name| name == object.name())) {
+            let line = added(object);
+            bytes += line.len();
+            listed.lines.push_back(line);
+        }
+        if bytes > LIST_BYTES_MAX / 8 {
+            return Err(Failure::bad_request("too many objects to begin with; list them, and watch from there"));
+        }
+        listed.pages.push((page.next.clone(), page.revision));
+        next = page.next;
+        if next.is_none() {
+            return Ok(listed);
+        }
+    }
+}
+
 async fn begin_watch(
     server: &Server,
     asking: &Asking,
@@ -217,35 +245,15 @@ async fn begin_watch(
     let given = version_of(query)?;
     let role = asking.caller.role.clone();
     let beginning = server.link.ask(move |control, reply| drop(reply.send(control.api_beginning(&role, kind)))).await?;
-    let mut ahead = VecDeque::new();
-    let after = match given {
+    let (after, listed) = match given {
         Some(revision) if revision > beginning.revision.0 => return Err(Failure::expired()),
-        Some(revision) if revision > 0 => Revision(revision),
-        _ => {
-            let selector = Arc::new(selector.clone());
-            let (mut next, mut bytes) = (None, 0);
-            loop {
-                let page = ask_page(server, asking, kind, next, &selector).await?;
-                let of_name = |object: &&AnyObject| name.as_ref().is_none_or(|name| name == object.name());
-                ahead.extend(page.objects.iter().filter(of_name).map(added));
-                bytes += ahead.iter().rev().take(page.objects.len()).map(Bytes::len).sum::<usize>();
-                if bytes > LIST_BYTES_MAX / 8 {
-                    return Err(Failure::bad_request(
-                        "too many objects to begin with; list them, and watch from there",
-                    ));
-                }
-                next = page.next;
-                if next.is_none() {
-                    break;
-                }
-            }
-            beginning.revision
-        }
+        Some(revision) if revision > 0 => (Revision(revision), None),
+        _ => (beginning.revision, Some(listed(server, asking, (kind, name.as_deref()), &selector).await?)),
     };
     let role = &asking.caller.role;
     let tenants = (!role.reads_all()).then(|| role.tenants.clone());
     let filter = Filter { kind, name, selector, tenants, names: beginning.names };
-    let reader = Reader::new(server.history.clone(), filter, after, ahead)?;
+    let reader = Reader::new(server.history.clone(), filter, after, listed)?;
     Ok((json_header(), Body::new(WatchBody::new(reader))).into_response())
 }
 
