@@ -26,7 +26,7 @@ const REFUSAL_INTERVAL_NS: u64 = 10_000_000_000;
 /// Originators share these: a few hundred lines a minute at most, whoever and however many they are.
 const ORIGINATOR_COUNT: usize = 64;
 
-/// Who asked, at the API.
+/// Who asked, at the API or the admin socket.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Who {
     pub uid: u32,
@@ -39,7 +39,7 @@ pub struct Who {
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Entry {
-    /// By the API.
+    /// By the API, or by the admin socket.
     Change {
         #[serde(flatten)]
         who: Who,
@@ -51,7 +51,7 @@ pub enum Entry {
         #[serde(rename = "resourceVersion")]
         revision: u64,
     },
-    /// By the API.
+    /// The same.
     Refused {
         #[serde(flatten)]
         who: Who,

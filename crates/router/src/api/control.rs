@@ -99,7 +99,9 @@ impl Control {
         let about = match &command {
             Command::Apply { objects } => objects.first().map(|object| (object.kind(), object.name().to_owned())),
             Command::Delete { kind, name, .. } => Some((*kind, name.clone())),
-            _ => None,
+            Command::Attach { id, .. } | Command::Detach { id } => Some((ObjectKind::Vnic, id.clone())),
+            Command::SetDataPath { network, .. } => Some((ObjectKind::Network, network.clone())),
+            Command::Begin { .. } => None,
         };
         let done =
             permission::check(&caller.role, self.declared(), &command).and_then(|()| self.command(command, dry_run));

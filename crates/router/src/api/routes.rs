@@ -7,7 +7,7 @@ use super::query::{Selector, flag, parameters};
 use super::users::Place;
 use super::watch::{Filter, History, Listed, Reader, WatchBody, added};
 use super::{BASE, health, json_header, live, metrics, openapi};
-use crate::audit::{Audit, Entry};
+use crate::audit::{Audit, Entry, Who};
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Extension, Path, RawQuery, Request, State};
@@ -72,6 +72,15 @@ pub fn router(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
+/// What is refused before it is a command.
+fn note_refusal(audit: &Audit, who: Who, verb: &'static str, path: &str, reason: &str) {
+    audit.note_some(u64::from(who.uid), |left_out| {
+        let name = path.chars().take(256).collect();
+        let (kind, reason) = (String::new(), reason.into());
+        Entry::Refused { who, verb, kind, name, outcome: "Forbidden", reason, left_out }
+    });
+}
+
 /// For who has no role.
 pub fn closed_router(server: Arc<Server>) -> Router {
     Router::new().fallback(refuse).with_state(server)
@@ -81,11 +90,7 @@ async fn refuse(State(server): Shared, Extension(asking): Extension<Asking>, req
     let message =
         "only root, and members of the groups freeflow-admin, freeflow-tenant-NAME and freeflow-viewer, may ask that";
     let (who, path) = (asking.caller.who, request.uri().path());
-    server.audit.note_some(u64::from(who.uid), |left_out| {
-        let name = path.chars().take(256).collect();
-        let reason = "no role".into();
-        Entry::Refused { who, verb: "connect", kind: String::new(), name, outcome: "Forbidden", reason, left_out }
-    });
+    note_refusal(&server.audit, who, "connect", path, "no role");
     Failure::forbidden(message)
 }
 
@@ -102,7 +107,9 @@ async fn version(Extension(asking): Extension<Asking>) -> Answer {
 
 async fn scrape(State(server): Shared, Extension(asking): Extension<Asking>) -> Answer {
     if !asking.caller.role.reads_all() {
-        return Err(Failure::forbidden("metrics are of all tenants: only an admin or a viewer may read them"));
+        let message = "metrics are of all tenants: only an admin or a viewer may read them";
+        note_refusal(&server.audit, asking.caller.who, "get", "/metrics", message);
+        return Err(Failure::forbidden(message));
     }
     let permit = admitted(&asking).await?;
     let text = metrics::text(&server.link).await?;
