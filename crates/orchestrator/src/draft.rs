@@ -428,14 +428,10 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// A network that something of a tenant's names.
+    /// A network that something of a tenant's names. Whether another tenant has it is not told.
     fn check_network(&self, findings: &mut Findings, field: String, name: &str, tenant: &str) {
-        match self.get_network(name) {
-            None => findings.add(field, format!("there is no Network {name}")),
-            Some(network) if network.tenant() != tenant => {
-                findings.add(field, format!("Network {name} is not tenant {tenant}'s"));
-            }
-            Some(_) => {}
+        if self.get_network(name).is_none_or(|network| network.tenant() != tenant) {
+            findings.add(field, format!("tenant {tenant} has no Network {name}"));
         }
     }
 
@@ -488,12 +484,8 @@ impl<'a> Draft<'a> {
             self.check_network(findings, format!("{at}.network"), network, tenant);
         }
         let Some(name) = &end.group else { return };
-        match self.group(name) {
-            None => findings.add(format!("{at}.group"), format!("there is no Group {name}")),
-            Some(group) if group.spec.tenant != tenant => {
-                findings.add(format!("{at}.group"), format!("Group {name} is not tenant {tenant}'s"));
-            }
-            Some(_) => {}
+        if self.group(name).is_none_or(|group| group.spec.tenant != tenant) {
+            findings.add(format!("{at}.group"), format!("tenant {tenant} has no Group {name}"));
         }
     }
 

@@ -215,6 +215,25 @@ fn tenants_share_addresses_with_each_other_only() {
 }
 
 #[test]
+fn what_others_have_is_not_told() {
+    let mut host = host();
+    host.apply(&[
+        named("Network", "theirs", json!({"tenant": "blue", "cidrs": ["10.1.0.0/16"]})),
+        named("Group", "theirs", json!({"tenant": "blue", "members": []})),
+    ]);
+    for (kind, spec) in [
+        ("Group", json!({"tenant": "red", "members": [{"networks": ["theirs"]}]})),
+        ("AccessRule", json!({"tenant": "red", "from": {"network": "theirs"}, "to": {}, "action": "deny"})),
+        ("AccessRule", json!({"tenant": "red", "from": {}, "to": {"group": "theirs"}, "action": "deny"})),
+    ] {
+        let text = spec.to_string();
+        let nobodys = serde_json::from_str(&text.replace("theirs", "nobodys")).unwrap();
+        let [refused, as_if] = [spec, nobodys].map(|spec| host.refused(&[named(kind, "x", spec)]).to_string());
+        assert_eq!(refused.replace("theirs", "nobodys"), as_if);
+    }
+}
+
+#[test]
 fn writers_that_have_not_seen_the_last_change_are_refused() {
     let mut host = host();
     host.apply(&[class("c", json!({"weight": 1}))]);
