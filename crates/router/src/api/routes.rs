@@ -75,9 +75,7 @@ pub fn router(server: Arc<Server>) -> Router {
 /// What is refused before it is a command.
 fn note_refusal(audit: &Audit, who: Who, verb: &'static str, path: &str, reason: &str) {
     audit.note_some(u64::from(who.uid), |left_out| {
-        let name = path.chars().take(256).collect();
-        let (kind, reason) = (String::new(), reason.into());
-        Entry::Refused { who, verb, kind, name, outcome: "Forbidden", reason, left_out }
+        Entry::refused(who, verb, ("", path), ("Forbidden", reason), left_out)
     });
 }
 
