@@ -81,7 +81,14 @@ def life_of_an_object(host):
     need(get(host, "network", "red")["metadata"]["generation"] == 2, "no new generation")
     saved = host.freeflow("get", "networks", "-o", "yaml")
     need(apply(host, saved).count("unchanged") == 3, "what is printed is not what can be applied")
-    need("deleted" in host.freeflow("delete", "network", "red", "blue"), "not deleted")
+    path = host.directory / "saved.yaml"
+    path.write_text(host.freeflow("get", "network", "red", "-o", "yaml"))
+    apply(host, RED)
+    output = host.freeflow("delete", "-f", path, codes=(3,))
+    need("resourceVersion" in output and "red" in names(host, "networks"), f"another's work is lost: {output}")
+    path.write_text(host.freeflow("get", "network", "red", "-o", "yaml"))
+    need("deleted" in host.freeflow("delete", "-f", path), "not deleted")
+    need("deleted" in host.freeflow("delete", "network", "blue"), "not deleted")
     host.freeflow("get", "network", "red", codes=(4,))
     host.freeflow("delete", "network", "red", codes=(4,))
     host.freeflow("delete", "network", "red", "--ignore-not-found")
@@ -178,6 +185,26 @@ def same_addresses(host):
     need(set(own_bridges(host)) == {"red", "blue"}, f"not a bridge each: {own_bridges(host)}")
     host.freeflow("delete", "network", "blue")
     need(set(own_bridges(host)) == {"red"}, "the bridge outlives its network")
+
+
+def deleted_under_a_container(host):
+    """Whoever has an address next is alone with it: the interface of a container goes with its vNIC."""
+    apply(host, RED)
+    old = host.container("old", "--network", "red", "--ip", "10.50.0.10")
+    new = other = None
+    try:
+        host.freeflow("delete", "vnic", names(host, "vnics")[0])
+        need("ff0" not in old.exec("ip", "-o", "link"), "it keeps its interface")
+        new = host.container("new", "--network", "red", "--ip", "10.50.0.10")
+        # By program: the router has the command follow.
+        by_rest(host, "DELETE", "/vnics/" + names(host, "vnics")[0])
+        wait_until(lambda: "ff0" not in new.exec("ip", "-o", "link"), "it keeps its interface")
+        other = host.container("other", "--network", "red", "--ip", "10.50.0.10")
+        need("10.50.0.10/" in other.exec("ip", "-o", "-4", "address"), "not its address")
+    finally:
+        for container in filter(None, (old, new, other)):
+            container.remove()
+    host.freeflow("delete", "network", "red")
 
 
 def out_to_the_host(host, sealed):
@@ -424,7 +451,7 @@ def across_hosts(lab):
 def test(checks):
     with lib.Host() as host:
         for function in (life_of_an_object, refusals, watched, router_killed, unknown_network, labelled, declared_vnic,
-                         same_addresses, bridge_is_mended, interfaces_of_others, network_made_again, declared_by_program, closed_to_others):
+                         same_addresses, deleted_under_a_container, bridge_is_mended, interfaces_of_others, network_made_again, declared_by_program, closed_to_others):
             if not checks.check(function.__name__.replace("_", " "), function, host):
                 # What it left must not be the next one's trouble.
                 host.freeflow("delete", "network", "red", "blue", "--ignore-not-found", codes=(0, 1, 3, 4))

@@ -91,7 +91,8 @@ class Watch:
 
     def expect(self, *words):
         for word in words:
-            event = self.event()
+            while (event := self.event()) and event["type"] == "BOOKMARK":
+                pass
             said = event and f"{event['type']} {event['object']['metadata']['name']}"
             need(said == word, f"{word} was expected, not {event}")
 
@@ -297,9 +298,20 @@ def watches(api):
             watch.expect("ADDED one", "MODIFIED one", "MODIFIED old", "DELETED one")
         some.expect("ADDED one", "DELETED old", "DELETED one")
         one.expect("ADDED one", "MODIFIED one", "DELETED one")
-    # From in between.
+    # From in between, and from where all is told.
     with api.watch(f"/groups?watch=true&resourceVersion={version + 2}") as watch:
         watch.expect("MODIFIED old", "DELETED one")
+    with api.watch("/groups?watch=true") as watch:
+        watch.expect("ADDED old")
+        need(watch.event()["type"] == "BOOKMARK", "where may a reader go on from?")
+        api.want(200, "POST", "/apply", {"items": [group("one"), group("two")]})
+        told = [watch.event() for _ in range(3)]
+        need([event["type"] for event in told] == ["ADDED", "ADDED", "BOOKMARK"], f"{told}")
+        api.want(200, "DELETE", "/groups/two")
+        api.want(200, "DELETE", "/groups/one")
+    version = told[-1]["object"]["metadata"]["resourceVersion"]
+    with api.watch(f"/groups?watch=true&resourceVersion={version}") as watch:
+        watch.expect("DELETED two", "DELETED one")
     api.want(410, "GET", "/groups?watch=true&resourceVersion=999999999")
     for path in ("groups/old", "quotas/other"):
         api.want(200, "DELETE", f"/{path}")
@@ -497,6 +509,23 @@ def audited(host, api):
     need(ours == [("change", "put", "created", "admin", 0), ("change", "delete", "deleted", "admin", 0),
                   ("refused", "delete", "NotFound", "admin", 0)], f"{ours}")
     need(path.stat().st_mode & 0o777 == 0o600, "others read the audit log")
+    host.freeflow("network", "set", "default", "--data-path", "routed")
+    host.freeflow("network", "set", "default", "--data-path", "auto")
+    others = set(api.names("vnics"))
+    container = host.container("noted")
+    (vnic,) = set(api.names("vnics")) - others
+    container.remove()
+    expected = [("change", "set-data-path", "default", "configured")] * 2 + [
+        ("change", "attach", vnic, "created"), ("change", "detach", vnic, "deleted")]
+
+    def by_command():
+        lines = map(json.loads, path.read_text().splitlines())
+        return [(line["event"], line["verb"], line["name"], line["outcome"]) for line in lines
+                if line.get("role") == "admin" and line["name"] in ("default", vnic)]
+
+    while by_command()[-4:] != expected:
+        need(time.monotonic() < end + 10, f"{by_command()[-4:]} is not {expected}")
+        time.sleep(0.02)
     refused = [line for line in lines if line["event"] == "refused" and line["uid"] == UID]
     need(any(line["outcome"] == "Forbidden" and line["role"] == "none" for line in refused), "a stranger is not in the log")
 

@@ -15,10 +15,12 @@
 use crate::admin::{Admin, Presence};
 use crate::failure::{Context, Result};
 use crate::guard::Guard;
+use crate::ip::Port;
 use crate::run_dir::{RunDir, fnv1a, lock_file};
 use crate::{cdi, ip, overlay};
-use freeflow_protocol::admin::NetworkStatus;
+use freeflow_protocol::admin::{NetworkStatus, VnicStatus};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::File;
 
 pub const DEFAULT_NETWORK: &str = "default";
@@ -207,7 +209,36 @@ pub fn remove_all(run_dir: &RunDir) -> Result<()> {
     Ok(())
 }
 
-/// After networks came or went: the CDI file, and bridges that nobody needs. A caller who may not do this leaves it to the router,
+/// The network that an interface belongs in: the one that it was made for, if its vNIC is in it still. A vNIC that got the same
+/// id later, in a network of somebody else's, has nothing to do with it.
+fn network_of<'a>(
+    port: &Port,
+    vnics: &BTreeMap<&str, &VnicStatus>,
+    networks: &'a [NetworkStatus],
+) -> Option<&'a NetworkStatus> {
+    let vnic = vnics.get(port.vnic.as_str())?;
+    networks.iter().find(|network| network.id == port.network && network.name == vnic.network)
+}
+
+/// Deletes the interfaces whose vNIC is not there (any more), and names the networks of the others. Invariant: the interfaces were
+/// listed before the vNICs. A container has its vNIC before its interface, so one that starts meanwhile keeps it.
+pub fn sweep<'a>(
+    ports: Vec<Port>,
+    vnics: &[&VnicStatus],
+    networks: &'a [NetworkStatus],
+) -> Vec<(Port, &'a NetworkStatus)> {
+    let vnics = vnics.iter().map(|vnic| (vnic.id.as_str(), *vnic)).collect();
+    let mut kept = Vec::new();
+    for port in ports {
+        match network_of(&port, &vnics, networks) {
+            Some(network) => kept.push((port, network)),
+            None => ip::delete(&port.interface),
+        }
+    }
+    kept
+}
+
+/// After networks or vNICs came or went: the CDI file, interfaces and bridges that nobody needs. A caller who may not do this leaves it to the router,
 /// which runs this command, too.
 pub fn follow(run_dir: &RunDir) {
     if !crate::is_privileged() || run_dir.enter_network().is_err() {
@@ -216,7 +247,10 @@ pub fn follow(run_dir: &RunDir) {
     let Presence::Running(mut admin) = Admin::look(run_dir) else { return };
     let mut act = || -> Result<()> {
         let _lock = lock(run_dir)?;
+        let ports = ip::vnic_ports(run_dir)?;
+        let vnics = admin.vnics()?;
         let networks = admin.networks()?;
+        sweep(ports, &vnics.iter().collect::<Vec<_>>(), &networks);
         remove_others(run_dir, &networks)?;
         let names: Vec<String> = networks.into_iter().map(|network| network.name).collect();
         if let Some(file) = run_dir.settings().and_then(|settings| settings.cdi_file) {
@@ -273,6 +307,38 @@ mod tests {
         assert_eq!(found, [Sealed { bridge: "ffn1".into(), network: "a.b".into(), id: 3 }]);
         assert!(found[0].is_of(&network("a.b", 3)) && !found[0].is_of(&network("a.b", 4)));
         assert!(parse_bridges("", "x").is_empty());
+    }
+
+    #[test]
+    fn an_interface_belongs_in_the_network_that_it_was_made_for() {
+        let vnic = |network: &str| VnicStatus {
+            id: "web".into(),
+            name: "web".into(),
+            network: network.into(),
+            address: "10.1.0.2".parse().unwrap(),
+            prefix_length: 16,
+            gateway: "10.1.0.1".parse().unwrap(),
+            address6: None,
+            prefix_length6: 0,
+            directory: String::new(),
+            labels: Vec::new(),
+            session_count: 0,
+            qp_count: 0,
+            mr_count: 0,
+            registered_bytes: 0,
+            worker: 1,
+            failed: None,
+            counters: Default::default(),
+        };
+        let port = Port { interface: "ffv1".into(), network: 3, vnic: "web".into(), bridge: None };
+        let networks = [network("red", 3), network("blue", 4)];
+        let (red, blue) = (vnic("red"), vnic("blue"));
+        assert_eq!(network_of(&port, &[("web", &red)].into(), &networks), Some(&networks[0]));
+        assert_eq!(network_of(&port, &[("web", &blue)].into(), &networks), None);
+        // Its vNIC was deleted.
+        assert_eq!(network_of(&port, &[("other", &red)].into(), &networks), None);
+        // Made again by another tenant.
+        assert_eq!(network_of(&port, &[("web", &red)].into(), &[network("red", 5)]), None);
     }
 
     #[test]

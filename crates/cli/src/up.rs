@@ -10,7 +10,7 @@ use crate::record::{Record, Records};
 use crate::run_dir::{RunDir, Settings, write_atomically};
 use crate::{bridges, cdi, hook, ip, lifecycle, output, router, tools};
 use freeflow_protocol::admin::{DataPath, NetworkStatus, RouterStatus, VnicStatus};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, IsTerminal, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -293,20 +293,16 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     let vnics = admin.vnics()?;
     let networks = admin.networks()?;
     let live: Vec<Record> = records.list().into_iter().filter(Record::is_live).collect();
-    let mut kept = BTreeMap::new();
+    let mut kept = Vec::new();
     for vnic in &vnics {
         if is_wanted(vnic, &live) {
-            kept.insert(vnic.id.as_str(), vnic);
+            kept.push(vnic);
         } else {
             admin.detach(&vnic.id)?;
         }
     }
     let guard = Guard::of(run_dir);
-    for port in ports {
-        let Some(network) = kept.get(port.vnic.as_str()).and_then(|vnic| network_of(&port, vnic, &networks)) else {
-            ip::delete(&port.interface);
-            continue;
-        };
+    for (port, network) in bridges::sweep(ports, &kept, &networks) {
         if !ip::exists(&port.interface) {
             continue;
         }
@@ -319,12 +315,6 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     }
     let known: BTreeSet<&str> = vnics.iter().map(|vnic| vnic.id.as_str()).collect();
     Ok(live.into_iter().filter(|record| !known.contains(record.id.as_str())).map(|record| record.name).collect())
-}
-
-/// The network that an interface belongs in: the one that it was made for, if its vNIC is in it still. A vNIC that got the same
-/// id later, in a network of somebody else's, has nothing to do with it.
-fn network_of<'a>(port: &ip::Port, vnic: &VnicStatus, networks: &'a [NetworkStatus]) -> Option<&'a NetworkStatus> {
-    networks.iter().find(|network| network.id == port.network && network.name == vnic.network)
 }
 
 fn is_wanted(vnic: &VnicStatus, live: &[Record]) -> bool {
@@ -505,46 +495,6 @@ mod tests {
         let needed = check_range("10.111.0.0/16", None, peers(vec![other]).as_ref());
         assert!(needed.unwrap_err().to_string().contains("--range"));
         assert!(check_range("10.111.0.0/16", None, peers(Vec::new()).as_ref()).is_ok());
-    }
-
-    #[test]
-    fn an_interface_belongs_in_the_network_that_it_was_made_for() {
-        let network = |name: &str, id: u32| NetworkStatus {
-            name: name.into(),
-            id,
-            pool: "10.1.0.0/16".into(),
-            gateway: "10.1.0.1".parse().unwrap(),
-            prefix_length: 16,
-            pool6: None,
-            vnic_count: 1,
-            bridge: String::new(),
-            data_path: DataPath::Auto,
-        };
-        let vnic = |network: &str| VnicStatus {
-            id: "web".into(),
-            name: "web".into(),
-            network: network.into(),
-            address: "10.1.0.2".parse().unwrap(),
-            prefix_length: 16,
-            gateway: "10.1.0.1".parse().unwrap(),
-            address6: None,
-            prefix_length6: 0,
-            directory: String::new(),
-            labels: Vec::new(),
-            session_count: 0,
-            qp_count: 0,
-            mr_count: 0,
-            registered_bytes: 0,
-            worker: 1,
-            failed: None,
-            counters: Default::default(),
-        };
-        let port = ip::Port { interface: "ffv1".into(), network: 3, vnic: "web".into(), bridge: None };
-        let networks = [network("red", 3), network("blue", 4)];
-        assert_eq!(network_of(&port, &vnic("red"), &networks), Some(&networks[0]));
-        assert_eq!(network_of(&port, &vnic("blue"), &networks), None);
-        // Made again by another tenant.
-        assert_eq!(network_of(&port, &vnic("red"), &[network("red", 5)]), None);
     }
 
     #[test]

@@ -179,6 +179,22 @@ impl Engine {
         Err(VerbsError::NoMemory)
     }
 
+    /// An implicit region's bytes can't be counted: where the vNIC or its network is held to a number of them, there is none.
+    pub(crate) fn check_implicit(&mut self, session: SessionId) -> Result<(), VerbsError> {
+        let vnic = self.session_vnic(session)?;
+        let home = self.vnics.get_mut(vnic).ok_or(VerbsError::NotFound)?;
+        let network = self.networks.networks.get(&home.network).expect("a vNIC's network is known");
+        let refused = if home.limits.registered_bytes_max < VnicLimits::default().registered_bytes_max {
+            &mut home.refused.registered_bytes
+        } else if network.limits.registered_bytes_max.is_some() {
+            &mut home.refused_by_network.registered_bytes
+        } else {
+            return Ok(());
+        };
+        *refused += 1;
+        Err(VerbsError::NoMemory)
+    }
+
     pub(crate) fn count_registered(&mut self, session: SessionId, before: u64, after: u64) {
         if let Ok(vnic) = self.session_vnic(session)
             && let Some(home) = self.vnics.get_mut(vnic)

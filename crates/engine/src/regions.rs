@@ -9,7 +9,7 @@ use freeflow_verbs::{Access, RegionChange, Translation, VerbsError};
 impl Engine {
     /// `address` is where the process sees the memory, `iova` how requests name it. Whether it is mapped there is the
     /// caller's check. Address 0 and length `u64::MAX` with ON_DEMAND: all that the process has, now and later (an
-    /// implicit region); its bytes do not count.
+    /// implicit region); its bytes do not count, so a vNIC that is held to fewer than by default has none.
     pub fn register_mr(
         &mut self,
         session: SessionId,
@@ -21,6 +21,9 @@ impl Engine {
     ) -> Result<MrKeys, VerbsError> {
         self.pd_of(session, pd)?;
         let placement = check_placement(Translation { address, length, iova }, check_access(access)?)?;
+        if placement.last == u64::MAX {
+            self.check_implicit(session)?;
+        }
         self.enter_region(MemoryRegion::new(session, pd, &placement, Backing::Process))
     }
 
@@ -98,6 +101,9 @@ impl Engine {
             None => Placement { access, ..now },
         };
         let before = region.registered_bytes();
+        if placement.last == u64::MAX && now.last != u64::MAX {
+            self.check_implicit(session)?;
+        }
         self.check_registered(session, before, placement.last.wrapping_add(1))?;
         Ok(placement)
     }

@@ -199,6 +199,30 @@ fn an_implicit_region_is_the_whole_process() {
 }
 
 #[test]
+fn no_implicit_region_where_registered_bytes_are_limited() {
+    let mut net = Net::new();
+    let e = net.end(QpType::Rc);
+    let on_demand = ALL_ACCESS.union(Access::ON_DEMAND);
+    let register = |net: &mut Net| net.engine.register_mr(e.session, e.pd, 0, u64::MAX, 0, on_demand);
+    let earlier = register(&mut net).unwrap();
+    let plain = net.engine.limits(e.vnic).unwrap();
+    net.engine.set_limits(e.vnic, VnicLimits { registered_bytes_max: 64 << 20, ..plain }).unwrap();
+    assert_eq!(register(&mut net), Err(NoMemory));
+    let whole = RegionChange { access: Some(on_demand), ..moved(0, u64::MAX, 0) };
+    assert_eq!(net.engine.reregister_mr(e.session, e.mr, None, &whole), refused(NoMemory), "by a change");
+    assert!(net.engine.reregister_mr(e.session, earlier.mr, None, &whole).is_ok(), "what is held stays");
+    net.engine.set_limits(e.vnic, plain).unwrap();
+    let network = NetworkId(1);
+    let limits = NetworkLimits { registered_bytes_max: Some(64 << 20), ..Default::default() };
+    net.engine.set_network_limits(network, limits);
+    assert_eq!(register(&mut net), Err(NoMemory));
+    let counts = net.engine.refusals(e.vnic).unwrap();
+    assert_eq!((counts.by_vnic.registered_bytes, counts.by_network.registered_bytes), (2, 1));
+    net.engine.set_network_limits(network, NetworkLimits::default());
+    register(&mut net).unwrap();
+}
+
+#[test]
 fn hints_and_rights_of_registration() {
     let mut net = Net::new();
     let e = net.end(QpType::Rc);

@@ -18,6 +18,8 @@ pub enum Command {
     Delete {
         kind: ObjectKind,
         name: String,
+        /// Only if it is at this resourceVersion.
+        version: Option<u64>,
     },
     /// For a container: the same `id` again gives the vNIC that is there, if network and address agree. Its labels become
     /// these; a vNIC that was declared keeps those of its others that are not given.

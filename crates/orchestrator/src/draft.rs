@@ -27,12 +27,12 @@ impl State {
         let mut draft = Draft::of(self);
         match command {
             Command::Apply { objects } => draft.apply(objects)?,
-            Command::Delete { kind, name } => draft.delete(*kind, name)?,
+            Command::Delete { kind, name, version } => draft.delete(*kind, name, *version)?,
             Command::Attach { id, title, network, address, labels } => {
                 draft.shares.is_hosts = true;
                 draft.attach(id, title, network, *address, labels)?;
             }
-            Command::Detach { id } if self.vnics.contains_key(id) => draft.delete(ObjectKind::Vnic, id)?,
+            Command::Detach { id } if self.vnics.contains_key(id) => draft.delete(ObjectKind::Vnic, id, None)?,
             Command::Detach { .. } => {}
             Command::SetDataPath { network, path } => {
                 let missing = || Refusal::new(Reason::NotFound, "no such network").about(ObjectKind::Network, network);
@@ -92,6 +92,15 @@ fn refuse_if_bad(findings: Findings, kind: ObjectKind, name: &str) -> Result<(),
     Err(Refusal { causes, ..Refusal::new(Reason::Invalid, message).about(kind, name) })
 }
 
+/// Somebody else has changed it since it was read.
+fn conflict(asked: u64, there: Option<u64>) -> Refusal {
+    let there = match there {
+        Some(there) => format!("it is at {there}"),
+        None => "it is not there".into(),
+    };
+    Refusal::new(Reason::Conflict, format!("metadata.resourceVersion is {asked}, and {there}: read it again"))
+}
+
 /// What to store for an object that a writer gave, and what change that is.
 fn settle<K: Kind>(kind: ObjectKind, new: &Typed<K>, old: Option<&Typed<K>>) -> Result<(Typed<K>, Change), Refusal> {
     let name = new.metadata.name.as_str();
@@ -100,12 +109,7 @@ fn settle<K: Kind>(kind: ObjectKind, new: &Typed<K>, old: Option<&Typed<K>>) -> 
         (None | Some(0), None) | (None, Some(_)) => {}
         (Some(asked), Some(there)) if there == Some(asked) => {}
         (Some(asked), there) => {
-            let there = match there.flatten() {
-                Some(there) => format!("it is at {there}"),
-                None => "it is not there".into(),
-            };
-            let message = format!("metadata.resourceVersion is {asked}, and {there}: read it again");
-            return Err(Refusal::new(Reason::Conflict, message).about(kind, name));
+            return Err(conflict(asked, there.flatten()).about(kind, name));
         }
     }
     let changed = old.is_none_or(|old| old.spec != new.spec);
@@ -424,14 +428,10 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// A network that something of a tenant's names.
+    /// A network that something of a tenant's names. Whether another tenant has it is not told.
     fn check_network(&self, findings: &mut Findings, field: String, name: &str, tenant: &str) {
-        match self.get_network(name) {
-            None => findings.add(field, format!("there is no Network {name}")),
-            Some(network) if network.tenant() != tenant => {
-                findings.add(field, format!("Network {name} is not tenant {tenant}'s"));
-            }
-            Some(_) => {}
+        if self.get_network(name).is_none_or(|network| network.tenant() != tenant) {
+            findings.add(field, format!("tenant {tenant} has no Network {name}"));
         }
     }
 
@@ -484,12 +484,8 @@ impl<'a> Draft<'a> {
             self.check_network(findings, format!("{at}.network"), network, tenant);
         }
         let Some(name) = &end.group else { return };
-        match self.group(name) {
-            None => findings.add(format!("{at}.group"), format!("there is no Group {name}")),
-            Some(group) if group.spec.tenant != tenant => {
-                findings.add(format!("{at}.group"), format!("Group {name} is not tenant {tenant}'s"));
-            }
-            Some(_) => {}
+        if self.group(name).is_none_or(|group| group.spec.tenant != tenant) {
+            findings.add(format!("{at}.group"), format!("tenant {tenant} has no Group {name}"));
         }
     }
 
@@ -670,7 +666,7 @@ impl<'a> Draft<'a> {
         None
     }
 
-    fn delete(&mut self, kind: ObjectKind, name: &str) -> Result<(), Refusal> {
+    fn delete(&mut self, kind: ObjectKind, name: &str, version: Option<u64>) -> Result<(), Refusal> {
         let refuse = |reason, message: String| Err(Refusal::new(reason, message).about(kind, name));
         let Some(object) = self.state.object(kind, name) else {
             return refuse(Reason::NotFound, "it is not there".into());
@@ -688,6 +684,10 @@ impl<'a> Draft<'a> {
             let named = users[..users.len().min(USERS_NAMED_MAX)].join(", ");
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             return refuse(Reason::InUse, format!("it is used by {named}{more}"));
+        }
+        let there = object.metadata().resource_version;
+        if let Some(asked) = version.filter(|asked| there != Some(*asked)) {
+            return Err(conflict(asked, there).about(kind, name));
         }
         self.writes.push((object_key(kind, name), None));
         if kind == ObjectKind::Network && self.state.cursors.contains_key(name) {

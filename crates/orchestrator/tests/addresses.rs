@@ -154,7 +154,7 @@ fn step(host: &mut Host, dice: u64) {
         5 => {
             let kind = kinds[(dice >> 40) as usize % 4];
             let name = if kind == ObjectKind::Network { network.to_owned() } else { name(12, 32) };
-            return drop(host.run(&Command::Delete { kind, name }));
+            return drop(host.run(&Command::Delete { kind, name, version: None }));
         }
         6 => {
             let tenant = ["red", "blue"][(dice >> 40) as usize % 2];

@@ -131,9 +131,9 @@ fn the_network_default_can_be_changed_but_not_its_addresses() {
     assert_eq!(host.state.network("default").unwrap().object.spec.cidrs, ["10.111.0.0/16"]);
     assert_eq!(host.refused(&[default(json!({"cidrs": ["10.112.0.0/16"]}))]).causes[0].field, "spec.cidrs");
     assert_eq!(host.refused(&[default(json!({"range": "10.111.2.0/24"}))]).causes[0].field, "spec.range");
-    let delete = Command::Delete { kind: ObjectKind::Network, name: "default".into() };
+    let delete = Command::Delete { kind: ObjectKind::Network, name: "default".into(), version: None };
     assert_eq!(host.state.plan(&delete).unwrap_err().reason, Reason::Forbidden);
-    let delete = Command::Delete { kind: ObjectKind::Host, name: "h1".into() };
+    let delete = Command::Delete { kind: ObjectKind::Host, name: "h1".into(), version: None };
     assert_eq!(host.state.plan(&delete).unwrap_err().reason, Reason::Forbidden);
 }
 
@@ -154,7 +154,7 @@ fn what_is_used_stays_and_users_are_named() {
         (ObjectKind::Quota, "q", "Network n"),
         (ObjectKind::QosClass, "c", "Vnic v"),
     ] {
-        let refusal = host.state.plan(&Command::Delete { kind, name: name.into() }).unwrap_err();
+        let refusal = host.state.plan(&Command::Delete { kind, name: name.into(), version: None }).unwrap_err();
         assert_eq!(refusal.reason, Reason::InUse);
         assert!(refusal.message.contains(users), "{refusal}");
     }
@@ -168,10 +168,25 @@ fn what_is_used_stays_and_users_are_named() {
         (ObjectKind::Quota, "q"),
         (ObjectKind::QosClass, "c"),
     ] {
-        host.run(&Command::Delete { kind, name: name.into() }).unwrap();
+        host.run(&Command::Delete { kind, name: name.into(), version: None }).unwrap();
     }
-    let gone = Command::Delete { kind: ObjectKind::Quota, name: "q".into() };
+    let gone = Command::Delete { kind: ObjectKind::Quota, name: "q".into(), version: None };
     assert_eq!(host.state.plan(&gone).unwrap_err().reason, Reason::NotFound);
+}
+
+#[test]
+fn what_others_have_changed_is_not_deleted() {
+    let mut host = host();
+    host.apply(&[class("c", json!({"weight": 7}))]);
+    let read = host.state.revision().0;
+    host.apply(&[class("c", json!({"weight": 8}))]);
+    let delete = |version| Command::Delete { kind: ObjectKind::QosClass, name: "c".into(), version };
+    for other in [read, 0, u64::MAX] {
+        let refusal = host.state.plan(&delete(Some(other))).unwrap_err();
+        assert_eq!(refusal.reason, Reason::Conflict, "{refusal}");
+    }
+    host.run(&delete(Some(host.state.revision().0))).unwrap();
+    assert_eq!(host.state.plan(&delete(Some(read))).unwrap_err().reason, Reason::NotFound);
 }
 
 #[test]
@@ -197,6 +212,25 @@ fn tenants_share_addresses_with_each_other_only() {
     let fields: Vec<String> =
         host.refused(&[named("AccessRule", "r", rule)]).causes.into_iter().map(|cause| cause.field).collect();
     assert_eq!(fields, ["spec.to.network", "spec.to.network"]);
+}
+
+#[test]
+fn what_others_have_is_not_told() {
+    let mut host = host();
+    host.apply(&[
+        named("Network", "theirs", json!({"tenant": "blue", "cidrs": ["10.1.0.0/16"]})),
+        named("Group", "theirs", json!({"tenant": "blue", "members": []})),
+    ]);
+    for (kind, spec) in [
+        ("Group", json!({"tenant": "red", "members": [{"networks": ["theirs"]}]})),
+        ("AccessRule", json!({"tenant": "red", "from": {"network": "theirs"}, "to": {}, "action": "deny"})),
+        ("AccessRule", json!({"tenant": "red", "from": {}, "to": {"group": "theirs"}, "action": "deny"})),
+    ] {
+        let text = spec.to_string();
+        let nobodys = serde_json::from_str(&text.replace("theirs", "nobodys")).unwrap();
+        let [refused, as_if] = [spec, nobodys].map(|spec| host.refused(&[named(kind, "x", spec)]).to_string());
+        assert_eq!(refused.replace("theirs", "nobodys"), as_if);
+    }
 }
 
 #[test]
@@ -356,7 +390,7 @@ fn objects_are_bounded_in_bytes() {
     assert_eq!(refusal.reason, Reason::Invalid, "{refusal}");
     let mut host = host;
     host.apply(&[named("Group", "g", json!({"tenant": "red", "members": members[..1]}))]);
-    host.run(&Command::Delete { kind: ObjectKind::Group, name: "g".into() }).unwrap();
+    host.run(&Command::Delete { kind: ObjectKind::Group, name: "g".into(), version: None }).unwrap();
     // Sizes are a part of what is compared.
     assert_eq!(State::of(&host.store.list("", None).unwrap()).unwrap(), host.state);
 }

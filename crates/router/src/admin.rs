@@ -2,6 +2,7 @@
 //!
 //! Only root of the router's own PID namespace is served: root inside a container that can somehow reach the socket is not.
 //! Requests are done one at a time.
+use crate::api::caller::Caller;
 use crate::config::Mode;
 use crate::control::{Control, Topic};
 use crate::direct_admin::DirectCounts;
@@ -13,6 +14,7 @@ use crate::slab::Key;
 use crate::vnics::{VnicNumbers, add};
 use crate::worker::Worker;
 use freeflow_engine::{Usage, VnicId};
+use freeflow_orchestrator::{Command, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, PeersStatus, RouterStatus};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
 use freeflow_shm::fd;
@@ -31,6 +33,7 @@ const CONNECTION_COUNT_MAX: usize = 64;
 
 pub struct AdminConnection {
     socket: OwnedFd,
+    pid: i32,
     queued: bool,
 }
 
@@ -45,8 +48,7 @@ pub(crate) enum AdminDone {
 impl Control {
     pub(crate) fn accept_admins(&mut self) {
         while let Ok(socket) = fd::accept(&self.admin_listener) {
-            let checked = is_own_root(&socket).unwrap_or(false);
-            if !checked {
+            let Some(pid) = own_root(&socket).ok().flatten() else {
                 warning!("refused a client of the admin socket: not root of the router's PID namespace");
                 let reply = AdminReply::Failed {
                     code: AdminErrorCode::NotPermitted,
@@ -54,11 +56,11 @@ impl Control {
                 };
                 let _ = fd::send_message(&socket, &freeflow_protocol::encode(&reply), &[]);
                 continue;
-            }
+            };
             if self.admins.len() >= CONNECTION_COUNT_MAX {
                 continue;
             }
-            let key = self.admins.insert(AdminConnection { socket, queued: false });
+            let key = self.admins.insert(AdminConnection { socket, pid, queued: false });
             let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
             if let Some(admin) = self.admins.get(key)
                 && self.watch(admin.socket.as_fd(), Topic::Admin(key), flags).is_err()
@@ -134,6 +136,12 @@ impl Control {
             Ok(()) => self.enqueue_admin(key),
             Err(_) => self.close_admin(key),
         }
+    }
+
+    /// Does a command, with its line in the audit log.
+    pub(crate) fn admin_change(&mut self, key: Key, verb: &'static str, command: Command) -> Result<(), Refusal> {
+        let pid = self.admins.get(key).map_or(0, |admin| admin.pid);
+        self.api_change(&Caller::root(pid), verb, command, false).map(drop)
     }
 
     fn handle_admin_request(&mut self, key: Key, request: AdminRequest) -> AdminDone {
@@ -323,12 +331,12 @@ pub(crate) fn cpu_time_us() -> u64 {
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
 }
 
-/// Whether the peer is root of this very PID namespace.
-fn is_own_root(socket: &OwnedFd) -> io::Result<bool> {
+/// The peer, if it is root of this very PID namespace.
+fn own_root(socket: &OwnedFd) -> io::Result<Option<i32>> {
     let credentials = fd::peer_credentials(socket)?;
     if credentials.uid != 0 || credentials.pid <= 0 {
-        return Ok(false);
+        return Ok(None);
     }
     let theirs = std::fs::read_link(format!("/proc/{}/ns/pid", credentials.pid))?;
-    Ok(theirs == std::fs::read_link("/proc/self/ns/pid")?)
+    Ok((theirs == std::fs::read_link("/proc/self/ns/pid")?).then_some(credentials.pid))
 }

@@ -20,13 +20,16 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 const FILE_COUNT: usize = 4;
 /// Entries that wait to be written.
 const QUEUE_COUNT: usize = 4096;
+/// Of a refusal's line.
+const NAME_BYTES_MAX: usize = 256;
+const REASON_BYTES_MAX: usize = 1024;
 /// Refusals that one originator has lines for at once, and then one in this time.
 const REFUSALS_AT_ONCE: u64 = 20;
 const REFUSAL_INTERVAL_NS: u64 = 10_000_000_000;
 /// Originators share these: a few hundred lines a minute at most, whoever and however many they are.
 const ORIGINATOR_COUNT: usize = 64;
 
-/// Who asked, at the API.
+/// Who asked, at the API or the admin socket.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Who {
     pub uid: u32,
@@ -39,7 +42,7 @@ pub struct Who {
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Entry {
-    /// By the API.
+    /// By the API, or by the admin socket.
     Change {
         #[serde(flatten)]
         who: Who,
@@ -51,7 +54,7 @@ pub enum Entry {
         #[serde(rename = "resourceVersion")]
         revision: u64,
     },
-    /// By the API.
+    /// The same.
     Refused {
         #[serde(flatten)]
         who: Who,
@@ -83,6 +86,24 @@ pub enum Entry {
     },
     /// The router itself.
     Router { what: &'static str },
+}
+
+impl Entry {
+    /// [`Self::Refused`], with no more of what was sent than a line needs: a few long ones would push all others out of the files.
+    pub fn refused(
+        who: Who,
+        verb: &'static str,
+        (kind, name): (&str, &str),
+        (outcome, reason): (&'static str, &str),
+        left_out: u64,
+    ) -> Self {
+        let (name, reason) = (shortened(name, NAME_BYTES_MAX), shortened(reason, REASON_BYTES_MAX));
+        Self::Refused { who, verb, kind: kind.into(), name, outcome, reason, left_out }
+    }
+}
+
+fn shortened(text: &str, bytes_max: usize) -> String {
+    text[..text.floor_char_boundary(bytes_max)].into()
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -378,6 +399,21 @@ mod tests {
         assert_eq!(lines.len(), 100);
         assert_eq!(lines[7]["name"], "tricky \"name\"\n7");
         assert_eq!((&lines[7]["event"], &lines[7]["resourceVersion"]), (&"change".into(), &7.into()));
+    }
+
+    #[test]
+    fn refusals_are_short_whatever_was_sent() {
+        let (name, reason) = ("ä".repeat(1 << 19), "x€".repeat(1 << 18));
+        let entry = Entry::refused(Who::default(), "apply", ("Group", &name), ("Forbidden", &reason), 7);
+        let Entry::Refused { name: short, reason: why, .. } = &entry else { panic!("a refusal") };
+        assert!(name.starts_with(short) && short.len() == NAME_BYTES_MAX);
+        assert!(reason.starts_with(why) && (REASON_BYTES_MAX - 3..=REASON_BYTES_MAX).contains(&why.len()));
+        let mut line = Vec::new();
+        push_line(&mut line, UNIX_EPOCH, &entry, 0);
+        assert!(line.len() < 4096);
+        let entry = Entry::refused(Who::default(), "put", ("Group", "g"), ("Invalid", "why"), 0);
+        let Entry::Refused { name, reason, .. } = entry else { panic!("a refusal") };
+        assert_eq!((name.as_str(), reason.as_str()), ("g", "why"));
     }
 
     #[test]

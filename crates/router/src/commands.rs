@@ -30,6 +30,8 @@ impl Control {
             listeners.keys().for_each(|id| self.remove_directory(id));
             Refusal::new(Reason::Internal, why)
         })?;
+        // Whoever detaches one looks after its interface.
+        let leaves_interface = matches!(command, Command::Delete { kind: ObjectKind::Vnic, .. });
         let touched = self.touched(&plan);
         self.state.adopt(&plan, revision);
         self.tell_changes(touched);
@@ -40,6 +42,9 @@ impl Control {
             }
         }
         self.take_effect(&results, &mut listeners);
+        if leaves_interface {
+            self.news.tell();
+        }
         Ok(results)
     }
 

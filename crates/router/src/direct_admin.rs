@@ -139,7 +139,7 @@ impl Worker {
 impl Control {
     /// Stored before it holds: a router that dies in between comes back with what was asked for.
     pub(crate) fn set_data_path(&mut self, key: Key, network: &str, path: DataPath) -> AdminDone {
-        match self.command(Command::SetDataPath { network: network.into(), path }, false) {
+        match self.admin_change(key, "set-data-path", Command::SetDataPath { network: network.into(), path }) {
             Err(refusal) => AdminDone::Reply(refused(&refusal)),
             Ok(_) => self.ask_worker(key, |_| (), |_, ()| AdminReply::Done),
         }

@@ -1,5 +1,5 @@
-//! Has the command follow when networks have come or gone, whoever declared them: bridges and the CDI file are its business. One run
-//! follows all that has changed until it begins; nobody waits for it but the router's end.
+//! Has the command follow when networks have come or gone, or vNICs were deleted, whoever did it: bridges, interfaces and the CDI file
+//! are its business. One run follows all that has changed until it begins; nobody waits for it but the router's end.
 use crate::log::warning;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Says that networks have changed; the default tells nobody.
+/// Says that there is something to follow; the default tells nobody.
 #[derive(Clone, Default)]
 pub struct News(Option<SyncSender<()>>);
 

@@ -294,7 +294,7 @@ impl Control {
     ) -> AdminDone {
         let labels = labels.into_iter().collect();
         let command = Command::Attach { id: id.clone(), title, network, address, labels };
-        match self.command(command, false) {
+        match self.admin_change(admin, "attach", command) {
             Err(refusal) => AdminDone::Reply(refused(&refusal)),
             Ok(_) => self.after_worker(move |control| {
                 let done = control.describe_vnic(admin, &id);
@@ -304,7 +304,7 @@ impl Control {
     }
 
     pub(crate) fn detach(&mut self, admin: Key, id: &str) -> AdminDone {
-        match self.command(Command::Detach { id: id.into() }, false) {
+        match self.admin_change(admin, "detach", Command::Detach { id: id.into() }) {
             Err(refusal) => AdminDone::Reply(refused(&refusal)),
             Ok(_) => self.after_worker(move |control| {
                 control.finish_admin(admin, AdminDone::Reply(AdminReply::Done));

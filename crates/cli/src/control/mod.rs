@@ -185,20 +185,33 @@ fn describe(api: &Api, arguments: &Describe) -> Result<i32> {
     Ok(0)
 }
 
+/// The resourceVersion that a file has for an object, as it is written: the router says whether it is one.
+fn version_in(object: &Value) -> Option<String> {
+    match &object["metadata"]["resourceVersion"] {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
+    }
+}
+
 fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
-    let mut wanted: Vec<(Kind, String)> = match &arguments.kind {
+    let mut wanted: Vec<(Kind, String, Option<String>)> = match &arguments.kind {
         Some(kind) => {
             let kind = Kind::named(kind)?;
-            arguments.names.iter().map(|name| (kind, name.clone())).collect()
+            arguments.names.iter().map(|name| (kind, name.clone(), None)).collect()
         }
-        None => manifest::read(&arguments.files)?.into_iter().map(|item| (item.kind, item.name)).collect(),
+        None => {
+            let items = manifest::read(&arguments.files)?.into_iter();
+            items.map(|item| (item.kind, item.name, version_in(&item.value))).collect()
+        }
     };
     // Whoever names another goes first.
-    wanted.sort_by_key(|(kind, _)| kind.rank());
-    let query = if arguments.dry_run { "?dryRun=true" } else { "" };
+    wanted.sort_by_key(|(kind, ..)| kind.rank());
     let mut first_failure = None;
-    for (kind, name) in &wanted {
+    for (kind, name, version) in &wanted {
         let label = format!("{}/{name}", kind.singular());
+        let version = version.as_ref().map(|version| format!("&resourceVersion={}", encoded(version)));
+        let query = format!("?dryRun={}{}", arguments.dry_run, version.unwrap_or_default());
         match api.delete(&format!("{}{query}", path_of(*kind, name))) {
             Ok(_) => output::line(format!("{label} deleted{}", if arguments.dry_run { " (dry run)" } else { "" })),
             Err(Trouble::Refused(refusal)) if refusal.code == 404 && arguments.ignore_not_found => {}
@@ -214,7 +227,7 @@ fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
             }
         }
     }
-    if !arguments.dry_run && wanted.iter().any(|(kind, _)| kind.name == "Network") {
+    if !arguments.dry_run && wanted.iter().any(|(kind, ..)| ["Network", "Vnic"].contains(&kind.name)) {
         bridges::follow(run_dir);
     }
     first_failure.map_or(Ok(0), Err)
@@ -258,6 +271,14 @@ mod tests {
         assert_eq!(name(&details, 2).as_deref(), Some("a"));
         details = api::Details { causes: vec![api::Cause::default()], ..api::Details::default() };
         assert_eq!((name(&details, 2), name(&details, 1).as_deref()), (None, Some("a")));
+    }
+
+    #[test]
+    fn a_file_deletes_what_it_has_read() {
+        let text = "kind: Network\nmetadata: {name: a, resourceVersion: 7}\n---\nkind: Group\nmetadata: {name: b}\n";
+        let items = manifest::parse("f", text).unwrap();
+        let versions: Vec<_> = items.iter().map(|item| version_in(&item.value)).collect();
+        assert_eq!(versions, [Some("7".to_string()), None]);
     }
 
     #[test]

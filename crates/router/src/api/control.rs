@@ -98,8 +98,10 @@ impl Control {
     ) -> Result<Done, Refusal> {
         let about = match &command {
             Command::Apply { objects } => objects.first().map(|object| (object.kind(), object.name().to_owned())),
-            Command::Delete { kind, name } => Some((*kind, name.clone())),
-            _ => None,
+            Command::Delete { kind, name, .. } => Some((*kind, name.clone())),
+            Command::Attach { id, .. } | Command::Detach { id } => Some((ObjectKind::Vnic, id.clone())),
+            Command::SetDataPath { network, .. } => Some((ObjectKind::Network, network.clone())),
+            Command::Begin { .. } => None,
         };
         let done =
             permission::check(&caller.role, self.declared(), &command).and_then(|()| self.command(command, dry_run));
@@ -146,9 +148,9 @@ impl Control {
     ) {
         let about = refusal.object.clone().or(about);
         self.audit.note_some(u64::from(caller.who.uid), |left_out| {
-            let (kind, name) = about.map_or_else(Default::default, |(kind, name)| (kind.name().to_owned(), name));
-            let (who, outcome, reason) = (caller.who.clone(), failure::word(refusal.reason), refusal.message.clone());
-            Entry::Refused { who, verb, kind, name, outcome, reason, left_out }
+            let (kind, name) = about.as_ref().map_or(("", ""), |(kind, name)| (kind.name(), name.as_str()));
+            let why = (failure::word(refusal.reason), refusal.message.as_str());
+            Entry::refused(caller.who.clone(), verb, (kind, name), why, left_out)
         });
     }
 }

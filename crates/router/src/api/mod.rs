@@ -10,7 +10,7 @@
 //! Invariant: the server asks and the control thread answers when it comes to it; that thread never waits for the server, and a
 //! question takes it a bounded time. Local users cost memory, descriptors and time up to bounds that depend on their number alone, and not the
 //! admin's share.
-mod caller;
+pub(crate) mod caller;
 mod control;
 mod failure;
 mod feed;

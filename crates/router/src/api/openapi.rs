@@ -53,13 +53,22 @@ fn dry_run() -> Value {
     parameter("dryRun", &json!({"type": "boolean"}), "Say what it would come to, and change nothing.")
 }
 
+fn precondition() -> Value {
+    parameter(
+        "resourceVersion",
+        &json!({"type": "integer", "minimum": 0}),
+        "Of the object as it was read: once it has changed since, it stays (Conflict).",
+    )
+}
+
 fn watching() -> [Value; 2] {
     [
         parameter("watch", &json!({"type": "boolean"}), "Answer with a WatchEvent a line, from now on."),
         parameter(
             "resourceVersion",
             &json!({"type": "integer", "minimum": 0}),
-            "Of a watch: tell what came after this; else it begins with all that is there, as ADDED.",
+            "Of a watch: tell what came after this, the resourceVersion of a list or of a BOOKMARK; else it begins with all that is \
+             there, as ADDED. That of an event is that of all objects that were changed together: who goes on from it may miss some.",
         ),
     ]
 }
@@ -139,7 +148,7 @@ fn object_paths<K: Kind>(paths: &mut Map<String, Value>) {
             },
             "delete": {
                 "operationId": id("delete"),
-                "parameters": [dry_run()],
+                "parameters": [dry_run(), precondition()],
                 "responses": answers(&[("200", answer("It was.", &reference("Results")))], &["400", "404", "409"]),
             },
         }),
@@ -186,7 +195,9 @@ fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
     let mut add = |name: &str, required: &[&str], properties: Value| {
         schemas.insert(name.into(), json!({"type": "object", "required": required, "properties": properties}));
     };
-    add("ListMetadata", &["resourceVersion"], json!({"resourceVersion": {"type": "integer"}}));
+    let version = json!({"description": "To watch from. Objects of a long list may be newer, as their own says: what a watch tells of them up \
+        to that is known.", "type": "integer"});
+    add("ListMetadata", &["resourceVersion"], json!({"resourceVersion": version}));
     add("Items", &["items"], json!({"items": {"type": "array", "items": any}}));
     let result = json!({"enum": ["created", "configured", "unchanged", "deleted"]});
     add(
@@ -202,7 +213,8 @@ fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
         json!({"apiVersion": {"const": API_VERSION}, "metadata": metadata, "items": results}),
     );
     let event = json!({
-        "type": {"enum": ["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]},
+        "type": {"description": "BOOKMARK: all up to its resourceVersion is told; after what there was at the beginning, after the last \
+            event of a resourceVersion, and now and then.", "enum": ["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]},
         "object": {"description": "The object; of a BOOKMARK only apiVersion, kind and metadata.resourceVersion; of an ERROR a Status."},
     });
     add("WatchEvent", &["type", "object"], event);

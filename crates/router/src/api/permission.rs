@@ -74,7 +74,7 @@ pub fn check(role: &Role, state: &State, command: &Command) -> Result<(), Refusa
     }
     match command {
         Command::Apply { objects } => objects.iter().try_for_each(|object| check_apply(role, state, object)),
-        Command::Delete { kind, name } => check_delete(role, state, *kind, name),
+        Command::Delete { kind, name, .. } => check_delete(role, state, *kind, name),
         _ => Err(Refusal::new(Reason::Forbidden, "only an admin may do that")),
     }
 }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     fn delete(kind: ObjectKind, name: &str) -> Command {
-        Command::Delete { kind, name: name.into() }
+        Command::Delete { kind, name: name.into(), version: None }
     }
 
     fn rule(name: &str, tenant: &str) -> AnyObject {

@@ -5,11 +5,11 @@ use super::failure::Failure;
 use super::link::Link;
 use super::query::{Selector, flag, parameters};
 use super::users::Place;
-use super::watch::{Filter, History, Reader, WatchBody, added};
+use super::watch::{Filter, History, Listed, Reader, WatchBody, added};
 use super::{BASE, health, json_header, live, metrics, openapi};
-use crate::audit::{Audit, Entry};
+use crate::audit::{Audit, Entry, Who};
 use axum::Router;
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Body, to_bytes};
 use axum::extract::{Extension, Path, RawQuery, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -72,6 +72,13 @@ pub fn router(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
+/// What is refused before it is a command.
+fn note_refusal(audit: &Audit, who: Who, verb: &'static str, path: &str, reason: &str) {
+    audit.note_some(u64::from(who.uid), |left_out| {
+        Entry::refused(who, verb, ("", path), ("Forbidden", reason), left_out)
+    });
+}
+
 /// For who has no role.
 pub fn closed_router(server: Arc<Server>) -> Router {
     Router::new().fallback(refuse).with_state(server)
@@ -81,11 +88,7 @@ async fn refuse(State(server): Shared, Extension(asking): Extension<Asking>, req
     let message =
         "only root, and members of the groups freeflow-admin, freeflow-tenant-NAME and freeflow-viewer, may ask that";
     let (who, path) = (asking.caller.who, request.uri().path());
-    server.audit.note_some(u64::from(who.uid), |left_out| {
-        let name = path.chars().take(256).collect();
-        let reason = "no role".into();
-        Entry::Refused { who, verb: "connect", kind: String::new(), name, outcome: "Forbidden", reason, left_out }
-    });
+    note_refusal(&server.audit, who, "connect", path, "no role");
     Failure::forbidden(message)
 }
 
@@ -102,7 +105,9 @@ async fn version(Extension(asking): Extension<Asking>) -> Answer {
 
 async fn scrape(State(server): Shared, Extension(asking): Extension<Asking>) -> Answer {
     if !asking.caller.role.reads_all() {
-        return Err(Failure::forbidden("metrics are of all tenants: only an admin or a viewer may read them"));
+        let message = "metrics are of all tenants: only an admin or a viewer may read them";
+        note_refusal(&server.audit, asking.caller.who, "get", "/metrics", message);
+        return Err(Failure::forbidden(message));
     }
     let permit = admitted(&asking).await?;
     let text = metrics::text(&server.link).await?;
@@ -202,6 +207,39 @@ async fn read_turn<'a>(server: &'a Server, asking: &Asking, kind: ObjectKind) ->
     ReadTurn(guard, Instant::now())
 }
 
+fn version_of(query: &BTreeMap<String, String>) -> Result<Option<u64>, Failure> {
+    let given = query.get("resourceVersion").map(|text| text.parse::<u64>());
+    given.transpose().map_err(|_| Failure::bad_request("resourceVersion is a number"))
+}
+
+/// All that there is, for a watch to begin with.
+async fn listed(
+    server: &Server,
+    asking: &Asking,
+    (kind, name): (ObjectKind, Option<&str>),
+    selector: &Selector,
+) -> Result<Listed, Failure> {
+    let selector = Arc::new(selector.clone());
+    let mut listed = Listed { lines: VecDeque::new(), pages: Vec::new() };
+    let (mut next, mut bytes) = (None, 0);
+    loop {
+        let page = ask_page(server, asking, kind, next, &selector).await?;
+        for object in page.objects.iter().filter(|object| name.is_none_or(|name| name == object.name())) {
+            let line = added(object);
+            bytes += line.len();
+            listed.lines.push_back(line);
+        }
+        if bytes > LIST_BYTES_MAX / 8 {
+            return Err(Failure::bad_request("too many objects to begin with; list them, and watch from there"));
+        }
+        listed.pages.push((page.next.clone(), page.revision));
+        next = page.next;
+        if next.is_none() {
+            return Ok(listed);
+        }
+    }
+}
+
 async fn begin_watch(
     server: &Server,
     asking: &Asking,
@@ -209,39 +247,18 @@ async fn begin_watch(
     selector: Selector,
     query: &BTreeMap<String, String>,
 ) -> Answer {
-    let given = query.get("resourceVersion").map(|text| text.parse::<u64>());
-    let given = given.transpose().map_err(|_| Failure::bad_request("resourceVersion is a number"))?;
+    let given = version_of(query)?;
     let role = asking.caller.role.clone();
     let beginning = server.link.ask(move |control, reply| drop(reply.send(control.api_beginning(&role, kind)))).await?;
-    let mut ahead = VecDeque::new();
-    let after = match given {
+    let (after, listed) = match given {
         Some(revision) if revision > beginning.revision.0 => return Err(Failure::expired()),
-        Some(revision) if revision > 0 => Revision(revision),
-        _ => {
-            let selector = Arc::new(selector.clone());
-            let (mut next, mut bytes) = (None, 0);
-            loop {
-                let page = ask_page(server, asking, kind, next, &selector).await?;
-                let of_name = |object: &&AnyObject| name.as_ref().is_none_or(|name| name == object.name());
-                ahead.extend(page.objects.iter().filter(of_name).map(added));
-                bytes += ahead.iter().rev().take(page.objects.len()).map(Bytes::len).sum::<usize>();
-                if bytes > LIST_BYTES_MAX / 8 {
-                    return Err(Failure::bad_request(
-                        "too many objects to begin with; list them, and watch from there",
-                    ));
-                }
-                next = page.next;
-                if next.is_none() {
-                    break;
-                }
-            }
-            beginning.revision
-        }
+        Some(revision) if revision > 0 => (Revision(revision), None),
+        _ => (beginning.revision, Some(listed(server, asking, (kind, name.as_deref()), &selector).await?)),
     };
     let role = &asking.caller.role;
     let tenants = (!role.reads_all()).then(|| role.tenants.clone());
     let filter = Filter { kind, name, selector, tenants, names: beginning.names };
-    let reader = Reader::new(server.history.clone(), filter, after, ahead)?;
+    let reader = Reader::new(server.history.clone(), filter, after, listed)?;
     Ok((json_header(), Body::new(WatchBody::new(reader))).into_response())
 }
 
@@ -356,8 +373,9 @@ async fn delete_one(
 ) -> Answer {
     let permit = admitted(&asking).await?;
     let kind = kind_of(&plural)?;
-    let dry_run = flag(&parameters(query.as_deref(), &["dryRun"])?, "dryRun")?;
-    let done = change(&server, &asking, "delete", Command::Delete { kind, name: name.clone() }, dry_run).await?;
+    let query = parameters(query.as_deref(), &["dryRun", "resourceVersion"])?;
+    let (dry_run, version) = (flag(&query, "dryRun")?, version_of(&query)?);
+    let done = change(&server, &asking, "delete", Command::Delete { kind, name, version }, dry_run).await?;
     Ok(held(results(&done).to_string().into_bytes(), permit))
 }
 

@@ -2,6 +2,9 @@
 //!
 //! There is one history, bounded in events and bytes, and a reader is a place in it. So a reader that is slow costs nothing: once what it
 //! has not read is forgotten, it is told that its resourceVersion has expired, as one that comes with an old one is.
+//!
+//! Objects that were changed together have one resourceVersion, so that of an event does not say that all of them were told. A BOOKMARK
+//! does: one follows what a watch begins with, and each revision of which something was told. A reader that was cut off goes on from there.
 use super::failure::Failure;
 use super::feed::{Change, Side};
 use super::query::Selector;
@@ -220,6 +223,14 @@ fn bookmark(kind: ObjectKind, revision: u64) -> Bytes {
     line("BOOKMARK", object.to_string().as_bytes())
 }
 
+/// What a watch begins with that brings no resourceVersion.
+pub struct Listed {
+    /// A line for each object.
+    pub lines: VecDeque<Bytes>,
+    /// It was read in pages, in order of name: the last name of each (`None`: all that follow), and the revision that it shows.
+    pub pages: Vec<(Option<String>, Revision)>,
+}
+
 /// A reader's place.
 pub struct Reader {
     history: Arc<History>,
@@ -227,9 +238,14 @@ pub struct Reader {
     /// The next event, and the revision from which on it counts.
     next: u64,
     after: u64,
+    /// Of the event before.
+    revision: u64,
     count: watch::Receiver<u64>,
     /// To be said first.
-    ahead: VecDeque<Bytes>,
+    listed: Listed,
+    /// The last revision of those pages: some of what came until then is told.
+    listed_until: u64,
+    owes_bookmark: bool,
     end: Instant,
     is_over: bool,
 }
@@ -240,7 +256,7 @@ impl Reader {
         history: Arc<History>,
         filter: Filter,
         after: Revision,
-        ahead: VecDeque<Bytes>,
+        listed: Option<Listed>,
     ) -> Result<Self, Failure> {
         let count = history.count.subscribe();
         let past = history.past();
@@ -251,19 +267,52 @@ impl Reader {
         let next = past.first + skipped as u64;
         drop(past);
         let end = Instant::now() + WATCH_TIME_MAX;
-        Ok(Self { history, filter, next, after: after.0, count, ahead, end, is_over: false })
+        let owes_bookmark = listed.is_some();
+        let listed = listed.unwrap_or_else(|| Listed { lines: VecDeque::new(), pages: Vec::new() });
+        let listed_until = listed.pages.iter().map(|(_, revision)| revision.0).max().unwrap_or(0);
+        let (after, revision, is_over) = (after.0, after.0, false);
+        Ok(Self { history, filter, next, after, revision, count, listed, listed_until, owes_bookmark, end, is_over })
+    }
+
+    /// What the page with this object has shown already.
+    fn is_listed(&self, event: &Event) -> bool {
+        let has = |last: &Option<String>| last.as_ref().is_none_or(|last| event.name <= *last);
+        event.revision <= self.listed_until
+            && event.kind == self.filter.kind
+            && self
+                .listed
+                .pages
+                .iter()
+                .find(|(last, _)| has(last))
+                .is_some_and(|(_, revision)| event.revision <= revision.0)
+    }
+
+    /// All up to this revision is told, if it is not one of those that only some of the pages show.
+    fn tell_bookmark(&mut self, revision: u64, bytes: &mut Vec<u8>) {
+        if self.owes_bookmark && revision >= self.listed_until {
+            bytes.extend_from_slice(&bookmark(self.filter.kind, revision));
+            self.owes_bookmark = false;
+        }
     }
 
     /// Takes what there is. True: no more will come.
     fn take(&mut self, bytes: &mut Vec<u8>) -> bool {
-        let past = self.history.past();
+        let history = self.history.clone();
+        let past = history.past();
         if self.next < past.first {
             bytes.extend_from_slice(&line("ERROR", Failure::expired().to_json().to_string().as_bytes()));
             return true;
         }
-        while bytes.len() < CHUNK_BYTES
-            && let Some(event) = past.events.get((self.next - past.first) as usize)
-        {
+        while bytes.len() < CHUNK_BYTES {
+            // Events of a revision come together.
+            let Some(event) = past.events.get((self.next - past.first) as usize) else {
+                self.tell_bookmark(past.revision.max(self.after), bytes);
+                break;
+            };
+            if event.revision != self.revision {
+                self.tell_bookmark(self.revision, bytes);
+                self.revision = event.revision;
+            }
             self.next += 1;
             if event.revision <= self.after {
                 continue;
@@ -272,8 +321,12 @@ impl Reader {
                 bytes.extend_from_slice(&line("ERROR", Failure::expired().to_json().to_string().as_bytes()));
                 return true;
             }
+            if self.is_listed(event) {
+                continue;
+            }
             if let Some(line) = self.filter.line(event) {
                 bytes.extend_from_slice(&line);
+                self.owes_bookmark = true;
             }
         }
         false
@@ -281,7 +334,7 @@ impl Reader {
 
     /// The next piece; `None`: that was all.
     async fn next(&mut self) -> Option<Bytes> {
-        if let Some(bytes) = self.ahead.pop_front() {
+        if let Some(bytes) = self.listed.lines.pop_front() {
             return Some(bytes);
         }
         while !self.is_over {
@@ -304,7 +357,7 @@ impl Reader {
                 Err(_) => {
                     let revision = self.history.past().revision.max(self.after);
                     // All up to there was looked at, unless something has come just now.
-                    if self.next == *self.count.borrow() {
+                    if self.next == *self.count.borrow() && revision >= self.listed_until {
                         return Some(bookmark(self.filter.kind, revision));
                     }
                 }
@@ -376,10 +429,10 @@ mod tests {
     }
 
     fn reader(history: &Arc<History>, filter: Filter, after: u64) -> Result<Reader, Failure> {
-        Reader::new(history.clone(), filter, Revision(after), VecDeque::new())
+        Reader::new(history.clone(), filter, Revision(after), None)
     }
 
-    /// What is there, `TYPE name` each, and whether that was all for ever.
+    /// What is there, `TYPE name` each, without bookmarks, and whether that was all for ever.
     fn read(reader: &mut Reader) -> (Vec<String>, bool) {
         let mut bytes = Vec::new();
         let is_over = reader.take(&mut bytes);
@@ -389,7 +442,65 @@ mod tests {
             let name = value["object"]["metadata"]["name"].as_str().or(value["object"]["reason"].as_str());
             format!("{} {}", value["type"].as_str().unwrap(), name.unwrap())
         };
-        (text.lines().map(word).collect(), is_over)
+        let lines = text.lines().filter(|line| !line.starts_with("{\"type\":\"BOOKMARK\""));
+        (lines.map(word).collect(), is_over)
+    }
+
+    /// What comes next, `TYPE resourceVersion` each.
+    async fn versions(reader: &mut Reader) -> Vec<String> {
+        let text = String::from_utf8(reader.next().await.unwrap().to_vec()).unwrap();
+        let word = |line: &str| {
+            let value: Value = serde_json::from_str(line).unwrap();
+            format!("{} {}", value["type"].as_str().unwrap(), value["object"]["metadata"]["resourceVersion"])
+        };
+        text.lines().map(word).collect()
+    }
+
+    #[tokio::test]
+    async fn a_bookmark_follows_each_revision_once_all_of_it_is_told() {
+        let history = History::new(Revision(0));
+        let of = |name: &str, version, tier: &str| change(version, None, Some(rule(name, "blue", tier, version)));
+        let long = "w".repeat(CHUNK_BYTES);
+        history.push(&[of("a", 1, &long), of("b", 1, "web")]);
+        history.push(&[of("c", 2, "web")]);
+        history.push(&[change(3, None, Some(network(None)))]);
+        let mut all = reader(&history, filter(ObjectKind::AccessRule, "", None), 0).unwrap();
+        assert_eq!(versions(&mut all).await, ["ADDED 1"], "not all of the revision");
+        assert_eq!(versions(&mut all).await, ["ADDED 1", "BOOKMARK 1", "ADDED 2", "BOOKMARK 2"]);
+    }
+
+    #[tokio::test]
+    async fn what_a_watch_begins_with_is_not_told_again() {
+        let history = History::new(Revision(9));
+        let of = |name: &str, version| rule(name, "blue", "web", version);
+        // `a` and `c` are read at revision 10 and 12, with changes around.
+        history.push(&[change(10, None, Some(of("a", 10))), change(10, None, Some(of("c", 10)))]);
+        history.push(&[change(11, Some(of("a", 10)), Some(of("a", 11))), change(11, None, Some(of("d", 11)))]);
+        history.push(&[change(12, Some(of("d", 11)), None)]);
+        let pages = vec![(Some("b".into()), Revision(10)), (None, Revision(12))];
+        let lines = [of("a", 10), of("c", 10)].map(|side| added(&side.object));
+        let listed = Some(Listed { lines: lines.into(), pages });
+        let filter = filter(ObjectKind::AccessRule, "", None);
+        let mut reader = Reader::new(history.clone(), filter, Revision(9), listed).unwrap();
+        assert_eq!(versions(&mut reader).await, ["ADDED 10"]);
+        assert_eq!(versions(&mut reader).await, ["ADDED 10"]);
+        // Of the others nothing is news, and nobody has to begin between the pages.
+        assert_eq!(versions(&mut reader).await, ["MODIFIED 11", "BOOKMARK 12"]);
+        history.push(&[change(13, Some(of("c", 10)), None)]);
+        assert_eq!(versions(&mut reader).await, ["DELETED 13", "BOOKMARK 13"]);
+    }
+
+    #[tokio::test]
+    async fn a_bookmark_follows_what_a_watch_begins_with() {
+        let history = History::new(Revision(9));
+        let listed = Listed { lines: VecDeque::new(), pages: vec![(None, Revision(10))] };
+        let filter = filter(ObjectKind::AccessRule, "", None);
+        let mut reader = Reader::new(history.clone(), filter, Revision(9), Some(listed)).unwrap();
+        // What the page shows may come a moment later than the page.
+        let mut bytes = Vec::new();
+        assert!(!reader.take(&mut bytes) && bytes.is_empty());
+        history.push(&[change(10, None, Some(network(None)))]);
+        assert_eq!(versions(&mut reader).await, ["BOOKMARK 10"]);
     }
 
     #[tokio::test]
