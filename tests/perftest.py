@@ -51,7 +51,10 @@ def matrix():
                     yield base + iterations + ["--use-srq"]
                     yield base + iterations + ["--use-srq", "-e"]
                     if kind == "bw":
-                        yield base + iterations + ["--use-srq", "-q", "4"]
+                        # Of four queue pairs' datagrams the SRQ has RECVs for a quarter; what comes while the server has no
+                        # processor to post more is lost, and it waits for ever.
+                        slow = ["--rate_limit=1000", "--rate_limit_type=SW", "--rate_units=p"] if transport == "UD" else []
+                        yield base + iterations + ["--use-srq", "-q", "4", *slow]
     yield ["ib_atomic_bw", "-A", "CMP_AND_SWAP", "-F", "-n", "500"]
     yield ["ib_atomic_lat", "-A", "CMP_AND_SWAP", "-F", "-n", "500"]
     yield ["ib_write_bw", "-F", "-s", "8388608", "-n", "20"]

@@ -153,7 +153,8 @@ def cut_off(checks, lab, server, client):
         took = []
         for running in pair.both:
             error_ns = pair.error_ns(running, most + SLACK_SECONDS)
-            need(error_ns - before_ns >= least * 1e9, f"after {(error_ns - before_ns) / 1e9:.3f} s, too early by "
+            # Without retries an answer that a busy machine brings late is the end, also before the cut.
+            need(not retries or error_ns - before_ns >= least * 1e9, f"after {(error_ns - before_ns) / 1e9:.3f} s, too early by "
                  f"{least} s of retries")
             need(error_ns - after_ns <= most * 1e9, f"after {(error_ns - after_ns) / 1e9:.3f} s, promised: {most:.3f}")
             took.append(f"{(error_ns - before_ns) / 1e9:.2f} s")

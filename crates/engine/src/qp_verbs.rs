@@ -254,13 +254,7 @@ impl Engine {
     }
 
     /// `ending`: its session, if that ends.
-    pub(crate) fn remove_qp<E: Environment>(
-        &mut self,
-        env: &mut E,
-        now: Instant,
-        id: QpId,
-        ending: Option<SessionId>,
-    ) {
+    pub(crate) fn remove_qp<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, ending: Option<SessionId>) {
         self.return_receive(env, now, id, ending);
         self.unlink(env, id);
         self.unbind_all_of(id);

@@ -137,7 +137,7 @@ impl Host {
     fn start(file: PeersFile, key: PrivateKey, epoch: u64) -> Self {
         let updates = Updates::default();
         let (peers, handle) = Peers::start((file, key), epoch, updates.clone(), ()).unwrap();
-        handle.network("default", DEFAULT);
+        handle.network("default", Some(DEFAULT));
         Self { peers: Some(peers), handle, updates }
     }
 
