@@ -215,6 +215,7 @@ fn delete_goes_on_after_what_is_not_there_and_takes_files_backwards() {
         vec![
             ("DELETE /networks/blue", 200, json!({})),
             ("DELETE /groups/g", 200, json!({})),
+            ("DELETE /groups/old?resourceVersion=7", 409, status("Conflict", "it has changed", json!({}))),
             ("DELETE /networks/red?dryRun=true", 409, status("InUse", "2 vNICs are in it", json!({}))),
         ],
     );
@@ -226,6 +227,8 @@ fn delete_goes_on_after_what_is_not_there_and_takes_files_backwards() {
     let text = "kind: Network\nmetadata: {name: blue}\n---\nkind: Group\nmetadata: {name: g}\n";
     let output = server.freeflow(&["delete", "-f", "-"], text);
     expect(&output, 0, "group/g deleted\nnetwork/blue deleted\n", "");
+    let text = "kind: Group\nmetadata: {name: old, resourceVersion: '7'}\n";
+    expect(&server.freeflow(&["delete", "-f", "-"], text), 3, "", "freeflow: group/old: it has changed\n");
     for wrong in [&["delete"] as &[&str], &["delete", "network"], &["delete", "network", "a", "-f", "x"]] {
         assert_eq!(server.freeflow(wrong, "").status.code(), Some(2), "{wrong:?}");
     }

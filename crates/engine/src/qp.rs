@@ -111,6 +111,8 @@ pub(crate) struct Sender {
     pub rnr_retries_left: u8,
     /// Looks at an empty receive queue that a message without acknowledgement has left.
     pub patience_left: u8,
+    /// When a message last waited for the word of another host in vain.
+    pub unanswered_at: Option<Instant>,
     /// The empty receive queue that it waits for.
     pub waits_for: Option<ReceiveQueueId>,
     pub flight: Option<FlightId>,
@@ -313,6 +315,7 @@ impl Sender {
             retries_left: 0,
             rnr_retries_left: 0,
             patience_left: 0,
+            unanswered_at: None,
             waits_for: None,
             flight: None,
             wire_flights: 0,

@@ -2,7 +2,7 @@
 //! script: a line that brings packets in order, and responders that acknowledge.
 mod common;
 
-use common::peer::{HOST, destination, peer_gid};
+use common::peer::{HOST, PEER_QPN, destination, peer_gid};
 use common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
@@ -512,4 +512,33 @@ fn a_restored_engine_goes_on_in_the_same_order() {
         (sent, crowd.net.engine.snapshot())
     };
     assert!(run(false) == run(true));
+}
+
+#[test]
+fn word_is_waited_for_once_and_then_less() {
+    let mut net = Net::new();
+    let end = net.end(QpType::Ud);
+    net.connect(&end, &end);
+    net.world.paths.insert(peer_gid(), destination());
+    net.world.peers.insert((HOST, Qpn(PEER_QPN)), PeerAnswer::Asked);
+    let handle = net.engine.create_ah(end.session, end.pd, &address(peer_gid())).unwrap().index;
+    let waits = |net: &mut Net| {
+        let message = SendRequest {
+            address_handle: handle,
+            remote_qpn: PEER_QPN,
+            remote_qkey: 0x1234,
+            ..request(1, SendOpcode::Send, &[end.sge(0, 16)])
+        };
+        let start = net.now;
+        net.post_send(&end, message);
+        net.settle();
+        while net.polls(&end).is_empty() {
+            assert!(net.expire());
+        }
+        (net.now.0 - start.0) / 1_000_000
+    };
+    assert!((900..1100).contains(&waits(&mut net)));
+    assert!((150..250).contains(&waits(&mut net)), "others in the queue are not held up by a host that is down");
+    net.now = Instant(net.now.0 + 31_000_000_000);
+    assert!((900..1100).contains(&waits(&mut net)));
 }

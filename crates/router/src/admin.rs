@@ -262,6 +262,8 @@ impl Control {
         let from = after.clone().map_or(Bound::Unbounded, Bound::Excluded);
         let range = self.vnics_by_id.range::<String, _>((from, Bound::Unbounded));
         let keys: Vec<Key> = range.take(PAGE_VNICS_MAX + 1).map(|(_, &key)| key).collect();
+        // Those that end meanwhile make no page the last one: who takes the rest for gone would end what is there.
+        let mut more = keys.len() > PAGE_VNICS_MAX;
         let ids: Vec<(Key, VnicId)> =
             keys.iter().filter_map(|&key| Some((key, self.vnics.get(key)?.engine_id))).collect();
         let is_first = after.is_none();
@@ -271,9 +273,8 @@ impl Control {
             }
             ids.into_iter().map(|(key, id)| (key, worker.vnic_numbers(id))).collect::<Vec<_>>()
         };
-        self.ask_worker(key, ask, |control, numbers| {
+        self.ask_worker(key, ask, move |control, numbers| {
             let (mut vnics, mut bytes) = (Vec::new(), 0);
-            let mut more = false;
             for (key, numbers) in &numbers {
                 let Some(status) = control.vnic_status(*key, numbers) else { continue };
                 bytes += freeflow_protocol::encode(&status).len();

@@ -406,7 +406,7 @@ impl Control {
         self.submit_freeing(at, work, move |connection, unmapped| {
             let entry = connection.objects.segments.remove(segment);
             let bytes = entry.as_ref().map_or(0, |entry| entry.segment.bytes() as u64);
-            (Answer::done(), Freed { bytes, thing: Box::new((entry, unmapped)) })
+            (Answer::done(), Freed { bytes, thing: Box::new((unmapped, entry)) })
         })
     }
 

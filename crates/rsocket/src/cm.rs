@@ -5,7 +5,7 @@ use crate::ffi::{
     Errno, Outcome, checked, errno, not_null, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_connect,
     rdma_create_event_channel, rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect,
     rdma_get_cm_event, rdma_listen, rdma_migrate_id, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
-    rdma_set_option,
+    rdma_set_option, uncancelled,
 };
 use crate::wire::CONNECTION_DATA_BYTES;
 use freeflow_abi::{
@@ -232,7 +232,7 @@ impl CmId {
     pub fn next_event(&self) -> Outcome<Option<CmEvent>> {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         // SAFETY: the channel exists, and does not block.
-        if unsafe { rdma_get_cm_event(self.channel, &raw mut event) } != 0 {
+        if uncancelled(|| unsafe { rdma_get_cm_event(self.channel, &raw mut event) }) != 0 {
             return match errno() {
                 libc::EAGAIN | libc::EINTR => Ok(None),
                 error => Err(error),

@@ -217,8 +217,10 @@ unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
-    let _world = world();
+    let mut world = world();
     unsafe {
+        // Requests that nobody took.
+        world.ids.retain(|id| (*(*id as *mut Id)).base.channel != channel);
         libc::close((*channel).fd);
         drop(Box::from_raw(channel.cast::<Channel>()));
     }

@@ -62,7 +62,18 @@ unsafe extern "C" {
 }
 
 /// PTHREAD_CANCEL_DISABLE.
-pub const CANCEL_DISABLE: c_int = 1;
+const CANCEL_DISABLE: c_int = 1;
+
+/// Runs `body`, in which there are cancellation points, where none may be: locks are held, and frames must not unwind.
+pub fn uncancelled<T>(body: impl FnOnce() -> T) -> T {
+    let mut before = 0;
+    // SAFETY: the state of this thread, and room for the one before.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+    let value = body();
+    // SAFETY: as above.
+    unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
+    value
+}
 
 /// An errno.
 pub type Errno = c_int;

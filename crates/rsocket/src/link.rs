@@ -3,9 +3,8 @@
 use crate::cm::CmId;
 use crate::config::BUFFER_BYTES;
 use crate::ffi::{
-    CANCEL_DISABLE, Outcome, checked, ibv_ack_cq_events, ibv_create_comp_channel, ibv_create_cq,
-    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_get_cq_event, ibv_query_device, not_null, pthread_setcancelstate,
-    rdma_create_qp, rdma_destroy_qp,
+    Outcome, checked, ibv_ack_cq_events, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel,
+    ibv_destroy_cq, ibv_get_cq_event, ibv_query_device, not_null, rdma_create_qp, rdma_destroy_qp, uncancelled,
 };
 use crate::memory::{LOCAL_WRITE, Lists, Memory, REMOTE_WRITE, Rings};
 use crate::stream::{CONTROL_SLOT_COUNT, ControlWrite, Failure, RECEIVE_ID, Sizes, Source, Stream, Write};
@@ -85,18 +84,14 @@ impl Queue {
 
     /// Takes the events that wait. Whether there was one.
     pub fn drain(&self) -> bool {
-        let (mut cq, mut context, mut cancel) = (ptr::null_mut(), ptr::null_mut(), 0);
-        // SAFETY: the channel exists, is ours alone and does not block. It is a cancellation point, and this must be none: locks
-        // are held.
-        unsafe {
-            pthread_setcancelstate(CANCEL_DISABLE, &raw mut cancel);
-            let found = ibv_get_cq_event(self.channel, &raw mut cq, &raw mut context) == 0;
-            pthread_setcancelstate(cancel, ptr::null_mut());
-            if found {
-                ibv_ack_cq_events(cq, 1);
-            }
-            found
+        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the channel exists, is ours alone and does not block.
+        let found = uncancelled(|| unsafe { ibv_get_cq_event(self.channel, &raw mut cq, &raw mut context) == 0 });
+        if found {
+            // SAFETY: the event was given just now.
+            unsafe { ibv_ack_cq_events(cq, 1) };
         }
+        found
     }
 
     /// Polls up to `POLL_COUNT` completions.

@@ -1,7 +1,7 @@
 //! How threads sleep: each has an event descriptor of its own, by which whoever changes the state of a socket wakes the
 //! others that sleep on it. A completion event or an event of the connection manager wakes only one thread for sure;
 //! that one tells the rest.
-use crate::ffi::{Outcome, errno};
+use crate::ffi::{Outcome, errno, uncancelled};
 use libc::{c_int, pollfd};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -103,13 +103,13 @@ impl Poke {
     fn poke(&self) {
         let one = 1u64;
         // SAFETY: eight bytes; a full counter wakes as well.
-        unsafe { libc::write(self.fd, (&raw const one).cast(), 8) };
+        uncancelled(|| unsafe { libc::write(self.fd, (&raw const one).cast(), 8) });
     }
 
     pub fn drain(&self) {
         let mut count = 0u64;
         // SAFETY: eight bytes; does not block.
-        unsafe { libc::read(self.fd, (&raw mut count).cast(), 8) };
+        uncancelled(|| unsafe { libc::read(self.fd, (&raw mut count).cast(), 8) });
     }
 
     #[must_use]

@@ -210,9 +210,11 @@ fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
     let mut first_failure = None;
     for (kind, name, version) in &wanted {
         let label = format!("{}/{name}", kind.singular());
-        let version = version.as_ref().map(|version| format!("&resourceVersion={}", encoded(version)));
-        let query = format!("?dryRun={}{}", arguments.dry_run, version.unwrap_or_default());
-        match api.delete(&format!("{}{query}", path_of(*kind, name))) {
+        let dry_run = arguments.dry_run.then(|| "dryRun=true".to_owned());
+        let version = version.as_ref().map(|version| format!("resourceVersion={}", encoded(version)));
+        let query = [dry_run, version].into_iter().flatten().collect::<Vec<_>>().join("&");
+        let mark = if query.is_empty() { "" } else { "?" };
+        match api.delete(&format!("{}{mark}{query}", path_of(*kind, name))) {
             Ok(_) => output::line(format!("{label} deleted{}", if arguments.dry_run { " (dry run)" } else { "" })),
             Err(Trouble::Refused(refusal)) if refusal.code == 404 && arguments.ignore_not_found => {}
             Err(trouble) => {
