@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const THREAD_COUNT_MAX: usize = 4096;
 /// A thread that sleeps, and can be stopped, is stopped by then.
 const SLEEPERS_STOP_WITHIN: Duration = Duration::from_millis(20);
+/// One that waits for a processor, after the hold has failed.
+const RUNNABLE_STOP_WITHIN: Duration = Duration::from_secs(1);
 /// How long it yields between two looks, before it sleeps.
 const YIELD_FOR: Duration = Duration::from_micros(200);
 /// Between two looks at threads that have not stopped yet.
@@ -56,27 +58,32 @@ impl HeldThreads {
         }
         let (tasks, deadline) = (tasks.as_fd(), Instant::now() + limit);
         let mut held = Self { tracees: Vec::new(), on_this_thread: PhantomData };
+        held.stop_all(tasks, except, deadline).inspect_err(|_| held.wait_for_runnable(tasks))?;
+        Ok(held)
+    }
+
+    fn stop_all(&mut self, tasks: BorrowedFd<'_>, except: u32, deadline: Instant) -> io::Result<()> {
         let mut caller = None;
         // A thread that is not stopped yet can make another one: the list is final once all that it names stand still.
         loop {
-            let known = held.tracees.len();
+            let known = self.tracees.len();
             for id in thread_ids(tasks)? {
-                if caller == Some(id) || held.tracees.iter().any(|tracee| tracee.id == id) {
+                if caller == Some(id) || self.tracees.iter().any(|tracee| tracee.id == id) {
                     continue;
                 }
                 if caller.is_none() && inner_id(tasks, id) == Some(except) {
                     caller = Some(id);
                     continue;
                 }
-                held.seize(tasks, id)?;
+                self.seize(tasks, id)?;
             }
             if caller.is_none() {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            if held.tracees.len() == known {
-                return Ok(held);
+            if self.tracees.len() == known {
+                return Ok(());
             }
-            held.wait_until_stopped(tasks, deadline)?;
+            self.wait_until_stopped(tasks, deadline)?;
             // The one that runs on may make threads, and end them, for ever.
             if Instant::now() >= deadline {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -128,6 +135,23 @@ impl HeldThreads {
             }
             // They are woken to stop: they may need this processor.
             if Instant::now() < patient { crate::sched_yield() } else { std::thread::sleep(LOOK_AGAIN) }
+        }
+    }
+
+    /// A call that was interrupted can be made to begin again only once its thread stands still: those that are about to, and
+    /// wait for a processor, are given some more time before all are let go.
+    fn wait_for_runnable(&mut self, tasks: BorrowedFd<'_>) {
+        let deadline = Instant::now() + RUNNABLE_STOP_WITHIN;
+        let is_awaited =
+            |tracee: &Tracee| !tracee.stopped && matches!(state(tasks, tracee.id), Some(b'R' | b't' | b'T'));
+        while let Some(at) = self.tracees.iter().position(is_awaited)
+            && Instant::now() < deadline
+        {
+            match self.look(at) {
+                Ok(true) if self.tracees[at].stopped => {}
+                Ok(true) => std::thread::sleep(LOOK_AGAIN),
+                _ => drop(self.tracees.swap_remove(at)),
+            }
         }
     }
 
