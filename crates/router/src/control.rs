@@ -618,7 +618,7 @@ impl Control {
         self.worker.submit(Box::new(move |worker, now| {
             let garbage = worker.destroy_session(now, session);
             let (vnic, objects) = held.take().expect("a job that is done is not run again");
-            Step::Done(Box::new(move |control: &mut Control| control.free(&vnic, (garbage, objects))))
+            Step::Done(Box::new(move |control: &mut Control| control.free(&vnic, (garbage, objects.into_memory()))))
         }));
     }
 

@@ -242,6 +242,13 @@ pub struct Objects {
     pub cq_cookies: BTreeSet<u32>,
 }
 
+impl Objects {
+    /// What memory and descriptors are charged to; what is charged for the rest is given back at once.
+    pub fn into_memory(self) -> impl Send {
+        (self.segments, self.qps, self.srqs, self.cqs, self.channels, self.contexts, self.orders)
+    }
+}
+
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
