@@ -173,9 +173,7 @@ impl Charge {
         let amounts = Amounts { connections: 1, mappings: 1, descriptors, ..Amounts::default() };
         Self::new(account, amounts)?.within(|account| &account.connections, connections_max)
     }
-}
 
-impl Charge {
     /// Of segments.
     pub fn segment_bytes(&self) -> u64 {
         self.amounts.segment_bytes

@@ -38,8 +38,8 @@ pub struct Closer {
 }
 
 impl Closer {
-    /// Drops `thing`, which holds about `count` descriptors (0: its vNIC's account bounds them), elsewhere. False: too much waits already; nothing more of
-    /// this tenant's should be taken.
+    /// Drops `thing`, which holds about `count` descriptors (0: its vNIC's account bounds them), elsewhere. False: too much
+    /// waits already; nothing more of this tenant's should be taken.
     pub fn close(&mut self, thing: impl Any + Send, count: u32) -> bool {
         let waiting = self.waiting.fetch_add(count, Relaxed) + count;
         let mut item = Item { thing: Some(Box::new(thing)), count, waiting: self.waiting.clone() };

@@ -6,21 +6,18 @@ use crate::config::{Config, Mode};
 use crate::control::{Control, ControlParts, WorkerHandle};
 use crate::hold::Holder;
 use crate::log::Lines;
+use crate::lone_worker::LoneWorker;
 use crate::memory::PageTable;
 use crate::movers::MoverOptions;
 use crate::peers::PeersHandle;
-use crate::pollers::Pollers;
 use crate::requests::Handled;
-use crate::rings::Rings;
 use crate::seat::Seat;
 use crate::session::{Connection, Objects, Phase};
 use crate::slab::Key;
 use crate::vnics::{Record, VnicEntry};
-use crate::wait::Waiting;
-use crate::wake::Waker;
 use crate::wire_options::WireOptions;
-use crate::worker::{Worker, WorkerQueues};
-use freeflow_engine::{Engine, Seed, SessionId};
+use crate::worker::Worker;
+use freeflow_engine::SessionId;
 use freeflow_protocol::cm::CmRequest;
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_shm::{Doorbell, Segment, SessionSegment, fd, monotonic_ns};
@@ -85,21 +82,13 @@ fn null() -> OwnedFd {
 
 /// The two threads' things, for one thread.
 fn control_and_worker(directory: &Path) -> (Control, Worker) {
-    let (jobs, jobs_end) = channel();
-    let (finished_sender, finished) = channel();
-    let (reactions, reactions_end) = channel();
-    let (waker, control_waker) = (Arc::new(Waker::new().unwrap()), Arc::new(Waker::new().unwrap()));
-    let waiting = Waiting::new(Mode::LowCpu, waker.clone(), Pollers::alone(1)).unwrap();
-    let rings = Rings::new(finished_sender, waker.clone());
-    let queues =
-        WorkerQueues { jobs: jobs_end, finished, reactions: reactions.clone(), control_waker: control_waker.clone() };
-    let worker = Worker::new(Engine::new(Seed([7; 32])), rings, queues, waiting);
+    let LoneWorker { worker, jobs, waker, reactions, control_waker } = LoneWorker::new();
     let (store, state) = open_run_dir(directory, directory).unwrap();
     let control = Control::new(ControlParts {
         config: config(directory),
         waker: control_waker,
         worker: WorkerHandle { jobs, waker, seat: Arc::new(Seat::default()) },
-        reactions: (reactions, reactions_end),
+        reactions,
         state,
         store,
         admin_listener: fd::listen_seqpacket(directory.join("admin.sock"), 0o600).unwrap(),

@@ -1,18 +1,15 @@
 //! Grants where the worker itself is asked: what policy says, and orders that have to wait.
 use crate::account::{Account, Charge, Commons};
 use crate::blocking_memory::BlockingMemory;
-use crate::config::Mode;
 use crate::direct::Direct;
 use crate::grants::Wish;
+use crate::lone_worker::LoneWorker;
 use crate::memory::{Origin, PageTable};
-use crate::pollers::Pollers;
-use crate::rings::{Attention, Qp, Rings};
+use crate::rings::{Attention, Qp};
 use crate::session::SegmentLease;
 use crate::vnics::Record;
-use crate::wait::Waiting;
-use crate::wake::Waker;
-use crate::worker::{Worker, WorkerQueues};
-use freeflow_engine::{AtomicOutcome, Engine, QpId, QpInit, Seed, SessionId, Span, Token, VnicCounters};
+use crate::worker::Worker;
+use freeflow_engine::{AtomicOutcome, QpId, QpInit, SessionId, Span, Token, VnicCounters};
 use freeflow_protocol::admin::DataPath;
 use freeflow_shm::layout::{QueueShape, queue};
 use freeflow_shm::{
@@ -25,7 +22,6 @@ use freeflow_verbs::{
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 
 const NETWORK: NetworkId = NetworkId(1);
 const SEGMENT_AT: u64 = 0x10000;
@@ -46,17 +42,25 @@ struct Rig {
     _silence: Box<dyn std::any::Any>,
 }
 
+fn empty_write(rkey: u32) -> SendDescriptor<'static> {
+    SendDescriptor {
+        wr_id: 0,
+        opcode: SendOpcode::RdmaWrite,
+        flags: SendFlags(0),
+        immediate: 0,
+        remote_address: SEGMENT_AT,
+        rkey,
+        compare_add: 0,
+        swap: 0,
+        remote_srqn: 0,
+        sges: &[],
+        inline: None,
+    }
+}
+
 impl Rig {
     fn new() -> Self {
-        let (jobs_sender, jobs) = channel();
-        let (finished_sender, finished) = channel();
-        let (reactions, reactions_end) = channel();
-        let waker = Arc::new(Waker::new().unwrap());
-        let waiting = Waiting::new(Mode::LowCpu, waker.clone(), Pollers::alone(1)).unwrap();
-        let control_waker = Arc::new(Waker::new().unwrap());
-        let queues = WorkerQueues { jobs, finished, reactions, control_waker };
-        let rings = Rings::new(finished_sender, waker);
-        let mut worker = Worker::new(Engine::new(Seed([7; 32])), rings, queues, waiting);
+        let LoneWorker { mut worker, jobs, reactions, .. } = LoneWorker::new();
         let memory = Arc::new(BlockingMemory::default());
         let made = [2, 3].map(|host| make_qp(&mut worker, host, &memory));
         for (at, peer) in [(0, 1), (1, 0)] {
@@ -77,7 +81,7 @@ impl Rig {
         entry.orders = Some(pipe);
         let keys = worker.engine.register_mr(owner, pd, SEGMENT_AT, 4096, SEGMENT_AT, Access(0xf)).unwrap();
         let (qps, rkey) = ([first, second], keys.rkey);
-        let _silence = Box::new((jobs_sender, reactions_end));
+        let _silence = Box::new((jobs, reactions));
         Self { worker, qps, owner, memory, send, rkey, orders, _silence }
     }
 
@@ -270,19 +274,7 @@ fn who_waits_for_tokens_is_not_looked_at_and_the_worker_sleeps() {
     let limit = RateLimit { messages_per_s: Some(1), burst_messages: Some(2), ..RateLimit::default() };
     let start = monotonic_ns();
     rig.worker.set_shaping(Instant(start), vnic, Shaping { vnic: limit, ..Shaping::default() }).unwrap();
-    let write = SendDescriptor {
-        wr_id: 0,
-        opcode: SendOpcode::RdmaWrite,
-        flags: SendFlags(0),
-        immediate: 0,
-        remote_address: SEGMENT_AT,
-        rkey: rig.rkey,
-        compare_add: 0,
-        swap: 0,
-        remote_srqn: 0,
-        sges: &[],
-        inline: None,
-    };
+    let write = empty_write(rig.rkey);
     for _ in 0..4 {
         rig.send.publish_send(&write);
     }
@@ -396,19 +388,7 @@ fn parts_are_taken_back_in_steps() {
 #[test]
 fn an_address_handle_waits_for_what_was_posted_before_rung_for_or_not() {
     let mut rig = Rig::new();
-    let write = SendDescriptor {
-        wr_id: 0,
-        opcode: SendOpcode::RdmaWrite,
-        flags: SendFlags(0),
-        immediate: 0,
-        remote_address: SEGMENT_AT,
-        rkey: rig.rkey,
-        compare_add: 0,
-        swap: 0,
-        remote_srqn: 0,
-        sges: &[],
-        inline: None,
-    };
+    let write = empty_write(rig.rkey);
     rig.send.publish_send(&write);
     let mut posted = rig.worker.datagrams_posted(&[rig.qps[1], rig.qps[0]]);
     assert!(!rig.worker.are_datagrams_sent(&mut posted));

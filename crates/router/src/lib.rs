@@ -89,6 +89,8 @@ mod control_tests;
 #[cfg(test)]
 mod grants_tests;
 #[cfg(test)]
+mod lone_worker;
+#[cfg(test)]
 mod movers_tests;
 #[cfg(test)]
 mod seat_tests;

@@ -1,19 +1,17 @@
 //! Jobs while the worker sleeps: who does them, in which order, and what wakes the worker.
 use crate::blocking_memory::BlockingMemory;
-use crate::config::Mode;
 use crate::control::WorkerHandle;
 use crate::grants_tests::{End, connect, make_qp};
 use crate::jobs::{Job, Reaction, Step};
-use crate::pollers::Pollers;
-use crate::rings::{Attention, Rings};
+use crate::lone_worker::LoneWorker;
+use crate::rings::Attention;
 use crate::seat::Seat;
-use crate::wait::{Bed, Next, Waiting};
-use crate::wake::Waker;
-use crate::worker::{Worker, WorkerQueues};
-use freeflow_engine::{CqId, Engine, Seed};
+use crate::wait::{Bed, Next};
+use crate::worker::Worker;
+use freeflow_engine::CqId;
 use freeflow_shm::{SendDescriptor, monotonic_ns};
 use freeflow_verbs::{Duration, Instant, SendFlags, SendOpcode};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 
 /// A worker that sleeps, and two connected QPs.
@@ -28,15 +26,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let (jobs, jobs_end) = channel();
-        let (finished_sender, finished) = channel();
-        let (reactions, reactions_end) = channel();
-        let waker = Arc::new(Waker::new().unwrap());
-        let waiting = Waiting::new(Mode::LowCpu, waker.clone(), Pollers::alone(1)).unwrap();
-        let control_waker = Arc::new(Waker::new().unwrap());
-        let queues = WorkerQueues { jobs: jobs_end, finished, reactions, control_waker };
-        let rings = Rings::new(finished_sender, waker.clone());
-        let mut worker = Worker::new(Engine::new(Seed([7; 32])), rings, queues, waiting);
+        let LoneWorker { mut worker, jobs, waker, reactions: (_, reactions), .. } = LoneWorker::new();
         let memory = Arc::new(BlockingMemory::default());
         let ends = [2, 3].map(|host| make_qp(&mut worker, host, &memory));
         connect(&mut worker, &ends[0], &ends[1]);
@@ -44,7 +34,7 @@ impl Rig {
         let (bed, seat) = (worker.waiting.bed(), Arc::new(Seat::default()));
         *seat.take() = Some(worker);
         let handle = WorkerHandle { jobs, waker, seat };
-        let rig = Self { handle, bed, ends, reactions: reactions_end, done: Arc::default() };
+        let rig = Self { handle, bed, ends, reactions, done: Arc::default() };
         rig.put_to_sleep();
         rig
     }

@@ -1,18 +1,13 @@
 //! A tenant whose memory blocks whoever reads it: its vNIC fails, the others go on.
 use crate::blocking_memory::BlockingMemory;
-use crate::config::Mode;
+use crate::lone_worker::LoneWorker;
 use crate::memory::PageTable;
-use crate::pollers::Pollers;
-use crate::rings::Rings;
 use crate::vnics::Record;
-use crate::wait::Waiting;
-use crate::wake::Waker;
-use crate::worker::{Worker, WorkerQueues};
-use freeflow_engine::{CopyOutcome, Engine, Seed, SessionId, Source, SourceBody, Span, Token, VnicId};
+use crate::worker::Worker;
+use freeflow_engine::{CopyOutcome, SessionId, Source, SourceBody, Span, Token, VnicId};
 use freeflow_shm::{Doorbell, SessionSegment, monotonic_ns};
 use freeflow_verbs::{Duration, Instant, NetworkId, VerbsError, VnicLimits};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 
 struct Rig {
     worker: Worker,
@@ -22,16 +17,8 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let (jobs_sender, jobs) = channel();
-        let (finished_sender, finished) = channel();
-        let (reactions, reactions_end) = channel();
-        let waker = Arc::new(Waker::new().unwrap());
-        let waiting = Waiting::new(Mode::LowCpu, waker.clone(), Pollers::alone(1)).unwrap();
-        let control_waker = Arc::new(Waker::new().unwrap());
-        let queues = WorkerQueues { jobs, finished, reactions, control_waker };
-        let rings = Rings::new(finished_sender, waker);
-        let worker = Worker::new(Engine::new(Seed([7; 32])), rings, queues, waiting);
-        Self { worker, _silence: Box::new((jobs_sender, reactions_end)) }
+        let LoneWorker { worker, jobs, reactions, .. } = LoneWorker::new();
+        Self { worker, _silence: Box::new((jobs, reactions)) }
     }
 
     fn vnic(&mut self, host: u8) -> VnicId {
