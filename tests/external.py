@@ -117,6 +117,7 @@ def gid_index(guest, address):
     return int(found[1])
 
 
+@lib.steady
 def run_perftest(ends, words, mtu, container_serves):
     ends.set_mtu(mtu)
     server, client = ends.order(container_serves)

@@ -401,6 +401,7 @@ def router_of(pid, run_dir):
 # Where perftest gives up by itself on a machine, or in an emulator, where it waits for its turn: it measures the clock's rate before it
 # begins, and wants samples that don't scatter; with -R the client of the second connection may come before its server listens for
 # that, and does not try again (RC: rejected, no such service; UD: unreachable, the same). That says nothing about what is tested.
+# Programs of it end with 0 then, without a row: who looks for one is steady too.
 GIVES_UP = ("Correlation coefficient", "Event: RDMA_CM_EVENT_REJECTED; error: 8.", "Event: RDMA_CM_EVENT_UNREACHABLE; error: 1.")
 TRIES = 5
 

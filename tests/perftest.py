@@ -172,6 +172,7 @@ OTHER_SWITCHES = [
 ]
 
 
+@lib.steady
 def one(server, client, words, directory):
     sides = [[word.replace("{files}", f"{directory}/file").replace("{side}", side) for word in words]
              for side in ("server", "client")]
