@@ -478,8 +478,8 @@ fn without_a_peers_file_nothing_is_asked() {
 
 /// A whole router with a peers file in its directory.
 struct WholeHost {
-    directory: common::Directory,
     router: Option<Router>,
+    directory: common::Directory,
 }
 
 impl WholeHost {
@@ -487,7 +487,7 @@ impl WholeHost {
         let directory = common::Directory::new();
         let key: String = lab.keys[own].0.0.iter().map(|byte| format!("{byte:02x}")).collect();
         write(&directory.0.join("host.key"), &key, 0o600);
-        let mut host = Self { directory, router: None };
+        let mut host = Self { router: None, directory };
         host.write_file(lab, own, &(0..lab.keys.len()).collect::<Vec<_>>());
         host.restart(own);
         host

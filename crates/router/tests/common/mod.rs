@@ -85,9 +85,10 @@ fn movers() -> freeflow_router::MoverOptions {
     freeflow_router::MoverOptions { workers, move_bytes_min: workers.map(|_| 1) }
 }
 
+/// (The router ends before its directory goes: it would make anew in it what it still writes.)
 pub struct Host {
-    pub directory: Directory,
     pub router: Option<Router>,
+    pub directory: Directory,
 }
 
 impl Host {
@@ -102,7 +103,7 @@ impl Host {
     pub fn with(limits: VnicLimits, mode: Mode) -> Self {
         let directory = Directory::new();
         let router = Router::start(Config { mode, ..config(&directory.0, limits) }).unwrap();
-        Self { directory, router: Some(router) }
+        Self { router: Some(router), directory }
     }
 
     pub fn run_dir(&self) -> PathBuf {
