@@ -80,7 +80,7 @@ impl Engine {
         let host = match &qp.wire {
             Some(wire) => Some(wire.destination.host),
             None if is_group => None,
-            None => match env.path(qp.vnic, route) {
+            None => match env.path(qp.vnic, qp.network, route) {
                 Path::Wire(destination) => Some(destination.host),
                 Path::Local => None,
             },

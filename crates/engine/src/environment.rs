@@ -82,7 +82,10 @@ pub struct CqFull;
 /// Who wants to talk to whom, for [`Environment::may_talk`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Talk {
+    /// Of the QP that asks.
     pub network: NetworkId,
+    /// Of the other end: what [`Environment::network_at`] says of its address.
+    pub other: NetworkId,
     /// Who begins.
     pub from: Gid,
     pub to: Gid,
@@ -150,6 +153,12 @@ pub trait Environment {
         true
     }
 
+    /// The network that has the address `gid` for those of `network`: itself, or another of its tenant. Whether the two may talk is
+    /// [`Self::may_talk`]'s business. It may change only before [`crate::Engine::handle_policy_changed`].
+    fn network_at(&mut self, network: NetworkId, _gid: Gid) -> NetworkId {
+        network
+    }
+
     /// A vNIC tried something on others and got nowhere. Told each time, so it has to cost little.
     fn attempted(&mut self, _attempt: &Attempt) {}
 
@@ -158,9 +167,9 @@ pub trait Environment {
 
     // ---- other hosts; an environment without any leaves these as they are
 
-    /// The way of messages from this vNIC to that address. It may change at any time; the engine asks when a QP is
+    /// The way of messages from this vNIC to an address of that network. It may change at any time; the engine asks when a QP is
     /// connected, and for each datagram.
-    fn path(&mut self, _vnic: VnicId, _route: &GlobalRoute) -> Path {
+    fn path(&mut self, _vnic: VnicId, _to: NetworkId, _route: &GlobalRoute) -> Path {
         Path::Local
     }
 

@@ -97,6 +97,7 @@ impl Engine {
         let Some(route) = attributes.address.grh.filter(|_| qp.is_connected_service()) else { return true };
         env.may_talk(&Talk {
             network: qp.network,
+            other: qp.network,
             from: qp.addresses.by(route.sgid_index),
             to: route.dgid,
             means,
@@ -123,7 +124,7 @@ impl Engine {
         }
         let (network, from, means) = (qp.network, qp.addresses.by(route.sgid_index), Means::Datagram);
         let asks = Asker::From;
-        let allowed = env.may_talk(&Talk { network, from, to: route.dgid, means, is_external, asks });
+        let allowed = env.may_talk(&Talk { network, other: network, from, to: route.dgid, means, is_external, asks });
         if allowed && !is_external {
             self.qp_mut(id).send.permit = permit;
         }
@@ -133,7 +134,7 @@ impl Engine {
     pub(crate) fn may_reach_member<E: Environment>(&mut self, env: &mut E, id: QpId, member: QpId) -> bool {
         let (qp, to) = (self.qp(id), self.qp(member).addresses.first);
         let (network, from, means) = (qp.network, qp.addresses.first, Means::Multicast);
-        env.may_talk(&Talk { network, from, to, means, is_external: false, asks: Asker::From })
+        env.may_talk(&Talk { network, other: network, from, to, means, is_external: false, asks: Asker::From })
     }
 
     /// Whether a datagram of another host may come to a QP.
@@ -145,7 +146,8 @@ impl Engine {
             return true;
         }
         let (network, to) = (qp.network, qp.addresses.like(from));
-        let allowed = env.may_talk(&Talk { network, from, to, means, is_external: false, asks: Asker::To });
+        let allowed =
+            env.may_talk(&Talk { network, other: network, from, to, means, is_external: false, asks: Asker::To });
         if allowed {
             self.qp_mut(id).receive.permit = permit;
         }
@@ -155,6 +157,6 @@ impl Engine {
     pub(crate) fn may_receive_from_outside<E: Environment>(&self, env: &mut E, id: QpId, from: Gid) -> bool {
         let qp = self.qp(id);
         let (network, to, means) = (qp.network, qp.addresses.first, Means::Datagram);
-        env.may_talk(&Talk { network, from, to, means, is_external: true, asks: Asker::To })
+        env.may_talk(&Talk { network, other: network, from, to, means, is_external: true, asks: Asker::To })
     }
 }

@@ -339,6 +339,16 @@ impl AccessTable {
         self.zone(network).is_some_and(|zone| zone.external == Access::Allow)
     }
 
+    /// Whether a rule lets anybody of one of the two networks talk to somebody of the other.
+    pub fn joins(&self, _one: &str, _other: &str) -> bool {
+        false
+    }
+
+    /// Whether [`Self::joins`] is so of a network and any other.
+    pub fn is_joined(&self, _network: &str) -> bool {
+        false
+    }
+
     fn zone(&self, network: &str) -> Option<&Zone> {
         self.zone_of.get(network).map(|index| &self.zones[*index as usize])
     }
@@ -361,6 +371,16 @@ impl AccessTable {
             }
         }
         Profile { zone: Some(index), from, to }
+    }
+
+    /// The same of a party that is to talk to somebody of another network of its tenant.
+    pub fn profile_across(&self, _party: &Party<'_>, _other: &str) -> Profile {
+        Profile { zone: None, from: Box::default(), to: Box::default() }
+    }
+
+    /// The most comparisons that [`Self::profile_across`] makes for somebody of one of the two networks.
+    pub fn work_across(&self, _one: &str, _other: &str) -> u32 {
+        0
     }
 
     /// Whether `from` may begin to talk to `to`.

@@ -51,6 +51,13 @@ impl Cidr {
     pub fn is_ipv6(self) -> bool {
         self.base.is_ipv6()
     }
+
+    /// The first and the last address.
+    pub fn bounds(self) -> (IpAddr, IpAddr) {
+        let (base, width) = bits(self.base);
+        let last = base | u128::MAX.checked_shr(128 - u32::from(width - self.prefix_length)).unwrap_or(0);
+        (self.base, if self.is_ipv6() { IpAddr::V6(last.into()) } else { IpAddr::V4((last as u32).into()) })
+    }
 }
 
 impl From<Pool> for Cidr {

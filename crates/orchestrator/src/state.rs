@@ -74,6 +74,12 @@ impl NetworkEntry {
     pub(crate) fn cidrs(&self) -> impl Iterator<Item = (Cidr, &str)> {
         self.object.spec.cidrs.iter().filter_map(|text| Some((text.parse().ok()?, text.as_str())))
     }
+
+    /// The first and the last address of each of its ranges.
+    pub fn bounds(&self) -> impl Iterator<Item = (Gid, Gid)> {
+        let gids = |(first, last)| (Gid::from_ip(first), Gid::from_ip(last));
+        self.cidrs().map(move |(cidr, _)| gids(cidr.bounds()))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]

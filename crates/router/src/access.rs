@@ -6,7 +6,8 @@
 //!
 //! Invariant: rules that are there but do not know a network allow nothing in it.
 use crate::attempts::{Attempts, Sum, Tried};
-use freeflow_engine::{Attempt, Means, Talk};
+use crate::homes::Homes;
+use freeflow_engine::{Asker, Attempt, Means, Talk};
 use freeflow_orchestrator::access::{AccessTable, Known, Party, Profile, RuleIndex, Verdict};
 use freeflow_orchestrator::objects::Labels;
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
@@ -43,6 +44,7 @@ impl Counts {
 #[derive(Debug, Default)]
 pub struct Rules {
     table: AccessTable,
+    pub homes: Arc<Homes>,
     /// By the rules' indexes.
     counts: Vec<Arc<Counts>>,
     /// What no rule, but a network's own `access` refused.
@@ -51,11 +53,11 @@ pub struct Rules {
 
 impl Rules {
     /// Rules that are there still go on counting.
-    pub fn new(table: AccessTable, before: Option<&Rules>) -> Self {
+    pub fn new(table: AccessTable, homes: Homes, before: Option<&Rules>) -> Self {
         let count_of = |name: &String| before.and_then(|before| before.counts_of(Some(name))).cloned();
         let counts = table.rule_names().iter().map(|name| count_of(name).unwrap_or_default()).collect();
         let by_default = before.map(|before| before.by_default.clone()).unwrap_or_default();
-        Self { table, counts, by_default }
+        Self { table, homes: Arc::new(homes), counts, by_default }
     }
 
     /// None: of what no rule says anything about.
@@ -157,17 +159,17 @@ pub struct Attempted {
     pub count: u64,
 }
 
-/// Two that want to talk, within a network.
+/// Two that want to talk.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
-    pub network: NetworkId,
-    pub from: Gid,
-    pub to: Gid,
+    pub from: Key,
+    pub to: Key,
     /// One of them is a machine without FreeFlow.
     pub is_external: bool,
 }
 
-type Key = (NetworkId, Gid);
+/// An address, and the network that it is in.
+pub type Key = (NetworkId, Gid);
 
 #[derive(Default)]
 pub struct Access {
@@ -273,6 +275,11 @@ impl Access {
         std::mem::take(&mut self.changed)
     }
 
+    /// The network that has an address for those of `network`: see [`Homes::network_at`].
+    pub fn network_at(&self, network: NetworkId, gid: Gid) -> NetworkId {
+        self.rules.as_ref().map_or(network, |rules| rules.homes.network_at(network, gid))
+    }
+
     fn is_open(&self, network: NetworkId) -> bool {
         self.networks.get(&network).map_or(self.rules.is_none(), |network| network.is_open)
     }
@@ -293,8 +300,7 @@ impl Access {
     /// The rule that allowed what the network's own `access` cuts now, if it was there until the last change.
     fn withdrawn(&mut self, pair: &Pair) -> Option<RuleIndex> {
         let before = self.before.clone()?;
-        let from = self.profile(&before, (pair.network, pair.from))?;
-        let to = self.profile(&before, (pair.network, pair.to))?;
+        let (from, to) = (self.profile(&before, pair.from)?, self.profile(&before, pair.to)?);
         let verdict = before.table.decide_connection(&from, &to);
         let rule = verdict.rule.filter(|_| verdict.allowed)?;
         let name = before.table.rule_name(rule)?;
@@ -331,7 +337,7 @@ impl Access {
     fn verdict(&mut self, pair: &Pair, both: bool) -> Verdict {
         const ALLOWED: Verdict = Verdict { allowed: true, rule: None };
         let Some(rules) = self.rules.clone() else { return ALLOWED };
-        let Some(network) = self.networks.get(&pair.network) else { return Verdict { allowed: false, rule: None } };
+        let Some(network) = self.networks.get(&pair.from.0) else { return Verdict { allowed: false, rule: None } };
         if pair.is_external {
             return Verdict { allowed: rules.table.allows_external(&network.name), rule: None };
         }
@@ -339,7 +345,7 @@ impl Access {
         if network.is_open || pair.from == pair.to {
             return ALLOWED;
         }
-        let (from, to) = ((pair.network, pair.from), (pair.network, pair.to));
+        let (from, to) = (pair.from, pair.to);
         for key in [from, to] {
             if self.kept(key).is_none() {
                 self.look_at(key, [from, to]);
@@ -369,15 +375,18 @@ impl Access {
         if self.rules.is_none() {
             return true;
         }
-        let Talk { network, from, to, means, .. } = *talk;
-        let is_known = |gid: Gid| self.parties.contains_key(&(network, gid));
-        let (from_known, to_known) = (is_known(from), is_known(to));
+        let Talk { network, other, means, .. } = *talk;
+        let (from, to) = match talk.asks {
+            Asker::From => ((network, talk.from), (other, talk.to)),
+            Asker::To => ((other, talk.from), (network, talk.to)),
+        };
+        let (from_known, to_known) = (self.parties.contains_key(&from), self.parties.contains_key(&to));
         let is_external = talk.is_external && !(from_known && to_known);
-        let pair = Pair { network, from, to, is_external };
+        let pair = Pair { from, to, is_external };
         match means {
             Means::Connection => {
                 if !to_known && !talk.is_external {
-                    self.note_aim((network, from), Tried::Connection, to);
+                    self.note_aim(from, Tried::Connection, to.1);
                 }
                 self.may_be_connected(&pair, Deed::Connection)
             }
@@ -401,8 +410,8 @@ impl Access {
             Deed::CutRequest => {}
             _ => drop(counts.refusals.fetch_add(1, Relaxed)),
         }
-        let of_vnic = (pair.network, pair.from);
-        let incident = (of_vnic, pair.to, deed, rule);
+        let of_vnic = pair.from;
+        let incident = (of_vnic, pair.to.1, deed, rule);
         if let Some(count) = self.incidents.get_mut(&incident) {
             *count += 1;
             return false;
@@ -500,7 +509,6 @@ impl Access {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use freeflow_engine::Asker;
     use freeflow_orchestrator::objects::{AccessRuleSpec, NetworkSpec};
 
     const A: NetworkId = NetworkId(1);
@@ -536,7 +544,7 @@ mod tests {
             [],
             rules.iter().map(|(name, spec)| (name.as_str(), spec)),
         );
-        Arc::new(Rules::new(table, before))
+        Arc::new(Rules::new(table, Homes::default(), before))
     }
 
     fn access(denials: &[(&str, &str, &str)]) -> Access {
@@ -554,7 +562,7 @@ mod tests {
 
     fn talk(network: NetworkId, from: &str, to: &str, means: Means) -> Talk {
         let asks = Asker::From;
-        Talk { network, from: gid(from), to: gid(to), means, is_external: false, asks }
+        Talk { network, other: network, from: gid(from), to: gid(to), means, is_external: false, asks }
     }
 
     fn counts(access: &Access, rule: Option<&str>) -> (u64, u64) {
@@ -611,7 +619,7 @@ mod tests {
             };
             let rules: Vec<(String, AccessRuleSpec)> = rules.iter().map(rule).collect();
             let rules = rules.iter().map(|(name, spec)| (name.as_str(), spec));
-            Arc::new(Rules::new(AccessTable::compile([("a", &network)], [], rules), None))
+            Arc::new(Rules::new(AccessTable::compile([("a", &network)], [], rules), Homes::default(), None))
         };
         let mut access = access(&[]);
         let ask = |access: &mut Access, now: u64| {
@@ -649,7 +657,7 @@ mod tests {
             let rule: AccessRuleSpec = serde_json::from_str(&rule).unwrap();
             let table = AccessTable::compile([("a", &network)], [], [("r", &rule)]);
             let mut access = access(&[]);
-            access.set_rules(Arc::new(Rules::new(table, None)));
+            access.set_rules(Arc::new(Rules::new(table, Homes::default(), None)));
             for text in [four, six] {
                 access.set_vnic(A, gid(text), both());
                 assert!(!access.may_talk(&talk(A, "10.0.0.1", text, Means::Connection)), "{cidr} {text}");

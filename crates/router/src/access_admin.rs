@@ -2,6 +2,7 @@
 use crate::access::{Access, Attempted, Incident, Rules, VnicIdentity};
 use crate::audit::Refusal;
 use crate::control::Control;
+use crate::homes::Homes;
 use crate::jobs::Step;
 use crate::log::info;
 use crate::slab::Key;
@@ -54,8 +55,8 @@ impl Worker {
 impl Control {
     /// These rules are in force from now on: for what is asked for as soon as the worker has taken them, for what stands within
     /// milliseconds.
-    pub(crate) fn set_access(&mut self, table: AccessTable) {
-        let rules = Arc::new(Rules::new(table, self.cm.access().rules().map(Arc::as_ref)));
+    pub(crate) fn set_access(&mut self, table: AccessTable, homes: Homes) {
+        let rules = Arc::new(Rules::new(table, homes, self.cm.access().rules().map(Arc::as_ref)));
         self.cm.access().set_rules(rules.clone());
         let mut rules = Some(rules);
         self.worker.submit(Box::new(move |worker, _| {
@@ -74,7 +75,8 @@ impl Control {
 
     /// The same before the worker has its thread.
     pub(crate) fn restore_access(&mut self, worker: &mut Worker) {
-        let rules = Arc::new(Rules::new(AccessTable::of(self.state.access()), None));
+        let view = self.state.access();
+        let rules = Arc::new(Rules::new(AccessTable::of(view), Homes::of(view), None));
         self.cm.access().set_rules(rules.clone());
         worker.rings.access.set_rules(rules);
     }

@@ -2,6 +2,7 @@
 //!
 //! Invariant: what is answered is stored, and what is not stored has no effect. The worker is told in the order of the commands.
 use crate::control::Control;
+use crate::homes::Homes;
 use crate::log::{info, warning};
 use freeflow_orchestrator::access::AccessTable;
 use freeflow_orchestrator::objects::ObjectKind;
@@ -96,7 +97,8 @@ impl Control {
         }
         // Before anybody can talk in a new network.
         if access {
-            self.set_access(AccessTable::of(self.state.access()));
+            let view = self.state.access();
+            self.set_access(AccessTable::of(view), Homes::of(view));
         }
         if policy {
             self.tell_policy();

@@ -136,8 +136,12 @@ impl Environment for Rings {
         self.start_atomic(token, at, operation)
     }
 
-    fn path(&mut self, vnic: VnicId, route: &GlobalRoute) -> Path {
-        self.find_path(vnic, route)
+    fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId {
+        self.access.network_at(network, gid)
+    }
+
+    fn path(&mut self, vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
+        self.find_path(vnic, to, route)
     }
 
     fn peer(&mut self, host: HostId, qpn: Qpn) -> PeerAnswer {

@@ -415,7 +415,7 @@ impl Rings {
         }
     }
 
-    pub(crate) fn find_path(&mut self, vnic: VnicId, route: &GlobalRoute) -> Path {
+    pub(crate) fn find_path(&mut self, vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
         if !self.fabric.is_open() {
             return Path::Local;
         }
@@ -423,7 +423,7 @@ impl Rings {
         let fabric = &mut self.fabric;
         let host = match route.sgid_index {
             EXTERNAL_GID_INDEX => fabric.external_host(network, route.dgid),
-            _ => fabric.routes.get(&(network, route.dgid)).copied(),
+            _ => fabric.routes.get(&(to, route.dgid)).copied(),
         };
         let Some(host) = host else { return Path::Local };
         // All datagrams from one vNIC to one address are of one flow, unless they have labels.

@@ -43,6 +43,7 @@ mod fallback;
 mod follower;
 mod grants;
 mod hold;
+mod homes;
 mod imports;
 mod jobs;
 mod log;

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::control::{Control, ControlParts, WorkerHandle};
 use crate::external::ExternalPolicy;
 use crate::follower::Follower;
+use crate::homes::Homes;
 use crate::jobs::{Reaction, Step};
 use crate::log::{info, warning};
 use crate::movers::Movers;
@@ -129,7 +130,7 @@ impl Router {
     /// Puts access rules in force, as if they had been declared: for who runs a router in its own process. Of networks that the
     /// table does not know nothing is allowed.
     pub fn set_access(&self, table: AccessTable) {
-        self.on_control(move |control| control.set_access(table));
+        self.on_control(move |control| control.set_access(table, Homes::default()));
     }
 
     /// How often a rule (none: a network's own `access`) has refused something, and how many ends of connections it has cut.

@@ -301,9 +301,8 @@ impl Environment for World {
         }
     }
 
-    fn path(&mut self, vnic: VnicId, route: &GlobalRoute) -> Path {
-        let Some(network) = self.networks.get(&vnic) else { return Path::Local };
-        match self.addresses.get(&(*network, route.dgid)) {
+    fn path(&mut self, _vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
+        match self.addresses.get(&(to, route.dgid)) {
             Some(&host) if host != self.host => {
                 Path::Wire(Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu: self.path_mtu_max })
             }

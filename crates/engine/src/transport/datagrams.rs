@@ -153,9 +153,9 @@ impl Engine {
         packet: &Packet<'_>,
     ) {
         let Some(id) = self.ud_receiver(dest_qpn) else { return };
-        let vnic = self.qp(id).vnic;
+        let (vnic, network) = (self.qp(id).vnic, self.qp(id).network);
         let back = GlobalRoute { dgid: gid, sgid_index: 1, ..GlobalRoute::default() };
-        match (env.path(vnic, &back), self.external_gid(vnic)) {
+        match (env.path(vnic, network, &back), self.external_gid(vnic)) {
             (Path::Wire(destination), Some(own)) if destination.host == from => {
                 if !self.may_receive_from_outside(env, id, gid) {
                     return self.drops.denied += 1;

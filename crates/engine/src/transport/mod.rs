@@ -123,9 +123,9 @@ impl Engine {
         if qp.wire.is_some() || !qp.is_connected_service() {
             return qp.wire.is_some();
         }
-        let (vnic, attributes) = (qp.vnic, &qp.attributes);
+        let (vnic, network, attributes) = (qp.vnic, qp.network, &qp.attributes);
         let Some(route) = attributes.address.grh else { return false };
-        let Path::Wire(destination) = env.path(vnic, &route) else { return false };
+        let Path::Wire(destination) = env.path(vnic, network, &route) else { return false };
         let destination = Destination { traffic_class: route.traffic_class, ..destination };
         let (sq_psn, rq_psn) = (attributes.sq_psn, attributes.rq_psn);
         let (qpn, dest_qpn) = (qp.qpn, attributes.dest_qpn);

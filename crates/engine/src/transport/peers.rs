@@ -73,14 +73,14 @@ impl Engine {
     /// here for those of the one that its QP is connected to. So each of its QPs is of the vNIC that came to it first.
     fn may_talk_outside<E: Environment>(&mut self, env: &mut E, id: QpId, host: HostId, gid: Gid) -> bool {
         let qp = self.qp(id);
-        let (vnic, qpn) = (qp.vnic, Qpn(qp.attributes.dest_qpn));
+        let (vnic, network, qpn) = (qp.vnic, qp.network, Qpn(qp.attributes.dest_qpn));
         let Some(route) = qp.attributes.address.grh else { return false };
         let of_another = |id: QpId| {
             let qp = self.qps.get(id).filter(|qp| qp.vnic != vnic);
             qp.and_then(|qp| qp.wire.as_ref()).is_some_and(|wire| wire.gate == Gate::Open)
         };
         let is_taken = self.peers.of(host, Some(qpn)).into_iter().any(of_another);
-        let is_allowed = matches!(env.path(vnic, &route), Path::Wire(destination) if destination.host == host);
+        let is_allowed = matches!(env.path(vnic, network, &route), Path::Wire(destination) if destination.host == host);
         is_allowed && !is_taken && route.dgid == gid && self.external_gid(vnic).is_some()
     }
 

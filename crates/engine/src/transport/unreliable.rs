@@ -108,7 +108,7 @@ impl Engine {
         if route.dgid.is_multicast() {
             return None;
         }
-        let Path::Wire(destination) = env.path(qp.vnic, &route) else { return None };
+        let Path::Wire(destination) = env.path(qp.vnic, qp.network, &route) else { return None };
         let destination = Destination { traffic_class: route.traffic_class, ..destination };
         let network = qp.network;
         if qpn.0 <= MAD_QPN {

@@ -252,7 +252,7 @@ impl Environment for World {
         self.severed.push((qpn, host, peer));
     }
 
-    fn path(&mut self, _vnic: VnicId, route: &GlobalRoute) -> Path {
+    fn path(&mut self, _vnic: VnicId, _to: NetworkId, route: &GlobalRoute) -> Path {
         self.paths.get(&route.dgid).map_or(Path::Local, |destination| Path::Wire(*destination))
     }
 

@@ -289,7 +289,7 @@ impl Environment for World {
         // By the host's address it is still this vNIC that speaks.
         let own = if is_external { entry.gid } else { local.gid };
         let (from, to) = if asked == Asked::ToAnswer { (remote.gid, own) } else { (own, remote.gid) };
-        let pair = Pair { network, from, to, is_external };
+        let pair = Pair { from: (network, from), to: (network, to), is_external };
         match asked {
             Asked::ToBegin | Asked::ToAnswer => access.may_begin(&pair, Deed::Request),
             Asked::ToStand => access.may_be_connected(&pair, Deed::CutRequest),

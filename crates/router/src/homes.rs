@@ -1,0 +1,82 @@
+//! Which network an address belongs to, for who is in a network of the same tenant: networks of one tenant have no address in
+//! common. What is declared on this host decides, so two hosts that declare different things may see it differently.
+use freeflow_orchestrator::AccessView;
+use freeflow_verbs::{Gid, NetworkId};
+use std::collections::{BTreeMap, HashMap};
+
+/// Of all networks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Homes {
+    /// By tenant: the first address of each range, its last one and the network, in order.
+    tenants: Vec<Vec<(u128, u128, NetworkId)>>,
+    tenant_of: HashMap<NetworkId, usize>,
+}
+
+impl Homes {
+    /// What is declared.
+    pub fn of(view: AccessView<'_>) -> Self {
+        Self::new(view.networks().map(|network| (network.id, network.tenant(), network.bounds())))
+    }
+
+    /// Networks with their tenants and ranges, each by its first and last address.
+    pub fn new<'a, R: Iterator<Item = (Gid, Gid)>>(networks: impl Iterator<Item = (NetworkId, &'a str, R)>) -> Self {
+        let (mut homes, mut by_name) = (Self::default(), BTreeMap::new());
+        for (network, tenant, ranges) in networks {
+            let tenant = *by_name.entry(tenant).or_insert_with(|| {
+                homes.tenants.push(Vec::new());
+                homes.tenants.len() - 1
+            });
+            homes.tenant_of.insert(network, tenant);
+            homes.tenants[tenant].extend(ranges.map(|(first, last)| (number(first), number(last), network)));
+        }
+        homes.tenants.iter_mut().for_each(|ranges| ranges.sort_unstable());
+        homes
+    }
+
+    /// The network that has the address for those of `network`: another one of its tenant in whose ranges it is, or itself.
+    pub fn network_at(&self, network: NetworkId, gid: Gid) -> NetworkId {
+        let Some(&tenant) = self.tenant_of.get(&network) else { return network };
+        let (ranges, gid) = (&self.tenants[tenant], number(gid));
+        let behind = ranges.partition_point(|range| range.0 <= gid);
+        let range = ranges[..behind].last().filter(|range| gid <= range.1);
+        range.map_or(network, |range| range.2)
+    }
+}
+
+fn number(gid: Gid) -> u128 {
+    u128::from_be_bytes(gid.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(text: &str) -> Gid {
+        Gid::from_ip(text.parse().unwrap())
+    }
+
+    #[test]
+    fn addresses_are_of_the_network_of_the_tenant_that_has_them() {
+        let range = |first: &str, last: &str| (gid(first), gid(last));
+        let networks = [
+            (NetworkId(1), "red", vec![range("10.1.0.0", "10.1.255.255"), range("fd00:1::", "fd00:1::ffff")]),
+            (NetworkId(2), "red", vec![range("10.2.0.0", "10.2.0.255")]),
+            (NetworkId(3), "blue", vec![range("10.2.0.0", "10.3.255.255")]),
+        ];
+        let homes = Homes::new(networks.into_iter().map(|(id, tenant, ranges)| (id, tenant, ranges.into_iter())));
+        let at = |network: u32, text: &str| homes.network_at(NetworkId(network), gid(text)).0;
+        for network in [1, 2] {
+            assert_eq!(at(network, "10.1.0.0"), 1);
+            assert_eq!(at(network, "10.1.255.255"), 1);
+            assert_eq!(at(network, "fd00:1::ffff"), 1);
+            assert_eq!(at(network, "10.2.0.0"), 2);
+            assert_eq!(at(network, "10.2.0.255"), 2);
+            for nobodys in ["10.0.255.255", "10.2.1.0", "10.3.0.1", "fd00:1::1:0", "255.255.255.255"] {
+                assert_eq!(at(network, nobodys), network, "{nobodys}");
+            }
+        }
+        assert_eq!(at(3, "10.1.0.1"), 3);
+        assert_eq!(at(3, "10.2.0.1"), 3);
+        assert_eq!(at(9, "10.2.0.1"), 9, "of a network that is not declared");
+    }
+}
