@@ -1,0 +1,259 @@
+//! Verdicts, what is counted and noted of them, and what is kept.
+use super::*;
+use freeflow_orchestrator::objects::{AccessRuleSpec, NetworkSpec};
+
+const A: NetworkId = NetworkId(1);
+const B: NetworkId = NetworkId(2);
+
+fn gid(text: &str) -> Gid {
+    Gid::from_ip(text.parse().unwrap())
+}
+
+fn who(vnic: &str, app: &str) -> Arc<VnicIdentity> {
+    let labels = [("app".to_owned(), app.to_owned())].into_iter().collect();
+    Arc::new(VnicIdentity { vnic: vnic.into(), labels, addresses: Vec::new() })
+}
+
+/// Networks `a`, and `b`, which is closed; and that what has one label may not talk to what has the other in `a`.
+fn rules(denials: &[(&str, &str, &str)], before: Option<&Rules>) -> Arc<Rules> {
+    let network = |access| {
+        let text = format!("{{\"cidrs\": [\"10.0.0.0/16\"], \"access\": \"{access}\", \"external\": \"{access}\"}}");
+        serde_json::from_str::<NetworkSpec>(&text).unwrap()
+    };
+    let networks = [("a", network("allow")), ("b", network("deny"))];
+    let rule = |(name, from, to): &(&str, &str, &str)| {
+        let text = format!(
+            "{{\"from\": {{\"labels\": {{\"app\": \"{from}\"}}}}, \"to\": {{\"labels\": {{\"app\": \"{to}\"}}}}, \
+             \"direction\": \"fromTo\", \"action\": \"deny\"}}"
+        );
+        ((*name).to_owned(), serde_json::from_str::<AccessRuleSpec>(&text).unwrap())
+    };
+    let rules: Vec<(String, AccessRuleSpec)> = denials.iter().map(rule).collect();
+    let table = AccessTable::compile(
+        networks.iter().map(|(name, spec)| (*name, spec)),
+        [],
+        rules.iter().map(|(name, spec)| (name.as_str(), spec)),
+    );
+    Arc::new(Rules::new(table, Homes::default(), before))
+}
+
+fn access(denials: &[(&str, &str, &str)]) -> Access {
+    let mut access = Access::default();
+    access.set_network(A, "a");
+    access.set_network(B, "b");
+    for network in [A, B] {
+        access.set_vnic(network, gid("10.0.0.1"), who("v1", "x"));
+        access.set_vnic(network, gid("10.0.0.2"), who("v2", "y"));
+    }
+    access.set_rules(rules(denials, None));
+    access.take_change();
+    access
+}
+
+fn talk(network: NetworkId, from: &str, to: &str, means: Means) -> Talk {
+    let asks = Asker::From;
+    Talk { network, other: network, from: gid(from), to: gid(to), means, is_external: false, asks }
+}
+
+fn counts(access: &Access, rule: Option<&str>) -> (u64, u64) {
+    access.rules().unwrap().counts_of(rule).unwrap().get()
+}
+
+#[test]
+fn without_rules_all_may_talk_and_with_them_unknown_networks_may_not() {
+    let mut none = Access::default();
+    assert!(none.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Connection)));
+    let mut some = access(&[]);
+    assert!(some.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Connection)));
+    assert!(!some.may_talk(&talk(NetworkId(9), "10.0.0.1", "10.0.0.2", Means::Connection)));
+    assert!(!some.may_talk(&talk(B, "10.0.0.1", "10.0.0.2", Means::Connection)));
+    assert!(some.may_talk(&talk(B, "10.0.0.1", "10.0.0.1", Means::Connection)), "itself");
+    assert_eq!(counts(&some, None), (2, 0));
+}
+
+#[test]
+fn each_means_has_its_direction_and_is_counted_by_rule() {
+    let mut one_way = access(&[("r", "x", "y")]);
+    for (means, forth, back) in [
+        (Means::Connection, true, true),
+        (Means::Standing, true, true),
+        (Means::Datagram, false, true),
+        (Means::Multicast, false, true),
+    ] {
+        assert_eq!(one_way.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", means)), forth);
+        assert_eq!(one_way.may_talk(&talk(A, "10.0.0.2", "10.0.0.1", means)), back);
+    }
+    assert_eq!(counts(&one_way, Some("r")), (2, 0));
+    let mut closed = access(&[("r", "x", "y"), ("s", "y", "x")]);
+    assert!(!closed.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Connection)));
+    assert!(!closed.may_talk(&talk(A, "10.0.0.2", "10.0.0.1", Means::Standing)));
+    assert_eq!((counts(&closed, Some("r")), counts(&closed, Some("s"))), ((1, 0), (0, 1)));
+    // Rules that stay go on counting, wherever they are in the table now.
+    let next = rules(&[("a", "x", "z"), ("s", "y", "x")], closed.rules().map(Arc::as_ref));
+    closed.set_rules(next);
+    assert_eq!((counts(&closed, Some("a")), counts(&closed, Some("s"))), ((0, 0), (0, 1)));
+    assert!(closed.rules().unwrap().counts_of(Some("r")).is_none());
+    let incidents = closed.take_incidents(Instant(1 << 40));
+    let named: Vec<_> = incidents.iter().map(|one| (one.rule.as_deref(), one.vnic.as_deref(), one.deed)).collect();
+    assert_eq!(named, [(Some("r"), Some("v1"), Deed::Connection), (Some("s"), Some("v2"), Deed::Cut)]);
+}
+
+#[test]
+fn what_a_withdrawn_rule_cuts_is_put_down_to_it() {
+    let table = |rules: &[(&str, &str)]| {
+        let text = "{\"cidrs\": [\"10.0.0.0/16\"], \"access\": \"deny\"}";
+        let network = serde_json::from_str::<NetworkSpec>(text).unwrap();
+        let rule = |(name, action): &(&str, &str)| {
+            let text = format!("{{\"from\": {{}}, \"to\": {{}}, \"action\": \"{action}\"}}");
+            ((*name).to_owned(), serde_json::from_str::<AccessRuleSpec>(&text).unwrap())
+        };
+        let rules: Vec<(String, AccessRuleSpec)> = rules.iter().map(rule).collect();
+        let rules = rules.iter().map(|(name, spec)| (name.as_str(), spec));
+        Arc::new(Rules::new(AccessTable::compile([("a", &network)], [], rules), Homes::default(), None))
+    };
+    let mut access = access(&[]);
+    let ask = |access: &mut Access, now: u64| {
+        assert!(!access.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Standing)));
+        let incidents = access.take_incidents(Instant(now << 40));
+        assert_eq!(incidents.len(), 1);
+        incidents[0].rule.clone()
+    };
+    access.set_rules(table(&[("r", "allow")]));
+    assert!(access.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Standing)));
+    access.set_rules(table(&[]));
+    assert_eq!(ask(&mut access, 1).as_deref(), Some("r (withdrawn)"));
+    // It was told by its name before that was forgotten.
+    assert!(!access.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Standing)));
+    access.set_rules(table(&[]));
+    let incidents = access.take_incidents(Instant(2 << 40));
+    assert_eq!(incidents[0].rule.as_deref(), Some("r (withdrawn)"));
+    assert_eq!(ask(&mut access, 3), None, "that was two changes ago");
+    // One that says another thing now decides itself.
+    access.set_rules(table(&[("r", "allow")]));
+    access.set_rules(table(&[("r", "deny")]));
+    assert_eq!(ask(&mut access, 4).as_deref(), Some("r"));
+}
+
+#[test]
+fn a_rule_about_one_address_is_about_the_vnic() {
+    let (four, six) = ("10.0.0.7", "fd00::7");
+    let both = || {
+        let addresses = vec![four.parse().unwrap(), six.parse().unwrap()];
+        Arc::new(VnicIdentity { addresses, ..VnicIdentity::clone(&who("v7", "z")) })
+    };
+    for cidr in ["fd00::7/128", "10.0.0.7/32"] {
+        let network: NetworkSpec = serde_json::from_str(r#"{"cidrs": ["10.0.0.0/16"]}"#).unwrap();
+        let rule = format!(r#"{{"from": {{}}, "to": {{"cidr": "{cidr}"}}, "action": "deny"}}"#);
+        let rule: AccessRuleSpec = serde_json::from_str(&rule).unwrap();
+        let table = AccessTable::compile([("a", &network)], [], [("r", &rule)]);
+        let mut access = access(&[]);
+        access.set_rules(Arc::new(Rules::new(table, Homes::default(), None)));
+        for text in [four, six] {
+            access.set_vnic(A, gid(text), both());
+            assert!(!access.may_talk(&talk(A, "10.0.0.1", text, Means::Connection)), "{cidr} {text}");
+            access.remove_vnic(A, gid(text));
+            access.set_remote(A, gid(text), Some(both()));
+            assert!(!access.may_talk(&talk(A, "10.0.0.1", text, Means::Datagram)), "{cidr} {text}, elsewhere");
+        }
+    }
+}
+
+#[test]
+fn labels_of_here_and_elsewhere_change_verdicts() {
+    let mut access = access(&[("r", "x", "y")]);
+    let ask = |access: &mut Access, to: &str| access.may_talk(&talk(A, "10.0.0.1", to, Means::Datagram));
+    assert!(ask(&mut access, "10.0.9.9"), "nobody");
+    access.set_vnic(A, gid("10.0.0.2"), who("v2", "z"));
+    assert!(access.take_change() && !access.take_change());
+    assert!(ask(&mut access, "10.0.0.2"));
+    access.set_remote(A, gid("10.0.1.1"), None);
+    assert!(access.take_change() && ask(&mut access, "10.0.1.1"), "its labels are not known");
+    access.set_remote(A, gid("10.0.1.1"), Some(who("v9", "y")));
+    assert!(access.take_change() && !ask(&mut access, "10.0.1.1"));
+    access.set_remote(A, gid("10.0.0.2"), Some(who("liar", "y")));
+    assert!(!access.take_change() && ask(&mut access, "10.0.0.2"), "it is here");
+    access.remove_remote(A, gid("10.0.0.2"));
+    assert!(!access.take_change());
+    access.remove_vnic(A, gid("10.0.0.2"));
+    assert!(access.take_change());
+}
+
+#[test]
+fn machines_outside_are_the_networks_to_allow() {
+    let mut access = access(&[("r", "x", "y")]);
+    for (network, allowed) in [(A, true), (B, false)] {
+        let out = Talk { is_external: true, ..talk(network, "10.0.0.1", "192.0.2.9", Means::Connection) };
+        assert_eq!(access.may_talk(&out), allowed);
+    }
+    // The second address is no way around the rules.
+    let around = Talk { is_external: true, ..talk(A, "10.0.0.1", "10.0.0.2", Means::Datagram) };
+    assert!(!access.may_talk(&around));
+}
+
+#[test]
+fn attempts_are_told_with_whose_it_was() {
+    let mut access = access(&[]);
+    access.set_vnic(B, gid("10.0.0.9"), who("v9", "z"));
+    for to in ["10.0.0.2", "10.0.0.9", "10.0.7.7"] {
+        assert!(access.may_talk(&talk(A, "10.0.0.1", to, Means::Connection)));
+        let now = Instant(1 << 40) + access.due_in(Instant(0)).unwrap_or_default();
+        let told = access.take_attempts(now);
+        assert_eq!(access.due_in(now), None);
+        assert!(access.take_attempts(now).is_empty());
+        let expected = match to {
+            "10.0.0.2" => Vec::new(),
+            "10.0.0.9" => vec![Some("b")],
+            _ => vec![None],
+        };
+        assert_eq!(told.iter().map(|one| one.owner.as_deref()).collect::<Vec<_>>(), expected, "{to}");
+        for one in told {
+            assert_eq!((one.network.as_str(), one.vnic.as_deref(), one.count), ("a", Some("v1"), 1));
+            assert!(one.peer.ends_with(to), "{}", one.peer);
+        }
+        access.attempts = Attempts::default();
+    }
+    let outside = Talk { is_external: true, ..talk(A, "10.0.0.1", "192.0.2.9", Means::Connection) };
+    access.may_talk(&outside);
+    assert_eq!(access.due_in(Instant(0)), None, "a machine outside is nobody's address");
+}
+
+#[test]
+fn strangers_are_looked_at_once_and_few_are_kept() {
+    let mut access = access(&[("r", "x", "y")]);
+    let ask = |access: &mut Access, to: &str| access.may_talk(&talk(A, "10.0.0.1", to, Means::Connection));
+    ask(&mut access, "10.0.9.9");
+    let work = access.work();
+    assert!(work > 0);
+    for _ in 0..100 {
+        assert!(ask(&mut access, "10.0.9.9"));
+    }
+    assert_eq!(access.work(), work, "nothing was looked at again");
+    for number in 0..3000 {
+        ask(&mut access, &format!("10.0.{}.{}", 100 + number / 250, number % 250));
+    }
+    assert_eq!(access.strangers.len(), STRANGER_COUNT_MAX);
+    access.set_remote(A, gid("10.0.9.9"), Some(who("v9", "y")));
+    assert!(!access.may_talk(&talk(A, "10.0.0.1", "10.0.9.9", Means::Datagram)), "no stranger any more");
+    access.set_rules(rules(&[], None));
+    assert!(access.strangers.is_empty());
+}
+
+#[test]
+fn what_waits_to_be_reported_is_bounded_for_each() {
+    let mut access = access(&[("r", "x", "y")]);
+    for number in 0..200 {
+        access.set_remote(A, gid(&format!("10.0.1.{number}")), Some(who("v", "y")));
+        for _ in 0..3 {
+            assert!(!access.may_talk(&talk(A, "10.0.0.1", &format!("10.0.1.{number}"), Means::Datagram)));
+        }
+    }
+    assert!(!access.may_talk(&talk(B, "10.0.0.2", "10.0.0.1", Means::Datagram)));
+    assert_eq!(counts(&access, Some("r")), (600, 0));
+    let now = Instant(1 << 40);
+    let incidents = access.take_incidents(now);
+    assert_eq!(incidents.len(), INCIDENT_OF_VNIC_COUNT_MAX + 1, "the other one is not pushed out");
+    assert_eq!(incidents[0].count, 3);
+    assert!(!access.may_talk(&talk(B, "10.0.0.2", "10.0.0.1", Means::Datagram)));
+    assert_eq!((access.take_incidents(now).len(), access.due_in(now)), (0, Some(REPORT_INTERVAL)));
+    assert_eq!(access.take_incidents(now + REPORT_INTERVAL).len(), 1);
+}
