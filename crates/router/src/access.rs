@@ -4,7 +4,10 @@
 //! What a rule makes of an address (its *profile*) is found when it is first asked for, and kept until the rules or the address'
 //! labels change. Who is on no host that is known is decided by the address alone; of some of them that is kept.
 //!
-//! Invariant: rules that are there but do not know a network allow nothing in it.
+//! Two of two networks are judged by rules across them alone: by other profiles, and never without such a rule.
+//!
+//! Invariant: rules that are there but do not know a network allow nothing in it, and nothing across to it.
+use crate::across::Across;
 use crate::attempts::{Attempts, Sum, Tried};
 use crate::homes::Homes;
 use freeflow_engine::{Asker, Attempt, Means, Talk};
@@ -101,6 +104,8 @@ struct Network {
     name: String,
     /// Everybody may talk to everybody, so nobody is looked at.
     is_open: bool,
+    /// Some may talk to some of another network: it matters who they are.
+    is_joined: bool,
 }
 
 /// What was refused or cut.
@@ -138,7 +143,9 @@ pub struct Incident {
     pub vnic: Option<String>,
     pub from: Gid,
     pub to: Gid,
-    /// None: the network's own `access`.
+    /// The other network that `to` is in, if it is in another one.
+    pub target: Option<String>,
+    /// None: the network's own `access`, or no rule across the two.
     pub rule: Option<String>,
     /// How often since the last report.
     pub count: u64,
@@ -164,12 +171,21 @@ pub struct Attempted {
 pub struct Pair {
     pub from: Key,
     pub to: Key,
-    /// One of them is a machine without FreeFlow.
+    /// One of them is a machine without FreeFlow: it counts as one of the other's network.
     pub is_external: bool,
+}
+
+impl Pair {
+    fn is_across(&self) -> bool {
+        self.from.0 != self.to.0
+    }
 }
 
 /// An address, and the network that it is in.
 pub type Key = (NetworkId, Gid);
+
+const ALLOWED: Verdict = Verdict { allowed: true, rule: None };
+const DENIED: Verdict = Verdict { allowed: false, rule: None };
 
 #[derive(Default)]
 pub struct Access {
@@ -182,11 +198,13 @@ pub struct Access {
     parties: HashMap<Key, Entry>,
     /// What the rules in force make of addresses that nobody is known to have.
     strangers: HashMap<Key, Profile>,
+    /// And of those that talk across networks.
+    across: Across,
     /// Comparisons so far, at most: see [`AccessTable::work`].
     work: u64,
     /// Verdicts may be others than they were, and nobody has been told yet.
     changed: bool,
-    incidents: BTreeMap<(Key, Gid, Deed, Option<RuleIndex>), u64>,
+    incidents: BTreeMap<(Key, Key, Deed, Option<RuleIndex>), u64>,
     /// The same with names: of rules that are not in force any more.
     named: Vec<Incident>,
     reported_at: Instant,
@@ -203,6 +221,7 @@ impl Access {
         self.before = self.rules.replace(rules);
         self.generation += 1;
         self.strangers.clear();
+        self.across.clear();
         self.changed = true;
         self.look_at_networks();
     }
@@ -217,8 +236,10 @@ impl Access {
     }
 
     fn look_at_networks(&mut self) {
+        let rules = self.rules.as_ref();
         for network in self.networks.values_mut() {
-            network.is_open = self.rules.as_ref().is_none_or(|rules| rules.table.is_open(&network.name));
+            network.is_open = rules.is_none_or(|rules| rules.table.is_open(&network.name));
+            network.is_joined = rules.is_some_and(|rules| rules.table.is_joined(&network.name));
         }
     }
 
@@ -226,9 +247,10 @@ impl Access {
     pub fn set_network(&mut self, network: NetworkId, name: &str) {
         let is_new = self.networks.get(&network).is_none_or(|network| network.name != name);
         if is_new {
-            self.networks.insert(network, Network { name: name.into(), is_open: false });
+            self.networks.insert(network, Network { name: name.into(), is_open: false, is_joined: false });
             // Of its name before.
             self.strangers.clear();
+            self.across.clear();
             self.look_at_networks();
             self.changed = true;
         }
@@ -258,15 +280,17 @@ impl Access {
         let same = |before: &Entry| before.identity == entry.identity && before.is_here == entry.is_here;
         if !self.parties.get(&(network, gid)).is_some_and(same) {
             self.strangers.remove(&(network, gid));
+            self.across.remove((network, gid));
             self.parties.insert((network, gid), entry);
-            self.changed |= !self.is_open(network);
+            self.changed |= self.matters(network);
         }
     }
 
     fn remove(&mut self, network: NetworkId, gid: Gid, is_here: bool) {
         if self.parties.get(&(network, gid)).is_some_and(|entry| entry.is_here == is_here) {
             self.parties.remove(&(network, gid));
-            self.changed |= !self.is_open(network);
+            self.across.remove((network, gid));
+            self.changed |= self.matters(network);
         }
     }
 
@@ -280,27 +304,58 @@ impl Access {
         self.rules.as_ref().map_or(network, |rules| rules.homes.network_at(network, gid))
     }
 
-    fn is_open(&self, network: NetworkId) -> bool {
-        self.networks.get(&network).map_or(self.rules.is_none(), |network| network.is_open)
+    /// Whether verdicts depend on who is in a network.
+    fn matters(&self, network: NetworkId) -> bool {
+        self.networks.get(&network).map_or(self.rules.is_some(), |network| !network.is_open || network.is_joined)
     }
 
-    /// What rules make of an address.
-    fn profile(&mut self, rules: &Rules, key: Key) -> Option<Profile> {
-        let network = self.networks.get(&key.0)?;
+    /// The name by which rules know a network, with or without a vNIC here.
+    fn name_in<'a>(&'a self, rules: &'a Rules, network: NetworkId) -> Option<&'a str> {
+        rules.homes.name(network).or_else(|| self.name_of_vnics(network))
+    }
+
+    /// The same, of a network with a vNIC here.
+    fn name_of_vnics(&self, network: NetworkId) -> Option<&str> {
+        self.networks.get(&network).map(|network| network.name.as_str())
+    }
+
+    fn name_of(&self, network: NetworkId) -> Option<String> {
+        let declared = self.rules.as_deref().and_then(|rules| rules.homes.name(network));
+        declared.or_else(|| self.name_of_vnics(network)).map(str::to_owned)
+    }
+
+    /// Whether some of the one network may talk to some of the other.
+    fn joins(&self, rules: &Rules, one: NetworkId, other: NetworkId) -> bool {
+        let names = self.name_in(rules, one).zip(self.name_in(rules, other));
+        names.is_some_and(|(one, other)| rules.table.joins(one, other))
+    }
+
+    /// What rules make of an address that is to talk to one of the network `other`.
+    fn profile(&mut self, rules: &Rules, key: Key, other: NetworkId) -> Option<Profile> {
+        let (is_across, network, other) = (key.0 != other, self.name_in(rules, key.0)?, self.name_in(rules, other)?);
         let identity = self.parties.get(&key).and_then(|entry| entry.identity.as_ref());
         let known = identity.map(|identity| Known { vnic: &identity.vnic, labels: &identity.labels });
         let own = [address_of(key.1)];
         let all = identity.map(|identity| identity.addresses.as_slice());
         let addresses = all.filter(|all| all.contains(&own[0])).unwrap_or(&own);
-        let profile = rules.table.profile(&Party { network: &network.name, addresses, known });
-        self.work += u64::from(rules.table.work(&network.name));
+        let party = Party { network, addresses, known };
+        let (profile, work) = if is_across {
+            (rules.table.profile_across(&party, other), rules.table.work_across(network, other))
+        } else {
+            (rules.table.profile(&party), rules.table.work(network))
+        };
+        self.work += u64::from(work);
         Some(profile)
     }
 
     /// The rule that allowed what the network's own `access` cuts now, if it was there until the last change.
     fn withdrawn(&mut self, pair: &Pair) -> Option<RuleIndex> {
         let before = self.before.clone()?;
-        let (from, to) = (self.profile(&before, pair.from)?, self.profile(&before, pair.to)?);
+        let (from, to) = (pair.from, pair.to);
+        if pair.is_across() && !self.joins(&before, from.0, to.0) {
+            return None;
+        }
+        let (from, to) = (self.profile(&before, from, to.0)?, self.profile(&before, to, from.0)?);
         let verdict = before.table.decide_connection(&from, &to);
         let rule = verdict.rule.filter(|_| verdict.allowed)?;
         let name = before.table.rule_name(rule)?;
@@ -310,7 +365,7 @@ impl Access {
 
     /// Finds what the profile of one of a pair is, and keeps it; what is kept of the other stays.
     fn look_at(&mut self, key: Key, pair: [Key; 2]) {
-        let Some(profile) = self.rules.clone().and_then(|rules| self.profile(&rules, key)) else { return };
+        let Some(profile) = self.rules.clone().and_then(|rules| self.profile(&rules, key, key.0)) else { return };
         match self.parties.get_mut(&key) {
             Some(entry) => entry.profile = Some((self.generation, profile)),
             None => {
@@ -335,9 +390,11 @@ impl Access {
     }
 
     fn verdict(&mut self, pair: &Pair, both: bool) -> Verdict {
-        const ALLOWED: Verdict = Verdict { allowed: true, rule: None };
-        let Some(rules) = self.rules.clone() else { return ALLOWED };
-        let Some(network) = self.networks.get(&pair.from.0) else { return Verdict { allowed: false, rule: None } };
+        let Some(rules) = self.rules.clone() else { return Verdict { allowed: !pair.is_across(), rule: None } };
+        if pair.is_across() {
+            return self.verdict_across(&rules, pair, both);
+        }
+        let Some(network) = self.networks.get(&pair.from.0) else { return DENIED };
         if pair.is_external {
             return Verdict { allowed: rules.table.allows_external(&network.name), rule: None };
         }
@@ -351,9 +408,29 @@ impl Access {
                 self.look_at(key, [from, to]);
             }
         }
-        let (Some(from), Some(to)) = (self.kept(from), self.kept(to)) else {
-            return Verdict { allowed: false, rule: None };
-        };
+        let (Some(from), Some(to)) = (self.kept(from), self.kept(to)) else { return DENIED };
+        if both { rules.table.decide_connection(from, to) } else { rules.table.decide(from, to) }
+    }
+
+    /// The same of two networks. What is kept is of such that are joined: others cost nothing.
+    fn verdict_across(&mut self, rules: &Rules, pair: &Pair, both: bool) -> Verdict {
+        let (from, to) = ((pair.from, pair.to.0), (pair.to, pair.from.0));
+        if pair.is_external {
+            return DENIED;
+        }
+        if self.across.get(from).is_none() || self.across.get(to).is_none() {
+            if !self.joins(rules, pair.from.0, pair.to.0) {
+                return DENIED;
+            }
+            for (end, opposite) in [(from, to), (to, from)] {
+                if self.across.get(end).is_none()
+                    && let Some(profile) = self.profile(rules, end.0, end.1)
+                {
+                    self.across.insert(end, opposite, profile);
+                }
+            }
+        }
+        let (Some(from), Some(to)) = (self.across.get(from), self.across.get(to)) else { return DENIED };
         if both { rules.table.decide_connection(from, to) } else { rules.table.decide(from, to) }
     }
 
@@ -375,7 +452,8 @@ impl Access {
         if self.rules.is_none() {
             return true;
         }
-        let Talk { network, other, means, .. } = *talk;
+        let Talk { network, means, .. } = *talk;
+        let other = if talk.is_external { network } else { talk.other };
         let (from, to) = match talk.asks {
             Asker::From => ((network, talk.from), (other, talk.to)),
             Asker::To => ((other, talk.from), (network, talk.to)),
@@ -391,11 +469,16 @@ impl Access {
                 self.may_be_connected(&pair, Deed::Connection)
             }
             Means::Standing => self.may_be_connected(&pair, Deed::Cut),
-            // It goes to nobody: that costs nothing to find out.
-            Means::Datagram if !to_known && !is_external => true,
+            // It goes to nobody: that costs nothing to find out. But who comes to a network that is not joined may change nothing here,
+            // and a yes would then stand.
+            Means::Datagram if !to_known && !is_external && self.may_be_for_nobody(&pair) => true,
             Means::Datagram => self.may_begin(&pair, Deed::Datagram),
             Means::Multicast => self.may_begin(&pair, Deed::Multicast),
         }
+    }
+
+    fn may_be_for_nobody(&self, pair: &Pair) -> bool {
+        !pair.is_across() || self.rules.as_ref().is_some_and(|rules| self.joins(rules, pair.from.0, pair.to.0))
     }
 
     /// Counts and notes a no; is one.
@@ -411,13 +494,14 @@ impl Access {
             _ => drop(counts.refusals.fetch_add(1, Relaxed)),
         }
         let of_vnic = pair.from;
-        let incident = (of_vnic, pair.to.1, deed, rule);
+        let incident = (of_vnic, pair.to, deed, rule);
         if let Some(count) = self.incidents.get_mut(&incident) {
             *count += 1;
             return false;
         }
-        let first = (of_vnic, Gid([0; 16]), Deed::Connection, None);
-        let last = (of_vnic, Gid([0xff; 16]), Deed::CutRequest, Some(RuleIndex(u32::MAX)));
+        let first = (of_vnic, (NetworkId(0), Gid([0; 16])), Deed::Connection, None);
+        let end = (NetworkId(u32::MAX), Gid([0xff; 16]));
+        let last = (of_vnic, end, Deed::CutRequest, Some(RuleIndex(u32::MAX)));
         let count_of_vnic = self.incidents.range(first..=last).take(INCIDENT_OF_VNIC_COUNT_MAX).count();
         if self.incidents.len() < INCIDENT_COUNT_MAX && count_of_vnic < INCIDENT_OF_VNIC_COUNT_MAX {
             self.incidents.insert(incident, 1);
@@ -440,18 +524,20 @@ impl Access {
         let mut named = Vec::new();
         for ((network, from, tried), sum) in self.attempts.take(now) {
             let Sum { count, to, number, owner } = sum;
-            let is_own = self.parties.contains_key(&(network, to)) || to.is_multicast();
-            let others = || self.networks.keys().copied().find(|&other| self.parties.contains_key(&(other, to)));
+            let has_it = |network: &NetworkId| self.parties.contains_key(&(*network, to));
+            let is_own = has_it(&network) || to.is_multicast();
+            // Another of its tenant goes before those of others, which have the address as well.
+            let home = self.network_at(network, to);
+            let others = || std::iter::once(home).chain(self.networks.keys().copied()).find(has_it);
             let owner = owner.or_else(|| if is_own { None } else { others() });
-            let name_of = |id: &NetworkId| self.networks.get(id).map(|network| network.name.clone());
             let who = self.parties.get(&(network, from)).and_then(|entry| entry.identity.as_ref());
             named.push(Attempted {
                 what: tried.name(),
-                network: name_of(&network).unwrap_or_default(),
+                network: self.name_of(network).unwrap_or_default(),
                 vnic: who.map(|who| who.vnic.clone()),
                 from,
                 peer: tried.aim(to, number),
-                owner: owner.as_ref().and_then(name_of),
+                owner: owner.and_then(|owner| self.name_of(owner)),
                 count,
             });
         }
@@ -481,7 +567,7 @@ impl Access {
 
     /// Says of what was noted which rule it was.
     fn name_incidents(&mut self) {
-        for (((network, from), to, deed, rule), count) in std::mem::take(&mut self.incidents) {
+        for (((network, from), (other, to), deed, rule), count) in std::mem::take(&mut self.incidents) {
             if self.named.len() >= INCIDENT_COUNT_MAX {
                 break;
             }
@@ -495,10 +581,11 @@ impl Access {
             });
             self.named.push(Incident {
                 deed,
-                network: self.networks.get(&network).map(|network| network.name.clone()).unwrap_or_default(),
+                network: self.name_of(network).unwrap_or_default(),
                 vnic: entry.and_then(|entry| Some(entry.identity.as_ref()?.vnic.clone())),
                 from,
                 to,
+                target: if other == network { None } else { self.name_of(other) },
                 rule,
                 count,
             });

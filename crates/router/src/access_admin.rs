@@ -102,7 +102,7 @@ impl Control {
     /// Each is a line of the audit log, and of the router's; a vNIC that has too many of them loses lines of its own alone.
     pub(crate) fn report_incidents(&mut self, incidents: Vec<Incident>) {
         for incident in incidents {
-            let Incident { deed, network, vnic, from, to, rule, count } = incident;
+            let Incident { deed, network, vnic, from, to, target, rule, count } = incident;
             let vnic = vnic.unwrap_or_else(|| from.to_string());
             let rule = rule.unwrap_or_else(|| format!("Network {network}"));
             self.audit.refusal(number_of(&vnic), || Refusal {
@@ -111,8 +111,8 @@ impl Control {
                 vnic: vnic.clone(),
                 peer: to.to_string(),
                 rule: rule.clone(),
+                target_network: target.clone().unwrap_or_default(),
                 count,
-                ..Refusal::default()
             });
             if self.may_log(&vnic) {
                 let what = deed.name();

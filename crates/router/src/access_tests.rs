@@ -1,5 +1,6 @@
 //! Verdicts, what is counted and noted of them, and what is kept.
 use super::*;
+use crate::across::PROFILE_COUNT_MAX;
 use freeflow_orchestrator::objects::{AccessRuleSpec, NetworkSpec};
 
 const A: NetworkId = NetworkId(1);
@@ -256,4 +257,249 @@ fn what_waits_to_be_reported_is_bounded_for_each() {
     assert!(!access.may_talk(&talk(B, "10.0.0.2", "10.0.0.1", Means::Datagram)));
     assert_eq!((access.take_incidents(now).len(), access.due_in(now)), (0, Some(REPORT_INTERVAL)));
     assert_eq!(access.take_incidents(now + REPORT_INTERVAL).len(), 1);
+}
+
+const C: NetworkId = NetworkId(3);
+/// Of another tenant, with the addresses of `b`.
+const Z: NetworkId = NetworkId(4);
+
+/// Open networks `a`, `b` and `c` of one tenant, `z` of another one; and rules by name.
+fn across(rules: &[(&str, &str)], before: Option<&Rules>) -> Arc<Rules> {
+    let all = [
+        (A, "a", "red", "10.0.0.0/16", ("10.0.0.0", "10.0.255.255")),
+        (B, "b", "red", "10.1.0.0/16", ("10.1.0.0", "10.1.255.255")),
+        (C, "c", "red", "10.2.0.0/16", ("10.2.0.0", "10.2.255.255")),
+        (Z, "z", "blue", "10.1.0.0/16", ("10.1.0.0", "10.1.255.255")),
+    ];
+    let network = |tenant, cidr| {
+        let text = format!(r#"{{"tenant": "{tenant}", "cidrs": ["{cidr}"], "access": "allow", "external": "allow"}}"#);
+        serde_json::from_str::<NetworkSpec>(&text).unwrap()
+    };
+    let networks = all.map(|(_, name, tenant, cidr, _)| (name, network(tenant, cidr)));
+    let rule = |(name, text): &(&str, &str)| {
+        let text = format!(r#"{{"tenant": "red", {text}}}"#);
+        ((*name).to_owned(), serde_json::from_str::<AccessRuleSpec>(&text).unwrap())
+    };
+    let rules: Vec<(String, AccessRuleSpec)> = rules.iter().map(rule).collect();
+    let rules = rules.iter().map(|(name, spec)| (name.as_str(), spec));
+    let table = AccessTable::compile(networks.iter().map(|(name, spec)| (*name, spec)), [], rules);
+    let ranges = |(first, last)| [(gid(first), gid(last))].into_iter();
+    let homes = Homes::new(all.into_iter().map(|(id, _, tenant, _, range)| (id, tenant, ranges(range))));
+    let homes = homes.named(all.into_iter().map(|(id, name, ..)| (id, name)));
+    Arc::new(Rules::new(table, homes, before))
+}
+
+/// From `x` of `a` to `y` of `b`.
+const X_TO_Y: &str = r#""from": {"network": "a", "labels": {"app": "x"}}, "to": {"network": "b", "labels": {"app": "y"}},
+    "direction": "fromTo", "action": "allow""#;
+/// From all of `a` to all of `b`.
+const ALL: &str = r#""from": {"network": "a"}, "to": {"network": "b"}, "direction": "both", "action": "allow""#;
+/// And nobody with `y`.
+const NOT_Y: &str = r#""from": {}, "to": {"labels": {"app": "y"}}, "direction": "fromTo", "action": "deny""#;
+
+/// `x` and `y` here in `a`, the others elsewhere.
+fn apart(rules: &[(&str, &str)]) -> Access {
+    let mut access = Access::default();
+    access.set_network(A, "a");
+    for (end, app) in [("0.1", "x"), ("0.2", "y")] {
+        access.set_vnic(A, gid(&format!("10.0.{end}")), who(&format!("a{app}"), app));
+        access.set_remote(B, gid(&format!("10.1.{end}")), Some(who(&format!("b{app}"), app)));
+        access.set_remote(C, gid(&format!("10.2.{end}")), Some(who(&format!("c{app}"), app)));
+        access.set_remote(Z, gid(&format!("10.1.{end}")), Some(who(&format!("z{app}"), app)));
+    }
+    access.set_rules(across(rules, None));
+    access.take_change();
+    access
+}
+
+/// From the network `a`, to where the address is for that.
+fn out(access: &Access, from: &str, to: &str, means: Means) -> Talk {
+    Talk { other: access.network_at(A, gid(to)), ..talk(A, from, to, means) }
+}
+
+/// To the network `a`.
+fn came(access: &Access, from: &str, to: &str, means: Means) -> Talk {
+    Talk { other: access.network_at(A, gid(from)), asks: Asker::To, ..talk(A, from, to, means) }
+}
+
+fn ask(access: &mut Access, from: &str, to: &str, means: Means) -> bool {
+    let talk = out(access, from, to, means);
+    access.may_talk(&talk)
+}
+
+const ALL_MEANS: [Means; 4] = [Means::Connection, Means::Standing, Means::Datagram, Means::Multicast];
+
+#[test]
+fn nothing_goes_across_without_a_rule_of_the_two_networks() {
+    let everybody = r#""from": {}, "to": {}, "action": "allow""#;
+    let mut access = apart(&[("r", everybody)]);
+    let work = access.work();
+    // Somebody, and nobody.
+    for (to, network) in [("10.1.0.1", B), ("10.1.9.9", B), ("10.2.0.1", C), ("10.2.9.9", C)] {
+        assert_eq!(access.network_at(A, gid(to)), network);
+        for means in ALL_MEANS {
+            assert!(!ask(&mut access, "10.0.0.1", to, means), "{to} {means:?}");
+            let back = came(&access, to, "10.0.0.1", means);
+            assert!(!access.may_talk(&back), "from {to} {means:?}");
+        }
+    }
+    assert!(ask(&mut access, "10.0.0.1", "10.0.0.2", Means::Connection), "in one network");
+    assert_eq!((counts(&access, None), counts(&access, Some("r"))), ((24, 8), (0, 0)));
+    assert_eq!((access.work(), access.across.len()), (work, 0), "nobody was looked at");
+    // One address in two networks is two.
+    let one = Talk { other: B, ..talk(A, "10.0.0.1", "10.0.0.1", Means::Connection) };
+    assert!(!access.may_talk(&one));
+    // Without rules nobody is asked, and nothing is in another network.
+    let mut none = Access::default();
+    assert_eq!(none.network_at(A, gid("10.1.0.1")), A);
+    let pair = Pair { from: (A, gid("10.0.0.1")), to: (B, gid("10.1.0.1")), is_external: false };
+    assert!(!none.may_begin(&pair, Deed::Request) && !none.may_be_connected(&pair, Deed::CutRequest));
+}
+
+#[test]
+fn a_rule_of_two_networks_allows_in_its_direction_what_it_chooses() {
+    let mut access = apart(&[("r", X_TO_Y)]);
+    for means in ALL_MEANS {
+        assert!(ask(&mut access, "10.0.0.1", "10.1.0.2", means), "x to y, {means:?}");
+        assert!(!ask(&mut access, "10.0.0.1", "10.1.0.1", means), "x to x, {means:?}");
+        assert!(!ask(&mut access, "10.0.0.2", "10.1.0.2", means), "y to y, {means:?}");
+        assert!(!ask(&mut access, "10.0.0.1", "10.2.0.2", means), "to c, {means:?}");
+        let is_connected = matches!(means, Means::Connection | Means::Standing);
+        let back = came(&access, "10.1.0.2", "10.0.0.1", means);
+        assert_eq!(access.may_talk(&back), is_connected, "back, {means:?}");
+    }
+    // To nobody, as in one network.
+    assert!(ask(&mut access, "10.0.0.2", "10.1.9.9", Means::Datagram));
+    assert!(!ask(&mut access, "10.0.0.2", "10.1.9.9", Means::Connection));
+}
+
+#[test]
+fn rules_that_deny_hold_across_and_are_named_with_the_network() {
+    let mut access = apart(&[("all", ALL), ("not-y", NOT_Y)]);
+    assert!(ask(&mut access, "10.0.0.1", "10.1.0.1", Means::Datagram));
+    assert!(!ask(&mut access, "10.0.0.1", "10.1.0.2", Means::Datagram));
+    assert!(!ask(&mut access, "10.0.0.1", "10.2.0.1", Means::Connection));
+    assert_eq!((counts(&access, Some("not-y")), counts(&access, None)), ((1, 0), (1, 0)));
+    let told = access.take_incidents(Instant(1 << 40));
+    let told: Vec<_> =
+        told.iter().map(|one| (one.network.as_str(), one.target.as_deref(), one.rule.as_deref())).collect();
+    assert_eq!(told, [("a", Some("b"), Some("not-y")), ("a", Some("c"), None)]);
+    // In one network there is no other.
+    assert!(!ask(&mut access, "10.0.0.1", "10.0.0.2", Means::Datagram));
+    assert_eq!(access.take_incidents(Instant(2 << 40))[0].target, None);
+}
+
+#[test]
+fn connections_across_end_with_the_rule() {
+    let mut access = apart(&[("r", X_TO_Y)]);
+    let stands = |access: &mut Access| ask(access, "10.0.0.1", "10.1.0.2", Means::Standing);
+    assert!(stands(&mut access));
+    access.set_rules(across(&[], access.rules().map(Arc::as_ref)));
+    assert!(access.take_change() && !stands(&mut access));
+    let told = access.take_incidents(Instant(1 << 40));
+    assert_eq!((told[0].deed, told[0].rule.as_deref()), (Deed::Cut, Some("r (withdrawn)")));
+    assert_eq!((told[0].network.as_str(), told[0].target.as_deref()), ("a", Some("b")));
+    assert_eq!(counts(&access, None), (0, 1));
+    // It allowed nothing to those.
+    assert!(!ask(&mut access, "10.0.0.1", "10.2.0.2", Means::Standing));
+    assert_eq!(access.take_incidents(Instant(2 << 40))[0].rule, None);
+    access.set_rules(across(&[("r", X_TO_Y)], None));
+    assert!(stands(&mut access));
+}
+
+#[test]
+fn who_comes_to_a_joined_network_matters_also_where_all_may_talk() {
+    let arrive = |access: &mut Access, network, text: &str| {
+        access.set_remote(network, gid(text), Some(who("new", "y")));
+        access.take_change()
+    };
+    for (rules, is_joined) in [(&[][..], false), (&[("all", ALL)][..], true)] {
+        let mut access = apart(rules);
+        access.set_network(B, "b");
+        access.set_network(C, "c");
+        access.take_change();
+        for (network, text) in [(A, "10.0.9.9"), (B, "10.1.9.9")] {
+            assert_eq!(arrive(&mut access, network, text), is_joined, "{text} comes");
+            access.remove_remote(network, gid(text));
+            assert_eq!(access.take_change(), is_joined, "{text} goes");
+        }
+        assert!(!arrive(&mut access, C, "10.2.9.9"), "c is open, and not joined");
+    }
+    // A datagram may go to nobody, and so to whoever comes there until something changes.
+    let mut access = apart(&[("all", ALL), ("not-y", NOT_Y)]);
+    let sends = |access: &mut Access| ask(access, "10.0.0.1", "10.1.9.9", Means::Datagram);
+    assert!(sends(&mut access));
+    assert!(arrive(&mut access, B, "10.1.9.9") && !sends(&mut access));
+}
+
+#[test]
+fn what_is_kept_of_those_across_is_bounded_and_dropped_with_who_it_is_of() {
+    let mut access = apart(&[("r", X_TO_Y)]);
+    let sends = |access: &mut Access, to: &str| ask(access, "10.0.0.1", to, Means::Datagram);
+    assert!(sends(&mut access, "10.1.0.2"));
+    let work = access.work();
+    assert_eq!((access.across.len(), work > 0), (2, true));
+    assert!(sends(&mut access, "10.1.0.2"));
+    assert_eq!(access.work(), work, "nobody was looked at again");
+    // Other labels, here and elsewhere.
+    access.set_remote(B, gid("10.1.0.2"), Some(who("by", "x")));
+    assert_eq!(access.across.len(), 1);
+    assert!(!sends(&mut access, "10.1.0.2"));
+    access.set_remote(B, gid("10.1.0.2"), Some(who("by", "y")));
+    assert!(sends(&mut access, "10.1.0.2"));
+    access.set_vnic(A, gid("10.0.0.1"), who("ax", "y"));
+    assert!(!sends(&mut access, "10.1.0.2"));
+    access.set_vnic(A, gid("10.0.0.1"), who("ax", "x"));
+    assert!(sends(&mut access, "10.1.0.2"));
+    access.remove_remote(B, gid("10.1.0.2"));
+    assert_eq!(access.across.len(), 1);
+    for number in 0..PROFILE_COUNT_MAX + 100 {
+        let to = format!("10.1.{}.{}", 1 + number / 250, number % 250);
+        assert!(!ask(&mut access, "10.0.0.1", &to, Means::Connection), "{to}");
+    }
+    assert_eq!(access.across.len(), PROFILE_COUNT_MAX);
+    access.set_rules(across(&[("r", X_TO_Y)], None));
+    assert_eq!(access.across.len(), 0);
+}
+
+#[test]
+fn another_tenants_network_with_the_same_addresses_is_never_reached() {
+    let to_z = r#""from": {"network": "a"}, "to": {"network": "z"}, "action": "allow""#;
+    let mut access = apart(&[("all", ALL), ("z", to_z)]);
+    assert_eq!(access.network_at(A, gid("10.1.0.1")), B);
+    assert_eq!(access.network_at(Z, gid("10.0.0.1")), Z);
+    for means in ALL_MEANS {
+        let talk = talk(A, "10.0.0.1", "10.1.0.1", means);
+        assert!(!access.may_talk(&Talk { other: Z, ..talk }), "{means:?}");
+        assert!(!access.may_talk(&Talk { network: Z, other: A, asks: Asker::To, ..talk }), "{means:?}");
+        assert!(access.may_talk(&Talk { other: B, ..talk }), "{means:?}");
+    }
+    // Whose an address is that somebody aims at: the tenant's own network first.
+    access.set_network(Z, "z");
+    let aimed = Attempt {
+        kind: freeflow_engine::AttemptKind::Message,
+        network: A,
+        from: gid("10.0.0.1"),
+        to: gid("10.1.0.1"),
+        number: 7,
+        owner: None,
+    };
+    access.note_attempt(&aimed);
+    let told = access.take_attempts(Instant(1 << 40));
+    assert_eq!((told[0].network.as_str(), told[0].owner.as_deref()), ("a", Some("b")));
+}
+
+#[test]
+fn machines_outside_are_judged_by_the_own_network_whatever_is_joined() {
+    let mut access = apart(&[("all", ALL)]);
+    let outside = |to: &str| Talk { is_external: true, other: B, ..talk(A, "10.0.0.1", to, Means::Connection) };
+    assert!(access.may_talk(&outside("192.0.2.9")) && access.may_talk(&outside("10.1.0.1")));
+    let closed = r#"{"cidrs": ["10.0.0.0/16"], "external": "deny"}"#;
+    let network: NetworkSpec = serde_json::from_str(closed).unwrap();
+    let table = AccessTable::compile([("a", &network)], [], []);
+    access.set_rules(Arc::new(Rules::new(table, Homes::default(), None)));
+    assert!(!access.may_talk(&outside("192.0.2.9")) && !access.may_talk(&outside("10.1.0.1")));
+    access.set_rules(across(&[("all", ALL)], None));
+    let pair = Pair { from: (A, gid("10.0.0.1")), to: (B, gid("10.1.0.1")), is_external: true };
+    assert!(!access.may_begin(&pair, Deed::Request), "no machine outside is in another network");
 }

@@ -125,11 +125,13 @@ impl Worker {
             Ok(peer) => peer,
             Err(reason) => return reason.to_string(),
         };
-        if !self.rings.vnics.get(look.vnic).is_some_and(|vnic| self.rings.policy.allows(vnic.network)) {
+        let peer = self.engine.qp_status(peer).map(|peer| peer.vnic);
+        let is_routed = |vnic| self.rings.vnics.get(vnic).is_none_or(|entry| !self.rings.policy.allows(entry.network));
+        // The peer may be of another network.
+        if is_routed(look.vnic) || peer.is_some_and(is_routed) {
             return BY_POLICY.into();
         }
-        let peer_is_metered = self.engine.qp_status(peer).is_some_and(|peer| self.engine.is_metered(peer.vnic));
-        if peer_is_metered || self.engine.is_metered(look.vnic) {
+        if self.engine.is_metered(look.vnic) || peer.is_some_and(|peer| self.engine.is_metered(peer)) {
             return METERED.into();
         }
         self.engine.direct_receiver(id).map_or_else(|reason| reason.to_string(), |_| NOT_ASKED.into())

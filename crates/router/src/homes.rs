@@ -10,12 +10,14 @@ pub struct Homes {
     /// By tenant: the first address of each range, its last one and the network, in order.
     tenants: Vec<Vec<(u128, u128, NetworkId)>>,
     tenant_of: HashMap<NetworkId, usize>,
+    names: HashMap<NetworkId, String>,
 }
 
 impl Homes {
     /// What is declared.
     pub fn of(view: AccessView<'_>) -> Self {
-        Self::new(view.networks().map(|network| (network.id, network.tenant(), network.bounds())))
+        let names = view.networks().map(|network| (network.id, network.name()));
+        Self::new(view.networks().map(|network| (network.id, network.tenant(), network.bounds()))).named(names)
     }
 
     /// Networks with their tenants and ranges, each by its first and last address.
@@ -31,6 +33,17 @@ impl Homes {
         }
         homes.tenants.iter_mut().for_each(|ranges| ranges.sort_unstable());
         homes
+    }
+
+    /// With the names by which rules know networks.
+    pub fn named<'a>(mut self, names: impl Iterator<Item = (NetworkId, &'a str)>) -> Self {
+        self.names = names.map(|(network, name)| (network, name.to_owned())).collect();
+        self
+    }
+
+    /// Also of a network that has no vNIC on this host.
+    pub fn name(&self, network: NetworkId) -> Option<&str> {
+        self.names.get(&network).map(String::as_str)
     }
 
     /// The network that has the address for those of `network`: another one of its tenant in whose ranges it is, or itself.

@@ -20,6 +20,7 @@
 mod access;
 mod access_admin;
 mod account;
+mod across;
 mod admin;
 mod api;
 mod attempts;

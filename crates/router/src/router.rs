@@ -130,7 +130,10 @@ impl Router {
     /// Puts access rules in force, as if they had been declared: for who runs a router in its own process. Of networks that the
     /// table does not know nothing is allowed.
     pub fn set_access(&self, table: AccessTable) {
-        self.on_control(move |control| control.set_access(table, Homes::default()));
+        self.on_control(move |control| {
+            let homes = Homes::of(control.state.access());
+            control.set_access(table, homes);
+        });
     }
 
     /// How often a rule (none: a network's own `access`) has refused something, and how many ends of connections it has cut.
