@@ -3,6 +3,7 @@
 //!
 //! Nothing of this is asked of what arrives.
 use crate::keys::Holder;
+use crate::policy::network_behind;
 use crate::{Engine, Environment, Path, PeerAnswer, QpId};
 use freeflow_verbs::{Gid, GlobalRoute, NetworkId, QpAttributeMask, QpAttributes, QpType, Qpn};
 
@@ -35,7 +36,7 @@ pub struct Attempt {
 
 /// Whose a QPN is.
 enum Whose {
-    /// One of the same network, or the owner has not answered yet.
+    /// One of the same network or of the one that it may go to, or the owner has not answered yet.
     Own,
     Other(NetworkId),
     Nobodys,
@@ -74,16 +75,24 @@ impl Engine {
 
     fn whose<E: Environment>(&self, env: &mut E, id: QpId, route: &GlobalRoute, number: u32) -> Whose {
         let qp = self.qp(id);
-        let of = |network: NetworkId| if network == qp.network { Whose::Own } else { Whose::Other(network) };
+        let reached = match qp.service {
+            QpType::Ud => self.datagram_network(qp, route),
+            _ => qp.reached,
+        };
+        let is_own = |network: NetworkId| network == qp.network || network == reached;
+        let of = |network: NetworkId| if is_own(network) { Whose::Own } else { Whose::Other(network) };
         // Each host numbers its QPs by itself: the same number here may be anybody's.
         let is_group = qp.service == QpType::Ud && route.dgid.is_multicast();
         let host = match &qp.wire {
             Some(wire) => Some(wire.destination.host),
             None if is_group => None,
-            None => match env.path(qp.vnic, qp.network, route) {
-                Path::Wire(destination) => Some(destination.host),
-                Path::Local => None,
-            },
+            None => {
+                let at = network_behind(env, qp.network, route);
+                match env.path(qp.vnic, at, route) {
+                    Path::Wire(destination) => Some(destination.host),
+                    Path::Local => None,
+                }
+            }
         };
         let Some(host) = host else {
             let here = self.qpns.get(number).and_then(|index| self.qps.at(index));
@@ -107,8 +116,8 @@ impl Engine {
         };
         let vnic = session.and_then(|session| self.vnics.get(self.session_vnic(session).ok()?));
         let (Some(owner), Some(from)) = (vnic.map(|vnic| vnic.network), qp.remote_gid()) else { return };
-        if owner != qp.network {
-            let (kind, network, to, owner) = (AttemptKind::RemoteKey, qp.network, qp.gid(), Some(owner));
+        if owner != qp.network && owner != qp.reached {
+            let (kind, network, to, owner) = (AttemptKind::RemoteKey, qp.reached, qp.gid(), Some(owner));
             env.attempted(&Attempt { kind, network, from, to, number: key, owner });
         }
     }

@@ -31,21 +31,21 @@ enum ChunkFault {
 impl Engine {
     // ---- who answers
 
-    /// The QP that a message of `id` arrives at, if it would be listened to: in the same network, of the same type, in
-    /// a state that receives and, for a connected service, connected back.
+    /// The QP that a message of `id` arrives at, if it would be listened to: in the network that it may go to, of the same type,
+    /// in a state that receives and, for a connected service, connected back.
     pub(crate) fn find_responder(&self, id: QpId) -> Option<QpId> {
         let qp = self.qp(id);
-        let (gid, qpn) = match qp.service {
-            QpType::Rc | QpType::Uc | QpType::XrcSend => (qp.remote_gid()?, qp.attributes.dest_qpn),
+        let (network, gid, qpn) = match qp.service {
+            QpType::Rc | QpType::Uc | QpType::XrcSend => (qp.reached, qp.remote_gid()?, qp.attributes.dest_qpn),
             QpType::XrcReceive => return None,
             QpType::Ud => {
                 let (_, handle) = self.ahs.at(qp.send.request.address_handle)?;
-                (handle.route.dgid, qp.send.request.remote_qpn)
+                (self.datagram_network(qp, &handle.route), handle.route.dgid, qp.send.request.remote_qpn)
             }
         };
         let (responder, peer) = self.qps.at(self.qpns.get(qpn & Qpn::MASK)?)?;
         let listens =
-            peer.service == qp.service.peer() && peer.network == qp.network && peer.is_at(gid) && peer.receives();
+            peer.service == qp.service.peer() && peer.network == network && peer.is_at(gid) && peer.receives();
         (listens && answers(qp, peer)).then_some(responder)
     }
 
@@ -54,7 +54,10 @@ impl Engine {
         let (qp, Some(peer)) = (self.qp(id), self.qps.get(responder)) else { return false };
         let claimed = !qp.send.request.opcode.consumes_receive() || peer.receive.claim == Claim::By(id);
         let path = !qp.is_connected_service()
-            || (qp.remote_gid() == Some(peer.gid()) && qp.attributes.dest_qpn == peer.qpn.0 && answers(qp, peer));
+            || (qp.reached == peer.network
+                && qp.remote_gid() == Some(peer.gid())
+                && qp.attributes.dest_qpn == peer.qpn.0
+                && answers(qp, peer));
         peer.receives() && claimed && path && self.queue_is_there(peer)
     }
 
@@ -553,7 +556,8 @@ fn answers(qp: &QueuePair, peer: &QueuePair) -> bool {
         return true;
     }
     let in_sequence = !qp.service.is_reliable() || peer.attributes.rq_psn == qp.attributes.sq_psn;
-    peer.attributes.dest_qpn == qp.qpn.0 && peer.remote_gid() == Some(qp.gid()) && in_sequence
+    let is_back = peer.reached == qp.network && peer.remote_gid() == Some(qp.gid());
+    is_back && peer.attributes.dest_qpn == qp.qpn.0 && in_sequence
 }
 
 fn operation_of(request: &SendRequest) -> AtomicOperation {

@@ -1,10 +1,17 @@
 //! Who may talk to whom: asked of the environment when a QP is connected and for datagrams, and asked anew about all that is
 //! connected when policy has changed.
 //!
+//! An address may be another network's of the same tenant: [`Environment::network_at`] says whose, [`Environment::may_talk`] is
+//! asked about the two.
+//!
+//! Invariant: what is delivered goes to the network that policy was asked about: for connected QPs that is `QueuePair::reached`,
+//! for datagrams the permit's.
+//!
 //! Invariant: after [`Engine::handle_policy_changed`] no verdict from before is used for anything that begins, and once
 //! [`Engine::poll_policy`] has said that it is done, nothing is connected that the policy does not allow.
+use crate::qp::QueuePair;
 use crate::{Asker, Engine, Environment, EventTarget, HostId, Means, QpId, Talk};
-use freeflow_verbs::{AsyncEventKind, Gid, QpAttributes, QpType, Qpn};
+use freeflow_verbs::{AsyncEventKind, Gid, GlobalRoute, NetworkId, QpAttributes, QpType, Qpn};
 use serde::{Deserialize, Serialize};
 
 /// The second address of a vNIC, by which it talks to machines without FreeFlow.
@@ -24,10 +31,18 @@ pub(crate) struct Policy {
     end: u32,
 }
 
-/// The last one that policy said yes to, and when.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The last one that policy said yes to: when, its address, and the network that it is in.
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Permit {
-    who: Option<(u64, Gid)>,
+    who: Option<(u64, Gid, NetworkId)>,
+}
+
+impl Permit {
+    /// Where the one with this address is, if the yes is for it and still good.
+    #[inline]
+    fn network_of(&self, generation: u64, gid: Gid) -> Option<NetworkId> {
+        self.who.filter(|(at, who, _)| *at == generation && *who == gid).map(|(_, _, network)| network)
+    }
 }
 
 impl Engine {
@@ -83,27 +98,25 @@ impl Engine {
         }
     }
 
-    pub(crate) fn may_connect<E: Environment>(&self, env: &mut E, id: QpId, attributes: &QpAttributes) -> bool {
-        self.may_be_connected(env, id, attributes, Means::Connection)
+    /// The network that the peer's address is in (the own one if it has none), if the two may be connected.
+    pub(crate) fn may_connect<E: Environment>(
+        &self,
+        env: &mut E,
+        id: QpId,
+        attributes: &QpAttributes,
+    ) -> Option<NetworkId> {
+        let (reached, allowed) = may_be_connected(env, self.qp(id), attributes, Means::Connection);
+        allowed.then_some(reached)
     }
 
+    /// Nor does a connection stand whose peer's address is another network's by now.
     fn may_stand<E: Environment>(&self, env: &mut E, id: QpId) -> bool {
         let qp = self.qp(id);
-        !qp.receives() || self.may_be_connected(env, id, &qp.attributes, Means::Standing)
-    }
-
-    fn may_be_connected<E: Environment>(&self, env: &mut E, id: QpId, attributes: &QpAttributes, means: Means) -> bool {
-        let qp = self.qp(id);
-        let Some(route) = attributes.address.grh.filter(|_| qp.is_connected_service()) else { return true };
-        env.may_talk(&Talk {
-            network: qp.network,
-            other: qp.network,
-            from: qp.addresses.by(route.sgid_index),
-            to: route.dgid,
-            means,
-            is_external: route.sgid_index == EXTERNAL_GID_INDEX,
-            asks: Asker::From,
-        })
+        if !qp.receives() {
+            return true;
+        }
+        let (reached, allowed) = may_be_connected(env, qp, &qp.attributes, Means::Standing);
+        allowed && reached == qp.reached
     }
 
     /// Whether the datagram in hand may go to its receiver. Of a group each member is asked about by itself.
@@ -117,18 +130,27 @@ impl Engine {
             return false;
         }
         // Which address sends follows from whom it sends to.
-        let permit = Permit { who: Some((self.policy.generation, route.dgid)) };
+        let (generation, to) = (self.policy.generation, route.dgid);
         // By its second address it may be told another thing: that yes is not kept, and this one says nothing of it.
-        if route.dgid.is_multicast() || !is_external && qp.send.permit == permit {
+        if to.is_multicast() || !is_external && qp.send.permit.network_of(generation, to).is_some() {
             return true;
         }
         let (network, from, means) = (qp.network, qp.addresses.by(route.sgid_index), Means::Datagram);
-        let asks = Asker::From;
-        let allowed = env.may_talk(&Talk { network, other: network, from, to: route.dgid, means, is_external, asks });
+        let other = network_behind(env, network, &route);
+        // Where the sender's address is not the sender's nobody could answer.
+        let is_mutual = other == network || env.network_at(other, from) == network;
+        let allowed =
+            is_mutual && env.may_talk(&Talk { network, other, from, to, means, is_external, asks: Asker::From });
         if allowed && !is_external {
-            self.qp_mut(id).send.permit = permit;
+            self.qp_mut(id).send.permit = Permit { who: Some((generation, to, other)) };
         }
         allowed
+    }
+
+    /// The network that a datagram of this QP by this route goes to, once [`Self::may_send`] has said yes.
+    pub(crate) fn datagram_network(&self, qp: &QueuePair, route: &GlobalRoute) -> NetworkId {
+        let permit = Some(qp.send.permit).filter(|_| route.sgid_index != EXTERNAL_GID_INDEX);
+        permit.and_then(|permit| permit.network_of(self.policy.generation, route.dgid)).unwrap_or(qp.network)
     }
 
     pub(crate) fn may_reach_member<E: Environment>(&mut self, env: &mut E, id: QpId, member: QpId) -> bool {
@@ -137,19 +159,30 @@ impl Engine {
         env.may_talk(&Talk { network, other: network, from, to, means, is_external: false, asks: Asker::From })
     }
 
-    /// Whether a datagram of another host may come to a QP.
-    pub(crate) fn may_receive<E: Environment>(&mut self, env: &mut E, id: QpId, from: Gid, means: Means) -> bool {
+    /// Whether an address is in that network for those of a QP's.
+    pub(crate) fn finds<E: Environment>(&self, env: &mut E, id: QpId, (other, from): (NetworkId, Gid)) -> bool {
         let qp = self.qp(id);
+        let is_known = qp.receive.permit.network_of(self.policy.generation, from) == Some(other);
+        is_known || env.network_at(qp.network, from) == other
+    }
+
+    /// Whether a datagram of another host may come to a QP: from this network, from this address in it.
+    pub(crate) fn may_receive<E: Environment>(
+        &mut self,
+        env: &mut E,
+        id: QpId,
+        (other, from): (NetworkId, Gid),
+        means: Means,
+    ) -> bool {
+        let (qp, generation) = (self.qp(id), self.policy.generation);
         debug_assert!(qp.service == QpType::Ud);
-        let permit = Permit { who: Some((self.policy.generation, from)) };
-        if qp.receive.permit == permit {
+        if qp.receive.permit.network_of(generation, from) == Some(other) {
             return true;
         }
         let (network, to) = (qp.network, qp.addresses.like(from));
-        let allowed =
-            env.may_talk(&Talk { network, other: network, from, to, means, is_external: false, asks: Asker::To });
+        let allowed = env.may_talk(&Talk { network, other, from, to, means, is_external: false, asks: Asker::To });
         if allowed {
-            self.qp_mut(id).receive.permit = permit;
+            self.qp_mut(id).receive.permit = Permit { who: Some((generation, from, other)) };
         }
         allowed
     }
@@ -159,4 +192,24 @@ impl Engine {
         let (network, to, means) = (qp.network, qp.addresses.first, Means::Datagram);
         env.may_talk(&Talk { network, other: network, from, to, means, is_external: true, asks: Asker::To })
     }
+}
+
+/// The network that a route's address is in for those of `network`. What goes out to machines without FreeFlow stays in it.
+pub(crate) fn network_behind<E: Environment>(env: &mut E, network: NetworkId, route: &GlobalRoute) -> NetworkId {
+    if route.sgid_index == EXTERNAL_GID_INDEX { network } else { env.network_at(network, route.dgid) }
+}
+
+/// The network that the peer's address is in, and whether the QP may be connected to it there.
+fn may_be_connected<E: Environment>(
+    env: &mut E,
+    qp: &QueuePair,
+    attributes: &QpAttributes,
+    means: Means,
+) -> (NetworkId, bool) {
+    let network = qp.network;
+    let Some(route) = attributes.address.grh.filter(|_| qp.is_connected_service()) else { return (network, true) };
+    let other = network_behind(env, network, &route);
+    let (from, is_external) = (qp.addresses.by(route.sgid_index), route.sgid_index == EXTERNAL_GID_INDEX);
+    let allowed = env.may_talk(&Talk { network, other, from, to: route.dgid, means, is_external, asks: Asker::From });
+    (other, allowed)
 }

@@ -52,6 +52,8 @@ pub(crate) struct QueuePair {
     pub session: SessionId,
     pub vnic: VnicId,
     pub network: NetworkId,
+    /// The network that its peer is in: what policy was asked about when it got the peer's address. Else its own.
+    pub reached: NetworkId,
     pub addresses: Addresses,
     pub qpn: Qpn,
     pub service: QpType,
@@ -219,6 +221,7 @@ impl QueuePair {
             session,
             vnic,
             network: home.0,
+            reached: home.0,
             addresses: home.1,
             qpn,
             service: init.qp_type,

@@ -124,8 +124,9 @@ impl Engine {
             Refusal::Error(error)
         })?;
         let connects = mask.contains(M::AV) && !matches!(next, QpState::Reset | QpState::Error);
-        if connects && !self.may_connect(env, qp, attributes) {
-            return Err(Refusal::Error(VerbsError::NotPermitted));
+        if connects {
+            let reached = self.may_connect(env, qp, attributes).ok_or(Refusal::Error(VerbsError::NotPermitted))?;
+            self.qp_mut(qp).reached = reached;
         }
         match next {
             QpState::Reset => self.modify_to_reset(env, now, qp)?,
@@ -149,6 +150,7 @@ impl Engine {
         let qp = self.qp_mut(id);
         let capabilities = qp.attributes.capabilities;
         qp.attributes = QpAttributes { capabilities, ..QpAttributes::default() };
+        qp.reached = qp.network;
         qp.teardown = Teardown::None;
         qp.receive.established = false;
         qp.receive.last_told = false;
@@ -177,6 +179,7 @@ impl Engine {
         let before = qp.state();
         qp.attributes.state = next;
         if mask.contains(M::AV) {
+            self.doubt_wire(id);
             self.look_for_wire(env, id);
         }
         if mask.contains(M::SQ_PSN) {
@@ -193,6 +196,8 @@ impl Engine {
                 env.identity_changed(qp.qpn, None);
                 self.wake_peer(id);
             }
+            // Its peer may not be whom it was connected to.
+            (_, QpState::SqDrain) if mask.contains(M::AV) => env.identity_changed(qp.qpn, None),
             (_, QpState::ReadyToSend) => {
                 qp.send.drain = Drain::None;
                 self.push_ready(id);

@@ -184,7 +184,8 @@ impl Engine {
         self.distribute(env, now, qpn, network, DatagramHeader { grh, ..datagram }, payload);
     }
 
-    /// To the QP or the group of this number, if it is of the sender's network.
+    /// To the group of this number, if it is of the sender's network, or to the QP, if the sender's network is where its address is
+    /// for that QP.
     fn distribute<E: Environment>(
         &mut self,
         env: &mut E,
@@ -201,21 +202,20 @@ impl Engine {
             let members: Vec<QpId> = self.groups.members(of_group, group).collect();
             for id in members {
                 let grh = DatagramRoute { destination: group, ..datagram.grh };
-                if self.qp(id).receives() && self.may_receive(env, id, grh.source, Means::Multicast) {
+                if self.qp(id).receives() && self.may_receive(env, id, (of_group, grh.source), Means::Multicast) {
                     self.deliver_datagram(env, now, id, DatagramHeader { grh, ..datagram }, payload);
                 }
             }
             return;
         }
         let Some(id) = self.ud_receiver(qpn) else { return };
+        let other = network.filter(|other| self.finds(env, id, (*other, datagram.grh.source)));
+        let Some(other) = other else { return self.drops.wrong_network += 1 };
         let qp = self.qp(id);
-        if network != Some(qp.network) {
-            return self.drops.wrong_network += 1;
-        }
         let destination = if datagram.by_ipv6 { qp.addresses.ipv6 } else { Some(qp.addresses.first) };
         let Some(destination) = destination else { return self.drops.wrong_source += 1 };
         let grh = DatagramRoute { destination, ..datagram.grh };
-        if !self.may_receive(env, id, grh.source, Means::Datagram) {
+        if !self.may_receive(env, id, (other, grh.source), Means::Datagram) {
             return self.drops.denied += 1;
         }
         self.deliver_datagram(env, now, id, DatagramHeader { grh, ..datagram }, payload);

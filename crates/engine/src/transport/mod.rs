@@ -123,9 +123,9 @@ impl Engine {
         if qp.wire.is_some() || !qp.is_connected_service() {
             return qp.wire.is_some();
         }
-        let (vnic, network, attributes) = (qp.vnic, qp.network, &qp.attributes);
+        let (vnic, reached, attributes) = (qp.vnic, qp.reached, &qp.attributes);
         let Some(route) = attributes.address.grh else { return false };
-        let Path::Wire(destination) = env.path(vnic, network, &route) else { return false };
+        let Path::Wire(destination) = env.path(vnic, reached, &route) else { return false };
         let destination = Destination { traffic_class: route.traffic_class, ..destination };
         let (sq_psn, rq_psn) = (attributes.sq_psn, attributes.rq_psn);
         let (qpn, dest_qpn) = (qp.qpn, attributes.dest_qpn);
@@ -144,6 +144,13 @@ impl Engine {
         self.peers.connect(destination.host, dest_qpn, id);
         env.identity_changed(qpn, Some(destination.host));
         true
+    }
+
+    /// The QP got an address anew: nobody has said that its peer is the one behind it.
+    pub(crate) fn doubt_wire(&mut self, id: QpId) {
+        if let Some(wire) = &mut self.qp_mut(id).wire {
+            wire.gate = Gate::Unchecked;
+        }
     }
 
     /// To RTS: the PSN that its requests begin with is known.

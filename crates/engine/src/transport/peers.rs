@@ -1,6 +1,6 @@
 //! Who is behind the QPN that a QP is connected to. RC packets don't say who sends them, and a tenant names any QPN it
-//! likes; so before a QP's first packet goes out, the owner of the other QPN must have said that it is of the same
-//! network, has the GID that the QP is connected to, and is connected back.
+//! likes; so before a QP's first packet goes out, the owner of the other QPN must have said that it is of the network and
+//! has the GID that the QP is connected to, and is connected back.
 use crate::qp::QueuePair;
 use crate::{Engine, Environment, HostId, Path, PeerAnswer, PeerInfo, QpId};
 use alloc::collections::BTreeSet;
@@ -109,7 +109,7 @@ impl Engine {
 }
 
 fn is_connected_back(qp: &QueuePair, peer: &PeerInfo) -> bool {
-    peer.network == qp.network
+    peer.network == qp.reached
         && Some(peer.gid) == qp.remote_gid()
         && peer.service == qp.service.peer()
         && peer.connected == Some((qp.gid(), qp.qpn))

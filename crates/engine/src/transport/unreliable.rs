@@ -108,9 +108,9 @@ impl Engine {
         if route.dgid.is_multicast() {
             return None;
         }
-        let Path::Wire(destination) = env.path(qp.vnic, qp.network, &route) else { return None };
+        let network = self.datagram_network(qp, &route);
+        let Path::Wire(destination) = env.path(qp.vnic, network, &route) else { return None };
         let destination = Destination { traffic_class: route.traffic_class, ..destination };
-        let network = qp.network;
         if qpn.0 <= MAD_QPN {
             // Management is its host's, not a tenant's.
             return Some(self.unanswered(env, now, id));

@@ -67,6 +67,8 @@ pub struct World {
     pub without_rings: HashSet<QpId>,
     /// Ways to addresses of other hosts, and who is behind their QPNs.
     pub paths: HashMap<Gid, Destination>,
+    /// The same for one network's addresses only.
+    pub paths_of: HashMap<(NetworkId, Gid), Destination>,
     pub peers: HashMap<(HostId, Qpn), PeerAnswer>,
     pub sent: VecDeque<Sent>,
     /// Packets that may still go out before the fabric is full.
@@ -79,6 +81,11 @@ pub struct World {
     /// Who may not talk to whom, in this direction.
     pub denied: HashSet<(Gid, Gid)>,
     pub asked: Vec<Talk>,
+    /// Networks that may not talk to each other, whoever begins.
+    pub apart: HashSet<(NetworkId, NetworkId)>,
+    /// Addresses that are another network's for those of a network, and what was asked about that.
+    pub homes: HashMap<(NetworkId, Gid), NetworkId>,
+    pub located: Vec<(NetworkId, Gid)>,
     pub severed: Vec<(Qpn, HostId, Qpn)>,
     pub attempts: Vec<Attempt>,
 }
@@ -239,9 +246,18 @@ impl Environment for World {
 
     fn may_talk(&mut self, talk: &Talk) -> bool {
         self.asked.push(*talk);
+        let (one, other) = (talk.network, talk.other);
+        if self.apart.contains(&(one, other)) || self.apart.contains(&(other, one)) {
+            return false;
+        }
         let forth = !self.denied.contains(&(talk.from, talk.to));
         let both = matches!(talk.means, Means::Connection | Means::Standing);
         forth || both && !self.denied.contains(&(talk.to, talk.from))
+    }
+
+    fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId {
+        self.located.push((network, gid));
+        self.homes.get(&(network, gid)).copied().unwrap_or(network)
     }
 
     fn attempted(&mut self, attempt: &Attempt) {
@@ -252,8 +268,9 @@ impl Environment for World {
         self.severed.push((qpn, host, peer));
     }
 
-    fn path(&mut self, _vnic: VnicId, _to: NetworkId, route: &GlobalRoute) -> Path {
-        self.paths.get(&route.dgid).map_or(Path::Local, |destination| Path::Wire(*destination))
+    fn path(&mut self, _vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
+        let found = self.paths_of.get(&(to, route.dgid)).or_else(|| self.paths.get(&route.dgid));
+        found.map_or(Path::Local, |destination| Path::Wire(*destination))
     }
 
     fn peer(&mut self, host: HostId, qpn: Qpn) -> PeerAnswer {
