@@ -24,14 +24,14 @@ from lib_cm import Row, wait_until
 from tenants import GROUP, QKEY, SOON, Victim
 
 ONE, TWO = "red1", "red2"
-# Of a tenant, with the addresses: what is declared, and the part of one host in a lab. Blue's are those of red2.
-NETWORKS = {ONE: ("red", "10.61.0.0/16", "10.61.{}.0/24"), TWO: ("red", "10.62.0.0/16", "10.62.{}.0/24"),
-            "blue": ("blue", "10.62.0.0/16", "10.62.{}.0/24")}
+# Whose, and with which addresses; blue's are also red2's. A host of a lab has a part of 10.111.0.0/16.
+ONE_HOST = {ONE: ("red", "10.61.0.0/24"), TWO: ("red", "10.62.0.0/24"), "blue": ("blue", "10.62.0.0/24")}
+TWO_HOSTS = {ONE: ("red", "10.111.2.0/24"), TWO: ("red", "10.111.1.0/24"), "blue": ("blue", "10.111.0.0/16")}
 NETWORK = """
 apiVersion: freeflow.io/v1
 kind: Network
 metadata: {{name: {name}}}
-spec: {{tenant: {tenant}, cidrs: [{cidr}], range: {range}}}
+spec: {{tenant: {tenant}, cidrs: [{cidr}]}}
 ---"""
 RULE = """
 apiVersion: freeflow.io/v1
@@ -49,6 +49,7 @@ BY_HAND = ("send_rc", "send_uc", "send_ud", "one_sided_rc", "one_sided_uc", "one
 PERFTEST = ("ib_send_bw -c XRC -F -n 200 -x 0", "ib_send_bw -R -F -n 200", "ib_write_lat -R -F -n 200", "ib_send_bw -R -c UD -F -n 200")
 TRAFFIC = "ib_write_bw -R -F -D 60".split()
 TRAFFIC_MESSAGES = 100
+MTU = 4200  # datagrams of 4096 bytes between hosts
 CLONE_NEWNET = 0x40000000
 
 
@@ -422,11 +423,11 @@ def everywhere(checks, where, hosts, server, client, other, double, enemy):
         check("nothing is left in the router", lib.wait_for_resources, host, held)
 
 
-def prepare(hosts, ends):
+def prepare(hosts, networks, ends):
     """The networks everywhere; and of each container the name, its host, its network and its address."""
     for host in hosts:
-        for name, (tenant, cidr, part) in NETWORKS.items():
-            tenants.apply(host, NETWORK.format(name=name, tenant=tenant, cidr=cidr, range=part.format(getattr(host, "number", 0))))
+        for name, (tenant, cidr) in networks.items():
+            tenants.apply(host, NETWORK.format(name=name, tenant=tenant, cidr=cidr))
     return [hosts[at].container(name, "--network", network, "--ip", ip, "--label", f"tier={name}")
             for name, at, network, ip in ends]
 
@@ -435,16 +436,16 @@ def on_one_host(checks):
     with lib.Host() as host:
         ends = (("server", 0, TWO, "10.62.0.10"), ("client", 0, ONE, "10.61.0.10"), ("other", 0, ONE, "10.61.0.11"),
                 ("double", 0, "blue", "10.62.0.10"), ("enemy", 0, "blue", "10.62.0.12"))
-        everywhere(checks, "one host", [host], *prepare([host], ends))
+        everywhere(checks, "one host", [host], *prepare([host], ONE_HOST, ends))
 
 
 def on_two_hosts(checks):
     """Neither host has a vNIC of both of red's networks."""
-    with lib.Lab(2) as lab:
+    with lib.Lab(2, MTU) as lab:
         lab.wait_for_peers()
-        ends = (("server", 0, TWO, "10.62.1.50"), ("client", 1, ONE, "10.61.2.50"), ("other", 1, ONE, "10.61.2.51"),
-                ("double", 0, "blue", "10.62.1.50"), ("enemy", 1, "blue", "10.62.2.52"))
-        everywhere(checks, "two hosts", lab.hosts, *prepare(lab.hosts, ends))
+        ends = (("server", 0, TWO, "10.111.1.50"), ("client", 1, ONE, "10.111.2.50"), ("other", 1, ONE, "10.111.2.51"),
+                ("double", 0, "blue", "10.111.1.50"), ("enemy", 1, "blue", "10.111.2.52"))
+        everywhere(checks, "two hosts", lab.hosts, *prepare(lab.hosts, TWO_HOSTS, ends))
 
 
 def test(checks):
