@@ -55,7 +55,7 @@ CLONE_NEWNET = 0x40000000
 
 def rows():
     of = Row.of
-    yield of("rping -s -a {ip} -C 10 -V -S 65535", "rping -c -a {ip} -C 10 -V -S 65535", "DISCONNECT")
+    yield of("rping -s -a {ip} -C 10 -v -V", "rping -c -a {ip} -C 10 -v -V", "rdma-ping-9:", server_says=("rdma-ping-9:",))
     yield of("rdma_xserver -c x", "rdma_xclient -s {ip} -c x", "end 0", server_says=("end 0",))
     yield of("udaddy -c 4", "udaddy -s {ip} -c 4", "return status 0", server_says=("return status 0",))
     yield of("rstream -I 4 -C 50 -S 6400 -T b", "rstream -T b -s {ip} -I 4 -C 50 -S 6400", server_says=("custom",))
