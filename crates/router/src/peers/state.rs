@@ -24,6 +24,7 @@ use super::file::{PeerEntry, PeersFile};
 use super::identities::Identities;
 use super::update::{ExternalPeers, Mad, Settings, Update};
 use crate::access::VnicIdentity;
+use crate::homes::Homes;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::PeerCounters;
 use freeflow_protocol::peer::{FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, PEER_PROTOCOL_VERSION, PeerMessage, QpInfo};
@@ -198,6 +199,7 @@ pub struct State {
     by_connection: BTreeMap<ConnectionId, HostId>,
     pub(super) networks: BTreeMap<String, NetworkId>,
     network_names: BTreeMap<NetworkId, String>,
+    pub(super) homes: Arc<Homes>,
     /// What this host announces.
     local: BTreeMap<Subject, Option<Qpn>>,
     pub(super) claims: Claims,
@@ -216,6 +218,7 @@ impl State {
             by_connection: BTreeMap::new(),
             networks: BTreeMap::new(),
             network_names: BTreeMap::new(),
+            homes: Arc::default(),
             local: BTreeMap::new(),
             claims: Claims::default(),
             identities: Identities::default(),
