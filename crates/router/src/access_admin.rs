@@ -57,7 +57,7 @@ impl Control {
     /// milliseconds.
     pub(crate) fn set_access(&mut self, table: AccessTable, homes: Homes) {
         let rules = Arc::new(Rules::new(table, homes, self.cm.access().rules().map(Arc::as_ref)));
-        self.cm.access().set_rules(rules.clone());
+        self.set_cm_rules(rules.clone());
         let mut rules = Some(rules);
         self.worker.submit(Box::new(move |worker, _| {
             if let Some(rules) = rules.take() {
@@ -77,7 +77,7 @@ impl Control {
     pub(crate) fn restore_access(&mut self, worker: &mut Worker) {
         let view = self.state.access();
         let rules = Arc::new(Rules::new(AccessTable::of(view), Homes::of(view), None));
-        self.cm.access().set_rules(rules.clone());
+        self.set_cm_rules(rules.clone());
         worker.rings.access.set_rules(rules);
     }
 

@@ -54,6 +54,12 @@ impl Homes {
         let range = ranges[..behind].last().filter(|range| gid <= range.1);
         range.map_or(network, |range| range.2)
     }
+
+    /// Who gets what is sent to an address, if it finds the sender where that is: answers go back the same way.
+    pub fn receiver(&self, from: (NetworkId, Gid), to: Gid) -> Option<(NetworkId, Gid)> {
+        let there = self.network_at(from.0, to);
+        (self.network_at(there, from.1) == from.0).then_some((there, to))
+    }
 }
 
 fn number(gid: Gid) -> u128 {
@@ -91,5 +97,14 @@ mod tests {
         assert_eq!(at(3, "10.1.0.1"), 3);
         assert_eq!(at(3, "10.2.0.1"), 3);
         assert_eq!(at(9, "10.2.0.1"), 9, "of a network that is not declared");
+        let gets = |network: u32, from: &str, to: &str| {
+            homes.receiver((NetworkId(network), gid(from)), gid(to)).map(|(network, _)| network.0)
+        };
+        assert_eq!(gets(1, "10.1.0.1", "10.1.0.2"), Some(1));
+        assert_eq!(gets(1, "10.1.0.1", "10.2.0.1"), Some(2));
+        assert_eq!(gets(3, "10.2.0.1", "10.2.0.2"), Some(3));
+        assert_eq!(gets(1, "10.9.0.1", "10.1.0.2"), Some(1), "nobody's is of the sender's own");
+        assert_eq!(gets(1, "10.9.0.1", "10.2.0.1"), None, "but not for those of another");
+        assert_eq!(gets(1, "10.2.0.9", "10.1.0.1"), None, "the sender's is another's");
     }
 }

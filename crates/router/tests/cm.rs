@@ -6,6 +6,9 @@ use common::hosts::{Hosts, alone};
 use common::*;
 use freeflow_backend::{Peer, PeerIndex, Udp, UdpConfig};
 use freeflow_engine::management_head;
+use freeflow_orchestrator::Command;
+use freeflow_orchestrator::objects::{ObjectKind, parse_object};
+use freeflow_protocol::admin::{AdminReply, AdminRequest};
 use freeflow_protocol::cm::{
     CmAddress, CmEvent, CmEventBody, CmEventKind, CmOption, CmReply, CmRequest, ConnectionParameters, PortSpace,
 };
@@ -13,6 +16,7 @@ use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_verbs::{Gid, QpState, QpType, VerbsError};
 use freeflow_wire::Header;
 use freeflow_wire::cm::{Drep, IpHeader, MAD_QKEY, MAD_QPN, Mad, Message, Req, Rtu};
+use std::path::Path;
 use std::time::Instant;
 
 /// Connects, talks, rejects and disconnects: what works between any two vNICs.
@@ -81,6 +85,130 @@ fn vnics_of_two_hosts_connect() {
     until_reachable(&b, &a);
     works_between(&a, &b);
     works_between(&b, &a);
+}
+
+/// An object as an operator declares it.
+fn apply(host: &Host, kind: &str, name: &str, spec: &str) {
+    let text = format!(
+        r#"{{"apiVersion": "freeflow.io/v1", "kind": "{kind}", "metadata": {{"name": "{name}"}}, "spec": {spec}}}"#
+    );
+    let objects = vec![parse_object(&serde_json::from_str(&text).unwrap()).unwrap()];
+    host.router.as_ref().unwrap().command(Command::Apply { objects }).unwrap();
+}
+
+/// A network of the tenant of `default`, and one of another tenant with the same addresses.
+fn declare_networks(host: &Host) {
+    apply(host, "Network", "green", r#"{"cidrs": ["10.112.0.0/16"]}"#);
+    apply(host, "Network", "others", r#"{"tenant": "other", "cidrs": ["10.112.0.0/16"]}"#);
+}
+
+fn join(host: &Host) {
+    let spec =
+        r#"{"from": {"network": "default"}, "to": {"network": "green"}, "direction": "both", "action": "allow"}"#;
+    apply(host, "AccessRule", "join", spec);
+}
+
+fn separate(host: &Host) {
+    let (kind, name) = (ObjectKind::AccessRule, "join".into());
+    host.router.as_ref().unwrap().command(Command::Delete { kind, name, version: None }).unwrap();
+}
+
+fn client_in(host: &Host, network: &str, id: &str, address: &str) -> Client {
+    let (id, name, network, address) = (id.into(), id.into(), network.into(), Some(address.parse().unwrap()));
+    match host.admin(&AdminRequest::Attach { id, name, network, address, labels: Vec::new() }) {
+        AdminReply::Vnic(vnic) => Client::connect(&Path::new(&vnic.directory).join("router.sock")),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A datagram service is asked for, and answers.
+fn serves_datagrams(a: &Client, b: &Client) {
+    let (a_channel, b_channel) = (a.cm_channel(), b.cm_channel());
+    let listener = b.cm_id_of(&b_channel, PortSpace::Udp, QpType::Ud, 1);
+    b.cm_bound(CmRequest::Bind { id: listener, address: CmAddress::default() });
+    let CmAddress { port, .. } = b.cm_bound(CmRequest::Listen { id: listener, backlog: 8 });
+    let id = a.cm_id_of(&a_channel, PortSpace::Udp, QpType::Ud, 2);
+    a.cm_bound(CmRequest::ResolveAddress { id, source: None, destination: at(b.gid(), port), timeout_ms: 2000 });
+    a_channel.expect(CmEventKind::AddressResolved);
+    a.cm_done(CmRequest::ResolveRoute { id, timeout_ms: 2000 });
+    a_channel.expect(CmEventKind::RouteResolved);
+    a.cm_done(CmRequest::Connect { id, parameters: parameters(b"") });
+    let (passive, _) = b.cm_request(&b_channel);
+    b.cm_done(CmRequest::Accept { id: passive, cookie: 3, parameters: parameters(b"") });
+    a_channel.expect(CmEventKind::Established);
+}
+
+/// Both ends of a connection between two networks hear that the rule has gone, and there is no other then.
+fn goes_with_the_rule(a: &Client, b: &Client, hosts: &[&Host]) {
+    let pair = CmPair::new(a, b);
+    pair.connect();
+    hosts.iter().for_each(|host| separate(host));
+    pair.a_channel.expect(CmEventKind::Disconnected);
+    pair.b_channel.expect(CmEventKind::Disconnected);
+    let channel = a.cm_channel();
+    let id = a.cm_resolved(&channel, pair.address, 9);
+    let refusal = a.cm_refused(CmRequest::Connect { id, parameters: parameters(b"") });
+    assert_eq!(refusal, VerbsError::NotPermitted);
+}
+
+#[test]
+fn vnics_of_two_joined_networks_of_a_host_connect() {
+    let host = Host::new();
+    let a = host.client("a");
+    declare_networks(&host);
+    // The other tenant's comes first, with the same address and a listener at the same port.
+    let stranger = client_in(&host, "others", "stranger", "10.112.0.5");
+    let b = client_in(&host, "green", "b", "10.112.0.5");
+    let channel = stranger.cm_channel();
+    let id = stranger.cm_id(&channel, 1);
+    stranger.cm_bound(CmRequest::Bind { id, address: CmAddress { port: 7174, ..CmAddress::default() } });
+    stranger.cm_bound(CmRequest::Listen { id, backlog: 8 });
+    join(&host);
+    works_between(&a, &b);
+    works_between(&b, &a);
+    serves_datagrams(&a, &b);
+    serves_datagrams(&b, &a);
+    // Nobody of green listens there.
+    let own = a.cm_channel();
+    let id = a.cm_resolved(&own, at(b.gid(), 7174), 4);
+    a.cm_done(CmRequest::Connect { id, parameters: parameters(b"") });
+    assert_eq!(own.expect(CmEventKind::Rejected).status, 8, "invalid service");
+    assert!(channel.is_silent());
+    goes_with_the_rule(&a, &b, &[&host]);
+    join(&host);
+    works_between(&a, &b);
+}
+
+#[test]
+fn who_looks_for_an_address_of_a_network_that_is_declared_later_finds_it() {
+    let host = Host::new();
+    let a = host.client("a");
+    let channel = a.cm_channel();
+    let (id, destination) = (a.cm_id(&channel, 1), at(Gid::from_ip("10.112.0.5".parse().unwrap()), 7));
+    a.cm_bound(CmRequest::ResolveAddress { id, source: None, destination, timeout_ms: 60_000 });
+    declare_networks(&host);
+    client_in(&host, "others", "stranger", "10.112.0.5");
+    client_in(&host, "green", "b", "10.112.0.5");
+    channel.expect(CmEventKind::AddressResolved);
+}
+
+#[test]
+fn vnics_of_two_joined_networks_of_two_hosts_connect() {
+    let _alone = alone();
+    let hosts = Hosts::new();
+    hosts.hosts.iter().for_each(declare_networks);
+    let [first, second] = &hosts.hosts;
+    let a = first.client("a");
+    let b = client_in(second, "green", "b", "10.112.1.5");
+    let _stranger = client_in(second, "others", "stranger", "10.112.1.6");
+    let _another = client_in(first, "others", "another", "10.112.0.5");
+    hosts.hosts.iter().for_each(join);
+    until_reachable(&a, &b);
+    until_reachable(&b, &a);
+    works_between(&a, &b);
+    works_between(&b, &a);
+    serves_datagrams(&a, &b);
+    goes_with_the_rule(&a, &b, &[first, second]);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use freeflow_protocol::cm::{CM_EVENT_BYTES_MAX, CmAddress, CmEvent, Ece};
 use freeflow_protocol::library::Handle;
 use freeflow_verbs::{Gid, NetworkId, VerbsError};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
@@ -52,7 +52,8 @@ pub struct OwnerEntry {
 pub struct Lost {
     /// Too many were on their way.
     pub crowded: u64,
-    /// Of external machines: to an address that is not this host's, or more machines than are known at a time.
+    /// Of external machines: to an address that is not this host's, or more machines than are known at a time. Of vNICs: the
+    /// receiver would look for the sender in another network.
     pub refused: u64,
 }
 
@@ -60,6 +61,8 @@ pub struct World {
     pub places: Places,
     /// What it makes of an address is found when it is asked.
     pub access: RefCell<Access>,
+    /// vNICs, and addresses that they were connected to and that are another network's now, until all connections were looked at.
+    pub moved: BTreeSet<(VnicRef, Gid)>,
     pub owners: BTreeMap<Owner, OwnerEntry>,
     last_owner: u64,
     pub letters: Letters,
@@ -106,6 +109,7 @@ impl World {
         Ok(Self {
             places: Places::default(),
             access: RefCell::default(),
+            moved: BTreeSet::new(),
             owners: BTreeMap::new(),
             last_owner: 0,
             letters: Letters::default(),
@@ -193,6 +197,14 @@ impl World {
         Some(self.last_watch)
     }
 
+    /// Where a message arrives that is sent from one address to another: see [`crate::homes::Homes::receiver`].
+    pub fn arrival(&self, sender: Scope, from: Gid, to: Gid) -> Option<Scope> {
+        let Scope::Network(network) = sender else { return Some(sender) };
+        let access = self.access.borrow();
+        let Some(rules) = access.rules() else { return Some(sender) };
+        rules.homes.receiver((network, from), to).map(|(there, _)| Scope::Network(there))
+    }
+
     fn send_to_host(&mut self, host: HostId, network: NetworkId, (from, to): (Gid, Gid), mad: Mad) {
         let sender = (network, from);
         let to_host = self.to_host.entry(host).or_insert_with(|| Shares::new(HOST_COUNT_MAX));
@@ -233,7 +245,9 @@ impl Environment for World {
     }
 
     fn route(&self, vnic: VnicRef, from: Option<Gid>, to: Gid) -> Result<Route, VerbsError> {
-        self.places.route(vnic, from, to)
+        let entry = self.places.vnic(vnic).ok_or(VerbsError::Unreachable)?;
+        let at = self.access.borrow().network_at(entry.network, to);
+        self.places.route(vnic, from, (at, to))
     }
 
     fn unreachable(&mut self, vnic: VnicRef, address: Gid) {
@@ -282,14 +296,16 @@ impl Environment for World {
         let is_possible = network == entry.network
             && (!is_external
                 || entry.external.is_some() && self.places.allows_external(remote.gid, Some(entry.network)));
-        if !is_possible {
+        let has_moved = asked == Asked::ToStand && !is_external && self.moved.contains(&(vnic, remote.gid));
+        if !is_possible || has_moved {
             return false;
         }
         let access = &mut self.access.borrow_mut();
         // By the host's address it is still this vNIC that speaks.
-        let own = if is_external { entry.gid } else { local.gid };
-        let (from, to) = if asked == Asked::ToAnswer { (remote.gid, own) } else { (own, remote.gid) };
-        let pair = Pair { from: (network, from), to: (network, to), is_external };
+        let own = (network, if is_external { entry.gid } else { local.gid });
+        let other = (if is_external { network } else { access.network_at(network, remote.gid) }, remote.gid);
+        let (from, to) = if asked == Asked::ToAnswer { (other, own) } else { (own, other) };
+        let pair = Pair { from, to, is_external };
         match asked {
             Asked::ToBegin | Asked::ToAnswer => access.may_begin(&pair, Deed::Request),
             Asked::ToStand => access.may_be_connected(&pair, Deed::CutRequest),

@@ -17,7 +17,7 @@ mod pipe;
 mod places;
 mod steps;
 
-use crate::access::{Access, Incident};
+use crate::access::{Access, Incident, Rules};
 use crate::access_admin;
 use crate::account::Charge;
 use crate::control::{Control, Topic};
@@ -36,6 +36,7 @@ use freeflow_verbs::{Gid, Instant, NetworkId, VerbsError};
 use pipe::EventPipe;
 use rustix::event::epoll;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 pub(crate) use steps::{Change, Changes};
 
@@ -70,12 +71,32 @@ impl Cm {
         self.world.access.get_mut()
     }
 
+    /// These rules are in force from now on. What is connected to an address that is another network's now is connected to nobody.
+    pub fn set_rules(&mut self, rules: Arc<Rules>) {
+        let (homes, world) = (rules.homes.clone(), &mut self.world);
+        let before = world.access.get_mut().rules().map(|rules| rules.homes.clone()).unwrap_or_default();
+        world.access.get_mut().set_rules(rules);
+        if homes == before {
+            return;
+        }
+        for id in self.machine.list(None, usize::MAX) {
+            let (Some(vnic), Some(remote)) = (world.places.vnic(id.vnic), id.remote) else { continue };
+            if homes.network_at(vnic.network, remote.gid) != before.network_at(vnic.network, remote.gid) {
+                world.moved.insert((id.vnic, remote.gid));
+            }
+        }
+        self.machine.handle_new_routes();
+    }
+
     /// Cuts what is not allowed any more, looking at so many connections at most; what there is to report.
     pub fn follow_policy(&mut self, now: Instant, count_max: usize) -> Vec<Incident> {
         if self.access().take_change() {
             self.machine.handle_policy_changed();
         }
         self.machine.poll_policy(&mut self.world, now, count_max);
+        if !self.machine.looks_at_policy() {
+            self.world.moved.clear();
+        }
         self.access().take_incidents(now)
     }
 
@@ -229,7 +250,11 @@ impl Control {
         }
         for _ in 0..ROUND_LETTERS_MAX {
             let Some(letter) = world.letters.pop() else { break };
-            let (scope, from, to) = (letter.scope, letter.from, letter.to);
+            let (from, to) = (letter.from, letter.to);
+            let Some(scope) = world.arrival(letter.scope, from, to) else {
+                world.lost.refused += 1;
+                continue;
+            };
             let packet = Packet { link: Link::Local, scope, from, to, mad: &letter.mad };
             machine.handle_packet(world, now, packet);
         }
@@ -275,10 +300,14 @@ impl Control {
     pub(crate) fn handle_peers_update(&mut self, update: Update) {
         let Cm { machine, world, .. } = &mut self.cm;
         match update {
-            Update::Cm { host, network, from, to, mad } => {
-                let link = Link::Router(host.0);
-                let packet = Packet { link, scope: Scope::Network(network), from, to, mad: &*mad };
-                machine.handle_packet(world, now(), packet);
+            Update::Cm { host, from: (sender, from), to: (receiver, to), mad } => {
+                let (link, scope) = (Link::Router(host.0), Scope::Network(receiver));
+                // The peers thread may have known other networks.
+                if world.arrival(Scope::Network(sender), from, to) != Some(scope) {
+                    world.lost.refused += 1;
+                    return;
+                }
+                machine.handle_packet(world, now(), Packet { link, scope, from, to, mad: &*mad });
             }
             Update::Party { network, gid, identity } => world.access.get_mut().set_remote(network, gid, identity),
             update => {
@@ -310,6 +339,12 @@ impl Control {
         let number = world.places.external_number(from);
         let packet = Packet { link: Link::External(number), scope: Scope::External, from, to, mad };
         machine.handle_packet(world, now(), packet);
+    }
+
+    /// Rules are in force for connection management: on this host, and between hosts.
+    pub(crate) fn set_cm_rules(&mut self, rules: Arc<Rules>) {
+        self.peers.homes(rules.homes.clone());
+        self.cm.set_rules(rules);
     }
 
     /// The peers file was read anew: vNICs have another second address, or none.

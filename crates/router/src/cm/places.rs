@@ -1,5 +1,6 @@
 //! Where addresses are, as the control thread knows it: vNICs of this host, those that other routers announced, machines without
 //! FreeFlow. The worker has its own copy, for packets; nobody waits for the other's.
+use crate::access::Key;
 use crate::external::{EXTERNAL_GID_INDEX, IPV6_GID_INDEX};
 use crate::peers::{Settings, Update};
 use freeflow_backend::path_mtu;
@@ -162,18 +163,18 @@ impl Places {
         self.settings.as_ref().map(|settings| Gid::from_ip(settings.address))
     }
 
-    /// The way from a vNIC, or from one certain address of it.
-    pub fn route(&self, vnic: VnicRef, from: Option<Gid>, to: Gid) -> Result<Route, VerbsError> {
+    /// The way from a vNIC, or from one certain address of it, to an address that is of the network `at`.
+    pub fn route(&self, vnic: VnicRef, from: Option<Gid>, (at, to): Key) -> Result<Route, VerbsError> {
         let &Vnic { network, gid, ipv6, external } = self.vnics.get(&vnic).ok_or(VerbsError::Unreachable)?;
         // From one family no way leads to the other.
         let own = if to.to_ipv4().is_some() { Some((gid, 0)) } else { ipv6.map(|gid| (gid, IPV6_GID_INDEX)) };
         if let Some((gid, gid_index)) = own.filter(|(gid, _)| from.is_none_or(|from| from == *gid)) {
             let local = Place { scope: Scope::Network(network), gid };
             let route = Route { link: Link::Local, local, remote: to, gid_index, mtu: PathMtu::Mtu4096 };
-            if self.by_address.contains_key(&(network, to)) {
+            if self.by_address.contains_key(&(at, to)) {
                 return Ok(route);
             }
-            if let Some(host) = self.routes.get(&(network, to))
+            if let Some(host) = self.routes.get(&(at, to))
                 && let Some(&Host { mtu, has_cm: true }) = self.hosts.get(host)
             {
                 return Ok(Route { link: Link::Router(host.0), mtu, ..route });
@@ -203,6 +204,12 @@ mod tests {
         Gid::from_ip(text.parse().unwrap())
     }
 
+    /// Within the vNIC's own network.
+    fn own_way(places: &Places, vnic: VnicRef, from: Option<Gid>, to: Gid) -> Result<Route, VerbsError> {
+        let network = places.vnic(vnic).map_or(NETWORK, |vnic| vnic.network);
+        places.route(vnic, from, (network, to))
+    }
+
     fn settings(allow: &[&str]) -> Update {
         let allow = allow.iter().map(|prefix| prefix.parse().unwrap()).collect();
         Update::Settings(Settings {
@@ -224,14 +231,14 @@ mod tests {
         let a = places.attach(NETWORK, (gid("10.0.0.1"), None), None);
         let b = places.attach(NETWORK, (gid("10.0.0.2"), None), None);
         let c = places.attach(OTHER, (gid("10.0.0.3"), None), None);
-        let route = places.route(a, None, gid("10.0.0.2")).unwrap();
+        let route = own_way(&places, a, None, gid("10.0.0.2")).unwrap();
         assert_eq!((route.link, route.local, route.gid_index), (Link::Local, places.of_vnic(a)[0].unwrap(), 0));
-        assert!(places.route(a, None, gid("10.0.0.1")).is_ok(), "itself");
-        assert_eq!(places.route(a, None, gid("10.0.0.3")), Err(VerbsError::Unreachable), "another network");
-        assert_eq!(places.route(a, Some(gid("10.0.0.2")), gid("10.0.0.2")), Err(VerbsError::Unreachable));
+        assert!(own_way(&places, a, None, gid("10.0.0.1")).is_ok(), "itself");
+        assert_eq!(own_way(&places, a, None, gid("10.0.0.3")), Err(VerbsError::Unreachable), "another network");
+        assert_eq!(own_way(&places, a, Some(gid("10.0.0.2")), gid("10.0.0.2")), Err(VerbsError::Unreachable));
         assert_eq!(places.vnic_at(places.of_vnic(c)[0].unwrap()), Some(c));
         places.detach(b);
-        assert_eq!(places.route(a, None, gid("10.0.0.2")), Err(VerbsError::Unreachable));
+        assert_eq!(own_way(&places, a, None, gid("10.0.0.2")), Err(VerbsError::Unreachable));
         assert_eq!(places.of_vnic(b), [None; GID_COUNT]);
 
         // Another host announces it.
@@ -241,10 +248,33 @@ mod tests {
         );
         places.handle_update(settings(&[]), BTreeSet::new);
         places.handle_update(up(7, 0), BTreeSet::new);
-        assert_eq!(places.route(a, None, gid("10.0.0.2")), Err(VerbsError::Unreachable), "too old a router");
+        assert_eq!(own_way(&places, a, None, gid("10.0.0.2")), Err(VerbsError::Unreachable), "too old a router");
         places.handle_update(up(7, FEATURE_CM), BTreeSet::new);
-        assert_eq!(places.route(a, None, gid("10.0.0.2")).map(|route| route.link), Ok(Link::Router(7)));
+        assert_eq!(own_way(&places, a, None, gid("10.0.0.2")).map(|route| route.link), Ok(Link::Router(7)));
         assert_eq!(places.handle_update(Update::HostDown { host: HostId(7) }, BTreeSet::new), [Link::Router(7)]);
+    }
+
+    #[test]
+    fn to_another_network_the_way_leads_from_the_own() {
+        let mut places = Places::default();
+        let a = places.attach(NETWORK, (gid("10.0.0.1"), Some(gid("fd00::1"))), None);
+        places.attach(OTHER, (gid("10.2.0.2"), Some(gid("fd02::2"))), None);
+        for to in ["10.2.0.2", "fd02::2"] {
+            let route = places.route(a, None, (OTHER, gid(to))).unwrap();
+            assert_eq!((route.link, route.local.scope, route.remote), (Link::Local, Scope::Network(NETWORK), gid(to)));
+            assert!(places.route(a, None, (NETWORK, gid(to))).is_err(), "nobody of the own has it");
+        }
+        places.handle_update(settings(&["127.0.0.0/24"]), BTreeSet::new);
+        places.handle_update(up(7, FEATURE_CM), BTreeSet::new);
+        let far = Update::Route { network: OTHER, gid: gid("10.2.0.7"), host: Some(HostId(7)) };
+        places.handle_update(far, BTreeSet::new);
+        let route = places.route(a, Some(gid("10.0.0.1")), (OTHER, gid("10.2.0.7"))).unwrap();
+        assert_eq!((route.link, route.local), (Link::Router(7), places.of_vnic(a)[0].unwrap()));
+        assert!(places.route(a, None, (NETWORK, gid("10.2.0.7"))).is_err());
+        // Machines without FreeFlow are the own network's, whoever has their addresses.
+        places.set_external(a, Some(gid("127.0.0.1")));
+        let route = places.route(a, None, (OTHER, gid("127.0.0.9"))).unwrap();
+        assert_eq!(route.local.scope, Scope::External);
     }
 
     #[test]
@@ -254,22 +284,22 @@ mod tests {
         let b = places.attach(NETWORK, (gid("10.0.0.2"), Some(gid("fd00::2"))), None);
         let old = places.attach(NETWORK, (gid("10.0.0.3"), None), None);
         let other = places.attach(OTHER, (gid("10.0.0.1"), Some(gid("fd00::1"))), None);
-        let route = places.route(a, None, gid("fd00::2")).unwrap();
+        let route = own_way(&places, a, None, gid("fd00::2")).unwrap();
         let six = places.of_vnic(a)[usize::from(IPV6_GID_INDEX)].unwrap();
         assert_eq!((route.link, route.local, route.gid_index), (Link::Local, six, IPV6_GID_INDEX));
         assert_eq!(places.vnic_at(six), Some(a));
         assert_eq!(places.vnic_at(places.of_vnic(other)[2].unwrap()), Some(other));
-        assert_eq!(places.route(a, None, gid("10.0.0.2")).unwrap().gid_index, 0);
-        assert!(places.route(a, Some(gid("10.0.0.1")), gid("fd00::2")).is_err(), "from one family to the other");
-        assert!(places.route(a, Some(gid("fd00::1")), gid("10.0.0.2")).is_err());
-        assert!(places.route(old, None, gid("fd00::2")).is_err(), "it has no such address");
+        assert_eq!(own_way(&places, a, None, gid("10.0.0.2")).unwrap().gid_index, 0);
+        assert!(own_way(&places, a, Some(gid("10.0.0.1")), gid("fd00::2")).is_err(), "from one family to the other");
+        assert!(own_way(&places, a, Some(gid("fd00::1")), gid("10.0.0.2")).is_err());
+        assert!(own_way(&places, old, None, gid("fd00::2")).is_err(), "it has no such address");
         places.handle_update(settings(&[]), BTreeSet::new);
         places.handle_update(up(7, FEATURE_CM), BTreeSet::new);
         let far = Update::Route { network: NETWORK, gid: gid("fd00::9"), host: Some(HostId(7)) };
         places.handle_update(far, BTreeSet::new);
-        assert_eq!(places.route(a, None, gid("fd00::9")).map(|route| route.link), Ok(Link::Router(7)));
+        assert_eq!(own_way(&places, a, None, gid("fd00::9")).map(|route| route.link), Ok(Link::Router(7)));
         places.detach(b);
-        assert!(places.route(a, None, gid("fd00::2")).is_err());
+        assert!(own_way(&places, a, None, gid("fd00::2")).is_err());
     }
 
     #[test]
@@ -281,23 +311,26 @@ mod tests {
         let c = places.attach(NETWORK, (gid("10.0.0.3"), None), None);
         places.handle_update(settings(&["127.0.0.0/24"]), BTreeSet::new);
         let machine = gid("127.0.0.9");
-        let route = places.route(a, None, machine).unwrap();
+        let route = own_way(&places, a, None, machine).unwrap();
         assert_eq!(
             (route.link, route.local.gid, route.gid_index),
             (Link::External(places.external_number(machine)), own, 1)
         );
-        assert!(places.route(a, Some(own), machine).is_ok());
-        assert!(places.route(a, Some(gid("10.0.0.1")), machine).is_err(), "by the wrong address");
-        assert!(places.route(b, None, machine).is_err(), "not for this network");
-        assert!(places.route(c, None, machine).is_err(), "no second address");
+        assert!(own_way(&places, a, Some(own), machine).is_ok());
+        assert!(own_way(&places, a, Some(gid("10.0.0.1")), machine).is_err(), "by the wrong address");
+        assert!(own_way(&places, b, None, machine).is_err(), "not for this network");
+        assert!(own_way(&places, c, None, machine).is_err(), "no second address");
         for address in ["127.0.0.1", "127.0.0.3", "127.0.1.9"] {
-            assert!(places.route(a, None, gid(address)).is_err(), "{address} is this host, a router, or not listed");
+            assert!(
+                own_way(&places, a, None, gid(address)).is_err(),
+                "{address} is this host, a router, or not listed"
+            );
         }
         assert_eq!(places.vnic_at(Place { scope: Scope::External, gid: own }), Some(a));
         assert_eq!(places.vnic_at(Place { scope: Scope::External, gid: machine }), None);
         let link = Link::External(places.external_number(machine));
         assert_eq!(places.handle_update(settings(&[]), || BTreeSet::from([machine])), [link], "the permission is gone");
-        assert!(places.route(a, None, machine).is_err());
+        assert!(own_way(&places, a, None, machine).is_err());
     }
 
     #[test]
@@ -307,7 +340,7 @@ mod tests {
         let a = places.attach(NETWORK, (gid("10.0.0.1"), None), Some(gid("127.0.0.1")));
         let links: BTreeSet<Link> = (0..20_000_u32)
             .map(|number| Gid::from_ip(IpAddr::from((0x7f01_0000 + number).to_be_bytes())))
-            .map(|machine| places.route(a, None, machine).unwrap().link)
+            .map(|machine| own_way(&places, a, None, machine).unwrap().link)
             .collect();
         assert_eq!(links.len(), 20_000);
         let machine = gid("fd00::9");

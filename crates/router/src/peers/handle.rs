@@ -2,6 +2,7 @@
 use super::file::{PeersFile, PrivateKey};
 use super::update::{Mad, Update};
 use crate::access::VnicIdentity;
+use crate::homes::Homes;
 use crate::shares::Ticket;
 use crate::wake::Waker;
 use freeflow_engine::{HostId, PeerInfo};
@@ -39,6 +40,7 @@ pub(super) enum Command {
     Ask { host: HostId, qpn: Qpn },
     Tell { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
     Network { name: String, network: Option<NetworkId> },
+    Homes(Arc<Homes>),
     Address { network: String, gid: Gid, identity: Option<Arc<VnicIdentity>> },
     Severed { host: HostId, qpn: Qpn, peer: Qpn },
     Group { network: NetworkId, gid: Gid, qpn: Option<Qpn> },
@@ -129,6 +131,11 @@ impl PeersHandle {
     /// The number that a network has on this host, to be said before anything else of that network; `None`: it is gone.
     pub fn network(&self, name: &str, network: Option<NetworkId>) {
         self.put(Command::Network { name: name.into(), network });
+    }
+
+    /// Where addresses are, as it is declared now. Until it is said they are of the networks of who asks.
+    pub(crate) fn homes(&self, homes: Arc<Homes>) {
+        self.put(Command::Homes(homes));
     }
 
     /// A vNIC with this address is on this host; or it is, and has other labels now.

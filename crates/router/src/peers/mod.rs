@@ -1,7 +1,8 @@
 //! Routers of different hosts find and trust each other: thread `ff-peers`.
 //!
 //! - `file`: the peers file says which hosts there are, by what keys they are known, whose addresses they have;
-//! - `state`: what is known of each host, a pure state machine; `claims` is its table of addresses and groups;
+//! - `state`: what is known of each host, a pure state machine; `claims` is its table of addresses and groups,
+//!   `mail` its part in connection management;
 //! - `channel`: Noise and frames, without sockets;
 //! - `thread`: sockets and time around these two;
 //! - `handle`, `update`: what other threads say to it, and hear of it.
@@ -15,6 +16,7 @@ mod file;
 mod handle;
 mod identities;
 mod link;
+mod mail;
 mod prefix;
 mod state;
 mod thread;

@@ -24,6 +24,7 @@ use super::file::{PeerEntry, PeersFile};
 use super::identities::Identities;
 use super::update::{ExternalPeers, Mad, Settings, Update};
 use crate::access::VnicIdentity;
+use crate::homes::Homes;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::PeerCounters;
 use freeflow_protocol::peer::{FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, PEER_PROTOCOL_VERSION, PeerMessage, QpInfo};
@@ -198,6 +199,7 @@ pub struct State {
     by_connection: BTreeMap<ConnectionId, HostId>,
     pub(super) networks: BTreeMap<String, NetworkId>,
     network_names: BTreeMap<NetworkId, String>,
+    pub(super) homes: Arc<Homes>,
     /// What this host announces.
     local: BTreeMap<Subject, Option<Qpn>>,
     pub(super) claims: Claims,
@@ -216,6 +218,7 @@ impl State {
             by_connection: BTreeMap::new(),
             networks: BTreeMap::new(),
             network_names: BTreeMap::new(),
+            homes: Arc::default(),
             local: BTreeMap::new(),
             claims: Claims::default(),
             identities: Identities::default(),
@@ -549,25 +552,6 @@ impl State {
         self.hosts.get(&id).is_some_and(|host| host.entry.prefixes.iter().any(|prefix| prefix.contains(gid)))
     }
 
-    /// A message of connection management: the sender speaks for its own vNICs alone, and to those that are here.
-    fn handle_cm(&mut self, id: HostId, network: String, (from, to): (Gid, Gid), mad: Box<Mad>) {
-        let Some(host) = self.hosts.get_mut(&id) else { return };
-        let number = self.networks.get(&network).copied();
-        let (sender, receiver) =
-            (Subject::Address { network: network.clone(), gid: from }, Subject::Address { network, gid: to });
-        match number.filter(|_| self.claims.is_owner(id, &sender) && self.claims.is_local(&receiver)) {
-            Some(network) => {
-                host.counters.received_cm += 1;
-                self.outputs.push_back(Output::Update(Update::Cm { host: id, network, from, to, mad }));
-            }
-            None => {
-                host.counters.refused_cm += 1;
-                let note = Note::RefusedCm { from, to, network: receiver.network().into() };
-                self.outputs.push_back(Output::Note(host.entry.host.clone(), note));
-            }
-        }
-    }
-
     fn claim(&mut self, id: HostId, subject: Subject, qpn: Option<Qpn>) {
         let Some(host) = self.hosts.get_mut(&id) else { return };
         let claimed = match subject.check(&host.entry.prefixes, qpn) {
@@ -592,6 +576,11 @@ impl State {
         self.identities.retain(id, |_| false);
         let updates = self.claims.forget(id, &self.networks);
         self.update(updates);
+    }
+
+    /// The name of a host, and what is counted of it.
+    pub(super) fn named_counters(&mut self, id: HostId) -> Option<(&str, &mut PeerCounters)> {
+        self.hosts.get_mut(&id).map(|host| (host.entry.host.as_str(), &mut host.counters))
     }
 
     pub(super) fn features(&self, id: HostId) -> u64 {
@@ -728,21 +717,6 @@ impl State {
         if self.is_up(id) {
             self.send(id, PeerMessage::Ask { qpn });
         }
-    }
-
-    /// Connection management, to a host that understands it. `has_room`: its connection is not behind with what it is sent.
-    pub fn send_cm(&mut self, id: HostId, network: NetworkId, (from, to): (Gid, Gid), mad: &Mad, has_room: bool) {
-        let is_up = self.is_up(id);
-        let Some(network) = self.network_name(network) else { return };
-        let Some(host) = self.hosts.get_mut(&id).filter(|host| is_up && host.features & FEATURE_CM != 0) else {
-            return;
-        };
-        if !has_room {
-            host.counters.dropped_cm += 1;
-            return;
-        }
-        host.counters.sent_cm += 1;
-        self.send(id, PeerMessage::Cm { network, from, to, mad: mad.to_vec() });
     }
 
     /// The connection of a host that is up.

@@ -734,7 +734,8 @@ fn a_host_manages_connections_of_its_own_vnics_with_those_here() {
     solo.says(C, address("default", "10.111.1.5"));
     solo.take_updates();
     let mad = Box::new([9; MAD_BYTES]);
-    let good = Update::Cm { host: H, network: DEFAULT, from: gid("10.111.1.5"), to: gid("10.111.2.5"), mad };
+    let (from, to) = ((DEFAULT, gid("10.111.1.5")), (DEFAULT, gid("10.111.2.5")));
+    let good = Update::Cm { host: H, from, to, mad };
     solo.says(C, cm("default", "10.111.1.5", "10.111.2.5", MAD_BYTES));
     assert_eq!(solo.take_updates(), [good]);
     for (network, from, to) in [

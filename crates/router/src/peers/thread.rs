@@ -177,6 +177,7 @@ impl Thread {
                 Command::Ask { host, qpn } => self.state.ask(host, qpn),
                 Command::Tell { host, qpn, info } => self.state.tell(host, qpn, info),
                 Command::Network { name, network } => self.state.handle_network(&name, network),
+                Command::Homes(homes) => self.state.handle_homes(homes),
                 Command::Address { network, gid, identity } => self.state.handle_address(&network, gid, identity),
                 Command::Severed { host, qpn, peer } => self.state.tell_severed(host, qpn, peer),
                 Command::Group { network, gid, qpn } => self.state.handle_group(network, gid, qpn),

@@ -1,6 +1,6 @@
 //! What the peers thread tells the worker and the control thread.
 use super::prefix::Prefix;
-use crate::access::VnicIdentity;
+use crate::access::{Key, VnicIdentity};
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::peer::MAD_BYTES;
 use freeflow_verbs::{Gid, NetworkId, Qpn};
@@ -32,8 +32,8 @@ pub enum Update {
     /// The host wants to know who is behind this QPN of ours: answer with [`super::PeersHandle::tell`], and tell it again
     /// when that changes.
     Asked { host: HostId, qpn: Qpn },
-    /// Connection management: from a vNIC of that host to one here. Both are what they say.
-    Cm { host: HostId, network: NetworkId, from: Gid, to: Gid, mad: Box<Mad> },
+    /// Connection management: from a vNIC of that host to one here, maybe of another network. Both are what they say.
+    Cm { host: HostId, from: Key, to: Key, mad: Box<Mad> },
 }
 
 /// A management datagram.

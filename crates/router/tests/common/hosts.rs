@@ -31,7 +31,7 @@ fn start(host: usize, keys: &[snow::Keypair; 2], wire: WireOptions, external: &s
     let peers = directory.0.join("peers.json");
     let text = format!(
         r#"{{"host": "h{host}", "address": "{}", "key_file": "host.key", "peers": [
-            {{"host": "h{other}", "address": "{}", "public_key": "{}", "prefixes": ["10.111.{other}.0/24"]}}],
+            {{"host": "h{other}", "address": "{}", "public_key": "{}", "prefixes": ["10.111.{other}.0/24", "10.112.{other}.0/24"]}}],
             "external": [{external}]}}"#,
         address_of(host),
         address_of(other),
