@@ -24,7 +24,7 @@ BLOCK_SECONDS = 60
 # What is only read may come a little later: the audit log is written by a thread that nobody waits for.
 READS_ONLY = re.compile(r"(tail|freeflow (get|describe|status|ps)) .*\Z")
 SETTLED_SECONDS = 10
-PROGRAMS = ("curl", "ibv_rc_pingpong", "groupadd", "useradd", "setpriv", "unshare")
+PROGRAMS = ("curl", "ibv_rc_pingpong", "rping", "groupadd", "useradd", "setpriv", "unshare")
 SUDO = """#!/bin/sh
 [ "$1" = -u ] || exit 99
 user=$2

@@ -185,14 +185,6 @@ impl Findings {
         self.name("spec.tenant", &spec.tenant);
         self.end("spec.from", &spec.from);
         self.end("spec.to", &spec.to);
-        if let (Some(from), Some(to)) = (&spec.from.network, &spec.to.network)
-            && from != to
-        {
-            self.add(
-                "spec.to.network",
-                "a rule is about vNICs of one network: nothing goes from one network to another",
-            );
-        }
     }
 
     fn end(&mut self, at: &str, end: &EndSelector) {

@@ -4,11 +4,11 @@ use crate::check::Findings;
 use crate::command::{Change, Command, Outcome, Plan, Reason, Refusal};
 use crate::entries::{Stored, addresses_of, cursor_key, next_network_key, object_key, vnic_entry};
 use crate::objects::{
-    AccessRule, AnyObject, Cause, EndSelector, Group, Host, HostSpec, Kind, Labels, Metadata, Network, NetworkSpec,
-    Object, ObjectKind, QosClass, Quota, Typed, Vnic, VnicSpec,
+    AnyObject, Cause, Group, Host, HostSpec, Kind, Labels, Metadata, Network, NetworkSpec, Object, ObjectKind,
+    QosClass, Quota, Typed, Vnic, VnicSpec,
 };
 use crate::pool::Pool;
-use crate::share::{Shares, entries_of_group, entries_of_rule};
+use crate::share::{Shares, entries_of_group};
 use crate::state::{ClassEntry, NetworkEntry, State, VnicEntry};
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -17,6 +17,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use freeflow_protocol::admin::OWN_LABELS;
 use freeflow_verbs::NetworkId;
+
+mod rule;
 
 /// Users of an object that a refusal names.
 const USERS_NAMED_MAX: usize = 5;
@@ -458,35 +460,6 @@ impl<'a> Draft<'a> {
             self.groups.insert(name.into(), object);
         }
         Ok(())
-    }
-
-    fn rule(&mut self, at: usize, given: &Typed<AccessRule>) -> Result<(), Refusal> {
-        let (kind, name) = (ObjectKind::AccessRule, given.metadata.name.as_str());
-        let mut findings = Findings::default();
-        findings.metadata(&given.metadata);
-        findings.labels("metadata.labels", &given.metadata.labels);
-        findings.rule(&given.spec);
-        self.check_end(&mut findings, "spec.from", &given.spec.from, &given.spec.tenant);
-        self.check_end(&mut findings, "spec.to", &given.spec.to, &given.spec.tenant);
-        let old = self.state.rules.get(name);
-        check_tenant(&mut findings, &given.spec.tenant, old.map(|old| old.spec.tenant.as_str()));
-        refuse_if_bad(findings, kind, name)?;
-        let (object, what) = settle::<AccessRule>(kind, given, old)?;
-        let before = old.map_or(0, |old| entries_of_rule(&old.spec));
-        let selected = self.shares.select(self.state, &given.spec.tenant, before, entries_of_rule(&given.spec));
-        selected.map_err(|refusal| refusal.about(kind, name))?;
-        self.note::<AccessRule>(at, kind, (&object, what), |stored| stored)?;
-        Ok(())
-    }
-
-    fn check_end(&self, findings: &mut Findings, at: &str, end: &EndSelector, tenant: &str) {
-        if let Some(network) = &end.network {
-            self.check_network(findings, format!("{at}.network"), network, tenant);
-        }
-        let Some(name) = &end.group else { return };
-        if self.group(name).is_none_or(|group| group.spec.tenant != tenant) {
-            findings.add(format!("{at}.group"), format!("tenant {tenant} has no Group {name}"));
-        }
     }
 
     fn attach(

@@ -51,6 +51,8 @@ pub const OBJECT_BYTES_MAX: usize = 64 << 10;
 pub const STATE_BYTES_MAX: usize = 64 << 20;
 /// What the selectors of a tenant's groups and rules list, all together.
 pub const SELECTOR_ENTRIES_MAX: usize = 8192;
+/// Pairs of networks that the rules of a tenant join.
+pub const JOINED_PAIRS_MAX: usize = 64;
 /// Labels of one vNIC, and bytes of them all together.
 pub const LABEL_COUNT_MAX: usize = 64;
 pub const LABEL_BYTES_MAX: usize = 8192;

@@ -1,12 +1,14 @@
-//! What of a host's room each tenant may have: objects, bytes, and what selectors list.
+//! What of a host's room each tenant may have: objects, bytes, what selectors list, and networks that rules join.
 //!
 //! A tenant may have half of what the others leave, so that none of them, and not all but one of them, can keep the next one out.
 //! An eighth of the bytes is left for objects that are no tenant's.
-use crate::access::entry_count;
+use crate::access::{entry_count, joined_by};
 use crate::command::{Reason, Refusal};
-use crate::objects::{AccessRuleSpec, EndSelector, GroupSpec, ObjectKind};
+use crate::objects::{AccessRuleSpec, Cause, EndSelector, GroupSpec, ObjectKind};
 use crate::state::State;
-use crate::{OBJECT_BYTES_MAX, OBJECT_COUNT_MAX, SELECTOR_ENTRIES_MAX, STATE_BYTES_MAX, VNIC_COUNT_MAX};
+use crate::{
+    JOINED_PAIRS_MAX, OBJECT_BYTES_MAX, OBJECT_COUNT_MAX, SELECTOR_ENTRIES_MAX, STATE_BYTES_MAX, VNIC_COUNT_MAX,
+};
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -60,6 +62,8 @@ pub(crate) struct Shares {
     bytes_of: BTreeMap<String, usize>,
     /// By tenant: of all its groups and rules.
     entries: BTreeMap<String, usize>,
+    /// By tenant: each two networks that rules join, and how many rules do.
+    joined: BTreeMap<String, BTreeMap<(String, String), usize>>,
 }
 
 /// What somebody may have of `max`, if others have so much of it.
@@ -173,6 +177,47 @@ impl Shares {
         }
         Ok(())
     }
+
+    /// A rule becomes what it is now. Each two joined networks have a table of their own, where every rule may be that denies.
+    pub fn join(
+        &mut self,
+        state: &State,
+        before: Option<&AccessRuleSpec>,
+        after: &AccessRuleSpec,
+    ) -> Result<(), Refusal> {
+        let tenant = &after.tenant;
+        let pairs = self.joined.entry(tenant.clone()).or_insert_with(|| {
+            let mut pairs = BTreeMap::new();
+            let rules = state.rules.values().filter(|rule| rule.spec.tenant == *tenant);
+            for pair in rules.filter_map(|rule| pair_of(&rule.spec)) {
+                *pairs.entry(pair).or_default() += 1;
+            }
+            pairs
+        });
+        if let Some(pair) = before.and_then(pair_of)
+            && let Some(count) = pairs.get_mut(&pair)
+        {
+            *count -= 1;
+            if *count == 0 {
+                pairs.remove(&pair);
+            }
+        }
+        let Some(pair) = pair_of(after) else { return Ok(()) };
+        *pairs.entry(pair).or_default() += 1;
+        if pairs.len() > JOINED_PAIRS_MAX {
+            let message = format!(
+                "the rules of tenant {tenant} join {JOINED_PAIRS_MAX} pairs of networks already, which are the most"
+            );
+            let cause = Cause::new("spec.to.network", message);
+            return Err(Refusal { causes: alloc::vec![cause.clone()], ..exhausted(cause.to_string()) });
+        }
+        Ok(())
+    }
+}
+
+/// The networks that a rule joins.
+fn pair_of(rule: &AccessRuleSpec) -> Option<(String, String)> {
+    joined_by(rule).map(|(one, other)| (one.to_string(), other.to_string()))
 }
 
 fn count_of_tenant_cached<'a>(

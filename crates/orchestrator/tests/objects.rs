@@ -2,8 +2,9 @@
 mod common;
 
 use common::*;
+use freeflow_orchestrator::access::AccessTable;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
-use freeflow_orchestrator::{Change, Command, Reason, State, Store};
+use freeflow_orchestrator::{Change, Command, JOINED_PAIRS_MAX, Reason, State, Store};
 use serde_json::{Value, json};
 
 fn fields(value: Value) -> Vec<String> {
@@ -211,7 +212,66 @@ fn tenants_share_addresses_with_each_other_only() {
     let rule = json!({"tenant": "red", "from": {"network": "a"}, "to": {"network": "b"}, "action": "allow"});
     let fields: Vec<String> =
         host.refused(&[named("AccessRule", "r", rule)]).causes.into_iter().map(|cause| cause.field).collect();
-    assert_eq!(fields, ["spec.to.network", "spec.to.network"]);
+    assert_eq!(fields, ["spec.to.network"]);
+}
+
+fn rule(name: &str, from: &str, to: &str, action: &str) -> serde_json::Value {
+    let (from, to) = (json!({"network": from}), json!({"network": to}));
+    named("AccessRule", name, json!({"tenant": "red", "from": from, "to": to, "action": action}))
+}
+
+#[test]
+fn rules_join_networks_of_their_tenant() {
+    let mut host = host();
+    let network =
+        |name: &str, tenant: &str, cidr: &str| named("Network", name, json!({"tenant": tenant, "cidrs": [cidr]}));
+    host.apply(&[
+        network("a", "red", "10.1.0.0/16"),
+        network("b", "red", "10.2.0.0/16"),
+        network("c", "blue", "10.2.0.0/16"),
+    ]);
+    assert_eq!(host.apply(&[rule("no", "b", "a", "deny"), rule("r", "a", "b", "allow")]), [Change::Created; 2]);
+    let table = AccessTable::of(host.state.access());
+    assert!(table.joins("a", "b") && table.is_joined("b") && !table.joins("a", "c"));
+    for action in ["allow", "deny"] {
+        assert_eq!(host.refused(&[rule("s", "c", "a", action)]).causes[0].field, "spec.from.network");
+    }
+    let delete = |kind, name: &str| Command::Delete { kind, name: name.into(), version: None };
+    let refusal = host.state.plan(&delete(ObjectKind::Network, "b")).unwrap_err();
+    assert_eq!(refusal.reason, Reason::InUse, "{refusal}");
+    host.run(&delete(ObjectKind::AccessRule, "r")).unwrap();
+    assert!(!AccessTable::of(host.state.access()).joins("a", "b"), "what denies joins nothing");
+}
+
+#[test]
+fn a_tenant_joins_so_many_pairs_of_networks() {
+    let mut host = host();
+    let networks: Vec<_> = (0..13)
+        .map(|n| named("Network", &format!("n{n}"), json!({"tenant": "red", "cidrs": [format!("10.{n}.0.0/16")]})))
+        .collect();
+    host.apply(&networks);
+    let pairs: Vec<(String, String)> =
+        (0..13).flat_map(|one| (0..one).map(move |other| (format!("n{one}"), format!("n{other}")))).collect();
+    let (first, more) = pairs.split_at(JOINED_PAIRS_MAX);
+    let joining = |name: usize, (one, other): &(String, String)| rule(&format!("r{name}"), one, other, "allow");
+    let rules: Vec<_> = first.iter().enumerate().map(|(at, pair)| joining(at, pair)).collect();
+    // In one request, and in many.
+    let mut too_many = rules.clone();
+    too_many.push(joining(64, &more[0]));
+    assert_eq!(host.refused(&too_many).reason, Reason::Exhausted);
+    host.apply(&rules);
+    let refusal = host.refused(&[joining(64, &more[0])]);
+    assert_eq!((refusal.reason, refusal.causes[0].field.as_str()), (Reason::Exhausted, "spec.to.network"));
+    assert!(refusal.to_string().contains("64 pairs"), "{refusal}");
+    // The same pair again, either way round; one that denies; one in another's place; after one is gone.
+    let (one, other) = &first[0];
+    host.apply(&[rule("again", other, one, "allow"), rule("no", &more[0].0, &more[0].1, "deny")]);
+    host.apply(&[joining(1, &more[0])]);
+    assert_eq!(host.refused(&[joining(64, &more[1])]).reason, Reason::Exhausted);
+    host.run(&Command::Delete { kind: ObjectKind::AccessRule, name: "r0".into(), version: None }).unwrap();
+    assert_eq!(host.refused(&[joining(64, &more[1])]).reason, Reason::Exhausted, "another rule joins them still");
+    host.apply(&[rule("again", other, one, "deny")]);
+    host.apply(&[joining(64, &more[1])]);
 }
 
 #[test]

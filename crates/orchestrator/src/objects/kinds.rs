@@ -144,7 +144,8 @@ pub enum AccessDirection {
 }
 
 /// Which vNICs may connect to which. Of all rules that fit, the one with the highest `order` decides, and of these `deny`; if none
-/// fits, the network's own `access` decides within a network, and across networks nothing is allowed.
+/// fits, the network's own `access` decides within a network, and across networks nothing is allowed. Across two networks of the
+/// tenant `allow` needs a rule whose ends name them, one each; `deny` holds there also without.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
