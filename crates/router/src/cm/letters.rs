@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 const LETTER_COUNT_MAX: usize = 65_536;
 
 pub struct Letter {
+    /// Of the sender; where it arrives is found when its turn has come.
     pub scope: Scope,
     pub from: Gid,
     pub to: Gid,
