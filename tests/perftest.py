@@ -53,7 +53,7 @@ def matrix():
                     if kind == "bw":
                         # Of four queue pairs' datagrams the SRQ has RECVs for a quarter; what comes while the server has no
                         # processor to post more is lost, and it waits for ever.
-                        slow = ["--rate_limit=1000", "--rate_limit_type=SW", "--rate_units=p"] if transport == "UD" else []
+                        slow = ["--rate_limit=500", "--rate_limit_type=SW", "--rate_units=p"] if transport == "UD" else []
                         yield base + iterations + ["--use-srq", "-q", "4", *slow]
     yield ["ib_atomic_bw", "-A", "CMP_AND_SWAP", "-F", "-n", "500"]
     yield ["ib_atomic_lat", "-A", "CMP_AND_SWAP", "-F", "-n", "500"]
