@@ -152,7 +152,8 @@ stop_kills() {
 init_reaps() {
     # An orphan is adopted and reaped by PID 1; background processes end with the command.
     local output
-    output=$(freeflow run --rm -- sh -c '(sleep 0.01 &) ; sleep 0.3; ps -e -o stat= | grep -c Z; sleep 600 & echo done')
+    output=$(freeflow run --rm -- sh -c '(sleep 0.01 &); for _ in $(seq 100); do sleep 0.1; ps -e -o stat= | grep -q Z || break; done
+        ps -e -o stat= | grep -c Z; sleep 600 & echo done')
     equal "$output" $'0\ndone' "zombies"
 }
 

@@ -26,6 +26,7 @@ import tempfile
 import time
 
 import lib
+import pingpong
 import roce
 import rxe_guest
 from lib import need
@@ -131,6 +132,7 @@ def run_perftest(ends, words, mtu, container_serves):
     return found[-1].strip()
 
 
+@pingpong.unhurried
 def run_pingpong(ends, words, mtu, container_serves):
     ends.set_mtu(mtu)
     server, client = ends.order(container_serves)
@@ -259,6 +261,7 @@ def stranger_is_dropped(ends):
             ends.guest.background.remove(client)
 
 
+@lib.steady
 def among_containers(ends, other):
     """Programs that choose a GID by themselves still find each other by their virtual ones."""
     with roce.Capture(rxe_guest.TAP) as capture:

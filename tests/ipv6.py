@@ -12,6 +12,7 @@ import rdmacm
 import rsocket
 import statuses
 import tenants
+import wire
 from lib import need
 from lib_cm import Row
 
@@ -149,7 +150,7 @@ def everything(checks, where, server, client):
     checks.check(f"{where}: families do not mix", mixed, server, client)
     for words in PERFTEST:
         words = f"{words} -x {INDEX}"
-        checks.check(f"{where}: {words}", perftest.one, server, client, words.split(), server.host.run_dir)
+        checks.check(f"{where}: {words}", perftest.one, server, client, wire.patient(words.split()), server.host.run_dir)
     program = lib.program("statuses")
     checks.check(f"{where}: statuses", statuses.two_containers, six_server, six_client, program, [*STATUSES, "multicast"])
     for row in connection_rows():

@@ -79,8 +79,9 @@ def listen(*ports):
         sock.setblocking(False)
         sockets[sock] = port
     print("ready", flush=True)
-    done = False
-    while not done:
+    done = last = False
+    while not last:
+        last = done  # once more around, after the last one: others were looked at before it
         for sock, port in sockets.items():
             try:
                 data, _ = sock.recvfrom(65536)

@@ -159,7 +159,7 @@ def test(checks):
             checks.check(" ".join(words), perftest.one, server, client, patient(words), lab.directory)
         checks.check(TO_GROUP, to_group, server, client, lab.directory)
         for words in pingpong_rows():
-            checks.check(" ".join(words), pingpong.run_pair, lab.host(1), words, lab.host(2))
+            checks.check(" ".join(words), pingpong.unhurried(pingpong.run_pair), lab.host(1), words, lab.host(2))
         checks.check("statuses between two hosts", statuses.two_containers, server, client, program)
         differential.compare_over_wire(checks, lab)
         checks.check("packets carried it", went_through_packets, lab.host(1))

@@ -46,6 +46,15 @@ bool traffic_open(struct traffic *t, struct side *side, const struct options *op
     return endpoint_connect(side, &t->e);
 }
 
+// A device that is gone may refuse: that is an error like a flushed completion.
+static bool refused(struct traffic *t) {
+    if (t->error == IBV_WC_SUCCESS) {
+        t->error = IBV_WC_WR_FLUSH_ERR;
+        t->error_ns = now_ns();
+    }
+    return false;
+}
+
 static bool post_next(struct traffic *t) {
     unsigned slot = t->posted % DEPTH;
     uint64_t random = random_next(&t->random);
@@ -68,12 +77,7 @@ static bool post_next(struct traffic *t) {
         fill(t->e.memory + source, length, t->sent);
         rc = post_send(&t->e, t->posted, source, length, 0);
     }
-    if (rc) {
-        // A device that is gone may refuse: that is an error like a flushed completion.
-        t->error = IBV_WC_WR_FLUSH_ERR;
-        t->error_ns = now_ns();
-        return false;
-    }
+    if (rc) return refused(t);
     t->sent += kind == KIND_SEND || kind == KIND_WRITE_IMM;
     t->posted++;
     return true;
@@ -117,7 +121,7 @@ static bool received(struct traffic *t, const struct ibv_wc *wc) {
         return corrupt(t, "SEND", t->received);
     }
     t->received++;
-    if (post_recv(&t->e, wc->wr_id, RECEIVED + wc->wr_id * RECEIVE_SLOT, RECEIVE_SLOT)) return false;
+    if (post_recv(&t->e, wc->wr_id, RECEIVED + wc->wr_id * RECEIVE_SLOT, RECEIVE_SLOT)) return refused(t);
     t->receives_posted++;
     return true;
 }

@@ -32,14 +32,15 @@ static void too_long(long packed) {
 // The sender may not know what the responder does not take: its state decides.
 static void peer_in_state(long state) {
     struct pair pair;
-    pair_open(&pair, &(struct options){.unconnected = true, .timeout = 13, .retry = 1});
+    bool ready = state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
+    // One that answers has all the time; one that doesn't is given up soon.
+    pair_open(&pair, &(struct options){.unconnected = true, .timeout = ready ? 18 : 13, .retry = ready ? 7 : 1});
     end_connect(&pair.a);
     if (!reach(&pair.b, (enum ibv_qp_state)state)) give_up("reach the state");
     if (state != IBV_QPS_RESET) receive(&pair.b, 1, 0, 64);
     post(&pair.a, &(struct op){.id = 2, .code = IBV_WR_SEND, .len = 8});
     post(&pair.a, &(struct op){.id = 3, .code = IBV_WR_RDMA_WRITE, .len = 8, .to = 512});
     sent(&pair.a, 2);
-    bool ready = state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
     if (ready || state == IBV_QPS_ERR) received(&pair.b, 1);
     say_end(&pair);
 }
@@ -77,7 +78,7 @@ static void peer_goes(long how) {
 // The responder takes no read or atomic operations at all.
 static void no_reads_taken(long code) {
     struct pair pair;
-    pair_open(&pair, &(struct options){.dest_rd_atomic = NONE, .rd_atomic = 1, .timeout = 14, .retry = 1});
+    pair_open(&pair, &(struct options){.dest_rd_atomic = NONE, .rd_atomic = 1});
     post(&pair.a, &(struct op){.id = 1, .code = (enum ibv_wr_opcode)code, .len = 8, .compare = 1});
     sent(&pair.a, 1);
     say_end(&pair);

@@ -44,6 +44,7 @@ static void uc_without_receive(long unused) {
     post(&pair.a, &(struct op){.id = 3, .code = IBV_WR_RDMA_WRITE, .len = 8});
     sent(&pair.a, 3);
     say_states(&pair);
+    let_it_come();
     receive(&pair.b, 4, 0, 64);
     post(&pair.a, &(struct op){.id = 5, .code = IBV_WR_SEND, .len = 16});
     sent(&pair.a, 1);

@@ -127,6 +127,7 @@ static void no_receiver(long kind) {
     if (kind) {
         post(&pair.a, &(struct op){.id = 3, .code = IBV_WR_SEND, .len = 8, .at = 100, .qpn = pair.a.qp->qp_num});
         sent(&pair.a, 1);
+        let_it_come();
         receive(&pair.b, 1, 0, 1024);
     }
     then_a_good_one(&pair);

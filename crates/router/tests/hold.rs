@@ -159,7 +159,8 @@ fn who_makes_threads_is_given_up(client: &Client, runner: &Runner) {
     let took = begin.elapsed();
     end.store(true, Relaxed);
     maker.join().unwrap();
-    assert!(took < BOUND, "{took:?}");
+    // Half of what the maker of threads runs for: that the router gave it up, and not it the router.
+    assert!(took < 2 * BOUND, "{took:?}");
     let _ = client.ask(&Request::ReleaseThreads);
     assert!(runner.moves_within(BOUND));
 }
