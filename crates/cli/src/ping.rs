@@ -233,7 +233,7 @@ pub fn ping(run_dir: &RunDir, arguments: &Ping) -> Result<()> {
     let (one, other) = (find(&vnics, &arguments.from)?, find(&vnics, &arguments.to)?);
     if one.network != other.network {
         crate::fail!(
-            "{} is in network {} and {} in network {}: nothing goes from one network to another",
+            "{} is in network {} and {} in network {}: what is measured is within one",
             one.name,
             one.network,
             other.name,

@@ -187,7 +187,6 @@ impl Cast {
         }
         let gid = Gid::from_ip(IpAddr::V4(Ipv4Addr::new(10, 0, host as u8, number + 1)));
         let vnic = sim.hosts[host].engine.create_vnic(network, gid, VnicLimits::default()).expect("a fresh address");
-        sim.hosts[host].world.networks.insert(vnic, network);
         for other in &mut sim.hosts {
             other.world.addresses.insert((network, gid), HostId(host as u32));
         }

@@ -56,7 +56,6 @@ pub struct World {
     dice: Dice,
     /// Whose addresses are whose: of all hosts, as every control plane tells.
     pub addresses: BTreeMap<(NetworkId, Gid), HostId>,
-    pub networks: BTreeMap<VnicId, NetworkId>,
     pub path_mtu_max: u16,
     /// What is known of QPNs of other hosts (`None`: there is no such QP).
     pub peers: BTreeMap<(HostId, Qpn), Option<PeerInfo>>,
@@ -92,7 +91,6 @@ impl World {
             moods: Moods::default(),
             dice,
             addresses: BTreeMap::new(),
-            networks: BTreeMap::new(),
             path_mtu_max: 4096,
             peers: BTreeMap::new(),
             asked: Vec::new(),
