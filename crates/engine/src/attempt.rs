@@ -75,10 +75,9 @@ impl Engine {
 
     fn whose<E: Environment>(&self, env: &mut E, id: QpId, route: &GlobalRoute, number: u32) -> Whose {
         let qp = self.qp(id);
-        let reached = match qp.service {
-            QpType::Ud => self.datagram_network(qp, route),
-            _ => qp.reached,
-        };
+        // (That of a datagram may have been refused: then it has no permit.)
+        let at = network_behind(env, qp.network, route);
+        let reached = if qp.service == QpType::Ud { at } else { qp.reached };
         let is_own = |network: NetworkId| network == qp.network || network == reached;
         let of = |network: NetworkId| if is_own(network) { Whose::Own } else { Whose::Other(network) };
         // Each host numbers its QPs by itself: the same number here may be anybody's.
@@ -86,13 +85,10 @@ impl Engine {
         let host = match &qp.wire {
             Some(wire) => Some(wire.destination.host),
             None if is_group => None,
-            None => {
-                let at = network_behind(env, qp.network, route);
-                match env.path(qp.vnic, at, route) {
-                    Path::Wire(destination) => Some(destination.host),
-                    Path::Local => None,
-                }
-            }
+            None => match env.path(qp.vnic, at, route) {
+                Path::Wire(destination) => Some(destination.host),
+                Path::Local => None,
+            },
         };
         let Some(host) = host else {
             let here = self.qpns.get(number).and_then(|index| self.qps.at(index));

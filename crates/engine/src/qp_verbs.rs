@@ -106,7 +106,8 @@ impl Engine {
     /// The state table of the standard with its required and optional attributes. To RESET: forgets everything, the
     /// caller resets the rings. To ERROR: flushes both queues (what is not flushed at once, in later turns of `run`).
     ///
-    /// NotPermitted: policy does not let it talk to that address.
+    /// NotPermitted: policy does not let it talk to that address, or the address is of another network than the one that it is
+    /// connected to on another host: its peer there would not hear of it at once.
     ///
     /// After `InFlight` the QP does no more work; asking again once its copies have landed finishes the transition.
     pub fn modify_qp<E: Environment>(
@@ -126,7 +127,11 @@ impl Engine {
         let connects = mask.contains(M::AV) && !matches!(next, QpState::Reset | QpState::Error);
         if connects {
             let reached = self.may_connect(env, qp, attributes).ok_or(Refusal::Error(VerbsError::NotPermitted))?;
-            self.qp_mut(qp).reached = reached;
+            let pair = self.qp_mut(qp);
+            if pair.wire.is_some() && pair.reached != reached {
+                return Err(Refusal::Error(VerbsError::NotPermitted));
+            }
+            pair.reached = reached;
         }
         match next {
             QpState::Reset => self.modify_to_reset(env, now, qp)?,

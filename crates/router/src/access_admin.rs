@@ -61,7 +61,9 @@ impl Control {
         let mut rules = Some(rules);
         self.worker.submit(Box::new(move |worker, _| {
             if let Some(rules) = rules.take() {
+                let homes = rules.homes.clone();
                 worker.rings.access.set_rules(rules);
+                worker.rings.fabric.forget_networks(|network| homes.name(network).is_none());
             }
             Step::Done(Box::new(|_| {}))
         }));

@@ -99,6 +99,10 @@ impl Host {
         }
     }
 
+    fn forget_networks(&mut self, is_gone: impl Fn(NetworkId) -> bool) {
+        self.known.retain(|_, known| !matches!(known, Known::Is(info) if is_gone(info.network)));
+    }
+
     fn forget_all(&mut self) {
         self.known.clear();
         self.order.clear();
@@ -329,6 +333,11 @@ impl Fabric {
                 PeerAnswer::Asked
             }
         }
+    }
+
+    /// Networks are not there any more: one of the same name that is declared again has another number, by which hosts speak of their QPs.
+    pub fn forget_networks(&mut self, is_gone: impl Fn(NetworkId) -> bool + Copy) {
+        self.hosts.values_mut().for_each(|host| host.forget_networks(is_gone));
     }
 
     pub fn note_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
@@ -568,6 +577,18 @@ mod tests {
         assert_eq!((count, fabric.hosts[&HOST].asked_count), (ASK_COUNT_MAX, 0));
         assert_eq!(fabric.peer(now, HOST, Qpn(2)), PeerAnswer::Asked);
         assert!(fabric.next_question().is_some());
+    }
+
+    #[test]
+    fn whose_network_is_gone_is_asked_for_again() {
+        let mut fabric = fabric();
+        tell(&mut fabric, 1, Some(info()));
+        tell(&mut fabric, 2, Some(PeerInfo { network: NetworkId(77), ..info() }));
+        fabric.forget_networks(|network| network == NetworkId(77));
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(1)), PeerAnswer::Known(info()));
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(2)), PeerAnswer::Asked);
+        tell(&mut fabric, 2, Some(info()));
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(2)), PeerAnswer::Known(info()));
     }
 
     #[test]

@@ -297,7 +297,7 @@ impl Environment for World {
             && (!is_external
                 || entry.external.is_some() && self.places.allows_external(remote.gid, Some(entry.network)));
         let has_moved = asked == Asked::ToStand && !is_external && self.moved.contains(&(vnic, remote.gid));
-        if !is_possible || has_moved {
+        if !is_possible {
             return false;
         }
         let access = &mut self.access.borrow_mut();
@@ -308,7 +308,7 @@ impl Environment for World {
         let pair = Pair { from, to, is_external };
         match asked {
             Asked::ToBegin | Asked::ToAnswer => access.may_begin(&pair, Deed::Request),
-            Asked::ToStand => access.may_be_connected(&pair, Deed::CutRequest),
+            Asked::ToStand => access.may_be_connected(&pair, Deed::CutRequest) && !has_moved,
         }
     }
 }

@@ -166,6 +166,12 @@ impl Places {
     /// The way from a vNIC, or from one certain address of it, to an address that is of the network `at`.
     pub fn route(&self, vnic: VnicRef, from: Option<Gid>, (at, to): Key) -> Result<Route, VerbsError> {
         let &Vnic { network, gid, ipv6, external } = self.vnics.get(&vnic).ok_or(VerbsError::Unreachable)?;
+        // Who may go out to a machine with an address of another network's does so: what is outside is not the tenant's.
+        if at != network
+            && let Some(route) = self.way_out(network, external, from, to)
+        {
+            return route;
+        }
         // From one family no way leads to the other.
         let own = if to.to_ipv4().is_some() { Some((gid, 0)) } else { ipv6.map(|gid| (gid, IPV6_GID_INDEX)) };
         if let Some((gid, gid_index)) = own.filter(|(gid, _)| from.is_none_or(|from| from == *gid)) {
@@ -180,15 +186,31 @@ impl Places {
                 return Ok(Route { link: Link::Router(host.0), mtu, ..route });
             }
         }
-        if let Some(own) = external.filter(|own| from.is_none_or(|from| from == *own))
-            && self.allows_external(to, Some(network))
-        {
-            let number = self.external_number(to);
-            let bytes = path_mtu(address_of(own), address_of(to)).map_err(|_| VerbsError::Unreachable)?;
-            let (link, local) = (Link::External(number), Place { scope: Scope::External, gid: own });
-            return Ok(Route { link, local, remote: to, gid_index: EXTERNAL_GID_INDEX, mtu: largest_mtu(bytes) });
+        self.way_out(network, external, from, to).unwrap_or(Err(VerbsError::Unreachable))
+    }
+
+    /// The way to a machine without FreeFlow, if those of a network may speak to it.
+    fn way_out(
+        &self,
+        network: NetworkId,
+        external: Option<Gid>,
+        from: Option<Gid>,
+        to: Gid,
+    ) -> Option<Result<Route, VerbsError>> {
+        let own = external.filter(|own| from.is_none_or(|from| from == *own))?;
+        if !self.allows_external(to, Some(network)) {
+            return None;
         }
-        Err(VerbsError::Unreachable)
+        let number = self.external_number(to);
+        let (link, local) = (Link::External(number), Place { scope: Scope::External, gid: own });
+        let route = path_mtu(address_of(own), address_of(to)).map(|bytes| Route {
+            link,
+            local,
+            remote: to,
+            gid_index: EXTERNAL_GID_INDEX,
+            mtu: largest_mtu(bytes),
+        });
+        Some(route.map_err(|_| VerbsError::Unreachable))
     }
 }
 
@@ -273,6 +295,7 @@ mod tests {
         assert!(places.route(a, None, (NETWORK, gid("10.2.0.7"))).is_err());
         // Machines without FreeFlow are the own network's, whoever has their addresses.
         places.set_external(a, Some(gid("127.0.0.1")));
+        places.attach(OTHER, (gid("127.0.0.9"), None), None);
         let route = places.route(a, None, (OTHER, gid("127.0.0.9"))).unwrap();
         assert_eq!(route.local.scope, Scope::External);
     }
