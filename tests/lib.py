@@ -403,20 +403,24 @@ def router_of(pid, run_dir):
 # that, and does not try again (RC: rejected, no such service; UD: unreachable, the same). That says nothing about what is tested.
 # Programs of it end with 0 then, without a row: who looks for one is steady too.
 GIVES_UP = ("Correlation coefficient", "Event: RDMA_CM_EVENT_REJECTED; error: 8.", "Event: RDMA_CM_EVENT_UNREACHABLE; error: 1.")
-TRIES = 5
 
 
-def steady(function):
-    """Runs perftest again where it gave up."""
-    @functools.wraps(function)
-    def again(*arguments, **options):
-        for last in [False] * (TRIES - 1) + [True]:
-            try:
-                return function(*arguments, **options)
-            except Failure as failure:
-                if last or not any(text in str(failure) for text in GIVES_UP):
-                    raise
-    return again
+def again_after(texts, tries):
+    """Runs a function again, so many times in all, where its failure has one of the texts."""
+    def decorate(function):
+        @functools.wraps(function)
+        def again(*arguments, **options):
+            for last in [False] * (tries - 1) + [True]:
+                try:
+                    return function(*arguments, **options)
+                except Failure as failure:
+                    if last or not any(text in str(failure) for text in texts):
+                        raise
+        return again
+    return decorate
+
+
+steady = again_after(GIVES_UP, 5)
 
 
 @steady

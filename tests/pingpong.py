@@ -1,27 +1,13 @@
 #!/usr/bin/env python3
 """Debian's ibverbs-utils, unmodified, each end in its own `freeflow run` container."""
 
-import functools
 import time
 
 import lib
-from lib import Failure, PORT, Running, need
+from lib import PORT, Running, need
 
-TRIES = 3
-
-
-def unhurried(function):
-    """Runs a ping-pong with another machine again, twice at most: its timeout (67 ms, 7 retries) can't be chosen, and somebody between the two
-    may have no processor for longer."""
-    @functools.wraps(function)
-    def again(*arguments, **options):
-        for last in [False] * (TRIES - 1) + [True]:
-            try:
-                return function(*arguments, **options)
-            except Failure as failure:
-                if last or "transport retry counter exceeded" not in str(failure):
-                    raise
-    return again
+# With another machine: the timeout (67 ms, 7 retries) can't be chosen, and somebody between the two may have no processor for longer.
+unhurried = lib.again_after(("transport retry counter exceeded",), 3)
 
 
 def run_pair(host, words, client_host=None):
