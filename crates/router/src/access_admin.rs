@@ -56,14 +56,17 @@ impl Control {
     /// These rules are in force from now on: for what is asked for as soon as the worker has taken them, for what stands within
     /// milliseconds.
     pub(crate) fn set_access(&mut self, table: AccessTable, homes: Homes) {
-        let rules = Arc::new(Rules::new(table, homes, self.cm.access().rules().map(Arc::as_ref)));
+        let before = self.cm.access().rules().cloned();
+        let gone = before.as_ref().map_or_else(Vec::new, |before| before.homes.gone(&homes));
+        let rules = Arc::new(Rules::new(table, homes, before.as_deref()));
         self.set_cm_rules(rules.clone());
         let mut rules = Some(rules);
         self.worker.submit(Box::new(move |worker, _| {
             if let Some(rules) = rules.take() {
-                let homes = rules.homes.clone();
                 worker.rings.access.set_rules(rules);
-                worker.rings.fabric.forget_networks(|network| homes.name(network).is_none());
+            }
+            if !gone.is_empty() {
+                worker.rings.fabric.forget_networks(|network| gone.contains(&network));
             }
             Step::Done(Box::new(|_| {}))
         }));

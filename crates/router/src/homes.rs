@@ -46,6 +46,11 @@ impl Homes {
         self.names.get(&network).map(String::as_str)
     }
 
+    /// Networks that are not there any more `now`.
+    pub fn gone(&self, now: &Self) -> Vec<NetworkId> {
+        self.names.keys().copied().filter(|network| now.name(*network).is_none()).collect()
+    }
+
     /// The network that has the address for those of `network`: another one of its tenant in whose ranges it is, or itself.
     pub fn network_at(&self, network: NetworkId, gid: Gid) -> NetworkId {
         let Some(&tenant) = self.tenant_of.get(&network) else { return network };
@@ -83,6 +88,11 @@ mod tests {
             (NetworkId(3), "blue", vec![range("10.2.0.0", "10.3.255.255")]),
         ];
         let homes = Homes::new(networks.into_iter().map(|(id, tenant, ranges)| (id, tenant, ranges.into_iter())));
+        let named = |names: &[(u32, &'static str)]| {
+            Homes::default()
+                .named(names.iter().map(|&(network, name)| (NetworkId(network), name)).collect::<Vec<_>>().into_iter())
+        };
+        assert_eq!(named(&[(1, "a"), (2, "b")]).gone(&named(&[(2, "b"), (3, "a")])), [NetworkId(1)]);
         let at = |network: u32, text: &str| homes.network_at(NetworkId(network), gid(text)).0;
         for network in [1, 2] {
             assert_eq!(at(network, "10.1.0.0"), 1);
