@@ -19,7 +19,7 @@ from lib import need
 
 MTU = 4200
 PRELOAD = lib.DIST / "lib" / "rsocket" / "librspreload.so"
-IPERF_PORT, HTTP_PORT, REDIS_PORT, NETPIPE_PORT, UDPONG_PORT, FORKS_PORT = 5201, 8000, 6379, 5002, 7174, 5600
+IPERF_PORT, HTTP_PORT, REDIS_PORT, NETPIPE_PORT, UDPONG_PORT, FORKS_PORT, ENDS_PORT = 5201, 8000, 6379, 5002, 7174, 5600, 5700
 FILE_BYTES = (0, 1, 65536, 5_000_003)
 REDIS_REQUESTS = 2000
 SECONDS = 60
@@ -172,6 +172,16 @@ def forks(server, client):
         need(lib_cm.finish(running, 30).endswith("well\n"), running.output())
 
 
+def ends(server, client):
+    """What is left of a connection whose other end is killed, leaves or resets."""
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rsocket_ends.py")
+    words = lambda role: ["/usr/bin/python3", program, role, server.ip, ENDS_PORT]
+    with serving(server, ENDS_PORT, *words("serve")) as running:
+        output = client.exec(*by_rsocket(*words("drive")), seconds=2 * SECONDS)
+        need(output.endswith("well\n"), output)
+        lib_cm.finish(running, 30)
+
+
 def every_program(checks, server, client, where):
     checks.check(f"{where}: iperf3", iperf3, server, client)
     checks.check(f"{where}: iperf3, the other way, 4 streams", iperf3, server, client, "-R", "-P", "4")
@@ -182,6 +192,7 @@ def every_program(checks, server, client, where):
     for mode in ("b", "n"):
         checks.check(f"{where}: udpong -T {mode}", datagrams, server, client, mode)
     checks.check(f"{where}: children that go on with connections", forks, server, client)
+    checks.check(f"{where}: ends that are killed, leave or reset", ends, server, client)
     checks.check(f"{where}: a server without rsockets", ordinary_peer, server, client)
 
 

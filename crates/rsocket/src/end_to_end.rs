@@ -151,6 +151,58 @@ fn who_is_left_hears_of_it() {
     close_all(&[client, server, listening]);
 }
 
+/// Asks again and again, with or without pauses, until the answer is there.
+fn until_some<T>(pause: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
+    let begun = std::time::Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "never");
+        thread::sleep(pause);
+    }
+}
+
+#[test]
+fn room_to_send_hides_no_death() {
+    for pause in [Duration::ZERO, Duration::from_millis(20)] {
+        let [listening, client, server] = pair(7025);
+        let both = libc::POLLIN | libc::POLLOUT;
+        assert_eq!(poll(client, both, 0), libc::POLLOUT);
+        fake::part_from_peer(client);
+        let told = until_some(pause, || Some(poll(client, both, 1000)).filter(|told| *told != libc::POLLOUT));
+        assert_eq!(told, both | libc::POLLHUP);
+        assert_eq!(receive(client, &mut [0; 10], 0), 0);
+        close_all(&[client, server, listening]);
+    }
+}
+
+#[test]
+fn who_only_sends_hears_of_a_death() {
+    for (pause, flags) in [(0, 0), (20, 0), (0, libc::MSG_DONTWAIT), (20, libc::MSG_DONTWAIT)] {
+        let [listening, client, server] = pair(7026);
+        let (stop, over) = std::sync::mpsc::channel();
+        let reader = thread::spawn(move || while receive(server, &mut [0; 1000], 0) > 0 || over.try_recv().is_err() {});
+        assert_eq!(send(client, b"x", flags), 1);
+        fake::part_from_peer(client);
+        let failed = || (send(client, b"x", flags) < 0).then(errno).filter(|error| *error != libc::EAGAIN);
+        assert_eq!(until_some(Duration::from_millis(pause), failed), libc::ECONNRESET);
+        stop.send(()).unwrap();
+        assert_eq!(rclose(client), 0);
+        reader.join().unwrap();
+        close_all(&[server, listening]);
+    }
+}
+
+#[test]
+fn who_only_tries_to_receive_hears_of_a_death() {
+    let [listening, client, server] = pair(7027);
+    fake::part_from_peer(client);
+    let told = || Some(receive(client, &mut [0; 10], libc::MSG_DONTWAIT)).filter(|told| *told >= 0);
+    assert_eq!(until_some(Duration::from_millis(20), told), 0);
+    close_all(&[client, server, listening]);
+}
+
 fn error_of(fd: c_int) -> c_int {
     let (mut value, mut length) = (-1 as c_int, 4);
     let room = (&raw mut value).cast();

@@ -8,7 +8,7 @@ use crate::link::{Core, Link};
 use crate::mapping::Mappings;
 use crate::settings::Settings;
 use crate::stream::{Direction, Failure, State};
-use crate::wait::{Deadline, Poke, Sleepers, Spin, Watch, fork_count, readable, sleep};
+use crate::wait::{Deadline, Poke, Sleepers, Spin, Watch, coarse_ms, fork_count, readable, sleep};
 use crate::wire::ConnectionData;
 use freeflow_abi::{
     RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_DISCONNECTED,
@@ -17,15 +17,15 @@ use freeflow_abi::{
 };
 use libc::c_int;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 const RESOLVE_COUNT_MAX: u32 = 4;
 /// Longest that closing waits for what was sent, unless SO_LINGER says otherwise.
 const CLOSE_WAIT_S: u32 = 10;
-/// A call that does not block looks at the connection manager's events each so many times that it found nothing.
-const IDLE_ROUNDS: u32 = 64;
+/// Calls that need not sleep look at the connection manager's events when this has passed since the last look.
+const LOOK_INTERVAL_MS: u64 = 10;
 /// Connections that wait for the program, whatever it asked for: each has buffers. Linux's somaxconn.
 const BACKLOG_COUNT_MAX: usize = 4096;
 /// Polling grows up to so many times the configured time where answers come quickly.
@@ -94,7 +94,8 @@ pub struct StreamSocket {
     /// Whether calls end after a time: SO_RCVTIMEO, SO_SNDTIMEO.
     pub timeouts: AtomicBool,
     spin_us: AtomicU32,
-    idle: AtomicU32,
+    /// When the connection manager's events were looked at last, by [`coarse_ms`].
+    looked_at_ms: AtomicU64,
 }
 
 impl StreamSocket {
@@ -134,7 +135,7 @@ impl StreamSocket {
             failure_told: AtomicBool::new(false),
             timeouts: AtomicBool::new(timeouts),
             spin_us: AtomicU32::new(Config::of_machine().polling_us),
-            idle: AtomicU32::new(0),
+            looked_at_ms: AtomicU64::new(0),
         }
     }
 
@@ -512,7 +513,9 @@ impl StreamSocket {
             }
             drop(core);
             if nonblocking {
-                self.look_at_events_sometimes();
+                if self.look_at_events_sometimes() {
+                    continue;
+                }
                 return Err(libc::EAGAIN);
             }
             if !spin.again() {
@@ -575,11 +578,21 @@ impl StreamSocket {
         test(&mut core)
     }
 
-    /// A program that only polls must learn that the other end died.
-    pub fn look_at_events_sometimes(&self) {
-        if self.idle.fetch_add(1, Ordering::Relaxed) % IDLE_ROUNDS == IDLE_ROUNDS - 1 {
-            self.drive(&mut self.setup());
+    /// A program that never sleeps here must learn that the other end died. Whether it was time to look.
+    #[inline]
+    pub fn look_at_events_sometimes(&self) -> bool {
+        let (now, last) = (coarse_ms(), self.looked_at_ms.load(Ordering::Relaxed));
+        let is_time = now.wrapping_sub(last) >= LOOK_INTERVAL_MS;
+        if is_time {
+            self.look_at_events(now);
         }
+        is_time
+    }
+
+    #[cold]
+    fn look_at_events(&self, now_ms: u64) {
+        self.looked_at_ms.store(now_ms, Ordering::Relaxed);
+        self.drive(&mut self.setup());
     }
 
     /// # Errors

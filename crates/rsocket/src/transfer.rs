@@ -104,6 +104,10 @@ impl StreamSocket {
         let deadline = if nonblocking { Deadline::never() } else { self.send_deadline() };
         let link = self.ready_link(nonblocking, deadline)?;
         let _sender = self.send_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.look_at_events_sometimes() {
+            // Who only sends, and has room, hears of the other end's goodbye here.
+            link.turn(&mut link.lock());
+        }
         self.announce_mappings(link, nonblocking, deadline)?;
         let is_first = total > FIRST_TRANSFER_BYTES && !link.lock().stream.has_under_way(FIRST_TRANSFER_BYTES as u32);
         let (mut sent, mut chunk) = (0, if is_first { FIRST_TRANSFER_BYTES } else { TRANSFER_BYTES_MAX });
@@ -276,6 +280,12 @@ impl StreamSocket {
         let Some(link) = self.connected_link() else { return self.readiness_of_setup(events) };
         let mut core = link.lock();
         link.turn(&mut core);
+        if core.stream.state().is_open() {
+            drop(core);
+            // Nearly always there is room to send: it may not keep the other end's death from being seen.
+            self.look_at_events_sometimes();
+            core = link.lock();
+        }
         let (state, unread) = (core.stream.state(), core.stream.unread() != 0);
         let mut ready = 0;
         if unread || !state.receives() {
@@ -294,9 +304,6 @@ impl StreamSocket {
             // Programs take it for the end of all: not while there is something to read.
             State::Disconnected if !unread => ready |= libc::POLLHUP,
             _ => {}
-        }
-        if ready == 0 {
-            self.look_at_events_sometimes();
         }
         ready
     }
