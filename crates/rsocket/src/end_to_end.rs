@@ -221,6 +221,27 @@ fn what_poll_says_so_error_tells_once() {
 }
 
 #[test]
+fn a_reset_is_told_behind_what_came_before() {
+    for words in [&b""[..], b"last words"] {
+        let [listening, client, server] = pair(7028);
+        let none = libc::linger { l_onoff: 1, l_linger: 0 };
+        let value = (&raw const none).cast();
+        assert_eq!(unsafe { rsetsockopt(server, libc::SOL_SOCKET, libc::SO_LINGER, value, 8) }, 0);
+        assert_eq!(send(server, words, 0), words.len() as isize);
+        assert_eq!(rclose(server), 0);
+        let mut room = [0; 100];
+        if !words.is_empty() {
+            assert_eq!(receive(client, &mut room, 0), words.len() as isize);
+        }
+        assert_eq!((receive(client, &mut room, 0), errno()), (-1, libc::ECONNRESET));
+        let told = poll(client, libc::POLLIN | libc::POLLOUT, 0);
+        assert_eq!(told, libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP);
+        assert_eq!([error_of(client), error_of(client)], [libc::ECONNRESET, 0]);
+        close_all(&[client, listening]);
+    }
+}
+
+#[test]
 fn two_acceptors_get_two_connections() {
     let listening = listener(7022);
     for _ in 0..200 {

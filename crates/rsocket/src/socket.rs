@@ -9,7 +9,7 @@ use crate::mapping::Mappings;
 use crate::settings::Settings;
 use crate::stream::{Direction, Failure, State};
 use crate::wait::{Deadline, Poke, Sleepers, Spin, Watch, coarse_ms, fork_count, readable, sleep};
-use crate::wire::ConnectionData;
+use crate::wire::{ConnectionData, Control};
 use freeflow_abi::{
     RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_DISCONNECTED,
     RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_ROUTE_ERROR, RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_OPTION_IB,
@@ -24,6 +24,8 @@ use std::time::Duration;
 const RESOLVE_COUNT_MAX: u32 = 4;
 /// Longest that closing waits for what was sent, unless SO_LINGER says otherwise.
 const CLOSE_WAIT_S: u32 = 10;
+/// Longest that closing with SO_LINGER of 0 s waits until the other end has its reset.
+const RESET_WAIT_MS: u64 = 100;
 /// Calls that need not sleep look at the connection manager's events when this has passed since the last look.
 const LOOK_INTERVAL_MS: u64 = 10;
 /// Connections that wait for the program, whatever it asked for: each has buffers. Linux's somaxconn.
@@ -618,6 +620,13 @@ impl StreamSocket {
         let Some(control) = control else { return Ok(()) };
         // Behind all that is being sent: whoever sends has seen by now that it must not any more.
         let sender = self.send_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.post_control(link, control, deadline)?;
+        drop(sender);
+        self.wait_for_control(link, deadline)
+    }
+
+    /// Posts a control message as soon as it may, unless the connection is over.
+    fn post_control(&self, link: &Link, control: Control, deadline: Deadline) -> Outcome<()> {
         let mut planned = false;
         self.wait_until(link, false, deadline, |core| {
             if let Some(write) = core.stream.plan_control(control) {
@@ -625,9 +634,18 @@ impl StreamSocket {
                 planned = true;
             }
             planned || !core.stream.state().is_open()
-        })?;
-        drop(sender);
+        })
+    }
+
+    fn wait_for_control(&self, link: &Link, deadline: Deadline) -> Outcome<()> {
         self.wait_until(link, false, deadline, |core| core.stream.control_done() || !core.stream.state().is_open())
+    }
+
+    /// Tells the other end that this is no orderly end. What others still send here need not arrive first.
+    fn reset(&self, link: &Link) {
+        let deadline = Deadline::after(Some(Duration::from_millis(RESET_WAIT_MS)));
+        // An end that does not answer hears of it from the connection manager alone.
+        let _ = self.post_control(link, Control::Reset, deadline).and_then(|()| self.wait_for_control(link, deadline));
     }
 
     /// Ends a connection that the program never had, without waiting for anything.
@@ -658,7 +676,9 @@ impl StreamSocket {
         }
         if let Some(link) = self.connected_link() {
             let seconds = linger.unwrap_or(CLOSE_WAIT_S);
-            if seconds != 0 {
+            if seconds == 0 {
+                self.reset(link);
+            } else {
                 let deadline = Deadline::after(Some(Duration::from_secs(u64::from(seconds))));
                 // A signal, or an end that does not answer: it is closed all the same.
                 let _ = self.shutdown(libc::SHUT_RDWR, deadline);

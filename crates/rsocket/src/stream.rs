@@ -110,6 +110,8 @@ pub enum Failure {
     Transport,
     /// It said what it must not say.
     Protocol,
+    /// It closed without care for what was under way, and said so.
+    Reset,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +150,7 @@ impl State {
     fn after(self, control: Control) -> Self {
         match (self, control) {
             (Self::Open(_), Control::Disconnect) => Self::Disconnected,
+            (Self::Open(_), Control::Reset) => Self::Failed(Failure::Reset),
             (Self::Open(Ways::Both | Ways::SendOnly), Control::Shutdown) => Self::Open(Ways::SendOnly),
             (Self::Open(Ways::ReceiveOnly | Ways::Neither), Control::Shutdown) => Self::Disconnected,
             _ => self,
@@ -330,7 +333,8 @@ impl Stream {
         }
     }
 
-    /// The connection manager says that the other end went: properly, as far as it knows.
+    /// The connection manager says that the other end went. Properly, as far as it knows: a program that exits, or is killed,
+    /// without a word closes its streams in order, as by TCP.
     pub fn disconnect(&mut self) {
         if matches!(self.state, State::Opening | State::Open(_)) {
             self.state = State::Disconnected;
