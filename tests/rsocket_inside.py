@@ -2,6 +2,7 @@
 """Runs in a container, under the preload library: what programs do with descriptors, threads and children.
 
   rsocket_inside.py ADDRESS      (the container's own: one thread connects to another)
+  rsocket_inside.py ADDRESS tcp  (without the library: says what the kernel's sockets do)
 """
 
 import ctypes
@@ -9,12 +10,14 @@ import errno
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 
 ADDRESS = sys.argv[1]
+BY_TCP = len(sys.argv) > 2
 SECONDS = 10
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.fdopen.restype = ctypes.c_void_p
@@ -36,7 +39,8 @@ def listener(port, address=ADDRESS):
 
 def pair(port):
     with listener(port) as waiting:
-        need(f":{port:04X} " not in open("/proc/net/tcp").read(), "it listens by TCP")
+        is_tcp = f":{port:04X} " in open("/proc/net/tcp").read()
+        need(is_tcp == BY_TCP, f"by TCP is {is_tcp}")
         client = socket.socket()
         connecting = threading.Thread(target=client.connect, args=((ADDRESS, port),))
         connecting.start()
@@ -195,8 +199,95 @@ def closed_by_others(port):
         os.close(fd)
 
 
+def answer(call):
+    try:
+        return call()
+    except OSError as error:
+        return error.errno
+
+
+def polled(which):
+    poll = select.poll()
+    poll.register(which, select.POLLIN | select.POLLOUT)
+    return [events for _, events in poll.poll(0)]
+
+
+def without_a_peer(port):
+    """Poll, and an edge-triggered set that has the socket before it listens."""
+    seen = []
+    with socket.socket() as waiting, select.epoll() as epoll:
+        waiting.bind((ADDRESS, port))
+        seen.append(polled(waiting))
+        epoll.register(waiting.fileno(), EDGE)
+        seen += [[events for _, events in epoll.poll(0)] for _ in range(2)]
+        waiting.listen(1)
+        seen.append(polled(waiting))
+        with socket.socket() as client:
+            connecting = threading.Thread(target=client.connect, args=((ADDRESS, port),))
+            connecting.start()
+            seen.append([events for _, events in epoll.poll(SECONDS)])
+            waiting.accept()[0].close()
+            connecting.join()
+    return seen
+
+
+def peeked(port):
+    client, server = pair(port)
+    both = socket.MSG_PEEK | socket.MSG_WAITALL
+    client.sendall(b"half")
+    seen = [server.recv(1, socket.MSG_PEEK), server.recv(8, both | socket.MSG_DONTWAIT)]
+    server.settimeout(None)
+    sender = threading.Timer(0.05, client.sendall, args=(b" and half",))
+    sender.start()
+    seen.append(server.recv(8, both))
+    sender.join()
+    client.close()
+    return [*seen, server.recv(20, both), server.recv(20), server.recv(20, both)]
+
+
+def shut_and_closed(port):
+    client, server = pair(port)
+    client.shutdown(socket.SHUT_WR)
+    seen = [server.recv(1)]
+    server.close()
+    return [*seen, client.recv(1), answer(lambda: client.send(b"x"))]
+
+
+def addressed(port):
+    client, server = pair(port)
+    to = ("192.0.2.1", 9)
+    return [client.sendto(b"one", to), client.sendmsg([b"two"], [], 0, to), server.recv(6, socket.MSG_WAITALL)]
+
+
+def was_reset(port):
+    client, server = pair(port)
+    server.sendall(b"words")
+    need(client.recv(1, socket.MSG_PEEK), "no word")
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    server.close()
+    poll = select.poll()
+    poll.register(client, 0)
+    need(poll.poll(SECONDS * 1000), "nothing is told")
+    seen = [polled(client), client.recv(5)]
+    return seen + [client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for _ in range(2)]
+
+
+def like_tcp(port):
+    """What rsockets say is what the kernel's sockets say."""
+    words = [sys.executable, __file__, ADDRESS, "tcp"]
+    by_tcp = subprocess.run(words, env={}, stdout=subprocess.PIPE, text=True, check=True, timeout=3 * SECONDS).stdout
+    for number, (look, kernels) in enumerate(zip(LOOKS, by_tcp.splitlines(), strict=True)):
+        ours = repr(look(port + number))
+        need(ours == kernels, f"{look.__name__}: {ours}, not {kernels}")
+
+
+LOOKS = (without_a_peer, peeked, shut_and_closed, addressed, was_reset)
+if BY_TCP:
+    for number, look in enumerate(LOOKS):
+        print(look(6990 + number))
+    sys.exit()
 for number, check in enumerate((addresses_in_use, bound_without_rdma, edges_by_worker, edges_of_two, turns, forks_of_busy,
-                                children_without, runs_programs, closed_by_others)):
+                                children_without, runs_programs, closed_by_others, like_tcp)):
     check(6000 + 10 * number)
     print(check.__name__, flush=True)
 print("well")

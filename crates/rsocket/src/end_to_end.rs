@@ -140,6 +140,82 @@ fn halves_are_closed_one_by_one() {
 }
 
 #[test]
+fn peeking_waits_for_all() {
+    let [listening, client, server] = pair(7029);
+    let both = libc::MSG_PEEK | libc::MSG_WAITALL;
+    let mut room = vec![0; 2 << 20];
+    assert_eq!(send(client, b"half", 0), 4);
+    assert_eq!(poll(server, libc::POLLIN, 5000), libc::POLLIN);
+    assert_eq!(receive(server, &mut room[..8], both | libc::MSG_DONTWAIT), 4);
+    let (peeking, begun) = (server, std::sync::mpsc::channel());
+    let reader = thread::spawn(move || {
+        let mut room = [0; 8];
+        begun.0.send(()).unwrap();
+        (receive(peeking, &mut room, both), room)
+    });
+    begun.1.recv().unwrap();
+    thread::sleep(Duration::from_millis(30));
+    assert_eq!(send(client, b" and half", 0), 9);
+    assert_eq!(reader.join().unwrap(), (8, *b"half and"));
+    assert_eq!(receive(server, &mut room[..13], libc::MSG_WAITALL), 13);
+    // More than there is room for: all the room; and so with messages.
+    for bytes in [2 << 20, 1] {
+        let sent = until_some(Duration::ZERO, || {
+            let data = pattern(bytes, 1);
+            let sent =
+                std::iter::from_fn(|| Some(send(client, &data, libc::MSG_DONTWAIT))).take_while(|sent| *sent > 0);
+            Some(sent.sum::<isize>())
+        });
+        assert_eq!(receive(server, &mut room, both), sent);
+        assert_eq!(receive(server, &mut room[..sent as usize], libc::MSG_WAITALL), sent);
+    }
+    // The end ends it too.
+    assert_eq!(send(client, b"rest", 0), 4);
+    assert_eq!(rclose(client), 0);
+    assert_eq!(receive(server, &mut room, both), 4);
+    assert_eq!(receive(server, &mut room, 0), 4);
+    assert_eq!(receive(server, &mut room, both), 0);
+    close_all(&[server, listening]);
+}
+
+#[test]
+fn a_shutdown_here_is_a_broken_pipe_whatever_the_other_end_does() {
+    for server_first in [false, true] {
+        let [listening, client, server] = pair(7030);
+        if server_first {
+            assert_eq!(rclose(server), 0);
+            assert_eq!(receive(client, &mut [0; 1], 0), 0);
+            assert_eq!((send(client, b"x", 0), errno()), (-1, libc::ECONNRESET));
+        }
+        assert_eq!(rshutdown(client, libc::SHUT_WR), 0);
+        if !server_first {
+            assert_eq!(rclose(server), 0);
+            assert_eq!(receive(client, &mut [0; 1], 0), 0);
+        }
+        assert_eq!((send(client, b"x", 0), errno()), (-1, libc::EPIPE));
+        close_all(&[client, listening]);
+    }
+}
+
+#[test]
+fn streams_without_a_peer_hang_up_and_with_one_ignore_addresses() {
+    let alone = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
+    let mut to = address(7033);
+    for _ in 0..2 {
+        assert_eq!(poll(alone, libc::POLLIN | libc::POLLOUT, 5000), libc::POLLOUT | libc::POLLHUP);
+        assert_eq!(poll(alone, libc::POLLIN, 5000), libc::POLLHUP);
+        unsafe { rbind(alone, to.pointer(), to.length()) };
+    }
+    assert_eq!(rlisten(alone, 1), 0);
+    assert_eq!(poll(alone, libc::POLLIN | libc::POLLOUT, 0), 0);
+    assert_eq!(rclose(alone), 0);
+    let [listening, client, server] = pair(7034);
+    assert_eq!(unsafe { rsendto(client, b"word".as_ptr().cast(), 4, 0, to.pointer(), to.length()) }, 4);
+    assert_eq!(receive(server, &mut [0; 10], 0), 4);
+    close_all(&[client, server, listening]);
+}
+
+#[test]
 fn who_is_left_hears_of_it() {
     let [listening, client, server] = pair(7004);
     let reader = thread::spawn(move || (receive(client, &mut [0; 10], 0), errno()));

@@ -258,11 +258,14 @@ pub unsafe extern "C" fn rsendto(
             // SAFETY: the caller's.
             return unsafe { send_pieces(fd, &piece, flags, None) };
         }
-        if let Socket::Stream(_) = find(fd)? {
-            return Err(libc::EISCONN);
-        }
-        // SAFETY: the caller's.
-        unsafe { send_pieces(fd, &piece, flags, Some(Address::from_c(to, length).ok_or(libc::EINVAL)?)) }
+        // A stream has its peer, and the address means nothing, as with TCP.
+        let to = match find(fd)? {
+            Socket::Stream(_) => None,
+            // SAFETY: the caller's.
+            Socket::Datagram(_) => Some(unsafe { Address::from_c(to, length) }.ok_or(libc::EINVAL)?),
+        };
+        // SAFETY: as above.
+        unsafe { send_pieces(fd, &piece, flags, to) }
     })
 }
 

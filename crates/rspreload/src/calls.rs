@@ -96,8 +96,13 @@ unsafe fn is_of_vnic(address: *const sockaddr, length: socklen_t) -> bool {
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     // SAFETY: no pointers.
     match rsocket_of(fd) {
-        // SAFETY: the caller's.
-        Some(rsocket) => inside(|| unsafe { real::rlisten(rsocket, backlog) }),
+        Some(rsocket) => {
+            // SAFETY: the caller's.
+            let answer = inside(|| unsafe { real::rlisten(rsocket, backlog) });
+            // What was told of a socket without a peer holds no more.
+            table::note_read(fd);
+            answer
+        }
         // SAFETY: as above.
         None => unsafe { real::listen(fd, backlog) },
     }
