@@ -583,17 +583,21 @@ impl StreamSocket {
     /// A program that never sleeps here must learn that the other end died. Whether it was time to look.
     #[inline]
     pub fn look_at_events_sometimes(&self) -> bool {
-        let (now, last) = (coarse_ms(), self.looked_at_ms.load(Ordering::Relaxed));
-        let is_time = now.wrapping_sub(last) >= LOOK_INTERVAL_MS;
+        let is_time = self.is_time_to_look();
         if is_time {
-            self.look_at_events(now);
+            self.look_at_events();
         }
         is_time
     }
 
+    #[inline]
+    pub fn is_time_to_look(&self) -> bool {
+        coarse_ms().wrapping_sub(self.looked_at_ms.load(Ordering::Relaxed)) >= LOOK_INTERVAL_MS
+    }
+
     #[cold]
-    fn look_at_events(&self, now_ms: u64) {
-        self.looked_at_ms.store(now_ms, Ordering::Relaxed);
+    fn look_at_events(&self) {
+        self.looked_at_ms.store(coarse_ms(), Ordering::Relaxed);
         self.drive(&mut self.setup());
     }
 

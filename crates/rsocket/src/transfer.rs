@@ -289,9 +289,9 @@ impl StreamSocket {
         let Some(link) = self.connected_link() else { return self.readiness_of_setup(events) };
         let mut core = link.lock();
         link.turn(&mut core);
-        if core.stream.state().is_open() {
+        // Nearly always there is room to send: it may not keep the other end's death from being seen.
+        if core.stream.state().is_open() && self.is_time_to_look() {
             drop(core);
-            // Nearly always there is room to send: it may not keep the other end's death from being seen.
             self.look_at_events_sometimes();
             core = link.lock();
         }
