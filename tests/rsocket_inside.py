@@ -305,9 +305,29 @@ def names_of_six(port):
             port += 1
 
 
+def options(port):
+    """What is not done is refused; what means nothing is read back."""
+    with socket.socket() as made:
+        tcp, level = socket.IPPROTO_TCP, socket.SOL_SOCKET
+        for where, name, off in ((level, socket.SO_REUSEPORT, 0), (level, socket.SO_RCVLOWAT, 1), (tcp, socket.TCP_USER_TIMEOUT, 0)):
+            try:
+                made.setsockopt(where, name, 100)
+                raise AssertionError(f"option {name} was taken")
+            except OSError as error:
+                need(error.errno == errno.ENOPROTOOPT, f"option {name}: {error}")
+            made.setsockopt(where, name, off)
+            need(made.getsockopt(where, name) == off, f"option {name} is not off")
+        for where, name in ((level, socket.SO_PRIORITY), (tcp, socket.TCP_CORK), (tcp, socket.TCP_QUICKACK),
+                            (tcp, socket.TCP_DEFER_ACCEPT), (socket.IPPROTO_IP, socket.IP_TTL)):
+            made.setsockopt(where, name, 1)
+            need(made.getsockopt(where, name) == 1, f"option {name} reads {made.getsockopt(where, name)}")
+        made.bind((ADDRESS, port))
+        need(made.getsockname() == (ADDRESS, port), "binding")
+
+
 for number, check in enumerate((addresses_in_use, bound_without_rdma, edges_by_worker, edges_of_two, turns, forks_of_busy,
                                 children_without, runs_programs, closed_by_others, loopback, loopback_is_one, epoll_of_loopback,
-                                names_of_six)):
+                                names_of_six, options)):
     check(6000 + 50 * number)
     print(check.__name__, flush=True)
 print("well")
