@@ -305,6 +305,19 @@ def names_of_six(port):
             port += 1
 
 
+def peers_at_once(port):
+    """Who was accepted has a peer, also before the other end has heard of it."""
+    with listener(port) as waiting:
+        for _ in range(20):
+            with socket.socket() as client:
+                connecting = threading.Thread(target=client.connect, args=((ADDRESS, port),))
+                connecting.start()
+                server, peer = waiting.accept()
+                need(server.getpeername() == peer, f"{peer}")
+                connecting.join()
+                server.close()
+
+
 def options(port):
     """What is not done is refused; what means nothing is read back."""
     with socket.socket() as made:
@@ -327,7 +340,7 @@ def options(port):
 
 for number, check in enumerate((addresses_in_use, bound_without_rdma, edges_by_worker, edges_of_two, turns, forks_of_busy,
                                 children_without, runs_programs, closed_by_others, loopback, loopback_is_one, epoll_of_loopback,
-                                names_of_six, options)):
+                                names_of_six, peers_at_once, options)):
     check(6000 + 50 * number)
     print(check.__name__, flush=True)
 print("well")
