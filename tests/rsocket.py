@@ -146,6 +146,22 @@ def ordinary_peer(server, client):
     need("receiver" in output, output)
 
 
+def loopback(server, client):
+    """What is bound to loopback is its own container's, and nobody else's."""
+    words = ["redis-server", "--port", REDIS_PORT, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", "/tmp"]
+    running = server.start(*by_rsocket(*words))
+    try:
+        server.wait_for_port(running, REDIS_PORT)
+        cli = lambda end, host, **more: end.exec(*by_rsocket("redis-cli", "-h", host, "-p", REDIS_PORT, "PING"), seconds=SECONDS, **more)
+        need(cli(server, "127.0.0.1").strip() == "PONG", "its own container does not reach it")
+        for end in (client, server):
+            answer = cli(end, server.ip, codes=(1,))
+            need("refused" in answer, f"{end.name}: {answer}")
+    finally:
+        running.kill()
+        server.background.remove(running)
+
+
 def inside(server):
     """Descriptors, threads and children, in one container."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rsocket_inside.py")
@@ -193,6 +209,7 @@ def every_program(checks, server, client, where):
         checks.check(f"{where}: udpong -T {mode}", datagrams, server, client, mode)
     checks.check(f"{where}: children that go on with connections", forks, server, client)
     checks.check(f"{where}: ends that are killed, leave or reset", ends, server, client)
+    checks.check(f"{where}: a server bound to loopback", loopback, server, client)
     checks.check(f"{where}: a server without rsockets", ordinary_peer, server, client)
 
 

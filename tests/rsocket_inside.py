@@ -286,8 +286,153 @@ if BY_TCP:
     for number, look in enumerate(LOOKS):
         print(look(6990 + number))
     sys.exit()
+
+def is_kernels(port):
+    """Whether a TCP socket of the kernel's listens on the port."""
+    rows = [row for table in ("tcp", "tcp6") if os.path.exists(f"/proc/net/{table}") for row in open(f"/proc/net/{table}")]
+    return any(f":{port:04X} " in row and " 0A " in row for row in rows)
+
+
+def connect(family, to, port, source=None):
+    """Without blocking, as servers' clients do it; with a source that it is bound to first, blocking."""
+    made = socket.socket(family)
+    if source:
+        made.bind((source, 0))
+        made.settimeout(SECONDS)
+        made.connect((to, port))
+        return made
+    made.setblocking(False)
+    code = made.connect_ex((to, port))
+    if code == errno.EINPROGRESS:
+        waiting = select.poll()
+        waiting.register(made, select.POLLOUT)
+        need(waiting.poll(1000 * SECONDS), f"{to} does not answer")
+        code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+    made.settimeout(SECONDS)
+    return made
+
+
+def ends(family, held, to, port, source=None):
+    """Both ends of a connection to a listener, which an rsocket's needs a thread for."""
+    with socket.socket(family) as waiting:
+        waiting.bind((held, port))
+        waiting.listen(4)
+        waiting.settimeout(SECONDS)
+        accepted = []
+        accepting = threading.Thread(target=lambda: accepted.append(waiting.accept()))
+        accepting.start()
+        client = connect(family, to, port, source)
+        accepting.join()
+        [(server, peer)] = accepted
+        server.settimeout(SECONDS)
+        works(client, server)
+        need(peer == server.getpeername() == client.getsockname(), f"{peer}, {server.getpeername()}, {client.getsockname()}")
+        need(server.getsockname() == client.getpeername(), f"{server.getsockname()}, {client.getpeername()}")
+        return is_kernels(port), client
+
+
+SIX = [socket.AF_INET6] if os.path.exists("/proc/net/if_inet6") else []
+
+
+def loopback(port):
+    """Who is bound to loopback is an ordinary socket; who listens everywhere is reached by it all the same, as an rsocket."""
+    four = [(socket.AF_INET, "127.0.0.1", "0.0.0.0"), (socket.AF_INET, "127.1.2.3", "0.0.0.0")]
+    six = [(family, address, "::") for family in SIX for address in ("::1", "::ffff:127.0.0.1")]
+    for family, address, every in four + six:
+        for source in (None, address):
+            ordinary, client = ends(family, address, address, port, source)
+            need(ordinary, f"{address} is an rsocket's")
+            own, peer = client.getsockname()[0], client.getpeername()[0]
+            need(peer == address and own == (source or address.replace("127.1.2.3", "127.0.0.1")), f"{own}, {peer}")
+            client.close()
+            port += 1
+        for source in (None, every):
+            ordinary, client = ends(family, every, address, port, source)
+            need(not ordinary, f"{every} is no rsocket's")
+            client.close()
+            port += 1
+        for blocking in (True, False):
+            try:
+                connect(family, address, port, every if blocking else None)
+                raise AssertionError(f"somebody listens at {address}")
+            except ConnectionRefusedError:
+                pass
+
+
+def loopback_is_one(port):
+    """A listener there and one of an rsocket's everywhere: each has its own. What was begun as an rsocket stays one."""
+    with listener(port, "0.0.0.0"), listener(port, "127.0.0.1") as here:
+        client = connect(socket.AF_INET, "127.0.0.1", port)
+        here.settimeout(SECONDS)
+        works(client, here.accept()[0])
+        with pair(port + 1)[0] as connected:
+            need(connected.connect_ex(("127.0.0.1", port)) == errno.EISCONN, "it was connected twice")
+        with socket.socket() as second:
+            need(second.bind(("127.0.0.1", port + 2)) is None, "binding")
+            need(second.getsockname() == ("127.0.0.1", port + 2), f"{second.getsockname()}")
+
+
+def epoll_of_loopback(port):
+    """A member of a set from before it was connected is told of by the kernel's set afterwards."""
+    with listener(port, "127.0.0.1") as waiting, socket.socket() as client, select.epoll() as epoll:
+        client.setblocking(False)
+        epoll.register(client.fileno(), select.EPOLLOUT | select.EPOLLET)
+        epoll.poll(0)
+        need(client.connect_ex(("127.0.0.1", port)) in (0, errno.EINPROGRESS), "connecting")
+        need(epoll.poll(SECONDS) == [(client.fileno(), select.EPOLLOUT)], "it was not told")
+        waiting.accept()
+
+
+def names_of_six(port):
+    """An end of AF_INET6 has names of AF_INET6, whatever the connection manager calls it."""
+    for family in SIX:
+        mapped = f"::ffff:{ADDRESS}"
+        for held in ("::", mapped):
+            ordinary, client = ends(family, held, mapped, port)
+            need(not ordinary, f"{held} is no rsocket's")
+            need(client.getsockname()[0] == client.getpeername()[0] == mapped, f"{client.getsockname()}, {client.getpeername()}")
+            client.close()
+            port += 1
+
+
+def peers_at_once(port):
+    """Who was accepted has a peer, also before the other end has heard of it."""
+    with listener(port) as waiting:
+        for _ in range(20):
+            with socket.socket() as client:
+                connecting = threading.Thread(target=client.connect, args=((ADDRESS, port),))
+                connecting.start()
+                server, peer = waiting.accept()
+                need(server.getpeername() == peer, f"{peer}")
+                connecting.join()
+                server.close()
+
+
+def options(port):
+    """What is not done is refused; what means nothing is read back."""
+    with socket.socket() as made:
+        tcp, level = socket.IPPROTO_TCP, socket.SOL_SOCKET
+        for where, name, off in ((level, socket.SO_REUSEPORT, 0), (level, socket.SO_RCVLOWAT, 1), (tcp, socket.TCP_USER_TIMEOUT, 0)):
+            try:
+                made.setsockopt(where, name, 100)
+                raise AssertionError(f"option {name} was taken")
+            except OSError as error:
+                need(error.errno == errno.ENOPROTOOPT, f"option {name}: {error}")
+            made.setsockopt(where, name, off)
+            need(made.getsockopt(where, name) == off, f"option {name} is not off")
+        for where, name in ((level, socket.SO_PRIORITY), (tcp, socket.TCP_CORK), (tcp, socket.TCP_QUICKACK),
+                            (tcp, socket.TCP_DEFER_ACCEPT), (socket.IPPROTO_IP, socket.IP_TTL)):
+            made.setsockopt(where, name, 1)
+            need(made.getsockopt(where, name) == 1, f"option {name} reads {made.getsockopt(where, name)}")
+        made.bind((ADDRESS, port))
+        need(made.getsockname() == (ADDRESS, port), "binding")
+
+
 for number, check in enumerate((addresses_in_use, bound_without_rdma, edges_by_worker, edges_of_two, turns, forks_of_busy,
-                                children_without, runs_programs, closed_by_others, like_tcp)):
-    check(6000 + 10 * number)
+                                children_without, runs_programs, closed_by_others, loopback, loopback_is_one, epoll_of_loopback,
+                                names_of_six, peers_at_once, options, like_tcp)):
+    check(6000 + 50 * number)
     print(check.__name__, flush=True)
 print("well")

@@ -435,6 +435,13 @@ fn options_are_kept() {
         (libc::SOL_SOCKET, libc::SO_SNDBUF, 10, 4096),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1, 1),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 30, 30),
+        (libc::SOL_SOCKET, libc::SO_PRIORITY, 3, 3),
+        (libc::SOL_SOCKET, libc::SO_BROADCAST, 2, 1),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT, 0, 1),
+        (libc::IPPROTO_TCP, libc::TCP_CORK, 1, 1),
+        (libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1, 1),
+        (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 5, 5),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0, 0),
         (0x10000, 0, 100, 100),
         (0x10000, 1, 1 << 20, 0xFFFE),
         (0x10000, 3, 300, 256),
@@ -442,7 +449,14 @@ fn options_are_kept() {
         assert_eq!(set(level, name, value), 0, "{level} {name}");
         assert_eq!(get(level, name), read, "{level} {name}");
     }
-    assert_eq!((set(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, 1), errno()), (-1, libc::ENOTSUP));
+    for (level, name) in [
+        (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
+        (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    ] {
+        assert_eq!((set(level, name, 2), errno()), (-1, libc::ENOTSUP), "{level} {name}");
+    }
     assert_eq!(get(libc::SOL_SOCKET, libc::SO_ERROR), 0);
     assert_eq!(rfcntl(fd, libc::F_SETFL, libc::c_long::from(libc::O_NONBLOCK)), 0);
     assert_eq!(rfcntl(fd, libc::F_GETFL, 0), libc::O_NONBLOCK | libc::O_RDWR);

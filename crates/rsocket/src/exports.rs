@@ -4,7 +4,7 @@ use crate::datagram::DatagramSocket;
 use crate::ffi::{Outcome, checked, set_errno};
 use crate::keepalive;
 use crate::poll;
-use crate::socket::StreamSocket;
+use crate::socket::{Phase, StreamSocket};
 use crate::table::{self, Socket};
 use crate::transfer::Pieces;
 use crate::wait::{Deadline, watch_forks};
@@ -420,7 +420,10 @@ pub unsafe extern "C" fn rselect(
 pub unsafe extern "C" fn rgetpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
     answer(|| match find(fd)? {
         Socket::Stream(socket)
-            if socket.connected_link().is_none() && socket.ready_link(true, Deadline::never()).is_err() =>
+            if socket.connected_link().is_none()
+                && socket.ready_link(true, Deadline::never()).is_err()
+                // Who was accepted has a peer before that one hears of it.
+                && socket.setup().phase != Phase::Accepting =>
         {
             Err(libc::ENOTCONN)
         }

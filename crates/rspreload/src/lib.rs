@@ -3,7 +3,7 @@
 //! `calls` stands before the C library's functions of one socket (`batches` before those of several messages), `many` before
 //! those of several sockets (poll, select); `forks` lets children go on with connections; `epoll` emulates epoll sets that hold
 //! rsockets (`members` is its bookkeeping); `table` says which descriptors these are, `rules` which sockets become rsockets,
-//! `real` reaches the functions behind. Programs that use neither sockets nor this library's descriptors pay a load and a
+//! `names` how their addresses are told, `real` reaches the functions behind. Programs that use neither sockets nor this library's descriptors pay a load and a
 //! comparison for each read and write.
 // A test's program must keep the C library's own functions.
 #[cfg(not(test))]
@@ -18,6 +18,8 @@ mod forks;
 mod many;
 #[cfg_attr(test, allow(dead_code))]
 mod members;
+#[cfg_attr(test, allow(dead_code))]
+mod names;
 #[cfg(not(test))]
 mod options;
 #[cfg(not(test))]
