@@ -175,6 +175,12 @@ def calls(server):
     need(output.endswith("well\n"), output)
 
 
+def epoll(server):
+    """tests/c/rsocket_epoll.c: repoll_wait and its like, of node RDMACM_1.5."""
+    output = server.exec(lib.program("rsocket_epoll"), server.ip, FORKS_PORT, seconds=SECONDS)
+    need(output.endswith("well\n"), output)
+
+
 def forks(server, client):
     """A server whose children go on with its connections."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rsocket_forks.py")
@@ -223,6 +229,7 @@ def test(checks):
             before = lib.router_resources(host)
             checks.check("one host: descriptors, threads and children", inside, server)
             checks.check("one host: several messages a call, signal handlers", calls, server)
+            checks.check("one host: repoll_wait", epoll, server)
             every_program(checks, server, client, "one host")
             checks.check("one host: no identifier is left", lib_cm.wait_for_none, host)
             checks.check("one host: nothing is left in the router", lib.wait_for_resources, host, before)

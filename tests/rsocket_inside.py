@@ -126,6 +126,36 @@ def turns(port):
     need(len(heard) == 4, f"heard of {heard}")
 
 
+def joins_while_others_wait(port):
+    """The first rsocket of a set, while threads wait for the kernel's set alone: each hears of it, with room for one event."""
+    client, server = pair(port)
+    client.sendall(b"x")
+    need(server.recv(1, socket.MSG_PEEK) == b"x", "it did not arrive")
+    for with_pipe in (False, True):
+        read, write = os.pipe()
+        epoll = select.epoll()
+        if with_pipe:
+            epoll.register(read, select.EPOLLIN)
+        told = []
+        waiters = [threading.Thread(target=lambda: told.append(epoll.poll(SECONDS, 1))) for _ in range(3)]
+        for waiter in waiters:
+            waiter.start()
+        time.sleep(0.3)
+        epoll.register(server.fileno(), select.EPOLLIN)
+        for waiter in waiters:
+            waiter.join()
+        need(told == [[(server.fileno(), select.EPOLLIN)]] * 3, f"with{'' if with_pipe else 'out'} a pipe: {told}")
+        os.write(write, b"x")
+        heard = {told[0] for told in (epoll.poll(0, 9) for _ in range(2)) for told in told}
+        need(heard == {server.fileno()} | ({read} if with_pipe else set()), f"heard of {heard}")
+        with open(f"/proc/self/fdinfo/{epoll.fileno()}") as rows:
+            count = sum(row.startswith("tfd:") for row in rows)
+        need(count == with_pipe, f"the kernel's set holds {count}")
+        epoll.close()
+        os.close(read)
+        os.close(write)
+
+
 def forks_of_busy(port):
     client, server = pair(port)
     over = threading.Event()
@@ -287,6 +317,7 @@ if BY_TCP:
         print(look(6990 + number))
     sys.exit()
 
+
 def is_kernels(port):
     """Whether a TCP socket of the kernel's listens on the port."""
     rows = [row for table in ("tcp", "tcp6") if os.path.exists(f"/proc/net/{table}") for row in open(f"/proc/net/{table}")]
@@ -430,7 +461,8 @@ def options(port):
         need(made.getsockname() == (ADDRESS, port), "binding")
 
 
-for number, check in enumerate((addresses_in_use, bound_without_rdma, edges_by_worker, edges_of_two, turns, forks_of_busy,
+for number, check in enumerate((addresses_in_use, bound_without_rdma, edges_by_worker, edges_of_two, turns,
+                                joins_while_others_wait, forks_of_busy,
                                 children_without, runs_programs, closed_by_others, loopback, loopback_is_one, epoll_of_loopback,
                                 names_of_six, peers_at_once, options, like_tcp)):
     check(6000 + 50 * number)

@@ -1,6 +1,8 @@
-//! The functions that C programs call: arguments in, errno out, and no panic beyond. All are of node RDMACM_1.0.
+//! The functions that C programs call: arguments in, errno out, and no panic beyond. All are of node
+//! RDMACM_1.0, but `repoll_*` (1.5).
 use crate::address::Address;
 use crate::datagram::DatagramSocket;
+use crate::epoll;
 use crate::ffi::{Outcome, checked, set_errno};
 use crate::keepalive;
 use crate::poll;
@@ -9,11 +11,12 @@ use crate::table::{self, Socket};
 use crate::transfer::Pieces;
 use crate::wait::{Deadline, watch_forks};
 use libc::{
-    c_int, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval,
+    c_int, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t,
+    timeval,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{ptr, slice};
 
 const IOV_MAX: usize = 1024;
@@ -140,6 +143,10 @@ pub extern "C" fn rclose(fd: c_int) -> c_int {
             // SAFETY: no pointers.
             return checked(unsafe { libc::syscall(libc::SYS_close, fd) } as c_int).map(|_| 0);
         }
+        if epoll::close(fd) {
+            return Ok(0);
+        }
+        epoll::leave(fd);
         let socket = table::remove(fd).ok_or(libc::EBADF)?;
         match &socket {
             Socket::Stream(socket) => {
@@ -411,6 +418,36 @@ pub unsafe extern "C" fn rselect(
             poll::poll(&mut entries, deadline)?;
             poll::entries_to_sets(&entries, [read, write, except]).map(|bits| bits as isize)
         }
+    })
+}
+
+/// As `epoll_create1(2)`; O_NONBLOCK may be among the flags.
+#[unsafe(no_mangle)]
+pub extern "C" fn repoll_create(flags: c_int) -> c_int {
+    answer(|| epoll::create(flags).map(|fd| fd as isize))
+}
+
+/// # Safety
+/// As of `epoll_ctl(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn repoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    // SAFETY: the caller's.
+    answer(|| done(epoll::control(epoll, operation, fd, unsafe { event.as_ref() }.copied())))
+}
+
+/// # Safety
+/// As of `epoll_wait(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn repoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int) -> c_int {
+    answer(|| {
+        let count = usize::try_from(count).ok().filter(|count| *count != 0).ok_or(libc::EINVAL)?;
+        if events.is_null() {
+            return Err(libc::EFAULT);
+        }
+        // SAFETY: the caller's.
+        let out = unsafe { slice::from_raw_parts_mut(events, count) };
+        let deadline = u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        epoll::wait(epoll, out, deadline).map(usize::cast_signed)
     })
 }
 
