@@ -179,6 +179,11 @@ def refusals(api):
     for body in ("", "{", "nonsense", b"\xff\xfe"):
         api.want(400, "PUT", "/quotas/x", body)
     api.want(400, "POST", "/apply", {"objects": []})
+    # A dry run that is asked for in the wrong place is none, and must not be done.
+    need(field(422, "POST", "/apply", {"items": [quota("z", 1)], "dryRun": True}) == "dryRun", "an unknown field of a list")
+    need(api.names("quotas") == [], "it was done nevertheless")
+    listed = {"apiVersion": "freeflow.io/v1", "kind": "List", "metadata": {}, "items": [quota("z", 1)]}
+    api.want(200, "POST", "/apply?dryRun=true", listed)
     api.want(400, "PUT", "/quotas/x?dryrun=true", quota("x", 1))
     api.want(400, "PUT", "/quotas/x?dryRun=yes", quota("x", 1))
     api.want(400, "GET", "/quotas?labelSelector=%zz")

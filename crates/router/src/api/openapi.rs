@@ -198,7 +198,6 @@ fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
     let version = json!({"description": "To watch from. Objects of a long list may be newer, as their own says: what a watch tells of them up \
         to that is known.", "type": "integer"});
     add("ListMetadata", &["resourceVersion"], json!({"resourceVersion": version}));
-    add("Items", &["items"], json!({"items": {"type": "array", "items": any}}));
     let result = json!({"enum": ["created", "configured", "unchanged", "deleted"]});
     add(
         "Result",
@@ -238,6 +237,15 @@ fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
     add("Status", &["kind", "status", "reason", "message", "code"], status);
     live_schemas(&mut add);
     add("Version", &["version", "apiVersion"], json!({"version": text, "apiVersion": text}));
+    let (word, map) = (
+        json!({"description": "Not looked at.", "type": "string"}),
+        json!({"description": "Not looked at.", "type": "object"}),
+    );
+    let items = json!({"items": {"type": "array", "items": any}, "apiVersion": word, "kind": word, "metadata": map});
+    schemas.insert(
+        "Items".into(),
+        json!({"type": "object", "additionalProperties": false, "required": ["items"], "properties": items}),
+    );
 }
 
 fn other_paths(paths: &mut Map<String, Value>) {
