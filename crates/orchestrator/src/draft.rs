@@ -10,7 +10,7 @@ use crate::objects::{
 use crate::pool::Pool;
 use crate::share::{Shares, entries_of_group};
 use crate::state::{ClassEntry, NetworkEntry, State, VnicEntry};
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -58,6 +58,8 @@ struct Draft<'a> {
     vnics: BTreeMap<String, VnicEntry>,
     /// By network and address.
     holders: BTreeMap<(String, IpAddr), String>,
+    /// What new vNICs of the same command ask for: not given to others that ask for none.
+    asked: BTreeSet<(String, IpAddr)>,
     new_vnics: BTreeMap<String, u32>,
     cursors: BTreeMap<String, u32>,
     next_network: u32,
@@ -133,7 +135,7 @@ fn settle<K: Kind>(kind: ObjectKind, new: &Typed<K>, old: Option<&Typed<K>>) -> 
 
 /// The number after the largest, or if there is none, the smallest that is free.
 fn free_number(used: impl Iterator<Item = u16>) -> u16 {
-    let used: alloc::collections::BTreeSet<u16> = used.collect();
+    let used: BTreeSet<u16> = used.collect();
     let next = used.last().map_or(Some(0), |last| last.checked_add(1));
     next.or_else(|| (0..u16::MAX).find(|number| !used.contains(number))).expect("there are fewer objects than numbers")
 }
@@ -148,6 +150,7 @@ impl<'a> Draft<'a> {
             quotas: BTreeMap::new(),
             vnics: BTreeMap::new(),
             holders: BTreeMap::new(),
+            asked: BTreeSet::new(),
             new_vnics: BTreeMap::new(),
             cursors: BTreeMap::new(),
             next_network: state.next_network.value.max(1),
@@ -200,15 +203,21 @@ impl<'a> Draft<'a> {
     }
 
     fn apply(&mut self, objects: &[AnyObject]) -> Result<(), Refusal> {
-        let mut seen = alloc::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for object in objects {
             if !seen.insert((object.kind(), object.name())) {
                 let message = "it is there twice in one request";
                 return Err(Refusal::new(Reason::Invalid, message).about(object.kind(), object.name()));
             }
+            if let AnyObject::Vnic(vnic) = object {
+                self.asked.extend(vnic.spec.addresses.iter().map(|address| (vnic.spec.network.clone(), *address)));
+            }
         }
         let mut order: Vec<usize> = (0..objects.len()).collect();
-        order.sort_by_key(|&at| rank(objects[at].kind()));
+        // Of vNICs those that ask for addresses first, so that the search for the others' does not begin at each again.
+        let asks_nothing =
+            |object: &AnyObject| matches!(object, AnyObject::Vnic(vnic) if vnic.spec.addresses.is_empty());
+        order.sort_by_key(|&at| (rank(objects[at].kind()), asks_nothing(&objects[at])));
         for (done, &at) in order.iter().enumerate() {
             match &objects[at] {
                 AnyObject::Network(object) => self.network(at, object)?,
@@ -580,9 +589,9 @@ impl<'a> Draft<'a> {
             })?),
             (Some(range), None) => {
                 // At the place of the IPv4 address, if nobody asked for that one.
-                let free =
-                    |offset| self.free_ipv6(name, range.address_at(offset)).filter(|free| range.is_assignable(*free));
-                let count = self.vnic_count(name).saturating_add(4);
+                let good = |free: &Ipv6Addr| range.is_assignable(*free) && self.is_free(name, IpAddr::V6(*free));
+                let free = |offset| Some(range.address_at(offset)).filter(good);
+                let count = self.passed_over_max(name);
                 let found = (0..count).find_map(|step| free(offset.wrapping_add(step)));
                 Some(IpAddr::V6(found.ok_or_else(|| about(Refusal::new(Reason::Exhausted, "no address is left")))?))
             }
@@ -618,8 +627,14 @@ impl<'a> Draft<'a> {
         Ok(address)
     }
 
-    fn free_ipv6(&self, network: &str, address: Ipv6Addr) -> Option<Ipv6Addr> {
-        self.holder(network, IpAddr::V6(address)).is_none().then_some(address)
+    fn is_free(&self, network: &str, address: IpAddr) -> bool {
+        self.holder(network, address).is_none() && !self.asked.contains(&(network.into(), address))
+    }
+
+    /// Those that are taken or asked for, and three more (network, gateway, broadcast), and then one that is not.
+    fn passed_over_max(&self, network: &str) -> u32 {
+        let asked = u32::try_from(self.asked.len()).unwrap_or(u32::MAX);
+        self.vnic_count(network).saturating_add(asked).saturating_add(4)
     }
 
     /// From the cursor on, so that an address is not given out again at once.
@@ -628,10 +643,9 @@ impl<'a> Draft<'a> {
         let cursor = self.cursors.get(name).copied();
         let cursor = cursor.unwrap_or_else(|| self.state.cursors.get(name).map_or(0, |cursor| cursor.value));
         let mut offset = if cursor < size { cursor } else { 0 };
-        // At most those that are taken and three more (network, gateway, broadcast) are passed over.
-        for _ in 0..size.min(self.vnic_count(name).saturating_add(4)) {
+        for _ in 0..size.min(self.passed_over_max(name)) {
             let address = range.address_at(offset);
-            if range.is_assignable(address) && self.holder(name, IpAddr::V4(address)).is_none() {
+            if range.is_assignable(address) && self.is_free(name, IpAddr::V4(address)) {
                 return Some(address);
             }
             offset = if offset + 1 < size { offset + 1 } else { 0 };
