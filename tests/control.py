@@ -397,6 +397,10 @@ def labelled(host):
         need(vnic["status"]["title"] == "one", vnic["status"])
         need("one" in host.freeflow("describe", "vnic", vnic["metadata"]["name"]), "not described")
         host.freeflow("run", "--label", "engine=oci", "--rm", "--", "true", codes=(2,))
+        output = host.freeflow("run", "--label", "freeflow.io/latency-class=fast", "--rm", "--", "true", codes=(125,))
+        need("freeflow.io/latency-class" in output and "low, normal, background" in output, output)
+        output = host.freeflow("get", "vnics", "-l", "tier in (web)", codes=(3,))
+        need("tier in (web)" in output, output)
     finally:
         one.remove()
     need(not names(host, "vnics"), "a vNIC outlives its container")

@@ -1,5 +1,6 @@
 //! Whether the fields of an object make sense by themselves. What needs other objects is checked where a command is planned.
 use crate::cidr::{Cidr, Pool6};
+use crate::mode::{LATENCY_CLASS_LABEL, LatencyClass};
 use crate::objects::{
     AccessRuleSpec, Cause, EndSelector, GroupSpec, Labels, LimitSpec, Metadata, NetworkSpec, QosClassSpec, QuotaSpec,
     VnicSelector, VnicSpec,
@@ -96,6 +97,19 @@ impl Findings {
         let bytes: usize = labels.iter().map(|(key, value)| key.len() + value.len()).sum();
         if labels.len() > LABEL_COUNT_MAX || bytes > LABEL_BYTES_MAX {
             self.add(at, format!("at most {LABEL_COUNT_MAX} labels of {LABEL_BYTES_MAX} bytes together"));
+        }
+    }
+
+    /// Of a vNIC. What it had before is no reason to refuse it.
+    pub fn latency_class(&mut self, labels: &Labels, old: Option<&Labels>) {
+        let Some(given) = labels.get(LATENCY_CLASS_LABEL) else { return };
+        let is_kept = old.and_then(|old| old.get(LATENCY_CLASS_LABEL)) == Some(given);
+        if !is_kept && !LatencyClass::is_known(given) {
+            let names = LatencyClass::ALL.map(LatencyClass::name).join(", ");
+            self.add(
+                format!("metadata.labels.{LATENCY_CLASS_LABEL}"),
+                format!("{given:?} is no latency class; there are {names}"),
+            );
         }
     }
 

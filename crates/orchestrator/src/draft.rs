@@ -521,6 +521,7 @@ impl<'a> Draft<'a> {
         } else {
             findings.labels("metadata.labels", &given.metadata.labels);
         }
+        findings.latency_class(&given.metadata.labels, old.map(|old| &old.object.metadata.labels));
         findings.vnic(&given.spec);
         self.check_named(&mut findings, given.spec.qos_class.as_deref(), given.spec.quota.as_deref());
         if let Some(old) = old {

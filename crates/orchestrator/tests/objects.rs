@@ -378,6 +378,31 @@ fn a_container_has_the_labels_that_it_asks_for() {
 }
 
 #[test]
+fn a_latency_class_is_one_that_there_is() {
+    let mut host = host();
+    let field = "metadata.labels.freeflow.io/latency-class";
+    for bad in ["Low", "", "fast"] {
+        let refusal = host.refused(&[labelled("v", json!({"freeflow.io/latency-class": bad}))]);
+        assert_eq!((refusal.reason, refusal.causes[0].field.as_str()), (Reason::Invalid, field), "{bad:?}");
+        assert!(refusal.message.contains("low, normal, background"), "{refusal}");
+        let attached = host.attach_labelled("c", "default", None, &[("freeflow.io/latency-class", bad)]);
+        assert_eq!(attached, Err(Reason::Invalid), "{bad:?}");
+    }
+    for good in ["low", "normal", "background"] {
+        host.apply(&[labelled("v", json!({"freeflow.io/latency-class": good}))]);
+        host.attach_labelled(good, "default", None, &[("freeflow.io/latency-class", good)]).unwrap();
+    }
+    assert_eq!(
+        host.attach_labelled("v", "default", None, &[("freeflow.io/latency-class", "no")]),
+        Err(Reason::Invalid)
+    );
+    assert_eq!(host.labels("v"), "freeflow.io/latency-class=background");
+    // Other kinds have no latency class, and selectors choose what there may be.
+    host.apply(&[json!({"apiVersion": "freeflow.io/v1", "kind": "Network",
+        "metadata": {"name": "n", "labels": {"freeflow.io/latency-class": "x"}}, "spec": {"cidrs": ["10.1.0.0/24"]}})]);
+}
+
+#[test]
 fn classes_and_quotas_come_from_the_vnic_or_its_network() {
     let mut host = host();
     host.apply(&[
