@@ -29,6 +29,26 @@ const BURST_MAX_BYTES: u64 = 16 << 30;
 const MESSAGE_RATE_MAX_PER_S: u64 = 1_000_000_000_000;
 const MESSAGE_BURST_MAX: u64 = 1_000_000_000;
 
+/// Errors: why a label can't have this name.
+pub fn check_label_name(name: &str) -> Result<(), String> {
+    let is_bad = |letter: char| letter.is_control() || letter.is_whitespace() || matches!(letter, '=' | ',' | '!');
+    if name.is_empty() || name.len() > LABEL_KEY_BYTES_MAX || name.contains(is_bad) {
+        return Err(format!("a label's name has 1 to {LABEL_KEY_BYTES_MAX} bytes, and no blanks, '=', ',' or '!'"));
+    }
+    Ok(())
+}
+
+/// Errors: why a label can't have this value.
+pub fn check_label_value(value: &str) -> Result<(), String> {
+    let is_bad = |letter: char| letter.is_control() || letter == ',';
+    if value.len() > LABEL_VALUE_BYTES_MAX || value.contains(is_bad) {
+        return Err(format!(
+            "a label's value has up to {LABEL_VALUE_BYTES_MAX} bytes, and no control characters or ','"
+        ));
+    }
+    Ok(())
+}
+
 /// What was found wrong, field by field.
 #[derive(Default)]
 pub(crate) struct Findings(pub Vec<Cause>);
@@ -70,25 +90,8 @@ impl Findings {
     pub fn labels(&mut self, at: &str, labels: &Labels) {
         self.label_size(at, labels);
         for (key, value) in labels {
-            let bad = |text: &str| text.chars().any(|letter| letter.is_control());
-            let bad_key = key.is_empty()
-                || key.len() > LABEL_KEY_BYTES_MAX
-                || bad(key)
-                || key.contains(['=', ',', '!'])
-                || key.contains(char::is_whitespace);
-            if bad_key {
-                self.add(
-                    format!("{at}.{key}"),
-                    format!("a label's name has 1 to {LABEL_KEY_BYTES_MAX} bytes, and no blanks, '=', ',' or '!'"),
-                );
-            }
-            if value.len() > LABEL_VALUE_BYTES_MAX || bad(value) || value.contains(',') {
-                self.add(
-                    format!("{at}.{key}"),
-                    format!(
-                        "a label's value has up to {LABEL_VALUE_BYTES_MAX} bytes, and no control characters or ','"
-                    ),
-                );
+            for why in [check_label_name(key), check_label_value(value)].into_iter().filter_map(Result::err) {
+                self.add(format!("{at}.{key}"), why);
             }
         }
     }

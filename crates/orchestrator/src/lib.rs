@@ -28,6 +28,7 @@ mod share;
 mod state;
 pub mod store;
 
+pub use check::{check_label_name, check_label_value};
 pub use cidr::{Cidr, CidrError, Pool6};
 pub use command::{Change, Command, Outcome, Plan, Reason, Refusal};
 pub use entries::{KEY_PREFIX, decode_object, object_key, object_of_key};

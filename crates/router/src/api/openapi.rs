@@ -115,8 +115,11 @@ fn list_schema(kind: &str, item: &Value) -> Value {
 fn object_paths<K: Kind>(paths: &mut Map<String, Value>) {
     let (object, list) = (reference(K::KIND), reference(&format!("{}List", K::KIND)));
     let [watch, version] = watching();
-    let selector =
-        parameter("labelSelector", &json!({"type": "string"}), "`a=b`, `a!=b`, `a`, `!a`, by commas; all hold.");
+    let selector = parameter(
+        "labelSelector",
+        &json!({"type": "string"}),
+        "`a=b`, `a==b`, `a!=b`, `a`, `!a`, by commas; all hold.",
+    );
     let name = json!({"name": "name", "in": "path", "required": true, "schema": {"type": "string"}});
     let id = |verb: &str| format!("{verb}{}", K::KIND);
     let body = json!({"required": true, "content": content(&object)});
