@@ -55,6 +55,12 @@ fn what_is_wrong_is_named() {
         (spec("QosClass", json!({"qp": {"rate": "1Gbit", "burst": "1B"}})), "spec.qp.burst"),
         (spec("QosClass", json!({"tenant": {"messageRate": "1k", "messageBurst": 0}})), "spec.tenant.messageBurst"),
         (spec("QosClass", json!({"priority": 8})), "spec.priority"),
+        (spec("QosClass", json!({"vnic": {"burst": null, "rate": "1Gbit"}})), "spec.vnic.burst"),
+        (spec("QosClass", json!({"vnic": {"rate": null}})), "spec.vnic.rate"),
+        (spec("QosClass", json!({"vnic": null})), "spec.vnic"),
+        (spec("QosClass", Value::Null), "spec"),
+        (network(json!({"qosClass": null})), "spec.qosClass"),
+        (spec("Group", json!({"members": [{"networks": ["default", null]}]})), "spec.members[0].networks[1]"),
         (spec("QosClass", json!({"priority": 256})), "spec.priority"),
         (spec("QosClass", json!({"weight": 0})), "spec.weight"),
         (spec("QosClass", json!({"weight": 1001})), "spec.weight"),
@@ -427,6 +433,16 @@ fn classes_and_quotas_come_from_the_vnic_or_its_network() {
     assert_eq!((limits.qp_count_max, limits.registered_bytes_max), (3, 1 << 20));
     let lines = host.state.conditions_of(host.state.vnic("a").unwrap());
     assert!(lines.iter().any(|line| line.contains("1Gbit/s: QosClass slow of network default")), "{lines:?}");
+    // What of a quota does nothing where it is named is told.
+    host.apply(&[
+        named("Quota", "each", json!({"perVnic": {"qps": 3}})),
+        named("Vnic", "d", json!({"network": "second", "quota": "few"})),
+        named("Vnic", "e", json!({"network": "default", "quota": "few"})),
+        named("Vnic", "f", json!({"network": "second", "quota": "each"})),
+    ]);
+    let told =
+        |id: &str| host.state.conditions_of(host.state.vnic(id).unwrap()).join("; ").contains("only perVnic holds");
+    assert_eq!(["a", "d", "e", "f"].map(told), [false, true, false, false]);
 }
 
 #[test]

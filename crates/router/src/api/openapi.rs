@@ -292,6 +292,28 @@ fn other_paths(paths: &mut Map<String, Value>) {
     }
 }
 
+/// What a writer gives is never null.
+fn without_null(value: &mut Value) {
+    let is_null = |value: &Value| *value == "null" || value["type"] == "null";
+    if let Value::Object(map) = value {
+        for key in ["type", "anyOf"] {
+            let Some(Value::Array(all)) = map.get_mut(key) else { continue };
+            all.retain(|one| !is_null(one));
+            if all.len() == 1 {
+                let one = all.remove(0);
+                map.remove(key);
+                match one {
+                    Value::Object(fields) => map.extend(fields),
+                    word => drop(map.insert(key.into(), word)),
+                }
+            }
+        }
+        map.values_mut().for_each(without_null);
+    } else if let Value::Array(all) = value {
+        all.iter_mut().for_each(without_null);
+    }
+}
+
 fn make() -> Value {
     let mut settings = SchemaSettings::draft2020_12();
     settings.definitions_path = "/components/schemas".into();
@@ -308,7 +330,9 @@ fn make() -> Value {
     add!(Network, Group, AccessRule, QosClass, Quota, Vnic, Host);
     other_schemas(&mut schemas, &kinds);
     other_paths(&mut paths);
-    schemas.extend(generator.take_definitions(true));
+    let mut definitions = generator.take_definitions(true);
+    definitions.iter_mut().filter(|(name, _)| !name.ends_with("Status")).for_each(|(_, schema)| without_null(schema));
+    schemas.extend(definitions);
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -366,6 +390,7 @@ mod tests {
         for (kind, plural) in freeflow_orchestrator::objects::KINDS {
             assert!(schemas.contains_key(*kind) && schemas.contains_key(&format!("{kind}Spec")), "{kind}");
             assert!(document["paths"][format!("{BASE}/{plural}/{{name}}")]["put"].is_object(), "{plural}");
+            assert!(!schemas[&format!("{kind}Spec")].to_string().contains("null"), "{kind}: a null would be refused");
         }
     }
 }
