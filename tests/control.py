@@ -104,6 +104,8 @@ def refusals(host):
         output = apply(host, text, codes=(3,))
         need(part in output and "nothing was changed" in output, f"{part!r} is not in: {output}")
     need(names(host, "networks") == ["default"], "a refused file changed something")
+    output = host.freeflow("delete", "network", "default", codes=(3,))
+    need("built in" in output and "roles" not in output, output)
     # Neither file nor server is hurt by what is too much.
     apply(host, "a: &a [x, x]\nb: &b [*a, *a]\n" + "c: [" + "*b, " * 100_000 + "]\n", codes=(3,))
     apply(host, "[" * 100_000, codes=(3,))

@@ -208,7 +208,10 @@ def refusals(api):
     need(answer["reason"] == "InUse", str(answer))
     api.want(200, "DELETE", "/groups/user")
     api.want(200, "DELETE", "/networks/used")
-    api.want(403, "DELETE", "/networks/default")
+    host = api.names("hosts")[0]
+    for path in ("/networks/default", f"/hosts/{host}"):
+        answer = api.want(409, "DELETE", path)
+        need(answer["reason"] == "Conflict" and "can't be deleted" in answer["message"], str(answer))
 
 
 def many_objects(api):

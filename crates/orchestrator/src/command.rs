@@ -80,7 +80,7 @@ pub enum Reason {
     Invalid,
     NotFound,
     Forbidden,
-    /// Somebody else has changed it meanwhile.
+    /// Somebody else has changed it meanwhile, or it is one that stays.
     Conflict,
     AlreadyExists,
     InUse,

@@ -660,11 +660,11 @@ impl<'a> Draft<'a> {
             return refuse(Reason::NotFound, "it is not there".into());
         };
         if kind == ObjectKind::Host {
-            return refuse(Reason::Forbidden, "a host is there as long as its router is".into());
+            return refuse(Reason::Conflict, "it can't be deleted: a host is there as long as its router is".into());
         }
         if self.state.networks.get(name).is_some_and(|entry| kind == ObjectKind::Network && entry.own_bridge.is_some())
         {
-            return refuse(Reason::Forbidden, "`freeflow up` made this network, and it stays".into());
+            return refuse(Reason::Conflict, "it is built in (`freeflow up` makes it) and can't be deleted".into());
         }
         let users = self.state.users_of(kind, name);
         if !users.is_empty() {

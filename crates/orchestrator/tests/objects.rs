@@ -139,9 +139,9 @@ fn the_network_default_can_be_changed_but_not_its_addresses() {
     assert_eq!(host.refused(&[default(json!({"cidrs": ["10.112.0.0/16"]}))]).causes[0].field, "spec.cidrs");
     assert_eq!(host.refused(&[default(json!({"range": "10.111.2.0/24"}))]).causes[0].field, "spec.range");
     let delete = Command::Delete { kind: ObjectKind::Network, name: "default".into(), version: None };
-    assert_eq!(host.state.plan(&delete).unwrap_err().reason, Reason::Forbidden);
+    assert_eq!(host.state.plan(&delete).unwrap_err().reason, Reason::Conflict);
     let delete = Command::Delete { kind: ObjectKind::Host, name: "h1".into(), version: None };
-    assert_eq!(host.state.plan(&delete).unwrap_err().reason, Reason::Forbidden);
+    assert_eq!(host.state.plan(&delete).unwrap_err().reason, Reason::Conflict);
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn answers(good: &[(&str, Value)], refusals: &[&str]) -> Value {
     let words = |code: &str| match code {
         "400" => "BadRequest: not understood",
         "403" => "Forbidden: the caller's role does not allow it",
-        "404" => "NotFound",
+        "404" => "NotFound: it, or something that has to be there, is not there or not to be seen",
         "409" => "Conflict, AlreadyExists, InUse",
         "410" => "Expired: list again, and watch from there",
         "422" => "Invalid: the causes name the fields",
@@ -146,7 +146,7 @@ fn object_paths<K: Kind>(paths: &mut Map<String, Value>) {
                 "requestBody": body,
                 "responses": answers(
                     &[("200", answer("It is as it was sent.", &object)), ("201", answer("It is new.", &object))],
-                    &["400", "409", "422", "507"],
+                    &["400", "404", "409", "422", "507"],
                 ),
             },
             "delete": {
@@ -260,7 +260,7 @@ fn other_paths(paths: &mut Map<String, Value>) {
             "description": "All of them or none: one transaction.",
             "parameters": [dry_run()],
             "requestBody": body,
-            "responses": answers(&[("200", answer("Done.", &reference("Results")))], &["400", "409", "422", "507"]),
+            "responses": answers(&[("200", answer("Done.", &reference("Results")))], &["400", "404", "409", "422", "507"]),
         }}),
     );
     let version = answers(&[("200", answer("The router's.", &reference("Version")))], &[]);
