@@ -205,7 +205,9 @@ def refusals(api):
     items = [named("Network", "used", {"cidrs": ["10.76.0.0/24"]}), named("Group", "user", {"members": [{"networks": ["used"]}]})]
     api.want(200, "POST", "/apply", {"items": items})
     answer = api.want(409, "DELETE", "/networks/used")
-    need(answer["reason"] == "InUse", str(answer))
+    need(answer["reason"] == "InUse" and "users" not in answer["details"], str(answer))
+    answer = api.want(409, "DELETE", "/networks/used?dryRun=true")
+    need(answer["details"]["users"] == ["Group user"], str(answer))
     api.want(200, "DELETE", "/groups/user")
     api.want(200, "DELETE", "/networks/used")
     host = api.names("hosts")[0]

@@ -214,7 +214,9 @@ fn delete_goes_on_after_what_is_not_there_and_takes_files_backwards() {
         "delete",
         vec![
             ("DELETE /networks/blue", 200, json!({})),
+            ("DELETE /networks/blue?dryRun=true", 200, json!({})),
             ("DELETE /groups/g", 200, json!({})),
+            ("DELETE /groups/g?dryRun=true", 200, json!({})),
             ("DELETE /groups/old?resourceVersion=7", 409, status("Conflict", "it has changed", json!({}))),
             ("DELETE /networks/red?dryRun=true", 409, status("InUse", "2 vNICs are in it", json!({}))),
         ],
@@ -229,6 +231,33 @@ fn delete_goes_on_after_what_is_not_there_and_takes_files_backwards() {
     expect(&output, 0, "group/g deleted\nnetwork/blue deleted\n", "");
     let text = "kind: Group\nmetadata: {name: old, resourceVersion: '7'}\n";
     expect(&server.freeflow(&["delete", "-f", "-"], text), 3, "", "freeflow: group/old: it has changed\n");
+    // The dry run tells what the real one does; and what can't go keeps all the others.
+    let in_use = |users: Value| status("InUse", "it is used", json!({"kind": "Network", "name": "n", "users": users}));
+    let server = Server::new(
+        "delete-users",
+        vec![
+            ("DELETE /groups/g?dryRun=true", 200, json!({})),
+            ("DELETE /networks/n?dryRun=true", 409, in_use(json!(["Group g"]))),
+            ("DELETE /groups/g", 200, json!({})),
+            ("DELETE /networks/n", 200, json!({})),
+            ("DELETE /networks/m?dryRun=true", 409, in_use(json!(["Group g", "Vnic v"]))),
+            ("DELETE /vnics/w?dryRun=true", 403, status("Forbidden", "not yours", json!({}))),
+        ],
+    );
+    let file = |names: &[(&str, &str)]| {
+        let item = |(kind, name): &(&str, &str)| format!("kind: {kind}\nmetadata: {{name: {name}}}\n");
+        names.iter().map(item).collect::<Vec<_>>().join("---\n")
+    };
+    let both = file(&[("Network", "n"), ("Group", "g")]);
+    let told = "group/g deleted (dry run)\nnetwork/n deleted (dry run)\n";
+    expect(&server.freeflow(&["delete", "-f", "-", "--dry-run"], &both), 0, told, "");
+    expect(&server.freeflow(&["delete", "-f", "-"], &both), 0, "group/g deleted\nnetwork/n deleted\n", "");
+    server.asked();
+    let more = file(&[("Network", "m"), ("Network", "n"), ("Vnic", "w"), ("Group", "g"), ("Quota", "absent")]);
+    let output = server.freeflow(&["delete", "-f", "-"], &more);
+    let told = "freeflow: refused, and nothing was deleted:\nvnic/w: not yours\nnetwork/m: it is used by Vnic v\n";
+    expect(&output, 5, "", told);
+    assert!(server.asked().iter().all(|(what, _)| what.ends_with("dryRun=true")));
     for wrong in [&["delete"] as &[&str], &["delete", "network"], &["delete", "network", "a", "-f", "x"]] {
         assert_eq!(server.freeflow(wrong, "").status.code(), Some(2), "{wrong:?}");
     }

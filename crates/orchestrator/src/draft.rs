@@ -1,7 +1,7 @@
 //! From a command to a plan: a draft is a state with changes laid over it, which are in no state yet.
 use crate::DEFAULT_NETWORK;
 use crate::check::Findings;
-use crate::command::{Change, Command, Outcome, Plan, Reason, Refusal};
+use crate::command::{Change, Command, Outcome, Plan, Reason, Refusal, USER_COUNT_MAX};
 use crate::entries::{Stored, addresses_of, cursor_key, next_network_key, object_key, vnic_entry};
 use crate::objects::{
     AnyObject, Cause, Group, Host, HostSpec, Kind, Labels, Metadata, Network, NetworkSpec, Object, ObjectKind,
@@ -666,16 +666,18 @@ impl<'a> Draft<'a> {
         {
             return refuse(Reason::Conflict, "it is built in (`freeflow up` makes it) and can't be deleted".into());
         }
-        let users = self.state.users_of(kind, name);
+        let there = object.metadata().resource_version;
+        if let Some(asked) = version.filter(|asked| there != Some(*asked)) {
+            return Err(conflict(asked, there).about(kind, name));
+        }
+        let mut users = self.state.users_of(kind, name);
         if !users.is_empty() {
             let more = users.len().saturating_sub(USERS_NAMED_MAX);
             let named = users[..users.len().min(USERS_NAMED_MAX)].join(", ");
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            return refuse(Reason::InUse, format!("it is used by {named}{more}"));
-        }
-        let there = object.metadata().resource_version;
-        if let Some(asked) = version.filter(|asked| there != Some(*asked)) {
-            return Err(conflict(asked, there).about(kind, name));
+            let message = format!("it is used by {named}{more}");
+            users.truncate(USER_COUNT_MAX);
+            return Err(Refusal { users, ..Refusal::new(Reason::InUse, message).about(kind, name) });
         }
         self.writes.push((object_key(kind, name), None));
         if kind == ObjectKind::Network && self.state.cursors.contains_key(name) {

@@ -4,6 +4,7 @@
 mod api;
 mod changes;
 mod columns;
+mod delete;
 mod describe;
 mod kinds;
 mod manifest;
@@ -11,7 +12,7 @@ mod top;
 mod watch;
 
 use crate::arguments::Command;
-use crate::arguments_control::{Apply, Delete, Describe, Diff, Format, Get};
+use crate::arguments_control::{Apply, Describe, Diff, Format, Get};
 use crate::failure::{Failure, Result};
 use crate::run_dir::RunDir;
 use crate::{bridges, output};
@@ -30,7 +31,7 @@ pub fn dispatch(run_dir: &RunDir, command: &Command) -> Option<Result<i32>> {
         Command::Apply(arguments) => api().and_then(|api| apply(run_dir, &api, arguments)),
         Command::Get(arguments) => api().and_then(|api| get(&api, arguments)),
         Command::Describe(arguments) => api().and_then(|api| describe(&api, arguments)),
-        Command::Delete(arguments) => api().and_then(|api| delete(run_dir, &api, arguments)),
+        Command::Delete(arguments) => api().and_then(|api| delete::delete(run_dir, &api, arguments)),
         Command::Diff(arguments) => {
             let differ = api().and_then(|api| diff(&api, arguments)).map(i32::from);
             differ.map_err(|failure| {
@@ -185,56 +186,6 @@ fn describe(api: &Api, arguments: &Describe) -> Result<i32> {
     Ok(0)
 }
 
-/// The resourceVersion that a file has for an object, as it is written: the router says whether it is one.
-fn version_in(object: &Value) -> Option<String> {
-    match &object["metadata"]["resourceVersion"] {
-        Value::Null => None,
-        Value::String(text) => Some(text.clone()),
-        other => Some(other.to_string()),
-    }
-}
-
-fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
-    let mut wanted: Vec<(Kind, String, Option<String>)> = match &arguments.kind {
-        Some(kind) => {
-            let kind = Kind::named(kind)?;
-            arguments.names.iter().map(|name| (kind, name.clone(), None)).collect()
-        }
-        None => {
-            let items = manifest::read(&arguments.files)?.into_iter();
-            items.map(|item| (item.kind, item.name, version_in(&item.value))).collect()
-        }
-    };
-    // Whoever names another goes first.
-    wanted.sort_by_key(|(kind, ..)| kind.rank());
-    let mut first_failure = None;
-    for (kind, name, version) in &wanted {
-        let label = format!("{}/{name}", kind.singular());
-        let dry_run = arguments.dry_run.then(|| "dryRun=true".to_owned());
-        let version = version.as_ref().map(|version| format!("resourceVersion={}", encoded(version)));
-        let query = [dry_run, version].into_iter().flatten().collect::<Vec<_>>().join("&");
-        let mark = if query.is_empty() { "" } else { "?" };
-        match api.delete(&format!("{}{mark}{query}", path_of(*kind, name))) {
-            Ok(_) => output::line(format!("{label} deleted{}", if arguments.dry_run { " (dry run)" } else { "" })),
-            Err(Trouble::Refused(refusal)) if refusal.code == 404 && arguments.ignore_not_found => {}
-            Err(trouble) => {
-                let failure = Failure::from(trouble);
-                let code = failure.code();
-                let failure = Failure::new(format!("{label}: {failure}")).with_code(code);
-                // The others are tried nevertheless; the last word is the first failure's.
-                match first_failure {
-                    None => first_failure = Some(failure),
-                    Some(_) => output::complaint(failure),
-                }
-            }
-        }
-    }
-    if !arguments.dry_run && wanted.iter().any(|(kind, ..)| ["Network", "Vnic"].contains(&kind.name)) {
-        bridges::follow(run_dir);
-    }
-    first_failure.map_or(Ok(0), Err)
-}
-
 /// Whether something would change.
 fn diff(api: &Api, arguments: &Diff) -> Result<bool> {
     let items = manifest::read(&arguments.files)?;
@@ -273,14 +224,6 @@ mod tests {
         assert_eq!(name(&details, 2).as_deref(), Some("a"));
         details = api::Details { causes: vec![api::Cause::default()], ..api::Details::default() };
         assert_eq!((name(&details, 2), name(&details, 1).as_deref()), (None, Some("a")));
-    }
-
-    #[test]
-    fn a_file_deletes_what_it_has_read() {
-        let text = "kind: Network\nmetadata: {name: a, resourceVersion: 7}\n---\nkind: Group\nmetadata: {name: b}\n";
-        let items = manifest::parse("f", text).unwrap();
-        let versions: Vec<_> = items.iter().map(|item| version_in(&item.value)).collect();
-        assert_eq!(versions, [Some("7".to_string()), None]);
     }
 
     #[test]

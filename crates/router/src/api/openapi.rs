@@ -222,7 +222,9 @@ fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
     add("WatchEvent", &["type", "object"], event);
     let cause = json!({"type": "object", "properties": {"field": text, "message": text}});
     let details = json!({"type": "object", "properties": {"kind": text, "name": text, "index": {"type": "integer"},
-        "causes": {"type": "array", "items": cause}}});
+        "causes": {"type": "array", "items": cause},
+        "users": {"description": "Of a dry run of DELETE that answers InUse: what names it, as \"Vnic a\"; 10,000 at most.",
+            "type": "array", "items": text}}});
     let reasons = [
         "BadRequest",
         "Invalid",
