@@ -1,9 +1,9 @@
 //! `freeflow delete`: one object after the other, whoever names another before it. Several are all looked at before the first goes.
 
-use super::api::{Api, Refusal, Trouble};
+use super::api::{Answer, Api, Refusal, Trouble};
 use super::kinds::Kind;
-use super::{encoded, manifest, path_of};
-use crate::arguments_control::Delete;
+use super::{encoded, list_of, manifest, path_of, print_value};
+use crate::arguments_control::{Delete, Format};
 use crate::failure::{Failure, Result};
 use crate::run_dir::RunDir;
 use crate::{bridges, output};
@@ -104,9 +104,14 @@ fn check(wanted: &[Wanted], found: Vec<Option<Box<Refusal>>>) -> Result<()> {
     Err(Failure::new(text).with_code(first.unwrap_or(failure.code())).in_lines())
 }
 
+fn is_text(arguments: &Delete) -> bool {
+    matches!(arguments.output.format, Format::Table | Format::Wide)
+}
+
 /// What became of one, or would; the last word is the first failure's.
-fn tell(one: &Wanted, done: std::result::Result<(), Trouble>, arguments: &Delete, first_failure: &mut Option<Failure>) {
+fn tell(one: &Wanted, done: Answer<()>, arguments: &Delete, first_failure: &mut Option<Failure>) {
     let trouble = match done {
+        Ok(()) if !is_text(arguments) => return,
         Ok(()) => {
             let note = if arguments.dry_run { " (dry run)" } else { "" };
             return output::line(format!("{} deleted{note}", one.label()));
@@ -125,11 +130,18 @@ fn tell(one: &Wanted, done: std::result::Result<(), Trouble>, arguments: &Delete
 
 pub fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
     let wanted = wanted(arguments)?;
-    let mut first_failure = None;
+    let (mut first_failure, mut objects) = (None, Vec::new());
+    let print = |objects: Vec<Value>| print_value(arguments.output.format, || list_of(&objects));
     if arguments.dry_run {
         for (one, refusal) in wanted.iter().zip(look(api, &wanted)?) {
-            tell(one, refusal.map_or(Ok(()), |refusal| Err(Trouble::Refused(refusal))), arguments, &mut first_failure);
+            let found = match refusal {
+                Some(refusal) => Err(Trouble::Refused(refusal)),
+                None if is_text(arguments) => Ok(Value::Null),
+                None => api.get(&path_of(one.kind, &one.name)),
+            };
+            tell(one, found.map(|object| objects.push(object)), arguments, &mut first_failure);
         }
+        print(objects);
         return first_failure.map_or(Ok(0), Err);
     }
     if wanted.len() > 1 {
@@ -137,8 +149,11 @@ pub fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
     }
     for one in &wanted {
         // The others are tried nevertheless.
-        tell(one, api.delete(&one.path(false)).map(drop), arguments, &mut first_failure);
+        let done = api.delete(&one.path(false));
+        let done = done.map(|answer| objects.push(answer["items"][0]["object"].clone()));
+        tell(one, done, arguments, &mut first_failure);
     }
+    print(objects);
     if wanted.iter().any(|one| ["Network", "Vnic"].contains(&one.kind.name)) {
         bridges::follow(run_dir);
     }

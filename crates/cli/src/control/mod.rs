@@ -103,16 +103,12 @@ fn apply(run_dir: &RunDir, api: &Api, arguments: &Apply) -> Result<i32> {
     let items = manifest::read(&arguments.files)?;
     let results = send(api, &items, arguments.dry_run)?;
     let objects: Vec<Value> = results.iter().map(|result| result["object"].clone()).collect();
-    match arguments.output.format {
-        Format::Json => output::json(&list_of(&objects)),
-        Format::Yaml => output::line(to_yaml(&list_of(&objects)).trim_end()),
-        Format::Table | Format::Wide => {
-            let note = if arguments.dry_run { " (dry run)" } else { "" };
-            for result in &results {
-                let kind = columns::text(&result["kind"]).to_ascii_lowercase();
-                let (name, what) = (columns::text(&result["name"]), columns::text(&result["result"]));
-                output::line(format!("{kind}/{name} {what}{note}"));
-            }
+    if !print_value(arguments.output.format, || list_of(&objects)) {
+        let note = if arguments.dry_run { " (dry run)" } else { "" };
+        for result in &results {
+            let kind = columns::text(&result["kind"]).to_ascii_lowercase();
+            let (name, what) = (columns::text(&result["name"]), columns::text(&result["result"]));
+            output::line(format!("{kind}/{name} {what}{note}"));
         }
     }
     let made = |result: &Value| result["kind"] == "Network" && result["result"] == "created";
@@ -120,6 +116,16 @@ fn apply(run_dir: &RunDir, api: &Api, arguments: &Apply) -> Result<i32> {
         bridges::follow(run_dir);
     }
     Ok(0)
+}
+
+/// As JSON or YAML; false: it is to be printed for people.
+fn print_value(format: Format, value: impl FnOnce() -> Value) -> bool {
+    match format {
+        Format::Json => output::json(&value()),
+        Format::Yaml => output::line(to_yaml(&value()).trim_end()),
+        Format::Table | Format::Wide => return false,
+    }
+    true
 }
 
 fn list_of(objects: &[Value]) -> Value {
@@ -136,6 +142,17 @@ fn items_of(list: &Value) -> Vec<Value> {
     list["items"].as_array().cloned().unwrap_or_default()
 }
 
+/// What the router answers, and the objects of it.
+fn read(api: &Api, kind: Kind, name: Option<&str>, labels: Option<&str>) -> Answer<(Value, Vec<Value>)> {
+    if let Some(name) = name {
+        let object = api.get(&path_of(kind, name))?;
+        return Ok((object.clone(), vec![object]));
+    }
+    let list = list(api, kind, labels)?;
+    let objects = items_of(&list);
+    Ok((list, objects))
+}
+
 fn get(api: &Api, arguments: &Get) -> Result<i32> {
     let kind = Kind::named(&arguments.kind)?;
     if arguments.watch {
@@ -145,36 +162,23 @@ fn get(api: &Api, arguments: &Get) -> Result<i32> {
     if arguments.name.is_some() && arguments.labels.is_some() {
         return Err(Failure::new("a NAME and -l don't go together").with_code(2));
     }
-    let (whole, objects) = match &arguments.name {
-        Some(name) => {
-            let object = api.get(&path_of(kind, name))?;
-            (object.clone(), vec![object])
-        }
-        None => {
-            let list = list(api, kind, arguments.labels.as_deref())?;
-            let objects = items_of(&list);
-            (list, objects)
-        }
-    };
-    match arguments.output.format {
-        Format::Json => output::json(&whole),
-        Format::Yaml => output::line(to_yaml(&whole).trim_end()),
-        format => {
-            let wide = format == Format::Wide;
-            let mut rows = vec![columns::headings(kind, wide)];
-            rows.extend(objects.iter().map(|object| columns::row(kind, object, wide)));
-            output::table(&rows);
-        }
+    let (whole, objects) = read(api, kind, arguments.name.as_deref(), arguments.labels.as_deref())?;
+    let format = arguments.output.format;
+    if !print_value(format, || whole) {
+        let wide = format == Format::Wide;
+        let mut rows = vec![columns::headings(kind, wide)];
+        rows.extend(objects.iter().map(|object| columns::row(kind, object, wide)));
+        output::table(&rows);
     }
     Ok(0)
 }
 
 fn describe(api: &Api, arguments: &Describe) -> Result<i32> {
     let kind = Kind::named(&arguments.kind)?;
-    let objects = match &arguments.name {
-        Some(name) => vec![api.get(&path_of(kind, name))?],
-        None => items_of(&list(api, kind, None)?),
-    };
+    let (whole, objects) = read(api, kind, arguments.name.as_deref(), None)?;
+    if print_value(arguments.output.format, || whole) {
+        return Ok(0);
+    }
     for (index, object) in objects.iter().enumerate() {
         if index > 0 {
             output::line("");
@@ -190,7 +194,8 @@ fn describe(api: &Api, arguments: &Describe) -> Result<i32> {
 fn diff(api: &Api, arguments: &Diff) -> Result<bool> {
     let items = manifest::read(&arguments.files)?;
     let results = send(api, &items, true)?;
-    let mut differ = false;
+    let is_text = matches!(arguments.output.format, Format::Table | Format::Wide);
+    let mut different = Vec::new();
     for (item, result) in items.iter().zip(&results) {
         let before = match api.get(&path_of(item.kind, &item.name)) {
             Ok(object) => Some(object),
@@ -199,11 +204,16 @@ fn diff(api: &Api, arguments: &Diff) -> Result<bool> {
         };
         let name = format!("{}/{}", item.kind.singular(), item.name);
         if let Some(text) = changes::unified(&name, before.as_ref(), Some(&result["object"])) {
-            output::line(text);
-            differ = true;
+            if is_text {
+                output::line(text);
+            }
+            let before = before.as_ref().map(changes::declared);
+            let after = changes::declared(&result["object"]);
+            different.push(json!({"kind": item.kind.name, "name": item.name, "before": before, "after": after}));
         }
     }
-    Ok(differ)
+    print_value(arguments.output.format, || list_of(&different));
+    Ok(!different.is_empty())
 }
 
 #[cfg(test)]
