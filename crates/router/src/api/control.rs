@@ -7,7 +7,7 @@ use super::query::Selector;
 use crate::audit::Entry;
 use crate::control::Control;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
-use freeflow_orchestrator::{Change, Command, Outcome, Refusal, Revision, State};
+use freeflow_orchestrator::{Change, Command, Outcome, Reason, Refusal, Revision, State};
 use std::collections::BTreeSet;
 
 /// Objects of one answer, and objects looked at for it.
@@ -108,7 +108,10 @@ impl Control {
         let mut outcomes = match done {
             Ok(outcomes) => outcomes,
             Err(refusal) => {
-                self.note_refusal(caller, verb, about, &refusal);
+                // Who only asks what is in use has tried nothing.
+                if !(dry_run && refusal.reason == Reason::InUse) {
+                    self.note_refusal(caller, verb, about, &refusal);
+                }
                 return Err(refusal);
             }
         };
