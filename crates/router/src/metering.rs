@@ -131,7 +131,7 @@ impl Worker {
             peer: look.peer.map(|(gid, qpn)| (address(gid), qpn.0)),
             path,
             traffic: self.engine.qp_traffic(id).unwrap_or_default(),
-            throttled: self.engine.qp_throttled(id),
+            throttled: self.engine.qp_throttled(self.rings.now, id),
         })
     }
 

@@ -172,7 +172,7 @@ impl Worker {
             fallback_bytes: vnic.map_or(0, |vnic| vnic.fallback_bytes),
             worker: self.rings.movers.home(id),
             refusals: self.engine.refusals(id).unwrap_or_default(),
-            throttled: self.engine.vnic_throttled(id),
+            throttled: self.engine.vnic_throttled(self.rings.now, id),
             is_failed: vnic.is_some_and(|vnic| vnic.abandoned.iter().any(|thread| !thread.has_ended())),
         }
     }
