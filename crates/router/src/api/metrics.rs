@@ -334,6 +334,12 @@ mod tests {
         for (name, kind, _, help) in FAMILIES {
             assert_eq!(name.ends_with("_total"), *kind == "counter", "{name}");
             assert!(name.starts_with("freeflow_") && !help.contains(['\\', '\n']), "{name}");
+            assert!(name.bytes().all(|byte| byte == b'_' || byte.is_ascii_lowercase()), "{name}");
+            // In seconds and bytes; what only has labels is a gauge.
+            let words: Vec<&str> = name.split('_').collect();
+            let units = ["ns", "us", "ms", "nanoseconds", "milliseconds", "bits", "kilobytes", "percent", "time"];
+            assert!(!words.iter().any(|word| units.contains(word)), "{name}");
+            assert_eq!(words.contains(&"info"), help.ends_with("lways 1"), "{name}");
         }
     }
 
