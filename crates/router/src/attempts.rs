@@ -21,6 +21,17 @@ pub enum Tried {
 }
 
 impl Tried {
+    /// Every one.
+    pub const ALL: [Self; 7] = [
+        Self::Engine(AttemptKind::Message),
+        Self::Engine(AttemptKind::Datagram),
+        Self::Engine(AttemptKind::Multicast),
+        Self::Engine(AttemptKind::RemoteKey),
+        Self::Engine(AttemptKind::SourceAddress),
+        Self::Connection,
+        Self::Request,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Connection => "connection to nobody",
