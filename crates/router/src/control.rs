@@ -7,7 +7,7 @@
 //! descriptor is opened by PID and then trusted only if the pidfd says that the process still lives.
 use crate::account::{Charge, Commons};
 use crate::admin::AdminConnection;
-use crate::api::Feed;
+use crate::api::{Feed, Health};
 use crate::audit::Audit;
 use crate::closer::Closer;
 use crate::cm::Cm;
@@ -166,6 +166,8 @@ pub struct Control {
     pub(crate) cm: Cm,
     /// What has changed, to the REST server.
     pub(crate) feed: Feed,
+    /// What the REST server found wrong with this router, last.
+    pub(crate) health: Health,
     pub(crate) news: News,
     pub(crate) audit: Audit,
     /// How the worker waits, and why.
@@ -226,6 +228,7 @@ impl Control {
             external: ExternalPolicy::default(),
             cm,
             feed: Feed::default(),
+            health: Health::default(),
             news: News::default(),
             audit: parts.audit,
             mode,
