@@ -139,6 +139,8 @@ pub struct Control {
     /// vNICs that the worker has yet to make, by id: which making of it that is, and what the worker has made.
     pub(crate) making: BTreeMap<String, (u64, Arc<OnceLock<VnicId>>)>,
     pub(crate) next_making: u64,
+    /// Which declared vNICs containers have, and the containers' names.
+    pub(crate) occupied: BTreeMap<String, String>,
     pub(crate) told: Told,
     pub(crate) state: State,
     pub(crate) store: FileStore,
@@ -208,6 +210,7 @@ impl Control {
             vnics_by_id: BTreeMap::new(),
             making: BTreeMap::new(),
             next_making: 0,
+            occupied: BTreeMap::new(),
             told: Told::default(),
             state: parts.state,
             store: parts.store,

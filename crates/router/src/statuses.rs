@@ -278,7 +278,7 @@ impl Control {
             backends: vec!["softroce".into()],
             mode: Mode::from(self.mode.mode).name().into(),
             reason: self.mode.reason.clone(),
-            latency_class: self.state.load().class().name().into(),
+            latency_class: self.state.load(|id| self.occupied.contains_key(id)).class().name().into(),
             health: health(self.health.wrong(), &peers),
             peer_count: peers.len() as u32,
             connected_peer_count: peers.iter().filter(|peer| is_connected(peer)).count() as u32,
