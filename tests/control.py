@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -376,6 +377,52 @@ def kept_state():
         need(names(host, "networks") == ["default"], "a host without --state has something kept")
 
 
+def full_store():
+    """A store without room takes no change, and the router says so until there is room again."""
+    with lib.Host() as host:
+        host.freeflow("down")
+        state = host.directory / "small"
+        state.mkdir()
+        lib.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", state])
+        filling = state / "filling"
+        many = "---\n".join(RED.replace("red", f"red{number}").replace("10.50", f"10.{number}").replace("warm", "w" * 200)
+                            for number in range(60, 160))
+        try:
+            host.freeflow("up", "--state", state)
+            need(ready(host) == (200, "ok\n") and health(host) == "Ready", f"{ready(host)} {health(host)}")
+            with open(filling, "wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(4096)):
+                    pass
+            need("no space" in apply(host, many, codes=(1,)), "not the reason")
+            wait_until(lambda: ready(host)[0] == 500, lambda: f"the router is ready: {ready(host)}")
+            need("store: No space" in ready(host)[1], f"the check is not named: {ready(host)}")
+            need("run directory" not in ready(host)[1], f"that has room: {ready(host)}")
+            wait_until(lambda: health(host).startswith("store: No space"), lambda: f"the host's health: {health(host)}")
+            for words in (("get", "hosts"), ("describe", "host")):
+                need("store: No space" in host.freeflow(*words), f"{words} does not show it")
+            filling.unlink()
+            wait_until(lambda: ready(host) == (200, "ok\n") and health(host) == "Ready", lambda: f"{ready(host)} {health(host)}")
+            apply(host, many)
+            host.freeflow("down")
+        finally:
+            host.close()
+            lib.run(["umount", "--lazy", state])
+            state.rmdir()
+            shutil.rmtree(host.directory, ignore_errors=True)
+
+
+def ready(host):
+    """The code and the answer of /readyz."""
+    with contextlib.closing(Unix(host)) as connection:
+        connection.request("GET", "/readyz")
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def health(host):
+    return get(host, "hosts")["items"][0]["status"]["health"]
+
+
 def wait_until(condition, text):
     end = time.monotonic() + PEER_SECONDS
     while not condition():
@@ -485,6 +532,7 @@ def test(checks):
         host.freeflow("down")
         checks.check("down leaves no bridge", need, not own_bridges(host), "a bridge is left")
     checks.check("kept state", kept_state)
+    checks.check("full store", full_store)
     with lib.Lab(2) as lab:
         checks.check("across hosts", across_hosts, lab)
 

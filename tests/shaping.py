@@ -6,7 +6,9 @@ are counted over the sender's own time. (Exact accounting by itself has its test
 """
 
 import json
+import os
 import re
+import signal
 import time
 
 import lib
@@ -278,8 +280,22 @@ def mode(host):
         finally:
             two.remove()
         need(status()["mode"] == "lowcpu", status())
+        # One that is only declared takes nothing from anybody, until a container has it.
+        apply(host, "apiVersion: freeflow.io/v1\nkind: Vnic\nmetadata: {name: fast, labels: {freeflow.io/latency-class: low}}\n"
+                    "spec: {network: default}\n")
+        need(status()["mode"] == "lowcpu" and status()["latencyClass"] == "background", status())
+        fast = host.container("fast", "--vnic", "fast")
+        try:
+            need(status()["mode"] in ("fastpath", "adaptive") and status()["latencyClass"] == "low", status())
+            os.kill(host.router_pid(), signal.SIGKILL)
+            host.up()
+            need(status()["latencyClass"] == "low", f"forgotten with the router: {status()}")
+        finally:
+            fast.remove()
+        need(status()["mode"] == "lowcpu" and status()["latencyClass"] == "background", status())
     finally:
         one.remove()
+        host.freeflow("delete", "vnic", "fast", "--ignore-not-found")
         apply_mode("adaptive")
     return reason
 

@@ -1,6 +1,7 @@
 //! The router's admin socket, seen from this command.
 
 use crate::failure::{Context, Failure, Result};
+use crate::record::Record;
 use crate::run_dir::RunDir;
 use freeflow_protocol::admin::{
     AdminErrorCode, AdminReply, AdminRequest, CmPage, DataPath, NetworkStatus, PeersStatus, QpStatus, RouterStatus,
@@ -127,6 +128,19 @@ impl Admin {
             AdminReply::Done => Ok(()),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// A container has a declared vNIC, or has it no more.
+    pub fn occupy(&mut self, id: &str, container: &str, occupied: bool) -> Result<()> {
+        match self.ask(&AdminRequest::Occupy { id: id.into(), container: container.into(), occupied })? {
+            AdminReply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A container does not have its vNIC any more: one that was declared stays, another one goes.
+    pub fn leave(&mut self, record: &Record) -> Result<()> {
+        if record.is_declared { self.occupy(&record.id, &record.name, false) } else { self.detach(&record.id) }
     }
 
     pub fn vnics(&mut self) -> Result<Vec<VnicStatus>> {

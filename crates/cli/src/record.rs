@@ -173,8 +173,8 @@ impl Records {
             if record.id != seen.id || record.state == State::Exited || record.supervisor != seen.supervisor {
                 continue;
             }
-            if let Some(admin) = admin.as_deref_mut().filter(|_| !record.is_declared) {
-                admin.detach(&record.id)?;
+            if let Some(admin) = admin.as_deref_mut() {
+                admin.leave(&record)?;
             }
             if record.remove || record.state == State::Created {
                 self.remove_locked(&record.name, &record.id);

@@ -64,9 +64,7 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
             Ok(code)
         }
         Err(failure) => {
-            if !record.is_declared {
-                let _ = admin.detach(&record.id);
-            }
+            let _ = admin.leave(&record);
             ip::unplug(run_dir, &record.id);
             records.remove(&record.name, &record.id)?;
             Err(failure.or_code(EXIT_RUN_FAILED))
@@ -126,7 +124,10 @@ fn launch(
     record: &mut Record,
 ) -> Result<Running> {
     let vnic = match declared {
-        Some(vnic) => vnic,
+        Some(vnic) => {
+            admin.occupy(&vnic.id, &record.name, true)?;
+            vnic
+        }
         None => attach(plan, admin, record)?,
     };
     let network = admin.network(&vnic.network)?;
@@ -295,10 +296,8 @@ pub fn watch(running: &Running, signals: &Signals) -> i32 {
 
 /// Frees what the container used. A router that is away is no obstacle: `freeflow up` settles the rest.
 fn finish(run_dir: &RunDir, records: &Records, mut record: Record, code: i32) -> Result<()> {
-    if !record.is_declared
-        && let Ok(mut admin) = Admin::connect(run_dir)
-    {
-        let _ = admin.detach(&record.id);
+    if let Ok(mut admin) = Admin::connect(run_dir) {
+        let _ = admin.leave(&record);
     }
     ip::unplug(run_dir, &record.id);
     if record.remove {

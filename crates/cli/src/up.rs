@@ -314,6 +314,10 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
         }
     }
     let known: BTreeSet<&str> = vnics.iter().map(|vnic| vnic.id.as_str()).collect();
+    // A router that has begun anew does not know it.
+    for record in live.iter().filter(|record| record.is_declared && known.contains(record.id.as_str())) {
+        admin.occupy(&record.id, &record.name, true)?;
+    }
     Ok(live.into_iter().filter(|record| !known.contains(record.id.as_str())).map(|record| record.name).collect())
 }
 

@@ -1,7 +1,8 @@
 //! Which way a host's router waits for work: the mode decision of FreeFlow's paper (section 3.3: a core that polls for those who need
 //! its latency, none for those who don't).
 //!
-//! vNICs say what they need by the label [`LATENCY_CLASS_LABEL`]. The most demanding vNIC of a host decides, if the host can
+//! vNICs say what they need by the label [`LATENCY_CLASS_LABEL`]; those that are only declared, and that no container has, need nothing: else
+//! a tenant could take a processor without running anything. The most demanding vNIC of a host decides, if the host can
 //! afford it: *Fastpath* takes a processor for itself, and on a machine with few of them that would be taken from the very
 //! programs that wait for it.
 use crate::State;
@@ -43,7 +44,7 @@ impl LatencyClass {
     }
 }
 
-/// vNICs of a host by their class.
+/// vNICs of a host that containers have, by their class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     pub low: u32,
@@ -99,7 +100,7 @@ pub fn decide(wanted: HostMode, load: Load, cpu_count: u32) -> Decision {
             (HostMode::Lowcpu, format!("all vNICs ({}) are of latency class background", load.background))
         }
         (HostMode::Auto, LatencyClass::Normal) if load == Load::default() => {
-            (HostMode::Adaptive, "no vNIC is here".into())
+            (HostMode::Adaptive, "no container has a vNIC here".into())
         }
         (HostMode::Auto, LatencyClass::Normal) => {
             (HostMode::Adaptive, format!("none of latency class low, and {} of class normal", of_low(load.normal)))
@@ -109,22 +110,26 @@ pub fn decide(wanted: HostMode, load: Load, cpu_count: u32) -> Decision {
 }
 
 impl State {
-    /// How the router of a host is to wait; `usual` is what it was started with.
-    pub fn mode_of(&self, host: &str, usual: HostMode, cpu_count: u32) -> Decision {
+    /// How the router of a host is to wait; `usual` is what it was started with. `is_occupied`: see [`Self::load`].
+    pub fn mode_of(&self, host: &str, usual: HostMode, cpu_count: u32, is_occupied: impl Fn(&str) -> bool) -> Decision {
         let asked = match self.object(ObjectKind::Host, host) {
             Some(AnyObject::Host(host)) => host.spec.mode,
             _ => None,
         };
         let wanted = asked.unwrap_or(usual);
         // Who knows what it wants needs no look at all vNICs.
-        let load = if wanted == HostMode::Auto { self.load() } else { Load::default() };
+        let load = if wanted == HostMode::Auto { self.load(is_occupied) } else { Load::default() };
         decide(wanted, load, cpu_count)
     }
 
-    /// The latency classes of the vNICs here.
-    pub fn load(&self) -> Load {
-        let label = |vnic: &crate::VnicEntry| vnic.object.metadata.labels.get(LATENCY_CLASS_LABEL).cloned();
-        Load::of(self.vnics().map(|vnic| LatencyClass::of(label(vnic).as_deref())))
+    /// The latency classes of the vNICs here that containers have: those that were made for one, and of the others those that
+    /// `is_occupied` tells by their ids.
+    pub fn load(&self, is_occupied: impl Fn(&str) -> bool) -> Load {
+        let attached = self.vnics().filter(|vnic| vnic.is_of_container() || is_occupied(vnic.id()));
+        Load::of(
+            attached
+                .map(|vnic| LatencyClass::of(vnic.object.metadata.labels.get(LATENCY_CLASS_LABEL).map(String::as_str))),
+        )
     }
 }
 
@@ -146,6 +151,32 @@ mod tests {
         assert_eq!(auto(&[Background, Normal, Low], 4), HostMode::Fastpath);
         assert_eq!(auto(&[Background, Normal, Low], 3), HostMode::Adaptive);
         assert_eq!((LatencyClass::of(Some("Low")), LatencyClass::of(Some("low"))), (Normal, Low));
+    }
+
+    #[test]
+    fn only_vnics_of_containers_count() {
+        use crate::Command;
+        use crate::objects::{API_VERSION, parse_object};
+        use crate::store::Revision;
+        let mut state = State::new();
+        let mut run = |command: Command| {
+            let plan = state.plan(&command).unwrap();
+            state.adopt(&plan, Revision(state.revision().0 + 1));
+            let load = |of: &str| state.load(|id| id == of);
+            (load(""), load("idle"))
+        };
+        let pool = "10.0.0.0/24".parse().unwrap();
+        run(Command::Begin { host: "h".into(), pool, range: None, bridge: "b".into() });
+        let low = || [(LATENCY_CLASS_LABEL.into(), "low".into())].into_iter().collect();
+        let idle = serde_json::json!({"apiVersion": API_VERSION, "kind": "Vnic", "spec": {"network": "default"},
+            "metadata": {"name": "idle", "labels": {LATENCY_CLASS_LABEL: "low"}}});
+        let one = Load { low: 1, ..Load::default() };
+        let objects = [parse_object(&idle).unwrap()].into();
+        assert_eq!(run(Command::Apply { objects }), (Load::default(), one), "it is only declared");
+        let (id, title, network) = ("0123".into(), "container".into(), "default".into());
+        let attached = run(Command::Attach { id, title, network, address: None, labels: low() });
+        assert_eq!(attached, (one, Load { low: 2, ..one }));
+        assert_eq!(run(Command::Detach { id: "0123".into() }), (Load::default(), one));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ops::Bound;
+use freeflow_protocol::admin::OWN_LABELS;
 use freeflow_verbs::{Gid, NetworkId};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -98,6 +99,11 @@ impl VnicEntry {
 
     pub fn network(&self) -> &str {
         &self.object.spec.network
+    }
+
+    /// It was made for a container, and goes with it.
+    pub fn is_of_container(&self) -> bool {
+        self.title != self.id() || OWN_LABELS.iter().any(|key| self.object.metadata.labels.contains_key(*key))
     }
 
     pub fn gid(&self) -> Gid {

@@ -38,6 +38,9 @@ pub enum AdminRequest {
     ListCm { after: Option<(u64, u32)> },
     /// Ends the router in order: sessions get DEVICE_FATAL. → `Done`, then the socket closes.
     Shutdown,
+    /// A container has a vNIC that was declared, or has it no more: then it says nothing if another one has it by now. → `Done`.
+    /// Not remembered over restarts of the router.
+    Occupy { id: String, container: String, occupied: bool },
 }
 
 /// Which way messages between two vNICs of a network on one host may go.

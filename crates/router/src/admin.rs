@@ -156,6 +156,7 @@ impl Control {
                 return self.attach(key, (id, name, network), address, labels);
             }
             AdminRequest::Detach { id } => return self.detach(key, &id),
+            AdminRequest::Occupy { id, container, occupied } => self.occupy(&id, container, occupied),
             AdminRequest::ListVnics { after } => return self.list_vnics(key, after),
             AdminRequest::ListNetworks => AdminReply::Networks { networks: self.network_statuses() },
             AdminRequest::SetDataPath { network, path } => return self.set_data_path(key, &network, path),

@@ -4,7 +4,7 @@ use crate::wire_options::WireOptions;
 use freeflow_orchestrator::Pool;
 use freeflow_verbs::{Duration, VnicLimits};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// How the worker waits when there is nothing to do (the paper's terms, section 4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -68,4 +68,11 @@ pub struct Config {
     pub metrics_listen: Option<SocketAddr>,
     /// See [`MACHINE_DIR`].
     pub machine_dir: PathBuf,
+}
+
+impl Config {
+    /// Where the store is.
+    pub fn state_dir(&self) -> &Path {
+        self.state_dir.as_deref().unwrap_or(&self.run_dir)
+    }
 }

@@ -7,7 +7,7 @@
 //! descriptor is opened by PID and then trusted only if the pidfd says that the process still lives.
 use crate::account::{Charge, Commons};
 use crate::admin::AdminConnection;
-use crate::api::Feed;
+use crate::api::{Feed, Health};
 use crate::audit::Audit;
 use crate::closer::Closer;
 use crate::cm::Cm;
@@ -139,6 +139,8 @@ pub struct Control {
     /// vNICs that the worker has yet to make, by id: which making of it that is, and what the worker has made.
     pub(crate) making: BTreeMap<String, (u64, Arc<OnceLock<VnicId>>)>,
     pub(crate) next_making: u64,
+    /// Which declared vNICs containers have, and the containers' names.
+    pub(crate) occupied: BTreeMap<String, String>,
     pub(crate) told: Told,
     pub(crate) state: State,
     pub(crate) store: FileStore,
@@ -166,6 +168,8 @@ pub struct Control {
     pub(crate) cm: Cm,
     /// What has changed, to the REST server.
     pub(crate) feed: Feed,
+    /// What the REST server found wrong with this router, last.
+    pub(crate) health: Health,
     pub(crate) news: News,
     pub(crate) audit: Audit,
     /// How the worker waits, and why.
@@ -206,6 +210,7 @@ impl Control {
             vnics_by_id: BTreeMap::new(),
             making: BTreeMap::new(),
             next_making: 0,
+            occupied: BTreeMap::new(),
             told: Told::default(),
             state: parts.state,
             store: parts.store,
@@ -226,6 +231,7 @@ impl Control {
             external: ExternalPolicy::default(),
             cm,
             feed: Feed::default(),
+            health: Health::default(),
             news: News::default(),
             audit: parts.audit,
             mode,

@@ -34,7 +34,9 @@ impl From<HostMode> for Mode {
 impl Control {
     /// Decides anew, and tells the worker if that changes anything.
     pub(crate) fn choose_mode(&mut self) {
-        let decision = self.state.mode_of(&host_name(&self.config), self.config.mode.into(), cpu_count() as u32);
+        let (host, usual) = (host_name(&self.config), self.config.mode.into());
+        let is_occupied = |id: &str| self.occupied.contains_key(id);
+        let decision = self.state.mode_of(&host, usual, cpu_count() as u32, is_occupied);
         let before = std::mem::replace(&mut self.mode, decision);
         if before.mode == self.mode.mode {
             return;

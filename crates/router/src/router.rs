@@ -238,7 +238,9 @@ fn spawn_control(
 fn start_api(control: &mut Control, link: Link) -> io::Result<Api> {
     let (run_dir, revision) = (control.config.run_dir.clone(), control.declared().revision());
     let metrics_listen = control.config.metrics_listen;
-    let (api, feed) = Api::start(ApiParts { run_dir, link, audit: control.audit.clone(), revision, metrics_listen })?;
+    let (state_dir, health) = (control.config.state_dir().to_owned(), control.health.clone());
+    let audit = control.audit.clone();
+    let (api, feed) = Api::start(ApiParts { run_dir, state_dir, health, link, audit, revision, metrics_listen })?;
     control.feed = feed;
     control.audit.note(Entry::Router { what: "begins" });
     Ok(api)
@@ -246,7 +248,7 @@ fn start_api(control: &mut Control, link: Link) -> io::Result<Api> {
 
 /// What is declared.
 fn open_state(config: &Config) -> io::Result<(FileStore, State)> {
-    let state_dir = config.state_dir.as_deref().unwrap_or(&config.run_dir);
+    let state_dir = config.state_dir();
     DirBuilder::new().recursive(true).mode(0o700).create(state_dir)?;
     let (mut store, mut state) = open_run_dir(&config.run_dir, state_dir)?;
     begin(&mut state, &mut store, config)?;

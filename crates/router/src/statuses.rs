@@ -10,11 +10,14 @@ use freeflow_orchestrator::objects::{
     VnicStatus,
 };
 use freeflow_orchestrator::{NetworkEntry, State, VnicEntry};
+use freeflow_protocol::admin::PeerStatus;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 /// Members that a group's status names; others are counted.
 const MEMBER_COUNT_MAX: usize = 1000;
+/// Hosts that a Host's health names; others are counted.
+const NAMED_PEER_COUNT_MAX: usize = 3;
 /// What is done at a time: comparisons, vNICs looked at, vNICs that the worker is asked about.
 const SLICE_WORK_MAX: u64 = 1 << 16;
 const SLICE_COUNT_MAX: usize = 1024;
@@ -275,14 +278,30 @@ impl Control {
             backends: vec!["softroce".into()],
             mode: Mode::from(self.mode.mode).name().into(),
             reason: self.mode.reason.clone(),
-            latency_class: self.state.load().class().name().into(),
-            health: "Ready".into(),
+            latency_class: self.state.load(|id| self.occupied.contains_key(id)).class().name().into(),
+            health: health(self.health.wrong(), &peers),
             peer_count: peers.len() as u32,
-            connected_peer_count: peers.iter().filter(|peer| peer.state == "up").count() as u32,
+            connected_peer_count: peers.iter().filter(|peer| is_connected(peer)).count() as u32,
             uptime_s: freeflow_shm::monotonic_ns().saturating_sub(self.started.0) / 1_000_000_000,
             version: env!("CARGO_PKG_VERSION").into(),
         }
     }
+}
+
+fn is_connected(peer: &PeerStatus) -> bool {
+    peer.state == "up"
+}
+
+/// `Ready`, or what is wrong: here, and with the way to other hosts.
+fn health(mut wrong: Vec<String>, peers: &[PeerStatus]) -> String {
+    let mut lost = peers.iter().filter(|peer| !is_connected(peer)).map(|peer| peer.host.as_str());
+    let named = lost.by_ref().take(NAMED_PEER_COUNT_MAX).collect::<Vec<_>>();
+    let more = lost.count();
+    if !named.is_empty() {
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        wrong.push(format!("not connected to {}{more} of {} hosts", named.join(", "), peers.len()));
+    }
+    if wrong.is_empty() { "Ready".into() } else { wrong.join("; ") }
 }
 
 /// What was refused to a vNIC, or held back of it: sentences for people.
@@ -317,5 +336,35 @@ fn network_status(network: &NetworkEntry) -> NetworkStatus {
         bridge: network.own_bridge.clone().unwrap_or_default(),
         vnic_count: network.vnic_count(),
         free_address_count: network.free_address_count(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freeflow_protocol::admin::PeerCounters;
+
+    fn peer(host: &str, state: &str) -> PeerStatus {
+        PeerStatus {
+            host: host.into(),
+            address: [192, 0, 2, 1].into(),
+            state: state.into(),
+            state_s: 0,
+            rtt_us: None,
+            icrc: true,
+            route_count: 0,
+            counters: PeerCounters::default(),
+        }
+    }
+
+    #[test]
+    fn health_names_what_is_wrong() {
+        let store = || vec!["store: full".to_owned()];
+        assert_eq!(health(Vec::new(), &[]), "Ready");
+        assert_eq!(health(store(), &[peer("a", "up")]), "store: full");
+        let mut peers = vec![peer("a", "up"), peer("b", "dialing")];
+        assert_eq!(health(Vec::new(), &peers), "not connected to b of 2 hosts");
+        peers.extend(["c", "d", "e", "f"].map(|host| peer(host, "down")));
+        assert_eq!(health(store(), &peers), "store: full; not connected to b, c, d and 2 more of 6 hosts");
     }
 }

@@ -312,6 +312,20 @@ impl Control {
         }
     }
 
+    /// A container has a declared vNIC, or has it no more.
+    pub(crate) fn occupy(&mut self, id: &str, container: String, occupied: bool) -> AdminReply {
+        if occupied && self.state.vnic(id).is_none() {
+            return gone();
+        }
+        if occupied {
+            self.occupied.insert(id.into(), container);
+        } else if self.occupied.get(id) == Some(&container) {
+            self.occupied.remove(id);
+        }
+        self.choose_mode();
+        AdminReply::Done
+    }
+
     /// When all is done that the worker was asked for until now.
     fn after_worker(&mut self, then: impl FnOnce(&mut Control) + Send + 'static) -> AdminDone {
         self.admin_busy = true;
@@ -399,6 +413,7 @@ impl Control {
 
     /// It is stored that a vNIC is gone: nobody finds it any more, its sessions end, and then it has no address.
     pub(crate) fn end_vnic(&mut self, id: &str) {
+        self.occupied.remove(id);
         if let Some((_, place)) = self.making.remove(id) {
             // Behind its making, and before the making of the next one that has its address.
             self.destroy_vnic(move || place.get().copied(), id.into(), 0, |_| {});

@@ -334,7 +334,7 @@ pub struct HostStatus {
     /// `fastpath`, `adaptive`, `lowcpu`: what is in force, and why.
     pub mode: String,
     pub reason: String,
-    /// Of all vNICs here, the most demanding: `low`, `normal`, `background`.
+    /// Of all vNICs that containers have here, the most demanding: `low`, `normal`, `background`.
     pub latency_class: String,
     /// `Ready`, or what is wrong.
     pub health: String,

@@ -1,4 +1,5 @@
-//! `/livez`: the router's threads answer. `/readyz`: and its worker turns, its peers thread is there, and its store can be written.
+//! `/livez`: the router's threads answer. `/readyz`: and its worker turns, its peers thread is there, and its run directory and its
+//! store can be written. What was found is the health of the Host, too.
 use super::failure::Failure;
 use super::link::{Link, Reply};
 use super::routes::{Asking, Server, admitted};
@@ -9,9 +10,9 @@ use axum::response::Response;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
@@ -22,16 +23,58 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
 /// How long what was found is said again. Tests may be held up in between.
 const FRESH_TIME: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
 
+/// What is written for a look: about what a transaction of the store takes.
+const PROBE_BYTES: usize = 64 << 10;
+
+/// What was found last, for the control thread: it does not wait for a probe.
+#[derive(Clone, Default)]
+pub struct Health(Arc<std::sync::Mutex<Vec<String>>>);
+
+impl Health {
+    fn set(&self, wrong: Vec<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = wrong;
+    }
+
+    /// What is wrong.
+    pub fn wrong(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A directory that the router writes to, and its name for people.
+type Place = (&'static str, PathBuf);
+
 /// What was found, and when.
 type Found = Mutex<Option<(Instant, Vec<String>)>>;
 
 /// Probes that were made: one of each at a time, and few in all, whoever asks how often.
-#[derive(Default)]
 pub struct Probes {
+    places: Vec<Place>,
+    health: Health,
     threads: Found,
     disk: Found,
     /// A thread is at it, perhaps for as long as the disk does not answer.
     is_writing: Arc<AtomicBool>,
+}
+
+impl Probes {
+    pub fn new(run_dir: PathBuf, state_dir: PathBuf, health: Health) -> Self {
+        let mut places = vec![("store", state_dir)];
+        if places[0].1 != run_dir {
+            places.push(("run directory", run_dir));
+        }
+        let (threads, disk, is_writing) = Default::default();
+        Self { places, health, threads, disk, is_writing }
+    }
+
+    /// What is wrong; the control thread can tell it from now on.
+    pub async fn look(&self, link: &Link) -> Vec<String> {
+        let mut wrong = fresh(&self.threads, check_threads(link)).await;
+        let places = self.places.clone();
+        wrong.extend(fresh(&self.disk, check_disk(&self.is_writing, move || write_probes(&places))).await);
+        self.health.set(wrong.clone());
+        wrong
+    }
 }
 
 async fn fresh(found: &Found, probe: impl Future<Output = Vec<String>>) -> Vec<String> {
@@ -69,31 +112,23 @@ pub async fn is_alive(State(server): State<Arc<Server>>) -> Result<Response, Fai
 
 /// The same as [`readyz`].
 pub async fn is_ready(State(server): State<Arc<Server>>) -> Result<Response, Failure> {
-    let mut wrong = fresh(&server.probes.threads, check_threads(&server.link)).await;
-    let run_dir = server.run_dir.clone();
-    let probe = check_disk(&server.probes.is_writing, move || write_probe(&run_dir));
-    wrong.extend(fresh(&server.probes.disk, probe).await);
-    answer(wrong)
+    answer(server.probes.look(&server.link).await)
 }
 
 /// What is wrong with the disk. A probe that has not come back is not followed by another.
-async fn check_disk(
-    is_writing: &Arc<AtomicBool>,
-    write: impl FnOnce() -> io::Result<()> + Send + 'static,
-) -> Vec<String> {
+async fn check_disk(is_writing: &Arc<AtomicBool>, write: impl FnOnce() -> Vec<String> + Send + 'static) -> Vec<String> {
     const SILENT: &str = "store: the disk does not answer";
     if is_writing.swap(true, Relaxed) {
         return vec![SILENT.into()];
     }
     let mark = is_writing.clone();
     let probe = tokio::task::spawn_blocking(move || {
-        let written = write();
+        let wrong = write();
         mark.store(false, Relaxed);
-        written
+        wrong
     });
     match timeout(ANSWER_TIME_MAX, probe).await {
-        Ok(Ok(Ok(()))) => Vec::new(),
-        Ok(Ok(Err(error))) => vec![format!("store: {error}")],
+        Ok(Ok(wrong)) => wrong,
         Ok(Err(_)) | Err(_) => vec![SILENT.into()],
     }
 }
@@ -132,12 +167,18 @@ async fn check_threads(link: &Link) -> Vec<String> {
     wrong
 }
 
-/// Whether the file system of the store takes what is written.
-fn write_probe(run_dir: &Path) -> io::Result<()> {
-    let path = run_dir.join("ready.probe");
+/// What is wrong with the places; each is named.
+fn write_probes(places: &[Place]) -> Vec<String> {
+    let wrong = places.iter().filter_map(|(name, path)| Some((name, write_probe(path).err()?)));
+    wrong.map(|(name, error)| format!("{name}: {error}")).collect()
+}
+
+/// Whether the file system of a directory takes what is written.
+fn write_probe(directory: &Path) -> io::Result<()> {
+    let path = directory.join("ready.probe");
     let written =
         OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path).and_then(|mut file| {
-            file.write_all(&[0; 4096])?;
+            file.write_all(&[0; PROBE_BYTES])?;
             file.sync_data()
         });
     let _ = std::fs::remove_file(&path);
@@ -155,7 +196,10 @@ mod tests {
         assert_eq!(fresh(&found, async { panic!("asked again") }).await, ["wrong"]);
         let is_writing = Arc::new(AtomicBool::new(false));
         let (end, wait) = std::sync::mpsc::channel::<()>();
-        let stuck = check_disk(&is_writing, move || wait.recv().map_err(io::Error::other));
+        let stuck = check_disk(&is_writing, move || {
+            let _ = wait.recv();
+            Vec::new()
+        });
         // Whoever asked is gone; the thread is not.
         assert!(timeout(Duration::from_millis(50), stuck).await.is_err());
         assert_eq!(check_disk(&is_writing, || panic!("a second thread")).await.len(), 1);
@@ -163,6 +207,20 @@ mod tests {
         while is_writing.load(Relaxed) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        assert!(check_disk(&is_writing, || Ok(())).await.is_empty());
+        assert!(check_disk(&is_writing, Vec::new).await.is_empty());
+    }
+
+    #[test]
+    fn each_directory_is_looked_at_and_named() {
+        let own = std::env::temp_dir();
+        let gone = own.join("freeflow-no-such-directory");
+        let places =
+            |run_dir: &Path, state_dir: &Path| Probes::new(run_dir.into(), state_dir.into(), Health::default()).places;
+        assert!(write_probes(&places(&own, &own)).is_empty());
+        for (run_dir, state_dir, name) in [(&own, &gone, "store: "), (&gone, &own, "run directory: ")] {
+            let wrong = write_probes(&places(run_dir, state_dir));
+            assert!(wrong.len() == 1 && wrong[0].starts_with(name), "{wrong:?}");
+        }
+        assert_eq!(write_probes(&places(&gone, &gone)).len(), 1, "they are the same");
     }
 }

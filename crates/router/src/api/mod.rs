@@ -30,6 +30,7 @@ mod users;
 mod watch;
 
 pub(crate) use feed::Feed;
+pub(crate) use health::Health;
 pub(crate) use link::Link;
 pub(crate) use server::{Api, ApiParts};
 

@@ -18,7 +18,6 @@ use freeflow_orchestrator::objects::{API_VERSION, AnyObject, Cause, Invalid, Obj
 use freeflow_orchestrator::{Command, Revision};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
@@ -46,7 +45,6 @@ pub struct Server {
     /// And so are their reads that need a look at all vNICs.
     pub reads: Mutex<()>,
     pub probes: health::Probes,
-    pub run_dir: PathBuf,
 }
 
 type Shared = State<Arc<Server>>;
@@ -186,10 +184,18 @@ async fn ask_page(
     selector: &Arc<Selector>,
 ) -> Result<Page, Failure> {
     let (role, selector) = (asking.caller.role.clone(), selector.clone());
+    look_at_health(server, kind).await;
     let turn = read_turn(server, asking, kind).await;
     let page = server.link.ask(move |control, reply| control.api_page(&role, kind, (after, &selector), reply)).await;
     turn.give_back().await;
     page
+}
+
+/// What a Host's status tells of it is of now.
+async fn look_at_health(server: &Server, kind: ObjectKind) {
+    if kind == ObjectKind::Host {
+        server.probes.look(&server.link).await;
+    }
 }
 
 /// A read's turn, if it needs one.
@@ -279,6 +285,7 @@ async fn get_one(
         return begin_watch(&server, &asking, (kind, Some(name)), Selector::default(), &query).await;
     }
     let (role, wanted) = (asking.caller.role.clone(), name.clone());
+    look_at_health(&server, kind).await;
     let turn = read_turn(&server, &asking, kind).await;
     let found = server.link.ask(move |control, reply| control.api_get(&role, kind, &wanted, reply)).await;
     turn.give_back().await;

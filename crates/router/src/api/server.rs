@@ -1,7 +1,7 @@
 //! The thread: a runtime of its own, the listener, and a task for each connection.
 use super::caller::{Caller, Groups};
 use super::feed::{Change, Feed, Side};
-use super::health::Probes;
+use super::health::{Health, Probes};
 use super::link::Link;
 use super::routes::{Asking, Server, closed_router, router};
 use super::scrape;
@@ -53,6 +53,10 @@ const BLOCKING_THREADS_MAX: usize = 2;
 
 pub struct ApiParts {
     pub run_dir: PathBuf,
+    /// Where the store is.
+    pub state_dir: PathBuf,
+    /// For the control thread.
+    pub health: Health,
     pub link: Link,
     pub audit: Audit,
     /// What the state was when the router began.
@@ -131,9 +135,9 @@ async fn serve(
     let listener = UnixListener::from_std(listener)?;
     let history = History::new(parts.revision);
     tokio::spawn(keep_history(parts.link.clone(), history.clone(), changes));
-    let (link, audit, lane, run_dir) = (parts.link, parts.audit, Mutex::new(()), parts.run_dir);
-    let (reads, probes) = (Mutex::new(()), Probes::default());
-    let server = Arc::new(Server { link, history, audit, lane, reads, probes, run_dir });
+    let (link, audit, lane, reads) = (parts.link, parts.audit, Mutex::new(()), Mutex::new(()));
+    let probes = Probes::new(parts.run_dir, parts.state_dir, parts.health);
+    let server = Arc::new(Server { link, history, audit, lane, reads, probes });
     if let Some(listener) = scraped {
         let server = server.clone();
         tokio::spawn(async move {
