@@ -74,6 +74,10 @@ impl Listener<'_> {
     /// Before looking at what may have changed. Others may still be behind: then the descriptor stays readable for a moment.
     pub fn look(&mut self) {
         let mut rings = self.bell.rings();
+        self.catch_up(&mut rings);
+    }
+
+    fn catch_up(&mut self, rings: &mut Rings) {
         if self.heard != rings.count {
             self.heard = rings.count;
             rings.behind -= 1;
@@ -87,9 +91,11 @@ impl Listener<'_> {
 }
 
 impl Drop for Listener<'_> {
+    /// Under one lock: a ring in between would wait for who has left.
     fn drop(&mut self) {
-        self.look();
-        self.bell.rings().listeners -= 1;
+        let mut rings = self.bell.rings();
+        self.catch_up(&mut rings);
+        rings.listeners -= 1;
     }
 }
 
