@@ -12,7 +12,7 @@
 //! Invariant: who waits for an answer of the router with the table's lock, or the session's, waits for no order: the
 //! router answers everything else without waiting for what it has ordered.
 use super::{Table, locked};
-use freeflow_client::{ORDER_BYTES, Session, ordered_segment};
+use freeflow_client::{ORDER_BYTES, Order, Session};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -178,11 +178,14 @@ fn next_order(descriptor: RawFd) -> Option<[u8; ORDER_BYTES]> {
 /// False: the session is of no use any more.
 fn carry_out(table: &mut Table, task: &Task, order: [u8; ORDER_BYTES]) -> bool {
     let Some(session) = task.session.upgrade() else { return false };
-    let segment = ordered_segment(order);
-    // What could not be taken back is not confirmed: then the router ends the session, and with it its peers' ways here.
-    // A zone that is not known is gone already.
-    if table.take_back(&session, segment) {
-        let _ = session.confirm_withdrawal(segment);
+    match Order::decode(order) {
+        // What could not be taken back is not confirmed: then the router ends the session, and with it its peers' ways here.
+        // A zone that is not known is gone already.
+        Order::TakeBack(segment) if table.take_back(&session, segment) => {
+            let _ = session.confirm_withdrawal(segment);
+        }
+        Order::ShareAgain(segment) => table.share_again(&session, segment),
+        Order::TakeBack(_) | Order::Unknown => {}
     }
     table.tidy(&session);
     !session.is_dead()
@@ -234,8 +237,8 @@ mod tests {
                     write.write_all(&segment.to_le_bytes()).unwrap();
                 }
             });
-            let segments = std::iter::from_fn(|| next_order(read.as_raw_fd())).map(ordered_segment);
-            assert_eq!(segments.collect::<Vec<_>>(), [7, 9]);
+            let segments = std::iter::from_fn(|| next_order(read.as_raw_fd())).map(Order::decode);
+            assert_eq!(segments.collect::<Vec<_>>(), [Order::TakeBack(7), Order::TakeBack(9)]);
             writer.join().unwrap();
         }
     }
