@@ -14,12 +14,14 @@ use freeflow_protocol::library::{Handle, ORDER_SHARE_AGAIN};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Of one process; what is beyond stays as it is.
+/// Of one process. One more takes the place of the one with the least traffic: of those that nobody uses there may be any number.
 const WINDOW_COUNT_MAX: usize = 1024;
 /// What an access counts besides its bytes, as in the library: the way to a helper costs more than copying so much.
 const ACCESS_BYTES: u64 = 4096;
 /// A segment is copied so often for an order: into it, and out again when it is withdrawn.
 const COPY_COUNT: u64 = 2;
+/// The least that earns an order: threads are held for it, however little there is to copy.
+const NEEDED_BYTES_MIN: u64 = 1 << 20;
 
 /// Addresses at which a segment was.
 #[derive(Clone, Debug)]
@@ -43,11 +45,15 @@ impl Lost {
     /// The segment is being withdrawn.
     pub fn begin(&mut self, segment: Handle, addresses: Range<u64>) {
         self.drop_range(&addresses);
-        if self.windows.len() < WINDOW_COUNT_MAX {
-            let needed_bytes = (addresses.end - addresses.start).saturating_mul(COPY_COUNT);
-            let window = Window { end: addresses.end, segment, has_left: false, moved_bytes: 0, needed_bytes };
-            self.windows.insert(addresses.start, window);
+        while self.windows.len() >= WINDOW_COUNT_MAX
+            && let Some(start) =
+                self.windows.iter().min_by_key(|(_, window)| window.moved_bytes).map(|(&start, _)| start)
+        {
+            self.windows.remove(&start);
         }
+        let needed_bytes = (addresses.end - addresses.start).saturating_mul(COPY_COUNT).max(NEEDED_BYTES_MIN);
+        let window = Window { end: addresses.end, segment, has_left: false, moved_bytes: 0, needed_bytes };
+        self.windows.insert(addresses.start, window);
     }
 
     /// The process has carried out the order.
@@ -169,9 +175,21 @@ mod tests {
         assert_eq!(has(&lost), [false, false, false, true, false]);
         lost.drop_range(&(0..u64::MAX));
         assert!(lost.windows.is_empty());
-        for at in 0..2 * WINDOW_COUNT_MAX as u64 {
+    }
+
+    #[test]
+    fn windows_that_nobody_uses_make_room() {
+        let mut lost = lost();
+        lost.note_moved(MIB, 1);
+        for at in 2..2 * WINDOW_COUNT_MAX as u64 {
             lost.begin(7, at * MIB..at * MIB + 4096);
+            assert!(lost.has(at * MIB));
         }
         assert_eq!(lost.windows.len(), WINDOW_COUNT_MAX);
+        assert!(lost.has(MIB) && !lost.has(2 * MIB));
+        // Few bytes are not copied for next to nothing: threads stand still for it.
+        let last = (2 * WINDOW_COUNT_MAX as u64 - 1) * MIB;
+        lost.note_left(7);
+        assert_eq!(moved_until_due(&mut lost, last), MIB);
     }
 }

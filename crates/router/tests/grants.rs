@@ -276,11 +276,11 @@ fn is_withdrawn_by(end: impl FnOnce(&mut Rig)) {
     rig.pair.b.connect_rc(&b_qp, peer.gid(), qp.qpn, 14);
     let mr = rig.pair.b.register(rig.to.address, 2 * PAGE_BYTES);
     let ask = |qp: &Qp| ask_grant(&peer, qp, mr.rkey, (rig.to.address, 8), true);
-    assert_eq!(ask(&qp).unwrap_err(), VerbsError::NotSupported);
+    assert_eq!(ask(&qp).unwrap_err(), VerbsError::Busy);
     let confirm = Request::ConfirmWithdrawal { segment };
     assert_eq!(rig.pair.b.ask(&confirm), Reply::Done);
     assert_eq!(rig.pair.b.refused(&confirm), VerbsError::NotFound);
-    assert_eq!(ask(&qp).unwrap_err(), VerbsError::NotSupported);
+    assert_eq!(ask(&qp).unwrap_err(), VerbsError::Busy);
     // The router still reaches the memory, by its address.
     let from = peer.memory(8, true);
     from.fill(8, 9);
@@ -421,7 +421,7 @@ fn what_is_mapped_later_is_not_reached_by_what_was_granted_before() {
     assert_eq!(b.refused(&map_part(segment, &mapped, 2)), VerbsError::NotSupported);
     assert_eq!(a_qp.send.grants_withdrawn(), 1);
     assert_eq!(read_event(&rig.orders), Some((segment, 0)));
-    assert_eq!(ask().unwrap_err(), VerbsError::NotSupported);
+    assert_eq!(ask().unwrap_err(), VerbsError::Busy);
     assert_eq!(b.ask(&Request::ConfirmWithdrawal { segment }), Reply::Done);
 }
 
@@ -479,33 +479,33 @@ fn what_was_withdrawn_is_shared_again_once_that_is_earned() {
     ask(&rig).unwrap();
     assert_eq!(rig.pair.b.refused(&map_part(segment, &mapped, 2)), VerbsError::NotSupported);
     assert_eq!(read_event(&rig.orders), Some((segment, 0)));
-    for word in 1..10 {
+    for word in 1..200 {
         write(&mut rig, word);
         assert_eq!(mapped.u64(0).load(Relaxed), word);
     }
     assert!(!has_event(&rig.orders), "the first order is not carried out");
     assert_eq!(rig.pair.b.ask(&Request::ConfirmWithdrawal { segment }), Reply::Done);
     assert!(!has_event(&rig.orders));
-    write(&mut rig, 10);
+    write(&mut rig, 200);
     assert_eq!(read_event(&rig.orders), Some((segment, 1)));
     assert_eq!(ask(&rig).unwrap_err(), VerbsError::Busy, "it may come back");
     // A process that does nothing about it is told less and less often.
     let mut orders = 0;
-    for word in 0..100 {
+    for word in 0..1000 {
         write(&mut rig, word);
         while has_event(&rig.orders) {
             assert_eq!(read_event(&rig.orders), Some((segment, 1)));
             orders += 1;
         }
     }
-    assert!((1..=6).contains(&orders), "{orders} orders");
+    assert_eq!(orders, 2);
     // One that does: the router reaches the new segment, and grants it.
     let (again, shared) = create_segment(&rig.pair.b, 2);
     let map = Request::MapPart { segment: again, offset: 0, address, length: 2 * PAGE_BYTES };
     assert_eq!(rig.pair.b.ask(&map), Reply::Done);
     for word in 1000..1200 {
         write(&mut rig, word);
-        assert_eq!((mapped.u64(0).load(Relaxed), shared.u64(0).load(Relaxed)), (99, word));
+        assert_eq!((mapped.u64(0).load(Relaxed), shared.u64(0).load(Relaxed)), (999, word));
     }
     assert!(!has_event(&rig.orders));
     let (Reply::Grant { length, .. }, _) = ask(&rig).unwrap() else { panic!("no grant") };
