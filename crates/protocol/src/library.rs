@@ -261,7 +261,8 @@ pub enum Request {
     /// Memory of the peer of an RC QP, on the same host, that requests of this QP may reach by that key: so much
     /// around `address` (as requests name it) as can be reached in one piece, which may be less than `length`. It comes from
     /// a segment of which all that the owner has mapped lies in the region that the key names. → `Grant` + 1 descriptor, which
-    /// can be mapped for writing only if the key lets this QP write. Busy: not now. NotSupported: not this memory, not on this
+    /// can be mapped for writing only if the key lets this QP write. Busy: not now; it was withdrawn, and may be shared again after some
+    /// traffic. NotSupported: not this memory, not on this
     /// connection, or not by this network's policy. RemoteAccess faults are NotSupported too: the request itself shall find
     /// them.
     AskGrant {

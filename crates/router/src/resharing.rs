@@ -2,7 +2,8 @@
 //! right to them. When it has moved enough there, their process is ordered to put them into a new segment.
 //!
 //! Invariant: the copies that this costs a process, of putting the pages in and of taking them back once more, are no more than the
-//! bytes that the fallback has moved for them since the withdrawal. So nobody makes others copy by coming and going.
+//! bytes that the fallback has moved there since the withdrawal, an access counting 4 KiB besides. So nobody makes others copy
+//! by coming and going.
 //!
 //! The order is advice. What comes of it is a `MapPart`, or nothing: then the next one costs twice as much.
 use crate::fallback::Part;

@@ -467,7 +467,7 @@ fn what_was_withdrawn_is_shared_again_once_that_is_earned() {
     }
     let mr = rig.pair.b.register(address, 2 * PAGE_BYTES);
     let from = rig.pair.a.memory(2 * PAGE, true);
-    let mut write = |rig: &mut Rig, word: u64| {
+    let write = |rig: &mut Rig, word: u64| {
         from.word(0).store(word, Relaxed);
         let sges = [from.sge(0, 2 * PAGE_BYTES as u32)];
         let write = SendDescriptor { remote_address: address, rkey: mr.rkey, ..request(SendOpcode::RdmaWrite, &sges) };
