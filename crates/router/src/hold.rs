@@ -101,11 +101,11 @@ impl Holder {
         let thread = std::thread::Builder::new().name("ff-holder".into()).stack_size(STACK_BYTES);
         // Without a thread the order goes with the receiver, and is answered by that.
         let _ = sender.send(item);
-        self.0 = thread.spawn(move || serve(&receiver)).is_ok().then_some(sender);
+        self.0 = thread.spawn(move || serve(receiver)).is_ok().then_some(sender);
     }
 }
 
-fn serve(items: &Receiver<Item>) {
+fn serve(items: Receiver<Item>) {
     freeflow_shm::prefer_short_slices();
     let mut held: Option<Held> = None;
     let mut expired = false;
@@ -132,12 +132,14 @@ fn serve(items: &Receiver<Item>) {
                 None => Err(VerbsError::NotFound),
             },
         };
-        let failed = result.is_err() && held.is_none() && matches!(item.order, Order::Hold { .. });
-        item.answer(result);
-        if failed {
-            // A thread that did not stop in time is let go by the kernel when this one ends.
+        let is_refused = matches!(result, Err(error) if error != VerbsError::Busy);
+        if is_refused && held.is_none() && matches!(item.order, Order::Hold { .. }) {
+            // A thread that did not stop in time is let go by the kernel when this one ends. No order comes to it after the answer.
+            drop(items);
+            item.answer(result);
             return;
         }
+        item.answer(result);
     }
 }
 
