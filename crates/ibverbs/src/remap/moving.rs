@@ -5,7 +5,6 @@
 use super::areas::{Area, Maps};
 use super::orders;
 use freeflow_client::Session;
-use freeflow_verbs::VerbsError;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
@@ -150,14 +149,6 @@ pub(crate) fn is_patient() -> bool {
     refused == 0 || now_ns().saturating_sub(refused) >= PATIENCE_NS
 }
 
-/// That the router is busy with the memory says nothing of the threads.
-fn note_refused(error: &VerbsError) {
-    if *error != VerbsError::Busy {
-        // Relaxed: a hint only.
-        REFUSED_NS.store(now_ns(), Ordering::Relaxed);
-    }
-}
-
 /// Whether it is worth trying to open a window.
 pub(crate) fn is_possible() -> bool {
     is_patient() || is_alone()
@@ -216,7 +207,12 @@ fn in_window(session: &Session, others: Others, body: &mut dyn FnMut(&Window)) -
         is_patient()
             && session
                 .with_threads_held(thread, quiet, &mut |asked_ns| body(&Window { asked_ns: Some(asked_ns) }))
-                .inspect_err(note_refused)
+                .inspect_err(|_| {
+                    // What the router asks for is tried again when it asks: no registration shall do without for it.
+                    if !quiet {
+                        REFUSED_NS.store(now_ns(), Ordering::Relaxed);
+                    }
+                })
                 .is_ok()
     };
     block_signals(before);
@@ -342,7 +338,9 @@ pub(crate) fn with_others_held(session: &Session, body: &mut dyn FnMut()) {
             body();
             ran = true;
         });
-        let _ = held.inspect_err(note_refused);
+        if held.is_err() {
+            REFUSED_NS.store(now_ns(), Ordering::Relaxed);
+        }
     }
     if !ran {
         body();
