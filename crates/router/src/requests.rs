@@ -198,7 +198,12 @@ impl Control {
                 Err(VerbsError::DeviceFatal)
             } else {
                 match work(worker, now) {
-                    Poll::Ready(result) => result,
+                    Poll::Ready(result) => {
+                        if matches!(result, Err(VerbsError::NoMemory)) {
+                            worker.note_shortages(session);
+                        }
+                        result
+                    }
                     Poll::Pending if now < deadline => {
                         both = Some((work, react));
                         return Step::Again;

@@ -18,6 +18,7 @@ use crate::sysfs_counters::remove_tree;
 use crate::worker::Worker;
 use freeflow_cm::VnicRef;
 use freeflow_engine::{RefusalCounts, Throttled, Usage, VnicCounters, VnicId};
+use freeflow_orchestrator::objects::ObjectKind;
 use freeflow_orchestrator::{Command, Pool6, Reason, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, Counters, VnicStatus};
 use freeflow_shm::fd;
@@ -160,7 +161,7 @@ impl Worker {
         for gid in record.gids() {
             self.rings.access.set_vnic(network, gid, identity_of(record));
         }
-        self.rings.vnics.insert(id, Vnic { network, helper: None, abandoned: Vec::new(), fallback_bytes: 0 });
+        self.rings.vnics.insert(id, Vnic::new(network));
         Ok(id)
     }
 
@@ -313,13 +314,20 @@ impl Control {
     }
 
     /// A container has a declared vNIC, or has it no more.
-    pub(crate) fn occupy(&mut self, id: &str, container: String, occupied: bool) -> AdminReply {
+    pub(crate) fn occupy(&mut self, key: Key, id: &str, container: String, occupied: bool) -> AdminReply {
+        let who = self.admin_who(key);
         if occupied && self.state.vnic(id).is_none() {
-            return gone();
+            let reply = gone();
+            self.note_failed(who, "attach", (ObjectKind::Vnic.name(), id), &reply);
+            return reply;
         }
+        if occupied == (self.occupied.get(id) == Some(&container)) {
+            return AdminReply::Done;
+        }
+        self.note_occupied(who, id, &container, occupied);
         if occupied {
             self.occupied.insert(id.into(), container);
-        } else if self.occupied.get(id) == Some(&container) {
+        } else {
             self.occupied.remove(id);
         }
         self.choose_mode();

@@ -4,6 +4,7 @@ use super::failure;
 use super::link::Reply;
 use super::permission::{self, View};
 use super::query::Selector;
+use crate::admin_audit::about;
 use crate::audit::Entry;
 use crate::control::Control;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
@@ -96,19 +97,20 @@ impl Control {
         command: Command,
         dry_run: bool,
     ) -> Result<Done, Refusal> {
-        let about = match &command {
+        let subject = match &command {
             Command::Apply { objects } => objects.first().map(|object| (object.kind(), object.name().to_owned())),
             Command::Delete { kind, name, .. } => Some((*kind, name.clone())),
             Command::Attach { id, .. } | Command::Detach { id } => Some((ObjectKind::Vnic, id.clone())),
             Command::SetDataPath { network, .. } => Some((ObjectKind::Network, network.clone())),
             Command::Begin { .. } => None,
         };
+        let container = self.container_of(&command);
         let done =
             permission::check(&caller.role, self.declared(), &command).and_then(|()| self.command(command, dry_run));
         let mut outcomes = match done {
             Ok(outcomes) => outcomes,
             Err(refusal) => {
-                self.note_refusal(caller, verb, about, &refusal);
+                self.note_refusal(caller, verb, subject, &refusal);
                 return Err(refusal);
             }
         };
@@ -130,7 +132,8 @@ impl Control {
                 kind,
                 name,
                 outcome: word,
-                revision: revision.0,
+                revision: Some(revision.0),
+                about: Box::new(about(outcome, &container)),
             });
             if let Some(object) = self.declared().object(outcome.kind, &outcome.name) {
                 outcome.object = object;
