@@ -530,6 +530,29 @@ def audited(host, api):
     need(any(line["outcome"] == "Forbidden" and line["role"] == "none" for line in refused), "a stranger is not in the log")
 
 
+def phases(host, api):
+    """A watch is told when a vNIC is ready."""
+    with api.watch("/vnics?watch=true") as watch:
+        container = host.container("ready")
+
+        def event():
+            while (event := watch.event()) and event["type"] == "BOOKMARK":
+                pass
+            return event
+
+        told = [event()]
+        try:
+            while told[-1]["object"]["status"]["phase"] != "Ready":
+                told.append(event())
+        finally:
+            container.remove()
+        need([event["type"] for event in told] == ["ADDED", "MODIFIED"][:len(told)], f"{told}")
+        end = event()
+        while end["type"] == "MODIFIED":
+            end = event()
+        need(end["type"] == "DELETED", f"{end}")
+
+
 # ---- hostile clients
 
 
@@ -707,6 +730,7 @@ def test(checks):
             checks.check(function.__name__.replace("_", " "), function, host, api)
         checks.check("directories", directories, host)
         checks.check("audited", audited, host, api)
+        checks.check("phases", phases, host, api)
         for function in (half_requests, nonsense, slow_readers):
             checks.check(function.__name__.replace("_", " "), function, api)
         for function in (huge_bodies, floods, own_flood):

@@ -181,7 +181,7 @@ impl Control {
     }
 
     /// Has the worker do `work`, and this thread then `react`.
-    fn submit_with<T: Send + 'static>(
+    pub(crate) fn submit_with<T: Send + 'static>(
         &mut self,
         (key, session): (Key, SessionId),
         work: impl FnMut(&mut Worker, Instant) -> Poll<Result<T, VerbsError>> + Send + 'static,

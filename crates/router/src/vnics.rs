@@ -407,6 +407,7 @@ impl Control {
         match inserted {
             Ok(key) => {
                 info!("vNIC attached", vnic = id, address = address);
+                self.tell_phase(&id);
                 // What was declared while the worker made it.
                 self.tell_vnics(&[key]);
             }
