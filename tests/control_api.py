@@ -532,11 +532,12 @@ def audited(host, api):
 
 def phases(host, api):
     """A watch is told when a vNIC is ready."""
+    others = api.names("vnics")
     with api.watch("/vnics?watch=true") as watch:
         container = host.container("ready")
 
         def event():
-            while (event := watch.event()) and event["type"] == "BOOKMARK":
+            while (event := watch.event()) and (event["type"] == "BOOKMARK" or event["object"]["metadata"]["name"] in others):
                 pass
             return event
 
