@@ -95,6 +95,23 @@ def life_of_an_object(host):
     host.freeflow("delete", "network", "red", "--ignore-not-found")
 
 
+def several_deleted(host):
+    """A dry run tells what the real one does; where something else uses one, nothing goes."""
+    both = RED + "---\napiVersion: freeflow.io/v1\nkind: Vnic\nmetadata: {name: v}\nspec: {network: red}\n"
+    apply(host, both)
+    path = host.directory / "objects.yaml"
+    told = host.freeflow("delete", "-f", path, "--dry-run")
+    need(told.splitlines() == ["vnic/v deleted (dry run)", "network/red deleted (dry run)"], told)
+    apply(host, both.replace("name: v", "name: other"))
+    path.write_text(both)
+    for options in ([], ["--dry-run"]):
+        output = host.freeflow("delete", "-f", path, *options, codes=(3,))
+        need("used by Vnic other" in output, output)
+    need(names(host, "vnics") == ["other", "v"], "something was deleted")
+    host.freeflow("delete", "vnic", "other")
+    need(host.freeflow("delete", "-f", path).split() == ["vnic/v", "deleted", "network/red", "deleted"], "not deleted")
+
+
 def refusals(host):
     for text, part in [
         (RED.replace("10.50.0.0/24", "x"), "(line 5): spec.cidrs[0]: "),
@@ -105,6 +122,8 @@ def refusals(host):
         output = apply(host, text, codes=(3,))
         need(part in output and "nothing was changed" in output, f"{part!r} is not in: {output}")
     need(names(host, "networks") == ["default"], "a refused file changed something")
+    output = host.freeflow("delete", "network", "default", codes=(3,))
+    need("built in" in output and "roles" not in output, output)
     # Neither file nor server is hurt by what is too much.
     apply(host, "a: &a [x, x]\nb: &b [*a, *a]\n" + "c: [" + "*b, " * 100_000 + "]\n", codes=(3,))
     apply(host, "[" * 100_000, codes=(3,))
@@ -444,6 +463,10 @@ def labelled(host):
         need(vnic["status"]["title"] == "one", vnic["status"])
         need("one" in host.freeflow("describe", "vnic", vnic["metadata"]["name"]), "not described")
         host.freeflow("run", "--label", "engine=oci", "--rm", "--", "true", codes=(2,))
+        output = host.freeflow("run", "--label", "freeflow.io/latency-class=fast", "--rm", "--", "true", codes=(125,))
+        need("freeflow.io/latency-class" in output and "low, normal, background" in output, output)
+        output = host.freeflow("get", "vnics", "-l", "tier in (web)", codes=(3,))
+        need("tier in (web)" in output, output)
     finally:
         one.remove()
     need(not names(host, "vnics"), "a vNIC outlives its container")
@@ -572,12 +595,13 @@ def operations_audited(lab):
 
 def test(checks):
     with lib.Host() as host:
-        for function in (life_of_an_object, refusals, watched, router_killed, unknown_network, labelled, declared_vnic,
+        for function in (life_of_an_object, several_deleted, refusals, watched, router_killed, unknown_network, labelled, declared_vnic,
                          same_addresses, deleted_under_a_container, bridge_is_mended, interfaces_of_others, network_made_again, declared_by_program, closed_to_others,
                          vnics_audited):
             if not checks.check(function.__name__.replace("_", " "), function, host):
                 # What it left must not be the next one's trouble.
-                host.freeflow("delete", "network", "red", "blue", "--ignore-not-found", codes=(0, 1, 3, 4))
+                for name in ("red", "blue"):
+                    host.freeflow("delete", "network", name, "--ignore-not-found", codes=(0, 1, 3, 4))
         apply(host, RED)
         host.container("last", "--network", "red").remove()
         need(own_bridges(host), "no bridge to remove")

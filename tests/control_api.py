@@ -179,9 +179,17 @@ def refusals(api):
     for body in ("", "{", "nonsense", b"\xff\xfe"):
         api.want(400, "PUT", "/quotas/x", body)
     api.want(400, "POST", "/apply", {"objects": []})
+    # A dry run that is asked for in the wrong place is none, and must not be done.
+    need(field(422, "POST", "/apply", {"items": [quota("z", 1)], "dryRun": True}) == "dryRun", "an unknown field of a list")
+    need(api.names("quotas") == [], "it was done nevertheless")
+    listed = {"apiVersion": "freeflow.io/v1", "kind": "List", "metadata": {}, "items": [quota("z", 1)]}
+    api.want(200, "POST", "/apply?dryRun=true", listed)
     api.want(400, "PUT", "/quotas/x?dryrun=true", quota("x", 1))
     api.want(400, "PUT", "/quotas/x?dryRun=yes", quota("x", 1))
     api.want(400, "GET", "/quotas?labelSelector=%zz")
+    answer = api.want(400, "GET", "/quotas?labelSelector=tier%20in%20(web)")
+    need('"tier in (web)"' in answer["message"], str(answer))
+    api.want(400, "GET", "/quotas?watch=true&labelSelector=%3D,")
     api.want(404, "GET", "/nothing")
     api.want(404, "GET", "/nothing", base="")
     api.want(405, "POST", "/quotas", quota("x", 1))
@@ -197,10 +205,15 @@ def refusals(api):
     items = [named("Network", "used", {"cidrs": ["10.76.0.0/24"]}), named("Group", "user", {"members": [{"networks": ["used"]}]})]
     api.want(200, "POST", "/apply", {"items": items})
     answer = api.want(409, "DELETE", "/networks/used")
-    need(answer["reason"] == "InUse", str(answer))
+    need(answer["reason"] == "InUse" and "users" not in answer["details"], str(answer))
+    answer = api.want(409, "DELETE", "/networks/used?dryRun=true")
+    need(answer["details"]["users"] == ["Group user"], str(answer))
     api.want(200, "DELETE", "/groups/user")
     api.want(200, "DELETE", "/networks/used")
-    api.want(403, "DELETE", "/networks/default")
+    host = api.names("hosts")[0]
+    for path in ("/networks/default", f"/hosts/{host}"):
+        answer = api.want(409, "DELETE", path)
+        need(answer["reason"] == "Conflict" and "can't be deleted" in answer["message"], str(answer))
 
 
 def many_objects(api):

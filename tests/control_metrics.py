@@ -31,6 +31,32 @@ apiVersion: freeflow.io/v1
 kind: Network
 metadata: {{name: shaped}}
 spec: {{tenant: shaped, cidrs: [10.77.0.0/24], qosClass: slow}}
+---
+apiVersion: freeflow.io/v1
+kind: QosClass
+metadata: {{name: still}}
+spec: {{vnic: {{rate: 1kbit}}}}
+---
+apiVersion: freeflow.io/v1
+kind: Network
+metadata: {{name: still}}
+spec: {{tenant: shaped, cidrs: [10.78.0.0/24], qosClass: still}}
+"""
+NETWORKS = """
+apiVersion: freeflow.io/v1
+kind: Network
+metadata: {name: brief}
+spec: {tenant: brief, cidrs: [10.79.0.0/24]}
+---
+apiVersion: freeflow.io/v1
+kind: Network
+metadata: {name: shut}
+spec: {tenant: shut, cidrs: [10.80.0.0/24], access: deny}
+---
+apiVersion: freeflow.io/v1
+kind: Network
+metadata: {name: quiet}
+spec: {tenant: quiet, cidrs: [10.81.0.0/24], access: deny}
 """
 
 
@@ -163,6 +189,70 @@ def limited(host):
         container.remove()
 
 
+def held(host):
+    """What is held back for longer than anybody looks shows meanwhile."""
+    one, two = (host.container(name, "--network", "still") for name in ("still-one", "still-two"))
+    api = Api(host)
+    with traffic(one, two):
+        vnic = row_of(rounds_of(host, two, lambda row: row["heldPercent"] > 90 and row["bitsPerSecondOut"] == 0, "--qps"), two)["vnic"]
+        first, second = (value(scrape(api), "freeflow_vnic_throttled_seconds_total", vnic=vnic) for _ in range(2))
+        need(0 < first < second, f"{first} s held, and then {second} s")
+    # Its queue pairs are gone, and nothing is taken back.
+    left = value(scrape(api), "freeflow_vnic_throttled_seconds_total", vnic=vnic)
+    need(left >= second, f"{left} s held, after {second} s")
+    for container in (one, two):
+        container.remove()
+
+
+def totals(host):
+    """What containers did that no scrape saw counts for their network, as long as there is one."""
+    api, path = Api(host), host.directory / "networks.yaml"
+    path.write_text(NETWORKS)
+    host.freeflow("apply", "-f", path)
+    out = {"tenant": "brief", "network": "brief"}
+    need(value(scrape(api), "freeflow_network_out_bytes_total", **out) == 0, "a new network has sent something")
+    for _ in range(2):
+        one, two = (host.container(name, "--network", "brief") for name in ("brief-one", "brief-two"))
+        words = ("ib_write_bw", "-F", "-s", SIZE, "-n", MESSAGES)
+        lib.in_two_containers(one, two, words, (*words, "{ip}"))
+        ids = {vnic_of(api, container) for container in (one, two)}
+        one.remove()
+        two.remove()
+    samples = scrape(api)
+    need(not any(("vnic", vnic) in labels for vnic in ids for _, labels in samples), "a vNIC is not gone")
+    for name in ("freeflow_network_out_bytes_total", "freeflow_network_in_bytes_total", "freeflow_network_sent_bytes_total"):
+        need(value(samples, name, **out) >= 2 * SIZE * MESSAGES, f"{name}: {value(samples, name, **out)}")
+    need(value(samples, "freeflow_network_sent_messages_total", **out) >= 2 * MESSAGES, "too few messages")
+    need(value(samples, "freeflow_network_sent_bytes_total", path="wire", **out) == 0, "something went to another host")
+    host.freeflow("delete", "network", "brief")
+    need(not any(("network", "brief") in labels for _, labels in scrape(api)), "lines of a network that is gone")
+
+
+def refused(host):
+    """What a network's own access refuses, and what is tried on others, counts for that network and no other."""
+    api = Api(host)
+    one, two = (host.container(name, "--network", "shut") for name in ("shut-one", "shut-two"))
+    other = host.container("elsewhere", "--network", "quiet")
+    need(value(scrape(api), "freeflow_vnic_info", vnic=vnic_of(api, one), container=one.name, tenant="shut", network="shut") == 1, "no container")
+    # One that is refused does not end by itself.
+    for address in (two.ip, other.ip):
+        one.start("rping", "-c", "-a", address, "-C", "1")
+
+    def counts(samples, network):
+        of = {"tenant": network, "network": network}
+        need(value(samples, "freeflow_access_cuts_total", rule="", **of) == 0, f"{network}: something was cut")
+        tried = value(samples, "freeflow_access_attempts_total", what="rdma_cm request to nobody", **of)
+        return value(samples, "freeflow_access_refusals_total", rule="", **of), tried
+
+    end = time.monotonic() + 30
+    while 0 in counts(samples := scrape(api), "shut"):
+        need(time.monotonic() < end, f"not counted: {counts(samples, 'shut')}")
+        time.sleep(0.05)
+    need(counts(samples, "quiet") == (0, 0), f"another network's: {counts(samples, 'quiet')}")
+    for container in (one, two, other):
+        container.remove()
+
+
 def on_a_terminal(host):
     """It redraws, ends on q, and leaves the terminal as it was."""
     for key in (b"q", b"\x03"):
@@ -236,15 +326,20 @@ def by_tcp():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with lib.Host("--metrics-listen", f"127.0.0.1:{port}") as host:
-        def ask(method, path):
+        def ask(method, path, accept="*/*"):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
             with contextlib.closing(connection):
-                connection.request(method, path, "{}" if method == "PUT" else None)
+                connection.request(method, path, "{}" if method == "PUT" else None, {"Accept": accept})
                 response = connection.getresponse()
+                if path == "/metrics" and response.status == 200:
+                    # There is one format, whatever is asked for, and it says which.
+                    need(response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8", str(response.headers))
                 return response.status, response.read().decode()
 
         code, text = ask("GET", "/metrics")
         need(code == 200 and value(parse(text), "freeflow_router_vnics") == 0, f"{code}: {text[:200]}")
+        code, text = ask("GET", "/metrics", "application/openmetrics-text;version=1.0.0")
+        need(code == 200 and parse(text), f"OpenMetrics: {code}: {text[:200]}")
         need(ask("GET", "/livez") == (200, "ok\n") and ask("GET", "/readyz") == (200, "ok\n"), "no health")
         for method, path in [("GET", BASE + "/networks"), ("GET", BASE + "/live"), ("GET", "/openapi/v3")]:
             need(ask(method, path)[0] == 404, f"{path} is served")
@@ -275,6 +370,9 @@ def test(checks):
         checks.check("pages", pages, api)
         checks.check("readers", readers, host)
         checks.check("limited", limited, host)
+        checks.check("held", held, host)
+        checks.check("totals by network", totals, host)
+        checks.check("refused", refused, host)
     checks.check("by TCP", by_tcp)
 
 

@@ -19,7 +19,7 @@ from lib import need
 
 MTU = 4200
 PRELOAD = lib.DIST / "lib" / "rsocket" / "librspreload.so"
-IPERF_PORT, HTTP_PORT, REDIS_PORT, NETPIPE_PORT, UDPONG_PORT, FORKS_PORT = 5201, 8000, 6379, 5002, 7174, 5600
+IPERF_PORT, HTTP_PORT, REDIS_PORT, NETPIPE_PORT, UDPONG_PORT, FORKS_PORT, ENDS_PORT = 5201, 8000, 6379, 5002, 7174, 5600, 5700
 FILE_BYTES = (0, 1, 65536, 5_000_003)
 REDIS_REQUESTS = 2000
 SECONDS = 60
@@ -146,6 +146,22 @@ def ordinary_peer(server, client):
     need("receiver" in output, output)
 
 
+def loopback(server, client):
+    """What is bound to loopback is its own container's, and nobody else's."""
+    words = ["redis-server", "--port", REDIS_PORT, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", "/tmp"]
+    running = server.start(*by_rsocket(*words))
+    try:
+        server.wait_for_port(running, REDIS_PORT)
+        cli = lambda end, host, **more: end.exec(*by_rsocket("redis-cli", "-h", host, "-p", REDIS_PORT, "PING"), seconds=SECONDS, **more)
+        need(cli(server, "127.0.0.1").strip() == "PONG", "its own container does not reach it")
+        for end in (client, server):
+            answer = cli(end, server.ip, codes=(1,))
+            need("refused" in answer, f"{end.name}: {answer}")
+    finally:
+        running.kill()
+        server.background.remove(running)
+
+
 def inside(server):
     """Descriptors, threads and children, in one container."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rsocket_inside.py")
@@ -156,6 +172,12 @@ def inside(server):
 def calls(server):
     """tests/c/rsocket_calls.c: several messages a call; connections that signal handlers close."""
     output = server.exec(*by_rsocket(lib.program("rsocket_calls"), server.ip, FORKS_PORT), seconds=SECONDS)
+    need(output.endswith("well\n"), output)
+
+
+def epoll(server):
+    """tests/c/rsocket_epoll.c: repoll_wait and its like, of node RDMACM_1.5."""
+    output = server.exec(lib.program("rsocket_epoll"), server.ip, FORKS_PORT, seconds=SECONDS)
     need(output.endswith("well\n"), output)
 
 
@@ -172,6 +194,16 @@ def forks(server, client):
         need(lib_cm.finish(running, 30).endswith("well\n"), running.output())
 
 
+def ends(server, client):
+    """What is left of a connection whose other end is killed, leaves or resets."""
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rsocket_ends.py")
+    words = lambda role: ["/usr/bin/python3", program, role, server.ip, ENDS_PORT]
+    with serving(server, ENDS_PORT, *words("serve")) as running:
+        output = client.exec(*by_rsocket(*words("drive")), seconds=2 * SECONDS)
+        need(output.endswith("well\n"), output)
+        lib_cm.finish(running, 30)
+
+
 def every_program(checks, server, client, where):
     checks.check(f"{where}: iperf3", iperf3, server, client)
     checks.check(f"{where}: iperf3, the other way, 4 streams", iperf3, server, client, "-R", "-P", "4")
@@ -182,6 +214,8 @@ def every_program(checks, server, client, where):
     for mode in ("b", "n"):
         checks.check(f"{where}: udpong -T {mode}", datagrams, server, client, mode)
     checks.check(f"{where}: children that go on with connections", forks, server, client)
+    checks.check(f"{where}: ends that are killed, leave or reset", ends, server, client)
+    checks.check(f"{where}: a server bound to loopback", loopback, server, client)
     checks.check(f"{where}: a server without rsockets", ordinary_peer, server, client)
 
 
@@ -195,6 +229,7 @@ def test(checks):
             before = lib.router_resources(host)
             checks.check("one host: descriptors, threads and children", inside, server)
             checks.check("one host: several messages a call, signal handlers", calls, server)
+            checks.check("one host: repoll_wait", epoll, server)
             every_program(checks, server, client, "one host")
             checks.check("one host: no identifier is left", lib_cm.wait_for_none, host)
             checks.check("one host: nothing is left in the router", lib.wait_for_resources, host, before)

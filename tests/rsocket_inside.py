@@ -2,6 +2,7 @@
 """Runs in a container, under the preload library: what programs do with descriptors, threads and children.
 
   rsocket_inside.py ADDRESS      (the container's own: one thread connects to another)
+  rsocket_inside.py ADDRESS tcp  (without the library: says what the kernel's sockets do)
 """
 
 import ctypes
@@ -9,12 +10,14 @@ import errno
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 
 ADDRESS = sys.argv[1]
+BY_TCP = len(sys.argv) > 2
 SECONDS = 10
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.fdopen.restype = ctypes.c_void_p
@@ -36,7 +39,8 @@ def listener(port, address=ADDRESS):
 
 def pair(port):
     with listener(port) as waiting:
-        need(f":{port:04X} " not in open("/proc/net/tcp").read(), "it listens by TCP")
+        is_tcp = f":{port:04X} " in open("/proc/net/tcp").read()
+        need(is_tcp == BY_TCP, f"by TCP is {is_tcp}")
         client = socket.socket()
         connecting = threading.Thread(target=client.connect, args=((ADDRESS, port),))
         connecting.start()
@@ -122,6 +126,36 @@ def turns(port):
     need(len(heard) == 4, f"heard of {heard}")
 
 
+def joins_while_others_wait(port):
+    """The first rsocket of a set, while threads wait for the kernel's set alone: each hears of it, with room for one event."""
+    client, server = pair(port)
+    client.sendall(b"x")
+    need(server.recv(1, socket.MSG_PEEK) == b"x", "it did not arrive")
+    for with_pipe in (False, True):
+        read, write = os.pipe()
+        epoll = select.epoll()
+        if with_pipe:
+            epoll.register(read, select.EPOLLIN)
+        told = []
+        waiters = [threading.Thread(target=lambda: told.append(epoll.poll(SECONDS, 1))) for _ in range(3)]
+        for waiter in waiters:
+            waiter.start()
+        time.sleep(0.3)
+        epoll.register(server.fileno(), select.EPOLLIN)
+        for waiter in waiters:
+            waiter.join()
+        need(told == [[(server.fileno(), select.EPOLLIN)]] * 3, f"with{'' if with_pipe else 'out'} a pipe: {told}")
+        os.write(write, b"x")
+        heard = {told[0] for told in (epoll.poll(0, 9) for _ in range(2)) for told in told}
+        need(heard == {server.fileno()} | ({read} if with_pipe else set()), f"heard of {heard}")
+        with open(f"/proc/self/fdinfo/{epoll.fileno()}") as rows:
+            count = sum(row.startswith("tfd:") for row in rows)
+        need(count == with_pipe, f"the kernel's set holds {count}")
+        epoll.close()
+        os.close(read)
+        os.close(write)
+
+
 def forks_of_busy(port):
     client, server = pair(port)
     over = threading.Event()
@@ -195,8 +229,242 @@ def closed_by_others(port):
         os.close(fd)
 
 
-for number, check in enumerate((addresses_in_use, bound_without_rdma, edges_by_worker, edges_of_two, turns, forks_of_busy,
-                                children_without, runs_programs, closed_by_others)):
-    check(6000 + 10 * number)
+def answer(call):
+    try:
+        return call()
+    except OSError as error:
+        return error.errno
+
+
+def polled(which):
+    poll = select.poll()
+    poll.register(which, select.POLLIN | select.POLLOUT)
+    return [events for _, events in poll.poll(0)]
+
+
+def without_a_peer(port):
+    """Poll, and an edge-triggered set that has the socket before it listens."""
+    seen = []
+    with socket.socket() as waiting, select.epoll() as epoll:
+        waiting.bind((ADDRESS, port))
+        seen.append(polled(waiting))
+        epoll.register(waiting.fileno(), EDGE)
+        seen += [[events for _, events in epoll.poll(0)] for _ in range(2)]
+        waiting.listen(1)
+        seen.append(polled(waiting))
+        with socket.socket() as client:
+            connecting = threading.Thread(target=client.connect, args=((ADDRESS, port),))
+            connecting.start()
+            seen.append([events for _, events in epoll.poll(SECONDS)])
+            waiting.accept()[0].close()
+            connecting.join()
+    return seen
+
+
+def peeked(port):
+    client, server = pair(port)
+    both = socket.MSG_PEEK | socket.MSG_WAITALL
+    client.sendall(b"half")
+    seen = [server.recv(1, socket.MSG_PEEK), server.recv(8, both | socket.MSG_DONTWAIT)]
+    server.settimeout(None)
+    sender = threading.Timer(0.05, client.sendall, args=(b" and half",))
+    sender.start()
+    seen.append(server.recv(8, both))
+    sender.join()
+    client.close()
+    return [*seen, server.recv(20, both), server.recv(20), server.recv(20, both)]
+
+
+def shut_and_closed(port):
+    client, server = pair(port)
+    client.shutdown(socket.SHUT_WR)
+    seen = [server.recv(1)]
+    server.close()
+    return [*seen, client.recv(1), answer(lambda: client.send(b"x"))]
+
+
+def addressed(port):
+    client, server = pair(port)
+    to = ("192.0.2.1", 9)
+    return [client.sendto(b"one", to), client.sendmsg([b"two"], [], 0, to), server.recv(6, socket.MSG_WAITALL)]
+
+
+def was_reset(port):
+    client, server = pair(port)
+    server.sendall(b"words")
+    need(client.recv(1, socket.MSG_PEEK), "no word")
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    server.close()
+    poll = select.poll()
+    poll.register(client, 0)
+    need(poll.poll(SECONDS * 1000), "nothing is told")
+    seen = [polled(client), client.recv(5)]
+    return seen + [client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for _ in range(2)]
+
+
+def like_tcp(port):
+    """What rsockets say is what the kernel's sockets say."""
+    words = [sys.executable, __file__, ADDRESS, "tcp"]
+    by_tcp = subprocess.run(words, env={}, stdout=subprocess.PIPE, text=True, check=True, timeout=3 * SECONDS).stdout
+    for number, (look, kernels) in enumerate(zip(LOOKS, by_tcp.splitlines(), strict=True)):
+        ours = repr(look(port + number))
+        need(ours == kernels, f"{look.__name__}: {ours}, not {kernels}")
+
+
+LOOKS = (without_a_peer, peeked, shut_and_closed, addressed, was_reset)
+if BY_TCP:
+    for number, look in enumerate(LOOKS):
+        print(look(6990 + number))
+    sys.exit()
+
+
+def is_kernels(port):
+    """Whether a TCP socket of the kernel's listens on the port."""
+    rows = [row for table in ("tcp", "tcp6") if os.path.exists(f"/proc/net/{table}") for row in open(f"/proc/net/{table}")]
+    return any(f":{port:04X} " in row and " 0A " in row for row in rows)
+
+
+def connect(family, to, port, source=None):
+    """Without blocking, as servers' clients do it; with a source that it is bound to first, blocking."""
+    made = socket.socket(family)
+    if source:
+        made.bind((source, 0))
+        made.settimeout(SECONDS)
+        made.connect((to, port))
+        return made
+    made.setblocking(False)
+    code = made.connect_ex((to, port))
+    if code == errno.EINPROGRESS:
+        waiting = select.poll()
+        waiting.register(made, select.POLLOUT)
+        need(waiting.poll(1000 * SECONDS), f"{to} does not answer")
+        code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+    made.settimeout(SECONDS)
+    return made
+
+
+def ends(family, held, to, port, source=None):
+    """Both ends of a connection to a listener, which an rsocket's needs a thread for."""
+    with socket.socket(family) as waiting:
+        waiting.bind((held, port))
+        waiting.listen(4)
+        waiting.settimeout(SECONDS)
+        accepted = []
+        accepting = threading.Thread(target=lambda: accepted.append(waiting.accept()))
+        accepting.start()
+        client = connect(family, to, port, source)
+        accepting.join()
+        [(server, peer)] = accepted
+        server.settimeout(SECONDS)
+        works(client, server)
+        need(peer == server.getpeername() == client.getsockname(), f"{peer}, {server.getpeername()}, {client.getsockname()}")
+        need(server.getsockname() == client.getpeername(), f"{server.getsockname()}, {client.getpeername()}")
+        return is_kernels(port), client
+
+
+SIX = [socket.AF_INET6] if os.path.exists("/proc/net/if_inet6") else []
+
+
+def loopback(port):
+    """Who is bound to loopback is an ordinary socket; who listens everywhere is reached by it all the same, as an rsocket."""
+    four = [(socket.AF_INET, "127.0.0.1", "0.0.0.0"), (socket.AF_INET, "127.1.2.3", "0.0.0.0")]
+    six = [(family, address, "::") for family in SIX for address in ("::1", "::ffff:127.0.0.1")]
+    for family, address, every in four + six:
+        for source in (None, address):
+            ordinary, client = ends(family, address, address, port, source)
+            need(ordinary, f"{address} is an rsocket's")
+            own, peer = client.getsockname()[0], client.getpeername()[0]
+            need(peer == address and own == (source or address.replace("127.1.2.3", "127.0.0.1")), f"{own}, {peer}")
+            client.close()
+            port += 1
+        for source in (None, every):
+            ordinary, client = ends(family, every, address, port, source)
+            need(not ordinary, f"{every} is no rsocket's")
+            client.close()
+            port += 1
+        for blocking in (True, False):
+            try:
+                connect(family, address, port, every if blocking else None)
+                raise AssertionError(f"somebody listens at {address}")
+            except ConnectionRefusedError:
+                pass
+
+
+def loopback_is_one(port):
+    """A listener there and one of an rsocket's everywhere: each has its own. What was begun as an rsocket stays one."""
+    with listener(port, "0.0.0.0"), listener(port, "127.0.0.1") as here:
+        client = connect(socket.AF_INET, "127.0.0.1", port)
+        here.settimeout(SECONDS)
+        works(client, here.accept()[0])
+        with pair(port + 1)[0] as connected:
+            need(connected.connect_ex(("127.0.0.1", port)) == errno.EISCONN, "it was connected twice")
+        with socket.socket() as second:
+            need(second.bind(("127.0.0.1", port + 2)) is None, "binding")
+            need(second.getsockname() == ("127.0.0.1", port + 2), f"{second.getsockname()}")
+
+
+def epoll_of_loopback(port):
+    """A member of a set from before it was connected is told of by the kernel's set afterwards."""
+    with listener(port, "127.0.0.1") as waiting, socket.socket() as client, select.epoll() as epoll:
+        client.setblocking(False)
+        epoll.register(client.fileno(), select.EPOLLOUT | select.EPOLLET)
+        epoll.poll(0)
+        need(client.connect_ex(("127.0.0.1", port)) in (0, errno.EINPROGRESS), "connecting")
+        need(epoll.poll(SECONDS) == [(client.fileno(), select.EPOLLOUT)], "it was not told")
+        waiting.accept()
+
+
+def names_of_six(port):
+    """An end of AF_INET6 has names of AF_INET6, whatever the connection manager calls it."""
+    for family in SIX:
+        mapped = f"::ffff:{ADDRESS}"
+        for held in ("::", mapped):
+            ordinary, client = ends(family, held, mapped, port)
+            need(not ordinary, f"{held} is no rsocket's")
+            need(client.getsockname()[0] == client.getpeername()[0] == mapped, f"{client.getsockname()}, {client.getpeername()}")
+            client.close()
+            port += 1
+
+
+def peers_at_once(port):
+    """Who was accepted has a peer, also before the other end has heard of it."""
+    with listener(port) as waiting:
+        for _ in range(20):
+            with socket.socket() as client:
+                connecting = threading.Thread(target=client.connect, args=((ADDRESS, port),))
+                connecting.start()
+                server, peer = waiting.accept()
+                need(server.getpeername() == peer, f"{peer}")
+                connecting.join()
+                server.close()
+
+
+def options(port):
+    """What is not done is refused; what means nothing is read back."""
+    with socket.socket() as made:
+        tcp, level = socket.IPPROTO_TCP, socket.SOL_SOCKET
+        for where, name, off in ((level, socket.SO_REUSEPORT, 0), (level, socket.SO_RCVLOWAT, 1), (tcp, socket.TCP_USER_TIMEOUT, 0)):
+            try:
+                made.setsockopt(where, name, 100)
+                raise AssertionError(f"option {name} was taken")
+            except OSError as error:
+                need(error.errno == errno.ENOPROTOOPT, f"option {name}: {error}")
+            made.setsockopt(where, name, off)
+            need(made.getsockopt(where, name) == off, f"option {name} is not off")
+        for where, name in ((level, socket.SO_PRIORITY), (tcp, socket.TCP_CORK), (tcp, socket.TCP_QUICKACK),
+                            (tcp, socket.TCP_DEFER_ACCEPT), (socket.IPPROTO_IP, socket.IP_TTL)):
+            made.setsockopt(where, name, 1)
+            need(made.getsockopt(where, name) == 1, f"option {name} reads {made.getsockopt(where, name)}")
+        made.bind((ADDRESS, port))
+        need(made.getsockname() == (ADDRESS, port), "binding")
+
+
+for number, check in enumerate((addresses_in_use, bound_without_rdma, edges_by_worker, edges_of_two, turns,
+                                joins_while_others_wait, forks_of_busy,
+                                children_without, runs_programs, closed_by_others, loopback, loopback_is_one, epoll_of_loopback,
+                                names_of_six, peers_at_once, options, like_tcp)):
+    check(6000 + 50 * number)
     print(check.__name__, flush=True)
 print("well")

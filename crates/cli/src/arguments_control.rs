@@ -67,6 +67,8 @@ pub struct Describe {
     /// Without one: all; for the host: this one
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
+    #[command(flatten)]
+    pub output: ObjectOutput,
 }
 
 #[derive(Debug, Args)]
@@ -85,6 +87,8 @@ pub struct Delete {
     /// What is not there is no error
     #[arg(long)]
     pub ignore_not_found: bool,
+    #[command(flatten)]
+    pub output: ObjectOutput,
 }
 
 #[derive(Debug, Args)]
@@ -93,6 +97,8 @@ pub struct Diff {
     /// YAML or JSON: a file, a folder of files, or - for standard input; may be given several times
     #[arg(long = "file", short = 'f', required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub output: ObjectOutput,
 }
 
 /// By what `top` sorts: the highest first, names from a to z.

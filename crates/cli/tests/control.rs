@@ -118,6 +118,10 @@ fn network(name: &str, cidr: &str) -> Value {
 const TWO: &str = "kind: Network\nmetadata: {name: blue}\nspec: {cidrs: [10.1.0.0/16]}\n---\nkind: Network\nmetadata: {name: red}\n\
                    spec:\n  cidrs:\n  - nonsense\n";
 
+fn items(list: &Value) -> &[Value] {
+    list["items"].as_array().unwrap()
+}
+
 #[track_caller]
 fn expect(output: &Output, code: i32, stdout: &str, stderr: &str) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -200,6 +204,10 @@ fn get_prints_tables_lists_and_single_objects() {
     assert!(yaml.starts_with("apiVersion: freeflow.io/v1\nkind: Network\nmetadata:\n"), "{yaml}");
     let described = String::from_utf8(server.freeflow(&["describe", "network", "blue"], "").stdout).unwrap();
     assert!(described.contains("\n  Cidrs:                 10.1.0.0/16\n"), "{described}");
+    for options in [&["blue"] as &[&str], &[]] {
+        let of = |verb: &str| server.freeflow(&[&[verb, "network", "-o", "json"], options].concat(), "").stdout;
+        assert_eq!(of("describe"), of("get"), "{options:?}");
+    }
     expect(&server.freeflow(&["get", "networks", "none"], ""), 4, "", "freeflow: there is no GET /networks/none\n");
     let output = server.freeflow(&["get", "qos", "x"], "");
     assert_eq!(output.status.code(), Some(5));
@@ -214,7 +222,9 @@ fn delete_goes_on_after_what_is_not_there_and_takes_files_backwards() {
         "delete",
         vec![
             ("DELETE /networks/blue", 200, json!({})),
+            ("DELETE /networks/blue?dryRun=true", 200, json!({})),
             ("DELETE /groups/g", 200, json!({})),
+            ("DELETE /groups/g?dryRun=true", 200, json!({})),
             ("DELETE /groups/old?resourceVersion=7", 409, status("Conflict", "it has changed", json!({}))),
             ("DELETE /networks/red?dryRun=true", 409, status("InUse", "2 vNICs are in it", json!({}))),
         ],
@@ -229,6 +239,41 @@ fn delete_goes_on_after_what_is_not_there_and_takes_files_backwards() {
     expect(&output, 0, "group/g deleted\nnetwork/blue deleted\n", "");
     let text = "kind: Group\nmetadata: {name: old, resourceVersion: '7'}\n";
     expect(&server.freeflow(&["delete", "-f", "-"], text), 3, "", "freeflow: group/old: it has changed\n");
+    // The dry run tells what the real one does; and what can't go keeps all the others.
+    let in_use = |users: Value| status("InUse", "it is used", json!({"kind": "Network", "name": "n", "users": users}));
+    let server = Server::new(
+        "delete-users",
+        vec![
+            ("DELETE /groups/g?dryRun=true", 200, json!({})),
+            ("DELETE /networks/n?dryRun=true", 409, in_use(json!(["Group g"]))),
+            ("DELETE /groups/g", 200, json!({"items": [{"object": {"metadata": {"name": "g"}}}]})),
+            ("DELETE /networks/n", 200, json!({"items": [{"object": network("n", "10.1.0.0/16")}]})),
+            ("GET /groups/g", 200, json!({"metadata": {"name": "g"}})),
+            ("GET /networks/n", 200, network("n", "10.1.0.0/16")),
+            ("DELETE /networks/m?dryRun=true", 409, in_use(json!(["Group g", "Vnic v"]))),
+            ("DELETE /vnics/w?dryRun=true", 403, status("Forbidden", "not yours", json!({}))),
+        ],
+    );
+    let file = |names: &[(&str, &str)]| {
+        let item = |(kind, name): &(&str, &str)| format!("kind: {kind}\nmetadata: {{name: {name}}}\n");
+        names.iter().map(item).collect::<Vec<_>>().join("---\n")
+    };
+    let both = file(&[("Network", "n"), ("Group", "g")]);
+    let told = "group/g deleted (dry run)\nnetwork/n deleted (dry run)\n";
+    expect(&server.freeflow(&["delete", "-f", "-", "--dry-run"], &both), 0, told, "");
+    expect(&server.freeflow(&["delete", "-f", "-"], &both), 0, "group/g deleted\nnetwork/n deleted\n", "");
+    for options in [&["-o", "json"] as &[&str], &["-o", "json", "--dry-run"]] {
+        let output = server.freeflow(&[&["delete", "-f", "-"], options].concat(), &both);
+        let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let names: Vec<&Value> = items(&list).iter().map(|object| &object["metadata"]["name"]).collect();
+        assert_eq!(names, ["g", "n"], "{options:?}");
+    }
+    server.asked();
+    let more = file(&[("Network", "m"), ("Network", "n"), ("Vnic", "w"), ("Group", "g"), ("Quota", "absent")]);
+    let output = server.freeflow(&["delete", "-f", "-"], &more);
+    let told = "freeflow: refused, and nothing was deleted:\nvnic/w: not yours\nnetwork/m: it is used by Vnic v\n";
+    expect(&output, 5, "", told);
+    assert!(server.asked().iter().all(|(what, _)| what.ends_with("dryRun=true")));
     for wrong in [&["delete"] as &[&str], &["delete", "network"], &["delete", "network", "a", "-f", "x"]] {
         assert_eq!(server.freeflow(wrong, "").status.code(), Some(2), "{wrong:?}");
     }
@@ -251,6 +296,13 @@ fn diff_tells_by_its_exit_status_and_shows_what_would_change() {
     assert!(shown.starts_with("--- a/network/blue\n+++ b/network/blue\n"), "{shown}");
     assert!(shown.contains("-  - 10.1.0.0/16\n+  - 10.2.0.0/16\n"), "{shown}");
     assert!(!shown.contains("status") && !shown.contains("resourceVersion"), "{shown}");
+    let output = other.freeflow(&["diff", "-f", "-", "-o", "json"], text);
+    let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), items(&list).len()), (Some(1), 1));
+    let change = &list["items"][0];
+    assert_eq!((&change["kind"], &change["name"]), (&"Network".into(), &"blue".into()));
+    assert_eq!(change["before"]["spec"]["cidrs"][0], "10.1.0.0/16");
+    assert_eq!(change["after"]["spec"]["cidrs"][0], "10.2.0.0/16");
     for wrong in [&["diff", "-f", "/no/such"] as &[&str], &["diff"]] {
         assert!(other.freeflow(wrong, text).status.code() >= Some(2));
     }

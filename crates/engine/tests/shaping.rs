@@ -67,7 +67,7 @@ fn drive(net: &mut Net, flows: &mut [Flow], until: Instant) {
     loop {
         loop {
             flows.iter_mut().for_each(|flow| flow.top_up(net));
-            let waiting = |net: &Net, flow: &Flow| net.engine.vnic_throttled(flow.from.vnic).waits;
+            let waiting = |net: &Net, flow: &Flow| net.engine.vnic_throttled(net.now, flow.from.vnic).waits;
             let before: Vec<u64> = flows.iter().map(|flow| waiting(net, flow)).collect();
             let mut progress = false;
             for flow in flows.iter() {
@@ -126,9 +126,9 @@ fn caps_of_one_flow() {
             let expected = (u128::from(bits_per_s) * u128::from(time) / (8 * u128::from(SECOND))) as u64;
             let grain = u64::from(bytes) + 65_536 + expected / 100;
             assert!(got.abs_diff(expected) <= grain, "{bits_per_s} bit/s, {bytes} bytes: {got}, not {expected}");
-            let held = net.engine.vnic_throttled(flows[0].from.vnic);
+            let held = net.engine.vnic_throttled(net.now, flows[0].from.vnic);
             assert!(held.waits > 0 && held.time.0 > time / 2, "{held:?}");
-            assert_eq!(net.engine.qp_throttled(flows[0].from.qp), held);
+            assert_eq!(net.engine.qp_throttled(net.now, flows[0].from.qp), held);
         }
     }
 }
@@ -228,7 +228,71 @@ fn messages_are_counted_one_by_one() {
             assert_eq!((net.polls(&a).len(), net.now.0 - start.0), (1, passed * SECOND));
         }
         assert_eq!(net.engine.poll_timeout(), None, "nobody waits without anything to send");
-        assert_eq!(net.engine.vnic_throttled(a.vnic), Throttled { waits: 3, time: Duration(3 * SECOND) });
+        assert_eq!(net.engine.vnic_throttled(net.now, a.vnic), Throttled { waits: 3, time: Duration(3 * SECOND) });
+    }
+}
+
+#[test]
+fn time_that_is_held_back_shows_while_it_passes() {
+    let mut net = Net::new();
+    let (a, b) = net.pair(QpType::Rc);
+    let held = |net: &Net, at: Instant| {
+        let of_vnic = net.engine.vnic_throttled(at, a.vnic);
+        assert_eq!(net.engine.qp_throttled(at, a.qp), of_vnic);
+        (of_vnic.waits, of_vnic.time.0)
+    };
+    net.engine.set_shaping(net.now, a.vnic, of_vnic(messages(1, 1))).unwrap();
+    for id in 0..3 {
+        net.post_send(&a, remote(id, Op::RdmaWrite, &[a.sge(0, 8)], &b, 0));
+    }
+    net.settle();
+    let start = net.now;
+    assert_eq!(held(&net, start), (1, 0));
+    // Nothing happens meanwhile.
+    assert_eq!(held(&net, Instant(start.0 + SECOND / 4)), (1, SECOND / 4));
+    assert_eq!(held(&net, Instant(start.0 + SECOND / 2)), (1, SECOND / 2));
+    // The end of a wait, and another limit, take nothing back and add nothing.
+    assert!(net.expire());
+    assert_eq!(held(&net, net.now), (2, SECOND));
+    net.now = Instant(net.now.0 + SECOND / 4);
+    net.engine.set_shaping(net.now, a.vnic, of_vnic(messages(2, 1))).unwrap();
+    net.settle();
+    assert_eq!(held(&net, net.now).1, SECOND + SECOND / 4);
+    // Nor do a snapshot and the end of a queue pair that is held.
+    net.engine = Engine::restore(&net.engine.snapshot()).unwrap();
+    net.now = Instant(net.now.0 + MS);
+    let before = held(&net, net.now);
+    assert_eq!(before.1, SECOND + SECOND / 4 + MS);
+    net.engine.destroy_session(&mut net.world, net.now, a.session);
+    let after = net.engine.vnic_throttled(Instant(net.now.0 + SECOND), a.vnic);
+    assert_eq!((after.waits, after.time.0), before);
+}
+
+#[test]
+fn who_fails_is_not_held_any_more() {
+    // By its own limit: no more at all. By that of whom it reads from: until it would have gone on.
+    let of_messages = (Op::RdmaWrite, 8, messages(1, 1));
+    for (op, bytes, limit) in [of_messages, (Op::RdmaRead, 1 << 20, rate(8_000_000))] {
+        let mut net = Net::new();
+        let (a, b) = net.pair(QpType::Rc);
+        net.engine.set_shaping(net.now, b.vnic, of_vnic(limit)).unwrap();
+        let own = if op == Op::RdmaWrite { of_vnic(limit) } else { Shaping { weight: 7, ..Default::default() } };
+        net.engine.set_shaping(net.now, a.vnic, own).unwrap();
+        for id in 0..4 {
+            net.post_send(&a, remote(id, op, &[a.sge(0, bytes)], &b, 0));
+        }
+        net.settle();
+        let until = |net: &Net| net.engine.poll_timeout().map_or(0, |at| at.0 - net.now.0);
+        let (start, most) = (net.now, until(&net));
+        net.now = Instant(start.0 + MS / 2);
+        let now = Throttled { waits: 1, time: Duration(MS / 2) };
+        assert_eq!(net.engine.vnic_throttled(net.now, a.vnic), now, "{op:?}");
+        net.to(&a, QpState::Error).unwrap();
+        net.settle();
+        while net.expire() {}
+        let held = net.engine.vnic_throttled(Instant(start.0 + 60 * SECOND), a.vnic);
+        let is_less = if op == Op::RdmaWrite { held == now } else { held.time.0 <= most };
+        assert!(is_less && held.waits == 1, "{op:?}: {held:?}, {most} ns at most");
     }
 }
 
@@ -272,7 +336,7 @@ fn reads_are_charged_to_both_ends() {
     }
     let passed = net.now.0 - start.0;
     assert!(passed > SECOND / 2 && passed < 2 * SECOND, "{passed}");
-    assert!(net.engine.vnic_throttled(a.vnic).waits == 0 && net.engine.qp_throttled(a.qp).waits > 0);
+    assert!(net.engine.vnic_throttled(net.now, a.vnic).waits == 0 && net.engine.qp_throttled(net.now, a.qp).waits > 0);
     // A limit that goes lets go at once.
     net.post_send(&a, remote(2, Op::RdmaRead, &[a.sge(0, 1 << 20)], &b, 0));
     net.settle();

@@ -1,5 +1,6 @@
 //! Whether the fields of an object make sense by themselves. What needs other objects is checked where a command is planned.
 use crate::cidr::{Cidr, Pool6};
+use crate::mode::{LATENCY_CLASS_LABEL, LatencyClass};
 use crate::objects::{
     AccessRuleSpec, Cause, EndSelector, GroupSpec, Labels, LimitSpec, Metadata, NetworkSpec, QosClassSpec, QuotaSpec,
     VnicSelector, VnicSpec,
@@ -27,6 +28,26 @@ const BURST_MIN_BYTES: u64 = 1 << 10;
 const BURST_MAX_BYTES: u64 = 16 << 30;
 const MESSAGE_RATE_MAX_PER_S: u64 = 1_000_000_000_000;
 const MESSAGE_BURST_MAX: u64 = 1_000_000_000;
+
+/// Errors: why a label can't have this name.
+pub fn check_label_name(name: &str) -> Result<(), String> {
+    let is_bad = |letter: char| letter.is_control() || letter.is_whitespace() || matches!(letter, '=' | ',' | '!');
+    if name.is_empty() || name.len() > LABEL_KEY_BYTES_MAX || name.contains(is_bad) {
+        return Err(format!("a label's name has 1 to {LABEL_KEY_BYTES_MAX} bytes, and no blanks, '=', ',' or '!'"));
+    }
+    Ok(())
+}
+
+/// Errors: why a label can't have this value.
+pub fn check_label_value(value: &str) -> Result<(), String> {
+    let is_bad = |letter: char| letter.is_control() || letter == ',';
+    if value.len() > LABEL_VALUE_BYTES_MAX || value.contains(is_bad) {
+        return Err(format!(
+            "a label's value has up to {LABEL_VALUE_BYTES_MAX} bytes, and no control characters or ','"
+        ));
+    }
+    Ok(())
+}
 
 /// What was found wrong, field by field.
 #[derive(Default)]
@@ -69,25 +90,8 @@ impl Findings {
     pub fn labels(&mut self, at: &str, labels: &Labels) {
         self.label_size(at, labels);
         for (key, value) in labels {
-            let bad = |text: &str| text.chars().any(|letter| letter.is_control());
-            let bad_key = key.is_empty()
-                || key.len() > LABEL_KEY_BYTES_MAX
-                || bad(key)
-                || key.contains(['=', ',', '!'])
-                || key.contains(char::is_whitespace);
-            if bad_key {
-                self.add(
-                    format!("{at}.{key}"),
-                    format!("a label's name has 1 to {LABEL_KEY_BYTES_MAX} bytes, and no blanks, '=', ',' or '!'"),
-                );
-            }
-            if value.len() > LABEL_VALUE_BYTES_MAX || bad(value) || value.contains(',') {
-                self.add(
-                    format!("{at}.{key}"),
-                    format!(
-                        "a label's value has up to {LABEL_VALUE_BYTES_MAX} bytes, and no control characters or ','"
-                    ),
-                );
+            for why in [check_label_name(key), check_label_value(value)].into_iter().filter_map(Result::err) {
+                self.add(format!("{at}.{key}"), why);
             }
         }
     }
@@ -96,6 +100,19 @@ impl Findings {
         let bytes: usize = labels.iter().map(|(key, value)| key.len() + value.len()).sum();
         if labels.len() > LABEL_COUNT_MAX || bytes > LABEL_BYTES_MAX {
             self.add(at, format!("at most {LABEL_COUNT_MAX} labels of {LABEL_BYTES_MAX} bytes together"));
+        }
+    }
+
+    /// Of a vNIC. What it had before is no reason to refuse it.
+    pub fn latency_class(&mut self, labels: &Labels, old: Option<&Labels>) {
+        let Some(given) = labels.get(LATENCY_CLASS_LABEL) else { return };
+        let is_kept = old.and_then(|old| old.get(LATENCY_CLASS_LABEL)) == Some(given);
+        if !is_kept && !LatencyClass::is_known(given) {
+            let names = LatencyClass::ALL.map(LatencyClass::name).join(", ");
+            self.add(
+                format!("metadata.labels.{LATENCY_CLASS_LABEL}"),
+                format!("{given:?} is no latency class; there are {names}"),
+            );
         }
     }
 

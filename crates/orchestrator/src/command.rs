@@ -80,7 +80,7 @@ pub enum Reason {
     Invalid,
     NotFound,
     Forbidden,
-    /// Somebody else has changed it meanwhile.
+    /// Somebody else has changed it meanwhile, or it is one that stays.
     Conflict,
     AlreadyExists,
     InUse,
@@ -97,11 +97,16 @@ pub struct Refusal {
     /// The object that it is about.
     pub object: Option<(ObjectKind, String)>,
     pub causes: Vec<Cause>,
+    /// Of `InUse`: `Vnic a`, …: all of them, or the first [`USER_COUNT_MAX`].
+    pub users: Vec<String>,
 }
+
+/// Users that a refusal lists.
+pub const USER_COUNT_MAX: usize = 10_000;
 
 impl Refusal {
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into(), object: None, causes: Vec::new() }
+        Self { reason, message: message.into(), object: None, causes: Vec::new(), users: Vec::new() }
     }
 
     pub fn about(self, kind: ObjectKind, name: &str) -> Self {

@@ -1,7 +1,7 @@
 //! From a command to a plan: a draft is a state with changes laid over it, which are in no state yet.
 use crate::DEFAULT_NETWORK;
 use crate::check::Findings;
-use crate::command::{Change, Command, Outcome, Plan, Reason, Refusal};
+use crate::command::{Change, Command, Outcome, Plan, Reason, Refusal, USER_COUNT_MAX};
 use crate::entries::{Stored, addresses_of, cursor_key, next_network_key, object_key, vnic_entry};
 use crate::objects::{
     AnyObject, Cause, Group, Host, HostSpec, Kind, Labels, Metadata, Network, NetworkSpec, Object, ObjectKind,
@@ -10,7 +10,7 @@ use crate::objects::{
 use crate::pool::Pool;
 use crate::share::{Shares, entries_of_group};
 use crate::state::{ClassEntry, NetworkEntry, State, VnicEntry};
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -58,6 +58,8 @@ struct Draft<'a> {
     vnics: BTreeMap<String, VnicEntry>,
     /// By network and address.
     holders: BTreeMap<(String, IpAddr), String>,
+    /// What new vNICs of the same command ask for: not given to others that ask for none.
+    asked: BTreeSet<(String, IpAddr)>,
     new_vnics: BTreeMap<String, u32>,
     cursors: BTreeMap<String, u32>,
     next_network: u32,
@@ -133,7 +135,7 @@ fn settle<K: Kind>(kind: ObjectKind, new: &Typed<K>, old: Option<&Typed<K>>) -> 
 
 /// The number after the largest, or if there is none, the smallest that is free.
 fn free_number(used: impl Iterator<Item = u16>) -> u16 {
-    let used: alloc::collections::BTreeSet<u16> = used.collect();
+    let used: BTreeSet<u16> = used.collect();
     let next = used.last().map_or(Some(0), |last| last.checked_add(1));
     next.or_else(|| (0..u16::MAX).find(|number| !used.contains(number))).expect("there are fewer objects than numbers")
 }
@@ -148,6 +150,7 @@ impl<'a> Draft<'a> {
             quotas: BTreeMap::new(),
             vnics: BTreeMap::new(),
             holders: BTreeMap::new(),
+            asked: BTreeSet::new(),
             new_vnics: BTreeMap::new(),
             cursors: BTreeMap::new(),
             next_network: state.next_network.value.max(1),
@@ -200,15 +203,21 @@ impl<'a> Draft<'a> {
     }
 
     fn apply(&mut self, objects: &[AnyObject]) -> Result<(), Refusal> {
-        let mut seen = alloc::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for object in objects {
             if !seen.insert((object.kind(), object.name())) {
                 let message = "it is there twice in one request";
                 return Err(Refusal::new(Reason::Invalid, message).about(object.kind(), object.name()));
             }
+            if let AnyObject::Vnic(vnic) = object {
+                self.asked.extend(vnic.spec.addresses.iter().map(|address| (vnic.spec.network.clone(), *address)));
+            }
         }
         let mut order: Vec<usize> = (0..objects.len()).collect();
-        order.sort_by_key(|&at| rank(objects[at].kind()));
+        // Of vNICs those that ask for addresses first, so that the search for the others' does not begin at each again.
+        let asks_nothing =
+            |object: &AnyObject| matches!(object, AnyObject::Vnic(vnic) if vnic.spec.addresses.is_empty());
+        order.sort_by_key(|&at| (rank(objects[at].kind()), asks_nothing(&objects[at])));
         for (done, &at) in order.iter().enumerate() {
             match &objects[at] {
                 AnyObject::Network(object) => self.network(at, object)?,
@@ -512,6 +521,7 @@ impl<'a> Draft<'a> {
         } else {
             findings.labels("metadata.labels", &given.metadata.labels);
         }
+        findings.latency_class(&given.metadata.labels, old.map(|old| &old.object.metadata.labels));
         findings.vnic(&given.spec);
         self.check_named(&mut findings, given.spec.qos_class.as_deref(), given.spec.quota.as_deref());
         if let Some(old) = old {
@@ -580,9 +590,9 @@ impl<'a> Draft<'a> {
             })?),
             (Some(range), None) => {
                 // At the place of the IPv4 address, if nobody asked for that one.
-                let free =
-                    |offset| self.free_ipv6(name, range.address_at(offset)).filter(|free| range.is_assignable(*free));
-                let count = self.vnic_count(name).saturating_add(4);
+                let good = |free: &Ipv6Addr| range.is_assignable(*free) && self.is_free(name, IpAddr::V6(*free));
+                let free = |offset| Some(range.address_at(offset)).filter(good);
+                let count = self.passed_over_max(name);
                 let found = (0..count).find_map(|step| free(offset.wrapping_add(step)));
                 Some(IpAddr::V6(found.ok_or_else(|| about(Refusal::new(Reason::Exhausted, "no address is left")))?))
             }
@@ -618,8 +628,14 @@ impl<'a> Draft<'a> {
         Ok(address)
     }
 
-    fn free_ipv6(&self, network: &str, address: Ipv6Addr) -> Option<Ipv6Addr> {
-        self.holder(network, IpAddr::V6(address)).is_none().then_some(address)
+    fn is_free(&self, network: &str, address: IpAddr) -> bool {
+        self.holder(network, address).is_none() && !self.asked.contains(&(network.into(), address))
+    }
+
+    /// Those that are taken or asked for, and three more (network, gateway, broadcast), and then one that is not.
+    fn passed_over_max(&self, network: &str) -> u32 {
+        let asked = u32::try_from(self.asked.len()).unwrap_or(u32::MAX);
+        self.vnic_count(network).saturating_add(asked).saturating_add(4)
     }
 
     /// From the cursor on, so that an address is not given out again at once.
@@ -628,10 +644,9 @@ impl<'a> Draft<'a> {
         let cursor = self.cursors.get(name).copied();
         let cursor = cursor.unwrap_or_else(|| self.state.cursors.get(name).map_or(0, |cursor| cursor.value));
         let mut offset = if cursor < size { cursor } else { 0 };
-        // At most those that are taken and three more (network, gateway, broadcast) are passed over.
-        for _ in 0..size.min(self.vnic_count(name).saturating_add(4)) {
+        for _ in 0..size.min(self.passed_over_max(name)) {
             let address = range.address_at(offset);
-            if range.is_assignable(address) && self.holder(name, IpAddr::V4(address)).is_none() {
+            if range.is_assignable(address) && self.is_free(name, IpAddr::V4(address)) {
                 return Some(address);
             }
             offset = if offset + 1 < size { offset + 1 } else { 0 };
@@ -645,22 +660,24 @@ impl<'a> Draft<'a> {
             return refuse(Reason::NotFound, "it is not there".into());
         };
         if kind == ObjectKind::Host {
-            return refuse(Reason::Forbidden, "a host is there as long as its router is".into());
+            return refuse(Reason::Conflict, "it can't be deleted: a host is there as long as its router is".into());
         }
         if self.state.networks.get(name).is_some_and(|entry| kind == ObjectKind::Network && entry.own_bridge.is_some())
         {
-            return refuse(Reason::Forbidden, "`freeflow up` made this network, and it stays".into());
-        }
-        let users = self.state.users_of(kind, name);
-        if !users.is_empty() {
-            let more = users.len().saturating_sub(USERS_NAMED_MAX);
-            let named = users[..users.len().min(USERS_NAMED_MAX)].join(", ");
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            return refuse(Reason::InUse, format!("it is used by {named}{more}"));
+            return refuse(Reason::Conflict, "it is built in (`freeflow up` makes it) and can't be deleted".into());
         }
         let there = object.metadata().resource_version;
         if let Some(asked) = version.filter(|asked| there != Some(*asked)) {
             return Err(conflict(asked, there).about(kind, name));
+        }
+        let mut users = self.state.users_of(kind, name);
+        if !users.is_empty() {
+            let more = users.len().saturating_sub(USERS_NAMED_MAX);
+            let named = users[..users.len().min(USERS_NAMED_MAX)].join(", ");
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let message = format!("it is used by {named}{more}");
+            users.truncate(USER_COUNT_MAX);
+            return Err(Refusal { users, ..Refusal::new(Reason::InUse, message).about(kind, name) });
         }
         self.writes.push((object_key(kind, name), None));
         if kind == ObjectKind::Network && self.state.cursors.contains_key(name) {

@@ -28,8 +28,9 @@ mod share;
 mod state;
 pub mod store;
 
+pub use check::{check_label_name, check_label_value};
 pub use cidr::{Cidr, CidrError, Pool6};
-pub use command::{Change, Command, Outcome, Plan, Reason, Refusal};
+pub use command::{Change, Command, Outcome, Plan, Reason, Refusal, USER_COUNT_MAX};
 pub use entries::{KEY_PREFIX, decode_object, object_key, object_of_key};
 pub use memory_store::{Delta, MemoryStore};
 pub use pool::{Pool, PoolError};

@@ -10,7 +10,7 @@ use crate::objects::{AnyObject, HostMode, ObjectKind};
 use alloc::format;
 use alloc::string::String;
 
-/// `low`, `normal` (also when it is absent) or `background`.
+/// `low`, `normal` (also when it is absent) or `background`; others are refused.
 pub const LATENCY_CLASS_LABEL: &str = "freeflow.io/latency-class";
 /// Processors from which on one can be given away.
 pub const FASTPATH_CPU_COUNT_MIN: u32 = 4;
@@ -23,13 +23,16 @@ pub enum LatencyClass {
 }
 
 impl LatencyClass {
-    /// What a label's value means; what is not known is `Normal`.
+    pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::Background];
+
+    /// What a label's value means; what is not known (older versions took it) is `Normal`.
     pub fn of(value: Option<&str>) -> Self {
-        match value {
-            Some("low") => Self::Low,
-            Some("background") => Self::Background,
-            _ => Self::Normal,
-        }
+        let known = Self::ALL.into_iter().find(|class| Some(class.name()) == value);
+        known.unwrap_or(Self::Normal)
+    }
+
+    pub fn is_known(value: &str) -> bool {
+        Self::ALL.iter().any(|class| class.name() == value)
     }
 
     pub const fn name(self) -> &'static str {
@@ -147,7 +150,7 @@ mod tests {
         assert_eq!(auto(&[Background, Normal], 8), HostMode::Adaptive);
         assert_eq!(auto(&[Background, Normal, Low], 4), HostMode::Fastpath);
         assert_eq!(auto(&[Background, Normal, Low], 3), HostMode::Adaptive);
-        assert_eq!(LatencyClass::of(Some("Low")), Normal);
+        assert_eq!((LatencyClass::of(Some("Low")), LatencyClass::of(Some("low"))), (Normal, Low));
     }
 
     #[test]

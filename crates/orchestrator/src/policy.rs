@@ -146,6 +146,15 @@ impl State {
             lines.push(format!("at most {text}: Quota {} {}", quota.metadata.name, origin.text(vnic.network())));
         }
         let network = self.networks.get(vnic.network());
+        if let Some((quota, Origin::Vnic)) = self.quota_of(vnic)
+            && (quota.spec.vnics.is_some() || amounts_text(&quota.spec.per_network).is_some())
+            && network.is_none_or(|network| network.object.spec.quota != vnic.object.spec.quota)
+        {
+            let name = &quota.metadata.name;
+            lines.push(format!(
+                "of Quota {name} only perVnic holds here: vnics and perNetwork are for networks that name it"
+            ));
+        }
         if let Some(network) = network
             && let Some(text) = amounts_text(&self.network_amounts(network))
         {

@@ -107,6 +107,42 @@ fn networks_with_ipv6_give_out_two_addresses() {
 }
 
 #[test]
+fn what_one_of_an_apply_asks_for_is_not_given_to_another() {
+    let vnic = |name: &str, addresses: &[&str]| named("Vnic", name, json!({"network": "n", "addresses": addresses}));
+    let network = named("Network", "n", json!({"cidrs": ["10.1.0.0/29", "fd00:1::/64"]}));
+    let some = [
+        vnic("none", &[]),
+        vnic("v4", &["10.1.0.2"]),
+        vnic("v6", &["fd00:1::2"]),
+        vnic("both", &["10.1.0.3", "fd00:1::4"]),
+        vnic("other", &["10.1.0.4"]),
+    ];
+    // Whichever comes first; the network has room for these five.
+    for turn in 0..some.len() {
+        for back in [false, true] {
+            let mut host = host();
+            let mut all = some.to_vec();
+            all.rotate_left(turn);
+            if back {
+                all.reverse();
+            }
+            all.push(network.clone());
+            host.apply(&all);
+            check(&host);
+            let six = |id: &str| host.state.vnic(id).and_then(|vnic| vnic.address6).map(|address| address.to_string());
+            assert_eq!((host.address("v4").as_str(), six("v6").as_deref()), ("10.1.0.2", Some("fd00:1::2")));
+            assert_eq!((host.address("both").as_str(), six("both").as_deref()), ("10.1.0.3", Some("fd00:1::4")));
+            assert_eq!(host.address("other"), "10.1.0.4");
+        }
+    }
+    // Of two that ask for the same one is refused, as ever.
+    let mut host = host();
+    host.apply(&[network]);
+    let both = [vnic("a", &["10.1.0.2"]), vnic("b", &["10.1.0.2"])];
+    assert_eq!(host.refused(&both).reason, Reason::AlreadyExists);
+}
+
+#[test]
 fn the_last_vnic_costs_no_more_than_the_first() {
     let mut host = host_with("10.0.0.0/8");
     for number in 0..65_536 {

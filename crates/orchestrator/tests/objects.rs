@@ -55,6 +55,12 @@ fn what_is_wrong_is_named() {
         (spec("QosClass", json!({"qp": {"rate": "1Gbit", "burst": "1B"}})), "spec.qp.burst"),
         (spec("QosClass", json!({"tenant": {"messageRate": "1k", "messageBurst": 0}})), "spec.tenant.messageBurst"),
         (spec("QosClass", json!({"priority": 8})), "spec.priority"),
+        (spec("QosClass", json!({"vnic": {"burst": null, "rate": "1Gbit"}})), "spec.vnic.burst"),
+        (spec("QosClass", json!({"vnic": {"rate": null}})), "spec.vnic.rate"),
+        (spec("QosClass", json!({"vnic": null})), "spec.vnic"),
+        (spec("QosClass", Value::Null), "spec"),
+        (network(json!({"qosClass": null})), "spec.qosClass"),
+        (spec("Group", json!({"members": [{"networks": ["default", null]}]})), "spec.members[0].networks[1]"),
         (spec("QosClass", json!({"priority": 256})), "spec.priority"),
         (spec("QosClass", json!({"weight": 0})), "spec.weight"),
         (spec("QosClass", json!({"weight": 1001})), "spec.weight"),
@@ -133,9 +139,9 @@ fn the_network_default_can_be_changed_but_not_its_addresses() {
     assert_eq!(host.refused(&[default(json!({"cidrs": ["10.112.0.0/16"]}))]).causes[0].field, "spec.cidrs");
     assert_eq!(host.refused(&[default(json!({"range": "10.111.2.0/24"}))]).causes[0].field, "spec.range");
     let delete = Command::Delete { kind: ObjectKind::Network, name: "default".into(), version: None };
-    assert_eq!(host.state.plan(&delete).unwrap_err().reason, Reason::Forbidden);
+    assert_eq!(host.state.plan(&delete).unwrap_err().reason, Reason::Conflict);
     let delete = Command::Delete { kind: ObjectKind::Host, name: "h1".into(), version: None };
-    assert_eq!(host.state.plan(&delete).unwrap_err().reason, Reason::Forbidden);
+    assert_eq!(host.state.plan(&delete).unwrap_err().reason, Reason::Conflict);
 }
 
 #[test]
@@ -378,6 +384,31 @@ fn a_container_has_the_labels_that_it_asks_for() {
 }
 
 #[test]
+fn a_latency_class_is_one_that_there_is() {
+    let mut host = host();
+    let field = "metadata.labels.freeflow.io/latency-class";
+    for bad in ["Low", "", "fast"] {
+        let refusal = host.refused(&[labelled("v", json!({"freeflow.io/latency-class": bad}))]);
+        assert_eq!((refusal.reason, refusal.causes[0].field.as_str()), (Reason::Invalid, field), "{bad:?}");
+        assert!(refusal.message.contains("low, normal, background"), "{refusal}");
+        let attached = host.attach_labelled("c", "default", None, &[("freeflow.io/latency-class", bad)]);
+        assert_eq!(attached, Err(Reason::Invalid), "{bad:?}");
+    }
+    for good in ["low", "normal", "background"] {
+        host.apply(&[labelled("v", json!({"freeflow.io/latency-class": good}))]);
+        host.attach_labelled(good, "default", None, &[("freeflow.io/latency-class", good)]).unwrap();
+    }
+    assert_eq!(
+        host.attach_labelled("v", "default", None, &[("freeflow.io/latency-class", "no")]),
+        Err(Reason::Invalid)
+    );
+    assert_eq!(host.labels("v"), "freeflow.io/latency-class=background");
+    // Other kinds have no latency class, and selectors choose what there may be.
+    host.apply(&[json!({"apiVersion": "freeflow.io/v1", "kind": "Network",
+        "metadata": {"name": "n", "labels": {"freeflow.io/latency-class": "x"}}, "spec": {"cidrs": ["10.1.0.0/24"]}})]);
+}
+
+#[test]
 fn classes_and_quotas_come_from_the_vnic_or_its_network() {
     let mut host = host();
     host.apply(&[
@@ -402,6 +433,16 @@ fn classes_and_quotas_come_from_the_vnic_or_its_network() {
     assert_eq!((limits.qp_count_max, limits.registered_bytes_max), (3, 1 << 20));
     let lines = host.state.conditions_of(host.state.vnic("a").unwrap());
     assert!(lines.iter().any(|line| line.contains("1Gbit/s: QosClass slow of network default")), "{lines:?}");
+    // What of a quota does nothing where it is named is told.
+    host.apply(&[
+        named("Quota", "each", json!({"perVnic": {"qps": 3}})),
+        named("Vnic", "d", json!({"network": "second", "quota": "few"})),
+        named("Vnic", "e", json!({"network": "default", "quota": "few"})),
+        named("Vnic", "f", json!({"network": "second", "quota": "each"})),
+    ]);
+    let told =
+        |id: &str| host.state.conditions_of(host.state.vnic(id).unwrap()).join("; ").contains("only perVnic holds");
+    assert_eq!(["a", "d", "e", "f"].map(told), [false, true, false, false]);
 }
 
 #[test]

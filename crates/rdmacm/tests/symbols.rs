@@ -71,6 +71,8 @@ fn the_list_has_the_nodes_of_rdma_core() {
         let found = names().filter(|name| name.starts_with("rdma_") && name.ends_with(&node)).count();
         assert_eq!(found, count, "{node}");
     }
+    let last: Vec<_> = names().filter(|name| name.ends_with("@@RDMACM_1.5")).collect();
+    assert_eq!(last, ["repoll_create@@RDMACM_1.5", "repoll_ctl@@RDMACM_1.5", "repoll_wait@@RDMACM_1.5"]);
 }
 
 #[test]

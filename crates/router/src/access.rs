@@ -10,6 +10,7 @@
 use crate::across::Across;
 use crate::attempts::{Attempts, Resource, Share, Sum, Tried};
 use crate::homes::Homes;
+use crate::tallies::Tallies;
 use freeflow_engine::{Asker, Attempt, Means, Talk};
 use freeflow_orchestrator::access::{AccessTable, Known, Party, Profile, RuleIndex, Verdict};
 use freeflow_orchestrator::objects::Labels;
@@ -66,8 +67,16 @@ impl Rules {
     /// None: of what no rule says anything about.
     pub fn counts_of(&self, rule: Option<&str>) -> Option<&Arc<Counts>> {
         let Some(rule) = rule else { return Some(&self.by_default) };
+        self.counts.get(self.index_of(rule)?.0 as usize)
+    }
+
+    pub fn name_of(&self, rule: RuleIndex) -> Option<&str> {
+        self.table.rule_name(rule)
+    }
+
+    fn index_of(&self, rule: &str) -> Option<RuleIndex> {
         let index = self.table.rule_names().binary_search_by(|name| name.as_str().cmp(rule)).ok()?;
-        self.counts.get(index)
+        Some(RuleIndex(index as u32))
     }
 
     /// Of all rules, in their order.
@@ -209,6 +218,8 @@ pub struct Access {
     named: Vec<Incident>,
     reported_at: Instant,
     attempts: Attempts,
+    /// The same and what was refused, for `/metrics`.
+    tallies: Tallies,
 }
 
 pub fn address_of(gid: Gid) -> IpAddr {
@@ -219,11 +230,27 @@ impl Access {
     pub fn set_rules(&mut self, rules: Arc<Rules>) {
         self.name_incidents();
         self.before = self.rules.replace(rules);
+        self.renew_tallies();
         self.generation += 1;
         self.strangers.clear();
         self.across.clear();
         self.changed = true;
         self.look_at_networks();
+    }
+
+    fn renew_tallies(&mut self) {
+        let mut tallies = std::mem::take(&mut self.tallies);
+        let index = |before: RuleIndex| {
+            let name = self.before.as_ref()?.table.rule_name(before)?;
+            self.rules.as_ref()?.index_of(name)
+        };
+        tallies.renew(index, |network| self.name_of(network).is_some());
+        self.tallies = tallies;
+    }
+
+    /// What this thread has counted since the router began, of rules and networks that are there.
+    pub fn tallies(&self) -> &Tallies {
+        &self.tallies
     }
 
     /// What looking at addresses has cost so far, in comparisons: for who bounds what is done in a turn.
@@ -487,11 +514,18 @@ impl Access {
         let rule = rule.or_else(|| if is_cut && !pair.is_external { self.withdrawn(pair) } else { None });
         let Some(rules) = &self.rules else { return false };
         let counts = rules.count(rule);
+        let in_force = rule.filter(|rule| rule.0 & WITHDRAWN == 0);
         match deed {
-            Deed::Cut => drop(counts.cuts.fetch_add(1, Relaxed)),
+            Deed::Cut => {
+                counts.cuts.fetch_add(1, Relaxed);
+                self.tallies.of_refused(in_force, pair.from.0).cuts += 1;
+            }
             // Its queue pairs are counted.
             Deed::CutRequest => {}
-            _ => drop(counts.refusals.fetch_add(1, Relaxed)),
+            _ => {
+                counts.refusals.fetch_add(1, Relaxed);
+                self.tallies.of_refused(in_force, pair.from.0).refusals += 1;
+            }
         }
         let of_vnic = pair.from;
         let incident = (of_vnic, pair.to, deed, rule);
@@ -511,11 +545,13 @@ impl Access {
 
     /// Somebody tried something on others that leads nowhere.
     pub fn note_attempt(&mut self, attempt: &Attempt) {
+        self.tallies.try_once(attempt.network, Tried::Engine(attempt.kind));
         self.attempts.note(attempt);
     }
 
     /// Somebody looks for an address that nobody in its network has.
     pub fn note_aim(&mut self, (network, from): (NetworkId, Gid), tried: Tried, to: Gid) {
+        self.tallies.try_once(network, tried);
         self.attempts.add((network, from, tried), Sum { count: 1, to, number: 0, owner: None });
     }
 

@@ -93,6 +93,7 @@ impl Control {
             }
             if !gone.is_empty() {
                 worker.rings.fabric.forget_networks(|network| gone.contains(&network));
+                worker.rings.retired.forget(|network| gone.contains(&network));
             }
             Step::Done(Box::new(|_| {}))
         }));

@@ -73,6 +73,38 @@ fn without_rules_all_may_talk_and_with_them_unknown_networks_may_not() {
 }
 
 #[test]
+fn what_is_refused_and_tried_is_told_apart_by_network() {
+    let mut access = access(&[("r", "x", "y"), ("s", "y", "x")]);
+    let tally = |access: &Access, rule: Option<&str>, network| {
+        let index = rule.map(|name| access.rules().unwrap().index_of(name));
+        let tally = access.tallies().refused.get(&(index.flatten(), Some(network)))?;
+        (index != Some(None)).then_some((tally.refusals, tally.cuts))
+    };
+    assert!(!access.may_talk(&talk(A, "10.0.0.2", "10.0.0.1", Means::Connection)));
+    assert!(!access.may_talk(&talk(A, "10.0.0.2", "10.0.0.1", Means::Standing)));
+    assert!(!access.may_talk(&talk(B, "10.0.0.1", "10.0.0.3", Means::Connection)));
+    access.note_aim((B, gid("10.0.0.1")), Tried::Request, gid("10.9.0.1"));
+    let kind = freeflow_engine::AttemptKind::Message;
+    let (from, to) = (gid("10.0.0.1"), gid("10.9.0.1"));
+    access.note_attempt(&Attempt { kind, network: A, from, to, number: 7, owner: None });
+    assert_eq!((tally(&access, Some("s"), A), tally(&access, Some("s"), B)), (Some((1, 1)), None));
+    assert_eq!((tally(&access, None, A), tally(&access, None, B)), (None, Some((1, 0))));
+    let tried = |access: &Access| access.tallies().tried.clone().into_iter().collect::<Vec<_>>();
+    assert_eq!(tried(&access), [((A, Tried::Engine(kind)), 1), ((B, Tried::Connection), 1), ((B, Tried::Request), 1)]);
+    // The rule has another place.
+    let next = rules(&[("a", "x", "z"), ("s", "y", "x")], access.rules().map(Arc::as_ref));
+    access.set_rules(next);
+    assert_eq!((tally(&access, Some("a"), A), tally(&access, Some("s"), A)), (None, Some((1, 1))));
+    assert_eq!(tally(&access, None, B), Some((1, 0)));
+    // The rule goes, and a network that has no vNIC left.
+    access.networks.remove(&B);
+    let next = rules(&[("t", "y", "x")], access.rules().map(Arc::as_ref));
+    access.set_rules(next);
+    assert!(access.tallies().refused.is_empty());
+    assert_eq!(tried(&access), [((A, Tried::Engine(kind)), 1)]);
+}
+
+#[test]
 fn each_means_has_its_direction_and_is_counted_by_rule() {
     let mut one_way = access(&[("r", "x", "y")]);
     for (means, forth, back) in [

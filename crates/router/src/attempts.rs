@@ -53,6 +53,17 @@ pub const fn quota_field(share: Share, resource: Resource) -> &'static str {
 }
 
 impl Tried {
+    /// Every one.
+    pub const ALL: [Self; 7] = [
+        Self::Engine(AttemptKind::Message),
+        Self::Engine(AttemptKind::Datagram),
+        Self::Engine(AttemptKind::Multicast),
+        Self::Engine(AttemptKind::RemoteKey),
+        Self::Engine(AttemptKind::SourceAddress),
+        Self::Connection,
+        Self::Request,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Connection => "connection to nobody",

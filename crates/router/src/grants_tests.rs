@@ -290,7 +290,7 @@ fn who_waits_for_tokens_is_not_looked_at_and_the_worker_sleeps() {
     // Without the limit it goes on at once.
     rig.worker.set_shaping(Instant(start + SECOND), vnic, Shaping::default()).unwrap();
     assert_eq!((turns(&mut rig, start + SECOND + 1), rig.worker.engine.poll_timeout()), (4, None));
-    assert_eq!(rig.worker.engine.vnic_throttled(vnic).waits, 2);
+    assert_eq!(rig.worker.engine.vnic_throttled(Instant(start + SECOND), vnic).waits, 2);
 }
 
 #[test]

@@ -1,20 +1,26 @@
 //! What is counted, for the API: vNICs a few at a time, with or without their queue pairs, and what is the host's as a whole.
 //!
 //! A page costs the worker a bounded time: [`PAGE_VNICS_MAX`] vNICs, [`PAGE_QPS_MAX`] QPs, and a look at each session there is.
+use crate::access::{Access, Rules};
 use crate::admin::cpu_time_us;
+use crate::attempts::Tried;
 use crate::config::Mode;
 use crate::control::Control;
 use crate::direct_admin::{address, state_name, type_name};
 use crate::jobs::Step;
+use crate::tallies::{Tallies, Tally};
+use crate::totals::Totals;
 use crate::vnics::{VnicEntry, VnicNumbers};
 use crate::wire_admin::drop_names;
 use crate::worker::Worker;
 use freeflow_engine::{QpId, QpTraffic, SessionId, Throttled, Usage, VnicId};
+use freeflow_orchestrator::NetworkEntry;
 use freeflow_protocol::admin::{Named, QpPath};
-use freeflow_verbs::{RateLimit, Shaping};
+use freeflow_verbs::{NetworkId, RateLimit, Shaping};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Bound;
+use std::sync::Arc;
 
 pub(crate) const PAGE_VNICS_MAX: usize = 128;
 pub(crate) const PAGE_QPS_MAX: usize = 512;
@@ -101,10 +107,36 @@ pub(crate) struct HostMeter {
     pub connected_peer_count: u64,
     pub revision: u64,
     pub lost_audit_lines: u64,
-    /// By rule; the empty name: the networks' own `access`.
-    pub access: Vec<(String, u64, u64)>,
+    /// In order of name.
+    pub networks: Vec<NetworkMeter>,
+    /// By rule (the empty name: the networks' own `access`), tenant and network (empty: of none that is known); where nothing is,
+    /// nothing was refused.
+    pub access: Vec<([String; 3], Tally)>,
     pub cm_connections: u64,
     pub worker: WorkerMeter,
+}
+
+/// What all vNICs of a network did, those that are gone too.
+#[derive(Default)]
+pub(crate) struct NetworkMeter {
+    pub tenant: String,
+    pub network: String,
+    pub totals: Totals,
+    /// What was tried in vain, for each of [`Tried::ALL`].
+    pub tried: [u64; Tried::ALL.len()],
+}
+
+/// What a thread has counted, and by which rules.
+#[derive(Clone, Default)]
+pub(crate) struct Told {
+    rules: Option<Arc<Rules>>,
+    tallies: Tallies,
+}
+
+impl Told {
+    fn by(access: &Access) -> Self {
+        Self { rules: access.rules().cloned(), tallies: access.tallies().clone() }
+    }
 }
 
 #[derive(Default)]
@@ -114,6 +146,8 @@ pub(crate) struct WorkerMeter {
     pub moved_bytes: u64,
     /// Packets that were received and that no QP acted upon, by reason.
     pub drops: Vec<Named>,
+    pub totals: BTreeMap<NetworkId, Totals>,
+    pub access: Told,
 }
 
 impl Worker {
@@ -131,7 +165,7 @@ impl Worker {
             peer: look.peer.map(|(gid, qpn)| (address(gid), qpn.0)),
             path,
             traffic: self.engine.qp_traffic(id).unwrap_or_default(),
-            throttled: self.engine.qp_throttled(id),
+            throttled: self.engine.qp_throttled(self.rings.now, id),
         })
     }
 
@@ -183,7 +217,8 @@ impl Worker {
     fn host_meter(&mut self) -> WorkerMeter {
         let drops = drop_names(&self.engine.drops(), self.rings.fabric.mads_lost);
         let moved_bytes = self.rings.movers.moved_bytes();
-        WorkerMeter { usage: self.engine.usage(), cpu_us: cpu_time_us(), moved_bytes, drops }
+        let (totals, access) = (self.network_totals(), Told::by(&self.rings.access));
+        WorkerMeter { usage: self.engine.usage(), cpu_us: cpu_time_us(), moved_bytes, drops, totals, access }
     }
 }
 
@@ -262,13 +297,11 @@ impl Control {
         }));
     }
 
-    fn host_meter(&mut self, worker: WorkerMeter) -> HostMeter {
+    fn host_meter(&mut self, mut worker: WorkerMeter) -> HostMeter {
         let peers = self.peers.status().peers;
-        let rules = self.cm.access().rules().cloned();
-        let counts = |rule: Option<&str>| rules.as_ref()?.counts_of(rule).map(|counts| counts.get());
-        let names = rules.as_ref().map_or(&[][..], |rules| rules.names());
-        let mut access = vec![(String::new(), counts(None).unwrap_or_default())];
-        access.extend(names.iter().map(|name| (name.clone(), counts(Some(name)).unwrap_or_default())));
+        let told = [Told::by(self.cm.access()), std::mem::take(&mut worker.access)];
+        let networks = self.network_meters(&std::mem::take(&mut worker.totals), &told);
+        let access = self.access_meter(&told);
         HostMeter {
             host: self.config.host.clone(),
             uptime_s: freeflow_shm::monotonic_ns().saturating_sub(self.started.0) / 1_000_000_000,
@@ -278,9 +311,54 @@ impl Control {
             connected_peer_count: peers.iter().filter(|peer| peer.state == "up").count() as u64,
             revision: self.state.revision().0,
             lost_audit_lines: self.audit.lost_lines(),
-            access: access.into_iter().map(|(name, (refusals, cuts))| (name, refusals, cuts)).collect(),
+            networks,
+            access,
             cm_connections: self.cm.counts().established_count.into(),
             worker,
         }
+    }
+
+    fn network_meters(&self, totals: &BTreeMap<NetworkId, Totals>, told: &[Told; 2]) -> Vec<NetworkMeter> {
+        let tried = |network, tried| told.iter().filter_map(|by| by.tallies.tried.get(&(network, tried))).sum();
+        let meter = |network: &NetworkEntry| NetworkMeter {
+            tenant: network.tenant().to_owned(),
+            network: network.name().to_owned(),
+            totals: totals.get(&network.id).copied().unwrap_or_default(),
+            tried: Tried::ALL.map(|kind| tried(network.id, kind)),
+        };
+        self.state.networks().map(meter).collect()
+    }
+
+    /// Of both threads; of networks that are there.
+    fn access_meter(&self, told: &[Told; 2]) -> Vec<([String; 3], Tally)> {
+        let networks: BTreeMap<NetworkId, &NetworkEntry> =
+            self.state.networks().map(|network| (network.id, network)).collect();
+        let mut sums: BTreeMap<[String; 3], Tally> = BTreeMap::new();
+        let key = |rule: &str, network: Option<&NetworkEntry>| {
+            let (tenant, name) = network.map_or(("", ""), |network| (network.tenant(), network.name()));
+            [rule, tenant, name].map(str::to_owned)
+        };
+        for network in networks.values() {
+            sums.insert(key("", Some(network)), Tally::default());
+        }
+        let rules = told[0].rules.as_deref().map_or(&[][..], Rules::names);
+        for rule in rules {
+            sums.insert(key(rule, None), Tally::default());
+        }
+        for Told { rules: by, tallies } in told {
+            for (&(rule, network), tally) in &tallies.refused {
+                let name = rule.map_or(Some(""), |rule| by.as_ref()?.name_of(rule));
+                let network = network.map(|network| networks.get(&network).copied());
+                // What is gone in the meantime has no lines.
+                let (Some(name), false) = (name, network == Some(None)) else { continue };
+                if !name.is_empty() && rules.binary_search_by(|rule| rule.as_str().cmp(name)).is_err() {
+                    continue;
+                }
+                let sum = sums.entry(key(name, network.flatten())).or_default();
+                sum.refusals += tally.refusals;
+                sum.cuts += tally.cuts;
+            }
+        }
+        sums.into_iter().collect()
     }
 }

@@ -11,6 +11,7 @@ use crate::moderation::{Moderation, Schedule};
 use crate::movers::Movers;
 use crate::table::Table;
 use crate::targets::Targets;
+use crate::totals::Retired;
 use crate::transfer::Transfers;
 use crate::wake::Waker;
 use freeflow_engine::{ContextId, CqId, QpId, RefusalCounts, SessionId, SessionObjects, SrqId, VnicId};
@@ -154,6 +155,8 @@ pub enum Notify {
 pub struct Rings {
     pub now: Instant,
     pub vnics: Table<VnicId, Vnic>,
+    /// What vNICs did that are gone.
+    pub retired: Retired,
     pub sessions: Table<SessionId, Session>,
     pub contexts: Table<ContextId, Context>,
     pub cqs: Table<CqId, Cq>,
@@ -194,6 +197,7 @@ impl Rings {
     pub fn new(finished: Sender<Finished>, waker: Arc<Waker>) -> Self {
         Self {
             now: Instant(0),
+            retired: Retired::default(),
             vnics: Table::new(),
             sessions: Table::new(),
             contexts: Table::new(),

@@ -173,7 +173,7 @@ impl Worker {
             fallback_bytes: vnic.map_or(0, |vnic| vnic.fallback_bytes),
             worker: self.rings.movers.home(id),
             refusals: self.engine.refusals(id).unwrap_or_default(),
-            throttled: self.engine.vnic_throttled(id),
+            throttled: self.engine.vnic_throttled(self.rings.now, id),
             is_failed: vnic.is_some_and(|vnic| vnic.abandoned.iter().any(|thread| !thread.has_ended())),
         }
     }
@@ -471,7 +471,8 @@ impl Control {
             let (id, then) = held.take().expect("a job that is done is not run again");
             let Some(engine_id) = find() else { return Step::Done(Box::new(then)) };
             let sessions = worker.destroy_sessions_of(now, engine_id);
-            let counters = worker.vnic_numbers(engine_id).counters(malformed);
+            let numbers = worker.vnic_numbers(engine_id);
+            let counters = numbers.counters(malformed);
             if let Some((network, gid, ipv6_gid)) = worker.engine.vnic_addresses(engine_id) {
                 for gid in std::iter::once(gid).chain(ipv6_gid) {
                     worker.rings.access.remove_vnic(network, gid);
@@ -479,7 +480,8 @@ impl Control {
             }
             let destroyed = worker.engine.destroy_vnic(engine_id);
             let vnic = worker.rings.vnics.remove(engine_id);
-            if vnic.is_some() {
+            if let Some(vnic) = &vnic {
+                worker.rings.retired.add(vnic.network, &numbers.counters);
                 worker.rings.movers.release(engine_id);
             }
             Step::Done(Box::new(move |control: &mut Control| {

@@ -140,6 +140,82 @@ fn halves_are_closed_one_by_one() {
 }
 
 #[test]
+fn peeking_waits_for_all() {
+    let [listening, client, server] = pair(7029);
+    let both = libc::MSG_PEEK | libc::MSG_WAITALL;
+    let mut room = vec![0; 2 << 20];
+    assert_eq!(send(client, b"half", 0), 4);
+    assert_eq!(poll(server, libc::POLLIN, 5000), libc::POLLIN);
+    assert_eq!(receive(server, &mut room[..8], both | libc::MSG_DONTWAIT), 4);
+    let (peeking, begun) = (server, std::sync::mpsc::channel());
+    let reader = thread::spawn(move || {
+        let mut room = [0; 8];
+        begun.0.send(()).unwrap();
+        (receive(peeking, &mut room, both), room)
+    });
+    begun.1.recv().unwrap();
+    thread::sleep(Duration::from_millis(30));
+    assert_eq!(send(client, b" and half", 0), 9);
+    assert_eq!(reader.join().unwrap(), (8, *b"half and"));
+    assert_eq!(receive(server, &mut room[..13], libc::MSG_WAITALL), 13);
+    // More than there is room for: all the room; and so with messages.
+    for bytes in [2 << 20, 1] {
+        let sent = until_some(Duration::ZERO, || {
+            let data = pattern(bytes, 1);
+            let sent =
+                std::iter::from_fn(|| Some(send(client, &data, libc::MSG_DONTWAIT))).take_while(|sent| *sent > 0);
+            Some(sent.sum::<isize>())
+        });
+        assert_eq!(receive(server, &mut room, both), sent);
+        assert_eq!(receive(server, &mut room[..sent as usize], libc::MSG_WAITALL), sent);
+    }
+    // The end ends it too.
+    assert_eq!(send(client, b"rest", 0), 4);
+    assert_eq!(rclose(client), 0);
+    assert_eq!(receive(server, &mut room, both), 4);
+    assert_eq!(receive(server, &mut room, 0), 4);
+    assert_eq!(receive(server, &mut room, both), 0);
+    close_all(&[server, listening]);
+}
+
+#[test]
+fn a_shutdown_here_is_a_broken_pipe_whatever_the_other_end_does() {
+    for server_first in [false, true] {
+        let [listening, client, server] = pair(7030);
+        if server_first {
+            assert_eq!(rclose(server), 0);
+            assert_eq!(receive(client, &mut [0; 1], 0), 0);
+            assert_eq!((send(client, b"x", 0), errno()), (-1, libc::ECONNRESET));
+        }
+        assert_eq!(rshutdown(client, libc::SHUT_WR), 0);
+        if !server_first {
+            assert_eq!(rclose(server), 0);
+            assert_eq!(receive(client, &mut [0; 1], 0), 0);
+        }
+        assert_eq!((send(client, b"x", 0), errno()), (-1, libc::EPIPE));
+        close_all(&[client, listening]);
+    }
+}
+
+#[test]
+fn streams_without_a_peer_hang_up_and_with_one_ignore_addresses() {
+    let alone = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
+    let mut to = address(7033);
+    for _ in 0..2 {
+        assert_eq!(poll(alone, libc::POLLIN | libc::POLLOUT, 5000), libc::POLLOUT | libc::POLLHUP);
+        assert_eq!(poll(alone, libc::POLLIN, 5000), libc::POLLHUP);
+        unsafe { rbind(alone, to.pointer(), to.length()) };
+    }
+    assert_eq!(rlisten(alone, 1), 0);
+    assert_eq!(poll(alone, libc::POLLIN | libc::POLLOUT, 0), 0);
+    assert_eq!(rclose(alone), 0);
+    let [listening, client, server] = pair(7034);
+    assert_eq!(unsafe { rsendto(client, b"word".as_ptr().cast(), 4, 0, to.pointer(), to.length()) }, 4);
+    assert_eq!(receive(server, &mut [0; 10], 0), 4);
+    close_all(&[client, server, listening]);
+}
+
+#[test]
 fn who_is_left_hears_of_it() {
     let [listening, client, server] = pair(7004);
     let reader = thread::spawn(move || (receive(client, &mut [0; 10], 0), errno()));
@@ -148,6 +224,58 @@ fn who_is_left_hears_of_it() {
     assert_eq!(reader.join().unwrap(), (-1, libc::ECONNRESET));
     assert_eq!((send(client, b"x", 0), errno()), (-1, libc::ECONNRESET));
     assert_ne!(poll(client, libc::POLLIN, 0) & libc::POLLERR, 0);
+    close_all(&[client, server, listening]);
+}
+
+/// Asks again and again, with or without pauses, until the answer is there.
+fn until_some<T>(pause: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
+    let begun = std::time::Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "never");
+        thread::sleep(pause);
+    }
+}
+
+#[test]
+fn room_to_send_hides_no_death() {
+    for pause in [Duration::ZERO, Duration::from_millis(20)] {
+        let [listening, client, server] = pair(7025);
+        let both = libc::POLLIN | libc::POLLOUT;
+        assert_eq!(poll(client, both, 0), libc::POLLOUT);
+        fake::part_from_peer(client);
+        let told = until_some(pause, || Some(poll(client, both, 1000)).filter(|told| *told != libc::POLLOUT));
+        assert_eq!(told, both | libc::POLLHUP);
+        assert_eq!(receive(client, &mut [0; 10], 0), 0);
+        close_all(&[client, server, listening]);
+    }
+}
+
+#[test]
+fn who_only_sends_hears_of_a_death() {
+    for (pause, flags) in [(0, 0), (20, 0), (0, libc::MSG_DONTWAIT), (20, libc::MSG_DONTWAIT)] {
+        let [listening, client, server] = pair(7026);
+        let (stop, over) = std::sync::mpsc::channel();
+        let reader = thread::spawn(move || while receive(server, &mut [0; 1000], 0) > 0 || over.try_recv().is_err() {});
+        assert_eq!(send(client, b"x", flags), 1);
+        fake::part_from_peer(client);
+        let failed = || (send(client, b"x", flags) < 0).then(errno).filter(|error| *error != libc::EAGAIN);
+        assert_eq!(until_some(Duration::from_millis(pause), failed), libc::ECONNRESET);
+        stop.send(()).unwrap();
+        assert_eq!(rclose(client), 0);
+        reader.join().unwrap();
+        close_all(&[server, listening]);
+    }
+}
+
+#[test]
+fn who_only_tries_to_receive_hears_of_a_death() {
+    let [listening, client, server] = pair(7027);
+    fake::part_from_peer(client);
+    let told = || Some(receive(client, &mut [0; 10], libc::MSG_DONTWAIT)).filter(|told| *told >= 0);
+    assert_eq!(until_some(Duration::from_millis(20), told), 0);
     close_all(&[client, server, listening]);
 }
 
@@ -166,6 +294,27 @@ fn what_poll_says_so_error_tells_once() {
     assert_ne!(poll(client, libc::POLLIN, 0) & libc::POLLERR, 0);
     assert_eq!([error_of(client), error_of(client)], [libc::ECONNRESET, 0]);
     close_all(&[client, server, listening]);
+}
+
+#[test]
+fn a_reset_is_told_behind_what_came_before() {
+    for words in [&b""[..], b"last words"] {
+        let [listening, client, server] = pair(7028);
+        let none = libc::linger { l_onoff: 1, l_linger: 0 };
+        let value = (&raw const none).cast();
+        assert_eq!(unsafe { rsetsockopt(server, libc::SOL_SOCKET, libc::SO_LINGER, value, 8) }, 0);
+        assert_eq!(send(server, words, 0), words.len() as isize);
+        assert_eq!(rclose(server), 0);
+        let mut room = [0; 100];
+        if !words.is_empty() {
+            assert_eq!(receive(client, &mut room, 0), words.len() as isize);
+        }
+        assert_eq!((receive(client, &mut room, 0), errno()), (-1, libc::ECONNRESET));
+        let told = poll(client, libc::POLLIN | libc::POLLOUT, 0);
+        assert_eq!(told, libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP);
+        assert_eq!([error_of(client), error_of(client)], [libc::ECONNRESET, 0]);
+        close_all(&[client, listening]);
+    }
 }
 
 #[test]
@@ -286,6 +435,13 @@ fn options_are_kept() {
         (libc::SOL_SOCKET, libc::SO_SNDBUF, 10, 4096),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1, 1),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 30, 30),
+        (libc::SOL_SOCKET, libc::SO_PRIORITY, 3, 3),
+        (libc::SOL_SOCKET, libc::SO_BROADCAST, 2, 1),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT, 0, 1),
+        (libc::IPPROTO_TCP, libc::TCP_CORK, 1, 1),
+        (libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1, 1),
+        (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 5, 5),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0, 0),
         (0x10000, 0, 100, 100),
         (0x10000, 1, 1 << 20, 0xFFFE),
         (0x10000, 3, 300, 256),
@@ -293,7 +449,14 @@ fn options_are_kept() {
         assert_eq!(set(level, name, value), 0, "{level} {name}");
         assert_eq!(get(level, name), read, "{level} {name}");
     }
-    assert_eq!((set(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, 1), errno()), (-1, libc::ENOTSUP));
+    for (level, name) in [
+        (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
+        (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    ] {
+        assert_eq!((set(level, name, 2), errno()), (-1, libc::ENOTSUP), "{level} {name}");
+    }
     assert_eq!(get(libc::SOL_SOCKET, libc::SO_ERROR), 0);
     assert_eq!(rfcntl(fd, libc::F_SETFL, libc::c_long::from(libc::O_NONBLOCK)), 0);
     assert_eq!(rfcntl(fd, libc::F_GETFL, 0), libc::O_NONBLOCK | libc::O_RDWR);

@@ -1,19 +1,22 @@
-//! The functions that C programs call: arguments in, errno out, and no panic beyond. All are of node RDMACM_1.0.
+//! The functions that C programs call: arguments in, errno out, and no panic beyond. All are of node
+//! RDMACM_1.0, but `repoll_*` (1.5).
 use crate::address::Address;
 use crate::datagram::DatagramSocket;
+use crate::epoll;
 use crate::ffi::{Outcome, checked, set_errno};
 use crate::keepalive;
 use crate::poll;
-use crate::socket::StreamSocket;
+use crate::socket::{Phase, StreamSocket};
 use crate::table::{self, Socket};
 use crate::transfer::Pieces;
 use crate::wait::{Deadline, watch_forks};
 use libc::{
-    c_int, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval,
+    c_int, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t,
+    timeval,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{ptr, slice};
 
 const IOV_MAX: usize = 1024;
@@ -140,6 +143,10 @@ pub extern "C" fn rclose(fd: c_int) -> c_int {
             // SAFETY: no pointers.
             return checked(unsafe { libc::syscall(libc::SYS_close, fd) } as c_int).map(|_| 0);
         }
+        if epoll::close(fd) {
+            return Ok(0);
+        }
+        epoll::leave(fd);
         let socket = table::remove(fd).ok_or(libc::EBADF)?;
         match &socket {
             Socket::Stream(socket) => {
@@ -258,11 +265,14 @@ pub unsafe extern "C" fn rsendto(
             // SAFETY: the caller's.
             return unsafe { send_pieces(fd, &piece, flags, None) };
         }
-        if let Socket::Stream(_) = find(fd)? {
-            return Err(libc::EISCONN);
-        }
-        // SAFETY: the caller's.
-        unsafe { send_pieces(fd, &piece, flags, Some(Address::from_c(to, length).ok_or(libc::EINVAL)?)) }
+        // A stream has its peer, and the address means nothing, as with TCP.
+        let to = match find(fd)? {
+            Socket::Stream(_) => None,
+            // SAFETY: the caller's.
+            Socket::Datagram(_) => Some(unsafe { Address::from_c(to, length) }.ok_or(libc::EINVAL)?),
+        };
+        // SAFETY: as above.
+        unsafe { send_pieces(fd, &piece, flags, to) }
     })
 }
 
@@ -411,13 +421,46 @@ pub unsafe extern "C" fn rselect(
     })
 }
 
+/// As `epoll_create1(2)`; O_NONBLOCK may be among the flags.
+#[unsafe(no_mangle)]
+pub extern "C" fn repoll_create(flags: c_int) -> c_int {
+    answer(|| epoll::create(flags).map(|fd| fd as isize))
+}
+
+/// # Safety
+/// As of `epoll_ctl(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn repoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    // SAFETY: the caller's.
+    answer(|| done(epoll::control(epoll, operation, fd, unsafe { event.as_ref() }.copied())))
+}
+
+/// # Safety
+/// As of `epoll_wait(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn repoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int) -> c_int {
+    answer(|| {
+        let count = usize::try_from(count).ok().filter(|count| *count != 0).ok_or(libc::EINVAL)?;
+        if events.is_null() {
+            return Err(libc::EFAULT);
+        }
+        // SAFETY: the caller's.
+        let out = unsafe { slice::from_raw_parts_mut(events, count) };
+        let deadline = u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        epoll::wait(epoll, out, deadline).map(usize::cast_signed)
+    })
+}
+
 /// # Safety
 /// As of `getpeername(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rgetpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
     answer(|| match find(fd)? {
         Socket::Stream(socket)
-            if socket.connected_link().is_none() && socket.ready_link(true, Deadline::never()).is_err() =>
+            if socket.connected_link().is_none()
+                && socket.ready_link(true, Deadline::never()).is_err()
+                // Who was accepted has a peer before that one hears of it.
+                && socket.setup().phase != Phase::Accepting =>
         {
             Err(libc::ENOTCONN)
         }

@@ -144,6 +144,11 @@ impl World {
         }
     }
 
+    unsafe fn id_of(&self, fd: c_int) -> *mut Id {
+        let mut ids = self.ids.iter().map(|id| *id as *mut Id);
+        unsafe { ids.find(|id| (*(**id).base.channel).fd == fd).expect("an rsocket") }
+    }
+
     unsafe fn notify(&mut self, id: *mut Id, kind: c_uint, status: c_int, data: &[u8]) {
         unsafe {
             if !self.ids.contains(&(id as usize)) {
@@ -644,14 +649,22 @@ unsafe fn deliver_datagram(world: &mut World, to: *mut Qp, payload: &[u8]) {
 pub fn kill_peer_of(fd: c_int) {
     let mut world = world();
     unsafe {
-        let ids: Vec<*mut Id> = world.ids.iter().map(|id| *id as *mut Id).collect();
-        let id = ids.into_iter().find(|id| (*(**id).base.channel).fd == fd).expect("an rsocket");
+        let id = world.id_of(fd);
         let qp = (*id).base.qp.cast::<Qp>();
         (*qp).peer = 0;
         for receive in std::mem::take(&mut (*qp).receives) {
             let completion = ibv_wc { wr_id: receive.id, status: STATUS_FLUSHED, ..ibv_wc::default() };
             world.complete((*qp).base.recv_cq, completion);
         }
+        world.notify(id, RDMA_CM_EVENT_DISCONNECTED, 0, &[]);
+    }
+}
+
+/// Only the connection manager says that the other end of the rsocket went; the queue pair knows of nothing.
+pub fn part_from_peer(fd: c_int) {
+    let mut world = world();
+    unsafe {
+        let id = world.id_of(fd);
         world.notify(id, RDMA_CM_EVENT_DISCONNECTED, 0, &[]);
     }
 }

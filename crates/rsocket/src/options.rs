@@ -155,7 +155,10 @@ impl StreamSocket {
             }
             SO_OOBINLINE => number(value).map(|on| settings.out_of_band_inline = on),
             // What they ask for holds anyway, or can't be told apart.
-            SO_BROADCAST | SO_PRIORITY | SO_RCVLOWAT => number(value).map(drop),
+            SO_PRIORITY => number(value).map(|priority| settings.priority = priority),
+            SO_BROADCAST => number(value).map(|on| settings.broadcast = c_int::from(on != 0)),
+            // 0 means 1.
+            SO_RCVLOWAT if matches!(number(value)?, 0 | 1) => Ok(()),
             SO_REUSEPORT if number(value)? == 0 => Ok(()),
             _ => Err(libc::ENOTSUP),
         }
@@ -175,7 +178,12 @@ impl StreamSocket {
             TCP_KEEPCNT => number(value).map(|count| settings.keepalive_count = count),
             TCP_KEEPINTVL => number(value).map(|seconds| settings.keepalive_interval_s = seconds),
             // The transport is reliable, sends at once, and has a segment size and congestion control of its own.
-            TCP_MAXSEG | TCP_CONGESTION | TCP_QUICKACK | TCP_USER_TIMEOUT | TCP_DEFER_ACCEPT | TCP_CORK => Ok(()),
+            TCP_MAXSEG | TCP_CONGESTION => Ok(()),
+            TCP_QUICKACK => number(value).map(|on| settings.quick_ack = c_int::from(on != 0)),
+            TCP_CORK => number(value).map(|on| settings.cork = c_int::from(on != 0)),
+            TCP_DEFER_ACCEPT => number(value).map(|seconds| settings.defer_accept_s = seconds.max(0)),
+            // The device's own times count.
+            TCP_USER_TIMEOUT if number(value)? == 0 => Ok(()),
             _ => Err(libc::ENOTSUP),
         }
     }
@@ -225,7 +233,9 @@ impl StreamSocket {
                 self.drive(&mut self.setup());
                 self.take_error()
             }
-            (SOL_SOCKET, SO_BROADCAST | SO_REUSEPORT | SO_PRIORITY) => 0,
+            (SOL_SOCKET, SO_PRIORITY) => settings.priority,
+            (SOL_SOCKET, SO_BROADCAST) => settings.broadcast,
+            (SOL_SOCKET, SO_REUSEPORT) => 0,
             (SOL_SOCKET, SO_RCVLOWAT) => 1,
             (SOL_SOCKET, SO_TYPE) => libc::SOCK_STREAM,
             (SOL_SOCKET, SO_DOMAIN) => self.family,
@@ -243,7 +253,10 @@ impl StreamSocket {
             (IPPROTO_TCP, TCP_KEEPIDLE) => settings.keepalive_s as c_int,
             (IPPROTO_TCP, TCP_KEEPCNT) => settings.keepalive_count,
             (IPPROTO_TCP, TCP_KEEPINTVL) => settings.keepalive_interval_s,
-            (IPPROTO_TCP, TCP_QUICKACK | TCP_CORK | TCP_USER_TIMEOUT | TCP_DEFER_ACCEPT) => 0,
+            (IPPROTO_TCP, TCP_QUICKACK) => settings.quick_ack,
+            (IPPROTO_TCP, TCP_CORK) => settings.cork,
+            (IPPROTO_TCP, TCP_DEFER_ACCEPT) => settings.defer_accept_s,
+            (IPPROTO_TCP, TCP_USER_TIMEOUT) => 0,
             (IPPROTO_TCP, TCP_MAXSEG) => self.path().map_or(2048, |path| 1 << (7 + (path.mtu & 7))),
             (IPPROTO_TCP, TCP_CONGESTION) => return Ok(b"rdma\0".to_vec()),
             (IPPROTO_TCP, TCP_INFO) => return Ok(self.tcp_info(settings)),

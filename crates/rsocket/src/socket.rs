@@ -8,8 +8,8 @@ use crate::link::{Core, Link};
 use crate::mapping::Mappings;
 use crate::settings::Settings;
 use crate::stream::{Direction, Failure, State};
-use crate::wait::{Deadline, Poke, Sleepers, Spin, Watch, fork_count, readable, sleep};
-use crate::wire::ConnectionData;
+use crate::wait::{Deadline, Poke, Sleepers, Spin, Watch, coarse_ms, fork_count, readable, sleep};
+use crate::wire::{ConnectionData, Control};
 use freeflow_abi::{
     RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_DISCONNECTED,
     RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_ROUTE_ERROR, RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_OPTION_IB,
@@ -17,15 +17,17 @@ use freeflow_abi::{
 };
 use libc::c_int;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 const RESOLVE_COUNT_MAX: u32 = 4;
 /// Longest that closing waits for what was sent, unless SO_LINGER says otherwise.
 const CLOSE_WAIT_S: u32 = 10;
-/// A call that does not block looks at the connection manager's events each so many times that it found nothing.
-const IDLE_ROUNDS: u32 = 64;
+/// Longest that closing with SO_LINGER of 0 s waits until the other end has its reset.
+const RESET_WAIT_MS: u64 = 100;
+/// Calls that need not sleep look at the connection manager's events when this has passed since the last look.
+const LOOK_INTERVAL_MS: u64 = 10;
 /// Connections that wait for the program, whatever it asked for: each has buffers. Linux's somaxconn.
 const BACKLOG_COUNT_MAX: usize = 4096;
 /// Polling grows up to so many times the configured time where answers come quickly.
@@ -94,7 +96,8 @@ pub struct StreamSocket {
     /// Whether calls end after a time: SO_RCVTIMEO, SO_SNDTIMEO.
     pub timeouts: AtomicBool,
     spin_us: AtomicU32,
-    idle: AtomicU32,
+    /// When the connection manager's events were looked at last, by [`coarse_ms`].
+    looked_at_ms: AtomicU64,
 }
 
 impl StreamSocket {
@@ -134,7 +137,7 @@ impl StreamSocket {
             failure_told: AtomicBool::new(false),
             timeouts: AtomicBool::new(timeouts),
             spin_us: AtomicU32::new(Config::of_machine().polling_us),
-            idle: AtomicU32::new(0),
+            looked_at_ms: AtomicU64::new(0),
         }
     }
 
@@ -512,7 +515,9 @@ impl StreamSocket {
             }
             drop(core);
             if nonblocking {
-                self.look_at_events_sometimes();
+                if self.look_at_events_sometimes() {
+                    continue;
+                }
                 return Err(libc::EAGAIN);
             }
             if !spin.again() {
@@ -575,11 +580,25 @@ impl StreamSocket {
         test(&mut core)
     }
 
-    /// A program that only polls must learn that the other end died.
-    pub fn look_at_events_sometimes(&self) {
-        if self.idle.fetch_add(1, Ordering::Relaxed) % IDLE_ROUNDS == IDLE_ROUNDS - 1 {
-            self.drive(&mut self.setup());
+    /// A program that never sleeps here must learn that the other end died. Whether it was time to look.
+    #[inline]
+    pub fn look_at_events_sometimes(&self) -> bool {
+        let is_time = self.is_time_to_look();
+        if is_time {
+            self.look_at_events();
         }
+        is_time
+    }
+
+    #[inline]
+    pub fn is_time_to_look(&self) -> bool {
+        coarse_ms().wrapping_sub(self.looked_at_ms.load(Ordering::Relaxed)) >= LOOK_INTERVAL_MS
+    }
+
+    #[cold]
+    fn look_at_events(&self) {
+        self.looked_at_ms.store(coarse_ms(), Ordering::Relaxed);
+        self.drive(&mut self.setup());
     }
 
     /// # Errors
@@ -605,6 +624,13 @@ impl StreamSocket {
         let Some(control) = control else { return Ok(()) };
         // Behind all that is being sent: whoever sends has seen by now that it must not any more.
         let sender = self.send_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.post_control(link, control, deadline)?;
+        drop(sender);
+        self.wait_for_control(link, deadline)
+    }
+
+    /// Posts a control message as soon as it may, unless the connection is over.
+    fn post_control(&self, link: &Link, control: Control, deadline: Deadline) -> Outcome<()> {
         let mut planned = false;
         self.wait_until(link, false, deadline, |core| {
             if let Some(write) = core.stream.plan_control(control) {
@@ -612,9 +638,18 @@ impl StreamSocket {
                 planned = true;
             }
             planned || !core.stream.state().is_open()
-        })?;
-        drop(sender);
+        })
+    }
+
+    fn wait_for_control(&self, link: &Link, deadline: Deadline) -> Outcome<()> {
         self.wait_until(link, false, deadline, |core| core.stream.control_done() || !core.stream.state().is_open())
+    }
+
+    /// Tells the other end that this is no orderly end. What others still send here need not arrive first.
+    fn reset(&self, link: &Link) {
+        let deadline = Deadline::after(Some(Duration::from_millis(RESET_WAIT_MS)));
+        // An end that does not answer hears of it from the connection manager alone.
+        let _ = self.post_control(link, Control::Reset, deadline).and_then(|()| self.wait_for_control(link, deadline));
     }
 
     /// Ends a connection that the program never had, without waiting for anything.
@@ -645,7 +680,9 @@ impl StreamSocket {
         }
         if let Some(link) = self.connected_link() {
             let seconds = linger.unwrap_or(CLOSE_WAIT_S);
-            if seconds != 0 {
+            if seconds == 0 {
+                self.reset(link);
+            } else {
                 let deadline = Deadline::after(Some(Duration::from_secs(u64::from(seconds))));
                 // A signal, or an end that does not answer: it is closed all the same.
                 let _ = self.shutdown(libc::SHUT_RDWR, deadline);

@@ -110,6 +110,8 @@ pub enum Failure {
     Transport,
     /// It said what it must not say.
     Protocol,
+    /// It closed without care for what was under way, and said so.
+    Reset,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +150,7 @@ impl State {
     fn after(self, control: Control) -> Self {
         match (self, control) {
             (Self::Open(_), Control::Disconnect) => Self::Disconnected,
+            (Self::Open(_), Control::Reset) => Self::Failed(Failure::Reset),
             (Self::Open(Ways::Both | Ways::SendOnly), Control::Shutdown) => Self::Open(Ways::SendOnly),
             (Self::Open(Ways::ReceiveOnly | Ways::Neither), Control::Shutdown) => Self::Disconnected,
             _ => self,
@@ -211,6 +214,8 @@ struct Receiving {
     freed: u32,
     grant_next: u32,
     received: u16,
+    /// Up to which the other end may send, as it was told last.
+    limit: u16,
     credits_due: u16,
     /// The other end's target list, and which entry we write next.
     list: Target,
@@ -221,6 +226,8 @@ struct Receiving {
 pub struct Stream {
     sizes: Sizes,
     state: State,
+    /// We said that we send no more.
+    shut_for_sending: bool,
     order: ByteOrder,
     control_free: u32,
     /// How many were planned; they complete in order.
@@ -263,6 +270,7 @@ impl Stream {
             freed: half,
             grant_next: half,
             received: 0,
+            limit: sizes.receive_slots,
             credits_due: sizes.receive_slots / 2,
             list: Target::default(),
             slot_next: 0,
@@ -270,6 +278,7 @@ impl Stream {
         Self {
             sizes,
             state: State::Opening,
+            shut_for_sending: false,
             order: ByteOrder::Ours,
             control_free: CONTROL_SLOT_COUNT,
             control_sent: 0,
@@ -330,11 +339,18 @@ impl Stream {
         }
     }
 
-    /// The connection manager says that the other end went: properly, as far as it knows.
+    /// The connection manager says that the other end went. Properly, as far as it knows: a program that exits, or is killed,
+    /// without a word closes its streams in order, as by TCP.
     pub fn disconnect(&mut self) {
         if matches!(self.state, State::Opening | State::Open(_)) {
             self.state = State::Disconnected;
         }
+    }
+
+    /// Whether nothing can be sent because of our own shutdown, whatever else there is.
+    #[must_use]
+    pub fn is_shut_for_sending(&self) -> bool {
+        self.shut_for_sending
     }
 
     /// Entries of I/O map that the other end has for us.
@@ -556,6 +572,15 @@ impl Stream {
         self.receiving.unread
     }
 
+    /// Whether nothing more can arrive until something is read.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let receiving = &self.receiving;
+        let messages = receiving.received.wrapping_add(receiving.messages.len() as u16);
+        let no_room_due = receiving.grown.is_some() || receiving.freed < self.grant_bytes();
+        messages == receiving.limit || (receiving.granted == 0 && no_room_due)
+    }
+
     /// Where the next up to `wanted` bytes lie in the receive ring.
     #[must_use]
     pub fn readable(&self, wanted: usize) -> [Span; 2] {
@@ -625,7 +650,8 @@ impl Stream {
             return None;
         }
         receiving.credits_due = receiving.received.wrapping_add(self.sizes.receive_slots / 2);
-        let limit = Message::Credits(receiving.received.wrapping_add(self.sizes.receive_slots));
+        receiving.limit = receiving.received.wrapping_add(self.sizes.receive_slots);
+        let limit = Message::Credits(receiving.limit);
         if !buffer_due {
             return self.post(limit);
         }
@@ -669,6 +695,7 @@ impl Stream {
     pub fn shut(&mut self, direction: Direction) -> Option<Control> {
         let (state, control) = self.state.shut(direction);
         self.state = state;
+        self.shut_for_sending |= direction != Direction::Read;
         control
     }
 

@@ -3,7 +3,7 @@ use crate::ffi::{Errno, Outcome};
 use crate::link::{INLINE_BYTES_MAX, Link};
 use crate::memory::Memory;
 use crate::socket::StreamSocket;
-use crate::stream::{Failure, Source, Span, State, Write};
+use crate::stream::{Failure, Source, Span, State, Stream, Write};
 use crate::wait::Deadline;
 use libc::{c_int, iovec};
 use std::mem::MaybeUninit;
@@ -104,6 +104,10 @@ impl StreamSocket {
         let deadline = if nonblocking { Deadline::never() } else { self.send_deadline() };
         let link = self.ready_link(nonblocking, deadline)?;
         let _sender = self.send_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.look_at_events_sometimes() {
+            // Who only sends, and has room, hears of the other end's goodbye here.
+            link.turn(&mut link.lock());
+        }
         self.announce_mappings(link, nonblocking, deadline)?;
         let is_first = total > FIRST_TRANSFER_BYTES && !link.lock().stream.has_under_way(FIRST_TRANSFER_BYTES as u32);
         let (mut sent, mut chunk) = (0, if is_first { FIRST_TRANSFER_BYTES } else { TRANSFER_BYTES_MAX });
@@ -147,7 +151,7 @@ impl StreamSocket {
         link: &Link,
         nonblocking: bool,
         deadline: Deadline,
-        mut plan: impl FnMut(&mut crate::stream::Stream, &crate::memory::Lists) -> Option<Write>,
+        mut plan: impl FnMut(&mut Stream, &crate::memory::Lists) -> Option<Write>,
     ) -> Outcome<Write> {
         if let Some(write) = plan(&mut link.lock().stream, &link.lists) {
             return Ok(write);
@@ -158,7 +162,7 @@ impl StreamSocket {
             planned = plan(&mut core.stream, &link.lists);
             planned.is_some() || !core.stream.state().sends()
         })?;
-        planned.ok_or_else(|| send_error(link.lock().stream.state()))
+        planned.ok_or_else(|| send_error(&link.lock().stream))
     }
 
     /// Fills the ring if the write needs it, and posts.
@@ -207,19 +211,20 @@ impl StreamSocket {
         let deadline = if nonblocking { Deadline::never() } else { self.receive_deadline() };
         let link = self.ready_link(nonblocking, deadline)?;
         let _receiver = self.receive_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if flags & libc::MSG_PEEK != 0 && total != 0 {
+            let least = if flags & libc::MSG_WAITALL != 0 { total } else { 1 };
+            let waited = self.wait_for_data(link, least, nonblocking, deadline);
+            let bytes = Self::peek(link, &mut pieces, total);
+            return if bytes == 0 { waited.map(|_| 0) } else { Ok(bytes) };
+        }
         let mut done = 0;
         while done < total {
-            let waited = self.wait_for_data(link, nonblocking, deadline);
+            let waited = self.wait_for_data(link, 1, nonblocking, deadline);
             match waited {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(_) if done != 0 => break,
                 Err(error) => return Err(error),
-            }
-            if flags & libc::MSG_PEEK != 0 {
-                let spans = link.lock().stream.readable(total);
-                spans.into_iter().for_each(|span| pieces.extract(link.receive_rings.of(span.ring), span));
-                return Ok(spans.iter().map(|span| span.bytes as usize).sum());
             }
             done += self.copy_out(link, &mut pieces, total - done);
             if flags & libc::MSG_WAITALL == 0 {
@@ -229,16 +234,24 @@ impl StreamSocket {
         Ok(done)
     }
 
-    /// Whether there is data; false: there never will be.
+    /// Copies what is there, and leaves it there.
+    fn peek(link: &Link, pieces: &mut Pieces<'_>, wanted: usize) -> usize {
+        let spans = link.lock().stream.readable(wanted);
+        spans.into_iter().for_each(|span| pieces.extract(link.receive_rings.of(span.ring), span));
+        spans.iter().map(|span| span.bytes as usize).sum()
+    }
+
+    /// Whether there are `least` bytes, or as many as there is room for; false: there never will be.
     #[inline]
-    fn wait_for_data(&self, link: &Link, nonblocking: bool, deadline: Deadline) -> Outcome<bool> {
-        if link.lock().stream.unread() != 0 {
+    fn wait_for_data(&self, link: &Link, least: usize, nonblocking: bool, deadline: Deadline) -> Outcome<bool> {
+        if link.lock().stream.unread() as usize >= least {
             return Ok(true);
         }
         let mut state = State::Opening;
         let mut found = false;
         self.wait_until(link, nonblocking, deadline, |core| {
-            found = core.stream.unread() != 0;
+            let unread = core.stream.unread() as usize;
+            found = unread >= least || (unread != 0 && core.stream.is_full());
             state = core.stream.state();
             found || !state.receives()
         })?;
@@ -276,6 +289,12 @@ impl StreamSocket {
         let Some(link) = self.connected_link() else { return self.readiness_of_setup(events) };
         let mut core = link.lock();
         link.turn(&mut core);
+        // Nearly always there is room to send: it may not keep the other end's death from being seen.
+        if core.stream.state().is_open() && self.is_time_to_look() {
+            drop(core);
+            self.look_at_events_sometimes();
+            core = link.lock();
+        }
         let (state, unread) = (core.stream.state(), core.stream.unread() != 0);
         let mut ready = 0;
         if unread || !state.receives() {
@@ -295,9 +314,6 @@ impl StreamSocket {
             State::Disconnected if !unread => ready |= libc::POLLHUP,
             _ => {}
         }
-        if ready == 0 {
-            self.look_at_events_sometimes();
-        }
         ready
     }
 
@@ -311,6 +327,7 @@ impl StreamSocket {
         match phase {
             Phase::Connected => self.readiness(events),
             Phase::Accepting if self.ready_link(true, Deadline::never()).is_ok() => self.readiness(events),
+            Phase::Initial | Phase::Bound => events & (libc::POLLOUT | libc::POLLWRNORM) | libc::POLLHUP,
             Phase::Listening if pending => events & (libc::POLLIN | libc::POLLRDNORM),
             Phase::Failed(_) => events & (libc::POLLIN | libc::POLLOUT) | libc::POLLERR | libc::POLLHUP,
             _ => 0,
@@ -323,8 +340,9 @@ impl StreamSocket {
 }
 
 /// Why nothing more can be sent.
-fn send_error(state: State) -> Errno {
-    match state {
+fn send_error(stream: &Stream) -> Errno {
+    match stream.state() {
+        _ if stream.is_shut_for_sending() => libc::EPIPE,
         State::Open(_) | State::Opening => libc::EPIPE,
         State::Disconnected | State::Failed(_) => libc::ECONNRESET,
     }

@@ -20,6 +20,8 @@ const OP_DATA: u32 = 0;
 const OP_CREDITS: u32 = 4;
 const OP_IOMAP: u32 = 6;
 const OP_CONTROL: u32 = 7;
+/// Far from what rdma-core may count up to: it ignores what it does not know.
+const CONTROL_RESET: u32 = 0x5253;
 const FLAG_BIG_ENDIAN: u8 = 1;
 const FLAG_IOMAP: u8 = 1 << 1;
 /// Sizes of I/O maps above this travel in units of 256.
@@ -46,6 +48,8 @@ pub enum Control {
     Keepalive,
     /// Nothing more will be sent.
     Shutdown,
+    /// Closed without care for what is under way. Ours alone: others ignore it.
+    Reset,
 }
 
 impl Message {
@@ -59,6 +63,7 @@ impl Message {
             Self::Control(Control::Disconnect) => OP_CONTROL << OP_SHIFT,
             Self::Control(Control::Keepalive) => OP_CONTROL << OP_SHIFT | 1,
             Self::Control(Control::Shutdown) => OP_CONTROL << OP_SHIFT | 2,
+            Self::Control(Control::Reset) => OP_CONTROL << OP_SHIFT | CONTROL_RESET,
             Self::Unknown(bits) => bits,
         }
     }
@@ -74,6 +79,7 @@ impl Message {
             (OP_CONTROL, 0) => Self::Control(Control::Disconnect),
             (OP_CONTROL, 1) => Self::Control(Control::Keepalive),
             (OP_CONTROL, 2) => Self::Control(Control::Shutdown),
+            (OP_CONTROL, CONTROL_RESET) => Self::Control(Control::Reset),
             _ => Self::Unknown(bits),
         }
     }
@@ -238,6 +244,7 @@ mod tests {
             (Message::Control(Control::Disconnect), 0xE000_0000),
             (Message::Control(Control::Keepalive), 0xE000_0001),
             (Message::Control(Control::Shutdown), 0xE000_0002),
+            (Message::Control(Control::Reset), 0xE000_5253),
         ];
         for (message, bits) in cases {
             assert_eq!(message.to_bits(), bits);

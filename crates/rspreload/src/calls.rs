@@ -1,4 +1,5 @@
 //! The calls of one socket: made, connected, read, written, closed.
+use crate::names::{self, Name};
 use crate::real::{self, errno, set_errno};
 use crate::{epoll, forks, options, rules, table};
 use libc::{
@@ -40,7 +41,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 }
 
 /// Makes the descriptor an ordinary socket again.
-fn fall_back(fd: c_int) {
+pub fn fall_back(fd: c_int) {
     epoll::leave_to_kernel(fd);
     table::forget(fd);
 }
@@ -50,6 +51,14 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t
     // SAFETY: the caller's.
     unsafe {
         if let Some(rsocket) = rsocket_of(fd) {
+            // Nobody outside the container may reach it, and to rdma_cm loopback is the vNIC.
+            if names::is_loopback(address, length) && options::is_stream(rsocket) && !table::was_bound(fd) {
+                let answer = real::bind(fd, address, length);
+                if answer == 0 {
+                    fall_back(fd);
+                }
+                return answer;
+            }
             if inside(|| real::rbind(rsocket, address, length)) == 0 {
                 table::note_bound(fd);
                 return 0;
@@ -61,7 +70,7 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t
             if errno() == libc::EADDRNOTAVAIL && is_of_vnic(address, length) {
                 return set_errno(libc::EADDRINUSE);
             }
-            // No address of a vNIC: the loopback's, or the host's.
+            // No address of a vNIC.
             fall_back(fd);
         }
         real::bind(fd, address, length)
@@ -96,8 +105,13 @@ unsafe fn is_of_vnic(address: *const sockaddr, length: socklen_t) -> bool {
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     // SAFETY: no pointers.
     match rsocket_of(fd) {
-        // SAFETY: the caller's.
-        Some(rsocket) => inside(|| unsafe { real::rlisten(rsocket, backlog) }),
+        Some(rsocket) => {
+            // SAFETY: the caller's.
+            let answer = inside(|| unsafe { real::rlisten(rsocket, backlog) });
+            // What was told of a socket without a peer holds no more.
+            table::note_read(fd);
+            answer
+        }
         // SAFETY: as above.
         None => unsafe { real::listen(fd, backlog) },
     }
@@ -114,19 +128,21 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, length: *mut soc
     // SAFETY: the caller's.
     unsafe {
         let Some(rsocket) = rsocket_of(fd) else { return real::accept4(fd, address, length, flags) };
-        let accepted = inside(|| real::raccept(rsocket, address, length));
+        let (mut peer, mut bytes) = names::none();
+        let accepted = inside(|| real::raccept(rsocket, (&raw mut peer).cast(), &raw mut bytes));
         table::note_read(fd);
         if accepted < 0 {
             return -1;
         }
-        let (name, _) = name_of(accepted);
-        let domain = if c_int::from(name.ss_family) == libc::AF_INET6 { libc::AF_INET6 } else { libc::AF_INET };
+        let domain = options::family(accepted);
         let new = real::socket(domain, libc::SOCK_STREAM | flags, 0);
         if new < 0 || !table::insert(new, accepted) {
             let error = if new < 0 { errno() } else { libc::EMFILE };
             inside(|| real::rclose(accepted));
             return set_errno(error);
         }
+        table::note_begun(accepted);
+        names::tell(&names::in_family(domain, (peer, bytes)), address, length);
         // Unlike an rsocket, a socket has nothing of the listener's flags.
         let status = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
         inside(|| real::rfcntl(accepted, libc::F_SETFL, c_long::from(status)));
@@ -139,20 +155,31 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: sockle
     // SAFETY: the caller's.
     unsafe {
         if let Some(rsocket) = rsocket_of(fd) {
-            let bound_to = table::was_bound(fd).then(|| name_of(rsocket));
+            let bound_to = if table::was_bound(fd) { ask_name(real::rgetsockname, rsocket) } else { None };
+            if names::is_loopback(address, length)
+                && options::is_stream(rsocket)
+                && !table::has_begun(rsocket)
+                && let Some(answer) = connect_here(fd, bound_to.as_ref(), address, length)
+            {
+                let saved = errno();
+                fall_back(fd);
+                set_errno(saved);
+                return answer;
+            }
+            table::note_begun(rsocket);
             let connected = inside(|| real::rconnect(rsocket, address, length)) == 0;
             table::note_written(fd);
             if connected {
                 return 0;
             }
             let pending = errno() == libc::EINPROGRESS;
-            if matches!(errno(), libc::EALREADY | libc::EISCONN | libc::EINTR) || (pending && !was_refused(rsocket)) {
+            if matches!(errno(), libc::EALREADY | libc::EISCONN | libc::EINTR)
+                || (pending && !was_refused(|entry| inside(|| real::rpoll(entry, 1, REFUSAL_WAIT_MS)), rsocket))
+            {
                 return -1;
             }
             fall_back(fd);
-            if let Some((name, bytes)) = bound_to
-                && real::bind(fd, (&raw const name).cast(), bytes) != 0
-            {
+            if bound_to.is_some_and(|name| !bind_as(fd, &name)) {
                 return -1;
             }
         }
@@ -160,24 +187,63 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: sockle
     }
 }
 
-/// What an rsocket is bound to.
-fn name_of(rsocket: c_int) -> (libc::sockaddr_storage, socklen_t) {
-    // SAFETY: all zeros is an address of no family; the room is as long as is said.
+/// Connects to who listens in this container as an ordinary socket. `None`: nobody does, and the socket is as it was.
+///
+/// # Safety
+/// As of `connect(2)`.
+unsafe fn connect_here(
+    fd: c_int,
+    bound_to: Option<&Name>,
+    address: *const sockaddr,
+    length: socklen_t,
+) -> Option<c_int> {
+    // SAFETY: the caller's; one entry.
     unsafe {
-        let mut name: libc::sockaddr_storage = std::mem::zeroed();
-        let mut length = size_of::<libc::sockaddr_storage>() as socklen_t;
-        inside(|| real::rgetsockname(rsocket, (&raw mut name).cast(), &raw mut length));
-        (name, length)
+        if bound_to.is_some_and(|name| !bind_as(fd, name)) {
+            return None;
+        }
+        let mut answer = real::connect(fd, address, length);
+        if answer != 0 && errno() == libc::EINPROGRESS && was_refused(|entry| real::poll(entry, 1, REFUSAL_WAIT_MS), fd)
+        {
+            // This call says why, and is the end of the connection.
+            answer = real::connect(fd, address, length);
+        }
+        (answer == 0 || matches!(errno(), libc::EINPROGRESS | libc::EINTR)).then_some(answer)
     }
 }
 
-/// Whether a connection that was begun has failed already. Leaves EINPROGRESS if not.
-fn was_refused(rsocket: c_int) -> bool {
-    let mut entry = pollfd { fd: rsocket, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one entry.
-    inside(|| unsafe { real::rpoll(&raw mut entry, 1, REFUSAL_WAIT_MS) });
+/// Binds the ordinary socket to what its rsocket is bound to. Whether it is.
+fn bind_as(fd: c_int, (name, bytes): &Name) -> bool {
+    // SAFETY: an address of that length. EINVAL: it was bound when it was tried first.
+    unsafe { real::bind(fd, ptr::from_ref(name).cast(), *bytes) == 0 || errno() == libc::EINVAL }
+}
+
+/// What an rsocket is called, or its peer. `None`: errno says why.
+pub fn ask_name(
+    call: unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int,
+    rsocket: c_int,
+) -> Option<Name> {
+    let (mut name, mut length) = names::none();
+    // SAFETY: the room is as long as is said.
+    let code = inside(|| unsafe { call(rsocket, (&raw mut name).cast(), &raw mut length) });
+    (code == 0).then(|| names::in_family(options::family(rsocket), (name, length)))
+}
+
+/// Whether a connection that was begun has failed already. Leaves EINPROGRESS.
+fn was_refused(poll: impl FnOnce(*mut pollfd) -> c_int, fd: c_int) -> bool {
+    let mut entry = pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    poll(&raw mut entry);
     set_errno(libc::EINPROGRESS);
     entry.revents & (libc::POLLERR | libc::POLLHUP) != 0
+}
+
+/// # Safety
+/// As of `getsockname(2)`.
+unsafe fn tell_name(name: Option<Name>, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    let Some(name) = name else { return -1 };
+    // SAFETY: the caller's.
+    unsafe { names::tell(&name, address, length) };
+    0
 }
 
 #[unsafe(no_mangle)]
@@ -381,7 +447,7 @@ unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut
     // SAFETY: the caller's.
     match rsocket_of(fd) {
         // SAFETY: the caller's.
-        Some(rsocket) => inside(|| unsafe { real::rgetpeername(rsocket, address, length) }),
+        Some(rsocket) => unsafe { tell_name(ask_name(real::rgetpeername, rsocket), address, length) },
         // SAFETY: as above.
         None => unsafe {
             forks::tell_name(fd, true, address, length).unwrap_or_else(|| real::getpeername(fd, address, length))
@@ -394,7 +460,7 @@ unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut
     // SAFETY: the caller's.
     match rsocket_of(fd) {
         // SAFETY: the caller's.
-        Some(rsocket) => inside(|| unsafe { real::rgetsockname(rsocket, address, length) }),
+        Some(rsocket) => unsafe { tell_name(ask_name(real::rgetsockname, rsocket), address, length) },
         // SAFETY: as above.
         None => unsafe {
             forks::tell_name(fd, false, address, length).unwrap_or_else(|| real::getsockname(fd, address, length))

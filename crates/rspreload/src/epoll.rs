@@ -1,33 +1,42 @@
-//! Epoll sets that hold rsockets. The kernel's own set keeps all other descriptors; the rsockets stand in a list here,
-//! and waiting is `rpoll` on them and on the kernel's set. Edges are told by what the program did since: a condition that
+//! Epoll sets that hold rsockets (`set` says how they wait). Edges are told by what the program did since: a condition that
 //! was reported is reported again after the program read (or wrote) there.
-use crate::members::Members;
-use crate::real::{self, POLL_EVENTS, errno, set_errno};
+//!
+//! A thread that waits for the kernel's set alone when the first rsocket comes is summoned: a descriptor that is readable stands in that
+//! set until all such threads have left it. The program never sees its event.
+use crate::real::{self, errno, set_errno};
+use crate::set::{Behind, Set};
 use crate::table::{self, inside, rsocket_of};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, c_int, epoll_event, nfds_t, pollfd, sigset_t, timespec};
 use std::collections::BTreeMap;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The rsockets of one epoll set, by the program's descriptors.
+/// A set of the program's, and who is summoned to it.
 #[derive(Debug)]
-struct Set {
-    members: Mutex<Members>,
-    /// Wakes those who wait when the list changes.
-    changed: c_int,
-    waiters: AtomicUsize,
+struct Held {
+    set: Set,
+    summons: Mutex<Option<Summons>>,
 }
 
-impl Drop for Set {
+#[derive(Debug)]
+struct Summons {
+    fd: c_int,
+    /// It goes then whoever has not come: a thread that was cancelled never does.
+    until: Instant,
+}
+
+const SUMMONED_FOR: Duration = Duration::from_secs(1);
+
+impl Drop for Summons {
     fn drop(&mut self) {
         // SAFETY: ours.
-        unsafe { real::close(self.changed) };
+        unsafe { real::close(self.fd) };
     }
 }
 
-type Sets = Mutex<BTreeMap<c_int, Arc<Set>>>;
+type Sets = Mutex<BTreeMap<c_int, Arc<Held>>>;
 
 /// This process': a child begins without, since other threads of its parent may have held the locks, and the rsockets are the parent's.
 static SETS: AtomicPtr<Sets> = AtomicPtr::new(ptr::null_mut());
@@ -36,14 +45,27 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// How many threads wait for a set, or are about to.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
+/// How many threads wait for a kernel's set alone, or are about to: by its number, modulo the length.
+static ALONE: [AtomicU32; 1024] = [const { AtomicU32::new(0) }; 1024];
+
+fn alone(epoll: c_int) -> &'static AtomicU32 {
+    &ALONE[epoll as u32 as usize % ALONE.len()]
+}
+
+/// What summons carry: nothing of the program's is there.
+fn mark() -> u64 {
+    ALONE.as_ptr() as u64
+}
+
 /// In a child of a fork.
 pub fn begin_anew() {
+    ALONE.iter().for_each(|count| count.store(0, Ordering::Relaxed));
     COUNT.store(0, Ordering::Relaxed);
     WAITING.store(0, Ordering::Relaxed);
     SETS.store(ptr::null_mut(), Ordering::Release);
 }
 
-fn sets() -> MutexGuard<'static, BTreeMap<c_int, Arc<Set>>> {
+fn sets() -> MutexGuard<'static, BTreeMap<c_int, Arc<Held>>> {
     // Acquire: pairs with the exchange.
     let mut sets = SETS.load(Ordering::Acquire);
     if sets.is_null() {
@@ -61,26 +83,62 @@ fn sets() -> MutexGuard<'static, BTreeMap<c_int, Arc<Set>>> {
     unsafe { &*sets }.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn set_of(epoll: c_int) -> Option<Arc<Set>> {
-    if COUNT.load(Ordering::Acquire) == 0 { None } else { sets().get(&epoll).cloned() }
+fn set_of(epoll: c_int) -> Option<Arc<Held>> {
+    // SeqCst: pairs with the store in `make_set`.
+    if COUNT.load(Ordering::SeqCst) == 0 { None } else { sets().get(&epoll).cloned() }
 }
 
-impl Set {
-    fn members(&self) -> MutexGuard<'_, Members> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+impl Held {
+    fn summons(&self) -> MutexGuard<'_, Option<Summons>> {
+        self.summons.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wake(&self) {
-        if self.waiters.load(Ordering::SeqCst) != 0 {
-            let one = 1u64;
-            // SAFETY: eight bytes.
-            unsafe { real::write(self.changed, (&raw const one).cast(), 8) };
+    /// Calls those who wait for the kernel's set alone. Whether that went well; errno says why not.
+    fn summon(&self, epoll: c_int) -> bool {
+        // SeqCst: pairs with the addition in `wait_alone`: either it is seen here, or that finds the set.
+        if alone(epoll).load(Ordering::SeqCst) == 0 {
+            return true;
+        }
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::eventfd(1, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return false;
+        }
+        let summons = Summons { fd, until: Instant::now() + SUMMONED_FOR };
+        let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: mark() };
+        // SAFETY: an event.
+        let added = unsafe { real::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &raw mut event) } == 0;
+        *self.summons() = Some(summons);
+        added
+    }
+
+    /// A child may have copies of the descriptor, which hold it in the kernel's set: so it is taken out.
+    fn dismiss(&self, epoll: c_int) {
+        if let Some(summons) = self.summons().take() {
+            let saved = errno();
+            // SAFETY: no event.
+            unsafe { real::epoll_ctl(epoll, EPOLL_CTL_DEL, summons.fd, ptr::null_mut()) };
+            set_errno(saved);
+        }
+    }
+
+    fn dismiss_when_all_came(&self, epoll: c_int) {
+        let over = |summons: &Summons| Instant::now() >= summons.until;
+        if alone(epoll).load(Ordering::SeqCst) == 0 || self.summons().as_ref().is_some_and(over) {
+            self.dismiss(epoll);
         }
     }
 }
 
+/// Takes the event of summons out of what the kernel's set reported. How many are left.
+fn without_summons(events: &mut [epoll_event]) -> usize {
+    let Some(at) = events.iter().position(|event| event.u64 == mark()) else { return events.len() };
+    events[at..].rotate_left(1);
+    events.len() - 1
+}
+
 /// The set behind an epoll descriptor, which gets one with its first rsocket.
-fn make_set(epoll: c_int) -> Option<Arc<Set>> {
+fn make_set(epoll: c_int) -> Option<Arc<Held>> {
     let mut sets = sets();
     if let Some(set) = sets.get(&epoll) {
         return Some(Arc::clone(set));
@@ -89,16 +147,16 @@ fn make_set(epoll: c_int) -> Option<Arc<Set>> {
         set_errno(libc::EMFILE);
         return None;
     }
-    // SAFETY: no pointers.
-    let changed = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-    if changed < 0 {
+    let held = Arc::new(Held { set: Set::create()?, summons: Mutex::default() });
+    sets.insert(epoll, Arc::clone(&held));
+    table::enter_sets(epoll);
+    COUNT.store(sets.len(), Ordering::SeqCst);
+    if !held.summon(epoll) {
+        sets.remove(&epoll);
+        COUNT.store(sets.len(), Ordering::SeqCst);
         return None;
     }
-    let set = Arc::new(Set { members: Mutex::default(), changed, waiters: AtomicUsize::new(0) });
-    sets.insert(epoll, Arc::clone(&set));
-    table::enter_sets(epoll);
-    COUNT.store(sets.len(), Ordering::Release);
-    Some(set)
+    Some(held)
 }
 
 /// The program closes a descriptor: an epoll set, or a member of some. Others take no lock here.
@@ -108,20 +166,22 @@ pub fn handle_close(fd: c_int) {
     }
     let mut sets = sets();
     let ended = sets.remove(&fd);
-    COUNT.store(sets.len(), Ordering::Release);
-    for set in sets.values() {
-        if set.members().remove(fd).is_some() {
-            set.wake();
+    COUNT.store(sets.len(), Ordering::SeqCst);
+    for held in sets.values() {
+        if held.set.members().remove(fd).is_some() {
+            held.set.bell.ring();
         }
     }
     drop(sets);
-    drop(ended);
+    if let Some(ended) = ended {
+        ended.dismiss(fd);
+    }
 }
 
 /// The program read or wrote: a thread that waits for an edge-triggered set, where that was told already, looks again.
 #[inline]
 pub fn wake_after(fd: c_int) {
-    // SeqCst: pairs with the addition in `epoll_pwait`.
+    // SeqCst: pairs with the addition in `wait_with`.
     if WAITING.load(Ordering::SeqCst) != 0 {
         wake_sets_of(fd);
     }
@@ -130,8 +190,8 @@ pub fn wake_after(fd: c_int) {
 #[cold]
 fn wake_sets_of(fd: c_int) {
     let saved = errno();
-    let of_it: Vec<_> = sets().values().filter(|set| set.members().was_told(fd)).cloned().collect();
-    of_it.iter().for_each(|set| set.wake());
+    let of_it: Vec<_> = sets().values().filter(|held| held.set.members().was_told(fd)).cloned().collect();
+    of_it.iter().for_each(|held| held.set.bell.ring());
     set_errno(saved);
 }
 
@@ -140,12 +200,12 @@ pub fn leave_to_kernel(fd: c_int) {
     if COUNT.load(Ordering::Acquire) == 0 {
         return;
     }
-    for (epoll, set) in sets().iter() {
-        if let Some(member) = set.members().remove(fd) {
+    for (epoll, held) in sets().iter() {
+        if let Some(member) = held.set.members().remove(fd) {
             let mut event = epoll_event { events: member.wanted, u64: member.data };
             // SAFETY: an event.
             unsafe { real::epoll_ctl(*epoll, EPOLL_CTL_ADD, fd, &raw mut event) };
-            set.wake();
+            held.set.bell.ring();
         }
     }
 }
@@ -156,8 +216,8 @@ unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event:
         // SAFETY: the caller's.
         return unsafe { real::epoll_ctl(epoll, operation, fd, event) };
     }
-    let Some(set) = make_set(epoll) else { return -1 };
-    let mut members = set.members();
+    let Some(held) = make_set(epoll) else { return -1 };
+    let mut members = held.set.members();
     // SAFETY: the caller's.
     let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     let known = members.contains(fd);
@@ -173,68 +233,113 @@ unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event:
         _ => return set_errno(libc::EINVAL),
     }
     drop(members);
-    set.wake();
+    held.set.bell.ring();
     0
 }
 
-/// What `rpoll` waits for: the kernel's set, changes of the list, then the rsockets.
-fn entries_of(epoll: c_int, set: &Set) -> (Vec<pollfd>, Vec<c_int>) {
-    let readable = |fd| pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let (mut entries, mut owners) = (vec![readable(epoll), readable(set.changed)], Vec::new());
-    for (fd, wanted) in set.members().wanted(table::notes) {
-        let Some(rsocket) = rsocket_of(fd) else { continue };
-        entries.push(pollfd { fd: rsocket, events: (wanted & POLL_EVENTS) as i16, revents: 0 });
-        owners.push(fd);
-    }
-    (entries, owners)
+/// What is behind the members of an epoll set, and the kernel's own.
+struct Program<'a> {
+    epoll: c_int,
+    held: &'a Held,
 }
 
-/// Reports what is ready of the rsockets and of the kernel's set, which take turns in being first. How many.
-fn report(epoll: c_int, set: &Set, entries: &[pollfd], owners: &[c_int], out: &mut [epoll_event]) -> usize {
-    let events = |entry: &pollfd| u32::from(entry.revents.cast_unsigned()) & POLL_EVENTS;
-    let ready: Vec<_> = owners.iter().copied().zip(entries[2..].iter().map(events)).collect();
-    let of_kernel = |room: &mut [epoll_event]| {
-        if entries[0].revents == 0 || room.is_empty() {
-            return 0;
-        }
-        // SAFETY: as much room.
-        let more = unsafe { real::epoll_pwait(epoll, room.as_mut_ptr(), room.len() as c_int, 0, ptr::null()) };
-        usize::try_from(more).unwrap_or(0)
-    };
-    let mut members = set.members();
-    let kernel_first = members.kernel_first;
-    members.kernel_first = !kernel_first;
-    let mut count = if kernel_first { of_kernel(out) } else { 0 };
-    count += members.report(&ready, &mut out[count..]);
-    if !kernel_first {
-        count += of_kernel(&mut out[count..]);
+impl Behind for Program<'_> {
+    fn rsocket_of(&self, fd: c_int) -> Option<c_int> {
+        rsocket_of(fd)
     }
-    count
-}
 
-fn wait(epoll: c_int, set: &Set, out: &mut [epoll_event], timeout_ms: c_int) -> c_int {
-    let deadline = u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
-    loop {
-        let (mut entries, owners) = entries_of(epoll, set);
-        let left = deadline.map_or(-1, |deadline| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
-        });
+    fn notes(&self, fd: c_int) -> (u32, u32) {
+        table::notes(fd)
+    }
+
+    fn poll(&self, entries: &mut [pollfd], deadline: Option<Instant>) -> Result<(), c_int> {
+        let (list, count) = (entries.as_mut_ptr(), entries.len() as nfds_t);
         // SAFETY: as many entries.
-        let ready = inside(|| unsafe { real::rpoll(entries.as_mut_ptr(), entries.len() as nfds_t, left) });
-        if ready < 0 {
-            return -1;
+        let ready = inside(|| unsafe { real::rpoll(list, count, milliseconds_to(deadline)) });
+        if ready < 0 { Err(errno()) } else { Ok(()) }
+    }
+
+    fn report(&self, room: &mut [epoll_event]) -> usize {
+        // Once more where summons took the place of something else.
+        for _ in 0..2 {
+            // SAFETY: as much room.
+            let count =
+                unsafe { real::epoll_pwait(self.epoll, room.as_mut_ptr(), room.len() as c_int, 0, ptr::null()) };
+            let count = usize::try_from(count).unwrap_or(0);
+            let told = without_summons(&mut room[..count]);
+            if told != count {
+                self.held.dismiss_when_all_came(self.epoll);
+            }
+            if told != 0 || count == 0 {
+                return told;
+            }
         }
-        let count = report(epoll, set, &entries, &owners, out);
-        if entries[1].revents != 0 {
-            let mut changes = 0u64;
-            // SAFETY: eight bytes.
-            unsafe { real::read(set.changed, (&raw mut changes).cast(), 8) };
+        0
+    }
+}
+
+/// What is left, rounded up; -1: for ever.
+fn milliseconds_to(deadline: Option<Instant>) -> c_int {
+    deadline.map_or(-1, |deadline| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
+    })
+}
+
+/// Waits for the kernel's set alone, as long as there is no other.
+///
+/// # Errors
+/// The answer, if it is one already.
+///
+/// # Safety
+/// There is room for `count` events; the mask is null or valid.
+unsafe fn wait_alone(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    deadline: Option<Instant>,
+    mask: *const sigset_t,
+) -> Result<Arc<Held>, c_int> {
+    loop {
+        alone(epoll).fetch_add(1, Ordering::SeqCst);
+        let found = set_of(epoll);
+        let answer = match found {
+            Some(_) => 0,
+            // SAFETY: the caller's.
+            None => unsafe { real::epoll_pwait(epoll, events, count, milliseconds_to(deadline), mask) },
+        };
+        alone(epoll).fetch_sub(1, Ordering::SeqCst);
+        if let Some(held) = found {
+            return Ok(held);
         }
-        if count != 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return count as c_int;
+        let Ok(count @ 1..) = usize::try_from(answer) else { return Err(answer) };
+        // SAFETY: so many were written.
+        let told = without_summons(unsafe { std::slice::from_raw_parts_mut(events, count) });
+        if told != 0 {
+            return Err(told as c_int);
         }
     }
+}
+
+/// # Safety
+/// The mask is null or valid.
+unsafe fn wait_with(
+    epoll: c_int,
+    held: &Held,
+    out: &mut [epoll_event],
+    deadline: Option<Instant>,
+    mask: *const sigset_t,
+) -> c_int {
+    // SeqCst: pairs with the load in `wake_after`.
+    WAITING.fetch_add(1, Ordering::SeqCst);
+    let wait = || match held.set.wait(epoll, &Program { epoll, held }, out, deadline) {
+        Ok(count) => count as c_int,
+        Err(error) => set_errno(error),
+    };
+    // SAFETY: the caller's.
+    let answer = unsafe { crate::many::with_mask(mask, wait) };
+    WAITING.fetch_sub(1, Ordering::SeqCst);
+    answer
 }
 
 #[unsafe(no_mangle)]
@@ -253,17 +358,17 @@ unsafe extern "C" fn epoll_pwait(
 ) -> c_int {
     // SAFETY: the caller's.
     unsafe {
-        let Some(set) = set_of(epoll).filter(|_| count > 0 && !events.is_null()) else {
+        if count <= 0 || events.is_null() {
             return real::epoll_pwait(epoll, events, count, timeout_ms, mask);
-        };
-        let out = std::slice::from_raw_parts_mut(events, count as usize);
-        // SeqCst: pairs with the loads in `wake` and `wake_after`.
-        set.waiters.fetch_add(1, Ordering::SeqCst);
-        WAITING.fetch_add(1, Ordering::SeqCst);
-        let answer = crate::many::with_mask(mask, || wait(epoll, &set, out, timeout_ms));
-        WAITING.fetch_sub(1, Ordering::SeqCst);
-        set.waiters.fetch_sub(1, Ordering::SeqCst);
-        answer
+        }
+        let deadline = u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        match wait_alone(epoll, events, count, deadline, mask) {
+            Ok(held) => {
+                let out = std::slice::from_raw_parts_mut(events, count as usize);
+                wait_with(epoll, &held, out, deadline, mask)
+            }
+            Err(answer) => answer,
+        }
     }
 }
 

@@ -8,9 +8,12 @@
 //!
 //! rdma-core does it otherwise: connections begin as TCP and change at their first use, by whichever process that is, which wants a
 //! TCP connection between the containers and the same library at the other end.
+use crate::calls::ask_name;
+use crate::names::Name;
+use crate::options::is_stream;
 use crate::real::{self, errno};
 use crate::table::{self, FD_MAX, inside};
-use libc::{c_int, c_long, c_void, pollfd, sockaddr, sockaddr_storage, socklen_t};
+use libc::{c_int, c_long, c_void, pollfd, sockaddr, socklen_t};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -35,8 +38,6 @@ static IN_USE: AtomicBool = AtomicBool::new(false);
 static CARRIED: AtomicU32 = AtomicU32::new(0);
 /// Held while ends are made or given away; not a mutex, since a child must find it open.
 static BUSY: AtomicBool = AtomicBool::new(false);
-
-type Name = (sockaddr_storage, socklen_t);
 
 /// What the connection is called, since the pair has no names.
 pub struct Names {
@@ -80,23 +81,6 @@ fn close_quietly(fd: c_int) {
     unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
-fn name_by(call: unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, rsocket: c_int) -> Option<Name> {
-    // SAFETY: all zeros is an address of no family; the room is as long as is said.
-    unsafe {
-        let mut name: sockaddr_storage = std::mem::zeroed();
-        let mut length = size_of::<sockaddr_storage>() as socklen_t;
-        (call(rsocket, (&raw mut name).cast(), &raw mut length) == 0).then_some((name, length))
-    }
-}
-
-fn is_stream(rsocket: c_int) -> bool {
-    let (mut kind, mut length): (c_int, socklen_t) = (0, 4);
-    // SAFETY: room for a number.
-    let code =
-        unsafe { real::rgetsockopt(rsocket, libc::SOL_SOCKET, libc::SO_TYPE, (&raw mut kind).cast(), &raw mut length) };
-    code == 0 && kind == libc::SOCK_STREAM
-}
-
 /// Before a fork, in the parent: each connection gets a pair, if it has none yet.
 pub extern "C" fn before() {
     if !is_wanted() {
@@ -118,8 +102,8 @@ fn make_pair(rsocket: c_int) {
         return;
     }
     if get(&CHILD_END, rsocket) < 0 {
-        let Some(peer) = name_by(real::rgetpeername, rsocket) else { return };
-        let Some(own) = name_by(real::rgetsockname, rsocket) else { return };
+        let Some(peer) = ask_name(real::rgetpeername, rsocket) else { return };
+        let Some(own) = ask_name(real::rgetsockname, rsocket) else { return };
         let mut ends = [0; 2];
         // SAFETY: room for two.
         if unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) } != 0

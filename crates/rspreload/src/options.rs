@@ -10,6 +10,29 @@ const SIZES: [(&str, c_int); 3] = [("RS_SQ_SIZE", 0), ("RS_RQ_SIZE", 1), ("RS_IN
 /// Our librdmacm's own: how long to look for an address, ms.
 const RDMA_RESOLVE_MS: c_int = 0x4646;
 
+/// What would not be done though it matters: a program that asks for one learns that there is none, as from an older Linux.
+const REFUSED: [(c_int, c_int); 13] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+    (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
+    (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE),
+    (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
+    (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER),
+    (libc::SOL_SOCKET, SO_ATTACH_BPF),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    (libc::IPPROTO_TCP, libc::TCP_MD5SIG),
+    (libc::IPPROTO_TCP, TCP_MD5SIG_EXT),
+    (libc::IPPROTO_TCP, TCP_INQ),
+    (libc::IPPROTO_IP, IP_MINTTL),
+    (libc::IPPROTO_IPV6, IPV6_MINHOPCOUNT),
+];
+// Of Linux's headers.
+const SO_ATTACH_BPF: c_int = 50;
+const TCP_MD5SIG_EXT: c_int = 32;
+const TCP_INQ: c_int = 36;
+const IP_MINTTL: c_int = 21;
+const IPV6_MINHOPCOUNT: c_int = 73;
+
 /// Who is not known at once is tried by the ordinary socket.
 pub fn set_impatient(rsocket: c_int) {
     let none: c_int = 0;
@@ -28,6 +51,33 @@ pub fn set_sizes(rsocket: c_int) {
     }
 }
 
+/// An option of the socket's level; 0: there is none.
+fn number_of(rsocket: c_int, name: c_int) -> c_int {
+    let (mut value, mut length): (c_int, socklen_t) = (0, 4);
+    // SAFETY: room for a number.
+    inside(|| unsafe {
+        real::rgetsockopt(rsocket, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut length);
+    });
+    value
+}
+
+pub fn is_stream(rsocket: c_int) -> bool {
+    number_of(rsocket, libc::SO_TYPE) == libc::SOCK_STREAM
+}
+
+pub fn family(rsocket: c_int) -> c_int {
+    number_of(rsocket, libc::SO_DOMAIN)
+}
+
+/// Whether a number switches an option off.
+///
+/// # Safety
+/// As of `setsockopt(2)`.
+unsafe fn is_off(value: *const c_void, length: socklen_t) -> bool {
+    // SAFETY: the caller's.
+    length as usize == size_of::<c_int>() && !value.is_null() && unsafe { value.cast::<c_int>().read_unaligned() } == 0
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setsockopt(
     fd: c_int,
@@ -38,14 +88,24 @@ unsafe extern "C" fn setsockopt(
 ) -> c_int {
     // SAFETY: the caller's.
     unsafe {
-        let ordinary = real::setsockopt(fd, level, name, value, length);
         let Some(rsocket) = rsocket_of(fd) else {
+            let ordinary = real::setsockopt(fd, level, name, value, length);
             // What a child has in a connection's place has no options of TCP or IP.
             return if level != libc::SOL_SOCKET && forks::is_inherited(fd) { 0 } else { ordinary };
         };
         let answer = inside(|| real::rsetsockopt(rsocket, level, name, value, length));
-        // An option of TCP or IP that means nothing to an rsocket is kept by the ordinary socket, and given back.
-        if answer != 0 && errno() == libc::ENOTSUP { ordinary } else { answer }
+        let error = errno();
+        let is_unknown = answer != 0 && error == libc::ENOTSUP;
+        if is_unknown && REFUSED.contains(&(level, name)) && !is_off(value, length) {
+            return set_errno(libc::ENOPROTOOPT);
+        }
+        let ordinary = real::setsockopt(fd, level, name, value, length);
+        if is_unknown {
+            // One that means nothing to an rsocket is kept by the ordinary socket, and given back.
+            return ordinary;
+        }
+        set_errno(error);
+        answer
     }
 }
 

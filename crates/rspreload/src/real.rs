@@ -134,13 +134,3 @@ pub fn set_errno(number: c_int) -> c_int {
     unsafe { *libc::__errno_location() = number };
     -1
 }
-
-/// Flags of poll and of epoll are the same numbers for what both have.
-pub const POLL_EVENTS: c_uint = (libc::EPOLLIN
-    | libc::EPOLLPRI
-    | libc::EPOLLOUT
-    | libc::EPOLLRDNORM
-    | libc::EPOLLWRNORM
-    | libc::EPOLLRDHUP
-    | libc::EPOLLERR
-    | libc::EPOLLHUP) as c_uint;

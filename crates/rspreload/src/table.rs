@@ -21,6 +21,8 @@ static WRITTEN: [AtomicU32; FD_MAX] = [const { AtomicU32::new(0) }; FD_MAX];
 static IN_SETS: [AtomicBool; FD_MAX] = [const { AtomicBool::new(false) }; FD_MAX];
 /// Whether the program bound it: so is the ordinary socket, if it takes the rsocket's place.
 static BOUND: [AtomicBool; FD_MAX] = [const { AtomicBool::new(false) }; FD_MAX];
+/// Whether a connection was begun, of each rsocket.
+static BEGUN: [AtomicBool; FD_MAX] = [const { AtomicBool::new(false) }; FD_MAX];
 /// Whose all this is; 0: nobody's yet.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
@@ -78,7 +80,9 @@ pub fn insert(fd: c_int, rsocket: c_int) -> bool {
     watch_forks();
     // Left over from a descriptor that was closed behind this library's back.
     forget(fd);
-    USERS[users].fetch_add(1, Ordering::Relaxed);
+    if USERS[users].fetch_add(1, Ordering::Relaxed) == 0 {
+        BEGUN[users].store(false, Ordering::Relaxed);
+    }
     BOUND[index].store(false, Ordering::Relaxed);
     RSOCKETS[index].store(rsocket + 1, Ordering::Release);
     true
@@ -109,6 +113,18 @@ pub fn note_bound(fd: c_int) {
 #[must_use]
 pub fn was_bound(fd: c_int) -> bool {
     at(fd).is_some_and(|index| BOUND[index].load(Ordering::Relaxed))
+}
+
+/// The rsocket connects, or is connected: it stays one.
+pub fn note_begun(rsocket: c_int) {
+    if let Some(index) = at(rsocket) {
+        BEGUN[index].store(true, Ordering::Relaxed);
+    }
+}
+
+#[must_use]
+pub fn has_begun(rsocket: c_int) -> bool {
+    at(rsocket).is_some_and(|index| BEGUN[index].load(Ordering::Relaxed))
 }
 
 /// After a read: what edge-triggered sets told of this descriptor is news again.

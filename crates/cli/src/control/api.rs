@@ -63,6 +63,8 @@ pub struct Details {
     /// Which of the objects that were sent, from 0.
     pub index: Option<usize>,
     pub causes: Vec<Cause>,
+    /// Of a dry run: what names the object, `Vnic a`.
+    pub users: Vec<String>,
 }
 
 impl Refusal {

@@ -4,6 +4,7 @@
 mod api;
 mod changes;
 mod columns;
+mod delete;
 mod describe;
 mod kinds;
 mod manifest;
@@ -11,7 +12,7 @@ mod top;
 mod watch;
 
 use crate::arguments::Command;
-use crate::arguments_control::{Apply, Delete, Describe, Diff, Format, Get};
+use crate::arguments_control::{Apply, Describe, Diff, Format, Get};
 use crate::failure::{Failure, Result};
 use crate::run_dir::RunDir;
 use crate::{bridges, output};
@@ -30,7 +31,7 @@ pub fn dispatch(run_dir: &RunDir, command: &Command) -> Option<Result<i32>> {
         Command::Apply(arguments) => api().and_then(|api| apply(run_dir, &api, arguments)),
         Command::Get(arguments) => api().and_then(|api| get(&api, arguments)),
         Command::Describe(arguments) => api().and_then(|api| describe(&api, arguments)),
-        Command::Delete(arguments) => api().and_then(|api| delete(run_dir, &api, arguments)),
+        Command::Delete(arguments) => api().and_then(|api| delete::delete(run_dir, &api, arguments)),
         Command::Diff(arguments) => {
             let differ = api().and_then(|api| diff(&api, arguments)).map(i32::from);
             differ.map_err(|failure| {
@@ -102,16 +103,12 @@ fn apply(run_dir: &RunDir, api: &Api, arguments: &Apply) -> Result<i32> {
     let items = manifest::read(&arguments.files)?;
     let results = send(api, &items, arguments.dry_run)?;
     let objects: Vec<Value> = results.iter().map(|result| result["object"].clone()).collect();
-    match arguments.output.format {
-        Format::Json => output::json(&list_of(&objects)),
-        Format::Yaml => output::line(to_yaml(&list_of(&objects)).trim_end()),
-        Format::Table | Format::Wide => {
-            let note = if arguments.dry_run { " (dry run)" } else { "" };
-            for result in &results {
-                let kind = columns::text(&result["kind"]).to_ascii_lowercase();
-                let (name, what) = (columns::text(&result["name"]), columns::text(&result["result"]));
-                output::line(format!("{kind}/{name} {what}{note}"));
-            }
+    if !print_value(arguments.output.format, || list_of(&objects)) {
+        let note = if arguments.dry_run { " (dry run)" } else { "" };
+        for result in &results {
+            let kind = columns::text(&result["kind"]).to_ascii_lowercase();
+            let (name, what) = (columns::text(&result["name"]), columns::text(&result["result"]));
+            output::line(format!("{kind}/{name} {what}{note}"));
         }
     }
     let made = |result: &Value| result["kind"] == "Network" && result["result"] == "created";
@@ -119,6 +116,16 @@ fn apply(run_dir: &RunDir, api: &Api, arguments: &Apply) -> Result<i32> {
         bridges::follow(run_dir);
     }
     Ok(0)
+}
+
+/// As JSON or YAML; false: it is to be printed for people.
+fn print_value(format: Format, value: impl FnOnce() -> Value) -> bool {
+    match format {
+        Format::Json => output::json(&value()),
+        Format::Yaml => output::line(to_yaml(&value()).trim_end()),
+        Format::Table | Format::Wide => return false,
+    }
+    true
 }
 
 fn list_of(objects: &[Value]) -> Value {
@@ -135,6 +142,17 @@ fn items_of(list: &Value) -> Vec<Value> {
     list["items"].as_array().cloned().unwrap_or_default()
 }
 
+/// What the router answers, and the objects of it.
+fn read(api: &Api, kind: Kind, name: Option<&str>, labels: Option<&str>) -> Answer<(Value, Vec<Value>)> {
+    if let Some(name) = name {
+        let object = api.get(&path_of(kind, name))?;
+        return Ok((object.clone(), vec![object]));
+    }
+    let list = list(api, kind, labels)?;
+    let objects = items_of(&list);
+    Ok((list, objects))
+}
+
 fn get(api: &Api, arguments: &Get) -> Result<i32> {
     let kind = Kind::named(&arguments.kind)?;
     if arguments.watch {
@@ -144,36 +162,23 @@ fn get(api: &Api, arguments: &Get) -> Result<i32> {
     if arguments.name.is_some() && arguments.labels.is_some() {
         return Err(Failure::new("a NAME and -l don't go together").with_code(2));
     }
-    let (whole, objects) = match &arguments.name {
-        Some(name) => {
-            let object = api.get(&path_of(kind, name))?;
-            (object.clone(), vec![object])
-        }
-        None => {
-            let list = list(api, kind, arguments.labels.as_deref())?;
-            let objects = items_of(&list);
-            (list, objects)
-        }
-    };
-    match arguments.output.format {
-        Format::Json => output::json(&whole),
-        Format::Yaml => output::line(to_yaml(&whole).trim_end()),
-        format => {
-            let wide = format == Format::Wide;
-            let mut rows = vec![columns::headings(kind, wide)];
-            rows.extend(objects.iter().map(|object| columns::row(kind, object, wide)));
-            output::table(&rows);
-        }
+    let (whole, objects) = read(api, kind, arguments.name.as_deref(), arguments.labels.as_deref())?;
+    let format = arguments.output.format;
+    if !print_value(format, || whole) {
+        let wide = format == Format::Wide;
+        let mut rows = vec![columns::headings(kind, wide)];
+        rows.extend(objects.iter().map(|object| columns::row(kind, object, wide)));
+        output::table(&rows);
     }
     Ok(0)
 }
 
 fn describe(api: &Api, arguments: &Describe) -> Result<i32> {
     let kind = Kind::named(&arguments.kind)?;
-    let objects = match &arguments.name {
-        Some(name) => vec![api.get(&path_of(kind, name))?],
-        None => items_of(&list(api, kind, None)?),
-    };
+    let (whole, objects) = read(api, kind, arguments.name.as_deref(), None)?;
+    if print_value(arguments.output.format, || whole) {
+        return Ok(0);
+    }
     for (index, object) in objects.iter().enumerate() {
         if index > 0 {
             output::line("");
@@ -185,61 +190,12 @@ fn describe(api: &Api, arguments: &Describe) -> Result<i32> {
     Ok(0)
 }
 
-/// The resourceVersion that a file has for an object, as it is written: the router says whether it is one.
-fn version_in(object: &Value) -> Option<String> {
-    match &object["metadata"]["resourceVersion"] {
-        Value::Null => None,
-        Value::String(text) => Some(text.clone()),
-        other => Some(other.to_string()),
-    }
-}
-
-fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
-    let mut wanted: Vec<(Kind, String, Option<String>)> = match &arguments.kind {
-        Some(kind) => {
-            let kind = Kind::named(kind)?;
-            arguments.names.iter().map(|name| (kind, name.clone(), None)).collect()
-        }
-        None => {
-            let items = manifest::read(&arguments.files)?.into_iter();
-            items.map(|item| (item.kind, item.name, version_in(&item.value))).collect()
-        }
-    };
-    // Whoever names another goes first.
-    wanted.sort_by_key(|(kind, ..)| kind.rank());
-    let mut first_failure = None;
-    for (kind, name, version) in &wanted {
-        let label = format!("{}/{name}", kind.singular());
-        let dry_run = arguments.dry_run.then(|| "dryRun=true".to_owned());
-        let version = version.as_ref().map(|version| format!("resourceVersion={}", encoded(version)));
-        let query = [dry_run, version].into_iter().flatten().collect::<Vec<_>>().join("&");
-        let mark = if query.is_empty() { "" } else { "?" };
-        match api.delete(&format!("{}{mark}{query}", path_of(*kind, name))) {
-            Ok(_) => output::line(format!("{label} deleted{}", if arguments.dry_run { " (dry run)" } else { "" })),
-            Err(Trouble::Refused(refusal)) if refusal.code == 404 && arguments.ignore_not_found => {}
-            Err(trouble) => {
-                let failure = Failure::from(trouble);
-                let code = failure.code();
-                let failure = Failure::new(format!("{label}: {failure}")).with_code(code);
-                // The others are tried nevertheless; the last word is the first failure's.
-                match first_failure {
-                    None => first_failure = Some(failure),
-                    Some(_) => output::complaint(failure),
-                }
-            }
-        }
-    }
-    if !arguments.dry_run && wanted.iter().any(|(kind, ..)| ["Network", "Vnic"].contains(&kind.name)) {
-        bridges::follow(run_dir);
-    }
-    first_failure.map_or(Ok(0), Err)
-}
-
 /// Whether something would change.
 fn diff(api: &Api, arguments: &Diff) -> Result<bool> {
     let items = manifest::read(&arguments.files)?;
     let results = send(api, &items, true)?;
-    let mut differ = false;
+    let is_text = matches!(arguments.output.format, Format::Table | Format::Wide);
+    let mut different = Vec::new();
     for (item, result) in items.iter().zip(&results) {
         let before = match api.get(&path_of(item.kind, &item.name)) {
             Ok(object) => Some(object),
@@ -248,11 +204,16 @@ fn diff(api: &Api, arguments: &Diff) -> Result<bool> {
         };
         let name = format!("{}/{}", item.kind.singular(), item.name);
         if let Some(text) = changes::unified(&name, before.as_ref(), Some(&result["object"])) {
-            output::line(text);
-            differ = true;
+            if is_text {
+                output::line(text);
+            }
+            let before = before.as_ref().map(changes::declared);
+            let after = changes::declared(&result["object"]);
+            different.push(json!({"kind": item.kind.name, "name": item.name, "before": before, "after": after}));
         }
     }
-    Ok(differ)
+    print_value(arguments.output.format, || list_of(&different));
+    Ok(!different.is_empty())
 }
 
 #[cfg(test)]
@@ -273,14 +234,6 @@ mod tests {
         assert_eq!(name(&details, 2).as_deref(), Some("a"));
         details = api::Details { causes: vec![api::Cause::default()], ..api::Details::default() };
         assert_eq!((name(&details, 2), name(&details, 1).as_deref()), (None, Some("a")));
-    }
-
-    #[test]
-    fn a_file_deletes_what_it_has_read() {
-        let text = "kind: Network\nmetadata: {name: a, resourceVersion: 7}\n---\nkind: Group\nmetadata: {name: b}\n";
-        let items = manifest::parse("f", text).unwrap();
-        let versions: Vec<_> = items.iter().map(|item| version_in(&item.value)).collect();
-        assert_eq!(versions, [Some("7".to_string()), None]);
     }
 
     #[test]

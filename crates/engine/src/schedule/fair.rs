@@ -7,6 +7,7 @@
 //!
 //! Invariant: a QP stands in one line at most; [`Flow::waiting`] says in which.
 use super::gate::{Gate, Levels};
+use super::held::Held;
 use super::order::Order;
 use super::{Allowance, Scheduler, Throttled, Used};
 use crate::{QpId, VnicId};
@@ -39,7 +40,7 @@ struct Entry {
     /// Of QPs that are gone, the oldest first, as long as they are not full: the next QPs begin with these. So a new QP brings
     /// no new burst, and there are never more than the vNIC had QPs at a time.
     left: VecDeque<Levels>,
-    throttled: Throttled,
+    held: Held,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -59,13 +60,13 @@ struct Flow {
     waiting: Option<Waiting>,
     /// It is to be looked at again then.
     again: Option<Instant>,
-    throttled: Throttled,
+    /// As long as it stands in a line, or until `again`.
+    held: Held,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct Waiting {
-    since: Instant,
-    /// In whose line; none: it was let out.
+    /// In whose line; none: it was let out, or waits for `again`.
     at: Option<Key>,
 }
 
@@ -135,15 +136,8 @@ impl Scheduler for FairScheduler {
     }
 
     fn forget_qp(&mut self, now: Instant, qp: QpId) {
-        let Some(flow) = self.flows.get_mut(&qp) else { return };
-        let (vnic, waiting) = (flow.vnic, flow.waiting.take());
-        if let Some(at) = flow.again.take() {
-            self.timers.remove(&(at, Key::Again(qp)));
-        }
-        if let Some(key) = waiting.and_then(|waiting| waiting.at) {
-            self.leave_line(now, key, vnic, qp);
-        }
-        self.finish(now, vnic, qp);
+        let Some(vnic) = self.flows.get(&qp).map(|flow| flow.vnic) else { return };
+        self.give_up(now, qp);
         let gate = self.flows.remove(&qp).and_then(|flow| flow.gate);
         if let Some(entry) = self.entry_mut(vnic) {
             while entry.left.pop_front_if(|left| left.are_full(now)).is_some() {}
@@ -262,6 +256,19 @@ impl Scheduler for FairScheduler {
         }
     }
 
+    fn give_up(&mut self, now: Instant, qp: QpId) {
+        let Some(flow) = self.flows.get_mut(&qp) else { return };
+        let (vnic, waiting) = (flow.vnic, flow.waiting.take());
+        if let Some(at) = flow.again.take() {
+            self.timers.remove(&(at, Key::Again(qp)));
+        }
+        self.end_hold(now, qp);
+        if let Some(key) = waiting.and_then(|waiting| waiting.at) {
+            self.leave_line(now, key, vnic, qp);
+        }
+        self.finish(now, vnic, qp);
+    }
+
     fn handle_timeout(&mut self, now: Instant) {
         while let Some(&(at, key)) = self.timers.first()
             && at <= now
@@ -271,6 +278,7 @@ impl Scheduler for FairScheduler {
                 if let Some(flow) = self.flows.get_mut(&qp) {
                     flow.again = None;
                 }
+                self.end_hold(now, qp);
                 self.eligible.push_back(qp);
                 continue;
             }
@@ -293,12 +301,12 @@ impl Scheduler for FairScheduler {
         self.flows.get(&qp).is_some_and(|flow| flow.waiting.is_some() || flow.again.is_some())
     }
 
-    fn throttled_vnic(&self, vnic: VnicId) -> Throttled {
-        self.entry(vnic).map(|entry| entry.throttled).unwrap_or_default()
+    fn throttled_vnic(&self, now: Instant, vnic: VnicId) -> Throttled {
+        self.entry(vnic).map(|entry| entry.held.until(now)).unwrap_or_default()
     }
 
-    fn throttled_qp(&self, qp: QpId) -> Throttled {
-        self.flows.get(&qp).map(|flow| flow.throttled).unwrap_or_default()
+    fn throttled_qp(&self, now: Instant, qp: QpId) -> Throttled {
+        self.flows.get(&qp).map(|flow| flow.held.until(now)).unwrap_or_default()
     }
 
     fn is_consistent(&self) -> bool {
@@ -310,6 +318,7 @@ impl Scheduler for FairScheduler {
             && of_vnics.chain(of_tenants).chain(of_flows).all(Gate::is_consistent)
             && self.vnics.iter().flatten().flat_map(|entry| &entry.left).all(Levels::are_consistent)
             && self.flows.values().all(is_named)
+            && self.holds_are_consistent()
             && self.timers.iter().all(|&(_, key)| matches!(key, Key::Again(_)) || self.has_gate(key))
     }
 }
@@ -327,6 +336,20 @@ fn renewed(gate: Option<Box<Gate>>, now: Instant, limit: &RateLimit) -> Option<B
 }
 
 impl FairScheduler {
+    /// As many QPs of each vNIC are held as it says.
+    fn holds_are_consistent(&self) -> bool {
+        let mut counts = BTreeMap::new();
+        for flow in self.flows.values() {
+            *counts.entry(flow.vnic).or_insert(0) += flow.held.count().min(2);
+        }
+        self.flows.values().all(|flow| flow.held.count() <= 1)
+            && self
+                .vnics
+                .iter()
+                .flatten()
+                .all(|entry| counts.get(&entry.id).copied().unwrap_or(0) == entry.held.count())
+    }
+
     fn entry(&self, vnic: VnicId) -> Option<&Entry> {
         self.vnics.get(vnic.index as usize)?.as_ref().filter(|entry| entry.id == vnic)
     }
@@ -336,7 +359,7 @@ impl FairScheduler {
     }
 
     fn flow(&mut self, vnic: VnicId, qp: QpId) -> &mut Flow {
-        let plain = || Flow { vnic, gate: None, waiting: None, again: None, throttled: Throttled::default() };
+        let plain = || Flow { vnic, gate: None, waiting: None, again: None, held: Held::default() };
         self.flows.entry(qp).or_insert_with(plain)
     }
 
@@ -433,28 +456,42 @@ impl FairScheduler {
         if let Some(waiting) = self.flows.get_mut(&qp).and_then(|flow| flow.waiting.as_mut()) {
             waiting.at = None;
         }
+        self.end_hold(now, qp);
         self.eligible.push_back(qp);
     }
 
     fn begin_wait(&mut self, now: Instant, vnic: VnicId, qp: QpId, at: Option<Key>) {
         let flow = self.flow(vnic, qp);
-        let before = flow.waiting;
-        let since = before.map_or(now, |waiting| waiting.since);
-        flow.waiting = Some(Waiting { since, at });
-        flow.throttled.waits += u64::from(before.is_none());
+        let is_new = flow.waiting.replace(Waiting { at }).is_none();
+        let is_held = flow.held.count() > 0;
+        let begin = |held: &mut Held| {
+            if is_new {
+                held.note_wait();
+            }
+            if !is_held {
+                held.begin(now);
+            }
+        };
+        begin(&mut flow.held);
         if let Some(entry) = self.entry_mut(vnic) {
-            entry.throttled.waits += u64::from(before.is_none());
+            begin(&mut entry.held);
         }
     }
 
     fn end_wait(&mut self, now: Instant, qp: QpId) {
-        let Some(flow) = self.flows.get_mut(&qp) else { return };
-        let Some(waiting) = flow.waiting.take() else { return };
-        let time = now - waiting.since;
-        flow.throttled.time.0 += time.0;
-        let vnic = flow.vnic;
+        self.end_hold(now, qp);
+        if let Some(flow) = self.flows.get_mut(&qp) {
+            flow.waiting = None;
+        }
+    }
+
+    /// It may run; when it does, its wait is over, or it is held once more.
+    fn end_hold(&mut self, now: Instant, qp: QpId) {
+        let Some(flow) = self.flows.get_mut(&qp).filter(|flow| flow.held.count() > 0) else { return };
+        let (vnic, since) = (flow.vnic, flow.held.since());
+        flow.held.end(since, now);
         if let Some(entry) = self.entry_mut(vnic) {
-            entry.throttled.time.0 += time.0;
+            entry.held.end(since, now);
         }
     }
 
@@ -474,15 +511,14 @@ impl FairScheduler {
         }
         self.leave_tenant(vnic);
         let before = self.vnics[at].take();
-        let throttled = before.as_ref().filter(|entry| entry.id == vnic).map(|entry| entry.throttled);
+        let held = before.as_ref().filter(|entry| entry.id == vnic).map(|entry| entry.held).unwrap_or_default();
         let (gate, mut left) = before.map(|entry| (entry.gate, entry.left)).unwrap_or_default();
         let gate = renewed(gate, now, &shaping.vnic);
         if shaping.qp.is_none() {
             left.clear();
         }
         left.iter_mut().for_each(|levels| levels.change(now, &shaping.qp));
-        let throttled = throttled.unwrap_or_default();
-        self.vnics[at] = Some(Entry { id: vnic, shaping: *shaping, metered: false, gate, left, throttled });
+        self.vnics[at] = Some(Entry { id: vnic, shaping: *shaping, metered: false, gate, left, held });
         if let Some(tenant) = shaping.tenant {
             let tenant = self.tenants.entry(tenant).or_default();
             let slot = tenant.free.pop().unwrap_or(tenant.members.len() as u32);
@@ -500,18 +536,7 @@ impl FairScheduler {
         let is_held = |flow: &Flow| flow.waiting.is_some() && is_meant(flow.vnic) || flow.again.is_some();
         let held: Vec<QpId> = self.flows.iter().filter(|(_, flow)| is_held(flow)).map(|(&qp, _)| qp).collect();
         for qp in held {
-            let Some(flow) = self.flows.get_mut(&qp) else { continue };
-            let vnic = flow.vnic;
-            let at = flow.waiting.and_then(|waiting| waiting.at);
-            let again = flow.again.take();
-            if let Some(again) = again {
-                self.timers.remove(&(again, Key::Again(qp)));
-            }
-            self.end_wait(now, qp);
-            if let Some(key) = at {
-                self.leave_line(now, key, vnic, qp);
-            }
-            self.finish(now, vnic, qp);
+            self.give_up(now, qp);
             self.eligible.push_back(qp);
         }
     }

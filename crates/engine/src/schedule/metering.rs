@@ -84,14 +84,14 @@ impl Engine {
         self.schedule.is_metered(vnic)
     }
 
-    /// What limits held back of the vNIC, all its QPs together.
-    pub fn vnic_throttled(&self, vnic: VnicId) -> Throttled {
-        self.schedule.throttled_vnic(vnic)
+    /// What limits held back of the vNIC until now, all its QPs together.
+    pub fn vnic_throttled(&self, now: Instant, vnic: VnicId) -> Throttled {
+        self.schedule.throttled_vnic(now, vnic)
     }
 
-    /// What limits held back of a QP.
-    pub fn qp_throttled(&self, id: QpId) -> Throttled {
-        self.schedule.throttled_qp(id)
+    /// The same of one QP.
+    pub fn qp_throttled(&self, now: Instant, id: QpId) -> Throttled {
+        self.schedule.throttled_qp(now, id)
     }
 
     /// What a QP did.
@@ -145,10 +145,14 @@ impl Engine {
         let vnic = qp.vnic;
         let budget = Budget::unmetered(bytes);
         // Who flushes sends nothing.
-        if matches!(qp.state(), QpState::Error | QpState::SqError) {
+        let flushes = matches!(qp.state(), QpState::Error | QpState::SqError);
+        let was_waiting = self.schedule.is_waiting(id);
+        if flushes {
+            if was_waiting {
+                self.schedule.give_up(now, id);
+            }
             return budget;
         }
-        let was_waiting = self.schedule.is_waiting(id);
         let Some(allowance) = self.schedule.allowance(now, vnic, id) else {
             return Budget { bytes: 0, messages: 0, metered: true, answers: false, ..budget };
         };

@@ -6,6 +6,7 @@
 mod bucket;
 mod fair;
 mod gate;
+mod held;
 mod metering;
 mod order;
 
@@ -35,7 +36,7 @@ pub struct Used {
     pub messages: u32,
 }
 
-/// Times that a limit held something back, and for how long in all.
+/// Times that a limit held something back, and for how long in all, until now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Throttled {
     pub waits: u64,
@@ -87,6 +88,8 @@ pub trait Scheduler: Default + Serialize + for<'de> Deserialize<'de> {
     fn wait_for(&mut self, now: Instant, who: (VnicId, QpId), others: (VnicId, QpId)) -> bool;
     /// Its run is over, and it does not wait.
     fn finish(&mut self, now: Instant, vnic: VnicId, qp: QpId);
+    /// It waits no more, whatever for.
+    fn give_up(&mut self, now: Instant, qp: QpId);
     /// Tokens may have come.
     fn handle_timeout(&mut self, now: Instant);
     /// A QP that waited and is to run now, to be asked for after each of the calls above.
@@ -95,8 +98,8 @@ pub trait Scheduler: Default + Serialize + for<'de> Deserialize<'de> {
     fn poll_timeout(&self) -> Option<Instant>;
     fn is_waiting(&self, qp: QpId) -> bool;
 
-    fn throttled_vnic(&self, vnic: VnicId) -> Throttled;
-    fn throttled_qp(&self, qp: QpId) -> Throttled;
+    fn throttled_vnic(&self, now: Instant, vnic: VnicId) -> Throttled;
+    fn throttled_qp(&self, now: Instant, qp: QpId) -> Throttled;
     /// False for what was read from damaged bytes.
     fn is_consistent(&self) -> bool;
 }

@@ -167,6 +167,18 @@ fn named(at: String, message: String) -> Cause {
     }
 }
 
+/// The first field without a value. In YAML that is easily written (`rate:`), and must not take away what was there.
+fn null_in(value: &Value, at: &str) -> Option<String> {
+    match value {
+        Value::Null => Some(at.into()),
+        Value::Array(items) => {
+            items.iter().enumerate().find_map(|(number, item)| null_in(item, &format!("{at}[{number}]")))
+        }
+        Value::Object(fields) => fields.iter().find_map(|(key, field)| null_in(field, &format!("{at}.{key}"))),
+        _ => None,
+    }
+}
+
 /// An object from JSON. What it says of its status is ignored. Whether its values make sense, [`crate::State::plan`] says.
 pub fn parse_object(value: &Value) -> Result<AnyObject, Invalid> {
     let invalid = |field: &str, message: String| Err(Invalid { causes: vec![Cause::new(field, message)] });
@@ -185,6 +197,10 @@ pub fn parse_object(value: &Value) -> Result<AnyObject, Invalid> {
         let known: Vec<&str> = ObjectKind::ALL.iter().map(|kind| kind.name()).collect();
         return invalid("kind", format!("{kind} is not known; there are {}", known.join(", ")));
     };
+    let written = ["metadata", "spec"].into_iter().filter_map(|part| Some((part, fields.get(part)?)));
+    if let Some(field) = written.into_iter().find_map(|(part, value)| null_in(value, part)) {
+        return invalid(&field, "has no value (null): give it one, or leave it out".into());
+    }
     let mut fields = fields.clone();
     fields.remove("status");
     AnyObject::parse(kind, Value::Object(fields))

@@ -208,9 +208,11 @@ pub struct QosClassSpec {
     pub tenant: LimitSpec,
     /// 0 (lowest) to 7, strict.
     #[serde(default = "default_priority")]
+    #[cfg_attr(feature = "schema", schemars(range(max = freeflow_verbs::PRIORITY_MAX)))]
     pub priority: u8,
     /// Share among vNICs of one priority, 1 to 1000.
     #[serde(default = "default_weight")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = freeflow_verbs::WEIGHT_MAX)))]
     pub weight: u16,
 }
 
@@ -242,9 +244,9 @@ pub struct QuotaAmounts {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct QuotaSpec {
     pub per_vnic: QuotaAmounts,
-    /// Of all vNICs of a network on this host together.
+    /// Of all vNICs of a network on this host together, if the network names the quota; nothing to a vNIC that does.
     pub per_network: QuotaAmounts,
-    /// vNICs of a network on this host.
+    /// vNICs of a network on this host, if the network names the quota; nothing to a vNIC that does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vnics: Option<u32>,
 }
@@ -271,6 +273,7 @@ pub struct VnicSpec {
     /// In the network's place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos_class: Option<String>,
+    /// In the network's place, as to `perVnic`; the rest of a quota is for networks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<String>,
 }
@@ -284,7 +287,7 @@ pub struct VnicStatus {
     pub title: String,
     /// To be mounted into the container as `/run/freeflow`.
     pub directory: String,
-    /// `Ready`, `Failed`.
+    /// `Pending`, `Ready`, `Failed`.
     pub phase: String,
     pub reason: Option<String>,
     pub session_count: u32,

@@ -8,7 +8,7 @@ use crate::admin_audit::about;
 use crate::audit::Entry;
 use crate::control::Control;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
-use freeflow_orchestrator::{Change, Command, Outcome, Refusal, Revision, State};
+use freeflow_orchestrator::{Change, Command, Outcome, Reason, Refusal, Revision, State};
 use std::collections::BTreeSet;
 
 /// Objects of one answer, and objects looked at for it.
@@ -110,7 +110,10 @@ impl Control {
         let mut outcomes = match done {
             Ok(outcomes) => outcomes,
             Err(refusal) => {
-                self.note_refusal(caller, verb, subject, &refusal);
+                // Who only asks what is in use has tried nothing.
+                if !(dry_run && refusal.reason == Reason::InUse) {
+                    self.note_refusal(caller, verb, subject, &refusal);
+                }
                 return Err(refusal);
             }
         };

@@ -25,6 +25,9 @@ pub struct Details {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<usize>,
     pub causes: Vec<Cause>,
+    /// Of a dry run that found it in use: `Vnic a`, …
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<String>,
 }
 
 /// As it goes out.
@@ -87,6 +90,14 @@ impl Failure {
         self
     }
 
+    /// The message names the first of them.
+    pub fn without_users(mut self) -> Self {
+        if let Some(details) = &mut self.details {
+            details.users.clear();
+        }
+        self
+    }
+
     pub fn to_json(&self) -> serde_json::Value {
         let status = Status {
             api_version: freeflow_orchestrator::objects::API_VERSION,
@@ -128,6 +139,9 @@ impl From<Refusal> for Failure {
         }
         if !refusal.causes.is_empty() {
             failure.details.get_or_insert_default().causes = refusal.causes;
+        }
+        if !refusal.users.is_empty() {
+            failure.details.get_or_insert_default().users = refusal.users;
         }
         failure
     }

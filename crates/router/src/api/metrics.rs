@@ -4,14 +4,17 @@
 //! They are asked for a page at a time: the worker is never held up for long.
 use super::failure::Failure;
 use super::link::Link;
-use crate::metering::{HostMeter, Position, VnicMeter};
+use crate::attempts::Tried;
+use crate::metering::{HostMeter, NetworkMeter, Position, VnicMeter};
+use crate::totals::{PATHS, by_path};
 use axum::http::HeaderName;
 use axum::http::header::CONTENT_TYPE;
 use std::fmt::{Display, Write as _};
 
-/// vNICs, and rules, that have lines of their own.
+/// vNICs, networks, and pairs of a rule and a network, that have lines of their own.
 const VNIC_COUNT_MAX: usize = 4096;
-const RULE_COUNT_MAX: usize = 4096;
+const NETWORK_COUNT_MAX: usize = 4096;
+const REFUSED_COUNT_MAX: usize = 8192;
 
 pub const HEADER: [(HeaderName, &str); 1] = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
 
@@ -21,7 +24,9 @@ type Family = (&'static str, &'static str, &'static [&'static str], &'static str
 const OF_VNIC: &[&str] = &["tenant", "network", "vnic"];
 const WITH_PATH: &[&str] = &["tenant", "network", "vnic", "path"];
 const WITH_LIMIT: &[&str] = &["tenant", "network", "vnic", "limit", "resource"];
-const OF_RULE: &[&str] = &["rule"];
+const OF_NETWORK: &[&str] = &["tenant", "network"];
+const BY_PATH: &[&str] = &["tenant", "network", "path"];
+const OF_RULE: &[&str] = &["rule", "tenant", "network"];
 
 #[rustfmt::skip]
 const FAMILIES: &[Family] = &[
@@ -49,8 +54,16 @@ const FAMILIES: &[Family] = &[
     ("freeflow_vnic_mrs", "gauge", OF_VNIC, "Memory regions"),
     ("freeflow_vnic_registered_bytes", "gauge", OF_VNIC, "Registered memory"),
     ("freeflow_vnic_metered", "gauge", OF_VNIC, "1: a limit of rate applies, and nothing goes past the router"),
-    ("freeflow_access_refusals_total", "counter", OF_RULE, "What an access rule refused; no rule: the networks' own access"),
-    ("freeflow_access_cuts_total", "counter", OF_RULE, "Ends of connections that a rule cut"),
+    ("freeflow_vnic_info", "gauge", &["tenant", "network", "vnic", "container"], "The container that has the vNIC, if it has a name; always 1"),
+    ("freeflow_network_sent_messages_total", "counter", BY_PATH, "Of all vNICs that the network had since the router began, those that are gone too: requests that completed with success"),
+    ("freeflow_network_sent_bytes_total", "counter", BY_PATH, "Their payload, READs too"),
+    ("freeflow_network_out_bytes_total", "counter", OF_NETWORK, "Payload that left those vNICs"),
+    ("freeflow_network_in_bytes_total", "counter", OF_NETWORK, "Payload that came to them"),
+    ("freeflow_network_wire_sent_packets_total", "counter", OF_NETWORK, "Packets that they sent to other hosts"),
+    ("freeflow_network_wire_received_packets_total", "counter", OF_NETWORK, "Packets that they received from other hosts"),
+    ("freeflow_access_refusals_total", "counter", OF_RULE, "What an access rule refused (no rule: the networks' own access), by the network of who asked (none: it is not known)"),
+    ("freeflow_access_cuts_total", "counter", OF_RULE, "Ends of connections that a rule cut, in the same way"),
+    ("freeflow_access_attempts_total", "counter", &["tenant", "network", "what"], "What was tried that leads nowhere, or to others, by the network of who tried; what: as in the audit log"),
     ("freeflow_wire_drops_total", "counter", &["reason"], "Packets received that no queue pair acted upon"),
     ("freeflow_worker_cpu_seconds_total", "counter", &[], "CPU time of the router's worker"),
     ("freeflow_worker_moved_bytes_total", "counter", &[], "Bytes that the other threads copied"),
@@ -115,20 +128,11 @@ impl Text {
         let of = [vnic.tenant.as_str(), &vnic.network, &vnic.id];
         let [tenant, network, id] = of;
         let (numbers, counters) = (&vnic.numbers, &vnic.numbers.counters);
-        let elsewhere = |all: u64, direct: u64, wire: u64| all.saturating_sub(direct).saturating_sub(wire);
-        let paths = [
-            ("direct", counters.direct_messages, counters.direct_bytes),
-            ("wire", counters.wire_messages, counters.wire_bytes),
-            (
-                "routed",
-                elsewhere(counters.messages, counters.direct_messages, counters.wire_messages),
-                elsewhere(counters.bytes, counters.direct_bytes, counters.wire_bytes),
-            ),
-        ];
-        for (path, messages, bytes) in paths {
-            self.add("freeflow_vnic_sent_messages_total", &[tenant, network, id, path], messages);
-            self.add("freeflow_vnic_sent_bytes_total", &[tenant, network, id, path], bytes);
+        for (path, done) in PATHS.iter().zip(by_path(counters)) {
+            self.add("freeflow_vnic_sent_messages_total", &[tenant, network, id, path], done.messages);
+            self.add("freeflow_vnic_sent_bytes_total", &[tenant, network, id, path], done.bytes);
         }
+        self.add("freeflow_vnic_info", &[tenant, network, id, &vnic.title], 1);
         for (name, count) in [
             ("freeflow_vnic_out_bytes_total", counters.sent.bytes),
             ("freeflow_vnic_in_bytes_total", counters.received.bytes),
@@ -167,10 +171,33 @@ impl Text {
         }
     }
 
+    fn add_network(&mut self, meter: &NetworkMeter) {
+        let of = [meter.tenant.as_str(), &meter.network];
+        let [tenant, network] = of;
+        for (path, done) in PATHS.iter().zip(meter.totals.paths) {
+            self.add("freeflow_network_sent_messages_total", &[tenant, network, path], done.messages);
+            self.add("freeflow_network_sent_bytes_total", &[tenant, network, path], done.bytes);
+        }
+        for (name, count) in [
+            ("freeflow_network_out_bytes_total", meter.totals.out_bytes),
+            ("freeflow_network_in_bytes_total", meter.totals.in_bytes),
+            ("freeflow_network_wire_sent_packets_total", meter.totals.wire_packets_sent),
+            ("freeflow_network_wire_received_packets_total", meter.totals.wire_packets_received),
+        ] {
+            self.add(name, &of, count);
+        }
+        for (tried, count) in Tried::ALL.iter().zip(meter.tried) {
+            self.add("freeflow_access_attempts_total", &[tenant, network, tried.name()], count);
+        }
+    }
+
     fn add_host(&mut self, host: &HostMeter, listed_vnics: usize) {
-        for (rule, refusals, cuts) in host.access.iter().take(RULE_COUNT_MAX) {
-            self.add("freeflow_access_refusals_total", &[rule], refusals);
-            self.add("freeflow_access_cuts_total", &[rule], cuts);
+        for network in host.networks.iter().take(NETWORK_COUNT_MAX) {
+            self.add_network(network);
+        }
+        for ([rule, tenant, network], tally) in host.access.iter().take(REFUSED_COUNT_MAX) {
+            self.add("freeflow_access_refusals_total", &[rule, tenant, network], tally.refusals);
+            self.add("freeflow_access_cuts_total", &[rule, tenant, network], tally.cuts);
         }
         for (reason, count) in &host.worker.drops {
             self.add("freeflow_wire_drops_total", &[reason], count);
@@ -240,6 +267,7 @@ pub async fn text(link: &Link) -> Result<String, Failure> {
 mod tests {
     use super::*;
     use crate::metering::WorkerMeter;
+    use crate::tallies::Tally;
     use crate::vnics::VnicNumbers;
     use freeflow_verbs::{RateLimit, Shaping};
     use std::collections::BTreeSet;
@@ -277,7 +305,8 @@ mod tests {
             connected_peer_count: 0,
             revision: 5,
             lost_audit_lines: 0,
-            access: vec![(String::new(), 1, 2)],
+            networks: vec![NetworkMeter { tenant: "red".into(), network: "net".into(), ..NetworkMeter::default() }],
+            access: vec![(["", "red", "net"].map(str::to_owned), Tally { refusals: 1, cuts: 2 })],
             cm_connections: 0,
             worker: WorkerMeter { drops: vec![("denied".into(), 3)], ..WorkerMeter::default() },
         }
@@ -305,6 +334,12 @@ mod tests {
         for (name, kind, _, help) in FAMILIES {
             assert_eq!(name.ends_with("_total"), *kind == "counter", "{name}");
             assert!(name.starts_with("freeflow_") && !help.contains(['\\', '\n']), "{name}");
+            assert!(name.bytes().all(|byte| byte == b'_' || byte.is_ascii_lowercase()), "{name}");
+            // In seconds and bytes; what only has labels is a gauge.
+            let words: Vec<&str> = name.split('_').collect();
+            let units = ["ns", "us", "ms", "nanoseconds", "milliseconds", "bits", "kilobytes", "percent", "time"];
+            assert!(!words.iter().any(|word| units.contains(word)), "{name}");
+            assert_eq!(words.contains(&"info"), help.ends_with("lways 1"), "{name}");
         }
     }
 

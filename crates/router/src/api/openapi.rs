@@ -31,7 +31,7 @@ fn answers(good: &[(&str, Value)], refusals: &[&str]) -> Value {
     let words = |code: &str| match code {
         "400" => "BadRequest: not understood",
         "403" => "Forbidden: the caller's role does not allow it",
-        "404" => "NotFound",
+        "404" => "NotFound: it, or something that has to be there, is not there or not to be seen",
         "409" => "Conflict, AlreadyExists, InUse",
         "410" => "Expired: list again, and watch from there",
         "422" => "Invalid: the causes name the fields",
@@ -115,8 +115,11 @@ fn list_schema(kind: &str, item: &Value) -> Value {
 fn object_paths<K: Kind>(paths: &mut Map<String, Value>) {
     let (object, list) = (reference(K::KIND), reference(&format!("{}List", K::KIND)));
     let [watch, version] = watching();
-    let selector =
-        parameter("labelSelector", &json!({"type": "string"}), "`a=b`, `a!=b`, `a`, `!a`, by commas; all hold.");
+    let selector = parameter(
+        "labelSelector",
+        &json!({"type": "string"}),
+        "`a=b`, `a==b`, `a!=b`, `a`, `!a`, by commas; all hold.",
+    );
     let name = json!({"name": "name", "in": "path", "required": true, "schema": {"type": "string"}});
     let id = |verb: &str| format!("{verb}{}", K::KIND);
     let body = json!({"required": true, "content": content(&object)});
@@ -143,7 +146,7 @@ fn object_paths<K: Kind>(paths: &mut Map<String, Value>) {
                 "requestBody": body,
                 "responses": answers(
                     &[("200", answer("It is as it was sent.", &object)), ("201", answer("It is new.", &object))],
-                    &["400", "409", "422", "507"],
+                    &["400", "404", "409", "422", "507"],
                 ),
             },
             "delete": {
@@ -198,7 +201,6 @@ fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
     let version = json!({"description": "To watch from. Objects of a long list may be newer, as their own says: what a watch tells of them up \
         to that is known.", "type": "integer"});
     add("ListMetadata", &["resourceVersion"], json!({"resourceVersion": version}));
-    add("Items", &["items"], json!({"items": {"type": "array", "items": any}}));
     let result = json!({"enum": ["created", "configured", "unchanged", "deleted"]});
     add(
         "Result",
@@ -220,7 +222,9 @@ fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
     add("WatchEvent", &["type", "object"], event);
     let cause = json!({"type": "object", "properties": {"field": text, "message": text}});
     let details = json!({"type": "object", "properties": {"kind": text, "name": text, "index": {"type": "integer"},
-        "causes": {"type": "array", "items": cause}}});
+        "causes": {"type": "array", "items": cause},
+        "users": {"description": "Of a dry run of DELETE that answers InUse: what names it, as \"Vnic a\"; 10,000 at most.",
+            "type": "array", "items": text}}});
     let reasons = [
         "BadRequest",
         "Invalid",
@@ -238,6 +242,15 @@ fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
     add("Status", &["kind", "status", "reason", "message", "code"], status);
     live_schemas(&mut add);
     add("Version", &["version", "apiVersion"], json!({"version": text, "apiVersion": text}));
+    let (word, map) = (
+        json!({"description": "Not looked at.", "type": "string"}),
+        json!({"description": "Not looked at.", "type": "object"}),
+    );
+    let items = json!({"items": {"type": "array", "items": any}, "apiVersion": word, "kind": word, "metadata": map});
+    schemas.insert(
+        "Items".into(),
+        json!({"type": "object", "additionalProperties": false, "required": ["items"], "properties": items}),
+    );
 }
 
 fn other_paths(paths: &mut Map<String, Value>) {
@@ -249,7 +262,7 @@ fn other_paths(paths: &mut Map<String, Value>) {
             "description": "All of them or none: one transaction.",
             "parameters": [dry_run()],
             "requestBody": body,
-            "responses": answers(&[("200", answer("Done.", &reference("Results")))], &["400", "409", "422", "507"]),
+            "responses": answers(&[("200", answer("Done.", &reference("Results")))], &["400", "404", "409", "422", "507"]),
         }}),
     );
     let version = answers(&[("200", answer("The router's.", &reference("Version")))], &[]);
@@ -281,6 +294,28 @@ fn other_paths(paths: &mut Map<String, Value>) {
     }
 }
 
+/// What a writer gives is never null.
+fn without_null(value: &mut Value) {
+    let is_null = |value: &Value| *value == "null" || value["type"] == "null";
+    if let Value::Object(map) = value {
+        for key in ["type", "anyOf"] {
+            let Some(Value::Array(all)) = map.get_mut(key) else { continue };
+            all.retain(|one| !is_null(one));
+            if all.len() == 1 {
+                let one = all.remove(0);
+                map.remove(key);
+                match one {
+                    Value::Object(fields) => map.extend(fields),
+                    word => drop(map.insert(key.into(), word)),
+                }
+            }
+        }
+        map.values_mut().for_each(without_null);
+    } else if let Value::Array(all) = value {
+        all.iter_mut().for_each(without_null);
+    }
+}
+
 fn make() -> Value {
     let mut settings = SchemaSettings::draft2020_12();
     settings.definitions_path = "/components/schemas".into();
@@ -297,7 +332,9 @@ fn make() -> Value {
     add!(Network, Group, AccessRule, QosClass, Quota, Vnic, Host);
     other_schemas(&mut schemas, &kinds);
     other_paths(&mut paths);
-    schemas.extend(generator.take_definitions(true));
+    let mut definitions = generator.take_definitions(true);
+    definitions.iter_mut().filter(|(name, _)| !name.ends_with("Status")).for_each(|(_, schema)| without_null(schema));
+    schemas.extend(definitions);
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -355,6 +392,7 @@ mod tests {
         for (kind, plural) in freeflow_orchestrator::objects::KINDS {
             assert!(schemas.contains_key(*kind) && schemas.contains_key(&format!("{kind}Spec")), "{kind}");
             assert!(document["paths"][format!("{BASE}/{plural}/{{name}}")]["put"].is_object(), "{plural}");
+            assert!(!schemas[&format!("{kind}Spec")].to_string().contains("null"), "{kind}: a null would be refused");
         }
     }
 }

@@ -159,7 +159,11 @@ mod tests {
     }
 
     fn vnic(name: &str, network: &str, class: Option<&str>) -> AnyObject {
-        object("Vnic", name, json!({"network": network, "qosClass": class}))
+        let mut spec = json!({"network": network});
+        if let Some(class) = class {
+            spec["qosClass"] = class.into();
+        }
+        object("Vnic", name, spec)
     }
 
     /// Two tenants, with a network, a rule and a vNIC each, and classes.

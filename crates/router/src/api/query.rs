@@ -1,6 +1,7 @@
 //! The part of a request's address after `?`, and label selectors.
 use super::failure::Failure;
 use freeflow_orchestrator::objects::Labels;
+use freeflow_orchestrator::{check_label_name, check_label_value};
 use std::collections::BTreeMap;
 
 /// Terms of one selector.
@@ -59,28 +60,43 @@ enum Term {
     HasNot(String),
 }
 
-/// Terms that all hold: `a=b`, `a!=b`, `a`, `!a`, by commas.
+impl Term {
+    /// Errors: why no label can be meant.
+    fn parse(text: &str) -> Result<Self, String> {
+        let (name, value, is_equal) = if let Some((name, value)) = text.split_once("!=") {
+            (name, Some(value), false)
+        } else if let Some((name, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
+            (name, Some(value), true)
+        } else {
+            let name = text.strip_prefix('!');
+            (name.unwrap_or(text), None, name.is_none())
+        };
+        let (name, value) = (name.trim().to_owned(), value.map(|value| value.trim().to_owned()));
+        check_label_name(&name)?;
+        value.as_deref().map_or(Ok(()), check_label_value)?;
+        Ok(match (value, is_equal) {
+            (Some(value), true) => Self::Is(name, value),
+            (Some(value), false) => Self::IsNot(name, value),
+            (None, true) => Self::Has(name),
+            (None, false) => Self::HasNot(name),
+        })
+    }
+}
+
+/// Terms that all hold: `a=b`, `a==b`, `a!=b`, `a`, `!a`, by commas. Without any it fits all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector(Vec<Term>);
 
 impl Selector {
     pub fn parse(text: &str) -> Result<Self, Failure> {
-        let mut terms = Vec::new();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let two = |one: &str, other: &str| (one.trim().to_owned(), other.trim().to_owned());
-            let term = if let Some((name, value)) = part.split_once("!=") {
-                let (name, value) = two(name, value);
-                Term::IsNot(name, value)
-            } else if let Some((name, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
-                let (name, value) = two(name, value);
-                Term::Is(name, value)
-            } else if let Some(name) = part.strip_prefix('!') {
-                Term::HasNot(name.trim().into())
-            } else {
-                Term::Has(part.into())
-            };
-            terms.push(term);
+        if text.trim().is_empty() {
+            return Ok(Self::default());
         }
+        let why = |term: &str, why: &str| {
+            Failure::bad_request(format!("labelSelector: {term:?}: {why}; terms are a=b, a==b, a!=b, a and !a"))
+        };
+        let parsed = text.split(',').map(str::trim).map(|term| Term::parse(term).map_err(|error| why(term, &error)));
+        let terms: Vec<Term> = parsed.take(TERM_COUNT_MAX + 1).collect::<Result<_, _>>()?;
         if terms.len() > TERM_COUNT_MAX {
             return Err(Failure::bad_request(format!("a selector has {TERM_COUNT_MAX} terms at most")));
         }
@@ -130,6 +146,33 @@ mod tests {
         ] {
             assert_eq!(Selector::parse(text).unwrap().fits(&labels), fits, "{text}");
         }
-        assert!(Selector::parse(&"a,".repeat(100)).is_err());
+        let many = |count: usize| vec!["a"; count].join(",");
+        assert!(Selector::parse(&many(TERM_COUNT_MAX)).is_ok());
+        assert!(Selector::parse(&many(TERM_COUNT_MAX + 1)).unwrap_err().message.contains("32 terms"));
+    }
+
+    #[test]
+    fn what_is_no_selector_is_refused_by_term() {
+        for (text, term) in [
+            ("a in (b)", "a in (b)"),
+            ("tier=web,x in (y", "x in (y"),
+            ("a in (b,c)", "a in (b"),
+            ("a notin (b)", "a notin (b)"),
+            ("=,", "="),
+            ("=b", "=b"),
+            ("!=b", "!=b"),
+            ("!", "!"),
+            ("!a=b", "!a=b"),
+            ("!!a", "!!a"),
+            ("a,,b", ""),
+            ("a,", ""),
+            ("a=b\u{1}", "a=b\\u{1}"),
+        ] {
+            let failure = Selector::parse(text).expect_err(text);
+            assert_eq!(failure.code.as_u16(), 400);
+            assert!(failure.message.contains(&format!("\"{term}\"")), "{text}: {}", failure.message);
+        }
+        let fits = |text: &str| Selector::parse(text).unwrap().fits(&[("a".into(), "b c=d".into())].into());
+        assert!(fits("a=b c=d") && fits(" ") && fits("a != b") && !fits("!a"));
     }
 }

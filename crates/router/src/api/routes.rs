@@ -28,6 +28,10 @@ const BODY_BYTES_MAX: [usize; 2] = [8 << 20, 1 << 20];
 const ITEM_COUNT_MAX: [usize; 2] = [10_000, 1000];
 /// How long a body may take to come.
 const BODY_TIME_MAX: Duration = Duration::from_secs(10);
+/// Of the body of `apply`: `items`, and what else a list has, which is not looked at.
+const LIST_FIELDS: [&str; 4] = ["items", "apiVersion", "kind", "metadata"];
+/// Unknown ones that a refusal names.
+const CAUSE_COUNT_MAX: usize = 16;
 /// A list longer than this is refused: a selector makes it shorter.
 const LIST_BYTES_MAX: usize = 128 << 20;
 
@@ -382,8 +386,23 @@ async fn delete_one(
     let kind = kind_of(&plural)?;
     let query = parameters(query.as_deref(), &["dryRun", "resourceVersion"])?;
     let (dry_run, version) = (flag(&query, "dryRun")?, version_of(&query)?);
-    let done = change(&server, &asking, "delete", Command::Delete { kind, name, version }, dry_run).await?;
+    let done = change(&server, &asking, "delete", Command::Delete { kind, name, version }, dry_run).await;
+    // Who only asks may mean to delete those first.
+    let done = done.map_err(|failure| if dry_run { failure } else { failure.without_users() })?;
     Ok(held(results(&done).to_string().into_bytes(), permit))
+}
+
+/// A list has no other fields: a `dryRun` that is put here must not change anything.
+fn check_list(body: &Value) -> Result<(), Failure> {
+    let unknown = body
+        .as_object()
+        .into_iter()
+        .flat_map(|fields| fields.keys())
+        .filter(|key| !LIST_FIELDS.contains(&key.as_str()));
+    let message =
+        |key: &String| format!("unknown field `{key}`, expected {}; dryRun is a parameter", LIST_FIELDS.join(", "));
+    let causes: Vec<Cause> = unknown.take(CAUSE_COUNT_MAX).map(|key| Cause::new(key, message(key))).collect();
+    if causes.is_empty() { Ok(()) } else { Err(Failure::invalid(Invalid { causes }, None)) }
 }
 
 async fn apply(
@@ -398,6 +417,7 @@ async fn apply(
     let body = body?;
     let items = body.get("items").and_then(Value::as_array);
     let items = items.ok_or_else(|| Failure::bad_request("the body is {\"items\": [objects]}"))?;
+    check_list(&body)?;
     let max = ITEM_COUNT_MAX[usize::from(!asking.caller.role.is_admin)];
     if items.len() > max {
         return Err(Failure::bad_request(format!("{} objects; {max} may be applied at once", items.len())));

@@ -424,8 +424,11 @@ mod tests {
     }
 
     fn network(class: Option<&str>) -> Side {
-        let value = json!({"apiVersion": API_VERSION, "kind": "Network", "metadata": {"name": "n"},
-            "spec": {"tenant": "blue", "cidrs": ["10.0.0.0/24"], "qosClass": class}});
+        let mut value = json!({"apiVersion": API_VERSION, "kind": "Network", "metadata": {"name": "n"},
+            "spec": {"tenant": "blue", "cidrs": ["10.0.0.0/24"]}});
+        if let Some(class) = class {
+            value["spec"]["qosClass"] = class.into();
+        }
         Side { object: parse_object(&value).unwrap(), tenant: Some("blue".into()) }
     }
 

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 const READ_EVENTS: u32 = (EPOLLIN | libc::EPOLLRDNORM | libc::EPOLLRDHUP) as u32;
 const WRITE_EVENTS: u32 = (EPOLLOUT | libc::EPOLLWRNORM) as u32;
 const END_EVENTS: u32 = (EPOLLERR | EPOLLHUP) as u32;
+/// Flags of poll and of epoll are the same numbers for what both have.
+pub const POLL_EVENTS: u32 = READ_EVENTS | WRITE_EVENTS | END_EVENTS | libc::EPOLLPRI as u32;
 
 #[derive(Debug)]
 pub struct Member {
