@@ -22,6 +22,13 @@ pub enum Format {
     Yaml,
 }
 
+impl Format {
+    /// Lines for people.
+    pub fn is_text(self) -> bool {
+        matches!(self, Self::Table | Self::Wide)
+    }
+}
+
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ObjectOutput {
     /// Output format

@@ -123,9 +123,9 @@ fn print_value(format: Format, value: impl FnOnce() -> Value) -> bool {
     match format {
         Format::Json => output::json(&value()),
         Format::Yaml => output::line(to_yaml(&value()).trim_end()),
-        Format::Table | Format::Wide => return false,
+        Format::Table | Format::Wide => {}
     }
-    true
+    !format.is_text()
 }
 
 fn list_of(objects: &[Value]) -> Value {
@@ -194,7 +194,7 @@ fn describe(api: &Api, arguments: &Describe) -> Result<i32> {
 fn diff(api: &Api, arguments: &Diff) -> Result<bool> {
     let items = manifest::read(&arguments.files)?;
     let results = send(api, &items, true)?;
-    let is_text = matches!(arguments.output.format, Format::Table | Format::Wide);
+    let is_text = arguments.output.format.is_text();
     let mut different = Vec::new();
     for (item, result) in items.iter().zip(&results) {
         let before = match api.get(&path_of(item.kind, &item.name)) {

@@ -62,10 +62,6 @@ impl Printer {
         Self { kind, format, widths: Vec::new() }
     }
 
-    fn is_table(&self) -> bool {
-        matches!(self.format, Format::Table | Format::Wide)
-    }
-
     fn row(&self, what: &str, object: &Value) -> Vec<String> {
         let mut row = vec![what.to_string()];
         row.extend(columns::row(self.kind, object, self.format == Format::Wide));
@@ -73,7 +69,7 @@ impl Printer {
     }
 
     fn begin(&mut self, objects: &[Value]) {
-        if !self.is_table() {
+        if !self.format.is_text() {
             for object in objects {
                 self.change("ADDED", object, &serde_json::json!({"type": "ADDED", "object": object}));
             }
