@@ -462,6 +462,10 @@ def labelled(host):
         need(vnic["metadata"]["labels"].get("a.b/c") == "d", vnic["metadata"])
         need(vnic["status"]["title"] == "one", vnic["status"])
         need("one" in host.freeflow("describe", "vnic", vnic["metadata"]["name"]), "not described")
+        for words in (("describe", "vnic", "one"), ("get", "vnic", "one")):
+            need(vnic["metadata"]["name"] in host.freeflow(*words), f"{words}: not by its container")
+        need(get(host, "vnic", "one")["metadata"]["name"] == vnic["metadata"]["name"], "another vNIC")
+        host.freeflow("describe", "vnic", "two", codes=(4,))
         host.freeflow("run", "--label", "engine=oci", "--rm", "--", "true", codes=(2,))
         output = host.freeflow("run", "--label", "freeflow.io/latency-class=fast", "--rm", "--", "true", codes=(125,))
         need("freeflow.io/latency-class" in output and "low, normal, background" in output, output)

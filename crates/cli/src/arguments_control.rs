@@ -54,6 +54,7 @@ pub struct Apply {
 pub struct Get {
     #[arg(value_name = "KIND")]
     pub kind: String,
+    /// Of a vNIC also that of its container, without -w
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
     /// Only objects with these labels
@@ -71,7 +72,7 @@ pub struct Get {
 pub struct Describe {
     #[arg(value_name = "KIND")]
     pub kind: String,
-    /// Without one: all; for the host: this one
+    /// Without one: all; for the host: this one; of a vNIC also that of its container
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
     #[command(flatten)]

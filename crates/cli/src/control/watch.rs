@@ -19,7 +19,7 @@ pub fn watch(api: &Api, kind: Kind, arguments: &Get) -> Result<()> {
     let is_wanted = |object: &Value| arguments.name.as_deref().is_none_or(|name| object["metadata"]["name"] == name);
     for _ in 0..EXPIRED_COUNT_MAX {
         let present = list(api, kind, labels)?;
-        let objects: Vec<Value> = items_of(&present).into_iter().filter(|object| is_wanted(object)).collect();
+        let objects: Vec<Value> = items_of(&present)?.into_iter().filter(|object| is_wanted(object)).collect();
         printer.begin(&objects);
         let selector = labels.map(|labels| format!("&labelSelector={}", encoded(labels))).unwrap_or_default();
         let since = columns::text(&present["metadata"]["resourceVersion"]);
