@@ -63,16 +63,16 @@ def conditions(host, title):
     return next(vnic["status"]["conditions"] for vnic in vnics if vnic["status"]["title"] == title)
 
 
-def wait_for_refusal(host, title, ran_out):
-    """It is in the audit log that a quota refused a container's program something, and what."""
+def wait_for_refusal(host, title, ran_out, count=1, seconds=20):
+    """It is in the audit log that a quota refused a container's program something, what, and how often."""
     name = next(vnic["metadata"]["name"] for vnic in get(host, "vnics")["items"] if vnic["status"]["title"] == title)
     wanted = {"event": "enforced", "what": "quota refused", "vnic": name, "tenant": "red", "rule": "Quota small", "ranOut": ran_out}
 
     def lines():
         return [json.loads(line) for line in (host.run_dir / "audit.log").read_text().splitlines()]
 
-    wait_until(lambda: any(wanted.items() <= line.items() and line["count"] > 0 for line in lines()),
-               lambda: f"{wanted} is not in the audit log: {lines()[-5:]}", 20)
+    wait_until(lambda: sum(line["count"] for line in lines() if wanted.items() <= line.items()) >= count,
+               lambda: f"{count} of {wanted} are not in the audit log: {lines()[-5:]}", seconds)
     need("quota refused" in (host.run_dir / "router.log").read_text(), "nor in router.log")
 
 
@@ -207,8 +207,11 @@ def quota_of_a_vnic(host):
         # What is held already stays when it shrinks.
         apply(host, quota("perVnic: {qps: 2}"))
         wait_until(lambda: get(host, "vnics")["items"][0]["status"]["qpCount"] == 7, "what was held is gone")
+        refused = get(host, "quota", "small")["status"]["refusalCount"]
         plain(host)
         maker.wait_for_output("made all")
+        # Also what is summed up when the quota has gone.
+        wait_for_refusal(host, "one", "perVnic.qps", refused, 40)
         maker.terminate()
     finally:
         one.remove()

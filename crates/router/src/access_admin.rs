@@ -1,6 +1,6 @@
 //! Access rules between the threads: the control thread gives them out, both sides enforce them, what they refuse is reported.
 use crate::access::{Access, Attempted, Incident, Rules, VnicIdentity};
-use crate::attempts::{Resource, Share, Tried, quota_field};
+use crate::attempts::{self, Resource, Share, Tried, quota_field};
 use crate::audit::Refusal;
 use crate::control::Control;
 use crate::homes::Homes;
@@ -11,6 +11,7 @@ use crate::vnics::Record;
 use crate::worker::Worker;
 use freeflow_engine::SessionId;
 use freeflow_orchestrator::access::AccessTable;
+use freeflow_shm::monotonic_ns;
 use freeflow_verbs::{Gid, Instant};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -21,6 +22,8 @@ const TURN_QPS_MAX: u32 = 256;
 const TURN_WORK_MAX: u64 = 1 << 15;
 const STEP_QPS: u32 = 4;
 const ROUND_CONNECTIONS_MAX: usize = 32;
+/// How old the line before a sum may be, nanoseconds: sums come late where the router has much to do.
+const BLAMED_TIME_NS: u64 = 2 * attempts::INTERVAL.0;
 
 /// Who a vNIC is, as rules see it.
 pub fn identity_of(vnic: &Record) -> Arc<VnicIdentity> {
@@ -199,7 +202,7 @@ impl Control {
 
     /// A program of a vNIC got ENOMEM so often. That a limit of the router's own was in the way is no quota's doing.
     fn report_shortage(&mut self, id: &str, (share, resource): (Share, Resource), count: u64) {
-        let Some(quota) = self.quota_behind(id, share, resource) else { return };
+        let Some(quota) = self.quota_to_blame(id, share, resource) else { return };
         let what = Tried::Quota(share, resource).name();
         let network = self.state.vnic(id).map_or(String::new(), |vnic| vnic.network().to_owned());
         let ran_out = quota_field(share, resource);
@@ -215,6 +218,19 @@ impl Control {
         if self.may_log(id) {
             info!("quota refused", network = network, vnic = id, quota = quota, ran_out = ran_out, count = count);
         }
+    }
+
+    /// What a sum counts may be of a Quota that has gone, or has got wider, since the line before: then that has it.
+    fn quota_to_blame(&mut self, id: &str, share: Share, resource: Resource) -> Option<String> {
+        let found = self.quota_behind(id, share, resource);
+        let Some(entry) = self.vnics_by_id.get(id).and_then(|&key| self.vnics.get_mut(key)) else { return found };
+        let now_ns = monotonic_ns();
+        if let Some(quota) = &found {
+            entry.blamed.insert((share, resource), (quota.clone(), now_ns));
+            return found;
+        }
+        let (quota, told_ns) = entry.blamed.remove(&(share, resource))?;
+        (now_ns.saturating_sub(told_ns) <= BLAMED_TIME_NS).then_some(quota)
     }
 
     /// The Quota that sets a vNIC's limit, or its network's.

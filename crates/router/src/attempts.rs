@@ -5,7 +5,7 @@ use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
 use std::collections::BTreeMap;
 
 /// Between two lines about one vNIC and kind.
-const INTERVAL: Duration = Duration::from_millis(10_000);
+pub const INTERVAL: Duration = Duration::from_millis(10_000);
 /// The first one waits a moment for others, which might name an owner.
 const GATHER: Duration = Duration::from_millis(50);
 /// vNICs and kinds at a time; what others try is only counted.

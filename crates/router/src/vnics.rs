@@ -6,6 +6,7 @@
 use crate::access_admin::identity_of;
 use crate::account::Account;
 use crate::admin::AdminDone;
+use crate::attempts::{Resource, Share};
 use crate::closer::Closer;
 use crate::control::{Control, Topic};
 use crate::external;
@@ -24,6 +25,7 @@ use freeflow_protocol::admin::{AdminErrorCode, AdminReply, Counters, VnicStatus}
 use freeflow_shm::fd;
 use freeflow_verbs::{Gid, Instant, NetworkId, Shaping, VerbsError, VnicLimits};
 use rustix::event::epoll;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -78,6 +80,8 @@ pub struct VnicEntry {
     pub freer: Closer,
     pub lines: Lines,
     pub malformed_messages: u64,
+    /// The Quotas that were last in the way of its programs, and when that was told, nanoseconds.
+    pub blamed: BTreeMap<(Share, Resource), (String, u64)>,
     /// Why the worker gave it up, last.
     pub failed: Option<&'static str>,
 }
@@ -275,6 +279,7 @@ impl Control {
             freer: Closer::default(),
             lines: Lines::default(),
             malformed_messages: 0,
+            blamed: BTreeMap::new(),
             failed: None,
         };
         let key = self.vnics.insert(entry);
