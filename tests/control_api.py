@@ -25,6 +25,7 @@ GROUPS_LOCK = "/run/lock/freeflow-test-groups"
 GROUPS_WAIT = 120
 SLICE, SLICES = 128, 3  # objects that the control thread gives at a time
 CONNECTIONS = 10_000
+KNOCKS = 400
 DESCRIPTORS_MAX = 300  # more than the server holds at a time
 
 
@@ -478,6 +479,15 @@ def other_namespace(host, api):
     need(lib.run([sys.executable, "-c", code]).strip() == "200", "root is not served")
     unshared = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
     need(lib.run(unshared).strip() == "403", "another PID namespace's root is served")
+    # Nor by the command's socket; and however often it tries, there are few lines of it.
+    knock = ("import socket\n"
+             f"for _ in range({KNOCKS}):\n"
+             "    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:\n"
+             f"        client.connect({str(host.run_dir / 'admin.sock')!r})\n"
+             "        assert b'root' in client.recv(4096)\n")
+    lib.run([*unshared[:-1], knock])
+    lines = (host.run_dir / "router.log").read_text().count("refused a client of the admin socket")
+    need(0 < lines < KNOCKS, f"{lines} lines of {KNOCKS} who are refused")
 
 
 def directories(host):

@@ -18,7 +18,7 @@ use freeflow_engine::{Usage, VnicId};
 use freeflow_orchestrator::{Command, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, PeersStatus, RouterStatus};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
-use freeflow_shm::fd;
+use freeflow_shm::{fd, monotonic_ns};
 use rustix::event::epoll;
 use std::io;
 use std::net::IpAddr;
@@ -52,7 +52,14 @@ impl Control {
             let credentials = fd::peer_credentials(&socket);
             let (uid, pid) = credentials.map_or((u32::MAX, 0), |credentials| (credentials.uid, credentials.pid));
             if !is_own_root(uid, pid).unwrap_or(false) {
-                warning!("refused a client of the admin socket: not root of the router's PID namespace");
+                if let Some(left_out) = self.stranger_lines.take(monotonic_ns()) {
+                    warning!(
+                        "refused a client of the admin socket: not root of the router's PID namespace",
+                        uid = uid,
+                        pid = pid,
+                        left_out = left_out
+                    );
+                }
                 let reply = AdminReply::Failed {
                     code: AdminErrorCode::NotPermitted,
                     message: "only root on the host may ask that".into(),

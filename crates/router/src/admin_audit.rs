@@ -53,7 +53,7 @@ impl Control {
     /// Notes it if this is a refusal.
     pub(crate) fn note_failed(&self, who: Who, verb: &'static str, (kind, name): (&str, &str), reply: &AdminReply) {
         let AdminReply::Failed { code, message } = reply else { return };
-        self.audit.note_some(u64::from(who.uid), |left_out| {
+        self.audit.note_some(who.originator(), |left_out| {
             Entry::refused(who, verb, (kind, name), (word(*code), message), left_out)
         });
     }

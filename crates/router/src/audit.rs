@@ -30,6 +30,9 @@ const REFUSAL_INTERVAL_NS: u64 = 10_000_000_000;
 /// Originators share these: a few hundred lines a minute at most, whoever and however many they are.
 const ORIGINATOR_COUNT: usize = 64;
 
+/// The role of who has none.
+pub const NO_ROLE: &str = "none";
+
 /// Who asked, at the API or the admin socket.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Who {
@@ -37,6 +40,13 @@ pub struct Who {
     pub pid: i32,
     /// `admin`, `tenant-admin:NAME,…`, `viewer`, `none`.
     pub role: String,
+}
+
+impl Who {
+    /// Whose allowance of lines this is: root of another PID namespace, who has no role here, does not use up root's own.
+    pub fn originator(&self) -> u64 {
+        u64::from(self.uid) | u64::from(self.role == NO_ROLE) << 32
+    }
 }
 
 /// More of a change, where there is more to say.

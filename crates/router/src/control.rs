@@ -19,7 +19,7 @@ use crate::follower::News;
 use crate::hold::Holder;
 use crate::imports::Passes;
 use crate::jobs::{Job, Reaction, Step};
-use crate::log::{info, warning};
+use crate::log::{Lines, info, warning};
 use crate::memory::PageTable;
 use crate::peers::{Peers, PeersHandle};
 use crate::policy::Told;
@@ -148,6 +148,8 @@ pub struct Control {
     pub(crate) admin_listener: OwnedFd,
     pub(crate) admins: Slab<AdminConnection>,
     pub(crate) admins_ready: VecDeque<Key>,
+    /// Of who is turned away there.
+    pub(crate) stranger_lines: Lines,
     /// The CLI's requests are done one at a time.
     pub(crate) admin_busy: bool,
     /// A capture of the wire is under way.
@@ -218,6 +220,7 @@ impl Control {
             admin_listener: parts.admin_listener,
             admins: Slab::default(),
             admins_ready: VecDeque::new(),
+            stranger_lines: Lines::default(),
             admin_busy: false,
             capturing: false,
             retired: Counters::default(),

@@ -153,7 +153,7 @@ impl Control {
         refusal: &Refusal,
     ) {
         let about = refusal.object.clone().or(about);
-        self.audit.note_some(u64::from(caller.who.uid), |left_out| {
+        self.audit.note_some(caller.who.originator(), |left_out| {
             let (kind, name) = about.as_ref().map_or(("", ""), |(kind, name)| (kind.name(), name.as_str()));
             let why = (failure::word(refusal.reason), refusal.message.as_str());
             Entry::refused(caller.who.clone(), verb, (kind, name), why, left_out)
