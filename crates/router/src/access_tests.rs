@@ -212,6 +212,27 @@ fn labels_of_here_and_elsewhere_change_verdicts() {
 }
 
 #[test]
+fn what_quotas_refuse_is_told_as_sums() {
+    use crate::attempts::{Resource, Share, Tried};
+    let mut access = Access::default();
+    let (qps, bytes) = ((Share::Vnic, Resource::Qps), (Share::Network, Resource::RegisteredBytes));
+    for (share, resource) in [qps, qps, bytes] {
+        access.note_shortage((A, gid("10.0.0.1")), share, resource, 3);
+    }
+    let told = |access: &mut Access, now: u64| -> Vec<_> {
+        access.take_attempts(Instant(now)).into_iter().map(|told| (told.tried, told.peer, told.count)).collect()
+    };
+    let line = |(share, resource), count| (Tried::Quota(share, resource), String::new(), count);
+    assert_eq!(told(&mut access, 1 << 40), [line(qps, 6), line(bytes, 3)]);
+    // Whoever asks again and again is told of now and then.
+    for _ in 0..100_000 {
+        access.note_shortage((A, gid("10.0.0.1")), qps.0, qps.1, 1);
+    }
+    assert_eq!(told(&mut access, (1 << 40) + 1_000_000_000), []);
+    assert_eq!(told(&mut access, (1 << 40) + 11_000_000_000), [line(qps, 100_000)]);
+}
+
+#[test]
 fn machines_outside_are_the_networks_to_allow() {
     let mut access = access(&[("r", "x", "y")]);
     for (network, allowed) in [(A, true), (B, false)] {

@@ -22,6 +22,7 @@ mod access_admin;
 mod account;
 mod across;
 mod admin;
+mod admin_audit;
 mod api;
 mod attempts;
 mod audit;
