@@ -157,6 +157,21 @@ def past_the_router(host, server, client, load, path, *options):
     return f"{carried} of {sent} by the router"
 
 
+def longest_message(host, server, client, messages_each=2000):
+    """SENDs of 64 KiB, by turns: the longest that go past the router."""
+    need(lib_paths.set_path(host, "auto"), "the router does not take the data path")
+    before = messages(host)
+    options = ("-s", 1 << 16, "-n", messages_each, "-F", "-p", lib.PORT)
+    answering = server.start("ib_send_lat", *options)
+    server.wait_for_port(answering, lib.PORT)
+    asking = client.start("ib_send_lat", *options, server.ip)
+    for end in (asking, answering):
+        need(end.wait(60) == 0, end.output())
+    carried = counted_since(host, before, 2 * messages_each)
+    need(carried * 4 < messages_each, f"the router carried {carried} of {2 * messages_each}")
+    return f"{carried} of {2 * messages_each} by the router"
+
+
 def ping(host, server, client, path, told, reason):
     need(lib_paths.set_path(host, path), "the router does not take the data path")
     report = json.loads(host.freeflow("ping", server.name, client.name, "-o", "json"))
@@ -246,6 +261,7 @@ def test(checks):
         for path in lib_paths.ALL:
             checks.check(f"{path}: what the router carries", past_the_router, *both, load, path)
         checks.check("what programs did that exit at once is counted", past_the_router, *both, load, "auto", "-x")
+        checks.check("SENDs of 64 KiB go past the router", longest_message, *both)
         for path, *told in (ROUTED, DIRECT):
             checks.check(f"{path}: freeflow ping", ping, *both, path, *told)
         checks.check("asleep, nobody takes processor time", idle, *both, direct)
