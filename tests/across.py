@@ -185,7 +185,6 @@ def need_not_connected(server, client):
 def need_no_cm(server, client, because=("not permitted", "refused")):
     """One host says no at once, or the other one's answer is a no; of nobody's address there is no word."""
     with lib_cm.listening(server, "rping", "-s", "-P", "-a", server.ip) as listener:
-        # (rping waits for ever once rdma_connect has failed.)
         output = client.exec("rdma_client", "-s", server.ip, "-p", RPING_PORT, codes=(1, 255), seconds=SOON)
         need(any(text in output for text in because), output)
         need(listener.process.poll() is None, listener.output())

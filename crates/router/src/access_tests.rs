@@ -90,7 +90,10 @@ fn what_is_refused_and_tried_is_told_apart_by_network() {
     assert_eq!((tally(&access, Some("s"), A), tally(&access, Some("s"), B)), (Some((1, 1)), None));
     assert_eq!((tally(&access, None, A), tally(&access, None, B)), (None, Some((1, 0))));
     let tried = |access: &Access| access.tallies().tried.clone().into_iter().collect::<Vec<_>>();
-    assert_eq!(tried(&access), [((A, Tried::Engine(kind)), 1), ((B, Tried::Connection), 1), ((B, Tried::Request), 1)]);
+    assert_eq!(
+        tried(&access),
+        [((Some(A), Tried::Engine(kind)), 1), ((Some(B), Tried::Connection), 1), ((Some(B), Tried::Request), 1)]
+    );
     // The rule has another place.
     let next = rules(&[("a", "x", "z"), ("s", "y", "x")], access.rules().map(Arc::as_ref));
     access.set_rules(next);
@@ -101,7 +104,7 @@ fn what_is_refused_and_tried_is_told_apart_by_network() {
     let next = rules(&[("t", "y", "x")], access.rules().map(Arc::as_ref));
     access.set_rules(next);
     assert!(access.tallies().refused.is_empty());
-    assert_eq!(tried(&access), [((A, Tried::Engine(kind)), 1)]);
+    assert_eq!(tried(&access), [((Some(A), Tried::Engine(kind)), 1)]);
 }
 
 #[test]

@@ -109,6 +109,8 @@ pub(crate) struct HostMeter {
     pub lost_audit_lines: u64,
     /// In order of name.
     pub networks: Vec<NetworkMeter>,
+    /// What was tried in vain that is put down to no network, for each of [`Tried::ALL`].
+    pub tried: [u64; Tried::ALL.len()],
     /// By rule (the empty name: the networks' own `access`), tenant and network (empty: of none that is known); where nothing is,
     /// nothing was refused.
     pub access: Vec<([String; 3], Tally)>,
@@ -131,6 +133,10 @@ pub(crate) struct NetworkMeter {
 pub(crate) struct Told {
     rules: Option<Arc<Rules>>,
     tallies: Tallies,
+}
+
+fn tried_of(network: Option<NetworkId>, told: &[Told; 2]) -> [u64; Tried::ALL.len()] {
+    Tried::ALL.map(|tried| told.iter().filter_map(|by| by.tallies.tried.get(&(network, tried))).sum())
 }
 
 impl Told {
@@ -312,6 +318,7 @@ impl Control {
             revision: self.state.revision().0,
             lost_audit_lines: self.audit.lost_lines(),
             networks,
+            tried: tried_of(None, &told),
             access,
             cm_connections: self.cm.counts().established_count.into(),
             worker,
@@ -319,12 +326,11 @@ impl Control {
     }
 
     fn network_meters(&self, totals: &BTreeMap<NetworkId, Totals>, told: &[Told; 2]) -> Vec<NetworkMeter> {
-        let tried = |network, tried| told.iter().filter_map(|by| by.tallies.tried.get(&(network, tried))).sum();
         let meter = |network: &NetworkEntry| NetworkMeter {
             tenant: network.tenant().to_owned(),
             network: network.name().to_owned(),
             totals: totals.get(&network.id).copied().unwrap_or_default(),
-            tried: Tried::ALL.map(|kind| tried(network.id, kind)),
+            tried: tried_of(Some(network.id), told),
         };
         self.state.networks().map(meter).collect()
     }

@@ -63,7 +63,7 @@ const FAMILIES: &[Family] = &[
     ("freeflow_network_wire_received_packets_total", "counter", OF_NETWORK, "Packets that they received from other hosts"),
     ("freeflow_access_refusals_total", "counter", OF_RULE, "What an access rule refused (no rule: the networks' own access), by the network of who asked (none: it is not known)"),
     ("freeflow_access_cuts_total", "counter", OF_RULE, "Ends of connections that a rule cut, in the same way"),
-    ("freeflow_access_attempts_total", "counter", &["tenant", "network", "what"], "What was tried that leads nowhere, or to others, by the network of who tried; what: as in the audit log"),
+    ("freeflow_access_attempts_total", "counter", &["tenant", "network", "what"], "What was tried that leads nowhere, or to others, by the network of who tried (none: it is not known); what: as in the audit log"),
     ("freeflow_wire_drops_total", "counter", &["reason"], "Packets received that no queue pair acted upon"),
     ("freeflow_worker_cpu_seconds_total", "counter", &[], "CPU time of the router's worker"),
     ("freeflow_worker_moved_bytes_total", "counter", &[], "Bytes that the other threads copied"),
@@ -186,7 +186,11 @@ impl Text {
         ] {
             self.add(name, &of, count);
         }
-        for (tried, count) in Tried::ALL.iter().zip(meter.tried) {
+        self.add_tried(of, meter.tried);
+    }
+
+    fn add_tried(&mut self, [tenant, network]: [&str; 2], counts: [u64; Tried::ALL.len()]) {
+        for (tried, count) in Tried::ALL.iter().zip(counts) {
             self.add("freeflow_access_attempts_total", &[tenant, network, tried.name()], count);
         }
     }
@@ -195,6 +199,7 @@ impl Text {
         for network in host.networks.iter().take(NETWORK_COUNT_MAX) {
             self.add_network(network);
         }
+        self.add_tried([""; 2], host.tried);
         for ([rule, tenant, network], tally) in host.access.iter().take(REFUSED_COUNT_MAX) {
             self.add("freeflow_access_refusals_total", &[rule, tenant, network], tally.refusals);
             self.add("freeflow_access_cuts_total", &[rule, tenant, network], tally.cuts);
@@ -306,6 +311,7 @@ mod tests {
             revision: 5,
             lost_audit_lines: 0,
             networks: vec![NetworkMeter { tenant: "red".into(), network: "net".into(), ..NetworkMeter::default() }],
+            tried: Tried::ALL.map(|tried| if tried == Tried::Request { 9 } else { 0 }),
             access: vec![(["", "red", "net"].map(str::to_owned), Tally { refusals: 1, cuts: 2 })],
             cm_connections: 0,
             worker: WorkerMeter { drops: vec![("denied".into(), 3)], ..WorkerMeter::default() },
@@ -366,6 +372,9 @@ mod tests {
             let line = format!("freeflow_vnic_sent_messages_total{labels}\"{path}\"}} {count}\n");
             assert!(text.contains(&line), "{line} is not in {text}");
         }
+        // Of networks that are too many to be told apart.
+        let line = "freeflow_access_attempts_total{tenant=\"\",network=\"\",what=\"rdma_cm request to nobody\"} 9\n";
+        assert!(text.contains(line), "{line} is not in {text}");
         assert!(
             text.contains("freeflow_router_vnics_left_out 1\n") && text.contains("drops_total{reason=\"denied\"} 3\n")
         );
