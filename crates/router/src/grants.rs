@@ -387,7 +387,7 @@ impl Worker {
     }
 
     /// What was carried of a QP's requests that has paid for nothing yet.
-    fn funds(&self, id: QpId) -> u64 {
+    pub(crate) fn funds(&self, id: QpId) -> u64 {
         let carried = self.engine.qp_traffic(id).unwrap_or_default().carried(REQUEST_BYTES);
         let paid = self.rings.qps.get(id).map_or(0, |qp| qp.direct.grants_paid);
         carried.saturating_add(FREE_BYTES).saturating_sub(paid)
