@@ -428,10 +428,7 @@ fn what_is_mapped_later_is_not_reached_by_what_was_granted_before() {
 #[test]
 fn a_region_that_ends_takes_every_holder_s_grant() {
     let mut rig = Rig::new();
-    let (cq, b_cq) = (rig.pair.a.create_cq(8, None), rig.pair.b.create_cq(8, None));
-    let (qp, b_qp) = (rig.pair.a.create_qp(QpType::Rc, &cq), rig.pair.b.create_qp(QpType::Rc, &b_cq));
-    rig.pair.a.connect_rc(&qp, rig.pair.b.gid(), b_qp.qpn, 14);
-    rig.pair.b.connect_rc(&b_qp, rig.pair.a.gid(), qp.qpn, 14);
+    let (qp, _peer) = second_pair(&mut rig.pair);
     let other = rig.pair.b.register(rig.to.address, 2 * PAGE_BYTES);
     rig.ask(true).unwrap();
     ask_grant(&rig.pair.a, &qp, other.rkey, (rig.to.address, 8), true).unwrap();
@@ -458,7 +455,7 @@ fn who_does_not_take_its_memory_back_in_time_loses_its_session() {
 }
 
 /// Another pair of QPs between the same processes.
-fn second_pair(pair: &Pair) -> (Qp, Qp) {
+fn second_pair(pair: &mut Pair) -> (Qp, Qp) {
     let (cq, b_cq) = (pair.a.create_cq(8, None), pair.b.create_cq(8, None));
     let (qp, b_qp) = (pair.a.create_qp(QpType::Rc, &cq), pair.b.create_qp(QpType::Rc, &b_cq));
     pair.a.connect_rc(&qp, pair.b.gid(), b_qp.qpn, 14);
@@ -469,9 +466,9 @@ fn second_pair(pair: &Pair) -> (Qp, Qp) {
 #[test]
 fn what_a_process_has_by_another_qp_too_is_not_taken_back() {
     for by_owner in [false, true] {
-        let rig = Rig::new();
+        let mut rig = Rig::new();
+        let (qp, its_peer) = second_pair(&mut rig.pair);
         let Pair { a, b, a_qp, b_qp, .. } = &rig.pair;
-        let (qp, its_peer) = second_pair(&rig.pair);
         rig.ask(true).unwrap();
         ask_grant(a, &qp, rig.to.mr.rkey, (rig.to.address, 8), true).unwrap();
         let destroy = |client: &Client, qp: &Qp| client.ask(&Request::DestroyQp { qp: qp.handle });
@@ -496,7 +493,7 @@ fn what_another_process_has_is_taken_back_all_the_same() {
     rig.ask(true).unwrap();
     ask_grant(&other, &qp, rig.to.mr.rkey, (rig.to.address, 8), true).unwrap();
     // The right to read is not the one to write.
-    let (third, _peer) = second_pair(&rig.pair);
+    let (third, _peer) = second_pair(&mut rig.pair);
     ask_grant(&rig.pair.a, &third, rig.to.mr.rkey, (rig.to.address, 8), false).unwrap();
     assert_eq!(rig.pair.a.ask(&Request::DestroyQp { qp: rig.pair.a_qp.handle }), Reply::Done);
     assert_eq!((rig.withdrawn(), qp.send.grants_withdrawn(), third.send.grants_withdrawn()), (1, 1, 1));
@@ -536,7 +533,7 @@ fn memory_is_granted_to_who_has_used_the_router_as_much() {
     });
     assert_eq!(reply, Reply::NotEarned { missing: 2 * PAGE_BYTES - 16 });
     // Another QP of its process pays nothing for what that has.
-    let (qp, _peer) = second_pair(&rig.pair);
+    let (qp, _peer) = second_pair(&mut rig.pair);
     assert!(ask_grant(&rig.pair.a, &qp, to.mr.rkey, (to.address, 8), true).is_ok());
     assert!(ask_grant(&rig.pair.a, &qp, rig.to.mr.rkey, (rig.to.address, 8), true).is_ok(), "it has all it was given");
 }
