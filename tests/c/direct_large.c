@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 enum { PAGE = 4096, CHUNKS = 64, CLIENTS_MAX = 64, ROUNDS = 8, BLOCK = 64 << 10, BLOCKS = 512, WAIT_MS = 20000 };
-// Chunks begin in no round place, and each client has its page in each of them.
+// The region begins at no multiple of a chunk. Each client has its page in each chunk, and its block in one.
 static const uint64_t CHUNK = 16ull << 20, BYTES = CHUNKS * (16ull << 20), BLOCK_AT = 8ull << 20;
 
 #define must(condition)                                                                                                \

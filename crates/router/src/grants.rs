@@ -297,7 +297,7 @@ struct Entry<'a> {
 
 /// What the worker says to a wish; the control thread makes the descriptor and the answer.
 pub(crate) enum Verdict {
-    Given(Given),
+    Given(Box<Given>),
     NotEarned { missing: u64 },
 }
 
@@ -383,7 +383,7 @@ impl Worker {
         let address = found.iova + (addresses.start - found.address);
         let length = addresses.end - addresses.start;
         let reply = Reply::Grant { address, length, offset, segment_bytes, grants_withdrawn, writable: writes };
-        Ok(Verdict::Given(Given { lease, protection, reply }))
+        Ok(Verdict::Given(Box::new(Given { lease, protection, reply })))
     }
 
     /// What was carried of a QP's requests that has paid for nothing yet.

@@ -48,7 +48,7 @@ const SETTLE_SELDOM: Duration = Duration::from_millis(2);
 pub(crate) fn settle(session: &Session) -> Result<(), VerbsError> {
     let orders = session.orders_in_hand();
     // Of a session that was dead before, everything has ended; nobody waits for what that leaves.
-    if !are_pending(orders) || session.is_dead() {
+    if session.is_dead() || !are_pending(orders) {
         return Ok(());
     }
     wait_for(orders, SETTLE_NS, &|| session.check())
