@@ -138,20 +138,24 @@ impl Grants {
 
     #[inline]
     fn place(&mut self, request: &SendDescriptor<'_>, writes: bool, bytes: u32) -> Option<Place> {
-        let offset = |grant: &Grant| grant.offset_of(request.rkey, writes, request.remote_address, bytes);
-        if let Some(offset) = self.grants.get(self.last).and_then(offset) {
-            return Some(Place { grant: self.last, offset });
+        loop {
+            let last = self.grants.get(self.last);
+            let offset = last.and_then(|last| last.offset_of(request.rkey, writes, request.remote_address, bytes));
+            if let Some(offset) = offset {
+                return Some(Place { grant: self.last, offset });
+            }
+            if !self.turn(request, writes) {
+                return None;
+            }
         }
-        self.search(request, writes, bytes)
     }
 
-    #[inline(never)]
-    fn search(&mut self, request: &SendDescriptor<'_>, writes: bool, bytes: u32) -> Option<Place> {
+    /// The last one becomes the only one that can have this place. False: it is that already.
+    #[cold]
+    fn turn(&mut self, request: &SendDescriptor<'_>, writes: bool) -> bool {
         let wanted = (request.rkey, writes, request.remote_address);
-        let grant = self.grants.partition_point(|grant| grant.order() <= wanted).checked_sub(1)?;
-        let offset = self.grants[grant].offset_of(request.rkey, writes, request.remote_address, bytes)?;
-        self.last = grant;
-        Some(Place { grant, offset })
+        let at = self.grants.partition_point(|grant| grant.order() <= wanted).saturating_sub(1);
+        std::mem::replace(&mut self.last, at) != at
     }
 
     fn insert(&mut self, mut grant: Grant) {
