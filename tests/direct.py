@@ -18,6 +18,9 @@ KILLS = 200 if lib.FULL else 30
 DEATH_SECONDS_MAX = 8  # as tests/kill.py
 DEATH_ERRORS = ("retry counter exceeded", "Flushed", "remote operation error")
 SWITCH_MS = (5, 40)
+CLIENTS = 32 if lib.FULL else 10  # of a large region
+# What a request counts, what a QP has for nothing, what the owner's process touches besides.
+REQUEST_BYTES, FREE_BYTES, FAULTS_BYTES = 4096, 64 << 10, 4 << 20
 # The policy, and what a pair is then told to be, and why.
 DIRECT, ROUTED = ("auto", "direct", None), ("routed", "routed", "policy")
 LOADS = ([], ["-e"], ["-m", "shared"], ["-e", "-m", "shared"])
@@ -197,6 +200,27 @@ def cases_switched(host, server, client, direct):
         return f"{note}, {switch.changes} changes"
 
 
+# ---- a large region
+
+
+def large(host, server, client, program):
+    """What leaving costs the owner is at most what the router has carried before."""
+    before = host.status()["counters"]
+    words = (lib.PORT, CLIENTS)
+    output, _ = lib.in_two_containers(
+        server, client, [program, "server", *words], [program, "client", "{ip}", *words], seconds=100)
+    now = host.status()["counters"]
+    grown = {name: now[name] - before[name] for name in ("messages", "direct_messages", "bytes", "direct_bytes")}
+    copied = int(re.search(r"^copied (\d+)", output, re.M)[1])
+    routed = grown["bytes"] - grown["direct_bytes"]
+    earned = routed + REQUEST_BYTES * (grown["messages"] - grown["direct_messages"])
+    note = f"{copied >> 20} MiB copied, {routed >> 20} MiB routed, {earned >> 20} MiB earned, " \
+           f"{grown['direct_bytes'] >> 20} MiB past the router"
+    need(copied <= earned + CLIENTS * FREE_BYTES + FAULTS_BYTES, note)
+    need(copied and grown["direct_bytes"], f"nothing was granted: {note}")
+    return note
+
+
 # ---- deaths
 
 
@@ -250,7 +274,7 @@ def idle(host, server, client, direct):
 
 
 def test(checks):
-    load, direct, kill = (lib.program(name) for name in ("load", "direct", "kill"))
+    load, direct, kill, many = (lib.program(name) for name in ("load", "direct", "kill", "direct_large"))
     with lib.Host() as host:
         need(not host.switch and lib_paths.wanted() == "auto", "this test sets the data path itself")
         server, client = host.pair()
@@ -267,6 +291,7 @@ def test(checks):
         checks.check("asleep, nobody takes processor time", idle, *both, direct)
         checks.check("cases between two containers", cases, server, client, direct)
         checks.check("cases while the path changes", cases_switched, *both, direct)
+        checks.check("a large region that its peers leave", large, *both, many)
         checks.check("traffic while the path changes", switched, *both, load)
         for path in lib_paths.ALL:
             checks.check(f"{path}: one end is killed", killed, *both, load, path)

@@ -260,7 +260,7 @@ pub enum Request {
     /// a segment of which all that the owner has mapped lies in the region that the key names. → `Grant` + 1 descriptor, which
     /// can be mapped for writing only if the key lets this QP write. Busy: not now. NotSupported: not this memory, not on this
     /// connection, or not by this network's policy. RemoteAccess faults are NotSupported too: the request itself shall find
-    /// them.
+    /// them. `NotEarned`: not yet.
     AskGrant {
         qp: Handle,
         rkey: u32,
@@ -403,6 +403,11 @@ pub enum Reply {
         state: Option<QpState>,
         path_mtu: Option<PathMtu>,
     },
+    /// Memory is granted only for what the router has carried of the QP's requests, their bytes and [`REQUEST_BYTES`] each:
+    /// at least what it costs to take the memory back, and each byte pays once. So much is missing.
+    NotEarned {
+        missing: u64,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -419,6 +424,8 @@ pub struct Welcome {
 
 /// Bytes of one order, see [`Request::OpenOrders`].
 pub const ORDER_BYTES: usize = 8;
+/// What a request counts besides its bytes where grants are earned, see [`Reply::NotEarned`].
+pub const REQUEST_BYTES: u64 = 4096;
 /// How long a process has to carry out an order, milliseconds.
 pub const WITHDRAWAL_TIME_MAX_MS: u64 = 30_000;
 

@@ -57,6 +57,8 @@ pub struct Direct {
     pub(crate) grants_withdrawn: u32,
     /// `grants_withdrawn` when it was last granted something.
     pub(crate) granted_at: Option<u32>,
+    /// What it has paid for grants since it was made, of what was carried for it.
+    pub(crate) grants_paid: u64,
     /// How many channels that led to it were closed, as its receive queue's header says.
     led_here: u32,
     /// How often it was reset.
@@ -99,6 +101,7 @@ impl Direct {
             channels_closed: self.channels_closed,
             led_here: self.led_here,
             grants_withdrawn: self.grants_withdrawn,
+            grants_paid: self.grants_paid,
             incarnation: self.incarnation.wrapping_add(1),
             counted: std::mem::take(&mut self.counted),
             ..Self::default()

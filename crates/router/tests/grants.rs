@@ -428,10 +428,7 @@ fn what_is_mapped_later_is_not_reached_by_what_was_granted_before() {
 #[test]
 fn a_region_that_ends_takes_every_holder_s_grant() {
     let mut rig = Rig::new();
-    let (cq, b_cq) = (rig.pair.a.create_cq(8, None), rig.pair.b.create_cq(8, None));
-    let (qp, b_qp) = (rig.pair.a.create_qp(QpType::Rc, &cq), rig.pair.b.create_qp(QpType::Rc, &b_cq));
-    rig.pair.a.connect_rc(&qp, rig.pair.b.gid(), b_qp.qpn, 14);
-    rig.pair.b.connect_rc(&b_qp, rig.pair.a.gid(), qp.qpn, 14);
+    let (qp, _peer) = second_pair(&mut rig.pair);
     let other = rig.pair.b.register(rig.to.address, 2 * PAGE_BYTES);
     rig.ask(true).unwrap();
     ask_grant(&rig.pair.a, &qp, other.rkey, (rig.to.address, 8), true).unwrap();
@@ -455,4 +452,88 @@ fn who_does_not_take_its_memory_back_in_time_loses_its_session() {
     assert_eq!(read_event(&rig.orders), None);
     until("one session less", || (rig.pair.host.status().session_count == 1).then_some(()));
     assert!(matches!(rig.pair.a.ask(&Request::AllocPd { context: rig.pair.a.context }), Reply::Pd { .. }));
+}
+
+/// Another pair of QPs between the same processes.
+fn second_pair(pair: &mut Pair) -> (Qp, Qp) {
+    let (cq, b_cq) = (pair.a.create_cq(8, None), pair.b.create_cq(8, None));
+    let (qp, b_qp) = (pair.a.create_qp(QpType::Rc, &cq), pair.b.create_qp(QpType::Rc, &b_cq));
+    pair.a.connect_rc(&qp, pair.b.gid(), b_qp.qpn, 14);
+    pair.b.connect_rc(&b_qp, pair.a.gid(), qp.qpn, 14);
+    (qp, b_qp)
+}
+
+#[test]
+fn what_a_process_has_by_another_qp_too_is_not_taken_back() {
+    for by_owner in [false, true] {
+        let mut rig = Rig::new();
+        let (qp, its_peer) = second_pair(&mut rig.pair);
+        let Pair { a, b, a_qp, b_qp, .. } = &rig.pair;
+        rig.ask(true).unwrap();
+        ask_grant(a, &qp, rig.to.mr.rkey, (rig.to.address, 8), true).unwrap();
+        let destroy = |client: &Client, qp: &Qp| client.ask(&Request::DestroyQp { qp: qp.handle });
+        assert_eq!(if by_owner { destroy(b, b_qp) } else { destroy(a, a_qp) }, Reply::Done);
+        assert_eq!((rig.withdrawn(), qp.send.grants_withdrawn()), (1, 0), "it is told, the other has its right");
+        b.settle();
+        assert!(!has_event(&rig.orders));
+        assert_eq!(if by_owner { destroy(b, &its_peer) } else { destroy(a, &qp) }, Reply::Done);
+        assert_eq!(qp.send.grants_withdrawn(), 1);
+        assert_eq!(read_event(&rig.orders), Some((rig.segment(), 0)));
+    }
+}
+
+#[test]
+fn what_another_process_has_is_taken_back_all_the_same() {
+    let mut rig = Rig::new();
+    let mut other = rig.pair.host.client("c");
+    let (cq, b_cq) = (other.create_cq(8, None), rig.pair.b.create_cq(8, None));
+    let (qp, b_qp) = (other.create_qp(QpType::Rc, &cq), rig.pair.b.create_qp(QpType::Rc, &b_cq));
+    other.connect_rc(&qp, rig.pair.b.gid(), b_qp.qpn, 14);
+    rig.pair.b.connect_rc(&b_qp, other.gid(), qp.qpn, 14);
+    rig.ask(true).unwrap();
+    ask_grant(&other, &qp, rig.to.mr.rkey, (rig.to.address, 8), true).unwrap();
+    // The right to read is not the one to write.
+    let (third, _peer) = second_pair(&mut rig.pair);
+    ask_grant(&rig.pair.a, &third, rig.to.mr.rkey, (rig.to.address, 8), false).unwrap();
+    assert_eq!(rig.pair.a.ask(&Request::DestroyQp { qp: rig.pair.a_qp.handle }), Reply::Done);
+    assert_eq!((rig.withdrawn(), qp.send.grants_withdrawn(), third.send.grants_withdrawn()), (1, 1, 1));
+    assert_eq!(read_event(&rig.orders), Some((rig.segment(), 0)));
+    rig.pair.a_qp = third;
+    other.settle();
+}
+
+#[test]
+fn memory_is_granted_to_who_has_used_the_router_as_much() {
+    const PAGES: u64 = 18;
+    let mut rig = Rig::new();
+    let to = rig.pair.b.memory(PAGES as usize * PAGE, true);
+    let from = rig.pair.a.memory(PAGE, true);
+    let ask = |rig: &Rig| {
+        let (qp, rkey, address) = (rig.pair.a_qp.handle, to.mr.rkey, to.address);
+        rig.pair.a.ask_fds(&Request::AskGrant { qp, rkey, address, length: 8, writes: true })
+    };
+    // 16 pages are for nothing; a WRITE of 8 bytes counts a page and its bytes.
+    for missing in [2 * PAGE_BYTES, PAGE_BYTES - 8] {
+        let (reply, fds) = ask(&rig);
+        assert!(reply == Reply::NotEarned { missing } && fds.is_empty(), "{reply:?}");
+        let sges = [from.sge(0, 8)];
+        let write =
+            SendDescriptor { remote_address: to.address, rkey: to.mr.rkey, ..request(SendOpcode::RdmaWrite, &sges) };
+        rig.pair.a.post_send(&mut rig.pair.a_qp, &write);
+        assert_eq!(rig.pair.a_cq.wait().status, CompletionStatus::Success);
+    }
+    assert!(matches!(ask(&rig), (Reply::Grant { .. }, fds) if fds.len() == 1));
+    // What it has left is 16 bytes.
+    let (reply, _) = rig.pair.a.ask_fds(&Request::AskGrant {
+        qp: rig.pair.a_qp.handle,
+        rkey: rig.to.mr.rkey,
+        address: rig.to.address,
+        length: 8,
+        writes: true,
+    });
+    assert_eq!(reply, Reply::NotEarned { missing: 2 * PAGE_BYTES - 16 });
+    // Another QP of its process pays nothing for what that has.
+    let (qp, _peer) = second_pair(&mut rig.pair);
+    assert!(ask_grant(&rig.pair.a, &qp, to.mr.rkey, (to.address, 8), true).is_ok());
+    assert!(ask_grant(&rig.pair.a, &qp, rig.to.mr.rkey, (rig.to.address, 8), true).is_ok(), "it has all it was given");
 }
