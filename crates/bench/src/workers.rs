@@ -120,6 +120,18 @@ pub fn measure(freeflow: &Path, (runs, duration_ms): (usize, u64), report: &mut 
     Ok(())
 }
 
+pub fn plot(list: &[Scaling]) -> Option<Plot> {
+    let row = |one: &Scaling| {
+        let ends = |pick: fn(f64, f64) -> f64| one.one.iter().zip(&one.two).map(|(one, two)| two / one).reduce(pick);
+        let label = format!("WRITE {}", bytes(one.bytes));
+        let (least, most) = (ends(f64::min), ends(f64::max));
+        Row { group: label.clone(), label, value: one.ratio(), least, most, floor: None, aim: None }
+    };
+    let rows: Vec<Row> = list.iter().map(row).collect();
+    let axis = "two workers, times one: more is better".to_owned();
+    (!rows.is_empty()).then(|| Plot { title: "Workers".to_owned(), axis, rows })
+}
+
 fn table(list: &[Scaling]) -> Table {
     let cores = list.first().map_or(0, |one| one.cores);
     let few = if cores < CORES_MIN {

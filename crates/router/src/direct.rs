@@ -9,6 +9,7 @@
 use crate::account::Charge;
 use crate::control::Control;
 use crate::direct_traffic::Counted;
+use crate::reasons::{Asked, done_directly};
 use crate::requests::Outcome;
 use crate::rings::Rings;
 use crate::session::Answer;
@@ -63,6 +64,9 @@ pub struct Direct {
     incarnation: u32,
     /// Something was given to it since its last reset: its send queue's header is kept up to date.
     is_used: bool,
+    /// What it had done past the router when the router took its last request.
+    pub(crate) routed_at: u64,
+    pub(crate) asked: Asked,
     /// The receiver of its channel.
     to: Option<QpId>,
     /// The last receiver, and its incarnation then; also when the channel is closed.
@@ -93,6 +97,11 @@ impl Direct {
         self.from.as_ref().is_some_and(|from| from.descriptor.is_none())
     }
 
+    /// It sends by a channel, if its peer's process takes messages from it.
+    pub(crate) fn has_channel(&self) -> bool {
+        self.to.is_some()
+    }
+
     /// The QP was reset.
     pub fn begin_anew(&mut self) {
         *self = Self {
@@ -101,6 +110,7 @@ impl Direct {
             grants_withdrawn: self.grants_withdrawn,
             incarnation: self.incarnation.wrapping_add(1),
             counted: std::mem::take(&mut self.counted),
+            asked: self.asked.begin_anew(),
             ..Self::default()
         };
     }
@@ -123,6 +133,9 @@ impl Control {
         let mut incoming = Some((copy, charge));
         let work = move |worker: &mut Worker, _: Instant| {
             let allowed = worker.may_open_channel(id);
+            if let Some(qp) = worker.rings.qps.get_mut(id) {
+                qp.direct.asked.ever = true;
+            }
             Poll::Ready(allowed.map(|to| {
                 let (copy, charge) = incoming.take().expect("a job that is done is not run again");
                 (worker.rings.open_channel(id, to, copy, charge), worker.engine.takes_writes(to))
@@ -244,6 +257,7 @@ impl Rings {
         // DONE says something from the next look at the queue on: only then the last request is surely done.
         if let Some(qp) = self.qps.get_mut(id) {
             qp.direct.is_used = true;
+            qp.direct.routed_at = done_directly(&qp.send);
         }
     }
 
@@ -303,6 +317,7 @@ impl Rings {
             qp.send.store_done();
             return;
         }
+        qp.direct.routed_at = done_directly(&qp.send);
         let msn = qp.send.msn();
         if std::mem::replace(&mut qp.direct.msn, msn) == msn {
             return;

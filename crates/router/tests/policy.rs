@@ -3,8 +3,9 @@ mod common;
 
 use common::{Host, config};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, DataPath, QpPath, QpStatus};
+use freeflow_protocol::library::Reply;
 use freeflow_router::Router;
-use freeflow_verbs::{QpType, VnicLimits};
+use freeflow_verbs::{QpAttributeMask, QpAttributes, QpState, QpType, VnicLimits};
 
 fn set(network: &str, path: DataPath) -> AdminRequest {
     AdminRequest::SetDataPath { network: network.into(), path }
@@ -77,6 +78,17 @@ fn each_qp_says_why_it_is_routed() {
     let other = b.create_qp(QpType::Rc, &cq_b);
     a.connect_rc(&one, b.gid(), other.qpn, 14);
     assert_eq!(reasons(&host, "a"), ["no peer"]);
+    b.to_init(&other, false);
+    assert_eq!(b.to_rtr(&other, a.gid(), one.qpn), Reply::QpModified { state: QpState::ReadyToReceive });
+    assert_eq!(
+        (reasons(&host, "a"), reasons(&host, "b")),
+        (vec!["not asked yet".into()], vec!["only receives".into()])
+    );
+    let failed = QpAttributes { state: QpState::Error, ..QpAttributes::default() };
+    b.modify(&other, failed, QpAttributeMask::STATE);
+    assert_eq!((reasons(&host, "a"), reasons(&host, "b")), (vec!["no peer".into()], vec!["in error".into()]));
+    let reset = QpAttributes { state: QpState::Reset, ..QpAttributes::default() };
+    b.modify(&other, reset, QpAttributeMask::STATE);
     b.connect_rc(&other, a.gid(), one.qpn, 14);
     assert_eq!(reasons(&host, "a"), ["not asked yet"]);
     let _datagrams = b.create_qp(QpType::Ud, &cq_b);
