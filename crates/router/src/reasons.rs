@@ -235,10 +235,11 @@ impl Worker {
             return None;
         }
         let owner = self.rings.sessions.get(found.owner)?;
+        // Libraries take orders from the first memory on that they share.
+        let Some(place) = owner.memory.place(found.asked) else { return Some(Reason::NotShared) };
         if owner.orders.is_none() {
             return Some(Reason::NoOrders);
         }
-        let Some(place) = owner.memory.place(found.asked) else { return Some(Reason::NotShared) };
         if place.origin.lease.is_withdrawn() {
             return Some(Reason::TakenBack);
         }
