@@ -6,6 +6,7 @@ use crate::limits::relay_copy;
 use crate::report::{Expectation, Report};
 use crate::stats::median;
 use crate::suite::{Pair, ended};
+use crate::svg::{Plot, Row};
 use crate::sys;
 use crate::table::{Table, bytes, figure};
 use crate::verbs::{Job, Memory, Operation, Request, Traffic};

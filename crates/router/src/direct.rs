@@ -116,17 +116,20 @@ impl Direct {
     }
 }
 
+/// Of a channel's memory, whoever receives: the rest of a short queue's is never touched.
+fn segment_bytes() -> usize {
+    channel::bytes(QUEUE_WORK_REQUESTS_MAX.next_power_of_two())
+}
+
 /// What the library is told of a channel.
-fn describe(channels_closed: u32, takes_writes: bool) -> Reply {
-    let credit_count = QUEUE_WORK_REQUESTS_MAX.next_power_of_two();
-    let segment_bytes = channel::bytes(credit_count) as u64;
-    Reply::Direct { segment_bytes, credit_count, channels_closed, takes_writes }
+fn describe(credit_count: u32, channels_closed: u32, takes_writes: bool) -> Reply {
+    Reply::Direct { segment_bytes: segment_bytes() as u64, credit_count, channels_closed, takes_writes }
 }
 
 impl Control {
     pub(crate) fn open_channel(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
         let id = self.objects(at.0)?.qps.get(qp)?.id;
-        let bytes = channel::bytes(QUEUE_WORK_REQUESTS_MAX.next_power_of_two());
+        let bytes = segment_bytes();
         let charge = self.charge_segment(at.0, bytes as u64)?;
         let descriptor = foreign_memory("freeflow-channel", bytes).map_err(|_| VerbsError::NoMemory)?;
         let copy = descriptor.try_clone().map_err(|_| VerbsError::NoMemory)?;
@@ -138,12 +141,11 @@ impl Control {
             }
             Poll::Ready(allowed.map(|to| {
                 let (copy, charge) = incoming.take().expect("a job that is done is not run again");
-                (worker.rings.open_channel(id, to, copy, charge), worker.engine.takes_writes(to))
+                let channels_closed = worker.rings.open_channel(id, to, copy, charge);
+                describe(worker.rings.credit_count(to), channels_closed, worker.engine.takes_writes(to))
             }))
         };
-        self.submit(at, work, move |_, (channels_closed, takes_writes)| {
-            Answer::with(describe(channels_closed, takes_writes), vec![descriptor])
-        })
+        self.submit(at, work, move |_, reply| Answer::with(reply, vec![descriptor]))
     }
 
     pub(crate) fn accept_channel(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
@@ -151,9 +153,10 @@ impl Control {
         let work = move |worker: &mut Worker, _: Instant| {
             let qp = worker.rings.qps.get_mut(id);
             let descriptor = qp.and_then(|qp| qp.direct.from.as_mut()?.descriptor.take());
-            Poll::Ready(descriptor.ok_or(VerbsError::NotFound))
+            let reply = describe(worker.rings.credit_count(id), 0, false);
+            Poll::Ready(descriptor.map(|descriptor| (reply, descriptor)).ok_or(VerbsError::NotFound))
         };
-        self.submit(at, work, move |_, descriptor| Answer::with(describe(0, false), vec![descriptor]))
+        self.submit(at, work, move |_, (reply, descriptor)| Answer::with(reply, vec![descriptor]))
     }
 }
 
@@ -231,6 +234,12 @@ impl Worker {
 }
 
 impl Rings {
+    /// RECVs that a channel to this QP tells of.
+    fn credit_count(&self, to: QpId) -> u32 {
+        let receive = self.qps.get(to).and_then(|qp| qp.receive.as_ref());
+        receive.map_or(1, RequestConsumer::slot_count)
+    }
+
     /// → how many channels of the sender were closed before.
     fn open_channel(&mut self, id: QpId, to: QpId, descriptor: OwnedFd, charge: Charge) -> u32 {
         let mut incarnation = 0;
