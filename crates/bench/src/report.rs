@@ -425,8 +425,8 @@ mod tests {
             workers: vec![Scaling {
                 bytes: 4096,
                 cores: 8,
-                one: vec![10.0, 20.0],
-                two: vec![15.0, 36.0],
+                one: vec![10.0, 20.0, 10.0],
+                two: vec![15.0, 36.0, 16.0],
                 failure: None,
             }],
             registrations: vec![Registered {
@@ -442,7 +442,7 @@ mod tests {
         let names: Vec<String> = plots.iter().map(Plot::file_name).collect();
         assert_eq!(names, ["workers.svg", "registration.svg", "memory-for-each-object.svg"]);
         let row = &plots[0].rows[0];
-        assert_eq!((row.value, row.least, row.most), (Some(1.65), Some(1.5), Some(1.8)));
+        assert_eq!((row.value, row.least, row.most), (Some(1.6), Some(1.5), Some(1.8)));
         assert_eq!([plots[1].rows[0].value, plots[2].rows[0].value], [None, None]);
     }
 
