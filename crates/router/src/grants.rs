@@ -342,7 +342,7 @@ fn refusal(reason: NotGrantable) -> VerbsError {
 impl Control {
     pub(crate) fn ask_grant(&mut self, at: (Key, SessionId), qp: Handle, wish: &Wish) -> Outcome {
         let (id, wish) = (self.objects(at.0)?.qps.get(qp)?.id, *wish);
-        let work = move |worker: &mut Worker, _: Instant| once(worker.grant(id, &wish));
+        let work = move |worker: &mut Worker, _: Instant| once(worker.grant_and_note(id, &wish));
         self.submit(at, work, |_, verdict: Verdict| verdict.answer())
     }
 }

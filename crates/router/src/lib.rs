@@ -57,6 +57,7 @@ mod movers;
 pub mod peers;
 mod policy;
 mod pollers;
+mod reasons;
 mod remap;
 mod requests;
 mod requests_memory;

@@ -8,6 +8,7 @@ use crate::config::Mode;
 use crate::control::Control;
 use crate::direct_admin::{address, state_name, type_name};
 use crate::jobs::Step;
+use crate::reasons::Reason;
 use crate::tallies::{Tallies, Tally};
 use crate::totals::Totals;
 use crate::vnics::{VnicEntry, VnicNumbers};
@@ -26,6 +27,8 @@ pub(crate) const PAGE_VNICS_MAX: usize = 128;
 pub(crate) const PAGE_QPS_MAX: usize = 512;
 /// vNICs that are passed over for one page, because they may not be seen.
 const LOOK_VNICS_MAX: usize = 1024;
+/// QPs of which the worker says the path in one turn.
+const TURN_QPS_MAX: usize = 2048;
 
 /// Where a page ended: after this vNIC, or after a QP of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +87,9 @@ impl VnicMeter {
         }
     }
 }
+
+/// How many QPs of a vNIC take a path, and why not a better one.
+pub(crate) type PathCounts = BTreeMap<(QpPath, Option<Reason>), u64>;
 
 pub(crate) struct MeterPage {
     pub vnics: Vec<VnicMeter>,
@@ -159,11 +165,7 @@ pub(crate) struct WorkerMeter {
 impl Worker {
     fn meter_qp(&self, id: QpId) -> Option<QpMeter> {
         let look = self.engine.qp_status(id)?;
-        let path = match (look.is_wire, self.uses_channel(id) || self.granted(id)) {
-            (true, _) => QpPath::Wire,
-            (false, true) => QpPath::Direct,
-            (false, false) => QpPath::Routed,
-        };
+        let path = self.path_of(id, &look).0;
         Some(QpMeter {
             qpn: look.qpn.0,
             qp_type: type_name(look.service),
@@ -218,6 +220,12 @@ impl Worker {
             }
         }
         (all, None)
+    }
+
+    fn count_path(&self, id: QpId, counts: &mut BTreeMap<VnicId, PathCounts>) {
+        if let Some(look) = self.engine.qp_status(id) {
+            *counts.entry(look.vnic).or_default().entry(self.path_of(id, &look)).or_default() += 1;
+        }
     }
 
     fn host_meter(&mut self) -> WorkerMeter {
@@ -288,6 +296,28 @@ impl Control {
                     (vnic.numbers, vnic.is_metered, vnic.qps) = (numbers, is_metered, qps);
                 }
                 then(MeterPage { vnics, next });
+            }))
+        }));
+    }
+
+    /// Of each vNIC that has QPs, by id.
+    pub(crate) fn meter_paths(&mut self, then: impl FnOnce(BTreeMap<String, PathCounts>) + Send + 'static) {
+        let (mut then, mut counts, mut rest) = (Some(then), BTreeMap::new(), None);
+        self.worker.submit(Box::new(move |worker, _| {
+            let ids: &mut Vec<QpId> =
+                rest.get_or_insert_with(|| worker.engine.qps_of(None).map(|(id, _)| id).collect());
+            for id in ids.drain(ids.len().saturating_sub(TURN_QPS_MAX)..) {
+                worker.count_path(id, &mut counts);
+            }
+            if !ids.is_empty() {
+                return Step::Again;
+            }
+            let (mut counts, then) =
+                (std::mem::take(&mut counts), then.take().expect("a job that is done is not run again"));
+            Step::Done(Box::new(move |control: &mut Control| {
+                let named =
+                    |(_, vnic): (_, &VnicEntry)| Some((vnic.record.id.clone(), counts.remove(&vnic.engine_id)?));
+                then(control.vnics.iter().filter_map(named).collect());
             }))
         }));
     }

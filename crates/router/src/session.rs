@@ -113,6 +113,11 @@ impl SegmentLease {
         self.sharing.load(Relaxed) & sharing::WITHDRAWN != 0
     }
 
+    pub fn is_imported(&self) -> bool {
+        // Relaxed: as in `mark`.
+        self.sharing.load(Relaxed) & sharing::IMPORTED != 0
+    }
+
     pub fn note_taken_back(&self) {
         self.mark(sharing::TAKEN_BACK, 0);
     }

@@ -2,6 +2,7 @@
 mod common;
 
 use common::*;
+use freeflow_protocol::admin::{AdminReply, AdminRequest, QpPath};
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_router::{Config, Router};
 use freeflow_shm::{Segment, SendDescriptor};
@@ -187,6 +188,80 @@ fn keys_that_do_not_admit_a_request_grant_nothing() {
     assert_eq!(refused(ordinary.mr.rkey, (ordinary.address, 8), true), none, "not in a segment");
     assert!(ask_grant(a, a_qp, to.mr.rkey, range, true).is_ok());
     assert_eq!(a_qp.send.grants_withdrawn(), 0, "the questions took nothing from anybody");
+}
+
+/// The path of the first end's QP, and why it is not a better one.
+fn way(rig: &Rig) -> (QpPath, Option<String>) {
+    match rig.pair.host.admin(&AdminRequest::ListQps { vnic: Some("a".into()), after_qpn: None }) {
+        AdminReply::Qps { mut qps, .. } => qps.pop().map(|qp| (qp.path, qp.reason)).expect("its QP"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn each_refusal_is_told_until_there_is_a_grant() {
+    let mut rig = Rig::new();
+    let from = rig.pair.a.memory(8, true);
+    let by_router = |rig: &mut Rig, opcode: SendOpcode| {
+        let (remote_address, rkey) = (rig.to.address, rig.to.mr.rkey);
+        let sges = [from.sge(0, 8)];
+        rig.pair.a.post_send(&mut rig.pair.a_qp, &SendDescriptor { remote_address, rkey, ..request(opcode, &sges) });
+        assert_eq!(rig.pair.a_cq.wait().status, CompletionStatus::Success);
+    };
+    let routed = |why: &str| (QpPath::Routed, Some(why.to_owned()));
+    let refused = |rig: &Rig, rkey: u32, address: u64, writes: bool| {
+        ask_grant(&rig.pair.a, &rig.pair.a_qp, rkey, (address, 8), writes).unwrap_err();
+        way(rig)
+    };
+    by_router(&mut rig, SendOpcode::RdmaWrite);
+    assert_eq!(way(&rig), routed("not asked yet"));
+    let (address, rkey) = (rig.to.address, rig.to.mr.rkey);
+    assert_eq!(refused(&rig, rkey ^ 1, address, true), routed("key refused"));
+    let everything = register(&rig.pair.b, 0, u64::MAX, 0, Access(0xf | Access::ON_DEMAND.0));
+    assert_eq!(refused(&rig, everything.rkey, address, true), routed("no process' own memory"));
+    let page = register(&rig.pair.b, address, PAGE_BYTES, address, Access(0xf));
+    assert_eq!(refused(&rig, page.rkey, address, true), routed("memory beyond the region"));
+    let ordinary = rig.pair.b.memory(8, false);
+    assert_eq!(refused(&rig, ordinary.mr.rkey, ordinary.address, true), routed("memory not shared with the router"));
+    let imported = rig.pair.b.memory(PAGE, true);
+    let import = Request::ImportSegment { context: rig.pair.b.context, segment: imported.segment().unwrap() };
+    assert!(matches!(rig.pair.b.ask_fds(&import).0, Reply::Segment { .. }));
+    assert_eq!(refused(&rig, imported.mr.rkey, imported.address, true), routed("memory of several processes"));
+    rig.ask(true).unwrap();
+    assert_eq!(way(&rig), (QpPath::Direct, None));
+    // Of READs the router has refused one, of WRITEs nothing since.
+    let reads = register(&rig.pair.b, address, 2 * PAGE_BYTES, address, READ_ONLY);
+    assert_eq!(refused(&rig, reads.rkey, address, false), (QpPath::Direct, None));
+    by_router(&mut rig, SendOpcode::RdmaRead);
+    assert_eq!(way(&rig), routed("too many grants"));
+    rig.pair.a_qp.send.count_write(8);
+    assert_eq!(way(&rig), (QpPath::Direct, None), "its last request was a WRITE past the router");
+    by_router(&mut rig, SendOpcode::FetchAdd);
+    assert_eq!(way(&rig), routed("atomic operation"));
+    by_router(&mut rig, SendOpcode::RdmaWrite);
+    assert_eq!(way(&rig), (QpPath::Direct, None));
+    assert_eq!(rig.pair.b.ask(&Request::DeregisterMr { mr: page.handle }), Reply::Done);
+    assert_eq!(rig.pair.b.ask(&Request::DeregisterMr { mr: rig.to.mr.handle }), Reply::Done);
+    assert_eq!(way(&rig), routed("memory was taken back"));
+    assert_eq!(refused(&rig, reads.rkey, address, true), routed("key refused"));
+    assert_eq!(refused(&rig, everything.rkey, address, true), routed("no process' own memory"));
+    let again = register(&rig.pair.b, address, 2 * PAGE_BYTES, address, Access(0xf));
+    assert_eq!(refused(&rig, again.rkey, address, true), routed("memory was taken back"));
+}
+
+#[test]
+fn who_takes_no_orders_is_told_of() {
+    let mut pair = Pair::new();
+    let (from, to) = (pair.a.memory(8, true), pair.b.memory(PAGE, true));
+    let sges = [from.sge(0, 8)];
+    let write =
+        SendDescriptor { remote_address: to.address, rkey: to.mr.rkey, ..request(SendOpcode::RdmaWrite, &sges) };
+    pair.a.post_send(&mut pair.a_qp, &write);
+    assert_eq!(pair.a_cq.wait().status, CompletionStatus::Success);
+    ask_grant(&pair.a, &pair.a_qp, to.mr.rkey, (to.address, 8), true).unwrap_err();
+    let rows = pair.host.admin(&AdminRequest::ListQps { vnic: Some("a".into()), after_qpn: None });
+    let AdminReply::Qps { qps, .. } = rows else { panic!("{rows:?}") };
+    assert_eq!(qps[0].reason.as_deref(), Some("peer's process takes no orders"));
 }
 
 #[test]

@@ -5,10 +5,13 @@
 use super::failure::Failure;
 use super::link::Link;
 use crate::attempts::Tried;
-use crate::metering::{HostMeter, NetworkMeter, Position, VnicMeter};
+use crate::metering::{HostMeter, NetworkMeter, PathCounts, Position, VnicMeter};
+use crate::reasons::Reason;
 use crate::totals::{PATHS, by_path};
 use axum::http::HeaderName;
 use axum::http::header::CONTENT_TYPE;
+use freeflow_protocol::admin::QpPath;
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 /// vNICs, networks, and pairs of a rule and a network, that have lines of their own.
@@ -23,6 +26,7 @@ type Family = (&'static str, &'static str, &'static [&'static str], &'static str
 
 const OF_VNIC: &[&str] = &["tenant", "network", "vnic"];
 const WITH_PATH: &[&str] = &["tenant", "network", "vnic", "path"];
+const WITH_REASON: &[&str] = &["tenant", "network", "vnic", "path", "reason"];
 const WITH_LIMIT: &[&str] = &["tenant", "network", "vnic", "limit", "resource"];
 const OF_NETWORK: &[&str] = &["tenant", "network"];
 const BY_PATH: &[&str] = &["tenant", "network", "path"];
@@ -50,6 +54,7 @@ const FAMILIES: &[Family] = &[
     ("freeflow_vnic_quota_refusals_total", "counter", WITH_LIMIT, "Objects refused, by whose limit (vnic, network) and of what"),
     ("freeflow_vnic_sessions", "gauge", OF_VNIC, "Processes that use the vNIC"),
     ("freeflow_vnic_qps", "gauge", OF_VNIC, "Queue pairs"),
+    ("freeflow_vnic_qps_by_path", "gauge", WITH_REASON, "Queue pairs by the path of their last request, and why that is not direct: as in freeflow ps --qps"),
     ("freeflow_vnic_cqs", "gauge", OF_VNIC, "Completion queues"),
     ("freeflow_vnic_mrs", "gauge", OF_VNIC, "Memory regions"),
     ("freeflow_vnic_registered_bytes", "gauge", OF_VNIC, "Registered memory"),
@@ -171,6 +176,17 @@ impl Text {
         }
     }
 
+    /// Those that are direct always have a line, others where there are some.
+    fn add_paths(&mut self, vnic: &VnicMeter, counts: &PathCounts) {
+        let name = "freeflow_vnic_qps_by_path";
+        let of = |path: QpPath, reason: &'static str| [&vnic.tenant, &vnic.network, &vnic.id, path.name(), reason];
+        let direct = (QpPath::Direct, None);
+        self.add(name, &of(direct.0, ""), counts.get(&direct).copied().unwrap_or_default());
+        for (&(path, reason), count) in counts.iter().filter(|(of, _)| **of != direct) {
+            self.add(name, &of(path, reason.map_or("", Reason::text)), count);
+        }
+    }
+
     fn add_network(&mut self, meter: &NetworkMeter) {
         let of = [meter.tenant.as_str(), &meter.network];
         let [tenant, network] = of;
@@ -243,6 +259,10 @@ fn escape(text: &str, into: &mut String) {
 /// The whole text.
 pub async fn text(link: &Link) -> Result<String, Failure> {
     let mut text = Text::new();
+    let question = |control: &mut crate::control::Control, reply: super::link::Reply<_>| {
+        control.meter_paths(move |paths| drop(reply.send(paths)));
+    };
+    let mut paths: BTreeMap<String, PathCounts> = link.ask(question).await?;
     let (mut count, mut after): (usize, Option<Position>) = (0, None);
     loop {
         let from = after.take();
@@ -253,6 +273,7 @@ pub async fn text(link: &Link) -> Result<String, Failure> {
         let page = link.ask(question).await?;
         for vnic in page.vnics.iter().take(VNIC_COUNT_MAX - count) {
             text.add_vnic(vnic);
+            text.add_paths(vnic, &paths.remove(&vnic.id).unwrap_or_default());
         }
         count = (count + page.vnics.len()).min(VNIC_COUNT_MAX);
         after = page.next;
@@ -354,6 +375,8 @@ mod tests {
         let mut text = Text::new();
         text.add_vnic(&vnic("one"));
         text.add_vnic(&vnic("two"));
+        let counts = PathCounts::from([((QpPath::Routed, Some(Reason::Policy)), 3), ((QpPath::Wire, None), 2)]);
+        text.add_paths(&vnic("one"), &counts);
         text.add_host(&host(), 2);
         let text = text.finish();
         let (mut seen, mut current) = (BTreeSet::new(), "");
@@ -375,6 +398,10 @@ mod tests {
         // Of networks that are too many to be told apart.
         let line = "freeflow_access_attempts_total{tenant=\"\",network=\"\",what=\"rdma_cm request to nobody\"} 9\n";
         assert!(text.contains(line), "{line} is not in {text}");
+        for (way, count) in [("direct\",reason=\"", 0), ("routed\",reason=\"policy", 3), ("wire\",reason=\"", 2)] {
+            let line = format!("freeflow_vnic_qps_by_path{labels}\"{way}\"}} {count}\n");
+            assert!(text.contains(&line), "{line} is not in {text}");
+        }
         assert!(
             text.contains("freeflow_router_vnics_left_out 1\n") && text.contains("drops_total{reason=\"denied\"} 3\n")
         );
