@@ -11,7 +11,10 @@ import json
 import socket
 import sys
 import threading
+import time
 
+import control_api
+import control_metrics
 import lib
 import lib_cm
 import lib_paths
@@ -182,7 +185,6 @@ def need_not_connected(server, client):
 def need_no_cm(server, client, because=("not permitted", "refused")):
     """One host says no at once, or the other one's answer is a no; of nobody's address there is no word."""
     with lib_cm.listening(server, "rping", "-s", "-P", "-a", server.ip) as listener:
-        # (rping waits for ever once rdma_connect has failed.)
         output = client.exec("rdma_client", "-s", server.ip, "-p", RPING_PORT, codes=(1, 255), seconds=SOON)
         need(any(text in output for text in because), output)
         need(listener.process.poll() is None, listener.output())
@@ -298,10 +300,10 @@ def idle(hosts, server, client, other):
     declare(hosts, ACROSS)
     with by_hand(server, client) as near:
         ends = tenants.Idle(near, client)
-        own = Victim(other)
+        own, read = Victim(other), len(enforced(server.host))
         server.host.freeflow("delete", "accessrule", "across")
         ends.need_cut()
-    need_noted(hosts_of(server), "connection cut", server, rule="across (withdrawn)", peer=f"::ffff:{client.ip}")
+    need_cut_noted(server, client, server, read)
     own.stop()
     need_not_connected(server, client)
 
@@ -311,7 +313,9 @@ def under_traffic(hosts, server, client, other):
     """While perftest runs: both ends end by themselves, with an error, and the rule is named."""
     declare(hosts, ACROSS)
     ends = [server, client]
-    cuts = {end.name: cut_count(hosts_of(end), end) for end in ends}
+    judges = [(server, TWO)] if len(hosts) > 1 else [(server, TWO), (client, ONE)]
+    counted = {end.name: counted_cuts(end, network) for end, network in judges}
+    read = {end.name: len(enforced(end.host)) for end in ends}
     before = lib_cm.listener_count(server)
     running = [server.start(*TRAFFIC)]
 
@@ -334,14 +338,34 @@ def under_traffic(hosts, server, client, other):
         for each, end in zip(running, ends):
             each.kill()
             end.background.remove(each)
-    for end in ends[:1] if len(hosts) > 1 else ends:
-        wait_until(lambda: cut_count(hosts_of(end), end) > cuts[end.name],
-                   lambda: f"the cut of {end.name} is not in audit.log: {noted(hosts, 'connection cut')}", SOON)
+    for end, network in judges:
+        wait_until(lambda: counted_cuts(end, network) > counted[end.name], f"the cut of {end.name} is not counted", SOON)
+        need_cut_noted(server, client, end, read[end.name])
 
 
-def cut_count(hosts, container):
-    lines = noted(hosts, "connection cut", vnic=tenants.vnic_of(container), rule="across (withdrawn)")
-    return sum(line["count"] for line in lines)
+def counted_cuts(end, network):
+    """Whatever is said in the log: ends of connections that its host has cut, in that network."""
+    samples = control_metrics.scrape(control_api.Api(end.host))
+    return control_metrics.value(samples, "freeflow_access_cuts_total", rule="", tenant="red", network=network)
+
+
+def enforced(host):
+    lines = [json.loads(line) for line in (host.run_dir / "audit.log").read_text().splitlines()]
+    return [line for line in lines if line["event"] == "enforced"]
+
+
+def need_cut_noted(server, client, end, read):
+    """After so many lines there is one of the cut; or, if the vNIC has had too many for that, one that tells how many were left out,
+    with what comes next."""
+    vnic, peer, until = tenants.vnic_of(end), client if end is server else server, time.monotonic() + SOON
+    cut = {"what": "connection cut", "rule": "across (withdrawn)", "peer": f"::ffff:{peer.ip}"}
+
+    def is_told(line):
+        return line["vnic"] == vnic and (cut.items() <= line.items() or line.get("left_out", 0) > 0)
+
+    while not any(map(is_told, enforced(end.host)[read:])):
+        need(time.monotonic() < until, f"the cut of {end.name} is not in audit.log: {enforced(end.host)[read:]}")
+        need_not_connected(server, client)
 
 
 def need_shown(ends):

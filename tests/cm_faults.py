@@ -67,18 +67,35 @@ def dead_listener(server, client):
         client.background.remove(crowd)
 
 
+def unmodified(server, port):
+    """rping ends by an event; rdma_client has a synchronous identifier."""
+    return ["rping", "-c", "-a", server.ip, "-p", port, "-C", "1"], ["rdma_client", "-s", server.ip, "-p", port]
+
+
+def nobody_listens(server, client):
+    for words, answer in zip(unmodified(server, PORT), ("REJECTED, error 8", "refused")):
+        output = client.exec(*words, codes=(1, 255), seconds=60)
+        need(answer in output, output)
+
+
 def cut_off(lab, server, client):
     """The listener's host is cut off, with all its half-open requests; the clients come to an end without it."""
     with lib_cm.listening(server, *cm("hold", PORT)):
         crowd = client.start(*cm("crowd", server.ip, PORT, 20))
         crowd.wait_for_output("connects")
+        clients = [client.start(*words) for words in unmodified(server, PORT)]
+        half_open = lambda: server.host.status()["cm"]["half_open_count"]
+        lib_cm.wait_until(lambda: half_open() >= 22, lambda: f"only {half_open()} are half open")
         lab.cut(server.host.number)
         try:
+            for running, answer in zip(clients, ("UNREACHABLE, error -110", "timed out")):
+                need(running.wait(60) in (1, 255) and answer in running.output(), running.output())
             return last_line(lib_cm.finish(crowd, 60))
         finally:
             lab.heal(server.host.number)
-            crowd.kill()
-            client.background.remove(crowd)
+            for running in (*clients, crowd):
+                running.kill()
+                client.background.remove(running)
             lab.wait_for_peers()
 
 
@@ -280,6 +297,7 @@ def on_one_host(checks):
         checks.check("2000 events that are owed, one after another", owed_events, client, 2000)
         checks.check("privileged ports", privileged_ports, client)
         checks.check("a queue pair that fails at the last step", connect_error, server, client)
+        checks.check("a port where nobody listens", nobody_listens, server, client)
         checks.check(f"a listener dies with {HALF_OPEN} half-open requests", dead_listener, server, client)
         checks.check("nothing is left of them", lib_cm.wait_for_none, host)
         checks.check("1000 connections to warm up", cycles, server, client, 1000)
@@ -312,6 +330,7 @@ def on_two_hosts(checks):
         checks.check("two hosts: an address that somebody gets meanwhile", late_address, client, lab.host(1),
                      server.ip)
         checks.check("two hosts: an address whose router comes back meanwhile", healed_meanwhile, lab, client)
+        checks.check("two hosts: a port where nobody listens", nobody_listens, server, client)
         checks.check(f"two hosts: a listener dies with {HALF_OPEN} half-open requests", dead_listener, server, client)
         checks.check(f"two hosts: {CYCLES_BETWEEN_HOSTS} connections", cycles, server, client, CYCLES_BETWEEN_HOSTS)
         checks.check("two hosts: clients killed", killed_clients, server, client)

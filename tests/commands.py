@@ -182,11 +182,11 @@ def ping(host):
         times = [report[name] for name in ("min_us", "quartile_1_us", "median_us", "quartile_3_us", "percentile_99_us", "max_us")]
         need(report["count"] == 300 and 0 < times[0] and times == sorted(times) and times[2] < 100_000, f"{report}")
         need([qp["name"] for qp in report["qps"]] == ["one", "two"], f"{report}")
-        need(all(qp["path"] in ("direct", "routed") for qp in report["qps"]), f"{report}")
-        counted = host.status()["counters"]["messages"]
-        need(counted > 0 or all(qp["path"] == "direct" for qp in report["qps"]), "no message was sent")
-        text = host.freeflow("ping", "one", "two", "-s", "65536", "-c", "20")
-        need("20 round trips of 65536 bytes" in text and "median" in text and "path: one to two" in text, text)
+        # Most find their way past the router; now and then one does not.
+        need(all(way["path"] in ("direct", "partly") and way["direct_count"] > 150 for way in report["ways"]), f"{report}")
+        text = host.freeflow("ping", "one", "two", "-s", "131072", "-c", "20")
+        need("20 round trips of 131072 bytes" in text and "median" in text, text)
+        need("path: one to two routed (message over 64 KiB), back routed (message over 64 KiB)" in text, text)
         host.freeflow("network", "set", "default", "--data-path", "routed")
         text = host.freeflow("ping", "one", "two", "-c", "1")
         need("routed (policy), back routed (policy)" in text, text)

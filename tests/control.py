@@ -462,6 +462,10 @@ def labelled(host):
         need(vnic["metadata"]["labels"].get("a.b/c") == "d", vnic["metadata"])
         need(vnic["status"]["title"] == "one", vnic["status"])
         need("one" in host.freeflow("describe", "vnic", vnic["metadata"]["name"]), "not described")
+        for words in (("describe", "vnic", "one"), ("get", "vnic", "one")):
+            need(vnic["metadata"]["name"] in host.freeflow(*words), f"{words}: not by its container")
+        need(get(host, "vnic", "one")["metadata"]["name"] == vnic["metadata"]["name"], "another vNIC")
+        host.freeflow("describe", "vnic", "two", codes=(4,))
         host.freeflow("run", "--label", "engine=oci", "--rm", "--", "true", codes=(2,))
         output = host.freeflow("run", "--label", "freeflow.io/latency-class=fast", "--rm", "--", "true", codes=(125,))
         need("freeflow.io/latency-class" in output and "low, normal, background" in output, output)
@@ -518,10 +522,86 @@ def across_hosts(lab):
             container.remove()
 
 
+def audited(host, **fields):
+    """Lines of the audit log with these fields."""
+    lines = [json.loads(line) for line in (host.run_dir / "audit.log").read_text().splitlines()]
+    return [line for line in lines if fields.items() <= line.items()]
+
+
+def wait_for_line(host, **fields):
+    wait_until(lambda: audited(host, **fields), lambda: f"{fields} is not in the audit log: {audited(host)[-8:]}")
+    line = audited(host, **fields)[-1]
+    need(line["uid"] == 0 and line["pid"] > 0 and line["role"] == "admin", f"who: {line}")
+    return line
+
+
+def vnics_audited(host):
+    """Whose a vNIC is, where it is, and its addresses: of one that is made for a container, and of one that was declared."""
+    apply(host, RED + "---\napiVersion: freeflow.io/v1\nkind: Vnic\nmetadata: {name: db}\nspec: {network: red}\n")
+    for name, options in (("made", ("--network", "red")), ("kept", ("--vnic", "db"))):
+        container = host.container(name, *options)
+        known = {"network": "red", "addresses": [container.ip], "container": name, "kind": "Vnic", "event": "change"}
+        line = wait_for_line(host, verb="attach", **known)
+        need(line["outcome"] == ("attached" if name == "kept" else "created"), f"{line}")
+        if name == "kept":
+            need(line["name"] == "db", f"{line}")
+            count = len(audited(host, verb="attach"))
+            host.freeflow("up")
+            need(len(audited(host, verb="attach")) == count, "up notes what was so already")
+        container.remove()
+        line = wait_for_line(host, verb="detach", **known)
+        need(line["outcome"] == ("detached" if name == "kept" else "deleted"), f"{line}")
+    host.freeflow("run", "--network", "none", "--", "true", codes=range(1, 126))
+    host.freeflow("delete", "vnic", "db")
+    host.freeflow("delete", "network", "red")
+
+
+def operations_audited(lab):
+    """What root does by the command that changes no object."""
+    host = lab.hosts[0]
+    name = get(host, "hosts")["items"][0]["metadata"]["name"]
+    done = {"event": "change", "kind": "Host", "name": name}
+    refused = {"event": "refused", "kind": "Host", "name": name}
+    host.freeflow("peers", "reload")
+    need(wait_for_line(host, verb="reload-peers", **done)["detail"] == "hosts=1", "how many")
+    path = host.run_dir / "peers.json"
+    text = path.read_text()
+    try:
+        path.write_text("{}")
+        host.freeflow("peers", "reload", codes=(1,))
+    finally:
+        path.write_text(text)
+    need("peers.json" in wait_for_line(host, verb="reload-peers", outcome="Invalid", **refused)["reason"], "why")
+    host.freeflow("wire", "faults", "--loss", "0.1%", "--seed", "7")
+    need(wait_for_line(host, verb="wire-faults", outcome="begun", **done)["detail"] == "seed=7 loss_ppm=1000", "which")
+    host.freeflow("wire", "faults", "off")
+    wait_for_line(host, verb="wire-faults", outcome="ended", **done)
+    log = (host.run_dir / "router.log").read_text()
+    need("faults of the wire seed=7 loss_ppm=1000 duplicate_ppm=0" in log and "WireFaults" not in log, log[-2000:])
+    capture = Running(host.command("capture", "-s", "600", "-w", host.run_dir / "packets"))
+    try:
+        need(wait_for_line(host, verb="capture", outcome="begun", **done)["detail"] == "seconds_max=600", "limits")
+        host.freeflow("capture", "-s", "1", codes=(1,))
+        wait_for_line(host, verb="capture", outcome="AlreadyExists", **refused)
+        capture.terminate()
+        need("lost=0" in wait_for_line(host, verb="capture", outcome="ended", **done)["detail"], "what came of it")
+    finally:
+        capture.kill()
+    alone = {"event": "refused", "kind": "Host"}
+    with lib.Host() as other:
+        other.freeflow("peers", "reload", codes=(1,))
+        wait_for_line(other, verb="reload-peers", outcome="NotFound", **alone)
+        other.freeflow("wire", "faults", "--loss", "1%", codes=(1,))
+        wait_for_line(other, verb="wire-faults", outcome="Invalid", **alone)
+        other.freeflow("down")
+        wait_for_line(other, verb="shutdown", outcome="done", event="change")
+
+
 def test(checks):
     with lib.Host() as host:
         for function in (life_of_an_object, several_deleted, refusals, watched, router_killed, unknown_network, labelled, declared_vnic,
-                         same_addresses, deleted_under_a_container, bridge_is_mended, interfaces_of_others, network_made_again, declared_by_program, closed_to_others):
+                         same_addresses, deleted_under_a_container, bridge_is_mended, interfaces_of_others, network_made_again, declared_by_program, closed_to_others,
+                         vnics_audited):
             if not checks.check(function.__name__.replace("_", " "), function, host):
                 # What it left must not be the next one's trouble.
                 for name in ("red", "blue"):
@@ -535,6 +615,7 @@ def test(checks):
     checks.check("full store", full_store)
     with lib.Lab(2) as lab:
         checks.check("across hosts", across_hosts, lab)
+        checks.check("operations audited", operations_audited, lab)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ GROUPS_LOCK = "/run/lock/freeflow-test-groups"
 GROUPS_WAIT = 120
 SLICE, SLICES = 128, 3  # objects that the control thread gives at a time
 CONNECTIONS = 10_000
+KNOCKS = 400
 DESCRIPTORS_MAX = 300  # more than the server holds at a time
 
 
@@ -478,6 +479,15 @@ def other_namespace(host, api):
     need(lib.run([sys.executable, "-c", code]).strip() == "200", "root is not served")
     unshared = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
     need(lib.run(unshared).strip() == "403", "another PID namespace's root is served")
+    # Nor by the command's socket; and however often it tries, there are few lines of it.
+    knock = ("import socket\n"
+             f"for _ in range({KNOCKS}):\n"
+             "    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:\n"
+             f"        client.connect({str(host.run_dir / 'admin.sock')!r})\n"
+             "        assert b'root' in client.recv(4096)\n")
+    lib.run([*unshared[:-1], knock])
+    lines = (host.run_dir / "router.log").read_text().count("refused a client of the admin socket")
+    need(0 < lines < KNOCKS, f"{lines} lines of {KNOCKS} who are refused")
 
 
 def directories(host):
@@ -541,6 +551,30 @@ def audited(host, api):
         time.sleep(0.02)
     refused = [line for line in lines if line["event"] == "refused" and line["uid"] == UID]
     need(any(line["outcome"] == "Forbidden" and line["role"] == "none" for line in refused), "a stranger is not in the log")
+
+
+def phases(host, api):
+    """A watch is told when a vNIC is ready."""
+    others = api.names("vnics")
+    with api.watch("/vnics?watch=true") as watch:
+        container = host.container("ready")
+
+        def event():
+            while (event := watch.event()) and (event["type"] == "BOOKMARK" or event["object"]["metadata"]["name"] in others):
+                pass
+            return event
+
+        told = [event()]
+        try:
+            while told[-1]["object"]["status"]["phase"] != "Ready":
+                told.append(event())
+        finally:
+            container.remove()
+        need([event["type"] for event in told] == ["ADDED", "MODIFIED"][:len(told)], f"{told}")
+        end = event()
+        while end["type"] == "MODIFIED":
+            end = event()
+        need(end["type"] == "DELETED", f"{end}")
 
 
 # ---- hostile clients
@@ -720,6 +754,7 @@ def test(checks):
             checks.check(function.__name__.replace("_", " "), function, host, api)
         checks.check("directories", directories, host)
         checks.check("audited", audited, host, api)
+        checks.check("phases", phases, host, api)
         for function in (half_requests, nonsense, slow_readers):
             checks.check(function.__name__.replace("_", " "), function, api)
         for function in (huge_bodies, floods, own_flood):

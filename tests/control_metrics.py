@@ -171,6 +171,22 @@ def rates(host, one, two, path):
         need(qp["bitsPerSecondOut"] > 0 and qp["path"] == path, f"no rates of QPs: {row}")
         table = host.freeflow("top", "-n", "1", "-d", "0.3")
         need(path in table and two.name in table.splitlines()[1] + table.splitlines()[2], table)
+        by_path(host, two, path)
+
+
+def by_path(host, container, path):
+    """Each queue pair counts once, on its path, with the reason that `ps --qps` gives."""
+    api, name = Api(host), "freeflow_vnic_qps_by_path"
+    vnic, reason, end = vnic_of(api, container), "policy" if path == "routed" else "", time.monotonic() + 20
+    while True:
+        samples = scrape(api)
+        found = {tuple(dict(of)[label] for label in ("path", "reason")): count
+                 for (of_name, of), count in samples.items() if of_name == name and ("vnic", vnic) in of and count}
+        if found == {(path, reason): value(samples, "freeflow_vnic_qps", vnic=vnic)}:
+            break
+        need(time.monotonic() < end, f"not {path}: {found}")
+    rows = [row for row in json.loads(host.freeflow("ps", "--qps", "-o", "json")) if row["id"] == vnic]
+    need({(row["path"], row["reason"] or "") for row in rows} == {(path, reason)}, f"{rows}")
 
 
 def limited(host):
@@ -234,9 +250,8 @@ def refused(host):
     one, two = (host.container(name, "--network", "shut") for name in ("shut-one", "shut-two"))
     other = host.container("elsewhere", "--network", "quiet")
     need(value(scrape(api), "freeflow_vnic_info", vnic=vnic_of(api, one), container=one.name, tenant="shut", network="shut") == 1, "no container")
-    # One that is refused does not end by itself.
     for address in (two.ip, other.ip):
-        one.start("rping", "-c", "-a", address, "-C", "1")
+        one.exec("rping", "-c", "-a", address, "-C", "1", codes=(1, 255))
 
     def counts(samples, network):
         of = {"tenant": network, "network": network}

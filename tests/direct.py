@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import signal
+import tempfile
 import time
 
 import lib
@@ -18,11 +19,17 @@ KILLS = 200 if lib.FULL else 30
 DEATH_SECONDS_MAX = 8  # as tests/kill.py
 DEATH_ERRORS = ("retry counter exceeded", "Flushed", "remote operation error")
 SWITCH_MS = (5, 40)
+CLIENTS = 32 if lib.FULL else 10  # of a large region
+# What a request counts, what a QP has for nothing, what the owner's process touches besides.
+REQUEST_BYTES, FREE_BYTES, FAULTS_BYTES = 4096, 64 << 10, 4 << 20
 # The policy, and what a pair is then told to be, and why.
 DIRECT, ROUTED = ("auto", "direct", None), ("routed", "routed", "policy")
 LOADS = ([], ["-e"], ["-m", "shared"], ["-e", "-m", "shared"])
 SHORT_SECONDS = 0.25
 GRANTED_AGAIN = 40 if lib.FULL else 4
+HELD = 500  # as in tests/c/direct_idle.c, at either end
+HELD_BYTES_MAX = 64 << 10
+STOP_SECONDS = 1.5
 
 
 # ---- what the host says
@@ -187,11 +194,108 @@ def past_the_router(host, server, client, load, path, *options):
     return f"{carried} of {sent} by the router"
 
 
+def longest_message(host, server, client, messages_each=2000):
+    """SENDs of 64 KiB, by turns: the longest that go past the router."""
+    need(lib_paths.set_path(host, "auto"), "the router does not take the data path")
+    before = messages(host)
+    options = ("-s", 1 << 16, "-n", messages_each, "-F", "-p", lib.PORT)
+    answering = server.start("ib_send_lat", *options)
+    server.wait_for_port(answering, lib.PORT)
+    asking = client.start("ib_send_lat", *options, server.ip)
+    for end in (asking, answering):
+        need(end.wait(60) == 0, end.output())
+    carried = counted_since(host, before, 2 * messages_each)
+    need(carried * 4 < messages_each, f"the router carried {carried} of {2 * messages_each}")
+    return f"{carried} of {2 * messages_each} by the router"
+
+
 def ping(host, server, client, path, told, reason):
     need(lib_paths.set_path(host, path), "the router does not take the data path")
     report = json.loads(host.freeflow("ping", server.name, client.name, "-o", "json"))
-    ways = [(qp["path"], qp["reason"]) for qp in report["qps"]]
-    need(ways == [(told, reason)] * 2, f"not {told}: {ways}")
+    ways = [(way["path"], way["reason"]) for way in report["ways"]]
+    need(ways == [(told, reason)] * 2, f"not {told}: {report}")
+    need([way["direct_count"] for way in report["ways"]] == [report["count"] if told == "direct" else 0] * 2, f"{report}")
+
+
+def ping_long(host, server, client):
+    """What no channel takes is routed, whatever the queue pairs have; as is what a process is told not to do."""
+    need(lib_paths.set_path(host, "auto"), "the router does not take the data path")
+    report = json.loads(host.freeflow("ping", server.name, client.name, "-s", "131072", "-c", "100", "-o", "json"))
+    need([(way["path"], way["direct_count"], way["reason"]) for way in report["ways"]] == [("routed", 0, "message over 64 KiB")] * 2, f"{report}")
+    need("routed (message over 64 KiB), back routed" in host.freeflow("ping", server.name, client.name, "-s", "131072", "-c", "100"), "no reason")
+    report = json.loads(lib.run(["env", "FREEFLOW_DIRECT=off", *host.command("ping", server.name, client.name, "-c", "100", "-o", "json")]))
+    need([(way["path"], way["reason"]) for way in report["ways"]] == [("routed", "its library does not ask")] * 2, f"{report}")
+
+
+# ---- why not direct
+
+# What the sender is told of its queue pairs, and the programs: the server's words, and the client's if they are others.
+REASONS = [
+    (None, ["ib_send_lat", "-F", "-D", "60"], None),
+    ("message over 64 KiB", ["ib_send_bw", "-F", "-s", "131072", "-D", "60"], None),
+    ("atomic operation", ["ib_atomic_bw", "-F", "-D", "60"], None),
+    ("not an RC QP", ["ib_write_bw", "-c", "UC", "-F", "-D", "60"], None),
+    ("peer uses an SRQ", ["ib_send_bw", "-F", "--use-srq", "-D", "60"], None),
+    ("its library does not ask", ["ib_write_bw", "-F", "-D", "60"], ["env", "FREEFLOW_DIRECT=off", "ib_write_bw", "-F", "-D", "60"]),
+    ("peer does not take it", ["env", "FREEFLOW_DIRECT=off", "ib_send_bw", "-F", "-s", "64", "-D", "60"], ["ib_send_bw", "-F", "-s", "64", "-D", "60"]),
+    ("memory not shared with the router", ["ib_write_bw", "-F", "-D", "60", "--mmap={file}"], None),
+]
+
+
+def reason(host, server, client, wanted, words, other, directory):
+    """Of a program at work; the path is as told, or the reason would be of something else."""
+    need(lib_paths.set_path(host, "auto"), "the router does not take the data path")
+    files = {side: directory / side for side in ("server", "client")}
+    for file in files.values():
+        with open(file, "wb") as made:
+            made.truncate(1 << 20)
+    sides = {side: [word.replace("{file}", str(files[side])) for word in of] for side, of in (("server", words), ("client", other or words))}
+    there = server.start(*sides["server"])
+    server.wait_for_port(there)
+    here = client.start(*sides["client"], server.ip)
+    told = ("direct", None) if wanted is None else ("routed", wanted)
+    try:
+        end = time.monotonic() + 20
+        while True:
+            rows = [row for row in json.loads(host.freeflow("ps", "--qps", "-o", "json")) if row["name"] == client.name]
+            if rows and all((row["path"], row["reason"]) == told for row in rows):
+                break
+            need(time.monotonic() < end and here.process.poll() is None, f"never {told}: {rows}\n{here.output()}")
+            time.sleep(0.05)
+        before = rows[0]["sent_messages"]
+        while (row := row_of(host, client.name))["sent_messages"] == before:
+            need(time.monotonic() < end, f"nothing more was sent: {row}")
+        need((row["direct_messages"] > 0) == (wanted is None), f"not as told: {row}")
+    finally:
+        for container in (client, server):
+            container.kill_background()
+            container.exec("pkill", "-9", "^ib_", codes=(0, 1))
+
+
+# ---- stops
+
+
+def stopped(host, server, client, load, path):
+    """Either end is stopped for a while: nothing fails, and both go on."""
+    need(lib_paths.set_path(host, path), "the router does not take the data path")
+    errors, before = host.status()["counters"]["completions_with_error"], messages(host)
+    pair = Pair(server, client, load)
+    wait_for_path(host, (server.name, client.name), *(DIRECT if path == "auto" else ROUTED)[1:])
+    for end in (pair.server, pair.client, pair.server):
+        pid = pid_of(end, load)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(STOP_SECONDS)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        count, until = messages(host)[0], time.monotonic() + 20
+        while messages(host)[0] < count + 1000:
+            need(time.monotonic() < until, "it does not go on")
+            time.sleep(0.02)
+    requests = pair.stop()
+    now = host.status()["counters"]["completions_with_error"]
+    need(now == errors, f"{now - errors} failed completions")
+    return f"{counted_since(host, before, requests)} of {requests} by the router"
 
 
 # ---- cases in C
@@ -210,6 +314,27 @@ def cases_switched(host, server, client, direct):
     with lib_paths.Switch(host, lib.SEED) as switch:
         note = cases(server, client, direct)
         return f"{note}, {switch.changes} changes"
+
+
+# ---- a large region
+
+
+def large(host, server, client, program):
+    """What leaving costs the owner is at most what the router has carried before."""
+    before = host.status()["counters"]
+    words = (lib.PORT, CLIENTS)
+    output, _ = lib.in_two_containers(
+        server, client, [program, "server", *words], [program, "client", "{ip}", *words], seconds=100)
+    now = host.status()["counters"]
+    grown = {name: now[name] - before[name] for name in ("messages", "direct_messages", "bytes", "direct_bytes")}
+    copied = int(re.search(r"^copied (\d+)", output, re.M)[1])
+    routed = grown["bytes"] - grown["direct_bytes"]
+    earned = routed + REQUEST_BYTES * (grown["messages"] - grown["direct_messages"])
+    note = f"{copied >> 20} MiB copied, {routed >> 20} MiB routed, {earned >> 20} MiB earned, " \
+           f"{grown['direct_bytes'] >> 20} MiB past the router"
+    need(copied <= earned + CLIENTS * FREE_BYTES + FAULTS_BYTES, note)
+    need(copied and grown["direct_bytes"], f"nothing was granted: {note}")
+    return note
 
 
 # ---- deaths
@@ -241,6 +366,36 @@ def many_kills(host, server, client, kill):
 # ---- rest
 
 
+def share_bytes(pid):
+    """Of memory; what several processes have mapped counts in parts. Not of files: a program's code is no queue pair's."""
+    lines = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+
+
+def held(host, server, client, direct):
+    """What an idle connected queue pair takes of the memory of the router and of both programs."""
+    there = server.start(direct, "server", lib.PORT, "held")
+    server.wait_for_port(there)
+    here = client.start(direct, "client", server.ip, lib.PORT, "held")
+    ends = (here, there)
+
+    def memory(said):
+        for end in ends:
+            end.wait_for_output(said)
+        pids = [pid_of(end, direct) for end in ends]
+        taken = sum(share_bytes(pid) for pid in (*pids, host.router_pid()))
+        for pid in pids:
+            os.kill(pid, signal.SIGUSR1)
+        return taken
+
+    before = memory("bare")
+    each = (memory("held") - before) / (2 * HELD)
+    for end in ends:
+        need(end.wait(60) == 0, end.output())
+    need(0 < each <= HELD_BYTES_MAX, f"{each:.0f} bytes")
+    return f"{each:.0f} bytes"
+
+
 def idle(host, server, client, direct):
     """Asleep in the completion channel, neither programs nor router take anything."""
     words = ["server", lib.PORT, "idle"]
@@ -265,7 +420,7 @@ def idle(host, server, client, direct):
 
 
 def test(checks):
-    load, direct, kill = (lib.program(name) for name in ("load", "direct", "kill"))
+    load, direct, kill, many = (lib.program(name) for name in ("load", "direct", "kill", "direct_large"))
     with lib.Host() as host:
         need(not host.switch and lib_paths.wanted() == "auto", "this test sets the data path itself")
         server, client = host.pair()
@@ -277,12 +432,22 @@ def test(checks):
         for path in lib_paths.ALL:
             checks.check(f"{path}: what the router carries", past_the_router, *both, load, path)
         checks.check("what programs did that exit at once is counted", past_the_router, *both, load, "auto", "-x")
+        checks.check("SENDs of 64 KiB go past the router", longest_message, *both)
         for path, *told in (ROUTED, DIRECT):
             checks.check(f"{path}: freeflow ping", ping, *both, path, *told)
+        checks.check("freeflow ping with long messages", ping_long, *both)
+        with tempfile.TemporaryDirectory(prefix="freeflow-direct.", dir="/var/tmp") as directory:
+            for wanted, words, other in REASONS:
+                name = f"{' '.join(other or words)}: {wanted or 'direct'}"
+                checks.check(name, reason, *both, wanted, words, other, pathlib.Path(directory))
         checks.check("asleep, nobody takes processor time", idle, *both, direct)
+        checks.check(f"memory of an idle connected queue pair, of {2 * HELD}", held, *both, direct)
         checks.check("cases between two containers", cases, server, client, direct)
         checks.check("cases while the path changes", cases_switched, *both, direct)
+        checks.check("a large region that its peers leave", large, *both, many)
         checks.check("traffic while the path changes", switched, *both, load)
+        for path in lib_paths.ALL:
+            checks.check(f"{path}: either end is stopped for a while", stopped, *both, load, path)
         for path in lib_paths.ALL:
             checks.check(f"{path}: one end is killed", killed, *both, load, path)
         checks.check(f"{KILLS} kills while the path changes", many_kills, *both, kill)

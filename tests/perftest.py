@@ -2,7 +2,8 @@
 """Debian's perftest, unmodified, each end in its own container: every tool, transport and switch that they take.
 
 No -x and no -d: the device and its one GID are found as on any machine. Few iterations: it is the programs' own checks
-and tables that count here, not the figures (`make bench` is for those). A pattern (`tests/perftest.py '*-R *'`) chooses rows.
+and tables that count here, not the figures (`make bench` is for those). A pattern (`tests/perftest.py '*-R *'`) chooses rows, and so does
+FREEFLOW_TEST_SAMPLE.
 """
 
 import fnmatch
@@ -205,7 +206,7 @@ def test(checks):
         rows = list(matrix())
         if sys.argv[1:]:
             rows = [words for words in rows if any(fnmatch.fnmatch(" ".join(words), pattern) for pattern in sys.argv[1:])]
-        for words in rows:
+        for words in lib.sample(rows):
             checks.check(" ".join(words), one, server, client, words, directory)
 
 

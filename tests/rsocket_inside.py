@@ -7,6 +7,8 @@
 
 import ctypes
 import errno
+import fcntl
+import itertools
 import os
 import select
 import socket
@@ -154,6 +156,57 @@ def joins_while_others_wait(port):
         epoll.close()
         os.close(read)
         os.close(write)
+
+
+COPIES = (os.dup, lambda fd: os.dup2(fd, os.open("/dev/null", os.O_RDONLY)), lambda fd: fcntl.fcntl(fd, fcntl.F_DUPFD, 100),
+          lambda fd: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0))
+
+
+def copies_of_sets(port):
+    """A copy of an epoll descriptor is the same set, made before its first rsocket or after, until the last one is closed."""
+    client, server = pair(port)
+    client.sendall(b"x")
+    need(server.recv(1, socket.MSG_PEEK) == b"x", "it did not arrive")
+    there = [(server.fileno(), select.EPOLLIN)]
+    for copy, early in itertools.product(COPIES, (True, False)):
+        one = select.epoll()
+        if not early:
+            one.register(server.fileno(), select.EPOLLIN)
+        two = select.epoll.fromfd(copy(one.fileno()))
+        # By the copy; as threads do that wait already.
+        told = []
+        waiter = threading.Thread(target=lambda: told.append(one.poll(SECONDS, 1)))
+        waiter.start()
+        if early:
+            two.register(server.fileno(), select.EPOLLIN)
+        waiter.join()
+        need(told == [there] and two.poll(SECONDS) == there, f"told {told}, {two.poll(0)}")
+        one.close()
+        need(two.poll(SECONDS) == there, "the set went with one of two descriptors")
+        two.unregister(server.fileno())
+        need(two.poll(0) == [], "told of what is not there any more")
+        two.close()
+    waits_for_copies(client, server)
+
+
+def waits_for_copies(client, server):
+    """Who waits for the kernel's set alone when it is copied hears of the copy's rsockets."""
+    one = select.epoll()
+    told = []
+    waiters = [threading.Thread(target=lambda: told.append(one.poll(SECONDS, 1))) for _ in range(3)]
+    for waiter in waiters:
+        waiter.start()
+    time.sleep(0.3)
+    two = select.epoll.fromfd(os.dup(one.fileno()))
+    two.register(server.fileno(), select.EPOLLIN)
+    need(two.poll(SECONDS, 1) == [(server.fileno(), select.EPOLLIN)], "not told by the copy")
+    for waiter in waiters:
+        waiter.join()
+    need(told == [[(server.fileno(), select.EPOLLIN)]] * 3, f"told {told}")
+    one.close()
+    two.close()
+    need(server.recv(1) == b"x", "it did not stay")
+    works(client, server)
 
 
 def forks_of_busy(port):
@@ -462,7 +515,7 @@ def options(port):
 
 
 for number, check in enumerate((addresses_in_use, bound_without_rdma, edges_by_worker, edges_of_two, turns,
-                                joins_while_others_wait, forks_of_busy,
+                                joins_while_others_wait, copies_of_sets, forks_of_busy,
                                 children_without, runs_programs, closed_by_others, loopback, loopback_is_one, epoll_of_loopback,
                                 names_of_six, peers_at_once, options, like_tcp)):
     check(6000 + 50 * number)

@@ -63,6 +63,19 @@ def conditions(host, title):
     return next(vnic["status"]["conditions"] for vnic in vnics if vnic["status"]["title"] == title)
 
 
+def wait_for_refusal(host, title, ran_out, count=1, seconds=20):
+    """It is in the audit log that a quota refused a container's program something, what, and how often."""
+    name = next(vnic["metadata"]["name"] for vnic in get(host, "vnics")["items"] if vnic["status"]["title"] == title)
+    wanted = {"event": "enforced", "what": "quota refused", "vnic": name, "tenant": "red", "rule": "Quota small", "ranOut": ran_out}
+
+    def lines():
+        return [json.loads(line) for line in (host.run_dir / "audit.log").read_text().splitlines()]
+
+    wait_until(lambda: sum(line["count"] for line in lines() if wanted.items() <= line.items()) >= count,
+               lambda: f"{count} of {wanted} are not in the audit log: {lines()[-5:]}", seconds)
+    need("quota refused" in (host.run_dir / "router.log").read_text(), "nor in router.log")
+
+
 # ---- rates
 
 
@@ -185,6 +198,7 @@ def quota_of_a_vnic(host):
         # The reason is told to people.
         text = "\n".join(conditions(host, "one"))
         need("ENOMEM: more QPs than the vNIC's" in text and "small" in text, text)
+        wait_for_refusal(host, "one", "perVnic.qps")
         name = get(host, "vnics")["items"][0]["metadata"]["name"]
         need("ENOMEM" in host.freeflow("describe", "vnic", name), "describe does not say why")
         need(get(host, "quota", "small")["status"]["refusalCount"] > 0, "the quota counts no refusal")
@@ -193,8 +207,11 @@ def quota_of_a_vnic(host):
         # What is held already stays when it shrinks.
         apply(host, quota("perVnic: {qps: 2}"))
         wait_until(lambda: get(host, "vnics")["items"][0]["status"]["qpCount"] == 7, "what was held is gone")
+        refused = get(host, "quota", "small")["status"]["refusalCount"]
         plain(host)
         maker.wait_for_output("made all")
+        # Also what is summed up when the quota has gone.
+        wait_for_refusal(host, "one", "perVnic.qps", refused, 40)
         maker.terminate()
     finally:
         one.remove()
@@ -214,6 +231,7 @@ def quota_of_a_network(host):
         second.wait_for_output("made 1, then: ENOMEM")
         text = "\n".join(conditions(host, "two"))
         need("than the network's" in text, text)
+        wait_for_refusal(host, "two", "perNetwork.qps")
         other.start(program, "qps", 8).wait_for_output("made all")
         # What one lets go, the other gets.
         first.kill()
@@ -233,6 +251,7 @@ def quota_of_memory(host):
         need("register MR" in output, output)
         text = "\n".join(conditions(host, "one"))
         need("registered bytes" in text, text)
+        wait_for_refusal(host, "one", "perVnic.registeredBytes")
     finally:
         one.remove()
         plain(host)

@@ -34,6 +34,7 @@ CLIENT, SERVER = "from: {labels: {tier: client}}", "to: {group: servers}"
 ONE_HOST = "cidrs: [10.50.0.0/24]"
 PINGPONG = ["ibv_rc_pingpong", "-g", "0", "-n", "100"]
 QKEY = 0x11111111
+RPING_PORT = 7174
 # No figure: until then something has hung.
 SOON = 30
 
@@ -315,8 +316,12 @@ def direction(host, server, client, other):
     with lib_cm.listening(server, "rping", "-s", "-P", "-a", server.ip):
         client.exec("rping", "-c", "-a", server.ip, "-C", "1", seconds=SOON)
     with lib_cm.listening(client, "rping", "-s", "-P", "-a", client.ip):
-        # (rping waits for ever once rdma_connect has failed.)
-        server.exec("rdma_client", "-s", client.ip, seconds=SOON, codes=(1, 255))
+        # By an event: rping waits for its completions for ever once rdma_connect itself has failed.
+        output = server.exec("rping", "-c", "-a", client.ip, "-C", "1", seconds=SOON, codes=(1, 255))
+        need("UNREACHABLE, error -1" in output, output)
+        for words in (["rdma_client", "-s", client.ip, "-p", RPING_PORT], ["rstream", "-s", client.ip, "-p", RPING_PORT]):
+            output = server.exec(*words, seconds=SOON, codes=(1, 255))
+            need("not permitted" in output, output)
     need_refused(host, "rdma_cm request refused", "back")
     own_datagram(server, client)
     program = lib.program("wire_hostile")

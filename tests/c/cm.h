@@ -2,6 +2,8 @@
 #ifndef FREEFLOW_TEST_CM_H
 #define FREEFLOW_TEST_CM_H
 
+#include "die.h"
+
 #include <rdma/rdma_cma.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,7 +16,6 @@ enum {
     PRIVATE_REJ = 148,
 };
 
-void die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 struct sockaddr_in address_of(const char *host, int port);
 
 // The next event, or NULL when the time is over.

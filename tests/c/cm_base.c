@@ -5,21 +5,9 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-void die(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    int number = errno;
-    fflush(stdout);
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, " (errno %d: %s)\n", number, strerror(number));
-    va_end(arguments);
-    exit(1);
-}
 
 struct sockaddr_in address_of(const char *host, int port) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};

@@ -1,9 +1,10 @@
 // A completion channel that nobody reads while hundreds of its CQs have something to tell: each is told of once, in time, and
 // the descriptor is readable for each; also if CQs are armed again while events are owed.
+#include "die.h"
+
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,15 +19,6 @@ static struct ibv_ah *ah;
 static struct ibv_cq *cqs[COUNT];
 static struct ibv_qp *qps[COUNT];
 static double longest_ms;
-
-static void die(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    int number = errno;
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, " (errno %d: %s)\n", number, strerror(number));
-    exit(1);
-}
 
 static double now_ms(void) {
     struct timespec time;

@@ -2,10 +2,11 @@
 //
 //   direct [-s SEED] [-n ROUNDS] loopback|server PORT|client HOST PORT [CASE…]
 //
-// Seed and rounds have to be the same on both ends.
+// Seed and rounds have to be the same on both ends. A last word `held` runs what waits for a test to look at it.
 #include "cases.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 uint64_t case_seed = 1;
@@ -19,6 +20,8 @@ int main(int argc, char **argv) {
         default: return 2;
         }
     }
-    const struct test_case *const tables[] = {mixed_cases, lane_cases, idle_cases, NULL};
-    return run_cases("direct", argc - optind, argv + optind, tables);
+    const struct test_case *const tables[] = {mixed_cases, lane_cases, stop_cases, idle_cases, NULL};
+    const struct test_case *const waits_for_test[] = {held_cases, NULL};
+    bool held = argc && !strcmp(argv[argc - 1], "held");
+    return run_cases("direct", argc - optind, argv + optind, held ? waits_for_test : tables);
 }

@@ -471,6 +471,13 @@ static void withdraw_from_attacker(uint8_t *memory, struct ibv_mr *mr) {
     must(*word == count);
 }
 
+// The attacker has carried nothing that would earn it a grant, so it has a new QP in each turn.
+static void reconnect(struct endpoint *e, uint32_t qpn) {
+    must(qp_modify_state(e->qp, IBV_QPS_RESET));
+    e->peer.qpn = qpn;
+    must(endpoint_to_init(e) && endpoint_to_rtr(e) && endpoint_to_rts(e));
+}
+
 static void one_turn(struct endpoint *e, int honest, int attacker, unsigned for_ms, uint32_t *requests) {
     uint8_t *memory = fresh_pages();
     struct ibv_mr *for_honest = register_all(&e[0], memory), *for_attacker = register_all(&e[1], memory);
@@ -479,6 +486,8 @@ static void one_turn(struct endpoint *e, int honest, int attacker, unsigned for_
     must(shared_bytes(memory) == BYTES);
     told(honest, &answer, &turn);
     told(attacker, &answer, &theirs);
+    reconnect(&e[1], answer.rkey);
+    swap(attacker, 0);
     swap(attacker, 0); // it has it, and writes into the upper half
     sleep_ms(for_ms);
     withdraw_from_attacker(memory, for_attacker);
@@ -513,10 +522,16 @@ static int churn(int listener, unsigned seconds) {
 
 static int attacker_of_churn(const char *ip, int port) {
     struct attack a = {0};
-    struct turn none = {0}, turn;
+    struct turn mine = {0}, turn;
     connect_by_hand(&a, socket_connect(ip, port));
-    for (told(a.sock, &turn, &none); turn.rkey; told(a.sock, &turn, &none)) {
+    for (;;) {
         struct granted granted;
+        must(by_hand_destroy_qp(&a.hand) == GOOD && by_hand_create_qp(&a.hand));
+        mine.rkey = a.hand.qpn;
+        told(a.sock, &turn, &mine);
+        if (!turn.rkey) return 0;
+        must(by_hand_connect_qp(&a.hand, &a.peer.gid, a.peer.qpn));
+        swap(a.sock, 0);
         must(by_hand_ask_grant(&a.hand, turn.rkey, turn.memory, 8, true, &granted) == GOOD);
         must(granted.address == turn.memory && granted.bytes >= BYTES);
         a.booty.at = ATTACKER_AT;
@@ -530,7 +545,6 @@ static int attacker_of_churn(const char *ip, int port) {
         booty_stop(&a.booty);
         must(!munmap(a.booty.memory, a.booty.bytes) && !close(a.booty.fd));
     }
-    return 0;
 }
 
 static void complete(struct endpoint *e, enum ibv_wr_opcode opcode, size_t offset, size_t remote) {

@@ -1,6 +1,7 @@
 // Two ends that sleep, with a path between them that needs no router.
 #include "cases.h"
 
+#include <signal.h>
 #include <stdio.h>
 
 enum { WARM_UP = 300, IDLE_MS = 15000 };
@@ -60,7 +61,51 @@ static void idle(struct side *s, struct endpoint *e) {
     }
 }
 
+enum { HELD = 500, HELD_DEPTH = 128 };
+
+static void say_and_wait(const char *what) {
+    sigset_t told;
+    int signal;
+    sigemptyset(&told);
+    sigaddset(&told, SIGUSR1);
+    printf("%s\n", what);
+    sigwait(&told, &signal);
+}
+
+static void hold(struct side *s, struct endpoint *e, struct endpoint *held) {
+    struct ibv_qp_init_attr init = {
+        .send_cq = e->send_cq, .recv_cq = e->recv_cq, .qp_type = IBV_QPT_RC,
+        .cap = {.max_send_wr = HELD_DEPTH, .max_recv_wr = HELD_DEPTH, .max_send_sge = 1, .max_recv_sge = 1}};
+    *held = *e;
+    need(s, (held->qp = ibv_create_qp(e->pd, &init)));
+    held->mine.qpn = held->qp->qp_num;
+    need(s, endpoint_to_init(held) && socket_swap(s->sock, &held->mine, &held->peer, sizeof held->mine));
+    need(s, endpoint_to_rtr(held) && endpoint_to_rts(held));
+}
+
+// Connections that nothing was ever sent by. The test looks at what they take when it says `held`; SIGUSR1 lets it go on.
+static void held_connections(struct side *s, struct endpoint *e) {
+    static struct endpoint held[HELD];
+    sigset_t told;
+    sigemptyset(&told);
+    sigaddset(&told, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &told, NULL);
+    need(s, endpoint_open(e, &(struct options){0}) && endpoint_connect(s, e));
+    say_and_wait("bare");
+    for (unsigned i = 0; i < HELD && !s->failed; i++) hold(s, e, &held[i]);
+    if (!s->failed && !meet(s)) fail(s, __FILE__, __LINE__, "the other side failed");
+    if (!s->failed) say_and_wait("held");
+    if (!s->failed && !meet(s)) fail(s, __FILE__, __LINE__, "the other side failed");
+    for (unsigned i = 0; i < HELD; i++)
+        if (held[i].qp && ibv_destroy_qp(held[i].qp)) fail(s, __FILE__, __LINE__, "destroy qp");
+}
+
 const struct test_case idle_cases[] = {
     {"idle", idle},
+    {NULL, NULL},
+};
+
+const struct test_case held_cases[] = {
+    {"held_connections", held_connections},
     {NULL, NULL},
 };

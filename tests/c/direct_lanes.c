@@ -11,14 +11,14 @@
 #include <string.h>
 
 enum {
-    LANES_MAX = 200,
+    LANES = 200,
+    LANES_MAX = 1024,
     THREADS = 4,
     BURST_MAX = 8, // messages to one lane in a round
     ACTIVE = 5,    // lanes that have messages in a round
     DEPTH = 16,    // RECVs of a lane
     SLOT = 512,
     RECEIVED = LANES_MAX * BURST_MAX * SLOT, // each lane's sources first
-    TOTAL = RECEIVED + LANES_MAX * DEPTH * SLOT,
     WAIT_MS = 10000,
 };
 enum waiting { POLLS, SLEEPS, SLEEPS_FOR_SOLICITED };
@@ -33,6 +33,8 @@ struct lanes {
     struct side *side;
     struct endpoint *e;
     unsigned count, messages;
+    unsigned taken_sent, taken_received; // of the one CQ that all have
+    bool one_cq;
     struct lane lane[LANES_MAX];
 };
 
@@ -50,12 +52,13 @@ static uint64_t seed_of(enum role sender, unsigned lane, uint32_t number) {
 }
 
 static void lanes_open(struct lanes *l, struct side *s, struct endpoint *e, unsigned count, bool events) {
-    *l = (struct lanes){.side = s, .e = e, .count = count};
-    need(s, endpoint_open(e, &(struct options){.bytes = TOTAL, .cqe = LANES_MAX * DEPTH, .events = events}));
+    l->side = s, l->e = e, l->count = count;
+    size_t bytes = RECEIVED + (size_t)count * DEPTH * SLOT;
+    need(s, endpoint_open(e, &(struct options){.bytes = bytes, .cqe = (int)count * DEPTH, .events = events}));
     for (unsigned i = 0; i < count; i++) {
         struct endpoint *lane = &l->lane[i].e;
         struct ibv_qp_init_attr init = {
-            .send_cq = e->send_cq, .recv_cq = e->recv_cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+            .send_cq = l->one_cq ? e->recv_cq : e->send_cq, .recv_cq = e->recv_cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
             .cap = {.max_send_wr = 64, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1}};
         *lane = *e;
         need(s, (lane->qp = ibv_create_qp(e->pd, &init)));
@@ -108,13 +111,18 @@ static void take_received(struct lanes *l, const struct ibv_wc *wc) {
     need(s, !post_recv(&lane->e, wc->wr_id, landing(wc->wr_id), SLOT));
 }
 
+static void take(struct lanes *l, const struct ibv_wc *wc, bool is_received) {
+    is_received ? take_received(l, wc) : take_sent(l, wc);
+    is_received ? l->taken_received++ : l->taken_sent++;
+}
+
 // Takes all there is. How many of them were messages; less than 0 after a failure.
 static int take_all(struct lanes *l, struct ibv_cq *cq) {
     struct ibv_wc wc[16];
     int taken = 0, n;
     while ((n = ibv_poll_cq(cq, 16, wc)) > 0) {
         for (int i = 0; i < n && !l->side->failed; i++)
-            cq == l->e->recv_cq ? take_received(l, &wc[i]) : take_sent(l, &wc[i]);
+            take(l, &wc[i], l->one_cq ? wc[i].opcode & IBV_WC_RECV : cq == l->e->recv_cq);
         if (l->side->failed) return -1;
         taken += n;
     }
@@ -166,7 +174,7 @@ static unsigned burst(struct lanes *l, uint64_t *random, bool sends) {
 static void few_of_many(struct side *s, struct endpoint *e, enum waiting waiting) {
     struct lanes *l = calloc(1, sizeof *l);
     uint64_t random = case_seed;
-    lanes_open(l, s, e, LANES_MAX, waiting != POLLS);
+    lanes_open(l, s, e, LANES, waiting != POLLS);
     for (unsigned turn = 0; turn < 8 * case_rounds && !s->failed; turn++) {
         bool sends = turn % 2 == s->role;
         unsigned count = burst(l, &random, sends);
@@ -179,6 +187,28 @@ static void few_of_many(struct side *s, struct endpoint *e, enum waiting waiting
 static void few_of_many_polled(struct side *s, struct endpoint *e) { few_of_many(s, e, POLLS); }
 static void few_of_many_by_events(struct side *s, struct endpoint *e) { few_of_many(s, e, SLEEPS); }
 static void few_of_many_solicited(struct side *s, struct endpoint *e) { few_of_many(s, e, SLEEPS_FOR_SOLICITED); }
+
+// Both ends send in each turn, over a thousand QPs that have one CQ between them; the last turn takes all of them.
+static void all_on_one_cq(struct side *s, struct endpoint *e) {
+    struct lanes *l = calloc(1, sizeof *l);
+    uint64_t random[] = {case_seed, case_seed + 1};
+    unsigned sent = 0, received = 0, turns = 2 * case_rounds;
+    l->one_cq = true;
+    lanes_open(l, s, e, LANES_MAX, false);
+    for (unsigned turn = 0; turn <= turns && !s->failed; turn++) {
+        bool is_last = turn == turns;
+        received += is_last ? l->count : burst(l, &random[1 - s->role], false);
+        sent += is_last ? l->count : burst(l, &random[s->role], true);
+        for (unsigned i = 0; is_last && i < l->count && !s->failed; i++)
+            if (send_next(l, i, 0)) fail(s, __FILE__, __LINE__, "lane %u: no room", i);
+        uint64_t end = deadline();
+        while (!s->failed && (l->taken_sent < sent || l->taken_received < received))
+            if (take_all(l, e->recv_cq) < 0 || now_ns() > end) fail(s, __FILE__, __LINE__, "completions are missing");
+    }
+    if (!s->failed && (l->taken_sent != sent || l->taken_received != received))
+        fail(s, __FILE__, __LINE__, "completions of nothing");
+    lanes_close(l);
+}
 
 struct poster {
     struct lanes *l;
@@ -350,6 +380,7 @@ const struct test_case lane_cases[] = {
     {"few_of_many_polled", few_of_many_polled},
     {"few_of_many_by_events", few_of_many_by_events},
     {"few_of_many_solicited", few_of_many_solicited},
+    {"all_on_one_cq", all_on_one_cq},
     {"threads_share_cq", threads_share_cq},
     {"threads_share_qp", threads_share_qp},
     {NULL, NULL},

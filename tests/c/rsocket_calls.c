@@ -1,10 +1,11 @@
 // Runs under the preload library, in one container: several messages a call, and connections that signal handlers close.
 #define _GNU_SOURCE
+#include "die.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,15 +14,6 @@
 #include <unistd.h>
 
 enum { TURNS = 60, PIECES = 5, PIECE_BYTES = 3000, SECONDS = 50 };
-
-static void die(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    int number = errno;
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, " (errno %d: %s)\n", number, strerror(number));
-    exit(1);
-}
 
 static struct sockaddr_in address;
 static int listener;

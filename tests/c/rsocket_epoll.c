@@ -1,13 +1,14 @@
 // repoll_create, repoll_ctl and repoll_wait, in one container: rsocket_epoll ADDRESS PORT. By name and node, since the system's
 // headers and library may be of before.
 #define _GNU_SOURCE
+#include "die.h"
+
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <rdma/rsocket.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,15 +21,6 @@ enum { MILLISECONDS = 10000, WAITERS = 3 };
 static int (*create)(int flags);
 static int (*control)(int epoll, int operation, int fd, struct epoll_event *event);
 static int (*await)(int epoll, struct epoll_event *events, int count, int timeout_ms);
-
-static void die(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    int number = errno;
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, " (errno %d: %s)\n", number, strerror(number));
-    exit(1);
-}
 
 static void *find(const char *name) {
     void *found = dlvsym(RTLD_DEFAULT, name, "RDMACM_1.5");

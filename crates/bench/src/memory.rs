@@ -1,6 +1,7 @@
 //! What memory costs: registering it, and each object's share of it. The same in every mode of the router, so measured in
 //! one.
 use crate::suite::Pair;
+use crate::svg::{Plot, Row};
 use crate::table::{Table, bytes, figure};
 use crate::verbs::objects::{Kind, Resident};
 use crate::verbs::registration::Registration;
@@ -117,6 +118,33 @@ pub fn registrations_table(list: &[Registered]) -> Table {
         table.row(row);
     }
     table
+}
+
+/// Of each kind of memory, by size.
+pub fn registrations_plot(list: &[Registered]) -> Option<Plot> {
+    let row = |one: &Registered| {
+        let group = one.memory.name().to_owned();
+        let (label, cost) = (format!("{group}, {}", bytes(one.bytes)), one.cost.as_ref());
+        let value = cost.map(|cost| cost.register.p50 / cost.bare.p50);
+        Row { group, label, value, least: None, most: None, floor: None, aim: None }
+    };
+    let (title, axis) = ("Registration", "times a bare mmap and copy: less is better");
+    (!list.is_empty()).then(|| plot(title, axis, list.iter().map(row)))
+}
+
+pub fn footprints_plot(list: &[Footprint]) -> Option<Plot> {
+    let row = |one: &Footprint| {
+        let label = one.kind.name().to_owned();
+        let resident = |cost: &ObjectBytes| (cost.router + cost.program + cost.segments_resident) / 1024.0;
+        let value = one.cost.as_ref().map(resident);
+        Row { group: label.clone(), label, value, least: None, most: None, floor: None, aim: None }
+    };
+    let (title, axis) = ("Memory for each object", "KB resident: less is better");
+    (!list.is_empty()).then(|| plot(title, axis, list.iter().map(row)))
+}
+
+fn plot(title: &str, axis: &str, rows: impl Iterator<Item = Row>) -> Plot {
+    Plot { title: title.to_owned(), axis: axis.to_owned(), rows: rows.collect() }
 }
 
 pub fn footprints_table(list: &[Footprint]) -> Table {

@@ -3,7 +3,7 @@ use crate::cm;
 use crate::direct::{self, Costs};
 use crate::limits::handoff::Handoff;
 use crate::limits::{Limit, Limits, SUSPECT_FACTOR};
-use crate::memory::{Footprint, Registered};
+use crate::memory::{self, Footprint, Registered};
 use crate::perftest;
 use crate::qos;
 use crate::suite::{Idle, Measured};
@@ -11,7 +11,7 @@ use crate::svg::{Plot, Row};
 use crate::table::{Table, bytes, figure};
 use crate::verbs::{Memory, Operation, Traffic};
 use crate::wire;
-use crate::workers::Scaling;
+use crate::workers::{self, Scaling};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fs;
@@ -209,10 +209,14 @@ impl Report {
                 plots.push(Plot { title: title.to_owned(), axis: format!("ratio: {better} is better"), rows });
             }
         }
+        plots.extend(workers::plot(&self.workers));
+        plots.extend(memory::registrations_plot(&self.registrations));
+        plots.extend(memory::footprints_plot(&self.footprints));
         plots
     }
 
-    /// Writes `UNIX_TIME.json` and `latest.json`, and the plots, each in a file named after its table.
+    /// Writes `UNIX_TIME.json` and `latest.json`, and the plots, each in a file named after its table. Plots of earlier runs,
+    /// which `latest.json` does not say, are removed.
     pub fn write(&self, directory: &Path) -> io::Result<PathBuf> {
         fs::create_dir_all(directory)?;
         let mut text = serde_json::to_string_pretty(&self.to_json())?;
@@ -220,6 +224,12 @@ impl Report {
         let path = directory.join(format!("{}.json", unix_time_s()));
         fs::write(&path, &text)?;
         fs::write(directory.join("latest.json"), &text)?;
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "svg") {
+                fs::remove_file(path)?;
+            }
+        }
         for plot in self.plots() {
             fs::write(directory.join(plot.file_name()), plot.to_svg())?;
         }
@@ -409,14 +419,46 @@ mod tests {
     }
 
     #[test]
+    fn each_table_of_ratios_has_a_plot() {
+        let failure = Some("failed".to_owned());
+        let report = Report {
+            workers: vec![Scaling {
+                bytes: 4096,
+                cores: 8,
+                one: vec![10.0, 20.0, 10.0],
+                two: vec![15.0, 36.0, 16.0],
+                failure: None,
+            }],
+            registrations: vec![Registered {
+                memory: Memory::Ordinary,
+                bytes: 4096,
+                failure: failure.clone(),
+                cost: None,
+            }],
+            footprints: vec![Footprint { kind: crate::verbs::objects::Kind::Cq, count: 9, failure, cost: None }],
+            ..Report::default()
+        };
+        let plots = report.plots();
+        let names: Vec<String> = plots.iter().map(Plot::file_name).collect();
+        assert_eq!(names, ["workers.svg", "registration.svg", "memory-for-each-object.svg"]);
+        let row = &plots[0].rows[0];
+        assert_eq!((row.value, row.least, row.most), (Some(1.6), Some(1.5), Some(1.8)));
+        assert_eq!([plots[1].rows[0].value, plots[2].rows[0].value], [None, None]);
+    }
+
+    #[test]
     fn the_report_is_json() {
         let report = Report::default();
         let directory = std::env::temp_dir().join(format!("freeflow-bench-test.{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("made");
+        let stale = directory.join("of-an-earlier-run.svg");
+        fs::write(&stale, "<svg/>").expect("written");
         let path = report.write(&directory).expect("written");
         let text = fs::read_to_string(path).expect("read");
         let value: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(value["format"], json!(1));
         assert_eq!(fs::read_to_string(directory.join("latest.json")).expect("read"), text);
+        assert!(!stale.exists());
         fs::remove_dir_all(directory).expect("removed");
     }
 }

@@ -6,6 +6,7 @@ use crate::limits::relay_copy;
 use crate::report::{Expectation, Report};
 use crate::stats::median;
 use crate::suite::{Pair, ended};
+use crate::svg::{Plot, Row};
 use crate::sys;
 use crate::table::{Table, bytes, figure};
 use crate::verbs::{Job, Memory, Operation, Request, Traffic};
@@ -118,6 +119,18 @@ pub fn measure(freeflow: &Path, (runs, duration_ms): (usize, u64), report: &mut 
     println!("{}", table(&report.workers));
     report.handoff("after").map_err(|error| error.to_string())?;
     Ok(())
+}
+
+pub fn plot(list: &[Scaling]) -> Option<Plot> {
+    let row = |one: &Scaling| {
+        let ends = |pick: fn(f64, f64) -> f64| one.one.iter().zip(&one.two).map(|(one, two)| two / one).reduce(pick);
+        let label = format!("WRITE {}", bytes(one.bytes));
+        let (least, most) = (ends(f64::min), ends(f64::max));
+        Row { group: label.clone(), label, value: one.ratio(), least, most, floor: None, aim: None }
+    };
+    let rows: Vec<Row> = list.iter().map(row).collect();
+    let axis = "two workers, times one: more is better".to_owned();
+    (!rows.is_empty()).then(|| Plot { title: "Workers".to_owned(), axis, rows })
 }
 
 fn table(list: &[Scaling]) -> Table {

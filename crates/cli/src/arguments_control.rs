@@ -22,6 +22,13 @@ pub enum Format {
     Yaml,
 }
 
+impl Format {
+    /// Lines for people.
+    pub fn is_text(self) -> bool {
+        matches!(self, Self::Table | Self::Wide)
+    }
+}
+
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ObjectOutput {
     /// Output format
@@ -47,6 +54,7 @@ pub struct Apply {
 pub struct Get {
     #[arg(value_name = "KIND")]
     pub kind: String,
+    /// Of a vNIC also that of its container, without -w
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
     /// Only objects with these labels
@@ -64,7 +72,7 @@ pub struct Get {
 pub struct Describe {
     #[arg(value_name = "KIND")]
     pub kind: String,
-    /// Without one: all; for the host: this one
+    /// Without one: all; for the host: this one; of a vNIC also that of its container
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
     #[command(flatten)]

@@ -33,6 +33,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const RECEIVE_COUNT: u32 = 8;
 const REQUESTS_MAX: u32 = 64;
 const CQ_ENTRIES: u32 = 256;
+/// `off`: all by the router, as in every program.
+const DIRECT_VARIABLE: &str = "FREEFLOW_DIRECT";
 /// 4.096 µs · 2^14 = 67 ms, seven times, as programs have it.
 const TIMEOUT: u8 = 14;
 const RETRIES: u8 = 7;
@@ -55,7 +57,9 @@ impl End {
     fn open(vnic: &VnicStatus, bytes: u32) -> Result<Self> {
         let session = Session::connect(&Path::new(&vnic.directory).join("router.sock"));
         let session = Arc::new(session.context(format!("container {}", vnic.name))?);
-        session.allow_direct(crate::sys::memory_that_stays());
+        if std::env::var_os(DIRECT_VARIABLE).is_none_or(|value| value != "off") {
+            session.allow_direct(crate::sys::memory_that_stays());
+        }
         let failed = |what: &str| format!("container {}: {what}", vnic.name);
         let context = Context::open(&session).context(failed("can't open its device"))?;
         let pd = session.alloc_pd(context.handle()).context(failed("can't make a PD"))?;
@@ -203,6 +207,38 @@ impl Times {
     }
 }
 
+/// Which way the measured messages of one end went.
+#[derive(Serialize)]
+struct Way {
+    /// `partly` direct, the rest routed.
+    path: &'static str,
+    direct_count: u64,
+    /// Why not all were direct, if it is known.
+    reason: Option<String>,
+}
+
+impl Way {
+    fn of(count: u64, before: &Qp, after: &Qp) -> Self {
+        let direct_count = after.direct_messages.saturating_sub(before.direct_messages).min(count);
+        let path = match direct_count {
+            all if all == count => "direct",
+            0 => "routed",
+            _ => "partly",
+        };
+        let reason = (direct_count < count).then(|| after.reason.clone().or_else(|| before.reason.clone())).flatten();
+        Self { path, direct_count, reason }
+    }
+
+    /// `routed (not asked yet)`.
+    fn text(&self, count: u64) -> String {
+        let path = match self.path {
+            "partly" => format!("direct {} of {count} times", self.direct_count),
+            path => path.to_owned(),
+        };
+        self.reason.as_ref().map_or(path.clone(), |reason| format!("{path} ({reason})"))
+    }
+}
+
 /// The JSON form of `freeflow ping`.
 #[derive(Serialize)]
 struct Report {
@@ -221,6 +257,8 @@ struct Report {
     quartile_3_us: f64,
     percentile_99_us: f64,
     max_us: f64,
+    /// There and back: the messages themselves.
+    ways: [Way; 2],
     /// The QPs of both ends after the last round trip.
     qps: [Qp; 2],
     /// Their paths were others when the measurement began.
@@ -268,6 +306,7 @@ pub fn ping(run_dir: &RunDir, arguments: &Ping) -> Result<()> {
         max_us: times.percentile_us(100),
         path_changed: (0..2)
             .any(|end| (before[end].path, before[end].channel) != (after[end].path, after[end].channel)),
+        ways: [0, 1].map(|end| Way::of(u64::from(arguments.count), &before[end], &after[end])),
         qps: after,
     };
     print(&report, arguments.output.format);
@@ -355,14 +394,11 @@ fn print(report: &Report, format: Format) {
         report.percentile_99_us,
         report.max_us
     ));
-    let [there, back] = &report.qps;
+    let [there, back] = report.ways.each_ref().map(|way| way.text(report.count as u64));
     let changed = if report.path_changed { "; it changed while they went" } else { "" };
     output::line(format!(
-        "path: {from} to {to} {}, back {}{changed} (network {}, data path {})",
-        there.way(),
-        back.way(),
-        report.network,
-        report.data_path
+        "path: {from} to {to} {there}, back {back}{changed} (network {}, data path {})",
+        report.network, report.data_path
     ));
 }
 

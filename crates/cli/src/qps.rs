@@ -30,13 +30,9 @@ pub struct Qp {
     pub channel: bool,
     pub grants: bool,
     pub reason: Option<String>,
-}
-
-impl Qp {
-    /// `routed (not asked yet)`.
-    pub fn way(&self) -> String {
-        self.reason.as_ref().map_or(self.path.name().into(), |reason| format!("{} ({reason})", self.path.name()))
-    }
+    /// Requests that completed with success, and those of them that went past the router.
+    sent_messages: u64,
+    pub direct_messages: u64,
 }
 
 /// Adds what is known of the vNICs.
@@ -64,6 +60,8 @@ pub fn named(qps: Vec<QpStatus>, vnics: &[VnicStatus]) -> Vec<Qp> {
             channel: qp.channel,
             grants: qp.grants,
             reason: qp.reason,
+            sent_messages: qp.sent_messages,
+            direct_messages: qp.direct_messages,
         }
     });
     let mut all: Vec<Qp> = with_names.collect();
@@ -168,6 +166,8 @@ mod tests {
             channel: path == QpPath::Direct,
             grants: false,
             reason: reason.map(String::from),
+            sent_messages: 5,
+            direct_messages: 3,
         }
     }
 

@@ -217,6 +217,26 @@ fn get_prints_tables_lists_and_single_objects() {
 }
 
 #[test]
+fn a_vnic_is_found_by_its_container_too() {
+    let vnic =
+        |name: &str, title: &str| json!({"kind": "Vnic", "metadata": {"name": name}, "status": {"title": title}});
+    let all = json!({"items": [vnic("v1", "web"), vnic("v2", "twin"), vnic("v3", "twin"), vnic("web2", "web2")]});
+    let server = Server::new("by-container", vec![("GET /vnics", 200, all), ("GET /vnics/v9", 200, vnic("v9", "v1"))]);
+    let output = server.freeflow(&["describe", "vnic", "web", "-o", "json"], "");
+    assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap(), vnic("v1", "web"));
+    let described = String::from_utf8(server.freeflow(&["describe", "vnic", "web"], "").stdout).unwrap();
+    assert!(described.starts_with("Name:                    v1\n"), "{described}");
+    let two = "freeflow: several vNICs are of \"twin\"; name one: v2, v3\n";
+    expect(&server.freeflow(&["describe", "vnic", "twin"], ""), 1, "", two);
+    expect(&server.freeflow(&["describe", "vnic", "no"], ""), 4, "", "freeflow: there is no GET /vnics/no\n");
+    // Its own name goes first, and nothing else has two names.
+    server.asked();
+    assert_eq!(server.freeflow(&["describe", "vnic", "v9"], "").status.code(), Some(0));
+    assert_eq!(server.freeflow(&["describe", "group", "web"], "").status.code(), Some(4));
+    assert!(server.asked().iter().all(|(what, _)| what != "GET /vnics" && what != "GET /groups"));
+}
+
+#[test]
 fn delete_goes_on_after_what_is_not_there_and_takes_files_backwards() {
     let server = Server::new(
         "delete",
@@ -330,6 +350,68 @@ fn watch_prints_changes_and_begins_anew_when_it_came_too_late() {
     let output = server.freeflow(&["get", "networks", "-w", "-o", "json"], "");
     let asked = server.asked().len();
     assert!((4..100).contains(&asked) && output.status.code() == Some(1), "{asked}");
+}
+
+/// What no router of ours answers.
+const STRANGE: [&str; 12] = [
+    "null",
+    "7",
+    "\"items\"",
+    "[]",
+    "[{\"items\": []}]",
+    "{}",
+    "{\"items\": null}",
+    "{\"items\": {\"0\": 1}}",
+    "{\"items\": [[]], \"metadata\": []}",
+    "{\"items\": [7, {\"object\": [], \"metadata\": \"x\", \"spec\": {\"\": [{}]}}], \"metadata\": {\"continue\": 7}}",
+    "{\"type\": \"MODIFIED\", \"object\": []}",
+    "{\"type\": \"ERROR\", \"object\": 7, \"items\": [[[]]]}",
+];
+
+#[test]
+fn no_answer_is_too_strange() {
+    let text = "kind: Network\nmetadata: {name: blue}\n";
+    let commands: [&[&str]; 10] = [
+        &["apply", "-f", "-"],
+        &["diff", "-f", "-"],
+        &["delete", "-f", "-"],
+        &["delete", "network", "blue", "-o", "json"],
+        &["get", "networks"],
+        &["get", "networks", "-w"],
+        &["get", "network", "blue"],
+        &["get", "vnic", "blue", "-o", "yaml"],
+        &["describe", "networks"],
+        &["top", "-n", "1"],
+    ];
+    for (number, answer) in STRANGE.into_iter().enumerate() {
+        let asked = [
+            "POST /apply",
+            "POST /apply?dryRun=true",
+            "DELETE /networks/blue",
+            "GET /networks",
+            "GET /networks?watch=true&resourceVersion=-",
+            "GET /networks/blue",
+            "GET /vnics",
+            "GET /live?qps=false&continue=",
+        ];
+        let answers = asked.into_iter().map(|what| (what, 200, format!("{answer}\n"))).collect();
+        let server = Server::with_texts(&format!("strange-{number}"), answers);
+        for command in commands {
+            let output = server.freeflow(command, text);
+            let told = String::from_utf8(output.stderr).unwrap();
+            assert!((0..=5).contains(&output.status.code().unwrap_or(-1)), "{command:?} of {answer}: {told}");
+            let is_list = answer.starts_with("{\"items\": [");
+            if !is_list && !answer.contains("[[[]]]") && (command[0] == "apply" || command[1] == "networks") {
+                assert_eq!(output.status.code().map(i32::signum), Some(1), "{command:?} of {answer}");
+                assert!(told.contains("the router's answer has no list of objects"), "{command:?} of {answer}: {told}");
+            }
+        }
+    }
+    // One that leaves something out.
+    let answer = json!({"items": [{"kind": "Network", "name": "blue", "result": "unchanged"}]});
+    let server = Server::new("few", vec![("POST /apply?dryRun=true", 200, answer)]);
+    let output = server.freeflow(&["diff", "-f", "-"], TWO);
+    expect(&output, 2, "", "freeflow: the router's answer tells of 1 objects; 2 were sent\n");
 }
 
 #[test]

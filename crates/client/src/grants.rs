@@ -3,22 +3,20 @@
 //! Invariant: a request whose bytes were copied by a grant counts only if the grants still hold afterwards; else the router
 //! gets it, and does it again.
 use crate::outgoing::{Home, Payload};
-use freeflow_protocol::library::{Reply, Request};
+use freeflow_protocol::library::{REQUEST_BYTES, Reply, Request};
 use freeflow_shm::{OwnRange, RequestProducer, Segment, SendDescriptor};
 use freeflow_verbs::{SendOpcode, VerbsError};
 use std::os::fd::AsFd;
 
-/// Grants of one QP.
-const GRANTS_MAX: usize = 64;
+/// Grants of one QP; the one that was asked for first goes for another.
+const GRANTS_MAX: usize = 512;
 /// Keys that are counted at a time.
 const WISHES_MAX: usize = 16;
 /// What the router does for a key, in bytes, before it is asked for a grant. A grant that is taken back costs the peer a
-/// copy of its pages.
+/// copy of its pages, and the router says how much more it has to do for that.
 const BYTES_BEFORE_GRANT: u64 = 128 << 10;
 /// The most between two questions for a key: what one costs is then little beside them.
 const BYTES_BETWEEN_MAX: u64 = 64 << 20;
-/// What a request costs besides its bytes, in bytes.
-const REQUEST_BYTES: u64 = 4096;
 
 /// A piece of the peer's memory.
 struct Grant {
@@ -30,6 +28,8 @@ struct Grant {
     /// Where it begins in the segment.
     offset: u64,
     segment: Segment,
+    /// The how many-th answer it was.
+    number: u64,
 }
 
 /// Where a request goes: one of the grants, and the place in its segment.
@@ -49,15 +49,35 @@ struct Wish {
 
 #[derive(Default)]
 pub(crate) struct Grants {
+    /// By [`Grant::order`]; no two begin at one place, and none lies within another.
     grants: Vec<Grant>,
     /// The one that was used last.
     last: usize,
+    /// Of answers.
+    last_number: u64,
     /// As the queue's header said when the first of them came.
     withdrawn: u32,
     wishes: Vec<Wish>,
 }
 
+/// What the router says to a question.
+enum Verdict {
+    Given,
+    /// It has to carry so much more first.
+    Missing(u64),
+}
+
 impl Grant {
+    fn order(&self) -> (u32, bool, u64) {
+        (self.rkey, self.writes, self.address)
+    }
+
+    fn lies_in(&self, other: &Self) -> bool {
+        let is_kin = (self.rkey, self.writes) == (other.rkey, other.writes);
+        let distance = self.address.wrapping_sub(other.address);
+        is_kin && distance <= other.length && self.length <= other.length - distance
+    }
+
     /// Where in the segment the bytes stand.
     #[inline]
     fn offset_of(&self, rkey: u32, writes: bool, address: u64, bytes: u32) -> Option<usize> {
@@ -118,14 +138,39 @@ impl Grants {
 
     #[inline]
     fn place(&mut self, request: &SendDescriptor<'_>, writes: bool, bytes: u32) -> Option<Place> {
-        let offset = |grant: &Grant| grant.offset_of(request.rkey, writes, request.remote_address, bytes);
-        if let Some(offset) = self.grants.get(self.last).and_then(offset) {
-            return Some(Place { grant: self.last, offset });
+        loop {
+            let last = self.grants.get(self.last);
+            let offset = last.and_then(|last| last.offset_of(request.rkey, writes, request.remote_address, bytes));
+            if let Some(offset) = offset {
+                return Some(Place { grant: self.last, offset });
+            }
+            if !self.turn(request, writes) {
+                return None;
+            }
         }
-        let mut grants = self.grants.iter().enumerate();
-        let (grant, offset) = grants.find_map(|(at, grant)| Some((at, offset(grant)?)))?;
-        self.last = grant;
-        Some(Place { grant, offset })
+    }
+
+    /// The last one becomes the only one that can have this place. False: it is that already.
+    #[cold]
+    fn turn(&mut self, request: &SendDescriptor<'_>, writes: bool) -> bool {
+        let wanted = (request.rkey, writes, request.remote_address);
+        let at = self.grants.partition_point(|grant| grant.order() <= wanted).saturating_sub(1);
+        std::mem::replace(&mut self.last, at) != at
+    }
+
+    fn insert(&mut self, mut grant: Grant) {
+        self.last_number += 1;
+        grant.number = self.last_number;
+        // Of one that has grown, the router tells a longer one.
+        self.grants.retain(|old| !old.lies_in(&grant));
+        if self.grants.len() >= GRANTS_MAX {
+            let numbers = self.grants.iter().enumerate().map(|(at, grant)| (grant.number, at));
+            if let Some((_, oldest)) = numbers.min() {
+                self.grants.remove(oldest);
+            }
+        }
+        self.last = self.grants.partition_point(|old| old.order() < grant.order());
+        self.grants.insert(self.last, grant);
     }
 
     fn drop_all(&mut self) {
@@ -154,14 +199,16 @@ impl Grants {
         });
         let wish = &mut self.wishes[at];
         wish.bytes += u64::from(bytes) + REQUEST_BYTES;
-        if wish.bytes < wish.threshold || self.grants.len() >= GRANTS_MAX {
+        if wish.bytes < wish.threshold {
             return;
         }
         wish.bytes = 0;
         let outcome = self.ask(home, ring, request, writes, bytes);
         let wish = &mut self.wishes[at];
         wish.threshold = match outcome {
-            Ok(()) => BYTES_BEFORE_GRANT,
+            Ok(Verdict::Given) => BYTES_BEFORE_GRANT,
+            // Of which some is on its way.
+            Ok(Verdict::Missing(bytes)) => bytes.clamp(BYTES_BEFORE_GRANT, BYTES_BETWEEN_MAX),
             Err(VerbsError::NotSupported) => (wish.threshold * 16).min(BYTES_BETWEEN_MAX),
             Err(_) => (wish.threshold * 2).min(BYTES_BETWEEN_MAX),
         };
@@ -174,10 +221,13 @@ impl Grants {
         request: &SendDescriptor<'_>,
         writes: bool,
         bytes: u32,
-    ) -> Result<(), VerbsError> {
+    ) -> Result<Verdict, VerbsError> {
         let (qp, rkey, address) = (home.handle, request.rkey, request.remote_address);
         let (reply, descriptors) =
             home.session.call(&Request::AskGrant { qp, rkey, address, length: bytes, writes })?;
+        if let Reply::NotEarned { missing } = reply {
+            return Ok(Verdict::Missing(missing));
+        }
         let Reply::Grant { address, length, offset, segment_bytes, grants_withdrawn, writable } = reply else {
             return Err(home.session.nonsense());
         };
@@ -194,9 +244,9 @@ impl Grants {
         }
         if ring.grants_withdrawn() == grants_withdrawn {
             self.withdrawn = grants_withdrawn;
-            self.grants.push(Grant { rkey, writes, address, length, offset, segment });
+            self.insert(Grant { rkey, writes, address, length, offset, segment, number: 0 });
         }
-        Ok(())
+        Ok(Verdict::Given)
     }
 }
 
@@ -226,4 +276,72 @@ fn read(home: &Home<'_>, segment: &Segment, offset: usize, ranges: &[OwnRange]) 
         at += range.bytes as usize;
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIECE: u64 = 0x1000;
+
+    fn grant(rkey: u32, writes: bool, address: u64, length: u64) -> Grant {
+        let segment = Segment::create("test", 4096).unwrap().0;
+        Grant { rkey, writes, address, length, offset: 0, segment, number: 0 }
+    }
+
+    /// Where in its segment a request of 8 bytes goes.
+    fn offset(grants: &mut Grants, rkey: u32, writes: bool, remote_address: u64) -> Option<usize> {
+        let request = SendDescriptor {
+            wr_id: 0,
+            opcode: SendOpcode::RdmaWrite,
+            flags: freeflow_verbs::SendFlags(0),
+            immediate: 0,
+            remote_address,
+            rkey,
+            compare_add: 0,
+            swap: 0,
+            remote_srqn: 0,
+            sges: &[],
+            inline: None,
+        };
+        let place = grants.place(&request, writes, 8)?;
+        assert_eq!(place.grant, grants.last);
+        Some(place.offset)
+    }
+
+    #[test]
+    fn every_piece_of_a_large_region_is_found_and_the_oldest_goes_for_one_more() {
+        let mut grants = Grants::default();
+        let count = GRANTS_MAX as u64;
+        // In no order: 7 and the count have no common divisor.
+        for at in 0..count {
+            grants.insert(grant(5, true, (at * 7 % count) * PIECE, PIECE));
+        }
+        for at in 0..count {
+            assert_eq!(offset(&mut grants, 5, true, at * PIECE + 16), Some(16));
+        }
+        for (rkey, writes, address) in [(4, true, 0), (6, true, 0), (5, false, 0), (5, true, PIECE - 4)] {
+            assert_eq!(offset(&mut grants, rkey, writes, address), None);
+        }
+        grants.insert(grant(5, false, 0, PIECE));
+        assert_eq!(grants.grants.len(), GRANTS_MAX);
+        assert_eq!((offset(&mut grants, 5, false, 0), offset(&mut grants, 5, true, 0)), (Some(0), None));
+        assert_eq!(offset(&mut grants, 5, true, 7 * PIECE), Some(0));
+    }
+
+    #[test]
+    fn a_piece_that_has_grown_takes_the_place_of_what_lies_in_it() {
+        let mut grants = Grants::default();
+        for at in [2, 3, 5] {
+            grants.insert(grant(5, true, at * PIECE, PIECE));
+        }
+        grants.insert(grant(6, true, 2 * PIECE, PIECE));
+        grants.insert(grant(5, true, 2 * PIECE, 2 * PIECE));
+        assert_eq!(grants.grants.len(), 3);
+        assert_eq!(offset(&mut grants, 5, true, 3 * PIECE), Some(PIECE as usize));
+        assert_eq!(offset(&mut grants, 6, true, 2 * PIECE), Some(0));
+        grants.insert(grant(5, true, PIECE, 6 * PIECE));
+        assert_eq!(offset(&mut grants, 5, true, 5 * PIECE), Some(4 * PIECE as usize));
+        assert_eq!(grants.grants.len(), 2);
+    }
 }

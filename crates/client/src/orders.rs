@@ -5,13 +5,62 @@ use crate::session::Session;
 use freeflow_protocol::library::{Handle, ORDER_SHARE_AGAIN, ORDER_TAKE_BACK, Reply, Request};
 use freeflow_verbs::VerbsError;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
-pub use freeflow_protocol::library::ORDER_BYTES;
+pub use freeflow_protocol::library::{ORDER_BYTES, WITHDRAWAL_TIME_MAX_MS};
+
+/// The orders of one session that are not carried out yet.
+#[derive(Debug)]
+pub struct OrdersInHand {
+    /// The read end of their pipe, or -1.
+    pipe: AtomicI32,
+    /// Those that were read, or are about to be.
+    count: AtomicI32,
+}
+
+impl Default for OrdersInHand {
+    fn default() -> Self {
+        Self { pipe: AtomicI32::new(-1), count: AtomicI32::new(0) }
+    }
+}
+
+impl OrdersInHand {
+    /// Where those are that nobody has read; -1: there are none.
+    pub fn pipe(&self) -> i32 {
+        // Relaxed: a pipe of a moment ago that is closed by now has no orders.
+        self.pipe.load(Ordering::Relaxed)
+    }
+
+    pub fn set_pipe(&self, descriptor: i32) {
+        self.pipe.store(descriptor, Ordering::Relaxed);
+    }
+
+    /// Before the pipe is read.
+    pub fn take(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// An order is carried out, or none came.
+    pub fn finish(&self) {
+        self.count.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// SeqCst: pairs with [`Self::take`] before the pipe is read; what is not in the pipe any more is in hand.
+    pub fn has_some(&self) -> bool {
+        self.count.load(Ordering::SeqCst) > 0
+    }
+}
 
 impl Session {
+    /// Of this session.
+    pub fn orders_in_hand(&self) -> &Arc<OrdersInHand> {
+        &self.orders_in_hand
+    }
+
     /// The read end of the pipe of orders, [`ORDER_BYTES`] each. From now on the router may grant this process' segments to
     /// peers, and counts on an answer to each order within
-    /// [`WITHDRAWAL_TIME_MAX_MS`](freeflow_protocol::library::WITHDRAWAL_TIME_MAX_MS).
+    /// [`WITHDRAWAL_TIME_MAX_MS`].
     ///
     /// # Errors
     /// NotSupported: nothing is granted here.

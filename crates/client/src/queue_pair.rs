@@ -326,6 +326,10 @@ impl QueuePair {
         })
     }
 
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
     /// On return nothing of the QP's buffers is touched any more, and no completion of it will be polled (an XRC
     /// target's are its SRQs', and stay).
     pub fn destroy(&self) -> Result<(), VerbsError> {

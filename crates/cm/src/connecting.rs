@@ -1,5 +1,5 @@
 //! What a library asks that another end hears of: connect, accept, reject, establish, notify, disconnect.
-use crate::address::{is_datagram, service_id};
+use crate::address::{is_datagram, service_id, status_of};
 use crate::connection::{Connection, Path, State};
 use crate::id::{Id, IdState};
 use crate::requests::qkey_of;
@@ -53,9 +53,7 @@ impl Machine {
         let datagram = is_datagram(id.qp_type);
         let room = if datagram { SIDR_REQ_BYTES } else { REQ_BYTES } - header_bytes(id.port_space);
         check(parameters, room)?;
-        if !env.allows(id.vnic, route.local, id.remote, Asked::ToBegin) {
-            return Err(VerbsError::NotPermitted);
-        }
+        let is_allowed = env.allows(id.vnic, route.local, id.remote, Asked::ToBegin);
         let (port_space, header) = (id.port_space, header(id.local.gid, id.local.port, id.remote.gid));
         let number = self.new_number(env);
         let connection = active(handle, id, route, number, parameters);
@@ -63,7 +61,11 @@ impl Machine {
         if let Some(id) = self.ids.get_mut(handle) {
             id.state = IdState::Connect;
         }
-        if datagram {
+        if !is_allowed {
+            // By an event: programs that wait for one don't look for an error here as well.
+            let status = status_of(VerbsError::NotPermitted);
+            self.fail(env, now, number, CmEventKind::Unreachable, status, CmEventBody::Nothing);
+        } else if datagram {
             let data = with_header(port_space, header, &parameters.private_data);
             self.send_service_request(env, now, number, data);
         } else {

@@ -3,10 +3,10 @@ mod common;
 
 use common::*;
 use freeflow_protocol::cm::{CmEventKind as Kind, CmRequest};
-use freeflow_verbs::VerbsError;
 
 const PORT: u16 = 7174;
 const INVALID_SERVICE_ID: i32 = 8;
+const EPERM: i32 = 1;
 
 fn deny(world: &mut World, host: usize, from: freeflow_verbs::Gid, to: freeflow_verbs::Gid) {
     world.around[host].denied.push((from, to));
@@ -24,7 +24,7 @@ fn follow(world: &mut World) {
 }
 
 #[test]
-fn who_may_not_begin_is_told_so_at_once_or_finds_nobody() {
+fn who_may_not_begin_is_told_so_by_an_event_or_finds_nobody() {
     for passive in [0, 1] {
         let mut world = World::new(2, 1);
         world.listener(vnic(passive, 1), PORT, 1);
@@ -33,9 +33,14 @@ fn who_may_not_begin_is_told_so_at_once_or_finds_nobody() {
         world.heard(0);
         // What is begun here is this host's to refuse.
         deny(&mut world, 0, gid(0, 0), gid(passive, 1));
-        assert_eq!(world.connect(active, parameters(0x11)), Err(VerbsError::NotPermitted));
+        world.connect(active, parameters(0x11)).unwrap();
+        assert_eq!(world.kinds(0), [(2, Kind::Unreachable, -EPERM)]);
+        assert!(world.connect(active, parameters(0x11)).is_err(), "it may try again by the same identifier");
         world.around[0].denied.clear();
         if passive == 1 {
+            let active = world.tcp(vnic(0, 0), 2);
+            world.resolve(active, gid(1, 1), PORT);
+            world.heard(0);
             deny(&mut world, 1, gid(0, 0), gid(1, 1));
             world.connect(active, parameters(0x11)).unwrap();
             world.run_for(freeflow_verbs::Duration::from_millis(1));

@@ -1,6 +1,6 @@
 //! What a QP looks like from outside: for lists that people read.
 use crate::{Engine, QpId, VnicId};
-use freeflow_verbs::{Gid, QpState, QpType, Qpn};
+use freeflow_verbs::{Gid, QpState, QpType, Qpn, SendOpcode};
 
 /// A look at a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub struct QpStatus {
     pub peer: Option<(Gid, Qpn)>,
     /// Its peer is on another host: it runs the packet transport.
     pub is_wire: bool,
+    /// The last request that the engine was given since the QP was made, and its bytes; before the first, a SEND of none.
+    pub last: (SendOpcode, u64),
 }
 
 impl Engine {
@@ -32,6 +34,7 @@ impl Engine {
             state: qp.state(),
             peer: peer.map(|gid| (gid, Qpn(qp.attributes.dest_qpn))),
             is_wire: qp.wire.is_some(),
+            last: (qp.send.request.opcode, qp.send.length),
         })
     }
 }

@@ -107,6 +107,7 @@ impl Engine {
     fn count_shape(&mut self, id: QpId, shape: &Shape) {
         let traffic = &mut self.qp_mut(id).traffic;
         traffic.messages_sent += 1;
+        traffic.bytes_requested += shape.bytes;
         *if shape.returns() { &mut traffic.bytes_received } else { &mut traffic.bytes_sent } += shape.bytes;
         let counters = &mut self.vnic_of(id).counters;
         counters.messages += 1;

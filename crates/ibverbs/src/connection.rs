@@ -72,10 +72,10 @@ pub unsafe extern "C" fn freeflow_step(qp: *mut freeflow_abi::ibv_qp, step: *con
         // SAFETY: the caller's.
         let (client, step) = unsafe { (&Qp::from_c(qp).client, std::slice::from_raw_parts(step.cast::<u8>(), bytes)) };
         let outcome = connection_step(client, step);
-        remap::settle();
+        let settled = remap::settle(client.session());
         // SAFETY: the caller's.
         unsafe { (*qp).state = client.state() as c_uint };
-        outcome
+        outcome.and(settled)
     })
 }
 

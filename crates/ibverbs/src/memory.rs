@@ -114,6 +114,8 @@ struct State {
     /// The PD's handle. The PD itself may be gone: an imported one can be given up before its regions.
     pd: Handle,
     parent_use: ParentUse,
+    /// Deregistered, but peers may have its memory still: the verb failed, and may be tried again.
+    is_given_up: bool,
 }
 
 impl Mr {
@@ -138,7 +140,7 @@ unsafe fn hand_out(
     let (context, pd_handle, parent_use) = unsafe { ((*pd).context, (*pd).handle, ParentUse::of(pd)) };
     let length = extent.length as usize;
     let c = ibv_mr { context, pd, addr, length, handle: region.handle, lkey: region.lkey, rkey: region.rkey };
-    let state = State { kind, extent, pd: pd_handle, parent_use };
+    let state = State { kind, extent, pd: pd_handle, parent_use, is_given_up: false };
     let mr = Mr { c: UnsafeCell::new(c), state: Mutex::new(state) };
     Box::into_raw(Box::new(mr)).cast()
 }
@@ -176,14 +178,17 @@ unsafe fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
     // SAFETY: the caller's; a region's context is open; made by `Box::into_raw` in `hand_out`.
     unsafe {
         let owner = Context::from_c((*mr).context);
-        owner.client().session().deregister((*mr).handle)?;
-        owner.on_demand().remove((*mr).lkey);
-        let (kind, extent) = {
-            let state = Mr::from_c(mr).state.lock().unwrap_or_else(PoisonError::into_inner);
-            (state.kind, state.extent)
-        };
-        extent.withdraw(kind, owner);
-        remap::settle();
+        let session = owner.client().session();
+        {
+            let mut state = Mr::from_c(mr).state.lock().unwrap_or_else(PoisonError::into_inner);
+            if !state.is_given_up {
+                session.deregister((*mr).handle)?;
+                owner.on_demand().remove((*mr).lkey);
+                state.extent.withdraw(state.kind, owner);
+                state.is_given_up = true;
+            }
+        }
+        remap::settle(session)?;
         drop(Box::from_raw(mr.cast::<Mr>()));
     }
     Ok(())
@@ -471,7 +476,7 @@ unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, state: &mut State) -> Outcome
         if changes_place {
             before.withdraw(before.kind(), owner);
         }
-        remap::settle();
+        let settled = remap::settle(owner.client().session());
         (state.extent, state.kind) = (after, after.kind());
         let c = &mut *Mr::from_c(mr).c.get();
         if changes_pd {
@@ -486,8 +491,8 @@ unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, state: &mut State) -> Outcome
         if moves {
             (c.addr, c.length) = (wanted.addr, wanted.length);
         }
+        settled
     }
-    Ok(())
 }
 
 #[cfg(test)]

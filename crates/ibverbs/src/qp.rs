@@ -24,7 +24,7 @@ use freeflow_verbs::{QpAttributeMask, QpCapabilities, QpType, VerbsError};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A QP as C sees it, and what is behind it.
 #[repr(C)]
@@ -32,6 +32,8 @@ pub(crate) struct Qp {
     c: UnsafeCell<ibv_qp_ex>,
     pub client: QueuePair,
     pub asyncs_delivered: AtomicU32,
+    /// Peers may have memory still that it gave them: the verb failed, and may be tried again.
+    is_destroyed: AtomicBool,
     all_signaled: bool,
     /// Whether it was created with SEND_OPS_FLAGS.
     is_extended: bool,
@@ -161,6 +163,7 @@ unsafe fn hand_out(
         c: UnsafeCell::new(c),
         client,
         asyncs_delivered: AtomicU32::new(0),
+        is_destroyed: AtomicBool::new(false),
         all_signaled: init.sq_sig_all != 0,
         is_extended: extra.is_extended,
         _parent_use: parent_use,
@@ -342,10 +345,9 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         // SAFETY: the caller's.
         let attributes = unsafe { qp_attributes_from_c(&*attr, mask) }?;
         let state = client.modify(&attributes, mask)?;
-        remap::settle();
         // SAFETY: the caller's.
         unsafe { (*qp).state = state as c_uint };
-        Ok(())
+        remap::settle(client.session())
     })
 }
 
@@ -445,8 +447,12 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     code(|| {
         // SAFETY: the caller's.
         let whole = unsafe { Qp::from_c(qp) };
-        whole.client.destroy()?;
-        remap::settle();
+        // Once: the second time it is waited for only what the first one left.
+        if !whole.is_destroyed.load(Ordering::Relaxed) {
+            whole.client.destroy()?;
+            whole.is_destroyed.store(true, Ordering::Relaxed);
+        }
+        remap::settle(whole.client.session())?;
         // SAFETY: no more events are delivered; made by `Box::into_raw` in `create`.
         unsafe {
             whole.acks().wait(&whole.asyncs_delivered);

@@ -228,11 +228,11 @@ pub struct NetworkStatus {
     pub data_path: DataPath,
 }
 
-/// Which way what a QP sends goes now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Which way a QP's last request went, and the next one like it would go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum QpPath {
-    /// All, or all that can, past the router: see [`QpStatus::channel`] and [`QpStatus::grants`].
+    /// Past the router: see [`QpStatus::channel`] and [`QpStatus::grants`].
     Direct,
     /// Through this host's router. A UD QP's path is that of its messages within the host.
     Routed,
@@ -263,12 +263,16 @@ pub struct QpStatus {
     pub peer_address: Option<IpAddr>,
     pub peer_qpn: Option<u32>,
     pub path: QpPath,
-    /// Its messages (SEND) go to its peer directly.
+    /// It has a channel to its peer, by which SENDs that are not too long go directly.
     pub channel: bool,
     /// It writes or reads some of its peer's memory directly.
     pub grants: bool,
     /// Why it is routed.
     pub reason: Option<String>,
+    /// Requests that completed with success since it was made.
+    pub sent_messages: u64,
+    /// Of these, past the router, as its library says.
+    pub direct_messages: u64,
 }
 
 /// Connection management: what there is now, and messages since the router began.

@@ -264,7 +264,7 @@ pub enum Request {
     /// can be mapped for writing only if the key lets this QP write. Busy: not now; it was withdrawn, and may be shared again after some
     /// traffic. NotSupported: not this memory, not on this
     /// connection, or not by this network's policy. RemoteAccess faults are NotSupported too: the request itself shall find
-    /// them.
+    /// them. `NotEarned`: not yet.
     AskGrant {
         qp: Handle,
         rkey: u32,
@@ -408,6 +408,11 @@ pub enum Reply {
         state: Option<QpState>,
         path_mtu: Option<PathMtu>,
     },
+    /// Memory is granted only for what the router has carried of the QP's requests, their bytes and [`REQUEST_BYTES`] each:
+    /// at least what it costs to take the memory back, and each byte pays once. So much is missing.
+    NotEarned {
+        missing: u64,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -428,6 +433,8 @@ pub const ORDER_BYTES: usize = 8;
 pub const ORDER_TAKE_BACK: u32 = 0;
 /// The same.
 pub const ORDER_SHARE_AGAIN: u32 = 1;
+/// What a request counts besides its bytes where grants are earned, see [`Reply::NotEarned`].
+pub const REQUEST_BYTES: u64 = 4096;
 /// How long a process has to carry out an order, milliseconds.
 pub const WITHDRAWAL_TIME_MAX_MS: u64 = 30_000;
 

@@ -8,7 +8,7 @@
 //!
 //! Invariant: rules that are there but do not know a network allow nothing in it, and nothing across to it.
 use crate::across::Across;
-use crate::attempts::{Attempts, Sum, Tried};
+use crate::attempts::{Attempts, Resource, Share, Sum, Tried};
 use crate::homes::Homes;
 use crate::tallies::Tallies;
 use freeflow_engine::{Asker, Attempt, Means, Talk};
@@ -163,7 +163,7 @@ pub struct Incident {
 /// Something tried that leads nowhere, for the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempted {
-    pub what: &'static str,
+    pub tried: Tried,
     pub network: String,
     /// Of who tried, if it is known.
     pub vnic: Option<String>,
@@ -555,6 +555,12 @@ impl Access {
         self.attempts.add((network, from, tried), Sum { count: 1, to, number: 0, owner: None });
     }
 
+    /// A program of a vNIC asked so often for more than there may be.
+    pub fn note_shortage(&mut self, (network, of): (NetworkId, Gid), share: Share, resource: Resource, count: u64) {
+        let sum = Sum { count, to: of, number: 0, owner: None };
+        self.attempts.add((network, of, Tried::Quota(share, resource)), sum);
+    }
+
     /// What was tried since the last time, if it is time to say so.
     pub fn take_attempts(&mut self, now: Instant) -> Vec<Attempted> {
         let mut named = Vec::new();
@@ -568,7 +574,7 @@ impl Access {
             let owner = owner.or_else(|| if is_own { None } else { others() });
             let who = self.parties.get(&(network, from)).and_then(|entry| entry.identity.as_ref());
             named.push(Attempted {
-                what: tried.name(),
+                tried,
                 network: self.name_of(network).unwrap_or_default(),
                 vnic: who.map(|who| who.vnic.clone()),
                 from,

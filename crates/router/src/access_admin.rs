@@ -1,5 +1,6 @@
 //! Access rules between the threads: the control thread gives them out, both sides enforce them, what they refuse is reported.
 use crate::access::{Access, Attempted, Incident, Rules, VnicIdentity};
+use crate::attempts::{self, Resource, Share, Tried, quota_field};
 use crate::audit::Refusal;
 use crate::control::Control;
 use crate::homes::Homes;
@@ -8,7 +9,9 @@ use crate::log::info;
 use crate::slab::Key;
 use crate::vnics::Record;
 use crate::worker::Worker;
+use freeflow_engine::SessionId;
 use freeflow_orchestrator::access::AccessTable;
+use freeflow_shm::monotonic_ns;
 use freeflow_verbs::{Gid, Instant};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -19,6 +22,8 @@ const TURN_QPS_MAX: u32 = 256;
 const TURN_WORK_MAX: u64 = 1 << 15;
 const STEP_QPS: u32 = 4;
 const ROUND_CONNECTIONS_MAX: usize = 32;
+/// How old the line before a sum may be, nanoseconds: sums come late where the router has much to do.
+const BLAMED_TIME_NS: u64 = 2 * attempts::INTERVAL.0;
 
 /// Who a vNIC is, as rules see it.
 pub fn identity_of(vnic: &Record) -> Arc<VnicIdentity> {
@@ -49,6 +54,30 @@ impl Worker {
             }));
         }
         more
+    }
+}
+
+impl Worker {
+    /// A request of a session found no room: whose limit that was is told.
+    pub(crate) fn note_shortages(&mut self, session: SessionId) {
+        let Some(id) = self.rings.sessions.get(session).map(|session| session.vnic) else { return };
+        let (Some(now), Some(vnic)) = (self.engine.refusals(id), self.rings.vnics.get_mut(id)) else { return };
+        let before = std::mem::replace(&mut vnic.refusals, now);
+        let Some((network, gid, _)) = self.engine.vnic_addresses(id) else { return };
+        for (share, now, before) in
+            [(Share::Vnic, now.by_vnic, before.by_vnic), (Share::Network, now.by_network, before.by_network)]
+        {
+            for (resource, now, before) in [
+                (Resource::Qps, now.qps, before.qps),
+                (Resource::Cqs, now.cqs, before.cqs),
+                (Resource::Mrs, now.mrs, before.mrs),
+                (Resource::RegisteredBytes, now.registered_bytes, before.registered_bytes),
+            ] {
+                if now > before {
+                    self.rings.access.note_shortage((network, gid), share, resource, now - before);
+                }
+            }
+        }
     }
 }
 
@@ -119,6 +148,7 @@ impl Control {
                 rule: rule.clone(),
                 target_network: target.clone().unwrap_or_default(),
                 count,
+                ..Refusal::default()
             });
             if self.may_log(&vnic) {
                 let what = deed.name();
@@ -139,8 +169,12 @@ impl Control {
     /// The same of what leads nowhere, most of all to other tenants. Each kind has lines of its own, so that one does not hide another.
     pub(crate) fn report_attempts(&mut self, attempts: Vec<Attempted>) {
         for attempt in attempts {
-            let Attempted { what, network, vnic, from, peer, owner, count } = attempt;
-            let vnic = vnic.unwrap_or_else(|| from.to_string());
+            let Attempted { tried, network, vnic, from, peer, owner, count } = attempt;
+            let (what, vnic) = (tried.name(), vnic.unwrap_or_else(|| from.to_string()));
+            if let Tried::Quota(share, resource) = tried {
+                self.report_shortage(&vnic, (share, resource), count);
+                continue;
+            }
             self.audit.refusal(number_of(&(&vnic, what)), || Refusal {
                 what,
                 tenant: self.state.network(&network).map_or(String::new(), |network| network.tenant().to_owned()),
@@ -149,6 +183,7 @@ impl Control {
                 rule: format!("Network {network}"),
                 target_network: owner.clone().unwrap_or_default(),
                 count,
+                ..Refusal::default()
             });
             if self.may_log(&vnic) {
                 let target = owner.unwrap_or_default();
@@ -163,6 +198,59 @@ impl Control {
                 );
             }
         }
+    }
+
+    /// A program of a vNIC got ENOMEM so often. That a limit of the router's own was in the way is no quota's doing.
+    fn report_shortage(&mut self, id: &str, (share, resource): (Share, Resource), count: u64) {
+        let Some(quota) = self.quota_to_blame(id, share, resource) else { return };
+        let what = Tried::Quota(share, resource).name();
+        let network = self.state.vnic(id).map_or(String::new(), |vnic| vnic.network().to_owned());
+        let ran_out = quota_field(share, resource);
+        self.audit.refusal(number_of(&(id, what)), || Refusal {
+            what,
+            tenant: self.state.network(&network).map_or(String::new(), |network| network.tenant().to_owned()),
+            vnic: id.to_owned(),
+            rule: format!("Quota {quota}"),
+            ran_out,
+            count,
+            ..Refusal::default()
+        });
+        if self.may_log(id) {
+            info!("quota refused", network = network, vnic = id, quota = quota, ran_out = ran_out, count = count);
+        }
+    }
+
+    /// What a sum counts may be of a Quota that has gone, or has got wider, since the line before: then that has it.
+    fn quota_to_blame(&mut self, id: &str, share: Share, resource: Resource) -> Option<String> {
+        let found = self.quota_behind(id, share, resource);
+        let Some(entry) = self.vnics_by_id.get(id).and_then(|&key| self.vnics.get_mut(key)) else { return found };
+        let now_ns = monotonic_ns();
+        if let Some(quota) = &found {
+            entry.blamed.insert((share, resource), (quota.clone(), now_ns));
+            return found;
+        }
+        let (quota, told_ns) = entry.blamed.remove(&(share, resource))?;
+        (now_ns.saturating_sub(told_ns) <= BLAMED_TIME_NS).then_some(quota)
+    }
+
+    /// The Quota that sets a vNIC's limit, or its network's.
+    fn quota_behind(&self, id: &str, share: Share, resource: Resource) -> Option<String> {
+        let vnic = self.state.vnic(id)?;
+        let name = match share {
+            Share::Vnic => self.state.quota_name_of(vnic)?,
+            Share::Network => self.state.network(vnic.network())?.object.spec.quota.as_deref()?,
+        };
+        let spec = &self.state.quota(name)?.spec;
+        let amounts = if share == Share::Vnic { &spec.per_vnic } else { &spec.per_network };
+        let own = &self.config.limits;
+        let (most, own) = match resource {
+            Resource::Qps => (amounts.qps.map(u64::from), own.qp_count_max.into()),
+            Resource::Cqs => (amounts.cqs.map(u64::from), own.cq_count_max.into()),
+            Resource::Mrs => (amounts.mrs.map(u64::from), own.mr_count_max.into()),
+            Resource::RegisteredBytes => (amounts.registered_bytes.map(|bytes| bytes.0), own.registered_bytes_max),
+        };
+        // The router's own limits are those of a vNIC.
+        most.is_some_and(|most| share == Share::Network || most <= own).then(|| name.to_owned())
     }
 
     /// Connections of rdma_cm that are not allowed any more are cut, some of them in each round; and what was refused is

@@ -90,7 +90,10 @@ fn what_is_refused_and_tried_is_told_apart_by_network() {
     assert_eq!((tally(&access, Some("s"), A), tally(&access, Some("s"), B)), (Some((1, 1)), None));
     assert_eq!((tally(&access, None, A), tally(&access, None, B)), (None, Some((1, 0))));
     let tried = |access: &Access| access.tallies().tried.clone().into_iter().collect::<Vec<_>>();
-    assert_eq!(tried(&access), [((A, Tried::Engine(kind)), 1), ((B, Tried::Connection), 1), ((B, Tried::Request), 1)]);
+    assert_eq!(
+        tried(&access),
+        [((Some(A), Tried::Engine(kind)), 1), ((Some(B), Tried::Connection), 1), ((Some(B), Tried::Request), 1)]
+    );
     // The rule has another place.
     let next = rules(&[("a", "x", "z"), ("s", "y", "x")], access.rules().map(Arc::as_ref));
     access.set_rules(next);
@@ -101,7 +104,7 @@ fn what_is_refused_and_tried_is_told_apart_by_network() {
     let next = rules(&[("t", "y", "x")], access.rules().map(Arc::as_ref));
     access.set_rules(next);
     assert!(access.tallies().refused.is_empty());
-    assert_eq!(tried(&access), [((A, Tried::Engine(kind)), 1)]);
+    assert_eq!(tried(&access), [((Some(A), Tried::Engine(kind)), 1)]);
 }
 
 #[test]
@@ -209,6 +212,27 @@ fn labels_of_here_and_elsewhere_change_verdicts() {
     assert!(!access.take_change());
     access.remove_vnic(A, gid("10.0.0.2"));
     assert!(access.take_change());
+}
+
+#[test]
+fn what_quotas_refuse_is_told_as_sums() {
+    use crate::attempts::{Resource, Share, Tried};
+    let mut access = Access::default();
+    let (qps, bytes) = ((Share::Vnic, Resource::Qps), (Share::Network, Resource::RegisteredBytes));
+    for (share, resource) in [qps, qps, bytes] {
+        access.note_shortage((A, gid("10.0.0.1")), share, resource, 3);
+    }
+    let told = |access: &mut Access, now: u64| -> Vec<_> {
+        access.take_attempts(Instant(now)).into_iter().map(|told| (told.tried, told.peer, told.count)).collect()
+    };
+    let line = |(share, resource), count| (Tried::Quota(share, resource), String::new(), count);
+    assert_eq!(told(&mut access, 1 << 40), [line(qps, 6), line(bytes, 3)]);
+    // Whoever asks again and again is told of now and then.
+    for _ in 0..100_000 {
+        access.note_shortage((A, gid("10.0.0.1")), qps.0, qps.1, 1);
+    }
+    assert_eq!(told(&mut access, (1 << 40) + 1_000_000_000), []);
+    assert_eq!(told(&mut access, (1 << 40) + 11_000_000_000), [line(qps, 100_000)]);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! Only root of the router's own PID namespace is served: root inside a container that can somehow reach the socket is not.
 //! Requests are done one at a time.
-use crate::api::caller::Caller;
+use crate::api::caller::{Caller, Role};
+use crate::audit::Who;
 use crate::config::Mode;
 use crate::control::{Control, Topic};
 use crate::direct_admin::DirectCounts;
@@ -17,7 +18,7 @@ use freeflow_engine::{Usage, VnicId};
 use freeflow_orchestrator::{Command, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, PeersStatus, RouterStatus};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
-use freeflow_shm::fd;
+use freeflow_shm::{fd, monotonic_ns};
 use rustix::event::epoll;
 use std::io;
 use std::net::IpAddr;
@@ -48,15 +49,26 @@ pub(crate) enum AdminDone {
 impl Control {
     pub(crate) fn accept_admins(&mut self) {
         while let Ok(socket) = fd::accept(&self.admin_listener) {
-            let Some(pid) = own_root(&socket).ok().flatten() else {
-                warning!("refused a client of the admin socket: not root of the router's PID namespace");
+            let credentials = fd::peer_credentials(&socket);
+            let (uid, pid) = credentials.map_or((u32::MAX, 0), |credentials| (credentials.uid, credentials.pid));
+            if !is_own_root(uid, pid).unwrap_or(false) {
+                if let Some(left_out) = self.stranger_lines.take(monotonic_ns()) {
+                    warning!(
+                        "refused a client of the admin socket: not root of the router's PID namespace",
+                        uid = uid,
+                        pid = pid,
+                        left_out = left_out
+                    );
+                }
                 let reply = AdminReply::Failed {
                     code: AdminErrorCode::NotPermitted,
                     message: "only root on the host may ask that".into(),
                 };
+                let who = Who { uid, pid, role: Role::default().to_string() };
+                self.note_failed(who, "connect", ("", "admin.sock"), &reply);
                 let _ = fd::send_message(&socket, &freeflow_protocol::encode(&reply), &[]);
                 continue;
-            };
+            }
             if self.admins.len() >= CONNECTION_COUNT_MAX {
                 continue;
             }
@@ -140,8 +152,11 @@ impl Control {
 
     /// Does a command, with its line in the audit log.
     pub(crate) fn admin_change(&mut self, key: Key, verb: &'static str, command: Command) -> Result<(), Refusal> {
-        let pid = self.admins.get(key).map_or(0, |admin| admin.pid);
-        self.api_change(&Caller::root(pid), verb, command, false).map(drop)
+        self.api_change(&Caller::root(self.admin_pid(key)), verb, command, false).map(drop)
+    }
+
+    pub(crate) fn admin_pid(&self, key: Key) -> i32 {
+        self.admins.get(key).map_or(0, |admin| admin.pid)
     }
 
     fn handle_admin_request(&mut self, key: Key, request: AdminRequest) -> AdminDone {
@@ -156,13 +171,13 @@ impl Control {
                 return self.attach(key, (id, name, network), address, labels);
             }
             AdminRequest::Detach { id } => return self.detach(key, &id),
-            AdminRequest::Occupy { id, container, occupied } => self.occupy(&id, container, occupied),
+            AdminRequest::Occupy { id, container, occupied } => self.occupy(key, &id, container, occupied),
             AdminRequest::ListVnics { after } => return self.list_vnics(key, after),
             AdminRequest::ListNetworks => AdminReply::Networks { networks: self.network_statuses() },
             AdminRequest::SetDataPath { network, path } => return self.set_data_path(key, &network, path),
             AdminRequest::ListQps { vnic, after_qpn } => return self.list_qps(key, vnic.as_deref(), after_qpn),
             AdminRequest::ListPeers => AdminReply::Peers(self.peers_status()),
-            AdminRequest::ReloadPeers => self.reload_peers(),
+            AdminRequest::ReloadPeers => self.reload_peers(key),
             AdminRequest::WireStatus { after_qpn } => return self.wire_status(key, after_qpn),
             AdminRequest::SetWireFaults { faults } => return self.set_wire_faults(key, faults),
             AdminRequest::Capture { packet_count_max, seconds_max } => {
@@ -171,6 +186,7 @@ impl Control {
             AdminRequest::ListCm { after } => self.list_cm(after),
             AdminRequest::Shutdown => {
                 info!("shutdown asked for");
+                self.note_done(self.admin_who(key), "shutdown", "done", String::new());
                 self.stop.store(true, Relaxed);
                 AdminReply::Done
             }
@@ -295,18 +311,26 @@ impl Control {
     }
 
     /// Reads the peers file on this thread: a small file of the host's own root, now and then.
-    fn reload_peers(&mut self) -> AdminReply {
+    fn reload_peers(&mut self, key: Key) -> AdminReply {
+        let (reply, count) = self.load_peers();
+        self.note_reply(self.admin_who(key), "reload-peers", ("done", format!("hosts={count}")), &reply);
+        reply
+    }
+
+    /// And how many hosts are in it.
+    fn load_peers(&mut self) -> (AdminReply, usize) {
         let Some(path) = &self.config.peers else {
             let message = "the router was started without a peers file".into();
-            return AdminReply::Failed { code: AdminErrorCode::NotFound, message };
+            return (AdminReply::Failed { code: AdminErrorCode::NotFound, message }, 0);
         };
         match PeersFile::load(path) {
             Ok((file, key)) => {
+                let count = file.peers.len();
                 self.set_external_policy(ExternalPolicy::of(&file));
                 self.peers.reload(file, key);
-                AdminReply::Done
+                (AdminReply::Done, count)
             }
-            Err(error) => AdminReply::Failed { code: AdminErrorCode::Invalid, message: error.to_string() },
+            Err(error) => (AdminReply::Failed { code: AdminErrorCode::Invalid, message: error.to_string() }, 0),
         }
     }
 
@@ -333,12 +357,11 @@ pub(crate) fn cpu_time_us() -> u64 {
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
 }
 
-/// The peer, if it is root of this very PID namespace.
-fn own_root(socket: &OwnedFd) -> io::Result<Option<i32>> {
-    let credentials = fd::peer_credentials(socket)?;
-    if credentials.uid != 0 || credentials.pid <= 0 {
-        return Ok(None);
+/// Whether a peer is root of this very PID namespace.
+fn is_own_root(uid: u32, pid: i32) -> io::Result<bool> {
+    if uid != 0 || pid <= 0 {
+        return Ok(false);
     }
-    let theirs = std::fs::read_link(format!("/proc/{}/ns/pid", credentials.pid))?;
-    Ok((theirs == std::fs::read_link("/proc/self/ns/pid")?).then_some(credentials.pid))
+    let theirs = std::fs::read_link(format!("/proc/{pid}/ns/pid"))?;
+    Ok(theirs == std::fs::read_link("/proc/self/ns/pid")?)
 }

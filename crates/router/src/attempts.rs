@@ -5,7 +5,7 @@ use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
 use std::collections::BTreeMap;
 
 /// Between two lines about one vNIC and kind.
-const INTERVAL: Duration = Duration::from_millis(10_000);
+pub const INTERVAL: Duration = Duration::from_millis(10_000);
 /// The first one waits a moment for others, which might name an owner.
 const GATHER: Duration = Duration::from_millis(50);
 /// vNICs and kinds at a time; what others try is only counted.
@@ -18,6 +18,38 @@ pub enum Tried {
     Connection,
     /// rdma_cm finds no way to an address.
     Request,
+    /// More of something than there may be.
+    Quota(Share, Resource),
+}
+
+/// Whose a limit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Share {
+    Vnic,
+    Network,
+}
+
+/// What quotas limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Resource {
+    Qps,
+    Cqs,
+    Mrs,
+    RegisteredBytes,
+}
+
+/// As a Quota's spec has it.
+pub const fn quota_field(share: Share, resource: Resource) -> &'static str {
+    match (share, resource) {
+        (Share::Vnic, Resource::Qps) => "perVnic.qps",
+        (Share::Vnic, Resource::Cqs) => "perVnic.cqs",
+        (Share::Vnic, Resource::Mrs) => "perVnic.mrs",
+        (Share::Vnic, Resource::RegisteredBytes) => "perVnic.registeredBytes",
+        (Share::Network, Resource::Qps) => "perNetwork.qps",
+        (Share::Network, Resource::Cqs) => "perNetwork.cqs",
+        (Share::Network, Resource::Mrs) => "perNetwork.mrs",
+        (Share::Network, Resource::RegisteredBytes) => "perNetwork.registeredBytes",
+    }
 }
 
 impl Tried {
@@ -36,6 +68,7 @@ impl Tried {
         match self {
             Self::Connection => "connection to nobody",
             Self::Request => "rdma_cm request to nobody",
+            Self::Quota(..) => "quota refused",
             Self::Engine(AttemptKind::Message) => "message to nobody",
             Self::Engine(AttemptKind::Datagram) => "datagram to nobody",
             Self::Engine(AttemptKind::Multicast) => "multicast to nobody",
@@ -50,6 +83,7 @@ impl Tried {
             Self::Engine(AttemptKind::Message | AttemptKind::Datagram) => format!("{to} QPN {number:#x}"),
             Self::Engine(AttemptKind::RemoteKey) => format!("{to} key {number:#x}"),
             Self::Engine(AttemptKind::SourceAddress) => format!("{to} from address {number}"),
+            Self::Quota(..) => String::new(),
             Self::Engine(AttemptKind::Multicast) | Self::Connection | Self::Request => to.to_string(),
         }
     }
@@ -103,7 +137,7 @@ impl Attempts {
         if count == 0 || entry.sum.owner.is_none() && one.owner.is_some() {
             entry.sum = one;
         }
-        entry.sum.count = count + 1;
+        entry.sum.count = count + one.count;
         self.due = Some(self.due.map_or(entry.due, |due| due.min(entry.due)));
     }
 

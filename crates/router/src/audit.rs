@@ -7,6 +7,7 @@ use crate::log::{timestamp, warning};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,6 +30,9 @@ const REFUSAL_INTERVAL_NS: u64 = 10_000_000_000;
 /// Originators share these: a few hundred lines a minute at most, whoever and however many they are.
 const ORIGINATOR_COUNT: usize = 64;
 
+/// The role of who has none.
+pub const NO_ROLE: &str = "none";
+
 /// Who asked, at the API or the admin socket.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Who {
@@ -36,6 +40,29 @@ pub struct Who {
     pub pid: i32,
     /// `admin`, `tenant-admin:NAME,…`, `viewer`, `none`.
     pub role: String,
+}
+
+impl Who {
+    /// Whose allowance of lines this is: root of another PID namespace, who has no role here, does not use up root's own.
+    pub fn originator(&self) -> u64 {
+        u64::from(self.uid) | u64::from(self.role == NO_ROLE) << 32
+    }
+}
+
+/// More of a change, where there is more to say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct About {
+    /// Of a vNIC.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub network: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<IpAddr>,
+    /// The container that it is for, by its name.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub container: String,
+    /// Words for people.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub detail: String,
 }
 
 /// What happened.
@@ -49,10 +76,12 @@ pub enum Entry {
         verb: &'static str,
         kind: String,
         name: String,
-        /// `created`, `configured`, `deleted`.
+        /// `created`, `configured`, `deleted`; of what is no object: `attached`, `detached`, `begun`, `ended`, `done`.
         outcome: &'static str,
-        #[serde(rename = "resourceVersion")]
-        revision: u64,
+        #[serde(rename = "resourceVersion", skip_serializing_if = "Option::is_none")]
+        revision: Option<u64>,
+        #[serde(flatten)]
+        about: Box<About>,
     },
     /// The same.
     Refused {
@@ -73,9 +102,13 @@ pub enum Entry {
         what: &'static str,
         tenant: String,
         vnic: String,
+        #[serde(skip_serializing_if = "String::is_empty")]
         peer: String,
         /// The name of the rule, or what else decided.
         rule: String,
+        /// What a quota had no more of.
+        #[serde(rename = "ranOut", skip_serializing_if = "str::is_empty")]
+        ran_out: &'static str,
         /// The other network whose the peer is, if it was named and is known.
         #[serde(rename = "targetNetwork", skip_serializing_if = "String::is_empty")]
         target_network: String,
@@ -118,6 +151,7 @@ pub struct Refusal {
     pub vnic: String,
     pub peer: String,
     pub rule: String,
+    pub ran_out: &'static str,
     pub target_network: String,
     pub count: u64,
 }
@@ -201,8 +235,8 @@ impl Audit {
     /// A container was kept from something. `originator`: a number of the vNIC that caused it.
     pub fn refusal(&self, originator: u64, refusal: impl FnOnce() -> Refusal) {
         self.note_some(originator, |left_out| {
-            let Refusal { what, tenant, vnic, peer, rule, target_network, count } = refusal();
-            Entry::Enforced { what, tenant, vnic, peer, rule, target_network, count, left_out }
+            let Refusal { what, tenant, vnic, peer, rule, ran_out, target_network, count } = refusal();
+            Entry::Enforced { what, tenant, vnic, peer, rule, ran_out, target_network, count, left_out }
         });
     }
 }
@@ -390,7 +424,8 @@ mod tests {
         for number in 0..100 {
             let name = format!("tricky \"name\"\n{number}");
             let (kind, outcome) = ("Network".to_owned(), "created");
-            audit.note(Entry::Change { who: Who::default(), verb: "apply", kind, name, outcome, revision: number });
+            let (who, revision, about) = (Who::default(), Some(number), Box::default());
+            audit.note(Entry::Change { who, verb: "apply", kind, name, outcome, revision, about });
         }
         drop(thread);
         audit.note(Entry::Router { what: "too late" });

@@ -20,7 +20,7 @@ use crate::gate::Gated;
 use crate::hold::Holder;
 use crate::imports::Passes;
 use crate::jobs::{Job, Reaction, Step};
-use crate::log::{info, warning};
+use crate::log::{Lines, info, warning};
 use crate::memory::PageTable;
 use crate::peers::{Peers, PeersHandle};
 use crate::policy::Told;
@@ -149,6 +149,8 @@ pub struct Control {
     pub(crate) admin_listener: OwnedFd,
     pub(crate) admins: Slab<AdminConnection>,
     pub(crate) admins_ready: VecDeque<Key>,
+    /// Of who is turned away there.
+    pub(crate) stranger_lines: Lines,
     /// The CLI's requests are done one at a time.
     pub(crate) admin_busy: bool,
     /// A capture of the wire is under way.
@@ -219,6 +221,7 @@ impl Control {
             admin_listener: parts.admin_listener,
             admins: Slab::default(),
             admins_ready: VecDeque::new(),
+            stranger_lines: Lines::default(),
             admin_busy: false,
             capturing: false,
             retired: Counters::default(),
@@ -584,10 +587,27 @@ impl Control {
         };
         // No session has a name yet; the job is known by the connection's key.
         let nobody = SessionId { index: u32::MAX, generation: u32::MAX };
-        self.submit((key, nobody), work, move |connection, session| {
-            connection.phase = Phase::Ready(session);
-            Answer::with(Reply::Welcome(welcome), vec![segment_fd, kick_fd])
+        self.submit_with((key, nobody), work, move |control, session| {
+            if session.is_ok() {
+                control.note_recovered(key);
+            }
+            control.handle_job_done(key, |connection| match session {
+                Ok(session) => {
+                    connection.phase = Phase::Ready(session);
+                    Answer::with(Reply::Welcome(welcome), vec![segment_fd, kick_fd])
+                }
+                Err(error) => error.into(),
+            });
         })
+    }
+
+    /// A vNIC that the worker had given up takes sessions again.
+    fn note_recovered(&mut self, key: Key) {
+        let Some(vnic) = self.connections.get(key).map(|connection| connection.vnic.clone()) else { return };
+        let entry = self.vnics_by_id.get(&vnic).and_then(|&key| self.vnics.get_mut(key));
+        if entry.is_some_and(|entry| entry.failed.take().is_some()) {
+            self.tell_phase(&vnic);
+        }
     }
 
     /// Ends a connection: at once for its peer, and for the worker as soon as it has no job of it.
@@ -691,6 +711,7 @@ impl Control {
             if let Some(entry) = self.vnics.get_mut(key) {
                 entry.failed = Some(reason);
             }
+            self.tell_phase(&vnic);
             self.close_connections_of(&vnic);
         }
         self.free(&vnic, garbage);

@@ -25,6 +25,7 @@ use freeflow_shm::{Doorbell, Segment, SessionSegment, fd, monotonic_ns};
 use freeflow_store::open_run_dir;
 use freeflow_verbs::{Duration, Instant, NetworkId, Shaping, VerbsError, VnicLimits};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -131,6 +132,7 @@ impl Rig {
             freer: Closer::default(),
             lines: Lines::default(),
             malformed_messages: 0,
+            blamed: BTreeMap::new(),
             failed: None,
         };
         let vnic = control.vnics.insert(entry);

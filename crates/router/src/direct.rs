@@ -9,6 +9,7 @@
 use crate::account::Charge;
 use crate::control::Control;
 use crate::direct_traffic::Counted;
+use crate::reasons::{Asked, done_directly};
 use crate::requests::Outcome;
 use crate::rings::Rings;
 use crate::session::Answer;
@@ -57,12 +58,17 @@ pub struct Direct {
     pub(crate) grants_withdrawn: u32,
     /// `grants_withdrawn` when it was last granted something.
     pub(crate) granted_at: Option<u32>,
+    /// What it has paid for grants since it was made, of what was carried for it.
+    pub(crate) grants_paid: u64,
     /// How many channels that led to it were closed, as its receive queue's header says.
     led_here: u32,
     /// How often it was reset.
     incarnation: u32,
     /// Something was given to it since its last reset: its send queue's header is kept up to date.
     is_used: bool,
+    /// What it had done past the router when the router took its last request.
+    pub(crate) routed_at: u64,
+    pub(crate) asked: Asked,
     /// The receiver of its channel.
     to: Option<QpId>,
     /// The last receiver, and its incarnation then; also when the channel is closed.
@@ -93,44 +99,56 @@ impl Direct {
         self.from.as_ref().is_some_and(|from| from.descriptor.is_none())
     }
 
+    /// It sends by a channel, if its peer's process takes messages from it.
+    pub(crate) fn has_channel(&self) -> bool {
+        self.to.is_some()
+    }
+
     /// The QP was reset.
     pub fn begin_anew(&mut self) {
         *self = Self {
             channels_closed: self.channels_closed,
             led_here: self.led_here,
             grants_withdrawn: self.grants_withdrawn,
+            grants_paid: self.grants_paid,
             incarnation: self.incarnation.wrapping_add(1),
             counted: std::mem::take(&mut self.counted),
+            asked: self.asked.begin_anew(),
             ..Self::default()
         };
     }
 }
 
+/// Of a channel's memory, whoever receives: the rest of a short queue's is never touched.
+fn segment_bytes() -> usize {
+    channel::bytes(QUEUE_WORK_REQUESTS_MAX.next_power_of_two())
+}
+
 /// What the library is told of a channel.
-fn describe(channels_closed: u32, takes_writes: bool) -> Reply {
-    let credit_count = QUEUE_WORK_REQUESTS_MAX.next_power_of_two();
-    let segment_bytes = channel::bytes(credit_count) as u64;
-    Reply::Direct { segment_bytes, credit_count, channels_closed, takes_writes }
+fn describe(credit_count: u32, channels_closed: u32, takes_writes: bool) -> Reply {
+    Reply::Direct { segment_bytes: segment_bytes() as u64, credit_count, channels_closed, takes_writes }
 }
 
 impl Control {
     pub(crate) fn open_channel(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
         let id = self.objects(at.0)?.qps.get(qp)?.id;
-        let bytes = channel::bytes(QUEUE_WORK_REQUESTS_MAX.next_power_of_two());
+        let bytes = segment_bytes();
         let charge = self.charge_segment(at.0, bytes as u64)?;
         let descriptor = foreign_memory("freeflow-channel", bytes).map_err(|_| VerbsError::NoMemory)?;
         let copy = descriptor.try_clone().map_err(|_| VerbsError::NoMemory)?;
         let mut incoming = Some((copy, charge));
         let work = move |worker: &mut Worker, _: Instant| {
             let allowed = worker.may_open_channel(id);
+            if let Some(qp) = worker.rings.qps.get_mut(id) {
+                qp.direct.asked.ever = true;
+            }
             Poll::Ready(allowed.map(|to| {
                 let (copy, charge) = incoming.take().expect("a job that is done is not run again");
-                (worker.rings.open_channel(id, to, copy, charge), worker.engine.takes_writes(to))
+                let channels_closed = worker.rings.open_channel(id, to, copy, charge);
+                describe(worker.rings.credit_count(to), channels_closed, worker.engine.takes_writes(to))
             }))
         };
-        self.submit(at, work, move |_, (channels_closed, takes_writes)| {
-            Answer::with(describe(channels_closed, takes_writes), vec![descriptor])
-        })
+        self.submit(at, work, move |_, reply| Answer::with(reply, vec![descriptor]))
     }
 
     pub(crate) fn accept_channel(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
@@ -138,9 +156,10 @@ impl Control {
         let work = move |worker: &mut Worker, _: Instant| {
             let qp = worker.rings.qps.get_mut(id);
             let descriptor = qp.and_then(|qp| qp.direct.from.as_mut()?.descriptor.take());
-            Poll::Ready(descriptor.ok_or(VerbsError::NotFound))
+            let reply = describe(worker.rings.credit_count(id), 0, false);
+            Poll::Ready(descriptor.map(|descriptor| (reply, descriptor)).ok_or(VerbsError::NotFound))
         };
-        self.submit(at, work, move |_, descriptor| Answer::with(describe(0, false), vec![descriptor]))
+        self.submit(at, work, move |_, (reply, descriptor)| Answer::with(reply, vec![descriptor]))
     }
 }
 
@@ -218,6 +237,12 @@ impl Worker {
 }
 
 impl Rings {
+    /// RECVs that a channel to this QP tells of.
+    fn credit_count(&self, to: QpId) -> u32 {
+        let receive = self.qps.get(to).and_then(|qp| qp.receive.as_ref());
+        receive.map_or(1, RequestConsumer::slot_count)
+    }
+
     /// → how many channels of the sender were closed before.
     fn open_channel(&mut self, id: QpId, to: QpId, descriptor: OwnedFd, charge: Charge) -> u32 {
         let mut incarnation = 0;
@@ -244,6 +269,7 @@ impl Rings {
         // DONE says something from the next look at the queue on: only then the last request is surely done.
         if let Some(qp) = self.qps.get_mut(id) {
             qp.direct.is_used = true;
+            qp.direct.routed_at = done_directly(&qp.send);
         }
     }
 
@@ -303,6 +329,7 @@ impl Rings {
             qp.send.store_done();
             return;
         }
+        qp.direct.routed_at = done_directly(&qp.send);
         let msn = qp.send.msn();
         if std::mem::replace(&mut qp.direct.msn, msn) == msn {
             return;

@@ -3,10 +3,11 @@
 //! What is listed is what the router has given to QPs at that moment. It asks no library, which could say what it likes.
 use crate::admin::AdminDone;
 use crate::control::Control;
+use crate::reasons::Reason;
 use crate::slab::Key;
 use crate::vnics::refused;
 use crate::worker::Worker;
-use freeflow_engine::{QpId, QpStatus as Look, VnicId};
+use freeflow_engine::{QpId, QpStatus as Look, QpTraffic, VnicId};
 use freeflow_orchestrator::Command;
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, DataPath, QpPath, QpStatus};
 use freeflow_verbs::{Gid, QpState, QpType};
@@ -15,13 +16,6 @@ use std::net::{IpAddr, Ipv6Addr};
 
 /// QPs of one page: each takes a few hundred bytes.
 const PAGE_QPS_MAX: usize = 64;
-/// Why a QP is routed that could do better: its network's policy says so.
-const BY_POLICY: &str = "policy";
-/// The same: a limit of rate applies to its vNIC, or to its peer's.
-const METERED: &str = "limited by a QoS class";
-/// The same: its library has not asked, which it does once the QP has sent enough to be worth it.
-const NOT_ASKED: &str = "not asked yet";
-
 /// QPs that do something past the router now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectCounts {
@@ -34,7 +28,9 @@ struct Row {
     look: Look,
     channel: bool,
     grants: bool,
-    reason: Option<String>,
+    path: QpPath,
+    reason: Option<Reason>,
+    traffic: QpTraffic,
 }
 
 pub(crate) const fn type_name(qp_type: QpType) -> &'static str {
@@ -64,14 +60,6 @@ pub(crate) fn address(gid: Gid) -> IpAddr {
 }
 
 impl Row {
-    fn path(&self) -> QpPath {
-        match (self.look.is_wire, self.channel || self.grants) {
-            (true, _) => QpPath::Wire,
-            (false, true) => QpPath::Direct,
-            (false, false) => QpPath::Routed,
-        }
-    }
-
     fn status(self, vnic: String) -> QpStatus {
         QpStatus {
             vnic,
@@ -80,10 +68,12 @@ impl Row {
             state: state_name(self.look.state).into(),
             peer_address: self.look.peer.map(|(gid, _)| address(gid)),
             peer_qpn: self.look.peer.map(|(_, qpn)| qpn.0),
-            path: self.path(),
+            path: self.path,
             channel: self.channel,
             grants: self.grants,
-            reason: self.reason,
+            reason: self.reason.map(|reason| reason.text().into()),
+            sent_messages: self.traffic.messages_sent,
+            direct_messages: self.traffic.direct_messages_sent,
         }
     }
 }
@@ -99,7 +89,7 @@ impl Worker {
     }
 
     /// One page in order of number, and whether there are more.
-    fn list_qps(&self, vnic: Option<VnicId>, after_qpn: Option<u32>) -> (Vec<Row>, bool) {
+    fn list_qps(&mut self, vnic: Option<VnicId>, after_qpn: Option<u32>) -> (Vec<Row>, bool) {
         let after = |qpn: u32| after_qpn.is_none_or(|after| qpn > after);
         let mut all: Vec<(u32, QpId)> =
             self.engine.qps_of(vnic).map(|(id, qpn)| (qpn.0, id)).filter(|&(qpn, _)| after(qpn)).collect();
@@ -112,29 +102,12 @@ impl Worker {
         (all.into_iter().filter_map(|(_, id)| self.row(id)).collect(), more)
     }
 
-    fn row(&self, id: QpId) -> Option<Row> {
+    fn row(&mut self, id: QpId) -> Option<Row> {
+        self.count_direct(id);
         let look = self.engine.qp_status(id)?;
         let (channel, grants) = (self.uses_channel(id), self.granted(id));
-        let is_routed = !(look.is_wire || channel || grants);
-        let reason = is_routed.then(|| self.why_routed(id, &look));
-        Some(Row { look, channel, grants, reason })
-    }
-
-    fn why_routed(&self, id: QpId, look: &Look) -> String {
-        let peer = match self.engine.direct_peer(id) {
-            Ok(peer) => peer,
-            Err(reason) => return reason.to_string(),
-        };
-        let peer = self.engine.qp_status(peer).map(|peer| peer.vnic);
-        let is_routed = |vnic| self.rings.vnics.get(vnic).is_none_or(|entry| !self.rings.policy.allows(entry.network));
-        // The peer may be of another network.
-        if is_routed(look.vnic) || peer.is_some_and(is_routed) {
-            return BY_POLICY.into();
-        }
-        if self.engine.is_metered(look.vnic) || peer.is_some_and(|peer| self.engine.is_metered(peer)) {
-            return METERED.into();
-        }
-        self.engine.direct_receiver(id).map_or_else(|reason| reason.to_string(), |_| NOT_ASKED.into())
+        let (path, reason) = self.path_of(id, &look);
+        Some(Row { look, channel, grants, path, reason, traffic: self.engine.qp_traffic(id).unwrap_or_default() })
     }
 }
 

@@ -2,14 +2,14 @@
 use crate::account::{Account, Charge, Commons};
 use crate::blocking_memory::BlockingMemory;
 use crate::direct::Direct;
-use crate::grants::Wish;
+use crate::grants::{Verdict, Wish};
 use crate::lone_worker::LoneWorker;
 use crate::memory::{Origin, PageTable};
 use crate::rings::{Attention, Qp};
 use crate::session::SegmentLease;
 use crate::vnics::Record;
 use crate::worker::Worker;
-use freeflow_engine::{AtomicOutcome, QpId, QpInit, SessionId, Span, Token, VnicCounters};
+use freeflow_engine::{AtomicOutcome, PdId, QpId, QpInit, SessionId, Span, Token, VnicCounters};
 use freeflow_protocol::admin::DataPath;
 use freeflow_shm::layout::{QueueShape, queue};
 use freeflow_shm::{
@@ -37,6 +37,9 @@ struct Rig {
     memory: Arc<BlockingMemory>,
     send: RequestProducer,
     rkey: u32,
+    pd: PdId,
+    /// Requests that were carried.
+    sent: u64,
     orders: OwnedFd,
     /// Nobody listens to what the worker says.
     _silence: Box<dyn std::any::Any>,
@@ -82,12 +85,46 @@ impl Rig {
         let keys = worker.engine.register_mr(owner, pd, SEGMENT_AT, 4096, SEGMENT_AT, Access(0xf)).unwrap();
         let (qps, rkey) = ([first, second], keys.rkey);
         let _silence = Box::new((jobs, reactions));
-        Self { worker, qps, owner, memory, send, rkey, orders, _silence }
+        Self { worker, qps, owner, memory, send, rkey, pd, sent: 0, orders, _silence }
     }
 
     fn grant(&mut self) -> Result<(), VerbsError> {
+        self.ask(self.qps[0]).map(|missing| assert_eq!(missing, 0))
+    }
+
+    /// → what is missing until it is granted.
+    fn ask(&mut self, qp: QpId) -> Result<u64, VerbsError> {
         let wish = Wish { rkey: self.rkey, address: SEGMENT_AT, length: 8, writes: true };
-        self.worker.grant(self.qps[0], &wish).map(|_| ())
+        self.worker.grant(qp, &wish).map(|verdict| match verdict {
+            Verdict::Given(_) => 0,
+            Verdict::NotEarned { missing } => missing,
+        })
+    }
+
+    /// The owner's memory is one page of a segment of so many.
+    fn map_more(&mut self, pages: u64) {
+        let entry = self.worker.rings.sessions.get_mut(self.owner).unwrap();
+        let lease = entry.memory.place(SEGMENT_AT).unwrap().origin.lease.clone();
+        let segment = entry.memory.place(SEGMENT_AT).unwrap().segment.clone();
+        entry.memory.unmap(SEGMENT_AT, &segment).unwrap();
+        let bytes = pages * 4096;
+        let segment = Arc::new(Segment::create("test", bytes as usize).unwrap().0);
+        entry.memory.map(SEGMENT_AT, segment.clone()).unwrap();
+        entry.memory.set_origin(&segment, Origin { handle: HANDLE, lease });
+        let pd = self.pd;
+        let access = Access(0xf);
+        self.rkey = self.worker.engine.register_mr(self.owner, pd, SEGMENT_AT, bytes, SEGMENT_AT, access).unwrap().rkey;
+    }
+
+    /// The router carries so many empty WRITEs of the first QP.
+    fn carry(&mut self, requests: u64) {
+        for _ in 0..requests {
+            self.send.publish_send(&empty_write(self.rkey));
+            self.worker.activate(self.qps[0]);
+            turns(self, monotonic_ns());
+            self.sent += 1;
+            assert_eq!(turns(self, monotonic_ns()), self.sent);
+        }
     }
 
     /// The vNICs' counters.
@@ -114,7 +151,7 @@ pub(crate) struct End {
     number: u32,
     gid: Gid,
     pub session: SessionId,
-    pd: freeflow_engine::PdId,
+    pd: PdId,
     pub send: RequestProducer,
 }
 
@@ -253,6 +290,32 @@ fn limits_of_rate_withdraw_what_is_direct_at_either_end() {
             assert!(rig.has_order() && !rig.has_order());
         }
     }
+}
+
+#[test]
+fn a_grant_is_paid_by_what_the_router_carried() {
+    const FREE: u64 = 64 << 10;
+    let mut rig = Rig::new();
+    // 16 pages are free for a QP, and each request counts one.
+    rig.map_more(20);
+    assert_eq!(rig.ask(rig.qps[0]), Ok(4 * 4096));
+    assert!(!rig.worker.granted(rig.qps[0]));
+    rig.carry(3);
+    assert_eq!(rig.ask(rig.qps[0]), Ok(4096));
+    rig.carry(1);
+    assert_eq!((rig.ask(rig.qps[0]), rig.worker.granted(rig.qps[0])), (Ok(0), true));
+    assert_eq!(rig.worker.rings.qps.get(rig.qps[0]).unwrap().direct.grants_paid, FREE + 4 * 4096);
+    // Once.
+    assert_eq!(rig.ask(rig.qps[0]), Ok(0));
+    assert_eq!(rig.worker.rings.qps.get(rig.qps[0]).unwrap().direct.grants_paid, FREE + 4 * 4096);
+    // What goes past the router pays for nothing.
+    rig.send.count_write(u32::MAX);
+    assert!(rig.worker.count_direct(rig.qps[0]));
+    assert_eq!(rig.worker.funds(rig.qps[0]), 0);
+    // It stays paid, also when the QP begins anew.
+    let direct = &mut rig.worker.rings.qps.get_mut(rig.qps[0]).unwrap().direct;
+    direct.begin_anew();
+    assert_eq!(direct.grants_paid, FREE + 4 * 4096);
 }
 
 /// Turns at this time until nothing is done; what the QP of the rig has sent since it was made.

@@ -225,6 +225,12 @@ impl PageTable {
         Some(*starts.first()?..last.end)
     }
 
+    /// How much of a segment is mapped: what it costs to take it back.
+    pub fn mapped_bytes(&self, segment: &Arc<Segment>) -> u64 {
+        let starts = self.known(segment).into_iter().flat_map(|known| &known.starts);
+        starts.filter_map(|start| self.ranges.get(start).map(|range| range.end - start)).sum()
+    }
+
     /// Whether one more range of a segment can be taken out with all others in one step.
     pub fn has_few_ranges(&self, segment: &Arc<Segment>) -> bool {
         self.known(segment).is_none_or(|known| known.starts.len() < STEP_RANGE_COUNT_MAX)
@@ -403,6 +409,7 @@ mod tests {
         assert_eq!(table.ranges.len(), 2);
         table.unmap_parts(0x21000, 0x24000);
         assert_eq!(describe(&table, 0x20000, 0x5000), [(Some(0), 0x1000), (None, 0x3000), (Some(0x9000), 0x1000)]);
+        assert_eq!((table.mapped_bytes(&zone), table.mapped_bytes(&segment(4096))), (0x2000, 0));
         assert!(table.has(&zone));
         assert_eq!(table.unmap(0x20000, &zone).map(|_| ()), None);
         table.unmap_parts(0, u64::MAX);

@@ -8,6 +8,7 @@ use crate::config::Mode;
 use crate::control::Control;
 use crate::direct_admin::{address, state_name, type_name};
 use crate::jobs::Step;
+use crate::reasons::Reason;
 use crate::tallies::{Tallies, Tally};
 use crate::totals::Totals;
 use crate::vnics::{VnicEntry, VnicNumbers};
@@ -26,6 +27,8 @@ pub(crate) const PAGE_VNICS_MAX: usize = 128;
 pub(crate) const PAGE_QPS_MAX: usize = 512;
 /// vNICs that are passed over for one page, because they may not be seen.
 const LOOK_VNICS_MAX: usize = 1024;
+/// QPs of which the worker says the path in one turn.
+const TURN_QPS_MAX: usize = 2048;
 
 /// Where a page ended: after this vNIC, or after a QP of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +88,9 @@ impl VnicMeter {
     }
 }
 
+/// How many QPs of a vNIC take a path, and why not a better one.
+pub(crate) type PathCounts = BTreeMap<(QpPath, Option<Reason>), u64>;
+
 pub(crate) struct MeterPage {
     pub vnics: Vec<VnicMeter>,
     pub next: Option<Position>,
@@ -109,6 +115,8 @@ pub(crate) struct HostMeter {
     pub lost_audit_lines: u64,
     /// In order of name.
     pub networks: Vec<NetworkMeter>,
+    /// What was tried in vain that is put down to no network, for each of [`Tried::ALL`].
+    pub tried: [u64; Tried::ALL.len()],
     /// By rule (the empty name: the networks' own `access`), tenant and network (empty: of none that is known); where nothing is,
     /// nothing was refused.
     pub access: Vec<([String; 3], Tally)>,
@@ -133,6 +141,10 @@ pub(crate) struct Told {
     tallies: Tallies,
 }
 
+fn tried_of(network: Option<NetworkId>, told: &[Told; 2]) -> [u64; Tried::ALL.len()] {
+    Tried::ALL.map(|tried| told.iter().filter_map(|by| by.tallies.tried.get(&(network, tried))).sum())
+}
+
 impl Told {
     fn by(access: &Access) -> Self {
         Self { rules: access.rules().cloned(), tallies: access.tallies().clone() }
@@ -153,11 +165,7 @@ pub(crate) struct WorkerMeter {
 impl Worker {
     fn meter_qp(&self, id: QpId) -> Option<QpMeter> {
         let look = self.engine.qp_status(id)?;
-        let path = match (look.is_wire, self.uses_channel(id) || self.granted(id)) {
-            (true, _) => QpPath::Wire,
-            (false, true) => QpPath::Direct,
-            (false, false) => QpPath::Routed,
-        };
+        let path = self.path_of(id, &look).0;
         Some(QpMeter {
             qpn: look.qpn.0,
             qp_type: type_name(look.service),
@@ -212,6 +220,12 @@ impl Worker {
             }
         }
         (all, None)
+    }
+
+    fn count_path(&self, id: QpId, counts: &mut BTreeMap<VnicId, PathCounts>) {
+        if let Some(look) = self.engine.qp_status(id) {
+            *counts.entry(look.vnic).or_default().entry(self.path_of(id, &look)).or_default() += 1;
+        }
     }
 
     fn host_meter(&mut self) -> WorkerMeter {
@@ -286,6 +300,28 @@ impl Control {
         }));
     }
 
+    /// Of each vNIC that has QPs, by id.
+    pub(crate) fn meter_paths(&mut self, then: impl FnOnce(BTreeMap<String, PathCounts>) + Send + 'static) {
+        let (mut then, mut counts, mut rest) = (Some(then), BTreeMap::new(), None);
+        self.worker.submit(Box::new(move |worker, _| {
+            let ids: &mut Vec<QpId> =
+                rest.get_or_insert_with(|| worker.engine.qps_of(None).map(|(id, _)| id).collect());
+            for id in ids.drain(ids.len().saturating_sub(TURN_QPS_MAX)..) {
+                worker.count_path(id, &mut counts);
+            }
+            if !ids.is_empty() {
+                return Step::Again;
+            }
+            let (mut counts, then) =
+                (std::mem::take(&mut counts), then.take().expect("a job that is done is not run again"));
+            Step::Done(Box::new(move |control: &mut Control| {
+                let named =
+                    |(_, vnic): (_, &VnicEntry)| Some((vnic.record.id.clone(), counts.remove(&vnic.engine_id)?));
+                then(control.vnics.iter().filter_map(named).collect());
+            }))
+        }));
+    }
+
     pub(crate) fn meter_host(&mut self, then: impl FnOnce(HostMeter) + Send + 'static) {
         let mut then = Some(then);
         self.worker.submit(Box::new(move |worker, _| {
@@ -312,6 +348,7 @@ impl Control {
             revision: self.state.revision().0,
             lost_audit_lines: self.audit.lost_lines(),
             networks,
+            tried: tried_of(None, &told),
             access,
             cm_connections: self.cm.counts().established_count.into(),
             worker,
@@ -319,12 +356,11 @@ impl Control {
     }
 
     fn network_meters(&self, totals: &BTreeMap<NetworkId, Totals>, told: &[Told; 2]) -> Vec<NetworkMeter> {
-        let tried = |network, tried| told.iter().filter_map(|by| by.tallies.tried.get(&(network, tried))).sum();
         let meter = |network: &NetworkEntry| NetworkMeter {
             tenant: network.tenant().to_owned(),
             network: network.name().to_owned(),
             totals: totals.get(&network.id).copied().unwrap_or_default(),
-            tried: Tried::ALL.map(|kind| tried(network.id, kind)),
+            tried: tried_of(Some(network.id), told),
         };
         self.state.networks().map(meter).collect()
     }

@@ -181,7 +181,7 @@ impl Control {
     }
 
     /// Has the worker do `work`, and this thread then `react`.
-    fn submit_with<T: Send + 'static>(
+    pub(crate) fn submit_with<T: Send + 'static>(
         &mut self,
         (key, session): (Key, SessionId),
         work: impl FnMut(&mut Worker, Instant) -> Poll<Result<T, VerbsError>> + Send + 'static,
@@ -198,7 +198,12 @@ impl Control {
                 Err(VerbsError::DeviceFatal)
             } else {
                 match work(worker, now) {
-                    Poll::Ready(result) => result,
+                    Poll::Ready(result) => {
+                        if matches!(result, Err(VerbsError::NoMemory)) {
+                            worker.note_shortages(session);
+                        }
+                        result
+                    }
                     Poll::Pending if now < deadline => {
                         both = Some((work, react));
                         return Step::Again;

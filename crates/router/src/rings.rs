@@ -15,7 +15,7 @@ use crate::targets::Targets;
 use crate::totals::Retired;
 use crate::transfer::Transfers;
 use crate::wake::Waker;
-use freeflow_engine::{ContextId, CqId, QpId, SessionId, SessionObjects, SrqId, VnicId};
+use freeflow_engine::{ContextId, CqId, QpId, RefusalCounts, SessionId, SessionObjects, SrqId, VnicId};
 use freeflow_shm::{CompletionProducer, Doorbell, RequestConsumer, SessionSegment};
 use freeflow_verbs::{Instant, NetworkId, QpType};
 use std::any::Any;
@@ -32,6 +32,14 @@ pub struct Vnic {
     /// Helper threads that were given up and have not ended yet.
     pub abandoned: Vec<Abandoned>,
     pub fallback_bytes: u64,
+    /// What limits had refused it when that was last looked at.
+    pub refusals: RefusalCounts,
+}
+
+impl Vnic {
+    pub fn new(network: NetworkId) -> Self {
+        Self { network, helper: None, abandoned: Vec::new(), fallback_bytes: 0, refusals: RefusalCounts::default() }
+    }
 }
 
 pub struct Session {

@@ -69,6 +69,7 @@ mod sharing {
     pub const WITHDRAWN: u8 = 1 << 2;
     /// Parts of it were taken back: what they held may still lie there.
     pub const TAKEN_BACK: u8 = 1 << 3;
+    pub const NOT_GRANTABLE: u8 = IMPORTED | WITHDRAWN | TAKEN_BACK;
 }
 
 impl SegmentLease {
@@ -94,7 +95,13 @@ impl SegmentLease {
 
     /// Whether it may be granted, now that somebody asks.
     pub fn mark_granted(&self) -> bool {
-        self.mark(sharing::GRANTED, sharing::IMPORTED | sharing::WITHDRAWN | sharing::TAKEN_BACK)
+        self.mark(sharing::GRANTED, sharing::NOT_GRANTABLE)
+    }
+
+    /// Whether [`Self::mark_granted`] would do.
+    pub fn may_be_granted(&self) -> bool {
+        // Relaxed: as in `mark`.
+        self.sharing.load(Relaxed) & sharing::NOT_GRANTABLE == 0
     }
 
     pub fn mark_withdrawn(&self) {
@@ -105,6 +112,11 @@ impl SegmentLease {
     pub fn is_withdrawn(&self) -> bool {
         // Relaxed: as in `mark`.
         self.sharing.load(Relaxed) & sharing::WITHDRAWN != 0
+    }
+
+    pub fn is_imported(&self) -> bool {
+        // Relaxed: as in `mark`.
+        self.sharing.load(Relaxed) & sharing::IMPORTED != 0
     }
 
     pub fn note_taken_back(&self) {

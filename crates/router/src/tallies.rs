@@ -20,7 +20,7 @@ pub struct Tally {
 #[derive(Clone, Debug, Default)]
 pub struct Tallies {
     pub refused: BTreeMap<Refused, Tally>,
-    pub tried: BTreeMap<(NetworkId, Tried), u64>,
+    pub tried: BTreeMap<(Option<NetworkId>, Tried), u64>,
 }
 
 impl Tallies {
@@ -31,14 +31,14 @@ impl Tallies {
     }
 
     pub fn try_once(&mut self, network: NetworkId, tried: Tried) {
-        if self.tried.len() < COUNT_MAX || self.tried.contains_key(&(network, tried)) {
-            *self.tried.entry((network, tried)).or_default() += 1;
-        }
+        let key = (Some(network), tried);
+        let is_full = self.tried.len() >= COUNT_MAX && !self.tried.contains_key(&key);
+        *self.tried.entry(if is_full { (None, tried) } else { key }).or_default() += 1;
     }
 
     /// Other rules are in force, and other networks declared: what is gone is forgotten.
     pub fn renew(&mut self, index: impl Fn(RuleIndex) -> Option<RuleIndex>, is_there: impl Fn(NetworkId) -> bool) {
-        self.tried.retain(|(network, _), _| is_there(*network));
+        self.tried.retain(|(network, _), _| network.is_none_or(&is_there));
         for ((rule, network), tally) in std::mem::take(&mut self.refused) {
             let now = rule.map(&index);
             if now != Some(None) && network.is_none_or(&is_there) {
@@ -61,13 +61,13 @@ mod tests {
             tallies.try_once(NetworkId(network), Tried::Request);
         }
         tallies.of_refused(rule(1), NetworkId(1)).cuts += 1;
-        assert_eq!((tallies.refused.len(), tallies.tried.len()), (COUNT_MAX + 1, COUNT_MAX));
-        assert_eq!(tallies.refused[&(rule(0), None)].refusals, 1);
+        assert_eq!((tallies.refused.len(), tallies.tried.len()), (COUNT_MAX + 1, COUNT_MAX + 1));
+        assert_eq!((tallies.refused[&(rule(0), None)].refusals, tallies.tried[&(None, Tried::Request)]), (1, 1));
         // Rule 1 comes before rule 0, which is gone.
         tallies.renew(|rule| rule.0.checked_sub(1).map(RuleIndex), |network| network.0 < 4);
         let left: Vec<_> = tallies.refused.into_iter().collect();
         let (one, three) = (Tally { refusals: 1, cuts: 1 }, Tally { refusals: 1, cuts: 0 });
         assert_eq!(left, [((rule(0), Some(NetworkId(1))), one), ((rule(0), Some(NetworkId(3))), three)]);
-        assert_eq!(tallies.tried.len(), 4);
+        assert_eq!(tallies.tried.len(), 5);
     }
 }

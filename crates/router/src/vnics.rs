@@ -6,6 +6,7 @@
 use crate::access_admin::identity_of;
 use crate::account::Account;
 use crate::admin::AdminDone;
+use crate::attempts::{Resource, Share};
 use crate::closer::Closer;
 use crate::control::{Control, Topic};
 use crate::external;
@@ -18,11 +19,13 @@ use crate::sysfs_counters::remove_tree;
 use crate::worker::Worker;
 use freeflow_cm::VnicRef;
 use freeflow_engine::{RefusalCounts, Throttled, Usage, VnicCounters, VnicId};
+use freeflow_orchestrator::objects::ObjectKind;
 use freeflow_orchestrator::{Command, Pool6, Reason, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, Counters, VnicStatus};
 use freeflow_shm::fd;
 use freeflow_verbs::{Gid, Instant, NetworkId, Shaping, VerbsError, VnicLimits};
 use rustix::event::epoll;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -77,6 +80,8 @@ pub struct VnicEntry {
     pub freer: Closer,
     pub lines: Lines,
     pub malformed_messages: u64,
+    /// The Quotas that were last in the way of its programs, and when that was told, nanoseconds.
+    pub blamed: BTreeMap<(Share, Resource), (String, u64)>,
     /// Why the worker gave it up, last.
     pub failed: Option<&'static str>,
 }
@@ -160,7 +165,7 @@ impl Worker {
         for gid in record.gids() {
             self.rings.access.set_vnic(network, gid, identity_of(record));
         }
-        self.rings.vnics.insert(id, Vnic { network, helper: None, abandoned: Vec::new(), fallback_bytes: 0 });
+        self.rings.vnics.insert(id, Vnic::new(network));
         Ok(id)
     }
 
@@ -274,6 +279,7 @@ impl Control {
             freer: Closer::default(),
             lines: Lines::default(),
             malformed_messages: 0,
+            blamed: BTreeMap::new(),
             failed: None,
         };
         let key = self.vnics.insert(entry);
@@ -313,13 +319,20 @@ impl Control {
     }
 
     /// A container has a declared vNIC, or has it no more.
-    pub(crate) fn occupy(&mut self, id: &str, container: String, occupied: bool) -> AdminReply {
+    pub(crate) fn occupy(&mut self, key: Key, id: &str, container: String, occupied: bool) -> AdminReply {
+        let who = self.admin_who(key);
         if occupied && self.state.vnic(id).is_none() {
-            return gone();
+            let reply = gone();
+            self.note_failed(who, "attach", (ObjectKind::Vnic.name(), id), &reply);
+            return reply;
         }
+        if occupied == (self.occupied.get(id) == Some(&container)) {
+            return AdminReply::Done;
+        }
+        self.note_occupied(who, id, &container, occupied);
         if occupied {
             self.occupied.insert(id.into(), container);
-        } else if self.occupied.get(id) == Some(&container) {
+        } else {
             self.occupied.remove(id);
         }
         self.choose_mode();
@@ -399,6 +412,7 @@ impl Control {
         match inserted {
             Ok(key) => {
                 info!("vNIC attached", vnic = id, address = address);
+                self.tell_phase(&id);
                 // What was declared while the worker made it.
                 self.tell_vnics(&[key]);
             }

@@ -52,9 +52,7 @@ impl Rig {
         let (sender, finished) = channel();
         let mut rings = Rings::new(sender, Arc::new(Waker::new().unwrap()));
         let vnic = VnicId { index: 0, generation: 0 };
-        rings
-            .vnics
-            .insert(vnic, Vnic { network: NetworkId(1), helper: None, abandoned: Vec::new(), fallback_bytes: 0 });
+        rings.vnics.insert(vnic, Vnic::new(NetworkId(1)));
         let shared = Arc::new(Segment::create("test", BYTES).unwrap().0);
         let ordinary = Arc::new(Ordinary(Mutex::new(vec![0; BYTES])));
         let mut memory = PageTable::new(ordinary.clone());

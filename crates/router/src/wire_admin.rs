@@ -1,5 +1,7 @@
 //! The admin interface to the wire: `WireStatus`, `SetWireFaults`, `Capture`.
 use crate::admin::AdminDone;
+use crate::admin_audit::faults_text;
+use crate::audit::Who;
 use crate::capture::{self, Limits, Outcome};
 use crate::control::Control;
 use crate::log::info;
@@ -14,6 +16,8 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+/// Its verb in the audit log.
+const CAPTURE: &str = "capture";
 /// QPs of one page: each takes some hundred bytes.
 const PAGE_QPS_MAX: usize = 64;
 /// Hosts that are listed.
@@ -175,6 +179,21 @@ impl Worker {
     }
 }
 
+fn log_faults(faults: Option<WireFaults>) {
+    let Some(faults) = faults else { return info!("no faults of the wire any more") };
+    let WireFaults { seed, loss_ppm, duplicate_ppm, reorder_ppm, delay_ppm, delay_ns, corrupt_ppm } = faults;
+    info!(
+        "faults of the wire",
+        seed = seed,
+        loss_ppm = loss_ppm,
+        duplicate_ppm = duplicate_ppm,
+        reorder_ppm = reorder_ppm,
+        delay_ppm = delay_ppm,
+        delay_ns = delay_ns,
+        corrupt_ppm = corrupt_ppm
+    );
+}
+
 fn no_wire() -> AdminReply {
     let message = "this router has no other hosts; bring the host up with freeflow up --peers FILE".into();
     AdminReply::Failed { code: AdminErrorCode::Invalid, message }
@@ -186,19 +205,48 @@ impl Control {
     }
 
     pub(crate) fn set_wire_faults(&mut self, key: Key, faults: Option<WireFaults>) -> AdminDone {
-        info!("faults of the wire", faults = format_args!("{faults:?}"));
+        let who = self.admin_who(key);
+        let (outcome, detail) = match &faults {
+            Some(faults) => ("begun", faults_text(faults)),
+            None => ("ended", String::new()),
+        };
         let ask = move |worker: &mut Worker| worker.set_wire_faults(faults);
-        self.ask_worker(key, ask, |_, set| if set { AdminReply::Done } else { no_wire() })
+        self.ask_worker(key, ask, move |control, set| {
+            let reply = if set { AdminReply::Done } else { no_wire() };
+            if set {
+                log_faults(faults);
+            }
+            control.note_reply(who, "wire-faults", (outcome, detail), &reply);
+            reply
+        })
     }
 
     /// Begins a capture into `into`; the reply comes when it is over.
-    pub(crate) fn capture(
+    pub(crate) fn capture(&mut self, key: Key, into: Option<OwnedFd>, most: (Option<u64>, Option<u64>)) -> AdminDone {
+        let who = self.admin_who(key);
+        let limit = |name: &str, most: Option<u64>| most.map(|most| format!("{name}={most}"));
+        let limits = [limit("packets_max", most.0), limit("seconds_max", most.1)];
+        match self.begin_capture(key, into, most, who.clone()) {
+            None => {
+                self.note_done(who, CAPTURE, "begun", limits.into_iter().flatten().collect::<Vec<_>>().join(" "));
+                AdminDone::Later
+            }
+            Some(reply) => {
+                self.note_reply(who, CAPTURE, ("begun", String::new()), &reply);
+                AdminDone::Reply(reply)
+            }
+        }
+    }
+
+    /// What there is to answer at once: it could not be begun.
+    fn begin_capture(
         &mut self,
         key: Key,
         into: Option<OwnedFd>,
         (packet_count_max, seconds_max): (Option<u64>, Option<u64>),
-    ) -> AdminDone {
-        let failed = |code, message: &str| AdminDone::Reply(AdminReply::Failed { code, message: message.into() });
+        who: Who,
+    ) -> Option<AdminReply> {
+        let failed = |code, message: &str| Some(AdminReply::Failed { code, message: message.into() });
         let Some(into) = into else { return failed(AdminErrorCode::Invalid, "no descriptor to write to came along") };
         if self.capturing {
             return failed(AdminErrorCode::AlreadyExists, "another capture is under way");
@@ -208,12 +256,12 @@ impl Control {
         let (reactions, waker) = (self.own_reactions.clone(), self.waker.clone());
         let done = move |outcome: Outcome| {
             // Fails only while the router ends.
-            let _ = reactions.send(Box::new(move |control: &mut Control| control.finish_capture(key, outcome)));
+            let _ = reactions.send(Box::new(move |control: &mut Control| control.finish_capture(key, who, outcome)));
             waker.wake();
         };
         let sink = match capture::start(File::from(into), "freeflow", limits, done) {
             Ok(sink) => sink,
-            Err(error) => return AdminDone::Reply(failed_io("can't begin a capture", &error)),
+            Err(error) => return Some(failed_io("can't begin a capture", &error)),
         };
         self.capturing = true;
         let mut sink = Some(sink);
@@ -225,10 +273,10 @@ impl Control {
             drop(sink.take());
             crate::jobs::Step::Done(Box::new(|_| {}))
         }));
-        AdminDone::Later
+        None
     }
 
-    fn finish_capture(&mut self, key: Key, outcome: Outcome) {
+    fn finish_capture(&mut self, key: Key, who: Who, outcome: Outcome) {
         self.capturing = false;
         self.worker.submit(Box::new(|worker, _| {
             if let Some(udp) = &mut worker.rings.fabric.udp {
@@ -238,6 +286,8 @@ impl Control {
         }));
         let Outcome { packets, lost, error } = outcome;
         let error = error.map(|error| error.to_string());
+        let why = error.as_ref().map_or(String::new(), |error| format!(" error={error:?}"));
+        self.note_done(who, CAPTURE, "ended", format!("packets={packets} lost={lost}{why}"));
         self.finish_admin(key, AdminDone::Reply(AdminReply::Captured { packets, lost, error }));
     }
 }

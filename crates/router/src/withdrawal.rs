@@ -137,9 +137,10 @@ impl Control {
 
 impl Rings {
     /// A QP was granted something; gives the number by which it knows how long that holds.
-    pub(crate) fn note_granted(&mut self, id: QpId, peer: QpId) -> u32 {
+    pub(crate) fn note_granted(&mut self, id: QpId, peer: QpId, cost: u64) -> u32 {
         self.begin_direct(id, peer);
         let Some(qp) = self.qps.get_mut(id) else { return 0 };
+        qp.direct.grants_paid = qp.direct.grants_paid.saturating_add(cost);
         qp.direct.granted_at = Some(qp.direct.grants_withdrawn);
         qp.direct.grants_withdrawn
     }
@@ -161,10 +162,13 @@ impl Rings {
     }
 
     /// A QP stops doing anything directly, or its peer does: what was granted to it is taken back, and what was granted of
-    /// its peer's memory too.
+    /// its peer's memory too; but for what their processes have rightfully by other QPs.
     pub(crate) fn withdraw_grants_of(&mut self, id: QpId) {
         for name in self.grants.of_qp(id) {
-            self.withdraw(name);
+            match self.grants.release(name, id) {
+                Some(gone) => gone.into_iter().for_each(|id| self.note_withdrawn(id)),
+                None => self.withdraw(name),
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 mod common;
 
 use common::*;
+use freeflow_protocol::admin::{AdminReply, AdminRequest, QpPath};
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_router::{Config, Router};
 use freeflow_shm::{Segment, SendDescriptor};
@@ -187,6 +188,80 @@ fn keys_that_do_not_admit_a_request_grant_nothing() {
     assert_eq!(refused(ordinary.mr.rkey, (ordinary.address, 8), true), none, "not in a segment");
     assert!(ask_grant(a, a_qp, to.mr.rkey, range, true).is_ok());
     assert_eq!(a_qp.send.grants_withdrawn(), 0, "the questions took nothing from anybody");
+}
+
+/// The path of the first end's QP, and why it is not a better one.
+fn way(rig: &Rig) -> (QpPath, Option<String>) {
+    match rig.pair.host.admin(&AdminRequest::ListQps { vnic: Some("a".into()), after_qpn: None }) {
+        AdminReply::Qps { mut qps, .. } => qps.pop().map(|qp| (qp.path, qp.reason)).expect("its QP"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn each_refusal_is_told_until_there_is_a_grant() {
+    let mut rig = Rig::new();
+    let from = rig.pair.a.memory(8, true);
+    let by_router = |rig: &mut Rig, opcode: SendOpcode| {
+        let (remote_address, rkey) = (rig.to.address, rig.to.mr.rkey);
+        let sges = [from.sge(0, 8)];
+        rig.pair.a.post_send(&mut rig.pair.a_qp, &SendDescriptor { remote_address, rkey, ..request(opcode, &sges) });
+        assert_eq!(rig.pair.a_cq.wait().status, CompletionStatus::Success);
+    };
+    let routed = |why: &str| (QpPath::Routed, Some(why.to_owned()));
+    let refused = |rig: &Rig, rkey: u32, address: u64, writes: bool| {
+        ask_grant(&rig.pair.a, &rig.pair.a_qp, rkey, (address, 8), writes).unwrap_err();
+        way(rig)
+    };
+    by_router(&mut rig, SendOpcode::RdmaWrite);
+    assert_eq!(way(&rig), routed("not asked yet"));
+    let (address, rkey) = (rig.to.address, rig.to.mr.rkey);
+    assert_eq!(refused(&rig, rkey ^ 1, address, true), routed("key refused"));
+    let everything = register(&rig.pair.b, 0, u64::MAX, 0, Access(0xf | Access::ON_DEMAND.0));
+    assert_eq!(refused(&rig, everything.rkey, address, true), routed("no process' own memory"));
+    let page = register(&rig.pair.b, address, PAGE_BYTES, address, Access(0xf));
+    assert_eq!(refused(&rig, page.rkey, address, true), routed("memory beyond the region"));
+    let ordinary = rig.pair.b.memory(8, false);
+    assert_eq!(refused(&rig, ordinary.mr.rkey, ordinary.address, true), routed("memory not shared with the router"));
+    let imported = rig.pair.b.memory(PAGE, true);
+    let import = Request::ImportSegment { context: rig.pair.b.context, segment: imported.segment().unwrap() };
+    assert!(matches!(rig.pair.b.ask_fds(&import).0, Reply::Segment { .. }));
+    assert_eq!(refused(&rig, imported.mr.rkey, imported.address, true), routed("memory of several processes"));
+    rig.ask(true).unwrap();
+    assert_eq!(way(&rig), (QpPath::Direct, None));
+    // Of READs the router has refused one, of WRITEs nothing since.
+    let reads = register(&rig.pair.b, address, 2 * PAGE_BYTES, address, READ_ONLY);
+    assert_eq!(refused(&rig, reads.rkey, address, false), (QpPath::Direct, None));
+    by_router(&mut rig, SendOpcode::RdmaRead);
+    assert_eq!(way(&rig), routed("too many grants"));
+    rig.pair.a_qp.send.count_write(8);
+    assert_eq!(way(&rig), (QpPath::Direct, None), "its last request was a WRITE past the router");
+    by_router(&mut rig, SendOpcode::FetchAdd);
+    assert_eq!(way(&rig), routed("atomic operation"));
+    by_router(&mut rig, SendOpcode::RdmaWrite);
+    assert_eq!(way(&rig), (QpPath::Direct, None));
+    assert_eq!(rig.pair.b.ask(&Request::DeregisterMr { mr: page.handle }), Reply::Done);
+    assert_eq!(rig.pair.b.ask(&Request::DeregisterMr { mr: rig.to.mr.handle }), Reply::Done);
+    assert_eq!(way(&rig), routed("memory was taken back"));
+    assert_eq!(refused(&rig, reads.rkey, address, true), routed("key refused"));
+    assert_eq!(refused(&rig, everything.rkey, address, true), routed("no process' own memory"));
+    let again = register(&rig.pair.b, address, 2 * PAGE_BYTES, address, Access(0xf));
+    assert_eq!(refused(&rig, again.rkey, address, true), routed("memory was taken back"));
+}
+
+#[test]
+fn who_takes_no_orders_is_told_of() {
+    let mut pair = Pair::new();
+    let (from, to) = (pair.a.memory(8, true), pair.b.memory(PAGE, true));
+    let sges = [from.sge(0, 8)];
+    let write =
+        SendDescriptor { remote_address: to.address, rkey: to.mr.rkey, ..request(SendOpcode::RdmaWrite, &sges) };
+    pair.a.post_send(&mut pair.a_qp, &write);
+    assert_eq!(pair.a_cq.wait().status, CompletionStatus::Success);
+    ask_grant(&pair.a, &pair.a_qp, to.mr.rkey, (to.address, 8), true).unwrap_err();
+    let rows = pair.host.admin(&AdminRequest::ListQps { vnic: Some("a".into()), after_qpn: None });
+    let AdminReply::Qps { qps, .. } = rows else { panic!("{rows:?}") };
+    assert_eq!(qps[0].reason.as_deref(), Some("peer's process takes no orders"));
 }
 
 #[test]
@@ -428,10 +503,7 @@ fn what_is_mapped_later_is_not_reached_by_what_was_granted_before() {
 #[test]
 fn a_region_that_ends_takes_every_holder_s_grant() {
     let mut rig = Rig::new();
-    let (cq, b_cq) = (rig.pair.a.create_cq(8, None), rig.pair.b.create_cq(8, None));
-    let (qp, b_qp) = (rig.pair.a.create_qp(QpType::Rc, &cq), rig.pair.b.create_qp(QpType::Rc, &b_cq));
-    rig.pair.a.connect_rc(&qp, rig.pair.b.gid(), b_qp.qpn, 14);
-    rig.pair.b.connect_rc(&b_qp, rig.pair.a.gid(), qp.qpn, 14);
+    let (qp, _peer) = second_pair(&mut rig.pair);
     let other = rig.pair.b.register(rig.to.address, 2 * PAGE_BYTES);
     rig.ask(true).unwrap();
     ask_grant(&rig.pair.a, &qp, other.rkey, (rig.to.address, 8), true).unwrap();
@@ -510,4 +582,88 @@ fn what_was_withdrawn_is_shared_again_once_that_is_earned() {
     assert!(!has_event(&rig.orders));
     let (Reply::Grant { length, .. }, _) = ask(&rig).unwrap() else { panic!("no grant") };
     assert_eq!(length, 2 * PAGE_BYTES);
+}
+
+/// Another pair of QPs between the same processes.
+fn second_pair(pair: &mut Pair) -> (Qp, Qp) {
+    let (cq, b_cq) = (pair.a.create_cq(8, None), pair.b.create_cq(8, None));
+    let (qp, b_qp) = (pair.a.create_qp(QpType::Rc, &cq), pair.b.create_qp(QpType::Rc, &b_cq));
+    pair.a.connect_rc(&qp, pair.b.gid(), b_qp.qpn, 14);
+    pair.b.connect_rc(&b_qp, pair.a.gid(), qp.qpn, 14);
+    (qp, b_qp)
+}
+
+#[test]
+fn what_a_process_has_by_another_qp_too_is_not_taken_back() {
+    for by_owner in [false, true] {
+        let mut rig = Rig::new();
+        let (qp, its_peer) = second_pair(&mut rig.pair);
+        let Pair { a, b, a_qp, b_qp, .. } = &rig.pair;
+        rig.ask(true).unwrap();
+        ask_grant(a, &qp, rig.to.mr.rkey, (rig.to.address, 8), true).unwrap();
+        let destroy = |client: &Client, qp: &Qp| client.ask(&Request::DestroyQp { qp: qp.handle });
+        assert_eq!(if by_owner { destroy(b, b_qp) } else { destroy(a, a_qp) }, Reply::Done);
+        assert_eq!((rig.withdrawn(), qp.send.grants_withdrawn()), (1, 0), "it is told, the other has its right");
+        b.settle();
+        assert!(!has_event(&rig.orders));
+        assert_eq!(if by_owner { destroy(b, &its_peer) } else { destroy(a, &qp) }, Reply::Done);
+        assert_eq!(qp.send.grants_withdrawn(), 1);
+        assert_eq!(read_event(&rig.orders), Some((rig.segment(), 0)));
+    }
+}
+
+#[test]
+fn what_another_process_has_is_taken_back_all_the_same() {
+    let mut rig = Rig::new();
+    let mut other = rig.pair.host.client("c");
+    let (cq, b_cq) = (other.create_cq(8, None), rig.pair.b.create_cq(8, None));
+    let (qp, b_qp) = (other.create_qp(QpType::Rc, &cq), rig.pair.b.create_qp(QpType::Rc, &b_cq));
+    other.connect_rc(&qp, rig.pair.b.gid(), b_qp.qpn, 14);
+    rig.pair.b.connect_rc(&b_qp, other.gid(), qp.qpn, 14);
+    rig.ask(true).unwrap();
+    ask_grant(&other, &qp, rig.to.mr.rkey, (rig.to.address, 8), true).unwrap();
+    // The right to read is not the one to write.
+    let (third, _peer) = second_pair(&mut rig.pair);
+    ask_grant(&rig.pair.a, &third, rig.to.mr.rkey, (rig.to.address, 8), false).unwrap();
+    assert_eq!(rig.pair.a.ask(&Request::DestroyQp { qp: rig.pair.a_qp.handle }), Reply::Done);
+    assert_eq!((rig.withdrawn(), qp.send.grants_withdrawn(), third.send.grants_withdrawn()), (1, 1, 1));
+    assert_eq!(read_event(&rig.orders), Some((rig.segment(), 0)));
+    rig.pair.a_qp = third;
+    other.settle();
+}
+
+#[test]
+fn memory_is_granted_to_who_has_used_the_router_as_much() {
+    const PAGES: u64 = 18;
+    let mut rig = Rig::new();
+    let to = rig.pair.b.memory(PAGES as usize * PAGE, true);
+    let from = rig.pair.a.memory(PAGE, true);
+    let ask = |rig: &Rig| {
+        let (qp, rkey, address) = (rig.pair.a_qp.handle, to.mr.rkey, to.address);
+        rig.pair.a.ask_fds(&Request::AskGrant { qp, rkey, address, length: 8, writes: true })
+    };
+    // 16 pages are for nothing; a WRITE of 8 bytes counts a page and its bytes.
+    for missing in [2 * PAGE_BYTES, PAGE_BYTES - 8] {
+        let (reply, fds) = ask(&rig);
+        assert!(reply == Reply::NotEarned { missing } && fds.is_empty(), "{reply:?}");
+        let sges = [from.sge(0, 8)];
+        let write =
+            SendDescriptor { remote_address: to.address, rkey: to.mr.rkey, ..request(SendOpcode::RdmaWrite, &sges) };
+        rig.pair.a.post_send(&mut rig.pair.a_qp, &write);
+        assert_eq!(rig.pair.a_cq.wait().status, CompletionStatus::Success);
+    }
+    assert!(matches!(ask(&rig), (Reply::Grant { .. }, fds) if fds.len() == 1));
+    // What it has left is 16 bytes.
+    let (reply, _) = rig.pair.a.ask_fds(&Request::AskGrant {
+        qp: rig.pair.a_qp.handle,
+        rkey: rig.to.mr.rkey,
+        address: rig.to.address,
+        length: 8,
+        writes: true,
+    });
+    assert_eq!(reply, Reply::NotEarned { missing: 2 * PAGE_BYTES - 16 });
+    // Another QP of its process pays nothing for what that has.
+    let (qp, _peer) = second_pair(&mut rig.pair);
+    assert!(ask_grant(&rig.pair.a, &qp, to.mr.rkey, (to.address, 8), true).is_ok());
+    assert!(ask_grant(&rig.pair.a, &qp, rig.to.mr.rkey, (rig.to.address, 8), true).is_ok(), "it has all it was given");
 }

@@ -3,8 +3,11 @@ mod common;
 
 use common::{Host, config};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, DataPath, QpPath, QpStatus};
+use freeflow_protocol::library::{Reply, Request};
 use freeflow_router::Router;
-use freeflow_verbs::{QpType, VnicLimits};
+use freeflow_shm::layout::channel;
+use freeflow_verbs::{QpAttributeMask, QpAttributes, QpState, QpType, VnicLimits};
+use std::os::fd::OwnedFd;
 
 fn set(network: &str, path: DataPath) -> AdminRequest {
     AdminRequest::SetDataPath { network: network.into(), path }
@@ -77,6 +80,17 @@ fn each_qp_says_why_it_is_routed() {
     let other = b.create_qp(QpType::Rc, &cq_b);
     a.connect_rc(&one, b.gid(), other.qpn, 14);
     assert_eq!(reasons(&host, "a"), ["no peer"]);
+    b.to_init(&other, false);
+    assert_eq!(b.to_rtr(&other, a.gid(), one.qpn), Reply::QpModified { state: QpState::ReadyToReceive });
+    assert_eq!(
+        (reasons(&host, "a"), reasons(&host, "b")),
+        (vec!["not asked yet".into()], vec!["only receives".into()])
+    );
+    let failed = QpAttributes { state: QpState::Error, ..QpAttributes::default() };
+    b.modify(&other, failed, QpAttributeMask::STATE);
+    assert_eq!((reasons(&host, "a"), reasons(&host, "b")), (vec!["no peer".into()], vec!["in error".into()]));
+    let reset = QpAttributes { state: QpState::Reset, ..QpAttributes::default() };
+    b.modify(&other, reset, QpAttributeMask::STATE);
     b.connect_rc(&other, a.gid(), one.qpn, 14);
     assert_eq!(reasons(&host, "a"), ["not asked yet"]);
     let _datagrams = b.create_qp(QpType::Ud, &cq_b);
@@ -124,4 +138,28 @@ fn qps_are_listed_by_the_page() {
     assert_eq!(page(&host, None, Some(foreign - 1)).0[0].vnic, "b");
     let none = host.admin(&AdminRequest::ListQps { vnic: Some("none".into()), after_qpn: None });
     assert!(matches!(none, AdminReply::Failed { code: AdminErrorCode::NotFound, .. }), "{none:?}");
+}
+
+#[test]
+fn a_channel_has_credits_for_the_receivers_queue() {
+    let host = Host::new();
+    let (mut a, mut b) = (host.client("a"), host.client("b"));
+    let (cq_a, cq_b) = (a.create_cq(16, None), b.create_cq(16, None));
+    let (one, other) = (a.create_qp(QpType::Rc, &cq_a), b.create_qp(QpType::Rc, &cq_b));
+    a.connect_rc(&one, b.gid(), other.qpn, 14);
+    b.connect_rc(&other, a.gid(), one.qpn, 14);
+    let credits = |(reply, descriptors): (Reply, Vec<OwnedFd>)| match reply {
+        Reply::Direct { credit_count, segment_bytes, .. } if descriptors.len() == 1 => {
+            assert!(channel::bytes(credit_count) as u64 <= segment_bytes);
+            credit_count
+        }
+        other => panic!("{other:?}"),
+    };
+    let told = [
+        credits(a.ask_fds(&Request::OpenChannel { qp: one.handle })),
+        credits(b.ask_fds(&Request::AcceptChannel { qp: other.handle })),
+    ];
+    assert!(told[0] == told[1] && told[0] < 256, "{told:?}: more than RECVs");
+    let qps = page(&host, Some("a"), None).0;
+    assert_eq!((qps[0].path, qps[0].channel, qps[0].reason.as_deref()), (QpPath::Direct, true, None));
 }

@@ -468,14 +468,17 @@ unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut
     }
 }
 
-/// A copy of the descriptor stands for the same rsocket.
+/// A copy of the descriptor stands for the same rsocket, or is the same epoll set.
 fn share(from: c_int, copy: c_int) -> c_int {
     forks::copy_names(from, copy);
-    if copy >= 0
-        && let Some(rsocket) = rsocket_of(from)
-        && table::is_ours()
-        && !table::insert(copy, rsocket)
-    {
+    if copy < 0 {
+        return copy;
+    }
+    let is_shared = match rsocket_of(from) {
+        Some(rsocket) => !table::is_ours() || table::insert(copy, rsocket),
+        None => crate::epoll::share(from, copy),
+    };
+    if !is_shared {
         // SAFETY: no pointers.
         unsafe { real::close(copy) };
         return set_errno(libc::EMFILE);
@@ -529,6 +532,9 @@ unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_
 
 /// The ordinary socket has the flags; the rsocket follows.
 fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, answer: c_int) -> c_int {
+    if answer >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        return share(fd, answer);
+    }
     let Some(rsocket) = rsocket_of(fd).filter(|_| answer >= 0) else { return answer };
     match command {
         libc::F_SETFL | libc::F_SETFD => {
@@ -536,7 +542,6 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, answer: c_int) -> c
             inside(|| unsafe { real::rfcntl(rsocket, command, argument as c_long) });
             answer
         }
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => share(fd, answer),
         _ => answer,
     }
 }

@@ -8,6 +8,7 @@ use crate::set::{Behind, Set};
 use crate::table::{self, inside, rsocket_of};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, c_int, epoll_event, nfds_t, pollfd, sigset_t, timespec};
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +24,8 @@ struct Held {
 #[derive(Debug)]
 struct Summons {
     fd: c_int,
+    /// By which of the set's descriptors those wait who are called.
+    epoll: c_int,
     /// It goes then whoever has not come: a thread that was cancelled never does.
     until: Instant,
 }
@@ -104,7 +107,7 @@ impl Held {
         if fd < 0 {
             return false;
         }
-        let summons = Summons { fd, until: Instant::now() + SUMMONED_FOR };
+        let summons = Summons { fd, epoll, until: Instant::now() + SUMMONED_FOR };
         let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: mark() };
         // SAFETY: an event.
         let added = unsafe { real::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &raw mut event) } == 0;
@@ -123,8 +126,9 @@ impl Held {
     }
 
     fn dismiss_when_all_came(&self, epoll: c_int) {
-        let over = |summons: &Summons| Instant::now() >= summons.until;
-        if alone(epoll).load(Ordering::SeqCst) == 0 || self.summons().as_ref().is_some_and(over) {
+        let over =
+            |summons: &Summons| alone(summons.epoll).load(Ordering::SeqCst) == 0 || Instant::now() >= summons.until;
+        if self.summons().as_ref().is_some_and(over) {
             self.dismiss(epoll);
         }
     }
@@ -159,6 +163,37 @@ fn make_set(epoll: c_int) -> Option<Arc<Held>> {
     Some(held)
 }
 
+/// Whether the kernel has an epoll set there.
+fn is_epoll(fd: c_int) -> bool {
+    const NAME: &[u8] = b"anon_inode:[eventpoll]";
+    let mut path = [0_u8; 32];
+    if write!(&mut path[..], "/proc/self/fd/{fd}\0").is_err() {
+        return false;
+    }
+    let mut target = [0_u8; NAME.len() + 1];
+    // SAFETY: a path that ends, and as much room.
+    let bytes = unsafe { libc::readlink(path.as_ptr().cast(), target.as_mut_ptr().cast(), target.len()) };
+    usize::try_from(bytes).is_ok_and(|bytes| &target[..bytes] == NAME)
+}
+
+/// A copy of an epoll descriptor is the same set, by whichever of them its first rsocket comes: there is no telling later which are
+/// copies. False: errno says why not. Of other descriptors nothing, without a lock or an allocation, as signal handlers want it.
+pub fn share(from: c_int, copy: c_int) -> bool {
+    let is_far = |fd: c_int| usize::try_from(fd).is_ok_and(|index| index >= table::FD_MAX);
+    let saved = errno();
+    let is_set = !is_far(from) && !is_far(copy) && is_epoll(from);
+    set_errno(saved);
+    if !is_set || !table::is_ours_by_now() {
+        return true;
+    }
+    let Some(held) = make_set(from) else { return false };
+    let mut sets = sets();
+    sets.insert(copy, held);
+    table::enter_sets(copy);
+    COUNT.store(sets.len(), Ordering::SeqCst);
+    true
+}
+
 /// The program closes a descriptor: an epoll set, or a member of some. Others take no lock here.
 pub fn handle_close(fd: c_int) {
     if !table::leave_sets(fd) {
@@ -172,6 +207,7 @@ pub fn handle_close(fd: c_int) {
             held.set.bell.ring();
         }
     }
+    let ended = ended.filter(|ended| !sets.values().any(|held| Arc::ptr_eq(held, ended)));
     drop(sets);
     if let Some(ended) = ended {
         ended.dismiss(fd);

@@ -55,6 +55,13 @@ pub fn is_ours() -> bool {
     OWNER.load(Ordering::Relaxed) == unsafe { libc::getpid() }
 }
 
+/// The same, of a process that may have had nothing to call its own before.
+#[must_use]
+pub fn is_ours_by_now() -> bool {
+    watch_forks();
+    is_ours()
+}
+
 fn at(fd: c_int) -> Option<usize> {
     usize::try_from(fd).ok().filter(|index| *index < FD_MAX)
 }

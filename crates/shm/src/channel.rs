@@ -16,9 +16,9 @@ use freeflow_verbs::CompletionFlags;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Longest message that goes by a channel, bytes: several find room at once. Longer ones are faster through the router, which
-/// copies once.
-pub const CHANNEL_MESSAGE_BYTES_MAX: u32 = UNIT_COUNT / 8 * UNIT_BYTES as u32;
+/// Longest message that goes by a channel, bytes: several find room at once. Longer ones go through the router, which copies
+/// once.
+pub const CHANNEL_MESSAGE_BYTES_MAX: u32 = UNIT_COUNT / 4 * UNIT_BYTES as u32;
 
 /// A message, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -525,6 +525,11 @@ impl RequestConsumer {
         Tally::load(&self.view)
     }
 
+    /// Slots of the queue: no more are outstanding.
+    pub fn slot_count(&self) -> u32 {
+        self.max_wr.max(1).next_power_of_two()
+    }
+
     /// Requests published and not taken, at most `max_wr`; a bounded number of loads (about log2 of `max_wr`). A hostile
     /// library can make it any number up to `max_wr`.
     pub fn pending(&self) -> u32 {

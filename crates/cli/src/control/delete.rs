@@ -3,7 +3,7 @@
 use super::api::{Answer, Api, Refusal, Trouble};
 use super::kinds::Kind;
 use super::{encoded, list_of, manifest, path_of, print_value};
-use crate::arguments_control::{Delete, Format};
+use crate::arguments_control::Delete;
 use crate::failure::{Failure, Result};
 use crate::run_dir::RunDir;
 use crate::{bridges, output};
@@ -104,14 +104,10 @@ fn check(wanted: &[Wanted], found: Vec<Option<Box<Refusal>>>) -> Result<()> {
     Err(Failure::new(text).with_code(first.unwrap_or(failure.code())).in_lines())
 }
 
-fn is_text(arguments: &Delete) -> bool {
-    matches!(arguments.output.format, Format::Table | Format::Wide)
-}
-
 /// What became of one, or would; the last word is the first failure's.
 fn tell(one: &Wanted, done: Answer<()>, arguments: &Delete, first_failure: &mut Option<Failure>) {
     let trouble = match done {
-        Ok(()) if !is_text(arguments) => return,
+        Ok(()) if !arguments.output.format.is_text() => return,
         Ok(()) => {
             let note = if arguments.dry_run { " (dry run)" } else { "" };
             return output::line(format!("{} deleted{note}", one.label()));
@@ -136,7 +132,7 @@ pub fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
         for (one, refusal) in wanted.iter().zip(look(api, &wanted)?) {
             let found = match refusal {
                 Some(refusal) => Err(Trouble::Refused(refusal)),
-                None if is_text(arguments) => Ok(Value::Null),
+                None if arguments.output.format.is_text() => Ok(Value::Null),
                 None => api.get(&path_of(one.kind, &one.name)),
             };
             tell(one, found.map(|object| objects.push(object)), arguments, &mut first_failure);

@@ -65,14 +65,15 @@ fn encoded(text: &str) -> String {
 fn send(api: &Api, items: &[Item], dry_run: bool) -> Result<Vec<Value>> {
     let body = json!({"items": items.iter().map(|item| &item.value).collect::<Vec<_>>()});
     let path = format!("{BASE}/apply{}", if dry_run { "?dryRun=true" } else { "" });
-    match api.post(&path, &body) {
-        Ok(mut answer) => match answer["items"].take() {
-            Value::Array(results) => Ok(results),
-            _ => Err(Failure::new("the router's answer has no list of what it did")),
-        },
-        Err(Trouble::Refused(refusal)) => Err(explained(refusal, items)),
-        Err(trouble) => Err(trouble.into()),
+    let results = match api.post(&path, &body) {
+        Ok(answer) => items_of(&answer)?,
+        Err(Trouble::Refused(refusal)) => return Err(explained(refusal, items)),
+        Err(trouble) => return Err(trouble.into()),
+    };
+    if results.len() != items.len() {
+        crate::fail!("the router's answer tells of {} objects; {} were sent", results.len(), items.len());
     }
+    Ok(results)
 }
 
 /// A refusal that is told with the places in the files.
@@ -123,9 +124,9 @@ fn print_value(format: Format, value: impl FnOnce() -> Value) -> bool {
     match format {
         Format::Json => output::json(&value()),
         Format::Yaml => output::line(to_yaml(&value()).trim_end()),
-        Format::Table | Format::Wide => return false,
+        Format::Table | Format::Wide => {}
     }
-    true
+    !format.is_text()
 }
 
 fn list_of(objects: &[Value]) -> Value {
@@ -138,18 +139,34 @@ fn list(api: &Api, kind: Kind, labels: Option<&str>) -> Answer<Value> {
     api.get(&format!("{BASE}/{}{query}", kind.plural))
 }
 
-fn items_of(list: &Value) -> Vec<Value> {
-    list["items"].as_array().cloned().unwrap_or_default()
+/// The list in an answer, whatever that is.
+fn items_of(answer: &Value) -> Result<Vec<Value>> {
+    answer["items"].as_array().cloned().ok_or_else(|| Failure::new("the router's answer has no list of objects"))
+}
+
+/// A vNIC may be called by its container, too, where none has that name itself.
+fn object(api: &Api, kind: Kind, name: &str) -> Answer<Value> {
+    let refusal = match api.get(&path_of(kind, name)) {
+        Err(Trouble::Refused(refusal)) if refusal.code == 404 && kind.name == "Vnic" => refusal,
+        answer => return answer,
+    };
+    let mut found = items_of(&list(api, kind, None)?)?;
+    found.retain(|vnic| vnic["status"]["title"] == name);
+    if found.len() > 1 {
+        let names: Vec<String> = found.iter().map(|vnic| columns::text(&vnic["metadata"]["name"])).collect();
+        return Err(Failure::new(format!("several vNICs are of {name:?}; name one: {}", names.join(", "))).into());
+    }
+    found.pop().ok_or(Trouble::Refused(refusal))
 }
 
 /// What the router answers, and the objects of it.
 fn read(api: &Api, kind: Kind, name: Option<&str>, labels: Option<&str>) -> Answer<(Value, Vec<Value>)> {
     if let Some(name) = name {
-        let object = api.get(&path_of(kind, name))?;
+        let object = object(api, kind, name)?;
         return Ok((object.clone(), vec![object]));
     }
     let list = list(api, kind, labels)?;
-    let objects = items_of(&list);
+    let objects = items_of(&list)?;
     Ok((list, objects))
 }
 
@@ -194,7 +211,7 @@ fn describe(api: &Api, arguments: &Describe) -> Result<i32> {
 fn diff(api: &Api, arguments: &Diff) -> Result<bool> {
     let items = manifest::read(&arguments.files)?;
     let results = send(api, &items, true)?;
-    let is_text = matches!(arguments.output.format, Format::Table | Format::Wide);
+    let is_text = arguments.output.format.is_text();
     let mut different = Vec::new();
     for (item, result) in items.iter().zip(&results) {
         let before = match api.get(&path_of(item.kind, &item.name)) {

@@ -19,7 +19,7 @@ pub fn watch(api: &Api, kind: Kind, arguments: &Get) -> Result<()> {
     let is_wanted = |object: &Value| arguments.name.as_deref().is_none_or(|name| object["metadata"]["name"] == name);
     for _ in 0..EXPIRED_COUNT_MAX {
         let present = list(api, kind, labels)?;
-        let objects: Vec<Value> = items_of(&present).into_iter().filter(|object| is_wanted(object)).collect();
+        let objects: Vec<Value> = items_of(&present)?.into_iter().filter(|object| is_wanted(object)).collect();
         printer.begin(&objects);
         let selector = labels.map(|labels| format!("&labelSelector={}", encoded(labels))).unwrap_or_default();
         let since = columns::text(&present["metadata"]["resourceVersion"]);
@@ -62,10 +62,6 @@ impl Printer {
         Self { kind, format, widths: Vec::new() }
     }
 
-    fn is_table(&self) -> bool {
-        matches!(self.format, Format::Table | Format::Wide)
-    }
-
     fn row(&self, what: &str, object: &Value) -> Vec<String> {
         let mut row = vec![what.to_string()];
         row.extend(columns::row(self.kind, object, self.format == Format::Wide));
@@ -73,7 +69,7 @@ impl Printer {
     }
 
     fn begin(&mut self, objects: &[Value]) {
-        if !self.is_table() {
+        if !self.format.is_text() {
             for object in objects {
                 self.change("ADDED", object, &serde_json::json!({"type": "ADDED", "object": object}));
             }

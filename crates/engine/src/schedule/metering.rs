@@ -29,6 +29,16 @@ pub struct QpTraffic {
     pub direct_bytes_sent: u64,
     pub direct_messages_received: u64,
     pub direct_bytes_received: u64,
+    /// Payload of its own requests, whichever way it went; only what the engine carried.
+    pub bytes_requested: u64,
+}
+
+impl QpTraffic {
+    /// What the engine carried of its own requests: their payload, and so much more for each. Nothing that a library says makes it more.
+    pub fn carried(&self, request_bytes: u64) -> u64 {
+        let requests = self.messages_sent.saturating_sub(self.direct_messages_sent);
+        requests.saturating_mul(request_bytes).saturating_add(self.bytes_requested)
+    }
 }
 
 fn is_possible(limit: &RateLimit) -> bool {

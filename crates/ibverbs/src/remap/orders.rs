@@ -12,7 +12,8 @@
 //! Invariant: who waits for an answer of the router with the table's lock, or the session's, waits for no order: the
 //! router answers everything else without waiting for what it has ordered.
 use super::{Table, locked};
-use freeflow_client::{ORDER_BYTES, Order, Session};
+use freeflow_client::{ORDER_BYTES, Order, OrdersInHand, Session, WITHDRAWAL_TIME_MAX_MS};
+use freeflow_verbs::VerbsError;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -20,6 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// What the C library and a program's own thread-local data need, and what is done here.
 const STACK_BYTES: usize = 256 << 10;
@@ -31,27 +33,43 @@ static QUIET_COUNT: AtomicU64 = AtomicU64::new(0);
 /// The newest one's pipe, or -1.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
-/// Orders that were read, or are about to be, and are not carried out yet.
-static IN_HAND: AtomicI32 = AtomicI32::new(0);
-/// The longest wait for them.
-const SETTLE_NS: u64 = 5_000_000_000;
+/// The longest wait for orders: by then the router has ended a session that does not carry them out.
+const SETTLE_NS: u64 = (WITHDRAWAL_TIME_MAX_MS + 5_000) * 1_000_000;
+/// A wait looks often at first; most orders are done in a few milliseconds.
+const SETTLE_OFTEN_NS: u64 = 20_000_000;
+const SETTLE_OFTEN: Duration = Duration::from_micros(20);
+const SETTLE_SELDOM: Duration = Duration::from_millis(2);
 
-/// Waits until the orders are carried out that the router has given so far: what a verb ended, no peer reaches when it
-/// returns. Not under the table's lock.
-pub(crate) fn settle() {
-    // Relaxed: a pipe of a moment ago that is closed by now has no orders.
-    let descriptor = DESCRIPTOR.load(Ordering::Relaxed);
-    if descriptor < 0 {
-        return;
+/// Waits until the orders are carried out that the router has given this session so far: what a verb ended, no peer
+/// reaches when it returns. Not under the table's lock.
+///
+/// # Errors
+/// DeviceFatal: they were not, and the session is over.
+pub(crate) fn settle(session: &Session) -> Result<(), VerbsError> {
+    let orders = session.orders_in_hand();
+    // Of a session that was dead before, everything has ended; nobody waits for what that leaves.
+    if session.is_dead() || !are_pending(orders) {
+        return Ok(());
     }
-    let deadline = super::moving::now_ns() + SETTLE_NS;
-    // SeqCst: pairs with the addition before `read`; what is not in the pipe any more is in hand.
-    while is_readable(descriptor, 0) || IN_HAND.load(Ordering::SeqCst) > 0 {
-        if super::moving::now_ns() > deadline {
-            return;
+    wait_for(orders, SETTLE_NS, &|| session.check())
+}
+
+/// `is_alive`: whether the session is.
+fn wait_for(orders: &OrdersInHand, limit_ns: u64, is_alive: &dyn Fn() -> bool) -> Result<(), VerbsError> {
+    let begin = super::moving::now_ns();
+    while are_pending(orders) {
+        let waited = super::moving::now_ns().saturating_sub(begin);
+        if waited > limit_ns || !is_alive() {
+            return Err(VerbsError::DeviceFatal);
         }
-        std::thread::sleep(std::time::Duration::from_micros(20));
+        std::thread::sleep(if waited < SETTLE_OFTEN_NS { SETTLE_OFTEN } else { SETTLE_SELDOM });
     }
+    Ok(())
+}
+
+fn are_pending(orders: &OrdersInHand) -> bool {
+    let pipe = orders.pipe();
+    pipe >= 0 && is_readable(pipe, 0) || orders.has_some()
 }
 
 fn is_readable(descriptor: RawFd, timeout_ms: i32) -> bool {
@@ -66,6 +84,7 @@ struct Task {
     /// Weak: the session ends with the program's last use of it, and the pipe with the session.
     session: Weak<Session>,
     serial: u64,
+    in_hand: Arc<OrdersInHand>,
     pipe: OwnedFd,
     /// It waits for orders.
     has_begun: AtomicBool,
@@ -85,8 +104,11 @@ pub(crate) fn start(session: &Arc<Session>) -> bool {
     let descriptor = pipe.as_raw_fd();
     let (has_begun, is_quiet) = (AtomicBool::new(false), AtomicBool::new(false));
     let serial = session.serial();
-    let task = Arc::new(Task { session: Arc::downgrade(session), serial, pipe, has_begun, is_quiet });
+    let in_hand = session.orders_in_hand().clone();
+    let task = Arc::new(Task { session: Arc::downgrade(session), serial, in_hand, pipe, has_begun, is_quiet });
+    task.in_hand.set_pipe(descriptor);
     if !spawn(&task) {
+        task.in_hand.set_pipe(-1);
         return false;
     }
     // Relaxed: read by a child of `fork`, which this thread or a later holder of the lock makes.
@@ -140,11 +162,13 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     let descriptor = task.pipe.as_raw_fd();
     // Release: pairs with the Acquire in `start`.
     task.has_begun.store(true, Ordering::Release);
-    while let Some(order) = next_order(descriptor) {
-        let is_done = catch_unwind(AssertUnwindSafe(|| locked().with(|table| carry_out(table, &task, order))));
-        // SeqCst: pairs with the load in `settle`.
-        IN_HAND.fetch_sub(1, Ordering::SeqCst);
-        if !is_done.unwrap_or(false) {
+    while let Some(order) = next_order(descriptor, &task.in_hand) {
+        let carry_out = || locked().with(|table| carry_out(table, &task, order));
+        let Ok(outcome) = catch_unwind(AssertUnwindSafe(carry_out)) else { break };
+        if outcome != Outcome::Undone {
+            task.in_hand.finish();
+        }
+        if outcome == Outcome::Over {
             break;
         }
     }
@@ -153,11 +177,11 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
 }
 
 /// `None`: there will be no more.
-fn next_order(descriptor: RawFd) -> Option<[u8; ORDER_BYTES]> {
+fn next_order(descriptor: RawFd, in_hand: &OrdersInHand) -> Option<[u8; ORDER_BYTES]> {
     let mut order = [0; ORDER_BYTES];
     loop {
         is_readable(descriptor, -1);
-        IN_HAND.fetch_add(1, Ordering::SeqCst);
+        in_hand.take();
         // SAFETY: the buffer is ours to write, for so many bytes.
         let count = unsafe { libc::read(descriptor, order.as_mut_ptr().cast(), ORDER_BYTES) };
         if count == ORDER_BYTES as isize {
@@ -165,7 +189,7 @@ fn next_order(descriptor: RawFd) -> Option<[u8; ORDER_BYTES]> {
         }
         // SAFETY: glibc gives the address of this thread's errno.
         let reason = unsafe { *libc::__errno_location() };
-        IN_HAND.fetch_sub(1, Ordering::SeqCst);
+        in_hand.finish();
         match reason {
             _ if count >= 0 => return None,
             libc::EINTR => {}
@@ -175,25 +199,47 @@ fn next_order(descriptor: RawFd) -> Option<[u8; ORDER_BYTES]> {
     }
 }
 
-/// False: the session is of no use any more.
-fn carry_out(table: &mut Table, task: &Task, order: [u8; ORDER_BYTES]) -> bool {
-    let Some(session) = task.session.upgrade() else { return false };
-    match Order::decode(order) {
+/// What became of an order.
+#[derive(PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// Not carried out: it stays in hand, and who waits for it waits for the end of the session.
+    Undone,
+    /// The session is of no use any more.
+    Over,
+}
+
+fn carry_out(table: &mut Table, task: &Task, order: [u8; ORDER_BYTES]) -> Outcome {
+    let Some(session) = task.session.upgrade() else { return Outcome::Over };
+    let is_done = match Order::decode(order) {
         // What could not be taken back is not confirmed: then the router ends the session, and with it its peers' ways here.
         // A zone that is not known is gone already.
-        Order::TakeBack(segment) if table.take_back(&session, segment) => {
-            let _ = session.confirm_withdrawal(segment);
+        Order::TakeBack(segment) => {
+            let is_back = table.take_back(&session, segment);
+            if is_back {
+                let _ = session.confirm_withdrawal(segment);
+            }
+            is_back
         }
-        Order::ShareAgain(segment) => table.share_again(&session, segment),
-        Order::TakeBack(_) | Order::Unknown => {}
-    }
+        // Done as far as it can be: it is advice.
+        Order::ShareAgain(segment) => {
+            table.share_again(&session, segment);
+            true
+        }
+        Order::Unknown => true,
+    };
     table.tidy(&session);
-    !session.is_dead()
+    match is_done {
+        false => Outcome::Undone,
+        true if session.is_dead() => Outcome::Over,
+        true => Outcome::Done,
+    }
 }
 
 /// What follows in this thread is the C library's: whoever moves pages has to hold it again.
 fn end(table: &mut Table, task: Arc<Task>) {
     table.note_end_of_orders(task.serial);
+    task.in_hand.set_pipe(-1);
     // Relaxed: as it was written; only this thread closes the descriptor.
     let _ = DESCRIPTOR.compare_exchange(task.pipe.as_raw_fd(), -1, Ordering::Relaxed, Ordering::Relaxed);
     let is_quiet = task.is_quiet.load(Ordering::Relaxed);
@@ -206,7 +252,6 @@ fn end(table: &mut Table, task: Arc<Task>) {
 
 /// In a child of `fork`, which has no such thread. Only async-signal-safe calls.
 pub(crate) fn forget_in_child() {
-    IN_HAND.store(0, Ordering::Relaxed);
     // Relaxed: the child has one thread.
     QUIET_COUNT.store(0, Ordering::Relaxed);
     let descriptor = DESCRIPTOR.swap(-1, Ordering::Relaxed);
@@ -237,9 +282,46 @@ mod tests {
                     write.write_all(&segment.to_le_bytes()).unwrap();
                 }
             });
-            let segments = std::iter::from_fn(|| next_order(read.as_raw_fd())).map(Order::decode);
-            assert_eq!(segments.collect::<Vec<_>>(), [Order::TakeBack(7), Order::TakeBack(9)]);
+            let in_hand = OrdersInHand::default();
+            let segments = std::iter::from_fn(|| {
+                let order = next_order(read.as_raw_fd(), &in_hand)?;
+                assert!(in_hand.has_some());
+                in_hand.finish();
+                Some(order)
+            });
+            assert_eq!(segments.map(Order::decode).collect::<Vec<_>>(), [Order::TakeBack(7), Order::TakeBack(9)]);
+            assert!(!in_hand.has_some());
             writer.join().unwrap();
         }
+    }
+
+    #[test]
+    fn a_verb_waits_for_the_orders_of_its_session_and_says_when_they_are_not_done() {
+        let mut ends = [-1; 2];
+        // SAFETY: `ends` is ours to write, and the descriptors are new.
+        let (read, mut write) = unsafe {
+            assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+            use std::os::fd::FromRawFd;
+            (OwnedFd::from_raw_fd(ends[0]), std::fs::File::from_raw_fd(ends[1]))
+        };
+        let (orders, others) = (OrdersInHand::default(), OrdersInHand::default());
+        orders.set_pipe(read.as_raw_fd());
+        assert_eq!(wait_for(&orders, u64::MAX, &|| panic!("nothing to wait for")), Ok(()));
+        write.write_all(&7_u64.to_le_bytes()).unwrap();
+        assert_eq!(wait_for(&others, u64::MAX, &|| panic!("another session's order")), Ok(()));
+        assert_eq!(wait_for(&orders, 0, &|| true), Err(VerbsError::DeviceFatal), "waited for long enough");
+        assert_eq!(wait_for(&orders, u64::MAX, &|| false), Err(VerbsError::DeviceFatal), "the session has ended");
+        // Until it is carried out, wherever it is; the look at the session is one between two looks at the orders.
+        let looks = std::cell::Cell::new(0);
+        let one_more = || {
+            looks.set(looks.get() + 1);
+            match looks.get() {
+                2 => assert!(next_order(read.as_raw_fd(), &orders).is_some()),
+                4 => orders.finish(),
+                _ => {}
+            }
+            true
+        };
+        assert_eq!((wait_for(&orders, u64::MAX, &one_more), looks.get()), (Ok(()), 4));
     }
 }

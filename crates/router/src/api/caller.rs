@@ -4,7 +4,7 @@
 //! `freeflow-admin` is the admin, `freeflow-tenant-NAME` an admin of that tenant, `freeflow-viewer` reads. Groups are looked up by
 //! name in `/etc/group` alone: the router is linked statically and asks no name service. Whoever lives in another PID namespace than
 //! the router, such as a container's root, is nobody.
-use crate::audit::Who;
+use crate::audit::{NO_ROLE, Who};
 use freeflow_orchestrator::name_is_good;
 use freeflow_shm::fd;
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,7 +62,7 @@ impl fmt::Display for Role {
         }
         let mut words: Vec<String> = self.tenants.iter().map(|name| format!("tenant-admin:{name}")).collect();
         words.extend(self.is_viewer.then(|| "viewer".to_owned()));
-        f.write_str(if words.is_empty() { "none" } else { "" })?;
+        f.write_str(if words.is_empty() { NO_ROLE } else { "" })?;
         f.write_str(&words.join(","))
     }
 }

@@ -4,6 +4,7 @@ use super::failure;
 use super::link::Reply;
 use super::permission::{self, View};
 use super::query::Selector;
+use crate::admin_audit::about;
 use crate::audit::Entry;
 use crate::control::Control;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
@@ -96,13 +97,14 @@ impl Control {
         command: Command,
         dry_run: bool,
     ) -> Result<Done, Refusal> {
-        let about = match &command {
+        let subject = match &command {
             Command::Apply { objects } => objects.first().map(|object| (object.kind(), object.name().to_owned())),
             Command::Delete { kind, name, .. } => Some((*kind, name.clone())),
             Command::Attach { id, .. } | Command::Detach { id } => Some((ObjectKind::Vnic, id.clone())),
             Command::SetDataPath { network, .. } => Some((ObjectKind::Network, network.clone())),
             Command::Begin { .. } => None,
         };
+        let container = self.container_of(&command);
         let done =
             permission::check(&caller.role, self.declared(), &command).and_then(|()| self.command(command, dry_run));
         let mut outcomes = match done {
@@ -110,7 +112,7 @@ impl Control {
             Err(refusal) => {
                 // Who only asks what is in use has tried nothing.
                 if !(dry_run && refusal.reason == Reason::InUse) {
-                    self.note_refusal(caller, verb, about, &refusal);
+                    self.note_refusal(caller, verb, subject, &refusal);
                 }
                 return Err(refusal);
             }
@@ -133,7 +135,8 @@ impl Control {
                 kind,
                 name,
                 outcome: word,
-                revision: revision.0,
+                revision: Some(revision.0),
+                about: Box::new(about(outcome, &container)),
             });
             if let Some(object) = self.declared().object(outcome.kind, &outcome.name) {
                 outcome.object = object;
@@ -150,7 +153,7 @@ impl Control {
         refusal: &Refusal,
     ) {
         let about = refusal.object.clone().or(about);
-        self.audit.note_some(u64::from(caller.who.uid), |left_out| {
+        self.audit.note_some(caller.who.originator(), |left_out| {
             let (kind, name) = about.as_ref().map_or(("", ""), |(kind, name)| (kind.name(), name.as_str()));
             let why = (failure::word(refusal.reason), refusal.message.as_str());
             Entry::refused(caller.who.clone(), verb, (kind, name), why, left_out)

@@ -18,10 +18,12 @@ pub struct Change {
     pub revision: Revision,
     pub before: Option<Side>,
     pub after: Option<Side>,
+    /// It is declared as before: only its status is another, since that revision.
+    pub is_status: bool,
 }
 
-/// Where changes go; the default leads nowhere. The queue has no limit of its own: each change was a transaction on the disk, and
-/// the server does little with each.
+/// Where changes go; the default leads nowhere. The queue has no limit of its own: each change was a transaction on the disk, or the end
+/// of a vNIC's threads, and the server does little with each.
 #[derive(Clone, Default)]
 pub struct Feed(Option<UnboundedSender<Vec<Change>>>);
 
@@ -65,11 +67,21 @@ impl Control {
         let revision = self.declared().revision();
         let changes = touched.0.into_iter().filter_map(|(kind, name, before)| {
             let after = side(self.declared(), kind, &name);
-            (before.is_some() || after.is_some()).then_some(Change { revision, before, after })
+            (before.is_some() || after.is_some()).then_some(Change { revision, before, after, is_status: false })
         });
         let changes: Vec<Change> = changes.collect();
         if !changes.is_empty() {
             self.feed.put(changes);
         }
+    }
+
+    /// A vNIC is in another phase.
+    pub(crate) fn tell_phase(&self, id: &str) {
+        if !self.feed.is_on() {
+            return;
+        }
+        let Some(side) = side(self.declared(), ObjectKind::Vnic, id) else { return };
+        let revision = self.declared().revision();
+        self.feed.put(vec![Change { revision, before: Some(side.clone()), after: Some(side), is_status: true }]);
     }
 }

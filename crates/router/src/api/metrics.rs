@@ -5,10 +5,13 @@
 use super::failure::Failure;
 use super::link::Link;
 use crate::attempts::Tried;
-use crate::metering::{HostMeter, NetworkMeter, Position, VnicMeter};
+use crate::metering::{HostMeter, NetworkMeter, PathCounts, Position, VnicMeter};
+use crate::reasons::Reason;
 use crate::totals::{PATHS, by_path};
 use axum::http::HeaderName;
 use axum::http::header::CONTENT_TYPE;
+use freeflow_protocol::admin::QpPath;
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 /// vNICs, networks, and pairs of a rule and a network, that have lines of their own.
@@ -23,6 +26,7 @@ type Family = (&'static str, &'static str, &'static [&'static str], &'static str
 
 const OF_VNIC: &[&str] = &["tenant", "network", "vnic"];
 const WITH_PATH: &[&str] = &["tenant", "network", "vnic", "path"];
+const WITH_REASON: &[&str] = &["tenant", "network", "vnic", "path", "reason"];
 const WITH_LIMIT: &[&str] = &["tenant", "network", "vnic", "limit", "resource"];
 const OF_NETWORK: &[&str] = &["tenant", "network"];
 const BY_PATH: &[&str] = &["tenant", "network", "path"];
@@ -50,6 +54,7 @@ const FAMILIES: &[Family] = &[
     ("freeflow_vnic_quota_refusals_total", "counter", WITH_LIMIT, "Objects refused, by whose limit (vnic, network) and of what"),
     ("freeflow_vnic_sessions", "gauge", OF_VNIC, "Processes that use the vNIC"),
     ("freeflow_vnic_qps", "gauge", OF_VNIC, "Queue pairs"),
+    ("freeflow_vnic_qps_by_path", "gauge", WITH_REASON, "Queue pairs by the path of their last request, and why that is not direct: as in freeflow ps --qps"),
     ("freeflow_vnic_cqs", "gauge", OF_VNIC, "Completion queues"),
     ("freeflow_vnic_mrs", "gauge", OF_VNIC, "Memory regions"),
     ("freeflow_vnic_registered_bytes", "gauge", OF_VNIC, "Registered memory"),
@@ -63,7 +68,7 @@ const FAMILIES: &[Family] = &[
     ("freeflow_network_wire_received_packets_total", "counter", OF_NETWORK, "Packets that they received from other hosts"),
     ("freeflow_access_refusals_total", "counter", OF_RULE, "What an access rule refused (no rule: the networks' own access), by the network of who asked (none: it is not known)"),
     ("freeflow_access_cuts_total", "counter", OF_RULE, "Ends of connections that a rule cut, in the same way"),
-    ("freeflow_access_attempts_total", "counter", &["tenant", "network", "what"], "What was tried that leads nowhere, or to others, by the network of who tried; what: as in the audit log"),
+    ("freeflow_access_attempts_total", "counter", &["tenant", "network", "what"], "What was tried that leads nowhere, or to others, by the network of who tried (none: it is not known); what: as in the audit log"),
     ("freeflow_wire_drops_total", "counter", &["reason"], "Packets received that no queue pair acted upon"),
     ("freeflow_worker_cpu_seconds_total", "counter", &[], "CPU time of the router's worker"),
     ("freeflow_worker_moved_bytes_total", "counter", &[], "Bytes that the other threads copied"),
@@ -171,6 +176,17 @@ impl Text {
         }
     }
 
+    /// Those that are direct always have a line, others where there are some.
+    fn add_paths(&mut self, vnic: &VnicMeter, counts: &PathCounts) {
+        let name = "freeflow_vnic_qps_by_path";
+        let of = |path: QpPath, reason: &'static str| [&vnic.tenant, &vnic.network, &vnic.id, path.name(), reason];
+        let direct = (QpPath::Direct, None);
+        self.add(name, &of(direct.0, ""), counts.get(&direct).copied().unwrap_or_default());
+        for (&(path, reason), count) in counts.iter().filter(|(of, _)| **of != direct) {
+            self.add(name, &of(path, reason.map_or("", Reason::text)), count);
+        }
+    }
+
     fn add_network(&mut self, meter: &NetworkMeter) {
         let of = [meter.tenant.as_str(), &meter.network];
         let [tenant, network] = of;
@@ -186,7 +202,11 @@ impl Text {
         ] {
             self.add(name, &of, count);
         }
-        for (tried, count) in Tried::ALL.iter().zip(meter.tried) {
+        self.add_tried(of, meter.tried);
+    }
+
+    fn add_tried(&mut self, [tenant, network]: [&str; 2], counts: [u64; Tried::ALL.len()]) {
+        for (tried, count) in Tried::ALL.iter().zip(counts) {
             self.add("freeflow_access_attempts_total", &[tenant, network, tried.name()], count);
         }
     }
@@ -195,6 +215,7 @@ impl Text {
         for network in host.networks.iter().take(NETWORK_COUNT_MAX) {
             self.add_network(network);
         }
+        self.add_tried([""; 2], host.tried);
         for ([rule, tenant, network], tally) in host.access.iter().take(REFUSED_COUNT_MAX) {
             self.add("freeflow_access_refusals_total", &[rule, tenant, network], tally.refusals);
             self.add("freeflow_access_cuts_total", &[rule, tenant, network], tally.cuts);
@@ -238,6 +259,10 @@ fn escape(text: &str, into: &mut String) {
 /// The whole text.
 pub async fn text(link: &Link) -> Result<String, Failure> {
     let mut text = Text::new();
+    let question = |control: &mut crate::control::Control, reply: super::link::Reply<_>| {
+        control.meter_paths(move |paths| drop(reply.send(paths)));
+    };
+    let mut paths: BTreeMap<String, PathCounts> = link.ask(question).await?;
     let (mut count, mut after): (usize, Option<Position>) = (0, None);
     loop {
         let from = after.take();
@@ -248,6 +273,7 @@ pub async fn text(link: &Link) -> Result<String, Failure> {
         let page = link.ask(question).await?;
         for vnic in page.vnics.iter().take(VNIC_COUNT_MAX - count) {
             text.add_vnic(vnic);
+            text.add_paths(vnic, &paths.remove(&vnic.id).unwrap_or_default());
         }
         count = (count + page.vnics.len()).min(VNIC_COUNT_MAX);
         after = page.next;
@@ -306,6 +332,7 @@ mod tests {
             revision: 5,
             lost_audit_lines: 0,
             networks: vec![NetworkMeter { tenant: "red".into(), network: "net".into(), ..NetworkMeter::default() }],
+            tried: Tried::ALL.map(|tried| if tried == Tried::Request { 9 } else { 0 }),
             access: vec![(["", "red", "net"].map(str::to_owned), Tally { refusals: 1, cuts: 2 })],
             cm_connections: 0,
             worker: WorkerMeter { drops: vec![("denied".into(), 3)], ..WorkerMeter::default() },
@@ -348,6 +375,8 @@ mod tests {
         let mut text = Text::new();
         text.add_vnic(&vnic("one"));
         text.add_vnic(&vnic("two"));
+        let counts = PathCounts::from([((QpPath::Routed, Some(Reason::Policy)), 3), ((QpPath::Wire, None), 2)]);
+        text.add_paths(&vnic("one"), &counts);
         text.add_host(&host(), 2);
         let text = text.finish();
         let (mut seen, mut current) = (BTreeSet::new(), "");
@@ -364,6 +393,13 @@ mod tests {
         let labels = r#"{tenant="a\"b\\c\nd",network="net",vnic="one",path="#;
         for (path, count) in [("direct", 4), ("wire", 1), ("routed", 5)] {
             let line = format!("freeflow_vnic_sent_messages_total{labels}\"{path}\"}} {count}\n");
+            assert!(text.contains(&line), "{line} is not in {text}");
+        }
+        // Of networks that are too many to be told apart.
+        let line = "freeflow_access_attempts_total{tenant=\"\",network=\"\",what=\"rdma_cm request to nobody\"} 9\n";
+        assert!(text.contains(line), "{line} is not in {text}");
+        for (way, count) in [("direct\",reason=\"", 0), ("routed\",reason=\"policy", 3), ("wire\",reason=\"", 2)] {
+            let line = format!("freeflow_vnic_qps_by_path{labels}\"{way}\"}} {count}\n");
             assert!(text.contains(&line), "{line} is not in {text}");
         }
         assert!(

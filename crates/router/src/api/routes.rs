@@ -76,9 +76,8 @@ pub fn router(server: Arc<Server>) -> Router {
 
 /// What is refused before it is a command.
 fn note_refusal(audit: &Audit, who: Who, verb: &'static str, path: &str, reason: &str) {
-    audit.note_some(u64::from(who.uid), |left_out| {
-        Entry::refused(who, verb, ("", path), ("Forbidden", reason), left_out)
-    });
+    audit
+        .note_some(who.originator(), |left_out| Entry::refused(who, verb, ("", path), ("Forbidden", reason), left_out));
 }
 
 /// For who has no role.

@@ -5,6 +5,9 @@
 //!
 //! Objects that were changed together have one resourceVersion, so that of an event does not say that all of them were told. A BOOKMARK
 //! does: one follows what a watch begins with, and each revision of which something was told. A reader that was cut off goes on from there.
+//!
+//! That a vNIC's phase has changed is an event of the revision that is there at the time, behind all that this revision changed. Who begins at
+//! that revision is told of it, perhaps once more: it may have come later than what that reader knows.
 use super::failure::Failure;
 use super::feed::{Change, Side};
 use super::query::Selector;
@@ -74,6 +77,7 @@ struct Event {
     name: String,
     before: Option<Face>,
     after: Option<Face>,
+    is_status: bool,
     /// What tenants' readers of QosClasses and Quotas may see has changed for this tenant.
     renames: Option<String>,
 }
@@ -82,6 +86,11 @@ impl Event {
     fn bytes(&self) -> usize {
         let bytes = |face: &Option<Face>| face.as_ref().map_or(0, Face::bytes);
         bytes(&self.before) + bytes(&self.after)
+    }
+
+    /// Who has seen a revision knows this.
+    fn is_known_at(&self, revision: u64) -> bool {
+        if self.is_status { self.revision < revision } else { self.revision <= revision }
     }
 }
 
@@ -140,6 +149,7 @@ impl History {
                 renames: if before == after { None } else { one.tenant.clone() },
                 before: last.as_ref().map(Face::of),
                 after: change.after.as_ref().map(Face::of),
+                is_status: change.is_status,
             };
             past.bytes += event.bytes();
             past.revision = past.revision.max(event.revision);
@@ -263,7 +273,7 @@ impl Reader {
         if after.0 < past.forgotten {
             return Err(Failure::expired());
         }
-        let skipped = past.events.partition_point(|event| event.revision <= after.0);
+        let skipped = past.events.partition_point(|event| event.is_known_at(after.0));
         let next = past.first + skipped as u64;
         drop(past);
         let end = Instant::now() + WATCH_TIME_MAX;
@@ -284,7 +294,7 @@ impl Reader {
                 .pages
                 .iter()
                 .find(|(last, _)| has(last))
-                .is_some_and(|(_, revision)| event.revision <= revision.0)
+                .is_some_and(|(_, revision)| event.is_known_at(revision.0))
     }
 
     /// All up to this revision is told, if it is not one of those that only some of the pages show.
@@ -314,7 +324,7 @@ impl Reader {
                 self.revision = event.revision;
             }
             self.next += 1;
-            if event.revision <= self.after {
+            if event.is_known_at(self.after) {
                 continue;
             }
             if self.filter.is_upset_by(event) {
@@ -423,7 +433,7 @@ mod tests {
     }
 
     fn change(revision: u64, before: Option<Side>, after: Option<Side>) -> Change {
-        Change { revision: Revision(revision), before, after }
+        Change { revision: Revision(revision), before, after, is_status: false }
     }
 
     fn filter(kind: ObjectKind, selector: &str, tenant: Option<&str>) -> Filter {
@@ -504,6 +514,28 @@ mod tests {
         assert!(!reader.take(&mut bytes) && bytes.is_empty());
         history.push(&[change(10, None, Some(network(None)))]);
         assert_eq!(versions(&mut reader).await, ["BOOKMARK 10"]);
+    }
+
+    #[tokio::test]
+    async fn a_status_is_told_behind_its_revision() {
+        let history = History::new(Revision(9));
+        let of = |version| rule("a", "blue", "web", version);
+        let status = |revision| Change { is_status: true, ..change(revision, Some(of(revision)), Some(of(revision))) };
+        let all = || filter(ObjectKind::AccessRule, "", None);
+        let mut follower = reader(&history, all(), 9).unwrap();
+        history.push(&[change(10, None, Some(of(10)))]);
+        assert_eq!(versions(&mut follower).await, ["ADDED 10", "BOOKMARK 10"]);
+        history.push(&[status(10)]);
+        assert_eq!(versions(&mut follower).await, ["MODIFIED 10", "BOOKMARK 10"]);
+        // Who goes on from that bookmark may not have seen it; who has seen more has.
+        assert_eq!(read(&mut reader(&history, all(), 10).unwrap()).0, ["MODIFIED a"]);
+        history.push(&[change(11, Some(of(10)), None)]);
+        assert_eq!(read(&mut reader(&history, all(), 11).unwrap()).0, [""; 0]);
+        assert_eq!(read(&mut reader(&history, all(), 10).unwrap()).0, ["MODIFIED a", "DELETED a"]);
+        // What a list without it shows is not undone by what came before.
+        let listed = Some(Listed { lines: VecDeque::new(), pages: vec![(None, Revision(11))] });
+        let mut late = Reader::new(history.clone(), all(), Revision(10), listed).unwrap();
+        assert_eq!(read(&mut late).0, [""; 0]);
     }
 
     #[tokio::test]
