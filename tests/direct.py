@@ -26,6 +26,7 @@ REQUEST_BYTES, FREE_BYTES, FAULTS_BYTES = 4096, 64 << 10, 4 << 20
 DIRECT, ROUTED = ("auto", "direct", None), ("routed", "routed", "policy")
 LOADS = ([], ["-e"], ["-m", "shared"], ["-e", "-m", "shared"])
 SHORT_SECONDS = 0.25
+GRANTED_AGAIN = 40 if lib.FULL else 4
 HELD = 500  # as in tests/c/direct_idle.c, at either end
 HELD_BYTES_MAX = 64 << 10
 STOP_SECONDS = 1.5
@@ -153,6 +154,35 @@ def paths_are_told(host, server, client, load, paths):
         pair.stop()
     finally:
         pair.kill()
+
+
+def wait_for_grant(host, name, path, seconds=60):
+    """Until a QP of a container is on this path, or, for `routed`, none is on another."""
+    end = time.monotonic() + seconds
+    while True:
+        rows = [row for row in json.loads(host.freeflow("ps", "--qps", "-o", "json")) if row["name"] == name]
+        if any(row["path"] == "direct" for row in rows) == (path == "direct"):
+            return
+        need(time.monotonic() < end, f"not {path}: {rows}")
+        time.sleep(0.02)
+
+
+def memory_is_granted_again(host, container, remap):
+    """One pair goes on by WRITE and READ while its network is routed and then not: nobody registers anything anew."""
+    need(lib_paths.set_path(host, "auto"), "the router does not take the data path")
+    running = container.start(remap, "shared-steady")
+    running.wait_for_output("ready")
+    try:
+        for _ in range(GRANTED_AGAIN):
+            wait_for_grant(host, container.name, "direct")
+            need(lib_paths.set_path(host, "routed"), "the router does not take the data path")
+            wait_for_grant(host, container.name, "routed")
+            need(lib_paths.set_path(host, "auto"), "the router does not take the data path")
+        wait_for_grant(host, container.name, "direct")
+        os.kill(pid_of(running, remap), signal.SIGTERM)
+        need(running.wait(60) == 0 and "shared-steady: good" in running.output(), running.output())
+    finally:
+        running.kill()
 
 
 def past_the_router(host, server, client, load, path, *options):
@@ -398,6 +428,7 @@ def test(checks):
         both = (host, server, client)
         checks.check("a pair is direct, and then routed by policy", paths_are_told, *both, load, [DIRECT, ROUTED])
         checks.check("and then direct again", paths_are_told, *both, load, [DIRECT, ROUTED, DIRECT])
+        checks.check("memory is granted again", memory_is_granted_again, host, server, lib.program("remap"))
         for path in lib_paths.ALL:
             checks.check(f"{path}: what the router carries", past_the_router, *both, load, path)
         checks.check("what programs did that exit at once is counted", past_the_router, *both, load, "auto", "-x")

@@ -18,12 +18,13 @@ from lib import need
 
 SECONDS = "20" if lib.FULL else "2"
 COUNT = "100000" if lib.FULL else "20000"
+ROUNDS = "200" if lib.FULL else "12"
 LIBRARIES = pathlib.Path("/usr/lib/x86_64-linux-gnu")
 ALLOCATORS = {"jemalloc": LIBRARIES / "libjemalloc.so.2", "tcmalloc": LIBRARIES / "libtcmalloc_minimal.so.4"}
 HUGE_PAGES = pathlib.Path("/proc/sys/vm/nr_hugepages")
 NOT_HERE = 77  # what a case ends with that needs something of the machine
 ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limit", "many")
-THREADS = ("writers", "signals", "reads", "calls", "atomics", "allocator", "fork-threads")
+THREADS = ("writers", "signals", "reads", "calls", "atomics", "allocator", "fork-threads", "shared-again")
 
 # Those in which bytes are moved: with several workers only they are run again.
 WITH_TRAFFIC = ("data", "overlap", "rereg", "fork", "reads", "calls", "atomics", "fork-threads")
@@ -63,7 +64,7 @@ print("python: good")
 
 
 def case(container, program, name, *words):
-    settings = [f"REMAP_SECONDS={SECONDS}", f"REMAP_COUNT={COUNT}"]
+    settings = [f"REMAP_SECONDS={SECONDS}", f"REMAP_COUNT={COUNT}", f"REMAP_ROUNDS={ROUNDS}"]
     output = container.exec("env", *settings, *words, program, name, seconds=240)
     need(f"{name}: good" in output, output)
     return "; ".join(line for line in output.splitlines() if ": good" not in line)[:160]

@@ -56,7 +56,7 @@ void dereg(struct ibv_mr *mr) { need(ibv_dereg_mr(mr) == 0); }
 
 struct walk {
     FILE *file;
-    unsigned long start, end;
+    unsigned long start, end, inode;
     char rights[5], name[256];
 };
 
@@ -68,7 +68,7 @@ static bool next_area(struct walk *w) {
         return false;
     }
     w->name[0] = 0;
-    need(sscanf(line, "%lx-%lx %4s %*s %*s %*s %255s", &w->start, &w->end, w->rights, w->name) >= 3);
+    need(sscanf(line, "%lx-%lx %4s %*s %*s %lu %255s", &w->start, &w->end, w->rights, &w->inode, w->name) >= 4);
     return true;
 }
 
@@ -89,6 +89,13 @@ static size_t of_zones(const void *address, size_t bytes, char sharing) {
 size_t placed(const void *address, size_t bytes) { return of_zones(address, bytes, 's'); }
 
 size_t copied(const void *address, size_t bytes) { return of_zones(address, bytes, 'p'); }
+
+unsigned long zone_of(const void *address) {
+    unsigned long found = 0;
+    for (struct walk w = {0}; next_area(&w);)
+        if (w.rights[3] == 's' && strstr(w.name, "memfd:freeflow") && within(&w, address, 1)) found = w.inode;
+    return found;
+}
 
 unsigned areas(const void *address, size_t bytes) {
     unsigned found = 0;
@@ -114,24 +121,26 @@ long resident_kib(void) {
     return kib;
 }
 
-static void connect_pair(void) {
+void connect_qp(struct ibv_qp *qp, uint32_t to) {
     union ibv_gid gid;
     need(ibv_query_gid(context, 1, 0, &gid) == 0);
+    struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL_ACCESS};
+    need(!ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+    a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = to,
+                             .max_dest_rd_atomic = 4, .min_rnr_timer = 1,
+                             .ah_attr = {.is_global = 1, .grh = {.dgid = gid, .hop_limit = 1}, .port_num = 1}};
+    need(!ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+    a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4};
+    need(!ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                    IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+static void connect_pair(void) {
     struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
                                     .cap = {.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1}};
     for (int i = 0; i < 2; i++) need((pair[i] = ibv_create_qp(pd, &init)) != NULL);
-    for (int i = 0; i < 2; i++) {
-        struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL_ACCESS};
-        need(!ibv_modify_qp(pair[i], &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-        a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = pair[!i]->qp_num,
-                                 .max_dest_rd_atomic = 4, .min_rnr_timer = 1,
-                                 .ah_attr = {.is_global = 1, .grh = {.dgid = gid, .hop_limit = 1}, .port_num = 1}};
-        need(!ibv_modify_qp(pair[i], &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                             IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-        a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4};
-        need(!ibv_modify_qp(pair[i], &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                                             IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
-    }
+    for (int i = 0; i < 2; i++) connect_qp(pair[i], pair[!i]->qp_num);
 }
 
 static void post_and_wait(struct ibv_send_wr *wr) {
@@ -172,6 +181,8 @@ static const struct {
     {"writers", case_writers},   {"signals", case_signals}, {"reads", case_reads},
     {"calls", case_calls},       {"atomics", case_atomics}, {"traced", case_traced},
     {"allocator", case_allocator}, {"router-death", case_router_death}, {"cost", case_cost},
+    {"shared-again", case_shared_again}, {"shared-steady", case_shared_steady},
+    {"client-steady", case_client_steady}, {"client-fleeting", case_client_fleeting},
 };
 
 int main(int argc, char **argv) {

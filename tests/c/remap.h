@@ -34,6 +34,7 @@ void dereg(struct ibv_mr *mr);
 // By the process' own map. Bytes of the range that are in a zone; areas that the range consists of, and all areas.
 size_t placed(const void *address, size_t bytes);
 size_t copied(const void *address, size_t bytes); // private copies of a zone's pages
+unsigned long zone_of(const void *address); // the file of the zone that it is in, or 0
 unsigned areas(const void *address, size_t bytes);
 unsigned all_areas(void);
 long resident_kib(void);
@@ -41,6 +42,9 @@ long resident_kib(void);
 // RDMA from one QP of this process to another; each returns when it is complete.
 void rdma(enum ibv_wr_opcode opcode, struct ibv_mr *local, void *from, struct ibv_mr *remote, void *to, size_t bytes);
 uint64_t fetch_add(struct ibv_mr *local, uint64_t *result, struct ibv_mr *remote, void *at, uint64_t add);
+
+// Connects a new queue pair of this process to another one of the same device.
+void connect_qp(struct ibv_qp *qp, uint32_t to);
 
 double now_us(void);
 
@@ -62,6 +66,10 @@ void case_calls(void);
 void case_atomics(void);
 void case_traced(void);
 void case_allocator(void);
+void case_shared_again(void);
+void case_shared_steady(void);
+void case_client_steady(void);
+void case_client_fleeting(void);
 void case_router_death(void);
 void case_cost(void);
 #endif

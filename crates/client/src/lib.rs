@@ -48,7 +48,7 @@ pub use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES};
 pub use freeflow_shm::{OwnMemory, SendDescriptor};
 pub use memory::MemoryRegion;
 pub use memory_map::check_mapped;
-pub use orders::{ORDER_BYTES, OrdersInHand, WITHDRAWAL_TIME_MAX_MS, ordered_segment};
+pub use orders::{ORDER_BYTES, Order, OrdersInHand, WITHDRAWAL_TIME_MAX_MS};
 pub use queue_pair::{QpParameters, QueuePair, ReceiveBatch, SendBatch, check_send};
 pub use registry::Tag;
 pub use remap::{Ranges, TouchCounts};

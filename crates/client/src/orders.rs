@@ -1,8 +1,8 @@
-//! Orders of the router to this process: to take its memory back from peers that reach it directly.
+//! Orders of the router to this process: to take its memory back from peers that reach it directly, and to share it again.
 //!
 //! Carrying one out needs unsafe code, which stands with the drop-in.
 use crate::session::Session;
-use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_protocol::library::{Handle, ORDER_SHARE_AGAIN, ORDER_TAKE_BACK, Reply, Request};
 use freeflow_verbs::VerbsError;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -78,10 +78,27 @@ impl Session {
     }
 }
 
-/// The segment that an order names.
-pub fn ordered_segment(order: [u8; ORDER_BYTES]) -> Handle {
-    let [a, b, c, d, ..] = order;
-    Handle::from_le_bytes([a, b, c, d])
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// All that is mapped of a segment; to be confirmed.
+    TakeBack(Handle),
+    /// The copies that took a segment's place. Advice.
+    ShareAgain(Handle),
+    /// Nothing that is known here.
+    Unknown,
+}
+
+impl Order {
+    pub fn decode(order: [u8; ORDER_BYTES]) -> Self {
+        let [a, b, c, d, e, f, g, h] = order;
+        let segment = Handle::from_le_bytes([a, b, c, d]);
+        match u32::from_le_bytes([e, f, g, h]) {
+            ORDER_TAKE_BACK => Self::TakeBack(segment),
+            ORDER_SHARE_AGAIN => Self::ShareAgain(segment),
+            _ => Self::Unknown,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -90,6 +107,9 @@ mod tests {
 
     #[test]
     fn an_order_names_a_segment() {
-        assert_eq!(ordered_segment([0x78, 0x56, 0x34, 0x12, 0, 0, 0, 0]), 0x1234_5678);
+        let order = |kind| Order::decode([0x78, 0x56, 0x34, 0x12, kind, 0, 0, 0]);
+        assert_eq!(order(0), Order::TakeBack(0x1234_5678));
+        assert_eq!(order(1), Order::ShareAgain(0x1234_5678));
+        assert_eq!(order(2), Order::Unknown);
     }
 }

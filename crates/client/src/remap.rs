@@ -45,16 +45,18 @@ impl Session {
     }
 
     /// Runs `body` while all threads of this process but the calling one, `thread`, stand still. It is told when the router
-    /// was asked, nanoseconds of CLOCK_MONOTONIC: a second later the threads run in any case.
+    /// was asked, nanoseconds of CLOCK_MONOTONIC: a second later the threads run in any case. `quiet`: the router's own accesses by
+    /// address stand still too.
     ///
     /// `body` must not allocate, and take no lock that another thread could hold. No control call of another thread is
     /// under way meanwhile.
     ///
     /// # Errors
-    /// `body` did not run: the threads can't be held (NotPermitted, TimedOut), or the router is gone (DeviceFatal).
-    pub fn with_threads_held(&self, thread: u32, body: &mut dyn FnMut(u64)) -> Result<(), VerbsError> {
+    /// `body` did not run: the threads can't be held (NotPermitted, TimedOut), nor the router's accesses (Busy), or the router is
+    /// gone (DeviceFatal).
+    pub fn with_threads_held(&self, thread: u32, quiet: bool, body: &mut dyn FnMut(u64)) -> Result<(), VerbsError> {
         self.live()?;
-        let hold = encode(&Request::HoldThreads { thread });
+        let hold = encode(&Request::HoldThreads { thread, quiet });
         let release = encode(&Request::ReleaseThreads);
         let mut buffer = lock(&self.control);
         let asked_ns = monotonic_ns();

@@ -11,10 +11,12 @@
 //!
 //! *Own zones*: what a region with remote rights places goes into zones that hold nothing else, as long as there are not
 //! too many. The router can grant such a zone to a peer, which then reaches it directly, and nothing besides it. The
-//! router takes it back by an order, which a thread of this library carries out (`orders`), by private copies (`copies`).
+//! router takes it back by an order, which a thread of this library carries out (`orders`), by private copies (`copies`). By another
+//! order those go into own zones again (`resharing`).
 //!
 //! Invariant: pages are moved only while no region touches them, but the one that is being registered or was just
-//! deregistered. So no peer writes to them in the moment when their contents are in two places.
+//! deregistered; or while the router's own accesses stand still too, and only its session's regions touch them. So no peer writes to
+//! them in the moment when their contents are in two places.
 //!
 //! Invariant: the router knows of a placed page after it was placed, and forgets it before it is taken back.
 //!
@@ -28,6 +30,7 @@ mod child;
 mod copies;
 mod moving;
 mod orders;
+mod resharing;
 mod table;
 
 pub(crate) use orders::settle;
@@ -134,7 +137,7 @@ pub(crate) fn place(session: &Arc<Session>, owner: usize, start: u64, length: u6
             table.settle(session);
             table.move_in(session, whole(start, length), wish == Wish::Apart);
         }
-        table.note(owner, start, length);
+        table.note(session.serial(), owner, start, length);
     });
 }
 

@@ -22,7 +22,7 @@ use core::fmt;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Changes with every incompatible change of a message.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// Largest message either side sends, bytes. Lists that could grow beyond it are paged.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;

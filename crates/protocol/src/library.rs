@@ -104,6 +104,9 @@ pub enum Request {
     /// NotPermitted: a thread is traced, or can't be stopped. TimedOut: they did not all stop soon.
     HoldThreads {
         thread: u32,
+        /// The router itself reaches nothing of the process' memory by address as long. Busy: something of that is under way, and
+        /// takes its time.
+        quiet: bool,
     },
     /// TimedOut: the threads run again since the second was over. NotFound: they were not held.
     ReleaseThreads,
@@ -258,7 +261,8 @@ pub enum Request {
     /// Memory of the peer of an RC QP, on the same host, that requests of this QP may reach by that key: so much
     /// around `address` (as requests name it) as can be reached in one piece, which may be less than `length`. It comes from
     /// a segment of which all that the owner has mapped lies in the region that the key names. → `Grant` + 1 descriptor, which
-    /// can be mapped for writing only if the key lets this QP write. Busy: not now. NotSupported: not this memory, not on this
+    /// can be mapped for writing only if the key lets this QP write. Busy: not now; it was withdrawn, and may be shared again after some
+    /// traffic. NotSupported: not this memory, not on this
     /// connection, or not by this network's policy. RemoteAccess faults are NotSupported too: the request itself shall find
     /// them. `NotEarned`: not yet.
     AskGrant {
@@ -270,9 +274,10 @@ pub enum Request {
         writes: bool,
     },
     /// → `Done` + 1 descriptor: socket of orders, [`ORDER_BYTES`] each: the handle of a segment of this
-    /// process (u32 LE) that others could reach directly, and zero (u32). The process puts its own copies in the place of
-    /// all that is mapped of it, and says so by `ConfirmWithdrawal`. Until it has, nothing is granted any more; a process that does not within
-    /// [`WITHDRAWAL_TIME_MAX_MS`] loses its session. Exists: they are open.
+    /// process (u32 LE) that others could reach directly, and what to do (u32 LE). [`ORDER_TAKE_BACK`]: the process puts its own copies in
+    /// the place of all that is mapped of it, and says so by `ConfirmWithdrawal`. Until it has, nothing is granted any more; a process that
+    /// does not within [`WITHDRAWAL_TIME_MAX_MS`] loses its session. [`ORDER_SHARE_AGAIN`]: where those copies are, it may put a new
+    /// segment, and tell by `MapPart`; nobody waits for that. Exists: they are open.
     OpenOrders,
     /// Nothing of this segment is mapped in the process any more. What the router knew of parts of it is gone before the
     /// order was given. The segment can be destroyed then, but not mapped again. NotFound: there was no such order.
@@ -424,6 +429,10 @@ pub struct Welcome {
 
 /// Bytes of one order, see [`Request::OpenOrders`].
 pub const ORDER_BYTES: usize = 8;
+/// See [`Request::OpenOrders`].
+pub const ORDER_TAKE_BACK: u32 = 0;
+/// The same.
+pub const ORDER_SHARE_AGAIN: u32 = 1;
 /// What a request counts besides its bytes where grants are earned, see [`Reply::NotEarned`].
 pub const REQUEST_BYTES: u64 = 4096;
 /// How long a process has to carry out an order, milliseconds.

@@ -16,6 +16,7 @@ use crate::device::device_attributes;
 use crate::external::{self, ExternalPolicy};
 use crate::fallback::Abandoned;
 use crate::follower::News;
+use crate::gate::Gated;
 use crate::hold::Holder;
 use crate::imports::Passes;
 use crate::jobs::{Job, Reaction, Step};
@@ -521,7 +522,7 @@ impl Control {
         let key = self.connections.insert(Connection {
             socket,
             pidfd,
-            memory: Arc::new(memory),
+            memory: Arc::new(Gated::new(memory)),
             tasks: Arc::new(tasks),
             holder: Holder::default(),
             uid: credentials.uid,

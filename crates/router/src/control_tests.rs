@@ -4,6 +4,7 @@ use crate::audit::Audit;
 use crate::closer::Closer;
 use crate::config::{Config, Mode};
 use crate::control::{Control, ControlParts, WorkerHandle};
+use crate::gate::Gated;
 use crate::hold::Holder;
 use crate::log::Lines;
 use crate::lone_worker::LoneWorker;
@@ -136,7 +137,7 @@ impl Rig {
         };
         let vnic = control.vnics.insert(entry);
         control.vnics_by_id.insert(VNIC.into(), vnic);
-        let memory = Arc::new(File::open("/proc/self/mem").unwrap());
+        let memory = Arc::new(Gated::new(File::open("/proc/self/mem").unwrap()));
         let kick = Arc::new(Doorbell::new().unwrap());
         let parts = (SessionSegment::create().unwrap().0, kick, PageTable::new(memory.clone()));
         let session = worker.create_session(Instant(monotonic_ns()), engine_id, parts).unwrap();

@@ -9,6 +9,7 @@
 //! by itself once the kernel lets it go.
 use crate::slab::Key;
 use crate::wake::Waker;
+use freeflow_engine::SessionId;
 use freeflow_shm::{Segment, monotonic_ns, pause, prefer_short_slices};
 use freeflow_verbs::AtomicOperation;
 use std::fs::File;
@@ -81,6 +82,8 @@ impl TenantMemory for SharedMemory {
 
 /// Bytes of one process' memory and their place in the bounce buffer.
 pub struct Part {
+    /// Whose memory by the fallback it is; [`SessionId::VOID`] for a segment's.
+    pub session: SessionId,
     pub memory: Arc<dyn TenantMemory>,
     pub address: u64,
     pub at: usize,

@@ -2,6 +2,7 @@
 //! which lets go after [`HOLD_MAX`], when it is told to, and when the connection ends.
 //!
 //! The control thread and the worker never wait for it. It touches threads of the connection's own process only.
+use crate::gate::{Closed, Gate};
 use freeflow_shm::HeldThreads;
 use freeflow_verbs::VerbsError;
 use std::io;
@@ -15,6 +16,8 @@ const HOLD_MAX: Duration = Duration::from_millis(1000);
 /// Threads that don't all stop by then are let go at once. Where processors are scarce it takes that long for each to get
 /// one; threads that sleep where they can't be stopped are given up much earlier.
 const STOP_MAX: Duration = Duration::from_millis(200);
+/// What the router itself has under way in the process' memory is waited for so long.
+const QUIET_MAX: Duration = Duration::from_millis(50);
 /// The thread ends when it has had nothing to do for so long.
 const IDLE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 128 * 1024;
@@ -24,6 +27,8 @@ pub enum Order {
     /// All threads but this one, by its ID in its own PID namespace.
     Hold {
         thread: u32,
+        /// The fallback stands still as long.
+        quiet: bool,
     },
     Release,
 }
@@ -34,7 +39,7 @@ pub type Answer = Box<dyn FnOnce(Result<(), VerbsError>) + Send>;
 /// One that nobody served is answered all the same.
 struct Item {
     order: Order,
-    tasks: Arc<OwnedFd>,
+    process: Process,
     answer: Option<Answer>,
 }
 
@@ -54,14 +59,37 @@ impl Drop for Item {
     }
 }
 
+/// Whose threads and whose memory.
+#[derive(Clone)]
+pub struct Process {
+    /// Its `/proc/PID/task`, opened while the process was known to live.
+    pub tasks: Arc<OwnedFd>,
+    pub gate: Arc<Gate>,
+}
+
+/// What stands still, and since when.
+struct Held {
+    _threads: HeldThreads,
+    _gate: Option<Closed>,
+    since: Instant,
+}
+
+impl Held {
+    fn take(process: &Process, thread: u32, quiet: bool) -> Result<Self, VerbsError> {
+        // First: an access under way may wait for one of the threads (userfaultfd).
+        let gate = quiet.then(|| process.gate.close(QUIET_MAX).ok_or(VerbsError::Busy)).transpose()?;
+        let threads = HeldThreads::take(&*process.tasks, thread, STOP_MAX).map_err(|error| refusal(&error))?;
+        Ok(Self { _threads: threads, _gate: gate, since: Instant::now() })
+    }
+}
+
 /// One connection's. Dropping it lets the threads go.
 #[derive(Default)]
 pub struct Holder(Option<Sender<Item>>);
 
 impl Holder {
-    /// `tasks`: the process' `/proc/PID/task`, opened while the process was known to live.
-    pub fn order(&mut self, order: Order, tasks: &Arc<OwnedFd>, answer: Answer) {
-        let mut item = Item { order, tasks: tasks.clone(), answer: Some(answer) };
+    pub fn order(&mut self, order: Order, process: Process, answer: Answer) {
+        let mut item = Item { order, process, answer: Some(answer) };
         if let Some(sender) = &self.0 {
             match sender.send(item) {
                 Ok(()) => return,
@@ -73,16 +101,16 @@ impl Holder {
         let thread = std::thread::Builder::new().name("ff-holder".into()).stack_size(STACK_BYTES);
         // Without a thread the order goes with the receiver, and is answered by that.
         let _ = sender.send(item);
-        self.0 = thread.spawn(move || serve(&receiver)).is_ok().then_some(sender);
+        self.0 = thread.spawn(move || serve(receiver)).is_ok().then_some(sender);
     }
 }
 
-fn serve(items: &Receiver<Item>) {
+fn serve(items: Receiver<Item>) {
     freeflow_shm::prefer_short_slices();
-    let mut held: Option<(HeldThreads, Instant)> = None;
+    let mut held: Option<Held> = None;
     let mut expired = false;
     loop {
-        let wait = held.as_ref().map_or(IDLE, |(_, since)| HOLD_MAX.saturating_sub(since.elapsed()));
+        let wait = held.as_ref().map_or(IDLE, |held| HOLD_MAX.saturating_sub(held.since.elapsed()));
         let item = match items.recv_timeout(wait) {
             Ok(item) => item,
             Err(RecvTimeoutError::Timeout) if held.is_some() => {
@@ -94,11 +122,9 @@ fn serve(items: &Receiver<Item>) {
         };
         let result = match item.order {
             Order::Hold { .. } if held.is_some() => Err(VerbsError::Busy),
-            Order::Hold { thread } => {
+            Order::Hold { thread, quiet } => {
                 expired = false;
-                HeldThreads::take(&*item.tasks, thread, STOP_MAX)
-                    .map(|threads| held = Some((threads, Instant::now())))
-                    .map_err(|error| refusal(&error))
+                Held::take(&item.process, thread, quiet).map(|taken| held = Some(taken))
             }
             Order::Release => match held.take() {
                 Some(_) => Ok(()),
@@ -106,12 +132,14 @@ fn serve(items: &Receiver<Item>) {
                 None => Err(VerbsError::NotFound),
             },
         };
-        let failed = result.is_err() && held.is_none() && matches!(item.order, Order::Hold { .. });
-        item.answer(result);
-        if failed {
-            // A thread that did not stop in time is let go by the kernel when this one ends.
+        let is_refused = matches!(result, Err(error) if error != VerbsError::Busy);
+        if is_refused && held.is_none() && matches!(item.order, Order::Hold { .. }) {
+            // A thread that did not stop in time is let go by the kernel when this one ends. No order comes to it after the answer.
+            drop(items);
+            item.answer(result);
             return;
         }
+        item.answer(result);
     }
 }
 

@@ -4,9 +4,9 @@
 //! The library places the pages first and tells afterwards: until then the fallback reaches the same bytes through the
 //! process' own page table. To take them back it tells first. Between two turns the worker copies nothing, and what movers have in
 //! hand is waited for, so a job that takes something out of the page table never meets a copy half done; what a helper has in
-//! hand goes by address, or is looked up again.
+//! hand goes by address, or is looked up again. Pages that regions touch are moved while the fallback stands still (`gate`).
 use crate::control::Control;
-use crate::hold::Order;
+use crate::hold::{Order, Process};
 use crate::memory::Origin;
 use crate::requests::Handled;
 use crate::session::Answer;
@@ -39,6 +39,9 @@ impl Control {
             };
             let mapped = entry.memory.map_part(address, memory.clone(), offset, length);
             entry.memory.set_origin(&memory, origin.clone());
+            if mapped.is_ok() {
+                entry.lost.drop_range(&(address..address.saturating_add(length)));
+            }
             Poll::Ready(mapped.map_err(|_| VerbsError::InvalidArgument))
         };
         self.submit(at, work, |_, ()| Answer::done())
@@ -81,7 +84,8 @@ impl Control {
             waker.wake();
         };
         connection.busy = true;
-        connection.holder.order(order, &connection.tasks, Box::new(answer));
+        let process = Process { tasks: connection.tasks.clone(), gate: connection.memory.gate.clone() };
+        connection.holder.order(order, process, Box::new(answer));
         Ok(Handled::Submitted)
     }
 }

@@ -101,7 +101,7 @@ impl Control {
                 self.map_part(at, segment, [offset, address, length])
             }
             Request::UnmapPart { address, length } => self.unmap_part(at, address, length),
-            Request::HoldThreads { thread } => self.order_hold(key, Order::Hold { thread }),
+            Request::HoldThreads { thread, quiet } => self.order_hold(key, Order::Hold { thread, quiet }),
             Request::ReleaseThreads => self.order_hold(key, Order::Release),
             Request::ReopenSegment { segment } => self.reopen_segment(key, segment),
             Request::RegisterMr { pd, address, length, iova, access } => {

@@ -9,6 +9,7 @@ use crate::grants::Grants;
 use crate::memory::PageTable;
 use crate::moderation::{Moderation, Schedule};
 use crate::movers::Movers;
+use crate::resharing::Lost;
 use crate::table::Table;
 use crate::targets::Targets;
 use crate::totals::Retired;
@@ -46,6 +47,8 @@ pub struct Session {
     pub segment: SessionSegment,
     pub kick: Arc<Doorbell>,
     pub memory: PageTable,
+    /// What of it the fallback reaches since it was withdrawn.
+    pub lost: Lost,
     /// Where it is ordered to take memory back.
     pub orders: Option<PipeId>,
     /// What each doorbell is about, by the library's cookie.
@@ -72,6 +75,7 @@ impl Session {
             segment,
             kick,
             memory,
+            lost: Lost::default(),
             orders: None,
             doorbells: Vec::new(),
             cq_bells: BTreeMap::new(),

@@ -5,6 +5,7 @@
 use crate::account::Charge;
 use crate::events::PipeId;
 use crate::extents::Extents;
+use crate::gate::Gated;
 use crate::hold::Holder;
 use crate::imports::{ContextName, Pass};
 use freeflow_cm::Owner;
@@ -273,7 +274,7 @@ pub struct Connection {
     pub socket: OwnedFd,
     pub pidfd: OwnedFd,
     /// `/proc/PID/mem` of the process that connected.
-    pub memory: Arc<File>,
+    pub memory: Arc<Gated<File>>,
     /// Its `/proc/PID/task`, and who holds its threads while it moves memory.
     pub tasks: Arc<OwnedFd>,
     pub holder: Holder,

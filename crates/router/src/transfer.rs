@@ -135,6 +135,7 @@ pub(crate) struct Gone;
 
 pub(crate) struct Step<'a> {
     pub piece: Piece<'a>,
+    session: SessionId,
     address: u64,
 }
 
@@ -161,7 +162,7 @@ impl<'a> Walk<'a> {
                 session.memory.piece(address, left.min(limit))
             };
             self.offset += piece.bytes;
-            return Ok(Some(Step { piece, address }));
+            return Ok(Some(Step { piece, session: span.session, address }));
         }
         Ok(None)
     }
@@ -378,14 +379,14 @@ impl Rings {
         };
         let mut walk = Walk::new(&self.sessions, spans);
         while at < bounce.len()
-            && let Some(Step { piece, address }) = walk.next(bounce.len() - at)?
+            && let Some(Step { piece, session, address }) = walk.next(bounce.len() - at)?
         {
             match piece.reach {
                 Reach::Shared { segment, offset } => {
                     segment.read(offset, &mut bounce[at..at + piece.bytes]).map_err(|_| Gone)?;
                 }
                 Reach::Fallback { memory } => {
-                    parts.push(Part { memory: memory.clone(), address, at, bytes: piece.bytes });
+                    parts.push(Part { session, memory: memory.clone(), address, at, bytes: piece.bytes });
                 }
                 // The buffer still has what it was last used for.
                 Reach::Void => bounce[at..at + piece.bytes].fill(0),
@@ -430,11 +431,11 @@ impl Rings {
     fn fallback_parts(&self, to: &[Span], parts: &mut Vec<Part>) -> Result<bool, Gone> {
         let mut walk = Walk::new(&self.sessions, to);
         let (mut at, mut ends_shared) = (0, true);
-        while let Some(Step { piece, address }) = walk.next(usize::MAX)? {
+        while let Some(Step { piece, session, address }) = walk.next(usize::MAX)? {
             ends_shared = true;
             if let Reach::Fallback { memory } = piece.reach {
                 ends_shared = false;
-                parts.push(Part { memory: memory.clone(), address, at, bytes: piece.bytes });
+                parts.push(Part { session, memory: memory.clone(), address, at, bytes: piece.bytes });
             }
             at += piece.bytes;
         }
@@ -515,7 +516,8 @@ impl Rings {
         let (helper, stage) = (session.vnic, Stage::Atomic { by_fallback });
         let transfer = Transfer { token, stage, helper, to, bytes: 8, last: false, scattered: 0 };
         let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
-        parts.push(Part { memory, address, at: 0, bytes: 8 });
+        let session = if by_fallback { at.session } else { SessionId::VOID };
+        parts.push(Part { session, memory, address, at: 0, bytes: 8 });
         let bounce = self.transfers.spare_bounces.pop().unwrap_or_default();
         if !self.submit(transfer, Work::Atomic(operation), bounce, parts) {
             return AtomicOutcome::Fault;
@@ -547,6 +549,7 @@ impl Rings {
         let (vnic_id, bytes) = (transfer.helper, parts.iter().map(|part| part.bytes as u64).sum::<u64>());
         let Some(vnic) = self.vnics.get_mut(vnic_id) else { return false };
         vnic.fallback_bytes += bytes;
+        self.grants.note_fallback(&mut self.sessions, &parts);
         if vnic.helper.is_none() {
             vnic.helper = Helper::start(self.finished.clone(), self.waker.clone()).ok();
         }

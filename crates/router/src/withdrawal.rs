@@ -21,7 +21,7 @@ use crate::session::Answer;
 use crate::slab::Key;
 use crate::worker::Worker;
 use freeflow_engine::{MrId, QpId, SessionId};
-use freeflow_protocol::library::{EVENT_BYTES, Handle, ORDER_BYTES};
+use freeflow_protocol::library::{EVENT_BYTES, Handle, ORDER_BYTES, ORDER_TAKE_BACK};
 use freeflow_verbs::{Duration, Instant, VerbsError};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -41,6 +41,8 @@ pub(crate) struct Leaving {
     unordered: Vec<Name>,
     /// Orders, oldest first; also of segments that have left.
     deadlines: VecDeque<(Instant, Name)>,
+    /// What was withdrawn and shall be shared again.
+    pub(crate) wanted: Vec<Name>,
 }
 
 impl Leaving {
@@ -78,13 +80,13 @@ impl Leaving {
     }
 
     fn is_quiet(&self) -> bool {
-        self.unordered.is_empty() && self.deadlines.is_empty()
+        self.unordered.is_empty() && self.deadlines.is_empty() && self.wanted.is_empty()
     }
 
     /// When something is to be done about it.
     fn due_in(&self, now: Instant) -> Option<Duration> {
         let deadline = self.deadlines.front().map(|&(at, _)| at - now);
-        let order = (!self.unordered.is_empty()).then_some(ORDER_INTERVAL);
+        let order = (!self.unordered.is_empty() || !self.wanted.is_empty()).then_some(ORDER_INTERVAL);
         [deadline, order].into_iter().flatten().min()
     }
 }
@@ -124,6 +126,9 @@ impl Control {
         self.objects(at.0)?.segments.get(segment)?;
         let work = move |worker: &mut Worker, _: Instant| {
             let was_ordered = worker.rings.grants.leaving.confirm(name);
+            if was_ordered && let Some(entry) = worker.rings.sessions.get_mut(name.0) {
+                entry.lost.note_left(name.1);
+            }
             once(if was_ordered { Ok(()) } else { Err(VerbsError::NotFound) })
         };
         self.submit(at, work, |_, ()| Answer::done())
@@ -180,6 +185,9 @@ impl Rings {
         exposed.lease.mark_withdrawn();
         self.settle(name.0);
         if let Some(owner) = self.sessions.get_mut(name.0) {
+            if let Some(extent) = owner.memory.extent(&exposed.segment) {
+                owner.lost.begin(name.1, extent);
+            }
             owner.memory.take_out(&exposed.segment);
             self.grants.leaving.begin(name);
         }
@@ -273,12 +281,13 @@ impl Rings {
             }
             self.grants.leaving.note_ordered(name, now + self.grants.time_max);
             let orders = self.sessions.get(name.0).and_then(|session| session.orders);
-            if orders.is_none_or(|pipe| self.pipes.send(pipe, name.1, 0) == Sent::TooMuch) {
+            if orders.is_none_or(|pipe| self.pipes.send(pipe, name.1, ORDER_TAKE_BACK) == Sent::TooMuch) {
                 self.fail(name.0, "its orders are not read");
             }
         }
         while let Some(name) = self.grants.leaving.poll_late(now) {
             self.fail(name.0, "it did not take memory back that others had been granted");
         }
+        self.give_share_orders();
     }
 }

@@ -351,11 +351,11 @@ fn is_withdrawn_by(end: impl FnOnce(&mut Rig)) {
     rig.pair.b.connect_rc(&b_qp, peer.gid(), qp.qpn, 14);
     let mr = rig.pair.b.register(rig.to.address, 2 * PAGE_BYTES);
     let ask = |qp: &Qp| ask_grant(&peer, qp, mr.rkey, (rig.to.address, 8), true);
-    assert_eq!(ask(&qp).unwrap_err(), VerbsError::NotSupported);
+    assert_eq!(ask(&qp).unwrap_err(), VerbsError::Busy);
     let confirm = Request::ConfirmWithdrawal { segment };
     assert_eq!(rig.pair.b.ask(&confirm), Reply::Done);
     assert_eq!(rig.pair.b.refused(&confirm), VerbsError::NotFound);
-    assert_eq!(ask(&qp).unwrap_err(), VerbsError::NotSupported);
+    assert_eq!(ask(&qp).unwrap_err(), VerbsError::Busy);
     // The router still reaches the memory, by its address.
     let from = peer.memory(8, true);
     from.fill(8, 9);
@@ -496,7 +496,7 @@ fn what_is_mapped_later_is_not_reached_by_what_was_granted_before() {
     assert_eq!(b.refused(&map_part(segment, &mapped, 2)), VerbsError::NotSupported);
     assert_eq!(a_qp.send.grants_withdrawn(), 1);
     assert_eq!(read_event(&rig.orders), Some((segment, 0)));
-    assert_eq!(ask().unwrap_err(), VerbsError::NotSupported);
+    assert_eq!(ask().unwrap_err(), VerbsError::Busy);
     assert_eq!(b.ask(&Request::ConfirmWithdrawal { segment }), Reply::Done);
 }
 
@@ -527,6 +527,61 @@ fn who_does_not_take_its_memory_back_in_time_loses_its_session() {
     assert_eq!(read_event(&rig.orders), None);
     until("one session less", || (rig.pair.host.status().session_count == 1).then_some(()));
     assert!(matches!(rig.pair.a.ask(&Request::AllocPd { context: rig.pair.a.context }), Reply::Pd { .. }));
+}
+
+#[test]
+fn what_was_withdrawn_is_shared_again_once_that_is_earned() {
+    let mut rig = Rig::new();
+    let (segment, mapped) = create_segment(&rig.pair.b, 3);
+    let address = mapped.address() as u64;
+    for page in [0, 1] {
+        assert_eq!(rig.pair.b.ask(&map_part(segment, &mapped, page)), Reply::Done);
+    }
+    let mr = rig.pair.b.register(address, 2 * PAGE_BYTES);
+    let from = rig.pair.a.memory(2 * PAGE, true);
+    let write = |rig: &mut Rig, word: u64| {
+        from.word(0).store(word, Relaxed);
+        let sges = [from.sge(0, 2 * PAGE_BYTES as u32)];
+        let write = SendDescriptor { remote_address: address, rkey: mr.rkey, ..request(SendOpcode::RdmaWrite, &sges) };
+        rig.pair.a.post_send(&mut rig.pair.a_qp, &write);
+        assert_eq!(rig.pair.a_cq.wait().status, CompletionStatus::Success);
+        rig.pair.b.settle();
+    };
+    let ask = |rig: &Rig| ask_grant(&rig.pair.a, &rig.pair.a_qp, mr.rkey, (address, 8), true);
+    ask(&rig).unwrap();
+    assert_eq!(rig.pair.b.refused(&map_part(segment, &mapped, 2)), VerbsError::NotSupported);
+    assert_eq!(read_event(&rig.orders), Some((segment, 0)));
+    for word in 1..200 {
+        write(&mut rig, word);
+        assert_eq!(mapped.u64(0).load(Relaxed), word);
+    }
+    assert!(!has_event(&rig.orders), "the first order is not carried out");
+    assert_eq!(rig.pair.b.ask(&Request::ConfirmWithdrawal { segment }), Reply::Done);
+    assert!(!has_event(&rig.orders));
+    write(&mut rig, 200);
+    assert_eq!(read_event(&rig.orders), Some((segment, 1)));
+    assert_eq!(ask(&rig).unwrap_err(), VerbsError::Busy, "it may come back");
+    // A process that does nothing about it is told less and less often.
+    let mut orders = 0;
+    for word in 0..1000 {
+        write(&mut rig, word);
+        while has_event(&rig.orders) {
+            assert_eq!(read_event(&rig.orders), Some((segment, 1)));
+            orders += 1;
+        }
+    }
+    assert_eq!(orders, 2);
+    // One that does: the router reaches the new segment, and grants it.
+    let (again, shared) = create_segment(&rig.pair.b, 2);
+    let map = Request::MapPart { segment: again, offset: 0, address, length: 2 * PAGE_BYTES };
+    assert_eq!(rig.pair.b.ask(&map), Reply::Done);
+    for word in 1000..1200 {
+        write(&mut rig, word);
+        assert_eq!((mapped.u64(0).load(Relaxed), shared.u64(0).load(Relaxed)), (999, word));
+    }
+    assert!(!has_event(&rig.orders));
+    let (Reply::Grant { length, .. }, _) = ask(&rig).unwrap() else { panic!("no grant") };
+    assert_eq!(length, 2 * PAGE_BYTES);
 }
 
 /// Another pair of QPs between the same processes.

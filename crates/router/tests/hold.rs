@@ -5,7 +5,8 @@ mod common;
 use common::process::Process;
 use common::*;
 use freeflow_protocol::library::{Reply, Request};
-use freeflow_verbs::VerbsError;
+use freeflow_shm::SendDescriptor;
+use freeflow_verbs::{CompletionStatus, QpType, SendOpcode, VerbsError};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -54,7 +55,7 @@ fn own_id() -> u32 {
 }
 
 fn hold(client: &Client) -> Reply {
-    client.ask(&Request::HoldThreads { thread: own_id() })
+    client.ask(&Request::HoldThreads { thread: own_id(), quiet: false })
 }
 
 /// The router gives up when the threads don't stop soon, as on a machine that is busy: then it is asked again.
@@ -99,7 +100,7 @@ fn who_never_releases_is_released(client: &Client, runner: &Runner) {
     });
     // Others' threads and none at all: nobody stands still afterwards.
     for thread in [0, 1, u32::MAX] {
-        assert_eq!(client.refused(&Request::HoldThreads { thread }), VerbsError::NotFound, "{thread}");
+        assert_eq!(client.refused(&Request::HoldThreads { thread, quiet: false }), VerbsError::NotFound, "{thread}");
         assert!(runner.moves_within(BOUND));
     }
 }
@@ -155,7 +156,7 @@ fn who_makes_threads_is_given_up(client: &Client, runner: &Runner) {
     let thread = until("the thread's ID", || Some(id.load(Relaxed) as u32).filter(|id| *id != 0));
     let begin = Instant::now();
     // Held itself, while it waits for the answer.
-    let _ = client.ask(&Request::HoldThreads { thread });
+    let _ = client.ask(&Request::HoldThreads { thread, quiet: false });
     let took = begin.elapsed();
     end.store(true, Relaxed);
     maker.join().unwrap();
@@ -163,6 +164,105 @@ fn who_makes_threads_is_given_up(client: &Client, runner: &Runner) {
     assert!(took < 2 * BOUND, "{took:?}");
     let _ = client.ask(&Request::ReleaseThreads);
     assert!(runner.moves_within(BOUND));
+}
+
+/// Quiet, too, unless the machine is busy.
+fn held_quiet(client: &Client) {
+    until("the threads and the router to stop", || {
+        match client.ask(&Request::HoldThreads { thread: own_id(), quiet: true }) {
+            Reply::Done => Some(()),
+            Reply::Failed(VerbsError::TimedOut | VerbsError::Busy) => None,
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+const WORDS: usize = 64 << 10;
+
+/// Two processes, as the router sees it, of which the second is written to by address.
+struct Written {
+    a: Client,
+    b: Client,
+    cq: Cq,
+    qp: Qp,
+    from: Memory,
+    to: Memory,
+}
+
+impl Written {
+    fn new(paths: [&Path; 2]) -> Self {
+        let [mut a, mut b] = paths.map(Client::connect);
+        let (cq, b_cq) = (a.create_cq(64, None), b.create_cq(64, None));
+        let (qp, b_qp) = (a.create_qp(QpType::Rc, &cq), b.create_qp(QpType::Rc, &b_cq));
+        a.connect_rc(&qp, b.gid(), b_qp.qpn, 14);
+        b.connect_rc(&b_qp, a.gid(), qp.qpn, 14);
+        let (from, to) = (a.memory(WORDS, true), b.memory(WORDS, false));
+        Self { a, b, cq, qp, from, to }
+    }
+
+    fn post(&mut self) {
+        let sges = [self.from.sge(0, WORDS as u32 * 8)];
+        let (remote_address, rkey) = (self.to.address, self.to.mr.rkey);
+        self.a
+            .post_send(&mut self.qp, &SendDescriptor { remote_address, rkey, ..request(SendOpcode::RdmaWrite, &sges) });
+    }
+
+    fn is_done(&mut self, seed: u64) {
+        assert_eq!(self.cq.wait().status, CompletionStatus::Success);
+        assert!(self.to.is_filled(WORDS, seed), "round {seed}");
+    }
+
+    fn contents(&self) -> Vec<u64> {
+        (0..WORDS).map(|at| self.to.word(at).load(Relaxed)).collect()
+    }
+}
+
+/// A WRITE that is under way, in whatever piece of it, changes nothing as long as the process may move its pages, and is whole
+/// afterwards.
+fn memory_stands_still_while_it_is_moved(paths: [&Path; 2]) {
+    let mut rig = Written::new(paths);
+    let mut in_time = 0;
+    for round in 1..60 {
+        rig.from.fill(WORDS, round);
+        if round % 2 == 0 {
+            rig.post();
+        }
+        held_quiet(&rig.b);
+        let before = rig.contents();
+        if round % 2 == 1 {
+            rig.post();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+        let after = rig.contents();
+        if rig.b.ask(&Request::ReleaseThreads) == Reply::Done {
+            in_time += 1;
+            assert!(before == after, "round {round}");
+        }
+        rig.is_done(round);
+    }
+    assert!(in_time > 0, "never in time");
+    // Who does not release it: the router goes on by itself.
+    rig.from.fill(WORDS, 77);
+    held_quiet(&rig.b);
+    rig.post();
+    rig.is_done(77);
+    let _ = rig.b.ask(&Request::ReleaseThreads);
+    // Who asks again and again keeps nobody for ever.
+    for round in 80..84 {
+        rig.from.fill(WORDS, round);
+        rig.post();
+        for _ in 0..3 {
+            let _ = rig.b.ask(&Request::HoldThreads { thread: own_id(), quiet: true });
+        }
+        rig.is_done(round);
+        let _ = rig.b.ask(&Request::ReleaseThreads);
+    }
+    // Who hangs up as well.
+    rig.from.fill(WORDS, 99);
+    held_quiet(&rig.b);
+    rig.post();
+    rustix::net::shutdown(&rig.b.socket, rustix::net::Shutdown::Both).unwrap();
+    let _ = rig.cq.wait();
 }
 
 fn nonsense_about_parts_is_refused(client: &Client, stranger: &Client) {
@@ -244,5 +344,7 @@ fn threads_and_parts_in_an_enemys_hands() {
     who_never_releases_is_released(&client, &runner);
     many_holds_are_one_thread_each(&router, &path, &client, &runner);
     who_makes_threads_is_given_up(&client, &runner);
+    memory_stands_still_while_it_is_moved([&path, &router.attach("c")]);
+    assert!(runner.moves_within(BOUND));
     threads_survive_the_router(router, &client, &runner);
 }

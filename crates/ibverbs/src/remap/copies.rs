@@ -24,11 +24,11 @@ impl Table {
     /// A piece of a zone was made private.
     pub(super) fn note_copy(&mut self, at: usize, piece: &Move, is_exposed: bool) {
         let zone = &mut self.zones[at];
-        let (number, file) = (zone.number, zone.file);
+        let Zone { number, serial, segment, file, .. } = *zone;
         zone.is_closed = true;
         match self.copied.iter_mut().find(|copied| copied.number == number) {
             Some(copied) => copied.is_exposed |= is_exposed,
-            None => self.copied.push(Copied { number, file, is_exposed }),
+            None => self.copied.push(Copied { number, serial, segment, file, is_exposed }),
         }
         let range = piece.target..piece.target + piece.bytes as u64;
         self.copies.remove(range.clone());
@@ -324,11 +324,11 @@ mod tests {
     fn exposed_copies_are_owed_until_no_region_touches_them() {
         let mut table = Placed::new().table;
         let file = Identity { device: (0, 1), inode: 77 };
-        let copied = |number, is_exposed| Copied { number, file, is_exposed };
+        let copied = |number, is_exposed| Copied { number, serial: 1, segment: number, file, is_exposed };
         table.copied = vec![copied(1, true), copied(2, false)];
         table.copies.insert(0x1000..0x5000, 1);
         table.copies.insert(0x5000..0x9000, 2);
-        table.note(1, 0x2000, 0x1000);
+        table.note(1, 1, 0x2000, 0x1000);
         assert_eq!(table.exposed_copies(0..1 << 56), [(0x1000..0x2000, 1), (0x3000..0x5000, 1)]);
         table.drop_copies(0..0x5000);
         assert_eq!(table.copied.iter().map(|copied| copied.number).collect::<Vec<_>>(), [2]);

@@ -143,7 +143,7 @@ fn is_alone() -> bool {
 static REFUSED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Threads could be held, the last time that it was tried, or that is a while ago.
-fn is_patient() -> bool {
+pub(crate) fn is_patient() -> bool {
     // Relaxed: a hint only.
     let refused = REFUSED_NS.load(Ordering::Relaxed);
     refused == 0 || now_ns().saturating_sub(refused) >= PATIENCE_NS
@@ -185,10 +185,20 @@ pub(crate) fn is_all(maps: &Maps, piece: &Move, is_right: &dyn Fn(&Area, u64) ->
     reached >= end
 }
 
+/// Who else may read and write the pages that are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Others {
+    /// The threads of this process.
+    Threads,
+    /// The router too, by address. The calling thread is that of `orders`, so never alone.
+    Router,
+}
+
 /// Runs `body` in a window. False: there can't be one now.
-fn in_window(session: &Session, body: &mut dyn FnMut(&Window)) -> bool {
+fn in_window(session: &Session, others: Others, body: &mut dyn FnMut(&Window)) -> bool {
     let before = block_signals(u64::MAX);
-    let ran = if is_alone() {
+    let quiet = others == Others::Router;
+    let ran = if !quiet && is_alone() {
         body(&Window { asked_ns: None });
         true
     } else {
@@ -196,8 +206,13 @@ fn in_window(session: &Session, body: &mut dyn FnMut(&Window)) -> bool {
         let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
         is_patient()
             && session
-                .with_threads_held(thread, &mut |asked_ns| body(&Window { asked_ns: Some(asked_ns) }))
-                .inspect_err(|_| REFUSED_NS.store(now_ns(), Ordering::Relaxed))
+                .with_threads_held(thread, quiet, &mut |asked_ns| body(&Window { asked_ns: Some(asked_ns) }))
+                .inspect_err(|_| {
+                    // What the router asks for is tried again when it asks: no registration shall do without for it.
+                    if !quiet {
+                        REFUSED_NS.store(now_ns(), Ordering::Relaxed);
+                    }
+                })
                 .is_ok()
     };
     block_signals(before);
@@ -206,14 +221,20 @@ fn in_window(session: &Session, body: &mut dyn FnMut(&Window)) -> bool {
 
 /// Puts private pages into their zone, and the zone's pages in their place, if all areas are `is_right` at the address
 /// given with them. False: nothing has changed.
-pub(crate) fn move_in(session: &Session, maps: &Maps, piece: &Move, is_right: &dyn Fn(&Area, u64) -> bool) -> bool {
+pub(crate) fn move_in(
+    session: &Session,
+    maps: &Maps,
+    piece: &Move,
+    others: Others,
+    is_right: &dyn Fn(&Area, u64) -> bool,
+) -> bool {
     if !comes_at_once(piece) {
         return false;
     }
     let Some(filled) = map_filled(piece) else { return false };
     populate_target(piece, MADV_POPULATE_READ);
     let mut placed = false;
-    in_window(session, &mut |window| {
+    in_window(session, others, &mut |window| {
         placed = window.may_move(maps, piece, is_right) && place(piece, filled, window);
     });
     if !placed {
@@ -257,7 +278,7 @@ pub(crate) fn move_out(
         // SAFETY: makes pages of an alias present, for reading.
         unsafe { libc::madvise(piece.alias.cast(), piece.bytes, MADV_POPULATE_READ) };
     }
-    in_window(session, &mut |window| {
+    in_window(session, Others::Threads, &mut |window| {
         for piece in pieces.iter_mut() {
             let one = *piece;
             piece.done =
@@ -313,7 +334,7 @@ pub(crate) fn with_others_held(session: &Session, body: &mut dyn FnMut()) {
     let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
     let mut ran = false;
     if is_patient() {
-        let held = session.with_threads_held(thread, &mut |_| {
+        let held = session.with_threads_held(thread, false, &mut |_| {
             body();
             ran = true;
         });
@@ -383,7 +404,7 @@ pub(crate) fn make_anonymous(
 ) -> bool {
     let Some(aside) = Aside::reserve(piece.bytes) else { return false };
     let mut done = false;
-    in_window(session, &mut |window| {
+    in_window(session, Others::Threads, &mut |window| {
         done = window.may_move(maps, piece, is_right) && aside.exchange(maps, piece);
     });
     done

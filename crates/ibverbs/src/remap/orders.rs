@@ -12,7 +12,7 @@
 //! Invariant: who waits for an answer of the router with the table's lock, or the session's, waits for no order: the
 //! router answers everything else without waiting for what it has ordered.
 use super::{Table, locked};
-use freeflow_client::{ORDER_BYTES, OrdersInHand, Session, WITHDRAWAL_TIME_MAX_MS, ordered_segment};
+use freeflow_client::{ORDER_BYTES, Order, OrdersInHand, Session, WITHDRAWAL_TIME_MAX_MS};
 use freeflow_verbs::VerbsError;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -211,15 +211,25 @@ enum Outcome {
 
 fn carry_out(table: &mut Table, task: &Task, order: [u8; ORDER_BYTES]) -> Outcome {
     let Some(session) = task.session.upgrade() else { return Outcome::Over };
-    let segment = ordered_segment(order);
-    // What could not be taken back is not confirmed: then the router ends the session, and with it its peers' ways here.
-    // A zone that is not known is gone already.
-    let is_back = table.take_back(&session, segment);
-    if is_back {
-        let _ = session.confirm_withdrawal(segment);
-    }
+    let is_done = match Order::decode(order) {
+        // What could not be taken back is not confirmed: then the router ends the session, and with it its peers' ways here.
+        // A zone that is not known is gone already.
+        Order::TakeBack(segment) => {
+            let is_back = table.take_back(&session, segment);
+            if is_back {
+                let _ = session.confirm_withdrawal(segment);
+            }
+            is_back
+        }
+        // Done as far as it can be: it is advice.
+        Order::ShareAgain(segment) => {
+            table.share_again(&session, segment);
+            true
+        }
+        Order::Unknown => true,
+    };
     table.tidy(&session);
-    match is_back {
+    match is_done {
         false => Outcome::Undone,
         true if session.is_dead() => Outcome::Over,
         true => Outcome::Done,
@@ -279,7 +289,7 @@ mod tests {
                 in_hand.finish();
                 Some(order)
             });
-            assert_eq!(segments.map(ordered_segment).collect::<Vec<_>>(), [7, 9]);
+            assert_eq!(segments.map(Order::decode).collect::<Vec<_>>(), [Order::TakeBack(7), Order::TakeBack(9)]);
             assert!(!in_hand.has_some());
             writer.join().unwrap();
         }

@@ -1,7 +1,7 @@
 //! The bookkeeping of one process: zones, what lies in them, which regions touch what.
 use super::PAGE_BYTES;
 use super::areas::{Area, Identity, Maps};
-use super::moving::{self, Move, WINDOW_BYTES};
+use super::moving::{self, Move, Others, WINDOW_BYTES};
 use super::{orders, touched};
 use freeflow_client::{Handle, Ranges, Session, TouchCounts};
 use std::collections::BTreeMap;
@@ -88,7 +88,9 @@ pub(crate) struct Table {
     generation: u32,
     pub(super) touches: TouchCounts,
     /// By owner, start and length; how often.
-    regions: BTreeMap<(usize, u64, u64), u32>,
+    pub(super) regions: BTreeMap<(usize, u64, u64), u32>,
+    /// The session of each owner that has regions.
+    pub(super) owners: BTreeMap<usize, u64>,
     /// The number is the zone's.
     pub(super) placed: Ranges,
     pub(super) zones: Vec<Zone>,
@@ -105,17 +107,44 @@ pub(crate) struct Table {
 /// A zone of which there are private copies.
 pub(super) struct Copied {
     pub number: u32,
+    /// Of the session that had it, and what that called it.
+    pub serial: u64,
+    pub segment: Handle,
     pub file: Identity,
     /// Peers may have it mapped still.
     pub is_exposed: bool,
 }
 
 /// Where a registration's pages go that shall lie apart.
-struct Apart {
+pub(super) struct Apart {
     /// Of all that is placed.
     end: u64,
     /// The own zone that was made last.
     zone: Option<u32>,
+}
+
+impl Apart {
+    pub fn until(end: u64) -> Self {
+        Self { end, zone: None }
+    }
+}
+
+/// What is moved into zones.
+#[derive(Clone, Copy)]
+pub(super) enum Pages {
+    /// Of a region that the router does not know yet.
+    Unknown,
+    /// Private copies of this file's, which regions touch.
+    Copies(Identity),
+}
+
+impl Pages {
+    fn others(self) -> Others {
+        match self {
+            Self::Unknown => Others::Threads,
+            Self::Copies(_) => Others::Router,
+        }
+    }
 }
 
 fn runs_max() -> u64 {
@@ -151,7 +180,7 @@ fn keep_from_peers(session: &Session, zone: &Zone) -> bool {
 }
 
 /// `range` without `hole`.
-fn without(range: Range<u64>, hole: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+pub(super) fn without(range: Range<u64>, hole: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let before = range.start..range.end.min(hole.start);
     let after = range.start.max(hole.end)..range.end;
     [before, after].into_iter().filter(|piece| piece.start < piece.end)
@@ -185,7 +214,9 @@ impl Table {
         self.zones.iter().find(|zone| zone.number == number)
     }
 
-    pub fn note(&mut self, owner: usize, start: u64, length: u64) {
+    /// `serial`: of the owner's session.
+    pub fn note(&mut self, serial: u64, owner: usize, start: u64, length: u64) {
+        self.owners.insert(owner, serial);
         *self.regions.entry((owner, start, length)).or_default() += 1;
         self.touches.add(touched(start, length));
     }
@@ -197,6 +228,9 @@ impl Table {
         *count -= 1;
         if *count == 0 {
             self.regions.remove(&key);
+            if self.regions.range((owner, 0, 0)..=(owner, u64::MAX, u64::MAX)).next().is_none() {
+                self.owners.remove(&owner);
+            }
         }
         self.touches.remove(touched(start, length));
         true
@@ -239,9 +273,9 @@ impl Table {
             }
         }
         let end = spots.iter().map(|spot| spot.end).max().unwrap_or(0);
-        let mut apart = apart.then_some(Apart { end, zone: None });
+        let mut apart = apart.then_some(Apart::until(end));
         for spot in spots {
-            if !self.move_in_spot(session, &maps, spot, &mut apart) {
+            if !self.move_in_spot(session, &maps, Pages::Unknown, spot, &mut apart) {
                 return;
             }
         }
@@ -260,6 +294,14 @@ impl Table {
             return zones.any(|zone| zone.serial != session.serial() && zone.is_at(area, address));
         }
         area.file == Identity::default() || self.copied.iter().any(|copied| copied.file == area.file)
+    }
+
+    pub(super) fn may_move(&self, session: &Session, pages: Pages, area: &Area, address: u64) -> bool {
+        let is_it = match pages {
+            Pages::Unknown => true,
+            Pages::Copies(file) => !area.shared && area.file == file,
+        };
+        is_it && self.is_movable(session, area, address)
     }
 
     /// What of these pages is thought to be placed and is not, or is in the zone of a session that is gone. What is
@@ -337,10 +379,11 @@ impl Table {
     }
 
     /// False: no more can be placed now.
-    fn move_in_spot(
+    pub(super) fn move_in_spot(
         &mut self,
         session: &Arc<Session>,
         maps: &Maps,
+        pages: Pages,
         spot: Range<u64>,
         apart: &mut Option<Apart>,
     ) -> bool {
@@ -359,7 +402,8 @@ impl Table {
             let bytes = (end - from) as usize;
             let alias = zone.alias_of(from);
             let piece = Move { target: from, alias, bytes, protection: 0, done: false };
-            if !moving::move_in(session, maps, &piece, &|area, address| self.is_movable(session, area, address)) {
+            let is_right = |area: &Area, address| self.may_move(session, pages, area, address);
+            if !moving::move_in(session, maps, &piece, pages.others(), &is_right) {
                 moving::punch(alias, bytes);
                 self.tidy(session);
                 return false;
