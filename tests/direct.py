@@ -320,7 +320,7 @@ def cases_switched(host, server, client, direct):
 
 
 def large(host, server, client, program):
-    """What leaving costs the owner is at most what the router has carried before."""
+    """What leaving costs the owner is bounded by what the router has carried before."""
     before = host.status()["counters"]
     words = (lib.PORT, CLIENTS)
     output, _ = lib.in_two_containers(
@@ -332,7 +332,8 @@ def large(host, server, client, program):
     earned = routed + REQUEST_BYTES * (grown["messages"] - grown["direct_messages"])
     note = f"{copied >> 20} MiB copied, {routed >> 20} MiB routed, {earned >> 20} MiB earned, " \
            f"{grown['direct_bytes'] >> 20} MiB past the router"
-    need(copied <= earned + CLIENTS * FREE_BYTES + FAULTS_BYTES, note)
+    # Once what was granted, and once more what the fallback moved of what is then shared again (docs/ARCHITECTURE.md).
+    need(copied <= 2 * earned + CLIENTS * FREE_BYTES + FAULTS_BYTES, note)
     need(copied and grown["direct_bytes"], f"nothing was granted: {note}")
     return note
 

@@ -6,22 +6,27 @@ use freeflow_protocol::library::{Handle, ORDER_SHARE_AGAIN, ORDER_TAKE_BACK, Rep
 use freeflow_verbs::VerbsError;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 pub use freeflow_protocol::library::{ORDER_BYTES, WITHDRAWAL_TIME_MAX_MS};
 
-/// The orders of one session that are not carried out yet.
+/// The orders of one session, which are carried out in their order.
 #[derive(Debug)]
 pub struct OrdersInHand {
     /// The read end of their pipe, or -1.
     pipe: AtomicI32,
     /// Those that were read, or are about to be.
-    count: AtomicI32,
+    taken: AtomicU64,
+    /// The first so many are carried out, or nobody is to wait for them.
+    finished: AtomicU64,
+    /// One could not be carried out.
+    is_stuck: AtomicBool,
 }
 
 impl Default for OrdersInHand {
     fn default() -> Self {
-        Self { pipe: AtomicI32::new(-1), count: AtomicI32::new(0) }
+        let (taken, finished) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { pipe: AtomicI32::new(-1), taken, finished, is_stuck: AtomicBool::new(false) }
     }
 }
 
@@ -38,17 +43,27 @@ impl OrdersInHand {
 
     /// Before the pipe is read.
     pub fn take(&self) {
-        self.count.fetch_add(1, Ordering::SeqCst);
+        self.taken.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// An order is carried out, or none came.
+    /// The next order is carried out, or none came, or it is advice.
     pub fn finish(&self) {
-        self.count.fetch_sub(1, Ordering::SeqCst);
+        self.finished.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// SeqCst: pairs with [`Self::take`] before the pipe is read; what is not in the pipe any more is in hand.
-    pub fn has_some(&self) -> bool {
-        self.count.load(Ordering::SeqCst) > 0
+    /// An order could not be carried out: nothing is finished any more.
+    pub fn give_up(&self) {
+        self.is_stuck.store(true, Ordering::SeqCst);
+    }
+
+    /// How many were taken. SeqCst: pairs with [`Self::take`] before the pipe is read; what is not in the pipe any more is among them.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::SeqCst)
+    }
+
+    /// How many are finished; `None`: none will be.
+    pub fn finished(&self) -> Option<u64> {
+        (!self.is_stuck.load(Ordering::SeqCst)).then(|| self.finished.load(Ordering::SeqCst))
     }
 }
 

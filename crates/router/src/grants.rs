@@ -117,6 +117,12 @@ pub(crate) struct Exposed {
     pub regions: BTreeMap<MrId, Range<u64>>,
 }
 
+impl Exposed {
+    pub fn is_read_only(&self) -> bool {
+        self.protection == Protection::ReadOnly
+    }
+}
+
 /// All segments that are granted to somebody, or being withdrawn.
 pub struct Grants {
     exposed: BTreeMap<Name, Exposed>,

@@ -22,7 +22,10 @@ const ACCESS_BYTES: u64 = 4096;
 /// A segment is copied so often for an order: into it, and out again when it is withdrawn.
 const COPY_COUNT: u64 = 2;
 /// The least that earns an order: threads are held for it, however little there is to copy.
-const NEEDED_BYTES_MIN: u64 = 1 << 20;
+const NEEDED_BYTES_MIN: u64 = 16 << 20;
+/// What a process may give for segments that were granted for reading: those can't be emptied when they are left, because they are
+/// sealed, and live as long as a peer keeps them.
+const READ_ONLY_BYTES_MAX: u64 = 256 << 20;
 
 /// Addresses at which a segment was.
 #[derive(Clone, Debug)]
@@ -31,6 +34,7 @@ struct Window {
     segment: Handle,
     /// The process has private copies there.
     has_left: bool,
+    is_read_only: bool,
     moved_bytes: u64,
     needed_bytes: u64,
 }
@@ -40,11 +44,13 @@ struct Window {
 pub struct Lost {
     /// By start, disjoint.
     windows: BTreeMap<u64, Window>,
+    /// Of segments that were granted for reading and whose pages were to be shared again.
+    read_only_bytes: u64,
 }
 
 impl Lost {
     /// The segment is being withdrawn.
-    pub fn begin(&mut self, segment: Handle, addresses: Range<u64>) {
+    pub fn begin(&mut self, segment: Handle, addresses: Range<u64>, is_read_only: bool) {
         self.drop_range(&addresses);
         while self.windows.len() >= WINDOW_COUNT_MAX
             && let Some(start) =
@@ -53,7 +59,8 @@ impl Lost {
             self.windows.remove(&start);
         }
         let needed_bytes = (addresses.end - addresses.start).saturating_mul(COPY_COUNT).max(NEEDED_BYTES_MIN);
-        let window = Window { end: addresses.end, segment, has_left: false, moved_bytes: 0, needed_bytes };
+        let end = addresses.end;
+        let window = Window { end, segment, has_left: false, is_read_only, moved_bytes: 0, needed_bytes };
         self.windows.insert(addresses.start, window);
     }
 
@@ -87,17 +94,22 @@ impl Lost {
 
     /// The fallback moves bytes; the segment that is worth it now.
     fn note_moved(&mut self, address: u64, bytes: u64) -> Option<Handle> {
-        let (_, window) = self.windows.range_mut(..=address).next_back()?;
+        let (start, window) = self.windows.range_mut(..=address).next_back()?;
         if window.end <= address {
             return None;
         }
         window.moved_bytes = window.moved_bytes.saturating_add(bytes).saturating_add(ACCESS_BYTES);
-        let is_due = window.has_left && window.moved_bytes >= window.needed_bytes;
-        is_due.then(|| {
-            window.moved_bytes = 0;
-            window.needed_bytes = window.needed_bytes.saturating_mul(2);
-            window.segment
-        })
+        if !window.has_left || window.moved_bytes < window.needed_bytes {
+            return None;
+        }
+        let given = self.read_only_bytes.saturating_add(if window.is_read_only { window.end - start } else { 0 });
+        if given > READ_ONLY_BYTES_MAX {
+            return None;
+        }
+        self.read_only_bytes = given;
+        window.moved_bytes = 0;
+        window.needed_bytes = window.needed_bytes.saturating_mul(2);
+        Some(window.segment)
     }
 }
 
@@ -135,7 +147,7 @@ mod tests {
 
     fn lost() -> Lost {
         let mut lost = Lost::default();
-        lost.begin(7, MIB..2 * MIB);
+        lost.begin(7, MIB..2 * MIB, false);
         lost
     }
 
@@ -155,12 +167,28 @@ mod tests {
         assert_eq!(lost.note_moved(MIB - 1, 9 * MIB), None);
         assert_eq!(lost.note_moved(2 * MIB, 9 * MIB), None);
         assert_eq!(lost.note_moved(2 * MIB - 1, 1), Some(7), "what was moved meanwhile counts");
-        assert_eq!(moved_until_due(&mut lost, MIB), 4 * MIB);
-        assert_eq!(moved_until_due(&mut lost, MIB), 8 * MIB);
+        // Few bytes are not copied for next to nothing: threads stand still for it.
+        assert_eq!(moved_until_due(&mut lost, MIB), 32 * MIB);
+        assert_eq!(moved_until_due(&mut lost, MIB), 64 * MIB);
         // Withdrawn once more: as at first.
-        lost.begin(7, MIB..2 * MIB);
+        lost.begin(7, MIB..2 * MIB, false);
         lost.note_left(7);
-        assert_eq!(moved_until_due(&mut lost, MIB), 2 * MIB);
+        assert_eq!(moved_until_due(&mut lost, MIB), 16 * MIB);
+        lost.begin(7, MIB..13 * MIB, false);
+        lost.note_left(7);
+        assert_eq!(moved_until_due(&mut lost, MIB), 24 * MIB);
+    }
+
+    #[test]
+    fn segments_that_peers_can_keep_are_given_up_a_few_times_only() {
+        let mut lost = Lost::default();
+        let mut again = |is_read_only| {
+            lost.begin(7, MIB..65 * MIB, is_read_only);
+            lost.note_left(7);
+            lost.note_moved(MIB, 999 * MIB).is_some()
+        };
+        assert!((0..4).all(|_| again(true)));
+        assert!(!again(true) && again(false) && !again(true));
     }
 
     #[test]
@@ -183,14 +211,10 @@ mod tests {
         let mut lost = lost();
         lost.note_moved(MIB, 1);
         for at in 2..2 * WINDOW_COUNT_MAX as u64 {
-            lost.begin(7, at * MIB..at * MIB + 4096);
+            lost.begin(7, at * MIB..at * MIB + 4096, false);
             assert!(lost.has(at * MIB));
         }
         assert_eq!(lost.windows.len(), WINDOW_COUNT_MAX);
         assert!(lost.has(MIB) && !lost.has(2 * MIB));
-        // Few bytes are not copied for next to nothing: threads stand still for it.
-        let last = (2 * WINDOW_COUNT_MAX as u64 - 1) * MIB;
-        lost.note_left(7);
-        assert_eq!(moved_until_due(&mut lost, last), MIB);
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct Leaving {
     unordered: Vec<Name>,
     /// Orders, oldest first; also of segments that have left.
     deadlines: VecDeque<(Instant, Name)>,
+    /// Until when a process that has just carried out one order has time for its others.
+    renewed: BTreeMap<SessionId, Instant>,
     /// What was withdrawn and shall be shared again.
     pub(crate) wanted: Vec<Name>,
 }
@@ -56,14 +58,19 @@ impl Leaving {
         self.deadlines.push_back((deadline, name));
     }
 
-    /// The process has done it. False: it was not told to.
-    fn confirm(&mut self, name: Name) -> bool {
+    /// The process has done it, and has until `deadline` for the next. False: it was not told to.
+    fn confirm(&mut self, name: Name, deadline: Instant) -> bool {
         let is_ordered = matches!(self.segments.get(&name), Some(Some(_)));
-        is_ordered && self.segments.remove(&name).is_some()
+        if is_ordered {
+            self.segments.remove(&name);
+            self.renewed.insert(name.0, deadline);
+        }
+        is_ordered
     }
 
     fn forget_owner(&mut self, owner: SessionId) {
         self.segments.retain(|name, _| name.0 != owner);
+        self.renewed.remove(&owner);
     }
 
     /// The next that was not confirmed in time.
@@ -72,8 +79,13 @@ impl Leaving {
             && (deadline <= now || !self.segments.contains_key(&name))
         {
             self.deadlines.pop_front();
-            if self.segments.contains_key(&name) {
-                return Some(name);
+            if !self.segments.contains_key(&name) {
+                continue;
+            }
+            // They are carried out one after the other.
+            match self.renewed.get(&name.0) {
+                Some(&renewed) if renewed > now => self.deadlines.push_back((renewed, name)),
+                _ => return Some(name),
             }
         }
         None
@@ -124,8 +136,9 @@ impl Control {
     pub(crate) fn confirm_withdrawal(&mut self, at: (Key, SessionId), segment: Handle) -> Outcome {
         let name = (at.1, segment);
         self.objects(at.0)?.segments.get(segment)?;
-        let work = move |worker: &mut Worker, _: Instant| {
-            let was_ordered = worker.rings.grants.leaving.confirm(name);
+        let work = move |worker: &mut Worker, now: Instant| {
+            let grants = &mut worker.rings.grants;
+            let was_ordered = grants.leaving.confirm(name, now + grants.time_max);
             if was_ordered && let Some(entry) = worker.rings.sessions.get_mut(name.0) {
                 entry.lost.note_left(name.1);
             }
@@ -186,7 +199,7 @@ impl Rings {
         self.settle(name.0);
         if let Some(owner) = self.sessions.get_mut(name.0) {
             if let Some(extent) = owner.memory.extent(&exposed.segment) {
-                owner.lost.begin(name.1, extent);
+                owner.lost.begin(name.1, extent, exposed.is_read_only());
             }
             owner.memory.take_out(&exposed.segment);
             self.grants.leaving.begin(name);
@@ -289,5 +302,30 @@ impl Rings {
             self.fail(name.0, "it did not take memory back that others had been granted");
         }
         self.give_share_orders();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_carries_out_one_order_after_the_other_is_not_late() {
+        let session = |index| SessionId { index, generation: 0 };
+        let at = |seconds: u64| Instant(seconds * 1_000_000_000);
+        let mut leaving = Leaving::default();
+        for name in [(session(1), 1), (session(1), 2), (session(1), 3), (session(2), 1)] {
+            leaving.begin(name);
+            leaving.note_ordered(name, at(30));
+        }
+        assert!(leaving.confirm((session(1), 1), at(55)) && !leaving.confirm((session(1), 1), at(99)));
+        assert_eq!(leaving.poll_late(at(29)), None);
+        assert_eq!(leaving.poll_late(at(31)), Some((session(2), 1)), "it has carried out none");
+        assert_eq!(leaving.poll_late(at(31)), None);
+        assert!(leaving.confirm((session(1), 3), at(60)));
+        assert_eq!(leaving.poll_late(at(56)), None);
+        assert_eq!(leaving.poll_late(at(61)), Some((session(1), 2)));
+        leaving.forget_owner(session(1));
+        assert!(leaving.renewed.is_empty());
     }
 }

@@ -20,7 +20,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// What the C library and a program's own thread-local data need, and what is done here.
@@ -33,43 +33,61 @@ static QUIET_COUNT: AtomicU64 = AtomicU64::new(0);
 /// The newest one's pipe, or -1.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
-/// The longest wait for orders: by then the router has ended a session that does not carry them out.
+/// The longest wait for the next order to be carried out: by then the router has ended a session that does not do it.
 const SETTLE_NS: u64 = (WITHDRAWAL_TIME_MAX_MS + 5_000) * 1_000_000;
 /// A wait looks often at first; most orders are done in a few milliseconds.
 const SETTLE_OFTEN_NS: u64 = 20_000_000;
 const SETTLE_OFTEN: Duration = Duration::from_micros(20);
 const SETTLE_SELDOM: Duration = Duration::from_millis(2);
 
-/// Waits until the orders are carried out that the router has given this session so far: what a verb ended, no peer
-/// reaches when it returns. Not under the table's lock.
+/// Waits until the orders to take memory back are carried out that the router has given this session so far: what a verb ended, no
+/// peer reaches when it returns. Not under the table's lock.
 ///
 /// # Errors
 /// DeviceFatal: they were not, and the session is over.
 pub(crate) fn settle(session: &Session) -> Result<(), VerbsError> {
     let orders = session.orders_in_hand();
     // Of a session that was dead before, everything has ended; nobody waits for what that leaves.
-    if session.is_dead() || !are_pending(orders) {
+    if session.is_dead() {
         return Ok(());
     }
     wait_for(orders, SETTLE_NS, &|| session.check())
 }
 
-/// `is_alive`: whether the session is.
+/// `is_alive`: whether the session is. `limit_ns`: how long it may take until one more order is finished.
 fn wait_for(orders: &OrdersInHand, limit_ns: u64, is_alive: &dyn Fn() -> bool) -> Result<(), VerbsError> {
-    let begin = super::moving::now_ns();
-    while are_pending(orders) {
-        let waited = super::moving::now_ns().saturating_sub(begin);
-        if waited > limit_ns || !is_alive() {
+    let mut awaited = Awaited { until: None };
+    let (begin, mut last) = (super::moving::now_ns(), None);
+    let mut advanced = begin;
+    while awaited.are_pending(orders) {
+        let now = super::moving::now_ns();
+        let finished = orders.finished();
+        if last.replace(finished) != Some(finished) {
+            advanced = now;
+        }
+        if now.saturating_sub(advanced) > limit_ns || !is_alive() {
             return Err(VerbsError::DeviceFatal);
         }
-        std::thread::sleep(if waited < SETTLE_OFTEN_NS { SETTLE_OFTEN } else { SETTLE_SELDOM });
+        let is_soon = now.saturating_sub(begin) < SETTLE_OFTEN_NS;
+        std::thread::sleep(if is_soon { SETTLE_OFTEN } else { SETTLE_SELDOM });
     }
     Ok(())
 }
 
-fn are_pending(orders: &OrdersInHand) -> bool {
-    let pipe = orders.pipe();
-    pipe >= 0 && is_readable(pipe, 0) || orders.has_some()
+/// The orders that a verb waits for: those given before, and not what comes while it waits.
+struct Awaited {
+    /// So many; `None`: there may be some in the pipe.
+    until: Option<u64>,
+}
+
+impl Awaited {
+    fn are_pending(&mut self, orders: &OrdersInHand) -> bool {
+        let pipe = orders.pipe();
+        if self.until.is_none() && !(pipe >= 0 && is_readable(pipe, 0)) {
+            self.until = Some(orders.taken());
+        }
+        self.until.is_none_or(|until| orders.finished().is_none_or(|finished| finished < until))
+    }
 }
 
 fn is_readable(descriptor: RawFd, timeout_ms: i32) -> bool {
@@ -85,7 +103,8 @@ struct Task {
     session: Weak<Session>,
     serial: u64,
     in_hand: Arc<OrdersInHand>,
-    pipe: OwnedFd,
+    /// Without one it ends.
+    pipe: OnceLock<OwnedFd>,
     /// It waits for orders.
     has_begun: AtomicBool,
     /// It is among [`QUIET_COUNT`].
@@ -100,24 +119,31 @@ pub(crate) fn quiet_count() -> u64 {
 
 /// Asks for orders, and starts the thread for them. False: there will be none. Under the table's lock.
 pub(crate) fn start(session: &Arc<Session>) -> bool {
-    let Ok(pipe) = session.open_orders() else { return false };
-    let descriptor = pipe.as_raw_fd();
     let (has_begun, is_quiet) = (AtomicBool::new(false), AtomicBool::new(false));
     let serial = session.serial();
     let in_hand = session.orders_in_hand().clone();
+    let pipe = OnceLock::new();
     let task = Arc::new(Task { session: Arc::downgrade(session), serial, in_hand, pipe, has_begun, is_quiet });
-    task.in_hand.set_pipe(descriptor);
+    // First: once the router has said yes, it counts on somebody who reads. The thread waits for the lock.
     if !spawn(&task) {
-        task.in_hand.set_pipe(-1);
         return false;
     }
+    note_begun(&task);
+    let Ok(pipe) = session.open_orders() else { return false };
+    let descriptor = pipe.as_raw_fd();
+    task.in_hand.set_pipe(descriptor);
     // Relaxed: read by a child of `fork`, which this thread or a later holder of the lock makes.
     DESCRIPTOR.store(descriptor, Ordering::Relaxed);
+    task.pipe.set(pipe).is_ok()
+}
+
+/// Waits until the thread has begun, and counts it then.
+fn note_begun(task: &Task) {
     let deadline = super::moving::now_ns() + BEGIN_WITHIN_NS;
     // Acquire: pairs with the Release in `run`: what the thread did to begin is over.
     while !task.has_begun.load(Ordering::Acquire) {
         if super::moving::now_ns() > deadline {
-            return true;
+            return;
         }
         // SAFETY: takes nothing.
         unsafe { libc::sched_yield() };
@@ -125,7 +151,6 @@ pub(crate) fn start(session: &Arc<Session>) -> bool {
     // Relaxed: read under the lock only, as the count is changed.
     task.is_quiet.store(true, Ordering::Relaxed);
     QUIET_COUNT.fetch_add(1, Ordering::Relaxed);
-    true
 }
 
 /// A detached thread without signals. Not by the standard library, whose threads allocate before their code runs.
@@ -159,21 +184,48 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     let task = unsafe { Arc::from_raw(argument.cast_const().cast::<Task>()) };
     // SAFETY: a C string of 15 bytes.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"freeflow-orders".as_ptr()) };
-    let descriptor = task.pipe.as_raw_fd();
-    // Release: pairs with the Acquire in `start`.
+    // Release: pairs with the Acquire in `note_begun`.
     task.has_begun.store(true, Ordering::Release);
-    while let Some(order) = next_order(descriptor, &task.in_hand) {
-        let carry_out = || locked().with(|table| carry_out(table, &task, order));
-        let Ok(outcome) = catch_unwind(AssertUnwindSafe(carry_out)) else { break };
-        if outcome != Outcome::Undone {
-            task.in_hand.finish();
-        }
-        if outcome == Outcome::Over {
-            break;
-        }
+    // Who started it has the lock until it has the pipe.
+    let pipe = catch_unwind(AssertUnwindSafe(|| locked().with(|_| task.pipe.get().map(AsRawFd::as_raw_fd))));
+    if let Ok(Some(descriptor)) = pipe {
+        serve(&task, descriptor);
     }
     let _ = catch_unwind(AssertUnwindSafe(|| locked().with(|table| end(table, task))));
     ptr::null_mut()
+}
+
+/// Until there are no more. Advice waits until there is no other order.
+fn serve(task: &Task, descriptor: RawFd) {
+    while let Some(order) = next_order(descriptor, &task.in_hand) {
+        let carry_out = || locked().with(|table| carry_out(table, task, order));
+        let Ok(outcome) = catch_unwind(AssertUnwindSafe(carry_out)) else {
+            task.in_hand.give_up();
+            return;
+        };
+        match outcome {
+            Outcome::Undone => task.in_hand.give_up(),
+            Outcome::Done | Outcome::Over => task.in_hand.finish(),
+        }
+        let mut goes_on = outcome != Outcome::Over;
+        while goes_on && !is_readable(descriptor, 0) {
+            let follow = || locked().with(|table| follow_advice(table, task));
+            let Ok(Some(is_alive)) = catch_unwind(AssertUnwindSafe(follow)) else { break };
+            goes_on = is_alive;
+        }
+        if !goes_on {
+            return;
+        }
+    }
+}
+
+/// `None`: there is none; else whether the session is alive.
+fn follow_advice(table: &mut Table, task: &Task) -> Option<bool> {
+    let session = task.session.upgrade()?;
+    let segment = table.next_advice(task.serial)?;
+    table.share_again(&session, segment);
+    table.tidy(&session);
+    Some(!session.is_dead())
 }
 
 /// `None`: there will be no more.
@@ -221,9 +273,8 @@ fn carry_out(table: &mut Table, task: &Task, order: [u8; ORDER_BYTES]) -> Outcom
             }
             is_back
         }
-        // Done as far as it can be: it is advice.
         Order::ShareAgain(segment) => {
-            table.share_again(&session, segment);
+            table.note_advice(task.serial, segment);
             true
         }
         Order::Unknown => true,
@@ -241,7 +292,9 @@ fn end(table: &mut Table, task: Arc<Task>) {
     table.note_end_of_orders(task.serial);
     task.in_hand.set_pipe(-1);
     // Relaxed: as it was written; only this thread closes the descriptor.
-    let _ = DESCRIPTOR.compare_exchange(task.pipe.as_raw_fd(), -1, Ordering::Relaxed, Ordering::Relaxed);
+    if let Some(pipe) = task.pipe.get() {
+        let _ = DESCRIPTOR.compare_exchange(pipe.as_raw_fd(), -1, Ordering::Relaxed, Ordering::Relaxed);
+    }
     let is_quiet = task.is_quiet.load(Ordering::Relaxed);
     drop(task);
     if is_quiet {
@@ -285,12 +338,12 @@ mod tests {
             let in_hand = OrdersInHand::default();
             let segments = std::iter::from_fn(|| {
                 let order = next_order(read.as_raw_fd(), &in_hand)?;
-                assert!(in_hand.has_some());
+                assert!(in_hand.finished() < Some(in_hand.taken()));
                 in_hand.finish();
                 Some(order)
             });
             assert_eq!(segments.map(Order::decode).collect::<Vec<_>>(), [Order::TakeBack(7), Order::TakeBack(9)]);
-            assert!(!in_hand.has_some());
+            assert_eq!(in_hand.finished(), Some(in_hand.taken()));
             writer.join().unwrap();
         }
     }
@@ -323,5 +376,17 @@ mod tests {
             true
         };
         assert_eq!((wait_for(&orders, u64::MAX, &one_more), looks.get()), (Ok(()), 4));
+        // What is given while it waits is not waited for.
+        orders.take();
+        let late = std::cell::RefCell::new(|| {
+            write.write_all(&9_u64.to_le_bytes()).unwrap();
+            orders.finish();
+            true
+        });
+        assert_eq!(wait_for(&orders, u64::MAX, &|| (late.borrow_mut())()), Ok(()));
+        assert!(next_order(read.as_raw_fd(), &orders).is_some());
+        orders.give_up();
+        orders.finish();
+        assert_eq!(wait_for(&orders, u64::MAX, &|| false), Err(VerbsError::DeviceFatal), "one was not carried out");
     }
 }

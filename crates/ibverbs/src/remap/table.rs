@@ -4,7 +4,7 @@ use super::areas::{Area, Identity, Maps};
 use super::moving::{self, Move, Others, WINDOW_BYTES};
 use super::{orders, touched};
 use freeflow_client::{Handle, Ranges, Session, TouchCounts};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
@@ -20,6 +20,8 @@ const MAPPINGS_SHARE: u64 = 6;
 /// Own zones of a process: each is one more segment for the router. All of one is copied when it is withdrawn, so none is
 /// larger than what is moved in one window.
 const OWN_ZONE_COUNT_MAX: usize = 512;
+/// As many segments as shall be shared again at a time.
+const ADVICE_MAX: usize = 2 * OWN_ZONE_COUNT_MAX;
 /// Around the stack pointer: what is written while this library runs.
 const STACK_BELOW_BYTES: u64 = 256 << 10;
 const STACK_ABOVE_BYTES: u64 = 32 << 10;
@@ -100,8 +102,10 @@ pub(crate) struct Table {
     /// Private copies of a zone's pages ([`moving::make_private`]), and their files.
     pub(super) copies: Ranges,
     pub(super) copied: Vec<Copied>,
-    /// The session whose orders were asked for last, and whether they come.
-    orders: (u64, bool),
+    /// The sessions whose orders were asked for, and whether they come.
+    orders: BTreeMap<u64, bool>,
+    /// Segments that shall be shared again, by session.
+    advice: VecDeque<(u64, Handle)>,
 }
 
 /// A zone of which there are private copies.
@@ -450,19 +454,32 @@ impl Table {
     /// Whether the router's orders are carried out here, without which it grants nothing.
     fn has_orders(&mut self, session: &Arc<Session>) -> bool {
         let serial = session.serial();
-        if self.orders.0 != serial {
-            let shared = self.zones.iter().filter(|zone| zone.serial == serial && !zone.is_own);
-            let are_safe = shared.into_iter().all(|zone| keep_from_peers(session, zone));
-            self.orders = (serial, are_safe && orders::start(session));
+        if let Some(&they_come) = self.orders.get(&serial) {
+            return they_come;
         }
-        self.orders.1
+        let they_come = orders::start(session);
+        // Those that have ended, and those that may ask once more.
+        self.orders.retain(|_, they_come| *they_come);
+        self.orders.insert(serial, they_come);
+        they_come
     }
 
     /// No orders come any more to that session.
     pub fn note_end_of_orders(&mut self, serial: u64) {
-        if self.orders.0 == serial {
-            self.orders.1 = false;
+        self.orders.insert(serial, false);
+        self.advice.retain(|&(of, _)| of != serial);
+    }
+
+    /// A segment shall be shared again when there is time.
+    pub fn note_advice(&mut self, serial: u64, segment: Handle) {
+        if self.advice.len() < ADVICE_MAX && !self.advice.contains(&(serial, segment)) {
+            self.advice.push_back((serial, segment));
         }
+    }
+
+    pub fn next_advice(&mut self, serial: u64) -> Option<Handle> {
+        let at = self.advice.iter().position(|&(of, _)| of == serial)?;
+        self.advice.remove(at).map(|(_, segment)| segment)
     }
 
     /// The zone for many that has a place for the first of these pages; a new one if need be.
@@ -505,8 +522,8 @@ impl Table {
             let _ = session.destroy_segment(segment);
             return None;
         };
-        let is_shared = !is_own && self.orders == (session.serial(), true);
-        if is_shared && !keep_from_peers(session, &self.zones[at]) {
+        // Whether orders come or not: peers' rights to some of it are not others' to all of it.
+        if !is_own && !keep_from_peers(session, &self.zones[at]) {
             self.zones[at].is_closed = true;
             self.tidy(session);
             return None;
