@@ -20,7 +20,7 @@ usage: freeflow-bench [options]
        freeflow-bench instructions FREEFLOW TABLE
                                 instructions of each call of the data path, beside those in a table (scripts/instructions)
 
-  --quick            about two minutes instead of nine; fewer sizes, shorter runs
+  --quick            about six minutes instead of half an hour; fewer sizes, shorter runs
   --only LIST        of limits, latency, bandwidth, idle, perftest, memory, workers, direct, wire, cm, qos (default: all;
                      the ratios of latency and bandwidth need limits; direct, wire, cm and qos have their own)
   --tables TEXT      of direct, wire, cm and qos, only tables with this in their title: streams, trips, loss, flows ...
