@@ -321,6 +321,7 @@ def cases_switched(host, server, client, direct):
 
 def large(host, server, client, program):
     """What leaving costs the owner is bounded by what the router has carried before."""
+    need(lib_paths.set_path(host, "auto"), "the router does not take the data path")
     before = host.status()["counters"]
     words = (lib.PORT, CLIENTS)
     output, _ = lib.in_two_containers(
