@@ -168,6 +168,8 @@ def test(checks):
                 checks.check(f"forks with {name}", preloaded, container, program, "fork-threads", library)
             else:
                 checks.skip(f"allocator {name}", f"{library} is not installed")
+        for name in ("kinds", "writers", "fork", "shared-again"):
+            checks.check(f"{name}, mapping calls hooked", preloaded, container, program, name, lib.program("hooks.so"))
         if shutil.which("strace"):
             checks.check("traced", case, container, program, "traced", "strace", "-f", "-o", "/dev/null")
         else:

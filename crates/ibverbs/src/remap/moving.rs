@@ -3,6 +3,7 @@
 //! In the *window* the calling thread has its signals blocked, and all other threads stand still (or there are none).
 //! Nothing in it allocates, locks, logs or calls what the dynamic linker has not bound yet.
 use super::areas::{Area, Maps};
+use super::calls;
 use super::orders;
 use freeflow_client::Session;
 use std::ffi::c_void;
@@ -46,13 +47,13 @@ pub(crate) fn map_alias(descriptor: BorrowedFd<'_>, bytes: usize) -> Option<*mut
     // SAFETY: a new mapping at an address of the kernel's choice. It is made without rights and unlocked before it gets
     // them, because under mlockall(MCL_FUTURE) all of a zone would be allocated at once.
     unsafe {
-        let alias = libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, libc::MAP_SHARED, descriptor.as_raw_fd(), 0);
+        let alias = calls::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, libc::MAP_SHARED, descriptor.as_raw_fd(), 0);
         if alias == libc::MAP_FAILED {
             return None;
         }
         libc::munlock(alias, bytes);
-        if libc::mprotect(alias, bytes, libc::PROT_READ | libc::PROT_WRITE) != 0 {
-            libc::munmap(alias, bytes);
+        if calls::mprotect(alias, bytes, libc::PROT_READ | libc::PROT_WRITE) != 0 {
+            calls::munmap(alias, bytes);
             return None;
         }
         alias.expose_provenance();
@@ -64,14 +65,14 @@ pub(crate) fn map_alias(descriptor: BorrowedFd<'_>, bytes: usize) -> Option<*mut
 /// `alias` came from [`map_alias`] with as many bytes, and is not used any more.
 pub(crate) unsafe fn unmap_alias(alias: *mut u8, bytes: usize) {
     // SAFETY: the caller's.
-    unsafe { libc::munmap(alias.cast(), bytes) };
+    unsafe { calls::munmap(alias.cast(), bytes) };
 }
 
 /// Gives pages of a zone back to the system; they read as zeroes then. No placed page is among them.
 pub(crate) fn punch(alias: *mut u8, bytes: usize) {
     // SAFETY: pages of a zone of ours that nothing refers to any more.
     unsafe {
-        if libc::madvise(alias.cast(), bytes, libc::MADV_REMOVE) != 0 {
+        if calls::madvise(alias.cast(), bytes, libc::MADV_REMOVE) != 0 {
             // Sealed, once peers were let read it: zeroes all the same.
             alias.write_bytes(0, bytes);
         }
@@ -83,13 +84,13 @@ pub(crate) fn punch(alias: *mut u8, bytes: usize) {
 fn map_filled(piece: &Move) -> Option<*mut u8> {
     // SAFETY: inside a zone's alias; an old size of 0 leaves it as it is. The new mapping is ours alone.
     unsafe {
-        let filled = libc::mremap(piece.alias.cast(), 0, piece.bytes, libc::MREMAP_MAYMOVE);
+        let filled = calls::mremap(piece.alias.cast(), 0, piece.bytes, libc::MREMAP_MAYMOVE, ptr::null_mut());
         if filled == libc::MAP_FAILED {
             return None;
         }
-        if libc::madvise(filled, piece.bytes, MADV_POPULATE_WRITE) != 0 {
+        if calls::madvise(filled, piece.bytes, MADV_POPULATE_WRITE) != 0 {
             if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
-                libc::munmap(filled, piece.bytes);
+                calls::munmap(filled, piece.bytes);
                 return None;
             }
             (0..piece.bytes).step_by(4096).for_each(|page| filled.cast::<u8>().add(page).write_volatile(0));
@@ -114,7 +115,7 @@ fn comes_at_once(piece: &Move) -> bool {
 /// Makes sure that no page has to be waited for in the window.
 fn populate_target(piece: &Move, how: i32) {
     // SAFETY: makes pages present, and changes nothing else. An error is found out later, or never.
-    unsafe { libc::madvise(at(piece.target), piece.bytes, how) };
+    unsafe { calls::madvise(at(piece.target), piece.bytes, how) };
 }
 
 /// All signals but none, and back. By system call: the C library leaves out those that it uses itself.
@@ -239,7 +240,7 @@ pub(crate) fn move_in(
     });
     if !placed {
         // SAFETY: made above, and still there.
-        unsafe { libc::munmap(filled.cast(), piece.bytes) };
+        unsafe { calls::munmap(filled.cast(), piece.bytes) };
     }
     placed
 }
@@ -252,7 +253,7 @@ fn place(piece: &Move, filled: *mut u8, window: &Window) -> bool {
     unsafe {
         ptr::copy_nonoverlapping(at(piece.target).cast::<u8>(), filled, piece.bytes);
         window.is_younger(COMMIT_WITHIN_NS)
-            && libc::mremap(filled.cast(), piece.bytes, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED
+            && calls::mremap(filled.cast(), piece.bytes, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED
     }
 }
 
@@ -263,7 +264,7 @@ fn place(piece: &Move, filled: *mut u8, window: &Window) -> bool {
 unsafe fn duplicate(piece: &Move) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the caller's. An old size of 0 leaves a shared mapping in place and makes another of the same pages.
-    unsafe { libc::mremap(piece.alias.cast(), 0, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED }
+    unsafe { calls::mremap(piece.alias.cast(), 0, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED }
 }
 
 /// Puts private memory in the place of a zone's pages, if they are still there, which `is_right` says of each area. Marks
@@ -276,7 +277,7 @@ pub(crate) fn move_out(
 ) -> bool {
     for piece in pieces.iter() {
         // SAFETY: makes pages of an alias present, for reading.
-        unsafe { libc::madvise(piece.alias.cast(), piece.bytes, MADV_POPULATE_READ) };
+        unsafe { calls::madvise(piece.alias.cast(), piece.bytes, MADV_POPULATE_READ) };
     }
     in_window(session, Others::Threads, &mut |window| {
         for piece in pieces.iter_mut() {
@@ -295,7 +296,7 @@ fn restore(maps: &Maps, piece: &Move) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     // SAFETY: at the target lie the zone's pages (checked a moment ago, and only this thread runs), or what was put there
     // just now; the alias shows the same pages.
-    let make = |flags| unsafe { libc::mmap(at(piece.target), piece.bytes, rights, flags, -1, 0) != libc::MAP_FAILED };
+    let make = |flags| unsafe { calls::mmap(at(piece.target), piece.bytes, rights, flags, -1, 0) != libc::MAP_FAILED };
     let made = make(flags)
         && (is_joined(maps, piece) || make(flags | libc::MAP_NORESERVE) && (is_joined(maps, piece) || make(flags)));
     // SAFETY: as above.
@@ -308,7 +309,7 @@ fn restore(maps: &Maps, piece: &Move) -> bool {
         populate_target(piece, MADV_POPULATE_WRITE);
         ptr::copy_nonoverlapping(piece.alias, at(piece.target).cast::<u8>(), piece.bytes);
         if piece.protection != rights {
-            libc::mprotect(at(piece.target), piece.bytes, piece.protection);
+            calls::mprotect(at(piece.target), piece.bytes, piece.protection);
         }
     }
     true
@@ -362,7 +363,7 @@ pub(crate) fn map_private(piece: &Move, descriptor: BorrowedFd<'_>, offset: u64)
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
     // SAFETY: at the target lie the zone's pages (checked a moment ago); what replaces them shows the same bytes.
     unsafe {
-        libc::mmap(at(piece.target), piece.bytes, rights, flags, descriptor.as_raw_fd(), offset as i64)
+        calls::mmap(at(piece.target), piece.bytes, rights, flags, descriptor.as_raw_fd(), offset as i64)
             != libc::MAP_FAILED
     }
 }
@@ -370,13 +371,13 @@ pub(crate) fn map_private(piece: &Move, descriptor: BorrowedFd<'_>, offset: u64)
 /// The second half: each page becomes the process' own, without a change of its contents.
 pub(crate) fn write_all(piece: &Move) {
     // SAFETY: makes pages present as a write would, and changes nothing else.
-    let copied = unsafe { libc::madvise(at(piece.target), piece.bytes, MADV_POPULATE_WRITE) } == 0;
+    let copied = unsafe { calls::madvise(at(piece.target), piece.bytes, MADV_POPULATE_WRITE) } == 0;
     let has_advice = copied || std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL);
     for page in (0..piece.bytes as u64).step_by(4096).filter(|_| !copied) {
         if has_advice {
             // Some of it was unmapped meanwhile.
             // SAFETY: as above.
-            unsafe { libc::madvise(at(piece.target + page), 4096, MADV_POPULATE_WRITE) };
+            unsafe { calls::madvise(at(piece.target + page), 4096, MADV_POPULATE_WRITE) };
             continue;
         }
         // SAFETY: mapped just now, and aligned. Other threads may write the word meanwhile: it is put back only unchanged.
@@ -390,7 +391,7 @@ pub(crate) fn write_all(piece: &Move) {
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     if piece.protection != rights {
         // SAFETY: the range was mapped just now.
-        unsafe { libc::mprotect(at(piece.target), piece.bytes, piece.protection) };
+        unsafe { calls::mprotect(at(piece.target), piece.bytes, piece.protection) };
     }
 }
 
@@ -420,7 +421,7 @@ impl Aside {
     fn reserve(bytes: usize) -> Option<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let start = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
+        let start = unsafe { calls::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
         (start != libc::MAP_FAILED).then_some(Self { start: start.cast(), bytes })
     }
 
@@ -431,16 +432,16 @@ impl Aside {
         // SAFETY: the target is private memory (checked a moment ago, and only this thread runs), and the other place is
         // ours; where the pages don't stay aside they go back as they were.
         unsafe {
-            if libc::mremap(target, piece.bytes, piece.bytes, flags, aside) == libc::MAP_FAILED {
+            if calls::mremap(target, piece.bytes, piece.bytes, flags, aside) == libc::MAP_FAILED {
                 return false;
             }
             let is_readable =
-                piece.protection & libc::PROT_READ != 0 || libc::mprotect(aside, piece.bytes, libc::PROT_READ) == 0;
+                piece.protection & libc::PROT_READ != 0 || calls::mprotect(aside, piece.bytes, libc::PROT_READ) == 0;
             if is_readable && restore(maps, &Move { alias: self.start, ..*piece }) {
                 return true;
             }
-            libc::mprotect(aside, piece.bytes, piece.protection);
-            libc::mremap(aside, piece.bytes, piece.bytes, flags, target);
+            calls::mprotect(aside, piece.bytes, piece.protection);
+            calls::mremap(aside, piece.bytes, piece.bytes, flags, target);
             false
         }
     }
@@ -449,7 +450,7 @@ impl Aside {
 impl Drop for Aside {
     fn drop(&mut self) {
         // SAFETY: reserved by `reserve`; what lies there is of no use to anybody.
-        unsafe { libc::munmap(self.start.cast(), self.bytes) };
+        unsafe { calls::munmap(self.start.cast(), self.bytes) };
     }
 }
 
@@ -459,15 +460,15 @@ pub(crate) fn copy_for_child(target: u64, alias: *const u8, bytes: usize, protec
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     // SAFETY: at the target lie the zone's pages (checked by the caller), and the alias shows the same ones.
     unsafe {
-        if libc::mmap(at(target), bytes, rights, flags, -1, 0) == libc::MAP_FAILED {
+        if calls::mmap(at(target), bytes, rights, flags, -1, 0) == libc::MAP_FAILED {
             return;
         }
         // In one step each, where the kernel knows how: what other threads of the parent write meanwhile is copied too.
-        libc::madvise(alias.cast_mut().cast(), bytes, MADV_POPULATE_READ);
-        libc::madvise(at(target), bytes, MADV_POPULATE_WRITE);
+        calls::madvise(alias.cast_mut().cast(), bytes, MADV_POPULATE_READ);
+        calls::madvise(at(target), bytes, MADV_POPULATE_WRITE);
         ptr::copy_nonoverlapping(alias, at(target).cast::<u8>(), bytes);
         if protection != rights {
-            libc::mprotect(at(target), bytes, protection);
+            calls::mprotect(at(target), bytes, protection);
         }
     }
 }
