@@ -12,7 +12,7 @@ use crate::channel::Channel;
 use crate::inbox::{Inbox, Own};
 use crate::incoming::Incoming;
 use crate::lock;
-use crate::patience::{Patience, Rest};
+use crate::patience::{Patience, Posts};
 use crate::queue_pair::Rings;
 use crate::registry::{Entry, Tag};
 use crate::session::Session;
@@ -46,7 +46,7 @@ pub struct CompletionQueue {
     capacity: AtomicU32,
     /// Each completion tells when it was written.
     timestamps: bool,
-    rest: Rest,
+    posts: Posts,
     inbox: Arc<Inbox>,
     inner: Mutex<Inner>,
 }
@@ -117,7 +117,7 @@ impl CompletionQueue {
             channel: channel.cloned(),
             capacity: AtomicU32::new(capacity),
             timestamps,
-            rest: Rest::default(),
+            posts: Posts::default(),
             inbox: inbox.clone(),
             inner: Mutex::new(Inner {
                 ring,
@@ -192,7 +192,7 @@ impl CompletionQueue {
         }
         let count = inner.take_ready(&self.session, limit, &mut take);
         if count > 0 {
-            inner.patience.note_success(&self.rest);
+            inner.patience.note_success(&self.session);
             return Ok(count);
         }
         if self.session.is_dead() {
@@ -200,11 +200,17 @@ impl CompletionQueue {
             return Ok(inner.attached.flush(limit, &mut take));
         }
         inner.cool(&self.session);
-        let may_sleep = inner.hot.is_empty();
-        let step = inner.patience.next_step(&self.session, &self.rest, may_sleep);
+        let has_channels = !inner.hot.is_empty();
+        let step = inner.patience.next_step(&self.session, &self.posts, has_channels);
         drop(inner);
-        step.wait(&self.session, &self.rest);
+        step.wait(&self.session);
         Ok(0)
+    }
+
+    /// A request was posted to a QP whose sends complete here: whoever polls does not wait in vain.
+    #[inline]
+    pub(crate) fn note_post(&self) {
+        self.posts.note();
     }
 
     /// Asks for one event on the channel, for the next completion or the next solicited one (or error). A completion that

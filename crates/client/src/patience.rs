@@ -2,16 +2,21 @@
 //!
 //! A program that polls in a loop would keep its core for whole slices, and so keep from it those that it waits for. So an
 //! empty poll gives way, at first by `sched_yield`. That hands over within a scheduling group only (a login session, a cgroup),
-//! and a busy program on the other side of it gains nothing. A poll that has found nothing for [`SPIN_NS`] sleeps, until
-//! the router brings completions to this process, at most [`SLEEP_NS`]; if the wait before took [`LONG_WAIT_NS`], it sleeps at once.
+//! and a busy program on the other side of it gains nothing. A thread that has found nothing for [`SPIN_NS`] sleeps, until
+//! the router brings completions to this process, at most [`SLEEP_NS`]; if its wait before took [`LONG_WAIT_NS`], it sleeps at once.
+//!
+//! It is the thread that waits, not the CQ: many programs poll several in turns, of which some are always empty. What one of them
+//! brings ends the wait at all of them, and so does a request that is posted.
 //!
 //! A program that does other work between its polls is not held up: what it does between two of them tells ([`OWN_WORK_NS`]).
 //!
 //! Invariant: a poll sleeps only if its CQ was empty [`EMPTY_POLLS_BEFORE_YIELD`] times since the router last brought anything to the
-//! process. So a thread that polls several CQs in turns has looked at all of them since.
+//! process. So a thread that polls several CQs in turns has looked at all of them since. And only if the thread polls no CQ
+//! that has messages without the router ([`POLLS_BESIDE_CHANNELS`]).
 use crate::session::Session;
 use freeflow_shm::{monotonic_ns, sched_yield};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Empty polls in a row after which a poller that shares its core gives way.
 const EMPTY_POLLS_BEFORE_YIELD: u32 = 20;
@@ -25,6 +30,9 @@ const LONG_WAIT_NS: u64 = 100_000;
 const OWN_WORK_NS: u64 = 10_000;
 /// The longest sleep: a program may wait for more than completions.
 const SLEEP_NS: u64 = 100_000;
+/// Nobody wakes a sleeper whose message came by a channel: a thread sleeps only if it has polled so often since it last looked
+/// at one.
+const POLLS_BESIDE_CHANNELS: u32 = 64;
 
 /// What the empty polls of a CQ have seen so far.
 #[derive(Debug, Default)]
@@ -34,17 +42,77 @@ pub(crate) struct Patience {
     /// Empty polls while the router's count was `seen`.
     unchanged_polls: u32,
     seen: u64,
-    /// When giving way began.
+}
+
+/// How a thread waits, whatever CQs it polls.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    /// Empty polls since it found or posted something.
+    empty_polls: u32,
+    /// Those since it last looked at a channel.
+    beside_channels: u32,
+    /// When giving way began; 0: it has not.
     began_ns: u64,
     /// How long the last wait took that gave way.
     last_wait_ns: u64,
+    /// When the last poll that gave way returned; 0: none has since one found something.
+    ended_ns: u64,
+}
+
+impl Wait {
+    const NEW: Self =
+        Self { empty_polls: 0, beside_channels: POLLS_BESIDE_CHANNELS, began_ns: 0, last_wait_ns: 0, ended_ns: 0 };
+
+    /// It begins anew.
+    fn restart(&mut self) {
+        (self.empty_polls, self.began_ns, self.ended_ns) = (0, 0, 0);
+    }
+
+    fn end(&mut self, now_ns: impl FnOnce() -> u64) {
+        if self.began_ns != 0 {
+            self.last_wait_ns = now_ns().saturating_sub(self.began_ns);
+        }
+        self.restart();
+    }
+
+    fn note_channels(&mut self, has_channels: bool) {
+        self.beside_channels = if has_channels { 0 } else { self.beside_channels.saturating_add(1) };
+    }
+}
+
+thread_local!(static WAIT: Cell<Wait> = const { Cell::new(Wait::NEW) });
+
+fn in_thread<T>(change: impl FnOnce(&mut Wait) -> T) -> T {
+    let mut wait = WAIT.get();
+    let value = change(&mut wait);
+    WAIT.set(wait);
+    value
 }
 
 /// What a CQ's polls look at from outside of its lock.
 #[derive(Debug, Default)]
-pub(crate) struct Rest {
-    /// When the last poll that gave way returned; 0: since then one found something.
-    ended_ns: AtomicU64,
+pub(crate) struct Posts {
+    /// A request was posted to a QP of this CQ since an empty poll looked last.
+    some: AtomicBool,
+}
+
+impl Posts {
+    #[inline]
+    pub fn note(&self) {
+        // Relaxed, here and in `take`: a hint.
+        if !self.some.load(Ordering::Relaxed) {
+            self.some.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn take(&self) -> bool {
+        let some = self.some.load(Ordering::Relaxed);
+        if some {
+            self.some.store(false, Ordering::Relaxed);
+        }
+        some
+    }
 }
 
 /// What an empty poll does before it returns.
@@ -63,39 +131,37 @@ enum Way {
 
 impl Patience {
     #[inline]
-    pub fn note_success(&mut self, rest: &Rest) {
-        if self.began_ns != 0 {
-            self.last_wait_ns = monotonic_ns() - self.began_ns;
-            self.began_ns = 0;
-            // Relaxed, here and below: a hint. Who polls is in the lock, and who rests is the one that polled.
-            rest.ended_ns.store(0, Ordering::Relaxed);
-        }
+    pub fn note_success(&mut self, session: &Session) {
         self.empty_polls = 0;
+        if session.must_yield() {
+            in_thread(|wait| wait.end(monotonic_ns));
+        }
     }
 
+    /// `has_channels`: messages may come without the router.
     #[inline]
-    pub fn next_step(&mut self, session: &Session, rest: &Rest, may_sleep: bool) -> Step {
+    pub fn next_step(&mut self, session: &Session, posts: &Posts, has_channels: bool) -> Step {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         let checks = self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_CHECK);
         if !session.must_yield() {
             return Step { checks, way: Way::Return };
         }
-        let rested_ns = rest.ended_ns.load(Ordering::Relaxed);
-        let way = self.next_way(session.completed(), rested_ns, monotonic_ns, || session.is_worker_here());
-        // Nobody wakes a sleeper whose message came by a channel.
-        let way = if !may_sleep && matches!(way, Way::Sleep { .. }) { Way::Yield } else { way };
-        if self.empty_polls == 0 {
-            // It began anew: that gap counts once.
-            rest.ended_ns.store(0, Ordering::Relaxed);
-        }
+        let has_posted = posts.take();
+        let way = in_thread(|wait| {
+            if has_posted {
+                wait.end(monotonic_ns);
+            }
+            wait.note_channels(has_channels);
+            self.next_way(wait, session.completed(), monotonic_ns, || session.is_worker_here())
+        });
         Step { checks, way }
     }
 
     #[inline]
     fn next_way(
         &mut self,
+        wait: &mut Wait,
         completed: u64,
-        rested_ns: u64,
         now_ns: impl FnOnce() -> u64,
         is_worker_here: impl FnOnce() -> bool,
     ) -> Way {
@@ -104,37 +170,38 @@ impl Patience {
             self.unchanged_polls = 0;
         }
         self.unchanged_polls = self.unchanged_polls.saturating_add(1);
-        if self.empty_polls <= EMPTY_POLLS_BEFORE_YIELD {
+        wait.empty_polls = wait.empty_polls.saturating_add(1);
+        if wait.empty_polls <= EMPTY_POLLS_BEFORE_YIELD {
             return Way::Return;
         }
         let now_ns = now_ns();
-        if rested_ns != 0 && now_ns.saturating_sub(rested_ns) > OWN_WORK_NS {
-            (self.empty_polls, self.unchanged_polls, self.began_ns) = (0, 0, 0);
+        if wait.ended_ns != 0 && now_ns.saturating_sub(wait.ended_ns) > OWN_WORK_NS {
+            // That gap counts once.
+            wait.restart();
+            self.unchanged_polls = 0;
             return Way::Return;
         }
-        if self.began_ns == 0 {
-            self.began_ns = now_ns;
+        if wait.began_ns == 0 {
+            wait.began_ns = now_ns;
         }
         let is_worker_here = is_worker_here();
-        let is_long = now_ns.saturating_sub(self.began_ns) >= SPIN_NS || self.last_wait_ns >= LONG_WAIT_NS;
-        if (is_long || is_worker_here) && self.unchanged_polls > EMPTY_POLLS_BEFORE_YIELD {
-            Way::Sleep { seen: self.seen }
-        } else {
-            Way::Yield
-        }
+        let is_long = now_ns.saturating_sub(wait.began_ns) >= SPIN_NS || wait.last_wait_ns >= LONG_WAIT_NS;
+        let may_sleep =
+            self.unchanged_polls > EMPTY_POLLS_BEFORE_YIELD && wait.beside_channels >= POLLS_BESIDE_CHANNELS;
+        if (is_long || is_worker_here) && may_sleep { Way::Sleep { seen: self.seen } } else { Way::Yield }
     }
 }
 
 impl Step {
     #[inline]
-    pub fn wait(self, session: &Session, rest: &Rest) {
+    pub fn wait(self, session: &Session) {
         match self.way {
             Way::Return => {}
             Way::Yield => sched_yield(),
             Way::Sleep { seen } => session.sleep_while(seen, SLEEP_NS),
         }
         if self.way != Way::Return {
-            rest.ended_ns.store(monotonic_ns(), Ordering::Relaxed);
+            in_thread(|wait| wait.ended_ns = monotonic_ns());
         }
         if self.checks || matches!(self.way, Way::Sleep { .. }) {
             session.check_sometimes();
@@ -147,12 +214,19 @@ mod tests {
     use super::*;
 
     /// Polls in vain for so long, a microsecond each; how many of each way that took.
-    fn polls(patience: &mut Patience, completed: u64, from_us: u64, count: u32, worker_here: bool) -> (u32, u32, u32) {
+    fn polls(
+        (patience, wait): (&mut Patience, &mut Wait),
+        completed: u64,
+        from_us: u64,
+        count: u32,
+        worker_here: bool,
+    ) -> (u32, u32, u32) {
         let (mut returns, mut yields, mut sleeps) = (0, 0, 0);
         for step in 1..=count {
-            patience.empty_polls += 1;
             let now_ns = (from_us + u64::from(step)) * 1_000;
-            match patience.next_way(completed, now_ns - 1_000, || now_ns, || worker_here) {
+            wait.ended_ns = now_ns - 1_000;
+            wait.note_channels(false);
+            match patience.next_way(wait, completed, || now_ns, || worker_here) {
                 Way::Return => returns += 1,
                 Way::Yield => yields += 1,
                 Way::Sleep { seen } => {
@@ -166,47 +240,83 @@ mod tests {
 
     #[test]
     fn pauses_then_yields_then_sleeps() {
-        let mut patience = Patience::default();
-        assert_eq!(polls(&mut patience, 0, 0, 20, false), (20, 0, 0));
-        assert_eq!(polls(&mut patience, 0, 20, 50, false), (0, 50, 0));
-        assert_eq!(polls(&mut patience, 0, 70, 10, false), (0, 0, 10));
-        patience.empty_polls = 0;
-        assert_eq!(polls(&mut patience, 0, 80, 20, false), (20, 0, 0), "after a completion it begins anew");
+        let (mut patience, mut wait) = (Patience::default(), Wait::NEW);
+        assert_eq!(polls((&mut patience, &mut wait), 0, 0, 20, false), (20, 0, 0));
+        assert_eq!(polls((&mut patience, &mut wait), 0, 20, 50, false), (0, 50, 0));
+        assert_eq!(polls((&mut patience, &mut wait), 0, 70, 10, false), (0, 0, 10));
+        wait.end(|| 90_000);
+        assert_eq!(wait.last_wait_ns, 69_000);
+        assert_eq!(
+            polls((&mut patience, &mut wait), 0, 80, 20, false),
+            (20, 0, 0),
+            "after a completion it begins anew"
+        );
     }
 
     #[test]
     fn whoever_waited_long_sleeps_at_once() {
-        let mut patience = Patience { last_wait_ns: LONG_WAIT_NS, ..Patience::default() };
-        assert_eq!(polls(&mut patience, 0, 0, 30, false), (20, 0, 10));
-        patience.last_wait_ns = LONG_WAIT_NS - 1;
-        (patience.empty_polls, patience.began_ns) = (0, 0);
-        assert_eq!(polls(&mut patience, 0, 100, 30, false), (20, 10, 0));
+        let (mut patience, mut wait) = (Patience::default(), Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW });
+        assert_eq!(polls((&mut patience, &mut wait), 0, 0, 30, false), (20, 0, 10));
+        wait.restart();
+        wait.last_wait_ns = LONG_WAIT_NS - 1;
+        assert_eq!(polls((&mut patience, &mut wait), 0, 100, 30, false), (20, 10, 0));
     }
 
     #[test]
     fn the_worker_gets_the_processor_that_it_waits_for() {
-        let mut patience = Patience::default();
-        assert_eq!(polls(&mut patience, 0, 0, 30, true), (20, 0, 10));
+        let (mut patience, mut wait) = (Patience::default(), Wait::NEW);
+        assert_eq!(polls((&mut patience, &mut wait), 0, 0, 30, true), (20, 0, 10));
     }
 
     #[test]
     fn whoever_works_between_polls_is_not_held_up() {
-        let mut patience = Patience { last_wait_ns: LONG_WAIT_NS, ..Patience::default() };
+        let (mut patience, mut wait) = (Patience::default(), Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW });
         for step in 1..1_000_u64 {
-            patience.empty_polls += 1;
             let now_ns = step * (OWN_WORK_NS + 1_000);
-            let way = patience.next_way(0, now_ns - OWN_WORK_NS - 1, || now_ns, || true);
-            assert_eq!(way, Way::Return, "{step}");
+            wait.ended_ns = now_ns - OWN_WORK_NS - 1;
+            assert_eq!(patience.next_way(&mut wait, 0, || now_ns, || true), Way::Return, "{step}");
         }
     }
 
     /// Else a thread that polls several CQs could sleep over a completion of another one.
     #[test]
     fn nobody_sleeps_just_after_the_router_brought_something() {
-        let mut patience = Patience::default();
-        assert_eq!(polls(&mut patience, 0, 0, 1_000, true).2, 980);
-        assert_eq!(polls(&mut patience, 1, 1_000, 20, true), (0, 20, 0));
-        assert_eq!(polls(&mut patience, 1, 1_020, 1, true), (0, 0, 1));
-        assert_eq!(polls(&mut patience, 2, 1_021, 20, true), (0, 20, 0));
+        let (mut patience, mut wait) = (Patience::default(), Wait::NEW);
+        assert_eq!(polls((&mut patience, &mut wait), 0, 0, 1_000, true).2, 980);
+        assert_eq!(polls((&mut patience, &mut wait), 1, 1_000, 20, true), (0, 20, 0));
+        assert_eq!(polls((&mut patience, &mut wait), 1, 1_020, 1, true), (0, 0, 1));
+        assert_eq!(polls((&mut patience, &mut wait), 2, 1_021, 20, true), (0, 20, 0));
+    }
+
+    /// As with a CQ for sends and another for receives: what one of them brings past the router is not counted there.
+    #[test]
+    fn a_queue_that_is_always_empty_holds_nobody_up() {
+        let (mut idle, mut wait) = (Patience::default(), Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW });
+        for turn in 0..10_000 {
+            assert_eq!(polls((&mut idle, &mut wait), 0, turn * 10, 10, true), (10, 0, 0), "{turn}");
+            wait.end(|| unreachable!("it never gave way"));
+        }
+    }
+
+    #[test]
+    fn nobody_sleeps_beside_a_channel() {
+        let (mut with, mut without) = (Patience::default(), Patience::default());
+        let mut wait = Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW };
+        for turn in 1..1_000 {
+            wait.note_channels(true);
+            assert!(!matches!(with.next_way(&mut wait, 0, || turn, || true), Way::Sleep { .. }));
+            assert_eq!(polls((&mut without, &mut wait), 0, turn, 1, true).2, 0, "{turn}");
+        }
+        assert_eq!(polls((&mut without, &mut wait), 0, 1_000, 100, true), (0, 62, 38), "it is polled no more");
+    }
+
+    #[test]
+    fn a_post_is_seen_once() {
+        let posts = Posts::default();
+        assert!(!posts.take());
+        posts.note();
+        posts.note();
+        assert!(posts.take());
+        assert!(!posts.take());
     }
 }

@@ -489,6 +489,9 @@ impl QueuePair {
         if matches!(self.state(), QpState::Reset | QpState::Init | QpState::ReadyToReceive) {
             return Err(VerbsError::InvalidArgument);
         }
+        if let Some(cq) = &self.send_cq {
+            cq.note_post();
+        }
         Ok(SendBatch { qp: self, rings, side, posted: false })
     }
 
