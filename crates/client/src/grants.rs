@@ -255,6 +255,14 @@ fn write(home: &Home<'_>, segment: &Segment, offset: usize, payload: &Payload<'_
     if !payload.inline.is_empty() {
         return segment.write(offset, payload.inline, true).is_ok();
     }
+    if let [range] = payload.ranges() {
+        return home.own.copy_in(*range, segment, offset, true);
+    }
+    write_several(home, segment, offset, payload)
+}
+
+#[inline(never)]
+fn write_several(home: &Home<'_>, segment: &Segment, offset: usize, payload: &Payload<'_>) -> bool {
     let mut at = offset;
     let last = payload.ranges().len() - 1;
     for (index, range) in payload.ranges().iter().enumerate() {
@@ -268,6 +276,14 @@ fn write(home: &Home<'_>, segment: &Segment, offset: usize, payload: &Payload<'_
 
 #[inline]
 fn read(home: &Home<'_>, segment: &Segment, offset: usize, ranges: &[OwnRange]) -> bool {
+    if let [range] = ranges {
+        return home.own.copy_out(segment, offset, *range);
+    }
+    read_several(home, segment, offset, ranges)
+}
+
+#[inline(never)]
+fn read_several(home: &Home<'_>, segment: &Segment, offset: usize, ranges: &[OwnRange]) -> bool {
     let mut at = offset;
     for range in ranges {
         if !home.own.copy_out(segment, at, *range) {

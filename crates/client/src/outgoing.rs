@@ -16,7 +16,7 @@ use freeflow_shm::{
     CHANNEL_MESSAGE_BYTES_MAX, ChannelSender, Credit, OwnMemory, OwnRange, RequestProducer, SendDescriptor, Staged,
     monotonic_ns, pause, sched_yield,
 };
-use freeflow_verbs::{Access, CompletionFlags, SendFlags, SendOpcode, VerbsError};
+use freeflow_verbs::{Access, CompletionFlags, SendFlags, SendOpcode, Sge, VerbsError};
 
 /// Entries of a list that is carried out here.
 pub(crate) const RANGES_MAX: usize = 4;
@@ -114,12 +114,13 @@ impl<'a> Payload<'a> {
     const NOTHING: Self =
         Self { inline: &[], ranges: [OwnRange { address: 0, bytes: 0 }; RANGES_MAX], count: 0, bytes: 0 };
 
+    #[inline(always)] // most have one, which is known then
     pub fn ranges(&self) -> &[OwnRange] {
         &self.ranges[..self.count]
     }
 
     /// `None`: it is for the router to say what is wrong, if anything is.
-    #[inline]
+    #[inline(always)] // for the one range that most have
     fn of(request: &SendDescriptor<'a>, home: &Home<'_>, keys: &mut Cache) -> Option<Self> {
         let mut payload = Self::NOTHING;
         if let Some(inline) = request.inline {
@@ -127,7 +128,18 @@ impl<'a> Payload<'a> {
             return Some(payload);
         }
         let needed = if request.opcode == SendOpcode::RdmaRead { Access::LOCAL_WRITE } else { Access(0) };
-        for sge in request.sges.iter().filter(|sge| sge.length > 0) {
+        let [sge] = request.sges else { return Self::of_several(request.sges, needed, home, keys) };
+        if sge.length > 0 {
+            payload.ranges[0] = home.session.regions.resolve(keys, sge, home.pd, needed)?;
+            (payload.count, payload.bytes) = (1, sge.length);
+        }
+        Some(payload)
+    }
+
+    #[inline(never)]
+    fn of_several(sges: &[Sge], needed: Access, home: &Home<'_>, keys: &mut Cache) -> Option<Self> {
+        let mut payload = Self::NOTHING;
+        for sge in sges.iter().filter(|sge| sge.length > 0) {
             let range = home.session.regions.resolve(keys, sge, home.pd, needed)?;
             *payload.ranges.get_mut(payload.count)? = range;
             payload.count += 1;
