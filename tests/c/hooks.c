@@ -20,7 +20,7 @@ static void refuse_library(const char *call, const void *caller) {
 }
 
 void *mmap(void *at, size_t bytes, int rights, int flags, int fd, off_t from) {
-    if (flags & MAP_FIXED) refuse_library("mmap", __builtin_return_address(0));
+    refuse_library("mmap", __builtin_return_address(0));
     return (void *)syscall(SYS_mmap, at, bytes, rights, flags, fd, from);
 }
 
@@ -33,12 +33,17 @@ void *mremap(void *at, size_t old_bytes, size_t bytes, int flags, ...) {
     return (void *)syscall(SYS_mremap, at, old_bytes, bytes, flags, to);
 }
 
+int munmap(void *at, size_t bytes) {
+    refuse_library("munmap", __builtin_return_address(0));
+    return (int)syscall(SYS_munmap, at, bytes);
+}
+
 int mprotect(void *at, size_t bytes, int rights) {
     refuse_library("mprotect", __builtin_return_address(0));
     return (int)syscall(SYS_mprotect, at, bytes, rights);
 }
 
 int madvise(void *at, size_t bytes, int advice) {
-    if (advice != MADV_DONTFORK && advice != MADV_DOFORK) refuse_library("madvise", __builtin_return_address(0));
+    refuse_library("madvise", __builtin_return_address(0));
     return (int)syscall(SYS_madvise, at, bytes, advice);
 }

@@ -192,7 +192,8 @@ impl CompletionQueue {
         }
         let count = inner.take_ready(&self.session, limit, &mut take);
         if count > 0 {
-            inner.patience.note_success(&self.session);
+            let has_channels = !inner.hot.is_empty();
+            inner.patience.note_success(&self.session, has_channels);
             return Ok(count);
         }
         if self.session.is_dead() {
@@ -207,7 +208,7 @@ impl CompletionQueue {
         Ok(0)
     }
 
-    /// A request was posted to a QP whose sends complete here: whoever polls does not wait in vain.
+    /// A request was posted to a QP whose sends complete here: whoever polls does something beside waiting.
     #[inline]
     pub(crate) fn note_post(&self) {
         self.posts.note();

@@ -6,13 +6,13 @@
 //! the router brings completions to this process, at most [`SLEEP_NS`]; if its wait before took [`LONG_WAIT_NS`], it sleeps at once.
 //!
 //! It is the thread that waits, not the CQ: many programs poll several in turns, of which some are always empty. What one of them
-//! brings ends the wait at all of them, and so does a request that is posted.
+//! brings ends the wait at all of them, and so does a request that was posted, once an empty poll of its CQ sees that.
 //!
 //! A program that does other work between its polls is not held up: what it does between two of them tells ([`OWN_WORK_NS`]).
 //!
 //! Invariant: a poll sleeps only if its CQ was empty [`EMPTY_POLLS_BEFORE_YIELD`] times since the router last brought anything to the
-//! process. So a thread that polls several CQs in turns has looked at all of them since. And only if the thread polls no CQ
-//! that has messages without the router ([`POLLS_BESIDE_CHANNELS`]).
+//! process, and since the thread's wait began. So a thread that polls several CQs in turns has looked at all of them since. And only
+//! if the thread polls no CQ that has messages without the router ([`POLLS_BESIDE_CHANNELS`]).
 use crate::session::Session;
 use freeflow_shm::{monotonic_ns, sched_yield};
 use std::cell::Cell;
@@ -32,16 +32,19 @@ const OWN_WORK_NS: u64 = 10_000;
 const SLEEP_NS: u64 = 100_000;
 /// Nobody wakes a sleeper whose message came by a channel: a thread sleeps only if it has polled so often since it last looked
 /// at one.
-const POLLS_BESIDE_CHANNELS: u32 = 64;
+const POLLS_BESIDE_CHANNELS: u32 = 1024;
 
 /// What the empty polls of a CQ have seen so far.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
     /// Empty polls since the last completion.
     empty_polls: u32,
-    /// Empty polls while the router's count was `seen`.
+    /// Empty polls while the router's count was `seen`, in one wait of the thread that polls.
     unchanged_polls: u32,
     seen: u64,
+    /// Which thread's that was, and which of its waits. Several threads by turns are taken for one.
+    thread: usize,
+    wait: u32,
 }
 
 /// How a thread waits, whatever CQs it polls.
@@ -57,15 +60,24 @@ struct Wait {
     last_wait_ns: u64,
     /// When the last poll that gave way returned; 0: none has since one found something.
     ended_ns: u64,
+    /// The how many-th wait it is.
+    number: u32,
 }
 
 impl Wait {
-    const NEW: Self =
-        Self { empty_polls: 0, beside_channels: POLLS_BESIDE_CHANNELS, began_ns: 0, last_wait_ns: 0, ended_ns: 0 };
+    const NEW: Self = Self {
+        empty_polls: 0,
+        beside_channels: POLLS_BESIDE_CHANNELS,
+        began_ns: 0,
+        last_wait_ns: 0,
+        ended_ns: 0,
+        number: 0,
+    };
 
     /// It begins anew.
     fn restart(&mut self) {
         (self.empty_polls, self.began_ns, self.ended_ns) = (0, 0, 0);
+        self.number = self.number.wrapping_add(1);
     }
 
     fn end(&mut self, now_ns: impl FnOnce() -> u64) {
@@ -82,17 +94,20 @@ impl Wait {
 
 thread_local!(static WAIT: Cell<Wait> = const { Cell::new(Wait::NEW) });
 
-fn in_thread<T>(change: impl FnOnce(&mut Wait) -> T) -> T {
-    let mut wait = WAIT.get();
-    let value = change(&mut wait);
-    WAIT.set(wait);
-    value
+/// With this thread's wait, and what no other thread's has.
+fn in_thread<T>(change: impl FnOnce(&mut Wait, usize) -> T) -> T {
+    WAIT.with(|cell| {
+        let mut wait = cell.get();
+        let value = change(&mut wait, std::ptr::from_ref(cell).addr());
+        cell.set(wait);
+        value
+    })
 }
 
 /// What a CQ's polls look at from outside of its lock.
 #[derive(Debug, Default)]
 pub(crate) struct Posts {
-    /// A request was posted to a QP of this CQ since an empty poll looked last.
+    /// A request was posted to a QP whose sends complete here, since an empty poll looked last.
     some: AtomicBool,
 }
 
@@ -131,10 +146,13 @@ enum Way {
 
 impl Patience {
     #[inline]
-    pub fn note_success(&mut self, session: &Session) {
+    pub fn note_success(&mut self, session: &Session, has_channels: bool) {
         self.empty_polls = 0;
         if session.must_yield() {
-            in_thread(|wait| wait.end(monotonic_ns));
+            in_thread(|wait, _| {
+                wait.note_channels(has_channels);
+                wait.end(monotonic_ns);
+            });
         }
     }
 
@@ -147,14 +165,22 @@ impl Patience {
             return Step { checks, way: Way::Return };
         }
         let has_posted = posts.take();
-        let way = in_thread(|wait| {
+        let way = in_thread(|wait, thread| {
             if has_posted {
                 wait.end(monotonic_ns);
             }
             wait.note_channels(has_channels);
+            self.note_wait(thread, wait.number);
             self.next_way(wait, session.completed(), monotonic_ns, || session.is_worker_here())
         });
         Step { checks, way }
+    }
+
+    fn note_wait(&mut self, thread: usize, wait: u32) {
+        if self.thread == thread && self.wait != wait {
+            self.unchanged_polls = 0;
+        }
+        (self.thread, self.wait) = (thread, wait);
     }
 
     #[inline]
@@ -178,7 +204,6 @@ impl Patience {
         if wait.ended_ns != 0 && now_ns.saturating_sub(wait.ended_ns) > OWN_WORK_NS {
             // That gap counts once.
             wait.restart();
-            self.unchanged_polls = 0;
             return Way::Return;
         }
         if wait.began_ns == 0 {
@@ -201,7 +226,7 @@ impl Step {
             Way::Sleep { seen } => session.sleep_while(seen, SLEEP_NS),
         }
         if self.way != Way::Return {
-            in_thread(|wait| wait.ended_ns = monotonic_ns());
+            in_thread(|wait, _| wait.ended_ns = monotonic_ns());
         }
         if self.checks || matches!(self.way, Way::Sleep { .. }) {
             session.check_sometimes();
@@ -226,6 +251,7 @@ mod tests {
             let now_ns = (from_us + u64::from(step)) * 1_000;
             wait.ended_ns = now_ns - 1_000;
             wait.note_channels(false);
+            patience.note_wait(1, wait.number);
             match patience.next_way(wait, completed, || now_ns, || worker_here) {
                 Way::Return => returns += 1,
                 Way::Yield => yields += 1,
@@ -278,6 +304,24 @@ mod tests {
         }
     }
 
+    /// As an event loop that polls all of its CQs, and then does something else.
+    #[test]
+    fn nor_does_it_sleep_at_one_of_many_queues() {
+        let mut queues: Vec<_> = (0..30).map(|_| Patience::default()).collect();
+        let mut wait = Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW };
+        for turn in 1..1_000_u64 {
+            for queue in &mut queues {
+                let now_ns = turn * 30_000;
+                queue.note_wait(1, wait.number);
+                match queue.next_way(&mut wait, 0, || now_ns, || true) {
+                    Way::Return => {}
+                    Way::Yield => wait.ended_ns = now_ns,
+                    Way::Sleep { .. } => panic!("{turn}"),
+                }
+            }
+        }
+    }
+
     /// Else a thread that polls several CQs could sleep over a completion of another one.
     #[test]
     fn nobody_sleeps_just_after_the_router_brought_something() {
@@ -298,6 +342,31 @@ mod tests {
         }
     }
 
+    /// Nor many of them: one round is more polls than a wait has before it gives way.
+    #[test]
+    fn many_queues_that_are_always_empty_put_nobody_to_sleep() {
+        let mut idle: Vec<_> = (0..100).map(|_| Patience::default()).collect();
+        let mut wait = Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW };
+        for turn in 0..1_000 {
+            for queue in &mut idle {
+                assert_eq!(polls((queue, &mut wait), 0, turn, 1, true).2, 0, "{turn}");
+            }
+            wait.end(|| 1_000 * turn);
+            wait.last_wait_ns = LONG_WAIT_NS;
+        }
+    }
+
+    #[test]
+    fn threads_that_poll_one_queue_by_turns_sleep_too() {
+        let (mut patience, mut wait) = (Patience::default(), Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW });
+        let mut sleeps = 0;
+        for step in 0..100_u64 {
+            patience.note_wait(step as usize % 2, 7 + step as u32 % 2);
+            sleeps += u32::from(matches!(patience.next_way(&mut wait, 0, || step, || true), Way::Sleep { .. }));
+        }
+        assert!(sleeps > 50, "{sleeps}");
+    }
+
     #[test]
     fn nobody_sleeps_beside_a_channel() {
         let (mut with, mut without) = (Patience::default(), Patience::default());
@@ -307,7 +376,7 @@ mod tests {
             assert!(!matches!(with.next_way(&mut wait, 0, || turn, || true), Way::Sleep { .. }));
             assert_eq!(polls((&mut without, &mut wait), 0, turn, 1, true).2, 0, "{turn}");
         }
-        assert_eq!(polls((&mut without, &mut wait), 0, 1_000, 100, true), (0, 62, 38), "it is polled no more");
+        assert_eq!(polls((&mut without, &mut wait), 0, 1_000, 1_100, true), (0, 1_022, 78), "it is polled no more");
     }
 
     #[test]

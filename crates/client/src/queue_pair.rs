@@ -489,9 +489,6 @@ impl QueuePair {
         if matches!(self.state(), QpState::Reset | QpState::Init | QpState::ReadyToReceive) {
             return Err(VerbsError::InvalidArgument);
         }
-        if let Some(cq) = &self.send_cq {
-            cq.note_post();
-        }
         Ok(SendBatch { qp: self, rings, side, posted: false })
     }
 
@@ -559,7 +556,15 @@ impl SendBatch<'_> {
         }
         self.side.ring.publish_send(request);
         self.posted = true;
+        self.note_post();
         Ok(())
+    }
+
+    #[inline]
+    fn note_post(&self) {
+        if let Some(cq) = &self.qp.send_cq {
+            cq.note_post();
+        }
     }
 
     /// The virtual position of the next request.
@@ -590,7 +595,9 @@ impl SendBatch<'_> {
             self.rings.virtual_positions.note_change(self.side.ring.position());
         }
         self.rings.virtual_positions.add_other();
-        let (true, Some(inbox), Some(cq)) = (signaled, &self.rings.send_inbox, &self.qp.send_cq) else { return };
+        let (true, Some(inbox), Some(cq)) = (signaled, &self.rings.send_inbox, &self.qp.send_cq) else {
+            return self.note_post();
+        };
         let (opcode, byte_count) = match request.opcode {
             SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImmediate => (CompletionOpcode::RdmaWrite, 0),
             SendOpcode::RdmaRead => (CompletionOpcode::RdmaRead, request.sges.iter().map(|sge| sge.length).sum()),

@@ -1,6 +1,7 @@
 //! What the kernel knows of this process' pages: whether they are mapped, and bringing them in ahead of use.
 use crate::boundary::Outcome;
 use crate::remap::areas::Maps;
+use crate::remap::calls;
 use freeflow_client::check_mapped;
 use freeflow_verbs::VerbsError;
 use std::ptr;
@@ -58,7 +59,7 @@ fn page_bytes() -> u64 {
 
 fn advise(first: u64, length: u64, advice: i32) -> std::io::Result<()> {
     // SAFETY: both kinds of advice used here change no contents and no mapping.
-    match unsafe { libc::madvise(ptr::without_provenance_mut(first as usize), length as usize, advice) } {
+    match unsafe { calls::madvise(ptr::without_provenance_mut(first as usize), length as usize, advice) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
     }

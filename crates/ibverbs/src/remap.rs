@@ -26,7 +26,7 @@
 //! Invariant: no page of a region goes into an own zone that was made for another registration. What a peer may still have
 //! mapped is never used again: an own zone that is empty is destroyed.
 pub(crate) mod areas;
-mod calls;
+pub(crate) mod calls;
 mod child;
 mod copies;
 mod moving;

@@ -64,7 +64,16 @@ pub(super) unsafe fn mprotect(at: *mut c_void, bytes: usize, rights: c_int) -> c
 ///
 /// # Safety
 /// As of it.
-pub(super) unsafe fn madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
+pub(crate) unsafe fn madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
     // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int }
+}
+
+/// `munlock(2)`.
+///
+/// # Safety
+/// As of it.
+pub(super) unsafe fn munlock(at: *mut c_void, bytes: usize) {
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_munlock, at, bytes) };
 }

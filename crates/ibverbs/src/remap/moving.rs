@@ -51,7 +51,7 @@ pub(crate) fn map_alias(descriptor: BorrowedFd<'_>, bytes: usize) -> Option<*mut
         if alias == libc::MAP_FAILED {
             return None;
         }
-        libc::munlock(alias, bytes);
+        calls::munlock(alias, bytes);
         if calls::mprotect(alias, bytes, libc::PROT_READ | libc::PROT_WRITE) != 0 {
             calls::munmap(alias, bytes);
             return None;
