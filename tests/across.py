@@ -355,15 +355,10 @@ def enforced(host):
 
 
 def need_cut_noted(server, client, end, read):
-    """After so many lines there is one of the cut; or, if the vNIC has had too many for that, one that tells how many were left out,
-    with what comes next."""
+    """After so many lines there is one of the cut, however often the vNIC was refused."""
     vnic, peer, until = tenants.vnic_of(end), client if end is server else server, time.monotonic() + SOON
-    cut = {"what": "connection cut", "rule": "across (withdrawn)", "peer": f"::ffff:{peer.ip}"}
-
-    def is_told(line):
-        return line["vnic"] == vnic and (cut.items() <= line.items() or line.get("left_out", 0) > 0)
-
-    while not any(map(is_told, enforced(end.host)[read:])):
+    cut = {"what": "connection cut", "vnic": vnic, "rule": "across (withdrawn)", "peer": f"::ffff:{peer.ip}"}
+    while not any(cut.items() <= line.items() for line in enforced(end.host)[read:]):
         need(time.monotonic() < until, f"the cut of {end.name} is not in audit.log: {enforced(end.host)[read:]}")
         need_not_connected(server, client)
 

@@ -131,6 +131,11 @@ pub enum Deed {
 }
 
 impl Deed {
+    /// What stood was ended.
+    pub fn is_cut(self) -> bool {
+        matches!(self, Self::Cut | Self::CutRequest)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Connection => "connection refused",
@@ -510,7 +515,7 @@ impl Access {
 
     /// Counts and notes a no; is one.
     fn refuse(&mut self, pair: &Pair, deed: Deed, rule: Option<RuleIndex>) -> bool {
-        let is_cut = matches!(deed, Deed::Cut | Deed::CutRequest);
+        let is_cut = deed.is_cut();
         let rule = rule.or_else(|| if is_cut && !pair.is_external { self.withdrawn(pair) } else { None });
         let Some(rules) = &self.rules else { return false };
         let counts = rules.count(rule);

@@ -134,13 +134,14 @@ impl Control {
         }));
     }
 
-    /// Each is a line of the audit log, and of the router's; a vNIC that has too many of them loses lines of its own alone.
+    /// Each is a line of the audit log, and of the router's; a vNIC that has too many of them loses lines of its own alone. Cuts have lines
+    /// beside those of refusals.
     pub(crate) fn report_incidents(&mut self, incidents: Vec<Incident>) {
         for incident in incidents {
             let Incident { deed, network, vnic, from, to, target, rule, count } = incident;
             let vnic = vnic.unwrap_or_else(|| from.to_string());
             let rule = rule.unwrap_or_else(|| format!("Network {network}"));
-            self.audit.refusal(number_of(&vnic), || Refusal {
+            let refusal = || Refusal {
                 what: deed.name(),
                 tenant: self.state.network(&network).map_or(String::new(), |network| network.tenant().to_owned()),
                 vnic: vnic.clone(),
@@ -149,7 +150,11 @@ impl Control {
                 target_network: target.clone().unwrap_or_default(),
                 count,
                 ..Refusal::default()
-            });
+            };
+            match deed.is_cut() {
+                true => self.audit.cut(number_of(&vnic), refusal),
+                false => self.audit.refusal(number_of(&vnic), refusal),
+            }
             if self.may_log(&vnic) {
                 let what = deed.name();
                 info!(

@@ -156,6 +156,13 @@ pub struct Refusal {
     pub count: u64,
 }
 
+impl Refusal {
+    fn entry(self, left_out: u64) -> Entry {
+        let Self { what, tenant, vnic, peer, rule, ran_out, target_network, count } = self;
+        Entry::Enforced { what, tenant, vnic, peer, rule, ran_out, target_network, count, left_out }
+    }
+}
+
 #[derive(Serialize)]
 struct Line<'a> {
     time: String,
@@ -199,6 +206,8 @@ struct Shared {
     /// All that were ever lost: `lost` is counted down when it is told.
     lost_total: AtomicU64,
     allowances: [Allowance; ORIGINATOR_COUNT],
+    /// Of what the ones above are not for: connections that are cut, which nobody can have done to it as often as it likes.
+    cuts: [Allowance; ORIGINATOR_COUNT],
 }
 
 /// The way to the log; the default leads nowhere. No call waits.
@@ -225,19 +234,25 @@ impl Audit {
     /// nothing is allocated either.
     pub fn note_some(&self, originator: u64, entry: impl FnOnce(u64) -> Entry) {
         let Some(shared) = &self.shared else { return };
+        self.note_of(&shared.allowances, originator, entry);
+    }
+
+    fn note_of(&self, allowances: &[Allowance; ORIGINATOR_COUNT], originator: u64, entry: impl FnOnce(u64) -> Entry) {
         let index = originator.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
-        let allowance = &shared.allowances[index as usize % ORIGINATOR_COUNT];
-        if let Some(left_out) = allowance.take(freeflow_shm::monotonic_ns()) {
+        if let Some(left_out) = allowances[index as usize % ORIGINATOR_COUNT].take(freeflow_shm::monotonic_ns()) {
             self.note(entry(left_out));
         }
     }
 
     /// A container was kept from something. `originator`: a number of the vNIC that caused it.
     pub fn refusal(&self, originator: u64, refusal: impl FnOnce() -> Refusal) {
-        self.note_some(originator, |left_out| {
-            let Refusal { what, tenant, vnic, peer, rule, ran_out, target_network, count } = refusal();
-            Entry::Enforced { what, tenant, vnic, peer, rule, ran_out, target_network, count, left_out }
-        });
+        self.note_some(originator, |left_out| refusal().entry(left_out));
+    }
+
+    /// The same of a connection that was cut: it is noted whatever its vNIC, or one that shares its lines, is refused all the time.
+    pub fn cut(&self, originator: u64, refusal: impl FnOnce() -> Refusal) {
+        let Some(shared) = &self.shared else { return };
+        self.note_of(&shared.cuts, originator, |left_out| refusal().entry(left_out));
     }
 }
 
@@ -251,8 +266,9 @@ impl AuditThread {
     /// Errors: the file can't be opened, no thread could be made.
     pub fn start(run_dir: &Path) -> io::Result<(Self, Audit)> {
         let (sender, receiver) = sync_channel(QUEUE_COUNT);
-        let allowances = std::array::from_fn(|_| Allowance::default());
-        let shared = Arc::new(Shared { sender, lost: AtomicU64::new(0), lost_total: AtomicU64::new(0), allowances });
+        let fresh = || std::array::from_fn(|_| Allowance::default());
+        let (lost, lost_total) = (AtomicU64::new(0), AtomicU64::new(0));
+        let shared = Arc::new(Shared { sender, lost, lost_total, allowances: fresh(), cuts: fresh() });
         let mut files = Files::open(run_dir.join("audit.log"), FILE_BYTES_MAX)?;
         let writer_shared = shared.clone();
         let body = move || write_all(&receiver, &mut files, &writer_shared);
@@ -449,6 +465,21 @@ mod tests {
         let entry = Entry::refused(Who::default(), "put", ("Group", "g"), ("Invalid", "why"), 0);
         let Entry::Refused { name, reason, .. } = entry else { panic!("a refusal") };
         assert_eq!((name.as_str(), reason.as_str()), ("g", "why"));
+    }
+
+    #[test]
+    fn a_cut_is_noted_whoever_is_refused_beside_it() {
+        let directory = Directory::new("cuts");
+        let (thread, audit) = AuditThread::start(&directory.0).unwrap();
+        let refusal = |what| move || Refusal { what, vnic: "v".into(), count: 1, ..Refusal::default() };
+        (0..1000).for_each(|_| audit.refusal(7, refusal("connection refused")));
+        (0..2 * REFUSALS_AT_ONCE).for_each(|_| audit.cut(7, refusal("connection cut")));
+        drop(thread);
+        let text = std::fs::read_to_string(directory.0.join("audit.log")).unwrap();
+        let lines_of = |what| text.lines().filter(|line| line.contains(what)).count() as u64;
+        // One more, as time goes on meanwhile.
+        let is_share = |count| (REFUSALS_AT_ONCE..=REFUSALS_AT_ONCE + 1).contains(&count);
+        assert!(is_share(lines_of("\"connection refused\"")) && is_share(lines_of("\"connection cut\"")), "{text}");
     }
 
     #[test]
