@@ -84,8 +84,9 @@ static uint8_t *received(struct flow *flow) { return flow->memory + TARGET + DEP
 static bool post_receive(struct flow *flow, uint64_t slot) {
     struct ibv_sge sge = {(uintptr_t)received(flow) + slot * SLOT, SLOT, mr->lkey};
     struct ibv_recv_wr wr = {.wr_id = slot, .sg_list = &sge, .num_sge = 1}, *first_bad;
+    if (ibv_post_recv(flow->qp, &wr, &first_bad)) return false;
     flow->receives++;
-    return !ibv_post_recv(flow->qp, &wr, &first_bad);
+    return true;
 }
 
 static bool open_flow(struct flow *flow, uint8_t *memory) {
@@ -237,6 +238,15 @@ static bool take_request(struct flow *flow, const struct ibv_wc *wc) {
     return true;
 }
 
+// A device whose router has died refuses what is posted: an error as good as a completion.
+static bool lost_device(void) {
+    if (options.disturbed && first_error == IBV_WC_SUCCESS) {
+        first_error = IBV_WC_FATAL_ERR;
+        first_error_ns = now_ns();
+    }
+    return options.disturbed;
+}
+
 static bool take_message(struct flow *flow, const struct ibv_wc *wc) {
     flow->receives--;
     if (wc->status != IBV_WC_SUCCESS) return true;
@@ -246,7 +256,7 @@ static bool take_message(struct flow *flow, const struct ibv_wc *wc) {
     if (!written && !holds(received(flow) + wc->wr_id * SLOT, wc->byte_len, flow->messages_received))
         return bad("a SEND brought wrong bytes", flow);
     flow->messages_received++;
-    return post_receive(flow, wc->wr_id);
+    return post_receive(flow, wc->wr_id) || lost_device() || bad("posting a RECV fails", flow);
 }
 
 static struct flow *flow_of(uint32_t qpn) {
@@ -305,15 +315,6 @@ static bool all_done(void) {
     for (unsigned i = 0; i < options.qps; i++)
         if (flows[i].completed < flows[i].posted) return false;
     return true;
-}
-
-// A device whose router has died refuses what is posted: an error as good as a completion.
-static bool lost_device(void) {
-    if (options.disturbed && first_error == IBV_WC_SUCCESS) {
-        first_error = IBV_WC_FATAL_ERR;
-        first_error_ns = now_ns();
-    }
-    return options.disturbed;
 }
 
 static bool run(int sock) {
