@@ -8,7 +8,6 @@ the rest always.
 import os
 import re
 import shutil
-import time
 
 import lib
 from lib import need
@@ -79,7 +78,7 @@ def ucx_finds_the_device(container):
 def ucx(host, server, client, transports):
     for test in UCX_TESTS if transports == "rc_v" else UCX_TESTS[:1]:
         # UCX watches mappings by functions of its own: its memory is zero-copy all the same. On a busy machine its threads can't
-        # always be held in time, and then for a second they are not.
+        # always be held in time.
         for last in (False, False, True):
             before = host.status()["counters"]["fallback_bytes"]
             one_of_ucx(server, client, transports, *test)
@@ -87,7 +86,6 @@ def ucx(host, server, client, transports):
             if bytes_ == 0:
                 break
             need(not last, f"{test[0]}: {bytes_} bytes through the fallback")
-            time.sleep(1.1)
 
 
 def one_of_ucx(server, client, transports, test, bytes_, count):
