@@ -281,29 +281,31 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize, last
         return;
     }
     let mut tail = [0; TAIL_BYTES];
-    let tail_bytes = bytes.min(TAIL_BYTES);
-    let head_bytes = bytes - tail_bytes;
+    if bytes < TAIL_BYTES {
+        let tail = &mut tail[..bytes];
+        // SAFETY: by the caller.
+        unsafe { libc::memcpy(tail.as_mut_ptr().cast(), from.cast(), bytes) };
+        settle_copy();
+        // SAFETY: by the caller.
+        return unsafe { store_in_order(to, tail) };
+    }
+    let head_bytes = bytes - TAIL_BYTES;
     // SAFETY: by the caller. The tail is read first: where the ranges overlap, the head would overwrite it.
     unsafe {
-        if bytes < TAIL_BYTES {
-            libc::memcpy(tail.as_mut_ptr().cast(), from.cast(), tail_bytes);
-        } else {
-            libc::memcpy(tail.as_mut_ptr().cast(), from.add(head_bytes).cast(), TAIL_BYTES);
-            libc::memmove(to.cast(), from.cast(), head_bytes);
-        }
+        libc::memcpy(tail.as_mut_ptr().cast(), from.add(head_bytes).cast(), TAIL_BYTES);
+        libc::memmove(to.cast(), from.cast(), head_bytes);
     }
+    settle_copy();
+    // SAFETY: by the caller.
+    unsafe { store_in_order(to.add(head_bytes), &tail) };
+}
+
+/// Between the bytes that come first and the last ones.
+#[inline]
+fn settle_copy() {
     bytes_are_fixed();
     // Release; partner: whatever load the receiving program polls its buffer with, acquire or stronger.
     fence(Ordering::Release);
-    // SAFETY: by the caller.
-    let last = unsafe { to.add(head_bytes) };
-    if bytes >= TAIL_BYTES && (last as usize).is_multiple_of(TAIL_BYTES) {
-        // Release; partner: as above. SAFETY: aligned (checked), and writable by the caller.
-        unsafe { AtomicU64::from_ptr(last.cast()) }.store(u64::from_ne_bytes(tail), Ordering::Release);
-        return;
-    }
-    // SAFETY: by the caller.
-    unsafe { store_in_order(last, &tail[..tail_bytes]) };
 }
 
 /// After bytes were copied out of shared memory: keeps the compiler, which knows memcpy, from reading the source again
