@@ -20,7 +20,9 @@ use crate::{
 };
 use alloc::collections::VecDeque;
 use freeflow_verbs::{Access, Instant, QpState, QpType};
-use freeflow_wire::{Aeth, HEADER_BYTES_MAX, Header, HeaderBytes, NakCode, Opcode, Operation, Place, Service, psn_add};
+use freeflow_wire::{
+    Aeth, HEADER_BYTES_MAX, Header, HeaderBytes, NakCode, Opcode, Operation, Place, Service, psn_add, psn_ahead,
+};
 use serde::{Deserialize, Serialize};
 
 /// Answers of one QP that wait: twice as many as requests may be under way (128), so that each can be asked for again.
@@ -49,8 +51,9 @@ pub(super) struct Answer {
     pub request: u32,
     /// Of the next packet.
     pub psn: u32,
-    /// The request has come more than once.
-    pub is_replay: bool,
+    /// It counts against `max_dest_rd_atomic` until its last packet is out. Not so a FLUSH; nor the answer to a duplicate
+    /// whose last packet was out once, for its requester may have received that and sent its next request.
+    pub is_counted: bool,
     pub body: Body,
 }
 
@@ -61,8 +64,9 @@ pub(super) enum Body {
     Atomic {
         original: u64,
     },
-    /// FLUSH, ATOMIC WRITE.
-    Done,
+    /// ATOMIC WRITE.
+    Written,
+    Flushed,
 }
 
 /// How far the answer to a READ has come.
@@ -118,8 +122,7 @@ impl Answers {
 
     /// How many requests are under way that the requester can't know the answers of.
     pub fn outstanding(&self) -> usize {
-        let under_way = |answer: &&Answer| !answer.is_replay && !answer.is_out();
-        self.queue.iter().filter(under_way).count()
+        self.queue.iter().filter(|answer| answer.counts()).count()
     }
 
     /// The answer to a request that is new: it acknowledges all before. True if that makes an ACK superfluous.
@@ -132,18 +135,21 @@ impl Answers {
         covers
     }
 
-    /// The answer to a duplicate. One to the same request that still waits begins anew, from the packet now asked for.
-    /// False if there is no room.
+    /// The answer to a duplicate. One to the same request that still waits begins anew, from the packet now asked for; it
+    /// counts as that one did. Both have the place of their request. False if there is no room.
     pub fn replay(&mut self, answer: Answer) -> bool {
-        if let Some(waiting) = self.queue.iter_mut().find(|waiting| waiting.request == answer.request) {
-            *waiting = Answer { is_replay: waiting.is_replay, ..answer };
-            return true;
+        let waiting = self.queue.iter().position(|waiting| waiting.request == answer.request);
+        if waiting.is_none() && self.is_full() {
+            return false;
         }
-        let room = !self.is_full();
-        if room {
-            self.queue.push_back(answer);
-        }
-        room
+        let waiting = waiting.and_then(|place| self.queue.remove(place));
+        let is_counted = waiting.is_some_and(|waiting| waiting.counts());
+        // What is being fetched stays in front, where `advance` finds it.
+        let first = usize::from(self.front_reading().is_some_and(|reading| reading.fetching.is_some()));
+        let later = |waiting: &Answer| psn_ahead(waiting.request, answer.request) > 0;
+        let place = self.queue.iter().skip(first).position(later).map_or(self.queue.len(), |place| first + place);
+        self.queue.insert(place, Answer { is_counted, ..answer });
+        true
     }
 
     /// True if an earlier ACK need not go out.
@@ -195,11 +201,22 @@ impl Answers {
 }
 
 impl Answer {
+    /// Its request is one of those that the requester can't know the answers of.
+    fn counts(&self) -> bool {
+        self.is_counted && !self.is_out()
+    }
+
+    /// A READ that its requester asked for again after the last packet was out. The requester may have all of it, and the
+    /// owner of the memory may have deregistered it since.
+    fn is_repeat(&self) -> bool {
+        matches!(self.body, Body::Read(_)) && !self.is_counted
+    }
+
     /// Its last packet is on its way, as far as can be known.
     fn is_out(&self) -> bool {
         match &self.body {
             Body::Read(reading) => reading.fetching.is_some_and(|burst| burst.bytes == reading.left),
-            Body::Atomic { .. } | Body::Done => false,
+            Body::Atomic { .. } | Body::Written | Body::Flushed => false,
         }
     }
 }
@@ -214,7 +231,7 @@ impl Engine {
 
     /// An answer to a request that is new.
     pub(super) fn owe_answer<E: Environment>(&mut self, env: &mut E, id: QpId, psn: u32, body: Body) {
-        let answer = Answer { request: psn, psn, is_replay: false, body };
+        let answer = Answer { request: psn, psn, is_counted: !matches!(body, Body::Flushed), body };
         let responder = &mut self.wire_mut(id).responder;
         responder.unacknowledged = 0;
         if responder.answers.push(answer) {
@@ -330,7 +347,7 @@ impl Engine {
             (Some(Answer { psn, body: Body::Atomic { original }, .. }), _) => {
                 Header { original: *original, ..header(Operation::AtomicAcknowledge, *psn) }
             }
-            (Some(Answer { psn, body: Body::Done, .. }), _) => header(Operation::ReadResponse, *psn),
+            (Some(Answer { psn, body: Body::Written | Body::Flushed, .. }), _) => header(Operation::ReadResponse, *psn),
             (None, Verdict::Ack { psn }) => header(Operation::Acknowledge, psn),
             (None, Verdict::Nak { psn, syndrome }) => {
                 let acknowledge = header(Operation::Acknowledge, psn);
@@ -442,8 +459,13 @@ impl Engine {
         burst
     }
 
-    /// The memory of a READ can't be had any more: a NAK in the place of its next packet, and the QP is in ERROR.
+    /// The memory of a READ can't be had any more: a NAK in the place of its next packet, and the QP is in ERROR. A repeat
+    /// is dropped like a duplicate that was forgotten (class D).
     fn reading_failed<E: Environment>(&mut self, env: &mut E, id: QpId, nak: Nak) -> Sent {
+        let queue = &mut self.wire_mut(id).responder.answers.queue;
+        if queue.pop_front_if(|answer| answer.is_repeat()).is_some() {
+            return Sent::On;
+        }
         if let Refused::Nak(nak) = self.refuse(env, id, nak)
             && let Some(answer) = self.wire_mut(id).responder.answers.queue.front().copied()
         {

@@ -86,7 +86,7 @@ impl Engine {
         match body {
             None => self.owe_ack(id, psn_add(self.wire(id).responder.expected_psn, MASK_24)),
             Some(body) => {
-                let answer = Answer { request, psn: packet.header.psn, is_replay: true, body };
+                let answer = Answer { request, psn: packet.header.psn, is_counted: false, body };
                 if self.wire_mut(id).responder.answers.replay(answer) {
                     self.answer_now(env, id);
                 }
@@ -109,7 +109,8 @@ impl Engine {
                 let Outcome::Atomic { original } = replay.result else { return None };
                 (replay.psn, Some(Body::Atomic { original }))
             }
-            Operation::Flush | Operation::AtomicWrite => (header.psn, Some(Body::Done)),
+            Operation::Flush => (header.psn, Some(Body::Flushed)),
+            Operation::AtomicWrite => (header.psn, Some(Body::Written)),
             _ => (header.psn, None),
         };
         Some((request, body))

@@ -341,7 +341,7 @@ impl Engine {
     fn landed<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, landing: Landing) {
         if landing.opcode.operation() == Operation::AtomicWrite {
             self.count_arrived(id, SendOpcode::AtomicWrite, ATOMIC_BYTES);
-            return self.executed(env, id, (landing.psn, 1), Body::Done);
+            return self.executed(env, id, (landing.psn, 1), Body::Written);
         }
         let responder = &mut self.wire_mut(id).responder;
         responder.expected_psn = psn_add(landing.psn, 1);
@@ -476,7 +476,7 @@ impl Engine {
         };
         let target = Target { address, rkey, length, right, whole };
         if self.admit_single(env, now, id, packet, SendOpcode::Flush, &target) {
-            self.executed(env, id, (packet.header.psn, 1), Body::Done);
+            self.executed(env, id, (packet.header.psn, 1), Body::Flushed);
         }
     }
 
@@ -529,8 +529,8 @@ impl Engine {
         if !qp.receives() {
             return false;
         }
-        if opcode == SendOpcode::Flush {
-            // If its requester does not listen, the packet is as good as lost.
+        // If its requester does not listen, the packet is as good as lost.
+        if opcode == SendOpcode::Flush || answers.is_full() {
             return !answers.is_full();
         }
         let has_room = answers.outstanding() < usize::from(qp.attributes.max_dest_rd_atomic);

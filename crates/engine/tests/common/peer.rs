@@ -14,6 +14,8 @@ pub struct Link {
     /// Of the next packet that is sent.
     pub psn: u32,
     pub srqn: u32,
+    /// `max_dest_rd_atomic` of the next [`Self::connect`].
+    pub depth: u8,
     service: Service,
 }
 
@@ -48,9 +50,20 @@ impl Link {
         };
         let service = if qp_type == QpType::Rc { Service::Rc } else { Service::Xrc };
         let mtu = path_mtu.bytes() as usize;
-        let mut link = Self { net, end, mtu, psn: FIRST_PSN, srqn, service };
+        let mut link = Self { net, end, mtu, psn: FIRST_PSN, srqn, depth: 4, service };
         link.introduce();
         link.connect(path_mtu);
+        link
+    }
+
+    /// An RC QP in RTS with MTU 256 that answers so many READs and atomics at a time.
+    pub fn with_depth(depth: u8) -> Self {
+        let mut link = Self::new();
+        let reset = QpAttributes { state: QpState::Reset, ..Default::default() };
+        let end = link.end;
+        link.net.modify(&end, &reset, QpAttributeMask::STATE).unwrap();
+        link.depth = depth;
+        link.connect(PathMtu::Mtu256);
         link
     }
 
@@ -77,7 +90,7 @@ impl Link {
             address: address(peer_gid()),
             dest_qpn: PEER_QPN,
             rq_psn: FIRST_PSN,
-            max_dest_rd_atomic: 4,
+            max_dest_rd_atomic: self.depth,
             min_rnr_timer: 12,
             path_mtu,
             ..Default::default()
