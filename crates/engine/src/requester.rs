@@ -313,7 +313,7 @@ impl Engine {
             self.vnic_of(id).counters.rnr_naks += 1;
             self.vnic_of(responder).counters.receives_missing += 1;
             let qp = self.qp_mut(id);
-            if qp.attributes.rnr_retry != RNR_RETRY_FOREVER {
+            if qp.attributes.rnr_retry < RNR_RETRY_FOREVER {
                 if qp.send.rnr_retries_left == 0 {
                     self.vnic_of(id).counters.rnr_retries_exceeded += 1;
                     let fault = (CompletionStatus::RnrRetryExceeded, Syndrome::ReceiverNotReady);

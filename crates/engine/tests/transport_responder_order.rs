@@ -256,6 +256,19 @@ fn receivers_that_are_not_ready() {
     }
 }
 
+/// The field of the answer has five bits: more says what is in those.
+#[test]
+fn a_wide_rnr_timer_is_cut() {
+    for (timer, said) in [(31, 31), (32, 0), (44, 12), (255, 31)] {
+        let mut link = Link::new();
+        let end = link.end;
+        let wide = QpAttributes { min_rnr_timer: timer, ..Default::default() };
+        link.net.modify(&end, &wide, QpAttributeMask::MIN_RNR_TIMER).unwrap();
+        link.send(b"refused");
+        assert_eq!(link.says(), [Says::NotReady { psn: 0, timer: said }]);
+    }
+}
+
 #[test]
 fn nothing_behind_a_refused_packet_is_done() {
     let mut link = Link::new();

@@ -236,17 +236,32 @@ fn receiver_not_ready() {
 
 #[test]
 fn rnr_for_ever_and_progress() {
-    let mut rig = Rig::with(QpType::Rc, PathMtu::Mtu256, QpAttributes { rnr_retry: 7, retry_count: 0, ..attributes() });
-    rig.post(rig.request(1, SendOpcode::Send, 10));
-    for _ in 0..100 {
-        rig.out();
-        rig.aeth(0, Aeths::ReceiverNotReady { timer: 31 });
-        rig.aeth(0, Aeths::ReceiverNotReady { timer: 31 });
-        rig.wait(492 * MS);
+    for rnr_retry in [7, 8, 255] {
+        let mut rig =
+            Rig::with(QpType::Rc, PathMtu::Mtu256, QpAttributes { rnr_retry, retry_count: 0, ..attributes() });
+        rig.post(rig.request(1, SendOpcode::Send, 10));
+        for _ in 0..300 {
+            rig.out();
+            rig.aeth(0, Aeths::ReceiverNotReady { timer: 31 });
+            rig.aeth(0, Aeths::ReceiverNotReady { timer: 31 });
+            rig.wait(492 * MS);
+        }
+        assert_eq!(rig.psns().first(), Some(&0));
+        rig.ack(0);
+        assert_eq!(rig.succeeded(), [1]);
     }
-    assert_eq!(rig.psns().first(), Some(&0));
-    rig.ack(0);
-    assert_eq!(rig.succeeded(), [1]);
+}
+
+/// A retry count of more than three bits is counted down as it is.
+#[test]
+fn a_wide_retry_count_is_as_many_retries() {
+    let mut rig = Rig::with(QpType::Rc, PathMtu::Mtu256, QpAttributes { retry_count: 9, ..attributes() });
+    rig.write(1, 10);
+    rig.wait(9 * 67_108_864);
+    assert_eq!(rig.statuses(), []);
+    rig.wait(67_108_864);
+    assert_eq!(rig.statuses(), [(1, CompletionStatus::RetryExceeded)]);
+    assert_eq!(rig.vnic().ack_timeouts, 9);
 }
 
 #[test]

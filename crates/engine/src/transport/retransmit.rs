@@ -27,6 +27,13 @@ use super::WireFlight;
 use freeflow_wire::psn_add;
 
 /// The least time without progress before a probe, and the longest between two.
+///
+/// The least is short because of losses. At round trips of 20 us and a packet in a hundred lost, a 10 Gb/s line carries 7.4 Gb/s
+/// with 1 ms, 6.3 with 4 and 4.0 with 16; at one in twenty 2.0, 0.7 and 0.2 (`crates/sim/tests/goodput.txt` and the same table with
+/// these values). It costs little where a peer is late and not gone: one packet a probe, each after twice the time, no retry, no cut
+/// of the window; a READ that is asked for again while it is answered is answered once. Between two routers on a machine of two
+/// cores with a load of 12, WRITEs, READs and SENDs of 680 MB had no probe and no duplicate; a single small message, whose peer
+/// waits for a core longer than that, has both.
 const PROBE_MIN: Duration = Duration::from_millis(1);
 const PROBE_MAX: Duration = Duration::from_millis(1_000);
 /// The same in smoothed round trips.
@@ -226,7 +233,7 @@ impl Engine {
         }
         self.vnic_of(id).counters.rnr_naks += 1;
         let qp = self.qp_mut(id);
-        if qp.attributes.rnr_retry != RNR_RETRY_FOREVER {
+        if qp.attributes.rnr_retry < RNR_RETRY_FOREVER {
             if qp.send.rnr_retries_left == 0 {
                 self.vnic_of(id).counters.rnr_retries_exceeded += 1;
                 self.tally(id, |counters| counters.rnr_retries_exceeded += 1);
