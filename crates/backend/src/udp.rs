@@ -52,6 +52,8 @@ pub struct UdpConfig {
     pub dscp: u8,
     pub send_buffer_bytes: u32,
     pub receive_buffer_bytes: u32,
+    /// Firewall mark of what is sent (SO_MARK), which takes CAP_NET_ADMIN or, from Linux 5.17 on, CAP_NET_RAW; none if 0.
+    pub mark: u32,
 }
 
 impl UdpConfig {
@@ -65,6 +67,7 @@ impl UdpConfig {
             dscp: 0,
             send_buffer_bytes: 4 << 20,
             receive_buffer_bytes: 16 << 20,
+            mark: 0,
         }
     }
 }
@@ -96,7 +99,8 @@ impl Udp {
     ///
     /// # Errors
     /// A configuration out of range ([`io::ErrorKind::InvalidInput`]); whatever binding says, in particular
-    /// `AddrInUse` for port 4791 and `AddrNotAvailable` for an address that this host does not have.
+    /// `AddrInUse` for port 4791 and `AddrNotAvailable` for an address that this host does not have; `PermissionDenied` for a
+    /// mark.
     pub fn open(config: UdpConfig) -> io::Result<Self> {
         check(&config)?;
         let random = sys::random()?;
@@ -638,6 +642,9 @@ fn prepare_lane(socket: &UdpSocket, address: IpAddr, config: &UdpConfig) -> io::
     set_buffer(socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.send_buffer_bytes)?;
     forbid_fragments(socket, address)?;
     let (fd, class) = (socket.as_fd(), i32::from(config.dscp << 2));
+    if config.mark != 0 {
+        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_MARK, config.mark.cast_signed())?;
+    }
     if address.is_ipv4() {
         sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TOS, class)?;
         sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TTL, i32::from(HOP_LIMIT))?;

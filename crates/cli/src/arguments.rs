@@ -237,8 +237,8 @@ impl Mode {
 // `lab run` has a group of this name of its own.
 #[group(skip)]
 #[command(after_help = "The container has its own network, process, IPC and host name space, /proc, /sys, /dev and \
-                        vNIC, and Docker's default capabilities less MKNOD. It shares the host's files: for \
-                        containers from images use podman run --device freeflow.io/net=default.\n\nExit status: the \
+                        vNIC, and Docker's default capabilities less MKNOD. It reads the host's files; what it \
+                        writes is its own, at most 1 GiB, and goes with it, except in volumes. For containers from images use podman run --device freeflow.io/net=default.\n\nExit status: the \
                         program's; 128+N if signal N ended it; 125 if freeflow failed, 126 if the program can't be \
                         run, 127 if it was not found.")]
 pub struct Run {
@@ -269,6 +269,9 @@ pub struct Run {
     /// Show a file or directory of the host at another place
     #[arg(long = "volume", short, value_name = "FROM:TO[:ro]")]
     pub volumes: Vec<String>,
+    /// Let the container write the host's files
+    #[arg(long)]
+    pub share_host: bool,
     /// Working directory [default: the caller's]
     #[arg(long = "workdir", short, value_name = "DIR")]
     pub working_directory: Option<PathBuf>,
@@ -591,6 +594,9 @@ pub struct Hook {
     /// The container's virtual network
     #[arg(long, default_value = "default")]
     pub network: String,
+    /// The declared vNIC that the container gets, in the place of a new one
+    #[arg(long, conflicts_with = "network")]
+    pub vnic: Option<String>,
     pub stage: Stage,
 }
 
@@ -600,7 +606,7 @@ pub enum Stage {
     CreateRuntime,
     #[value(name = "poststop")]
     Poststop,
-    /// The router's: networks have come or gone
+    /// The router's: networks or declared vNICs have come or gone
     #[value(name = "networks", hide = true)]
     Networks,
 }

@@ -1,4 +1,4 @@
-//! What this host keeps for its networks beside the router: a bridge each, and the CDI file that names them all.
+//! What this host keeps for its networks beside the router: a bridge each, and the CDI files that name them all.
 //!
 //! The network `default` has the bridge that `up` makes, on which the host is the gateway. Every other network is *sealed*: its bridge
 //! is made when its first container starts, the host has no address on it, and whatever containers send to the host itself is
@@ -14,11 +14,14 @@
 
 use crate::admin::{Admin, Presence};
 use crate::failure::{Context, Result};
+use crate::fork::in_child;
 use crate::guard::Guard;
 use crate::ip::Port;
 use crate::run_dir::{RunDir, fnv1a, lock_file};
 use crate::{cdi, ip, overlay};
 use freeflow_protocol::admin::{NetworkStatus, VnicStatus};
+use freeflow_shm::{limit_capabilities, limit_programs};
+use rustix::thread::CapabilitySet;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -238,12 +241,48 @@ pub fn sweep<'a>(
     kept
 }
 
-/// After networks or vNICs came or went: the CDI file, interfaces and bridges that nobody needs. A caller who may not do this leaves it to the router,
-/// which runs this command, too.
+/// After networks or vNICs came or went: the CDI file, interfaces and bridges that nobody needs. A caller who may not do this leaves it to
+/// the router, whose helper ([`serve`]) does it, too.
 pub fn follow(run_dir: &RunDir) {
     if !crate::is_privileged() || run_dir.enter_network().is_err() {
         return;
     }
+    follow_here(run_dir);
+}
+
+/// What the process may do that the router runs: change interfaces (NET_RAW is for `iptables`, which opens a raw socket where it is the one
+/// of old) and, where an operator has chosen a directory of somebody else's, write the CDI files.
+const SERVING: CapabilitySet =
+    CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW).union(CapabilitySet::DAC_OVERRIDE);
+
+/// Follows for each byte on standard input, the router's socket, and answers with one; ends when the router has.
+pub fn serve(run_dir: &RunDir) -> Result<()> {
+    // The kernel spares the router, not what it has begun.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
+    if let Err(error) = limit_programs(SERVING) {
+        crate::output::complaint(format!("can't limit what the programs may do that follow networks: {error}"));
+    }
+    limit_capabilities(SERVING, SERVING).context("capabilities")?;
+    let router = rustix::stdio::stdin();
+    let mut byte = [0];
+    while let Ok(1..) = rustix::io::read(router, &mut byte) {
+        // A child each, so that nothing piles up, and no panic ends this one.
+        let followed = in_child(|| {
+            follow_here(run_dir);
+            Ok(())
+        });
+        if let Err(failure) = followed {
+            crate::output::complaint(failure);
+        }
+        if rustix::io::write(router, &byte).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Where interfaces are this process' own to change.
+fn follow_here(run_dir: &RunDir) {
     let Presence::Running(mut admin) = Admin::look(run_dir) else { return };
     let mut act = || -> Result<()> {
         let _lock = lock(run_dir)?;
@@ -252,9 +291,8 @@ pub fn follow(run_dir: &RunDir) {
         let networks = admin.networks()?;
         sweep(ports, &vnics.iter().collect::<Vec<_>>(), &networks);
         remove_others(run_dir, &networks)?;
-        let names: Vec<String> = networks.into_iter().map(|network| network.name).collect();
         if let Some(file) = run_dir.settings().and_then(|settings| settings.cdi_file) {
-            cdi::write(run_dir, file.parent(), &names)?;
+            cdi::write(run_dir, file.parent(), &cdi::Devices::of(&networks, &vnics))?;
         }
         Ok(())
     };

@@ -1,6 +1,8 @@
-//! The CDI file that makes `--device freeflow.io/net=NETWORK` known to podman, Docker and others.
+//! The CDI files that make `--device freeflow.io/net=NETWORK` and `--device freeflow.io/vnic=NAME` known to podman, Docker
+//! and others: a new vNIC in a network, and a declared vNIC with its labels and addresses. One file each, since a CDI file
+//! has one kind of devices.
 //!
-//! It lies in `/etc/cdi` rather than `/var/run/cdi`, so that after a reboot the container's start fails with a reason
+//! They lie in `/etc/cdi` rather than `/var/run/cdi`, so that after a reboot the container's start fails with a reason
 //! and the remedy (from the hook) instead of "unresolvable CDI device". Version 0.5.0 is the newest that podman 4.3
 //! reads. The hooks' environment is given, lest a container's own LD_PRELOAD reach them.
 //!
@@ -10,6 +12,7 @@ use crate::failure::{Context, Result};
 use crate::run_dir::{RunDir, write_atomically};
 use crate::tools;
 use crate::view::VERBS_DEVICE;
+use freeflow_protocol::admin::{NetworkStatus, VnicStatus};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,61 +21,116 @@ const DIRECTORY: &str = "/etc/cdi";
 /// Where `/etc` can't be written.
 const DIRECTORY_OF_RUN: &str = "/var/run/cdi";
 const FILE: &str = "freeflow.json";
+/// Beside it, where there are declared vNICs.
+const VNIC_FILE: &str = "freeflow-vnics.json";
 pub const KIND: &str = "freeflow.io/net";
+pub const VNIC_KIND: &str = "freeflow.io/vnic";
+
+/// What containers can be given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    pub networks: Vec<String>,
+    pub vnics: Vec<String>,
+}
+
+impl Devices {
+    pub fn of(networks: &[NetworkStatus], vnics: &[VnicStatus]) -> Self {
+        let declared = vnics.iter().filter(|vnic| !vnic.labels.iter().any(|(key, _)| key == "engine"));
+        let named = |name: &&String| is_device_name(name);
+        Self {
+            networks: networks.iter().map(|network| &network.name).filter(named).cloned().collect(),
+            vnics: declared.map(|vnic| &vnic.id).filter(named).cloned().collect(),
+        }
+    }
+}
+
+/// CDI wants a letter or digit at either end, and an engine takes no device of a file with another name in it. So one tenant's name would
+/// be everybody's loss.
+fn is_device_name(name: &str) -> bool {
+    let is_plain = |end: Option<char>| end.is_some_and(|end| end.is_ascii_alphanumeric());
+    is_plain(name.chars().next()) && is_plain(name.chars().next_back())
+}
 
 fn device_node() -> Value {
     json!({"path": format!("/dev/{VERBS_DEVICE}"), "hostPath": "/dev/null", "permissions": "rw"})
 }
 
-fn specification(run_dir: &RunDir, program: &Path, networks: &[String]) -> Value {
+/// Of one kind; `option` is the hook's for it.
+fn specification(run_dir: &RunDir, program: &Path, (kind, option): (&str, &str), names: &[String]) -> Value {
     let mut environment = vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_string()];
     if let Ok(directory) = std::env::var("FREEFLOW_LIBDIR") {
         environment.push(format!("FREEFLOW_LIBDIR={directory}"));
     }
-    let hook = |stage: &str, network: &str| {
+    let hook = |stage: &str, name: &str| {
         json!({
             "hookName": stage,
             "path": program,
-            "args": ["freeflow", "--run-dir", run_dir.path(), "hook", "--network", network, stage],
+            "args": ["freeflow", "--run-dir", run_dir.path(), "hook", option, name, stage],
             "env": environment,
         })
     };
-    let devices: Vec<Value> = networks
+    let devices: Vec<Value> = names
         .iter()
-        .map(|network| {
+        .map(|name| {
             json!({
-                "name": network,
+                "name": name,
                 "containerEdits": {
                     "deviceNodes": [device_node()],
-                    "hooks": [hook("createRuntime", network), hook("poststop", network)],
+                    "hooks": [hook("createRuntime", name), hook("poststop", name)],
                 },
             })
         })
         .collect();
-    json!({"cdiVersion": "0.5.0", "kind": KIND, "devices": devices})
+    json!({"cdiVersion": "0.5.0", "kind": kind, "devices": devices})
 }
 
-/// Writes the file where asked, or for the default run directory where engines look for it. `None`: it was not asked
-/// for, or the place can't be written.
-pub fn write(run_dir: &RunDir, asked: Option<&Path>, networks: &[String]) -> Result<Option<PathBuf>> {
+/// Writes the files where asked, or for the default run directory where engines look for them; gives the path of the
+/// networks'. `None`: they were not asked for, or the place can't be written.
+pub fn write(run_dir: &RunDir, asked: Option<&Path>, devices: &Devices) -> Result<Option<PathBuf>> {
     let program = tools::own_path()?;
-    let text = serde_json::to_vec_pretty(&specification(run_dir, &program, networks)).expect("it is encodable");
-    let put = |directory: &Path| -> std::io::Result<PathBuf> {
+    let text = |kind, names: &[String]| {
+        serde_json::to_vec_pretty(&specification(run_dir, &program, kind, names)).expect("it is encodable")
+    };
+    let networks = text((KIND, "--network"), &devices.networks);
+    let vnics = text((VNIC_KIND, "--vnic"), &devices.vnics);
+    let put = |path: &Path, text: &[u8]| -> std::io::Result<()> {
+        if fs::read(path).ok().as_deref() != Some(text) {
+            write_atomically(path, text, 0o644)?;
+        }
+        Ok(())
+    };
+    let put_all = |directory: &Path| -> std::io::Result<PathBuf> {
         fs::create_dir_all(directory)?;
         let path = directory.join(FILE);
-        if fs::read(&path).ok().as_ref() != Some(&text) {
-            write_atomically(&path, &text, 0o644)?;
+        put(&path, &networks)?;
+        match devices.vnics.is_empty() {
+            // A file without devices is none.
+            true => remove_if_there(&directory.join(VNIC_FILE))?,
+            false => put(&directory.join(VNIC_FILE), &vnics)?,
         }
         Ok(path)
     };
     if let Some(directory) = asked {
         let directory = std::path::absolute(directory).context(directory.display())?;
-        return put(&directory).map(Some).context(format!("can't write {}/{FILE}", directory.display()));
+        return put_all(&directory).map(Some).context(format!("can't write {}/{FILE}", directory.display()));
     }
     if !run_dir.is_default() {
         return Ok(None);
     }
-    Ok([DIRECTORY, DIRECTORY_OF_RUN].into_iter().find_map(|directory| put(Path::new(directory)).ok()))
+    Ok([DIRECTORY, DIRECTORY_OF_RUN].into_iter().find_map(|directory| put_all(Path::new(directory)).ok()))
+}
+
+/// Removes what [`write`] made, by the path that it gave.
+pub fn remove(file: &Path) {
+    let _ = fs::remove_file(file);
+    let _ = fs::remove_file(file.with_file_name(VNIC_FILE));
+}
+
+fn remove_if_there(path: &Path) -> std::io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -82,7 +140,7 @@ mod tests {
     #[test]
     fn the_file_names_the_network_and_gives_hooks_a_clean_environment() {
         let run_dir = RunDir::new(Path::new("/run/freeflow")).unwrap();
-        let value = specification(&run_dir, Path::new("/opt/bin/freeflow"), &["default".into()]);
+        let value = specification(&run_dir, Path::new("/opt/bin/freeflow"), (KIND, "--network"), &["default".into()]);
         assert_eq!(value["cdiVersion"], "0.5.0");
         assert_eq!(value["kind"], "freeflow.io/net");
         let edits = &value["devices"][0]["containerEdits"];
@@ -95,5 +153,36 @@ mod tests {
         }
         assert_eq!(hooks[0]["args"][5], "default");
         assert_eq!(hooks[1]["hookName"], "poststop");
+    }
+
+    #[test]
+    fn names_that_no_engine_takes_are_left_out() {
+        let good = ["a", "a-b.c_d", "7", "database-1"];
+        let bad = ["x-", "x.", "x_", "_x", "", "-"];
+        assert!(good.iter().all(|name| is_device_name(name)));
+        assert!(!bad.iter().any(|name| is_device_name(name)));
+    }
+
+    #[test]
+    fn the_files_follow_what_is_declared() {
+        let directory = std::env::temp_dir().join(format!("freeflow-cdi-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        let run_dir = RunDir::new(Path::new("/run/elsewhere")).unwrap();
+        let mut devices = Devices { networks: vec!["default".into()], vnics: vec!["database".into()] };
+        let file = write(&run_dir, Some(&directory), &devices).unwrap().unwrap();
+        let text = fs::read(directory.join(VNIC_FILE)).unwrap();
+        let value: Value = serde_json::from_slice(&text).unwrap();
+        assert_eq!((&value["kind"], &value["devices"][0]["name"]), (&json!(VNIC_KIND), &json!("database")));
+        let hooks = &value["devices"][0]["containerEdits"]["hooks"];
+        assert_eq!((&hooks[0]["args"][4], &hooks[0]["args"][5]), (&json!("--vnic"), &json!("database")));
+        devices.vnics.clear();
+        write(&run_dir, Some(&directory), &devices).unwrap();
+        assert!(
+            file.exists() && !directory.join(VNIC_FILE).exists(),
+            "a CDI file without devices is refused by engines"
+        );
+        remove(&file);
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+        fs::remove_dir_all(&directory).unwrap();
     }
 }

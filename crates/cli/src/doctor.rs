@@ -5,7 +5,8 @@ use crate::arguments::Format;
 use crate::failure::{Failure, Result};
 use crate::fork::in_child;
 use crate::run_dir::RunDir;
-use crate::{cdi, guard, ip, output, overlay, sys, tools};
+use crate::wire_guard::{self, Family, WireGuard};
+use crate::{cdi, cgroup, guard, ip, output, overlay, sys, tools};
 use rustix::thread::UnshareFlags;
 use serde::Serialize;
 
@@ -46,6 +47,7 @@ pub fn doctor(run_dir: &RunDir, format: Format) -> Result<()> {
     let mut checks = vec![
         privilege(root),
         kernel(),
+        missing_pages(),
         file("router", tools::router()),
         file("library", tools::library()),
         ip_program(),
@@ -53,7 +55,11 @@ pub fn doctor(run_dir: &RunDir, format: Format) -> Result<()> {
         autogroup(),
     ];
     if root {
-        checks.extend([interfaces(), namespaces(), wire(), router(run_dir), device(run_dir), firewall()]);
+        // A lab's host has a network of its own; without it the checks say what is missing.
+        let _ = run_dir.enter_network();
+        checks.extend([interfaces(), namespaces(), wire(), wire_guard(run_dir), router(run_dir)]);
+        checks.extend(rights(run_dir));
+        checks.extend([device(run_dir), firewall()]);
     }
     checks.push(podman());
     checks.push(test_programs());
@@ -106,6 +112,20 @@ fn kernel() -> Check {
         return Check::ok("kernel", format!("Linux {release}; no module is needed"));
     }
     Check::missing("kernel", format!("Linux {release} is too old"), "use Linux 5.11 or newer")
+}
+
+/// Whether the router can leave pages of shared memory to those whose they are.
+fn missing_pages() -> Check {
+    match freeflow_shm::refuses_missing_pages() {
+        Ok(()) => Check::ok("userfaultfd", "containers pay for the memory that they share with the router"),
+        Err(error) => Check::note(
+            "userfaultfd",
+            format!(
+                "not to be had ({error}): memory that a container shares can be charged to the router's memory cgroup"
+            ),
+            "use a kernel with CONFIG_USERFAULTFD, on x86-64",
+        ),
+    }
 }
 
 fn file(name: &'static str, found: Result<std::path::PathBuf>) -> Check {
@@ -176,6 +196,34 @@ fn wire() -> Check {
     }
 }
 
+/// Hosts with peers need it: only the router may speak RoCEv2 for the host.
+fn wire_guard(run_dir: &RunDir) -> Check {
+    const NAME: &str = "wire guard";
+    let needed = run_dir.settings().and_then(|settings| settings.address).map(Family::of);
+    let tried = wire_guard::try_out();
+    if let Some(needed) = needed {
+        let in_force = WireGuard::of(run_dir).in_force();
+        if !in_force.iter().any(|guard| guard.family == needed) {
+            let detail =
+                format!("any program of this host can send to UDP {}: the guard is gone", guard::ROCE_UDP_PORT);
+            return Check::missing(NAME, detail, format!("freeflow{} up", run_dir.option()));
+        }
+        let all: Vec<String> = in_force
+            .iter()
+            .map(|guard| format!("{} by {}, {} packets dropped", guard.family, guard.tool, guard.dropped))
+            .collect();
+        return Check::ok(NAME, format!("in force: {}", all.join("; ")));
+    }
+    let works: Vec<String> =
+        tried.iter().filter_map(|(family, tool)| Some(format!("{family} by {}", tool.as_ref().ok()?))).collect();
+    match tried.into_iter().find_map(|(family, tool)| Some((family, tool.err()?))) {
+        None => Check::ok(NAME, format!("tried, for when there are peers: {}", works.join("; "))),
+        Some((family, failure)) => {
+            Check::note(NAME, format!("{family}: {failure}"), "to have peers, install iptables or nftables")
+        }
+    }
+}
+
 fn namespaces() -> Check {
     let flags = UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC | UnshareFlags::NEWPID;
     match in_child(|| sys::unshare(flags).map_err(|error| Failure::new(error.to_string()))) {
@@ -194,6 +242,45 @@ fn router(run_dir: &RunDir) -> Check {
             format!("freeflow{0} down --force; freeflow{0} up", run_dir.option()),
         ),
     }
+}
+
+/// Of a router that runs: whether each of its threads is confined, and what it has of the caller of `freeflow up`.
+fn rights(run_dir: &RunDir) -> Option<Check> {
+    const NAME: &str = "rights";
+    let pid = crate::router::recorded(run_dir)?.pid;
+    let threads: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/task"))
+        .ok()?
+        .filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("status")).ok())
+        .collect();
+    let count = |field: &str, value: &str| {
+        let line = format!("\n{field}:\t{value}\n");
+        threads.iter().filter(|status| status.contains(&line)).count()
+    };
+    let all = threads.len();
+    let confined = count("NoNewPrivs", "1").min(count("CapBnd", "0000000000000000"));
+    let without = count("CapEff", "0000000000000000");
+    if confined < all {
+        let remedy = format!("freeflow{0} down; freeflow{0} up", run_dir.option());
+        return Some(Check::note(NAME, format!("{confined} of the router's {all} threads are confined"), remedy));
+    }
+    let filtered = match count("Seccomp", "2") == all {
+        true => "system calls are filtered",
+        false => "system calls are not filtered: the kernel lacks seccomp filters",
+    };
+    let detail =
+        format!("all {all} threads of the router are confined, {without} of them without any capability; {filtered}");
+    let foreign = cgroup::foreign(run_dir, pid);
+    if !foreign.is_empty() {
+        let detail = format!("{detail}; it shares a cgroup with who started it: {}", foreign.join(", "));
+        return Some(Check::note(NAME, detail, format!("let root write cgroups, or unset {}", cgroup::KEEP_VARIABLE)));
+    }
+    let adjustment = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap_or_default();
+    if adjustment.trim() != crate::router::OOM_SCORE_ADJUSTMENT {
+        let detail =
+            format!("{detail}; out of memory, the kernel may end the router (oom_score_adj {})", adjustment.trim());
+        return Some(Check::note(NAME, detail, "start it with CAP_SYS_RESOURCE"));
+    }
+    Some(Check::ok(NAME, detail))
 }
 
 fn device(run_dir: &RunDir) -> Check {

@@ -1,31 +1,36 @@
-//! `freeflow hook`: what a container engine runs for a container with the device `freeflow.io/net=NETWORK`.
+//! `freeflow hook`: what a container engine runs for a container with the device `freeflow.io/net=NETWORK` or
+//! `freeflow.io/vnic=NAME`.
 //!
-//! `createRuntime` comes when the container's namespaces and mounts are there and its root is not changed yet: it
-//! attaches a vNIC under the container's id, puts a veth pair into its network namespace (unless that is the host's),
-//! mounts the vNIC's directory, and only that, at `/run/freeflow`, its sysfs in `/sys/class`, and the drop-ins over the
-//! image's libibverbs and librdmacm.
+//! `createRuntime` comes when the container's namespaces and mounts are there and its root is not changed yet: it attaches
+//! a vNIC under the container's id, or takes the declared one for it; puts a veth pair into its network namespace (unless
+//! that is the host's); mounts the vNIC's directory, and only that, at `/run/freeflow`, its sysfs in `/sys/class`, and the
+//! drop-ins over the image's libibverbs and librdmacm.
 //! `poststop` detaches it. An error goes to stderr and, by its exit status, stops the container's start.
+//!
+//! Invariant: network, name, address and labels of a vNIC come from the device's name alone. Of the container's
+//! `config.json` only the path of its root is read, which the engine chooses. Annotations, environment, host name and
+//! labels in there may be the image's (podman copies an image's annotations), and nothing tells them apart.
 
 use crate::admin::{Admin, Presence};
 use crate::bridges::{self, Bridge};
 use crate::failure::{Context, Result};
 use crate::fork::in_child;
+use crate::holders::{Holder, Holders};
 use crate::inject::{Root, Sources};
 use crate::ip;
 use crate::process::Process;
+use crate::record::Records;
 use crate::run_dir::RunDir;
+use crate::supervisor::declared_vnic;
 use crate::tools;
-use freeflow_protocol::admin::{OWN_LABELS, VnicStatus};
+use freeflow_protocol::admin::VnicStatus;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// Annotations `freeflow.io/label.KEY=VALUE` of a container are labels of its vNIC.
-const LABEL_ANNOTATION: &str = "freeflow.io/label.";
 /// Longest container state and configuration that are read, bytes.
 const STATE_BYTES_MAX: u64 = 1 << 20;
 const CONFIGURATION_BYTES_MAX: u64 = 16 << 20;
@@ -39,22 +44,10 @@ struct State {
     bundle: PathBuf,
 }
 
+/// All that is read of the container's `config.json`; see the module's invariant.
 #[derive(Debug, Deserialize)]
 struct Configuration {
     root: ConfiguredRoot,
-    #[serde(default)]
-    annotations: BTreeMap<String, String>,
-}
-
-impl Configuration {
-    /// Labels of the vNIC, as whoever made the container wrote them. Those by which we know our own are ours.
-    fn labels(&self) -> impl Iterator<Item = (String, String)> {
-        let label = |(key, value): (&String, &String)| {
-            let key = key.strip_prefix(LABEL_ANNOTATION)?;
-            (!OWN_LABELS.contains(&key)).then(|| (key.to_string(), value.clone()))
-        };
-        self.annotations.iter().filter_map(label)
-    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -76,7 +69,16 @@ fn read_configuration(bundle: &Path) -> Result<Configuration> {
     serde_json::from_slice(&text).context(path.display())
 }
 
-pub fn create_runtime(run_dir: &RunDir, network: &str) -> Result<()> {
+/// What the device asks for.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    /// A new vNIC in this network.
+    Network(&'a str),
+    /// This declared vNIC.
+    Vnic(&'a str),
+}
+
+pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     let state = read_state()?;
     let Some(process) = Process::of(state.pid) else {
         crate::fail!("the container's process {} is not there", state.pid);
@@ -86,26 +88,47 @@ pub fn create_runtime(run_dir: &RunDir, network: &str) -> Result<()> {
     let root = state.bundle.join(&configuration.root.path);
     let library = fs::canonicalize(tools::library()?).context(tools::LIBRARY)?;
     let mut admin = Admin::connect(run_dir)?;
-    // Names those there are, if there is no such network.
-    admin.network(network)?;
-    let name: String = state.id.chars().take(12).collect();
-    let mut labels = vec![
-        ("engine".to_string(), "oci".to_string()),
-        ("pid".to_string(), process.pid.to_string()),
-        ("start_ticks".to_string(), process.start_ticks.to_string()),
-    ];
-    labels.extend(configuration.labels());
-    let vnic = admin.attach(&state.id, &name, network, None, labels)?;
+    let vnic = match wanted {
+        Wanted::Network(network) => attach(&mut admin, network, &state, process)?,
+        Wanted::Vnic(name) => hold(run_dir, &mut admin, name, &state, process)?,
+    };
     // A network that has a vNIC stays, so this is the one that the vNIC is in.
     let result = admin
-        .network(network)
+        .network(&vnic.network)
         .and_then(|network| bridges::ensure(run_dir, &network))
         .and_then(|bridge| equip(run_dir, &vnic, &bridge, process.pid, &root, &library));
     if result.is_err() {
         ip::unplug(run_dir, &vnic.id);
-        let _ = admin.detach(&vnic.id);
+        let _ = match wanted {
+            Wanted::Network(_) => admin.detach(&vnic.id),
+            Wanted::Vnic(name) => Holders::of(run_dir).release(name, &state.id, Some(&mut admin)).map(|_| ()),
+        };
     }
     result
+}
+
+/// The container's name for people: as podman shortens it.
+fn short_name(state: &State) -> String {
+    state.id.chars().take(12).collect()
+}
+
+fn attach(admin: &mut Admin, network: &str, state: &State, process: Process) -> Result<VnicStatus> {
+    // Names those there are, if there is no such network.
+    admin.network(network)?;
+    let labels = vec![
+        ("engine".to_string(), "oci".to_string()),
+        ("pid".to_string(), process.pid.to_string()),
+        ("start_ticks".to_string(), process.start_ticks.to_string()),
+    ];
+    admin.attach(&state.id, &short_name(state), network, None, labels)
+}
+
+fn hold(run_dir: &RunDir, admin: &mut Admin, name: &str, state: &State, process: Process) -> Result<VnicStatus> {
+    Records::of(run_dir).reconcile(Some(admin))?;
+    let vnic = declared_vnic(admin, name)?;
+    let holder = Holder { vnic: vnic.id.clone(), container: state.id.clone(), name: short_name(state), process };
+    Holders::of(run_dir).take(&holder, admin)?;
+    Ok(vnic)
 }
 
 fn equip(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32, root: &Path, library: &Path) -> Result<()> {
@@ -128,14 +151,26 @@ fn equip(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32, root: &
     })
 }
 
-pub fn poststop(run_dir: &RunDir) -> Result<()> {
+pub fn poststop(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     let state = read_state()?;
-    ip::unplug(run_dir, &state.id);
-    match Admin::look(run_dir) {
-        Presence::Running(mut admin) => admin.detach(&state.id),
-        // Whoever brings the router back settles it: the process is recorded with the vNIC.
-        Presence::Absent => Ok(()),
-        Presence::Unusable(failure) => Err(failure),
+    // Whoever brings an absent router back settles it: the process is recorded with the vNIC.
+    let mut admin = match Admin::look(run_dir) {
+        Presence::Running(admin) => Some(admin),
+        Presence::Absent => None,
+        Presence::Unusable(failure) => return Err(failure),
+    };
+    match wanted {
+        Wanted::Network(_) => {
+            ip::unplug(run_dir, &state.id);
+            admin.map_or(Ok(()), |mut admin| admin.detach(&state.id))
+        }
+        Wanted::Vnic(name) => {
+            // Another container's, if this one was refused it.
+            if Holders::of(run_dir).release(name, &state.id, admin.as_mut())? {
+                ip::unplug(run_dir, name);
+            }
+            Ok(())
+        }
     }
 }
 
@@ -153,13 +188,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn annotations_are_labels() {
-        let text = r#"{"root": {"path": "rootfs"}, "annotations": {"freeflow.io/label.tier": "web", "other": "x",
-            "freeflow.io/label.engine": "freeflow", "freeflow.io/label.a/b": ""}}"#;
+    fn nothing_but_the_root_is_read_of_a_container() {
+        let text = r#"{"root": {"path": "rootfs"}, "annotations": {"freeflow.io/label.tier": "web"}, "hostname": "x",
+            "process": {"env": ["FREEFLOW_LABEL=tier=web"]}}"#;
         let configuration: Configuration = serde_json::from_str(text).unwrap();
-        let labels: Vec<(String, String)> = configuration.labels().collect();
-        assert_eq!(labels, [("a/b".into(), "".into()), ("tier".into(), "web".into())]);
-        let bare: Configuration = serde_json::from_str(r#"{"root": {"path": "r"}}"#).unwrap();
-        assert_eq!(bare.labels().count(), 0);
+        assert_eq!(format!("{configuration:?}"), r#"Configuration { root: ConfiguredRoot { path: "rootfs" } }"#);
     }
 }

@@ -11,9 +11,12 @@ use crate::failure::{Context, Failure, Result};
 use crate::inject_sysfs::Classes;
 use crate::sys;
 use crate::tools::{LIBRARIES, LIBRARY};
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, openat, openat2};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, mkdirat, openat, openat2, statx,
+};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,6 +45,8 @@ pub struct Sources {
     vnic: OwnedFd,
     libraries: Vec<Library>,
     pub classes: Classes,
+    /// File systems that are mounted in the host's view.
+    host_devices: BTreeSet<(u32, u32)>,
 }
 
 /// One of the drop-ins.
@@ -68,8 +73,19 @@ impl Sources {
         let libraries: Result<Vec<Library>> =
             LIBRARIES.into_iter().map(|name| Library::open(directory, name)).collect();
         let (vnic, classes) = (protected(vnic_directory)?, Classes::open(vnic_directory)?);
-        Ok(Self { vnic, libraries: libraries?, classes })
+        Ok(Self { vnic, libraries: libraries?, classes, host_devices: host_devices()? })
     }
+}
+
+/// The devices of all mounts of this namespace.
+fn host_devices() -> Result<BTreeSet<(u32, u32)>> {
+    let what = "/proc/self/mountinfo";
+    let text = std::fs::read(what).context(what)?;
+    let device = |line: &str| {
+        let (major, minor) = line.split(' ').nth(2)?.split_once(':')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(device).collect())
 }
 
 /// A detached copy that the container can't write to. A socket in it can still be connected to.
@@ -123,25 +139,44 @@ impl Root {
     /// Mounts the vNIC's directory at `/run/freeflow`, which is made if need be.
     pub fn mount_vnic(&self, sources: &Sources) -> Result<()> {
         let what = "can't mount the vNIC at /run/freeflow in the container";
-        let target = self.make_directory(Path::new(VNIC_DIRECTORY)).context(what)?;
+        let target = self.make_directory(Path::new(VNIC_DIRECTORY), sources).context(what)?;
         mount_onto(&sources.vnic, &target).context(what)
     }
 
-    fn make_directory(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
+    /// Whether a directory is the container's own: of its root's mount, or of a file system that the host does not have. In others,
+    /// folders of the host that the container got as volumes, nothing is made.
+    fn is_own(&self, directory: &OwnedFd, sources: &Sources) -> bool {
+        let look = |fd: &OwnedFd| statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID);
+        let (Ok(root), Ok(one)) = (look(&self.0), look(directory)) else { return false };
+        let device = (one.stx_dev_major, one.stx_dev_minor);
+        let knows_mounts = [&root, &one].into_iter().all(|one| one.stx_mask & StatxFlags::MNT_ID.bits() != 0);
+        let is_root = match knows_mounts {
+            true => root.stx_mnt_id == one.stx_mnt_id,
+            false => (root.stx_dev_major, root.stx_dev_minor) == device,
+        };
+        is_root || !sources.host_devices.contains(&device)
+    }
+
+    fn make_directory(&self, path: &Path, sources: &Sources) -> Result<OwnedFd> {
         let mut so_far = PathBuf::new();
-        let mut directory = self.resolve(".", OFlags::DIRECTORY)?;
+        let mut directory = self.resolve(".", OFlags::DIRECTORY).context("the root")?;
         for part in path.components() {
             so_far.push(part);
             directory = match self.resolve(&so_far, OFlags::DIRECTORY) {
+                Err(Errno::NOENT) if !self.is_own(&directory, sources) => crate::fail!(
+                    "/{} would be made in a folder of the host; make that directory there, or mount the folder elsewhere",
+                    so_far.display()
+                ),
                 Err(Errno::NOENT) => {
                     // A dangling symbolic link makes this EEXIST and the next resolve ENOENT: an error, as it should.
                     match mkdirat(&directory, part.as_os_str(), Mode::from(0o755)) {
-                        Ok(()) | Err(Errno::EXIST) => self.resolve(&so_far, OFlags::DIRECTORY)?,
-                        Err(errno) => return Err(errno),
+                        Ok(()) | Err(Errno::EXIST) => self.resolve(&so_far, OFlags::DIRECTORY),
+                        Err(errno) => Err(errno),
                     }
                 }
-                result => result?,
-            };
+                result => result,
+            }
+            .context(so_far.display())?;
         }
         Ok(directory)
     }
@@ -160,7 +195,7 @@ impl Root {
     pub fn replace_or_add_libraries(&self, sources: &Sources) -> Result<()> {
         for library in &sources.libraries {
             if self.replace_library(library)? == 0 {
-                match self.add_library(library) {
+                match self.add_library(library, sources) {
                     Err(failure) if library.name == LIBRARY => return Err(failure),
                     _ => {}
                 }
@@ -192,10 +227,13 @@ impl Root {
     }
 
     /// Makes a library in a standard folder of an image that has none, and the drop-in on it.
-    fn add_library(&self, library: &Library) -> Result<()> {
+    fn add_library(&self, library: &Library, sources: &Sources) -> Result<()> {
         let name = library.name;
         for directory in self.default_directories() {
             let Ok(directory_fd) = self.resolve(&directory, OFlags::DIRECTORY) else { continue };
+            if !self.is_own(&directory_fd, sources) {
+                continue;
+            }
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
             match openat(&directory_fd, name, flags, Mode::from(0o644)) {
                 Ok(_) | Err(Errno::EXIST) => {}

@@ -85,7 +85,12 @@ pub fn is_there(name: &str) -> bool {
 
 fn command(name: &str) -> Result<Command> {
     let program = crate::tools::find(name, &DIRECTORIES).ok_or_else(|| {
-        Failure::new(format!("the program {name} is missing; install it, for example: apt-get install iproute2"))
+        let package = match name.trim_end_matches("-restore") {
+            "iptables" | "ip6tables" => "iptables",
+            "nft" => "nftables",
+            _ => "iproute2",
+        };
+        Failure::new(format!("the program {name} is missing; install it, for example: apt-get install {package}"))
     })?;
     let mut command = Command::new(program);
     command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::piped());
@@ -107,7 +112,8 @@ pub fn bridge(arguments: &[&str]) -> Result<String> {
     run_program("bridge", arguments)
 }
 
-fn run_program(name: &str, arguments: &[&str]) -> Result<String> {
+/// Runs a program of the network's tools; its output.
+pub fn run_program(name: &str, arguments: &[&str]) -> Result<String> {
     let output = command(name)?.args(arguments).output().context(format!("can't run {name}"))?;
     if !output.status.success() {
         crate::fail!("{name} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
@@ -117,23 +123,24 @@ fn run_program(name: &str, arguments: &[&str]) -> Result<String> {
 
 /// Runs several `ip` commands in one process; the first that fails ends the rest.
 pub fn batch(lines: &[String]) -> Result<()> {
-    batch_of("ip", &lines.join("\n"))
+    input_to("ip", &["-batch", "-"], &lines.join("\n"))
 }
 
 /// The same with `tc`, a command a line.
 pub fn tc_batch(lines: &str) -> Result<()> {
-    batch_of("tc", lines)
+    input_to("tc", &["-batch", "-"], lines)
 }
 
-fn batch_of(name: &str, lines: &str) -> Result<()> {
+/// Runs a program of the network's tools that reads what to do from its standard input.
+pub fn input_to(name: &str, arguments: &[&str], lines: &str) -> Result<()> {
     let what = format!("can't run {name}");
-    let mut child = command(name)?.args(["-batch", "-"]).stdin(Stdio::piped()).spawn().context(&what)?;
+    let mut child = command(name)?.args(arguments).stdin(Stdio::piped()).spawn().context(&what)?;
     let mut input = child.stdin.take().expect("stdin is a pipe");
     let written = input.write_all(format!("{lines}\n").as_bytes());
     drop(input);
     let output = child.wait_with_output().context(&what)?;
     if !output.status.success() {
-        crate::fail!("{name} -batch: {}", String::from_utf8_lossy(&output.stderr).trim());
+        crate::fail!("{name} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }
     written.context(what)
 }

@@ -8,6 +8,7 @@
 use crate::arguments::{LabUp, Up};
 use crate::failure::{Context, Failure, Result};
 use crate::fork::in_child;
+use crate::holders::Holders;
 use crate::hook;
 use crate::lab::{self, HOST_COUNT_MAX, Lab, MTU_BYTES_MAX, MTU_BYTES_MIN};
 use crate::process::Process;
@@ -248,7 +249,8 @@ fn live_containers(host: &RunDir) -> Vec<String> {
         _ => Vec::new(),
     };
     let foreign = vnics.into_iter().filter(|vnic| hook::process_of(vnic).is_some_and(|process| process.is_alive()));
-    own.chain(foreign.map(|vnic| vnic.name)).collect()
+    let held = Holders::of(host).live().into_iter().map(|holder| holder.name);
+    own.chain(foreign.map(|vnic| vnic.name)).chain(held).collect()
 }
 
 /// Removes all there is of a lab, whole or not. Goes on after a failure and tells the first; then the directory stays.

@@ -10,6 +10,7 @@ mod arguments;
 mod arguments_control;
 mod bridges;
 mod cdi;
+mod cgroup;
 mod cm;
 mod control;
 mod doctor;
@@ -17,6 +18,7 @@ mod exec;
 mod failure;
 mod fork;
 mod guard;
+mod holders;
 mod hook;
 mod init;
 mod inject;
@@ -28,6 +30,7 @@ mod lifecycle;
 mod names;
 mod output;
 mod overlay;
+mod own_files;
 mod peers;
 mod ping;
 mod process;
@@ -44,10 +47,12 @@ mod tools;
 mod up;
 mod view;
 mod wire;
+mod wire_guard;
 
 use arguments::{Arguments, Command, LabAction, Network, Peers, Stage};
 use clap::Parser;
 use failure::{EXIT_RUN_FAILED, Failure, Result};
+use hook::Wanted;
 use run_dir::RunDir;
 use rustix::thread::CapabilitySet;
 use std::process::ExitCode;
@@ -106,11 +111,14 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         | Command::Top(_) => {
             unreachable!("these were dispatched before")
         }
-        Command::Hook(hook) => match hook.stage {
-            Stage::CreateRuntime => hook::create_runtime(&run_dir, &hook.network)?,
-            Stage::Poststop => hook::poststop(&run_dir)?,
-            Stage::Networks => bridges::follow(&run_dir),
-        },
+        Command::Hook(hook) => {
+            let wanted = hook.vnic.as_deref().map_or(Wanted::Network(&hook.network), Wanted::Vnic);
+            match hook.stage {
+                Stage::CreateRuntime => hook::create_runtime(&run_dir, wanted)?,
+                Stage::Poststop => hook::poststop(&run_dir, wanted)?,
+                Stage::Networks => bridges::serve(&run_dir)?,
+            }
+        }
     }
     Ok(0)
 }

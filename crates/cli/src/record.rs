@@ -5,6 +5,7 @@
 
 use crate::admin::Admin;
 use crate::failure::{Context, Failure, Result};
+use crate::holders::Holders;
 use crate::process::Process;
 use crate::run_dir::{RunDir, lock_file, write_atomically};
 use rustix::process::Signal;
@@ -75,18 +76,19 @@ impl Record {
 pub struct Records {
     directory: PathBuf,
     logs: PathBuf,
+    run_dir: RunDir,
 }
 
 impl Records {
     pub fn of(run_dir: &RunDir) -> Self {
-        Self { directory: run_dir.containers(), logs: run_dir.path().join("logs") }
+        Self { directory: run_dir.containers(), logs: run_dir.path().join("logs"), run_dir: run_dir.clone() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.directory.join(format!("{name}.json"))
     }
 
-    fn lock(&self) -> Result<File> {
+    pub fn lock(&self) -> Result<File> {
         lock_file(&self.directory.join(".lock"))
     }
 
@@ -119,13 +121,20 @@ impl Records {
                 record.name
             );
         }
-        // Until its supervisor has tidied up, too.
-        let is_used = |other: &Record| other.is_live() || other.supervisor.is_alive();
-        let is_user = |other: &Record| other.id == record.id && other.state != State::Exited && is_used(other);
-        if let Some(user) = self.list().into_iter().find(is_user) {
-            crate::fail!("the vNIC {} is in use by the container {}", record.id, user.name);
+        if let Some(user) = self.user_of(&record.id) {
+            crate::fail!("the vNIC {} is in use by the container {user}", record.id);
         }
         self.write(record)
+    }
+
+    /// The container that has a vNIC, of ours or of an engine. With the lock held.
+    pub fn user_of(&self, vnic: &str) -> Option<String> {
+        // Until its supervisor has tidied up, too.
+        let is_used = |other: &Record| other.is_live() || other.supervisor.is_alive();
+        let is_user = |other: &Record| other.id == vnic && other.state != State::Exited && is_used(other);
+        let ours = self.list().into_iter().find(is_user).map(|user| user.name);
+        let holders = || Holders::of(&self.run_dir).live();
+        ours.or_else(|| holders().into_iter().find(|holder| holder.vnic == vnic).map(|holder| holder.name))
     }
 
     /// Replaces the record; the caller is its supervisor, or that is dead.
@@ -159,6 +168,12 @@ impl Records {
     /// Settles what dead supervisors left behind: ends what remains of their containers, frees their vNICs, corrects
     /// their records. Without a router the vNICs are left for the next `freeflow up`.
     pub fn reconcile(&self, mut admin: Option<&mut Admin>) -> Result<()> {
+        let holders = Holders::of(&self.run_dir);
+        // Where nothing was ever brought up there is nothing to lock either.
+        if !holders.list().is_empty() {
+            let _lock = self.lock()?;
+            holders.settle(admin.as_deref_mut())?;
+        }
         for seen in self.list() {
             if seen.state == State::Exited || seen.supervisor.is_alive() {
                 continue;
@@ -228,7 +243,11 @@ mod tests {
         // A killed run with this number may have left one.
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
-        let records = Records { directory: directory.clone(), logs: directory.clone() };
+        let records = Records {
+            directory: directory.clone(),
+            logs: directory.clone(),
+            run_dir: RunDir::new(&directory).unwrap(),
+        };
         let record = record("one", "a");
         records.reserve(&record).unwrap();
         assert!(records.reserve(&record).unwrap_err().to_string().contains("already"));
@@ -245,7 +264,11 @@ mod tests {
         // A killed run with this number may have left one.
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
-        let records = Records { directory: directory.clone(), logs: directory.clone() };
+        let records = Records {
+            directory: directory.clone(),
+            logs: directory.clone(),
+            run_dir: RunDir::new(&directory).unwrap(),
+        };
         let dead = Process { pid: std::process::id(), start_ticks: 1 };
         let live = record("1", "live");
         let running = Record { supervisor: dead, state: State::Running, init: Some(dead), ..record("2", "running") };

@@ -1,5 +1,6 @@
 //! Starting and ending the router process.
 
+use crate::cgroup;
 use crate::failure::{Context, Failure, Result};
 use crate::process::{Process, poll_readable};
 use crate::run_dir::{RunDir, Settings};
@@ -19,6 +20,10 @@ use std::time::Duration;
 
 /// How long a router may take until it is ready.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
+/// All of the caller's environment that the router, and the command that it runs, may see.
+pub const ENVIRONMENT: [&str; 2] = ["PATH", "FREEFLOW_LIBDIR"];
+/// The kernel should take almost anything before the router, on which all containers depend.
+pub const OOM_SCORE_ADJUSTMENT: &str = "-900";
 /// How long it may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -67,6 +72,17 @@ fn become_router(
         rustix::process::setsid().context("setsid")?;
         sys::close_on_exec_from(3).context("close_range")?;
         sys::reset_signals();
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+        let mut complaints = cgroup::enter_own(run_dir);
+        // Lower than it was only with CAP_SYS_RESOURCE.
+        if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJUSTMENT) {
+            complaints.push(format!("keeps its oom_score_adj: {error}"));
+        }
+        for complaint in complaints {
+            use std::io::Write;
+            let mut log = log;
+            let _ = writeln!(log, "the router {complaint}");
+        }
         let ready_fd = sys::keep_on_exec(ready).context("fcntl")?;
         let mut command = Command::new(program);
         command
@@ -82,6 +98,8 @@ fn become_router(
             .args(settings.range.iter().flat_map(|range| ["--range", range]))
             .args(settings.peers.iter().flat_map(|path| [OsStr::new("--peers"), path.as_os_str()]))
             .args(["--ready-fd", &ready_fd.to_string()])
+            .env_clear()
+            .envs(ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?))))
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("log")?)

@@ -44,6 +44,7 @@ fn plan(arguments: Run) -> Result<Plan> {
         labels: arguments.labels,
         detached: arguments.detach,
         remove: arguments.rm,
+        share_host: arguments.share_host,
         volumes: arguments.volumes.iter().map(|text| parse_volume(text)).collect::<Result<_>>()?,
         program: Program {
             command: arguments.command,

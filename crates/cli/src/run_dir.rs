@@ -1,7 +1,7 @@
 //! Where a host keeps its state, and the settings it was brought up with.
 //!
 //! `RUN_DIR/`: `admin.sock`, `router.pid`, `router.log`, `state.redb`, `vnics/ID/router.sock` (the router's);
-//! `up.json`, `up.lock`, `bridges.lock`, `containers/NAME.json`, `logs/NAME.log` (this command's); `netns` where the host has a network
+//! `up.json`, `up.lock`, `bridges.lock`, `containers/NAME.json`, `holders/VNIC.json`, `logs/NAME.log` (this command's); `netns` where the host has a network
 //! namespace of its own (a lab's); `labs/NAME/`, see `lab`.
 
 use crate::failure::{Context, Failure, Result};
@@ -99,6 +99,11 @@ impl RunDir {
         self.path.join("containers")
     }
 
+    /// Containers of engines with declared vNICs, see `holders`.
+    pub fn holders(&self) -> PathBuf {
+        self.path.join("holders")
+    }
+
     pub fn log(&self, name: &str) -> PathBuf {
         self.path.join("logs").join(format!("{name}.log"))
     }
@@ -136,6 +141,7 @@ impl RunDir {
         let directories = [
             (self.path.clone(), 0o711),
             (self.containers(), 0o700),
+            (self.holders(), 0o700),
             (self.path.join("logs"), 0o700),
             (self.vnics(), 0o700),
         ];

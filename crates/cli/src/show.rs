@@ -5,6 +5,7 @@ use crate::arguments::Format;
 use crate::bridges;
 use crate::cm;
 use crate::failure::Result;
+use crate::holders::Holders;
 use crate::output;
 use crate::record::{Record, Records, State, now_s};
 use crate::run_dir::RunDir;
@@ -208,7 +209,7 @@ pub fn list(run_dir: &RunDir, all: bool) -> Result<Vec<Container>> {
     let mut containers: Vec<Container> =
         records.list().into_iter().filter(|record| all || record.state != State::Exited).map(Container::from).collect();
     if let Some(admin) = &mut admin {
-        containers.extend(foreign(admin)?);
+        containers.extend(foreign(run_dir, admin)?);
     }
     Ok(containers)
 }
@@ -224,17 +225,19 @@ pub fn print(containers: &[Container], format: Format) {
 }
 
 /// Containers that an engine attached through the CDI hook, as far as their processes live.
-fn foreign(admin: &mut Admin) -> Result<Vec<Container>> {
+fn foreign(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<Container>> {
     let host = admin.status()?.host;
     let vnics = admin.vnics()?;
+    let holders = Holders::of(run_dir).live();
     Ok(vnics
         .into_iter()
         .filter_map(|vnic| {
-            let process = crate::hook::process_of(&vnic)?;
+            let holder = holders.iter().find(|holder| holder.vnic == vnic.id);
+            let process = holder.map(|holder| holder.process).or_else(|| crate::hook::process_of(&vnic))?;
             let command = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
             let words = command.split(|&byte| byte == 0).filter(|word| !word.is_empty());
             process.is_alive().then(|| Container {
-                name: vnic.name,
+                name: holder.map_or(vnic.name, |holder| holder.name.clone()),
                 id: vnic.id,
                 ip: Some(vnic.address),
                 ip6: vnic.address6,

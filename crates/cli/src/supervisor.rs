@@ -37,6 +37,7 @@ pub struct Plan {
     pub detached: bool,
     pub remove: bool,
     pub volumes: Vec<Volume>,
+    pub share_host: bool,
     pub program: Program,
     pub library: PathBuf,
 }
@@ -100,13 +101,16 @@ fn reserve(records: &Records, plan: &Plan, host: String) -> Result<Record> {
         records.reserve(&record)?;
         return Ok(record);
     }
+    let mut last = Failure::new("none tried");
     for attempt in 0..NAME_TRY_COUNT_MAX {
         record.name = names::word_pair(attempt > 3)?;
-        if records.reserve(&record).is_ok() {
-            return Ok(record);
+        match records.reserve(&record) {
+            Ok(()) => return Ok(record),
+            Err(failure) => last = failure,
         }
     }
-    Err(Failure::new("no free name was found; give one with --name, or remove old containers with freeflow rm"))
+    let advice = "give one with --name, or remove old containers with freeflow rm";
+    Err(Failure::new(format!("no free name was found ({last}); {advice}")))
 }
 
 /// A child that has been started, and its terminal's master end if it has one.
@@ -140,6 +144,8 @@ fn launch(
         library: plan.library.clone(),
         volumes: plan.volumes.clone(),
         hidden: run_dir.hidden(),
+        share_host: plan.share_host,
+        scratch: run_dir.containers(),
     };
     let mut program = plan.program.clone();
     program.environment.push(("HOSTNAME".into(), record.name.clone()));
@@ -173,7 +179,7 @@ fn attach(plan: &Plan, admin: &mut Admin, record: &Record) -> Result<VnicStatus>
 }
 
 /// A vNIC that was not made for a container. Whether one of ours uses it is settled when the record is made.
-fn declared_vnic(admin: &mut Admin, name: &str) -> Result<VnicStatus> {
+pub fn declared_vnic(admin: &mut Admin, name: &str) -> Result<VnicStatus> {
     let vnic = admin.vnics()?.into_iter().find(|vnic| vnic.id == name);
     let vnic = vnic.ok_or_else(|| Failure::new(format!("no vNIC is called {name:?}; see: freeflow get vnics")))?;
     if vnic.labels.iter().any(|(key, _)| key == "engine") {

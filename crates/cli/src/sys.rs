@@ -170,10 +170,19 @@ pub fn stop_propagation(mount: BorrowedFd<'_>) -> io::Result<()> {
     set_mount(mount, 0, libc::MS_SLAVE)
 }
 
+/// Makes a detached mount and all below it read-only.
+pub fn make_read_only(tree: BorrowedFd<'_>) -> io::Result<()> {
+    set_mounts(tree, libc::AT_RECURSIVE, libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NODEV, 0)
+}
+
 fn set_mount(mount: BorrowedFd<'_>, attributes: u64, propagation: u64) -> io::Result<()> {
+    set_mounts(mount, 0, attributes, propagation)
+}
+
+fn set_mounts(mount: BorrowedFd<'_>, flags: i32, attributes: u64, propagation: u64) -> io::Result<()> {
     let attributes = libc::mount_attr { attr_set: attributes, attr_clr: 0, propagation, userns_fd: 0 };
     let bytes = size_of::<libc::mount_attr>();
-    let (fd, path, flags) = (mount.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH);
+    let (fd, path, flags) = (mount.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH | flags);
     // SAFETY: the path is a C string and the structure is valid for reads of `bytes` bytes; the kernel keeps neither.
     match unsafe { libc::syscall(libc::SYS_mount_setattr, fd, path, flags, &raw const attributes, bytes) } {
         0 => Ok(()),

@@ -4,11 +4,13 @@ use crate::admin::{Admin, Presence};
 use crate::arguments::{Up, Workers};
 use crate::failure::{Context, Failure, Result};
 use crate::guard::{self, Guard};
+use crate::holders::Holders;
 use crate::overlay::{self, Peers};
 use crate::process::Process;
 use crate::record::{Record, Records};
 use crate::run_dir::{RunDir, Settings, write_atomically};
-use crate::{bridges, cdi, hook, ip, lifecycle, output, router, tools};
+use crate::wire_guard::{Family, WireGuard};
+use crate::{bridges, cdi, cgroup, hook, ip, lifecycle, output, router, tools};
 use freeflow_protocol::admin::{DataPath, NetworkStatus, RouterStatus, VnicStatus};
 use std::collections::BTreeSet;
 use std::fs;
@@ -60,10 +62,12 @@ fn raise(run_dir: &RunDir, arguments: &Up) -> Result<Raised> {
     let (mut admin, was_running) = match Admin::look(run_dir) {
         Presence::Running(mut admin) => {
             check_unchanged(run_dir, &mut admin, arguments)?;
+            guard_wire(run_dir, &settings)?;
             (admin, true)
         }
         Presence::Absent => {
             run_dir.store_settings(&settings)?;
+            guard_wire(run_dir, &settings)?;
             router::start(run_dir, &settings)?;
             if let Some(state) = &settings.state {
                 write_atomically(&state.join(KEPT_POOL), format!("{}\n", settings.pool).as_bytes(), 0o600)
@@ -89,13 +93,21 @@ fn raise(run_dir: &RunDir, arguments: &Up) -> Result<Raised> {
     let networks = {
         let _lock = bridges::lock(run_dir)?;
         let networks = admin.networks()?;
-        let names: Vec<String> = networks.iter().map(|network| network.name.clone()).collect();
-        settings.cdi_file = cdi::write(run_dir, arguments.cdi_dir.as_deref(), &names)?.or(settings.cdi_file);
+        let devices = cdi::Devices::of(&networks, &admin.vnics()?);
+        settings.cdi_file = cdi::write(run_dir, arguments.cdi_dir.as_deref(), &devices)?.or(settings.cdi_file);
         networks
     };
     run_dir.store_settings(&settings)?;
     let status = admin.status()?;
     Ok(Raised { settings, status, networks, was_running, lost })
+}
+
+/// Before the router has a wire: nobody else may speak for this host.
+fn guard_wire(run_dir: &RunDir, settings: &Settings) -> Result<()> {
+    match settings.address {
+        Some(address) => WireGuard::of(run_dir).put(Family::of(address)),
+        None => Ok(()),
+    }
 }
 
 /// Makes the IP path to the other hosts' containers, where there are other hosts.
@@ -318,6 +330,9 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     for record in live.iter().filter(|record| record.is_declared && known.contains(record.id.as_str())) {
         admin.occupy(&record.id, &record.name, true)?;
     }
+    for holder in Holders::of(run_dir).live().iter().filter(|holder| known.contains(holder.vnic.as_str())) {
+        admin.occupy(&holder.vnic, &holder.name, true)?;
+    }
     Ok(live.into_iter().filter(|record| !known.contains(record.id.as_str())).map(|record| record.name).collect())
 }
 
@@ -421,11 +436,9 @@ pub fn take_down(run_dir: &RunDir, force: bool) -> Result<Vec<String>> {
         Some(admin) => admin.vnics()?,
         None => Vec::new(),
     };
-    let foreign: Vec<String> = vnics
-        .iter()
-        .filter(|vnic| hook::process_of(vnic).is_some_and(|process| process.is_alive()))
-        .map(|vnic| vnic.name.clone())
-        .collect();
+    let attached = vnics.iter().filter(|vnic| hook::process_of(vnic).is_some_and(|process| process.is_alive()));
+    let held = Holders::of(run_dir).live().into_iter().map(|holder| holder.name);
+    let foreign: Vec<String> = attached.map(|vnic| vnic.name.clone()).chain(held).collect();
     let names: Vec<String> = live.iter().map(|record| record.name.clone()).chain(foreign.iter().cloned()).collect();
     if !names.is_empty() && !force && !confirmed(&names)? {
         crate::fail!(
@@ -448,6 +461,7 @@ pub fn take_down(run_dir: &RunDir, force: bool) -> Result<Vec<String>> {
     if let Some(process) = process {
         router::wait_end(process, false)?;
     }
+    cgroup::remove_own(run_dir);
     clean(run_dir, &records)?;
     Ok(foreign)
 }
@@ -472,14 +486,18 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
     ip::delete_bridge(&bridge)?;
     bridges::remove_all(run_dir)?;
     guard::remove_sink(run_dir);
+    if run_dir.settings().is_none_or(|settings| settings.peers.is_some()) {
+        WireGuard::of(run_dir).remove();
+    }
     if let Some(file) = run_dir.settings().and_then(|settings| settings.cdi_file) {
-        let _ = fs::remove_file(file);
+        cdi::remove(&file);
     }
     run_dir.unregister();
     for name in ["admin.sock", "api.sock", "router.pid", "state.json", "state.json.migrated", "state.redb", "up.json"] {
         let _ = fs::remove_file(run_dir.path().join(name));
     }
     let _ = fs::remove_dir_all(run_dir.vnics());
+    let _ = fs::remove_dir_all(run_dir.holders());
     Ok(())
 }
 

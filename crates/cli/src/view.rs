@@ -1,10 +1,11 @@
 //! What a `freeflow run` container sees: the host's root file system with its own `/proc`, `/sys`, `/dev`, hostname and
 //! capabilities, its vNIC at `/run/freeflow` and in `/sys/class`, the drop-in library, and none of the run directories of the machine.
 //!
-//! It is a light container: it keeps the programs of one host apart on the network, not the host's files from them.
+//! It is a light container: it reads the host's files, and what it writes is its own (see `own_files`) unless it shares them.
 
 use crate::failure::{Context, Result};
 use crate::inject::{Root, Sources, VNIC_DIRECTORY, detached_recursive, mount_onto};
+use crate::own_files;
 use rustix::fs::{CWD, Mode, OFlags, open};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, mount, mount_bind, mount_change, mount_remount, move_mount,
@@ -34,6 +35,9 @@ pub struct View {
     pub volumes: Vec<Volume>,
     /// Directories to cover with empty ones.
     pub hidden: Vec<PathBuf>,
+    /// The container writes the host's own files. Else: a directory for [`own_files::enter`].
+    pub share_host: bool,
+    pub scratch: PathBuf,
 }
 
 /// What Docker leaves a container, less MKNOD: the host's file system is in view.
@@ -77,12 +81,16 @@ impl View {
         let sources = Sources::open(&self.vnic_directory, &self.library)?;
         let volumes = self.open_volumes()?;
         let devices = open_devices()?;
+        if !self.share_host {
+            own_files::enter(&self.scratch, &self.hidden)?;
+        }
         let root = Root::open(Path::new("/"))?;
         let replaced = root.replace_libraries(&sources)?;
+        // First: what is masked in /proc is /dev/null.
+        mount_dev(&devices)?;
         mount_proc()?;
         mount("sysfs", "/sys", "sysfs", MountFlags::RDONLY | NO_PRIVILEGE, None).context("can't mount /sys")?;
         root.mount_classes(&sources.classes);
-        mount_dev(&devices)?;
         for directory in &self.hidden {
             hide(directory)?;
         }

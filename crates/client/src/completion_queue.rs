@@ -407,41 +407,44 @@ impl Inner {
         if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
             return !rings.has_own();
         }
-        !rings.has_incoming()
-            || lock(&rings.incoming).as_mut().is_none_or(|incoming| incoming.passes(completion.ring_position))
+        !rings.has_incoming() || lock(&rings.incoming).as_mut().is_none_or(|incoming| incoming.passes_whole(completion))
     }
 
     /// Puts a completion of the ring by, behind all of its queue that are older.
     #[cold]
     fn put_by(&mut self, session: &Session, completion: &Completion) {
-        let early = &mut self.early;
+        let (mut completion, early) = (*completion, &mut self.early);
         if let Some(Attachment::Qp(rings, _)) = self.attached.get(completion.qp_cookie)
-            && rings.is_of(completion)
+            && rings.is_of(&completion)
         {
             if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
-                let position = rings.virtual_position(completion);
+                let position = rings.virtual_position(&completion);
                 self.inbox.take_older(rings, position, |older| early.push_back((older, true)));
-            } else if let Some(incoming) = lock(&rings.incoming).as_mut()
-                && !incoming.passes(completion.ring_position)
-            {
-                if incoming.passed(completion.ring_position) {
-                    // That RECV has completed already: nothing that an honest router says.
-                    return;
-                }
-                while let Some(older) = incoming.take(session, rings, (self.polls, self.timestamps)) {
-                    early.push_back((older, false));
-                    if incoming.passes(completion.ring_position) {
-                        break;
+            } else if let Some(incoming) = lock(&rings.incoming).as_mut() {
+                let position = completion.ring_position;
+                if !incoming.passes(position) {
+                    if incoming.passed(position) {
+                        // That RECV has completed already: nothing that an honest router says.
+                        return;
+                    }
+                    while let Some(older) = incoming.take(session, rings, (self.polls, self.timestamps)) {
+                        early.push_back((older, false));
+                        if incoming.passes(position) {
+                            break;
+                        }
+                    }
+                    incoming.commit();
+                    if !incoming.passed(position) {
+                        // The peer says of its messages what is not so. This one is here.
+                        incoming.resume_after(position);
                     }
                 }
-                incoming.commit();
-                if !incoming.passed(completion.ring_position) {
-                    // The peer says of its messages what is not so. This one is here.
-                    incoming.resume_after(completion.ring_position);
+                if completion.status == CompletionStatus::WorkRequestFlushed {
+                    incoming.outlive_flush(session, rings, &mut completion, self.timestamps);
                 }
             }
         }
-        early.push_back((*completion, false));
+        early.push_back((completion, false));
     }
 
     fn empty_channel(&mut self, session: &Session, rings: &Rings) {

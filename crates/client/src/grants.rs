@@ -4,6 +4,7 @@
 //! gets it, and does it again.
 use crate::outgoing::{Home, Payload};
 use freeflow_protocol::library::{REQUEST_BYTES, Reply, Request};
+use freeflow_shm::revocation::Granted;
 use freeflow_shm::{OwnRange, RequestProducer, Segment, SendDescriptor};
 use freeflow_verbs::{SendOpcode, VerbsError};
 use std::os::fd::AsFd;
@@ -48,15 +49,18 @@ struct Wish {
 }
 
 #[derive(Default)]
-pub(crate) struct Grants {
+struct Table {
     /// By [`Grant::order`]; no two begin at one place, and none lies within another.
     grants: Vec<Grant>,
     /// The one that was used last.
     last: usize,
     /// Of answers.
     last_number: u64,
-    /// As the queue's header said when the first of them came.
-    withdrawn: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Grants {
+    granted: Granted<Table>,
     wishes: Vec<Wish>,
 }
 
@@ -87,55 +91,7 @@ impl Grant {
     }
 }
 
-impl Grants {
-    /// Where a WRITE or READ goes; `None`: through the router.
-    #[inline]
-    pub fn find(
-        &mut self,
-        home: &Home<'_>,
-        ring: &RequestProducer,
-        request: &SendDescriptor<'_>,
-        bytes: u32,
-    ) -> Option<Place> {
-        if bytes == 0 {
-            // Whether it is allowed all the same is for the router to say.
-            return None;
-        }
-        if !self.grants.is_empty() && ring.grants_withdrawn() != self.withdrawn {
-            self.drop_all();
-        }
-        let writes = request.opcode != SendOpcode::RdmaRead;
-        let place = self.place(request, writes, bytes);
-        if place.is_none() {
-            self.wish(home, ring, request, writes, bytes);
-        }
-        place
-    }
-
-    /// Nothing was taken back so far.
-    pub fn are_current(&self, ring: &RequestProducer) -> bool {
-        ring.grants_withdrawn() == self.withdrawn
-    }
-
-    /// Carries out a WRITE or READ. False: the router shall.
-    #[inline]
-    pub fn reach(&mut self, home: &Home<'_>, ring: &mut RequestProducer, place: Place, payload: &Payload<'_>) -> bool {
-        let Place { grant, offset } = place;
-        let Grant { segment, writes, .. } = &self.grants[grant];
-        let copied =
-            if *writes { write(home, segment, offset, payload) } else { read(home, segment, offset, payload.ranges()) };
-        if copied && ring.still_granted(self.withdrawn) && home.session.is_surely_alive() {
-            if *writes {
-                ring.count_write(payload.bytes);
-            } else {
-                ring.count_read(payload.bytes);
-            }
-            return true;
-        }
-        self.drop_all();
-        false
-    }
-
+impl Table {
     #[inline]
     fn place(&mut self, request: &SendDescriptor<'_>, writes: bool, bytes: u32) -> Option<Place> {
         loop {
@@ -172,10 +128,58 @@ impl Grants {
         self.last = self.grants.partition_point(|old| old.order() < grant.order());
         self.grants.insert(self.last, grant);
     }
+}
 
-    fn drop_all(&mut self) {
-        self.grants.clear();
-        self.last = 0;
+impl Grants {
+    /// Where a WRITE or READ goes; `None`: through the router.
+    #[inline]
+    pub fn find(
+        &mut self,
+        home: &Home<'_>,
+        ring: &RequestProducer,
+        request: &SendDescriptor<'_>,
+        bytes: u32,
+    ) -> Option<Place> {
+        if bytes == 0 {
+            // Whether it is allowed all the same is for the router to say.
+            return None;
+        }
+        if !self.granted.table().grants.is_empty() && !self.are_current(ring) {
+            self.granted.clear();
+        }
+        let writes = request.opcode != SendOpcode::RdmaRead;
+        let place = self.granted.table_mut().place(request, writes, bytes);
+        if place.is_none() {
+            self.wish(home, ring, request, writes, bytes);
+        }
+        place
+    }
+
+    /// Nothing was taken back so far.
+    pub fn are_current(&self, ring: &RequestProducer) -> bool {
+        self.granted.is_current(ring.revocations())
+    }
+
+    /// Carries out a WRITE or READ. False: the router shall.
+    #[inline]
+    pub fn reach(&mut self, home: &Home<'_>, ring: &mut RequestProducer, place: Place, payload: &Payload<'_>) -> bool {
+        let Place { grant, offset } = place;
+        let mut is_write = false;
+        let counts = self.granted.copy(ring.revocations(), |table| {
+            let Grant { segment, writes, .. } = &table.grants[grant];
+            is_write = *writes;
+            if *writes { write(home, segment, offset, payload) } else { read(home, segment, offset, payload.ranges()) }
+        });
+        if counts && home.session.is_surely_alive() {
+            if is_write {
+                ring.count_write(payload.bytes);
+            } else {
+                ring.count_read(payload.bytes);
+            }
+            return true;
+        }
+        self.granted.clear();
+        false
     }
 
     /// Counts what the router does for a key, and asks for a grant when that is worth it.
@@ -239,13 +243,8 @@ impl Grants {
         let map = if writes { Segment::map } else { Segment::map_for_reading };
         let segment = map(memory.as_fd(), segment_bytes as usize).map_err(|_| VerbsError::NoMemory)?;
         let _ = segment.set_dontfork();
-        if self.withdrawn != grants_withdrawn {
-            self.drop_all();
-        }
-        if ring.grants_withdrawn() == grants_withdrawn {
-            self.withdrawn = grants_withdrawn;
-            self.insert(Grant { rkey, writes, address, length, offset, segment, number: 0 });
-        }
+        let grant = Grant { rkey, writes, address, length, offset, segment, number: 0 };
+        self.granted.admit(ring.revocations(), grants_withdrawn, |table| table.insert(grant));
         Ok(Verdict::Given)
     }
 }
@@ -306,7 +305,7 @@ mod tests {
     }
 
     /// Where in its segment a request of 8 bytes goes.
-    fn offset(grants: &mut Grants, rkey: u32, writes: bool, remote_address: u64) -> Option<usize> {
+    fn offset(grants: &mut Table, rkey: u32, writes: bool, remote_address: u64) -> Option<usize> {
         let request = SendDescriptor {
             wr_id: 0,
             opcode: SendOpcode::RdmaWrite,
@@ -327,7 +326,7 @@ mod tests {
 
     #[test]
     fn every_piece_of_a_large_region_is_found_and_the_oldest_goes_for_one_more() {
-        let mut grants = Grants::default();
+        let mut grants = Table::default();
         let count = GRANTS_MAX as u64;
         // In no order: 7 and the count have no common divisor.
         for at in 0..count {
@@ -347,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_piece_that_has_grown_takes_the_place_of_what_lies_in_it() {
-        let mut grants = Grants::default();
+        let mut grants = Table::default();
         for at in [2, 3, 5] {
             grants.insert(grant(5, true, at * PIECE, PIECE));
         }

@@ -33,6 +33,8 @@ pub(crate) struct Incoming {
     next: u32,
     /// Something is wrong with it: nothing comes by it any more.
     is_broken: bool,
+    /// The router has the RECV of the next message. If that is to flush it, the message has been there before.
+    is_disputed: bool,
     /// `CHANNELS_CLOSED` of the receive queue when it was accepted.
     channels_closed: u32,
     /// Messages that are still taken once it is closed.
@@ -73,7 +75,17 @@ impl Incoming {
         receiver.open();
         let keys = Cache::default();
         let late = Late::default();
-        Some(Self { receiver, own, next, is_broken: false, channels_closed, late, keys, active_at: 0 })
+        Some(Self {
+            receiver,
+            own,
+            next,
+            is_broken: false,
+            is_disputed: false,
+            channels_closed,
+            late,
+            keys,
+            active_at: 0,
+        })
     }
 
     /// The RECV that is taken next.
@@ -85,6 +97,12 @@ impl Incoming {
     pub fn is_over(&self, rings: &Rings) -> bool {
         let is_closed = lock(&rings.receive).ring.channels_closed() != self.channels_closed;
         is_closed && self.is_empty() || self.is_broken
+    }
+
+    /// The router completed the RECV at this position, and did not flush it. False: it goes to `put_by`.
+    #[inline]
+    pub fn passes_whole(&mut self, completion: &Completion) -> bool {
+        completion.status != CompletionStatus::WorkRequestFlushed && self.passes(completion.ring_position)
     }
 
     /// The router delivered to the RECV at this position. False: messages of the channel come before it.
@@ -142,16 +160,63 @@ impl Incoming {
         }
         if !receive.ring.claim_receive(self.next) {
             // The router has it: to flush it, or because the peer lies.
-            self.is_broken = true;
+            (self.is_broken, self.is_disputed) = (true, true);
             return None;
         }
+        let completion = self.fill(session, rings, &receive, (&message, self.next), timestamps);
+        self.next = self.next.wrapping_add(1);
+        receive.ring.set_claimed(self.next);
+        drop(receive);
+        self.receiver.take(&message);
+        if completion.status != CompletionStatus::Success {
+            self.is_broken = true;
+            fail(session, rings);
+        }
+        Some(completion)
+    }
+
+    /// The router has flushed the RECV at this position: the queue pair is in ERROR. A message that took it before was
+    /// acknowledged: then the completion becomes that message's. The first flushed RECV without one ends the channel.
+    #[cold]
+    pub fn outlive_flush(&mut self, session: &Session, rings: &Rings, completion: &mut Completion, timestamps: bool) {
+        if self.is_broken && !self.is_disputed {
+            return;
+        }
+        (self.is_broken, self.is_disputed) = (true, true);
+        self.receiver.leave();
+        let position = completion.ring_position;
+        let message = self.receiver.peek().filter(|message| message.msn == position);
+        if let Some(message) = message {
+            let receive = lock(&rings.receive);
+            let filled = self.fill(session, rings, &receive, (&message, position), timestamps);
+            drop(receive);
+            self.receiver.take(&message);
+            self.receiver.commit();
+            if filled.status == CompletionStatus::Success {
+                *completion = filled;
+                return;
+            }
+        }
+        self.is_disputed = false;
+    }
+
+    /// Puts a message into the RECV at this position. → what completes that.
+    #[inline(always)] // as `take` has always had it
+    fn fill(
+        &mut self,
+        session: &Session,
+        rings: &Rings,
+        receive: &ReceiveSide,
+        (message, position): (&Staged, u32),
+        timestamps: bool,
+    ) -> Completion {
         let (opcode, status) = match message.written {
-            None => (CompletionOpcode::Receive, self.deliver(session, rings, &receive, &message)),
+            None => (CompletionOpcode::Receive, self.deliver(session, rings, receive, (message, position))),
             // What the RECV names is not touched.
             Some(_) => (CompletionOpcode::ReceiveRdmaWithImmediate, CompletionStatus::Success),
         };
-        let completion = Completion {
-            work_request_id: receive.ring.wr_id_at(self.next),
+        Completion {
+            work_request_id: receive.ring.wr_id_at(position),
             status,
             opcode,
             flags: if status == CompletionStatus::Success { message.flags } else { CompletionFlags(0) },
@@ -160,18 +225,9 @@ impl Incoming {
             immediate: message.immediate,
             qpn: rings.qpn,
             qp_cookie: rings.cookie,
-            ring_position: self.next,
+            ring_position: position,
             ..Completion::default()
-        };
-        self.next = self.next.wrapping_add(1);
-        receive.ring.set_claimed(self.next);
-        drop(receive);
-        self.receiver.take(&message);
-        if status != CompletionStatus::Success {
-            self.is_broken = true;
-            fail(session, rings);
         }
-        Some(completion)
     }
 
     /// What was taken is given back to the sender.
@@ -186,10 +242,10 @@ impl Incoming {
         session: &Session,
         rings: &Rings,
         receive: &ReceiveSide,
-        message: &Staged,
+        (message, position): (&Staged, u32),
     ) -> CompletionStatus {
         let mut sges = [Sge::default(); SGES_MAX];
-        let count = receive.ring.receive_at(self.next, &mut sges);
+        let count = receive.ring.receive_at(position, &mut sges);
         let room: u64 = sges[..count].iter().map(|sge| u64::from(sge.length)).sum();
         if u64::from(message.length) > room {
             return CompletionStatus::LocalLengthError;

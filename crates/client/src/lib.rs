@@ -45,6 +45,7 @@ pub use connection::{connection_call, connection_step};
 pub use context::{Context, Element};
 pub use device_memory::DeviceMemory;
 pub use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES};
+pub use freeflow_shm::revocation::{Awaited, RevokeCommands};
 pub use freeflow_shm::{OwnMemory, SendDescriptor};
 pub use memory::MemoryRegion;
 pub use memory_map::check_mapped;

@@ -3,10 +3,11 @@
 //! Carrying one out needs unsafe code, which stands with the drop-in.
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, ORDER_SHARE_AGAIN, ORDER_TAKE_BACK, Reply, Request};
+use freeflow_shm::revocation::RevokeCommands;
 use freeflow_verbs::VerbsError;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 pub use freeflow_protocol::library::{ORDER_BYTES, WITHDRAWAL_TIME_MAX_MS};
 
@@ -15,18 +16,12 @@ pub use freeflow_protocol::library::{ORDER_BYTES, WITHDRAWAL_TIME_MAX_MS};
 pub struct OrdersInHand {
     /// The read end of their pipe, or -1.
     pipe: AtomicI32,
-    /// Those that were read, or are about to be.
-    taken: AtomicU64,
-    /// The first so many are carried out, or nobody is to wait for them.
-    finished: AtomicU64,
-    /// One could not be carried out.
-    is_stuck: AtomicBool,
+    pub commands: RevokeCommands,
 }
 
 impl Default for OrdersInHand {
     fn default() -> Self {
-        let (taken, finished) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { pipe: AtomicI32::new(-1), taken, finished, is_stuck: AtomicBool::new(false) }
+        Self { pipe: AtomicI32::new(-1), commands: RevokeCommands::default() }
     }
 }
 
@@ -39,31 +34,6 @@ impl OrdersInHand {
 
     pub fn set_pipe(&self, descriptor: i32) {
         self.pipe.store(descriptor, Ordering::Relaxed);
-    }
-
-    /// Before the pipe is read.
-    pub fn take(&self) {
-        self.taken.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// The next order is carried out, or none came, or it is advice.
-    pub fn finish(&self) {
-        self.finished.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// An order could not be carried out: nothing is finished any more.
-    pub fn give_up(&self) {
-        self.is_stuck.store(true, Ordering::SeqCst);
-    }
-
-    /// How many were taken. SeqCst: pairs with [`Self::take`] before the pipe is read; what is not in the pipe any more is among them.
-    pub fn taken(&self) -> u64 {
-        self.taken.load(Ordering::SeqCst)
-    }
-
-    /// How many are finished; `None`: none will be.
-    pub fn finished(&self) -> Option<u64> {
-        (!self.is_stuck.load(Ordering::SeqCst)).then(|| self.finished.load(Ordering::SeqCst))
     }
 }
 

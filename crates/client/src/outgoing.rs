@@ -182,11 +182,11 @@ impl Outgoing {
         let may = home.session.is_surely_alive()
             && (self.is_ours || self.is_drained(ring, returned) && self.is_open(ring))
             && self.finds_room(payload.bytes);
-        if may {
+        let sent = may && self.publish(home, ring, request, &payload, None);
+        if sent {
             ring.count_send(payload.bytes);
-            self.publish(home, ring, request, &payload, None);
         }
-        may
+        sent
     }
 
     #[inline]
@@ -241,8 +241,7 @@ impl Outgoing {
             Some(_) => {}
             None => ring.count_write(0),
         }
-        self.publish(home, ring, request, &Payload::NOTHING, Some(payload.bytes));
-        true
+        self.publish(home, ring, request, &Payload::NOTHING, Some(payload.bytes))
     }
 
     /// Everything that the router got is done; completions from before the last change over were returned.
@@ -380,7 +379,8 @@ impl Outgoing {
         last == Look::Room
     }
 
-    /// Puts a message into the channel, which has room; `written`: one that tells of a WRITE.
+    /// Puts a message into the channel, which has room; `written`: one that tells of a WRITE. False: the peer's queue pair is in
+    /// ERROR and may never see it; the router gets the request, and fails it.
     #[inline(always)] // with what is known of `written`
     fn publish(
         &mut self,
@@ -389,8 +389,8 @@ impl Outgoing {
         request: &SendDescriptor<'_>,
         payload: &Payload<'_>,
         written: Option<u32>,
-    ) {
-        let Some(open) = &mut self.channel else { return };
+    ) -> bool {
+        let Some(open) = &mut self.channel else { return false };
         let solicited = request.flags.contains(SendFlags::SOLICITED);
         let flag = |set: bool, flag: u8| if set { flag } else { 0 };
         let has_immediate = request.opcode.has_immediate();
@@ -404,13 +404,18 @@ impl Outgoing {
             written,
         };
         open.sender.publish(home.own, &message, payload.inline, payload.ranges());
+        let must_tell = open.sender.must_tell();
+        if must_tell && open.sender.may_be_unseen() {
+            return false;
+        }
         self.msn = self.msn.wrapping_add(1);
         // The router has nothing of this queue, so it counts for whatever it takes next, and if the peer ends.
         ring.set_msn(self.msn);
-        if open.sender.must_tell() {
+        if must_tell {
             ring.tell(solicited);
             home.session.ring(home.cookie);
         }
+        true
     }
 
     /// The router gets the next request of this queue: before it is published.

@@ -18,14 +18,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
 
 /// Where the router listens inside a container.
 const SOCKET_PATH: &str = "/run/freeflow/router.sock";
 /// Environment variable that names another place.
 const SOCKET_VARIABLE: &str = "FREEFLOW_SOCKET";
-/// A router that takes longer for one answer counts as gone.
-const REPLY_TIMEOUT_S: u64 = 30;
 /// Descriptors that come with one reply at most.
 const DESCRIPTORS_MAX: usize = 2;
 /// How often empty polls look whether the router still lives.
@@ -151,8 +148,6 @@ impl Session {
         let socket =
             fd::connect_seqpacket(path).map_err(|error| ConnectError::NoRouter { path: path.into(), error })?;
         let mut buffer = Vec::with_capacity(MESSAGE_BYTES_MAX);
-        fd::set_receive_timeout(&socket, Duration::from_secs(REPLY_TIMEOUT_S))
-            .map_err(|error| ConnectError::Broken { path: path.into(), error })?;
         let request =
             Request::Hello { protocol_version: PROTOCOL_VERSION, layout_version: LAYOUT_VERSION, program: program() };
         let broken = |error| ConnectError::Broken { path: path.into(), error };
@@ -515,7 +510,7 @@ pub(crate) fn exchange_bytes(
     if buffer.len() < MESSAGE_BYTES_MAX {
         buffer.resize(MESSAGE_BYTES_MAX, 0);
     }
-    // Waits as long as the socket was told to.
+    // As long as the router has its socket open: one that is stopped, or waits for its disk, answers when it goes on.
     let (bytes, descriptors) = fd::receive_into(socket, buffer, DESCRIPTORS_MAX)?;
     if bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -92,7 +92,8 @@ impl Engine {
         let span = span.map_err(|_| NotGrantable::Refused)?;
         let Some(Holder::Region(index)) = self.keys.holder(rkey) else { return Err(NotGrantable::Memory) };
         let (mr, region) = self.keys.regions.at(index).ok_or(NotGrantable::Refused)?;
-        if region.backing != Backing::Process || region.last == u64::MAX {
+        // What is on demand may lie in other memory by the next request.
+        if region.backing != Backing::Process || region.is_on_demand() {
             return Err(NotGrantable::Memory);
         }
         let (owner, asked) = (region.session, span.address);

@@ -25,11 +25,35 @@ pub enum Fetch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     pub session: SessionId,
-    /// Index of the memory region: a hint for the page table's cache, see [`crate::MrId`].
-    pub mr_index: u32,
+    pub region: SpanRegion,
     /// Virtual address in the process (not the IOVA).
     pub address: u64,
     pub length: u32,
+}
+
+/// The memory region that a span is of: its index, and whether it is registered on demand. In one word, since spans are many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanRegion(u32);
+
+impl SpanRegion {
+    const ON_DEMAND: u32 = 1 << 31;
+
+    /// `index`: less than 2^31.
+    #[inline]
+    pub fn new(index: u32, is_on_demand: bool) -> Self {
+        Self(index | if is_on_demand { Self::ON_DEMAND } else { 0 })
+    }
+
+    #[inline]
+    pub fn index(self) -> u32 {
+        self.0 & !Self::ON_DEMAND
+    }
+
+    /// The bytes are those that the process sees at the address when they are used, whatever other regions cover it.
+    #[inline]
+    pub fn is_on_demand(self) -> bool {
+        self.0 & Self::ON_DEMAND != 0
+    }
 }
 
 /// Where the bytes of a copy come from: first `prefix`, then `body`.

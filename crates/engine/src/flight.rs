@@ -125,9 +125,10 @@ impl Engine {
 
     fn take_off(&mut self, mut flight: Flight, rkey: Option<u32>) -> FlightId {
         for span in self.from.iter().chain(&self.to) {
-            flight.regions[usize::from(flight.region_count)] = span.mr_index;
+            let index = span.region.index();
+            flight.regions[usize::from(flight.region_count)] = index;
             flight.region_count += 1;
-            self.keys.regions.at_mut(span.mr_index).expect("a span's region is live").flights += 1;
+            self.keys.regions.at_mut(index).expect("a span's region is live").flights += 1;
         }
         flight.window = rkey.and_then(|key| self.board_window(key));
         self.flights.insert(flight)

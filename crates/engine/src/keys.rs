@@ -9,7 +9,7 @@ use crate::random::Random;
 use crate::slab::{Owned, Slab};
 use crate::table::NumberTable;
 use crate::windows::Window;
-use crate::{MrId, MwId, PdId, QpId, SessionId, Span};
+use crate::{MrId, MwId, PdId, QpId, SessionId, Span, SpanRegion};
 use alloc::vec::Vec;
 use freeflow_verbs::{Access, Sge, VerbsError};
 use serde::{Deserialize, Serialize};
@@ -100,6 +100,11 @@ impl MemoryRegion {
         Access(u32::from(self.rights))
     }
 
+    #[inline]
+    pub fn is_on_demand(&self) -> bool {
+        self.access().contains(Access::ON_DEMAND)
+    }
+
     pub fn placement(&self) -> Placement {
         Placement { address: self.address, last: self.last, iova: self.iova, access: self.access() }
     }
@@ -123,7 +128,8 @@ impl MemoryRegion {
     fn span(&self, index: u32, address: u64, length: u32) -> Result<Span, KeyFault> {
         let offset = offset_within(self.iova, self.last, address, u64::from(length))?;
         let session = if self.backing == Backing::Void { SessionId::VOID } else { self.session };
-        Ok(Span { session, mr_index: index, address: self.address.wrapping_add(offset), length })
+        let region = SpanRegion::new(index, self.is_on_demand());
+        Ok(Span { session, region, address: self.address.wrapping_add(offset), length })
     }
 }
 
@@ -272,9 +278,23 @@ impl Keys {
     ) -> Result<Span, KeyFault> {
         match self.holder(key) {
             Some(Holder::Region(index)) => self.resolve_region(index, (key, reach.pd), address, length, needed),
-            Some(Holder::Window(index)) => self.window(index)?.span(key, reach, (address, length), needed),
+            Some(Holder::Window(index)) => self.resolve_window(index, (key, reach), (address, length), needed),
             None => Err(KeyFault),
         }
+    }
+
+    #[inline(never)]
+    fn resolve_window(
+        &self,
+        index: u32,
+        (key, reach): (u32, Reach),
+        range: (u64, u32),
+        needed: Access,
+    ) -> Result<Span, KeyFault> {
+        let span = self.window(index)?.span(key, reach, range, needed)?;
+        let index = span.region.index();
+        let (_, region) = self.regions.at(index).ok_or(KeyFault)?;
+        Ok(Span { region: SpanRegion::new(index, region.is_on_demand()), ..span })
     }
 
     /// Whether an rkey gives these rights at all, wherever it lies.

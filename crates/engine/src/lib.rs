@@ -53,7 +53,7 @@ pub use attempt::{Attempt, AttemptKind};
 pub use direct::{Grantable, NotDirect, NotGrantable};
 pub use environment::{
     Asker, AtomicOutcome, CopyOutcome, CqFull, Environment, EventTarget, Fetch, Means, MemorySide, Source, SourceBody,
-    Span, Talk, Token,
+    Span, SpanRegion, Talk, Token,
 };
 pub use fabric::{Destination, HostId, IpInfo, PacketHead, Path, PeerAnswer, PeerInfo, TransmitOutcome};
 pub use id::{AhId, ContextId, CqId, MrId, MwId, PdId, QpId, ReceiveQueueId, SessionId, SrqId, VnicId, XrcdId};

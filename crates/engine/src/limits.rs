@@ -25,7 +25,7 @@ pub(crate) const PORT: u8 = 1;
 pub(crate) const PATIENCE_STEP: Duration = Duration::from_micros(100);
 pub(crate) const PATIENCE_COUNT: u8 = 200;
 pub(crate) const LIVELY: Duration = Duration::from_millis(100);
-/// `rnr_retry` that means for ever.
+/// `rnr_retry` from which on it means for ever. (Soft-RoCE counts greater ones down to 7, and stops there.)
 pub(crate) const RNR_RETRY_FOREVER: u8 = 7;
 
 /// Capabilities as a QP would get them (limits checked, zeroes kept, nothing rounded down); EINVAL above a limit. Pure, so

@@ -99,6 +99,7 @@ fn in_words_of_vnic(limits: &NetworkLimits) -> VnicLimits {
         mapping_count_max: u32::MAX,
         registered_bytes_max: limits.registered_bytes_max.unwrap_or(u64::MAX),
         segment_bytes_max: u64::MAX,
+        ring_bytes_max: u64::MAX,
     }
 }
 

@@ -10,7 +10,9 @@ use crate::keys::{Holder, KeyFault, NOWHERE, Reach, RegionState, offset_within};
 use crate::qp::SendPhase;
 use crate::requester::{Fault, Turn};
 use crate::slab::{Owned, Slab};
-use crate::{Engine, Environment, EventTarget, MwId, PdId, Progress, QpId, Refusal, SessionId, Span, Syndrome};
+use crate::{
+    Engine, Environment, EventTarget, MwId, PdId, Progress, QpId, Refusal, SessionId, Span, SpanRegion, Syndrome,
+};
 use alloc::vec::Vec;
 use freeflow_verbs::{
     Access, AsyncEventKind, CompletionStatus, Instant, QpState, SendOpcode, SendRequest, VerbsError, WindowKind,
@@ -93,12 +95,14 @@ impl Window {
         (self.key == key && reaches && binding.access.contains(needed)).then_some(binding)
     }
 
+    /// As of a region that is not registered on demand.
     #[inline(never)]
     pub fn span(&self, key: u32, reach: Reach, range: (u64, u32), needed: Access) -> Result<Span, KeyFault> {
         let binding = self.opened(key, reach, needed).ok_or(KeyFault)?;
         let offset = offset_within(binding.iova, binding.last, range.0, u64::from(range.1))?;
         let address = binding.address.wrapping_add(offset);
-        Ok(Span { session: binding.memory, mr_index: binding.region, address, length: range.1 })
+        let region = SpanRegion::new(binding.region, false);
+        Ok(Span { session: binding.memory, region, address, length: range.1 })
     }
 }
 

@@ -122,7 +122,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         };
         // SAFETY: the caller's; the region is the program's only later.
         unsafe {
-            let mr = register(pd, Kind::Device, extent, ptr::null_mut())?;
+            let mr = register(pd, Kind::Device, extent, ptr::null_mut(), None)?;
             (*mr).length = length;
             Ok(mr)
         }

@@ -6,6 +6,7 @@ use crate::boundary::{Outcome, code, guarded, pointer, set_errno};
 use crate::context::{Context, session};
 use crate::pages::check_pages;
 use crate::pd::ParentUse;
+use crate::remap::areas::Maps;
 use crate::remap::{self, Wish};
 use freeflow_abi::{
     IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_BUF, IBV_REG_MR_MASK_DMAH, IBV_REG_MR_MASK_FD, IBV_REG_MR_MASK_FD_OFFSET,
@@ -52,14 +53,22 @@ impl Extent {
 
     /// Ordinary memory of this process, or such that is paged on demand: it may be put into segments, or stays where it
     /// is because a region touches it. Called before the router knows of the region.
-    fn place(&self, kind: Kind, owner: &Context) {
+    /// `maps`: what [`Self::check`] gave.
+    fn place(&self, kind: Kind, owner: &Context, maps: Option<Maps>) {
         if self.is_placeable(kind) {
             let wish = match kind {
                 Kind::Ordinary if self.is_remote() => Wish::Apart,
                 Kind::Ordinary => Wish::Together,
                 _ => Wish::Stay,
             };
-            remap::place(owner.client().session(), owner.number(), self.address, self.length, wish);
+            remap::place(owner.client().session(), owner.number(), (self.address, self.length), wish, maps);
+        }
+    }
+
+    /// The region changes in other respects.
+    fn renew(&self, kind: Kind, owner: &Context) {
+        if self.is_placeable(kind) {
+            remap::renew(owner.client().session(), self.address, self.length);
         }
     }
 
@@ -87,15 +96,15 @@ impl Extent {
     /// # Errors
     /// InvalidArgument: it wraps around, or an implicit region has an iova. BadAddress: not all of it is mapped with its
     /// rights, which only a region that is paged on demand may be.
-    fn check(&self) -> Outcome<()> {
+    fn check(&self) -> Outcome<Option<Maps>> {
         if self.is_implicit() {
-            return if self.iova == 0 { Ok(()) } else { Err(VerbsError::InvalidArgument) };
+            return if self.iova == 0 { Ok(None) } else { Err(VerbsError::InvalidArgument) };
         }
         if self.address.checked_add(self.length).is_none() || self.iova.checked_add(self.length).is_none() {
             return Err(VerbsError::InvalidArgument);
         }
         if self.length == 0 || self.kind() == Kind::OnDemand {
-            return Ok(());
+            return Ok(None);
         }
         check_pages(self.address, self.length, self.access.contains(Access::LOCAL_WRITE))
     }
@@ -145,16 +154,23 @@ unsafe fn hand_out(
     Box::into_raw(Box::new(mr)).cast()
 }
 
-/// Registers memory of this process: what every way of registration comes to. `addr` is what the program shall see.
+/// Registers memory of this process: what every way of registration comes to. `addr` is what the program shall see, `maps` what
+/// the check of the memory gave.
 ///
 /// # Safety
 /// `pd` is allocated.
-pub(crate) unsafe fn register(pd: *mut ibv_pd, kind: Kind, extent: Extent, addr: *mut c_void) -> Outcome<*mut ibv_mr> {
+pub(crate) unsafe fn register(
+    pd: *mut ibv_pd,
+    kind: Kind,
+    extent: Extent,
+    addr: *mut c_void,
+    maps: Option<Maps>,
+) -> Outcome<*mut ibv_mr> {
     // SAFETY: the caller's; a PD's context is open.
     unsafe {
         let (owner, pd_handle) = (Context::from_c((*pd).context), (*pd).handle);
         let Extent { address, length, iova, access } = extent;
-        extent.place(kind, owner);
+        extent.place(kind, owner, maps);
         let region = owner
             .client()
             .session()
@@ -242,9 +258,9 @@ unsafe fn register_mapped(
     let access = access_from_c(access)?;
     let extent =
         Extent { address: addr.addr() as u64, length: length as u64, iova: first_address(iova, access), access };
-    extent.check()?;
+    let maps = extent.check()?;
     // SAFETY: the caller's.
-    unsafe { register(pd, extent.kind(), extent, addr) }
+    unsafe { register(pd, extent.kind(), extent, addr, maps) }
 }
 
 /// `ibv_reg_mr(3)`.
@@ -449,9 +465,8 @@ unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, state: &mut State) -> Outcome
     if wanted.flags == 0 {
         return Err(VerbsError::InvalidArgument);
     }
-    if moves || more_rights || after.kind() != before.kind() {
-        after.check()?;
-    }
+    let is_checked = moves || more_rights || after.kind() != before.kind();
+    let maps = if is_checked { after.check()? } else { None };
     let request = RegionChange {
         translation: moves.then_some(Translation { address: after.address, length: after.length, iova: after.iova }),
         access: wanted.has(IBV_REREG_MR_CHANGE_ACCESS).then_some(after.access),
@@ -466,7 +481,9 @@ unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, state: &mut State) -> Outcome
         let new_pd = changes_pd.then(|| (*wanted.pd).handle);
         let changes_place = moves || after.kind() != before.kind();
         if changes_place {
-            after.place(after.kind(), owner);
+            after.place(after.kind(), owner, maps);
+        } else {
+            after.renew(after.kind(), owner);
         }
         let region = owner.client().session().reregister((*mr).handle, new_pd, request).inspect_err(|_| {
             if changes_place {
@@ -514,13 +531,13 @@ mod tests {
     fn what_must_be_mapped() {
         let extent = |address, length, access| Extent { address, length, iova: address, access: Access(access) };
         let on_demand = Access::ON_DEMAND.0;
-        assert_eq!(extent(0, 4096, 0).check(), Err(VerbsError::BadAddress));
-        assert_eq!(extent(0, 4096, on_demand).check(), Ok(()));
-        assert_eq!(extent(0, u64::MAX, on_demand).check(), Ok(()));
-        assert_eq!(extent(0, u64::MAX, 0).check(), Err(VerbsError::BadAddress));
-        assert_eq!(extent(4096, u64::MAX, on_demand).check(), Err(VerbsError::InvalidArgument));
+        assert_eq!(extent(0, 4096, 0).check().map(drop), Err(VerbsError::BadAddress));
+        assert_eq!(extent(0, 4096, on_demand).check().map(drop), Ok(()));
+        assert_eq!(extent(0, u64::MAX, on_demand).check().map(drop), Ok(()));
+        assert_eq!(extent(0, u64::MAX, 0).check().map(drop), Err(VerbsError::BadAddress));
+        assert_eq!(extent(4096, u64::MAX, on_demand).check().map(drop), Err(VerbsError::InvalidArgument));
         let shifted = Extent { iova: 4096, ..extent(0, u64::MAX, on_demand) };
-        assert_eq!(shifted.check(), Err(VerbsError::InvalidArgument));
+        assert_eq!(shifted.check().map(drop), Err(VerbsError::InvalidArgument));
     }
 
     #[test]

@@ -8,20 +8,21 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Checks that memory is mapped with the rights asked for, by the quick way where the kernel has it.
-pub(crate) fn check_pages(start: u64, length: u64, writable: bool) -> Outcome<()> {
+/// Checks that memory is mapped with the rights asked for, by the quick way where the kernel has it. Gives the map that it opened
+/// for that.
+pub(crate) fn check_pages(start: u64, length: u64, writable: bool) -> Outcome<Option<Maps>> {
     static NOT_THERE: AtomicBool = AtomicBool::new(false);
     if !NOT_THERE.load(Ordering::Relaxed) {
         match query_pages(start, start + length, writable) {
-            Some(outcome) => return outcome,
+            Some(outcome) => return outcome.map(Some),
             None => NOT_THERE.store(true, Ordering::Relaxed),
         }
     }
-    check_mapped(start, length, writable)
+    check_mapped(start, length, writable).map(|()| None)
 }
 
 /// `None`: the kernel can't say.
-fn query_pages(start: u64, end: u64, writable: bool) -> Option<Outcome<()>> {
+fn query_pages(start: u64, end: u64, writable: bool) -> Option<Outcome<Maps>> {
     let maps = Maps::open().filter(Maps::has_query)?;
     let mut reached = start;
     maps.visit(start, end, &mut |area| {
@@ -29,7 +30,7 @@ fn query_pages(start: u64, end: u64, writable: bool) -> Option<Outcome<()>> {
         reached = if is_next { area.end } else { reached };
         is_next
     });
-    Some(if reached >= end { Ok(()) } else { Err(VerbsError::BadAddress) })
+    Some(if reached >= end { Ok(maps) } else { Err(VerbsError::BadAddress) })
 }
 
 /// Brings pages in, for writing if asked. Their contents stay as they are.
@@ -87,9 +88,9 @@ mod tests {
         let code = check_pages as *const () as u64;
         for (start, length, writable) in [(stack, 64, true), (code, 16, false), (code, 16, true), (0, 8, false)] {
             let expected = check_mapped(start, length, writable);
-            assert_eq!(check_pages(start, length, writable), expected, "{start:#x}");
+            assert_eq!(check_pages(start, length, writable).map(drop), expected, "{start:#x}");
             if let Some(quick) = query_pages(start, start + length, writable) {
-                assert_eq!(quick, expected, "{start:#x}");
+                assert_eq!(quick.map(drop), expected, "{start:#x}");
             }
         }
     }

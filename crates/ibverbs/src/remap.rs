@@ -32,6 +32,7 @@ mod copies;
 mod moving;
 mod orders;
 mod resharing;
+mod stale;
 mod table;
 
 pub(crate) use orders::settle;
@@ -39,6 +40,7 @@ pub(crate) use orders::settle;
 pub(crate) use child::{after_fork_in_child, after_fork_in_parent, before_fork};
 
 use crate::sync::CallLock;
+use areas::Maps;
 use freeflow_client::{Session, fork};
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -131,15 +133,27 @@ pub(crate) enum Wish {
 }
 
 /// A region is about to be registered for `owner`. To be called before the router knows of the region; [`withdraw`]
-/// undoes it.
-pub(crate) fn place(session: &Arc<Session>, owner: usize, start: u64, length: u64, wish: Wish) {
+/// undoes it. `maps`: the process' own map, if it was opened already.
+pub(crate) fn place(
+    session: &Arc<Session>,
+    owner: usize,
+    (start, length): (u64, u64),
+    wish: Wish,
+    mut maps: Option<Maps>,
+) {
     locked().with(|table| {
+        let renewed = table.forget_gone(session, touched(start, length), &mut maps);
         if wish != Wish::Stay && is_enabled() && !session.is_dead() {
             table.settle(session);
-            table.move_in(session, whole(start, length), wish == Wish::Apart);
+            table.move_in(session, whole(start, length), (renewed, maps), wish == Wish::Apart);
         }
         table.note(session.serial(), owner, start, length);
     });
+}
+
+/// A region that covers this memory is about to change, and stays where it is.
+pub(crate) fn renew(session: &Session, start: u64, length: u64) {
+    locked().with(|table| table.forget_gone(session, touched(start, length), &mut None));
 }
 
 /// A region was deregistered, or was not registered after all: nothing of it is used by the router any more. On return

@@ -164,6 +164,8 @@ pub struct Counters {
     pub direct_bytes: u64,
     /// Bytes that one side or both reached by copying through `/proc/PID/mem`.
     pub fallback_bytes: u64,
+    /// Copies that blocked the worker: pages of shared memory that were there and could not be had at once.
+    pub blocked_copies: u64,
     pub completions_with_error: u64,
     pub rnr_naks: u64,
     pub retries_exceeded: u64,

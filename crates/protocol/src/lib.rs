@@ -24,6 +24,10 @@ use serde::{Serialize, de::DeserializeOwned};
 /// Changes with every incompatible change of a message.
 pub const PROTOCOL_VERSION: u32 = 9;
 
+/// Firewall mark (SO_MARK) of RoCEv2 packets that a router sends: no other packet to that port leaves a host. It keeps clear of
+/// the bits that kube-proxy, Cilium, Calico, AWS' CNI and Tailscale give their own meanings.
+pub const ROUTER_MARK: u32 = 0x1062;
+
 /// Largest message either side sends, bytes. Lists that could grow beyond it are paged.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 

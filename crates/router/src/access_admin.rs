@@ -1,7 +1,7 @@
 //! Access rules between the threads: the control thread gives them out, both sides enforce them, what they refuse is reported.
 use crate::access::{Access, Attempted, Incident, Rules, VnicIdentity};
 use crate::attempts::{self, Resource, Share, Tried, quota_field};
-use crate::audit::Refusal;
+use crate::audit::{Class, Refusal};
 use crate::control::Control;
 use crate::homes::Homes;
 use crate::jobs::Step;
@@ -151,10 +151,8 @@ impl Control {
                 count,
                 ..Refusal::default()
             };
-            match deed.is_cut() {
-                true => self.audit.cut(number_of(&vnic), refusal),
-                false => self.audit.refusal(number_of(&vnic), refusal),
-            }
+            let class = if deed.is_cut() { Class::Cut } else { Class::Rule };
+            self.audit.refusal(class, number_of(&(&vnic, deed.name())), refusal);
             if self.may_log(&vnic) {
                 let what = deed.name();
                 info!(
@@ -180,7 +178,8 @@ impl Control {
                 self.report_shortage(&vnic, (share, resource), count);
                 continue;
             }
-            self.audit.refusal(number_of(&(&vnic, what)), || Refusal {
+            let class = if owner.is_some() { Class::Others } else { Class::Nobody };
+            self.audit.refusal(class, number_of(&(&vnic, what)), || Refusal {
                 what,
                 tenant: self.state.network(&network).map_or(String::new(), |network| network.tenant().to_owned()),
                 vnic: vnic.clone(),
@@ -211,7 +210,7 @@ impl Control {
         let what = Tried::Quota(share, resource).name();
         let network = self.state.vnic(id).map_or(String::new(), |vnic| vnic.network().to_owned());
         let ran_out = quota_field(share, resource);
-        self.audit.refusal(number_of(&(id, what)), || Refusal {
+        self.audit.refusal(Class::Quota, number_of(&(id, what)), || Refusal {
             what,
             tenant: self.state.network(&network).map_or(String::new(), |network| network.tenant().to_owned()),
             vnic: id.to_owned(),

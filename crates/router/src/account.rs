@@ -4,6 +4,7 @@
 //! would let one or two take all of them, and then no other could even begin a session. So a vNIC may hold at most
 //! [`SHARE`] times what is left over: alone three quarters of all, two at most three sevenths each, and however many are
 //! greedy, something is left for the next.
+use freeflow_verbs::VnicLimits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,6 +17,13 @@ const DESCRIPTORS_RESERVED: u64 = 1024;
 const MAPPINGS_MAX: u64 = 65_530;
 /// More descriptors than this nobody needs.
 const DESCRIPTORS_MAX: u64 = 1 << 22;
+/// Threads that hold others' threads: of one vNIC, and of all.
+const THREADS_OF_VNIC_MAX: u64 = 128;
+const THREADS_MAX: u64 = 1024;
+/// Smallest page of any processor that this runs on.
+const PAGE_BYTES: u64 = 4096;
+/// Of a thread: its stack and the page that guards it.
+const THREAD_MAPPINGS: u64 = 2;
 /// Of one connection: socket, pidfd, memory, tasks, kick.
 const CONNECTION_DESCRIPTORS: u64 = 5;
 
@@ -33,12 +41,19 @@ impl Pool {
     fn is_fair(&self, own: u64) -> bool {
         own <= self.max.saturating_sub(self.held.load(Relaxed)).saturating_mul(SHARE)
     }
+
+    /// As many as a vNIC that now has `own` can come to have while the others stay as they are.
+    fn fair(&self, own: u64) -> u64 {
+        let others = self.held.load(Relaxed).saturating_sub(own);
+        self.max.saturating_sub(others).saturating_mul(SHARE) / (SHARE + 1)
+    }
 }
 
 /// The process' own mappings and descriptors.
 pub struct Commons {
     mappings: Pool,
     descriptors: Pool,
+    threads: Pool,
 }
 
 impl Commons {
@@ -46,6 +61,7 @@ impl Commons {
         Self {
             mappings: Pool::new(mappings, MAPPINGS_RESERVED),
             descriptors: Pool::new(descriptors, DESCRIPTORS_RESERVED),
+            threads: Pool::new(THREADS_MAX, 0),
         }
     }
 
@@ -65,15 +81,25 @@ impl Commons {
     }
 }
 
+/// Of what the process has for all vNICs: what one holds, or may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub mappings: u64,
+    pub descriptors: u64,
+    pub threads: u64,
+}
+
 #[derive(Clone, Copy, Default)]
 struct Amounts {
     segments: u64,
     segment_bytes: u64,
+    ring_bytes: u64,
     channels: u64,
     connections: u64,
     imports: u64,
     mappings: u64,
     descriptors: u64,
+    threads: u64,
 }
 
 /// What one vNIC holds.
@@ -81,12 +107,17 @@ pub struct Account {
     commons: Arc<Commons>,
     pub segments: AtomicU64,
     pub segment_bytes: AtomicU64,
+    /// Of these, rings: the router may be the first to touch their pages.
+    pub ring_bytes: AtomicU64,
     channels: AtomicU64,
     connections: AtomicU64,
     /// Handles of other processes' MRs and segments.
     imports: AtomicU64,
     mappings: AtomicU64,
     descriptors: AtomicU64,
+    threads: AtomicU64,
+    /// Ranges in its processes' page tables: the worker counts.
+    pub ranges: Arc<AtomicU64>,
 }
 
 impl Account {
@@ -96,17 +127,39 @@ impl Account {
             commons,
             segments: zero(),
             segment_bytes: zero(),
+            ring_bytes: zero(),
             channels: zero(),
             connections: zero(),
             imports: zero(),
             mappings: zero(),
             descriptors: zero(),
+            threads: zero(),
+            ranges: Arc::default(),
+        }
+    }
+
+    pub fn held(&self) -> Held {
+        Held {
+            mappings: self.mappings.load(Relaxed),
+            descriptors: self.descriptors.load(Relaxed),
+            threads: self.threads.load(Relaxed),
+        }
+    }
+
+    /// What it may come to hold, while the others hold what they do.
+    pub fn limits(&self) -> Held {
+        let Held { mappings, descriptors, threads } = self.held();
+        Held {
+            mappings: self.commons.mappings.fair(mappings),
+            descriptors: self.commons.descriptors.fair(descriptors),
+            threads: self.commons.threads.fair(threads).min(THREADS_OF_VNIC_MAX),
         }
     }
 
     fn each(&self, amounts: &Amounts, mut change: impl FnMut(&AtomicU64, u64)) {
         change(&self.segments, amounts.segments);
         change(&self.segment_bytes, amounts.segment_bytes);
+        change(&self.ring_bytes, amounts.ring_bytes);
         change(&self.channels, amounts.channels);
         change(&self.connections, amounts.connections);
         change(&self.imports, amounts.imports);
@@ -114,6 +167,8 @@ impl Account {
         change(&self.commons.mappings.held, amounts.mappings);
         change(&self.descriptors, amounts.descriptors);
         change(&self.commons.descriptors.held, amounts.descriptors);
+        change(&self.threads, amounts.threads);
+        change(&self.commons.threads.held, amounts.threads);
     }
 }
 
@@ -136,7 +191,8 @@ impl Charge {
         });
         let commons = &account.commons;
         let fair = (amounts.mappings == 0 || commons.mappings.is_fair(account.mappings.load(Relaxed)))
-            && (amounts.descriptors == 0 || commons.descriptors.is_fair(account.descriptors.load(Relaxed)));
+            && (amounts.descriptors == 0 || commons.descriptors.is_fair(account.descriptors.load(Relaxed)))
+            && (amounts.threads == 0 || commons.threads.is_fair(account.threads.load(Relaxed)));
         if fair { Ok(charge) } else { Err(OverLimit) }
     }
 
@@ -144,18 +200,41 @@ impl Charge {
         if count(&self.account).load(Relaxed) > max { Err(OverLimit) } else { Ok(self) }
     }
 
-    pub fn segment(account: &Arc<Account>, bytes: u64, segments_max: u64, bytes_max: u64) -> Result<Self, OverLimit> {
-        if bytes > bytes_max {
+    pub fn segment(account: &Arc<Account>, bytes: u64, limits: &VnicLimits) -> Result<Self, OverLimit> {
+        Self::segment_of(account, bytes, 0, limits)
+    }
+
+    /// A segment that holds rings.
+    pub fn ring(account: &Arc<Account>, bytes: u64, limits: &VnicLimits) -> Result<Self, OverLimit> {
+        Self::segment_of(account, bytes, bytes, limits)?.within(|account| &account.ring_bytes, limits.ring_bytes_max)
+    }
+
+    /// Memory that the router makes for others and does not map: its pages are theirs.
+    pub fn foreign(account: &Arc<Account>, limits: &VnicLimits) -> Result<Self, OverLimit> {
+        Self::segment_of(account, 0, 0, limits)
+    }
+
+    /// In whole pages: a segment of one byte costs a page.
+    fn segment_of(account: &Arc<Account>, bytes: u64, ring_bytes: u64, limits: &VnicLimits) -> Result<Self, OverLimit> {
+        if bytes > limits.segment_bytes_max {
             return Err(OverLimit);
         }
-        let amounts = Amounts { segments: 1, segment_bytes: bytes, mappings: 1, ..Amounts::default() };
+        let pages = |bytes: u64| bytes.checked_next_multiple_of(PAGE_BYTES).ok_or(OverLimit);
+        let (segment_bytes, ring_bytes) = (pages(bytes)?, pages(ring_bytes)?);
+        let amounts = Amounts { segments: 1, segment_bytes, ring_bytes, mappings: 1, ..Amounts::default() };
         Self::new(account, amounts)?
-            .within(|account| &account.segments, segments_max)?
-            .within(|account| &account.segment_bytes, bytes_max)
+            .within(|account| &account.segments, limits.mapping_count_max.into())?
+            .within(|account| &account.segment_bytes, limits.segment_bytes_max)
     }
 
     pub fn descriptor(account: &Arc<Account>) -> Result<Self, OverLimit> {
         Self::new(account, Amounts { descriptors: 1, ..Amounts::default() })
+    }
+
+    /// A thread that the vNIC's own requests begin.
+    pub fn thread(account: &Arc<Account>) -> Result<Self, OverLimit> {
+        let amounts = Amounts { threads: 1, mappings: THREAD_MAPPINGS, ..Amounts::default() };
+        Self::new(account, amounts)?.within(|account| &account.threads, THREADS_OF_VNIC_MAX)
     }
 
     pub fn import(account: &Arc<Account>, imports_max: u64) -> Result<Self, OverLimit> {
@@ -193,18 +272,31 @@ mod tests {
     use super::*;
 
     const ALL: u64 = 40_000;
+    const PAGE: u64 = PAGE_BYTES;
+
+    fn limits(segments: u32, segment_bytes: u64, ring_bytes: u64) -> VnicLimits {
+        VnicLimits {
+            mapping_count_max: segments,
+            segment_bytes_max: segment_bytes,
+            ring_bytes_max: ring_bytes,
+            ..VnicLimits::default()
+        }
+    }
 
     /// Takes all that it gets.
     fn greed(account: &Arc<Account>) -> Vec<Charge> {
-        std::iter::from_fn(|| Charge::segment(account, 1, u64::MAX, u64::MAX).ok()).collect()
+        std::iter::from_fn(|| Charge::segment(account, 1, &limits(u32::MAX, u64::MAX, 0)).ok()).collect()
     }
 
     #[test]
     fn the_greedy_leave_something() {
         let commons = Arc::new(Commons::new(ALL, ALL));
         let accounts: Vec<_> = (0..5).map(|_| Arc::new(Account::new(commons.clone()))).collect();
+        let fair = accounts[0].limits().mappings;
         let mut held: Vec<Vec<Charge>> = accounts.iter().map(greed).collect();
         let usable = ALL - MAPPINGS_RESERVED;
+        assert_eq!((fair, accounts[0].held().mappings), (usable * 3 / 4, fair));
+        assert_eq!(accounts[4].limits().mappings, accounts[4].held().mappings, "it has all that it can have");
         assert_eq!(held[0].len() as u64, usable * 3 / 4);
         for charges in &held {
             assert!(charges.len() > 50, "{}", charges.len());
@@ -217,14 +309,51 @@ mod tests {
     }
 
     #[test]
+    fn threads_are_bounded_for_each_and_for_all() {
+        let commons = Arc::new(Commons::new(ALL, ALL));
+        let mut held = Vec::new();
+        let counts: Vec<usize> = (0..40)
+            .map(|_| {
+                let account = Arc::new(Account::new(commons.clone()));
+                let its: Vec<Charge> = std::iter::from_fn(|| Charge::thread(&account).ok()).collect();
+                held.extend(its);
+                account.threads.load(Relaxed) as usize
+            })
+            .collect();
+        assert_eq!(counts[0] as u64, THREADS_OF_VNIC_MAX);
+        assert!(held.len() as u64 <= THREADS_MAX, "{} threads", held.len());
+        held.clear();
+        assert_eq!((commons.threads.held.load(Relaxed), commons.mappings.held.load(Relaxed)), (0, 0));
+    }
+
+    #[test]
     fn own_limits_hold_and_refusals_cost_nothing() {
         let account = Arc::new(Account::new(Arc::new(Commons::new(ALL, ALL))));
         let held: Vec<_> = (0..3).map(|_| Charge::channel(&account, 3).unwrap()).collect();
         assert!(Charge::channel(&account, 3).is_err());
-        assert!(Charge::segment(&account, u64::MAX, 9, u64::MAX - 1).is_err());
-        assert!(Charge::segment(&account, 10, 9, 10).is_ok());
+        assert!(Charge::segment(&account, u64::MAX, &limits(9, u64::MAX - 1, 0)).is_err());
+        assert!(Charge::segment(&account, u64::MAX, &limits(9, u64::MAX, 0)).is_err(), "it is no number of pages");
+        assert!(Charge::segment(&account, 10, &limits(9, PAGE, 0)).is_ok());
+        assert!(Charge::segment(&account, 10, &limits(9, PAGE - 1, 0)).is_err());
         drop(held);
         assert!(Charge::channel(&account, 1).is_ok());
         assert_eq!(account.descriptors.load(Relaxed), 0);
+    }
+    #[test]
+    fn rings_have_a_limit_of_their_own() {
+        let account = Arc::new(Account::new(Arc::new(Commons::new(ALL, ALL))));
+        let limits = limits(99, 100 * PAGE, 8 * PAGE);
+        let data = Charge::segment(&account, 50 * PAGE, &limits).unwrap();
+        // A ring of one byte takes a page.
+        let mut rings: Vec<_> = std::iter::from_fn(|| Charge::ring(&account, 1, &limits).ok()).collect();
+        assert_eq!((rings.len(), account.ring_bytes.load(Relaxed)), (8, 8 * PAGE));
+        assert!(Charge::segment(&account, PAGE, &limits).is_ok(), "data is not rings");
+        rings.truncate(5);
+        assert!(Charge::ring(&account, 3 * PAGE + 1, &limits).is_err());
+        assert!(Charge::ring(&account, 3 * PAGE, &limits).is_ok());
+        let foreign = Charge::foreign(&account, &limits).unwrap();
+        assert_eq!(foreign.segment_bytes(), 0);
+        drop((rings, data));
+        assert_eq!((account.ring_bytes.load(Relaxed), account.segment_bytes.load(Relaxed)), (0, 0));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Only root of the router's own PID namespace is served: root inside a container that can somehow reach the socket is not.
 //! Requests are done one at a time.
-use crate::api::caller::{Caller, Role};
+use crate::api::caller::{Caller, Role, is_of_this_namespace};
 use crate::audit::Who;
 use crate::config::Mode;
 use crate::control::{Control, Topic};
@@ -51,7 +51,7 @@ impl Control {
         while let Ok(socket) = fd::accept(&self.admin_listener) {
             let credentials = fd::peer_credentials(&socket);
             let (uid, pid) = credentials.map_or((u32::MAX, 0), |credentials| (credentials.uid, credentials.pid));
-            if !is_own_root(uid, pid).unwrap_or(false) {
+            if uid != 0 || !is_of_this_namespace(&socket, pid) {
                 if let Some(left_out) = self.stranger_lines.take(monotonic_ns()) {
                     warning!(
                         "refused a client of the admin socket: not root of the router's PID namespace",
@@ -355,13 +355,4 @@ impl Control {
 pub(crate) fn cpu_time_us() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
-}
-
-/// Whether a peer is root of this very PID namespace.
-fn is_own_root(uid: u32, pid: i32) -> io::Result<bool> {
-    if uid != 0 || pid <= 0 {
-        return Ok(false);
-    }
-    let theirs = std::fs::read_link(format!("/proc/{pid}/ns/pid"))?;
-    Ok(theirs == std::fs::read_link("/proc/self/ns/pid")?)
 }

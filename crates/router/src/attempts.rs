@@ -1,5 +1,7 @@
-//! What tenants try on others, for the audit log: gathered by who and by kind, so that it costs the same however often it is tried. The
-//! first attempt is told at once, what follows as a sum with one example, in ten seconds at the earliest.
+//! What tenants try on others, for the audit log: gathered by who, by kind and by whose it is that was tried, so that it costs the same
+//! however often it is tried. The first attempt is told at once, what follows as a sum with one example, in ten seconds at the
+//! earliest. So attempts on nobody, which cost nothing and hurt nobody, hide none on another network in their sums, nor do they take up its
+//! room.
 use freeflow_engine::{Attempt, AttemptKind};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
 use std::collections::BTreeMap;
@@ -8,8 +10,9 @@ use std::collections::BTreeMap;
 pub const INTERVAL: Duration = Duration::from_millis(10_000);
 /// The first one waits a moment for others, which might name an owner.
 const GATHER: Duration = Duration::from_millis(50);
-/// vNICs and kinds at a time; what others try is only counted.
+/// vNICs and kinds at a time; what others try is only counted. And of these, those on what is nobody's.
 const COUNT_MAX: usize = 16_384;
+const NAMELESS_COUNT_MAX: usize = COUNT_MAX / 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tried {
@@ -108,7 +111,9 @@ pub type By = (NetworkId, Gid, Tried);
 
 #[derive(Default)]
 pub struct Attempts {
-    entries: BTreeMap<By, Entry>,
+    entries: BTreeMap<(By, Option<NetworkId>), Entry>,
+    /// Of those, the ones without an owner.
+    nameless_count: usize,
     /// Of those that have something to tell the first, or earlier.
     due: Option<Instant>,
     /// The last time that was told here.
@@ -122,8 +127,10 @@ impl Attempts {
     }
 
     pub fn add(&mut self, by: By, one: Sum) {
-        let is_full = self.entries.len() >= COUNT_MAX;
+        let is_nameless = one.owner.is_none();
+        let is_full = self.entries.len() >= COUNT_MAX || is_nameless && self.nameless_count >= NAMELESS_COUNT_MAX;
         let now = self.now;
+        let by = (by, one.owner);
         let entry = match self.entries.get_mut(&by) {
             Some(entry) => entry,
             None if is_full => {
@@ -131,10 +138,13 @@ impl Attempts {
                 self.due.get_or_insert(now + GATHER);
                 return;
             }
-            None => self.entries.entry(by).or_insert(Entry { sum: Sum { count: 0, ..one }, due: now + GATHER }),
+            None => {
+                self.nameless_count += usize::from(is_nameless);
+                self.entries.entry(by).or_insert(Entry { sum: Sum { count: 0, ..one }, due: now + GATHER })
+            }
         };
         let count = entry.sum.count;
-        if count == 0 || entry.sum.owner.is_none() && one.owner.is_some() {
+        if count == 0 {
             entry.sum = one;
         }
         entry.sum.count = count + one.count;
@@ -154,13 +164,14 @@ impl Attempts {
         }
         let mut told = Vec::new();
         self.due = None;
-        self.entries.retain(|&by, entry| {
+        self.entries.retain(|&(by, owner), entry| {
             if entry.due > now {
                 let due = Some(entry.due).filter(|_| entry.sum.count > 0);
                 self.due = self.due.into_iter().chain(due).min();
                 return true;
             }
             if entry.sum.count == 0 {
+                self.nameless_count -= usize::from(owner.is_none());
                 return false;
             }
             told.push((by, entry.sum));
@@ -200,8 +211,10 @@ mod tests {
         assert!(attempts.take(start).is_empty());
         let first = start + GATHER;
         let told = attempts.take(first);
-        let example = Sum { count: 3, to: gid(8), number: 8, owner: Some(OTHER) };
-        assert_eq!(told, [((NETWORK, gid(1), Tried::Engine(AttemptKind::Message)), example)]);
+        // What is another's stands by itself.
+        let by = (NETWORK, gid(1), Tried::Engine(AttemptKind::Message));
+        let nobodys = Sum { count: 2, to: gid(7), number: 7, owner: None };
+        assert_eq!(told, [(by, nobodys), (by, Sum { count: 1, to: gid(8), number: 8, owner: Some(OTHER) })]);
         assert_eq!(attempts.due(), None);
         for _ in 0..1000 {
             attempts.note(&attempt(1, 7, None));
@@ -216,7 +229,7 @@ mod tests {
         // Who has given up is forgotten.
         attempts.note(&attempt(3, 7, None));
         attempts.take(first + INTERVAL + INTERVAL + GATHER);
-        assert_eq!(attempts.entries.len(), 1);
+        assert_eq!((attempts.entries.len(), attempts.nameless_count), (1, 1));
     }
 
     #[test]
@@ -224,6 +237,11 @@ mod tests {
         let mut attempts = Attempts::default();
         for from in 0..=u16::MAX {
             attempts.note(&attempt(from, 7, None));
+        }
+        assert_eq!(attempts.entries.len(), NAMELESS_COUNT_MAX);
+        // Attempts on others' have room still.
+        for from in 0..=u16::MAX {
+            attempts.note(&attempt(from, 7, Some(OTHER)));
         }
         assert_eq!(attempts.entries.len(), COUNT_MAX);
         assert_eq!(attempts.take(Instant(0) + GATHER).len(), COUNT_MAX);

@@ -4,6 +4,7 @@
 //! missing. Files are rotated by size. Whoever can cause refusals as often as it likes (a container, a local user) gets a few lines and
 //! then one now and then, which says how many were left out: else it could push the record of changes out of the files.
 use crate::log::{timestamp, warning};
+use crate::privileges::{self, Kind};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -178,6 +179,24 @@ enum Message {
     End,
 }
 
+/// What lines of refusals are about. Each class has lines of its own, so that cheap ones of one class hide none of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// At the API or the admin socket.
+    Request,
+    /// By an access rule, or a network's `access`.
+    Rule,
+    /// Towards nobody who is known.
+    Nobody,
+    /// Towards what another network has.
+    Others,
+    Quota,
+    /// Connections that are disconnected by policy, which nobody can have done to it as often as it likes.
+    Cut,
+}
+
+const CLASS_COUNT: usize = 6;
+
 /// One originator's allowance: the time at which it is as if nothing had been said, and what was left out.
 #[derive(Default)]
 struct Allowance {
@@ -205,9 +224,7 @@ struct Shared {
     lost: AtomicU64,
     /// All that were ever lost: `lost` is counted down when it is told.
     lost_total: AtomicU64,
-    allowances: [Allowance; ORIGINATOR_COUNT],
-    /// Of what the ones above are not for: connections that are cut, which nobody can have done to it as often as it likes.
-    cuts: [Allowance; ORIGINATOR_COUNT],
+    allowances: [[Allowance; ORIGINATOR_COUNT]; CLASS_COUNT],
 }
 
 /// The way to the log; the default leads nowhere. No call waits.
@@ -233,26 +250,20 @@ impl Audit {
     /// Notes what `entry` makes of the number of those left out, or nothing if this originator has had its share: then
     /// nothing is allocated either.
     pub fn note_some(&self, originator: u64, entry: impl FnOnce(u64) -> Entry) {
-        let Some(shared) = &self.shared else { return };
-        self.note_of(&shared.allowances, originator, entry);
+        self.note_of(Class::Request, originator, entry);
     }
 
-    fn note_of(&self, allowances: &[Allowance; ORIGINATOR_COUNT], originator: u64, entry: impl FnOnce(u64) -> Entry) {
-        let index = originator.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
-        if let Some(left_out) = allowances[index as usize % ORIGINATOR_COUNT].take(freeflow_shm::monotonic_ns()) {
+    fn note_of(&self, class: Class, originator: u64, entry: impl FnOnce(u64) -> Entry) {
+        let Some(shared) = &self.shared else { return };
+        let index = (originator.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % ORIGINATOR_COUNT;
+        if let Some(left_out) = shared.allowances[class as usize][index].take(freeflow_shm::monotonic_ns()) {
             self.note(entry(left_out));
         }
     }
 
     /// A container was kept from something. `originator`: a number of the vNIC that caused it.
-    pub fn refusal(&self, originator: u64, refusal: impl FnOnce() -> Refusal) {
-        self.note_some(originator, |left_out| refusal().entry(left_out));
-    }
-
-    /// The same of a connection that was cut: it is noted whatever its vNIC, or one that shares its lines, is refused all the time.
-    pub fn cut(&self, originator: u64, refusal: impl FnOnce() -> Refusal) {
-        let Some(shared) = &self.shared else { return };
-        self.note_of(&shared.cuts, originator, |left_out| refusal().entry(left_out));
+    pub fn refusal(&self, class: Class, originator: u64, refusal: impl FnOnce() -> Refusal) {
+        self.note_of(class, originator, |left_out| refusal().entry(left_out));
     }
 }
 
@@ -266,12 +277,15 @@ impl AuditThread {
     /// Errors: the file can't be opened, no thread could be made.
     pub fn start(run_dir: &Path) -> io::Result<(Self, Audit)> {
         let (sender, receiver) = sync_channel(QUEUE_COUNT);
-        let fresh = || std::array::from_fn(|_| Allowance::default());
+        let allowances = std::array::from_fn(|_| std::array::from_fn(|_| Allowance::default()));
         let (lost, lost_total) = (AtomicU64::new(0), AtomicU64::new(0));
-        let shared = Arc::new(Shared { sender, lost, lost_total, allowances: fresh(), cuts: fresh() });
+        let shared = Arc::new(Shared { sender, lost, lost_total, allowances });
         let mut files = Files::open(run_dir.join("audit.log"), FILE_BYTES_MAX)?;
         let writer_shared = shared.clone();
-        let body = move || write_all(&receiver, &mut files, &writer_shared);
+        let body = move || {
+            privileges::enter(Kind::Audit);
+            write_all(&receiver, &mut files, &writer_shared);
+        };
         let thread = std::thread::Builder::new().name("ff-audit".into()).spawn(body)?;
         let audit = Audit { shared: Some(shared) };
         Ok((Self { thread: Some(thread), audit: audit.clone() }, audit))
@@ -372,23 +386,24 @@ impl Files {
         written
     }
 
-    fn numbered(&self, number: usize) -> PathBuf {
-        let mut name = self.path.clone().into_os_string();
-        if number > 0 {
-            name.push(format!(".{number}"));
-        }
-        name.into()
-    }
-
     fn rotate(&mut self) -> io::Result<()> {
         for number in (0..FILE_COUNT - 1).rev() {
-            match std::fs::rename(self.numbered(number), self.numbered(number + 1)) {
+            match std::fs::rename(numbered(&self.path, number), numbered(&self.path, number + 1)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
         }
         Ok(())
     }
+}
+
+/// The name of a file of former times.
+pub(crate) fn numbered(path: &Path, number: usize) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    if number > 0 {
+        name.push(format!(".{number}"));
+    }
+    name.into()
 }
 
 #[cfg(test)]
@@ -468,18 +483,22 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_noted_whoever_is_refused_beside_it() {
+    fn a_refusal_is_noted_whatever_of_another_class_there_is_beside_it() {
         let directory = Directory::new("cuts");
         let (thread, audit) = AuditThread::start(&directory.0).unwrap();
         let refusal = |what| move || Refusal { what, vnic: "v".into(), count: 1, ..Refusal::default() };
-        (0..1000).for_each(|_| audit.refusal(7, refusal("connection refused")));
-        (0..2 * REFUSALS_AT_ONCE).for_each(|_| audit.cut(7, refusal("connection cut")));
+        (0..1000).for_each(|_| audit.refusal(Class::Rule, 7, refusal("connection refused")));
+        (0..1000).for_each(|_| audit.refusal(Class::Nobody, 7, refusal("message to nobody")));
+        (0..2 * REFUSALS_AT_ONCE).for_each(|_| audit.refusal(Class::Cut, 7, refusal("connection cut")));
+        (0..2 * REFUSALS_AT_ONCE).for_each(|_| audit.refusal(Class::Others, 7, refusal("remote key refused")));
         drop(thread);
         let text = std::fs::read_to_string(directory.0.join("audit.log")).unwrap();
         let lines_of = |what| text.lines().filter(|line| line.contains(what)).count() as u64;
         // One more, as time goes on meanwhile.
         let is_share = |count| (REFUSALS_AT_ONCE..=REFUSALS_AT_ONCE + 1).contains(&count);
-        assert!(is_share(lines_of("\"connection refused\"")) && is_share(lines_of("\"connection cut\"")), "{text}");
+        for what in ["connection refused", "message to nobody", "connection cut", "remote key refused"] {
+            assert!(is_share(lines_of(what)), "{what}: {text}");
+        }
     }
 
     #[test]

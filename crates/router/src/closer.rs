@@ -5,10 +5,11 @@
 //! closed on a thread of their vNIC's own, which ends when it has been idle for a moment.
 //!
 //! Memory is freed by another one: the kernel takes seconds for tens of GiB, though never as long as somebody likes.
+use crate::privileges::{self, Kind};
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 const IDLE: Duration = Duration::from_secs(1);
@@ -33,17 +34,19 @@ impl Drop for Item {
 /// One vNIC's. Dropping it lets the thread end after what it has.
 #[derive(Default)]
 pub struct Closer {
-    sender: Option<Sender<Item>>,
+    /// Nobody waits with the lock held.
+    sender: Mutex<Option<Sender<Item>>>,
     waiting: Arc<AtomicU32>,
 }
 
 impl Closer {
     /// Drops `thing`, which holds about `count` descriptors (0: its vNIC's account bounds them), elsewhere. False: too much
     /// waits already; nothing more of this tenant's should be taken.
-    pub fn close(&mut self, thing: impl Any + Send, count: u32) -> bool {
+    pub fn close(&self, thing: impl Any + Send, count: u32) -> bool {
         let waiting = self.waiting.fetch_add(count, Relaxed) + count;
         let mut item = Item { thing: Some(Box::new(thing)), count, waiting: self.waiting.clone() };
-        if let Some(sender) = &self.sender {
+        let mut current = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = &*current {
             match sender.send(item) {
                 Ok(()) => return waiting <= WAITING_COUNT_MAX,
                 // The thread has ended.
@@ -54,7 +57,13 @@ impl Closer {
         let thread = std::thread::Builder::new().name("ff-closer".into()).stack_size(STACK_BYTES);
         // No thread to be had: the item is dropped right here, with the receiver.
         let _ = sender.send(item);
-        self.sender = thread.spawn(move || drain(&receiver)).is_ok().then_some(sender);
+        *current = thread
+            .spawn(move || {
+                privileges::enter(Kind::Closer);
+                drain(&receiver);
+            })
+            .is_ok()
+            .then_some(sender);
         waiting <= WAITING_COUNT_MAX
     }
 }
@@ -102,7 +111,7 @@ mod tests {
 
     #[test]
     fn what_does_not_close_is_waited_for_elsewhere_and_counted() {
-        let mut closer = Closer::default();
+        let closer = Closer::default();
         let (release, released) = channel();
         let (dropped, was_dropped) = channel();
         assert!(closer.close(Slow(released, dropped), 1));

@@ -4,23 +4,29 @@
 use crate::control::Control;
 use crate::homes::Homes;
 use crate::log::{info, warning};
+use crate::vnic_room;
 use freeflow_orchestrator::access::AccessTable;
 use freeflow_orchestrator::objects::ObjectKind;
-use freeflow_orchestrator::store::{Committed, Store as _, StoreError};
+use freeflow_orchestrator::store::{Committed, StoreError};
 use freeflow_orchestrator::{Change, Command, Outcome, Reason, Refusal};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 impl Control {
     /// Plans, stores and adopts a command, and sets all in motion that follows from it: what the worker has to know is on its way to
-    /// it when this returns. `dry_run`: what it would come to; nothing is changed.
+    /// it when this returns. Until it is stored the control thread goes round, see `storing`. `dry_run`: what it would come to; nothing is changed.
     pub(crate) fn command(&mut self, command: Command, dry_run: bool) -> Result<Vec<Outcome>, Refusal> {
+        self.with_command(|control| control.carry_out(command, dry_run))
+    }
+
+    fn carry_out(&mut self, command: Command, dry_run: bool) -> Result<Vec<Outcome>, Refusal> {
         let plan = self.state.plan(&command)?;
         if dry_run || plan.writes.is_empty() {
             return Ok(plan.results);
         }
         let mut listeners = self.prepare_vnics(&plan.results)?;
-        let stored = match self.store.commit(&self.state.transaction(&plan)) {
+        let transaction = self.state.transaction(&plan);
+        let stored = match self.commit(transaction) {
             Ok(Committed::Done(revision)) => Ok(revision),
             Ok(Committed::Conflict(_)) => Err("somebody else has written to the store".to_owned()),
             Err(StoreError::Full) => Err("no space is left for what is to be stored".to_owned()),
@@ -31,8 +37,12 @@ impl Control {
             listeners.keys().for_each(|id| self.remove_directory(id));
             Refusal::new(Reason::Internal, why)
         })?;
-        // Whoever detaches one looks after its interface.
-        let leaves_interface = matches!(command, Command::Delete { kind: ObjectKind::Vnic, .. });
+        // Whoever attaches or detaches one for a container looks after its interface, and it is no device for others.
+        let is_declaring = match &command {
+            Command::Apply { objects } => objects.iter().any(|object| object.kind() == ObjectKind::Vnic),
+            Command::Delete { kind, .. } => *kind == ObjectKind::Vnic,
+            _ => false,
+        };
         let touched = self.touched(&plan);
         self.state.adopt(&plan, revision);
         self.tell_changes(touched);
@@ -43,7 +53,7 @@ impl Control {
             }
         }
         self.take_effect(&results, &mut listeners);
-        if leaves_interface {
+        if is_declaring {
             self.news.tell();
         }
         Ok(results)
@@ -52,7 +62,13 @@ impl Control {
     /// Directories and sockets of all vNICs that a plan makes.
     fn prepare_vnics(&mut self, results: &[Outcome]) -> Result<BTreeMap<String, OwnedFd>, Refusal> {
         let mut listeners = BTreeMap::new();
-        let new = results.iter().filter(|outcome| outcome.kind == ObjectKind::Vnic && outcome.what == Change::Created);
+        let is_new = |outcome: &&Outcome| outcome.kind == ObjectKind::Vnic && outcome.what == Change::Created;
+        let new = results.iter().filter(is_new);
+        if let Some(first) = new.clone().next() {
+            let present = self.vnics_by_id.len() + self.making.len();
+            vnic_room::check(&self.config.run_dir, present, new.clone().count())
+                .map_err(|why| Refusal::new(Reason::Exhausted, why).about(ObjectKind::Vnic, &first.name))?;
+        }
         for Outcome { name, .. } in new {
             match self.prepare_vnic(name) {
                 Ok(listener) => {

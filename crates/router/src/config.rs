@@ -1,4 +1,5 @@
 //! What a router is started with.
+use crate::follower::HostHelper;
 use crate::movers::MoverOptions;
 use crate::wire_options::WireOptions;
 use freeflow_orchestrator::Pool;
@@ -41,8 +42,8 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Holds `state.redb`, what is declared; the run directory, if none.
     pub state_dir: Option<PathBuf>,
-    /// The command that is run when networks have come or gone, with `--run-dir DIR hook networks`.
-    pub follower: Option<PathBuf>,
+    /// The process that follows when networks have come or gone.
+    pub follower: Option<HostHelper>,
     pub mode: Mode,
     /// Who copies.
     pub movers: MoverOptions,

@@ -3,9 +3,9 @@
 //! One epoll. A connection has at most one request under way, and each round serves each connection once, so a library
 //! that floods its socket delays only itself. Replies go out in the order of the requests.
 //!
-//! Who a client is: the socket it connected to names the vNIC; SO_PEERPIDFD names the process. The `/proc/PID/mem`
-//! descriptor is opened by PID and then trusted only if the pidfd says that the process still lives.
-use crate::account::{Charge, Commons};
+//! Invariant: this thread waits for nothing that a tenant's kernel objects decide. Processes are looked at by threads of their vNIC
+//! (`identify`, `hold`), and what a tenant had a hand in is closed by one (`closer`).
+use crate::account::Commons;
 use crate::admin::AdminConnection;
 use crate::api::{Feed, Health};
 use crate::audit::Audit;
@@ -16,8 +16,6 @@ use crate::device::device_attributes;
 use crate::external::{self, ExternalPolicy};
 use crate::fallback::Abandoned;
 use crate::follower::News;
-use crate::gate::Gated;
-use crate::hold::Holder;
 use crate::imports::Passes;
 use crate::jobs::{Job, Reaction, Step};
 use crate::log::{Lines, info, warning};
@@ -26,13 +24,14 @@ use crate::peers::{Peers, PeersHandle};
 use crate::policy::Told;
 use crate::requests::Handled;
 use crate::rings::{Garbage, Session};
-use crate::seat::Seat;
-use crate::session::{Answer, Connection, Objects, Phase};
+use crate::session::{Answer, Connection, Phase};
 use crate::slab::{Key, Slab};
+use crate::storing::Storing;
 use crate::sysfs_counters::Publisher;
 use crate::vnics::VnicEntry;
 use crate::wake::Waker;
 use crate::worker::Worker;
+use crate::worker_lock::Lock;
 use freeflow_engine::{SessionId, VnicId};
 use freeflow_orchestrator::State;
 use freeflow_orchestrator::mode::Decision;
@@ -45,21 +44,16 @@ use freeflow_store::FileStore;
 use freeflow_verbs::{Instant, VerbsError};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 const EVENT_COUNT: usize = 128;
-/// Connections accepted from one listener before others are looked at.
-const ACCEPT_COUNT: usize = 16;
 /// Longest program name that is logged, characters.
 const PROGRAM_CHARS_MAX: usize = 64;
 
@@ -68,7 +62,7 @@ const PROGRAM_CHARS_MAX: usize = 64;
 pub struct WorkerHandle {
     pub jobs: Sender<Job>,
     pub waker: Arc<Waker>,
-    pub seat: Arc<Seat>,
+    pub lock: Arc<Lock>,
 }
 
 impl WorkerHandle {
@@ -144,7 +138,7 @@ pub struct Control {
     pub(crate) occupied: BTreeMap<String, String>,
     pub(crate) told: Told,
     pub(crate) state: State,
-    pub(crate) store: FileStore,
+    pub(crate) storing: Storing,
     pub(crate) sysfs: Publisher,
     pub(crate) admin_listener: OwnedFd,
     pub(crate) admins: Slab<AdminConnection>,
@@ -160,7 +154,7 @@ pub struct Control {
     /// For messages.
     pub(crate) buffer: Vec<u8>,
     /// Given up for a moment when no descriptor is left, to accept and refuse a connection.
-    reserve: Option<OwnedFd>,
+    pub(crate) reserve: Option<OwnedFd>,
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) commons: Arc<Commons>,
     pub(crate) passes: Passes,
@@ -216,7 +210,7 @@ impl Control {
             occupied: BTreeMap::new(),
             told: Told::default(),
             state: parts.state,
-            store: parts.store,
+            storing: Storing::new(Box::new(parts.store)),
             sysfs: Publisher::start()?,
             admin_listener: parts.admin_listener,
             admins: Slab::default(),
@@ -260,35 +254,42 @@ impl Control {
 
     /// Until [`Self::stop`] is set.
     pub fn run(&mut self) {
-        let mut events = Vec::with_capacity(EVENT_COUNT);
         while !self.stop.load(Relaxed) {
-            events.clear();
-            if let Err(error) = self.wait(&mut events) {
+            if let Err(error) = self.go_round() {
                 warning!("the control thread can't wait for events", error = error);
                 return;
             }
-            self.react();
-            for event in &events {
-                if let Some(topic) = Topic::of(event.data.u64()) {
-                    self.handle_event(topic, event.flags);
-                }
-            }
-            // What was done in the worker's place is finished at once, before this thread looks for more.
-            self.react();
-            self.run_cm();
-            if self.react() {
-                self.run_cm();
-            }
+            self.run_waiting_commands();
             self.serve_admins();
         }
     }
 
+    /// Waits for something to do and does it, but for what may begin a command: a command goes round itself while it is stored.
+    pub(crate) fn go_round(&mut self) -> io::Result<()> {
+        let mut events = Vec::with_capacity(EVENT_COUNT);
+        self.wait(&mut events)?;
+        self.react();
+        for event in &events {
+            if let Some(topic) = Topic::of(event.data.u64()) {
+                self.handle_event(topic, event.flags);
+            }
+        }
+        // What was done in the worker's place is finished at once, before this thread looks for more.
+        self.react();
+        self.run_cm();
+        if self.react() {
+            self.run_cm();
+        }
+        Ok(())
+    }
+
     /// Waits for events, or for what other threads leave for this one: who finds it awake does not ring.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
-        let mut is_work = !self.admins_ready.is_empty() && !self.admin_busy;
         self.waker.set_sleeping(true);
         // The last look, see `Waker::wake`.
-        is_work |= self.react() | self.stop.load(Relaxed);
+        let mut is_work = self.react();
+        let has_admins = !self.admins_ready.is_empty() && !self.admin_busy;
+        is_work |= !self.has_command() && (has_admins || self.has_waiting_commands() || self.stop.load(Relaxed));
         let timeout = self.timeout(is_work);
         let waited = epoll::wait(&self.epoll, spare_capacity(events), timeout.as_ref());
         self.waker.set_sleeping(false);
@@ -357,15 +358,15 @@ impl Control {
         }
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(MESSAGE_BYTES_MAX, 0);
-        let received = fd::receive_into(&connection.socket, &mut buffer, fd::RECEIVED_FDS_MAX);
+        let (received, descriptors) = fd::receive_all(&connection.socket, &mut buffer);
         let handled = match received {
-            Ok((_, fds)) if !fds.is_empty() => {
-                connection.unwanted = fds;
+            _ if !descriptors.is_empty() => {
+                connection.unwanted = descriptors;
                 self.complain(key, "a message that no library sends", &"it brings descriptors");
                 None
             }
-            Ok((0, _)) => None,
-            Ok((bytes, _)) => Some(self.handle_message(key, &buffer[..bytes])),
+            Ok(0) => None,
+            Ok(bytes) => Some(self.handle_message(key, &buffer[..bytes])),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.buffer = buffer;
                 return;
@@ -454,101 +455,6 @@ impl Control {
         if connection.closing { self.remove(key) } else { self.answer(key, answer) }
     }
 
-    fn accept_connections(&mut self, vnic: Key) {
-        for _ in 0..ACCEPT_COUNT {
-            let Some(entry) = self.vnics.get(vnic) else { return };
-            match fd::accept(&entry.listener) {
-                Ok(socket) => {
-                    let mut socket = Some(socket);
-                    let Err(error) = self.accept_connection(vnic, &mut socket) else { continue };
-                    let id = self.id_of(vnic);
-                    if self.may_log(&id) {
-                        warning!("connection refused", vnic = id, error = error);
-                    }
-                    self.dispose(&id, socket, 1);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => {
-                    let id = self.id_of(vnic);
-                    if self.may_log(&id) {
-                        warning!("can't accept a connection", vnic = id, error = error);
-                    }
-                    // Out of descriptors, perhaps: the one in reserve takes the connection off the queue.
-                    self.reserve = None;
-                    if let Some(entry) = self.vnics.get(vnic) {
-                        let socket = fd::accept(&entry.listener);
-                        self.dispose(&id, socket, 1);
-                    }
-                    self.reserve = std::fs::File::open("/dev/null").ok().map(OwnedFd::from);
-                    return;
-                }
-            }
-        }
-    }
-
-    fn id_of(&self, vnic: Key) -> String {
-        self.vnics.get(vnic).map(|entry| entry.record.id.clone()).unwrap_or_default()
-    }
-
-    /// Takes the socket if it can be served.
-    fn accept_connection(&mut self, vnic: Key, offered: &mut Option<OwnedFd>) -> io::Result<()> {
-        let entry = self.vnics.get(vnic).ok_or_else(|| io::Error::other("the vNIC was detached"))?;
-        // Twice: the limit itself is refused by a reply to Hello.
-        let most = u64::from(entry.record.limits.session_count_max).saturating_mul(2);
-        let charge = Charge::connection(&entry.account, most).map_err(|_| io::Error::other("too many connections"))?;
-        let id = entry.record.id.clone();
-        let Some(socket) = offered.as_ref() else { return Ok(()) };
-        let credentials = fd::peer_credentials(socket)?;
-        let pidfd = fd::peer_pidfd(socket)?;
-        if credentials.pid <= 0 {
-            return Err(io::Error::other("the process is not visible from the router's PID namespace"));
-        }
-        let path = format!("/proc/{}/mem", credentials.pid);
-        let memory = OpenOptions::new().read(true).write(true).open(&path)?;
-        let tasks = rustix::fs::open(
-            format!("/proc/{}/task", credentials.pid),
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
-        // Looked up anew after the open: it may have become a set-user-ID program since it connected, and its memory is
-        // not its starter's then. The kernel gives what may not be traced to root.
-        if std::fs::metadata(&path)?.uid() != credentials.uid {
-            return Err(io::Error::other("the process is of another user than connected, or may not be traced"));
-        }
-        if !fd::pidfd_alive(&pidfd) {
-            return Err(io::Error::other("the process ended at once"));
-        }
-        let Some(socket) = offered.take() else { return Ok(()) };
-        let key = self.connections.insert(Connection {
-            socket,
-            pidfd,
-            memory: Arc::new(Gated::new(memory)),
-            tasks: Arc::new(tasks),
-            holder: Holder::default(),
-            uid: credentials.uid,
-            pid: credentials.pid,
-            vnic: id,
-            phase: Phase::New,
-            busy: false,
-            muted: false,
-            closing: false,
-            cancelled: Arc::new(AtomicBool::new(false)),
-            complained: false,
-            objects: Objects::default(),
-            unwanted: Vec::new(),
-            charge,
-        });
-        let connection = self.connections.get(key).expect("just inserted");
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
-        let watched = self
-            .watch(connection.socket.as_fd(), Topic::Connection(key), flags)
-            .and_then(|()| self.watch(connection.pidfd.as_fd(), Topic::Process(key), epoll::EventFlags::IN));
-        if watched.is_err() {
-            self.close(key);
-        }
-        watched
-    }
-
     /// The vNIC of a connection.
     pub(crate) fn vnic_of(&self, key: Key) -> Option<&VnicEntry> {
         let connection = self.connections.get(key)?;
@@ -579,7 +485,8 @@ impl Control {
             info!("session begins", vnic = vnic, pid = pid, program = program);
         }
         let connection = self.connections.get(key).ok_or(VerbsError::DeviceFatal)?;
-        let memory = PageTable::new(connection.memory.clone());
+        let ranges = self.vnic_of(key).map(|vnic| vnic.account.ranges.clone()).unwrap_or_default();
+        let memory = PageTable::new(connection.memory.clone(), ranges);
         let mut parts = Some((segment, kick, memory));
         let work = move |worker: &mut Worker, now: Instant| {
             let parts = parts.take().expect("a job that is done is not run again");
@@ -634,9 +541,9 @@ impl Control {
 
     fn remove(&mut self, key: Key) {
         let Some(connection) = self.connections.remove(key) else { return };
-        let Connection { socket, unwanted, charge, objects, vnic, pid, phase, .. } = connection;
+        let Connection { socket, pidfd, unwanted, charge, objects, vnic, pid, phase, .. } = connection;
         let count = 1 + unwanted.len() as u32;
-        self.dispose(&vnic, (socket, unwanted, charge), count);
+        self.dispose(&vnic, (socket, pidfd, unwanted, charge), count);
         let Phase::Ready(session) = phase else { return };
         if self.may_log(&vnic) {
             info!("session ends", vnic = vnic, pid = pid);
@@ -658,7 +565,7 @@ impl Control {
     }
 
     /// Closes what a tenant had a hand in, without waiting for it.
-    fn dispose(&mut self, vnic: &str, thing: impl std::any::Any + Send, count: u32) {
+    pub(crate) fn dispose(&mut self, vnic: &str, thing: impl std::any::Any + Send, count: u32) {
         let Some(entry) = self.vnics_by_id.get(vnic).and_then(|&key| self.vnics.get_mut(key)) else {
             Closer::default().close(thing, count);
             return;
@@ -736,6 +643,7 @@ impl Worker {
         if !entry.abandoned.is_empty() {
             return Err(VerbsError::DeviceFatal);
         }
+        self.rings.ensure_helper(vnic)?;
         let id = self.engine.create_session(vnic)?;
         if self.waiting.watch(id, &kick).is_err() {
             self.engine.destroy_session(&mut self.rings, now, id);

@@ -6,13 +6,13 @@ use crate::config::{Config, Mode};
 use crate::control::{Control, ControlParts, WorkerHandle};
 use crate::gate::Gated;
 use crate::hold::Holder;
+use crate::identify::{Entrusted, Identifiers};
 use crate::log::Lines;
 use crate::lone_worker::LoneWorker;
 use crate::memory::PageTable;
 use crate::movers::MoverOptions;
 use crate::peers::PeersHandle;
 use crate::requests::Handled;
-use crate::seat::Seat;
 use crate::session::{Connection, Objects, Phase};
 use crate::slab::Key;
 use crate::vnics::{Record, VnicEntry};
@@ -89,7 +89,7 @@ fn control_and_worker(directory: &Path) -> (Control, Worker) {
     let control = Control::new(ControlParts {
         config: config(directory),
         waker: control_waker,
-        worker: WorkerHandle { jobs, waker, seat: Arc::new(Seat::default()) },
+        worker: WorkerHandle { jobs, waker, lock: Arc::default() },
         reactions,
         state,
         store,
@@ -128,7 +128,9 @@ impl Rig {
             engine_id,
             listener: null(),
             account: account.clone(),
-            closer: Closer::default(),
+            closer: Arc::default(),
+            identifiers: Identifiers::default(),
+            identifying: 0,
             freer: Closer::default(),
             lines: Lines::default(),
             malformed_messages: 0,
@@ -137,9 +139,11 @@ impl Rig {
         };
         let vnic = control.vnics.insert(entry);
         control.vnics_by_id.insert(VNIC.into(), vnic);
-        let memory = Arc::new(Gated::new(File::open("/proc/self/mem").unwrap()));
+        let charge = Arc::new(Charge::connection(&account, 10).unwrap());
+        let memory = File::open("/proc/self/mem").unwrap();
+        let memory = Arc::new(Gated::new(Entrusted::new(memory, charge.clone(), Arc::default())));
         let kick = Arc::new(Doorbell::new().unwrap());
-        let parts = (SessionSegment::create().unwrap().0, kick, PageTable::new(memory.clone()));
+        let parts = (SessionSegment::create().unwrap().0, kick, PageTable::new(memory.clone(), Arc::default()));
         let session = worker.create_session(Instant(monotonic_ns()), engine_id, parts).unwrap();
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (socket, library) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -147,7 +151,7 @@ impl Rig {
             socket,
             pidfd: null(),
             memory,
-            tasks: Arc::new(null()),
+            tasks: Arc::new(Entrusted::new(null(), charge.clone(), Arc::default())),
             holder: Holder::default(),
             uid: 0,
             pid: 1,
@@ -160,7 +164,7 @@ impl Rig {
             complained: false,
             objects: Objects::default(),
             unwanted: Vec::new(),
-            charge: Charge::connection(&account, 10).unwrap(),
+            charge,
         });
         Self { control, worker, account, key, session, library, directory }
     }

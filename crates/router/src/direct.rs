@@ -133,7 +133,8 @@ impl Control {
     pub(crate) fn open_channel(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
         let id = self.objects(at.0)?.qps.get(qp)?.id;
         let bytes = segment_bytes();
-        let charge = self.charge_segment(at.0, bytes as u64)?;
+        let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
+        let charge = Charge::foreign(&vnic.account, &vnic.record.limits)?;
         let descriptor = foreign_memory("freeflow-channel", bytes).map_err(|_| VerbsError::NoMemory)?;
         let copy = descriptor.try_clone().map_err(|_| VerbsError::NoMemory)?;
         let mut incoming = Some((copy, charge));

@@ -7,10 +7,13 @@
 //!
 //! A helper that has been busy with one job for longer than [`STALL_NS_MAX`] is given up: its vNIC fails, the thread ends
 //! by itself once the kernel lets it go.
+use crate::bounce::Bounce;
+use crate::identify::Entrusted;
+use crate::privileges::{self, Kind};
 use crate::slab::Key;
 use crate::wake::Waker;
 use freeflow_engine::SessionId;
-use freeflow_shm::{Segment, monotonic_ns, pause, prefer_short_slices};
+use freeflow_shm::{AccessError, Segment, monotonic_ns, pause, prefer_short_slices};
 use freeflow_verbs::AtomicOperation;
 use std::fs::File;
 use std::io;
@@ -57,26 +60,57 @@ impl TenantMemory for File {
     }
 }
 
-/// A segment, its offsets for addresses. The helper gets one only to do an atomic operation after others that it has
-/// begun on the same bytes by the fallback.
-pub struct SharedMemory(pub Arc<Segment>);
-
-impl TenantMemory for SharedMemory {
+impl<M: TenantMemory + 'static> TenantMemory for Entrusted<M> {
     fn read(&self, into: &mut [u8], address: u64) -> io::Result<()> {
-        self.0.read(address as usize, into).map_err(io::Error::other)
+        (**self).read(into, address)
     }
 
     fn write(&self, from: &[u8], address: u64) -> io::Result<()> {
-        self.0.write(address as usize, from, false).map_err(io::Error::other)
+        (**self).write(from, address)
     }
 
-    /// Atomic against everybody.
     fn atomic(&self, address: u64, operation: AtomicOperation) -> io::Result<u64> {
-        let before = match operation {
-            AtomicOperation::CompareSwap { compare, swap } => self.0.compare_swap(address as usize, compare, swap),
-            AtomicOperation::FetchAdd { add } => self.0.fetch_add(address as usize, add),
-        };
-        before.map_err(io::Error::other)
+        (**self).atomic(address, operation)
+    }
+}
+
+/// Eight bytes of a segment. The helper gets them only to do an atomic operation: after others that it has begun on the same bytes by
+/// the fallback, or on a page that is missing.
+pub struct SharedMemory {
+    pub segment: Arc<Segment>,
+    pub offset: usize,
+    /// Its owner's memory, at whose cost a missing page comes.
+    pub owner: Arc<dyn TenantMemory>,
+}
+
+/// How often a missing page is brought before it counts as unreachable: a process that goes on taking it away has only itself to blame.
+const BRING_COUNT_MAX: u32 = 8;
+
+/// Atomic against everybody.
+pub fn atomic_on(segment: &Segment, offset: usize, operation: AtomicOperation) -> Result<u64, AccessError> {
+    match operation {
+        AtomicOperation::CompareSwap { compare, swap } => segment.compare_swap(offset, compare, swap),
+        AtomicOperation::FetchAdd { add } => segment.fetch_add(offset, add),
+    }
+}
+
+impl TenantMemory for SharedMemory {
+    fn read(&self, into: &mut [u8], address: u64) -> io::Result<()> {
+        self.owner.read(into, address)
+    }
+
+    fn write(&self, from: &[u8], address: u64) -> io::Result<()> {
+        self.owner.write(from, address)
+    }
+
+    fn atomic(&self, address: u64, operation: AtomicOperation) -> io::Result<u64> {
+        for _ in 0..BRING_COUNT_MAX {
+            match atomic_on(&self.segment, self.offset, operation) {
+                Err(AccessError::Missing) => self.owner.read(&mut [0; 8], address)?,
+                other => return other.map_err(io::Error::other),
+            }
+        }
+        Err(io::Error::other("the page is missing again and again"))
     }
 }
 
@@ -103,14 +137,14 @@ pub enum Work {
 pub struct Job {
     pub id: Key,
     pub work: Work,
-    pub bounce: Vec<u8>,
+    pub bounce: Bounce,
     pub parts: Vec<Part>,
 }
 
 /// A job that is done; the buffers come back to be used again.
 pub struct Finished {
     pub id: Key,
-    pub bounce: Vec<u8>,
+    pub bounce: Bounce,
     pub parts: Vec<Part>,
     /// Of an atomic operation, the value before. An error: the memory is not there.
     pub result: io::Result<u64>,
@@ -145,6 +179,7 @@ impl Helper {
         let pulse = Arc::new(Pulse::default());
         let pulse_of_thread = pulse.clone();
         let body = move || {
+            privileges::enter(Kind::Fallback);
             serve(&receiver, &finished, &waker, &pulse_of_thread);
             pulse_of_thread.ended.store(true, Release);
         };
@@ -159,9 +194,10 @@ impl Helper {
         Ok(())
     }
 
-    pub fn is_stalled(&self, now_ns: u64) -> bool {
+    /// `resumed_ns`: since when the router runs without a pause.
+    pub fn is_stalled(&self, now_ns: u64, resumed_ns: u64) -> bool {
         let since = self.pulse.busy_since_ns.load(Relaxed);
-        since != 0 && now_ns.saturating_sub(since) > STALL_NS_MAX
+        since != 0 && now_ns.saturating_sub(since.max(resumed_ns)) > STALL_NS_MAX
     }
 
     pub fn abandon(self) -> Abandoned {

@@ -9,7 +9,7 @@ use crate::rings::{Attention, Qp};
 use crate::session::SegmentLease;
 use crate::vnics::Record;
 use crate::worker::Worker;
-use freeflow_engine::{AtomicOutcome, PdId, QpId, QpInit, SessionId, Span, Token, VnicCounters};
+use freeflow_engine::{AtomicOutcome, PdId, QpId, QpInit, SessionId, Span, SpanRegion, Token, VnicCounters};
 use freeflow_protocol::admin::DataPath;
 use freeflow_shm::layout::{QueueShape, queue};
 use freeflow_shm::{
@@ -168,7 +168,7 @@ pub(crate) fn make_qp(worker: &mut Worker, host: u8, memory: &Arc<BlockingMemory
     };
     let vnic = worker.create_vnic(NETWORK, &record, None).unwrap();
     let kick = Arc::new(Doorbell::new().unwrap());
-    let parts = (SessionSegment::create().unwrap().0, kick, PageTable::new(memory.clone()));
+    let parts = (SessionSegment::create().unwrap().0, kick, PageTable::new(memory.clone(), Arc::default()));
     let session = worker.create_session(Instant(monotonic_ns()), vnic, parts).unwrap();
     let context = worker.engine.open_context(session).unwrap();
     let pd = worker.engine.alloc_pd(session, context).unwrap();
@@ -363,7 +363,7 @@ fn an_order_waits_for_a_helper_that_has_the_segment_in_hand() {
     rig.memory.set_blocking(true);
     // One by the fallback, which begins before the segment, so that the helper has to do the next one too.
     let add = AtomicOperation::FetchAdd { add: 1 };
-    let at = |address| Span { session: rig.owner, mr_index: 0, address, length: 8 };
+    let at = |address| Span { session: rig.owner, region: SpanRegion::new(0, false), address, length: 8 };
     assert_eq!(rig.worker.rings.start_atomic(Token(1), at(SEGMENT_AT - 4), add), AtomicOutcome::Pending);
     assert_eq!(rig.worker.rings.start_atomic(Token(2), at(SEGMENT_AT), add), AtomicOutcome::Pending);
     rig.worker.rings.close_direct(rig.qps[0]);

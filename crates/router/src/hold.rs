@@ -2,7 +2,10 @@
 //! which lets go after [`HOLD_MAX`], when it is told to, and when the connection ends.
 //!
 //! The control thread and the worker never wait for it. It touches threads of the connection's own process only.
+use crate::account::{Account, Charge};
 use crate::gate::{Closed, Gate};
+use crate::identify::Entrusted;
+use crate::privileges::{self, Kind};
 use freeflow_shm::HeldThreads;
 use freeflow_verbs::VerbsError;
 use std::io;
@@ -62,8 +65,10 @@ impl Drop for Item {
 /// Whose threads and whose memory.
 #[derive(Clone)]
 pub struct Process {
-    /// Its `/proc/PID/task`, opened while the process was known to live.
-    pub tasks: Arc<OwnedFd>,
+    /// Its `/proc/PID/task`, opened while the process was known to live. What is charged for it stays charged while a thread is stuck.
+    pub tasks: Arc<Entrusted<OwnedFd>>,
+    /// Of who connected.
+    pub uid: u32,
     pub gate: Arc<Gate>,
 }
 
@@ -76,9 +81,13 @@ struct Held {
 
 impl Held {
     fn take(process: &Process, thread: u32, quiet: bool) -> Result<Self, VerbsError> {
-        // First: an access under way may wait for one of the threads (userfaultfd).
+        // It may be a set-user-ID program by now, whose starter keeps the socket: that one may not stop it.
+        if !rustix::fs::fstat(&**process.tasks).is_ok_and(|about| about.st_uid == process.uid) {
+            return Err(VerbsError::NotPermitted);
+        }
+        // Before the threads: an access under way may wait for one of the threads (userfaultfd).
         let gate = quiet.then(|| process.gate.close(QUIET_MAX).ok_or(VerbsError::Busy)).transpose()?;
-        let threads = HeldThreads::take(&*process.tasks, thread, STOP_MAX).map_err(|error| refusal(&error))?;
+        let threads = HeldThreads::take(&**process.tasks, thread, STOP_MAX).map_err(|error| refusal(&error))?;
         Ok(Self { _threads: threads, _gate: gate, since: Instant::now() })
     }
 }
@@ -88,7 +97,8 @@ impl Held {
 pub struct Holder(Option<Sender<Item>>);
 
 impl Holder {
-    pub fn order(&mut self, order: Order, process: Process, answer: Answer) {
+    /// A thread is begun on the account of the connection's vNIC; NoMemory if it may have no more, or the machine has none.
+    pub fn order(&mut self, order: Order, process: Process, account: &Arc<Account>, answer: Answer) {
         let mut item = Item { order, process, answer: Some(answer) };
         if let Some(sender) = &self.0 {
             match sender.send(item) {
@@ -97,15 +107,24 @@ impl Holder {
                 Err(refused) => item = refused.0,
             }
         }
+        self.0 = None;
+        let Ok(charge) = Charge::thread(account) else { return item.answer(Err(VerbsError::NoMemory)) };
         let (sender, receiver) = channel();
+        let body = move || {
+            serve(receiver);
+            drop(charge);
+        };
         let thread = std::thread::Builder::new().name("ff-holder".into()).stack_size(STACK_BYTES);
-        // Without a thread the order goes with the receiver, and is answered by that.
+        if thread.spawn(body).is_err() {
+            return item.answer(Err(VerbsError::NoMemory));
+        }
         let _ = sender.send(item);
-        self.0 = thread.spawn(move || serve(receiver)).is_ok().then_some(sender);
+        self.0 = Some(sender);
     }
 }
 
 fn serve(items: Receiver<Item>) {
+    privileges::enter(Kind::Holder);
     freeflow_shm::prefer_short_slices();
     let mut held: Option<Held> = None;
     let mut expired = false;

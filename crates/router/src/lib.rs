@@ -17,6 +17,7 @@
 //! in the end of that session, or that vNIC; never of another.
 #![forbid(unsafe_code)]
 
+mod accept;
 mod access;
 mod access_admin;
 mod account;
@@ -26,6 +27,10 @@ mod admin_audit;
 mod api;
 mod attempts;
 mod audit;
+mod bells;
+mod blocks;
+mod bounce;
+mod calls;
 mod capture;
 mod closer;
 mod cm;
@@ -47,9 +52,12 @@ mod gate;
 mod grants;
 mod hold;
 mod homes;
+mod identify;
 mod imports;
 mod jobs;
 mod log;
+mod log_file;
+mod machine;
 mod memory;
 mod metering;
 mod mode;
@@ -58,22 +66,24 @@ mod movers;
 pub mod peers;
 mod policy;
 mod pollers;
+pub mod privileges;
 mod reasons;
 mod remap;
 mod requests;
 mod requests_memory;
 mod requests_qp;
 mod resharing;
+mod resources;
 mod rings;
 mod router;
 mod running;
-mod seat;
 mod sending;
 mod session;
 mod shaping;
 mod shares;
 mod slab;
 mod statuses;
+mod storing;
 mod sysfs;
 mod sysfs_counters;
 mod table;
@@ -81,6 +91,7 @@ mod tallies;
 mod targets;
 mod totals;
 mod transfer;
+mod vnic_room;
 mod vnics;
 mod wait;
 mod wake;
@@ -89,6 +100,7 @@ mod wire_admin;
 mod wire_options;
 mod withdrawal;
 mod worker;
+mod worker_lock;
 
 #[cfg(test)]
 mod blocking_memory;
@@ -101,13 +113,18 @@ mod lone_worker;
 #[cfg(test)]
 mod movers_tests;
 #[cfg(test)]
-mod seat_tests;
-#[cfg(test)]
 mod stall_tests;
 #[cfg(test)]
 mod void_tests;
+#[cfg(test)]
+mod worker_lock_tests;
 
 pub use config::{Config, MACHINE_DIR, Mode};
+pub use follower::HostHelper;
+pub use log_file::{
+    keep as keep_log_file, rotate_here as rotate_log_file_here, rotate_if_full as rotate_log_file_if_full,
+};
+pub use machine::default_limits;
 pub use movers::{MoverOptions, WORKERS_MAX};
 pub use router::Router;
 pub use wire_options::WireOptions;

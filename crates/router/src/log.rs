@@ -1,6 +1,6 @@
-//! Log lines on stderr: time, level, what happened, `key=value`. Never from the data path.
+//! Log lines on stderr: time, level, what happened, `key=value`. Never from the data path. Where stderr is `router.log`, that is
+//! bounded: see [`crate::log_file`].
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Writes one line. Values with blanks, quotes or control characters are quoted and escaped: they may come from a tenant.
@@ -13,8 +13,7 @@ pub fn write(level: &str, what: &str, pairs: &[(&str, &dyn std::fmt::Display)]) 
         let _ = if plain { write!(line, " {key}={value}") } else { write!(line, " {key}={value:?}") };
     }
     line.push('\n');
-    // Nobody to tell if stderr is gone.
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    crate::log_file::write(line.as_bytes());
 }
 
 /// Lines that a tenant can cause as often as it likes: so many at once, then one a second. The log is on a file system that

@@ -3,7 +3,10 @@
 use clap::Parser;
 use freeflow_orchestrator::{DEFAULT_POOL, Pool};
 use freeflow_protocol::library::WITHDRAWAL_TIME_MAX_MS;
-use freeflow_router::{Config, MACHINE_DIR, Mode, MoverOptions, Router, WORKERS_MAX, WireOptions};
+use freeflow_router::privileges::{self, Kind};
+use freeflow_router::{
+    Config, HostHelper, MACHINE_DIR, Mode, MoverOptions, Router, WORKERS_MAX, WireOptions, default_limits,
+};
 use freeflow_shm::termination_signals;
 use freeflow_verbs::{Duration, VnicLimits};
 use rustix::event::{PollFd, PollFlags};
@@ -66,6 +69,9 @@ struct Arguments {
     /// Serve /metrics, /livez and /readyz by TCP too, to whoever asks
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_listen: Option<SocketAddr>,
+    /// Print what each thread may do, as JSON, and end
+    #[arg(long, hide = true)]
+    privileges: bool,
     /// Write the line "ready" to this descriptor once the sockets listen
     #[arg(long, value_name = "N")]
     ready_fd: Option<u32>,
@@ -75,7 +81,7 @@ struct Arguments {
 fn parse_limits(text: &str) -> Result<VnicLimits, String> {
     let given: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let mut all = serde_json::to_value(VnicLimits::default()).map_err(|error| error.to_string())?;
+    let mut all = serde_json::to_value(default_limits()).map_err(|error| error.to_string())?;
     for (name, value) in given {
         *all.get_mut(&name).ok_or_else(|| format!("no limit is named {name}"))? = value;
     }
@@ -83,7 +89,12 @@ fn parse_limits(text: &str) -> Result<VnicLimits, String> {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse()) {
+    let arguments = Arguments::parse();
+    if arguments.privileges {
+        println!("{:#}", privileges::describe());
+        return ExitCode::SUCCESS;
+    }
+    match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("freeflow-router: {error}");
@@ -98,12 +109,18 @@ fn run(arguments: Arguments) -> io::Result<()> {
             "needs root: it reads other processes' memory and serves their sockets; try sudo",
         ));
     }
-    // Before any thread begins, so that all of them leave the signals to this one.
+    let run_dir = std::path::absolute(&arguments.run_dir)?;
+    freeflow_router::keep_log_file(&run_dir.join("router.log"));
+    // While this process may still begin another one.
+    let follower = arguments.follower.map(|program| HostHelper::start(&program, &run_dir)).transpose()?;
+    // Before any thread begins, so that all of them leave the signals to this one, and have no more rights than it has.
     let signals = termination_signals()?;
+    let mut refusals = privileges::confine()?;
+    let log_is_full = freeflow_router::rotate_log_file_here()?;
     let router = Router::start(Config {
-        run_dir: std::path::absolute(&arguments.run_dir)?,
+        run_dir,
         state_dir: arguments.state_dir.map(std::path::absolute).transpose()?,
-        follower: arguments.follower.map(std::path::absolute).transpose()?,
+        follower,
         mode: arguments.mode,
         movers: MoverOptions { workers: arguments.workers, move_bytes_min: arguments.move_bytes_min },
         cpu: arguments.cpu,
@@ -113,7 +130,7 @@ fn run(arguments: Arguments) -> io::Result<()> {
         range: arguments.range,
         peers: arguments.peers.map(std::path::absolute).transpose()?,
         wire: arguments.wire_options.unwrap_or_default(),
-        limits: arguments.limits.unwrap_or_default(),
+        limits: arguments.limits.unwrap_or_else(default_limits),
         withdrawal_time: Duration::from_millis(WITHDRAWAL_TIME_MAX_MS),
         metrics_listen: arguments.metrics_listen,
         machine_dir: arguments.machine_dir,
@@ -121,12 +138,21 @@ fn run(arguments: Arguments) -> io::Result<()> {
     if let Some(number) = arguments.ready_fd {
         OpenOptions::new().write(true).open(format!("/proc/self/fd/{number}"))?.write_all(b"ready\n")?;
     }
-    let mut polled = [
-        PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
-        PollFd::from_borrowed_fd(router.ended(), PollFlags::IN),
-    ];
-    while let Err(rustix::io::Errno::INTR) = rustix::event::poll(&mut polled, None) {}
-    router.stop()
+    privileges::enter(Kind::Main);
+    loop {
+        let descriptors = [signals.as_fd(), router.ended(), refusals.as_fd(), log_is_full.as_fd()];
+        let mut polled = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        while let Err(rustix::io::Errno::INTR) = rustix::event::poll(&mut polled, None) {}
+        let ends = polled[..2].iter().any(|fd| !fd.revents().is_empty());
+        refusals.log();
+        freeflow_router::rotate_log_file_if_full();
+        if ends {
+            break;
+        }
+    }
+    let stopped = router.stop();
+    refusals.log();
+    stopped
 }
 
 fn host_name() -> String {

@@ -16,6 +16,7 @@ use freeflow_shm::Segment;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range as Span;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// End of the address space that a process can map (x86-64 with five levels of page tables has 2^56).
 const ADDRESS_END: u64 = 1 << 56;
@@ -23,6 +24,8 @@ const PAGE_BYTES: u64 = 4096;
 
 /// Ranges that one process can have: twice what the kernel lets it map by default.
 const RANGE_COUNT_MAX: usize = 131_072;
+/// Ranges that all processes of one vNIC can have.
+pub const VNIC_RANGE_COUNT_MAX: u64 = 4 * RANGE_COUNT_MAX as u64;
 /// Ranges that are taken out at a time, and ranges of a segment that others are granted.
 const STEP_RANGE_COUNT_MAX: usize = 1024;
 
@@ -67,6 +70,8 @@ pub struct PageTable {
     segments: HashMap<usize, Known>,
     /// Counts how often something was taken out: who looked a range up before must look again.
     withdrawn: u64,
+    /// Ranges of all processes of the vNIC.
+    vnic_range_count: Arc<AtomicU64>,
     /// Held since the session began; reads end of file once the process is gone.
     fallback: Arc<dyn TenantMemory>,
 }
@@ -107,8 +112,8 @@ fn name_of(segment: &Arc<Segment>) -> usize {
 }
 
 impl PageTable {
-    pub fn new(fallback: Arc<dyn TenantMemory>) -> Self {
-        Self { ranges: BTreeMap::new(), segments: HashMap::new(), withdrawn: 0, fallback }
+    pub fn new(fallback: Arc<dyn TenantMemory>, vnic_range_count: Arc<AtomicU64>) -> Self {
+        Self { ranges: BTreeMap::new(), segments: HashMap::new(), withdrawn: 0, vnic_range_count, fallback }
     }
 
     /// Whether a segment of `bytes` can lie at `address`, on its own.
@@ -268,7 +273,9 @@ impl PageTable {
     }
 
     fn check_free(&self, address: u64, bytes: u64) -> Result<(), BadRange> {
-        let is_full = self.ranges.len() >= RANGE_COUNT_MAX;
+        // Relaxed: a count; only the worker adds.
+        let is_full =
+            self.ranges.len() >= RANGE_COUNT_MAX || self.vnic_range_count.load(Relaxed) >= VNIC_RANGE_COUNT_MAX;
         if is_full || !Self::is_mappable(address, bytes) {
             return Err(BadRange);
         }
@@ -282,6 +289,8 @@ impl PageTable {
         let unknown = || Known { segment: range.segment.clone(), starts: BTreeSet::new(), origin: None };
         self.segments.entry(name_of(&range.segment)).or_insert_with(unknown).starts.insert(start);
         self.ranges.insert(start, range);
+        // Relaxed: as in `check_free`.
+        self.vnic_range_count.fetch_add(1, Relaxed);
     }
 
     fn known(&self, segment: &Arc<Segment>) -> Option<&Known> {
@@ -294,6 +303,8 @@ impl PageTable {
 
     fn remove(&mut self, start: u64) -> Option<Range> {
         let range = self.ranges.remove(&start)?;
+        // Relaxed: as in `check_free`.
+        self.vnic_range_count.fetch_sub(1, Relaxed);
         let known = self.known_mut(&range.segment)?;
         known.starts.remove(&start);
         if known.starts.is_empty() {
@@ -327,7 +338,21 @@ impl PageTable {
         }
     }
 
-    fn by_fallback(&self) -> Reach<'_> {
+    /// The same for a part of a span.
+    #[inline]
+    pub fn piece_of(&self, span: &freeflow_engine::Span, address: u64, bytes: usize) -> Piece<'_> {
+        if span.region.is_on_demand() {
+            return Piece { reach: self.by_fallback(), bytes };
+        }
+        self.piece(address, bytes)
+    }
+
+    pub fn fallback(&self) -> &Arc<dyn TenantMemory> {
+        &self.fallback
+    }
+
+    /// Any of it, as if nothing were shared.
+    pub fn by_fallback(&self) -> Reach<'_> {
         Reach::Fallback { memory: &self.fallback }
     }
 
@@ -337,13 +362,24 @@ impl PageTable {
     }
 }
 
+impl Drop for PageTable {
+    fn drop(&mut self) {
+        // Relaxed: as in `check_free`.
+        self.vnic_range_count.fetch_sub(self.ranges.len() as u64, Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::fs::File;
 
     fn table() -> PageTable {
-        PageTable::new(Arc::new(File::open("/proc/self/mem").unwrap()))
+        table_of(&Arc::default())
+    }
+
+    fn table_of(vnic_range_count: &Arc<AtomicU64>) -> PageTable {
+        PageTable::new(Arc::new(File::open("/proc/self/mem").unwrap()), vnic_range_count.clone())
     }
 
     fn segment(bytes: usize) -> Arc<Segment> {
@@ -381,6 +417,20 @@ mod tests {
         assert!(table.unmap(0x20000, &upper).is_some());
         assert!(table.unmap(0x20000, &upper).is_none());
         assert_eq!(describe(&table, 0x20000, 8192), [(None, 8192)]);
+    }
+
+    #[test]
+    fn what_is_on_demand_is_reached_by_address() {
+        let mut table = table();
+        table.map_part(0x10000, segment(0x4000), 0, 0x4000).unwrap();
+        let is_shared = |is_on_demand| {
+            let region = freeflow_engine::SpanRegion::new(7, is_on_demand);
+            let session = freeflow_engine::SessionId::VOID;
+            let span = freeflow_engine::Span { session, region, address: 0x11000, length: 0x1000 };
+            let piece = table.piece_of(&span, span.address, 0x800);
+            (matches!(piece.reach, Reach::Shared { .. }), piece.bytes, region.index())
+        };
+        assert_eq!((is_shared(false), is_shared(true)), ((true, 0x800, 7), (false, 0x800, 7)));
     }
 
     #[test]
@@ -483,5 +533,26 @@ mod tests {
         assert_eq!(table.withdrawn(), 1);
         table.take_out(&zone);
         assert_eq!(table.withdrawn(), 2);
+    }
+    #[test]
+    fn processes_of_a_vnic_share_its_ranges() {
+        let count = Arc::default();
+        let one = segment(8192);
+        let mut first = table_of(&count);
+        for address in [0x10000, 0x20000, 0x30000] {
+            first.map_part(address, one.clone(), 0, 8192).unwrap();
+        }
+        first.unmap_parts(0x11000, 0x22000);
+        assert_eq!(count.load(Relaxed), 2);
+        // As if other processes had all but one of them.
+        count.fetch_add(VNIC_RANGE_COUNT_MAX - 3, Relaxed);
+        let mut second = table_of(&count);
+        second.map_part(0x10000, one.clone(), 0, 4096).unwrap();
+        assert_eq!(second.map_part(0x40000, one.clone(), 0, 4096), Err(BadRange));
+        assert_eq!(second.map(0x40000, one.clone()), Err(BadRange));
+        drop(first);
+        second.map(0x40000, one).unwrap();
+        drop(second);
+        assert_eq!(count.load(Relaxed), VNIC_RANGE_COUNT_MAX - 3);
     }
 }

@@ -9,6 +9,7 @@ use crate::control::Control;
 use crate::direct_admin::{address, state_name, type_name};
 use crate::jobs::Step;
 use crate::reasons::Reason;
+use crate::resources;
 use crate::tallies::{Tallies, Tally};
 use crate::totals::Totals;
 use crate::vnics::{VnicEntry, VnicNumbers};
@@ -16,6 +17,7 @@ use crate::wire_admin::drop_names;
 use crate::worker::Worker;
 use freeflow_engine::{QpId, QpTraffic, SessionId, Throttled, Usage, VnicId};
 use freeflow_orchestrator::NetworkEntry;
+use freeflow_orchestrator::objects::ResourceAmounts;
 use freeflow_protocol::admin::{Named, QpPath};
 use freeflow_verbs::{NetworkId, RateLimit, Shaping};
 use std::collections::BTreeMap;
@@ -59,6 +61,8 @@ pub(crate) struct VnicMeter {
     pub address6: Option<Ipv6Addr>,
     pub numbers: VnicNumbers,
     pub malformed_messages: u64,
+    /// What it takes of the router.
+    pub used: ResourceAmounts,
     pub shaping: Shaping,
     /// Of all vNICs of its tenant and class.
     pub tenant_limit: RateLimit,
@@ -80,6 +84,7 @@ impl VnicMeter {
             address6: record.address6,
             numbers: VnicNumbers::default(),
             malformed_messages: entry.malformed_messages,
+            used: ResourceAmounts::default(),
             shaping: entry.shaping,
             tenant_limit,
             is_metered: false,
@@ -291,8 +296,10 @@ impl Control {
                 next = Some(Position { vnic: vnics[last].id.clone(), qpn: None });
             }
             vnics.truncate(counted.len());
-            Step::Done(Box::new(move |_| {
+            Step::Done(Box::new(move |control: &mut Self| {
                 for (vnic, Counted { numbers, is_metered, qps }) in vnics.iter_mut().zip(counted) {
+                    let entry = control.vnics_by_id.get(&vnic.id).and_then(|&key| control.vnics.get(key));
+                    vnic.used = entry.map(|entry| resources::used(entry, &numbers)).unwrap_or_default();
                     (vnic.numbers, vnic.is_metered, vnic.qps) = (numbers, is_metered, qps);
                 }
                 then(MeterPage { vnics, next });

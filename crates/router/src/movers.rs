@@ -10,15 +10,17 @@
 //!
 //! Invariant: before a piece of memory ceases to be a session's, nobody copies from or to it: [`Rings::settle`].
 //! Invariant: what a mover has in hand is at most [`MOVER_JOB_COUNT_MAX`] copies; all others wait here, where they can be taken back.
+use crate::blocks::BLOCKED_MIN;
 use crate::config::Mode;
 use crate::fallback::{LINGER_NS, next_job};
 use crate::memory::Reach;
+use crate::privileges::{self, Kind};
 use crate::rings::Rings;
 use crate::slab::{Key, Slab};
-use crate::transfer::{Arrival, Step, Walk, session_of};
+use crate::transfer::{Arrival, Step, Walk, Way, session_of};
 use crate::wake::Waker;
 use freeflow_engine::{CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, Token, VnicId};
-use freeflow_shm::{Segment, cpu_count, pause, prefer_short_slices};
+use freeflow_shm::{AccessError, Segment, cpu_count, monotonic_ns, pause, prefer_short_slices, voluntary_switch_count};
 use freeflow_verbs::{Duration, Instant};
 use std::collections::VecDeque;
 use std::io;
@@ -77,11 +79,14 @@ struct Job {
     last: bool,
 }
 
-/// What can't be reached, and whether a segment lost its memory.
+/// Why a copy was not made.
 #[derive(Clone, Copy, Debug)]
-struct Fault {
-    side: MemorySide,
-    lost: bool,
+enum Fault {
+    /// The segment of that side lost its memory.
+    Lost(MemorySide),
+    Outside,
+    /// A page is missing, which is not to be allocated here.
+    Missing,
 }
 
 /// A copy that is done; the emptied list comes back to be used again.
@@ -89,6 +94,8 @@ pub struct Moved {
     id: Key,
     pieces: Vec<Piece>,
     result: Result<(), Fault>,
+    /// The side in whose memory it was switched out for long.
+    blocked: Option<MemorySide>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -107,6 +114,9 @@ struct Flying {
     /// Other processes of which it touches memory: lists that name regions of several.
     others: Vec<SessionId>,
     bytes: u64,
+    /// What is copied, for the helpers if a page is missing.
+    spans: (Vec<Span>, Vec<Span>),
+    last: bool,
 }
 
 impl Flying {
@@ -177,6 +187,7 @@ impl Movers {
             let linger_ns = movers.linger_ns.clone();
             let body = move || {
                 let _alarm = Alarm { broken, waker: waker.clone() };
+                privileges::enter(Kind::Mover);
                 serve(&receiver, &finished, &waker, &linger_ns);
             };
             std::thread::Builder::new().name(format!("ff-mover-{number}")).stack_size(256 * 1024).spawn(body)?;
@@ -371,19 +382,32 @@ fn serve(jobs: &Receiver<Job>, finished: &Sender<Moved>, waker: &Waker, linger_n
 /// Copies, and lets go of the segments.
 fn perform(job: Job) -> Moved {
     let Job { id, mut pieces, last } = job;
+    let began = (monotonic_ns(), voluntary_switch_count());
+    // The source by itself: so it is known which of the two blocks.
+    for Piece { from, bytes, .. } in &pieces {
+        // A missing page blocks nobody, and is met again by the copy.
+        let _ = from.0.probe(from.1, *bytes);
+    }
+    let source = is_blocked_since(began).then_some(MemorySide::Source);
+    let began = (monotonic_ns(), voluntary_switch_count());
     let result = copy(&pieces, last);
+    let blocked = source.or_else(|| is_blocked_since(began).then_some(MemorySide::Destination));
     pieces.clear();
-    Moved { id, pieces, result }
+    Moved { id, pieces, result, blocked }
+}
+
+fn is_blocked_since((began_ns, switch_count): (u64, u64)) -> bool {
+    monotonic_ns() - began_ns > BLOCKED_MIN.0 && voluntary_switch_count() != switch_count
 }
 
 fn copy(pieces: &[Piece], last: bool) -> Result<(), Fault> {
     for (at, Piece { from, to, bytes }) in pieces.iter().enumerate() {
         let is_end = at + 1 == pieces.len();
         Segment::copy(&from.0, from.1, &to.0, to.1, *bytes, last && is_end)
-            .map_err(|_| Fault { side: MemorySide::Destination, lost: false })?;
+            .map_err(|error| if error == AccessError::Missing { Fault::Missing } else { Fault::Outside })?;
         for (segment, side) in [(&from.0, MemorySide::Source), (&to.0, MemorySide::Destination)] {
             if segment.poisoned() {
-                return Err(Fault { side, lost: true });
+                return Err(Fault::Lost(side));
             }
         }
     }
@@ -423,7 +447,9 @@ impl Rings {
                 others.push(span.session);
             }
         }
-        let flying = Flying { token, place: Place::InLine, from: first, to: into, others, bytes: bytes as u64 };
+        let spans = (self.transfers.spans_of(from), self.transfers.spans_of(to));
+        let (place, bytes) = (Place::InLine, bytes as u64);
+        let flying = Flying { token, place, from: first, to: into, others, bytes, spans, last };
         self.movers.enter(vnic, flying, pieces, last, self.epoch);
         Some(CopyOutcome::Pending)
     }
@@ -477,14 +503,37 @@ impl Rings {
     /// What came of the next copy that is done.
     pub(crate) fn poll_moved(&mut self) -> Option<Arrival> {
         loop {
-            let Moved { id, pieces, result } = self.movers.landed.pop_front()?;
+            let Moved { id, pieces, result, blocked } = self.movers.landed.pop_front()?;
             self.movers.keep(pieces);
-            let Some(Flying { token, from, to, .. }) = self.movers.flying.remove(id) else { continue };
-            if let Err(Fault { side, lost: true }) = result {
+            let Some(Flying { token, from, to, spans, last, .. }) = self.movers.flying.remove(id) else { continue };
+            if let Some(side) = blocked {
                 let session = if side == MemorySide::Source { from } else { to };
-                self.fail(session, "a shared segment lost its memory");
+                if let Some(vnic) = self.sessions.get(session).map(|session| session.vnic) {
+                    self.note_blocked(vnic);
+                }
             }
-            return Some(Arrival::Copied(token, result.map_err(|fault| fault.side)));
+            let arrived = match result {
+                Ok(()) => Some(Ok(())),
+                Err(Fault::Outside) => Some(Err(MemorySide::Destination)),
+                Err(Fault::Lost(side)) => {
+                    let session = if side == MemorySide::Source { from } else { to };
+                    self.fail(session, "a shared segment lost its memory");
+                    Some(Err(side))
+                }
+                Err(Fault::Missing) => {
+                    let source = Source { prefix: &[], body: SourceBody::Spans(&spans.0) };
+                    match self.copy_by_bounce(token, source, &spans.1, last, Way::ByOwner) {
+                        CopyOutcome::Done => Some(Ok(())),
+                        CopyOutcome::Fault(side) => Some(Err(side)),
+                        CopyOutcome::Pending => None,
+                    }
+                }
+            };
+            self.transfers.keep_spans(spans.0);
+            self.transfers.keep_spans(spans.1);
+            if let Some(result) = arrived {
+                return Some(Arrival::Copied(token, result));
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::movers::{MoverOptions, Movers, WORKERS_MAX};
 use crate::rings::{Rings, Session};
 use crate::transfer::Arrival;
 use crate::wake::Waker;
-use freeflow_engine::{CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, Token, VnicId};
+use freeflow_engine::{CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, SpanRegion, Token, VnicId};
 use freeflow_shm::{Doorbell, Segment, SessionSegment, monotonic_ns};
 use freeflow_verbs::Instant;
 use std::io;
@@ -54,7 +54,7 @@ impl Rig {
             let segment = Arc::new(Segment::create("test", bytes).unwrap().0);
             let fill: Vec<u8> = (0..bytes).map(|at| (at / 7) as u8 ^ (31 * index) as u8).collect();
             segment.write(0, &fill, false).unwrap();
-            let mut memory = PageTable::new(Arc::new(Nothing));
+            let mut memory = PageTable::new(Arc::new(Nothing), Arc::default());
             memory.map(AT, segment.clone()).unwrap();
             segments.push(segment);
             rings.movers.assign(vnic(index));
@@ -90,7 +90,7 @@ impl Rig {
 }
 
 fn span(session: u32, offset: u64, length: u32) -> Span {
-    Span { session: id(session), mr_index: 0, address: AT + offset, length }
+    Span { session: id(session), region: SpanRegion::new(0, false), address: AT + offset, length }
 }
 
 #[test]

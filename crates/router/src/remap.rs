@@ -69,12 +69,8 @@ impl Control {
     /// A thread of the connection's own does it, which then answers.
     pub(crate) fn order_hold(&mut self, key: Key, order: Order) -> Outcome {
         let (reactions, waker) = (self.own_reactions.clone(), self.waker.clone());
+        let account = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?.account.clone();
         let connection = self.connections.get_mut(key).ok_or(VerbsError::NotFound)?;
-        // It may be a set-user-ID program by now, whose starter keeps the socket: that one may not stop it.
-        let is_its_own = rustix::fs::fstat(&*connection.tasks).is_ok_and(|about| about.st_uid == connection.uid);
-        if matches!(order, Order::Hold { .. }) && !is_its_own {
-            return Err(VerbsError::NotPermitted);
-        }
         let answer = move |result: Result<(), VerbsError>| {
             let reaction = move |control: &mut Self| {
                 control.handle_job_done(key, |_| result.map_or_else(Answer::from, |()| Answer::done()));
@@ -84,8 +80,9 @@ impl Control {
             waker.wake();
         };
         connection.busy = true;
-        let process = Process { tasks: connection.tasks.clone(), gate: connection.memory.gate.clone() };
-        connection.holder.order(order, process, Box::new(answer));
+        let (tasks, gate) = (connection.tasks.clone(), connection.memory.gate.clone());
+        let process = Process { tasks, uid: connection.uid, gate };
+        connection.holder.order(order, process, &account, Box::new(answer));
         Ok(Handled::Submitted)
     }
 }

@@ -19,7 +19,7 @@ use crate::worker::Worker;
 use freeflow_engine::{MrKeys, QpId, Refusal, SessionId, grant_srq_attributes};
 use freeflow_protocol::library::{COOKIE_COUNT, Handle, Reply, Request, XrcQueue};
 use freeflow_shm::layout::{QueueShape, cq_bytes};
-use freeflow_shm::{CompletionProducer, RequestConsumer, Segment, monotonic_ns};
+use freeflow_shm::{CompletionProducer, RequestConsumer, Segment, monotonic_ns, refuses_missing_pages};
 use freeflow_verbs::{Access, AddressHandleAttributes, CQE_COUNT_MAX, Duration, Instant, SrqAttributes, VerbsError};
 use std::any::Any;
 use std::io;
@@ -204,7 +204,7 @@ impl Control {
                         }
                         result
                     }
-                    Poll::Pending if now < deadline => {
+                    Poll::Pending if now < deadline.max(worker.rings.resumed_at + JOB_TIME_MAX) => {
                         both = Some((work, react));
                         return Step::Again;
                     }
@@ -227,22 +227,24 @@ impl Control {
 
     pub(crate) fn charge_segment(&self, key: Key, bytes: u64) -> Result<Charge, VerbsError> {
         let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?;
-        let limits = &vnic.record.limits;
-        let mappings_max = u64::from(limits.mapping_count_max);
-        Ok(Charge::segment(&vnic.account, bytes, mappings_max, limits.segment_bytes_max)?)
+        Ok(Charge::segment(&vnic.account, bytes, &vnic.record.limits)?)
     }
 
-    /// A new segment, within the vNIC's limits.
-    pub(crate) fn new_segment(
+    /// A new segment for the rings of one object, within the vNIC's limits.
+    pub(crate) fn new_ring(
         &self,
         key: Key,
         name: &str,
-        bytes: u64,
+        bytes: usize,
     ) -> Result<(Arc<Segment>, OwnedFd, Charge), VerbsError> {
-        self.new_segment_by(key, bytes, |bytes| Segment::create(name, bytes))
+        let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?;
+        let charge = Charge::ring(&vnic.account, bytes as u64, &vnic.record.limits)?;
+        let (segment, descriptor) = Segment::create(name, bytes).map_err(|_| VerbsError::NoMemory)?;
+        Ok((Arc::new(segment), descriptor, charge))
     }
 
-    fn new_segment_by(
+    /// A new segment for data, within the vNIC's limits.
+    fn new_data_segment(
         &self,
         key: Key,
         bytes: u64,
@@ -343,9 +345,15 @@ impl Control {
             return Err(VerbsError::InvalidArgument);
         }
         let length = length.checked_next_multiple_of(4096).ok_or(VerbsError::NoMemory)?;
-        // Not closed to further seals: it may be granted for reading only.
-        let create = |bytes| Segment::create_sealable("freeflow-memory", bytes);
-        let (segment, descriptor, charge) = self.new_segment_by(key, length, create)?;
+        // Not closed to further seals: it may be granted for reading only. Its pages are the container's to allocate.
+        let create = |bytes| {
+            let (mut segment, descriptor) = Segment::create_sealable("freeflow-memory", bytes)?;
+            if refuses_missing_pages().is_ok() {
+                segment.refuse_missing()?;
+            }
+            Ok((segment, descriptor))
+        };
+        let (segment, descriptor, charge) = self.new_data_segment(key, length, create)?;
         // Kept for processes that import it or that it is granted to, if there is one to spare.
         let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?;
         let kept = Charge::descriptor(&vnic.account).ok().and_then(|held| Some((descriptor.try_clone().ok()?, held)));
@@ -464,7 +472,7 @@ impl Control {
         if cqe == 0 || cqe > CQE_COUNT_MAX || cookie >= COOKIE_COUNT || objects.cq_cookies.contains(&cookie) {
             return Err(VerbsError::InvalidArgument);
         }
-        let (segment, descriptor, charge) = self.new_segment(key, "freeflow-cq", cq_bytes(cqe) as u64)?;
+        let (segment, descriptor, charge) = self.new_ring(key, "freeflow-cq", cq_bytes(cqe))?;
         let segment_bytes = segment.bytes() as u64;
         let mut ring = Some(CompletionProducer::new(segment, cqe, 0));
         let work = move |worker: &mut Worker, _: Instant| {
@@ -491,7 +499,7 @@ impl Control {
         if cqe == 0 || cqe > CQE_COUNT_MAX {
             return Err(VerbsError::InvalidArgument);
         }
-        let (segment, descriptor, charge) = self.new_segment(at.0, "freeflow-cq", cq_bytes(cqe) as u64)?;
+        let (segment, descriptor, charge) = self.new_ring(at.0, "freeflow-cq", cq_bytes(cqe))?;
         let segment_bytes = segment.bytes() as u64;
         let work = move |worker: &mut Worker, _: Instant| {
             let Some(cq) = worker.rings.cqs.get_mut(id) else { return once(Err(VerbsError::NotFound)) };
@@ -558,7 +566,7 @@ impl Control {
         objects.check_doorbell(cookie)?;
         let granted = grant_srq_attributes(&attributes)?;
         let shape = QueueShape::shared_receive(granted.max_wr, granted.max_sge);
-        let (segment, descriptor, charge) = self.new_segment(key, "freeflow-srq", shape.bytes() as u64)?;
+        let (segment, descriptor, charge) = self.new_ring(key, "freeflow-srq", shape.bytes())?;
         let segment_bytes = segment.bytes() as u64;
         let mut ring = Some(RequestConsumer::new(segment, 0, shape, granted.max_wr, granted.max_sge, 0));
         let work = move |worker: &mut Worker, _: Instant| {

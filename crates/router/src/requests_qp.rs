@@ -142,7 +142,7 @@ impl Control {
         let send_shape = QueueShape::send(granted.max_send_wr, granted.max_send_sge, granted.max_inline_data);
         let receive_shape = QueueShape::receive(granted.max_recv_wr, granted.max_recv_sge);
         let bytes = send_shape.bytes() + receive_shape.bytes();
-        let (segment, descriptor, charge) = self.new_segment(key, "freeflow-qp", bytes as u64)?;
+        let (segment, descriptor, charge) = self.new_ring(key, "freeflow-qp", bytes)?;
         let segment_bytes = segment.bytes() as u64;
         let send = {
             let (wr, sge) = (granted.max_send_wr, granted.max_send_sge);

@@ -1,5 +1,8 @@
 //! What the worker keeps beside the engine's objects: rings, doorbells, page tables, event pipes, helpers.
 use crate::access::Access;
+use crate::bells::Bells;
+use crate::blocks::Blocks;
+use crate::bounce::Postponed;
 use crate::direct::{Direct, Policy};
 use crate::direct_traffic::Watch;
 use crate::events::{PipeId, Pipes};
@@ -19,8 +22,9 @@ use freeflow_engine::{ContextId, CqId, QpId, RefusalCounts, SessionId, SessionOb
 use freeflow_shm::{CompletionProducer, Doorbell, RequestConsumer, SessionSegment};
 use freeflow_verbs::{Instant, NetworkId, QpType};
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::Sender;
 
 /// Things taken out of the tables; whoever gets them drops them, best not on the worker's thread.
@@ -32,13 +36,27 @@ pub struct Vnic {
     /// Helper threads that were given up and have not ended yet.
     pub abandoned: Vec<Abandoned>,
     pub fallback_bytes: u64,
+    /// Copies that blocked the worker in its memory.
+    pub blocked_count: u64,
+    /// What it has of bounce buffers, and copies that wait for one.
+    pub bounce_bytes: Arc<AtomicU64>,
+    pub postponed: VecDeque<Postponed>,
     /// What limits had refused it when that was last looked at.
     pub refusals: RefusalCounts,
 }
 
 impl Vnic {
     pub fn new(network: NetworkId) -> Self {
-        Self { network, helper: None, abandoned: Vec::new(), fallback_bytes: 0, refusals: RefusalCounts::default() }
+        Self {
+            network,
+            helper: None,
+            abandoned: Vec::new(),
+            fallback_bytes: 0,
+            blocked_count: 0,
+            bounce_bytes: Arc::new(AtomicU64::new(0)),
+            postponed: VecDeque::new(),
+            refusals: RefusalCounts::default(),
+        }
     }
 }
 
@@ -52,7 +70,7 @@ pub struct Session {
     /// Where it is ordered to take memory back.
     pub orders: Option<PipeId>,
     /// What each doorbell is about, by the library's cookie.
-    pub doorbells: Vec<Option<Bell>>,
+    pub doorbells: Bells,
     /// The same for CQs, which ring seldom.
     pub cq_bells: BTreeMap<u32, CqId>,
     /// The worker looks at the doorbells of its own accord; else the library kicks.
@@ -77,7 +95,7 @@ impl Session {
             memory,
             lost: Lost::default(),
             orders: None,
-            doorbells: Vec::new(),
+            doorbells: Bells::default(),
             cq_bells: BTreeMap::new(),
             hot: false,
             doorbell_seen: Instant(0),
@@ -158,6 +176,8 @@ pub enum Notify {
 
 pub struct Rings {
     pub now: Instant,
+    /// Since when the router runs without a pause, see [`Worker::note_pause`](crate::worker::Worker::note_pause).
+    pub resumed_at: Instant,
     pub vnics: Table<VnicId, Vnic>,
     /// What vNICs did that are gone.
     pub retired: Retired,
@@ -170,6 +190,8 @@ pub struct Rings {
     pub targets: Targets,
     pub pipes: Pipes,
     pub transfers: Transfers,
+    /// Whose memory blocked the worker.
+    pub blocks: Blocks,
     /// Who copies beside the worker.
     pub movers: Movers,
     /// Other hosts.
@@ -201,6 +223,7 @@ impl Rings {
     pub fn new(finished: Sender<Finished>, waker: Arc<Waker>) -> Self {
         Self {
             now: Instant(0),
+            resumed_at: Instant(0),
             retired: Retired::default(),
             vnics: Table::new(),
             sessions: Table::new(),
@@ -211,6 +234,7 @@ impl Rings {
             targets: Targets::default(),
             pipes: Pipes::default(),
             transfers: Transfers::default(),
+            blocks: Blocks::default(),
             movers: Movers::default(),
             fabric: Fabric::default(),
             access: Access::default(),
@@ -263,11 +287,7 @@ impl Rings {
 
     pub fn set_bell(&mut self, session: SessionId, cookie: u32, bell: Option<Bell>) {
         let Some(session) = self.sessions.get_mut(session) else { return };
-        let at = cookie as usize;
-        if session.doorbells.len() <= at {
-            session.doorbells.resize(at + 1, None);
-        }
-        session.doorbells[at] = bell;
+        session.doorbells.set(cookie, bell);
     }
 
     pub fn remove_srq(&mut self, id: SrqId) -> Garbage {

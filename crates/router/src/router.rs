@@ -12,16 +12,17 @@ use crate::log::{info, warning};
 use crate::movers::Movers;
 use crate::peers::{Peers, PeersFile, PeersHandle, PrivateKey, RouterSink};
 use crate::pollers::Pollers;
+use crate::privileges::{self, Kind};
 use crate::rings::Rings;
-use crate::seat::Seat;
 use crate::wait::Waiting;
 use crate::wake::Waker;
 use crate::worker::{Worker, WorkerQueues};
+use crate::worker_lock::Lock;
 use freeflow_engine::{Engine, Seed};
 use freeflow_orchestrator::access::AccessTable;
 use freeflow_orchestrator::store::{Committed, Store as _};
 use freeflow_orchestrator::{Command, Reason, Refusal, State, name_is_good};
-use freeflow_shm::{Doorbell, fd, install_sigbus_guard, pin_to_cpu};
+use freeflow_shm::{Doorbell, fd, install_sigbus_guard, pin_to_cpu, refuses_missing_pages, release_large_allocations};
 use freeflow_store::{FileStore, open_run_dir};
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -54,13 +55,23 @@ impl<F: FnMut()> Drop for Farewell<F> {
     }
 }
 
+/// Faults in shared memory are errors of what touched it, and missing pages are nobody's here.
+fn guard_memory() -> io::Result<()> {
+    install_sigbus_guard()?;
+    if let Err(error) = refuses_missing_pages() {
+        warning!("no userfaultfd: memory that containers share can be charged to the router", error = error);
+    }
+    release_large_allocations();
+    Ok(())
+}
+
 impl Router {
     /// Returns when the sockets of the admin interface and of all vNICs listen.
     ///
     /// Errors: `AddrInUse` if another router has the run directory; `InvalidData` if its stored state can't be used.
     pub fn start(config: Config) -> io::Result<Self> {
         let lock = take_run_dir(&config.run_dir)?;
-        install_sigbus_guard()?;
+        guard_memory()?;
         let (audit_thread, audit) = AuditThread::start(&config.run_dir)?;
         let (store, state) = open_state(&config)?;
         let peers_file = config.peers.as_deref().map(PeersFile::load).transpose();
@@ -81,7 +92,7 @@ impl Router {
             let queues = WorkerQueues { jobs: jobs_end, finished: finished_end, reactions, control_waker };
             Worker::new(Engine::new(Seed(random)), rings, queues, waiting)
         };
-        let worker_handle = WorkerHandle { jobs, waker: worker_waker, seat: Arc::new(Seat::default()) };
+        let worker_handle = WorkerHandle { jobs, waker: worker_waker, lock: Arc::default() };
         let stop = Arc::new(AtomicBool::new(false));
         let (peers_thread, peers) = match peers_file {
             Some(file) => {
@@ -96,7 +107,7 @@ impl Router {
         };
         let admin_listener = fd::listen_seqpacket(config.run_dir.join("admin.sock"), 0o600)?;
         let cpu = config.cpu;
-        let (follower, news) = Follower::start(config.follower.as_deref(), &config.run_dir)?;
+        let (follower, news) = Follower::start(config.follower.clone())?;
         let mut control = Control::new(ControlParts {
             config,
             waker: control_waker.clone(),
@@ -114,12 +125,13 @@ impl Router {
         (control.external, control.news) = (external, news);
         control.restore_vnics(&mut worker)?;
         control.choose_mode();
-        let api = start_api(&mut control, Link::new(reactions.clone(), control_waker.clone()))?;
+        let link = Link::new(reactions.clone(), control_waker.clone(), control.worker.clone());
+        let api = start_api(&mut control, link)?;
         std::fs::write(control.config.run_dir.join("router.pid"), format!("{}\n", std::process::id()))?;
         let worker = {
             let (stop, waker) = (stop.clone(), control_waker.clone());
             // A router without its worker is none: the control thread ends too, and libraries see it.
-            spawn_worker((worker, control.worker.seat.clone()), cpu, Farewell(move || end_router(&stop, &waker)))?
+            spawn_worker((worker, control.worker.lock.clone()), cpu, Farewell(move || end_router(&stop, &waker)))?
         };
         let (ended, broken) = (Arc::new(Doorbell::new()?), Arc::new(AtomicBool::new(false)));
         let thread =
@@ -150,7 +162,9 @@ impl Router {
     pub fn command(&self, command: Command) -> Result<(), Refusal> {
         let (sender, done) = channel();
         self.on_control(move |control| {
-            let _ = sender.send(control.command(command, false).map(drop));
+            control.when_stored(Box::new(move |control| {
+                let _ = sender.send(control.command(command, false).map(drop));
+            }));
         });
         done.recv().unwrap_or_else(|_| Err(Refusal::new(Reason::Internal, "the router has ended")))
     }
@@ -220,7 +234,8 @@ fn spawn_control(
 ) -> io::Result<JoinHandle<()>> {
     let body = move || {
         let _farewell = Farewell(move || ended.kick());
-        // It may have the worker's seat, and the worker waits for that.
+        privileges::enter(Kind::Control);
+        // It may hold the worker lock, and the worker waits for that.
         freeflow_shm::prefer_short_slices();
         control.run();
         drop(api);
@@ -303,19 +318,20 @@ fn start_peers(
 }
 
 fn spawn_worker(
-    (worker, seat): (Worker, Arc<Seat>),
+    (worker, lock): (Worker, Arc<Lock>),
     cpu: Option<usize>,
     farewell: Farewell<impl FnMut() + Send + 'static>,
 ) -> io::Result<JoinHandle<()>> {
     let body = move || {
         let _farewell = farewell;
+        privileges::enter(Kind::Worker);
         if let Some(cpu) = cpu
             && let Err(error) = pin_to_cpu(cpu)
         {
             warning!("can't bind the worker to its processor", cpu = cpu, error = error);
         }
         freeflow_shm::prefer_short_slices();
-        worker.run(&seat);
+        worker.run(&lock);
     };
     std::thread::Builder::new().name("ff-worker".into()).spawn(body)
 }

@@ -2,13 +2,14 @@
 //!
 //! If some of it can only be reached by the fallback, the helper of that vNIC reads all of it into a bounce buffer first
 //! ([`Stage::Fetch`](crate::transfer)); the burst is sent when it comes back, or later if there is no room then.
+use crate::bounce::Bounce;
 use crate::memory::{Piece, Reach};
 use crate::rings::{Rings, Session};
 use crate::table::Table;
-use crate::transfer::{Arrival, Gone, Step, Walk, session_of};
+use crate::transfer::{Arrival, Gone, Step, Walk, Way, session_of};
 use freeflow_backend::{PeerIndex, Udp};
 use freeflow_engine::{Destination, PacketHead, SessionId, Source, SourceBody, Span, Token, TransmitOutcome};
-use freeflow_shm::Segment;
+use freeflow_shm::{AccessError, Segment};
 use std::sync::Arc;
 
 /// A burst whose payload is being fetched.
@@ -22,7 +23,7 @@ pub struct Unsent {
     pub token: Token,
     pub burst: Box<Burst>,
     /// Its payload is at the beginning.
-    pub bounce: Vec<u8>,
+    pub bounce: Bounce,
 }
 
 /// Payload that is read in order.
@@ -94,13 +95,19 @@ fn send(udp: &mut Udp, to: &Destination, packets: &[PacketHead], payload: &mut P
 /// The one piece of shared memory that a span is, as most are.
 #[inline]
 fn whole<'a>(sessions: &'a Table<SessionId, Session>, span: &Span) -> Option<Payload<'a>> {
-    let piece = sessions.get(span.session)?.memory.piece(span.address, span.length as usize);
+    let piece = sessions.get(span.session)?.memory.piece_of(span, span.address, span.length as usize);
     match piece.reach {
         Reach::Shared { segment, offset } if piece.bytes == span.length as usize => {
             Some(Payload::Piece(segment, offset))
         }
         _ => None,
     }
+}
+
+/// Whether a page of the piece is missing. Looked at before a packet is made: none goes out twice.
+#[inline]
+fn is_missing(piece: &Payload<'_>, bytes: usize) -> bool {
+    matches!(piece, Payload::Piece(segment, offset) if segment.probe(*offset, bytes) == Err(AccessError::Missing))
 }
 
 impl Rings {
@@ -121,12 +128,20 @@ impl Rings {
             SourceBody::Bytes(bytes) => return send(udp, to, packets, &mut Payload::Bytes(bytes)),
             SourceBody::Spans(spans) => spans,
         };
+        if self.blocks.is_alert(self.now) && self.avoids_spans(spans) {
+            return self.fetch(token, to, packets, payload, Way::ByOwner);
+        }
         let mut source = match spans {
             [] => Payload::Bytes(&[]),
-            [span] if let Some(piece) = whole(&self.sessions, span) => piece,
+            [span] if let Some(piece) = whole(&self.sessions, span) => {
+                if is_missing(&piece, span.length as usize) {
+                    return self.fetch(token, to, packets, payload, Way::ByOwner);
+                }
+                piece
+            }
             _ => match self.sessions_reach(spans) {
-                Ok(true) => Payload::Walk(Walk::new(&self.sessions, spans)),
-                Ok(false) => return self.fetch(token, to, packets, payload),
+                Ok(None) => Payload::Walk(Walk::new(&self.sessions, spans)),
+                Ok(Some(way)) => return self.fetch(token, to, packets, payload, way),
                 Err(Gone) => return TransmitOutcome::Fault,
             },
         };
@@ -138,15 +153,19 @@ impl Rings {
         outcome
     }
 
-    /// Whether all of it is shared memory, or void.
-    fn sessions_reach(&self, spans: &[Span]) -> Result<bool, Gone> {
-        let mut walk = Walk::new(&self.sessions, spans);
+    /// How the helper has to read it; none if all of it is shared memory that is there, or void.
+    fn sessions_reach(&self, spans: &[Span]) -> Result<Option<Way>, Gone> {
+        let (mut walk, mut way) = (Walk::new(&self.sessions, spans), None);
         while let Some(step) = walk.next(usize::MAX)? {
-            if matches!(step.piece.reach, Reach::Fallback { .. }) {
-                return Ok(false);
+            match step.piece.reach {
+                Reach::Fallback { .. } => way = way.or(Some(Way::Mapped)),
+                Reach::Shared { segment, offset } if is_missing(&Payload::Piece(segment, offset), step.piece.bytes) => {
+                    way = Some(Way::ByOwner);
+                }
+                Reach::Shared { .. } | Reach::Void => {}
             }
         }
-        Ok(true)
+        Ok(way)
     }
 
     #[cold]
@@ -167,10 +186,11 @@ impl Rings {
         to: &Destination,
         packets: &[PacketHead],
         payload: Source<'_>,
+        way: Way,
     ) -> TransmitOutcome {
-        let bytes = packets.iter().map(|packet| usize::from(packet.payload_bytes)).sum();
+        let bytes: usize = packets.iter().map(|packet| usize::from(packet.payload_bytes)).sum();
         let burst = Box::new(Burst { to: *to, packets: packets.to_vec() });
-        match self.start_fetch(token, burst, payload, bytes) {
+        match self.start_fetch(token, burst, payload, (bytes, way)) {
             Ok(()) => TransmitOutcome::Pending,
             Err(_) => TransmitOutcome::Fault,
         }
@@ -190,7 +210,7 @@ impl Rings {
             }
         }
         if let Some(Unsent { bounce, .. }) = fabric.unsent.pop_front() {
-            self.transfers.keep_bounce(bounce);
+            self.transfers.bounces.keep(bounce);
         }
         Some(Arrival::Copied(token, Ok(())))
     }

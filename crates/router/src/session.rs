@@ -7,6 +7,7 @@ use crate::events::PipeId;
 use crate::extents::Extents;
 use crate::gate::Gated;
 use crate::hold::Holder;
+use crate::identify::Entrusted;
 use crate::imports::{ContextName, Pass};
 use freeflow_cm::Owner;
 use freeflow_engine::{AhId, ContextId, CqId, MrId, MrKeys, MwId, PdId, QpId, SessionId, SrqId, XrcdId};
@@ -274,9 +275,9 @@ pub struct Connection {
     pub socket: OwnedFd,
     pub pidfd: OwnedFd,
     /// `/proc/PID/mem` of the process that connected.
-    pub memory: Arc<Gated<File>>,
+    pub memory: Arc<Gated<Entrusted<File>>>,
     /// Its `/proc/PID/task`, and who holds its threads while it moves memory.
-    pub tasks: Arc<OwnedFd>,
+    pub tasks: Arc<Entrusted<OwnedFd>>,
     pub holder: Holder,
     pub uid: u32,
     pub pid: i32,
@@ -295,7 +296,8 @@ pub struct Connection {
     pub objects: Objects,
     /// Descriptors that it should not have sent; to be closed like the socket.
     pub unwanted: Vec<OwnedFd>,
-    pub charge: Charge,
+    /// Also held by the two above: it counts until the last of them is closed.
+    pub charge: Arc<Charge>,
 }
 
 /// A reply and the descriptors that go with it.

@@ -1,13 +1,15 @@
 //! A tenant whose memory blocks whoever reads it: its vNIC fails, the others go on.
 use crate::blocking_memory::BlockingMemory;
+use crate::bounce::BOUNCE_BYTES_MAX;
 use crate::lone_worker::LoneWorker;
 use crate::memory::PageTable;
 use crate::vnics::Record;
 use crate::worker::Worker;
-use freeflow_engine::{CopyOutcome, SessionId, Source, SourceBody, Span, Token, VnicId};
+use freeflow_engine::{CopyOutcome, SessionId, Source, SourceBody, Span, SpanRegion, Token, VnicId};
 use freeflow_shm::{Doorbell, SessionSegment, monotonic_ns};
 use freeflow_verbs::{Duration, Instant, NetworkId, VerbsError, VnicLimits};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 struct Rig {
     worker: Worker,
@@ -37,12 +39,12 @@ impl Rig {
     fn session(&mut self, vnic: VnicId, memory: &Arc<BlockingMemory>) -> Result<SessionId, VerbsError> {
         let (segment, _) = SessionSegment::create().unwrap();
         let kick = Arc::new(Doorbell::new().unwrap());
-        let parts = (segment, kick, PageTable::new(memory.clone()));
+        let parts = (segment, kick, PageTable::new(memory.clone(), Arc::default()));
         self.worker.create_session(Instant(monotonic_ns()), vnic, parts)
     }
 
     fn copy(&mut self, token: u64, from: SessionId, to: SessionId) -> CopyOutcome {
-        let span = |session| Span { session, mr_index: 0, address: 0x1000, length: 64 };
+        let span = |session| Span { session, region: SpanRegion::new(0, false), address: 0x1000, length: 64 };
         let source = Source { prefix: &[], body: SourceBody::Spans(&[span(from)]) };
         self.worker.rings.start_copy(Token(token), source, &[span(to)], true)
     }
@@ -75,12 +77,17 @@ fn a_blocked_helper_fails_its_vnic_and_no_other() {
     assert_eq!(rig.copy(3, first, second), CopyOutcome::Pending);
     rig.turn_until(|rig| rig.in_flight() == 2);
     let stalled = |rig: &Rig| {
-        rig.worker.rings.vnics.iter().any(|(_, vnic)| vnic.helper.as_ref().is_some_and(|h| h.is_stalled(u64::MAX)))
+        rig.worker.rings.vnics.iter().any(|(_, vnic)| vnic.helper.as_ref().is_some_and(|h| h.is_stalled(u64::MAX, 0)))
     };
     rig.turn_until(|rig| stalled(rig));
     let now = Instant(monotonic_ns());
     rig.worker.fail_stalled_vnics(now);
     assert!(rig.worker.rings.sessions.get(hostile).is_some());
+    // Not while the router itself was stopped.
+    rig.worker.rings.resumed_at = now + Duration::from_millis(2500);
+    rig.worker.fail_stalled_vnics(now + Duration::from_millis(3000));
+    assert!(rig.worker.rings.sessions.get(hostile).is_some());
+    rig.worker.rings.resumed_at = now;
     rig.worker.fail_stalled_vnics(now + Duration::from_millis(3000));
     assert!(rig.worker.rings.sessions.get(hostile).is_none());
     assert!(rig.worker.rings.sessions.get(first).is_some());
@@ -111,5 +118,38 @@ fn nobody_waits_for_the_helper_of_a_vnic_that_goes() {
     drop(rig.worker.destroy_sessions_of(Instant(monotonic_ns()), a));
     assert_eq!(rig.in_flight(), 0);
     assert!(rig.worker.rings.sessions.get(peer).is_some());
+    stuck.set_blocking(false);
+}
+
+#[test]
+fn memory_that_does_not_answer_uses_up_its_own_vnics_budget() {
+    const BYTES: u32 = 1 << 20;
+    let mut rig = Rig::new();
+    let (stuck, free) = (Arc::new(BlockingMemory::default()), Arc::new(BlockingMemory::default()));
+    let (a, b) = (rig.vnic(2), rig.vnic(3));
+    let hostile = rig.session(a, &stuck).unwrap();
+    let (first, second) = (rig.session(b, &free).unwrap(), rig.session(b, &free).unwrap());
+    let charged = |rig: &Rig, vnic| rig.worker.rings.vnics.get(vnic).unwrap().bounce_bytes.load(Relaxed);
+    stuck.set_blocking(true);
+    // As many bytes as a vNIC's budget is, and as many again, from the other's memory into memory that does not answer.
+    let count = 2 * BOUNCE_BYTES_MAX / u64::from(BYTES);
+    for token in 1..=count {
+        let span = |session| Span { session, region: SpanRegion::new(0, false), address: 0x1000, length: BYTES };
+        let source = Source { prefix: &[], body: SourceBody::Spans(&[span(first)]) };
+        assert_eq!(rig.worker.rings.start_copy(Token(token), source, &[span(hostile)], true), CopyOutcome::Pending);
+    }
+    rig.turn_until(|rig| charged(rig, b) == 0);
+    assert!(charged(&rig, a) >= BOUNCE_BYTES_MAX);
+    // What the other does with its own memory goes on.
+    let before = rig.in_flight();
+    assert_eq!(rig.copy(100, first, second), CopyOutcome::Pending);
+    rig.turn_until(|rig| rig.in_flight() == before);
+    let is_stalled =
+        |rig: &Rig| rig.worker.rings.vnics.get(a).unwrap().helper.as_ref().unwrap().is_stalled(u64::MAX, 0);
+    rig.turn_until(|rig| is_stalled(rig));
+    rig.worker.fail_stalled_vnics(Instant(monotonic_ns()) + Duration::from_millis(3000));
+    assert_eq!((rig.in_flight(), charged(&rig, b)), (0, 0), "nothing waits for the vNIC that failed");
+    assert_eq!(rig.copy(101, first, second), CopyOutcome::Pending);
+    rig.turn_until(|rig| rig.in_flight() == 0);
     stuck.set_blocking(false);
 }

@@ -2,6 +2,7 @@
 use crate::config::Mode;
 use crate::control::Control;
 use crate::jobs::Step;
+use crate::resources;
 use crate::vnics::{VnicNumbers, directory};
 use freeflow_engine::{Refused, VnicId};
 use freeflow_orchestrator::access::{Known, Party, Selectors};
@@ -268,6 +269,7 @@ impl Control {
             conditions: self.state.conditions_of(vnic).into_iter().chain(events_of(&numbers)).collect(),
             sent_bytes: numbers.counters.sent.bytes,
             received_bytes: numbers.counters.received.bytes,
+            resources: entry.map(|entry| resources::of_vnic(entry, &numbers)),
         })
     }
 
@@ -307,6 +309,12 @@ fn health(mut wrong: Vec<String>, peers: &[PeerStatus]) -> String {
 /// What was refused to a vNIC, or held back of it: sentences for people.
 fn events_of(numbers: &VnicNumbers) -> Vec<String> {
     let mut lines = Vec::new();
+    if numbers.blocked_copies > 0 {
+        lines.push(format!(
+            "its shared memory blocked the worker {} times; for a while after each only its slow-path copier reaches it",
+            numbers.blocked_copies
+        ));
+    }
     for (whose, refused) in [("the vNIC's", numbers.refusals.by_vnic), ("the network's", numbers.refusals.by_network)] {
         for (what, count) in [
             ("QPs", refused.qps),

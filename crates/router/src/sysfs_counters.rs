@@ -10,6 +10,7 @@
 //! with the router.
 use crate::control::Control;
 use crate::log::warning;
+use crate::privileges::{self, Kind};
 use crate::sysfs;
 use crate::vnics::Record;
 use crate::worker::Worker;
@@ -324,7 +325,10 @@ impl Publisher {
         let shared = Arc::<Shared>::default();
         let body = {
             let shared = shared.clone();
-            move || shared.write_on()
+            move || {
+                privileges::enter(Kind::Sysfs);
+                shared.write_on();
+            }
         };
         let thread = std::thread::Builder::new().name("ff-sysfs".into()).spawn(body)?;
         Ok(Self { shared, thread: Some(thread) })

@@ -5,18 +5,23 @@
 //! same with the destination). A helper touches only its own vNIC's memory, so a copy between two processes that both
 //! need the fallback takes two jobs.
 //!
+//! Pages of shared memory that are missing are never allocated here, since they would be charged to the router: such a copy goes
+//! [`Way::ByOwner`], which is the bounce buffer with all of it left to the helpers. A fault that they cause in the owner's address space is
+//! charged to the owner's memory cgroup, and waited for by its own helper alone.
+//!
 //! Spans of [`SessionId::VOID`] stand for no memory: they read as zeros and forget what is written.
 //!
 //! Invariant: spans are looked up again when a job comes back, so a session that ended meanwhile is never touched.
-use crate::fallback::{Finished, Helper, Job, Part, SharedMemory, TenantMemory, Work};
+use crate::bounce::{Bounce, Bounces};
+use crate::fallback::{Finished, Helper, Job, Part, SharedMemory, TenantMemory, Work, atomic_on};
 use crate::memory::{Piece, Reach};
 use crate::rings::{Rings, Session};
 use crate::sending::{Burst, Unsent};
 use crate::slab::Slab;
 use crate::table::Table;
 use freeflow_engine::{AtomicOutcome, CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, Token, VnicId};
-use freeflow_shm::Segment;
-use freeflow_verbs::AtomicOperation;
+use freeflow_shm::{AccessError, Segment};
+use freeflow_verbs::{AtomicOperation, VerbsError};
 use std::sync::Arc;
 
 /// What void memory is read as, at most so much at a time.
@@ -24,7 +29,7 @@ const ZEROS: &[u8] = &[0; 16 * 1024];
 /// How often one copy is brought to its destination at most: a process that goes on taking away what is being written has only itself to
 /// blame.
 const SCATTER_COUNT_MAX: u32 = 8;
-/// Bounce buffers kept for later.
+/// Lists kept for later.
 const SPARE_COUNT_MAX: usize = 64;
 
 /// Jobs that helpers have, and buffers to use again.
@@ -33,7 +38,7 @@ pub struct Transfers {
     transfers: Slab<Transfer>,
     fallback_atomic_count: u32,
     shared_atomic_count: u32,
-    spare_bounces: Vec<Vec<u8>>,
+    pub(crate) bounces: Bounces,
     spare_parts: Vec<Vec<Part>>,
     spare_spans: Vec<Vec<Span>>,
 }
@@ -48,6 +53,23 @@ struct Transfer {
     last: bool,
     /// How often it was scattered before.
     scattered: u32,
+    way: Way,
+}
+
+/// How shared memory is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Through this process' mapping.
+    Mapped,
+    /// As all other memory of its process: through the owner's address space, by its vNIC's helper.
+    ByOwner,
+}
+
+/// Why a copy was not made.
+pub(crate) enum Unmade {
+    /// A page is missing: only [`Way::ByOwner`] can do it.
+    Missing,
+    Fault(MemorySide),
 }
 
 enum Stage {
@@ -76,7 +98,7 @@ pub enum Arrival {
 
 impl Transfers {
     pub fn in_flight(&self) -> usize {
-        self.transfers.len()
+        self.transfers.len() + self.bounces.postponed_count()
     }
 
     /// Gives up the jobs of a helper that was given up: as if it had failed each. It touches no other vNIC's memory.
@@ -101,12 +123,6 @@ impl Transfers {
         *(if by_fallback { &mut self.fallback_atomic_count } else { &mut self.shared_atomic_count }) -= 1;
     }
 
-    pub(crate) fn keep_bounce(&mut self, bounce: Vec<u8>) {
-        if self.spare_bounces.len() < SPARE_COUNT_MAX {
-            self.spare_bounces.push(bounce);
-        }
-    }
-
     fn keep_parts(&mut self, mut parts: Vec<Part>) {
         if self.spare_parts.len() < SPARE_COUNT_MAX {
             parts.clear();
@@ -114,7 +130,14 @@ impl Transfers {
         }
     }
 
-    fn keep_spans(&mut self, mut spans: Vec<Span>) {
+    /// Kept until [`Self::keep_spans`].
+    pub(crate) fn spans_of(&mut self, spans: &[Span]) -> Vec<Span> {
+        let mut kept = self.spare_spans.pop().unwrap_or_default();
+        kept.extend_from_slice(spans);
+        kept
+    }
+
+    pub(crate) fn keep_spans(&mut self, mut spans: Vec<Span>) {
         if self.spare_spans.len() < SPARE_COUNT_MAX {
             spans.clear();
             self.spare_spans.push(spans);
@@ -128,6 +151,7 @@ pub(crate) struct Walk<'a> {
     spans: &'a [Span],
     /// Bytes of the first span that are behind.
     offset: usize,
+    way: Way,
 }
 
 /// The session of a span is not there.
@@ -141,7 +165,11 @@ pub(crate) struct Step<'a> {
 
 impl<'a> Walk<'a> {
     pub fn new(sessions: &'a Table<SessionId, Session>, spans: &'a [Span]) -> Self {
-        Self { sessions, spans, offset: 0 }
+        Self { sessions, spans, offset: 0, way: Way::Mapped }
+    }
+
+    fn by(self, way: Way) -> Self {
+        Self { way, ..self }
     }
 
     /// The next piece, at most `limit` bytes long; `None` at the end.
@@ -159,7 +187,10 @@ impl<'a> Walk<'a> {
                 Piece { reach: Reach::Void, bytes: left.min(limit) }
             } else {
                 let session = self.sessions.get(span.session).ok_or(Gone)?;
-                session.memory.piece(address, left.min(limit))
+                match self.way {
+                    Way::Mapped => session.memory.piece_of(span, address, left.min(limit)),
+                    Way::ByOwner => Piece { reach: session.memory.by_fallback(), bytes: left.min(limit) },
+                }
             };
             self.offset += piece.bytes;
             return Ok(Some(Step { piece, session: span.session, address }));
@@ -173,25 +204,33 @@ pub(crate) fn session_of(spans: &[Span]) -> Option<SessionId> {
     spans.iter().map(|span| span.session).find(|&session| session != SessionId::VOID)
 }
 
-/// Writes `bytes`, unless there is no memory. It can't be reached at once: false.
-fn put(reach: &Reach<'_>, bytes: &[u8], last: bool) -> bool {
+/// An access to one side.
+fn of(side: MemorySide) -> impl Fn(AccessError) -> Unmade {
+    move |error| match error {
+        AccessError::Missing => Unmade::Missing,
+        AccessError::OutOfBounds => Unmade::Fault(side),
+    }
+}
+
+/// Writes `bytes` to the destination, unless there is no memory.
+fn put(reach: &Reach<'_>, bytes: &[u8], last: bool) -> Result<(), Unmade> {
     match reach {
-        Reach::Shared { segment, offset } => segment.write(*offset, bytes, last).is_ok(),
-        Reach::Fallback { .. } => false,
-        Reach::Void => true,
+        Reach::Shared { segment, offset } => segment.write(*offset, bytes, last).map_err(of(MemorySide::Destination)),
+        Reach::Fallback { .. } => Err(Unmade::Fault(MemorySide::Destination)),
+        Reach::Void => Ok(()),
     }
 }
 
 /// Copies from `done` bytes into one piece to the beginning of another. Neither needs the fallback.
-fn copy_piece(from: &Reach<'_>, done: usize, to: &Reach<'_>, bytes: usize, last: bool) -> Result<(), MemorySide> {
+fn copy_piece(from: &Reach<'_>, done: usize, to: &Reach<'_>, bytes: usize, last: bool) -> Result<(), Unmade> {
     match (from, to) {
         (Reach::Shared { segment: from, offset: at }, Reach::Shared { segment: to, offset }) => {
-            Segment::copy(from, at + done, to, *offset, bytes, last).map_err(|_| MemorySide::Destination)
+            Segment::copy(from, at + done, to, *offset, bytes, last).map_err(of(MemorySide::Destination))
         }
-        (Reach::Void, to) if put(to, &ZEROS[..bytes], last) => Ok(()),
+        (Reach::Void, to) => put(to, &ZEROS[..bytes], last),
         (Reach::Shared { .. }, Reach::Void) => Ok(()),
-        (Reach::Fallback { .. }, _) => Err(MemorySide::Source),
-        _ => Err(MemorySide::Destination),
+        (Reach::Fallback { .. }, _) => Err(Unmade::Fault(MemorySide::Source)),
+        _ => Err(Unmade::Fault(MemorySide::Destination)),
     }
 }
 
@@ -201,40 +240,50 @@ fn bytes_of(spans: &[Span]) -> usize {
 
 impl Rings {
     pub(crate) fn start_copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
+        if self.blocks.is_alert(self.now) && self.avoids_copy(&from, to) {
+            return self.copy_by_bounce(token, from, to, last, Way::ByOwner);
+        }
         if let Some(outcome) = self.hand_over(token, &from, to, last) {
             return outcome;
         }
-        if self.copy_at_once(&from, to, last) {
-            return CopyOutcome::Done;
-        }
-        match self.is_shared(&from, to) {
-            Ok(true) => match self.copy_shared(from, to, last) {
-                Ok(()) => CopyOutcome::Done,
-                Err(side) => CopyOutcome::Fault(side),
+        let made = match self.copy_at_once(&from, to, last) {
+            Ok(true) => return CopyOutcome::Done,
+            Ok(false) => match self.is_shared(&from, to) {
+                Ok(true) => self.copy_shared(from, to, last),
+                Ok(false) => return self.copy_by_bounce(token, from, to, last, Way::Mapped),
+                Err(side) => return CopyOutcome::Fault(side),
             },
-            Ok(false) => self.copy_by_bounce(token, from, to, last),
-            Err(side) => CopyOutcome::Fault(side),
+            Err(unmade) => Err(unmade),
+        };
+        match made {
+            Ok(()) => CopyOutcome::Done,
+            Err(Unmade::Missing) => self.copy_by_bounce(token, from, to, last, Way::ByOwner),
+            Err(Unmade::Fault(side)) => CopyOutcome::Fault(side),
         }
     }
 
     /// Copies one piece of shared memory to one other, as most messages are: each is looked up once. False if it is not
     /// that simple, or memory was lost.
     #[inline]
-    fn copy_at_once(&self, from: &Source<'_>, to: &[Span], last: bool) -> bool {
-        let ([to], SourceBody::Spans([source]), true) = (to, from.body, from.prefix.is_empty()) else { return false };
+    fn copy_at_once(&self, from: &Source<'_>, to: &[Span], last: bool) -> Result<bool, Unmade> {
+        let ([to], SourceBody::Spans([source]), true) = (to, from.body, from.prefix.is_empty()) else {
+            return Ok(false);
+        };
         let whole = |span: &Span| {
             let bytes = span.length as usize;
-            let piece = self.sessions.get(span.session)?.memory.piece(span.address, bytes);
+            let piece = self.sessions.get(span.session)?.memory.piece_of(span, span.address, bytes);
             match piece.reach {
                 Reach::Shared { segment, offset } if piece.bytes == bytes => Some((segment, offset)),
                 _ => None,
             }
         };
-        let (Some((from, from_offset)), Some((into, offset))) = (whole(source), whole(to)) else { return false };
-        source.length == to.length
-            && Segment::copy(from, from_offset, into, offset, to.length as usize, last).is_ok()
-            && !from.poisoned()
-            && !into.poisoned()
+        let (Some((from, from_offset)), Some((into, offset))) = (whole(source), whole(to)) else { return Ok(false) };
+        if source.length != to.length {
+            return Ok(false);
+        }
+        Segment::copy(from, from_offset, into, offset, to.length as usize, last)
+            .map_err(of(MemorySide::Destination))?;
+        Ok(!from.poisoned() && !into.poisoned())
     }
 
     fn is_shared(&self, from: &Source<'_>, to: &[Span]) -> Result<bool, MemorySide> {
@@ -255,7 +304,8 @@ impl Rings {
     }
 
     /// Both sides are shared memory, or void.
-    fn copy_shared(&mut self, from: Source<'_>, to: &[Span], last: bool) -> Result<(), MemorySide> {
+    fn copy_shared(&mut self, from: Source<'_>, to: &[Span], last: bool) -> Result<(), Unmade> {
+        let gone = |side| move |Gone| Unmade::Fault(side);
         let mut left = bytes_of(to);
         let mut target = Walk::new(&self.sessions, to);
         let mut bytes: [&[u8]; 2] = [from.prefix, &[]];
@@ -267,25 +317,23 @@ impl Rings {
         let mut poisoned = None;
         for mut part in bytes {
             while !part.is_empty() {
-                let step = target.next(part.len()).map_err(|Gone| MemorySide::Destination)?;
+                let step = target.next(part.len()).map_err(gone(MemorySide::Destination))?;
                 let Some(Step { piece: Piece { reach, bytes }, .. }) = step else { return Ok(()) };
                 left -= bytes;
-                if !put(&reach, &part[..bytes], last && left == 0) {
-                    return Err(MemorySide::Destination);
-                }
+                put(&reach, &part[..bytes], last && left == 0)?;
                 poisoned = poisoned.or(reach.is_poisoned().then_some(MemorySide::Destination));
                 part = &part[bytes..];
             }
         }
         let mut source = Walk::new(&self.sessions, spans);
-        while let Some(step) = source.next(usize::MAX).map_err(|Gone| MemorySide::Source)? {
+        while let Some(step) = source.next(usize::MAX).map_err(gone(MemorySide::Source))? {
             let from = step.piece.reach;
             let mut done = 0;
             while done < step.piece.bytes {
                 let most = if matches!(from, Reach::Void) { ZEROS.len() } else { usize::MAX };
-                let step = target.next((step.piece.bytes - done).min(most)).map_err(|Gone| MemorySide::Destination)?;
+                let step = target.next((step.piece.bytes - done).min(most)).map_err(gone(MemorySide::Destination))?;
                 let Some(Step { piece: Piece { reach, bytes }, .. }) = step else {
-                    return Err(MemorySide::Destination);
+                    return Err(Unmade::Fault(MemorySide::Destination));
                 };
                 left -= bytes;
                 copy_piece(&from, done, &reach, bytes, last && left == 0)?;
@@ -301,39 +349,56 @@ impl Rings {
                 if let Some(session) = session {
                     self.fail(session, "a shared segment lost its memory");
                 }
-                Err(side)
+                Err(Unmade::Fault(side))
             }
         }
     }
 
-    fn copy_by_bounce(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
+    /// The vNICs of a copy's two sides.
+    fn vnics_of(&self, from: &Source<'_>, to: &[Span]) -> (Option<VnicId>, Option<VnicId>) {
+        let source = match from.body {
+            SourceBody::Spans(spans) => self.vnic_of(spans),
+            SourceBody::Bytes(_) => None,
+        };
+        (source, self.vnic_of(to))
+    }
+
+    pub(crate) fn copy_by_bounce(
+        &mut self,
+        token: Token,
+        from: Source<'_>,
+        to: &[Span],
+        last: bool,
+        way: Way,
+    ) -> CopyOutcome {
         let bytes = bytes_of(to);
-        let mut bounce = self.transfers.spare_bounces.pop().unwrap_or_default();
-        if bounce.len() < bytes {
-            bounce.resize(bytes, 0);
-        }
+        let (source, destination) = self.vnics_of(&from, to);
+        let mut bounce = match self.take_bounce((source, destination), &from, bytes) {
+            Ok(bounce) => bounce,
+            Err(vnic) => {
+                if let SourceBody::Spans(from) = from.body {
+                    self.postpone_copy(vnic, token, from, to, last, way);
+                }
+                return CopyOutcome::Pending;
+            }
+        };
         let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
-        if self.gather(from, &mut bounce[..bytes], &mut parts).is_err() {
-            self.transfers.keep_bounce(bounce);
+        if self.gather(from, &mut bounce[..bytes], &mut parts, way).is_err() {
+            self.transfers.bounces.keep(bounce);
             return CopyOutcome::Fault(MemorySide::Source);
         }
-        let mut to_kept = self.transfers.spare_spans.pop().unwrap_or_default();
-        to_kept.extend_from_slice(to);
+        let to_kept = self.transfers.spans_of(to);
         if parts.is_empty() {
             self.transfers.keep_parts(parts);
-            return match self.scatter((token, 0), to_kept, bytes, last, bounce) {
+            return match self.scatter((token, 0), to_kept, bytes, last, (bounce, way)) {
                 Some(Ok(())) => CopyOutcome::Done,
                 Some(Err(side)) => CopyOutcome::Fault(side),
                 None => CopyOutcome::Pending,
             };
         }
-        let session = match from.body {
-            SourceBody::Spans(spans) => session_of(spans),
-            SourceBody::Bytes(_) => None,
-        };
-        let vnic = session.and_then(|session| self.sessions.get(session)).map(|session| session.vnic);
-        let Some(helper) = vnic else { return CopyOutcome::Fault(MemorySide::Source) };
-        let transfer = Transfer { token, stage: Stage::Gather, helper, to: to_kept, bytes, last, scattered: 0 };
+        let Some(helper) = source else { return CopyOutcome::Fault(MemorySide::Source) };
+        let stage = Stage::Gather;
+        let transfer = Transfer { token, stage, helper, to: to_kept, bytes, last, scattered: 0, way };
         if self.submit(transfer, Work::Read, bounce, parts) {
             CopyOutcome::Pending
         } else {
@@ -347,26 +412,28 @@ impl Rings {
         token: Token,
         burst: Box<Burst>,
         from: Source<'_>,
-        bytes: usize,
+        (bytes, way): (usize, Way),
     ) -> Result<(), Gone> {
-        let mut bounce = self.transfers.spare_bounces.pop().unwrap_or_default();
-        if bounce.len() < bytes {
-            bounce.resize(bytes, 0);
-        }
-        let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
-        let session = match from.body {
-            SourceBody::Spans(spans) => session_of(spans),
-            SourceBody::Bytes(_) => None,
+        let vnics = self.vnics_of(&from, &[]);
+        let mut bounce = match self.take_bounce(vnics, &from, bytes) {
+            Ok(bounce) => bounce,
+            Err(vnic) => {
+                if let SourceBody::Spans(from) = from.body {
+                    self.postpone_fetch(vnic, token, from, (bytes, way), burst);
+                }
+                return Ok(());
+            }
         };
-        let helper = session.and_then(|session| self.sessions.get(session)).map(|session| session.vnic).ok_or(Gone)?;
-        self.gather(from, &mut bounce[..bytes], &mut parts)?;
+        let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
+        let helper = vnics.0.ok_or(Gone)?;
+        self.gather(from, &mut bounce[..bytes], &mut parts, way)?;
         let (stage, to) = (Stage::Fetch(burst), Vec::new());
-        let transfer = Transfer { token, stage, helper, to, bytes, last: false, scattered: 0 };
+        let transfer = Transfer { token, stage, helper, to, bytes, last: false, scattered: 0, way };
         if self.submit(transfer, Work::Read, bounce, parts) { Ok(()) } else { Err(Gone) }
     }
 
-    /// Fills the bounce buffer with what is shared, and notes the rest in `parts`.
-    fn gather(&self, from: Source<'_>, bounce: &mut [u8], parts: &mut Vec<Part>) -> Result<(), Gone> {
+    /// Fills the bounce buffer with what is shared, and notes the rest in `parts`; all of it, if a page is missing.
+    fn gather(&self, from: Source<'_>, bounce: &mut [u8], parts: &mut Vec<Part>, way: Way) -> Result<(), Gone> {
         let mut at = from.prefix.len().min(bounce.len());
         bounce[..at].copy_from_slice(&from.prefix[..at]);
         let spans = match from.body {
@@ -377,14 +444,19 @@ impl Rings {
             }
             SourceBody::Spans(spans) => spans,
         };
-        let mut walk = Walk::new(&self.sessions, spans);
+        let mut walk = Walk::new(&self.sessions, spans).by(way);
         while at < bounce.len()
             && let Some(Step { piece, session, address }) = walk.next(bounce.len() - at)?
         {
             match piece.reach {
-                Reach::Shared { segment, offset } => {
-                    segment.read(offset, &mut bounce[at..at + piece.bytes]).map_err(|_| Gone)?;
-                }
+                Reach::Shared { segment, offset } => match segment.read(offset, &mut bounce[at..at + piece.bytes]) {
+                    Ok(()) => {}
+                    Err(AccessError::Missing) => {
+                        parts.clear();
+                        return self.gather(from, bounce, parts, Way::ByOwner);
+                    }
+                    Err(AccessError::OutOfBounds) => return Err(Gone),
+                },
                 Reach::Fallback { memory } => {
                     parts.push(Part { session, memory: memory.clone(), address, at, bytes: piece.bytes });
                 }
@@ -403,33 +475,44 @@ impl Rings {
         to: Vec<Span>,
         bytes: usize,
         last: bool,
-        bounce: Vec<u8>,
+        (mut bounce, way): (Bounce, Way),
     ) -> Option<Result<(), MemorySide>> {
         let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
-        let ends_shared = match self.fallback_parts(&to, &mut parts) {
+        let ends_shared = match self.fallback_parts(&to, &mut parts, way) {
             Ok(ends_shared) => ends_shared,
             Err(Gone) => return Some(Err(MemorySide::Destination)),
         };
         let helper = session_of(&to).and_then(|session| self.sessions.get(session)).map(|session| session.vnic);
-        if parts.is_empty() || helper.is_none() {
-            let result = self.scatter_shared(&to, &bounce[..bytes], last);
-            self.transfers.keep_parts(parts);
-            self.transfers.keep_bounce(bounce);
-            self.transfers.keep_spans(to);
-            return Some(result);
+        let is_whole = parts.is_empty() || helper.is_none();
+        if is_whole || !ends_shared {
+            match self.scatter_shared(&to, &bounce[..bytes], last && is_whole, way) {
+                Err(Unmade::Missing) => {
+                    self.transfers.keep_parts(parts);
+                    return self.scatter((token, scattered), to, bytes, last, (bounce, Way::ByOwner));
+                }
+                Err(Unmade::Fault(side)) => return Some(Err(side)),
+                Ok(()) => {}
+            }
         }
-        if !ends_shared && let Err(side) = self.scatter_shared(&to, &bounce[..bytes], false) {
-            return Some(Err(side));
-        }
+        let helper = match helper {
+            Some(helper) if !is_whole => helper,
+            _ => {
+                self.transfers.keep_parts(parts);
+                self.transfers.bounces.keep(bounce);
+                self.transfers.keep_spans(to);
+                return Some(Ok(()));
+            }
+        };
+        self.charge_bounce(&mut bounce, helper);
         let stage = Stage::Scatter { shared_last: ends_shared, withdrawn: self.withdrawn_of(&to) };
-        let transfer = Transfer { token, stage, helper: helper?, to, bytes, last, scattered };
+        let transfer = Transfer { token, stage, helper, to, bytes, last, scattered, way };
         let work = Work::Write { last: last && !ends_shared };
         if self.submit(transfer, work, bounce, parts) { None } else { Some(Err(MemorySide::Destination)) }
     }
 
     /// Notes what of the destination needs the fallback; whether the last piece does not.
-    fn fallback_parts(&self, to: &[Span], parts: &mut Vec<Part>) -> Result<bool, Gone> {
-        let mut walk = Walk::new(&self.sessions, to);
+    fn fallback_parts(&self, to: &[Span], parts: &mut Vec<Part>, way: Way) -> Result<bool, Gone> {
+        let mut walk = Walk::new(&self.sessions, to).by(way);
         let (mut at, mut ends_shared) = (0, true);
         while let Some(Step { piece, session, address }) = walk.next(usize::MAX)? {
             ends_shared = true;
@@ -466,15 +549,15 @@ impl Rings {
     }
 
     /// Writes what of the destination is shared.
-    fn scatter_shared(&self, to: &[Span], bounce: &[u8], last: bool) -> Result<(), MemorySide> {
-        let mut walk = Walk::new(&self.sessions, to);
+    fn scatter_shared(&self, to: &[Span], bounce: &[u8], last: bool, way: Way) -> Result<(), Unmade> {
+        let mut walk = Walk::new(&self.sessions, to).by(way);
         let mut at = 0;
-        while let Some(Step { piece, .. }) = walk.next(usize::MAX).map_err(|Gone| MemorySide::Destination)? {
+        while let Some(Step { piece, .. }) =
+            walk.next(usize::MAX).map_err(|Gone| Unmade::Fault(MemorySide::Destination))?
+        {
             let end = at + piece.bytes;
-            if !matches!(piece.reach, Reach::Fallback { .. })
-                && !put(&piece.reach, &bounce[at..end], last && end == bounce.len())
-            {
-                return Err(MemorySide::Destination);
+            if !matches!(piece.reach, Reach::Fallback { .. }) {
+                put(&piece.reach, &bounce[at..end], last && end == bounce.len())?;
             }
             at = end;
         }
@@ -491,22 +574,21 @@ impl Rings {
         if at.session == SessionId::VOID {
             return AtomicOutcome::Done(0);
         }
+        let avoided = self.blocks.is_alert(self.now) && self.avoids_spans(&[at]);
         let Some(session) = self.sessions.get(at.session) else { return AtomicOutcome::Fault };
-        let piece = session.memory.piece(at.address, 8);
+        let piece = session.memory.piece_of(&at, at.address, 8);
         let (memory, address, by_fallback): (Arc<dyn TenantMemory>, u64, bool) = match piece.reach {
-            // Memory became shared while the helper reads and writes these bytes for an earlier atomic: after that one.
-            Reach::Shared { segment, offset } if self.is_atomic_at_helper(at) => {
-                (Arc::new(SharedMemory(segment.clone())), offset as u64, false)
-            }
+            // By the helper: the page is missing, or its vNIC avoided; or memory became shared while it reads and writes these bytes for an earlier
+            // atomic, after that one.
             Reach::Shared { segment, offset } => {
-                let before = match operation {
-                    AtomicOperation::CompareSwap { compare, swap } => segment.compare_swap(offset, compare, swap),
-                    AtomicOperation::FetchAdd { add } => segment.fetch_add(offset, add),
-                };
-                return match before {
-                    Ok(before) if !segment.poisoned() => AtomicOutcome::Done(before),
-                    _ => AtomicOutcome::Fault,
-                };
+                let at_helper = avoided || self.is_atomic_at_helper(at);
+                match if at_helper { Err(AccessError::Missing) } else { atomic_on(segment, offset, operation) } {
+                    Ok(before) if !segment.poisoned() => return AtomicOutcome::Done(before),
+                    Err(AccessError::Missing) => {}
+                    _ => return AtomicOutcome::Fault,
+                }
+                let owner = session.memory.fallback().clone();
+                (Arc::new(SharedMemory { segment: segment.clone(), offset, owner }), at.address, false)
             }
             Reach::Void => return AtomicOutcome::Done(0),
             Reach::Fallback { memory } => (memory.clone(), at.address, true),
@@ -514,11 +596,11 @@ impl Rings {
         let mut to = self.transfers.spare_spans.pop().unwrap_or_default();
         to.push(at);
         let (helper, stage) = (session.vnic, Stage::Atomic { by_fallback });
-        let transfer = Transfer { token, stage, helper, to, bytes: 8, last: false, scattered: 0 };
+        let transfer = Transfer { token, stage, helper, to, bytes: 8, last: false, scattered: 0, way: Way::Mapped };
         let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
         let session = if by_fallback { at.session } else { SessionId::VOID };
         parts.push(Part { session, memory, address, at: 0, bytes: 8 });
-        let bounce = self.transfers.spare_bounces.pop().unwrap_or_default();
+        let bounce = Bounce::default();
         if !self.submit(transfer, Work::Atomic(operation), bounce, parts) {
             return AtomicOutcome::Fault;
         }
@@ -545,15 +627,25 @@ impl Rings {
             })
     }
 
-    fn submit(&mut self, transfer: Transfer, work: Work, bounce: Vec<u8>, parts: Vec<Part>) -> bool {
+    /// A vNIC has its helper before its first session: where no thread is to be had that is refused, and no copy fails later for it.
+    pub(crate) fn ensure_helper(&mut self, vnic: VnicId) -> Result<(), VerbsError> {
+        let entry = self.vnics.get_mut(vnic).ok_or(VerbsError::DeviceFatal)?;
+        if entry.helper.is_none() {
+            let helper = Helper::start(self.finished.clone(), self.waker.clone());
+            entry.helper = Some(helper.map_err(|_| VerbsError::NoMemory)?);
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, transfer: Transfer, work: Work, bounce: Bounce, parts: Vec<Part>) -> bool {
         let (vnic_id, bytes) = (transfer.helper, parts.iter().map(|part| part.bytes as u64).sum::<u64>());
+        if self.ensure_helper(vnic_id).is_err() {
+            return false;
+        }
+        self.grants.note_fallback(&mut self.sessions, &parts);
         let Some(vnic) = self.vnics.get_mut(vnic_id) else { return false };
         vnic.fallback_bytes += bytes;
-        self.grants.note_fallback(&mut self.sessions, &parts);
-        if vnic.helper.is_none() {
-            vnic.helper = Helper::start(self.finished.clone(), self.waker.clone()).ok();
-        }
-        let Some(helper) = &mut vnic.helper else { return false };
+        let Some(helper) = vnic.helper.as_mut() else { return false };
         let id = self.transfers.transfers.insert(transfer);
         if helper.submit(Job { id, work, bounce, parts }).is_err() {
             self.transfers.transfers.remove(id);
@@ -567,7 +659,7 @@ impl Rings {
         let Finished { id, bounce, parts, result } = finished;
         let Some(transfer) = self.transfers.transfers.remove(id) else {
             self.transfers.keep_parts(parts);
-            self.transfers.keep_bounce(bounce);
+            self.transfers.bounces.keep(bounce);
             return None;
         };
         let is_left_out = self.is_left_out(&transfer, &parts);
@@ -575,10 +667,10 @@ impl Rings {
         if let Some(helper) = self.vnics.get_mut(transfer.helper).and_then(|vnic| vnic.helper.as_mut()) {
             helper.in_flight = helper.in_flight.saturating_sub(1);
         }
-        let Transfer { token, stage, to, bytes, last, scattered, .. } = transfer;
+        let Transfer { token, stage, to, bytes, last, scattered, way, .. } = transfer;
         match (stage, result) {
             (Stage::Gather, Ok(_)) => {
-                let result = self.scatter((token, 0), to, bytes, last, bounce)?;
+                let result = self.scatter((token, 0), to, bytes, last, (bounce, way))?;
                 Some(Arrival::Copied(token, result))
             }
             (Stage::Fetch(burst), Ok(_)) => {
@@ -586,27 +678,35 @@ impl Rings {
                 None
             }
             (Stage::Gather | Stage::Fetch(_), Err(_)) => {
-                self.transfers.keep_bounce(bounce);
+                self.transfers.bounces.keep(bounce);
                 Some(Arrival::Copied(token, Err(MemorySide::Source)))
             }
             (Stage::Scatter { .. }, Ok(_)) if is_left_out && scattered + 1 < SCATTER_COUNT_MAX => {
                 // All of it once more.
-                let result = self.scatter((token, scattered + 1), to, bytes, last, bounce)?;
+                let result = self.scatter((token, scattered + 1), to, bytes, last, (bounce, way))?;
                 Some(Arrival::Copied(token, result))
             }
             (Stage::Scatter { shared_last, .. }, Ok(_)) if !is_left_out => {
-                let result = if shared_last { self.scatter_shared(&to, &bounce[..bytes], last) } else { Ok(()) };
-                self.transfers.keep_bounce(bounce);
+                let rest = if shared_last { self.scatter_shared(&to, &bounce[..bytes], last, way) } else { Ok(()) };
+                let result = match rest {
+                    Err(Unmade::Missing) => {
+                        let result = self.scatter((token, scattered), to, bytes, last, (bounce, Way::ByOwner))?;
+                        return Some(Arrival::Copied(token, result));
+                    }
+                    Err(Unmade::Fault(side)) => Err(side),
+                    Ok(()) => Ok(()),
+                };
+                self.transfers.bounces.keep(bounce);
                 self.transfers.keep_spans(to);
                 Some(Arrival::Copied(token, result))
             }
             (Stage::Scatter { .. }, _) => {
-                self.transfers.keep_bounce(bounce);
+                self.transfers.bounces.keep(bounce);
                 Some(Arrival::Copied(token, Err(MemorySide::Destination)))
             }
             (Stage::Atomic { by_fallback }, result) => {
                 self.transfers.count_atomic_done(by_fallback);
-                self.transfers.keep_bounce(bounce);
+                self.transfers.bounces.keep(bounce);
                 self.transfers.keep_spans(to);
                 Some(Arrival::Atomic(token, result.map_err(|_| ())))
             }

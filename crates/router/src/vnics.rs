@@ -10,6 +10,7 @@ use crate::attempts::{Resource, Share};
 use crate::closer::Closer;
 use crate::control::{Control, Topic};
 use crate::external;
+use crate::identify::Identifiers;
 use crate::jobs::Step;
 use crate::log::{Lines, info, warning};
 use crate::rings::Vnic;
@@ -31,6 +32,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 /// Everybody in the container may use its vNIC.
@@ -75,7 +77,11 @@ pub struct VnicEntry {
     /// Its name in connection management.
     pub cm: VnicRef,
     pub account: Arc<Account>,
-    pub closer: Closer,
+    pub closer: Arc<Closer>,
+    /// Look at who connects.
+    pub identifiers: Identifiers,
+    /// Connections that they have.
+    pub identifying: u32,
     /// Frees memory, and nothing that a tenant could block.
     pub freer: Closer,
     pub lines: Lines,
@@ -105,6 +111,9 @@ pub struct VnicNumbers {
     pub usage: Usage,
     pub counters: VnicCounters,
     pub fallback_bytes: u64,
+    pub blocked_copies: u64,
+    /// What it has of bounce buffers.
+    pub bounce_bytes: u64,
     pub is_failed: bool,
     /// Which worker copies for it.
     pub worker: u32,
@@ -123,6 +132,7 @@ impl VnicNumbers {
             direct_messages: engine.direct_messages,
             direct_bytes: engine.direct_bytes,
             fallback_bytes: self.fallback_bytes,
+            blocked_copies: self.blocked_copies,
             completions_with_error: engine.completions_with_error,
             rnr_naks: engine.rnr_naks,
             retries_exceeded: engine.retries_exceeded,
@@ -141,6 +151,7 @@ pub fn add(sum: &mut Counters, more: &Counters) {
     sum.direct_messages = sum.direct_messages.saturating_add(more.direct_messages);
     sum.direct_bytes = sum.direct_bytes.saturating_add(more.direct_bytes);
     sum.fallback_bytes += more.fallback_bytes;
+    sum.blocked_copies += more.blocked_copies;
     sum.completions_with_error += more.completions_with_error;
     sum.rnr_naks += more.rnr_naks;
     sum.retries_exceeded += more.retries_exceeded;
@@ -175,6 +186,9 @@ impl Worker {
             usage: self.engine.vnic_usage(id).unwrap_or_default(),
             counters: self.engine.vnic_counters(id).unwrap_or_default(),
             fallback_bytes: vnic.map_or(0, |vnic| vnic.fallback_bytes),
+            blocked_copies: vnic.map_or(0, |vnic| vnic.blocked_count),
+            // Relaxed: a count, which orders nothing.
+            bounce_bytes: vnic.map_or(0, |vnic| vnic.bounce_bytes.load(Relaxed)),
             worker: self.rings.movers.home(id),
             refusals: self.engine.refusals(id).unwrap_or_default(),
             throttled: self.engine.vnic_throttled(self.rings.now, id),
@@ -275,7 +289,9 @@ impl Control {
             listener,
             cm,
             account,
-            closer: Closer::default(),
+            closer: Arc::default(),
+            identifiers: Identifiers::default(),
+            identifying: 0,
             freer: Closer::default(),
             lines: Lines::default(),
             malformed_messages: 0,
@@ -418,9 +434,11 @@ impl Control {
             }
             Err(error) => {
                 warning!("a vNIC was refused", vnic = id, error = error);
-                if let Err(refusal) = self.command(Command::Detach { id }, false) {
-                    warning!("can't store that a vNIC is gone", error = refusal);
-                }
+                self.when_stored(Box::new(move |control| {
+                    if let Err(refusal) = control.command(Command::Detach { id }, false) {
+                        warning!("can't store that a vNIC is gone", error = refusal);
+                    }
+                }));
             }
         }
     }
@@ -456,9 +474,9 @@ impl Control {
                     control.peers.detached(&entry.record.network, gid);
                 }
                 info!("vNIC detached", vnic = entry.record.id);
-                let VnicEntry { mut closer, listener, .. } = entry;
-                // With all that was never accepted.
-                closer.close(listener, 1);
+                let VnicEntry { closer, listener, identifiers, .. } = entry;
+                // With all that was never accepted, or not identified yet.
+                closer.close((listener, identifiers.take_waiting()), 1);
             },
         );
     }
@@ -485,6 +503,7 @@ impl Control {
             }
             let destroyed = worker.engine.destroy_vnic(engine_id);
             let vnic = worker.rings.vnics.remove(engine_id);
+            worker.rings.blocks.forget(engine_id);
             if let Some(vnic) = &vnic {
                 worker.rings.retired.add(vnic.network, &numbers.counters);
                 worker.rings.movers.release(engine_id);

@@ -4,7 +4,9 @@ use crate::memory::PageTable;
 use crate::rings::{Rings, Session, Vnic};
 use crate::transfer::Arrival;
 use crate::wake::Waker;
-use freeflow_engine::{AtomicOutcome, CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, Token, VnicId};
+use freeflow_engine::{
+    AtomicOutcome, CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, SpanRegion, Token, VnicId,
+};
 use freeflow_shm::{Doorbell, Segment, SessionSegment};
 use freeflow_verbs::{AtomicOperation, NetworkId};
 use std::io;
@@ -55,7 +57,7 @@ impl Rig {
         rings.vnics.insert(vnic, Vnic::new(NetworkId(1)));
         let shared = Arc::new(Segment::create("test", BYTES).unwrap().0);
         let ordinary = Arc::new(Ordinary(Mutex::new(vec![0; BYTES])));
-        let mut memory = PageTable::new(ordinary.clone());
+        let mut memory = PageTable::new(ordinary.clone(), Arc::default());
         memory.map(SHARED_AT, shared.clone()).unwrap();
         let kick = Arc::new(Doorbell::new().unwrap());
         let session = Session::new(vnic, SessionSegment::create().unwrap().0, kick, memory);
@@ -81,7 +83,10 @@ impl Rig {
                 _ => (Kind::Void, SessionId::VOID, 0xdead_0000),
             };
             let length = if kind == Kind::Void { left.min(length * 8) } else { length };
-            spans.push((kind, Span { session, mr_index: 0, address: base + offset, length: length as u32 }));
+            spans.push((
+                kind,
+                Span { session, region: SpanRegion::new(0, false), address: base + offset, length: length as u32 },
+            ));
             offset += if kind == Kind::Void { 0 } else { length as u64 };
             left -= length;
         }
@@ -159,7 +164,7 @@ fn spans_of_every_kind_mix() {
 #[test]
 fn an_atomic_operation_on_nothing_finds_zero() {
     let mut rig = Rig::new();
-    let at = Span { session: SessionId::VOID, mr_index: 0, address: 8, length: 8 };
+    let at = Span { session: SessionId::VOID, region: SpanRegion::new(0, false), address: 8, length: 8 };
     for operation in [AtomicOperation::FetchAdd { add: 5 }, AtomicOperation::CompareSwap { compare: 0, swap: 9 }] {
         assert_eq!(rig.rings.start_atomic(Token(1), at, operation), AtomicOutcome::Done(0));
     }
@@ -172,7 +177,7 @@ fn half_done() -> (Rig, Arc<Segment>, Finished) {
     for page in [1, 3] {
         rig.map_page(&zone, page);
     }
-    let to = Span { session: SESSION, mr_index: 0, address: ORDINARY_AT, length: 0x4000 };
+    let to = Span { session: SESSION, region: SpanRegion::new(0, false), address: ORDINARY_AT, length: 0x4000 };
     let source = Source { prefix: &[], body: SourceBody::Bytes(&[7; 0x4000]) };
     assert_eq!(rig.rings.start_copy(Token(7), source, &[to], true), CopyOutcome::Pending);
     let finished = rig.finished.recv().unwrap();

@@ -18,8 +18,10 @@ use crate::pollers::Pollers;
 use crate::table::Id;
 use crate::wake::Waker;
 use crate::worker::Worker;
+use crate::worker_lock::Lock;
 use freeflow_engine::SessionId;
 use freeflow_shm::layout::{WAIT_SPIN, WAIT_YIELD};
+use freeflow_shm::worker_lock::WorkerGuard;
 use freeflow_shm::{Doorbell, cpu_count, pause, sched_yield};
 use freeflow_verbs::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
@@ -77,18 +79,25 @@ pub enum Next {
     Sleep(Option<Duration>),
 }
 
-/// Where the worker sleeps. It does not have its seat then.
-pub struct Bed {
+/// Blocks the worker, without the worker lock.
+pub struct Sleeper {
     epoll: Arc<OwnedFd>,
     waker: Arc<Waker>,
 }
 
-impl Bed {
+impl Sleeper {
     /// Adds the tokens of those that woke it.
-    pub fn sleep(&self, timeout: Option<Duration>, tokens: &mut Vec<u64>) {
+    pub fn sleep<'a>(
+        &self,
+        (lock, guard): (&'a Lock, WorkerGuard<'a, Worker>),
+        timeout: Option<Duration>,
+        tokens: &mut Vec<u64>,
+    ) -> WorkerGuard<'a, Worker> {
+        lock.sleep(guard, self.waker.parker(), || self.block(timeout, tokens))
+    }
+
+    pub(crate) fn block(&self, timeout: Option<Duration>, tokens: &mut Vec<u64>) {
         poll(&self.epoll, timeout, tokens);
-        // Before it takes its seat again: nobody stands in from now on.
-        self.waker.set_sleeping(false);
     }
 }
 
@@ -211,8 +220,8 @@ impl Waiting {
         poll(&self.epoll, timeout, &mut self.tokens);
     }
 
-    pub fn bed(&self) -> Bed {
-        Bed { epoll: self.epoll.clone(), waker: self.waker.clone() }
+    pub fn sleeper(&self) -> Sleeper {
+        Sleeper { epoll: self.epoll.clone(), waker: self.waker.clone() }
     }
 
     pub fn is_asleep(&self) -> bool {
@@ -251,7 +260,7 @@ impl Worker {
         if idle.is_some_and(|idle| now - self.waiting.busy_at >= idle || self.keeps_pollers_waiting()) {
             let timeout = self.next_timeout(now);
             if timeout.is_none_or(|span| span >= TIMER_NEAR) {
-                return self.lie_down(now, timeout);
+                return self.park(now, timeout);
             }
         }
         self.waiting.relax(now);
@@ -285,22 +294,21 @@ impl Worker {
         tells && few.contains(&self.hot.len()) && self.hot.iter().all(waits)
     }
 
-    fn lie_down(&mut self, now: Instant, timeout: Option<Duration>) -> Next {
-        self.waiting.waker.set_sleeping(true);
-        if self.may_sleep() {
+    fn park(&mut self, now: Instant, timeout: Option<Duration>) -> Next {
+        let waker = self.waiting.waker.clone();
+        if waker.parker().prepare_to_sleep(|| self.may_sleep()) {
             self.waiting.asleep = Some(timeout.map_or(Instant(u64::MAX), |span| now + span));
             return Next::Sleep(timeout);
         }
-        self.waiting.waker.set_sleeping(false);
-        self.get_up(&mut Vec::new());
+        self.unpark(&mut Vec::new());
         Next::Turn
     }
 
     /// After it slept, or could not: who woke it.
-    pub(crate) fn get_up(&mut self, tokens: &mut Vec<u64>) {
+    pub(crate) fn unpark(&mut self, tokens: &mut Vec<u64>) {
         let now = Instant(freeflow_shm::monotonic_ns());
         self.waiting.asleep = None;
-        // Who was stood in for while it slept did not poll all at the same time. The house is kept after the next turn.
+        // Sessions whose jobs were run inline while it slept did not all poll at the same time. The house is kept after the next turn.
         if now - self.waiting.epoch_at >= EPOCH {
             self.waiting.busy_before = 0;
             self.rings.busy_session_count = 0;

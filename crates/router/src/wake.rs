@@ -1,39 +1,37 @@
-//! Waking the worker: other threads leave something for it in a queue, then call [`Waker::wake`].
+//! Waking a thread of the router: other threads leave something for it in a queue, then call [`Waker::wake`].
 use freeflow_shm::Doorbell;
+use freeflow_shm::parker::Parker;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 pub struct Waker {
-    sleeping: AtomicBool,
+    parker: Parker<Doorbell>,
     /// Pollers don't fit the cores: whoever waits should sleep soon.
     crowded: AtomicBool,
-    bell: Doorbell,
 }
 
 impl Waker {
     pub fn new() -> io::Result<Self> {
-        Ok(Self { sleeping: AtomicBool::new(false), crowded: AtomicBool::new(false), bell: Doorbell::new()? })
+        Ok(Self { parker: Parker::new(Doorbell::new()?), crowded: AtomicBool::new(false) })
     }
 
-    /// Called after something was put in a queue of the worker's.
+    pub fn parker(&self) -> &Parker<Doorbell> {
+        &self.parker
+    }
+
+    /// Called after something was put in a queue of the thread's.
     pub fn wake(&self) {
-        // Pairs with the fence of `set_sleeping`: either this thread sees the worker asleep and rings, or the worker,
-        // which looks at its queues once more after it said so, sees what was put there.
-        fence(SeqCst);
-        if self.sleeping.load(Relaxed) {
-            self.bell.kick();
-        }
+        self.parker.wake();
     }
 
-    /// The worker, before it looks at its queues for the last time; and after it woke.
+    /// The thread itself, before it looks at its queues for the last time; and after it woke.
     pub fn set_sleeping(&self, sleeping: bool) {
-        self.sleeping.store(sleeping, Relaxed);
-        fence(SeqCst);
+        self.parker.set_sleeping(sleeping);
     }
 
     pub fn is_sleeping(&self) -> bool {
-        self.sleeping.load(Relaxed)
+        self.parker.is_sleeping()
     }
 
     pub fn set_crowded(&self, crowded: bool) {
@@ -45,10 +43,10 @@ impl Waker {
     }
 
     pub fn drain(&self) {
-        self.bell.drain();
+        self.parker.bell().drain();
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.parker.bell().as_fd()
     }
 }

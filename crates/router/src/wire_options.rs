@@ -1,6 +1,7 @@
 //! How the sockets are opened; for tests and benchmarks, since the defaults are right.
 use crate::wire_admin::faults_of;
 use freeflow_backend::{Udp, UdpConfig};
+use freeflow_protocol::ROUTER_MARK;
 use freeflow_protocol::admin::WireFaults;
 use freeflow_wire::UDP_PORT;
 use serde::Deserialize;
@@ -64,6 +65,7 @@ impl WireOptions {
             dscp: self.dscp.unwrap_or(dscp),
             send_buffer_bytes: self.send_buffer_bytes,
             receive_buffer_bytes: self.receive_buffer_bytes,
+            mark: ROUTER_MARK,
             ..UdpConfig::new(vec![address])
         };
         let mut udp = Udp::open(config).map_err(|error| explain(address, &error))?;
@@ -77,6 +79,7 @@ fn explain(address: IpAddr, error: &io::Error) -> io::Error {
         io::ErrorKind::AddrInUse => {
             "another program has it: another router on this address, or a RoCEv2 driver (rdma_rxe: rdma link show)"
         }
+        io::ErrorKind::PermissionDenied => "its sockets need a mark, and that CAP_NET_ADMIN",
         io::ErrorKind::AddrNotAvailable => "this host does not have that address; see the peers file's \"address\"",
         _ => "can't open it",
     };

@@ -68,6 +68,13 @@ impl Leaving {
         is_ordered
     }
 
+    /// Nobody is late before `until`.
+    pub(crate) fn postpone(&mut self, until: Instant) {
+        for (deadline, _) in &mut self.deadlines {
+            *deadline = until.max(*deadline);
+        }
+    }
+
     fn forget_owner(&mut self, owner: SessionId) {
         self.segments.retain(|name, _| name.0 != owner);
         self.renewed.remove(&owner);
@@ -327,5 +334,11 @@ mod tests {
         assert_eq!(leaving.poll_late(at(61)), Some((session(1), 2)));
         leaving.forget_owner(session(1));
         assert!(leaving.renewed.is_empty());
+        // The router itself was stopped when the time was over.
+        leaving.begin((session(3), 1));
+        leaving.note_ordered((session(3), 1), at(90));
+        leaving.postpone(at(150));
+        assert_eq!(leaving.poll_late(at(149)), None);
+        assert_eq!(leaving.poll_late(at(151)), Some((session(3), 1)));
     }
 }

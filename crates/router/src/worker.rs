@@ -1,4 +1,4 @@
-//! The data plane: one thread that has the engine and all rings, but while it sleeps (see `seat`). Read [`Worker::turn`] first.
+//! The data plane: one thread that has the engine and all rings, but while it sleeps (see `worker_lock`). Read [`Worker::turn`] first.
 //!
 //! Nothing here allocates, locks, logs or enters the kernel while requests flow, but for events of armed completion
 //! queues, the hand-over to fallback helpers, and datagrams, in batches. Which QPs run is in `running`, other hosts are in
@@ -7,15 +7,15 @@ use crate::control::Control;
 use crate::fallback::Finished;
 use crate::jobs::{Job, Reaction, Step};
 use crate::rings::{Bell, Garbage, Rings};
-use crate::seat::Seat;
 use crate::sysfs_counters::Publishing;
 use crate::transfer::Arrival;
 use crate::wait::{Next, Waiting};
 use crate::wake::Waker;
+use crate::worker_lock::Lock;
 use freeflow_engine::{CqId, Engine, QpId, ReceiveQueueId, SessionId, VnicId};
 use freeflow_shm::handshake::fence_for_all;
 use freeflow_shm::layout::CQ_DOORBELL_BASE;
-use freeflow_verbs::Instant;
+use freeflow_verbs::{Duration, Instant};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -26,6 +26,8 @@ const TURN_RESULTS_MAX: usize = 256;
 const TURN_READY_MAX: usize = 4096;
 /// Doorbells of one turn, about; other sessions then come first in the next.
 const TURN_DOORBELLS_MAX: usize = 4096;
+/// A worker that runs so much later than it meant to was stopped (SIGSTOP, a paused VM), and all the router with it.
+const PAUSE: Duration = Duration::from_millis(1000);
 
 pub struct Worker {
     pub engine: Engine,
@@ -49,6 +51,8 @@ pub struct Worker {
     control_waker: Arc<Waker>,
     pub(crate) waiting: Waiting,
     pub(crate) publishing: Publishing,
+    /// By when it meant to run again.
+    due_at: Instant,
     pub stopping: bool,
 }
 
@@ -79,12 +83,14 @@ impl Worker {
             control_waker: queues.control_waker,
             waiting,
             publishing: Publishing::new(),
+            due_at: Instant(u64::MAX),
             stopping: false,
         }
     }
 
     /// One round of everything; whether there was anything to do.
     pub fn turn(&mut self, now: Instant) -> bool {
+        self.rings.blocks.note_turn(self.rings.now, now);
         self.rings.now = now;
         // What was posted before a control request is seen before it: jobs are collected first, and done after the rings.
         self.collect();
@@ -103,27 +109,40 @@ impl Worker {
         busy
     }
 
-    /// Until it is told to stop. It leaves the seat to sleep, and at its end for good.
-    pub fn run(self, seat: &Seat) {
-        let (bed, mut tokens) = (self.waiting.bed(), Vec::new());
-        let mut seated = seat.take();
-        *seated = Some(self);
-        while let Some(worker) = seated.as_mut().filter(|worker| !worker.stopping) {
+    /// Until it is told to stop. It gives the lock up to sleep, and at its end for good.
+    pub fn run(self, lock: &Lock) {
+        let (sleeper, mut tokens) = (self.waiting.sleeper(), Vec::new());
+        let mut guard = lock.acquire();
+        *guard = Some(self);
+        while let Some(worker) = guard.as_mut().filter(|worker| !worker.stopping) {
             let now = Instant(freeflow_shm::monotonic_ns());
             worker.note_cpu(now);
+            worker.note_pause(now);
+            worker.due_at = now;
             let busy = worker.turn(now);
             worker.keep_house(now);
             worker.wake_pollers();
             if let Next::Sleep(timeout) = worker.wait(now, busy) {
-                drop(seated);
-                bed.sleep(timeout, &mut tokens);
-                seated = seat.take();
-                if let Some(worker) = seated.as_mut() {
-                    worker.get_up(&mut tokens);
+                worker.due_at = timeout.map_or(Instant(u64::MAX), |span| now + span);
+                guard = sleeper.sleep((lock, guard), timeout, &mut tokens);
+                if let Some(worker) = guard.as_mut() {
+                    worker.rings.blocks.note_slept();
+                    worker.unpark(&mut tokens);
                 }
             }
         }
-        *seated = None;
+        *guard = None;
+    }
+
+    /// Time in which the router itself did not run counts against nobody: who had until a moment in it to do something, or to answer
+    /// the router, has its whole time again.
+    pub(crate) fn note_pause(&mut self, now: Instant) {
+        if now - self.due_at < PAUSE {
+            return;
+        }
+        self.rings.resumed_at = now;
+        let until = now + self.rings.grants.time_max;
+        self.rings.grants.leaving.postpone(until);
     }
 
     /// Takes what other threads left; whether there is something.
@@ -200,7 +219,7 @@ impl Worker {
             }
             return;
         }
-        match entry.doorbells.get(bell as usize).copied().flatten() {
+        match entry.doorbells.get(bell) {
             Some(Bell::Qp(id)) => {
                 let Some(qp) = self.rings.qps.get(id) else { return };
                 let (receives_wanted, has_next) = (qp.receives_wanted, qp.send.has_next());
@@ -229,6 +248,10 @@ impl Worker {
             }
         }
         busy |= self.take_moved(now);
+        while let Some(arrival) = self.rings.poll_postponed() {
+            self.handle_arrival(now, arrival);
+            busy = true;
+        }
         busy
     }
 
@@ -348,7 +371,8 @@ impl Worker {
 
     /// The sessions of a vNIC, all of them. Nobody waits for its helper any more, which touches no other's memory.
     pub fn destroy_sessions_of(&mut self, now: Instant, vnic: VnicId) -> Garbage {
-        let failed = self.rings.transfers.forget_helper(vnic);
+        let mut failed = self.rings.transfers.forget_helper(vnic);
+        failed.extend(self.rings.forget_postponed(vnic));
         let of_vnic: Vec<SessionId> =
             self.rings.sessions.iter().filter(|(_, session)| session.vnic == vnic).map(|(id, _)| id).collect();
         let garbage = of_vnic.into_iter().flat_map(|session| self.destroy_session(now, session)).collect();
@@ -360,8 +384,10 @@ impl Worker {
 
     /// Gives up the vNICs whose memory blocks their helper for too long.
     pub(crate) fn fail_stalled_vnics(&mut self, now: Instant) {
-        let is_stalled =
-            |vnic: &crate::rings::Vnic| vnic.helper.as_ref().is_some_and(|helper| helper.is_stalled(now.0));
+        let resumed_at = self.rings.resumed_at;
+        let is_stalled = |vnic: &crate::rings::Vnic| {
+            vnic.helper.as_ref().is_some_and(|helper| helper.is_stalled(now.0, resumed_at.0))
+        };
         let stalled: Vec<VnicId> =
             self.rings.vnics.iter().filter(|(_, vnic)| is_stalled(vnic)).map(|(id, _)| id).collect();
         for id in stalled {

@@ -2,6 +2,7 @@
 mod common;
 
 use common::*;
+use freeflow_orchestrator::Command;
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest};
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_protocol::{PROTOCOL_VERSION, encode};
@@ -12,6 +13,7 @@ use freeflow_verbs::{
     CompletionStatus, QpAttributeMask, QpAttributes, QpCapabilities, QpType, RegionChange, SendOpcode, VerbsError,
     VnicLimits, WindowKind,
 };
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -182,6 +184,27 @@ fn limits_hold_for_each_vnic_alone() {
 }
 
 #[test]
+fn rings_have_a_limit_of_their_own() {
+    const PAGE: u64 = 4096;
+    // A CQ of one entry, and one of 64 pages with its header.
+    let host = Host::with_limits(VnicLimits { ring_bytes_max: 66 * PAGE, ..VnicLimits::default() });
+    let mut client = host.client("a");
+    let small = client.create_cq(1, None);
+    let create = |cqe, cookie, client: &Client| {
+        let (context, channel) = (client.context, None);
+        client.ask(&Request::CreateCq { context, cqe, channel, cookie, timestamps: false })
+    };
+    assert!(matches!(create(4096, 100, &client), Reply::Cq { .. }));
+    let refused = Reply::Failed(VerbsError::NoMemory);
+    assert_eq!(create(1, 101, &client), refused);
+    assert_eq!(client.refused(&Request::ResizeCq { cq: small.handle, cqe: 2 }), VerbsError::NoMemory);
+    assert!(matches!(client.ask(&Request::CreateSegment { length: 1 << 20 }), Reply::Segment { .. }));
+    assert!(matches!(host.client("b").create_cq(4096, None), Cq { .. }));
+    assert_eq!(client.ask(&Request::DestroyCq { cq: small.handle }), Reply::Done);
+    until("its ring is freed", || matches!(create(1, 102, &client), Reply::Cq { .. }).then_some(()));
+}
+
+#[test]
 fn the_end_of_a_session_leaves_nothing_and_its_peer_an_error() {
     let Pair { host, mut a, b, mut a_cq, b_cq, mut a_qp, b_qp } = Pair::on(Host::new(), 8);
     let (from, to) = (a.memory(64, false), b.memory(64, true));
@@ -310,5 +333,38 @@ fn every_mode_carries_messages() {
             assert!(to.is_filled(8, seed));
         }
         assert_eq!(pair.host.status().mode, mode.name());
+    }
+}
+
+/// What one command declares is adopted before the next is planned, also where both are in line for the control thread.
+#[test]
+fn commands_from_several_threads_are_done_one_after_another() {
+    const EACH: usize = 60;
+    let mut host = Host::new();
+    let declare = |thread: usize, number: usize| {
+        let id = format!("v{thread}-{number}");
+        Command::Attach { title: id.clone(), id, network: "default".into(), address: None, labels: BTreeMap::new() }
+    };
+    let router = host.router.as_ref().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            scope.spawn(move || (0..EACH).for_each(|number| router.command(declare(thread, number)).unwrap()));
+        }
+    });
+    let before = vnics(&host);
+    assert_eq!(before.len(), 3 * EACH);
+    host.router.take().unwrap().stop().unwrap();
+    host.router = Some(Router::start(config(&host.directory.0, VnicLimits::default())).unwrap());
+    assert_eq!(vnics(&host), before);
+}
+
+/// Names and addresses, in order.
+fn vnics(host: &Host) -> BTreeMap<String, String> {
+    let (mut all, mut after) = (BTreeMap::new(), None);
+    loop {
+        let AdminReply::Vnics { vnics, .. } = host.admin(&AdminRequest::ListVnics { after }) else { panic!("no list") };
+        let Some(last) = vnics.last() else { return all };
+        after = Some(last.id.clone());
+        all.extend(vnics.iter().map(|vnic| (vnic.id.clone(), format!("{:?}", vnic.address))));
     }
 }

@@ -53,7 +53,10 @@ fn pages(descriptor: &OwnedFd, count: u64) -> Segment {
 fn create_segment(client: &Client, count: u64) -> (Handle, Segment) {
     let (reply, fds) = client.ask_fds(&Request::CreateSegment { length: count * PAGE_BYTES });
     let Reply::Segment { segment, .. } = reply else { panic!("{reply:?}") };
-    (segment, pages(&fds[0], count))
+    let mapped = pages(&fds[0], count);
+    // As the library does: the pages are the program's from the start.
+    mapped.populate(0, mapped.bytes()).unwrap();
+    (segment, mapped)
 }
 
 fn map_part(segment: Handle, mapped: &Segment, page: u64) -> Request {

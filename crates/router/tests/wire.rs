@@ -78,6 +78,8 @@ fn operations(pair: &mut Apart, from_shared: bool, to_shared: bool) {
     pair.a.post_send(&mut pair.a_qp, &SendDescriptor { compare_add: 2, ..at });
     assert_eq!(pair.a_cq.wait().status, CompletionStatus::Success);
     assert_eq!((from.word(0).load(Relaxed), to.word(2).load(Relaxed)), (40, 42));
+    pair.a.release(from);
+    pair.b.release(to);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //!
 //! Invariant: the sender publishes at most as many descriptors and units of data as the receiver has not freed; places are
 //! reckoned by both from the lengths alone, so they never name memory outside the ring.
+use crate::handshake;
 use crate::layout::{
     CHANNEL_OPEN, CREDIT_ROUTED,
     channel::{self, DESCRIPTOR_BYTES, DESCRIPTOR_COUNT, UNIT_BYTES, UNIT_COUNT},
@@ -177,6 +178,12 @@ impl ChannelSender {
         // Relaxed: ordered by the fence.
         self.segment.u32(channel::WANTS_TELLING).load(Ordering::Relaxed) != 0
     }
+
+    /// After [`Self::must_tell`] said so: the receiver's RECVs are flushed, and it may never see the message.
+    #[inline]
+    pub fn may_be_unseen(&self) -> bool {
+        handshake::may_be_unseen(self.segment.u32(channel::STATE))
+    }
 }
 
 fn credit_at(msn: u32, credit_count: u32) -> usize {
@@ -205,6 +212,7 @@ pub struct ChannelReceiver {
     segment: Arc<Segment>,
     next: Place,
     wants_telling: bool,
+    has_left: bool,
 }
 
 impl ChannelReceiver {
@@ -212,7 +220,7 @@ impl ChannelReceiver {
     pub fn new(segment: Arc<Segment>, credit_count: u32) -> (Self, CreditWriter) {
         assert!(credit_count.is_power_of_two() && channel::bytes(credit_count) <= segment.bytes());
         let credits = CreditWriter { segment: segment.clone(), credit_count };
-        let receiver = Self { segment, next: Place::default(), wants_telling: false };
+        let receiver = Self { segment, next: Place::default(), wants_telling: false, has_left: false };
         receiver.segment.u32(channel::WANTS_TELLING).store(1, Ordering::Relaxed);
         (Self { wants_telling: true, ..receiver }, credits)
     }
@@ -278,13 +286,21 @@ impl ChannelReceiver {
     /// Whether the sender shall have the router tell of messages. After `true` look once more; a fence is made.
     #[inline]
     pub fn want_telling(&mut self, wants: bool) {
-        if std::mem::replace(&mut self.wants_telling, wants) == wants {
+        if std::mem::replace(&mut self.wants_telling, wants) == wants || self.has_left {
             return;
         }
         // Relaxed: ordered by the fence.
         self.segment.u32(channel::WANTS_TELLING).store(u32::from(wants), Ordering::Relaxed);
         // SeqCst; partner: the fence in `must_tell`.
         fence(Ordering::SeqCst);
+    }
+
+    /// RECVs are flushed: what [`Self::peek`] finds from now on is taken, and the sender of anything later knows that it may not be.
+    pub fn leave(&mut self) {
+        if !std::mem::replace(&mut self.has_left, true) {
+            self.wants_telling = true;
+            handshake::leave(self.segment.u32(channel::STATE), self.segment.u32(channel::WANTS_TELLING));
+        }
     }
 
     pub fn wants_telling(&self) -> bool {

@@ -63,33 +63,38 @@ pub fn receive_message(sock: impl AsFd, buffer: &mut Vec<u8>, max_fds: usize) ->
 /// The same into a buffer of [`MESSAGE_BYTES_MAX`] that is kept: nothing of it has to be cleared for each message. Gives the
 /// message's length.
 pub fn receive_into(sock: impl AsFd, buffer: &mut [u8], max_fds: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let max_fds = max_fds.min(RECEIVED_FDS_MAX);
+    let (received, fds) = receive_all(sock, buffer);
+    let bytes = received?;
+    if fds.len() > max_fds { Err(too_much()) } else { Ok((bytes, fds)) }
+}
+
+fn too_much() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "a message longer, or with more descriptors, than allowed")
+}
+
+/// The same with whatever descriptors came, also with a message that is too long: to close one may take as long as its sender likes.
+pub fn receive_all(sock: impl AsFd, buffer: &mut [u8]) -> (io::Result<usize>, Vec<OwnedFd>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RECEIVED_FDS_MAX))];
-    let (result, fds) = loop {
+    loop {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let result =
             rustix::net::recvmsg(sock.as_fd(), &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC);
         if result.as_ref().is_err_and(|error| *error == Errno::INTR) {
             continue;
         }
-        // Collected in any case, so that they are closed in any case.
         let mut fds = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
                 fds.extend(rights);
             }
         }
-        break (result, fds);
-    };
-    let received = result?;
-    let truncated = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    if truncated || fds.len() > max_fds {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "a message longer, or with more descriptors, than allowed",
-        ));
+        let received = match result {
+            Ok(received) if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) => Err(too_much()),
+            Ok(received) => Ok(received.bytes),
+            Err(error) => Err(error.into()),
+        };
+        return (received, fds);
     }
-    Ok((received.bytes, fds))
 }
 
 /// Listens at `path` with the given permission bits; a socket that a dead process left there is replaced. The socket is

@@ -9,6 +9,9 @@
 //!
 //! Invariant: who seized must let go; so [`HeldThreads`] stays on the thread that made it, and lets go when it is dropped.
 //! If the tracing thread dies the kernel lets go.
+//!
+//! The decisions (`Frozen`) share no memory with anybody, so there is nothing for loom. They are generic over the kernel
+//! (`Tracer`), and `model` runs them against every short history of threads that begin, end and stop meanwhile.
 use rustix::fs::{Mode, OFlags, RawDir};
 use std::ffi::CString;
 use std::io;
@@ -39,9 +42,45 @@ struct Tracee {
     signal: i32,
 }
 
+/// What became of a thread that is traced.
+enum Change {
+    /// Nothing that is to be noticed.
+    None,
+    Ended,
+    Stopped(Stop),
+}
+
+enum Stop {
+    /// As it was asked to.
+    Asked,
+    /// To take a signal.
+    Signal(i32),
+    Other,
+}
+
+/// The kernel, as a tracer sees it.
+trait Tracer {
+    /// The threads of one process.
+    type Tasks<'a>: Copy;
+
+    fn thread_ids(&self, tasks: Self::Tasks<'_>) -> io::Result<Vec<i32>>;
+    /// A thread's ID in its own PID namespace; `None` if it is none of this process, or has ended.
+    fn inner_id(&self, tasks: Self::Tasks<'_>, id: i32) -> Option<u32>;
+    /// As in `/proc/PID/stat`; `None` if there is no such thread.
+    fn state(&self, tasks: Self::Tasks<'_>, id: i32) -> Option<u8>;
+    fn seize(&self, id: i32) -> io::Result<()>;
+    fn interrupt(&self, id: i32);
+    fn poll(&self, id: i32) -> io::Result<Change>;
+    fn make_restartable(&self, id: i32);
+    fn detach(&self, id: i32, signal: i32) -> io::Result<()>;
+    fn now(&self) -> Instant;
+    fn give_way(&self);
+    fn sleep(&self, span: Duration);
+}
+
 /// The threads of one process, but for one, stopped. They go on when this is dropped.
 pub struct HeldThreads {
-    tracees: Vec<Tracee>,
+    _frozen: Frozen<Ptrace>,
     /// ptrace knows the tracer by its thread.
     on_this_thread: PhantomData<*const ()>,
 }
@@ -56,65 +95,83 @@ impl HeldThreads {
         if !cfg!(target_arch = "x86_64") {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let (tasks, deadline) = (tasks.as_fd(), Instant::now() + limit);
-        let mut held = Self { tracees: Vec::new(), on_this_thread: PhantomData };
-        held.stop_all(tasks, except, deadline).inspect_err(|_| held.wait_for_runnable(tasks))?;
-        Ok(held)
+        Ok(Self { _frozen: Frozen::take(Ptrace, tasks.as_fd(), except, limit)?, on_this_thread: PhantomData })
+    }
+}
+
+struct Frozen<T: Tracer> {
+    tracer: T,
+    tracees: Vec<Tracee>,
+}
+
+impl<T: Tracer> Frozen<T> {
+    fn take(tracer: T, tasks: T::Tasks<'_>, except: u32, limit: Duration) -> io::Result<Self> {
+        let deadline = tracer.now() + limit;
+        let mut frozen = Self { tracer, tracees: Vec::new() };
+        frozen.stop_all(tasks, except, deadline).inspect_err(|_| frozen.wait_for_runnable(tasks))?;
+        Ok(frozen)
     }
 
-    fn stop_all(&mut self, tasks: BorrowedFd<'_>, except: u32, deadline: Instant) -> io::Result<()> {
-        let mut caller = None;
-        // A thread that is not stopped yet can make another one: the list is final once all that it names stand still.
+    fn stop_all(&mut self, tasks: T::Tasks<'_>, except: u32, deadline: Instant) -> io::Result<()> {
+        let (mut caller, mut zombies) = (None, Vec::new());
+        // A thread that is not stopped yet can make another one: the list is final once all that it names stand still, or had
+        // ended before.
         loop {
-            let known = self.tracees.len();
-            for id in thread_ids(tasks)? {
+            let mut is_final = true;
+            for id in self.tracer.thread_ids(tasks)? {
                 if caller == Some(id) || self.tracees.iter().any(|tracee| tracee.id == id) {
                     continue;
                 }
-                if caller.is_none() && inner_id(tasks, id) == Some(except) {
+                if caller.is_none() && self.tracer.inner_id(tasks, id) == Some(except) {
                     caller = Some(id);
                     continue;
                 }
-                self.seize(tasks, id)?;
+                let is_zombie = self.seize(tasks, id)?;
+                // One that has ended since it was listed may have made another one just before.
+                is_final &= is_zombie && zombies.contains(&id);
+                zombies.extend(is_zombie.then_some(id));
             }
             if caller.is_none() {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            if self.tracees.len() == known {
+            if is_final {
                 return Ok(());
             }
             self.wait_until_stopped(tasks, deadline)?;
             // The one that runs on may make threads, and end them, for ever.
-            if Instant::now() >= deadline {
+            if self.tracer.now() >= deadline {
                 return Err(io::ErrorKind::TimedOut.into());
             }
         }
     }
 
-    /// Begins to stop one thread. One that has ended meanwhile is passed over.
-    fn seize(&mut self, tasks: BorrowedFd<'_>, id: i32) -> io::Result<()> {
+    /// Begins to stop one thread. One that has ended meanwhile is passed over; true: it stays listed until the others have
+    /// ended, too.
+    fn seize(&mut self, tasks: T::Tasks<'_>, id: i32) -> io::Result<bool> {
         if self.tracees.len() >= THREAD_COUNT_MAX {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        if let Err(error) = ptrace(libc::PTRACE_SEIZE, id, 0, 0) {
-            return if is_ended(tasks, id) { Ok(()) } else { Err(not_permitted(error)) };
+        if let Err(error) = self.tracer.seize(id) {
+            let state = self.tracer.state(tasks, id);
+            let is_zombie = matches!(state, Some(b'Z' | b'X'));
+            return if is_zombie || state.is_none() { Ok(is_zombie) } else { Err(not_permitted(error)) };
         }
         self.tracees.push(Tracee { id, stopped: false, signal: 0 });
-        if inner_id(tasks, id).is_none() {
+        if self.tracer.inner_id(tasks, id).is_none() {
             // Its number is another process' now.
-            self.let_go(self.tracees.len() - 1, Instant::now() + SLEEPERS_STOP_WITHIN);
+            self.let_go(self.tracees.len() - 1, self.tracer.now() + SLEEPERS_STOP_WITHIN);
             self.tracees.pop();
-            return Ok(());
+            return Ok(false);
         }
         // Fails if it ends just now, which the wait finds out.
-        let _ = ptrace(libc::PTRACE_INTERRUPT, id, 0, 0);
-        Ok(())
+        self.tracer.interrupt(id);
+        Ok(false)
     }
 
     /// A thread that waits for a processor is worth waiting for, one that sleeps where it can't be stopped is not.
-    fn wait_until_stopped(&mut self, tasks: BorrowedFd<'_>, deadline: Instant) -> io::Result<()> {
-        let hopeful = Instant::now() + SLEEPERS_STOP_WITHIN;
-        let patient = Instant::now() + YIELD_FOR;
+    fn wait_until_stopped(&mut self, tasks: T::Tasks<'_>, deadline: Instant) -> io::Result<()> {
+        let hopeful = self.tracer.now() + SLEEPERS_STOP_WITHIN;
+        let patient = self.tracer.now() + YIELD_FOR;
         loop {
             let mut missing = 0;
             let mut at = 0;
@@ -129,59 +186,52 @@ impl HeldThreads {
             if missing == 0 {
                 return Ok(());
             }
-            let now = Instant::now();
+            let now = self.tracer.now();
             if now >= deadline || (now >= hopeful && !self.is_missing_runnable(tasks)) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             // They are woken to stop: they may need this processor.
-            if Instant::now() < patient { crate::sched_yield() } else { std::thread::sleep(LOOK_AGAIN) }
+            if self.tracer.now() < patient { self.tracer.give_way() } else { self.tracer.sleep(LOOK_AGAIN) }
         }
     }
 
     /// A call that was interrupted can be made to begin again only once its thread stands still: those that are about to, and
     /// wait for a processor, are given some more time before all are let go.
-    fn wait_for_runnable(&mut self, tasks: BorrowedFd<'_>) {
-        let deadline = Instant::now() + RUNNABLE_STOP_WITHIN;
-        let is_awaited =
-            |tracee: &Tracee| !tracee.stopped && matches!(state(tasks, tracee.id), Some(b'R' | b't' | b'T'));
-        while let Some(at) = self.tracees.iter().position(is_awaited)
-            && Instant::now() < deadline
+    fn wait_for_runnable(&mut self, tasks: T::Tasks<'_>) {
+        let deadline = self.tracer.now() + RUNNABLE_STOP_WITHIN;
+        let is_awaited = |tracer: &T, tracee: &Tracee| {
+            !tracee.stopped && matches!(tracer.state(tasks, tracee.id), Some(b'R' | b't' | b'T'))
+        };
+        while let Some(at) = self.tracees.iter().position(|tracee| is_awaited(&self.tracer, tracee))
+            && self.tracer.now() < deadline
         {
             match self.look(at) {
                 Ok(true) if self.tracees[at].stopped => {}
-                Ok(true) => std::thread::sleep(LOOK_AGAIN),
+                Ok(true) => self.tracer.sleep(LOOK_AGAIN),
                 _ => drop(self.tracees.swap_remove(at)),
             }
         }
     }
 
-    fn is_missing_runnable(&self, tasks: BorrowedFd<'_>) -> bool {
+    fn is_missing_runnable(&self, tasks: T::Tasks<'_>) -> bool {
         let mut missing = self.tracees.iter().filter(|tracee| !tracee.stopped);
-        missing.all(|tracee| matches!(state(tasks, tracee.id), Some(b'R' | b't' | b'T' | b'Z' | b'X')))
+        missing.all(|tracee| matches!(self.tracer.state(tasks, tracee.id), Some(b'R' | b't' | b'T' | b'Z' | b'X')))
     }
 
     /// Looks whether a thread has stopped. False: it has ended.
     fn look(&mut self, at: usize) -> io::Result<bool> {
-        let tracee = &mut self.tracees[at];
-        let mut status = 0;
-        // SAFETY: `status` is ours to write.
-        let found = unsafe { libc::waitpid(tracee.id, &raw mut status, libc::__WALL | libc::WNOHANG) };
-        if found < 0 {
-            let error = io::Error::last_os_error();
-            return if error.raw_os_error() == Some(libc::ECHILD) { Ok(false) } else { Err(error) };
-        }
-        if found == 0 {
-            return Ok(true);
-        }
-        if !libc::WIFSTOPPED(status) {
-            return Ok(false);
-        }
-        tracee.stopped = true;
-        if status >> 16 == EVENT_STOP {
-            make_restartable(tracee.id);
-        } else if status >> 16 == 0 {
-            // About to take a signal: what it interrupted is that signal's affair.
-            tracee.signal = libc::WSTOPSIG(status);
+        let id = self.tracees[at].id;
+        let stop = match self.tracer.poll(id)? {
+            Change::None => return Ok(true),
+            Change::Ended => return Ok(false),
+            Change::Stopped(stop) => stop,
+        };
+        self.tracees[at].stopped = true;
+        match stop {
+            Stop::Asked => self.tracer.make_restartable(id),
+            // What it interrupted is that signal's affair.
+            Stop::Signal(signal) => self.tracees[at].signal = signal,
+            Stop::Other => {}
         }
         Ok(true)
     }
@@ -190,17 +240,16 @@ impl HeldThreads {
     /// let go by the kernel when this thread ends, and goes on then as if nothing had been.
     fn let_go(&mut self, at: usize, deadline: Instant) {
         if !self.tracees[at].stopped {
-            let _ = ptrace(libc::PTRACE_INTERRUPT, self.tracees[at].id, 0, 0);
+            self.tracer.interrupt(self.tracees[at].id);
         }
         while !self.tracees[at].stopped {
             match self.look(at) {
                 Ok(true) if self.tracees[at].stopped => {}
-                Ok(true) if Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),
+                Ok(true) if self.tracer.now() < deadline => self.tracer.sleep(LOOK_AGAIN),
                 _ => return,
             }
         }
-        let signal = self.tracees[at].signal as usize;
-        if ptrace(libc::PTRACE_DETACH, self.tracees[at].id, 0, signal).is_err() {
+        if self.tracer.detach(self.tracees[at].id, self.tracees[at].signal).is_err() {
             // Killed while it stood still: its process is not gone before this is known.
             let _ = self.look(at);
         }
@@ -208,7 +257,7 @@ impl HeldThreads {
 
     /// Lets the threads go, first those that stand still.
     fn release_all(&mut self) {
-        let deadline = Instant::now() + SLEEPERS_STOP_WITHIN;
+        let deadline = self.tracer.now() + SLEEPERS_STOP_WITHIN;
         for is_stopped in [true, false] {
             for at in 0..self.tracees.len() {
                 if self.tracees[at].stopped == is_stopped {
@@ -220,7 +269,7 @@ impl HeldThreads {
     }
 }
 
-impl Drop for HeldThreads {
+impl<T: Tracer> Drop for Frozen<T> {
     fn drop(&mut self) {
         self.release_all();
     }
@@ -229,6 +278,70 @@ impl Drop for HeldThreads {
 fn ptrace(request: libc::c_uint, id: i32, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: the requests made here read and write no memory of ours but what `data` points to, which is valid then.
     if unsafe { libc::ptrace(request, id, address, data) } == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The kernel itself.
+struct Ptrace;
+
+impl Tracer for Ptrace {
+    type Tasks<'a> = BorrowedFd<'a>;
+
+    fn thread_ids(&self, tasks: BorrowedFd<'_>) -> io::Result<Vec<i32>> {
+        thread_ids(tasks)
+    }
+
+    fn inner_id(&self, tasks: BorrowedFd<'_>, id: i32) -> Option<u32> {
+        inner_id(tasks, id)
+    }
+
+    fn state(&self, tasks: BorrowedFd<'_>, id: i32) -> Option<u8> {
+        state(tasks, id)
+    }
+
+    fn seize(&self, id: i32) -> io::Result<()> {
+        ptrace(libc::PTRACE_SEIZE, id, 0, 0)
+    }
+
+    fn interrupt(&self, id: i32) {
+        let _ = ptrace(libc::PTRACE_INTERRUPT, id, 0, 0);
+    }
+
+    fn poll(&self, id: i32) -> io::Result<Change> {
+        let mut status = 0;
+        // SAFETY: `status` is ours to write.
+        let found = unsafe { libc::waitpid(id, &raw mut status, libc::__WALL | libc::WNOHANG) };
+        if found < 0 {
+            let error = io::Error::last_os_error();
+            return if error.raw_os_error() == Some(libc::ECHILD) { Ok(Change::Ended) } else { Err(error) };
+        }
+        Ok(match status >> 16 {
+            _ if found == 0 => Change::None,
+            _ if !libc::WIFSTOPPED(status) => Change::Ended,
+            EVENT_STOP => Change::Stopped(Stop::Asked),
+            0 => Change::Stopped(Stop::Signal(libc::WSTOPSIG(status))),
+            _ => Change::Stopped(Stop::Other),
+        })
+    }
+
+    fn make_restartable(&self, id: i32) {
+        make_restartable(id);
+    }
+
+    fn detach(&self, id: i32, signal: i32) -> io::Result<()> {
+        ptrace(libc::PTRACE_DETACH, id, 0, signal as usize)
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn give_way(&self) {
+        crate::sched_yield();
+    }
+
+    fn sleep(&self, span: Duration) {
+        std::thread::sleep(span);
+    }
 }
 
 fn not_permitted(error: io::Error) -> io::Error {
@@ -283,11 +396,6 @@ fn inner_id(tasks: BorrowedFd<'_>, id: i32) -> Option<u32> {
     line.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-/// Not there any more, or a zombie: a first thread that has ended stays listed until the others have.
-fn is_ended(tasks: BorrowedFd<'_>, id: i32) -> bool {
-    matches!(state(tasks, id), None | Some(b'Z' | b'X'))
-}
-
 /// As in `/proc/PID/stat`; `None` if there is no such thread.
 fn state(tasks: BorrowedFd<'_>, id: i32) -> Option<u8> {
     let mut buffer = [0; 512];
@@ -295,6 +403,9 @@ fn state(tasks: BorrowedFd<'_>, id: i32) -> Option<u8> {
     let at = buffer[..bytes].iter().rposition(|byte| *byte == b')')?;
     buffer.get(at + 2).copied()
 }
+
+#[cfg(test)]
+mod model;
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
@@ -324,7 +435,7 @@ mod tests {
         let (child, tasks) = sleeper();
         let limit = Duration::from_secs(5);
         let held = HeldThreads::take(&tasks, child.id(), limit).unwrap();
-        assert!(held.tracees.is_empty());
+        assert!(held._frozen.tracees.is_empty());
         drop(held);
         match HeldThreads::take(&tasks, u32::MAX, limit) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
@@ -338,7 +449,7 @@ mod tests {
     fn a_thread_stands_still_until_it_is_let_go() {
         let (child, tasks) = sleeper();
         let id = child.id() as i32;
-        let mut held = HeldThreads { tracees: Vec::new(), on_this_thread: PhantomData };
+        let mut held = Frozen { tracer: Ptrace, tracees: Vec::new() };
         if held.seize(tasks.as_fd(), id).is_ok() {
             held.wait_until_stopped(tasks.as_fd(), Instant::now() + Duration::from_secs(5)).unwrap();
             assert_eq!(state(tasks.as_fd(), id), Some(b't'));

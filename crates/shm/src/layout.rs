@@ -218,7 +218,7 @@ pub mod entry {
 /// wraps: what does not fit before the end begins at the start. Both sides reckon the places from the lengths. A
 /// descriptor is published as a slot is: by the sequence in the upper half of its head.
 pub mod channel {
-    /// u32, receiver: [`super::CHANNEL_OPEN`] once it takes messages.
+    /// u32, receiver: [`super::CHANNEL_OPEN`] once it takes messages, [`super::CHANNEL_LEFT`] once its RECVs are flushed.
     pub const STATE: usize = 0;
     /// u32, receiver: 1 if the sender must say to the router that there is a message: nobody looks.
     pub const WANTS_TELLING: usize = 4;
@@ -243,6 +243,8 @@ pub mod channel {
 }
 
 pub const CHANNEL_OPEN: u32 = 1;
+/// The receiver looks once more, and never again.
+pub const CHANNEL_LEFT: u32 = 2;
 /// The router must deliver to this RECV.
 pub const CREDIT_ROUTED: u32 = u32::MAX;
 

@@ -3,8 +3,9 @@
 //! This is the only crate that maps memory shared with another process. The other side is taken to be hostile: each
 //! shared word is loaded once, the copy is checked, and only the copy is used; private cursors are the truth.
 //!
-//! [`slot`] and [`handshake`] hold the algorithms over bare atomics, which loom model-checks (`tests/loom.rs`); the
-//! rings lay them over a [`Segment`].
+//! [`slot`] and [`handshake`] hold the algorithms over bare atomics, which loom model-checks (`tests/loom/`); the
+//! rings lay them over a [`Segment`]. [`parker`] and [`worker_lock`] are the router's own, without shared memory; they are
+//! here to be checked by the same models.
 //!
 //! Invariant: nothing in a segment is ever reached by a Rust reference except atomics, for which any bytes are valid.
 #![deny(clippy::undocumented_unsafe_blocks)]
@@ -12,9 +13,16 @@
 pub mod claims;
 pub mod handshake;
 pub mod layout;
+pub mod parker;
+pub mod revocation;
 pub mod slot;
 mod sync;
+pub mod worker_lock;
 
+#[cfg(not(loom))]
+mod calls;
+#[cfg(not(loom))]
+mod capabilities;
 #[cfg(not(loom))]
 mod channel;
 #[cfg(not(loom))]
@@ -24,9 +32,13 @@ pub mod fd;
 #[cfg(not(loom))]
 mod hold;
 #[cfg(not(loom))]
+mod missing;
+#[cfg(not(loom))]
 mod own;
 #[cfg(not(loom))]
 mod request_ring;
+#[cfg(not(loom))]
+mod room;
 #[cfg(not(loom))]
 mod segment;
 #[cfg(not(loom))]
@@ -43,6 +55,10 @@ mod tally;
 mod view;
 
 #[cfg(not(loom))]
+pub use calls::{FilterInstruction, RefusedCall, RefusedCalls, limit_calls};
+#[cfg(not(loom))]
+pub use capabilities::{limit_capabilities, limit_programs};
+#[cfg(not(loom))]
 pub use channel::{CHANNEL_MESSAGE_BYTES_MAX, ChannelReceiver, ChannelSender, Credit, CreditWriter, Staged};
 #[cfg(not(loom))]
 pub use completion_ring::{CompletionConsumer, CompletionProducer};
@@ -51,11 +67,15 @@ pub use fd::Doorbell;
 #[cfg(not(loom))]
 pub use hold::HeldThreads;
 #[cfg(not(loom))]
+pub use missing::refuses_missing_pages;
+#[cfg(not(loom))]
 pub use own::{OwnMemory, OwnRange};
 #[cfg(not(loom))]
 pub use request_ring::{RequestConsumer, RequestProducer, SendDescriptor, Take};
 #[cfg(not(loom))]
-pub use segment::{OutOfBounds, Segment, forbid_writing, foreign_memory};
+pub use room::Room;
+#[cfg(not(loom))]
+pub use segment::{AccessError, OutOfBounds, Segment, forbid_writing, foreign_memory};
 #[cfg(not(loom))]
 pub use session::SessionSegment;
 #[cfg(not(loom))]
@@ -66,7 +86,7 @@ pub use slot::Full;
 #[cfg(not(loom))]
 pub use sys::{
     allowed_cpus, coarse_ns, cpu_count, current_cpu, monotonic_ns, page_bytes, pause, pin_to_cpu, prefer_short_slices,
-    sched_yield,
+    release_large_allocations, sched_yield, voluntary_switch_count,
 };
 #[cfg(not(loom))]
 pub use tally::Tally;

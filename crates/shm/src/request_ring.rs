@@ -8,9 +8,10 @@
 use crate::claims::{Taker, claim};
 use crate::handshake::{announce, announced};
 use crate::layout::{QueueShape, SGE_BYTES, queue, slot};
+use crate::revocation::revoke;
 use crate::segment::Segment;
 use crate::slot::{HEAD, Line, PublishCursor, Slots, TakeCursor};
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::tally::{self, Tally};
 use crate::view::QueueView;
 use freeflow_verbs::{
@@ -173,16 +174,13 @@ impl RequestProducer {
     #[inline]
     pub fn grants_withdrawn(&self) -> u32 {
         // Relaxed: what counts is the look after the copy.
-        self.view.header::<{ queue::GRANTS_WITHDRAWN }>().load(Ordering::Relaxed)
+        self.revocations().load(Ordering::Relaxed)
     }
 
-    /// Whether grants that came with this number still hold, after bytes were copied by one. Fences first: if so, whoever takes
-    /// the memory back sees what was written.
+    /// The word of [`Self::grants_withdrawn`], for a [`Granted`](crate::revocation::Granted).
     #[inline]
-    pub fn still_granted(&self, number: u32) -> bool {
-        // SeqCst; partner: the fence in `RequestConsumer::set_grants_withdrawn`.
-        fence(Ordering::SeqCst);
-        self.grants_withdrawn() == number
+    pub fn revocations(&self) -> &AtomicU32 {
+        self.view.header::<{ queue::GRANTS_WITHDRAWN }>()
     }
 
     /// Send requests before this position are done, and their completions can be polled. Only kept up to date while something is
@@ -502,12 +500,9 @@ impl RequestConsumer {
         self.view.header::<{ queue::CHANNELS_CLOSED }>().store(number, Ordering::Relaxed);
     }
 
-    /// Then a SeqCst fence: whoever copied by a grant either sees the change, or what it wrote can be seen.
+    /// All grants of the queue from before this number are void.
     pub fn set_grants_withdrawn(&self, number: u32) {
-        // Relaxed: ordered by the fence.
-        self.view.header::<{ queue::GRANTS_WITHDRAWN }>().store(number, Ordering::Relaxed);
-        // SeqCst; partner: the fence in `RequestProducer::still_granted`.
-        fence(Ordering::SeqCst);
+        revoke(self.view.header::<{ queue::GRANTS_WITHDRAWN }>(), number);
     }
 
     /// How many messages the library put into its channel, since the last call, of which the peer wants to be told; and whether

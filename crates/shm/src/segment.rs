@@ -5,6 +5,7 @@
 //! [`crate::install_sigbus_guard`] the mapping is then *poisoned* instead of the process killed.
 //!
 //! Invariant: a `Segment` owns its address range from its making to its drop; no reference into it outlives it.
+use crate::missing::{self, AddressRange, Missing};
 use crate::sigbus::Registration;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -26,6 +27,38 @@ impl fmt::Display for OutOfBounds {
 
 impl std::error::Error for OutOfBounds {}
 
+/// An access that was not made, or not as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessError {
+    /// The range is not inside the segment, or an atomic's eight bytes are not aligned.
+    OutOfBounds,
+    /// A page is not there, and this process is not to allocate it: [`Segment::refuse_missing`].
+    Missing,
+}
+
+impl From<OutOfBounds> for AccessError {
+    fn from(_: OutOfBounds) -> Self {
+        Self::OutOfBounds
+    }
+}
+
+impl From<Missing> for AccessError {
+    fn from(_: Missing) -> Self {
+        Self::Missing
+    }
+}
+
+impl fmt::Display for AccessError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfBounds => OutOfBounds.fmt(f),
+            Self::Missing => f.write_str("a page is missing"),
+        }
+    }
+}
+
+impl std::error::Error for AccessError {}
+
 /// Bytes that become visible last when a payload is written with `last_bytes_last`.
 const TAIL_BYTES: usize = 8;
 
@@ -37,6 +70,8 @@ pub struct Segment {
     base: NonNull<u8>,
     bytes: usize,
     registration: Registration,
+    /// Accesses are guarded calls.
+    refuses_missing: bool,
 }
 
 // SAFETY: the mapping belongs to no thread; every access is an atomic one or a copy of bytes that have no meaning to Rust.
@@ -60,37 +95,49 @@ impl Segment {
 
     fn create_sealed(name: &str, bytes: usize, seals: SealFlags) -> io::Result<(Self, OwnedFd)> {
         let fd = sealed_memory(name, bytes, seals)?;
-        let segment = Self::map_with(fd.as_fd(), page_multiple(bytes)?, ProtFlags::READ | ProtFlags::WRITE)?;
+        let segment = Self::map_with(fd.as_fd(), page_multiple(bytes)?, ProtFlags::READ | ProtFlags::WRITE, None)?;
         Ok((segment, fd))
     }
 
     /// Maps the first `bytes` of a file. Errors: EINVAL for 0 or too many; `UnexpectedEof` if the file is shorter.
     pub fn map(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        Self::map_given(fd, bytes, ProtFlags::READ | ProtFlags::WRITE)
+        Self::map_given(fd, bytes, ProtFlags::READ | ProtFlags::WRITE, None)
+    }
+
+    /// The same at `address`, in the place of what is mapped there. If that fails, it may be unmapped.
+    ///
+    /// # Safety
+    /// Nothing lies in `address..address + bytes`, which is the caller's to map.
+    pub(crate) unsafe fn map_over(fd: BorrowedFd<'_>, bytes: usize, address: usize) -> io::Result<Self> {
+        Self::map_given(fd, bytes, ProtFlags::READ | ProtFlags::WRITE, Some(address))
     }
 
     /// The same for reading only: a write to it is a SIGSEGV, so nothing of this process may hand it out for writing.
     pub fn map_for_reading(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        Self::map_given(fd, bytes, ProtFlags::READ)
+        Self::map_given(fd, bytes, ProtFlags::READ, None)
     }
 
     /// A file of another's making, which may be too short.
-    fn map_given(fd: BorrowedFd<'_>, bytes: usize, rights: ProtFlags) -> io::Result<Self> {
+    fn map_given(fd: BorrowedFd<'_>, bytes: usize, rights: ProtFlags, at: Option<usize>) -> io::Result<Self> {
         page_multiple(bytes)?;
         let length = rustix::fs::fstat(fd)?.st_size;
         if u64::try_from(length).is_ok_and(|length| length >= bytes as u64) {
-            Self::map_with(fd, bytes, rights)
+            Self::map_with(fd, bytes, rights, at)
         } else {
             Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the segment is shorter than said"))
         }
     }
 
-    fn map_with(fd: BorrowedFd<'_>, bytes: usize, rights: ProtFlags) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, rights, MapFlags::SHARED, fd, 0)? };
+    /// `at`: only by [`Self::map_over`].
+    fn map_with(fd: BorrowedFd<'_>, bytes: usize, rights: ProtFlags, at: Option<usize>) -> io::Result<Self> {
+        let flags = MapFlags::SHARED | if at.is_some() { MapFlags::FIXED } else { MapFlags::empty() };
+        let at = std::ptr::without_provenance_mut(at.unwrap_or(0));
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists, and one at a given
+        // address none of anybody else's, by the caller of `map_over`.
+        let base = unsafe { rustix::mm::mmap(at, bytes, rights, flags, fd, 0)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap without MAP_FIXED gives no null");
         match Registration::new(base.as_ptr() as usize, page_multiple(bytes)?) {
-            Ok(registration) => Ok(Self { base, bytes, registration }),
+            Ok(registration) => Ok(Self { base, bytes, registration, refuses_missing: false }),
             Err(error) => {
                 // SAFETY: the range was mapped above and nobody knows of it.
                 let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), bytes) };
@@ -145,14 +192,37 @@ impl Segment {
         Ok(())
     }
 
+    /// From now on [`Self::read`], [`Self::write`], [`Self::copy`] and the atomic operations allocate no page: where one is
+    /// missing they answer [`AccessError::Missing`], and what they did up to there stands. Rings can't be reached so.
+    ///
+    /// Errors: ENOSYS or EPERM where the kernel can't, see [`crate::refuses_missing_pages`]; ENOMEM.
+    pub fn refuse_missing(&mut self) -> io::Result<()> {
+        missing::refuse(self.address(), page_multiple(self.bytes)?)?;
+        self.refuses_missing = true;
+        Ok(())
+    }
+
+    /// Has the kernel allocate the pages of a range now: they are charged to this process' memory cgroup.
+    ///
+    /// Errors: ENOMEM; EFAULT where a page can't be had.
+    pub fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        let start = self.range(offset, bytes).map_err(io::Error::other)?;
+        // SAFETY: the range is inside this mapping; no byte of it changes.
+        match unsafe { rustix::mm::madvise(start.cast(), bytes, rustix::mm::Advice::LinuxPopulateWrite) } {
+            // Linux before 5.14: they come with the first touch.
+            Err(rustix::io::Errno::INVAL) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
     /// Copies bytes out.
     #[inline]
-    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), AccessError> {
         let from = self.range(offset, into.len())?;
         // SAFETY: `from` is in bounds (checked) and mapped; `into` is ours, so they don't overlap. Other processes may
         // write meanwhile: then these bytes are a mixture, which is what such a program asked for; memcpy reads them as
         // bytes and decides nothing by them.
-        unsafe { libc::memcpy(into.as_mut_ptr().cast(), from.cast(), into.len()) };
+        unsafe { self.access(None, &mut Access::read(from, into))? };
         bytes_are_fixed();
         Ok(())
     }
@@ -160,11 +230,10 @@ impl Segment {
     /// Copies bytes in. With `last_bytes_last` the last eight bytes become visible after all others: in one store if
     /// their address is a multiple of eight, else in order.
     #[inline]
-    pub fn write(&self, offset: usize, from: &[u8], last_bytes_last: bool) -> Result<(), OutOfBounds> {
+    pub fn write(&self, offset: usize, from: &[u8], last_bytes_last: bool) -> Result<(), AccessError> {
         let to = self.range(offset, from.len())?;
         // SAFETY: `to` is in bounds (checked) and mapped for writing; `from` is a slice.
-        unsafe { copy_bytes(from.as_ptr(), to, from.len(), last_bytes_last) };
-        Ok(())
+        unsafe { self.access(None, &mut Access::copy(from.as_ptr(), to, from.len(), last_bytes_last)) }
     }
 
     /// Copies bytes from one segment to another or within one; the ranges may overlap. `last_bytes_last` as in [`Self::write`].
@@ -176,37 +245,64 @@ impl Segment {
         to_offset: usize,
         bytes: usize,
         last_bytes_last: bool,
-    ) -> Result<(), OutOfBounds> {
-        let from = from.range(from_offset, bytes)?;
-        let to = to.range(to_offset, bytes)?;
+    ) -> Result<(), AccessError> {
+        let source = from.range(from_offset, bytes)?;
+        let target = to.range(to_offset, bytes)?;
         // SAFETY: both are in bounds (checked) and mapped.
-        unsafe { copy_bytes(from, to, bytes, last_bytes_last) };
-        Ok(())
+        unsafe { to.access(Some(from), &mut Access::copy(source, target, bytes, last_bytes_last)) }
+    }
+
+    /// Reads a byte of each page of a range: whether all of them are there, as far as it is a matter of [`Self::refuse_missing`].
+    #[inline]
+    pub fn probe(&self, offset: usize, bytes: usize) -> Result<(), AccessError> {
+        let start = self.range(offset, bytes)?;
+        if !self.refuses_missing || bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: in bounds (checked) and mapped.
+        unsafe { self.access(None, &mut Access::Probe { start, bytes }) }
     }
 
     /// Atomic compare and swap of the eight bytes at `offset`; gives what was there before.
-    pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> Result<u64, OutOfBounds> {
-        let word = self.atomic(offset)?;
-        // AcqRel, Acquire; partners: the atomics of the application, and of this router for other QPs, on the same bytes.
-        Ok(match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(before) | Err(before) => before,
-        })
+    pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> Result<u64, AccessError> {
+        let (word, mut before) = (self.atomic(offset)?, 0);
+        // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives.
+        unsafe { self.access(None, &mut Access::CompareSwap { word, compare, swap, before: &mut before })? };
+        Ok(before)
     }
 
     /// Atomic addition to the eight bytes at `offset`, wrapping; gives what was there before.
-    pub fn fetch_add(&self, offset: usize, add: u64) -> Result<u64, OutOfBounds> {
-        // AcqRel; partners: as in `compare_swap`.
-        Ok(self.atomic(offset)?.fetch_add(add, Ordering::AcqRel))
+    pub fn fetch_add(&self, offset: usize, add: u64) -> Result<u64, AccessError> {
+        let (word, mut before) = (self.atomic(offset)?, 0);
+        // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives.
+        unsafe { self.access(None, &mut Access::FetchAdd { word, add, before: &mut before })? };
+        Ok(before)
+    }
+
+    /// Makes an access to this segment, and perhaps to another.
+    ///
+    /// # Safety
+    /// What the access names lies in these segments or is this process' own.
+    #[inline]
+    unsafe fn access(&self, other: Option<&Self>, access: &mut Access<'_>) -> Result<(), AccessError> {
+        if !self.refuses_missing && other.is_none_or(|other| !other.refuses_missing) {
+            // SAFETY: by the caller.
+            unsafe { access.make() };
+            return Ok(());
+        }
+        let range = |segment: &Self| {
+            let bytes = if segment.refuses_missing { segment.bytes } else { 0 };
+            AddressRange { start: segment.address(), bytes }
+        };
+        let ranges = [range(self), other.map_or(AddressRange::NONE, range)];
+        // SAFETY: by the caller; copies and atomic operations hold nothing where they are given up.
+        unsafe { missing::guarded(make_access, access, ranges).map_err(AccessError::from) }
     }
 
     /// The word at an offset that a tenant named.
-    fn atomic(&self, offset: usize) -> Result<&AtomicU64, OutOfBounds> {
+    fn atomic(&self, offset: usize) -> Result<*mut u64, OutOfBounds> {
         let word = self.range(offset, 8)?;
-        if !(word as usize).is_multiple_of(8) {
-            return Err(OutOfBounds);
-        }
-        // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives; any bytes are a valid AtomicU64.
-        Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
+        if (word as usize).is_multiple_of(8) { Ok(word.cast()) } else { Err(OutOfBounds) }
     }
 
     /// Where `bytes` bytes at `offset` begin, if all of them are inside.
@@ -233,6 +329,74 @@ impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Segment({} bytes at {:#x})", self.bytes, self.address())
     }
+}
+
+/// What is done to the bytes of a segment. It holds nothing that has a destructor: [`missing::guarded`] may give it up.
+enum Access<'a> {
+    Read { from: *const u8, to: *mut u8, bytes: usize },
+    Copy { from: *const u8, to: *mut u8, bytes: usize, last_bytes_last: bool },
+    Probe { start: *const u8, bytes: usize },
+    CompareSwap { word: *mut u64, compare: u64, swap: u64, before: &'a mut u64 },
+    FetchAdd { word: *mut u64, add: u64, before: &'a mut u64 },
+}
+
+impl Access<'_> {
+    #[inline]
+    fn read(from: *const u8, into: &mut [u8]) -> Self {
+        Self::Read { from, to: into.as_mut_ptr(), bytes: into.len() }
+    }
+
+    #[inline]
+    fn copy(from: *const u8, to: *mut u8, bytes: usize, last_bytes_last: bool) -> Self {
+        Self::Copy { from, to, bytes, last_bytes_last }
+    }
+
+    /// # Safety
+    /// What it names is readable or writable, as it needs, and the word aligned.
+    #[inline]
+    unsafe fn make(&mut self) {
+        match self {
+            // SAFETY: by the caller; the two don't overlap, as `to` is a slice of this process'.
+            Self::Read { from, to, bytes } => unsafe {
+                libc::memcpy(to.cast(), from.cast(), *bytes);
+            },
+            // SAFETY: by the caller.
+            Self::Copy { from, to, bytes, last_bytes_last } => unsafe {
+                copy_bytes(*from, *to, *bytes, *last_bytes_last);
+            },
+            Self::Probe { start, bytes } => {
+                let page_bytes = crate::sys::page_bytes();
+                let first = *start as usize;
+                let mut at = 0;
+                while at < *bytes {
+                    // SAFETY: by the caller; any bytes are a valid u8.
+                    unsafe { start.add(at).read_volatile() };
+                    at = ((first + at + page_bytes) & !(page_bytes - 1)) - first;
+                }
+            }
+            Self::CompareSwap { word, compare, swap, before } => {
+                // SAFETY: by the caller; any bytes are a valid AtomicU64.
+                let word = unsafe { AtomicU64::from_ptr(*word) };
+                // AcqRel, Acquire; partners: the atomics of the application, and of this router for other QPs, on the same bytes.
+                **before = match word.compare_exchange(*compare, *swap, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(before) | Err(before) => before,
+                };
+            }
+            Self::FetchAdd { word, add, before } => {
+                // SAFETY: by the caller; any bytes are a valid AtomicU64.
+                let word = unsafe { AtomicU64::from_ptr(*word) };
+                // AcqRel; partners: as in `CompareSwap`.
+                **before = word.fetch_add(*add, Ordering::AcqRel);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `access` is an [`Access`], and may be made.
+unsafe extern "C" fn make_access(access: *mut std::ffi::c_void) {
+    // SAFETY: by the caller.
+    unsafe { (*access.cast::<Access<'_>>()).make() }
 }
 
 /// A memfd of `bytes` (rounded up to pages) zero bytes with these seals. The descriptor is close-on-exec.
@@ -262,7 +426,7 @@ pub fn forbid_writing(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
 }
 
-fn page_multiple(bytes: usize) -> io::Result<usize> {
+pub(crate) fn page_multiple(bytes: usize) -> io::Result<usize> {
     match bytes.checked_next_multiple_of(crate::sys::page_bytes()) {
         Some(rounded) if bytes > 0 && isize::try_from(rounded).is_ok() => Ok(rounded),
         _ => Err(io::Error::from(rustix::io::Errno::INVAL)),

@@ -4,6 +4,8 @@
 //! one, the handler notes it, puts a zero page of this process' own over the page that faulted, and returns: the access
 //! goes on and reads zeroes. Any other SIGBUS goes to the handler that was there before, or to the default action.
 //!
+//! A missing page of a segment that refuses those is none of that: `missing`.
+//!
 //! Invariant: an entry's range is only non-empty while its segment is mapped.
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -131,6 +133,10 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     if code > 0 {
         // SAFETY: SIGBUS from the kernel carries an address.
         let address = unsafe { (*info).si_addr() } as usize;
+        // Not BUS_MCEERR_AR: memory that failed is lost.
+        if code == libc::BUS_ADRERR && crate::missing::recover(address, context) {
+            return;
+        }
         if let Some((entry, start, bytes)) = find(address) {
             // Relaxed: see `Registration::poisoned`.
             entry.poisoned.store(true, Ordering::Relaxed);

@@ -24,6 +24,15 @@ pub fn coarse_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// How often the calling thread was switched out because it had to wait, as in a page fault or a lock.
+pub fn voluntary_switch_count() -> u64 {
+    // SAFETY: all zero is a valid `rusage`.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the struct is ours to write. The call can't fail.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nvcsw as u64
+}
+
 /// Tells the processor that this is a spin loop.
 #[inline]
 pub fn pause() {
@@ -90,6 +99,16 @@ pub fn prefer_short_slices() {
     };
     // SAFETY: the structure is valid for reads of `size` bytes during the call, and the kernel keeps no pointer to it.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+}
+
+/// From now on an allocation of 128 KiB or more is a mapping of its own, and goes back to the kernel when it is freed. (By itself the
+/// allocator raises that threshold with the first that is freed, and keeps them from then on.)
+pub fn release_large_allocations() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no preconditions; it changes where later allocations come from.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 * 1024);
+    }
 }
 
 /// Bytes of a page.

@@ -2,7 +2,7 @@
 #![cfg(not(loom))]
 use freeflow_shm::handshake::fence_for_all;
 use freeflow_shm::layout::{SESSION_MAGIC, WAIT_SPIN, WAIT_YIELD, session};
-use freeflow_shm::{OutOfBounds, Segment, SessionSegment, install_sigbus_guard, page_bytes, sched_yield};
+use freeflow_shm::{AccessError, Segment, SessionSegment, install_sigbus_guard, page_bytes, sched_yield};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -58,20 +58,20 @@ fn what_is_outside_is_refused() {
     let bytes = segment.bytes();
     let mut buffer = [0; 16];
     for offset in [bytes - 15, bytes, bytes + 1, usize::MAX, usize::MAX - 15] {
-        assert_eq!(segment.read(offset, &mut buffer), Err(OutOfBounds));
+        assert_eq!(segment.read(offset, &mut buffer), Err(AccessError::OutOfBounds));
         for last in [false, true] {
-            assert_eq!(segment.write(offset, &buffer, last), Err(OutOfBounds));
-            assert_eq!(Segment::copy(&segment, offset, &segment, 0, 16, last), Err(OutOfBounds));
-            assert_eq!(Segment::copy(&segment, 0, &segment, offset, 16, last), Err(OutOfBounds));
+            assert_eq!(segment.write(offset, &buffer, last), Err(AccessError::OutOfBounds));
+            assert_eq!(Segment::copy(&segment, offset, &segment, 0, 16, last), Err(AccessError::OutOfBounds));
+            assert_eq!(Segment::copy(&segment, 0, &segment, offset, 16, last), Err(AccessError::OutOfBounds));
         }
     }
     for offset in [bytes - 7, bytes, usize::MAX - 7, 1, 4] {
-        assert_eq!(segment.fetch_add(offset, 1), Err(OutOfBounds));
-        assert_eq!(segment.compare_swap(offset, 1, 1), Err(OutOfBounds));
+        assert_eq!(segment.fetch_add(offset, 1), Err(AccessError::OutOfBounds));
+        assert_eq!(segment.compare_swap(offset, 1, 1), Err(AccessError::OutOfBounds));
     }
     assert_eq!(segment.read(bytes, &mut []), Ok(()));
     let short = Segment::map(fd.as_fd(), 100).unwrap();
-    assert_eq!(short.read(85, &mut buffer), Err(OutOfBounds));
+    assert_eq!(short.read(85, &mut buffer), Err(AccessError::OutOfBounds));
     assert_eq!(short.read(84, &mut buffer), Ok(()));
 }
 

@@ -39,8 +39,10 @@ pub struct VnicLimits {
     pub mapping_count_max: u32,
     /// Sum of the lengths of all memory regions.
     pub registered_bytes_max: u64,
-    /// Sum of the lengths of all shared-memory segments.
+    /// Sum of the lengths of all shared-memory segments that the router maps. The router's own default follows the machine's memory.
     pub segment_bytes_max: u64,
+    /// Of these, segments of QPs, CQs and SRQs: whoever first touches a page of theirs pays for it, and that may be the router.
+    pub ring_bytes_max: u64,
 }
 
 impl Default for VnicLimits {
@@ -63,6 +65,8 @@ impl Default for VnicLimits {
             mapping_count_max: 49_152,
             registered_bytes_max: 1 << 46,
             segment_bytes_max: 1 << 40,
+            // Two of the largest queues, or 16,384 QPs and as many CQs with 16 KiB each.
+            ring_bytes_max: 512 << 20,
         }
     }
 }

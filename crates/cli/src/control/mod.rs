@@ -112,7 +112,8 @@ fn apply(run_dir: &RunDir, api: &Api, arguments: &Apply) -> Result<i32> {
             output::line(format!("{kind}/{name} {what}{note}"));
         }
     }
-    let made = |result: &Value| result["kind"] == "Network" && result["result"] == "created";
+    let is_device = |result: &Value| result["kind"] == "Network" || result["kind"] == "Vnic";
+    let made = |result: &Value| is_device(result) && result["result"] == "created";
     if !arguments.dry_run && results.iter().any(made) {
         bridges::follow(run_dir);
     }

@@ -1,11 +1,12 @@
-//! `fork`: a child gets copies of its own of all that is placed, before code of the program runs in it.
+//! `fork`: a child gets copies of its own of all that it sees of zones, before code of the program runs in it.
 //!
 //! The forking thread waits in the parent until the child has them (the other end of a pipe is closed then, also if the
 //! child is killed), so that it writes nothing that the child could see. Other threads of the parent run on.
 //!
 //! In the child nothing is allocated or freed: the table is only read, and forgotten at its next use.
 use super::areas::Maps;
-use super::table::Table;
+use super::stale::ALL;
+use super::table::{Table, protection};
 use super::{LOCKED, Locked, moving, orders, thread_id};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
@@ -36,7 +37,7 @@ pub(crate) extern "C" fn before_fork() {
         return;
     }
     locked.take();
-    if table(locked).is_some_and(|table| !table.placed().is_empty()) {
+    if table(locked).is_some_and(Table::shows_zones) {
         let mut ends = [-1; 2];
         // SAFETY: `ends` is ours to write.
         if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } == 0 {
@@ -107,25 +108,24 @@ pub(crate) fn after_fork_in_child() {
 }
 
 fn take_copies(table: &Table) {
-    let maps = Maps::open();
-    for (range, number) in table.placed().iter() {
-        let Some(zone) = table.zone(number) else { continue };
-        let Some(maps) = &maps else { continue };
-        maps.visit(range.start, range.end, &mut |area| {
-            let (start, end) = (range.start.max(area.start), range.end.min(area.end));
-            if zone.is_at(area, start) {
-                let rights = [
-                    (area.readable, libc::PROT_READ),
-                    (area.writable, libc::PROT_WRITE),
-                    (area.executable, libc::PROT_EXEC),
-                ];
-                let protection = rights.iter().filter(|(has, _)| *has).fold(0, |all, (_, right)| all | right);
-                moving::copy_for_child(start, zone.alias_of(start), (end - start) as usize, protection);
+    let zones = table.zones();
+    if let Some(maps) = Maps::open().filter(|_| table.shows_zones()) {
+        maps.visit(ALL.start, ALL.end, &mut |area| {
+            // Also where the program moved them.
+            if let Some(zone) = zones.iter().find(|zone| zone.is_shown_in(area)) {
+                let (alias, zone_bytes) = zone.alias();
+                let bytes = (area.end - area.start).min((zone_bytes as u64).saturating_sub(area.offset));
+                moving::copy_for_child(
+                    area.start,
+                    alias.wrapping_add(area.offset as usize),
+                    bytes as usize,
+                    protection(area),
+                );
             }
             true
         });
     }
-    for zone in table.zones() {
+    for zone in zones {
         let (alias, bytes) = zone.alias();
         // SAFETY: made by `map_alias`; the table is forgotten before its next use.
         unsafe { moving::unmap_alias(alias, bytes) };

@@ -175,11 +175,9 @@ impl Table {
 
 /// All that the process has mapped of a zone, but the library's own mapping of it.
 fn shown_of(zone: &Zone, maps: &Maps) -> Vec<Move> {
-    let (alias, bytes) = zone.alias();
-    let own = alias.addr() as u64..(alias.addr() + bytes) as u64;
     let mut shown = Vec::new();
     maps.visit(PAGE_BYTES, 1 << 56, &mut |area| {
-        if area.shared && area.file == zone.file && !own.contains(&area.start) {
+        if zone.is_shown_in(area) {
             let alias = zone.alias.wrapping_add(area.offset as usize);
             let bytes = (area.end - area.start) as usize;
             shown.push(Move { target: area.start, alias, bytes, protection: protection(area), done: false });
@@ -254,6 +252,7 @@ mod tests {
                 placed_bytes: bytes as u64,
                 is_closed: false,
                 is_own: true,
+                is_shown_elsewhere: false,
             });
             table.placed.insert(base..base + bytes as u64, 1);
             Self { table, maps, descriptor, target }

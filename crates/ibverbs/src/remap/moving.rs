@@ -273,13 +273,14 @@ pub(crate) fn move_out(
     session: &Session,
     maps: &Maps,
     pieces: &mut [Move],
+    others: Others,
     is_right: &dyn Fn(&Move, &Area, u64) -> bool,
 ) -> bool {
     for piece in pieces.iter() {
         // SAFETY: makes pages of an alias present, for reading.
         unsafe { calls::madvise(piece.alias.cast(), piece.bytes, MADV_POPULATE_READ) };
     }
-    in_window(session, Others::Threads, &mut |window| {
+    in_window(session, others, &mut |window| {
         for piece in pieces.iter_mut() {
             let one = *piece;
             piece.done =

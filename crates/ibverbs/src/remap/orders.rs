@@ -12,7 +12,7 @@
 //! Invariant: who waits for an answer of the router with the table's lock, or the session's, waits for no order: the
 //! router answers everything else without waiting for what it has ordered.
 use super::{Table, locked};
-use freeflow_client::{ORDER_BYTES, Order, OrdersInHand, Session, WITHDRAWAL_TIME_MAX_MS};
+use freeflow_client::{Awaited, ORDER_BYTES, Order, OrdersInHand, RevokeCommands, Session, WITHDRAWAL_TIME_MAX_MS};
 use freeflow_verbs::VerbsError;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -56,12 +56,12 @@ pub(crate) fn settle(session: &Session) -> Result<(), VerbsError> {
 
 /// `is_alive`: whether the session is. `limit_ns`: how long it may take until one more order is finished.
 fn wait_for(orders: &OrdersInHand, limit_ns: u64, is_alive: &dyn Fn() -> bool) -> Result<(), VerbsError> {
-    let mut awaited = Awaited { until: None };
+    let mut awaited = Awaited::default();
     let (begin, mut last) = (super::moving::now_ns(), None);
     let mut advanced = begin;
-    while awaited.are_pending(orders) {
+    while awaited.are_pending(&orders.commands, || has_unread(orders)) {
         let now = super::moving::now_ns();
-        let finished = orders.finished();
+        let finished = orders.commands.finished();
         if last.replace(finished) != Some(finished) {
             advanced = now;
         }
@@ -74,20 +74,9 @@ fn wait_for(orders: &OrdersInHand, limit_ns: u64, is_alive: &dyn Fn() -> bool) -
     Ok(())
 }
 
-/// The orders that a verb waits for: those given before, and not what comes while it waits.
-struct Awaited {
-    /// So many; `None`: there may be some in the pipe.
-    until: Option<u64>,
-}
-
-impl Awaited {
-    fn are_pending(&mut self, orders: &OrdersInHand) -> bool {
-        let pipe = orders.pipe();
-        if self.until.is_none() && !(pipe >= 0 && is_readable(pipe, 0)) {
-            self.until = Some(orders.taken());
-        }
-        self.until.is_none_or(|until| orders.finished().is_none_or(|finished| finished < until))
-    }
+fn has_unread(orders: &OrdersInHand) -> bool {
+    let pipe = orders.pipe();
+    pipe >= 0 && is_readable(pipe, 0)
 }
 
 fn is_readable(descriptor: RawFd, timeout_ms: i32) -> bool {
@@ -197,15 +186,15 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
 
 /// Until there are no more. Advice waits until there is no other order.
 fn serve(task: &Task, descriptor: RawFd) {
-    while let Some(order) = next_order(descriptor, &task.in_hand) {
+    while let Some(order) = next_order(descriptor, &task.in_hand.commands) {
         let carry_out = || locked().with(|table| carry_out(table, task, order));
         let Ok(outcome) = catch_unwind(AssertUnwindSafe(carry_out)) else {
-            task.in_hand.give_up();
+            task.in_hand.commands.give_up();
             return;
         };
         match outcome {
-            Outcome::Undone => task.in_hand.give_up(),
-            Outcome::Done | Outcome::Over => task.in_hand.finish(),
+            Outcome::Undone => task.in_hand.commands.give_up(),
+            Outcome::Done | Outcome::Over => task.in_hand.commands.finish(),
         }
         let mut goes_on = outcome != Outcome::Over;
         while goes_on && !is_readable(descriptor, 0) {
@@ -229,24 +218,21 @@ fn follow_advice(table: &mut Table, task: &Task) -> Option<bool> {
 }
 
 /// `None`: there will be no more.
-fn next_order(descriptor: RawFd, in_hand: &OrdersInHand) -> Option<[u8; ORDER_BYTES]> {
-    let mut order = [0; ORDER_BYTES];
+fn next_order(descriptor: RawFd, commands: &RevokeCommands) -> Option<[u8; ORDER_BYTES]> {
     loop {
         is_readable(descriptor, -1);
-        in_hand.take();
-        // SAFETY: the buffer is ours to write, for so many bytes.
-        let count = unsafe { libc::read(descriptor, order.as_mut_ptr().cast(), ORDER_BYTES) };
-        if count == ORDER_BYTES as isize {
-            return Some(order);
-        }
-        // SAFETY: glibc gives the address of this thread's errno.
-        let reason = unsafe { *libc::__errno_location() };
-        in_hand.finish();
-        match reason {
-            _ if count >= 0 => return None,
-            libc::EINTR => {}
-            libc::EAGAIN => {}
-            _ => return None,
+        let mut is_over = false;
+        let order = commands.take(|| {
+            let mut order = [0; ORDER_BYTES];
+            // SAFETY: the buffer is ours to write, for so many bytes.
+            let count = unsafe { libc::read(descriptor, order.as_mut_ptr().cast(), ORDER_BYTES) };
+            // SAFETY: glibc gives the address of this thread's errno.
+            let reason = unsafe { *libc::__errno_location() };
+            is_over = count >= 0 || !matches!(reason, libc::EINTR | libc::EAGAIN);
+            (count == ORDER_BYTES as isize).then_some(order)
+        });
+        if order.is_some() || is_over {
+            return order;
         }
     }
 }
@@ -335,15 +321,15 @@ mod tests {
                     write.write_all(&segment.to_le_bytes()).unwrap();
                 }
             });
-            let in_hand = OrdersInHand::default();
+            let commands = RevokeCommands::default();
             let segments = std::iter::from_fn(|| {
-                let order = next_order(read.as_raw_fd(), &in_hand)?;
-                assert!(in_hand.finished() < Some(in_hand.taken()));
-                in_hand.finish();
+                let order = next_order(read.as_raw_fd(), &commands)?;
+                assert!(commands.finished() < Some(commands.taken()));
+                commands.finish();
                 Some(order)
             });
             assert_eq!(segments.map(Order::decode).collect::<Vec<_>>(), [Order::TakeBack(7), Order::TakeBack(9)]);
-            assert_eq!(in_hand.finished(), Some(in_hand.taken()));
+            assert_eq!(commands.finished(), Some(commands.taken()));
             writer.join().unwrap();
         }
     }
@@ -369,24 +355,24 @@ mod tests {
         let one_more = || {
             looks.set(looks.get() + 1);
             match looks.get() {
-                2 => assert!(next_order(read.as_raw_fd(), &orders).is_some()),
-                4 => orders.finish(),
+                2 => assert!(next_order(read.as_raw_fd(), &orders.commands).is_some()),
+                4 => orders.commands.finish(),
                 _ => {}
             }
             true
         };
         assert_eq!((wait_for(&orders, u64::MAX, &one_more), looks.get()), (Ok(()), 4));
         // What is given while it waits is not waited for.
-        orders.take();
+        orders.commands.take(|| Some(()));
         let late = std::cell::RefCell::new(|| {
             write.write_all(&9_u64.to_le_bytes()).unwrap();
-            orders.finish();
+            orders.commands.finish();
             true
         });
         assert_eq!(wait_for(&orders, u64::MAX, &|| (late.borrow_mut())()), Ok(()));
-        assert!(next_order(read.as_raw_fd(), &orders).is_some());
-        orders.give_up();
-        orders.finish();
+        assert!(next_order(read.as_raw_fd(), &orders.commands).is_some());
+        orders.commands.give_up();
+        orders.commands.finish();
         assert_eq!(wait_for(&orders, u64::MAX, &|| false), Err(VerbsError::DeviceFatal), "one was not carried out");
     }
 }

@@ -2,6 +2,7 @@
 use super::PAGE_BYTES;
 use super::areas::{Area, Identity, Maps};
 use super::moving::{self, Move, Others, WINDOW_BYTES};
+use super::stale::{ALL, check, outside};
 use super::{orders, touched};
 use freeflow_client::{Handle, Ranges, Session, TouchCounts};
 use std::collections::{BTreeMap, VecDeque};
@@ -44,6 +45,8 @@ pub(crate) struct Zone {
     pub(super) is_closed: bool,
     /// It holds pages of one registration only, and may be granted to peers.
     pub(super) is_own: bool,
+    /// The program moved pages of it to other addresses, which could not be made private there. It is closed then.
+    pub(super) is_shown_elsewhere: bool,
 }
 
 // SAFETY: the alias belongs to no thread; what lies behind it is reached as raw bytes, under the table's lock.
@@ -54,9 +57,20 @@ impl Zone {
         self.base..self.base + self.stretch_bytes
     }
 
+    /// Where in the zone the page of an address is.
+    pub(super) fn offset_at(&self, address: u64) -> u64 {
+        address - self.base
+    }
+
     /// Where a page's place in the zone is mapped.
     pub fn alias_of(&self, address: u64) -> *mut u8 {
-        self.alias.wrapping_add((address - self.base) as usize)
+        self.alias.wrapping_add(self.offset_at(address) as usize)
+    }
+
+    /// Whether this area shows pages of the zone, and is not the library's own mapping of it.
+    pub fn is_shown_in(&self, area: &Area) -> bool {
+        let own = self.alias.addr() as u64..self.alias.addr() as u64 + self.bytes;
+        area.shared && area.file == self.file && (area.end <= own.start || own.end <= area.start)
     }
 
     /// Whether this area shows, at `address`, the page that belongs there.
@@ -65,7 +79,7 @@ impl Zone {
     }
 
     /// Whether an area shows, at an address in a piece's target, the page that the piece's alias has for it.
-    fn is_shown(&self) -> impl Fn(&Move, &Area, u64) -> bool {
+    pub(super) fn is_shown(&self) -> impl Fn(&Move, &Area, u64) -> bool {
         move |piece, area, address| self.shows(piece, area, address)
     }
 
@@ -98,7 +112,7 @@ pub(crate) struct Table {
     pub(super) zones: Vec<Zone>,
     last_number: u32,
     /// Something is placed that no region touches: it could not be taken back when it should have been.
-    owed: bool,
+    pub(super) owed: bool,
     /// Private copies of a zone's pages ([`moving::make_private`]), and their files.
     pub(super) copies: Ranges,
     pub(super) copied: Vec<Copied>,
@@ -133,6 +147,9 @@ impl Apart {
     }
 }
 
+/// What [`Table::forget_gone`] gave, and the map of the process, if it is open already.
+pub(super) type Known = (Vec<Range<u64>>, Option<Maps>);
+
 /// What is moved into zones.
 #[derive(Clone, Copy)]
 pub(super) enum Pages {
@@ -165,9 +182,6 @@ pub(super) fn stack_in_use() -> Range<u64> {
     let here = (&raw const here).addr() as u64;
     here.saturating_sub(STACK_BELOW_BYTES) & !(PAGE_BYTES - 1)..(here + STACK_ABOVE_BYTES) & !(PAGE_BYTES - 1)
 }
-
-/// A piece of a placed range that is still where it was put, and its rights.
-type Shown = (Range<u64>, i32);
 
 /// An address in the first thread's stack.
 fn first_stack() -> u64 {
@@ -206,8 +220,9 @@ impl Table {
         self.generation
     }
 
-    pub fn placed(&self) -> &Ranges {
-        &self.placed
+    /// Whether the program sees pages of zones.
+    pub fn shows_zones(&self) -> bool {
+        self.zones.iter().any(|zone| zone.placed_bytes > 0 || zone.is_shown_elsewhere)
     }
 
     pub fn zones(&self) -> &[Zone] {
@@ -247,15 +262,18 @@ impl Table {
 
     // ---- into zones
 
-    /// Places what can be placed of these pages; no region that the router knows of touches what is moved. `apart`: in own
-    /// zones, if possible.
-    pub fn move_in(&mut self, session: &Arc<Session>, pages: Range<u64>, apart: bool) {
+    /// Places what can be placed of these pages; no region that the router knows of touches what is moved, but those whose
+    /// memory is gone: the renewed ones. `apart`: in own zones, if possible.
+    pub fn move_in(&mut self, session: &Arc<Session>, pages: Range<u64>, (renewed, maps): Known, apart: bool) {
         if pages.is_empty() || !moving::is_possible() {
             return;
         }
-        let Some(maps) = Maps::open() else { return };
-        let mut free = self.stale(session, &maps, pages.clone());
-        for range in self.touches.untouched(pages) {
+        let Some(maps) = maps.or_else(Maps::open) else { return };
+        let mut free = self.left_behind(session, &maps, pages.clone());
+        let untouched = self.touches.untouched(pages.clone());
+        // What nothing touches any more is among the untouched.
+        free.extend(outside(renewed, &pages, &untouched));
+        for range in untouched {
             let taken = self.placed.within(range.clone());
             let mut from = range.start;
             for (piece, _) in taken {
@@ -306,80 +324,6 @@ impl Table {
             Pages::Copies(file) => !area.shared && area.file == file,
         };
         is_it && self.is_movable(session, area, address)
-    }
-
-    /// What of these pages is thought to be placed and is not, or is in the zone of a session that is gone. What is
-    /// returned is not in the table any more, or belongs to such a zone.
-    fn stale(&mut self, session: &Session, maps: &Maps, pages: Range<u64>) -> Vec<Range<u64>> {
-        let mut found = Vec::new();
-        for (range, number) in self.placed.within(pages) {
-            let Some(zone) = self.zone(number) else { continue };
-            let is_foreign = zone.serial != session.serial();
-            let (there, gone) = Self::check(zone, maps, &range);
-            if is_foreign {
-                found.extend(there.into_iter().map(|(piece, _)| piece));
-            }
-            for piece in gone {
-                self.forget(session, maps, &piece, number);
-                found.push(piece);
-            }
-        }
-        found
-    }
-
-    /// Which pieces of a placed range still show their zone's pages, with their rights, and which do not.
-    fn check(zone: &Zone, maps: &Maps, range: &Range<u64>) -> (Vec<Shown>, Vec<Range<u64>>) {
-        let (mut there, mut gone) = (Vec::new(), Vec::new());
-        let mut from = range.start;
-        maps.visit(range.start, range.end, &mut |area| {
-            let piece = range.start.max(area.start)..range.end.min(area.end);
-            if zone.is_at(area, piece.start) {
-                if from < piece.start {
-                    gone.push(from..piece.start);
-                }
-                from = piece.end;
-                there.push((piece, protection(area)));
-            }
-            true
-        });
-        if from < range.end {
-            gone.push(from..range.end);
-        }
-        (there, gone)
-    }
-
-    /// The program took these pages away from where they were placed. If it moved them elsewhere (`mremap`, so `realloc`)
-    /// they become private there.
-    fn forget(&mut self, session: &Session, maps: &Maps, range: &Range<u64>, number: u32) {
-        let Some(at) = self.zones.iter().position(|zone| zone.number == number) else { return };
-        let zone = &self.zones[at];
-        if zone.serial == session.serial() {
-            let _ = session.unmap_part(range.clone());
-        }
-        let wanted = range.start - zone.base..range.end - zone.base;
-        let mut moved = Vec::new();
-        maps.visit(0, 1 << 56, &mut |area| {
-            let offset = area.offset.max(wanted.start);
-            let end = (area.offset + (area.end - area.start)).min(wanted.end);
-            let is_alias = area.start <= zone.alias.addr() as u64 && (zone.alias.addr() as u64) < area.end;
-            if area.shared && area.file == zone.file && !is_alias && offset < end {
-                moved.push(Move {
-                    target: area.start + (offset - area.offset),
-                    alias: zone.alias_of(zone.base + offset),
-                    bytes: (end - offset) as usize,
-                    protection: protection(area),
-                    done: false,
-                });
-            }
-            true
-        });
-        let freed = moved.is_empty() || moving::move_out(session, maps, &mut moved, &zone.is_shown());
-        self.placed.remove(range.clone());
-        self.zones[at].placed_bytes -= range.end - range.start;
-        if freed {
-            let zone = &self.zones[at];
-            moving::punch(zone.alias_of(range.start), (range.end - range.start) as usize);
-        }
     }
 
     /// False: no more can be placed now.
@@ -433,8 +377,10 @@ impl Table {
         zone.placed_bytes += range.end - range.start;
         let (number, segment, offset) = (zone.number, zone.segment, range.start - zone.base);
         self.placed.insert(range.clone(), number);
-        // Refused: then it is reached by the fallback, which sees the same bytes.
-        let _ = session.map_part(segment, offset, range);
+        if session.map_part(segment, offset, range.clone()).is_err() {
+            // By the fallback, which sees the same bytes, and by nothing that was here before.
+            let _ = session.unmap_part(range);
+        }
     }
 
     /// The own zone for the page at `from`; `None`: there are too many, or nothing is granted here.
@@ -568,6 +514,7 @@ impl Table {
             placed_bytes: 0,
             is_closed: false,
             is_own,
+            is_shown_elsewhere: false,
         });
         Some(self.zones.len() - 1)
     }
@@ -602,7 +549,7 @@ impl Table {
         let Some(at) = self.zones.iter().position(|zone| zone.number == number) else { return };
         let zone = &self.zones[at];
         let is_ours = zone.serial == session.serial();
-        let (there, gone) = Self::check(zone, maps, &range);
+        let (there, gone) = check(zone, maps, &range);
         if is_ours && session.unmap_part(range.clone()).is_err() {
             self.owed = true;
             return;
@@ -618,7 +565,7 @@ impl Table {
                 let end = piece.end.min(from + WINDOW_BYTES);
                 let alias = self.zones[at].alias_of(from);
                 let one = Move { target: from, alias, bytes: (end - from) as usize, protection, done: false };
-                let moved = moving::move_out(session, maps, &mut [one], &self.zones[at].is_shown());
+                let moved = moving::move_out(session, maps, &mut [one], Others::Threads, &self.zones[at].is_shown());
                 if moved || self.leave_copy(session, maps, at, &one) {
                     self.placed.remove(from..end);
                     self.zones[at].placed_bytes -= end - from;
@@ -659,7 +606,8 @@ impl Table {
     pub fn settle(&mut self, session: &Session) {
         if self.owed && moving::is_possible() {
             self.owed = false;
-            self.move_out(session, 0..1 << 56);
+            self.move_out(session, ALL);
+            self.settle_moved(session);
         }
     }
 
@@ -671,9 +619,10 @@ impl Table {
             let zone = &self.zones[at];
             let is_ours = zone.serial == session.serial() && !session.is_dead();
             let is_useful = is_ours && !zone.is_closed && !zone.is_own;
-            let keep = zone.placed_bytes > 0 || (is_useful && zone.bytes <= ZONE_BYTES && spares < SPARE_COUNT_MAX);
+            let is_shown = zone.placed_bytes > 0 || zone.is_shown_elsewhere;
+            let keep = is_shown || (is_useful && zone.bytes <= ZONE_BYTES && spares < SPARE_COUNT_MAX);
             if keep {
-                spares += usize::from(zone.placed_bytes == 0);
+                spares += usize::from(!is_shown);
                 at += 1;
                 continue;
             }

@@ -299,6 +299,37 @@ pub struct VnicStatus {
     pub conditions: Vec<String>,
     pub sent_bytes: u64,
     pub received_bytes: u64,
+    /// Absent while it is `Pending`.
+    pub resources: Option<VnicResources>,
+}
+
+/// What a vNIC takes of the router, and may take at most while the others of the host take what they do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct VnicResources {
+    pub used: ResourceAmounts,
+    pub limits: ResourceAmounts,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct ResourceAmounts {
+    /// Lengths of all shared memory that the router maps.
+    pub segment_bytes: u64,
+    /// Of these, rings of QPs, CQs and SRQs, whose pages the router may have to pay for.
+    pub ring_bytes: u64,
+    /// Buffers of the slow path.
+    pub bounce_bytes: u64,
+    /// The router's heap, estimated by the number of objects.
+    pub heap_bytes: u64,
+    /// Stretches of its processes' memory that the router maps.
+    pub page_table_ranges: u64,
+    pub mappings: u64,
+    pub descriptors: u64,
+    /// That stop its processes' threads.
+    pub threads: u64,
 }
 
 // ---- Host

@@ -14,7 +14,7 @@ pub use any::{AnyObject, Cause, Invalid, ObjectKind, Typed, parse_object};
 pub use kinds::{
     Access, AccessAction, AccessDirection, AccessRuleSpec, AccessRuleStatus, EndSelector, ExternalAccess, GroupSpec,
     GroupStatus, HostMode, HostSpec, HostStatus, LimitSpec, NetworkSpec, NetworkStatus, QosClassSpec, QosClassStatus,
-    QuotaAmounts, QuotaSpec, QuotaStatus, VnicSelector, VnicSpec, VnicStatus,
+    QuotaAmounts, QuotaSpec, QuotaStatus, ResourceAmounts, VnicResources, VnicSelector, VnicSpec, VnicStatus,
 };
 pub use units::{BitRate, ByteCount, MessageRate, UnitError};
 

@@ -73,6 +73,11 @@ impl Failure {
         )
     }
 
+    /// Nothing was done; later it can be.
+    pub fn busy(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "Busy", message)
+    }
+
     /// The router ends, or is not what it should be.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal", message)

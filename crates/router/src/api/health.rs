@@ -4,7 +4,6 @@ use super::failure::Failure;
 use super::link::{Link, Reply};
 use super::routes::{Asking, Server, admitted};
 use crate::control::Control;
-use crate::jobs::Step;
 use axum::extract::{Extension, State};
 use axum::response::Response;
 use std::fs::OpenOptions;
@@ -140,28 +139,21 @@ fn answer(wrong: Vec<String>) -> Result<Response, Failure> {
     Err(Failure::internal(wrong.join("; ")))
 }
 
-/// What is wrong with the threads.
+/// What is wrong with the threads. Each is asked by itself: one that does not answer keeps no other from answering.
 async fn check_threads(link: &Link) -> Vec<String> {
     let mut wrong = Vec::new();
     // Whoever asked may be gone before the answer.
     let peers = |control: &mut Control, reply: Reply<bool>| {
         let _ = reply.send(control.has_its_peers_thread());
     };
-    match link.ask_within(ANSWER_TIME_MAX, peers).await {
+    let (control, turns) =
+        tokio::join!(link.ask_within(ANSWER_TIME_MAX, peers), link.worker_turns_within(ANSWER_TIME_MAX));
+    match control {
         Ok(true) => {}
         Ok(false) => wrong.push("peers: the thread has ended".into()),
         Err(_) => wrong.push("control: the thread does not answer".into()),
     }
-    let worker = |control: &mut Control, reply: Reply<()>| {
-        let mut reply = Some(reply);
-        control.worker.submit(Box::new(move |_, _| {
-            let reply = reply.take();
-            Step::Done(Box::new(move |_| {
-                let _ = reply.map(|reply| reply.send(()));
-            }))
-        }));
-    };
-    if link.ask_within(ANSWER_TIME_MAX, worker).await.is_err() {
+    if !turns {
         wrong.push("worker: it does not turn".into());
     }
     wrong

@@ -39,6 +39,7 @@ const FAMILIES: &[Family] = &[
     ("freeflow_vnic_out_bytes_total", "counter", OF_VNIC, "Payload that left the vNIC"),
     ("freeflow_vnic_in_bytes_total", "counter", OF_VNIC, "Payload that came to the vNIC"),
     ("freeflow_vnic_fallback_bytes_total", "counter", OF_VNIC, "Bytes copied through /proc/PID/mem"),
+    ("freeflow_vnic_blocked_copies_total", "counter", OF_VNIC, "Copies that blocked the worker in its shared memory"),
     ("freeflow_vnic_completions_with_error_total", "counter", OF_VNIC, "Completions with an error, flushes too"),
     ("freeflow_vnic_rnr_naks_total", "counter", OF_VNIC, "RNR NAKs that its requesters got"),
     ("freeflow_vnic_retries_exceeded_total", "counter", OF_VNIC, "Requests given up after all retries"),
@@ -58,6 +59,9 @@ const FAMILIES: &[Family] = &[
     ("freeflow_vnic_cqs", "gauge", OF_VNIC, "Completion queues"),
     ("freeflow_vnic_mrs", "gauge", OF_VNIC, "Memory regions"),
     ("freeflow_vnic_registered_bytes", "gauge", OF_VNIC, "Registered memory"),
+    ("freeflow_vnic_segment_bytes", "gauge", OF_VNIC, "Lengths of all shared memory that the router maps"),
+    ("freeflow_vnic_ring_bytes", "gauge", OF_VNIC, "Of these, rings of QPs, CQs and SRQs, whose pages the router may have to pay for"),
+    ("freeflow_vnic_heap_bytes", "gauge", OF_VNIC, "The router's heap for the vNIC, estimated by the number of objects"),
     ("freeflow_vnic_metered", "gauge", OF_VNIC, "1: a limit of rate applies, and nothing goes past the router"),
     ("freeflow_vnic_info", "gauge", &["tenant", "network", "vnic", "container"], "The container that has the vNIC, if it has a name; always 1"),
     ("freeflow_network_sent_messages_total", "counter", BY_PATH, "Of all vNICs that the network had since the router began, those that are gone too: requests that completed with success"),
@@ -142,6 +146,7 @@ impl Text {
             ("freeflow_vnic_out_bytes_total", counters.sent.bytes),
             ("freeflow_vnic_in_bytes_total", counters.received.bytes),
             ("freeflow_vnic_fallback_bytes_total", numbers.fallback_bytes),
+            ("freeflow_vnic_blocked_copies_total", numbers.blocked_copies),
             ("freeflow_vnic_completions_with_error_total", counters.completions_with_error),
             ("freeflow_vnic_rnr_naks_total", counters.rnr_naks),
             ("freeflow_vnic_retries_exceeded_total", counters.retries_exceeded),
@@ -158,6 +163,9 @@ impl Text {
             ("freeflow_vnic_cqs", numbers.usage.cqs.into()),
             ("freeflow_vnic_mrs", numbers.usage.mrs.into()),
             ("freeflow_vnic_registered_bytes", numbers.usage.registered_bytes),
+            ("freeflow_vnic_segment_bytes", vnic.used.segment_bytes),
+            ("freeflow_vnic_ring_bytes", vnic.used.ring_bytes),
+            ("freeflow_vnic_heap_bytes", vnic.used.heap_bytes),
             ("freeflow_vnic_metered", vnic.is_metered.into()),
         ] {
             self.add(name, &of, count);
@@ -295,6 +303,7 @@ mod tests {
     use crate::metering::WorkerMeter;
     use crate::tallies::Tally;
     use crate::vnics::VnicNumbers;
+    use freeflow_orchestrator::objects::ResourceAmounts;
     use freeflow_verbs::{RateLimit, Shaping};
     use std::collections::BTreeSet;
 
@@ -314,6 +323,7 @@ mod tests {
             address6: None,
             numbers,
             malformed_messages: 0,
+            used: ResourceAmounts::default(),
             shaping: Shaping::default(),
             tenant_limit: RateLimit::default(),
             is_metered: true,

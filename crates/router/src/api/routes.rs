@@ -28,6 +28,10 @@ const BODY_BYTES_MAX: [usize; 2] = [8 << 20, 1 << 20];
 const ITEM_COUNT_MAX: [usize; 2] = [10_000, 1000];
 /// How long a body may take to come.
 const BODY_TIME_MAX: Duration = Duration::from_secs(10);
+/// A change is answered when it is stored: a disk that is slow, or frozen for a while, fails nobody.
+const STORED_TIME_MAX: Duration = Duration::from_secs(600);
+/// Changes that wait for the store, each with its body.
+const WAITING_COMMAND_COUNT_MAX: usize = 64;
 /// Of the body of `apply`: `items`, and what else a list has, which is not looked at.
 const LIST_FIELDS: [&str; 4] = ["items", "apiVersion", "kind", "metadata"];
 /// Unknown ones that a refusal names.
@@ -317,15 +321,24 @@ async fn change(
     let lane = if is_admin { None } else { Some(server.lane.lock().await) };
     let begin = Instant::now();
     let question = move |control: &mut crate::control::Control, reply: super::link::Reply<_>| {
-        let done = control.api_change(&caller, verb, command, dry_run);
-        let _ = reply.send(done);
+        if control.waiting_command_count() >= WAITING_COMMAND_COUNT_MAX {
+            let _ = reply.send(Err(Failure::busy("too many changes wait for the store")));
+            return;
+        }
+        control.when_stored(Box::new(move |control| {
+            // With its client went its turn among the others.
+            if !reply.is_closed() {
+                let done = control.api_change(&caller, verb, command, dry_run);
+                let _ = reply.send(done.map_err(Failure::from));
+            }
+        }));
     };
-    let done = server.link.ask(question).await;
+    let done = server.link.ask_within(STORED_TIME_MAX, question).await;
     if lane.is_some() {
         // Half of the control thread's time stays for all that is not done for tenants' admins.
         tokio::time::sleep(begin.elapsed()).await;
     }
-    Ok(done??)
+    done?
 }
 
 /// The object that was sent: its place in the path says what it doesn't say itself, and nothing else.

@@ -10,6 +10,7 @@ use super::users::{Place, Users};
 use super::watch::History;
 use crate::audit::Audit;
 use crate::log::{Lines, info, warning};
+use crate::privileges::{self, Kind};
 use axum::Router;
 use axum::extract::Extension;
 use freeflow_orchestrator::Revision;
@@ -83,8 +84,11 @@ impl Api {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(BLOCKING_THREADS_MAX)
+            .thread_name(Kind::ApiDisk.name())
+            .on_thread_start(|| privileges::enter(Kind::ApiDisk))
             .build()?;
         let body = move || {
+            privileges::enter(Kind::Api);
             let served = runtime.block_on(async {
                 tokio::select! {
                     served = serve((listener, scraped), parts, changes_end) => served,

@@ -153,7 +153,7 @@ impl Control {
             } else {
                 match changes.make(worker, now) {
                     Poll::Ready(result) => result,
-                    Poll::Pending if now < deadline => return Step::Again,
+                    Poll::Pending if now < deadline.max(worker.rings.resumed_at + JOB_TIME_MAX) => return Step::Again,
                     Poll::Pending => Err(VerbsError::TimedOut),
                 }
             };

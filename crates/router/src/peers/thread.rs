@@ -10,6 +10,7 @@ use super::link::{Flow, Link, Stage};
 use super::state::{ConnectionId, HostStatus, Note, Output, State};
 use super::update::Update;
 use crate::log::{Lines, info, warning};
+use crate::privileges::{self, Kind};
 use crate::wake::Waker;
 use freeflow_engine::HostId;
 use freeflow_protocol::admin::PeerStatus;
@@ -88,6 +89,7 @@ impl Peers {
         body.publish(now);
         let run = move || {
             let _at_end = at_end;
+            privileges::enter(Kind::Peers);
             body.run();
         };
         let thread = std::thread::Builder::new().name("ff-peers".into()).spawn(run)?;

@@ -341,10 +341,20 @@ impl Client {
         let (reply, fds) = self.ask_fds(&Request::CreateSegment { length: words as u64 * 8 });
         let Reply::Segment { segment, length } = reply else { panic!("{reply:?}") };
         let mapped = Segment::map(fds[0].as_fd(), length as usize).unwrap();
+        // As `ibv_malloc` does: the pages are the program's from the start.
+        mapped.populate(0, length as usize).unwrap();
         let address = mapped.address() as u64;
         assert_eq!(self.ask(&Request::MapSegment { segment, address }), Reply::Done);
         let mr = self.register(address, words as u64 * 8);
         Memory { address, mr, bytes: Bytes::Shared(mapped, segment) }
+    }
+
+    /// As a library does before the addresses are anything else's: what is mapped there next is not this segment.
+    pub fn release(&self, memory: Memory) {
+        assert_eq!(self.ask(&Request::DeregisterMr { mr: memory.mr.handle }), Reply::Done);
+        if let Some(segment) = memory.segment() {
+            assert_eq!(self.ask(&Request::DestroySegment { segment }), Reply::Done);
+        }
     }
 
     pub fn post_send(&self, qp: &mut Qp, request: &SendDescriptor<'_>) {

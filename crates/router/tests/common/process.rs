@@ -52,8 +52,13 @@ impl Process {
         (descriptors, maps.lines().filter(|line| line.contains("memfd:freeflow")).count())
     }
 
-    pub fn threads(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count()
+    /// The threads of a name. Others come and go by themselves.
+    pub fn threads(&self, name: &str) -> usize {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        // A thread that ends meanwhile has no name to be read.
+        let name_of =
+            |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
+        tasks.filter_map(name_of).filter(|comm| comm.trim_end() == name).count()
     }
 }
 

@@ -5,9 +5,9 @@ use crate::grants_tests::{End, connect, make_qp};
 use crate::jobs::{Job, Reaction, Step};
 use crate::lone_worker::LoneWorker;
 use crate::rings::Attention;
-use crate::seat::Seat;
-use crate::wait::{Bed, Next};
+use crate::wait::{Next, Sleeper};
 use crate::worker::Worker;
+use crate::worker_lock::Lock;
 use freeflow_engine::CqId;
 use freeflow_shm::{SendDescriptor, monotonic_ns};
 use freeflow_verbs::{Duration, Instant, SendFlags, SendOpcode};
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 /// A worker that sleeps, and two connected QPs.
 struct Rig {
     handle: WorkerHandle,
-    bed: Bed,
+    sleeper: Sleeper,
     ends: [End; 2],
     reactions: Receiver<Reaction>,
     /// What jobs were done.
@@ -31,16 +31,16 @@ impl Rig {
         let ends = [2, 3].map(|host| make_qp(&mut worker, host, &memory));
         connect(&mut worker, &ends[0], &ends[1]);
         connect(&mut worker, &ends[1], &ends[0]);
-        let (bed, seat) = (worker.waiting.bed(), Arc::new(Seat::default()));
-        *seat.take() = Some(worker);
-        let handle = WorkerHandle { jobs, waker, seat };
-        let rig = Self { handle, bed, ends, reactions, done: Arc::default() };
+        let (sleeper, lock) = (worker.waiting.sleeper(), Arc::new(Lock::default()));
+        *lock.acquire() = Some(worker);
+        let handle = WorkerHandle { jobs, waker, lock };
+        let rig = Self { handle, sleeper, ends, reactions, done: Arc::default() };
         rig.put_to_sleep();
         rig
     }
 
     fn with<T>(&self, what: impl FnOnce(&mut Worker) -> T) -> T {
-        what(self.handle.seat.take().as_mut().unwrap())
+        what(self.handle.lock.acquire().as_mut().unwrap())
     }
 
     fn turn(&self) -> Next {
@@ -56,13 +56,14 @@ impl Rig {
         while self.turn() == Next::Turn {}
     }
 
-    /// Whether somebody rang; it gets up then.
+    /// Whether somebody rang; it is awake for a moment then.
     fn is_woken(&self) -> bool {
         let mut tokens = Vec::new();
-        self.bed.sleep(Some(Duration(0)), &mut tokens);
+        let lock = &self.handle.lock;
+        drop(self.sleeper.sleep((lock, lock.acquire()), Some(Duration(0)), &mut tokens));
         let is_woken = !tokens.is_empty();
         match is_woken {
-            true => self.with(|worker| worker.get_up(&mut tokens)),
+            true => self.with(|worker| worker.unpark(&mut tokens)),
             false => self.handle.waker.set_sleeping(true),
         }
         is_woken
@@ -112,13 +113,13 @@ fn who_is_awake_does_its_jobs_itself() {
     rig.handle.waker.set_sleeping(false);
     rig.hand_over(rig.plain(1));
     // It may have been about to sleep, and has been stopped from it.
-    rig.with(|worker| worker.get_up(&mut Vec::new()));
+    rig.with(|worker| worker.unpark(&mut Vec::new()));
     rig.handle.waker.set_sleeping(true);
     rig.hand_over(rig.plain(2));
     assert!(rig.done().is_empty());
     rig.turn();
     assert_eq!(rig.done(), [1, 2]);
-    // Nor does anybody wait for who has the seat.
+    // Nor does anybody wait for the holder of the lock.
     rig.put_to_sleep();
     rig.with(|_| rig.hand_over(rig.plain(3)));
     assert_eq!(rig.done(), [1, 2]);
@@ -221,14 +222,14 @@ fn a_job_that_panics_ends_the_router_by_the_worker() {
     let rig = Rig::new();
     rig.hand_over(rig.job(0, 0, |_, _| panic!("a job's own fault")));
     let mut tokens = Vec::new();
-    rig.bed.sleep(Some(Duration(0)), &mut tokens);
+    rig.sleeper.block(Some(Duration(0)), &mut tokens);
     assert!(!tokens.is_empty(), "the worker is not woken");
-    let takes = std::panic::AssertUnwindSafe(|| drop(rig.handle.seat.take()));
+    let takes = std::panic::AssertUnwindSafe(|| drop(rig.handle.lock.acquire()));
     assert!(std::panic::catch_unwind(takes).is_err(), "it goes on with what is half done");
 }
 
 #[test]
-fn who_was_stood_in_for_in_turn_is_no_crowd() {
+fn sessions_with_inline_jobs_in_turn_are_no_crowd() {
     let rig = Rig::new();
     for session in [rig.ends[0].session, rig.ends[1].session] {
         rig.hand_over(rig.job(0, 0, move |worker, _| worker.rings.note_busy(session)));
@@ -236,7 +237,7 @@ fn who_was_stood_in_for_in_turn_is_no_crowd() {
     std::thread::sleep(std::time::Duration::from_millis(5));
     rig.with(|worker| {
         assert_eq!(worker.rings.busy_session_count, 2);
-        worker.get_up(&mut Vec::new());
+        worker.unpark(&mut Vec::new());
         assert_eq!(worker.rings.busy_session_count, 0);
     });
 }

@@ -2,8 +2,13 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p freeflow-shm --release --test loom`
 #![cfg(loom)]
-use freeflow_shm::handshake::{Doorbells, EventCount, announce, announced, arm, fence_for_all, take_armed};
-use freeflow_shm::layout::{ARMED_NEXT, ARMED_NONE, ARMED_SOLICITED};
+mod revocation;
+mod worker_lock;
+
+use freeflow_shm::handshake::{
+    Doorbells, EventCount, announce, announced, arm, fence_for_all, leave, may_be_unseen, take_armed,
+};
+use freeflow_shm::layout::{ARMED_NEXT, ARMED_NONE, ARMED_SOLICITED, CHANNEL_OPEN};
 use freeflow_shm::slot::{BoundedPublishCursor, Full, HEAD, Line, PublishCursor, SLOT_WORDS, Slot, TakeCursor, commit};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
@@ -11,8 +16,13 @@ use loom::thread;
 
 /// Runs a model with at most so many preemptions: enough for every bug of two threads known to the literature.
 fn check(model: impl Fn() + Sync + Send + 'static) {
+    check_bounded(3, model);
+}
+
+/// For models whose threads are too many for three.
+fn check_bounded(preemption_count_max: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemption_count_max);
     builder.check(model);
 }
 
@@ -33,6 +43,29 @@ fn assert_is(position: u32, got: &Line) {
     for (index, (got, want)) in got.iter().zip(line(position)).enumerate() {
         let got = if index == HEAD { got & u64::from(u32::MAX) } else { *got };
         assert_eq!(got, want, "word {index} at {position}");
+    }
+}
+
+/// A message is either taken by the receiver's last look, or its sender learns that it may not have been: never is it
+/// counted as sent and lost.
+#[test]
+fn a_message_is_seen_or_its_sender_knows() {
+    for looks in [false, true] {
+        check(move || {
+            // The head of the message's descriptor, STATE, WANTS_TELLING.
+            let words = Arc::new((AtomicU64::new(0), AtomicU32::new(CHANNEL_OPEN), AtomicU32::new(u32::from(looks))));
+            let sender = {
+                let words = Arc::clone(&words);
+                thread::spawn(move || {
+                    words.0.store(7, Release);
+                    !(announced(&words.2) && may_be_unseen(&words.1))
+                })
+            };
+            leave(&words.1, &words.2);
+            let seen = words.0.load(Acquire) == 7;
+            let counted = sender.join().unwrap();
+            assert!(seen || !counted, "sent, and lost");
+        });
     }
 }
 
