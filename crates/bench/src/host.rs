@@ -108,12 +108,31 @@ impl Freeflow {
     pub fn starting_agent_in(&self, network: Option<&str>, name: &str, under: &[String]) -> Result<Agent, String> {
         let program = env::current_exe().map_err(|error| error.to_string())?;
         let mut command = self.command();
-        command.args(["run", "--rm", "--name", name]);
+        command.args(["run", "--rm", "--share-host", "--name", name]);
         if let Some(network) = network {
             command.args(["--network", network]);
         }
         command.arg("--").args(under).arg(program).arg("agent");
         Agent::start(name, command)
+    }
+
+    /// A container with another program, in the background.
+    pub fn start(&self, name: &str, argv: &[String]) -> Result<(), String> {
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        self.call(&[&["run", "-d", "--name", name, "--"], argv.as_slice()].concat()).map(|_| ())
+    }
+
+    pub fn is_running(&self, name: &str) -> Result<bool, String> {
+        Ok(self.container(name)?.is_some_and(|row| row.get("status").and_then(Value::as_str) == Some("running")))
+    }
+
+    /// What its program printed.
+    pub fn logs(&self, name: &str) -> Result<String, String> {
+        self.call(&["logs", name])
+    }
+
+    pub fn remove(&self, name: &str) -> Result<(), String> {
+        self.call(&["rm", "-f", name]).map(|_| ())
     }
 
     /// Declares what this YAML says.
@@ -140,12 +159,15 @@ impl Freeflow {
         self.group.as_ref().map_or(Ok(()), |group| group.add(pid)).map_err(|error| format!("scheduling group: {error}"))
     }
 
-    /// The process of a container, as the host numbers it.
-    fn pid_of(&self, name: &str) -> Result<u32, String> {
+    fn container(&self, name: &str) -> Result<Option<Value>, String> {
         let text = self.call(&["ps", "-o", "json"])?;
         let list: Vec<Value> = serde_json::from_str(&text).map_err(|error| format!("freeflow ps: {error}"))?;
-        let container = list.iter().find(|container| container.get("name").and_then(Value::as_str) == Some(name));
-        let pid = container.and_then(|container| container.get("pid")?.as_u64());
+        Ok(list.into_iter().find(|container| container.get("name").and_then(Value::as_str) == Some(name)))
+    }
+
+    /// The process of a container, as the host numbers it.
+    fn pid_of(&self, name: &str) -> Result<u32, String> {
+        let pid = self.container(name)?.and_then(|container| container.get("pid")?.as_u64());
         pid.and_then(|pid| u32::try_from(pid).ok()).ok_or_else(|| format!("freeflow ps names no process of {name}"))
     }
 }

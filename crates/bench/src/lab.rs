@@ -113,7 +113,7 @@ impl Lab {
     pub fn agent(&self, number: u32, name: &str) -> Result<Agent, String> {
         let program = env::current_exe().map_err(|error| error.to_string())?;
         let mut command = self.freeflow();
-        command.args(["lab", "run", "--host", &number.to_string(), "--rm", "--name", name, "--"]);
+        command.args(["lab", "run", "--host", &number.to_string(), "--rm", "--share-host", "--name", name, "--"]);
         command.arg(program).arg("agent");
         Agent::start(name, command)
     }

@@ -9,6 +9,7 @@
 //! * [`lab`], [`wire`]: two hosts, and the traffic between them beside the network's limits.
 //! * [`cm`]: connections by `librdmacm`, and rsockets beside the kernel's TCP.
 //! * [`qos`]: caps, weights and priorities beside what unmodified programs get.
+//! * [`neighbours`]: what a tenant's tricks add to another's control verbs and messages.
 //! * [`instructions`]: how many of them each call of the data path takes, beside what was reviewed.
 //! * [`memory`]: what registrations and objects cost.
 //! * [`report`], [`table`], [`svg`], [`stats`]: tables, JSON, plots and percentiles.
@@ -24,6 +25,7 @@ pub mod instructions;
 pub mod lab;
 pub mod limits;
 pub mod memory;
+pub mod neighbours;
 pub mod perftest;
 pub mod qos;
 pub mod report;

@@ -5,7 +5,7 @@ use freeflow_bench::limits::{self, Effort, Limit};
 use freeflow_bench::report::{Report, idle_table, limits_table, machine, measured_table, perftest_table};
 use freeflow_bench::suite::{Pair, Plan, idle};
 use freeflow_bench::verbs::{Job, Memory, Operation, Traffic, agent};
-use freeflow_bench::{cm, direct, instructions, memory, perftest, qos, sys, wire, workers};
+use freeflow_bench::{cm, direct, instructions, memory, neighbours, perftest, qos, sys, wire, workers};
 use std::env;
 use std::fs;
 use std::io;
@@ -21,11 +21,12 @@ usage: freeflow-bench [options]
                                 instructions of each call of the data path, beside those in a table (scripts/instructions)
 
   --quick            about six minutes instead of half an hour; fewer sizes, shorter runs
-  --only LIST        of limits, latency, bandwidth, idle, perftest, memory, workers, direct, wire, cm, qos (default: all;
+  --only LIST        of limits, latency, bandwidth, idle, perftest, memory, workers, direct, wire, cm, qos, neighbours (default: all;
                      the ratios of latency and bandwidth need limits; direct, wire, cm and qos have their own)
   --tables TEXT      of direct, wire, cm and qos, only tables with this in their title: streams, trips, loss, flows ...
   --modes LIST       of fastpath, lowcpu, adaptive (default: all)
   --freeflow PATH    the freeflow program (default: dist/bin/freeflow)
+  --programs DIR     the C test programs, of which neighbours are (default: target/test-programs)
   --out DIR          where JSON and plots go (default: target/bench)
   --one-group        put router and containers into one cpu cgroup (an experiment: it can starve the machine)
   --strict           exit with 1 when an expectation is missed or a limit is suspect
@@ -39,11 +40,24 @@ struct Options {
     modes: Vec<String>,
     tables: String,
     freeflow: PathBuf,
+    programs: PathBuf,
     out: PathBuf,
 }
 
-const PARTS: [&str; 11] =
-    ["limits", "latency", "bandwidth", "idle", "perftest", "memory", "workers", "direct", "wire", "cm", "qos"];
+const PARTS: [&str; 12] = [
+    "limits",
+    "latency",
+    "bandwidth",
+    "idle",
+    "perftest",
+    "memory",
+    "workers",
+    "direct",
+    "wire",
+    "cm",
+    "qos",
+    "neighbours",
+];
 
 fn list(text: &str, known: &[&str]) -> Result<Vec<String>, String> {
     let words: Vec<String> = text.split(',').map(str::to_owned).collect();
@@ -63,6 +77,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         modes: all(&MODES),
         tables: String::new(),
         freeflow: "dist/bin/freeflow".into(),
+        programs: "target/test-programs".into(),
         out: "target/bench".into(),
     };
     while let Some(argument) = arguments.next() {
@@ -75,6 +90,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
             "--modes" => options.modes = list(&value()?, &MODES)?,
             "--tables" => options.tables = value()?,
             "--freeflow" => options.freeflow = value()?.into(),
+            "--programs" => options.programs = value()?.into(),
             "--out" => options.out = value()?.into(),
             _ => return Err(format!("{argument}: no such option")),
         }
@@ -182,6 +198,12 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
         let effort = if options.quick { qos::Effort::QUICK } else { qos::Effort::FULL };
         if let Err(error) = qos::measure(&options.freeflow, effort, &options.tables, &mut report) {
             report.fail(format!("qos: {error}"));
+        }
+    }
+    if options.part("neighbours") {
+        let effort = if options.quick { (1, 3000) } else { (3, 10_000) };
+        if let Err(error) = neighbours::measure(&options.freeflow, &options.programs, effort, &mut report) {
+            report.fail(format!("neighbours: {error}"));
         }
     }
     if !report.idle.is_empty() {

@@ -4,6 +4,7 @@ use crate::direct::{self, Costs};
 use crate::limits::handoff::Handoff;
 use crate::limits::{Limit, Limits, SUSPECT_FACTOR};
 use crate::memory::{self, Footprint, Registered};
+use crate::neighbours::Neighbour;
 use crate::perftest;
 use crate::qos;
 use crate::suite::{Idle, Measured};
@@ -64,6 +65,7 @@ pub struct Report {
     pub direct: Vec<direct::Series>,
     pub cm: Vec<cm::Series>,
     pub qos: Vec<qos::Series>,
+    pub neighbours: Vec<Neighbour>,
     pub costs: Costs,
     pub workers: Vec<Scaling>,
     pub handoffs: Vec<(String, Handoff)>,
@@ -130,6 +132,7 @@ impl Report {
         list.extend(self.direct.iter().filter_map(direct::Series::expectation));
         list.extend(self.cm.iter().filter_map(cm::Series::expectation));
         list.extend(self.qos.iter().filter_map(qos::Series::expectation));
+        list.extend(self.neighbours.iter().flat_map(Neighbour::expectations));
         list.extend(self.costs.expectations());
         list.extend(self.workers.iter().filter_map(Scaling::expectation));
         list.extend(wire::ratios(&self.wire).into_iter().map(|ratio| {
@@ -178,7 +181,7 @@ impl Report {
             "limits": self.limits.list.iter().map(Limit::to_json).collect::<Vec<_>>(),
             "measured": self.measured, "idle": self.idle, "perftest": self.perftest,
             "registrations": self.registrations, "footprints": self.footprints, "wire": self.wire,
-            "direct": self.direct, "cm": self.cm, "qos": self.qos, "costs": self.costs, "workers": self.workers,
+            "direct": self.direct, "cm": self.cm, "qos": self.qos, "neighbours": self.neighbours, "costs": self.costs, "workers": self.workers,
             "expectations": expectations, "failures": self.failures,
         })
     }

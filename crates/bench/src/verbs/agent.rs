@@ -3,7 +3,7 @@ use super::endpoint::{Device, Endpoint};
 use super::flows::FlowEnds;
 use super::objects::{Held, Resident};
 use super::{Reply, Request, Usage, following, registration, traffic};
-use super::{counting, mixed};
+use super::{counting, mixed, watching};
 use crate::sys;
 use std::io::{self, BufRead, Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -133,6 +133,9 @@ fn handle<'a>(device: &'a Device, made: &mut Made<'a>, request: &Request) -> Res
         Request::ConnectHeld { peers } => made.held.as_ref().ok_or(prepared)?.connect(peers).map(|()| Reply::Done),
         Request::UseHeld { index, sends } => {
             made.held.as_ref().ok_or(prepared)?.go_round(*index, *sends).map(|()| Reply::Done)
+        }
+        Request::Watch { duration_ms } => {
+            watching::watch(device, made.end.as_ref().ok_or(prepared)?, *duration_ms).map(Reply::Watched)
         }
         Request::Follow { sign } => {
             let end = made.end.as_ref().ok_or(prepared)?;

@@ -14,6 +14,7 @@ pub mod mixed;
 pub mod objects;
 pub mod registration;
 mod traffic;
+mod watching;
 
 use crate::stats::Summary;
 use serde::{Deserialize, Serialize};
@@ -132,6 +133,8 @@ pub enum Request {
     UseHeld { index: usize, sends: bool },
     /// Works until a change shows. → `Started`, then `Followed`.
     Follow { sign: following::Sign },
+    /// Sends and uses control verbs for so long. → `Watched`.
+    Watch { duration_ms: u64 },
     /// What this process uses. → `Used`.
     Usage,
     /// Frees what `Prepare`, `PrepareFlows`, `PrepareMix` or `Hold` made. → `Done`.
@@ -153,6 +156,7 @@ pub enum Reply {
     Flowed(flows::Flowed),
     Counted(Vec<counting::Counted>),
     Used(Usage),
+    Watched(Watched),
     /// CLOCK_MONOTONIC, nanoseconds.
     Followed {
         at_ns: u64,
@@ -165,6 +169,13 @@ pub enum Reply {
         text: String,
     },
     Failed(String),
+}
+
+/// The longest control verb and the longest message of each window of the time, milliseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Watched {
+    pub control_ms: Vec<f64>,
+    pub message_ms: Vec<f64>,
 }
 
 /// What a process has used so far.
