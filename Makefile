@@ -13,7 +13,7 @@ PROGRAMS := freeflow freeflow-router
 export CARGO_TARGET_DIR := $(TARGET_DIR)
 export FREEFLOW_DIST := $(DIST)
 
-.PHONY: all build programs library headers demo test test-full test-interop bench fmt lint deps clean help
+.PHONY: all build programs library headers demo test test-full test-interop test-sanitizers bench fmt lint deps clean help
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
@@ -54,6 +54,9 @@ test-interop: build ## compare with a real kernel's Soft-RoCE, in an emulated gu
 	tests/interop.py --packages
 	tests/external.py --all
 
+test-sanitizers: build ## libibverbs and the C test programs under AddressSanitizer
+	scripts/test-stages sanitizers
+
 bench: build ## latency, bandwidth and CPU beside this machine's own limits
 	scripts/bench
 
@@ -71,4 +74,4 @@ clean: ## remove what was built
 	rm -rf $(DIST)
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,13 +1,11 @@
 #!/usr/bin/env python3
 """What programs do besides plain transfers (tests/c/apps*.c), and other people's programs: UCX, Open MPI, valgrind.
 
-UCX, Open MPI and valgrind are tested where they are installed (ucx-utils, openmpi-bin and libopenmpi-dev, valgrind);
-the rest always.
+MPI between containers is in mpi.py, further programs are in programs.py.
 """
 
 import os
 import re
-import shutil
 
 import lib
 from lib import need
@@ -106,34 +104,28 @@ def ucx_asleep(server, client):
 def mpi(container, directory):
     source, program = directory / "ring.c", directory / "ring"
     source.write_text(MPI_PROGRAM)
-    lib.run(["mpicc", "-O2", "-o", program, source])
-    container.exec("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", "--mca", "pml", "ucx", "-x",
+    lib.run(["mpicc.openmpi", "-O2", "-o", program, source])
+    container.exec("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "3", "--mca", "pml", "ucx", "-x",
                    "UCX_TLS=rc_v,self", "-x", UCX_DEVICE, program, seconds=60)
 
 
 def test(checks):
+    lib.require_commands("valgrind", "ucx_info", "ucx_perftest", "mpirun.openmpi", "mpicc.openmpi")
     path = lib.program("apps")
     with lib.Host() as host:
         one, two = host.pair()
         before = lib.router_resources(host)
 
-        def optional(name, programs, function, *arguments):
-            missing = [program for program in programs if not shutil.which(program)]
-            if missing:
-                checks.skip(name, f"not installed: {', '.join(missing)}")
-            else:
-                checks.check(name, function, *arguments)
-
         checks.check("threads, processes, memory, exact returns", apps, one, path)
         checks.check("by LD_PRELOAD alone", in_the_host, host, path, ["child_", "stacks", "completion_fields"])
         checks.check("nothing is left in the router", lib.wait_for_resources, host, before)
         checks.check("the verbs device's file", verbs_device, one)
-        optional("under valgrind", ["valgrind"], under_valgrind, one, path)
-        optional("UCX finds the device", ["ucx_info"], ucx_finds_the_device, one)
-        optional("UCX over RC", ["ucx_perftest"], ucx, host, one, two, "rc_v")
-        optional("UCX over UD", ["ucx_perftest"], ucx, host, one, two, "ud_verbs")
-        optional("UCX that sleeps", ["ucx_perftest"], ucx_asleep, one, two)
-        optional("Open MPI over UCX", ["mpirun", "mpicc", "ucx_info"], mpi, one, host.directory)
+        checks.check("under valgrind", under_valgrind, one, path)
+        checks.check("UCX finds the device", ucx_finds_the_device, one)
+        checks.check("UCX over RC", ucx, host, one, two, "rc_v")
+        checks.check("UCX over UD", ucx, host, one, two, "ud_verbs")
+        checks.check("UCX that sleeps", ucx_asleep, one, two)
+        checks.check("Open MPI over UCX", mpi, one, host.directory)
         checks.check("nothing is left in the router after them", lib.wait_for_resources, host, before)
 
 

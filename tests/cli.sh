@@ -107,7 +107,7 @@ exit_codes() {
 signals() {
     local signal pid
     for signal in INT TERM HUP USR1 USR2 QUIT RTMIN+1; do
-        start --rm --name trap -- sh -c "trap 'exit 33' $signal; echo ready >$work/ready; while :; do sleep 0.02; done"
+        start --rm --share-host --name trap -- sh -c "trap 'exit 33' $signal; echo ready >$work/ready; while :; do sleep 0.02; done"
         pid=$!
         await test -s "$work/ready" || return
         rm "$work/ready"

@@ -32,6 +32,8 @@ SAMPLE = int(os.environ.get("FREEFLOW_TEST_SAMPLE", "1"))  # one of so many case
 # Routers have so many workers, which then copy all that they can; else as a host does by itself.
 WORKERS = os.environ.get("FREEFLOW_TEST_WORKERS")
 UP_OPTIONS = ("--workers", WORKERS, "--move-bytes-min", "1") if WORKERS else ()
+# What keeps count of these programs' memory must go on doing so: see crates/cli/src/cgroup.rs.
+os.environ.setdefault("FREEFLOW_CGROUP_KEEP", "memory")
 PORT = 18515  # perftest's own; each container has its own ports
 
 
@@ -159,7 +161,8 @@ def run(command, seconds=60, env=None, codes=(0,)):
 class Container:
     def __init__(self, host, name, options=()):
         self.host, self.name = host, name
-        host.freeflow("run", "-d", "--name", name, *options, "--", "sleep", "infinity")
+        # With the host's own files: tests read what programs have written. What a container without is like shows tests/mounts.py.
+        host.freeflow("run", "-d", "--share-host", "--name", name, *options, "--", "sleep", "infinity")
         row = next(row for row in host.containers() if row["name"] == name)
         self.ip, self.pid = row["ip"], int(row["pid"])
         self.background = []
@@ -203,6 +206,9 @@ class Container:
 class RunDirectory:
     """A run directory of its own, and the command that works on it; `close` is its end."""
 
+    # Of all routers so far: what their logs say of system calls that their filters refused. No test may cause any.
+    refused_calls = set()
+
     def begin(self):
         require_root()
         self.freeflow_path = DIST / "bin" / "freeflow"
@@ -215,6 +221,12 @@ class RunDirectory:
 
     def __exit__(self, *_):
         self.close()
+
+    def note_refused_calls(self):
+        for log in self.run_dir.rglob("router.log*"):
+            with contextlib.suppress(FileNotFoundError):
+                lines = log.read_text(errors="replace").splitlines()
+                RunDirectory.refused_calls |= {line.split(" ", 1)[1] for line in lines if "a system call was refused" in line}
 
     def command(self, *words):
         return [str(word) for word in (self.freeflow_path, "--run-dir", self.run_dir, *words)]
@@ -293,6 +305,7 @@ class Host(RunDirectory):
             for pid in self.pids:
                 if router_of(pid, self.run_dir):
                     os.kill(pid, signal.SIGKILL)
+        self.note_refused_calls()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -368,6 +381,7 @@ class Lab(RunDirectory):
                 Host.current.remove(host)
             host.stop_switch()
         directory, self.directory = self.directory, None
+        self.note_refused_calls()  # the logs go with their hosts
         try:
             self.freeflow("lab", "down", "--force", seconds=60)
         except Failure as failure:
@@ -511,6 +525,10 @@ class Checks:
         print(f"skipped   {name}: {reason}", flush=True)
 
     def finish(self):
+        if RunDirectory.refused_calls:
+            self.failed += 1
+            print("FAILED    the routers' threads made only system calls of their lists (crates/router/src/calls.rs)")
+            print("\n".join(f"    {line}" for line in sorted(RunDirectory.refused_calls)))
         print(f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped", flush=True)
         sys.exit(1 if self.failed or not self.passed else 0)
 

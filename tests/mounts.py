@@ -1,7 +1,12 @@
 #!/usr/bin/env python3
 """What the host puts into a container stays the host's: its root can use it, not change it."""
 
+import os
+import pathlib
+import shlex
+import shutil
 import subprocess
+import tempfile
 
 import lib
 from lib import need
@@ -66,8 +71,123 @@ def works(container):
     need("freeflow0" in container.exec("ibv_devinfo"), "the device is gone")
 
 
+# Whichever of these are mounts of their own, they are covered as well.
+WRITABLE = ("/usr/bin", "/etc", "/tmp", "/var/tmp", "/root", "/run")
+
+
+def own_files(host):
+    """What it writes it sees, also by exec; the host does not, nor the next container."""
+    name, text = f"freeflow-mounts-{os.getpid()}", "the container's"
+    kept = pathlib.Path(tempfile.mkdtemp(prefix="freeflow-mounts."))
+    kept.chmod(0o755)
+    (kept / "file").write_text("the host's")
+    try:
+        host.freeflow("run", "-d", "--name", "own", "-v", f"{kept}:/mnt", "--", "sleep", "infinity")
+        for directory in WRITABLE:
+            host.freeflow("exec", "own", "--", "sh", "-c", f"echo \"{text}\" > {directory}/{name} && cat {directory}/{name}")
+            need(not pathlib.Path(directory, name).exists(), f"{directory}/{name} is on the host")
+        changes = f"echo changed > {kept}/file; cat {kept}/file; rm -r {kept}; ls {kept} || echo gone"
+        output = host.freeflow("exec", "own", "--", "sh", "-c", changes)
+        need("changed" in output and "gone" in output, output)
+        need((kept / "file").read_text() == "the host's", "the container changed a file of the host's")
+        host.freeflow("exec", "own", "--", "sh", "-c", "chmod 0700 /usr /etc /tmp; chown 1:1 /etc/passwd; echo x >> /etc/passwd")
+        need(pathlib.Path("/etc/passwd").stat().st_uid == 0, "the container changed a file of the host's")
+        # A volume is the host's, as it was asked for.
+        host.freeflow("exec", "own", "--", "sh", "-c", "echo more > /mnt/volume")
+        need((kept / "volume").read_text() == "more\n", "a volume was not written")
+        for command in (["mount", "-o", "remount,rw", "/"], ["umount", "/"], ["umount", "/tmp"], ["mount", "-t", "tmpfs", "x", "/mnt"]):
+            code = subprocess.run(host.command("exec", "own", "--", *command), capture_output=True, timeout=60).returncode
+            need(code != 0, f"the container could: {' '.join(command)}")
+        seen = host.freeflow("run", "--rm", "--", "sh", "-c", f"cat {kept}/file; ls /tmp/{name} || echo none")
+        need("the host's" in seen and "none" in seen, seen)
+    finally:
+        host.freeflow("rm", "-f", "own", codes=(0, 1))
+        shutil.rmtree(kept)
+
+
+def chroot_stays_inside(host):
+    """Its root has CAP_SYS_CHROOT, and the way out of a changed root leads to the container's own."""
+    script = ("import os; os.mkdir('/tmp/jail'); fd = os.open('/', os.O_RDONLY); os.chroot('/tmp/jail'); os.fchdir(fd)\n"
+              "for _ in range(64): os.chdir('..')\n"
+              "os.chroot('.'); open('/tmp/freeflow-escaped', 'w').write('x')")
+    host.freeflow("run", "--rm", "--", "python3", "-c", script)
+    need(not pathlib.Path("/tmp/freeflow-escaped").exists(), "it wrote a file of the host's")
+
+
+REACHES = """
+import os, socket, sys
+for directory in sys.argv[1:]:
+    for name, reach in (("socket", lambda path: socket.socket(socket.AF_UNIX).connect(path)), ("node", lambda path: os.open(path, os.O_RDONLY))):
+        try:
+            reach(os.path.join(directory, name))
+            print("reached", directory, name)
+        except OSError as error:
+            print(name, error.strerror)
+"""
+
+
+def devices_and_sockets(host):
+    """Mounts of the host, in a mount namespace that goes with the command: neither a device nor, below /run, a service is reached."""
+    names = [f"{place}/freeflow-mounts-{os.getpid()}" for place in ("/run", "/var/tmp")]
+    directories = [f"{name}{below}" for name in names for below in ("", "/deep")]
+    # The socket on a mount further below another place can be connected to: that is documented.
+    asked = [directory for directory in directories if directory != f"{names[1]}/deep"]
+    made = "".join(f"mkdir {path}; mount -t tmpfs tmpfs {path}; mknod {path}/node c 1 3 || exit 77; " for path in directories)
+    listening = ("import socket, sys, time; all = [socket.socket(socket.AF_UNIX) for _ in sys.argv[1:]]\n"
+                 "for one, path in zip(all, sys.argv[1:]): one.bind(path + '/socket'); one.listen()\n"
+                 "print('listening', flush=True); time.sleep(60)")
+    command = " ".join(shlex.quote(word) for word in host.command("run", "--rm", "--", "python3", "-c", REACHES, *asked))
+    script = f"""set -e; {made}
+python3 -c "{listening}" {' '.join(directories)} > {names[1]}/said & listener=$!
+trap 'kill $listener' EXIT
+while ! grep -q listening {names[1]}/said; do sleep 0.05; done
+python3 -c {shlex.quote(REACHES)} {' '.join(asked)} | sed 's/^/host: /'
+{command}"""
+    try:
+        done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=60)
+        if done.returncode == 77:
+            return "no device can be made here"
+        lines = done.stdout.splitlines()
+        reached = [line for line in lines if line.startswith("host: reached")]
+        need(done.returncode == 0 and len(reached) == 2 * len(asked), f"the host reaches {reached}:\n{done.stdout}{done.stderr}")
+        inside = [line for line in lines if not line.startswith("host: ")]
+        need(len(inside) == 2 * len(asked) and not any("reached" in line for line in inside), "\n".join(inside))
+    finally:
+        for name in names:
+            pathlib.Path(name).rmdir()
+
+
+def every_mount_is_kept(host):
+    """No mount but the container's own, or a volume, can be written to through its own path on the host."""
+    output = host.freeflow("run", "--rm", "--", "cat", "/proc/self/mountinfo")
+    kinds = {}
+    for line in output.splitlines():
+        left, right = line.split(" - ")
+        kinds[left.split()[4]] = (right.split()[0], left.split()[5].split(","))
+    need(kinds["/"][0] == "overlay", f"the root is {kinds['/']}")
+    own = ("overlay", "proc", "sysfs", "tmpfs", "devpts", "mqueue", "devtmpfs")
+    loose = [path for path, (kind, options) in kinds.items() if kind not in own and "ro" not in options and
+             not path.startswith("/dev/")]
+    need(not loose, f"these can be written to: {loose}")
+
+
+def shared_files(host):
+    """Only where that was asked for."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="freeflow-mounts."))
+    try:
+        host.freeflow("run", "--rm", "--share-host", "--", "sh", "-c", f"echo x > {path}/file")
+        need((path / "file").read_text() == "x\n", "it was not written")
+    finally:
+        shutil.rmtree(path)
+
+
 def test(checks):
     with lib.Host() as host:
+        checks.check("what a container writes is its own", own_files, host)
+        checks.check("every mount of the host's is read-only or covered", every_mount_is_kept, host)
+        checks.check("no device or service of the host's is reached", devices_and_sockets, host)
+        checks.check("a changed root leads nowhere", chroot_stays_inside, host)
+        checks.check("--share-host", shared_files, host)
         container = host.container("one")
         checks.check("FreeFlow's mounts are read-only", read_only, container)
         checks.check("the vNIC's directory can't be changed", directory, container)

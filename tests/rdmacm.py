@@ -26,7 +26,7 @@ def connection_rows():
     """rping, ucmatose, udaddy and the small ones."""
     of = Row.of
     yield of("rping -s -a {ip} -C 10 -v", "rping -c -a {ip} -C 10 -v", "rdma-ping-9:", server_says=("rdma-ping-9:",))
-    yield of("rping -s -C 10 -V -S 65535", "rping -c -a {ip} -C 10 -V -S 65535", "DISCONNECT")
+    yield of("rping -s -C 10 -V -S 65535", "rping -c -a {ip} -C 10 -V -S 65535")
     yield of("rping -s -a {ip} -C 20 -V -S 23", "rping -c -I {client} -a {ip} -C 20 -V -S 23")
     yield of("rping -s -q -a {ip} -C 10", "rping -c -q -a {ip} -C 10")
     yield of("rping -s -a {ip} -C 10 -p 9999", "rping -c -q -a {ip} -C 10 -p 9999")

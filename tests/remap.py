@@ -23,11 +23,13 @@ LIBRARIES = pathlib.Path("/usr/lib/x86_64-linux-gnu")
 ALLOCATORS = {"jemalloc": LIBRARIES / "libjemalloc.so.2", "tcmalloc": LIBRARIES / "libtcmalloc_minimal.so.4"}
 HUGE_PAGES = pathlib.Path("/proc/sys/vm/nr_hugepages")
 NOT_HERE = 77  # what a case ends with that needs something of the machine
-ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limit", "many")
+ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limit", "many",
+         "renewed", "renewed-heap", "renewed-small", "renewed-on-demand", "renewed-moved",
+         "renewed-atomics")
 THREADS = ("writers", "signals", "reads", "calls", "atomics", "allocator", "fork-threads", "shared-again")
 
 # Those in which bytes are moved: with several workers only they are run again.
-WITH_TRAFFIC = ("data", "overlap", "rereg", "fork", "reads", "calls", "atomics", "fork-threads")
+WITH_TRAFFIC = ("data", "overlap", "rereg", "renewed", "renewed-on-demand", "renewed-atomics", "fork", "reads", "calls", "atomics", "fork-threads")
 
 PYTHON = """
 import ctypes, gc, sys

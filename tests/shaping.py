@@ -6,9 +6,7 @@ are counted over the sender's own time. (Exact accounting by itself has its test
 """
 
 import json
-import os
 import re
-import signal
 import time
 
 import lib
@@ -306,7 +304,7 @@ def mode(host):
         fast = host.container("fast", "--vnic", "fast")
         try:
             need(status()["mode"] in ("fastpath", "adaptive") and status()["latencyClass"] == "low", status())
-            os.kill(host.router_pid(), signal.SIGKILL)
+            lib.end_router(host)
             host.up()
             need(status()["latencyClass"] == "low", f"forgotten with the router: {status()}")
         finally:

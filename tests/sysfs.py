@@ -3,6 +3,7 @@
 nobody can write there or see another's. In `freeflow run` containers, and in podman by the CDI device. On another data path than a
 host's own only the counters: the rest is the same."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -307,23 +308,52 @@ def idle_costs_nothing(host):
 
 
 def a_full_disk_harms_nothing(_):
-    """The router's run directory on a file system without room: a vNIC without files, a line in the log."""
+    """Others take all inodes of the run directory's file system: counters stop, the log says so once, verbs go on, and a new
+    container is refused with the reason."""
     work = pathlib.Path(tempfile.mkdtemp(prefix="freeflow-test-full."))
-    lib.run(["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=60", "tmpfs", work])
+    lib.run(["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=600", "tmpfs", work])
     try:
         command = [lib.DIST / "bin" / "freeflow", "--run-dir", work / "run"]
         try:
             lib.run([*command, "up"])
-            output = lib.run([*command, "run", "--", "sh", "-c", "ibv_devinfo >/dev/null && ls /sys/class/net && echo works"])
-            need("works" in output, output)
-            lib.run([*command, "run", "--", "true"])
+            lib.run([*command, "run", "-d", "--share-host", "--name", "one", "--", "sleep", "infinity"])
+            inside = [*command, "exec", "one", "--"]
+            lib.run([*inside, "ibv_devinfo"])
+            take_all_inodes(work)
+            statuses = [lib.program("statuses"), "loopback", "send_rc", "one_sided_rc"]
+            lib.run([*inside, *statuses])
+            complaints = wait_for_complaint(work / "run" / "router.log")
+            lib.run([*inside, *statuses])
+            refused = lib.run([*command, "run", "--", "true"], codes=(125,))
+            need("No space left" in refused, refused)
             log = (work / "run" / "router.log").read_text()
-            need(log.count("can't write a vNIC's sysfs") == 1, f"the router says:\n{log}")
+            need(complaints == 1 and log.count(COMPLAINT) == 1, f"the router says:\n{log}")
         finally:
+            for file in work.glob("taken*"):
+                file.unlink()
             lib.run([*command, "down", "--force"])
     finally:
         lib.run(["umount", "--lazy", work])
         work.rmdir()
+
+
+COMPLAINT = "can't write a vNIC's sysfs"
+
+
+def take_all_inodes(directory):
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            (directory / f"taken{number}").touch()
+
+
+def wait_for_complaint(log, seconds=20):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        count = log.read_text().count(COMPLAINT)
+        if count:
+            return count
+        time.sleep(0.05)
+    return 0
 
 
 def router_restarts(host, container):

@@ -14,6 +14,8 @@ import sys
 import zlib
 
 ROCE_PORT = 4791
+# By which routers' packets pass their host's guard; root of a host may set it, too.
+SO_MARK, ROUTER_MARK = 36, 0x1062
 RC_WRITE_ONLY, UC_WRITE_ONLY, UD_SEND_ONLY, RC_ACKNOWLEDGE, NOTHING_KNOWN = 0x0a, 0x2a, 0x64, 0x11, 0x1f
 DEFAULT_PKEY = 0xffff
 WRONG_QKEY = 0x5a5a5a5a
@@ -73,6 +75,7 @@ def datagram(source, destination, roce, spoil=False):
 
 def main(kind, source, destination, qpn, rkey, address, count="20"):
     sock = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+    sock.setsockopt(socket.SOL_SOCKET, SO_MARK, ROUTER_MARK)
     for _ in range(int(count)):
         if kind == "noise":
             roce = os.urandom(random.randrange(0, 300))

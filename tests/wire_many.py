@@ -23,9 +23,10 @@ STARTING_AT_ONCE = 16
 class End:
     """A container that runs one program and ends with it; its address is chosen here, so nobody has to ask."""
 
-    def __init__(self, host, name, number, words):
+    def __init__(self, host, name, number, directory, words):
         self.ip = f"10.111.{host.number}.{number}"
-        self.running = lib.Running(host.command("run", "--rm", "--name", name, "--ip", self.ip, "--", *words))
+        shared = ["-v", f"{directory}:{directory}"]
+        self.running = lib.Running(host.command("run", "--rm", "--name", name, "--ip", self.ip, *shared, "--", *words))
 
     def flows(self):
         """Requests of each queue pair."""
@@ -37,7 +38,7 @@ class Crowd:
     """Pairs of containers that begin together once all are connected."""
 
     def __init__(self, options):
-        # Where the containers see it too; /tmp is their own.
+        # A volume of theirs: a container may not see what the host makes later in a file system that it has an overlay over.
         self.directory = tempfile.TemporaryDirectory(prefix="freeflow-many.", dir="/var/tmp")
         self.go = pathlib.Path(self.directory.name) / "go"
         self.options = ["-g", self.go, *options]
@@ -54,9 +55,9 @@ class Crowd:
     def add(self, server, client, name, number, port):
         """A server on one host and its client on another; at most a few pairs are being started at any time."""
         wire = lib.program("wire")
-        there = End(server, f"{name}-server", number, [wire, *self.options, "server", port])
+        there = End(server, f"{name}-server", number, self.directory.name, [wire, *self.options, "server", port])
         self.ends.append(there)
-        self.ends.append(End(client, f"{name}-client", number + 1, [wire, *self.options, "client", there.ip, port]))
+        self.ends.append(End(client, f"{name}-client", number + 1, self.directory.name, [wire, *self.options, "client", there.ip, port]))
         if len(self.ends) > STARTING_AT_ONCE:
             self.ends[-STARTING_AT_ONCE].running.wait_for_output("ready", READY_SECONDS)
 

@@ -67,19 +67,25 @@ static uint8_t *fresh_pages(void) {
     return memory;
 }
 
-// How many of its bytes others can be given, by the process' own map.
-static size_t shared_bytes(const uint8_t *memory) {
+// How many of its bytes others can be given, by the process' own map: in one file, by its inode, or (0) in any. `last`: such a file.
+static size_t shared_bytes_of(const uint8_t *memory, unsigned long file, unsigned long *last) {
     uint64_t from = (uintptr_t)memory, to = from + BYTES, start, end;
     FILE *maps = fopen("/proc/self/maps", "re");
     char line[600], rights[5];
+    unsigned long inode;
     size_t found = 0;
     must(maps);
     while (fgets(line, sizeof line, maps))
-        if (sscanf(line, "%lx-%lx %4s", &start, &end, rights) == 3 && rights[3] == 's' && start < to && end > from)
+        if (sscanf(line, "%lx-%lx %4s %*s %*s %lu", &start, &end, rights, &inode) == 4 && rights[3] == 's' && start < to &&
+            end > from && (!file || inode == file)) {
             found += (end < to ? end : to) - (start > from ? start : from);
+            if (last) *last = inode;
+        }
     fclose(maps);
     return found;
 }
+
+static size_t shared_bytes(const uint8_t *memory) { return shared_bytes_of(memory, 0, NULL); }
 
 // Counts in the first word of every page, all the time, and finds each count as it left it.
 struct keeper {
@@ -456,12 +462,15 @@ static struct ibv_mr *register_all(struct endpoint *e, uint8_t *memory) {
     return mr;
 }
 
-// Withdrawn from both in the middle; the owner writes all the while.
+// Withdrawn from both in the middle; the owner writes all the while. The honest one's WRITEs may soon have earned it another grant: then the
+// pages are shared again, in another file.
 static void withdraw_from_attacker(uint8_t *memory, struct ibv_mr *mr) {
     volatile uint64_t *word = (volatile uint64_t *)(memory + BYTES - 8);
     uint64_t count = 0, begin = now_ns();
+    unsigned long file = 0;
+    must(shared_bytes_of(memory, 0, &file) && shared_bytes_of(memory, file, NULL) == BYTES);
     must(!ibv_dereg_mr(mr));
-    while (shared_bytes(memory)) {
+    while (shared_bytes_of(memory, file, NULL)) {
         for (int i = 0; i < 100; i++) {
             must(*word == count);
             *word = ++count;

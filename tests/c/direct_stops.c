@@ -1,5 +1,6 @@
 // A writer that is stopped (SIGSTOP) at any point of a WRITE: what it was granted is taken back without it, nothing of the
-// memory changes when it goes on, and what had completed before is there.
+// memory changes when it goes on, and what had completed before is there. And a receiver whose queue pair ends by an error of
+// its own: what was acknowledged before is received.
 #include "cases.h"
 
 #include <signal.h>
@@ -104,7 +105,66 @@ static void writer_is_stopped_later(struct side *s, struct endpoint *e) {
     writer_is_stopped(s, e, 41 + (unsigned)(case_seed % 97));
 }
 
+enum {
+    MESSAGE = 256,
+    WARM_UP_MESSAGES = 200, // far more than it takes to get a channel
+    KEPT = 24,              // acknowledged and not polled when the error comes
+    RECEIVES = 40,          // outstanding then
+};
+
+static bool receives(struct side *s, struct endpoint *e, uint64_t number, enum ibv_wc_status wanted) {
+    struct ibv_wc wc;
+    if (!poll_one(e->recv_cq, &wc, WAIT_MS)) {
+        fail(s, __FILE__, __LINE__, "no completion of message %lu", (unsigned long)number);
+        return false;
+    }
+    bool right = wc.wr_id == number && wc.status == wanted;
+    if (right && wanted == IBV_WC_SUCCESS)
+        right = wc.byte_len == MESSAGE && holds(e->memory + number % RECEIVES * MESSAGE, MESSAGE, number);
+    if (!right)
+        fail(s, __FILE__, __LINE__, "message %lu: %s, %lu, %u bytes", (unsigned long)number,
+             ibv_wc_status_str(wc.status), (unsigned long)wc.wr_id, wc.byte_len);
+    return right;
+}
+
+static bool sends(struct side *s, struct endpoint *e, uint64_t number) {
+    struct ibv_wc wc;
+    fill(e->memory, MESSAGE, number);
+    bool done = !post_send(e, number, 0, MESSAGE, 0) && poll_one(e->send_cq, &wc, WAIT_MS) && !wc.status;
+    if (!done) fail(s, __FILE__, __LINE__, "message %lu was not sent", (unsigned long)number);
+    return done;
+}
+
+// Each acknowledged message is one that the receiver gets, though its queue pair fails before it has polled any of them.
+static void acknowledged_is_received(struct side *s, struct endpoint *e) {
+    need(s, endpoint_open(e, &(struct options){0}) && endpoint_connect(s, e));
+    uint64_t number = 0;
+    if (s->role == ROLE_B)
+        for (uint64_t receive = 0; receive < RECEIVES; receive++)
+            need(s, !post_recv(e, receive, receive * MESSAGE, MESSAGE));
+    need(s, meet(s));
+    for (; number < WARM_UP_MESSAGES; number++) {
+        if (s->role == ROLE_A) need(s, sends(s, e, number));
+        if (s->role == ROLE_B) need(s, receives(s, e, number, IBV_WC_SUCCESS));
+        if (s->role == ROLE_B)
+            need(s, !post_recv(e, number + RECEIVES, number % RECEIVES * MESSAGE, MESSAGE));
+        need(s, meet(s));
+    }
+    for (uint64_t kept = 0; s->role == ROLE_A && kept < KEPT; kept++) need(s, sends(s, e, number + kept));
+    need(s, meet(s));
+    if (s->role == ROLE_A) return;
+    struct ibv_sge wrong = {(uintptr_t)e->memory, MESSAGE, e->mr->lkey ^ 0x5a5a00};
+    struct ibv_send_wr request = {.wr_id = 7, .sg_list = &wrong, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
+    struct ibv_wc wc;
+    need(s, !ibv_post_send(e->qp, &request, &bad) && poll_one(e->send_cq, &wc, WAIT_MS));
+    need_status(s, wc, IBV_WC_LOC_PROT_ERR);
+    need(s, qp_state(e->qp) == IBV_QPS_ERR);
+    for (uint64_t kept = 0; kept < KEPT; kept++, number++) need(s, receives(s, e, number, IBV_WC_SUCCESS));
+    for (; number < WARM_UP_MESSAGES + RECEIVES; number++) need(s, receives(s, e, number, IBV_WC_WR_FLUSH_ERR));
+}
+
 const struct test_case stop_cases[] = {
+    {"acknowledged_is_received", acknowledged_is_received},
     {"writer_is_stopped_at_once", writer_is_stopped_at_once},
     {"writer_is_stopped_soon", writer_is_stopped_soon},
     {"writer_is_stopped_later", writer_is_stopped_later},

@@ -143,15 +143,19 @@ static void connect_pair(void) {
     for (int i = 0; i < 2; i++) connect_qp(pair[i], pair[!i]->qp_num);
 }
 
-static void post_and_wait(struct ibv_send_wr *wr) {
-    struct ibv_send_wr *bad;
+static void wait_for_one(void) {
     struct ibv_wc wc;
     int count;
-    need(ibv_post_send(pair[0], wr, &bad) == 0);
     while (!(count = ibv_poll_cq(cq, 1, &wc))) {}
     need(count == 1);
     if (wc.status != IBV_WC_SUCCESS) fprintf(stderr, "completion: %s\n", ibv_wc_status_str(wc.status));
     need(wc.status == IBV_WC_SUCCESS);
+}
+
+static void post_and_wait(struct ibv_send_wr *wr) {
+    struct ibv_send_wr *bad;
+    need(ibv_post_send(pair[0], wr, &bad) == 0);
+    wait_for_one();
 }
 
 void rdma(enum ibv_wr_opcode opcode, struct ibv_mr *local, void *from, struct ibv_mr *remote, void *to, size_t bytes) {
@@ -170,12 +174,34 @@ uint64_t fetch_add(struct ibv_mr *local, uint64_t *result, struct ibv_mr *remote
     return *result;
 }
 
+uint32_t bind_window(struct ibv_mw *window, struct ibv_mr *mr, void *address, size_t bytes) {
+    struct ibv_mw_bind_info info = {.mr = mr, .addr = (uintptr_t)address, .length = bytes,
+                                    .mw_access_flags = ALL_ACCESS & ~IBV_ACCESS_LOCAL_WRITE};
+    if (window->type == IBV_MW_TYPE_1) {
+        struct ibv_mw_bind bind = {.send_flags = IBV_SEND_SIGNALED, .bind_info = info};
+        need(ibv_bind_mw(pair[1], window, &bind) == 0);
+        wait_for_one();
+        return window->rkey;
+    }
+    // Of use to the peer of this queue pair alone.
+    uint32_t key = ibv_inc_rkey(window->rkey);
+    struct ibv_send_wr *bad, wr = {.opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED,
+                                   .bind_mw = {.mw = window, .rkey = key, .bind_info = info}};
+    need(ibv_post_send(pair[1], &wr, &bad) == 0);
+    wait_for_one();
+    return key;
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
 } CASES[] = {
     {"kinds", case_kinds},       {"data", case_data},       {"overlap", case_overlap},
     {"many", case_many},         {"stale", case_stale},     {"limit", case_limit},
+    {"renewed", case_renewed},   {"renewed-heap", case_renewed_heap},
+    {"renewed-small", case_renewed_small}, {"renewed-on-demand", case_renewed_on_demand},
+    {"renewed-moved", case_renewed_moved}, {"renewed-atomics", case_renewed_atomics},
+    {"model", case_model},       {"model-peer", case_model_peer},
     {"rereg", case_rereg},       {"resident", case_resident}, {"charged", case_charged},
     {"fork", case_fork},         {"fork-threads", case_fork_threads},
     {"writers", case_writers},   {"signals", case_signals}, {"reads", case_reads},

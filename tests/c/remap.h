@@ -43,6 +43,9 @@ long resident_kib(void);
 void rdma(enum ibv_wr_opcode opcode, struct ibv_mr *local, void *from, struct ibv_mr *remote, void *to, size_t bytes);
 uint64_t fetch_add(struct ibv_mr *local, uint64_t *result, struct ibv_mr *remote, void *at, uint64_t add);
 
+// Binds a window to a part of a region, with all rights; gives its key.
+uint32_t bind_window(struct ibv_mw *window, struct ibv_mr *mr, void *address, size_t bytes);
+
 // Connects a new queue pair of this process to another one of the same device.
 void connect_qp(struct ibv_qp *qp, uint32_t to);
 
@@ -56,6 +59,14 @@ void case_resident(void);
 void case_charged(void);
 void case_many(void);
 void case_stale(void);
+void case_renewed(void);
+void case_renewed_heap(void);
+void case_renewed_small(void);
+void case_renewed_on_demand(void);
+void case_renewed_moved(void);
+void case_renewed_atomics(void);
+void case_model(void);
+void case_model_peer(void);
 void case_limit(void);
 void case_fork(void);
 void case_fork_threads(void);
