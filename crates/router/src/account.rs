@@ -54,15 +54,23 @@ pub struct Commons {
     mappings: Pool,
     descriptors: Pool,
     threads: Pool,
+    ring_bytes: Pool,
 }
 
 impl Commons {
+    /// Rings have no limit in common.
     pub fn new(mappings: u64, descriptors: u64) -> Self {
         Self {
             mappings: Pool::new(mappings, MAPPINGS_RESERVED),
             descriptors: Pool::new(descriptors, DESCRIPTORS_RESERVED),
             threads: Pool::new(THREADS_MAX, 0),
+            ring_bytes: Pool::new(u64::MAX, 0),
         }
+    }
+
+    /// Rings of all vNICs together take at most so many bytes.
+    pub fn with_ring_bytes(self, max: u64) -> Self {
+        Self { ring_bytes: Pool::new(max, 0), ..self }
     }
 
     /// Raises the limit of descriptors as far as it goes and takes both limits from the kernel.
@@ -77,7 +85,7 @@ impl Commons {
         }
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS_MAX);
         let mappings = number("/proc/sys/vm/max_map_count").unwrap_or(MAPPINGS_MAX).min(MAPPINGS_MAX);
-        Self::new(mappings, descriptors)
+        Self::new(mappings, descriptors).with_ring_bytes(crate::machine::ring_bytes_of_all())
     }
 }
 
@@ -156,10 +164,16 @@ impl Account {
         }
     }
 
+    /// Of rings, in bytes: as [`Self::limits`], beside the vNIC's own limit.
+    pub fn ring_bytes_limit(&self, limits: &VnicLimits) -> u64 {
+        self.commons.ring_bytes.fair(self.ring_bytes.load(Relaxed)).min(limits.ring_bytes_max)
+    }
+
     fn each(&self, amounts: &Amounts, mut change: impl FnMut(&AtomicU64, u64)) {
         change(&self.segments, amounts.segments);
         change(&self.segment_bytes, amounts.segment_bytes);
         change(&self.ring_bytes, amounts.ring_bytes);
+        change(&self.commons.ring_bytes.held, amounts.ring_bytes);
         change(&self.channels, amounts.channels);
         change(&self.connections, amounts.connections);
         change(&self.imports, amounts.imports);
@@ -192,7 +206,8 @@ impl Charge {
         let commons = &account.commons;
         let fair = (amounts.mappings == 0 || commons.mappings.is_fair(account.mappings.load(Relaxed)))
             && (amounts.descriptors == 0 || commons.descriptors.is_fair(account.descriptors.load(Relaxed)))
-            && (amounts.threads == 0 || commons.threads.is_fair(account.threads.load(Relaxed)));
+            && (amounts.threads == 0 || commons.threads.is_fair(account.threads.load(Relaxed)))
+            && (amounts.ring_bytes == 0 || commons.ring_bytes.is_fair(account.ring_bytes.load(Relaxed)));
         if fair { Ok(charge) } else { Err(OverLimit) }
     }
 
@@ -324,6 +339,29 @@ mod tests {
         assert!(held.len() as u64 <= THREADS_MAX, "{} threads", held.len());
         held.clear();
         assert_eq!((commons.threads.held.load(Relaxed), commons.mappings.held.load(Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn rings_of_all_keep_to_what_the_machine_gives() {
+        const MAX: u64 = 1024 * PAGE;
+        let commons = Arc::new(Commons::new(ALL, ALL).with_ring_bytes(MAX));
+        let limits = limits(u32::MAX, u64::MAX, 600 * PAGE);
+        let accounts: Vec<_> = (0..6).map(|_| Arc::new(Account::new(commons.clone()))).collect();
+        assert_eq!(accounts[0].ring_bytes_limit(&limits), 600 * PAGE);
+        let mut held: Vec<Vec<Charge>> = accounts
+            .iter()
+            .map(|account| std::iter::from_fn(|| Charge::ring(account, 1, &limits).ok()).collect())
+            .collect();
+        assert_eq!(held[0].len(), 600, "its own limit");
+        assert_eq!(held[1].len(), 424 * 3 / 4, "its share of the rest");
+        assert!(held.iter().all(|charges| !charges.is_empty()));
+        assert!(commons.ring_bytes.held.load(Relaxed) < MAX);
+        assert!(
+            accounts[1].ring_bytes_limit(&limits) <= accounts[1].ring_bytes.load(Relaxed),
+            "nothing is left for it"
+        );
+        held.clear();
+        assert_eq!(commons.ring_bytes.held.load(Relaxed), 0);
     }
 
     #[test]

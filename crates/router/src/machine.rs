@@ -1,17 +1,25 @@
-//! Limits of vNICs that follow the machine: what is given to each unless the router is started with other ones.
+//! Limits that follow the machine: of each vNIC, unless the router is started with other ones, and of all together.
 use freeflow_shm::refuses_missing_pages;
 use freeflow_verbs::VnicLimits;
 
 /// The defaults, with `segment_bytes_max` by this machine's memory.
 pub fn default_limits() -> VnicLimits {
     let limits = VnicLimits::default();
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    match memory_bytes(&meminfo) {
+    match own_memory_bytes() {
         Some(bytes) => {
             VnicLimits { segment_bytes_max: segment_bytes(bytes, refuses_missing_pages().is_ok()), ..limits }
         }
         None => limits,
     }
+}
+
+/// Rings of all vNICs, whose pages the router may pay for: an eighth of the machine's memory.
+pub fn ring_bytes_of_all() -> u64 {
+    own_memory_bytes().map_or(u64::MAX, |bytes| bytes / 8)
+}
+
+fn own_memory_bytes() -> Option<u64> {
+    memory_bytes(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
 }
 
 fn memory_bytes(meminfo: &str) -> Option<u64> {

@@ -85,7 +85,7 @@ pub(crate) fn of_vnic(entry: &VnicEntry, numbers: &VnicNumbers) -> VnicResources
     let Held { mappings, descriptors, threads } = entry.account.limits();
     let limits = ResourceAmounts {
         segment_bytes: limits.segment_bytes_max,
-        ring_bytes: limits.ring_bytes_max,
+        ring_bytes: entry.account.ring_bytes_limit(limits),
         bounce_bytes: BOUNCE_BYTES_MAX,
         heap_bytes: heap_bytes(&all_objects(limits), VNIC_RANGE_COUNT_MAX),
         page_table_ranges: VNIC_RANGE_COUNT_MAX,
