@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """MPI between two containers: Open MPI and two versions of MPICH, each with a program that compares every byte.
 
-On one host by the direct path and routed, and between two hosts; in full also beside a load of twice the processors, and
+On one host by the direct path and routed, and between two hosts, idle and beside a load of twice the processors; in full
 with every transport everywhere.
 """
 
@@ -35,7 +35,13 @@ SHORT = {
     "routed": {"Open MPI": ["rc_v", "ud_v"], "MPICH 4": ["ud_v"], "MPICH 5": ["default"]},
     "two hosts": {"Open MPI": ["rc_v"], "MPICH 4": ["default"], "MPICH 5": ["rc_v"]},
 }
+LOADED = {
+    "one host": {"MPICH 5": ["ud_v"]},
+    "routed": {"Open MPI": ["rc_v"]},
+    "two hosts": {"MPICH 4": ["default"]},
+}
 ROUNDS = 20 if FULL else 5
+SECONDS, SECONDS_LOADED = (240, 600) if FULL else (60, 180)
 
 
 def transports(name):
@@ -69,26 +75,31 @@ def messages(hosts):
     return sum(each["messages"] + each["direct_messages"] for each in counters)
 
 
-def job(pair, hosts, implementation, program, settings):
+def job(pair, hosts, implementation, program, settings, seconds):
     before = messages(hosts)
     words = [program, ROUNDS, lib.SEED, *PARTS[implementation.name]]
-    output = lib_mpi.run(implementation, pair, settings, words, 240 if FULL else 60)
+    output = lib_mpi.run(implementation, pair, settings, words, seconds)
     need("right: " in output, output)
     moved = messages(hosts) - before
     need(moved > 50 * ROUNDS, f"only {moved} messages went over verbs")
     return f"{moved} messages"
 
 
-def at_place(checks, where, directory, programs, loads):
+def is_chosen(where, name, transport, loaded):
+    return FULL or transport in (LOADED if loaded else SHORT)[where].get(name, ())
+
+
+def at_place(checks, where, directory, programs):
     with place(where, directory / "hosts") as (pair, hosts):
         before = [lib.router_resources(host) for host in hosts]
-        for loaded in loads:
-            with lib_mpi.Load(3600) if loaded else contextlib.nullcontext():
+        for loaded in (False, True):
+            with lib_mpi.Load() if loaded else contextlib.nullcontext():
                 for implementation, program in programs.items():
                     for transport, settings in transports(implementation.name).items():
-                        if FULL or transport in SHORT[where][implementation.name]:
+                        if is_chosen(where, implementation.name, transport, loaded):
                             name = f"{implementation.name}, {transport}, {where}{', beside a load' if loaded else ''}"
-                            checks.check(name, job, pair, hosts, implementation, program, settings)
+                            checks.check(name, job, pair, hosts, implementation, program, settings,
+                                         SECONDS_LOADED if loaded else SECONDS)
         for host, held in zip(hosts, before):
             checks.check(f"nothing is left in the router: {where}", lib.wait_for_resources, host, held)
 
@@ -100,7 +111,7 @@ def test(checks):
         directory = pathlib.Path(directory)
         programs = {each: each.build(directory) for each in implementations}
         for where in SHORT:
-            at_place(checks, where, directory, programs, (False, True) if FULL else (False,))
+            at_place(checks, where, directory, programs)
 
 
 if __name__ == "__main__":
