@@ -110,9 +110,15 @@ static void source_goes(struct side *side, struct endpoint *e, uint64_t seed) {
     if (!begins) need(side, all_are(e->memory, BYTES, BEFORE, OTHER));
 }
 
+// Of some rounds on demand: then the slow path makes the copies, as it does whenever a mover can't.
+static int rights_of_round(uint64_t seed) {
+    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    return seed & 128 ? access | IBV_ACCESS_ON_DEMAND : access;
+}
+
 // The same rights again: nobody may notice.
 static void reregistered(struct side *side, struct endpoint *e, uint64_t seed) {
-    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    int access = rights_of_round(seed);
     bool begins = side->role == ROLE_A;
     fill(e->memory, begins ? BYTES : 1, seed);
     need(side, meet(side));
@@ -137,6 +143,7 @@ static void one_round(struct side *side, uint64_t seed, unsigned kind) {
     }
     struct endpoint e = {0};
     struct options options = {.bytes = BYTES, .memory = memory, .shared_memory = shared};
+    if (kind == REREGISTERED) options.mr_access = rights_of_round(seed);
     need(side, endpoint_open(&e, &options) && endpoint_to_init(&e) && endpoint_connect(side, &e));
     switch (kind) {
     case DATA: data(side, &e, seed); break;

@@ -49,7 +49,7 @@ const _: () = assert!(size_of::<Option<MemoryRegion>>() <= 56);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RegionState {
     Live,
-    /// Its key is invalid until no copy uses it and the change is made.
+    /// Its key is invalid until no copy uses it and the change, which takes something away, is made.
     Changing,
     /// Its key is invalid; it goes when no copy uses it.
     Leaving,
@@ -112,6 +112,18 @@ impl MemoryRegion {
     pub fn place(&mut self, placement: &Placement) {
         let Placement { address, last, iova, access } = *placement;
         (self.address, self.last, self.iova, self.rights) = (address, last, iova, access.0 as u16);
+    }
+
+    /// Whether a change takes nothing away from what is under way: the same memory by the same addresses, in the same domain, reached
+    /// in the same way, with all the rights of before.
+    pub fn keeps_all(&self, placement: &Placement, pd: PdId) -> bool {
+        let (before, after) = (self.placement(), *placement);
+        let lies_still = (before.address, before.last, before.iova) == (after.address, after.last, after.iova);
+        let is_on_demand = |placement: &Placement| placement.access.contains(Access::ON_DEMAND);
+        lies_still
+            && self.pd == pd
+            && after.access.contains(before.access)
+            && is_on_demand(&before) == is_on_demand(&after)
     }
 
     /// What counts against the vNIC's limit: nothing for a region of all addresses, which is not memory by itself.

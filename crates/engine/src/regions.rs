@@ -1,7 +1,8 @@
 //! Verbs of memory regions: register, change, deregister, and the null region (IBTA 11.2.8).
 //!
-//! Invariant: a region goes or changes only when no copy uses it and no window is bound to it; its keys are invalid from
-//! the first time that this was asked for.
+//! Invariant: a region goes, or changes so that something is taken away, only when no copy uses it and no window is bound to it; its
+//! keys are invalid from the first time that this was asked for. A change that takes nothing away is made at once, and nobody who
+//! uses the region notices it.
 use crate::keys::{Backing, MemoryRegion, NOWHERE, Placement, RegionState, check_access};
 use crate::{Engine, MrId, MrKeys, PdId, Refusal, SessionId};
 use freeflow_verbs::{Access, RegionChange, Translation, VerbsError};
@@ -47,9 +48,9 @@ impl Engine {
         Ok(MrKeys { mr, lkey: key, rkey: key })
     }
 
-    /// Changes a region in place; its keys stay. `InFlight` until no copy uses it: its keys are invalid meanwhile, and
-    /// requests that name them fail as with an unknown key. An error changes nothing. Busy while windows are bound to it
-    /// (IBTA 11.2.8.5).
+    /// Changes a region in place; its keys stay. What is under way goes on if all that it may rely on stays: the same rights, or more.
+    /// Else `InFlight` until no copy uses it: its keys are invalid meanwhile, and requests that name them fail as with an unknown
+    /// key. An error changes nothing. Busy while windows are bound to it (IBTA 11.2.8.5).
     pub fn reregister_mr(
         &mut self,
         session: SessionId,
@@ -60,7 +61,7 @@ impl Engine {
         self.check_unbound(session, mr).map_err(Refusal::Error)?;
         let placement = self.changed(session, mr, pd, change).map_err(Refusal::Error)?;
         let region = self.keys.regions.get_mut(mr).expect("it was found");
-        if region.flights > 0 {
+        if region.flights > 0 && !region.keeps_all(&placement, pd.unwrap_or(region.pd)) {
             region.state = RegionState::Changing;
             return Err(Refusal::InFlight);
         }

@@ -555,7 +555,10 @@ fn go_away(run: &mut Run, how: u8) -> bool {
         2 => net.engine.destroy_qp(&mut net.world, net.now, end.session, end.qp).err(),
         3 => net.engine.deregister_mr(end.session, end.mr).err(),
         7 => net.engine.dealloc_mw(end.session, run.sides[1].mw).err(),
-        8 => net.engine.reregister_mr(end.session, end.mr, None, &RegionChange::default()).err(),
+        8 => {
+            let fewer = RegionChange { access: Some(Access(0x7)), ..RegionChange::default() };
+            net.engine.reregister_mr(end.session, end.mr, None, &fewer).err()
+        }
         5 => net.engine.destroy_srq(end.session, end.srq.unwrap()).err(),
         // Its target: the fourth QP of all.
         6 => net.to(&End { qp: net.qps[3], ..end }, QpState::Error).err(),

@@ -93,6 +93,67 @@ fn changes_that_are_refused_change_nothing() {
     assert_eq!(write(&mut net, &a, &b, MEMORY_BASE), Status::Success);
 }
 
+/// All that uses a region, in several chunks: as target, as source, as what a RECV names.
+fn uses(net: &mut Net, a: &End, b: &End, length: u32) {
+    net.post_send(a, remote(1, Op::RdmaWrite, &[a.sge(0, length)], b, 0));
+    net.post_send(a, remote(2, Op::RdmaRead, &[a.sge(0, length)], b, 0));
+    net.post_send(a, remote(3, Op::FetchAdd, &[a.sge(0, 8)], b, 64));
+    net.post_receive(b, 4, &[b.sge(0, length)]);
+    net.post_send(a, request(5, Op::Send, &[a.sge(0, length)]));
+    net.post_send(b, remote(6, Op::RdmaWrite, &[b.sge(0, length)], a, 0));
+}
+
+#[test]
+fn who_uses_a_region_does_not_notice_that_it_gets_the_same_rights_or_more() {
+    let all = MEMORY_BYTES as u64;
+    let more = ALL_ACCESS.union(Access::MW_BIND);
+    let same = [RegionChange::default(), rights(ALL_ACCESS), moved(MEMORY_BASE, all, MEMORY_BASE), rights(more)];
+    for (change, names_pd) in same.into_iter().flat_map(|change| [(change, false), (change, true)]) {
+        let mut net = Net::new();
+        let (a, b) = net.pair(QpType::Rc);
+        net.world.always_put_off = true;
+        uses(&mut net, &a, &b, 600 << 10);
+        net.work();
+        let mut steps = 0;
+        while !net.world.pending.is_empty() {
+            let keys = net.engine.reregister_mr(b.session, b.mr, names_pd.then_some(b.pd), &change).unwrap();
+            assert_eq!((keys.mr, keys.rkey), (b.mr, b.key));
+            net.work();
+            net.land(0);
+            net.work();
+            steps += 1;
+        }
+        assert!(steps > 10, "each chunk is one by itself");
+        let ended = [net.statuses(&a), net.statuses(&b)].concat();
+        assert!(ended.len() == 6 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
+    }
+}
+
+#[test]
+fn what_a_change_takes_away_is_waited_for() {
+    let on_demand = ALL_ACCESS.union(Access::ON_DEMAND);
+    let length = MEMORY_BYTES as u64;
+    let takes = [
+        rights(Access(0xf & !Access::REMOTE_ATOMIC.0)),
+        // Other bytes from then on.
+        rights(on_demand),
+        moved(MEMORY_BASE, length - 1, MEMORY_BASE),
+        moved(MEMORY_BASE + 1, length - 1, MEMORY_BASE),
+        moved(MEMORY_BASE, length, MEMORY_BASE + 1),
+    ];
+    for (change, changes_pd) in takes.into_iter().map(|change| (change, false)).chain([(rights(ALL_ACCESS), true)]) {
+        let mut net = Net::new();
+        let (a, b) = net.pair(QpType::Rc);
+        let pd = changes_pd.then(|| net.engine.alloc_pd(b.session, b.context).unwrap());
+        net.world.always_put_off = true;
+        net.post_send(&a, remote(1, Op::RdmaWrite, &[a.sge(0, 8)], &b, 0));
+        net.work();
+        assert_eq!(net.engine.reregister_mr(b.session, b.mr, pd, &change), Err(Refusal::InFlight));
+        net.settle();
+        assert!(net.engine.reregister_mr(b.session, b.mr, pd, &change).is_ok());
+    }
+}
+
 #[test]
 fn a_change_waits_for_copies_and_the_key_is_invalid_meanwhile() {
     let mut net = Net::new();
@@ -102,7 +163,7 @@ fn a_change_waits_for_copies_and_the_key_is_invalid_meanwhile() {
         net.post_send(&a, remote(id, Op::RdmaWrite, &[a.sge(0, 8)], &b, 0));
     }
     net.work();
-    let change = rights(ALL_ACCESS);
+    let change = rights(Access::LOCAL_WRITE.union(Access::REMOTE_WRITE));
     for _ in 0..2 {
         assert_eq!(net.engine.reregister_mr(b.session, b.mr, None, &change), Err(Refusal::InFlight));
     }
@@ -124,7 +185,7 @@ fn a_region_may_go_while_it_waits_to_change() {
     net.world.always_put_off = true;
     net.post_send(&a, remote(1, Op::RdmaWrite, &[a.sge(0, 8)], &b, 0));
     net.work();
-    assert_eq!(net.engine.reregister_mr(b.session, b.mr, None, &rights(ALL_ACCESS)), Err(Refusal::InFlight));
+    assert_eq!(net.engine.reregister_mr(b.session, b.mr, None, &rights(Access(0))), Err(Refusal::InFlight));
     assert_eq!(net.engine.deregister_mr(b.session, b.mr), Err(Refusal::InFlight));
     assert_eq!(net.engine.reregister_mr(b.session, b.mr, None, &rights(ALL_ACCESS)), refused(InvalidArgument));
     net.settle();
