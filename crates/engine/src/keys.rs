@@ -49,7 +49,7 @@ const _: () = assert!(size_of::<Option<MemoryRegion>>() <= 56);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RegionState {
     Live,
-    /// Its key is invalid until no copy uses it and the change, which takes something away, is made.
+    /// Its key is invalid until no copy uses it and the change, which takes something away, is made or given up.
     Changing,
     /// Its key is invalid; it goes when no copy uses it.
     Leaving,

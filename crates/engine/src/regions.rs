@@ -58,8 +58,11 @@ impl Engine {
         pd: Option<PdId>,
         change: &RegionChange,
     ) -> Result<MrKeys, Refusal> {
-        self.check_unbound(session, mr).map_err(Refusal::Error)?;
-        let placement = self.changed(session, mr, pd, change).map_err(Refusal::Error)?;
+        let checked = self.check_unbound(session, mr).and_then(|()| self.changed(session, mr, pd, change));
+        let placement = checked.map_err(|error| {
+            self.give_up_change(session, mr);
+            Refusal::Error(error)
+        })?;
         let region = self.keys.regions.get_mut(mr).expect("it was found");
         if region.flights > 0 && !region.keeps_all(&placement, pd.unwrap_or(region.pd)) {
             region.state = RegionState::Changing;
@@ -74,6 +77,15 @@ impl Engine {
         self.drop_pd_child(session, before.1);
         self.add_pd_child(session, after.1);
         Ok(MrKeys { mr, lkey: key, rkey: key })
+    }
+
+    /// A change that waited is refused after all: its PD is gone, or the limits have changed.
+    fn give_up_change(&mut self, session: SessionId, mr: MrId) {
+        if let Ok(region) = self.keys.regions.owned_mut(session, mr)
+            && region.state == RegionState::Changing
+        {
+            region.state = RegionState::Live;
+        }
     }
 
     /// What a region would be after a change, if that is allowed.

@@ -179,6 +179,26 @@ fn a_change_waits_for_copies_and_the_key_is_invalid_meanwhile() {
 }
 
 #[test]
+fn a_change_that_is_refused_while_it_waits_leaves_the_keys_valid() {
+    let mut net = Net::new();
+    let (a, b) = net.pair(QpType::Rc);
+    let pd = net.engine.alloc_pd(b.session, b.context).unwrap();
+    net.world.always_put_off = true;
+    net.post_send(&a, remote(1, Op::RdmaWrite, &[a.sge(0, 8)], &b, 0));
+    net.work();
+    let change = |net: &mut Net| net.engine.reregister_mr(b.session, b.mr, Some(pd), &RegionChange::default());
+    assert_eq!(change(&mut net), Err(Refusal::InFlight));
+    net.engine.dealloc_pd(b.session, pd).unwrap();
+    // Somebody else's question gives up nothing.
+    let stranger = net.engine.reregister_mr(a.session, b.mr, None, &RegionChange::default());
+    assert_eq!(stranger, refused(NotFound));
+    assert_eq!(change(&mut net), refused(NotFound));
+    net.post_send(&a, remote(2, Op::RdmaWrite, &[a.sge(0, 8)], &b, 0));
+    net.settle();
+    assert_eq!(net.statuses(&a), [(1, Status::Success), (2, Status::Success)]);
+}
+
+#[test]
 fn a_region_may_go_while_it_waits_to_change() {
     let mut net = Net::new();
     let (a, b) = net.pair(QpType::Rc);
