@@ -2,9 +2,11 @@
 """What a container takes of the host's memory is its own: it meets its own limit, and the router stays within its bound.
 
 Also: a container that punches holes into memory that it shares with the router blocks the worker a few times at most.
+The checks that are about cgroups also run on cgroup v2, in an emulated guest with smaller `Sizes` (tests/memory_v2.py).
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -14,9 +16,7 @@ import time
 import lib
 from lib import need
 
-FILLED_MIB = 192
-SMALL_MIB = 48
-# What the router's own group may be charged while a container moves `FILLED_MIB`: its heap, stacks, rings.
+# What the router's own group may be charged while a container moves `filled_mib`: its heap, stacks, rings.
 ROUTER_MIB_MAX = 32
 ROUNDS = 8
 # The worker blocks until it knows who does it, and once more for each side of a copy.
@@ -35,24 +35,38 @@ RING_MIB_MAX = 512
 LARGE_CQS_MAX = RING_MIB_MAX // 128
 # The kernel's memory for a segment that the router maps: inode, dentry, file, area.
 KERNEL_KIB_OF_MAPPING = 2
-# Objects of each kind: all that the limits allow, or enough to see what each takes.
-HOARD_MOST = 1 << 20 if lib.FULL else 20_000
+RING_MIB_OF_WRITER = 2
+FILL_SECONDS, HOARD_SECONDS, GONE_SECONDS = 180, 300, 90
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    # What a container moves, and a limit that is too small for that.
+    filled_mib: int = 192
+    small_mib: int = 48
+    # Objects of each kind: all that the limits allow, or enough to see what each takes.
+    hoard_most: int = 1 << 20 if lib.FULL else 20_000
+    # Queue pairs that fill the CQ of 128 MiB.
+    hoard_writers: int = 64
 
 
 class Group:
-    """A memory cgroup of its own, in either version's hierarchy, which goes away empty."""
+    """A memory cgroup, in either version's hierarchy."""
 
     V1, V2 = pathlib.Path("/sys/fs/cgroup/memory"), pathlib.Path("/sys/fs/cgroup")
 
-    def __init__(self, name):
-        self.is_v1 = (self.V1 / "memory.limit_in_bytes").exists()
-        self.path = (self.V1 if self.is_v1 else self.V2) / f"freeflow-test-{os.getpid()}-{name}"
-        self.path.mkdir()
+    def __init__(self, path):
+        self.is_v1 = self.has_v1()
+        self.path = (self.V1 if self.is_v1 else self.V2) / path
+
+    @staticmethod
+    def has_v1():
+        return (Group.V1 / "memory.limit_in_bytes").exists()
 
     @staticmethod
     def why_not():
         """Why there are none here; None if there are."""
-        if (Group.V1 / "memory.limit_in_bytes").exists():
+        if Group.has_v1():
             return None
         controllers = Group.V2 / "cgroup.subtree_control"
         return None if controllers.exists() and "memory" in controllers.read_text() else "no memory controller"
@@ -62,6 +76,13 @@ class Group:
 
     def used_mib(self):
         return int((self.path / ("memory.usage_in_bytes" if self.is_v1 else "memory.current")).read_text()) >> 20
+
+    def refused_count(self):
+        """How often it was at its limit."""
+        if self.is_v1:
+            return int((self.path / "memory.failcnt").read_text())
+        events = dict(line.split() for line in (self.path / "memory.events").read_text().splitlines())
+        return int(events["max"])
 
     def take(self, pid):
         (self.path / "cgroup.procs").write_text(str(pid))
@@ -74,6 +95,7 @@ class Group:
         return running
 
     def remove(self):
+        """It goes away empty."""
         parent = self.path.parent / "cgroup.procs"
         for pid in (self.path / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):
@@ -92,48 +114,96 @@ def groups(*names):
     made = []
     try:
         for name in names:
-            made.append(Group(name))
+            group = Group(f"freeflow-test-{os.getpid()}-{name}")
+            group.path.mkdir()
+            made.append(group)
         yield made
     finally:
         for group in made:
             group.remove()
 
 
-def fill(host, container, program, limit_mib):
-    """What the program said, its exit code (None: it goes on), and what container and router are charged then."""
-    with contextlib.ExitStack() as stack:
-        its, routers = stack.enter_context(groups("container", "router"))
-        routers.take(host.router_pid())
-        gate = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gate"
-        running = its.start(container, program, "fill", FILLED_MIB, gate)
+@contextlib.contextmanager
+def groups_of(host):
+    """A group for a container, and the router's.
+
+    That is its own on v2. On v1 the tests' routers stay in their caller's (FREEFLOW_CGROUP_KEEP), so it moves to one of
+    the test's.
+    """
+    if Group.has_v1():
+        with groups("container", "router") as (its, routers):
+            routers.take(host.router_pid())
+            yield its, routers
+    else:
+        line = pathlib.Path(f"/proc/{host.router_pid()}/cgroup").read_text().strip()
+        name = line.removeprefix("0::/")
+        need(name.startswith("freeflow-") and "/" not in name, f"the router has no group of its own but is in {line}")
+        with groups("container") as (its,):
+            yield its, Group(name)
+
+
+@dataclasses.dataclass
+class Filled:
+    """What the program said, its exit code (None: it goes on), what is charged to it then, and newly to the router."""
+
+    output: str
+    code: int | None
+    its_mib: int
+    routers_mib: int
+    refused_count: int
+    routers_refused_count: int
+
+
+def fill(host, container, program, how, sizes, limit_mib):
+    """`how`: into holes of memory that is shared ("fill"), or by ordinary memory that is moved ("move")."""
+    with groups_of(host) as (its, routers), tempfile.TemporaryDirectory() as directory:
+        before, refused_before = routers.used_mib(), routers.refused_count()
+        gate = pathlib.Path(directory) / "gate"
+        running = its.start(container, program, how, sizes.filled_mib, gate)
         try:
-            running.wait_for_output("empty")
+            running.wait_for_output("empty", FILL_SECONDS)
             its.limit(limit_mib)
             gate.touch()
-            end = time.monotonic() + 60
+            end = time.monotonic() + FILL_SECONDS
             while running.process.poll() is None and "done" not in running.output():
                 need(time.monotonic() < end, f"neither filled nor refused:\n{running.output()}")
                 time.sleep(0.02)
-            return running.output(), running.process.poll(), its.used_mib(), routers.used_mib()
+            return Filled(running.output(), running.process.poll(), its.used_mib(), routers.used_mib() - before,
+                          its.refused_count(), routers.refused_count() - refused_before)
         finally:
             container.kill_background()
 
 
-def within_its_limit(host, container, program):
-    output, code, its_mib, routers_mib = fill(host, container, program, 4 * FILLED_MIB)
-    need(code is None and f"done {FILLED_MIB} MiB" in output, f"exit code {code}:\n{output}")
-    need(its_mib >= FILLED_MIB, f"{FILLED_MIB} MiB were written and the container pays {its_mib} MiB")
-    need(routers_mib <= ROUTER_MIB_MAX, f"the router pays {routers_mib} MiB for a container that has {its_mib} MiB")
-    return f"the container pays {its_mib} MiB, the router {routers_mib} MiB"
+def within_its_limit(host, container, program, how, sizes):
+    filled = fill(host, container, program, how, sizes, 4 * sizes.filled_mib)
+    need(filled.code is None and f"done {sizes.filled_mib} MiB" in filled.output, f"it ended or lacks some: {filled}")
+    need(filled.its_mib >= sizes.filled_mib, f"{sizes.filled_mib} MiB were written: {filled}")
+    need(filled.routers_mib <= ROUTER_MIB_MAX, f"the router pays {filled.routers_mib} MiB for a container's: {filled}")
+    return f"the container pays {filled.its_mib} MiB, the router {filled.routers_mib} MiB"
 
 
-def beyond_its_limit(host, container, program):
+def beyond_its_limit(host, container, other, program, sizes):
+    """Another container's program is at work all the time, and a further one begins afterwards."""
     pid = host.router_pid()
-    output, code, _, routers_mib = fill(host, container, program, SMALL_MIB)
-    need(code is not None and "done" not in output, f"{FILLED_MIB} MiB fit into {SMALL_MIB} MiB:\n{output}")
-    need(routers_mib <= ROUTER_MIB_MAX, f"the router pays {routers_mib} MiB for a container at its limit")
+    with tempfile.TemporaryDirectory() as directory:
+        gate = pathlib.Path(directory) / "gate"
+        neighbour = other.start(program, "exchange", gate)
+        try:
+            neighbour.wait_for_output("begun", FILL_SECONDS)
+            filled = fill(host, container, program, "fill", sizes, sizes.small_mib)
+            need(neighbour.process.poll() is None, f"its neighbour ended:\n{neighbour.output()}")
+            gate.touch()
+            code = neighbour.wait(FILL_SECONDS)
+            need(code == 0 and "done" in neighbour.output(), f"its neighbour gave {code}:\n{neighbour.output()}")
+            other.exec(program, "exchange", gate, seconds=FILL_SECONDS)
+        finally:
+            other.kill_background()
+    need(filled.code is not None and "done" not in filled.output, f"that fits into {sizes.small_mib} MiB: {filled}")
+    need(filled.refused_count, f"its group was never at its limit: {filled}")
+    need(filled.routers_mib <= ROUTER_MIB_MAX and not filled.routers_refused_count, f"the router pays for it: {filled}")
     need(host.router_pid() == pid and lib.router_of(pid, host.run_dir), "the router died")
-    return f"the program ended with {code}, the router pays {routers_mib} MiB"
+    done = neighbour.output().splitlines()[-1]
+    return f"it ended with {filled.code}, the router pays {filled.routers_mib} MiB, its neighbour has {done}"
 
 
 def anonymous_mib(host, key):
@@ -189,13 +259,13 @@ def resources_of(host, container):
     return resources["used"], resources["limits"]
 
 
-def hoarded(host, container, program):
+def hoarded(host, container, program, sizes):
     """Of all that limits give a container it takes as much as it gets; the router's memory is within what `describe` says."""
-    with groups("container", "router") as (its, routers):
-        routers.take(host.router_pid())
+    filled_mib = sizes.hoard_writers * RING_MIB_OF_WRITER
+    with groups_of(host) as (its, routers):
         heap_before, before = anonymous_mib(host, "RssAnon"), routers.used_mib()
-        running = its.start(container, "env", "FREEFLOW_REMAP=off", program, HOARD_MOST)
-        end = time.monotonic() + 300
+        running = its.start(container, "env", "FREEFLOW_REMAP=off", program, sizes.hoard_most, sizes.hoard_writers)
+        end = time.monotonic() + HOARD_SECONDS
         while "done" not in running.output():
             need(running.process.poll() is None, f"it ended:\n{running.output()}")
             need(time.monotonic() < end, f"not done:\n{running.output()}")
@@ -204,20 +274,29 @@ def hoarded(host, container, program):
         used, limits = resources_of(host, container)
         heap, mib = anonymous_mib(host, "RssAnon") - heap_before, routers.used_mib() - before
         container.kill_background()
-        # One of them was made before, and filled.
+        # One of them was made before.
         need(made["large-cqs"] < LARGE_CQS_MAX, f"{made['large-cqs'] + 1} CQs of 128 MiB were made")
         need(limits["ringBytes"] == RING_MIB_MAX << 20, f"the limit of rings is {limits['ringBytes']}")
-        need(mib >= 128, f"the router pays {mib} MiB, and wrote to all pages of a CQ of 128 MiB")
+        need(mib >= filled_mib, f"the router pays {mib} MiB, and wrote to {filled_mib} MiB of a CQ")
         need(heap << 20 <= used["heapBytes"], f"the heap grew by {heap} MiB, and `describe` says {used['heapBytes'] >> 20}: {made}")
         kernel = used["mappings"] * KERNEL_KIB_OF_MAPPING << 10
         said = used["ringBytes"] + used["heapBytes"] + used["bounceBytes"] + kernel >> 20
         need(mib <= said <= PROMISED_MIB, f"the router pays {mib} MiB; by what `describe` says it is {said} at most: {made}")
-        left, lowest, end = used, mib, time.monotonic() + 90
+        left, lowest, end = used, mib, time.monotonic() + GONE_SECONDS
         while left["ringBytes"] or left["heapBytes"] or lowest > heap + ROUTER_MIB_MAX:
             need(time.monotonic() < end, f"the program has ended; the router pays {lowest} MiB, {heap} of them heap, for {left}")
             time.sleep(0.1)
             left, lowest = resources_of(host, container)[0], routers.used_mib() - before
     return f"{made}; the router paid {mib} MiB, {heap} of them heap, of {said} at most, and {lowest} afterwards"
+
+
+def on_cgroups(checks, host, container, sizes):
+    program = lib.program("memory")
+    checks.check("all that limits allow", hoarded, host, container, lib.program("hoard"), sizes)
+    checks.check("a container pays for its memory", within_its_limit, host, container, program, "fill", sizes)
+    checks.check("and for what it registers", within_its_limit, host, container, program, "move", sizes)
+    other = host.container("b")
+    checks.check("a container meets its own limit", beyond_its_limit, host, container, other, program, sizes)
 
 
 def test(checks):
@@ -229,9 +308,7 @@ def test(checks):
         if why := Group.why_not():
             checks.skip("memory that the router touches first", why)
         else:
-            checks.check("all that limits allow", hoarded, host, container, lib.program("hoard"))
-            checks.check("a container pays for its memory", within_its_limit, host, container, program)
-            checks.check("a container meets its own limit", beyond_its_limit, host, container, program)
+            on_cgroups(checks, host, container, Sizes())
         checks.check(f"{QPS} copies by the slow path at once", bounced, host, container, program)
         checks.check("holes punched while the worker copies", punched, host, container, program)
 

@@ -1,7 +1,8 @@
 // A container that takes all that its vNIC's limits give it, and keeps it.
 //
-//   hoard MOST   has the router write to every page of a CQ whose completions nobody polls, makes further CQs of that size, and then
-//                QPs, SRQs, CQs, PDs, AHs, memory windows and regions: of each until it is refused with ENOMEM, MOST at most.
+//   hoard MOST WRITERS   has the router write to a CQ of 128 MiB whose completions nobody polls, 2 MiB by each of WRITERS
+//                        queue pairs (64 fill it), makes further CQs of that size, and then QPs, SRQs, CQs, PDs, AHs,
+//                        memory windows and regions: of each until it is refused with ENOMEM, MOST at most.
 //
 // It prints `made COUNT NAME` for each kind, `done`, and then stays until it is killed.
 #include "die.h"
@@ -13,8 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// WRITERS queues of the longest size fill a CQ of FILL_CQE entries: 128 MiB.
-enum { WRITERS = 64, DEPTH = 32768, FILL_CQE = WRITERS * DEPTH, LARGE_MAX = 16, SECONDS_MAX = 300 };
+// WRITERS_MAX queues of the longest size fill a CQ of FILL_CQE entries: 128 MiB.
+enum { WRITERS_MAX = 64, DEPTH = 32768, FILL_CQE = WRITERS_MAX * DEPTH, LARGE_MAX = 16, SECONDS_MAX = 300 };
 
 static struct ibv_context *device;
 static struct ibv_pd *pd;
@@ -38,11 +39,11 @@ static void connect_to_itself(struct ibv_qp *qp) {
 }
 
 // Completions of WRITEs without bytes, which nobody polls.
-static void fill(void) {
+static void fill(int writers) {
     struct ibv_cq *cq = ibv_create_cq(device, FILL_CQE, NULL, NULL, 0);
     if (!cq)
         die("no CQ of %d entries", FILL_CQE);
-    for (int i = 0; i < WRITERS; i++) {
+    for (int i = 0; i < writers; i++) {
         struct ibv_qp_init_attr attributes = {.send_cq = cq, .recv_cq = small, .qp_type = IBV_QPT_RC,
                                               .cap = {.max_send_wr = DEPTH, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1}};
         struct ibv_qp *qp = ibv_create_qp(pd, &attributes);
@@ -54,7 +55,7 @@ static void fill(void) {
             if (ibv_post_send(qp, &wr, &bad))
                 die("request %d can't be posted", n);
     }
-    printf("posted %d\n", FILL_CQE);
+    printf("posted %d\n", writers * DEPTH);
     fflush(stdout);
 }
 
@@ -91,8 +92,8 @@ static void make_all(const char *name, void *(*make)(void), int most) {
 }
 
 int main(int count, char **words) {
-    int most = count == 2 ? atoi(words[1]) : 0;
-    if (most <= 0)
+    int most = count == 3 ? atoi(words[1]) : 0, writers = count == 3 ? atoi(words[2]) : 0;
+    if (most <= 0 || writers <= 0 || writers > WRITERS_MAX)
         return 64;
     alarm(SECONDS_MAX);
     int number;
@@ -103,7 +104,7 @@ int main(int count, char **words) {
     small = ibv_create_cq(device, 16, NULL, NULL, 0);
     if (!pd || !small || ibv_query_gid(device, 1, 0, &gid))
         die("no PD, CQ or GID");
-    fill();
+    fill(writers);
     make_all("large-cqs", make_large_cq, LARGE_MAX);
     make_all("qps", make_qp, most);
     make_all("srqs", make_srq, most);

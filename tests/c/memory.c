@@ -2,10 +2,12 @@
 //
 //   memory fill MIB GATE   punches all of it out, waits for a file to be there, WRITEs to every byte, compares; READs, atomics
 //                          and SENDs of further holes.
+//   memory move MIB GATE   the same, of ordinary memory with all of its pages, registered once the file is there.
 //   memory punch ROUNDS    a thread WRITEs all over 256 MiB while they are allocated and punched out, ROUNDS times.
-//   memory bounce QPS       that many queue pairs WRITE 1 MiB each at the same time, from and to memory that is not shared.
+//   memory exchange GATE   WRITEs there and READs back, every byte compared, until the file is there; once at least.
+//   memory bounce QPS      that many queue pairs WRITE 1 MiB each at the same time, of memory that is not shared.
 //
-// It prints `done` and what it did when all was right, and then stays until it is killed (`fill`), or ends.
+// It prints `done` and what it did when all was right, and stays until it is killed (`fill`, `move`, `bounce`) or ends.
 #include "die.h"
 
 #include <dlfcn.h>
@@ -17,7 +19,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MIB = 1 << 20, CHUNK = 256 * 1024, PAGE = 4096, PUNCH_MIB = 256, SECONDS_MAX = 120 };
+enum { MIB = 1 << 20, CHUNK = 256 * 1024, PAGE = 4096, PUNCH_MIB = 256, SECONDS_MAX = 300 };
 
 static struct ibv_context *device;
 static struct ibv_pd *pd;
@@ -115,15 +117,32 @@ static void request(enum ibv_wr_opcode opcode, struct memory *here, size_t at, u
         die("a request can't be posted");
 }
 
-static void fill(size_t mib, const char *gate) {
-    struct memory source = allocate(4 * MIB), target = allocate(mib * MIB);
+// The library puts its pages into segments. (Else no hole could be punched into it.)
+static struct memory move(size_t bytes) {
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        die("%zu bytes can't be had", bytes);
+    struct memory memory = {.at = memset(at, 5, bytes), .bytes = bytes};
+    int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    if (!(memory.mr = ibv_reg_mr(pd, memory.at, bytes, rights)))
+        die("%zu bytes can't be registered", bytes);
+    return memory;
+}
+
+static void fill(size_t mib, const char *gate, bool is_moved) {
+    struct memory source = allocate(4 * MIB), target = {0};
     for (size_t i = 0; i < source.bytes; i++)
         source.at[i] = (unsigned char)(i * 7 + i / 4096);
-    punch(&target, 0, target.bytes);
+    if (!is_moved) {
+        target = allocate(mib * MIB);
+        punch(&target, 0, target.bytes);
+    }
     printf("empty\n");
     fflush(stdout);
     while (access(gate, F_OK))
         usleep(1000);
+    if (is_moved)
+        target = move(mib * MIB);
     for (size_t at = 0; at < target.bytes; at += CHUNK) {
         request(IBV_WR_RDMA_WRITE, &source, at % source.bytes, CHUNK, &target, at);
         wait_for(1);
@@ -131,7 +150,7 @@ static void fill(size_t mib, const char *gate) {
     for (size_t at = 0; at < target.bytes; at += source.bytes) {
         size_t count = target.bytes - at < source.bytes ? target.bytes - at : source.bytes;
         if (memcmp(target.at + at, source.at, count))
-            die("WRITEs into holes left other bytes near %zu MiB", at / MIB);
+            die("WRITEs left other bytes near %zu MiB", at / MIB);
     }
     // Holes are zeros to READs, atomics and SENDs, in the source and in the destination.
     punch(&target, 0, MIB);
@@ -155,6 +174,26 @@ static void fill(size_t mib, const char *gate) {
     printf("done %zu MiB\n", mib);
     fflush(stdout);
     pause();
+}
+
+static void exchange(const char *gate) {
+    struct memory here = allocate(MIB), there = allocate(MIB);
+    unsigned long rounds = 0;
+    do {
+        memset(here.at, (int)(rounds + 1), CHUNK);
+        memset(here.at + CHUNK, 0, CHUNK);
+        request(IBV_WR_RDMA_WRITE, &here, 0, CHUNK, &there, 0);
+        wait_for(1);
+        request(IBV_WR_RDMA_READ, &here, CHUNK, CHUNK, &there, 0);
+        wait_for(1);
+        if (memcmp(here.at, here.at + CHUNK, CHUNK) || there.at[CHUNK - 1] != (unsigned char)(rounds + 1))
+            die("exchange %lu left other bytes", rounds);
+        if (!rounds++) {
+            printf("begun\n");
+            fflush(stdout);
+        }
+    } while (access(gate, F_OK));
+    printf("done %lu exchanges\n", rounds);
 }
 
 // Of ordinary memory, which only the slow path reaches (FREEFLOW_REMAP=off).
@@ -227,8 +266,10 @@ int main(int count, char **words) {
         return 64;
     alarm(SECONDS_MAX);
     open_pair();
-    if (count == 4 && !strcmp(words[1], "fill"))
-        fill((size_t)atoi(words[2]), words[3]);
+    if (count == 4)
+        fill((size_t)atoi(words[2]), words[3], !strcmp(words[1], "move"));
+    else if (!strcmp(words[1], "exchange"))
+        exchange(words[2]);
     else if (!strcmp(words[1], "bounce"))
         bounce(atoi(words[2]));
     else
