@@ -339,6 +339,7 @@ def shut_and_closed(port):
 def addressed(port):
     client, server = pair(port)
     to = ("192.0.2.1", 9)
+    server.settimeout(None)  # with a time-out Python makes it non-blocking, and MSG_WAITALL waits for nothing
     return [client.sendto(b"one", to), client.sendmsg([b"two"], [], 0, to), server.recv(6, socket.MSG_WAITALL)]
 
 
