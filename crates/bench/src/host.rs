@@ -116,10 +116,14 @@ impl Freeflow {
         Agent::start(name, command)
     }
 
-    /// A container with another program, in the background.
-    pub fn start(&self, name: &str, argv: &[String]) -> Result<(), String> {
-        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-        self.call(&[&["run", "-d", "--name", name, "--"], argv.as_slice()].concat()).map(|_| ())
+    /// A container with another program and these of the host's files, in the background.
+    pub fn start(&self, name: &str, files: &[&str], argv: &[String]) -> Result<(), String> {
+        let volumes: Vec<String> = files.iter().map(|file| format!("{file}:{file}")).collect();
+        let mut words = vec!["run", "-d", "--name", name];
+        words.extend(volumes.iter().flat_map(|volume| ["-v", volume.as_str()]));
+        words.push("--");
+        words.extend(argv.iter().map(String::as_str));
+        self.call(&words).map(|_| ())
     }
 
     pub fn is_running(&self, name: &str) -> Result<bool, String> {

@@ -17,6 +17,8 @@ use std::time::Duration;
 const CONTROL_ADDED_MS_MAX: f64 = 50.0;
 const MESSAGE_ADDED_MS_MAX: f64 = 5.0;
 const JOB: Job = Job { traffic: Traffic::Latency, operation: Operation::Write, bytes: 64, slots: 64, duration_ms: 0 };
+/// A container has it only where its owner says so.
+const FUSE: &str = "/dev/fuse";
 const BUSY: &str = "while :; do :; done";
 
 /// A program of tests/c with its arguments, and how many processors it keeps busy.
@@ -27,10 +29,12 @@ struct Trick {
     busy: usize,
 }
 
-const TRICKS: [Trick; 4] = [
+const TRICKS: [Trick; 6] = [
     Trick { name: "idle", program: "stalls", arguments: &["idle"], busy: 0 },
     Trick { name: "execve under a held mmap lock", program: "stalls", arguments: &["mprotect", "8"], busy: 2 },
+    Trick { name: "execve while FUSE does not answer", program: "stalls", arguments: &["fuse", "8"], busy: 0 },
     Trick { name: "execve in a loop", program: "stalls", arguments: &["exec-loop", "100"], busy: 1 },
+    Trick { name: "connects and dies in a loop", program: "stalls", arguments: &["dies", "100"], busy: 1 },
     Trick { name: "holes punched under WRITEs", program: "memory", arguments: &["punch", "1000000"], busy: 2 },
 ];
 
@@ -125,7 +129,8 @@ struct Neighbouring<'a> {
 
 impl<'a> Neighbouring<'a> {
     fn start(host: &'a Freeflow, name: String, argv: &[String]) -> Result<Self, String> {
-        host.start(&name, argv)?;
+        let files: &[&str] = if Path::new(FUSE).exists() { &[FUSE] } else { &[] };
+        host.start(&name, files, argv)?;
         Ok(Self { host, name })
     }
 
