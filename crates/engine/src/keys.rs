@@ -114,16 +114,13 @@ impl MemoryRegion {
         (self.address, self.last, self.iova, self.rights) = (address, last, iova, access.0 as u16);
     }
 
-    /// Whether a change takes nothing away from what is under way: the same memory by the same addresses, in the same domain, reached
-    /// in the same way, with all the rights of before.
-    pub fn keeps_all(&self, placement: &Placement, pd: PdId) -> bool {
-        let (before, after) = (self.placement(), *placement);
-        let lies_still = (before.address, before.last, before.iova) == (after.address, after.last, after.iova);
-        let is_on_demand = |placement: &Placement| placement.access.contains(Access::ON_DEMAND);
-        lies_still
+    /// Whether a change takes nothing away from requests in flight: the same memory at the same
+    /// addresses, in the same domain, reached in the same way, with at least the same rights.
+    pub fn keeps_all(&self, after: &Placement, pd: PdId) -> bool {
+        (self.address, self.last, self.iova) == (after.address, after.last, after.iova)
             && self.pd == pd
-            && after.access.contains(before.access)
-            && is_on_demand(&before) == is_on_demand(&after)
+            && after.access.contains(self.access())
+            && self.is_on_demand() == after.access.contains(Access::ON_DEMAND)
     }
 
     /// What counts against the vNIC's limit: nothing for a region of all addresses, which is not memory by itself.

@@ -1,8 +1,8 @@
 //! Verbs of memory regions: register, change, deregister, and the null region (IBTA 11.2.8).
 //!
-//! Invariant: a region goes, or changes so that something is taken away, only when no copy uses it and no window is bound to it; its
-//! keys are invalid from the first time that this was asked for. A change that takes nothing away is made at once, and nobody who
-//! uses the region notices it.
+//! Invariant: a region goes, or changes so that something is taken away, only when no copy uses it
+//! and no window is bound to it; its keys are invalid from the first time that this was asked for. A
+//! change that takes nothing away is made at once, and requests in flight do not notice it.
 use crate::keys::{Backing, MemoryRegion, NOWHERE, Placement, RegionState, check_access};
 use crate::{Engine, MrId, MrKeys, PdId, Refusal, SessionId};
 use freeflow_verbs::{Access, RegionChange, Translation, VerbsError};
@@ -48,9 +48,10 @@ impl Engine {
         Ok(MrKeys { mr, lkey: key, rkey: key })
     }
 
-    /// Changes a region in place; its keys stay. What is under way goes on if all that it may rely on stays: the same rights, or more.
-    /// Else `InFlight` until no copy uses it: its keys are invalid meanwhile, and requests that name them fail as with an unknown
-    /// key. An error changes nothing. Busy while windows are bound to it (IBTA 11.2.8.5).
+    /// Changes a region in place; its keys stay. Requests in flight go on if the change takes nothing
+    /// away (`MemoryRegion::keeps_all`). Else `InFlight` until no copy uses it: its keys are invalid
+    /// meanwhile, and requests that name them fail as with an unknown key. An error changes nothing.
+    /// Busy while windows are bound to it (IBTA 11.2.8.5).
     pub fn reregister_mr(
         &mut self,
         session: SessionId,

@@ -189,9 +189,9 @@ fn a_change_that_is_refused_while_it_waits_leaves_the_keys_valid() {
     let change = |net: &mut Net| net.engine.reregister_mr(b.session, b.mr, Some(pd), &RegionChange::default());
     assert_eq!(change(&mut net), Err(Refusal::InFlight));
     net.engine.dealloc_pd(b.session, pd).unwrap();
-    // Somebody else's question gives up nothing.
-    let stranger = net.engine.reregister_mr(a.session, b.mr, None, &RegionChange::default());
-    assert_eq!(stranger, refused(NotFound));
+    // A request of another session gives up nothing.
+    let other = net.engine.reregister_mr(a.session, b.mr, None, &RegionChange::default());
+    assert_eq!(other, refused(NotFound));
     assert_eq!(change(&mut net), refused(NotFound));
     net.post_send(&a, remote(2, Op::RdmaWrite, &[a.sge(0, 8)], &b, 0));
     net.settle();

@@ -164,7 +164,7 @@ impl Account {
         }
     }
 
-    /// Of rings, in bytes: as [`Self::limits`], beside the vNIC's own limit.
+    /// Ring bytes that it may come to hold, by its own limit and while the others hold what they do.
     pub fn ring_bytes_limit(&self, limits: &VnicLimits) -> u64 {
         self.commons.ring_bytes.fair(self.ring_bytes.load(Relaxed)).min(limits.ring_bytes_max)
     }
@@ -204,11 +204,12 @@ impl Charge {
             count.fetch_add(amount, Relaxed);
         });
         let commons = &account.commons;
-        let fair = (amounts.mappings == 0 || commons.mappings.is_fair(account.mappings.load(Relaxed)))
-            && (amounts.descriptors == 0 || commons.descriptors.is_fair(account.descriptors.load(Relaxed)))
-            && (amounts.threads == 0 || commons.threads.is_fair(account.threads.load(Relaxed)))
-            && (amounts.ring_bytes == 0 || commons.ring_bytes.is_fair(account.ring_bytes.load(Relaxed)));
-        if fair { Ok(charge) } else { Err(OverLimit) }
+        let is_fair = |amount, pool: &Pool, own: &AtomicU64| amount == 0 || pool.is_fair(own.load(Relaxed));
+        let all_are_fair = is_fair(amounts.mappings, &commons.mappings, &account.mappings)
+            && is_fair(amounts.descriptors, &commons.descriptors, &account.descriptors)
+            && is_fair(amounts.threads, &commons.threads, &account.threads)
+            && is_fair(amounts.ring_bytes, &commons.ring_bytes, &account.ring_bytes);
+        if all_are_fair { Ok(charge) } else { Err(OverLimit) }
     }
 
     fn within(self, count: impl Fn(&Account) -> &AtomicU64, max: u64) -> Result<Self, OverLimit> {

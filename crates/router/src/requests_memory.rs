@@ -29,7 +29,8 @@ impl Control {
         let work = move |worker: &mut Worker, now: Instant| {
             worker.rings.withdraw_grants_by(id);
             worker.rings.give_orders(now);
-            // A change that takes something away makes the keys invalid while a copy is under way: what movers have is over soon.
+            // A change that takes something away makes the keys invalid while a copy is in flight, so
+            // the copies of the movers are brought in first.
             worker.land_copies_of(now, session);
             unless_in_flight(worker.engine.reregister_mr(session, id, pd, &change))
         };
