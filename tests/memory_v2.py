@@ -33,7 +33,7 @@ ROOT = pathlib.Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids")
 CALLER = ROOT / "caller"
 CALLERS_LIMITS = {"memory.max": str(1 << 30), "pids.max": "4000"}
-# What the router's own group says of limits, and of being stopped.
+# The limits and the freezer state of the router's own group.
 UNLIMITED = {"memory.max": "max", "memory.high": "max", "memory.swap.max": "max", "memory.oom.group": "0",
              "pids.max": "max", "cgroup.freeze": "0", "cgroup.type": "domain"}
 
@@ -93,8 +93,8 @@ def own_cgroup(host):
     wrong = {name: value for name, value in state.items() if value != UNLIMITED[name]}
     need(not wrong and "memory.max" in state, f"{path}: {wrong or state}")
     processes = {int(word) for word in (path / "cgroup.procs").read_text().split()}
-    strangers = {process for process in processes - {pid} if parent_of(process) != pid}
-    need(pid in processes and not strangers, f"{path} has {processes}, the router is {pid}")
+    others = {process for process in processes - {pid} if parent_of(process) != pid}
+    need(pid in processes and not others, f"{path} has {processes}, the router is {pid}")
     used = int((path / "memory.current").read_text())
     need(used, f"nothing is charged to {path}")
     # Whatever else it may miss in the guest: it says so on the other output.

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """MPI between two containers: Open MPI and two versions of MPICH, each with a program that compares every byte.
 
-On one host by the direct path and routed, and between two hosts, idle and beside a load of twice the processors; in full
-with every transport everywhere.
+On one host by the direct path and routed, and between two hosts, idle and beside a load of twice the
+processors; in full with every transport everywhere.
 """
 
 import contextlib

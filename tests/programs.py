@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Programs that were written for other devices: UCX's ucx_perftest, qperf, libfabric's fi_pingpong.
 
-They run between two containers, on one host by the direct path and routed, and between two hosts, idle and beside a load of
-twice the processors. Most of them compare no byte, so a UCP program of ours that compares all (tests/c/ucp.c) runs over each
-transport beside them.
+They run between two containers, on one host by the direct path and routed, and between two hosts, idle and
+beside a load of twice the processors. Most of them compare no byte, so a UCP program of ours that compares
+all (tests/c/ucp.c) runs over each transport beside them.
 """
 
 import contextlib
