@@ -527,7 +527,7 @@ class Checks:
     def finish(self):
         if RunDirectory.refused_calls:
             self.failed += 1
-            print("FAILED    the routers' threads made only system calls of their lists (crates/router/src/calls.rs)")
+            print("FAILED    the routers' threads made only system calls of their lists (crates/router/src/base/system_calls.rs)")
             print("\n".join(f"    {line}" for line in sorted(RunDirectory.refused_calls)))
         print(f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped", flush=True)
         sys.exit(1 if self.failed or not self.passed else 0)

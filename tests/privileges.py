@@ -63,7 +63,7 @@ def each_thread(host, wanted=frozenset(ALWAYS)):
     seen = set()
     for status in threads(host):
         kind = re.sub(r"-\d+$", "", status["Name"])
-        need(kind in table, f"the thread {status['Name']} has no line in crates/router/src/privileges.rs")
+        need(kind in table, f"the thread {status['Name']} has no line in crates/router/src/base/privileges.rs")
         seen.add(kind)
         effective = mask(table[kind]["capabilities"], own)
         permitted = effective | mask(table[kind]["hands_on"], own)

@@ -20,7 +20,7 @@ from lib import need
 
 SECONDS = 10 if lib.FULL else 2
 NOT_HERE = 77
-# Of `ff-identify`, for each vNIC; connections that wait for them (crates/router/src/identify.rs).
+# Of `ff-identify`, for each vNIC; connections that wait for them (crates/router/src/control/identify.rs).
 IDENTIFIER_COUNT_MAX = 4
 WAITING_COUNT_MAX = 64
 CONNECTS = 300  # more than both, fewer than one process has descriptors

@@ -3,8 +3,8 @@
 //! Nobody waits for that thread. What finds the queue full is counted, and the next line that is written says how many are
 //! missing. Files are rotated by size. Whoever can cause refusals as often as it likes (a container, a local user) gets a few lines and
 //! then one now and then, which says how many were left out: else it could push the record of changes out of the files.
-use crate::log::{timestamp, warning};
-use crate::privileges::{self, Kind};
+use crate::base::log::{timestamp, warning};
+use crate::base::privileges::{self, Kind};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

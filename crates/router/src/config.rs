@@ -1,7 +1,7 @@
 //! What a router is started with.
-use crate::follower::HostHelper;
-use crate::movers::MoverOptions;
-use crate::wire_options::WireOptions;
+use crate::dataplane::wire_options::WireOptions;
+use crate::memory::copy_threads::MoverOptions;
+use crate::network_reconciler::HostHelper;
 use freeflow_orchestrator::Pool;
 use freeflow_verbs::{Duration, VnicLimits};
 use std::net::SocketAddr;
@@ -61,7 +61,7 @@ pub struct Config {
     pub wire: WireOptions,
     /// Limits of vNICs attached from now on.
     pub limits: VnicLimits,
-    /// The file that names the other hosts, see [`crate::peers::PeersFile`].
+    /// The file that names the other hosts, see [`crate::peering::PeersFile`].
     pub peers: Option<PathBuf>,
     /// How long a process may take to do what it is ordered by [`freeflow_protocol::library::Request::OpenOrders`].
     pub withdrawal_time: Duration,

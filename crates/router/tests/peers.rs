@@ -5,7 +5,7 @@ use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, PeersStatus};
 use freeflow_protocol::peer::{FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, PEER_PROTOCOL_VERSION, PeerMessage};
 use freeflow_router::Router;
-use freeflow_router::peers::{
+use freeflow_router::peering::{
     Channel, Event, Identity, Key, PeerEntry, Peers, PeersFile, PeersHandle, PrivateKey, Sink, Update, VnicIdentity,
     key_text,
 };

@@ -98,7 +98,7 @@ impl Groups {
     /// One that can't be read names nobody.
     fn names(&mut self) -> &GroupNames {
         if let Err(error) = self.refresh() {
-            crate::log::warning!("can't read the groups: only root has a role", file = GROUP_FILE, error = error);
+            crate::base::log::warning!("can't read the groups: only root has a role", file = GROUP_FILE, error = error);
             (self.seen, self.names) = (None, GroupNames::new());
         }
         &self.names

@@ -1,5 +1,5 @@
 //! What the control thread tells the server of its own accord: what has changed.
-use crate::control::Control;
+use crate::control::thread::Control;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::{Plan, Revision, State, object_of_key};
 use tokio::sync::mpsc::UnboundedSender;

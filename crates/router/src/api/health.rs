@@ -3,7 +3,7 @@
 use super::failure::Failure;
 use super::link::{Link, Reply};
 use super::routes::{Asking, Server, admitted};
-use crate::control::Control;
+use crate::control::thread::Control;
 use axum::extract::{Extension, State};
 use axum::response::Response;
 use std::fs::OpenOptions;

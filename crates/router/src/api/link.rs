@@ -1,9 +1,9 @@
 //! The way to the control thread: a question goes there as a reaction, its answer comes back by a oneshot. The worker is asked only
 //! whether it turns, and not by way of the control thread.
 use super::failure::Failure;
-use crate::control::{Control, WorkerHandle};
-use crate::jobs::{Reaction, Step};
-use crate::wake::Waker;
+use crate::base::wake::Waker;
+use crate::control::thread::{Control, WorkerHandle};
+use crate::dataplane::jobs::{Reaction, Step};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;

@@ -4,10 +4,10 @@
 //! They are asked for a page at a time: the worker is never held up for long.
 use super::failure::Failure;
 use super::link::Link;
-use crate::attempts::Tried;
-use crate::metering::{HostMeter, NetworkMeter, PathCounts, Position, VnicMeter};
-use crate::reasons::Reason;
-use crate::totals::{PATHS, by_path};
+use crate::admission::violations::Tried;
+use crate::control::metering::{HostMeter, NetworkMeter, PathCounts, Position, VnicMeter};
+use crate::dataplane::reasons::Reason;
+use crate::dataplane::totals::{PATHS, by_path};
 use axum::http::HeaderName;
 use axum::http::header::CONTENT_TYPE;
 use freeflow_protocol::admin::QpPath;
@@ -267,14 +267,14 @@ fn escape(text: &str, into: &mut String) {
 /// The whole text.
 pub async fn text(link: &Link) -> Result<String, Failure> {
     let mut text = Text::new();
-    let question = |control: &mut crate::control::Control, reply: super::link::Reply<_>| {
+    let question = |control: &mut crate::control::thread::Control, reply: super::link::Reply<_>| {
         control.meter_paths(move |paths| drop(reply.send(paths)));
     };
     let mut paths: BTreeMap<String, PathCounts> = link.ask(question).await?;
     let (mut count, mut after): (usize, Option<Position>) = (0, None);
     loop {
         let from = after.take();
-        let question = move |control: &mut crate::control::Control, reply: super::link::Reply<_>| {
+        let question = move |control: &mut crate::control::thread::Control, reply: super::link::Reply<_>| {
             // Whoever asked may be gone.
             control.meter_page(from, false, |_| true, move |page| drop(reply.send(page)));
         };
@@ -289,7 +289,7 @@ pub async fn text(link: &Link) -> Result<String, Failure> {
             break;
         }
     }
-    let question = |control: &mut crate::control::Control, reply: super::link::Reply<_>| {
+    let question = |control: &mut crate::control::thread::Control, reply: super::link::Reply<_>| {
         control.meter_host(move |host| drop(reply.send(host)));
     };
     let host = link.ask(question).await?;
@@ -300,9 +300,9 @@ pub async fn text(link: &Link) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metering::WorkerMeter;
-    use crate::tallies::Tally;
-    use crate::vnics::VnicNumbers;
+    use crate::admission::tallies::Tally;
+    use crate::control::metering::WorkerMeter;
+    use crate::control::vnics::VnicNumbers;
     use freeflow_orchestrator::objects::ResourceAmounts;
     use freeflow_verbs::{RateLimit, Shaping};
     use std::collections::BTreeSet;

@@ -320,7 +320,7 @@ async fn change(
     let is_admin = caller.role.is_admin;
     let lane = if is_admin { None } else { Some(server.lane.lock().await) };
     let begin = Instant::now();
-    let question = move |control: &mut crate::control::Control, reply: super::link::Reply<_>| {
+    let question = move |control: &mut crate::control::thread::Control, reply: super::link::Reply<_>| {
         if control.waiting_command_count() >= WAITING_COMMAND_COUNT_MAX {
             let _ = reply.send(Err(Failure::busy("too many changes wait for the store")));
             return;

@@ -1,7 +1,7 @@
 //! Two routers in this process, on two addresses of the loopback interface.
 use super::{Directory, Host, config, until};
 use freeflow_protocol::admin::{AdminReply, AdminRequest, WireStatus};
-use freeflow_router::peers::key_text;
+use freeflow_router::peering::key_text;
 use freeflow_router::{Config, Mode, Router, WireOptions};
 use freeflow_verbs::VnicLimits;
 use std::fs::{File, Permissions};

@@ -1,0 +1,158 @@
+//! Connections of libraries, from the listening socket of their vNIC to the first message.
+//!
+//! Who a client is: the socket it connected to names the vNIC; SO_PEERPIDFD names the process. The rest is found out by threads of the
+//! vNIC, see `identify`.
+use crate::admission::account::Charge;
+use crate::base::log::warning;
+use crate::base::slab::Key;
+use crate::control::identify::{Entrusted, Identified, Newcomer, WAITING_COUNT_MAX};
+use crate::control::session::{Connection, Objects, Phase};
+use crate::control::thread::{Control, Topic};
+use crate::memory::freezer::Holder;
+use crate::memory::quiesce::Gated;
+use freeflow_shm::fd;
+use rustix::event::epoll;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Connections accepted from one listener before others are looked at.
+const ACCEPT_COUNT: usize = 16;
+
+impl Control {
+    pub(crate) fn accept_connections(&mut self, vnic: Key) {
+        for _ in 0..ACCEPT_COUNT {
+            let Some(entry) = self.vnics.get(vnic) else { return };
+            if entry.identifying >= WAITING_COUNT_MAX {
+                self.set_accepting(vnic, false);
+                let id = self.id_of(vnic);
+                if self.may_log(&id) {
+                    warning!("connections wait: processes that connected can't be looked at", vnic = id);
+                }
+                return;
+            }
+            match fd::accept(&entry.listener) {
+                Ok(socket) => {
+                    let mut socket = Some(socket);
+                    if let Err(error) = self.begin_connection(vnic, &mut socket) {
+                        self.refuse(vnic, &error, socket);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    let id = self.id_of(vnic);
+                    if self.may_log(&id) {
+                        warning!("can't accept a connection", vnic = id, error = error);
+                    }
+                    // Out of descriptors, perhaps: the one in reserve takes the connection off the queue.
+                    self.reserve = None;
+                    if let Some(entry) = self.vnics.get(vnic) {
+                        let socket = fd::accept(&entry.listener);
+                        self.dispose(&id, socket, 1);
+                    }
+                    self.reserve = std::fs::File::open("/dev/null").ok().map(OwnedFd::from);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether epoll tells of connections. A vNIC that has failed is not watched at all.
+    fn set_accepting(&self, vnic: Key, is_accepting: bool) {
+        let Some(entry) = self.vnics.get(vnic) else { return };
+        let data = epoll::EventData::new_u64(Topic::VnicListener(vnic).token());
+        let flags = if is_accepting { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        let _ = epoll::modify(&self.epoll, &entry.listener, data, flags);
+    }
+
+    /// `held`: what is to be closed.
+    fn refuse(&mut self, vnic: Key, error: &io::Error, held: impl std::any::Any + Send) {
+        let id = self.id_of(vnic);
+        if self.may_log(&id) {
+            warning!("connection refused", vnic = id, error = error);
+        }
+        self.dispose(&id, held, 1);
+    }
+
+    /// Takes the socket if it can be served. Nothing here waits for the process.
+    fn begin_connection(&mut self, vnic: Key, offered: &mut Option<OwnedFd>) -> io::Result<()> {
+        let (reactions, waker) = (self.own_reactions.clone(), self.waker.clone());
+        let entry = self.vnics.get_mut(vnic).ok_or_else(|| io::Error::other("the vNIC was detached"))?;
+        // Twice: the limit itself is refused by a reply to Hello.
+        let most = u64::from(entry.record.limits.session_count_max).saturating_mul(2);
+        let charge = Charge::connection(&entry.account, most).map_err(|_| io::Error::other("too many connections"))?;
+        let Some(socket) = offered.as_ref() else { return Ok(()) };
+        let credentials = fd::peer_credentials(socket)?;
+        let pidfd = fd::peer_pidfd(socket)?;
+        if credentials.pid <= 0 {
+            return Err(io::Error::other("the process is not visible from the router's PID namespace"));
+        }
+        let Some(socket) = offered.take() else { return Ok(()) };
+        let newcomer = Newcomer { socket, pidfd, credentials, charge };
+        let task = move || {
+            let identified = Identified::of(newcomer.credentials, &newcomer.pidfd);
+            let finish = move |control: &mut Self| control.finish_connection(vnic, newcomer, identified);
+            // Fails only when the control thread has ended.
+            let _ = reactions.send(Box::new(finish));
+            waker.wake();
+        };
+        match entry.identifiers.submit(Box::new(task)) {
+            Ok(()) => entry.identifying += 1,
+            Err(task) => self.refuse(vnic, &io::Error::other("no thread to be had"), task),
+        }
+        Ok(())
+    }
+
+    fn finish_connection(&mut self, vnic: Key, newcomer: Newcomer, identified: io::Result<Identified>) {
+        let Some(entry) = self.vnics.get_mut(vnic) else {
+            return self.dispose("", (newcomer, identified), 1);
+        };
+        entry.identifying -= 1;
+        let (has_room_again, closer) = (entry.identifying + 1 == WAITING_COUNT_MAX, entry.closer.clone());
+        // Of one that is being detached nobody hears any more.
+        let (id, is_there) = (entry.record.id.clone(), self.vnics_by_id.get(&entry.record.id) == Some(&vnic));
+        if has_room_again && is_there {
+            self.set_accepting(vnic, true);
+        }
+        let Identified { memory, tasks } = match identified {
+            Ok(identified) if is_there => identified,
+            Ok(identified) => return self.dispose(&id, (newcomer, identified), 1),
+            Err(error) => return self.refuse(vnic, &error, newcomer),
+        };
+        let Newcomer { socket, pidfd, credentials, charge } = newcomer;
+        let charge = Arc::new(charge);
+        let key = self.connections.insert(Connection {
+            socket,
+            pidfd,
+            memory: Arc::new(Gated::new(Entrusted::new(memory, charge.clone(), closer.clone()))),
+            tasks: Arc::new(Entrusted::new(tasks, charge.clone(), closer)),
+            holder: Holder::default(),
+            uid: credentials.uid,
+            pid: credentials.pid,
+            vnic: id,
+            phase: Phase::New,
+            busy: false,
+            muted: false,
+            closing: false,
+            cancelled: Arc::new(AtomicBool::new(false)),
+            complained: false,
+            objects: Objects::default(),
+            unwanted: Vec::new(),
+            charge,
+        });
+        let connection = self.connections.get(key).expect("just inserted");
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        let watched = self
+            .watch(connection.socket.as_fd(), Topic::Connection(key), flags)
+            .and_then(|()| self.watch(connection.pidfd.as_fd(), Topic::Process(key), epoll::EventFlags::IN));
+        if let Err(error) = watched {
+            warning!("can't watch a connection", vnic = self.id_of(vnic), error = error);
+            self.close(key);
+        }
+    }
+
+    pub(crate) fn id_of(&self, vnic: Key) -> String {
+        self.vnics.get(vnic).map(|entry| entry.record.id.clone()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,358 @@
+//! The admin socket `RUN_DIR/admin.sock`: requests of the CLI and of container hooks.
+//!
+//! Only root of the router's own PID namespace is served: root inside a container that can somehow reach the socket is not.
+//! Requests are done one at a time.
+use crate::api::caller::{Caller, Role, is_of_this_namespace};
+use crate::audit::Who;
+use crate::base::log::{info, warning};
+use crate::base::slab::Key;
+use crate::config::Mode;
+use crate::control::direct_admin::DirectCounts;
+use crate::control::external::ExternalPolicy;
+use crate::control::thread::{Control, Topic};
+use crate::control::vnics::{VnicNumbers, add};
+use crate::dataplane::jobs::Step;
+use crate::dataplane::worker::Worker;
+use crate::peering::PeersFile;
+use freeflow_engine::{Usage, VnicId};
+use freeflow_orchestrator::{Command, Refusal};
+use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, PeersStatus, RouterStatus};
+use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
+use freeflow_shm::{fd, monotonic_ns};
+use rustix::event::epoll;
+use std::io;
+use std::net::IpAddr;
+use std::ops::Bound;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// vNICs of one page.
+const PAGE_VNICS_MAX: usize = 64;
+/// A page ends when its vNICs take this much, so that the message surely fits.
+const PAGE_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
+const CONNECTION_COUNT_MAX: usize = 64;
+
+pub struct AdminConnection {
+    socket: OwnedFd,
+    pid: i32,
+    queued: bool,
+}
+
+/// What became of a request.
+#[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
+pub(crate) enum AdminDone {
+    Reply(AdminReply),
+    /// The worker has a part in it.
+    Later,
+}
+
+impl Control {
+    pub(crate) fn accept_admins(&mut self) {
+        while let Ok(socket) = fd::accept(&self.admin_listener) {
+            let credentials = fd::peer_credentials(&socket);
+            let (uid, pid) = credentials.map_or((u32::MAX, 0), |credentials| (credentials.uid, credentials.pid));
+            if uid != 0 || !is_of_this_namespace(&socket, pid) {
+                if let Some(left_out) = self.stranger_lines.take(monotonic_ns()) {
+                    warning!(
+                        "refused a client of the admin socket: not root of the router's PID namespace",
+                        uid = uid,
+                        pid = pid,
+                        left_out = left_out
+                    );
+                }
+                let reply = AdminReply::Failed {
+                    code: AdminErrorCode::NotPermitted,
+                    message: "only root on the host may ask that".into(),
+                };
+                let who = Who { uid, pid, role: Role::default().to_string() };
+                self.note_failed(who, "connect", ("", "admin.sock"), &reply);
+                let _ = fd::send_message(&socket, &freeflow_protocol::encode(&reply), &[]);
+                continue;
+            }
+            if self.admins.len() >= CONNECTION_COUNT_MAX {
+                continue;
+            }
+            let key = self.admins.insert(AdminConnection { socket, pid, queued: false });
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+            if let Some(admin) = self.admins.get(key)
+                && self.watch(admin.socket.as_fd(), Topic::Admin(key), flags).is_err()
+            {
+                self.close_admin(key);
+            }
+        }
+    }
+
+    pub(crate) fn handle_admin_event(&mut self, key: Key, over: bool) {
+        if over {
+            return self.close_admin(key);
+        }
+        self.enqueue_admin(key);
+    }
+
+    fn enqueue_admin(&mut self, key: Key) {
+        if let Some(admin) = self.admins.get_mut(key)
+            && !std::mem::replace(&mut admin.queued, true)
+        {
+            self.admins_ready.push_back(key);
+        }
+    }
+
+    fn close_admin(&mut self, key: Key) {
+        if let Some(admin) = self.admins.remove(key) {
+            self.unwatch(&admin.socket);
+        }
+    }
+
+    pub(crate) fn serve_admins(&mut self) {
+        for _ in 0..self.admins_ready.len() {
+            if self.admin_busy {
+                return;
+            }
+            let Some(key) = self.admins_ready.pop_front() else { return };
+            self.serve_admin(key);
+        }
+    }
+
+    fn serve_admin(&mut self, key: Key) {
+        let Some(admin) = self.admins.get_mut(key) else { return };
+        admin.queued = false;
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.resize(MESSAGE_BYTES_MAX, 0);
+        let received = fd::receive_into(&admin.socket, &mut buffer, 1);
+        let bytes = received.as_ref().map_or(0, |(bytes, _)| *bytes);
+        let request = freeflow_protocol::decode::<AdminRequest>(&buffer[..bytes]);
+        self.buffer = buffer;
+        let descriptor = match received {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(_) | Ok((0, _)) => return self.close_admin(key),
+            Ok((_, mut descriptors)) => descriptors.pop(),
+        };
+        let done = match request {
+            Ok(AdminRequest::Capture { packet_count_max, seconds_max }) => {
+                self.capture(key, descriptor, (packet_count_max, seconds_max))
+            }
+            Ok(request) => self.handle_admin_request(key, request),
+            Err(error) => AdminDone::Reply(AdminReply::Failed {
+                code: AdminErrorCode::Invalid,
+                message: format!("{error}; are freeflow and its router of the same version?"),
+            }),
+        };
+        self.finish_admin(key, done);
+    }
+
+    /// Sends the reply, if there is one now, and goes on with the connection's next request.
+    pub(crate) fn finish_admin(&mut self, key: Key, done: AdminDone) {
+        let AdminDone::Reply(reply) = done else { return };
+        let Some(admin) = self.admins.get(key) else { return };
+        match fd::send_message(&admin.socket, &freeflow_protocol::encode(&reply), &[]) {
+            Ok(()) => self.enqueue_admin(key),
+            Err(_) => self.close_admin(key),
+        }
+    }
+
+    /// Does a command, with its line in the audit log.
+    pub(crate) fn admin_change(&mut self, key: Key, verb: &'static str, command: Command) -> Result<(), Refusal> {
+        self.api_change(&Caller::root(self.admin_pid(key)), verb, command, false).map(drop)
+    }
+
+    pub(crate) fn admin_pid(&self, key: Key) -> i32 {
+        self.admins.get(key).map_or(0, |admin| admin.pid)
+    }
+
+    fn handle_admin_request(&mut self, key: Key, request: AdminRequest) -> AdminDone {
+        AdminDone::Reply(match request {
+            AdminRequest::Hello { protocol_version: _ } => AdminReply::Version {
+                protocol_version: PROTOCOL_VERSION,
+                version: env!("CARGO_PKG_VERSION").into(),
+                pid: std::process::id(),
+            },
+            AdminRequest::Status => return self.status(key),
+            AdminRequest::Attach { id, name, network, address, labels } => {
+                return self.attach(key, (id, name, network), address, labels);
+            }
+            AdminRequest::Detach { id } => return self.detach(key, &id),
+            AdminRequest::Occupy { id, container, occupied } => self.occupy(key, &id, container, occupied),
+            AdminRequest::ListVnics { after } => return self.list_vnics(key, after),
+            AdminRequest::ListNetworks => AdminReply::Networks { networks: self.network_statuses() },
+            AdminRequest::SetDataPath { network, path } => return self.set_data_path(key, &network, path),
+            AdminRequest::ListQps { vnic, after_qpn } => return self.list_qps(key, vnic.as_deref(), after_qpn),
+            AdminRequest::ListPeers => AdminReply::Peers(self.peers_status()),
+            AdminRequest::ReloadPeers => self.reload_peers(key),
+            AdminRequest::WireStatus { after_qpn } => return self.wire_status(key, after_qpn),
+            AdminRequest::SetWireFaults { faults } => return self.set_wire_faults(key, faults),
+            AdminRequest::Capture { packet_count_max, seconds_max } => {
+                return self.capture(key, None, (packet_count_max, seconds_max));
+            }
+            AdminRequest::ListCm { after } => self.list_cm(after),
+            AdminRequest::Shutdown => {
+                info!("shutdown asked for");
+                self.note_done(self.admin_who(key), "shutdown", "done", String::new());
+                self.stop.store(true, Relaxed);
+                AdminReply::Done
+            }
+        })
+    }
+
+    /// Has the worker count something; `finish` then makes the reply.
+    pub(crate) fn ask_worker<T: Send + 'static>(
+        &mut self,
+        key: Key,
+        ask: impl FnOnce(&mut Worker) -> T + Send + 'static,
+        finish: impl FnOnce(&mut Control, T) -> AdminReply + Send + 'static,
+    ) -> AdminDone {
+        self.admin_busy = true;
+        let mut both = Some((ask, finish));
+        self.worker.submit(Box::new(move |worker, _| {
+            let (ask, finish) = both.take().expect("a job that is done is not run again");
+            let value = ask(worker);
+            Step::Done(Box::new(move |control: &mut Control| {
+                control.admin_busy = false;
+                let reply = finish(control, value);
+                control.finish_admin(key, AdminDone::Reply(reply));
+            }))
+        }));
+        AdminDone::Later
+    }
+
+    fn status(&mut self, key: Key) -> AdminDone {
+        let sleeping = self.worker.waker.is_sleeping();
+        let ids: Vec<VnicId> = self.vnics.iter().map(|(_, vnic)| vnic.engine_id).collect();
+        let ask = move |worker: &mut Worker| {
+            worker.count_all_direct();
+            let numbers: Vec<VnicNumbers> = ids.iter().map(|&id| worker.vnic_numbers(id)).collect();
+            let movers = (worker.rings.movers.worker_count(), worker.rings.movers.moved_bytes());
+            (worker.engine.usage(), numbers, worker.direct_counts(), movers, cpu_time_us())
+        };
+        self.ask_worker(
+            key,
+            ask,
+            move |control, (usage, numbers, direct, movers, worker_cpu_us): (Usage, _, DirectCounts, _, _)| {
+                let mut counters = control.retired;
+                for number in &numbers {
+                    add(&mut counters, &number.counters(0));
+                }
+                let (mut segment_count, mut segment_bytes) = (0, 0);
+                for (_, vnic) in control.vnics.iter() {
+                    segment_count += vnic.account.segments.load(Relaxed);
+                    segment_bytes += vnic.account.segment_bytes.load(Relaxed);
+                    counters.malformed_messages += vnic.malformed_messages;
+                }
+                let peers = control.peers.status().peers;
+                let now_ns = freeflow_shm::monotonic_ns();
+                AdminReply::Status(RouterStatus {
+                    version: env!("CARGO_PKG_VERSION").into(),
+                    pid: std::process::id(),
+                    run_dir: control.config.run_dir.display().to_string(),
+                    host: control.config.host.clone(),
+                    mode: control.config.mode.name().into(),
+                    mode_in_force: Mode::from(control.mode.mode).name().into(),
+                    mode_reason: control.mode.reason.clone(),
+                    sleeping,
+                    uptime_s: now_ns.saturating_sub(control.started.0) / 1_000_000_000,
+                    vnic_count: control.vnics.len() as u32,
+                    session_count: usage.sessions,
+                    qp_count: usage.qps,
+                    cq_count: usage.cqs,
+                    srq_count: usage.srqs,
+                    pd_count: usage.pds,
+                    mr_count: usage.mrs,
+                    mw_count: usage.mws,
+                    xrcd_count: usage.xrcds,
+                    registered_bytes: usage.registered_bytes,
+                    segment_count: segment_count as u32,
+                    segment_bytes,
+                    worker_count: movers.0,
+                    moved_bytes: movers.1,
+                    worker_cpu_us,
+                    peer_count: peers.len() as u32,
+                    connected_peer_count: peers.iter().filter(|peer| peer.state == "up").count() as u32,
+                    channel_qp_count: direct.channel_qps,
+                    grant_qp_count: direct.grant_qps,
+                    cm: control.cm.counts(),
+                    counters,
+                })
+            },
+        )
+    }
+
+    fn list_vnics(&mut self, key: Key, after: Option<String>) -> AdminDone {
+        let from = after.clone().map_or(Bound::Unbounded, Bound::Excluded);
+        let range = self.vnics_by_id.range::<String, _>((from, Bound::Unbounded));
+        let keys: Vec<Key> = range.take(PAGE_VNICS_MAX + 1).map(|(_, &key)| key).collect();
+        // Those that end meanwhile make no page the last one: who takes the rest for gone would end what is there.
+        let mut more = keys.len() > PAGE_VNICS_MAX;
+        let ids: Vec<(Key, VnicId)> =
+            keys.iter().filter_map(|&key| Some((key, self.vnics.get(key)?.engine_id))).collect();
+        let is_first = after.is_none();
+        let ask = move |worker: &mut Worker| {
+            if is_first {
+                worker.count_all_direct();
+            }
+            ids.into_iter().map(|(key, id)| (key, worker.vnic_numbers(id))).collect::<Vec<_>>()
+        };
+        self.ask_worker(key, ask, move |control, numbers| {
+            let (mut vnics, mut bytes) = (Vec::new(), 0);
+            for (key, numbers) in &numbers {
+                let Some(status) = control.vnic_status(*key, numbers) else { continue };
+                bytes += freeflow_protocol::encode(&status).len();
+                if !vnics.is_empty() && (vnics.len() == PAGE_VNICS_MAX || bytes > PAGE_BYTES_MAX) {
+                    more = true;
+                    break;
+                }
+                vnics.push(status);
+            }
+            AdminReply::Vnics { vnics, more }
+        })
+    }
+
+    fn peers_status(&self) -> PeersStatus {
+        let file = self.config.peers.as_deref().map_or(String::new(), |path| path.display().to_string());
+        PeersStatus { file, ..self.peers.status() }
+    }
+
+    /// Reads the peers file on this thread: a small file of the host's own root, now and then.
+    fn reload_peers(&mut self, key: Key) -> AdminReply {
+        let (reply, count) = self.load_peers();
+        self.note_reply(self.admin_who(key), "reload-peers", ("done", format!("hosts={count}")), &reply);
+        reply
+    }
+
+    /// And how many hosts are in it.
+    fn load_peers(&mut self) -> (AdminReply, usize) {
+        let Some(path) = &self.config.peers else {
+            let message = "the router was started without a peers file".into();
+            return (AdminReply::Failed { code: AdminErrorCode::NotFound, message }, 0);
+        };
+        match PeersFile::load(path) {
+            Ok((file, key)) => {
+                let count = file.peers.len();
+                self.set_external_policy(ExternalPolicy::of(&file));
+                self.peers.reload(file, key);
+                (AdminReply::Done, count)
+            }
+            Err(error) => (AdminReply::Failed { code: AdminErrorCode::Invalid, message: error.to_string() }, 0),
+        }
+    }
+
+    fn network_statuses(&self) -> Vec<NetworkStatus> {
+        let networks = self.state.networks().map(|network| NetworkStatus {
+            name: network.name().into(),
+            id: network.id.0,
+            pool: network.pool.to_string(),
+            gateway: IpAddr::V4(network.gateway()),
+            prefix_length: network.pool.prefix_length(),
+            pool6: network.pool6.map(|pool| pool.to_string()),
+            vnic_count: network.vnic_count(),
+            // Other networks' bridges are made by who plugs vNICs into them.
+            bridge: network.own_bridge.clone().unwrap_or_default(),
+            data_path: network.object.spec.data_path,
+        });
+        networks.collect()
+    }
+}
+
+/// CPU time of the calling thread, microseconds.
+pub(crate) fn cpu_time_us() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
+}

@@ -1,0 +1,200 @@
+//! Steps of a connection that go with a change of its queue pair. The router is the connection manager and has the queue pairs, so
+//! it does both in one request, and when a peer agrees to a connection it does without being asked.
+//!
+//! The worker changes the QP; then this thread has the machine go on. A library's QP is named by a handle of its own session, so
+//! nobody has another's changed.
+use crate::base::slab::Key;
+use crate::control::requests::{Handled, JOB_TIME_MAX, Outcome};
+use crate::control::session::Answer;
+use crate::control::thread::Control;
+use crate::dataplane::jobs::{Job, Step};
+use crate::dataplane::worker::Worker;
+use freeflow_cm::Owner;
+use freeflow_engine::{QpId, Refusal, SessionId};
+use freeflow_protocol::cm::{CmStep, DEPTH_AGREED, Ece};
+use freeflow_protocol::library::{Handle, Reply};
+use freeflow_shm::monotonic_ns;
+use freeflow_verbs::{Instant, PathMtu, QpAttributeMask, QpAttributes, QpState, QpType, VerbsError};
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
+
+/// What a QP is modified with.
+pub(crate) type Change = (QpAttributes, QpAttributeMask);
+
+/// A QP that is to be brought to RTS when the peer agrees.
+#[derive(Clone, Copy)]
+pub struct Preparation {
+    session: SessionId,
+    qp: QpId,
+    ece: Ece,
+}
+
+impl Preparation {
+    /// What a peer says of extended connection establishment asks nothing of the QP: the device has no options.
+    pub fn suits(&self, remote: Ece) -> bool {
+        remote.vendor_id == 0 || (remote.vendor_id == self.ece.vendor_id && remote.options == 0)
+    }
+}
+
+/// An identifier whose peer agreed, and its QP.
+pub struct Prepared {
+    pub owner: Owner,
+    pub id: Handle,
+    pub with: Preparation,
+}
+
+/// Changes of one QP, one after the other.
+pub(crate) struct Changes {
+    session: SessionId,
+    qp: QpId,
+    left: std::vec::IntoIter<Change>,
+    next: Option<Change>,
+    /// The state after the last one.
+    state: QpState,
+}
+
+impl Changes {
+    pub fn new(session: SessionId, qp: QpId, changes: Vec<Change>) -> Self {
+        let mut left = changes.into_iter();
+        let next = left.next();
+        Self { session, qp, left, next, state: QpState::Reset }
+    }
+
+    /// Pending: copies are in flight, ask again. After an error those before it stay done.
+    pub fn make(&mut self, worker: &mut Worker, now: Instant) -> Poll<Result<QpState, VerbsError>> {
+        worker.end_direct(self.qp);
+        while let Some((attributes, mask)) = &self.next {
+            let modified = worker.engine.modify_qp(&mut worker.rings, now, self.session, self.qp, attributes, *mask);
+            match modified {
+                Ok(state) => {
+                    worker.handle_modified(self.qp, state, *mask);
+                    self.state = state;
+                }
+                Err(Refusal::InFlight) => return Poll::Pending,
+                Err(Refusal::Error(error)) => return Poll::Ready(Err(error)),
+            }
+            self.next = self.left.next();
+        }
+        Poll::Ready(Ok(self.state))
+    }
+}
+
+fn only_state(state: QpState, extra: u32) -> Change {
+    (QpAttributes { state, ..QpAttributes::default() }, QpAttributeMask(QpAttributeMask::STATE | extra))
+}
+
+impl Control {
+    /// The owner that a session's identifiers have, if it has any.
+    fn cm_owner(&mut self, key: Key) -> Result<Owner, VerbsError> {
+        self.objects(key)?.cm.ok_or(VerbsError::NotFound)
+    }
+
+    /// What a new QP of an identifier is modified with: INIT, and for datagrams on to RTS.
+    pub(crate) fn first_changes(&mut self, key: Key, id: Handle, qp_type: QpType) -> Result<Vec<Change>, VerbsError> {
+        let owner = self.cm_owner(key)?;
+        let mut changes = vec![self.cm.machine.qp_attributes(owner, id, QpState::Init)?];
+        if qp_type == QpType::Ud {
+            changes.push(only_state(QpState::ReadyToReceive, 0));
+            changes.push(only_state(QpState::ReadyToSend, QpAttributeMask::SQ_PSN));
+        }
+        Ok(changes)
+    }
+
+    /// On to RTS, by way of INIT again: what was settled since the QP was created counts. With these depths for READs and atomics,
+    /// as responder and as initiator.
+    fn changes_to_send(&mut self, owner: Owner, id: Handle, depths: [u8; 2]) -> Result<Vec<Change>, VerbsError> {
+        let machine = &mut self.cm.machine;
+        let init = machine.qp_attributes(owner, id, QpState::Init)?;
+        let mut receive = machine.qp_attributes(owner, id, QpState::ReadyToReceive)?;
+        let mut send = machine.qp_attributes(owner, id, QpState::ReadyToSend)?;
+        if depths[0] != DEPTH_AGREED {
+            receive.0.max_dest_rd_atomic = depths[0];
+        }
+        if depths[1] != DEPTH_AGREED {
+            send.0.max_rd_atomic = depths[1];
+        }
+        Ok(vec![init, receive, send])
+    }
+
+    pub(crate) fn handle_step(&mut self, (key, session): (Key, SessionId), qp: Handle, step: CmStep) -> Outcome {
+        let owner = self.cm_owner(key)?;
+        let (qp, id) = (self.objects(key)?.qps.get(qp)?.id, step.id());
+        let path_mtu = self.cm.machine.path_mtu(owner, id)?;
+        let (changes, path_mtu) = match &step {
+            CmStep::Connect { parameters, .. } => {
+                let ece = parameters.ece;
+                self.handle_cm(key, step.into_request())?;
+                self.cm.world.prepare(owner, id, Preparation { session, qp, ece });
+                return Ok(Handled::Answered(Answer::of(Reply::CmStepped { state: None, path_mtu })));
+            }
+            CmStep::Accept { parameters, .. } => {
+                let depths = [parameters.responder_resources, parameters.initiator_depth];
+                let changes = self.changes_to_send(owner, id, depths)?;
+                let path_mtu = changes.iter().find(|(_, mask)| mask.contains(QpAttributeMask::PATH_MTU));
+                let path_mtu = path_mtu.map(|(attributes, _)| attributes.path_mtu);
+                (changes, path_mtu)
+            }
+            CmStep::Disconnect { .. } => (vec![only_state(QpState::Error, 0)], None),
+        };
+        self.submit_step(key, Changes::new(session, qp, changes), step, path_mtu)
+    }
+
+    /// Has the worker change the QP, and the machine take the step then.
+    fn submit_step(&mut self, key: Key, changes: Changes, step: CmStep, path_mtu: Option<PathMtu>) -> Outcome {
+        let connection = self.connections.get_mut(key).ok_or(VerbsError::NotFound)?;
+        connection.busy = true;
+        let (cancelled, session) = (connection.cancelled.clone(), changes.session);
+        let deadline = Instant(monotonic_ns()) + JOB_TIME_MAX;
+        let mut both = Some((changes, step));
+        let job: Job = Box::new(move |worker, now| {
+            let Some((changes, _)) = &mut both else { unreachable!("a job that is done is not run again") };
+            let result = if cancelled.load(Relaxed) {
+                Err(VerbsError::DeviceFatal)
+            } else {
+                match changes.make(worker, now) {
+                    Poll::Ready(result) => result,
+                    Poll::Pending if now < deadline.max(worker.rings.resumed_at + JOB_TIME_MAX) => return Step::Again,
+                    Poll::Pending => Err(VerbsError::TimedOut),
+                }
+            };
+            let both = both.take();
+            Step::Done(Box::new(move |control: &mut Control| {
+                let taken = result.and_then(|state| {
+                    let step = both.map(|(_, step)| step).ok_or(VerbsError::DeviceFatal)?;
+                    control.handle_cm(key, step.into_request())?;
+                    Ok(Answer::of(Reply::CmStepped { state: Some(state), path_mtu }))
+                });
+                control.handle_job_done(key, |_| taken.unwrap_or_else(Answer::from));
+            }))
+        });
+        self.worker.hand_over(session, job);
+        Ok(Handled::Submitted)
+    }
+
+    /// Brings the QPs to RTS whose peers have agreed. Their programs hear of it afterwards.
+    pub(super) fn prepare_qps(&mut self) {
+        while let Some(Prepared { owner, id, with }) = self.cm.world.prepared.pop() {
+            let Ok(changes) = self.changes_to_send(owner, id, [DEPTH_AGREED; 2]) else {
+                self.handle_prepared(id, false);
+                continue;
+            };
+            let mut changes = Some(Changes::new(with.session, with.qp, changes));
+            let job: Job = Box::new(move |worker, now| {
+                // Who has copies in flight is no new QP: the library shall see.
+                let is_ready =
+                    changes.as_mut().is_some_and(|changes| matches!(changes.make(worker, now), Poll::Ready(Ok(_))));
+                let changes = changes.take();
+                Step::Done(Box::new(move |control: &mut Control| {
+                    drop(changes);
+                    control.handle_prepared(id, is_ready);
+                }))
+            });
+            self.worker.hand_over(with.session, job);
+        }
+    }
+
+    fn handle_prepared(&mut self, id: Handle, is_ready: bool) {
+        let super::Cm { machine, world, .. } = &mut self.cm;
+        machine.handle_prepared(world, id, is_ready);
+    }
+}

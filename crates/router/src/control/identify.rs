@@ -1,0 +1,247 @@
+//! Who connected: looking at a process takes calls that its own kernel objects can hold up without end. `open` of `/proc/PID/mem`
+//! waits for an `execve` of that process, which waits for whoever holds its mmap lock: a sibling that shares the memory may hold it
+//! for ever, in an `mmap` of a FUSE file. So a few threads of the vNIC do that; the control thread accepts, asks the socket for
+//! credentials and pidfd, which never waits, and gets the rest as a reaction.
+//!
+//! Invariant: a vNIC has [`THREAD_COUNT_MAX`] of these threads at most, however many are stuck, and [`WAITING_COUNT_MAX`] connections
+//! with them. Beyond that connections wait where they take no descriptor of the router: in the queue of its listening socket.
+use crate::admission::account::Charge;
+use crate::base::deferred_drop::Closer;
+use crate::base::privileges::{self, Kind};
+use freeflow_shm::fd::{self, PeerCredentials};
+use rustix::fs::{Mode, OFlags};
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// More than one, so that a process that is slow to look at does not keep all others of its container from connecting.
+pub const THREAD_COUNT_MAX: u32 = 4;
+/// Connections of one vNIC that wait to be identified.
+pub const WAITING_COUNT_MAX: u32 = 64;
+/// A thread ends when it has had nothing to do for so long.
+const IDLE: Duration = Duration::from_secs(1);
+const STACK_BYTES: usize = 64 * 1024;
+
+/// A connection that was accepted, before its process is known to be the one that connected.
+pub struct Newcomer {
+    pub socket: OwnedFd,
+    pub pidfd: OwnedFd,
+    pub credentials: PeerCredentials,
+    pub charge: Charge,
+}
+
+/// What a session needs of its process.
+pub struct Identified {
+    /// `/proc/PID/mem`.
+    pub memory: File,
+    /// `/proc/PID/task`.
+    pub tasks: OwnedFd,
+}
+
+impl Identified {
+    /// Opened by number, and trusted only if the pidfd then says that the process still lives. May wait for the process.
+    pub fn of(credentials: PeerCredentials, pidfd: &OwnedFd) -> io::Result<Self> {
+        let path = format!("/proc/{}/mem", credentials.pid);
+        let memory = OpenOptions::new().read(true).write(true).open(&path)?;
+        let tasks = rustix::fs::open(
+            format!("/proc/{}/task", credentials.pid),
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        // Looked up anew after the open: it may have become a set-user-ID program since it connected, and its memory is
+        // not its starter's then. The kernel gives what may not be traced to root.
+        if std::fs::metadata(&path)?.uid() != credentials.uid {
+            return Err(io::Error::other("the process is of another user than connected, or may not be traced"));
+        }
+        if !fd::pidfd_alive(pidfd) {
+            return Err(io::Error::other("the process ended at once"));
+        }
+        Ok(Self { memory, tasks })
+    }
+}
+
+/// A descriptor of a tenant's object, and what is charged for it. Whoever drops it, a thread of the vNIC closes it.
+pub struct Entrusted<T: Send + 'static> {
+    held: Option<(T, Arc<Charge>)>,
+    closer: Arc<Closer>,
+}
+
+impl<T: Send + 'static> Entrusted<T> {
+    pub fn new(thing: T, charge: Arc<Charge>, closer: Arc<Closer>) -> Self {
+        Self { held: Some((thing, charge)), closer }
+    }
+}
+
+impl<T: Send + 'static> Deref for Entrusted<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.held.as_ref().expect("it is there until it is dropped").0
+    }
+}
+
+impl<T: Send + 'static> Drop for Entrusted<T> {
+    fn drop(&mut self) {
+        // Charged, so that it needs no count of its own.
+        let _ = self.held.take().map(|held| self.closer.close(held, 0));
+    }
+}
+
+pub type Task = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Task>,
+    threads: u32,
+    idle: u32,
+}
+
+/// Nobody waits with the lock held.
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self) -> Option<Task> {
+        let mut state = self.lock();
+        if state.queue.is_empty() {
+            state.idle += 1;
+            let waited = self.changed.wait_timeout_while(state, IDLE, |state| state.queue.is_empty());
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state.idle -= 1;
+        }
+        let task = state.queue.pop_front();
+        if task.is_none() {
+            state.threads -= 1;
+        }
+        task
+    }
+}
+
+/// The threads of one vNIC. They end by themselves.
+#[derive(Default)]
+pub struct Identifiers(Arc<Shared>);
+
+impl Identifiers {
+    /// Has one of the threads do it. Gives it back if there is none and none can be made.
+    pub fn submit(&self, task: Task) -> Result<(), Task> {
+        let mut state = self.0.lock();
+        state.queue.push_back(task);
+        if state.idle as usize >= state.queue.len() {
+            self.0.changed.notify_one();
+        } else if state.threads < THREAD_COUNT_MAX {
+            let shared = self.0.clone();
+            let body = move || {
+                privileges::enter(Kind::Identify);
+                while let Some(task) = shared.next() {
+                    task();
+                }
+            };
+            let thread = std::thread::Builder::new().name("ff-identify".into()).stack_size(STACK_BYTES);
+            if thread.spawn(body).is_ok() {
+                state.threads += 1;
+            } else if state.threads == 0 {
+                return state.queue.pop_back().map_or(Ok(()), Err);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back what no thread has begun.
+    pub fn take_waiting(&self) -> VecDeque<Task> {
+        std::mem::take(&mut self.0.lock().queue)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::account::{Account, Commons};
+    use std::sync::mpsc::channel;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn stuck_threads_are_few_and_what_waits_is_given_back() {
+        let identifiers = Identifiers::default();
+        let (began, begun) = channel();
+        let (release, released) = channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let submit = |stuck: bool| {
+            let (began, released) = (began.clone(), released.clone());
+            let task = move || {
+                began.send(stuck).unwrap();
+                if stuck {
+                    let _ = released.lock().unwrap().recv();
+                }
+            };
+            assert!(identifiers.submit(Box::new(task)).is_ok());
+        };
+        // While all but one are stuck, the others are served.
+        for _ in 1..THREAD_COUNT_MAX {
+            submit(true);
+            assert_eq!(begun.recv_timeout(LONG), Ok(true));
+        }
+        for _ in 0..20 {
+            submit(false);
+            assert_eq!(begun.recv_timeout(LONG), Ok(false));
+        }
+        submit(true);
+        assert_eq!(begun.recv_timeout(LONG), Ok(true));
+        for _ in 0..10 {
+            submit(false);
+        }
+        assert_eq!(identifiers.0.lock().threads, THREAD_COUNT_MAX);
+        assert_eq!(identifiers.take_waiting().len(), 10);
+        submit(false);
+        assert!(begun.try_recv().is_err(), "all threads are stuck");
+        drop(release);
+        assert_eq!(begun.recv_timeout(LONG), Ok(false));
+    }
+
+    #[test]
+    fn the_own_process_is_known_and_a_dead_one_is_not() {
+        let (one, _other) = fd::seqpacket_pair().unwrap();
+        let (credentials, pidfd) = (fd::peer_credentials(&one).unwrap(), fd::peer_pidfd(&one).unwrap());
+        assert!(Identified::of(credentials, &pidfd).is_ok());
+        let stranger = PeerCredentials { uid: credentials.uid.wrapping_add(1), ..credentials };
+        assert!(Identified::of(stranger, &pidfd).is_err());
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let id = rustix::process::Pid::from_child(&child);
+        let dead = rustix::process::pidfd_open(id, rustix::process::PidfdFlags::empty()).unwrap();
+        child.wait().unwrap();
+        assert!(Identified::of(credentials, &dead).is_err());
+    }
+
+    #[test]
+    fn what_is_entrusted_counts_until_it_is_closed_elsewhere() {
+        struct Slow(std::sync::mpsc::Receiver<()>);
+        impl Drop for Slow {
+            fn drop(&mut self) {
+                let _ = self.0.recv();
+            }
+        }
+        let account = Arc::new(Account::new(Arc::new(Commons::new(1 << 16, 1 << 16))));
+        let charge = Arc::new(Charge::connection(&account, 1).unwrap());
+        let (release, released) = channel();
+        drop(Entrusted::new(Slow(released), charge, Arc::new(Closer::default())));
+        assert!(Charge::connection(&account, 1).is_err());
+        drop(release);
+        let end = std::time::Instant::now() + LONG;
+        while Charge::connection(&account, 1).is_err() {
+            assert!(std::time::Instant::now() < end);
+            freeflow_shm::sched_yield();
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! What is counted, for the API: vNICs a few at a time, with or without their queue pairs, and what is the host's as a whole.
+//!
+//! A page costs the worker a bounded time: [`PAGE_VNICS_MAX`] vNICs, [`PAGE_QPS_MAX`] QPs, and a look at each session there is.
+use crate::admission::access::{Access, Rules};
+use crate::admission::tallies::{Tallies, Tally};
+use crate::admission::violations::Tried;
+use crate::config::Mode;
+use crate::control::admin::cpu_time_us;
+use crate::control::direct_admin::{address, state_name, type_name};
+use crate::control::resources;
+use crate::control::thread::Control;
+use crate::control::vnics::{VnicEntry, VnicNumbers};
+use crate::control::wire_admin::drop_names;
+use crate::dataplane::jobs::Step;
+use crate::dataplane::reasons::Reason;
+use crate::dataplane::totals::Totals;
+use crate::dataplane::worker::Worker;
+use freeflow_engine::{QpId, QpTraffic, SessionId, Throttled, Usage, VnicId};
+use freeflow_orchestrator::NetworkEntry;
+use freeflow_orchestrator::objects::ResourceAmounts;
+use freeflow_protocol::admin::{Named, QpPath};
+use freeflow_verbs::{NetworkId, RateLimit, Shaping};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::ops::Bound;
+use std::sync::Arc;
+
+pub(crate) const PAGE_VNICS_MAX: usize = 128;
+pub(crate) const PAGE_QPS_MAX: usize = 512;
+/// vNICs that are passed over for one page, because they may not be seen.
+const LOOK_VNICS_MAX: usize = 1024;
+/// QPs of which the worker says the path in one turn.
+const TURN_QPS_MAX: usize = 2048;
+
+/// Where a page ended: after this vNIC, or after a QP of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub vnic: String,
+    pub qpn: Option<u32>,
+}
+
+/// What a QP did, and where it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct QpMeter {
+    pub qpn: u32,
+    pub qp_type: &'static str,
+    pub state: &'static str,
+    pub peer: Option<(IpAddr, u32)>,
+    pub path: QpPath,
+    pub traffic: QpTraffic,
+    pub throttled: Throttled,
+}
+
+/// What a vNIC did, and what it is held to.
+pub(crate) struct VnicMeter {
+    pub id: String,
+    pub title: String,
+    pub tenant: String,
+    pub network: String,
+    pub address: IpAddr,
+    pub address6: Option<Ipv6Addr>,
+    pub numbers: VnicNumbers,
+    pub malformed_messages: u64,
+    /// What it takes of the router.
+    pub used: ResourceAmounts,
+    pub shaping: Shaping,
+    /// Of all vNICs of its tenant and class.
+    pub tenant_limit: RateLimit,
+    pub is_metered: bool,
+    /// Those that were asked for.
+    pub qps: Vec<QpMeter>,
+}
+
+impl VnicMeter {
+    /// Without what the worker knows.
+    fn of(entry: &VnicEntry, tenant: &str, tenant_limit: RateLimit) -> Self {
+        let record = &entry.record;
+        Self {
+            id: record.id.clone(),
+            title: record.name.clone(),
+            tenant: tenant.to_owned(),
+            network: record.network.clone(),
+            address: record.address.into(),
+            address6: record.address6,
+            numbers: VnicNumbers::default(),
+            malformed_messages: entry.malformed_messages,
+            used: ResourceAmounts::default(),
+            shaping: entry.shaping,
+            tenant_limit,
+            is_metered: false,
+            qps: Vec::new(),
+        }
+    }
+}
+
+/// How many QPs of a vNIC take a path, and why not a better one.
+pub(crate) type PathCounts = BTreeMap<(QpPath, Option<Reason>), u64>;
+
+pub(crate) struct MeterPage {
+    pub vnics: Vec<VnicMeter>,
+    pub next: Option<Position>,
+}
+
+/// What the worker says of a vNIC.
+struct Counted {
+    numbers: VnicNumbers,
+    is_metered: bool,
+    qps: Vec<QpMeter>,
+}
+
+/// What is the host's as a whole.
+pub(crate) struct HostMeter {
+    pub host: String,
+    pub uptime_s: u64,
+    pub mode: &'static str,
+    pub vnic_count: u64,
+    pub peer_count: u64,
+    pub connected_peer_count: u64,
+    pub revision: u64,
+    pub lost_audit_lines: u64,
+    /// In order of name.
+    pub networks: Vec<NetworkMeter>,
+    /// What was tried in vain that is put down to no network, for each of [`Tried::ALL`].
+    pub tried: [u64; Tried::ALL.len()],
+    /// By rule (the empty name: the networks' own `access`), tenant and network (empty: of none that is known); where nothing is,
+    /// nothing was refused.
+    pub access: Vec<([String; 3], Tally)>,
+    pub cm_connections: u64,
+    pub worker: WorkerMeter,
+}
+
+/// What all vNICs of a network did, those that are gone too.
+#[derive(Default)]
+pub(crate) struct NetworkMeter {
+    pub tenant: String,
+    pub network: String,
+    pub totals: Totals,
+    /// What was tried in vain, for each of [`Tried::ALL`].
+    pub tried: [u64; Tried::ALL.len()],
+}
+
+/// What a thread has counted, and by which rules.
+#[derive(Clone, Default)]
+pub(crate) struct Told {
+    rules: Option<Arc<Rules>>,
+    tallies: Tallies,
+}
+
+fn tried_of(network: Option<NetworkId>, told: &[Told; 2]) -> [u64; Tried::ALL.len()] {
+    Tried::ALL.map(|tried| told.iter().filter_map(|by| by.tallies.tried.get(&(network, tried))).sum())
+}
+
+impl Told {
+    fn by(access: &Access) -> Self {
+        Self { rules: access.rules().cloned(), tallies: access.tallies().clone() }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct WorkerMeter {
+    pub usage: Usage,
+    pub cpu_us: u64,
+    pub moved_bytes: u64,
+    /// Packets that were received and that no QP acted upon, by reason.
+    pub drops: Vec<Named>,
+    pub totals: BTreeMap<NetworkId, Totals>,
+    pub access: Told,
+}
+
+impl Worker {
+    fn meter_qp(&self, id: QpId) -> Option<QpMeter> {
+        let look = self.engine.qp_status(id)?;
+        let path = self.path_of(id, &look).0;
+        Some(QpMeter {
+            qpn: look.qpn.0,
+            qp_type: type_name(look.service),
+            state: state_name(look.state),
+            peer: look.peer.map(|(gid, qpn)| (address(gid), qpn.0)),
+            path,
+            traffic: self.engine.qp_traffic(id).unwrap_or_default(),
+            throttled: self.engine.qp_throttled(self.rings.now, id),
+        })
+    }
+
+    /// Up to `room` QPs of a vNIC after a number, in order of number, and whether there are more.
+    fn meter_qps(&self, sessions: &[SessionId], after: Option<u32>, room: usize) -> (Vec<QpMeter>, bool) {
+        let ids = sessions.iter().flat_map(|&session| self.engine.objects_of(session).qps);
+        let is_next = |&(qpn, _): &(u32, QpId)| after.is_none_or(|after| qpn > after);
+        let mut all: Vec<(u32, QpId)> =
+            ids.filter_map(|id| Some((self.engine.qp_status(id)?.qpn.0, id))).filter(is_next).collect();
+        let more = all.len() > room;
+        all.sort_unstable_by_key(|&(qpn, _)| qpn);
+        all.truncate(room);
+        (all.into_iter().filter_map(|(_, id)| self.meter_qp(id)).collect(), more)
+    }
+
+    /// Those vNICs in their order; with QPs, up to where the page is full: the index and the QP.
+    fn meter(&mut self, ids: &[VnicId], with_qps: bool, after: Option<u32>) -> (Vec<Counted>, Option<(usize, u32)>) {
+        let (mut all, mut room, mut after) = (Vec::with_capacity(ids.len()), PAGE_QPS_MAX, after);
+        let mut sessions: BTreeMap<VnicId, Vec<SessionId>> = BTreeMap::new();
+        if with_qps {
+            sessions.extend(ids.iter().map(|&id| (id, Vec::new())));
+            for (session, entry) in self.rings.sessions.iter() {
+                if let Some(of_vnic) = sessions.get_mut(&entry.vnic) {
+                    of_vnic.push(session);
+                }
+            }
+        }
+        for (index, &id) in ids.iter().enumerate() {
+            let of_vnic = sessions.get(&id).map_or(&[][..], Vec::as_slice);
+            let (qps, more) = self.meter_qps(of_vnic, after.take(), room);
+            let last = qps.last().map(|qp| qp.qpn);
+            room -= qps.len();
+            let is_metered = self.engine.is_metered(id);
+            all.push(Counted { numbers: self.vnic_numbers(id), is_metered, qps });
+            if more {
+                // Without room for a single one it is the next page's as a whole.
+                return match last {
+                    Some(qpn) => (all, Some((index, qpn))),
+                    None => {
+                        all.pop();
+                        (all, None)
+                    }
+                };
+            }
+        }
+        (all, None)
+    }
+
+    fn count_path(&self, id: QpId, counts: &mut BTreeMap<VnicId, PathCounts>) {
+        if let Some(look) = self.engine.qp_status(id) {
+            *counts.entry(look.vnic).or_default().entry(self.path_of(id, &look)).or_default() += 1;
+        }
+    }
+
+    fn host_meter(&mut self) -> WorkerMeter {
+        let drops = drop_names(&self.engine.drops(), self.rings.fabric.mads_lost);
+        let moved_bytes = self.rings.movers.moved_bytes();
+        let (totals, access) = (self.network_totals(), Told::by(&self.rings.access));
+        WorkerMeter { usage: self.engine.usage(), cpu_us: cpu_time_us(), moved_bytes, drops, totals, access }
+    }
+}
+
+impl Control {
+    /// vNICs after a position that `shows` lets be seen, by tenant.
+    pub(crate) fn meter_page(
+        &mut self,
+        after: Option<Position>,
+        with_qps: bool,
+        shows: impl Fn(&str) -> bool,
+        then: impl FnOnce(MeterPage) + Send + 'static,
+    ) {
+        let is_first = after.is_none();
+        let (begin, qpn) = match after {
+            None => (Bound::Unbounded, None),
+            Some(Position { vnic, qpn: None }) => (Bound::Excluded(vnic), None),
+            Some(Position { vnic, qpn }) => (Bound::Included(vnic), qpn),
+        };
+        // A vNIC that has gone since has no QPs left to go on with.
+        let qpn = match &begin {
+            Bound::Included(vnic) if self.vnics_by_id.contains_key(vnic) => qpn,
+            _ => None,
+        };
+        let tenant_limits: BTreeMap<_, _> = self.state.tenant_limits().into_iter().collect();
+        let (mut vnics, mut ids, mut next) = (Vec::new(), Vec::new(), None);
+        for (looked, (id, &key)) in self.vnics_by_id.range::<String, _>((begin, Bound::Unbounded)).enumerate() {
+            if looked == LOOK_VNICS_MAX || ids.len() == PAGE_VNICS_MAX {
+                break;
+            }
+            next = Some(id.clone());
+            let Some(entry) = self.vnics.get(key) else { continue };
+            let tenant = self.state.network(&entry.record.network).map_or("", |network| network.tenant());
+            if !shows(tenant) {
+                continue;
+            }
+            ids.push(entry.engine_id);
+            let of_tenant = entry.shaping.tenant.and_then(|id| tenant_limits.get(&id).copied());
+            vnics.push(VnicMeter::of(entry, tenant, of_tenant.unwrap_or_default()));
+        }
+        let is_more =
+            |id: &String| self.vnics_by_id.range::<String, _>((Bound::Excluded(id), Bound::Unbounded)).next().is_some();
+        let next = next.filter(is_more).map(|vnic| Position { vnic, qpn: None });
+        if ids.is_empty() {
+            return then(MeterPage { vnics, next });
+        }
+        let mut all = Some((vnics, next, then));
+        self.worker.submit(Box::new(move |worker, _| {
+            let (mut vnics, mut next, then) = all.take().expect("a job that is done is not run again");
+            if is_first {
+                worker.count_few_direct();
+            }
+            let (counted, end) = worker.meter(&ids, with_qps, qpn);
+            if let Some((index, qpn)) = end {
+                next = Some(Position { vnic: vnics[index].id.clone(), qpn: Some(qpn) });
+            } else if let Some(last) = counted.len().checked_sub(1).filter(|_| counted.len() < vnics.len()) {
+                next = Some(Position { vnic: vnics[last].id.clone(), qpn: None });
+            }
+            vnics.truncate(counted.len());
+            Step::Done(Box::new(move |control: &mut Self| {
+                for (vnic, Counted { numbers, is_metered, qps }) in vnics.iter_mut().zip(counted) {
+                    let entry = control.vnics_by_id.get(&vnic.id).and_then(|&key| control.vnics.get(key));
+                    vnic.used = entry.map(|entry| resources::used(entry, &numbers)).unwrap_or_default();
+                    (vnic.numbers, vnic.is_metered, vnic.qps) = (numbers, is_metered, qps);
+                }
+                then(MeterPage { vnics, next });
+            }))
+        }));
+    }
+
+    /// Of each vNIC that has QPs, by id.
+    pub(crate) fn meter_paths(&mut self, then: impl FnOnce(BTreeMap<String, PathCounts>) + Send + 'static) {
+        let (mut then, mut counts, mut rest) = (Some(then), BTreeMap::new(), None);
+        self.worker.submit(Box::new(move |worker, _| {
+            let ids: &mut Vec<QpId> =
+                rest.get_or_insert_with(|| worker.engine.qps_of(None).map(|(id, _)| id).collect());
+            for id in ids.drain(ids.len().saturating_sub(TURN_QPS_MAX)..) {
+                worker.count_path(id, &mut counts);
+            }
+            if !ids.is_empty() {
+                return Step::Again;
+            }
+            let (mut counts, then) =
+                (std::mem::take(&mut counts), then.take().expect("a job that is done is not run again"));
+            Step::Done(Box::new(move |control: &mut Control| {
+                let named =
+                    |(_, vnic): (_, &VnicEntry)| Some((vnic.record.id.clone(), counts.remove(&vnic.engine_id)?));
+                then(control.vnics.iter().filter_map(named).collect());
+            }))
+        }));
+    }
+
+    pub(crate) fn meter_host(&mut self, then: impl FnOnce(HostMeter) + Send + 'static) {
+        let mut then = Some(then);
+        self.worker.submit(Box::new(move |worker, _| {
+            let (counted, then) = (worker.host_meter(), then.take().expect("a job that is done is not run again"));
+            Step::Done(Box::new(move |control: &mut Control| {
+                let meter = control.host_meter(counted);
+                then(meter);
+            }))
+        }));
+    }
+
+    fn host_meter(&mut self, mut worker: WorkerMeter) -> HostMeter {
+        let peers = self.peers.status().peers;
+        let told = [Told::by(self.cm.access()), std::mem::take(&mut worker.access)];
+        let networks = self.network_meters(&std::mem::take(&mut worker.totals), &told);
+        let access = self.access_meter(&told);
+        HostMeter {
+            host: self.config.host.clone(),
+            uptime_s: freeflow_shm::monotonic_ns().saturating_sub(self.started.0) / 1_000_000_000,
+            mode: Mode::from(self.mode.mode).name(),
+            vnic_count: self.vnics.len() as u64,
+            peer_count: peers.len() as u64,
+            connected_peer_count: peers.iter().filter(|peer| peer.state == "up").count() as u64,
+            revision: self.state.revision().0,
+            lost_audit_lines: self.audit.lost_lines(),
+            networks,
+            tried: tried_of(None, &told),
+            access,
+            cm_connections: self.cm.counts().established_count.into(),
+            worker,
+        }
+    }
+
+    fn network_meters(&self, totals: &BTreeMap<NetworkId, Totals>, told: &[Told; 2]) -> Vec<NetworkMeter> {
+        let meter = |network: &NetworkEntry| NetworkMeter {
+            tenant: network.tenant().to_owned(),
+            network: network.name().to_owned(),
+            totals: totals.get(&network.id).copied().unwrap_or_default(),
+            tried: tried_of(Some(network.id), told),
+        };
+        self.state.networks().map(meter).collect()
+    }
+
+    /// Of both threads; of networks that are there.
+    fn access_meter(&self, told: &[Told; 2]) -> Vec<([String; 3], Tally)> {
+        let networks: BTreeMap<NetworkId, &NetworkEntry> =
+            self.state.networks().map(|network| (network.id, network)).collect();
+        let mut sums: BTreeMap<[String; 3], Tally> = BTreeMap::new();
+        let key = |rule: &str, network: Option<&NetworkEntry>| {
+            let (tenant, name) = network.map_or(("", ""), |network| (network.tenant(), network.name()));
+            [rule, tenant, name].map(str::to_owned)
+        };
+        for network in networks.values() {
+            sums.insert(key("", Some(network)), Tally::default());
+        }
+        let rules = told[0].rules.as_deref().map_or(&[][..], Rules::names);
+        for rule in rules {
+            sums.insert(key(rule, None), Tally::default());
+        }
+        for Told { rules: by, tallies } in told {
+            for (&(rule, network), tally) in &tallies.refused {
+                let name = rule.map_or(Some(""), |rule| by.as_ref()?.name_of(rule));
+                let network = network.map(|network| networks.get(&network).copied());
+                // What is gone in the meantime has no lines.
+                let (Some(name), false) = (name, network == Some(None)) else { continue };
+                if !name.is_empty() && rules.binary_search_by(|rule| rule.as_str().cmp(name)).is_err() {
+                    continue;
+                }
+                let sum = sums.entry(key(name, network.flatten())).or_default();
+                sum.refusals += tally.refusals;
+                sum.cuts += tally.cuts;
+            }
+        }
+        sums.into_iter().collect()
+    }
+}

@@ -1,0 +1,33 @@
+//! The control plane: the thread `ff-control` ([`thread::Control`]), which has sockets, handles, vNICs and what is declared.
+
+pub mod accept;
+pub mod access_admin;
+pub mod admin;
+pub mod admin_audit;
+pub mod apply;
+pub mod cm;
+pub mod device;
+pub mod direct_admin;
+pub mod external;
+pub mod identify;
+pub mod imports;
+pub mod metering;
+pub mod mode;
+pub mod policy;
+pub mod requests;
+pub mod requests_memory;
+pub mod requests_qp;
+pub mod requests_remap;
+pub mod resources;
+pub mod session;
+pub mod statuses;
+pub mod storing;
+pub mod sysfs;
+pub mod sysfs_counters;
+pub mod thread;
+pub mod vnic_room;
+pub mod vnics;
+pub mod wire_admin;
+
+#[cfg(test)]
+pub mod thread_tests;

@@ -1,0 +1,320 @@
+//! Requests about queue pairs, and about what only some of them know: XRC domains, multicast groups.
+use crate::base::slab::Key;
+use crate::control::cm::{Change, Changes};
+use crate::control::requests::{Outcome, once, unless_in_flight};
+use crate::control::session::{Answer, Objects, QpEntry, XrcdEntry};
+use crate::control::thread::Control;
+use crate::dataplane::direct::Direct;
+use crate::dataplane::ports::{Attention, Bell, Garbage, Qp};
+use crate::dataplane::worker::Worker;
+use crate::dataplane::xrc_targets::Viewer;
+use crate::memory::grants::Wish;
+use freeflow_engine::{ContextId, QpId, QpInit, SessionId, grant_qp_capabilities};
+use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_shm::RequestConsumer;
+use freeflow_shm::layout::QueueShape;
+use freeflow_verbs::{
+    FileIdentity, Gid, Instant, QpAttributeMask, QpAttributes, QpCapabilities, QpState, QpType, Qpn, VerbsError,
+};
+use std::task::Poll;
+
+/// The parameters of `CreateQp`.
+struct QpRequest {
+    qp_type: QpType,
+    pd: Option<Handle>,
+    send_cq: Option<Handle>,
+    recv_cq: Option<Handle>,
+    srq: Option<Handle>,
+    xrcd: Option<Handle>,
+    capabilities: QpCapabilities,
+    all_signaled: bool,
+    block_own_multicast: bool,
+    cookie: u32,
+    connection: Option<Handle>,
+}
+
+impl Control {
+    pub(crate) fn handle_qp_request(&mut self, at: (Key, SessionId), request: Request) -> Outcome {
+        match request {
+            Request::OpenXrcd { context, file, create, exclusive } => {
+                self.open_xrcd(at, context, file, (create, exclusive))
+            }
+            Request::CloseXrcd { xrcd } => self.close_xrcd(at, xrcd),
+            Request::CreateQp {
+                qp_type,
+                pd,
+                send_cq,
+                recv_cq,
+                srq,
+                xrcd,
+                capabilities,
+                all_signaled,
+                block_own_multicast,
+                cookie,
+                connection,
+            } => {
+                let asked = QpRequest {
+                    qp_type,
+                    pd,
+                    send_cq,
+                    recv_cq,
+                    srq,
+                    xrcd,
+                    capabilities,
+                    all_signaled,
+                    block_own_multicast,
+                    cookie,
+                    connection,
+                };
+                self.create_qp(at, &asked)
+            }
+            Request::OpenQp { xrcd, qpn, cookie } => self.open_qp(at, xrcd, qpn, cookie),
+            Request::ModifyQp { qp, attributes, mask } => self.modify_qp(at, qp, attributes, mask),
+            Request::QueryQp { qp } => self.query_qp(at, qp),
+            Request::DestroyQp { qp } => self.destroy_qp(at, qp),
+            Request::AttachMulticast { qp, gid } => self.change_multicast(at, qp, gid, true),
+            Request::DetachMulticast { qp, gid } => self.change_multicast(at, qp, gid, false),
+            Request::OpenChannel { qp } => self.open_channel(at, qp),
+            Request::AcceptChannel { qp } => self.accept_channel(at, qp),
+            Request::AskGrant { qp, rkey, address, length, writes } => {
+                self.ask_grant(at, qp, &Wish { rkey, address, length, writes })
+            }
+            Request::OpenOrders => self.open_orders(at),
+            Request::ConfirmWithdrawal { segment } => self.confirm_withdrawal(at, segment),
+            _ => Err(VerbsError::InvalidArgument),
+        }
+    }
+
+    fn open_xrcd(
+        &mut self,
+        at: (Key, SessionId),
+        context: Handle,
+        file: Option<FileIdentity>,
+        (create, exclusive): (bool, bool),
+    ) -> Outcome {
+        let session = at.1;
+        let context = self.objects(at.0)?.contexts.get(context)?.id;
+        let work = move |worker: &mut Worker, _: Instant| {
+            once(worker.engine.open_xrcd(session, context, file, create, exclusive))
+        };
+        self.submit(at, work, move |connection, id| {
+            let xrcd = connection.objects.xrcds.insert(XrcdEntry { id, context });
+            Answer::of(Reply::Xrcd { xrcd })
+        })
+    }
+
+    fn close_xrcd(&mut self, at: (Key, SessionId), xrcd: Handle) -> Outcome {
+        let session = at.1;
+        let id = self.objects(at.0)?.xrcds.get(xrcd)?.id;
+        let work = move |worker: &mut Worker, _: Instant| once(worker.engine.close_xrcd(session, id));
+        self.submit(at, work, move |connection, ()| {
+            connection.objects.xrcds.remove(xrcd);
+            Answer::done()
+        })
+    }
+
+    fn create_qp(&mut self, at: (Key, SessionId), asked: &QpRequest) -> Outcome {
+        let (key, session) = at;
+        let changes = match asked.connection {
+            Some(id) => self.first_changes(key, id, asked.qp_type)?,
+            None => Vec::new(),
+        };
+        let objects = self.objects(key)?;
+        let (init, context) = objects.qp_init(asked)?;
+        let (service, cookie) = (init.qp_type, init.cookie);
+        let is_datagram = service == QpType::Ud;
+        objects.check_doorbell(cookie)?;
+        if service == QpType::XrcReceive {
+            let work = move |worker: &mut Worker, now: Instant| {
+                let created = worker.engine.create_qp(session, init);
+                let created =
+                    created.inspect(|&(id, ..)| worker.rings.targets.insert(id, Viewer { session, context, cookie }));
+                once(created.and_then(|made| {
+                    worker.begin_qp(now, session, made.0, cookie, &changes)?;
+                    Ok(made)
+                }))
+            };
+            return self
+                .submit(at, work, move |connection, (id, qpn, _)| connection.objects.answer_target(id, qpn, cookie));
+        }
+        let receives_itself = service != QpType::XrcSend && init.srq.is_none();
+        let granted = grant_qp_capabilities(&asked.capabilities, !receives_itself)?;
+        let send_shape = QueueShape::send(granted.max_send_wr, granted.max_send_sge, granted.max_inline_data);
+        let receive_shape = QueueShape::receive(granted.max_recv_wr, granted.max_recv_sge);
+        let bytes = send_shape.bytes() + receive_shape.bytes();
+        let (segment, descriptor, charge) = self.new_ring(key, "freeflow-qp", bytes)?;
+        let segment_bytes = segment.bytes() as u64;
+        let send = {
+            let (wr, sge) = (granted.max_send_wr, granted.max_send_sge);
+            RequestConsumer::new(segment.clone(), 0, send_shape, wr, sge, granted.max_inline_data)
+        };
+        let receive = receives_itself.then(|| {
+            let (wr, sge) = (granted.max_recv_wr, granted.max_recv_sge);
+            RequestConsumer::new(segment, send_shape.bytes(), receive_shape, wr, sge, 0)
+        });
+        let (receives_wanted, attention) = (false, Attention::Doorbell);
+        let direct = Direct::default();
+        let mut qp = Some(Qp { session, context, cookie, service, send, receive, receives_wanted, attention, direct });
+        let work = move |worker: &mut Worker, now: Instant| {
+            once(worker.engine.create_qp(session, init).and_then(|(id, qpn, _)| {
+                worker.rings.qps.insert(id, qp.take().expect("a job that is done is not run again"));
+                worker.rings.set_bell(session, cookie, Some(Bell::Qp(id)));
+                worker.begin_qp(now, session, id, cookie, &changes)?;
+                Ok((id, qpn))
+            }))
+        };
+        self.submit(at, work, move |connection, (id, qpn)| {
+            connection.objects.doorbells.insert(cookie);
+            let qp = connection.objects.qps.insert(QpEntry { id, cookie, is_datagram, _charge: Some(charge) });
+            Answer::with(Reply::Qp { qp, qpn: qpn.0, capabilities: granted, segment_bytes }, vec![descriptor])
+        })
+    }
+
+    fn open_qp(&mut self, at: (Key, SessionId), xrcd: Handle, qpn: u32, cookie: u32) -> Outcome {
+        let session = at.1;
+        let objects = self.objects(at.0)?;
+        let XrcdEntry { id: xrcd, context } = *objects.xrcds.get(xrcd)?;
+        objects.check_doorbell(cookie)?;
+        if qpn > Qpn::MASK {
+            return Err(VerbsError::InvalidArgument);
+        }
+        let qpn = Qpn(qpn);
+        let work = move |worker: &mut Worker, _: Instant| {
+            let opened = worker.engine.open_qp(session, xrcd, qpn);
+            once(opened.inspect(|&id| worker.rings.targets.insert(id, Viewer { session, context, cookie })))
+        };
+        self.submit(at, work, move |connection, id| connection.objects.answer_target(id, qpn, cookie))
+    }
+
+    fn modify_qp(
+        &mut self,
+        at: (Key, SessionId),
+        qp: Handle,
+        attributes: QpAttributes,
+        mask: QpAttributeMask,
+    ) -> Outcome {
+        let session = at.1;
+        let id = self.objects(at.0)?.qps.get(qp)?.id;
+        let work = move |worker: &mut Worker, now: Instant| {
+            worker.end_direct(id);
+            let result = worker.engine.modify_qp(&mut worker.rings, now, session, id, &attributes, mask);
+            if let Ok(state) = result {
+                worker.handle_modified(id, state, mask);
+            }
+            unless_in_flight(result)
+        };
+        self.submit(at, work, |_, state| Answer::of(Reply::QpModified { state }))
+    }
+
+    fn query_qp(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
+        let session = at.1;
+        let id = self.objects(at.0)?.qps.get(qp)?.id;
+        let work = move |worker: &mut Worker, _: Instant| once(worker.engine.query_qp(session, id));
+        self.submit(at, work, |_, attributes| Answer::of(Reply::QpAttributes(attributes)))
+    }
+
+    fn destroy_qp(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
+        let session = at.1;
+        let entry = self.objects(at.0)?.qps.get(qp)?;
+        let (id, cookie) = (entry.id, entry.cookie);
+        let work = move |worker: &mut Worker, now: Instant| {
+            worker.end_direct(id);
+            let result = worker.engine.destroy_qp(&mut worker.rings, now, session, id);
+            unless_in_flight(result.map(|()| worker.rings.remove_qp(id, session, cookie)))
+        };
+        self.submit(at, work, move |connection, _garbage: Garbage| {
+            if let Some(entry) = connection.objects.qps.remove(qp) {
+                connection.objects.doorbells.remove(&entry.cookie);
+            }
+            Answer::done()
+        })
+    }
+
+    fn change_multicast(&mut self, at: (Key, SessionId), qp: Handle, gid: Gid, attach: bool) -> Outcome {
+        let session = at.1;
+        let id = self.objects(at.0)?.qps.get(qp)?.id;
+        let work = move |worker: &mut Worker, _: Instant| {
+            let engine = &mut worker.engine;
+            once(if attach {
+                engine.attach_multicast(session, id, gid)
+            } else {
+                engine.detach_multicast(session, id, gid)
+            })
+        };
+        self.submit(at, work, |_, ()| Answer::done())
+    }
+}
+
+impl Objects {
+    /// The objects that a QP shall stand on, by the engine's names; and the context that its events go to.
+    fn qp_init(&self, asked: &QpRequest) -> Result<(QpInit, ContextId), VerbsError> {
+        let pd = asked.pd.map(|pd| self.pds.get(pd)).transpose()?;
+        let xrcd = asked.xrcd.map(|xrcd| self.xrcds.get(xrcd)).transpose()?;
+        let cq = |cq: Option<Handle>| cq.map(|cq| self.cqs.get(cq).map(|entry| entry.id)).transpose();
+        let context = pd.map(|pd| pd.context).or(xrcd.map(|xrcd| xrcd.context)).ok_or(VerbsError::InvalidArgument)?;
+        let init = QpInit {
+            pd: pd.map(|pd| pd.id),
+            qp_type: asked.qp_type,
+            send_cq: cq(asked.send_cq)?,
+            recv_cq: cq(asked.recv_cq)?,
+            srq: asked.srq.map(|srq| self.srqs.get(srq).map(|entry| entry.id)).transpose()?,
+            xrcd: xrcd.map(|xrcd| xrcd.id),
+            capabilities: asked.capabilities,
+            all_signaled: asked.all_signaled,
+            block_own_multicast: asked.block_own_multicast,
+            cookie: asked.cookie,
+        };
+        Ok((init, context))
+    }
+
+    /// An XRC target is open: it has no rings.
+    fn answer_target(&mut self, id: QpId, qpn: Qpn, cookie: u32) -> Answer {
+        self.doorbells.insert(cookie);
+        let qp = self.qps.insert(QpEntry { id, cookie, is_datagram: false, _charge: None });
+        let capabilities = QpCapabilities::default();
+        Answer::of(Reply::Qp { qp, qpn: qpn.0, capabilities, segment_bytes: 0 })
+    }
+}
+
+impl Worker {
+    /// The first changes of a new QP; if they fail it is destroyed.
+    fn begin_qp(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        id: QpId,
+        cookie: u32,
+        changes: &[Change],
+    ) -> Result<(), VerbsError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        match Changes::new(session, id, changes.to_vec()).make(self, now) {
+            Poll::Ready(Ok(_)) => Ok(()),
+            refused => {
+                // A new QP has no copies in flight.
+                let _ = self.engine.destroy_qp(&mut self.rings, now, session, id);
+                drop(self.rings.remove_qp(id, session, cookie));
+                Err(if let Poll::Ready(Err(error)) = refused { error } else { VerbsError::InvalidArgument })
+            }
+        }
+    }
+
+    /// A QP was modified: its rings begin anew, or may have requests that are to be run or flushed.
+    pub(crate) fn handle_modified(&mut self, id: QpId, state: QpState, mask: QpAttributeMask) {
+        if !mask.contains(QpAttributeMask::STATE) {
+            return;
+        }
+        if state != QpState::Reset {
+            return self.activate(id);
+        }
+        self.deactivate(id);
+        if let Some(qp) = self.rings.qps.get_mut(id) {
+            qp.send.reset();
+            qp.direct.begin_anew();
+            if let Some(receive) = &mut qp.receive {
+                receive.reset();
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What is declared goes to the disk on a thread of its own: an fsync takes as long as the disk likes, and a frozen file system does not
+//! answer at all.
+//!
+//! Whoever has a command done gets its answer when it is stored, and the next command begins after that. Until then the control thread
+//! goes round with all that is no command: libraries' requests, connections, what other threads left for it, and questions about what is
+//! declared, which is what was stored last. The command line's own connections wait.
+//!
+//! Invariant: one command at a time is planned, stored and adopted. Whatever may begin one does so by [`Control::when_stored`], or is not
+//! served while [`Control::has_command`]. That is more than the time for which the store is away: what follows the store's return in the
+//! same queue would be planned without the command that was stored.
+use crate::base::privileges::{self, Kind};
+use crate::control::thread::Control;
+use crate::dataplane::jobs::Reaction;
+use freeflow_orchestrator::store::{Committed, Store, StoreError, Transaction};
+use freeflow_orchestrator::{Reason, Refusal};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::channel;
+
+type AnyStore = Box<dyn Store + Send>;
+type Stored = Result<Committed, StoreError>;
+
+/// The store, which is elsewhere while it writes, and what waits for it.
+pub(crate) struct Storing {
+    store: Option<AnyStore>,
+    /// From a command's plan until all that follows from it is in motion.
+    has_command: bool,
+    /// Of the command in hand.
+    done: Option<Stored>,
+    later: VecDeque<Reaction>,
+}
+
+impl Storing {
+    pub fn new(store: AnyStore) -> Self {
+        Self { store: Some(store), has_command: false, done: None, later: VecDeque::new() }
+    }
+}
+
+fn broken(why: &str) -> StoreError {
+    StoreError::Broken(why.into())
+}
+
+impl Control {
+    pub(crate) fn has_command(&self) -> bool {
+        self.storing.has_command
+    }
+
+    pub(crate) fn has_waiting_commands(&self) -> bool {
+        !self.has_command() && !self.storing.later.is_empty()
+    }
+
+    pub(crate) fn waiting_command_count(&self) -> usize {
+        self.storing.later.len()
+    }
+
+    /// Has a command in hand meanwhile.
+    pub(crate) fn with_command<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, Refusal>) -> Result<T, Refusal> {
+        if std::mem::replace(&mut self.storing.has_command, true) {
+            return Err(Refusal::new(Reason::Internal, "another command is in hand"));
+        }
+        let result = work(self);
+        self.storing.has_command = false;
+        result
+    }
+
+    /// Runs what may begin a command: at once, or when the command in hand is done, in the order of the calls.
+    pub(crate) fn when_stored(&mut self, what: Reaction) {
+        if self.has_command() || !self.storing.later.is_empty() {
+            self.storing.later.push_back(what);
+        } else {
+            what(self);
+        }
+    }
+
+    pub(crate) fn run_waiting_commands(&mut self) {
+        while let Some(what) = self.storing.later.pop_front() {
+            what(self);
+        }
+    }
+
+    /// Durable when it returns. The control thread goes round meanwhile, also while the router is to end: what was begun is finished.
+    pub(crate) fn commit(&mut self, transaction: Transaction) -> Stored {
+        let Some(store) = self.storing.store.take() else { return Err(broken("another command is being stored")) };
+        let (begin, begun) = channel::<AnyStore>();
+        let (reactions, waker) = (self.own_reactions.clone(), self.waker.clone());
+        let body = move || {
+            privileges::enter(Kind::Store);
+            let Ok(mut store) = begun.recv() else { return };
+            let stored = catch_unwind(AssertUnwindSafe(|| store.commit(&transaction)));
+            let finish = move |control: &mut Self| {
+                // What a panic left half done is nobody's to go on with.
+                control.stop.fetch_or(stored.is_err(), Relaxed);
+                control.storing.store = Some(store);
+                control.storing.done = Some(stored.unwrap_or_else(|_| Err(broken("it panicked"))));
+            };
+            // Fails only when the control thread has ended.
+            let _ = reactions.send(Box::new(finish));
+            waker.wake();
+        };
+        if let Err(error) = std::thread::Builder::new().name("ff-store".into()).spawn(body) {
+            self.storing.store = Some(store);
+            return Err(broken(&format!("no thread to be had: {error}")));
+        }
+        // The thread waits for it.
+        let _ = begin.send(store);
+        loop {
+            if let Some(stored) = self.storing.done.take() {
+                return stored;
+            }
+            if let Err(error) = self.go_round() {
+                self.stop.store(true, Relaxed);
+                return Err(broken(&format!("the control thread can't wait for events: {error}")));
+            }
+        }
+    }
+}

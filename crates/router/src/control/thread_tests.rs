@@ -1,0 +1,298 @@
+//! The control thread without its thread: what becomes of a tenant's memory, and of what comes after an end.
+use crate::admission::account::{Account, Charge, Commons};
+use crate::audit::Audit;
+use crate::base::deferred_drop::Closer;
+use crate::base::log::Lines;
+use crate::base::slab::Key;
+use crate::config::{Config, Mode};
+use crate::control::identify::{Entrusted, Identifiers};
+use crate::control::requests::Handled;
+use crate::control::session::{Connection, Objects, Phase};
+use crate::control::thread::{Control, ControlParts, WorkerHandle};
+use crate::control::vnics::{Record, VnicEntry};
+use crate::dataplane::lone_worker::LoneWorker;
+use crate::dataplane::wire_options::WireOptions;
+use crate::dataplane::worker::Worker;
+use crate::memory::copy_threads::MoverOptions;
+use crate::memory::freezer::Holder;
+use crate::memory::page_table::PageTable;
+use crate::memory::quiesce::Gated;
+use crate::peering::PeersHandle;
+use freeflow_engine::SessionId;
+use freeflow_protocol::cm::CmRequest;
+use freeflow_protocol::library::{Reply, Request};
+use freeflow_shm::{Doorbell, Segment, SessionSegment, fd, monotonic_ns};
+use freeflow_store::open_run_dir;
+use freeflow_verbs::{Duration, Instant, NetworkId, Shaping, VerbsError, VnicLimits};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
+
+const NETWORK: NetworkId = NetworkId(1);
+const VNIC: &str = "v2";
+
+/// Its drop waits until the sender is dropped.
+struct Slow(Receiver<()>);
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        let _ = self.0.recv();
+    }
+}
+
+/// A vNIC with one session.
+struct Rig {
+    control: Control,
+    worker: Worker,
+    account: Arc<Account>,
+    key: Key,
+    session: SessionId,
+    /// The library's end.
+    library: OwnedFd,
+    directory: PathBuf,
+}
+
+fn config(directory: &Path) -> Config {
+    Config {
+        run_dir: directory.to_owned(),
+        state_dir: None,
+        follower: None,
+        mode: Mode::LowCpu,
+        movers: MoverOptions::default(),
+        cpu: None,
+        host: "test".into(),
+        bridge: "none".into(),
+        pool: "10.111.0.0/16".parse().unwrap(),
+        range: None,
+        wire: WireOptions::default(),
+        limits: VnicLimits::default(),
+        peers: None,
+        withdrawal_time: Duration::from_millis(1000),
+        metrics_listen: None,
+        machine_dir: directory.join("machine"),
+    }
+}
+
+fn null() -> OwnedFd {
+    File::open("/dev/null").unwrap().into()
+}
+
+/// The two threads' things, for one thread.
+fn control_and_worker(directory: &Path) -> (Control, Worker) {
+    let LoneWorker { worker, jobs, waker, reactions, control_waker } = LoneWorker::new();
+    let (store, state) = open_run_dir(directory, directory).unwrap();
+    let control = Control::new(ControlParts {
+        config: config(directory),
+        waker: control_waker,
+        worker: WorkerHandle { jobs, waker, lock: Arc::default() },
+        reactions,
+        state,
+        store,
+        admin_listener: fd::listen_seqpacket(directory.join("admin.sock"), 0o600).unwrap(),
+        stop: Arc::new(AtomicBool::new(false)),
+        commons: Arc::new(Commons::new(1 << 16, 1 << 16)),
+        peers: PeersHandle::default(),
+        peers_thread: None,
+        audit: Audit::default(),
+    });
+    (control.unwrap(), worker)
+}
+
+impl Rig {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("ff-control-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&directory).unwrap();
+        let (mut control, mut worker) = control_and_worker(&directory);
+        let record = Record {
+            id: VNIC.into(),
+            name: String::new(),
+            network: "default".into(),
+            address: [10, 111, 0, 2].into(),
+            address6: None,
+            labels: Vec::new(),
+            limits: VnicLimits::default(),
+        };
+        let engine_id = worker.create_vnic(NETWORK, &record, None).unwrap();
+        let account = Arc::new(Account::new(control.commons.clone()));
+        let entry = VnicEntry {
+            cm: control.cm.attach(NETWORK, (record.gid(), None), None),
+            record,
+            shaping: Shaping::default(),
+            engine_id,
+            listener: null(),
+            account: account.clone(),
+            closer: Arc::default(),
+            identifiers: Identifiers::default(),
+            identifying: 0,
+            freer: Closer::default(),
+            lines: Lines::default(),
+            malformed_messages: 0,
+            blamed: BTreeMap::new(),
+            failed: None,
+        };
+        let vnic = control.vnics.insert(entry);
+        control.vnics_by_id.insert(VNIC.into(), vnic);
+        let charge = Arc::new(Charge::connection(&account, 10).unwrap());
+        let memory = File::open("/proc/self/mem").unwrap();
+        let memory = Arc::new(Gated::new(Entrusted::new(memory, charge.clone(), Arc::default())));
+        let kick = Arc::new(Doorbell::new().unwrap());
+        let parts = (SessionSegment::create().unwrap().0, kick, PageTable::new(memory.clone(), Arc::default()));
+        let session = worker.create_session(Instant(monotonic_ns()), engine_id, parts).unwrap();
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (socket, library) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let key = control.connections.insert(Connection {
+            socket,
+            pidfd: null(),
+            memory,
+            tasks: Arc::new(Entrusted::new(null(), charge.clone(), Arc::default())),
+            holder: Holder::default(),
+            uid: 0,
+            pid: 1,
+            vnic: VNIC.into(),
+            phase: Phase::Ready(session),
+            busy: false,
+            muted: false,
+            closing: false,
+            cancelled: Arc::new(AtomicBool::new(false)),
+            complained: false,
+            objects: Objects::default(),
+            unwanted: Vec::new(),
+            charge,
+        });
+        Self { control, worker, account, key, session, library, directory }
+    }
+
+    /// What the worker has been asked for is done, and told.
+    fn run(&mut self) {
+        self.worker.turn(Instant(monotonic_ns()));
+        self.control.react();
+    }
+
+    /// The answer that is there, if one is.
+    fn answer(&self) -> Option<Reply> {
+        let mut buffer = vec![0; 4096];
+        let (bytes, _) = fd::receive_into(&self.library, &mut buffer, fd::RECEIVED_FDS_MAX).ok()?;
+        Some(freeflow_protocol::decode(&buffer[..bytes]).unwrap())
+    }
+
+    fn ask(&mut self, request: Request) -> Option<Reply> {
+        match self.control.handle_request(self.key, self.session, request) {
+            Ok(Handled::Answered(answer)) => Some(answer.reply),
+            Ok(Handled::Submitted) => {
+                self.run();
+                self.answer()
+            }
+            Err(error) => Some(Reply::Failed(error)),
+        }
+    }
+
+    fn create_segment(&mut self, length: u64) -> (u32, Weak<Segment>) {
+        let Some(Reply::Segment { segment, .. }) = self.ask(Request::CreateSegment { length }) else { panic!() };
+        let entry = self.control.objects(self.key).unwrap().segments.get(segment).unwrap();
+        (segment, Arc::downgrade(&entry.segment))
+    }
+
+    /// Nothing of the vNIC's is freed before the sender is dropped.
+    fn hold_up(&mut self) -> Sender<()> {
+        let (release, released) = channel();
+        self.control.free(VNIC, Slow(released));
+        release
+    }
+
+    fn segment_bytes(&self) -> u64 {
+        self.account.segment_bytes.load(Relaxed)
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn until(mut check: impl FnMut() -> bool) {
+    let began = monotonic_ns();
+    while !check() {
+        assert!(monotonic_ns() - began < 30_000_000_000, "waited in vain");
+        freeflow_shm::sched_yield();
+    }
+}
+
+#[test]
+fn much_memory_is_freed_elsewhere_and_then_the_answer_goes_out() {
+    let mut rig = Rig::new();
+    let ((large, held), (small, _)) = (rig.create_segment(4 << 20), rig.create_segment(4096));
+    let release = rig.hold_up();
+    assert_eq!(rig.ask(Request::DestroySegment { segment: small }), Some(Reply::Done));
+    assert_eq!(rig.ask(Request::DestroySegment { segment: large }), None);
+    rig.run();
+    assert!(rig.answer().is_none() && held.strong_count() == 1);
+    assert_eq!(rig.segment_bytes(), 4 << 20, "it counts until it is freed");
+    drop(release);
+    let mut reply = None;
+    until(|| {
+        rig.control.react();
+        reply = rig.answer();
+        reply.is_some()
+    });
+    assert_eq!((reply, held.strong_count(), rig.segment_bytes()), (Some(Reply::Done), 0, 0));
+    assert_eq!(rig.ask(Request::DestroySegment { segment: large }), Some(Reply::Failed(VerbsError::NotFound)));
+}
+
+#[test]
+fn a_session_that_ends_is_freed_elsewhere() {
+    let mut rig = Rig::new();
+    let (_, held) = rig.create_segment(4096);
+    let release = rig.hold_up();
+    rig.control.close(rig.key);
+    rig.run();
+    assert!(rig.control.connections.get(rig.key).is_none() && rig.worker.rings.sessions.get(rig.session).is_none());
+    assert_eq!((held.strong_count(), rig.segment_bytes()), (1, 4096));
+    drop(release);
+    until(|| held.strong_count() == 0 && rig.segment_bytes() == 0);
+}
+
+#[test]
+fn a_session_that_ends_while_its_memory_is_freed_goes_then() {
+    let mut rig = Rig::new();
+    let (large, _) = rig.create_segment(4 << 20);
+    let release = rig.hold_up();
+    assert_eq!(rig.ask(Request::DestroySegment { segment: large }), None);
+    rig.control.close(rig.key);
+    assert!(rig.control.connections.get(rig.key).is_some());
+    drop(release);
+    until(|| {
+        rig.run();
+        rig.control.connections.get(rig.key).is_none() && rig.segment_bytes() == 0
+    });
+}
+
+#[test]
+fn a_session_that_the_worker_has_ended_gets_no_pipe() {
+    let mut rig = Rig::new();
+    let Some(Reply::Context { context }) = rig.ask(Request::OpenContext) else { panic!() };
+    assert!(matches!(rig.ask(Request::CreateChannel { context }), Some(Reply::Channel { .. })));
+    drop(rig.worker.destroy_session(Instant(monotonic_ns()), rig.session));
+    let reply = rig.ask(Request::CreateChannel { context });
+    assert_eq!(reply, Some(Reply::Failed(VerbsError::DeviceFatal)));
+    assert!(rig.worker.rings.pipes.remove_session(rig.session).is_empty());
+}
+
+#[test]
+fn who_is_closing_gets_no_owner_in_connection_management() {
+    let mut rig = Rig::new();
+    assert!(rig.control.handle_cm(rig.key, CmRequest::CreateChannel).is_ok());
+    // The worker has a step of it in hand.
+    rig.control.connections.get_mut(rig.key).unwrap().busy = true;
+    rig.control.close(rig.key);
+    let outcome = rig.control.handle_cm(rig.key, CmRequest::CreateChannel);
+    assert!(matches!(outcome, Err(VerbsError::DeviceFatal)));
+    assert!(rig.control.objects(rig.key).unwrap().cm.is_none());
+}

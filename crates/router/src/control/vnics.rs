@@ -1,0 +1,577 @@
+//! vNICs: made and ended by the CLI and by container hooks, remembered across restarts.
+//!
+//! Each has its own directory `RUN_DIR/vnics/ID` with its own socket, mounted into its container alone. The socket is open
+//! to every user: being able to reach it is the permission. A restarted router puts a new socket into the same
+//! directory, so that mounts stay valid.
+use crate::admission::account::Account;
+use crate::admission::violations::{Resource, Share};
+use crate::base::deferred_drop::Closer;
+use crate::base::log::{Lines, info, warning};
+use crate::base::slab::Key;
+use crate::control::access_admin::identity_of;
+use crate::control::admin::AdminDone;
+use crate::control::external;
+use crate::control::identify::Identifiers;
+use crate::control::sysfs;
+use crate::control::sysfs_counters::remove_tree;
+use crate::control::thread::{Control, Topic};
+use crate::dataplane::jobs::Step;
+use crate::dataplane::ports::Vnic;
+use crate::dataplane::worker::Worker;
+use freeflow_cm::VnicRef;
+use freeflow_engine::{RefusalCounts, Throttled, Usage, VnicCounters, VnicId};
+use freeflow_orchestrator::objects::ObjectKind;
+use freeflow_orchestrator::{Command, Pool6, Reason, Refusal};
+use freeflow_protocol::admin::{AdminErrorCode, AdminReply, Counters, VnicStatus};
+use freeflow_shm::fd;
+use freeflow_verbs::{Gid, Instant, NetworkId, Shaping, VerbsError, VnicLimits};
+use rustix::event::epoll;
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
+
+/// Everybody in the container may use its vNIC.
+const SOCKET_MODE: u32 = 0o666;
+const DIRECTORY_MODE: u32 = 0o755;
+
+/// A vNIC as its sessions and the worker need it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    pub id: String,
+    /// Of the container that it was made for.
+    pub name: String,
+    pub network: String,
+    pub address: Ipv4Addr,
+    /// In a network that has IPv6 addresses, too.
+    pub address6: Option<Ipv6Addr>,
+    pub labels: Vec<(String, String)>,
+    pub limits: VnicLimits,
+}
+
+impl Record {
+    pub fn gid(&self) -> Gid {
+        Gid::from_ip(IpAddr::V4(self.address))
+    }
+
+    pub fn ipv6_gid(&self) -> Option<Gid> {
+        self.address6.map(|address| Gid::from_ip(IpAddr::V6(address)))
+    }
+
+    /// Those of its addresses.
+    pub fn gids(&self) -> impl Iterator<Item = Gid> + use<> {
+        std::iter::once(self.gid()).chain(self.ipv6_gid())
+    }
+}
+
+pub struct VnicEntry {
+    pub record: Record,
+    /// What the worker was told that its requests are held to.
+    pub shaping: Shaping,
+    pub engine_id: VnicId,
+    pub listener: OwnedFd,
+    /// Its name in connection management.
+    pub cm: VnicRef,
+    pub account: Arc<Account>,
+    pub closer: Arc<Closer>,
+    /// Look at who connects.
+    pub identifiers: Identifiers,
+    /// Connections that they have.
+    pub identifying: u32,
+    /// Frees memory, and nothing that a tenant could block.
+    pub freer: Closer,
+    pub lines: Lines,
+    pub malformed_messages: u64,
+    /// The Quotas that were last in the way of its programs, and when that was told, nanoseconds.
+    pub blamed: BTreeMap<(Share, Resource), (String, u64)>,
+    /// Why the worker gave it up, last.
+    pub failed: Option<&'static str>,
+}
+
+pub fn directory(run_dir: &Path, id: &str) -> PathBuf {
+    run_dir.join("vnics").join(id)
+}
+
+fn listen(run_dir: &Path, id: &str) -> io::Result<OwnedFd> {
+    let directory = directory(run_dir, id);
+    std::fs::create_dir_all(&directory)?;
+    std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(DIRECTORY_MODE))?;
+    let listener = fd::listen_seqpacket(directory.join("router.sock"), SOCKET_MODE)?;
+    fd::refuse_descriptors(&listener)?;
+    Ok(listener)
+}
+
+/// What the worker knows of a vNIC.
+#[derive(Clone, Copy, Default)]
+pub struct VnicNumbers {
+    pub usage: Usage,
+    pub counters: VnicCounters,
+    pub fallback_bytes: u64,
+    pub blocked_copies: u64,
+    /// What it has of bounce buffers.
+    pub bounce_bytes: u64,
+    pub is_failed: bool,
+    /// Which worker copies for it.
+    pub worker: u32,
+    /// What quotas refused.
+    pub refusals: RefusalCounts,
+    /// What limits of rate held back.
+    pub throttled: Throttled,
+}
+
+impl VnicNumbers {
+    pub fn counters(&self, malformed_messages: u64) -> Counters {
+        let engine = &self.counters;
+        Counters {
+            messages: engine.messages,
+            bytes: engine.bytes,
+            direct_messages: engine.direct_messages,
+            direct_bytes: engine.direct_bytes,
+            fallback_bytes: self.fallback_bytes,
+            blocked_copies: self.blocked_copies,
+            completions_with_error: engine.completions_with_error,
+            rnr_naks: engine.rnr_naks,
+            retries_exceeded: engine.retries_exceeded,
+            remote_access_errors: engine.remote_access_errors,
+            malformed_descriptors: engine.malformed_descriptors,
+            malformed_messages,
+            undeliverable: engine.undeliverable,
+        }
+    }
+}
+
+pub fn add(sum: &mut Counters, more: &Counters) {
+    // What libraries say is in these.
+    sum.messages = sum.messages.saturating_add(more.messages);
+    sum.bytes = sum.bytes.saturating_add(more.bytes);
+    sum.direct_messages = sum.direct_messages.saturating_add(more.direct_messages);
+    sum.direct_bytes = sum.direct_bytes.saturating_add(more.direct_bytes);
+    sum.fallback_bytes += more.fallback_bytes;
+    sum.blocked_copies += more.blocked_copies;
+    sum.completions_with_error += more.completions_with_error;
+    sum.rnr_naks += more.rnr_naks;
+    sum.retries_exceeded += more.retries_exceeded;
+    sum.remote_access_errors += more.remote_access_errors;
+    sum.malformed_descriptors += more.malformed_descriptors;
+    sum.malformed_messages += more.malformed_messages;
+    sum.undeliverable += more.undeliverable;
+}
+
+impl Worker {
+    /// `external`: its second GID, if it has one.
+    pub fn create_vnic(
+        &mut self,
+        network: NetworkId,
+        record: &Record,
+        external: Option<Gid>,
+    ) -> Result<VnicId, VerbsError> {
+        let id = self.engine.create_dual_vnic(network, (record.gid(), record.ipv6_gid()), record.limits)?;
+        self.engine.set_external_gid(id, external)?;
+        self.rings.movers.assign(id);
+        self.rings.access.set_network(network, &record.network);
+        for gid in record.gids() {
+            self.rings.access.set_vnic(network, gid, identity_of(record));
+        }
+        self.rings.vnics.insert(id, Vnic::new(network));
+        Ok(id)
+    }
+
+    pub fn vnic_numbers(&self, id: VnicId) -> VnicNumbers {
+        let vnic = self.rings.vnics.get(id);
+        VnicNumbers {
+            usage: self.engine.vnic_usage(id).unwrap_or_default(),
+            counters: self.engine.vnic_counters(id).unwrap_or_default(),
+            fallback_bytes: vnic.map_or(0, |vnic| vnic.fallback_bytes),
+            blocked_copies: vnic.map_or(0, |vnic| vnic.blocked_count),
+            // Relaxed: a count, which orders nothing.
+            bounce_bytes: vnic.map_or(0, |vnic| vnic.bounce_bytes.load(Relaxed)),
+            worker: self.rings.movers.home(id),
+            refusals: self.engine.refusals(id).unwrap_or_default(),
+            throttled: self.engine.vnic_throttled(self.rings.now, id),
+            is_failed: vnic.is_some_and(|vnic| vnic.abandoned.iter().any(|thread| !thread.has_ended())),
+        }
+    }
+}
+
+pub(crate) fn refused(refusal: &Refusal) -> AdminReply {
+    let code = match refusal.reason {
+        Reason::Invalid => AdminErrorCode::Invalid,
+        Reason::NotFound => AdminErrorCode::NotFound,
+        Reason::AlreadyExists | Reason::Conflict | Reason::InUse => AdminErrorCode::AlreadyExists,
+        Reason::Exhausted => AdminErrorCode::Exhausted,
+        Reason::Forbidden => AdminErrorCode::NotPermitted,
+        Reason::Internal => AdminErrorCode::Io,
+    };
+    AdminReply::Failed { code, message: refusal.to_string() }
+}
+
+pub(crate) fn failed_io(what: &str, error: &io::Error) -> AdminReply {
+    AdminReply::Failed { code: AdminErrorCode::Io, message: format!("{what}: {error}") }
+}
+
+fn gone() -> AdminReply {
+    AdminReply::Failed { code: AdminErrorCode::NotFound, message: "no such vNIC".into() }
+}
+
+impl Control {
+    /// After a restart: what the networks' policies were, so that it holds before anybody connects, and the sockets of the
+    /// vNICs that were there. Runs before the worker has its thread.
+    pub fn restore_vnics(&mut self, worker: &mut Worker) -> io::Result<()> {
+        let now = Instant(freeflow_shm::monotonic_ns());
+        self.sweep_directories()?;
+        self.told.change(&self.state).tell(worker, now);
+        self.restore_access(worker);
+        let ids: Vec<String> = self.state.vnics().map(|vnic| vnic.id().to_owned()).collect();
+        let mut shapings = Vec::with_capacity(ids.len());
+        for id in ids {
+            let Some((network, record, shaping)) = self.record_of(&id) else { continue };
+            let external = self.external.gid(&record.network);
+            let engine_id = worker.create_vnic(network, &record, external).map_err(io::Error::other)?;
+            shapings.push((engine_id, shaping));
+            let listener = self.prepare_vnic(&record.id)?;
+            self.insert_vnic((record, shaping), engine_id, listener)?;
+        }
+        worker.set_shapings(now, &[], &shapings);
+        Ok(())
+    }
+
+    /// Directories of vNICs that there are no more: a router died between what it stored and what it did.
+    fn sweep_directories(&self) -> io::Result<()> {
+        for directory in std::fs::read_dir(self.config.run_dir.join("vnics"))? {
+            let name = directory?.file_name();
+            if let Some(id) = name.to_str().filter(|id| self.state.vnic(id).is_none()) {
+                self.remove_directory(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// A vNIC as it follows from what is declared now.
+    pub(crate) fn record_of(&self, id: &str) -> Option<(NetworkId, Record, Shaping)> {
+        let vnic = self.state.vnic(id)?;
+        let network = self.state.network(vnic.network())?.id;
+        let labels = &vnic.object.metadata.labels;
+        let record = Record {
+            id: id.into(),
+            name: vnic.title.clone(),
+            network: vnic.network().into(),
+            address: vnic.address,
+            address6: vnic.address6,
+            labels: labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+            limits: self.state.limits_of(vnic, self.config.limits),
+        };
+        Some((network, record, self.state.shaping_of(vnic)))
+    }
+
+    fn insert_vnic(&mut self, of: (Record, Shaping), engine_id: VnicId, listener: OwnedFd) -> io::Result<Key> {
+        let (record, shaping) = of;
+        let id = record.id.clone();
+        let network = self.state.network(&record.network).ok_or_else(|| io::Error::other("no such network"))?;
+        let identity = identity_of(&record);
+        let external = self.external.gid(&record.network);
+        let cm = self.cm.attach(network.id, (record.gid(), record.ipv6_gid()), external);
+        self.cm.access().set_network(network.id, &record.network);
+        for gid in record.gids() {
+            self.cm.access().set_vnic(network.id, gid, identity.clone());
+            self.peers.attached(&record.network, gid, identity.clone());
+        }
+        let tree = sysfs::directory(&directory(&self.config.run_dir, &id));
+        self.sysfs.add(engine_id, tree, &record, network.id, &external::gids(&record, external));
+        let account = Arc::new(Account::new(self.commons.clone()));
+        let entry = VnicEntry {
+            record,
+            shaping,
+            engine_id,
+            listener,
+            cm,
+            account,
+            closer: Arc::default(),
+            identifiers: Identifiers::default(),
+            identifying: 0,
+            freer: Closer::default(),
+            lines: Lines::default(),
+            malformed_messages: 0,
+            blamed: BTreeMap::new(),
+            failed: None,
+        };
+        let key = self.vnics.insert(entry);
+        self.vnics_by_id.insert(id, key);
+        if let Some(entry) = self.vnics.get(key) {
+            let data = epoll::EventData::new_u64(Topic::VnicListener(key).token());
+            epoll::modify(&self.epoll, &entry.listener, data, epoll::EventFlags::IN)?;
+        }
+        Ok(key)
+    }
+
+    pub(crate) fn attach(
+        &mut self,
+        admin: Key,
+        (id, title, network): (String, String, String),
+        address: Option<IpAddr>,
+        labels: Vec<(String, String)>,
+    ) -> AdminDone {
+        let labels = labels.into_iter().collect();
+        let command = Command::Attach { id: id.clone(), title, network, address, labels };
+        match self.admin_change(admin, "attach", command) {
+            Err(refusal) => AdminDone::Reply(refused(&refusal)),
+            Ok(_) => self.after_worker(move |control| {
+                let done = control.describe_vnic(admin, &id);
+                control.finish_admin(admin, done);
+            }),
+        }
+    }
+
+    pub(crate) fn detach(&mut self, admin: Key, id: &str) -> AdminDone {
+        match self.admin_change(admin, "detach", Command::Detach { id: id.into() }) {
+            Err(refusal) => AdminDone::Reply(refused(&refusal)),
+            Ok(_) => self.after_worker(move |control| {
+                control.finish_admin(admin, AdminDone::Reply(AdminReply::Done));
+            }),
+        }
+    }
+
+    /// A container has a declared vNIC, or has it no more.
+    pub(crate) fn occupy(&mut self, key: Key, id: &str, container: String, occupied: bool) -> AdminReply {
+        let who = self.admin_who(key);
+        if occupied && self.state.vnic(id).is_none() {
+            let reply = gone();
+            self.note_failed(who, "attach", (ObjectKind::Vnic.name(), id), &reply);
+            return reply;
+        }
+        if occupied == (self.occupied.get(id) == Some(&container)) {
+            return AdminReply::Done;
+        }
+        self.note_occupied(who, id, &container, occupied);
+        if occupied {
+            self.occupied.insert(id.into(), container);
+        } else {
+            self.occupied.remove(id);
+        }
+        self.choose_mode();
+        AdminReply::Done
+    }
+
+    /// When all is done that the worker was asked for until now.
+    fn after_worker(&mut self, then: impl FnOnce(&mut Control) + Send + 'static) -> AdminDone {
+        self.admin_busy = true;
+        let mut then = Some(then);
+        self.worker.submit(Box::new(move |_, _| {
+            let then = then.take().expect("a job that is done is not run again");
+            Step::Done(Box::new(move |control: &mut Control| {
+                control.admin_busy = false;
+                then(control);
+            }))
+        }));
+        AdminDone::Later
+    }
+
+    /// The directory and the socket of a vNIC to be.
+    pub(crate) fn prepare_vnic(&self, id: &str) -> io::Result<OwnedFd> {
+        let prepared = listen(&self.config.run_dir, id).and_then(|listener| {
+            // Nothing is awaited yet; but that there is room for it is sure.
+            self.watch(listener.as_fd(), Topic::Waker, epoll::EventFlags::empty())?;
+            Ok(listener)
+        });
+        prepared.inspect_err(|_| self.remove_directory(id))
+    }
+
+    /// A vNIC was stored: the worker makes it.
+    pub(crate) fn make_vnic(&mut self, id: &str, listener: OwnedFd) {
+        let Some((network, record, shaping)) = self.record_of(id) else { return };
+        let external = self.external.gid(&record.network);
+        self.next_making += 1;
+        let making = self.next_making;
+        let place = Arc::new(OnceLock::new());
+        self.making.insert(id.into(), (making, place.clone()));
+        let mut all = Some((record, listener));
+        self.worker.submit(Box::new(move |worker, now| {
+            let (record, listener) = all.take().expect("a job that is done is not run again");
+            let made = worker.create_vnic(network, &record, external).and_then(|id| {
+                worker.set_shaping(now, id, shaping)?;
+                Ok(id)
+            });
+            let _ = made.map(|id| place.set(id));
+            Step::Done(Box::new(move |control: &mut Control| {
+                control.finish_making(making, (record, shaping, external), listener, made);
+            }))
+        }));
+    }
+
+    fn finish_making(
+        &mut self,
+        making: u64,
+        (record, shaping, external): (Record, Shaping, Option<Gid>),
+        listener: OwnedFd,
+        made: Result<VnicId, VerbsError>,
+    ) {
+        let (id, address) = (record.id.clone(), record.address);
+        if self.making.get(&id).is_none_or(|(latest, _)| *latest != making) {
+            // It was deleted meanwhile, and may be there again: `end_vnic` saw to this one.
+            return;
+        }
+        self.making.remove(&id);
+        // The peers file or the network may say another thing since.
+        let external_now = self.external.gid(&record.network);
+        if let Ok(engine_id) = made
+            && external_now != external
+        {
+            self.give_external_gids(vec![(engine_id, external_now)]);
+        }
+        let inserted = match made {
+            Ok(engine_id) => self.insert_vnic((record, shaping), engine_id, listener),
+            Err(error) => Err(io::Error::other(error)),
+        };
+        match inserted {
+            Ok(key) => {
+                info!("vNIC attached", vnic = id, address = address);
+                self.tell_phase(&id);
+                // What was declared while the worker made it.
+                self.tell_vnics(&[key]);
+            }
+            Err(error) => {
+                warning!("a vNIC was refused", vnic = id, error = error);
+                self.when_stored(Box::new(move |control| {
+                    if let Err(refusal) = control.command(Command::Detach { id }, false) {
+                        warning!("can't store that a vNIC is gone", error = refusal);
+                    }
+                }));
+            }
+        }
+    }
+
+    /// It is stored that a vNIC is gone: nobody finds it any more, its sessions end, and then it has no address.
+    pub(crate) fn end_vnic(&mut self, id: &str) {
+        self.occupied.remove(id);
+        if let Some((_, place)) = self.making.remove(id) {
+            // Behind its making, and before the making of the next one that has its address.
+            self.destroy_vnic(move || place.get().copied(), id.into(), 0, |_| {});
+        }
+        let Some((key, engine_id)) =
+            self.vnics_by_id.remove(id).and_then(|key| Some((key, self.vnics.get(key)?.engine_id)))
+        else {
+            self.remove_directory(id);
+            return;
+        };
+        self.close_connections_of(id);
+        let malformed = self.vnics.get(key).map_or(0, |entry| entry.malformed_messages);
+        if let Some(entry) = self.vnics.get(key) {
+            self.unwatch(&entry.listener);
+        }
+        self.sysfs.remove(engine_id);
+        self.remove_directory(id);
+        self.destroy_vnic(
+            move || Some(engine_id),
+            id.into(),
+            malformed,
+            move |control| {
+                let Some(entry) = control.vnics.remove(key) else { return };
+                control.cm.detach(entry.cm);
+                for gid in entry.record.gids() {
+                    control.peers.detached(&entry.record.network, gid);
+                }
+                info!("vNIC detached", vnic = entry.record.id);
+                let VnicEntry { closer, listener, identifiers, .. } = entry;
+                // With all that was never accepted, or not identified yet.
+                closer.close((listener, identifiers.take_waiting()), 1);
+            },
+        );
+    }
+
+    /// `find` says which one, when the worker is there; none: it could not be made.
+    fn destroy_vnic(
+        &mut self,
+        find: impl Fn() -> Option<VnicId> + Send + 'static,
+        id: String,
+        malformed: u64,
+        then: impl FnOnce(&mut Control) + Send + 'static,
+    ) {
+        let mut held = Some((id, then));
+        self.worker.submit(Box::new(move |worker, now| {
+            let (id, then) = held.take().expect("a job that is done is not run again");
+            let Some(engine_id) = find() else { return Step::Done(Box::new(then)) };
+            let sessions = worker.destroy_sessions_of(now, engine_id);
+            let numbers = worker.vnic_numbers(engine_id);
+            let counters = numbers.counters(malformed);
+            if let Some((network, gid, ipv6_gid)) = worker.engine.vnic_addresses(engine_id) {
+                for gid in std::iter::once(gid).chain(ipv6_gid) {
+                    worker.rings.access.remove_vnic(network, gid);
+                }
+            }
+            let destroyed = worker.engine.destroy_vnic(engine_id);
+            let vnic = worker.rings.vnics.remove(engine_id);
+            worker.rings.blocks.forget(engine_id);
+            if let Some(vnic) = &vnic {
+                worker.rings.retired.add(vnic.network, &numbers.counters);
+                worker.rings.movers.release(engine_id);
+            }
+            Step::Done(Box::new(move |control: &mut Control| {
+                drop(vnic);
+                control.free(&id, sessions);
+                if let Err(error) = destroyed {
+                    info!("the engine kept a vNIC", vnic = id, error = error);
+                }
+                add(&mut control.retired, &counters);
+                then(control);
+            }))
+        }));
+    }
+
+    pub(crate) fn remove_directory(&self, id: &str) {
+        let directory = directory(&self.config.run_dir, id);
+        let _ = std::fs::remove_file(directory.join("router.sock"));
+        remove_tree(&sysfs::directory(&directory));
+        // Anything else in it is not the router's, and then it stays.
+        let _ = std::fs::remove_dir(&directory);
+    }
+
+    fn describe_vnic(&mut self, admin: Key, id: &str) -> AdminDone {
+        let Some((&key, entry)) = self.vnics_by_id.get(id).and_then(|key| Some((key, self.vnics.get(*key)?))) else {
+            return AdminDone::Reply(gone());
+        };
+        let engine_id = entry.engine_id;
+        self.ask_worker(
+            admin,
+            move |worker| worker.vnic_numbers(engine_id),
+            move |control, numbers| match control.vnic_status(key, &numbers) {
+                Some(status) => AdminReply::Vnic(status),
+                None => gone(),
+            },
+        )
+    }
+
+    pub(crate) fn vnic_status(&self, key: Key, numbers: &VnicNumbers) -> Option<VnicStatus> {
+        let entry = self.vnics.get(key)?;
+        let network = self.state.network(&entry.record.network)?;
+        Some(VnicStatus {
+            id: entry.record.id.clone(),
+            name: entry.record.name.clone(),
+            network: entry.record.network.clone(),
+            address: IpAddr::V4(entry.record.address),
+            prefix_length: network.pool.prefix_length(),
+            gateway: IpAddr::V4(network.gateway()),
+            address6: entry.record.address6,
+            prefix_length6: network.pool6.map_or(0, Pool6::prefix_length),
+            directory: directory(&self.config.run_dir, &entry.record.id).display().to_string(),
+            labels: entry.record.labels.clone(),
+            session_count: numbers.usage.sessions,
+            qp_count: numbers.usage.qps,
+            mr_count: numbers.usage.mrs,
+            registered_bytes: numbers.usage.registered_bytes,
+            worker: numbers.worker,
+            failed: entry.failed.filter(|_| numbers.is_failed).map(str::to_owned),
+            counters: numbers.counters(entry.malformed_messages),
+        })
+    }
+
+    /// The router ends in order: nobody finds its sockets any more. The directories stay, for the next router.
+    pub fn remove_sockets(&self) {
+        for (_, entry) in self.vnics.iter() {
+            let _ = std::fs::remove_file(directory(&self.config.run_dir, &entry.record.id).join("router.sock"));
+        }
+        self.sysfs.mark_all_down();
+    }
+}

@@ -1,0 +1,173 @@
+//! What the engine asks of the router: requests from rings, completions into rings, bytes between processes.
+use crate::dataplane::event_pipes::Sent;
+use crate::dataplane::ports::Rings;
+use crate::dataplane::xrc_targets::Viewer;
+use crate::peering::Mad;
+use freeflow_engine::{
+    AtomicOutcome, Attempt, CopyOutcome, CqFull, CqId, Destination, Environment, EventTarget, Fetch, HostId,
+    PacketHead, Path, PeerAnswer, QpId, ReceiveQueueId, Source, Span, SrqId, Talk, Token, TransmitOutcome, VnicId,
+};
+use freeflow_shm::{RequestConsumer, Take, monotonic_ns};
+use freeflow_verbs::{
+    AsyncEventKind, AtomicOperation, Completion, CompletionFlags, CompletionStatus, Gid, GlobalRoute, NetworkId, Qpn,
+    ReceiveRequest, SendRequest,
+};
+
+fn fetched(take: Take) -> Fetch {
+    match take {
+        Take::Empty => Fetch::Empty,
+        Take::Ready => Fetch::Ready,
+        Take::Malformed => Fetch::Malformed,
+    }
+}
+
+impl Rings {
+    fn tell(&mut self, kind: AsyncEventKind, viewer: Viewer) {
+        let Some(pipe) = self.contexts.get(viewer.context).map(|context| context.pipe) else { return };
+        if self.pipes.send(pipe, kind as u32, viewer.cookie) == Sent::TooMuch {
+            self.fail(viewer.session, "asynchronous events are not read");
+        }
+    }
+
+    fn receive_queue(&mut self, queue: ReceiveQueueId) -> Option<(&mut RequestConsumer, &mut bool)> {
+        match queue {
+            ReceiveQueueId::Qp(id) => {
+                let qp = self.qps.get_mut(id)?;
+                Some((qp.receive.as_mut()?, &mut qp.receives_wanted))
+            }
+            ReceiveQueueId::Srq(id) => {
+                let srq = self.srqs.get_mut(id)?;
+                Some((&mut srq.receive, &mut srq.receives_wanted))
+            }
+        }
+    }
+}
+
+impl Environment for Rings {
+    #[inline]
+    fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch {
+        let Some(entry) = self.qps.get_mut(qp) else { return Fetch::Empty };
+        let taken = fetched(entry.send.take_send(entry.service, into));
+        if entry.direct.is_used() {
+            self.note_fetched(qp, taken);
+        }
+        taken
+    }
+
+    #[inline]
+    fn fetch_receive(&mut self, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch {
+        match self.receive_queue(queue) {
+            Some((ring, _)) => fetched(ring.take_receive(into)),
+            None => Fetch::Empty,
+        }
+    }
+
+    #[inline]
+    fn may_talk(&mut self, talk: &Talk) -> bool {
+        self.access.may_talk(talk)
+    }
+
+    fn attempted(&mut self, attempt: &Attempt) {
+        self.access.note_attempt(attempt);
+    }
+
+    fn severed(&mut self, qpn: Qpn, host: HostId, peer: Qpn) {
+        self.fabric.tell_severed(host, peer, qpn);
+    }
+
+    fn end_direct(&mut self, qp: QpId) {
+        self.close_direct(qp);
+    }
+
+    fn srq_pending(&mut self, srq: SrqId) -> u32 {
+        self.srqs.get(srq).map_or(0, |srq| srq.receive.pending())
+    }
+
+    fn want_receives(&mut self, queue: ReceiveQueueId, wanted: bool) {
+        if let Some((ring, is_wanted)) = self.receive_queue(queue) {
+            *is_wanted = wanted;
+            ring.set_receives_wanted(wanted);
+        }
+    }
+
+    fn complete(&mut self, id: CqId, completion: &Completion) -> Result<(), CqFull> {
+        let now = self.now;
+        let Some(cq) = self.cqs.get_mut(id) else { return Ok(()) };
+        let mut completion = *completion;
+        if cq.timestamps {
+            // A turn's time may be from before the request was posted.
+            completion.timestamp_ns = monotonic_ns();
+        } else if completion.timestamp_ns == 0 {
+            completion.timestamp_ns = now.0;
+        }
+        cq.ring.publish(&completion).map_err(|_| CqFull)?;
+        let (session, has_channel) = (cq.session, cq.channel.is_some());
+        if has_channel {
+            let solicited =
+                completion.flags.contains(CompletionFlags::SOLICITED) || completion.status != CompletionStatus::Success;
+            self.note_completion(id, solicited);
+        }
+        self.note_busy(session);
+        self.note_completed(session);
+        Ok(())
+    }
+
+    fn raise(&mut self, kind: AsyncEventKind, about: EventTarget) {
+        let found = match about {
+            EventTarget::Cq(id) => self.cqs.get(id).map(|cq| (cq.session, cq.context, cq.cookie)),
+            EventTarget::Qp(id) => self.qps.get(id).map(|qp| (qp.session, qp.context, qp.cookie)),
+            EventTarget::Srq(id) => self.srqs.get(id).map(|srq| (srq.session, srq.context, srq.cookie)),
+        };
+        if let Some((session, context, cookie)) = found {
+            return self.tell(kind, Viewer { session, context, cookie });
+        }
+        let EventTarget::Qp(id) = about else { return };
+        for at in 0..self.targets.viewers(id).len() {
+            self.tell(kind, self.targets.viewers(id)[at]);
+        }
+    }
+
+    #[inline]
+    fn copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
+        self.start_copy(token, from, to, last)
+    }
+
+    fn atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome {
+        self.start_atomic(token, at, operation)
+    }
+
+    fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId {
+        self.access.network_at(network, gid)
+    }
+
+    fn path(&mut self, vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
+        self.find_path(vnic, to, route)
+    }
+
+    fn peer(&mut self, host: HostId, qpn: Qpn) -> PeerAnswer {
+        self.fabric.peer(self.now, host, qpn)
+    }
+
+    #[inline]
+    fn transmit(
+        &mut self,
+        token: Token,
+        to: &Destination,
+        packets: &[PacketHead],
+        payload: Source<'_>,
+    ) -> TransmitOutcome {
+        self.start_transmit(token, to, packets, payload)
+    }
+
+    fn identity_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
+        self.fabric.note_changed(qpn, peer);
+    }
+
+    fn management(&mut self, from: HostId, mad: &Mad) -> bool {
+        self.fabric.take_management(from, mad)
+    }
+
+    fn group_hosts(&mut self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
+        self.fabric.group_hosts(network, group, into);
+    }
+}

@@ -1,0 +1,663 @@
+//! What the worker knows of other hosts: where addresses are, who is behind QPNs, how packets get there.
+//!
+//! The peers thread tells it all that ([`Update`]); the engine asks for it. A router without a peers file has no
+//! [sockets](Fabric::is_open): every path is local, and nothing here costs anything.
+//!
+//! *External* hosts are RDMA machines without FreeFlow. They are known by their address alone, and exist while the peers
+//! file allows some network to talk to them.
+//!
+//! Invariant: what a host says of its QPNs is believed until [`Update::PeersGone`], and kept for at most
+//! [`QPNS_OF_HOST_MAX`] of them; that a QPN is nobody's is believed for [`ABSENT_FOR`]. A host is told of what becomes of the
+//! QPs that it asked for, and of those alone that exist: nobody can make this grow by asking.
+use crate::base::log::warning;
+use crate::control::external::EXTERNAL_GID_INDEX;
+use crate::dataplane::ports::Rings;
+use crate::dataplane::transmit::Unsent;
+use crate::dataplane::worker::Worker;
+use crate::peering::{ExternalPeers, Mad, PeersHandle, Settings, Update};
+use freeflow_backend::{Peer, PeerIndex, Udp};
+use freeflow_engine::{
+    Destination, GroupChange, HostId, Path, PeerAnswer, PeerInfo, Source, SourceBody, Token, TransmitOutcome, VnicId,
+    management_head,
+};
+use freeflow_protocol::admin::WireFaults;
+use freeflow_verbs::{Duration, Gid, GlobalRoute, Instant, NetworkId, Psn, Qpn};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// QPNs of one host that answers are kept for; the oldest goes first.
+const QPNS_OF_HOST_MAX: usize = 65_536;
+/// After that a QPN that was nobody's is asked for again: its host does not tell of one that is made later.
+const ABSENT_FOR: Duration = Duration::from_millis(1000);
+/// A question that was not answered is asked again after this time, so many times.
+const ASK_AGAIN: Duration = Duration::from_millis(1000);
+const ASK_COUNT_MAX: u32 = 8;
+/// Questions to one host that it has not answered; beyond that it is not asked.
+const QUESTION_COUNT_MAX: usize = 16_384;
+/// Numbers of external hosts begin here; the peers file's hosts have smaller ones.
+const EXTERNAL_HOST_BASE: u32 = 1 << 15;
+const EXTERNAL_HOST_COUNT_MAX: u32 = 4096;
+/// Payload of a packet where the route to a host can't be looked at, bytes.
+const MTU_GUESS_BYTES: u16 = 1024;
+const HOP_LIMIT: u8 = 64;
+/// Management datagrams that came and were not looked at yet; any more are lost.
+const MAD_COUNT_MAX: usize = 4096;
+/// All of them are one flow.
+const MAD_FLOW: u32 = 0;
+
+/// What is known of one QPN of another host.
+enum Known {
+    Asked { count: u32 },
+    Is(PeerInfo),
+    Absent { until: Instant },
+}
+
+impl Known {
+    fn told(now: Instant, info: Option<PeerInfo>) -> Self {
+        info.map_or(Self::Absent { until: now + ABSENT_FOR }, Self::Is)
+    }
+}
+
+struct Host {
+    address: IpAddr,
+    /// No router that could be asked: what it sends is of this GID.
+    external: Option<Gid>,
+    known: BTreeMap<Qpn, Known>,
+    /// QPNs of `known`, the oldest first; some are not there any more, or were there before.
+    order: VecDeque<Qpn>,
+    /// How many of `known` it was asked for.
+    asked_count: usize,
+    /// QPs of ours that it asked for, or is connected to: it is told when they change.
+    told: BTreeSet<Qpn>,
+}
+
+impl Host {
+    fn new(address: IpAddr, external: Option<Gid>) -> Self {
+        let (known, order, told) = Default::default();
+        Self { address, external, known, order, asked_count: 0, told }
+    }
+
+    fn note(&mut self, qpn: Qpn, known: Known) {
+        self.asked_count += usize::from(matches!(known, Known::Asked { .. }));
+        let before = self.known.insert(qpn, known);
+        match before {
+            None => self.order.push_back(qpn),
+            Some(before) => self.asked_count -= usize::from(matches!(before, Known::Asked { .. })),
+        }
+        while self.order.len() > QPNS_OF_HOST_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.forget(oldest);
+        }
+    }
+
+    fn forget(&mut self, qpn: Qpn) {
+        if let Some(Known::Asked { .. }) = self.known.remove(&qpn) {
+            self.asked_count -= 1;
+        }
+    }
+
+    fn forget_networks(&mut self, is_gone: impl Fn(NetworkId) -> bool) {
+        self.known.retain(|_, known| !matches!(known, Known::Is(info) if is_gone(info.network)));
+    }
+
+    fn forget_all(&mut self) {
+        self.known.clear();
+        self.order.clear();
+        self.asked_count = 0;
+        self.told.clear();
+    }
+
+    /// Whether it still owes an answer.
+    fn owes(&self, qpn: Qpn) -> bool {
+        matches!(self.known.get(&qpn), Some(Known::Asked { .. }))
+    }
+}
+
+#[derive(Default)]
+pub struct Fabric {
+    pub(crate) udp: Option<Box<Udp>>,
+    peers: PeersHandle,
+    /// This host's address, for packets.
+    address: Option<IpAddr>,
+    hosts: BTreeMap<HostId, Host>,
+    routes: BTreeMap<(NetworkId, Gid), HostId>,
+    groups: BTreeMap<(NetworkId, Gid), BTreeMap<HostId, Qpn>>,
+    external: Vec<ExternalPeers>,
+    external_count: u32,
+    /// By the networks that they were first spoken to from.
+    external_counts: BTreeMap<NetworkId, u32>,
+    /// All other routers of the peers file, connected or not.
+    routers: Vec<IpAddr>,
+    /// QPNs of ours that are somebody else now, and the host that this surely concerns.
+    changed: Vec<(Qpn, Option<HostId>)>,
+    /// Questions by when they are asked again, answered ones among them.
+    asked: VecDeque<(Instant, HostId, Qpn)>,
+    /// With so many the answered ones are dropped.
+    sift_at: usize,
+    /// Questions of this turn. They go behind what is told of our QPs, so that who answers knows by whom it was asked.
+    questions: Vec<(HostId, Qpn)>,
+    /// Bursts that were fetched and found no room.
+    pub(crate) unsent: VecDeque<Unsent>,
+    /// When something was last sent or received.
+    pub(crate) active_at: Instant,
+    /// When the sockets were last looked at.
+    pub(crate) looked_at: Instant,
+    /// Those that the sockets inject.
+    pub(crate) faults: Option<WireFaults>,
+    /// A QP was refused for want of room, or batches are kept that the sockets don't take.
+    pub(crate) blocked: bool,
+    /// Management datagrams that came in this turn, for the control thread; and how many it has not looked at.
+    pub(crate) mads: Vec<(Gid, Box<Mad>)>,
+    pub(crate) mad_backlog: Arc<AtomicUsize>,
+    mad_psn: u32,
+    /// Too many came, or there was no room to send them.
+    pub(crate) mads_lost: u64,
+}
+
+/// The GID that stands for an address, and the address that a GID stands for.
+fn address_of(gid: Gid) -> IpAddr {
+    gid.to_ipv4().map_or_else(|| IpAddr::V6(Ipv6Addr::from(gid.0)), IpAddr::V4)
+}
+
+impl Fabric {
+    /// Whether there are other hosts at all.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.udp.is_some()
+    }
+
+    /// The sockets, and the way to the thread that talks to other routers.
+    pub fn open(&mut self, udp: Udp, peers: PeersHandle) {
+        self.address = udp.config().addresses.first().copied();
+        self.udp = Some(Box::new(udp));
+        self.peers = peers;
+    }
+
+    /// Hosts by number, and their addresses.
+    pub fn hosts(&self) -> impl Iterator<Item = (HostId, IpAddr, bool)> {
+        self.hosts.iter().map(|(&id, host)| (id, host.address, host.external.is_some()))
+    }
+
+    fn set_host(&mut self, id: HostId, address: IpAddr, icrc: bool, external: Option<Gid>) -> bool {
+        let (Some(udp), Some(local)) = (&mut self.udp, self.address) else { return false };
+        let index = PeerIndex(id.0);
+        let external_machine = external.is_some();
+        let peer = Peer { address, local, icrc, external: external_machine, path_mtu_bytes: MTU_GUESS_BYTES };
+        let set = udp.set_peer(index, peer).and_then(|()| {
+            let path_mtu_bytes = udp.path_mtu(index).unwrap_or(MTU_GUESS_BYTES);
+            udp.set_peer(index, Peer { path_mtu_bytes, ..peer })
+        });
+        if let Err(error) = set {
+            warning!("a host can't be reached", address = address, error = error);
+            return false;
+        }
+        match self.hosts.get_mut(&id) {
+            Some(host) => host.address = address,
+            None => drop(self.hosts.insert(id, Host::new(address, external))),
+        }
+        true
+    }
+
+    /// How packets get to a host.
+    fn destination(&self, id: HostId, flow: u32) -> Option<Destination> {
+        let peer = self.udp.as_ref()?.peer(PeerIndex(id.0))?;
+        Some(Destination { host: id, flow, traffic_class: 0, hop_limit: HOP_LIMIT, mtu: peer.path_mtu_bytes })
+    }
+
+    /// The machine without FreeFlow that has this address, if the network may talk to it.
+    fn external_host(&mut self, network: NetworkId, gid: Gid) -> Option<HostId> {
+        if !self.may_be_external(gid) || !self.allows_external(gid, Some(network)) {
+            return None;
+        }
+        let address = address_of(gid);
+        if let Some(index) = self.udp.as_ref()?.peer_of(address) {
+            let id = HostId(index.0);
+            return self.hosts.get(&id)?.external.is_some().then_some(id);
+        }
+        // A network that has no more than are left: one that speaks to all of a large range leaves numbers for others. They are not
+        // used again, because QPs and address handles may still name them.
+        let own_count = self.external_counts.get(&network).copied().unwrap_or_default();
+        if own_count >= EXTERNAL_HOST_COUNT_MAX - self.external_count {
+            return None;
+        }
+        let id = HostId(EXTERNAL_HOST_BASE + self.external_count);
+        self.set_host(id, address, true, Some(gid)).then(|| {
+            self.external_count += 1;
+            *self.external_counts.entry(network).or_default() += 1;
+            id
+        })
+    }
+
+    /// Whether the peers file allows a network (any, if none is named) to talk to a machine at this address.
+    fn allows_external(&self, gid: Gid, network: Option<NetworkId>) -> bool {
+        let of_network =
+            self.external.iter().filter(|external| network.is_none_or(|network| external.network == network));
+        of_network.flat_map(|external| &external.allow).any(|prefix| prefix.contains(gid))
+    }
+
+    /// A range that is allowed may hold this host and other routers; but a tenant must not reach QPs there past the
+    /// questions that routers ask each other.
+    fn may_be_external(&self, gid: Gid) -> bool {
+        let address = address_of(gid);
+        let of_our_kind = |own: IpAddr| own != address && own.is_ipv4() == address.is_ipv4();
+        self.address.is_some_and(of_our_kind) && !self.routers.contains(&address)
+    }
+
+    /// What is not allowed any more is gone: packets to it are lost, and its own are a stranger's.
+    fn remove_external(&mut self) {
+        let is_gone = |host: &Host| {
+            host.external.is_some_and(|gid| !self.may_be_external(gid) || !self.allows_external(gid, None))
+        };
+        let gone: Vec<HostId> = self.hosts.iter().filter(|(_, host)| is_gone(host)).map(|(&id, _)| id).collect();
+        for id in gone {
+            self.hosts.remove(&id);
+            if let Some(udp) = &mut self.udp {
+                udp.remove_peer(PeerIndex(id.0));
+            }
+        }
+    }
+
+    fn handle_settings(&mut self, settings: Settings) {
+        if self.is_open() && self.address != Some(settings.address) {
+            warning!(
+                "another address of this host takes effect when the router is restarted",
+                address = settings.address
+            );
+        }
+        self.external = settings.external;
+        self.routers = settings.routers;
+        self.remove_external();
+        let single: Vec<(NetworkId, Gid)> = self
+            .external
+            .iter()
+            .flat_map(|external| external.allow.iter().map(|prefix| (external.network, prefix)))
+            .filter_map(|(network, prefix)| Some((network, prefix.single()?)))
+            .collect();
+        // Those that are named one by one may speak first.
+        for (network, gid) in single {
+            self.external_host(network, gid);
+        }
+    }
+
+    fn ask(&mut self, now: Instant, id: HostId, qpn: Qpn, count: u32) {
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        if host.asked_count >= QUESTION_COUNT_MAX && !host.owes(qpn) {
+            return;
+        }
+        host.note(qpn, Known::Asked { count });
+        if self.asked.len() >= self.sift_at.max(QUESTION_COUNT_MAX) {
+            self.asked.retain(|&(_, id, qpn)| self.hosts.get(&id).is_some_and(|host| host.owes(qpn)));
+            self.sift_at = 2 * self.asked.len();
+        }
+        self.asked.push_back((now + ASK_AGAIN, id, qpn));
+        self.questions.push((id, qpn));
+    }
+
+    /// When [`Self::ask_again`] has something to do, or [`Worker::tell_peers`].
+    pub fn next_question(&self) -> Option<Instant> {
+        if !self.questions.is_empty() || !self.changed.is_empty() {
+            return Some(Instant(0));
+        }
+        self.asked.front().map(|&(due, ..)| due)
+    }
+
+    /// Repeats questions that nobody answered.
+    pub fn ask_again(&mut self, now: Instant) {
+        while let Some(&(due, id, qpn)) = self.asked.front()
+            && due <= now
+        {
+            self.asked.pop_front();
+            let Some(host) = self.hosts.get_mut(&id) else { continue };
+            match host.known.get(&qpn) {
+                Some(&Known::Asked { count }) if count < ASK_COUNT_MAX => self.ask(now, id, qpn, count + 1),
+                Some(Known::Asked { .. }) => host.forget(qpn),
+                Some(Known::Is(_) | Known::Absent { .. }) | None => {}
+            }
+        }
+    }
+
+    pub fn peer(&mut self, now: Instant, id: HostId, qpn: Qpn) -> PeerAnswer {
+        let Some(host) = self.hosts.get(&id) else { return PeerAnswer::Absent };
+        if let Some(gid) = host.external {
+            return PeerAnswer::External(gid);
+        }
+        match host.known.get(&qpn) {
+            Some(Known::Is(info)) => PeerAnswer::Known(*info),
+            Some(Known::Absent { until }) if now < *until => PeerAnswer::Absent,
+            Some(Known::Asked { .. }) => PeerAnswer::Asked,
+            Some(Known::Absent { .. }) | None => {
+                self.ask(now, id, qpn, 1);
+                PeerAnswer::Asked
+            }
+        }
+    }
+
+    /// Networks are not there any more: one of the same name that is declared again has another number, by which hosts speak of their QPs.
+    pub fn forget_networks(&mut self, is_gone: impl Fn(NetworkId) -> bool + Copy) {
+        self.hosts.values_mut().for_each(|host| host.forget_networks(is_gone));
+    }
+
+    pub fn note_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
+        if self.is_open() {
+            self.changed.push((qpn, peer));
+        }
+    }
+
+    /// The connection of `qpn` with `peer`, which is that host's, was cut: its end hears of it too.
+    pub fn tell_severed(&self, host: HostId, peer: Qpn, qpn: Qpn) {
+        if self.hosts.get(&host).is_some_and(|host| host.external.is_none()) {
+            self.peers.severed(host, peer, qpn);
+        }
+    }
+
+    /// Notes that the host hears of this QP of ours from now on.
+    fn note_told(&mut self, id: HostId, qpn: Qpn) {
+        if let Some(host) = self.hosts.get_mut(&id) {
+            host.told.insert(qpn);
+        }
+    }
+
+    /// A QPN of ours is somebody else now: who has to be told. One that is nobody's any more is told of for the last time.
+    fn listeners(&mut self, qpn: Qpn, peer: Option<HostId>, is_somebody: bool) -> Vec<HostId> {
+        if let Some(host) = peer.filter(|_| is_somebody) {
+            self.note_told(host, qpn);
+        }
+        let hears = |(&id, host): (&HostId, &mut Host)| {
+            let told = if is_somebody { host.told.contains(&qpn) } else { host.told.remove(&qpn) };
+            ((told || peer == Some(id)) && host.external.is_none()).then_some(id)
+        };
+        self.hosts.iter_mut().filter_map(hears).collect()
+    }
+
+    pub fn group_hosts(&self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
+        let Some(hosts) = self.groups.get(&(network, group)) else { return };
+        for (&host, &qpn) in hosts {
+            into.extend(self.destination(host, qpn.0).map(|destination| (destination, qpn)));
+        }
+    }
+
+    /// A management datagram of a host, for the control thread, if it is a machine without FreeFlow: routers have a channel.
+    pub fn take_management(&mut self, id: HostId, mad: &Mad) -> bool {
+        let Some(gid) = self.hosts.get(&id).and_then(|host| host.external) else { return false };
+        if self.mads.len() + self.mad_backlog.load(Relaxed) < MAD_COUNT_MAX {
+            self.mads.push((gid, Box::new(*mad)));
+        } else {
+            self.mads_lost += 1;
+        }
+        true
+    }
+
+    fn set_group(&mut self, host: HostId, key: (NetworkId, Gid), qpn: Option<Qpn>) {
+        match qpn {
+            Some(qpn) => drop(self.groups.entry(key).or_default().insert(host, qpn)),
+            None => {
+                if let Some(hosts) = self.groups.get_mut(&key) {
+                    hosts.remove(&host);
+                    if hosts.is_empty() {
+                        self.groups.remove(&key);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Rings {
+    /// Sends a management datagram to a machine without FreeFlow, if some network may talk to it.
+    pub(crate) fn send_management(&mut self, to: Gid, mad: &Mad) {
+        let fabric = &mut self.fabric;
+        let network = fabric.external.iter().find(|external| external.allow.iter().any(|prefix| prefix.contains(to)));
+        let Some(network) = network.map(|external| external.network) else { return fabric.mads_lost += 1 };
+        let host = fabric.external_host(network, to);
+        let Some(destination) = host.and_then(|host| fabric.destination(host, MAD_FLOW)) else {
+            return fabric.mads_lost += 1;
+        };
+        fabric.mad_psn = (fabric.mad_psn + 1) & Psn::MASK;
+        let head = management_head(fabric.mad_psn);
+        let body = Source { prefix: &[], body: SourceBody::Bytes(mad) };
+        // The token is for what comes back later, and nothing does.
+        if self.start_transmit(Token(u64::MAX), &destination, &[head], body) != TransmitOutcome::Sent {
+            self.fabric.mads_lost += 1;
+        }
+    }
+
+    pub(crate) fn find_path(&mut self, vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
+        if !self.fabric.is_open() {
+            return Path::Local;
+        }
+        let Some(network) = self.vnics.get(vnic).map(|vnic| vnic.network) else { return Path::Local };
+        let fabric = &mut self.fabric;
+        let host = match route.sgid_index {
+            EXTERNAL_GID_INDEX => fabric.external_host(network, route.dgid),
+            _ => fabric.routes.get(&(to, route.dgid)).copied(),
+        };
+        let Some(host) = host else { return Path::Local };
+        // All datagrams from one vNIC to one address are of one flow, unless they have labels.
+        let flow = vnic.index ^ route.flow_label.rotate_left(12);
+        fabric.destination(host, flow).map_or(Path::Local, Path::Wire)
+    }
+}
+
+impl Worker {
+    /// Something that the peers thread has found out.
+    pub(crate) fn handle_peers_update(&mut self, now: Instant, update: Update) {
+        let (fabric, engine, access) = (&mut self.rings.fabric, &mut self.engine, &mut self.rings.access);
+        match update {
+            Update::Settings(settings) => {
+                fabric.handle_settings(settings);
+                // Who is connected to a machine without FreeFlow may have lost its permission, or have it again.
+                let external: Vec<HostId> = fabric.hosts().filter(|host| host.2).map(|host| host.0).collect();
+                for host in external {
+                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                }
+            }
+            Update::HostUp { host, address, icrc, epoch: _, features: _ } => {
+                if fabric.set_host(host, address, icrc, None) {
+                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                }
+            }
+            // Its QPs have timers of their own, and it may be back before they expire. Connections are the control thread's.
+            Update::HostDown { .. } | Update::Cm { .. } => {}
+            Update::Route { network, gid, host: Some(host) } => {
+                fabric.routes.insert((network, gid), host);
+                access.set_remote(network, gid, None);
+            }
+            Update::Route { network, gid, host: None } => {
+                fabric.routes.remove(&(network, gid));
+                access.remove_remote(network, gid);
+            }
+            Update::Party { network, gid, identity } => access.set_remote(network, gid, identity),
+            Update::Severed { host, qpn, peer } => engine.handle_severed(&mut self.rings, qpn, host, peer),
+            Update::Peer { host, qpn, info } => {
+                if let Some(entry) = fabric.hosts.get_mut(&host) {
+                    entry.note(qpn, Known::told(now, info));
+                    engine.handle_peer_changed(&mut self.rings, now, host, Some(qpn));
+                }
+            }
+            Update::PeersGone { host } => {
+                if let Some(entry) = fabric.hosts.get_mut(&host) {
+                    entry.forget_all();
+                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                }
+            }
+            Update::Group { host, network, gid, qpn } => fabric.set_group(host, (network, gid), qpn),
+            Update::Asked { host, qpn } => {
+                let info = engine.peer_info(qpn);
+                if info.is_some() {
+                    fabric.note_told(host, qpn);
+                }
+                fabric.peers.tell(host, qpn, info);
+            }
+        }
+    }
+
+    /// Tells other routers which of our QPNs are somebody else now, and which groups have members here; then asks them what this
+    /// turn wants to know.
+    pub(crate) fn tell_peers(&mut self) {
+        while let Some(GroupChange { network, group, qpn }) = self.engine.poll_group_change() {
+            self.rings.fabric.peers.group(network, group, qpn);
+        }
+        let mut changed = std::mem::take(&mut self.rings.fabric.changed);
+        for (qpn, peer) in changed.drain(..) {
+            let info = self.engine.peer_info(qpn);
+            let fabric = &mut self.rings.fabric;
+            for host in fabric.listeners(qpn, peer, info.is_some()) {
+                fabric.peers.tell(host, qpn, info);
+            }
+        }
+        let fabric = &mut self.rings.fabric;
+        fabric.changed = changed;
+        for (host, qpn) in fabric.questions.drain(..) {
+            // Too many commands: it is tried again when this question is due again.
+            let _ = fabric.peers.ask(host, qpn);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freeflow_verbs::QpType;
+
+    const HOST: HostId = HostId(3);
+
+    fn fabric() -> Fabric {
+        let mut fabric = Fabric::default();
+        fabric.hosts.insert(HOST, Host::new("192.0.2.3".parse().unwrap(), None));
+        fabric
+    }
+
+    fn info() -> PeerInfo {
+        PeerInfo { network: NetworkId(1), gid: Gid([1; 16]), ipv6_gid: None, service: QpType::Rc, connected: None }
+    }
+
+    fn tell(fabric: &mut Fabric, qpn: u32, info: Option<PeerInfo>) {
+        fabric.hosts.get_mut(&HOST).unwrap().note(Qpn(qpn), Known::told(Instant(0), info));
+    }
+
+    /// Nobody waits for the worker's next turn.
+    fn asked(fabric: &mut Fabric) -> usize {
+        fabric.questions.drain(..).count()
+    }
+
+    #[test]
+    fn who_is_not_known_is_asked_for_until_somebody_answers() {
+        let (mut fabric, mut now) = (fabric(), Instant(0));
+        assert_eq!(fabric.peer(now, HostId(9), Qpn(1)), PeerAnswer::Absent);
+        assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Asked);
+        assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Asked);
+        assert_eq!((fabric.asked.len(), fabric.next_question()), (1, Some(Instant(0))));
+        assert_eq!(asked(&mut fabric), 1);
+        assert_eq!(fabric.next_question(), Some(now + ASK_AGAIN));
+        tell(&mut fabric, 1, Some(info()));
+        assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Known(info()));
+        tell(&mut fabric, 1, None);
+        assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Absent);
+        fabric.ask_again(now + ASK_AGAIN);
+        assert_eq!(fabric.next_question(), None);
+        // It may be somebody's by now.
+        assert_eq!(fabric.peer(now + ABSENT_FOR, HOST, Qpn(1)), PeerAnswer::Asked);
+        tell(&mut fabric, 1, Some(info()));
+        assert_eq!(asked(&mut fabric), 1);
+        fabric.ask_again(now + ASK_AGAIN + ABSENT_FOR);
+
+        // Nobody answers: it is asked again so many times, and then, if somebody wants to know, from the beginning.
+        assert_eq!(fabric.peer(now, HOST, Qpn(2)), PeerAnswer::Asked);
+        let mut count = 0;
+        assert_eq!(asked(&mut fabric), 1);
+        while let Some(due) = fabric.next_question() {
+            now = due;
+            fabric.ask_again(now);
+            count += 1;
+            asked(&mut fabric);
+        }
+        assert_eq!((count, fabric.hosts[&HOST].asked_count), (ASK_COUNT_MAX, 0));
+        assert_eq!(fabric.peer(now, HOST, Qpn(2)), PeerAnswer::Asked);
+        assert!(fabric.next_question().is_some());
+    }
+
+    #[test]
+    fn whose_network_is_gone_is_asked_for_again() {
+        let mut fabric = fabric();
+        tell(&mut fabric, 1, Some(info()));
+        tell(&mut fabric, 2, Some(PeerInfo { network: NetworkId(77), ..info() }));
+        fabric.forget_networks(|network| network == NetworkId(77));
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(1)), PeerAnswer::Known(info()));
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(2)), PeerAnswer::Asked);
+        tell(&mut fabric, 2, Some(info()));
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(2)), PeerAnswer::Known(info()));
+    }
+
+    #[test]
+    fn what_is_kept_of_a_host_is_bounded() {
+        let mut fabric = fabric();
+        for qpn in 0..QPNS_OF_HOST_MAX as u32 + 1 {
+            tell(&mut fabric, qpn, Some(info()));
+        }
+        assert_eq!(fabric.hosts[&HOST].known.len(), QPNS_OF_HOST_MAX);
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(1)), PeerAnswer::Known(info()));
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(0)), PeerAnswer::Asked);
+    }
+
+    #[test]
+    fn unanswered_questions_are_bounded_and_answered_ones_make_room() {
+        let mut fabric = fabric();
+        let count = QUESTION_COUNT_MAX as u32;
+        for qpn in 0..2 * count {
+            assert_eq!(fabric.peer(Instant(0), HOST, Qpn(qpn)), PeerAnswer::Asked);
+        }
+        assert_eq!((asked(&mut fabric), fabric.hosts[&HOST].asked_count), (QUESTION_COUNT_MAX, QUESTION_COUNT_MAX));
+        // Those that were not asked, answered at once: never more than a few times as many are kept.
+        for qpn in 0..8 * count {
+            tell(&mut fabric, qpn, None);
+            fabric.peer(Instant(0), HOST, Qpn(qpn + count));
+            assert!(fabric.asked.len() <= 2 * QUESTION_COUNT_MAX);
+        }
+        assert!(asked(&mut fabric) > 6 * QUESTION_COUNT_MAX);
+        // Each is asked again once, and then they are forgotten.
+        let host = fabric.hosts.get_mut(&HOST).unwrap();
+        host.forget_all();
+        fabric.ask_again(Instant(0) + ASK_AGAIN);
+        assert_eq!((fabric.asked.len(), fabric.hosts[&HOST].asked_count), (0, 0));
+    }
+
+    #[test]
+    fn a_host_hears_of_queue_pairs_until_they_are_gone() {
+        let mut fabric = fabric();
+        let other = HostId(4);
+        fabric.hosts.insert(other, Host::new("192.0.2.4".parse().unwrap(), None));
+        assert_eq!(fabric.listeners(Qpn(7), None, true), []);
+        assert_eq!(fabric.listeners(Qpn(7), Some(HOST), true), [HOST]);
+        fabric.note_told(other, Qpn(7));
+        assert_eq!(fabric.listeners(Qpn(7), None, true), [HOST, other]);
+        assert_eq!(fabric.listeners(Qpn(7), None, false), [HOST, other]);
+        assert_eq!(fabric.listeners(Qpn(7), None, false), []);
+        // Who is connected with it hears of its end, and is not kept.
+        assert_eq!(fabric.listeners(Qpn(8), Some(HOST), false), [HOST]);
+        assert!(fabric.hosts.values().all(|host| host.told.is_empty()));
+    }
+
+    #[test]
+    fn an_external_machine_vouches_for_itself() {
+        let mut fabric = fabric();
+        let gid = Gid::from_ip("192.0.2.9".parse().unwrap());
+        fabric.hosts.insert(HostId(EXTERNAL_HOST_BASE), Host::new(address_of(gid), Some(gid)));
+        assert_eq!(fabric.peer(Instant(0), HostId(EXTERNAL_HOST_BASE), Qpn(5)), PeerAnswer::External(gid));
+        assert_eq!(fabric.next_question(), None);
+    }
+
+    #[test]
+    fn a_group_has_one_number_for_each_host() {
+        let mut fabric = fabric();
+        let key = (NetworkId(1), Gid([0xff; 16]));
+        fabric.set_group(HOST, key, Some(Qpn(1)));
+        fabric.set_group(HOST, key, Some(Qpn(2)));
+        assert_eq!(fabric.groups[&key].len(), 1);
+        fabric.set_group(HOST, key, None);
+        fabric.set_group(HOST, key, None);
+        assert!(fabric.groups.is_empty());
+    }
+}

@@ -1,0 +1,455 @@
+//! How the worker waits: spinning, yielding, sleeping; and what it tells polling libraries to do.
+//!
+//! *Fastpath* never sleeps. *LowCPU* sleeps as soon as nothing is to be done, *adaptive* after [`ADAPTIVE_IDLE`].
+//! While it doesn't sleep, the waiting rule holds: spin freely only if everybody who polls fits the cores, as this router
+//! reckons from its own view and, by the machine-wide file, over all routers of the machine; else about twenty pauses, then
+//! `sched_yield`.
+//!
+//! Datagrams of other hosts are looked for while the worker is awake (`wire`), and wake it when it sleeps. While they flow, pollers
+//! and worker tell each other where they run, and give way to each other.
+//!
+//! A *cold* session is one whose doorbells are not looked at: its library writes the kick eventfd, which is in the worker's
+//! epoll. A session becomes hot by its kick, and cold when it has not rung for [`EPOCH`] or the worker sleeps.
+//!
+//! Invariant: before it blocks, the worker says so to everyone who could have work for it (its own queues, the send
+//! queues it polled, the hot sessions), each time followed by a SeqCst fence, and then looks once more.
+use crate::base::wake::Waker;
+use crate::config::Mode;
+use crate::dataplane::pollers::Pollers;
+use crate::dataplane::table::Id;
+use crate::dataplane::worker::Worker;
+use crate::dataplane::worker_lock::Lock;
+use freeflow_engine::SessionId;
+use freeflow_shm::layout::{WAIT_SPIN, WAIT_YIELD};
+use freeflow_shm::worker_lock::WorkerGuard;
+use freeflow_shm::{Doorbell, cpu_count, pause, sched_yield};
+use freeflow_verbs::{Duration, Instant};
+use rustix::event::{Timespec, epoll};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Idle time before the worker sleeps.
+const ADAPTIVE_IDLE: Duration = Duration::from_micros(100);
+const LOWCPU_IDLE: Duration = Duration::from_micros(3);
+/// The same in adaptive mode while the pollers don't fit the cores.
+const CROWDED_IDLE: Duration = Duration::from_micros(20);
+/// `sched_yield`s in a row that took this long each went to a thread that spins without yielding (an application that polls
+/// memory, not its CQ). Yielding again would cost another slice; who sleeps instead is woken at once, before the spinner.
+/// A long one between short ones was only some other program's slice.
+const HOGGED_YIELD: Duration = Duration::from_micros(200);
+const HOGGED_YIELD_COUNT: u32 = 3;
+/// How long the worker sleeps instead of yielding after it met such a thread.
+const HOGGED: Duration = Duration::from_millis(50);
+/// Pauses before the first `sched_yield`.
+const PAUSE_COUNT: u32 = 20;
+/// The same as a time: with sockets to look at, twenty turns take longer than others need for their work.
+const PAUSE_TIME: Duration = Duration::from_micros(1);
+/// While the worker is awake it looks for kicks of cold sessions this often.
+const KICK_INTERVAL: Duration = Duration::from_micros(20);
+/// A session that was busy in this or the last epoch counts as a poller.
+const EPOCH: Duration = Duration::from_millis(2);
+const OWED_INTERVAL: Duration = Duration::from_millis(10);
+const HOUSE_INTERVAL: Duration = Duration::from_millis(100);
+/// Changing back to free spinning takes this long of fitting.
+const SPIN_AGAIN: Duration = Duration::from_millis(100);
+/// A timer due within this is waited for awake.
+const TIMER_NEAR: Duration = Duration::from_micros(60);
+
+/// How long the worker waits at once while sockets are full and nothing else is to be done.
+const BLOCKED_WAIT: Duration = Duration::from_micros(50);
+
+/// Pollers that an idle worker looks for on its own processor.
+const POLLERS_LOOKED_AT_MAX: usize = 16;
+
+/// Where the worker says that it runs when that is nobody's business.
+const NO_CPU: u32 = u32::MAX;
+
+const WAKER_TOKEN: u64 = u64::MAX;
+/// A socket has datagrams.
+const WIRE_TOKEN: u64 = u64::MAX - 1;
+const EVENT_COUNT: usize = 64;
+
+/// What the worker does after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    Turn,
+    /// Everyone was told, and nobody had work; at most so long.
+    Sleep(Option<Duration>),
+}
+
+/// Blocks the worker, without the worker lock.
+pub struct Sleeper {
+    epoll: Arc<OwnedFd>,
+    waker: Arc<Waker>,
+}
+
+impl Sleeper {
+    /// Adds the tokens of those that woke it.
+    pub fn sleep<'a>(
+        &self,
+        (lock, guard): (&'a Lock, WorkerGuard<'a, Worker>),
+        timeout: Option<Duration>,
+        tokens: &mut Vec<u64>,
+    ) -> WorkerGuard<'a, Worker> {
+        lock.sleep(guard, self.waker.parker(), || self.block(timeout, tokens))
+    }
+
+    pub(crate) fn block(&self, timeout: Option<Duration>, tokens: &mut Vec<u64>) {
+        poll(&self.epoll, timeout, tokens);
+    }
+}
+
+/// Waits for kicks, at most until `timeout`.
+fn poll(epoll: &OwnedFd, timeout: Option<Duration>, tokens: &mut Vec<u64>) {
+    let timeout = timeout
+        .map(|span| Timespec { tv_sec: (span.0 / 1_000_000_000) as i64, tv_nsec: (span.0 % 1_000_000_000) as i64 });
+    let mut events = [const { MaybeUninit::uninit() }; EVENT_COUNT];
+    // An interrupted wait is one without events.
+    if let Ok((events, _)) = epoll::wait(epoll, &mut events, timeout.as_ref()) {
+        tokens.extend(events.iter().map(|event| event.data.u64()));
+    }
+}
+
+pub struct Waiting {
+    mode: Mode,
+    epoll: Arc<OwnedFd>,
+    waker: Arc<Waker>,
+    /// It sleeps, until then at most.
+    asleep: Option<Instant>,
+    pollers: Pollers,
+    /// Of the events that `poll` found.
+    tokens: Vec<u64>,
+    idle_turns: u32,
+    busy_at: Instant,
+    kicks_at: Instant,
+    epoch_at: Instant,
+    house_at: Instant,
+    /// When the pollers last did not fit.
+    crowded_at: Instant,
+    /// Long yields since the last short one.
+    long_yields: u32,
+    /// Until when to sleep rather than yield.
+    hogged_until: Instant,
+    busy_before: u32,
+    /// The processor that the worker runs on.
+    pub(crate) cpu: u32,
+    pub(crate) policy: u32,
+}
+
+impl Waiting {
+    pub fn new(mode: Mode, waker: Arc<Waker>, pollers: Pollers) -> io::Result<Self> {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        epoll::add(&epoll, waker.fd(), epoll::EventData::new_u64(WAKER_TOKEN), epoll::EventFlags::IN)?;
+        let start = Instant(0);
+        Ok(Self {
+            mode,
+            epoll,
+            waker,
+            asleep: None,
+            pollers,
+            tokens: Vec::with_capacity(EVENT_COUNT),
+            idle_turns: 0,
+            busy_at: start,
+            kicks_at: start,
+            epoch_at: start,
+            house_at: start,
+            crowded_at: start,
+            long_yields: 0,
+            hogged_until: start,
+            busy_before: 0,
+            cpu: NO_CPU,
+            policy: WAIT_SPIN,
+        })
+    }
+
+    /// Edge-triggered, so that nobody has to read the eventfd.
+    pub fn watch(&self, session: SessionId, kick: &Doorbell) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(session.index() as u64 | u64::from(session.generation()) << 32);
+        Ok(epoll::add(&self.epoll, kick.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::ET)?)
+    }
+
+    /// A socket whose datagrams wake the worker. It stays.
+    pub fn watch_socket(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, socket, epoll::EventData::new_u64(WIRE_TOKEN), epoll::EventFlags::IN)?)
+    }
+
+    pub fn unwatch(&self, kick: &Doorbell) {
+        let _ = epoll::delete(&self.epoll, kick.as_fd());
+    }
+
+    /// In force when the worker next has nothing to do.
+    pub fn set_mode(&mut self, mode: Mode) {
+        self.mode = mode;
+    }
+
+    pub fn is_fastpath(&self) -> bool {
+        self.mode == Mode::Fastpath
+    }
+
+    fn relax(&mut self, now: Instant) {
+        self.idle_turns = self.idle_turns.saturating_add(1);
+        if self.policy != WAIT_YIELD || self.idle_turns <= PAUSE_COUNT && now - self.busy_at < PAUSE_TIME {
+            return pause();
+        }
+        sched_yield();
+        let after = Instant(freeflow_shm::monotonic_ns());
+        self.long_yields = if after - now > HOGGED_YIELD { self.long_yields + 1 } else { 0 };
+        if self.long_yields >= HOGGED_YIELD_COUNT {
+            self.long_yields = 0;
+            self.hogged_until = after + HOGGED;
+        }
+    }
+
+    /// How long the worker stays awake with nothing to do.
+    fn idle_limit(&self, now: Instant, packets_flow: bool) -> Option<Duration> {
+        match self.mode {
+            Mode::Fastpath => None,
+            _ if now < self.hogged_until => Some(Duration(0)),
+            Mode::LowCpu => Some(LOWCPU_IDLE),
+            // A packet that wakes the worker has the scheduler put it on the core that brought the packet, which is the sender's.
+            Mode::Adaptive | Mode::Auto if self.policy == WAIT_YIELD && !packets_flow => Some(CROWDED_IDLE),
+            Mode::Adaptive | Mode::Auto => Some(ADAPTIVE_IDLE),
+        }
+    }
+
+    /// Waits for kicks, at most until `timeout`.
+    fn poll(&mut self, timeout: Option<Duration>) {
+        self.tokens.clear();
+        poll(&self.epoll, timeout, &mut self.tokens);
+    }
+
+    pub fn sleeper(&self) -> Sleeper {
+        Sleeper { epoll: self.epoll.clone(), waker: self.waker.clone() }
+    }
+
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.is_some()
+    }
+
+    /// Whether the worker wakes by itself before that is due.
+    pub fn sleeps_long_enough(&self, due: Option<Instant>) -> bool {
+        due.is_none_or(|due| self.asleep.is_some_and(|until| until <= due))
+    }
+}
+
+impl Worker {
+    /// After a turn.
+    pub(crate) fn wait(&mut self, now: Instant, busy: bool) -> Next {
+        let has_cold = self.rings.sessions.len() > self.hot.len();
+        if has_cold && now - self.waiting.kicks_at >= KICK_INTERVAL {
+            self.waiting.kicks_at = now;
+            self.waiting.poll(Some(Duration(0)));
+            self.take_kicks(now);
+        }
+        if busy {
+            self.publishing.note_busy();
+            self.waiting.idle_turns = 0;
+            self.waiting.busy_at = now;
+            return Next::Turn;
+        }
+        if self.rings.fabric.blocked {
+            // Whoever has something to send waits for room: a full socket has work for longer than this.
+            self.waiting.poll(Some(BLOCKED_WAIT));
+            self.take_kicks(now);
+            return Next::Turn;
+        }
+        let packets_flow = self.rings.fabric.is_active(now);
+        let idle = self.waiting.idle_limit(now, packets_flow);
+        if idle.is_some_and(|idle| now - self.waiting.busy_at >= idle || self.keeps_pollers_waiting()) {
+            let timeout = self.next_timeout(now);
+            if timeout.is_none_or(|span| span >= TIMER_NEAR) {
+                return self.park(now, timeout);
+            }
+        }
+        self.waiting.relax(now);
+        Next::Turn
+    }
+
+    /// Where the worker runs, for pollers; only while packets flow: within a host a yield is the cheaper way to hand over.
+    #[inline]
+    pub(crate) fn note_cpu(&mut self, now: Instant) {
+        let flows = self.rings.fabric.is_active_within(now, HOUSE_INTERVAL);
+        let cpu = if flows { freeflow_shm::current_cpu() } else { NO_CPU };
+        if cpu != self.waiting.cpu {
+            self.waiting.cpu = cpu;
+            for &id in &self.hot {
+                if let Some(session) = self.rings.sessions.get(id) {
+                    session.segment.set_router_cpu(cpu);
+                }
+            }
+        }
+    }
+
+    /// Those who poll do it on this processor, all of them, and can't while the worker is awake. (One alone, who may
+    /// lie, does not make the worker sleep where others are.)
+    fn keeps_pollers_waiting(&self) -> bool {
+        let cpu = self.waiting.cpu;
+        let waits = |id: &SessionId| {
+            self.rings.sessions.get(*id).is_some_and(|session| session.segment.is_poller_here(cpu, session.completed))
+        };
+        let few = 1..=POLLERS_LOOKED_AT_MAX;
+        let tells = self.waiting.policy == WAIT_YIELD && cpu != NO_CPU;
+        tells && few.contains(&self.hot.len()) && self.hot.iter().all(waits)
+    }
+
+    fn park(&mut self, now: Instant, timeout: Option<Duration>) -> Next {
+        let waker = self.waiting.waker.clone();
+        if waker.parker().prepare_to_sleep(|| self.may_sleep()) {
+            self.waiting.asleep = Some(timeout.map_or(Instant(u64::MAX), |span| now + span));
+            return Next::Sleep(timeout);
+        }
+        self.unpark(&mut Vec::new());
+        Next::Turn
+    }
+
+    /// After it slept, or could not: who woke it.
+    pub(crate) fn unpark(&mut self, tokens: &mut Vec<u64>) {
+        let now = Instant(freeflow_shm::monotonic_ns());
+        self.waiting.asleep = None;
+        // Sessions whose jobs were run inline while it slept did not all poll at the same time. The house is kept after the next turn.
+        if now - self.waiting.epoch_at >= EPOCH {
+            self.waiting.busy_before = 0;
+            self.rings.busy_session_count = 0;
+        }
+        self.waiting.busy_at = now;
+        self.waiting.idle_turns = 0;
+        self.waiting.tokens.clear();
+        self.waiting.tokens.append(tokens);
+        self.take_kicks(now);
+    }
+
+    /// Tells everyone that the worker sleeps; false if somebody has work for it.
+    fn may_sleep(&mut self) -> bool {
+        if self.collect() || self.resume_ready() || !self.rest_all() {
+            return false;
+        }
+        while let Some(&id) = self.hot.last() {
+            if !self.cool(id) {
+                return false;
+            }
+            self.hot.pop();
+        }
+        true
+    }
+
+    /// False: it rang just then and stays hot.
+    fn cool(&mut self, id: SessionId) -> bool {
+        let Some(session) = self.rings.sessions.get_mut(id) else { return true };
+        session.segment.set_router_sleeps(true);
+        if !session.segment.summary_is_empty() {
+            session.segment.set_router_sleeps(false);
+            return false;
+        }
+        session.hot = false;
+        true
+    }
+
+    pub(crate) fn heat(&mut self, now: Instant, id: SessionId) {
+        let Some(session) = self.rings.sessions.get_mut(id) else { return };
+        session.doorbell_seen = now;
+        if !session.hot {
+            session.hot = true;
+            session.segment.set_router_cpu(self.waiting.cpu);
+            session.segment.set_router_sleeps(false);
+            self.hot.push(id);
+        }
+    }
+
+    fn take_kicks(&mut self, now: Instant) {
+        while let Some(token) = self.waiting.tokens.pop() {
+            if token == WAKER_TOKEN {
+                self.waiting.waker.drain();
+            } else if token == WIRE_TOKEN {
+                self.rings.fabric.note_arrival();
+            } else {
+                self.heat(now, SessionId::of(token as u32 as usize, (token >> 32) as u32));
+            }
+        }
+    }
+
+    /// How long the worker may sleep; `None`: until it is woken.
+    pub(crate) fn next_timeout(&self, now: Instant) -> Option<Duration> {
+        let timer = self.engine.poll_timeout().map(|at| at - now);
+        let owed = (self.rings.pipes.owes() || !self.rings.notify.is_empty()).then_some(OWED_INTERVAL);
+        let moderated = self.rings.schedule.first().map(|&(due, _)| due - now);
+        let copies = self.rings.transfers.in_flight() + self.rings.movers.in_flight();
+        let waits = copies > 0 || !self.waiting_jobs.is_empty();
+        let house = (waits || self.waiting.pollers.is_counted()).then_some(HOUSE_INTERVAL);
+        let counters = self.publishing.due_in(now);
+        let direct = self.rings.watch.due_in(now);
+        let wire = self.rings.fabric.next_due().map(|at| at - now);
+        let orders = self.rings.grants.due_in(now);
+        let reports = self.rings.access.due_in(now);
+        [timer, owed, moderated, house, counters, direct, wire, orders, reports].into_iter().flatten().min()
+    }
+
+    /// What is done now and then.
+    pub(crate) fn keep_house(&mut self, now: Instant) {
+        self.publish_counters(now);
+        if now - self.waiting.epoch_at < EPOCH {
+            return;
+        }
+        self.waiting.epoch_at = now;
+        let busy = self.rings.busy_session_count;
+        let pollers = busy.max(self.waiting.busy_before);
+        self.waiting.busy_before = busy;
+        self.rings.busy_session_count = 0;
+        self.rings.epoch += 1;
+        self.rings.movers.note_busy_sessions(pollers);
+        let movers = self.rings.movers.awake_count(self.rings.epoch);
+        if !self.waiting.is_fastpath() {
+            self.cool_quiet_sessions(now);
+        }
+        if self.rings.pipes.owes() {
+            self.rings.pipes.pay(&mut self.rings.notify);
+        }
+        if now - self.waiting.house_at >= HOUSE_INTERVAL {
+            self.waiting.house_at = now;
+            let spins =
+                pollers > 0 || self.waiting.is_fastpath() || self.rings.fabric.is_active_within(now, HOUSE_INTERVAL);
+            self.waiting.pollers.publish(if spins { pollers + movers + 1 } else { 0 }, now);
+            self.fail_stalled_vnics(now);
+            self.fail_poisoned_sessions();
+        }
+        self.apply_waiting_rule(now, pollers + movers);
+    }
+
+    fn cool_quiet_sessions(&mut self, now: Instant) {
+        let mut hot = std::mem::take(&mut self.hot);
+        hot.retain(|&id| {
+            let quiet = self.rings.sessions.get(id).is_none_or(|session| now - session.doorbell_seen >= EPOCH);
+            !quiet || !self.cool(id)
+        });
+        self.hot = hot;
+    }
+
+    fn fail_poisoned_sessions(&mut self) {
+        let is_poisoned = |session: &crate::dataplane::ports::Session| {
+            session.segment.segment().poisoned() || session.memory.is_poisoned()
+        };
+        let poisoned: Vec<SessionId> =
+            self.rings.sessions.iter().filter(|(_, session)| is_poisoned(session)).map(|(id, _)| id).collect();
+        for session in poisoned {
+            self.rings.fail(session, "a shared segment lost its memory");
+        }
+    }
+
+    fn apply_waiting_rule(&mut self, now: Instant, pollers: u32) {
+        let helpers = self.rings.vnics.iter().filter(|(_, vnic)| vnic.helper.as_ref().is_some_and(|h| h.in_flight > 0));
+        let all = 1 + pollers as usize + helpers.count() + self.waiting.pollers.elsewhere() as usize;
+        if all > cpu_count() {
+            self.waiting.crowded_at = now;
+        }
+        let crowded = now - self.waiting.crowded_at < SPIN_AGAIN && self.waiting.crowded_at != Instant(0);
+        let policy = if crowded { WAIT_YIELD } else { WAIT_SPIN };
+        if policy != self.waiting.policy {
+            self.waiting.policy = policy;
+            self.waiting.waker.set_crowded(crowded);
+            for (_, session) in self.rings.sessions.iter() {
+                session.segment.set_wait_policy(policy);
+            }
+        }
+    }
+}

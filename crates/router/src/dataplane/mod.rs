@@ -1,0 +1,32 @@
+//! The data plane: the thread `ff-worker`, which has the engine and every ring. Read [`worker::Worker::turn`] first.
+
+pub mod capture;
+pub mod direct;
+pub mod direct_traffic;
+pub mod doorbells;
+pub mod environment;
+pub mod event_pipes;
+pub mod fabric;
+pub mod idle;
+pub mod jobs;
+pub mod moderation;
+pub mod pollers;
+pub mod ports;
+pub mod reasons;
+pub mod run_queue;
+pub mod shaping;
+pub mod table;
+pub mod totals;
+pub mod transmit;
+pub mod wire;
+pub mod wire_options;
+pub mod worker;
+pub mod worker_lock;
+pub mod xrc_targets;
+
+#[cfg(test)]
+pub mod lone_worker;
+#[cfg(test)]
+pub mod stall_tests;
+#[cfg(test)]
+pub mod worker_lock_tests;

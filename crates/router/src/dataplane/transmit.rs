@@ -1,0 +1,217 @@
+//! Bursts of packets on their way out: payload goes from tenants' memory straight into the packets.
+//!
+//! If some of it can only be reached by the fallback, the helper of that vNIC reads all of it into a bounce buffer first
+//! ([`Stage::Fetch`](crate::memory::copies)); the burst is sent when it comes back, or later if there is no room then.
+use crate::dataplane::ports::{Rings, Session};
+use crate::dataplane::table::Table;
+use crate::memory::bounce::Bounce;
+use crate::memory::copies::{Arrival, Gone, Step, Walk, Way, session_of};
+use crate::memory::page_table::{Piece, Reach};
+use freeflow_backend::{PeerIndex, Udp};
+use freeflow_engine::{Destination, PacketHead, SessionId, Source, SourceBody, Span, Token, TransmitOutcome};
+use freeflow_shm::{AccessError, Segment};
+use std::sync::Arc;
+
+/// A burst whose payload is being fetched.
+pub struct Burst {
+    to: Destination,
+    packets: Vec<PacketHead>,
+}
+
+/// A burst that is complete, and waits for room.
+pub struct Unsent {
+    pub token: Token,
+    pub burst: Box<Burst>,
+    /// Its payload is at the beginning.
+    pub bounce: Bounce,
+}
+
+/// Payload that is read in order.
+enum Payload<'a> {
+    Bytes(&'a [u8]),
+    /// One piece of shared memory, from here on.
+    Piece(&'a Arc<Segment>, usize),
+    Walk(Walk<'a>),
+}
+
+impl Payload<'_> {
+    #[inline]
+    fn read(&mut self, mut into: &mut [u8]) -> Result<(), Gone> {
+        match self {
+            Self::Bytes(bytes) => {
+                let (now, later) = bytes.split_at_checked(into.len()).ok_or(Gone)?;
+                into.copy_from_slice(now);
+                *bytes = later;
+            }
+            Self::Piece(segment, offset) => {
+                segment.read(*offset, into).map_err(|_| Gone)?;
+                *offset += into.len();
+                if segment.poisoned() {
+                    return Err(Gone);
+                }
+            }
+            Self::Walk(walk) => {
+                while !into.is_empty() {
+                    let Step { piece: Piece { reach, bytes }, .. } = walk.next(into.len())?.ok_or(Gone)?;
+                    let (now, later) = into.split_at_mut(bytes);
+                    match reach {
+                        Reach::Shared { segment, offset } => segment.read(offset, now).map_err(|_| Gone)?,
+                        Reach::Void => now.fill(0),
+                        Reach::Fallback { .. } => return Err(Gone),
+                    }
+                    if reach.is_poisoned() {
+                        return Err(Gone);
+                    }
+                    into = later;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the packets of a burst into the backend's buffers.
+#[inline]
+fn send(udp: &mut Udp, to: &Destination, packets: &[PacketHead], payload: &mut Payload<'_>) -> TransmitOutcome {
+    let peer = PeerIndex(to.host.0);
+    for packet in packets {
+        let Some(place) = udp.reserve(peer, to.flow, to.traffic_class, packet.bytes()) else {
+            // To a host that is gone, packets are lost. There is room, or else those that went out go out again.
+            return if udp.peer(peer).is_none() { TransmitOutcome::Sent } else { TransmitOutcome::Full };
+        };
+        let (head, rest) = place.split_at_mut(usize::from(packet.header.length));
+        head.copy_from_slice(&packet.header.bytes[..head.len()]);
+        let (body, padding) = rest.split_at_mut(usize::from(packet.payload_bytes));
+        if payload.read(body).is_err() {
+            udp.abandon();
+            return TransmitOutcome::Fault;
+        }
+        padding.fill(0);
+        udp.commit();
+    }
+    TransmitOutcome::Sent
+}
+
+/// The one piece of shared memory that a span is, as most are.
+#[inline]
+fn whole<'a>(sessions: &'a Table<SessionId, Session>, span: &Span) -> Option<Payload<'a>> {
+    let piece = sessions.get(span.session)?.memory.piece_of(span, span.address, span.length as usize);
+    match piece.reach {
+        Reach::Shared { segment, offset } if piece.bytes == span.length as usize => {
+            Some(Payload::Piece(segment, offset))
+        }
+        _ => None,
+    }
+}
+
+/// Whether a page of the piece is missing. Looked at before a packet is made: none goes out twice.
+#[inline]
+fn is_missing(piece: &Payload<'_>, bytes: usize) -> bool {
+    matches!(piece, Payload::Piece(segment, offset) if segment.probe(*offset, bytes) == Err(AccessError::Missing))
+}
+
+impl Rings {
+    pub(crate) fn start_transmit(
+        &mut self,
+        token: Token,
+        to: &Destination,
+        packets: &[PacketHead],
+        payload: Source<'_>,
+    ) -> TransmitOutcome {
+        let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
+        debug_assert!(payload.prefix.is_empty(), "a GRH is the receiver's");
+        if !udp.has_room(PeerIndex(to.host.0), to.flow) {
+            self.fabric.blocked = true;
+            return TransmitOutcome::Full;
+        }
+        let spans = match payload.body {
+            SourceBody::Bytes(bytes) => return send(udp, to, packets, &mut Payload::Bytes(bytes)),
+            SourceBody::Spans(spans) => spans,
+        };
+        if self.blocks.is_alert(self.now) && self.avoids_spans(spans) {
+            return self.fetch(token, to, packets, payload, Way::ByOwner);
+        }
+        let mut source = match spans {
+            [] => Payload::Bytes(&[]),
+            [span] if let Some(piece) = whole(&self.sessions, span) => {
+                if is_missing(&piece, span.length as usize) {
+                    return self.fetch(token, to, packets, payload, Way::ByOwner);
+                }
+                piece
+            }
+            _ => match self.sessions_reach(spans) {
+                Ok(None) => Payload::Walk(Walk::new(&self.sessions, spans)),
+                Ok(Some(way)) => return self.fetch(token, to, packets, payload, way),
+                Err(Gone) => return TransmitOutcome::Fault,
+            },
+        };
+        let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
+        let outcome = send(udp, to, packets, &mut source);
+        if outcome == TransmitOutcome::Fault {
+            self.fail_if_poisoned(spans);
+        }
+        outcome
+    }
+
+    /// How the helper has to read it; none if all of it is shared memory that is there, or void.
+    fn sessions_reach(&self, spans: &[Span]) -> Result<Option<Way>, Gone> {
+        let (mut walk, mut way) = (Walk::new(&self.sessions, spans), None);
+        while let Some(step) = walk.next(usize::MAX)? {
+            match step.piece.reach {
+                Reach::Fallback { .. } => way = way.or(Some(Way::Mapped)),
+                Reach::Shared { segment, offset } if is_missing(&Payload::Piece(segment, offset), step.piece.bytes) => {
+                    way = Some(Way::ByOwner);
+                }
+                Reach::Shared { .. } | Reach::Void => {}
+            }
+        }
+        Ok(way)
+    }
+
+    #[cold]
+    fn fail_if_poisoned(&mut self, spans: &[Span]) {
+        let mut walk = Walk::new(&self.sessions, spans);
+        let mut poisoned = false;
+        while let Ok(Some(step)) = walk.next(usize::MAX) {
+            poisoned |= step.piece.reach.is_poisoned();
+        }
+        if poisoned && let Some(session) = session_of(spans) {
+            self.fail(session, "a shared segment lost its memory");
+        }
+    }
+
+    fn fetch(
+        &mut self,
+        token: Token,
+        to: &Destination,
+        packets: &[PacketHead],
+        payload: Source<'_>,
+        way: Way,
+    ) -> TransmitOutcome {
+        let bytes: usize = packets.iter().map(|packet| usize::from(packet.payload_bytes)).sum();
+        let burst = Box::new(Burst { to: *to, packets: packets.to_vec() });
+        match self.start_fetch(token, burst, payload, (bytes, way)) {
+            Ok(()) => TransmitOutcome::Pending,
+            Err(_) => TransmitOutcome::Fault,
+        }
+    }
+
+    /// Sends what was fetched, in the order in which it came; tells whose copies are done with that.
+    pub(crate) fn send_fetched(&mut self) -> Option<Arrival> {
+        let fabric = &mut self.fabric;
+        let Unsent { token, burst, bounce } = fabric.unsent.front()?;
+        let token = *token;
+        if let Some(udp) = fabric.udp.as_deref_mut() {
+            let to = &burst.to;
+            let has_room = udp.has_room(PeerIndex(to.host.0), to.flow);
+            if !has_room || send(udp, to, &burst.packets, &mut Payload::Bytes(bounce)) == TransmitOutcome::Full {
+                fabric.blocked = true;
+                return None;
+            }
+        }
+        if let Some(Unsent { bounce, .. }) = fabric.unsent.pop_front() {
+            self.transfers.bounces.keep(bounce);
+        }
+        Some(Arrival::Copied(token, Ok(())))
+    }
+}

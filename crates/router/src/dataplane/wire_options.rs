@@ -1,0 +1,108 @@
+//! How the sockets are opened; for tests and benchmarks, since the defaults are right.
+use crate::control::wire_admin::faults_of;
+use freeflow_backend::{Udp, UdpConfig};
+use freeflow_protocol::ROUTER_MARK;
+use freeflow_protocol::admin::WireFaults;
+use freeflow_wire::UDP_PORT;
+use serde::Deserialize;
+use std::io;
+use std::net::IpAddr;
+
+/// `--wire-options`, a JSON object with some of these.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WireOptions {
+    /// The kernel cuts batches into packets.
+    pub gso: bool,
+    /// The kernel puts packets together.
+    pub gro: bool,
+    /// Sending sockets, each with a source port of its own: 1 to 256.
+    pub source_ports: u16,
+    /// In place of the peers file's, 0 to 63.
+    pub dscp: Option<u8>,
+    pub send_buffer_bytes: u32,
+    pub receive_buffer_bytes: u32,
+    /// From the start on.
+    pub faults: Option<WireFaults>,
+}
+
+impl Default for WireOptions {
+    fn default() -> Self {
+        let defaults = UdpConfig::new(Vec::new());
+        Self {
+            gso: defaults.gso,
+            gro: defaults.gro,
+            source_ports: defaults.source_port_count,
+            dscp: None,
+            send_buffer_bytes: defaults.send_buffer_bytes,
+            receive_buffer_bytes: defaults.receive_buffer_bytes,
+            faults: None,
+        }
+    }
+}
+
+impl WireOptions {
+    /// As they stand on a command line.
+    ///
+    /// # Errors
+    /// No JSON object, or a field that there is not.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        // A list would pass for the fields in their order.
+        let fields: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text).map_err(|error| error.to_string())?;
+        serde_json::from_value(fields.into()).map_err(|error| error.to_string())
+    }
+
+    /// Opens the sockets on this host's address.
+    ///
+    /// # Errors
+    /// Say what is the matter, and what to do.
+    pub(crate) fn open(&self, address: IpAddr, dscp: u8) -> io::Result<Udp> {
+        let config = UdpConfig {
+            source_port_count: self.source_ports,
+            gso: self.gso,
+            gro: self.gro,
+            dscp: self.dscp.unwrap_or(dscp),
+            send_buffer_bytes: self.send_buffer_bytes,
+            receive_buffer_bytes: self.receive_buffer_bytes,
+            mark: ROUTER_MARK,
+            ..UdpConfig::new(vec![address])
+        };
+        let mut udp = Udp::open(config).map_err(|error| explain(address, &error))?;
+        udp.set_faults(self.faults.as_ref().map(faults_of));
+        Ok(udp)
+    }
+}
+
+fn explain(address: IpAddr, error: &io::Error) -> io::Error {
+    let why = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another program has it: another router on this address, or a RoCEv2 driver (rdma_rxe: rdma link show)"
+        }
+        io::ErrorKind::PermissionDenied => "its sockets need a mark, and that CAP_NET_ADMIN",
+        io::ErrorKind::AddrNotAvailable => "this host does not have that address; see the peers file's \"address\"",
+        _ => "can't open it",
+    };
+    io::Error::new(error.kind(), format!("UDP port {UDP_PORT} of {address}: {why} ({error})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_some_fields_of_an_object() {
+        let options = WireOptions::parse(r#"{"gso": false, "faults": {"loss_ppm": 1000}}"#).unwrap();
+        assert!(!options.gso && options.gro && options.faults.unwrap().loss_ppm == 1000);
+        assert!(WireOptions::parse(r#"{"gos": false}"#).is_err());
+        assert!(WireOptions::parse("[]").is_err());
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_named() {
+        let address = "127.0.0.77".parse().unwrap();
+        let _first = WireOptions::default().open(address, 0).unwrap();
+        let error = WireOptions::default().open(address, 0).map(drop).unwrap_err();
+        assert!(error.kind() == io::ErrorKind::AddrInUse && error.to_string().contains("127.0.0.77"), "{error}");
+    }
+}

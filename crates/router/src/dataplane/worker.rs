@@ -1,0 +1,405 @@
+//! The data plane: one thread that has the engine and all rings, but while it sleeps (see `worker_lock`). Read [`Worker::turn`] first.
+//!
+//! Nothing here allocates, locks, logs or enters the kernel while requests flow, but for events of armed completion
+//! queues, the hand-over to fallback helpers, and datagrams, in batches. Which QPs run is in `run_queue`, other hosts are in
+//! `fabric` and `wire`. How the worker waits when nothing flows is in `idle`.
+use crate::base::wake::Waker;
+use crate::control::sysfs_counters::Publishing;
+use crate::control::thread::Control;
+use crate::dataplane::idle::{Next, Waiting};
+use crate::dataplane::jobs::{Job, Reaction, Step};
+use crate::dataplane::ports::{Bell, Garbage, Rings};
+use crate::dataplane::worker_lock::Lock;
+use crate::memory::copies::Arrival;
+use crate::memory::slow_path::Finished;
+use freeflow_engine::{CqId, Engine, QpId, ReceiveQueueId, SessionId, VnicId};
+use freeflow_shm::handshake::fence_for_all;
+use freeflow_shm::layout::CQ_DOORBELL_BASE;
+use freeflow_verbs::{Duration, Instant};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+
+/// Control jobs of one turn, and helpers' results of one turn.
+const TURN_JOBS_MAX: usize = 64;
+const TURN_RESULTS_MAX: usize = 256;
+const TURN_READY_MAX: usize = 4096;
+/// Doorbells of one turn, about; other sessions then come first in the next.
+const TURN_DOORBELLS_MAX: usize = 4096;
+/// A worker that runs so much later than it meant to was stopped (SIGSTOP, a paused VM), and all the router with it.
+const PAUSE: Duration = Duration::from_millis(1000);
+
+pub struct Worker {
+    pub engine: Engine,
+    pub rings: Rings,
+    /// QPs that were looked at in this turn and found without work: they are listed again at its end.
+    pub(crate) looked: Vec<(VnicId, QpId)>,
+    /// Sessions whose doorbells are looked at each turn.
+    pub(crate) hot: Vec<SessionId>,
+    /// Whose doorbells are looked at first.
+    next_hot: usize,
+    rung: Vec<(SessionId, u32)>,
+    jobs: Receiver<Job>,
+    pub(crate) queued_jobs: VecDeque<Job>,
+    /// Jobs that wait for copies to finish, or have more to do.
+    pub(crate) waiting_jobs: Vec<Job>,
+    /// A job has more to do in the next turn.
+    pub(crate) goes_on: bool,
+    finished: Receiver<Finished>,
+    pub(crate) queued_finished: VecDeque<Finished>,
+    reactions: Sender<Reaction>,
+    control_waker: Arc<Waker>,
+    pub(crate) waiting: Waiting,
+    pub(crate) publishing: Publishing,
+    /// By when it meant to run again.
+    due_at: Instant,
+    pub stopping: bool,
+}
+
+/// The ends of the worker's queues.
+pub struct WorkerQueues {
+    pub jobs: Receiver<Job>,
+    pub finished: Receiver<Finished>,
+    pub reactions: Sender<Reaction>,
+    pub control_waker: Arc<Waker>,
+}
+
+impl Worker {
+    pub fn new(engine: Engine, rings: Rings, queues: WorkerQueues, waiting: Waiting) -> Self {
+        Self {
+            engine,
+            rings,
+            looked: Vec::new(),
+            hot: Vec::new(),
+            next_hot: 0,
+            rung: Vec::new(),
+            jobs: queues.jobs,
+            queued_jobs: VecDeque::new(),
+            waiting_jobs: Vec::new(),
+            goes_on: false,
+            finished: queues.finished,
+            queued_finished: VecDeque::new(),
+            reactions: queues.reactions,
+            control_waker: queues.control_waker,
+            waiting,
+            publishing: Publishing::new(),
+            due_at: Instant(u64::MAX),
+            stopping: false,
+        }
+    }
+
+    /// One round of everything; whether there was anything to do.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        self.rings.blocks.note_turn(self.rings.now, now);
+        self.rings.now = now;
+        // What was posted before a control request is seen before it: jobs are collected first, and done after the rings.
+        self.collect();
+        let mut busy = self.take_datagrams(now);
+        busy |= self.take_doorbells(now);
+        busy |= self.run_queue_pairs(now);
+        busy |= self.run_control_jobs(now);
+        busy |= self.follow_policy(now);
+        busy |= self.take_helper_results(now);
+        busy |= self.expire_timers(now);
+        busy |= self.resume_ready();
+        busy |= self.send_datagrams(now);
+        self.rings.expire_moderation();
+        self.tell_channels();
+        self.end_failed_sessions(now);
+        busy
+    }
+
+    /// Until it is told to stop. It gives the lock up to sleep, and at its end for good.
+    pub fn run(self, lock: &Lock) {
+        let (sleeper, mut tokens) = (self.waiting.sleeper(), Vec::new());
+        let mut guard = lock.acquire();
+        *guard = Some(self);
+        while let Some(worker) = guard.as_mut().filter(|worker| !worker.stopping) {
+            let now = Instant(freeflow_shm::monotonic_ns());
+            worker.note_cpu(now);
+            worker.note_pause(now);
+            worker.due_at = now;
+            let busy = worker.turn(now);
+            worker.keep_house(now);
+            worker.wake_pollers();
+            if let Next::Sleep(timeout) = worker.wait(now, busy) {
+                worker.due_at = timeout.map_or(Instant(u64::MAX), |span| now + span);
+                guard = sleeper.sleep((lock, guard), timeout, &mut tokens);
+                if let Some(worker) = guard.as_mut() {
+                    worker.rings.blocks.note_slept();
+                    worker.unpark(&mut tokens);
+                }
+            }
+        }
+        *guard = None;
+    }
+
+    /// Time in which the router itself did not run counts against nobody: who had until a moment in it to do something, or to answer
+    /// the router, has its whole time again.
+    pub(crate) fn note_pause(&mut self, now: Instant) {
+        if now - self.due_at < PAUSE {
+            return;
+        }
+        self.rings.resumed_at = now;
+        let until = now + self.rings.grants.time_max;
+        self.rings.grants.leaving.postpone(until);
+    }
+
+    /// Takes what other threads left; whether there is something.
+    pub(crate) fn collect(&mut self) -> bool {
+        while self.queued_jobs.len() < TURN_JOBS_MAX
+            && let Ok(job) = self.jobs.try_recv()
+        {
+            self.queued_jobs.push_back(job);
+        }
+        while self.queued_finished.len() < TURN_RESULTS_MAX
+            && let Ok(finished) = self.finished.try_recv()
+        {
+            self.queued_finished.push_back(finished);
+        }
+        let moved = self.rings.movers.collect(self.rings.epoch, TURN_RESULTS_MAX);
+        moved || !self.queued_jobs.is_empty() || !self.queued_finished.is_empty()
+    }
+
+    pub(crate) fn run_control_jobs(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        for mut job in std::mem::take(&mut self.waiting_jobs) {
+            match job(self, now) {
+                Step::Again => self.waiting_jobs.push(job),
+                Step::Done(reaction) => self.react(reaction),
+            }
+        }
+        while let Some(mut job) = self.queued_jobs.pop_front() {
+            busy = true;
+            match job(self, now) {
+                Step::Again => self.waiting_jobs.push(job),
+                Step::Done(reaction) => self.react(reaction),
+            }
+        }
+        busy | std::mem::take(&mut self.goes_on)
+    }
+
+    pub(crate) fn react(&self, reaction: Reaction) {
+        // Fails only while the router ends.
+        let _ = self.reactions.send(reaction);
+        self.control_waker.wake();
+    }
+
+    /// Doorbells that rang: a send queue is active from now on, a receive queue has what somebody waits for.
+    fn take_doorbells(&mut self, now: Instant) -> bool {
+        let mut rung = std::mem::take(&mut self.rung);
+        let (first, count) = (self.next_hot, self.hot.len());
+        for step in 0..count {
+            if rung.len() >= TURN_DOORBELLS_MAX {
+                break;
+            }
+            let at = (first + step) % count;
+            let id = self.hot[at];
+            self.next_hot = at + 1;
+            if let Some(session) = self.rings.sessions.get_mut(id)
+                && session.segment.take_doorbells(|bell| rung.push((id, bell)))
+            {
+                session.doorbell_seen = now;
+            }
+        }
+        let busy = !rung.is_empty();
+        for (session, bell) in rung.drain(..) {
+            self.answer_doorbell(now, session, bell);
+        }
+        self.rung = rung;
+        busy
+    }
+
+    fn answer_doorbell(&mut self, now: Instant, session: SessionId, bell: u32) {
+        self.rings.note_busy(session);
+        let Some(entry) = self.rings.sessions.get(session) else { return };
+        if let Some(cookie) = bell.checked_sub(CQ_DOORBELL_BASE) {
+            if let Some(&id) = entry.cq_bells.get(&cookie) {
+                self.rings.handle_armed_late(id);
+            }
+            return;
+        }
+        match entry.doorbells.get(bell) {
+            Some(Bell::Qp(id)) => {
+                let Some(qp) = self.rings.qps.get(id) else { return };
+                let (receives_wanted, has_next) = (qp.receives_wanted, qp.send.has_next());
+                if qp.direct.is_used() {
+                    self.carry_news(id);
+                }
+                if receives_wanted {
+                    self.engine.handle_receive_posted(&mut self.rings, now, ReceiveQueueId::Qp(id));
+                }
+                if has_next {
+                    self.activate(id);
+                }
+            }
+            Some(Bell::Srq(id)) if self.rings.srqs.get(id).is_some_and(|srq| srq.receives_wanted) => {
+                self.engine.handle_receive_posted(&mut self.rings, now, ReceiveQueueId::Srq(id));
+            }
+            Some(Bell::Srq(_)) | None => {}
+        }
+    }
+
+    fn take_helper_results(&mut self, now: Instant) -> bool {
+        let mut busy = !self.queued_finished.is_empty();
+        while let Some(finished) = self.queued_finished.pop_front() {
+            if let Some(arrival) = self.rings.handle_finished(finished) {
+                self.handle_arrival(now, arrival);
+            }
+        }
+        busy |= self.take_moved(now);
+        while let Some(arrival) = self.rings.poll_postponed() {
+            self.handle_arrival(now, arrival);
+            busy = true;
+        }
+        busy
+    }
+
+    fn take_moved(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        while let Some(arrival) = self.rings.poll_moved() {
+            self.handle_arrival(now, arrival);
+            busy = true;
+        }
+        busy
+    }
+
+    /// Brings in all copies of this session's memory that movers have: as if the worker had done them.
+    pub(crate) fn land_copies_of(&mut self, now: Instant, session: SessionId) {
+        self.rings.settle(session);
+        self.take_moved(now);
+    }
+
+    pub(crate) fn handle_arrival(&mut self, now: Instant, arrival: Arrival) {
+        match arrival {
+            Arrival::Copied(token, result) => self.engine.handle_copied(&mut self.rings, now, token, result),
+            Arrival::Atomic(token, result) => self.engine.handle_atomic_done(&mut self.rings, now, token, result),
+        }
+    }
+
+    fn expire_timers(&mut self, now: Instant) -> bool {
+        let due = self.engine.poll_timeout().is_some_and(|at| at <= now);
+        if due {
+            self.engine.handle_timeout(&mut self.rings, now);
+        }
+        due
+    }
+
+    pub(crate) fn resume_ready(&mut self) -> bool {
+        let mut busy = false;
+        for _ in 0..TURN_READY_MAX {
+            let Some(id) = self.engine.poll_ready() else { break };
+            self.activate(id);
+            busy = true;
+        }
+        busy
+    }
+
+    /// Completions are in their rings: pollers that sleep are woken.
+    #[inline]
+    pub(crate) fn wake_pollers(&mut self) {
+        if self.rings.completed.is_empty() {
+            return;
+        }
+        let mut completed = std::mem::take(&mut self.rings.completed);
+        completed.retain(|&id| {
+            let Some(session) = self.rings.sessions.get_mut(id) else { return false };
+            session.is_completed = false;
+            session.completed += 1;
+            session.segment.advance(session.completed);
+            true
+        });
+        fence_for_all();
+        for id in completed.drain(..) {
+            if let Some(session) = self.rings.sessions.get(id) {
+                session.segment.wake_sleepers(session.completed);
+            }
+        }
+        self.rings.completed = completed;
+    }
+
+    /// Completions are in their rings: the channels of armed CQs are told.
+    pub(crate) fn tell_channels(&mut self) {
+        if self.rings.notify.is_empty() {
+            return;
+        }
+        let mut notify = std::mem::take(&mut self.rings.notify);
+        for id in notify.drain(..) {
+            self.tell_channel(id);
+        }
+        self.rings.notify = notify;
+    }
+
+    /// A CQ whose channel's pipe is full is looked at again when that has room.
+    fn tell_channel(&mut self, id: CqId) {
+        let Some(channel) = self.rings.cqs.get(id).and_then(|cq| cq.channel) else { return };
+        if self.rings.pipes.is_behind(channel) {
+            self.rings.pipes.wait_for_room(channel, id);
+            return;
+        }
+        let solicited = self.rings.begin_notifying(id);
+        let Some(cq) = self.rings.cqs.get(id) else { return };
+        let before = cq.previous.as_ref().is_some_and(|ring| ring.take_armed(solicited));
+        if cq.ring.take_armed(solicited) || before {
+            self.rings.pipes.send(channel, cq.cookie, 0);
+        }
+    }
+
+    pub(crate) fn end_failed_sessions(&mut self, now: Instant) {
+        self.rings.give_orders(now);
+        while let Some((session, reason)) = self.rings.failures.pop() {
+            let garbage = self.destroy_session(now, session);
+            self.react(Box::new(move |control: &mut Control| control.handle_session_failed(session, reason, garbage)));
+            self.rings.give_orders(now);
+        }
+    }
+
+    /// Everything of one process ends; what it held is for the caller to drop.
+    pub fn destroy_session(&mut self, now: Instant, session: SessionId) -> Garbage {
+        let Some(entry) = self.rings.sessions.get(session) else { return Vec::new() };
+        self.waiting.unwatch(&entry.kick);
+        self.rings.settle(session);
+        let objects = self.engine.objects_of(session);
+        self.rings.forget_grants_of_session(session);
+        for &qp in &objects.qps {
+            self.end_direct(qp);
+        }
+        self.engine.destroy_session(&mut self.rings, now, session);
+        self.hot.retain(|&hot| hot != session);
+        self.rings.remove_session(session, objects)
+    }
+
+    /// The sessions of a vNIC, all of them. Nobody waits for its helper any more, which touches no other's memory.
+    pub fn destroy_sessions_of(&mut self, now: Instant, vnic: VnicId) -> Garbage {
+        let mut failed = self.rings.transfers.forget_helper(vnic);
+        failed.extend(self.rings.forget_postponed(vnic));
+        let of_vnic: Vec<SessionId> =
+            self.rings.sessions.iter().filter(|(_, session)| session.vnic == vnic).map(|(id, _)| id).collect();
+        let garbage = of_vnic.into_iter().flat_map(|session| self.destroy_session(now, session)).collect();
+        for arrival in failed {
+            self.handle_arrival(now, arrival);
+        }
+        garbage
+    }
+
+    /// Gives up the vNICs whose memory blocks their helper for too long.
+    pub(crate) fn fail_stalled_vnics(&mut self, now: Instant) {
+        let resumed_at = self.rings.resumed_at;
+        let is_stalled = |vnic: &crate::dataplane::ports::Vnic| {
+            vnic.helper.as_ref().is_some_and(|helper| helper.is_stalled(now.0, resumed_at.0))
+        };
+        let stalled: Vec<VnicId> =
+            self.rings.vnics.iter().filter(|(_, vnic)| is_stalled(vnic)).map(|(id, _)| id).collect();
+        for id in stalled {
+            if let Some(vnic) = self.rings.vnics.get_mut(id)
+                && let Some(helper) = vnic.helper.take()
+            {
+                vnic.abandoned.push(helper.abandon());
+            }
+            let garbage = self.destroy_sessions_of(now, id);
+            self.react(Box::new(move |control: &mut Control| {
+                control.handle_vnic_failed(id, "its memory could not be reached for two seconds", garbage);
+            }));
+        }
+    }
+}

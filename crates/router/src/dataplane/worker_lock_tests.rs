@@ -1,0 +1,243 @@
+//! Jobs while the worker sleeps: who does them, in which order, and what wakes the worker.
+use crate::control::thread::WorkerHandle;
+use crate::dataplane::idle::{Next, Sleeper};
+use crate::dataplane::jobs::{Job, Reaction, Step};
+use crate::dataplane::lone_worker::LoneWorker;
+use crate::dataplane::ports::Attention;
+use crate::dataplane::worker::Worker;
+use crate::dataplane::worker_lock::Lock;
+use crate::memory::blocking_memory::BlockingMemory;
+use crate::memory::grants_tests::{End, connect, make_qp};
+use freeflow_engine::CqId;
+use freeflow_shm::{SendDescriptor, monotonic_ns};
+use freeflow_verbs::{Duration, Instant, SendFlags, SendOpcode};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
+
+/// A worker that sleeps, and two connected QPs.
+struct Rig {
+    handle: WorkerHandle,
+    sleeper: Sleeper,
+    ends: [End; 2],
+    reactions: Receiver<Reaction>,
+    /// What jobs were done.
+    done: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let LoneWorker { mut worker, jobs, waker, reactions: (_, reactions), .. } = LoneWorker::new();
+        let memory = Arc::new(BlockingMemory::default());
+        let ends = [2, 3].map(|host| make_qp(&mut worker, host, &memory));
+        connect(&mut worker, &ends[0], &ends[1]);
+        connect(&mut worker, &ends[1], &ends[0]);
+        let (sleeper, lock) = (worker.waiting.sleeper(), Arc::new(Lock::default()));
+        *lock.acquire() = Some(worker);
+        let handle = WorkerHandle { jobs, waker, lock };
+        let rig = Self { handle, sleeper, ends, reactions, done: Arc::default() };
+        rig.put_to_sleep();
+        rig
+    }
+
+    fn with<T>(&self, what: impl FnOnce(&mut Worker) -> T) -> T {
+        what(self.handle.lock.acquire().as_mut().unwrap())
+    }
+
+    fn turn(&self) -> Next {
+        self.with(|worker| {
+            let now = Instant(monotonic_ns());
+            let busy = worker.turn(now);
+            worker.keep_house(now);
+            worker.wait(now, busy)
+        })
+    }
+
+    fn put_to_sleep(&self) {
+        while self.turn() == Next::Turn {}
+    }
+
+    /// Whether somebody rang; it is awake for a moment then.
+    fn is_woken(&self) -> bool {
+        let mut tokens = Vec::new();
+        let lock = &self.handle.lock;
+        drop(self.sleeper.sleep((lock, lock.acquire()), Some(Duration(0)), &mut tokens));
+        let is_woken = !tokens.is_empty();
+        match is_woken {
+            true => self.with(|worker| worker.unpark(&mut tokens)),
+            false => self.handle.waker.set_sleeping(true),
+        }
+        is_woken
+    }
+
+    /// A job that leaves its number, after it was put off so many times, and what `leave` does.
+    fn job(&self, number: u32, mut put_off: u32, leave: impl Fn(&mut Worker, Instant) + Send + 'static) -> Job {
+        let done = self.done.clone();
+        Box::new(move |worker, now| {
+            if put_off > 0 {
+                put_off -= 1;
+                return Step::Again;
+            }
+            done.lock().unwrap().push(number);
+            leave(worker, now);
+            Step::Done(Box::new(|_| {}))
+        })
+    }
+
+    fn plain(&self, number: u32) -> Job {
+        self.job(number, 0, |_, _| {})
+    }
+
+    /// The first end's.
+    fn hand_over(&self, job: Job) {
+        self.handle.hand_over(self.ends[0].session, job);
+    }
+
+    fn done(&self) -> Vec<u32> {
+        self.done.lock().unwrap().clone()
+    }
+}
+
+#[test]
+fn a_job_is_done_while_the_worker_sleeps_and_does_not_wake_it() {
+    let rig = Rig::new();
+    for number in 0..100 {
+        rig.hand_over(rig.plain(number));
+    }
+    assert_eq!((rig.done().len(), rig.reactions.try_iter().count()), (100, 100));
+    assert!(!rig.is_woken());
+}
+
+#[test]
+fn who_is_awake_does_its_jobs_itself() {
+    let rig = Rig::new();
+    rig.handle.waker.set_sleeping(false);
+    rig.hand_over(rig.plain(1));
+    // It may have been about to sleep, and has been stopped from it.
+    rig.with(|worker| worker.unpark(&mut Vec::new()));
+    rig.handle.waker.set_sleeping(true);
+    rig.hand_over(rig.plain(2));
+    assert!(rig.done().is_empty());
+    rig.turn();
+    assert_eq!(rig.done(), [1, 2]);
+    // Nor does anybody wait for the holder of the lock.
+    rig.put_to_sleep();
+    rig.with(|_| rig.hand_over(rig.plain(3)));
+    assert_eq!(rig.done(), [1, 2]);
+    assert!(rig.is_woken());
+}
+
+#[test]
+fn jobs_are_done_in_their_order() {
+    let rig = Rig::new();
+    rig.handle.submit(rig.plain(1));
+    rig.hand_over(rig.plain(2));
+    assert!(rig.done().is_empty() && rig.is_woken());
+    rig.put_to_sleep();
+    assert_eq!(rig.done(), [1, 2]);
+    // One that has to be asked again is the worker's, and so is what comes after it.
+    rig.hand_over(rig.job(3, 2, |_, _| {}));
+    rig.hand_over(rig.plain(4));
+    assert_eq!(rig.done(), [1, 2]);
+    assert!(rig.is_woken());
+    rig.put_to_sleep();
+    rig.hand_over(rig.plain(5));
+    assert_eq!(rig.done(), [1, 2, 4, 3, 5]);
+    assert!(!rig.is_woken());
+}
+
+#[test]
+fn what_was_posted_before_comes_before_a_job() {
+    let rig = Rig::new();
+    let ring = |session| {
+        rig.with(|worker| {
+            let session = worker.rings.sessions.get(session).unwrap();
+            assert!(session.segment.ring(1), "a sleeping router is kicked");
+            session.kick.kick();
+        });
+    };
+    ring(rig.ends[0].session);
+    rig.hand_over(rig.plain(1));
+    assert!(rig.done().is_empty() && rig.is_woken());
+    rig.put_to_sleep();
+    assert_eq!(rig.done(), [1]);
+    // Other processes' jobs don't wait for what one posted.
+    ring(rig.ends[1].session);
+    rig.hand_over(rig.plain(2));
+    assert_eq!(rig.done(), [1, 2]);
+}
+
+#[test]
+fn what_is_due_before_the_worker_wakes_wakes_it() {
+    let rig = Rig::new();
+    let cq = CqId { index: 9, generation: 9 };
+    let appoint = |span: Duration| {
+        rig.job(0, 0, move |worker, now| {
+            worker.rings.schedule.insert((now + span, cq));
+        })
+    };
+    rig.with(|worker| worker.rings.schedule.insert((Instant(monotonic_ns()) + Duration::from_millis(100_000), cq)));
+    // After a job there is something to publish in a moment.
+    rig.hand_over(rig.plain(0));
+    rig.is_woken();
+    rig.put_to_sleep();
+    rig.hand_over(appoint(Duration::from_millis(200_000)));
+    assert!(!rig.is_woken(), "it wakes before that anyway");
+    rig.hand_over(appoint(Duration(1)));
+    assert!(rig.is_woken());
+}
+
+#[test]
+fn queue_pairs_with_nothing_to_do_rest_and_work_requests_are_the_workers() {
+    let mut rig = Rig::new();
+    let id = rig.ends[0].qp;
+    let activate = |rig: &Rig| rig.hand_over(rig.job(0, 0, move |worker, _| worker.activate(id)));
+    let attention = |rig: &Rig| rig.with(|worker| worker.rings.qps.get(id).unwrap().attention);
+    let taken = |rig: &Rig| rig.with(|worker| worker.rings.qps.get(id).unwrap().send.taken());
+    activate(&rig);
+    assert!(!rig.is_woken());
+    assert_eq!(attention(&rig), Attention::Doorbell);
+    let request = SendDescriptor {
+        wr_id: 0,
+        opcode: SendOpcode::RdmaWrite,
+        flags: SendFlags(0),
+        immediate: 0,
+        remote_address: 0,
+        rkey: 0,
+        compare_add: 0,
+        swap: 0,
+        remote_srqn: 0,
+        sges: &[],
+        inline: None,
+    };
+    rig.ends[0].send.publish_send(&request);
+    activate(&rig);
+    assert_eq!((attention(&rig), taken(&rig)), (Attention::Running, 0));
+    assert!(rig.is_woken());
+    rig.turn();
+    assert_eq!(taken(&rig), 1);
+}
+
+#[test]
+fn a_job_that_panics_ends_the_router_by_the_worker() {
+    let rig = Rig::new();
+    rig.hand_over(rig.job(0, 0, |_, _| panic!("a job's own fault")));
+    let mut tokens = Vec::new();
+    rig.sleeper.block(Some(Duration(0)), &mut tokens);
+    assert!(!tokens.is_empty(), "the worker is not woken");
+    let takes = std::panic::AssertUnwindSafe(|| drop(rig.handle.lock.acquire()));
+    assert!(std::panic::catch_unwind(takes).is_err(), "it goes on with what is half done");
+}
+
+#[test]
+fn sessions_with_inline_jobs_in_turn_are_no_crowd() {
+    let rig = Rig::new();
+    for session in [rig.ends[0].session, rig.ends[1].session] {
+        rig.hand_over(rig.job(0, 0, move |worker, _| worker.rings.note_busy(session)));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    rig.with(|worker| {
+        assert_eq!(worker.rings.busy_session_count, 2);
+        worker.unpark(&mut Vec::new());
+        assert_eq!(worker.rings.busy_session_count, 0);
+    });
+}

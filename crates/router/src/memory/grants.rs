@@ -1,0 +1,567 @@
+//! Grants: memory of one process that a QP's process, on the same host, reaches by its rkey past the router.
+//!
+//! The QP's library asks; the router does every check that the request itself would meet, and passes the memfd of the
+//! segment in which those pages lie. Who has that descriptor reaches all of the segment, and has it for as long as it likes.
+//! So a segment is granted only while these hold, and is withdrawn as a whole (`revocation`) before one of them ends:
+//!
+//! | invariant | who keeps it |
+//! |---|---|
+//! | all that the owner has mapped of it lies inside the region that the key names | [`Worker::grant`]; [`Rings::admit_mapping`] for what is mapped later |
+//! | the region gives the right: it stays as it was registered, and is not deregistered | [`Rings::withdraw_grants_by`], called before the engine does either |
+//! | each right that a process has to it, it has by one of its QPs: that and its peer are connected and give the right; their sessions and the policy let them | [`Rings::withdraw_grants_of`], called whenever something direct of a QP ends: if other QPs of the process have all its rights, only the QP goes |
+//! | nobody whose right does not include writing can write | [`Protection`]: seals, set before the descriptor leaves; one kind for a segment, for good |
+//! | it holds nothing from before: no part of it was taken back | the lease's mark; the same that keeps it from being granted again |
+//! | each process that has it has paid for taking it back, once: a QP of it had as many bytes carried by the router that had paid for nothing yet | [`Worker::grant`] |
+//! | it lies in few ranges, so that it is withdrawn in a moment | [`Worker::grant`]; [`Rings::admit_mapping`] |
+//! | no other process has it by an import | the lease's marks, of which one excludes the other |
+//! | its owner's process takes orders | [`Worker::grant`]; it loses its session if it does not carry one out in time |
+//!
+//! Invariant: GRANTS_WITHDRAWN of each QP that was granted some of a segment has grown before the router does or answers
+//! anything by which one of these ends. A segment that was withdrawn is never mapped or granted again.
+//!
+//! So all that is ever copied is at most what was carried, and [`FREE_BYTES`] for each QP. What was paid stays paid.
+use crate::base::slab::Key;
+use crate::control::requests::{Outcome, once};
+use crate::control::session::{Answer, SegmentLease};
+use crate::control::thread::Control;
+use crate::dataplane::worker::Worker;
+use crate::memory::page_table::Origin;
+use crate::memory::revocation::Leaving;
+use freeflow_engine::{Grantable, MrId, NotDirect, NotGrantable, QpId, SessionId, VnicId};
+use freeflow_protocol::library::{Handle, REQUEST_BYTES, Reply, WITHDRAWAL_TIME_MAX_MS};
+use freeflow_shm::{Segment, forbid_writing};
+use freeflow_verbs::{Duration, Instant, VerbsError};
+use rustix::fs::SealFlags;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// What a QP can pay that has done nothing yet: to make and connect it costs more than to copy so much.
+const FREE_BYTES: u64 = 64 << 10;
+/// Segments that the QPs of one vNIC have, each counted for each QP.
+const VNIC_GRANT_COUNT_MAX: u32 = 4096;
+/// QPs that have one segment, and regions by which they have it.
+const SEGMENT_HOLDER_COUNT_MAX: usize = 1024;
+
+/// What [`Request::AskGrant`](freeflow_protocol::library::Request::AskGrant) asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub rkey: u32,
+    pub address: u64,
+    pub length: u32,
+    pub writes: bool,
+}
+
+/// A segment: whose it is, and what that session calls it.
+pub(crate) type Name = (SessionId, Handle);
+
+/// What those who have a segment's descriptor can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protection {
+    /// Sealed against further seals.
+    Writable,
+    /// Sealed against new writable mappings and writes to the file, by whatever descriptor.
+    ReadOnly,
+}
+
+impl Protection {
+    /// For one more QP, which may write by its key or not. `None`: it would have more than its right, or less than it asks.
+    fn decide(now: Option<Self>, writes: bool, may_write: bool) -> Option<Self> {
+        match now {
+            Some(Self::ReadOnly) => (!writes).then_some(Self::ReadOnly),
+            Some(Self::Writable) => may_write.then_some(Self::Writable),
+            None => Some(if may_write { Self::Writable } else { Self::ReadOnly }),
+        }
+    }
+
+    /// Seals the memory so, if it is not yet. The owner, who could set seals itself, can at most make this fail.
+    fn seal(self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let seals = rustix::fs::fcntl_get_seals(descriptor)?;
+        let forbids_writing = seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE);
+        match self {
+            Self::ReadOnly if forbids_writing => Ok(()),
+            Self::ReadOnly => forbid_writing(descriptor),
+            Self::Writable if forbids_writing => Err(io::ErrorKind::PermissionDenied.into()),
+            Self::Writable if seals.contains(SealFlags::SEAL) => Ok(()),
+            Self::Writable => Ok(rustix::fs::fcntl_add_seals(descriptor, SealFlags::SEAL)?),
+        }
+    }
+}
+
+/// A QP that has a segment.
+pub(crate) struct Holder {
+    peer: QpId,
+    session: SessionId,
+    vnic: VnicId,
+    rights: BTreeSet<Right>,
+}
+
+/// By which region, and whether for WRITEs.
+type Right = (MrId, bool);
+
+impl Holder {
+    fn is_at(&self, own: QpId, id: QpId) -> bool {
+        own == id || self.peer == id
+    }
+}
+
+/// A segment that others can reach.
+pub(crate) struct Exposed {
+    pub segment: Arc<Segment>,
+    pub lease: Arc<SegmentLease>,
+    protection: Protection,
+    pub holders: BTreeMap<QpId, Holder>,
+    /// By which they have it, all of them together, and where each lies in the owner's process.
+    pub regions: BTreeMap<MrId, Range<u64>>,
+}
+
+impl Exposed {
+    pub fn is_read_only(&self) -> bool {
+        self.protection == Protection::ReadOnly
+    }
+}
+
+/// All segments that are granted to somebody, or being withdrawn.
+pub struct Grants {
+    exposed: BTreeMap<Name, Exposed>,
+    /// The same by their holders and by the peers of those.
+    by_qp: BTreeSet<(QpId, Name)>,
+    by_region: BTreeSet<(MrId, Name)>,
+    /// What each vNIC's QPs hold.
+    counts: BTreeMap<VnicId, u32>,
+    pub(crate) leaving: Leaving,
+    /// How long a process may take to carry out an order.
+    pub time_max: Duration,
+}
+
+impl Default for Grants {
+    fn default() -> Self {
+        Self {
+            exposed: BTreeMap::new(),
+            by_qp: BTreeSet::new(),
+            by_region: BTreeSet::new(),
+            counts: BTreeMap::new(),
+            leaving: Leaving::default(),
+            time_max: Duration::from_millis(WITHDRAWAL_TIME_MAX_MS),
+        }
+    }
+}
+
+impl Grants {
+    pub(crate) fn get(&self, name: Name) -> Option<&Exposed> {
+        self.exposed.get(&name)
+    }
+
+    /// Of a QP, as holder or as a holder's peer.
+    pub(crate) fn of_qp(&self, id: QpId) -> Vec<Name> {
+        let first = (SessionId { index: 0, generation: 0 }, 0);
+        self.by_qp.range((id, first)..).take_while(|(qp, _)| *qp == id).map(|&(_, name)| name).collect()
+    }
+
+    pub(crate) fn by_region(&self, mr: MrId) -> Vec<Name> {
+        let first = (SessionId { index: 0, generation: 0 }, 0);
+        self.by_region.range((mr, first)..).take_while(|(region, _)| *region == mr).map(|&(_, name)| name).collect()
+    }
+
+    pub(crate) fn of_owner(&self, owner: SessionId) -> Vec<Name> {
+        self.exposed.range((owner, 0)..=(owner, Handle::MAX)).map(|(&name, _)| name).collect()
+    }
+
+    pub(crate) fn has_owner(&self, owner: SessionId) -> bool {
+        self.exposed.range((owner, 0)..=(owner, Handle::MAX)).next().is_some()
+    }
+
+    /// Notes one more holder of a segment, if the bounds and the seals allow one, and it can pay. Its process pays once.
+    fn enter(&mut self, name: Name, about: Entry<'_>) -> Result<Entered, Refusal> {
+        let Entry { segment, origin, id, holder, region: (mr, range), writes, may_write, cost, funds } = about;
+        let now = self.exposed.get(&name);
+        let protection = Protection::decide(now.map(|exposed| exposed.protection), writes, may_write);
+        let protection = protection.ok_or(Refusal::Never)?;
+        let is_paid = now.is_some_and(|exposed| exposed.is_held_by(holder.session));
+        let count = self.counts.get(&holder.vnic).copied().unwrap_or(0);
+        let is_new = now.is_none_or(|exposed| !exposed.holders.contains_key(&id));
+        let is_full = now.is_some_and(|exposed| {
+            let more = |known: bool, count: usize| !known && count >= SEGMENT_HOLDER_COUNT_MAX;
+            more(!is_new, exposed.holders.len()) || more(exposed.regions.contains_key(&mr), exposed.regions.len())
+        });
+        if is_full || is_new && count >= VNIC_GRANT_COUNT_MAX || !origin.lease.may_be_granted() {
+            return Err(Refusal::Never);
+        }
+        let cost = if is_paid { 0 } else { cost };
+        if cost > funds {
+            return Err(Refusal::NotEarned { missing: cost - funds });
+        }
+        if !origin.lease.mark_granted() {
+            return Err(Refusal::Never);
+        }
+        let exposed = self.exposed.entry(name).or_insert_with(|| {
+            let (segment, lease) = (segment.clone(), origin.lease.clone());
+            Exposed { segment, lease, protection, holders: BTreeMap::new(), regions: BTreeMap::new() }
+        });
+        if is_new {
+            *self.counts.entry(holder.vnic).or_default() += 1;
+            self.by_qp.extend([(id, name), (holder.peer, name)]);
+        }
+        exposed.holders.entry(id).or_insert(holder).rights.insert((mr, writes));
+        self.by_region.insert((mr, name));
+        exposed.regions.insert(mr, range);
+        Ok(Entered { protection, cost })
+    }
+
+    /// A QP loses its part in a segment, as holder and as a holder's peer. Gives the holders that go by it, if they can: their
+    /// processes have all of their rights by other QPs too. `None`: it has to be withdrawn.
+    pub(crate) fn release(&mut self, name: Name, id: QpId) -> Option<Vec<QpId>> {
+        let exposed = self.exposed.get_mut(&name)?;
+        let ids: Vec<QpId> = exposed.at(id).map(|(&own, _)| own).collect();
+        if !exposed.at(id).all(|(_, holder)| exposed.has_beside(id, holder)) {
+            return None;
+        }
+        for own in &ids {
+            let Some(holder) = exposed.holders.remove(own) else { continue };
+            uncount(&mut self.counts, holder.vnic);
+            for end in [*own, holder.peer] {
+                if exposed.at(end).next().is_none() {
+                    self.by_qp.remove(&(end, name));
+                }
+            }
+        }
+        Some(ids)
+    }
+
+    /// The segment is granted to nobody any more, as far as is known here.
+    pub(crate) fn take(&mut self, name: Name) -> Option<Exposed> {
+        let exposed = self.exposed.remove(&name)?;
+        for (&id, holder) in &exposed.holders {
+            self.by_qp.remove(&(id, name));
+            self.by_qp.remove(&(holder.peer, name));
+            uncount(&mut self.counts, holder.vnic);
+        }
+        for &mr in exposed.regions.keys() {
+            self.by_region.remove(&(mr, name));
+        }
+        Some(exposed)
+    }
+}
+
+fn uncount(counts: &mut BTreeMap<VnicId, u32>, vnic: VnicId) {
+    if let Some(count) = counts.get_mut(&vnic) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&vnic);
+        }
+    }
+}
+
+impl Exposed {
+    /// Who holds it by a QP, as that QP or as its peer.
+    fn at(&self, id: QpId) -> impl Iterator<Item = (&QpId, &Holder)> {
+        self.holders.iter().filter(move |(own, holder)| holder.is_at(**own, id))
+    }
+
+    fn is_held_by(&self, session: SessionId) -> bool {
+        self.holders.values().any(|holder| holder.session == session)
+    }
+
+    /// Whether a holder's process has all of its rights by others than by this QP.
+    fn has_beside(&self, id: QpId, lost: &Holder) -> bool {
+        let is_kept = |right: &Right| {
+            let mut of_process = self.holders.iter().filter(|(_, holder)| holder.session == lost.session);
+            of_process.any(|(&own, holder)| !holder.is_at(own, id) && holder.rights.contains(right))
+        };
+        lost.rights.iter().all(is_kept)
+    }
+}
+
+/// A holder was noted; what it pays.
+#[derive(Debug)]
+struct Entered {
+    protection: Protection,
+    cost: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Refusal {
+    Never,
+    NotEarned { missing: u64 },
+}
+
+/// What [`Grants::enter`] notes.
+struct Entry<'a> {
+    segment: &'a Arc<Segment>,
+    origin: &'a Origin,
+    id: QpId,
+    holder: Holder,
+    region: (MrId, Range<u64>),
+    writes: bool,
+    may_write: bool,
+    /// What it costs to take the segment back, and what the QP can pay, bytes.
+    cost: u64,
+    funds: u64,
+}
+
+/// What the worker says to a wish; the control thread makes the descriptor and the answer.
+pub(crate) enum Verdict {
+    Given(Box<Given>),
+    NotEarned { missing: u64 },
+}
+
+impl Verdict {
+    fn answer(self) -> Answer {
+        match self {
+            Self::Given(given) => given.answer(),
+            Self::NotEarned { missing } => Answer::of(Reply::NotEarned { missing }),
+        }
+    }
+}
+
+pub(crate) struct Given {
+    lease: Arc<SegmentLease>,
+    protection: Protection,
+    reply: Reply,
+}
+
+impl Given {
+    fn descriptor(&self) -> Result<OwnedFd, VerbsError> {
+        let kept = self.lease.descriptor().ok_or(VerbsError::NotSupported)?;
+        self.protection.seal(kept.as_fd()).map_err(|_| VerbsError::NotSupported)?;
+        kept.try_clone().map_err(|_| VerbsError::NoMemory)
+    }
+
+    fn answer(self) -> Answer {
+        match self.descriptor() {
+            Ok(descriptor) => Answer::with(self.reply, vec![descriptor]),
+            // It is noted as granted all the same, and withdrawn in its time.
+            Err(error) => error.into(),
+        }
+    }
+}
+
+fn refusal(reason: NotGrantable) -> VerbsError {
+    match reason {
+        NotGrantable::Path(NotDirect::State | NotDirect::NoPeer) => VerbsError::Busy,
+        NotGrantable::Path(_) | NotGrantable::Refused | NotGrantable::Memory => VerbsError::NotSupported,
+    }
+}
+
+impl Control {
+    pub(crate) fn ask_grant(&mut self, at: (Key, SessionId), qp: Handle, wish: &Wish) -> Outcome {
+        let (id, wish) = (self.objects(at.0)?.qps.get(qp)?.id, *wish);
+        let work = move |worker: &mut Worker, _: Instant| once(worker.grant_and_note(id, &wish));
+        self.submit(at, work, |_, verdict: Verdict| verdict.answer())
+    }
+}
+
+impl Worker {
+    pub(crate) fn grant(&mut self, id: QpId, wish: &Wish) -> Result<Verdict, VerbsError> {
+        let Wish { rkey, address, length, writes } = *wish;
+        let found = self.engine.grantable(id, rkey, address, length, writes).map_err(refusal)?;
+        let (asker, vnic) = self.allowed(id).ok_or(VerbsError::NotSupported)?;
+        let funds = self.funds(id);
+        let Grantable { owner, mr, responder, writable: may_write, .. } = found;
+        if !self.may_pass_router(owner) {
+            return Err(VerbsError::NotSupported);
+        }
+        let session = self.rings.sessions.get(owner).filter(|session| session.orders.is_some() && !session.failed);
+        let place = session.and_then(|session| {
+            let place = session.memory.place(found.asked)?;
+            let extent = session.memory.extent(place.segment)?;
+            let is_inside = found.address <= extent.start && extent.end - 1 <= found.address + found.last;
+            let is_known = !place.segment.poisoned() && place.origin.lease.descriptor().is_some();
+            (is_inside && is_known && session.memory.has_few_ranges(place.segment)).then_some(place)
+        });
+        // What was withdrawn comes back when there is traffic.
+        let is_lost = session.is_some_and(|session| session.lost.has(found.asked));
+        let place = place.ok_or(if is_lost { VerbsError::Busy } else { VerbsError::NotSupported })?;
+        let (offset, addresses, lease) = (place.offset, place.addresses.clone(), place.origin.lease.clone());
+        let segment_bytes = place.segment.bytes() as u64;
+        let cost = session.map_or(0, |session| session.memory.mapped_bytes(place.segment));
+        let holder = Holder { peer: responder, session: asker, vnic, rights: BTreeSet::new() };
+        // Its end fits: the process has memory mapped beyond, or nothing of the segment.
+        let region = (mr, found.address..found.address.saturating_add(found.last).saturating_add(1));
+        let (segment, origin) = (place.segment, place.origin);
+        let entry = Entry { segment, origin, id, holder, region, writes, may_write, cost, funds };
+        let Entered { protection, cost } = match self.rings.grants.enter((owner, place.origin.handle), entry) {
+            Ok(entered) => entered,
+            Err(Refusal::Never) => return Err(VerbsError::NotSupported),
+            Err(Refusal::NotEarned { missing }) => return Ok(Verdict::NotEarned { missing }),
+        };
+        let grants_withdrawn = self.rings.note_granted(id, responder, cost);
+        let address = found.iova + (addresses.start - found.address);
+        let length = addresses.end - addresses.start;
+        let reply = Reply::Grant { address, length, offset, segment_bytes, grants_withdrawn, writable: writes };
+        Ok(Verdict::Given(Box::new(Given { lease, protection, reply })))
+    }
+
+    /// What was carried of a QP's requests that has paid for nothing yet.
+    pub(crate) fn funds(&self, id: QpId) -> u64 {
+        let carried = self.engine.qp_traffic(id).unwrap_or_default().carried(REQUEST_BYTES);
+        let paid = self.rings.qps.get(id).map_or(0, |qp| qp.direct.grants_paid);
+        carried.saturating_add(FREE_BYTES).saturating_sub(paid)
+    }
+
+    /// The session and the vNIC of a QP, if policy lets it reach others of its network directly.
+    fn allowed(&self, id: QpId) -> Option<(SessionId, VnicId)> {
+        let session = self.rings.qps.get(id)?.session;
+        let vnic = self.rings.sessions.get(session)?.vnic;
+        self.may_pass_router(session).then_some((session, vnic))
+    }
+
+    /// Whether a QP holds a grant now.
+    pub fn granted(&self, id: QpId) -> bool {
+        self.rings.qps.get(id).is_some_and(|qp| qp.direct.granted_at == Some(qp.direct.grants_withdrawn))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::account::{Account, Charge, Commons};
+
+    const OWNER: SessionId = SessionId { index: 1, generation: 0 };
+
+    struct Shared {
+        segment: Arc<Segment>,
+        origin: Origin,
+    }
+
+    fn some(handle: Handle) -> Shared {
+        let account = Arc::new(Account::new(Arc::new(Commons::new(1 << 16, 1 << 16))));
+        let lease = SegmentLease::new(None, Charge::descriptor(&account).unwrap());
+        Shared { segment: Arc::new(Segment::create("test", 4096).unwrap().0), origin: Origin { handle, lease } }
+    }
+
+    const NEVER: Result<u64, Refusal> = Err(Refusal::Never);
+
+    /// QPs of one pair.
+    fn ends(qp: u32) -> (QpId, QpId) {
+        (QpId { index: 2 * qp, generation: 0 }, QpId { index: 2 * qp + 1, generation: 0 })
+    }
+
+    /// By whom and by which region it is asked for, and what the QP has.
+    #[derive(Clone, Copy)]
+    struct Asked {
+        qp: u32,
+        session: u32,
+        vnic: u32,
+        mr: u32,
+        writes: bool,
+        funds: u64,
+    }
+
+    impl Asked {
+        /// → what it costs.
+        fn enter(self, grants: &mut Grants, to: &Shared) -> Result<u64, Refusal> {
+            let (id, peer) = ends(self.qp);
+            let session = SessionId { index: self.session, generation: 0 };
+            let vnic = VnicId { index: self.vnic, generation: 0 };
+            let holder = Holder { peer, session, vnic, rights: BTreeSet::new() };
+            let region = (MrId { index: self.mr, generation: 0 }, 0..4096);
+            let (segment, origin, writes, funds) = (&to.segment, &to.origin, self.writes, self.funds);
+            let entry = Entry { segment, origin, id, holder, region, writes, may_write: true, cost: 4096, funds };
+            grants.enter((OWNER, to.origin.handle), entry).map(|entered| entered.cost)
+        }
+    }
+
+    fn enter(grants: &mut Grants, to: &Shared, qp: u32, vnic: u32, mr: u32) -> bool {
+        Asked { qp, session: vnic, vnic, mr, writes: true, funds: 4096 }.enter(grants, to).is_ok()
+    }
+
+    #[test]
+    fn a_process_pays_once_for_a_segment() {
+        let (mut grants, segment) = (Grants::default(), some(1));
+        let poor = Asked { qp: 1, session: 1, vnic: 1, mr: 1, writes: true, funds: 1000 };
+        assert_eq!(poor.enter(&mut grants, &segment), Err(Refusal::NotEarned { missing: 3096 }));
+        assert!(grants.get((OWNER, 1)).is_none() && grants.by_qp.is_empty());
+        assert_eq!(Asked { funds: 4096, ..poor }.enter(&mut grants, &segment), Ok(4096));
+        for again in [poor, Asked { mr: 2, ..poor }, Asked { qp: 2, writes: false, funds: 0, ..poor }] {
+            assert_eq!(again.enter(&mut grants, &segment), Ok(0), "its process has it");
+        }
+        let other = Asked { qp: 3, session: 2, ..poor };
+        assert_eq!(other.enter(&mut grants, &segment), Err(Refusal::NotEarned { missing: 3096 }));
+        grants.take((OWNER, 1));
+        segment.origin.lease.mark_withdrawn();
+        assert_eq!(poor.enter(&mut grants, &segment), NEVER, "nothing is to be earned");
+    }
+
+    #[test]
+    fn who_has_all_rights_by_other_qps_leaves_alone() {
+        let (mut grants, segment) = (Grants::default(), some(1));
+        let name = (OWNER, 1);
+        let first = Asked { qp: 1, session: 1, vnic: 1, mr: 1, writes: true, funds: 4096 };
+        let second = Asked { qp: 2, ..first };
+        let stranger = Asked { qp: 3, session: 2, vnic: 1, ..first };
+        for asked in [first, second, stranger] {
+            asked.enter(&mut grants, &segment).unwrap();
+        }
+        let (own, peer) = ends(1);
+        for end in [own, peer] {
+            assert_eq!(grants.release(name, end), Some(vec![own]));
+            assert!(grants.of_qp(own).is_empty() && grants.of_qp(peer).is_empty());
+            assert_eq!(grants.release(name, end), Some(vec![]), "it has left");
+            first.enter(&mut grants, &segment).unwrap();
+        }
+        // A right that no other QP of its process has: by another region, or to do something else.
+        for more in [Asked { mr: 2, ..first }, Asked { writes: false, ..first }] {
+            more.enter(&mut grants, &segment).unwrap();
+            assert_eq!((grants.release(name, own), grants.release(name, peer)), (None, None));
+            Asked { qp: 2, ..more }.enter(&mut grants, &segment).unwrap();
+        }
+        assert_eq!(grants.release(name, own), Some(vec![own]));
+        assert_eq!(grants.release(name, ends(2).0), None, "the last one of its process");
+        assert_eq!(grants.release(name, ends(3).1), None);
+        assert_eq!(grants.by_region(MrId { index: 2, generation: 0 }), [name], "the process has it by that still");
+        assert_eq!(grants.counts.values().copied().collect::<Vec<_>>(), [2]);
+        grants.take(name);
+        assert!(grants.by_qp.is_empty() && grants.by_region.is_empty() && grants.counts.is_empty());
+    }
+
+    /// Both ends of a pair, in one process, have memory of it.
+    #[test]
+    fn a_qp_that_is_holder_and_peer_goes_as_both() {
+        let (mut grants, segment) = (Grants::default(), some(1));
+        let name = (OWNER, 1);
+        let first = Asked { qp: 1, session: 1, vnic: 1, mr: 1, writes: true, funds: 4096 };
+        for qp in [1, 2] {
+            Asked { qp, ..first }.enter(&mut grants, &segment).unwrap();
+        }
+        let (own, peer) = ends(1);
+        if let Some(exposed) = grants.exposed.get_mut(&name) {
+            let right = (MrId { index: 1, generation: 0 }, true);
+            let (session, vnic) = (exposed.holders[&own].session, exposed.holders[&own].vnic);
+            exposed.holders.insert(peer, Holder { peer: own, session, vnic, rights: [right].into() });
+            *grants.counts.entry(vnic).or_default() += 1;
+        }
+        assert_eq!(grants.release(name, own), Some(vec![own, peer]));
+        assert!(grants.of_qp(own).is_empty() && grants.of_qp(peer).is_empty());
+        assert_eq!(grants.counts.values().copied().collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn grants_of_a_segment_and_of_a_vnic_run_out_and_come_back() {
+        let mut grants = Grants::default();
+        let segments: Vec<Shared> = (1..=6).map(some).collect();
+        for segment in &segments[..4] {
+            for qp in 0..1024 {
+                assert!(enter(&mut grants, segment, qp, 7, 0));
+            }
+            assert!(!enter(&mut grants, segment, 1024, 8, 0), "one QP too many, whosever it is");
+        }
+        assert!(!enter(&mut grants, &segments[4], 0, 7, 0), "one grant too many");
+        assert!(enter(&mut grants, &segments[4], 2000, 8, 0), "others are not concerned");
+        assert!(enter(&mut grants, &segments[0], 5, 7, 0), "what it has costs nothing");
+        for mr in 1..1024 {
+            assert!(enter(&mut grants, &segments[0], 5, 7, mr));
+        }
+        assert!(!enter(&mut grants, &segments[0], 5, 7, 1024), "one region too many");
+        assert_eq!(grants.of_qp(QpId { index: 11, generation: 0 }).len(), 4, "its peer has a part in it");
+        assert!(grants.take((OWNER, 1)).is_some());
+        assert_eq!((grants.by_region(MrId { index: 5, generation: 0 }).len(), grants.of_owner(OWNER).len()), (0, 4));
+        assert!(enter(&mut grants, &segments[5], 0, 7, 0));
+        for name in grants.of_owner(OWNER) {
+            grants.take(name);
+        }
+        assert!(grants.by_qp.is_empty() && grants.by_region.is_empty() && grants.counts.is_empty());
+    }
+}

@@ -1,0 +1,287 @@
+//! Ids and labels of vNICs between two hosts: who is told what, and what is believed.
+use super::file::{KEY_BYTES, PeerEntry, PeersFile};
+use super::state::{Output, State};
+use super::update::Update;
+use crate::admission::access::VnicIdentity;
+use freeflow_engine::{HostId, PeerInfo};
+use freeflow_protocol::peer::{FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, PEER_PROTOCOL_VERSION, PeerMessage, QpInfo};
+use freeflow_verbs::{Gid, Instant, NetworkId, QpType, Qpn};
+use std::sync::Arc;
+
+const DEFAULT: NetworkId = NetworkId(7);
+const H: HostId = HostId(1);
+const NOW: Instant = Instant(1_000_000_000_000);
+
+fn gid(text: &str) -> Gid {
+    Gid::from_ip(text.parse().unwrap())
+}
+
+fn file() -> PeersFile {
+    let peer = PeerEntry {
+        host: "h1".into(),
+        address: "192.0.2.1".parse().unwrap(),
+        control_port: 4790,
+        public_key: [1; KEY_BYTES],
+        prefixes: ["10.111.1.0/24", "10.111.16.0/20", "fd00::100/120"].map(|text| text.parse().unwrap()).into(),
+    };
+    PeersFile {
+        host: "h2".into(),
+        address: "192.0.2.2".parse().unwrap(),
+        control_port: 4790,
+        key_file: "key".into(),
+        icrc: true,
+        peers: vec![peer],
+        external: Vec::new(),
+        dscp: 0,
+    }
+}
+
+fn who(vnic: &str, label: &str) -> Arc<VnicIdentity> {
+    let labels = [("app".to_owned(), label.to_owned())].into_iter().collect();
+    Arc::new(VnicIdentity { vnic: vnic.into(), labels, addresses: Vec::new() })
+}
+
+/// What the other host says of an address of its own.
+fn says(text: &str, who: &VnicIdentity) -> PeerMessage {
+    let labels = who.labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+    PeerMessage::Identity { network: "default".into(), gid: gid(text), vnic: who.vnic.clone(), labels }
+}
+
+fn attach(text: &str) -> PeerMessage {
+    PeerMessage::Attach { network: "default".into(), gid: gid(text) }
+}
+
+fn party(text: &str, who: &Arc<VnicIdentity>) -> Update {
+    Update::Party { network: DEFAULT, gid: gid(text), identity: Some(who.clone()) }
+}
+
+fn route(text: &str, host: Option<HostId>) -> Update {
+    Update::Route { network: DEFAULT, gid: gid(text), host }
+}
+
+struct Solo {
+    state: State,
+    sent: Vec<PeerMessage>,
+    updates: Vec<Update>,
+}
+
+impl Solo {
+    /// The other host is up.
+    fn new(features: u64) -> Self {
+        let mut solo = Self { state: State::new(NOW, file(), 5), sent: Vec::new(), updates: Vec::new() };
+        solo.state.handle_network("default", Some(DEFAULT));
+        solo.connect(50, features);
+        solo
+    }
+
+    fn connect(&mut self, connection: u64, features: u64) {
+        self.state.handle_connected(NOW, H, connection);
+        let (version, host) = (PEER_PROTOCOL_VERSION, "h1".into());
+        self.hear(connection, PeerMessage::Hello { version, host, epoch: 9, icrc_wanted: true, features });
+        (self.sent, self.updates) = Default::default();
+    }
+
+    fn hear(&mut self, connection: u64, message: PeerMessage) {
+        self.state.handle_message(NOW, connection, message, true);
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        while let Some(output) = self.state.poll_output() {
+            match output {
+                Output::Send(_, message) => self.sent.push(message),
+                Output::Update(update) => self.updates.push(update),
+                Output::Dial(_) | Output::Close(_) | Output::Note(..) => {}
+            }
+        }
+    }
+
+    fn updates(&mut self) -> Vec<Update> {
+        self.settle();
+        std::mem::take(&mut self.updates)
+    }
+
+    fn sent(&mut self) -> Vec<PeerMessage> {
+        self.settle();
+        std::mem::take(&mut self.sent)
+    }
+}
+
+#[test]
+fn labels_are_told_with_an_address_and_when_they_change() {
+    let mut solo = Solo::new(FEATURE_ACCESS);
+    solo.state.handle_address("default", gid("10.111.2.5"), Some(who("v", "x")));
+    assert_eq!(solo.sent(), [attach("10.111.2.5"), says("10.111.2.5", &who("v", "x"))]);
+    solo.state.handle_address("default", gid("10.111.2.5"), Some(who("v", "x")));
+    assert_eq!(solo.sent(), []);
+    solo.state.handle_address("default", gid("10.111.2.5"), Some(who("v", "y")));
+    assert_eq!(solo.sent(), [says("10.111.2.5", &who("v", "y"))]);
+    solo.state.tell_severed(H, Qpn(5), Qpn(6));
+    assert_eq!(solo.sent(), [PeerMessage::Severed { qpn: Qpn(5), peer: Qpn(6) }]);
+
+    let mut old = Solo::new(FEATURE_CM);
+    old.state.handle_address("default", gid("10.111.2.5"), Some(who("v", "x")));
+    old.state.tell_severed(H, Qpn(5), Qpn(6));
+    assert_eq!(old.sent(), [attach("10.111.2.5")], "it would not understand");
+}
+
+#[test]
+fn a_host_has_a_say_in_its_own_addresses_only() {
+    let mut solo = Solo::new(FEATURE_ACCESS);
+    let (x, y) = (who("v", "x"), who("v", "y"));
+    solo.hear(50, says("10.111.1.5", &x));
+    assert_eq!(solo.updates(), [], "an address that it has not announced");
+    solo.hear(50, attach("10.111.1.5"));
+    solo.hear(50, says("10.111.1.5", &x));
+    solo.hear(50, says("10.111.1.5", &y));
+    assert_eq!(solo.updates(), [route("10.111.1.5", Some(H)), party("10.111.1.5", &x), party("10.111.1.5", &y)]);
+    // An address outside its prefixes, and one that is here.
+    solo.hear(50, attach("10.111.9.9"));
+    solo.hear(50, says("10.111.9.9", &x));
+    solo.state.handle_address("default", gid("10.111.1.6"), Some(who("mine", "x")));
+    solo.hear(50, attach("10.111.1.6"));
+    solo.hear(50, says("10.111.1.6", &x));
+    assert_eq!(solo.updates(), []);
+    // It was told twice, and is known when the address is free.
+    solo.state.handle_address("default", gid("10.111.1.6"), None);
+    assert_eq!(solo.updates(), [route("10.111.1.6", Some(H)), party("10.111.1.6", &x)]);
+    solo.hear(50, PeerMessage::Severed { qpn: Qpn(5), peer: Qpn(6) });
+    assert_eq!(solo.updates(), [Update::Severed { host: H, qpn: Qpn(5), peer: Qpn(6) }]);
+}
+
+#[test]
+fn both_addresses_of_a_vnic_are_told_to_who_understands() {
+    let both = || {
+        let identity = VnicIdentity::clone(&who("v", "x"));
+        let addresses = vec!["10.111.2.5".parse().unwrap(), "fd00::205".parse().unwrap()];
+        Some(Arc::new(VnicIdentity { addresses, ..identity }))
+    };
+    let dual = |text: &str, other: &str| {
+        let PeerMessage::Identity { network, gid, vnic, labels } = says(text, &who("v", "x")) else { unreachable!() };
+        PeerMessage::DualIdentity { network, gid, other: self::gid(other), vnic, labels }
+    };
+    let info = PeerInfo {
+        network: DEFAULT,
+        gid: gid("10.111.2.5"),
+        ipv6_gid: Some(gid("fd00::205")),
+        service: QpType::Ud,
+        connected: None,
+    };
+    let said = QpInfo { network: "default".into(), gid: gid("10.111.2.5"), service: QpType::Ud, connected: None };
+    let mut solo = Solo::new(FEATURE_ACCESS | FEATURE_IPV6);
+    for text in ["10.111.2.5", "fd00::205"] {
+        solo.state.handle_address("default", gid(text), both());
+    }
+    let (four, six) = (dual("10.111.2.5", "fd00::205"), dual("fd00::205", "10.111.2.5"));
+    assert_eq!(solo.sent(), [attach("10.111.2.5"), four, attach("fd00::205"), six]);
+    solo.state.tell(H, Qpn(3), Some(info));
+    assert_eq!(solo.sent(), [PeerMessage::DualInfo { qpn: Qpn(3), info: said.clone(), ipv6_gid: gid("fd00::205") }]);
+    solo.state.handle_address("default", gid("fd00::205"), None);
+    let gone = |text| PeerMessage::Detach { network: "default".into(), gid: gid(text) };
+    assert_eq!(solo.sent(), [gone("fd00::205")]);
+
+    // A router that knows no IPv6 addresses of vNICs: as if there were none, also of what was there before it.
+    let mut old = Solo::new(FEATURE_ACCESS);
+    for text in ["10.111.2.5", "fd00::205"] {
+        old.state.handle_address("default", gid(text), both());
+    }
+    old.state.tell(H, Qpn(3), Some(info));
+    let info = PeerMessage::Info { qpn: Qpn(3), info: Some(said) };
+    assert_eq!(old.sent(), [attach("10.111.2.5"), says("10.111.2.5", &who("v", "x")), info]);
+    old.state.handle_connected(NOW, H, 51);
+    let (version, host) = (PEER_PROTOCOL_VERSION, "h1".into());
+    old.hear(51, PeerMessage::Hello { version, host, epoch: 9, icrc_wanted: true, features: 0 });
+    assert!(!old.sent().contains(&attach("fd00::205")));
+    old.state.handle_address("default", gid("fd00::205"), None);
+    assert_eq!(old.sent(), []);
+}
+
+#[test]
+fn a_second_address_must_be_the_hosts_too() {
+    let mut solo = Solo::new(FEATURE_ACCESS | FEATURE_IPV6);
+    let labels = vec![("app".to_owned(), "x".to_owned())];
+    let says = |other: &str| PeerMessage::DualIdentity {
+        network: "default".into(),
+        gid: gid("10.111.1.5"),
+        other: gid(other),
+        vnic: "v".into(),
+        labels: labels.clone(),
+    };
+    solo.hear(50, attach("10.111.1.5"));
+    solo.updates();
+    for (other, is_believed) in [("fd00::105", true), ("fd00::205", false), ("10.111.2.5", false)] {
+        solo.hear(50, says(other));
+        let updates = solo.updates();
+        let [Update::Party { identity: Some(identity), .. }] = &updates[..] else { panic!("{updates:?}") };
+        assert_eq!(identity.addresses.len(), if is_believed { 2 } else { 0 }, "{other}");
+    }
+    let info = |ipv6_gid| PeerMessage::DualInfo {
+        qpn: Qpn(3),
+        info: QpInfo { network: "default".into(), gid: gid("10.111.1.5"), service: QpType::Ud, connected: None },
+        ipv6_gid,
+    };
+    for (ipv6, is_believed) in [("fd00::105", true), ("fd00::205", false)] {
+        solo.hear(50, info(gid(ipv6)));
+        let updates = solo.updates();
+        let [Update::Peer { info, .. }] = &updates[..] else { panic!("{updates:?}") };
+        assert_eq!(info.and_then(|info| info.ipv6_gid), is_believed.then(|| gid(ipv6)));
+    }
+}
+
+#[test]
+fn labels_go_with_their_addresses() {
+    let mut solo = Solo::new(FEATURE_ACCESS);
+    let x = who("v", "x");
+    for text in ["10.111.1.5", "10.111.1.6"] {
+        solo.hear(50, attach(text));
+        solo.hear(50, says(text, &x));
+    }
+    solo.hear(50, PeerMessage::Synced);
+    solo.hear(50, PeerMessage::Detach { network: "default".into(), gid: gid("10.111.1.5") });
+    solo.updates();
+    solo.hear(50, attach("10.111.1.5"));
+    assert_eq!(solo.updates(), [route("10.111.1.5", Some(H))], "they were forgotten");
+    // A newer connection says less.
+    solo.connect(51, FEATURE_ACCESS);
+    solo.hear(51, attach("10.111.1.5"));
+    solo.hear(51, PeerMessage::Synced);
+    solo.hear(51, attach("10.111.1.6"));
+    assert_eq!(solo.updates(), [route("10.111.1.6", None), route("10.111.1.6", Some(H))]);
+    // A network that is new here.
+    let other = |gid| PeerMessage::Attach { network: "other".into(), gid };
+    solo.hear(51, other(gid("10.111.1.7")));
+    let labels = vec![("app".into(), "x".into())];
+    let (network, vnic) = ("other".into(), "v".into());
+    solo.hear(51, PeerMessage::Identity { network, gid: gid("10.111.1.7"), vnic, labels });
+    assert_eq!(solo.updates(), []);
+    solo.state.handle_network("other", Some(NetworkId(8)));
+    let updates = solo.updates();
+    assert!(updates.contains(&Update::Party { network: NetworkId(8), gid: gid("10.111.1.7"), identity: Some(x) }));
+}
+
+#[test]
+fn an_identity_that_there_is_no_room_for_ends_the_one_before() {
+    let mut solo = Solo::new(FEATURE_ACCESS);
+    // Many others, as large as a message can make them.
+    let large = who("v", &"x".repeat(40_000));
+    let first = who("v", "first");
+    solo.hear(50, attach("10.111.1.5"));
+    solo.hear(50, says("10.111.1.5", &first));
+    assert_eq!(solo.updates(), [route("10.111.1.5", Some(H)), party("10.111.1.5", &first)]);
+    let other = |number: u32| format!("10.111.{}.{}", 16 + number / 256, number % 256);
+    let mut is_full = false;
+    for number in 0..2000 {
+        let text = other(number);
+        solo.hear(50, attach(&text));
+        solo.updates();
+        solo.hear(50, says(&text, &large));
+        let none = Update::Party { network: DEFAULT, gid: gid(&text), identity: None };
+        is_full = solo.updates().contains(&none);
+        if is_full {
+            break;
+        }
+    }
+    assert!(is_full);
+    solo.hear(50, says("10.111.1.5", &large));
+    assert_eq!(solo.updates(), [Update::Party { network: DEFAULT, gid: gid("10.111.1.5"), identity: None }]);
+}

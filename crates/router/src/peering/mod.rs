@@ -1,0 +1,39 @@
+//! Routers of different hosts find and trust each other: thread `ff-peers`.
+//!
+//! - `file`: the peers file says which hosts there are, by what keys they are known, whose addresses they have;
+//! - `state`: what is known of each host, a pure state machine; `claims` is its table of addresses and groups,
+//!   `mail` its part in connection management;
+//! - `channel`: Noise and frames, without sockets;
+//! - `thread`: sockets and time around these two;
+//! - `handle`, `update`: what other threads say to it, and hear of it.
+//!
+//! Invariant: whatever comes from the network ends in a counted refusal or in the end of that connection. Memory, time and
+//! lines of the log that a stranger can cost are bounded, and peers that behave are not disturbed.
+mod channel;
+mod claims;
+mod deliver;
+mod file;
+mod handle;
+mod identities;
+mod link;
+mod outbox;
+mod prefix;
+mod state;
+mod thread;
+mod update;
+
+#[cfg(test)]
+mod identities_tests;
+#[cfg(test)]
+mod state_tests;
+
+pub use crate::admission::access::VnicIdentity;
+pub use channel::{Channel, ChannelError, Event, Identity};
+pub use file::{External, FileError, KEY_BYTES, Key, PeerEntry, PeersFile, PrivateKey, key_text, parse_key};
+pub use handle::{CmTickets, PeersHandle, Sink};
+pub use prefix::{Prefix, PrefixError};
+pub use state::{HOST_NUMBER_MAX, PING_INTERVAL, SILENCE_MAX};
+pub use thread::Peers;
+pub use update::{ExternalPeers, Mad, Settings, Update};
+
+pub(crate) use deliver::RouterSink;

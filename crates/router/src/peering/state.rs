@@ -1,0 +1,768 @@
+//! What this router knows of the others, and what it tells them: a state machine without sockets, clock or randomness.
+//!
+//! For each host of the peers file: connect (or be connected), greet, announce everything, announce changes, answer, keep
+//! alive; and from what comes back, a stream of [`Update`]s for the worker.
+//!
+//! ```text
+//! Down     | waits to be dialed             | connected → Greeting
+//! Waiting  | for the time to dial           | time → Dialing
+//! Dialing  |                                | connected → Greeting, failed → Waiting
+//! Greeting | Hello sent                     | Hello → Up, anything else → Down or Waiting
+//! Up       | announces, asks, answers       | silence, nonsense, end → Down or Waiting
+//! ```
+//! The host with the smaller name dials, so no two connections cross. A newer connection of a host replaces the older one:
+//! its other side may have been restarted before this side noticed.
+//!
+//! **What is believed.** A host's addresses must lie in its prefixes. The first to announce an address has it; a vNIC of this
+//! host always comes first. Answers about QPNs are given once and pushed when they change; after a connection was lost some
+//! may have been missed, so [`Update::PeersGone`] comes before each [`Update::HostUp`], and the worker asks again for
+//! what it still needs. Routes survive a lost connection for [`ROUTES_KEPT`], unless the host comes back with another epoch.
+//!
+//! An `ask` while the host is not up is forgotten, and so is a `tell`: the other side will ask.
+use super::claims::{Claims, Subject};
+use super::file::{PeerEntry, PeersFile};
+use super::identities::Identities;
+use super::update::{ExternalPeers, Mad, Settings, Update};
+use crate::admission::access::VnicIdentity;
+use crate::admission::address_map::Homes;
+use freeflow_engine::{HostId, PeerInfo};
+use freeflow_protocol::admin::PeerCounters;
+use freeflow_protocol::peer::{FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, PEER_PROTOCOL_VERSION, PeerMessage, QpInfo};
+use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// Between two pings.
+pub const PING_INTERVAL: Duration = Duration::from_millis(1000);
+/// A host from which nothing came for so long is dead.
+pub const SILENCE_MAX: Duration = Duration::from_millis(3000);
+/// How long a dead host's addresses are still its own.
+pub const ROUTES_KEPT: Duration = Duration::from_millis(30_000);
+/// The first pause before a host is dialed again; each further one is twice as long, up to the last.
+pub const REDIAL_FIRST: Duration = Duration::from_millis(100);
+pub const REDIAL_LAST: Duration = Duration::from_millis(2000);
+/// A connection that lasted so long was a good one: the pauses begin anew.
+const STABLE: Duration = Duration::from_millis(10_000);
+/// Announcements made before the connection has to have room again.
+const ANNOUNCE_COUNT: usize = 256;
+/// Largest number of a host of the peers file. Numbers are not used again: those of hosts that left it count too.
+pub const HOST_NUMBER_MAX: u32 = 0x7fff;
+
+pub type ConnectionId = u64;
+
+/// What is to be done, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// Connect to this host; then [`State::handle_connected`], or [`State::handle_dial_failed`].
+    Dial(HostId),
+    /// End this connection; nothing needs to be reported.
+    Close(ConnectionId),
+    Send(ConnectionId, PeerMessage),
+    Update(Update),
+    /// To be logged, now and then.
+    Note(String, Note),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Note {
+    Up { restarted: bool },
+    Down(Why),
+    Claimed { subject: Subject, refusal: &'static str },
+    RefusedCm { from: Gid, to: Gid, network: String },
+}
+
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    Ended,
+    Replaced,
+    Silent,
+    NotGreeted,
+    OtherVersion(u32),
+    OtherName,
+    Nonsense,
+    Removed,
+    Stuck,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Up { restarted: false } => f.write_str("connected"),
+            Self::Up { restarted: true } => f.write_str("connected; it is another run of that router"),
+            Self::Down(why) => write!(f, "connection ended: {why}"),
+            Self::RefusedCm { from, to, network } => {
+                write!(f, "connection management refused: from {from} to {to} in network {network:?}")
+            }
+            Self::Claimed { subject, refusal } => write!(f, "announced {subject}, refused: {refusal}"),
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ended => f.write_str("by the other side or the network"),
+            Self::Replaced => f.write_str("the host has connected anew"),
+            Self::Silent => f.write_str("nothing came for too long"),
+            Self::NotGreeted => f.write_str("a message before Hello"),
+            Self::OtherVersion(version) => {
+                write!(f, "the other router speaks version {version}, this one {PEER_PROTOCOL_VERSION}")
+            }
+            Self::OtherName => f.write_str("the other router says that it has another name"),
+            Self::Nonsense => f.write_str("a message that makes no sense"),
+            Self::Removed => f.write_str("the peers file was changed"),
+            Self::Stuck => f.write_str("the other side takes nothing"),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    Down,
+    Waiting { until: Instant },
+    Dialing,
+    Greeting { connection: ConnectionId, heard: Instant },
+    Up { connection: ConnectionId, heard: Instant, ping_at: Instant },
+}
+
+impl Phase {
+    fn connection(self) -> Option<ConnectionId> {
+        match self {
+            Self::Greeting { connection, .. } | Self::Up { connection, .. } => Some(connection),
+            Self::Down | Self::Waiting { .. } | Self::Dialing => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Down | Self::Waiting { .. } => "down",
+            Self::Dialing => "dialing",
+            Self::Greeting { .. } => "greeting",
+            Self::Up { .. } => "up",
+        }
+    }
+
+    fn deadline(self) -> Option<Instant> {
+        match self {
+            Self::Down | Self::Dialing => None,
+            Self::Waiting { until } => Some(until),
+            Self::Greeting { heard, .. } => Some(heard + SILENCE_MAX),
+            Self::Up { heard, ping_at, .. } => Some(ping_at.min(heard + SILENCE_MAX)),
+        }
+    }
+}
+
+/// How far this host's own announcements have gone to a peer, in the order of [`Subject`].
+enum Announced {
+    UpTo(Option<Subject>),
+    All,
+}
+
+struct Host {
+    entry: PeerEntry,
+    phase: Phase,
+    since: Instant,
+    redial_after: Duration,
+    /// Of the last Hello.
+    epoch: Option<u64>,
+    features: u64,
+    icrc: bool,
+    /// While it is not up: when its announcements become void.
+    kept_until: Option<Instant>,
+    announced: Announced,
+    pinged: Option<u64>,
+    rtt: Option<Duration>,
+    counters: PeerCounters,
+}
+
+/// One host, for `freeflow peers ls`.
+#[derive(Clone, Debug)]
+pub struct HostStatus {
+    pub entry: PeerEntry,
+    pub state: &'static str,
+    pub since: Instant,
+    pub rtt: Option<Duration>,
+    pub icrc: bool,
+    pub route_count: u32,
+    pub counters: PeerCounters,
+}
+
+pub struct State {
+    file: PeersFile,
+    epoch: u64,
+    hosts: BTreeMap<HostId, Host>,
+    /// Of all hosts that ever were in the file.
+    numbers: BTreeMap<String, HostId>,
+    by_connection: BTreeMap<ConnectionId, HostId>,
+    pub(super) networks: BTreeMap<String, NetworkId>,
+    network_names: BTreeMap<NetworkId, String>,
+    pub(super) homes: Arc<Homes>,
+    /// What this host announces.
+    local: BTreeMap<Subject, Option<Qpn>>,
+    pub(super) claims: Claims,
+    pub(super) identities: Identities,
+    pub(super) outputs: VecDeque<Output>,
+}
+
+impl State {
+    /// `epoch` is random, and another one for each run of the router.
+    pub fn new(now: Instant, file: PeersFile, epoch: u64) -> Self {
+        let mut state = Self {
+            file: PeersFile { peers: Vec::new(), ..file.clone() },
+            epoch,
+            hosts: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            by_connection: BTreeMap::new(),
+            networks: BTreeMap::new(),
+            network_names: BTreeMap::new(),
+            homes: Arc::default(),
+            local: BTreeMap::new(),
+            claims: Claims::default(),
+            identities: Identities::default(),
+            outputs: VecDeque::new(),
+        };
+        state.handle_reload(now, file);
+        state
+    }
+
+    pub fn file(&self) -> &PeersFile {
+        &self.file
+    }
+
+    pub fn host(&self, host: HostId) -> Option<&PeerEntry> {
+        self.hosts.get(&host).map(|host| &host.entry)
+    }
+
+    pub fn host_named(&self, name: &str) -> Option<(HostId, &PeerEntry)> {
+        let id = *self.numbers.get(name)?;
+        Some((id, &self.hosts.get(&id)?.entry))
+    }
+
+    pub fn statuses(&self) -> Vec<HostStatus> {
+        let status = |(id, host): (&HostId, &Host)| HostStatus {
+            entry: host.entry.clone(),
+            state: host.phase.name(),
+            since: host.since,
+            rtt: host.rtt,
+            icrc: host.icrc,
+            route_count: self.claims.route_count(*id),
+            counters: host.counters,
+        };
+        self.hosts.iter().map(status).collect()
+    }
+
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    pub fn has_output(&self) -> bool {
+        !self.outputs.is_empty()
+    }
+
+    /// When [`Self::handle_timer`] has something to do.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.hosts.values().flat_map(|host| [host.phase.deadline(), host.kept_until]).flatten().min()
+    }
+
+    // The file.
+
+    /// A peers file was read, at the start or again. Hosts that are as they were keep their connections, unless this host
+    /// itself has changed.
+    pub fn handle_reload(&mut self, now: Instant, file: PeersFile) {
+        let own = |file: &PeersFile| (file.host.clone(), file.address, file.control_port, file.icrc);
+        let same_own = own(&self.file) == own(&file);
+        let going: Vec<HostId> = (self.hosts.iter())
+            .filter(|(_, host)| !same_own || !file.peers.contains(&host.entry))
+            .map(|(&id, _)| id)
+            .collect();
+        for id in going {
+            self.remove_host(now, id);
+        }
+        self.file = file;
+        for entry in self.file.peers.clone() {
+            let next = HostId(self.numbers.len() as u32 + 1);
+            if next.0 > HOST_NUMBER_MAX && !self.numbers.contains_key(&entry.host) {
+                continue;
+            }
+            let id = *self.numbers.entry(entry.host.clone()).or_insert(next);
+            let phase = if self.file.host < entry.host { Phase::Waiting { until: now } } else { Phase::Down };
+            self.hosts.entry(id).or_insert_with(|| Host {
+                entry,
+                phase,
+                since: now,
+                redial_after: REDIAL_FIRST,
+                epoch: None,
+                features: 0,
+                icrc: false,
+                kept_until: None,
+                announced: Announced::UpTo(None),
+                pinged: None,
+                rtt: None,
+                counters: PeerCounters::default(),
+            });
+        }
+        self.give_settings();
+    }
+
+    fn remove_host(&mut self, now: Instant, id: HostId) {
+        self.end_connection(now, id, Why::Removed);
+        if self.hosts.remove(&id).is_some() {
+            self.forget_claims(id);
+            self.outputs.push_back(Output::Update(Update::PeersGone { host: id }));
+        }
+    }
+
+    fn give_settings(&mut self) {
+        let external = self.file.external.iter().filter_map(|external| {
+            Some(ExternalPeers { network: *self.networks.get(&external.network)?, allow: external.allow.clone() })
+        });
+        let settings = Settings {
+            address: self.file.address,
+            dscp: self.file.dscp,
+            routers: self.file.peers.iter().map(|peer| peer.address).collect(),
+            external: external.collect(),
+        };
+        self.outputs.push_back(Output::Update(Update::Settings(settings)));
+    }
+
+    // Connections.
+
+    /// A connection whose other side has proved to be this host.
+    pub fn handle_connected(&mut self, now: Instant, id: HostId, connection: ConnectionId) {
+        if !self.hosts.contains_key(&id) {
+            self.outputs.push_back(Output::Close(connection));
+            return;
+        }
+        self.end_connection(now, id, Why::Replaced);
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        host.phase = Phase::Greeting { connection, heard: now };
+        host.since = now;
+        host.counters.connections += 1;
+        self.by_connection.insert(connection, id);
+        let hello = PeerMessage::Hello {
+            version: PEER_PROTOCOL_VERSION,
+            host: self.file.host.clone(),
+            epoch: self.epoch,
+            icrc_wanted: self.file.icrc,
+            features: FEATURE_CM | FEATURE_ACCESS | FEATURE_IPV6,
+        };
+        self.send(id, hello);
+    }
+
+    pub fn handle_dial_failed(&mut self, now: Instant, id: HostId) {
+        if let Some(host) = self.hosts.get_mut(&id)
+            && host.phase == Phase::Dialing
+        {
+            host.counters.failed_dials += 1;
+            host.pause(now, &self.file.host);
+        }
+    }
+
+    /// The connection is gone. `stuck`: it was ended here because the peer does not read.
+    pub fn handle_disconnected(&mut self, now: Instant, connection: ConnectionId, stuck: bool) {
+        let Some(&id) = self.by_connection.get(&connection) else { return };
+        if let Some(host) = self.hosts.get_mut(&id).filter(|_| stuck) {
+            host.counters.timeouts += 1;
+        }
+        self.end_connection(now, id, if stuck { Why::Stuck } else { Why::Ended });
+    }
+
+    /// What came could not be understood.
+    pub fn handle_nonsense(&mut self, now: Instant, connection: ConnectionId) {
+        if let Some(&id) = self.by_connection.get(&connection) {
+            self.offend(now, id, Why::Nonsense);
+        }
+    }
+
+    fn offend(&mut self, now: Instant, id: HostId, why: Why) {
+        if let Some(host) = self.hosts.get_mut(&id) {
+            host.counters.protocol_errors += 1;
+        }
+        self.end_connection(now, id, why);
+    }
+
+    /// Ends the connection of a host, if it has one.
+    fn end_connection(&mut self, now: Instant, id: HostId, why: Why) {
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        let Some(connection) = host.phase.connection() else { return };
+        self.by_connection.remove(&connection);
+        self.outputs.push_back(Output::Close(connection));
+        if matches!(host.phase, Phase::Up { .. }) {
+            if now - host.since >= STABLE {
+                host.redial_after = REDIAL_FIRST;
+            }
+            host.kept_until = Some(now + ROUTES_KEPT);
+            self.outputs.push_back(Output::Update(Update::HostDown { host: id }));
+        }
+        host.rtt = None;
+        host.pause(now, &self.file.host);
+        self.outputs.push_back(Output::Note(host.entry.host.clone(), Note::Down(why)));
+    }
+
+    // Time.
+
+    pub fn handle_timer(&mut self, now: Instant) {
+        let due: Vec<HostId> = (self.hosts.iter())
+            .filter(|(_, host)| [host.phase.deadline(), host.kept_until].into_iter().flatten().any(|then| then <= now))
+            .map(|(&id, _)| id)
+            .collect();
+        for id in due {
+            self.handle_host_timer(now, id);
+        }
+    }
+
+    fn handle_host_timer(&mut self, now: Instant, id: HostId) {
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        match host.phase {
+            Phase::Waiting { until } if until <= now => {
+                host.enter(now, Phase::Dialing);
+                self.outputs.push_back(Output::Dial(id));
+            }
+            Phase::Greeting { heard, .. } | Phase::Up { heard, .. } if heard + SILENCE_MAX <= now => {
+                host.counters.timeouts += 1;
+                self.end_connection(now, id, Why::Silent);
+            }
+            Phase::Up { connection, heard, ping_at } if ping_at <= now => {
+                host.phase = Phase::Up { connection, heard, ping_at: now + PING_INTERVAL };
+                host.pinged = Some(now.0);
+                self.send(id, PeerMessage::Ping { stamp: now.0 });
+            }
+            _ => {}
+        }
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        if host.kept_until.is_some_and(|until| until <= now) {
+            host.kept_until = None;
+            self.forget_claims(id);
+            self.outputs.push_back(Output::Update(Update::PeersGone { host: id }));
+        }
+    }
+
+    // Messages.
+
+    /// `has_cm_room`: messages of connection management can be dealt with.
+    pub fn handle_message(&mut self, now: Instant, connection: ConnectionId, message: PeerMessage, has_cm_room: bool) {
+        let Some(&id) = self.by_connection.get(&connection) else { return };
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        host.counters.received_messages += 1;
+        match &mut host.phase {
+            Phase::Greeting { .. } => return self.handle_greeting(now, id, connection, message),
+            Phase::Up { heard, .. } => *heard = now,
+            Phase::Down | Phase::Waiting { .. } | Phase::Dialing => return,
+        }
+        match message {
+            PeerMessage::Hello { .. } => self.offend(now, id, Why::Nonsense),
+            PeerMessage::Attach { network, gid } => self.claim(id, Subject::Address { network, gid }, None),
+            PeerMessage::Detach { network, gid } => {
+                let subject = Subject::Address { network, gid };
+                self.identities.forget(id, &subject);
+                self.release(id, &subject);
+            }
+            PeerMessage::Group { network, gid, qpn: None } => self.release(id, &Subject::Group { network, gid }),
+            PeerMessage::Group { network, gid, qpn } => self.claim(id, Subject::Group { network, gid }, qpn),
+            PeerMessage::Synced => {
+                let updates = self.claims.end_sync(id, &self.networks);
+                self.identities.retain(id, |subject| self.claims.is_announced(id, subject));
+                self.update(updates);
+            }
+            PeerMessage::Ask { qpn } | PeerMessage::Info { qpn, .. } | PeerMessage::DualInfo { qpn, .. }
+                if qpn.0 > Qpn::MASK =>
+            {
+                self.offend(now, id, Why::Nonsense);
+            }
+            PeerMessage::Identity { network, gid, vnic, labels } => {
+                self.identify(id, (network, gid), None, (vnic, labels));
+            }
+            PeerMessage::DualIdentity { network, gid, other, vnic, labels } => {
+                self.identify(id, (network, gid), Some(other), (vnic, labels));
+            }
+            PeerMessage::Severed { qpn, peer } => {
+                self.outputs.push_back(Output::Update(Update::Severed { host: id, qpn, peer }));
+            }
+            PeerMessage::Ask { qpn } => self.outputs.push_back(Output::Update(Update::Asked { host: id, qpn })),
+            PeerMessage::Info { qpn, info } => {
+                let info = info.and_then(|info| self.checked(id, info, None));
+                self.outputs.push_back(Output::Update(Update::Peer { host: id, qpn, info }));
+            }
+            PeerMessage::DualInfo { qpn, info, ipv6_gid } => {
+                let info = self.checked(id, info, Some(ipv6_gid));
+                self.outputs.push_back(Output::Update(Update::Peer { host: id, qpn, info }));
+            }
+            PeerMessage::Ping { stamp } => self.send(id, PeerMessage::Pong { stamp }),
+            PeerMessage::Pong { stamp } => {
+                if host.pinged == Some(stamp) {
+                    host.pinged = None;
+                    host.rtt = Some(now - Instant(stamp));
+                }
+            }
+            PeerMessage::Cm { network, from, to, mad } => match Box::<Mad>::try_from(mad.into_boxed_slice()) {
+                Ok(mad) if has_cm_room => self.handle_cm(id, network, (from, to), mad),
+                Ok(_) => host.counters.dropped_cm += 1,
+                Err(_) => self.offend(now, id, Why::Nonsense),
+            },
+        }
+    }
+
+    fn handle_greeting(&mut self, now: Instant, id: HostId, connection: ConnectionId, message: PeerMessage) {
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        let PeerMessage::Hello { version, host: name, epoch, icrc_wanted, features } = message else {
+            return self.offend(now, id, Why::NotGreeted);
+        };
+        if version != PEER_PROTOCOL_VERSION {
+            return self.offend(now, id, Why::OtherVersion(version));
+        }
+        if name != host.entry.host {
+            return self.offend(now, id, Why::OtherName);
+        }
+        host.enter(now, Phase::Up { connection, heard: now, ping_at: now });
+        host.icrc = icrc_wanted && self.file.icrc;
+        host.features = features;
+        host.announced = Announced::UpTo(None);
+        host.kept_until = None;
+        let (icrc, address) = (host.icrc, host.entry.address);
+        let restarted = host.epoch.replace(epoch).is_some_and(|last| last != epoch);
+        self.outputs.push_back(Output::Note(name, Note::Up { restarted }));
+        if restarted {
+            self.forget_claims(id);
+        }
+        self.claims.begin_sync(id);
+        self.outputs.push_back(Output::Update(Update::PeersGone { host: id }));
+        self.outputs.push_back(Output::Update(Update::HostUp { host: id, address, icrc, epoch, features }));
+        self.announce_more(id);
+        self.handle_host_timer(now, id);
+    }
+
+    /// What a host says of one of its QPs, if it may.
+    fn checked(&mut self, id: HostId, info: QpInfo, ipv6_gid: Option<Gid>) -> Option<PeerInfo> {
+        let QpInfo { network, gid, service, connected } = info;
+        let is_its_own = std::iter::once(gid).chain(ipv6_gid).all(|gid| self.may_have(id, gid));
+        let host = self.hosts.get_mut(&id)?;
+        if !is_its_own {
+            host.counters.refused_infos += 1;
+            return None;
+        }
+        // In a network that is not here it can be nobody's peer here.
+        Some(PeerInfo { network: *self.networks.get(&network)?, gid, ipv6_gid, service, connected })
+    }
+
+    /// Whether an address lies in a host's prefixes.
+    pub(super) fn may_have(&self, id: HostId, gid: Gid) -> bool {
+        self.hosts.get(&id).is_some_and(|host| host.entry.prefixes.iter().any(|prefix| prefix.contains(gid)))
+    }
+
+    fn claim(&mut self, id: HostId, subject: Subject, qpn: Option<Qpn>) {
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        let claimed = match subject.check(&host.entry.prefixes, qpn) {
+            Ok(()) => self.claims.claim(id, subject.clone(), qpn, &self.networks),
+            Err(refusal) => Err(refusal),
+        };
+        match claimed {
+            Ok(update) => self.update(update),
+            Err(refusal) => {
+                host.counters.refused_announcements += 1;
+                self.outputs.push_back(Output::Note(host.entry.host.clone(), Note::Claimed { subject, refusal }));
+            }
+        }
+    }
+
+    fn release(&mut self, id: HostId, subject: &Subject) {
+        let update = self.claims.release(id, subject, &self.networks);
+        self.update(update);
+    }
+
+    fn forget_claims(&mut self, id: HostId) {
+        self.identities.retain(id, |_| false);
+        let updates = self.claims.forget(id, &self.networks);
+        self.update(updates);
+    }
+
+    /// The name of a host, and what is counted of it.
+    pub(super) fn named_counters(&mut self, id: HostId) -> Option<(&str, &mut PeerCounters)> {
+        self.hosts.get_mut(&id).map(|host| (host.entry.host.as_str(), &mut host.counters))
+    }
+
+    pub(super) fn features(&self, id: HostId) -> u64 {
+        self.hosts.get(&id).filter(|_| self.is_up(id)).map_or(0, |host| host.features)
+    }
+
+    pub(super) fn send(&mut self, id: HostId, message: PeerMessage) {
+        if let Some(host) = self.hosts.get_mut(&id)
+            && let Some(connection) = host.phase.connection()
+        {
+            host.counters.sent_messages += 1;
+            self.outputs.push_back(Output::Send(connection, message));
+        }
+    }
+
+    /// The connection has room again.
+    pub fn handle_room(&mut self, connection: ConnectionId) {
+        if let Some(&id) = self.by_connection.get(&connection) {
+            self.announce_more(id);
+        }
+    }
+
+    fn announce_more(&mut self, id: HostId) {
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        let (Phase::Up { .. }, Announced::UpTo(last)) = (host.phase, &host.announced) else { return };
+        let from = last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.local.range((from, Bound::Unbounded)).take(ANNOUNCE_COUNT);
+        let next: Vec<(Subject, Option<Qpn>)> = next.map(|(subject, &qpn)| (subject.clone(), qpn)).collect();
+        let is_end = next.len() < ANNOUNCE_COUNT;
+        host.announced = match next.last() {
+            Some((subject, _)) if !is_end => Announced::UpTo(Some(subject.clone())),
+            _ => Announced::All,
+        };
+        let features = host.features;
+        for (subject, qpn) in next.into_iter().filter(|(subject, _)| is_understood(subject, features)) {
+            self.send(id, subject.announcement(qpn));
+            self.send_identity(id, &subject);
+        }
+        if is_end {
+            self.send(id, PeerMessage::Synced);
+        }
+    }
+
+    // This host's own.
+
+    /// A network of this host; `None`: it is gone. One that is made anew under its name is another one.
+    pub fn handle_network(&mut self, name: &str, network: Option<NetworkId>) {
+        let before = match network {
+            Some(network) => self.networks.insert(name.into(), network),
+            None => self.networks.remove(name),
+        };
+        if before == network {
+            return;
+        }
+        if let Some(gone) = before {
+            self.network_names.remove(&gone);
+            let updates = self.claims.of_network(name, gone, false);
+            self.update(updates);
+            let is_its = |subject: &&Subject| subject.network() == name && matches!(subject, Subject::Group { .. });
+            let groups: Vec<Subject> = self.local.keys().filter(is_its).cloned().collect();
+            for group in groups {
+                self.set_local(group, None);
+            }
+        }
+        if let Some(network) = network {
+            self.network_names.insert(network, name.into());
+            let updates = self.claims.of_network(name, network, true);
+            self.update(updates);
+        }
+        self.give_settings();
+    }
+
+    /// A vNIC came to this host, is another now, or left it.
+    pub fn handle_address(&mut self, network: &str, gid: Gid, identity: Option<Arc<VnicIdentity>>) {
+        let subject = Subject::Address { network: network.into(), gid };
+        let present = identity.is_some();
+        let update = self.claims.set_local(&subject, present, &self.networks);
+        self.update(update);
+        let is_another = self.identities.set_own(&subject, identity);
+        self.set_local(subject.clone(), present.then_some(None));
+        if is_another {
+            for id in self.told(&subject) {
+                self.send_identity(id, &subject);
+            }
+        }
+    }
+
+    /// The QPN by which this host's members of a group are reached; `None`: there are none any more.
+    pub fn handle_group(&mut self, network: NetworkId, gid: Gid, qpn: Option<Qpn>) {
+        if let Some(network) = self.network_name(network) {
+            self.set_local(Subject::Group { network, gid }, qpn.map(Some));
+        }
+    }
+
+    fn set_local(&mut self, subject: Subject, value: Option<Option<Qpn>>) {
+        let before = match value {
+            Some(qpn) => self.local.insert(subject.clone(), qpn),
+            None => self.local.remove(&subject),
+        };
+        if before == value {
+            return;
+        }
+        let message = match value {
+            Some(qpn) => subject.announcement(qpn),
+            None => subject.withdrawal(),
+        };
+        for id in self.told(&subject) {
+            self.send(id, message.clone());
+        }
+    }
+
+    /// Hosts that something was announced to.
+    fn told(&self, subject: &Subject) -> Vec<HostId> {
+        let told = |host: &Host| match (&host.phase, &host.announced) {
+            _ if !is_understood(subject, host.features) => false,
+            (Phase::Up { .. }, Announced::All) => true,
+            // What comes later will be announced as it is then.
+            (Phase::Up { .. }, Announced::UpTo(Some(last))) => subject <= last,
+            _ => false,
+        };
+        self.hosts.iter().filter(|(_, host)| told(host)).map(|(&id, _)| id).collect()
+    }
+
+    pub(super) fn network_name(&self, network: NetworkId) -> Option<String> {
+        self.network_names.get(&network).cloned()
+    }
+
+    fn is_up(&self, id: HostId) -> bool {
+        self.hosts.get(&id).is_some_and(|host| matches!(host.phase, Phase::Up { .. }))
+    }
+
+    /// Who is behind that QPN there?
+    pub fn ask(&mut self, id: HostId, qpn: Qpn) {
+        if self.is_up(id) {
+            self.send(id, PeerMessage::Ask { qpn });
+        }
+    }
+
+    /// The connection of a host that is up.
+    pub fn connection_of(&self, id: HostId) -> Option<ConnectionId> {
+        self.hosts.get(&id)?.phase.connection()
+    }
+
+    /// Who is behind this QPN here.
+    pub fn tell(&mut self, id: HostId, qpn: Qpn, info: Option<PeerInfo>) {
+        if self.is_up(id) {
+            let ipv6_gid = info.and_then(|info| info.ipv6_gid).filter(|_| self.features(id) & FEATURE_IPV6 != 0);
+            let info = info.and_then(|PeerInfo { network, gid, service, connected, .. }| {
+                Some(QpInfo { network: self.network_name(network)?, gid, service, connected })
+            });
+            self.send(
+                id,
+                match (info, ipv6_gid) {
+                    (Some(info), Some(ipv6_gid)) => PeerMessage::DualInfo { qpn, info, ipv6_gid },
+                    (info, _) => PeerMessage::Info { qpn, info },
+                },
+            );
+        }
+    }
+}
+
+/// Whether a router with these features knows what such an address is.
+fn is_understood(subject: &Subject, features: u64) -> bool {
+    match subject {
+        Subject::Address { gid, .. } => gid.to_ipv4().is_some() || features & FEATURE_IPV6 != 0,
+        Subject::Group { .. } => true,
+    }
+}
+
+impl Host {
+    fn enter(&mut self, now: Instant, phase: Phase) {
+        self.phase = phase;
+        self.since = now;
+    }
+
+    /// Not connected, and not connecting.
+    fn pause(&mut self, now: Instant, own_name: &str) {
+        if own_name < self.entry.host.as_str() {
+            self.enter(now, Phase::Waiting { until: now + self.redial_after });
+            self.redial_after = Duration(self.redial_after.0 * 2).min(REDIAL_LAST);
+        } else {
+            self.enter(now, Phase::Down);
+        }
+    }
+}

@@ -1,0 +1,538 @@
+//! The thread `ff-peers`: the sockets and the clock of [`State`] and [`Channel`]. Each turn takes commands, lets time pass,
+//! does what the state machine wants, and waits.
+//!
+//! A connection from an address that is no peer's is closed at once. One from a peer's has [`super::link`]'s time to prove
+//! that it is that peer; there are at most [`PENDING_COUNT_MAX`] of those an address, and then the oldest goes.
+use super::channel::{Channel, ChannelError, Event, Identity};
+use super::file::{PeersFile, PrivateKey};
+use super::handle::{Command, PeersHandle, Published, Shared, Sink};
+use super::link::{Flow, Link, Stage};
+use super::state::{ConnectionId, HostStatus, Note, Output, State};
+use super::update::Update;
+use crate::base::log::{Lines, info, warning};
+use crate::base::privileges::{self, Kind};
+use crate::base::wake::Waker;
+use freeflow_engine::HostId;
+use freeflow_protocol::admin::PeerStatus;
+use freeflow_shm::monotonic_ns;
+use freeflow_verbs::{Duration, Instant};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Connections from one address that have not proved who they are.
+const PENDING_COUNT_MAX: usize = 4;
+/// Connections accepted, and commands taken, before others have their turn.
+const ACCEPT_COUNT: usize = 16;
+const COMMAND_COUNT: usize = 4096;
+/// Updates of one delivery.
+const UPDATE_COUNT: usize = 256;
+/// Updates that the worker has not dealt with yet, from which on nothing is read; and the pause then.
+const BACKLOG_COUNT_MAX: usize = 4096;
+const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
+/// Between two attempts to listen, or to accept when that failed.
+const LISTEN_PAUSE: Duration = Duration::from_millis(500);
+/// Between two publications of the status.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
+/// Longest wait, with nothing to do at all.
+const IDLE_MAX: Duration = Duration::from_millis(1000);
+
+/// The thread; it ends when this is dropped.
+pub struct Peers {
+    thread: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
+}
+
+impl Peers {
+    /// Starts the thread. `epoch` is random. `at_end` is dropped when the thread ends, however it does.
+    ///
+    /// Errors: no descriptor or no thread could be made. An address that can't be listened on is logged and tried again.
+    pub fn start(
+        (file, key): (PeersFile, PrivateKey),
+        epoch: u64,
+        sink: impl Sink + 'static,
+        at_end: impl Send + 'static,
+    ) -> io::Result<(Self, PeersHandle)> {
+        let (commands, commands_end) = channel();
+        let shared = Arc::new(Shared {
+            waker: Waker::new()?,
+            stop: AtomicBool::new(false),
+            queued: AtomicUsize::new(0),
+            published: Mutex::new(Published::default()),
+            strangers: AtomicU64::new(0),
+            refused_handshakes: AtomicU64::new(0),
+        });
+        let now = Instant(monotonic_ns());
+        let mut body = Thread {
+            identity: Identity { name: file.host.clone(), key },
+            state: State::new(now, file, epoch),
+            listener: None,
+            listen_at: now,
+            links: BTreeMap::new(),
+            link_count: 0,
+            commands: commands_end,
+            shared: shared.clone(),
+            sink: Box::new(sink),
+            updates: Vec::new(),
+            lines: Lines::default(),
+            stranger_lines: Lines::default(),
+            published: None,
+            is_changed: true,
+        };
+        // Before the router says that it is ready.
+        body.listen(now);
+        body.publish(now);
+        let run = move || {
+            let _at_end = at_end;
+            privileges::enter(Kind::Peers);
+            body.run();
+        };
+        let thread = std::thread::Builder::new().name("ff-peers".into()).spawn(run)?;
+        let handle = PeersHandle::new(commands, shared.clone());
+        Ok((Self { thread: Some(thread), shared }, handle))
+    }
+}
+
+impl Peers {
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Relaxed);
+        self.shared.waker.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            warning!("the peers thread panicked");
+        }
+    }
+}
+
+struct Thread {
+    identity: Identity,
+    state: State,
+    listener: Option<TcpListener>,
+    /// When to listen, or to accept, again.
+    listen_at: Instant,
+    links: BTreeMap<ConnectionId, Link>,
+    link_count: u64,
+    commands: Receiver<Command>,
+    shared: Arc<Shared>,
+    sink: Box<dyn Sink>,
+    updates: Vec<Update>,
+    /// Of the log: what peers do, and what strangers cause, who must not take the others' place.
+    lines: Lines,
+    stranger_lines: Lines,
+    published: Option<Instant>,
+    /// Something has changed since.
+    is_changed: bool,
+}
+
+/// What a descriptor that is waited for belongs to.
+#[derive(Clone, Copy)]
+enum Topic {
+    Waker,
+    Listener,
+    Link(ConnectionId),
+}
+
+impl Thread {
+    fn run(&mut self) {
+        while !self.shared.stop.load(Relaxed) {
+            let now = Instant(monotonic_ns());
+            let mut busy = self.take_commands(now);
+            self.listen(now);
+            self.expire(now);
+            self.state.handle_timer(now);
+            self.pump(now);
+            busy |= self.give_room();
+            self.publish(now);
+            self.deliver();
+            // From here on commands ring; those that came before are looked for once more.
+            self.shared.waker.set_sleeping(true);
+            busy |= self.shared.queued.load(Relaxed) > 0 || self.shared.stop.load(Relaxed);
+            let ready = self.wait(now, busy);
+            self.shared.waker.set_sleeping(false);
+            let now = Instant(monotonic_ns());
+            for (topic, flags) in ready {
+                self.handle_event(now, topic, flags);
+            }
+            self.deliver();
+        }
+        // What was said last: connections that end with this router.
+        self.take_commands(Instant(monotonic_ns()));
+    }
+
+    fn take_commands(&mut self, now: Instant) -> bool {
+        for _ in 0..COMMAND_COUNT {
+            let Ok(command) = self.commands.try_recv() else { return false };
+            self.shared.queued.fetch_sub(1, Relaxed);
+            match command {
+                Command::Ask { host, qpn } => self.state.ask(host, qpn),
+                Command::Tell { host, qpn, info } => self.state.tell(host, qpn, info),
+                Command::Network { name, network } => self.state.handle_network(&name, network),
+                Command::Homes(homes) => self.state.handle_homes(homes),
+                Command::Address { network, gid, identity } => self.state.handle_address(&network, gid, identity),
+                Command::Severed { host, qpn, peer } => self.state.tell_severed(host, qpn, peer),
+                Command::Group { network, gid, qpn } => self.state.handle_group(network, gid, qpn),
+                Command::Cm { host, network, from, to, mad, tickets } => {
+                    let connection = self.state.connection_of(host);
+                    let has_room = connection.and_then(|id| self.links.get(&id)).is_some_and(Link::has_cm_room);
+                    self.state.send_cm(host, network, (from, to), &mad, has_room);
+                    self.pump(now);
+                    if let Some(link) = connection.and_then(|id| self.links.get_mut(&id)) {
+                        link.hold(tickets);
+                    }
+                }
+                Command::Reload(both) => self.reload(now, *both),
+            }
+            self.pump(now);
+        }
+        true
+    }
+
+    fn reload(&mut self, now: Instant, (file, key): (PeersFile, PrivateKey)) {
+        let listens = |file: &PeersFile| (file.address, file.control_port);
+        if listens(&file) != listens(self.state.file()) {
+            self.listener = None;
+            self.listen_at = now;
+        }
+        // Who has not proved anything yet did so, if at all, by keys that may be others now.
+        let going: Vec<ConnectionId> = self.links_where(|link| link.stage != Stage::Established);
+        for connection in going {
+            self.end(now, connection, false);
+        }
+        if self.identity.key.0 != key.0 {
+            // Our own key is another: all connections begin anew.
+            let going = self.links_where(|_| true);
+            for connection in going {
+                self.end(now, connection, false);
+            }
+        }
+        self.identity = Identity { name: file.host.clone(), key };
+        self.state.handle_reload(now, file);
+        info!("peers file read", hosts = self.state.file().peers.len());
+    }
+
+    fn links_where(&self, which: impl Fn(&Link) -> bool) -> Vec<ConnectionId> {
+        self.links.iter().filter(|(_, link)| which(link)).map(|(&id, _)| id).collect()
+    }
+
+    fn listen(&mut self, now: Instant) {
+        if self.listener.is_some() || now < self.listen_at {
+            return;
+        }
+        let file = self.state.file();
+        let address = SocketAddr::new(file.address, file.control_port);
+        let listened = TcpListener::bind(address).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        });
+        match listened {
+            Ok(listener) => {
+                info!("control channel listens", address = address);
+                self.listener = Some(listener);
+            }
+            Err(error) => {
+                self.listen_at = now + LISTEN_PAUSE;
+                if let Some(left_out) = self.lines.take(now.0) {
+                    warning!("can't listen for other hosts", address = address, error = error, left_out = left_out);
+                }
+            }
+        }
+    }
+
+    /// Connections that took too long.
+    fn expire(&mut self, now: Instant) {
+        for connection in self.links_where(|link| link.deadline().is_some_and(|then| then <= now)) {
+            let is_stuck = self.links.get(&connection).is_some_and(|link| link.stage == Stage::Established);
+            if !is_stuck {
+                self.refuse(now, connection, None);
+            } else {
+                self.end(now, connection, true);
+            }
+        }
+    }
+
+    /// Does what the state machine wants.
+    fn pump(&mut self, now: Instant) {
+        while let Some(output) = self.state.poll_output() {
+            self.is_changed = true;
+            match output {
+                Output::Dial(host) => self.dial(now, host),
+                Output::Close(connection) => {
+                    self.links.remove(&connection);
+                }
+                Output::Send(connection, message) => {
+                    if let Some(link) = self.links.get_mut(&connection) {
+                        link.send(now, &message);
+                        self.flush(now, connection);
+                    }
+                }
+                Output::Update(update) => {
+                    self.updates.push(update);
+                    if self.updates.len() >= UPDATE_COUNT {
+                        self.deliver();
+                    }
+                }
+                Output::Note(host, note) => self.note(now, &host, &note),
+            }
+        }
+    }
+
+    fn note(&mut self, now: Instant, host: &str, note: &Note) {
+        let Some(left_out) = self.lines.take(now.0) else { return };
+        match note {
+            Note::Up { .. } => info!("peer", host = host, what = note),
+            _ => warning!("peer", host = host, what = note, left_out = left_out),
+        }
+    }
+
+    fn deliver(&mut self) {
+        if !self.updates.is_empty() {
+            self.sink.deliver(std::mem::take(&mut self.updates));
+        }
+    }
+
+    /// Peers that took what there was can be told more. Whether there is something to do now.
+    fn give_room(&mut self) -> bool {
+        for (&connection, link) in &self.links {
+            if link.has_room() {
+                self.state.handle_room(connection);
+            }
+        }
+        self.state.has_output()
+    }
+
+    fn publish(&mut self, now: Instant) {
+        if !self.is_changed || self.published.is_some_and(|last| now - last < PUBLISH_INTERVAL) {
+            return;
+        }
+        self.is_changed = false;
+        self.published = Some(now);
+        let peers = self.state.statuses().into_iter().map(|host| (status(&host), host.since)).collect();
+        let published = Published { host: self.state.file().host.clone(), peers };
+        *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner) = published;
+    }
+
+    fn dial(&mut self, now: Instant, host: HostId) {
+        let Some(entry) = self.state.host(host) else { return };
+        let channel = Channel::dial(&self.identity, &entry.host, &entry.public_key);
+        match Link::dial(now, self.state.file().address, entry.control(), host, channel) {
+            Ok(link) => self.insert(link),
+            // Back-off says when again; `peers ls` shows the count.
+            Err(_) => self.state.handle_dial_failed(now, host),
+        }
+    }
+
+    fn insert(&mut self, link: Link) {
+        self.link_count += 1;
+        self.links.insert(self.link_count, link);
+    }
+
+    /// What is ready, of the descriptors that something is awaited from.
+    fn wait(&self, now: Instant, busy: bool) -> Vec<(Topic, PollFlags)> {
+        let reads = self.sink.backlog() < BACKLOG_COUNT_MAX;
+        let mut topics = vec![Topic::Waker];
+        let mut polled = vec![PollFd::from_borrowed_fd(self.shared.waker.fd(), PollFlags::IN)];
+        if let Some(listener) = self.listener.as_ref().filter(|_| self.listen_at <= now) {
+            topics.push(Topic::Listener);
+            polled.push(PollFd::new(listener, PollFlags::IN));
+        }
+        for (&connection, link) in &self.links {
+            topics.push(Topic::Link(connection));
+            polled.push(PollFd::new(link.stream(), link.interest(reads)));
+        }
+        let timeout = if busy { Duration(0) } else { self.next_deadline(now, reads) - now };
+        let timeout =
+            Timespec { tv_sec: (timeout.0 / 1_000_000_000) as i64, tv_nsec: (timeout.0 % 1_000_000_000) as _ };
+        match rustix::event::poll(&mut polled, Some(&timeout)) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Vec::new(),
+            Err(error) => {
+                warning!("the peers thread can't wait for events", error = error);
+                self.shared.stop.store(true, Relaxed);
+            }
+        }
+        let ready = topics.into_iter().zip(polled.iter().map(PollFd::revents));
+        ready.filter(|(_, flags)| !flags.is_empty()).collect()
+    }
+
+    fn next_deadline(&self, now: Instant, reads: bool) -> Instant {
+        let links = self.links.values().filter_map(Link::deadline);
+        let others = [
+            self.state.poll_timeout(),
+            (self.listener.is_none() || self.listen_at > now).then_some(self.listen_at),
+            (!reads).then_some(now + BACKLOG_PAUSE),
+            self.published.filter(|_| self.is_changed).map(|last| last + PUBLISH_INTERVAL),
+            Some(now + IDLE_MAX),
+        ];
+        links.chain(others.into_iter().flatten()).min().unwrap_or(now)
+    }
+
+    fn handle_event(&mut self, now: Instant, topic: Topic, flags: PollFlags) {
+        match topic {
+            Topic::Waker => self.shared.waker.drain(),
+            Topic::Listener => self.accept(now),
+            Topic::Link(connection) => self.handle_link(now, connection, flags),
+        }
+        self.pump(now);
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPT_COUNT {
+            let Some(listener) = &self.listener else { return };
+            match listener.accept() {
+                Ok((stream, from)) => {
+                    let from = from.ip().to_canonical();
+                    if !self.state.file().peers.iter().any(|peer| peer.address == from) {
+                        self.shared.strangers.fetch_add(1, Relaxed);
+                        if let Some(left_out) = self.stranger_lines.take(now.0) {
+                            warning!("a stranger dials the control channel", from = from, left_out = left_out);
+                        }
+                        continue;
+                    }
+                    let pending = self
+                        .links_where(|link| link.from == from && !link.is_dialed && link.stage != Stage::Established);
+                    if pending.len() >= PENDING_COUNT_MAX {
+                        self.refuse(now, pending[0], None);
+                    }
+                    if let Ok(link) = Link::accepted(now, stream, from) {
+                        self.insert(link);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {
+                }
+                Err(_) => {
+                    // Out of descriptors, as a rule: not to be tried again at once.
+                    self.listen_at = now + LISTEN_PAUSE;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn handle_link(&mut self, now: Instant, connection: ConnectionId, flags: PollFlags) {
+        let Some(link) = self.links.get_mut(&connection) else { return };
+        if link.stage == Stage::Connecting {
+            if link.finish_connect() == Flow::Ended {
+                return self.end(now, connection, false);
+            }
+            return self.flush(now, connection);
+        }
+        if flags.intersects(PollFlags::OUT) {
+            self.flush(now, connection);
+        }
+        let Some(link) = self.links.get_mut(&connection) else { return };
+        if flags.intersects(PollFlags::IN | PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) {
+            let flow = link.read();
+            self.take_events(now, connection);
+            if flow == Flow::Ended {
+                self.end(now, connection, false);
+            }
+        }
+    }
+
+    /// Everything whole that was read.
+    fn take_events(&mut self, now: Instant, connection: ConnectionId) {
+        while let Some(link) = self.links.get_mut(&connection) {
+            let (state, identity, from) = (&self.state, &self.identity, link.from);
+            let mut found = None;
+            let find = |name: &str| {
+                let (id, entry) = state.host_named(name)?;
+                // Each host dials those with larger names, from its own address.
+                let may_dial = entry.address == from && *name < *identity.name;
+                found = may_dial.then_some(id);
+                may_dial.then_some(entry.public_key)
+            };
+            match link.channel.poll_event(identity, find) {
+                Ok(None) => return,
+                Ok(Some(Event::Opened)) => {
+                    link.host = link.host.or(found);
+                    if link.is_dialed {
+                        self.establish(now, connection);
+                    } else {
+                        link.stage = Stage::Proving;
+                        self.flush(now, connection);
+                    }
+                }
+                Ok(Some(Event::Message(message))) => {
+                    if link.stage == Stage::Proving {
+                        self.establish(now, connection);
+                    }
+                    self.is_changed = true;
+                    let has_cm_room = self.sink.has_cm_room();
+                    self.state.handle_message(now, connection, message, has_cm_room);
+                }
+                Err(error) => return self.refuse(now, connection, Some(error)),
+            }
+            self.pump(now);
+        }
+    }
+
+    fn establish(&mut self, now: Instant, connection: ConnectionId) {
+        if let Some(link) = self.links.get_mut(&connection)
+            && let Some(host) = link.host
+        {
+            link.stage = Stage::Established;
+            self.state.handle_connected(now, host, connection);
+        }
+    }
+
+    /// Ends a connection that can't go on, or has proved nothing in its time (no error).
+    fn refuse(&mut self, now: Instant, connection: ConnectionId, error: Option<ChannelError>) {
+        let Some(link) = self.links.get(&connection) else { return };
+        if link.stage == Stage::Established {
+            self.links.remove(&connection);
+            return self.state.handle_nonsense(now, connection);
+        }
+        // A host that does not answer our dialing is down; that is not its fault.
+        if !link.is_dialed || error.is_some() {
+            self.shared.refused_handshakes.fetch_add(1, Relaxed);
+            if let Some(left_out) = self.stranger_lines.take(now.0) {
+                let why = error.map_or("no proof in time, or too many at once".to_owned(), |error| error.to_string());
+                warning!("refused a control connection", peer = link.from, why = why, left_out = left_out);
+            }
+        }
+        self.end(now, connection, false);
+    }
+
+    fn end(&mut self, now: Instant, connection: ConnectionId, stuck: bool) {
+        let Some(link) = self.links.remove(&connection) else { return };
+        match (link.stage, link.host.filter(|_| link.is_dialed)) {
+            (Stage::Established, _) => self.state.handle_disconnected(now, connection, stuck),
+            (_, Some(host)) => self.state.handle_dial_failed(now, host),
+            (_, None) => {}
+        }
+    }
+
+    fn flush(&mut self, now: Instant, connection: ConnectionId) {
+        let Some(link) = self.links.get_mut(&connection) else { return };
+        match link.flush(now) {
+            Flow::On => {}
+            flow => self.end(now, connection, flow == Flow::Stuck),
+        }
+    }
+}
+
+fn status(host: &HostStatus) -> PeerStatus {
+    PeerStatus {
+        host: host.entry.host.clone(),
+        address: host.entry.address,
+        state: host.state.into(),
+        state_s: 0,
+        rtt_us: host.rtt.map(|rtt| rtt.0 / 1000),
+        icrc: host.icrc,
+        route_count: host.route_count,
+        counters: host.counters,
+    }
+}

@@ -1,0 +1,57 @@
+//! What the peers thread tells the worker and the control thread.
+use super::prefix::Prefix;
+use crate::admission::access::{Key, VnicIdentity};
+use freeflow_engine::{HostId, PeerInfo};
+use freeflow_protocol::peer::MAD_BYTES;
+use freeflow_verbs::{Gid, NetworkId, Qpn};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Something that they have to know, in the order in which it became true.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Update {
+    /// What the peers file says of this host. Comes first, and again when it was read anew or a network was made.
+    Settings(Settings),
+    /// A host can be asked and will answer. `PeersGone` came just before: what is still needed must be asked for.
+    HostUp { host: HostId, address: IpAddr, icrc: bool, epoch: u64, features: u64 },
+    /// It can't be asked any more. Routes and answers stay as they are, for now.
+    HostDown { host: HostId },
+    /// Where an address is; `None`: on no other host.
+    Route { network: NetworkId, gid: Gid, host: Option<HostId> },
+    /// Who has an address of another host, as that host says. Comes after the address' route, and again when it is another;
+    /// `None`: it is not known any more.
+    Party { network: NetworkId, gid: Gid, identity: Option<Arc<VnicIdentity>> },
+    /// The host's policy has cut the connection of its QP `peer` with `qpn` of this host.
+    Severed { host: HostId, qpn: Qpn, peer: Qpn },
+    /// Who is behind a QPN of a host; `None`: nobody. An answer, or unasked.
+    Peer { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
+    /// Nothing that the host said of its QPNs counts any more, nor that it was told of ours.
+    PeersGone { host: HostId },
+    /// The QPN by which a host's members of a multicast group are reached; `None`: it has none.
+    Group { host: HostId, network: NetworkId, gid: Gid, qpn: Option<Qpn> },
+    /// The host wants to know who is behind this QPN of ours: answer with [`super::PeersHandle::tell`], and tell it again
+    /// when that changes.
+    Asked { host: HostId, qpn: Qpn },
+    /// Connection management: from a vNIC of that host to one here, maybe of another network. Both are what they say.
+    Cm { host: HostId, from: Key, to: Key, mad: Box<Mad> },
+}
+
+/// A management datagram.
+pub type Mad = [u8; MAD_BYTES];
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Of this host, for packets.
+    pub address: IpAddr,
+    pub dscp: u8,
+    /// Addresses of all other routers of the peers file, connected or not.
+    pub routers: Vec<IpAddr>,
+    pub external: Vec<ExternalPeers>,
+}
+
+/// RDMA machines without FreeFlow that vNICs of a network may talk to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExternalPeers {
+    pub network: NetworkId,
+    pub allow: Vec<Prefix>,
+}
