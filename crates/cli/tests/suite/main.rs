@@ -1,0 +1,3 @@
+//! The command's tests in one binary.
+mod command_line;
+mod control;

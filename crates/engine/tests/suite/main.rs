@@ -1,0 +1,27 @@
+//! The engine's tests in one binary.
+mod across;
+mod atomic_write_flush;
+mod attempts;
+mod bounds;
+mod common;
+mod control;
+mod external;
+mod flow;
+mod ipv6;
+mod multicast;
+mod pending;
+mod policy;
+mod random;
+mod regions;
+mod shaping;
+mod snapshot;
+mod states;
+mod statuses;
+mod transport_duplicates;
+mod transport_hosts;
+mod transport_requester;
+mod transport_responder;
+mod transport_responder_order;
+mod transport_retransmit;
+mod windows;
+mod xrc;

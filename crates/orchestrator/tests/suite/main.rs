@@ -1,0 +1,5 @@
+//! The orchestrator's tests in one binary.
+mod addresses;
+mod common;
+mod conformance;
+mod objects;
