@@ -1,19 +1,18 @@
-//! `repoll_create`, `repoll_ctl`, `repoll_wait`: epoll sets with rsockets and other descriptors (`set` says how they wait).
+//! `repoll_create`, `repoll_ctl`, `repoll_wait`: epoll sets with rsockets and other descriptors (`freeflow_epoll_set` says how they wait).
 use crate::ffi::{Outcome, checked, errno};
 use crate::poll;
-use crate::set::{Behind, Set};
 use crate::table;
 use crate::wait::{Deadline, PerProcess, watch_forks};
+use freeflow_epoll_set::{Backend, EpollSet, IoCounts};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, c_int, c_long, epoll_event, pollfd};
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
 /// A child of a fork has none of its parent's.
-static SETS: PerProcess<RwLock<BTreeMap<c_int, Arc<Set>>>> = PerProcess::new();
+static SETS: PerProcess<RwLock<BTreeMap<c_int, Arc<EpollSet>>>> = PerProcess::new();
 
-fn set_of(epoll: c_int) -> Outcome<Arc<Set>> {
+fn set_of(epoll: c_int) -> Outcome<Arc<EpollSet>> {
     let sets = SETS.get().read().unwrap_or_else(PoisonError::into_inner);
     sets.get(&epoll).cloned().ok_or(libc::EINVAL)
 }
@@ -30,7 +29,7 @@ fn kernel(call: c_long, fd: c_int, first: usize, second: usize, third: usize) ->
 /// Those of `epoll_create1(2)`; EINVAL: other flags.
 pub fn create(flags: c_int) -> Outcome<c_int> {
     watch_forks();
-    let set = Arc::new(Set::create().ok_or_else(errno)?);
+    let set = Arc::new(EpollSet::create().ok_or_else(errno)?);
     let epoll = kernel(libc::SYS_epoll_create1, flags & !libc::O_NONBLOCK, 0, 0, 0)?;
     SETS.get().write().unwrap_or_else(PoisonError::into_inner).insert(epoll, set);
     Ok(epoll)
@@ -58,30 +57,30 @@ pub fn control(epoll: c_int, operation: c_int, fd: c_int, event: Option<epoll_ev
     if !socket.is_ours() {
         return Err(libc::ENOTCONN);
     }
-    let mut members = set.members();
-    match (operation, members.contains(fd)) {
+    let mut interest = set.interest();
+    match (operation, interest.contains(fd)) {
         (EPOLL_CTL_ADD, true) => return Err(libc::EEXIST),
         (EPOLL_CTL_MOD | EPOLL_CTL_DEL, false) => return Err(libc::ENOENT),
-        (EPOLL_CTL_DEL, true) => drop(members.remove(fd)),
+        (EPOLL_CTL_DEL, true) => drop(interest.remove(fd)),
         _ => {
             // Rdma-core's sets know no edges.
-            members.set(fd, event.events & !(EPOLLET as u32), event.u64, (0, 0));
+            interest.set(fd, event.events & !(EPOLLET as u32), event.u64, IoCounts::default());
         }
     }
-    drop(members);
-    set.bell.ring();
+    drop(interest);
+    set.notify();
     Ok(())
 }
 
 struct Kernel(c_int);
 
-impl Behind for Kernel {
+impl Backend for Kernel {
     fn rsocket_of(&self, fd: c_int) -> Option<c_int> {
         table::get(fd).map(|_| fd)
     }
 
-    fn notes(&self, _fd: c_int) -> (u32, u32) {
-        (0, 0)
+    fn io_counts(&self, _fd: c_int) -> IoCounts {
+        IoCounts::default()
     }
 
     fn poll(&self, entries: &mut [pollfd], deadline: Option<Instant>) -> Outcome<()> {
@@ -89,7 +88,7 @@ impl Behind for Kernel {
         poll::poll(entries, Deadline::after(left)).map(|_| ())
     }
 
-    fn report(&self, room: &mut [epoll_event]) -> usize {
+    fn kernel_events(&self, room: &mut [epoll_event]) -> usize {
         let count = kernel(libc::SYS_epoll_pwait, self.0, room.as_mut_ptr() as usize, room.len(), 0);
         count.map_or(0, |count| count as usize)
     }
@@ -107,8 +106,7 @@ pub fn wait(epoll: c_int, out: &mut [epoll_event], deadline: Option<Instant>) ->
 pub fn close(epoll: c_int) -> bool {
     let ended = SETS.get().write().unwrap_or_else(PoisonError::into_inner).remove(&epoll);
     let Some(set) = ended else { return false };
-    set.ended.store(true, Ordering::SeqCst);
-    set.bell.ring();
+    set.close();
     // An open descriptor's close can't fail.
     let _ = kernel(libc::SYS_close, epoll, 0, 0, 0);
     true
@@ -117,8 +115,8 @@ pub fn close(epoll: c_int) -> bool {
 /// The rsocket is closed: it leaves all sets.
 pub fn leave(fd: c_int) {
     for set in SETS.get().read().unwrap_or_else(PoisonError::into_inner).values() {
-        if set.members().remove(fd).is_some() {
-            set.bell.ring();
+        if set.interest().remove(fd).is_some() {
+            set.notify();
         }
     }
 }

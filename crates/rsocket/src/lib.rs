@@ -9,7 +9,6 @@
 //! Invariant: one lock at a time, but for sender or receiver before setup before link. Nothing is allocated, and no
 //! system call made, where polling finds what a call waits for.
 mod address;
-mod bell;
 mod cm;
 mod config;
 mod datagram;
@@ -20,13 +19,9 @@ mod headers;
 mod keepalive;
 mod link;
 mod mapping;
-// Edges are for librspreload, which has this file too.
-#[allow(dead_code)]
-mod members;
 mod memory;
 mod options;
 mod poll;
-mod set;
 mod settings;
 mod socket;
 mod stream;

@@ -1,11 +1,11 @@
-//! Epoll sets that hold rsockets (`set` says how they wait). Edges are told by what the program did since: a condition that
+//! Epoll sets that hold rsockets (`freeflow_epoll_set` says how they wait). Edges are told by what the program did since: a condition that
 //! was reported is reported again after the program read (or wrote) there.
 //!
 //! A thread that waits for the kernel's set alone when the first rsocket comes is summoned: a descriptor that is readable stands in that
 //! set until all such threads have left it. The program never sees its event.
 use crate::real::{self, errno, set_errno};
-use crate::set::{Behind, Set};
 use crate::table::{self, inside, rsocket_of};
+use freeflow_epoll_set::{Backend, EpollSet, IoCounts};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, c_int, epoll_event, nfds_t, pollfd, sigset_t, timespec};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// A set of the program's, and who is summoned to it.
 #[derive(Debug)]
 struct Held {
-    set: Set,
+    set: EpollSet,
     summons: Mutex<Option<Summons>>,
 }
 
@@ -151,7 +151,7 @@ fn make_set(epoll: c_int) -> Option<Arc<Held>> {
         set_errno(libc::EMFILE);
         return None;
     }
-    let held = Arc::new(Held { set: Set::create()?, summons: Mutex::default() });
+    let held = Arc::new(Held { set: EpollSet::create()?, summons: Mutex::default() });
     sets.insert(epoll, Arc::clone(&held));
     table::enter_sets(epoll);
     COUNT.store(sets.len(), Ordering::SeqCst);
@@ -203,8 +203,8 @@ pub fn handle_close(fd: c_int) {
     let ended = sets.remove(&fd);
     COUNT.store(sets.len(), Ordering::SeqCst);
     for held in sets.values() {
-        if held.set.members().remove(fd).is_some() {
-            held.set.bell.ring();
+        if held.set.interest().remove(fd).is_some() {
+            held.set.notify();
         }
     }
     let ended = ended.filter(|ended| !sets.values().any(|held| Arc::ptr_eq(held, ended)));
@@ -226,8 +226,8 @@ pub fn wake_after(fd: c_int) {
 #[cold]
 fn wake_sets_of(fd: c_int) {
     let saved = errno();
-    let of_it: Vec<_> = sets().values().filter(|held| held.set.members().was_told(fd)).cloned().collect();
-    of_it.iter().for_each(|held| held.set.bell.ring());
+    let of_it: Vec<_> = sets().values().filter(|held| held.set.interest().awaits_io(fd)).cloned().collect();
+    of_it.iter().for_each(|held| held.set.notify());
     set_errno(saved);
 }
 
@@ -237,11 +237,11 @@ pub fn leave_to_kernel(fd: c_int) {
         return;
     }
     for (epoll, held) in sets().iter() {
-        if let Some(member) = held.set.members().remove(fd) {
-            let mut event = epoll_event { events: member.wanted, u64: member.data };
+        if let Some(interest) = held.set.interest().remove(fd) {
+            let mut event = epoll_event { events: interest.events, u64: interest.data };
             // SAFETY: an event.
             unsafe { real::epoll_ctl(*epoll, EPOLL_CTL_ADD, fd, &raw mut event) };
-            held.set.bell.ring();
+            held.set.notify();
         }
     }
 }
@@ -253,23 +253,23 @@ unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event:
         return unsafe { real::epoll_ctl(epoll, operation, fd, event) };
     }
     let Some(held) = make_set(epoll) else { return -1 };
-    let mut members = held.set.members();
+    let mut interest = held.set.interest();
     // SAFETY: the caller's.
     let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
-    let known = members.contains(fd);
+    let known = interest.contains(fd);
     match (operation, event, known) {
         (EPOLL_CTL_ADD, _, true) => return set_errno(libc::EEXIST),
         (EPOLL_CTL_MOD | EPOLL_CTL_DEL, _, false) => return set_errno(libc::ENOENT),
-        (EPOLL_CTL_DEL, _, true) => drop(members.remove(fd)),
-        (EPOLL_CTL_ADD | EPOLL_CTL_MOD, Some((wanted, data)), _) => {
+        (EPOLL_CTL_DEL, _, true) => drop(interest.remove(fd)),
+        (EPOLL_CTL_ADD | EPOLL_CTL_MOD, Some((events, data)), _) => {
             table::enter_sets(fd);
-            members.set(fd, wanted, data, table::notes(fd));
+            interest.set(fd, events, data, table::io_counts(fd));
         }
         (EPOLL_CTL_ADD | EPOLL_CTL_MOD, None, _) => return set_errno(libc::EFAULT),
         _ => return set_errno(libc::EINVAL),
     }
-    drop(members);
-    held.set.bell.ring();
+    drop(interest);
+    held.set.notify();
     0
 }
 
@@ -279,13 +279,13 @@ struct Program<'a> {
     held: &'a Held,
 }
 
-impl Behind for Program<'_> {
+impl Backend for Program<'_> {
     fn rsocket_of(&self, fd: c_int) -> Option<c_int> {
         rsocket_of(fd)
     }
 
-    fn notes(&self, fd: c_int) -> (u32, u32) {
-        table::notes(fd)
+    fn io_counts(&self, fd: c_int) -> IoCounts {
+        table::io_counts(fd)
     }
 
     fn poll(&self, entries: &mut [pollfd], deadline: Option<Instant>) -> Result<(), c_int> {
@@ -295,7 +295,7 @@ impl Behind for Program<'_> {
         if ready < 0 { Err(errno()) } else { Ok(()) }
     }
 
-    fn report(&self, room: &mut [epoll_event]) -> usize {
+    fn kernel_events(&self, room: &mut [epoll_event]) -> usize {
         // Once more where summons took the place of something else.
         for _ in 0..2 {
             // SAFETY: as much room.

@@ -2,6 +2,7 @@
 //! is not connected: so its number is taken, `fstat` says what it is, and it takes the rsocket's place if the rsocket can't
 //! do what is asked. No locks: every read and write of the program passes here.
 use crate::{forks, real};
+use freeflow_epoll_set::IoCounts;
 use libc::c_int;
 use std::cell::Cell;
 use std::sync::Once;
@@ -148,7 +149,7 @@ pub fn note_written(fd: c_int) {
 
 #[inline]
 fn note(counts: &[AtomicU32; FD_MAX], fd: c_int) {
-    // SeqCst: pairs with `notes`, so either who waits sees the count, or `wake` sees that it waits.
+    // SeqCst: pairs with `io_counts`, so either who waits sees the count, or `wake` sees that it waits.
     counts[fd as usize].fetch_add(1, Ordering::SeqCst);
     forks::note_use(fd);
     crate::epoll::wake_after(fd);
@@ -156,11 +157,9 @@ fn note(counts: &[AtomicU32; FD_MAX], fd: c_int) {
 
 /// How often it was read, and written, modulo 2^32.
 #[must_use]
-pub fn notes(fd: c_int) -> (u32, u32) {
-    match at(fd) {
-        Some(index) => (READ[index].load(Ordering::SeqCst), WRITTEN[index].load(Ordering::SeqCst)),
-        None => (0, 0),
-    }
+pub fn io_counts(fd: c_int) -> IoCounts {
+    let count = |counts: &[AtomicU32; FD_MAX]| at(fd).map_or(0, |index| counts[index].load(Ordering::SeqCst));
+    IoCounts { reads: count(&READ), writes: count(&WRITTEN) }
 }
 
 /// From now on closing the descriptor concerns the epoll sets.
