@@ -36,7 +36,7 @@ impl Session {
         }
     }
 
-    /// Registers memory. The caller checked that it is mapped ([`crate::check_mapped`]), unless it is paged on demand.
+    /// Registers memory. It is mapped, unless it is paged on demand.
     pub fn register(
         &self,
         pd: Handle,

@@ -1,6 +1,6 @@
 //! The process's connection to its router: handshake, control calls, liveness, doorbells.
 use crate::belongings::Belongings;
-use crate::orders::OrdersInHand;
+use crate::commands::PendingCommands;
 use crate::queue_pair::Rings;
 use crate::regions::Regions;
 use crate::registry::{Objects, Tag};
@@ -103,7 +103,7 @@ pub struct Session {
     pub(crate) regions: Regions,
     /// Given by who knows that the program keeps to the verbs. Without it all goes through the router.
     own_memory: OnceLock<OwnMemory>,
-    pub(crate) orders_in_hand: Arc<OrdersInHand>,
+    pub(crate) pending_commands: Arc<PendingCommands>,
     /// A thread is distributing news.
     is_carrying: AtomicBool,
     /// Whose channels may have news, by cookie.
@@ -186,7 +186,7 @@ impl Session {
             belongings: Mutex::default(),
             regions: Regions::default(),
             own_memory: OnceLock::new(),
-            orders_in_hand: Arc::default(),
+            pending_commands: Arc::default(),
             is_carrying: AtomicBool::new(false),
             listeners: Mutex::default(),
         })

@@ -5,12 +5,12 @@
 use crate::boundary::{Outcome, code};
 use crate::context::Context;
 use crate::memory::Extent;
-use crate::pages::populate;
 use freeflow_abi::{
     IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
     IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE, IB_UVERBS_ADVISE_MR_FLAG_FLUSH, ibv_pd, ibv_sge,
 };
 use freeflow_client::Handle;
+use freeflow_remap::populate;
 use freeflow_verbs::{Access, VerbsError};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};

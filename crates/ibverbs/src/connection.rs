@@ -4,7 +4,6 @@
 //! Private to the two libraries, which come from one build: not in a header, and not for programs.
 use crate::boundary::code;
 use crate::qp::{Qp, create_extended};
-use crate::remap;
 use freeflow_client::{connection_call, connection_step};
 use freeflow_verbs::VerbsError;
 use std::ffi::{c_int, c_uint, c_void};
@@ -72,7 +71,7 @@ pub unsafe extern "C" fn freeflow_step(qp: *mut freeflow_abi::ibv_qp, step: *con
         // SAFETY: the caller's.
         let (client, step) = unsafe { (&Qp::from_c(qp).client, std::slice::from_raw_parts(step.cast::<u8>(), bytes)) };
         let outcome = connection_step(client, step);
-        let settled = remap::settle(client.session());
+        let settled = freeflow_remap::wait_for_revocations(client.session());
         // SAFETY: the caller's.
         unsafe { (*qp).state = client.state() as c_uint };
         outcome.and(settled)

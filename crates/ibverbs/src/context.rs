@@ -180,7 +180,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
         // SAFETY: the caller's.
         let whole = unsafe { Context::from_c(context) };
         whole.client.close()?;
-        crate::remap::withdraw_all(whole.client.session(), whole.number());
+        freeflow_remap::release_all(whole.client.session(), whole.number());
         let device = whole.device;
         // SAFETY: made by `Box::into_raw` in `hand_out`; the reference was its.
         unsafe {

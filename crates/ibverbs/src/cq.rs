@@ -3,11 +3,11 @@ use crate::boundary::{Outcome, code, guarded, pointer};
 use crate::channel::{self, CompChannel};
 use crate::context::Context;
 use crate::pd::ParentUse;
-use crate::sync::{Acknowledged, CallLock};
+use crate::sync::Acknowledged;
 use freeflow_abi::{
     IBV_CQ_ATTR_MODERATE, completion_to_c, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_modify_cq_attr, ibv_wc,
 };
-use freeflow_client::CompletionQueue;
+use freeflow_client::{CallLock, CompletionQueue};
 use freeflow_verbs::{CQE_COUNT_MAX, Completion, VerbsError};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};

@@ -1,9 +1,9 @@
 //! `fork`: the parent goes on as before; the child's use of its parent's objects fails with EIO, and it may open the
 //! device anew. Nothing needs to be asked for beforehand, because the router reaches memory through the parent's page
 //! table and copy-on-write can't lead it astray.
-use crate::remap::{after_fork_in_child, after_fork_in_parent, before_fork};
 use freeflow_abi::IBV_FORK_UNNEEDED;
 use freeflow_client::fork::{control_descriptor, note_child};
+use freeflow_remap::{after_fork_in_child, after_fork_in_parent, before_fork};
 use std::ffi::{c_int, c_uint};
 use std::sync::Once;
 

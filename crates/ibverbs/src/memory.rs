@@ -4,16 +4,14 @@
 //! one in place.
 use crate::boundary::{Outcome, code, guarded, pointer, set_errno};
 use crate::context::{Context, session};
-use crate::pages::check_pages;
 use crate::pd::ParentUse;
-use crate::remap::areas::Maps;
-use crate::remap::{self, Wish};
 use freeflow_abi::{
     IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_BUF, IBV_REG_MR_MASK_DMAH, IBV_REG_MR_MASK_FD, IBV_REG_MR_MASK_FD_OFFSET,
     IBV_REG_MR_MASK_IOVA, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
     IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_INPUT, errno_of, ibv_mr, ibv_mr_init_attr, ibv_pd,
 };
 use freeflow_client::{Handle, MemoryRegion};
+use freeflow_remap::{self as remap, Placement, ProcessMap, RegionSpan, check_mapped};
 use freeflow_verbs::{Access, RegionChange, Translation, VerbsError};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
@@ -51,31 +49,34 @@ impl Extent {
         self.address == 0 && self.length == usize::MAX as u64 && self.access.contains(Access::ON_DEMAND)
     }
 
-    /// Ordinary memory of this process, or such that is paged on demand: it may be put into segments, or stays where it
-    /// is because a region touches it. Called before the router knows of the region.
-    /// `maps`: what [`Self::check`] gave.
-    fn place(&self, kind: Kind, owner: &Context, maps: Option<Maps>) {
-        if self.is_placeable(kind) {
-            let wish = match kind {
-                Kind::Ordinary if self.is_remote() => Wish::Apart,
-                Kind::Ordinary => Wish::Together,
-                _ => Wish::Stay,
+    fn span(&self, owner: &Context) -> RegionSpan {
+        RegionSpan { owner: owner.number(), start: self.address, length: self.length }
+    }
+
+    /// Moves memory of this process into segments, if it may be moved. Called before the router knows of the region.
+    /// `maps`: the result of [`Self::check`].
+    fn prepare(&self, kind: Kind, owner: &Context, maps: Option<ProcessMap>) {
+        if self.is_remappable(kind) {
+            let placement = match kind {
+                Kind::Ordinary if self.is_remote() => Placement::Exclusive,
+                Kind::Ordinary => Placement::Shared,
+                _ => Placement::Unmoved,
             };
-            remap::place(owner.client().session(), owner.number(), (self.address, self.length), wish, maps);
+            remap::prepare(owner.client().session(), self.span(owner), placement, maps);
         }
     }
 
-    /// The region changes in other respects.
-    fn renew(&self, kind: Kind, owner: &Context) {
-        if self.is_placeable(kind) {
-            remap::renew(owner.client().session(), self.address, self.length);
+    /// The region changes, and its memory stays the same.
+    fn refresh(&self, kind: Kind, owner: &Context) {
+        if self.is_remappable(kind) {
+            remap::refresh(owner.client().session(), self.address, self.length);
         }
     }
 
-    /// Undoes [`Self::place`], after the router has forgotten the region.
-    fn withdraw(&self, kind: Kind, owner: &Context) {
-        if self.is_placeable(kind) {
-            remap::withdraw(owner.client().session(), owner.number(), self.address, self.length);
+    /// Ends the effect of [`Self::prepare`], after the router has forgotten the region.
+    fn release(&self, kind: Kind, owner: &Context) {
+        if self.is_remappable(kind) {
+            remap::release(owner.client().session(), self.span(owner));
         }
     }
 
@@ -85,7 +86,7 @@ impl Extent {
     }
 
     /// An implicit region touches everything, and would keep all else where it is.
-    fn is_placeable(&self, kind: Kind) -> bool {
+    fn is_remappable(&self, kind: Kind) -> bool {
         matches!(kind, Kind::Ordinary | Kind::OnDemand) && !self.is_implicit()
     }
 
@@ -96,7 +97,7 @@ impl Extent {
     /// # Errors
     /// InvalidArgument: it wraps around, or an implicit region has an iova. BadAddress: not all of it is mapped with its
     /// rights, which only a region that is paged on demand may be.
-    fn check(&self) -> Outcome<Option<Maps>> {
+    fn check(&self) -> Outcome<Option<ProcessMap>> {
         if self.is_implicit() {
             return if self.iova == 0 { Ok(None) } else { Err(VerbsError::InvalidArgument) };
         }
@@ -106,7 +107,7 @@ impl Extent {
         if self.length == 0 || self.kind() == Kind::OnDemand {
             return Ok(None);
         }
-        check_pages(self.address, self.length, self.access.contains(Access::LOCAL_WRITE))
+        check_mapped(self.address, self.length, self.access.contains(Access::LOCAL_WRITE))
     }
 }
 
@@ -164,18 +165,18 @@ pub(crate) unsafe fn register(
     kind: Kind,
     extent: Extent,
     addr: *mut c_void,
-    maps: Option<Maps>,
+    maps: Option<ProcessMap>,
 ) -> Outcome<*mut ibv_mr> {
     // SAFETY: the caller's; a PD's context is open.
     unsafe {
         let (owner, pd_handle) = (Context::from_c((*pd).context), (*pd).handle);
         let Extent { address, length, iova, access } = extent;
-        extent.place(kind, owner, maps);
+        extent.prepare(kind, owner, maps);
         let region = owner
             .client()
             .session()
             .register(pd_handle, address, length, iova, access)
-            .inspect_err(|_| extent.withdraw(kind, owner))?;
+            .inspect_err(|_| extent.release(kind, owner))?;
         if kind == Kind::OnDemand {
             owner.on_demand().insert(region.lkey, pd_handle, extent);
         }
@@ -200,11 +201,11 @@ unsafe fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
             if !state.is_given_up {
                 session.deregister((*mr).handle)?;
                 owner.on_demand().remove((*mr).lkey);
-                state.extent.withdraw(state.kind, owner);
+                state.extent.release(state.kind, owner);
                 state.is_given_up = true;
             }
         }
-        remap::settle(session)?;
+        remap::wait_for_revocations(session)?;
         drop(Box::from_raw(mr.cast::<Mr>()));
     }
     Ok(())
@@ -479,21 +480,21 @@ unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, state: &mut State) -> Outcome
             return Err(VerbsError::InvalidArgument);
         }
         let new_pd = changes_pd.then(|| (*wanted.pd).handle);
-        let changes_place = moves || after.kind() != before.kind();
-        if changes_place {
-            after.place(after.kind(), owner, maps);
+        let changes_memory = moves || after.kind() != before.kind();
+        if changes_memory {
+            after.prepare(after.kind(), owner, maps);
         } else {
-            after.renew(after.kind(), owner);
+            after.refresh(after.kind(), owner);
         }
         let region = owner.client().session().reregister((*mr).handle, new_pd, request).inspect_err(|_| {
-            if changes_place {
-                after.withdraw(after.kind(), owner);
+            if changes_memory {
+                after.release(after.kind(), owner);
             }
         })?;
-        if changes_place {
-            before.withdraw(before.kind(), owner);
+        if changes_memory {
+            before.release(before.kind(), owner);
         }
-        let settled = remap::settle(owner.client().session());
+        let settled = remap::wait_for_revocations(owner.client().session());
         (state.extent, state.kind) = (after, after.kind());
         let c = &mut *Mr::from_c(mr).c.get();
         if changes_pd {

@@ -4,7 +4,6 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::pd::ParentUse;
 use crate::qp_ex::Builder;
-use crate::remap;
 use crate::srq::Srq;
 use crate::sync::Acknowledged;
 use crate::xrc::Xrcd;
@@ -347,7 +346,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         let state = client.modify(&attributes, mask)?;
         // SAFETY: the caller's.
         unsafe { (*qp).state = state as c_uint };
-        remap::settle(client.session())
+        freeflow_remap::wait_for_revocations(client.session())
     })
 }
 
@@ -452,7 +451,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             whole.client.destroy()?;
             whole.is_destroyed.store(true, Ordering::Relaxed);
         }
-        remap::settle(whole.client.session())?;
+        freeflow_remap::wait_for_revocations(whole.client.session())?;
         // SAFETY: no more events are delivered; made by `Box::into_raw` in `create`.
         unsafe {
             whole.acks().wait(&whole.asyncs_delivered);

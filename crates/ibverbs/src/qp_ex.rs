@@ -6,9 +6,8 @@
 use crate::boundary::{Outcome, code, guarded};
 use crate::post::{Binding, blank, datagram_address};
 use crate::qp::Qp;
-use crate::sync::CallLock;
 use freeflow_abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge, sge_from_c};
-use freeflow_client::SendDescriptor;
+use freeflow_client::{CallLock, SendDescriptor};
 use freeflow_verbs::{INLINE_BYTES_MAX, QpCapabilities, QpType, SGE_COUNT_MAX, SendFlags, SendOpcode, Sge, VerbsError};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};

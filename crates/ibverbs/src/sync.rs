@@ -1,5 +1,4 @@
-//! The mutexes and conditions that live in C structs, and a lock that is held from one C call to a later one.
-use std::cell::UnsafeCell;
+//! The mutexes and conditions that live in C structs.
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The mutex and the condition of a C struct, with the count of events that were acknowledged.
@@ -57,30 +56,5 @@ impl Acknowledged {
             libc::pthread_cond_destroy(self.cond);
             libc::pthread_mutex_destroy(self.mutex);
         }
-    }
-}
-
-/// A lock that one C call takes and a later one of the same thread releases. Spins shortly, then sleeps.
-pub(crate) struct CallLock(UnsafeCell<libc::pthread_mutex_t>);
-
-// SAFETY: a pthread mutex may be used from any thread; its owner keeps it in place (in a Box) while it is in use.
-unsafe impl Sync for CallLock {}
-// SAFETY: it is moved only before its first use.
-unsafe impl Send for CallLock {}
-
-impl CallLock {
-    pub fn new() -> Self {
-        Self(UnsafeCell::new(libc::PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP))
-    }
-
-    pub fn lock(&self) {
-        // SAFETY: initialised statically, and in place.
-        unsafe { libc::pthread_mutex_lock(self.0.get()) };
-    }
-
-    /// To be called by the thread that holds it.
-    pub fn unlock(&self) {
-        // SAFETY: initialised statically, and in place.
-        unsafe { libc::pthread_mutex_unlock(self.0.get()) };
     }
 }

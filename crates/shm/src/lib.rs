@@ -20,6 +20,8 @@ mod sync;
 pub mod worker_lock;
 
 #[cfg(not(loom))]
+mod call_lock;
+#[cfg(not(loom))]
 mod calls;
 #[cfg(not(loom))]
 mod capabilities;
@@ -54,6 +56,8 @@ mod tally;
 #[cfg(not(loom))]
 mod view;
 
+#[cfg(not(loom))]
+pub use call_lock::CallLock;
 #[cfg(not(loom))]
 pub use calls::{FilterInstruction, RefusedCall, RefusedCalls, limit_calls};
 #[cfg(not(loom))]

@@ -1,91 +1,58 @@
-//! What transparent re-mapping asks of the router, and its bookkeeping: which pages regions touch, which were placed.
-//!
-//! Moving the pages needs unsafe code, which stands with the drop-in.
-use crate::lock;
-use crate::session::{Session, exchange_bytes};
-use freeflow_protocol::encode;
-use freeflow_protocol::library::{Handle, Reply, Request};
-use freeflow_shm::monotonic_ns;
-use freeflow_verbs::VerbsError;
+//! Bookkeeping of address ranges: how many regions touch each page, and which ranges lie where.
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 
-impl Session {
-    /// A new segment of at least `bytes`.
-    pub fn create_segment(&self, bytes: u64) -> Result<(Handle, u64, OwnedFd), VerbsError> {
-        self.segment_of(&Request::CreateSegment { length: bytes })
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// The pages that a region touches.
+pub(crate) fn touched_pages(start: u64, length: u64) -> Range<u64> {
+    let end = start.saturating_add(length).saturating_add(PAGE_BYTES - 1);
+    start & !(PAGE_BYTES - 1)..if length == 0 { start & !(PAGE_BYTES - 1) } else { end & !(PAGE_BYTES - 1) }
+}
+
+/// The pages that are wholly inside a region.
+fn whole_pages(start: u64, length: u64) -> Range<u64> {
+    let first = start.saturating_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1);
+    first..(start.saturating_add(length) & !(PAGE_BYTES - 1)).max(first)
+}
+
+/// The memory of one region of the program. The order is that of the owners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RegionSpan {
+    /// The number of the context that the region is registered in.
+    pub owner: usize,
+    pub start: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+impl RegionSpan {
+    pub(crate) fn touched_pages(&self) -> Range<u64> {
+        touched_pages(self.start, self.length)
     }
 
-    /// Once more the descriptor of a segment.
-    pub fn reopen_segment(&self, segment: Handle) -> Result<OwnedFd, VerbsError> {
-        self.segment_of(&Request::ReopenSegment { segment }).map(|(_, _, descriptor)| descriptor)
+    pub(crate) fn whole_pages(&self) -> Range<u64> {
+        whole_pages(self.start, self.length)
     }
+}
 
-    fn segment_of(&self, request: &Request) -> Result<(Handle, u64, OwnedFd), VerbsError> {
-        let (reply, mut descriptors) = self.call(request)?;
-        match (reply, descriptors.pop()) {
-            (Reply::Segment { segment, length }, Some(descriptor)) => Ok((segment, length, descriptor)),
-            _ => Err(self.nonsense()),
-        }
-    }
-
-    pub fn destroy_segment(&self, segment: Handle) -> Result<(), VerbsError> {
-        self.destroy(&Request::DestroySegment { segment })
-    }
-
-    /// Tells the router that pages of a segment lie at `place` too.
-    pub fn map_part(&self, segment: Handle, offset: u64, place: Range<u64>) -> Result<(), VerbsError> {
-        self.command(&Request::MapPart { segment, offset, address: place.start, length: place.end - place.start })
-    }
-
-    /// On return the router uses no parts of segments in this range any more.
-    pub fn unmap_part(&self, place: Range<u64>) -> Result<(), VerbsError> {
-        self.destroy(&Request::UnmapPart { address: place.start, length: place.end - place.start })
-    }
-
-    /// Runs `body` while all threads of this process but the calling one, `thread`, stand still. It is told when the router
-    /// was asked, nanoseconds of CLOCK_MONOTONIC: a second later the threads run in any case. `quiet`: the router's own accesses by
-    /// address stand still too.
-    ///
-    /// `body` must not allocate, and take no lock that another thread could hold. No control call of another thread is
-    /// under way meanwhile.
-    ///
-    /// # Errors
-    /// `body` did not run: the threads can't be held (NotPermitted, TimedOut), nor the router's accesses (Busy), or the router is
-    /// gone (DeviceFatal).
-    pub fn with_threads_held(&self, thread: u32, quiet: bool, body: &mut dyn FnMut(u64)) -> Result<(), VerbsError> {
-        self.live()?;
-        let hold = encode(&Request::HoldThreads { thread, quiet });
-        let release = encode(&Request::ReleaseThreads);
-        let mut buffer = lock(&self.control);
-        let asked_ns = monotonic_ns();
-        let held = match exchange_bytes(&self.socket, &mut buffer, &hold) {
-            Ok((Reply::Done, _)) => Ok(()),
-            Ok((Reply::Failed(error), _)) => return Err(error),
-            // Without an answer nobody knows whether they are held.
-            _ => Err(VerbsError::DeviceFatal),
-        };
-        if held.is_ok() {
-            body(asked_ns);
-        }
-        if held.is_err() || exchange_bytes(&self.socket, &mut buffer, &release).is_err() {
-            self.mark_dead();
-        }
-        held
-    }
+/// `range` without `hole`.
+pub(crate) fn without(range: Range<u64>, hole: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let before = range.start..range.end.min(hole.start);
+    let after = range.start.max(hole.end)..range.end;
+    [before, after].into_iter().filter(|piece| piece.start < piece.end)
 }
 
 /// How many regions touch each page, by address.
 #[derive(Debug, Default)]
-pub struct TouchCounts {
-    /// From each key to the next one so many; before the first, none.
-    steps: BTreeMap<u64, u32>,
+pub(crate) struct TouchCounts {
+    /// From each key to the next one this count; before the first, zero.
+    edges: BTreeMap<u64, u32>,
 }
 
 impl TouchCounts {
     fn at(&self, address: u64) -> u32 {
-        self.steps.range(..=address).next_back().map_or(0, |(_, &count)| count)
+        self.edges.range(..=address).next_back().map_or(0, |(_, &count)| count)
     }
 
     pub fn add(&mut self, range: Range<u64>) {
@@ -102,15 +69,15 @@ impl TouchCounts {
         }
         for edge in [range.start, range.end] {
             let count = self.at(edge);
-            self.steps.insert(edge, count);
+            self.edges.insert(edge, count);
         }
-        for (_, count) in self.steps.range_mut(range.clone()) {
+        for (_, count) in self.edges.range_mut(range.clone()) {
             *count = change(*count);
         }
         for edge in [range.start, range.end] {
-            let before = self.steps.range(..edge).next_back().map_or(0, |(_, &count)| count);
-            if self.steps.get(&edge) == Some(&before) {
-                self.steps.remove(&edge);
+            let before = self.edges.range(..edge).next_back().map_or(0, |(_, &count)| count);
+            if self.edges.get(&edge) == Some(&before) {
+                self.edges.remove(&edge);
             }
         }
     }
@@ -120,7 +87,7 @@ impl TouchCounts {
         let mut found: Vec<Range<u64>> = Vec::new();
         let mut from = range.start;
         while from < range.end {
-            let next = self.steps.range(from + 1..).next().map_or(range.end, |(&next, _)| next.min(range.end));
+            let next = self.edges.range(from + 1..).next().map_or(range.end, |(&next, _)| next.min(range.end));
             if self.at(from) == 0 {
                 match found.last_mut() {
                     Some(last) if last.end == from => last.end = next,
@@ -133,17 +100,18 @@ impl TouchCounts {
     }
 }
 
-/// Where ranges were put: disjoint ranges, each with a number. Neighbours with the same number are one.
+/// Disjoint ranges, each with a number. Neighbours with the same number are one.
 #[derive(Debug, Default)]
-pub struct Ranges {
+pub(crate) struct NumberedRanges {
     by_start: BTreeMap<u64, (u64, u32)>,
 }
 
-impl Ranges {
+impl NumberedRanges {
     pub fn len(&self) -> usize {
         self.by_start.len()
     }
 
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.by_start.is_empty()
     }
@@ -203,6 +171,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn pages_of_a_region() {
+        assert_eq!(touched_pages(0x1001, 0xffe), 0x1000..0x2000);
+        assert_eq!(touched_pages(0x1001, 0x1000), 0x1000..0x3000);
+        assert_eq!(touched_pages(0x1001, 0), 0x1000..0x1000);
+        assert!(whole_pages(0x1001, 0xfff).is_empty());
+        assert!(whole_pages(0x1001, 0x1ffe).is_empty());
+        assert_eq!(whole_pages(0x1001, 0x1fff), 0x2000..0x3000);
+        assert_eq!(whole_pages(0x1000, 0x2000), 0x1000..0x3000);
+        assert!(whole_pages(0x1000, 0).is_empty());
+        assert!(whole_pages(u64::MAX - 5, 5).is_empty());
+    }
+
+    #[test]
     fn touches_are_counted_by_page() {
         let mut counts = TouchCounts::default();
         counts.add(10..20);
@@ -216,14 +197,14 @@ mod tests {
         assert_eq!(counts.untouched(0..45), [0..30]);
         counts.remove(30..40);
         counts.remove(40..50);
-        assert!(counts.steps.is_empty());
+        assert!(counts.edges.is_empty());
         counts.add(5..5);
-        assert!(counts.steps.is_empty());
+        assert!(counts.edges.is_empty());
     }
 
     #[test]
     fn neighbours_are_one_range() {
-        let mut ranges = Ranges::default();
+        let mut ranges = NumberedRanges::default();
         ranges.insert(10..20, 1);
         ranges.insert(30..40, 1);
         ranges.insert(20..30, 1);
@@ -244,6 +225,6 @@ mod tests {
         (0..100_000).for_each(|i| counts.add(region(i)));
         assert_eq!(counts.untouched(0..4096), []);
         (0..100_000).for_each(|i| counts.remove(region(i)));
-        assert!(counts.steps.is_empty());
+        assert!(counts.edges.is_empty());
     }
 }

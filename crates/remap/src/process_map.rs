@@ -1,4 +1,4 @@
-//! The process' own map of memory, area by area: by the kernel's query where it has one (Linux 6.11), else by reading
+//! The process's own map of memory, area by area: by the kernel's query where it has one (Linux 6.11), else by reading
 //! the text. Nothing here allocates, so that a child of `fork` may use it.
 use std::os::fd::RawFd;
 
@@ -34,9 +34,9 @@ const SHARED: u64 = 8;
 /// The area that covers the address, or else the next one.
 const COVERING_OR_NEXT: u64 = 16;
 
-/// Which file; zeroes for none.
+/// The file behind an area; zeroes for none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct FileId {
     pub device: (u32, u32),
     pub inode: u64,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Area {
     pub start: u64,
     pub end: u64,
     pub offset: u64,
-    pub file: Identity,
+    pub file: FileId,
     pub readable: bool,
     pub writable: bool,
     pub executable: bool,
@@ -55,12 +55,14 @@ pub(crate) struct Area {
 }
 
 /// `/proc/self/maps`, open.
-pub(crate) struct Maps {
+pub struct ProcessMap {
     descriptor: RawFd,
     has_query: bool,
 }
 
-impl Maps {
+impl ProcessMap {
+    /// `None`: this process can't read its own map.
+    #[must_use]
     pub fn open() -> Option<Self> {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         // SAFETY: the path is a C string.
@@ -74,8 +76,15 @@ impl Maps {
         Some(maps)
     }
 
+    /// The same map, always read as text.
+    #[cfg(test)]
+    pub(crate) fn by_text(mut self) -> Self {
+        self.has_query = false;
+        self
+    }
+
     /// Whether a look at one area is cheap.
-    pub fn has_query(&self) -> bool {
+    pub(crate) fn has_query(&self) -> bool {
         self.has_query
     }
 
@@ -86,7 +95,7 @@ impl Maps {
     }
 
     /// Shows the areas that touch `from..to`, ascending, until `visit` says false. Their ends are not cut.
-    pub fn visit(&self, from: u64, to: u64, visit: &mut dyn FnMut(&Area) -> bool) {
+    pub(crate) fn visit(&self, from: u64, to: u64, visit: &mut dyn FnMut(&Area) -> bool) {
         if !self.has_query {
             return self.visit_text(from, to, visit);
         }
@@ -101,7 +110,7 @@ impl Maps {
                 start: query.vma_start,
                 end: query.vma_end,
                 offset: query.vma_offset,
-                file: Identity { device: (query.dev_major, query.dev_minor), inode: query.inode },
+                file: FileId { device: (query.dev_major, query.dev_minor), inode: query.inode },
                 readable: has(READABLE),
                 writable: has(WRITABLE),
                 executable: has(EXECUTABLE),
@@ -129,7 +138,7 @@ impl Maps {
     }
 }
 
-impl Drop for Maps {
+impl Drop for ProcessMap {
     fn drop(&mut self) {
         // SAFETY: opened by `open`, and nobody else's.
         unsafe { libc::close(self.descriptor) };
@@ -150,7 +159,7 @@ impl Area {
             start: hex(start)?,
             end: hex(end)?,
             offset: hex(offset)?,
-            file: Identity { device: (hex(major)? as u32, hex(minor)? as u32), inode: words.next()?.parse().ok()? },
+            file: FileId { device: (hex(major)? as u32, hex(minor)? as u32), inode: words.next()?.parse().ok()? },
             readable: rights.first() == Some(&b'r'),
             writable: rights.get(1) == Some(&b'w'),
             executable: rights.get(2) == Some(&b'x'),
@@ -200,18 +209,18 @@ impl Lines {
 mod tests {
     use super::*;
 
-    fn collect(maps: &Maps) -> Vec<Area> {
-        let mut areas = Vec::new();
+    fn collect(maps: &ProcessMap) -> Vec<Area> {
+        let mut process_map = Vec::new();
         maps.visit(0, u64::MAX >> 8, &mut |area| {
-            areas.push(*area);
+            process_map.push(*area);
             true
         });
-        areas
+        process_map
     }
 
     #[test]
     fn both_ways_see_the_same() {
-        let mut maps = Maps::open().unwrap();
+        let mut maps = ProcessMap::open().unwrap();
         // An area of this test's own, which no other test changes meanwhile.
         // SAFETY: a new mapping.
         let own = unsafe {
@@ -219,7 +228,9 @@ mod tests {
             libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
         };
         let own = own.addr() as u64;
-        let find = |areas: Vec<Area>| areas.into_iter().find(|area| (area.start..area.end).contains(&own)).unwrap();
+        let find = |process_map: Vec<Area>| {
+            process_map.into_iter().find(|area| (area.start..area.end).contains(&own)).unwrap()
+        };
         let quick = find(collect(&maps));
         maps.has_query = false;
         let slow = find(collect(&maps));
@@ -228,7 +239,7 @@ mod tests {
         let here = &raw const maps as u64;
         let mut seen = 0;
         maps.visit(here, here + 1, &mut |area| {
-            assert!(!area.shared && area.file == Identity::default());
+            assert!(!area.shared && area.file == FileId::default());
             seen += 1;
             true
         });

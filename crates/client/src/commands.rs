@@ -1,0 +1,98 @@
+//! The router's commands to this process: to revoke peers' direct access to its memory, and to re-share it.
+//!
+//! Carrying one out needs unsafe code, which stands in the crate `remap`.
+use crate::session::Session;
+use freeflow_protocol::library::{Handle, ORDER_SHARE_AGAIN, ORDER_TAKE_BACK, Reply, Request};
+use freeflow_shm::revocation::RevokeCommands;
+use freeflow_verbs::VerbsError;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+pub use freeflow_protocol::library::{ORDER_BYTES as COMMAND_BYTES, WITHDRAWAL_TIME_MAX_MS as REVOCATION_TIME_MAX_MS};
+
+/// The commands of one session, which are carried out in the order that they come in.
+#[derive(Debug)]
+pub struct PendingCommands {
+    /// The read end of their pipe, or -1.
+    pipe: AtomicI32,
+    pub commands: RevokeCommands,
+}
+
+impl Default for PendingCommands {
+    fn default() -> Self {
+        Self { pipe: AtomicI32::new(-1), commands: RevokeCommands::default() }
+    }
+}
+
+impl PendingCommands {
+    /// The pipe with the unread commands; -1: there are none.
+    pub fn pipe(&self) -> i32 {
+        // Relaxed: a pipe of a moment ago that is closed by now has no commands.
+        self.pipe.load(Ordering::Relaxed)
+    }
+
+    pub fn set_pipe(&self, descriptor: i32) {
+        self.pipe.store(descriptor, Ordering::Relaxed);
+    }
+}
+
+impl Session {
+    pub fn pending_commands(&self) -> &Arc<PendingCommands> {
+        &self.pending_commands
+    }
+
+    /// The read end of the pipe of commands, [`COMMAND_BYTES`] each. From now on the router may grant this process's
+    /// segments to peers, and counts on an answer to each command within [`REVOCATION_TIME_MAX_MS`].
+    ///
+    /// # Errors
+    /// NotSupported: nothing is granted here.
+    pub fn open_commands(&self) -> Result<OwnedFd, VerbsError> {
+        let (reply, mut descriptors) = self.call(&Request::OpenOrders)?;
+        match (reply, descriptors.pop()) {
+            (Reply::Done, Some(pipe)) => Ok(pipe),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Says that nothing of this segment is mapped in the process any more, but for the library's own use.
+    pub fn confirm_revocation(&self, segment: Handle) -> Result<(), VerbsError> {
+        self.command(&Request::ConfirmWithdrawal { segment })
+    }
+}
+
+/// A command about one segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryCommand {
+    /// To replace all that is mapped of a segment by private copies, and to confirm that.
+    Revoke(Handle),
+    /// To move the copies that took a segment's place into a new segment. A request: nobody waits for it.
+    Reshare(Handle),
+    /// One that this library does not know.
+    Unknown,
+}
+
+impl MemoryCommand {
+    pub fn decode(command: [u8; COMMAND_BYTES]) -> Self {
+        let [a, b, c, d, e, f, g, h] = command;
+        let segment = Handle::from_le_bytes([a, b, c, d]);
+        match u32::from_le_bytes([e, f, g, h]) {
+            ORDER_TAKE_BACK => Self::Revoke(segment),
+            ORDER_SHARE_AGAIN => Self::Reshare(segment),
+            _ => Self::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_names_a_segment() {
+        let command = |kind| MemoryCommand::decode([0x78, 0x56, 0x34, 0x12, kind, 0, 0, 0]);
+        assert_eq!(command(0), MemoryCommand::Revoke(0x1234_5678));
+        assert_eq!(command(1), MemoryCommand::Reshare(0x1234_5678));
+        assert_eq!(command(2), MemoryCommand::Unknown);
+    }
+}

@@ -1,0 +1,95 @@
+//! Control calls about data segments, and the freezing of this process's threads.
+//!
+//! Moving pages needs unsafe code, which stands in the crate `remap`.
+use crate::lock;
+use crate::session::{Session, exchange_bytes};
+use freeflow_protocol::encode;
+use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_shm::monotonic_ns;
+use freeflow_verbs::VerbsError;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+/// The accesses to a process's memory that [`Session::with_threads_frozen`] keeps out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freeze {
+    /// Those of the process's other threads.
+    Threads,
+    /// The router's accesses by address as well.
+    ThreadsAndRouter,
+}
+
+impl Session {
+    /// A new segment of at least `bytes`.
+    pub fn create_segment(&self, bytes: u64) -> Result<(Handle, u64, OwnedFd), VerbsError> {
+        self.segment_of(&Request::CreateSegment { length: bytes })
+    }
+
+    /// Another descriptor of a segment.
+    pub fn reopen_segment(&self, segment: Handle) -> Result<OwnedFd, VerbsError> {
+        self.segment_of(&Request::ReopenSegment { segment }).map(|(_, _, descriptor)| descriptor)
+    }
+
+    fn segment_of(&self, request: &Request) -> Result<(Handle, u64, OwnedFd), VerbsError> {
+        let (reply, mut descriptors) = self.call(request)?;
+        match (reply, descriptors.pop()) {
+            (Reply::Segment { segment, length }, Some(descriptor)) => Ok((segment, length, descriptor)),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    pub fn destroy_segment(&self, segment: Handle) -> Result<(), VerbsError> {
+        self.destroy(&Request::DestroySegment { segment })
+    }
+
+    /// Tells the router that pages of a segment are mapped at `addresses` too.
+    pub fn map_part(&self, segment: Handle, offset: u64, addresses: Range<u64>) -> Result<(), VerbsError> {
+        self.command(&Request::MapPart {
+            segment,
+            offset,
+            address: addresses.start,
+            length: addresses.end - addresses.start,
+        })
+    }
+
+    /// On return the router uses no parts of segments in this range any more.
+    pub fn unmap_part(&self, addresses: Range<u64>) -> Result<(), VerbsError> {
+        self.destroy(&Request::UnmapPart { address: addresses.start, length: addresses.end - addresses.start })
+    }
+
+    /// Runs `body` while all threads of this process but the calling one, `thread`, are frozen. Its argument is the time
+    /// when the router was asked, nanoseconds of CLOCK_MONOTONIC: a second later the threads run in any case.
+    ///
+    /// `body` must not allocate, and take no lock that another thread could hold. No control call of another thread is
+    /// under way meanwhile.
+    ///
+    /// # Errors
+    /// `body` did not run: the threads can't be frozen (NotPermitted, TimedOut), nor the router's accesses (Busy), or the
+    /// router is gone (DeviceFatal).
+    pub fn with_threads_frozen(
+        &self,
+        thread: u32,
+        freeze: Freeze,
+        body: &mut dyn FnMut(u64),
+    ) -> Result<(), VerbsError> {
+        let quiet = freeze == Freeze::ThreadsAndRouter;
+        self.live()?;
+        let hold = encode(&Request::HoldThreads { thread, quiet });
+        let release = encode(&Request::ReleaseThreads);
+        let mut buffer = lock(&self.control);
+        let asked_ns = monotonic_ns();
+        let frozen = match exchange_bytes(&self.socket, &mut buffer, &hold) {
+            Ok((Reply::Done, _)) => Ok(()),
+            Ok((Reply::Failed(error), _)) => return Err(error),
+            // Without an answer nobody knows whether they are frozen.
+            _ => Err(VerbsError::DeviceFatal),
+        };
+        if frozen.is_ok() {
+            body(asked_ns);
+        }
+        if frozen.is_err() || exchange_bytes(&self.socket, &mut buffer, &release).is_err() {
+            self.mark_dead();
+        }
+        frozen
+    }
+}

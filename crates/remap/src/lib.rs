@@ -1,0 +1,112 @@
+//! Transparent zero-copy: the registration of ordinary memory moves its whole pages into segments that the router has
+//! mapped too, and the last deregistration puts private memory in their place again.
+//!
+//! *Remapped* are whole pages wholly inside a region, in private anonymous memory that is readable, writable and not
+//! executable, and no stack in use. All else (edges, files, shared memory, huge pages, memory beyond a limit) stays where
+//! it is, and the router reaches it by its slow path. No registration fails for any of this.
+//!
+//! *Arenas*: a segment stands for one stretch of addresses, and a page's offset in it is its distance from the stretch's
+//! beginning. So pages that are neighbours in memory are neighbours in the arena, and the kernel and the router keep one
+//! entry for both, in whatever order they came. An arena is sparse: offsets without a remapped page cost nothing. The
+//! library reaches it by a *mirror mapping* of its own.
+//!
+//! *Exclusive arenas*: the pages of a region with remote rights go into arenas that hold nothing else, as long as there are
+//! not too many. The router can grant such an arena to a peer, which then reaches it directly, and nothing besides it. The
+//! router revokes that by a command, which a thread of this crate carries out (`commands`) by private copies
+//! (`private_copies`). By another command those go into exclusive arenas again (`resharing`).
+//!
+//! This crate knows the session with the router and the process's own mappings; of the verbs it knows a region's addresses
+//! alone, and of C's structs nothing.
+//!
+//! Invariant: pages are moved only while no region touches them, but the one that is being registered or was just
+//! deregistered; or while the router's own accesses are frozen too, and only its session's regions touch them. So no peer
+//! writes to them in the moment when their contents are in two places.
+//!
+//! Invariant: the router knows of a remapped page after it was remapped, and forgets it before it is taken back.
+//!
+//! Invariant: before anything is done to remapped memory, the process's own map must say that it is still there: programs
+//! unmap memory before they deregister it, and map other things there.
+//!
+//! Invariant: no page of a region goes into an exclusive arena that was made for another registration. Memory that a peer
+//! may still have mapped is never used again: an exclusive arena that is empty is destroyed.
+mod commands;
+mod fork;
+mod lock;
+mod page_moves;
+mod pages;
+mod private_copies;
+mod process_map;
+mod ranges;
+mod resharing;
+mod stale;
+mod syscalls;
+mod table;
+mod threads;
+
+pub use commands::wait_for_revocations;
+pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork};
+pub use pages::{check_mapped, populate};
+pub use process_map::ProcessMap;
+pub use ranges::RegionSpan;
+
+use freeflow_client::Session;
+use lock::locked;
+use ranges::touched_pages;
+use std::sync::Arc;
+
+/// Where a region's pages shall lie while it is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Where they are, as those of memory that is registered on demand.
+    Unmoved,
+    /// In arenas, with pages of other regions.
+    Shared,
+    /// In arenas of their own, if possible.
+    Exclusive,
+}
+
+/// Moves the pages of a region that is about to be registered, and counts the region. To be called before the router knows
+/// of the region; [`release`] undoes it. `map`: the process's own map, if it was opened already.
+pub fn prepare(session: &Arc<Session>, region: RegionSpan, placement: Placement, mut map: Option<ProcessMap>) {
+    locked().with(|table| {
+        let renewed = table.forget_gone(session, region.touched_pages(), &mut map);
+        if placement != Placement::Unmoved && table::is_enabled() && !session.is_dead() {
+            table.retry_pending(session);
+            let is_exclusive = placement == Placement::Exclusive;
+            table.move_in(session, region.whole_pages(), table::Known { renewed, map }, is_exclusive);
+        }
+        table.add_region(session.serial(), region);
+    });
+}
+
+/// Forgets pages that the program has unmapped or moved. To be called before a region over this memory changes its rights
+/// and stays where it is.
+pub fn refresh(session: &Session, start: u64, length: u64) {
+    locked().with(|table| table.forget_gone(session, touched_pages(start, length), &mut None));
+}
+
+/// Ends the effect of [`prepare`], once the router uses nothing of the region any more. On return its pages are private
+/// memory again, unless another region touches them.
+pub fn release(session: &Session, region: RegionSpan) {
+    session.outlast_peers();
+    locked().with(|table| {
+        if table.remove_region(region) {
+            table.move_out(session, region.touched_pages());
+            table.retry_pending(session);
+        }
+    });
+}
+
+/// [`release`] for all regions of `owner` that are left.
+pub fn release_all(session: &Session, owner: usize) {
+    session.outlast_peers();
+    locked().with(|table| {
+        for region in table.regions_of(owner) {
+            if table.remove_region(region) {
+                table.move_out(session, region.touched_pages());
+            }
+        }
+        table.retry_pending(session);
+        table.tidy(session);
+    });
+}

@@ -1,0 +1,365 @@
+//! Moving pages between private memory and arenas, while nobody writes them: in a freeze window (`threads`).
+use crate::process_map::{Area, ProcessMap};
+use crate::syscalls;
+use crate::threads::{FreezeWindow, in_freeze_window};
+use freeflow_client::{Freeze, Session};
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Longest move in one window, bytes: a few milliseconds.
+pub(crate) const MOVE_BYTES_MAX: u64 = 16 << 20;
+/// The router freezes threads for a second. A move begins no later than this after it was asked to.
+const BEGIN_WITHIN_NS: u64 = 300_000_000;
+/// Nothing is put in place later than this: the process was stopped meanwhile, and its threads may run.
+const COMMIT_WITHIN_NS: u64 = 900_000_000;
+/// `madvise(2)`, Linux 5.14.
+const MADV_POPULATE_READ: i32 = 22;
+const MADV_POPULATE_WRITE: i32 = 23;
+
+/// One piece: pages of the process, and the same pages in an arena's mirror mapping.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageMove {
+    pub target: u64,
+    pub mirror: *mut u8,
+    pub bytes: usize,
+    /// The rights of the memory once it is private.
+    pub protection: i32,
+    pub done: bool,
+}
+
+fn at(address: u64) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Maps an arena as a whole, where the kernel likes.
+pub(crate) fn map_mirror(descriptor: BorrowedFd<'_>, bytes: usize) -> Option<*mut u8> {
+    // SAFETY: a new mapping at an address of the kernel's choice. It is made without rights and unlocked before it gets
+    // them, because under mlockall(MCL_FUTURE) all of an arena would be allocated at once.
+    unsafe {
+        let mirror =
+            syscalls::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, libc::MAP_SHARED, descriptor.as_raw_fd(), 0);
+        if mirror == libc::MAP_FAILED {
+            return None;
+        }
+        syscalls::munlock(mirror, bytes);
+        if syscalls::mprotect(mirror, bytes, libc::PROT_READ | libc::PROT_WRITE) != 0 {
+            syscalls::munmap(mirror, bytes);
+            return None;
+        }
+        mirror.expose_provenance();
+        Some(mirror.cast())
+    }
+}
+
+/// # Safety
+/// `mirror` came from [`map_mirror`] with as many bytes, and is not used any more.
+pub(crate) unsafe fn unmap_mirror(mirror: *mut u8, bytes: usize) {
+    // SAFETY: the mapping is there and unused (this function's contract).
+    unsafe { syscalls::munmap(mirror.cast(), bytes) };
+}
+
+/// Gives pages of an arena back to the system; they read as zeroes then. No remapped page is among them.
+pub(crate) fn punch(mirror: *mut u8, bytes: usize) {
+    // SAFETY: pages of an arena of ours that nothing refers to any more.
+    unsafe {
+        if syscalls::madvise(mirror.cast(), bytes, libc::MADV_REMOVE) != 0 {
+            // Sealed against writing for peers that may read it: zeroes all the same.
+            mirror.write_bytes(0, bytes);
+        }
+    }
+}
+
+/// A second mapping of an arena's pages, present in the process, so that they are charged to its container and not to the
+/// router. It moves to the target as it is, so the pages need no fault there. `None`: there is no memory.
+fn map_filled(piece: &PageMove) -> Option<*mut u8> {
+    // SAFETY: inside an arena's mirror; an old size of 0 leaves it as it is. The new mapping is ours alone.
+    unsafe {
+        let filled = syscalls::mremap(piece.mirror.cast(), 0, piece.bytes, libc::MREMAP_MAYMOVE, ptr::null_mut());
+        if filled == libc::MAP_FAILED {
+            return None;
+        }
+        if syscalls::madvise(filled, piece.bytes, MADV_POPULATE_WRITE) != 0 {
+            if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+                syscalls::munmap(filled, piece.bytes);
+                return None;
+            }
+            (0..piece.bytes).step_by(4096).for_each(|page| filled.cast::<u8>().add(page).write_volatile(0));
+        }
+        Some(filled.cast())
+    }
+}
+
+/// Whether the pages of an area that are not there come without waiting for anybody: not so under the program's own
+/// userfaultfd, which the access of `/proc/self/mem` answers by an error. What holds for one page holds for the area.
+fn comes_at_once(piece: &PageMove) -> bool {
+    let mut present = vec![0_u8; piece.bytes / 4096];
+    // SAFETY: the vector has a byte for each page.
+    if unsafe { libc::mincore(at(piece.target), piece.bytes, present.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    let Some(missing) = present.iter().position(|here| here & 1 == 0) else { return true };
+    let Ok(memory) = std::fs::File::open("/proc/self/mem") else { return false };
+    std::os::unix::fs::FileExt::read_at(&memory, &mut [0], piece.target + missing as u64 * 4096).is_ok()
+}
+
+/// Makes sure that no page has to be waited for in the window.
+fn populate_target(piece: &PageMove, how: i32) {
+    // SAFETY: makes pages present, and changes nothing else. An error is found out later, or never.
+    unsafe { syscalls::madvise(at(piece.target), piece.bytes, how) };
+}
+
+/// Whether a move may begin, and all areas are still `is_right`: until the window was open another thread could change the
+/// map.
+fn may_move(window: &FreezeWindow, maps: &ProcessMap, piece: &PageMove, is_right: &dyn Fn(&Area, u64) -> bool) -> bool {
+    let is_unchanged = window.is_single_threaded() && !maps.has_query();
+    (is_unchanged || is_all(maps, piece, is_right)) && window.is_younger(BEGIN_WITHIN_NS)
+}
+
+/// Whether a piece's target is mapped without a gap, and each area of it is right at the address given with it.
+pub(crate) fn is_all(maps: &ProcessMap, piece: &PageMove, is_right: &dyn Fn(&Area, u64) -> bool) -> bool {
+    let end = piece.target + piece.bytes as u64;
+    let mut reached = piece.target;
+    maps.visit(piece.target, end, &mut |area| {
+        let is_next = area.start <= reached && is_right(area, reached);
+        reached = if is_next { area.end } else { reached };
+        is_next
+    });
+    reached >= end
+}
+
+/// Puts private pages into their arena, and the arena's pages in their place, if all areas are `is_right` at the address
+/// given with them. False: nothing has changed.
+pub(crate) fn move_in(
+    session: &Session,
+    maps: &ProcessMap,
+    piece: &PageMove,
+    freeze: Freeze,
+    is_right: &dyn Fn(&Area, u64) -> bool,
+) -> bool {
+    if !comes_at_once(piece) {
+        return false;
+    }
+    let Some(filled) = map_filled(piece) else { return false };
+    populate_target(piece, MADV_POPULATE_READ);
+    let mut remapped = false;
+    in_freeze_window(session, freeze, &mut |window| {
+        remapped = may_move(window, maps, piece, is_right) && replace(piece, filled, window);
+    });
+    if !remapped {
+        // SAFETY: made above, and still there.
+        unsafe { syscalls::munmap(filled.cast(), piece.bytes) };
+    }
+    remapped
+}
+
+/// In a window.
+fn replace(piece: &PageMove, filled: *mut u8, window: &FreezeWindow) -> bool {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the target is readable private memory (checked just now, and only this thread runs), `filled` an arena's own
+    // pages of the same length, apart from it. The new mapping has the contents that the old one had.
+    unsafe {
+        ptr::copy_nonoverlapping(at(piece.target).cast::<u8>(), filled, piece.bytes);
+        window.is_younger(COMMIT_WITHIN_NS)
+            && syscalls::mremap(filled.cast(), piece.bytes, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED
+    }
+}
+
+/// Maps an arena's pages at the target too, whatever was there: one step for every other thread.
+///
+/// # Safety
+/// What is mapped at the target may go.
+unsafe fn duplicate(piece: &PageMove) -> bool {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the target may be replaced (this function's contract). An old size of 0 leaves a shared mapping in place and makes another of the same pages.
+    unsafe { syscalls::mremap(piece.mirror.cast(), 0, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED }
+}
+
+/// Puts private memory in the place of an arena's pages, if they are still there, which `is_right` says of each area. Marks
+/// those that were; false if not all.
+pub(crate) fn move_out(
+    session: &Session,
+    maps: &ProcessMap,
+    pieces: &mut [PageMove],
+    freeze: Freeze,
+    is_right: &dyn Fn(&PageMove, &Area, u64) -> bool,
+) -> bool {
+    for piece in pieces.iter() {
+        // SAFETY: makes pages of a mirror present, for reading.
+        unsafe { syscalls::madvise(piece.mirror.cast(), piece.bytes, MADV_POPULATE_READ) };
+    }
+    in_freeze_window(session, freeze, &mut |window| {
+        for piece in pieces.iter_mut() {
+            let one = *piece;
+            piece.done =
+                may_move(window, maps, &one, &|area, address| is_right(&one, area, address)) && restore(maps, &one);
+        }
+    });
+    pieces.iter().all(|piece| piece.done)
+}
+
+/// In a window. Mapped again in place, the memory becomes one area with its neighbours again: with MAP_NORESERVE, if only that
+/// makes it so, as it is with memory of jemalloc.
+fn restore(maps: &ProcessMap, piece: &PageMove) -> bool {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: at the target lie the arena's pages (checked a moment ago, and only this thread runs), or what was put there
+    // just now; the mirror shows the same pages.
+    let make =
+        |flags| unsafe { syscalls::mmap(at(piece.target), piece.bytes, rights, flags, -1, 0) != libc::MAP_FAILED };
+    let made = make(flags)
+        && (is_joined(maps, piece) || make(flags | libc::MAP_NORESERVE) && (is_joined(maps, piece) || make(flags)));
+    // SAFETY: as above.
+    unsafe {
+        if !made {
+            // Some kernels have unmapped it by then.
+            duplicate(piece);
+            return false;
+        }
+        populate_target(piece, MADV_POPULATE_WRITE);
+        ptr::copy_nonoverlapping(piece.mirror, at(piece.target).cast::<u8>(), piece.bytes);
+        if piece.protection != rights {
+            syscalls::mprotect(at(piece.target), piece.bytes, piece.protection);
+        }
+    }
+    true
+}
+
+/// Whether the memory is one area with a neighbour. Also if that can't be told cheaply.
+fn is_joined(maps: &ProcessMap, piece: &PageMove) -> bool {
+    let end = piece.target + piece.bytes as u64;
+    let mut joined = !maps.has_query();
+    if !joined {
+        maps.visit(piece.target, end, &mut |area| {
+            joined = area.start < piece.target || area.end > end;
+            false
+        });
+    }
+    joined
+}
+
+/// Gives the process its own copies of an arena's pages while other threads run: a private mapping of the same file, and
+/// every page of it touched. To the allocator it is private memory, once the arena's own pages are punched.
+pub(crate) fn make_private(piece: &PageMove, descriptor: BorrowedFd<'_>, offset: u64) -> bool {
+    map_private(piece, descriptor, offset) && {
+        write_all(piece);
+        true
+    }
+}
+
+/// The first half of it: what is mapped shows the same bytes.
+pub(crate) fn map_private(piece: &PageMove, descriptor: BorrowedFd<'_>, offset: u64) -> bool {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    // SAFETY: at the target lie the arena's pages (checked a moment ago); what replaces them shows the same bytes.
+    unsafe {
+        syscalls::mmap(at(piece.target), piece.bytes, rights, flags, descriptor.as_raw_fd(), offset as i64)
+            != libc::MAP_FAILED
+    }
+}
+
+/// The second half: each page becomes the process's own, without a change of its contents.
+pub(crate) fn write_all(piece: &PageMove) {
+    // SAFETY: makes pages present as a write would, and changes nothing else.
+    let copied = unsafe { syscalls::madvise(at(piece.target), piece.bytes, MADV_POPULATE_WRITE) } == 0;
+    let has_advice = copied || std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL);
+    for page in (0..piece.bytes as u64).step_by(4096).filter(|_| !copied) {
+        if has_advice {
+            // Some of it was unmapped meanwhile.
+            // SAFETY: as above.
+            unsafe { syscalls::madvise(at(piece.target + page), 4096, MADV_POPULATE_WRITE) };
+            continue;
+        }
+        // SAFETY: mapped just now, and aligned. Other threads may write the word meanwhile: it is put back only unchanged.
+        let word = unsafe { AtomicU64::from_ptr(at(piece.target + page).cast()) };
+        // Relaxed: it is about the write fault alone. Not an addition of 0, which the compiler turns into a load.
+        let mut before = word.load(Ordering::Relaxed);
+        while let Err(now) = word.compare_exchange(before, before, Ordering::Relaxed, Ordering::Relaxed) {
+            before = now;
+        }
+    }
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    if piece.protection != rights {
+        // SAFETY: the range was mapped just now.
+        unsafe { syscalls::mprotect(at(piece.target), piece.bytes, piece.protection) };
+    }
+}
+
+/// Puts anonymous memory in the place of private copies, if all areas are `is_right` at the address given with them. False:
+/// nothing has changed.
+pub(crate) fn make_anonymous(
+    session: &Session,
+    maps: &ProcessMap,
+    piece: &PageMove,
+    is_right: &dyn Fn(&Area, u64) -> bool,
+) -> bool {
+    let Some(aside) = Aside::reserve(piece.bytes) else { return false };
+    let mut done = false;
+    in_freeze_window(session, Freeze::Threads, &mut |window| {
+        done = may_move(window, maps, piece, is_right) && aside.exchange(maps, piece);
+    });
+    done
+}
+
+/// Addresses for pages that are about to be copied.
+struct Aside {
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl Aside {
+    fn reserve(bytes: usize) -> Option<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let start = unsafe { syscalls::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
+        (start != libc::MAP_FAILED).then_some(Self { start: start.cast(), bytes })
+    }
+
+    /// In a window. The target's pages go aside, and new ones with their contents in their place.
+    fn exchange(&self, maps: &ProcessMap, piece: &PageMove) -> bool {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let (target, aside) = (at(piece.target), self.start.cast::<c_void>());
+        // SAFETY: the target is private memory (checked a moment ago, and only this thread runs), and the other place is
+        // ours; where the pages don't stay aside they go back as they were.
+        unsafe {
+            if syscalls::mremap(target, piece.bytes, piece.bytes, flags, aside) == libc::MAP_FAILED {
+                return false;
+            }
+            let is_readable =
+                piece.protection & libc::PROT_READ != 0 || syscalls::mprotect(aside, piece.bytes, libc::PROT_READ) == 0;
+            if is_readable && restore(maps, &PageMove { mirror: self.start, ..*piece }) {
+                return true;
+            }
+            syscalls::mprotect(aside, piece.bytes, piece.protection);
+            syscalls::mremap(aside, piece.bytes, piece.bytes, flags, target);
+            false
+        }
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        // SAFETY: reserved by `reserve`; what lies there is of no use to anybody.
+        unsafe { syscalls::munmap(self.start.cast(), self.bytes) };
+    }
+}
+
+/// In a child of `fork`: its own copy of an arena's pages in their place. It has one thread. System calls only.
+pub(crate) fn copy_for_child(target: u64, mirror: *const u8, bytes: usize, protection: i32) {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: at the target lie the arena's pages (checked by the caller), and the mirror shows the same ones.
+    unsafe {
+        if syscalls::mmap(at(target), bytes, rights, flags, -1, 0) == libc::MAP_FAILED {
+            return;
+        }
+        // Each in one system call, where the kernel has it: what other threads of the parent write meanwhile is copied too.
+        syscalls::madvise(mirror.cast_mut().cast(), bytes, MADV_POPULATE_READ);
+        syscalls::madvise(at(target), bytes, MADV_POPULATE_WRITE);
+        ptr::copy_nonoverlapping(mirror, at(target).cast::<u8>(), bytes);
+        if protection != rights {
+            syscalls::mprotect(at(target), bytes, protection);
+        }
+    }
+}

@@ -1,0 +1,666 @@
+//! The bookkeeping of one process: arenas, what lies in them, which regions touch what.
+use crate::commands;
+use crate::page_moves::{self, MOVE_BYTES_MAX, PageMove};
+use crate::process_map::{Area, FileId, ProcessMap};
+use crate::ranges::{NumberedRanges, PAGE_BYTES, RegionSpan, TouchCounts, without};
+use crate::stale::{ALL, Comparison, compare, outside};
+use crate::threads::is_window_possible;
+use freeflow_client::{Freeze, Handle, Session};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::{Range, RangeInclusive};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock};
+
+/// `off`: nothing is moved. For debugging.
+const VARIABLE: &str = "FREEFLOW_REMAP";
+/// Arenas begin and end at multiples of this, bytes.
+const ARENA_BYTES: u64 = 16 << 20;
+/// Empty arenas that are kept for later, none larger than [`ARENA_BYTES`].
+const SPARE_COUNT_MAX: usize = 2;
+/// The kernel's own default of vm.max_map_count.
+const MAPPINGS_MAX: u64 = 65_530;
+/// A remapped range costs up to three areas of the process's map, and half of all are the program's own.
+const MAPPINGS_SHARE: u64 = 6;
+/// Exclusive arenas of a process: each is one more segment for the router. All of one is copied when it is revoked, so none is
+/// larger than a move in one window.
+const EXCLUSIVE_ARENA_COUNT_MAX: usize = 512;
+/// Segments that wait for re-sharing at a time.
+const RESHARE_REQUESTS_MAX: usize = 2 * EXCLUSIVE_ARENA_COUNT_MAX;
+/// Bytes around the stack pointer that are written while this library runs.
+const STACK_BELOW_BYTES: u64 = 256 << 10;
+const STACK_ABOVE_BYTES: u64 = 32 << 10;
+
+/// A segment that stands for a stretch of the process's addresses.
+pub(crate) struct Arena {
+    pub(super) number: u32,
+    /// The session that it belongs to.
+    pub(super) serial: u64,
+    pub(super) segment: Handle,
+    /// The first address of the stretch.
+    pub(super) base: u64,
+    pub(super) stretch_bytes: u64,
+    /// The whole segment, at least the stretch.
+    pub(super) bytes: u64,
+    pub(super) mirror: *mut u8,
+    pub(super) file: FileId,
+    pub(super) remapped_bytes: u64,
+    /// The process has private copies of its pages ([`page_moves::make_private`]): pages that those throw away must be zero in
+    /// the file, so nothing more is remapped here.
+    pub(super) is_closed: bool,
+    /// It holds pages of one registration only, and may be granted to peers.
+    pub(super) is_exclusive: bool,
+    /// The program moved pages of it to other addresses, which could not be made private there. It is closed then.
+    pub(super) is_shown_elsewhere: bool,
+}
+
+// SAFETY: the mirror belongs to no thread; what lies behind it is reached as raw bytes, under the table's lock.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    fn stretch(&self) -> Range<u64> {
+        self.base..self.base + self.stretch_bytes
+    }
+
+    /// The offset in the arena of an address's page.
+    pub(super) fn offset_at(&self, address: u64) -> u64 {
+        address - self.base
+    }
+
+    /// The mirror mapping of an address's page.
+    pub fn mirror_of(&self, address: u64) -> *mut u8 {
+        self.mirror.wrapping_add(self.offset_at(address) as usize)
+    }
+
+    /// Whether this area shows pages of the arena, and is not the library's own mapping of it.
+    pub fn is_shown_in(&self, area: &Area) -> bool {
+        let own = self.mirror.addr() as u64..self.mirror.addr() as u64 + self.bytes;
+        area.shared && area.file == self.file && (area.end <= own.start || own.end <= area.start)
+    }
+
+    /// Whether this area shows, at `address`, the page that belongs there.
+    pub fn is_at(&self, area: &Area, address: u64) -> bool {
+        area.shared && self.file == area.file && area.offset + (address - area.start) == address - self.base
+    }
+
+    /// Whether an area shows, at an address in a piece's target, the page that the piece's mirror has for it.
+    pub(super) fn is_shown(&self) -> impl Fn(&PageMove, &Area, u64) -> bool {
+        move |piece, area, address| self.shows(piece, area, address)
+    }
+
+    pub(super) fn shows(&self, piece: &PageMove, area: &Area, address: u64) -> bool {
+        let offset = self.offset_of(piece) + (address - piece.target);
+        area.shared && self.file == area.file && area.offset + (address - area.start) == offset
+    }
+
+    /// The offset in the arena of a piece's beginning.
+    pub(super) fn offset_of(&self, piece: &PageMove) -> u64 {
+        piece.mirror.addr() as u64 - self.mirror.addr() as u64
+    }
+
+    /// Ends the mirror mapping.
+    ///
+    /// # Safety
+    /// Neither the arena nor a piece of its mirror is used any more.
+    pub unsafe fn unmap(&self) {
+        // SAFETY: `add_arena` made the mapping, of that many bytes.
+        unsafe { page_moves::unmap_mirror(self.mirror, self.bytes as usize) };
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Table {
+    /// The generation of the process: a child of `fork` begins with an empty table.
+    generation: u32,
+    pub(super) touches: TouchCounts,
+    /// How often each is registered.
+    pub(super) regions: BTreeMap<RegionSpan, u32>,
+    /// The session of each owner that has regions.
+    pub(super) owners: BTreeMap<usize, u64>,
+    /// By the arena's number.
+    pub(super) remapped: NumberedRanges,
+    pub(super) arenas: Vec<Arena>,
+    last_number: u32,
+    /// Something is remapped that no region touches: it could not be taken back in time.
+    pub(super) has_pending: bool,
+    /// Private copies of an arena's pages ([`page_moves::make_private`]), and their files.
+    pub(super) copies: NumberedRanges,
+    pub(super) copied: Vec<Copied>,
+    /// The sessions whose commands were asked for, and whether they are received.
+    commands: BTreeMap<u64, bool>,
+    /// Segments that wait for re-sharing, by session.
+    reshare_requests: VecDeque<(u64, Handle)>,
+}
+
+/// An arena of which there are private copies.
+pub(super) struct Copied {
+    pub number: u32,
+    /// The session that it belonged to, and its handle there.
+    pub serial: u64,
+    pub segment: Handle,
+    pub file: FileId,
+    /// Peers may still have it mapped.
+    pub is_exposed: bool,
+}
+
+/// The exclusive arenas of one registration.
+pub(super) struct ExclusiveArenas {
+    /// The end of all pages that are moved.
+    end: u64,
+    /// The arena that was made last.
+    arena: Option<u32>,
+}
+
+impl ExclusiveArenas {
+    pub fn until(end: u64) -> Self {
+        Self { end, arena: None }
+    }
+}
+
+/// Knowledge that a registration has before it moves pages.
+pub(crate) struct Known {
+    /// The pages that [`Table::forget_gone`] gave.
+    pub renewed: Vec<Range<u64>>,
+    /// The process's own map, if it is open already.
+    pub map: Option<ProcessMap>,
+}
+
+/// The pages that are moved into arenas.
+#[derive(Clone, Copy)]
+pub(super) enum Pages {
+    /// Of a region that the router does not know yet.
+    Unknown,
+    /// Private copies of this file's, which regions touch.
+    Copies(FileId),
+}
+
+impl Pages {
+    /// The accesses that a move of these pages must keep out.
+    fn freeze(self) -> Freeze {
+        match self {
+            Self::Unknown => Freeze::Threads,
+            Self::Copies(_) => Freeze::ThreadsAndRouter,
+        }
+    }
+}
+
+/// Whether anything is moved in this process.
+pub(crate) fn is_enabled() -> bool {
+    static ENABLED: OnceLock<bool> = OnceLock::new();
+    *ENABLED.get_or_init(|| std::env::var_os(VARIABLE).is_none_or(|value| value != "off"))
+}
+
+fn runs_max() -> u64 {
+    static MAX: OnceLock<u64> = OnceLock::new();
+    *MAX.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+        text.trim().parse().unwrap_or(MAPPINGS_MAX) / MAPPINGS_SHARE
+    })
+}
+
+/// The part of the stack that is written while this library runs: no page of it is moved.
+pub(super) fn stack_in_use() -> Range<u64> {
+    let here = 0_u8;
+    let here = (&raw const here).addr() as u64;
+    here.saturating_sub(STACK_BELOW_BYTES) & !(PAGE_BYTES - 1)..(here + STACK_ABOVE_BYTES) & !(PAGE_BYTES - 1)
+}
+
+/// An address in the first thread's stack.
+fn first_stack() -> u64 {
+    // SAFETY: takes a number and gives one.
+    unsafe { libc::getauxval(libc::AT_EXECFN) }
+}
+
+/// Pages of many regions come into a shared arena, which must not be granted to a peer. The router grants no segment of which a
+/// part was taken back: so none of this one.
+fn keep_from_peers(session: &Session, arena: &Arena) -> bool {
+    let start = arena.mirror.addr() as u64;
+    let page = start..start + PAGE_BYTES;
+    session.map_part(arena.segment, 0, page.clone()).is_ok() && session.unmap_part(page).is_ok()
+}
+
+fn all_of(owner: usize) -> RangeInclusive<RegionSpan> {
+    let all = |bound| RegionSpan { owner, start: bound, length: bound };
+    all(0)..=all(u64::MAX)
+}
+
+pub(super) fn protection(area: &Area) -> i32 {
+    let right = |has, right| if has { right } else { 0 };
+    right(area.readable, libc::PROT_READ)
+        | right(area.writable, libc::PROT_WRITE)
+        | right(area.executable, libc::PROT_EXEC)
+}
+
+impl Table {
+    pub fn new(generation: u32) -> Self {
+        Self { generation, ..Self::default() }
+    }
+
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Whether the program sees pages of arenas.
+    pub fn shows_arenas(&self) -> bool {
+        self.arenas.iter().any(|arena| arena.remapped_bytes > 0 || arena.is_shown_elsewhere)
+    }
+
+    pub fn arenas(&self) -> &[Arena] {
+        &self.arenas
+    }
+
+    pub fn arena(&self, number: u32) -> Option<&Arena> {
+        self.arenas.iter().find(|arena| arena.number == number)
+    }
+
+    /// `serial`: the session of the region's owner.
+    pub fn add_region(&mut self, serial: u64, region: RegionSpan) {
+        self.owners.insert(region.owner, serial);
+        *self.regions.entry(region).or_default() += 1;
+        self.touches.add(region.touched_pages());
+    }
+
+    /// False: it was not there.
+    pub fn remove_region(&mut self, region: RegionSpan) -> bool {
+        let Some(count) = self.regions.get_mut(&region) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            self.regions.remove(&region);
+            if self.regions.range(all_of(region.owner)).next().is_none() {
+                self.owners.remove(&region.owner);
+            }
+        }
+        self.touches.remove(region.touched_pages());
+        true
+    }
+
+    /// The regions of an owner, each as often as it is registered.
+    pub fn regions_of(&self, owner: usize) -> Vec<RegionSpan> {
+        let regions = self.regions.range(all_of(owner));
+        regions.flat_map(|(&region, &count)| (0..count).map(move |_| region)).collect()
+    }
+
+    // ---- into arenas
+
+    /// Places what can be remapped of these pages; no region that the router knows of touches what is moved, but those whose
+    /// memory is gone: the renewed ones. `is_exclusive`: into exclusive arenas, if possible.
+    pub fn move_in(&mut self, session: &Arc<Session>, pages: Range<u64>, known: Known, is_exclusive: bool) {
+        if pages.is_empty() || !is_window_possible() {
+            return;
+        }
+        let Some(maps) = known.map.or_else(ProcessMap::open) else { return };
+        let mut free = self.left_behind(session, &maps, pages.clone());
+        let untouched = self.touches.untouched(pages.clone());
+        // What nothing touches any more is among the untouched.
+        free.extend(outside(known.renewed, &pages, &untouched));
+        for range in untouched {
+            let taken = self.remapped.within(range.clone());
+            let mut from = range.start;
+            for (piece, _) in taken {
+                free.push(from..piece.start);
+                from = piece.end;
+            }
+            free.push(from..range.end);
+        }
+        let mut spots = Vec::new();
+        let stack = stack_in_use();
+        for range in free {
+            for range in without(range, &stack) {
+                maps.visit(range.start, range.end, &mut |area| {
+                    if self.is_movable(session, area, range.start.max(area.start)) {
+                        spots.push(range.start.max(area.start)..range.end.min(area.end));
+                    }
+                    true
+                });
+            }
+        }
+        let end = spots.iter().map(|spot| spot.end).max().unwrap_or(0);
+        let mut exclusive = is_exclusive.then_some(ExclusiveArenas::until(end));
+        for spot in spots {
+            if !self.move_in_spot(session, &maps, Pages::Unknown, spot, &mut exclusive) {
+                return;
+            }
+        }
+    }
+
+    /// Private anonymous memory, as a heap is; what a dead session left in its arenas; private copies of such.
+    fn is_movable(&self, session: &Session, area: &Area, address: u64) -> bool {
+        if !area.readable || !area.writable || area.executable {
+            return false;
+        }
+        if (area.start..area.end).contains(&first_stack()) {
+            return false;
+        }
+        if area.shared {
+            let mut arenas = self.arenas.iter();
+            return arenas.any(|arena| arena.serial != session.serial() && arena.is_at(area, address));
+        }
+        area.file == FileId::default() || self.copied.iter().any(|copied| copied.file == area.file)
+    }
+
+    pub(super) fn may_move(&self, session: &Session, pages: Pages, area: &Area, address: u64) -> bool {
+        let is_match = match pages {
+            Pages::Unknown => true,
+            Pages::Copies(file) => !area.shared && area.file == file,
+        };
+        is_match && self.is_movable(session, area, address)
+    }
+
+    /// False: no more can be remapped now.
+    pub(super) fn move_in_spot(
+        &mut self,
+        session: &Arc<Session>,
+        maps: &ProcessMap,
+        pages: Pages,
+        spot: Range<u64>,
+        exclusive: &mut Option<ExclusiveArenas>,
+    ) -> bool {
+        let mut from = spot.start;
+        while from < spot.end {
+            if (self.remapped.len() + self.copies.len()) as u64 >= runs_max() {
+                return false;
+            }
+            let own = exclusive.as_mut().and_then(|exclusive| self.exclusive_arena_for(session, from, exclusive));
+            if own.is_none() {
+                *exclusive = None;
+            }
+            let Some(at) = own.or_else(|| self.shared_arena_for(session, from..spot.end)) else { return false };
+            let arena = &self.arenas[at];
+            let end = spot.end.min(arena.stretch().end).min(from + MOVE_BYTES_MAX);
+            let bytes = (end - from) as usize;
+            let mirror = arena.mirror_of(from);
+            let piece = PageMove { target: from, mirror, bytes, protection: 0, done: false };
+            let is_right = |area: &Area, address| self.may_move(session, pages, area, address);
+            if !page_moves::move_in(session, maps, &piece, pages.freeze(), &is_right) {
+                page_moves::punch(mirror, bytes);
+                self.tidy(session);
+                return false;
+            }
+            self.commit_move_in(session, at, from..end);
+            from = end;
+        }
+        true
+    }
+
+    /// Takes add_region of pages that were remapped, and tells the router.
+    fn commit_move_in(&mut self, session: &Session, at: usize, range: Range<u64>) {
+        for (piece, number) in self.remapped.within(range.clone()) {
+            // In an arena of a session that is gone, until now.
+            if let Some(old) = self.arenas.iter_mut().find(|arena| arena.number == number) {
+                old.remapped_bytes -= piece.end - piece.start;
+                page_moves::punch(old.mirror_of(piece.start), (piece.end - piece.start) as usize);
+            }
+            self.remapped.remove(piece);
+        }
+        self.drop_copies(range.clone());
+        let arena = &mut self.arenas[at];
+        arena.remapped_bytes += range.end - range.start;
+        let (number, segment, offset) = (arena.number, arena.segment, range.start - arena.base);
+        self.remapped.insert(range.clone(), number);
+        if session.map_part(segment, offset, range.clone()).is_err() {
+            // By the fallback, which sees the same bytes, and by nothing that was here before.
+            let _ = session.unmap_part(range);
+        }
+    }
+
+    /// The exclusive arena for the page at `from`; `None`: there are too many, or nothing is granted here.
+    fn exclusive_arena_for(
+        &mut self,
+        session: &Arc<Session>,
+        from: u64,
+        exclusive: &mut ExclusiveArenas,
+    ) -> Option<usize> {
+        let current = self.arenas.iter().position(|arena| Some(arena.number) == exclusive.arena);
+        if current.is_some_and(|at| self.arenas[at].stretch().contains(&from)) {
+            return current;
+        }
+        if self.arenas.iter().filter(|arena| arena.is_exclusive).count() >= EXCLUSIVE_ARENA_COUNT_MAX
+            || !self.receives_commands(session)
+        {
+            return None;
+        }
+        let at = self.create_arena(session, from, exclusive.end.min(from + MOVE_BYTES_MAX) - from, true)?;
+        exclusive.arena = Some(self.arenas[at].number);
+        Some(at)
+    }
+
+    /// Whether the router's commands are carried out here, without which it grants nothing.
+    fn receives_commands(&mut self, session: &Arc<Session>) -> bool {
+        let serial = session.serial();
+        if let Some(&are_received) = self.commands.get(&serial) {
+            return are_received;
+        }
+        let are_received = commands::start(session);
+        // Those that have ended, and those that may ask once more.
+        self.commands.retain(|_, are_received| *are_received);
+        self.commands.insert(serial, are_received);
+        are_received
+    }
+
+    /// No commands come any more to that session.
+    pub fn note_commands_ended(&mut self, serial: u64) {
+        self.commands.insert(serial, false);
+        self.reshare_requests.retain(|&(of, _)| of != serial);
+    }
+
+    /// A segment shall be shared again when there is time.
+    pub fn queue_reshare(&mut self, serial: u64, segment: Handle) {
+        if self.reshare_requests.len() < RESHARE_REQUESTS_MAX && !self.reshare_requests.contains(&(serial, segment)) {
+            self.reshare_requests.push_back((serial, segment));
+        }
+    }
+
+    pub fn next_reshare(&mut self, serial: u64) -> Option<Handle> {
+        let at = self.reshare_requests.iter().position(|&(of, _)| of == serial)?;
+        self.reshare_requests.remove(at).map(|(_, segment)| segment)
+    }
+
+    /// The arena for many that has a place for the first of these pages; a new one if need be.
+    fn shared_arena_for(&mut self, session: &Session, range: Range<u64>) -> Option<usize> {
+        let serial = session.serial();
+        let (mut after, mut before) = (0, u64::MAX);
+        for (at, arena) in
+            self.arenas.iter().enumerate().filter(|(_, arena)| arena.serial == serial && !arena.is_exclusive)
+        {
+            if !arena.is_closed && arena.stretch().contains(&range.start) {
+                return Some(at);
+            }
+            if arena.remapped_bytes > 0 && !arena.is_closed {
+                let stretch = arena.stretch();
+                after = if stretch.end <= range.start { after.max(stretch.end) } else { after };
+                before = if stretch.start > range.start { before.min(stretch.start) } else { before };
+            }
+        }
+        let base = (range.start & !(ARENA_BYTES - 1)).max(after);
+        let bytes = range.end.min(before).next_multiple_of(ARENA_BYTES).min(before) - base;
+        // What is empty may stand for other addresses.
+        let spare = |arena: &&mut Arena| {
+            let is_free = !arena.is_closed && !arena.is_exclusive && arena.remapped_bytes == 0;
+            arena.serial == serial && is_free && arena.bytes >= bytes
+        };
+        if let Some(arena) = self.arenas.iter_mut().find(spare) {
+            (arena.base, arena.stretch_bytes) = (base, arena.bytes.min(before - base));
+            let number = arena.number;
+            return self.arenas.iter().position(|arena| arena.number == number);
+        }
+        self.create_arena(session, base, bytes, false).or_else(|| {
+            // A limit may leave room for what is needed alone.
+            let bytes = range.end.min(range.start + MOVE_BYTES_MAX).min(before) - range.start;
+            self.create_arena(session, range.start, bytes, false)
+        })
+    }
+
+    fn create_arena(&mut self, session: &Session, base: u64, bytes: u64, is_exclusive: bool) -> Option<usize> {
+        let (segment, _, descriptor) = session.create_segment(bytes).ok()?;
+        let made = self.add_arena(session, segment, descriptor.as_fd(), base..base + bytes, is_exclusive);
+        let Some(at) = made else {
+            let _ = session.destroy_segment(segment);
+            return None;
+        };
+        // Whether commands come or not: peers' rights to some of it are not accessors' to all of it.
+        if !is_exclusive && !keep_from_peers(session, &self.arenas[at]) {
+            self.arenas[at].is_closed = true;
+            self.tidy(session);
+            return None;
+        }
+        Some(at)
+    }
+
+    /// ProcessMap a segment for the library's own use, as the arena of these addresses.
+    pub(super) fn add_arena(
+        &mut self,
+        session: &Session,
+        segment: Handle,
+        descriptor: BorrowedFd<'_>,
+        stretch: Range<u64>,
+        is_exclusive: bool,
+    ) -> Option<usize> {
+        let bytes = stretch.end - stretch.start;
+        let mirror = page_moves::map_mirror(descriptor, bytes as usize)?;
+        let address = mirror.addr() as u64;
+        let mut file = None;
+        if let Some(maps) = ProcessMap::open() {
+            maps.visit(address, address + 1, &mut |area| {
+                file = Some(area.file);
+                false
+            });
+        }
+        let Some(file) = file else {
+            // SAFETY: mapped just now.
+            unsafe { page_moves::unmap_mirror(mirror, bytes as usize) };
+            return None;
+        };
+        self.last_number += 1;
+        self.arenas.push(Arena {
+            number: self.last_number,
+            serial: session.serial(),
+            segment,
+            base: stretch.start,
+            stretch_bytes: bytes,
+            bytes,
+            mirror,
+            file,
+            remapped_bytes: 0,
+            is_closed: false,
+            is_exclusive,
+            is_shown_elsewhere: false,
+        });
+        Some(self.arenas.len() - 1)
+    }
+
+    // ---- out of arenas
+
+    /// Takes back what is remapped of these pages and touched by no region any more.
+    pub fn move_out(&mut self, session: &Session, pages: Range<u64>) {
+        let mut found = Vec::new();
+        for (range, number) in self.remapped.within(pages.clone()) {
+            found.extend(self.touches.untouched(range).into_iter().map(|range| (range, number)));
+        }
+        let copies = self.exposed_copies(pages);
+        if found.is_empty() && copies.is_empty() {
+            return;
+        }
+        let Some(maps) = ProcessMap::open() else {
+            self.has_pending = true;
+            return;
+        };
+        for (range, number) in found {
+            self.move_out_range(session, &maps, range, number);
+        }
+        for (range, number) in copies {
+            self.has_pending |= !self.restore_copies(session, &maps, range, number);
+        }
+        drop(maps);
+        self.tidy(session);
+    }
+
+    fn move_out_range(&mut self, session: &Session, maps: &ProcessMap, range: Range<u64>, number: u32) {
+        let Some(at) = self.arenas.iter().position(|arena| arena.number == number) else { return };
+        let arena = &self.arenas[at];
+        let is_ours = arena.serial == session.serial();
+        let Comparison { shown, gone } = compare(arena, maps, &range);
+        if is_ours && session.unmap_part(range.clone()).is_err() {
+            self.has_pending = true;
+            return;
+        }
+        let stack = stack_in_use();
+        for (piece, protection) in shown {
+            if piece.start < stack.end && stack.start < piece.end {
+                self.has_pending = true;
+                continue;
+            }
+            let mut from = piece.start;
+            while from < piece.end {
+                let end = piece.end.min(from + MOVE_BYTES_MAX);
+                let mirror = self.arenas[at].mirror_of(from);
+                let one = PageMove { target: from, mirror, bytes: (end - from) as usize, protection, done: false };
+                let moved =
+                    page_moves::move_out(session, maps, &mut [one], Freeze::Threads, &self.arenas[at].is_shown());
+                if moved || self.leave_private_copy(session, maps, at, &one) {
+                    self.remapped.remove(from..end);
+                    self.arenas[at].remapped_bytes -= end - from;
+                    page_moves::punch(mirror, one.bytes);
+                } else {
+                    self.has_pending = true;
+                }
+                from = end;
+            }
+        }
+        for piece in gone {
+            self.forget(session, maps, &piece, number);
+        }
+    }
+
+    /// The threads can't be held: private copies, which cost an area of the map each.
+    fn leave_private_copy(&mut self, session: &Session, maps: &ProcessMap, at: usize, piece: &PageMove) -> bool {
+        let arena = &self.arenas[at];
+        if arena.serial != session.serial() || (self.remapped.len() + self.copies.len()) as u64 >= 2 * runs_max() {
+            return false;
+        }
+        let Ok(descriptor) = session.reopen_segment(arena.segment) else { return false };
+        // It waited for the router: the program may have taken the pages away meanwhile.
+        if !page_moves::is_all(maps, piece, &|area, address| arena.is_shown()(piece, area, address)) {
+            return false;
+        }
+        if !page_moves::make_private(piece, descriptor.as_fd(), piece.target - arena.base) {
+            return false;
+        }
+        let is_exposed = arena.is_exclusive;
+        self.note_copy(at, piece, is_exposed);
+        // Taken back once threads can be held.
+        self.has_pending |= is_exposed;
+        true
+    }
+
+    /// Tries once more what could not be taken back.
+    pub fn retry_pending(&mut self, session: &Session) {
+        if self.has_pending && is_window_possible() {
+            self.has_pending = false;
+            self.move_out(session, ALL);
+            self.retry_moved(session);
+        }
+    }
+
+    /// Gives back arenas in which nothing is remapped, but for a few.
+    pub fn tidy(&mut self, session: &Session) {
+        let mut spares = 0;
+        let mut at = 0;
+        while at < self.arenas.len() {
+            let arena = &self.arenas[at];
+            let is_ours = arena.serial == session.serial() && !session.is_dead();
+            let is_useful = is_ours && !arena.is_closed && !arena.is_exclusive;
+            let is_shown = arena.remapped_bytes > 0 || arena.is_shown_elsewhere;
+            let keep = is_shown || (is_useful && arena.bytes <= ARENA_BYTES && spares < SPARE_COUNT_MAX);
+            if keep {
+                spares += usize::from(!is_shown);
+                at += 1;
+                continue;
+            }
+            let arena = self.arenas.swap_remove(at);
+            // SAFETY: nothing is remapped, so nothing is copied from or to it any more.
+            unsafe { arena.unmap() };
+            if is_ours {
+                let _ = session.destroy_segment(arena.segment);
+            }
+        }
+    }
+}
