@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use thiserror::Error;
 
 /// Where the router listens inside a container.
 const SOCKET_PATH: &str = "/run/freeflow/router.sock";
@@ -37,47 +38,32 @@ const PEERS_NOTICE_NS: u64 = 50_000_000;
 static SERIAL: AtomicU64 = AtomicU64::new(1);
 
 /// Why there is no session.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 pub enum ConnectError {
     /// Nobody answers at the socket.
+    #[error(
+        "no router at {} ({error}): start one with `freeflow up` and run this program by `freeflow run` or in a \
+         container with a freeflow device",
+        path.display()
+    )]
     NoRouter { path: PathBuf, error: io::Error },
     /// The router speaks another version of the protocol or of the shared layouts.
+    #[error(
+        "the router at {} is of another version than this library: restart it with `freeflow up`, and start this \
+         container anew",
+        path.display()
+    )]
     Version { path: PathBuf },
     /// The router refused the session.
+    #[error("the router at {} refused this process ({error}): see `freeflow status`", path.display())]
     Refused { path: PathBuf, error: VerbsError },
     /// The handshake broke off.
+    #[error(
+        "the router at {} broke off the handshake ({error}): see `freeflow status` and restart it with `freeflow up`",
+        path.display()
+    )]
     Broken { path: PathBuf, error: io::Error },
 }
-
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoRouter { path, error } => write!(
-                f,
-                "no router at {} ({error}): start one with `freeflow up` and run this program by `freeflow run` or in a \
-                 container with a freeflow device",
-                path.display()
-            ),
-            Self::Version { path } => write!(
-                f,
-                "the router at {} is of another version than this library: restart it with `freeflow up`, and start \
-                 this container anew",
-                path.display()
-            ),
-            Self::Refused { path, error } => {
-                write!(f, "the router at {} refused this process ({error}): see `freeflow status`", path.display())
-            }
-            Self::Broken { path, error } => write!(
-                f,
-                "the router at {} broke off the handshake ({error}): see `freeflow status` and restart it with \
-                 `freeflow up`",
-                path.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ConnectError {}
 
 /// A process's connection to its router.
 pub struct Session {

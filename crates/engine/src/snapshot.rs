@@ -8,7 +8,7 @@
 use crate::Engine;
 use crate::schedule::Scheduler;
 use alloc::vec::Vec;
-use core::fmt;
+use thiserror::Error;
 
 /// What every snapshot begins with.
 const MAGIC: [u8; 8] = *b"ffengine";
@@ -17,27 +17,18 @@ pub const SNAPSHOT_VERSION: u32 = 9;
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 8;
 
 /// Why bytes are no snapshot that can be restored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SnapshotError {
     /// They do not begin as one.
+    #[error("not a snapshot of an engine")]
     NotASnapshot,
     /// Another version's.
+    #[error("a snapshot of version {found}, this is {SNAPSHOT_VERSION}")]
     Version { found: u32 },
     /// Cut off, changed, or contradicting themselves.
+    #[error("a damaged snapshot")]
     Damaged,
 }
-
-impl fmt::Display for SnapshotError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotASnapshot => f.write_str("not a snapshot of an engine"),
-            Self::Version { found } => write!(f, "a snapshot of version {found}, this is {SNAPSHOT_VERSION}"),
-            Self::Damaged => f.write_str("a damaged snapshot"),
-        }
-    }
-}
-
-impl core::error::Error for SnapshotError {}
 
 /// What is written and read, field by field in this order (in groups, since a tuple has its limits); and what is made anew.
 /// Taking an engine apart and putting it together names all its fields, so that a new one can't be forgotten.

@@ -3,72 +3,45 @@ use crate::pool::Pool;
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
 use core::str::FromStr;
+use ipnet::IpNet;
+use thiserror::Error;
 
 /// `a.b.c.d/n` or `x::/n`, no bits set behind the prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cidr {
-    base: IpAddr,
-    prefix_length: u8,
-}
+pub struct Cidr(IpNet);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("a range of addresses is written like 10.1.0.0/16 or fd00:1::/64, with no bits set behind the prefix")]
 pub struct CidrError;
-
-impl fmt::Display for CidrError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "a range of addresses is written like 10.1.0.0/16 or fd00:1::/64, with no bits set behind the prefix",
-        )
-    }
-}
-
-impl core::error::Error for CidrError {}
-
-/// An address as a number, and how many bits it has.
-fn bits(address: IpAddr) -> (u128, u8) {
-    match address {
-        IpAddr::V4(v4) => (u128::from(u32::from(v4)), 32),
-        IpAddr::V6(v6) => (u128::from(v6), 128),
-    }
-}
-
-fn masked(value: u128, width: u8, prefix_length: u8) -> u128 {
-    let host_bits = u32::from(width - prefix_length);
-    value.checked_shr(host_bits).unwrap_or(0).checked_shl(host_bits).unwrap_or(0)
-}
 
 impl Cidr {
     pub fn contains(self, address: IpAddr) -> bool {
-        let ((base, width), (value, other)) = (bits(self.base), bits(address));
-        width == other && masked(value, width, self.prefix_length) == base
+        self.0.contains(&address)
     }
 
     pub fn overlaps(self, other: Self) -> bool {
-        let shorter = if self.prefix_length <= other.prefix_length { self } else { other };
-        shorter.contains(if self.prefix_length <= other.prefix_length { other.base } else { self.base })
+        self.0.contains(&other.0) || other.0.contains(&self.0)
     }
 
     pub fn is_ipv6(self) -> bool {
-        self.base.is_ipv6()
+        matches!(self.0, IpNet::V6(_))
     }
 
     /// The first and the last address.
     pub fn bounds(self) -> (IpAddr, IpAddr) {
-        let (base, width) = bits(self.base);
-        let last = base | u128::MAX.checked_shr(128 - u32::from(width - self.prefix_length)).unwrap_or(0);
-        (self.base, if self.is_ipv6() { IpAddr::V6(last.into()) } else { IpAddr::V4((last as u32).into()) })
+        (self.0.network(), self.0.broadcast())
     }
 }
 
 impl From<Pool> for Cidr {
     fn from(pool: Pool) -> Self {
-        Self { base: IpAddr::V4(pool.base()), prefix_length: pool.prefix_length() }
+        Self(IpNet::new_assert(IpAddr::V4(pool.base()), pool.prefix_length()))
     }
 }
 
 impl From<Pool6> for Cidr {
     fn from(pool: Pool6) -> Self {
-        Self { base: IpAddr::V6(Ipv6Addr::from(pool.base)), prefix_length: pool.prefix_length }
+        Self(IpNet::new_assert(IpAddr::V6(pool.base()), pool.prefix_length))
     }
 }
 
@@ -76,12 +49,11 @@ impl FromStr for Cidr {
     type Err = CidrError;
 
     fn from_str(text: &str) -> Result<Self, CidrError> {
+        // The address by the standard library's parser: ipnet's own takes leading zeros.
         let (base, length) = text.split_once('/').ok_or(CidrError)?;
         let base: IpAddr = base.parse().map_err(|_| CidrError)?;
-        let prefix_length: u8 = length.parse().map_err(|_| CidrError)?;
-        let (value, width) = bits(base);
-        let good = prefix_length <= width && masked(value, width, prefix_length) == value;
-        if good { Ok(Self { base, prefix_length }) } else { Err(CidrError) }
+        let net = IpNet::new(base, length.parse().map_err(|_| CidrError)?).map_err(|_| CidrError)?;
+        if net.trunc() == net { Ok(Self(net)) } else { Err(CidrError) }
     }
 }
 
@@ -137,10 +109,9 @@ impl FromStr for Pool6 {
     type Err = CidrError;
 
     fn from_str(text: &str) -> Result<Self, CidrError> {
-        let cidr: Cidr = text.parse()?;
-        let IpAddr::V6(base) = cidr.base else { return Err(CidrError) };
-        let pool = Self { base: u128::from(base), prefix_length: cidr.prefix_length };
-        if (32..=112).contains(&cidr.prefix_length) { Ok(pool) } else { Err(CidrError) }
+        let Cidr(IpNet::V6(net)) = text.parse()? else { return Err(CidrError) };
+        let pool = Self { base: u128::from(net.addr()), prefix_length: net.prefix_len() };
+        if (32..=112).contains(&pool.prefix_length) { Ok(pool) } else { Err(CidrError) }
     }
 }
 

@@ -4,6 +4,7 @@ use core::fmt;
 use core::net::Ipv4Addr;
 use core::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use thiserror::Error;
 
 /// An address pool: prefix lengths 8 to 29, host bits zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,16 +14,9 @@ pub struct Pool {
 }
 
 /// Not `a.b.c.d/n` with n from 8 to 29 and no bits set behind the prefix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("an address pool is written like 10.111.0.0/16, with a prefix length from 8 to 29")]
 pub struct PoolError;
-
-impl fmt::Display for PoolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an address pool is written like 10.111.0.0/16, with a prefix length from 8 to 29")
-    }
-}
-
-impl core::error::Error for PoolError {}
 
 impl Pool {
     pub fn base(self) -> Ipv4Addr {

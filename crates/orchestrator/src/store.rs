@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use freeflow_verbs::{Duration, Instant};
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 /// A point in the store's history; 0 is before everything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -86,39 +87,26 @@ pub enum Committed {
     Conflict(Revision),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StoreError {
     /// That revision is compacted away; later ones than this are there.
-    Expired {
-        compacted: Revision,
-    },
+    #[error("revisions up to {compacted} are compacted away")]
+    Expired { compacted: Revision },
     /// That revision is still to come.
-    Future {
-        revision: Revision,
-    },
+    #[error("the store is at revision {revision} only")]
+    Future { revision: Revision },
     /// A key twice in one transaction, or one that is empty or too long, or too large a value.
+    #[error("a transaction with a key twice, or a bad key, or too large a value")]
     BadTransaction,
+    #[error("no such lease")]
     NoLease,
     /// No room is left. Nothing was written.
+    #[error("no space is left")]
     Full,
     /// Can't be read or written; the text says what and where. Nothing of a transaction that failed so was written.
+    #[error("{0}")]
     Broken(String),
 }
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Expired { compacted } => write!(f, "revisions up to {compacted} are compacted away"),
-            Self::Future { revision } => write!(f, "the store is at revision {revision} only"),
-            Self::BadTransaction => f.write_str("a transaction with a key twice, or a bad key, or too large a value"),
-            Self::NoLease => f.write_str("no such lease"),
-            Self::Full => f.write_str("no space is left"),
-            Self::Broken(why) => f.write_str(why),
-        }
-    }
-}
-
-impl core::error::Error for StoreError {}
 
 /// Longest key and value, bytes.
 pub const KEY_BYTES_MAX: usize = 1024;

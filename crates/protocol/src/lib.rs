@@ -18,8 +18,8 @@ pub mod library;
 pub mod peer;
 
 use alloc::vec::Vec;
-use core::fmt;
 use serde::{Serialize, de::DeserializeOwned};
+use thiserror::Error;
 
 /// Changes with every incompatible change of a message.
 pub const PROTOCOL_VERSION: u32 = 9;
@@ -31,27 +31,18 @@ pub const ROUTER_MARK: u32 = 0x1062;
 /// Largest message either side sends, bytes. Lists that could grow beyond it are paged.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
     /// Not a message of this protocol version.
+    #[error("malformed message")]
     Malformed,
     /// A message, and then more bytes.
+    #[error("bytes after the end of a message")]
     TrailingBytes,
     /// Longer than [`MESSAGE_BYTES_MAX`].
+    #[error("message too long")]
     TooLong,
 }
-
-impl fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Malformed => "malformed message",
-            Self::TrailingBytes => "bytes after the end of a message",
-            Self::TooLong => "message too long",
-        })
-    }
-}
-
-impl core::error::Error for DecodeError {}
 
 /// Encodes one message.
 ///

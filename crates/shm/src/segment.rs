@@ -14,25 +14,21 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+use thiserror::Error;
 
 /// The range is not inside the segment, or an atomic's eight bytes are not aligned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("not inside the segment")]
 pub struct OutOfBounds;
 
-impl fmt::Display for OutOfBounds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not inside the segment")
-    }
-}
-
-impl std::error::Error for OutOfBounds {}
-
 /// An access that was not made, or not as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AccessError {
     /// The range is not inside the segment, or an atomic's eight bytes are not aligned.
+    #[error("not inside the segment")]
     OutOfBounds,
     /// A page is not there, and this process is not to allocate it: [`Segment::refuse_missing`].
+    #[error("a page is missing")]
     Missing,
 }
 
@@ -47,17 +43,6 @@ impl From<Missing> for AccessError {
         Self::Missing
     }
 }
-
-impl fmt::Display for AccessError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OutOfBounds => OutOfBounds.fmt(f),
-            Self::Missing => f.write_str("a page is missing"),
-        }
-    }
-}
-
-impl std::error::Error for AccessError {}
 
 /// Bytes that become visible last when a payload is written with `last_bytes_last`.
 const TAIL_BYTES: usize = 8;

@@ -5,18 +5,12 @@ use core::fmt;
 use core::str::FromStr;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use thiserror::Error;
 
 /// What a text should have been.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
 pub struct UnitError(&'static str);
-
-impl fmt::Display for UnitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl core::error::Error for UnitError {}
 
 /// `[digits][.digits][unit]`, exact: `None` if it is anything else, 0, or no whole number of the smallest unit.
 fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {

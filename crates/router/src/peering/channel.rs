@@ -19,7 +19,7 @@
 use super::file::{Key, PrivateKey};
 use freeflow_protocol::peer::{HOST_NAME_BYTES_MAX, PEER_MESSAGE_BYTES_MAX, PeerMessage};
 use snow::{Builder, HandshakeState, TransportState};
-use std::fmt;
+use thiserror::Error;
 
 const PATTERN: &str = "Noise_KK_25519_ChaChaPoly_BLAKE2s";
 /// "FFP" and the version of the handshake.
@@ -32,27 +32,18 @@ pub const FRAME_BYTES_MAX: usize = PEER_MESSAGE_BYTES_MAX + TAG_BYTES;
 const OPENING_BYTES_MAX: usize = MAGIC.len() + 1 + HOST_NAME_BYTES_MAX + 32 + TAG_BYTES;
 
 /// Why a connection can't go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ChannelError {
     /// No frame of this protocol.
+    #[error("what comes is no FreeFlow control channel")]
     Malformed,
     /// No host of this name may dial here.
+    #[error("no host of that name may connect from that address")]
     UnknownName,
     /// The other side has not the key that the peers file gives for it, or something changed the bytes on the way.
+    #[error("it does not have the key that the peers file gives for it")]
     NotAuthentic,
 }
-
-impl fmt::Display for ChannelError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Malformed => "what comes is no FreeFlow control channel",
-            Self::UnknownName => "no host of that name may connect from that address",
-            Self::NotAuthentic => "it does not have the key that the peers file gives for it",
-        })
-    }
-}
-
-impl std::error::Error for ChannelError {}
 
 #[derive(Debug, PartialEq)]
 pub enum Event {

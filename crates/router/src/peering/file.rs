@@ -11,6 +11,7 @@ use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use thiserror::Error;
 
 /// Hosts of one file.
 pub const PEER_COUNT_MAX: usize = 256;
@@ -61,19 +62,12 @@ pub struct External {
 }
 
 /// What is wrong with a peers file, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{}: {what}", file.display())]
 pub struct FileError {
     file: PathBuf,
     what: String,
 }
-
-impl fmt::Display for FileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.file.display(), self.what)
-    }
-}
-
-impl std::error::Error for FileError {}
 
 /// The private key of this host. Never printed.
 #[derive(Clone)]

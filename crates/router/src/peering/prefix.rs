@@ -3,6 +3,7 @@ use freeflow_verbs::Gid;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
+use thiserror::Error;
 
 /// Bits of an IPv6 address that tell an IPv4 address mapped into it (RFC 4291, 2.5.5.2).
 const MAPPED_BITS: u8 = 96;
@@ -17,24 +18,15 @@ pub struct Prefix {
     is_ipv4: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PrefixError {
     /// Not `ADDRESS/LENGTH`.
+    #[error("a range of addresses is written like 10.111.2.0/24 or fd00::/64")]
     Malformed,
     /// Bits are set behind the prefix.
+    #[error("bits are set behind the prefix")]
     HostBits,
 }
-
-impl fmt::Display for PrefixError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Malformed => "a range of addresses is written like 10.111.2.0/24 or fd00::/64",
-            Self::HostBits => "bits are set behind the prefix",
-        })
-    }
-}
-
-impl std::error::Error for PrefixError {}
 
 impl Prefix {
     pub fn contains(self, gid: Gid) -> bool {
