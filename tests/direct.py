@@ -333,7 +333,7 @@ def large(host, server, client, program):
     earned = routed + REQUEST_BYTES * (grown["messages"] - grown["direct_messages"])
     note = f"{copied >> 20} MiB copied, {routed >> 20} MiB routed, {earned >> 20} MiB earned, " \
            f"{grown['direct_bytes'] >> 20} MiB past the router"
-    # Once what was granted, and once more what the fallback moved of what is then shared again (docs/ARCHITECTURE.md).
+    # Once what was granted, and once more what the fallback moved of what is then shared again (docs/architecture/direct.md).
     need(copied <= 2 * earned + CLIENTS * FREE_BYTES + FAULTS_BYTES, note)
     need(copied and grown["direct_bytes"], f"nothing was granted: {note}")
     return note

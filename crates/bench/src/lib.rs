@@ -12,7 +12,7 @@
 //! * [`neighbours`]: what a tenant's tricks add to another's control verbs and messages.
 //! * [`instructions`]: how many of them each call of the data path takes, beside what was reviewed.
 //! * [`memory`]: what registrations and objects cost.
-//! * [`report`], [`table`], [`svg`], [`stats`]: tables, JSON, plots and percentiles.
+//! * [`report`], [`results`], [`table`], [`svg`], [`stats`]: tables, JSON, Markdown, plots and percentiles.
 //!
 //! Invariant: no figure is printed without the limit that bounds it, taken in the same run, and the hand-off before
 //! and after, because the distance of the cores decides more than any program.
@@ -29,6 +29,7 @@ pub mod neighbours;
 pub mod perftest;
 pub mod qos;
 pub mod report;
+pub mod results;
 pub mod series;
 pub mod stats;
 pub mod suite;

@@ -1,11 +1,11 @@
-//! `freeflow-bench`: see `--help` and docs/PERFORMANCE.md.
+//! `freeflow-bench`: see `--help` and docs/performance/METHOD.md.
 use freeflow_bench::host::{Freeflow, MODES};
 use freeflow_bench::limits::handoff::Handoff;
 use freeflow_bench::limits::{self, Effort, Limit};
 use freeflow_bench::report::{Report, idle_table, limits_table, machine, measured_table, perftest_table};
 use freeflow_bench::suite::{Pair, Plan, idle};
 use freeflow_bench::verbs::{Job, Memory, Operation, Traffic, agent};
-use freeflow_bench::{cm, direct, instructions, memory, neighbours, perftest, qos, sys, wire, workers};
+use freeflow_bench::{cm, direct, instructions, memory, neighbours, perftest, qos, results, sys, wire, workers};
 use std::env;
 use std::fs;
 use std::io;
@@ -28,6 +28,8 @@ usage: freeflow-bench [options]
   --freeflow PATH    the freeflow program (default: dist/bin/freeflow)
   --programs DIR     the C test programs, of which neighbours are (default: target/test-programs)
   --out DIR          where JSON and plots go (default: target/bench)
+  --write-results FILE
+                     put the tables of this run between the markers of this Markdown file (docs/performance/RESULTS.md)
   --one-group        put router and containers into one cpu cgroup (an experiment: it can starve the machine)
   --strict           exit with 1 when an expectation is missed or a limit is suspect
 ";
@@ -42,6 +44,7 @@ struct Options {
     freeflow: PathBuf,
     programs: PathBuf,
     out: PathBuf,
+    results: Option<PathBuf>,
 }
 
 const PARTS: [&str; 12] = [
@@ -79,6 +82,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         freeflow: "dist/bin/freeflow".into(),
         programs: "target/test-programs".into(),
         out: "target/bench".into(),
+        results: None,
     };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} wants a value"));
@@ -92,6 +96,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
             "--freeflow" => options.freeflow = value()?.into(),
             "--programs" => options.programs = value()?.into(),
             "--out" => options.out = value()?.into(),
+            "--write-results" => options.results = Some(value()?.into()),
             _ => return Err(format!("{argument}: no such option")),
         }
     }
@@ -152,6 +157,10 @@ fn compare_instructions(arguments: &[String]) -> io::Result<ExitCode> {
 }
 
 fn bench(options: &Options) -> io::Result<ExitCode> {
+    if let Some(file) = &options.results {
+        // A wrong file is refused before half an hour of measuring.
+        results::check(file)?;
+    }
     sys::new_session_first_in_line();
     println!("freeflow-bench on {}", machine());
     let mut report = Report { quick: options.quick, one_group: options.one_group, ..Report::default() };
@@ -207,15 +216,20 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
         }
     }
     if !report.idle.is_empty() {
-        println!("{}", idle_table(&report.idle));
+        let table = idle_table(&report.idle);
+        report.show(table);
     }
-    report.print_expectations();
+    report.show_expectations();
     let suspects: Vec<&Limit> = report.limits.list.iter().filter(|limit| limit.suspect()).collect();
     for limit in &suspects {
         println!("  suspect limit: {} ({} B); was the machine quiet?", limit.name, limit.bytes);
     }
     let missed = report.expectations().iter().any(|expectation| !expectation.met());
     println!("\n  written: {}", report.write(&options.out)?.display());
+    if let Some(file) = &options.results {
+        results::write(file, &report)?;
+        println!("  written: {}", file.display());
+    }
     let bad = !report.failures.is_empty() || (options.strict && (missed || !suspects.is_empty()));
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -237,7 +251,7 @@ fn measure_limits(options: &Options, report: &mut Report) -> io::Result<()> {
         println!();
         report.handoff("before")?;
         let limits = group(effort)?;
-        println!("{}", limits_table(title, &limits));
+        report.show(limits_table(title, &limits));
         report.handoff("after")?;
         report.limits.list.extend(limits);
     }
@@ -274,7 +288,7 @@ fn measure_mode(options: &Options, mode: &str, report: &mut Report) -> Result<()
             }
             measured.push(one);
         }
-        println!("{}", measured_table(&format!("{mode}: {part}, {unit}"), traffic, &measured));
+        report.show(measured_table(&format!("{mode}: {part}, {unit}"), traffic, &measured));
         report.handoff("after").map_err(|error| error.to_string())?;
         report.measured.extend(measured);
     }
@@ -296,9 +310,9 @@ fn measure_memory(options: &Options, report: &mut Report) -> Result<(), String> 
     println!();
     report.handoff("before").map_err(|error| error.to_string())?;
     report.registrations = memory::registrations(&mut pair, options.quick);
-    println!("{}", memory::registrations_table(&report.registrations));
+    report.show(memory::registrations_table(&report.registrations));
     report.footprints = memory::footprints(&mut pair, options.quick);
-    println!("{}", memory::footprints_table(&report.footprints));
+    report.show(memory::footprints_table(&report.footprints));
     report.handoff("after").map_err(|error| error.to_string())?;
     let failed = report.registrations.iter().filter_map(|one| Some(format!("{one:?}: {}", one.failure.as_ref()?)));
     let failed: Vec<String> = failed
@@ -318,7 +332,7 @@ fn measure_perftest(options: &Options, mode: &str, pair: &mut Pair<'_>, report: 
             report.fail(format!("{mode}, {}, {} B: {failure}", one.program, one.bytes));
         }
     }
-    println!("{}", perftest_table(&format!("{mode}: unmodified perftest programs"), &figures));
+    report.show(perftest_table(&format!("{mode}: unmodified perftest programs"), &figures));
     report.handoff("after").map_err(|error| error.to_string())?;
     report.perftest.extend(figures);
     Ok(())

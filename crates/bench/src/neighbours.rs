@@ -174,7 +174,8 @@ pub fn measure(
         }
         report.neighbours.push(result);
     }
-    println!("{}", table(&report.neighbours));
+    let table = table(&report.neighbours);
+    report.show(table);
     report.handoff("after").map_err(|error| error.to_string())?;
     Ok(())
 }

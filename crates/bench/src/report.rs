@@ -70,6 +70,8 @@ pub struct Report {
     pub workers: Vec<Scaling>,
     pub handoffs: Vec<(String, Handoff)>,
     pub failures: Vec<String>,
+    /// All that was shown, in its order.
+    pub tables: Vec<Table>,
 }
 
 impl Report {
@@ -86,6 +88,12 @@ impl Report {
         );
         self.handoffs.push((when.to_owned(), handoff));
         Ok(handoff)
+    }
+
+    /// Prints a table, and keeps it for [`crate::results`].
+    pub fn show(&mut self, table: Table) {
+        println!("{table}");
+        self.tables.push(table);
     }
 
     pub fn fail(&mut self, what: String) {
@@ -148,7 +156,7 @@ impl Report {
         list
     }
 
-    pub fn print_expectations(&self) {
+    pub fn show_expectations(&mut self) {
         let mut table = Table::new("Expected on two cores", &["what", "value", "bound", "aim", ""]);
         for one in self.expectations() {
             let bound = match (one.at_least, one.at_most) {
@@ -166,7 +174,7 @@ impl Report {
             table.row(vec![one.what.clone(), figure(one.value), bound, aim, met.to_owned()]);
         }
         if !table.is_empty() {
-            println!("{table}");
+            self.show(table);
         }
     }
 
@@ -240,7 +248,7 @@ impl Report {
     }
 }
 
-fn unix_time_s() -> u64 {
+pub fn unix_time_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 

@@ -1,4 +1,4 @@
-//! Plain text tables: the first column to the left, the others to the right.
+//! Tables as plain text (the first column to the left, the others to the right) and as Markdown.
 use std::fmt;
 
 pub struct Table {
@@ -17,6 +17,18 @@ impl Table {
     pub fn row(&mut self, cells: Vec<String>) {
         assert_eq!(cells.len(), self.header.len(), "a row of another width");
         self.rows.push(cells);
+    }
+
+    /// Under a heading of the third level.
+    pub fn to_markdown(&self) -> String {
+        let line = |cells: &[String]| {
+            let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
+            format!("| {} |\n", cells.join(" | "))
+        };
+        let rule: Vec<String> =
+            (0..self.header.len()).map(|column| if column == 0 { "---" } else { "---:" }.into()).collect();
+        let rows: String = self.rows.iter().map(|row| line(row)).collect();
+        format!("### {}\n{}{}{rows}", self.title, line(&self.header), line(&rule))
     }
 
     pub fn is_empty(&self) -> bool {
@@ -78,6 +90,13 @@ mod tests {
         table.row(vec!["a".into(), "1".into()]);
         table.row(vec!["longer".into(), "1000000".into()]);
         assert_eq!(table.to_string(), "\ntitle\n  name      value\n  a             1\n  longer  1000000\n");
+    }
+
+    #[test]
+    fn markdown_has_a_heading_a_rule_and_whole_cells() {
+        let mut table = Table::new("title", &["name", "value"]);
+        table.row(vec!["a|b".into(), "1".into()]);
+        assert_eq!(table.to_markdown(), "### title\n| name | value |\n| --- | ---: |\n| a\\|b | 1 |\n");
     }
 
     #[test]

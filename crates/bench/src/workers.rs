@@ -116,7 +116,8 @@ pub fn measure(freeflow: &Path, (runs, duration_ms): (usize, u64), report: &mut 
             return Err(failure);
         }
     }
-    println!("{}", table(&report.workers));
+    let table = table(&report.workers);
+    report.show(table);
     report.handoff("after").map_err(|error| error.to_string())?;
     Ok(())
 }

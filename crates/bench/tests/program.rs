@@ -13,7 +13,7 @@ fn run(arguments: &[&str]) -> Output {
 fn help_and_complaints() {
     let help = run(&["--help"]);
     assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--quick"));
-    for arguments in [&["--nothing"][..], &["--only", "nothing"], &["--modes"]] {
+    for arguments in [&["--nothing"][..], &["--only", "nothing"], &["--modes"], &["--write-results"]] {
         let complaint = run(arguments);
         assert_eq!(complaint.status.code(), Some(2), "{arguments:?}");
         assert!(String::from_utf8_lossy(&complaint.stderr).contains("try --help"));

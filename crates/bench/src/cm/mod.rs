@@ -255,7 +255,7 @@ impl Bench<'_> {
                 }
             }
         }
-        println!("{}", table(&format!("Connection management and rsockets: {title}"), &series));
+        report.show(table(&format!("Connection management and rsockets: {title}"), &series));
         report.handoff("after").map_err(|error| error.to_string())?;
         report.cm.extend(series);
         Ok(())

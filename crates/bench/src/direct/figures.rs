@@ -1,4 +1,4 @@
-//! The figures, their limits, and what is wanted of each: see docs/PERFORMANCE.md.
+//! The figures, their limits, and what is wanted of each: see docs/performance/METHOD.md.
 use super::{Bench, Value, Wanted};
 use crate::crowd;
 use crate::limits::copy::{self, Copies};

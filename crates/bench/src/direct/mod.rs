@@ -102,7 +102,8 @@ pub fn measure(freeflow: &Path, effort: Effort, only: &str, report: &mut Report)
             Ok(costs) => report.costs = costs,
             Err(error) => report.fail(format!("direct, {COSTS_TABLE}: {error}")),
         }
-        report.costs.tables().iter().for_each(|table| println!("{table}"));
+        let tables = report.costs.tables();
+        tables.into_iter().for_each(|table| report.show(table));
         report.handoff("after").map_err(|error| error.to_string())?;
     }
     Ok(())
@@ -128,7 +129,7 @@ impl Bench<'_> {
             let _ = self.host.set_data_path("auto");
         }
         self.crowd = None;
-        println!("{}", table(&format!("Within a host, direct: {title}"), &series));
+        report.show(table(&format!("Within a host, direct: {title}"), &series));
         report.handoff("after").map_err(|error| error.to_string())?;
         for one in &series {
             if let Some(failure) = &one.failure {

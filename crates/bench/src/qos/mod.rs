@@ -149,7 +149,7 @@ pub fn measure(freeflow: &Path, effort: Effort, only: &str, report: &mut Report)
         println!();
         report.handoff("before").map_err(|error| error.to_string())?;
         let series = part.measure(freeflow, effort);
-        println!("{}", table(&format!("In control: {}", part.title), &series));
+        report.show(table(&format!("In control: {}", part.title), &series));
         report.handoff("after").map_err(|error| error.to_string())?;
         if let Some(why) = series.iter().find_map(|one| one.failure.as_ref()) {
             report.fail(format!("qos, {}: {why}", part.title));

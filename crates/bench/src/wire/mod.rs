@@ -101,7 +101,7 @@ impl Bench<'_> {
             report.fail(format!("wire, MTU {}, {title}: {error}", self.lab.mtu));
         }
         let series = std::mem::take(&mut self.series);
-        println!("{}", table(&format!("Two hosts, MTU {}: {title}", self.lab.mtu), &series));
+        report.show(table(&format!("Two hosts, MTU {}: {title}", self.lab.mtu), &series));
         report.handoff("after").map_err(|error| error.to_string())?;
         for one in &series {
             if let Some(failure) = &one.failure {
