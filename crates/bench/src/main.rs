@@ -164,57 +164,7 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
     sys::new_session_first_in_line();
     println!("freeflow-bench on {}", machine());
     let mut report = Report { quick: options.quick, one_group: options.one_group, ..Report::default() };
-    if options.part("limits") {
-        measure_limits(options, &mut report)?;
-    }
-    if ["latency", "bandwidth", "idle", "perftest"].iter().any(|part| options.part(part)) {
-        for mode in &options.modes {
-            if let Err(error) = measure_mode(options, mode, &mut report) {
-                report.fail(format!("{mode}: {error}"));
-            }
-        }
-    }
-    if options.part("memory")
-        && let Err(error) = measure_memory(options, &mut report)
-    {
-        report.fail(format!("memory: {error}"));
-    }
-    if options.part("workers")
-        && let Err(error) =
-            workers::measure(&options.freeflow, if options.quick { (3, 150) } else { (5, 800) }, &mut report)
-    {
-        report.fail(format!("workers: {error}"));
-    }
-    if options.part("direct") {
-        let effort = if options.quick { direct::Effort::QUICK } else { direct::Effort::FULL };
-        if let Err(error) = direct::measure(&options.freeflow, effort, &options.tables, &mut report) {
-            report.fail(format!("direct: {error}"));
-        }
-    }
-    if options.part("wire") {
-        let effort = if options.quick { wire::Effort::QUICK } else { wire::Effort::FULL };
-        if let Err(error) = wire::measure(&options.freeflow, effort, &options.tables, &mut report) {
-            report.fail(format!("wire: {error}"));
-        }
-    }
-    if options.part("cm") {
-        let effort = if options.quick { cm::Effort::QUICK } else { cm::Effort::FULL };
-        if let Err(error) = cm::measure(&options.freeflow, effort, &options.tables, &mut report) {
-            report.fail(format!("cm: {error}"));
-        }
-    }
-    if options.part("qos") {
-        let effort = if options.quick { qos::Effort::QUICK } else { qos::Effort::FULL };
-        if let Err(error) = qos::measure(&options.freeflow, effort, &options.tables, &mut report) {
-            report.fail(format!("qos: {error}"));
-        }
-    }
-    if options.part("neighbours") {
-        let effort = if options.quick { (1, 3000) } else { (3, 10_000) };
-        if let Err(error) = neighbours::measure(&options.freeflow, &options.programs, effort, &mut report) {
-            report.fail(format!("neighbours: {error}"));
-        }
-    }
+    measure_parts(options, &mut report)?;
     if !report.idle.is_empty() {
         let table = idle_table(&report.idle);
         report.show(table);
@@ -232,6 +182,61 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
     }
     let bad = !report.failures.is_empty() || (options.strict && (missed || !suspects.is_empty()));
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What fails is noted in the report, and the next part goes on.
+fn measure_parts(options: &Options, report: &mut Report) -> io::Result<()> {
+    if options.part("limits") {
+        measure_limits(options, report)?;
+    }
+    if ["latency", "bandwidth", "idle", "perftest"].iter().any(|part| options.part(part)) {
+        for mode in &options.modes {
+            if let Err(error) = measure_mode(options, mode, report) {
+                report.fail(format!("{mode}: {error}"));
+            }
+        }
+    }
+    if options.part("memory")
+        && let Err(error) = measure_memory(options, report)
+    {
+        report.fail(format!("memory: {error}"));
+    }
+    if options.part("workers")
+        && let Err(error) = workers::measure(&options.freeflow, if options.quick { (3, 150) } else { (5, 800) }, report)
+    {
+        report.fail(format!("workers: {error}"));
+    }
+    if options.part("direct") {
+        let effort = if options.quick { direct::Effort::QUICK } else { direct::Effort::FULL };
+        if let Err(error) = direct::measure(&options.freeflow, effort, &options.tables, report) {
+            report.fail(format!("direct: {error}"));
+        }
+    }
+    if options.part("wire") {
+        let effort = if options.quick { wire::Effort::QUICK } else { wire::Effort::FULL };
+        if let Err(error) = wire::measure(&options.freeflow, effort, &options.tables, report) {
+            report.fail(format!("wire: {error}"));
+        }
+    }
+    if options.part("cm") {
+        let effort = if options.quick { cm::Effort::QUICK } else { cm::Effort::FULL };
+        if let Err(error) = cm::measure(&options.freeflow, effort, &options.tables, report) {
+            report.fail(format!("cm: {error}"));
+        }
+    }
+    if options.part("qos") {
+        let effort = if options.quick { qos::Effort::QUICK } else { qos::Effort::FULL };
+        if let Err(error) = qos::measure(&options.freeflow, effort, &options.tables, report) {
+            report.fail(format!("qos: {error}"));
+        }
+    }
+    if options.part("neighbours") {
+        let effort = if options.quick { (1, 3000) } else { (3, 10_000) };
+        if let Err(error) = neighbours::measure(&options.freeflow, &options.programs, effort, report) {
+            report.fail(format!("neighbours: {error}"));
+        }
+    }
+    Ok(())
 }
 
 type Group = (&'static str, fn(Effort) -> io::Result<Vec<Limit>>);
