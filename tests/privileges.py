@@ -19,9 +19,9 @@ SYS_RESOURCE = 24
 # linux/capability.h; those that the lists name.
 NUMBERS = {"CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_SYS_PTRACE": 19,
            "CAP_SYS_RESOURCE": 24}
-HELPER = {"CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_DAC_OVERRIDE"}
+RECONCILER = {"CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_DAC_OVERRIDE"}
 UNIT = lib.ROOT / "packaging" / "systemd" / "freeflow.service"
-ALWAYS = {"freeflow-router", "ff-api", "ff-audit", "ff-control", "ff-follower", "ff-sysfs", "ff-worker"}
+ALWAYS = {"freeflow-router", "ff-api", "ff-audit", "ff-control", "ff-networks", "ff-sysfs", "ff-worker"}
 
 
 # Two filters of the process' start, one or two of the thread's kind, and one of the kind that began it, if that was not the main thread.
@@ -116,29 +116,29 @@ def children(pid):
     return {int(word) for task in tasks for word in (task / "children").read_text().split()}
 
 
-def the_helper(host):
+def network_reconciler(host):
     """The one child: it has what changing interfaces takes, and the host follows by it."""
     found = children(host.router_pid())
     need(len(found) == 1, f"the router's children are {found}")
     status = status_of(pathlib.Path(f"/proc/{found.pop()}"))
     own = int(status_of(pathlib.Path("/proc/self"))["CapBnd"], 16)
     for field in ("CapPrm", "CapEff", "CapBnd"):
-        need(int(status[field], 16) == mask(HELPER, own), f"{field} is {status[field]}")
+        need(int(status[field], 16) == mask(RECONCILER, own), f"{field} is {status[field]}")
     need(status["NoNewPrivs"] == "1", "a program that it executes may gain privileges")
-    need(status["Seccomp"] == status_of(pathlib.Path("/proc/self"))["Seccomp"], "it has a filter: it executes what it needs")
+    need(status["Seccomp"] == status_of(pathlib.Path("/proc/self"))["Seccomp"], "it has a filter: it executes iptables")
 
 
 def all_of_it(host):
     each_thread(host)
     surroundings(host)
-    the_helper(host)
+    network_reconciler(host)
 
 
 def after_a_kill(host):
-    helper = children(host.router_pid()).pop()
-    pidfd = os.pidfd_open(helper)
+    reconciler = children(host.router_pid()).pop()
+    pidfd = os.pidfd_open(reconciler)
     lib.end_router(host)
-    need(select.select([pidfd], [], [], 20)[0], "its helper outlives it")
+    need(select.select([pidfd], [], [], 20)[0], "its network reconciler outlives it")
     os.close(pidfd)
     host.up()
     all_of_it(host)
@@ -334,7 +334,7 @@ def test(checks):
     checks.check("the lists of system calls", lists, None)
     with lib.Host() as host:
         for name, function in (("each thread", each_thread), ("what it has of its caller's", surroundings),
-                               ("its helper", the_helper), ("doctor", doctor), ("threads that come and go", some_that_come_and_go),
+                               ("its network reconciler", network_reconciler), ("doctor", doctor), ("threads that come and go", some_that_come_and_go),
                                ("after kill -9 and up", after_a_kill)):
             checks.check(name, function, host)
     with lib.Host("--workers", "2") as host:

@@ -2,7 +2,7 @@
 
 use crate::failure::{Context, Failure, Result};
 use crate::record::Record;
-use crate::run_dir::RunDir;
+use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::{
     AdminErrorCode, AdminReply, AdminRequest, CmPage, DataPath, NetworkStatus, PeersStatus, QpStatus, RouterStatus,
     VnicStatus, WireFaults, WireStatus,

@@ -23,7 +23,7 @@ pub struct Arguments {
         global = true,
         value_name = "DIR",
         env = "FREEFLOW_RUN_DIR",
-        default_value = crate::run_dir::DEFAULT,
+        default_value = freeflow_hostnet::run_dir::DEFAULT,
         hide_env_values = true
     )]
     pub run_dir: PathBuf,
@@ -606,7 +606,4 @@ pub enum Stage {
     CreateRuntime,
     #[value(name = "poststop")]
     Poststop,
-    /// The router's: networks or declared vNICs have come or gone
-    #[value(name = "networks", hide = true)]
-    Networks,
 }

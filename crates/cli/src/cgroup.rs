@@ -5,7 +5,7 @@
 //! own at the top, without limits. In the other v1 hierarchies, which only share out time and devices, it is at the top itself: a cgroup
 //! of its own would be one more scheduling group, and `sched_yield` does not give way to another one.
 
-use crate::run_dir::RunDir;
+use freeflow_hostnet::run_dir::RunDir;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@ use crate::admin::Admin;
 use crate::arguments::Format;
 use crate::failure::Result;
 use crate::output;
-use crate::run_dir::RunDir;
+use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::{CmCounts, CmId, CmMessages, VnicStatus};
 use serde::Serialize;
 use std::collections::BTreeMap;

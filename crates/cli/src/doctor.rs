@@ -4,9 +4,10 @@ use crate::admin::{Admin, Presence};
 use crate::arguments::Format;
 use crate::failure::{Failure, Result};
 use crate::fork::in_child;
-use crate::run_dir::RunDir;
-use crate::wire_guard::{self, Family, WireGuard};
-use crate::{cdi, cgroup, guard, ip, output, overlay, sys, tools};
+use crate::{abilities, cgroup, output, sys, tools};
+use freeflow_hostnet::run_dir::RunDir;
+use freeflow_hostnet::wire_guard::{Family, WireGuard};
+use freeflow_hostnet::{cdi, firewall, guard, programs};
 use rustix::thread::UnshareFlags;
 use serde::Serialize;
 
@@ -136,9 +137,9 @@ fn file(name: &'static str, found: Result<std::path::PathBuf>) -> Check {
 }
 
 fn ip_program() -> Check {
-    match ip::program() {
+    match programs::find("tc") {
         Some(path) => Check::ok("iproute2", path.display().to_string()),
-        None => Check::missing("iproute2", "the program ip is not installed", "apt-get install iproute2"),
+        None => Check::missing("iproute2", "the program tc is not installed", "apt-get install iproute2"),
     }
 }
 
@@ -169,7 +170,7 @@ fn autogroup() -> Check {
 }
 
 fn interfaces() -> Check {
-    match ip::check_abilities() {
+    match abilities::check_interfaces() {
         Ok(()) => Check::ok("interfaces", "bridges and veth pairs can be made"),
         Err(failure) => Check::missing(
             "interfaces",
@@ -181,17 +182,12 @@ fn interfaces() -> Check {
 
 /// What hosts with peers need besides: containers must not speak RoCEv2 by themselves, and the overlay is VXLAN.
 fn wire() -> Check {
-    let tried = in_child(|| {
-        sys::unshare(UnshareFlags::NEWNET).map_err(|error| Failure::new(error.to_string()))?;
-        guard::check_abilities()?;
-        overlay::check_abilities()
-    });
-    match tried {
+    match abilities::check_wire() {
         Ok(()) => Check::ok("other hosts", "packets can be filtered and an overlay be made"),
         Err(failure) => Check::note(
             "other hosts",
             failure.to_string(),
-            "to have peers, install iproute2 (its tc and bridge) and load sch_ingress, cls_u32, act_gact and vxlan",
+            "to have peers, install iproute2 (its tc) and load sch_ingress, cls_u32, act_gact and vxlan",
         ),
     }
 }
@@ -200,7 +196,7 @@ fn wire() -> Check {
 fn wire_guard(run_dir: &RunDir) -> Check {
     const NAME: &str = "wire guard";
     let needed = run_dir.settings().and_then(|settings| settings.address).map(Family::of);
-    let tried = wire_guard::try_out();
+    let tried = abilities::check_wire_guards();
     if let Some(needed) = needed {
         let in_force = WireGuard::of(run_dir).in_force();
         if !in_force.iter().any(|guard| guard.family == needed) {
@@ -291,10 +287,10 @@ fn device(run_dir: &RunDir) -> Check {
 }
 
 fn firewall() -> Check {
-    if !ip::bridged_packets_are_filtered() {
+    if !firewall::bridged_packets_are_filtered() {
         return Check::ok("firewall", "does not see packets between containers");
     }
-    let iptables = tools::find("iptables", &["/usr/sbin", "/sbin"]);
+    let iptables = programs::find_in("iptables", &["/usr/sbin", "/sbin"]);
     Check::ok(
         "firewall",
         match iptables {
@@ -305,7 +301,7 @@ fn firewall() -> Check {
 }
 
 fn podman() -> Check {
-    match tools::find("podman", &[]) {
+    match programs::find_in("podman", &[]) {
         Some(path) => Check::ok("podman", format!("{} (optional)", path.display())),
         None => Check::note("podman", "not installed (optional)", "for containers from images: apt-get install podman"),
     }
@@ -315,7 +311,7 @@ fn test_programs() -> Check {
     let wanted = [("ib_write_bw", "perftest"), ("ibv_devinfo", "ibverbs-utils")];
     let absent: Vec<&str> = wanted
         .into_iter()
-        .filter(|(program, _)| tools::find(program, &[]).is_none())
+        .filter(|(program, _)| programs::find_in(program, &[]).is_none())
         .map(|(_, package)| package)
         .collect();
     if absent.is_empty() {

@@ -61,6 +61,18 @@ impl fmt::Display for Failure {
     }
 }
 
+impl From<freeflow_hostnet::Error> for Failure {
+    fn from(error: freeflow_hostnet::Error) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+impl From<Failure> for freeflow_hostnet::Error {
+    fn from(failure: Failure) -> Self {
+        Self::new(failure.to_string())
+    }
+}
+
 /// Adds what was being done to an error.
 pub trait Context<T> {
     fn context(self, what: impl fmt::Display) -> Result<T>;

@@ -9,7 +9,7 @@ use crate::admin::Admin;
 use crate::failure::{Context, Result};
 use crate::process::Process;
 use crate::record::{Records, check_name};
-use crate::run_dir::{RunDir, write_atomically};
+use freeflow_hostnet::run_dir::{RunDir, write_atomically};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::PathBuf;

@@ -12,17 +12,18 @@
 //! labels in there may be the image's (podman copies an image's annotations), and nothing tells them apart.
 
 use crate::admin::{Admin, Presence};
-use crate::bridges::{self, Bridge};
 use crate::failure::{Context, Result};
 use crate::fork::in_child;
 use crate::holders::{Holder, Holders};
 use crate::inject::{Root, Sources};
-use crate::ip;
+use crate::networks::plug;
 use crate::process::Process;
 use crate::record::Records;
-use crate::run_dir::RunDir;
 use crate::supervisor::declared_vnic;
 use crate::tools;
+use freeflow_hostnet::ports::{self, Bridge};
+use freeflow_hostnet::run_dir::RunDir;
+use freeflow_hostnet::{bridges, namespace};
 use freeflow_protocol::admin::VnicStatus;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Deserialize;
@@ -95,10 +96,10 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     // A network that has a vNIC stays, so this is the one that the vNIC is in.
     let result = admin
         .network(&vnic.network)
-        .and_then(|network| bridges::ensure(run_dir, &network))
+        .and_then(|network| Ok(bridges::ensure(run_dir, &network)?))
         .and_then(|bridge| equip(run_dir, &vnic, &bridge, process.pid, &root, &library));
     if result.is_err() {
-        ip::unplug(run_dir, &vnic.id);
+        ports::unplug(run_dir, &vnic.id);
         let _ = match wanted {
             Wanted::Network(_) => admin.detach(&vnic.id),
             Wanted::Vnic(name) => Holders::of(run_dir).release(name, &state.id, Some(&mut admin)).map(|_| ()),
@@ -132,8 +133,8 @@ fn hold(run_dir: &RunDir, admin: &mut Admin, name: &str, state: &State, process:
 }
 
 fn equip(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32, root: &Path, library: &Path) -> Result<()> {
-    if !ip::same_network(pid, std::process::id())? {
-        ip::plug(run_dir, vnic, bridge, pid)?;
+    if !namespace::same_network(pid, std::process::id())? {
+        plug(run_dir, vnic, bridge, pid)?;
     }
     let sources = Sources::open(Path::new(&vnic.directory), library)?;
     let process_root = File::open(format!("/proc/{pid}/root")).context("the container's process")?;
@@ -161,13 +162,13 @@ pub fn poststop(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     };
     match wanted {
         Wanted::Network(_) => {
-            ip::unplug(run_dir, &state.id);
+            ports::unplug(run_dir, &state.id);
             admin.map_or(Ok(()), |mut admin| admin.detach(&state.id))
         }
         Wanted::Vnic(name) => {
             // Another container's, if this one was refused it.
             if Holders::of(run_dir).release(name, &state.id, admin.as_mut())? {
-                ip::unplug(run_dir, name);
+                ports::unplug(run_dir, name);
             }
             Ok(())
         }

@@ -155,7 +155,7 @@ fn resolve(program: &Program) -> PathBuf {
     let path = program.environment.iter().rev().find(|(key, _)| key == "PATH").map_or("", |(_, value)| value.as_str());
     std::env::split_paths(path)
         .map(|directory| directory.join(name))
-        .find(|candidate| crate::tools::is_executable(candidate))
+        .find(|candidate| freeflow_hostnet::programs::is_executable(candidate))
         // Not found: a path that can't exist, for the exec to say so.
         .unwrap_or_else(|| PathBuf::from("/proc/self/nonexistent").join(name))
 }

@@ -14,8 +14,10 @@ use crate::arguments::{Format, LabAction, LabHost, LabOf};
 use crate::exec;
 use crate::failure::{Context, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_RUN_FAILED, Failure, Result};
 use crate::record::{Records, check_name};
-use crate::run_dir::RunDir;
-use crate::{guard, ip, lab_build, lifecycle, output, router, run, show};
+use crate::{lab_build, lifecycle, output, router, run, show};
+use freeflow_hostnet::guard;
+use freeflow_hostnet::links::{self, Change, Filter};
+use freeflow_hostnet::run_dir::RunDir;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -92,7 +94,7 @@ impl Lab {
 
     /// The run directory of a host, whether it exists or not.
     pub fn host(&self, number: u32) -> Result<RunDir> {
-        RunDir::new(&self.host_path(number))
+        Ok(RunDir::new(&self.host_path(number))?)
     }
 
     /// Of a host that is there.
@@ -278,12 +280,8 @@ struct LabStatus {
 fn status(lab: &Lab, format: Format) -> Result<()> {
     let description = lab.description()?;
     enter(&lab.fabric())?;
-    let links = ip::run(&["-o", "link", "show"])?;
-    let is_up = |port: &str| {
-        let line = links.lines().find(|line| line.contains(&format!(" {port}@")));
-        line.and_then(|line| line.split(['<', '>']).nth(1))
-            .is_some_and(|flags| flags.split(',').any(|flag| flag == "UP"))
-    };
+    let links = links::list(Filter::All)?;
+    let is_up = |port: &str| links.iter().any(|link| link.name == port && link.is_up);
     let mut hosts = Vec::new();
     for number in 1..=description.hosts {
         let host = lab.host(number)?;
@@ -296,7 +294,11 @@ fn status(lab: &Lab, format: Format) -> Result<()> {
             router_pid: router::recorded(&host).map(|process| process.pid),
             link: if is_up(&port(number)) { "up" } else { "down" },
             containers: Records::of(&host).list().iter().filter(|record| record.is_live()).count(),
-            dropped: ip::ports(&host.bridge()).iter().map(|port| guard::dropped(port)).sum(),
+            dropped: links::list(Filter::PortsOf(&host.bridge()))
+                .unwrap_or_default()
+                .iter()
+                .map(|port| guard::dropped(&port.name))
+                .sum(),
             run_dir: host.path().to_path_buf(),
         });
     }
@@ -329,7 +331,7 @@ fn set_link(run_dir: &RunDir, at: &LabHost, state: &str) -> Result<()> {
     let lab = of_name(run_dir, &at.of)?;
     lab.checked_host(at.host)?;
     enter(&lab.fabric())?;
-    ip::run(&["link", "set", "dev", &port(at.host), state])?;
+    links::change(&port(at.host), Change { is_up: Some(state == "up"), ..Change::default() })?;
     output::line(format!("The link of {} is {state}.", host_name(at.host)));
     Ok(())
 }

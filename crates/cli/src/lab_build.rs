@@ -13,14 +13,17 @@ use crate::hook;
 use crate::lab::{self, HOST_COUNT_MAX, Lab, MTU_BYTES_MAX, MTU_BYTES_MIN};
 use crate::process::Process;
 use crate::record::{Record, Records};
-use crate::run_dir::{RunDir, write_atomically};
-use crate::{admin, ip, output, peers, router, sys, tools, up};
+use crate::{admin, output, peers, router, sys, up};
+use freeflow_hostnet::addresses::{self, Detection, InterfaceAddress};
+use freeflow_hostnet::links::{self, BridgeOptions, Change, Filter, PeerNamespace};
+use freeflow_hostnet::run_dir::{RunDir, write_atomically};
 use rustix::fs::{FlockOperation, flock};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::process::Signal;
 use rustix::thread::UnshareFlags;
 use serde_json::json;
 use std::fs::{self, DirBuilder, File};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -40,12 +43,7 @@ pub fn up(run_dir: &RunDir, arguments: &LabUp, name: &str) -> Result<()> {
     if !(MTU_BYTES_MIN..=MTU_BYTES_MAX).contains(&arguments.mtu) {
         crate::fail!("--mtu {}: choose from {MTU_BYTES_MIN} to {MTU_BYTES_MAX}", arguments.mtu);
     }
-    tools::router()?;
-    for program in ["ip", "bridge", "tc"] {
-        if !ip::is_there(program) {
-            crate::fail!("the program {program} is missing; install it, for example: apt-get install iproute2");
-        }
-    }
+    up::check_programs()?;
     make_directory(run_dir.path())?;
     // Now that it exists, its symbolic links can be resolved.
     let run_dir = &RunDir::new(run_dir.path())?;
@@ -133,36 +131,32 @@ fn make_namespace(path: &Path) -> Result<()> {
         // What crosses a bridge here is nobody's to filter; where the kernel can't, there is nothing to turn off.
         let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
         let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-ip6tables", "0");
-        ip::run(&["link", "set", "dev", "lo", "up"]).map(|_| ())
+        Ok(links::change("lo", Change::UP)?)
     })
 }
 
 /// Joins the hosts' namespaces by veth pairs and a bridge.
 fn wire(lab: &Lab, arguments: &LabUp) -> Result<()> {
     let mtu = arguments.mtu;
-    let mut lines = vec![format!("link add name {FABRIC} type bridge stp_state 0 forward_delay 0 mcast_snooping 0")];
-    for number in 1..=arguments.hosts {
-        let (port, host) = (lab::port(number), lab.host(number)?.network_namespace());
-        lines.push(format!(
-            "link add name {port} mtu {mtu} type veth peer name eth0 mtu {mtu} netns {}",
-            host.display()
-        ));
-        lines.push(format!("link set dev {port} master {FABRIC} up"));
-    }
-    lines.push(format!("link set dev {FABRIC} mtu {mtu} up"));
     in_child(|| {
         lab::enter(&lab.fabric())?;
-        ip::batch(&lines)
+        links::add_bridge(FABRIC, BridgeOptions { is_multicast_flooded: true, ..BridgeOptions::default() })?;
+        for number in 1..=arguments.hosts {
+            let (port, host) = (lab::port(number), lab.host(number)?.network_namespace());
+            let host = File::open(&host).context(host.display())?;
+            links::add_veth(&port, ("eth0", PeerNamespace::Of(host.as_fd())), Some(mtu))?;
+            links::change(&port, Change { bridge: Some(FABRIC), ..Change::UP })?;
+        }
+        Ok(links::change(FABRIC, Change { mtu_bytes: Some(mtu), ..Change::UP })?)
     })
     .context("can't join the hosts")?;
     for number in 1..=arguments.hosts {
         let host = lab.host(number)?;
         in_child(|| {
             host.enter_network()?;
-            ip::batch(&[
-                format!("address add {}/24 dev eth0", lab::host_address(number)),
-                "link set dev eth0 up".to_string(),
-            ])
+            let address = InterfaceAddress { address: lab::host_address(number).into(), prefix_length: 24 };
+            addresses::add("eth0", address, Detection::AsUsual)?;
+            Ok(links::change("eth0", Change::UP)?)
         })
         .context(lab::host_name(number))?;
     }
@@ -302,9 +296,9 @@ fn release(namespace: &Path) -> Result<()> {
     let emptied = in_child(|| {
         // A file without a mount is what a killed `lab up` leaves.
         if lab::enter(namespace).is_ok() {
-            for interface in ip::virtual_interfaces()? {
-                // One end of a pair takes the other with it.
-                let _ = ip::run(&["link", "delete", "dev", &interface]);
+            for link in links::list(Filter::All)? {
+                // The loopback and the kernel's own templates stay; one end of a pair takes the other with it.
+                links::delete_if_there(&link.name);
             }
         }
         Ok(())

@@ -2,11 +2,11 @@
 
 use crate::admin::{Admin, Presence};
 use crate::failure::{Context, Failure, Result};
-use crate::ip;
 use crate::output;
 use crate::process::poll_readable;
 use crate::record::{Record, Records, State};
-use crate::run_dir::RunDir;
+use freeflow_hostnet::ports;
+use freeflow_hostnet::run_dir::RunDir;
 use rustix::process::Signal;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -95,7 +95,7 @@ pub fn end(run_dir: &RunDir, record: &Record, time: Option<Duration>) -> Result<
     };
     // Somebody else may use a declared vNIC by now.
     if record.state != State::Exited || !record.is_declared {
-        ip::unplug(run_dir, &record.id);
+        ports::unplug(run_dir, &record.id);
     }
     Records::of(run_dir).reconcile(admin.as_mut())
 }

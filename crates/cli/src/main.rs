@@ -5,11 +5,10 @@
 //! directory; what must outlive a call (a container) has a supervisor process, see `supervisor`.
 #![deny(unsafe_code)]
 
+mod abilities;
 mod admin;
 mod arguments;
 mod arguments_control;
-mod bridges;
-mod cdi;
 mod cgroup;
 mod cm;
 mod control;
@@ -17,19 +16,17 @@ mod doctor;
 mod exec;
 mod failure;
 mod fork;
-mod guard;
 mod holders;
 mod hook;
 mod init;
 mod inject;
 mod inject_sysfs;
-mod ip;
 mod lab;
 mod lab_build;
 mod lifecycle;
 mod names;
+mod networks;
 mod output;
-mod overlay;
 mod own_files;
 mod peers;
 mod ping;
@@ -38,7 +35,6 @@ mod qps;
 mod record;
 mod router;
 mod run;
-mod run_dir;
 mod show;
 mod supervisor;
 mod sys;
@@ -47,13 +43,12 @@ mod tools;
 mod up;
 mod view;
 mod wire;
-mod wire_guard;
 
 use arguments::{Arguments, Command, LabAction, Network, Peers, Stage};
 use clap::Parser;
 use failure::{EXIT_RUN_FAILED, Failure, Result};
+use freeflow_hostnet::run_dir::RunDir;
 use hook::Wanted;
-use run_dir::RunDir;
 use rustix::thread::CapabilitySet;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -116,7 +111,6 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
             match hook.stage {
                 Stage::CreateRuntime => hook::create_runtime(&run_dir, wanted)?,
                 Stage::Poststop => hook::poststop(&run_dir, wanted)?,
-                Stage::Networks => bridges::serve(&run_dir)?,
             }
         }
     }

@@ -10,10 +10,10 @@ use crate::arguments::{Format, Ping};
 use crate::failure::{Context as _, Failure, Result};
 use crate::output;
 use crate::qps::{self, Qp};
-use crate::run_dir::RunDir;
 use freeflow_client::{
     CompletionQueue, Context, MemoryRegion, QpParameters, QueuePair, SendDescriptor, Session, allocate,
 };
+use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::VnicStatus;
 use freeflow_verbs::{
     Access, AddressHandleAttributes, CompletionFlags, CompletionStatus, Gid, GlobalRoute, PathMtu, QpAttributeMask,

@@ -7,7 +7,7 @@ use crate::admin::Admin;
 use crate::failure::{Context, Failure, Result};
 use crate::holders::Holders;
 use crate::process::Process;
-use crate::run_dir::{RunDir, lock_file, write_atomically};
+use freeflow_hostnet::run_dir::{RunDir, lock_file, write_atomically};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -89,7 +89,7 @@ impl Records {
     }
 
     pub fn lock(&self) -> Result<File> {
-        lock_file(&self.directory.join(".lock"))
+        Ok(lock_file(&self.directory.join(".lock"))?)
     }
 
     /// In order of name.

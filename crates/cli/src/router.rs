@@ -3,9 +3,9 @@
 use crate::cgroup;
 use crate::failure::{Context, Failure, Result};
 use crate::process::{Process, poll_readable};
-use crate::run_dir::{RunDir, Settings};
 use crate::sys::{self, Fork};
 use crate::tools;
+use freeflow_hostnet::run_dir::{RunDir, Settings};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Signal;
 use std::ffi::OsStr;
@@ -94,7 +94,7 @@ fn become_router(
             .args(settings.move_bytes_min.iter().flat_map(|bytes| ["--move-bytes-min".into(), bytes.to_string()]))
             .args(settings.metrics_listen.iter().flat_map(|address| ["--metrics-listen".into(), address.to_string()]))
             .args(settings.state.iter().flat_map(|path| [OsStr::new("--state-dir"), path.as_os_str()]))
-            .args(tools::own_path().iter().flat_map(|path| [OsStr::new("--follower"), path.as_os_str()]))
+            .args(tools::own_path().iter().flat_map(|path| [OsStr::new("--command"), path.as_os_str()]))
             .args(settings.range.iter().flat_map(|range| ["--range", range]))
             .args(settings.peers.iter().flat_map(|path| [OsStr::new("--peers"), path.as_os_str()]))
             .args(["--ready-fd", &ready_fd.to_string()])

@@ -2,14 +2,13 @@
 
 use crate::admin::{Admin, Presence};
 use crate::arguments::Format;
-use crate::bridges;
 use crate::cm;
 use crate::failure::Result;
 use crate::holders::Holders;
 use crate::output;
 use crate::record::{Record, Records, State, now_s};
-use crate::run_dir::RunDir;
 use crate::up::describe_workers;
+use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::{NetworkStatus, RouterStatus, VnicStatus};
 use serde::Serialize;
 use std::net::{IpAddr, Ipv6Addr};
@@ -297,7 +296,7 @@ pub fn networks(run_dir: &RunDir, format: Format) -> Result<()> {
             network.name.clone(),
             network.pool6.as_ref().map_or(network.pool.clone(), |pool6| format!("{},{pool6}", network.pool)),
             network.gateway.to_string(),
-            bridges::of(run_dir, network).name,
+            freeflow_hostnet::bridges::of(run_dir, network).name,
             network.vnic_count.to_string(),
             network.data_path.name().into(),
         ]

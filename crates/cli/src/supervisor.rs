@@ -1,17 +1,17 @@
 //! The host's side of a `freeflow run` container: gives it its vNIC, starts it, watches it, cleans up after it.
 
 use crate::admin::Admin;
-use crate::bridges;
 use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result};
 use crate::init::{self, GO, Program, Report};
-use crate::ip;
 use crate::names;
+use crate::networks;
 use crate::process::Process;
 use crate::record::{Record, Records, State, now_s};
-use crate::run_dir::RunDir;
 use crate::sys::{self, Fork, Signals};
 use crate::terminal;
 use crate::view::{View, Volume};
+use freeflow_hostnet::run_dir::RunDir;
+use freeflow_hostnet::{bridges, ports};
 use freeflow_protocol::admin::VnicStatus;
 use freeflow_shm::fd::{receive_message, send_message};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -53,7 +53,7 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
     // Before anything is made under its id.
     let declared = plan.vnic.as_deref().map(|name| declared_vnic(&mut admin, name)).transpose()?;
     let mut record = reserve(&records, plan, host)?;
-    match launch(run_dir, plan, declared, &mut admin, &records, &mut record) {
+    match start(run_dir, plan, declared, &mut admin, &records, &mut record) {
         Ok(running) => {
             drop(admin);
             started(&record.name);
@@ -66,7 +66,7 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
         }
         Err(failure) => {
             let _ = admin.leave(&record);
-            ip::unplug(run_dir, &record.id);
+            ports::unplug(run_dir, &record.id);
             records.remove(&record.name, &record.id)?;
             Err(failure.or_code(EXIT_RUN_FAILED))
         }
@@ -119,7 +119,7 @@ pub struct Running {
     pub master: Option<OwnedFd>,
 }
 
-fn launch(
+fn start(
     run_dir: &RunDir,
     plan: &Plan,
     declared: Option<VnicStatus>,
@@ -150,8 +150,8 @@ fn launch(
     let mut program = plan.program.clone();
     program.environment.push(("HOSTNAME".into(), record.name.clone()));
     let (init, channel) = fork_init(&view, &program)?;
-    let plug = |pid| ip::plug(run_dir, &vnic, &bridge, pid);
-    match introduce(plug, init, &channel, records, record) {
+    let plug = |pid| networks::plug(run_dir, &vnic, &bridge, pid);
+    match connect(plug, init, &channel, records, record) {
         Ok(master) => Ok(Running { pid: init, master }),
         Err(failure) => {
             // It ends by itself when it can't hear us; this is for one that hangs.
@@ -200,7 +200,7 @@ fn fork_init(view: &View, program: &Program) -> Result<(Pid, OwnedFd)> {
         drop(ours);
         init::main(view, program, theirs)
     }
-    // Later children (ip) belong to the host again.
+    // Later children (tc) belong to the host again.
     move_into_link_name_space(own_namespace.as_fd(), Some(LinkNameSpaceType::ProcessID)).context("setns")?;
     match forked.context("fork")? {
         Fork::Parent(init) => Ok((init, ours)),
@@ -209,7 +209,7 @@ fn fork_init(view: &View, program: &Program) -> Result<(Pid, OwnedFd)> {
 }
 
 /// Plugs in the vNIC when the namespaces are there, and lets the command start. Gives the terminal's master end.
-fn introduce(
+fn connect(
     plug: impl FnOnce(u32) -> Result<String>,
     init: Pid,
     channel: &OwnedFd,
@@ -305,7 +305,7 @@ fn finish(run_dir: &RunDir, records: &Records, mut record: Record, code: i32) ->
     if let Ok(mut admin) = Admin::connect(run_dir) {
         let _ = admin.leave(&record);
     }
-    ip::unplug(run_dir, &record.id);
+    ports::unplug(run_dir, &record.id);
     if record.remove {
         return records.remove(&record.name, &record.id);
     }

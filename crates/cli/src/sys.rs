@@ -1,6 +1,7 @@
 //! The system calls that rustix has no safe function for. The only unsafe code of the command.
 //!
-//! Invariant: the command has one thread, always. `fork` and `unshare` rely on it.
+//! Invariant: the command has one thread whenever it forks or makes namespaces; `fork` and `unshare` rely on it. Another thread is
+//! joined by the function that began it (`freeflow_hostnet::namespace`).
 #![allow(unsafe_code)]
 
 use rustix::process::Pid;

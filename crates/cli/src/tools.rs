@@ -1,27 +1,13 @@
 //! Programs and files that the command needs: where they are.
 
 use crate::failure::{Failure, Result};
+use freeflow_hostnet::programs::{find_in, is_executable};
 use std::path::{Path, PathBuf};
 
 /// The drop-in libraries, as programs know them. They come from one build, and lie in one folder.
 pub const LIBRARIES: [&str; 2] = [LIBRARY, "librdmacm.so.1"];
 /// The one without which nothing works.
 pub const LIBRARY: &str = "libibverbs.so.1";
-
-/// A program in PATH, or else in one of the directories.
-pub fn find(program: &str, directories: &[&str]) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .filter(|directory| directory.is_absolute())
-        .chain(directories.iter().map(PathBuf::from))
-        .map(|directory| directory.join(program))
-        .find(|candidate| is_executable(candidate))
-}
-
-pub fn is_executable(path: &Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
-}
 
 /// This program's own file.
 pub fn own_path() -> Result<PathBuf> {
@@ -40,7 +26,7 @@ pub fn router() -> Result<PathBuf> {
     if is_executable(&beside) {
         return Ok(beside);
     }
-    find("freeflow-router", &[]).ok_or_else(|| {
+    find_in("freeflow-router", &[]).ok_or_else(|| {
         Failure::new(format!(
             "the router's program is missing: neither {} nor freeflow-router in PATH; build it with make, or set \
              FREEFLOW_ROUTER",

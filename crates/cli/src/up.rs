@@ -3,14 +3,19 @@
 use crate::admin::{Admin, Presence};
 use crate::arguments::{Up, Workers};
 use crate::failure::{Context, Failure, Result};
-use crate::guard::{self, Guard};
 use crate::holders::Holders;
-use crate::overlay::{self, Peers};
 use crate::process::Process;
 use crate::record::{Record, Records};
-use crate::run_dir::{RunDir, Settings, write_atomically};
-use crate::wire_guard::{Family, WireGuard};
-use crate::{bridges, cdi, cgroup, hook, ip, lifecycle, output, router, tools};
+use crate::{cgroup, hook, lifecycle, networks, output, router, tools};
+use freeflow_hostnet::addresses::{self, InterfaceAddress};
+use freeflow_hostnet::cdi::{self, Devices};
+use freeflow_hostnet::firewall::{self, Rule};
+use freeflow_hostnet::guard::{self, Guard};
+use freeflow_hostnet::links::{self, Change};
+use freeflow_hostnet::overlay::{self, Peers};
+use freeflow_hostnet::run_dir::{RunDir, Settings, write_atomically};
+use freeflow_hostnet::wire_guard::{Family, WireGuard};
+use freeflow_hostnet::{bridges, ports, programs};
 use freeflow_protocol::admin::{DataPath, NetworkStatus, RouterStatus, VnicStatus};
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,7 +34,7 @@ const POOL_LAST: u8 = 126;
 const STOP_TIME: Duration = Duration::from_secs(3);
 
 /// A host that is up.
-struct Raised {
+struct Started {
     settings: Settings,
     status: RouterStatus,
     networks: Vec<NetworkStatus>,
@@ -39,26 +44,26 @@ struct Raised {
 }
 
 pub fn up(run_dir: &RunDir, arguments: &Up) -> Result<()> {
-    let raised = raise(run_dir, arguments)?;
-    greet(run_dir, &raised);
-    for name in raised.lost {
+    let started = start(run_dir, arguments)?;
+    print_summary(run_dir, &started);
+    for name in started.lost {
         output::line(format!("Warning: container {name} lost its vNIC with the router's state; start it again."));
     }
     Ok(())
 }
 
-/// Brings a host up and says nothing.
+/// Brings a host up and prints nothing.
 pub fn up_silently(run_dir: &RunDir, arguments: &Up) -> Result<()> {
-    raise(run_dir, arguments).map(|_| ())
+    start(run_dir, arguments).map(|_| ())
 }
 
-fn raise(run_dir: &RunDir, arguments: &Up) -> Result<Raised> {
+fn start(run_dir: &RunDir, arguments: &Up) -> Result<Started> {
     check_programs()?;
     run_dir.create()?;
     // Now that it exists, its symbolic links can be resolved.
     let run_dir = &RunDir::new(run_dir.path())?;
     let _lock = run_dir.lock()?;
-    let mut settings = wanted(run_dir, arguments)?;
+    let mut settings = resolve_settings(run_dir, arguments)?;
     let (mut admin, was_running) = match Admin::look(run_dir) {
         Presence::Running(mut admin) => {
             check_unchanged(run_dir, &mut admin, arguments)?;
@@ -83,29 +88,30 @@ fn raise(run_dir: &RunDir, arguments: &Up) -> Result<Raised> {
     for network in &admin.networks()? {
         let bridge = bridges::of(run_dir, network);
         if bridge.has_gateway {
-            ip::make_bridge(&bridge.name, &settings.host, network.gateway, network.prefix_length)?;
-            ip::accept_bridged(&bridge.name, true);
+            let gateway = InterfaceAddress { address: network.gateway, prefix_length: network.prefix_length };
+            bridges::ensure_gateway(&bridge.name, &settings.host, gateway)?;
+            firewall::accept_bridged(&bridge.name, Rule::Present);
         }
     }
     join(run_dir, &settings)?;
-    bridges::refresh(run_dir, &mut admin)?;
+    bridges::refresh(run_dir, || Ok(admin.networks()?))?;
     let lost = reconcile(run_dir, &mut admin)?;
     let networks = {
         let _lock = bridges::lock(run_dir)?;
-        let networks = admin.networks()?;
-        let devices = cdi::Devices::of(&networks, &admin.vnics()?);
-        settings.cdi_file = cdi::write(run_dir, arguments.cdi_dir.as_deref(), &devices)?.or(settings.cdi_file);
-        networks
+        let inventory = networks::inventory(&mut admin)?;
+        let (program, asked) = (tools::own_path()?, arguments.cdi_dir.as_deref());
+        settings.cdi_file = cdi::write(run_dir, &program, asked, &Devices::from(&inventory))?.or(settings.cdi_file);
+        inventory.networks
     };
     run_dir.store_settings(&settings)?;
     let status = admin.status()?;
-    Ok(Raised { settings, status, networks, was_running, lost })
+    Ok(Started { settings, status, networks, was_running, lost })
 }
 
 /// Before the router has a wire: nobody else may speak for this host.
 fn guard_wire(run_dir: &RunDir, settings: &Settings) -> Result<()> {
     match settings.address {
-        Some(address) => WireGuard::of(run_dir).put(Family::of(address)),
+        Some(address) => Ok(WireGuard::of(run_dir).put(Family::of(address))?),
         None => Ok(()),
     }
 }
@@ -115,25 +121,27 @@ pub fn join(run_dir: &RunDir, settings: &Settings) -> Result<()> {
     let bridge = run_dir.bridge();
     let peers = settings.peers.as_deref().map(overlay::read).transpose()?;
     match peers.filter(|peers| !peers.peers.is_empty()) {
-        Some(peers) => overlay::make(&bridge, overlay::DEFAULT_VNI, &peers, &Guard::of(run_dir)),
-        None => overlay::delete(&bridge),
-    }
-}
-
-fn check_programs() -> Result<()> {
-    tools::router()?;
-    if ip::program().is_none() {
-        crate::fail!("the program ip is missing; install it, for example: apt-get install iproute2");
+        Some(peers) => overlay::make(&bridge, overlay::DEFAULT_VNI, &peers, &Guard::of(run_dir))?,
+        None => overlay::delete(&bridge)?,
     }
     Ok(())
 }
 
-/// What to start with: what is asked for, else what the last `up` had, else what suits this machine.
-fn wanted(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
+/// Whether the programs are there without which no host is.
+pub fn check_programs() -> Result<()> {
+    tools::router()?;
+    if programs::find("tc").is_none() {
+        crate::fail!("the program tc is missing; install it, for example: apt-get install iproute2");
+    }
+    Ok(())
+}
+
+/// The settings to start with: those asked for, else those of the last `up`, else what suits this machine.
+fn resolve_settings(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
     let last = run_dir.settings();
     let asked_pool = match &arguments.pool {
         Some(text) => {
-            if ip::parse_cidr(text).is_none_or(|(_, prefix_length)| !(8..=29).contains(&prefix_length)) {
+            if addresses::parse_cidr(text).is_none_or(|(_, prefix_length)| !(8..=29).contains(&prefix_length)) {
                 crate::fail!("--pool {text:?}: write an IPv4 range such as 10.111.0.0/16, of /8 to /29");
             }
             Some(text.clone())
@@ -214,7 +222,7 @@ const KEPT_POOL: &str = "pool";
 
 fn kept_pool(state: &Path) -> Option<String> {
     let text = fs::read_to_string(state.join(KEPT_POOL)).ok()?;
-    ip::parse_cidr(text.trim()).map(|_| text.trim().to_string())
+    addresses::parse_cidr(text.trim()).map(|_| text.trim().to_string())
 }
 
 fn check_range(pool: &str, range: Option<&str>, among: Option<&(PathBuf, Peers)>) -> Result<()> {
@@ -224,8 +232,8 @@ fn check_range(pool: &str, range: Option<&str>, among: Option<&(PathBuf, Peers)>
         }
         return Ok(());
     };
-    let parts = ip::parse_cidr(range).zip(ip::parse_cidr(pool));
-    if parts.is_none_or(|(range, pool)| range.1 > 29 || range.1 < pool.1 || !ip::overlap(range, pool)) {
+    let parts = addresses::parse_cidr(range).zip(addresses::parse_cidr(pool));
+    if parts.is_none_or(|(range, pool)| range.1 > 29 || range.1 < pool.1 || !addresses::overlap(range, pool)) {
         crate::fail!("--range {range:?}: write a part of the pool {pool}, such as 10.111.2.0/24, down to /29");
     }
     Ok(())
@@ -233,12 +241,12 @@ fn check_range(pool: &str, range: Option<&str>, among: Option<&(PathBuf, Peers)>
 
 /// The first pool that nothing in this network namespace uses.
 fn free_pool(bridge: &str) -> Result<String> {
-    let routes = ip::routes(bridge)?;
+    let routes = addresses::routes(bridge)?;
     (POOL_FIRST..=POOL_LAST)
         .map(|number| format!("10.{number}.0.0/16"))
         .find(|pool| {
-            let range = ip::parse_cidr(pool).expect("a range as we write it");
-            !routes.iter().any(|&route| ip::overlap(route, range))
+            let range = addresses::parse_cidr(pool).expect("a range as we write it");
+            !routes.iter().any(|&route| addresses::overlap(route, range))
         })
         .ok_or_else(|| Failure::new("the ranges 10.111.0.0/16 to 10.126.0.0/16 are all in use; choose one with --pool"))
 }
@@ -249,9 +257,9 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
     let pool = admin.network("default")?.pool;
     let mode = arguments.mode.map(|mode| mode.as_str());
     let same_pool = |asked: &str| {
-        ip::parse_cidr(asked)
-            .zip(ip::parse_cidr(&pool))
-            .is_some_and(|(one, other)| one.1 == other.1 && ip::overlap(one, other))
+        addresses::parse_cidr(asked)
+            .zip(addresses::parse_cidr(&pool))
+            .is_some_and(|(one, other)| one.1 == other.1 && addresses::overlap(one, other))
     };
     let difference = if mode.is_some_and(|mode| mode != status.mode) {
         format!("mode {}", status.mode)
@@ -301,28 +309,28 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     let records = Records::of(run_dir);
     records.reconcile(Some(admin))?;
     // In this order: a container that starts meanwhile has a record before its vNIC, and that before its interface.
-    let ports = ip::vnic_ports(run_dir)?;
+    let ports = ports::list(run_dir)?;
     let vnics = admin.vnics()?;
     let networks = admin.networks()?;
     let live: Vec<Record> = records.list().into_iter().filter(Record::is_live).collect();
     let mut kept = Vec::new();
     for vnic in &vnics {
-        if is_wanted(vnic, &live) {
-            kept.push(vnic);
+        if is_in_use(vnic, &live) {
+            kept.push(vnic.into());
         } else {
             admin.detach(&vnic.id)?;
         }
     }
     let guard = Guard::of(run_dir);
     for (port, network) in bridges::sweep(ports, &kept, &networks) {
-        if !ip::exists(&port.interface) {
+        if !links::exists(&port.interface) {
             continue;
         }
         guard.put(&port.interface)?;
         // The bridge was deleted and made again.
         let bridge = bridges::of(run_dir, network).name;
         if port.bridge.as_ref() != Some(&bridge) {
-            ip::run(&["link", "set", "dev", &port.interface, "master", &bridge, "up"])?;
+            links::change(&port.interface, Change { bridge: Some(&bridge), ..Change::UP })?;
         }
     }
     let known: BTreeSet<&str> = vnics.iter().map(|vnic| vnic.id.as_str()).collect();
@@ -336,7 +344,7 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     Ok(live.into_iter().filter(|record| !known.contains(record.id.as_str())).map(|record| record.name).collect())
 }
 
-fn is_wanted(vnic: &VnicStatus, live: &[Record]) -> bool {
+fn is_in_use(vnic: &VnicStatus, live: &[Record]) -> bool {
     let engine = vnic.labels.iter().find(|(key, _)| key == "engine").map(|(_, value)| value.as_str());
     match engine {
         Some("freeflow") => live.iter().any(|record| record.id == vnic.id),
@@ -346,8 +354,8 @@ fn is_wanted(vnic: &VnicStatus, live: &[Record]) -> bool {
     }
 }
 
-fn greet(run_dir: &RunDir, raised: &Raised) {
-    let Raised { settings, status, networks, was_running, .. } = raised;
+fn print_summary(run_dir: &RunDir, started: &Started) {
+    let Started { settings, status, networks, was_running, .. } = started;
     let option = run_dir.option();
     let again = if *was_running { " already" } else { "" };
     output::line(format!("FreeFlow {} is up{again} on host {}.", status.version, status.host));
@@ -415,7 +423,7 @@ pub fn down(run_dir: &RunDir, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Takes a host down and says nothing, but asks before it ends containers unless forced. Names the containers of other
+/// Takes a host down and prints nothing, but asks before it ends containers unless forced. Names the containers of other
 /// engines that run on.
 pub fn take_down(run_dir: &RunDir, force: bool) -> Result<Vec<String>> {
     let _lock = run_dir.lock()?;
@@ -450,8 +458,8 @@ pub fn take_down(run_dir: &RunDir, force: bool) -> Result<Vec<String>> {
     for record in &live {
         lifecycle::end(run_dir, record, Some(STOP_TIME))?;
     }
-    for port in ip::vnic_ports(run_dir)? {
-        ip::delete(&port.interface);
+    for port in ports::list(run_dir)? {
+        links::delete_if_there(&port.interface);
     }
     let process = router::recorded(run_dir).or_else(|| Process::of(admin.as_ref()?.pid));
     match admin {
@@ -481,9 +489,9 @@ pub fn confirmed(names: &[String]) -> Result<bool> {
 fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
     records.reconcile(None)?;
     let bridge = run_dir.bridge();
-    ip::accept_bridged(&bridge, false);
+    firewall::accept_bridged(&bridge, Rule::Absent);
     overlay::delete(&bridge)?;
-    ip::delete_bridge(&bridge)?;
+    bridges::delete(&bridge)?;
     bridges::remove_all(run_dir)?;
     guard::remove_sink(run_dir);
     if run_dir.settings().is_none_or(|settings| settings.peers.is_some()) {

@@ -6,6 +6,7 @@
 use crate::failure::{Context, Result};
 use crate::inject::{Root, Sources, VNIC_DIRECTORY, detached_recursive, mount_onto};
 use crate::own_files;
+use freeflow_hostnet::cdi::VERBS_DEVICE;
 use rustix::fs::{CWD, Mode, OFlags, open};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, mount, mount_bind, mount_change, mount_remount, move_mount,
@@ -57,9 +58,6 @@ const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
 const CAPABILITY_COUNT_MAX: u32 = 64;
 
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
-/// The device file that a verbs device has on a machine with RDMA hardware. UCX looks whether it is a character device
-/// that it may use, and leaves the verbs device alone otherwise; nobody opens it, since the drop-in needs none.
-pub const VERBS_DEVICE: &str = "infiniband/uverbs0";
 const DEVICE_LINKS: [(&str, &str); 5] = [
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),

@@ -4,7 +4,7 @@ use crate::admin::Admin;
 use crate::arguments::{Capture, FaultArguments, Format, WireAction};
 use crate::failure::{Context, Failure, Result};
 use crate::output;
-use crate::run_dir::RunDir;
+use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::{Named, WireFaults, WireStatus};
 use serde::Serialize;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! What a router is started with.
 use crate::dataplane::wire_options::WireOptions;
 use crate::memory::copy_threads::MoverOptions;
-use crate::network_reconciler::HostHelper;
+use crate::network_reconciler::ReconcilerProcess;
 use freeflow_orchestrator::Pool;
 use freeflow_verbs::{Duration, VnicLimits};
 use std::net::SocketAddr;
@@ -42,8 +42,8 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Holds `state.redb`, what is declared; the run directory, if none.
     pub state_dir: Option<PathBuf>,
-    /// The process that follows when networks have come or gone.
-    pub follower: Option<HostHelper>,
+    /// The process that changes the host's network when networks have come or gone.
+    pub network_reconciler: Option<ReconcilerProcess>,
     pub mode: Mode,
     /// Who copies.
     pub movers: MoverOptions,

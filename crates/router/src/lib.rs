@@ -38,5 +38,5 @@ pub use base::privileges;
 pub use config::{Config, MACHINE_DIR, Mode};
 pub use dataplane::wire_options::WireOptions;
 pub use memory::copy_threads::{MoverOptions, WORKERS_MAX};
-pub use network_reconciler::HostHelper;
+pub use network_reconciler::ReconcilerProcess;
 pub use router::Router;

@@ -1,11 +1,13 @@
 //! `freeflow-router`: reads its command line, runs a [`Router`], ends in order on SIGTERM and SIGINT.
 #![forbid(unsafe_code)]
 use clap::Parser;
+use freeflow_hostnet::reconciler;
+use freeflow_hostnet::run_dir::RunDir;
 use freeflow_orchestrator::{DEFAULT_POOL, Pool};
 use freeflow_protocol::library::WITHDRAWAL_TIME_MAX_MS;
 use freeflow_router::privileges::{self, Kind};
 use freeflow_router::{
-    Config, HostHelper, MACHINE_DIR, Mode, MoverOptions, Router, WORKERS_MAX, WireOptions, default_limits,
+    Config, MACHINE_DIR, Mode, MoverOptions, ReconcilerProcess, Router, WORKERS_MAX, WireOptions, default_limits,
 };
 use freeflow_shm::termination_signals;
 use freeflow_verbs::{Duration, VnicLimits};
@@ -14,7 +16,8 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// FreeFlow's router: carries the RDMA traffic of this host's containers. Started by `freeflow up`; needs root.
@@ -27,9 +30,12 @@ struct Arguments {
     /// Directory of state.redb, what is declared [default: the run directory]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// The freeflow command, which is told when networks have come or gone
+    /// The freeflow command, which CDI files name; bridges and CDI files follow when networks have come or gone
     #[arg(long, value_name = "PROGRAM", hide = true)]
-    follower: Option<PathBuf>,
+    command: Option<PathBuf>,
+    /// Be the process that changes the host's network, for the router at the other end of standard input
+    #[arg(long, requires = "command", hide = true)]
+    reconcile_networks: bool,
     /// How the worker waits when there is nothing to do
     #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
     mode: Mode,
@@ -94,7 +100,8 @@ fn main() -> ExitCode {
         println!("{:#}", privileges::describe());
         return ExitCode::SUCCESS;
     }
-    match run(arguments) {
+    let ended = if arguments.reconcile_networks { reconcile_networks(&arguments) } else { run(arguments) };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("freeflow-router: {error}");
@@ -112,7 +119,7 @@ fn run(arguments: Arguments) -> io::Result<()> {
     let run_dir = std::path::absolute(&arguments.run_dir)?;
     freeflow_router::keep_log_file(&run_dir.join("router.log"));
     // While this process may still begin another one.
-    let follower = arguments.follower.map(|program| HostHelper::start(&program, &run_dir)).transpose()?;
+    let reconciler = arguments.command.map(|command| ReconcilerProcess::start(&command, &run_dir)).transpose()?;
     // Before any thread begins, so that all of them leave the signals to this one, and have no more rights than it has.
     let signals = termination_signals()?;
     let mut refusals = privileges::confine()?;
@@ -120,7 +127,7 @@ fn run(arguments: Arguments) -> io::Result<()> {
     let router = Router::start(Config {
         run_dir,
         state_dir: arguments.state_dir.map(std::path::absolute).transpose()?,
-        follower,
+        network_reconciler: reconciler,
         mode: arguments.mode,
         movers: MoverOptions { workers: arguments.workers, move_bytes_min: arguments.move_bytes_min },
         cpu: arguments.cpu,
@@ -153,6 +160,16 @@ fn run(arguments: Arguments) -> io::Result<()> {
     let stopped = router.stop();
     refusals.log();
     stopped
+}
+
+/// The network reconciler's process; it ends with the router.
+fn reconcile_networks(arguments: &Arguments) -> io::Result<()> {
+    reconciler::confine().map_err(io::Error::other)?;
+    let router = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let run_dir = RunDir::new(&arguments.run_dir).map_err(io::Error::other)?;
+    let command = arguments.command.as_deref().unwrap_or(Path::new("freeflow"));
+    reconciler::serve(router, &run_dir, command);
+    Ok(())
 }
 
 fn host_name() -> String {

@@ -1,25 +1,31 @@
-//! Has the command follow when networks or declared vNICs have come or gone, whoever did it: bridges, interfaces and the CDI
-//! files are its business. One run follows all that has changed until it begins; nobody waits for it but the router's end.
+//! Has the host's network follow when networks or declared vNICs have come or gone, whoever did it: bridges, interfaces and the CDI
+//! files. One run follows all that has changed until it begins; nobody waits for it but the router's end.
 //!
-//! The command is a process of its own, begun before the router gives up its rights ([`crate::base::privileges::confine`]) and ended with it:
-//! it has the right to change interfaces, which the router has not, and takes nothing from the router but "look again".
+//! What changes the host is a process of its own ([`freeflow_hostnet::reconciler`], which says why),
+//! begun before the router gives up its rights ([`crate::base::privileges::confine`]) and ended with
+//! it. The thread here passes it notifications and answers its one question, what there is. It takes
+//! no other word from it, and opens nothing.
+//!
+//! Thread: `ff-networks`, but for [`Notifier`], which the control thread has.
 use crate::base::log::warning;
 use crate::base::privileges::{self, Kind};
-use std::io::{self, Read, Write};
+use freeflow_hostnet::inventory::Inventory;
+use freeflow_hostnet::reconciler::{Message, Reply, receive_reply, send};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// Says that there is something to follow; the default tells nobody.
+/// Says that there is something to reconcile; the default notifies nobody.
 #[derive(Clone, Default)]
-pub struct News(Option<SyncSender<()>>);
+pub struct Notifier(Option<SyncSender<()>>);
 
-impl News {
-    pub fn tell(&self) {
+impl Notifier {
+    pub fn notify(&self) {
         if let Some(sender) = &self.0 {
             // What waits already stands for this one, too.
             let _ = sender.try_send(());
@@ -27,31 +33,31 @@ impl News {
     }
 }
 
-/// The command's process, `freeflow hook networks`: it follows for each byte that it gets, answers with one, and ends when nobody is
-/// left to send any.
+/// The process that changes the host's network: `freeflow-router --reconcile-networks`. It ends when its socket closes.
 #[derive(Clone, Debug)]
-pub struct HostHelper(Arc<Parts>);
+pub struct ReconcilerProcess(Arc<Parts>);
 
 #[derive(Debug)]
 struct Parts {
     socket: UnixStream,
-    child: std::sync::Mutex<Child>,
+    child: Mutex<Child>,
 }
 
-impl HostHelper {
-    /// Errors: it can't be run.
-    pub fn start(program: &Path, run_dir: &Path) -> io::Result<Self> {
-        let (socket, theirs) = UnixStream::pair()?;
-        let mut command = Command::new(program);
-        command.arg("--run-dir").arg(run_dir).args(["hook", "networks"]).stdin(Stdio::from(OwnedFd::from(theirs)));
-        let child = command.spawn()?;
-        Ok(Self(Arc::new(Parts { socket, child: std::sync::Mutex::new(child) })))
+impl ReconcilerProcess {
+    /// Runs this program once more. `command` is the `freeflow` command, which CDI files name as the hook.
+    ///
+    /// # Errors
+    /// It can't be run.
+    pub fn start(command: &Path, run_dir: &Path) -> io::Result<Self> {
+        let mut process = Command::new(std::env::current_exe()?);
+        process.arg("--reconcile-networks").arg("--run-dir").arg(run_dir).arg("--command").arg(command);
+        Self::spawn(process)
     }
 
-    /// Errors: the process has ended.
-    fn follow(&self) -> io::Result<()> {
-        (&self.0.socket).write_all(&[0])?;
-        (&self.0.socket).read_exact(&mut [0])
+    fn spawn(mut process: Command) -> io::Result<Self> {
+        let (socket, theirs) = UnixStream::pair()?;
+        let child = process.stdin(Stdio::from(OwnedFd::from(theirs))).spawn()?;
+        Ok(Self(Arc::new(Parts { socket, child: Mutex::new(child) })))
     }
 
     /// Returns when the process has ended.
@@ -63,91 +69,137 @@ impl HostHelper {
     }
 }
 
-/// The thread; its end is waited for when this is dropped, after all [`News`] are.
+/// The thread; its end is waited for when this is dropped, after all [`Notifier`]s are.
 #[derive(Default)]
-pub struct Follower(Option<JoinHandle<()>>);
+pub struct NetworkReconciler(Option<JoinHandle<()>>);
 
-impl Follower {
-    /// Errors: no thread could be made.
-    pub fn start(helper: Option<HostHelper>) -> io::Result<(Self, News)> {
-        let Some(helper) = helper else { return Ok(Default::default()) };
+impl NetworkReconciler {
+    /// `ask` gives the inventory of this moment, or none once the router ends.
+    ///
+    /// # Errors
+    /// No thread could be made.
+    pub fn start(
+        process: Option<ReconcilerProcess>,
+        mut ask: impl FnMut() -> Option<Inventory> + Send + 'static,
+    ) -> io::Result<(Self, Notifier)> {
+        let Some(process) = process else { return Ok(Default::default()) };
         let (sender, receiver) = sync_channel(1);
         let body = move || {
-            privileges::enter(Kind::Follower);
-            serve(&receiver, &helper);
-            helper.end();
+            privileges::enter(Kind::NetworkReconciler);
+            serve(&receiver, &process.0.socket, &mut ask);
+            process.end();
         };
-        let thread = std::thread::Builder::new().name("ff-follower".into()).spawn(body)?;
-        Ok((Self(Some(thread)), News(Some(sender))))
+        let thread = std::thread::Builder::new().name(Kind::NetworkReconciler.name().into()).spawn(body)?;
+        Ok((Self(Some(thread)), Notifier(Some(sender))))
     }
 }
 
-impl Drop for Follower {
+impl Drop for NetworkReconciler {
     fn drop(&mut self) {
         if let Some(thread) = self.0.take()
             && thread.join().is_err()
         {
-            warning!("the thread that follows networks panicked");
+            warning!("the thread that has networks reconciled panicked");
         }
     }
 }
 
-fn serve(receiver: &Receiver<()>, helper: &HostHelper) {
-    let mut is_gone = false;
+/// Returns when there are no notifiers any more, or the router ends.
+fn serve(receiver: &Receiver<()>, socket: &UnixStream, ask: &mut impl FnMut() -> Option<Inventory>) {
+    let mut has_process_ended = false;
     while receiver.recv().is_ok() {
-        if is_gone {
+        if has_process_ended {
             continue;
         }
-        if let Err(error) = helper.follow() {
-            // The router has no right to begin another one.
-            warning!("the process that changes interfaces has ended; freeflow up does its work", error = error);
-            is_gone = true;
+        match run(socket, ask) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                // The router has no right to begin another one.
+                warning!("the network reconciler has ended; freeflow up does its work", error = error);
+                has_process_ended = true;
+            }
         }
     }
+}
+
+/// One run of the process. False: the router ends. Errors: the process has ended.
+fn run(mut socket: &UnixStream, ask: &mut impl FnMut() -> Option<Inventory>) -> io::Result<bool> {
+    send(&mut socket, &Message::Changed)?;
+    while receive_reply(&mut socket)? == Reply::InventoryWanted {
+        let Some(inventory) = ask() else { return Ok(false) };
+        send(&mut socket, &Message::Inventory(inventory))?;
+    }
+    Ok(true)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use freeflow_hostnet::reconciler::receive_message;
+    use std::sync::mpsc::channel;
 
-    fn helper(name: &str, text: &str) -> (std::path::PathBuf, HostHelper) {
-        let directory = std::env::temp_dir().join(format!("ff-follower-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let program = directory.join("follow");
-        std::fs::write(&program, text).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let helper = HostHelper::start(&program, &directory).unwrap();
-        (directory, helper)
-    }
-
-    #[test]
-    fn the_command_follows_after_the_last_change() {
-        let text = "#!/bin/sh\necho \"$@\" > \"$2/told\"\n\
-            while [ \"$(head -c 1 | wc -c)\" = 1 ]; do echo x >> \"$2/told\"; printf . >&0; done\n";
-        let (directory, helper) = helper("lives", text);
-        let (follower, news) = Follower::start(Some(helper)).unwrap();
-        for _ in 0..100 {
-            news.tell();
+    /// What a process does until its socket closes: it asks, and is done. The number of its runs.
+    fn follow(mut socket: UnixStream) -> usize {
+        let mut runs = 0;
+        while let Ok(Message::Changed) = receive_message(&mut socket) {
+            send(&mut socket, &Reply::InventoryWanted).unwrap();
+            match receive_message(&mut socket) {
+                Ok(Message::Inventory(_)) => runs += 1,
+                _ => break,
+            }
+            send(&mut socket, &Reply::Done).unwrap();
         }
-        drop(news);
-        drop(follower);
-        let told = std::fs::read_to_string(directory.join("told")).unwrap();
-        let lines: Vec<&str> = told.lines().collect();
-        assert!((2..=101).contains(&lines.len()), "{told}");
-        assert_eq!(lines[0], format!("--run-dir {} hook networks", directory.display()));
-        std::fs::remove_dir_all(&directory).unwrap();
+        runs
     }
 
     #[test]
-    fn nobody_waits_for_one_that_has_ended_or_was_never_there() {
-        let (directory, helper) = helper("dead", "#!/bin/sh\n");
-        let (follower, news) = Follower::start(Some(helper)).unwrap();
-        news.tell();
-        drop(news);
-        drop(follower);
-        std::fs::remove_dir_all(&directory).unwrap();
-        let (_, news) = Follower::start(None).unwrap();
-        news.tell();
+    fn one_run_follows_the_last_change() {
+        let (socket, theirs) = UnixStream::pair().unwrap();
+        let process = std::thread::spawn(|| follow(theirs));
+        let (sender, receiver) = sync_channel(1);
+        let notifier = Notifier(Some(sender));
+        let thread = std::thread::spawn(move || {
+            let mut asked = 0;
+            serve(&receiver, &socket, &mut || {
+                asked += 1;
+                Some(Inventory::default())
+            });
+            asked
+        });
+        for _ in 0..100 {
+            notifier.notify();
+        }
+        drop(notifier);
+        let asked = thread.join().unwrap();
+        assert!((1..=100).contains(&asked));
+        assert_eq!(process.join().unwrap(), asked);
+    }
+
+    #[test]
+    fn a_router_that_ends_has_no_inventory_and_its_process_ends_with_it() {
+        let (socket, theirs) = UnixStream::pair().unwrap();
+        let process = std::thread::spawn(|| follow(theirs));
+        let (sender, receiver) = sync_channel(1);
+        sender.send(()).unwrap();
+        let (asked, was_asked) = channel();
+        serve(&receiver, &socket, &mut || {
+            asked.send(()).unwrap();
+            None
+        });
+        assert_eq!(was_asked.try_iter().count(), 1);
+        drop(socket);
+        assert_eq!(process.join().unwrap(), 0);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_process_that_has_ended_or_was_never_there() {
+        let process = ReconcilerProcess::spawn(Command::new("/bin/true")).unwrap();
+        let (thread, notifier) = NetworkReconciler::start(Some(process), || None).unwrap();
+        notifier.notify();
+        drop(notifier);
+        drop(thread);
+        let (_, notifier) = NetworkReconciler::start(None, || None).unwrap();
+        notifier.notify();
     }
 }

@@ -16,7 +16,7 @@ use crate::dataplane::ports::Rings;
 use crate::dataplane::worker::{Worker, WorkerQueues};
 use crate::dataplane::worker_lock::Lock;
 use crate::memory::copy_threads::Movers;
-use crate::network_reconciler::Follower;
+use crate::network_reconciler::{NetworkReconciler, Notifier};
 use crate::peering::{Peers, PeersFile, PeersHandle, PrivateKey, RouterSink};
 use freeflow_engine::{Engine, Seed};
 use freeflow_orchestrator::access::AccessTable;
@@ -107,7 +107,8 @@ impl Router {
         };
         let admin_listener = fd::listen_seqpacket(config.run_dir.join("admin.sock"), 0o600)?;
         let cpu = config.cpu;
-        let (follower, news) = Follower::start(config.follower.clone())?;
+        let (network_reconciler, network_notifier) =
+            start_network_reconciler(&config, reactions.clone(), control_waker.clone())?;
         let mut control = Control::new(ControlParts {
             config,
             waker: control_waker.clone(),
@@ -122,7 +123,7 @@ impl Router {
             peers_thread,
             audit,
         })?;
-        (control.external, control.news) = (external, news);
+        (control.external, control.network_notifier) = (external, network_notifier);
         control.restore_vnics(&mut worker)?;
         control.choose_mode();
         let link = Link::new(reactions.clone(), control_waker.clone(), control.worker.clone());
@@ -134,8 +135,8 @@ impl Router {
             spawn_worker((worker, control.worker.lock.clone()), cpu, Farewell(move || end_router(&stop, &waker)))?
         };
         let (ended, broken) = (Arc::new(Doorbell::new()?), Arc::new(AtomicBool::new(false)));
-        let thread =
-            spawn_control(control, worker, (ended.clone(), broken.clone()), (api, audit_thread, follower, lock))?;
+        let kept = (api, audit_thread, network_reconciler, lock);
+        let thread = spawn_control(control, worker, (ended.clone(), broken.clone()), kept)?;
         Ok(Self { control: Some(thread), reactions, waker: control_waker, stop, ended, broken })
     }
 
@@ -230,7 +231,7 @@ fn spawn_control(
     mut control: Control,
     worker: JoinHandle<()>,
     (ended, broken): (Arc<Doorbell>, Arc<AtomicBool>),
-    (api, audit_thread, follower, lock): (Api, AuditThread, Follower, File),
+    (api, audit_thread, network_reconciler, lock): (Api, AuditThread, NetworkReconciler, File),
 ) -> io::Result<JoinHandle<()>> {
     let body = move || {
         let _farewell = Farewell(move || ended.kick());
@@ -241,7 +242,7 @@ fn spawn_control(
         drop(api);
         let audit = control.audit.clone();
         broken.store(!end(control, worker), Relaxed);
-        drop(follower);
+        drop(network_reconciler);
         audit.note(Entry::Router { what: "ends" });
         drop(audit_thread);
         drop(lock);
@@ -300,6 +301,23 @@ pub(crate) fn host_name(config: &Config) -> String {
 fn end_router(stop: &AtomicBool, control_waker: &Waker) {
     stop.store(true, Relaxed);
     control_waker.wake();
+}
+
+/// The thread that has the host's network reconciled. It asks the control thread what there is.
+fn start_network_reconciler(
+    config: &Config,
+    reactions: Sender<Reaction>,
+    control_waker: Arc<Waker>,
+) -> io::Result<(NetworkReconciler, Notifier)> {
+    NetworkReconciler::start(config.network_reconciler.clone(), move || {
+        let (sender, answer) = channel();
+        // Fails only when the control thread has ended; then so does the answer.
+        let _ = reactions.send(Box::new(move |control: &mut Control| {
+            let _ = sender.send(control.host_inventory());
+        }));
+        control_waker.wake();
+        answer.recv().ok()
+    })
 }
 
 /// The thread that talks to other hosts, and knows this host's networks.

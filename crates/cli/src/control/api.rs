@@ -4,7 +4,7 @@
 //! names. Who may do what is decided by the socket's credentials, so nothing is sent about the caller.
 
 use crate::failure::{Context as _, Failure, Result};
-use crate::run_dir::RunDir;
+use freeflow_hostnet::run_dir::RunDir;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;

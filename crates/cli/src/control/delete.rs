@@ -5,8 +5,8 @@ use super::kinds::Kind;
 use super::{encoded, list_of, manifest, path_of, print_value};
 use crate::arguments_control::Delete;
 use crate::failure::{Failure, Result};
-use crate::run_dir::RunDir;
-use crate::{bridges, output};
+use crate::{networks, output};
+use freeflow_hostnet::run_dir::RunDir;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -151,7 +151,7 @@ pub fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
     }
     print(objects);
     if wanted.iter().any(|one| ["Network", "Vnic"].contains(&one.kind.name)) {
-        bridges::follow(run_dir);
+        networks::reconcile_host(run_dir);
     }
     first_failure.map_or(Ok(0), Err)
 }

@@ -14,9 +14,9 @@ mod watch;
 use crate::arguments::Command;
 use crate::arguments_control::{Apply, Describe, Diff, Format, Get};
 use crate::failure::{Failure, Result};
-use crate::run_dir::RunDir;
-use crate::{bridges, output};
+use crate::{networks, output};
 use api::{Answer, Api, BASE, Refusal, Trouble};
+use freeflow_hostnet::run_dir::RunDir;
 use kinds::Kind;
 use manifest::{Item, to_yaml};
 use serde_json::{Value, json};
@@ -115,7 +115,7 @@ fn apply(run_dir: &RunDir, api: &Api, arguments: &Apply) -> Result<i32> {
     let is_device = |result: &Value| result["kind"] == "Network" || result["kind"] == "Vnic";
     let made = |result: &Value| is_device(result) && result["result"] == "created";
     if !arguments.dry_run && results.iter().any(made) {
-        bridges::follow(run_dir);
+        networks::reconcile_host(run_dir);
     }
     Ok(0)
 }

@@ -335,7 +335,7 @@ fn purposes(kind: Kind) -> &'static [&'static [Call]] {
         Kind::Closer => &[],
         Kind::Control => &[EVENTS, FILES, FILES_CHANGED, SEGMENTS, SOCKETS, SOCKETS_MADE, PROCESSES],
         Kind::Fallback | Kind::Mover => &[],
-        Kind::Follower => &[SOCKETS, PROCESSES],
+        Kind::NetworkReconciler => &[SOCKETS, PROCESSES],
         Kind::Holder => &[FILES, PROCESSES, STOPPING],
         // Opens a process' memory for writing, too.
         Kind::Identify => &[FILES, OPENING, PROCESSES],

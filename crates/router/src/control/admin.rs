@@ -15,6 +15,7 @@ use crate::dataplane::jobs::Step;
 use crate::dataplane::worker::Worker;
 use crate::peering::PeersFile;
 use freeflow_engine::{Usage, VnicId};
+use freeflow_hostnet::inventory::{Inventory, Vnic};
 use freeflow_orchestrator::{Command, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, PeersStatus, RouterStatus};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
@@ -332,6 +333,13 @@ impl Control {
             }
             Err(error) => (AdminReply::Failed { code: AdminErrorCode::Invalid, message: error.to_string() }, 0),
         }
+    }
+
+    /// What the host's bridges, interfaces and CDI files are compared with.
+    pub(crate) fn host_inventory(&self) -> Inventory {
+        let records = self.vnics_by_id.values().filter_map(|&key| Some(&self.vnics.get(key)?.record));
+        let vnics = records.map(|record| Vnic::new(&record.id, &record.network, &record.labels)).collect();
+        Inventory { networks: self.network_statuses(), vnics }
     }
 
     fn network_statuses(&self) -> Vec<NetworkStatus> {

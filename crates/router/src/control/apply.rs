@@ -54,7 +54,7 @@ impl Control {
         }
         self.take_effect(&results, &mut listeners);
         if is_declaring {
-            self.news.tell();
+            self.network_notifier.notify();
         }
         Ok(results)
     }
@@ -100,7 +100,7 @@ impl Control {
                 (ObjectKind::Network, what) => {
                     (policy, access) = (true, true);
                     if matches!(what, Change::Created | Change::Deleted) {
-                        self.news.tell();
+                        self.network_notifier.notify();
                     }
                     if *what != Change::Configured {
                         self.peers.network(name, self.state.network(name).map(|network| network.id));

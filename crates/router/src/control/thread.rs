@@ -30,7 +30,7 @@ use crate::dataplane::worker::Worker;
 use crate::dataplane::worker_lock::Lock;
 use crate::memory::page_table::PageTable;
 use crate::memory::slow_path::Abandoned;
-use crate::network_reconciler::News;
+use crate::network_reconciler::Notifier;
 use crate::peering::{Peers, PeersHandle};
 use freeflow_engine::{SessionId, VnicId};
 use freeflow_orchestrator::State;
@@ -167,7 +167,7 @@ pub struct Control {
     pub(crate) feed: Feed,
     /// What the REST server found wrong with this router, last.
     pub(crate) health: Health,
-    pub(crate) news: News,
+    pub(crate) network_notifier: Notifier,
     pub(crate) audit: Audit,
     /// How the worker waits, and why.
     pub(crate) mode: Decision,
@@ -230,7 +230,7 @@ impl Control {
             cm,
             feed: Feed::default(),
             health: Health::default(),
-            news: News::default(),
+            network_notifier: Notifier::default(),
             audit: parts.audit,
             mode,
         };

@@ -61,7 +61,7 @@ fn config(directory: &Path) -> Config {
     Config {
         run_dir: directory.to_owned(),
         state_dir: None,
-        follower: None,
+        network_reconciler: None,
         mode: Mode::LowCpu,
         movers: MoverOptions::default(),
         cpu: None,

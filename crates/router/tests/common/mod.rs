@@ -74,7 +74,7 @@ pub fn config(directory: &Path, limits: VnicLimits) -> Config {
         withdrawal_time: freeflow_verbs::Duration::from_millis(WITHDRAWAL_TIME_MAX_MS),
         metrics_listen: None,
         state_dir: None,
-        follower: None,
+        network_reconciler: None,
         machine_dir: directory.join("machine"),
     }
 }

@@ -6,17 +6,18 @@
 //! and the remedy (from the hook) instead of "unresolvable CDI device". Version 0.5.0 is the newest that podman 4.3
 //! reads. The hooks' environment is given, lest a container's own LD_PRELOAD reach them.
 //!
-//! The device node is a null device under the name that a verbs device has: see `view.rs`.
+//! The device node is a null device under the name that a verbs device has.
 
-use crate::failure::{Context, Result};
+use crate::error::{Context, Result};
+use crate::inventory::Inventory;
 use crate::run_dir::{RunDir, write_atomically};
-use crate::tools;
-use crate::view::VERBS_DEVICE;
-use freeflow_protocol::admin::{NetworkStatus, VnicStatus};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// The device file that a verbs device has on a machine with RDMA hardware. UCX looks whether it is a character device
+/// that it may use, and leaves the verbs device alone otherwise; nobody opens it, since the drop-in needs none.
+pub const VERBS_DEVICE: &str = "infiniband/uverbs0";
 const DIRECTORY: &str = "/etc/cdi";
 /// Where `/etc` can't be written.
 const DIRECTORY_OF_RUN: &str = "/var/run/cdi";
@@ -33,12 +34,12 @@ pub struct Devices {
     pub vnics: Vec<String>,
 }
 
-impl Devices {
-    pub fn of(networks: &[NetworkStatus], vnics: &[VnicStatus]) -> Self {
-        let declared = vnics.iter().filter(|vnic| !vnic.labels.iter().any(|(key, _)| key == "engine"));
+impl From<&Inventory> for Devices {
+    fn from(inventory: &Inventory) -> Self {
         let named = |name: &&String| is_device_name(name);
+        let declared = inventory.vnics.iter().filter(|vnic| vnic.is_declared);
         Self {
-            networks: networks.iter().map(|network| &network.name).filter(named).cloned().collect(),
+            networks: inventory.networks.iter().map(|network| &network.name).filter(named).cloned().collect(),
             vnics: declared.map(|vnic| &vnic.id).filter(named).cloned().collect(),
         }
     }
@@ -85,11 +86,14 @@ fn specification(run_dir: &RunDir, program: &Path, (kind, option): (&str, &str),
 }
 
 /// Writes the files where asked, or for the default run directory where engines look for them; gives the path of the
-/// networks'. `None`: they were not asked for, or the place can't be written.
-pub fn write(run_dir: &RunDir, asked: Option<&Path>, devices: &Devices) -> Result<Option<PathBuf>> {
-    let program = tools::own_path()?;
+/// networks'. `None`: they were not asked for, or the place can't be written. `program` is the `freeflow` command, which the
+/// hooks run.
+///
+/// # Errors
+/// The place that was asked for can't be written.
+pub fn write(run_dir: &RunDir, program: &Path, asked: Option<&Path>, devices: &Devices) -> Result<Option<PathBuf>> {
     let text = |kind, names: &[String]| {
-        serde_json::to_vec_pretty(&specification(run_dir, &program, kind, names)).expect("it is encodable")
+        serde_json::to_vec_pretty(&specification(run_dir, program, kind, names)).expect("it is encodable")
     };
     let networks = text((KIND, "--network"), &devices.networks);
     let vnics = text((VNIC_KIND, "--vnic"), &devices.vnics);
@@ -169,14 +173,14 @@ mod tests {
         let _ = fs::remove_dir_all(&directory);
         let run_dir = RunDir::new(Path::new("/run/elsewhere")).unwrap();
         let mut devices = Devices { networks: vec!["default".into()], vnics: vec!["database".into()] };
-        let file = write(&run_dir, Some(&directory), &devices).unwrap().unwrap();
+        let file = write(&run_dir, Path::new("/opt/bin/freeflow"), Some(&directory), &devices).unwrap().unwrap();
         let text = fs::read(directory.join(VNIC_FILE)).unwrap();
         let value: Value = serde_json::from_slice(&text).unwrap();
         assert_eq!((&value["kind"], &value["devices"][0]["name"]), (&json!(VNIC_KIND), &json!("database")));
         let hooks = &value["devices"][0]["containerEdits"]["hooks"];
         assert_eq!((&hooks[0]["args"][4], &hooks[0]["args"][5]), (&json!("--vnic"), &json!("database")));
         devices.vnics.clear();
-        write(&run_dir, Some(&directory), &devices).unwrap();
+        write(&run_dir, Path::new("/opt/bin/freeflow"), Some(&directory), &devices).unwrap();
         assert!(
             file.exists() && !directory.join(VNIC_FILE).exists(),
             "a CDI file without devices is refused by engines"

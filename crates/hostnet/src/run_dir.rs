@@ -4,7 +4,7 @@
 //! `up.json`, `up.lock`, `bridges.lock`, `containers/NAME.json`, `holders/VNIC.json`, `logs/NAME.log` (this command's); `netns` where the host has a network
 //! namespace of its own (a lab's); `labs/NAME/`, see `lab`.
 
-use crate::failure::{Context, Failure, Result};
+use crate::error::{Context, Error, Result, fail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
@@ -65,7 +65,7 @@ impl RunDir {
         // A socket's path must fit into 108 bytes: RUN_DIR/vnics/ID/router.sock, with an id of 64.
         const PATH_BYTES_MAX: usize = 80;
         if path.as_os_str().len() > PATH_BYTES_MAX {
-            crate::fail!("the run directory's path is longer than {PATH_BYTES_MAX} bytes; choose a shorter --run-dir");
+            fail!("the run directory's path is longer than {PATH_BYTES_MAX} bytes; choose a shorter --run-dir");
         }
         Ok(Self { path })
     }
@@ -122,7 +122,7 @@ impl RunDir {
             Err(error) => return Err(error).context(path.display()),
         };
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).map_err(|_| {
-            Failure::new(format!("{} is no network namespace any more; end the lab: freeflow lab down", path.display()))
+            Error::new(format!("{} is no network namespace any more; end the lab: freeflow lab down", path.display()))
         })
     }
 
@@ -211,7 +211,7 @@ pub fn lock_file(path: &Path) -> Result<File> {
         .write(true)
         .mode(0o600)
         .open(path)
-        .map_err(|error| Failure::new(format!("{}: {error}", what())))?;
+        .map_err(|error| Error::new(format!("{}: {error}", what())))?;
     flock(&file, FlockOperation::LockExclusive).context(what())?;
     Ok(file)
 }

@@ -17,13 +17,16 @@
 //! Dropping is tc's action `drop`; where the kernel lacks it (`act_gact`) packets are redirected into a device whose queue
 //! has no room. Both count.
 
-use crate::failure::{Context, Result};
-use crate::ip;
+use crate::error::{Context, Result};
+use crate::links::{self, Change, PeerNamespace};
+use crate::programs;
 use crate::run_dir::{RunDir, fnv1a};
 use std::fmt::Write;
 
 /// RoCEv2's port (IBTA annex A17.3; IANA).
 pub const ROCE_UDP_PORT: u16 = 4791;
+/// VXLAN's port (IANA).
+pub const VXLAN_UDP_PORT: u16 = 4789;
 
 /// What a host guards, and what it can do without.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,24 +45,27 @@ impl Guard {
         let required = run_dir.settings().is_some_and(|settings| settings.peers.is_some());
         let mut ports = vec![ROCE_UDP_PORT];
         if required {
-            ports.push(crate::overlay::UDP_PORT);
+            ports.push(VXLAN_UDP_PORT);
         }
         Self { ports, required, sink: sink(&run_dir.bridge()) }
     }
 
     /// Puts the filters on an interface, unless they are there.
+    ///
+    /// # Errors
+    /// This host needs them, and can't.
     pub fn put(&self, interface: &str) -> Result<()> {
         let result = self.try_put(interface);
         if self.required { result.context(format!("can't guard UDP {ROCE_UDP_PORT}")) } else { Ok(()) }
     }
 
     fn try_put(&self, interface: &str) -> Result<()> {
-        let present = ip::tc(&["filter", "show", "dev", interface, "ingress"]).unwrap_or_default();
+        let present = tc(&["filter", "show", "dev", interface, "ingress"]).unwrap_or_default();
         if self.ports.iter().all(|port| present.contains(&format!("match 0000{port:04x}/0000ffff at 0"))) {
             return Ok(());
         }
         // Where the sink is, it was needed before.
-        if !ip::exists(&self.sink) && self.replace(interface, "drop").is_ok() {
+        if !links::exists(&self.sink) && self.replace(interface, "drop").is_ok() {
             return Ok(());
         }
         self.make_sink()?;
@@ -67,15 +73,18 @@ impl Guard {
     }
 
     /// Drops whatever comes out of a bridge to this host. Unlike the filters of [`Self::put`] a network can't be without.
+    ///
+    /// # Errors
+    /// It can't be done.
     pub fn seal(&self, bridge: &str) -> Result<()> {
         let sealed = |action: &str| {
-            let _ = ip::tc(&["qdisc", "delete", "dev", bridge, "clsact"]);
-            ip::tc_batch(&format!(
+            let _ = tc(&["qdisc", "delete", "dev", bridge, "clsact"]);
+            tc_batch(&format!(
                 "qdisc add dev {bridge} clsact\nfilter add dev {bridge} ingress protocol all prio 1 u32 match u32 0 0 \
                  action {action}\n"
             ))
         };
-        if !ip::exists(&self.sink) && sealed("drop").is_ok() {
+        if !links::exists(&self.sink) && sealed("drop").is_ok() {
             return Ok(());
         }
         self.make_sink()?;
@@ -84,18 +93,18 @@ impl Guard {
 
     /// The device into which packets are redirected where they can't be dropped.
     fn make_sink(&self) -> Result<()> {
-        if !ip::exists(&self.sink) {
+        if !links::exists(&self.sink) {
             // Somebody else may make it at the same time; whether it is there shows below.
-            let _ = ip::run(&["link", "add", "name", &self.sink, "type", "ifb"]);
+            let _ = links::add_ifb(&self.sink);
         }
-        ip::tc(&["qdisc", "replace", "dev", &self.sink, "root", "pfifo", "limit", "0"])?;
-        ip::run(&["link", "set", "dev", &self.sink, "up"]).map(|_| ())
+        tc(&["qdisc", "replace", "dev", &self.sink, "root", "pfifo", "limit", "0"])?;
+        links::change(&self.sink, Change::UP)
     }
 
     fn replace(&self, interface: &str, action: &str) -> Result<()> {
         // With all its filters, if it is there.
-        let _ = ip::tc(&["qdisc", "delete", "dev", interface, "clsact"]);
-        ip::tc_batch(&self.filters(interface, action))
+        let _ = tc(&["qdisc", "delete", "dev", interface, "clsact"]);
+        tc_batch(&self.filters(interface, action))
     }
 
     /// Lines for `tc -batch`. Offsets count from the network header.
@@ -137,20 +146,30 @@ fn sink(bridge: &str) -> String {
 /// Removes what [`Guard::put`] made beside the filters, which go with their interfaces.
 pub fn remove_sink(run_dir: &RunDir) {
     let sink = sink(&run_dir.bridge());
-    if ip::exists(&sink) {
-        let _ = ip::run(&["link", "delete", "dev", &sink]);
-    }
+    links::delete_if_there(&sink);
 }
 
 /// Whether this machine can filter, tried in a network namespace that goes away.
+///
+/// # Errors
+/// It can't.
 pub fn check_abilities() -> Result<()> {
-    ip::run(&["link", "add", "name", "ffprobe0", "type", "veth", "peer", "name", "ffprobe1"])?;
+    links::add_veth("ffprobe0", ("ffprobe1", PeerNamespace::Own), None)?;
     Guard { ports: vec![ROCE_UDP_PORT], required: true, sink: "ffprobe2".into() }.put("ffprobe0")
+}
+
+fn tc(arguments: &[&str]) -> Result<String> {
+    programs::run("tc", arguments)
+}
+
+/// Several commands, one a line; the first that fails ends the rest.
+fn tc_batch(lines: &str) -> Result<()> {
+    programs::run_with_input("tc", &["-batch", "-"], lines)
 }
 
 /// Packets that the filters of an interface have dropped.
 pub fn dropped(interface: &str) -> u64 {
-    ip::tc(&["-s", "filter", "show", "dev", interface, "ingress"]).map_or(0, |text| count(&text))
+    tc(&["-s", "filter", "show", "dev", interface, "ingress"]).map_or(0, |text| count(&text))
 }
 
 /// Sums the `Sent BYTES bytes N pkt` of all actions: each of ours drops.

@@ -6,19 +6,17 @@
 //! multicast of the network below. VXLAN proves nobody's identity: whoever can send UDP between the hosts can send into the
 //! overlay; the hosts' own containers can't (see [`crate::guard`]). RDMA traffic does not go this way.
 
-use crate::failure::{Context, Failure, Result};
-use crate::guard::Guard;
-use crate::ip;
+use crate::addresses;
+use crate::error::{Context, Error, Result, fail};
+use crate::guard::{Guard, VXLAN_UDP_PORT};
+use crate::links::{self, Change, Filter, Link, Overlay, OverlayOptions};
 use crate::run_dir::fnv1a;
 use serde::Deserialize;
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::net::IpAddr;
 use std::path::Path;
 
-/// VXLAN's port (IANA).
-pub const UDP_PORT: u16 = 4789;
 /// The VXLAN network identifier of the network `default`: "ff".
 pub const DEFAULT_VNI: u32 = 0x6666;
 /// What VXLAN puts around a packet: outer IP, UDP, VXLAN and inner Ethernet headers, bytes.
@@ -30,8 +28,6 @@ const LEARNED_COUNT_MAX: u32 = 65_536;
 const MTU_BYTES_MIN: u32 = 576;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 const PEER_COUNT_MAX: usize = 1024;
-/// Stands for all addresses that are not known.
-const ANY_MAC: &str = "00:00:00:00:00:00";
 
 /// What of the peers file the overlay needs; the rest is the router's.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -49,25 +45,31 @@ pub struct Peer {
 }
 
 /// Reads a peers file.
+///
+/// # Errors
+/// It can't be read, or can't be meant.
 pub fn read(path: &Path) -> Result<Peers> {
     let what = || format!("the peers file {}", path.display());
     let mut text = Vec::new();
     File::open(path).context(what())?.take(FILE_BYTES_MAX).read_to_end(&mut text).context(what())?;
     let peers: Peers = serde_json::from_slice(&text).context(what())?;
     if peers.peers.len() > PEER_COUNT_MAX {
-        crate::fail!("{}: {} peers are more than {PEER_COUNT_MAX}", what(), peers.peers.len());
+        fail!("{}: {} peers are more than {PEER_COUNT_MAX}", what(), peers.peers.len());
     }
     if let Some(other) = peers.peers.iter().find(|peer| peer.address.is_ipv4() != peers.address.is_ipv4()) {
-        crate::fail!("{}: the addresses of {} and {} are not of the same kind of IP", what(), peers.host, other.host);
+        fail!("{}: the addresses of {} and {} are not of the same kind of IP", what(), peers.host, other.host);
     }
     Ok(peers)
 }
 
 /// The interface that has this host's address.
-pub fn underlay(peers: &Peers) -> Result<String> {
+///
+/// # Errors
+/// None has it.
+pub fn underlay(peers: &Peers) -> Result<Link> {
     let address = peers.address;
-    ip::interface_with(address)?.ok_or_else(|| {
-        Failure::new(format!("the peers file gives this host the address {address}, which none of its interfaces has"))
+    addresses::interface_with(address)?.ok_or_else(|| {
+        Error::new(format!("the peers file gives this host the address {address}, which none of its interfaces has"))
     })
 }
 
@@ -77,88 +79,65 @@ pub fn name(bridge: &str) -> String {
 }
 
 /// Makes the overlay of a bridge, or corrects the one there is. Refuses a number that another one of this host has.
+///
+/// # Errors
+/// That, or the kernel refuses.
 pub fn make(bridge: &str, vni: u32, peers: &Peers, guard: &Guard) -> Result<()> {
     let address = peers.address;
     let underlay = underlay(peers)?;
     let overhead = if address.is_ipv4() { OVERHEAD_IPV4_BYTES } else { OVERHEAD_IPV6_BYTES };
-    let mtu = ip::mtu(&underlay)?.min(u32::from(u16::MAX)).saturating_sub(overhead);
-    if mtu < MTU_BYTES_MIN {
-        crate::fail!("the MTU of {underlay} is too small for an overlay");
+    let mtu_bytes = underlay.mtu_bytes.min(u32::from(u16::MAX)).saturating_sub(overhead);
+    if mtu_bytes < MTU_BYTES_MIN {
+        fail!("the MTU of {} is too small for an overlay", underlay.name);
     }
     let name = name(bridge);
-    if ip::exists(&name) && !is_as_wanted(&name, vni, &underlay, address)? {
-        ip::run(&["link", "delete", "dev", &name])?;
+    let identity = Overlay { vni, local: Some(address), underlay: underlay.index };
+    let mut present = links::find(&name)?;
+    if present.as_ref().is_some_and(|link| link.overlay != Some(identity)) {
+        links::delete(&name)?;
+        present = None;
     }
-    if !ip::exists(&name) {
+    if present.is_none() {
         if let Some(other) = others(&name)?.into_iter().find(|(_, number)| *number == vni) {
-            crate::fail!("its overlay's number {vni} is that of {}; the network needs another name", other.0);
+            fail!("its overlay's number {vni} is that of {}; the network needs another name", other.0);
         }
-        ip::batch(&[format!(
-            "link add name {name} mtu {mtu} type vxlan id {vni} local {address} dev {underlay} dstport {UDP_PORT} \
-             maxaddress {LEARNED_COUNT_MAX}"
-        )])
-        .context("can't make the overlay between the hosts")?;
+        links::add_overlay(&name, OverlayOptions { mtu_bytes: Some(mtu_bytes), ..options(identity) })
+            .context("can't make the overlay between the hosts")?;
     }
     guard.put(&name)?;
-    ip::batch(&[
-        format!("link set dev {name} mtu {mtu} master {bridge} up"),
-        format!("link set dev {bridge} mtu {mtu}"),
-    ])?;
+    links::change(&name, Change { bridge: Some(bridge), mtu_bytes: Some(mtu_bytes), ..Change::UP })?;
+    links::change(bridge, Change { mtu_bytes: Some(mtu_bytes), ..Change::default() })?;
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
-    follow(&name, peers)
+    addresses::set_flooded_hosts(&name, &peers.peers.iter().map(|peer| peer.address).collect())
+}
+
+fn options(identity: Overlay) -> OverlayOptions {
+    OverlayOptions { identity, udp_port: VXLAN_UDP_PORT, learned_count_max: LEARNED_COUNT_MAX, mtu_bytes: None }
 }
 
 /// Other overlays of this network namespace, and their numbers.
 fn others(name: &str) -> Result<Vec<(String, u32)>> {
-    let text = ip::run(&["-d", "-o", "link", "show", "type", "vxlan"])?;
-    let one = |line: &str| {
-        let other = line.split_whitespace().nth(1)?.trim_end_matches(':').to_string();
-        Some((other, ip::word_after(line, "id")?.parse().ok()?))
-    };
-    Ok(text.lines().filter_map(one).filter(|(other, _)| other != name).collect())
-}
-
-fn is_as_wanted(name: &str, vni: u32, underlay: &str, address: IpAddr) -> Result<bool> {
-    let text = ip::run(&["-d", "-o", "link", "show", "dev", name])?;
-    let has = |keyword: &str, value: &str| ip::word_after(&text, keyword).as_deref() == Some(value);
-    let local = if address.is_ipv4() { "local" } else { "local6" };
-    Ok((has(local, &address.to_string()) || has("local", &address.to_string()))
-        && has("dev", underlay)
-        && has("id", &vni.to_string()))
-}
-
-/// Makes the list of hosts that get what is for nobody known that of the peers file.
-fn follow(name: &str, peers: &Peers) -> Result<()> {
-    let wanted: BTreeSet<String> = peers.peers.iter().map(|peer| peer.address.to_string()).collect();
-    let present: BTreeSet<String> = ip::bridge(&["fdb", "show", "dev", name])?
-        .lines()
-        .filter(|line| line.starts_with(ANY_MAC))
-        .filter_map(|line| ip::word_after(line, "dst"))
-        .collect();
-    for stale in present.difference(&wanted) {
-        ip::bridge(&["fdb", "delete", ANY_MAC, "dev", name, "dst", stale])?;
-    }
-    for new in wanted.difference(&present) {
-        ip::bridge(&["fdb", "append", ANY_MAC, "dev", name, "dst", new])?;
-    }
-    Ok(())
+    let all = links::list(Filter::Overlays)?.into_iter().filter(|link| link.name != name);
+    Ok(all.filter_map(|link| Some((link.name, link.overlay?.vni))).collect())
 }
 
 /// Whether this machine can make an overlay, tried in a network namespace that goes away.
+///
+/// # Errors
+/// It can't.
 pub fn check_abilities() -> Result<()> {
-    ip::batch(&[format!(
-        "link add name ffprobe9 type vxlan id {DEFAULT_VNI} dstport {UDP_PORT} maxaddress {LEARNED_COUNT_MAX}"
-    )])?;
-    ip::bridge(&["fdb", "show", "dev", "ffprobe9"]).map(|_| ())
+    const PROBE: &str = "ffprobe9";
+    links::add_overlay(PROBE, options(Overlay { vni: DEFAULT_VNI, local: None, underlay: 0 }))?;
+    addresses::check_flooding(PROBE)
 }
 
 /// Removes the overlay of a bridge, if there is one.
+///
+/// # Errors
+/// The kernel refuses.
 pub fn delete(bridge: &str) -> Result<()> {
     let name = name(bridge);
-    if ip::exists(&name) {
-        ip::run(&["link", "delete", "dev", &name])?;
-    }
-    Ok(())
+    if links::exists(&name) { links::delete(&name) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -12,33 +12,22 @@
 //! Bridges come and go under `bridges.lock`, and what networks there are is asked under it: by what was so before, the bridge
 //! of a network that has just begun would go.
 
-use crate::admin::{Admin, Presence};
-use crate::failure::{Context, Result};
-use crate::fork::in_child;
+use crate::addresses::{self, Detection, InterfaceAddress};
+use crate::error::{Context, Result, fail};
+use crate::firewall::{self, Rule};
 use crate::guard::Guard;
-use crate::ip::Port;
+use crate::inventory::Vnic;
+use crate::links::{self, BridgeOptions, Change, Filter, Link};
+use crate::overlay;
+use crate::ports::{self, Bridge, Port};
 use crate::run_dir::{RunDir, fnv1a, lock_file};
-use crate::{cdi, ip, overlay};
-use freeflow_protocol::admin::{NetworkStatus, VnicStatus};
-use freeflow_shm::{limit_capabilities, limit_programs};
-use rustix::thread::CapabilitySet;
-use serde_json::Value;
+use freeflow_protocol::admin::NetworkStatus;
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 
 pub const DEFAULT_NETWORK: &str = "default";
 /// VXLAN network identifiers have 24 bits.
 const VNI_MAX: u64 = (1 << 24) - 1;
-
-/// A network's bridge, as vNICs are plugged into it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bridge {
-    pub name: String,
-    /// [`NetworkStatus::id`] of its network.
-    pub network: u32,
-    /// Whether the host is there, as the gateway.
-    pub has_gateway: bool,
-}
 
 fn is_default(network: &NetworkStatus) -> bool {
     network.name == DEFAULT_NETWORK
@@ -70,11 +59,17 @@ fn alias_prefix(run_dir: &RunDir) -> String {
 }
 
 /// Held while bridges come or go.
+///
+/// # Errors
+/// The file can't be locked.
 pub fn lock(run_dir: &RunDir) -> Result<File> {
     lock_file(&run_dir.path().join("bridges.lock"))
 }
 
 /// The bridge of a network, made if need be. The default network's is `up`'s to make.
+///
+/// # Errors
+/// The kernel refuses, or another network's bridge has the name.
 pub fn ensure(run_dir: &RunDir, network: &NetworkStatus) -> Result<Bridge> {
     let bridge = of(run_dir, network);
     if bridge.has_gateway {
@@ -94,28 +89,25 @@ fn make_sealed(run_dir: &RunDir, network: &NetworkStatus, bridge: &str) -> Resul
             // Of one that had the name before. Its overlay has the number that this one's needs.
             remove(run_dir, &other)?;
         } else if other.network == network.name && other.id > network.id {
-            crate::fail!("it was deleted and made again meanwhile");
+            fail!("it was deleted and made again meanwhile");
         } else if other.bridge == bridge && other.network != network.name {
-            crate::fail!(
-                "its bridge {bridge} is that of the network {}; one of them needs another name",
-                other.network
-            );
+            fail!("its bridge {bridge} is that of the network {}; one of them needs another name", other.network);
         } else if other.bridge == bridge {
             is_whole = true;
         }
     }
     if !is_whole {
         let host = settings.as_ref().map_or("", |settings| settings.host.as_str());
-        ip::make_bare_bridge(bridge, host)?;
+        ensure_bare(bridge, host)?;
         guard.seal(bridge)?;
-        ip::isolate_bridged(bridge, true);
-        ip::run(&["link", "set", "dev", bridge, "up"])?;
+        firewall::isolate_bridged(bridge, Rule::Present);
+        links::change(bridge, Change::UP)?;
     }
     if let Some(settings) = settings {
         join(bridge, &network.name, settings.peers.as_deref(), &guard)?;
     }
     if !is_whole {
-        ip::run(&["link", "set", "dev", bridge, "alias", &alias(run_dir, network)])?;
+        links::change(bridge, Change { alias: Some(&alias(run_dir, network)), ..Change::default() })?;
     }
     Ok(())
 }
@@ -156,26 +148,26 @@ impl Sealed {
 
 /// Those of this run directory.
 fn sealed_bridges(run_dir: &RunDir) -> Result<Vec<Sealed>> {
-    let text = ip::run(&["-d", "-j", "link", "show", "type", "bridge"])?;
-    Ok(parse_bridges(&text, &alias_prefix(run_dir)))
+    let bridges = links::list(Filter::Bridges)?;
+    let prefix = alias_prefix(run_dir);
+    Ok(bridges.iter().filter_map(|bridge| sealed_of(bridge, &prefix)).collect())
 }
 
-fn parse_bridges(text: &str, prefix: &str) -> Vec<Sealed> {
-    // An empty list is no text at all in some versions.
-    let links: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
-    let one = |link: &Value| {
-        let network = link["ifalias"].as_str()?.strip_prefix(prefix)?;
-        // Those of earlier versions have no number, and are nobody's any more.
-        let (network, id) = network.split_once(' ').unwrap_or((network, "0"));
-        Some(Sealed { bridge: link["ifname"].as_str()?.into(), network: network.into(), id: id.parse().ok()? })
-    };
-    links.iter().filter_map(one).collect()
+fn sealed_of(bridge: &Link, prefix: &str) -> Option<Sealed> {
+    let network = bridge.alias.as_ref()?.strip_prefix(prefix)?;
+    // Those of earlier versions have no number, and are nobody's any more.
+    let (network, id) = network.split_once(' ').unwrap_or((network, "0"));
+    Some(Sealed { bridge: bridge.name.clone(), network: network.into(), id: id.parse().ok()? })
 }
 
-/// Makes again what the peers file, or a bridge that somebody deleted, asks for: bridges of networks that have vNICs.
-pub fn refresh(run_dir: &RunDir, admin: &mut Admin) -> Result<()> {
+/// Makes again what the peers file, or a bridge that somebody deleted, asks for: bridges of networks that have vNICs. The
+/// networks are asked for with the lock held.
+///
+/// # Errors
+/// They can't be asked for, or a bridge can't be made or removed.
+pub fn refresh(run_dir: &RunDir, networks: impl FnOnce() -> Result<Vec<NetworkStatus>>) -> Result<()> {
     let _lock = lock(run_dir)?;
-    let networks = admin.networks()?;
+    let networks = networks()?;
     for network in networks.iter().filter(|network| !is_default(network) && network.vnic_count > 0) {
         let bridge = of(run_dir, network).name;
         make_sealed(run_dir, network, &bridge).context(format!("the network {}", network.name))?;
@@ -184,7 +176,7 @@ pub fn refresh(run_dir: &RunDir, admin: &mut Admin) -> Result<()> {
 }
 
 /// With the lock held since before the networks were asked for.
-fn remove_others(run_dir: &RunDir, networks: &[NetworkStatus]) -> Result<()> {
+pub(crate) fn remove_others(run_dir: &RunDir, networks: &[NetworkStatus]) -> Result<()> {
     for sealed in sealed_bridges(run_dir)? {
         if !networks.iter().any(|present| sealed.is_of(present)) {
             remove(run_dir, &sealed)?;
@@ -196,15 +188,18 @@ fn remove_others(run_dir: &RunDir, networks: &[NetworkStatus]) -> Result<()> {
 /// With what is plugged into it: a network goes after its vNICs, so these are nobody's.
 fn remove(run_dir: &RunDir, sealed: &Sealed) -> Result<()> {
     let bridge = sealed.bridge.as_str();
-    for port in ip::vnic_ports(run_dir)?.iter().filter(|port| port.bridge.as_deref() == Some(bridge)) {
-        ip::delete(&port.interface);
+    for port in ports::list(run_dir)?.iter().filter(|port| port.bridge.as_deref() == Some(bridge)) {
+        links::delete_if_there(&port.interface);
     }
-    ip::isolate_bridged(bridge, false);
+    firewall::isolate_bridged(bridge, Rule::Absent);
     overlay::delete(bridge)?;
-    ip::delete_bridge(bridge)
+    delete(bridge)
 }
 
 /// Removes all of them, as `down` does.
+///
+/// # Errors
+/// The kernel refuses.
 pub fn remove_all(run_dir: &RunDir) -> Result<()> {
     let _lock = lock(run_dir)?;
     remove_others(run_dir, &[])?;
@@ -216,7 +211,7 @@ pub fn remove_all(run_dir: &RunDir) -> Result<()> {
 /// id later, in a network of somebody else's, has nothing to do with it.
 fn network_of<'a>(
     port: &Port,
-    vnics: &BTreeMap<&str, &VnicStatus>,
+    vnics: &BTreeMap<&str, &Vnic>,
     networks: &'a [NetworkStatus],
 ) -> Option<&'a NetworkStatus> {
     let vnic = vnics.get(port.vnic.as_str())?;
@@ -225,82 +220,59 @@ fn network_of<'a>(
 
 /// Deletes the interfaces whose vNIC is not there (any more), and names the networks of the others. Invariant: the interfaces were
 /// listed before the vNICs. A container has its vNIC before its interface, so one that starts meanwhile keeps it.
-pub fn sweep<'a>(
-    ports: Vec<Port>,
-    vnics: &[&VnicStatus],
-    networks: &'a [NetworkStatus],
-) -> Vec<(Port, &'a NetworkStatus)> {
-    let vnics = vnics.iter().map(|vnic| (vnic.id.as_str(), *vnic)).collect();
+pub fn sweep<'a>(ports: Vec<Port>, vnics: &[Vnic], networks: &'a [NetworkStatus]) -> Vec<(Port, &'a NetworkStatus)> {
+    let vnics = vnics.iter().map(|vnic| (vnic.id.as_str(), vnic)).collect();
     let mut kept = Vec::new();
     for port in ports {
         match network_of(&port, &vnics, networks) {
             Some(network) => kept.push((port, network)),
-            None => ip::delete(&port.interface),
+            None => links::delete_if_there(&port.interface),
         }
     }
     kept
 }
 
-/// After networks or vNICs came or went: the CDI file, interfaces and bridges that nobody needs. A caller who may not do this leaves it to
-/// the router, whose helper ([`serve`]) does it, too.
-pub fn follow(run_dir: &RunDir) {
-    if !crate::is_privileged() || run_dir.enter_network().is_err() {
-        return;
+/// Makes the bridge with the gateway's address in this network namespace, or corrects the one there is.
+/// `host` tells apart the MAC addresses of bridges that an overlay joins.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn ensure_gateway(bridge: &str, host: &str, gateway: InterfaceAddress) -> Result<()> {
+    ensure_bare(bridge, host)?;
+    let mut is_present = false;
+    for address in addresses::ipv4_of(bridge)? {
+        if address == gateway {
+            is_present = true;
+        } else {
+            addresses::delete(bridge, address)?;
+        }
     }
-    follow_here(run_dir);
+    if !is_present {
+        addresses::add(bridge, gateway, Detection::AsUsual)?;
+    }
+    links::change(bridge, Change::UP)
 }
 
-/// What the process may do that the router runs: change interfaces (NET_RAW is for `iptables`, which opens a raw socket where it is the one
-/// of old) and, where an operator has chosen a directory of somebody else's, write the CDI files.
-const SERVING: CapabilitySet =
-    CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW).union(CapabilitySet::DAC_OVERRIDE);
-
-/// Follows for each byte on standard input, the router's socket, and answers with one; ends when the router has.
-pub fn serve(run_dir: &RunDir) -> Result<()> {
-    // The kernel spares the router, not what it has begun.
-    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
-    if let Err(error) = limit_programs(SERVING) {
-        crate::output::complaint(format!("can't limit what the programs may do that follow networks: {error}"));
+/// Makes a bridge on which the host has no address, unless it is there.
+fn ensure_bare(bridge: &str, host: &str) -> Result<()> {
+    if !links::exists(bridge) {
+        // A fixed MAC address: else it changes with the ports, and with it everyone's neighbour tables go stale.
+        let hash = fnv1a(format!("{bridge}@{host}").as_bytes()).to_be_bytes();
+        let mac = [0x02, 0xff, hash[0], hash[1], hash[2], hash[3]];
+        links::add_bridge(bridge, BridgeOptions { mac: Some(mac), ..BridgeOptions::default() })
+            .context(format!("can't make the bridge {bridge}"))?;
     }
-    limit_capabilities(SERVING, SERVING).context("capabilities")?;
-    let router = rustix::stdio::stdin();
-    let mut byte = [0];
-    while let Ok(1..) = rustix::io::read(router, &mut byte) {
-        // A child each, so that nothing piles up, and no panic ends this one.
-        let followed = in_child(|| {
-            follow_here(run_dir);
-            Ok(())
-        });
-        if let Err(failure) = followed {
-            crate::output::complaint(failure);
-        }
-        if rustix::io::write(router, &byte).is_err() {
-            break;
-        }
-    }
+    // The host has no IPv6 address on it, whatever its ports carry. Where the kernel has no IPv6 there is nothing to turn off.
+    let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{bridge}/disable_ipv6"), "1");
     Ok(())
 }
 
-/// Where interfaces are this process' own to change.
-fn follow_here(run_dir: &RunDir) {
-    let Presence::Running(mut admin) = Admin::look(run_dir) else { return };
-    let mut act = || -> Result<()> {
-        let _lock = lock(run_dir)?;
-        let ports = ip::vnic_ports(run_dir)?;
-        let vnics = admin.vnics()?;
-        let networks = admin.networks()?;
-        sweep(ports, &vnics.iter().collect::<Vec<_>>(), &networks);
-        remove_others(run_dir, &networks)?;
-        if let Some(file) = run_dir.settings().and_then(|settings| settings.cdi_file) {
-            cdi::write(run_dir, file.parent(), &cdi::Devices::of(&networks, &vnics))?;
-        }
-        Ok(())
-    };
-    if let Err(failure) = act() {
-        crate::output::complaint(format!(
-            "done, but what follows from it on this host is left to freeflow up: {failure}"
-        ));
-    }
+/// Deletes a bridge, if it is there.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn delete(bridge: &str) -> Result<()> {
+    if links::exists(bridge) { links::delete(bridge) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -337,37 +309,21 @@ mod tests {
     #[test]
     fn whose_a_bridge_is_shows_in_its_alias() {
         let run_dir = RunDir::new(Path::new("/run/freeflow")).unwrap();
-        let text = format!(
-            r#"[{{"ifname": "ffn1", "ifalias": "{}"}}, {{"ifname": "br0"}}, {{"ifname": "ffn2", "ifalias": "freeflow 0 a"}}, {{}}]"#,
-            alias(&run_dir, &network("a.b", 3))
-        );
-        let found = parse_bridges(&text, &alias_prefix(&run_dir));
-        assert_eq!(found, [Sealed { bridge: "ffn1".into(), network: "a.b".into(), id: 3 }]);
-        assert!(found[0].is_of(&network("a.b", 3)) && !found[0].is_of(&network("a.b", 4)));
-        assert!(parse_bridges("", "x").is_empty());
+        let found = |alias: Option<String>| {
+            let bridge = Link { name: "ffn1".into(), alias, ..Link::default() };
+            sealed_of(&bridge, &alias_prefix(&run_dir))
+        };
+        let sealed = found(Some(alias(&run_dir, &network("a.b", 3)))).unwrap();
+        assert_eq!(sealed, Sealed { bridge: "ffn1".into(), network: "a.b".into(), id: 3 });
+        assert!(sealed.is_of(&network("a.b", 3)) && !sealed.is_of(&network("a.b", 4)));
+        for foreign in [None, Some(String::new()), Some("freeflow 0 a".into())] {
+            assert_eq!(found(foreign), None);
+        }
     }
 
     #[test]
     fn an_interface_belongs_in_the_network_that_it_was_made_for() {
-        let vnic = |network: &str| VnicStatus {
-            id: "web".into(),
-            name: "web".into(),
-            network: network.into(),
-            address: "10.1.0.2".parse().unwrap(),
-            prefix_length: 16,
-            gateway: "10.1.0.1".parse().unwrap(),
-            address6: None,
-            prefix_length6: 0,
-            directory: String::new(),
-            labels: Vec::new(),
-            session_count: 0,
-            qp_count: 0,
-            mr_count: 0,
-            registered_bytes: 0,
-            worker: 1,
-            failed: None,
-            counters: Default::default(),
-        };
+        let vnic = |network: &str| Vnic { id: "web".into(), network: network.into(), is_declared: true };
         let port = Port { interface: "ffv1".into(), network: 3, vnic: "web".into(), bridge: None };
         let networks = [network("red", 3), network("blue", 4)];
         let (red, blue) = (vnic("red"), vnic("blue"));

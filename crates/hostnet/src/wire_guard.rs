@@ -12,13 +12,12 @@
 //!
 //! Invariant: a router with peers is started behind the guard of its peers' family.
 
-use crate::failure::{Context, Failure, Result};
-use crate::fork::in_child;
+use crate::error::{Context, Error, Result};
 use crate::guard::ROCE_UDP_PORT;
+use crate::links::{self, Change};
+use crate::programs::{self, word_after};
 use crate::run_dir::RunDir;
-use crate::{ip, sys};
 use freeflow_protocol::ROUTER_MARK;
-use rustix::thread::UnshareFlags;
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -31,7 +30,7 @@ pub enum Family {
 }
 
 impl Family {
-    const ALL: [Self; 2] = [Self::Ipv4, Self::Ipv6];
+    pub const ALL: [Self; 2] = [Self::Ipv4, Self::Ipv6];
 
     pub fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::Ipv4 } else { Self::Ipv6 }
@@ -129,19 +128,19 @@ impl WireGuard {
             match self.try_put(family, tool) {
                 Ok(()) if self.dropped(family, tool).is_some() => return Ok(()),
                 Ok(()) => reasons.push(format!("{} says done, and shows no rule", tool.name(family))),
-                Err(failure) => reasons.push(failure.to_string()),
+                Err(error) => reasons.push(error.to_string()),
             }
         }
-        Err(Failure::new(reasons.join("; ")))
+        Err(Error::new(reasons.join("; ")))
     }
 
     fn try_put(&self, family: Family, tool: Tool) -> Result<()> {
         self.remove_by(family, tool);
         match tool {
-            Tool::Nft => ip::input_to("nft", &["-f", "-"], &self.nft_rules(family)),
+            Tool::Nft => programs::run_with_input("nft", &["-f", "-"], &self.nft_rules(family)),
             Tool::Iptables => {
                 let restore = format!("{}-restore", family.iptables());
-                let put = |rules: String| ip::input_to(&restore, &["--noflush", "--wait"], &rules);
+                let put = |rules: String| programs::run_with_input(&restore, &["--noflush", "--wait"], &rules);
                 // Not every kernel can tell bridged packets; where it can't show them here, nothing is lost.
                 put(self.iptables_rules(true)).or_else(|_| put(self.iptables_rules(false)))
             }
@@ -189,10 +188,10 @@ impl WireGuard {
         match tool {
             Tool::Iptables => {
                 let program = family.iptables();
-                let list = |chain: &str| ip::run_program(program, &["-w", "-t", "mangle", "-S", chain, "-v"]).ok();
+                let list = |chain: &str| programs::run(program, &["-w", "-t", "mangle", "-S", chain, "-v"]).ok();
                 iptables_dropped(&list("POSTROUTING")?, &list(&self.name)?, &self.name)
             }
-            Tool::Nft => nft_dropped(&ip::run_program("nft", &["list", "table", family.table(), &self.name]).ok()?),
+            Tool::Nft => nft_dropped(&programs::run("nft", &["list", "table", family.table(), &self.name]).ok()?),
         }
     }
 
@@ -208,13 +207,13 @@ impl WireGuard {
     fn remove_by(&self, family: Family, tool: Tool) {
         match tool {
             Tool::Nft => {
-                let _ = ip::run_program("nft", &["delete", "table", family.table(), &self.name]);
+                let _ = programs::run("nft", &["delete", "table", family.table(), &self.name]);
             }
             Tool::Iptables => {
                 let jump = self.jump();
                 let mangle = |arguments: &str| {
                     let words: Vec<&str> = ["-w", "-t", "mangle"].into_iter().chain(arguments.split(' ')).collect();
-                    ip::run_program(family.iptables(), &words).is_ok()
+                    programs::run(family.iptables(), &words).is_ok()
                 };
                 // Somebody may have put it there twice.
                 let _ = (0..8).take_while(|_| mangle(&format!("-D POSTROUTING {jump}"))).count();
@@ -229,47 +228,46 @@ impl WireGuard {
 /// By what `iptables -S CHAIN -v` prints of the hook's chain and of ours: the jump stands before all but other guards', and
 /// ours is whole.
 fn iptables_dropped(hook: &str, own: &str, name: &str) -> Option<u64> {
-    let target = |line: &str| ip::word_after(line, "-j");
+    let target = |line: &str| word_after(line, "-j");
     let first = hook
         .lines()
         .filter(|line| line.starts_with("-A "))
         .find(|line| target(line).is_none_or(|target| target == name || !target.starts_with("FREEFLOW-")))?;
-    if target(first)? != name || ip::word_after(first, "--dport")? != ROCE_UDP_PORT.to_string() {
+    if target(first)? != name || word_after(first, "--dport")? != ROCE_UDP_PORT.to_string() {
         return None;
     }
     let returns = |line: &str| target(line).as_deref() == Some("RETURN");
     let is_ours = |line: &str| {
-        line.contains("--physdev-is-bridged") || ip::word_after(line, "--mark") == Some(format!("{ROUTER_MARK:#x}"))
+        line.contains("--physdev-is-bridged") || word_after(line, "--mark") == Some(format!("{ROUTER_MARK:#x}"))
     };
     let rules: Vec<&str> = own.lines().filter(|line| line.starts_with("-A ")).collect();
     let (last, exceptions) = rules.split_last()?;
     let is_whole = exceptions.iter().all(|line| returns(line) && is_ours(line)) && target(last)? == "DROP";
-    if is_whole { ip::word_after(last, "-c")?.parse().ok() } else { None }
+    if is_whole { word_after(last, "-c")?.parse().ok() } else { None }
 }
 
 fn nft_dropped(text: &str) -> Option<u64> {
     let port = format!("udp dport {ROCE_UDP_PORT} ");
     let rule = text.lines().find(|line| line.contains(&port) && line.trim_end().ends_with("drop"))?;
-    ip::word_after(rule, "packets")?.parse().ok()
+    word_after(rule, "packets")?.parse().ok()
 }
 
-/// Tries the guard in a network namespace that goes away: what programs send to the port, each family.
-pub fn try_out() -> Vec<(Family, Result<&'static str>)> {
+/// Tries the guard of a family on programs that send to the port, in a network namespace that goes away.
+///
+/// # Errors
+/// The guard can't be put, or keeps nobody from sending.
+pub fn check_abilities(family: Family) -> Result<()> {
     let guard = WireGuard { name: "FREEFLOW-probe".into() };
-    let try_family = |family: Family| -> Result<()> {
-        in_child(|| {
-            sys::unshare(UnshareFlags::NEWNET).context("a network namespace")?;
-            ip::run(&["link", "set", "dev", "lo", "up"])?;
-            check_sending(family, true)?;
-            guard.put_family(family)?;
-            check_sending(family, false)
-        })
-    };
-    let tool = |family: Family| {
-        let found = Tool::ALL.into_iter().find(|tool| ip::is_there(tool.name(family)));
-        found.map_or("", |tool| tool.name(family))
-    };
-    Family::ALL.into_iter().map(|family| (family, try_family(family).map(|()| tool(family)))).collect()
+    links::change("lo", Change::UP)?;
+    check_sending(family, true)?;
+    guard.put_family(family)?;
+    check_sending(family, false)
+}
+
+/// The program that the guard of a family would be made by; none is installed: `""`.
+pub fn tool(family: Family) -> &'static str {
+    let found = Tool::ALL.into_iter().find(|tool| programs::find(tool.name(family)).is_some());
+    found.map_or("", |tool| tool.name(family))
 }
 
 /// A datagram to the port arrives, or is dropped.
@@ -284,8 +282,8 @@ fn check_sending(family: Family, arrives: bool) -> Result<()> {
     };
     match listener.recv(&mut [0; 16]).is_ok() == arrives {
         true => Ok(()),
-        false if arrives => Err(Failure::new("a datagram did not arrive before there was a guard")),
-        false => Err(Failure::new("a datagram that should have been dropped has arrived")),
+        false if arrives => Err(Error::new("a datagram did not arrive before there was a guard")),
+        false => Err(Error::new("a datagram that should have been dropped has arrived")),
     }
 }
 
