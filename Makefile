@@ -24,10 +24,8 @@ build: programs library headers
 programs:
 	@command -v $(CARGO) >/dev/null || { echo "make: cargo is missing: install a stable Rust toolchain, 1.95 or newer" >&2; exit 1; }
 	$(STATIC_FLAGS) $(CARGO) build --quiet --release --locked --target $(HOST) -p freeflow-cli -p freeflow-router
-	@mkdir -p $(DIST)/bin
 	@for program in $(PROGRAMS); do \
-	    install -m 755 $(TARGET_DIR)/$(HOST)/release/$$program $(DIST)/bin/.$$program.new && \
-	    mv -f $(DIST)/bin/.$$program.new $(DIST)/bin/$$program || exit 1; \
+	    scripts/install-program $(TARGET_DIR)/$(HOST)/release/$$program $(DIST)/bin || exit 1; \
 	done
 
 library:
