@@ -69,7 +69,7 @@ impl Engine {
             Whose::Nobodys | Whose::Own => return false,
         };
         let from = qp.addresses.by(route.sgid_index);
-        env.attempted(&Attempt { kind, network: qp.network, from, to, number, owner });
+        env.report_violation(&Attempt { kind, network: qp.network, from, to, number, owner });
         true
     }
 
@@ -114,7 +114,7 @@ impl Engine {
         let (Some(owner), Some(from)) = (vnic.map(|vnic| vnic.network), qp.remote_gid()) else { return };
         if owner != qp.network && owner != qp.reached {
             let (kind, network, to, owner) = (AttemptKind::RemoteKey, qp.reached, qp.gid(), Some(owner));
-            env.attempted(&Attempt { kind, network, from, to, number: key, owner });
+            env.report_violation(&Attempt { kind, network, from, to, number: key, owner });
         }
     }
 
@@ -132,7 +132,7 @@ impl Engine {
         if !self.gid_table(qp.vnic).has(route.sgid_index) {
             let (kind, number) = (AttemptKind::SourceAddress, route.sgid_index.into());
             let (network, from) = (qp.network, qp.addresses.first);
-            env.attempted(&Attempt { kind, network, from, to: route.dgid, number, owner: None });
+            env.report_violation(&Attempt { kind, network, from, to: route.dgid, number, owner: None });
         }
     }
 }

@@ -95,7 +95,7 @@ impl Engine {
         if qp.state() == QpState::Error || qp.teardown != Teardown::None {
             return;
         }
-        env.end_direct(id);
+        env.revoke_direct(id);
         let qp = self.qp_mut(id);
         qp.attributes.state = QpState::Error;
         qp.send.drain = Drain::None;

@@ -52,8 +52,8 @@ mod xrc;
 pub use attempt::{Attempt, AttemptKind};
 pub use direct::{Grantable, NotDirect, NotGrantable};
 pub use environment::{
-    Asker, AtomicOutcome, CopyOutcome, CqFull, Environment, EventTarget, Fetch, Means, MemorySide, Source, SourceBody,
-    Span, SpanRegion, Talk, Token,
+    Asker, AtomicOutcome, CopyOutcome, CqFull, Environment, EventTarget, Fabric, Fetch, Means, Memory, MemorySide,
+    Policy, Queues, Source, SourceBody, Span, SpanRegion, Talk, Token,
 };
 pub use fabric::{Destination, HostId, IpInfo, PacketHead, Path, PeerAnswer, PeerInfo, TransmitOutcome};
 pub use id::{AhId, ContextId, CqId, MrId, MwId, PdId, QpId, ReceiveQueueId, SessionId, SrqId, VnicId, XrcdId};
@@ -78,7 +78,7 @@ use freeflow_verbs::{CompletionStatus, QpCapabilities, QpType, VerbsError};
 use keys::Keys;
 use multicast::Groups;
 use objects::{AddressHandle, Context, Cq, Session, Srq, Vnic};
-use policy::Policy;
+use policy::PolicyReview;
 use protection::Pd;
 use qp::QueuePair;
 use quotas::Networks;
@@ -292,7 +292,7 @@ pub struct Engine {
     /// QPs that owe an acknowledgement.
     acks_owed: VecDeque<QpId>,
     drops: Drops,
-    policy: Policy,
+    policy: PolicyReview,
     /// Source and destination of the chunk in hand: kept to save allocations.
     from: Vec<Span>,
     to: Vec<Span>,
@@ -325,7 +325,7 @@ impl Engine {
             strangers: Strangers::default(),
             acks_owed: VecDeque::new(),
             drops: Drops::default(),
-            policy: Policy::default(),
+            policy: PolicyReview::default(),
             from: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
             to: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
         }

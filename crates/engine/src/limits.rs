@@ -4,7 +4,7 @@ use freeflow_verbs::{
     VerbsError,
 };
 
-/// Largest piece of a message given to one [`crate::Environment::copy`], bytes.
+/// Largest piece of a message given to one [`crate::Memory::copy`], bytes.
 pub const CHUNK_BYTES_MAX: u64 = 256 * 1024;
 /// Requests that one [`crate::Engine::run`] takes from a send queue before others get their turn; each member of a
 /// multicast group is one more.

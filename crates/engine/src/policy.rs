@@ -1,7 +1,7 @@
 //! Who may talk to whom: asked of the environment when a QP is connected and for datagrams, and asked anew about all that is
 //! connected when policy has changed.
 //!
-//! An address may be another network's of the same tenant: [`Environment::network_at`] says whose, [`Environment::may_talk`] is
+//! An address may be another network's of the same tenant: [`crate::Policy::network_at`] says whose, [`crate::Policy::authorize`] is
 //! asked about the two.
 //!
 //! Invariant: what is delivered goes to the network that policy was asked about: for connected QPs that is `QueuePair::reached`,
@@ -20,7 +20,7 @@ pub(crate) const EXTERNAL_GID_INDEX: u8 = 1;
 pub(crate) const IPV6_GID_INDEX: u8 = 2;
 
 #[derive(Default, Serialize, Deserialize)]
-pub(crate) struct Policy {
+pub(crate) struct PolicyReview {
     /// How often it has changed.
     generation: u64,
     /// The QP that is looked at next, and how many are to be looked at still. It goes round, so that one change after the other
@@ -46,7 +46,7 @@ impl Permit {
 }
 
 impl Engine {
-    /// What [`Environment::may_talk`] says is another from now on. Datagrams are looked at anew at once; what is connected by
+    /// What [`crate::Policy::authorize`] says is another from now on. Datagrams are looked at anew at once; what is connected by
     /// and by, in [`Self::poll_policy`].
     pub fn handle_policy_changed(&mut self) {
         self.policy.generation += 1;
@@ -82,7 +82,7 @@ impl Engine {
         self.enter_error(env, id);
         if let Some(host) = host {
             env.identity_changed(qpn, Some(host));
-            env.severed(qpn, host, peer);
+            env.notify_disconnected(qpn, host, peer);
         }
     }
 
@@ -140,7 +140,7 @@ impl Engine {
         // Where the sender's address is not the sender's nobody could answer.
         let is_mutual = other == network || env.network_at(other, from) == network;
         let allowed =
-            is_mutual && env.may_talk(&Talk { network, other, from, to, means, is_external, asks: Asker::From });
+            is_mutual && env.authorize(&Talk { network, other, from, to, means, is_external, asks: Asker::From });
         if allowed && !is_external {
             self.qp_mut(id).send.permit = Permit { who: Some((generation, to, other)) };
         }
@@ -156,7 +156,7 @@ impl Engine {
     pub(crate) fn may_reach_member<E: Environment>(&mut self, env: &mut E, id: QpId, member: QpId) -> bool {
         let (qp, to) = (self.qp(id), self.qp(member).addresses.first);
         let (network, from, means) = (qp.network, qp.addresses.first, Means::Multicast);
-        env.may_talk(&Talk { network, other: network, from, to, means, is_external: false, asks: Asker::From })
+        env.authorize(&Talk { network, other: network, from, to, means, is_external: false, asks: Asker::From })
     }
 
     /// Whether an address is in that network for those of a QP's.
@@ -180,7 +180,7 @@ impl Engine {
             return true;
         }
         let (network, to) = (qp.network, qp.addresses.like(from));
-        let allowed = env.may_talk(&Talk { network, other, from, to, means, is_external: false, asks: Asker::To });
+        let allowed = env.authorize(&Talk { network, other, from, to, means, is_external: false, asks: Asker::To });
         if allowed {
             self.qp_mut(id).receive.permit = Permit { who: Some((generation, from, other)) };
         }
@@ -190,7 +190,7 @@ impl Engine {
     pub(crate) fn may_receive_from_outside<E: Environment>(&self, env: &mut E, id: QpId, from: Gid) -> bool {
         let qp = self.qp(id);
         let (network, to, means) = (qp.network, qp.addresses.first, Means::Datagram);
-        env.may_talk(&Talk { network, other: network, from, to, means, is_external: true, asks: Asker::To })
+        env.authorize(&Talk { network, other: network, from, to, means, is_external: true, asks: Asker::To })
     }
 }
 
@@ -210,6 +210,6 @@ fn may_be_connected<E: Environment>(
     let Some(route) = attributes.address.grh.filter(|_| qp.is_connected_service()) else { return (network, true) };
     let other = network_behind(env, network, &route);
     let (from, is_external) = (qp.addresses.by(route.sgid_index), route.sgid_index == EXTERNAL_GID_INDEX);
-    let allowed = env.may_talk(&Talk { network, other, from, to: route.dgid, means, is_external, asks: Asker::From });
+    let allowed = env.authorize(&Talk { network, other, from, to: route.dgid, means, is_external, asks: Asker::From });
     (other, allowed)
 }

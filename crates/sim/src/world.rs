@@ -71,6 +71,8 @@ pub struct World {
     /// Payload that one packet to a QPN may have: the path MTU of its connection.
     pub mtus: BTreeMap<(HostId, u32), usize>,
     pub packets_sent: u64,
+    /// Messages and requests that reached nobody who may have them, as the engine reports them.
+    pub violations: u64,
     /// What no engine may do was done.
     pub wrongs: Vec<String>,
 }
@@ -102,6 +104,7 @@ impl World {
             was_full: false,
             mtus: BTreeMap::new(),
             packets_sent: 0,
+            violations: 0,
             wrongs: Vec::new(),
         }
     }
@@ -232,7 +235,7 @@ fn take<T: Clone>(ring: Option<&mut Ring<T>>, into: &mut T) -> Fetch {
     }
 }
 
-impl Environment for World {
+impl Queues for World {
     fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch {
         take(self.sends.get_mut(&qp), into)
     }
@@ -261,7 +264,9 @@ impl Environment for World {
     fn raise(&mut self, kind: AsyncEventKind, about: EventTarget) {
         self.events.push((kind, about));
     }
+}
 
+impl Memory for World {
     fn copy(&mut self, token: Token, from: Source<'_>, to: &[Span], _last: bool) -> CopyOutcome {
         let mut bytes = from.prefix.to_vec();
         let mut spans = Vec::new();
@@ -299,6 +304,11 @@ impl Environment for World {
         }
     }
 
+    /// Nothing here goes past the engine.
+    fn revoke_direct(&mut self, _qp: QpId) {}
+}
+
+impl Fabric for World {
     fn path(&mut self, _vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
         match self.addresses.get(&(to, route.dgid)) {
             Some(&host) if host != self.host => {
@@ -354,11 +364,36 @@ impl Environment for World {
         self.identities.push((qpn, peer));
     }
 
+    fn notify_disconnected(&mut self, qpn: Qpn, host: HostId, _peer: Qpn) {
+        self.wrong(format!("{qpn:?} was disconnected from {host:?} without a rule"));
+    }
+
+    /// No host of a simulation has a connection manager.
+    fn take_management(&mut self, _from: HostId, _mad: &[u8; freeflow_wire::cm::MAD_BYTES]) -> bool {
+        false
+    }
+
     fn group_hosts(&mut self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
         let Some(hosts) = self.groups.get(&(network, group)) else { return };
         for (&host, &qpn) in hosts {
             let mtu = self.path_mtu_max;
             into.push((Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu }, qpn));
         }
+    }
+}
+
+impl Policy for World {
+    /// No rules: all may talk.
+    fn authorize(&mut self, _talk: &Talk) -> bool {
+        true
+    }
+
+    /// Networks of a simulation have no others to reach.
+    fn network_at(&mut self, network: NetworkId, _gid: Gid) -> NetworkId {
+        network
+    }
+
+    fn report_violation(&mut self, _violation: &Attempt) {
+        self.violations += 1;
     }
 }

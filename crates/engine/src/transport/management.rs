@@ -30,7 +30,7 @@ impl Engine {
             return self.drops.wrong_qkey += 1;
         }
         let Ok(mad) = packet.payload.try_into() else { return self.drops.malformed += 1 };
-        if header.deth.source_qpn != MAD_QPN || !env.management(from, mad) {
+        if header.deth.source_qpn != MAD_QPN || !env.take_management(from, mad) {
             self.drops.wrong_source += 1;
         }
     }

@@ -4,8 +4,9 @@ use crate::dataplane::ports::Rings;
 use crate::dataplane::xrc_targets::Viewer;
 use crate::peering::Mad;
 use freeflow_engine::{
-    AtomicOutcome, Attempt, CopyOutcome, CqFull, CqId, Destination, Environment, EventTarget, Fetch, HostId,
-    PacketHead, Path, PeerAnswer, QpId, ReceiveQueueId, Source, Span, SrqId, Talk, Token, TransmitOutcome, VnicId,
+    AtomicOutcome, Attempt, CopyOutcome, CqFull, CqId, Destination, EventTarget, Fabric, Fetch, HostId, Memory,
+    PacketHead, Path, PeerAnswer, Policy, QpId, Queues, ReceiveQueueId, Source, Span, SrqId, Talk, Token,
+    TransmitOutcome, VnicId,
 };
 use freeflow_shm::{RequestConsumer, Take, monotonic_ns};
 use freeflow_verbs::{
@@ -43,7 +44,7 @@ impl Rings {
     }
 }
 
-impl Environment for Rings {
+impl Queues for Rings {
     #[inline]
     fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch {
         let Some(entry) = self.qps.get_mut(qp) else { return Fetch::Empty };
@@ -60,23 +61,6 @@ impl Environment for Rings {
             Some((ring, _)) => fetched(ring.take_receive(into)),
             None => Fetch::Empty,
         }
-    }
-
-    #[inline]
-    fn may_talk(&mut self, talk: &Talk) -> bool {
-        self.access.may_talk(talk)
-    }
-
-    fn attempted(&mut self, attempt: &Attempt) {
-        self.access.note_attempt(attempt);
-    }
-
-    fn severed(&mut self, qpn: Qpn, host: HostId, peer: Qpn) {
-        self.fabric.tell_severed(host, peer, qpn);
-    }
-
-    fn end_direct(&mut self, qp: QpId) {
-        self.close_direct(qp);
     }
 
     fn srq_pending(&mut self, srq: SrqId) -> u32 {
@@ -126,7 +110,9 @@ impl Environment for Rings {
             self.tell(kind, self.targets.viewers(id)[at]);
         }
     }
+}
 
+impl Memory for Rings {
     #[inline]
     fn copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
         self.start_copy(token, from, to, last)
@@ -136,10 +122,12 @@ impl Environment for Rings {
         self.start_atomic(token, at, operation)
     }
 
-    fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId {
-        self.access.network_at(network, gid)
+    fn revoke_direct(&mut self, qp: QpId) {
+        self.close_direct(qp);
     }
+}
 
+impl Fabric for Rings {
     fn path(&mut self, vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
         self.find_path(vnic, to, route)
     }
@@ -163,11 +151,30 @@ impl Environment for Rings {
         self.fabric.note_changed(qpn, peer);
     }
 
-    fn management(&mut self, from: HostId, mad: &Mad) -> bool {
+    fn notify_disconnected(&mut self, qpn: Qpn, host: HostId, peer: Qpn) {
+        self.fabric.tell_severed(host, peer, qpn);
+    }
+
+    fn take_management(&mut self, from: HostId, mad: &Mad) -> bool {
         self.fabric.take_management(from, mad)
     }
 
     fn group_hosts(&mut self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
         self.fabric.group_hosts(network, group, into);
+    }
+}
+
+impl Policy for Rings {
+    #[inline]
+    fn authorize(&mut self, talk: &Talk) -> bool {
+        self.access.may_talk(talk)
+    }
+
+    fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId {
+        self.access.network_at(network, gid)
+    }
+
+    fn report_violation(&mut self, attempt: &Attempt) {
+        self.access.note_attempt(attempt);
     }
 }

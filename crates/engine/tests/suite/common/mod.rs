@@ -87,6 +87,10 @@ pub struct World {
     pub located: Vec<(NetworkId, Gid)>,
     pub severed: Vec<(Qpn, HostId, Qpn)>,
     pub attempts: Vec<Attempt>,
+    /// QPs whose direct path was revoked.
+    pub revoked: Vec<QpId>,
+    /// Members of groups on other hosts.
+    pub groups: HashMap<(NetworkId, Gid), Vec<(Destination, Qpn)>>,
 }
 
 impl World {
@@ -165,7 +169,7 @@ fn take<T: Clone>(ring: Option<&mut Ring<T>>, into: &mut T) -> Fetch {
     }
 }
 
-impl Environment for World {
+impl Queues for World {
     fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch {
         assert!(!self.without_rings.contains(&qp), "a target QP has no send queue");
         take(self.sends.get_mut(&qp), into)
@@ -203,7 +207,9 @@ impl Environment for World {
     fn raise(&mut self, kind: AsyncEventKind, about: EventTarget) {
         self.events.push((kind, about));
     }
+}
 
+impl Memory for World {
     fn copy(&mut self, token: Token, from: Source<'_>, to: &[Span], _last: bool) -> CopyOutcome {
         let spans = match from.body {
             SourceBody::Spans(spans) => spans.to_vec(),
@@ -243,30 +249,12 @@ impl Environment for World {
         AtomicOutcome::Done(self.apply_atomic(at, operation))
     }
 
-    fn may_talk(&mut self, talk: &Talk) -> bool {
-        self.asked.push(*talk);
-        let (one, other) = (talk.network, talk.other);
-        if self.apart.contains(&(one, other)) || self.apart.contains(&(other, one)) {
-            return false;
-        }
-        let forth = !self.denied.contains(&(talk.from, talk.to));
-        let both = matches!(talk.means, Means::Connection | Means::Standing);
-        forth || both && !self.denied.contains(&(talk.to, talk.from))
+    fn revoke_direct(&mut self, qp: QpId) {
+        self.revoked.push(qp);
     }
+}
 
-    fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId {
-        self.located.push((network, gid));
-        self.homes.get(&(network, gid)).copied().unwrap_or(network)
-    }
-
-    fn attempted(&mut self, attempt: &Attempt) {
-        self.attempts.push(*attempt);
-    }
-
-    fn severed(&mut self, qpn: Qpn, host: HostId, peer: Qpn) {
-        self.severed.push((qpn, host, peer));
-    }
-
+impl Fabric for World {
     fn path(&mut self, _vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
         let found = self.paths_of.get(&(to, route.dgid)).or_else(|| self.paths.get(&route.dgid));
         found.map_or(Path::Local, |destination| Path::Wire(*destination))
@@ -274,13 +262,6 @@ impl Environment for World {
 
     fn peer(&mut self, host: HostId, qpn: Qpn) -> PeerAnswer {
         self.peers.get(&(host, qpn)).copied().unwrap_or(PeerAnswer::Absent)
-    }
-
-    fn management(&mut self, from: HostId, mad: &[u8; freeflow_wire::cm::MAD_BYTES]) -> bool {
-        if self.takes_mads {
-            self.mads.push((from, *mad));
-        }
-        self.takes_mads
     }
 
     fn transmit(
@@ -314,6 +295,43 @@ impl Environment for World {
 
     fn identity_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
         self.changed.push((qpn, peer));
+    }
+
+    fn notify_disconnected(&mut self, qpn: Qpn, host: HostId, peer: Qpn) {
+        self.severed.push((qpn, host, peer));
+    }
+
+    fn take_management(&mut self, from: HostId, mad: &[u8; freeflow_wire::cm::MAD_BYTES]) -> bool {
+        if self.takes_mads {
+            self.mads.push((from, *mad));
+        }
+        self.takes_mads
+    }
+
+    fn group_hosts(&mut self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
+        into.extend(self.groups.get(&(network, group)).into_iter().flatten());
+    }
+}
+
+impl Policy for World {
+    fn authorize(&mut self, talk: &Talk) -> bool {
+        self.asked.push(*talk);
+        let (one, other) = (talk.network, talk.other);
+        if self.apart.contains(&(one, other)) || self.apart.contains(&(other, one)) {
+            return false;
+        }
+        let forth = !self.denied.contains(&(talk.from, talk.to));
+        let both = matches!(talk.means, Means::Connection | Means::Standing);
+        forth || both && !self.denied.contains(&(talk.to, talk.from))
+    }
+
+    fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId {
+        self.located.push((network, gid));
+        self.homes.get(&(network, gid)).copied().unwrap_or(network)
+    }
+
+    fn report_violation(&mut self, attempt: &Attempt) {
+        self.attempts.push(*attempt);
     }
 }
 

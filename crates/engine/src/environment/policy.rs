@@ -1,0 +1,53 @@
+//! Access rules between vNICs and networks, and the record of those who run into them.
+use crate::Attempt;
+use freeflow_verbs::{Gid, NetworkId};
+
+/// Who wants to talk to whom, for [`Policy::authorize`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Talk {
+    /// Of the QP that asks.
+    pub network: NetworkId,
+    /// Of the other end: what [`Policy::network_at`] says of its address.
+    pub other: NetworkId,
+    /// Who begins.
+    pub from: Gid,
+    pub to: Gid,
+    pub means: Means,
+    /// The other one is to be a machine without FreeFlow: the path leads out by the vNIC's second address.
+    pub is_external: bool,
+    /// Which of the two is the QP's that asks.
+    pub asks: Asker,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asker {
+    From,
+    To,
+}
+
+/// By what two talk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Means {
+    /// A QP is about to be connected.
+    Connection,
+    /// It is connected, and policy has changed: if the answer is no, the connection is cut.
+    Standing,
+    /// A datagram to one receiver.
+    Datagram,
+    /// A datagram to a group: the receiver is one of its members.
+    Multicast,
+}
+
+/// The tenant's access rules. Answers may change only before [`crate::Engine::handle_policy_changed`]: until then the
+/// engine may keep them.
+pub trait Policy {
+    /// Whether the rules let these two talk. Connected services are asked about for both directions at once.
+    fn authorize(&mut self, talk: &Talk) -> bool;
+
+    /// The network that has the address `gid` for those of `network`: itself, or another of its tenant. Whether the two
+    /// may talk is [`Self::authorize`]'s business.
+    fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId;
+
+    /// A vNIC tried something on others and got nowhere. Called each time, so it has to cost little.
+    fn report_violation(&mut self, attempt: &Attempt);
+}
