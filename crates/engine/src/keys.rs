@@ -8,7 +8,7 @@
 use crate::random::Random;
 use crate::slab::{Owned, Slab};
 use crate::table::NumberTable;
-use crate::windows::Window;
+use crate::window::Window;
 use crate::{MrId, MwId, PdId, QpId, SessionId, Span, SpanRegion};
 use alloc::vec::Vec;
 use freeflow_verbs::{Access, Sge, VerbsError};
@@ -16,8 +16,10 @@ use serde::{Deserialize, Serialize};
 
 /// Keys of all vNICs together: half of the prefixes, so that drawing a fresh one ends soon.
 pub(crate) const KEY_COUNT_MAX: usize = 1 << 23;
+
 /// In the table: the index is that of a window.
 const WINDOW: u32 = 1 << 31;
+
 const LOW_BITS: u32 = 8;
 
 /// No entry; see [`MemoryRegion::windows`].
@@ -39,7 +41,7 @@ pub(crate) struct MemoryRegion {
     pub flights: u32,
     /// First of the windows bound to it, or [`NOWHERE`].
     pub windows: u32,
-    rights: u16,
+    pub rights: u16,
     pub state: RegionState,
     pub backing: Backing,
 }
@@ -129,25 +131,17 @@ impl MemoryRegion {
     }
 
     #[inline]
-    fn admits(&self, key: u32, pd: PdId, needed: Access) -> bool {
+    pub fn admits(&self, key: u32, pd: PdId, needed: Access) -> bool {
         self.key == key && self.pd == pd && self.access().contains(needed) && self.state == RegionState::Live
     }
 
     #[inline]
-    fn span(&self, index: u32, address: u64, length: u32) -> Result<Span, KeyFault> {
+    pub fn span(&self, index: u32, address: u64, length: u32) -> Result<Span, KeyFault> {
         let offset = offset_within(self.iova, self.last, address, u64::from(length))?;
         let session = if self.backing == Backing::Void { SessionId::VOID } else { self.session };
         let region = SpanRegion::new(index, self.is_on_demand());
         Ok(Span { session, region, address: self.address.wrapping_add(offset), length })
     }
-}
-
-/// Offset of a range within another one that is `last + 1` bytes long.
-#[inline]
-pub(crate) fn offset_within(start: u64, last: u64, address: u64, length: u64) -> Result<u64, KeyFault> {
-    let offset = address.checked_sub(start).ok_or(KeyFault)?;
-    let room = last.checked_sub(offset).ok_or(KeyFault)?;
-    if length.saturating_sub(1) > room { Err(KeyFault) } else { Ok(offset) }
 }
 
 /// A key does not cover what is asked for: unknown, of another PD, without the right, or the range leaves the region.
@@ -174,8 +168,8 @@ pub(crate) struct Keys {
     pub regions: Slab<MrId, MemoryRegion>,
     pub windows: Slab<MwId, Window>,
     /// By prefix.
-    table: NumberTable,
-    key_count_max: usize,
+    pub table: NumberTable,
+    pub key_count_max: usize,
 }
 
 impl Keys {
@@ -198,7 +192,7 @@ impl Keys {
     }
 
     /// A number whose prefix nobody has.
-    fn draw(&self, random: &mut Random) -> u32 {
+    pub fn draw(&self, random: &mut Random) -> u32 {
         loop {
             let key = random.next_u32();
             if key >> LOW_BITS != 0 && self.table.get(key >> LOW_BITS).is_none() {
@@ -263,7 +257,7 @@ impl Keys {
     }
 
     #[inline(always)]
-    fn resolve_region(
+    pub fn resolve_region(
         &self,
         index: u32,
         (key, pd): (u32, PdId),
@@ -293,7 +287,7 @@ impl Keys {
     }
 
     #[inline(never)]
-    fn resolve_window(
+    pub fn resolve_window(
         &self,
         index: u32,
         (key, reach): (u32, Reach),
@@ -317,7 +311,7 @@ impl Keys {
         if admitted { Ok(()) } else { Err(KeyFault) }
     }
 
-    fn window(&self, index: u32) -> Result<&Window, KeyFault> {
+    pub fn window(&self, index: u32) -> Result<&Window, KeyFault> {
         self.windows.at(index).map(|(_, window)| window).ok_or(KeyFault)
     }
 
@@ -362,6 +356,14 @@ pub(crate) struct Part {
     pub pd: PdId,
     pub offset: u64,
     pub bytes: u64,
+}
+
+/// Offset of a range within another one that is `last + 1` bytes long.
+#[inline]
+pub(crate) fn offset_within(start: u64, last: u64, address: u64, length: u64) -> Result<u64, KeyFault> {
+    let offset = address.checked_sub(start).ok_or(KeyFault)?;
+    let room = last.checked_sub(offset).ok_or(KeyFault)?;
+    if length.saturating_sub(1) > room { Err(KeyFault) } else { Ok(offset) }
 }
 
 /// The rights a region is registered with: remote writing needs local writing (IBTA 10.6.3.5). Optional bits are ignored;

@@ -6,14 +6,14 @@
 use crate::flight::FlightId;
 use crate::keys::NOWHERE;
 use crate::multicast::Fanout;
-use crate::policy::IPV6_GID_INDEX;
-use crate::policy::Permit;
-use crate::schedule::{QpTraffic, Used};
+use crate::policy::{IPV6_GID_INDEX, Permit};
 use crate::slab::Owned;
-use crate::transport::{Datagram, Wire};
-use crate::ud::GRH_BYTES;
+use crate::transport::datagrams::Datagram;
+use crate::transport::wire::Wire;
 use crate::xrc::{DomainId, Target};
-use crate::{CqId, HostId, MwId, PdId, QpId, QpInit, ReceiveQueueId, SessionId, SrqId, VnicId};
+use crate::{
+    CqId, GRH_BYTES, HostId, MwId, PdId, QpId, QpInit, QpTraffic, ReceiveQueueId, SessionId, SrqId, Used, VnicId,
+};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -124,7 +124,7 @@ pub(crate) struct Sender {
     pub releases: Option<MwId>,
     pub drain: Drain,
     /// UD: what precedes the payload of this message.
-    #[serde(with = "crate::snapshot::array")]
+    #[serde(with = "crate::array")]
     pub grh: [u8; GRH_BYTES],
     /// UD: the members that a multicast message has still to reach. There since the first such message.
     pub fanout: Option<Box<Fanout>>,

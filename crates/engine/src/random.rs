@@ -1,7 +1,6 @@
 //! Keys and numbers out of the caller's entropy: xoshiro256** (Blackman, Vigna), seeded once.
 //!
 //! Invariant: the engine draws all randomness here, so that one seed replays a run.
-use crate::Seed;
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -38,6 +37,9 @@ impl Random {
         (self.next_u64() >> 32) as u32
     }
 }
+
+/// Entropy for keys, QPNs and first PSNs (xoshiro or the like, seeded by the caller from the operating system).
+pub struct Seed(pub [u8; 32]);
 
 #[cfg(test)]
 mod tests {

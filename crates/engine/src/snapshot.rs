@@ -6,8 +6,12 @@
 //! Invariant: an engine that was restored behaves as the one that was written would have: a run that is cut into pieces at
 //! any calls gives the same calls of the environment, the same answers and in the end the same snapshot.
 use crate::Engine;
+use crate::completer::Completer;
+use crate::requester::Requester;
+use crate::responder::Responder;
 use crate::schedule::Scheduler;
 use alloc::vec::Vec;
+use freeflow_verbs::SGE_COUNT_MAX;
 use thiserror::Error;
 
 /// What every snapshot begins with.
@@ -30,30 +34,35 @@ pub enum SnapshotError {
     Damaged,
 }
 
-/// What is written and read, field by field in this order (in groups, since a tuple has its limits); and what is made anew.
-/// Taking an engine apart and putting it together names all its fields, so that a new one can't be forgotten.
-macro_rules! state {
-    ($(($($field:ident),* $(,)?)),* ; $($made:ident: $new:expr),*) => {
-        impl Engine {
-            fn encode(&self, bytes: Vec<u8>) -> Vec<u8> {
-                let Self { $($($field,)*)* $($made: _),* } = self;
-                let state = ($(($($field),*)),*);
-                postcard::to_extend(&state, bytes).expect("plain data has an encoding")
-            }
+// Both functions name the fields of all parts, so that a new one can't be forgotten.
+impl Engine {
+    fn encode(&self, bytes: Vec<u8>) -> Vec<u8> {
+        let Self { requester, random, contexts, pds, networks, resting, strangers } = self;
+        let Requester { responder, groups } = requester;
+        let Responder { completer, sessions, xrc, qpns, policy, schedule, peers, acks_owed, drops } = responder;
+        let Completer { vnics, cqs, srqs, ahs, keys, qps, timers, flights, ready, hosts, from: _, to: _ } = completer;
+        // In groups, since a tuple has its limits.
+        let state = (
+            (random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
+            (qps, qpns, resting, timers, flights, ready, peers),
+            (hosts, strangers, acks_owed, drops, policy, networks, schedule),
+        );
+        postcard::to_extend(&state, bytes).expect("plain data has an encoding")
+    }
 
-            fn decode(bytes: &[u8]) -> Option<Self> {
-                let (($(($($field),*)),*), rest) = postcard::take_from_bytes(bytes).ok()?;
-                rest.is_empty().then(|| Self { $($($field,)*)* $($made: $new),* })
-            }
-        }
-    };
-}
-
-state! {
-    (random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
-    (qps, qpns, resting, timers, flights, ready, peers, hosts, strangers, acks_owed, drops, policy, networks, schedule);
-    from: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
-    to: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX)
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (state, rest) = postcard::take_from_bytes(bytes).ok()?;
+        let (
+            (random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
+            (qps, qpns, resting, timers, flights, ready, peers),
+            (hosts, strangers, acks_owed, drops, policy, networks, schedule),
+        ) = state;
+        let (from, to) = (Vec::with_capacity(SGE_COUNT_MAX), Vec::with_capacity(SGE_COUNT_MAX));
+        let completer = Completer { vnics, cqs, srqs, ahs, keys, qps, timers, flights, ready, hosts, from, to };
+        let responder = Responder { completer, sessions, xrc, qpns, policy, schedule, peers, acks_owed, drops };
+        let requester = Requester { responder, groups };
+        rest.is_empty().then_some(Self { requester, random, contexts, pds, networks, resting, strangers })
+    }
 }
 
 impl Engine {
@@ -89,39 +98,23 @@ impl Engine {
 
     /// Whether the tables that are followed without a second look lead to something.
     fn is_consistent(&self) -> bool {
-        self.keys.is_consistent()
-            && self.qpns.pairs().all(|(qpn, index)| self.qps.at(index).is_some() && !self.resting.has(qpn))
+        self.completer().keys.is_consistent()
+            && self
+                .requester
+                .responder
+                .qpns
+                .pairs()
+                .all(|(qpn, index)| self.completer().qps.at(index).is_some() && !self.resting.has(qpn))
             && self.resting.is_consistent()
-            && self.timers.owners().all(|qp| self.qps.get(qp).is_some())
-            && self.flights.iter().all(|(_, flight)| flight.is_consistent())
-            && self.hosts_are_consistent()
-            && self.schedule.is_consistent()
-            && self.vnics.iter().all(|(_, vnic)| self.networks.has(vnic.network))
+            && self.completer().timers.owners().all(|qp| self.completer().qps.get(qp).is_some())
+            && self.completer().flights.iter().all(|(_, flight)| flight.is_consistent())
+            && self.completer().hosts_are_consistent()
+            && self.requester.responder.schedule.is_consistent()
+            && self.completer().vnics.iter().all(|(_, vnic)| self.networks.has(vnic.network))
     }
 }
 
 /// FNV-1a, 64 bits: against damage, not against forgers.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-/// Arrays that are longer than serde's own.
-pub(crate) mod array {
-    use alloc::vec::Vec;
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub fn serialize<S: Serializer, T: Serialize, const N: usize>(
-        array: &[T; N],
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        array.as_slice().serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>, T: Deserialize<'de>, const N: usize>(
-        deserializer: D,
-    ) -> Result<[T; N], D::Error> {
-        let items = Vec::<T>::deserialize(deserializer)?;
-        items.try_into().map_err(|_| D::Error::custom("another length"))
-    }
 }

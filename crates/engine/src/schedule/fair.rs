@@ -6,7 +6,7 @@
 //! At a tenant's gate its vNICs take turns by priority and weight; at a vNIC's, its QPs.
 //!
 //! Invariant: a QP stands in one line at most; [`Flow::waiting`] says in which.
-use super::gate::{Gate, Levels};
+use super::gate::{Levels, RateGate};
 use super::held::Held;
 use super::order::Order;
 use super::{Allowance, Scheduler, Throttled, Used};
@@ -32,11 +32,11 @@ enum Key {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct ScheduleEntry {
     id: VnicId,
     shaping: Shaping,
     metered: bool,
-    gate: Option<Box<Gate>>,
+    gate: Option<Box<RateGate>>,
     /// Of QPs that are gone, the oldest first, as long as they are not full: the next QPs begin with these. So a new QP brings
     /// no new burst, and there are never more than the vNIC had QPs at a time.
     left: VecDeque<Levels>,
@@ -46,7 +46,7 @@ struct Entry {
 #[derive(Default, Serialize, Deserialize)]
 struct Tenant {
     limit: RateLimit,
-    gate: Option<Box<Gate>>,
+    gate: Option<Box<RateGate>>,
     /// Its vNICs, and the slot of each in the line; slots that were given back.
     members: BTreeMap<VnicId, u32>,
     free: Vec<u32>,
@@ -56,7 +56,7 @@ struct Tenant {
 #[derive(Serialize, Deserialize)]
 struct Flow {
     vnic: VnicId,
-    gate: Option<Box<Gate>>,
+    gate: Option<Box<RateGate>>,
     waiting: Option<Waiting>,
     /// It is to be looked at again then.
     again: Option<Instant>,
@@ -74,7 +74,7 @@ struct Waiting {
 #[derive(Default, Serialize, Deserialize)]
 pub struct FairScheduler {
     /// By index; of those that somebody has said something about.
-    vnics: Vec<Option<Entry>>,
+    vnics: Vec<Option<ScheduleEntry>>,
     tenants: BTreeMap<TenantId, Tenant>,
     flows: BTreeMap<QpId, Flow>,
     timers: BTreeSet<(Instant, Key)>,
@@ -315,7 +315,7 @@ impl Scheduler for FairScheduler {
         let of_flows = self.flows.values().filter_map(|flow| flow.gate.as_deref());
         let is_named = |flow: &Flow| flow.waiting.and_then(|waiting| waiting.at).is_none_or(|key| self.has_gate(key));
         self.listed.is_consistent()
-            && of_vnics.chain(of_tenants).chain(of_flows).all(Gate::is_consistent)
+            && of_vnics.chain(of_tenants).chain(of_flows).all(RateGate::is_consistent)
             && self.vnics.iter().flatten().flat_map(|entry| &entry.left).all(Levels::are_consistent)
             && self.flows.values().all(is_named)
             && self.holds_are_consistent()
@@ -324,10 +324,10 @@ impl Scheduler for FairScheduler {
 }
 
 /// A gate for another limit; what is in its buckets stays. Nobody stands in its line.
-fn renewed(gate: Option<Box<Gate>>, now: Instant, limit: &RateLimit) -> Option<Box<Gate>> {
+fn renewed(gate: Option<Box<RateGate>>, now: Instant, limit: &RateLimit) -> Option<Box<RateGate>> {
     match gate {
         _ if limit.is_none() => None,
-        None => Some(Box::new(Gate::new(now, limit, None))),
+        None => Some(Box::new(RateGate::new(now, limit, None))),
         Some(mut gate) => {
             gate.change(now, limit);
             Some(gate)
@@ -350,11 +350,11 @@ impl FairScheduler {
                 .all(|entry| counts.get(&entry.id).copied().unwrap_or(0) == entry.held.count())
     }
 
-    fn entry(&self, vnic: VnicId) -> Option<&Entry> {
+    fn entry(&self, vnic: VnicId) -> Option<&ScheduleEntry> {
         self.vnics.get(vnic.index as usize)?.as_ref().filter(|entry| entry.id == vnic)
     }
 
-    fn entry_mut(&mut self, vnic: VnicId) -> Option<&mut Entry> {
+    fn entry_mut(&mut self, vnic: VnicId) -> Option<&mut ScheduleEntry> {
         self.vnics.get_mut(vnic.index as usize)?.as_mut().filter(|entry| entry.id == vnic)
     }
 
@@ -363,7 +363,7 @@ impl FairScheduler {
         self.flows.entry(qp).or_insert_with(plain)
     }
 
-    fn gate(&mut self, key: Key) -> Option<&mut Gate> {
+    fn gate(&mut self, key: Key) -> Option<&mut RateGate> {
         match key {
             Key::Qp(qp) => self.flows.get_mut(&qp)?.gate.as_deref_mut(),
             Key::Vnic(vnic) => self.entry_mut(vnic)?.gate.as_deref_mut(),
@@ -395,7 +395,7 @@ impl FairScheduler {
             && self.flow(vnic, qp).gate.is_none()
         {
             let left = self.entry_mut(vnic).and_then(|entry| entry.left.pop_front());
-            self.flow(vnic, qp).gate = Some(Box::new(Gate::new(now, &limit, left)));
+            self.flow(vnic, qp).gate = Some(Box::new(RateGate::new(now, &limit, left)));
         }
         self.known_keys(vnic, qp)
     }
@@ -518,7 +518,7 @@ impl FairScheduler {
             left.clear();
         }
         left.iter_mut().for_each(|levels| levels.change(now, &shaping.qp));
-        self.vnics[at] = Some(Entry { id: vnic, shaping: *shaping, metered: false, gate, left, held });
+        self.vnics[at] = Some(ScheduleEntry { id: vnic, shaping: *shaping, metered: false, gate, left, held });
         if let Some(tenant) = shaping.tenant {
             let tenant = self.tenants.entry(tenant).or_default();
             let slot = tenant.free.pop().unwrap_or(tenant.members.len() as u32);

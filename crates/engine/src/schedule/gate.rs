@@ -24,7 +24,7 @@ pub(crate) struct Levels {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Gate {
+pub(crate) struct RateGate {
     levels: Levels,
     /// Who waits; of a tenant by vNIC, else in slot 0.
     pub line: Order,
@@ -75,7 +75,7 @@ impl Levels {
     }
 }
 
-impl Gate {
+impl RateGate {
     /// A gate with what is left of another, or full.
     pub fn new(now: Instant, limit: &RateLimit, left: Option<Levels>) -> Self {
         let line = Order::default();

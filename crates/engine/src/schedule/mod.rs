@@ -7,11 +7,9 @@ mod bucket;
 mod fair;
 mod gate;
 mod held;
-mod metering;
 mod order;
 
 pub use fair::FairScheduler;
-pub use metering::QpTraffic;
 
 use crate::{QpId, VnicId};
 use freeflow_verbs::{Duration, Instant, RateLimit, Shaping, TenantId};

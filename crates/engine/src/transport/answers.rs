@@ -9,44 +9,36 @@
 //! earlier PSN.
 //!
 //! Invariant: each burst of READ responses finds its key anew, so that a READ stops as soon as its key is invalid.
-use crate::keys::Reach;
-use crate::limits::ATOMIC_BYTES;
-use crate::qp::Teardown;
-use crate::requester::Budget;
-use crate::responder::{Nak, Refused};
-use crate::transport::WireFlight;
-use crate::{
-    Engine, Environment, MemorySide, PacketHead, PdId, Progress, QpId, Source, SourceBody, Syndrome, TransmitOutcome,
-};
+use crate::{PacketHead, PdId};
 use alloc::collections::VecDeque;
-use freeflow_verbs::{Access, Instant, QpState, QpType};
-use freeflow_wire::{
-    Aeth, HEADER_BYTES_MAX, Header, HeaderBytes, NakCode, Opcode, Operation, Place, Service, psn_add, psn_ahead,
-};
+use freeflow_wire::{HEADER_BYTES_MAX, Header, HeaderBytes, Operation, psn_add, psn_ahead};
 use serde::{Deserialize, Serialize};
 
 /// Answers of one QP that wait: twice as many as requests may be under way (128), so that each can be asked for again.
 const ANSWERS_MAX: usize = 256;
-/// READ responses of one burst.
-const BURST_PACKETS_MAX: usize = 32;
-/// What one datagram with segmentation offload holds.
-const BURST_BYTES_MAX: u64 = 60 * 1024;
-/// READ responses that go out while their request is handled; the rest has its turn in `Engine::run`.
-const DIRECT_BYTES_MAX: u64 = 16 * 1024;
 
-const NO_PACKET: PacketHead =
+/// READ responses of one burst.
+pub(crate) const RESPONSE_BURST_PACKETS_MAX: usize = 32;
+
+/// What one datagram with segmentation offload holds.
+pub(crate) const RESPONSE_BURST_BYTES_MAX: u64 = 60 * 1024;
+
+/// READ responses that go out while their request is handled; the rest has its turn in `Engine::run`.
+pub(crate) const DIRECT_BYTES_MAX: u64 = 16 * 1024;
+
+pub(crate) const NO_PACKET: PacketHead =
     PacketHead { header: HeaderBytes { bytes: [0; HEADER_BYTES_MAX], length: 0 }, payload_bytes: 0 };
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct Answers {
-    queue: VecDeque<Answer>,
-    verdict: Verdict,
+pub(crate) struct Answers {
+    pub queue: VecDeque<Answer>,
+    pub verdict: ResponseVerdict,
     /// Responses are being fetched elsewhere; nothing may go out before them.
-    fetching: bool,
+    pub fetching: bool,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     /// PSN of the request.
     pub request: u32,
     /// Of the next packet.
@@ -58,7 +50,7 @@ pub(super) struct Answer {
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) enum Body {
+pub(crate) enum Body {
     Read(Reading),
     /// The value that was found.
     Atomic {
@@ -71,7 +63,7 @@ pub(super) enum Body {
 
 /// How far the answer to a READ has come.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Reading {
+pub(crate) struct Reading {
     pub address: u64,
     /// Bytes.
     pub left: u32,
@@ -81,39 +73,25 @@ pub(super) struct Reading {
     /// Its first packet is out.
     pub begun: bool,
     /// The burst that is being fetched.
-    pub fetching: Option<Burst>,
+    pub fetching: Option<ResponseBurst>,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Burst {
-    packets: u32,
-    bytes: u32,
+pub(crate) struct ResponseBurst {
+    pub packets: u32,
+    pub bytes: u32,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
-enum Verdict {
+pub(crate) enum ResponseVerdict {
     None,
     Ack { psn: u32 },
     Nak { psn: u32, syndrome: freeflow_wire::Syndrome },
 }
 
-/// What goes out next.
-enum Next {
-    Nothing,
-    Fetching,
-    Reading(u32, Reading),
-    Packet(Header),
-}
-
-/// How a packet or a burst went.
-enum Sent {
-    On,
-    Stop(Progress),
-}
-
 impl Answers {
     pub fn new() -> Self {
-        Self { queue: VecDeque::new(), verdict: Verdict::None, fetching: false }
+        Self { queue: VecDeque::new(), verdict: ResponseVerdict::None, fetching: false }
     }
 
     pub fn is_full(&self) -> bool {
@@ -128,9 +106,9 @@ impl Answers {
     /// The answer to a request that is new: it acknowledges all before. True if that makes an ACK superfluous.
     pub fn push(&mut self, answer: Answer) -> bool {
         self.queue.push_back(answer);
-        let covers = matches!(self.verdict, Verdict::Ack { .. });
+        let covers = matches!(self.verdict, ResponseVerdict::Ack { .. });
         if covers {
-            self.verdict = Verdict::None;
+            self.verdict = ResponseVerdict::None;
         }
         covers
     }
@@ -153,34 +131,34 @@ impl Answers {
     }
 
     /// True if an earlier ACK need not go out.
-    fn owe_ack(&mut self, psn: u32) -> bool {
-        let covered = matches!(self.verdict, Verdict::Ack { .. });
-        if !matches!(self.verdict, Verdict::Nak { .. }) {
-            self.verdict = Verdict::Ack { psn };
+    pub fn owe_ack(&mut self, psn: u32) -> bool {
+        let covered = matches!(self.verdict, ResponseVerdict::Ack { .. });
+        if !matches!(self.verdict, ResponseVerdict::Nak { .. }) {
+            self.verdict = ResponseVerdict::Ack { psn };
         }
         covered
     }
 
     /// All packets before this one are acknowledged, this one is not.
     pub fn owe_nak(&mut self, psn: u32, syndrome: freeflow_wire::Syndrome) {
-        self.verdict = Verdict::Nak { psn, syndrome };
+        self.verdict = ResponseVerdict::Nak { psn, syndrome };
     }
 
     /// What the NAK complains of has come. True if the NAK has not gone out, and will not any more.
     pub fn retract_nak(&mut self) -> bool {
-        let unsent = matches!(self.verdict, Verdict::Nak { .. });
+        let unsent = matches!(self.verdict, ResponseVerdict::Nak { .. });
         if unsent {
-            self.verdict = Verdict::None;
+            self.verdict = ResponseVerdict::None;
         }
         unsent
     }
 
-    fn is_empty(&self) -> bool {
-        self.queue.is_empty() && matches!(self.verdict, Verdict::None)
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty() && matches!(self.verdict, ResponseVerdict::None)
     }
 
     /// A burst of the READ in front is on its way.
-    fn advance(&mut self, burst: Burst) {
+    pub fn advance(&mut self, burst: ResponseBurst) {
         let Some(Answer { psn, body: Body::Read(reading), .. }) = self.queue.front_mut() else { return };
         reading.fetching = None;
         reading.begun = true;
@@ -192,7 +170,7 @@ impl Answers {
         }
     }
 
-    fn front_reading(&mut self) -> Option<&mut Reading> {
+    pub fn front_reading(&mut self) -> Option<&mut Reading> {
         match self.queue.front_mut() {
             Some(Answer { body: Body::Read(reading), .. }) => Some(reading),
             _ => None,
@@ -202,18 +180,18 @@ impl Answers {
 
 impl Answer {
     /// Its request is one of those that the requester can't know the answers of.
-    fn counts(&self) -> bool {
+    pub fn counts(&self) -> bool {
         self.is_counted && !self.is_out()
     }
 
     /// A READ that its requester asked for again after the last packet was out. The requester may have all of it, and the
     /// owner of the memory may have deregistered it since.
-    fn is_repeat(&self) -> bool {
+    pub fn is_repeat(&self) -> bool {
         matches!(self.body, Body::Read(_)) && !self.is_counted
     }
 
     /// Its last packet is on its way, as far as can be known.
-    fn is_out(&self) -> bool {
+    pub fn is_out(&self) -> bool {
         match &self.body {
             Body::Read(reading) => reading.fetching.is_some_and(|burst| burst.bytes == reading.left),
             Body::Atomic { .. } | Body::Written | Body::Flushed => false,
@@ -222,298 +200,6 @@ impl Answer {
 }
 
 /// Whether an answer brings what an atomic found.
-fn is_atomic(header: &Header) -> bool {
+pub(crate) fn is_atomic(header: &Header) -> bool {
     header.opcode.operation() == Operation::AtomicAcknowledge
-}
-
-impl Engine {
-    // ---- what is owed
-
-    /// An answer to a request that is new.
-    pub(super) fn owe_answer<E: Environment>(&mut self, env: &mut E, id: QpId, psn: u32, body: Body) {
-        let answer = Answer { request: psn, psn, is_counted: !matches!(body, Body::Flushed), body };
-        let responder = &mut self.wire_mut(id).responder;
-        responder.unacknowledged = 0;
-        if responder.answers.push(answer) {
-            self.tally(id, |counters| counters.acks_deferred += 1);
-        }
-        self.answer_now(env, id);
-    }
-
-    /// All packets up to this one are acknowledged, at the latest by [`Engine::flush_acks`].
-    pub(super) fn owe_ack(&mut self, id: QpId, psn: u32) {
-        let responder = &mut self.wire_mut(id).responder;
-        responder.unacknowledged = 0;
-        let covered = responder.answers.owe_ack(psn);
-        if !core::mem::replace(&mut responder.listed, true) {
-            self.acks_owed.push_back(id);
-        }
-        if covered {
-            self.tally(id, |counters| counters.acks_deferred += 1);
-        }
-    }
-
-    /// Sends what is owed if it is little and nothing else waits; the rest is for `Engine::run`.
-    pub(super) fn answer_now<E: Environment>(&mut self, env: &mut E, id: QpId) {
-        let answers = &self.wire(id).responder.answers;
-        if answers.is_empty() {
-            return;
-        }
-        let bytes = if answers.queue.len() > 1 { 0 } else { DIRECT_BYTES_MAX };
-        let answers = self.may_answer(id);
-        let mut budget = Budget { answers, ..Budget::unmetered(bytes) };
-        if self.send_answers(env, id, &mut budget) == Progress::More {
-            self.push_ready(id);
-        }
-    }
-
-    // ---- sending
-
-    /// Whether a turn of the QP would move payload, if it has a request or has none (`has_next`).
-    pub fn has_work(&self, id: QpId, has_next: bool) -> bool {
-        let owes = self.qps.get(id).is_some_and(|qp| {
-            let answers = qp.wire.as_ref().is_some_and(|wire| !wire.responder.answers.queue.is_empty());
-            answers || !qp.receive.datagrams.is_empty()
-        });
-        owes || self.is_sending(id, has_next)
-    }
-
-    /// Sends what is owed to the peer: READ responses, acknowledgements. Takes no more than half of the turn from the QP's
-    /// own requests.
-    pub(crate) fn respond<E: Environment>(
-        &mut self,
-        env: &mut E,
-        _now: Instant,
-        id: QpId,
-        budget: &mut Budget,
-    ) -> Progress {
-        let kept = budget.bytes / 2;
-        budget.bytes -= kept;
-        let progress = self.send_answers(env, id, budget);
-        budget.bytes += kept;
-        progress
-    }
-
-    /// Sends the acknowledgements that were put off while a batch of datagrams was handled.
-    pub fn flush_acks<E: Environment>(&mut self, env: &mut E, _now: Instant) {
-        while let Some(id) = self.acks_owed.pop_front() {
-            let Some(wire) = self.qps.get_mut(id).and_then(|qp| qp.wire.as_mut()) else { continue };
-            wire.responder.listed = false;
-            // What the ACK must not overtake has its own turn.
-            if wire.responder.answers.queue.is_empty() {
-                self.answer_now(env, id);
-            }
-        }
-    }
-
-    /// Whether the responder says anything: also in ERROR, if that is where its last words took it.
-    fn speaks(&self, id: QpId) -> bool {
-        let Some(qp) = self.qps.get(id) else { return false };
-        let Some(wire) = qp.wire.as_ref() else { return false };
-        qp.receives() || qp.state() == QpState::Error && qp.teardown == Teardown::None && wire.responder.is_closing()
-    }
-
-    fn send_answers<E: Environment>(&mut self, env: &mut E, id: QpId, budget: &mut Budget) -> Progress {
-        loop {
-            if !self.speaks(id) {
-                return Progress::Idle;
-            }
-            let next = self.next_answer(id);
-            let sent = match next {
-                Next::Nothing => return Progress::Idle,
-                Next::Fetching => return Progress::Waiting,
-                _ if budget.bytes == 0 => return Progress::More,
-                // Whoever is behind the QPN, and it is not the peer, gets nothing.
-                _ if !self.gate_is_open(env, id) => return Progress::Waiting,
-                Next::Reading(..) if !budget.answers => return Progress::More,
-                Next::Packet(header) if is_atomic(&header) && !budget.answers => return Progress::More,
-                Next::Reading(psn, reading) => self.send_responses(env, id, (psn, reading), budget),
-                Next::Packet(header) => self.send_bare(env, id, header, budget),
-            };
-            if let Sent::Stop(progress) = sent {
-                return progress;
-            }
-        }
-    }
-
-    fn next_answer(&self, id: QpId) -> Next {
-        let answers = &self.wire(id).responder.answers;
-        if answers.fetching {
-            return Next::Fetching;
-        }
-        let header = |operation, psn| self.answer_header(id, operation, Place::Only, psn);
-        let packet = match (answers.queue.front(), answers.verdict) {
-            (Some(Answer { psn, body: Body::Read(reading), .. }), _) => return Next::Reading(*psn, *reading),
-            (Some(Answer { psn, body: Body::Atomic { original }, .. }), _) => {
-                Header { original: *original, ..header(Operation::AtomicAcknowledge, *psn) }
-            }
-            (Some(Answer { psn, body: Body::Written | Body::Flushed, .. }), _) => header(Operation::ReadResponse, *psn),
-            (None, Verdict::Ack { psn }) => header(Operation::Acknowledge, psn),
-            (None, Verdict::Nak { psn, syndrome }) => {
-                let acknowledge = header(Operation::Acknowledge, psn);
-                Header { aeth: Aeth { syndrome, ..acknowledge.aeth }, ..acknowledge }
-            }
-            (None, Verdict::None) => return Next::Nothing,
-        };
-        Next::Packet(packet)
-    }
-
-    /// The MSN is that of now: it says how far the responder is.
-    fn answer_header(&self, id: QpId, operation: Operation, place: Place, psn: u32) -> Header {
-        let qp = self.qp(id);
-        let service = if qp.service == QpType::Rc { Service::Rc } else { Service::Xrc };
-        let opcode = Opcode::new(service, operation, place).expect("reliable services have all answers");
-        let aeth = Aeth { syndrome: freeflow_wire::Syndrome::ACK, msn: self.wire(id).responder.msn };
-        Header { aeth, ..Header::new(opcode, qp.attributes.dest_qpn, psn) }
-    }
-
-    /// An answer without payload.
-    fn send_bare<E: Environment>(&mut self, env: &mut E, id: QpId, header: Header, budget: &mut Budget) -> Sent {
-        budget.bytes -= 1;
-        let (token, to) = (self.next_token(), self.wire(id).destination);
-        let nothing = Source { prefix: &[], body: SourceBody::Bytes(&[]) };
-        if env.transmit(token, &to, &[PacketHead::new(header, 0)], nothing) == TransmitOutcome::Full {
-            return Sent::Stop(Progress::More);
-        }
-        if is_atomic(&header) {
-            self.note_used(id, ATOMIC_BYTES);
-        }
-        self.count_answers(id, Burst { packets: 1, bytes: 0 });
-        let answers = &mut self.wire_mut(id).responder.answers;
-        if answers.queue.pop_front().is_none() {
-            self.count_verdict(id);
-            self.wire_mut(id).responder.answers.verdict = Verdict::None;
-        }
-        Sent::On
-    }
-
-    /// The next packets of a READ's answer.
-    fn send_responses<E: Environment>(
-        &mut self,
-        env: &mut E,
-        id: QpId,
-        (psn, reading): (u32, Reading),
-        budget: &mut Budget,
-    ) -> Sent {
-        let mut heads = [NO_PACKET; BURST_PACKETS_MAX];
-        let burst = self.cut_responses(id, (psn, &reading), budget.bytes.min(BURST_BYTES_MAX), &mut heads);
-        budget.bytes = budget.bytes.saturating_sub(u64::from(burst.bytes).max(1));
-        self.from.clear();
-        self.to.clear();
-        if burst.bytes > 0 {
-            let reach = Reach { pd: reading.pd, responder: id };
-            let right = Access::REMOTE_READ;
-            match self.keys.resolve_remote(reading.rkey, reach, reading.address, burst.bytes, right) {
-                Ok(span) => self.from.push(span),
-                Err(_) => return self.reading_failed(env, id, Nak::RemoteAccess(Syndrome::RemoteKey)),
-            }
-        }
-        let (token, to) = (self.next_token(), self.wire(id).destination);
-        let payload = Source { prefix: &[], body: SourceBody::Spans(&self.from) };
-        match env.transmit(token, &to, &heads[..burst.packets as usize], payload) {
-            TransmitOutcome::Full => return Sent::Stop(Progress::More),
-            TransmitOutcome::Fault => {
-                return self.reading_failed(env, id, Nak::RemoteOperational(Syndrome::RemoteMemoryGone));
-            }
-            TransmitOutcome::Sent => self.wire_mut(id).responder.answers.advance(burst),
-            TransmitOutcome::Pending => {
-                let answers = &mut self.wire_mut(id).responder.answers;
-                answers.fetching = true;
-                if let Some(reading) = answers.front_reading() {
-                    reading.fetching = Some(burst);
-                }
-                self.launch_wire(id, WireFlight::Response, Some(reading.rkey));
-            }
-        }
-        self.note_used(id, u64::from(burst.bytes));
-        self.count_answers(id, burst);
-        Sent::On
-    }
-
-    /// Makes the packets of as much of a READ's answer as fits into a burst of so many bytes; one packet at least.
-    fn cut_responses(
-        &self,
-        id: QpId,
-        (mut psn, reading): (u32, &Reading),
-        bytes_max: u64,
-        heads: &mut [PacketHead; BURST_PACKETS_MAX],
-    ) -> Burst {
-        let mtu = self.wire_mtu(id);
-        let (mut begun, mut left, mut burst) = (reading.begun, reading.left, Burst { packets: 0, bytes: 0 });
-        for head in heads {
-            let bytes = left.min(mtu);
-            let place = match (begun, bytes == left) {
-                (false, true) => Place::Only,
-                (false, false) => Place::First,
-                (true, false) => Place::Middle,
-                (true, true) => Place::Last,
-            };
-            let header = self.answer_header(id, Operation::ReadResponse, place, psn);
-            *head = PacketHead::new(header, bytes as usize);
-            (begun, left, psn) = (true, left - bytes, psn_add(psn, 1));
-            burst = Burst { packets: burst.packets + 1, bytes: burst.bytes + bytes };
-            if left == 0 || u64::from(burst.bytes + mtu) > bytes_max {
-                break;
-            }
-        }
-        burst
-    }
-
-    /// The memory of a READ can't be had any more: a NAK in the place of its next packet, and the QP is in ERROR. A repeat
-    /// is dropped like a duplicate that was forgotten (class D).
-    fn reading_failed<E: Environment>(&mut self, env: &mut E, id: QpId, nak: Nak) -> Sent {
-        let queue = &mut self.wire_mut(id).responder.answers.queue;
-        if queue.pop_front_if(|answer| answer.is_repeat()).is_some() {
-            return Sent::On;
-        }
-        if let Refused::Nak(nak) = self.refuse(env, id, nak)
-            && let Some(answer) = self.wire_mut(id).responder.answers.queue.front().copied()
-        {
-            self.wire_mut(id).responder.answers.queue.clear();
-            self.last_words(id, answer.psn, nak);
-        }
-        Sent::On
-    }
-
-    /// The burst that was being fetched is out, or its memory is not there.
-    pub(super) fn response_fetched<E: Environment>(
-        &mut self,
-        env: &mut E,
-        _now: Instant,
-        id: QpId,
-        result: Result<(), MemorySide>,
-    ) {
-        let answers = &mut self.wire_mut(id).responder.answers;
-        answers.fetching = false;
-        // Unless the requester has begun anew.
-        let Some(burst) = answers.front_reading().and_then(|reading| reading.fetching) else { return };
-        match result {
-            Ok(()) => answers.advance(burst),
-            Err(_) => {
-                self.reading_failed(env, id, Nak::RemoteOperational(Syndrome::RemoteMemoryGone));
-            }
-        }
-    }
-
-    // ---- counting
-
-    fn count_answers(&mut self, id: QpId, burst: Burst) {
-        self.tally(id, |counters| {
-            counters.packets_sent += u64::from(burst.packets);
-            counters.bytes_sent += u64::from(burst.bytes);
-        });
-    }
-
-    fn count_verdict(&mut self, id: QpId) {
-        let verdict = self.wire(id).responder.answers.verdict;
-        self.tally(id, |counters| match verdict {
-            Verdict::None => {}
-            Verdict::Ack { .. } => counters.acks_sent += 1,
-            Verdict::Nak { syndrome, .. } => match syndrome {
-                freeflow_wire::Syndrome::ReceiverNotReady { .. } => counters.rnr_naks_sent += 1,
-                freeflow_wire::Syndrome::Nak(NakCode::PsnSequence) => counters.sequence_naks_sent += 1,
-                _ => {}
-            },
-        });
-    }
 }

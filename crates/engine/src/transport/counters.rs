@@ -1,5 +1,5 @@
 //! What the packet transport counts. Names in sysfs and `status` are rdma-core's (hw_counters); the router maps them.
-use crate::{Engine, HostId, QpId};
+use crate::HostId;
 use freeflow_verbs::Qpn;
 use serde::{Deserialize, Serialize};
 
@@ -70,37 +70,4 @@ pub struct QpWireStatus {
     pub in_flight_bytes: u64,
     pub smoothed_rtt_ns: u64,
     pub counters: WireCounters,
-}
-
-impl Engine {
-    pub fn drops(&self) -> Drops {
-        self.drops
-    }
-
-    /// Whether the QP has a peer on another host.
-    pub fn is_on_wire(&self, id: QpId) -> bool {
-        self.qps.get(id).is_some_and(|qp| qp.wire.is_some())
-    }
-
-    /// Of all QPs that have a peer on another host.
-    pub fn wire_qps(&self) -> impl Iterator<Item = QpWireStatus> + '_ {
-        self.qps.iter().filter_map(|(_, qp)| {
-            let wire = qp.wire.as_ref()?;
-            Some(QpWireStatus {
-                host: wire.destination.host,
-                qpn: qp.qpn,
-                dest_qpn: Qpn(qp.attributes.dest_qpn),
-                window_bytes: wire.requester.congestion.window_bytes(),
-                in_flight_bytes: wire.share.in_flight_bytes(),
-                smoothed_rtt_ns: wire.requester.congestion.smoothed_rtt_ns(),
-                counters: wire.counters,
-            })
-        })
-    }
-
-    /// Counts for a QP that runs the packet transport, and for its vNIC.
-    pub(super) fn tally(&mut self, id: QpId, count: impl Fn(&mut WireCounters)) {
-        count(&mut self.wire_mut(id).counters);
-        count(&mut self.vnic_of(id).counters.wire);
-    }
 }

@@ -2,12 +2,11 @@
 //!
 //! No tenant has QP 1, and none can send to another host's: whose connections are managed is the environment's to say. Other
 //! routers have a channel for this, so what comes from them by packets is nobody's.
-use super::Packet;
-use crate::{Engine, Environment, HostId, PacketHead};
+use crate::PacketHead;
 use freeflow_wire::cm::{MAD_BYTES, MAD_QKEY, MAD_QPN};
 use freeflow_wire::{Header, Opcode, Operation, Place, Service};
 
-fn opcode() -> Opcode {
+pub(crate) fn opcode() -> Opcode {
     Opcode::new(Service::Ud, Operation::Send, Place::Only).expect("UD has SEND ONLY")
 }
 
@@ -17,21 +16,4 @@ pub fn management_head(psn: u32) -> PacketHead {
     header.deth.qkey = MAD_QKEY;
     header.deth.source_qpn = MAD_QPN;
     PacketHead::new(header, MAD_BYTES)
-}
-
-impl Engine {
-    /// A UD packet to QP 1.
-    pub(super) fn handle_management<E: Environment>(&mut self, env: &mut E, from: HostId, packet: &Packet<'_>) {
-        let header = packet.header;
-        if header.opcode != opcode() {
-            return self.drops.wrong_service += 1;
-        }
-        if header.deth.qkey != MAD_QKEY {
-            return self.drops.wrong_qkey += 1;
-        }
-        let Ok(mad) = packet.payload.try_into() else { return self.drops.malformed += 1 };
-        if header.deth.source_qpn != MAD_QPN || !env.take_management(from, mad) {
-            self.drops.wrong_source += 1;
-        }
-    }
 }

@@ -1,9 +1,17 @@
 //! The requester's packets: which headers each packet of a message carries (IBTA 9.2 … 9.5; XRC: A14; FLUSH, ATOMIC WRITE: A19).
-use super::window::{Burst, Message, needs_answer};
-use crate::PacketHead;
+use super::window::{Burst, OutgoingMessage, needs_answer};
+use crate::{IpInfo, PacketHead};
 use alloc::vec::Vec;
 use freeflow_verbs::{SendFlags, SendOpcode, SendRequest};
 use freeflow_wire::{AtomicEth, Header, Opcode, Operation, Place, Reth, Service, psn_add};
+
+/// A received packet that a QP acts upon.
+#[derive(Clone, Copy)]
+pub(crate) struct Packet<'a> {
+    pub header: &'a Header,
+    pub payload: &'a [u8],
+    pub ip: IpInfo,
+}
 
 /// What all packets of a QP have in common.
 #[derive(Clone, Copy)]
@@ -38,7 +46,7 @@ impl AckPolicy {
 /// Appends the packets of a burst.
 pub(crate) fn write(
     stamp: &Stamp,
-    message: &Message,
+    message: &OutgoingMessage,
     burst: &Burst,
     acks: &mut AckPolicy,
     heads: &mut Vec<PacketHead>,
@@ -52,7 +60,7 @@ pub(crate) fn write(
 }
 
 /// The one packet of a burst that is one.
-pub(crate) fn write_one(stamp: &Stamp, message: &Message, burst: &Burst, acks: &mut AckPolicy) -> PacketHead {
+pub(crate) fn write_one(stamp: &Stamp, message: &OutgoingMessage, burst: &Burst, acks: &mut AckPolicy) -> PacketHead {
     match needs_answer(message.request.opcode) {
         true => only(stamp, message, burst, acks),
         false => packet(stamp, message, burst.at, acks),
@@ -60,7 +68,7 @@ pub(crate) fn write_one(stamp: &Stamp, message: &Message, burst: &Burst, acks: &
 }
 
 /// One packet of a SEND or WRITE.
-fn packet(stamp: &Stamp, message: &Message, at: u32, acks: &mut AckPolicy) -> PacketHead {
+fn packet(stamp: &Stamp, message: &OutgoingMessage, at: u32, acks: &mut AckPolicy) -> PacketHead {
     let request = &*message.request;
     let place = match (at == 0, at + 1 == message.packets) {
         (true, true) => Place::Only,
@@ -82,7 +90,7 @@ fn packet(stamp: &Stamp, message: &Message, at: u32, acks: &mut AckPolicy) -> Pa
 }
 
 /// A request that is answered: READ (or a piece of it), atomic, FLUSH, ATOMIC WRITE.
-fn only(stamp: &Stamp, message: &Message, burst: &Burst, acks: &mut AckPolicy) -> PacketHead {
+fn only(stamp: &Stamp, message: &OutgoingMessage, burst: &Burst, acks: &mut AckPolicy) -> PacketHead {
     let request = &*message.request;
     let mut header = header(stamp, request, Place::Only, burst.psn);
     let (address, rkey) = (request.remote_address, request.rkey);
@@ -123,7 +131,7 @@ fn flush_header(request: &SendRequest) -> u32 {
     (request.swap & 0xf) as u32 | ((request.swap >> 8 & 3) as u32) << 4
 }
 
-pub(super) fn operation(opcode: SendOpcode) -> Operation {
+pub(crate) fn operation(opcode: SendOpcode) -> Operation {
     match opcode {
         SendOpcode::Send => Operation::Send,
         SendOpcode::SendWithImmediate => Operation::SendImmediate,
@@ -137,4 +145,9 @@ pub(super) fn operation(opcode: SendOpcode) -> Operation {
         SendOpcode::AtomicWrite => Operation::AtomicWrite,
         SendOpcode::BindWindow | SendOpcode::LocalInvalidate => unreachable!("done by the requester alone"),
     }
+}
+
+/// PSNs that a READ takes: one for each response (IBTA 9.7.3.1).
+pub(crate) fn packets_of(length: u32, mtu: u32) -> u32 {
+    length.div_ceil(mtu).max(1)
 }

@@ -9,23 +9,22 @@
 //!
 //! Invariant: remembered are the last `max_dest_rd_atomic` READs and atomics. A requester has no more of them under way,
 //! so that what was forgotten is no request of a requester that keeps the rules; it is dropped (class D).
-use super::Packet;
-use super::answers::{Answer, Body, Reading};
-use super::responder::packets_of;
-use crate::{Engine, Environment, PdId, QpId};
+use crate::PdId;
+use crate::transport::answers::Reading;
+use crate::transport::packets::packets_of;
 use alloc::collections::VecDeque;
-use freeflow_wire::{MASK_24, Operation, Reth, psn_add, psn_ahead};
+use freeflow_wire::{Reth, psn_ahead};
 use serde::{Deserialize, Serialize};
 
 #[derive(Default, Serialize, Deserialize)]
-pub(super) struct Replays {
+pub(crate) struct Replays {
     /// In the order of their PSNs.
-    done: VecDeque<Replay>,
+    pub done: VecDeque<Replay>,
 }
 
 /// A request that was executed.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Replay {
+pub(crate) struct Replay {
     /// Of its first packet; with as many more as its answer has.
     pub psn: u32,
     pub packets: u32,
@@ -33,7 +32,7 @@ pub(super) struct Replay {
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     Read {
         address: u64,
         length: u32,
@@ -56,7 +55,7 @@ impl Replays {
     }
 
     /// The request that this PSN is one of.
-    fn find(&self, psn: u32) -> Option<&Replay> {
+    pub fn find(&self, psn: u32) -> Option<&Replay> {
         self.done.iter().rev().find(|replay| {
             let ahead = psn_ahead(psn, replay.psn);
             ahead >= 0 && (ahead as u32) < replay.packets
@@ -67,7 +66,7 @@ impl Replays {
 impl Replay {
     /// What a second READ request gets: the whole, or a part of it that fits into the PSNs of the first one. `None`: it is
     /// not that request.
-    fn read_again(&self, psn: u32, reth: &Reth, mtu: u32) -> Option<Reading> {
+    pub fn read_again(&self, psn: u32, reth: &Reth, mtu: u32) -> Option<Reading> {
         let Outcome::Read { address, length, rkey, pd } = self.result else { return None };
         let offset = reth.address.wrapping_sub(address);
         let within = offset <= u64::from(length) && u64::from(reth.length) <= u64::from(length) - offset;
@@ -75,45 +74,6 @@ impl Replay {
         let fits = packets_of(reth.length, mtu) <= self.packets - skipped;
         let same = within && fits && reth.rkey == rkey;
         same.then_some(Reading { address: reth.address, left: reth.length, rkey, pd, begun: false, fetching: None })
-    }
-}
-
-impl Engine {
-    /// A request with a PSN behind the expected one.
-    pub(super) fn handle_duplicate<E: Environment>(&mut self, env: &mut E, id: QpId, packet: &Packet<'_>) {
-        self.tally(id, |counters| counters.duplicate_requests += 1);
-        let Some((request, body)) = self.repeat(id, packet) else { return };
-        match body {
-            None => self.owe_ack(id, psn_add(self.wire(id).responder.expected_psn, MASK_24)),
-            Some(body) => {
-                let answer = Answer { request, psn: packet.header.psn, is_counted: false, body };
-                if self.wire_mut(id).responder.answers.replay(answer) {
-                    self.answer_now(env, id);
-                }
-            }
-        }
-    }
-
-    /// The request's first PSN, and what is answered: without a body, an ACK. `None`: nothing.
-    fn repeat(&self, id: QpId, packet: &Packet<'_>) -> Option<(u32, Option<Body>)> {
-        let header = packet.header;
-        let found = || self.wire(id).responder.replays.find(header.psn);
-        let (request, body) = match header.opcode.operation() {
-            Operation::ReadRequest => {
-                let replay = found()?;
-                let reading = replay.read_again(header.psn, &header.reth, self.wire_mtu(id))?;
-                (replay.psn, Some(Body::Read(reading)))
-            }
-            Operation::CompareSwap | Operation::FetchAdd => {
-                let replay = found()?;
-                let Outcome::Atomic { original } = replay.result else { return None };
-                (replay.psn, Some(Body::Atomic { original }))
-            }
-            Operation::Flush => (header.psn, Some(Body::Flushed)),
-            Operation::AtomicWrite => (header.psn, Some(Body::Written)),
-            _ => (header.psn, None),
-        };
-        Some((request, body))
     }
 }
 

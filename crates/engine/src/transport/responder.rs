@@ -18,45 +18,37 @@
 //! * After an RNR NAK nothing is said about packets beyond the refused one. (rxe sends a sequence NAK too.)
 //! * More READs and atomics than `max_dest_rd_atomic` are an invalid request. (rxe forgets the oldest.) FLUSH does not count:
 //!   requesters don't count it either.
-use super::answers::{Answers, Body, Reading};
-use super::replay::{Outcome, Replay, Replays};
-use super::{Packet, WireFlight};
-use crate::flush::{FlushTarget, flush_target_of};
-use crate::keys::Part;
-use crate::limits::ATOMIC_BYTES;
-use crate::qp::Claim;
-use crate::responder::{Arrival, Nak, Received, Refused, remote_right};
-use crate::{
-    AtomicOutcome, CopyOutcome, Engine, Environment, MemorySide, QpId, ReceiveQueueId, Source, SourceBody, Syndrome,
-};
-use freeflow_verbs::{Access, AtomicOperation, CompletionStatus, Instant, MESSAGE_BYTES_MAX, QpState, SendOpcode};
-use freeflow_wire::{MASK_24, NakCode, Opcode, Operation, Place, Reth, psn_add, psn_ahead};
+use crate::transport::answers::Answers;
+use crate::transport::packets::Packet;
+use crate::transport::replay::Replays;
+use freeflow_verbs::{Access, SendOpcode};
+use freeflow_wire::{MASK_24, Opcode, Operation, Reth, psn_add};
 use serde::{Deserialize, Serialize};
 
 /// Packets that ask for no acknowledgement are acknowledged after so many all the same, for the requester's window.
-const ACKNOWLEDGE_PACKETS: u32 = 64;
+pub(crate) const ACKNOWLEDGE_PACKETS: u32 = 64;
 
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Responder {
-    pub(super) expected_psn: u32,
+pub(crate) struct WireResponder {
+    pub(crate) expected_psn: u32,
     /// Messages completed (IBTA 9.7.7.1), modulo 2^24.
-    pub(super) msn: u32,
-    phase: Phase,
+    pub(crate) msn: u32,
+    pub phase: Phase,
     /// The message that has begun and not ended.
-    message: Option<Message>,
+    pub message: Option<IncomingMessage>,
     /// What counts when the flight that is under way has landed.
-    landing: Option<Landing>,
-    pub(super) answers: Answers,
-    pub(super) replays: Replays,
+    pub landing: Option<Landing>,
+    pub(crate) answers: Answers,
+    pub(crate) replays: Replays,
     /// Packets since something was owed.
-    pub(super) unacknowledged: u32,
+    pub(crate) unacknowledged: u32,
     /// It stands in `Engine::acks_owed`.
-    pub(super) listed: bool,
+    pub(crate) listed: bool,
 }
 
 /// How the responder looks at packets beyond the expected one, and whether it goes on at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Phase {
+pub(crate) enum Phase {
     /// They show a gap.
     Listening,
     /// The gap has been told of: one sequence NAK is enough (IBTA 9.7.5.1.1).
@@ -69,41 +61,41 @@ enum Phase {
 
 /// A SEND or WRITE of several packets.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-struct Message {
-    writes: bool,
+pub(crate) struct IncomingMessage {
+    pub writes: bool,
     /// XRC.
-    srqn: u32,
-    address: u64,
-    rkey: u32,
+    pub srqn: u32,
+    pub address: u64,
+    pub rkey: u32,
     /// WRITE: as announced.
-    length: u64,
+    pub length: u64,
     /// Bytes.
-    arrived: u64,
+    pub arrived: u64,
 }
 
 /// A packet whose bytes are being written, or whose atomic is being done.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-struct Landing {
-    psn: u32,
-    opcode: Opcode,
-    bytes: u32,
-    ack_request: bool,
-    solicited: bool,
+pub(crate) struct Landing {
+    pub psn: u32,
+    pub opcode: Opcode,
+    pub bytes: u32,
+    pub ack_request: bool,
+    pub solicited: bool,
     /// Immediate data, or the key to invalidate.
-    argument: u32,
+    pub argument: u32,
 }
 
 /// What a request of one packet names.
-struct Target {
-    address: u64,
-    rkey: u32,
-    length: u32,
-    right: Access,
+pub(crate) struct WriteTarget {
+    pub address: u64,
+    pub rkey: u32,
+    pub length: u32,
+    pub right: Access,
     /// FLUSH of all that the key names.
-    whole: bool,
+    pub whole: bool,
 }
 
-impl Responder {
+impl WireResponder {
     pub fn new(rq_psn: u32) -> Self {
         Self {
             expected_psn: rq_psn & MASK_24,
@@ -123,13 +115,13 @@ impl Responder {
         self.phase == Phase::Closing
     }
 
-    fn complete_message(&mut self) {
+    pub fn complete_message(&mut self) {
         self.msn = psn_add(self.msn, 1);
     }
 }
 
 impl Landing {
-    fn new(packet: &Packet<'_>) -> Self {
+    pub fn new(packet: &Packet<'_>) -> Self {
         let header = packet.header;
         Self {
             psn: header.psn,
@@ -142,479 +134,14 @@ impl Landing {
     }
 }
 
-impl Engine {
-    // ---- the PSN
-
-    /// SEND, WRITE, READ request, atomic, FLUSH, ATOMIC WRITE of the peer (IBTA 9.7.4.1.1).
-    pub(super) fn handle_request<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
-        match psn_ahead(packet.header.psn, self.wire(id).responder.expected_psn) {
-            0 => self.handle_expected(env, now, id, packet),
-            1.. => self.handle_gap(env, id),
-            _ => self.handle_duplicate(env, id, packet),
-        }
-    }
-
-    /// A packet is missing before this one.
-    fn handle_gap<E: Environment>(&mut self, env: &mut E, id: QpId) {
-        self.tally(id, |counters| counters.out_of_sequence += 1);
-        let responder = &mut self.wire_mut(id).responder;
-        if responder.phase == Phase::Listening {
-            responder.phase = Phase::Gap;
-            let nak = freeflow_wire::Syndrome::Nak(NakCode::PsnSequence);
-            responder.answers.owe_nak(responder.expected_psn, nak);
-            self.answer_now(env, id);
-        }
-    }
-
-    fn handle_expected<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
-        let responder = &mut self.wire_mut(id).responder;
-        responder.phase = Phase::Listening;
-        if responder.answers.retract_nak() {
-            // It would have acknowledged what came before.
-            self.owe_ack(id, psn_add(packet.header.psn, MASK_24));
-        }
-        let interrupts = self.wire(id).responder.message.is_some();
-        match packet.header.opcode.operation() {
-            Operation::Send
-            | Operation::SendImmediate
-            | Operation::SendInvalidate
-            | Operation::Write
-            | Operation::WriteImmediate => self.take_part(env, now, id, packet),
-            _ if interrupts => self.invalid(env, id, packet, Syndrome::PacketSequence),
-            Operation::ReadRequest => self.take_read(env, now, id, packet),
-            Operation::CompareSwap | Operation::FetchAdd => self.take_atomic(env, now, id, packet),
-            Operation::Flush => self.take_flush(env, now, id, packet),
-            Operation::AtomicWrite => self.take_atomic_write(env, now, id, packet),
-            // The requester's.
-            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge => {}
-        }
-    }
-
-    // ---- SEND and WRITE
-
-    fn take_part<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
-        let message = match self.check_part(id, packet) {
-            Ok(message) => message,
-            Err(syndrome) => return self.invalid(env, id, packet, syndrome),
-        };
-        if let Err(refused) = self.admit_part(env, now, id, packet, &message) {
-            return self.turn_down(env, id, packet.header.psn, refused);
-        }
-        // Naming an SRQ may have ended what was there before, and with it the QP.
-        if self.qp(id).receives() {
-            self.wire_mut(id).responder.message = Some(message);
-            self.write_part(env, now, id, packet, &message);
-        }
-    }
-
-    /// Whether the packet goes on where the last one stopped (IBTA 9.7.4.1.2), and has the length that its place asks for
-    /// (9.7.4.1.7): the path MTU, but for the last one. Gives the message as it is before this packet.
-    fn check_part(&self, id: QpId, packet: &Packet<'_>) -> Result<Message, Syndrome> {
-        let (opcode, header) = (packet.header.opcode, packet.header);
-        let writes = send_opcode(opcode).is_write();
-        let message = match (opcode.begins(), self.wire(id).responder.message) {
-            (true, None) => Message::begin(writes, header.srqn, &header.reth),
-            (false, Some(begun)) if begun.writes == writes && begun.srqn == header.srqn => begun,
-            _ => return Err(Syndrome::PacketSequence),
-        };
-        if !opcode.begins() && !self.queue_is_there(self.qp(id)) {
-            return Err(Syndrome::SharedQueue);
-        }
-        let (bytes, mtu) = (packet.payload.len() as u64, u64::from(self.wire_mtu(id)));
-        let fits = match opcode.place() {
-            Place::First | Place::Middle => bytes == mtu,
-            Place::Last => (1..=mtu).contains(&bytes),
-            Place::Only => bytes <= mtu,
-        };
-        let arrived = message.arrived + bytes;
-        let as_announced = match (writes, opcode.ends()) {
-            (false, _) => arrived <= MESSAGE_BYTES_MAX,
-            (true, false) => arrived < message.length && message.length <= MESSAGE_BYTES_MAX,
-            (true, true) => arrived == message.length,
-        };
-        if fits && as_announced { Ok(message) } else { Err(Syndrome::PacketLength) }
-    }
-
-    /// A WRITE is admitted as a whole when it begins, and once more for its RECV when it ends with immediate data. A
-    /// SEND's length shows as it comes, so it is asked of each packet whether the RECV has room for that much.
-    fn admit_part<E: Environment>(
-        &mut self,
-        env: &mut E,
-        now: Instant,
-        id: QpId,
-        packet: &Packet<'_>,
-        message: &Message,
-    ) -> Result<(), Refused> {
-        let opcode = send_opcode(packet.header.opcode);
-        if !(packet.header.opcode.begins() || opcode.consumes_receive()) {
-            return Ok(());
-        }
-        let arrived = message.arrived + packet.payload.len() as u64;
-        let arrival = Arrival {
-            claim: Claim::Wire,
-            responder: id,
-            srqn: message.srqn,
-            opcode,
-            length: if message.writes { message.length } else { arrived },
-            right: remote_right(opcode),
-            whole: false,
-            remote_address: message.address,
-            rkey: message.rkey,
-            qkey: 0,
-        };
-        self.admit(env, now, &arrival)
-    }
-
-    /// Writes an admitted packet's bytes to where they belong; RECV and keys are looked at anew.
-    fn write_part<E: Environment>(
-        &mut self,
-        env: &mut E,
-        now: Instant,
-        id: QpId,
-        packet: &Packet<'_>,
-        message: &Message,
-    ) {
-        let (landing, bytes) = (Landing::new(packet), packet.payload.len() as u64);
-        if bytes == 0 {
-            return self.landed(env, now, id, landing);
-        }
-        self.from.clear();
-        self.to.clear();
-        let rkey = message.writes.then_some(message.rkey);
-        if message.writes {
-            let address = message.address.wrapping_add(message.arrived);
-            let reach = self.reach(id);
-            match self.keys.resolve_remote(message.rkey, reach, address, bytes as u32, Access::REMOTE_WRITE) {
-                Ok(span) => self.to.push(span),
-                Err(_) => {
-                    let refused = self.refuse(env, id, Nak::RemoteAccess(Syndrome::RemoteKey));
-                    return self.turn_down(env, id, landing.psn, refused);
-                }
-            }
-        } else {
-            let part = Part { pd: self.receive_pd(id), offset: message.arrived, bytes };
-            let request = &self.qps.get(id).expect("the responder exists").receive.request;
-            if self.keys.gather(request.sges(), part, Access::LOCAL_WRITE, &mut self.to).is_err() {
-                let fault = (CompletionStatus::LocalProtectionError, Syndrome::ReceiveKey);
-                let refused = self.receive_fault(env, now, id, fault);
-                return self.turn_down(env, id, landing.psn, refused);
-            }
-        }
-        self.write_payload(env, now, id, (landing, packet.payload), rkey);
-    }
-
-    /// Copies a packet's payload to the spans in `self.to`.
-    fn write_payload<E: Environment>(
-        &mut self,
-        env: &mut E,
-        now: Instant,
-        id: QpId,
-        (landing, payload): (Landing, &[u8]),
-        rkey: Option<u32>,
-    ) {
-        let source = Source { prefix: &[], body: SourceBody::Bytes(payload) };
-        match env.copy(self.next_token(), source, &self.to, landing.opcode.ends()) {
-            CopyOutcome::Done => self.landed(env, now, id, landing),
-            CopyOutcome::Pending => {
-                self.wire_mut(id).responder.landing = Some(landing);
-                self.launch_wire(id, WireFlight::Payload, rkey);
-            }
-            CopyOutcome::Fault(_) => self.not_landed(env, now, id, landing),
-        }
-    }
-
-    pub(super) fn payload_written<E: Environment>(
-        &mut self,
-        env: &mut E,
-        now: Instant,
-        id: QpId,
-        result: Result<(), MemorySide>,
-    ) {
-        let Some(landing) = self.wire_mut(id).responder.landing.take() else { return };
-        match result {
-            Ok(()) => self.landed(env, now, id, landing),
-            Err(_) => self.not_landed(env, now, id, landing),
-        }
-    }
-
-    /// The bytes of a packet are in memory.
-    fn landed<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, landing: Landing) {
-        if landing.opcode.operation() == Operation::AtomicWrite {
-            self.count_arrived(id, SendOpcode::AtomicWrite, ATOMIC_BYTES);
-            return self.executed(env, id, (landing.psn, 1), Body::Written);
-        }
-        let responder = &mut self.wire_mut(id).responder;
-        responder.expected_psn = psn_add(landing.psn, 1);
-        responder.unacknowledged += 1;
-        let due = landing.ack_request || responder.unacknowledged >= ACKNOWLEDGE_PACKETS;
-        if let Some(message) = &mut responder.message {
-            message.arrived += u64::from(landing.bytes);
-        }
-        let ended = responder.message.take_if(|_| landing.opcode.ends());
-        if ended.is_some() {
-            responder.complete_message();
-        }
-        if due {
-            self.owe_ack(id, landing.psn);
-        }
-        if let Some(message) = ended {
-            self.finish_message(env, now, id, landing, message.arrived);
-        }
-    }
-
-    /// All bytes of a SEND or WRITE are there.
-    fn finish_message<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, landing: Landing, bytes: u64) {
-        let opcode = send_opcode(landing.opcode);
-        self.count_arrived(id, opcode, bytes);
-        if !opcode.consumes_receive() {
-            return;
-        }
-        if opcode == SendOpcode::SendWithInvalidate && self.invalidate_remotely(id, landing.argument).is_err() {
-            self.invalidation_failed(env, now, id);
-        } else {
-            let (argument, solicited) = (landing.argument, landing.solicited);
-            let received = Received { opcode, bytes, argument, solicited, source_qpn: None, has_ipv6_header: false };
-            self.complete_receive(env, id, received.completion(now));
-        }
-        // Its completion took the QP down; the message has arrived all the same.
-        if self.qp(id).state() == QpState::Error {
-            self.owe_ack(id, landing.psn);
-            self.wire_mut(id).responder.phase = Phase::Closing;
-            self.answer_now(env, id);
-        }
-    }
-
-    /// The bytes of a good key could not be reached.
-    fn not_landed<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, landing: Landing) {
-        let refused = if landing.opcode.operation() != Operation::AtomicWrite && send_opcode(landing.opcode).is_send() {
-            let fault = (CompletionStatus::LocalProtectionError, Syndrome::RemoteMemoryGone);
-            self.receive_fault(env, now, id, fault)
-        } else {
-            self.refuse(env, id, Nak::RemoteOperational(Syndrome::RemoteMemoryGone))
-        };
-        self.turn_down(env, id, landing.psn, refused);
-    }
-
-    // ---- requests of one packet, which are answered
-
-    fn take_read<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
-        let Reth { address, rkey, length } = packet.header.reth;
-        if u64::from(length) > MESSAGE_BYTES_MAX {
-            return self.invalid(env, id, packet, Syndrome::PacketLength);
-        }
-        let target = Target { address, rkey, length, right: Access::REMOTE_READ, whole: false };
-        if !self.admit_single(env, now, id, packet, SendOpcode::RdmaRead, &target) {
-            return;
-        }
-        let (psn, pd) = (packet.header.psn, self.reach(id).pd);
-        let packets = packets_of(length, self.wire_mtu(id));
-        self.remember(id, Replay { psn, packets, result: Outcome::Read { address, length, rkey, pd } });
-        self.count_arrived(id, SendOpcode::RdmaRead, u64::from(length));
-        let reading = Reading { address, left: length, rkey, pd, begun: false, fetching: None };
-        self.executed(env, id, (psn, packets), Body::Read(reading));
-    }
-
-    fn take_atomic<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
-        let (eth, opcode) = (packet.header.atomic, atomic_opcode(packet.header.opcode));
-        let (address, rkey, right) = (eth.address, eth.rkey, Access::REMOTE_ATOMIC);
-        let target = Target { address, rkey, length: ATOMIC_BYTES as u32, right, whole: false };
-        if !self.admit_single(env, now, id, packet, opcode, &target) {
-            return;
-        }
-        let psn = packet.header.psn;
-        let Ok(at) = self.keys.resolve_remote(rkey, self.reach(id), address, target.length, right) else {
-            let refused = self.refuse(env, id, Nak::RemoteAccess(Syndrome::RemoteKey));
-            return self.turn_down(env, id, psn, refused);
-        };
-        let operation = match opcode {
-            SendOpcode::CompareSwap => AtomicOperation::CompareSwap { compare: eth.compare, swap: eth.swap_add },
-            _ => AtomicOperation::FetchAdd { add: eth.swap_add },
-        };
-        match env.atomic(self.next_token(), at, operation) {
-            AtomicOutcome::Done(original) => self.atomic_executed(env, id, opcode, psn, original),
-            AtomicOutcome::Pending => {
-                self.wire_mut(id).responder.landing = Some(Landing::new(packet));
-                self.note_atomic_span(at);
-                self.launch_wire(id, WireFlight::Atomic, Some(rkey));
-            }
-            AtomicOutcome::Fault => {
-                let refused = self.refuse(env, id, Nak::RemoteOperational(Syndrome::RemoteMemoryGone));
-                self.turn_down(env, id, psn, refused);
-            }
-        }
-    }
-
-    pub(super) fn atomic_done<E: Environment>(
-        &mut self,
-        env: &mut E,
-        _now: Instant,
-        id: QpId,
-        result: Result<u64, ()>,
-    ) {
-        let Some(landing) = self.wire_mut(id).responder.landing.take() else { return };
-        match result {
-            Ok(original) => self.atomic_executed(env, id, atomic_opcode(landing.opcode), landing.psn, original),
-            Err(()) => {
-                let refused = self.refuse(env, id, Nak::RemoteOperational(Syndrome::RemoteMemoryGone));
-                self.turn_down(env, id, landing.psn, refused);
-            }
-        }
-    }
-
-    fn atomic_executed<E: Environment>(&mut self, env: &mut E, id: QpId, opcode: SendOpcode, psn: u32, original: u64) {
-        self.count_arrived(id, opcode, ATOMIC_BYTES);
-        self.remember(id, Replay { psn, packets: 1, result: Outcome::Atomic { original } });
-        self.executed(env, id, (psn, 1), Body::Atomic { original });
-    }
-
-    /// What was written before is visible already: it is only asked whether the requester may ask.
-    fn take_flush<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
-        let Reth { address, rkey, length } = packet.header.reth;
-        let feth = u64::from(packet.header.flush);
-        let Some(FlushTarget { right, whole }) = flush_target_of(feth & 0xf, feth >> 4 & 3) else {
-            return self.invalid(env, id, packet, Syndrome::RemoteOperationForbidden);
-        };
-        let target = Target { address, rkey, length, right, whole };
-        if self.admit_single(env, now, id, packet, SendOpcode::Flush, &target) {
-            self.executed(env, id, (packet.header.psn, 1), Body::Flushed);
-        }
-    }
-
-    fn take_atomic_write<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
-        let Reth { address, rkey, length } = packet.header.reth;
-        if u64::from(length) != ATOMIC_BYTES || packet.payload.len() as u64 != ATOMIC_BYTES {
-            return self.invalid(env, id, packet, Syndrome::PacketLength);
-        }
-        let target = Target { address, rkey, length, right: Access::REMOTE_WRITE, whole: false };
-        if !self.admit_single(env, now, id, packet, SendOpcode::AtomicWrite, &target) {
-            return;
-        }
-        let Ok(at) = self.keys.resolve_remote(rkey, self.reach(id), address, length, target.right) else {
-            let refused = self.refuse(env, id, Nak::RemoteAccess(Syndrome::RemoteKey));
-            return self.turn_down(env, id, packet.header.psn, refused);
-        };
-        self.from.clear();
-        self.to.clear();
-        self.to.push(at);
-        self.write_payload(env, now, id, (Landing::new(packet), packet.payload), Some(rkey));
-    }
-
-    /// Asks the pipeline; sees to the refusal.
-    fn admit_single<E: Environment>(
-        &mut self,
-        env: &mut E,
-        now: Instant,
-        id: QpId,
-        packet: &Packet<'_>,
-        opcode: SendOpcode,
-        target: &Target,
-    ) -> bool {
-        let arrival = Arrival {
-            claim: Claim::Wire,
-            responder: id,
-            srqn: packet.header.srqn,
-            opcode,
-            length: u64::from(target.length),
-            right: target.right,
-            whole: target.whole,
-            remote_address: target.address,
-            rkey: target.rkey,
-            qkey: 0,
-        };
-        if let Err(refused) = self.admit(env, now, &arrival) {
-            self.turn_down(env, id, packet.header.psn, refused);
-            return false;
-        }
-        let (qp, answers) = (self.qp(id), &self.wire(id).responder.answers);
-        if !qp.receives() {
-            return false;
-        }
-        // If its requester does not listen, the packet is as good as lost.
-        if opcode == SendOpcode::Flush || answers.is_full() {
-            return !answers.is_full();
-        }
-        let has_room = answers.outstanding() < usize::from(qp.attributes.max_dest_rd_atomic);
-        if !has_room {
-            self.invalid(env, id, packet, Syndrome::RemoteNoReadDepth);
-        }
-        has_room
-    }
-
-    fn remember(&mut self, id: QpId, replay: Replay) {
-        let depth = self.qp(id).attributes.max_dest_rd_atomic;
-        self.wire_mut(id).responder.replays.remember(replay, depth);
-    }
-
-    /// A request took so many PSNs from this one on, and is answered.
-    fn executed<E: Environment>(&mut self, env: &mut E, id: QpId, (psn, packets): (u32, u32), body: Body) {
-        let responder = &mut self.wire_mut(id).responder;
-        responder.expected_psn = psn_add(psn, packets);
-        responder.complete_message();
-        self.owe_answer(env, id, psn, body);
-    }
-
-    // ---- refusals
-
-    fn invalid<E: Environment>(&mut self, env: &mut E, id: QpId, packet: &Packet<'_>, syndrome: Syndrome) {
-        let refused = self.refuse(env, id, Nak::InvalidRequest(syndrome));
-        self.turn_down(env, id, packet.header.psn, refused);
-    }
-
-    /// Tells the requester what became of a packet that was not taken.
-    fn turn_down<E: Environment>(&mut self, env: &mut E, id: QpId, psn: u32, refused: Refused) {
-        match refused {
-            Refused::Nak(nak) => self.last_words(id, psn, nak),
-            Refused::NotReady { queue, .. } => self.not_ready_for(env, id, psn, queue),
-            // As if it had been lost on its way; it will come again.
-            Refused::Busy | Refused::Late | Refused::Dropped => return,
-        }
-        self.answer_now(env, id);
-    }
-
-    /// The QP is in ERROR, and this is the last that its peer hears of it.
-    pub(super) fn last_words(&mut self, id: QpId, psn: u32, nak: Nak) {
-        let code = match nak {
-            Nak::InvalidRequest(_) => NakCode::InvalidRequest,
-            Nak::RemoteAccess(_) => NakCode::RemoteAccess,
-            Nak::RemoteOperational(_) => NakCode::RemoteOperational,
-        };
-        let responder = &mut self.wire_mut(id).responder;
-        responder.phase = Phase::Closing;
-        responder.message = None;
-        responder.answers.owe_nak(psn, freeflow_wire::Syndrome::Nak(code));
-    }
-
-    /// RNR NAK: the requester comes again with this packet (IBTA 9.7.5.2.8).
-    fn not_ready_for<E: Environment>(&mut self, env: &mut E, id: QpId, psn: u32, queue: ReceiveQueueId) {
-        self.vnic_of(id).counters.receives_missing += 1;
-        let timer = self.qp(id).attributes.min_rnr_timer;
-        let responder = &mut self.wire_mut(id).responder;
-        responder.phase = Phase::NotReady;
-        responder.answers.owe_nak(psn, freeflow_wire::Syndrome::ReceiverNotReady { timer });
-        // Nobody here waits for a RECV on the requester's behalf.
-        let waited_for = match queue {
-            ReceiveQueueId::Srq(srq) => self.srqs.get(srq).is_some_and(|srq| !srq.waiters.is_empty()),
-            ReceiveQueueId::Qp(_) => false,
-        };
-        if !waited_for {
-            self.set_wanted(env, queue, false);
-        }
-    }
-}
-
-impl Message {
-    fn begin(writes: bool, srqn: u32, reth: &Reth) -> Self {
+impl IncomingMessage {
+    pub fn begin(writes: bool, srqn: u32, reth: &Reth) -> Self {
         Self { writes, srqn, address: reth.address, rkey: reth.rkey, length: u64::from(reth.length), arrived: 0 }
     }
 }
 
-/// PSNs that a READ takes: one for each response (IBTA 9.7.3.1).
-pub(super) fn packets_of(length: u32, mtu: u32) -> u32 {
-    length.div_ceil(mtu).max(1)
-}
-
 /// The request that a packet of a SEND or WRITE belongs to, as far as it shows.
-pub(super) fn send_opcode(opcode: Opcode) -> SendOpcode {
+pub(crate) fn send_opcode(opcode: Opcode) -> SendOpcode {
     match opcode.operation() {
         Operation::SendImmediate => SendOpcode::SendWithImmediate,
         Operation::SendInvalidate => SendOpcode::SendWithInvalidate,
@@ -624,6 +151,6 @@ pub(super) fn send_opcode(opcode: Opcode) -> SendOpcode {
     }
 }
 
-fn atomic_opcode(opcode: Opcode) -> SendOpcode {
+pub(crate) fn atomic_opcode(opcode: Opcode) -> SendOpcode {
     if opcode.operation() == Operation::CompareSwap { SendOpcode::CompareSwap } else { SendOpcode::FetchAdd }
 }

@@ -36,7 +36,7 @@ const _: () = assert!(WINDOW_BYTES_MAX / PACKET_OVERHEAD_BYTES < 1 << 22);
 
 /// A request that has PSNs.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Message {
+pub(crate) struct OutgoingMessage {
     pub request: Box<SendRequest>,
     /// Payload, of whichever direction; bytes. At most 2^31.
     pub length: u32,
@@ -71,7 +71,7 @@ pub(crate) enum Hold {
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SendWindow {
-    messages: VecDeque<Message>,
+    messages: VecDeque<OutgoingMessage>,
     /// Boxes of requests that are over.
     #[expect(clippy::vec_box, reason = "a box goes from here to a message and back, its 1.6 KB stay where they are")]
     spare: Vec<Box<SendRequest>>,
@@ -103,7 +103,7 @@ pub(crate) fn needs_answer(opcode: SendOpcode) -> bool {
     opcode.is_atomic() || matches!(opcode, SendOpcode::RdmaRead | SendOpcode::Flush | SendOpcode::AtomicWrite)
 }
 
-impl Message {
+impl OutgoingMessage {
     /// Payload of its first packets.
     pub fn bytes_before(&self, packet: u32, mtu: u32) -> u32 {
         // 2^23 packets of 256 bytes are 2^31.
@@ -179,7 +179,7 @@ impl SendWindow {
         self.sending == 0
     }
 
-    pub fn head(&self) -> Option<&Message> {
+    pub fn head(&self) -> Option<&OutgoingMessage> {
         self.messages.front()
     }
 
@@ -188,7 +188,7 @@ impl SendWindow {
         self.messages.front().is_some_and(|head| needs_answer(head.request.opcode))
     }
 
-    pub fn message(&self, place: usize) -> &Message {
+    pub fn message(&self, place: usize) -> &OutgoingMessage {
         &self.messages[place]
     }
 
@@ -229,7 +229,7 @@ impl SendWindow {
         let packets = self.packets_of(request.opcode, length);
         let request = core::mem::replace(request, self.spare.pop().unwrap_or_default());
         self.answers_due += usize::from(needs_answer(request.opcode));
-        self.messages.push_back(Message { request, length, first_psn: self.tail, packets });
+        self.messages.push_back(OutgoingMessage { request, length, first_psn: self.tail, packets });
         self.tail = psn_add(self.tail, packets);
     }
 
@@ -396,7 +396,7 @@ impl SendWindow {
     }
 
     /// Takes the oldest message out: it is over, whether whole or not.
-    pub fn remove_head(&mut self) -> Option<Message> {
+    pub fn remove_head(&mut self) -> Option<OutgoingMessage> {
         let message = self.messages.pop_front()?;
         self.answers_due -= usize::from(needs_answer(message.request.opcode));
         self.sending = self.sending.saturating_sub(1);
@@ -404,7 +404,7 @@ impl SendWindow {
     }
 
     /// A request is over: its box serves another one.
-    pub fn recycle(&mut self, message: Message) {
+    pub fn recycle(&mut self, message: OutgoingMessage) {
         self.spare.push(message.request);
     }
 }
@@ -529,7 +529,7 @@ mod tests {
         let charge: u64 = (0..ahead(window.next))
             .map(|step| {
                 let psn = psn_add(window.oldest, step);
-                let holds = |message: &&Message| distance(psn, message.first_psn) < message.packets;
+                let holds = |message: &&OutgoingMessage| distance(psn, message.first_psn) < message.packets;
                 let message = window.messages.iter().find(holds).expect("a PSN under way is a message's");
                 message.charge(distance(psn, message.first_psn), 1, window.mtu)
             })

@@ -2,64 +2,86 @@
 //! standard waits (IBTA 9.7.5, 9.9.2).
 //!
 //! Requests of a QP are executed strictly in order, one at a time; so a fence is always already satisfied.
+mod delivery;
+mod metering;
+mod packets;
+mod replicate;
+mod timeouts;
+mod unreliable;
+
+use crate::arrival::{Arrival, Rejection, effective_qkey, remote_right};
+use crate::fault::Fault;
 use crate::flush::flush_target;
-use crate::limits::{
-    ATOMIC_BYTES, CHUNK_BYTES_MAX, PATIENCE_COUNT, PATIENCE_STEP, REQUESTS_PER_RUN_MAX, RNR_RETRY_FOREVER,
-    UD_MESSAGE_BYTES_MAX,
-};
+use crate::limits::{ATOMIC_BYTES, PATIENCE_STEP, RNR_RETRY_FOREVER};
+use crate::multicast::Groups;
+use crate::objects::Vnic;
 use crate::qp::{Claim, QueuePair, SendPhase, Teardown};
-use crate::responder::{Arrival, Nak, Refused, effective_qkey, remote_right};
+use crate::responder::Responder;
 use crate::schedule::Scheduler;
 use crate::timers::{TimerKind, acknowledge_timeout};
-use crate::{Engine, Environment, Fetch, Progress, QpId, ReceiveQueueId, Syndrome, ud};
-use freeflow_verbs::{Access, CompletionStatus, Duration, Instant, MESSAGE_BYTES_MAX, QpState, QpType, SendOpcode};
+use crate::transport::wire::Wire;
+use crate::turn::{Budget, Turn, local_right};
+use crate::{Environment, Fetch, Progress, QpId, ReceiveQueueId, Syndrome, UD_MESSAGE_BYTES_MAX, ud};
+use freeflow_verbs::{CompletionStatus, Duration, Instant, MESSAGE_BYTES_MAX, QpState, QpType, SendOpcode};
 
-pub(crate) struct Budget {
-    pub bytes: u64,
-    /// A multicast message counts once more for each member.
-    pub requests: u32,
-    /// That may begin.
-    pub messages: u32,
-    /// Piece of a message that is copied at once.
-    pub chunk_bytes: u64,
-    /// Limits of rate apply.
-    pub metered: bool,
-    /// READ responses with payload may go out.
-    pub answers: bool,
+/// It owns the groups that its datagrams go to, and the responder that local delivery feeds.
+pub(crate) struct Requester {
+    pub responder: Responder,
+    pub groups: Groups,
 }
 
-impl Budget {
-    /// Of a QP to which no limit of rate applies.
+impl Requester {
+    pub fn new() -> Self {
+        Self { responder: Responder::new(), groups: Groups::new() }
+    }
+
+    /// A QP that our own bookkeeping says exists.
     #[inline]
-    pub fn unmetered(bytes: u64) -> Self {
-        let (requests, chunk_bytes) = (REQUESTS_PER_RUN_MAX, CHUNK_BYTES_MAX);
-        Self { bytes, requests, messages: u32::MAX, chunk_bytes, metered: false, answers: true }
+    pub fn qp(&self, id: QpId) -> &QueuePair {
+        self.responder.completer.qp(id)
+    }
+
+    #[inline]
+    pub fn qp_mut(&mut self, id: QpId) -> &mut QueuePair {
+        self.responder.completer.qp_mut(id)
+    }
+
+    #[inline]
+    pub fn vnic_of(&mut self, id: QpId) -> &mut Vnic {
+        self.responder.completer.vnic_of(id)
+    }
+
+    #[inline]
+    pub fn wire(&self, id: QpId) -> &Wire {
+        self.responder.completer.wire(id)
+    }
+
+    #[inline]
+    pub fn wire_mut(&mut self, id: QpId) -> &mut Wire {
+        self.responder.completer.wire_mut(id)
+    }
+
+    #[inline]
+    pub fn push_ready(&mut self, id: QpId) {
+        self.responder.completer.push_ready(id);
     }
 }
 
-pub(crate) enum Turn {
-    Continue,
-    Stop(Progress),
-}
-
-/// Why a request fails before anything is sent.
-pub(crate) type Fault = (CompletionStatus, Syndrome);
-
-enum Check {
+pub(crate) enum Check {
     Operation,
     Length,
     Protection(u64),
     Passed(u64),
 }
 
-impl Engine {
+impl Requester {
     /// Works off posted sends of one QP, at most about `budget_bytes` of payload (and a bounded number of requests).
-    pub fn run<E: Environment>(&mut self, env: &mut E, now: Instant, qp: QpId, budget_bytes: u64) -> Progress {
+    pub(crate) fn run<E: Environment>(&mut self, env: &mut E, now: Instant, qp: QpId, budget_bytes: u64) -> Progress {
         let mut budget = self.meter(now, qp, budget_bytes);
-        let owes = match self.qps.get(qp) {
-            Some(pair) if pair.wire.is_some() => self.respond(env, now, qp, &mut budget),
+        let owes = match self.responder.completer.qps.get(qp) {
+            Some(pair) if pair.wire.is_some() => self.responder.respond(env, now, qp, &mut budget),
             Some(pair) if !pair.receive.datagrams.is_empty() => {
-                self.resume_datagrams(env, now, qp);
+                self.responder.resume_datagrams(env, now, qp);
                 Progress::Idle
             }
             _ => Progress::Idle,
@@ -67,14 +89,14 @@ impl Engine {
         let sends = self.run_sends(env, now, qp, &mut budget);
         let (owes, progress) = self.end_run(env, now, qp, &budget, (owes, sends));
         if progress != Progress::More {
-            self.leave_place(qp);
+            self.responder.completer.leave_place(qp);
         }
         if owes == Progress::Idle || progress == Progress::More { progress } else { owes }
     }
 
     fn run_sends<E: Environment>(&mut self, env: &mut E, now: Instant, qp: QpId, budget: &mut Budget) -> Progress {
         loop {
-            let Some(pair) = self.qps.get(qp) else { return Progress::Idle };
+            let Some(pair) = self.responder.completer.qps.get(qp) else { return Progress::Idle };
             if pair.teardown != Teardown::None {
                 return Progress::Idle;
             }
@@ -82,8 +104,8 @@ impl Engine {
             let turn = match pair.state() {
                 QpState::ReadyToSend | QpState::SqDrain if reliable_wire => self.wire_turn(env, now, qp, budget),
                 QpState::ReadyToSend | QpState::SqDrain => self.turn(env, now, qp, budget),
-                QpState::Error => return self.flush(env, now, qp),
-                QpState::SqError => return self.flush_sends(env, now, qp),
+                QpState::Error => return self.responder.completer.flush(env, now, qp),
+                QpState::SqError => return self.responder.completer.flush_sends(env, now, qp),
                 QpState::Reset | QpState::Init | QpState::ReadyToReceive => return Progress::Idle,
             };
             if let Turn::Stop(progress) = turn {
@@ -122,25 +144,25 @@ impl Engine {
             Fetch::Empty => Turn::Stop(Progress::Idle),
             Fetch::Malformed => {
                 self.vnic_of(id).counters.malformed_descriptors += 1;
-                let fault = (CompletionStatus::LocalQpOperationError, Syndrome::MalformedDescriptor);
-                self.fail_send(env, now, id, fault);
+                let fault = Fault::new(CompletionStatus::LocalQpOperationError, Syndrome::MalformedDescriptor);
+                self.responder.completer.fail_send(env, now, id, fault);
                 Turn::Continue
             }
             Fetch::Ready => {
                 qp.send.phase = SendPhase::Begin;
                 qp.send.paid = false;
-                self.renew_retries(id);
+                self.responder.completer.renew_retries(id);
                 Turn::Continue
             }
         }
     }
 
     /// Checks the request in hand and offers it to its responder.
-    fn begin<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, budget: &mut Budget) -> Turn {
+    pub(crate) fn begin<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, budget: &mut Budget) -> Turn {
         let length = match self.check_request(id) {
             Ok(length) => length,
             Err(fault) => {
-                self.fail_send(env, now, id, fault);
+                self.responder.completer.fail_send(env, now, id, fault);
                 return Turn::Continue;
             }
         };
@@ -148,19 +170,19 @@ impl Engine {
         send.length = length;
         send.moved = 0;
         if send.request.opcode.is_local() {
-            return self.run_local(env, now, id);
+            return self.responder.completer.run_local(env, now, id);
         }
-        if self.qp(id).service == QpType::Ud && !self.may_send(env, id) {
+        if self.qp(id).service == QpType::Ud && !self.responder.may_send(env, id) {
             return self.unanswered(env, now, id);
         }
-        let Some(responder) = self.find_responder(id) else {
+        let Some(responder) = self.responder.find_responder(id) else {
             return match self.find_wire(env, now, id) {
                 Some(turn) => turn,
                 None => self.send_to_group_or_nobody(env, now, id),
             };
         };
         let arrival = self.arrival(id, responder);
-        match self.admit(env, now, &arrival) {
+        match self.responder.admit(env, now, &arrival) {
             Ok(()) => {
                 self.admitted(env, id, responder);
                 match self.qp(id).service {
@@ -188,7 +210,7 @@ impl Engine {
 
     /// Does the operation exist on this service (IBTA table 38)?
     fn check_own_operation(&self, qp: &QueuePair) -> Result<Check, Fault> {
-        let wrong = |syndrome| Err((CompletionStatus::LocalQpOperationError, syndrome));
+        let wrong = |syndrome| Err(Fault::new(CompletionStatus::LocalQpOperationError, syndrome));
         let request = &qp.send.request;
         let reads = request.opcode == SendOpcode::RdmaRead || request.opcode.is_atomic();
         let flushes = request.opcode == SendOpcode::Flush;
@@ -202,7 +224,7 @@ impl Engine {
         if (reads || request.opcode == SendOpcode::AtomicWrite) && qp.attributes.max_rd_atomic == 0 {
             return wrong(Syndrome::NoReadDepth);
         }
-        let handle = || self.ahs.at(request.address_handle).map(|(_, handle)| handle.pd);
+        let handle = || self.responder.completer.ahs.at(request.address_handle).map(|(_, handle)| handle.pd);
         if qp.service == QpType::Ud && handle() != qp.pd {
             return wrong(Syndrome::AddressHandle);
         }
@@ -214,9 +236,9 @@ impl Engine {
         if request.is_inline() {
             return Ok(Check::Passed(length));
         }
-        match self.keys.check(request.sges(), qp.sender_pd(), length, local_right(request.opcode)) {
+        match self.responder.completer.keys.check(request.sges(), qp.sender_pd(), length, local_right(request.opcode)) {
             Ok(()) => Ok(Check::Passed(length)),
-            Err(_) => Err((CompletionStatus::LocalProtectionError, Syndrome::LocalKey)),
+            Err(_) => Err(Fault::new(CompletionStatus::LocalProtectionError, Syndrome::LocalKey)),
         }
     }
 
@@ -240,13 +262,13 @@ impl Engine {
     }
 
     pub(crate) fn admitted<E: Environment>(&mut self, env: &mut E, id: QpId, responder: QpId) {
-        self.timers.cancel(id);
-        self.stop_waiting(env, id);
-        self.renew_retries(id);
+        self.responder.completer.timers.cancel(id);
+        self.responder.completer.stop_waiting(env, id);
+        self.responder.completer.renew_retries(id);
         let qp = self.qp(id);
         if qp.service == QpType::Ud
             && !qp.send.replicates()
-            && let Some((_, handle)) = self.ahs.at(qp.send.request.address_handle)
+            && let Some((_, handle)) = self.responder.completer.ahs.at(qp.send.request.address_handle)
         {
             let has_immediate = qp.send.request.opcode.has_immediate();
             let from = qp.addresses.by(handle.route.sgid_index);
@@ -264,32 +286,32 @@ impl Engine {
         now: Instant,
         id: QpId,
         arrival: &Arrival,
-        refused: Refused,
+        refused: Rejection,
     ) -> Turn {
         match refused {
-            Refused::Busy => {
+            Rejection::Busy => {
                 self.qp_mut(arrival.responder).receive.waiters.push(id);
                 self.qp_mut(id).send.phase = SendPhase::Waiting;
                 Turn::Stop(Progress::Waiting)
             }
-            Refused::NotReady { queue, delay } => self.not_ready(env, now, id, arrival.responder, (queue, delay)),
-            Refused::Nak(nak) => {
-                self.fail_send(env, now, id, nak_fault(nak));
+            Rejection::NotReady { queue, delay } => self.not_ready(env, now, id, arrival.responder, (queue, delay)),
+            Rejection::Nak(nak) => {
+                self.responder.completer.fail_send(env, now, id, nak.fault());
                 Turn::Continue
             }
-            Refused::Late if self.qp(id).send.patience_left > 0 => {
+            Rejection::Late if self.qp(id).send.patience_left > 0 => {
                 let send = &mut self.qp_mut(id).send;
                 send.patience_left -= 1;
                 send.phase = SendPhase::Waiting;
-                self.timers.arm(id, TimerKind::Patience, now + PATIENCE_STEP);
+                self.responder.completer.timers.arm(id, TimerKind::Patience, now + PATIENCE_STEP);
                 Turn::Stop(Progress::Waiting)
             }
-            Refused::Late | Refused::Dropped => {
-                if refused == Refused::Late {
+            Rejection::Late | Rejection::Dropped => {
+                if refused == Rejection::Late {
                     self.vnic_of(arrival.responder).counters.receives_missing += 1;
                 }
-                self.count_received(id, arrival.responder);
-                self.succeed_send(env, now, id);
+                self.responder.completer.count_received(id, arrival.responder);
+                self.responder.completer.succeed_send(env, now, id);
                 Turn::Continue
             }
         }
@@ -305,24 +327,24 @@ impl Engine {
         (queue, delay): (ReceiveQueueId, Duration),
     ) -> Turn {
         if self.qp(id).send.waits_for != Some(queue) {
-            self.stop_waiting(env, id);
-            self.wait_for(id, queue);
+            self.responder.completer.stop_waiting(env, id);
+            self.responder.completer.wait_for(id, queue);
         }
         // A wake-up before the timer is no attempt of the standard's: it costs none.
-        if self.timers.armed(id) != Some(TimerKind::ReceiverNotReady) {
+        if self.responder.completer.timers.armed(id) != Some(TimerKind::ReceiverNotReady) {
             self.vnic_of(id).counters.rnr_naks += 1;
             self.vnic_of(responder).counters.receives_missing += 1;
             let qp = self.qp_mut(id);
             if qp.attributes.rnr_retry < RNR_RETRY_FOREVER {
                 if qp.send.rnr_retries_left == 0 {
                     self.vnic_of(id).counters.rnr_retries_exceeded += 1;
-                    let fault = (CompletionStatus::RnrRetryExceeded, Syndrome::ReceiverNotReady);
-                    self.fail_send(env, now, id, fault);
+                    let fault = Fault::new(CompletionStatus::RnrRetryExceeded, Syndrome::ReceiverNotReady);
+                    self.responder.completer.fail_send(env, now, id, fault);
                     return Turn::Continue;
                 }
                 qp.send.rnr_retries_left -= 1;
             }
-            self.timers.arm(id, TimerKind::ReceiverNotReady, now + delay);
+            self.responder.completer.timers.arm(id, TimerKind::ReceiverNotReady, now + delay);
         }
         self.qp_mut(id).send.phase = SendPhase::Waiting;
         Turn::Stop(Progress::Waiting)
@@ -330,35 +352,35 @@ impl Engine {
 
     /// Nobody is there: RC waits for its timeout and tries again, UC and UD never know.
     pub(crate) fn unanswered<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Turn {
-        self.stop_waiting(env, id);
+        self.responder.completer.stop_waiting(env, id);
         let qp = self.qp_mut(id);
         let first = qp.send.retries_left == qp.attributes.retry_count;
         let timeout = acknowledge_timeout(qp.attributes.timeout);
         if !qp.service.is_reliable() {
             self.vnic_of(id).counters.undeliverable += 1;
-            self.note_unanswered(env, id);
-            self.succeed_send(env, now, id);
+            self.responder.note_unanswered(env, id);
+            self.responder.completer.succeed_send(env, now, id);
             return Turn::Continue;
         }
         qp.send.phase = SendPhase::Waiting;
         qp.send.moved = 0;
-        if self.timers.armed(id) != Some(TimerKind::Acknowledge) {
-            self.timers.cancel(id);
+        if self.responder.completer.timers.armed(id) != Some(TimerKind::Acknowledge) {
+            self.responder.completer.timers.cancel(id);
             if first {
                 self.vnic_of(id).counters.undeliverable += 1;
-                self.note_unanswered(env, id);
+                self.responder.note_unanswered(env, id);
             }
             if let Some(timeout) = timeout {
-                self.timers.arm(id, TimerKind::Acknowledge, now + timeout);
+                self.responder.completer.timers.arm(id, TimerKind::Acknowledge, now + timeout);
             }
         }
         Turn::Stop(Progress::Waiting)
     }
 
     /// Expires timers up to `now`.
-    pub fn handle_timeout<E: Environment>(&mut self, env: &mut E, now: Instant) {
+    pub(crate) fn handle_timeout<E: Environment>(&mut self, env: &mut E, now: Instant) {
         self.expire_limits(now);
-        while let Some((id, kind)) = self.timers.expire(now) {
+        while let Some((id, kind)) = self.responder.completer.timers.expire(now) {
             if kind == TimerKind::Retransmit || self.qp(id).wire.is_some() && self.qp(id).service.is_reliable() {
                 self.wire_timeout(env, now, id, kind);
                 continue;
@@ -371,7 +393,12 @@ impl Engine {
             if kind == TimerKind::Acknowledge {
                 if send.retries_left == 0 {
                     self.vnic_of(id).counters.retries_exceeded += 1;
-                    self.fail_send(env, now, id, (CompletionStatus::RetryExceeded, Syndrome::NoAnswer));
+                    self.responder.completer.fail_send(
+                        env,
+                        now,
+                        id,
+                        Fault::new(CompletionStatus::RetryExceeded, Syndrome::NoAnswer),
+                    );
                 } else {
                     send.retries_left -= 1;
                     self.vnic_of(id).counters.ack_timeouts += 1;
@@ -381,33 +408,11 @@ impl Engine {
     }
 
     /// When `handle_timeout` is next needed.
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        match (self.timers.next(), self.schedule.poll_timeout()) {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        match (self.responder.completer.timers.next(), self.responder.schedule.poll_timeout()) {
             (Some(timer), Some(limit)) => Some(timer.min(limit)),
             (timer, limit) => timer.or(limit),
         }
-    }
-
-    /// Progress was made: both retry counts start afresh.
-    pub(crate) fn renew_retries(&mut self, id: QpId) {
-        let qp = self.qp_mut(id);
-        qp.send.retries_left = qp.attributes.retry_count;
-        qp.send.rnr_retries_left = qp.attributes.rnr_retry;
-        qp.send.patience_left = PATIENCE_COUNT;
-    }
-}
-
-/// The right that an operation needs of local memory.
-pub(crate) fn local_right(opcode: SendOpcode) -> Access {
-    if opcode == SendOpcode::RdmaRead || opcode.is_atomic() { Access::LOCAL_WRITE } else { Access(0) }
-}
-
-/// The completion status that a NAK leads to (IBTA table 58).
-pub(crate) fn nak_fault(nak: Nak) -> Fault {
-    match nak {
-        Nak::InvalidRequest(syndrome) => (CompletionStatus::RemoteInvalidRequest, syndrome),
-        Nak::RemoteAccess(syndrome) => (CompletionStatus::RemoteAccessError, syndrome),
-        Nak::RemoteOperational(syndrome) => (CompletionStatus::RemoteOperationError, syndrome),
     }
 }
 
@@ -434,5 +439,9 @@ fn check_length(qp: &QueuePair) -> Result<Check, Fault> {
         QpType::Ud => (bytes <= UD_MESSAGE_BYTES_MAX, bytes),
         _ => (bytes <= MESSAGE_BYTES_MAX, bytes),
     };
-    if fits { Ok(Check::Protection(length)) } else { Err((CompletionStatus::LocalLengthError, Syndrome::LocalLength)) }
+    if fits {
+        Ok(Check::Protection(length))
+    } else {
+        Err(Fault::new(CompletionStatus::LocalLengthError, Syndrome::LocalLength))
+    }
 }

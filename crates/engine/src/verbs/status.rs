@@ -18,14 +18,20 @@ pub struct QpStatus {
 }
 
 impl Engine {
+    /// Number of copies in flight that touch this session's memory or QPs.
+    pub fn copies_in_flight(&self, session: crate::SessionId) -> u32 {
+        self.completer().flights.iter().filter(|(_, flight)| self.completer().flight_touches(flight, session)).count()
+            as u32
+    }
+
     /// All QPs, of all vNICs or of one.
     pub fn qps_of(&self, vnic: Option<VnicId>) -> impl Iterator<Item = (QpId, Qpn)> + '_ {
         let wanted = move |of| vnic.is_none_or(|vnic| vnic == of);
-        self.qps.iter().filter(move |(_, qp)| wanted(qp.vnic)).map(|(id, qp)| (id, qp.qpn))
+        self.completer().qps.iter().filter(move |(_, qp)| wanted(qp.vnic)).map(|(id, qp)| (id, qp.qpn))
     }
 
     pub fn qp_status(&self, id: QpId) -> Option<QpStatus> {
-        let qp = self.qps.get(id)?;
+        let qp = self.completer().qps.get(id)?;
         let peer = qp.remote_gid().filter(|_| qp.is_connected_service() && qp.state() != QpState::Reset);
         Some(QpStatus {
             vnic: qp.vnic,

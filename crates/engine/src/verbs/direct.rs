@@ -1,6 +1,6 @@
 //! Which QPs may reach each other past the router: what the engine knows of it. Whether they may, policy says.
+use crate::arrival::{needs_depth, remote_right};
 use crate::keys::{Backing, Holder};
-use crate::responder::{needs_depth, remote_right};
 use crate::{CqId, Engine, MrId, QpId, SessionId};
 use core::fmt;
 use freeflow_verbs::{Access, QpState, QpType, SendOpcode};
@@ -88,10 +88,13 @@ impl Engine {
         if !responder.attributes.access.contains(right) || lacks_depth || length == 0 {
             return Err(NotGrantable::Refused);
         }
-        let span = self.keys.resolve_remote(rkey, self.reach(peer), address, length, right);
+        let span =
+            self.completer().keys.resolve_remote(rkey, self.requester.responder.reach(peer), address, length, right);
         let span = span.map_err(|_| NotGrantable::Refused)?;
-        let Some(Holder::Region(index)) = self.keys.holder(rkey) else { return Err(NotGrantable::Memory) };
-        let (mr, region) = self.keys.regions.at(index).ok_or(NotGrantable::Refused)?;
+        let Some(Holder::Region(index)) = self.completer().keys.holder(rkey) else {
+            return Err(NotGrantable::Memory);
+        };
+        let (mr, region) = self.completer().keys.regions.at(index).ok_or(NotGrantable::Refused)?;
         // What is on demand may lie in other memory by the next request.
         if region.backing != Backing::Process || region.is_on_demand() {
             return Err(NotGrantable::Memory);
@@ -105,7 +108,7 @@ impl Engine {
 
     /// The QP that this one's messages go to, if both are of RC, on this host, and ready.
     pub fn direct_peer(&self, id: QpId) -> Result<QpId, NotDirect> {
-        let qp = self.qps.get(id).ok_or(NotDirect::NoPeer)?;
+        let qp = self.completer().qps.get(id).ok_or(NotDirect::NoPeer)?;
         if qp.service != QpType::Rc {
             return Err(NotDirect::Type);
         }
@@ -115,17 +118,17 @@ impl Engine {
         if qp.wire.is_some() {
             return Err(NotDirect::OtherHost);
         }
-        self.find_responder(id).ok_or(NotDirect::NoPeer)
+        self.requester.responder.find_responder(id).ok_or(NotDirect::NoPeer)
     }
 
     /// WRITEs of its peer are welcome to a QP, as far as the QP has a say.
     pub fn takes_writes(&self, id: QpId) -> bool {
-        self.qps.get(id).is_some_and(|qp| qp.attributes.access.contains(Access::REMOTE_WRITE))
+        self.completer().qps.get(id).is_some_and(|qp| qp.attributes.access.contains(Access::REMOTE_WRITE))
     }
 
     /// Where the completions of a QP's RECVs go.
     pub fn receive_cq(&self, id: QpId) -> Option<CqId> {
-        self.qps.get(id)?.recv_cq
+        self.completer().qps.get(id)?.recv_cq
     }
 
     /// The same for messages that take a RECV.

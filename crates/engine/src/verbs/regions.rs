@@ -38,13 +38,13 @@ impl Engine {
 
     fn enter_region(&mut self, region: MemoryRegion) -> Result<MrKeys, VerbsError> {
         let (session, pd, bytes) = (region.session, region.pd, region.registered_bytes());
-        self.keys.check_room()?;
+        self.completer().keys.check_room()?;
         self.check_registered(session, 0, bytes)?;
-        let vnic = self.session_vnic(session)?;
+        let vnic = self.requester.responder.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.mrs, |limits| limits.mr_count_max)?;
         self.count_registered(session, 0, bytes);
         self.add_pd_child(session, pd);
-        let (mr, key) = self.keys.register(&mut self.random, region);
+        let (mr, key) = self.requester.responder.completer.keys.register(&mut self.random, region);
         Ok(MrKeys { mr, lkey: key, rkey: key })
     }
 
@@ -64,7 +64,7 @@ impl Engine {
             self.give_up_change(session, mr);
             Refusal::Error(error)
         })?;
-        let region = self.keys.regions.get_mut(mr).expect("it was found");
+        let region = self.completer_mut().keys.regions.get_mut(mr).expect("it was found");
         if region.flights > 0 && !region.keeps_all(&placement, pd.unwrap_or(region.pd)) {
             region.state = RegionState::Changing;
             return Err(Refusal::InFlight);
@@ -82,7 +82,7 @@ impl Engine {
 
     /// A change that waited is refused after all: its PD is gone, or the limits have changed.
     fn give_up_change(&mut self, session: SessionId, mr: MrId) {
-        if let Ok(region) = self.keys.regions.owned_mut(session, mr)
+        if let Ok(region) = self.completer_mut().keys.regions.owned_mut(session, mr)
             && region.state == RegionState::Changing
         {
             region.state = RegionState::Live;
@@ -97,7 +97,7 @@ impl Engine {
         pd: Option<PdId>,
         change: &RegionChange,
     ) -> Result<Placement, VerbsError> {
-        let region = self.keys.regions.owned(session, mr)?;
+        let region = self.completer().keys.regions.owned(session, mr)?;
         if region.backing == Backing::Void || region.state == RegionState::Leaving {
             return Err(VerbsError::InvalidArgument);
         }
@@ -126,8 +126,8 @@ impl Engine {
     /// are bound to it: nothing changes then (IBTA 11.2.8.4).
     pub fn deregister_mr(&mut self, session: SessionId, mr: MrId) -> Result<(), Refusal> {
         self.check_unbound(session, mr).map_err(Refusal::Error)?;
-        self.keys.invalidate(mr);
-        if self.keys.regions.get(mr).is_some_and(|region| region.flights > 0) {
+        self.completer_mut().keys.invalidate(mr);
+        if self.completer().keys.regions.get(mr).is_some_and(|region| region.flights > 0) {
             return Err(Refusal::InFlight);
         }
         self.remove_mr(mr);
@@ -135,16 +135,18 @@ impl Engine {
     }
 
     fn check_unbound(&self, session: SessionId, mr: MrId) -> Result<(), VerbsError> {
-        let region = self.keys.regions.owned(session, mr)?;
+        let region = self.completer().keys.regions.owned(session, mr)?;
         if region.windows == NOWHERE { Ok(()) } else { Err(VerbsError::Busy) }
     }
 
     /// Bindings of windows go with it: those of another session, if this one died.
     pub(crate) fn remove_mr(&mut self, mr: MrId) {
-        while let Some(window) = self.keys.regions.get(mr).map(|region| region.windows).filter(|at| *at != NOWHERE) {
-            self.unbind(window);
+        while let Some(window) =
+            self.completer().keys.regions.get(mr).map(|region| region.windows).filter(|at| *at != NOWHERE)
+        {
+            self.completer_mut().unbind(window);
         }
-        let Some(gone) = self.keys.remove(mr) else { return };
+        let Some(gone) = self.completer_mut().keys.remove(mr) else { return };
         self.drop_pd_child(gone.session, gone.pd);
         self.refund_session(gone.session, |usage| &mut usage.mrs);
         self.count_registered(gone.session, gone.registered_bytes(), 0);
@@ -176,7 +178,7 @@ mod tests {
     #[test]
     fn keys_of_the_host_run_out() {
         let mut engine = Engine::new(Seed([3; 32]));
-        engine.keys = Keys::new(2);
+        engine.requester.responder.completer.keys = Keys::new(2);
         let gid = Gid::from_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let vnic = engine.create_vnic(NetworkId(0), gid, VnicLimits::default()).unwrap();
         let session = engine.create_session(vnic).unwrap();

@@ -1,60 +1,9 @@
-//! What a vNIC's port would have carried, for its port counters.
-//!
-//! Local delivery has no packets. Counted are those that the wire would need: a message's payload in pieces of the path
-//! MTU, and one request packet for a READ or an atomic. Acknowledgements, headers and retries are not counted: there
-//! are none. What goes past the router is counted so by the libraries, and added here.
+//! Counting of messages, for QPs and for the ports of vNICs; see `counters` for what counts as a packet.
+use crate::completer::Completer;
+use crate::counters::add_reported;
 use crate::qp::QueuePair;
-use crate::{Engine, QpId, VnicId};
+use crate::{DirectTraffic, Engine, QpId, VnicId};
 use freeflow_verbs::{QpType, SendOpcode};
-use serde::{Deserialize, Serialize};
-
-/// Payload and packets of one direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traffic {
-    pub bytes: u64,
-    pub packets: u64,
-    /// Of `packets`, those to a multicast group.
-    pub multicast_packets: u64,
-}
-
-impl Traffic {
-    pub(crate) fn add(&mut self, bytes: u64, packets: u64, multicast: bool) {
-        self.bytes += bytes;
-        self.packets += packets;
-        self.multicast_packets += if multicast { packets } else { 0 };
-    }
-}
-
-/// A sum to which a library's word adds nothing more: what the engine counts itself never makes it overflow.
-const REPORTED_SUM_MAX: u64 = 1 << 63;
-
-fn add_reported(sum: &mut u64, more: u64) {
-    *sum = sum.saturating_add(more).min(REPORTED_SUM_MAX.max(*sum));
-}
-
-/// What was carried out past the router, as the requester's library says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DirectTraffic {
-    pub sends: u64,
-    pub writes: u64,
-    /// Of both.
-    pub sent_bytes: u64,
-    pub sent_packets: u64,
-    pub reads: u64,
-    /// What they brought.
-    pub read_bytes: u64,
-    pub read_packets: u64,
-}
-
-impl DirectTraffic {
-    /// Counts it for one of the two ports: where the payload of SENDs and WRITEs goes out, and where it comes in.
-    fn count(&self, out: &mut Traffic, back: &mut Traffic) {
-        add_reported(&mut out.bytes, self.sent_bytes);
-        add_reported(&mut out.packets, self.sent_packets.saturating_add(self.reads));
-        add_reported(&mut back.bytes, self.read_bytes);
-        add_reported(&mut back.packets, self.read_packets);
-    }
-}
 
 /// The message in hand, as a port sees it.
 struct Shape {
@@ -71,7 +20,7 @@ impl Shape {
     }
 }
 
-impl Engine {
+impl Completer {
     fn shape(&self, id: QpId) -> Shape {
         let qp = self.qp(id);
         let request = &qp.send.request;
@@ -137,9 +86,30 @@ impl Engine {
         self.count_arrival(responder, &Shape { opcode, bytes, packets, multicast: false });
     }
 
+    fn count_arrival(&mut self, responder: QpId, shape: &Shape) {
+        let traffic = &mut self.qp_mut(responder).traffic;
+        traffic.messages_received += 1;
+        *if shape.returns() { &mut traffic.bytes_sent } else { &mut traffic.bytes_received } += shape.bytes;
+        let counters = &mut self.vnic_of(responder).counters;
+        if shape.returns() {
+            counters.received.add(0, 1, false);
+            counters.sent.add(shape.bytes, shape.packets, false);
+        } else {
+            counters.received.add(shape.bytes, shape.packets, shape.multicast);
+        }
+        match shape.opcode {
+            SendOpcode::RdmaRead => counters.reads_received += 1,
+            opcode if opcode.is_atomic() => counters.atomics_received += 1,
+            opcode if opcode.is_write() || opcode == SendOpcode::AtomicWrite => counters.writes_received += 1,
+            _ => {}
+        }
+    }
+}
+
+impl Engine {
     /// Counts what a QP did past the router, for its vNIC and for its peer's. Either may be gone.
     pub fn count_direct(&mut self, from: VnicId, to: VnicId, traffic: &DirectTraffic) {
-        if let Some(vnic) = self.vnics.get_mut(from) {
+        if let Some(vnic) = self.requester.responder.completer.vnics.get_mut(from) {
             let counters = &mut vnic.counters;
             let messages = traffic.sends.saturating_add(traffic.writes).saturating_add(traffic.reads);
             let bytes = traffic.sent_bytes.saturating_add(traffic.read_bytes);
@@ -153,7 +123,7 @@ impl Engine {
             }
             traffic.count(&mut counters.sent, &mut counters.received);
         }
-        if let Some(vnic) = self.vnics.get_mut(to) {
+        if let Some(vnic) = self.requester.responder.completer.vnics.get_mut(to) {
             let counters = &mut vnic.counters;
             traffic.count(&mut counters.received, &mut counters.sent);
             add_reported(&mut counters.writes_received, traffic.writes);
@@ -176,30 +146,11 @@ impl Engine {
                 add_reported(direct, more);
             }
         };
-        if let Some(qp) = self.qps.get_mut(from) {
+        if let Some(qp) = self.requester.responder.completer.qps.get_mut(from) {
             count(qp, traffic.sent_bytes, traffic.read_bytes, messages, 0);
         }
-        if let Some(qp) = to.and_then(|to| self.qps.get_mut(to)) {
+        if let Some(qp) = to.and_then(|to| self.requester.responder.completer.qps.get_mut(to)) {
             count(qp, traffic.read_bytes, traffic.sent_bytes, 0, messages);
-        }
-    }
-
-    fn count_arrival(&mut self, responder: QpId, shape: &Shape) {
-        let traffic = &mut self.qp_mut(responder).traffic;
-        traffic.messages_received += 1;
-        *if shape.returns() { &mut traffic.bytes_sent } else { &mut traffic.bytes_received } += shape.bytes;
-        let counters = &mut self.vnic_of(responder).counters;
-        if shape.returns() {
-            counters.received.add(0, 1, false);
-            counters.sent.add(shape.bytes, shape.packets, false);
-        } else {
-            counters.received.add(shape.bytes, shape.packets, shape.multicast);
-        }
-        match shape.opcode {
-            SendOpcode::RdmaRead => counters.reads_received += 1,
-            opcode if opcode.is_atomic() => counters.atomics_received += 1,
-            opcode if opcode.is_write() || opcode == SendOpcode::AtomicWrite => counters.writes_received += 1,
-            _ => {}
         }
     }
 }

@@ -6,17 +6,20 @@
 //!
 //! Of a READ response the PSN and the length count, not its place in the response (FIRST, MIDDLE, LAST, ONLY): after a retry,
 //! which asks for the rest of a READ, late responses of the first request are as good as those of the second.
-use super::{Packet, WireFlight};
-use crate::completion::Side;
+use crate::arrival::Nak;
+use crate::completer::Completer;
+use crate::completer::completion::{Side, of_send};
+use crate::fault::Fault;
 use crate::keys::Part;
 use crate::qp::SendPhase;
-use crate::requester::{Fault, nak_fault};
-use crate::responder::Nak;
-use crate::{CopyOutcome, Engine, Environment, MemorySide, QpId, Source, SourceBody, Syndrome};
+use crate::transport::packets::Packet;
+use crate::transport::requester::WireRequester;
+use crate::transport::wire::WireFlight;
+use crate::{CopyOutcome, Environment, MemorySide, QpId, Source, SourceBody, Syndrome};
 use freeflow_verbs::{Access, Completion, CompletionStatus, Instant, QpState, SendFlags, SendOpcode};
 use freeflow_wire::{NakCode, Operation, Syndrome as AethSyndrome, psn_ahead};
 
-const BAD_RESPONSE: Fault = (CompletionStatus::BadResponse, Syndrome::BadResponse);
+const BAD_RESPONSE: Fault = Fault::new(CompletionStatus::BadResponse, Syndrome::BadResponse);
 
 /// What a packet of payload is to an unanswered request.
 enum Fit {
@@ -30,9 +33,9 @@ enum Fit {
     Wrong,
 }
 
-impl Engine {
+impl Completer {
     /// An ACK, NAK, READ response or atomic acknowledgement.
-    pub(super) fn handle_answer<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
+    pub(crate) fn handle_answer<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
         let header = packet.header;
         let psn = header.psn;
         if packet.ip.congestion || header.becn {
@@ -87,7 +90,7 @@ impl Engine {
             NakCode::RemoteAccess => Nak::RemoteAccess(Syndrome::NakReceived),
             NakCode::RemoteOperational => Nak::RemoteOperational(Syndrome::NakReceived),
         };
-        self.fail_head(env, now, id, nak_fault(nak));
+        self.fail_head(env, now, id, nak.fault());
     }
 
     // ---- answers with something in them
@@ -152,7 +155,7 @@ impl Engine {
         let head = wire.requester.window.head().expect("an answer fits a message");
         let part = Part { pd: qp.sender_pd(), offset: u64::from(offset), bytes: payload.len() as u64 };
         if self.keys.gather(head.request.sges(), part, Access::LOCAL_WRITE, &mut self.to).is_err() {
-            let fault = (CompletionStatus::LocalProtectionError, Syndrome::LocalKey);
+            let fault = Fault::new(CompletionStatus::LocalProtectionError, Syndrome::LocalKey);
             return self.fail_head(env, now, id, fault);
         }
         let from = Source { prefix: &[], body: SourceBody::Bytes(payload) };
@@ -164,7 +167,7 @@ impl Engine {
     }
 
     /// The same, of a copy that was pending: until now no other packet was acted upon.
-    pub(super) fn result_written<E: Environment>(
+    pub(crate) fn result_written<E: Environment>(
         &mut self,
         env: &mut E,
         now: Instant,
@@ -174,7 +177,12 @@ impl Engine {
         match result {
             Ok(()) => self.answered(env, now, id),
             Err(_) => {
-                self.fail_head(env, now, id, (CompletionStatus::LocalProtectionError, Syndrome::LocalMemoryGone));
+                self.fail_head(
+                    env,
+                    now,
+                    id,
+                    Fault::new(CompletionStatus::LocalProtectionError, Syndrome::LocalMemoryGone),
+                );
             }
         }
     }
@@ -248,7 +256,7 @@ impl Engine {
     }
 
     /// A turn that waited for an answer may go on.
-    pub(super) fn let_go_on(&mut self, id: QpId) {
+    pub(crate) fn let_go_on(&mut self, id: QpId) {
         let wire = self.wire_mut(id);
         if wire.share.is_listed() && wire.requester.window.has_unsent() {
             // It waits for others, and will be called.
@@ -286,7 +294,7 @@ impl Engine {
             let returns = opcode == SendOpcode::RdmaRead || opcode.is_atomic();
             let completion = Completion {
                 byte_count: if returns { length } else { 0 },
-                ..crate::completion::of_send(request, now, CompletionStatus::Success)
+                ..of_send(request, now, CompletionStatus::Success)
             };
             self.post(env, id, Side::Send, completion);
         }
@@ -294,15 +302,15 @@ impl Engine {
     }
 
     /// The oldest message fails, and the QP with it.
-    pub(super) fn fail_head<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, (status, syndrome): Fault) {
-        self.end_head(env, now, id, (status, syndrome));
+    pub(crate) fn fail_head<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, fault: Fault) {
+        self.end_head(env, now, id, fault);
         self.enter_error(env, id);
     }
 
-    fn end_head<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, (status, syndrome): Fault) {
+    fn end_head<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, fault: Fault) {
         let Some(message) = self.sender(id).window.remove_head() else { return };
         let completion =
-            Completion { vendor_error: syndrome as u8, ..crate::completion::of_send(&message.request, now, status) };
+            Completion { vendor_error: fault.syndrome as u8, ..of_send(&message.request, now, fault.status) };
         self.post(env, id, Side::Send, completion);
         self.sender(id).window.recycle(message);
     }
@@ -314,9 +322,24 @@ impl Engine {
             && let Some(wire) = &self.qp(id).wire
             && !wire.requester.is_idle()
         {
-            self.end_head(env, now, id, (CompletionStatus::WorkRequestFlushed, Syndrome::Flushed));
+            self.end_head(env, now, id, Fault::new(CompletionStatus::WorkRequestFlushed, Syndrome::Flushed));
             count += 1;
         }
         count
+    }
+
+    pub(crate) fn sender(&mut self, id: QpId) -> &mut WireRequester {
+        &mut self.wire_mut(id).requester
+    }
+
+    /// The packets that can't be read may be the oldest ones now; or they are acknowledged, as those of a retry may be.
+    pub(crate) fn look_at_stuck<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+        let requester = self.sender(id);
+        let Some((psn, stuck)) = requester.stuck else { return };
+        if psn_ahead(psn, requester.window.oldest()) < 0 {
+            requester.stuck = None;
+        } else if requester.window.sends_oldest() {
+            self.fail_head(env, now, id, stuck.fault());
+        }
     }
 }

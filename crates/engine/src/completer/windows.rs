@@ -1,153 +1,28 @@
-//! Memory windows of type 1 and type 2B: verbs, binding, invalidation (IBTA 10.6.7, 11.2.8.7 … 11.2.8.10, 11.4.1.1).
+//! Binding and invalidation of memory windows (IBTA 10.6.7, 11.4.1.1).
 //!
-//! Binding and invalidating are send requests of the owner's own QP ([`Engine::run_local`]); SEND_WITH_INV lets the peer
-//! take a binding away. Checks stand in the order of Linux' rxe; where rxe checks less than the standard (the PD of a type
-//! 1 window and of the region, the QP of an invalidation, the range of a window), the standard is followed.
+//! Both are send requests of the owner's own QP ([`Completer::run_local`]); SEND_WITH_INV lets the peer take a binding
+//! away. Checks stand in the order of Linux' rxe; where rxe checks less than the standard (the PD of a type 1 window and
+//! of the region, the QP of an invalidation, the range of a window), the standard is followed.
 //!
 //! Invariant: an invalid key is invalid at once, and the request that made it so completes after the last copy through it
-//! has landed. A bound window stands in two lists, its region's and, if it is of type 2, its QP's.
-use crate::keys::{Holder, KeyFault, NOWHERE, Reach, RegionState, offset_within};
+//! has landed.
+use crate::completer::Completer;
+use crate::fault::Fault;
+use crate::keys::{Holder, KeyFault, NOWHERE, RegionState, offset_within};
 use crate::qp::SendPhase;
-use crate::requester::{Fault, Turn};
-use crate::slab::{Owned, Slab};
-use crate::{
-    Engine, Environment, EventTarget, MwId, PdId, Progress, QpId, Refusal, SessionId, Span, SpanRegion, Syndrome,
-};
-use alloc::vec::Vec;
-use freeflow_verbs::{
-    Access, AsyncEventKind, CompletionStatus, Instant, QpState, SendOpcode, SendRequest, VerbsError, WindowKind,
-};
-use serde::{Deserialize, Serialize};
-
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Window {
-    pub session: SessionId,
-    pub pd: PdId,
-    pub kind: WindowKind,
-    /// The whole number; it opens nothing unless the window is bound.
-    pub key: u32,
-    /// Pending copies that came through it.
-    pub flights: u32,
-    state: WindowState,
-    links: [Link; 2],
-    /// QPs whose request waits until no copy uses it.
-    waiters: Vec<QpId>,
-}
-
-#[derive(Clone, Copy, Serialize, Deserialize)]
-enum WindowState {
-    Free,
-    Bound(Binding),
-    /// Its key is invalid; it is free once the last copy has landed.
-    Leaving(Binding),
-}
-
-/// What a window shows of its region.
-#[derive(Clone, Copy, Serialize, Deserialize)]
-struct Binding {
-    /// Index; a region stays while windows are bound to it.
-    region: u32,
-    memory: SessionId,
-    /// In the process.
-    address: u64,
-    /// As requests name it.
-    iova: u64,
-    last: u64,
-    access: Access,
-    /// Type 2.
-    queue_pair: Option<QpId>,
-}
-
-/// Neighbours in a list.
-#[derive(Clone, Copy, Serialize, Deserialize)]
-struct Link {
-    before: u32,
-    after: u32,
-}
-
-#[derive(Clone, Copy)]
-enum Chain {
-    Region = 0,
-    QueuePair = 1,
-}
-
-impl Owned for Window {
-    fn session(&self) -> SessionId {
-        self.session
-    }
-}
-
-impl Window {
-    fn new(session: SessionId, pd: PdId, kind: WindowKind) -> Self {
-        let links = [Link { before: NOWHERE, after: NOWHERE }; 2];
-        let state = WindowState::Free;
-        Self { session, pd, kind, key: 0, flights: 0, state, links, waiters: Vec::new() }
-    }
-
-    pub fn admits(&self, key: u32, reach: Reach, needed: Access) -> bool {
-        self.opened(key, reach, needed).is_some()
-    }
-
-    /// The binding that a key opens to a message at this QP with these rights.
-    fn opened(&self, key: u32, reach: Reach, needed: Access) -> Option<&Binding> {
-        let WindowState::Bound(binding) = &self.state else { return None };
-        let reaches = self.pd == reach.pd && binding.queue_pair.is_none_or(|own| own == reach.responder);
-        (self.key == key && reaches && binding.access.contains(needed)).then_some(binding)
-    }
-
-    /// As of a region that is not registered on demand.
-    #[inline(never)]
-    pub fn span(&self, key: u32, reach: Reach, range: (u64, u32), needed: Access) -> Result<Span, KeyFault> {
-        let binding = self.opened(key, reach, needed).ok_or(KeyFault)?;
-        let offset = offset_within(binding.iova, binding.last, range.0, u64::from(range.1))?;
-        let address = binding.address.wrapping_add(offset);
-        let region = SpanRegion::new(binding.region, false);
-        Ok(Span { session: binding.memory, region, address, length: range.1 })
-    }
-}
+use crate::turn::Turn;
+use crate::window::{Binding, Chain, WindowState, pull, push};
+use crate::{Environment, EventTarget, MwId, Progress, QpId, Syndrome};
+use freeflow_verbs::{Access, AsyncEventKind, CompletionStatus, Instant, QpState, SendOpcode, SendRequest, WindowKind};
 
 /// How far a local operation got.
-enum Local {
+pub(crate) enum Local {
     Done,
     /// Copies still use the window; the request is begun again when they have landed.
     Waiting,
 }
 
-impl Engine {
-    // ---- verbs
-
-    /// Gives the window and its first key. Unbound, it opens nothing.
-    pub fn alloc_mw(&mut self, session: SessionId, pd: PdId, kind: WindowKind) -> Result<(MwId, u32), VerbsError> {
-        self.pd_of(session, pd)?;
-        self.keys.check_room()?;
-        let vnic = self.session_vnic(session)?;
-        self.charge(vnic, |usage| &mut usage.mws, |limits| limits.mw_count_max)?;
-        self.add_pd_child(session, pd);
-        Ok(self.keys.register_window(&mut self.random, Window::new(session, pd, kind)))
-    }
-
-    /// Takes a binding away too. The key is invalid as soon as this is first called; `InFlight` until no copy uses the
-    /// window.
-    pub fn dealloc_mw(&mut self, session: SessionId, mw: MwId) -> Result<(), Refusal> {
-        self.keys.windows.owned(session, mw).map_err(Refusal::Error)?;
-        if self.release(mw) {
-            self.remove_mw(mw);
-            Ok(())
-        } else {
-            Err(Refusal::InFlight)
-        }
-    }
-
-    pub(crate) fn remove_mw(&mut self, mw: MwId) {
-        self.unbind(mw.index);
-        let Some(gone) = self.keys.remove_window(mw) else { return };
-        self.drop_pd_child(gone.session, gone.pd);
-        self.refund_session(gone.session, |usage| &mut usage.mws);
-        for waiter in gone.waiters {
-            self.wake(waiter);
-        }
-    }
-
+impl Completer {
     // ---- requests
 
     /// Executes the BIND_MW or LOCAL_INV in hand.
@@ -168,7 +43,7 @@ impl Engine {
     }
 
     fn bind(&mut self, id: QpId) -> Result<Local, Fault> {
-        let failed = |syndrome| (CompletionStatus::MemoryWindowBindError, syndrome);
+        let failed = |syndrome| Fault::new(CompletionStatus::MemoryWindowBindError, syndrome);
         let mw = self.window_to_bind(id).map_err(failed)?;
         let binding = self.binding_asked(id, mw).map_err(failed)?;
         if !self.release(mw) {
@@ -253,7 +128,7 @@ impl Engine {
             Some(mw) => mw,
             None => self
                 .window_bound_to(id, send.request.immediate)
-                .ok_or((CompletionStatus::LocalQpOperationError, Syndrome::InvalidateKey))?,
+                .ok_or(Fault::new(CompletionStatus::LocalQpOperationError, Syndrome::InvalidateKey))?,
         };
         let waits = match send.releases {
             Some(mw) => self.keys.windows.get(mw).is_some_and(|window| matches!(window.state, WindowState::Leaving(_))),
@@ -277,7 +152,7 @@ impl Engine {
     /// A SEND_WITH_INV whose key is not that of a window bound here (IBTA 9.9.3.1, class J; so does rxe): its bytes have
     /// arrived and the sender has its acknowledgement, but the RECV completes in error and the QP goes to ERROR.
     pub(crate) fn invalidation_failed<E: Environment>(&mut self, env: &mut E, now: Instant, responder: QpId) {
-        let fault = (CompletionStatus::RemoteInvalidRequest, Syndrome::RemoteInvalidate);
+        let fault = Fault::new(CompletionStatus::RemoteInvalidRequest, Syndrome::RemoteInvalidate);
         self.fail_receive(env, now, responder, fault);
         if self.qp(responder).state() != QpState::Error {
             env.raise(AsyncEventKind::QpAccessError, EventTarget::Qp(responder));
@@ -296,7 +171,7 @@ impl Engine {
     // ---- bindings
 
     /// Makes the key of a window invalid. True if no copy uses it any more: it is free then.
-    fn release(&mut self, mw: MwId) -> bool {
+    pub(crate) fn release(&mut self, mw: MwId) -> bool {
         let window = self.keys.windows.get_mut(mw).expect("it was found");
         if window.flights == 0 {
             self.unbind(mw.index);
@@ -381,27 +256,5 @@ fn asked_rights(request: &SendRequest) -> Result<Access, Syndrome> {
     match u32::try_from(request.swap) {
         Ok(bits) if Access(bits).required().0 & !known.0 == 0 => Ok(Access(bits).required()),
         _ => Err(Syndrome::WindowRights),
-    }
-}
-
-fn push(windows: &mut Slab<MwId, Window>, head: &mut u32, chain: Chain, index: u32) {
-    let after = core::mem::replace(head, index);
-    if let Some(window) = windows.at_mut(after) {
-        window.links[chain as usize].before = index;
-    }
-    if let Some(window) = windows.at_mut(index) {
-        window.links[chain as usize] = Link { before: NOWHERE, after };
-    }
-}
-
-fn pull(windows: &mut Slab<MwId, Window>, head: &mut u32, chain: Chain, index: u32) {
-    let Some(window) = windows.at_mut(index) else { return };
-    let Link { before, after } = window.links[chain as usize];
-    match windows.at_mut(before) {
-        Some(window) => window.links[chain as usize].after = after,
-        None => *head = after,
-    }
-    if let Some(window) = windows.at_mut(after) {
-        window.links[chain as usize].before = before;
     }
 }

@@ -3,8 +3,7 @@
 //! Invariant: an object goes only when nothing stands on it (`children`, `users`, `flights`); a limit of the vNIC is
 //! charged when an object is made and given back when it goes.
 use crate::limits::{PORT, check_cqe};
-use crate::objects::{AddressHandle, Context, Cq, CqState, Session, Srq, Vnic};
-use crate::policy::{EXTERNAL_GID_INDEX, IPV6_GID_INDEX};
+use crate::objects::{AddressHandle, Context, Cq, CqState, GidTable, Session, Srq, Vnic};
 use crate::schedule::Scheduler;
 use crate::{
     AhId, ContextId, CqId, Engine, Environment, EventTarget, PdId, Refusal, SessionId, SessionObjects, SrqId, Usage,
@@ -32,7 +31,7 @@ impl Engine {
         limits: VnicLimits,
     ) -> Result<VnicId, VerbsError> {
         let is_good = |gid: Gid| {
-            let taken = self.vnics.iter().any(|(_, vnic)| vnic.network == network && vnic.has(gid));
+            let taken = self.completer().vnics.iter().any(|(_, vnic)| vnic.network == network && vnic.has(gid));
             !taken && !gid.is_zero() && !gid.is_multicast()
         };
         if !is_good(gid) || ipv6_gid.is_some_and(|ipv6| !is_good(ipv6) || ipv6.to_ipv4().is_some()) {
@@ -53,22 +52,22 @@ impl Engine {
             counters,
             held_bytes: 0,
         };
-        Ok(self.vnics.insert(vnic))
+        Ok(self.completer_mut().vnics.insert(vnic))
     }
 
     /// Its network, its address there, and its IPv6 address.
     pub fn vnic_addresses(&self, vnic: VnicId) -> Option<(NetworkId, Gid, Option<Gid>)> {
-        self.vnics.get(vnic).map(|vnic| (vnic.network, vnic.gid, vnic.ipv6_gid))
+        self.completer().vnics.get(vnic).map(|vnic| (vnic.network, vnic.gid, vnic.ipv6_gid))
     }
 
     /// Its sessions must be gone.
     pub fn destroy_vnic(&mut self, vnic: VnicId) -> Result<(), VerbsError> {
-        let usage = self.vnics.get(vnic).ok_or(VerbsError::NotFound)?.usage;
+        let usage = self.completer().vnics.get(vnic).ok_or(VerbsError::NotFound)?.usage;
         if usage.sessions > 0 {
             return Err(VerbsError::Busy);
         }
-        self.schedule.forget_vnic(vnic);
-        if let Some(gone) = self.vnics.remove(vnic) {
+        self.requester.responder.schedule.forget_vnic(vnic);
+        if let Some(gone) = self.completer_mut().vnics.remove(vnic) {
             self.networks.leave(gone.network);
         }
         Ok(())
@@ -77,26 +76,13 @@ impl Engine {
     /// The address by which the vNIC may talk to machines without FreeFlow, its GID 1. Existing connections keep what they
     /// have; the environment's `path` says what new ones get.
     pub fn set_external_gid(&mut self, vnic: VnicId, gid: Option<Gid>) -> Result<(), VerbsError> {
-        self.vnics.get_mut(vnic).ok_or(VerbsError::NotFound)?.external_gid = gid;
+        self.completer_mut().vnics.get_mut(vnic).ok_or(VerbsError::NotFound)?.external_gid = gid;
         Ok(())
-    }
-
-    pub(crate) fn external_gid(&self, vnic: VnicId) -> Option<Gid> {
-        self.vnics.get(vnic)?.external_gid
-    }
-
-    /// Which of its GIDs a vNIC has besides the first.
-    pub(crate) fn gid_table(&self, vnic: VnicId) -> GidTable {
-        let vnic = self.vnics.get(vnic);
-        GidTable {
-            has_external: vnic.is_some_and(|vnic| vnic.external_gid.is_some()),
-            has_ipv6: vnic.is_some_and(|vnic| vnic.ipv6_gid.is_some()),
-        }
     }
 
     pub fn create_session(&mut self, vnic: VnicId) -> Result<SessionId, VerbsError> {
         self.charge(vnic, |usage| &mut usage.sessions, |limits| limits.session_count_max)?;
-        Ok(self.sessions.insert(Session { vnic }))
+        Ok(self.requester.responder.sessions.insert(Session { vnic }))
     }
 
     /// Destroys everything of a process at once (it died or was cut off). Peers see what a vanished NIC shows: their
@@ -105,30 +91,30 @@ impl Engine {
     ///
     /// `want_receives` may still be called for queues of this session while this runs, not after.
     pub fn destroy_session<E: Environment>(&mut self, env: &mut E, now: Instant, session: SessionId) {
-        let Some(vnic) = self.sessions.get(session).map(|session| session.vnic) else { return };
-        for qp in self.qps.all_of(session) {
+        let Some(vnic) = self.requester.responder.sessions.get(session).map(|session| session.vnic) else { return };
+        for qp in self.completer().qps.all_of(session) {
             while self.leave_target(qp, session) {}
         }
-        self.leave_flights(session);
-        for qp in self.qps.all_of(session) {
+        self.completer_mut().leave_flights(session);
+        for qp in self.completer().qps.all_of(session) {
             self.remove_qp(env, now, qp, Some(session));
         }
-        for srq in self.srqs.all_of(session) {
+        for srq in self.completer().srqs.all_of(session) {
             self.remove_srq(srq);
         }
-        for xrcd in self.xrc.xrcds.all_of(session) {
+        for xrcd in self.requester.responder.xrc.xrcds.all_of(session) {
             self.remove_xrcd(xrcd);
         }
-        for ah in self.ahs.all_of(session) {
+        for ah in self.completer().ahs.all_of(session) {
             self.remove_ah(ah);
         }
-        for mw in self.keys.windows.all_of(session) {
+        for mw in self.completer().keys.windows.all_of(session) {
             self.remove_mw(mw);
         }
-        for mr in self.keys.regions.all_of(session) {
+        for mr in self.completer().keys.regions.all_of(session) {
             self.remove_mr(mr);
         }
-        for cq in self.cqs.all_of(session) {
+        for cq in self.completer().cqs.all_of(session) {
             self.remove_cq(cq);
         }
         self.leave_pds(session);
@@ -136,7 +122,7 @@ impl Engine {
             self.contexts.disown(context);
             self.refund(vnic, |usage| &mut usage.contexts);
         }
-        self.sessions.remove(session);
+        self.requester.responder.sessions.remove(session);
         self.refund(vnic, |usage| &mut usage.sessions);
     }
 
@@ -144,30 +130,30 @@ impl Engine {
     pub fn objects_of(&self, session: SessionId) -> SessionObjects {
         SessionObjects {
             contexts: self.contexts.all_of(session),
-            cqs: self.cqs.all_of(session),
-            srqs: self.srqs.all_of(session),
-            qps: self.qps.all_of(session),
-            xrcds: self.xrc.xrcds.all_of(session),
+            cqs: self.completer().cqs.all_of(session),
+            srqs: self.completer().srqs.all_of(session),
+            qps: self.completer().qps.all_of(session),
+            xrcds: self.requester.responder.xrc.xrcds.all_of(session),
         }
     }
 
     pub fn vnic_usage(&self, vnic: VnicId) -> Option<Usage> {
-        self.vnics.get(vnic).map(|vnic| vnic.usage)
+        self.completer().vnics.get(vnic).map(|vnic| vnic.usage)
     }
 
     pub fn vnic_counters(&self, vnic: VnicId) -> Option<VnicCounters> {
-        self.vnics.get(vnic).map(|vnic| vnic.counters)
+        self.completer().vnics.get(vnic).map(|vnic| vnic.counters)
     }
 
     /// Of all vNICs together.
     pub fn usage(&self) -> Usage {
-        self.vnics.iter().fold(Usage::default(), |sum, (_, vnic)| sum.plus(&vnic.usage))
+        self.completer().vnics.iter().fold(Usage::default(), |sum, (_, vnic)| sum.plus(&vnic.usage))
     }
 
     // ---- contexts
 
     pub fn open_context(&mut self, session: SessionId) -> Result<ContextId, VerbsError> {
-        let vnic = self.session_vnic(session)?;
+        let vnic = self.requester.responder.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.contexts, |limits| limits.context_count_max)?;
         Ok(self.contexts.adopt(Context { session, children: 0 }))
     }
@@ -178,7 +164,7 @@ impl Engine {
             return Err(VerbsError::Busy);
         }
         self.contexts.disown(context);
-        let vnic = self.session_vnic(session)?;
+        let vnic = self.requester.responder.session_vnic(session)?;
         self.refund(vnic, |usage| &mut usage.contexts);
         Ok(())
     }
@@ -188,15 +174,15 @@ impl Engine {
     pub fn create_cq(&mut self, session: SessionId, context: ContextId, cqe: u32) -> Result<CqId, VerbsError> {
         check_cqe(cqe)?;
         self.contexts.owned(session, context)?;
-        let vnic = self.session_vnic(session)?;
+        let vnic = self.requester.responder.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.cqs, |limits| limits.cq_count_max)?;
         self.contexts.owned_mut(session, context)?.children += 1;
-        Ok(self.cqs.adopt(Cq { session, context, users: 0, state: CqState::Good }))
+        Ok(self.completer_mut().cqs.adopt(Cq { session, context, users: 0, state: CqState::Good }))
     }
 
     /// Busy while QPs complete on it.
     pub fn destroy_cq(&mut self, session: SessionId, cq: CqId) -> Result<(), VerbsError> {
-        if self.cqs.owned(session, cq)?.users > 0 {
+        if self.completer().cqs.owned(session, cq)?.users > 0 {
             return Err(VerbsError::Busy);
         }
         self.remove_cq(cq);
@@ -204,7 +190,7 @@ impl Engine {
     }
 
     fn remove_cq(&mut self, cq: CqId) {
-        let Some(gone) = self.cqs.disown(cq) else { return };
+        let Some(gone) = self.completer_mut().cqs.disown(cq) else { return };
         if let Some(context) = self.contexts.get_mut(gone.context) {
             context.children -= 1;
         }
@@ -226,12 +212,12 @@ impl Engine {
         self.pd_of(session, pd)?;
         let attributes = grant_srq_attributes(&attributes)?;
         let xrc = xrc.map(|parts| self.plan_xrc_queue(session, parts, cookie)).transpose()?;
-        let vnic = self.session_vnic(session)?;
+        let vnic = self.requester.responder.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.srqs, |limits| limits.srq_count_max)?;
         self.add_pd_child(session, pd);
         let parts = xrc.as_ref().map(|queue| (queue.number, queue.xrcd, queue.cq));
         let srq = Srq { session, pd, attributes, xrc, users: 0, waiters: Vec::new(), wanted: false };
-        let id = self.srqs.adopt(srq);
+        let id = self.completer_mut().srqs.adopt(srq);
         if let Some(parts) = parts {
             self.enter_xrc_queue(id, parts);
         }
@@ -246,7 +232,7 @@ impl Engine {
         srq: SrqId,
         limit: u32,
     ) -> Result<(), VerbsError> {
-        let attributes = &mut self.srqs.owned_mut(session, srq)?.attributes;
+        let attributes = &mut self.completer_mut().srqs.owned_mut(session, srq)?.attributes;
         if limit > attributes.max_wr {
             return Err(VerbsError::InvalidArgument);
         }
@@ -259,13 +245,13 @@ impl Engine {
     }
 
     pub fn query_srq(&self, session: SessionId, srq: SrqId) -> Result<SrqAttributes, VerbsError> {
-        Ok(self.srqs.owned(session, srq)?.attributes)
+        Ok(self.completer().srqs.owned(session, srq)?.attributes)
     }
 
     /// Busy while QPs use it. Target QPs do not count: what still arrives for it is refused as an invalid request;
     /// `InFlight` until no copy goes to its RECVs.
     pub fn destroy_srq(&mut self, session: SessionId, srq: SrqId) -> Result<(), Refusal> {
-        let queue = self.srqs.owned(session, srq).map_err(Refusal::Error)?;
+        let queue = self.completer().srqs.owned(session, srq).map_err(Refusal::Error)?;
         if queue.users > 0 {
             return Err(Refusal::Error(VerbsError::Busy));
         }
@@ -278,12 +264,12 @@ impl Engine {
     }
 
     fn remove_srq(&mut self, srq: SrqId) {
-        let Some(gone) = self.srqs.disown(srq) else { return };
+        let Some(gone) = self.completer_mut().srqs.disown(srq) else { return };
         if let Some(queue) = &gone.xrc {
             self.leave_xrc_queue(queue);
         }
         for waiter in gone.waiters {
-            if let Some(qp) = self.qps.get_mut(waiter) {
+            if let Some(qp) = self.completer_mut().qps.get_mut(waiter) {
                 qp.send.waits_for = None;
             }
         }
@@ -302,62 +288,29 @@ impl Engine {
         attributes: &AddressHandleAttributes,
     ) -> Result<AhId, VerbsError> {
         self.pd_of(session, pd)?;
-        let vnic = self.session_vnic(session)?;
-        let route = check_address(attributes, self.gid_table(vnic))?;
+        let vnic = self.requester.responder.session_vnic(session)?;
+        let route = check_address(attributes, self.completer().gid_table(vnic))?;
         self.charge(vnic, |usage| &mut usage.ahs, |limits| limits.ah_count_max)?;
         self.add_pd_child(session, pd);
-        Ok(self.ahs.adopt(AddressHandle { session, pd, route }))
+        Ok(self.completer_mut().ahs.adopt(AddressHandle { session, pd, route }))
     }
 
     pub fn destroy_ah(&mut self, session: SessionId, ah: AhId) -> Result<(), VerbsError> {
-        self.ahs.owned(session, ah)?;
+        self.completer().ahs.owned(session, ah)?;
         self.remove_ah(ah);
         Ok(())
     }
 
     fn remove_ah(&mut self, ah: AhId) {
-        let Some(gone) = self.ahs.disown(ah) else { return };
+        let Some(gone) = self.completer_mut().ahs.disown(ah) else { return };
         self.drop_pd_child(gone.session, gone.pd);
         self.refund_session(gone.session, |usage| &mut usage.ahs);
     }
 
-    // ---- accounts
-
-    pub(crate) fn session_vnic(&self, session: SessionId) -> Result<VnicId, VerbsError> {
-        self.sessions.get(session).map(|session| session.vnic).ok_or(VerbsError::NotFound)
-    }
-
     pub(crate) fn refund_session(&mut self, session: SessionId, count: fn(&mut Usage) -> &mut u32) {
-        if let Ok(vnic) = self.session_vnic(session) {
+        if let Ok(vnic) = self.requester.responder.session_vnic(session) {
             self.refund(vnic, count);
         }
-    }
-}
-
-/// What of a vNIC's GID table is filled besides the first entry.
-#[derive(Clone, Copy)]
-pub(crate) struct GidTable {
-    pub has_external: bool,
-    pub has_ipv6: bool,
-}
-
-impl GidTable {
-    pub fn has(self, index: u8) -> bool {
-        match index {
-            0 => true,
-            EXTERNAL_GID_INDEX => self.has_external,
-            IPV6_GID_INDEX => self.has_ipv6,
-            _ => false,
-        }
-    }
-
-    /// Whether a vNIC may send to that address by this of its GIDs. One with two families sends to neither by the other's: no
-    /// host's routes lead from one into the other.
-    fn leads_to(self, route: &GlobalRoute) -> bool {
-        let same_family =
-            |ipv6: bool| !self.has_ipv6 || route.dgid.is_multicast() || route.dgid.to_ipv4().is_none() == ipv6;
-        let index = route.sgid_index;
-        self.has(index) && (index == EXTERNAL_GID_INDEX || same_family(index == IPV6_GID_INDEX))
     }
 }
 

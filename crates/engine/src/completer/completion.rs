@@ -2,10 +2,12 @@
 //!
 //! Invariant: `enter_error` only changes state and asks for a later turn; flushing happens in [`Engine::run`] and the
 //! verbs. So the request whose failure led to ERROR completes with its own status before the rest is flushed.
+use crate::completer::Completer;
+use crate::fault::Fault;
 use crate::limits::FLUSHES_PER_TURN_MAX;
 use crate::objects::CqState;
 use crate::qp::{Claim, Drain, SendPhase, Teardown};
-use crate::{Engine, Environment, EventTarget, Fetch, Progress, QpId, ReceiveQueueId, Syndrome};
+use crate::{Environment, EventTarget, Fetch, Progress, QpId, ReceiveQueueId, Syndrome};
 use freeflow_verbs::{
     AsyncEventKind, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Instant, QpState, SendFlags,
     SendOpcode, SendRequest,
@@ -17,7 +19,7 @@ pub(crate) enum Side {
     Receive,
 }
 
-impl Engine {
+impl Completer {
     /// Completes the send request in hand with success, quietly if it is unsignaled.
     pub(crate) fn succeed_send<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
         let qp = self.qp(id);
@@ -37,14 +39,9 @@ impl Engine {
     }
 
     /// Completes the send request in hand with an error: RC and XRC go to ERROR, UC and UD to SQE.
-    pub(crate) fn fail_send<E: Environment>(
-        &mut self,
-        env: &mut E,
-        now: Instant,
-        id: QpId,
-        (status, syndrome): (CompletionStatus, Syndrome),
-    ) {
-        let completion = Completion { vendor_error: syndrome as u8, ..self.send_completion(now, id, status) };
+    pub(crate) fn fail_send<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, fault: Fault) {
+        let completion =
+            Completion { vendor_error: fault.syndrome as u8, ..self.send_completion(now, id, fault.status) };
         self.drop_request(env, id);
         self.post(env, id, Side::Send, completion);
         if self.qp(id).service.is_reliable() {
@@ -72,17 +69,11 @@ impl Engine {
     }
 
     /// Completes the RECV that `id` has in hand with an error; what becomes of the QP is the caller's business.
-    pub(crate) fn fail_receive<E: Environment>(
-        &mut self,
-        env: &mut E,
-        now: Instant,
-        id: QpId,
-        (status, syndrome): (CompletionStatus, Syndrome),
-    ) {
+    pub(crate) fn fail_receive<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, fault: Fault) {
         let completion = Completion {
-            status,
+            status: fault.status,
             opcode: CompletionOpcode::Receive,
-            vendor_error: syndrome as u8,
+            vendor_error: fault.syndrome as u8,
             timestamp_ns: now.0,
             ..Completion::default()
         };
@@ -127,7 +118,7 @@ impl Engine {
     }
 
     fn flush_receives<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Progress {
-        let flushed = (CompletionStatus::WorkRequestFlushed, Syndrome::Flushed);
+        let flushed = Fault::new(CompletionStatus::WorkRequestFlushed, Syndrome::Flushed);
         if self.qp(id).receive.claim != Claim::None {
             self.fail_receive(env, now, id, flushed);
         }
@@ -265,6 +256,23 @@ impl Engine {
             env.raise(AsyncEventKind::QpFatal, EventTarget::Qp(id));
             self.enter_error(env, id);
         }
+    }
+
+    /// The next member has the message, or will never get it. After the last one the request is done.
+    pub(crate) fn member_done<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+        self.release_claim(id);
+        let send = &mut self.qp_mut(id).send;
+        send.responder = None;
+        send.moved = 0;
+        send.phase = SendPhase::Replicate;
+        if let Some(fanout) = &mut send.fanout {
+            fanout.members.pop();
+            fanout.put_off = 0;
+            if fanout.is_under_way() {
+                return;
+            }
+        }
+        self.succeed_send(env, now, id);
     }
 }
 

@@ -2,98 +2,99 @@
 //!
 //! Each check names the next one, or refuses. The classes of the standard's responder faults (9.9.3.1): RC answers a NAK
 //! and its QP goes to ERROR; UC and UD drop the message, unless the fault is the responder's own (its RECV).
+mod answers;
+mod authorization;
+mod datagrams;
+mod duplicates;
+mod gates;
+mod packets;
+mod paths;
+pub(crate) mod routing;
+mod unreliable;
+mod violations;
+mod xrc;
+
+use crate::arrival::{Arrival, Nak, Rejection, needs_depth, receive_bytes};
+use crate::completer::Completer;
+use crate::fault::Fault;
 use crate::keys::Reach;
 use crate::limits::{ATOMIC_BYTES, LIVELY};
-use crate::qp::Claim;
-use crate::ud::{GRH_BYTES, QKEY_USE_OWN};
-use crate::{Engine, Environment, EventTarget, Fetch, PdId, QpId, ReceiveQueueId, Syndrome};
-use freeflow_verbs::{
-    Access, AsyncEventKind, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Duration, Instant,
-    QpState, QpType, SendOpcode,
-};
+use crate::objects::{Session, Vnic};
+use crate::policy::PolicyReview;
+use crate::qp::{Claim, QueuePair};
+use crate::schedule::{Schedule, Scheduler};
+use crate::slab::Slab;
+use crate::table::NumberTable;
+use crate::transport::peers::Peers;
+use crate::transport::wire::Wire;
+use crate::xrc::Xrc;
+use crate::{Drops, Environment, EventTarget, Fetch, PdId, QpId, ReceiveQueueId, SessionId, Syndrome, VnicId};
+use alloc::collections::VecDeque;
+use freeflow_verbs::{Access, AsyncEventKind, CompletionStatus, Instant, QpState, QpType, SendOpcode, VerbsError};
 
-/// A message as its requester announces it: what BTH, RETH, AtomicETH and DETH would carry.
-#[derive(Clone, Copy)]
-pub(crate) struct Arrival {
-    /// How the RECV that it consumes is claimed for it: `By` its requester, or `Wire`.
-    pub claim: Claim,
-    pub responder: QpId,
-    /// XRC: number of the shared receive queue.
-    pub srqn: u32,
-    pub opcode: SendOpcode,
-    /// Payload, bytes; of a SEND from another host as far as it has arrived. FLUSH: of the range.
-    pub length: u64,
-    /// What it needs of the QP and of the region.
-    pub right: Access,
-    /// FLUSH of all that the key names.
-    pub whole: bool,
-    pub remote_address: u64,
-    pub rkey: u32,
-    /// UD.
-    pub qkey: u32,
+/// It owns what says whether a message may be executed, and what it owes for those that were.
+pub(crate) struct Responder {
+    pub completer: Completer,
+    pub sessions: Slab<SessionId, Session>,
+    pub xrc: Xrc,
+    /// QPN to slab index.
+    pub qpns: NumberTable,
+    pub policy: PolicyReview,
+    pub schedule: Schedule,
+    pub peers: Peers,
+    /// QPs that owe an acknowledgement.
+    pub acks_owed: VecDeque<QpId>,
+    pub drops: Drops,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
-    /// UD: another sender's message occupies the receiver; it will be woken.
-    Busy,
-    /// RNR NAK: no RECV is posted.
-    NotReady { queue: ReceiveQueueId, delay: Duration },
-    /// NAK; the responder is in ERROR.
-    Nak(Nak),
-    /// UC, UD: no RECV is posted, but the receiver is at work: one may come.
-    Late,
-    /// UC, UD: nobody will know.
-    Dropped,
-}
-
-/// NAK codes (IBTA table 46), with the syndrome that tells more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Nak {
-    InvalidRequest(Syndrome),
-    RemoteAccess(Syndrome),
-    RemoteOperational(Syndrome),
-}
-
-/// A message that has arrived whole, as its RECV tells of it.
-pub(crate) struct Received {
-    pub opcode: SendOpcode,
-    /// UD: with the GRH.
-    pub bytes: u64,
-    /// Immediate data, or the key that was invalidated.
-    pub argument: u32,
-    pub solicited: bool,
-    /// UD: the sender's.
-    pub source_qpn: Option<u32>,
-    /// UD: its GRH is an IPv6 header.
-    pub has_ipv6_header: bool,
-}
-
-impl Received {
-    pub fn completion(&self, now: Instant) -> Completion {
-        let invalidates = self.opcode == SendOpcode::SendWithInvalidate;
-        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
-        let flags = flag(self.opcode.has_immediate(), CompletionFlags::WITH_IMMEDIATE)
-            | flag(invalidates, CompletionFlags::WITH_INVALIDATE)
-            | flag(self.solicited, CompletionFlags::SOLICITED)
-            | flag(self.source_qpn.is_some(), CompletionFlags::GRH)
-            | flag(self.has_ipv6_header, CompletionFlags::IPV6_HEADER);
-        Completion {
-            opcode: match self.opcode.is_send() {
-                true => CompletionOpcode::Receive,
-                false => CompletionOpcode::ReceiveRdmaWithImmediate,
-            },
-            flags: CompletionFlags(flags),
-            byte_count: self.bytes as u32,
-            immediate: if self.opcode.has_immediate() || invalidates { self.argument } else { 0 },
-            source_qpn: self.source_qpn.unwrap_or(0),
-            timestamp_ns: now.0,
-            ..Completion::default()
+impl Responder {
+    pub fn new() -> Self {
+        Self {
+            completer: Completer::new(),
+            sessions: Slab::new(),
+            xrc: Xrc::new(),
+            qpns: NumberTable::new(),
+            policy: PolicyReview::default(),
+            schedule: Schedule::default(),
+            peers: Peers::default(),
+            acks_owed: VecDeque::new(),
+            drops: Drops::default(),
         }
+    }
+
+    /// A QP that our own bookkeeping says exists.
+    #[inline]
+    pub fn qp(&self, id: QpId) -> &QueuePair {
+        self.completer.qp(id)
+    }
+
+    #[inline]
+    pub fn qp_mut(&mut self, id: QpId) -> &mut QueuePair {
+        self.completer.qp_mut(id)
+    }
+
+    #[inline]
+    pub fn vnic_of(&mut self, id: QpId) -> &mut Vnic {
+        self.completer.vnic_of(id)
+    }
+
+    #[inline]
+    pub fn wire(&self, id: QpId) -> &Wire {
+        self.completer.wire(id)
+    }
+
+    #[inline]
+    pub fn wire_mut(&mut self, id: QpId) -> &mut Wire {
+        self.completer.wire_mut(id)
+    }
+
+    #[inline]
+    pub fn push_ready(&mut self, id: QpId) {
+        self.completer.push_ready(id);
     }
 }
 
-enum Check {
+pub(crate) enum Check {
     Operation,
     Key,
     Resource,
@@ -102,14 +103,20 @@ enum Check {
     Admitted,
 }
 
-impl Engine {
+impl Responder {
+    // ---- accounts
+
+    pub(crate) fn session_vnic(&self, session: SessionId) -> Result<VnicId, VerbsError> {
+        self.sessions.get(session).map(|session| session.vnic).ok_or(VerbsError::NotFound)
+    }
+
     /// Asks the responder to take a message. After `Ok` the RECV it consumes, if any, is claimed for the requester.
     pub(crate) fn admit<E: Environment>(
         &mut self,
         env: &mut E,
         now: Instant,
         arrival: &Arrival,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Rejection> {
         let mut check = Check::Operation;
         loop {
             check = match check {
@@ -129,14 +136,14 @@ impl Engine {
         env: &mut E,
         now: Instant,
         arrival: &Arrival,
-    ) -> Result<Check, Refused> {
+    ) -> Result<Check, Rejection> {
         self.note_arrival(env, arrival.responder);
         if self.qp(arrival.responder).service == QpType::XrcReceive {
             self.name_queue(env, now, arrival)?;
         }
         let (qp, opcode) = (self.qp(arrival.responder), arrival.opcode);
         if qp.service == QpType::Ud && arrival.qkey != qp.attributes.qkey {
-            return Err(Refused::Dropped);
+            return Err(Rejection::Dropped);
         }
         if !opcode.is_send() && !qp.attributes.access.contains(arrival.right) {
             let nak = Nak::InvalidRequest(Syndrome::RemoteOperationForbidden);
@@ -158,14 +165,14 @@ impl Engine {
         })
     }
 
-    fn check_remote_key<E: Environment>(&mut self, env: &mut E, arrival: &Arrival) -> Result<Check, Refused> {
+    fn check_remote_key<E: Environment>(&mut self, env: &mut E, arrival: &Arrival) -> Result<Check, Rejection> {
         let reach = self.reach(arrival.responder);
         let (key, right) = (arrival.rkey, arrival.right);
         let span = match arrival.whole {
-            true => self.keys.check_remote_rights(key, reach, right).map(|()| None),
+            true => self.completer.keys.check_remote_rights(key, reach, right).map(|()| None),
             false => {
                 let length = arrival.length as u32;
-                self.keys.resolve_remote(key, reach, arrival.remote_address, length, right).map(Some)
+                self.completer.keys.resolve_remote(key, reach, arrival.remote_address, length, right).map(Some)
             }
         };
         match span {
@@ -186,12 +193,12 @@ impl Engine {
         env: &mut E,
         now: Instant,
         arrival: &Arrival,
-    ) -> Result<Check, Refused> {
+    ) -> Result<Check, Rejection> {
         let next = if arrival.opcode.is_send() { Check::Room } else { Check::Admitted };
         let responder = arrival.responder;
         match self.qp(responder).receive.claim {
             claim if claim == arrival.claim => return Ok(next),
-            Claim::By(_) | Claim::Wire => return Err(Refused::Busy),
+            Claim::By(_) | Claim::Wire => return Err(Rejection::Busy),
             Claim::Held => {}
             Claim::None => self.take_receive(env, now, responder)?,
         }
@@ -199,7 +206,7 @@ impl Engine {
         Ok(next)
     }
 
-    fn take_receive<E: Environment>(&mut self, env: &mut E, now: Instant, responder: QpId) -> Result<(), Refused> {
+    fn take_receive<E: Environment>(&mut self, env: &mut E, now: Instant, responder: QpId) -> Result<(), Rejection> {
         let queue = self.receive_queue(responder);
         loop {
             let qp = self.qp_mut(responder);
@@ -212,26 +219,31 @@ impl Engine {
                 }
                 Fetch::Malformed => {
                     self.vnic_of(responder).counters.malformed_descriptors += 1;
-                    let fault = (CompletionStatus::LocalQpOperationError, Syndrome::ReceiveMalformed);
+                    let fault = Fault::new(CompletionStatus::LocalQpOperationError, Syndrome::ReceiveMalformed);
                     self.qp_mut(responder).receive.claim = Claim::Held;
                     return Err(self.receive_fault(env, now, responder, fault));
                 }
                 Fetch::Empty if !service.is_reliable() => {
                     let lively = qp.receive.taken_at.is_some_and(|at| now - at < LIVELY);
                     if lively {
-                        return Err(Refused::Late);
+                        return Err(Rejection::Late);
                     }
                     self.vnic_of(responder).counters.receives_missing += 1;
-                    return Err(Refused::Dropped);
+                    return Err(Rejection::Dropped);
                 }
-                Fetch::Empty if !self.is_wanted(queue) => self.set_wanted(env, queue, true),
-                Fetch::Empty => return Err(Refused::NotReady { queue, delay: crate::timers::rnr_delay(code) }),
+                Fetch::Empty if !self.completer.is_wanted(queue) => self.completer.set_wanted(env, queue, true),
+                Fetch::Empty => return Err(Rejection::NotReady { queue, delay: crate::timers::rnr_delay(code) }),
             }
         }
     }
 
     /// Is the RECV long enough (IBTA 9.7.4.1.7)?
-    fn check_room<E: Environment>(&mut self, env: &mut E, now: Instant, arrival: &Arrival) -> Result<Check, Refused> {
+    pub(crate) fn check_room<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        arrival: &Arrival,
+    ) -> Result<Check, Rejection> {
         let responder = arrival.responder;
         let qp = self.qp_mut(responder);
         if receive_bytes(qp.service, arrival.length) <= qp.receive.request.capacity_bytes() {
@@ -239,22 +251,22 @@ impl Engine {
         }
         match (qp.service.is_reliable(), qp.srq) {
             (true, _) => {
-                let fault = (CompletionStatus::LocalLengthError, Syndrome::ReceiveTooShort);
-                self.fail_receive(env, now, responder, fault);
-                self.enter_error(env, responder);
-                Err(Refused::Nak(Nak::InvalidRequest(Syndrome::ReceiveTooShort)))
+                let fault = Fault::new(CompletionStatus::LocalLengthError, Syndrome::ReceiveTooShort);
+                self.completer.fail_receive(env, now, responder, fault);
+                self.completer.enter_error(env, responder);
+                Err(Rejection::Nak(Nak::InvalidRequest(Syndrome::ReceiveTooShort)))
             }
             // Class E: an SRQ's RECV can't be put back.
             (false, Some(_)) => {
-                let fault = (CompletionStatus::RemoteInvalidRequest, Syndrome::ReceiveTooShort);
-                self.fail_receive(env, now, responder, fault);
-                Err(Refused::Dropped)
+                let fault = Fault::new(CompletionStatus::RemoteInvalidRequest, Syndrome::ReceiveTooShort);
+                self.completer.fail_receive(env, now, responder, fault);
+                Err(Rejection::Dropped)
             }
             // Class D: as if the message had never come.
             (false, None) => {
                 qp.receive.claim = Claim::Held;
-                self.wake_waiters(responder);
-                Err(Refused::Dropped)
+                self.completer.wake_waiters(responder);
+                Err(Rejection::Dropped)
             }
         }
     }
@@ -265,14 +277,14 @@ impl Engine {
         env: &mut E,
         now: Instant,
         arrival: &Arrival,
-    ) -> Result<Check, Refused> {
+    ) -> Result<Check, Rejection> {
         let pd = self.receive_pd(arrival.responder);
         let qp = self.qp(arrival.responder);
         let bytes = receive_bytes(qp.service, arrival.length);
-        match self.keys.check(qp.receive.request.sges(), pd, bytes, Access::LOCAL_WRITE) {
+        match self.completer.keys.check(qp.receive.request.sges(), pd, bytes, Access::LOCAL_WRITE) {
             Ok(()) => Ok(Check::Admitted),
             Err(_) => {
-                let fault = (CompletionStatus::LocalProtectionError, Syndrome::ReceiveKey);
+                let fault = Fault::new(CompletionStatus::LocalProtectionError, Syndrome::ReceiveKey);
                 Err(self.receive_fault(env, now, arrival.responder, fault))
             }
         }
@@ -284,21 +296,21 @@ impl Engine {
         env: &mut E,
         now: Instant,
         responder: QpId,
-        fault: (CompletionStatus, Syndrome),
-    ) -> Refused {
-        self.fail_receive(env, now, responder, fault);
-        self.enter_error(env, responder);
+        fault: Fault,
+    ) -> Rejection {
+        self.completer.fail_receive(env, now, responder, fault);
+        self.completer.enter_error(env, responder);
         if self.qp(responder).service.is_reliable() {
-            Refused::Nak(Nak::RemoteOperational(fault.1))
+            Rejection::Nak(Nak::RemoteOperational(fault.syndrome))
         } else {
-            Refused::Dropped
+            Rejection::Dropped
         }
     }
 
     /// The request is at fault (class C): RC tells both ends, UC forgets the message.
-    pub(crate) fn refuse<E: Environment>(&mut self, env: &mut E, responder: QpId, nak: Nak) -> Refused {
+    pub(crate) fn refuse<E: Environment>(&mut self, env: &mut E, responder: QpId, nak: Nak) -> Rejection {
         if !self.qp(responder).service.is_reliable() {
-            return Refused::Dropped;
+            return Rejection::Dropped;
         }
         let event = match nak {
             Nak::InvalidRequest(_) => AsyncEventKind::QpRequestError,
@@ -311,8 +323,8 @@ impl Engine {
         if self.qp(responder).state() != QpState::Error {
             env.raise(event, EventTarget::Qp(responder));
         }
-        self.enter_error(env, responder);
-        Refused::Nak(nak)
+        self.completer.enter_error(env, responder);
+        Rejection::Nak(nak)
     }
 
     /// COMM_EST: the first message for a connected QP in RTR (IBTA 11.6.3.1).
@@ -327,7 +339,7 @@ impl Engine {
     /// SRQ_LIMIT_REACHED, once for each arming (IBTA 10.2.9.2).
     fn check_srq_limit<E: Environment>(&mut self, env: &mut E, responder: QpId) {
         let Some(id) = self.qp(responder).srq else { return };
-        let srq = self.srqs.get_mut(id).expect("an SRQ outlives its QPs");
+        let srq = self.completer.srqs.get_mut(id).expect("an SRQ outlives its QPs");
         if srq.attributes.limit > 0 && env.srq_pending(id) < srq.attributes.limit {
             srq.attributes.limit = 0;
             env.raise(AsyncEventKind::SrqLimitReached, EventTarget::Srq(id));
@@ -342,7 +354,7 @@ impl Engine {
     pub(crate) fn receive_pd(&self, id: QpId) -> PdId {
         let qp = self.qp(id);
         let own = || qp.pd.expect("a QP with its own RECVs has a PD");
-        qp.srq.and_then(|srq| self.srqs.get(srq)).map_or_else(own, |srq| srq.pd)
+        qp.srq.and_then(|srq| self.completer.srqs.get(srq)).map_or_else(own, |srq| srq.pd)
     }
 
     /// What rkeys that arrive at a QP are checked against: its PD, or (XRC) that of the SRQ which the message names.
@@ -350,33 +362,20 @@ impl Engine {
         let pd = self.qp(responder).pd.unwrap_or_else(|| self.receive_pd(responder));
         Reach { pd, responder }
     }
-}
 
-/// Bytes of a RECV that a message fills.
-pub(crate) fn receive_bytes(service: QpType, length: u64) -> u64 {
-    if service == QpType::Ud { length + GRH_BYTES as u64 } else { length }
-}
-
-/// The Q_Key that a UD request carries.
-pub(crate) fn effective_qkey(posted: u32, own: u32) -> u32 {
-    if posted & QKEY_USE_OWN != 0 { own } else { posted }
-}
-
-/// The right that an operation needs, of the QP and of the region.
-pub(crate) fn remote_right(opcode: SendOpcode) -> Access {
-    match opcode {
-        SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImmediate | SendOpcode::AtomicWrite => Access::REMOTE_WRITE,
-        SendOpcode::RdmaRead => Access::REMOTE_READ,
-        SendOpcode::CompareSwap | SendOpcode::FetchAdd => Access::REMOTE_ATOMIC,
-        SendOpcode::Flush => Access::FLUSH_GLOBAL,
-        SendOpcode::Send | SendOpcode::SendWithImmediate | SendOpcode::SendWithInvalidate => Access(0),
-        SendOpcode::BindWindow | SendOpcode::LocalInvalidate => Access(0),
+    /// Whether READ responses may go out while a datagram is handled: those of a metered vNIC wait for the QP's run.
+    #[inline]
+    pub(crate) fn may_answer(&self, id: QpId) -> bool {
+        !self.schedule.is_metered(self.qp(id).vnic)
     }
-}
 
-/// Whether it takes one of the responder's `max_dest_rd_atomic` places (IBTA 9.7.8.1, annex A19).
-pub(crate) fn needs_depth(opcode: SendOpcode) -> bool {
-    opcode.is_atomic() || matches!(opcode, SendOpcode::RdmaRead | SendOpcode::AtomicWrite | SendOpcode::Flush)
+    pub(crate) fn call_eligible(&mut self) {
+        while let Some(id) = self.schedule.poll_eligible() {
+            if self.completer.qps.get(id).is_some() {
+                self.push_ready(id);
+            }
+        }
+    }
 }
 
 /// Whether it touches eight aligned bytes at once.

@@ -2,72 +2,18 @@
 //!
 //! Invariant: a PD lives as long as some session uses it, whoever allocated it; what a session has in it is counted
 //! apart, so that no session can hold up another one's `ibv_dealloc_pd`.
-use crate::slab::Owned;
-use crate::{ContextId, Engine, PdId, SessionId, VnicId};
+use crate::objects::{Pd, PdShare};
+use crate::{ContextId, Engine, PdId, SessionId};
 use alloc::vec;
-use alloc::vec::Vec;
 use freeflow_verbs::VerbsError;
-use serde::{Deserialize, Serialize};
-
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Pd {
-    /// Who allocated it: perhaps gone.
-    session: SessionId,
-    vnic: VnicId,
-    /// Where it was allocated, until it is deallocated there.
-    context: Option<ContextId>,
-    is_shared: bool,
-    shares: Vec<Share>,
-}
-
-/// What one session has of a PD.
-#[derive(Serialize, Deserialize)]
-struct Share {
-    session: SessionId,
-    /// The allocation, and each import.
-    uses: u32,
-    /// MRs, windows, SRQs, QPs and AHs.
-    children: u32,
-}
-
-impl Owned for Pd {
-    fn session(&self) -> SessionId {
-        self.session
-    }
-
-    fn belongs_to(&self, session: SessionId) -> bool {
-        self.share(session).is_some()
-    }
-}
-
-impl Pd {
-    /// Whether a QP with CQs of this context may be in it.
-    pub fn fits(&self, context: ContextId) -> bool {
-        self.is_shared || self.context == Some(context)
-    }
-
-    fn share(&self, session: SessionId) -> Option<&Share> {
-        self.shares.iter().find(|share| share.session == session)
-    }
-
-    fn share_mut(&mut self, session: SessionId) -> Option<&mut Share> {
-        self.shares.iter_mut().find(|share| share.session == session)
-    }
-
-    /// Whether a session may give one of its uses up.
-    fn check_leave(&self, session: SessionId) -> Result<(), VerbsError> {
-        let share = self.share(session).ok_or(VerbsError::NotFound)?;
-        if share.uses == 1 && share.children > 0 { Err(VerbsError::Busy) } else { Ok(()) }
-    }
-}
 
 impl Engine {
     pub fn alloc_pd(&mut self, session: SessionId, context: ContextId) -> Result<PdId, VerbsError> {
         self.contexts.owned(session, context)?;
-        let vnic = self.session_vnic(session)?;
+        let vnic = self.requester.responder.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.pds, |limits| limits.pd_count_max)?;
         self.contexts.owned_mut(session, context)?.children += 1;
-        let shares = vec![Share { session, uses: 1, children: 0 }];
+        let shares = vec![PdShare { session, uses: 1, children: 0 }];
         Ok(self.pds.adopt(Pd { session, vnic, context: Some(context), is_shared: false, shares }))
     }
 
@@ -85,8 +31,8 @@ impl Engine {
     /// counts as one PD of the vNIC. NotPermitted: another vNIC's.
     pub fn share_pd(&mut self, owner: SessionId, importer: SessionId, pd: PdId) -> Result<(), VerbsError> {
         self.pd_of(owner, pd)?;
-        let vnic = self.session_vnic(importer)?;
-        if self.session_vnic(owner)? != vnic {
+        let vnic = self.requester.responder.session_vnic(importer)?;
+        if self.requester.responder.session_vnic(owner)? != vnic {
             return Err(VerbsError::NotPermitted);
         }
         self.charge(vnic, |usage| &mut usage.pds, |limits| limits.pd_count_max)?;
@@ -95,7 +41,7 @@ impl Engine {
         match domain.share_mut(importer) {
             Some(share) => share.uses += 1,
             None => {
-                domain.shares.push(Share { session: importer, uses: 1, children: 0 });
+                domain.shares.push(PdShare { session: importer, uses: 1, children: 0 });
                 self.pds.share(pd, importer);
             }
         }

@@ -1,12 +1,13 @@
 //! Verbs of queue pairs: create, modify, query, destroy (IBTA 11.2.5).
-use crate::control::{GidTable, check_unicast};
 use crate::limits::PORT;
+use crate::objects::GidTable;
 use crate::qp::{Addresses, Claim, Drain, QueuePair, SendPhase, Teardown};
 use crate::schedule::Scheduler;
-use crate::states::modify_is_allowed;
+use crate::verbs::objects::check_unicast;
 use crate::xrc::Target;
 use crate::{
-    Engine, Environment, EventTarget, Progress, QpId, QpInit, ReceiveQueueId, Refusal, SessionId, grant_qp_capabilities,
+    Attempt, AttemptKind, Engine, Environment, EventTarget, Progress, QpId, QpInit, ReceiveQueueId, Refusal, SessionId,
+    grant_qp_capabilities, modify_is_allowed,
 };
 use alloc::boxed::Box;
 use freeflow_verbs::{
@@ -19,12 +20,22 @@ use QpAttributeMask as M;
 const TIMEOUT_MAX: u8 = 31;
 
 impl Engine {
-    /// Whether a QP is at work on a request, or would be if there is one (`has_next`).
-    pub fn is_sending(&self, id: QpId, has_next: bool) -> bool {
-        self.qps.get(id).is_some_and(|qp| {
-            let takes = matches!(qp.state(), QpState::ReadyToSend | QpState::Error | QpState::SqError);
-            qp.send.phase != SendPhase::Idle || has_next && takes
-        })
+    /// A change of a QP that was refused: whether for the address that it was to speak from.
+    #[cold]
+    pub(crate) fn note_wrong_source<E: Environment>(
+        &self,
+        env: &mut E,
+        id: QpId,
+        attributes: &QpAttributes,
+        mask: QpAttributeMask,
+    ) {
+        let qp = self.qp(id);
+        let Some(route) = attributes.address.grh.filter(|_| mask.contains(QpAttributeMask::AV)) else { return };
+        if !self.completer().gid_table(qp.vnic).has(route.sgid_index) {
+            let (kind, number) = (AttemptKind::SourceAddress, route.sgid_index.into());
+            let (network, from) = (qp.network, qp.addresses.first);
+            env.report_violation(&Attempt { kind, network, from, to: route.dgid, number, owner: None });
+        }
     }
 
     /// Checks capabilities (EINVAL above the device's limits) and gives those granted.
@@ -35,10 +46,10 @@ impl Engine {
             QpType::XrcReceive => QpCapabilities::default(),
             _ => grant_qp_capabilities(&init.capabilities, init.recv_cq.is_none() || init.srq.is_some())?,
         };
-        let domain = init.xrcd.map(|xrcd| self.domain_of(session, xrcd)).transpose()?;
-        let vnic = self.session_vnic(session)?;
+        let domain = init.xrcd.map(|xrcd| self.requester.responder.domain_of(session, xrcd)).transpose()?;
+        let vnic = self.requester.responder.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.qps, |limits| limits.qp_count_max)?;
-        let home = self.vnics.get(vnic).ok_or(VerbsError::NotFound)?;
+        let home = self.completer().vnics.get(vnic).ok_or(VerbsError::NotFound)?;
         let home = (home.network, Addresses { first: home.gid, ipv6: home.ipv6_gid });
         let qpn = self.fresh_qpn();
         let mut pair = QueuePair::new(session, vnic, home, qpn, &QpInit { capabilities, ..init });
@@ -46,16 +57,16 @@ impl Engine {
             pair.target = Some(Box::new(Target::new(session, xrcd, domain)));
             self.add_xrcd_child(xrcd);
         }
-        let id = self.qps.adopt(pair);
-        self.qpns.insert(qpn.0, id.index);
+        let id = self.completer_mut().qps.adopt(pair);
+        self.requester.responder.qpns.insert(qpn.0, id.index);
         if let Some(pd) = init.pd {
             self.add_pd_child(session, pd);
         }
         for cq in [init.send_cq, init.recv_cq].into_iter().flatten() {
-            self.cqs.owned_mut(session, cq)?.users += 1;
+            self.completer_mut().cqs.owned_mut(session, cq)?.users += 1;
         }
         if let Some(srq) = init.srq {
-            self.srqs.owned_mut(session, srq)?.users += 1;
+            self.completer_mut().srqs.owned_mut(session, srq)?.users += 1;
         }
         Ok((id, qpn, capabilities))
     }
@@ -64,7 +75,7 @@ impl Engine {
     fn check_owners(&self, session: SessionId, init: &QpInit) -> Result<(), VerbsError> {
         let mut context = None;
         for cq in [init.send_cq, init.recv_cq].into_iter().flatten() {
-            let found = self.cqs.owned(session, cq)?.context;
+            let found = self.completer().cqs.owned(session, cq)?.context;
             if context.is_some_and(|context| context != found) {
                 return Err(VerbsError::InvalidArgument);
             }
@@ -79,7 +90,7 @@ impl Engine {
         }
         // An SRQ for XRC serves target QPs only.
         if let Some(srq) = init.srq
-            && self.srqs.owned(session, srq)?.xrc.is_some()
+            && self.completer().srqs.owned(session, srq)?.xrc.is_some()
         {
             return Err(VerbsError::InvalidArgument);
         }
@@ -92,9 +103,9 @@ impl Engine {
             let number = self.random.next_u32() & Qpn::MASK;
             if number > 1
                 && number != Qpn::MULTICAST.0
-                && self.qpns.get(number).is_none()
+                && self.requester.responder.qpns.get(number).is_none()
                 && !self.resting.has(number)
-                && self.groups.of_number(number).is_none()
+                && self.requester.groups.of_number(number).is_none()
             {
                 return Qpn(number);
             }
@@ -117,8 +128,8 @@ impl Engine {
         attributes: &QpAttributes,
         mask: QpAttributeMask,
     ) -> Result<QpState, Refusal> {
-        let pair = self.qps.owned(session, qp).map_err(Refusal::Error)?;
-        let next = check_modify(pair, attributes, mask, self.gid_table(pair.vnic)).map_err(|error| {
+        let pair = self.completer().qps.owned(session, qp).map_err(Refusal::Error)?;
+        let next = check_modify(pair, attributes, mask, self.completer().gid_table(pair.vnic)).map_err(|error| {
             self.note_wrong_source(env, qp, attributes, mask);
             Refusal::Error(error)
         })?;
@@ -143,13 +154,13 @@ impl Engine {
         let qp = self.qp_mut(id);
         if qp.has_flights() {
             qp.teardown = Teardown::Reset;
-            self.timers.cancel(id);
-            self.sync_host(id);
+            self.completer_mut().timers.cancel(id);
+            self.completer_mut().sync_host(id);
             return Err(Refusal::InFlight);
         }
-        self.return_receive(env, now, id, None);
+        self.completer_mut().return_receive(env, now, id, None);
         self.unlink(env, id);
-        self.set_wanted(env, ReceiveQueueId::Qp(id), false);
+        self.completer_mut().set_wanted(env, ReceiveQueueId::Qp(id), false);
         let qp = self.qp_mut(id);
         let capabilities = qp.attributes.capabilities;
         qp.attributes = QpAttributes { capabilities, ..QpAttributes::default() };
@@ -161,8 +172,8 @@ impl Engine {
     }
 
     fn modify_to_error<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Result<(), Refusal> {
-        self.enter_error(env, id);
-        let progress = self.flush(env, now, id);
+        self.completer_mut().enter_error(env, id);
+        let progress = self.completer_mut().flush(env, now, id);
         if progress == Progress::More {
             self.push_ready(id);
         }
@@ -182,11 +193,11 @@ impl Engine {
         let before = qp.state();
         qp.attributes.state = next;
         if mask.contains(M::AV) {
-            self.doubt_wire(id);
-            self.look_for_wire(env, id);
+            self.requester.responder.doubt_wire(id);
+            self.requester.responder.look_for_wire(env, id);
         }
         if mask.contains(M::SQ_PSN) {
-            self.begin_wire(id);
+            self.requester.responder.begin_wire(id);
         }
         let qp = self.qp_mut(id);
         match (before, next) {
@@ -221,16 +232,18 @@ impl Engine {
 
     /// A peer that sent too early need not wait for its timeout.
     fn wake_peer(&mut self, id: QpId) {
-        let Some(index) = self.qpns.get(self.qp(id).attributes.dest_qpn) else { return };
-        let Some((peer, pair)) = self.qps.at(index) else { return };
-        if pair.is_connected_service() && pair.send.phase == SendPhase::Waiting && self.find_responder(peer) == Some(id)
+        let Some(index) = self.requester.responder.qpns.get(self.qp(id).attributes.dest_qpn) else { return };
+        let Some((peer, pair)) = self.completer().qps.at(index) else { return };
+        if pair.is_connected_service()
+            && pair.send.phase == SendPhase::Waiting
+            && self.requester.responder.find_responder(peer) == Some(id)
         {
-            self.wake(peer);
+            self.completer_mut().wake(peer);
         }
     }
 
     pub fn query_qp(&self, session: SessionId, qp: QpId) -> Result<QpAttributes, VerbsError> {
-        let qp = self.qps.owned(session, qp)?;
+        let qp = self.completer().qps.owned(session, qp)?;
         Ok(QpAttributes { current_state: qp.state(), sq_draining: qp.send.drain != Drain::None, ..qp.attributes })
     }
 
@@ -243,8 +256,8 @@ impl Engine {
         session: SessionId,
         qp: QpId,
     ) -> Result<(), Refusal> {
-        self.qps.owned(session, qp).map_err(Refusal::Error)?;
-        if self.groups.is_attached(qp) {
+        self.completer().qps.owned(session, qp).map_err(Refusal::Error)?;
+        if self.requester.groups.is_attached(qp) {
             return Err(Refusal::Error(VerbsError::Busy));
         }
         if self.leave_target(qp, session) {
@@ -253,8 +266,8 @@ impl Engine {
         let pair = self.qp_mut(qp);
         if pair.has_flights() {
             pair.teardown = Teardown::Destroy;
-            self.timers.cancel(qp);
-            self.sync_host(qp);
+            self.completer_mut().timers.cancel(qp);
+            self.completer_mut().sync_host(qp);
             return Err(Refusal::InFlight);
         }
         self.remove_qp(env, now, qp, None);
@@ -263,14 +276,14 @@ impl Engine {
 
     /// `ending`: its session, if that ends.
     pub(crate) fn remove_qp<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, ending: Option<SessionId>) {
-        self.return_receive(env, now, id, ending);
+        self.completer_mut().return_receive(env, now, id, ending);
         self.unlink(env, id);
-        self.unbind_all_of(id);
+        self.completer_mut().unbind_all_of(id);
         self.detach_all(id);
-        self.schedule.forget_qp(now, id);
-        self.call_eligible();
-        let Some(gone) = self.qps.disown(id) else { return };
-        self.qpns.remove(gone.qpn.0);
+        self.requester.responder.schedule.forget_qp(now, id);
+        self.requester.responder.call_eligible();
+        let Some(gone) = self.completer_mut().qps.disown(id) else { return };
+        self.requester.responder.qpns.remove(gone.qpn.0);
         self.resting.give_back(now, gone.qpn);
         // Who was told of it must hear that its number may be another's soon.
         env.identity_changed(gone.qpn, None);
@@ -278,13 +291,13 @@ impl Engine {
             self.drop_pd_child(gone.session, pd);
         }
         for cq in [gone.send_cq, gone.recv_cq].into_iter().flatten() {
-            if let Some(cq) = self.cqs.get_mut(cq) {
+            if let Some(cq) = self.completer_mut().cqs.get_mut(cq) {
                 cq.users -= 1;
             }
         }
         if let Some(target) = &gone.target {
             self.end_target(target);
-        } else if let Some(srq) = gone.srq.and_then(|srq| self.srqs.get_mut(srq)) {
+        } else if let Some(srq) = gone.srq.and_then(|srq| self.completer_mut().srqs.get_mut(srq)) {
             srq.users -= 1;
         }
         self.refund(gone.vnic, |usage| &mut usage.qps);
@@ -292,15 +305,15 @@ impl Engine {
 
     /// Forgets all that the QP has in hand, and lets go of others.
     fn unlink<E: Environment>(&mut self, env: &mut E, id: QpId) {
-        self.cut_wire(env, id);
-        self.drop_request(env, id);
+        self.requester.responder.cut_wire(env, id);
+        self.completer_mut().drop_request(env, id);
         let qp = self.qp_mut(id);
         qp.send.drain = Drain::None;
         qp.receive.claim = Claim::None;
         qp.receive.datagrams.clear();
         qp.receive.arriving = None;
-        self.let_go(id, usize::MAX);
-        self.wake_waiters(id);
+        self.completer_mut().let_go(id, usize::MAX);
+        self.completer_mut().wake_waiters(id);
     }
 }
 

@@ -1,0 +1,188 @@
+//! Counts of vNICs and QPs.
+//!
+//! Local delivery has no packets. Counted are those that the wire would need: a message's payload in pieces of the path
+//! MTU, and one request packet for a READ or an atomic. Acknowledgements, headers and retries are not counted: there
+//! are none. What goes past the router is counted so by the libraries, and added here.
+use crate::WireCounters;
+use freeflow_verbs::CompletionStatus;
+use serde::{Deserialize, Serialize};
+
+/// Numbers for `status`, `ps` and tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    pub sessions: u32,
+    pub contexts: u32,
+    pub pds: u32,
+    pub qps: u32,
+    pub cqs: u32,
+    pub srqs: u32,
+    pub mrs: u32,
+    pub mws: u32,
+    /// Opened domains.
+    pub xrcds: u32,
+    /// Groups that QPs are attached to.
+    pub multicast_groups: u32,
+    pub ahs: u32,
+    pub registered_bytes: u64,
+}
+
+/// Counts since the vNIC was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VnicCounters {
+    /// Requests that completed with success, and their payload.
+    pub messages: u64,
+    pub bytes: u64,
+    /// Of these, what the requesters' libraries did past the router, as they say.
+    pub direct_messages: u64,
+    pub direct_bytes: u64,
+    /// Of these, what went to another host, in part at least.
+    pub wire_messages: u64,
+    pub wire_bytes: u64,
+    /// Flushes too.
+    pub completions_with_error: u64,
+    /// That this vNIC's requesters got.
+    pub rnr_naks: u64,
+    pub retries_exceeded: u64,
+    /// Requests of peers that this vNIC's responders refused for their key.
+    pub remote_access_errors: u64,
+    /// In this vNIC's rings.
+    pub malformed_descriptors: u64,
+    /// Messages of this vNIC that found nobody (a retried one counts once).
+    pub undeliverable: u64,
+    pub sent: Traffic,
+    pub received: Traffic,
+    /// Requests of peers that reached this vNIC's responders.
+    pub writes_received: u64,
+    pub reads_received: u64,
+    pub atomics_received: u64,
+    /// Messages that came while no RECV was posted for them.
+    pub receives_missing: u64,
+    /// Times that no acknowledgement came in time and the requester tried once more.
+    pub ack_timeouts: u64,
+    /// RNR NAKs that came when no retry was left.
+    pub rnr_retries_exceeded: u64,
+    pub failures: Failures,
+    /// Packets to and from other hosts.
+    pub wire: WireCounters,
+}
+
+/// Completions with an error, as a requester and as a responder; the flushed ones are part of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failures {
+    pub requester: u64,
+    pub requester_flushed: u64,
+    pub responder: u64,
+    pub responder_flushed: u64,
+    /// As a requester: REM_INV_REQ_ERR and REM_ACCESS_ERR.
+    pub remote_invalid_requests: u64,
+    pub remote_access_errors: u64,
+    /// As a responder: LOC_LEN_ERR.
+    pub local_length_errors: u64,
+}
+
+impl Failures {
+    pub(crate) fn count(&mut self, of_requester: bool, status: CompletionStatus) {
+        let flushed = u64::from(status == CompletionStatus::WorkRequestFlushed);
+        if of_requester {
+            self.requester += 1;
+            self.requester_flushed += flushed;
+            self.remote_invalid_requests += u64::from(status == CompletionStatus::RemoteInvalidRequest);
+            self.remote_access_errors += u64::from(status == CompletionStatus::RemoteAccessError);
+        } else {
+            self.responder += 1;
+            self.responder_flushed += flushed;
+            self.local_length_errors += u64::from(status == CompletionStatus::LocalLengthError);
+        }
+    }
+}
+
+impl Usage {
+    pub(crate) fn plus(self, other: &Self) -> Self {
+        Self {
+            sessions: self.sessions + other.sessions,
+            contexts: self.contexts + other.contexts,
+            pds: self.pds + other.pds,
+            qps: self.qps + other.qps,
+            cqs: self.cqs + other.cqs,
+            srqs: self.srqs + other.srqs,
+            mrs: self.mrs + other.mrs,
+            mws: self.mws + other.mws,
+            xrcds: self.xrcds + other.xrcds,
+            multicast_groups: self.multicast_groups + other.multicast_groups,
+            ahs: self.ahs + other.ahs,
+            registered_bytes: self.registered_bytes + other.registered_bytes,
+        }
+    }
+}
+
+/// What one QP did since it was made; what it did past the router as its library says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpTraffic {
+    pub messages_sent: u64,
+    pub bytes_sent: u64,
+    pub messages_received: u64,
+    pub bytes_received: u64,
+    /// Of these, past the router.
+    pub direct_messages_sent: u64,
+    pub direct_bytes_sent: u64,
+    pub direct_messages_received: u64,
+    pub direct_bytes_received: u64,
+    /// Payload of its own requests, whichever way it went; only what the engine carried.
+    pub bytes_requested: u64,
+}
+
+impl QpTraffic {
+    /// What the engine carried of its own requests: their payload, and so much more for each. Nothing that a library says makes it more.
+    pub fn carried(&self, request_bytes: u64) -> u64 {
+        let requests = self.messages_sent.saturating_sub(self.direct_messages_sent);
+        requests.saturating_mul(request_bytes).saturating_add(self.bytes_requested)
+    }
+}
+
+/// Payload and packets of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    pub bytes: u64,
+    pub packets: u64,
+    /// Of `packets`, those to a multicast group.
+    pub multicast_packets: u64,
+}
+
+impl Traffic {
+    pub(crate) fn add(&mut self, bytes: u64, packets: u64, multicast: bool) {
+        self.bytes += bytes;
+        self.packets += packets;
+        self.multicast_packets += if multicast { packets } else { 0 };
+    }
+}
+
+/// What was carried out past the router, as the requester's library says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectTraffic {
+    pub sends: u64,
+    pub writes: u64,
+    /// Of both.
+    pub sent_bytes: u64,
+    pub sent_packets: u64,
+    pub reads: u64,
+    /// What they brought.
+    pub read_bytes: u64,
+    pub read_packets: u64,
+}
+
+impl DirectTraffic {
+    /// Counts it for one of the two ports: where the payload of SENDs and WRITEs goes out, and where it comes in.
+    pub(crate) fn count(&self, out: &mut Traffic, back: &mut Traffic) {
+        add_reported(&mut out.bytes, self.sent_bytes);
+        add_reported(&mut out.packets, self.sent_packets.saturating_add(self.reads));
+        add_reported(&mut back.bytes, self.read_bytes);
+        add_reported(&mut back.packets, self.read_packets);
+    }
+}
+
+/// A sum to which a library's word adds nothing more: what the engine counts itself never makes it overflow.
+const REPORTED_SUM_MAX: u64 = 1 << 63;
+
+pub(crate) fn add_reported(sum: &mut u64, more: u64) {
+    *sum = sum.saturating_add(more).min(REPORTED_SUM_MAX.max(*sum));
+}

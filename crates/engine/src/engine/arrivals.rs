@@ -1,0 +1,174 @@
+//! Packets of other hosts: which QP each is for, and which part of it takes it.
+use crate::flight::FlightId;
+use crate::qp::Teardown;
+use crate::transport::packets::Packet;
+use crate::transport::peers::PeerGate;
+use crate::transport::wire::{HELD_PACKET_BYTES, PARKED_BYTES_MAX, PARKED_PACKETS_MAX, PKEY_MASK, WireFlight};
+use crate::{Engine, Environment, HostId, IpInfo, MemorySide, QpId};
+use freeflow_verbs::{Instant, QpState, QpType, Qpn};
+use freeflow_wire::{Header, Operation, Service};
+
+impl Engine {
+    // ---- arrivals
+
+    /// A datagram of another host: BTH to padding. Its ICRC was right.
+    pub fn handle_datagram<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        from: HostId,
+        ip: &IpInfo,
+        bytes: &[u8],
+    ) {
+        let (header, payload) = match Header::parse(bytes) {
+            Ok(parsed) => parsed,
+            Err(_) => return self.requester.responder.drops.malformed += 1,
+        };
+        if header.pkey & PKEY_MASK != PKEY_MASK {
+            return self.requester.responder.drops.wrong_pkey += 1;
+        }
+        let packet = Packet { header: &header, payload, ip: *ip };
+        if header.opcode.service() == Service::Ud {
+            return self.handle_ud(env, now, from, &packet);
+        }
+        let Some((id, _)) =
+            self.requester.responder.qpns.get(header.dest_qpn).and_then(|index| self.completer().qps.at(index))
+        else {
+            return self.requester.responder.drops.unknown_qpn += 1;
+        };
+        if !self.may_act(env, id, from, &header) {
+            return;
+        }
+        if self.wire(id).landing {
+            return self.park(id, bytes, ip);
+        }
+        self.act(env, now, id, &packet);
+    }
+
+    /// Does the QP listen to this host, and to this kind of packet (IBTA 9.6.1)?
+    fn may_act<E: Environment>(&mut self, env: &mut E, id: QpId, from: HostId, header: &Header) -> bool {
+        let qp = self.qp(id);
+        let (service, is_response) = (header.opcode.service(), header.opcode.is_response());
+        let fits = match qp.service {
+            QpType::Rc => service == Service::Rc,
+            QpType::Uc => service == Service::Uc,
+            QpType::XrcSend => service == Service::Xrc && is_response,
+            QpType::XrcReceive => service == Service::Xrc && !is_response,
+            QpType::Ud => false,
+        };
+        if !fits {
+            self.requester.responder.drops.wrong_service += 1;
+            return false;
+        }
+        let sends = matches!(qp.state(), QpState::ReadyToSend | QpState::SqDrain);
+        if qp.teardown != Teardown::None || !(if is_response { sends } else { qp.receives() }) {
+            self.requester.responder.drops.wrong_state += 1;
+            return false;
+        }
+        if !self.requester.responder.look_for_wire(env, id) || self.wire(id).destination.host != from {
+            self.requester.responder.drops.wrong_source += 1;
+            return false;
+        }
+        true
+    }
+
+    fn act<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
+        self.completer_mut().tally(id, |counters| {
+            counters.packets_received += 1;
+            counters.bytes_received += packet.payload.len() as u64;
+        });
+        match packet.header.opcode.operation() {
+            Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::ReadResponse => {
+                self.completer_mut().handle_answer(env, now, id, packet);
+            }
+            _ if self.qp(id).service == QpType::Uc => self.requester.responder.handle_uc(env, now, id, packet),
+            _ => self.requester.responder.handle_request(env, now, id, packet),
+        }
+    }
+
+    fn park(&mut self, id: QpId, bytes: &[u8], ip: &IpInfo) {
+        let wire = self.wire(id);
+        let has_room = wire.parked.len() < PARKED_PACKETS_MAX && wire.parked_bytes + bytes.len() <= PARKED_BYTES_MAX;
+        if !has_room || !self.completer_mut().keep(id, bytes.len()) {
+            // Lost as on a wire: the requester sends it again.
+            self.requester.responder.drops.parked_overflow += 1;
+            return;
+        }
+        let wire = self.wire_mut(id);
+        wire.parked_bytes += bytes.len();
+        wire.parked.push_back((bytes.to_vec(), *ip));
+    }
+
+    /// What arrived while a packet was landing.
+    fn resume_parked<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+        while let Some(qp) = self.completer_mut().qps.get_mut(id) {
+            let receives = qp.receives() || qp.state() == QpState::SqDrain;
+            let Some(wire) = &mut qp.wire else { return };
+            if wire.landing || !receives {
+                return;
+            }
+            let Some((bytes, ip)) = wire.parked.pop_front() else { return };
+            wire.parked_bytes -= bytes.len();
+            self.completer_mut().let_go(id, bytes.len() + HELD_PACKET_BYTES);
+            if let Ok((header, payload)) = Header::parse(&bytes) {
+                self.act(env, now, id, &Packet { header: &header, payload, ip });
+            }
+        }
+    }
+
+    /// The result of a copy or a transmission that was pending.
+    pub(crate) fn handle_wire_copied<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        flight: FlightId,
+        kind: WireFlight,
+        result: Result<(), MemorySide>,
+    ) {
+        let Some(id) = self.completer_mut().land_wire(flight, kind) else { return };
+        match kind {
+            WireFlight::Request if !self.qp(id).service.is_reliable() => {
+                self.requester.datagram_fetched(env, now, id, result)
+            }
+            WireFlight::Request => self.requester.request_fetched(env, now, id, result),
+            WireFlight::Result => self.completer_mut().result_written(env, now, id, result),
+            WireFlight::Response => self.requester.responder.response_fetched(env, now, id, result),
+            WireFlight::Payload if self.qp(id).service == QpType::Ud => {
+                self.requester.responder.datagram_written(env, now, id, result)
+            }
+            WireFlight::Payload if self.qp(id).service == QpType::Uc => {
+                self.requester.responder.uc_written(env, now, id, result)
+            }
+            WireFlight::Payload => self.requester.responder.payload_written(env, now, id, result),
+            WireFlight::Atomic => {}
+        }
+        self.push_ready(id);
+        self.resume_parked(env, now, id);
+    }
+
+    pub(crate) fn handle_wire_atomic<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        flight: FlightId,
+        result: Result<u64, ()>,
+    ) {
+        let Some(id) = self.completer_mut().land_wire(flight, WireFlight::Atomic) else { return };
+        self.requester.responder.atomic_done(env, now, id, result);
+        self.push_ready(id);
+        self.resume_parked(env, now, id);
+    }
+
+    /// What the environment knows of a QPN of another host (or of all) is another now.
+    pub fn handle_peer_changed<E: Environment>(&mut self, env: &mut E, now: Instant, host: HostId, qpn: Option<Qpn>) {
+        for id in self.requester.responder.peers.of(host, qpn) {
+            self.wire_mut(id).gate = PeerGate::Unchecked;
+            if self.requester.responder.gate_is_open(env, id) {
+                self.requester.peer_came(env, now, id);
+            } else if self.wire(id).requester.gated {
+                self.requester.responder.note_gated(env, id);
+            }
+        }
+        self.resume_strangers(env, now, host, qpn);
+    }
+}

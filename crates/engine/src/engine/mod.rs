@@ -1,0 +1,117 @@
+//! The engine: it owns the parts, and hands each call to the part that answers for it.
+mod arrivals;
+mod datagrams;
+mod results;
+
+use crate::completer::Completer;
+use crate::networks::Networks;
+use crate::objects::{Context, Pd};
+use crate::qp::QueuePair;
+use crate::random::Random;
+use crate::requester::Requester;
+use crate::resting::Resting;
+use crate::slab::Slab;
+use crate::transport::datagrams::Strangers;
+use crate::transport::wire::Wire;
+use crate::{ContextId, Environment, PdId, Progress, QpId, Seed};
+use freeflow_verbs::Instant;
+
+/// The engine. Methods come in four families: getters; verbs (commands of the control path, each refusing objects of
+/// another session with NotFound); `handle_*` (input); `poll_*` (output).
+///
+/// After any call ask `poll_ready` until it is empty, running each QP it names, and `poll_timeout` before sleeping.
+///
+/// It owns its parts one in the other, so that none can call what stands above it: the completer ends requests, the
+/// responder admits messages and calls the completer, the requester works off send queues and calls both. What only
+/// verbs of the control path need stands beside them.
+pub struct Engine {
+    pub(crate) requester: Requester,
+    pub(crate) random: Random,
+    pub(crate) contexts: Slab<ContextId, Context>,
+    pub(crate) pds: Slab<PdId, Pd>,
+    pub(crate) networks: Networks,
+    /// QPNs that are not to be drawn again yet.
+    pub(crate) resting: Resting,
+    /// UD packets whose senders are being asked about.
+    pub(crate) strangers: Strangers,
+}
+
+impl Engine {
+    pub fn new(seed: Seed) -> Self {
+        Self {
+            requester: Requester::new(),
+            random: Random::new(&seed),
+            contexts: Slab::new(),
+            pds: Slab::new(),
+            networks: Networks::default(),
+            resting: Resting::new(),
+            strangers: Strangers::default(),
+        }
+    }
+
+    /// Works off posted sends of one QP, at most about `budget_bytes` of payload (and a bounded number of requests).
+    #[inline]
+    pub fn run<E: Environment>(&mut self, env: &mut E, now: Instant, qp: QpId, budget_bytes: u64) -> Progress {
+        self.requester.run(env, now, qp, budget_bytes)
+    }
+
+    /// A QP that `Waiting` held back and that can go on now, or that has to flush: call `run` for it.
+    pub fn poll_ready(&mut self) -> Option<QpId> {
+        self.requester.responder.completer.poll_ready()
+    }
+
+    /// Expires timers up to `now`.
+    pub fn handle_timeout<E: Environment>(&mut self, env: &mut E, now: Instant) {
+        self.requester.handle_timeout(env, now);
+    }
+
+    /// When `handle_timeout` is next needed.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.requester.poll_timeout()
+    }
+
+    /// Whether a QP is at work on a request, or would be if there is one (`has_next`).
+    pub fn is_sending(&self, id: QpId, has_next: bool) -> bool {
+        self.requester.responder.completer.is_sending(id, has_next)
+    }
+
+    /// Whether a turn of the QP would move payload, if it has a request or has none (`has_next`).
+    pub fn has_work(&self, id: QpId, has_next: bool) -> bool {
+        self.requester.responder.has_work(id, has_next)
+    }
+
+    /// Sends the acknowledgements that were put off while a batch of datagrams was handled.
+    pub fn flush_acks<E: Environment>(&mut self, env: &mut E, _now: Instant) {
+        self.requester.responder.flush_acks(env);
+    }
+
+    #[inline]
+    pub(crate) fn completer(&self) -> &Completer {
+        &self.requester.responder.completer
+    }
+
+    #[inline]
+    pub(crate) fn completer_mut(&mut self) -> &mut Completer {
+        &mut self.requester.responder.completer
+    }
+
+    pub(crate) fn qp(&self, id: QpId) -> &QueuePair {
+        self.requester.qp(id)
+    }
+
+    pub(crate) fn qp_mut(&mut self, id: QpId) -> &mut QueuePair {
+        self.requester.qp_mut(id)
+    }
+
+    pub(crate) fn wire(&self, id: QpId) -> &Wire {
+        self.requester.wire(id)
+    }
+
+    pub(crate) fn wire_mut(&mut self, id: QpId) -> &mut Wire {
+        self.requester.wire_mut(id)
+    }
+
+    pub(crate) fn push_ready(&mut self, id: QpId) {
+        self.requester.push_ready(id);
+    }
+}

@@ -1,0 +1,61 @@
+//! Arguments and answers of the engine's verbs.
+use crate::{ContextId, CqId, MrId, PdId, QpId, SrqId, XrcdId};
+use alloc::vec::Vec;
+use freeflow_verbs::{QpCapabilities, QpType, VerbsError};
+
+/// What `run` did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing more is posted on this QP's send queue (or its state does not allow work).
+    Idle,
+    /// The budget is used up; there is more to do.
+    More,
+    /// Waits for a timer, a RECV or a pending copy; the engine itself will name the QP in `poll_ready` when it can go on.
+    Waiting,
+}
+
+/// A verb that has to wait until copies in flight are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    Error(VerbsError),
+    /// Ask again once copies have finished (at the latest after the pending copies' `handle_copied`).
+    InFlight,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MrKeys {
+    pub mr: MrId,
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpInit {
+    /// All but `XrcReceive`.
+    pub pd: Option<PdId>,
+    pub qp_type: QpType,
+    /// All but `XrcReceive`.
+    pub send_cq: Option<CqId>,
+    /// RC, UC, UD.
+    pub recv_cq: Option<CqId>,
+    /// RC, UC, UD; may be absent.
+    pub srq: Option<SrqId>,
+    /// `XrcReceive`.
+    pub xrcd: Option<XrcdId>,
+    pub capabilities: QpCapabilities,
+    pub all_signaled: bool,
+    /// UD: its own multicast messages don't come back to it.
+    pub block_own_multicast: bool,
+    /// Echoed in completions.
+    pub cookie: u32,
+}
+
+/// Names of what a session has.
+#[derive(Clone, Debug, Default)]
+pub struct SessionObjects {
+    pub contexts: Vec<ContextId>,
+    pub cqs: Vec<CqId>,
+    pub srqs: Vec<SrqId>,
+    pub qps: Vec<QpId>,
+    pub xrcds: Vec<XrcdId>,
+}

@@ -1,0 +1,94 @@
+//! What a tenant tries on others, and gets nowhere with: told to the environment, for whoever keeps watch. What goes wrong among
+//! QPs of one network is no attempt: a peer that is not ready yet, a key that is not valid any more.
+//!
+//! Nothing of this is asked of what arrives.
+use crate::keys::Holder;
+use crate::policy::network_behind;
+use crate::responder::Responder;
+use crate::{Attempt, AttemptKind, Environment, Path, PeerAnswer, QpId};
+use freeflow_verbs::{GlobalRoute, NetworkId, QpType, Qpn};
+
+/// Whose a QPN is.
+enum Whose {
+    /// One of the same network or of the one that it may go to, or the owner has not answered yet.
+    Own,
+    Other(NetworkId),
+    Nobodys,
+}
+
+impl Responder {
+    /// What the QP has in hand reached nobody. Whether that is known to be more than a peer that is not ready or gone: then the
+    /// environment was told.
+    #[cold]
+    pub(crate) fn note_unanswered<E: Environment>(&self, env: &mut E, id: QpId) -> bool {
+        let qp = self.qp(id);
+        let (route, number) = match qp.service {
+            QpType::Ud => {
+                let handle = self.completer.ahs.at(qp.send.request.address_handle).map(|(_, handle)| handle.route);
+                (handle, qp.send.request.remote_qpn & Qpn::MASK)
+            }
+            _ => (qp.attributes.address.grh, qp.attributes.dest_qpn),
+        };
+        let Some(route) = route else { return false };
+        let to = route.dgid;
+        let kind = match qp.service {
+            QpType::Ud if to.is_multicast() => AttemptKind::Multicast,
+            QpType::Ud => AttemptKind::Datagram,
+            _ => AttemptKind::Message,
+        };
+        let owner = match self.whose(env, id, &route, number) {
+            Whose::Other(network) => Some(network),
+            // A peer that was reached and is gone has ended.
+            Whose::Nobodys if !qp.service.is_reliable() || qp.traffic.messages_sent == 0 => None,
+            Whose::Nobodys | Whose::Own => return false,
+        };
+        let from = qp.addresses.by(route.sgid_index);
+        env.report_violation(&Attempt { kind, network: qp.network, from, to, number, owner });
+        true
+    }
+
+    fn whose<E: Environment>(&self, env: &mut E, id: QpId, route: &GlobalRoute, number: u32) -> Whose {
+        let qp = self.qp(id);
+        // (That of a datagram may have been refused: then it has no permit.)
+        let at = network_behind(env, qp.network, route);
+        let reached = if qp.service == QpType::Ud { at } else { qp.reached };
+        let is_own = |network: NetworkId| network == qp.network || network == reached;
+        let of = |network: NetworkId| if is_own(network) { Whose::Own } else { Whose::Other(network) };
+        // Each host numbers its QPs by itself: the same number here may be anybody's.
+        let is_group = qp.service == QpType::Ud && route.dgid.is_multicast();
+        let host = match &qp.wire {
+            Some(wire) => Some(wire.destination.host),
+            None if is_group => None,
+            None => match env.path(qp.vnic, at, route) {
+                Path::Wire(destination) => Some(destination.host),
+                Path::Local => None,
+            },
+        };
+        let Some(host) = host else {
+            let here = self.qpns.get(number).and_then(|index| self.completer.qps.at(index));
+            return here.map_or(Whose::Nobodys, |(_, peer)| of(peer.network));
+        };
+        match env.peer(host, Qpn(number)) {
+            PeerAnswer::Known(info) => of(info.network),
+            PeerAnswer::Asked | PeerAnswer::External(_) => Whose::Own,
+            PeerAnswer::Absent => Whose::Nobodys,
+        }
+    }
+
+    /// A key that does not open what it was used for: whether that is another network's.
+    #[cold]
+    pub(crate) fn note_wrong_key<E: Environment>(&self, env: &mut E, responder: QpId, key: u32) {
+        let qp = self.qp(responder);
+        let session = match self.completer.keys.holder(key) {
+            Some(Holder::Region(index)) => self.completer.keys.regions.at(index).map(|(_, region)| region.session),
+            Some(Holder::Window(index)) => self.completer.keys.windows.at(index).map(|(_, window)| window.session),
+            None => None,
+        };
+        let vnic = session.and_then(|session| self.completer.vnics.get(self.session_vnic(session).ok()?));
+        let (Some(owner), Some(from)) = (vnic.map(|vnic| vnic.network), qp.remote_gid()) else { return };
+        if owner != qp.network && owner != qp.reached {
+            let (kind, network, to, owner) = (AttemptKind::RemoteKey, qp.reached, qp.gid(), Some(owner));
+            env.report_violation(&Attempt { kind, network, from, to, number: key, owner });
+        }
+    }
+}

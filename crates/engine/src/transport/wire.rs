@@ -1,0 +1,79 @@
+//! What a connected QP has for the packet transport.
+use crate::transport::hosts::HostShare;
+use crate::transport::peers::PeerGate;
+use crate::transport::requester::WireRequester;
+use crate::transport::responder::WireResponder;
+use crate::transport::unreliable::Unreliable;
+use crate::{Destination, IpInfo, WireCounters};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use freeflow_verbs::{PathMtu, QpAttributes};
+use serde::{Deserialize, Serialize};
+
+/// Packets of one QP that wait while an earlier one lands, and their bytes.
+pub(crate) const PARKED_PACKETS_MAX: usize = 1024;
+
+pub(crate) const PARKED_BYTES_MAX: usize = 4 << 20;
+
+/// Bytes of packets that wait at all QPs of one vNIC: what a tenant can make the router keep.
+pub(crate) const HELD_BYTES_OF_VNIC_MAX: usize = 32 << 20;
+
+/// What a packet that waits takes beside its bytes.
+pub(crate) const HELD_PACKET_BYTES: usize = 96;
+
+/// P_Keys that are accepted: the default partition, as a full or a limited member (IBTA 10.9.1).
+pub(crate) const PKEY_MASK: u16 = 0x7fff;
+
+/// What a connected QP (RC, UC, XRC) has whose peer is on another host.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Wire {
+    pub destination: Destination,
+    pub gate: PeerGate,
+    /// RC, XRC.
+    pub requester: WireRequester,
+    /// RC, XRC.
+    pub share: HostShare,
+    /// RC, XRC.
+    pub responder: WireResponder,
+    /// UC.
+    pub unreliable: Unreliable,
+    /// The payload of a received packet is being written elsewhere, or an atomic done.
+    pub landing: bool,
+    pub parked: VecDeque<(Vec<u8>, IpInfo)>,
+    pub parked_bytes: usize,
+    pub counters: WireCounters,
+}
+
+/// Kinds of flights of the packet transport: what goes on elsewhere, for one QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum WireFlight {
+    /// Requester: payload of its packets is being fetched; the environment sends them.
+    Request,
+    /// Requester: what a READ or an atomic brought is being written to local memory.
+    Result,
+    /// Responder: READ responses are being fetched; the environment sends them.
+    Response,
+    /// Responder: payload is being written.
+    Payload,
+    /// Responder: an atomic is being done.
+    Atomic,
+}
+
+impl WireFlight {
+    pub fn is_requesters(self) -> bool {
+        matches!(self, Self::Request | Self::Result)
+    }
+
+    /// Received packets wait until it has landed.
+    pub fn lands(self) -> bool {
+        matches!(self, Self::Result | Self::Payload | Self::Atomic)
+    }
+}
+
+/// Payload of a whole packet, bytes; both ends count the PSNs of a READ by it, and a responder takes no other length of FIRST
+/// and MIDDLE packets. The standard has both ends agree on the path MTU, which the attributes then say. Only where the
+/// way between two hosts is narrower, it is the way's: larger packets would not arrive, and both routers see the same way.
+/// (A machine without FreeFlow does not offer more than its link takes, so that its attribute is the lesser one.)
+pub(crate) fn path_mtu(attributes: &QpAttributes, destination: &Destination) -> u32 {
+    attributes.path_mtu.bytes().min(u32::from(destination.mtu)).max(PathMtu::Mtu256.bytes())
+}
