@@ -1,13 +1,13 @@
 //! What must be true when everything has come to its end.
-use crate::cast::{GUARD_BYTES, Process, SOURCE_BYTES, Side, TARGET_BYTES};
-use crate::dice::Dice;
+use crate::rng::Rng;
+use crate::run::Run;
 use crate::sim::Host;
-use crate::workload::Run;
+use crate::topology::{GUARD_BYTES, Process, SOURCE_BYTES, Side, TARGET_BYTES};
 use crate::world::MEMORY_BASE;
 use freeflow_engine::*;
 use freeflow_verbs::*;
 
-pub fn judge(run: &mut Run) {
+pub fn check(run: &mut Run) {
     messages(run);
     areas(run);
     guards(run);
@@ -20,7 +20,7 @@ pub fn judge(run: &mut Run) {
 
 fn messages(run: &mut Run) {
     for (index, side) in sides(run) {
-        let this = &run.cast.connections[index];
+        let this = &run.topology.connections[index];
         let left = this.sides[side].expected.len();
         if both_live(run, index) && !this.closed && this.service != QpType::Uc && left > 0 {
             run.wrong(format!("c{index}.{side}: {left} messages never arrived"));
@@ -29,22 +29,22 @@ fn messages(run: &mut Run) {
 }
 
 fn both_live(run: &Run, connection: usize) -> bool {
-    run.cast.connections[connection].sides.iter().all(|side| run.cast.processes[side.process].alive)
+    run.topology.connections[connection].sides.iter().all(|side| run.topology.processes[side.process].alive)
 }
 
 fn sides(run: &Run) -> Vec<(usize, usize)> {
-    (0..run.cast.connections.len()).flat_map(|index| [(index, 0), (index, 1)]).collect()
+    (0..run.topology.connections.len()).flat_map(|index| [(index, 0), (index, 1)]).collect()
 }
 
 fn areas(run: &mut Run) {
     for (index, side) in sides(run) {
-        let Side { process, area_at, .. } = run.cast.connections[index].sides[side];
-        let Process { host, session, alive, .. } = run.cast.processes[process];
+        let Side { process, area_at, .. } = run.topology.connections[index].sides[side];
+        let Process { host, session, alive, .. } = run.topology.processes[process];
         if !alive {
             continue;
         }
         let found = run.sim.hosts[host].world.bytes(session, MEMORY_BASE + area_at, TARGET_BYTES as usize).to_vec();
-        let this = &run.cast.connections[index];
+        let this = &run.topology.connections[index];
         let area = &this.sides[side].area;
         if let Some(at) = area.unexplained(&found) {
             run.wrong(format!("c{index}.{side}: byte {at} of its area is what nobody wrote last"));
@@ -56,14 +56,14 @@ fn areas(run: &mut Run) {
 
 /// What nobody may write to.
 fn guards(run: &mut Run) {
-    for index in 0..run.cast.processes.len() {
-        let Process { host, session, alive, noise, .. } = run.cast.processes[index];
+    for index in 0..run.topology.processes.len() {
+        let Process { host, session, alive, noise, .. } = run.topology.processes[index];
         if !alive {
             continue;
         }
         let found = run.sim.hosts[host].world.bytes(session, MEMORY_BASE, (SOURCE_BYTES + GUARD_BYTES) as usize);
-        let mut dice = Dice::new(noise);
-        let same = found.chunks_exact(8).all(|word| word == dice.draw().to_ne_bytes());
+        let mut rng = Rng::new(noise);
+        let same = found.chunks_exact(8).all(|word| word == rng.draw().to_ne_bytes());
         if !same {
             run.wrong(format!("process {index}: memory that nobody may write to was written"));
         }
@@ -112,8 +112,8 @@ fn counters(run: &mut Run) {
 /// Every process ends: nothing may be left.
 fn teardown(run: &mut Run) {
     let now = run.sim.instant();
-    for index in 0..run.cast.processes.len() {
-        let Process { host, session, vnic, alive, .. } = run.cast.processes[index];
+    for index in 0..run.topology.processes.len() {
+        let Process { host, session, vnic, alive, .. } = run.topology.processes[index];
         if !alive {
             continue;
         }

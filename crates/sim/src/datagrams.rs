@@ -1,7 +1,7 @@
 //! UD: parties that send to each other and to a group. A message may be lost; what arrives is what a party of the same
 //! network sent, from the address that it says, and once unless the network doubled it.
-use crate::cast::{OUTSTANDING_MAX, Process, QKEY, group};
-use crate::workload::{Action, Run};
+use crate::run::{Action, Run};
+use crate::topology::{OUTSTANDING_MAX, Process, QKEY, group};
 use crate::world::MEMORY_BASE;
 use freeflow_engine::*;
 use freeflow_verbs::*;
@@ -9,36 +9,36 @@ use freeflow_verbs::*;
 const STAMP_BYTES: u64 = 8;
 
 pub fn post(run: &mut Run, party: usize) {
-    let this = &run.cast.parties[party];
+    let this = &run.topology.parties[party];
     if this.quota == 0 {
         return;
     }
     if this.outstanding.len() < OUTSTANDING_MAX {
-        run.cast.parties[party].quota -= 1;
+        run.topology.parties[party].quota -= 1;
         post_one(run, party);
     }
-    let wait = run.dice.roll(run.plan.spread_ns / 8 + 1);
+    let wait = run.rng.roll(run.plan.spread_ns / 8 + 1);
     run.remind_in(wait, Action::Datagram { party });
 }
 
 fn post_one(run: &mut Run, party: usize) {
-    let peer = run.dice.roll(run.cast.parties.len() as u64) as usize;
-    let to_group = run.dice.one_in(3);
+    let peer = run.rng.roll(run.topology.parties.len() as u64) as usize;
+    let to_group = run.rng.one_in(3);
     // An address may be that of another network's tenant: then its QPN is one that this tenant has no right to reach.
     let (gid, remote_qpn) = if to_group {
         (group(), Qpn::MULTICAST.0)
     } else {
-        let peer = &run.cast.parties[peer];
-        (run.cast.processes[peer.process].gid, peer.qpn.0)
+        let peer = &run.topology.parties[peer];
+        (run.topology.processes[peer.process].gid, peer.qpn.0)
     };
-    let address_handle = run.cast.handle(&mut run.sim, party, gid);
-    let length = run.dice.roll(UD_MESSAGE_BYTES_MAX - STAMP_BYTES + 1);
-    let this = &mut run.cast.parties[party];
+    let address_handle = run.topology.handle(&mut run.sim, party, gid);
+    let length = run.rng.roll(UD_MESSAGE_BYTES_MAX - STAMP_BYTES + 1);
+    let this = &mut run.topology.parties[party];
     let number = this.posts;
     this.posts += 1;
     let (process, qp, stamps_at) = (this.process, this.qp, this.stamps_at);
-    let Process { host, session, lkey, .. } = run.cast.processes[process];
-    let from = run.dice.roll(crate::cast::SOURCE_BYTES - length);
+    let Process { host, session, lkey, .. } = run.topology.processes[process];
+    let from = run.rng.roll(crate::topology::SOURCE_BYTES - length);
     let stamp = ((party as u64) << 32 | number).to_ne_bytes();
     let at = stamps_at + number % 64 * STAMP_BYTES;
     let world = &mut run.sim.hosts[host].world;
@@ -52,15 +52,15 @@ fn post_one(run: &mut Run, party: usize) {
         sge_count: 2,
         address_handle,
         remote_qpn,
-        remote_qkey: if run.dice.one_in(20) { QKEY + 1 } else { QKEY },
+        remote_qkey: if run.rng.one_in(20) { QKEY + 1 } else { QKEY },
         ..Default::default()
     };
     request.sges[0] = Sge { address: MEMORY_BASE + at, length: STAMP_BYTES as u32, lkey };
     request.sges[1] = Sge { address: MEMORY_BASE + from, length: length as u32, lkey };
     // With a wrong Q_Key nobody may get it.
     let target = if request.remote_qkey == QKEY { (!to_group).then_some(peer) } else { Some(usize::MAX) };
-    run.cast.parties[party].sent.push((bytes, target));
-    run.cast.parties[party].outstanding.push_back(number);
+    run.topology.parties[party].sent.push((bytes, target));
+    run.topology.parties[party].outstanding.push_back(number);
     run.sim.note(|| format!("party {party} posts {number} to {gid} {remote_qpn:06x}"));
     let ring = run.sim.hosts[host].world.sends.entry(qp).or_default();
     request.ring_position = ring.position;
@@ -71,7 +71,7 @@ fn post_one(run: &mut Run, party: usize) {
 
 pub fn completed(run: &mut Run, party: usize, done: &Completion) {
     if done.flags.contains(CompletionFlags::SEND_QUEUE) {
-        let first = run.cast.parties[party].outstanding.pop_front();
+        let first = run.topology.parties[party].outstanding.pop_front();
         if first != Some(done.work_request_id) || done.status != CompletionStatus::Success {
             run.wrong(format!("party {party}: {done:?} came instead of {first:?}"));
         }
@@ -89,13 +89,13 @@ fn check(run: &mut Run, party: usize, done: &Completion, bytes: &[u8]) -> Result
     let (grh, message) = bytes.split_at_checked(GRH_BYTES).ok_or("no room for a GRH")?;
     let stamp = u64::from_ne_bytes(*message.first_chunk().ok_or("no stamp")?);
     let (sender, number) = ((stamp >> 32) as usize, stamp & u64::from(u32::MAX));
-    let from = run.cast.parties.get(sender).ok_or("a stamp that nobody made")?;
+    let from = run.topology.parties.get(sender).ok_or("a stamp that nobody made")?;
     let (sent, target) = from.sent.get(number as usize).ok_or("a number that nobody sent")?;
     if sent != message {
         return Err("mixed with something else");
     }
-    let me = &run.cast.parties[party];
-    let (mine, other) = (&run.cast.processes[me.process], &run.cast.processes[from.process]);
+    let me = &run.topology.parties[party];
+    let (mine, other) = (&run.topology.processes[me.process], &run.topology.processes[from.process]);
     if mine.network != other.network {
         return Err("from another network");
     }
@@ -112,8 +112,8 @@ fn check(run: &mut Run, party: usize, done: &Completion, bytes: &[u8]) -> Result
     if !says_source(grh, other.gid) {
         return Err("the GRH names another sender");
     }
-    let doubles = run.plan.climate.weather.duplication > 0;
-    let count = run.cast.parties[party].got.entry((sender, number)).or_default();
+    let doubles = run.plan.host_model.link_model.duplication > 0;
+    let count = run.topology.parties[party].got.entry((sender, number)).or_default();
     *count += 1;
     if *count > 1 && !doubles { Err("came twice") } else { Ok(()) }
 }

@@ -1,6 +1,6 @@
-//! The network between the hosts: one switch, a port of limited rate and buffer for each host, and weather: what is lost,
+//! The network between the hosts: one switch, a port of limited rate and buffer for each host, and a link model: what is lost,
 //! doubled, overtaken, damaged or held up.
-use crate::dice::Dice;
+use crate::rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// UDP, IP, Ethernet with preamble and gap, ICRC: what a datagram costs on the line besides its own bytes.
@@ -8,7 +8,7 @@ pub const LINE_OVERHEAD_BYTES: u64 = 8 + 20 + 14 + 24 + 4;
 
 /// What happens to packets, and how often (parts of a million).
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Weather {
+pub struct LinkModel {
     pub loss: u64,
     pub duplication: u64,
     /// Damaged packets fail the ICRC: the receiver drops them.
@@ -27,9 +27,9 @@ pub struct Weather {
     pub mark_bytes: u64,
 }
 
-impl Weather {
+impl LinkModel {
     /// The same network without accidents.
-    pub fn calm(self) -> Self {
+    pub fn without_faults(self) -> Self {
         Self { loss: 0, duplication: 0, corruption: 0, reordering: 0, ..self }
     }
 
@@ -57,11 +57,11 @@ pub struct Arrival {
 }
 
 pub struct Fabric {
-    pub weather: Weather,
-    dice: Dice,
+    pub link_model: LinkModel,
+    rng: Rng,
     /// When the switch's port to a host is free.
     port_free_at: BTreeMap<usize, u64>,
-    /// Packets of one pair of hosts keep their order unless the weather changes it.
+    /// Packets of one pair of hosts keep their order unless the link model changes it.
     last: BTreeMap<(usize, usize), u64>,
     /// Hosts that are cut off.
     pub down: BTreeSet<usize>,
@@ -69,20 +69,20 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    pub fn new(weather: Weather, dice: Dice) -> Self {
+    pub fn new(link_model: LinkModel, rng: Rng) -> Self {
         let (port_free_at, last, down) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { weather, dice, port_free_at, last, down, counts: Counts::default() }
+        Self { link_model, rng, port_free_at, last, down, counts: Counts::default() }
     }
 
     /// What becomes of a datagram that leaves its host at `now`: none, one or two arrivals.
     pub fn carry(&mut self, now: u64, from: usize, to: usize, bytes: usize) -> [Option<Arrival>; 2] {
-        let weather = self.weather;
-        let dice = &mut self.dice;
+        let link_model = self.link_model;
+        let rng = &mut self.rng;
         // Always the same number of draws: one accident more or less changes nothing of the later ones.
-        let lost = dice.happens(weather.loss) | dice.happens(weather.corruption);
-        let doubled = dice.happens(weather.duplication);
-        let overtaken = dice.happens(weather.reordering);
-        let (jitter, hold) = (dice.roll(weather.jitter_ns + 1), dice.roll(weather.reordering_ns_max + 1));
+        let lost = rng.happens(link_model.loss) | rng.happens(link_model.corruption);
+        let doubled = rng.happens(link_model.duplication);
+        let overtaken = rng.happens(link_model.reordering);
+        let (jitter, hold) = (rng.roll(link_model.jitter_ns + 1), rng.roll(link_model.reordering_ns_max + 1));
         if lost || self.down.contains(&from) || self.down.contains(&to) {
             self.counts.lost += 1;
             return [None; 2];
@@ -92,7 +92,7 @@ impl Fabric {
             return [None; 2];
         };
         let last = self.last.entry((from, to)).or_default();
-        let in_order = (leaves + weather.delay_ns + jitter).max(*last);
+        let in_order = (leaves + link_model.delay_ns + jitter).max(*last);
         let at = if overtaken { in_order + hold } else { in_order };
         if overtaken {
             self.counts.overtaken += 1;
@@ -108,18 +108,18 @@ impl Fabric {
 
     /// The packet waits in the switch for its port: when it leaves, and whether it is marked.
     fn queue(&mut self, now: u64, to: usize, bytes: u64) -> Option<(u64, bool)> {
-        let weather = &self.weather;
-        if weather.bits_per_second == 0 {
+        let link_model = &self.link_model;
+        if link_model.bits_per_second == 0 {
             return Some((now, false));
         }
         let free_at = self.port_free_at.entry(to).or_default();
         let waiting_ns = free_at.saturating_sub(now);
-        let waiting_bytes = u128::from(waiting_ns) * u128::from(weather.bits_per_second) / 8_000_000_000;
-        if waiting_bytes + u128::from(bytes) > u128::from(weather.buffer_bytes) {
+        let waiting_bytes = u128::from(waiting_ns) * u128::from(link_model.bits_per_second) / 8_000_000_000;
+        if waiting_bytes + u128::from(bytes) > u128::from(link_model.buffer_bytes) {
             return None;
         }
-        *free_at = now.max(*free_at) + weather.line_ns(bytes);
-        let marked = weather.mark_bytes > 0 && waiting_bytes > u128::from(weather.mark_bytes);
+        *free_at = now.max(*free_at) + link_model.line_ns(bytes);
+        let marked = link_model.mark_bytes > 0 && waiting_bytes > u128::from(link_model.mark_bytes);
         Some((*free_at, marked))
     }
 }
@@ -129,15 +129,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_calm_line_keeps_order_and_rate() {
-        let weather = Weather {
+    fn a_line_without_faults_keeps_order_and_rate() {
+        let link_model = LinkModel {
             delay_ns: 1000,
             jitter_ns: 5000,
             bits_per_second: 10_000_000_000,
             buffer_bytes: 1 << 30,
-            ..Weather::default()
+            ..LinkModel::default()
         };
-        let mut fabric = Fabric::new(weather, Dice::new(1));
+        let mut fabric = Fabric::new(link_model, Rng::new(1));
         let mut last = 0;
         for _ in 0..1000 {
             let [Some(first), None] = fabric.carry(0, 0, 1, 4096) else { panic!("neither lost nor doubled") };
@@ -150,8 +150,8 @@ mod tests {
 
     #[test]
     fn accidents_happen_as_often_as_said() {
-        let weather = Weather { loss: 100_000, duplication: 50_000, reordering: 20_000, ..Weather::default() };
-        let mut fabric = Fabric::new(weather, Dice::new(2));
+        let link_model = LinkModel { loss: 100_000, duplication: 50_000, reordering: 20_000, ..LinkModel::default() };
+        let mut fabric = Fabric::new(link_model, Rng::new(2));
         for _ in 0..100_000 {
             fabric.carry(0, 0, 1, 64);
         }
@@ -163,9 +163,13 @@ mod tests {
 
     #[test]
     fn a_full_port_drops() {
-        let weather =
-            Weather { bits_per_second: 1_000_000_000, buffer_bytes: 10_000, mark_bytes: 3_000, ..Weather::default() };
-        let mut fabric = Fabric::new(weather, Dice::new(3));
+        let link_model = LinkModel {
+            bits_per_second: 1_000_000_000,
+            buffer_bytes: 10_000,
+            mark_bytes: 3_000,
+            ..LinkModel::default()
+        };
+        let mut fabric = Fabric::new(link_model, Rng::new(3));
         for _ in 0..20 {
             fabric.carry(0, 0, 1, 1000);
         }

@@ -1,10 +1,10 @@
 //! What goes wrong besides packets: resets, keys that vanish, requests that no key allows, processes that die, hosts that are
 //! cut off; and how a connection is made anew afterwards.
-use crate::cast::*;
 use crate::model::{Area, Posted};
-use crate::plan::Harm;
+use crate::plan::Fault;
+use crate::run::{Action, Run};
 use crate::sim::Host;
-use crate::workload::{Action, Run};
+use crate::topology::*;
 use crate::world::MEMORY_BASE;
 use freeflow_engine::*;
 use freeflow_verbs::*;
@@ -17,70 +17,71 @@ const RETRY_NS: u64 = 200_000;
 const CUT_OFF_NS: u64 = 4_000_000_000;
 
 impl Run {
-    pub(crate) fn harm(&mut self, harm: Harm) {
-        let count = self.cast.connections.len() as u64;
+    pub(crate) fn faults(&mut self, faults: Fault) {
+        let count = self.topology.connections.len() as u64;
         if count == 0 {
             return;
         }
-        let connection = self.dice.roll(count) as usize;
-        let side = self.dice.roll(2) as usize;
-        let this = &self.cast.connections[connection];
+        let connection = self.rng.roll(count) as usize;
+        let side = self.rng.roll(2) as usize;
+        let this = &self.topology.connections[connection];
         if this.closed || this.reconnecting {
             return;
         }
-        match harm {
-            Harm::Reset => {
-                self.cast.connections[connection].disturbed = true;
-                self.cast.connections[connection].reconnecting = true;
+        match faults {
+            Fault::Reset => {
+                self.topology.connections[connection].disturbed = true;
+                self.topology.connections[connection].reconnecting = true;
                 self.remind_in(0, Action::Reconnect { connection });
             }
-            Harm::Deregister => {
-                self.cast.connections[connection].forbidden = true;
-                let side = &self.cast.connections[connection].sides[side];
-                let Process { host, session, .. } = self.cast.processes[side.process];
+            Fault::Deregister => {
+                self.topology.connections[connection].forbidden = true;
+                let side = &self.topology.connections[connection].sides[side];
+                let Process { host, session, .. } = self.topology.processes[side.process];
                 let mr = side.area_mr;
                 // What is refused as in flight is invalid at once all the same.
                 let _ = self.sim.enter(host).engine.deregister_mr(session, mr);
                 self.sim.after(host);
             }
-            Harm::Drain => self.drain(connection, side),
-            Harm::Forbidden => self.post_forbidden(connection, side),
-            Harm::Death => self.die(connection, side),
-            Harm::CutOff => {
-                let host = self.cast.processes[this.sides[side].process].host;
-                for connection in &mut self.cast.connections {
-                    let hosts = [0, 1].map(|side| self.cast.processes[connection.sides[side].process].host);
+            Fault::Drain => self.drain(connection, side),
+            Fault::Forbidden => self.post_forbidden(connection, side),
+            Fault::Death => self.die(connection, side),
+            Fault::CutOff => {
+                let host = self.topology.processes[this.sides[side].process].host;
+                for connection in &mut self.topology.connections {
+                    let hosts = [0, 1].map(|side| self.topology.processes[connection.sides[side].process].host);
                     connection.disturbed |= hosts.contains(&host);
                 }
                 self.sim.fabric.down.insert(host);
-                self.calm_at = self.calm_at.max(self.sim.now + CUT_OFF_NS);
-                self.remind(self.calm_at, Action::Calm);
-                self.remind(self.calm_at, Action::Line { host, down: false });
+                self.drain_at = self.drain_at.max(self.sim.now + CUT_OFF_NS);
+                self.remind(self.drain_at, Action::Drain);
+                self.remind(self.drain_at, Action::Line { host, down: false });
             }
         }
     }
 
     fn drain(&mut self, connection: usize, side: usize) {
-        let Side { process, qp, down, .. } = self.cast.connections[connection].sides[side];
-        if down || !self.cast.processes[process].alive {
+        let Side { process, qp, down, .. } = self.topology.connections[connection].sides[side];
+        if down || !self.topology.processes[process].alive {
             return;
         }
-        let result = self.cast.modify(&mut self.sim, process, qp, QpState::SqDrain, &QpAttributes::default(), 0);
+        let result = self.topology.modify(&mut self.sim, process, qp, QpState::SqDrain, &QpAttributes::default(), 0);
         self.sim.note(|| format!("c{connection}.{side} to SQD: {result:?}"));
         if result.is_ok() {
-            let wait = self.dice.roll(2_000_000);
+            let wait = self.rng.roll(2_000_000);
             self.remind_in(wait, Action::GoOn { connection, side });
         }
     }
 
     pub(crate) fn go_on(&mut self, connection: usize, side: usize) {
-        let Side { process, qp, .. } = self.cast.connections[connection].sides[side];
-        let Process { host, session, alive, .. } = self.cast.processes[process];
+        let Side { process, qp, .. } = self.topology.connections[connection].sides[side];
+        let Process { host, session, alive, .. } = self.topology.processes[process];
         let state = self.sim.hosts[host].engine.query_qp(session, qp).map(|attributes| attributes.state);
         if !alive || state != Ok(QpState::SqDrain) {
             return;
         }
-        let result = self.cast.modify(&mut self.sim, process, qp, QpState::ReadyToSend, &QpAttributes::default(), 0);
+        let result =
+            self.topology.modify(&mut self.sim, process, qp, QpState::ReadyToSend, &QpAttributes::default(), 0);
         match result {
             // What was posted meanwhile goes out: the library rings.
             Ok(_) => self.sim.ring(host, qp),
@@ -90,8 +91,8 @@ impl Run {
 
     /// A request at memory that its key does not open.
     fn post_forbidden(&mut self, connection: usize, side: usize) {
-        let this = &mut self.cast.connections[connection];
-        let is_dead = this.sides.iter().any(|side| !self.cast.processes[side.process].alive);
+        let this = &mut self.topology.connections[connection];
+        let is_dead = this.sides.iter().any(|side| !self.topology.processes[side.process].alive);
         if this.service == QpType::Uc || this.sides[side].down || is_dead {
             return;
         }
@@ -101,22 +102,22 @@ impl Run {
         let (process, peer) = (this.sides[side].process, &this.sides[1 - side]);
         let (area_at, area_key) = (peer.area_at, peer.area_key);
         let guard = MEMORY_BASE + SOURCE_BYTES;
-        let lkey_of_peer = self.cast.processes[peer.process].lkey;
-        let opcode = self.dice.pick(&[Op::RdmaWrite, Op::RdmaWriteWithImmediate, Op::RdmaRead, Op::FetchAdd]);
-        let (rkey, address) = match self.dice.roll(5) {
+        let lkey_of_peer = self.topology.processes[peer.process].lkey;
+        let opcode = self.rng.pick(&[Op::RdmaWrite, Op::RdmaWriteWithImmediate, Op::RdmaRead, Op::FetchAdd]);
+        let (rkey, address) = match self.rng.roll(5) {
             4 => (area_key ^ 1, MEMORY_BASE + area_at),
             0 => (area_key ^ 0x100, guard),
             1 => (lkey_of_peer, guard),
             2 => (area_key, guard),
             _ => (area_key, MEMORY_BASE + area_at + TARGET_BYTES - 4),
         };
-        let length = if opcode.is_atomic() { 8 } else { self.dice.between(8, 4096) };
+        let length = if opcode.is_atomic() { 8 } else { self.rng.between(8, 4096) };
         let mut request = SendRequest { opcode, rkey, remote_address: address & !7, ..Default::default() };
         if address == MEMORY_BASE + area_at + TARGET_BYTES - 4 {
             request.remote_address = MEMORY_BASE + area_at + TARGET_BYTES - if opcode.is_atomic() { 0 } else { 4 };
         }
         let at = if opcode == Op::RdmaRead || opcode.is_atomic() {
-            self.cast.connections[connection].sides[side].results_at
+            self.topology.connections[connection].sides[side].results_at
         } else {
             0
         };
@@ -127,9 +128,9 @@ impl Run {
     }
 
     fn die(&mut self, connection: usize, side: usize) {
-        let process = self.cast.connections[connection].sides[side].process;
-        let Process { host, session, .. } = self.cast.processes[process];
-        if !std::mem::replace(&mut self.cast.processes[process].alive, false) {
+        let process = self.topology.connections[connection].sides[side].process;
+        let Process { host, session, .. } = self.topology.processes[process];
+        if !std::mem::replace(&mut self.topology.processes[process].alive, false) {
             return;
         }
         self.sim.note(|| format!("process {process} dies"));
@@ -139,16 +140,16 @@ impl Run {
         world.memory.remove(&session);
         self.sim.after(host);
         for (_, done) in self.sim.harvest(host) {
-            let of_dead = matches!(self.cast.roles.get(&(host, done.qpn)), Some(Role::Side(c, s))
-                if self.cast.connections[*c].sides[*s].process == process);
-            let party_of_dead = matches!(self.cast.roles.get(&(host, done.qpn)), Some(Role::Party(p))
-                if self.cast.parties[*p].process == process);
+            let of_dead = matches!(self.topology.roles.get(&(host, done.qpn)), Some(Role::Side(c, s))
+                if self.topology.connections[*c].sides[*s].process == process);
+            let party_of_dead = matches!(self.topology.roles.get(&(host, done.qpn)), Some(Role::Party(p))
+                if self.topology.parties[*p].process == process);
             if !of_dead && !party_of_dead {
                 self.completed(host, &done);
             }
         }
-        for index in 0..self.cast.connections.len() {
-            let this = &mut self.cast.connections[index];
+        for index in 0..self.topology.connections.len() {
+            let this = &mut self.topology.connections[index];
             let dead = [0, 1].map(|side| this.sides[side].process == process);
             if dead == [false; 2] {
                 continue;
@@ -160,7 +161,7 @@ impl Run {
                 this.sides[side].posted.clear();
             }
         }
-        for party in self.cast.parties.iter_mut().filter(|party| party.process == process) {
+        for party in self.topology.parties.iter_mut().filter(|party| party.process == process) {
             party.quota = 0;
             party.outstanding.clear();
         }
@@ -168,18 +169,18 @@ impl Run {
 
     /// An end failed: when all that it posted is flushed, the connection is made anew.
     pub(crate) fn start_over(&mut self, connection: usize) {
-        if !self.cast.connections[connection].reconnecting {
-            self.cast.connections[connection].reconnecting = true;
-            let wait = self.dice.roll(1_000_000);
+        if !self.topology.connections[connection].reconnecting {
+            self.topology.connections[connection].reconnecting = true;
+            let wait = self.rng.roll(1_000_000);
             self.remind_in(wait, Action::Reconnect { connection });
         }
     }
 
     pub(crate) fn reconnect(&mut self, connection: usize) {
-        let this = &self.cast.connections[connection];
+        let this = &self.topology.connections[connection];
         // One whose RESET has begun flushes no more.
         let flushing = this.sides.iter().any(|side| {
-            let Process { host, session, .. } = self.cast.processes[side.process];
+            let Process { host, session, .. } = self.topology.processes[side.process];
             let state = self.sim.hosts[host].engine.query_qp(session, side.qp).map(|attributes| attributes.state);
             side.down && state == Ok(QpState::Error) && side.posted.iter().any(|posted| posted.signaled)
         });
@@ -189,18 +190,18 @@ impl Run {
         for side in 0..2 {
             self.forget(connection, side);
         }
-        let this = &mut self.cast.connections[connection];
+        let this = &mut self.topology.connections[connection];
         this.reconnecting = false;
         this.psn = (this.psn + (1 << 21)) & Psn::MASK;
-        let alive = this.sides.iter().all(|side| self.cast.processes[side.process].alive);
+        let alive = this.sides.iter().all(|side| self.topology.processes[side.process].alive);
         if this.reconnects_left == 0 || !alive {
             this.closed = true;
             return;
         }
         this.reconnects_left -= 1;
-        self.cast.connect(&mut self.sim, connection);
+        self.topology.connect(&mut self.sim, connection);
         for side in 0..2 {
-            let pool = self.cast.connections[connection].sides[side].pool;
+            let pool = self.topology.connections[connection].sides[side].pool;
             self.repost_later(pool);
             self.remind_in(1, Action::Post { connection, side });
         }
@@ -209,20 +210,21 @@ impl Run {
     /// All QPs of a connection to RESET; false if copies are still in flight.
     fn reset(&mut self, connection: usize) -> bool {
         for side in 0..2 {
-            let Side { process, qp, target, area_mr, .. } = self.cast.connections[connection].sides[side];
-            if !self.cast.processes[process].alive {
+            let Side { process, qp, target, area_mr, .. } = self.topology.connections[connection].sides[side];
+            if !self.topology.processes[process].alive {
                 continue;
             }
             for qp in [qp, target] {
-                let result = self.cast.modify(&mut self.sim, process, qp, QpState::Reset, &QpAttributes::default(), 0);
+                let result =
+                    self.topology.modify(&mut self.sim, process, qp, QpState::Reset, &QpAttributes::default(), 0);
                 match result {
                     Ok(_) => {}
                     Err(Refusal::InFlight) => return false,
                     Err(error) => self.wrong(format!("RESET is refused: {error:?}")),
                 }
             }
-            if self.cast.connections[connection].forbidden {
-                let Process { host, session, .. } = self.cast.processes[process];
+            if self.topology.connections[connection].forbidden {
+                let Process { host, session, .. } = self.topology.processes[process];
                 if self.sim.enter(host).engine.deregister_mr(session, area_mr) == Err(Refusal::InFlight) {
                     return false;
                 }
@@ -233,16 +235,16 @@ impl Run {
 
     /// What was posted before RESET is nobody's any more.
     fn forget(&mut self, connection: usize, side: usize) {
-        let mut area = std::mem::replace(&mut self.cast.connections[connection].sides[side].area, Area::new(0));
-        let Side { process, area_at, qp, pool, .. } = self.cast.connections[connection].sides[side];
-        let Process { host, session, alive, .. } = self.cast.processes[process];
-        let reliable = self.cast.connections[connection].service != QpType::Uc;
+        let mut area = std::mem::replace(&mut self.topology.connections[connection].sides[side].area, Area::new(0));
+        let Side { process, area_at, qp, pool, .. } = self.topology.connections[connection].sides[side];
+        let Process { host, session, alive, .. } = self.topology.processes[process];
+        let reliable = self.topology.connections[connection].service != QpType::Uc;
         if alive {
             let world = &mut self.sim.hosts[host].world;
             world.sends.remove(&qp);
-            if let ReceiveQueueId::Qp(_) = self.cast.pools[pool].queue {
-                world.receives.remove(&self.cast.pools[pool].queue);
-                self.cast.pools[pool].slots.fill(false);
+            if let ReceiveQueueId::Qp(_) = self.topology.pools[pool].queue {
+                world.receives.remove(&self.topology.pools[pool].queue);
+                self.topology.pools[pool].slots.fill(false);
             }
             let found = world.bytes(session, MEMORY_BASE + area_at, TARGET_BYTES as usize).to_vec();
             if let Some(at) = area.unexplained(&found) {
@@ -253,8 +255,8 @@ impl Run {
                 area.settle(&found);
             }
         }
-        let reopens = alive && self.cast.connections[connection].forbidden;
-        let mine = &mut self.cast.connections[connection].sides[side];
+        let reopens = alive && self.topology.connections[connection].forbidden;
+        let mine = &mut self.topology.connections[connection].sides[side];
         mine.area = area;
         mine.posted.clear();
         if reliable {
@@ -267,17 +269,17 @@ impl Run {
         if reopens {
             self.open_area(connection, side);
         }
-        if alive && self.cast.connections[connection].sides[side].window.is_some() {
+        if alive && self.topology.connections[connection].sides[side].window.is_some() {
             crate::windows::renew(self, connection, side);
         }
     }
 
     fn open_area(&mut self, connection: usize, side: usize) {
-        let Side { process, area_at, .. } = self.cast.connections[connection].sides[side];
-        let Process { host, session, pd, .. } = self.cast.processes[process];
+        let Side { process, area_at, .. } = self.topology.connections[connection].sides[side];
+        let Process { host, session, pd, .. } = self.topology.processes[process];
         let at = MEMORY_BASE + area_at;
         let keys = self.sim.hosts[host].engine.register_mr(session, pd, at, TARGET_BYTES, at, REMOTE).expect("room");
-        let mine = &mut self.cast.connections[connection].sides[side];
+        let mine = &mut self.topology.connections[connection].sides[side];
         (mine.area_mr, mine.area_key) = (keys.mr, keys.rkey);
     }
 }

@@ -1,9 +1,9 @@
 //! Goodput over loss and round-trip time, as a table that is checked in: one QP pair, WRITEs of 1 MB, path MTU 4096.
-use crate::cast::{Cast, Connection};
-use crate::dice::Dice;
-use crate::fabric::Weather;
-use crate::sim::{Climate, Sim};
-use crate::world::{MEMORY_BASE, Moods};
+use crate::fabric::LinkModel;
+use crate::rng::Rng;
+use crate::sim::{HostModel, Sim};
+use crate::topology::{Connection, Topology};
+use crate::world::{MEMORY_BASE, OutcomeRates};
 use freeflow_engine::*;
 use freeflow_verbs::*;
 use std::fmt::Write;
@@ -44,16 +44,16 @@ pub fn table() -> String {
 
 /// Of one cell of the table.
 pub fn goodput(gbps: u64, loss: u64, rtt_us: u64) -> f64 {
-    let weather = Weather {
+    let link_model = LinkModel {
         loss,
         delay_ns: rtt_us * 500,
         bits_per_second: gbps * 1_000_000_000,
         buffer_bytes: 2 << 20,
-        ..Weather::default()
+        ..LinkModel::default()
     };
-    let climate = Climate {
-        weather,
-        moods: Moods::default(),
+    let host_model = HostModel {
+        link_model,
+        outcome_rates: OutcomeRates::default(),
         landing_ns_max: 1,
         turn_ns: 500,
         control_ns: 10_000,
@@ -61,30 +61,31 @@ pub fn goodput(gbps: u64, loss: u64, rtt_us: u64) -> f64 {
         forgeries: 0,
         restores: 0,
     };
-    let mut sim = Sim::new(gbps << 40 ^ loss << 20 ^ rtt_us, 2, climate);
-    let mut cast = Cast::default();
+    let mut sim = Sim::new(gbps << 40 ^ loss << 20 ^ rtt_us, 2, host_model);
+    let mut topology = Topology::default();
     let sides = [0, 1].map(|host| {
-        let process = cast.process(&mut sim, host, NetworkId(1), 0, 1);
-        cast.side(&mut sim, process, QpType::Rc, None)
+        let process = topology.process(&mut sim, host, NetworkId(1), 0, 1);
+        topology.side(&mut sim, process, QpType::Rc, None)
     });
     let attributes = QpAttributes { timeout: 16, retry_count: 7, rnr_retry: 7, ..QpAttributes::default() };
-    let psn = Dice::new(loss ^ rtt_us).draw() as u32;
-    cast.connections.push(Connection::new(QpType::Rc, PathMtu::Mtu4096, attributes, sides, psn));
-    cast.connect(&mut sim, 0);
-    measure(&mut sim, &cast)
+    let psn = Rng::new(loss ^ rtt_us).draw() as u32;
+    topology.connections.push(Connection::new(QpType::Rc, PathMtu::Mtu4096, attributes, sides, psn));
+    topology.connect(&mut sim, 0);
+    measure(&mut sim, &topology)
 }
 
 /// All that the peer's process has, as one region to write to.
-fn target(sim: &mut Sim, cast: &Cast) -> MrKeys {
-    let peer = &cast.processes[1];
+fn target(sim: &mut Sim, topology: &Topology) -> MrKeys {
+    let peer = &topology.processes[1];
     let engine = &mut sim.hosts[1].engine;
-    let keys = engine.register_mr(peer.session, peer.pd, MEMORY_BASE, MESSAGE_BYTES, MEMORY_BASE, crate::cast::REMOTE);
+    let keys =
+        engine.register_mr(peer.session, peer.pd, MEMORY_BASE, MESSAGE_BYTES, MEMORY_BASE, crate::topology::REMOTE);
     keys.expect("room")
 }
 
-fn measure(sim: &mut Sim, cast: &Cast) -> f64 {
-    let rkey = target(sim, cast).rkey;
-    let (qp, lkey) = (cast.connections[0].sides[0].qp, cast.processes[0].lkey);
+fn measure(sim: &mut Sim, topology: &Topology) -> f64 {
+    let rkey = target(sim, topology).rkey;
+    let (qp, lkey) = (topology.connections[0].sides[0].qp, topology.processes[0].lkey);
     let (mut posted, mut done, mut begun_at) = (0, 0, 0);
     while done < WARM_UP + MESSAGES && sim.now < TIME_NS_MAX {
         while posted < (done + DEPTH as u32).min(WARM_UP + MESSAGES) {

@@ -1,28 +1,29 @@
 //! A simulated fabric with faults, and checkers: engines exchange packets under virtual time, and one seed replays a run.
 //!
 //! Read in this order: `plan` (what a seed stands for), `sim` (hosts, events, time), `world` (what an engine sees of its
-//! host), `fabric` (what happens to packets), `workload` (posts and completions),
-//! `harm` (what goes wrong besides packets), `model` (what must come of them), `judge`
+//! host), `fabric` (what happens to packets), `topology` (who takes part), `run`
+//! (one run of a plan), `workload` (posts and completions), `faults` (what goes wrong besides packets), `model` (what must come of them), `checker`
 //! (what must be true in the end). `goodput` measures instead of checking.
 #![forbid(unsafe_code)]
 
-pub mod cast;
+pub mod checker;
 pub mod datagrams;
-pub mod dice;
 pub mod fabric;
+pub mod faults;
 pub mod goodput;
-pub mod harm;
-pub mod judge;
 pub mod model;
 pub mod plan;
+pub mod rng;
+pub mod run;
 pub mod sim;
+pub mod topology;
 pub mod trace;
 pub mod windows;
 pub mod workload;
 pub mod world;
 
 use plan::Plan;
-use workload::Run;
+use run::Run;
 
 /// What came of a run.
 #[derive(Clone, Debug)]

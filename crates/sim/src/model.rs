@@ -1,7 +1,27 @@
 //! What memory and queues must look like if requests are executed in order, and what else is allowed where some of them may
 //! not have been.
+use freeflow_engine::MwId;
 use freeflow_verbs::SendOpcode;
 use std::collections::VecDeque;
+
+/// How far a memory window is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowPhase {
+    Free,
+    /// The request with this number binds it.
+    Binding(u64),
+    Open,
+    /// The peer takes it away.
+    Closing,
+}
+
+/// A memory window over an area.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    pub mw: MwId,
+    pub key: u32,
+    pub phase: WindowPhase,
+}
 
 /// A request that was posted.
 #[derive(Clone, Debug)]

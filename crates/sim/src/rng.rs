@@ -1,21 +1,21 @@
 //! All chance of a run, from one seed (SplitMix64).
 
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct Rng(u64);
 
 /// A part of a whole million.
 pub const MILLION: u64 = 1_000_000;
 
-impl Dice {
+impl Rng {
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// Another row of numbers out of the same seed: what is drawn from one changes nothing of the other.
     pub fn for_part(seed: u64, part: u64) -> Self {
-        let mut dice = Self(seed ^ part.wrapping_mul(0xd6e8_feb8_6659_fd93));
-        dice.draw();
-        dice
+        let mut rng = Self(seed ^ part.wrapping_mul(0xd6e8_feb8_6659_fd93));
+        rng.draw();
+        rng
     }
 
     pub fn draw(&mut self) -> u64 {

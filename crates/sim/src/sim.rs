@@ -2,9 +2,9 @@
 //! router: datagrams in batches, then acknowledgements, timers, and a turn for each QP that has work.
 //!
 //! What tests do stands elsewhere: [`crate::workload`] posts and checks, told by `Event::Do` and by completions.
-use crate::dice::Dice;
-use crate::fabric::{Fabric, Weather};
-use crate::world::{Job, Moods, World};
+use crate::fabric::{Fabric, LinkModel};
+use crate::rng::Rng;
+use crate::world::{FORGER, Job, OutcomeRates, World};
 use freeflow_engine::*;
 use freeflow_verbs::*;
 use std::cmp::Reverse;
@@ -16,9 +16,6 @@ const BATCH_DATAGRAMS_MAX: usize = 64;
 const TURN_BYTES: u64 = 256 << 10;
 /// An event each time a host is looked at; more is a loop that no time ends.
 const EVENTS_MAX: u64 = 2_000_000;
-
-/// A host that nobody has for a peer.
-pub const FORGER: HostId = HostId(9999);
 
 pub enum Event {
     Arrive {
@@ -96,9 +93,9 @@ pub struct Host {
 
 /// What the hosts are like.
 #[derive(Clone, Copy, Debug)]
-pub struct Climate {
-    pub weather: Weather,
-    pub moods: Moods,
+pub struct HostModel {
+    pub link_model: LinkModel,
+    pub outcome_rates: OutcomeRates,
     /// How long what was put off takes at most.
     pub landing_ns_max: u64,
     /// From one turn of a host to the next.
@@ -116,13 +113,13 @@ pub struct Sim {
     pub now: u64,
     pub hosts: Vec<Host>,
     pub fabric: Fabric,
-    pub climate: Climate,
+    pub host_model: HostModel,
     events: BinaryHeap<Reverse<Due>>,
     places: u64,
     handled: u64,
-    dice: Dice,
-    restore_dice: Dice,
-    forge_dice: Dice,
+    rng: Rng,
+    restore_rng: Rng,
+    forge_rng: Rng,
     pub forged: u64,
     /// Control channels are streams: what is said first arrives first.
     channel_last: BTreeMap<(usize, usize), u64>,
@@ -134,30 +131,30 @@ pub struct Sim {
 }
 
 impl Sim {
-    pub fn new(seed: u64, hosts: usize, climate: Climate) -> Self {
+    pub fn new(seed: u64, hosts: usize, host_model: HostModel) -> Self {
         let make = |index: usize| {
-            let mut dice = Dice::for_part(seed, 100 + index as u64);
+            let mut rng = Rng::for_part(seed, 100 + index as u64);
             let mut key = [0; 32];
             for bytes in key.chunks_exact_mut(8) {
-                bytes.copy_from_slice(&dice.draw().to_le_bytes());
+                bytes.copy_from_slice(&rng.draw().to_le_bytes());
             }
-            let mut world = World::new(HostId(index as u32), dice);
-            world.moods = climate.moods;
-            world.bits_per_second = climate.weather.bits_per_second;
+            let mut world = World::new(HostId(index as u32), rng);
+            world.outcome_rates = host_model.outcome_rates;
+            world.bits_per_second = host_model.link_model.bits_per_second;
             let (inbox, active, told) = (VecDeque::new(), VecDeque::new(), BTreeMap::new());
             Host { engine: Engine::new(Seed(key)), world, inbox, active, turn_at: u64::MAX, told }
         };
         Self {
             now: 0,
             hosts: (0..hosts).map(make).collect(),
-            fabric: Fabric::new(climate.weather, Dice::for_part(seed, 1)),
-            climate,
+            fabric: Fabric::new(host_model.link_model, Rng::for_part(seed, 1)),
+            host_model,
             events: BinaryHeap::new(),
             places: 0,
             handled: 0,
-            dice: Dice::for_part(seed, 2),
-            restore_dice: Dice::for_part(seed, 3),
-            forge_dice: Dice::for_part(seed, 4),
+            rng: Rng::for_part(seed, 2),
+            restore_rng: Rng::for_part(seed, 3),
+            forge_rng: Rng::for_part(seed, 4),
             forged: 0,
             channel_last: BTreeMap::new(),
             trace: None,
@@ -172,11 +169,11 @@ impl Sim {
     }
 
     /// From now on no accidents: what was begun must come to an end.
-    pub fn calm(&mut self) {
-        self.fabric.weather = self.climate.weather.calm();
+    pub fn begin_drain(&mut self) {
+        self.fabric.link_model = self.host_model.link_model.without_faults();
         self.fabric.down.clear();
         for host in &mut self.hosts {
-            host.world.moods.transmit_full = 0;
+            host.world.outcome_rates.transmit_full = 0;
         }
     }
 
@@ -252,7 +249,7 @@ impl Sim {
     }
 
     pub fn turn_soon(&mut self, host: usize) {
-        self.turn_by(host, self.now + self.climate.turn_ns);
+        self.turn_by(host, self.now + self.host_model.turn_ns);
     }
 
     fn turn_by(&mut self, host: usize, at: u64) {
@@ -303,7 +300,7 @@ impl Sim {
     }
 
     fn restore_perhaps(&mut self, host: usize) {
-        if !self.restore_dice.happens(self.climate.restores) {
+        if !self.restore_rng.happens(self.host_model.restores) {
             return;
         }
         let snapshot = self.hosts[host].engine.snapshot();
@@ -328,7 +325,7 @@ impl Sim {
             self.dispatch(host, outgoing);
         }
         for (token, job) in std::mem::take(&mut self.hosts[host].world.begun) {
-            let at = self.now + 1 + self.dice.roll(self.climate.landing_ns_max);
+            let at = self.now + 1 + self.rng.roll(self.host_model.landing_ns_max);
             self.at(at, Event::Land { host, token, job });
         }
         for (peer, qpn) in std::mem::take(&mut self.hosts[host].world.asked) {
@@ -374,23 +371,23 @@ impl Sim {
 
     /// What comes from a host that is nobody's peer must do nothing at all.
     fn forge_perhaps(&mut self, to: usize, bytes: &[u8]) {
-        if !self.forge_dice.happens(self.climate.forgeries) {
+        if !self.forge_rng.happens(self.host_model.forgeries) {
             return;
         }
         let mut bytes = bytes.to_vec();
-        for _ in 0..self.forge_dice.roll(3) {
-            let place = self.forge_dice.roll(bytes.len() as u64) as usize;
-            bytes[place] ^= 1 << self.forge_dice.roll(8);
+        for _ in 0..self.forge_rng.roll(3) {
+            let place = self.forge_rng.roll(bytes.len() as u64) as usize;
+            bytes[place] ^= 1 << self.forge_rng.roll(8);
         }
         let from = FORGER;
-        let at = self.now + self.forge_dice.roll(1_000_000);
+        let at = self.now + self.forge_rng.roll(1_000_000);
         self.forged += 1;
         self.at(at, Event::Arrive { to, from, ip: IpInfo::default(), bytes });
     }
 
     /// When what is said now to another control plane is heard there.
     fn channel(&mut self, from: usize, to: usize) -> u64 {
-        let at = self.now + self.climate.control_ns + self.dice.roll(self.climate.control_jitter_ns + 1);
+        let at = self.now + self.host_model.control_ns + self.rng.roll(self.host_model.control_jitter_ns + 1);
         let last = self.channel_last.entry((from, to)).or_default();
         *last = at.max(*last);
         *last

@@ -1,6 +1,6 @@
 //! Who takes part: processes with their memory, pools of RECVs, connections and datagram parties; how they are set up.
-use crate::dice::Dice;
-use crate::model::{Area, Expected, Posted};
+use crate::model::{Area, Expected, Posted, Window};
+use crate::rng::Rng;
 use crate::sim::{Host, Sim};
 use crate::world::MEMORY_BASE;
 use freeflow_engine::*;
@@ -70,7 +70,7 @@ pub struct Side {
     pub results_at: u64,
     pub results_used: u64,
     pub stamps_at: u64,
-    pub window: Option<crate::windows::Window>,
+    pub window: Option<Window>,
     /// Requests that it will still post.
     pub quota: u32,
     pub posts: u64,
@@ -128,7 +128,7 @@ pub enum Role {
 }
 
 #[derive(Default)]
-pub struct Cast {
+pub struct Topology {
     pub processes: Vec<Process>,
     pub pools: Vec<Pool>,
     pub connections: Vec<Connection>,
@@ -136,19 +136,19 @@ pub struct Cast {
     pub roles: BTreeMap<(usize, u32), Role>,
     vnics: BTreeMap<(usize, NetworkId, u8), (VnicId, Gid)>,
     /// What each new vNIC is held to.
-    pub shaping: Option<Dice>,
+    pub shaping: Option<Rng>,
 }
 
 /// Rates at which what a run sends takes milliseconds.
-fn some_limit(dice: &mut Dice) -> RateLimit {
-    if dice.one_in(2) {
+fn some_limit(rng: &mut Rng) -> RateLimit {
+    if rng.one_in(2) {
         return RateLimit::default();
     }
     RateLimit {
-        bits_per_s: dice.one_in(2).then(|| dice.between(200_000_000, 5_000_000_000)),
-        burst_bytes: dice.one_in(2).then(|| dice.between(1, 100_000)),
-        messages_per_s: dice.one_in(2).then(|| dice.between(20_000, 1_000_000)),
-        burst_messages: dice.one_in(2).then(|| dice.between(1, 20)),
+        bits_per_s: rng.one_in(2).then(|| rng.between(200_000_000, 5_000_000_000)),
+        burst_bytes: rng.one_in(2).then(|| rng.between(1, 100_000)),
+        messages_per_s: rng.one_in(2).then(|| rng.between(20_000, 1_000_000)),
+        burst_messages: rng.one_in(2).then(|| rng.between(1, 20)),
     }
 }
 
@@ -179,7 +179,7 @@ impl Connection {
     }
 }
 
-impl Cast {
+impl Topology {
     /// A vNIC of a host; tenants of different networks may have the same addresses.
     fn vnic(&mut self, sim: &mut Sim, host: usize, network: NetworkId, number: u8) -> (VnicId, Gid) {
         if let Some(known) = self.vnics.get(&(host, network, number)) {
@@ -190,10 +190,10 @@ impl Cast {
         for other in &mut sim.hosts {
             other.world.addresses.insert((network, gid), HostId(host as u32));
         }
-        if let Some(dice) = &mut self.shaping {
+        if let Some(rng) = &mut self.shaping {
             let tenant = TenantId(network.0);
-            let (qp, own, of_tenant) = (some_limit(dice), some_limit(dice), some_limit(dice));
-            let (priority, weight) = (dice.roll(8) as u8, dice.between(1, 1000) as u16);
+            let (qp, own, of_tenant) = (some_limit(rng), some_limit(rng), some_limit(rng));
+            let (priority, weight) = (rng.roll(8) as u8, rng.between(1, 1000) as u16);
             let shaping = Shaping { qp, vnic: own, tenant: Some(tenant), priority, weight };
             let (now, engine) = (sim.instant(), &mut sim.hosts[host].engine);
             engine.set_tenant_limit(now, tenant, of_tenant).expect("limits that can be");
@@ -211,9 +211,9 @@ impl Cast {
         let pd = engine.alloc_pd(session, context).expect("room");
         let cq = engine.create_cq(session, context, 4096).expect("room");
         let mut memory = vec![0; MEMORY_BYTES];
-        let mut dice = Dice::new(noise);
+        let mut rng = Rng::new(noise);
         for word in memory[..(SOURCE_BYTES + GUARD_BYTES) as usize].chunks_exact_mut(8) {
-            word.copy_from_slice(&dice.draw().to_ne_bytes());
+            word.copy_from_slice(&rng.draw().to_ne_bytes());
         }
         world.memory.insert(session, memory);
         let length = MEMORY_BYTES as u64;

@@ -1,31 +1,14 @@
 //! Memory windows of type 2: an end binds one over its area, the peer writes through it and takes it away with a SEND.
-use crate::cast::{Process, Side, TARGET_BYTES};
-use crate::workload::Run;
+use crate::model::{Window, WindowPhase};
+use crate::run::Run;
+use crate::topology::{Process, Side, TARGET_BYTES};
 use crate::world::MEMORY_BASE;
-use freeflow_engine::*;
 use freeflow_verbs::*;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    Free,
-    /// The request with this number binds it.
-    Binding(u64),
-    Open,
-    /// The peer takes it away.
-    Closing,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub struct Window {
-    pub mw: MwId,
-    pub key: u32,
-    pub phase: Phase,
-}
 
 /// A fresh window; an older one goes.
 pub fn renew(run: &mut Run, connection: usize, side: usize) {
-    let Side { process, window, .. } = run.cast.connections[connection].sides[side];
-    let Process { host, session, pd, .. } = run.cast.processes[process];
+    let Side { process, window, .. } = run.topology.connections[connection].sides[side];
+    let Process { host, session, pd, .. } = run.topology.processes[process];
     let engine = &mut run.sim.hosts[host].engine;
     if let Some(window) = window
         && let Err(error) = engine.dealloc_mw(session, window.mw)
@@ -33,26 +16,26 @@ pub fn renew(run: &mut Run, connection: usize, side: usize) {
         return run.wrong(format!("after RESET a window can't go: {error:?}"));
     }
     let (mw, key) = engine.alloc_mw(session, pd, WindowKind::Type2).expect("room");
-    run.cast.connections[connection].sides[side].window = Some(Window { mw, key, phase: Phase::Free });
+    run.topology.connections[connection].sides[side].window = Some(Window { mw, key, phase: WindowPhase::Free });
 }
 
 /// What a side may do with windows now.
 pub fn choice(run: &mut Run, connection: usize, side: usize) -> Option<SendOpcode> {
-    let sides = &run.cast.connections[connection].sides;
+    let sides = &run.topology.connections[connection].sides;
     let (own, peers) = (sides[side].window?.phase, sides[1 - side].window?.phase);
-    match run.dice.roll(8) {
-        0 if own == Phase::Free => Some(SendOpcode::BindWindow),
-        1 if peers == Phase::Open => Some(SendOpcode::SendWithInvalidate),
+    match run.rng.roll(8) {
+        0 if own == WindowPhase::Free => Some(SendOpcode::BindWindow),
+        1 if peers == WindowPhase::Open => Some(SendOpcode::SendWithInvalidate),
         _ => None,
     }
 }
 
 pub fn fill_bind(run: &mut Run, connection: usize, side: usize, request: &mut SendRequest, number: u64) {
-    let low = run.dice.roll(256) as u32;
-    let mine = &mut run.cast.connections[connection].sides[side];
+    let low = run.rng.roll(256) as u32;
+    let mine = &mut run.topology.connections[connection].sides[side];
     let Some(window) = &mut mine.window else { return };
     window.key = window.key & !0xff | low;
-    window.phase = Phase::Binding(number);
+    window.phase = WindowPhase::Binding(number);
     request.rkey = window.key;
     request.immediate = mine.area_key;
     request.remote_address = MEMORY_BASE + mine.area_at;
@@ -62,33 +45,33 @@ pub fn fill_bind(run: &mut Run, connection: usize, side: usize, request: &mut Se
 
 /// The key by which a WRITE names the peer's area.
 pub fn key(run: &mut Run, connection: usize, side: usize) -> u32 {
-    let by_window = run.dice.one_in(2);
-    let peer = &run.cast.connections[connection].sides[1 - side];
+    let by_window = run.rng.one_in(2);
+    let peer = &run.topology.connections[connection].sides[1 - side];
     match peer.window {
-        Some(window) if window.phase == Phase::Open && by_window => window.key,
+        Some(window) if window.phase == WindowPhase::Open && by_window => window.key,
         _ => peer.area_key,
     }
 }
 
 /// A bind is done: from now on the peer may know the key.
 pub fn bound(run: &mut Run, connection: usize, side: usize, number: u64) {
-    if let Some(window) = &mut run.cast.connections[connection].sides[side].window
-        && window.phase == Phase::Binding(number)
+    if let Some(window) = &mut run.topology.connections[connection].sides[side].window
+        && window.phase == WindowPhase::Binding(number)
     {
-        window.phase = Phase::Open;
+        window.phase = WindowPhase::Open;
     }
 }
 
 /// The key that a SEND takes away from the peer.
 pub fn close(run: &mut Run, connection: usize, side: usize) -> u32 {
-    let peer = &mut run.cast.connections[connection].sides[1 - side];
+    let peer = &mut run.topology.connections[connection].sides[1 - side];
     let Some(window) = &mut peer.window else { return 0 };
-    window.phase = Phase::Closing;
+    window.phase = WindowPhase::Closing;
     window.key
 }
 
 pub fn closed(run: &mut Run, connection: usize, side: usize) {
-    if let Some(window) = &mut run.cast.connections[connection].sides[side].window {
-        window.phase = Phase::Free;
+    if let Some(window) = &mut run.topology.connections[connection].sides[side].window {
+        window.phase = WindowPhase::Free;
     }
 }

@@ -1,149 +1,110 @@
-//! One run of a plan: posts, looks at each completion, does harm, and judges in the end.
-use crate::cast::*;
-use crate::dice::Dice;
+//! The workload of a run: posts, checks each completion, injects faults, and has the checker look at the end.
 use crate::model::{Brings, Expected, Posted};
-use crate::plan::{Harm, Plan, PlannedConnection};
+use crate::plan::{Plan, PlannedConnection};
+use crate::rng::Rng;
+use crate::run::{Action, Run};
 use crate::sim::{Event, Host, Sim};
+use crate::topology::*;
 use crate::world::MEMORY_BASE;
 use freeflow_verbs::*;
 
 use CompletionStatus as Status;
 use SendOpcode as Op;
 
-/// What the workload asked to be reminded of.
-#[derive(Clone, Copy, Debug)]
-pub enum Action {
-    Post {
-        connection: usize,
-        side: usize,
-    },
-    Datagram {
-        party: usize,
-    },
-    Repost {
-        pool: usize,
-    },
-    Line {
-        host: usize,
-        down: bool,
-    },
-    Harm(Harm),
-    Reconnect {
-        connection: usize,
-    },
-    /// Out of SQD again.
-    GoOn {
-        connection: usize,
-        side: usize,
-    },
-    Calm,
-}
-
-/// Long after the calm began everything must have come to its end: retries of 4 * 67 ms, 8 times, and some more.
+/// Long after the drain began everything must have come to its end: retries of 4 * 67 ms, 8 times, and some more.
 const PATIENCE_NS: u64 = 12_000_000_000;
 /// What remains after the last completion: acknowledgements, timers.
 const REST_NS: u64 = 3_000_000_000;
 
-pub struct Run {
-    pub plan: Plan,
-    pub sim: Sim,
-    pub cast: Cast,
-    pub dice: Dice,
-    actions: Vec<Action>,
-    pub wrongs: Vec<String>,
-    pub completions: u64,
-    pub(crate) calm_at: u64,
-}
-
 impl Run {
     pub fn new(plan: Plan, traces: bool) -> Self {
-        let mut sim = Sim::new(plan.seed, plan.hosts, plan.climate);
+        let mut sim = Sim::new(plan.seed, plan.hosts, plan.host_model);
         sim.trace = traces.then(Vec::new);
         if let Some(bytes) = plan.host_bytes_max {
             sim.hosts.iter_mut().for_each(|host| host.engine.set_host_bytes_max(bytes));
         }
-        let dice = Dice::for_part(plan.seed, 20);
-        let (mut cast, actions, wrongs) = (Cast::default(), Vec::new(), Vec::new());
-        cast.shaping = plan.shaped.then(|| Dice::for_part(plan.seed, 12));
-        let calm_at = plan.calm_at;
-        let mut run = Self { plan, sim, cast, dice, actions, wrongs, completions: 0, calm_at };
+        let rng = Rng::for_part(plan.seed, 20);
+        let (mut topology, actions, wrongs) = (Topology::default(), Vec::new(), Vec::new());
+        topology.shaping = plan.shaped.then(|| Rng::for_part(plan.seed, 12));
+        let drain_at = plan.drain_at;
+        let mut run = Self { plan, sim, topology, rng, actions, wrongs, completions: 0, drain_at };
         run.set_up();
         run
     }
 
     fn set_up(&mut self) {
         for index in 0..self.plan.processes {
-            let network = NetworkId(1 + self.dice.roll(u64::from(self.plan.networks)) as u32);
+            let network = NetworkId(1 + self.rng.roll(u64::from(self.plan.networks)) as u32);
             // The first two are never alone in their network.
             let network = if index < 2 { NetworkId(1) } else { network };
-            let host = if index < 2 { index } else { self.dice.roll(self.plan.hosts as u64) as usize };
-            let (number, noise) = (self.dice.roll(2) as u8, self.dice.draw());
-            self.cast.process(&mut self.sim, host, network, number, noise);
+            let host = if index < 2 { index } else { self.rng.roll(self.plan.hosts as u64) as usize };
+            let (number, noise) = (self.rng.roll(2) as u8, self.rng.draw());
+            self.topology.process(&mut self.sim, host, network, number, noise);
         }
         for planned in self.plan.connections.clone() {
             let Some((a, b)) = self.two_processes() else { continue };
-            let connection = self.cast.connections.len();
+            let connection = self.topology.connections.len();
             let mut sides = Vec::new();
             for process in [a, b] {
                 let xrc = planned.service == QpType::XrcSend;
                 let shares = planned.shared_queue && planned.service == QpType::Rc;
-                let pool = (shares || xrc).then(|| self.cast.shared_pool(&mut self.sim, process, xrc));
-                let mut side = self.cast.side(&mut self.sim, process, planned.service, pool);
+                let pool = (shares || xrc).then(|| self.topology.shared_pool(&mut self.sim, process, xrc));
+                let mut side = self.topology.side(&mut self.sim, process, planned.service, pool);
                 side.quota = planned.requests;
                 sides.push(side);
             }
             let Ok(sides) = sides.try_into() else { unreachable!("two sides") };
             let PlannedConnection { service, mtu, attributes, .. } = planned;
             // Often so near to the end of all PSNs that they wrap.
-            let psn =
-                if self.dice.one_in(3) { Psn::MASK - self.dice.roll(1200) as u32 } else { self.dice.draw() as u32 };
-            self.cast.connections.push(Connection::new(service, mtu, attributes, sides, psn));
-            self.cast.connect(&mut self.sim, connection);
-            let has_windows = planned.service == QpType::Rc && self.dice.one_in(2);
+            let psn = if self.rng.one_in(3) { Psn::MASK - self.rng.roll(1200) as u32 } else { self.rng.draw() as u32 };
+            self.topology.connections.push(Connection::new(service, mtu, attributes, sides, psn));
+            self.topology.connect(&mut self.sim, connection);
+            let has_windows = planned.service == QpType::Rc && self.rng.one_in(2);
             for side in 0..2 {
                 if has_windows {
                     crate::windows::renew(self, connection, side);
                 }
-                let at = self.dice.roll(self.plan.spread_ns);
+                let at = self.rng.roll(self.plan.spread_ns);
                 self.remind(at, Action::Post { connection, side });
             }
         }
         for _ in 0..self.plan.parties {
-            let process = self.dice.roll(self.cast.processes.len() as u64) as usize;
-            if self.cast.room(process) < 256 << 10 {
+            let process = self.rng.roll(self.topology.processes.len() as u64) as usize;
+            if self.topology.room(process) < 256 << 10 {
                 continue;
             }
-            let member = self.dice.one_in(2);
-            let party = self.cast.party(&mut self.sim, process, member);
-            self.cast.parties[party].quota = self.plan.datagrams;
-            let at = self.dice.roll(self.plan.spread_ns);
+            let member = self.rng.one_in(2);
+            let party = self.topology.party(&mut self.sim, process, member);
+            self.topology.parties[party].quota = self.plan.datagrams;
+            let at = self.rng.roll(self.plan.spread_ns);
             self.remind(at, Action::Datagram { party });
         }
-        for pool in 0..self.cast.pools.len() {
-            let at = self.dice.roll(self.plan.repost_ns_max + 1);
-            self.cast.pools[pool].scheduled = true;
+        for pool in 0..self.topology.pools.len() {
+            let at = self.rng.roll(self.plan.repost_ns_max + 1);
+            self.topology.pools[pool].scheduled = true;
             self.remind(at, Action::Repost { pool });
         }
         for (at, host, length) in self.plan.cuts.clone() {
             self.remind(at, Action::Line { host, down: true });
             self.remind(at + length, Action::Line { host, down: false });
         }
-        for (at, harm) in self.plan.harms.clone() {
-            self.remind(at, Action::Harm(harm));
+        for (at, faults) in self.plan.faults.clone() {
+            self.remind(at, Action::Fault(faults));
         }
-        self.remind(self.plan.calm_at, Action::Calm);
+        self.remind(self.plan.drain_at, Action::Drain);
     }
 
     /// Two processes of one network that have room for one more connection.
     fn two_processes(&mut self) -> Option<(usize, usize)> {
-        let count = self.cast.processes.len() as u64;
+        let count = self.topology.processes.len() as u64;
         for _ in 0..20 {
-            let (a, b) = (self.dice.roll(count) as usize, self.dice.roll(count) as usize);
-            let same = self.cast.processes[a].network == self.cast.processes[b].network;
-            let local = self.cast.processes[a].host == self.cast.processes[b].host;
+            let (a, b) = (self.rng.roll(count) as usize, self.rng.roll(count) as usize);
+            let same = self.topology.processes[a].network == self.topology.processes[b].network;
+            let local = self.topology.processes[a].host == self.topology.processes[b].host;
             let room = 1 << 20;
             // Between hosts is what matters most.
-            if same && (!local || self.dice.one_in(8)) && self.cast.room(a) >= room && self.cast.room(b) >= room {
+            if same && (!local || self.rng.one_in(8)) && self.topology.room(a) >= room && self.topology.room(b) >= room
+            {
                 return Some((a, b));
             }
         }
@@ -195,7 +156,7 @@ impl Run {
             if self.sim.now > ends_at {
                 break;
             }
-            if ends_at == u64::MAX && self.sim.now > self.calm_at + PATIENCE_NS {
+            if ends_at == u64::MAX && self.sim.now > self.drain_at + PATIENCE_NS {
                 self.stuck();
                 return;
             }
@@ -204,21 +165,21 @@ impl Run {
             self.stuck();
             return;
         }
-        crate::judge::judge(self);
+        crate::checker::check(self);
     }
 
     fn is_done(&self) -> bool {
         let side_done = |side: &Side| side.quota == 0 && side.posted.is_empty();
-        self.sim.now >= self.calm_at
-            && self.cast.connections.iter().all(|c| c.closed || !c.reconnecting && c.sides.iter().all(side_done))
-            && self.cast.parties.iter().all(|party| party.quota == 0 && party.outstanding.is_empty())
+        self.sim.now >= self.drain_at
+            && self.topology.connections.iter().all(|c| c.closed || !c.reconnecting && c.sides.iter().all(side_done))
+            && self.topology.parties.iter().all(|party| party.quota == 0 && party.outstanding.is_empty())
     }
 
     fn stuck(&mut self) {
         let mut lines = Vec::new();
-        for (index, connection) in self.cast.connections.iter().enumerate().filter(|(_, c)| !c.closed) {
+        for (index, connection) in self.topology.connections.iter().enumerate().filter(|(_, c)| !c.closed) {
             for (place, side) in connection.sides.iter().enumerate() {
-                let process = &self.cast.processes[side.process];
+                let process = &self.topology.processes[side.process];
                 let state = self.sim.hosts[process.host].engine.query_qp(process.session, side.qp).map(|q| q.state);
                 lines.push(format!(
                     "  c{index}.{place} {:?} h{} {state:?} quota {} posted {:?} expects {} reconnecting {}",
@@ -231,7 +192,7 @@ impl Run {
                 ));
             }
         }
-        for (index, party) in self.cast.parties.iter().enumerate() {
+        for (index, party) in self.topology.parties.iter().enumerate() {
             lines.push(format!("  party {index}: quota {} outstanding {:?}", party.quota, party.outstanding));
         }
         for (index, host) in self.sim.hosts.iter().enumerate() {
@@ -249,19 +210,19 @@ impl Run {
             Action::Datagram { party } => crate::datagrams::post(self, party),
             Action::Repost { pool } => self.repost(pool),
             Action::Line { host, down: true } => {
-                if self.sim.now < self.calm_at {
+                if self.sim.now < self.drain_at {
                     self.sim.fabric.down.insert(host);
                 }
             }
             Action::Line { host, down: false } => {
                 self.sim.fabric.down.remove(&host);
             }
-            Action::Harm(harm) => self.harm(harm),
+            Action::Fault(faults) => self.faults(faults),
             Action::Reconnect { connection } => self.reconnect(connection),
             Action::GoOn { connection, side } => self.go_on(connection, side),
-            Action::Calm => {
-                if self.sim.now >= self.calm_at {
-                    self.sim.calm();
+            Action::Drain => {
+                if self.sim.now >= self.drain_at {
+                    self.sim.begin_drain();
                 }
             }
         }
@@ -270,19 +231,19 @@ impl Run {
     // ---- receives
 
     fn repost(&mut self, pool: usize) {
-        self.cast.pools[pool].scheduled = false;
-        let Pool { process, queue, base, .. } = self.cast.pools[pool];
-        if !self.cast.processes[process].alive || !self.queue_takes(pool) {
+        self.topology.pools[pool].scheduled = false;
+        let Pool { process, queue, base, .. } = self.topology.pools[pool];
+        if !self.topology.processes[process].alive || !self.queue_takes(pool) {
             return;
         }
-        let Process { host, lkey, .. } = self.cast.processes[process];
-        for slot in 0..self.cast.pools[pool].slots.len() {
-            if self.cast.pools[pool].slots[slot] {
+        let Process { host, lkey, .. } = self.topology.processes[process];
+        for slot in 0..self.topology.pools[pool].slots.len() {
+            if self.topology.pools[pool].slots[slot] {
                 continue;
             }
-            self.cast.pools[pool].slots[slot] = true;
+            self.topology.pools[pool].slots[slot] = true;
             let at = MEMORY_BASE + base + slot as u64 * SLOT_BYTES;
-            let cut = self.dice.roll(SLOT_BYTES) as u32;
+            let cut = self.rng.roll(SLOT_BYTES) as u32;
             let pieces = [(0, cut), (u64::from(cut), SLOT_BYTES as u32 - cut)];
             let work_request_id = (pool as u64) << 32 | slot as u64;
             let mut request = ReceiveRequest { work_request_id, sge_count: 2, ..Default::default() };
@@ -305,19 +266,19 @@ impl Run {
     /// Whether a post makes sense: not to a QP in RESET.
     fn queue_takes(&self, pool: usize) -> bool {
         let reconnecting = |c: &Connection| c.reconnecting || c.closed;
-        !self.cast.connections.iter().any(|c| reconnecting(c) && c.sides.iter().any(|side| side.pool == pool))
+        !self.topology.connections.iter().any(|c| reconnecting(c) && c.sides.iter().any(|side| side.pool == pool))
     }
 
     fn slot_free(&mut self, pool: usize, slot: usize) {
-        if !std::mem::replace(&mut self.cast.pools[pool].slots[slot], false) {
+        if !std::mem::replace(&mut self.topology.pools[pool].slots[slot], false) {
             self.wrong(format!("RECV {slot} of pool {pool} completed twice"));
         }
         self.repost_later(pool);
     }
 
     pub fn repost_later(&mut self, pool: usize) {
-        if !std::mem::replace(&mut self.cast.pools[pool].scheduled, true) {
-            let wait = self.dice.roll(self.plan.repost_ns_max + 1);
+        if !std::mem::replace(&mut self.topology.pools[pool].scheduled, true) {
+            let wait = self.rng.roll(self.plan.repost_ns_max + 1);
             self.remind_in(wait, Action::Repost { pool });
         }
     }
@@ -325,8 +286,8 @@ impl Run {
     /// The buffer of a RECV that completed.
     pub fn received_bytes(&mut self, done: &Completion) -> Option<Vec<u8>> {
         let (pool, slot) = ((done.work_request_id >> 32) as usize, done.work_request_id as u32 as usize);
-        let Pool { process, base, .. } = self.cast.pools[pool];
-        let Process { host, session, .. } = self.cast.processes[process];
+        let Pool { process, base, .. } = self.topology.pools[pool];
+        let Process { host, session, .. } = self.topology.processes[process];
         let bytes = (done.status == Status::Success).then(|| {
             let at = MEMORY_BASE + base + slot as u64 * SLOT_BYTES;
             self.sim.hosts[host].world.bytes(session, at, (done.byte_count as usize).min(SLOT_BYTES as usize)).to_vec()
@@ -338,23 +299,23 @@ impl Run {
     // ---- sends
 
     fn post_some(&mut self, connection: usize, side: usize) {
-        for _ in 0..self.dice.between(1, 5) {
-            let this = &self.cast.connections[connection];
+        for _ in 0..self.rng.between(1, 5) {
+            let this = &self.topology.connections[connection];
             if this.closed || this.reconnecting || this.sides[side].down || this.sides[side].quota == 0 {
                 return;
             }
             if this.sides[side].posted.len() >= OUTSTANDING_MAX {
                 break;
             }
-            self.cast.connections[connection].sides[side].quota -= 1;
+            self.topology.connections[connection].sides[side].quota -= 1;
             self.post_one(connection, side);
         }
-        let wait = self.dice.roll(self.plan.spread_ns / 8 + 1);
+        let wait = self.rng.roll(self.plan.spread_ns / 8 + 1);
         self.remind_in(wait, Action::Post { connection, side });
     }
 
     fn post_one(&mut self, connection: usize, side: usize) {
-        let reliable = self.cast.connections[connection].service != QpType::Uc;
+        let reliable = self.topology.connections[connection].service != QpType::Uc;
         let ops: &[Op] = if reliable {
             &[
                 Op::Send,
@@ -372,11 +333,11 @@ impl Run {
         } else {
             &[Op::Send, Op::SendWithImmediate, Op::RdmaWrite, Op::RdmaWriteWithImmediate]
         };
-        let mut opcode = self.dice.pick(ops);
+        let mut opcode = self.rng.pick(ops);
         if let Some(chosen) = crate::windows::choice(self, connection, side) {
             opcode = chosen;
         }
-        let this = &mut self.cast.connections[connection].sides[side];
+        let this = &mut self.topology.connections[connection].sides[side];
         this.posts += 1;
         let number = this.posts;
         let last = this.quota == 0;
@@ -388,28 +349,28 @@ impl Run {
             opcode = Op::RdmaWrite;
         }
         let max = if opcode.is_send() { SLOT_BYTES } else { 16_384 };
-        let length = match self.dice.roll(20) {
+        let length = match self.rng.roll(20) {
             0..=2 => 0,
-            3..=8 => self.dice.roll(200),
-            9..=14 => self.dice.roll(4096),
-            15..=18 => self.dice.roll(max + 1),
+            3..=8 => self.rng.roll(200),
+            9..=14 => self.rng.roll(4096),
+            15..=18 => self.rng.roll(max + 1),
             _ if opcode.is_send() => SLOT_BYTES,
-            _ => self.dice.roll(RANGE_BYTES_MAX + 1),
+            _ => self.rng.roll(RANGE_BYTES_MAX + 1),
         };
         let mut request = SendRequest { opcode, ..Default::default() };
         let mut posted =
             Posted { id: 0, number, opcode, signaled: false, forbidden: false, brings: None, message: None };
         self.fill(connection, side, &mut request, &mut posted, length);
-        posted.signaled = last || self.dice.roll(3) > 0;
+        posted.signaled = last || self.rng.roll(3) > 0;
         for (flag, one_in) in [(SendFlags::FENCE, 4), (SendFlags::SOLICITED, 4)] {
-            request.flags.0 |= if self.dice.one_in(one_in) { flag } else { 0 };
+            request.flags.0 |= if self.rng.one_in(one_in) { flag } else { 0 };
         }
         self.push(connection, side, request, posted);
     }
 
     pub fn push(&mut self, connection: usize, side: usize, mut request: SendRequest, mut posted: Posted) {
-        let this = &mut self.cast.connections[connection];
-        let peer_srqn = self.cast.pools[this.sides[1 - side].pool].srqn;
+        let this = &mut self.topology.connections[connection];
+        let peer_srqn = self.topology.pools[this.sides[1 - side].pool].srqn;
         let mine = &mut this.sides[side];
         posted.id = (connection as u64) << 40 | (side as u64) << 32 | posted.number;
         request.work_request_id = posted.id;
@@ -417,7 +378,7 @@ impl Run {
         request.flags.0 |= if posted.signaled { SendFlags::SIGNALED } else { 0 };
         mine.posted.push_back(posted);
         let (process, qp) = (mine.process, mine.qp);
-        let host = self.cast.processes[process].host;
+        let host = self.topology.processes[process].host;
         self.sim.note(|| {
             format!(
                 "c{connection}.{side} posts {:x} {:?} {} bytes at {:x}",
@@ -441,9 +402,9 @@ impl Run {
             Op::BindWindow => crate::windows::fill_bind(self, connection, side, request, posted.number),
             Op::FetchAdd | Op::CompareSwap => self.fill_atomic(connection, side, request, posted),
             Op::Flush => {
-                let at = self.dice.roll(TARGET_BYTES / 2);
+                let at = self.rng.roll(TARGET_BYTES / 2);
                 self.name(connection, side, request, at);
-                request.compare_add = self.dice.roll(TARGET_BYTES / 2);
+                request.compare_add = self.rng.roll(TARGET_BYTES / 2);
                 request.swap = 1;
             }
             _ => self.fill_payload(connection, side, request, posted, length),
@@ -451,18 +412,18 @@ impl Run {
     }
 
     fn name(&mut self, connection: usize, side: usize, request: &mut SendRequest, at: u64) {
-        let peer = &self.cast.connections[connection].sides[1 - side];
+        let peer = &self.topology.connections[connection].sides[1 - side];
         request.remote_address = MEMORY_BASE + peer.area_at + at;
         request.rkey = peer.area_key;
     }
 
     /// Entries for a range of the process' memory, cut anywhere.
     pub(crate) fn entries(&mut self, process: usize, request: &mut SendRequest, at: u64, length: u64) {
-        let lkey = self.cast.processes[process].lkey;
-        let pieces = self.dice.between(1, 3);
+        let lkey = self.topology.processes[process].lkey;
+        let pieces = self.rng.between(1, 3);
         let mut done = 0;
         for left in (0..pieces).rev() {
-            let now = if left == 0 { length - done } else { self.dice.roll(length - done + 1) };
+            let now = if left == 0 { length - done } else { self.rng.roll(length - done + 1) };
             let sge = Sge { address: MEMORY_BASE + at + done, length: now as u32, lkey };
             request.sges[usize::from(request.sge_count)] = sge;
             request.sge_count += 1;
@@ -478,26 +439,26 @@ impl Run {
         posted: &mut Posted,
         length: u64,
     ) {
-        let (service, number, opcode) = (self.cast.connections[connection].service, posted.number, posted.opcode);
-        let process = self.cast.connections[connection].sides[side].process;
-        let Process { host, session, .. } = self.cast.processes[process];
+        let (service, number, opcode) = (self.topology.connections[connection].service, posted.number, posted.opcode);
+        let process = self.topology.connections[connection].sides[side].process;
+        let Process { host, session, .. } = self.topology.processes[process];
         let length = if opcode == Op::AtomicWrite { 8 } else { length };
-        let from = self.dice.roll(SOURCE_BYTES - length);
+        let from = self.rng.roll(SOURCE_BYTES - length);
         let mut bytes = self.sim.hosts[host].world.bytes(session, MEMORY_BASE + from, length as usize).to_vec();
         if service == QpType::Uc && opcode.is_send() {
             // Nobody says which messages were lost: each says itself which it is.
-            let stamps_at = self.cast.connections[connection].sides[side].stamps_at;
+            let stamps_at = self.topology.connections[connection].sides[side].stamps_at;
             let at = stamps_at + number % 64 * 8;
             let stamp = number.to_ne_bytes();
             self.sim.hosts[host].world.bytes(session, MEMORY_BASE + at, 8).copy_from_slice(&stamp);
-            let lkey = self.cast.processes[process].lkey;
+            let lkey = self.topology.processes[process].lkey;
             request.sges[0] = Sge { address: MEMORY_BASE + at, length: 8, lkey };
             request.sge_count = 1;
             let rest = length.min(SLOT_BYTES - 8);
             bytes.truncate(rest as usize);
             self.entries(process, request, from, rest);
             bytes.splice(0..0, stamp);
-        } else if bytes.len() <= INLINE_BYTES_MAX && self.dice.one_in(3) {
+        } else if bytes.len() <= INLINE_BYTES_MAX && self.rng.one_in(3) {
             request.flags.0 |= SendFlags::INLINE;
             request.inline_length = bytes.len() as u16;
             request.inline_data[..bytes.len()].copy_from_slice(&bytes);
@@ -507,24 +468,24 @@ impl Run {
         request.immediate = if opcode.has_immediate() { number as u32 } else { 0 };
         let mut at = None;
         if !opcode.is_send() {
-            let place = self.dice.roll(TARGET_BYTES - length) & if opcode == Op::AtomicWrite { !7 } else { !0 };
+            let place = self.rng.roll(TARGET_BYTES - length) & if opcode == Op::AtomicWrite { !7 } else { !0 };
             self.name(connection, side, request, place);
             request.rkey = crate::windows::key(self, connection, side);
-            self.cast.connections[connection].sides[1 - side].area.write(number, place, &bytes);
+            self.topology.connections[connection].sides[1 - side].area.write(number, place, &bytes);
             at = Some(place);
         }
         if opcode.consumes_receive() {
             let immediate = opcode.has_immediate().then_some(number as u32);
             let invalidates = (opcode == Op::SendWithInvalidate).then(|| crate::windows::close(self, connection, side));
             request.immediate = invalidates.unwrap_or(request.immediate);
-            let peer = &mut self.cast.connections[connection].sides[1 - side];
+            let peer = &mut self.topology.connections[connection].sides[1 - side];
             posted.message = Some(peer.arrived + peer.expected.len() as u64 + 1);
             peer.expected.push_back(Expected { number, is_send: opcode.is_send(), bytes, immediate, invalidates, at });
         }
     }
 
     fn results(&mut self, connection: usize, side: usize, length: u64) -> u64 {
-        let mine = &mut self.cast.connections[connection].sides[side];
+        let mine = &mut self.topology.connections[connection].sides[side];
         let to = mine.results_at + mine.results_used;
         mine.results_used += length;
         to
@@ -538,29 +499,29 @@ impl Run {
         posted: &mut Posted,
         length: u64,
     ) {
-        let from = self.dice.roll(TARGET_BYTES - length);
+        let from = self.rng.roll(TARGET_BYTES - length);
         self.name(connection, side, request, from);
         let to = self.results(connection, side, length);
-        let process = self.cast.connections[connection].sides[side].process;
+        let process = self.topology.connections[connection].sides[side].process;
         self.entries(process, request, to, length);
-        let last = self.cast.connections[connection].sides[1 - side].area.last();
+        let last = self.topology.connections[connection].sides[1 - side].area.last();
         let bytes = last[from as usize..(from + length) as usize].to_vec();
         posted.brings = Some(Brings { to, bytes, from: Some(from) });
     }
 
     fn fill_atomic(&mut self, connection: usize, side: usize, request: &mut SendRequest, posted: &mut Posted) {
-        let at = self.dice.roll(TARGET_BYTES - 8) & !7;
+        let at = self.rng.roll(TARGET_BYTES - 8) & !7;
         self.name(connection, side, request, at);
         let to = self.results(connection, side, 8);
-        let process = self.cast.connections[connection].sides[side].process;
-        let lkey = self.cast.processes[process].lkey;
+        let process = self.topology.connections[connection].sides[side].process;
+        let lkey = self.topology.processes[process].lkey;
         request.sges[0] = Sge { address: MEMORY_BASE + to, length: 8, lkey };
         request.sge_count = 1;
-        let area = &mut self.cast.connections[connection].sides[1 - side].area;
+        let area = &mut self.topology.connections[connection].sides[1 - side].area;
         let bytes: [u8; 8] = area.last()[at as usize..at as usize + 8].try_into().expect("eight bytes");
         let before = u64::from_ne_bytes(bytes);
-        let value = self.dice.draw();
-        let (compare_add, swap, after) = match (posted.opcode, self.dice.one_in(3)) {
+        let value = self.rng.draw();
+        let (compare_add, swap, after) = match (posted.opcode, self.rng.one_in(3)) {
             (Op::FetchAdd, _) => (value, 0, before.wrapping_add(value)),
             (_, true) => (before ^ 1, value, before),
             _ => (before, value, value),
@@ -575,7 +536,7 @@ impl Run {
     pub(crate) fn completed(&mut self, host: usize, done: &Completion) {
         self.completions += 1;
         self.sim.note(|| format!("h{host} completes {done:?}"));
-        match self.cast.roles.get(&(host, done.qpn)).copied() {
+        match self.topology.roles.get(&(host, done.qpn)).copied() {
             Some(Role::Party(party)) => crate::datagrams::completed(self, party, done),
             Some(Role::Side(connection, side)) if done.flags.contains(CompletionFlags::SEND_QUEUE) => {
                 self.sent(connection, side, done);
@@ -588,7 +549,7 @@ impl Run {
     fn sent(&mut self, connection: usize, side: usize, done: &Completion) {
         let name = format!("c{connection}.{side}");
         loop {
-            let mine = &mut self.cast.connections[connection].sides[side];
+            let mine = &mut self.topology.connections[connection].sides[side];
             let failed = mine.failed;
             let Some(posted) = mine.posted.pop_front() else {
                 return self.wrong(format!("{name}: nobody posted {done:?}"));
@@ -614,7 +575,7 @@ impl Run {
     }
 
     fn succeeded(&mut self, connection: usize, side: usize, posted: &Posted) {
-        let service = self.cast.connections[connection].service;
+        let service = self.topology.connections[connection].service;
         let name = format!("c{connection}.{side} {service:?} {posted:?}");
         if posted.opcode == Op::BindWindow {
             crate::windows::bound(self, connection, side, posted.number);
@@ -622,10 +583,10 @@ impl Run {
         if posted.forbidden {
             return self.wrong(format!("{name}: succeeded and must not"));
         }
-        let [first, second] = &mut self.cast.connections[connection].sides;
+        let [first, second] = &mut self.topology.connections[connection].sides;
         let (mine, peer) = if side == 0 { (first, second) } else { (second, first) };
         if let Some(Brings { to, bytes, from }) = &posted.brings {
-            let Process { host, session, .. } = self.cast.processes[mine.process];
+            let Process { host, session, .. } = self.topology.processes[mine.process];
             let found = self.sim.hosts[host].world.bytes(session, MEMORY_BASE + to, bytes.len());
             let fine = match from {
                 Some(from) => peer.area.explains(posted.number, *from, bytes, found),
@@ -637,19 +598,19 @@ impl Run {
                 return self.wrong(format!("{name}: brought something else, from byte {first:?} on"));
             }
         }
-        if self.cast.connections[connection].service == QpType::Uc {
+        if self.topology.connections[connection].service == QpType::Uc {
             return;
         }
-        let peer = &mut self.cast.connections[connection].sides[1 - side];
+        let peer = &mut self.topology.connections[connection].sides[1 - side];
         peer.area.done(posted.number);
-        if posted.message.is_some_and(|message| message > peer.arrived) && self.cast.processes[peer.process].alive {
+        if posted.message.is_some_and(|message| message > peer.arrived) && self.topology.processes[peer.process].alive {
             let arrived = peer.arrived;
             self.wrong(format!("{name}: succeeded, but only {arrived} messages arrived"));
         }
     }
 
     fn failed(&mut self, connection: usize, side: usize, posted: &Posted, status: Status) {
-        let this = &mut self.cast.connections[connection];
+        let this = &mut self.topology.connections[connection];
         let first = !std::mem::replace(&mut this.sides[side].failed, true);
         let reason = this.disturbed || this.forbidden || this.sides[1 - side].down;
         this.sides[side].down = true;
@@ -670,7 +631,7 @@ impl Run {
 
     /// A RECV was flushed: the QP is in ERROR, whatever its own requests say.
     fn flushed(&mut self, connection: usize, side: usize) {
-        let this = &mut self.cast.connections[connection];
+        let this = &mut self.topology.connections[connection];
         this.sides[side].down = true;
         if !(this.disturbed || this.forbidden || this.impatient || this.sides[1 - side].down) {
             self.wrong(format!("c{connection}.{side}: a RECV was flushed for no reason"));
@@ -679,17 +640,17 @@ impl Run {
     }
 
     fn received(&mut self, connection: usize, side: usize, done: &Completion) {
-        let name = format!("c{connection}.{side} {:?}", self.cast.connections[connection].service);
+        let name = format!("c{connection}.{side} {:?}", self.topology.connections[connection].service);
         let Some(bytes) = self.received_bytes(done) else {
             if done.status != Status::WorkRequestFlushed {
                 self.wrong(format!("{name}: a RECV failed: {done:?}"));
             }
             return self.flushed(connection, side);
         };
-        let reliable = self.cast.connections[connection].service != QpType::Uc;
-        let orderly =
-            reliable || self.plan.climate.weather.duplication == 0 && self.plan.climate.weather.reordering == 0;
-        let mine = &mut self.cast.connections[connection].sides[side];
+        let reliable = self.topology.connections[connection].service != QpType::Uc;
+        let orderly = reliable
+            || self.plan.host_model.link_model.duplication == 0 && self.plan.host_model.link_model.reordering == 0;
+        let mine = &mut self.topology.connections[connection].sides[side];
         let expected = if reliable {
             mine.expected.pop_front()
         } else {
@@ -724,7 +685,7 @@ impl Run {
             return crate::windows::closed(self, connection, side);
         }
         if let (Some(at), true) = (expected.at, reliable) {
-            let Process { host, session, .. } = self.cast.processes[mine.process];
+            let Process { host, session, .. } = self.topology.processes[mine.process];
             let found =
                 self.sim.hosts[host].world.bytes(session, MEMORY_BASE + mine.area_at + at, expected.bytes.len());
             if !mine.area.explains(expected.number, at, &expected.bytes, found) {

@@ -2,11 +2,14 @@
 //!
 //! Nothing here acts by itself: packets gather in `outbox`, questions in `asked`, changes in `identities`;
 //! [`crate::sim::Sim`] takes them after each call of the engine.
-use crate::dice::Dice;
+use crate::rng::Rng;
 use freeflow_engine::*;
 use freeflow_verbs::*;
 use freeflow_wire::Header;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// A host that nobody has for a peer.
+pub const FORGER: HostId = HostId(9999);
 
 pub const MEMORY_BASE: u64 = 0x1000_0000;
 
@@ -34,7 +37,7 @@ pub struct Outgoing {
 
 /// How often an answer is put off or refused, parts of a million.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Moods {
+pub struct OutcomeRates {
     pub copy_pending: u64,
     pub transmit_pending: u64,
     pub transmit_full: u64,
@@ -52,8 +55,8 @@ pub struct World {
     /// Operations that were answered `Pending` in the call that just ended.
     pub begun: Vec<(Token, Job)>,
     pub outbox: Vec<Outgoing>,
-    pub moods: Moods,
-    dice: Dice,
+    pub outcome_rates: OutcomeRates,
+    rng: Rng,
     /// Whose addresses are whose: of all hosts, as every control plane tells.
     pub addresses: BTreeMap<(NetworkId, Gid), HostId>,
     pub path_mtu_max: u16,
@@ -78,7 +81,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(host: HostId, dice: Dice) -> Self {
+    pub fn new(host: HostId, rng: Rng) -> Self {
         Self {
             host,
             now: 0,
@@ -90,8 +93,8 @@ impl World {
             events: Vec::new(),
             begun: Vec::new(),
             outbox: Vec::new(),
-            moods: Moods::default(),
-            dice,
+            outcome_rates: OutcomeRates::default(),
+            rng,
             addresses: BTreeMap::new(),
             path_mtu_max: 4096,
             peers: BTreeMap::new(),
@@ -279,7 +282,7 @@ impl Memory for World {
             self.wrong("both sides of a copy differ in length".into());
         }
         let job = Job::Copy { from: bytes, spans, to: to.to_vec() };
-        if self.dice.happens(self.moods.copy_pending) {
+        if self.rng.happens(self.outcome_rates.copy_pending) {
             self.begun.push((token, job));
             return CopyOutcome::Pending;
         }
@@ -294,7 +297,7 @@ impl Memory for World {
             self.wrong(format!("an atomic at {at:?}"));
         }
         let job = Job::Atomic { at, operation };
-        if self.dice.happens(self.moods.copy_pending) {
+        if self.rng.happens(self.outcome_rates.copy_pending) {
             self.begun.push((token, job));
             return AtomicOutcome::Pending;
         }
@@ -322,7 +325,7 @@ impl Fabric for World {
         match self.peers.get(&(host, qpn)) {
             Some(Some(info)) => PeerAnswer::Known(*info),
             Some(None) => PeerAnswer::Absent,
-            None if host == crate::sim::FORGER => PeerAnswer::Absent,
+            None if host == FORGER => PeerAnswer::Absent,
             None => {
                 self.asked.push((host, qpn));
                 PeerAnswer::Asked
@@ -347,13 +350,13 @@ impl Fabric for World {
         self.check_burst(to, heads, length);
         let waiting_ns = u128::from(self.line_free_at.saturating_sub(self.now));
         let waiting = waiting_ns * u128::from(self.bits_per_second) / 8_000_000_000;
-        if waiting > u128::from(self.send_buffer_bytes) || self.dice.happens(self.moods.transmit_full) {
+        if waiting > u128::from(self.send_buffer_bytes) || self.rng.happens(self.outcome_rates.transmit_full) {
             self.was_full = true;
             return TransmitOutcome::Full;
         }
         let job = Job::Transmit { to: *to, heads: heads.to_vec(), prefix, spans };
         let Job::Transmit { spans, .. } = &job else { return TransmitOutcome::Fault };
-        if !spans.is_empty() && self.dice.happens(self.moods.transmit_pending) {
+        if !spans.is_empty() && self.rng.happens(self.outcome_rates.transmit_pending) {
             self.begun.push((token, job));
             return TransmitOutcome::Pending;
         }

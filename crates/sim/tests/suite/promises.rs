@@ -1,16 +1,16 @@
 //! What QP attributes promise when the other end is gone, and what a tenant can't reach whatever it names.
-use freeflow_sim::cast::{Cast, Connection, REMOTE};
-use freeflow_sim::fabric::Weather;
-use freeflow_sim::sim::{Climate, Sim};
-use freeflow_sim::world::{MEMORY_BASE, Moods};
+use freeflow_sim::fabric::LinkModel;
+use freeflow_sim::sim::{HostModel, Sim};
+use freeflow_sim::topology::{Connection, REMOTE, Topology};
+use freeflow_sim::world::{MEMORY_BASE, OutcomeRates};
 use freeflow_verbs::*;
 
 const DELAY_NS: u64 = 10_000;
 
 fn sim(seed: u64) -> Sim {
-    let climate = Climate {
-        weather: Weather { delay_ns: DELAY_NS, ..Weather::default() },
-        moods: Moods::default(),
+    let host_model = HostModel {
+        link_model: LinkModel { delay_ns: DELAY_NS, ..LinkModel::default() },
+        outcome_rates: OutcomeRates::default(),
         landing_ns_max: 1,
         turn_ns: 1_000,
         control_ns: 20_000,
@@ -18,7 +18,7 @@ fn sim(seed: u64) -> Sim {
         forgeries: 0,
         restores: 0,
     };
-    Sim::new(seed, 2, climate)
+    Sim::new(seed, 2, host_model)
 }
 
 fn attributes(timeout: u8, retry_count: u8) -> QpAttributes {
@@ -34,19 +34,19 @@ fn attributes(timeout: u8, retry_count: u8) -> QpAttributes {
 }
 
 /// A connection between two processes, which are made with it.
-fn connection(sim: &mut Sim, cast: &mut Cast, networks: [u32; 2], attributes: QpAttributes) -> usize {
+fn connection(sim: &mut Sim, topology: &mut Topology, networks: [u32; 2], attributes: QpAttributes) -> usize {
     let sides = [0, 1].map(|host| {
-        let process = cast.process(sim, host, NetworkId(networks[host]), 0, 1);
-        cast.side(sim, process, QpType::Rc, None)
+        let process = topology.process(sim, host, NetworkId(networks[host]), 0, 1);
+        topology.side(sim, process, QpType::Rc, None)
     });
-    cast.connections.push(Connection::new(QpType::Rc, PathMtu::Mtu1024, attributes, sides, 0xff_ff00));
-    cast.connections.len() - 1
+    topology.connections.push(Connection::new(QpType::Rc, PathMtu::Mtu1024, attributes, sides, 0xff_ff00));
+    topology.connections.len() - 1
 }
 
 /// A WRITE of the first side of a connection, signaled.
-fn post(sim: &mut Sim, cast: &Cast, connection: usize, id: u64, (key, address): (u32, u64)) {
-    let side = &cast.connections[connection].sides[0];
-    let process = &cast.processes[side.process];
+fn post(sim: &mut Sim, topology: &Topology, connection: usize, id: u64, (key, address): (u32, u64)) {
+    let side = &topology.connections[connection].sides[0];
+    let process = &topology.processes[side.process];
     let mut request = SendRequest {
         work_request_id: id,
         opcode: SendOpcode::RdmaWrite,
@@ -72,23 +72,23 @@ fn completion(sim: &mut Sim) -> Completion {
     }
 }
 
-fn area(cast: &Cast, connection: usize, side: usize) -> (u32, u64) {
-    let side = &cast.connections[connection].sides[side];
+fn area(topology: &Topology, connection: usize, side: usize) -> (u32, u64) {
+    let side = &topology.connections[connection].sides[side];
     (side.area_key, MEMORY_BASE + side.area_at)
 }
 
 #[test]
 fn retries_are_exceeded_in_the_time_that_attributes_promise() {
     for (timeout, retry_count) in [(8, 0), (8, 7), (10, 3), (14, 2), (14, 7)] {
-        let (mut sim, mut cast) = (sim(1), Cast::default());
-        let connection = connection(&mut sim, &mut cast, [1, 1], attributes(timeout, retry_count));
-        cast.connect(&mut sim, connection);
-        let target = area(&cast, connection, 1);
-        post(&mut sim, &cast, connection, 1, target);
+        let (mut sim, mut topology) = (sim(1), Topology::default());
+        let connection = connection(&mut sim, &mut topology, [1, 1], attributes(timeout, retry_count));
+        topology.connect(&mut sim, connection);
+        let target = area(&topology, connection, 1);
+        post(&mut sim, &topology, connection, 1, target);
         assert_eq!(completion(&mut sim).status, CompletionStatus::Success);
         sim.fabric.down.insert(1);
         let begun = sim.now;
-        post(&mut sim, &cast, connection, 2, target);
+        post(&mut sim, &topology, connection, 2, target);
         let done = completion(&mut sim);
         assert_eq!((done.work_request_id, done.status), (2, CompletionStatus::RetryExceeded));
         let waited = sim.now - begun;
@@ -102,28 +102,28 @@ fn retries_are_exceeded_in_the_time_that_attributes_promise() {
 /// keys. Nothing of it reaches the other network.
 #[test]
 fn who_knows_all_of_another_network_reaches_nothing_of_it() {
-    let (mut sim, mut cast) = (sim(2), Cast::default());
-    let victim = connection(&mut sim, &mut cast, [1, 1], attributes(8, 1));
-    let attacker = connection(&mut sim, &mut cast, [2, 2], attributes(8, 1));
-    cast.connect(&mut sim, victim);
-    let (victim_qpn, target) = (cast.connections[victim].sides[1].qpn, area(&cast, victim, 1));
+    let (mut sim, mut topology) = (sim(2), Topology::default());
+    let victim = connection(&mut sim, &mut topology, [1, 1], attributes(8, 1));
+    let attacker = connection(&mut sim, &mut topology, [2, 2], attributes(8, 1));
+    topology.connect(&mut sim, victim);
+    let (victim_qpn, target) = (topology.connections[victim].sides[1].qpn, area(&topology, victim, 1));
     let gids = [victim, attacker].map(|connection| {
-        let sides = &cast.connections[connection].sides;
-        [0, 1].map(|side| cast.processes[sides[side].process].gid)
+        let sides = &topology.connections[connection].sides;
+        [0, 1].map(|side| topology.processes[sides[side].process].gid)
     });
     assert_eq!(gids[0], gids[1]);
-    let attackers_qp = cast.connections[attacker].sides[0].qp;
-    cast.connect_one(&mut sim, attacker, 0, attackers_qp, victim_qpn);
+    let attackers_qp = topology.connections[attacker].sides[0].qp;
+    topology.connect_one(&mut sim, attacker, 0, attackers_qp, victim_qpn);
     let carried = sim.fabric.counts.carried;
-    post(&mut sim, &cast, attacker, 7, target);
+    post(&mut sim, &topology, attacker, 7, target);
     let done = completion(&mut sim);
     assert_eq!((done.work_request_id, done.status), (7, CompletionStatus::RetryExceeded));
     assert_eq!(sim.fabric.counts.carried, carried, "not one packet went out");
-    let side = &cast.connections[victim].sides[1];
-    let session = cast.processes[side.process].session;
+    let side = &topology.connections[victim].sides[1];
+    let session = topology.processes[side.process].session;
     assert!(sim.hosts[1].world.bytes(session, target.1, 3000).iter().all(|byte| *byte == 0));
     // The victim does not notice.
-    post(&mut sim, &cast, victim, 8, target);
+    post(&mut sim, &topology, victim, 8, target);
     let done = completion(&mut sim);
     assert_eq!((done.work_request_id, done.status), (8, CompletionStatus::Success));
 }
@@ -131,17 +131,17 @@ fn who_knows_all_of_another_network_reaches_nothing_of_it() {
 /// A key of a process that is gone opens nothing to those who still have it.
 #[test]
 fn a_region_that_is_gone_is_refused() {
-    let (mut sim, mut cast) = (sim(3), Cast::default());
-    let connection = connection(&mut sim, &mut cast, [1, 1], attributes(10, 3));
-    cast.connect(&mut sim, connection);
-    let side = &cast.connections[connection].sides[1];
-    let (session, pd) = (cast.processes[side.process].session, cast.processes[side.process].pd);
+    let (mut sim, mut topology) = (sim(3), Topology::default());
+    let connection = connection(&mut sim, &mut topology, [1, 1], attributes(10, 3));
+    topology.connect(&mut sim, connection);
+    let side = &topology.connections[connection].sides[1];
+    let (session, pd) = (topology.processes[side.process].session, topology.processes[side.process].pd);
     let at = MEMORY_BASE + side.area_at;
     let engine = &mut sim.hosts[1].engine;
     let keys = engine.register_mr(session, pd, at, 4096, at, REMOTE).unwrap();
-    post(&mut sim, &cast, connection, 1, (keys.rkey, at));
+    post(&mut sim, &topology, connection, 1, (keys.rkey, at));
     assert_eq!(completion(&mut sim).status, CompletionStatus::Success);
     sim.hosts[1].engine.deregister_mr(session, keys.mr).unwrap();
-    post(&mut sim, &cast, connection, 2, (keys.rkey, at));
+    post(&mut sim, &topology, connection, 2, (keys.rkey, at));
     assert_eq!(completion(&mut sim).status, CompletionStatus::RemoteAccessError);
 }

@@ -93,7 +93,7 @@ fn snapshots_change_nothing() {
     for seed in 0..60 {
         let with = |restores| {
             let mut plan = Plan::new(seed);
-            plan.climate.restores = restores;
+            plan.host_model.restores = restores;
             let report = run_plan(plan, false);
             (report.digest, report.ended_at, report.completions, report.wrongs)
         };
