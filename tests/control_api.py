@@ -505,7 +505,7 @@ def directories(host):
             with contextlib.suppress(OSError):
                 os.listdir(path)
                 reached.append(str(path))
-        for name in ("audit.log", "router.log", "state.json", "up.json"):
+        for name in ("audit.log", "router.log", "state.redb", "up.json"):
             with contextlib.suppress(OSError):
                 (host.run_dir / name).read_bytes()
                 reached.append(name)

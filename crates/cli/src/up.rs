@@ -501,7 +501,7 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
         cdi::remove(&file);
     }
     run_dir.unregister();
-    for name in ["admin.sock", "api.sock", "router.pid", "state.json", "state.json.migrated", "state.redb", "up.json"] {
+    for name in ["admin.sock", "api.sock", "router.pid", "state.redb", "up.json"] {
         let _ = fs::remove_file(run_dir.path().join(name));
     }
     let _ = fs::remove_dir_all(run_dir.vnics());

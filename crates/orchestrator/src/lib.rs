@@ -12,7 +12,6 @@
 extern crate alloc;
 
 pub mod access;
-pub mod before;
 mod check;
 mod cidr;
 mod command;

@@ -1,9 +1,7 @@
 //! A range of IPv4 addresses in CIDR notation.
-use alloc::string::{String, ToString};
 use core::fmt;
 use core::net::Ipv4Addr;
 use core::str::FromStr;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use thiserror::Error;
 
 /// An address pool: prefix lengths 8 to 29, host bits zero.
@@ -86,21 +84,10 @@ impl FromStr for Pool {
     }
 }
 
-impl Serialize for Pool {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.to_string())
-    }
-}
-
-impl<'de> Deserialize<'de> for Pool {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::string::ToString;
 
     #[test]
     fn pools_are_parsed_strictly() {

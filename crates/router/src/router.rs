@@ -23,7 +23,7 @@ use freeflow_orchestrator::access::AccessTable;
 use freeflow_orchestrator::store::{Committed, Store as _};
 use freeflow_orchestrator::{Command, Reason, Refusal, State, name_is_good};
 use freeflow_shm::{Doorbell, fd, install_sigbus_guard, pin_to_cpu, refuses_missing_pages, release_large_allocations};
-use freeflow_store::{FileStore, open_run_dir};
+use freeflow_store::{FileStore, open_state_dir};
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read};
@@ -266,7 +266,7 @@ fn start_api(control: &mut Control, link: Link) -> io::Result<Api> {
 fn open_state(config: &Config) -> io::Result<(FileStore, State)> {
     let state_dir = config.state_dir();
     DirBuilder::new().recursive(true).mode(0o700).create(state_dir)?;
-    let (mut store, mut state) = open_run_dir(&config.run_dir, state_dir)?;
+    let (mut store, mut state) = open_state_dir(state_dir)?;
     begin(&mut state, &mut store, config)?;
     Ok((store, state))
 }

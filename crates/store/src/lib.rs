@@ -6,9 +6,9 @@
 //! Invariant: a file that can't be used is left as it is; nobody's addresses are forgotten by beginning anew.
 #![forbid(unsafe_code)]
 
-mod migrate;
+mod state_dir;
 
-pub use migrate::open_run_dir;
+pub use state_dir::open_state_dir;
 
 use freeflow_orchestrator::store::{
     Committed, Entry, Event, LeaseId, Listing, Revision, Store, StoreError, Transaction,

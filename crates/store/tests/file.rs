@@ -1,7 +1,7 @@
-//! The file: conformance, faults, files that can't be used, and what was there before.
+//! The file: conformance, faults, files that can't be used.
 use freeflow_orchestrator::store::{Committed, Revision, Store, StoreError, Transaction, Write};
 use freeflow_orchestrator::{State, conformance};
-use freeflow_store::{FileStore, Opener, open_run_dir};
+use freeflow_store::{FileStore, Opener, open_state_dir};
 use proptest::prelude::*;
 use redb::StorageBackend;
 use redb::backends::FileBackend;
@@ -189,7 +189,7 @@ fn files_that_cannot_be_used_stay_as_they_are() {
         write.open_table(redb::TableDefinition::<&str, u64>::new("meta")).unwrap().insert("format", 2).unwrap();
         write.commit().unwrap();
     }
-    let error = open_run_dir(&directory.0, &directory.0).err().unwrap();
+    let error = open_state_dir(&directory.0).err().unwrap();
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     assert!(error.to_string().contains("another version"), "{error}");
     // Every byte spoilt in turn, here and there: an error, or what was stored; never a crash.
@@ -203,48 +203,6 @@ fn files_that_cannot_be_used_stay_as_they_are() {
         if let Ok(store) = FileStore::open(&directory.file()) {
             assert_eq!(values(&store), [("a".into(), "1".into())], "{at}");
         }
-    }
-}
-
-const BEFORE: &str = r#"{
-  "version": 1,
-  "networks": {"default": {"id": 1, "name": "default", "pool": "10.111.0.0/16", "range": null,
-    "gateway": "10.111.0.1", "bridge": "ff0", "data_path": "routed", "cursor": 4}},
-  "vnics": {"a": {"id": "a", "name": "web", "network": "default", "address": "10.111.0.3",
-    "labels": [["app", "x"]], "limits": {}}},
-  "next_network": 2
-}"#;
-
-#[test]
-fn the_state_of_before_is_taken_over_once() {
-    let directory = Directory::new();
-    std::fs::write(directory.0.join("state.json"), BEFORE).unwrap();
-    for _ in 0..2 {
-        let (store, state) = open_run_dir(&directory.0, &directory.0).unwrap();
-        let vnic = state.vnic("a").unwrap();
-        assert_eq!((vnic.address.to_string().as_str(), vnic.title.as_str()), ("10.111.0.3", "web"));
-        assert_eq!(vnic.object.metadata.labels["app"], "x");
-        assert_eq!(state.network("default").unwrap().object.spec.data_path.name(), "routed");
-        assert_eq!(State::of(&store.list("", None).unwrap()).as_ref(), Ok(&state));
-        assert!(!directory.0.join("state.json").exists() && directory.0.join("state.json.migrated").exists());
-    }
-    // It was stored, and the router died before the file got its other name.
-    std::fs::rename(directory.0.join("state.json.migrated"), directory.0.join("state.json")).unwrap();
-    open_run_dir(&directory.0, &directory.0).unwrap();
-    assert!(!directory.0.join("state.json").exists());
-}
-
-#[test]
-fn a_state_of_before_that_cannot_be_used_is_refused() {
-    for bad in
-        ["{", "{}", &BEFORE.replace("\"version\": 1", "\"version\": 2"), &BEFORE.replace("10.111.0.3", "10.112.0.3")]
-    {
-        let directory = Directory::new();
-        std::fs::write(directory.0.join("state.json"), bad).unwrap();
-        let error = open_run_dir(&directory.0, &directory.0).err().unwrap();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-        assert!(!directory.file().exists());
-        assert_eq!(std::fs::read_to_string(directory.0.join("state.json")).unwrap(), *bad);
     }
 }
 

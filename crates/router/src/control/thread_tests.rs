@@ -22,7 +22,7 @@ use freeflow_engine::SessionId;
 use freeflow_protocol::cm::CmRequest;
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_shm::{Doorbell, Segment, SessionSegment, fd, monotonic_ns};
-use freeflow_store::open_run_dir;
+use freeflow_store::open_state_dir;
 use freeflow_verbs::{Duration, Instant, NetworkId, Shaping, VerbsError, VnicLimits};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::BTreeMap;
@@ -85,7 +85,7 @@ fn null() -> OwnedFd {
 /// The two threads' things, for one thread.
 fn control_and_worker(directory: &Path) -> (Control, Worker) {
     let LoneWorker { worker, jobs, waker, reactions, control_waker } = LoneWorker::new();
-    let (store, state) = open_run_dir(directory, directory).unwrap();
+    let (store, state) = open_state_dir(directory).unwrap();
     let control = Control::new(ControlParts {
         config: config(directory),
         waker: control_waker,

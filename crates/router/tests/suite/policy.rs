@@ -52,23 +52,6 @@ fn the_data_path_outlives_the_router() {
 }
 
 #[test]
-fn a_state_of_before_there_were_objects_is_taken_over() {
-    let mut host = Host::new();
-    host.router = None;
-    std::fs::remove_file(host.run_dir().join("state.redb")).unwrap();
-    let state = r#"{"version": 1, "next_network": 2, "networks": {"default": {"id": 1, "name": "default",
-        "pool": "10.111.0.0/16", "gateway": "10.111.0.1", "bridge": "ff0", "cursor": 9}},
-        "vnics": {"a": {"id": "a", "name": "a", "network": "default", "address": "10.111.0.7", "labels": [],
-        "limits": {}}}}"#;
-    std::fs::write(host.run_dir().join("state.json"), state).unwrap();
-    restart(&mut host);
-    assert_eq!(data_path(&host), DataPath::Auto);
-    assert_eq!(host.attach("a").address.to_string(), "10.111.0.7");
-    assert_eq!(host.attach("b").address.to_string(), "10.111.0.9");
-    assert!(host.run_dir().join("state.json.migrated").exists());
-}
-
-#[test]
 fn each_qp_says_why_it_is_routed() {
     let mut host = Host::new();
     let (mut a, mut b) = (host.client("a"), host.client("b"));
