@@ -112,9 +112,9 @@ bool by_hand_open(struct by_hand *hand) {
     setsockopt(hand->sock, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     if (connect(hand->sock, (struct sockaddr *)&address, sizeof address)) return false;
     struct message hello = begin(HELLO), context = begin(OPEN_CONTEXT), pd = begin(ALLOC_PD), cq = begin(CREATE_CQ);
-    put(&hello, PROTOCOL_VERSION);
-    put(&hello, LAYOUT_VERSION);
-    put(&hello, 7);
+    // Lowest and highest version, features, those required; lowest and highest layout; the program's name.
+    const uint64_t hello_fields[] = {PROTOCOL_VERSION, PROTOCOL_VERSION, 0, 0, LAYOUT_VERSION, LAYOUT_VERSION, 7};
+    for (size_t i = 0; i < 7; i++) put(&hello, hello_fields[i]);
     memcpy(hello.bytes + hello.length, "by-hand", 7);
     hello.length += 7;
     if (ask_plain(hand, &hello) != GOOD || !ask_handle(hand, &context, &hand->context)) return false;

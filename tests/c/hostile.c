@@ -49,10 +49,10 @@ static size_t number(uint8_t *at, uint64_t value) {
 }
 
 static size_t hello(uint8_t *at) {
-    size_t n = number(at, 0);
-    n += number(at + n, PROTOCOL_VERSION);
-    n += number(at + n, LAYOUT_VERSION);
-    n += number(at + n, 7);
+    // As in by_hand.c.
+    const uint64_t fields[] = {0, PROTOCOL_VERSION, PROTOCOL_VERSION, 0, 0, LAYOUT_VERSION, LAYOUT_VERSION, 7};
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) n += number(at + n, fields[i]);
     memcpy(at + n, "hostile", 7);
     return n + 7;
 }

@@ -7,7 +7,7 @@ use freeflow_protocol::admin::{
     AdminErrorCode, AdminReply, AdminRequest, CmPage, DataPath, NetworkStatus, PeersStatus, QpStatus, RouterStatus,
     VnicStatus, WireFaults, WireStatus,
 };
-use freeflow_protocol::{PROTOCOL_VERSION, decode, encode};
+use freeflow_protocol::{PROTOCOL, decode, encode};
 use freeflow_shm::fd::{connect_seqpacket, receive_message, send_message};
 use std::io;
 use std::net::IpAddr;
@@ -69,14 +69,14 @@ impl Admin {
                 .context("admin socket")?;
         }
         let mut admin = Self { socket, version: String::new(), pid: 0 };
-        match admin.ask(&AdminRequest::Hello { protocol_version: PROTOCOL_VERSION })? {
-            AdminReply::Version { protocol_version, version, pid } if protocol_version == PROTOCOL_VERSION => {
-                Ok(Self { version, pid, ..admin })
-            }
-            AdminReply::Version { protocol_version, version, .. } => Err(Failure::new(format!(
-                "the router is of another version ({version}, protocol {protocol_version}, ours {PROTOCOL_VERSION}); \
-                 end it with its own freeflow command and bring the host up again"
-            ))),
+        match admin.ask(&AdminRequest::Hello { protocol: PROTOCOL })? {
+            AdminReply::Version { protocol, version, pid } => match PROTOCOL.agree(&protocol) {
+                Ok(_) => Ok(Self { version, pid, ..admin }),
+                Err(why) => Err(Failure::new(format!(
+                    "the router is of another version ({version}; {why}); end it with its own freeflow command and bring \
+                     the host up again"
+                ))),
+            },
             other => Err(unexpected(&other)),
         }
     }

@@ -7,7 +7,8 @@ use crate::registry::{Objects, Tag};
 use crate::{fork, lock};
 use freeflow_protocol::cm::{CmReply, CmRequest};
 use freeflow_protocol::library::{Handle, Reply, Request, Welcome};
-use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, decode, encode};
+use freeflow_protocol::version::{Offer, VersionRange};
+use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL, decode, encode};
 use freeflow_shm::layout::{LAYOUT_VERSION, WAIT_YIELD};
 use freeflow_shm::{Doorbell, OwnMemory, SessionSegment, coarse_ns, fd, monotonic_ns};
 use freeflow_verbs::{AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, VerbsError};
@@ -34,6 +35,17 @@ const SURELY_ALIVE_NS: u64 = 10_000_000;
 /// So long after the end of the router was noticed no peer reaches memory of this process any more.
 const PEERS_NOTICE_NS: u64 = 50_000_000;
 
+/// Layouts of the shared segments that this library maps.
+const LAYOUTS: VersionRange = VersionRange::only(LAYOUT_VERSION);
+
+/// Why a router that speaks this refused this library.
+fn disagreement(protocol: &Offer, layouts: VersionRange) -> String {
+    match PROTOCOL.agree(protocol) {
+        Err(why) => why.to_string(),
+        Ok(_) => format!("it makes layouts of {layouts}, this library maps {LAYOUTS}"),
+    }
+}
+
 /// Counts the sessions of this process.
 static SERIAL: AtomicU64 = AtomicU64::new(1);
 
@@ -47,13 +59,14 @@ pub enum ConnectError {
         path.display()
     )]
     NoRouter { path: PathBuf, error: io::Error },
-    /// The router speaks another version of the protocol or of the shared layouts.
+    /// The router and this library have no version in common of the protocol or of the shared layouts.
+    /// `why` names what each speaks.
     #[error(
-        "the router at {} is of another version than this library: restart it with `freeflow up`, and start this \
-         container anew",
+        "the router at {} is of another version than this library ({why}): restart it with `freeflow up`, and start \
+         this container anew",
         path.display()
     )]
-    Version { path: PathBuf },
+    Version { path: PathBuf, why: String },
     /// The router refused the session.
     #[error("the router at {} refused this process ({error}): see `freeflow status`", path.display())]
     Refused { path: PathBuf, error: VerbsError },
@@ -134,18 +147,19 @@ impl Session {
         let socket =
             fd::connect_seqpacket(path).map_err(|error| ConnectError::NoRouter { path: path.into(), error })?;
         let mut buffer = Vec::with_capacity(MESSAGE_BYTES_MAX);
-        let request =
-            Request::Hello { protocol_version: PROTOCOL_VERSION, layout_version: LAYOUT_VERSION, program: program() };
+        let request = Request::Hello { protocol: PROTOCOL, layouts: LAYOUTS, program: program() };
+        let version = |why| ConnectError::Version { path: path.into(), why };
         let broken = |error| ConnectError::Broken { path: path.into(), error };
         let (reply, mut descriptors) = exchange(&socket, &mut buffer, &request).map_err(broken)?;
         let welcome = match reply {
             Reply::Welcome(welcome) => welcome,
-            Reply::Failed(VerbsError::VersionMismatch) => return Err(ConnectError::Version { path: path.into() }),
+            Reply::Incompatible { protocol, layouts } => return Err(version(disagreement(&protocol, layouts))),
+            Reply::Failed(error @ VerbsError::VersionMismatch) => return Err(version(error.to_string())),
             Reply::Failed(error) => return Err(ConnectError::Refused { path: path.into(), error }),
             _ => return Err(broken(io::ErrorKind::InvalidData.into())),
         };
-        if welcome.protocol_version != PROTOCOL_VERSION || welcome.layout_version != LAYOUT_VERSION {
-            return Err(ConnectError::Version { path: path.into() });
+        if !PROTOCOL.allows(welcome.protocol) || welcome.layout_version != LAYOUT_VERSION {
+            return Err(version(format!("it chose {:?}, layout {}", welcome.protocol, welcome.layout_version)));
         }
         if descriptors.len() != 2 {
             return Err(broken(io::ErrorKind::InvalidData.into()));

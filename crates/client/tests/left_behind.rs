@@ -3,13 +3,13 @@ mod common;
 
 use common::FakeRouter;
 use freeflow_client::{CompletionQueue, Context, Session, fork};
-use freeflow_protocol::PROTOCOL_VERSION;
+use freeflow_protocol::PROTOCOL;
 use freeflow_verbs::VerbsError;
 use std::sync::Arc;
 
 #[test]
 fn a_childs_copies_refuse() {
-    let router = FakeRouter::start("fork", PROTOCOL_VERSION);
+    let router = FakeRouter::start("fork", PROTOCOL);
     let session = Arc::new(Session::connect(&router.path).unwrap());
     let context = Context::open(&session).unwrap();
     let cq = CompletionQueue::create(&session, context.handle(), 4, None, false).unwrap();

@@ -1,4 +1,5 @@
 //! CLI and container hooks ↔ router, on the host's `RUN_DIR/admin.sock` (root only).
+use crate::version::Offer;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AdminRequest {
     /// → `Version`.
-    Hello { protocol_version: u32 },
+    Hello { protocol: Offer },
     /// → `Status`.
     Status,
     /// Makes a vNIC, its directory `RUN_DIR/vnics/ID` and the socket `router.sock` in it. → `Vnic`.
@@ -74,7 +75,7 @@ pub enum AdminReply {
         message: String,
     },
     Version {
-        protocol_version: u32,
+        protocol: Offer,
         version: String,
         pid: u32,
     },

@@ -6,8 +6,9 @@
 //!
 //! Decoding is total: any bytes give a message or a [`DecodeError`], never a panic, and trailing bytes are an error.
 //!
-//! Invariant: the first request on a library connection is `Hello`; a version mismatch ends the connection with a
-//! reply that says so. Everything after it may assume the same [`PROTOCOL_VERSION`].
+//! Invariant: the first request on a library connection is `Hello`; where the two sides have no
+//! version in common (see [`version`]), the reply says so and the connection ends. Everything after
+//! it may assume the version and the features that both sides speak.
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;
@@ -16,13 +17,16 @@ pub mod admin;
 pub mod cm;
 pub mod library;
 pub mod peer;
+pub mod version;
 
 use alloc::vec::Vec;
 use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
+use version::Offer;
 
-/// Changes with every incompatible change of a message.
-pub const PROTOCOL_VERSION: u32 = 9;
+/// What this release speaks on library and admin sockets. Enums of messages grow at the end only, and
+/// a new variant is sent only after its feature bit was agreed on.
+pub const PROTOCOL: Offer = Offer::only(1);
 
 /// Firewall mark (SO_MARK) of RoCEv2 packets that a router sends: no other packet to that port leaves a host. It keeps clear of
 /// the bits that kube-proxy, Cilium, Calico, AWS' CNI and Tailscale give their own meanings.

@@ -6,6 +6,7 @@
 //! among QPs and SRQs and below [`COOKIE_COUNT`]; a CQ's cookie is unique among CQs and below it too, and its doorbell is
 //! `COOKIE_COUNT` + cookie.
 use crate::cm::{CmReply, CmRequest, CmStep};
+use crate::version::{Agreement, Offer, VersionRange};
 use alloc::string::String;
 use freeflow_verbs::{
     Access, AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, PathMtu, QpAttributeMask, QpAttributes,
@@ -24,9 +25,11 @@ pub type Handle = u32;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
     /// → `Welcome` + 2 descriptors: session segment (memfd), kick (eventfd: write 8 bytes to wake the router).
+    /// `Incompatible`: no version or layout is common to both. `layouts` are versions of the shared
+    /// segments; a layout grows in its reserved places, behind a feature bit of the protocol.
     Hello {
-        protocol_version: u32,
-        layout_version: u32,
+        protocol: Offer,
+        layouts: VersionRange,
         program: String,
     },
     /// → `Context` + 2 descriptors: socket of asynchronous events ([`EVENT_BYTES`] each); the context's
@@ -413,11 +416,16 @@ pub enum Reply {
     NotEarned {
         missing: u64,
     },
+    /// What the router speaks, in answer to a `Hello` that has too little in common with it.
+    Incompatible {
+        protocol: Offer,
+        layouts: VersionRange,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
-    pub protocol_version: u32,
+    pub protocol: Agreement,
     pub layout_version: u32,
     pub device: DeviceAttributes,
     /// GID table of port 1, index 0 upward; all RoCE v2.

@@ -5,25 +5,17 @@
 //! announce changes. Networks travel by name, because their numbers are each router's own.
 //!
 //! Decoding is total, see the crate's documentation. What a message claims is checked by its receiver.
+use crate::version::Offer;
 use alloc::string::String;
 use alloc::vec::Vec;
 use freeflow_verbs::{Gid, QpType, Qpn};
 use serde::{Deserialize, Serialize};
 
-/// Changes with every incompatible change of a [`PeerMessage`].
-pub const PEER_PROTOCOL_VERSION: u32 = 1;
+/// What this release speaks with other routers. [`PeerMessage`] grows at the end only, and a new
+/// variant is sent only after its feature bit was agreed on.
+pub const PEER_PROTOCOL: Offer = Offer::only(1);
 /// Largest message, encoded, bytes.
 pub const PEER_MESSAGE_BYTES_MAX: usize = 16 * 1024;
-/// The same for what goes to routers that know no [`FEATURE_ACCESS`].
-pub const PEER_MESSAGE_BYTES_MAX_OLD: usize = 1024;
-/// Feature of [`PeerMessage::Hello`]: understands [`PeerMessage::Cm`]. It is not sent to others.
-pub const FEATURE_CM: u64 = 1;
-/// Feature of [`PeerMessage::Hello`]: understands [`PeerMessage::Identity`] and [`PeerMessage::Severed`]. They are not sent to
-/// others.
-pub const FEATURE_ACCESS: u64 = 2;
-/// Feature of [`PeerMessage::Hello`]: knows that vNICs may have IPv6 addresses, too. Others are not told of those, and are not sent
-/// [`PeerMessage::DualInfo`] and [`PeerMessage::DualIdentity`].
-pub const FEATURE_IPV6: u64 = 4;
 /// A management datagram, bytes.
 pub const MAD_BYTES: usize = 256;
 /// Longest name of a host, bytes.
@@ -32,14 +24,12 @@ pub const HOST_NAME_BYTES_MAX: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerMessage {
     /// First in each direction. `epoch` is random for each run of a router: another one means that whatever was learned of
-    /// this host is void. The ICRC is computed between two hosts if both want it. `features` are bits that a later version
-    /// may give a meaning; unknown ones are ignored.
+    /// this host is void. The ICRC is computed between two hosts if both want it.
     Hello {
-        version: u32,
+        offer: Offer,
         host: String,
         epoch: u64,
         icrc_wanted: bool,
-        features: u64,
     },
     /// A vNIC with this address is on the sender's host.
     Attach {
@@ -84,10 +74,12 @@ pub enum PeerMessage {
         /// [`MAD_BYTES`] long.
         mad: Vec<u8>,
     },
-    /// Who has an address that the sender has announced, for access rules: the vNIC's id and labels.
+    /// Who has an address that the sender has announced, for access rules: the vNIC's id and labels,
+    /// and its other address, to which rules apply as well.
     Identity {
         network: String,
         gid: Gid,
+        other: Option<Gid>,
         vnic: String,
         labels: Vec<(String, String)>,
     },
@@ -96,20 +88,6 @@ pub enum PeerMessage {
         qpn: Qpn,
         peer: Qpn,
     },
-    /// `Info` of a UD QP whose vNIC has an IPv6 address beside the one that the QP is described with.
-    DualInfo {
-        qpn: Qpn,
-        info: QpInfo,
-        ipv6_gid: Gid,
-    },
-    /// `Identity` of a vNIC that has another address beside this one, to which rules apply as well.
-    DualIdentity {
-        network: String,
-        gid: Gid,
-        other: Gid,
-        vnic: String,
-        labels: Vec<(String, String)>,
-    },
 }
 
 /// A QP, as its router describes it.
@@ -117,6 +95,8 @@ pub enum PeerMessage {
 pub struct QpInfo {
     pub network: String,
     pub gid: Gid,
+    /// UD: the vNIC's IPv6 address, if it has one beside `gid`.
+    pub ipv6_gid: Option<Gid>,
     pub service: QpType,
     /// The peer of a connected QP that is ready to receive.
     pub connected: Option<(Gid, Qpn)>,
@@ -125,24 +105,35 @@ pub struct QpInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::version::VersionRange;
     use crate::{decode, encode};
     use proptest::prelude::*;
+
+    /// Messages without labels stay far below the limit: many wait in a queue at a time.
+    const SHORT_BYTES_MAX: usize = 1024;
 
     /// With everything as long as it gets.
     fn longest() -> Vec<PeerMessage> {
         let (network, gid, qpn) = ("n".repeat(128), Gid([0xff; 16]), Qpn(Qpn::MASK));
-        let info = QpInfo { network: network.clone(), gid, service: QpType::Rc, connected: Some((gid, qpn)) };
+        let info = QpInfo {
+            network: network.clone(),
+            gid,
+            ipv6_gid: Some(gid),
+            service: QpType::Rc,
+            connected: Some((gid, qpn)),
+        };
         let host = "h".repeat(HOST_NAME_BYTES_MAX);
+        let versions = VersionRange { lowest: u32::MAX, highest: u32::MAX };
+        let offer = Offer { versions, features: u64::MAX, required_features: u64::MAX };
         let cm = PeerMessage::Cm { network: network.clone(), from: gid, to: gid, mad: alloc::vec![0xff; MAD_BYTES] };
         alloc::vec![
-            PeerMessage::Hello { version: u32::MAX, host, epoch: u64::MAX, icrc_wanted: true, features: u64::MAX },
+            PeerMessage::Hello { offer, host, epoch: u64::MAX, icrc_wanted: true },
             PeerMessage::Attach { network: network.clone(), gid },
             PeerMessage::Detach { network: network.clone(), gid },
             PeerMessage::Group { network, gid, qpn: Some(qpn) },
             PeerMessage::Synced,
             PeerMessage::Ask { qpn },
-            PeerMessage::Info { qpn, info: Some(info.clone()) },
-            PeerMessage::DualInfo { qpn, info, ipv6_gid: gid },
+            PeerMessage::Info { qpn, info: Some(info) },
             PeerMessage::Ping { stamp: u64::MAX },
             PeerMessage::Pong { stamp: u64::MAX },
             cm,
@@ -154,7 +145,7 @@ mod tests {
     fn messages_come_back_and_fit() {
         for message in longest() {
             let bytes = encode(&message);
-            assert!(bytes.len() <= PEER_MESSAGE_BYTES_MAX_OLD, "{message:?}");
+            assert!(bytes.len() <= SHORT_BYTES_MAX, "{message:?}");
             assert_eq!(decode::<PeerMessage>(&bytes), Ok(message));
         }
     }
@@ -163,7 +154,7 @@ mod tests {
     fn all_labels_of_a_vnic_fit() {
         let labels = (0..64).map(|_| ("k".repeat(64), "v".repeat(64))).collect();
         let (network, vnic, gid) = ("n".repeat(128), "v".repeat(128), Gid([0xff; 16]));
-        let identity = PeerMessage::DualIdentity { network, gid, other: gid, vnic, labels };
+        let identity = PeerMessage::Identity { network, gid, other: Some(gid), vnic, labels };
         let bytes = encode(&identity);
         assert!(bytes.len() <= PEER_MESSAGE_BYTES_MAX);
         assert_eq!(decode::<PeerMessage>(&bytes), Ok(identity));

@@ -1,6 +1,7 @@
 //! Decoding is total: whatever a container sends, the router gets a message or an error.
+use freeflow_protocol::version::{Agreement, VersionRange};
 use freeflow_protocol::{
-    DecodeError, MESSAGE_BYTES_MAX, PROTOCOL_VERSION,
+    DecodeError, MESSAGE_BYTES_MAX, PROTOCOL,
     admin::{AdminReply, AdminRequest},
     decode, encode,
     library::{Reply, Request, Welcome},
@@ -47,7 +48,7 @@ fn device() -> DeviceAttributes {
 fn samples() -> Vec<Request> {
     let capabilities = QpCapabilities { max_send_wr: 1, max_recv_wr: 2, ..QpCapabilities::default() };
     vec![
-        Request::Hello { protocol_version: PROTOCOL_VERSION, layout_version: 1, program: "ib_write_bw".into() },
+        Request::Hello { protocol: PROTOCOL, layouts: VersionRange::only(1), program: "ib_write_bw".into() },
         Request::OpenContext,
         Request::RegisterMr { pd: 1, address: 2, length: u64::MAX, iova: 4, access: Access::LOCAL_WRITE },
         Request::CreateCq { context: 1, cqe: 2, channel: Some(3), cookie: 4, timestamps: true },
@@ -83,7 +84,7 @@ fn messages_survive_the_trip() {
         assert_eq!(decode::<Request>(&encode(&request)), Ok(request));
     }
     let welcome = Reply::Welcome(Welcome {
-        protocol_version: 1,
+        protocol: Agreement { version: 1, features: 0 },
         layout_version: 1,
         device: device(),
         gids: vec![Gid([7; 16])],

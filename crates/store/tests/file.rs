@@ -1,6 +1,6 @@
 //! The file: conformance, faults, files that can't be used.
+use freeflow_orchestrator::conformance;
 use freeflow_orchestrator::store::{Committed, Revision, Store, StoreError, Transaction, Write};
-use freeflow_orchestrator::{State, conformance};
 use freeflow_store::{FileStore, Opener, open_state_dir};
 use proptest::prelude::*;
 use redb::StorageBackend;

@@ -1,7 +1,8 @@
 //! A router that only makes objects: the test plays the engine on its side of the rings.
 #![allow(dead_code, reason = "each test binary uses a part")]
 use freeflow_protocol::library::{Handle, Reply, Request, Welcome};
-use freeflow_protocol::{PROTOCOL_VERSION, decode, encode};
+use freeflow_protocol::version::{Agreement, Offer};
+use freeflow_protocol::{PROTOCOL, decode, encode};
 use freeflow_shm::layout::{LAYOUT_VERSION, QueueShape, cq_bytes};
 use freeflow_shm::{CompletionProducer, Doorbell, RequestConsumer, Segment, SessionSegment, fd};
 use freeflow_verbs::{
@@ -46,7 +47,7 @@ pub struct FakeRouter {
 
 impl FakeRouter {
     /// Listens, and serves one connection on a thread of its own.
-    pub fn start(name: &str, version: u32) -> Self {
+    pub fn start(name: &str, offer: Offer) -> Self {
         let directory = std::env::temp_dir().join(format!("freeflow-client-{name}-{}", std::process::id()));
         // A killed run with this number may have left one.
         let _ = std::fs::remove_dir_all(&directory);
@@ -60,7 +61,7 @@ impl FakeRouter {
             let socket = fd::accept(&listener).unwrap();
             fd::set_nonblocking(&socket, false).unwrap();
             *connection.lock().unwrap() = Some(socket.try_clone().unwrap());
-            serve(&socket, &objects, version);
+            serve(&socket, &objects, offer);
         });
         router
     }
@@ -87,11 +88,11 @@ impl Drop for FakeRouter {
     }
 }
 
-fn serve(socket: &OwnedFd, objects: &Mutex<Objects>, version: u32) {
+fn serve(socket: &OwnedFd, objects: &Mutex<Objects>, offer: Offer) {
     let mut buffer = Vec::new();
     while let Ok((bytes @ 1.., _)) = fd::receive_message(socket, &mut buffer, 0) {
         let request: Request = decode(&buffer[..bytes]).unwrap();
-        let (reply, descriptors) = objects.lock().unwrap().answer(&request, version);
+        let (reply, descriptors) = objects.lock().unwrap().answer(&request, offer);
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         if fd::send_message(socket, &encode(&reply), &descriptors).is_err() {
             return;
@@ -148,15 +149,15 @@ impl Objects {
         (handle, vec![read])
     }
 
-    fn answer(&mut self, request: &Request, version: u32) -> (Reply, Vec<OwnedFd>) {
+    fn answer(&mut self, request: &Request, offer: Offer) -> (Reply, Vec<OwnedFd>) {
         self.requests.push(request.clone());
         if self.busy_once.as_ref() == Some(request) {
             self.busy_once = None;
             return (Reply::Failed(VerbsError::Busy), Vec::new());
         }
         match request {
-            Request::Hello { .. } if version != PROTOCOL_VERSION => {
-                (Reply::Failed(VerbsError::VersionMismatch), Vec::new())
+            Request::Hello { layouts, .. } if offer != PROTOCOL => {
+                (Reply::Incompatible { protocol: offer, layouts: *layouts }, Vec::new())
             }
             Request::Hello { .. } => self.welcome(),
             Request::OpenContext | Request::ImportContext { .. } => {
@@ -213,7 +214,7 @@ impl Objects {
         self.session = Some(segment);
         self.kick = Some(kick);
         let welcome = Welcome {
-            protocol_version: PROTOCOL_VERSION,
+            protocol: Agreement { version: 1, features: 0 },
             layout_version: LAYOUT_VERSION,
             device: device(),
             gids: vec![Gid::from_ip([10, 0, 0, 1].into())],

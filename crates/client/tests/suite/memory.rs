@@ -1,13 +1,13 @@
 //! Regions, windows, device memory and imports: what is asked of the router, and what goes with a context.
 use crate::common::{FakeRouter, device};
 use freeflow_client::{Context, DeviceMemory, Session};
-use freeflow_protocol::PROTOCOL_VERSION;
+use freeflow_protocol::PROTOCOL;
 use freeflow_protocol::library::Request;
 use freeflow_verbs::{Access, RegionChange, VerbsError, WindowKind};
 use std::sync::Arc;
 
 fn start(name: &str) -> (FakeRouter, Arc<Session>, Context) {
-    let router = FakeRouter::start(name, PROTOCOL_VERSION);
+    let router = FakeRouter::start(name, PROTOCOL);
     let session = Arc::new(Session::connect(&router.path).unwrap());
     let context = Context::open(&session).unwrap();
     (router, session, context)

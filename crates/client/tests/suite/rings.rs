@@ -4,7 +4,8 @@ use freeflow_client::{
     Channel, CompletionQueue, ConnectError, Context, Element, QpParameters, QueuePair, SendDescriptor, Session,
     SharedReceiveQueue, check_send,
 };
-use freeflow_protocol::PROTOCOL_VERSION;
+use freeflow_protocol::PROTOCOL;
+use freeflow_protocol::version::{Offer, VersionRange};
 use freeflow_shm::Take;
 use freeflow_verbs::{
     AsyncEventKind, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, QpAttributeMask, QpAttributes,
@@ -25,7 +26,7 @@ const CAPABILITIES: QpCapabilities =
 
 impl Bench {
     fn new(name: &str) -> Self {
-        let router = FakeRouter::start(name, PROTOCOL_VERSION);
+        let router = FakeRouter::start(name, PROTOCOL);
         let session = Arc::new(Session::connect(&router.path).unwrap());
         let context = Context::open(&session).unwrap();
         let pd = session.alloc_pd(context.handle()).unwrap();
@@ -320,8 +321,11 @@ fn why_there_is_no_session() {
     let error = Session::connect(&nobody).unwrap_err();
     assert!(matches!(error, ConnectError::NoRouter { .. }));
     assert!(error.to_string().contains("`freeflow up`"));
-    let router = FakeRouter::start("version", PROTOCOL_VERSION + 1);
-    assert!(matches!(Session::connect(&router.path), Err(ConnectError::Version { .. })));
+    let later = Offer { versions: VersionRange { lowest: 2, highest: 3 }, ..PROTOCOL };
+    let router = FakeRouter::start("version", later);
+    let error = Session::connect(&router.path).unwrap_err();
+    assert!(matches!(error, ConnectError::Version { .. }));
+    assert!(error.to_string().contains("the other side speaks versions 2 to 3, this side version 1"), "{error}");
 }
 
 #[test]

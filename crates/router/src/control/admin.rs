@@ -18,7 +18,7 @@ use freeflow_engine::{Usage, VnicId};
 use freeflow_hostnet::inventory::{Inventory, Vnic};
 use freeflow_orchestrator::{Command, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, PeersStatus, RouterStatus};
-use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
+use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL};
 use freeflow_shm::{fd, monotonic_ns};
 use rustix::event::epoll;
 use std::io;
@@ -162,8 +162,8 @@ impl Control {
 
     fn handle_admin_request(&mut self, key: Key, request: AdminRequest) -> AdminDone {
         AdminDone::Reply(match request {
-            AdminRequest::Hello { protocol_version: _ } => AdminReply::Version {
-                protocol_version: PROTOCOL_VERSION,
+            AdminRequest::Hello { protocol: _ } => AdminReply::Version {
+                protocol: PROTOCOL,
                 version: env!("CARGO_PKG_VERSION").into(),
                 pid: std::process::id(),
             },

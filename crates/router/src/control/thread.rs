@@ -37,7 +37,8 @@ use freeflow_orchestrator::State;
 use freeflow_orchestrator::mode::Decision;
 use freeflow_protocol::admin::Counters;
 use freeflow_protocol::library::{Request, Welcome};
-use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, library::Reply};
+use freeflow_protocol::version::{Agreement, Offer, VersionRange};
+use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL, library::Reply};
 use freeflow_shm::layout::{LAYOUT_VERSION, session};
 use freeflow_shm::{Doorbell, SessionSegment, fd};
 use freeflow_store::FileStore;
@@ -54,6 +55,8 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 const EVENT_COUNT: usize = 128;
+/// Layouts of the shared segments that this router makes.
+const LAYOUTS: VersionRange = VersionRange::only(LAYOUT_VERSION);
 /// Longest program name that is logged, characters.
 const PROGRAM_CHARS_MAX: usize = 64;
 
@@ -71,6 +74,15 @@ impl WorkerHandle {
         let _ = self.jobs.send(job);
         self.waker.wake();
     }
+}
+
+/// What a library and this router speak, or why they cannot.
+fn agree(protocol: &Offer, layouts: VersionRange) -> Result<Agreement, String> {
+    let agreed = PROTOCOL.agree(protocol).map_err(|why| why.to_string())?;
+    if LAYOUTS.highest_common(layouts).is_none() {
+        return Err(format!("it maps layouts of {layouts}, this router makes {LAYOUTS}"));
+    }
+    Ok(agreed)
 }
 
 /// What an epoll event is about.
@@ -400,16 +412,19 @@ impl Control {
             }
         };
         match (phase, request) {
-            (Phase::New, Request::Hello { protocol_version, layout_version, program }) => {
-                if protocol_version != PROTOCOL_VERSION || layout_version != LAYOUT_VERSION {
+            (Phase::New, Request::Hello { protocol, layouts, program }) => match agree(&protocol, layouts) {
+                Ok(agreed) => {
+                    self.hello(key, agreed, &program).unwrap_or_else(|error| Handled::Answered(Answer::last(error)))
+                }
+                Err(why) => {
                     let (vnic, pid) = (connection.vnic.clone(), connection.pid);
                     if self.may_log(&vnic) {
-                        info!("library of another version", vnic = vnic, pid = pid);
+                        info!("library of another release", vnic = vnic, pid = pid, why = why);
                     }
-                    return Handled::Answered(Answer::last(VerbsError::VersionMismatch));
+                    let reply = Reply::Incompatible { protocol: PROTOCOL, layouts: LAYOUTS };
+                    Handled::Answered(Answer { last: true, ..Answer::of(reply) })
                 }
-                self.hello(key, &program).unwrap_or_else(|error| Handled::Answered(Answer::last(error)))
-            }
+            },
             (Phase::New, _) => {
                 self.complain(key, "a request before Hello", &"");
                 Handled::Answered(Answer::last(VerbsError::InvalidArgument))
@@ -461,11 +476,11 @@ impl Control {
         self.vnics.get(*self.vnics_by_id.get(&connection.vnic)?)
     }
 
-    fn hello(&mut self, key: Key, program: &str) -> Result<Handled, VerbsError> {
+    fn hello(&mut self, key: Key, protocol: Agreement, program: &str) -> Result<Handled, VerbsError> {
         let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?;
         let network = self.state.network(&vnic.record.network).ok_or(VerbsError::DeviceFatal)?;
         let welcome = Welcome {
-            protocol_version: PROTOCOL_VERSION,
+            protocol,
             layout_version: LAYOUT_VERSION,
             device: device_attributes(&vnic.record, network.id),
             gids: external::gids(&vnic.record, self.external.gid(&vnic.record.network)),

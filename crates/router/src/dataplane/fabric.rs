@@ -454,7 +454,7 @@ impl Worker {
                     engine.handle_peer_changed(&mut self.rings, now, host, None);
                 }
             }
-            Update::HostUp { host, address, icrc, epoch: _, features: _ } => {
+            Update::HostUp { host, address, icrc, epoch: _, agreed: _ } => {
                 if fabric.set_host(host, address, icrc, None) {
                     engine.handle_peer_changed(&mut self.rings, now, host, None);
                 }

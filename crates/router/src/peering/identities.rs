@@ -1,11 +1,10 @@
-//! Who has the addresses that hosts announce: ids and labels of vNICs, for access rules. Routers that know no
-//! [`FEATURE_ACCESS`] say nothing and are told nothing.
+//! Who has the addresses that hosts announce: ids and labels of vNICs, for access rules.
 use super::claims::Subject;
 use super::state::{Output, State};
 use super::update::Update;
 use crate::admission::access::{VnicIdentity, address_of};
 use freeflow_engine::HostId;
-use freeflow_protocol::peer::{FEATURE_ACCESS, FEATURE_IPV6, PEER_MESSAGE_BYTES_MAX, PeerMessage};
+use freeflow_protocol::peer::{PEER_MESSAGE_BYTES_MAX, PeerMessage};
 use freeflow_verbs::{Gid, Qpn};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -117,17 +116,14 @@ impl State {
         }
     }
 
-    /// Tells a host that understands it who has an address of this host.
+    /// Notifies a host of who has an address of this host.
     pub(super) fn send_identity(&mut self, id: HostId, subject: &Subject) {
         let Subject::Address { network, gid } = subject else { return };
-        let Some(identity) = self.identities.own.get(subject).filter(|_| self.knows_access(id)) else { return };
+        let Some(identity) = self.identities.own.get(subject).filter(|_| self.is_up(id)) else { return };
         let labels = identity.labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
         let (network, gid, vnic) = (network.clone(), *gid, identity.vnic.clone());
         let other = identity.addresses.iter().map(|address| Gid::from_ip(*address)).find(|other| *other != gid);
-        let message = match other.filter(|_| self.features(id) & FEATURE_IPV6 != 0) {
-            Some(other) => PeerMessage::DualIdentity { network, gid, other, vnic, labels },
-            None => PeerMessage::Identity { network, gid, vnic, labels },
-        };
+        let message = PeerMessage::Identity { network, gid, other, vnic, labels };
         // One with more labels than anybody can have is one without.
         if freeflow_protocol::encode(&message).len() <= PEER_MESSAGE_BYTES_MAX {
             self.send(id, message);
@@ -136,12 +132,8 @@ impl State {
 
     /// Policy has cut the connection of `peer`, which is of this host, with that host's `qpn`.
     pub fn tell_severed(&mut self, id: HostId, qpn: Qpn, peer: Qpn) {
-        if self.knows_access(id) {
+        if self.is_up(id) {
             self.send(id, PeerMessage::Severed { qpn, peer });
         }
-    }
-
-    fn knows_access(&self, id: HostId) -> bool {
-        self.features(id) & FEATURE_ACCESS != 0
     }
 }

@@ -4,7 +4,7 @@ use super::state::{Output, State};
 use super::update::Update;
 use crate::admission::access::VnicIdentity;
 use freeflow_engine::{HostId, PeerInfo};
-use freeflow_protocol::peer::{FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, PEER_PROTOCOL_VERSION, PeerMessage, QpInfo};
+use freeflow_protocol::peer::{PEER_PROTOCOL, PeerMessage, QpInfo};
 use freeflow_verbs::{Gid, Instant, NetworkId, QpType, Qpn};
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ fn who(vnic: &str, label: &str) -> Arc<VnicIdentity> {
 /// What the other host says of an address of its own.
 fn says(text: &str, who: &VnicIdentity) -> PeerMessage {
     let labels = who.labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-    PeerMessage::Identity { network: "default".into(), gid: gid(text), vnic: who.vnic.clone(), labels }
+    PeerMessage::Identity { network: "default".into(), gid: gid(text), other: None, vnic: who.vnic.clone(), labels }
 }
 
 fn attach(text: &str) -> PeerMessage {
@@ -67,17 +67,17 @@ struct Solo {
 
 impl Solo {
     /// The other host is up.
-    fn new(features: u64) -> Self {
+    fn new() -> Self {
         let mut solo = Self { state: State::new(NOW, file(), 5), sent: Vec::new(), updates: Vec::new() };
         solo.state.handle_network("default", Some(DEFAULT));
-        solo.connect(50, features);
+        solo.connect(50);
         solo
     }
 
-    fn connect(&mut self, connection: u64, features: u64) {
+    fn connect(&mut self, connection: u64) {
         self.state.handle_connected(NOW, H, connection);
-        let (version, host) = (PEER_PROTOCOL_VERSION, "h1".into());
-        self.hear(connection, PeerMessage::Hello { version, host, epoch: 9, icrc_wanted: true, features });
+        let (offer, host) = (PEER_PROTOCOL, "h1".into());
+        self.hear(connection, PeerMessage::Hello { offer, host, epoch: 9, icrc_wanted: true });
         (self.sent, self.updates) = Default::default();
     }
 
@@ -109,7 +109,7 @@ impl Solo {
 
 #[test]
 fn labels_are_told_with_an_address_and_when_they_change() {
-    let mut solo = Solo::new(FEATURE_ACCESS);
+    let mut solo = Solo::new();
     solo.state.handle_address("default", gid("10.111.2.5"), Some(who("v", "x")));
     assert_eq!(solo.sent(), [attach("10.111.2.5"), says("10.111.2.5", &who("v", "x"))]);
     solo.state.handle_address("default", gid("10.111.2.5"), Some(who("v", "x")));
@@ -118,16 +118,11 @@ fn labels_are_told_with_an_address_and_when_they_change() {
     assert_eq!(solo.sent(), [says("10.111.2.5", &who("v", "y"))]);
     solo.state.tell_severed(H, Qpn(5), Qpn(6));
     assert_eq!(solo.sent(), [PeerMessage::Severed { qpn: Qpn(5), peer: Qpn(6) }]);
-
-    let mut old = Solo::new(FEATURE_CM);
-    old.state.handle_address("default", gid("10.111.2.5"), Some(who("v", "x")));
-    old.state.tell_severed(H, Qpn(5), Qpn(6));
-    assert_eq!(old.sent(), [attach("10.111.2.5")], "it would not understand");
 }
 
 #[test]
 fn a_host_has_a_say_in_its_own_addresses_only() {
-    let mut solo = Solo::new(FEATURE_ACCESS);
+    let mut solo = Solo::new();
     let (x, y) = (who("v", "x"), who("v", "y"));
     solo.hear(50, says("10.111.1.5", &x));
     assert_eq!(solo.updates(), [], "an address that it has not announced");
@@ -150,15 +145,17 @@ fn a_host_has_a_say_in_its_own_addresses_only() {
 }
 
 #[test]
-fn both_addresses_of_a_vnic_are_told_to_who_understands() {
+fn both_addresses_of_a_vnic_are_told() {
     let both = || {
         let identity = VnicIdentity::clone(&who("v", "x"));
         let addresses = vec!["10.111.2.5".parse().unwrap(), "fd00::205".parse().unwrap()];
         Some(Arc::new(VnicIdentity { addresses, ..identity }))
     };
     let dual = |text: &str, other: &str| {
-        let PeerMessage::Identity { network, gid, vnic, labels } = says(text, &who("v", "x")) else { unreachable!() };
-        PeerMessage::DualIdentity { network, gid, other: self::gid(other), vnic, labels }
+        let PeerMessage::Identity { network, gid, vnic, labels, .. } = says(text, &who("v", "x")) else {
+            unreachable!()
+        };
+        PeerMessage::Identity { network, gid, other: Some(self::gid(other)), vnic, labels }
     };
     let info = PeerInfo {
         network: DEFAULT,
@@ -167,43 +164,34 @@ fn both_addresses_of_a_vnic_are_told_to_who_understands() {
         service: QpType::Ud,
         connected: None,
     };
-    let said = QpInfo { network: "default".into(), gid: gid("10.111.2.5"), service: QpType::Ud, connected: None };
-    let mut solo = Solo::new(FEATURE_ACCESS | FEATURE_IPV6);
+    let said = QpInfo {
+        network: "default".into(),
+        gid: gid("10.111.2.5"),
+        ipv6_gid: Some(gid("fd00::205")),
+        service: QpType::Ud,
+        connected: None,
+    };
+    let mut solo = Solo::new();
     for text in ["10.111.2.5", "fd00::205"] {
         solo.state.handle_address("default", gid(text), both());
     }
     let (four, six) = (dual("10.111.2.5", "fd00::205"), dual("fd00::205", "10.111.2.5"));
     assert_eq!(solo.sent(), [attach("10.111.2.5"), four, attach("fd00::205"), six]);
     solo.state.tell(H, Qpn(3), Some(info));
-    assert_eq!(solo.sent(), [PeerMessage::DualInfo { qpn: Qpn(3), info: said.clone(), ipv6_gid: gid("fd00::205") }]);
+    assert_eq!(solo.sent(), [PeerMessage::Info { qpn: Qpn(3), info: Some(said) }]);
     solo.state.handle_address("default", gid("fd00::205"), None);
     let gone = |text| PeerMessage::Detach { network: "default".into(), gid: gid(text) };
     assert_eq!(solo.sent(), [gone("fd00::205")]);
-
-    // A router that knows no IPv6 addresses of vNICs: as if there were none, also of what was there before it.
-    let mut old = Solo::new(FEATURE_ACCESS);
-    for text in ["10.111.2.5", "fd00::205"] {
-        old.state.handle_address("default", gid(text), both());
-    }
-    old.state.tell(H, Qpn(3), Some(info));
-    let info = PeerMessage::Info { qpn: Qpn(3), info: Some(said) };
-    assert_eq!(old.sent(), [attach("10.111.2.5"), says("10.111.2.5", &who("v", "x")), info]);
-    old.state.handle_connected(NOW, H, 51);
-    let (version, host) = (PEER_PROTOCOL_VERSION, "h1".into());
-    old.hear(51, PeerMessage::Hello { version, host, epoch: 9, icrc_wanted: true, features: 0 });
-    assert!(!old.sent().contains(&attach("fd00::205")));
-    old.state.handle_address("default", gid("fd00::205"), None);
-    assert_eq!(old.sent(), []);
 }
 
 #[test]
 fn a_second_address_must_be_the_hosts_too() {
-    let mut solo = Solo::new(FEATURE_ACCESS | FEATURE_IPV6);
+    let mut solo = Solo::new();
     let labels = vec![("app".to_owned(), "x".to_owned())];
-    let says = |other: &str| PeerMessage::DualIdentity {
+    let says = |other: &str| PeerMessage::Identity {
         network: "default".into(),
         gid: gid("10.111.1.5"),
-        other: gid(other),
+        other: Some(gid(other)),
         vnic: "v".into(),
         labels: labels.clone(),
     };
@@ -215,10 +203,10 @@ fn a_second_address_must_be_the_hosts_too() {
         let [Update::Party { identity: Some(identity), .. }] = &updates[..] else { panic!("{updates:?}") };
         assert_eq!(identity.addresses.len(), if is_believed { 2 } else { 0 }, "{other}");
     }
-    let info = |ipv6_gid| PeerMessage::DualInfo {
-        qpn: Qpn(3),
-        info: QpInfo { network: "default".into(), gid: gid("10.111.1.5"), service: QpType::Ud, connected: None },
-        ipv6_gid,
+    let info = |ipv6_gid| {
+        let (network, gid) = ("default".into(), gid("10.111.1.5"));
+        let info = QpInfo { network, gid, ipv6_gid: Some(ipv6_gid), service: QpType::Ud, connected: None };
+        PeerMessage::Info { qpn: Qpn(3), info: Some(info) }
     };
     for (ipv6, is_believed) in [("fd00::105", true), ("fd00::205", false)] {
         solo.hear(50, info(gid(ipv6)));
@@ -230,7 +218,7 @@ fn a_second_address_must_be_the_hosts_too() {
 
 #[test]
 fn labels_go_with_their_addresses() {
-    let mut solo = Solo::new(FEATURE_ACCESS);
+    let mut solo = Solo::new();
     let x = who("v", "x");
     for text in ["10.111.1.5", "10.111.1.6"] {
         solo.hear(50, attach(text));
@@ -242,7 +230,7 @@ fn labels_go_with_their_addresses() {
     solo.hear(50, attach("10.111.1.5"));
     assert_eq!(solo.updates(), [route("10.111.1.5", Some(H))], "they were forgotten");
     // A newer connection says less.
-    solo.connect(51, FEATURE_ACCESS);
+    solo.connect(51);
     solo.hear(51, attach("10.111.1.5"));
     solo.hear(51, PeerMessage::Synced);
     solo.hear(51, attach("10.111.1.6"));
@@ -252,7 +240,7 @@ fn labels_go_with_their_addresses() {
     solo.hear(51, other(gid("10.111.1.7")));
     let labels = vec![("app".into(), "x".into())];
     let (network, vnic) = ("other".into(), "v".into());
-    solo.hear(51, PeerMessage::Identity { network, gid: gid("10.111.1.7"), vnic, labels });
+    solo.hear(51, PeerMessage::Identity { network, gid: gid("10.111.1.7"), other: None, vnic, labels });
     assert_eq!(solo.updates(), []);
     solo.state.handle_network("other", Some(NetworkId(8)));
     let updates = solo.updates();
@@ -261,7 +249,7 @@ fn labels_go_with_their_addresses() {
 
 #[test]
 fn an_identity_that_there_is_no_room_for_ends_the_one_before() {
-    let mut solo = Solo::new(FEATURE_ACCESS);
+    let mut solo = Solo::new();
     // Many others, as large as a message can make them.
     let large = who("v", &"x".repeat(40_000));
     let first = who("v", "first");

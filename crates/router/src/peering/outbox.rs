@@ -5,7 +5,7 @@ use super::update::{Mad, Update};
 use crate::admission::access::Key;
 use crate::admission::address_map::Homes;
 use freeflow_engine::HostId;
-use freeflow_protocol::peer::{FEATURE_CM, PeerMessage};
+use freeflow_protocol::peer::PeerMessage;
 use freeflow_verbs::{Gid, NetworkId};
 use std::sync::Arc;
 
@@ -42,10 +42,9 @@ impl State {
         is_so.then_some((from, to))
     }
 
-    /// Connection management, to a host that understands it. `has_room`: its connection is not behind with what it is sent.
+    /// Connection management, to a host that is connected. `has_room`: its connection is not behind with what it is sent.
     pub fn send_cm(&mut self, id: HostId, network: NetworkId, (from, to): (Gid, Gid), mad: &Mad, has_room: bool) {
-        let understands = self.features(id) & FEATURE_CM != 0;
-        let Some(network) = self.network_name(network).filter(|_| understands) else { return };
+        let Some(network) = self.network_name(network).filter(|_| self.is_up(id)) else { return };
         let Some((_, counters)) = self.named_counters(id) else { return };
         if !has_room {
             counters.dropped_cm += 1;
@@ -61,7 +60,7 @@ mod tests {
     use super::*;
     use crate::admission::access::VnicIdentity;
     use crate::peering::file::{KEY_BYTES, PeerEntry, PeersFile};
-    use freeflow_protocol::peer::{MAD_BYTES, PEER_PROTOCOL_VERSION};
+    use freeflow_protocol::peer::{MAD_BYTES, PEER_PROTOCOL};
     use freeflow_verbs::Instant;
     use std::collections::BTreeMap;
 
@@ -113,8 +112,8 @@ mod tests {
             }
             ends.attach("green", HERE);
             ends.0.handle_connected(NOW, H, 1);
-            let (version, host, features) = (PEER_PROTOCOL_VERSION, "h1".into(), FEATURE_CM);
-            ends.hears(PeerMessage::Hello { version, host, epoch: 1, icrc_wanted: true, features });
+            let (offer, host) = (PEER_PROTOCOL, "h1".into());
+            ends.hears(PeerMessage::Hello { offer, host, epoch: 1, icrc_wanted: true });
             ends.announces("red", THERE);
             ends
         }

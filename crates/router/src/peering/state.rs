@@ -27,7 +27,8 @@ use crate::admission::access::VnicIdentity;
 use crate::admission::address_map::Homes;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::PeerCounters;
-use freeflow_protocol::peer::{FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, PEER_PROTOCOL_VERSION, PeerMessage, QpInfo};
+use freeflow_protocol::peer::{PEER_PROTOCOL, PeerMessage, QpInfo};
+use freeflow_protocol::version::Disagreement;
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -80,7 +81,7 @@ pub enum Why {
     Replaced,
     Silent,
     NotGreeted,
-    OtherVersion(u32),
+    Disagreed(Disagreement),
     OtherName,
     Nonsense,
     Removed,
@@ -108,9 +109,7 @@ impl fmt::Display for Why {
             Self::Replaced => f.write_str("the host has connected anew"),
             Self::Silent => f.write_str("nothing came for too long"),
             Self::NotGreeted => f.write_str("a message before Hello"),
-            Self::OtherVersion(version) => {
-                write!(f, "the other router speaks version {version}, this one {PEER_PROTOCOL_VERSION}")
-            }
+            Self::Disagreed(why) => write!(f, "the routers are of different releases: {why}"),
             Self::OtherName => f.write_str("the other router says that it has another name"),
             Self::Nonsense => f.write_str("a message that makes no sense"),
             Self::Removed => f.write_str("the peers file was changed"),
@@ -168,7 +167,6 @@ struct Host {
     redial_after: Duration,
     /// Of the last Hello.
     epoch: Option<u64>,
-    features: u64,
     icrc: bool,
     /// While it is not up: when its announcements become void.
     kept_until: Option<Instant>,
@@ -295,7 +293,6 @@ impl State {
                 since: now,
                 redial_after: REDIAL_FIRST,
                 epoch: None,
-                features: 0,
                 icrc: false,
                 kept_until: None,
                 announced: Announced::UpTo(None),
@@ -343,11 +340,10 @@ impl State {
         host.counters.connections += 1;
         self.by_connection.insert(connection, id);
         let hello = PeerMessage::Hello {
-            version: PEER_PROTOCOL_VERSION,
+            offer: PEER_PROTOCOL,
             host: self.file.host.clone(),
             epoch: self.epoch,
             icrc_wanted: self.file.icrc,
-            features: FEATURE_CM | FEATURE_ACCESS | FEATURE_IPV6,
         };
         self.send(id, hello);
     }
@@ -467,27 +463,18 @@ impl State {
                 self.identities.retain(id, |subject| self.claims.is_announced(id, subject));
                 self.update(updates);
             }
-            PeerMessage::Ask { qpn } | PeerMessage::Info { qpn, .. } | PeerMessage::DualInfo { qpn, .. }
-                if qpn.0 > Qpn::MASK =>
-            {
+            PeerMessage::Ask { qpn } | PeerMessage::Info { qpn, .. } if qpn.0 > Qpn::MASK => {
                 self.offend(now, id, Why::Nonsense);
             }
-            PeerMessage::Identity { network, gid, vnic, labels } => {
-                self.identify(id, (network, gid), None, (vnic, labels));
-            }
-            PeerMessage::DualIdentity { network, gid, other, vnic, labels } => {
-                self.identify(id, (network, gid), Some(other), (vnic, labels));
+            PeerMessage::Identity { network, gid, other, vnic, labels } => {
+                self.identify(id, (network, gid), other, (vnic, labels));
             }
             PeerMessage::Severed { qpn, peer } => {
                 self.outputs.push_back(Output::Update(Update::Severed { host: id, qpn, peer }));
             }
             PeerMessage::Ask { qpn } => self.outputs.push_back(Output::Update(Update::Asked { host: id, qpn })),
             PeerMessage::Info { qpn, info } => {
-                let info = info.and_then(|info| self.checked(id, info, None));
-                self.outputs.push_back(Output::Update(Update::Peer { host: id, qpn, info }));
-            }
-            PeerMessage::DualInfo { qpn, info, ipv6_gid } => {
-                let info = self.checked(id, info, Some(ipv6_gid));
+                let info = info.and_then(|info| self.checked(id, info));
                 self.outputs.push_back(Output::Update(Update::Peer { host: id, qpn, info }));
             }
             PeerMessage::Ping { stamp } => self.send(id, PeerMessage::Pong { stamp }),
@@ -507,18 +494,18 @@ impl State {
 
     fn handle_greeting(&mut self, now: Instant, id: HostId, connection: ConnectionId, message: PeerMessage) {
         let Some(host) = self.hosts.get_mut(&id) else { return };
-        let PeerMessage::Hello { version, host: name, epoch, icrc_wanted, features } = message else {
+        let PeerMessage::Hello { offer, host: name, epoch, icrc_wanted } = message else {
             return self.offend(now, id, Why::NotGreeted);
         };
-        if version != PEER_PROTOCOL_VERSION {
-            return self.offend(now, id, Why::OtherVersion(version));
-        }
+        let agreed = match PEER_PROTOCOL.agree(&offer) {
+            Ok(agreed) => agreed,
+            Err(why) => return self.offend(now, id, Why::Disagreed(why)),
+        };
         if name != host.entry.host {
             return self.offend(now, id, Why::OtherName);
         }
         host.enter(now, Phase::Up { connection, heard: now, ping_at: now });
         host.icrc = icrc_wanted && self.file.icrc;
-        host.features = features;
         host.announced = Announced::UpTo(None);
         host.kept_until = None;
         let (icrc, address) = (host.icrc, host.entry.address);
@@ -529,14 +516,14 @@ impl State {
         }
         self.claims.begin_sync(id);
         self.outputs.push_back(Output::Update(Update::PeersGone { host: id }));
-        self.outputs.push_back(Output::Update(Update::HostUp { host: id, address, icrc, epoch, features }));
+        self.outputs.push_back(Output::Update(Update::HostUp { host: id, address, icrc, epoch, agreed }));
         self.announce_more(id);
         self.handle_host_timer(now, id);
     }
 
     /// What a host says of one of its QPs, if it may.
-    fn checked(&mut self, id: HostId, info: QpInfo, ipv6_gid: Option<Gid>) -> Option<PeerInfo> {
-        let QpInfo { network, gid, service, connected } = info;
+    fn checked(&mut self, id: HostId, info: QpInfo) -> Option<PeerInfo> {
+        let QpInfo { network, gid, ipv6_gid, service, connected } = info;
         let is_its_own = std::iter::once(gid).chain(ipv6_gid).all(|gid| self.may_have(id, gid));
         let host = self.hosts.get_mut(&id)?;
         if !is_its_own {
@@ -583,10 +570,6 @@ impl State {
         self.hosts.get_mut(&id).map(|host| (host.entry.host.as_str(), &mut host.counters))
     }
 
-    pub(super) fn features(&self, id: HostId) -> u64 {
-        self.hosts.get(&id).filter(|_| self.is_up(id)).map_or(0, |host| host.features)
-    }
-
     pub(super) fn send(&mut self, id: HostId, message: PeerMessage) {
         if let Some(host) = self.hosts.get_mut(&id)
             && let Some(connection) = host.phase.connection()
@@ -614,8 +597,7 @@ impl State {
             Some((subject, _)) if !is_end => Announced::UpTo(Some(subject.clone())),
             _ => Announced::All,
         };
-        let features = host.features;
-        for (subject, qpn) in next.into_iter().filter(|(subject, _)| is_understood(subject, features)) {
+        for (subject, qpn) in next {
             self.send(id, subject.announcement(qpn));
             self.send_identity(id, &subject);
         }
@@ -695,7 +677,6 @@ impl State {
     /// Hosts that something was announced to.
     fn told(&self, subject: &Subject) -> Vec<HostId> {
         let told = |host: &Host| match (&host.phase, &host.announced) {
-            _ if !is_understood(subject, host.features) => false,
             (Phase::Up { .. }, Announced::All) => true,
             // What comes later will be announced as it is then.
             (Phase::Up { .. }, Announced::UpTo(Some(last))) => subject <= last,
@@ -708,7 +689,7 @@ impl State {
         self.network_names.get(&network).cloned()
     }
 
-    fn is_up(&self, id: HostId) -> bool {
+    pub(super) fn is_up(&self, id: HostId) -> bool {
         self.hosts.get(&id).is_some_and(|host| matches!(host.phase, Phase::Up { .. }))
     }
 
@@ -727,26 +708,11 @@ impl State {
     /// Who is behind this QPN here.
     pub fn tell(&mut self, id: HostId, qpn: Qpn, info: Option<PeerInfo>) {
         if self.is_up(id) {
-            let ipv6_gid = info.and_then(|info| info.ipv6_gid).filter(|_| self.features(id) & FEATURE_IPV6 != 0);
-            let info = info.and_then(|PeerInfo { network, gid, service, connected, .. }| {
-                Some(QpInfo { network: self.network_name(network)?, gid, service, connected })
+            let info = info.and_then(|PeerInfo { network, gid, ipv6_gid, service, connected }| {
+                Some(QpInfo { network: self.network_name(network)?, gid, ipv6_gid, service, connected })
             });
-            self.send(
-                id,
-                match (info, ipv6_gid) {
-                    (Some(info), Some(ipv6_gid)) => PeerMessage::DualInfo { qpn, info, ipv6_gid },
-                    (info, _) => PeerMessage::Info { qpn, info },
-                },
-            );
+            self.send(id, PeerMessage::Info { qpn, info });
         }
-    }
-}
-
-/// Whether a router with these features knows what such an address is.
-fn is_understood(subject: &Subject, features: u64) -> bool {
-    match subject {
-        Subject::Address { gid, .. } => gid.to_ipv4().is_some() || features & FEATURE_IPV6 != 0,
-        Subject::Group { .. } => true,
     }
 }
 

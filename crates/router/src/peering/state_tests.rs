@@ -5,9 +5,8 @@ use super::state::*;
 use super::update::{ExternalPeers, Settings, Update};
 use crate::admission::access::VnicIdentity;
 use freeflow_engine::{HostId, PeerInfo};
-use freeflow_protocol::peer::{
-    FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, MAD_BYTES, PEER_PROTOCOL_VERSION, PeerMessage, QpInfo,
-};
+use freeflow_protocol::peer::{MAD_BYTES, PEER_PROTOCOL, PeerMessage, QpInfo};
+use freeflow_protocol::version::{Agreement, Disagreement, Offer, VersionRange};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, QpType, Qpn};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -61,17 +60,22 @@ fn address(network: &str, text: &str) -> PeerMessage {
 }
 
 fn hello(host: &str, epoch: u64) -> PeerMessage {
-    greeting(host, epoch, FEATURE_CM)
+    greeting(host, epoch, PEER_PROTOCOL)
 }
 
-fn greeting(host: &str, epoch: u64, features: u64) -> PeerMessage {
-    let (version, host) = (PEER_PROTOCOL_VERSION, host.into());
-    PeerMessage::Hello { version, host, epoch, icrc_wanted: true, features }
+fn greeting(host: &str, epoch: u64, offer: Offer) -> PeerMessage {
+    PeerMessage::Hello { offer, host: host.into(), epoch, icrc_wanted: true }
+}
+
+/// What is said of an address of [`vnic`].
+fn identity_of(text: &str) -> PeerMessage {
+    let (network, vnic) = ("default".into(), "v".into());
+    PeerMessage::Identity { network, gid: gid(text), other: None, vnic, labels: Vec::new() }
 }
 
 fn info(text: &str) -> QpInfo {
     let connected = Some((gid("10.111.1.9"), Qpn(9)));
-    QpInfo { network: "default".into(), gid: gid(text), service: QpType::Rc, connected }
+    QpInfo { network: "default".into(), gid: gid(text), ipv6_gid: None, service: QpType::Rc, connected }
 }
 
 /// One state machine; the test plays the other hosts.
@@ -155,7 +159,13 @@ fn route(text: &str, host: Option<HostId>) -> Update {
 }
 
 fn host_up(host: HostId, epoch: u64) -> Update {
-    Update::HostUp { host, address: "192.0.2.1".parse().unwrap(), icrc: true, epoch, features: FEATURE_CM }
+    Update::HostUp {
+        host,
+        address: "192.0.2.1".parse().unwrap(),
+        icrc: true,
+        epoch,
+        agreed: Agreement { version: 1, features: 0 },
+    }
 }
 
 #[test]
@@ -167,8 +177,10 @@ fn a_greeted_host_is_up_and_hears_everything() {
     assert_eq!(solo.take_updates(), [Update::PeersGone { host: H }, host_up(H, 0xe1)]);
     let group = PeerMessage::Group { network: "default".into(), gid: gid("239.0.0.1"), qpn: Some(Qpn(77)) };
     let ping = PeerMessage::Ping { stamp: solo.now.0 };
-    let own = greeting("h2", 0xe0, FEATURE_CM | FEATURE_ACCESS | FEATURE_IPV6);
-    assert_eq!(solo.sent, [own, address("default", "10.111.2.5"), group, PeerMessage::Synced, ping]);
+    let own = hello("h2", 0xe0);
+    let first = [own, address("default", "10.111.2.5"), identity_of("10.111.2.5")];
+    let expected: Vec<_> = first.into_iter().chain([group, PeerMessage::Synced, ping]).collect();
+    assert_eq!(solo.sent, expected);
     solo.sent.clear();
     // And then changes, once each.
     solo.state.handle_address("default", gid("10.111.2.6"), vnic());
@@ -178,7 +190,7 @@ fn a_greeted_host_is_up_and_hears_everything() {
     solo.settle();
     let gone = PeerMessage::Group { network: "default".into(), gid: gid("239.0.0.1"), qpn: None };
     let detached = PeerMessage::Detach { network: "default".into(), gid: gid("10.111.2.5") };
-    assert_eq!(solo.sent, [address("default", "10.111.2.6"), detached, gone]);
+    assert_eq!(solo.sent, [address("default", "10.111.2.6"), identity_of("10.111.2.6"), detached, gone]);
 }
 
 #[test]
@@ -186,8 +198,8 @@ fn the_icrc_is_used_if_both_want_it() {
     for (ours, theirs) in [(true, true), (true, false), (false, true), (false, false)] {
         let mut solo = Solo::new(PeersFile { icrc: ours, ..only(2, 1) });
         solo.state.handle_connected(solo.now, H, C);
-        let (version, host) = (PEER_PROTOCOL_VERSION, "h1".into());
-        solo.says(C, PeerMessage::Hello { version, host, epoch: 1, icrc_wanted: theirs, features: u64::MAX });
+        let (offer, host) = (PEER_PROTOCOL, "h1".into());
+        solo.says(C, PeerMessage::Hello { offer, host, epoch: 1, icrc_wanted: theirs });
         let found = solo.updates.iter().find_map(|update| match update {
             Update::HostUp { icrc, .. } => Some(*icrc),
             _ => None,
@@ -198,19 +210,16 @@ fn the_icrc_is_used_if_both_want_it() {
 
 #[test]
 fn who_does_not_greet_well_is_cut_off() {
-    let (host, version) = (String::from("h1"), PEER_PROTOCOL_VERSION);
-    let other = |version, host: &str| PeerMessage::Hello {
-        version,
-        host: host.into(),
-        epoch: 1,
-        icrc_wanted: true,
-        features: FEATURE_CM,
-    };
+    let (ours, later) = (PEER_PROTOCOL.versions, VersionRange { lowest: 2, highest: 3 });
+    let versions = Offer { versions: later, ..PEER_PROTOCOL };
+    let features = Offer { features: 4, required_features: 4, ..PEER_PROTOCOL };
+    let missing = Disagreement::Features { missing_here: 4, missing_there: 0 };
     for (message, why) in [
         (PeerMessage::Synced, Why::NotGreeted),
         (address("default", "10.111.1.1"), Why::NotGreeted),
-        (other(version + 1, &host), Why::OtherVersion(version + 1)),
-        (other(version, "h3"), Why::OtherName),
+        (greeting("h1", 1, versions), Why::Disagreed(Disagreement::Versions { ours, theirs: later })),
+        (greeting("h1", 1, features), Why::Disagreed(missing)),
+        (hello("h3", 1), Why::OtherName),
     ] {
         let mut solo = Solo::new(only(2, 1));
         solo.state.handle_connected(solo.now, H, C);
@@ -221,6 +230,22 @@ fn who_does_not_greet_well_is_cut_off() {
         solo.says(C, hello("h1", 1));
         assert_eq!(solo.take_updates(), []);
     }
+}
+
+#[test]
+fn a_later_release_that_also_speaks_this_version_is_welcome() {
+    let mut solo = Solo::new(only(2, 1));
+    let offer = Offer { versions: VersionRange { lowest: 1, highest: 9 }, features: u64::MAX, required_features: 0 };
+    solo.state.handle_connected(solo.now, H, C);
+    solo.says(C, greeting("h1", 0xe1, offer));
+    assert_eq!(solo.take_updates(), [Update::PeersGone { host: H }, host_up(H, 0xe1)]);
+}
+
+#[test]
+fn both_ranges_are_named_where_no_version_is_common() {
+    let (ours, theirs) = (VersionRange::only(1), VersionRange { lowest: 2, highest: 3 });
+    let text = Note::Down(Why::Disagreed(Disagreement::Versions { ours, theirs })).to_string();
+    assert!(text.contains("speaks versions 2 to 3") && text.contains("this side version 1"), "{text}");
 }
 
 #[test]
@@ -296,7 +321,8 @@ fn questions_and_answers_travel() {
     solo.state.tell(H, Qpn(6), Some(ours));
     solo.state.tell(H, Qpn(7), None);
     solo.settle();
-    let told = QpInfo { network: "default".into(), gid: gid("10.111.2.1"), service: QpType::Ud, connected: None };
+    let (network, gid, service) = ("default".into(), gid("10.111.2.1"), QpType::Ud);
+    let told = QpInfo { network, gid, ipv6_gid: None, service, connected: None };
     assert_eq!(
         solo.sent,
         [
@@ -758,22 +784,19 @@ fn a_host_manages_connections_of_its_own_vnics_with_those_here() {
 }
 
 #[test]
-fn connections_are_managed_with_hosts_that_understand_it() {
+fn connections_are_managed_with_hosts_that_are_connected() {
     let between = (gid("10.111.2.5"), gid("10.111.1.5"));
-    for features in [0, FEATURE_CM, u64::MAX] {
-        let mut solo = Solo::new(only(2, 1));
-        solo.state.send_cm(H, DEFAULT, between, &[9; MAD_BYTES], true);
-        solo.state.handle_connected(solo.now, H, C);
-        let (version, host) = (PEER_PROTOCOL_VERSION, "h1".into());
-        solo.says(C, PeerMessage::Hello { version, host, epoch: 1, icrc_wanted: true, features });
-        solo.sent.clear();
-        solo.state.send_cm(H, DEFAULT, between, &[9; MAD_BYTES], true);
-        solo.state.send_cm(H, NetworkId(99), between, &[9; MAD_BYTES], true);
-        solo.settle();
-        let expected = if features == 0 { vec![] } else { vec![cm("default", "10.111.2.5", "10.111.1.5", MAD_BYTES)] };
-        assert_eq!(solo.sent, expected);
-        solo.state.send_cm(H, DEFAULT, between, &[9; MAD_BYTES], false);
-        solo.settle();
-        assert_eq!((solo.sent.len(), solo.counters().dropped_cm), (expected.len(), u64::from(features != 0)));
-    }
+    let mut solo = Solo::new(only(2, 1));
+    solo.state.send_cm(H, DEFAULT, between, &[9; MAD_BYTES], true);
+    solo.settle();
+    assert_eq!(solo.sent, []);
+    solo.connect(C, 1);
+    solo.sent.clear();
+    solo.state.send_cm(H, DEFAULT, between, &[9; MAD_BYTES], true);
+    solo.state.send_cm(H, NetworkId(99), between, &[9; MAD_BYTES], true);
+    solo.settle();
+    assert_eq!(solo.sent, [cm("default", "10.111.2.5", "10.111.1.5", MAD_BYTES)]);
+    solo.state.send_cm(H, DEFAULT, between, &[9; MAD_BYTES], false);
+    solo.settle();
+    assert_eq!((solo.sent.len(), solo.counters().dropped_cm), (1, 1));
 }

@@ -3,6 +3,7 @@ use super::prefix::Prefix;
 use crate::admission::access::{Key, VnicIdentity};
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::peer::MAD_BYTES;
+use freeflow_protocol::version::Agreement;
 use freeflow_verbs::{Gid, NetworkId, Qpn};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ pub enum Update {
     /// What the peers file says of this host. Comes first, and again when it was read anew or a network was made.
     Settings(Settings),
     /// A host can be asked and will answer. `PeersGone` came just before: what is still needed must be asked for.
-    HostUp { host: HostId, address: IpAddr, icrc: bool, epoch: u64, features: u64 },
+    HostUp { host: HostId, address: IpAddr, icrc: bool, epoch: u64, agreed: Agreement },
     /// It can't be asked any more. Routes and answers stay as they are, for now.
     HostDown { host: HostId },
     /// Where an address is; `None`: on no other host.

@@ -6,7 +6,8 @@ pub mod process;
 
 use freeflow_protocol::admin::{AdminReply, AdminRequest, RouterStatus, VnicStatus};
 use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES, Reply, Request, WITHDRAWAL_TIME_MAX_MS, Welcome};
-use freeflow_protocol::{PROTOCOL_VERSION, encode};
+use freeflow_protocol::version::VersionRange;
+use freeflow_protocol::{PROTOCOL, encode};
 use freeflow_router::{Config, Mode, Router};
 use freeflow_shm::layout::{LAYOUT_VERSION, QueueShape};
 use freeflow_shm::{
@@ -159,7 +160,7 @@ pub fn exchange(socket: &OwnedFd, bytes: &[u8], fds: usize) -> Option<(Reply, Ve
 
 pub fn hello() -> Request {
     let program = "test".into();
-    Request::Hello { protocol_version: PROTOCOL_VERSION, layout_version: LAYOUT_VERSION, program }
+    Request::Hello { protocol: PROTOCOL, layouts: VersionRange::only(LAYOUT_VERSION), program }
 }
 
 pub struct Client {

@@ -3,7 +3,8 @@ use crate::common::*;
 use freeflow_orchestrator::Command;
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest};
 use freeflow_protocol::library::{Reply, Request};
-use freeflow_protocol::{PROTOCOL_VERSION, encode};
+use freeflow_protocol::version::{Offer, VersionRange};
+use freeflow_protocol::{PROTOCOL, encode};
 use freeflow_router::{Mode, Router};
 use freeflow_shm::fd;
 use freeflow_shm::layout::LAYOUT_VERSION;
@@ -25,15 +26,32 @@ fn reply(socket: &OwnedFd, bytes: &[u8]) -> Option<Reply> {
 }
 
 #[test]
-fn another_version_is_told_so_and_ends() {
+fn a_library_with_nothing_in_common_is_told_what_the_router_speaks() {
     let host = Host::new();
-    for (protocol_version, layout_version) in [(PROTOCOL_VERSION + 1, LAYOUT_VERSION), (PROTOCOL_VERSION, 99)] {
+    let layouts = VersionRange::only(LAYOUT_VERSION);
+    let later = Offer { versions: VersionRange { lowest: 2, highest: 3 }, ..PROTOCOL };
+    let demanding = Offer { features: 1 << 63, required_features: 1 << 63, ..PROTOCOL };
+    for (protocol, mapped) in [(later, layouts), (demanding, layouts), (PROTOCOL, VersionRange::only(99))] {
         let socket = connect(&host, "a");
-        let program = "old".into();
-        let hello = encode(&Request::Hello { protocol_version, layout_version, program });
-        assert_eq!(reply(&socket, &hello), Some(Reply::Failed(VerbsError::VersionMismatch)));
+        let hello = encode(&Request::Hello { protocol, layouts: mapped, program: "later".into() });
+        assert_eq!(reply(&socket, &hello), Some(Reply::Incompatible { protocol: PROTOCOL, layouts }));
         assert_eq!(reply(&socket, &hello), None);
     }
+    // No library of any release begins like this.
+    let socket = connect(&host, "a");
+    assert_eq!(reply(&socket, &[0, 1]), Some(Reply::Failed(VerbsError::VersionMismatch)));
+}
+
+#[test]
+fn a_later_library_that_speaks_this_version_too_is_welcome() {
+    let host = Host::new();
+    let versions = VersionRange { lowest: 1, highest: 9 };
+    let protocol = Offer { versions, features: u64::MAX, required_features: 0 };
+    let layouts = VersionRange { lowest: LAYOUT_VERSION, highest: LAYOUT_VERSION + 1 };
+    let hello = encode(&Request::Hello { protocol, layouts, program: "later".into() });
+    let Some(Reply::Welcome(welcome)) = reply(&connect(&host, "a"), &hello) else { panic!("it is refused") };
+    assert_eq!((welcome.protocol.version, welcome.protocol.features), (1, 0));
+    assert_eq!(welcome.layout_version, LAYOUT_VERSION);
 }
 
 #[test]
@@ -291,7 +309,7 @@ fn admin_requests_that_cannot_be_are_refused() {
     assert_eq!(code(&request("default", Some(&first))), AdminErrorCode::AlreadyExists);
     let AdminReply::Networks { networks } = host.admin(&AdminRequest::ListNetworks) else { panic!("no networks") };
     assert_eq!((networks[0].pool.as_str(), networks[0].vnic_count), ("10.111.0.0/16", 1));
-    assert!(matches!(host.admin(&AdminRequest::Hello { protocol_version: 1 }), AdminReply::Version { .. }));
+    assert!(matches!(host.admin(&AdminRequest::Hello { protocol: PROTOCOL }), AdminReply::Version { .. }));
     assert_eq!(host.admin(&AdminRequest::Shutdown), AdminReply::Done);
 }
 

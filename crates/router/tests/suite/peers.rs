@@ -2,7 +2,8 @@
 use crate::common;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, PeersStatus};
-use freeflow_protocol::peer::{FEATURE_ACCESS, FEATURE_CM, FEATURE_IPV6, PEER_PROTOCOL_VERSION, PeerMessage};
+use freeflow_protocol::peer::{PEER_PROTOCOL, PeerMessage};
+use freeflow_protocol::version::Agreement;
 use freeflow_router::Router;
 use freeflow_router::peering::{
     Channel, Event, Identity, Key, PeerEntry, Peers, PeersFile, PeersHandle, PrivateKey, Sink, Update, VnicIdentity,
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(60);
 const DEFAULT: NetworkId = NetworkId(1);
 const PORT: u16 = 4790;
+const AGREED: Agreement = Agreement { version: 1, features: 0 };
 
 fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
@@ -181,7 +183,7 @@ fn two_hosts_tell_each_other_what_they_have_and_answer() {
         address: lab.address(host),
         icrc: true,
         epoch,
-        features: FEATURE_CM | FEATURE_ACCESS | FEATURE_IPV6,
+        agreed: AGREED,
     };
     one.expect(&up(1, 20));
     other.expect(&up(0, 10));
@@ -239,13 +241,7 @@ fn three_hosts_one_of_which_is_restarted() {
         hosts[host].expect(&route("10.111.1.1", None));
         hosts[host].expect(&Update::PeersGone { host: HostId(number) });
         let (address, icrc) = (lab.address(1), true);
-        hosts[host].expect(&Update::HostUp {
-            host: HostId(number),
-            address,
-            icrc,
-            epoch: 99,
-            features: FEATURE_CM | FEATURE_ACCESS | FEATURE_IPV6,
-        });
+        hosts[host].expect(&Update::HostUp { host: HostId(number), address, icrc, epoch: 99, agreed: AGREED });
         hosts[host].expect(&route("10.111.1.2", Some(number)));
         hosts[host].until_up(2);
     }
@@ -347,13 +343,7 @@ impl Player {
         let mut player = Self { identity, channel, stream };
         player.flush();
         assert_eq!(player.next(), Event::Opened);
-        let hello = PeerMessage::Hello {
-            version: PEER_PROTOCOL_VERSION,
-            host: name(0),
-            epoch: 5,
-            icrc_wanted: false,
-            features: FEATURE_CM,
-        };
+        let hello = PeerMessage::Hello { offer: PEER_PROTOCOL, host: name(0), epoch: 5, icrc_wanted: false };
         player.send(&hello);
         player
     }
@@ -423,13 +413,7 @@ fn a_dead_wire_is_noticed() {
     let one = lab.start(1, 1);
     // It greets, and is never heard of again.
     let mut player = Player::connect(&lab, 1);
-    one.expect(&Update::HostUp {
-        host: HostId(1),
-        address: lab.address(0),
-        icrc: false,
-        epoch: 5,
-        features: FEATURE_CM,
-    });
+    one.expect(&Update::HostUp { host: HostId(1), address: lab.address(0), icrc: false, epoch: 5, agreed: AGREED });
     one.expect(&Update::HostDown { host: HostId(1) });
     is_ended(&mut player.stream);
     assert_eq!(one.handle.status().peers[0].counters.timeouts, 1);

@@ -6,7 +6,6 @@ use crate::peering::{Settings, Update};
 use freeflow_backend::path_mtu;
 use freeflow_cm::{GID_COUNT, Link, Place, Route, Scope, VnicRef};
 use freeflow_engine::HostId;
-use freeflow_protocol::peer::FEATURE_CM;
 use freeflow_verbs::{Gid, NetworkId, PathMtu, VerbsError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -20,12 +19,6 @@ pub struct Vnic {
     pub external: Option<Gid>,
 }
 
-struct Host {
-    mtu: PathMtu,
-    /// It understands messages of connection management.
-    has_cm: bool,
-}
-
 #[derive(Default)]
 pub struct Places {
     vnics: BTreeMap<VnicRef, Vnic>,
@@ -33,7 +26,8 @@ pub struct Places {
     by_address: BTreeMap<(NetworkId, Gid), VnicRef>,
     /// vNICs that bear the host's address.
     outward: BTreeSet<VnicRef>,
-    hosts: BTreeMap<HostId, Host>,
+    /// The path MTU of each host that was connected.
+    hosts: BTreeMap<HostId, PathMtu>,
     routes: BTreeMap<(NetworkId, Gid), HostId>,
     settings: Option<Settings>,
     /// For the numbers of machines with IPv6 addresses.
@@ -110,11 +104,11 @@ impl Places {
     /// machines that connections lead to, among others.
     pub fn handle_update(&mut self, update: Update, in_use: impl FnOnce() -> BTreeSet<Gid>) -> Vec<Link> {
         match update {
-            Update::HostUp { host, address, features, .. } => {
+            Update::HostUp { host, address, .. } => {
                 let own = self.settings.as_ref().map(|settings| settings.address);
                 let bytes = own.and_then(|own| path_mtu(own, address).ok());
                 let mtu = bytes.map_or(PathMtu::Mtu1024, largest_mtu);
-                self.hosts.insert(host, Host { mtu, has_cm: features & FEATURE_CM != 0 });
+                self.hosts.insert(host, mtu);
             }
             Update::HostDown { host } => return vec![Link::Router(host.0)],
             Update::Route { network, gid, host: Some(host) } => drop(self.routes.insert((network, gid), host)),
@@ -181,7 +175,7 @@ impl Places {
                 return Ok(route);
             }
             if let Some(host) = self.routes.get(&(at, to))
-                && let Some(&Host { mtu, has_cm: true }) = self.hosts.get(host)
+                && let Some(&mtu) = self.hosts.get(host)
             {
                 return Ok(Route { link: Link::Router(host.0), mtu, ..route });
             }
@@ -218,6 +212,7 @@ impl Places {
 mod tests {
     use super::*;
     use crate::peering::ExternalPeers;
+    use freeflow_protocol::version::Agreement;
 
     const NETWORK: NetworkId = NetworkId(1);
     const OTHER: NetworkId = NetworkId(2);
@@ -242,9 +237,15 @@ mod tests {
         })
     }
 
-    fn up(host: u32, features: u64) -> Update {
+    fn up(host: u32) -> Update {
         let address = "127.0.0.3".parse().unwrap();
-        Update::HostUp { host: HostId(host), address, icrc: true, epoch: 1, features }
+        Update::HostUp {
+            host: HostId(host),
+            address,
+            icrc: true,
+            epoch: 1,
+            agreed: Agreement { version: 1, features: 0 },
+        }
     }
 
     #[test]
@@ -269,9 +270,8 @@ mod tests {
             BTreeSet::new,
         );
         places.handle_update(settings(&[]), BTreeSet::new);
-        places.handle_update(up(7, 0), BTreeSet::new);
-        assert_eq!(own_way(&places, a, None, gid("10.0.0.2")), Err(VerbsError::Unreachable), "too old a router");
-        places.handle_update(up(7, FEATURE_CM), BTreeSet::new);
+        assert_eq!(own_way(&places, a, None, gid("10.0.0.2")), Err(VerbsError::Unreachable), "no router answered yet");
+        places.handle_update(up(7), BTreeSet::new);
         assert_eq!(own_way(&places, a, None, gid("10.0.0.2")).map(|route| route.link), Ok(Link::Router(7)));
         assert_eq!(places.handle_update(Update::HostDown { host: HostId(7) }, BTreeSet::new), [Link::Router(7)]);
     }
@@ -287,7 +287,7 @@ mod tests {
             assert!(places.route(a, None, (NETWORK, gid(to))).is_err(), "nobody of the own has it");
         }
         places.handle_update(settings(&["127.0.0.0/24"]), BTreeSet::new);
-        places.handle_update(up(7, FEATURE_CM), BTreeSet::new);
+        places.handle_update(up(7), BTreeSet::new);
         let far = Update::Route { network: OTHER, gid: gid("10.2.0.7"), host: Some(HostId(7)) };
         places.handle_update(far, BTreeSet::new);
         let route = places.route(a, Some(gid("10.0.0.1")), (OTHER, gid("10.2.0.7"))).unwrap();
@@ -317,7 +317,7 @@ mod tests {
         assert!(own_way(&places, a, Some(gid("fd00::1")), gid("10.0.0.2")).is_err());
         assert!(own_way(&places, old, None, gid("fd00::2")).is_err(), "it has no such address");
         places.handle_update(settings(&[]), BTreeSet::new);
-        places.handle_update(up(7, FEATURE_CM), BTreeSet::new);
+        places.handle_update(up(7), BTreeSet::new);
         let far = Update::Route { network: NETWORK, gid: gid("fd00::9"), host: Some(HostId(7)) };
         places.handle_update(far, BTreeSet::new);
         assert_eq!(own_way(&places, a, None, gid("fd00::9")).map(|route| route.link), Ok(Link::Router(7)));
