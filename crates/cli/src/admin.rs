@@ -1,14 +1,20 @@
-//! The router's admin socket, seen from this command.
+//! The router, seen from this command: its admin socket, on which containers get and lose their vNICs, packets are captured and
+//! the router is ended; and its REST server, for all else.
 
+use crate::control::api::{Api, BASE, Trouble};
+use crate::control::encoded;
 use crate::failure::{Context, Failure, Result};
 use crate::record::Record;
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::{
-    AdminErrorCode, AdminReply, AdminRequest, CmPage, DataPath, NetworkStatus, PeersStatus, QpStatus, RouterStatus,
+    AdminErrorCode, AdminReply, AdminRequest, CmStatus, DataPath, NetworkStatus, PeersStatus, QpStatus, RouterStatus,
     VnicStatus, WireFaults, WireStatus,
 };
 use freeflow_protocol::{PROTOCOL, decode, encode};
 use freeflow_shm::fd::{connect_seqpacket, receive_message, send_message};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,11 +22,15 @@ use std::time::Duration;
 
 /// How long a router may take to answer before it counts as stuck.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+const SILENCE: &str = "the router does not answer on its admin socket; see its log, or restart it with freeflow up";
 
 /// A connection to a running router of our protocol version.
 #[derive(Debug)]
 pub struct Admin {
     socket: OwnedFd,
+    run_dir: RunDir,
+    /// The name of the router's Host object, once it was asked for.
+    host: Option<String>,
     pub version: String,
     pub pid: u32,
 }
@@ -57,18 +67,19 @@ impl Admin {
             }
             Err(error) => return Presence::Unusable(Failure::new(format!("{}: {error}", path.display()))),
         };
-        match Self::greet(socket) {
+        match Self::greet(run_dir, socket) {
             Ok(admin) => Presence::Running(admin),
             Err(failure) => Presence::Unusable(failure),
         }
     }
 
-    fn greet(socket: OwnedFd) -> Result<Self> {
+    fn greet(run_dir: &RunDir, socket: OwnedFd) -> Result<Self> {
         for direction in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
             rustix::net::sockopt::set_socket_timeout(&socket, direction, Some(REPLY_TIMEOUT))
                 .context("admin socket")?;
         }
-        let mut admin = Self { socket, version: String::new(), pid: 0 };
+        let (run_dir, version) = (run_dir.clone(), String::new());
+        let mut admin = Self { socket, run_dir, host: None, version, pid: 0 };
         match admin.ask(&AdminRequest::Hello { protocol: PROTOCOL })? {
             AdminReply::Version { protocol, version, pid } => match PROTOCOL.agree(&protocol) {
                 Ok(_) => Ok(Self { version, pid, ..admin }),
@@ -82,15 +93,13 @@ impl Admin {
     }
 
     fn ask(&mut self, request: &AdminRequest) -> Result<AdminReply> {
-        let what = "the router does not answer on its admin socket; see its log, or restart it with freeflow up";
-        send_message(self.socket.as_fd(), &encode(request), &[]).context(what)?;
+        send_message(self.socket.as_fd(), &encode(request), &[]).context(SILENCE)?;
         self.answer()
     }
 
     fn answer(&mut self) -> Result<AdminReply> {
-        let what = "the router does not answer on its admin socket; see its log, or restart it with freeflow up";
         let mut bytes = Vec::new();
-        let (length, _) = receive_message(self.socket.as_fd(), &mut bytes, 0).context(what)?;
+        let (length, _) = receive_message(self.socket.as_fd(), &mut bytes, 0).context(SILENCE)?;
         if length == 0 {
             crate::fail!("the router closed the admin socket; see its log, or restart it with freeflow up");
         }
@@ -100,11 +109,36 @@ impl Admin {
         }
     }
 
+    /// A client of its own for each request: nothing of it is left in a process that forks.
+    fn api(&self) -> Result<Api> {
+        Ok(Api::of(&self.run_dir)?.with_limit(REPLY_TIMEOUT, SILENCE))
+    }
+
+    /// Of a part of the router's Host object.
+    fn host_path(&mut self, part: &str) -> Result<String> {
+        let host = match &self.host {
+            Some(host) => host.clone(),
+            None => {
+                let version = self.api()?.get("/version").map_err(refused)?;
+                let host =
+                    version["host"].as_str().ok_or_else(|| Failure::new("the router's answer has no host"))?.to_owned();
+                self.host.insert(host).clone()
+            }
+        };
+        Ok(format!("{BASE}/hosts/{}/{part}", encoded(&host)))
+    }
+
+    /// A field of what the REST server shows of a part of the host, and where the next page begins.
+    fn read<T: DeserializeOwned>(&mut self, part: &str, field: &str, query: &str) -> Result<(T, String)> {
+        let path = self.host_path(part)?;
+        let mut document = self.api()?.get(&format!("{path}{query}")).map_err(refused)?;
+        let value = snake_case(document[field].take());
+        let next = document["metadata"]["continue"].as_str().unwrap_or_default().to_owned();
+        Ok((serde_json::from_value(value).context("the router's answer")?, next))
+    }
+
     pub fn status(&mut self) -> Result<RouterStatus> {
-        match self.ask(&AdminRequest::Status)? {
-            AdminReply::Status(status) => Ok(status),
-            other => Err(unexpected(&other)),
-        }
+        Ok(self.read("router", "status", "")?.0)
     }
 
     pub fn attach(
@@ -168,60 +202,49 @@ impl Admin {
     }
 
     pub fn set_data_path(&mut self, network: &str, path: DataPath) -> Result<()> {
-        match self.ask(&AdminRequest::SetDataPath { network: network.into(), path })? {
-            AdminReply::Done => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        let path_of = format!("{BASE}/networks/{}/dataPath", encoded(network));
+        self.api()?.put(&path_of, &json!({"dataPath": path})).map_err(refused)?;
+        Ok(())
     }
 
     /// All pages: the QPs of a vNIC, or of all.
     pub fn qps(&mut self, vnic: Option<&str>) -> Result<Vec<QpStatus>> {
-        let mut all: Vec<QpStatus> = Vec::new();
+        let (mut all, mut next): (Vec<QpStatus>, _) = (Vec::new(), String::new());
+        let of = vnic.map_or(String::new(), |vnic| format!("&vnic={}", encoded(vnic)));
         loop {
-            let after_qpn = all.last().map(|qp| qp.qpn);
-            match self.ask(&AdminRequest::ListQps { vnic: vnic.map(str::to_owned), after_qpn })? {
-                AdminReply::Qps { qps, more } => {
-                    let more = more && !qps.is_empty();
-                    all.extend(qps);
-                    if !more {
-                        return Ok(all);
-                    }
-                }
-                other => return Err(unexpected(&other)),
+            let query = format!("?continue={}{of}", encoded(&next));
+            let (page, after): (Vec<QpStatus>, String) = self.read("qps", "items", &query)?;
+            next = if page.is_empty() { String::new() } else { after };
+            all.extend(page);
+            if next.is_empty() {
+                return Ok(all);
             }
         }
     }
 
     /// All pages.
-    pub fn cm(&mut self) -> Result<CmPage> {
-        let mut all = CmPage::default();
+    pub fn cm(&mut self) -> Result<CmStatus> {
+        let (mut all, mut next) = (CmStatus::default(), String::new());
         loop {
-            let after = all.ids.last().map(|id| id.position);
-            let page = match self.ask(&AdminRequest::ListCm { after })? {
-                AdminReply::Cm(page) => page,
-                other => return Err(unexpected(&other)),
-            };
-            let more = page.more && !page.ids.is_empty();
+            let query = format!("?continue={}", encoded(&next));
+            let (page, after): (CmStatus, String) = self.read("cm", "status", &query)?;
+            next = if page.ids.is_empty() { String::new() } else { after };
             let ids = std::mem::take(&mut all.ids);
-            all = CmPage { ids: ids.into_iter().chain(page.ids).collect(), ..page };
-            if !more {
+            all = CmStatus { ids: ids.into_iter().chain(page.ids).collect(), ..page };
+            if next.is_empty() {
                 return Ok(all);
             }
         }
     }
 
     pub fn peers(&mut self) -> Result<PeersStatus> {
-        match self.ask(&AdminRequest::ListPeers)? {
-            AdminReply::Peers(status) => Ok(status),
-            other => Err(unexpected(&other)),
-        }
+        Ok(self.read("peers", "status", "")?.0)
     }
 
     pub fn reload_peers(&mut self) -> Result<()> {
-        match self.ask(&AdminRequest::ReloadPeers)? {
-            AdminReply::Done => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        let path = self.host_path("peers/reload")?;
+        self.api()?.post(&path, &json!({})).map_err(refused)?;
+        Ok(())
     }
 
     /// The network of that name, or an error that names those there are.
@@ -236,14 +259,11 @@ impl Admin {
 
     /// All pages.
     pub fn wire_status(&mut self) -> Result<WireStatus> {
-        let mut all = WireStatus::default();
-        let mut after_qpn = None;
+        let (mut all, mut next) = (WireStatus::default(), String::new());
         loop {
-            let page = match self.ask(&AdminRequest::WireStatus { after_qpn })? {
-                AdminReply::Wire(page) => page,
-                other => return Err(unexpected(&other)),
-            };
-            let more = page.more_qps && !page.qps.is_empty();
+            let query = format!("?continue={}", encoded(&next));
+            let (page, after): (WireStatus, String) = self.read("wire", "status", &query)?;
+            next = if page.qps.is_empty() { String::new() } else { after };
             let qps = std::mem::take(&mut all.qps);
             let hosts = std::mem::take(&mut all.hosts);
             all = WireStatus {
@@ -251,18 +271,20 @@ impl Admin {
                 qps: qps.into_iter().chain(page.qps).collect(),
                 ..page
             };
-            if !more {
+            if next.is_empty() {
                 return Ok(all);
             }
-            after_qpn = all.qps.last().map(|qp| qp.qpn);
         }
     }
 
     pub fn set_wire_faults(&mut self, faults: Option<WireFaults>) -> Result<()> {
-        match self.ask(&AdminRequest::SetWireFaults { faults })? {
-            AdminReply::Done => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        let path = self.host_path("wire/faults")?;
+        let api = self.api()?;
+        match faults {
+            Some(faults) => api.put(&path, &camel_case(value_of(&faults)?)).map_err(refused)?,
+            None => api.delete(&path).map_err(refused)?,
+        };
+        Ok(())
     }
 
     /// Packets come out of the other end of `into`, until that closes; [`Self::end_capture`] then.
@@ -294,6 +316,62 @@ impl Admin {
     }
 }
 
+/// As the same refusals of the admin socket.
+fn refused(trouble: Trouble) -> Failure {
+    let refusal = match trouble {
+        Trouble::Refused(refusal) => refusal,
+        Trouble::Failed(failure) => return failure,
+    };
+    let code = match refusal.reason.as_str() {
+        "NotFound" => AdminErrorCode::NotFound,
+        "Forbidden" => AdminErrorCode::NotPermitted,
+        "Conflict" | "AlreadyExists" | "InUse" => AdminErrorCode::AlreadyExists,
+        "Exhausted" => AdminErrorCode::Exhausted,
+        "Internal" => AdminErrorCode::Io,
+        _ => AdminErrorCode::Invalid,
+    };
+    self::refusal(code, &refusal.message)
+}
+
+/// The fields of a status, from the names that REST gives them.
+fn snake_case(value: Value) -> Value {
+    renamed(value, &|name| {
+        name.chars().fold(String::new(), |mut snake, letter| {
+            if letter.is_ascii_uppercase() {
+                snake.push('_');
+            }
+            snake.push(letter.to_ascii_lowercase());
+            snake
+        })
+    })
+}
+
+/// And back.
+fn camel_case(value: Value) -> Value {
+    renamed(value, &|name| {
+        let mut words = name.split('_');
+        let first = words.next().unwrap_or_default().to_owned();
+        words.fold(first, |camel, word| {
+            let (head, tail) = word.split_at(word.len().min(1));
+            camel + &head.to_ascii_uppercase() + tail
+        })
+    })
+}
+
+fn renamed(value: Value, name_of: &impl Fn(&str) -> String) -> Value {
+    match value {
+        Value::Object(fields) => {
+            fields.into_iter().map(|(name, value)| (name_of(&name), renamed(value, name_of))).collect()
+        }
+        Value::Array(items) => items.into_iter().map(|item| renamed(item, name_of)).collect(),
+        other => other,
+    }
+}
+
+fn value_of(value: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(value).context("the request")
+}
+
 fn refusal(code: AdminErrorCode, message: &str) -> Failure {
     let remedy = match code {
         AdminErrorCode::Exhausted => "; end containers that are not needed (freeflow ps, freeflow rm)",
@@ -309,4 +387,36 @@ fn unexpected(reply: &AdminReply) -> Failure {
     let text = format!("{reply:?}");
     let short: String = text.chars().take(80).collect();
     Failure::new(format!("the router gave an answer that does not fit the question: {short}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freeflow_protocol::admin::CmCounts;
+
+    #[test]
+    fn statuses_come_back_from_their_rest_names() {
+        let qp = WireFaults { seed: 1, loss_ppm: 2, delay_ns: u64::MAX, ..WireFaults::default() };
+        let counts = CmCounts { half_open_count: 7, ..CmCounts::default() };
+        let cm = CmStatus { counts, ..CmStatus::default() };
+        let counters = vec![("rcvd_pkts".to_owned(), 5), ("sent_pkts".to_owned(), 6)];
+        let wire = WireStatus { open: true, faults: Some(qp), counters, ..WireStatus::default() };
+        let shown = camel_case(json!({"cm": value_of(&cm).unwrap(), "wire": value_of(&wire).unwrap()}));
+        assert_eq!(shown["cm"]["counts"]["halfOpenCount"], 7);
+        let mut back = snake_case(shown);
+        assert_eq!(serde_json::from_value::<CmStatus>(back["cm"].take()).unwrap(), cm);
+        assert_eq!(serde_json::from_value::<WireStatus>(back["wire"].take()).unwrap(), wire);
+    }
+
+    #[test]
+    fn refusals_say_what_the_admin_socket_would() {
+        let refusal = crate::control::api::Refusal {
+            code: 409,
+            reason: "AlreadyExists".into(),
+            message: "another".into(),
+            ..Default::default()
+        };
+        let failure = refused(Trouble::Refused(Box::new(refusal)));
+        assert_eq!((failure.to_string(), failure.code()), ("another; see freeflow ps -a".into(), 1));
+    }
 }

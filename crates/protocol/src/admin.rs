@@ -1,4 +1,5 @@
-//! CLI and container hooks ↔ router, on the host's `RUN_DIR/admin.sock` (root only).
+//! CLI and container hooks ↔ router, on the host's `RUN_DIR/admin.sock` (root only): attaching, and the
+//! end of the router. And the statuses that the REST server shows, with its names in camelCase.
 use crate::version::Offer;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -9,8 +10,6 @@ use serde::{Deserialize, Serialize};
 pub enum AdminRequest {
     /// → `Version`.
     Hello { protocol: Offer },
-    /// → `Status`.
-    Status,
     /// Makes a vNIC, its directory `RUN_DIR/vnics/ID` and the socket `router.sock` in it. → `Vnic`.
     /// The same `id` again with the same network gives the same vNIC (hooks are retried), with these labels.
     Attach { id: String, name: String, network: String, address: Option<IpAddr>, labels: Vec<(String, String)> },
@@ -20,23 +19,9 @@ pub enum AdminRequest {
     ListVnics { after: Option<String> },
     /// → `Networks`.
     ListNetworks,
-    /// Which way messages within a network go from now on, those of QPs at work too, and after restarts. → `Done`.
-    SetDataPath { network: String, path: DataPath },
-    /// One page of the QPs of a vNIC, or of all, after the given number, in order of their numbers. → `Qps`.
-    ListQps { vnic: Option<String>, after_qpn: Option<u32> },
-    /// → `Peers`.
-    ListPeers,
-    /// Reads the peers file again. → `Done`, or `Failed`, and then all stays as it was.
-    ReloadPeers,
-    /// What goes over the wire. QPs in order of their numbers, after the given one. → `Wire`.
-    WireStatus { after_qpn: Option<u32> },
-    /// Loses, delays or spoils packets on purpose from now on; `None`: no more. → `Done`.
-    SetWireFaults { faults: Option<WireFaults> },
     /// Writes packets in pcapng form to the descriptor that comes along, until there are so many, so many seconds have
     /// passed, or the descriptor takes no more. → `Captured`, when that is over. One capture at a time.
     Capture { packet_count_max: Option<u64>, seconds_max: Option<u64> },
-    /// Connection management: numbers, and identifiers in order of their positions, after the given one. → `Cm`.
-    ListCm { after: Option<(u64, u32)> },
     /// Ends the router in order: sessions get DEVICE_FATAL. → `Done`, then the socket closes.
     Shutdown,
     /// A container has a vNIC that was declared, or has it no more: then it says nothing if another one has it by now. → `Done`.
@@ -79,7 +64,6 @@ pub enum AdminReply {
         version: String,
         pid: u32,
     },
-    Status(RouterStatus),
     Vnic(VnicStatus),
     Vnics {
         vnics: Vec<VnicStatus>,
@@ -88,19 +72,12 @@ pub enum AdminReply {
     Networks {
         networks: Vec<NetworkStatus>,
     },
-    Qps {
-        qps: Vec<QpStatus>,
-        more: bool,
-    },
-    Wire(WireStatus),
     /// `lost`: came faster than they could be written. `error`: why it ended, if not as it was asked to.
     Captured {
         packets: u64,
         lost: u64,
         error: Option<String>,
     },
-    Peers(PeersStatus),
-    Cm(CmPage),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +91,8 @@ pub enum AdminErrorCode {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct RouterStatus {
     pub version: String,
     pub pid: u32,
@@ -157,6 +136,8 @@ pub struct RouterStatus {
 
 /// Counts since the router, or the vNIC, began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct Counters {
     pub messages: u64,
     pub bytes: u64,
@@ -233,6 +214,7 @@ pub struct NetworkStatus {
 
 /// Which way a QP's last request went, and the next one like it would go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum QpPath {
     /// Past the router: see [`QpStatus::channel`] and [`QpStatus::grants`].
@@ -254,6 +236,8 @@ impl QpPath {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct QpStatus {
     /// Id of its vNIC.
     pub vnic: String,
@@ -280,6 +264,8 @@ pub struct QpStatus {
 
 /// Connection management: what there is now, and messages since the router began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct CmCounts {
     pub id_count: u32,
     pub listener_count: u32,
@@ -306,6 +292,8 @@ pub struct CmCounts {
 
 /// Messages of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct CmMessages {
     /// `Req`, `Rep`, …
     pub kind: String,
@@ -315,16 +303,20 @@ pub struct CmMessages {
     pub refused: u64,
 }
 
+/// Connection management of a host. `ids` is one page.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CmPage {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
+pub struct CmStatus {
     pub counts: CmCounts,
     pub messages: Vec<CmMessages>,
     pub ids: Vec<CmId>,
-    pub more: bool,
 }
 
 /// An identifier of connection management.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct CmId {
     /// Id of its vNIC.
     pub vnic: String,
@@ -343,6 +335,8 @@ pub struct CmId {
 
 /// What this host knows of the others.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct PeersStatus {
     /// The peers file; none was given if this is empty.
     pub file: String,
@@ -356,6 +350,8 @@ pub struct PeersStatus {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct PeerStatus {
     pub host: String,
     pub address: IpAddr,
@@ -374,6 +370,8 @@ pub struct PeerStatus {
 
 /// Counts since the router began, or the peer was last changed in the peers file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct PeerCounters {
     pub connections: u64,
     pub failed_dials: u64,
@@ -398,24 +396,48 @@ pub struct PeerCounters {
 /// A count and its name.
 pub type Named = (String, u64);
 
+/// Counts as an object whose fields are their names.
+mod counts {
+    use super::Named;
+    use alloc::collections::BTreeMap;
+    use alloc::string::String;
+    use alloc::vec::Vec;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(counts: &[Named], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(counts.iter().map(|(name, count)| (name, count)))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Named>, D::Error> {
+        Ok(BTreeMap::<String, u64>::deserialize(deserializer)?.into_iter().collect())
+    }
+}
+
 /// What goes between this host and others as packets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct WireStatus {
     /// Whether there are other hosts at all.
     pub open: bool,
     pub address: Option<IpAddr>,
     pub hosts: Vec<WireHost>,
     /// Of the sockets.
+    #[serde(with = "counts")]
+    #[cfg_attr(feature = "schema", schemars(with = "alloc::collections::BTreeMap<String, u64>"))]
     pub counters: Vec<Named>,
     /// Packets that were received and that no QP acted upon, by reason.
+    #[serde(with = "counts")]
+    #[cfg_attr(feature = "schema", schemars(with = "alloc::collections::BTreeMap<String, u64>"))]
     pub drops: Vec<Named>,
     pub faults: Option<WireFaults>,
     /// One page.
     pub qps: Vec<WireQp>,
-    pub more_qps: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct WireHost {
     pub number: u32,
     pub address: IpAddr,
@@ -425,10 +447,14 @@ pub struct WireHost {
     pub mtu: u16,
     pub qp_count: u32,
     /// Sums over these QPs.
+    #[serde(with = "counts")]
+    #[cfg_attr(feature = "schema", schemars(with = "alloc::collections::BTreeMap<String, u64>"))]
     pub counters: Vec<Named>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct WireQp {
     pub qpn: u32,
     pub dest_qpn: u32,
@@ -439,11 +465,15 @@ pub struct WireQp {
     pub in_flight_bytes: u64,
     pub smoothed_rtt_ns: u64,
     /// Those that are not 0.
+    #[serde(with = "counts")]
+    #[cfg_attr(feature = "schema", schemars(with = "alloc::collections::BTreeMap<String, u64>"))]
     pub counters: Vec<Named>,
 }
 
 /// Probabilities in parts per million, for each packet sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 #[serde(default)]
 pub struct WireFaults {
     pub seed: u64,

@@ -255,8 +255,9 @@ fn start_api(control: &mut Control, link: Link) -> io::Result<Api> {
     let (run_dir, revision) = (control.config.run_dir.clone(), control.declared().revision());
     let metrics_listen = control.config.metrics_listen;
     let (state_dir, health) = (control.config.state_dir().to_owned(), control.health.clone());
-    let audit = control.audit.clone();
-    let (api, feed) = Api::start(ApiParts { run_dir, state_dir, health, link, audit, revision, metrics_listen })?;
+    let (audit, host) = (control.audit.clone(), host_name(&control.config));
+    let parts = ApiParts { run_dir, state_dir, health, host, link, audit, revision, metrics_listen };
+    let (api, feed) = Api::start(parts)?;
     control.feed = feed;
     control.audit.note(Entry::Router { what: "begins" });
     Ok(api)

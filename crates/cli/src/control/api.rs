@@ -125,17 +125,28 @@ pub struct Api {
     is_running: bool,
     up: String,
     runtime: Runtime,
+    /// How long the router may take to answer, and the message after that.
+    answer_timeout: Duration,
+    silence: String,
 }
 
 impl Api {
     pub fn of(run_dir: &RunDir) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("the API's client")?;
+        let socket = run_dir.path().join("api.sock");
         Ok(Self {
-            socket: run_dir.path().join("api.sock"),
+            answer_timeout: ANSWER_TIMEOUT,
+            silence: format!("the router does not answer on {}; see its log", socket.display()),
+            socket,
             is_running: run_dir.admin_socket().exists(),
             up: format!("freeflow{} up", run_dir.option()),
             runtime,
         })
+    }
+
+    /// Another time limit, and what is said when it has passed.
+    pub fn with_limit(self, answer_timeout: Duration, silence: &str) -> Self {
+        Self { answer_timeout, silence: silence.into(), ..self }
     }
 
     pub fn get(&self, path: &str) -> Answer<Value> {
@@ -144,6 +155,10 @@ impl Api {
 
     pub fn post(&self, path: &str, body: &Value) -> Answer<Value> {
         self.runtime.block_on(self.exchange(Method::POST, path, Some(body)))
+    }
+
+    pub fn put(&self, path: &str, body: &Value) -> Answer<Value> {
+        self.runtime.block_on(self.exchange(Method::PUT, path, Some(body)))
     }
 
     pub fn delete(&self, path: &str) -> Answer<Value> {
@@ -185,14 +200,14 @@ impl Api {
             let bytes = collect(response.into_body()).await?;
             Ok(serde_json::from_slice(&bytes).context("the router's answer")?)
         };
-        match tokio::time::timeout(ANSWER_TIMEOUT, whole).await {
+        match tokio::time::timeout(self.answer_timeout, whole).await {
             Ok(answer) => answer,
             Err(_) => Err(self.stuck().into()),
         }
     }
 
     fn stuck(&self) -> Failure {
-        Failure::new(format!("the router does not answer on {}; see its log", self.socket.display()))
+        Failure::new(self.silence.clone())
     }
 
     /// Sends a request; an answer that is a refusal is one here.
@@ -216,13 +231,14 @@ impl Api {
                 .context("the request")?;
             sender.send_request(request).await.map_err(|error| self.broken(&error))
         };
-        let response = tokio::time::timeout(ANSWER_TIMEOUT, begun).await.map_err(|_| self.stuck())??;
+        let response = tokio::time::timeout(self.answer_timeout, begun).await.map_err(|_| self.stuck())??;
         if response.status().is_success() {
             return Ok(response);
         }
         let status = response.status();
-        let bytes =
-            tokio::time::timeout(ANSWER_TIMEOUT, collect(response.into_body())).await.map_err(|_| self.stuck())??;
+        let bytes = tokio::time::timeout(self.answer_timeout, collect(response.into_body()))
+            .await
+            .map_err(|_| self.stuck())??;
         Err(self.refusal(status, &bytes))
     }
 

@@ -1,7 +1,7 @@
 //! Declared control: what an operator wants is written in files and sent to the router, which checks, stores and enforces it.
 //!
 //! No privilege is needed here: the router looks at who is at the other end of its socket.
-mod api;
+pub mod api;
 mod changes;
 mod columns;
 mod delete;
@@ -49,7 +49,7 @@ fn path_of(kind: Kind, name: &str) -> String {
 }
 
 /// For a path or a query (RFC 3986, section 2.1).
-fn encoded(text: &str) -> String {
+pub fn encoded(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {

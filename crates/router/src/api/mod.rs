@@ -4,6 +4,7 @@
 //! - `server`, `users`, `stream`: connections, and what bounds them;
 //! - `routes`, `query`, `failure`, `held`, `openapi`, `health`: HTTP;
 //! - `link`, `control`, `feed`: the control thread's part; it owns the state, and is asked by reactions;
+//! - `host`: what this host does now, and what is done to it that is no object;
 //! - `live`, `metrics`, `scrape`: what is counted, for programs here and for Prometheus;
 //! - `watch`: who is told what has changed.
 //!
@@ -12,14 +13,16 @@
 //! admin's share.
 pub(crate) mod caller;
 mod control;
-mod failure;
+pub(crate) mod failure;
 mod feed;
 mod health;
 mod held;
+mod host;
 mod link;
 mod live;
 mod metrics;
 mod openapi;
+mod openapi_host;
 mod permission;
 mod query;
 mod routes;

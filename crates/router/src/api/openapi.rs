@@ -1,5 +1,5 @@
 //! The description of all this for programs: OpenAPI 3.1, made from the types. `docs/openapi.json` is its copy for reviews.
-use super::BASE;
+use super::{BASE, openapi_host};
 use freeflow_orchestrator::objects::{
     API_VERSION, AccessRule, Group, Host, Kind, Metadata, Network, QosClass, Quota, Vnic,
 };
@@ -18,16 +18,16 @@ fn reference(name: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{name}")})
 }
 
-fn content(schema: &Value) -> Value {
+pub fn content(schema: &Value) -> Value {
     json!({"application/json": {"schema": schema}})
 }
 
-fn answer(description: &str, schema: &Value) -> Value {
+pub fn answer(description: &str, schema: &Value) -> Value {
     json!({"description": description, "content": content(schema)})
 }
 
 /// The answers of an operation: the good one, and the refusals.
-fn answers(good: &[(&str, Value)], refusals: &[&str]) -> Value {
+pub fn answers(good: &[(&str, Value)], refusals: &[&str]) -> Value {
     let words = |code: &str| match code {
         "400" => "BadRequest: not understood",
         "403" => "Forbidden: the caller's role does not allow it",
@@ -45,7 +45,7 @@ fn answers(good: &[(&str, Value)], refusals: &[&str]) -> Value {
     all.into()
 }
 
-fn parameter(name: &str, schema: &Value, description: &str) -> Value {
+pub fn parameter(name: &str, schema: &Value, description: &str) -> Value {
     json!({"name": name, "in": "query", "required": false, "schema": schema, "description": description})
 }
 
@@ -241,7 +241,8 @@ fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
         "reason": {"enum": reasons}, "message": text, "code": {"type": "integer"}, "details": details});
     add("Status", &["kind", "status", "reason", "message", "code"], status);
     live_schemas(&mut add);
-    add("Version", &["version", "apiVersion"], json!({"version": text, "apiVersion": text}));
+    let host = json!({"description": "The name of the Host; for who reads everything.", "type": "string"});
+    add("Version", &["version", "apiVersion"], json!({"version": text, "apiVersion": text, "host": host}));
     let (word, map) = (
         json!({"description": "Not looked at.", "type": "string"}),
         json!({"description": "Not looked at.", "type": "object"}),
@@ -320,7 +321,7 @@ fn make() -> Value {
     let mut settings = SchemaSettings::draft2020_12();
     settings.definitions_path = "/components/schemas".into();
     settings.meta_schema = None;
-    let mut generator = settings.into_generator();
+    let mut generator = settings.clone().into_generator();
     let (mut schemas, mut paths, mut kinds) = (Map::new(), Map::new(), Vec::new());
     macro_rules! add {
         ($($kind:ident),*) => { $(
@@ -335,6 +336,7 @@ fn make() -> Value {
     let mut definitions = generator.take_definitions(true);
     definitions.iter_mut().filter(|(name, _)| !name.ends_with("Status")).for_each(|(_, schema)| without_null(schema));
     schemas.extend(definitions);
+    openapi_host::add(settings, &mut schemas, &mut paths);
     json!({
         "openapi": "3.1.0",
         "info": {

@@ -6,14 +6,14 @@ use super::link::Link;
 use super::query::{Selector, flag, parameters};
 use super::users::Place;
 use super::watch::{Filter, History, Listed, Reader, WatchBody, added};
-use super::{BASE, health, json_header, live, metrics, openapi};
+use super::{BASE, health, host, json_header, live, metrics, openapi};
 use crate::audit::{Audit, Entry, Who};
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Extension, Path, RawQuery, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use freeflow_orchestrator::objects::{API_VERSION, AnyObject, Cause, Invalid, ObjectKind, parse_object};
 use freeflow_orchestrator::{Command, Revision};
 use serde_json::{Value, json};
@@ -49,10 +49,12 @@ pub struct Server {
     /// And so are their reads that need a look at all vNICs.
     pub reads: Mutex<()>,
     pub probes: health::Probes,
+    /// The name of the Host.
+    pub host: String,
 }
 
 type Shared = State<Arc<Server>>;
-type Answer = Result<Response, Failure>;
+pub type Answer<T = Response> = Result<T, Failure>;
 
 /// Who asks, and from which place.
 #[derive(Clone)]
@@ -66,6 +68,7 @@ pub fn router(server: Arc<Server>) -> Router {
     Router::new()
         .route(&objects, get(list))
         .route(&format!("{objects}/{{name}}"), get(get_one).put(put_one).delete(delete_one))
+        .merge(subresources())
         .route(&format!("{BASE}/apply"), post(apply))
         .route(&format!("{BASE}/live"), get(live::live))
         .route("/metrics", get(scrape))
@@ -78,8 +81,21 @@ pub fn router(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
+fn subresources() -> Router<Arc<Server>> {
+    let of_host = |part: &str| format!("{BASE}/hosts/{{name}}/{part}");
+    Router::new()
+        .route(&of_host("router"), get(host::router))
+        .route(&of_host("qps"), get(host::qps))
+        .route(&of_host("wire"), get(host::wire))
+        .route(&of_host("wire/faults"), put(host::put_faults).delete(host::delete_faults))
+        .route(&of_host("cm"), get(host::connections))
+        .route(&of_host("peers"), get(host::peers))
+        .route(&of_host("peers/reload"), post(host::reload_peers))
+        .route(&format!("{BASE}/networks/{{name}}/dataPath"), put(host::put_data_path))
+}
+
 /// What is refused before it is a command.
-fn note_refusal(audit: &Audit, who: Who, verb: &'static str, path: &str, reason: &str) {
+pub fn note_refusal(audit: &Audit, who: Who, verb: &'static str, path: &str, reason: &str) {
     audit
         .note_some(who.originator(), |left_out| Entry::refused(who, verb, ("", path), ("Forbidden", reason), left_out));
 }
@@ -102,9 +118,14 @@ async fn description(Extension(asking): Extension<Asking>) -> Answer {
     Ok(held(openapi::document().to_string().into_bytes(), permit))
 }
 
-async fn version(Extension(asking): Extension<Asking>) -> Answer {
+async fn version(State(server): Shared, Extension(asking): Extension<Asking>) -> Answer {
     let permit = admitted(&asking).await?;
-    let text = json!({"version": env!("CARGO_PKG_VERSION"), "apiVersion": API_VERSION}).to_string();
+    let mut version = json!({"version": env!("CARGO_PKG_VERSION"), "apiVersion": API_VERSION});
+    // Hosts are not tenants'.
+    if asking.caller.role.reads_all() {
+        version["host"] = server.host.as_str().into();
+    }
+    let text = version.to_string();
     Ok(held(text.into_bytes(), permit))
 }
 
@@ -188,7 +209,7 @@ async fn ask_page(
 ) -> Result<Page, Failure> {
     let (role, selector) = (asking.caller.role.clone(), selector.clone());
     look_at_health(server, kind).await;
-    let turn = read_turn(server, asking, kind).await;
+    let turn = read_turn(server, asking, is_costly(kind)).await;
     let page = server.link.ask(move |control, reply| control.api_page(&role, kind, (after, &selector), reply)).await;
     turn.give_back().await;
     page
@@ -202,19 +223,23 @@ async fn look_at_health(server: &Server, kind: ObjectKind) {
 }
 
 /// A read's turn, if it needs one.
-struct ReadTurn<'a>(Option<MutexGuard<'a, ()>>, Instant);
+pub struct ReadTurn<'a>(Option<MutexGuard<'a, ()>>, Instant);
 
 impl ReadTurn<'_> {
     /// Half of the control thread's time stays for others.
-    async fn give_back(self) {
+    pub async fn give_back(self) {
         if self.0.is_some() {
             tokio::time::sleep(self.1.elapsed()).await;
         }
     }
 }
 
-async fn read_turn<'a>(server: &'a Server, asking: &Asking, kind: ObjectKind) -> ReadTurn<'a> {
-    let is_costly = matches!(kind, ObjectKind::Group | ObjectKind::QosClass | ObjectKind::Quota);
+/// Those that need a look at all vNICs.
+fn is_costly(kind: ObjectKind) -> bool {
+    matches!(kind, ObjectKind::Group | ObjectKind::QosClass | ObjectKind::Quota)
+}
+
+pub async fn read_turn<'a>(server: &'a Server, asking: &Asking, is_costly: bool) -> ReadTurn<'a> {
     let waits = is_costly && !asking.caller.role.is_admin;
     let guard = if waits { Some(server.reads.lock().await) } else { None };
     ReadTurn(guard, Instant::now())
@@ -289,14 +314,14 @@ async fn get_one(
     }
     let (role, wanted) = (asking.caller.role.clone(), name.clone());
     look_at_health(&server, kind).await;
-    let turn = read_turn(&server, &asking, kind).await;
+    let turn = read_turn(&server, &asking, is_costly(kind)).await;
     let found = server.link.ask(move |control, reply| control.api_get(&role, kind, &wanted, reply)).await;
     turn.give_back().await;
     let object = found?.ok_or_else(|| absent(kind, &name))?;
     Ok(held(serde_json::to_vec(&object).map_err(|error| Failure::internal(error.to_string()))?, permit))
 }
 
-async fn body_of(asking: &Asking, request: Request) -> Result<Value, Failure> {
+pub async fn body_of(asking: &Asking, request: Request) -> Result<Value, Failure> {
     let max = BODY_BYTES_MAX[usize::from(!asking.caller.role.is_admin)];
     let bytes = match timeout(BODY_TIME_MAX, to_bytes(request.into_body(), max)).await {
         Ok(Ok(bytes)) => bytes,
@@ -309,7 +334,7 @@ async fn body_of(asking: &Asking, request: Request) -> Result<Value, Failure> {
 }
 
 /// Has a command done, with its turn among the others.
-async fn change(
+pub async fn change(
     server: &Server,
     asking: &Asking,
     verb: &'static str,

@@ -58,6 +58,8 @@ pub struct ApiParts {
     pub state_dir: PathBuf,
     /// For the control thread.
     pub health: Health,
+    /// The name of the Host.
+    pub host: String,
     pub link: Link,
     pub audit: Audit,
     /// What the state was when the router began.
@@ -141,7 +143,7 @@ async fn serve(
     tokio::spawn(keep_history(parts.link.clone(), history.clone(), changes));
     let (link, audit, lane, reads) = (parts.link, parts.audit, Mutex::new(()), Mutex::new(()));
     let probes = Probes::new(parts.run_dir, parts.state_dir, parts.health);
-    let server = Arc::new(Server { link, history, audit, lane, reads, probes });
+    let server = Arc::new(Server { link, history, audit, lane, reads, probes, host: parts.host });
     if let Some(listener) = scraped {
         let server = server.clone();
         tokio::spawn(async move {

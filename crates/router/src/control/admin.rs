@@ -1,4 +1,5 @@
-//! The admin socket `RUN_DIR/admin.sock`: requests of the CLI and of container hooks.
+//! The admin socket `RUN_DIR/admin.sock`: containers get and lose their vNICs, packets are captured, the router ends. All else that
+//! the CLI wants of a router it asks the REST server.
 //!
 //! Only root of the router's own PID namespace is served: root inside a container that can somehow reach the socket is not.
 //! Requests are done one at a time.
@@ -6,18 +7,13 @@ use crate::api::caller::{Caller, Role, is_of_this_namespace};
 use crate::audit::Who;
 use crate::base::log::{info, warning};
 use crate::base::slab::Key;
-use crate::config::Mode;
-use crate::control::direct_admin::DirectCounts;
-use crate::control::external::ExternalPolicy;
 use crate::control::thread::{Control, Topic};
-use crate::control::vnics::{VnicNumbers, add};
 use crate::dataplane::jobs::Step;
 use crate::dataplane::worker::Worker;
-use crate::peering::PeersFile;
-use freeflow_engine::{Usage, VnicId};
+use freeflow_engine::VnicId;
 use freeflow_hostnet::inventory::{Inventory, Vnic};
 use freeflow_orchestrator::{Command, Refusal};
-use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus, PeersStatus, RouterStatus};
+use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL};
 use freeflow_shm::{fd, monotonic_ns};
 use rustix::event::epoll;
@@ -167,7 +163,6 @@ impl Control {
                 version: env!("CARGO_PKG_VERSION").into(),
                 pid: std::process::id(),
             },
-            AdminRequest::Status => return self.status(key),
             AdminRequest::Attach { id, name, network, address, labels } => {
                 return self.attach(key, (id, name, network), address, labels);
             }
@@ -175,16 +170,9 @@ impl Control {
             AdminRequest::Occupy { id, container, occupied } => self.occupy(key, &id, container, occupied),
             AdminRequest::ListVnics { after } => return self.list_vnics(key, after),
             AdminRequest::ListNetworks => AdminReply::Networks { networks: self.network_statuses() },
-            AdminRequest::SetDataPath { network, path } => return self.set_data_path(key, &network, path),
-            AdminRequest::ListQps { vnic, after_qpn } => return self.list_qps(key, vnic.as_deref(), after_qpn),
-            AdminRequest::ListPeers => AdminReply::Peers(self.peers_status()),
-            AdminRequest::ReloadPeers => self.reload_peers(key),
-            AdminRequest::WireStatus { after_qpn } => return self.wire_status(key, after_qpn),
-            AdminRequest::SetWireFaults { faults } => return self.set_wire_faults(key, faults),
             AdminRequest::Capture { packet_count_max, seconds_max } => {
                 return self.capture(key, None, (packet_count_max, seconds_max));
             }
-            AdminRequest::ListCm { after } => self.list_cm(after),
             AdminRequest::Shutdown => {
                 info!("shutdown asked for");
                 self.note_done(self.admin_who(key), "shutdown", "done", String::new());
@@ -194,86 +182,34 @@ impl Control {
         })
     }
 
-    /// Has the worker count something; `finish` then makes the reply.
+    /// Has the worker do something between two rounds of data; `finish` runs here afterwards.
     pub(crate) fn ask_worker<T: Send + 'static>(
+        &mut self,
+        ask: impl FnOnce(&mut Worker) -> T + Send + 'static,
+        finish: impl FnOnce(&mut Control, T) + Send + 'static,
+    ) {
+        let mut both = Some((ask, finish));
+        self.worker.submit(Box::new(move |worker, _| {
+            let (ask, finish) = both.take().expect("a job that is done is not run again");
+            let value = ask(worker);
+            Step::Done(Box::new(move |control: &mut Control| finish(control, value)))
+        }));
+    }
+
+    /// The same for an admin connection: `finish` makes its reply, and the next request waits for that.
+    pub(crate) fn ask_worker_for<T: Send + 'static>(
         &mut self,
         key: Key,
         ask: impl FnOnce(&mut Worker) -> T + Send + 'static,
         finish: impl FnOnce(&mut Control, T) -> AdminReply + Send + 'static,
     ) -> AdminDone {
         self.admin_busy = true;
-        let mut both = Some((ask, finish));
-        self.worker.submit(Box::new(move |worker, _| {
-            let (ask, finish) = both.take().expect("a job that is done is not run again");
-            let value = ask(worker);
-            Step::Done(Box::new(move |control: &mut Control| {
-                control.admin_busy = false;
-                let reply = finish(control, value);
-                control.finish_admin(key, AdminDone::Reply(reply));
-            }))
-        }));
+        self.ask_worker(ask, move |control, value| {
+            control.admin_busy = false;
+            let reply = finish(control, value);
+            control.finish_admin(key, AdminDone::Reply(reply));
+        });
         AdminDone::Later
-    }
-
-    fn status(&mut self, key: Key) -> AdminDone {
-        let sleeping = self.worker.waker.is_sleeping();
-        let ids: Vec<VnicId> = self.vnics.iter().map(|(_, vnic)| vnic.engine_id).collect();
-        let ask = move |worker: &mut Worker| {
-            worker.count_all_direct();
-            let numbers: Vec<VnicNumbers> = ids.iter().map(|&id| worker.vnic_numbers(id)).collect();
-            let movers = (worker.rings.movers.worker_count(), worker.rings.movers.moved_bytes());
-            (worker.engine.usage(), numbers, worker.direct_counts(), movers, cpu_time_us())
-        };
-        self.ask_worker(
-            key,
-            ask,
-            move |control, (usage, numbers, direct, movers, worker_cpu_us): (Usage, _, DirectCounts, _, _)| {
-                let mut counters = control.retired;
-                for number in &numbers {
-                    add(&mut counters, &number.counters(0));
-                }
-                let (mut segment_count, mut segment_bytes) = (0, 0);
-                for (_, vnic) in control.vnics.iter() {
-                    segment_count += vnic.account.segments.load(Relaxed);
-                    segment_bytes += vnic.account.segment_bytes.load(Relaxed);
-                    counters.malformed_messages += vnic.malformed_messages;
-                }
-                let peers = control.peers.status().peers;
-                let now_ns = freeflow_shm::monotonic_ns();
-                AdminReply::Status(RouterStatus {
-                    version: env!("CARGO_PKG_VERSION").into(),
-                    pid: std::process::id(),
-                    run_dir: control.config.run_dir.display().to_string(),
-                    host: control.config.host.clone(),
-                    mode: control.config.mode.name().into(),
-                    mode_in_force: Mode::from(control.mode.mode).name().into(),
-                    mode_reason: control.mode.reason.clone(),
-                    sleeping,
-                    uptime_s: now_ns.saturating_sub(control.started.0) / 1_000_000_000,
-                    vnic_count: control.vnics.len() as u32,
-                    session_count: usage.sessions,
-                    qp_count: usage.qps,
-                    cq_count: usage.cqs,
-                    srq_count: usage.srqs,
-                    pd_count: usage.pds,
-                    mr_count: usage.mrs,
-                    mw_count: usage.mws,
-                    xrcd_count: usage.xrcds,
-                    registered_bytes: usage.registered_bytes,
-                    segment_count: segment_count as u32,
-                    segment_bytes,
-                    worker_count: movers.0,
-                    moved_bytes: movers.1,
-                    worker_cpu_us,
-                    peer_count: peers.len() as u32,
-                    connected_peer_count: peers.iter().filter(|peer| peer.state == "up").count() as u32,
-                    channel_qp_count: direct.channel_qps,
-                    grant_qp_count: direct.grant_qps,
-                    cm: control.cm.counts(),
-                    counters,
-                })
-            },
-        )
     }
 
     fn list_vnics(&mut self, key: Key, after: Option<String>) -> AdminDone {
@@ -291,7 +227,7 @@ impl Control {
             }
             ids.into_iter().map(|(key, id)| (key, worker.vnic_numbers(id))).collect::<Vec<_>>()
         };
-        self.ask_worker(key, ask, move |control, numbers| {
+        self.ask_worker_for(key, ask, move |control, numbers| {
             let (mut vnics, mut bytes) = (Vec::new(), 0);
             for (key, numbers) in &numbers {
                 let Some(status) = control.vnic_status(*key, numbers) else { continue };
@@ -304,35 +240,6 @@ impl Control {
             }
             AdminReply::Vnics { vnics, more }
         })
-    }
-
-    fn peers_status(&self) -> PeersStatus {
-        let file = self.config.peers.as_deref().map_or(String::new(), |path| path.display().to_string());
-        PeersStatus { file, ..self.peers.status() }
-    }
-
-    /// Reads the peers file on this thread: a small file of the host's own root, now and then.
-    fn reload_peers(&mut self, key: Key) -> AdminReply {
-        let (reply, count) = self.load_peers();
-        self.note_reply(self.admin_who(key), "reload-peers", ("done", format!("hosts={count}")), &reply);
-        reply
-    }
-
-    /// And how many hosts are in it.
-    fn load_peers(&mut self) -> (AdminReply, usize) {
-        let Some(path) = &self.config.peers else {
-            let message = "the router was started without a peers file".into();
-            return (AdminReply::Failed { code: AdminErrorCode::NotFound, message }, 0);
-        };
-        match PeersFile::load(path) {
-            Ok((file, key)) => {
-                let count = file.peers.len();
-                self.set_external_policy(ExternalPolicy::of(&file));
-                self.peers.reload(file, key);
-                (AdminReply::Done, count)
-            }
-            Err(error) => (AdminReply::Failed { code: AdminErrorCode::Invalid, message: error.to_string() }, 0),
-        }
     }
 
     /// What the host's bridges, interfaces and CDI files are compared with.
@@ -357,10 +264,4 @@ impl Control {
         });
         networks.collect()
     }
-}
-
-/// CPU time of the calling thread, microseconds.
-pub(crate) fn cpu_time_us() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
 }

@@ -1,12 +1,13 @@
-//! Lines of the audit log for what root does by the admin socket and is no change of an object: `freeflow peers reload`, `wire faults`,
+//! Lines of the audit log for what is done to this host and is no change of an object: `freeflow peers reload`, `wire faults`,
 //! `capture`, `down`; and what more is known of a change to a vNIC.
 use crate::api::caller::Caller;
+use crate::api::failure;
 use crate::audit::{About, Entry, Who};
 use crate::base::slab::Key;
 use crate::control::thread::Control;
 use crate::router::host_name;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
-use freeflow_orchestrator::{Command, Outcome};
+use freeflow_orchestrator::{Command, Outcome, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, WireFaults};
 
 /// As the REST server calls it.
@@ -55,6 +56,22 @@ impl Control {
         let AdminReply::Failed { code, message } = reply else { return };
         self.audit.note_some(who.originator(), |left_out| {
             Entry::refused(who, verb, (kind, name), (word(*code), message), left_out)
+        });
+    }
+
+    /// What was asked of this host, as done or as refused.
+    pub(crate) fn note_result(
+        &self,
+        who: Who,
+        verb: &'static str,
+        (outcome, detail): (&'static str, String),
+        result: &Result<(), Refusal>,
+    ) {
+        let Err(refusal) = result else { return self.note_done(who, verb, outcome, detail) };
+        self.audit.note_some(who.originator(), |left_out| {
+            let (kind, name) = (ObjectKind::Host.name(), host_name(&self.config));
+            let why = (failure::word(refusal.reason), refusal.message.as_str());
+            Entry::refused(who, verb, (kind, &name), why, left_out)
         });
     }
 

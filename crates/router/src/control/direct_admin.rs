@@ -1,15 +1,11 @@
-//! The admin interface to the direct paths: `SetDataPath`, `ListQps`, and what `Status` says of them.
+//! The queue pairs of this host and their paths, for the REST server.
 //!
 //! What is listed is what the router has given to QPs at that moment. It asks no library, which could say what it likes.
-use crate::base::slab::Key;
-use crate::control::admin::AdminDone;
 use crate::control::thread::Control;
-use crate::control::vnics::refused;
 use crate::dataplane::reasons::Reason;
 use crate::dataplane::worker::Worker;
 use freeflow_engine::{QpId, QpStatus as Look, QpTraffic, VnicId};
-use freeflow_orchestrator::Command;
-use freeflow_protocol::admin::{AdminErrorCode, AdminReply, DataPath, QpPath, QpStatus};
+use freeflow_protocol::admin::{QpPath, QpStatus};
 use freeflow_verbs::{Gid, QpState, QpType};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -112,25 +108,20 @@ impl Worker {
 }
 
 impl Control {
-    /// Stored before it holds: a router that dies in between comes back with what was asked for.
-    pub(crate) fn set_data_path(&mut self, key: Key, network: &str, path: DataPath) -> AdminDone {
-        match self.admin_change(key, "set-data-path", Command::SetDataPath { network: network.into(), path }) {
-            Err(refusal) => AdminDone::Reply(refused(&refusal)),
-            Ok(_) => self.ask_worker(key, |_| (), |_, ()| AdminReply::Done),
-        }
-    }
-
-    pub(crate) fn list_qps(&mut self, key: Key, vnic: Option<&str>, after_qpn: Option<u32>) -> AdminDone {
+    /// One page of the QPs of a vNIC, or of all, after a number, and whether there are more. `None`: there is no such vNIC.
+    pub(crate) fn list_qps(
+        &mut self,
+        vnic: Option<&str>,
+        after_qpn: Option<u32>,
+        finish: impl FnOnce(Option<(Vec<QpStatus>, bool)>) + Send + 'static,
+    ) {
         let engine_id = |id| Some(self.vnics.get(*self.vnics_by_id.get(id)?)?.engine_id);
         let of = match vnic.map(engine_id) {
-            Some(None) => {
-                let (code, message) = (AdminErrorCode::NotFound, "no such vNIC".into());
-                return AdminDone::Reply(AdminReply::Failed { code, message });
-            }
+            Some(None) => return finish(None),
             found => found.flatten(),
         };
         let ask = move |worker: &mut Worker| worker.list_qps(of, after_qpn);
-        self.ask_worker(key, ask, |control, (rows, more)| {
+        self.ask_worker(ask, |control, (rows, more)| {
             let names: BTreeMap<VnicId, &str> =
                 control.vnics.iter().map(|(_, vnic)| (vnic.engine_id, vnic.record.id.as_str())).collect();
             // A QP whose vNIC is gone by now is gone too.
@@ -138,7 +129,7 @@ impl Control {
                 let vnic = names.get(&row.look.vnic)?.to_string();
                 Some(row.status(vnic))
             });
-            AdminReply::Qps { qps: named.collect(), more }
-        })
+            finish(Some((named.collect(), more)));
+        });
     }
 }

@@ -9,6 +9,7 @@ pub mod cm;
 pub mod device;
 pub mod direct_admin;
 pub mod external;
+pub mod host_status;
 pub mod identify;
 pub mod imports;
 pub mod metering;

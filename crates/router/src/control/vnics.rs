@@ -533,7 +533,7 @@ impl Control {
             return AdminDone::Reply(gone());
         };
         let engine_id = entry.engine_id;
-        self.ask_worker(
+        self.ask_worker_for(
             admin,
             move |worker| worker.vnic_numbers(engine_id),
             move |control, numbers| match control.vnic_status(key, &numbers) {

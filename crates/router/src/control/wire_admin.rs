@@ -1,4 +1,4 @@
-//! The admin interface to the wire: `WireStatus`, `SetWireFaults`, `Capture`.
+//! The wire: what the REST server shows of it, the faults that it sets, and captures.
 use crate::audit::Who;
 use crate::base::log::info;
 use crate::base::slab::Key;
@@ -10,6 +10,7 @@ use crate::dataplane::capture::{self, Limits, Outcome};
 use crate::dataplane::worker::Worker;
 use freeflow_backend::{Faults, PeerIndex};
 use freeflow_engine::{Drops, QpWireStatus, WireCounters};
+use freeflow_orchestrator::{Reason, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, Named, WireFaults, WireHost, WireQp, WireStatus};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -133,9 +134,10 @@ fn describe(qp: &QpWireStatus) -> WireQp {
 }
 
 impl Worker {
-    fn wire_status(&self, after_qpn: Option<u32>) -> WireStatus {
+    /// And whether there are more QPs than are on its page.
+    fn wire_status(&self, after_qpn: Option<u32>) -> (WireStatus, bool) {
         let fabric = &self.rings.fabric;
-        let Some(udp) = &fabric.udp else { return WireStatus::default() };
+        let Some(udp) = &fabric.udp else { return Default::default() };
         let mut qps: Vec<QpWireStatus> = self.engine.wire_qps().collect();
         qps.sort_unstable_by_key(|qp| qp.qpn);
         let mut sums: BTreeMap<u32, (u32, Vec<Named>)> = BTreeMap::new();
@@ -158,7 +160,7 @@ impl Worker {
             let (qp_count, counters) = sums.remove(&id.0).unwrap_or_default();
             WireHost { number: id.0, address, external, mtu, qp_count, counters }
         });
-        WireStatus {
+        let status = WireStatus {
             open: true,
             address: udp.config().addresses.first().copied(),
             hosts: hosts.collect(),
@@ -166,8 +168,8 @@ impl Worker {
             drops: drop_names(&self.engine.drops(), fabric.mads_lost),
             faults: fabric.faults,
             qps: page,
-            more_qps,
-        }
+        };
+        (status, more_qps)
     }
 
     /// False: there are no sockets.
@@ -194,31 +196,40 @@ fn log_faults(faults: Option<WireFaults>) {
     );
 }
 
-fn no_wire() -> AdminReply {
-    let message = "this router has no other hosts; bring the host up with freeflow up --peers FILE".into();
-    AdminReply::Failed { code: AdminErrorCode::Invalid, message }
+fn no_wire() -> Refusal {
+    Refusal::new(Reason::Invalid, "this router has no other hosts; bring the host up with freeflow up --peers FILE")
 }
 
 impl Control {
-    pub(crate) fn wire_status(&mut self, key: Key, after_qpn: Option<u32>) -> AdminDone {
-        self.ask_worker(key, move |worker| worker.wire_status(after_qpn), |_, status| AdminReply::Wire(status))
+    /// What goes between hosts, with a page of the QPs after a number, and whether there are more.
+    pub(crate) fn wire_status(
+        &mut self,
+        after_qpn: Option<u32>,
+        finish: impl FnOnce((WireStatus, bool)) + Send + 'static,
+    ) {
+        self.ask_worker(move |worker| worker.wire_status(after_qpn), |_, status| finish(status));
     }
 
-    pub(crate) fn set_wire_faults(&mut self, key: Key, faults: Option<WireFaults>) -> AdminDone {
-        let who = self.admin_who(key);
+    /// Loses, delays or spoils packets on purpose from now on; `None`: no more.
+    pub(crate) fn set_wire_faults(
+        &mut self,
+        who: Who,
+        faults: Option<WireFaults>,
+        finish: impl FnOnce(Result<(), Refusal>) + Send + 'static,
+    ) {
         let (outcome, detail) = match &faults {
             Some(faults) => ("begun", faults_text(faults)),
             None => ("ended", String::new()),
         };
         let ask = move |worker: &mut Worker| worker.set_wire_faults(faults);
-        self.ask_worker(key, ask, move |control, set| {
-            let reply = if set { AdminReply::Done } else { no_wire() };
+        self.ask_worker(ask, move |control, set| {
+            let result = if set { Ok(()) } else { Err(no_wire()) };
             if set {
                 log_faults(faults);
             }
-            control.note_reply(who, "wire-faults", (outcome, detail), &reply);
-            reply
-        })
+            control.note_result(who, "wire-faults", (outcome, detail), &result);
+            finish(result);
+        });
     }
 
     /// Begins a capture into `into`; the reply comes when it is over.

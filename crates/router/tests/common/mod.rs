@@ -4,7 +4,7 @@ pub mod cm;
 pub mod hosts;
 pub mod process;
 
-use freeflow_protocol::admin::{AdminReply, AdminRequest, RouterStatus, VnicStatus};
+use freeflow_protocol::admin::{AdminReply, AdminRequest, PeersStatus, QpStatus, RouterStatus, VnicStatus};
 use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES, Reply, Request, WITHDRAWAL_TIME_MAX_MS, Welcome};
 use freeflow_protocol::version::VersionRange;
 use freeflow_protocol::{PROTOCOL, encode};
@@ -17,7 +17,11 @@ use freeflow_verbs::{
     Access, AddressHandleAttributes, Completion, Gid, GlobalRoute, PathMtu, QpAttributeMask, QpAttributes,
     QpCapabilities, QpState, QpType, SendFlags, SendOpcode, Sge, VerbsError, VnicLimits,
 };
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -122,11 +126,12 @@ impl Host {
         }
     }
 
+    pub fn rest(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        rest(&self.run_dir(), method, path, body)
+    }
+
     pub fn status(&self) -> RouterStatus {
-        match self.admin(&AdminRequest::Status) {
-            AdminReply::Status(status) => status,
-            other => panic!("{other:?}"),
-        }
+        router_status(&self.run_dir())
     }
 
     /// A client on a vNIC of its own.
@@ -138,6 +143,71 @@ impl Host {
 pub fn attach(id: &str) -> AdminRequest {
     let (id, name, network) = (id.into(), format!("name-{id}"), "default".into());
     AdminRequest::Attach { id, name, network, address: None, labels: Vec::new() }
+}
+
+/// Below this is what the REST server shows of the test's host.
+pub const BASE: &str = "/apis/freeflow.io/v1";
+
+/// One exchange with the REST server: the status code and the document.
+pub fn rest(run_dir: &Path, method: &str, path: &str, body: &str) -> (u16, Value) {
+    let mut stream = UnixStream::connect(run_dir.join("api.sock")).unwrap();
+    let length = body.len();
+    let head =
+        format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
+    stream.write_all((head + body).as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a code");
+    (code, serde_json::from_str(body).unwrap_or_else(|error| panic!("{path}: {error} in {answer:?}")))
+}
+
+/// The path of a part of this run directory's host.
+pub fn host_path(run_dir: &Path, part: &str) -> String {
+    let (code, version) = rest(run_dir, "GET", "/version", "");
+    assert_eq!(code, 200, "{version}");
+    format!("{BASE}/hosts/{}/{part}", version["host"].as_str().unwrap())
+}
+
+/// A part of the host, with its names as in the protocol, and where the next page begins.
+pub fn part<T: DeserializeOwned>(run_dir: &Path, part: &str, field: &str) -> (T, String) {
+    let (code, mut document) = rest(run_dir, "GET", &host_path(run_dir, part), "");
+    assert_eq!(code, 200, "{document}");
+    let next = document["metadata"]["continue"].as_str().unwrap_or_default().to_owned();
+    (serde_json::from_value(snake_case(document[field].take())).unwrap(), next)
+}
+
+fn snake_case(value: Value) -> Value {
+    let snake = |name: String| {
+        let is_capital = |letter: char| letter.is_ascii_uppercase();
+        name.split_inclusive(is_capital)
+            .map(|part| match part.strip_suffix(is_capital) {
+                Some(head) => format!("{head}_{}", part[head.len()..].to_ascii_lowercase()),
+                None => part.to_owned(),
+            })
+            .collect::<String>()
+    };
+    match value {
+        Value::Object(fields) => fields.into_iter().map(|(name, value)| (snake(name), snake_case(value))).collect(),
+        Value::Array(items) => items.into_iter().map(snake_case).collect(),
+        other => other,
+    }
+}
+
+pub fn router_status(run_dir: &Path) -> RouterStatus {
+    part(run_dir, "router", "status").0
+}
+
+pub fn peers_status(run_dir: &Path) -> PeersStatus {
+    part(run_dir, "peers", "status").0
+}
+
+/// A page of QPs, and whether there are more.
+pub fn qps(run_dir: &Path, vnic: Option<&str>, after_qpn: Option<u32>) -> (Vec<QpStatus>, bool) {
+    let after = after_qpn.map_or(String::new(), |qpn| qpn.to_string());
+    let of = vnic.map_or(String::new(), |vnic| format!("&vnic={vnic}"));
+    let (qps, next) = part(run_dir, &format!("qps?continue={after}{of}"), "items");
+    (qps, !next.is_empty())
 }
 
 pub fn admin(run_dir: &Path, request: &AdminRequest) -> AdminReply {

@@ -1,6 +1,6 @@
 //! Memory that is granted to a QP's process, what is refused, and how it is taken back.
 use crate::common::*;
-use freeflow_protocol::admin::{AdminReply, AdminRequest, QpPath};
+use freeflow_protocol::admin::QpPath;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_router::{Config, Router};
 use freeflow_shm::{Segment, SendDescriptor};
@@ -193,10 +193,8 @@ fn keys_that_do_not_admit_a_request_grant_nothing() {
 
 /// The path of the first end's QP, and why it is not a better one.
 fn way(rig: &Rig) -> (QpPath, Option<String>) {
-    match rig.pair.host.admin(&AdminRequest::ListQps { vnic: Some("a".into()), after_qpn: None }) {
-        AdminReply::Qps { mut qps, .. } => qps.pop().map(|qp| (qp.path, qp.reason)).expect("its QP"),
-        other => panic!("{other:?}"),
-    }
+    let (mut qps, _) = qps(&rig.pair.host.run_dir(), Some("a"), None);
+    qps.pop().map(|qp| (qp.path, qp.reason)).expect("its QP")
 }
 
 #[test]
@@ -260,8 +258,7 @@ fn who_takes_no_orders_is_told_of() {
     pair.a.post_send(&mut pair.a_qp, &write);
     assert_eq!(pair.a_cq.wait().status, CompletionStatus::Success);
     ask_grant(&pair.a, &pair.a_qp, to.mr.rkey, (to.address, 8), true).unwrap_err();
-    let rows = pair.host.admin(&AdminRequest::ListQps { vnic: Some("a".into()), after_qpn: None });
-    let AdminReply::Qps { qps, .. } = rows else { panic!("{rows:?}") };
+    let (qps, _) = qps(&pair.host.run_dir(), Some("a"), None);
     assert_eq!(qps[0].reason.as_deref(), Some("peer's process takes no orders"));
 }
 

@@ -1,7 +1,7 @@
 //! Routers that find each other: real threads and sockets on addresses of the loopback interface, good peers and bad ones.
 use crate::common;
 use freeflow_engine::{HostId, PeerInfo};
-use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, PeersStatus};
+use freeflow_protocol::admin::{AdminReply, AdminRequest, PeersStatus};
 use freeflow_protocol::peer::{PEER_PROTOCOL, PeerMessage};
 use freeflow_protocol::version::Agreement;
 use freeflow_router::Router;
@@ -506,13 +506,18 @@ impl WholeHost {
         common::admin(&self.directory.0.join("run"), request)
     }
 
+    fn peers(&self) -> PeersStatus {
+        common::peers_status(&self.directory.0.join("run"))
+    }
+
+    fn reload_peers(&self) -> (u16, serde_json::Value) {
+        let run_dir = self.directory.0.join("run");
+        common::rest(&run_dir, "POST", &common::host_path(&run_dir, "peers/reload"), "")
+    }
+
     /// Waits until so many addresses are known to be on the first peer.
     fn until_routes(&self, count: u32) -> PeersStatus {
-        until("routes", || match self.admin(&AdminRequest::ListPeers) {
-            AdminReply::Peers(status) if status.peers[0].route_count == count => Some(status),
-            AdminReply::Peers(_) => None,
-            other => panic!("{other:?}"),
-        })
+        until("routes", || Some(self.peers()).filter(|status| status.peers[0].route_count == count))
     }
 }
 
@@ -537,31 +542,27 @@ fn routers_announce_their_vnics_and_read_their_files_again() {
     // What was attached before is announced by the next router.
     hosts[0].restart(0);
     until("another connection", || (hosts[1].until_routes(1).peers[0].counters.connections == 2).then_some(()));
-    let AdminReply::Status(status) = hosts[1].admin(&AdminRequest::Status) else { panic!() };
+    let status = common::router_status(&hosts[1].directory.0.join("run"));
     assert_eq!((status.peer_count, status.connected_peer_count), (1, 1));
 
     // A bad file changes nothing; a good one counts.
     write(&hosts[1].directory.0.join("peers.json"), "{}", 0o644);
-    let AdminReply::Failed { code: AdminErrorCode::Invalid, message } = hosts[1].admin(&AdminRequest::ReloadPeers)
-    else {
-        panic!()
-    };
+    let (code, refusal) = hosts[1].reload_peers();
+    let message = refusal["message"].as_str().unwrap();
+    assert_eq!((code, refusal["reason"].as_str()), (422, Some("Invalid")));
     assert!(message.contains("peers.json") && message.contains("host"), "{message}");
     hosts[1].until_routes(1);
     hosts[1].write_file(&lab, 1, &[]);
-    assert_eq!(hosts[1].admin(&AdminRequest::ReloadPeers), AdminReply::Done);
-    until("no peers", || match hosts[1].admin(&AdminRequest::ListPeers) {
-        AdminReply::Peers(status) => status.peers.is_empty().then_some(()),
-        other => panic!("{other:?}"),
-    });
+    assert_eq!(hosts[1].reload_peers().0, 200);
+    until("no peers", || hosts[1].peers().peers.is_empty().then_some(()));
 }
 
 #[test]
 fn a_router_without_a_peers_file_says_so() {
     let host = common::Host::new();
-    assert_eq!(host.admin(&AdminRequest::ListPeers), AdminReply::Peers(PeersStatus::default()));
-    let reply = host.admin(&AdminRequest::ReloadPeers);
-    assert!(matches!(reply, AdminReply::Failed { code: AdminErrorCode::NotFound, .. }));
+    assert_eq!(common::peers_status(&host.run_dir()), PeersStatus::default());
+    let (code, refusal) = host.rest("POST", &common::host_path(&host.run_dir(), "peers/reload"), "");
+    assert_eq!((code, refusal["message"].as_str()), (404, Some("the router was started without a peers file")));
     let directory = common::Directory::new();
     let mut config = common::config(&directory.0, Default::default());
     config.peers = Some("/nowhere/peers.json".into());

@@ -1,14 +1,16 @@
 //! Which way messages within a host may go, as the admin interface sets and shows it; what outlives the router.
-use crate::common::{Host, config};
-use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, DataPath, QpPath, QpStatus};
+use crate::common::{BASE, Host, config, host_path, qps};
+use freeflow_protocol::admin::{AdminReply, AdminRequest, DataPath, QpPath, QpStatus};
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_router::Router;
 use freeflow_shm::layout::channel;
 use freeflow_verbs::{QpAttributeMask, QpAttributes, QpState, QpType, VnicLimits};
 use std::os::fd::OwnedFd;
 
-fn set(network: &str, path: DataPath) -> AdminRequest {
-    AdminRequest::SetDataPath { network: network.into(), path }
+/// The code of the answer.
+fn set(host: &Host, network: &str, path: DataPath) -> u16 {
+    let body = serde_json::json!({"dataPath": path}).to_string();
+    host.rest("PUT", &format!("{BASE}/networks/{network}/dataPath"), &body).0
 }
 
 fn data_path(host: &Host) -> DataPath {
@@ -19,10 +21,7 @@ fn data_path(host: &Host) -> DataPath {
 }
 
 fn page(host: &Host, vnic: Option<&str>, after_qpn: Option<u32>) -> (Vec<QpStatus>, bool) {
-    match host.admin(&AdminRequest::ListQps { vnic: vnic.map(String::from), after_qpn }) {
-        AdminReply::Qps { qps, more } => (qps, more),
-        other => panic!("{other:?}"),
-    }
+    qps(&host.run_dir(), vnic, after_qpn)
 }
 
 fn restart(host: &mut Host) {
@@ -41,10 +40,9 @@ fn reasons(host: &Host, vnic: &str) -> Vec<String> {
 fn the_data_path_outlives_the_router() {
     let mut host = Host::new();
     assert_eq!(data_path(&host), DataPath::Auto);
-    let none = host.admin(&set("none", DataPath::Routed));
-    assert!(matches!(none, AdminReply::Failed { code: AdminErrorCode::NotFound, .. }), "{none:?}");
+    assert_eq!(set(&host, "none", DataPath::Routed), 404);
     for path in [DataPath::Routed, DataPath::Routed, DataPath::Direct] {
-        assert_eq!(host.admin(&set("default", path)), AdminReply::Done);
+        assert_eq!(set(&host, "default", path), 200);
         assert_eq!(data_path(&host), path);
         restart(&mut host);
         assert_eq!(data_path(&host), path);
@@ -78,7 +76,7 @@ fn each_qp_says_why_it_is_routed() {
     let mut both = reasons(&host, "b");
     both.sort();
     assert_eq!(both, ["not an RC QP", "not asked yet"]);
-    assert_eq!(host.admin(&set("default", DataPath::Routed)), AdminReply::Done);
+    assert_eq!(set(&host, "default", DataPath::Routed), 200);
     assert_eq!(reasons(&host, "a"), ["policy"]);
     // It holds for those who connect after a restart, too.
     restart(&mut host);
@@ -88,7 +86,7 @@ fn each_qp_says_why_it_is_routed() {
     a.connect_rc(&one, b.gid(), other.qpn, 14);
     b.connect_rc(&other, a.gid(), one.qpn, 14);
     assert_eq!(reasons(&host, "a"), ["policy"]);
-    assert_eq!(host.admin(&set("default", DataPath::Direct)), AdminReply::Done);
+    assert_eq!(set(&host, "default", DataPath::Direct), 200);
     assert_eq!(reasons(&host, "a"), ["not asked yet"]);
     let status = &page(&host, Some("a"), None).0[0];
     assert_eq!((status.qpn, status.qp_type.as_str(), status.state.as_str()), (one.qpn, "RC", "RTS"));
@@ -117,8 +115,8 @@ fn qps_are_listed_by_the_page() {
     }
     assert_eq!(listed, expected);
     assert_eq!(page(&host, None, Some(foreign - 1)).0[0].vnic, "b");
-    let none = host.admin(&AdminRequest::ListQps { vnic: Some("none".into()), after_qpn: None });
-    assert!(matches!(none, AdminReply::Failed { code: AdminErrorCode::NotFound, .. }), "{none:?}");
+    let none = host.rest("GET", &host_path(&host.run_dir(), "qps?vnic=none"), "");
+    assert_eq!((none.0, none.1["message"].as_str()), (404, Some("no such vNIC")));
 }
 
 #[test]

@@ -112,7 +112,8 @@ fn the_same_without_segmentation_offload_and_under_faults() {
         operations(&mut pair, from_shared, to_shared);
     }
     assert!(count(&pair.hosts.wire(0).counters, "injected_loss") > 0);
-    assert_eq!(pair.hosts.hosts[0].admin(&AdminRequest::SetWireFaults { faults: None }), AdminReply::Done);
+    let run_dir = pair.hosts.hosts[0].run_dir();
+    assert_eq!(rest(&run_dir, "DELETE", &host_path(&run_dir, "wire/faults"), "").0, 200);
     assert_eq!(pair.hosts.wire(0).faults, None);
 }
 

@@ -2,7 +2,7 @@
 use super::Cm;
 use crate::control::thread::Control;
 use freeflow_cm::{Counts, IdStatus, VnicRef};
-use freeflow_protocol::admin::{AdminReply, CmCounts, CmId, CmMessages, CmPage};
+use freeflow_protocol::admin::{CmCounts, CmId, CmMessages, CmStatus};
 use freeflow_protocol::cm::{CmAddress, PortSpace};
 use freeflow_verbs::{Gid, QpType};
 use freeflow_wire::cm::Kind;
@@ -91,10 +91,10 @@ impl Cm {
 }
 
 impl Control {
-    /// One page of the identifiers.
+    /// One page of the identifiers after a position, and whether there are more.
     ///
     /// Counting walks all there is, so it is done for the first page; the others show the same.
-    pub(crate) fn list_cm(&mut self, after: Option<(u64, u32)>) -> AdminReply {
+    pub(crate) fn list_cm(&mut self, after: Option<(u64, u32)>) -> (CmStatus, bool) {
         if after.is_none() {
             let counts = self.cm.machine.counts();
             self.cm.counted = (self.cm.numbers(&counts), Cm::messages(&counts));
@@ -107,6 +107,6 @@ impl Control {
             self.vnics.iter().map(|(_, vnic)| (vnic.cm, vnic.record.id.as_str())).collect();
         let ids = found.iter().map(|id| describe(id, names.get(&id.vnic).copied().unwrap_or_default())).collect();
         let (counts, messages) = self.cm.counted.clone();
-        AdminReply::Cm(CmPage { counts, messages, ids, more })
+        (CmStatus { counts, messages, ids }, more)
     }
 }
