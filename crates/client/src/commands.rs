@@ -1,12 +1,8 @@
 //! The router's commands to this process: to revoke peers' direct access to its memory, and to re-share it.
 //!
 //! Carrying one out needs unsafe code, which stands in the crate `remap`.
-use crate::session::Session;
-use freeflow_protocol::library::{Handle, ORDER_SHARE_AGAIN, ORDER_TAKE_BACK, Reply, Request};
+use freeflow_protocol::library::{Handle, ORDER_SHARE_AGAIN, ORDER_TAKE_BACK};
 use freeflow_shm::revocation::RevokeCommands;
-use freeflow_verbs::VerbsError;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 pub use freeflow_protocol::library::{ORDER_BYTES as COMMAND_BYTES, WITHDRAWAL_TIME_MAX_MS as REVOCATION_TIME_MAX_MS};
@@ -34,30 +30,6 @@ impl PendingCommands {
 
     pub fn set_pipe(&self, descriptor: i32) {
         self.pipe.store(descriptor, Ordering::Relaxed);
-    }
-}
-
-impl Session {
-    pub fn pending_commands(&self) -> &Arc<PendingCommands> {
-        &self.pending_commands
-    }
-
-    /// The read end of the pipe of commands, [`COMMAND_BYTES`] each. From now on the router may grant this process's
-    /// segments to peers, and counts on an answer to each command within [`REVOCATION_TIME_MAX_MS`].
-    ///
-    /// # Errors
-    /// NotSupported: nothing is granted here.
-    pub fn open_commands(&self) -> Result<OwnedFd, VerbsError> {
-        let (reply, mut descriptors) = self.call(&Request::OpenOrders)?;
-        match (reply, descriptors.pop()) {
-            (Reply::Done, Some(pipe)) => Ok(pipe),
-            _ => Err(self.nonsense()),
-        }
-    }
-
-    /// Says that nothing of this segment is mapped in the process any more, but for the library's own use.
-    pub fn confirm_revocation(&self, segment: Handle) -> Result<(), VerbsError> {
-        self.command(&Request::ConfirmWithdrawal { segment })
     }
 }
 

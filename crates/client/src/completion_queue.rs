@@ -6,17 +6,16 @@
 //! Invariant: completions of a destroyed or reset QP are dropped, at the latest when they are polled.
 //!
 //! Completions come by the ring, from the router; by the inbox, from posters that carried their requests out themselves; and by
-//! the channels of QPs whose RECVs complete here, which are looked at while they are *hot*. A queue's come in its order:
+//! the direct rings of QPs whose RECVs complete here, which are polled while they are *active*. A queue's come in its order:
 //! `inbox` says how for sends, `incoming` for receives.
-use crate::channel::Channel;
-use crate::inbox::{Inbox, Own};
+use crate::backoff::{Backoff, PostHint};
+use crate::completion_channel::CompletionChannel;
+use crate::inbox::{Inbox, LocalCompletion};
 use crate::incoming::Incoming;
 use crate::lock;
-use crate::patience::{Patience, Posts};
-use crate::queue_pair::Rings;
-use crate::registry::{Entry, Tag};
+use crate::registry::{CompletedCount, Entry, Tag};
+use crate::rings::Rings;
 use crate::session::Session;
-use crate::shared_receive_queue::Completed;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::layout::{CQ_DOORBELL_BASE, cq_bytes};
 use freeflow_shm::{CompletionConsumer, Segment};
@@ -27,11 +26,10 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Channels that one CQ looks at.
-const HOT_MAX: usize = 64;
-/// A channel that has brought nothing for so many polls is looked at no more, if it is one of several, or pollers must give
-/// way.
-const POLLS_BEFORE_COOLING: u64 = 4096;
+/// Active direct rings of one CQ.
+const ACTIVE_MAX: usize = 64;
+/// A direct ring without a message for this many polls becomes inactive, if it is one of several, or pollers must yield.
+const POLLS_BEFORE_INACTIVE: u64 = 4096;
 
 /// Attachments of one block of the table, a power of two.
 const BLOCK: usize = 64;
@@ -42,11 +40,11 @@ pub struct CompletionQueue {
     handle: Handle,
     cookie: u32,
     /// Keeps the channel as long as the CQ.
-    channel: Option<Arc<Channel>>,
+    channel: Option<Arc<CompletionChannel>>,
     capacity: AtomicU32,
-    /// Each completion tells when it was written.
+    /// Each completion has the time when it was written.
     timestamps: bool,
-    posts: Posts,
+    post_hint: PostHint,
     inbox: Arc<Inbox>,
     inner: Mutex<Inner>,
 }
@@ -63,26 +61,26 @@ struct Inner {
     /// destroyed, or because others came first; and whether they stood in the inbox.
     early: VecDeque<(Completion, bool)>,
     inbox: Arc<Inbox>,
-    /// QPs whose channels are looked at.
-    hot: Vec<Arc<Rings>>,
-    /// Polls that looked at channels.
+    /// QPs whose direct rings are polled.
+    active: Vec<Arc<Rings>>,
+    /// Polls that looked at direct rings.
     polls: u64,
     timestamps: bool,
     attached: Attached,
-    patience: Patience,
-    /// The completions before this position of the ring were there when an event was taken: it told of them.
-    told: u32,
-    /// So it did of those in `early`.
-    early_told: bool,
+    backoff: Backoff,
+    /// The completions before this position of the ring were there when an event was taken, which reported them.
+    reported: u32,
+    /// The event reported those in `early`, too.
+    early_reported: bool,
 }
 
 impl CompletionQueue {
-    /// `cqe` entries at least. `timestamps`: each completion tells exactly when it was written.
+    /// `cqe` entries at least. `timestamps`: each completion has the exact time when it was written.
     pub fn create(
         session: &Arc<Session>,
         context: Handle,
         cqe: u32,
-        channel: Option<&Arc<Channel>>,
+        channel: Option<&Arc<CompletionChannel>>,
         timestamps: bool,
     ) -> Result<Self, VerbsError> {
         let entry = Entry { channel: channel.map(|channel| channel.handle()), ..Entry::default() };
@@ -105,7 +103,7 @@ impl CompletionQueue {
     fn with_ring(
         session: &Arc<Session>,
         (handle, cookie): (Handle, u32),
-        channel: Option<&Arc<Channel>>,
+        channel: Option<&Arc<CompletionChannel>>,
         (capacity, timestamps): (u32, bool),
         ring: CompletionConsumer,
     ) -> Self {
@@ -117,19 +115,19 @@ impl CompletionQueue {
             channel: channel.cloned(),
             capacity: AtomicU32::new(capacity),
             timestamps,
-            posts: Posts::default(),
+            post_hint: PostHint::default(),
             inbox: inbox.clone(),
             inner: Mutex::new(Inner {
                 ring,
                 inbox,
-                hot: Vec::new(),
+                active: Vec::new(),
                 polls: 0,
                 timestamps,
                 early: VecDeque::new(),
                 attached: Attached::default(),
-                patience: Patience::default(),
-                told: 0,
-                early_told: true,
+                backoff: Backoff::default(),
+                reported: 0,
+                early_reported: true,
             }),
         }
     }
@@ -166,7 +164,7 @@ impl CompletionQueue {
         self.handle
     }
 
-    pub fn channel(&self) -> Option<&Arc<Channel>> {
+    pub fn channel(&self) -> Option<&Arc<CompletionChannel>> {
         self.channel.as_ref()
     }
 
@@ -186,37 +184,37 @@ impl CompletionQueue {
             return Err(VerbsError::DeviceFatal);
         }
         let mut inner = lock(&self.inner);
-        self.session.carry_news();
-        if self.inbox.has_fresh() {
+        self.session.deliver_notifications();
+        if self.inbox.has_notified() {
             inner.adopt(&self.session);
         }
         let count = inner.take_ready(&self.session, limit, &mut take);
         if count > 0 {
-            let has_channels = !inner.hot.is_empty();
-            inner.patience.note_success(&self.session, has_channels);
+            let has_channels = !inner.active.is_empty();
+            inner.backoff.note_success(&self.session, has_channels);
             return Ok(count);
         }
         if self.session.is_dead() {
             inner.close_channels();
             return Ok(inner.attached.flush(limit, &mut take));
         }
-        inner.cool(&self.session);
-        let has_channels = !inner.hot.is_empty();
-        let step = inner.patience.next_step(&self.session, &self.posts, has_channels);
+        inner.drop_inactive(&self.session);
+        let has_channels = !inner.active.is_empty();
+        let action = inner.backoff.next_action(&self.session, &self.post_hint, has_channels);
         drop(inner);
-        step.wait(&self.session);
+        action.wait(&self.session);
         Ok(0)
     }
 
-    /// A request was posted to a QP whose sends complete here: whoever polls does something beside waiting.
+    /// A request was posted to a QP whose sends complete here: the polling thread does not only wait.
     #[inline]
     pub(crate) fn note_post(&self) {
-        self.posts.note();
+        self.post_hint.note();
     }
 
     /// Asks for one event on the channel, for the next completion or the next solicited one (or error). A completion that
-    /// came since the last event and was not polled counts as the next one: whoever polls, finds nothing and arms must
-    /// not sleep over what came in between. (IBTA 11.4.2.2 has the event at the next addition; that nobody can tell from
+    /// came since the last event and was not polled counts as the next one: a program that polls, finds nothing and arms must
+    /// not sleep over a completion that came in between. (IBTA 11.4.2.2 has the event at the next addition; nobody can distinguish that from
     /// an addition just after the arming. NICs compare with the consumer's count to the same effect.)
     pub fn arm(&self, solicited_only: bool) -> Result<(), VerbsError> {
         if self.session.left_behind() {
@@ -225,27 +223,27 @@ impl CompletionQueue {
         let mut inner = lock(&self.inner);
         if self.channel.is_some() {
             self.inbox.arm(solicited_only, inner.ring.is_armed());
-            // What comes by a channel from now on, the router tells of.
-            inner.want_telling(true);
+            // The router notifies of messages in direct rings from now on.
+            inner.want_notifications(true);
         }
         inner.ring.arm(solicited_only);
-        // What the router told of before the arming gave no event.
-        self.session.carry_news();
-        if self.inbox.has_fresh() {
+        // Notifications from before the arming gave no event.
+        self.session.deliver_notifications();
+        if self.inbox.has_notified() {
             inner.adopt(&self.session);
         }
-        if inner.has_untold(solicited_only) && self.channel.is_some() {
+        if inner.has_unreported(solicited_only) && self.channel.is_some() {
             self.session.ring(CQ_DOORBELL_BASE + self.cookie);
         }
         Ok(())
     }
 
-    /// An event of this CQ was taken: it tells of all that can be polled now.
+    /// An event of this CQ was taken: it reports all that can be polled now.
     pub fn note_event(&self) {
         let mut inner = lock(&self.inner);
-        inner.told = inner.ring.published();
-        inner.early_told = true;
-        self.inbox.note_told();
+        inner.reported = inner.ring.published();
+        inner.early_reported = true;
+        self.inbox.note_reported();
     }
 
     /// Makes room for `cqe` entries at least; what is in the queue stays.
@@ -259,12 +257,12 @@ impl CompletionQueue {
         let (reply, descriptors) = self.session.call(&Request::ResizeCq { cq: self.handle, cqe })?;
         let (_, capacity, ring) = open_ring(&self.session, reply, &descriptors)?;
         if inner.ring.is_armed() {
-            // The router looks at both for now. What comes by a channel asks the new one.
+            // The router looks at both for now. Messages of direct rings ask the new one.
             ring.arm(inner.ring.is_armed_for_solicited());
         }
         inner.empty_ring(&self.session);
         inner.ring = ring;
-        inner.told = 0;
+        inner.reported = 0;
         self.capacity.store(capacity, Ordering::Relaxed);
         Ok(capacity)
     }
@@ -279,7 +277,7 @@ impl CompletionQueue {
     }
 
     /// The completions of an XRC SRQ come here, whatever QP they arrived by.
-    pub(crate) fn attach_srq(&self, cookie: u32, completed: &Arc<Completed>) {
+    pub(crate) fn attach_srq(&self, cookie: u32, completed: &Arc<CompletedCount>) {
         lock(&self.inner).attached.add(cookie, Attachment::Srq(completed.clone()));
     }
 
@@ -287,7 +285,7 @@ impl CompletionQueue {
         lock(&self.inner).attached.remove(cookie);
     }
 
-    /// Takes what a QP's channel holds, and puts it by.
+    /// Takes the messages of a QP's direct ring, and keeps them for later polls.
     pub(crate) fn empty_channel(&self, rings: &Rings) {
         let mut inner = lock(&self.inner);
         if rings.has_incoming() && !self.session.is_dead() {
@@ -308,7 +306,7 @@ impl CompletionQueue {
         let mut inner = lock(&self.inner);
         inner.empty_ring(&self.session);
         self.inbox.purge(rings);
-        inner.hot.retain(|hot| !std::ptr::eq(&raw const **hot, rings));
+        inner.active.retain(|active| !std::ptr::eq(&raw const **active, rings));
         if inner.attached.receives_of(rings) {
             rings.set_incoming(None);
         }
@@ -326,8 +324,8 @@ impl Inner {
     #[inline]
     fn take_ready(&mut self, session: &Session, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
         let mut count = self.take_put_by(limit, take);
-        // Once the router is known to be gone, what is outstanding is flushed, and so is what a channel still holds.
-        if !self.hot.is_empty() && !session.is_dead() {
+        // Once the router is known to be gone, outstanding requests are flushed, and so are messages in a direct ring.
+        if !self.active.is_empty() && !session.is_dead() {
             count += self.take_from_channels(session, limit - count, take);
         }
         let mut completion = Completion::default();
@@ -343,7 +341,7 @@ impl Inner {
         }
         if consumed {
             self.ring.commit();
-            if !self.hot.is_empty() && count < limit && !session.is_dead() {
+            if !self.active.is_empty() && count < limit && !session.is_dead() {
                 // Messages that came after those of the ring.
                 count += self.take_from_channels(session, limit - count, take);
             }
@@ -381,7 +379,7 @@ impl Inner {
         self.polls += 1;
         let is_armed = self.ring.is_armed();
         let mut count = 0;
-        for rings in &self.hot {
+        for rings in &self.active {
             let before = count;
             let mut incoming = lock(&rings.incoming);
             let Some(incoming) = incoming.as_mut() else { continue };
@@ -394,7 +392,7 @@ impl Inner {
             }
             if count > before {
                 incoming.commit();
-                incoming.want_telling(is_armed);
+                incoming.want_notifications(is_armed);
             }
         }
         count
@@ -418,7 +416,7 @@ impl Inner {
             && rings.is_of(&completion)
         {
             if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
-                let position = rings.virtual_position(&completion);
+                let position = rings.posting_position(&completion);
                 self.inbox.take_older(rings, position, |older| early.push_back((older, true)));
             } else if let Some(incoming) = lock(&rings.incoming).as_mut() {
                 let position = completion.ring_position;
@@ -452,22 +450,22 @@ impl Inner {
         if let Some(incoming) = lock(&rings.incoming).as_mut() {
             while let Some(completion) = incoming.take(session, rings, about) {
                 self.early.push_back((completion, false));
-                self.early_told = false;
+                self.early_reported = false;
             }
             incoming.commit();
         }
     }
 
-    /// QPs whose channels have news are looked at from now on.
+    /// QPs with notifications become active.
     #[cold]
     fn adopt(&mut self, session: &Session) {
-        for rings in self.inbox.take_fresh() {
+        for rings in self.inbox.take_notified() {
             if !self.attached.receives_of(&rings) {
                 continue;
             }
             if !self.early.is_empty() {
                 // What is put by was counted by nobody: first it is returned.
-                self.inbox.add_fresh(rings);
+                self.inbox.add_notified(rings);
                 continue;
             }
             let may_accept = lock(&rings.incoming).as_ref().is_none_or(|incoming| incoming.is_over(&rings));
@@ -477,79 +475,79 @@ impl Inner {
             {
                 rings.set_incoming(Some(incoming));
             }
-            if self.hot.iter().any(|hot| Arc::ptr_eq(hot, &rings)) || !rings.has_incoming() {
+            if self.active.iter().any(|active| Arc::ptr_eq(active, &rings)) || !rings.has_incoming() {
                 continue;
             }
-            if self.hot.len() >= HOT_MAX {
+            if self.active.len() >= ACTIVE_MAX {
                 self.cool_one();
             }
             if let Some(incoming) = lock(&rings.incoming).as_mut() {
-                incoming.want_telling(self.ring.is_armed());
+                incoming.want_notifications(self.ring.is_armed());
             }
-            self.hot.push(rings);
+            self.active.push(rings);
         }
     }
 
-    /// The router is gone: RECVs are flushed, so nothing comes by channels any more.
+    /// The router is gone: RECVs are flushed, so direct rings bring nothing any more.
     #[cold]
     fn close_channels(&mut self) {
-        self.hot.clear();
+        self.active.clear();
         self.attached.each_receiver(|rings| rings.set_incoming(None));
     }
 
-    /// Looks less at channels that have brought nothing for long.
+    /// Ends the polling of direct rings that have brought nothing for long.
     #[inline]
-    fn cool(&mut self, session: &Session) {
-        let crowded = self.hot.len() > 1 || !self.hot.is_empty() && session.must_yield();
-        if crowded && self.polls.is_multiple_of(POLLS_BEFORE_COOLING) {
+    fn drop_inactive(&mut self, session: &Session) {
+        let crowded = self.active.len() > 1 || !self.active.is_empty() && session.must_yield();
+        if crowded && self.polls.is_multiple_of(POLLS_BEFORE_INACTIVE) {
             self.cool_idle();
         }
     }
 
     #[cold]
     fn cool_idle(&mut self) {
-        let since = self.polls.saturating_sub(POLLS_BEFORE_COOLING);
-        self.hot.retain(|rings| {
+        let since = self.polls.saturating_sub(POLLS_BEFORE_INACTIVE);
+        self.active.retain(|rings| {
             let mut incoming = lock(&rings.incoming);
             let Some(incoming) = incoming.as_mut() else { return false };
             !incoming.is_idle_since(since) || !is_cooled(incoming)
         });
     }
 
-    /// Makes room for another hot channel: the one that has been hot for longest goes.
+    /// Makes room for another active direct ring: the one that has been active for longest goes.
     fn cool_one(&mut self) {
-        let rings = self.hot.remove(0);
+        let rings = self.active.remove(0);
         let is_cooled = lock(&rings.incoming).as_mut().is_none_or(is_cooled);
         if !is_cooled {
-            self.inbox.add_fresh(rings);
+            self.inbox.add_notified(rings);
         }
     }
 
-    /// The CQ is armed: who looks at its channels is told of messages, instead of looking.
-    fn want_telling(&mut self, wants: bool) {
-        for rings in &self.hot {
+    /// The CQ is armed: its direct rings are not polled, and their senders notify.
+    fn want_notifications(&mut self, wants: bool) {
+        for rings in &self.active {
             if let Some(incoming) = lock(&rings.incoming).as_mut() {
-                incoming.want_telling(wants);
+                incoming.want_notifications(wants);
             }
         }
     }
 
-    /// Whether something (solicited) can be polled that no event told of.
-    fn has_untold(&self, solicited_only: bool) -> bool {
+    /// Whether something (solicited) can be polled that no event reported.
+    fn has_unreported(&self, solicited_only: bool) -> bool {
         let solicited = |flags: CompletionFlags| flags.contains(CompletionFlags::SOLICITED);
-        if !self.early_told && self.early.iter().any(|(early, _)| !solicited_only || solicited(early.flags)) {
+        if !self.early_reported && self.early.iter().any(|(early, _)| !solicited_only || solicited(early.flags)) {
             return true;
         }
-        if !solicited_only && self.inbox.has_untold() {
+        if !solicited_only && self.inbox.has_unreported() {
             return true;
         }
         let is_ready = |rings: &Arc<Rings>| lock(&rings.incoming).as_ref().is_some_and(Incoming::is_ready);
-        if self.hot.iter().any(is_ready) {
+        if self.active.iter().any(is_ready) {
             return true;
         }
         let mut position = self.ring.position();
-        if is_told(position, self.told) {
-            position = self.told;
+        if is_told(position, self.reported) {
+            position = self.reported;
         }
         while let Some(flags) = self.ring.flags_at(position) {
             if !solicited_only || solicited(flags) {
@@ -564,10 +562,10 @@ impl Inner {
     fn empty_ring(&mut self, session: &Session) {
         let mut completion = Completion::default();
         let before = self.early.len();
-        self.early_told |= before == 0;
+        self.early_reported |= before == 0;
         while self.ring.poll(&mut completion) {
             self.put_by(session, &completion);
-            self.early_told &= is_told(self.ring.position().wrapping_sub(1), self.told);
+            self.early_reported &= is_told(self.ring.position().wrapping_sub(1), self.reported);
         }
         if self.early.len() > before {
             self.ring.commit();
@@ -575,9 +573,9 @@ impl Inner {
     }
 }
 
-/// Lets a channel alone, whose sender has the router tell of its next message. False: there is one already.
+/// Ends the polling of a direct ring, whose sender notifies of its next message by the router. False: there is one already.
 fn is_cooled(incoming: &mut Incoming) -> bool {
-    incoming.want_telling(true);
+    incoming.want_notifications(true);
     incoming.is_empty()
 }
 
@@ -607,8 +605,8 @@ fn open_ring(
 }
 
 /// Whether a position lies before `told`. They run freely; what is farther ahead than a ring can hold lies far behind.
-fn is_told(position: u32, told: u32) -> bool {
-    (1..=CQE_COUNT_MAX).contains(&told.wrapping_sub(position))
+fn is_told(position: u32, reported: u32) -> bool {
+    (1..=CQE_COUNT_MAX).contains(&reported.wrapping_sub(position))
 }
 
 /// Which of a QP's completions come to a CQ.
@@ -622,7 +620,7 @@ pub(crate) struct Role {
 enum Attachment {
     Qp(Arc<Rings>, Role),
     /// An XRC SRQ: the QP may be another process'.
-    Srq(Arc<Completed>),
+    Srq(Arc<CompletedCount>),
 }
 
 type Block = [Option<Attachment>; BLOCK];
@@ -685,7 +683,7 @@ impl Attached {
 
     /// Whether those completions of its queue were returned that the router wrote before.
     #[inline]
-    fn has_turn(&self, own: &Own) -> bool {
+    fn has_turn(&self, own: &LocalCompletion) -> bool {
         match self.get(own.completion.qp_cookie) {
             Some(Attachment::Qp(rings, _)) => rings.has_turn(own.after),
             _ => true,

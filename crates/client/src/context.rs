@@ -1,5 +1,5 @@
 //! Device contexts: the scope of PDs, CQs and channels, and their asynchronous events.
-use crate::channel::read_event;
+use crate::completion_channel::read_event;
 use crate::registry::Tag;
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, PASS_BYTES, Reply, Request};
@@ -25,7 +25,7 @@ pub struct Context {
     session: Arc<Session>,
     handle: Handle,
     pipe: OwnedFd,
-    /// Who has it may import the context.
+    /// A process that has it may import the context.
     pass: OwnedFd,
     /// DEVICE_FATAL was reported: it is reported once.
     fatal_reported: AtomicBool,

@@ -49,16 +49,16 @@ impl DeviceMemory {
         if length == 0 || length as u64 > limit {
             return Err(VerbsError::InvalidArgument);
         }
-        lock(&session.belongings).reserve_device_memory(length as u64, limit)?;
+        lock(&session.owned_objects).reserve_device_memory(length as u64, limit)?;
         let answer = session.call(&Request::CreateSegment { length: length as u64 });
         let made = answer.and_then(|answer| Self::map(&session, answer, Some(length)));
         let owner = Arc::ptr_eq(&session, context.session()).then(|| context.handle());
-        let mut belongings = lock(&session.belongings);
+        let mut owned_objects = lock(&session.owned_objects);
         match &made {
-            Ok(made) => belongings.note_device_memory(made.handle, owner, length as u64),
-            Err(_) => belongings.unreserve_device_memory(length as u64),
+            Ok(made) => owned_objects.note_device_memory(made.handle, owner, length as u64),
+            Err(_) => owned_objects.unreserve_device_memory(length as u64),
         }
-        drop(belongings);
+        drop(owned_objects);
         made
     }
 

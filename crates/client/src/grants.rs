@@ -2,7 +2,7 @@
 //!
 //! Invariant: a request whose bytes were copied by a grant counts only if the grants still hold afterwards; else the router
 //! gets it, and does it again.
-use crate::outgoing::{Home, Payload};
+use crate::payload::{Payload, QpContext};
 use freeflow_protocol::library::{REQUEST_BYTES, Reply, Request};
 use freeflow_shm::revocation::Granted;
 use freeflow_shm::{OwnRange, RequestProducer, Segment, SendDescriptor};
@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 /// Grants of one QP; the one that was asked for first goes for another.
 const GRANTS_MAX: usize = 512;
 /// Keys that are counted at a time.
-const WISHES_MAX: usize = 16;
+const KEY_USES_MAX: usize = 16;
 /// What the router does for a key, in bytes, before it is asked for a grant. A grant that is taken back costs the peer a
 /// copy of its pages, and the router says how much more it has to do for that.
 const BYTES_BEFORE_GRANT: u64 = 128 << 10;
@@ -35,13 +35,13 @@ struct Grant {
 
 /// Where a request goes: one of the grants, and the place in its segment.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct GrantedRange {
     grant: usize,
     offset: usize,
 }
 
 /// A key that is used and not granted.
-struct Wish {
+struct KeyUse {
     rkey: u32,
     writes: bool,
     bytes: u64,
@@ -49,7 +49,7 @@ struct Wish {
 }
 
 #[derive(Default)]
-struct Table {
+struct GrantTable {
     /// By [`Grant::order`]; no two begin at one place, and none lies within another.
     grants: Vec<Grant>,
     /// The one that was used last.
@@ -60,8 +60,8 @@ struct Table {
 
 #[derive(Default)]
 pub(crate) struct Grants {
-    granted: Granted<Table>,
-    wishes: Vec<Wish>,
+    granted: Granted<GrantTable>,
+    key_uses: Vec<KeyUse>,
 }
 
 /// What the router says to a question.
@@ -91,14 +91,14 @@ impl Grant {
     }
 }
 
-impl Table {
+impl GrantTable {
     #[inline]
-    fn place(&mut self, request: &SendDescriptor<'_>, writes: bool, bytes: u32) -> Option<Place> {
+    fn place(&mut self, request: &SendDescriptor<'_>, writes: bool, bytes: u32) -> Option<GrantedRange> {
         loop {
             let last = self.grants.get(self.last);
             let offset = last.and_then(|last| last.offset_of(request.rkey, writes, request.remote_address, bytes));
             if let Some(offset) = offset {
-                return Some(Place { grant: self.last, offset });
+                return Some(GrantedRange { grant: self.last, offset });
             }
             if !self.turn(request, writes) {
                 return None;
@@ -117,7 +117,7 @@ impl Table {
     fn insert(&mut self, mut grant: Grant) {
         self.last_number += 1;
         grant.number = self.last_number;
-        // Of one that has grown, the router tells a longer one.
+        // The router answers with a longer grant of a region that has grown.
         self.grants.retain(|old| !old.lies_in(&grant));
         if self.grants.len() >= GRANTS_MAX {
             let numbers = self.grants.iter().enumerate().map(|(at, grant)| (grant.number, at));
@@ -135,11 +135,11 @@ impl Grants {
     #[inline]
     pub fn find(
         &mut self,
-        home: &Home<'_>,
+        context: &QpContext<'_>,
         ring: &RequestProducer,
         request: &SendDescriptor<'_>,
         bytes: u32,
-    ) -> Option<Place> {
+    ) -> Option<GrantedRange> {
         if bytes == 0 {
             // Whether it is allowed all the same is for the router to say.
             return None;
@@ -150,7 +150,7 @@ impl Grants {
         let writes = request.opcode != SendOpcode::RdmaRead;
         let place = self.granted.table_mut().place(request, writes, bytes);
         if place.is_none() {
-            self.wish(home, ring, request, writes, bytes);
+            self.key_use(context, ring, request, writes, bytes);
         }
         place
     }
@@ -162,15 +162,25 @@ impl Grants {
 
     /// Carries out a WRITE or READ. False: the router shall.
     #[inline]
-    pub fn reach(&mut self, home: &Home<'_>, ring: &mut RequestProducer, place: Place, payload: &Payload<'_>) -> bool {
-        let Place { grant, offset } = place;
+    pub fn reach(
+        &mut self,
+        context: &QpContext<'_>,
+        ring: &mut RequestProducer,
+        place: GrantedRange,
+        payload: &Payload<'_>,
+    ) -> bool {
+        let GrantedRange { grant, offset } = place;
         let mut is_write = false;
         let counts = self.granted.copy(ring.revocations(), |table| {
             let Grant { segment, writes, .. } = &table.grants[grant];
             is_write = *writes;
-            if *writes { write(home, segment, offset, payload) } else { read(home, segment, offset, payload.ranges()) }
+            if *writes {
+                write(context, segment, offset, payload)
+            } else {
+                read(context, segment, offset, payload.ranges())
+            }
         });
-        if counts && home.session.is_surely_alive() {
+        if counts && context.session.is_surely_alive() {
             if is_write {
                 ring.count_write(payload.bytes);
             } else {
@@ -184,56 +194,56 @@ impl Grants {
 
     /// Counts what the router does for a key, and asks for a grant when that is worth it.
     #[cold]
-    fn wish(
+    fn key_use(
         &mut self,
-        home: &Home<'_>,
+        context: &QpContext<'_>,
         ring: &RequestProducer,
         request: &SendDescriptor<'_>,
         writes: bool,
         bytes: u32,
     ) {
-        let is_it = |wish: &Wish| wish.rkey == request.rkey && wish.writes == writes;
-        let at = self.wishes.iter().position(is_it).unwrap_or_else(|| {
-            if self.wishes.len() >= WISHES_MAX {
-                self.wishes.remove(0);
+        let is_it = |key_use: &KeyUse| key_use.rkey == request.rkey && key_use.writes == writes;
+        let at = self.key_uses.iter().position(is_it).unwrap_or_else(|| {
+            if self.key_uses.len() >= KEY_USES_MAX {
+                self.key_uses.remove(0);
             }
             let (rkey, threshold) = (request.rkey, BYTES_BEFORE_GRANT);
-            self.wishes.push(Wish { rkey, writes, bytes: 0, threshold });
-            self.wishes.len() - 1
+            self.key_uses.push(KeyUse { rkey, writes, bytes: 0, threshold });
+            self.key_uses.len() - 1
         });
-        let wish = &mut self.wishes[at];
-        wish.bytes += u64::from(bytes) + REQUEST_BYTES;
-        if wish.bytes < wish.threshold {
+        let key_use = &mut self.key_uses[at];
+        key_use.bytes += u64::from(bytes) + REQUEST_BYTES;
+        if key_use.bytes < key_use.threshold {
             return;
         }
-        wish.bytes = 0;
-        let outcome = self.ask(home, ring, request, writes, bytes);
-        let wish = &mut self.wishes[at];
-        wish.threshold = match outcome {
+        key_use.bytes = 0;
+        let outcome = self.ask(context, ring, request, writes, bytes);
+        let key_use = &mut self.key_uses[at];
+        key_use.threshold = match outcome {
             Ok(Verdict::Given) => BYTES_BEFORE_GRANT,
             // Of which some is on its way.
             Ok(Verdict::Missing(bytes)) => bytes.clamp(BYTES_BEFORE_GRANT, BYTES_BETWEEN_MAX),
-            Err(VerbsError::NotSupported) => (wish.threshold * 16).min(BYTES_BETWEEN_MAX),
-            Err(_) => (wish.threshold * 2).min(BYTES_BETWEEN_MAX),
+            Err(VerbsError::NotSupported) => (key_use.threshold * 16).min(BYTES_BETWEEN_MAX),
+            Err(_) => (key_use.threshold * 2).min(BYTES_BETWEEN_MAX),
         };
     }
 
     fn ask(
         &mut self,
-        home: &Home<'_>,
+        context: &QpContext<'_>,
         ring: &RequestProducer,
         request: &SendDescriptor<'_>,
         writes: bool,
         bytes: u32,
     ) -> Result<Verdict, VerbsError> {
-        let (qp, rkey, address) = (home.handle, request.rkey, request.remote_address);
+        let (qp, rkey, address) = (context.handle, request.rkey, request.remote_address);
         let (reply, descriptors) =
-            home.session.call(&Request::AskGrant { qp, rkey, address, length: bytes, writes })?;
+            context.session.call(&Request::AskGrant { qp, rkey, address, length: bytes, writes })?;
         if let Reply::NotEarned { missing } = reply {
             return Ok(Verdict::Missing(missing));
         }
         let Reply::Grant { address, length, offset, segment_bytes, grants_withdrawn, writable } = reply else {
-            return Err(home.session.nonsense());
+            return Err(context.session.nonsense());
         };
         let memory = descriptors.first().ok_or(VerbsError::NotSupported)?;
         let fits = offset.checked_add(length).is_some_and(|end| end <= segment_bytes);
@@ -250,22 +260,22 @@ impl Grants {
 }
 
 #[inline]
-fn write(home: &Home<'_>, segment: &Segment, offset: usize, payload: &Payload<'_>) -> bool {
+fn write(context: &QpContext<'_>, segment: &Segment, offset: usize, payload: &Payload<'_>) -> bool {
     if !payload.inline.is_empty() {
         return segment.write(offset, payload.inline, true).is_ok();
     }
     if let [range] = payload.ranges() {
-        return home.own.copy_in(*range, segment, offset, true);
+        return context.own.copy_in(*range, segment, offset, true);
     }
-    write_several(home, segment, offset, payload)
+    write_several(context, segment, offset, payload)
 }
 
 #[inline(never)]
-fn write_several(home: &Home<'_>, segment: &Segment, offset: usize, payload: &Payload<'_>) -> bool {
+fn write_several(context: &QpContext<'_>, segment: &Segment, offset: usize, payload: &Payload<'_>) -> bool {
     let mut at = offset;
     let last = payload.ranges().len() - 1;
     for (index, range) in payload.ranges().iter().enumerate() {
-        if !home.own.copy_in(*range, segment, at, index == last) {
+        if !context.own.copy_in(*range, segment, at, index == last) {
             return false;
         }
         at += range.bytes as usize;
@@ -274,18 +284,18 @@ fn write_several(home: &Home<'_>, segment: &Segment, offset: usize, payload: &Pa
 }
 
 #[inline]
-fn read(home: &Home<'_>, segment: &Segment, offset: usize, ranges: &[OwnRange]) -> bool {
+fn read(context: &QpContext<'_>, segment: &Segment, offset: usize, ranges: &[OwnRange]) -> bool {
     if let [range] = ranges {
-        return home.own.copy_out(segment, offset, *range);
+        return context.own.copy_out(segment, offset, *range);
     }
-    read_several(home, segment, offset, ranges)
+    read_several(context, segment, offset, ranges)
 }
 
 #[inline(never)]
-fn read_several(home: &Home<'_>, segment: &Segment, offset: usize, ranges: &[OwnRange]) -> bool {
+fn read_several(context: &QpContext<'_>, segment: &Segment, offset: usize, ranges: &[OwnRange]) -> bool {
     let mut at = offset;
     for range in ranges {
-        if !home.own.copy_out(segment, at, *range) {
+        if !context.own.copy_out(segment, at, *range) {
             return false;
         }
         at += range.bytes as usize;
@@ -305,7 +315,7 @@ mod tests {
     }
 
     /// Where in its segment a request of 8 bytes goes.
-    fn offset(grants: &mut Table, rkey: u32, writes: bool, remote_address: u64) -> Option<usize> {
+    fn offset(grants: &mut GrantTable, rkey: u32, writes: bool, remote_address: u64) -> Option<usize> {
         let request = SendDescriptor {
             wr_id: 0,
             opcode: SendOpcode::RdmaWrite,
@@ -326,7 +336,7 @@ mod tests {
 
     #[test]
     fn every_piece_of_a_large_region_is_found_and_the_oldest_goes_for_one_more() {
-        let mut grants = Table::default();
+        let mut grants = GrantTable::default();
         let count = GRANTS_MAX as u64;
         // In no order: 7 and the count have no common divisor.
         for at in 0..count {
@@ -346,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_piece_that_has_grown_takes_the_place_of_what_lies_in_it() {
-        let mut grants = Table::default();
+        let mut grants = GrantTable::default();
         for at in [2, 3, 5] {
             grants.insert(grant(5, true, at * PIECE, PIECE));
         }

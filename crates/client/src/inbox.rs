@@ -1,9 +1,10 @@
-//! What comes to a CQ past the router: completions of requests that the poster carried out itself, and news of channels.
+//! The part of a CQ that is filled without the router: completions of requests that the poster carried out itself, and
+//! notifications of direct rings.
 //!
 //! Invariant: completions of a QP's sends are returned in the order of posting. One that stands here says after which of the
-//! router's it comes ([`Own::after`]); before one of the router's is returned, those of its QP that are older are taken from here.
+//! router's it comes ([`LocalCompletion::after`]); before one of the router's is returned, those of its QP that are older are taken from here.
 use crate::lock;
-use crate::queue_pair::Rings;
+use crate::rings::Rings;
 use freeflow_shm::handshake::fence_for_all;
 use freeflow_verbs::Completion;
 use std::collections::VecDeque;
@@ -17,26 +18,26 @@ pub(crate) struct Inbox {
     /// How many there are, for a look without the lock.
     count: AtomicU32,
     completions: Mutex<Completions>,
-    has_fresh: AtomicBool,
-    /// QPs whose channels have news.
-    fresh: Mutex<Vec<Arc<Rings>>>,
-    /// The CQ was armed for any completion, and has not been told of one since, as far as is known here.
+    has_notified: AtomicBool,
+    /// QPs whose direct rings have messages.
+    notified: Mutex<Vec<Arc<Rings>>>,
+    /// The CQ was armed for any completion, and has not been notified of one since, as far as is known here.
     is_armed: AtomicBool,
 }
 
 /// A completion of a request that the poster carried out; its position is a virtual one.
 #[derive(Clone, Copy)]
-pub(crate) struct Own {
+pub(crate) struct LocalCompletion {
     pub completion: Completion,
-    /// It has its turn when those before this virtual position were returned that the router completed.
+    /// It has its turn when those before this posting position were returned that the router completed.
     pub after: u32,
 }
 
 #[derive(Default)]
 struct Completions {
-    queue: VecDeque<Own>,
-    /// How many of them, from the first on, an event has told of.
-    told: usize,
+    queue: VecDeque<LocalCompletion>,
+    /// How many of them, from the first on, an event has reported.
+    reported: usize,
 }
 
 impl Inbox {
@@ -46,7 +47,7 @@ impl Inbox {
 
     /// Adds a completion. True: the CQ is armed, and its doorbell must ring.
     #[inline]
-    pub fn push(&self, own: Own) -> bool {
+    pub fn push(&self, own: LocalCompletion) -> bool {
         let mut completions = lock(&self.completions);
         completions.queue.push_back(own);
         // Release; partner: the Acquire load in `has_completions`.
@@ -85,16 +86,16 @@ impl Inbox {
     }
 
     /// Takes the first one, if `has_turn` says so of it.
-    pub fn take(&self, has_turn: impl FnOnce(&Own) -> bool) -> Option<Completion> {
+    pub fn take(&self, has_turn: impl FnOnce(&LocalCompletion) -> bool) -> Option<Completion> {
         let mut completions = lock(&self.completions);
         let own = *completions.queue.front().filter(|own| has_turn(own))?;
         completions.queue.pop_front();
-        completions.told = completions.told.saturating_sub(1);
+        completions.reported = completions.reported.saturating_sub(1);
         self.recount(&completions);
         Some(own.completion)
     }
 
-    /// Takes those of one QP that are older than a virtual position.
+    /// Takes those of one QP that are older than a posting position.
     #[cold]
     pub fn take_older(&self, rings: &Rings, position: u32, mut each: impl FnMut(Completion)) {
         self.remove(|own| {
@@ -112,55 +113,55 @@ impl Inbox {
         self.count.store(completions.queue.len() as u32, Ordering::Release);
     }
 
-    fn remove(&self, mut is_doomed: impl FnMut(&Own) -> bool) {
+    fn remove(&self, mut is_doomed: impl FnMut(&LocalCompletion) -> bool) {
         let mut completions = lock(&self.completions);
-        let (mut at, told, mut kept_told) = (0, completions.told, 0);
+        let (mut at, reported, mut kept_told) = (0, completions.reported, 0);
         completions.queue.retain(|own| {
             let kept = !is_doomed(own);
-            kept_told += usize::from(kept && at < told);
+            kept_told += usize::from(kept && at < reported);
             at += 1;
             kept
         });
-        completions.told = kept_told;
+        completions.reported = kept_told;
         self.recount(&completions);
     }
 
     /// Drops those of a QP that is gone.
     pub fn purge(&self, rings: &Rings) {
         self.remove(|own| rings.is_of(&own.completion));
-        lock(&self.fresh).retain(|other| !std::ptr::eq(&raw const **other, rings));
+        lock(&self.notified).retain(|other| !std::ptr::eq(&raw const **other, rings));
     }
 
-    /// An event has told of all that there is.
-    pub fn note_told(&self) {
+    /// An event has reported all completions.
+    pub fn note_reported(&self) {
         let mut completions = lock(&self.completions);
-        completions.told = completions.queue.len();
+        completions.reported = completions.queue.len();
     }
 
-    /// Whether there is something that no event told of.
-    pub fn has_untold(&self) -> bool {
+    /// Whether there is a completion that no event reported.
+    pub fn has_unreported(&self) -> bool {
         let completions = lock(&self.completions);
-        completions.queue.len() > completions.told
+        completions.queue.len() > completions.reported
     }
 
-    pub fn add_fresh(&self, rings: Arc<Rings>) {
-        let mut fresh = lock(&self.fresh);
-        fresh.push(rings);
-        // Release; partner: the Acquire load in `has_fresh`.
-        self.has_fresh.store(true, Ordering::Release);
+    pub fn add_notified(&self, rings: Arc<Rings>) {
+        let mut notified = lock(&self.notified);
+        notified.push(rings);
+        // Release; partner: the Acquire load in `has_notified`.
+        self.has_notified.store(true, Ordering::Release);
     }
 
     #[inline]
-    pub fn has_fresh(&self) -> bool {
-        // Acquire; partner: the Release store in `add_fresh`.
-        self.has_fresh.load(Ordering::Acquire)
+    pub fn has_notified(&self) -> bool {
+        // Acquire; partner: the Release store in `add_notified`.
+        self.has_notified.load(Ordering::Acquire)
     }
 
-    pub fn take_fresh(&self) -> Vec<Arc<Rings>> {
-        let mut fresh = lock(&self.fresh);
+    pub fn take_notified(&self) -> Vec<Arc<Rings>> {
+        let mut notified = lock(&self.notified);
         // Relaxed: under the lock.
-        self.has_fresh.store(false, Ordering::Relaxed);
-        std::mem::take(&mut fresh)
+        self.has_notified.store(false, Ordering::Relaxed);
+        std::mem::take(&mut notified)
     }
 }
 
@@ -168,8 +169,8 @@ impl Inbox {
 mod tests {
     use super::*;
 
-    fn own() -> Own {
-        Own { completion: Completion::default(), after: 0 }
+    fn own() -> LocalCompletion {
+        LocalCompletion { completion: Completion::default(), after: 0 }
     }
 
     #[test]

@@ -1,31 +1,30 @@
-//! Messages that the peer of an RC queue pair puts into its channel: they take the RECVs in order, together with those that
+//! Messages that the peer of an RC queue pair puts into its direct ring: they take the RECVs in order, together with those that
 //! the router delivers.
 //!
 //! Invariant: completions of a receive queue are handed on in the order of its positions, which are the numbers of the
 //! messages, whichever way they came.
-use crate::queue_pair::Rings;
+use crate::direct_ring::map_direct_ring;
+use crate::lock;
 use crate::regions::Cache;
+use crate::rings::{ReceiveSide, Rings};
 use crate::session::Session;
-use crate::{lock, queue_pair::ReceiveSide};
-use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_protocol::library::{Handle, Request};
 use freeflow_shm::layout::channel;
-use freeflow_shm::{ChannelReceiver, OwnMemory, OwnRange, Segment, Staged, monotonic_ns};
+use freeflow_shm::{ChannelReceiver, OwnMemory, OwnRange, Staged, monotonic_ns};
 use freeflow_verbs::{
     Access, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, QpAttributeMask, QpAttributes, QpState,
     Sge,
 };
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 
-/// Entries of a RECV that takes messages by a channel.
+/// Entries of a RECV that takes messages by a direct ring.
 pub(crate) const SGES_MAX: usize = 4;
 
-/// So many messages of a channel are still taken once its end is noticed, however long that takes: their senders were told of
-/// success. A full channel, and as many again for what a sender puts there in that moment. More than that comes only from
-/// a peer that goes on regardless, and would for ever.
-const LATE_COUNT_MAX: u32 = 2 * channel::DESCRIPTOR_COUNT;
+/// Messages of a direct ring that are still taken once its end is noticed, however long that takes: their senders saw success.
+/// A full ring, and as many again for what a sender puts there in that moment. More than that comes only from a peer that
+/// goes on regardless, and would for ever.
+const CLOSE_DRAIN_COUNT_MAX: u32 = 2 * channel::DESCRIPTOR_COUNT;
 
-/// The receiving end of a queue pair's channel. Under the lock of its receive CQ.
+/// The receiving end of a queue pair's direct ring. Under the lock of its receive CQ.
 pub(crate) struct Incoming {
     receiver: ChannelReceiver,
     own: OwnMemory,
@@ -38,24 +37,24 @@ pub(crate) struct Incoming {
     /// `CHANNELS_CLOSED` of the receive queue when it was accepted.
     channels_closed: u32,
     /// Messages that are still taken once it is closed.
-    late: Late,
+    close_drain: CloseDrain,
     keys: Cache,
     /// Polls of its CQ when it last brought something.
     active_at: u64,
 }
 
-/// What is still taken of a closed channel.
-struct Late {
+/// The messages that are still taken of a closed direct ring.
+struct CloseDrain {
     left: u32,
 }
 
-impl Default for Late {
+impl Default for CloseDrain {
     fn default() -> Self {
-        Self { left: LATE_COUNT_MAX }
+        Self { left: CLOSE_DRAIN_COUNT_MAX }
     }
 }
 
-impl Late {
+impl CloseDrain {
     #[cold]
     fn takes_another(&mut self) -> bool {
         let takes = self.left > 0;
@@ -65,16 +64,16 @@ impl Late {
 }
 
 impl Incoming {
-    /// Accepts the channel that the peer has opened.
+    /// Accepts the direct ring that the peer has opened.
     pub fn accept(session: &Session, rings: &Rings, qp: Handle, own: OwnMemory) -> Option<Self> {
         let (reply, descriptors) = session.call(&Request::AcceptChannel { qp }).ok()?;
-        let (segment, credit_count) = map_channel(&reply, &descriptors)?;
+        let (segment, credit_count) = map_direct_ring(&reply, &descriptors)?;
         let (receiver, credits) = ChannelReceiver::new(segment, credit_count);
         let channels_closed = lock(&rings.receive).ring.channels_closed();
         let next = rings.begin_credits(session, credits);
         receiver.open();
         let keys = Cache::default();
-        let late = Late::default();
+        let close_drain = CloseDrain::default();
         Some(Self {
             receiver,
             own,
@@ -82,7 +81,7 @@ impl Incoming {
             is_broken: false,
             is_disputed: false,
             channels_closed,
-            late,
+            close_drain,
             keys,
             active_at: 0,
         })
@@ -105,7 +104,7 @@ impl Incoming {
         completion.status != CompletionStatus::WorkRequestFlushed && self.passes(completion.ring_position)
     }
 
-    /// The router delivered to the RECV at this position. False: messages of the channel come before it.
+    /// The router delivered to the RECV at this position. False: messages of the direct ring come before it.
     #[inline]
     pub fn passes(&mut self, position: u32) -> bool {
         if position == self.next {
@@ -120,15 +119,15 @@ impl Incoming {
         (self.next.wrapping_sub(position) as i32) > 0
     }
 
-    /// What comes next did not come by the channel, whatever the peer said: it goes on after that.
+    /// What comes next did not come by the direct ring, whatever the peer said: it goes on after that.
     pub fn resume_after(&mut self, position: u32) {
         self.next = position.wrapping_add(1);
     }
 
-    /// Messages of which nobody needs to tell: somebody looks. Otherwise the router tells.
+    /// Messages need no notification, because the ring is polled; or they do.
     #[inline]
-    pub fn want_telling(&mut self, wants: bool) {
-        self.receiver.want_telling(wants);
+    pub fn want_notifications(&mut self, wants: bool) {
+        self.receiver.want_notifications(wants);
     }
 
     /// Whether a message can be taken.
@@ -154,7 +153,7 @@ impl Incoming {
         }
         self.active_at = polls;
         let receive = lock(&rings.receive);
-        if receive.ring.channels_closed() != self.channels_closed && !self.late.takes_another() {
+        if receive.ring.channels_closed() != self.channels_closed && !self.close_drain.takes_another() {
             self.is_broken = true;
             return None;
         }
@@ -176,7 +175,7 @@ impl Incoming {
     }
 
     /// The router has flushed the RECV at this position: the queue pair is in ERROR. A message that took it before was
-    /// acknowledged: then the completion becomes that message's. The first flushed RECV without one ends the channel.
+    /// acknowledged: then the completion becomes that message's. The first flushed RECV without one ends the direct ring.
     #[cold]
     pub fn outlive_flush(&mut self, session: &Session, rings: &Rings, completion: &mut Completion, timestamps: bool) {
         if self.is_broken && !self.is_disputed {
@@ -270,20 +269,6 @@ impl Incoming {
     }
 }
 
-/// A channel's segment, and how many credits it holds; `None` if it can't be mapped.
-pub(crate) fn map_channel(reply: &Reply, descriptors: &[OwnedFd]) -> Option<(Arc<Segment>, u32)> {
-    let (&Reply::Direct { segment_bytes, credit_count, .. }, [memory]) = (reply, descriptors) else {
-        return None;
-    };
-    let bytes = channel::bytes(credit_count);
-    if !credit_count.is_power_of_two() || bytes as u64 > segment_bytes {
-        return None;
-    }
-    let segment = Segment::map(memory.as_fd(), bytes).ok()?;
-    let _ = segment.set_dontfork();
-    Some((Arc::new(segment), credit_count))
-}
-
 /// A RECV could not be filled: the queue pair goes to ERROR, as the router would have it.
 #[cold]
 fn fail(session: &Session, rings: &Rings) {
@@ -298,9 +283,9 @@ mod tests {
 
     #[test]
     fn a_closed_channel_gives_what_it_holds_and_not_for_ever() {
-        let mut late = Late::default();
-        assert!((0..=channel::DESCRIPTOR_COUNT).all(|_| late.takes_another()));
-        let beyond = (0..10 * LATE_COUNT_MAX).filter(|_| late.takes_another()).count();
-        assert!(beyond < LATE_COUNT_MAX as usize && !late.takes_another());
+        let mut close_drain = CloseDrain::default();
+        assert!((0..=channel::DESCRIPTOR_COUNT).all(|_| close_drain.takes_another()));
+        let beyond = (0..10 * CLOSE_DRAIN_COUNT_MAX).filter(|_| close_drain.takes_another()).count();
+        assert!(beyond < CLOSE_DRAIN_COUNT_MAX as usize && !close_drain.takes_another());
     }
 }

@@ -4,42 +4,44 @@
 //! Invariant: one process has one live [`Session`]. Every object belongs to the session that made it and is of no use
 //! once that session is dead (the router is gone) or left behind by `fork` (see [`fork`]).
 //!
-//! Invariant: locks are taken in the order CQ, then channel, then send or receive queue, then a CQ's inbox, then [`Session`]'s
-//! tables. A control call is made with no queue lock held, but for a resize and the acceptance of a channel, which hold
-//! their CQ, and the question for a channel or a grant, which holds its send queue. The router answers all of them by itself.
+//! Invariant: locks are taken in the order CQ, then direct ring, then send or receive queue, then a CQ's inbox, then [`Session`]'s
+//! tables. A control call is made with no queue lock held, but for a resize and the acceptance of a direct ring, which
+//! hold their CQ, and the request for a direct ring or a grant, which holds its send queue. The router answers all of them by itself.
 //!
 //! The data path (post, poll, arm) makes no allocation, no log and no system call, except the kick of a sleeping router,
 //! `sched_yield` when the pollers don't fit the cores, and on a CQ that stays empty one `poll` every ten milliseconds to
 //! notice that the router is gone.
 #![forbid(unsafe_code)]
 
-mod arena;
-mod belongings;
-mod channel;
+mod allocator;
+mod backoff;
 mod commands;
+mod completion_channel;
 mod completion_queue;
 mod connection;
 mod context;
 mod device_memory;
+mod direct_ring;
 pub mod fork;
 mod grants;
 mod inbox;
 mod incoming;
 mod memory;
 mod outgoing;
-mod patience;
+mod owned_objects;
+mod payload;
+mod posting_order;
 mod queue_pair;
 mod regions;
 mod registry;
+mod rings;
 mod segments;
 mod session;
 mod shared_receive_queue;
-mod steps;
-mod virtual_positions;
 
-pub use arena::{allocate, release, usable_bytes};
-pub use channel::{Channel, event_of};
+pub use allocator::{allocate, release, usable_bytes};
 pub use commands::{COMMAND_BYTES, MemoryCommand, PendingCommands, REVOCATION_TIME_MAX_MS};
+pub use completion_channel::{CompletionChannel, event_of};
 pub use completion_queue::CompletionQueue;
 pub use connection::{connection_call, connection_step};
 pub use context::{Context, Element};

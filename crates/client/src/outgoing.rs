@@ -1,4 +1,4 @@
-//! The requests of an RC queue pair that the posting thread carries out itself: by a channel to the RECVs of the peer, and in
+//! The requests of an RC queue pair that the posting thread carries out itself: by a direct ring to the RECVs of the peer, and in
 //! memory of the peer that was granted.
 //!
 //! Invariant: a request is carried out here only if all requests that the router got before are done, and their completions
@@ -7,24 +7,23 @@
 //!
 //! Invariant: nothing is carried out here that the router would refuse: a key that is not known to be good, a RECV that is
 //! too short, a payload too long are left to it, and it finds the fault.
+use crate::direct_ring::map_direct_ring;
 use crate::grants::Grants;
-use crate::incoming::map_channel;
+use crate::payload::{Payload, QpContext};
+use crate::posting_order::FAR;
 use crate::regions::Cache;
-use crate::session::Session;
-use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_protocol::library::{Reply, Request};
 use freeflow_shm::{
-    CHANNEL_MESSAGE_BYTES_MAX, ChannelSender, Credit, OwnMemory, OwnRange, RequestProducer, SendDescriptor, Staged,
-    monotonic_ns, pause, sched_yield,
+    CHANNEL_MESSAGE_BYTES_MAX, ChannelSender, Credit, RequestProducer, SendDescriptor, Staged, monotonic_ns, pause,
+    sched_yield,
 };
-use freeflow_verbs::{Access, CompletionFlags, SendFlags, SendOpcode, Sge, VerbsError};
+use freeflow_verbs::{CompletionFlags, SendFlags, SendOpcode, VerbsError};
 
-/// Entries of a list that is carried out here.
-pub(crate) const RANGES_MAX: usize = 4;
-/// Requests that the router gets before it is asked for a channel.
+/// Requests that the router gets before it is asked for a direct ring.
 const REQUESTS_BEFORE_CHANNEL: u32 = 16;
 /// The most requests between two such questions: what one costs is then little beside them.
 const REQUESTS_BETWEEN_MAX: u32 = 1 << 11;
-/// How long a post waits for room in a full channel, or for a RECV, before the router gets the request; half as long after it
+/// How long a post waits for room in a full direct ring, or for a RECV, before the router gets the request; half as long after it
 /// was in vain.
 const FULL_NS_MAX: u64 = 64_000;
 const FULL_NS_MIN: u64 = 1_000;
@@ -35,8 +34,6 @@ const REQUESTS_BEFORE_WAIT_MAX: u32 = 4096;
 /// The longest such wait, for each [`REQUESTS_BEFORE_WAIT`]; and the longest of all.
 const WAIT_NS: u64 = 200_000;
 const WAIT_NS_MAX: u64 = 3_000_000;
-/// No queue holds as many requests.
-pub(crate) const FAR: u32 = 1 << 30;
 /// Looks before each of which the waiting thread pauses; after them it gives way.
 const PAUSES: u32 = 64;
 
@@ -48,21 +45,21 @@ pub(crate) struct Outgoing {
     /// The last request was carried out here: the router has nothing of this queue.
     is_ours: bool,
     /// Requests that the router got since something was carried out here, and how many it takes to wait for it.
-    handed: u32,
-    handed_before_wait: u32,
-    /// Completions of requests that the router got, one more than the virtual position of the last one; before the last change
+    routed: u32,
+    routed_before_wait: u32,
+    /// Completions of requests that the router got, one more than the posting position of the last one; before the last change
     /// over, and now.
     returned_before_change: u32,
     signaled_until: u32,
-    channel: Option<Open>,
-    /// Requests that could have gone by a channel since it was last asked for one, and how many it takes.
+    channel: Option<OpenRing>,
+    /// Requests that could have gone by a direct ring since it was last asked for one, and how many it takes.
     missed: u32,
-    patience: u32,
+    backoff: u32,
     pub keys: Cache,
     pub grants: Grants,
 }
 
-struct Open {
+struct OpenRing {
     sender: ChannelSender,
     /// As the queue's header said when it was opened.
     channels_closed: u32,
@@ -72,80 +69,23 @@ struct Open {
     full_ns: u64,
 }
 
-/// What a look at the channel says of the next message.
+/// Whether the direct ring takes the next message.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
+enum RingLook {
     Room,
     /// Not now.
     Full,
-    /// Not by the channel.
+    /// Not by the direct ring.
     Never,
 }
 
 #[inline]
-fn look(open: &mut Open, msn: u32, bytes: u32) -> Look {
+fn look(open: &mut OpenRing, msn: u32, bytes: u32) -> RingLook {
     match open.sender.credit(msn) {
-        Credit::Routed => Look::Never,
-        Credit::Bytes(capacity) if bytes > capacity => Look::Never,
-        Credit::Bytes(_) if open.sender.has_room(bytes) => Look::Room,
-        Credit::Bytes(_) | Credit::Missing => Look::Full,
-    }
-}
-
-/// What the queue pair is to its requests.
-#[derive(Clone, Copy)]
-pub(crate) struct Home<'a> {
-    pub session: &'a Session,
-    pub handle: Handle,
-    pub cookie: u32,
-    pub pd: Handle,
-    pub own: OwnMemory,
-}
-
-/// A request's own memory, checked.
-pub(crate) struct Payload<'a> {
-    pub inline: &'a [u8],
-    ranges: [OwnRange; RANGES_MAX],
-    count: usize,
-    pub bytes: u32,
-}
-
-impl<'a> Payload<'a> {
-    const NOTHING: Self =
-        Self { inline: &[], ranges: [OwnRange { address: 0, bytes: 0 }; RANGES_MAX], count: 0, bytes: 0 };
-
-    #[inline(always)] // most have one, which is known then
-    pub fn ranges(&self) -> &[OwnRange] {
-        &self.ranges[..self.count]
-    }
-
-    /// `None`: it is for the router to say what is wrong, if anything is.
-    #[inline(always)] // for the one range that most have
-    fn of(request: &SendDescriptor<'a>, home: &Home<'_>, keys: &mut Cache) -> Option<Self> {
-        let mut payload = Self::NOTHING;
-        if let Some(inline) = request.inline {
-            (payload.inline, payload.bytes) = (inline, inline.len() as u32);
-            return Some(payload);
-        }
-        let needed = if request.opcode == SendOpcode::RdmaRead { Access::LOCAL_WRITE } else { Access(0) };
-        let [sge] = request.sges else { return Self::of_several(request.sges, needed, home, keys) };
-        if sge.length > 0 {
-            payload.ranges[0] = home.session.regions.resolve(keys, sge, home.pd, needed)?;
-            (payload.count, payload.bytes) = (1, sge.length);
-        }
-        Some(payload)
-    }
-
-    #[inline(never)]
-    fn of_several(sges: &[Sge], needed: Access, home: &Home<'_>, keys: &mut Cache) -> Option<Self> {
-        let mut payload = Self::NOTHING;
-        for sge in sges.iter().filter(|sge| sge.length > 0) {
-            let range = home.session.regions.resolve(keys, sge, home.pd, needed)?;
-            *payload.ranges.get_mut(payload.count)? = range;
-            payload.count += 1;
-            payload.bytes = payload.bytes.checked_add(range.bytes)?;
-        }
-        Some(payload)
+        Credit::Routed => RingLook::Never,
+        Credit::Bytes(capacity) if bytes > capacity => RingLook::Never,
+        Credit::Bytes(_) if open.sender.has_room(bytes) => RingLook::Room,
+        Credit::Bytes(_) | Credit::Missing => RingLook::Full,
     }
 }
 
@@ -154,15 +94,15 @@ impl Outgoing {
     #[inline]
     pub fn carry_out(
         &mut self,
-        home: &Home<'_>,
+        context: &QpContext<'_>,
         ring: &mut RequestProducer,
         returned: u32,
         request: &SendDescriptor<'_>,
     ) -> bool {
         match request.opcode {
-            SendOpcode::Send | SendOpcode::SendWithImmediate => self.send(home, ring, returned, request),
-            SendOpcode::RdmaWrite | SendOpcode::RdmaRead => self.reach(home, ring, returned, request),
-            SendOpcode::RdmaWriteWithImmediate => self.write_and_tell(home, ring, returned, request),
+            SendOpcode::Send | SendOpcode::SendWithImmediate => self.send(context, ring, returned, request),
+            SendOpcode::RdmaWrite | SendOpcode::RdmaRead => self.reach(context, ring, returned, request),
+            SendOpcode::RdmaWriteWithImmediate => self.write_with_immediate(context, ring, returned, request),
             _ => false,
         }
     }
@@ -170,19 +110,19 @@ impl Outgoing {
     #[inline]
     fn send(
         &mut self,
-        home: &Home<'_>,
+        context: &QpContext<'_>,
         ring: &mut RequestProducer,
         returned: u32,
         request: &SendDescriptor<'_>,
     ) -> bool {
-        if !self.has_channel(home, ring) {
+        if !self.has_channel(context, ring) {
             return false;
         }
-        let Some(payload) = Payload::of(request, home, &mut self.keys) else { return false };
-        let may = home.session.is_surely_alive()
+        let Some(payload) = Payload::of(request, context, &mut self.keys) else { return false };
+        let may = context.session.is_surely_alive()
             && (self.is_ours || self.is_drained(ring, returned) && self.is_open(ring))
             && self.finds_room(payload.bytes);
-        let sent = may && self.publish(home, ring, request, &payload, None);
+        let sent = may && self.publish(context, ring, request, &payload, None);
         if sent {
             ring.count_send(payload.bytes);
         }
@@ -192,36 +132,36 @@ impl Outgoing {
     #[inline]
     fn reach(
         &mut self,
-        home: &Home<'_>,
+        context: &QpContext<'_>,
         ring: &mut RequestProducer,
         returned: u32,
         request: &SendDescriptor<'_>,
     ) -> bool {
-        let Some(payload) = Payload::of(request, home, &mut self.keys) else { return false };
-        let Some(place) = self.grants.find(home, ring, request, payload.bytes) else { return false };
-        home.session.is_surely_alive()
+        let Some(payload) = Payload::of(request, context, &mut self.keys) else { return false };
+        let Some(place) = self.grants.find(context, ring, request, payload.bytes) else { return false };
+        context.session.is_surely_alive()
             && (self.is_ours || self.is_drained(ring, returned) && self.grants.are_current(ring))
-            && self.grants.reach(home, ring, place, &payload)
+            && self.grants.reach(context, ring, place, &payload)
     }
 
     /// A WRITE with immediate data: both of these.
     #[inline(never)]
-    fn write_and_tell(
+    fn write_with_immediate(
         &mut self,
-        home: &Home<'_>,
+        context: &QpContext<'_>,
         ring: &mut RequestProducer,
         returned: u32,
         request: &SendDescriptor<'_>,
     ) -> bool {
-        if !self.has_channel(home, ring) {
+        if !self.has_channel(context, ring) {
             return false;
         }
-        let Some(payload) = Payload::of(request, home, &mut self.keys) else { return false };
+        let Some(payload) = Payload::of(request, context, &mut self.keys) else { return false };
         let place = match payload.bytes {
             // It names no memory, so the key does not matter (IBTA 9.7.4.1.6).
             0 if self.channel.as_ref().is_some_and(|open| open.takes_writes) => None,
             0 => return false,
-            bytes => match self.grants.find(home, ring, request, bytes) {
+            bytes => match self.grants.find(context, ring, request, bytes) {
                 Some(place) => Some(place),
                 None => return false,
             },
@@ -229,32 +169,32 @@ impl Outgoing {
         let is_current = |outgoing: &Self, ring: &RequestProducer| {
             outgoing.is_open(ring) && (place.is_none() || outgoing.grants.are_current(ring))
         };
-        if !home.session.is_surely_alive()
+        if !context.session.is_surely_alive()
             || !(self.is_ours || self.is_drained(ring, returned) && is_current(self, ring))
             || !self.finds_room(0)
         {
             return false;
         }
         match place {
-            Some(place) if !self.grants.reach(home, ring, place, &payload) => return false,
+            Some(place) if !self.grants.reach(context, ring, place, &payload) => return false,
             // Counted where its bytes were.
             Some(_) => {}
             None => ring.count_write(0),
         }
-        self.publish(home, ring, request, &Payload::NOTHING, Some(payload.bytes))
+        self.publish(context, ring, request, &Payload::NOTHING, Some(payload.bytes))
     }
 
-    /// Everything that the router got is done; completions from before the last change over were returned.
+    /// Everything that the router got is done; completions from before the last path switch were returned.
     #[inline]
     fn is_drained(&mut self, ring: &RequestProducer, returned: u32) -> bool {
         let is_returned = returned.wrapping_sub(self.returned_before_change) as i32 >= 0;
         if !is_returned {
             return false;
         }
-        ring.done() == ring.position() || self.handed >= self.handed_before_wait && self.waits_for(ring)
+        ring.done() == ring.position() || self.routed >= self.routed_before_wait && self.waits_for(ring)
     }
 
-    /// Whether the channel is still what it was before the router was done with the last request: if that failed, it is not.
+    /// Whether the direct ring is still what it was before the router was done with the last request: if that failed, it is not.
     fn is_open(&self, ring: &RequestProducer) -> bool {
         self.channel.as_ref().is_some_and(|open| open.channels_closed == ring.channels_closed())
     }
@@ -263,13 +203,13 @@ impl Outgoing {
     /// that otherwise.
     #[cold]
     fn waits_for(&mut self, ring: &RequestProducer) -> bool {
-        self.handed = 0;
+        self.routed = 0;
         let is_done = {
-            let at_most_ns = WAIT_NS * u64::from(self.handed_before_wait / REQUESTS_BEFORE_WAIT);
+            let at_most_ns = WAIT_NS * u64::from(self.routed_before_wait / REQUESTS_BEFORE_WAIT);
             wait_until(at_most_ns.min(WAIT_NS_MAX), || ring.done() == ring.position())
         };
-        let before = self.handed_before_wait;
-        self.handed_before_wait = if is_done {
+        let before = self.routed_before_wait;
+        self.routed_before_wait = if is_done {
             REQUESTS_BEFORE_WAIT
         } else {
             (before * 2).clamp(REQUESTS_BEFORE_WAIT, REQUESTS_BEFORE_WAIT_MAX)
@@ -277,7 +217,7 @@ impl Outgoing {
         is_done
     }
 
-    /// A request was carried out: its virtual position is one before `posted`. True: it is the first since the router got
+    /// A request was carried out: its posting position is one before `posted`. True: it is the first since the router got
     /// one.
     #[inline]
     pub fn note_done(&mut self, posted: u32) -> bool {
@@ -286,7 +226,7 @@ impl Outgoing {
         if is_change {
             self.is_ours = true;
             self.returned_before_change = self.signaled_until;
-            (self.handed, self.handed_before_wait) = (0, REQUESTS_BEFORE_WAIT);
+            (self.routed, self.routed_before_wait) = (0, REQUESTS_BEFORE_WAIT);
         }
         is_change
     }
@@ -303,14 +243,14 @@ impl Outgoing {
         }
     }
 
-    /// One more than the virtual position of the last signaled request that the router got.
+    /// One more than the posting position of the last signaled request that the router got.
     pub fn signaled_until(&self) -> u32 {
         self.signaled_until
     }
 
-    /// Whether the peer takes messages by a channel.
+    /// Whether the peer takes messages by a direct ring.
     #[inline]
-    fn has_channel(&mut self, home: &Home<'_>, ring: &mut RequestProducer) -> bool {
+    fn has_channel(&mut self, context: &QpContext<'_>, ring: &mut RequestProducer) -> bool {
         if let Some(open) = &self.channel {
             if open.channels_closed == ring.channels_closed() {
                 return open.sender.is_open();
@@ -318,37 +258,37 @@ impl Outgoing {
             self.channel = None;
         }
         self.missed += 1;
-        if self.missed > self.patience.max(REQUESTS_BEFORE_CHANNEL) {
-            self.open_channel(home, ring);
+        if self.missed > self.backoff.max(REQUESTS_BEFORE_CHANNEL) {
+            self.open_channel(context, ring);
         }
         false
     }
 
     #[cold]
-    fn open_channel(&mut self, home: &Home<'_>, ring: &mut RequestProducer) {
+    fn open_channel(&mut self, context: &QpContext<'_>, ring: &mut RequestProducer) {
         self.missed = 0;
-        self.patience = (self.patience.max(REQUESTS_BEFORE_CHANNEL) * 2).min(REQUESTS_BETWEEN_MAX);
+        self.backoff = (self.backoff.max(REQUESTS_BEFORE_CHANNEL) * 2).min(REQUESTS_BETWEEN_MAX);
         if !wait_until(WAIT_NS_MAX, || ring.taken() == ring.position()) {
             // It has not been asked, so the next time is sooner.
-            self.missed = self.patience / 2;
+            self.missed = self.backoff / 2;
             return;
         }
         // Not before: the router takes it for what is used up before the request that it takes next.
         ring.set_msn(self.msn);
-        match home.session.call(&Request::OpenChannel { qp: home.handle }) {
+        match context.session.call(&Request::OpenChannel { qp: context.handle }) {
             Ok((reply, descriptors)) => {
                 let Reply::Direct { channels_closed, takes_writes, .. } = reply else { return };
-                let Some((segment, credit_count)) = map_channel(&reply, &descriptors) else { return };
+                let Some((segment, credit_count)) = map_direct_ring(&reply, &descriptors) else { return };
                 let sender = ChannelSender::new(segment, credit_count);
-                self.patience = 0;
-                self.channel = Some(Open { sender, channels_closed, takes_writes, full_ns: FULL_NS_MAX });
+                self.backoff = 0;
+                self.channel = Some(OpenRing { sender, channels_closed, takes_writes, full_ns: FULL_NS_MAX });
             }
-            Err(VerbsError::NotSupported) => self.patience = REQUESTS_BETWEEN_MAX,
+            Err(VerbsError::NotSupported) => self.backoff = REQUESTS_BETWEEN_MAX,
             Err(_) => {}
         }
     }
 
-    /// Whether the peer has a RECV for so many bytes, and the channel room. Waits a little for both: they come soon, if the peer polls.
+    /// Whether the peer has a RECV for so many bytes, and the direct ring room. Waits a little for both: they come soon, if the peer polls.
     #[inline]
     fn finds_room(&mut self, bytes: u32) -> bool {
         let Some(open) = &mut self.channel else { return false };
@@ -356,9 +296,9 @@ impl Outgoing {
             return false;
         }
         match look(open, self.msn, bytes) {
-            Look::Room => true,
-            Look::Never => false,
-            Look::Full => self.awaits_room(bytes),
+            RingLook::Room => true,
+            RingLook::Never => false,
+            RingLook::Full => self.awaits_room(bytes),
         }
     }
 
@@ -366,25 +306,25 @@ impl Outgoing {
     #[cold]
     fn awaits_room(&mut self, bytes: u32) -> bool {
         let Some(open) = &mut self.channel else { return false };
-        let (msn, mut last) = (self.msn, Look::Full);
+        let (msn, mut last) = (self.msn, RingLook::Full);
         wait_until(open.full_ns, || {
             last = look(open, msn, bytes);
-            last != Look::Full
+            last != RingLook::Full
         });
         let open = self.channel.as_mut().expect("it was there");
         open.full_ns = match last {
-            Look::Full => (open.full_ns / 2).max(FULL_NS_MIN),
-            Look::Room | Look::Never => (open.full_ns * 2).min(FULL_NS_MAX),
+            RingLook::Full => (open.full_ns / 2).max(FULL_NS_MIN),
+            RingLook::Room | RingLook::Never => (open.full_ns * 2).min(FULL_NS_MAX),
         };
-        last == Look::Room
+        last == RingLook::Room
     }
 
-    /// Puts a message into the channel, which has room; `written`: one that tells of a WRITE. False: the peer's queue pair is in
+    /// Puts a message into the direct ring, which has room; `written`: the bytes of a WRITE that it reports. False: the peer's queue pair is in
     /// ERROR and may never see it; the router gets the request, and fails it.
     #[inline(always)] // with what is known of `written`
     fn publish(
         &mut self,
-        home: &Home<'_>,
+        context: &QpContext<'_>,
         ring: &mut RequestProducer,
         request: &SendDescriptor<'_>,
         payload: &Payload<'_>,
@@ -403,24 +343,24 @@ impl Outgoing {
             ),
             written,
         };
-        open.sender.publish(home.own, &message, payload.inline, payload.ranges());
-        let must_tell = open.sender.must_tell();
-        if must_tell && open.sender.may_be_unseen() {
+        open.sender.publish(context.own, &message, payload.inline, payload.ranges());
+        let must_notify = open.sender.must_notify();
+        if must_notify && open.sender.may_be_unseen() {
             return false;
         }
         self.msn = self.msn.wrapping_add(1);
         // The router has nothing of this queue, so it counts for whatever it takes next, and if the peer ends.
         ring.set_msn(self.msn);
-        if must_tell {
-            ring.tell(solicited);
-            home.session.ring(home.cookie);
+        if must_notify {
+            ring.notify(solicited);
+            context.session.ring(context.cookie);
         }
         true
     }
 
     /// The router gets the next request of this queue: before it is published.
     #[inline]
-    pub fn hand_over(&mut self, request: &SendDescriptor<'_>, posted: u32, signaled: bool) {
+    pub fn note_routed(&mut self, request: &SendDescriptor<'_>, posted: u32, signaled: bool) {
         self.is_ours = false;
         self.keep_near(posted);
         if request.opcode.consumes_receive() {
@@ -429,7 +369,7 @@ impl Outgoing {
         if signaled {
             self.signaled_until = posted.wrapping_add(1);
         }
-        self.handed = self.handed.saturating_add(1);
+        self.routed = self.routed.saturating_add(1);
     }
 }
 

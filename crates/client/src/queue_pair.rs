@@ -1,24 +1,22 @@
-//! Queue pairs: their rings, posting, and what a change of state does to both.
+//! Queue pairs: posting, and what a change of state does to their rings.
 use crate::completion_queue::{CompletionQueue, Role};
-use crate::inbox::{Inbox, Own};
-use crate::incoming::{Incoming, SGES_MAX};
+use crate::inbox::LocalCompletion;
 use crate::lock;
-use crate::outgoing::{Home, Outgoing};
-use crate::regions::Cache;
+use crate::payload::QpContext;
 use crate::registry::{Entry, Tag};
+use crate::rings::{ReceiveSide, Rings, RingsParameters, SendSide};
 use crate::session::Session;
-use crate::shared_receive_queue::{Completed, SharedReceiveQueue};
-use crate::virtual_positions::VirtualPositions;
+use crate::shared_receive_queue::SharedReceiveQueue;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::layout::QueueShape;
-use freeflow_shm::{CreditWriter, OwnMemory, RequestProducer, Segment, SendDescriptor, monotonic_ns};
+use freeflow_shm::{OwnMemory, SendDescriptor, monotonic_ns};
 use freeflow_verbs::{
-    Access, Completion, CompletionFlags, CompletionOpcode, Gid, PathMtu, QpAttributeMask, QpAttributes, QpCapabilities,
+    Completion, CompletionFlags, CompletionOpcode, Gid, PathMtu, QpAttributeMask, QpAttributes, QpCapabilities,
     QpState, QpType, SendFlags, SendOpcode, Sge, VerbsError,
 };
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// What a QP is made with. What must be there and what must not says its type; the router checks it.
@@ -66,192 +64,6 @@ impl fmt::Debug for QueuePair {
     }
 }
 
-/// The rings of a QP, as its CQs see them.
-pub(crate) struct Rings {
-    pub cookie: u32,
-    pub qpn: u32,
-    pub pd: Handle,
-    handle: Handle,
-    send: Mutex<SendSide>,
-    /// Send requests before this virtual position are finished. Written by the poller of the send CQ.
-    send_done: AtomicU32,
-    virtual_positions: VirtualPositions,
-    /// Completions of this QP's sends in the inbox of its CQ.
-    inbox_count: AtomicU32,
-    pub receive: Mutex<ReceiveSide>,
-    /// Receives before this position are finished. Written by the poller of the receive CQ.
-    receive_done: AtomicU32,
-    srq: Option<Arc<Completed>>,
-    /// Of its CQs.
-    send_inbox: Option<Arc<Inbox>>,
-    receive_inbox: Option<Arc<Inbox>>,
-    /// There while messages may come by a channel. Under the lock of the receive CQ.
-    has_incoming: AtomicBool,
-    pub incoming: Mutex<Option<Incoming>>,
-    own: Weak<Self>,
-}
-
-/// The send queue, and what does its requests.
-pub(crate) struct SendSide {
-    ring: RequestProducer,
-    outgoing: Outgoing,
-}
-
-/// The receive queue, and who is told of its RECVs.
-pub(crate) struct ReceiveSide {
-    pub ring: RequestProducer,
-    credits: Option<CreditWriter>,
-    keys: Cache,
-}
-
-impl Rings {
-    /// Whether a completion is of this QP.
-    pub fn is_of(&self, completion: &Completion) -> bool {
-        completion.qp_cookie == self.cookie && completion.qpn == self.qpn
-    }
-
-    /// Frees the slots that a polled completion stands for.
-    #[inline]
-    pub fn give_back(&self, completion: &Completion) {
-        let next = completion.ring_position.wrapping_add(1);
-        // Release: pairs with the Acquire loads where slots are claimed.
-        if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
-            let next = self.virtual_positions.of_ring(completion.ring_position).wrapping_add(1);
-            self.send_done.store(next, Ordering::Release);
-        } else if let Some(srq) = &self.srq {
-            srq.add_one();
-        } else {
-            self.receive_done.store(next, Ordering::Release);
-        }
-    }
-
-    /// The same for a completion that is dropped: the QP's own queues are gone or reset, an SRQ is not.
-    pub fn give_back_shared(&self, completion: &Completion) {
-        if let Some(srq) = &self.srq
-            && !completion.flags.contains(CompletionFlags::SEND_QUEUE)
-        {
-            srq.add_one();
-        }
-    }
-
-    /// The same for one that stood in the CQ's inbox; its position is a virtual one.
-    #[inline]
-    pub fn give_back_own(&self, completion: &Completion) {
-        // Release: as in `give_back`.
-        self.send_done.store(completion.ring_position.wrapping_add(1), Ordering::Release);
-        // Relaxed: under the CQ's lock, but for the addition.
-        self.inbox_count.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Whether a completion from the inbox has its turn: those of the router's that are older were returned.
-    #[inline]
-    pub fn has_turn(&self, after: u32) -> bool {
-        (self.send_done.load(Ordering::Relaxed).wrapping_sub(after) as i32) >= 0
-    }
-
-    /// Whether completions of this QP's sends in the inbox may be older than one of the router's.
-    #[inline]
-    pub fn has_own(&self) -> bool {
-        // Acquire; partner: the Release addition in `SendBatch::complete`, which comes before later requests are posted.
-        self.inbox_count.load(Ordering::Acquire) != 0
-    }
-
-    /// The virtual position of a request of the router's.
-    pub fn virtual_position(&self, completion: &Completion) -> u32 {
-        self.virtual_positions.of_ring(completion.ring_position)
-    }
-
-    #[inline]
-    pub fn has_incoming(&self) -> bool {
-        // Relaxed: stored under the lock of the receive CQ, which the caller has.
-        self.has_incoming.load(Ordering::Relaxed)
-    }
-
-    pub fn set_incoming(&self, incoming: Option<Incoming>) {
-        if incoming.is_none() && self.has_incoming() {
-            lock(&self.receive).credits = None;
-        }
-        let mut place = lock(&self.incoming);
-        // Relaxed: as above.
-        self.has_incoming.store(incoming.is_some(), Ordering::Relaxed);
-        *place = incoming;
-    }
-
-    pub fn handle(&self) -> Handle {
-        self.handle
-    }
-
-    /// The channel has news, or there is a new one: the CQ that its messages go to shall look.
-    pub fn note_news(&self) {
-        if let (Some(inbox), Some(own)) = (&self.receive_inbox, self.own.upgrade()) {
-            inbox.add_fresh(own);
-        }
-    }
-
-    /// The sender learns of the RECVs that are posted, from now on of each. → the RECV that is next.
-    pub fn begin_credits(&self, session: &Session, credits: CreditWriter) -> u32 {
-        let next = lock(&self.incoming).as_ref().map(Incoming::next);
-        let mut side = lock(&self.receive);
-        let first = next.unwrap_or_else(|| self.receive_done.load(Ordering::Acquire));
-        let mut position = first;
-        while position != side.ring.position() {
-            let mut sges = [Sge::default(); SGES_MAX + 1];
-            let count = side.ring.receive_at(position, &mut sges);
-            let room = self.room(session, &mut side.keys, &sges[..count]);
-            credits.publish(position, room);
-            position = position.wrapping_add(1);
-        }
-        side.credits = Some(credits);
-        first
-    }
-
-    /// How many bytes a RECV takes by a channel; `None`: the router must deliver to it.
-    #[inline]
-    fn room(&self, session: &Session, keys: &mut Cache, sges: &[Sge]) -> Option<u32> {
-        if sges.len() > SGES_MAX {
-            return None;
-        }
-        let mut room = 0_u32;
-        for sge in sges.iter().filter(|sge| sge.length > 0) {
-            session.regions.resolve(keys, sge, self.pd, Access::LOCAL_WRITE)?;
-            room = room.checked_add(sge.length)?;
-        }
-        Some(room)
-    }
-
-    /// The oldest unfinished send request: position and work request id.
-    pub fn oldest_send(&self) -> Option<(u32, u64)> {
-        let side = lock(&self.send);
-        let done = self.send_done.load(Ordering::Acquire);
-        oldest(&side.ring, self.virtual_positions.to_ring(done, side.ring.position()))
-    }
-
-    pub fn oldest_receive(&self) -> Option<(u32, u64)> {
-        if self.srq.is_some() {
-            return None;
-        }
-        oldest(&lock(&self.receive).ring, self.receive_done.load(Ordering::Acquire))
-    }
-
-    fn reset(&self) {
-        let mut send = lock(&self.send);
-        send.ring.reset();
-        send.outgoing = Outgoing::default();
-        self.virtual_positions.reset();
-        self.inbox_count.store(0, Ordering::Relaxed);
-        self.send_done.store(0, Ordering::Release);
-        drop(send);
-        let mut receive = lock(&self.receive);
-        receive.ring.reset();
-        receive.credits = None;
-        self.receive_done.store(0, Ordering::Release);
-    }
-}
-
-fn oldest(ring: &RequestProducer, done: u32) -> Option<(u32, u64)> {
-    (ring.position() != done).then(|| (done, ring.wr_id_at(done)))
-}
-
 impl QueuePair {
     pub fn create(session: &Arc<Session>, wanted: &QpParameters<'_>) -> Result<Self, VerbsError> {
         Self::make(session, wanted, |cookie| Request::CreateQp {
@@ -294,19 +106,19 @@ impl QueuePair {
         let cookie = lock(&session.objects).queues.allocate(Entry::default())?;
         let made = session
             .call(&request(cookie))
-            .and_then(|(reply, descriptors)| made(session, reply, &descriptors, cookie, wanted));
-        let (handle, qpn, capabilities, rings) = match made {
+            .and_then(|(reply, descriptors)| Made::from_reply(session, reply, &descriptors, cookie, wanted));
+        let Made { handle, qpn, capabilities, rings } = match made {
             Ok(made) => made,
             Err(error) => {
                 lock(&session.objects).queues.remove(cookie);
                 return Err(error);
             }
         };
-        let rings = rings.map(|rings| Arc::new_cyclic(|own| Rings { own: own.clone(), ..rings }));
         if let Some(rings) = &rings {
             attach(rings, wanted);
             if wanted.qp_type == QpType::Rc && wanted.srq.is_none() {
-                lock(&session.listeners).insert(cookie, Arc::downgrade(rings));
+                let listener: Weak<Rings> = Arc::downgrade(rings);
+                lock(&session.listeners).insert(cookie, listener);
             }
         }
         Ok(Self {
@@ -398,7 +210,7 @@ impl QueuePair {
         let before = self.state();
         let resets = mask.contains(QpAttributeMask::STATE) && attributes.state == QpState::Reset;
         if resets {
-            // Nobody posts from here on: whoever holds a ring's lock now is done before `Rings::reset` has it.
+            // Nobody posts from here on: a thread that holds a ring's lock now is done before `Rings::reset` has it.
             self.set_state(QpState::Reset);
         }
         if mask.contains(QpAttributeMask::STATE) && attributes.state == QpState::Error {
@@ -468,7 +280,7 @@ impl QueuePair {
         self.session.command(&Request::DetachMulticast { qp: self.handle, gid })
     }
 
-    /// Posts one send request.
+    /// PostHint one send request.
     ///
     /// # Errors
     /// Those of [`Self::begin_send`] and [`SendBatch::push`].
@@ -511,7 +323,7 @@ impl QueuePair {
     }
 }
 
-/// Posts to a send queue; dropping it rings the doorbell once.
+/// PostHint to a send queue; dropping it rings the doorbell once.
 pub struct SendBatch<'a> {
     qp: &'a QueuePair,
     rings: &'a Rings,
@@ -551,8 +363,8 @@ impl SendBatch<'_> {
             }
             let position = self.posted();
             let SendSide { ring, outgoing } = &mut *self.side;
-            outgoing.hand_over(request, position, signaled);
-            self.rings.virtual_positions.keep_near(ring.position());
+            outgoing.note_routed(request, position, signaled);
+            self.rings.posting_order.keep_near(ring.position());
         }
         self.side.ring.publish_send(request);
         self.posted = true;
@@ -567,10 +379,10 @@ impl SendBatch<'_> {
         }
     }
 
-    /// The virtual position of the next request.
+    /// The posting position of the next request.
     #[inline]
     fn posted(&self) -> u32 {
-        self.side.ring.position().wrapping_add(self.rings.virtual_positions.others())
+        self.side.ring.position().wrapping_add(self.rings.posting_order.others())
     }
 
     /// Carries a request out here, if that can be. False: the router shall.
@@ -580,11 +392,11 @@ impl SendBatch<'_> {
             return false;
         }
         let qp = self.qp;
-        let home = Home { session: &qp.session, handle: qp.handle, cookie: qp.cookie, pd: self.rings.pd, own };
+        let context = QpContext { session: &qp.session, handle: qp.handle, cookie: qp.cookie, pd: self.rings.pd, own };
         // Acquire: pairs with `give_back`.
         let returned = self.rings.send_done.load(Ordering::Acquire);
         let SendSide { ring, outgoing } = &mut *self.side;
-        outgoing.carry_out(&home, ring, returned, request)
+        outgoing.carry_out(&context, ring, returned, request)
     }
 
     /// A request was carried out.
@@ -592,9 +404,9 @@ impl SendBatch<'_> {
     fn complete(&mut self, request: &SendDescriptor<'_>, signaled: bool) {
         let position = self.posted();
         if self.side.outgoing.note_done(position) {
-            self.rings.virtual_positions.note_change(self.side.ring.position());
+            self.rings.posting_order.note_path_switch(self.side.ring.position());
         }
-        self.rings.virtual_positions.add_other();
+        self.rings.posting_order.add_direct();
         let (true, Some(inbox), Some(cq)) = (signaled, &self.rings.send_inbox, &self.qp.send_cq) else {
             return self.note_post();
         };
@@ -616,7 +428,7 @@ impl SendBatch<'_> {
         };
         // Release; partner: the Acquire load in `has_own`.
         self.rings.inbox_count.fetch_add(1, Ordering::Release);
-        if inbox.push(Own { completion, after: self.side.outgoing.signaled_until() }) {
+        if inbox.push(LocalCompletion { completion, after: self.side.outgoing.signaled_until() }) {
             cq.ring_armed();
         }
     }
@@ -672,7 +484,7 @@ fn allows(qp_type: QpType, opcode: SendOpcode) -> bool {
     }
 }
 
-/// Posts to a receive queue; dropping it rings the doorbell once.
+/// PostHint to a receive queue; dropping it rings the doorbell once.
 pub struct ReceiveBatch<'a> {
     qp: &'a QueuePair,
     rings: &'a Rings,
@@ -739,55 +551,51 @@ fn attach(rings: &Arc<Rings>, wanted: &QpParameters<'_>) {
     }
 }
 
-/// What a created or opened QP is: handle, number, what was granted, and its rings, mapped.
-fn made(
-    session: &Session,
-    reply: Reply,
-    descriptors: &[OwnedFd],
-    cookie: u32,
-    wanted: &QpParameters<'_>,
-) -> Result<(Handle, u32, QpCapabilities, Option<Rings>), VerbsError> {
-    let Reply::Qp { qp, qpn, capabilities, segment_bytes } = reply else {
-        return Err(session.nonsense());
-    };
-    let memory = match descriptors {
-        [] if !wanted.qp_type.sends() => return Ok((qp, qpn, capabilities, None)),
-        [memory] if wanted.qp_type.sends() => memory,
-        _ => return Err(session.nonsense()),
-    };
-    let send_shape =
-        QueueShape::send(capabilities.max_send_wr, capabilities.max_send_sge, capabilities.max_inline_data);
-    let receive_shape = QueueShape::receive(capabilities.max_recv_wr, capabilities.max_recv_sge);
-    let bytes = send_shape.bytes() + receive_shape.bytes();
-    if segment_bytes < bytes as u64 {
-        return Err(session.nonsense());
+/// A created or opened QP: its number, its limits, and its rings, mapped.
+struct Made {
+    handle: Handle,
+    qpn: u32,
+    capabilities: QpCapabilities,
+    rings: Option<Arc<Rings>>,
+}
+
+impl Made {
+    fn from_reply(
+        session: &Session,
+        reply: Reply,
+        descriptors: &[OwnedFd],
+        cookie: u32,
+        wanted: &QpParameters<'_>,
+    ) -> Result<Self, VerbsError> {
+        let Reply::Qp { qp: handle, qpn, capabilities, segment_bytes } = reply else {
+            return Err(session.nonsense());
+        };
+        let memory = match descriptors {
+            [] if !wanted.qp_type.sends() => return Ok(Self { handle, qpn, capabilities, rings: None }),
+            [memory] if wanted.qp_type.sends() => memory,
+            _ => return Err(session.nonsense()),
+        };
+        let send_shape =
+            QueueShape::send(capabilities.max_send_wr, capabilities.max_send_sge, capabilities.max_inline_data);
+        let receive_shape = QueueShape::receive(capabilities.max_recv_wr, capabilities.max_recv_sge);
+        if segment_bytes < (send_shape.bytes() + receive_shape.bytes()) as u64 {
+            return Err(session.nonsense());
+        }
+        let parameters = RingsParameters {
+            cookie,
+            qpn,
+            pd: wanted.pd.unwrap_or_default(),
+            handle,
+            send_shape,
+            receive_shape,
+            srq: wanted.srq.map(|srq| srq.completed().clone()),
+            send_inbox: wanted.send_cq.map(|cq| cq.inbox().clone()),
+            receive_inbox: wanted.recv_cq.map(|cq| cq.inbox().clone()),
+        };
+        let Some(rings) = Rings::map(memory, parameters) else {
+            let _ = session.destroy(&Request::DestroyQp { qp: handle });
+            return Err(VerbsError::NoMemory);
+        };
+        Ok(Self { handle, qpn, capabilities, rings: Some(rings) })
     }
-    let Ok(segment) = Segment::map(memory.as_fd(), bytes) else {
-        let _ = session.destroy(&Request::DestroyQp { qp });
-        return Err(VerbsError::NoMemory);
-    };
-    // See the CQ's.
-    let _ = segment.set_dontfork();
-    let segment = Arc::new(segment);
-    let send = RequestProducer::new(segment.clone(), 0, send_shape);
-    let receive = RequestProducer::new(segment, send_shape.bytes(), receive_shape);
-    let rings = Rings {
-        cookie,
-        qpn,
-        pd: wanted.pd.unwrap_or_default(),
-        handle: qp,
-        send: Mutex::new(SendSide { ring: send, outgoing: Outgoing::default() }),
-        send_done: AtomicU32::new(0),
-        virtual_positions: VirtualPositions::default(),
-        inbox_count: AtomicU32::new(0),
-        receive: Mutex::new(ReceiveSide { ring: receive, credits: None, keys: Cache::default() }),
-        receive_done: AtomicU32::new(0),
-        srq: wanted.srq.map(|srq| srq.completed().clone()),
-        send_inbox: wanted.send_cq.map(|cq| cq.inbox().clone()),
-        receive_inbox: wanted.recv_cq.map(|cq| cq.inbox().clone()),
-        has_incoming: AtomicBool::new(false),
-        incoming: Mutex::new(None),
-        own: Weak::new(),
-    };
-    Ok((qp, qpn, capabilities, Some(rings)))
 }

@@ -5,6 +5,7 @@
 use freeflow_protocol::library::{COOKIE_COUNT, Handle};
 use freeflow_verbs::VerbsError;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What the caller wants back in events of an object; the C drop-in puts the address of its own structure here.
 pub type Tag = usize;
@@ -73,6 +74,22 @@ pub(crate) struct Objects {
 impl Objects {
     pub fn new() -> Self {
         Self { queues: Registry::new(COOKIE_COUNT), cqs: Registry::new(COOKIE_COUNT) }
+    }
+}
+
+/// Free-running count of an SRQ's completions that polls returned; QPs that use the SRQ share it.
+#[derive(Debug, Default)]
+pub(crate) struct CompletedCount(AtomicU32);
+
+impl CompletedCount {
+    pub fn add_one(&self) {
+        // Release: pairs with the Acquire in `push`. The returned request's slot was read by the router long before.
+        self.0.fetch_add(1, Ordering::Release);
+    }
+
+    pub fn get(&self) -> u32 {
+        // Acquire: pairs with the Release in `add_one`.
+        self.0.load(Ordering::Acquire)
     }
 }
 

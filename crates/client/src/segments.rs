@@ -1,6 +1,7 @@
-//! Control calls about data segments, and the freezing of this process's threads.
+//! Control calls about data segments and the commands for them, and the freezing of this process's threads.
 //!
 //! Moving pages needs unsafe code, which stands in the crate `remap`.
+use crate::commands::PendingCommands;
 use crate::lock;
 use crate::session::{Session, exchange_bytes};
 use freeflow_protocol::encode;
@@ -9,6 +10,7 @@ use freeflow_shm::monotonic_ns;
 use freeflow_verbs::VerbsError;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// The accesses to a process's memory that [`Session::with_threads_frozen`] keeps out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,5 +93,27 @@ impl Session {
             self.mark_dead();
         }
         frozen
+    }
+
+    pub fn pending_commands(&self) -> &Arc<PendingCommands> {
+        &self.pending_commands
+    }
+
+    /// The read end of the pipe of commands, [`crate::COMMAND_BYTES`] each. From now on the router may grant this process's
+    /// segments to peers, and counts on an answer to each command within [`crate::REVOCATION_TIME_MAX_MS`].
+    ///
+    /// # Errors
+    /// NotSupported: nothing is granted here.
+    pub fn open_commands(&self) -> Result<OwnedFd, VerbsError> {
+        let (reply, mut descriptors) = self.call(&Request::OpenOrders)?;
+        match (reply, descriptors.pop()) {
+            (Reply::Done, Some(pipe)) => Ok(pipe),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Says that nothing of this segment is mapped in the process any more, but for the library's own use.
+    pub fn confirm_revocation(&self, segment: Handle) -> Result<(), VerbsError> {
+        self.command(&Request::ConfirmWithdrawal { segment })
     }
 }

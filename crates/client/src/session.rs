@@ -1,7 +1,6 @@
 //! The process's connection to its router: handshake, control calls, liveness, doorbells.
-use crate::belongings::Belongings;
 use crate::commands::PendingCommands;
-use crate::queue_pair::Rings;
+use crate::owned_objects::OwnedObjects;
 use crate::regions::Regions;
 use crate::registry::{Objects, Tag};
 use crate::{fork, lock};
@@ -78,6 +77,12 @@ pub enum ConnectError {
     Broken { path: PathBuf, error: io::Error },
 }
 
+/// A queue pair whose direct ring may have messages.
+pub(crate) trait NotificationListener: Send + Sync {
+    /// There may be messages, or a new ring: the CQ that the messages complete to looks at its next poll.
+    fn notify(&self);
+}
+
 /// A process's connection to its router.
 pub struct Session {
     /// Of the router's socket.
@@ -98,15 +103,15 @@ pub struct Session {
     /// When its end was noticed.
     died_at_ns: AtomicU64,
     pub(crate) objects: Mutex<Objects>,
-    pub(crate) belongings: Mutex<Belongings>,
+    pub(crate) owned_objects: Mutex<OwnedObjects>,
     pub(crate) regions: Regions,
     /// Given by who knows that the program keeps to the verbs. Without it all goes through the router.
     own_memory: OnceLock<OwnMemory>,
     pub(crate) pending_commands: Arc<PendingCommands>,
-    /// A thread is distributing news.
-    is_carrying: AtomicBool,
-    /// Whose channels may have news, by cookie.
-    pub(crate) listeners: Mutex<HashMap<u32, Weak<Rings>>>,
+    /// A thread is delivering notifications.
+    is_delivering: AtomicBool,
+    /// Queue pairs with notifications of their direct rings, by cookie.
+    pub(crate) listeners: Mutex<HashMap<u32, Weak<dyn NotificationListener>>>,
 }
 
 impl fmt::Debug for Session {
@@ -183,11 +188,11 @@ impl Session {
             alive_at_ns: AtomicU64::new(0),
             died_at_ns: AtomicU64::new(0),
             objects: Mutex::new(Objects::new()),
-            belongings: Mutex::default(),
+            owned_objects: Mutex::default(),
             regions: Regions::default(),
             own_memory: OnceLock::new(),
             pending_commands: Arc::default(),
-            is_carrying: AtomicBool::new(false),
+            is_delivering: AtomicBool::new(false),
             listeners: Mutex::default(),
         })
     }
@@ -202,27 +207,28 @@ impl Session {
         self.own_memory.get().copied()
     }
 
-    /// Channels may have news: their QPs' CQs are told.
+    /// Delivers the notifications of direct rings to the CQs of their QPs.
     #[inline]
-    pub(crate) fn carry_news(&self) {
-        // SeqCst; partner: the store in `carry_news_now`. Who finds no news may not miss those that another thread just took.
+    pub(crate) fn deliver_notifications(&self) {
+        // SeqCst; partner: the store in `deliver_notifications_now`. A thread that finds none may not miss those that another
+        // thread just took.
         if let Some(segment) = &self.segment
-            && (segment.has_news() || self.is_carrying.load(Ordering::SeqCst))
+            && (segment.has_notifications() || self.is_delivering.load(Ordering::SeqCst))
         {
-            self.carry_news_now(segment);
+            self.deliver_notifications_now(segment);
         }
     }
 
     #[cold]
-    fn carry_news_now(&self, segment: &SessionSegment) {
+    fn deliver_notifications_now(&self, segment: &SessionSegment) {
         let listeners = lock(&self.listeners);
-        self.is_carrying.store(true, Ordering::SeqCst);
-        segment.take_news(|cookie| {
-            if let Some(rings) = listeners.get(&cookie).and_then(Weak::upgrade) {
-                rings.note_news();
+        self.is_delivering.store(true, Ordering::SeqCst);
+        segment.take_notifications(|cookie| {
+            if let Some(listener) = listeners.get(&cookie).and_then(Weak::upgrade) {
+                listener.notify();
             }
         });
-        self.is_carrying.store(false, Ordering::SeqCst);
+        self.is_delivering.store(false, Ordering::SeqCst);
     }
 
     pub fn device(&self) -> &DeviceAttributes {
@@ -290,7 +296,7 @@ impl Session {
     #[cold]
     fn look_alive(&self) -> bool {
         let now_ns = coarse_ns();
-        // Who posts does not say that it is dead: a request posted now is flushed, one posted later would be refused.
+        // A post does not report that it is dead: a request posted now is flushed, one posted later would be refused.
         let is_alive = !self.is_dead() && !fd::peer_closed(&self.socket);
         if is_alive {
             self.alive_at_ns.store(now_ns, Ordering::Relaxed);
@@ -368,7 +374,7 @@ impl Session {
         match exchange(&self.socket, &mut buffer, request) {
             Ok((Reply::Failed(error), _)) => Err(error),
             Ok(answer) => {
-                lock(&self.belongings).note(request, &answer.0);
+                lock(&self.owned_objects).note(request, &answer.0);
                 Ok(answer)
             }
             Err(_) => {
@@ -408,22 +414,22 @@ impl Session {
         let close = Request::CloseContext { context };
         let outcome = match self.destroy(&close) {
             Err(VerbsError::Busy) => {
-                self.destroy_belongings(context);
+                self.destroy_owned_objects(context);
                 self.destroy(&close)
             }
             outcome => outcome,
         };
         if outcome.is_ok() {
             // Device memory keeps no context from closing.
-            self.destroy_belongings(context);
+            self.destroy_owned_objects(context);
         }
         outcome
     }
 
     /// What can't go keeps the context from closing, which is then what the caller hears.
-    fn destroy_belongings(&self, context: Handle) {
-        let farewell = lock(&self.belongings).farewell(context);
-        for request in &farewell {
+    fn destroy_owned_objects(&self, context: Handle) {
+        let removal_requests = lock(&self.owned_objects).removal_requests(context);
+        for request in &removal_requests {
             if let Request::DeregisterMr { mr } = request {
                 self.regions.remove(*mr);
             }

@@ -4,7 +4,7 @@
 //! count of outstanding requests bounds that: requests may complete in any order, through any CQ.
 use crate::completion_queue::CompletionQueue;
 use crate::lock;
-use crate::registry::{Entry, Tag};
+use crate::registry::{CompletedCount, Entry, Tag};
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, Reply, Request, XrcQueue};
 use freeflow_shm::layout::QueueShape;
@@ -12,7 +12,6 @@ use freeflow_shm::{RequestProducer, Segment};
 use freeflow_verbs::{Sge, SrqAttributes, VerbsError};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A shared receive queue.
@@ -26,7 +25,7 @@ pub struct SharedReceiveQueue {
     /// XRC: where its RECVs complete.
     cq: Option<Arc<CompletionQueue>>,
     requests: Mutex<Requests>,
-    completed: Arc<Completed>,
+    completed: Arc<CompletedCount>,
 }
 
 impl fmt::Debug for SharedReceiveQueue {
@@ -39,17 +38,6 @@ struct Requests {
     ring: RequestProducer,
     /// Free-running count of requests posted.
     posted: u32,
-}
-
-/// Free-running count of an SRQ's completions that polls returned; QPs that use the SRQ share it.
-#[derive(Debug, Default)]
-pub(crate) struct Completed(AtomicU32);
-
-impl Completed {
-    pub fn add_one(&self) {
-        // Release: pairs with the Acquire in `push`. The returned request's slot was read by the router long before.
-        self.0.fetch_add(1, Ordering::Release);
-    }
 }
 
 impl SharedReceiveQueue {
@@ -72,7 +60,7 @@ impl SharedReceiveQueue {
                 return Err(error);
             }
         };
-        let completed = Arc::<Completed>::default();
+        let completed = Arc::<CompletedCount>::default();
         let cq = xrc.map(|(_, cq)| cq.clone());
         if let Some(cq) = &cq {
             cq.attach_srq(cookie, &completed);
@@ -125,7 +113,7 @@ impl SharedReceiveQueue {
         self.session.command(&Request::ModifySrq { srq: self.handle, limit })
     }
 
-    pub(crate) fn completed(&self) -> &Arc<Completed> {
+    pub(crate) fn completed(&self) -> &Arc<CompletedCount> {
         &self.completed
     }
 
@@ -137,7 +125,7 @@ impl SharedReceiveQueue {
     }
 }
 
-/// Posts to an SRQ; dropping it rings the doorbell once.
+/// PostHint to an SRQ; dropping it rings the doorbell once.
 pub struct SrqBatch<'a> {
     queue: &'a SharedReceiveQueue,
     requests: MutexGuard<'a, Requests>,
@@ -153,7 +141,7 @@ impl SrqBatch<'_> {
             return Err(VerbsError::InvalidArgument);
         }
         // Acquire: pairs with `add_one`.
-        let completed = self.queue.completed.0.load(Ordering::Acquire);
+        let completed = self.queue.completed.get();
         if self.requests.posted.wrapping_sub(completed) >= attributes.max_wr {
             return Err(VerbsError::NoMemory);
         }

@@ -38,7 +38,7 @@ impl Machine {
 
     fn attributes(&mut self, handle: Handle, state: QpState) -> Result<(QpAttributes, Mask), VerbsError> {
         let id = self.ids.get_mut(handle).ok_or(VerbsError::NotFound)?;
-        let has_device = id.route.is_some() || (id.stand.is_some() && !is_wildcard(id.local.gid));
+        let has_device = id.route.is_some() || (id.port_claim.is_some() && !is_wildcard(id.local.gid));
         if !has_device {
             return Err(VerbsError::InvalidArgument);
         }

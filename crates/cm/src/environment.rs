@@ -1,4 +1,5 @@
 //! What the machine asks of its surroundings.
+use crate::address::is_ipv4;
 use freeflow_protocol::cm::{CmAddress, CmEvent, Ece};
 use freeflow_protocol::library::Handle;
 use freeflow_verbs::{Gid, NetworkId, PathMtu, VerbsError};
@@ -110,4 +111,11 @@ pub trait Environment {
     fn allows(&self, _vnic: VnicRef, _local: Place, _remote: CmAddress, _asked: Asked) -> bool {
         true
     }
+}
+
+/// The vNIC's own address of the family of `like`; its first if it has none of that.
+pub(crate) fn own_place<E: Environment + ?Sized>(env: &E, vnic: VnicRef, like: Gid) -> Option<Place> {
+    let places = || env.places(vnic).into_iter().flatten();
+    let of_family = |place: &Place| matches!(place.scope, Scope::Network(_)) && is_ipv4(place.gid) == is_ipv4(like);
+    places().find(of_family).or_else(|| places().next())
 }

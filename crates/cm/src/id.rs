@@ -1,5 +1,6 @@
 //! Identifiers, and their names.
-use crate::ports::{PortKey, Stand};
+use crate::address::is_ipv4;
+use crate::ports::{PortClaim, PortKey};
 use crate::{Channel, Owner, Place, Route, VnicRef};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeSet, VecDeque};
@@ -47,8 +48,8 @@ pub(crate) struct Id {
     /// Wildcard or one of the vNIC's addresses.
     pub local: CmAddress,
     pub remote: CmAddress,
-    /// How it stands in the table of ports, if it does.
-    pub stand: Option<Stand>,
+    /// Its claim in the table of ports, if it has a port.
+    pub port_claim: Option<PortClaim>,
     /// The external address where its port is reserved.
     pub external_port: Option<Place>,
     pub route: Option<Route>,
@@ -89,7 +90,7 @@ impl Id {
             ack_timeout: None,
             local: CmAddress::default(),
             remote: CmAddress::default(),
-            stand: None,
+            port_claim: None,
             external_port: None,
             route: None,
             resolves_until: None,
@@ -105,6 +106,21 @@ impl Id {
             requests: BTreeSet::new(),
             listener: None,
         }
+    }
+
+    /// Its claim on its port, as it is now.
+    pub fn port_claim(&self) -> PortClaim {
+        PortClaim {
+            gid: self.local.gid,
+            af_only: self.is_af_only(self.local.gid),
+            reuse: self.reuse_address,
+            listening: self.state == IdState::Listening,
+        }
+    }
+
+    /// Whether it is there for its own address family alone: always so at IPv4 addresses, at IPv6 ones if it asked for it.
+    pub fn is_af_only(&self, gid: Gid) -> bool {
+        self.af_only.unwrap_or(is_ipv4(gid))
     }
 
     pub fn port_key(&self) -> PortKey {

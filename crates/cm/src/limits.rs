@@ -1,5 +1,6 @@
 //! What bounds the machine: numbers and times.
 use crate::Link;
+use alloc::collections::BTreeMap;
 use freeflow_verbs::Duration;
 
 /// How long to wait for the other end's machine, and how often to ask again.
@@ -95,4 +96,14 @@ impl Limits {
 /// however many are greedy, something is left for the next.
 pub(crate) fn keeps_to_its_share(held: u32, left: u32) -> bool {
     held < left.saturating_mul(3)
+}
+
+/// Counts one less. A count of zero has no entry.
+pub(crate) fn decrement<K: Ord>(counts: &mut BTreeMap<K, u32>, key: K) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
+        }
+    }
 }

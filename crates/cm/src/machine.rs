@@ -1,8 +1,8 @@
 //! The machine as its users see it, and what all of its parts do with identifiers and connections.
 use crate::connection::{Connection, Peer, PeerNumber, State};
 use crate::id::{Id, IdState, Ids};
-use crate::limits::keeps_to_its_share;
-use crate::ports::{Ports, Stand};
+use crate::limits::{decrement, keeps_to_its_share};
+use crate::ports::Ports;
 use crate::resolving::Resolving;
 use crate::{Channel, Counts, Environment, Limits, Link, MessageCounts, Owner, VnicRef};
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -213,8 +213,8 @@ impl Machine {
 
     fn release_port(&mut self, handle: Handle) {
         let Some(id) = self.ids.get_mut(handle) else { return };
-        if let Some(stand) = id.stand.take() {
-            self.ports.leave(id.port_key(), handle, stand);
+        if let Some(port_claim) = id.port_claim.take() {
+            self.ports.leave(id.port_key(), handle, port_claim);
         }
         if let Some(place) = id.external_port.take() {
             self.ports.release_external(place, id.port_space, id.local.port);
@@ -229,13 +229,13 @@ impl Machine {
     }
 
     /// After a change of what the table of ports knows of an identifier.
-    pub(crate) fn stand_anew(&mut self, handle: Handle) {
+    pub(crate) fn refresh_port_claim(&mut self, handle: Handle) {
         let Some(id) = self.ids.get_mut(handle) else { return };
-        let Some(before) = id.stand else { return };
-        let stand = Stand::of(id);
-        if stand != before {
-            id.stand = Some(stand);
-            self.ports.enter(id.port_key(), handle, stand);
+        let Some(before) = id.port_claim else { return };
+        let port_claim = id.port_claim();
+        if port_claim != before {
+            id.port_claim = Some(port_claim);
+            self.ports.enter(id.port_key(), handle, port_claim);
             self.ports.leave(id.port_key(), handle, before);
         }
     }
@@ -466,16 +466,6 @@ impl Machine {
         }
         if let Some(handle) = handle {
             self.tell(env, handle, kind, status, body);
-        }
-    }
-}
-
-/// One less; none is no entry.
-pub(crate) fn decrement<K: Ord>(counts: &mut BTreeMap<K, u32>, key: K) {
-    if let Some(count) = counts.get_mut(&key) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(&key);
         }
     }
 }

@@ -2,9 +2,7 @@
 //!
 //! However many identifiers share a port, and however few ports are left: no question costs more than O(log n).
 use crate::address::{is_ipv4, is_wildcard};
-use crate::id::{Id, IdState};
-use crate::limits::keeps_to_its_share;
-use crate::machine::decrement;
+use crate::limits::{decrement, keeps_to_its_share};
 use crate::{Place, VnicRef};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -24,7 +22,7 @@ pub(crate) type PortKey = (VnicRef, PortSpace, u16);
 
 /// What decides whether another may have the same port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Stand {
+pub(crate) struct PortClaim {
     pub gid: Gid,
     /// It is there for its own family alone.
     pub af_only: bool,
@@ -33,16 +31,7 @@ pub(crate) struct Stand {
     pub listening: bool,
 }
 
-impl Stand {
-    pub fn of(id: &Id) -> Self {
-        Self {
-            gid: id.local.gid,
-            af_only: af_only(id, id.local.gid),
-            reuse: id.reuse_address,
-            listening: id.state == IdState::Listening,
-        }
-    }
-
+impl PortClaim {
     /// As Linux: AddressNotAvailable beside a wildcard, AddressInUse at the same address.
     fn check_beside(&self, other: &Self) -> Result<(), VerbsError> {
         let shares = !other.listening && self.reuse && other.reuse;
@@ -61,7 +50,7 @@ impl Stand {
 #[derive(Default)]
 struct PortUse {
     /// How many of each kind; there are few kinds, whatever their number.
-    stands: BTreeMap<Stand, u32>,
+    claims: BTreeMap<PortClaim, u32>,
     listeners: BTreeSet<Handle>,
 }
 
@@ -131,25 +120,25 @@ impl Ports {
         self.bound.get(&key).into_iter().flat_map(|port| port.listeners.iter().rev().copied())
     }
 
-    pub fn enter(&mut self, key: PortKey, handle: Handle, stand: Stand) {
+    pub fn enter(&mut self, key: PortKey, handle: Handle, port_claim: PortClaim) {
         if let (false, Some(number)) = (self.bound.contains_key(&key), ephemeral(key.2)) {
             self.taken.entry((key.0, key.1)).or_default().set(number, true);
         }
         let port = self.bound.entry(key).or_default();
-        *port.stands.entry(stand).or_default() += 1;
-        if stand.listening {
+        *port.claims.entry(port_claim).or_default() += 1;
+        if port_claim.listening {
             port.listeners.insert(handle);
         }
     }
 
     /// `stand`: as it entered.
-    pub fn leave(&mut self, key: PortKey, handle: Handle, stand: Stand) {
+    pub fn leave(&mut self, key: PortKey, handle: Handle, port_claim: PortClaim) {
         let Some(port) = self.bound.get_mut(&key) else { return };
-        decrement(&mut port.stands, stand);
-        if stand.listening {
+        decrement(&mut port.claims, port_claim);
+        if port_claim.listening {
             port.listeners.remove(&handle);
         }
-        if !port.stands.is_empty() {
+        if !port.claims.is_empty() {
             return;
         }
         self.bound.remove(&key);
@@ -193,10 +182,10 @@ impl Ports {
     }
 
     /// Whether one that wants to stand at this port may do so beside those that have it. `itself`: how it stands there now.
-    pub fn check(&self, key: PortKey, wanted: Stand, itself: Option<Stand>) -> Result<(), VerbsError> {
+    pub fn check(&self, key: PortKey, wanted: PortClaim, itself: Option<PortClaim>) -> Result<(), VerbsError> {
         let Some(port) = self.bound.get(&key) else { return Ok(()) };
-        let others = port.stands.iter().filter(|(stand, count)| **count > u32::from(itself == Some(**stand)));
-        others.map(|(stand, _)| stand).try_for_each(|stand| wanted.check_beside(stand))
+        let others = port.claims.iter().filter(|(port_claim, count)| **count > u32::from(itself == Some(**port_claim)));
+        others.map(|(port_claim, _)| port_claim).try_for_each(|port_claim| wanted.check_beside(port_claim))
     }
 
     /// False: another has it, or the vNIC has its share of ephemeral ones.
@@ -245,9 +234,4 @@ impl Ports {
     pub fn is_empty(&self) -> bool {
         self.bound.is_empty() && self.taken.is_empty() && self.external.is_empty() && self.shared.is_empty()
     }
-}
-
-/// Whether it is there for its own family alone: always so at IPv4 addresses, at IPv6 ones if it asked for it.
-pub(crate) fn af_only(id: &Id, gid: Gid) -> bool {
-    id.af_only.unwrap_or(is_ipv4(gid))
 }

@@ -3,7 +3,6 @@ use crate::address::{is_ipv4, is_wildcard, service_of};
 use crate::connecting::header_bytes;
 use crate::connection::{Connection, Path, PeerNumber, State};
 use crate::id::{Id, IdState};
-use crate::ports::af_only;
 use crate::receive::Effect::{self, Refused, Taken};
 use crate::sending::{ACK_DELAY, ack_timeout};
 use crate::{Environment, Machine, Route, Scope};
@@ -296,7 +295,7 @@ fn serves(id: &Id, path: &Path, gid: Gid) -> bool {
     }
     // At the external address a wildcard listener is only if it got the port there.
     let there = path.scope != Scope::External || id.external_port.is_some_and(|place| place == path.place());
-    there && (!af_only(id, id.local.gid) || is_ipv4(id.local.gid) == is_ipv4(gid))
+    there && (!id.is_af_only(id.local.gid) || is_ipv4(id.local.gid) == is_ipv4(gid))
 }
 
 /// The sender's port, and the user's private data. Of the IB port space there need be no header; Linux's programs that use it

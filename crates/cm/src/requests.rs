@@ -2,9 +2,10 @@
 //!
 //! Which call is right in which state, and what it says otherwise, is Linux's (`drivers/infiniband/core/cma.c`, `ucma.c`).
 use crate::address::{is_datagram, is_ipv4, is_loopback, is_wildcard};
+use crate::environment::own_place;
 use crate::id::{HOP_LIMIT, Id, IdState};
-use crate::machine::decrement;
-use crate::ports::{Stand, af_only};
+use crate::limits::decrement;
+use crate::ports::PortClaim;
 use crate::{Channel, Environment, Machine, Owner, Place, Scope, VnicRef};
 use freeflow_protocol::cm::{CmAddress, CmEventBody, CmEventKind, CmOption, CmReply, CmRequest, PortSpace};
 use freeflow_protocol::library::Handle;
@@ -101,7 +102,7 @@ impl Machine {
             let port = self.ports.any(vnic, port_space, external, || env.random());
             port.ok_or(VerbsError::AddressNotAvailable)?
         } else {
-            let wanted = Stand { gid, af_only: af_only(id, gid), reuse: id.reuse_address, listening: false };
+            let wanted = PortClaim { gid, af_only: id.is_af_only(gid), reuse: id.reuse_address, listening: false };
             self.ports.check((vnic, port_space, address.port), wanted, None)?;
             address.port
         };
@@ -112,9 +113,9 @@ impl Machine {
         (id.local, id.external_port) = (CmAddress { gid, port }, external);
         id.af_only.get_or_insert(is_ipv4(address.gid));
         id.state = IdState::Bound;
-        let stand = Stand::of(id);
-        id.stand = Some(stand);
-        self.ports.enter(id.port_key(), handle, stand);
+        let port_claim = id.port_claim();
+        id.port_claim = Some(port_claim);
+        self.ports.enter(id.port_key(), handle, port_claim);
         Ok(())
     }
 
@@ -129,7 +130,7 @@ impl Machine {
             return Err(VerbsError::InvalidArgument);
         }
         if id.reuse_address {
-            self.ports.check(id.port_key(), Stand { reuse: false, ..Stand::of(id) }, id.stand)?;
+            self.ports.check(id.port_key(), PortClaim { reuse: false, ..id.port_claim() }, id.port_claim)?;
         }
         let (vnic, port_space, local) = (id.vnic, id.port_space, id.local);
         let mut external = id.external_port;
@@ -139,7 +140,7 @@ impl Machine {
         }
         let id = self.ids.get_mut(handle).ok_or(VerbsError::NotFound)?;
         (id.state, id.backlog, id.external_port) = (IdState::Listening, backlog, external);
-        self.stand_anew(handle);
+        self.refresh_port_claim(handle);
         Ok(())
     }
 
@@ -205,7 +206,7 @@ impl Machine {
             CmOption::AddressFamilyOnly(only) => id.af_only = Some(only),
             CmOption::AckTimeout(timeout) => id.ack_timeout = Some(timeout),
         }
-        self.stand_anew(handle);
+        self.refresh_port_claim(handle);
         Ok(None)
     }
 }
@@ -234,13 +235,6 @@ fn handle_in(request: &CmRequest) -> Option<Handle> {
         | CmRequest::LeaveMulticast { id, .. }
         | CmRequest::SetOption { id, .. } => Some(*id),
     }
-}
-
-/// The vNIC's own address of the family of `like`; its first if it has none of that.
-pub(crate) fn own_place<E: Environment + ?Sized>(env: &E, vnic: VnicRef, like: Gid) -> Option<Place> {
-    let places = || env.places(vnic).into_iter().flatten();
-    let of_family = |place: &Place| matches!(place.scope, Scope::Network(_)) && is_ipv4(place.gid) == is_ipv4(like);
-    places().find(of_family).or_else(|| places().next())
 }
 
 /// Which of the vNIC's addresses this is. `None`: a wildcard.

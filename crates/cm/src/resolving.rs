@@ -5,8 +5,8 @@
 //! is -ETIMEDOUT then. Nothing asks anybody: the environment says what is new, by [`Machine::handle_new_address`] and
 //! [`Machine::handle_new_routes`], and [`Machine::handle_timeout`] looks again for those that wait for it, so many a call.
 use crate::address::{TIMED_OUT, is_ipv4, is_loopback, is_wildcard, status_of, wildcard_like};
+use crate::environment::own_place;
 use crate::id::IdState;
-use crate::requests::own_place;
 use crate::{Environment, Link, Machine, Place, Route, VnicRef};
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::ops::Bound;
@@ -195,7 +195,7 @@ impl Machine {
             CmEventKind::AddressResolved
         };
         let body = id.cm_route().map_or(CmEventBody::Nothing, CmEventBody::Route);
-        self.stand_anew(handle);
+        self.refresh_port_claim(handle);
         self.tell(env, handle, kind, 0, body);
     }
 

@@ -3,7 +3,7 @@ use crate::boundary::{code, event, pointer};
 use crate::context::Context;
 use crate::cq::Cq;
 use freeflow_abi::{ibv_comp_channel, ibv_context, ibv_cq};
-use freeflow_client::Channel;
+use freeflow_client::CompletionChannel;
 use freeflow_verbs::VerbsError;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 #[repr(C)]
 pub(crate) struct CompChannel {
     c: UnsafeCell<ibv_comp_channel>,
-    pub client: Arc<Channel>,
+    pub client: Arc<CompletionChannel>,
 }
 
 impl CompChannel {
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
     pointer(|| {
         // SAFETY: the caller's.
         let owner = unsafe { Context::from_c(context) }.client();
-        let client = Channel::create(owner.session(), owner.handle())?;
+        let client = CompletionChannel::create(owner.session(), owner.handle())?;
         let c = ibv_comp_channel { context, fd: client.descriptor(), refcnt: 0 };
         let channel = CompChannel { c: UnsafeCell::new(c), client: Arc::new(client) };
         Ok(Box::into_raw(Box::new(channel)).cast())

@@ -172,14 +172,14 @@ impl ChannelSender {
 
     /// After publishing: the receiver must be told by the router. Fences first.
     #[inline]
-    pub fn must_tell(&self) -> bool {
-        // SeqCst; partner: the fence in `ChannelReceiver::want_telling`.
+    pub fn must_notify(&self) -> bool {
+        // SeqCst; partner: the fence in `ChannelReceiver::want_notifications`.
         fence(Ordering::SeqCst);
         // Relaxed: ordered by the fence.
-        self.segment.u32(channel::WANTS_TELLING).load(Ordering::Relaxed) != 0
+        self.segment.u32(channel::WANTS_NOTIFICATION).load(Ordering::Relaxed) != 0
     }
 
-    /// After [`Self::must_tell`] said so: the receiver's RECVs are flushed, and it may never see the message.
+    /// After [`Self::must_notify`] said so: the receiver's RECVs are flushed, and it may never see the message.
     #[inline]
     pub fn may_be_unseen(&self) -> bool {
         handshake::may_be_unseen(self.segment.u32(channel::STATE))
@@ -221,7 +221,7 @@ impl ChannelReceiver {
         assert!(credit_count.is_power_of_two() && channel::bytes(credit_count) <= segment.bytes());
         let credits = CreditWriter { segment: segment.clone(), credit_count };
         let receiver = Self { segment, next: Place::default(), wants_telling: false, has_left: false };
-        receiver.segment.u32(channel::WANTS_TELLING).store(1, Ordering::Relaxed);
+        receiver.segment.u32(channel::WANTS_NOTIFICATION).store(1, Ordering::Relaxed);
         (Self { wants_telling: true, ..receiver }, credits)
     }
 
@@ -285,13 +285,13 @@ impl ChannelReceiver {
 
     /// Whether the sender shall have the router tell of messages. After `true` look once more; a fence is made.
     #[inline]
-    pub fn want_telling(&mut self, wants: bool) {
+    pub fn want_notifications(&mut self, wants: bool) {
         if std::mem::replace(&mut self.wants_telling, wants) == wants || self.has_left {
             return;
         }
         // Relaxed: ordered by the fence.
-        self.segment.u32(channel::WANTS_TELLING).store(u32::from(wants), Ordering::Relaxed);
-        // SeqCst; partner: the fence in `must_tell`.
+        self.segment.u32(channel::WANTS_NOTIFICATION).store(u32::from(wants), Ordering::Relaxed);
+        // SeqCst; partner: the fence in `must_notify`.
         fence(Ordering::SeqCst);
     }
 
@@ -299,7 +299,7 @@ impl ChannelReceiver {
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.has_left, true) {
             self.wants_telling = true;
-            handshake::leave(self.segment.u32(channel::STATE), self.segment.u32(channel::WANTS_TELLING));
+            handshake::leave(self.segment.u32(channel::STATE), self.segment.u32(channel::WANTS_NOTIFICATION));
         }
     }
 

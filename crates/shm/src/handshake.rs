@@ -11,8 +11,8 @@
 //! | `ROUTER_SLEEPS` | router | 1: I don't look at the doorbells | library | ringing one |
 //! | `ARMED` | library | 1, 2: I wait for a completion (2: a solicited one) | router | publishing completions |
 //! | `AWAITED` | library | n: I sleep until `COMPLETED` is n | router | publishing completions and storing `COMPLETED` |
-//! | `WANTS_TELLING` | receiver of a channel | 1: I don't look at it | its sender | publishing a message |
-//! | `STATE` | receiver of a channel | 2: I look once more, and never again | its sender | `WANTS_TELLING` was 1 |
+//! | `WANTS_NOTIFICATION` | receiver of a channel | 1: I don't look at it | its sender | publishing a message |
+//! | `STATE` | receiver of a channel | 2: I look once more, and never again | its sender | `WANTS_NOTIFICATION` was 1 |
 //! | [`Parker`](crate::parker::Parker) | a thread of the router | 1: I sleep | other threads of it | putting something in a queue |
 use crate::layout::{ARMED_NEXT, ARMED_NONE, ARMED_SOLICITED, CHANNEL_LEFT, DOORBELL_WORDS_PER_SUMMARY_BIT};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};

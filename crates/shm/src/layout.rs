@@ -221,7 +221,7 @@ pub mod channel {
     /// u32, receiver: [`super::CHANNEL_OPEN`] once it takes messages, [`super::CHANNEL_LEFT`] once its RECVs are flushed.
     pub const STATE: usize = 0;
     /// u32, receiver: 1 if the sender must say to the router that there is a message: nobody looks.
-    pub const WANTS_TELLING: usize = 4;
+    pub const WANTS_NOTIFICATION: usize = 4;
     /// u64, receiver: descriptors (low half) and units of data (high half) that it has freed, free-running.
     pub const FREED: usize = 64;
     /// Descriptors.

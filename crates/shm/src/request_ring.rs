@@ -199,7 +199,7 @@ impl RequestProducer {
     }
 
     /// Says that there is a message in the channel of which the peer wants to be told; ring the doorbell then.
-    pub fn tell(&mut self, solicited: bool) {
+    pub fn notify(&mut self, solicited: bool) {
         let told = self.view.header::<{ queue::TOLD }>();
         // Relaxed: this side alone stores it.
         let count = told.load(Ordering::Relaxed).wrapping_add(1);

@@ -145,7 +145,7 @@ impl SessionSegment {
     pub fn tell_news(&self, cookie: u32) {
         let word = cookie as usize / 64;
         if word < NEWS_WORD_COUNT {
-            // Release, both; partners: the Acquire swaps in `take_news`.
+            // Release, both; partners: the Acquire swaps in `take_notifications`.
             self.news(word).fetch_or(1 << (cookie % 64), Ordering::Release);
             self.segment.u64(session::NEWS_SUMMARY).fetch_or(1 << (word / 8), Ordering::Release);
         }
@@ -153,13 +153,13 @@ impl SessionSegment {
 
     /// Library: some QP has news.
     #[inline]
-    pub fn has_news(&self) -> bool {
+    pub fn has_notifications(&self) -> bool {
         // SeqCst: a process that asks several words whether there are news asks this one first.
         self.segment.u64(session::NEWS_SUMMARY).load(Ordering::SeqCst) != 0
     }
 
     /// Library: takes the cookies of QPs that have news.
-    pub fn take_news(&self, mut each: impl FnMut(u32)) {
+    pub fn take_notifications(&self, mut each: impl FnMut(u32)) {
         // Acquire at least, both; partners: the Release `fetch_or`s in `tell_news`.
         let mut summary = self.segment.u64(session::NEWS_SUMMARY).swap(0, Ordering::SeqCst);
         while summary != 0 {

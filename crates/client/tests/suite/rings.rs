@@ -1,8 +1,8 @@
 //! Objects, rings, events and the end of the router, against a router that the test plays.
 use crate::common::FakeRouter;
 use freeflow_client::{
-    Channel, CompletionQueue, ConnectError, Context, Element, QpParameters, QueuePair, SendDescriptor, Session,
-    SharedReceiveQueue, check_send,
+    CompletionChannel, CompletionQueue, ConnectError, Context, Element, QpParameters, QueuePair, SendDescriptor,
+    Session, SharedReceiveQueue, check_send,
 };
 use freeflow_protocol::PROTOCOL;
 use freeflow_protocol::version::{Offer, VersionRange};
@@ -34,7 +34,7 @@ impl Bench {
     }
 
     /// The first CQ has cookie 0, the second 1, and so on.
-    fn cq(&self, channel: Option<&Arc<Channel>>) -> Arc<CompletionQueue> {
+    fn cq(&self, channel: Option<&Arc<CompletionChannel>>) -> Arc<CompletionQueue> {
         Arc::new(CompletionQueue::create(&self.session, self.context.handle(), 16, channel, false).unwrap())
     }
 
@@ -239,7 +239,7 @@ fn a_resize_keeps_what_is_in_the_queue() {
 #[test]
 fn completion_events_name_their_cq_and_skip_destroyed_ones() {
     let bench = Bench::new("events");
-    let channel = Arc::new(Channel::create(&bench.session, bench.context.handle()).unwrap());
+    let channel = Arc::new(CompletionChannel::create(&bench.session, bench.context.handle()).unwrap());
     let (gone, cq) = (bench.cq(Some(&channel)), bench.cq(Some(&channel)));
     gone.set_tag(100);
     cq.set_tag(101);
@@ -259,7 +259,7 @@ fn completion_events_name_their_cq_and_skip_destroyed_ones() {
 #[test]
 fn the_end_of_the_router_flushes_everything_once() {
     let bench = Bench::new("death");
-    let channel = Arc::new(Channel::create(&bench.session, bench.context.handle()).unwrap());
+    let channel = Arc::new(CompletionChannel::create(&bench.session, bench.context.handle()).unwrap());
     let cq = bench.cq(Some(&channel));
     cq.set_tag(7);
     let qp = bench.qp(&cq, None);

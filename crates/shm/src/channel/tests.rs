@@ -100,11 +100,11 @@ fn credits_are_of_one_position() {
 #[test]
 fn who_wants_telling_is_told() {
     let (sender, mut receiver, _, _) = ends(4);
-    assert!(sender.must_tell());
-    receiver.want_telling(false);
-    assert!(!sender.must_tell());
-    receiver.want_telling(true);
-    assert!(sender.must_tell());
+    assert!(sender.must_notify());
+    receiver.want_notifications(false);
+    assert!(!sender.must_notify());
+    receiver.want_notifications(true);
+    assert!(sender.must_notify());
 }
 
 /// A sender that scribbles over everything can't make the receiver leave the channel, nor more than its RECVs be written.

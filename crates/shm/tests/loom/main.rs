@@ -52,7 +52,7 @@ fn assert_is(position: u32, got: &Line) {
 fn a_message_is_seen_or_its_sender_knows() {
     for looks in [false, true] {
         check(move || {
-            // The head of the message's descriptor, STATE, WANTS_TELLING.
+            // The head of the message's descriptor, STATE, WANTS_NOTIFICATION.
             let words = Arc::new((AtomicU64::new(0), AtomicU32::new(CHANNEL_OPEN), AtomicU32::new(u32::from(looks))));
             let sender = {
                 let words = Arc::clone(&words);

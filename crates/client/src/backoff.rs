@@ -8,7 +8,7 @@
 //! It is the thread that waits, not the CQ: many programs poll several in turns, of which some are always empty. What one of them
 //! brings ends the wait at all of them, and so does a request that was posted, once an empty poll of its CQ sees that.
 //!
-//! A program that does other work between its polls is not held up: what it does between two of them tells ([`OWN_WORK_NS`]).
+//! A program that does other work between its polls is not held up: the time between two of them shows that ([`OWN_WORK_NS`]).
 //!
 //! Invariant: a poll sleeps only if its CQ was empty [`EMPTY_POLLS_BEFORE_YIELD`] times since the router last brought anything to the
 //! process, and since the thread's wait began. So a thread that polls several CQs in turns has looked at all of them since. And only
@@ -26,17 +26,16 @@ const EMPTY_POLLS_PER_CHECK: u32 = 64;
 const SPIN_NS: u64 = 50_000;
 /// After a wait as long as this the next one sleeps at once.
 const LONG_WAIT_NS: u64 = 100_000;
-/// Who was away for so long since the last poll gave way does something else beside polling.
+/// A thread that polls again only after this time does other work between its polls.
 const OWN_WORK_NS: u64 = 10_000;
 /// The longest sleep: a program may wait for more than completions.
 const SLEEP_NS: u64 = 100_000;
-/// Nobody wakes a sleeper whose message came by a channel: a thread sleeps only if it has polled so often since it last looked
-/// at one.
+/// Nobody wakes a sleeper whose message came by a direct ring: a thread sleeps only after this many polls without one.
 const POLLS_BESIDE_CHANNELS: u32 = 1024;
 
-/// What the empty polls of a CQ have seen so far.
+/// The empty polls of a CQ so far.
 #[derive(Debug, Default)]
-pub(crate) struct Patience {
+pub(crate) struct Backoff {
     /// Empty polls since the last completion.
     empty_polls: u32,
     /// Empty polls while the router's count was `seen`, in one wait of the thread that polls.
@@ -47,12 +46,12 @@ pub(crate) struct Patience {
     wait: u32,
 }
 
-/// How a thread waits, whatever CQs it polls.
+/// The wait of a thread, whatever CQs it polls.
 #[derive(Clone, Copy, Debug)]
-struct Wait {
+struct ThreadWait {
     /// Empty polls since it found or posted something.
     empty_polls: u32,
-    /// Those since it last looked at a channel.
+    /// Polls since it last looked at a direct ring.
     beside_channels: u32,
     /// When giving way began; 0: it has not.
     began_ns: u64,
@@ -60,11 +59,11 @@ struct Wait {
     last_wait_ns: u64,
     /// When the last poll that gave way returned; 0: none has since one found something.
     ended_ns: u64,
-    /// The how many-th wait it is.
+    /// Counts its waits.
     number: u32,
 }
 
-impl Wait {
+impl ThreadWait {
     const NEW: Self = Self {
         empty_polls: 0,
         beside_channels: POLLS_BESIDE_CHANNELS,
@@ -74,7 +73,7 @@ impl Wait {
         number: 0,
     };
 
-    /// It begins anew.
+    /// The next wait begins.
     fn restart(&mut self) {
         (self.empty_polls, self.began_ns, self.ended_ns) = (0, 0, 0);
         self.number = self.number.wrapping_add(1);
@@ -92,11 +91,11 @@ impl Wait {
     }
 }
 
-thread_local!(static WAIT: Cell<Wait> = const { Cell::new(Wait::NEW) });
+thread_local!(static THREAD_WAIT: Cell<ThreadWait> = const { Cell::new(ThreadWait::NEW) });
 
-/// With this thread's wait, and what no other thread's has.
-fn in_thread<T>(change: impl FnOnce(&mut Wait, usize) -> T) -> T {
-    WAIT.with(|cell| {
+/// Changes this thread's wait; the number is no other thread's.
+fn in_thread<T>(change: impl FnOnce(&mut ThreadWait, usize) -> T) -> T {
+    THREAD_WAIT.with(|cell| {
         let mut wait = cell.get();
         let value = change(&mut wait, std::ptr::from_ref(cell).addr());
         cell.set(wait);
@@ -104,14 +103,14 @@ fn in_thread<T>(change: impl FnOnce(&mut Wait, usize) -> T) -> T {
     })
 }
 
-/// What a CQ's polls look at from outside of its lock.
+/// A hint for a CQ's polls, outside of its lock.
 #[derive(Debug, Default)]
-pub(crate) struct Posts {
+pub(crate) struct PostHint {
     /// A request was posted to a QP whose sends complete here, since an empty poll looked last.
     some: AtomicBool,
 }
 
-impl Posts {
+impl PostHint {
     #[inline]
     pub fn note(&self) {
         // Relaxed, here and in `take`: a hint.
@@ -130,21 +129,21 @@ impl Posts {
     }
 }
 
-/// What an empty poll does before it returns.
+/// How an empty poll waits before it returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct EmptyPollAction {
     checks: bool,
-    way: Way,
+    pause: Pause,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Pause {
     Return,
     Yield,
     Sleep { seen: u64 },
 }
 
-impl Patience {
+impl Backoff {
     #[inline]
     pub fn note_success(&mut self, session: &Session, has_channels: bool) {
         self.empty_polls = 0;
@@ -158,22 +157,22 @@ impl Patience {
 
     /// `has_channels`: messages may come without the router.
     #[inline]
-    pub fn next_step(&mut self, session: &Session, posts: &Posts, has_channels: bool) -> Step {
+    pub fn next_action(&mut self, session: &Session, post_hint: &PostHint, has_channels: bool) -> EmptyPollAction {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         let checks = self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_CHECK);
         if !session.must_yield() {
-            return Step { checks, way: Way::Return };
+            return EmptyPollAction { checks, pause: Pause::Return };
         }
-        let has_posted = posts.take();
-        let way = in_thread(|wait, thread| {
+        let has_posted = post_hint.take();
+        let pause = in_thread(|wait, thread| {
             if has_posted {
                 wait.end(monotonic_ns);
             }
             wait.note_channels(has_channels);
             self.note_wait(thread, wait.number);
-            self.next_way(wait, session.completed(), monotonic_ns, || session.is_worker_here())
+            self.next_pause(wait, session.completed(), monotonic_ns, || session.is_worker_here())
         });
-        Step { checks, way }
+        EmptyPollAction { checks, pause }
     }
 
     fn note_wait(&mut self, thread: usize, wait: u32) {
@@ -184,13 +183,13 @@ impl Patience {
     }
 
     #[inline]
-    fn next_way(
+    fn next_pause(
         &mut self,
-        wait: &mut Wait,
+        wait: &mut ThreadWait,
         completed: u64,
         now_ns: impl FnOnce() -> u64,
         is_worker_here: impl FnOnce() -> bool,
-    ) -> Way {
+    ) -> Pause {
         if completed != self.seen {
             self.seen = completed;
             self.unchanged_polls = 0;
@@ -198,13 +197,13 @@ impl Patience {
         self.unchanged_polls = self.unchanged_polls.saturating_add(1);
         wait.empty_polls = wait.empty_polls.saturating_add(1);
         if wait.empty_polls <= EMPTY_POLLS_BEFORE_YIELD {
-            return Way::Return;
+            return Pause::Return;
         }
         let now_ns = now_ns();
         if wait.ended_ns != 0 && now_ns.saturating_sub(wait.ended_ns) > OWN_WORK_NS {
             // That gap counts once.
             wait.restart();
-            return Way::Return;
+            return Pause::Return;
         }
         if wait.began_ns == 0 {
             wait.began_ns = now_ns;
@@ -213,22 +212,22 @@ impl Patience {
         let is_long = now_ns.saturating_sub(wait.began_ns) >= SPIN_NS || wait.last_wait_ns >= LONG_WAIT_NS;
         let may_sleep =
             self.unchanged_polls > EMPTY_POLLS_BEFORE_YIELD && wait.beside_channels >= POLLS_BESIDE_CHANNELS;
-        if (is_long || is_worker_here) && may_sleep { Way::Sleep { seen: self.seen } } else { Way::Yield }
+        if (is_long || is_worker_here) && may_sleep { Pause::Sleep { seen: self.seen } } else { Pause::Yield }
     }
 }
 
-impl Step {
+impl EmptyPollAction {
     #[inline]
     pub fn wait(self, session: &Session) {
-        match self.way {
-            Way::Return => {}
-            Way::Yield => sched_yield(),
-            Way::Sleep { seen } => session.sleep_while(seen, SLEEP_NS),
+        match self.pause {
+            Pause::Return => {}
+            Pause::Yield => sched_yield(),
+            Pause::Sleep { seen } => session.sleep_while(seen, SLEEP_NS),
         }
-        if self.way != Way::Return {
+        if self.pause != Pause::Return {
             in_thread(|wait, _| wait.ended_ns = monotonic_ns());
         }
-        if self.checks || matches!(self.way, Way::Sleep { .. }) {
+        if self.checks || matches!(self.pause, Pause::Sleep { .. }) {
             session.check_sometimes();
         }
     }
@@ -240,22 +239,22 @@ mod tests {
 
     /// Polls in vain for so long, a microsecond each; how many of each way that took.
     fn polls(
-        (patience, wait): (&mut Patience, &mut Wait),
+        (backoff, wait): (&mut Backoff, &mut ThreadWait),
         completed: u64,
         from_us: u64,
         count: u32,
         worker_here: bool,
     ) -> (u32, u32, u32) {
         let (mut returns, mut yields, mut sleeps) = (0, 0, 0);
-        for step in 1..=count {
-            let now_ns = (from_us + u64::from(step)) * 1_000;
+        for action in 1..=count {
+            let now_ns = (from_us + u64::from(action)) * 1_000;
             wait.ended_ns = now_ns - 1_000;
             wait.note_channels(false);
-            patience.note_wait(1, wait.number);
-            match patience.next_way(wait, completed, || now_ns, || worker_here) {
-                Way::Return => returns += 1,
-                Way::Yield => yields += 1,
-                Way::Sleep { seen } => {
+            backoff.note_wait(1, wait.number);
+            match backoff.next_pause(wait, completed, || now_ns, || worker_here) {
+                Pause::Return => returns += 1,
+                Pause::Yield => yields += 1,
+                Pause::Sleep { seen } => {
                     assert_eq!(seen, completed);
                     sleeps += 1;
                 }
@@ -266,57 +265,55 @@ mod tests {
 
     #[test]
     fn pauses_then_yields_then_sleeps() {
-        let (mut patience, mut wait) = (Patience::default(), Wait::NEW);
-        assert_eq!(polls((&mut patience, &mut wait), 0, 0, 20, false), (20, 0, 0));
-        assert_eq!(polls((&mut patience, &mut wait), 0, 20, 50, false), (0, 50, 0));
-        assert_eq!(polls((&mut patience, &mut wait), 0, 70, 10, false), (0, 0, 10));
+        let (mut backoff, mut wait) = (Backoff::default(), ThreadWait::NEW);
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 0, 20, false), (20, 0, 0));
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 20, 50, false), (0, 50, 0));
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 70, 10, false), (0, 0, 10));
         wait.end(|| 90_000);
         assert_eq!(wait.last_wait_ns, 69_000);
-        assert_eq!(
-            polls((&mut patience, &mut wait), 0, 80, 20, false),
-            (20, 0, 0),
-            "after a completion it begins anew"
-        );
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 80, 20, false), (20, 0, 0), "after a completion it begins anew");
     }
 
     #[test]
     fn whoever_waited_long_sleeps_at_once() {
-        let (mut patience, mut wait) = (Patience::default(), Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW });
-        assert_eq!(polls((&mut patience, &mut wait), 0, 0, 30, false), (20, 0, 10));
+        let (mut backoff, mut wait) =
+            (Backoff::default(), ThreadWait { last_wait_ns: LONG_WAIT_NS, ..ThreadWait::NEW });
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 0, 30, false), (20, 0, 10));
         wait.restart();
         wait.last_wait_ns = LONG_WAIT_NS - 1;
-        assert_eq!(polls((&mut patience, &mut wait), 0, 100, 30, false), (20, 10, 0));
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 100, 30, false), (20, 10, 0));
     }
 
     #[test]
     fn the_worker_gets_the_processor_that_it_waits_for() {
-        let (mut patience, mut wait) = (Patience::default(), Wait::NEW);
-        assert_eq!(polls((&mut patience, &mut wait), 0, 0, 30, true), (20, 0, 10));
+        let (mut backoff, mut wait) = (Backoff::default(), ThreadWait::NEW);
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 0, 30, true), (20, 0, 10));
     }
 
     #[test]
     fn whoever_works_between_polls_is_not_held_up() {
-        let (mut patience, mut wait) = (Patience::default(), Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW });
-        for step in 1..1_000_u64 {
-            let now_ns = step * (OWN_WORK_NS + 1_000);
+        let (mut backoff, mut wait) =
+            (Backoff::default(), ThreadWait { last_wait_ns: LONG_WAIT_NS, ..ThreadWait::NEW });
+        for action in 1..1_000_u64 {
+            let now_ns = action * (OWN_WORK_NS + 1_000);
             wait.ended_ns = now_ns - OWN_WORK_NS - 1;
-            assert_eq!(patience.next_way(&mut wait, 0, || now_ns, || true), Way::Return, "{step}");
+            assert_eq!(backoff.next_pause(&mut wait, 0, || now_ns, || true), Pause::Return, "{action}");
         }
     }
 
     /// As an event loop that polls all of its CQs, and then does something else.
     #[test]
     fn nor_does_it_sleep_at_one_of_many_queues() {
-        let mut queues: Vec<_> = (0..30).map(|_| Patience::default()).collect();
-        let mut wait = Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW };
+        let mut queues: Vec<_> = (0..30).map(|_| Backoff::default()).collect();
+        let mut wait = ThreadWait { last_wait_ns: LONG_WAIT_NS, ..ThreadWait::NEW };
         for turn in 1..1_000_u64 {
             for queue in &mut queues {
                 let now_ns = turn * 30_000;
                 queue.note_wait(1, wait.number);
-                match queue.next_way(&mut wait, 0, || now_ns, || true) {
-                    Way::Return => {}
-                    Way::Yield => wait.ended_ns = now_ns,
-                    Way::Sleep { .. } => panic!("{turn}"),
+                match queue.next_pause(&mut wait, 0, || now_ns, || true) {
+                    Pause::Return => {}
+                    Pause::Yield => wait.ended_ns = now_ns,
+                    Pause::Sleep { .. } => panic!("{turn}"),
                 }
             }
         }
@@ -325,17 +322,17 @@ mod tests {
     /// Else a thread that polls several CQs could sleep over a completion of another one.
     #[test]
     fn nobody_sleeps_just_after_the_router_brought_something() {
-        let (mut patience, mut wait) = (Patience::default(), Wait::NEW);
-        assert_eq!(polls((&mut patience, &mut wait), 0, 0, 1_000, true).2, 980);
-        assert_eq!(polls((&mut patience, &mut wait), 1, 1_000, 20, true), (0, 20, 0));
-        assert_eq!(polls((&mut patience, &mut wait), 1, 1_020, 1, true), (0, 0, 1));
-        assert_eq!(polls((&mut patience, &mut wait), 2, 1_021, 20, true), (0, 20, 0));
+        let (mut backoff, mut wait) = (Backoff::default(), ThreadWait::NEW);
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 0, 1_000, true).2, 980);
+        assert_eq!(polls((&mut backoff, &mut wait), 1, 1_000, 20, true), (0, 20, 0));
+        assert_eq!(polls((&mut backoff, &mut wait), 1, 1_020, 1, true), (0, 0, 1));
+        assert_eq!(polls((&mut backoff, &mut wait), 2, 1_021, 20, true), (0, 20, 0));
     }
 
     /// As with a CQ for sends and another for receives: what one of them brings past the router is not counted there.
     #[test]
     fn a_queue_that_is_always_empty_holds_nobody_up() {
-        let (mut idle, mut wait) = (Patience::default(), Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW });
+        let (mut idle, mut wait) = (Backoff::default(), ThreadWait { last_wait_ns: LONG_WAIT_NS, ..ThreadWait::NEW });
         for turn in 0..10_000 {
             assert_eq!(polls((&mut idle, &mut wait), 0, turn * 10, 10, true), (10, 0, 0), "{turn}");
             wait.end(|| unreachable!("it never gave way"));
@@ -345,8 +342,8 @@ mod tests {
     /// Nor many of them: one round is more polls than a wait has before it gives way.
     #[test]
     fn many_queues_that_are_always_empty_put_nobody_to_sleep() {
-        let mut idle: Vec<_> = (0..100).map(|_| Patience::default()).collect();
-        let mut wait = Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW };
+        let mut idle: Vec<_> = (0..100).map(|_| Backoff::default()).collect();
+        let mut wait = ThreadWait { last_wait_ns: LONG_WAIT_NS, ..ThreadWait::NEW };
         for turn in 0..1_000 {
             for queue in &mut idle {
                 assert_eq!(polls((queue, &mut wait), 0, turn, 1, true).2, 0, "{turn}");
@@ -358,22 +355,23 @@ mod tests {
 
     #[test]
     fn threads_that_poll_one_queue_by_turns_sleep_too() {
-        let (mut patience, mut wait) = (Patience::default(), Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW });
+        let (mut backoff, mut wait) =
+            (Backoff::default(), ThreadWait { last_wait_ns: LONG_WAIT_NS, ..ThreadWait::NEW });
         let mut sleeps = 0;
-        for step in 0..100_u64 {
-            patience.note_wait(step as usize % 2, 7 + step as u32 % 2);
-            sleeps += u32::from(matches!(patience.next_way(&mut wait, 0, || step, || true), Way::Sleep { .. }));
+        for action in 0..100_u64 {
+            backoff.note_wait(action as usize % 2, 7 + action as u32 % 2);
+            sleeps += u32::from(matches!(backoff.next_pause(&mut wait, 0, || action, || true), Pause::Sleep { .. }));
         }
         assert!(sleeps > 50, "{sleeps}");
     }
 
     #[test]
     fn nobody_sleeps_beside_a_channel() {
-        let (mut with, mut without) = (Patience::default(), Patience::default());
-        let mut wait = Wait { last_wait_ns: LONG_WAIT_NS, ..Wait::NEW };
+        let (mut with, mut without) = (Backoff::default(), Backoff::default());
+        let mut wait = ThreadWait { last_wait_ns: LONG_WAIT_NS, ..ThreadWait::NEW };
         for turn in 1..1_000 {
             wait.note_channels(true);
-            assert!(!matches!(with.next_way(&mut wait, 0, || turn, || true), Way::Sleep { .. }));
+            assert!(!matches!(with.next_pause(&mut wait, 0, || turn, || true), Pause::Sleep { .. }));
             assert_eq!(polls((&mut without, &mut wait), 0, turn, 1, true).2, 0, "{turn}");
         }
         assert_eq!(polls((&mut without, &mut wait), 0, 1_000, 1_100, true), (0, 1_022, 78), "it is polled no more");
@@ -381,11 +379,11 @@ mod tests {
 
     #[test]
     fn a_post_is_seen_once() {
-        let posts = Posts::default();
-        assert!(!posts.take());
-        posts.note();
-        posts.note();
-        assert!(posts.take());
-        assert!(!posts.take());
+        let post_hint = PostHint::default();
+        assert!(!post_hint.take());
+        post_hint.note();
+        post_hint.note();
+        assert!(post_hint.take());
+        assert!(!post_hint.take());
     }
 }

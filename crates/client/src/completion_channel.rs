@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 /// A completion channel.
 #[derive(Debug)]
-pub struct Channel {
+pub struct CompletionChannel {
     session: Arc<Session>,
     handle: Handle,
     pipe: OwnedFd,
 }
 
-impl Channel {
+impl CompletionChannel {
     pub fn create(session: &Arc<Session>, context: Handle) -> Result<Self, VerbsError> {
         let (reply, mut descriptors) = session.call(&Request::CreateChannel { context })?;
         match (reply, descriptors.pop()) {
@@ -72,11 +72,11 @@ impl Channel {
         }
         self.session.mark_dead();
         let mut objects = lock(&self.session.objects);
-        let untold = objects
+        let unreported = objects
             .cqs
             .values_mut()
             .find(|entry| entry.channel == Some(self.handle) && !entry.death_reported && entry.tag != 0);
-        let entry = untold.ok_or(None)?;
+        let entry = unreported.ok_or(None)?;
         entry.death_reported = true;
         deliver(entry.tag);
         Ok(true)

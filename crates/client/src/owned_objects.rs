@@ -23,7 +23,7 @@ enum Kind {
 
 /// What the contexts of a session own.
 #[derive(Debug, Default)]
-pub(crate) struct Belongings {
+pub(crate) struct OwnedObjects {
     /// With the context that owns it.
     objects: BTreeMap<(Kind, Handle), Handle>,
     /// QPs, and the multicast groups that keep them from being destroyed.
@@ -34,7 +34,7 @@ pub(crate) struct Belongings {
     device_memory_bytes: u64,
 }
 
-impl Belongings {
+impl OwnedObjects {
     /// Takes note of a call that succeeded.
     pub fn note(&mut self, request: &Request, reply: &Reply) {
         let made = match (request, reply) {
@@ -114,7 +114,7 @@ impl Belongings {
     }
 
     /// The requests that destroy what a context still owns, in an order that works.
-    pub fn farewell(&self, context: Handle) -> Vec<Request> {
+    pub fn removal_requests(&self, context: Handle) -> Vec<Request> {
         let owned = self.objects.iter().filter(|(_, owner)| **owner == context);
         let attached = self.groups.iter().filter(|(qp, _)| self.objects.get(&(Kind::Qp, *qp)) == Some(&context));
         attached
@@ -141,38 +141,38 @@ mod tests {
 
     #[test]
     fn what_is_left_goes_in_order_and_only_from_its_own_context() {
-        let mut belongings = Belongings::default();
+        let mut owned_objects = OwnedObjects::default();
         for context in [1, 2] {
             let pd = 10 + context;
-            belongings.note(&Request::AllocPd { context }, &Reply::Pd { pd });
+            owned_objects.note(&Request::AllocPd { context }, &Reply::Pd { pd });
             let attributes = Default::default();
-            belongings.note(&Request::CreateAh { pd, attributes }, &Reply::AddressHandle { ah: 20 + context });
+            owned_objects.note(&Request::CreateAh { pd, attributes }, &Reply::AddressHandle { ah: 20 + context });
             let request = Request::CreateCq { context, cqe: 1, channel: None, cookie: 0, timestamps: false };
-            belongings.note(&request, &Reply::Cq { cq: 30 + context, cqe: 1, segment_bytes: 0 });
+            owned_objects.note(&request, &Reply::Cq { cq: 30 + context, cqe: 1, segment_bytes: 0 });
         }
-        belongings.note(&Request::DestroyAh { ah: 22 }, &Reply::Done);
+        owned_objects.note(&Request::DestroyAh { ah: 22 }, &Reply::Done);
         let destroy_cq = |cq| Request::DestroyCq { cq };
         let dealloc_pd = |pd| Request::DeallocPd { pd };
-        assert_eq!(belongings.farewell(1), [destroy_cq(31), Request::DestroyAh { ah: 21 }, dealloc_pd(11)]);
-        assert_eq!(belongings.farewell(2), [destroy_cq(32), dealloc_pd(12)]);
+        assert_eq!(owned_objects.removal_requests(1), [destroy_cq(31), Request::DestroyAh { ah: 21 }, dealloc_pd(11)]);
+        assert_eq!(owned_objects.removal_requests(2), [destroy_cq(32), dealloc_pd(12)]);
     }
 
     #[test]
     fn members_leave_their_groups_first() {
-        let mut belongings = Belongings::default();
-        belongings.note(
+        let mut owned_objects = OwnedObjects::default();
+        owned_objects.note(
             &Request::OpenXrcd { context: 1, file: None, create: true, exclusive: false },
             &Reply::Xrcd { xrcd: 5 },
         );
         let qp = Reply::Qp { qp: 6, qpn: 7, capabilities: Default::default(), segment_bytes: 0 };
-        belongings.note(&Request::OpenQp { xrcd: 5, qpn: 7, cookie: 0 }, &qp);
+        owned_objects.note(&Request::OpenQp { xrcd: 5, qpn: 7, cookie: 0 }, &qp);
         let (gid, other) = (Gid([1; 16]), Gid([2; 16]));
-        belongings.note(&Request::AttachMulticast { qp: 6, gid }, &Reply::Done);
-        belongings.note(&Request::AttachMulticast { qp: 6, gid: other }, &Reply::Done);
-        belongings.note(&Request::DetachMulticast { qp: 6, gid: other }, &Reply::Done);
+        owned_objects.note(&Request::AttachMulticast { qp: 6, gid }, &Reply::Done);
+        owned_objects.note(&Request::AttachMulticast { qp: 6, gid: other }, &Reply::Done);
+        owned_objects.note(&Request::DetachMulticast { qp: 6, gid: other }, &Reply::Done);
         let goodbye =
             [Request::DetachMulticast { qp: 6, gid }, Request::DestroyQp { qp: 6 }, Request::CloseXrcd { xrcd: 5 }];
-        assert_eq!(belongings.farewell(1), goodbye);
-        assert!(belongings.farewell(2).is_empty());
+        assert_eq!(owned_objects.removal_requests(1), goodbye);
+        assert!(owned_objects.removal_requests(2).is_empty());
     }
 }

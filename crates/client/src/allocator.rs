@@ -1,7 +1,7 @@
 //! Memory that the router reaches without a copy more: segments of its making, given out by the page (`ibv_malloc`).
 //!
-//! First fit over a list of free ranges. Arenas are at least [`ARENA_BYTES`]; one that is wholly free is given back. An arena is made of
-//! segments of [`ARENA_BYTES`] side by side: what a program does to one of them, as to punch a hole, blocks its copies for
+//! First fit over a list of free ranges. Arenas are at least [`SEGMENT_BYTES`]; one that is wholly free is given back. An arena is made of
+//! segments of [`SEGMENT_BYTES`] side by side: what a program does to one of them, as to punch a hole, blocks its copies for
 //! no longer than the kernel needs for that many pages.
 //!
 //! The pages of what is given out are allocated at once, so that they are charged to the program's memory cgroup; the router allocates
@@ -21,18 +21,18 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
 /// A segment, and the smallest arena, bytes.
-const ARENA_BYTES: usize = 16 << 20;
+const SEGMENT_BYTES: usize = 16 << 20;
 /// Unit of allocation, bytes.
 const PAGE_BYTES: usize = 4096;
 
-static ARENAS: Mutex<Vec<Arena>> = Mutex::new(Vec::new());
+static POOLS: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 
-struct Arena {
+struct Pool {
     session: Arc<Session>,
     /// In the order of their addresses, without gaps.
     segments: Vec<(Handle, Segment)>,
     address: usize,
-    ranges: Ranges,
+    ranges: FreeList,
 }
 
 /// Allocates whole pages; gives their address. The pages are zero at first use.
@@ -45,36 +45,36 @@ pub fn allocate(session: &Arc<Session>, bytes: usize) -> Result<usize, VerbsErro
         return Err(VerbsError::InvalidArgument);
     }
     let bytes = bytes.next_multiple_of(PAGE_BYTES);
-    let mut arenas = lock(&ARENAS);
-    for arena in arenas.iter_mut().filter(|arena| Arc::ptr_eq(&arena.session, session)) {
-        if let Some(offset) = arena.ranges.take(bytes) {
-            return arena.give_out(offset, bytes);
+    let mut pools = lock(&POOLS);
+    for pool in pools.iter_mut().filter(|pool| Arc::ptr_eq(&pool.session, session)) {
+        if let Some(offset) = pool.ranges.take(bytes) {
+            return pool.give_out(offset, bytes);
         }
     }
-    let mut arena = Arena::create(session, bytes.max(ARENA_BYTES))?;
-    let offset = arena.ranges.take(bytes).ok_or(VerbsError::NoMemory)?;
-    let given = arena.give_out(offset, bytes);
+    let mut pool = Pool::create(session, bytes.max(SEGMENT_BYTES))?;
+    let offset = pool.ranges.take(bytes).ok_or(VerbsError::NoMemory)?;
+    let given = pool.give_out(offset, bytes);
     if given.is_ok() {
-        arenas.push(arena);
+        pools.push(pool);
     } else {
-        arena.destroy();
+        pool.destroy();
     }
     given
 }
 
 /// Frees what [`allocate`] gave; says whether it knew the address.
 pub fn release(address: usize) -> bool {
-    let mut arenas = lock(&ARENAS);
-    let Some(index) = arenas.iter().position(|arena| arena.contains(address)) else { return false };
-    let arena = &mut arenas[index];
-    if arena.session.left_behind() {
+    let mut pools = lock(&POOLS);
+    let Some(index) = pools.iter().position(|pool| pool.contains(address)) else { return false };
+    let pool = &mut pools[index];
+    if pool.session.left_behind() {
         return true;
     }
-    let known = arena.ranges.give_back(address - arena.address);
-    if known && arena.ranges.is_unused() && arena.destroy() {
+    let known = pool.ranges.give_back(address - pool.address);
+    if known && pool.ranges.is_unused() && pool.destroy() {
         // The session's last holder may be this arena: it is dropped after the list's lock.
-        let unused = arenas.swap_remove(index);
-        drop(arenas);
+        let unused = pools.swap_remove(index);
+        drop(pools);
         drop(unused);
     }
     known
@@ -82,32 +82,32 @@ pub fn release(address: usize) -> bool {
 
 /// Bytes that were allocated at that address.
 pub fn usable_bytes(address: usize) -> Option<usize> {
-    let arenas = lock(&ARENAS);
-    let arena = arenas.iter().find(|arena| arena.contains(address))?;
-    arena.ranges.used.get(&(address - arena.address)).copied()
+    let pools = lock(&POOLS);
+    let pool = pools.iter().find(|pool| pool.contains(address))?;
+    pool.ranges.used.get(&(address - pool.address)).copied()
 }
 
-impl Arena {
+impl Pool {
     fn create(session: &Arc<Session>, bytes: usize) -> Result<Self, VerbsError> {
         let mut room = Room::reserve(bytes).map_err(|_| VerbsError::NoMemory)?;
-        let mut arena = Self {
+        let mut pool = Self {
             session: session.clone(),
             segments: Vec::new(),
             address: room.address(),
-            ranges: Ranges::new(bytes),
+            ranges: FreeList::new(bytes),
         };
         while room.bytes() > 0 {
-            if let Err(error) = arena.add_segment(&mut room) {
-                arena.destroy();
+            if let Err(error) = pool.add_segment(&mut room) {
+                pool.destroy();
                 return Err(error);
             }
         }
-        Ok(arena)
+        Ok(pool)
     }
 
     /// One more, at the beginning of the room that is left.
     fn add_segment(&mut self, room: &mut Room) -> Result<(), VerbsError> {
-        let bytes = room.bytes().min(ARENA_BYTES);
+        let bytes = room.bytes().min(SEGMENT_BYTES);
         let (reply, descriptors) = self.session.call(&Request::CreateSegment { length: bytes as u64 })?;
         let (Reply::Segment { segment: handle, length }, [memory]) = (reply, &descriptors[..]) else {
             return Err(self.session.nonsense());
@@ -132,12 +132,12 @@ impl Arena {
         }
     }
 
-    /// The address of what [`Ranges::take`] gave, its pages allocated; it is given back where they can't be had.
+    /// The address of what [`FreeList::take`] gave, its pages allocated; it is given back where they can't be had.
     fn give_out(&mut self, offset: usize, bytes: usize) -> Result<usize, VerbsError> {
         let (mut at, end) = (offset, offset + bytes);
         while at < end {
-            let (index, inside) = (at / ARENA_BYTES, at % ARENA_BYTES);
-            let count = (end - at).min(ARENA_BYTES - inside);
+            let (index, inside) = (at / SEGMENT_BYTES, at % SEGMENT_BYTES);
+            let count = (end - at).min(SEGMENT_BYTES - inside);
             if self.segments[index].1.populate(inside, count).is_err() {
                 self.ranges.give_back(offset);
                 return Err(VerbsError::NoMemory);
@@ -160,7 +160,7 @@ impl Arena {
         while let Some((handle, _)) = self.segments.last() {
             if self.session.destroy(&Request::DestroySegment { segment: *handle }).is_err() {
                 // Nothing of it is given out: what is left is an arena as any other.
-                self.ranges = Ranges::new(self.bytes());
+                self.ranges = FreeList::new(self.bytes());
                 return false;
             }
             self.segments.pop();
@@ -171,13 +171,13 @@ impl Arena {
 
 /// Which bytes of an arena are free and which are given out.
 #[derive(Debug, Default)]
-struct Ranges {
+struct FreeList {
     /// Offset to length; no two touch.
     free: BTreeMap<usize, usize>,
     used: BTreeMap<usize, usize>,
 }
 
-impl Ranges {
+impl FreeList {
     fn new(bytes: usize) -> Self {
         Self { free: BTreeMap::from([(0, bytes)]), used: BTreeMap::new() }
     }
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn first_fit_and_merging() {
-        let mut ranges = Ranges::new(4 * PAGE_BYTES);
+        let mut ranges = FreeList::new(4 * PAGE_BYTES);
         let a = ranges.take(PAGE_BYTES).unwrap();
         let b = ranges.take(2 * PAGE_BYTES).unwrap();
         let c = ranges.take(PAGE_BYTES).unwrap();

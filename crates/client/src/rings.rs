@@ -1,0 +1,245 @@
+//! The rings of a queue pair, as posts, its CQs and its direct ring see them.
+use crate::inbox::Inbox;
+use crate::incoming::{Incoming, SGES_MAX};
+use crate::lock;
+use crate::outgoing::Outgoing;
+use crate::posting_order::PostingOrder;
+use crate::regions::Cache;
+use crate::registry::CompletedCount;
+use crate::session::{NotificationListener, Session};
+use freeflow_protocol::library::Handle;
+use freeflow_shm::layout::QueueShape;
+use freeflow_shm::{CreditWriter, RequestProducer, Segment};
+use freeflow_verbs::{Access, Completion, CompletionFlags, Sge};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// The rings of a QP.
+pub(crate) struct Rings {
+    pub cookie: u32,
+    pub qpn: u32,
+    pub pd: Handle,
+    handle: Handle,
+    pub send: Mutex<SendSide>,
+    /// Send requests before this posting position are finished. Written by the poller of the send CQ.
+    pub send_done: AtomicU32,
+    pub posting_order: PostingOrder,
+    /// Completions of this QP's sends in the inbox of its CQ.
+    pub inbox_count: AtomicU32,
+    pub receive: Mutex<ReceiveSide>,
+    /// Receives before this position are finished. Written by the poller of the receive CQ.
+    pub receive_done: AtomicU32,
+    srq: Option<Arc<CompletedCount>>,
+    /// Of its CQs.
+    pub send_inbox: Option<Arc<Inbox>>,
+    receive_inbox: Option<Arc<Inbox>>,
+    /// There while messages may come by a direct ring. Under the lock of the receive CQ.
+    has_incoming: AtomicBool,
+    pub incoming: Mutex<Option<Incoming>>,
+    own: Weak<Self>,
+}
+
+/// The send queue, and the state of its direct path.
+pub(crate) struct SendSide {
+    pub ring: RequestProducer,
+    pub outgoing: Outgoing,
+}
+
+/// The receive queue, and the peer's view of its RECVs.
+pub(crate) struct ReceiveSide {
+    pub ring: RequestProducer,
+    pub credits: Option<CreditWriter>,
+    pub keys: Cache,
+}
+
+/// What rings are made of besides their memory.
+pub(crate) struct RingsParameters {
+    pub cookie: u32,
+    pub qpn: u32,
+    pub pd: Handle,
+    pub handle: Handle,
+    pub send_shape: QueueShape,
+    pub receive_shape: QueueShape,
+    pub srq: Option<Arc<CompletedCount>>,
+    pub send_inbox: Option<Arc<Inbox>>,
+    pub receive_inbox: Option<Arc<Inbox>>,
+}
+
+impl Rings {
+    /// Maps the rings of a QP. `None`: the process can't map more.
+    pub fn map(memory: &OwnedFd, parameters: RingsParameters) -> Option<Arc<Self>> {
+        let RingsParameters { cookie, qpn, pd, handle, send_shape, receive_shape, .. } = parameters;
+        let segment = Segment::map(memory.as_fd(), send_shape.bytes() + receive_shape.bytes()).ok()?;
+        // See the CQ's.
+        let _ = segment.set_dontfork();
+        let segment = Arc::new(segment);
+        let send = RequestProducer::new(segment.clone(), 0, send_shape);
+        let receive = RequestProducer::new(segment, send_shape.bytes(), receive_shape);
+        Some(Arc::new_cyclic(|own| Self {
+            cookie,
+            qpn,
+            pd,
+            handle,
+            send: Mutex::new(SendSide { ring: send, outgoing: Outgoing::default() }),
+            send_done: AtomicU32::new(0),
+            posting_order: PostingOrder::default(),
+            inbox_count: AtomicU32::new(0),
+            receive: Mutex::new(ReceiveSide { ring: receive, credits: None, keys: Cache::default() }),
+            receive_done: AtomicU32::new(0),
+            srq: parameters.srq,
+            send_inbox: parameters.send_inbox,
+            receive_inbox: parameters.receive_inbox,
+            has_incoming: AtomicBool::new(false),
+            incoming: Mutex::new(None),
+            own: own.clone(),
+        }))
+    }
+
+    /// Whether a completion is of this QP.
+    pub fn is_of(&self, completion: &Completion) -> bool {
+        completion.qp_cookie == self.cookie && completion.qpn == self.qpn
+    }
+
+    /// Frees the slots that a polled completion stands for.
+    #[inline]
+    pub fn give_back(&self, completion: &Completion) {
+        let next = completion.ring_position.wrapping_add(1);
+        // Release: pairs with the Acquire loads where slots are claimed.
+        if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
+            let next = self.posting_order.of_ring(completion.ring_position).wrapping_add(1);
+            self.send_done.store(next, Ordering::Release);
+        } else if let Some(srq) = &self.srq {
+            srq.add_one();
+        } else {
+            self.receive_done.store(next, Ordering::Release);
+        }
+    }
+
+    /// The same for a completion that is dropped: the QP's own queues are gone or reset, an SRQ is not.
+    pub fn give_back_shared(&self, completion: &Completion) {
+        if let Some(srq) = &self.srq
+            && !completion.flags.contains(CompletionFlags::SEND_QUEUE)
+        {
+            srq.add_one();
+        }
+    }
+
+    /// The same for one that stood in the CQ's inbox; its position is a virtual one.
+    #[inline]
+    pub fn give_back_own(&self, completion: &Completion) {
+        // Release: as in `give_back`.
+        self.send_done.store(completion.ring_position.wrapping_add(1), Ordering::Release);
+        // Relaxed: under the CQ's lock, but for the addition.
+        self.inbox_count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a completion from the inbox has its turn: those of the router's that are older were returned.
+    #[inline]
+    pub fn has_turn(&self, after: u32) -> bool {
+        (self.send_done.load(Ordering::Relaxed).wrapping_sub(after) as i32) >= 0
+    }
+
+    /// Whether completions of this QP's sends in the inbox may be older than one of the router's.
+    #[inline]
+    pub fn has_own(&self) -> bool {
+        // Acquire; partner: the Release addition in `SendBatch::complete`, which comes before later requests are posted.
+        self.inbox_count.load(Ordering::Acquire) != 0
+    }
+
+    /// The posting position of a request of the router's.
+    pub fn posting_position(&self, completion: &Completion) -> u32 {
+        self.posting_order.of_ring(completion.ring_position)
+    }
+
+    #[inline]
+    pub fn has_incoming(&self) -> bool {
+        // Relaxed: stored under the lock of the receive CQ, which the caller has.
+        self.has_incoming.load(Ordering::Relaxed)
+    }
+
+    pub fn set_incoming(&self, incoming: Option<Incoming>) {
+        if incoming.is_none() && self.has_incoming() {
+            lock(&self.receive).credits = None;
+        }
+        let mut place = lock(&self.incoming);
+        // Relaxed: as above.
+        self.has_incoming.store(incoming.is_some(), Ordering::Relaxed);
+        *place = incoming;
+    }
+
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// The sender learns of the RECVs that are posted, from now on of each. → the RECV that is next.
+    pub fn begin_credits(&self, session: &Session, credits: CreditWriter) -> u32 {
+        let next = lock(&self.incoming).as_ref().map(Incoming::next);
+        let mut side = lock(&self.receive);
+        let first = next.unwrap_or_else(|| self.receive_done.load(Ordering::Acquire));
+        let mut position = first;
+        while position != side.ring.position() {
+            let mut sges = [Sge::default(); SGES_MAX + 1];
+            let count = side.ring.receive_at(position, &mut sges);
+            let room = self.room(session, &mut side.keys, &sges[..count]);
+            credits.publish(position, room);
+            position = position.wrapping_add(1);
+        }
+        side.credits = Some(credits);
+        first
+    }
+
+    /// How many bytes a RECV takes by a direct ring; `None`: the router must deliver to it.
+    #[inline]
+    pub fn room(&self, session: &Session, keys: &mut Cache, sges: &[Sge]) -> Option<u32> {
+        if sges.len() > SGES_MAX {
+            return None;
+        }
+        let mut room = 0_u32;
+        for sge in sges.iter().filter(|sge| sge.length > 0) {
+            session.regions.resolve(keys, sge, self.pd, Access::LOCAL_WRITE)?;
+            room = room.checked_add(sge.length)?;
+        }
+        Some(room)
+    }
+
+    /// The oldest unfinished send request: position and work request id.
+    pub fn oldest_send(&self) -> Option<(u32, u64)> {
+        let side = lock(&self.send);
+        let done = self.send_done.load(Ordering::Acquire);
+        oldest(&side.ring, self.posting_order.to_ring(done, side.ring.position()))
+    }
+
+    pub fn oldest_receive(&self) -> Option<(u32, u64)> {
+        if self.srq.is_some() {
+            return None;
+        }
+        oldest(&lock(&self.receive).ring, self.receive_done.load(Ordering::Acquire))
+    }
+
+    pub fn reset(&self) {
+        let mut send = lock(&self.send);
+        send.ring.reset();
+        send.outgoing = Outgoing::default();
+        self.posting_order.reset();
+        self.inbox_count.store(0, Ordering::Relaxed);
+        self.send_done.store(0, Ordering::Release);
+        drop(send);
+        let mut receive = lock(&self.receive);
+        receive.ring.reset();
+        receive.credits = None;
+        self.receive_done.store(0, Ordering::Release);
+    }
+}
+
+impl NotificationListener for Rings {
+    fn notify(&self) {
+        if let (Some(inbox), Some(own)) = (&self.receive_inbox, self.own.upgrade()) {
+            inbox.add_notified(own);
+        }
+    }
+}
+
+fn oldest(ring: &RequestProducer, done: u32) -> Option<(u32, u64)> {
+    (ring.position() != done).then(|| (done, ring.wr_id_at(done)))
+}
