@@ -63,7 +63,7 @@ impl Cq {
 }
 
 /// What both ways of creation share.
-pub(crate) struct Wanted {
+pub(crate) struct CqParameters {
     pub cqe: u32,
     pub cq_context: *mut c_void,
     pub channel: *mut ibv_comp_channel,
@@ -76,7 +76,7 @@ pub(crate) struct Wanted {
 
 /// # Safety
 /// `context` is open, the channel null or of it.
-pub(crate) unsafe fn create(context: *mut ibv_context, wanted: Wanted) -> Outcome<*mut ibv_cq_ex> {
+pub(crate) unsafe fn create(context: *mut ibv_context, wanted: CqParameters) -> Outcome<*mut ibv_cq_ex> {
     // SAFETY: the caller's.
     let owner = unsafe { Context::from_c(context) }.client();
     let vectors = owner.session().device().completion_vector_count;
@@ -136,8 +136,15 @@ pub unsafe extern "C" fn ibv_create_cq(
         let cqe = u32::try_from(cqe).map_err(|_| VerbsError::InvalidArgument)?;
         let comp_vector = u32::try_from(comp_vector).map_err(|_| VerbsError::InvalidArgument)?;
         let parent_use = ParentUse::none();
-        let wanted =
-            Wanted { cqe, cq_context, channel, comp_vector, single_threaded: false, timestamps: false, parent_use };
+        let wanted = CqParameters {
+            cqe,
+            cq_context,
+            channel,
+            comp_vector,
+            single_threaded: false,
+            timestamps: false,
+            parent_use,
+        };
         // SAFETY: the caller's.
         unsafe { create(context, wanted) }.map(<*mut ibv_cq_ex>::cast)
     })

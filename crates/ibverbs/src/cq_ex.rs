@@ -1,6 +1,7 @@
 //! The extended CQ: creation, and the functions that `ibv_start_poll`, `ibv_wc_read_*` and the like call.
 use crate::boundary::{Outcome, code, pointer, set_errno};
-use crate::cq::{Cq, Wanted, create};
+use crate::clock::clock_ns;
+use crate::cq::{Cq, CqParameters, create};
 use crate::pd::{ParentUse, is_parent_domain};
 use freeflow_abi::{
     IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
@@ -37,7 +38,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
                 parent_use = ParentUse::of(parent);
             }
         }
-        let wanted = Wanted {
+        let wanted = CqParameters {
             cqe: attr.cqe,
             cq_context: attr.cq_context,
             channel: attr.channel,
@@ -213,13 +214,6 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     let shift = clock_ns(libc::CLOCK_REALTIME).wrapping_sub(clock_ns(libc::CLOCK_MONOTONIC));
     // SAFETY: the caller's.
     unsafe { read_completion_ts(cq) }.wrapping_add(shift)
-}
-
-pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the struct is ours to write.
-    unsafe { libc::clock_gettime(clock, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 unsafe extern "C" fn read_cvlan(_cq: *mut ibv_cq_ex) -> u16 {

@@ -1,7 +1,8 @@
 //! Device memory (`ibv_alloc_dm`): shared segments of host memory stand in for a NIC's own.
 use crate::boundary::{code, guarded, pointer};
 use crate::context::Context;
-use crate::memory::{Extent, Kind, access_from_c, register};
+use crate::memory::{RegionKind, access_from_c, register};
+use crate::on_demand::Extent;
 use freeflow_abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
 use freeflow_client::DeviceMemory;
 use freeflow_verbs::{Access, VerbsError};
@@ -122,7 +123,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         };
         // SAFETY: the caller's; the region is the program's only later.
         unsafe {
-            let mr = register(pd, Kind::Device, extent, ptr::null_mut(), None)?;
+            let mr = register(pd, RegionKind::Device, extent, ptr::null_mut(), None)?;
             (*mr).length = length;
             Ok(mr)
         }

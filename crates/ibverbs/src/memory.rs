@@ -4,6 +4,7 @@
 //! one in place.
 use crate::boundary::{Outcome, code, guarded, pointer, set_errno};
 use crate::context::{Context, session};
+use crate::on_demand::Extent;
 use crate::pd::ParentUse;
 use freeflow_abi::{
     IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_BUF, IBV_REG_MR_MASK_DMAH, IBV_REG_MR_MASK_FD, IBV_REG_MR_MASK_FD_OFFSET,
@@ -20,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// What a region lies over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RegionKind {
     /// Memory of the process that is mapped when it is registered.
     Ordinary,
     /// Addresses of the process, whatever is mapped there when they are used (`IBV_ACCESS_ON_DEMAND`).
@@ -31,16 +32,6 @@ pub(crate) enum Kind {
     Device,
     /// Memory of another process.
     Imported,
-}
-
-/// Where a region lies, and its rights. Lengths in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
-    pub address: u64,
-    pub length: u64,
-    /// Its first address as requests name it.
-    pub iova: u64,
-    pub access: Access,
 }
 
 impl Extent {
@@ -55,11 +46,11 @@ impl Extent {
 
     /// Moves memory of this process into segments, if it may be moved. Called before the router knows of the region.
     /// `maps`: the result of [`Self::check`].
-    fn prepare(&self, kind: Kind, owner: &Context, maps: Option<ProcessMap>) {
+    fn prepare(&self, kind: RegionKind, owner: &Context, maps: Option<ProcessMap>) {
         if self.is_remappable(kind) {
             let placement = match kind {
-                Kind::Ordinary if self.is_remote() => Placement::Exclusive,
-                Kind::Ordinary => Placement::Shared,
+                RegionKind::Ordinary if self.is_remote() => Placement::Exclusive,
+                RegionKind::Ordinary => Placement::Shared,
                 _ => Placement::Unmoved,
             };
             remap::prepare(owner.client().session(), self.span(owner), placement, maps);
@@ -67,14 +58,14 @@ impl Extent {
     }
 
     /// The region changes, and its memory stays the same.
-    fn refresh(&self, kind: Kind, owner: &Context) {
+    fn refresh(&self, kind: RegionKind, owner: &Context) {
         if self.is_remappable(kind) {
             remap::refresh(owner.client().session(), self.address, self.length);
         }
     }
 
     /// Ends the effect of [`Self::prepare`], after the router has forgotten the region.
-    fn release(&self, kind: Kind, owner: &Context) {
+    fn release(&self, kind: RegionKind, owner: &Context) {
         if self.is_remappable(kind) {
             remap::release(owner.client().session(), self.span(owner));
         }
@@ -86,12 +77,12 @@ impl Extent {
     }
 
     /// An implicit region touches everything, and would keep all else where it is.
-    fn is_remappable(&self, kind: Kind) -> bool {
-        matches!(kind, Kind::Ordinary | Kind::OnDemand) && !self.is_implicit()
+    fn is_remappable(&self, kind: RegionKind) -> bool {
+        matches!(kind, RegionKind::Ordinary | RegionKind::OnDemand) && !self.is_implicit()
     }
 
-    fn kind(&self) -> Kind {
-        if self.access.contains(Access::ON_DEMAND) { Kind::OnDemand } else { Kind::Ordinary }
+    fn kind(&self) -> RegionKind {
+        if self.access.contains(Access::ON_DEMAND) { RegionKind::OnDemand } else { RegionKind::Ordinary }
     }
 
     /// # Errors
@@ -104,7 +95,7 @@ impl Extent {
         if self.address.checked_add(self.length).is_none() || self.iova.checked_add(self.length).is_none() {
             return Err(VerbsError::InvalidArgument);
         }
-        if self.length == 0 || self.kind() == Kind::OnDemand {
+        if self.length == 0 || self.kind() == RegionKind::OnDemand {
             return Ok(None);
         }
         check_mapped(self.address, self.length, self.access.contains(Access::LOCAL_WRITE))
@@ -115,11 +106,11 @@ impl Extent {
 #[repr(C)]
 pub(crate) struct Mr {
     c: UnsafeCell<ibv_mr>,
-    state: Mutex<State>,
+    state: Mutex<MrState>,
 }
 
-struct State {
-    kind: Kind,
+struct MrState {
+    kind: RegionKind,
     extent: Extent,
     /// The PD's handle. The PD itself may be gone: an imported one can be given up before its regions.
     pd: Handle,
@@ -141,7 +132,7 @@ impl Mr {
 /// `pd` is allocated.
 unsafe fn hand_out(
     pd: *mut ibv_pd,
-    kind: Kind,
+    kind: RegionKind,
     extent: Extent,
     addr: *mut c_void,
     region: &MemoryRegion,
@@ -150,7 +141,7 @@ unsafe fn hand_out(
     let (context, pd_handle, parent_use) = unsafe { ((*pd).context, (*pd).handle, ParentUse::of(pd)) };
     let length = extent.length as usize;
     let c = ibv_mr { context, pd, addr, length, handle: region.handle, lkey: region.lkey, rkey: region.rkey };
-    let state = State { kind, extent, pd: pd_handle, parent_use, is_given_up: false };
+    let state = MrState { kind, extent, pd: pd_handle, parent_use, is_given_up: false };
     let mr = Mr { c: UnsafeCell::new(c), state: Mutex::new(state) };
     Box::into_raw(Box::new(mr)).cast()
 }
@@ -162,7 +153,7 @@ unsafe fn hand_out(
 /// `pd` is allocated.
 pub(crate) unsafe fn register(
     pd: *mut ibv_pd,
-    kind: Kind,
+    kind: RegionKind,
     extent: Extent,
     addr: *mut c_void,
     maps: Option<ProcessMap>,
@@ -177,7 +168,7 @@ pub(crate) unsafe fn register(
             .session()
             .register(pd_handle, address, length, iova, access)
             .inspect_err(|_| extent.release(kind, owner))?;
-        if kind == Kind::OnDemand {
+        if kind == RegionKind::OnDemand {
             owner.on_demand().insert(region.lkey, pd_handle, extent);
         }
         Ok(hand_out(pd, kind, extent, addr, &region))
@@ -339,7 +330,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
         unsafe {
             let region = session((*pd).context).alloc_null_region((*pd).handle)?;
             let extent = Extent { address: 0, length: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
-            Ok(hand_out(pd, Kind::Null, extent, ptr::null_mut(), &MemoryRegion { rkey: 0, ..region }))
+            Ok(hand_out(pd, RegionKind::Null, extent, ptr::null_mut(), &MemoryRegion { rkey: 0, ..region }))
         }
     })
 }
@@ -355,7 +346,7 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv
         unsafe {
             let (region, length) = session((*pd).context).import_region((*pd).handle, handle)?;
             let extent = Extent { address: 0, length, iova: 0, access: Access::default() };
-            Ok(hand_out(pd, Kind::Imported, extent, ptr::null_mut(), &region))
+            Ok(hand_out(pd, RegionKind::Imported, extent, ptr::null_mut(), &region))
         }
     })
 }
@@ -381,7 +372,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
 }
 
 /// What `ibv_rereg_mr` was asked for.
-struct Wanted {
+struct Reregistration {
     flags: c_int,
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -389,15 +380,15 @@ struct Wanted {
     access: c_uint,
 }
 
-impl Wanted {
+impl Reregistration {
     fn has(&self, flag: c_int) -> bool {
         self.flags & flag != 0
     }
 
     /// What is wrong before anything was tried.
-    fn check(&self, kind: Kind) -> Outcome<()> {
+    fn check(&self, kind: RegionKind) -> Outcome<()> {
         const FLAGS: c_int = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
-        let is_wrong = !matches!(kind, Kind::Ordinary | Kind::OnDemand)
+        let is_wrong = !matches!(kind, RegionKind::Ordinary | RegionKind::OnDemand)
             || self.flags & !FLAGS != 0
             || (self.has(IBV_REREG_MR_CHANGE_TRANSLATION) && (self.length == 0 || self.addr.is_null()))
             || (self.has(IBV_REREG_MR_CHANGE_PD) && self.pd.is_null())
@@ -434,7 +425,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    let wanted = Wanted { flags, pd, addr, length, access: access as c_uint };
+    let wanted = Reregistration { flags, pd, addr, length, access: access as c_uint };
     let mut failure = IBV_REREG_MR_ERR_INPUT;
     let outcome = guarded(|| {
         // SAFETY: the caller's.
@@ -458,7 +449,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
 ///
 /// # Safety
 /// `mr` is registered; the PD is allocated if it shall change.
-unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, state: &mut State) -> Outcome<()> {
+unsafe fn change(mr: *mut ibv_mr, wanted: &Reregistration, state: &mut MrState) -> Outcome<()> {
     let before = state.extent;
     let moves = wanted.has(IBV_REREG_MR_CHANGE_TRANSLATION);
     let after = wanted.applied_to(&before)?;
@@ -502,7 +493,7 @@ unsafe fn change(mr: *mut ibv_mr, wanted: &Wanted, state: &mut State) -> Outcome
             c.pd = wanted.pd;
         }
         owner.on_demand().remove(c.lkey);
-        if after.kind() == Kind::OnDemand {
+        if after.kind() == RegionKind::OnDemand {
             owner.on_demand().insert(region.lkey, state.pd, after);
         }
         (c.lkey, c.rkey) = (region.lkey, region.rkey);
@@ -543,7 +534,7 @@ mod tests {
 
     #[test]
     fn reregistration_checks_its_input_first() {
-        let wanted = |flags, addr: usize, length, access| Wanted {
+        let wanted = |flags, addr: usize, length, access| Reregistration {
             flags,
             pd: ptr::null_mut(),
             addr: ptr::without_provenance_mut(addr),
@@ -552,16 +543,16 @@ mod tests {
         };
         let (moves, pd, access) = (1, 2, 4);
         let wrong = Err(VerbsError::InvalidArgument);
-        assert_eq!(wanted(moves, 4096, 1, 0).check(Kind::Ordinary), Ok(()));
-        assert_eq!(wanted(moves, 4096, 1, 0).check(Kind::OnDemand), Ok(()));
-        assert_eq!(wanted(0, 0, 0, 0).check(Kind::Ordinary), Ok(()));
-        for kind in [Kind::Null, Kind::Device, Kind::Imported] {
+        assert_eq!(wanted(moves, 4096, 1, 0).check(RegionKind::Ordinary), Ok(()));
+        assert_eq!(wanted(moves, 4096, 1, 0).check(RegionKind::OnDemand), Ok(()));
+        assert_eq!(wanted(0, 0, 0, 0).check(RegionKind::Ordinary), Ok(()));
+        for kind in [RegionKind::Null, RegionKind::Device, RegionKind::Imported] {
             assert_eq!(wanted(moves, 4096, 1, 0).check(kind), wrong);
         }
         for (flags, addr, length, rights) in
             [(moves, 0, 1, 0), (moves, 4096, 0, 0), (pd, 0, 0, 0), (8, 0, 0, 0), (moves, 4096, 1, 1)]
         {
-            assert_eq!(wanted(flags, addr, length, rights).check(Kind::Ordinary), wrong, "{flags}");
+            assert_eq!(wanted(flags, addr, length, rights).check(RegionKind::Ordinary), wrong, "{flags}");
         }
         let before = Extent { address: 4096, length: 10, iova: 7, access: Access(1) };
         let after = wanted(access, 0, 0, 3).applied_to(&before).unwrap();

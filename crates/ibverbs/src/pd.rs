@@ -18,21 +18,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[repr(C)]
 struct Pd {
     c: ibv_pd,
-    kind: Kind,
+    kind: PdKind,
     /// Parent domains that stand for it; of a parent domain, the objects that were made with it. The router knows what
     /// uses the others.
     user_count: AtomicU32,
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum PdKind {
     Own,
     Imported,
     Parent { protection: *mut ibv_pd, thread: *mut ibv_td },
 }
 
 impl Pd {
-    fn hand_out(context: *mut ibv_context, handle: u32, kind: Kind) -> *mut ibv_pd {
+    fn hand_out(context: *mut ibv_context, handle: u32, kind: PdKind) -> *mut ibv_pd {
         let pd = Self { c: ibv_pd { context, handle }, kind, user_count: AtomicU32::new(0) };
         Box::into_raw(Box::new(pd)).cast()
     }
@@ -62,7 +62,7 @@ impl ParentUse {
     pub unsafe fn of(pd: *mut ibv_pd) -> Self {
         // SAFETY: the caller's.
         let whole = unsafe { Pd::from_c(pd) };
-        if !matches!(whole.kind, Kind::Parent { .. }) {
+        if !matches!(whole.kind, PdKind::Parent { .. }) {
             return Self::none();
         }
         // Relaxed: whoever deallocates the domain knows by other means that the object was made.
@@ -86,7 +86,7 @@ impl Drop for ParentUse {
 /// `pd` is allocated.
 pub(crate) unsafe fn is_parent_domain(pd: *mut ibv_pd) -> bool {
     // SAFETY: the caller's.
-    matches!(unsafe { Pd::from_c(pd) }.kind, Kind::Parent { .. })
+    matches!(unsafe { Pd::from_c(pd) }.kind, PdKind::Parent { .. })
 }
 
 /// A thread domain as C sees it, and the parent domains that use it.
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
         // SAFETY: the caller's.
         let owner = unsafe { Context::from_c(context) }.client();
         let handle = owner.session().alloc_pd(owner.handle())?;
-        Ok(Pd::hand_out(context, handle, Kind::Own))
+        Ok(Pd::hand_out(context, handle, PdKind::Own))
     })
 }
 
@@ -131,13 +131,13 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
             let whole = Pd::from_c(pd);
             match whole.kind {
                 _ if whole.is_used() => return Err(VerbsError::Busy),
-                Kind::Parent { protection, thread } => {
+                PdKind::Parent { protection, thread } => {
                     Pd::from_c(protection).user_count.fetch_sub(1, Ordering::Release);
                     if !thread.is_null() {
                         Td::from_c(thread).user_count.fetch_sub(1, Ordering::Release);
                     }
                 }
-                Kind::Own | Kind::Imported => session(whole.c.context).dealloc_pd(whole.c.handle)?,
+                PdKind::Own | PdKind::Imported => session(whole.c.context).dealloc_pd(whole.c.handle)?,
             }
             drop(Box::from_raw(pd.cast::<Pd>()));
         }
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn ibv_import_pd(context: *mut ibv_context, handle: u32) -
         // SAFETY: the caller's.
         let owner = unsafe { Context::from_c(context) }.client();
         let handle = owner.session().import_pd(owner.handle(), handle)?;
-        Ok(Pd::hand_out(context, handle, Kind::Imported))
+        Ok(Pd::hand_out(context, handle, PdKind::Imported))
     })
 }
 
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
             if whole.is_used() {
                 return Err(VerbsError::Busy);
             }
-            if matches!(whole.kind, Kind::Imported) {
+            if matches!(whole.kind, PdKind::Imported) {
                 let _ = session(whole.c.context).dealloc_pd(whole.c.handle);
             }
             drop(Box::from_raw(pd.cast::<Pd>()));
@@ -225,14 +225,14 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
                 return Err(VerbsError::InvalidArgument);
             }
             let protection = match Pd::from_c(named).kind {
-                Kind::Parent { protection, .. } => protection,
-                Kind::Own | Kind::Imported => named,
+                PdKind::Parent { protection, .. } => protection,
+                PdKind::Own | PdKind::Imported => named,
             };
             Pd::from_c(protection).user_count.fetch_add(1, Ordering::Relaxed);
             if !thread.is_null() {
                 Td::from_c(thread).user_count.fetch_add(1, Ordering::Relaxed);
             }
-            Ok(Pd::hand_out(context, (*protection).handle, Kind::Parent { protection, thread }))
+            Ok(Pd::hand_out(context, (*protection).handle, PdKind::Parent { protection, thread }))
         }
     })
 }

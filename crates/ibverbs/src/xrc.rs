@@ -1,16 +1,13 @@
-//! Extended reliable connections: domains, and target QPs that processes of one vNIC share.
-use crate::boundary::{Outcome, code, pointer, set_errno};
+//! Extended reliable connections: their domains.
+use crate::boundary::{code, pointer, set_errno};
 use crate::context::{Context, session};
-use crate::qp::hand_out_opened;
 use freeflow_abi::{
-    IBV_QP_OPEN_ATTR_CONTEXT, IBV_QP_OPEN_ATTR_NUM, IBV_QP_OPEN_ATTR_RESERVED, IBV_QP_OPEN_ATTR_TYPE,
-    IBV_QP_OPEN_ATTR_XRCD, IBV_QPT_XRC_RECV, IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS,
-    IBV_XRCD_INIT_ATTR_RESERVED, ibv_context, ibv_qp, ibv_qp_open_attr, ibv_xrcd, ibv_xrcd_init_attr,
+    IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, IBV_XRCD_INIT_ATTR_RESERVED, ibv_context, ibv_xrcd,
+    ibv_xrcd_init_attr,
 };
-use freeflow_client::{Handle, QueuePair};
+use freeflow_client::Handle;
 use freeflow_verbs::{FileIdentity, VerbsError};
 use std::ffi::c_int;
-use std::ptr;
 
 /// An XRC domain as C sees it, and what is behind it.
 #[repr(C)]
@@ -86,32 +83,4 @@ pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
         }
         Ok(())
     })
-}
-
-/// `ibv_open_qp(3)`: a target QP that another process of the vNIC made.
-pub(crate) unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
-    pointer(|| {
-        // SAFETY: the caller's.
-        unsafe {
-            let attr = &*attr;
-            let client = open(context, attr)?;
-            let named = attr.comp_mask & IBV_QP_OPEN_ATTR_CONTEXT != 0;
-            Ok(hand_out_opened(context, client, if named { attr.qp_context } else { ptr::null_mut() }))
-        }
-    })
-}
-
-/// # Safety
-/// `context` is open; what `attr` names exists.
-unsafe fn open(context: *mut ibv_context, attr: &ibv_qp_open_attr) -> Outcome<QueuePair> {
-    const NEEDED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
-    if attr.comp_mask >= IBV_QP_OPEN_ATTR_RESERVED {
-        return Err(VerbsError::NotSupported);
-    }
-    if attr.comp_mask & NEEDED != NEEDED || attr.xrcd.is_null() || attr.qp_type != IBV_QPT_XRC_RECV {
-        return Err(VerbsError::InvalidArgument);
-    }
-    // SAFETY: the caller's.
-    let (session, xrcd) = unsafe { (Context::from_c(context).client().session(), Xrcd::from_c(attr.xrcd).handle) };
-    QueuePair::open(session, xrcd, attr.qp_num)
 }

@@ -1,8 +1,7 @@
-//! Addresses: C's socket addresses, the protocol's GIDs with ports, and what an identifier shows of its route.
+//! Addresses: C's socket addresses, and the protocol's GIDs with ports.
 use crate::boundary::Outcome;
-use crate::id::Id;
-use freeflow_abi::{AF_IB, RDMA_IB_IP_PS_MASK, gid_to_c, ibv_sa_path_rec, rdma_socket_address, sockaddr_ib};
-use freeflow_protocol::cm::{CmAddress, CmRoute};
+use freeflow_abi::{AF_IB, RDMA_IB_IP_PS_MASK, rdma_socket_address, sockaddr_ib};
+use freeflow_protocol::cm::CmAddress;
 use freeflow_verbs::Gid;
 use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use std::ffi::c_int;
@@ -11,13 +10,6 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// The only partition.
 pub(crate) const PKEY_DEFAULT: u16 = 0xffff;
-/// What path records say of the rate: 100 Gb/s (`IBV_RATE_100_GBPS`), as the port does.
-const RATE_100_GBPS: u8 = 16;
-/// Selectors of a path record: exactly this.
-const EXACTLY: u8 = 2;
-/// `IBV_PATH_FLAG_GMP | PRIMARY | BIDIRECTIONAL`, which rdma-core leaves in `preference`.
-const PATH_FLAGS: u8 = 0x2b;
-
 /// Bytes of an address of that family; 0 for one that connection management does not know.
 pub(crate) const fn length_of_family(family: c_int) -> usize {
     match family {
@@ -141,66 +133,6 @@ pub(crate) unsafe fn on_heap(address: *const sockaddr, bytes: socklen_t) -> Outc
         std::ptr::copy_nonoverlapping(address.cast::<u8>(), copy.cast::<u8>(), bytes as usize);
         Ok(copy.cast())
     }
-}
-
-/// The identifier is bound there.
-pub(crate) fn note_local(id: &Id, local: CmAddress) {
-    // SAFETY: the pointer is the identifier's own.
-    unsafe {
-        let route = &mut (*id.as_c()).route;
-        store(&mut route.addr.src, local);
-        route.addr.ibaddr.sgid = gid_to_c(local.gid);
-    }
-    if !is_any(local.gid) {
-        id.bind_device();
-    }
-}
-
-/// Both ends are known.
-pub(crate) fn note_route(id: &Id, route: &CmRoute) {
-    note_local(id, route.local);
-    // SAFETY: the pointer is the identifier's own.
-    unsafe {
-        let to = &mut (*id.as_c()).route.addr;
-        store(&mut to.dst, route.remote);
-        to.ibaddr.dgid = gid_to_c(route.remote.gid);
-    }
-    id.bind_device();
-}
-
-/// Gives the identifier its one path record.
-pub(crate) fn note_path(id: &Id, route: &CmRoute) -> Outcome<()> {
-    note_route(id, route);
-    let record = ibv_sa_path_rec {
-        dgid: gid_to_c(route.remote.gid),
-        sgid: gid_to_c(route.local.gid),
-        hop_limit: route.hop_limit,
-        traffic_class: route.traffic_class,
-        reversible: 1,
-        numb_path: 1,
-        pkey: PKEY_DEFAULT.to_be(),
-        mtu_selector: EXACTLY,
-        mtu: route.mtu as u8,
-        rate_selector: EXACTLY,
-        rate: RATE_100_GBPS,
-        packet_life_time_selector: EXACTLY,
-        packet_life_time: route.packet_life_time,
-        preference: PATH_FLAGS,
-        ..ibv_sa_path_rec::default()
-    };
-    // SAFETY: the pointer is the identifier's own; calloc's memory is that long.
-    unsafe {
-        let to = &mut (*id.as_c()).route;
-        if to.path_rec.is_null() {
-            to.path_rec = libc::calloc(1, size_of::<ibv_sa_path_rec>()).cast();
-        }
-        if to.path_rec.is_null() {
-            return Err(libc::ENOMEM);
-        }
-        *to.path_rec = record;
-        to.num_paths = 1;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! `rdma_getaddrinfo`: the C library's names and services, in connection management's terms.
 use crate::address::on_heap;
-use crate::boundary::{Outcome, guarded, quiet, set_errno};
-use crate::device::Device;
+use crate::addrinfo_list::rdma_freeaddrinfo;
+use crate::boundary::{Outcome, guarded, set_errno};
+use crate::process::Process;
 use freeflow_abi::*;
 use libc::{AF_INET6, addrinfo, sockaddr, sockaddr_in6};
 use std::ffi::{c_char, c_int};
@@ -160,7 +161,7 @@ unsafe fn look_up(
     if node.is_null() && service.is_null() && hints.is_null() {
         return Err(Failure::Errno(libc::EINVAL));
     }
-    Device::current()?;
+    Process::device()?;
     // SAFETY: the caller's; calloc's memory is that long, and zeroes are valid.
     unsafe {
         if hints.as_ref().is_some_and(|hints| hints.ai_flags & RAI_SA != 0) {
@@ -201,34 +202,6 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
         }
         Err(Failure::Lookup(code)) => code,
     }
-}
-
-/// `rdma_freeaddrinfo(3)`.
-///
-/// # Safety
-/// `list` is null or came from this library, once.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
-    quiet(|| {
-        let mut next = list;
-        // SAFETY: the caller's: a list of entries from malloc, each with its own parts.
-        while let Some(entry) = unsafe { next.as_ref() } {
-            let parts = [
-                entry.ai_connect.cast(),
-                entry.ai_route.cast(),
-                entry.ai_src_canonname.cast(),
-                entry.ai_dst_canonname.cast(),
-                entry.ai_src_addr.cast(),
-                entry.ai_dst_addr.cast(),
-            ];
-            let this = mem::replace(&mut next, entry.ai_next);
-            // SAFETY: the same.
-            unsafe {
-                parts.into_iter().for_each(|part: *mut std::ffi::c_void| libc::free(part));
-                libc::free(this.cast());
-            }
-        }
-    });
 }
 
 #[cfg(test)]

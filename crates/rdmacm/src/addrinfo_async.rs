@@ -4,7 +4,7 @@ use crate::addrinfo::rdma_getaddrinfo;
 use crate::boundary::{Outcome, last_errno, status};
 use crate::endpoint::complete;
 use crate::event::write_own;
-use crate::id::{Id, Names, Resolved};
+use crate::id::{AddrInfoState, Id, Resolved};
 use freeflow_abi::{RAI_SA, RDMA_CM_EVENT_ADDRINFO_RESOLVED, rdma_addrinfo, rdma_cm_id};
 use std::ffi::{c_char, c_int};
 use std::mem;
@@ -20,7 +20,7 @@ unsafe fn resolve(id: &Id, node: *const c_char, service: *const c_char, hints: *
         }
         let mut list = ptr::null_mut();
         match rdma_getaddrinfo(node, service, hints, &raw mut list) {
-            0 => id.state().names = Names::Resolved(Resolved(list)),
+            0 => id.state().names = AddrInfoState::Resolved(Resolved(list)),
             -1 => return Err(last_errno()),
             _ => return Err(libc::ENOENT),
         }
@@ -44,14 +44,14 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
         let id = unsafe { Id::from_c(id)? };
         {
             let mut state = id.state();
-            if !matches!(state.names, Names::Idle) {
+            if !matches!(state.names, AddrInfoState::Idle) {
                 return Err(libc::EBUSY);
             }
-            state.names = Names::Resolving;
+            state.names = AddrInfoState::Resolving;
         }
         // SAFETY: the caller's.
         if let Err(error) = unsafe { resolve(id, node, service, hints) } {
-            crate::event::forget_names(id);
+            crate::event::forget_addrinfo(id);
             return Err(error);
         }
         complete(id)
@@ -71,8 +71,8 @@ pub unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, found: *mut *m
             return Err(libc::EINVAL);
         }
         let mut state = id.state();
-        match mem::replace(&mut state.names, Names::Idle) {
-            Names::Resolved(resolved) => {
+        match mem::replace(&mut state.names, AddrInfoState::Idle) {
+            AddrInfoState::Resolved(resolved) => {
                 // SAFETY: the caller's.
                 unsafe { *found = resolved.0 };
                 mem::forget(resolved);

@@ -8,11 +8,12 @@
 //! Invariant: every record that stands for an entry of the backlog is in the pipe, or in the hand of a thread that has read it and not
 //! looked at the backlog yet; together they are as many as the backlog is long and `spare` says. So the descriptor is never readable
 //! for nothing, and nothing waits that the descriptor doesn't tell of.
+use crate::born::{Born, KEY_NONE, lock};
 use crate::boundary::{Outcome, last_errno, pointer, quiet};
-use crate::call::{call, command};
+use crate::call::{call, command, destroy_id};
 use crate::device::Device;
 use crate::id::{Id, gone_with_channel};
-use crate::process::{Born, KEY_NONE, lock};
+use crate::process::Process;
 use freeflow_abi::{ibv_context, rdma_event_channel};
 use freeflow_protocol::cm::{CM_EVENT_BYTES_MAX, CmEvent, CmEventBody, CmEventKind, CmReply, CmRequest};
 use freeflow_protocol::library::Handle;
@@ -31,7 +32,7 @@ const DRAIN_COUNT_MAX: usize = 4096;
 
 /// An event that waits in a backlog.
 #[derive(Clone, Debug)]
-pub(crate) enum Waiting {
+pub(crate) enum QueuedEvent {
     Record(CmEvent),
     /// One that this library made: `RDMA_CM_EVENT_USER` or the resolution of names.
     Own {
@@ -42,7 +43,7 @@ pub(crate) enum Waiting {
     },
 }
 
-impl Waiting {
+impl QueuedEvent {
     fn key(&self) -> u64 {
         match self {
             Self::Record(event) => event.cookie,
@@ -53,7 +54,7 @@ impl Waiting {
 
 /// What a read gave.
 pub(crate) enum Taken {
-    Event(Waiting),
+    Event(QueuedEvent),
     /// A marker without an entry, or what is no record: read on.
     Nothing,
     /// The router is gone.
@@ -63,14 +64,14 @@ pub(crate) enum Taken {
 /// The events that were taken out of the pipe and not given to anybody.
 #[derive(Default)]
 struct Backlog {
-    entries: VecDeque<Waiting>,
+    entries: VecDeque<QueuedEvent>,
     /// Markers that other threads have in hand, and whose entries were withdrawn meanwhile: these find nothing.
     spare: usize,
 }
 
 impl Backlog {
     /// The event that a record stands for: the oldest, behind which it stands in line. `None`: the record is a marker.
-    fn take(&mut self, event: Option<Waiting>) -> Taken {
+    fn take(&mut self, event: Option<QueuedEvent>) -> Taken {
         if event.is_none() && self.spare != 0 {
             self.spare -= 1;
             return Taken::Nothing;
@@ -81,12 +82,12 @@ impl Backlog {
 
     /// Gives the entries of these keys, after `found` was read at the end, with `markers`. And how many markers take the place of
     /// what was read.
-    fn withdraw(
+    fn extract(
         &mut self,
-        found: Vec<Waiting>,
+        found: Vec<QueuedEvent>,
         markers: usize,
         is_wanted: impl Fn(u64) -> bool,
-    ) -> (Vec<Waiting>, usize) {
+    ) -> (Vec<QueuedEvent>, usize) {
         let read = found.len() + markers;
         self.entries.extend(found);
         let (wanted, others): (Vec<_>, Vec<_>) = self.entries.drain(..).partition(|event| is_wanted(event.key()));
@@ -100,7 +101,7 @@ impl Backlog {
 
 /// A channel as C sees it, and what is behind it.
 #[repr(C)]
-pub(crate) struct Channel {
+pub(crate) struct EventChannel {
     c: UnsafeCell<rdma_event_channel>,
     /// -1 once it is closed.
     pipe: AtomicI32,
@@ -111,13 +112,13 @@ pub(crate) struct Channel {
 }
 
 // SAFETY: the C part is written once, before the channel is shared.
-unsafe impl Send for Channel {}
+unsafe impl Send for EventChannel {}
 // SAFETY: the same.
-unsafe impl Sync for Channel {}
+unsafe impl Sync for EventChannel {}
 
-impl Channel {
+impl EventChannel {
     pub fn create() -> Outcome<Arc<Self>> {
-        let device = Device::current()?;
+        let device = Process::device()?;
         // SAFETY: a device's context is open as long as it is there.
         let answer = unsafe { call(device.context(), CmRequest::CreateChannel)? };
         let (Some(CmReply::Channel { channel: handle }), Some(pipe)) = answer else {
@@ -210,37 +211,45 @@ impl Channel {
     fn in_order(&self, record: Option<CmEvent>) -> Taken {
         // What is no record at all stands for nothing.
         let Some(record) = record else { return Taken::Nothing };
-        let event = (record.cookie != KEY_NONE).then_some(Waiting::Record(record));
+        let event = (record.cookie != KEY_NONE).then_some(QueuedEvent::Record(record));
         lock(&self.backlog).take(event)
     }
 
     /// Takes all events out that wait, without waiting for more; gives those of these keys, and leaves the others.
     ///
     /// Between the two, another thread that waits for the descriptor may find nothing there; it then waits for the markers.
-    pub fn withdraw(&self, is_wanted: impl Fn(u64) -> bool) -> Vec<Waiting> {
+    pub fn extract(&self, is_wanted: impl Fn(u64) -> bool) -> Vec<QueuedEvent> {
         let (mut found, mut markers) = (Vec::new(), 0);
         let mut record = [0_u8; CM_EVENT_BYTES_MAX];
         for _ in 0..DRAIN_COUNT_MAX {
             let Some(count) = read_without_waiting(self.pipe.load(Ordering::Acquire), &mut record) else { break };
             match decode::<CmEvent>(record.get(..count).unwrap_or_default()) {
-                Ok(event) if event.cookie != KEY_NONE => found.push(Waiting::Record(event)),
+                Ok(event) if event.cookie != KEY_NONE => found.push(QueuedEvent::Record(event)),
                 Ok(_) => markers += 1,
                 Err(_) => {}
             }
         }
-        let (wanted, marks) = lock(&self.backlog).withdraw(found, markers, is_wanted);
+        let (wanted, marks) = lock(&self.backlog).extract(found, markers, is_wanted);
         self.mark(marks);
         wanted
     }
 
     /// Puts events at the end of the backlog, so that they come before all that the router has not written yet.
-    pub fn deliver(&self, events: Vec<Waiting>) {
+    pub fn deliver(&self, events: Vec<QueuedEvent>) {
         let count = events.len();
         lock(&self.backlog).entries.extend(events);
         self.mark(count);
     }
 
-    /// Puts so many markers into the pipe.
+    /// Drops an event of an object that is gone. A request that nobody will answer is given back to the router.
+    pub fn dismiss(&self, event: QueuedEvent) {
+        if let QueuedEvent::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }) = event {
+            // SAFETY: the channel's device is there.
+            unsafe { destroy_id(self.context(), id) };
+        }
+    }
+
+    /// Puts this many markers into the pipe.
     fn mark(&self, count: usize) {
         let nothing =
             CmEvent { cookie: KEY_NONE, kind: CmEventKind::AddressChange, status: 0, body: CmEventBody::Nothing };
@@ -278,7 +287,7 @@ impl Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for EventChannel {
     fn drop(&mut self) {
         self.close();
     }
@@ -300,7 +309,7 @@ fn read_without_waiting(pipe: RawFd, record: &mut [u8]) -> Option<usize> {
 /// `rdma_create_event_channel(3)`. ENODEV without a router.
 #[unsafe(no_mangle)]
 pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
-    pointer(|| Ok(Channel::create()?.into_c()))
+    pointer(|| Ok(EventChannel::create()?.into_c()))
 }
 
 /// `rdma_destroy_event_channel(3)`.
@@ -313,11 +322,11 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
         return;
     }
     // SAFETY: the caller's.
-    quiet(|| unsafe { Channel::from_raw(channel) }.close());
+    quiet(|| unsafe { EventChannel::from_raw(channel) }.close());
 }
 
 /// Whether an identifier is on this channel.
-pub(crate) fn is_on(id: &Id, channel: &Channel) -> bool {
+pub(crate) fn is_on(id: &Id, channel: &EventChannel) -> bool {
     std::ptr::eq(Arc::as_ptr(&id.state().channel), channel)
 }
 
@@ -325,8 +334,8 @@ pub(crate) fn is_on(id: &Id, channel: &Channel) -> bool {
 mod tests {
     use super::*;
 
-    fn event(key: u64) -> Waiting {
-        Waiting::Own { key, kind: 0, status: 0, argument: 0 }
+    fn event(key: u64) -> QueuedEvent {
+        QueuedEvent::Own { key, kind: 0, status: 0, argument: 0 }
     }
 
     fn key_of(taken: &Taken) -> Option<u64> {
@@ -340,9 +349,9 @@ mod tests {
     fn drain(backlog: &mut Backlog, pipe: &mut VecDeque<u64>, key: u64) -> Vec<u64> {
         let (events, markers): (Vec<u64>, Vec<u64>) = pipe.drain(..).partition(|key| *key != 0);
         let found = events.into_iter().map(event).collect();
-        let (wanted, marks) = backlog.withdraw(found, markers.len(), |other| other == key);
+        let (wanted, marks) = backlog.extract(found, markers.len(), |other| other == key);
         pipe.extend(std::iter::repeat_n(0, marks));
-        wanted.iter().map(Waiting::key).collect()
+        wanted.iter().map(QueuedEvent::key).collect()
     }
 
     fn read(backlog: &mut Backlog, pipe: &mut VecDeque<u64>) -> Option<u64> {

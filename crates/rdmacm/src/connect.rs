@@ -4,7 +4,7 @@ use crate::call::command;
 use crate::endpoint::complete;
 use crate::id::Id;
 use crate::qp::has_srq;
-use crate::qp_states::{fail, qp_of, step};
+use crate::qp_states::{establish, fail, qp_of, step};
 use freeflow_abi::{RDMA_MAX_INIT_DEPTH, RDMA_MAX_RESP_RES, RDMA_PS_TCP, ibv_qp, rdma_cm_id, rdma_conn_param};
 use freeflow_protocol::cm::{CmRequest, CmStep, ConnectionParameters, Ece};
 use freeflow_verbs::{AsyncEventKind, QpState};
@@ -202,12 +202,6 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, b
 pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, data: *const c_void, bytes: u8) -> c_int {
     // SAFETY: the caller's.
     unsafe { reject(id, data, bytes, true) }
-}
-
-/// Sends the active side's last message.
-pub(crate) fn establish(id: &Id) -> Outcome<()> {
-    // SAFETY: the identifier's device is there.
-    unsafe { command(id.context()?, CmRequest::Establish { id: id.handle }) }
 }
 
 /// `rdma_establish(3)`: only without a QP of the identifier's own.

@@ -1,12 +1,11 @@
-//! The one device of a process, opened once and shared by all its identifiers, and `rdma_get_devices`.
-use crate::boundary::{Outcome, checked, last_errno, pointer, quiet};
-use crate::process::{Born, Process, lock};
+//! The one device of a process, opened once and shared by all its identifiers.
+use crate::born::{Born, lock};
+use crate::boundary::{Outcome, checked};
 use crate::verbs;
 use freeflow_abi::{
     IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, ibv_context, ibv_device_attr, ibv_pd, ibv_xrcd,
     ibv_xrcd_init_attr,
 };
-use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::{Arc, Mutex};
@@ -30,30 +29,9 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The current router's. ENODEV without one.
-    pub fn current() -> Outcome<Arc<Self>> {
-        let mut current = lock(&Process::current().device);
-        let mut count = 0;
-        // SAFETY: a local.
-        let list = unsafe { verbs::ibv_get_device_list(&raw mut count) };
-        if list.is_null() {
-            return Err(libc::ENODEV);
-        }
-        // SAFETY: a list ends with a null pointer.
-        let newest = unsafe { *list };
-        let outcome = match &*current {
-            // SAFETY: the context is open. libibverbs names another device once the router is another one.
-            Some(device) if unsafe { (*device.context).device } == newest => Ok(device.clone()),
-            _ if newest.is_null() => Err(libc::ENODEV),
-            _ => Self::open(newest).inspect(|device| *current = Some(device.clone())),
-        };
-        // SAFETY: from above, once.
-        unsafe { verbs::ibv_free_device_list(list) };
-        outcome
-    }
-
-    fn open(device: *mut freeflow_abi::ibv_device) -> Outcome<Arc<Self>> {
-        // SAFETY: a device of the caller's list.
+    /// Opens a device of libibverbs' list.
+    pub fn open(device: *mut freeflow_abi::ibv_device) -> Outcome<Arc<Self>> {
+        // SAFETY: a device of the list that is open in `Process::device`.
         let context = unsafe { verbs::ibv_open_device(device) };
         if context.is_null() {
             return Err(libc::ENODEV);
@@ -119,43 +97,4 @@ impl Drop for Device {
             }
         }
     }
-}
-
-/// `rdma_get_devices(3)`: the process' context, and NULL. ENODEV without a router.
-///
-/// # Safety
-/// `count` is null or valid for a write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
-    let list = pointer(|| {
-        let device = Device::current()?;
-        // SAFETY: the size of two pointers.
-        let list = unsafe { libc::calloc(2, size_of::<*mut ibv_context>()) }.cast::<*mut ibv_context>();
-        if list.is_null() {
-            return Err(last_errno());
-        }
-        // SAFETY: within what was allocated.
-        unsafe { *list = device.context };
-        lock(&Process::current().lists).insert(list.addr(), device);
-        Ok(list)
-    });
-    if !count.is_null() {
-        // SAFETY: the caller's.
-        unsafe { *count = c_int::from(!list.is_null()) };
-    }
-    list
-}
-
-/// `rdma_free_devices(3)`.
-///
-/// # Safety
-/// `list` came from [`rdma_get_devices`], once.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
-    quiet(|| {
-        let device = lock(&Process::current().lists).remove(&list.addr());
-        drop(device);
-        // SAFETY: the caller's; from calloc.
-        unsafe { libc::free(list.cast()) };
-    });
 }

@@ -2,7 +2,8 @@
 use crate::address::{family, length_of_family};
 use crate::boundary::{Outcome, quiet, status};
 use crate::event::next;
-use crate::id::{Id, Template, create, destroy, shared};
+use crate::id::{Id, Template, shared};
+use crate::lifecycle::{create, destroy};
 use crate::resolve::{bind, rdma_resolve_route, resolve};
 use crate::{boundary, qp, srq};
 use freeflow_abi::{

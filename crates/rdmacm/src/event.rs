@@ -1,16 +1,15 @@
 //! Events: from the router's records to what programs get, and what the library does on the way.
-use crate::address::{note_path, note_route};
 use crate::boundary::{Outcome, guarded, last_errno, set_errno, status};
-use crate::call::destroy_id;
-use crate::channel::{Channel, Taken, Waiting};
-use crate::connect::establish;
+use crate::channel::{EventChannel, QueuedEvent, Taken};
 use crate::ece::answered;
 use crate::event_kinds::to_c;
-use crate::id::{Id, Names, found, untold_of_removal};
+use crate::id::{AddrInfoState, Id, found, next_without_removal_event};
+use crate::lifecycle::destroy;
+use crate::membership::Membership;
 use crate::migrate::{become_synchronous, bring_along};
-use crate::multicast::Membership;
 use crate::process::Process;
-use crate::qp_states::{fail, qp_of};
+use crate::qp_states::{establish, fail, qp_of};
+use crate::route::{note_path, note_route};
 use crate::verbs::freeflow_note_connected;
 use freeflow_abi::*;
 use freeflow_protocol::cm::{CM_EVENT_BYTES_MAX, CmEvent, CmEventBody, CmEventKind, CmRoute, ConnectionParameters};
@@ -105,17 +104,9 @@ fn uncount(id: &Id, membership: Option<&Membership>) {
     id.acknowledge();
 }
 
-/// An event of something that is gone. A request that nobody will answer is given back to the router.
-pub(crate) fn dismiss(channel: &Channel, event: Waiting) {
-    if let Waiting::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }) = event {
-        // SAFETY: the channel's device is there.
-        unsafe { destroy_id(channel.context(), id) };
-    }
-}
-
-fn process(channel: &Arc<Channel>, event: Waiting) -> Processed {
+fn process(channel: &Arc<EventChannel>, event: QueuedEvent) -> Processed {
     let Some((id, membership)) = found(&event) else {
-        dismiss(channel, event);
+        channel.dismiss(event);
         return Processed::Dropped;
     };
     // Its listener left while the router still had this to write.
@@ -124,12 +115,12 @@ fn process(channel: &Arc<Channel>, event: Waiting) -> Processed {
         bring_along(&id, &event, &now_at);
     }
     let processed = match event {
-        Waiting::Own { kind, status, argument, .. } => {
+        QueuedEvent::Own { kind, status, argument, .. } => {
             let mut own = Event::new(&id, None, kind, status);
             own.c.param.arg = argument;
             Processed::Event(own)
         }
-        Waiting::Record(record) => match process_record(&id, membership.clone(), &record) {
+        QueuedEvent::Record(record) => match process_record(&id, membership.clone(), &record) {
             Ok(processed) => processed,
             Err(()) => Processed::Dropped,
         },
@@ -169,7 +160,7 @@ fn process_record(id: &Arc<Id>, membership: Option<Arc<Membership>>, record: &Cm
             let membership = membership.ok_or(())?;
             if record.kind == CmEventKind::MulticastJoin
                 && let CmEventBody::Datagram { address, .. } = body
-                && let Err(error) = membership.joined(id, address)
+                && let Err(error) = membership.joined(qp_of(id), address)
             {
                 (event.c.event, event.c.status) = (RDMA_CM_EVENT_MULTICAST_ERROR, -error);
             }
@@ -236,14 +227,14 @@ fn requested(
     match made {
         Ok(()) => Ok(id),
         Err(error) => {
-            let _ = crate::id::destroy(&id);
+            let _ = destroy(&id);
             Err(error)
         }
     }
 }
 
 /// The event that comes of what was read; null if that is nothing for the program.
-fn event_of(channel: &Arc<Channel>, taken: Taken) -> Outcome<*mut rdma_cm_event> {
+fn event_of(channel: &Arc<EventChannel>, taken: Taken) -> Outcome<*mut rdma_cm_event> {
     match taken {
         Taken::Nothing => Ok(ptr::null_mut()),
         Taken::Event(waiting) => match process(channel, waiting) {
@@ -251,7 +242,7 @@ fn event_of(channel: &Arc<Channel>, taken: Taken) -> Outcome<*mut rdma_cm_event>
             Processed::Dropped => Ok(ptr::null_mut()),
         },
         Taken::End => {
-            let id = untold_of_removal(channel).ok_or(libc::EIO)?;
+            let id = next_without_removal_event(channel).ok_or(libc::EIO)?;
             Ok(into_c(Event::new(&id, None, RDMA_CM_EVENT_DEVICE_REMOVAL, 0)))
         }
     }
@@ -261,7 +252,7 @@ fn event_of(channel: &Arc<Channel>, taken: Taken) -> Outcome<*mut rdma_cm_event>
 ///
 /// # Errors
 /// Of `read`: EAGAIN, EINTR. EIO once the router is gone and every identifier of the channel was told.
-pub(crate) fn next(channel: &Arc<Channel>) -> Outcome<*mut rdma_cm_event> {
+pub(crate) fn next(channel: &Arc<EventChannel>) -> Outcome<*mut rdma_cm_event> {
     channel.born.check()?;
     loop {
         let event = event_of(channel, channel.take()?)?;
@@ -282,7 +273,7 @@ unsafe extern "C-unwind" {
 }
 
 /// What a reader does next.
-enum Step {
+enum ReadStep {
     Read(c_int),
     /// Another thread closed the channel under this one: nothing will ever come.
     Never,
@@ -291,7 +282,7 @@ enum Step {
 
 /// `rdma_get_cm_event(3)`. Once the router is gone, every identifier of the channel gets DEVICE_REMOVAL, then it is EIO.
 ///
-/// Waiting for the event is a cancellation point: programs end their event threads by `pthread_cancel`. So nothing that would have to
+/// QueuedEvent for the event is a cancellation point: programs end their event threads by `pthread_cancel`. So nothing that would have to
 /// be dropped is alive in this function while it waits; a thread that is cancelled leaves a reference to the channel behind. Of a
 /// channel that another thread closes meanwhile it hears nothing more, as with the kernel's.
 ///
@@ -307,14 +298,14 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
     let mut step = unsafe { begin(channel, event) };
     loop {
         match step {
-            Step::Done(code) => return code,
-            Step::Never => {
+            ReadStep::Done(code) => return code,
+            ReadStep::Never => {
                 // SAFETY: no arguments.
                 unsafe { pause() };
                 set_errno(libc::EINTR);
                 return -1;
             }
-            Step::Read(pipe) => {
+            ReadStep::Read(pipe) => {
                 // SAFETY: the buffer is that long; `begin` holds a reference to the channel.
                 step = unsafe {
                     let count = read(pipe, record.as_mut_ptr().cast(), record.len());
@@ -329,24 +320,24 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
 ///
 /// # Safety
 /// The pointers are valid.
-unsafe fn begin(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> Step {
+unsafe fn begin(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> ReadStep {
     let begun = guarded(|| {
         if event.is_null() {
             return Err(libc::EINVAL);
         }
         // SAFETY: the caller's.
-        let channel = unsafe { Channel::share(channel)? };
+        let channel = unsafe { EventChannel::share(channel)? };
         channel.born.check()?;
         let pipe = channel.pipe();
         let _ = Arc::into_raw(channel);
         Ok(pipe)
     });
-    begun.map_or_else(refuse, Step::Read)
+    begun.map_or_else(refuse, ReadStep::Read)
 }
 
-fn refuse(number: c_int) -> Step {
+fn refuse(number: c_int) -> ReadStep {
     set_errno(number);
-    Step::Done(-1)
+    ReadStep::Done(-1)
 }
 
 /// After a `read`.
@@ -358,14 +349,14 @@ unsafe fn proceed(
     event: *mut *mut rdma_cm_event,
     count: isize,
     record: &[u8],
-) -> Step {
+) -> ReadStep {
     let failure = (count < 0).then(last_errno);
     let step = guarded(|| {
         // SAFETY: `begin` left a reference, which is taken over here and left again if there is more to read.
-        let channel = unsafe { Arc::from_raw(channel.cast_const().cast::<Channel>()) };
+        let channel = unsafe { Arc::from_raw(channel.cast_const().cast::<EventChannel>()) };
         let is_closed = channel.pipe() < 0;
         if is_closed && count <= 0 {
-            return Ok(Step::Never);
+            return Ok(ReadStep::Never);
         }
         if let Some(number) = failure {
             return Err(number);
@@ -374,11 +365,11 @@ unsafe fn proceed(
         if !found.is_null() {
             // SAFETY: the caller's.
             unsafe { *event = found };
-            return Ok(Step::Done(0));
+            return Ok(ReadStep::Done(0));
         }
         let pipe = channel.pipe();
         let _ = Arc::into_raw(channel);
-        Ok(Step::Read(pipe))
+        Ok(ReadStep::Read(pipe))
     });
     step.unwrap_or_else(refuse)
 }
@@ -402,6 +393,23 @@ pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     })
 }
 
+impl Id {
+    /// The event that a synchronous call keeps, if any: from now on it is not the program's.
+    fn take_kept_event(&self) -> *mut rdma_cm_event {
+        // SAFETY: the pointer is the identifier's own.
+        unsafe { mem::replace(&mut (*self.as_c()).event, ptr::null_mut()) }
+    }
+
+    /// Gives back the event that the last synchronous call left.
+    pub fn acknowledge_kept_event(&self) {
+        let event = self.take_kept_event();
+        if !event.is_null() {
+            // SAFETY: it came from this library, and was taken out.
+            unsafe { rdma_ack_cm_event(event) };
+        }
+    }
+}
+
 /// `rdma_write_cm_event` (RDMACM_1.4): an event of the program's own; EINVAL for any other kind.
 ///
 /// # Safety
@@ -421,12 +429,12 @@ pub unsafe extern "C" fn rdma_write_cm_event(id: *mut rdma_cm_id, kind: u32, sai
 pub(crate) fn write_own(id: &Id, kind: u32, status: c_int, argument: u64) -> Outcome<()> {
     id.context()?;
     let channel = id.state().channel.clone();
-    channel.deliver(vec![Waiting::Own { key: id.key, kind, status, argument }]);
+    channel.deliver(vec![QueuedEvent::Own { key: id.key, kind, status, argument }]);
     Ok(())
 }
 
-/// Names that nobody took are thrown away with the identifier.
-pub(crate) fn forget_names(id: &Id) {
-    let names = mem::replace(&mut id.state().names, Names::Idle);
+/// AddrInfoState that nobody took are thrown away with the identifier.
+pub(crate) fn forget_addrinfo(id: &Id) {
+    let names = mem::replace(&mut id.state().names, AddrInfoState::Idle);
     drop(names);
 }

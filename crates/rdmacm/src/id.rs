@@ -1,19 +1,17 @@
-//! Identifiers: their life, and what this library keeps of them behind what programs see.
-use crate::boundary::{Outcome, status};
-use crate::call::{call, destroy_id};
-use crate::channel::{Channel, Waiting, is_on};
+//! Identifiers: the structure behind an `rdma_cm_id`. `lifecycle` creates and destroys them.
+use crate::addrinfo_list::rdma_freeaddrinfo;
+use crate::born::{Born, lock};
+use crate::boundary::Outcome;
+use crate::call::destroy_id;
+use crate::channel::{EventChannel, QueuedEvent, is_on};
 use crate::device::Device;
-use crate::event::{dismiss, rdma_ack_cm_event};
-use crate::multicast::Membership;
-use crate::process::{Born, Process, lock};
-use freeflow_abi::{
-    IBV_QPT_RC, IBV_QPT_UD, RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, ibv_qp_init_attr, qp_type_from_c,
-    rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_event_channel,
-};
-use freeflow_protocol::cm::{CmReply, CmRequest, Ece, PortSpace};
+use crate::membership::Membership;
+use crate::process::Process;
+use freeflow_abi::{IBV_QPT_UD, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
+use freeflow_protocol::cm::Ece;
 use freeflow_protocol::library::Handle;
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -37,7 +35,7 @@ unsafe impl Sync for Id {}
 
 /// What changes.
 pub(crate) struct State {
-    pub channel: Arc<Channel>,
+    pub channel: Arc<EventChannel>,
     /// It has its channel for itself, and calls wait for their events.
     pub is_synchronous: bool,
     /// Events that the program got, and gave back.
@@ -47,7 +45,7 @@ pub(crate) struct State {
     pub read: u32,
     /// The router knows it no more.
     pub is_gone: bool,
-    pub removal_told: bool,
+    pub removal_reported: bool,
     /// The QP could not be connected; what the connection says afterwards is nobody's business.
     pub connect_failed: bool,
     pub initiator_depth: u8,
@@ -60,7 +58,7 @@ pub(crate) struct State {
     pub qp_template: Option<Template>,
     pub device: Option<Arc<Device>>,
     pub memberships: Vec<Arc<Membership>>,
-    pub names: Names,
+    pub names: AddrInfoState,
 }
 
 /// What `rdma_create_ep` was told to make queue pairs with.
@@ -70,7 +68,7 @@ pub(crate) struct Template(pub ibv_qp_init_attr);
 unsafe impl Send for Template {}
 
 /// Where `rdma_resolve_addrinfo` is.
-pub(crate) enum Names {
+pub(crate) enum AddrInfoState {
     Idle,
     Resolving,
     Resolved(Resolved),
@@ -85,14 +83,14 @@ unsafe impl Send for Resolved {}
 impl Drop for Resolved {
     fn drop(&mut self) {
         // SAFETY: from `rdma_getaddrinfo`, and not given away.
-        unsafe { crate::addrinfo::rdma_freeaddrinfo(self.0) };
+        unsafe { rdma_freeaddrinfo(self.0) };
     }
 }
 
 impl Id {
     /// Puts a new one into the table. C's pointer to it is good until it is destroyed.
     pub fn insert(
-        channel: &Arc<Channel>,
+        channel: &Arc<EventChannel>,
         key: u64,
         handle: Handle,
         kind: (c_uint, c_uint),
@@ -110,7 +108,7 @@ impl Id {
             completed: 0,
             read: 0,
             is_gone: false,
-            removal_told: false,
+            removal_reported: false,
             connect_failed: false,
             initiator_depth: 0,
             responder_resources: 0,
@@ -120,7 +118,7 @@ impl Id {
             qp_template: None,
             device: None,
             memberships: Vec::new(),
-            names: Names::Idle,
+            names: AddrInfoState::Idle,
         };
         let id = Arc::new(Self {
             c: UnsafeCell::new(c),
@@ -210,21 +208,6 @@ impl Id {
             state = self.acknowledged.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
-
-    /// The event that a synchronous call keeps, if any: it is the program's no more.
-    pub fn take_kept_event(&self) -> *mut rdma_cm_event {
-        // SAFETY: the pointer is the identifier's own.
-        unsafe { mem::replace(&mut (*self.as_c()).event, std::ptr::null_mut()) }
-    }
-
-    /// Gives back the event that the last synchronous call left.
-    pub fn acknowledge_kept_event(&self) {
-        let event = self.take_kept_event();
-        if !event.is_null() {
-            // SAFETY: it came from this library, and was taken out.
-            unsafe { rdma_ack_cm_event(event) };
-        }
-    }
 }
 
 impl Drop for Id {
@@ -232,115 +215,6 @@ impl Drop for Id {
         // SAFETY: from malloc, by `crate::address`; nobody has the identifier any more.
         unsafe { libc::free((*self.c.get()).route.path_rec.cast()) };
     }
-}
-
-/// `rdma_port_space`; EINVAL for what is none.
-pub(crate) fn port_space(ps: c_uint) -> Outcome<PortSpace> {
-    match ps {
-        RDMA_PS_IPOIB => Ok(PortSpace::Ipoib),
-        RDMA_PS_TCP => Ok(PortSpace::Tcp),
-        RDMA_PS_UDP => Ok(PortSpace::Udp),
-        RDMA_PS_IB => Ok(PortSpace::Ib),
-        _ => Err(libc::EINVAL),
-    }
-}
-
-/// Creates an identifier; without a channel it is a synchronous one.
-///
-/// # Safety
-/// `channel` is null or a channel.
-pub(crate) unsafe fn create(
-    channel: *mut rdma_event_channel,
-    context: *mut c_void,
-    ps: c_uint,
-    qp_type: c_uint,
-) -> Outcome<Arc<Id>> {
-    let port_space = port_space(ps)?;
-    let qp_type_known = qp_type_from_c(qp_type).map_err(freeflow_abi::errno_of)?;
-    let is_synchronous = channel.is_null();
-    // SAFETY: the caller's.
-    let channel = if is_synchronous { Channel::create()? } else { unsafe { Channel::share(channel)? } };
-    channel.born.check()?;
-    let key = Process::current().new_key();
-    let request = CmRequest::CreateId { channel: channel.handle(), port_space, qp_type: qp_type_known, cookie: key };
-    // SAFETY: the channel's device is there.
-    let (Some(CmReply::Id { id: handle }), _) = (unsafe { call(channel.context(), request)? }) else {
-        return Err(libc::EIO);
-    };
-    let id = Id::insert(&channel, key, handle, (ps, qp_type), context);
-    id.state().is_synchronous = is_synchronous;
-    Ok(id)
-}
-
-/// `rdma_create_id(3)`.
-///
-/// # Safety
-/// `channel` is null or a channel; `id` is valid for a write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_create_id(
-    channel: *mut rdma_event_channel,
-    id: *mut *mut rdma_cm_id,
-    context: *mut c_void,
-    ps: c_uint,
-) -> c_int {
-    status(|| {
-        if id.is_null() {
-            return Err(libc::EINVAL);
-        }
-        let qp_type = if ps == RDMA_PS_IPOIB || ps == RDMA_PS_UDP { IBV_QPT_UD } else { IBV_QPT_RC };
-        // SAFETY: the caller's. The table keeps it.
-        unsafe { *id = create(channel, context, ps, qp_type)?.as_c() };
-        Ok(())
-    })
-}
-
-/// Ends an identifier: what was read of it is waited for, what was not is thrown away.
-pub(crate) fn destroy(id: &Id) -> Outcome<()> {
-    let (channel, is_gone) = {
-        let state = id.state();
-        (state.channel.clone(), state.is_gone)
-    };
-    let event_count = if is_gone {
-        0
-    } else {
-        // SAFETY: the channel's device is there.
-        unsafe { destroy_id(channel.context(), id.handle) }
-    };
-    let (kept, memberships) = {
-        let mut table = Process::current().table();
-        let mut state = id.state();
-        state.is_gone = true;
-        let memberships = mem::take(&mut state.memberships);
-        for membership in &memberships {
-            table.memberships.remove(&membership.key);
-        }
-        (table.ids.remove(&id.key), memberships)
-    };
-    let (read, is_synchronous) = {
-        let state = id.state();
-        (state.read, state.is_synchronous)
-    };
-    if event_count > read {
-        let is_ours = |key| key == id.key || memberships.iter().any(|membership| membership.key == key);
-        channel.withdraw(is_ours).into_iter().for_each(|event| dismiss(&channel, event));
-    }
-    id.acknowledge_kept_event();
-    id.wait_for_acknowledgements();
-    if is_synchronous {
-        channel.close_empty();
-    }
-    drop(kept);
-    Ok(())
-}
-
-/// `rdma_destroy_id(3)`: returns once all events of the identifier are acknowledged.
-///
-/// # Safety
-/// `id` is an identifier, and is not used any more.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the caller's; the table's reference is given up at the end, so it is looked at by one of our own.
-    status(|| unsafe { destroy(&*shared(id)?) })
 }
 
 /// One's own reference to an identifier.
@@ -354,7 +228,7 @@ pub(crate) unsafe fn shared(id: *mut rdma_cm_id) -> Outcome<Arc<Id>> {
 }
 
 /// Its channel is being closed: the router destroys what is on it, and only the shell is left to the program.
-pub(crate) fn gone_with_channel(channel: &Channel) {
+pub(crate) fn gone_with_channel(channel: &EventChannel) {
     let ids: Vec<Arc<Id>> = Process::current().table().ids.values().filter(|id| is_on(id, channel)).cloned().collect();
     for id in ids {
         let was_gone = mem::replace(&mut id.state().is_gone, true);
@@ -366,28 +240,28 @@ pub(crate) fn gone_with_channel(channel: &Channel) {
 }
 
 /// The next identifier of a channel that was not told of the end of the router.
-pub(crate) fn untold_of_removal(channel: &Channel) -> Option<Arc<Id>> {
+pub(crate) fn next_without_removal_event(channel: &EventChannel) -> Option<Arc<Id>> {
     let table = Process::current().table();
-    let id = table.ids.values().find(|id| is_on(id, channel) && !id.state().removal_told)?;
+    let id = table.ids.values().find(|id| is_on(id, channel) && !id.state().removal_reported)?;
     let mut state = id.state();
-    state.removal_told = true;
+    state.removal_reported = true;
     state.delivered += 1;
     drop(state);
     Some(id.clone())
 }
 
 /// What an event's key names; it counts as delivered from here on, so it can't be destroyed before it is acknowledged.
-pub(crate) fn found(event: &Waiting) -> Option<(Arc<Id>, Option<Arc<Membership>>)> {
+pub(crate) fn found(event: &QueuedEvent) -> Option<(Arc<Id>, Option<Arc<Membership>>)> {
     let key = match event {
-        Waiting::Record(event) => event.cookie,
-        Waiting::Own { key, .. } => *key,
+        QueuedEvent::Record(event) => event.cookie,
+        QueuedEvent::Own { key, .. } => *key,
     };
     let table = Process::current().table();
     let membership = table.memberships.get(&key).cloned();
     let id = table.ids.get(membership.as_ref().map_or(&key, |membership| &membership.id_key)).cloned()?;
     let mut state = id.state();
     state.delivered += 1;
-    state.read += u32::from(matches!(event, Waiting::Record(_)));
+    state.read += u32::from(matches!(event, QueuedEvent::Record(_)));
     if let Some(membership) = &membership {
         membership.count_delivered();
     }

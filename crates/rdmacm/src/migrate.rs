@@ -1,7 +1,7 @@
 //! `rdma_migrate_id`: an identifier moves to another event channel.
 use crate::boundary::{Outcome, status};
 use crate::call::command;
-use crate::channel::{Channel, Waiting};
+use crate::channel::{EventChannel, QueuedEvent};
 use crate::id::{Id, shared};
 use freeflow_abi::{rdma_cm_id, rdma_event_channel};
 use freeflow_protocol::cm::{CmEvent, CmEventBody, CmRequest};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// The router's part; the identifier's events go to the new channel from here on, those that wait are brought along. So are
 /// requests that the program has not read; those that it has read stay where it read them, as with the kernel's.
-fn move_to(id: &Id, channel: &Arc<Channel>) -> Outcome<Arc<Channel>> {
+fn move_to(id: &Id, channel: &Arc<EventChannel>) -> Outcome<Arc<EventChannel>> {
     let request = CmRequest::MigrateId { id: id.handle, channel: channel.handle() };
     // SAFETY: the identifier's device is there.
     unsafe { command(id.context()?, request)? };
@@ -21,7 +21,7 @@ fn move_to(id: &Id, channel: &Arc<Channel>) -> Outcome<Arc<Channel>> {
         (mem::replace(&mut state.channel, channel.clone()), memberships)
     };
     let is_ours = |key| key == id.key || memberships.contains(&key);
-    let waiting = old.withdraw(is_ours);
+    let waiting = old.extract(is_ours);
     for event in &waiting {
         bring_along(id, event, channel);
     }
@@ -32,8 +32,8 @@ fn move_to(id: &Id, channel: &Arc<Channel>) -> Outcome<Arc<Channel>> {
 }
 
 /// The identifier that an event asks to be made goes to another channel. One that is gone by now goes nowhere.
-pub(crate) fn bring_along(listener: &Id, event: &Waiting, channel: &Channel) {
-    if let Waiting::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }) = event
+pub(crate) fn bring_along(listener: &Id, event: &QueuedEvent, channel: &EventChannel) {
+    if let QueuedEvent::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }) = event
         && let Ok(context) = listener.context()
     {
         // SAFETY: the listener's device is there.
@@ -43,7 +43,7 @@ pub(crate) fn bring_along(listener: &Id, event: &Waiting, channel: &Channel) {
 
 /// A fresh request of a synchronous listener gets a channel of its own; nothing waits for it yet.
 pub(crate) fn become_synchronous(id: &Id) -> Outcome<()> {
-    let channel = Channel::create()?;
+    let channel = EventChannel::create()?;
     let request = CmRequest::MigrateId { id: id.handle, channel: channel.handle() };
     // SAFETY: the identifier's device is there.
     unsafe { command(id.context()?, request)? };
@@ -74,8 +74,12 @@ pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma
         if was_synchronous && becomes_synchronous {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's.
-        let channel = if becomes_synchronous { Channel::create()? } else { unsafe { Channel::share(channel)? } };
+        let channel = if becomes_synchronous {
+            EventChannel::create()?
+        } else {
+            // SAFETY: the caller's.
+            unsafe { EventChannel::share(channel)? }
+        };
         let old = move_to(&id, &channel)?;
         id.state().is_synchronous = becomes_synchronous;
         if was_synchronous {

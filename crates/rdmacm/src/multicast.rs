@@ -1,85 +1,22 @@
 //! Multicast: memberships of identifiers, which attach the identifier's QP.
 use crate::address::{copied, from_c, length_of_family};
-use crate::boundary::{Outcome, checked, status};
+use crate::boundary::{Outcome, status};
 use crate::call::command;
 use crate::endpoint::complete;
-use crate::event::dismiss;
 use crate::id::{Id, shared};
-use crate::process::{Process, lock};
+use crate::membership::{Membership, Opaque};
+use crate::process::Process;
 use crate::qp_states::qp_of;
-use crate::verbs;
 use freeflow_abi::{
     RDMA_CM_JOIN_MC_ATTR_ADDRESS, RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS, RDMA_CM_JOIN_MC_ATTR_RESERVED,
-    RDMA_MC_JOIN_FLAG_FULLMEMBER, RDMA_MC_JOIN_FLAG_RESERVED, RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, gid_to_c, ibv_gid,
-    rdma_cm_id, rdma_cm_join_mc_attr_ex,
+    RDMA_MC_JOIN_FLAG_FULLMEMBER, RDMA_MC_JOIN_FLAG_RESERVED, RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, rdma_cm_id,
+    rdma_cm_join_mc_attr_ex,
 };
 use freeflow_protocol::cm::CmRequest;
-use freeflow_verbs::{AddressHandleAttributes, Gid};
 use libc::sockaddr;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-
-/// A pointer of the program's, which is only given back.
-pub(crate) struct Opaque(*mut c_void);
-
-// SAFETY: never followed.
-unsafe impl Send for Opaque {}
-// SAFETY: the same.
-unsafe impl Sync for Opaque {}
-
-impl Opaque {
-    pub fn as_ptr(&self) -> *const c_void {
-        self.0
-    }
-}
-
-pub(crate) struct Membership {
-    pub key: u64,
-    pub id_key: u64,
-    /// As the program named it: it names it so when it leaves.
-    shown: Vec<u8>,
-    address: Gid,
-    pub context: Opaque,
-    send_only: bool,
-    /// The group that the QP was attached to.
-    attached: Mutex<Option<ibv_gid>>,
-    delivered: AtomicU32,
-    completed: AtomicU32,
-}
-
-impl Membership {
-    /// Counted with the identifier's state locked: SeqCst costs nothing there, and says what is meant.
-    pub fn count_delivered(&self) {
-        self.delivered.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Before the identifier's own count, which wakes who waits.
-    pub fn count_completed(&self) {
-        self.completed.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn is_acknowledged(&self) -> bool {
-        self.completed.load(Ordering::SeqCst) >= self.delivered.load(Ordering::SeqCst)
-    }
-
-    /// The group is there: a QP that shall receive is attached.
-    pub fn joined(&self, id: &Id, group: &AddressHandleAttributes) -> Outcome<()> {
-        let Some(qp) = qp_of(id).filter(|_| !self.send_only) else { return Ok(()) };
-        let gid = gid_to_c(group.grh.map_or(self.address, |route| route.dgid));
-        // SAFETY: the QP of an identifier exists; a local.
-        checked(unsafe { verbs::ibv_attach_mcast(qp, &raw const gid, group.dlid) })?;
-        *lock(&self.attached) = Some(gid);
-        Ok(())
-    }
-
-    fn detach(&self, id: &Id) {
-        if let (Some(qp), Some(gid)) = (qp_of(id), lock(&self.attached).take()) {
-            // SAFETY: the QP of an identifier exists; a local.
-            unsafe { verbs::ibv_detach_mcast(qp, &raw const gid, 0) };
-        }
-    }
-}
 
 /// The bytes of an address by which a membership is found again.
 ///
@@ -179,14 +116,14 @@ pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, address: *mut
         let (id, named) = unsafe { (shared(id)?, shown(address)?) };
         let membership = id.state().memberships.iter().find(|known| known.shown == named).cloned();
         let membership = membership.ok_or(libc::EADDRNOTAVAIL)?;
-        membership.detach(&id);
+        membership.detach(qp_of(&id));
         forget(&id, &membership);
         let request = CmRequest::LeaveMulticast { id: id.handle, address: membership.address };
         // SAFETY: the identifier's device is there.
         let outcome = id.context().and_then(|context| unsafe { command(context, request) });
         if membership.delivered.load(Ordering::SeqCst) == 0 {
             let channel = id.state().channel.clone();
-            channel.withdraw(|key| key == membership.key).into_iter().for_each(|event| dismiss(&channel, event));
+            channel.extract(|key| key == membership.key).into_iter().for_each(|event| channel.dismiss(event));
         }
         // A synchronous join's event stands at the identifier.
         if id.state().is_synchronous {

@@ -1,48 +1,22 @@
-//! What this process has: its identifiers and memberships by key, and its device.
+//! The objects of this process: its identifiers and memberships by key, and its device.
 //!
 //! A forked child has none of it: the connection, its identifiers and its pipes are the parent's. The child gets tables of its
 //! own when it first asks, so it never waits for a lock that a thread of its parent held; what it does to an object of its parent
 //! is refused ([`Born::check`]) before anything is touched.
+use crate::born::{Born, KEY_NONE, lock};
 use crate::boundary::Outcome;
 use crate::device::Device;
 use crate::id::Id;
-use crate::multicast::Membership;
+use crate::membership::Membership;
+use crate::verbs;
 use std::collections::{BTreeMap, HashMap};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// The key of nothing: of records that only wake somebody up.
-pub(crate) const KEY_NONE: u64 = 0;
-
-/// Locks, whatever became of an earlier holder: a panic is an error at the boundary, and what is locked here is left
-/// consistent between two statements.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The process that an object belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Born(u32);
-
-impl Born {
-    pub fn here() -> Self {
-        Self(std::process::id())
-    }
-
-    pub fn is_here(self) -> bool {
-        self == Self::here()
-    }
-
-    /// EIO for what a parent left behind.
-    pub fn check(self) -> Outcome<()> {
-        if self.is_here() { Ok(()) } else { Err(libc::EIO) }
-    }
-}
+use std::sync::{Arc, Mutex, MutexGuard};
 
 #[derive(Default)]
-pub(crate) struct Table {
-    /// Ordered, so that the end of a router is told in the order of creation.
+pub(crate) struct ObjectTable {
+    /// Ordered, so that the end of a router is reported in the order of creation.
     pub ids: BTreeMap<u64, Arc<Id>>,
     pub memberships: HashMap<u64, Arc<Membership>>,
 }
@@ -50,7 +24,7 @@ pub(crate) struct Table {
 pub(crate) struct Process {
     born: Born,
     next_key: AtomicU64,
-    pub table: Mutex<Table>,
+    pub table: Mutex<ObjectTable>,
     pub device: Mutex<Option<Arc<Device>>>,
     /// Lists that `rdma_get_devices` gave out, by address: what keeps their device.
     pub lists: Mutex<HashMap<usize, Arc<Device>>>,
@@ -89,12 +63,34 @@ impl Process {
         }
     }
 
+    /// The device of the current router. ENODEV without one.
+    pub fn device() -> Outcome<Arc<Device>> {
+        let mut current = lock(&Self::current().device);
+        let mut count = 0;
+        // SAFETY: a local.
+        let list = unsafe { verbs::ibv_get_device_list(&raw mut count) };
+        if list.is_null() {
+            return Err(libc::ENODEV);
+        }
+        // SAFETY: a list ends with a null pointer.
+        let newest = unsafe { *list };
+        let outcome = match &*current {
+            // SAFETY: the context is open. libibverbs names another device once the router is another one.
+            Some(device) if unsafe { (*device.context()).device } == newest => Ok(device.clone()),
+            _ if newest.is_null() => Err(libc::ENODEV),
+            _ => Device::open(newest).inspect(|device| *current = Some(device.clone())),
+        };
+        // SAFETY: from above, once.
+        unsafe { verbs::ibv_free_device_list(list) };
+        outcome
+    }
+
     /// A key that no other object of this process has, before or after.
     pub fn new_key(&self) -> u64 {
         self.next_key.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub fn table(&self) -> MutexGuard<'_, Table> {
+    pub fn table(&self) -> MutexGuard<'_, ObjectTable> {
         lock(&self.table)
     }
 }
@@ -109,7 +105,5 @@ mod tests {
         let (one, two) = (process.new_key(), process.new_key());
         assert!(one != two && one != KEY_NONE && two != KEY_NONE);
         assert!(ptr::eq(process, Process::current()));
-        assert_eq!(Born::here().check(), Ok(()));
-        assert_eq!(Born(0).check(), Err(libc::EIO));
     }
 }

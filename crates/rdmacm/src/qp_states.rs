@@ -1,7 +1,7 @@
 //! The way of an identifier's QP through its states: the router does it with the step of the connection, or says with what and the
 //! library does it.
 use crate::boundary::{Outcome, checked, status};
-use crate::call::call;
+use crate::call::{call, command};
 use crate::id::Id;
 use crate::verbs;
 use freeflow_abi::{ibv_qp, ibv_qp_attr, qp_attributes_to_c, rdma_cm_id};
@@ -71,6 +71,12 @@ pub(crate) fn fail(id: &Id) -> Outcome<()> {
     let attributes = QpAttributes { state: QpState::Error, ..QpAttributes::default() };
     // SAFETY: a QP of an identifier exists as long as it stands there.
     unsafe { modify(qp, (qp_attributes_to_c(&attributes), QpAttributeMask::STATE as c_int)) }
+}
+
+/// Sends the active side's last message.
+pub(crate) fn establish(id: &Id) -> Outcome<()> {
+    // SAFETY: the identifier's device is there.
+    unsafe { command(id.context()?, CmRequest::Establish { id: id.handle }) }
 }
 
 /// `rdma_init_qp_attr(3)`: for the state that stands in `attr`.

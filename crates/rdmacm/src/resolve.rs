@@ -1,10 +1,11 @@
 //! Where an identifier is and whom it talks to: bind, resolve, listen.
-use crate::address::{copied, from_c, note_local, store};
+use crate::address::{copied, from_c, store};
 use crate::boundary::{Outcome, status};
 use crate::call::{bound, command};
 use crate::endpoint::complete;
 use crate::id::Id;
 use crate::privilege::check_port;
+use crate::route::note_local;
 use freeflow_abi::{rdma_cm_id, rdma_socket_address};
 use freeflow_protocol::cm::CmRequest;
 use libc::sockaddr;

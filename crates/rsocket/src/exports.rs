@@ -5,10 +5,10 @@ use crate::datagram::DatagramSocket;
 use crate::epoll;
 use crate::ffi::{Outcome, checked, set_errno};
 use crate::keepalive;
+use crate::pieces::Pieces;
 use crate::poll;
 use crate::socket::{Phase, StreamSocket};
 use crate::table::{self, Socket};
-use crate::transfer::Pieces;
 use crate::wait::{Deadline, watch_forks};
 use libc::{
     c_int, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t,

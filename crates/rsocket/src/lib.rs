@@ -21,6 +21,7 @@ mod link;
 mod mapping;
 mod memory;
 mod options;
+mod pieces;
 mod poll;
 mod settings;
 mod socket;

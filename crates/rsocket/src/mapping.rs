@@ -2,8 +2,8 @@
 use crate::ffi::{Outcome, errno, ibv_dereg_mr, ibv_reg_mr, not_null};
 use crate::link::Link;
 use crate::memory::{LOCAL_WRITE, REMOTE_WRITE};
+use crate::pieces::Pieces;
 use crate::socket::StreamSocket;
-use crate::transfer::Pieces;
 use crate::wait::Deadline;
 use crate::wire::{IomapEntry, Target};
 use freeflow_abi::ibv_mr;

@@ -1,7 +1,7 @@
 //! The calls of one socket: made, connected, read, written, closed.
 use crate::names::{self, Name};
 use crate::real::{self, errno, set_errno};
-use crate::{epoll, forks, options, rules, table};
+use crate::{epoll, forks, options, queries, rules, table};
 use libc::{
     FILE, c_int, c_long, c_uint, c_ulong, c_void, iovec, msghdr, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t,
 };
@@ -52,7 +52,7 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t
     unsafe {
         if let Some(rsocket) = rsocket_of(fd) {
             // Nobody outside the container may reach it, and to rdma_cm loopback is the vNIC.
-            if names::is_loopback(address, length) && options::is_stream(rsocket) && !table::was_bound(fd) {
+            if names::is_loopback(address, length) && queries::is_stream(rsocket) && !table::was_bound(fd) {
                 let answer = real::bind(fd, address, length);
                 if answer == 0 {
                     fall_back(fd);
@@ -134,7 +134,7 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, length: *mut soc
         if accepted < 0 {
             return -1;
         }
-        let domain = options::family(accepted);
+        let domain = queries::family(accepted);
         let new = real::socket(domain, libc::SOCK_STREAM | flags, 0);
         if new < 0 || !table::insert(new, accepted) {
             let error = if new < 0 { errno() } else { libc::EMFILE };
@@ -155,9 +155,9 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: sockle
     // SAFETY: the caller's.
     unsafe {
         if let Some(rsocket) = rsocket_of(fd) {
-            let bound_to = if table::was_bound(fd) { ask_name(real::rgetsockname, rsocket) } else { None };
+            let bound_to = if table::was_bound(fd) { queries::name(real::rgetsockname, rsocket) } else { None };
             if names::is_loopback(address, length)
-                && options::is_stream(rsocket)
+                && queries::is_stream(rsocket)
                 && !table::has_begun(rsocket)
                 && let Some(answer) = connect_here(fd, bound_to.as_ref(), address, length)
             {
@@ -216,17 +216,6 @@ unsafe fn connect_here(
 fn bind_as(fd: c_int, (name, bytes): &Name) -> bool {
     // SAFETY: an address of that length. EINVAL: it was bound when it was tried first.
     unsafe { real::bind(fd, ptr::from_ref(name).cast(), *bytes) == 0 || errno() == libc::EINVAL }
-}
-
-/// What an rsocket is called, or its peer. `None`: errno says why.
-pub fn ask_name(
-    call: unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int,
-    rsocket: c_int,
-) -> Option<Name> {
-    let (mut name, mut length) = names::none();
-    // SAFETY: the room is as long as is said.
-    let code = inside(|| unsafe { call(rsocket, (&raw mut name).cast(), &raw mut length) });
-    (code == 0).then(|| names::in_family(options::family(rsocket), (name, length)))
 }
 
 /// Whether a connection that was begun has failed already. Leaves EINPROGRESS.
@@ -447,7 +436,7 @@ unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut
     // SAFETY: the caller's.
     match rsocket_of(fd) {
         // SAFETY: the caller's.
-        Some(rsocket) => unsafe { tell_name(ask_name(real::rgetpeername, rsocket), address, length) },
+        Some(rsocket) => unsafe { tell_name(queries::name(real::rgetpeername, rsocket), address, length) },
         // SAFETY: as above.
         None => unsafe {
             forks::tell_name(fd, true, address, length).unwrap_or_else(|| real::getpeername(fd, address, length))
@@ -460,7 +449,7 @@ unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut
     // SAFETY: the caller's.
     match rsocket_of(fd) {
         // SAFETY: the caller's.
-        Some(rsocket) => unsafe { tell_name(ask_name(real::rgetsockname, rsocket), address, length) },
+        Some(rsocket) => unsafe { tell_name(queries::name(real::rgetsockname, rsocket), address, length) },
         // SAFETY: as above.
         None => unsafe {
             forks::tell_name(fd, false, address, length).unwrap_or_else(|| real::getsockname(fd, address, length))

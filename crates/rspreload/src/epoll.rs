@@ -4,6 +4,7 @@
 //! A thread that waits for the kernel's set alone when the first rsocket comes is summoned: a descriptor that is readable stands in that
 //! set until all such threads have left it. The program never sees its event.
 use crate::real::{self, errno, set_errno};
+use crate::signals::with_mask;
 use crate::table::{self, inside, rsocket_of};
 use freeflow_epoll_set::{Backend, EpollSet, IoCounts};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, c_int, epoll_event, nfds_t, pollfd, sigset_t, timespec};
@@ -373,7 +374,7 @@ unsafe fn wait_with(
         Err(error) => set_errno(error),
     };
     // SAFETY: the caller's.
-    let answer = unsafe { crate::many::with_mask(mask, wait) };
+    let answer = unsafe { with_mask(mask, wait) };
     WAITING.fetch_sub(1, Ordering::SeqCst);
     answer
 }

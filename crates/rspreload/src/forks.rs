@@ -8,9 +8,8 @@
 //!
 //! rdma-core does it otherwise: connections begin as TCP and change at their first use, by whichever process that is, which wants a
 //! TCP connection between the containers and the same library at the other end.
-use crate::calls::ask_name;
 use crate::names::Name;
-use crate::options::is_stream;
+use crate::queries;
 use crate::real::{self, errno};
 use crate::table::{self, FD_MAX, inside};
 use libc::{c_int, c_long, c_void, pollfd, sockaddr, socklen_t};
@@ -98,12 +97,12 @@ pub extern "C" fn before() {
 }
 
 fn make_pair(rsocket: c_int) {
-    if !is_stream(rsocket) {
+    if !queries::is_stream(rsocket) {
         return;
     }
     if get(&CHILD_END, rsocket) < 0 {
-        let Some(peer) = ask_name(real::rgetpeername, rsocket) else { return };
-        let Some(own) = ask_name(real::rgetsockname, rsocket) else { return };
+        let Some(peer) = queries::name(real::rgetpeername, rsocket) else { return };
+        let Some(own) = queries::name(real::rgetsockname, rsocket) else { return };
         let mut ends = [0; 2];
         // SAFETY: room for two.
         if unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) } != 0

@@ -21,8 +21,12 @@ mod names;
 #[cfg(not(test))]
 mod options;
 #[cfg(not(test))]
+mod queries;
+#[cfg(not(test))]
 mod real;
 #[cfg_attr(test, allow(dead_code))]
 mod rules;
+#[cfg(not(test))]
+mod signals;
 #[cfg(not(test))]
 mod table;

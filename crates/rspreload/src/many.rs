@@ -1,10 +1,11 @@
 //! Waiting for several descriptors: `poll`, `ppoll`, `select`, `pselect`. Where none of them is an rsocket's, the C
 //! library's function is called; else `rpoll`. The signal mask of the `p` forms is set around the call, not with it.
-use crate::real::{self, errno, set_errno};
+use crate::real::{self, set_errno};
+use crate::signals::with_mask;
 use crate::table::{inside, rsocket_of};
 use libc::{c_int, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use std::time::Duration;
-use std::{mem, ptr, slice};
+use std::slice;
 
 /// More entries than any program polls.
 const ENTRIES_MAX: nfds_t = 1 << 20;
@@ -81,26 +82,6 @@ unsafe fn duration(time: *const timespec) -> Option<Duration> {
         u64::try_from(time.tv_sec).unwrap_or(0),
         u32::try_from(time.tv_nsec).unwrap_or(0).min(999_999_999),
     ))
-}
-
-/// Runs a call under another signal mask, unless there is none.
-///
-/// # Safety
-/// The mask is null or valid.
-pub unsafe fn with_mask(mask: *const sigset_t, call: impl FnOnce() -> c_int) -> c_int {
-    if mask.is_null() {
-        return call();
-    }
-    // SAFETY: the caller's.
-    unsafe {
-        let mut before: sigset_t = mem::zeroed();
-        libc::pthread_sigmask(libc::SIG_SETMASK, mask, &raw mut before);
-        let answer = call();
-        let error = errno();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
-        set_errno(error);
-        answer
-    }
 }
 
 const EVENTS: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];

@@ -51,24 +51,6 @@ pub fn set_sizes(rsocket: c_int) {
     }
 }
 
-/// An option of the socket's level; 0: there is none.
-fn number_of(rsocket: c_int, name: c_int) -> c_int {
-    let (mut value, mut length): (c_int, socklen_t) = (0, 4);
-    // SAFETY: room for a number.
-    inside(|| unsafe {
-        real::rgetsockopt(rsocket, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut length);
-    });
-    value
-}
-
-pub fn is_stream(rsocket: c_int) -> bool {
-    number_of(rsocket, libc::SO_TYPE) == libc::SOCK_STREAM
-}
-
-pub fn family(rsocket: c_int) -> c_int {
-    number_of(rsocket, libc::SO_DOMAIN)
-}
-
 /// Whether a number switches an option off.
 ///
 /// # Safety

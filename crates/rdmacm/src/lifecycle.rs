@@ -1,0 +1,127 @@
+//! Creation and destruction of identifiers.
+use crate::boundary::{Outcome, status};
+use crate::call::{call, destroy_id};
+use crate::channel::EventChannel;
+use crate::id::{Id, shared};
+use crate::process::Process;
+use freeflow_abi::{
+    IBV_QPT_RC, IBV_QPT_UD, RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, qp_type_from_c, rdma_cm_id,
+    rdma_event_channel,
+};
+use freeflow_protocol::cm::{CmReply, CmRequest, PortSpace};
+use std::ffi::{c_int, c_uint, c_void};
+use std::mem;
+use std::sync::Arc;
+
+/// `rdma_port_space`; EINVAL for what is none.
+pub(crate) fn port_space(ps: c_uint) -> Outcome<PortSpace> {
+    match ps {
+        RDMA_PS_IPOIB => Ok(PortSpace::Ipoib),
+        RDMA_PS_TCP => Ok(PortSpace::Tcp),
+        RDMA_PS_UDP => Ok(PortSpace::Udp),
+        RDMA_PS_IB => Ok(PortSpace::Ib),
+        _ => Err(libc::EINVAL),
+    }
+}
+
+/// Creates an identifier; without a channel it is a synchronous one.
+///
+/// # Safety
+/// `channel` is null or a channel.
+pub(crate) unsafe fn create(
+    channel: *mut rdma_event_channel,
+    context: *mut c_void,
+    ps: c_uint,
+    qp_type: c_uint,
+) -> Outcome<Arc<Id>> {
+    let port_space = port_space(ps)?;
+    let qp_type_known = qp_type_from_c(qp_type).map_err(freeflow_abi::errno_of)?;
+    let is_synchronous = channel.is_null();
+    let channel = if is_synchronous {
+        EventChannel::create()?
+    } else {
+        // SAFETY: the caller's.
+        unsafe { EventChannel::share(channel)? }
+    };
+    channel.born.check()?;
+    let key = Process::current().new_key();
+    let request = CmRequest::CreateId { channel: channel.handle(), port_space, qp_type: qp_type_known, cookie: key };
+    // SAFETY: the channel's device is there.
+    let (Some(CmReply::Id { id: handle }), _) = (unsafe { call(channel.context(), request)? }) else {
+        return Err(libc::EIO);
+    };
+    let id = Id::insert(&channel, key, handle, (ps, qp_type), context);
+    id.state().is_synchronous = is_synchronous;
+    Ok(id)
+}
+
+/// `rdma_create_id(3)`.
+///
+/// # Safety
+/// `channel` is null or a channel; `id` is valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_create_id(
+    channel: *mut rdma_event_channel,
+    id: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    ps: c_uint,
+) -> c_int {
+    status(|| {
+        if id.is_null() {
+            return Err(libc::EINVAL);
+        }
+        let qp_type = if ps == RDMA_PS_IPOIB || ps == RDMA_PS_UDP { IBV_QPT_UD } else { IBV_QPT_RC };
+        // SAFETY: the caller's. The table keeps it.
+        unsafe { *id = create(channel, context, ps, qp_type)?.as_c() };
+        Ok(())
+    })
+}
+
+/// Ends an identifier: what was read of it is waited for, what was not is thrown away.
+pub(crate) fn destroy(id: &Id) -> Outcome<()> {
+    let (channel, is_gone) = {
+        let state = id.state();
+        (state.channel.clone(), state.is_gone)
+    };
+    let event_count = if is_gone {
+        0
+    } else {
+        // SAFETY: the channel's device is there.
+        unsafe { destroy_id(channel.context(), id.handle) }
+    };
+    let (kept, memberships) = {
+        let mut table = Process::current().table();
+        let mut state = id.state();
+        state.is_gone = true;
+        let memberships = mem::take(&mut state.memberships);
+        for membership in &memberships {
+            table.memberships.remove(&membership.key);
+        }
+        (table.ids.remove(&id.key), memberships)
+    };
+    let (read, is_synchronous) = {
+        let state = id.state();
+        (state.read, state.is_synchronous)
+    };
+    if event_count > read {
+        let is_ours = |key| key == id.key || memberships.iter().any(|membership| membership.key == key);
+        channel.extract(is_ours).into_iter().for_each(|event| channel.dismiss(event));
+    }
+    id.acknowledge_kept_event();
+    id.wait_for_acknowledgements();
+    if is_synchronous {
+        channel.close_empty();
+    }
+    drop(kept);
+    Ok(())
+}
+
+/// `rdma_destroy_id(3)`: returns once all events of the identifier are acknowledged.
+///
+/// # Safety
+/// `id` is an identifier, and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: the caller's; the table's reference is given up at the end, so it is looked at by one of our own.
+    status(|| unsafe { destroy(&*shared(id)?) })
+}
