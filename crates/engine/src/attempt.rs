@@ -1,7 +1,5 @@
-//! What a tenant tries on others, and gets nowhere with: told to the environment, for whoever keeps watch. What goes wrong among
-//! QPs of one network is no attempt: a peer that is not ready yet, a key that is not valid any more.
-//!
-//! Nothing of this is asked of what arrives.
+//! What a tenant tried on others, and got nowhere with: reported to the environment, for whoever
+//! keeps watch.
 use freeflow_verbs::{Gid, NetworkId};
 
 /// What was tried.

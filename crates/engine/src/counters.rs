@@ -1,8 +1,9 @@
 //! Counts of vNICs and QPs.
 //!
-//! Local delivery has no packets. Counted are those that the wire would need: a message's payload in pieces of the path
-//! MTU, and one request packet for a READ or an atomic. Acknowledgements, headers and retries are not counted: there
-//! are none. What goes past the router is counted so by the libraries, and added here.
+//! Local delivery has no packets. Counted are those that the wire would need: a message's payload
+//! in pieces of the path MTU, and one request packet for a READ or an atomic. Acknowledgements,
+//! headers and retries are not counted: there are none. What goes past the router is counted so by
+//! the libraries, and added here.
 use crate::WireCounters;
 use freeflow_verbs::CompletionStatus;
 use serde::{Deserialize, Serialize};
@@ -132,7 +133,8 @@ pub struct QpTraffic {
 }
 
 impl QpTraffic {
-    /// What the engine carried of its own requests: their payload, and so much more for each. Nothing that a library says makes it more.
+    /// What the engine carried of its own requests: their payload, and so much more for each.
+    /// Nothing that a library says makes it more.
     pub fn carried(&self, request_bytes: u64) -> u64 {
         let requests = self.messages_sent.saturating_sub(self.direct_messages_sent);
         requests.saturating_mul(request_bytes).saturating_add(self.bytes_requested)
@@ -171,7 +173,8 @@ pub struct DirectTraffic {
 }
 
 impl DirectTraffic {
-    /// Counts it for one of the two ports: where the payload of SENDs and WRITEs goes out, and where it comes in.
+    /// Counts it for one of the two ports: where the payload of SENDs and WRITEs goes out, and
+    /// where it comes in.
     pub(crate) fn count(&self, out: &mut Traffic, back: &mut Traffic) {
         add_reported(&mut out.bytes, self.sent_bytes);
         add_reported(&mut out.packets, self.sent_packets.saturating_add(self.reads));
@@ -180,7 +183,8 @@ impl DirectTraffic {
     }
 }
 
-/// A sum to which a library's word adds nothing more: what the engine counts itself never makes it overflow.
+/// A sum to which a library's word adds nothing more: what the engine counts itself never makes it
+/// overflow.
 const REPORTED_SUM_MAX: u64 = 1 << 63;
 
 pub(crate) fn add_reported(sum: &mut u64, more: u64) {

@@ -1,9 +1,11 @@
-//! What lies between hosts, as the engine sees it: hosts by number, paths to GIDs, bursts of packets, who is behind a QPN.
+//! What lies between hosts, as the engine sees it: hosts by number, paths to GIDs, bursts of
+//! packets, who is behind a QPN.
 use freeflow_verbs::{Gid, NetworkId, QpType, Qpn};
 use freeflow_wire::HeaderBytes;
 use serde::{Deserialize, Serialize};
 
-/// Another host: a router that is trusted, or an external RDMA machine. Numbers are the environment's.
+/// Another host: a router that is trusted, or an external RDMA machine. Numbers are the
+/// environment's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HostId(pub u32);
 
@@ -11,7 +13,8 @@ pub struct HostId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Destination {
     pub host: HostId,
-    /// Packets of one flow keep their order and their UDP source port; different ones may take different ways.
+    /// Packets of one flow keep their order and their UDP source port; different ones may take
+    /// different ways.
     pub flow: u32,
     /// DSCP and ECN.
     pub traffic_class: u8,
@@ -58,8 +61,8 @@ pub enum PeerAnswer {
     External(Gid),
 }
 
-/// One packet of a burst: its headers, and how many of the burst's payload bytes it takes. The environment adds the
-/// padding that the header announces, and the ICRC.
+/// One packet of a burst: its headers, and how many of the burst's payload bytes it takes. The
+/// environment adds the padding that the header announces, and the ICRC.
 #[derive(Clone, Copy)]
 pub struct PacketHead {
     pub header: HeaderBytes,
@@ -85,8 +88,8 @@ pub enum TransmitOutcome {
     Sent,
     /// None of them: there is no room; try again in a later turn.
     Full,
-    /// The payload is being fetched; the environment sends the burst itself when it has it, and then tells
-    /// [`crate::Engine::handle_copied`]. Slices given are not needed any more.
+    /// The payload is being fetched; the environment sends the burst itself when it has it, and
+    /// then tells [`crate::Engine::handle_copied`]. Slices given are not needed any more.
     Pending,
     /// The memory is not there.
     Fault,

@@ -1,5 +1,5 @@
-//! FLUSH: makes earlier writes visible to all (IBTA annex A19). Memory here is coherent and writes are done in order, so
-//! nothing moves; what counts is who may ask.
+//! FLUSH: makes earlier writes visible to all (IBTA annex A19). Memory here is coherent and writes
+//! are done in order, so nothing moves; what counts is who may ask.
 use freeflow_verbs::{Access, SendOpcode, SendRequest};
 
 /// `enum ibv_placement_type`.

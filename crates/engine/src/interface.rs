@@ -10,7 +10,8 @@ pub enum Progress {
     Idle,
     /// The budget is used up; there is more to do.
     More,
-    /// Waits for a timer, a RECV or a pending copy; the engine itself will name the QP in `poll_ready` when it can go on.
+    /// Waits for a timer, a RECV or a pending copy; the engine itself will name the QP in
+    /// `poll_ready` when it can go on.
     Waiting,
 }
 
@@ -18,7 +19,8 @@ pub enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     Error(VerbsError),
-    /// Ask again once copies have finished (at the latest after the pending copies' `handle_copied`).
+    /// Ask again once copies have finished (at the latest after the pending copies'
+    /// `handle_copied`).
     InFlight,
 }
 

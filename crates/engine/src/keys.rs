@@ -1,10 +1,11 @@
 //! Keys of memory regions and windows, and the check that stands before every byte that is touched.
 //!
-//! Invariant: a [`Span`] is only made here, from a live key of the right protection domain with the rights asked for,
-//! and lies wholly inside its region. The upper 24 bits of a key, its *prefix*, are drawn at random and belong to one
-//! region or window at a time; all 32 bits are compared. An lkey and an rkey of a region are the same number, its low
-//! byte random too; the low byte of a window's key is its owner's to choose (IBTA 10.6.7.2.1). A wrong guess of a remote
-//! key costs the guesser its QP.
+//! Invariant: a [`Span`] is only made here, from a live key of the right protection domain with the
+//! rights asked for, and lies wholly inside its region. The upper 24 bits of a key, its *prefix*,
+//! are drawn at random and belong to one region or window at a time; all 32 bits are compared. An
+//! lkey and an rkey of a region are the same number, its low byte random too; the low byte of a
+//! window's key is its owner's to choose (IBTA 10.6.7.2.1). A wrong guess of a remote key costs the
+//! guesser its QP.
 use crate::random::Random;
 use crate::slab::{Owned, Slab};
 use crate::table::NumberTable;
@@ -38,7 +39,7 @@ pub(crate) struct MemoryRegion {
     pub iova: u64,
     pub key: u32,
     /// Pending copies that touch it.
-    pub flights: u32,
+    pub in_flight: u32,
     /// First of the windows bound to it, or [`NOWHERE`].
     pub windows: u32,
     pub rights: u16,
@@ -51,7 +52,8 @@ const _: () = assert!(size_of::<Option<MemoryRegion>>() <= 56);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RegionState {
     Live,
-    /// Its key is invalid until no copy uses it and the change, which takes something away, is made or given up.
+    /// Its key is invalid until no copy uses it and the change, which takes something away, is made
+    /// or given up.
     Changing,
     /// Its key is invalid; it goes when no copy uses it.
     Leaving,
@@ -90,7 +92,7 @@ impl MemoryRegion {
             last,
             iova,
             key: 0,
-            flights: 0,
+            in_flight: 0,
             windows: NOWHERE,
             rights: access.0 as u16,
             state: RegionState::Live,
@@ -125,7 +127,8 @@ impl MemoryRegion {
             && self.is_on_demand() == after.access.contains(Access::ON_DEMAND)
     }
 
-    /// What counts against the vNIC's limit: nothing for a region of all addresses, which is not memory by itself.
+    /// What counts against the vNIC's limit: nothing for a region of all addresses, which is not
+    /// memory by itself.
     pub fn registered_bytes(&self) -> u64 {
         self.last.wrapping_add(1)
     }
@@ -138,14 +141,15 @@ impl MemoryRegion {
     #[inline]
     pub fn span(&self, index: u32, address: u64, length: u32) -> Result<Span, KeyFault> {
         let offset = offset_within(self.iova, self.last, address, u64::from(length))?;
+        debug_assert!(u64::from(length).saturating_sub(1) <= self.last - offset, "a span lies inside its region");
         let session = if self.backing == Backing::Void { SessionId::VOID } else { self.session };
         let region = SpanRegion::new(index, self.is_on_demand());
         Ok(Span { session, region, address: self.address.wrapping_add(offset), length })
     }
 }
 
-/// A key does not cover what is asked for: unknown, of another PD, without the right, or the range leaves the region.
-/// A NIC does not tell which.
+/// A key does not cover what is asked for: unknown, of another PD, without the right, or the range
+/// leaves the region. A NIC does not tell which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyFault;
 
@@ -247,7 +251,8 @@ impl Keys {
         Some(if index & WINDOW == 0 { Holder::Region(index) } else { Holder::Window(index & !WINDOW) })
     }
 
-    /// The bytes that an lkey names, if it covers them. A length of zero must be dealt with before: it needs no key.
+    /// The bytes that an lkey names, if it covers them. A length of zero must be dealt with before:
+    /// it needs no key.
     #[inline(always)] // a span that is only checked is never made
     pub fn resolve(&self, key: u32, pd: PdId, address: u64, length: u32, needed: Access) -> Result<Span, KeyFault> {
         match self.holder(key) {
@@ -366,8 +371,9 @@ pub(crate) fn offset_within(start: u64, last: u64, address: u64, length: u64) ->
     if length.saturating_sub(1) > room { Err(KeyFault) } else { Ok(offset) }
 }
 
-/// The rights a region is registered with: remote writing needs local writing (IBTA 10.6.3.5). Optional bits are ignored;
-/// HUGETLB and ON_DEMAND are hints. FLUSH_PERSISTENT is NotSupported: no memory here outlives a power failure.
+/// The rights a region is registered with: remote writing needs local writing (IBTA 10.6.3.5).
+/// Optional bits are ignored; HUGETLB and ON_DEMAND are hints. FLUSH_PERSISTENT is NotSupported: no
+/// memory here outlives a power failure.
 pub(crate) fn check_access(access: Access) -> Result<Access, VerbsError> {
     let required = access.required();
     let known = Access(0x3ff);

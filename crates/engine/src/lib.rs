@@ -1,12 +1,14 @@
-//! Sans-IO RDMA transports: queue pairs and their state machine, keys and protection domains, the responder, local
-//! delivery, timers. Packets, time and randomness are arguments; bytes move through [`Environment`].
+//! Sans-IO RDMA transports: queue pairs and their state machine, keys and protection domains, the
+//! responder, local delivery, timers. Packets, time and randomness are arguments; bytes move
+//! through [`Environment`].
 //!
-//! Read in this order: `qp` (what a QP holds), `requester` ([`Engine::run`], the way of a send request), `responder`
-//! (whether it is taken), `delivery` (how its bytes move), `completion` (how it ends). What
-//! only XRC and only multicast have stands in `xrc` and `multicast`, who may talk to whom in `policy`.
+//! Read in this order: `engine` (the parts, and where each call goes), `qp` (what a QP holds),
+//! `requester` (the way of a send request), `responder` (whether it is taken),
+//! `requester::delivery` (how its bytes move), `completer::completion` (how it ends). `transport`
+//! is what a QP keeps for packets, `verbs` the control path.
 //!
-//! Invariant: all state is plain data in tables by index and generation, walked in order; given the same seed, calls and
-//! answers of the environment, a run repeats itself exactly.
+//! Invariant: all state is plain data in tables by index and generation, walked in order; given the
+//! same seed, calls and answers of the environment, a run repeats itself exactly.
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;
@@ -20,9 +22,9 @@ mod engine;
 mod environment;
 mod fabric;
 mod fault;
-mod flight;
 mod flush;
 mod id;
+mod in_flight;
 mod interface;
 mod keys;
 mod limits;
@@ -31,10 +33,10 @@ mod networks;
 mod objects;
 mod policy;
 mod qp;
+mod quarantine;
 mod random;
 mod requester;
 mod responder;
-mod resting;
 mod schedule;
 mod slab;
 mod snapshot;

@@ -6,8 +6,8 @@ use freeflow_verbs::{
 
 /// Largest piece of a message given to one [`crate::Memory::copy`], bytes.
 pub const CHUNK_BYTES_MAX: u64 = 256 * 1024;
-/// Requests that one [`crate::Engine::run`] takes from a send queue before others get their turn; each member of a
-/// multicast group is one more.
+/// Requests that one [`crate::Engine::run`] takes from a send queue before others get their turn;
+/// each member of a multicast group is one more.
 pub const REQUESTS_PER_RUN_MAX: u32 = 64;
 /// Requests of each queue that one turn flushes.
 pub(crate) const FLUSHES_PER_TURN_MAX: u32 = 64;
@@ -19,17 +19,20 @@ pub const UD_MESSAGE_BYTES_MAX: u64 = 4096;
 pub(crate) const ATOMIC_BYTES: u64 = 8;
 /// The vNIC's only port.
 pub(crate) const PORT: u8 = 1;
-/// UC and UD: a message that finds no RECV is as if still on the wire for so many looks of so long each, if the receiver
-/// took a RECV not long ago. On a wire the receiver's CPU runs while bytes travel; here both may share a core, and a
-/// burst would be lost at once. A receiver that does not receive makes nobody wait.
-pub(crate) const PATIENCE_STEP: Duration = Duration::from_micros(100);
-pub(crate) const PATIENCE_COUNT: u8 = 200;
-pub(crate) const LIVELY: Duration = Duration::from_millis(100);
-/// `rnr_retry` from which on it means for ever. (Soft-RoCE counts greater ones down to 7, and stops there.)
+/// UC and UD: a message that finds no RECV is as if still on the wire for so many looks of so long
+/// each, if the receiver took a RECV not long ago. On a wire the receiver's CPU runs while bytes
+/// travel; here both may share a core, and a burst would be lost at once. A receiver that does not
+/// receive makes nobody wait.
+pub(crate) const RNR_GRACE_STEP: Duration = Duration::from_micros(100);
+pub(crate) const RNR_GRACE_STEPS: u8 = 200;
+pub(crate) const RECENTLY_ACTIVE: Duration = Duration::from_millis(100);
+/// `rnr_retry` from which on it means for ever. (Soft-RoCE counts greater ones down to 7, and stops
+/// there.)
 pub(crate) const RNR_RETRY_FOREVER: u8 = 7;
 
-/// Capabilities as a QP would get them (limits checked, zeroes kept, nothing rounded down); EINVAL above a limit. Pure, so
-/// that the control thread can size the rings before the worker creates the QP.
+/// Capabilities as a QP would get them (limits checked, zeroes kept, nothing rounded down); EINVAL
+/// above a limit. Pure, so that the control thread can size the rings before the worker creates the
+/// QP.
 pub fn grant_qp_capabilities(asked: &QpCapabilities, has_srq: bool) -> Result<QpCapabilities, VerbsError> {
     let mut granted = *asked;
     if has_srq {

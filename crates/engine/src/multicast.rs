@@ -1,6 +1,8 @@
-//! Which QPs are attached to which multicast groups, and how far a message is through its group (IBTA 10.5, 11.3).
+//! Which QPs are attached to which multicast groups, and how far a message is through its group
+//! (IBTA 10.5, 11.3).
 //!
-//! Invariant: `members`, `groups_of` and `counts` say the same; an attachment ends with its QP at the latest.
+//! Invariant: `members`, `groups_of` and `counts` say the same; an attachment ends with its QP at
+//! the latest.
 use crate::{Destination, QpId, VnicId};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;

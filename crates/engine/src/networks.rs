@@ -1,7 +1,7 @@
 //! Quotas: what a vNIC may hold, and what all vNICs of a network may hold together.
 //!
-//! A quota is looked at when something is made; NoMemory, as a NIC says that has no more. One that becomes smaller than
-//! what is held takes nothing away.
+//! A quota is looked at when something is made; NoMemory, as a NIC says that has no more. One that
+//! becomes smaller than what is held takes nothing away.
 //!
 //! Invariant: a network's usage is the sum of its vNICs'.
 use crate::Usage;

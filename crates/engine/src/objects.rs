@@ -13,7 +13,8 @@ pub(crate) struct Vnic {
     pub gid: Gid,
     /// Its IPv6 address, in networks that have any (GID index 2).
     pub ipv6_gid: Option<Gid>,
-    /// The host's own address, where policy lets the vNIC talk to machines without FreeFlow by it (GID index 1).
+    /// The host's own address, where policy lets the vNIC talk to machines without FreeFlow by it
+    /// (GID index 1).
     pub external_gid: Option<Gid>,
     pub limits: VnicLimits,
     pub usage: Usage,
@@ -110,8 +111,8 @@ impl GidTable {
         }
     }
 
-    /// Whether a vNIC may send to that address by this of its GIDs. One with two families sends to neither by the other's: no
-    /// host's routes lead from one into the other.
+    /// Whether a vNIC may send to that address by this of its GIDs. One with two families sends to
+    /// neither by the other's: no host's routes lead from one into the other.
     pub fn leads_to(self, route: &GlobalRoute) -> bool {
         let same_family =
             |ipv6: bool| !self.has_ipv6 || route.dgid.is_multicast() || route.dgid.to_ipv4().is_none() == ipv6;

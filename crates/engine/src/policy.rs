@@ -13,11 +13,12 @@ pub(crate) const IPV6_GID_INDEX: u8 = 2;
 pub(crate) struct PolicyReview {
     /// How often it has changed.
     pub generation: u64,
-    /// The QP that is looked at next, and how many are to be looked at still. It goes round, so that one change after the other
-    /// does not keep it from the last ones.
+    /// The QP that is looked at next, and how many are to be looked at still. It goes round, so
+    /// that one change after the other does not keep it from the last ones.
     pub next: u32,
     pub left: u32,
-    /// How many there were at the change: where it goes round. Those beyond were connected by what is said since.
+    /// How many there were at the change: where it goes round. Those beyond were connected by what
+    /// is said since.
     pub end: u32,
 }
 
@@ -35,7 +36,8 @@ impl Permit {
     }
 }
 
-/// The network that a route's address is in for those of `network`. What goes out to machines without FreeFlow stays in it.
+/// The network that a route's address is in for those of `network`. What goes out to machines
+/// without FreeFlow stays in it.
 pub(crate) fn network_behind<E: Environment>(env: &mut E, network: NetworkId, route: &GlobalRoute) -> NetworkId {
     if route.sgid_index == EXTERNAL_GID_INDEX { network } else { env.network_at(network, route.dgid) }
 }

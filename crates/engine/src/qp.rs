@@ -1,9 +1,11 @@
-//! A queue pair: its attributes and the two state machines in it, a requester ([`Sender`]) and a responder
-//! ([`Receiver`]). What they do stands in `requester`, `responder` and `delivery`; the verbs in `qp_verbs`.
+//! A queue pair: its attributes and the two state machines in it, a requester ([`Sender`]) and a
+//! responder ([`Receiver`]). What they do stands in `requester`, `responder` and `delivery`; the
+//! verbs in `qp_verbs`.
 //!
-//! Invariant: the requester has at most one request in hand and at most one pending copy; the responder has at most one
-//! RECV in hand. So completions of each queue come in order, and everything of a message stands in its two QPs.
-use crate::flight::FlightId;
+//! Invariant: the requester has at most one request in hand and at most one pending copy; the
+//! responder has at most one RECV in hand. So completions of each queue come in order, and
+//! everything of a message stands in its two QPs.
+use crate::in_flight::InFlightId;
 use crate::keys::NOWHERE;
 use crate::multicast::Fanout;
 use crate::policy::{IPV6_GID_INDEX, Permit};
@@ -52,7 +54,8 @@ pub(crate) struct QueuePair {
     pub session: SessionId,
     pub vnic: VnicId,
     pub network: NetworkId,
-    /// The network that its peer is in: what policy was asked about when it got the peer's address. Else its own.
+    /// The network that its peer is in: what policy was asked about when it got the peer's address.
+    /// Else its own.
     pub reached: NetworkId,
     pub addresses: Addresses,
     pub qpn: Qpn,
@@ -112,21 +115,22 @@ pub(crate) struct Sender {
     pub retries_left: u8,
     pub rnr_retries_left: u8,
     /// Looks at an empty receive queue that a message without acknowledgement has left.
-    pub patience_left: u8,
+    pub grace_steps_left: u8,
     /// When a message last waited for the word of another host in vain.
     pub unanswered_at: Option<Instant>,
     /// The empty receive queue that it waits for.
     pub waits_for: Option<ReceiveQueueId>,
-    pub flight: Option<FlightId>,
+    pub in_flight: Option<InFlightId>,
     /// Flights of the packet transport.
-    pub wire_flights: u32,
+    pub wire_in_flight: u32,
     /// LOCAL_INV: the window that this request made invalid, and whose last copies it waits for.
     pub releases: Option<MwId>,
     pub drain: Drain,
     /// UD: what precedes the payload of this message.
     #[serde(with = "crate::array")]
     pub grh: [u8; GRH_BYTES],
-    /// UD: the members that a multicast message has still to reach. There since the first such message.
+    /// UD: the members that a multicast message has still to reach. There since the first such
+    /// message.
     pub fanout: Option<Box<Fanout>>,
     /// UD: whom policy lets it send to.
     pub permit: Permit,
@@ -168,7 +172,7 @@ pub(crate) struct Receiver {
     pub request: Box<ReceiveRequest>,
     pub claim: Claim,
     /// Pending copies and atomics that peers do in this QP's name.
-    pub flights: u32,
+    pub in_flight: u32,
     /// UD senders that found the claim taken.
     pub waiters: Vec<QpId>,
     /// What the QP's own receive ring was last told by `want_receives`.
@@ -176,7 +180,7 @@ pub(crate) struct Receiver {
     /// COMM_EST was raised.
     pub established: bool,
     /// LAST_WQE_REACHED was raised.
-    pub last_told: bool,
+    pub last_wqe_raised: bool,
     /// UD: packets of other hosts that wait for a RECV, or for the one in hand to be filled.
     pub datagrams: VecDeque<Datagram>,
     /// Of packets that wait at this QP, whatever its type.
@@ -260,8 +264,8 @@ impl QueuePair {
         state && self.teardown == Teardown::None
     }
 
-    pub fn has_flights(&self) -> bool {
-        self.send.flight.is_some() || self.send.wire_flights > 0 || self.receive.flights > 0
+    pub fn has_in_flight(&self) -> bool {
+        self.send.in_flight.is_some() || self.send.wire_in_flight > 0 || self.receive.in_flight > 0
     }
 
     /// The GID that it speaks by: that of its connection, the vNIC's first otherwise.
@@ -317,11 +321,11 @@ impl Sender {
             responder: None,
             retries_left: 0,
             rnr_retries_left: 0,
-            patience_left: 0,
+            grace_steps_left: 0,
             unanswered_at: None,
             waits_for: None,
-            flight: None,
-            wire_flights: 0,
+            in_flight: None,
+            wire_in_flight: 0,
             releases: None,
             drain: Drain::None,
             grh: [0; GRH_BYTES],
@@ -336,14 +340,14 @@ impl Receiver {
         Self {
             request: Box::default(),
             claim: Claim::None,
-            flights: 0,
+            in_flight: 0,
             waiters: Vec::new(),
             datagrams: VecDeque::new(),
             held_bytes: 0,
             arriving: None,
             wanted: false,
             established: false,
-            last_told: false,
+            last_wqe_raised: false,
             taken_at: None,
             permit: Permit::default(),
         }

@@ -38,7 +38,8 @@ impl Random {
     }
 }
 
-/// Entropy for keys, QPNs and first PSNs (xoshiro or the like, seeded by the caller from the operating system).
+/// Entropy for keys, QPNs and first PSNs (xoshiro or the like, seeded by the caller from the
+/// operating system).
 pub struct Seed(pub [u8; 32]);
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! A table whose names go stale: an entry's generation changes when it is removed, so that an old name finds nothing.
+//! A table whose names go stale: an entry's generation changes when it is removed, so that an old
+//! name finds nothing.
 use crate::SessionId;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -28,8 +29,8 @@ pub(crate) trait Owned {
 pub(crate) struct Slab<I, T> {
     entries: Vec<Entry<T>>,
     free: Vec<u32>,
-    /// Session and index of each entry that has an owner: what one session has is found without looking at the others'.
-    /// An entry that several sessions have stands here for each.
+    /// Session and index of each entry that has an owner: what one session has is found without
+    /// looking at the others'. An entry that several sessions have stands here for each.
     owned: BTreeSet<(u32, u32)>,
     names: PhantomData<I>,
 }

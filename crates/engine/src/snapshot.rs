@@ -1,10 +1,12 @@
 //! All state of an engine as bytes, and back: versioned, and the same bytes for the same state.
 //!
-//! A snapshot is [`MAGIC`], [`SNAPSHOT_VERSION`] and a checksum of the rest (little-endian), then the fields of [`Engine`] in
-//! postcard's encoding. Not state, and not in it: the lists of the chunk in hand, which no call leaves anything in.
+//! A snapshot is [`MAGIC`], [`SNAPSHOT_VERSION`] and a checksum of the rest (little-endian), then
+//! the fields of [`Engine`] in postcard's encoding. Not state, and not in it: the lists of the
+//! chunk in hand, which no call leaves anything in.
 //!
-//! Invariant: an engine that was restored behaves as the one that was written would have: a run that is cut into pieces at
-//! any calls gives the same calls of the environment, the same answers and in the end the same snapshot.
+//! Invariant: an engine that was restored behaves as the one that was written would have: a run
+//! that is cut into pieces at any calls gives the same calls of the environment, the same answers
+//! and in the end the same snapshot.
 use crate::Engine;
 use crate::completer::Completer;
 use crate::requester::Requester;
@@ -37,15 +39,15 @@ pub enum SnapshotError {
 // Both functions name the fields of all parts, so that a new one can't be forgotten.
 impl Engine {
     fn encode(&self, bytes: Vec<u8>) -> Vec<u8> {
-        let Self { requester, random, contexts, pds, networks, resting, strangers } = self;
+        let Self { requester, random, contexts, pds, networks, quarantine, unresolved } = self;
         let Requester { responder, groups } = requester;
         let Responder { completer, sessions, xrc, qpns, policy, schedule, peers, acks_owed, drops } = responder;
-        let Completer { vnics, cqs, srqs, ahs, keys, qps, timers, flights, ready, hosts, from: _, to: _ } = completer;
+        let Completer { vnics, cqs, srqs, ahs, keys, qps, timers, in_flight, ready, hosts, from: _, to: _ } = completer;
         // In groups, since a tuple has its limits.
         let state = (
             (random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
-            (qps, qpns, resting, timers, flights, ready, peers),
-            (hosts, strangers, acks_owed, drops, policy, networks, schedule),
+            (qps, qpns, quarantine, timers, in_flight, ready, peers),
+            (hosts, unresolved, acks_owed, drops, policy, networks, schedule),
         );
         postcard::to_extend(&state, bytes).expect("plain data has an encoding")
     }
@@ -54,20 +56,20 @@ impl Engine {
         let (state, rest) = postcard::take_from_bytes(bytes).ok()?;
         let (
             (random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
-            (qps, qpns, resting, timers, flights, ready, peers),
-            (hosts, strangers, acks_owed, drops, policy, networks, schedule),
+            (qps, qpns, quarantine, timers, in_flight, ready, peers),
+            (hosts, unresolved, acks_owed, drops, policy, networks, schedule),
         ) = state;
         let (from, to) = (Vec::with_capacity(SGE_COUNT_MAX), Vec::with_capacity(SGE_COUNT_MAX));
-        let completer = Completer { vnics, cqs, srqs, ahs, keys, qps, timers, flights, ready, hosts, from, to };
+        let completer = Completer { vnics, cqs, srqs, ahs, keys, qps, timers, in_flight, ready, hosts, from, to };
         let responder = Responder { completer, sessions, xrc, qpns, policy, schedule, peers, acks_owed, drops };
         let requester = Requester { responder, groups };
-        rest.is_empty().then_some(Self { requester, random, contexts, pds, networks, resting, strangers })
+        rest.is_empty().then_some(Self { requester, random, contexts, pds, networks, quarantine, unresolved })
     }
 }
 
 impl Engine {
-    /// All state, for [`Engine::restore`]. Tokens, names and keys stay what they are; the environment's part (rings,
-    /// memory, copies that are pending, what peers said) is not in it.
+    /// All state, for [`Engine::restore`]. Tokens, names and keys stay what they are; the
+    /// environment's part (rings, memory, copies that are pending, what peers said) is not in it.
     pub fn snapshot(&self) -> Vec<u8> {
         let mut bytes = self.encode(alloc::vec![0; HEADER_BYTES]);
         let checksum = checksum(&bytes[HEADER_BYTES..]);
@@ -104,10 +106,10 @@ impl Engine {
                 .responder
                 .qpns
                 .pairs()
-                .all(|(qpn, index)| self.completer().qps.at(index).is_some() && !self.resting.has(qpn))
-            && self.resting.is_consistent()
+                .all(|(qpn, index)| self.completer().qps.at(index).is_some() && !self.quarantine.has(qpn))
+            && self.quarantine.is_consistent()
             && self.completer().timers.owners().all(|qp| self.completer().qps.get(qp).is_some())
-            && self.completer().flights.iter().all(|(_, flight)| flight.is_consistent())
+            && self.completer().in_flight.iter().all(|(_, operation)| operation.is_consistent())
             && self.completer().hosts_are_consistent()
             && self.requester.responder.schedule.is_consistent()
             && self.completer().vnics.iter().all(|(_, vnic)| self.networks.has(vnic.network))

@@ -1,5 +1,5 @@
-//! States of a QP: which transitions exist, and the attributes that each needs and allows (IBTA 10.3.1, 11.2.5.2 and its
-//! tables; the union that Linux enforces).
+//! States of a QP: which transitions exist, and the attributes that each needs and allows (IBTA
+//! 10.3.1, 11.2.5.2 and its tables; the union that Linux enforces).
 //!
 //! The table is data; [`transition`] is its only reader.
 use freeflow_verbs::{QpAttributeMask, QpState, QpType};
@@ -55,7 +55,8 @@ const OF_RESPONDERS: u32 = M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
 const OF_REQUESTERS: u32 = M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
 const NOTIFY: Transition = allows(M::EN_SQD_ASYNC_NOTIFY);
 
-/// Every transition but those to RESET and ERROR, which [`transition`] allows from everywhere (ERROR not from RESET).
+/// Every transition but those to RESET and ERROR, which [`transition`] allows from everywhere
+/// (ERROR not from RESET).
 const ROWS: &[Row] = &[
     row(Reset, Init, needs(CONNECTED_INIT, 0), needs(CONNECTED_INIT, 0), needs(DATAGRAM_INIT, 0)),
     row(Init, Init, allows(CONNECTED_INIT), allows(CONNECTED_INIT), allows(DATAGRAM_INIT)),
@@ -96,7 +97,8 @@ const ROWS: &[Row] = &[
         allows(M::AV | M::ALT_PATH | M::ACCESS_FLAGS | M::PKEY_INDEX | M::PATH_MIG_STATE),
         allows(M::PKEY_INDEX | M::QKEY),
     ),
-    // An RC QP never gets into SQE; the transition is declared for all types, as the kernel's table does.
+    // An RC QP never gets into SQE; the transition is declared for all types, as the kernel's table
+    // does.
     row(SqError, ReadyToSend, NOTHING, allows(M::CUR_STATE | M::ACCESS_FLAGS), allows(UD_LIVE)),
 ];
 

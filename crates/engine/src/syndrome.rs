@@ -14,7 +14,8 @@ pub enum Syndrome {
     NoReadDepth = 0x04,
     /// The address handle does not exist or belongs to another PD.
     AddressHandle = 0x05,
-    /// The message is longer than the service allows, or the buffer shorter than an atomic's result.
+    /// The message is longer than the service allows, or the buffer shorter than an atomic's
+    /// result.
     LocalLength = 0x06,
     /// An lkey is unknown, of another PD, lacks a right, or the range leaves the MR.
     LocalKey = 0x07,
@@ -52,7 +53,8 @@ pub enum Syndrome {
     RemoteMemoryGone = 0x27,
     /// The key of a SEND_WITH_INV is not that of a window bound to the responder.
     RemoteInvalidate = 0x2a,
-    /// A packet is not the one that follows the last: a message without its beginning, or within another one.
+    /// A packet is not the one that follows the last: a message without its beginning, or within
+    /// another one.
     PacketSequence = 0x2b,
     /// A packet, or the message that it ends, is not as long as it must be.
     PacketLength = 0x2c,

@@ -1,5 +1,6 @@
-//! Numbers to slab indices: open addressing with linear probing, for keys and QPNs. Numbers are drawn at random by the
-//! engine itself, so that a tenant can't aim at one chain; lookups cost one or two cache lines.
+//! Numbers to slab indices: open addressing with linear probing, for keys and QPNs. Numbers are
+//! drawn at random by the engine itself, so that a tenant can't aim at one chain; lookups cost one
+//! or two cache lines.
 use alloc::vec;
 use alloc::vec::Vec;
 use serde::de::Error;
@@ -20,7 +21,8 @@ pub(crate) struct NumberTable {
     count: usize,
 }
 
-/// Pairs of number and index, in order of number: how they lie in the slots is no state that anybody can see.
+/// Pairs of number and index, in order of number: how they lie in the slots is no state that
+/// anybody can see.
 impl Serialize for NumberTable {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut pairs: Vec<(u32, u32)> = self.pairs().collect();

@@ -1,7 +1,8 @@
-//! All timers in one table: at most one a QP (its requester waits for one thing at a time), in a heap by deadline.
+//! All timers in one table: at most one a QP (its requester waits for one thing at a time), in a
+//! heap by deadline.
 //!
-//! Invariant: `places[qp.index]` is the heap position of that QP's timer, or `NOWHERE`; equal deadlines expire in order
-//! of QP index, so that a run replays.
+//! Invariant: `places[qp.index]` is the heap position of that QP's timer, or `NOWHERE`; equal
+//! deadlines expire in order of QP index, so that a run replays.
 use crate::QpId;
 use alloc::vec::Vec;
 use freeflow_verbs::{Duration, Instant, Qpn};
@@ -14,10 +15,11 @@ pub(crate) enum TimerKind {
     ReceiverNotReady,
     /// Local ACK timeout (IBTA 9.7.6.1.3).
     Acknowledge,
-    /// The packet transport's: no answer came, whether in the time of a probe or of the local ACK timeout.
+    /// The packet transport's: no answer came, whether in the time of a probe or of the local ACK
+    /// timeout.
     Retransmit,
     /// A look again whether a RECV came for a message without acknowledgement.
-    Patience,
+    RnrGrace,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]

@@ -16,7 +16,7 @@ pub(crate) struct Window {
     /// The whole number; it opens nothing unless the window is bound.
     pub key: u32,
     /// Pending copies that came through it.
-    pub flights: u32,
+    pub in_flight: u32,
     pub state: WindowState,
     pub links: [Link; 2],
     /// QPs whose request waits until no copy uses it.
@@ -27,7 +27,7 @@ pub(crate) struct Window {
 pub(crate) enum WindowState {
     Free,
     Bound(Binding),
-    /// Its key is invalid; it is free once the last copy has landed.
+    /// Its key is invalid; it is free once the last copy has completed.
     Leaving(Binding),
 }
 
@@ -70,7 +70,7 @@ impl Window {
     pub fn new(session: SessionId, pd: PdId, kind: WindowKind) -> Self {
         let links = [Link { before: NOWHERE, after: NOWHERE }; 2];
         let state = WindowState::Free;
-        Self { session, pd, kind, key: 0, flights: 0, state, links, waiters: Vec::new() }
+        Self { session, pd, kind, key: 0, in_flight: 0, state, links, waiters: Vec::new() }
     }
 
     pub fn admits(&self, key: u32, reach: Reach, needed: Access) -> bool {

@@ -1,12 +1,12 @@
-//! Extended reliable connections (IBTA annex A14): domains, shared receive queues by number, and target QPs that several
-//! processes have open.
+//! Extended reliable connections (IBTA annex A14): domains, shared receive queues by number, and
+//! target QPs that several processes have open.
 //!
-//! A target QP has no queues and no protection domain of its own. Each request names an SRQ of the target's domain; while
-//! the request is in hand it stands in `QueuePair::srq`, its RECVs are the ones consumed, its PD is the one that keys must
-//! belong to, its CQ the one that hears of it.
+//! A target QP has no queues and no protection domain of its own. Each request names an SRQ of the
+//! target's domain; while the request is in hand it stands in `QueuePair::srq`, its RECVs are the
+//! ones consumed, its PD is the one that keys must belong to, its CQ the one that hears of it.
 //!
-//! Invariant: a domain is there as long as somebody has it open; what stands on an opened domain (SRQs, target QPs)
-//! keeps it from being closed. A target QP goes with its last opener.
+//! Invariant: a domain is there as long as somebody has it open; what stands on an opened domain
+//! (SRQs, target QPs) keeps it from being closed. A target QP goes with its last opener.
 use crate::slab::{Owned, Slab};
 use crate::table::NumberTable;
 use crate::{ContextId, CqId, SessionId, VnicId, XrcdId};
@@ -52,7 +52,7 @@ pub(crate) struct XrcQueue {
     /// 24 bits, unique on a host. 0: it is being destroyed.
     pub number: u32,
     /// Pending copies into its RECVs.
-    pub flights: u32,
+    pub in_flight: u32,
     /// Echoed in completions.
     pub cookie: u32,
 }

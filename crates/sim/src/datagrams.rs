@@ -1,5 +1,6 @@
-//! UD: parties that send to each other and to a group. A message may be lost; what arrives is what a party of the same
-//! network sent, from the address that it says, and once unless the network doubled it.
+//! UD: parties that send to each other and to a group. A message may be lost; what arrives is what
+//! a party of the same network sent, from the address that it says, and once unless the network
+//! doubled it.
 use crate::run::{Action, Run};
 use crate::topology::{OUTSTANDING_MAX, Process, QKEY, group};
 use crate::world::MEMORY_BASE;
@@ -24,7 +25,8 @@ pub fn post(run: &mut Run, party: usize) {
 fn post_one(run: &mut Run, party: usize) {
     let peer = run.rng.roll(run.topology.parties.len() as u64) as usize;
     let to_group = run.rng.one_in(3);
-    // An address may be that of another network's tenant: then its QPN is one that this tenant has no right to reach.
+    // An address may be that of another network's tenant: then its QPN is one that this tenant has
+    // no right to reach.
     let (gid, remote_qpn) = if to_group {
         (group(), Qpn::MULTICAST.0)
     } else {

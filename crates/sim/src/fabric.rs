@@ -1,9 +1,10 @@
-//! The network between the hosts: one switch, a port of limited rate and buffer for each host, and a link model: what is lost,
-//! doubled, overtaken, damaged or held up.
+//! The network between the hosts: one switch, a port of limited rate and buffer for each host, and
+//! a link model: what is lost, doubled, overtaken, damaged or held up.
 use crate::rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// UDP, IP, Ethernet with preamble and gap, ICRC: what a datagram costs on the line besides its own bytes.
+/// UDP, IP, Ethernet with preamble and gap, ICRC: what a datagram costs on the line besides its own
+/// bytes.
 pub const LINE_OVERHEAD_BYTES: u64 = 8 + 20 + 14 + 24 + 4;
 
 /// What happens to packets, and how often (parts of a million).
@@ -78,7 +79,8 @@ impl Fabric {
     pub fn carry(&mut self, now: u64, from: usize, to: usize, bytes: usize) -> [Option<Arrival>; 2] {
         let link_model = self.link_model;
         let rng = &mut self.rng;
-        // Always the same number of draws: one accident more or less changes nothing of the later ones.
+        // Always the same number of draws: one accident more or less changes nothing of the later
+        // ones.
         let lost = rng.happens(link_model.loss) | rng.happens(link_model.corruption);
         let doubled = rng.happens(link_model.duplication);
         let overtaken = rng.happens(link_model.reordering);

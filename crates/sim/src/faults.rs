@@ -1,5 +1,5 @@
-//! What goes wrong besides packets: resets, keys that vanish, requests that no key allows, processes that die, hosts that are
-//! cut off; and how a connection is made anew afterwards.
+//! What goes wrong besides packets: resets, keys that vanish, requests that no key allows,
+//! processes that die, hosts that are cut off; and how a connection is made anew afterwards.
 use crate::model::{Area, Posted};
 use crate::plan::Fault;
 use crate::run::{Action, Run};
@@ -123,7 +123,8 @@ impl Run {
         };
         self.entries(process, &mut request, at, length);
         let posted = Posted { id: 0, number, opcode, signaled: true, forbidden: true, brings: None, message: None };
-        // What it might bring would overwrite what others bring, which are not looked at any more then.
+        // What it might bring would overwrite what others bring, which are not looked at any more
+        // then.
         self.push(connection, side, request, posted);
     }
 
@@ -250,7 +251,8 @@ impl Run {
             if let Some(at) = area.unexplained(&found) {
                 self.wrong(format!("c{connection}.{side}: byte {at} of its area is what nobody wrote"));
             }
-            // What a UC QP sent before may still arrive: nobody tells its packets from those of the new connection.
+            // What a UC QP sent before may still arrive: nobody tells its packets from those of the
+            // new connection.
             if reliable {
                 area.settle(&found);
             }

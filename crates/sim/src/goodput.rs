@@ -1,4 +1,5 @@
-//! Goodput over loss and round-trip time, as a table that is checked in: one QP pair, WRITEs of 1 MB, path MTU 4096.
+//! Goodput over loss and round-trip time, as a table that is checked in: one QP pair, WRITEs of 1
+//! MB, path MTU 4096.
 use crate::fabric::LinkModel;
 use crate::rng::Rng;
 use crate::sim::{HostModel, Sim};

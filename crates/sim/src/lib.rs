@@ -1,9 +1,11 @@
-//! A simulated fabric with faults, and checkers: engines exchange packets under virtual time, and one seed replays a run.
+//! A simulated fabric with faults, and checkers: engines exchange packets under virtual time, and
+//! one seed replays a run.
 //!
-//! Read in this order: `plan` (what a seed stands for), `sim` (hosts, events, time), `world` (what an engine sees of its
-//! host), `fabric` (what happens to packets), `topology` (who takes part), `run`
-//! (one run of a plan), `workload` (posts and completions), `faults` (what goes wrong besides packets), `model` (what must come of them), `checker`
-//! (what must be true in the end). `goodput` measures instead of checking.
+//! Read in this order: `plan` (what a seed stands for), `sim` (hosts, events, time), `world` (what
+//! an engine sees of its host), `fabric` (what happens to packets), `topology` (who takes part),
+//! `run` (one run of a plan), `workload` (posts and completions), `faults` (what goes wrong besides
+//! packets), `model` (what must come of them), `checker` (what must be true in the end). `goodput`
+//! measures instead of checking.
 #![forbid(unsafe_code)]
 
 pub mod checker;

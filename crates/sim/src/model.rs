@@ -1,5 +1,5 @@
-//! What memory and queues must look like if requests are executed in order, and what else is allowed where some of them may
-//! not have been.
+//! What memory and queues must look like if requests are executed in order, and what else is
+//! allowed where some of them may not have been.
 use freeflow_engine::MwId;
 use freeflow_verbs::SendOpcode;
 use std::collections::VecDeque;
@@ -107,7 +107,8 @@ impl Area {
         })
     }
 
-    /// `found` at `at`, where the request `number` must have seen or left `bytes`: or what a later request wrote.
+    /// `found` at `at`, where the request `number` must have seen or left `bytes`: or what a later
+    /// request wrote.
     pub fn explains(&self, number: u64, at: u64, bytes: &[u8], found: &[u8]) -> bool {
         bytes.len() == found.len()
             && bytes

@@ -29,7 +29,8 @@ pub struct Plan {
     pub networks: u32,
     pub processes: usize,
     pub host_model: HostModel,
-    /// How much may be on the way to one host; `None`: as much as always, which is more than a run here ever has.
+    /// How much may be on the way to one host; `None`: as much as always, which is more than a run
+    /// here ever has.
     pub host_bytes_max: Option<u64>,
     pub connections: Vec<PlannedConnection>,
     pub parties: usize,

@@ -11,7 +11,8 @@ impl Rng {
         Self(seed)
     }
 
-    /// Another row of numbers out of the same seed: what is drawn from one changes nothing of the other.
+    /// Another row of numbers out of the same seed: what is drawn from one changes nothing of the
+    /// other.
     pub fn for_part(seed: u64, part: u64) -> Self {
         let mut rng = Self(seed ^ part.wrapping_mul(0xd6e8_feb8_6659_fd93));
         rng.draw();

@@ -1,5 +1,5 @@
-//! One run of a plan: its hosts, who takes part, what was found wrong. What it does stands in `workload`, `datagrams`,
-//! `windows` and `faults`; what must be true in the end in `checker`.
+//! One run of a plan: its hosts, who takes part, what was found wrong. What it does stands in
+//! `workload`, `datagrams`, `windows` and `faults`; what must be true in the end in `checker`.
 use crate::plan::{Fault, Plan};
 use crate::rng::Rng;
 use crate::sim::Sim;

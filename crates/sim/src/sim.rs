@@ -1,7 +1,9 @@
-//! Hosts on a fabric under virtual time: one queue of events, worked off in order. What each host's engine does is as in a
-//! router: datagrams in batches, then acknowledgements, timers, and a turn for each QP that has work.
+//! Hosts on a fabric under virtual time: one queue of events, worked off in order. What each host's
+//! engine does is as in a router: datagrams in batches, then acknowledgements, timers, and a turn
+//! for each QP that has work.
 //!
-//! What tests do stands elsewhere: [`crate::workload`] posts and checks, told by `Event::Do` and by completions.
+//! What tests do stands elsewhere: [`crate::workload`] posts and checks, told by `Event::Do` and by
+//! completions.
 use crate::fabric::{Fabric, LinkModel};
 use crate::rng::Rng;
 use crate::world::{FORGER, Job, OutcomeRates, World};
@@ -103,7 +105,8 @@ pub struct HostModel {
     /// A message between control planes.
     pub control_ns: u64,
     pub control_jitter_ns: u64,
-    /// Parts of a million of packets of which a changed copy comes from another host than its sender.
+    /// Parts of a million of packets of which a changed copy comes from another host than its
+    /// sender.
     pub forgeries: u64,
     /// Parts of a million of turns after which the engine is written down and read back.
     pub restores: u64,
@@ -194,7 +197,8 @@ impl Sim {
         }
     }
 
-    /// Handles the next event. `Some`: one for the workload. `None` in it: nothing will ever happen again.
+    /// Handles the next event. `Some`: one for the workload. `None` in it: nothing will ever happen
+    /// again.
     pub fn step(&mut self) -> Option<Option<u64>> {
         let Some(Reverse(due)) = self.events.pop() else { return Some(None) };
         self.now = due.at;

@@ -1,4 +1,5 @@
-//! Who takes part: processes with their memory, pools of RECVs, connections and datagram parties; how they are set up.
+//! Who takes part: processes with their memory, pools of RECVs, connections and datagram parties;
+//! how they are set up.
 use crate::model::{Area, Expected, Posted, Window};
 use crate::rng::Rng;
 use crate::sim::{Host, Sim};

@@ -1,4 +1,5 @@
-//! Memory windows of type 2: an end binds one over its area, the peer writes through it and takes it away with a SEND.
+//! Memory windows of type 2: an end binds one over its area, the peer writes through it and takes
+//! it away with a SEND.
 use crate::model::{Window, WindowPhase};
 use crate::run::Run;
 use crate::topology::{Process, Side, TARGET_BYTES};

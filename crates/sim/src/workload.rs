@@ -1,4 +1,5 @@
-//! The workload of a run: posts, checks each completion, injects faults, and has the checker look at the end.
+//! The workload of a run: posts, checks each completion, injects faults, and has the checker look
+//! at the end.
 use crate::model::{Brings, Expected, Posted};
 use crate::plan::{Plan, PlannedConnection};
 use crate::rng::Rng;
@@ -11,7 +12,8 @@ use freeflow_verbs::*;
 use CompletionStatus as Status;
 use SendOpcode as Op;
 
-/// Long after the drain began everything must have come to its end: retries of 4 * 67 ms, 8 times, and some more.
+/// Long after the drain began everything must have come to its end: retries of 4 * 67 ms, 8 times,
+/// and some more.
 const PATIENCE_NS: u64 = 12_000_000_000;
 /// What remains after the last completion: acknowledgements, timers.
 const REST_NS: u64 = 3_000_000_000;
@@ -137,7 +139,8 @@ impl Run {
             }
             for host in 0..self.sim.hosts.len() {
                 if !self.sim.hosts[host].world.completions.is_empty() {
-                    // What one host says at once has no order between CQs: a message arrived before its sender was told.
+                    // What one host says at once has no order between CQs: a message arrived before
+                    // its sender was told.
                     let mut all = self.sim.harvest(host);
                     all.sort_by_key(|(_, done)| done.flags.contains(CompletionFlags::SEND_QUEUE));
                     for (_, done) in all {

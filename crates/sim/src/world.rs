@@ -1,7 +1,8 @@
-//! The engine's environment on one simulated host: vectors as memory, queues as rings, and what this host knows of others.
+//! The engine's environment on one simulated host: vectors as memory, queues as rings, and what
+//! this host knows of others.
 //!
-//! Nothing here acts by itself: packets gather in `outbox`, questions in `asked`, changes in `identities`;
-//! [`crate::sim::Sim`] takes them after each call of the engine.
+//! Nothing here acts by itself: packets gather in `outbox`, questions in `asked`, changes in
+//! `identities`; [`crate::sim::Sim`] takes them after each call of the engine.
 use crate::rng::Rng;
 use freeflow_engine::*;
 use freeflow_verbs::*;

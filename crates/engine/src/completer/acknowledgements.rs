@@ -1,11 +1,13 @@
 //! Completer of RC and XRC: what the answers of the peer do (IBTA 9.7.5.1, 9.7.5.2, 9.7.7).
 //!
-//! An answer speaks of one PSN. All before it has arrived, unless an earlier message still lacks the answer that only it can
-//! have (READ, atomic, FLUSH, ATOMIC WRITE): then that answer was lost on the way, which counts as a NAK (implied NAK, IBTA
-//! 9.7.5.2.4). An answer to what was never sent, or to what is acknowledged already, does nothing.
+//! An answer speaks of one PSN. All before it has arrived, unless an earlier message still lacks
+//! the answer that only it can have (READ, atomic, FLUSH, ATOMIC WRITE): then that answer was lost
+//! on the way, which counts as a NAK (implied NAK, IBTA 9.7.5.2.4). An answer to what was never
+//! sent, or to what is acknowledged already, does nothing.
 //!
-//! Of a READ response the PSN and the length count, not its place in the response (FIRST, MIDDLE, LAST, ONLY): after a retry,
-//! which asks for the rest of a READ, late responses of the first request are as good as those of the second.
+//! Of a READ response the PSN and the length count, not its place in the response (FIRST, MIDDLE,
+//! LAST, ONLY): after a retry, which asks for the rest of a READ, late responses of the first
+//! request are as good as those of the second.
 use crate::arrival::Nak;
 use crate::completer::Completer;
 use crate::completer::completion::{Side, of_send};
@@ -14,7 +16,7 @@ use crate::keys::Part;
 use crate::qp::SendPhase;
 use crate::transport::packets::Packet;
 use crate::transport::requester::WireRequester;
-use crate::transport::wire::WireFlight;
+use crate::transport::wire::WireOperation;
 use crate::{CopyOutcome, Environment, MemorySide, QpId, Source, SourceBody, Syndrome};
 use freeflow_verbs::{Access, Completion, CompletionStatus, Instant, QpState, SendFlags, SendOpcode};
 use freeflow_wire::{NakCode, Operation, Syndrome as AethSyndrome, psn_ahead};
@@ -73,7 +75,8 @@ impl Completer {
         if !self.acknowledge_before(env, now, id, freeflow_wire::psn_add(psn, 1)) || !was_probe {
             return;
         }
-        // A peer that has more would have acknowledged that: the probe filled a gap, and what follows it was lost too.
+        // A peer that has more would have acknowledged that: the probe filled a gap, and what
+        // follows it was lost too.
         if self.qp(id).state() != QpState::Error && self.wire(id).requester.window.has_unacknowledged() {
             self.go_back_for_loss(now, id);
         }
@@ -109,7 +112,8 @@ impl Completer {
         }
     }
 
-    /// What a response of so many bytes is to the oldest PSN (IBTA 9.7.5.2.9: its length is what was asked for).
+    /// What a response of so many bytes is to the oldest PSN (IBTA 9.7.5.2.9: its length is what
+    /// was asked for).
     fn fit(&self, id: QpId, bytes: usize) -> Fit {
         let window = &self.wire(id).requester.window;
         let Some(head) = window.head() else { return Fit::Wrong };
@@ -161,7 +165,7 @@ impl Completer {
         let from = Source { prefix: &[], body: SourceBody::Bytes(payload) };
         match env.copy(self.next_token(), from, &self.to, last) {
             CopyOutcome::Done => self.answered(env, now, id),
-            CopyOutcome::Pending => self.launch_wire(id, WireFlight::Result, None),
+            CopyOutcome::Pending => self.submit_wire(id, WireOperation::Result, None),
             CopyOutcome::Fault(_) => self.result_written(env, now, id, Err(MemorySide::Destination)),
         }
     }
@@ -197,8 +201,8 @@ impl Completer {
 
     // ---- acknowledging
 
-    /// All before `psn` has arrived. False: an earlier answer is missing, and the requester has gone back for it; or the QP
-    /// is in ERROR.
+    /// All before `psn` has arrived. False: an earlier answer is missing, and the requester has
+    /// gone back for it; or the QP is in ERROR.
     fn acknowledge_before<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, psn: u32) -> bool {
         let mut moved = false;
         let arrived = loop {
@@ -315,7 +319,8 @@ impl Completer {
         self.sender(id).window.recycle(message);
     }
 
-    /// The QP is in ERROR: completes what is under way as flushed, oldest first, at most `limit`; gives how many.
+    /// The QP is in ERROR: completes what is under way as flushed, oldest first, at most `limit`;
+    /// gives how many.
     pub(crate) fn flush_wire<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, limit: u32) -> u32 {
         let mut count = 0;
         while count < limit
@@ -332,7 +337,8 @@ impl Completer {
         &mut self.wire_mut(id).requester
     }
 
-    /// The packets that can't be read may be the oldest ones now; or they are acknowledged, as those of a retry may be.
+    /// The packets that can't be read may be the oldest ones now; or they are acknowledged, as
+    /// those of a retry may be.
     pub(crate) fn look_at_stuck<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
         let requester = self.sender(id);
         let Some((psn, stuck)) = requester.stuck else { return };

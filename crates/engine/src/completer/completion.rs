@@ -1,7 +1,8 @@
 //! Completions, and the ways a QP stops: ERROR, SQE, flushing (IBTA 10.3.1, 10.10.2, 11.6.2).
 //!
-//! Invariant: `enter_error` only changes state and asks for a later turn; flushing happens in [`Engine::run`] and the
-//! verbs. So the request whose failure led to ERROR completes with its own status before the rest is flushed.
+//! Invariant: `enter_error` only changes state and asks for a later turn; flushing happens in
+//! [`crate::Engine::run`] and the verbs. So the request whose failure led to ERROR completes with
+//! its own status before the rest is flushed.
 use crate::completer::Completer;
 use crate::fault::Fault;
 use crate::limits::FLUSHES_PER_TURN_MAX;
@@ -68,7 +69,8 @@ impl Completer {
         self.wake_waiters(id);
     }
 
-    /// Completes the RECV that `id` has in hand with an error; what becomes of the QP is the caller's business.
+    /// Completes the RECV that `id` has in hand with an error; what becomes of the QP is the
+    /// caller's business.
     pub(crate) fn fail_receive<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, fault: Fault) {
         let completion = Completion {
             status: fault.status,
@@ -100,12 +102,13 @@ impl Completer {
         self.push_ready(id);
     }
 
-    /// One turn of flushing a QP in ERROR. What a pending copy still uses is left for the turn after it has landed.
+    /// One turn of flushing a QP in ERROR. What a pending copy still uses is left for the turn
+    /// after it has completed.
     pub(crate) fn flush<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Progress {
         let receives =
-            if self.qp(id).receive.flights == 0 { self.flush_receives(env, now, id) } else { Progress::Waiting };
+            if self.qp(id).receive.in_flight == 0 { self.flush_receives(env, now, id) } else { Progress::Waiting };
         let send = &self.qp(id).send;
-        let sends = if send.flight.is_none() && send.wire_flights == 0 {
+        let sends = if send.in_flight.is_none() && send.wire_in_flight == 0 {
             self.flush_sends(env, now, id)
         } else {
             Progress::Waiting
@@ -124,8 +127,8 @@ impl Completer {
         }
         if self.qp(id).srq.is_some() || self.qp(id).target.is_some() {
             let receive = &mut self.qp_mut(id).receive;
-            if !receive.last_told {
-                receive.last_told = true;
+            if !receive.last_wqe_raised {
+                receive.last_wqe_raised = true;
                 env.raise(AsyncEventKind::QpLastWqeReached, EventTarget::Qp(id));
             }
             return Progress::Idle;
@@ -258,7 +261,8 @@ impl Completer {
         }
     }
 
-    /// The next member has the message, or will never get it. After the last one the request is done.
+    /// The next member has the message, or will never get it. After the last one the request is
+    /// done.
     pub(crate) fn member_done<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
         self.release_claim(id);
         let send = &mut self.qp_mut(id).send;

@@ -1,7 +1,8 @@
-//! Which QPs may have packets on the way to a host, and which wait for their turn; see `transport::hosts`.
+//! Which QPs may have packets on the way to a host, and which wait for their turn; see
+//! `transport::hosts`.
 use crate::completer::Completer;
 use crate::qp::{QueuePair, Teardown};
-use crate::transport::hosts::{ALLOWANCE_BYTES, HostFlow, Lane};
+use crate::transport::hosts::{ALLOWANCE_BYTES, HostFlow, VnicQueue};
 use crate::transport::wire::Wire;
 use crate::{HostId, QpId};
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -9,7 +10,8 @@ use freeflow_verbs::Instant;
 use freeflow_verbs::QpState;
 
 impl Completer {
-    /// Brings the sums up to date with what the QP has in flight; if that is less, others are called.
+    /// Brings the sums up to date with what the QP has in flight; if that is less, others are
+    /// called.
     pub(crate) fn sync_host(&mut self, id: QpId) {
         let Some(qp) = self.qps.get_mut(id) else { return };
         let is_live = is_live(qp);
@@ -26,12 +28,12 @@ impl Completer {
         let (host, vnic) = (wire.destination.host, qp.vnic.index);
         self.hosts.flows.entry(host).or_default().account(vnic, before, after);
         if after < before {
-            self.call_waiting(host);
+            self.grant_waiting(host);
         }
     }
 
     /// Calls as many of those that wait as there is room for.
-    pub(crate) fn call_waiting(&mut self, host: HostId) {
+    pub(crate) fn grant_waiting(&mut self, host: HostId) {
         loop {
             let Some(flow) = self.hosts.flows.get_mut(&host) else { return };
             if flow.taken_bytes >= self.hosts.bytes_max {
@@ -106,13 +108,13 @@ impl Completer {
             flow.unlist(vnic, id);
         }
         flow.account(vnic, share.taken_bytes, 0);
-        if flow.lanes.get(&vnic) == Some(&Lane::default()) {
-            flow.lanes.remove(&vnic);
+        if flow.vnic_queues.get(&vnic) == Some(&VnicQueue::default()) {
+            flow.vnic_queues.remove(&vnic);
         }
         if *flow == HostFlow::default() {
             self.hosts.flows.remove(&host);
         }
-        self.call_waiting(host);
+        self.grant_waiting(host);
     }
 
     // ---- time
@@ -161,14 +163,18 @@ impl Completer {
             }
         }
         self.hosts.flows.iter().all(|(host, flow)| {
-            let lanes = flow.lanes.iter();
-            let sum = lanes.clone().try_fold(0u64, |sum, (_, lane)| sum.checked_add(lane.taken_bytes));
-            let busy: BTreeSet<u32> =
-                lanes.clone().filter(|(_, lane)| !lane.listed.is_empty()).map(|(vnic, _)| *vnic).collect();
+            let vnic_queues = flow.vnic_queues.iter();
+            let sum =
+                vnic_queues.clone().try_fold(0u64, |sum, (_, vnic_queue)| sum.checked_add(vnic_queue.taken_bytes));
+            let busy: BTreeSet<u32> = vnic_queues
+                .clone()
+                .filter(|(_, vnic_queue)| !vnic_queue.listed.is_empty())
+                .map(|(vnic, _)| *vnic)
+                .collect();
             let ring: BTreeSet<u32> = flow.ring.iter().copied().collect();
-            let is_right = lanes.clone().all(|(vnic, lane)| {
-                sums.remove(&(*host, *vnic)).unwrap_or(0) == lane.taken_bytes
-                    && lane.listed.iter().all(|id| listed.remove(&((*host, *vnic), *id)))
+            let is_right = vnic_queues.clone().all(|(vnic, vnic_queue)| {
+                sums.remove(&(*host, *vnic)).unwrap_or(0) == vnic_queue.taken_bytes
+                    && vnic_queue.listed.iter().all(|id| listed.remove(&((*host, *vnic), *id)))
             });
             is_right && sum == Some(flow.taken_bytes) && busy == ring && ring.len() == flow.ring.len()
         }) && listed.is_empty()

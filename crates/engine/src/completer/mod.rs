@@ -1,7 +1,8 @@
-//! The completer: how requests and RECVs end. It owns the tables that requester and responder both work on: QPs, queues,
-//! keys, operations in flight, timers.
+//! The completer: how requests and RECVs end. It owns the tables that requester and responder both
+//! work on: QPs, queues, keys, operations in flight, timers.
 //!
-//! Invariant: nothing here calls the responder, the requester or the engine; they call the completer.
+//! Invariant: nothing here calls the responder, the requester or the engine; they call the
+//! completer.
 mod acknowledgements;
 pub(crate) mod completion;
 mod host_turns;
@@ -11,7 +12,7 @@ mod traffic;
 mod waiting;
 mod windows;
 
-use crate::flight::{Flight, FlightId};
+use crate::in_flight::{InFlight, InFlightId};
 use crate::keys::{KEY_COUNT_MAX, Keys};
 use crate::objects::{AddressHandle, Cq, GidTable, Srq, Vnic};
 use crate::qp::{QueuePair, SendPhase};
@@ -32,7 +33,7 @@ pub(crate) struct Completer {
     pub keys: Keys,
     pub qps: Slab<QpId, QueuePair>,
     pub timers: Timers,
-    pub flights: Slab<FlightId, Flight>,
+    pub in_flight: Slab<InFlightId, InFlight>,
     /// QPs that `poll_ready` names next.
     pub ready: VecDeque<QpId>,
     pub hosts: Hosts,
@@ -51,7 +52,7 @@ impl Completer {
             keys: Keys::new(KEY_COUNT_MAX),
             qps: Slab::new(),
             timers: Timers::new(),
-            flights: Slab::new(),
+            in_flight: Slab::new(),
             ready: VecDeque::new(),
             hosts: Hosts::default(),
             from: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),
@@ -152,7 +153,8 @@ impl Completer {
         self.vnic_of(id).held_bytes -= bytes;
     }
 
-    /// A QP that `Waiting` held back and that can go on now, or that has to flush: call `run` for it.
+    /// A QP that `Waiting` held back and that can go on now, or that has to flush: call `run` for
+    /// it.
     pub(crate) fn poll_ready(&mut self) -> Option<QpId> {
         while let Some(id) = self.ready.pop_front() {
             if let Some(qp) = self.qps.get_mut(id) {

@@ -1,17 +1,22 @@
-//! What the requester does when answers don't come, or say that something was lost (IBTA 9.7.5.2, 9.7.6.1).
+//! What the requester does when answers don't come, or say that something was lost (IBTA 9.7.5.2,
+//! 9.7.6.1).
 //!
 //! One timer a QP, armed while messages are under way, for the earlier of two ends:
 //!
-//! * The **local ACK timeout**, exactly as the attributes say: 4.096 us * 2^timeout without progress and the requester goes back
-//!   to the oldest packet; `retry_count` times, and at the next end the QP has failed (RETRY_EXC_ERR). Timeout 0: never.
-//! * A **probe**, which is ours: a few round trips without progress and the oldest packet goes out once more, asking for an
-//!   acknowledgement. It costs no retry. A lost last packet, a lost NAK or acknowledgement is made good in a millisecond where
-//!   attributes say tens of them. What the peer then says tells what to do: an acknowledgement of just that packet means
-//!   that all after it is lost as well.
+//! * The **local ACK timeout**, exactly as the attributes say: 4.096 us * 2^timeout without
+//!   progress and the requester goes back to the oldest packet; `retry_count` times, and at the
+//!   next end the QP has failed (RETRY_EXC_ERR). Timeout 0: never.
+//! * A **probe**, which is ours: a few round trips without progress and the oldest packet goes out
+//!   once more, asking for an acknowledgement. It costs no retry. A lost last packet, a lost NAK or
+//!   acknowledgement is made good in a millisecond where attributes say tens of them. What the peer
+//!   then says tells what to do: an acknowledgement of just that packet means that all after it is
+//!   lost as well.
 //!
-//! A third end concerns others: what was heard nothing of for a while does not count for its host any more (`hosts`).
+//! A third end concerns others: what was heard nothing of for a while does not count for its host
+//! any more (`hosts`).
 //!
-//! The timer is not moved by each acknowledgement: when it expires it looks when the last progress was, and is armed anew.
+//! The timer is not moved by each acknowledgement: when it expires it looks when the last progress
+//! was, and is armed anew.
 //!
 //! While an RNR NAK's delay runs, the same timer runs for it, and nothing else does.
 use crate::completer::Completer;
@@ -25,12 +30,14 @@ use freeflow_verbs::{CompletionStatus, Duration, Instant};
 
 /// The least time without progress before a probe, and the longest between two.
 ///
-/// The least is short because of losses. At round trips of 20 us and a packet in a hundred lost, a 10 Gb/s line carries 7.4 Gb/s
-/// with 1 ms, 6.3 with 4 and 4.0 with 16; at one in twenty 2.0, 0.7 and 0.2 (`crates/sim/tests/goodput.txt` and the same table with
-/// these values). It costs little where a peer is late and not gone: one packet a probe, each after twice the time, no retry, no cut
-/// of the window; a READ that is asked for again while it is answered is answered once. Between two routers on a machine of two
-/// cores with a load of 12, WRITEs, READs and SENDs of 680 MB had no probe and no duplicate; a single small message, whose peer
-/// waits for a core longer than that, has both.
+/// The least is short because of losses. At round trips of 20 us and a packet in a hundred lost, a
+/// 10 Gb/s line carries 7.4 Gb/s with 1 ms, 6.3 with 4 and 4.0 with 16; at one in twenty 2.0, 0.7
+/// and 0.2 (`crates/sim/tests/goodput.txt` and the same table with these values). It costs little
+/// where a peer is late and not gone: one packet a probe, each after twice the time, no retry, no
+/// cut of the window; a READ that is asked for again while it is answered is answered once. Between
+/// two routers on a machine of two cores with a load of 12, WRITEs, READs and SENDs of 680 MB had
+/// no probe and no duplicate; a single small message, whose peer waits for a core longer than that,
+/// has both.
 const PROBE_MIN: Duration = Duration::from_millis(1);
 
 const PROBE_MAX: Duration = Duration::from_millis(1_000);
@@ -68,8 +75,8 @@ impl Completer {
         }
     }
 
-    /// A burst was sent that counts so much. If nothing else counts that is on the way, the timer may be armed for what
-    /// is later than its lapse.
+    /// A burst was sent that counts so much. If nothing else counts that is on the way, the timer
+    /// may be armed for what is later than its lapse.
     pub(crate) fn watch_burst(&mut self, now: Instant, id: QpId, bytes: u64) {
         let is_first = self.wire(id).share.in_flight_bytes() <= bytes;
         if is_first && self.timers.armed(id).is_some() {
@@ -107,8 +114,8 @@ impl Completer {
         self.push_ready(id);
     }
 
-    /// The peer misses a packet, or an answer of it was lost. Said twice within a round trip, it is one loss: the second was
-    /// on the way when the packets went out again.
+    /// The peer misses a packet, or an answer of it was lost. Said twice within a round trip, it is
+    /// one loss: the second was on the way when the packets went out again.
     pub(crate) fn go_back_for_loss(&mut self, now: Instant, id: QpId) {
         let requester = self.sender(id);
         let (oldest, sent) = (requester.window.oldest(), requester.window.sent());
@@ -123,7 +130,8 @@ impl Completer {
         self.go_back(id);
     }
 
-    /// An RNR NAK of the oldest PSN: waits as long as it says and tries again, `rnr_retry` times (IBTA 9.7.5.2.8).
+    /// An RNR NAK of the oldest PSN: waits as long as it says and tries again, `rnr_retry` times
+    /// (IBTA 9.7.5.2.8).
     pub(crate) fn receiver_not_ready<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, timer: u8) {
         if self.wire(id).requester.not_ready {
             return;
@@ -142,7 +150,8 @@ impl Completer {
         // It answers: the retries for silence start afresh.
         qp.send.retries_left = qp.attributes.retry_count;
         self.go_back(id);
-        // A receiver that is not ready is its program's doing, not the network's: that is charged anew.
+        // A receiver that is not ready is its program's doing, not the network's: that is charged
+        // anew.
         self.sender(id).window.recount();
         self.sender(id).not_ready = true;
         self.timers.arm(id, TimerKind::ReceiverNotReady, now + rnr_delay(timer));

@@ -1,4 +1,5 @@
-//! Counting of messages, for QPs and for the ports of vNICs; see `counters` for what counts as a packet.
+//! Counting of messages, for QPs and for the ports of vNICs; see `counters` for what counts as a
+//! packet.
 use crate::completer::Completer;
 use crate::counters::add_reported;
 use crate::qp::QueuePair;

@@ -1,6 +1,6 @@
 //! Requesters that wait, for a RECV or for another requester, and what wakes them.
 use crate::completer::Completer;
-use crate::limits::PATIENCE_COUNT;
+use crate::limits::RNR_GRACE_STEPS;
 use crate::qp::SendPhase;
 use crate::{Environment, QpId, ReceiveQueueId};
 use freeflow_verbs::QpState;
@@ -85,6 +85,6 @@ impl Completer {
         let qp = self.qp_mut(id);
         qp.send.retries_left = qp.attributes.retry_count;
         qp.send.rnr_retries_left = qp.attributes.rnr_retry;
-        qp.send.patience_left = PATIENCE_COUNT;
+        qp.send.grace_steps_left = RNR_GRACE_STEPS;
     }
 }

@@ -1,11 +1,12 @@
 //! Binding and invalidation of memory windows (IBTA 10.6.7, 11.4.1.1).
 //!
-//! Both are send requests of the owner's own QP ([`Completer::run_local`]); SEND_WITH_INV lets the peer take a binding
-//! away. Checks stand in the order of Linux' rxe; where rxe checks less than the standard (the PD of a type 1 window and
-//! of the region, the QP of an invalidation, the range of a window), the standard is followed.
+//! Both are send requests of the owner's own QP ([`Completer::run_local`]); SEND_WITH_INV lets the
+//! peer take a binding away. Checks stand in the order of Linux' rxe; where rxe checks less than
+//! the standard (the PD of a type 1 window and of the region, the QP of an invalidation, the range
+//! of a window), the standard is followed.
 //!
-//! Invariant: an invalid key is invalid at once, and the request that made it so completes after the last copy through it
-//! has landed.
+//! Invariant: an invalid key is invalid at once, and the request that made it so completes after
+//! the last copy through it has completed.
 use crate::completer::Completer;
 use crate::fault::Fault;
 use crate::keys::{Holder, KeyFault, NOWHERE, RegionState, offset_within};
@@ -18,7 +19,7 @@ use freeflow_verbs::{Access, AsyncEventKind, CompletionStatus, Instant, QpState,
 /// How far a local operation got.
 pub(crate) enum Local {
     Done,
-    /// Copies still use the window; the request is begun again when they have landed.
+    /// Copies still use the window; the request is begun again when they have completed.
     Waiting,
 }
 
@@ -79,7 +80,8 @@ impl Completer {
             WindowKind::Type1 if access.contains(Access::ZERO_BASED) => return Err(Syndrome::WindowRights),
             WindowKind::Type1 if length == 0 => return Ok(None),
             WindowKind::Type1 => {}
-            // It must be invalidated first, and never by a binding of length 0 (IBTA o10-37.2.30, o10-37.2.40).
+            // It must be invalidated first, and never by a binding of length 0 (IBTA o10-37.2.30,
+            // o10-37.2.40).
             WindowKind::Type2 if matches!(window.state, WindowState::Bound(_)) || length == 0 => {
                 return Err(Syndrome::WindowState);
             }
@@ -120,8 +122,8 @@ impl Completer {
         })
     }
 
-    /// Only a window of type 2 that is bound to this QP can be invalidated (IBTA o10-37.2.26); a region that a process
-    /// registered can not.
+    /// Only a window of type 2 that is bound to this QP can be invalidated (IBTA o10-37.2.26); a
+    /// region that a process registered can not.
     fn invalidate_locally(&mut self, id: QpId) -> Result<Local, Fault> {
         let send = &self.qp(id).send;
         let mw = match send.releases {
@@ -149,8 +151,9 @@ impl Completer {
         Ok(())
     }
 
-    /// A SEND_WITH_INV whose key is not that of a window bound here (IBTA 9.9.3.1, class J; so does rxe): its bytes have
-    /// arrived and the sender has its acknowledgement, but the RECV completes in error and the QP goes to ERROR.
+    /// A SEND_WITH_INV whose key is not that of a window bound here (IBTA 9.9.3.1, class J; so does
+    /// rxe): its bytes have arrived and the sender has its acknowledgement, but the RECV completes
+    /// in error and the QP goes to ERROR.
     pub(crate) fn invalidation_failed<E: Environment>(&mut self, env: &mut E, now: Instant, responder: QpId) {
         let fault = Fault::new(CompletionStatus::RemoteInvalidRequest, Syndrome::RemoteInvalidate);
         self.fail_receive(env, now, responder, fault);
@@ -173,7 +176,7 @@ impl Completer {
     /// Makes the key of a window invalid. True if no copy uses it any more: it is free then.
     pub(crate) fn release(&mut self, mw: MwId) -> bool {
         let window = self.keys.windows.get_mut(mw).expect("it was found");
-        if window.flights == 0 {
+        if window.in_flight == 0 {
             self.unbind(mw.index);
             return true;
         }
@@ -226,17 +229,17 @@ impl Completer {
     // ---- copies in flight
 
     /// A copy goes on elsewhere that came through this key: the window it belongs to, if it is one.
-    pub(crate) fn board_window(&mut self, key: u32) -> Option<MwId> {
+    pub(crate) fn reserve_window(&mut self, key: u32) -> Option<MwId> {
         let Some(Holder::Window(index)) = self.keys.holder(key) else { return None };
-        self.keys.windows.at_mut(index)?.flights += 1;
+        self.keys.windows.at_mut(index)?.in_flight += 1;
         self.keys.windows.at(index).map(|(mw, _)| mw)
     }
 
-    /// It has landed.
-    pub(crate) fn leave_window(&mut self, mw: MwId) {
+    /// It has completed.
+    pub(crate) fn release_window_use(&mut self, mw: MwId) {
         let window = self.keys.windows.get_mut(mw).expect("a flight's window is there");
-        window.flights -= 1;
-        if window.flights > 0 {
+        window.in_flight -= 1;
+        if window.in_flight > 0 {
             return;
         }
         let waiters = core::mem::take(&mut window.waiters);

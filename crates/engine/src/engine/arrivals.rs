@@ -1,9 +1,9 @@
 //! Packets of other hosts: which QP each is for, and which part of it takes it.
-use crate::flight::FlightId;
+use crate::in_flight::InFlightId;
 use crate::qp::Teardown;
 use crate::transport::packets::Packet;
 use crate::transport::peers::PeerGate;
-use crate::transport::wire::{HELD_PACKET_BYTES, PARKED_BYTES_MAX, PARKED_PACKETS_MAX, PKEY_MASK, WireFlight};
+use crate::transport::wire::{HELD_PACKET_BYTES, PARKED_BYTES_MAX, PARKED_PACKETS_MAX, PKEY_MASK, WireOperation};
 use crate::{Engine, Environment, HostId, IpInfo, MemorySide, QpId};
 use freeflow_verbs::{Instant, QpState, QpType, Qpn};
 use freeflow_wire::{Header, Operation, Service};
@@ -39,7 +39,7 @@ impl Engine {
         if !self.may_act(env, id, from, &header) {
             return;
         }
-        if self.wire(id).landing {
+        if self.wire(id).writing {
             return self.park(id, bytes, ip);
         }
         self.act(env, now, id, &packet);
@@ -104,7 +104,7 @@ impl Engine {
         while let Some(qp) = self.completer_mut().qps.get_mut(id) {
             let receives = qp.receives() || qp.state() == QpState::SqDrain;
             let Some(wire) = &mut qp.wire else { return };
-            if wire.landing || !receives {
+            if wire.writing || !receives {
                 return;
             }
             let Some((bytes, ip)) = wire.parked.pop_front() else { return };
@@ -121,26 +121,26 @@ impl Engine {
         &mut self,
         env: &mut E,
         now: Instant,
-        flight: FlightId,
-        kind: WireFlight,
+        operation: InFlightId,
+        kind: WireOperation,
         result: Result<(), MemorySide>,
     ) {
-        let Some(id) = self.completer_mut().land_wire(flight, kind) else { return };
+        let Some(id) = self.completer_mut().complete_wire(operation, kind) else { return };
         match kind {
-            WireFlight::Request if !self.qp(id).service.is_reliable() => {
+            WireOperation::Request if !self.qp(id).service.is_reliable() => {
                 self.requester.datagram_fetched(env, now, id, result)
             }
-            WireFlight::Request => self.requester.request_fetched(env, now, id, result),
-            WireFlight::Result => self.completer_mut().result_written(env, now, id, result),
-            WireFlight::Response => self.requester.responder.response_fetched(env, now, id, result),
-            WireFlight::Payload if self.qp(id).service == QpType::Ud => {
+            WireOperation::Request => self.requester.request_fetched(env, now, id, result),
+            WireOperation::Result => self.completer_mut().result_written(env, now, id, result),
+            WireOperation::Response => self.requester.responder.response_fetched(env, now, id, result),
+            WireOperation::Payload if self.qp(id).service == QpType::Ud => {
                 self.requester.responder.datagram_written(env, now, id, result)
             }
-            WireFlight::Payload if self.qp(id).service == QpType::Uc => {
+            WireOperation::Payload if self.qp(id).service == QpType::Uc => {
                 self.requester.responder.uc_written(env, now, id, result)
             }
-            WireFlight::Payload => self.requester.responder.payload_written(env, now, id, result),
-            WireFlight::Atomic => {}
+            WireOperation::Payload => self.requester.responder.payload_written(env, now, id, result),
+            WireOperation::Atomic => {}
         }
         self.push_ready(id);
         self.resume_parked(env, now, id);
@@ -150,10 +150,10 @@ impl Engine {
         &mut self,
         env: &mut E,
         now: Instant,
-        flight: FlightId,
+        operation: InFlightId,
         result: Result<u64, ()>,
     ) {
-        let Some(id) = self.completer_mut().land_wire(flight, WireFlight::Atomic) else { return };
+        let Some(id) = self.completer_mut().complete_wire(operation, WireOperation::Atomic) else { return };
         self.requester.responder.atomic_done(env, now, id, result);
         self.push_ready(id);
         self.resume_parked(env, now, id);
@@ -169,6 +169,6 @@ impl Engine {
                 self.requester.responder.note_gated(env, id);
             }
         }
-        self.resume_strangers(env, now, host, qpn);
+        self.resume_unresolved(env, now, host, qpn);
     }
 }

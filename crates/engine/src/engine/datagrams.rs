@@ -1,5 +1,11 @@
 //! UD packets of other hosts: whom they are for, and whether their senders may.
-use crate::transport::datagrams::{DatagramHeader, DatagramRoute, STRANGERS_MAX, STRANGERS_OF_HOST_MAX, Stranger};
+//!
+//! The receiver must know whose a packet is, for the GRH and because networks do not mix: packets
+//! of senders that it has not heard of wait in [`UnresolvedSenders`] until their owner has
+//! answered.
+use crate::transport::datagrams::{
+    DatagramHeader, DatagramRoute, UNRESOLVED_MAX, UNRESOLVED_OF_HOST_MAX, UnresolvedDatagram,
+};
 use crate::transport::packets::Packet;
 use crate::{Engine, Environment, HostId, Means, PeerAnswer, PeerInfo, QpId};
 use alloc::vec::Vec;
@@ -40,14 +46,14 @@ impl Engine {
             }
             PeerAnswer::Absent => self.requester.responder.drops.wrong_network += 1,
             PeerAnswer::Asked => {
-                let waiting = &mut self.strangers.waiting;
-                let of_host = waiting.iter().filter(|stranger| stranger.host == from).count();
-                if waiting.len() >= STRANGERS_MAX || of_host >= STRANGERS_OF_HOST_MAX {
+                let waiting = &mut self.unresolved.waiting;
+                let of_host = waiting.iter().filter(|unresolved_datagram| unresolved_datagram.host == from).count();
+                if waiting.len() >= UNRESOLVED_MAX || of_host >= UNRESOLVED_OF_HOST_MAX {
                     self.requester.responder.drops.parked_overflow += 1;
                     return;
                 }
                 let (dest_qpn, payload) = (header.dest_qpn, packet.payload.to_vec());
-                waiting.push_back(Stranger { host: from, source_qpn, dest_qpn, header: datagram, payload });
+                waiting.push_back(UnresolvedDatagram { host: from, source_qpn, dest_qpn, header: datagram, payload });
             }
         }
     }
@@ -69,8 +75,8 @@ impl Engine {
         self.distribute(env, now, qpn, network, DatagramHeader { grh, ..datagram }, payload);
     }
 
-    /// To the group of this number, if it is of the sender's network, or to the QP, if the sender's network is where its address is
-    /// for that QP.
+    /// To the group of this number, if it is of the sender's network, or to the QP, if the sender's
+    /// network is where its address is for that QP.
     fn distribute<E: Environment>(
         &mut self,
         env: &mut E,
@@ -115,25 +121,33 @@ impl Engine {
     }
 
     /// Senders of this host (of this QPN) are known now, or known not to be.
-    pub(crate) fn resume_strangers<E: Environment>(
+    pub(crate) fn resume_unresolved<E: Environment>(
         &mut self,
         env: &mut E,
         now: Instant,
         host: HostId,
         qpn: Option<Qpn>,
     ) {
-        let waiting = core::mem::take(&mut self.strangers.waiting);
-        for stranger in waiting {
-            let concerned = stranger.host == host && qpn.is_none_or(|qpn| qpn.0 == stranger.source_qpn);
+        let waiting = core::mem::take(&mut self.unresolved.waiting);
+        for unresolved_datagram in waiting {
+            let concerned =
+                unresolved_datagram.host == host && qpn.is_none_or(|qpn| qpn.0 == unresolved_datagram.source_qpn);
             if !concerned {
-                self.strangers.waiting.push_back(stranger);
+                self.unresolved.waiting.push_back(unresolved_datagram);
                 continue;
             }
-            match env.peer(host, Qpn(stranger.source_qpn)) {
+            match env.peer(host, Qpn(unresolved_datagram.source_qpn)) {
                 PeerAnswer::Known(info) => {
-                    self.handle_from(env, now, stranger.dest_qpn, &info, stranger.header, &stranger.payload);
+                    self.handle_from(
+                        env,
+                        now,
+                        unresolved_datagram.dest_qpn,
+                        &info,
+                        unresolved_datagram.header,
+                        &unresolved_datagram.payload,
+                    );
                 }
-                PeerAnswer::Asked => self.strangers.waiting.push_back(stranger),
+                PeerAnswer::Asked => self.unresolved.waiting.push_back(unresolved_datagram),
                 PeerAnswer::Absent | PeerAnswer::External(_) => self.requester.responder.drops.wrong_network += 1,
             }
         }

@@ -7,23 +7,24 @@ use crate::completer::Completer;
 use crate::networks::Networks;
 use crate::objects::{Context, Pd};
 use crate::qp::QueuePair;
+use crate::quarantine::QpnQuarantine;
 use crate::random::Random;
 use crate::requester::Requester;
-use crate::resting::Resting;
 use crate::slab::Slab;
-use crate::transport::datagrams::Strangers;
+use crate::transport::datagrams::UnresolvedSenders;
 use crate::transport::wire::Wire;
 use crate::{ContextId, Environment, PdId, Progress, QpId, Seed};
 use freeflow_verbs::Instant;
 
-/// The engine. Methods come in four families: getters; verbs (commands of the control path, each refusing objects of
-/// another session with NotFound); `handle_*` (input); `poll_*` (output).
+/// The engine. Methods come in four families: getters; verbs (commands of the control path, each
+/// refusing objects of another session with NotFound); `handle_*` (input); `poll_*` (output).
 ///
-/// After any call ask `poll_ready` until it is empty, running each QP it names, and `poll_timeout` before sleeping.
+/// After any call ask `poll_ready` until it is empty, running each QP it names, and `poll_timeout`
+/// before sleeping.
 ///
-/// It owns its parts one in the other, so that none can call what stands above it: the completer ends requests, the
-/// responder admits messages and calls the completer, the requester works off send queues and calls both. What only
-/// verbs of the control path need stands beside them.
+/// It owns its parts one in the other, so that none can call what stands above it: the completer
+/// ends requests, the responder admits messages and calls the completer, the requester works off
+/// send queues and calls both. What only verbs of the control path need stands beside them.
 pub struct Engine {
     pub(crate) requester: Requester,
     pub(crate) random: Random,
@@ -31,9 +32,9 @@ pub struct Engine {
     pub(crate) pds: Slab<PdId, Pd>,
     pub(crate) networks: Networks,
     /// QPNs that are not to be drawn again yet.
-    pub(crate) resting: Resting,
+    pub(crate) quarantine: QpnQuarantine,
     /// UD packets whose senders are being asked about.
-    pub(crate) strangers: Strangers,
+    pub(crate) unresolved: UnresolvedSenders,
 }
 
 impl Engine {
@@ -44,18 +45,20 @@ impl Engine {
             contexts: Slab::new(),
             pds: Slab::new(),
             networks: Networks::default(),
-            resting: Resting::new(),
-            strangers: Strangers::default(),
+            quarantine: QpnQuarantine::new(),
+            unresolved: UnresolvedSenders::default(),
         }
     }
 
-    /// Works off posted sends of one QP, at most about `budget_bytes` of payload (and a bounded number of requests).
+    /// Works off posted sends of one QP, at most about `budget_bytes` of payload (and a bounded
+    /// number of requests).
     #[inline]
     pub fn run<E: Environment>(&mut self, env: &mut E, now: Instant, qp: QpId, budget_bytes: u64) -> Progress {
         self.requester.run(env, now, qp, budget_bytes)
     }
 
-    /// A QP that `Waiting` held back and that can go on now, or that has to flush: call `run` for it.
+    /// A QP that `Waiting` held back and that can go on now, or that has to flush: call `run` for
+    /// it.
     pub fn poll_ready(&mut self) -> Option<QpId> {
         self.requester.responder.completer.poll_ready()
     }

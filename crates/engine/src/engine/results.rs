@@ -1,8 +1,8 @@
 //! Results of operations in flight, and RECVs that somebody waits for.
 use crate::fault::Fault;
-use crate::flight::{FlightId, FlightKind};
+use crate::in_flight::{InFlightId, InFlightKind};
 use crate::qp::SendPhase;
-use crate::transport::wire::WireFlight;
+use crate::transport::wire::WireOperation;
 use crate::{Engine, Environment, MemorySide, Progress, ReceiveQueueId, Syndrome, Token};
 use freeflow_verbs::{CompletionStatus, Instant, QpState};
 
@@ -17,18 +17,18 @@ impl Engine {
         token: Token,
         result: Result<(), MemorySide>,
     ) {
-        let flight = FlightId::from_token(token);
-        let kind = match self.completer().flights.get(flight).map(|flight| flight.kind) {
-            None | Some(FlightKind::Atomic) => return,
-            Some(FlightKind::Wire(kind)) => return self.handle_wire_copied(env, now, flight, kind, result),
+        let operation = InFlightId::from_token(token);
+        let kind = match self.completer().in_flight.get(operation).map(|operation| operation.kind) {
+            None | Some(InFlightKind::Atomic) => return,
+            Some(InFlightKind::Wire(kind)) => return self.handle_wire_copied(env, now, operation, kind, result),
             Some(kind) => kind,
         };
-        let Some((id, responder)) = self.requester.touch_down(env, now, flight) else { return };
+        let Some((id, responder)) = self.requester.finish_in_flight(env, now, operation) else { return };
         match (kind, result, responder) {
-            (FlightKind::Chunk { bytes }, Ok(()), Some(responder)) => {
+            (InFlightKind::Chunk { bytes }, Ok(()), Some(responder)) => {
                 self.requester.chunk_done(env, now, id, responder, bytes)
             }
-            (FlightKind::Chunk { .. }, Err(side), Some(responder)) => {
+            (InFlightKind::Chunk { .. }, Err(side), Some(responder)) => {
                 self.requester.copy_failed(env, now, id, responder, side)
             }
             (_, Ok(()), _) => self.completer_mut().succeed_send(env, now, id),
@@ -43,7 +43,8 @@ impl Engine {
         }
     }
 
-    /// The result of an atomic operation that was `Pending`: the value before it, or that the memory is not there.
+    /// The result of an atomic operation that was `Pending`: the value before it, or that the
+    /// memory is not there.
     #[allow(clippy::result_unit_err)]
     pub fn handle_atomic_done<E: Environment>(
         &mut self,
@@ -52,13 +53,15 @@ impl Engine {
         token: Token,
         result: Result<u64, ()>,
     ) {
-        let flight = FlightId::from_token(token);
-        match self.completer().flights.get(flight).map(|flight| flight.kind) {
-            Some(FlightKind::Atomic) => {}
-            Some(FlightKind::Wire(WireFlight::Atomic)) => return self.handle_wire_atomic(env, now, flight, result),
+        let operation = InFlightId::from_token(token);
+        match self.completer().in_flight.get(operation).map(|operation| operation.kind) {
+            Some(InFlightKind::Atomic) => {}
+            Some(InFlightKind::Wire(WireOperation::Atomic)) => {
+                return self.handle_wire_atomic(env, now, operation, result);
+            }
             _ => return,
         }
-        match (self.requester.touch_down(env, now, flight), result) {
+        match (self.requester.finish_in_flight(env, now, operation), result) {
             (Some((id, responder)), Ok(value)) => {
                 if let Some(responder) = responder {
                     self.completer_mut().count_received(id, responder);
@@ -72,7 +75,8 @@ impl Engine {
 
     // ---- waiting and waking
 
-    /// A RECV was posted to a queue for which `want_receives` stands: flushes it (QP in error) or wakes waiting senders.
+    /// A RECV was posted to a queue for which `want_receives` stands: flushes it (QP in error) or
+    /// wakes waiting senders.
     pub fn handle_receive_posted<E: Environment>(&mut self, env: &mut E, now: Instant, queue: ReceiveQueueId) {
         match queue {
             ReceiveQueueId::Qp(id) => {

@@ -5,8 +5,8 @@ use freeflow_verbs::{Gid, GlobalRoute, NetworkId, Qpn};
 
 /// The network between the hosts, and the channel between their routers.
 pub trait Fabric {
-    /// The way of messages from this vNIC to an address of that network. It may change at any time; the engine asks when
-    /// a QP is connected, and for each datagram.
+    /// The way of messages from this vNIC to an address of that network. It may change at any time;
+    /// the engine asks when a QP is connected, and for each datagram.
     fn path(&mut self, vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path;
 
     /// Who is behind a QPN of another host.
@@ -21,8 +21,8 @@ pub trait Fabric {
         payload: Source<'_>,
     ) -> TransmitOutcome;
 
-    /// [`crate::Engine::peer_info`] answers differently for this QPN from now on. `peer`: the host that it concerns, if
-    /// the QP is connected to one.
+    /// [`crate::Engine::peer_info`] answers differently for this QPN from now on. `peer`: the host
+    /// that it concerns, if the QP is connected to one.
     fn identity_changed(&mut self, qpn: Qpn, peer: Option<HostId>);
 
     /// Policy has disconnected `qpn` from a QPN of another host, whose end has to hear of it.
@@ -31,6 +31,7 @@ pub trait Fabric {
     /// A management datagram came from a host to QP 1. False: it may not send any.
     fn take_management(&mut self, from: HostId, mad: &[u8; freeflow_wire::cm::MAD_BYTES]) -> bool;
 
-    /// Appends the hosts that have members of a group, and the QPN under which each takes its messages.
+    /// Appends the hosts that have members of a group, and the QPN under which each takes its
+    /// messages.
     fn group_hosts(&mut self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>);
 }

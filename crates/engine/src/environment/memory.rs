@@ -12,7 +12,8 @@ pub struct Span {
     pub length: u32,
 }
 
-/// The memory region that a span is of: its index, and whether it is registered on demand. In one word, since spans are many.
+/// The memory region that a span is of: its index, and whether it is registered on demand. In one
+/// word, since spans are many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanRegion(u32);
 
@@ -30,7 +31,8 @@ impl SpanRegion {
         self.0 & !Self::ON_DEMAND
     }
 
-    /// The bytes are those that the process sees at the address when they are used, whatever other regions cover it.
+    /// The bytes are those that the process sees at the address when they are used, whatever other
+    /// regions cover it.
     #[inline]
     pub fn is_on_demand(self) -> bool {
         self.0 & Self::ON_DEMAND != 0
@@ -65,7 +67,8 @@ pub enum MemorySide {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyOutcome {
     Done,
-    /// It goes on elsewhere; [`crate::Engine::handle_copied`] brings the result. Slices given are not needed any more.
+    /// It goes on elsewhere; [`crate::Engine::handle_copied`] brings the result. Slices given are
+    /// not needed any more.
     Pending,
     /// The memory is not there (unmapped since its registration, truncated file, process gone).
     Fault(MemorySide),
@@ -82,12 +85,12 @@ pub enum AtomicOutcome {
 
 /// The memory that regions are registered of.
 pub trait Memory {
-    /// Copies exactly the bytes of `from` into `to` (both of equal length), in ascending order; if `last`, so that the
-    /// last eight bytes become visible after all others.
+    /// Copies exactly the bytes of `from` into `to` (both of equal length), in ascending order; if
+    /// `last`, so that the last eight bytes become visible after all others.
     fn copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome;
 
-    /// Performs an atomic operation on the eight bytes at `at` (aligned, checked), atomic against every other atomic
-    /// operation of this router on the same bytes.
+    /// Performs an atomic operation on the eight bytes at `at` (aligned, checked), atomic against
+    /// every other atomic operation of this router on the same bytes.
     fn atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome;
 
     /// The QP goes to ERROR: its grants end, and its peer's grants of its memory.

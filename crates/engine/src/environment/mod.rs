@@ -1,7 +1,9 @@
-//! What the engine needs from whoever runs it. The engine sees no memory, no ring and no clock; the router's worker
-//! implements the four traits over shared memory and sockets, tests implement them over vectors.
+//! What the engine needs from whoever runs it. The engine sees no memory, no ring and no clock; the
+//! router's worker implements the four traits over shared memory and sockets, tests implement them
+//! over vectors.
 //!
-//! Invariant: no method has a default body, so each implementation says for itself what it does and what it lacks.
+//! Invariant: no method has a default body, so each implementation says for itself what it does and
+//! what it lacks.
 mod fabric;
 mod memory;
 mod policy;

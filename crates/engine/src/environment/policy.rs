@@ -13,7 +13,8 @@ pub struct Talk {
     pub from: Gid,
     pub to: Gid,
     pub means: Means,
-    /// The other one is to be a machine without FreeFlow: the path leads out by the vNIC's second address.
+    /// The other one is to be a machine without FreeFlow: the path leads out by the vNIC's second
+    /// address.
     pub is_external: bool,
     /// Which of the two is the QP's that asks.
     pub asks: Asker,
@@ -38,16 +39,18 @@ pub enum Means {
     Multicast,
 }
 
-/// The tenant's access rules. Answers may change only before [`crate::Engine::handle_policy_changed`]: until then the
-/// engine may keep them.
+/// The tenant's access rules. Answers may change only before
+/// [`crate::Engine::handle_policy_changed`]: until then the engine may keep them.
 pub trait Policy {
-    /// Whether the rules let these two talk. Connected services are asked about for both directions at once.
+    /// Whether the rules let these two talk. Connected services are asked about for both directions
+    /// at once.
     fn authorize(&mut self, talk: &Talk) -> bool;
 
-    /// The network that has the address `gid` for those of `network`: itself, or another of its tenant. Whether the two
-    /// may talk is [`Self::authorize`]'s business.
+    /// The network that has the address `gid` for those of `network`: itself, or another of its
+    /// tenant. Whether the two may talk is [`Self::authorize`]'s business.
     fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId;
 
-    /// A vNIC tried something on others and got nowhere. Called each time, so it has to cost little.
+    /// A vNIC tried something on others and got nowhere. Called each time, so it has to cost
+    /// little.
     fn report_violation(&mut self, attempt: &Attempt);
 }

@@ -9,8 +9,8 @@ pub enum Fetch {
     Empty,
     /// One request was copied out, checked and consumed.
     Ready,
-    /// The descriptor made no sense (hostile or broken library). `ring_position` and `work_request_id` of the request
-    /// are filled as far as they could be read; it was consumed.
+    /// The descriptor made no sense (hostile or broken library). `ring_position` and
+    /// `work_request_id` of the request are filled as far as they could be read; it was consumed.
     Malformed,
 }
 
@@ -37,9 +37,9 @@ pub trait Queues {
     /// Requests now posted to `srq` and not taken (for its limit event).
     fn srq_pending(&mut self, srq: SrqId) -> u32;
 
-    /// Asks (or no longer asks) that a post to this queue ring the doorbell: senders wait for a RECV, or the QP is in
-    /// error and posted requests are to be flushed. After `wanted == true` returns, every later post rings, and an
-    /// earlier one is visible to `fetch_receive`.
+    /// Asks (or no longer asks) that a post to this queue ring the doorbell: senders wait for a
+    /// RECV, or the QP is in error and posted requests are to be flushed. After `wanted == true`
+    /// returns, every later post rings, and an earlier one is visible to `fetch_receive`.
     fn want_receives(&mut self, queue: ReceiveQueueId, wanted: bool);
 
     /// Puts a completion in the ring of `cq` and sees to its notification.

@@ -1,11 +1,11 @@
 //! Local delivery: the requester's message goes to its responder without packets, chunk by chunk.
 //!
-//! Invariant: every chunk finds its responder and its keys anew, so that a message stops as soon as a key is
-//! invalid or one end is gone; bytes move in ascending order; the RECV completes after the last byte, the request after
-//! the RECV.
+//! Invariant: every chunk finds its responder and its keys anew, so that a message stops as soon as
+//! a key is invalid or one end is gone; bytes move in ascending order; the RECV completes after the
+//! last byte, the request after the RECV.
 use crate::arrival::{Nak, Received, Rejection, receive_bytes, remote_right};
 use crate::fault::Fault;
-use crate::flight::{FlightId, FlightKind};
+use crate::in_flight::{InFlightId, InFlightKind};
 use crate::keys::Part;
 use crate::limits::ATOMIC_BYTES;
 use crate::qp::{Claim, QueuePair, SendPhase, Teardown};
@@ -90,7 +90,7 @@ impl Requester {
             }
             CopyOutcome::Pending => {
                 self.chunk_went(id, (responder, reads), bytes);
-                self.responder.completer.launch(id, Some(responder), FlightKind::Chunk { bytes });
+                self.responder.completer.submit(id, Some(responder), InFlightKind::Chunk { bytes });
                 self.qp_mut(id).send.phase = SendPhase::InFlight;
                 Turn::Stop(Progress::Waiting)
             }
@@ -110,7 +110,7 @@ impl Requester {
         }
     }
 
-    /// Fills `self.responder.completer.from` and `self.responder.completer.to` with the next bytes of the message.
+    /// Fills the lists `from` and `to` with the next bytes of the message.
     fn gather_chunk(&mut self, id: QpId, responder: QpId, bytes: u64) -> Result<(), ChunkFault> {
         self.responder.completer.from.clear();
         self.responder.completer.to.clear();
@@ -172,6 +172,7 @@ impl Requester {
     ) {
         let send = &mut self.qp_mut(id).send;
         send.moved += bytes;
+        debug_assert!(send.moved <= send.length, "no chunk reaches beyond its message");
         if send.moved == send.length {
             self.finish(env, now, id, responder);
         }
@@ -202,7 +203,8 @@ impl Requester {
             && self.responder.find_responder(id) == Some(responder)
             && !self.responder.completer.queue_is_there(self.qp(responder))
         {
-            // The SRQ was destroyed under the message: the rest of it names one that does not exist.
+            // The SRQ was destroyed under the message: the rest of it names one that does not
+            // exist.
             let refused = self.responder.refuse(env, responder, Nak::InvalidRequest(Syndrome::SharedQueue));
             self.conclude(env, now, id, refused);
             return Turn::Continue;
@@ -289,7 +291,7 @@ impl Requester {
             AtomicOutcome::Pending => {
                 self.atomic_went(id, responder);
                 self.responder.completer.note_atomic_span(at);
-                self.responder.completer.launch(id, Some(responder), FlightKind::Atomic);
+                self.responder.completer.submit(id, Some(responder), InFlightKind::Atomic);
                 self.qp_mut(id).send.phase = SendPhase::InFlight;
                 Turn::Stop(Progress::Waiting)
             }
@@ -340,7 +342,7 @@ impl Requester {
                 Turn::Continue
             }
             CopyOutcome::Pending => {
-                self.responder.completer.launch(id, None, FlightKind::AtomicResult);
+                self.responder.completer.submit(id, None, InFlightKind::AtomicResult);
                 self.qp_mut(id).send.phase = SendPhase::InFlight;
                 Turn::Stop(Progress::Waiting)
             }
@@ -356,16 +358,16 @@ impl Requester {
         }
     }
 
-    /// Takes a flight in. Gives the requester if its message goes on; if one of the ends has stopped meanwhile, sees to
-    /// what that means.
-    pub(crate) fn touch_down<E: Environment>(
+    /// Completes an operation. Gives the requester if its message goes on; if one of the ends has
+    /// stopped meanwhile, sees to what that means.
+    pub(crate) fn finish_in_flight<E: Environment>(
         &mut self,
         env: &mut E,
         now: Instant,
-        id: FlightId,
+        id: InFlightId,
     ) -> Option<(QpId, Option<QpId>)> {
-        let flight = self.responder.completer.land(id)?;
-        let (requester, responder) = (flight.requester, flight.responder);
+        let operation = self.responder.completer.complete_in_flight(id)?;
+        let (requester, responder) = (operation.requester, operation.responder);
         let is_orphan = self.responder.completer.qps.get(requester).is_none();
         if let Some(responder) = responder
             && let Some(peer) = self.responder.completer.qps.get(responder)

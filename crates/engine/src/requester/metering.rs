@@ -1,4 +1,13 @@
 //! Limits of rate around a run of a QP: what it may use, and what it is charged; see `schedule`.
+//!
+//! Counted is what leaves a vNIC: each message once, when it begins, and its payload piece by
+//! piece, as it goes. So a long message is spread over the time that its bytes take. A READ or
+//! atomic is charged to who asks, with what it brings, and to the vNIC whose memory it comes from.
+//! Packets that are sent again are not charged, acknowledgements neither; what a local delivery
+//! begins anew is.
+//!
+//! Invariant: `QueuePair::used` is zero between runs, but for what went out while a datagram was
+//! handled.
 use crate::qp::SendPhase;
 use crate::requester::Requester;
 use crate::schedule::Scheduler;
@@ -89,11 +98,12 @@ impl Requester {
         if !goes_on {
             self.responder.schedule.finish(now, vnic, id);
         }
-        self.responder.call_eligible();
+        self.responder.wake_eligible();
         outcome
     }
 
-    /// Whether there is a request to send: one that was begun, or one more in the ring, which is taken in hand.
+    /// Whether there is a request to send: one that was begun, or one more in the ring, which is
+    /// taken in hand.
     fn has_something<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> bool {
         let qp = self.qp(id);
         if qp.send.phase != SendPhase::Idle || self.has_unsent(id) {
@@ -141,7 +151,8 @@ impl Requester {
         used.messages += messages;
     }
 
-    /// A READ or atomic within the host: whether it waits, since the vNIC that it reads from may send nothing now.
+    /// A READ or atomic within the host: whether it waits, since the vNIC that it reads from may
+    /// send nothing now.
     pub(crate) fn reads_too_much(&mut self, now: Instant, id: QpId, responder: QpId) -> bool {
         let (vnic, home) = (self.qp(id).vnic, self.qp(responder).vnic);
         if home == vnic || !self.responder.schedule.is_metered(home) {
@@ -163,7 +174,7 @@ impl Requester {
     pub(crate) fn expire_limits(&mut self, now: Instant) {
         if self.responder.schedule.poll_timeout().is_some_and(|at| at <= now) {
             self.responder.schedule.handle_timeout(now);
-            self.responder.call_eligible();
+            self.responder.wake_eligible();
         }
     }
 }

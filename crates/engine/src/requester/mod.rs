@@ -1,7 +1,8 @@
-//! The requester: takes posted sends one after the other, checks them, offers each to its responder and waits where the
-//! standard waits (IBTA 9.7.5, 9.9.2).
+//! The requester: takes posted sends one after the other, checks them, offers each to its responder
+//! and waits where the standard waits (IBTA 9.7.5, 9.9.2).
 //!
-//! Requests of a QP are executed strictly in order, one at a time; so a fence is always already satisfied.
+//! Requests of a QP are executed strictly in order, one at a time; so a fence is always already
+//! satisfied.
 mod delivery;
 mod metering;
 mod packets;
@@ -12,7 +13,7 @@ mod unreliable;
 use crate::arrival::{Arrival, Rejection, effective_qkey, remote_right};
 use crate::fault::Fault;
 use crate::flush::flush_target;
-use crate::limits::{ATOMIC_BYTES, PATIENCE_STEP, RNR_RETRY_FOREVER};
+use crate::limits::{ATOMIC_BYTES, RNR_GRACE_STEP, RNR_RETRY_FOREVER};
 use crate::multicast::Groups;
 use crate::objects::Vnic;
 use crate::qp::{Claim, QueuePair, SendPhase, Teardown};
@@ -75,7 +76,8 @@ pub(crate) enum Check {
 }
 
 impl Requester {
-    /// Works off posted sends of one QP, at most about `budget_bytes` of payload (and a bounded number of requests).
+    /// Works off posted sends of one QP, at most about `budget_bytes` of payload (and a bounded
+    /// number of requests).
     pub(crate) fn run<E: Environment>(&mut self, env: &mut E, now: Instant, qp: QpId, budget_bytes: u64) -> Progress {
         let mut budget = self.meter(now, qp, budget_bytes);
         let owes = match self.responder.completer.qps.get(qp) {
@@ -299,11 +301,11 @@ impl Requester {
                 self.responder.completer.fail_send(env, now, id, nak.fault());
                 Turn::Continue
             }
-            Rejection::Late if self.qp(id).send.patience_left > 0 => {
+            Rejection::Late if self.qp(id).send.grace_steps_left > 0 => {
                 let send = &mut self.qp_mut(id).send;
-                send.patience_left -= 1;
+                send.grace_steps_left -= 1;
                 send.phase = SendPhase::Waiting;
-                self.responder.completer.timers.arm(id, TimerKind::Patience, now + PATIENCE_STEP);
+                self.responder.completer.timers.arm(id, TimerKind::RnrGrace, now + RNR_GRACE_STEP);
                 Turn::Stop(Progress::Waiting)
             }
             Rejection::Late | Rejection::Dropped => {
@@ -317,7 +319,8 @@ impl Requester {
         }
     }
 
-    /// An RNR NAK: waits and tries again, at the latest when the timer expires, `rnr_retry` times (IBTA 9.7.5.2.8).
+    /// An RNR NAK: waits and tries again, at the latest when the timer expires, `rnr_retry` times
+    /// (IBTA 9.7.5.2.8).
     fn not_ready<E: Environment>(
         &mut self,
         env: &mut E,

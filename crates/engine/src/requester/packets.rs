@@ -1,18 +1,20 @@
 //! Requester of RC and XRC: posted requests become packets (IBTA 9.7.2, 9.7.3, 9.7.7).
 //!
-//! Read in this order: this file (which request may begin, which packets go out), `window` (what is under way), `packets`
-//! (their headers), `completer` (what answers do), `retransmit` (timers, going back).
+//! Read in this order: this file (which request may begin, which packets go out), `window` (what is
+//! under way), `packets` (their headers), `completer::acknowledgements` (what answers do),
+//! `completer::retransmit` (timers, going back).
 //!
-//! A request is taken from the ring when the one before it has gone out, is checked as in local delivery, gets its PSNs and
-//! joins the list of messages; its payload is read from the process' memory when its packets go out, and again when they go
-//! out again, through its keys each time. What has to wait for earlier messages (a fence, a local operation, a request that
-//! is refused here) waits in hand, in phase `Begin`.
+//! A request is taken from the ring when the one before it has gone out, is checked as in local
+//! delivery, gets its PSNs and joins the list of messages; its payload is read from the process'
+//! memory when its packets go out, and again when they go out again, through its keys each time.
+//! What has to wait for earlier messages (a fence, a local operation, a request that is refused
+//! here) waits in hand, in phase `Begin`.
 //!
-//! Invariant: requests complete in posting order: only the head of the list completes, and a request in hand only when the
-//! list is empty.
+//! Invariant: requests complete in posting order: only the head of the list completes, and a
+//! request in hand only when the list is empty.
 //!
-//! Invariant: nothing goes out while the gate is closed ([`Engine::gate_is_open`]); for the requester's timers that is a
-//! peer that does not answer.
+//! Invariant: nothing goes out while the gate is closed (`Responder::gate_is_open`); for the
+//! requester's timers that is a peer that does not answer.
 use crate::fault::Fault;
 use crate::keys::Part;
 use crate::qp::SendPhase;
@@ -20,7 +22,7 @@ use crate::requester::Requester;
 use crate::transport::packets::{AckPolicy, Stamp, write, write_one};
 use crate::transport::requester::{ACKS_PER_WINDOW, SAMPLES_MAX, Stuck};
 use crate::transport::window::{Burst, Hold, MESSAGES_MAX};
-use crate::transport::wire::WireFlight;
+use crate::transport::wire::WireOperation;
 use crate::turn::{Budget, Turn};
 use crate::{Environment, Fetch, MemorySide, Progress, QpId, Source, SourceBody, Syndrome, TransmitOutcome};
 use freeflow_verbs::{Access, CompletionStatus, Instant, QpState, QpType, SendFlags, SendOpcode};
@@ -212,7 +214,7 @@ impl Requester {
             Ok(TransmitOutcome::Full) => Turn::Stop(Progress::More),
             Ok(TransmitOutcome::Pending) => {
                 self.note_fresh(id, fresh);
-                self.responder.completer.launch_wire(id, WireFlight::Request, None);
+                self.responder.completer.submit_wire(id, WireOperation::Request, None);
                 self.count_burst(id, &burst);
                 let requester = self.responder.completer.sender(id);
                 requester.window.note_next(&burst);
@@ -266,7 +268,8 @@ impl Requester {
         Ok(outcome)
     }
 
-    /// Fills `self.responder.completer.from` with the payload that a burst carries. Gives its place in the message, and its bytes.
+    /// Fills `self.responder.completer.from` with the payload that a burst carries. Gives its place
+    /// in the message, and its bytes.
     fn gather_burst(&mut self, id: QpId, burst: &Burst) -> Result<(u32, u32), Stuck> {
         self.responder.completer.from.clear();
         self.responder.completer.to.clear();
@@ -318,7 +321,8 @@ impl Requester {
         });
     }
 
-    /// The memory of what goes out next can't be read. Its request fails when those before it are complete.
+    /// The memory of what goes out next can't be read. Its request fails when those before it are
+    /// complete.
     fn get_stuck<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, stuck: (u32, Stuck)) -> Turn {
         self.responder.completer.sender(id).stuck = Some(stuck);
         self.responder.completer.look_at_stuck(env, now, id);

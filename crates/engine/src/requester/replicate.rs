@@ -1,14 +1,12 @@
-//! Multicast of UD QPs (IBTA 10.5, 11.3): who is attached to a group, and how one message reaches all of them.
+//! A multicast message on its way to all members of its group (IBTA 10.5, 11.3).
 //!
-//! A message goes to one member after the other, each time as a message of its own: with the member's Q_Key, its RECV or
-//! its drop. The request completes once, after the last, with success. Members that join meanwhile do not get it, members
-//! that leave meanwhile do not either.
+//! A message goes to one member after the other, each time as a message of its own: with the
+//! member's Q_Key, its RECV or its drop. The request completes once, after the last, with success.
+//! Members that join meanwhile do not get it, members that leave meanwhile do not either.
 //!
-//! A member whose RECV is just being filled by another sender is put off until the others are served, then waited for,
-//! as for unicast: nothing is lost because two senders met, nobody is held up by somebody else's copy but the sender,
-//! and that for one copy at most.
-//!
-//! Invariant: `members`, `groups_of` and `counts` say the same; an attachment ends with its QP at the latest.
+//! A member whose RECV is just being filled by another sender is put off until the others are
+//! served, then waited for, as for unicast: nothing is lost because two senders met, nobody is held
+//! up by somebody else's copy but the sender, and that for one copy at most.
 use crate::arrival::Rejection;
 use crate::multicast::Fanout;
 use crate::qp::SendPhase;

@@ -6,14 +6,14 @@ use crate::schedule::Scheduler;
 use crate::timers::{TimerKind, acknowledge_timeout};
 use crate::transport::hosts::LAPSE;
 use crate::transport::packets::AckPolicy;
-use crate::transport::wire::WireFlight;
+use crate::transport::wire::WireOperation;
 use crate::{Environment, QpId, Syndrome, TransmitOutcome};
 use freeflow_verbs::{CompletionStatus, Instant};
 use freeflow_wire::psn_add;
 
 impl Requester {
     pub(crate) fn wire_timeout<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, _kind: TimerKind) {
-        let landing = self.wire(id).landing;
+        let writing = self.wire(id).writing;
         let requester = self.responder.completer.sender(id);
         if core::mem::take(&mut requester.not_ready) {
             return self.push_ready(id);
@@ -21,7 +21,7 @@ impl Requester {
         if requester.window.is_empty() {
             return self.end_local_wait(id);
         }
-        if landing || requester.fetching.is_some() {
+        if writing || requester.fetching.is_some() {
             // It is this host that keeps the peer waiting, or the answer.
             requester.clock.restart(now);
             self.responder.completer.lapse(id);
@@ -108,10 +108,11 @@ impl Requester {
         match self.transmit_burst(env, id, &burst, &mut acks) {
             Ok(TransmitOutcome::Sent) => {}
             Ok(TransmitOutcome::Pending) => {
-                self.responder.completer.launch_wire(id, WireFlight::Request, None);
+                self.responder.completer.submit_wire(id, WireOperation::Request, None);
                 self.responder.completer.sender(id).fetching = Some(burst);
             }
-            // No room: the next probe. No memory: going back for it will find that, and fail the request.
+            // No room: the next probe. No memory: going back for it will find that, and fail the
+            // request.
             Ok(TransmitOutcome::Full | TransmitOutcome::Fault) | Err(_) => return,
         }
         self.count_burst(id, &burst);

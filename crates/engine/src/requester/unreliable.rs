@@ -1,8 +1,9 @@
-//! UC and UD requests that go to another host (IBTA 9.8.3).
+//! UC over packets, UD to other hosts, multicast to other hosts (IBTA 9.8): the sending side. A
+//! sender completes a message once its packets are out.
 use crate::arrival::effective_qkey;
 use crate::fault::Fault;
 use crate::keys::Part;
-use crate::limits::{PATIENCE_COUNT, PATIENCE_STEP};
+use crate::limits::{RNR_GRACE_STEP, RNR_GRACE_STEPS};
 use crate::policy::IPV6_GID_INDEX;
 use crate::qp::SendPhase;
 use crate::requester::Requester;
@@ -12,7 +13,7 @@ use crate::transport::unreliable::{
     DATAGRAM_BURST_BYTES_MAX, DATAGRAM_BURST_PACKETS_MAX, INTRODUCED_HOSTS_MAX, Reachability, VAIN_FOR, VAIN_STEP,
     WORD_STEP,
 };
-use crate::transport::wire::WireFlight;
+use crate::transport::wire::WireOperation;
 use crate::turn::{Budget, Turn};
 use crate::{
     Destination, Environment, HostId, MemorySide, PacketHead, Path, PeerAnswer, Progress, QpId, Source, SourceBody,
@@ -28,7 +29,8 @@ const EMPTY_HEADER: freeflow_wire::HeaderBytes =
 impl Requester {
     // ---- sending
 
-    /// No QP of this host has the address of the request in hand: another host may. `None`: none has.
+    /// No QP of this host has the address of the request in hand: another host may. `None`: none
+    /// has.
     pub(crate) fn find_wire<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Option<Turn> {
         match self.qp(id).service {
             QpType::Ud => self.find_datagram_wire(env, now, id),
@@ -39,8 +41,9 @@ impl Requester {
                 }
                 let (host, qpn) = (self.wire(id).destination.host, self.qp(id).attributes.dest_qpn);
                 let is_asked = env.peer(host, Qpn(qpn)) == PeerAnswer::Asked;
-                // A peer that is not there, or not connected back, may just be on its way; but not for each message anew.
-                if is_asked || self.qp(id).send.patience_left > PATIENCE_COUNT / 2 {
+                // A peer that is not there, or not connected back, may just be on its way; but not
+                // for each message anew.
+                if is_asked || self.qp(id).send.grace_steps_left > RNR_GRACE_STEPS / 2 {
                     return self.await_word(env, now, id);
                 }
                 self.unanswered(env, now, id)
@@ -74,8 +77,8 @@ impl Requester {
         })
     }
 
-    /// Tells the host of a receiver who the sender is: it need not ask then, while messages pile up, and gets an answer
-    /// even if the sender has gone by the time its message is looked at.
+    /// Tells the host of a receiver who the sender is: it need not ask then, while messages pile
+    /// up, and gets an answer even if the sender has gone by the time its message is looked at.
     fn introduce<E: Environment>(&mut self, env: &mut E, id: QpId, host: HostId) {
         let qp = self.qp_mut(id);
         if qp.introduced.len() < INTRODUCED_HOSTS_MAX && qp.introduced.insert(host) {
@@ -86,18 +89,18 @@ impl Requester {
     /// Whoever owns the destination is being asked about it: the message waits a little while.
     fn await_word<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Turn {
         let send = &mut self.qp_mut(id).send;
-        if send.patience_left == 0 {
+        if send.grace_steps_left == 0 {
             send.unanswered_at = Some(now);
             return self.unanswered(env, now, id);
         }
         let step = match send.unanswered_at {
-            _ if send.patience_left > PATIENCE_COUNT / 2 => PATIENCE_STEP,
+            _ if send.grace_steps_left > RNR_GRACE_STEPS / 2 => RNR_GRACE_STEP,
             Some(at) if now - at < VAIN_FOR => VAIN_STEP,
             _ => WORD_STEP,
         };
-        send.patience_left -= 1;
+        send.grace_steps_left -= 1;
         send.phase = SendPhase::Waiting;
-        self.responder.completer.timers.arm(id, TimerKind::Patience, now + step);
+        self.responder.completer.timers.arm(id, TimerKind::RnrGrace, now + step);
         Turn::Stop(Progress::Waiting)
     }
 
@@ -184,9 +187,9 @@ impl Requester {
             }
             TransmitOutcome::Pending => {
                 self.note_sent(id, heads, bytes);
-                self.responder.completer.launch_wire(id, WireFlight::Request, None);
+                self.responder.completer.submit_wire(id, WireOperation::Request, None);
                 let send = &mut self.qp_mut(id).send;
-                // What goes on when it has landed.
+                // What goes on when it has completed.
                 send.phase = SendPhase::InFlight;
                 Turn::Stop(Progress::Waiting)
             }

@@ -1,14 +1,10 @@
-//! What a responder owes its requester, and how it goes out (IBTA 9.7.5.1).
+//! How what a responder owes its requester goes out (IBTA 9.7.5.1); see `transport::answers`.
 //!
-//! Answers that bring something (READ responses, atomic acknowledgements; the empty READ response that answers FLUSH and
-//! ATOMIC WRITE, as Linux rxe has it) stand in a queue. Behind them comes one *verdict*: an ACK or a NAK. Both speak for all
-//! packets before theirs, so the newest one replaces any older that has not gone out yet, and any answer to a later request
-//! makes an ACK superfluous: this is how acknowledgements are coalesced.
+//! Invariant: the queue goes out in order, the verdict after it. So no acknowledgement overtakes
+//! what is owed for an earlier PSN.
 //!
-//! Invariant: the queue goes out in order, the verdict after it. So no acknowledgement overtakes what is owed for an
-//! earlier PSN.
-//!
-//! Invariant: each burst of READ responses finds its key anew, so that a READ stops as soon as its key is invalid.
+//! Invariant: each burst of READ responses finds its key anew, so that a READ stops as soon as its
+//! key is invalid.
 use crate::arrival::{Nak, Rejection};
 use crate::keys::Reach;
 use crate::limits::ATOMIC_BYTES;
@@ -18,7 +14,7 @@ use crate::transport::answers::{
     Answer, Body, DIRECT_BYTES_MAX, NO_PACKET, RESPONSE_BURST_BYTES_MAX, RESPONSE_BURST_PACKETS_MAX, Reading,
     ResponseBurst, ResponseVerdict, is_atomic,
 };
-use crate::transport::wire::WireFlight;
+use crate::transport::wire::WireOperation;
 use crate::turn::Budget;
 use crate::{Environment, MemorySide, PacketHead, Progress, QpId, Source, SourceBody, Syndrome, TransmitOutcome};
 use freeflow_verbs::{Access, Instant, QpState, QpType};
@@ -90,8 +86,8 @@ impl Responder {
         owes || self.completer.is_sending(id, has_next)
     }
 
-    /// Sends what is owed to the peer: READ responses, acknowledgements. Takes no more than half of the turn from the QP's
-    /// own requests.
+    /// Sends what is owed to the peer: READ responses, acknowledgements. Takes no more than half of
+    /// the turn from the QP's own requests.
     pub(crate) fn respond<E: Environment>(
         &mut self,
         env: &mut E,
@@ -234,7 +230,7 @@ impl Responder {
                 if let Some(reading) = answers.front_reading() {
                     reading.fetching = Some(burst);
                 }
-                self.completer.launch_wire(id, WireFlight::Response, Some(reading.rkey));
+                self.completer.submit_wire(id, WireOperation::Response, Some(reading.rkey));
             }
         }
         self.completer.note_used(id, u64::from(burst.bytes));
@@ -242,7 +238,8 @@ impl Responder {
         Sent::On
     }
 
-    /// Makes the packets of as much of a READ's answer as fits into a burst of so many bytes; one packet at least.
+    /// Makes the packets of as much of a READ's answer as fits into a burst of so many bytes; one
+    /// packet at least.
     fn cut_responses(
         &self,
         id: QpId,
@@ -271,8 +268,8 @@ impl Responder {
         burst
     }
 
-    /// The memory of a READ can't be had any more: a NAK in the place of its next packet, and the QP is in ERROR. A repeat
-    /// is dropped like a duplicate that was forgotten (class D).
+    /// The memory of a READ can't be had any more: a NAK in the place of its next packet, and the
+    /// QP is in ERROR. A repeat is dropped like a duplicate that was forgotten (class D).
     fn reading_failed<E: Environment>(&mut self, env: &mut E, id: QpId, nak: Nak) -> Sent {
         let queue = &mut self.wire_mut(id).responder.answers.queue;
         if queue.pop_front_if(|answer| answer.is_repeat()).is_some() {

@@ -1,14 +1,9 @@
-//! Who may talk to whom: asked of the environment when a QP is connected and for datagrams, and asked anew about all that is
-//! connected when policy has changed.
+//! Whether a datagram may go to its receiver: asked of the environment, and remembered in a permit.
 //!
-//! An address may be another network's of the same tenant: [`crate::Policy::network_at`] says whose, [`crate::Policy::authorize`] is
-//! asked about the two.
+//! An address may be another network's of the same tenant: [`crate::Policy::network_at`] says
+//! whose, and [`crate::Policy::authorize`] is asked about the two.
 //!
-//! Invariant: what is delivered goes to the network that policy was asked about: for connected QPs that is `QueuePair::reached`,
-//! for datagrams the permit's.
-//!
-//! Invariant: after [`Engine::handle_policy_changed`] no verdict from before is used for anything that begins, and once
-//! [`Engine::poll_policy`] has said that it is done, nothing is connected that the policy does not allow.
+//! Invariant: a datagram goes to the network that policy was asked about, which is the permit's.
 use crate::policy::{EXTERNAL_GID_INDEX, Permit, network_behind};
 use crate::qp::QueuePair;
 use crate::responder::Responder;
@@ -16,7 +11,8 @@ use crate::{Asker, Environment, Means, QpId, Talk};
 use freeflow_verbs::{Gid, GlobalRoute, NetworkId, QpType};
 
 impl Responder {
-    /// Whether the datagram in hand may go to its receiver. Of a group each member is asked about by itself.
+    /// Whether the datagram in hand may go to its receiver. Of a group each member is asked about
+    /// by itself.
     pub(crate) fn may_send<E: Environment>(&mut self, env: &mut E, id: QpId) -> bool {
         let qp = self.qp(id);
         let Some((_, handle)) = self.completer.ahs.at(qp.send.request.address_handle) else { return true };
@@ -28,7 +24,8 @@ impl Responder {
         }
         // Which address sends follows from whom it sends to.
         let (generation, to) = (self.policy.generation, route.dgid);
-        // By its second address it may be told another thing: that yes is not kept, and this one says nothing of it.
+        // By its second address it may be told another thing: that yes is not kept, and this one
+        // says nothing of it.
         if to.is_multicast() || !is_external && qp.send.permit.network_of(generation, to).is_some() {
             return true;
         }
@@ -44,7 +41,8 @@ impl Responder {
         allowed
     }
 
-    /// The network that a datagram of this QP by this route goes to, once [`Self::may_send`] has said yes.
+    /// The network that a datagram of this QP by this route goes to, once [`Self::may_send`] has
+    /// said yes.
     pub(crate) fn datagram_network(&self, qp: &QueuePair, route: &GlobalRoute) -> NetworkId {
         let permit = Some(qp.send.permit).filter(|_| route.sgid_index != EXTERNAL_GID_INDEX);
         permit.and_then(|permit| permit.network_of(self.policy.generation, route.dgid)).unwrap_or(qp.network)
@@ -63,7 +61,8 @@ impl Responder {
         is_known || env.network_at(qp.network, from) == other
     }
 
-    /// Whether a datagram of another host may come to a QP: from this network, from this address in it.
+    /// Whether a datagram of another host may come to a QP: from this network, from this address in
+    /// it.
     pub(crate) fn may_receive<E: Environment>(
         &mut self,
         env: &mut E,

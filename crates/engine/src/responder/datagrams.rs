@@ -1,13 +1,19 @@
-//! UD packets of other hosts, as their receivers take them: held until there is a RECV, written, completed.
+//! UD packets of other hosts, as their receivers take them: held until there is a RECV, written,
+//! completed. Packets that come while their receiver's RECV is being filled, or while it is about
+//! to post one, wait at the QP, as messages of this host do (`crate::limits::RECENTLY_ACTIVE`).
+//!
+//! Management datagrams (MADs) of machines without FreeFlow come to QP 1. No tenant has it: whose
+//! connections are managed is the environment's to say. Other routers have a channel for this, so
+//! what comes from them by packets is nobody's.
 use crate::arrival::{Arrival, Received, Rejection};
 use crate::fault::Fault;
 use crate::keys::Part;
 use crate::qp::Claim;
 use crate::responder::Responder;
-use crate::transport::datagrams::{DATAGRAM_PATIENCE, DATAGRAMS_MAX, Datagram, DatagramHeader, DatagramRoute};
+use crate::transport::datagrams::{DATAGRAM_RNR_GRACE, DATAGRAMS_MAX, Datagram, DatagramHeader, DatagramRoute};
 use crate::transport::management::opcode;
 use crate::transport::packets::Packet;
-use crate::transport::wire::{HELD_PACKET_BYTES, WireFlight};
+use crate::transport::wire::{HELD_PACKET_BYTES, WireOperation};
 use crate::ud::is_ipv6;
 use crate::{
     CopyOutcome, Environment, GRH_BYTES, HostId, MemorySide, Path, QpId, ReceiveQueueId, Source, SourceBody, Syndrome,
@@ -147,13 +153,14 @@ impl Responder {
             let Some(datagram) = qp.receive.datagrams.pop_front() else { return };
             self.completer.let_go(id, datagram.payload.len() + HELD_PACKET_BYTES);
             // One that waited for others to land may have waited long, and has a RECV for all that.
-            let is_late = now - datagram.at > DATAGRAM_PATIENCE;
+            let is_late = now - datagram.at > DATAGRAM_RNR_GRACE;
             match self.take_datagram(env, now, id, &datagram.header, &datagram.payload) {
                 None => {}
                 Some(Rejection::Busy | Rejection::Late) if !is_late => {
                     self.completer.keep(id, datagram.payload.len());
                     self.qp_mut(id).receive.datagrams.push_front(datagram);
-                    // One that was posted before its doorbell was asked for is seen by one more look.
+                    // One that was posted before its doorbell was asked for is seen by one more
+                    // look.
                     if !self.ask_for_receives(env, id) {
                         return;
                     }
@@ -210,7 +217,7 @@ impl Responder {
         let source = Source { prefix: &prefix, body: SourceBody::Bytes(payload) };
         match env.copy(self.completer.next_token(), source, &self.completer.to, true) {
             CopyOutcome::Done => self.datagram_arrived(env, now, id),
-            CopyOutcome::Pending => self.completer.launch_wire(id, WireFlight::Payload, None),
+            CopyOutcome::Pending => self.completer.submit_wire(id, WireOperation::Payload, None),
             CopyOutcome::Fault(_) => {
                 let fault = Fault::new(CompletionStatus::LocalProtectionError, Syndrome::RemoteMemoryGone);
                 return Some(self.receive_fault(env, now, id, fault));

@@ -1,14 +1,12 @@
-//! Requests that come a second time (IBTA 9.7.5.1.3 … 9.7.5.1.5): what the responder remembers of those that it answered
-//! with data, and what it does with a duplicate.
+//! Requests that come a second time (IBTA 9.7.5.1.3 … 9.7.5.1.5).
 //!
-//! SEND and WRITE are acknowledged again, FLUSH and ATOMIC WRITE too: a PSN behind the expected one is that of a request
-//! which was executed, and their answer says no more than that. READ is executed anew, from memory as it is now, from
-//! whichever of its packets the requester asks for. An atomic gets the value that it found the first time.
+//! SEND and WRITE are acknowledged again, FLUSH and ATOMIC WRITE too: a PSN behind the expected one
+//! is that of a request which was executed, and their answer says no more than that. READ is
+//! executed anew, from memory as it is now, from whichever of its packets the requester asks for.
+//! An atomic gets the value that it found the first time.
 //!
-//! Invariant: nothing but a READ is executed twice; and a READ only within the range that was admitted, under its key.
-//!
-//! Invariant: remembered are the last `max_dest_rd_atomic` READs and atomics. A requester has no more of them under way,
-//! so that what was forgotten is no request of a requester that keeps the rules; it is dropped (class D).
+//! Invariant: nothing but a READ is executed twice; and a READ only within the range that was
+//! admitted, under its key.
 use crate::responder::Responder;
 use crate::transport::answers::{Answer, Body};
 use crate::transport::packets::Packet;

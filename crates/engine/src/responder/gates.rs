@@ -1,6 +1,7 @@
-//! Who is behind the QPN that a QP is connected to. RC packets don't say who sends them, and a tenant names any QPN it
-//! likes; so before a QP's first packet goes out, the owner of the other QPN must have said that it is of the network and
-//! has the GID that the QP is connected to, and is connected back.
+//! Whether a QP may send to the QPN of another host that it is connected to. RC packets don't say
+//! who sends them, and a tenant names any QPN it likes; so before a QP's first packet goes out, the
+//! owner of the other QPN must have said that it is of the network and has the GID that the QP is
+//! connected to, and is connected back.
 use crate::qp::QueuePair;
 use crate::responder::Responder;
 use crate::transport::peers::PeerGate;
@@ -8,7 +9,8 @@ use crate::{Environment, HostId, Path, PeerAnswer, PeerInfo, QpId};
 use freeflow_verbs::{Gid, Qpn};
 
 impl Responder {
-    /// Whether packets of this QP may go out. If not, nobody answers; `handle_peer_changed` looks again.
+    /// Whether packets of this QP may go out. If not, nobody answers; `handle_peer_changed` looks
+    /// again.
     pub(crate) fn gate_is_open<E: Environment>(&mut self, env: &mut E, id: QpId) -> bool {
         let wire = self.wire(id);
         if wire.gate == PeerGate::Open {
@@ -26,7 +28,8 @@ impl Responder {
         open
     }
 
-    /// Something waits before a closed gate: if it is sure that nobody there may have it, it counts as what found nobody.
+    /// Something waits before a closed gate: if it is sure that nobody there may have it, it counts
+    /// as what found nobody.
     #[cold]
     pub(crate) fn note_gated<E: Environment>(&mut self, env: &mut E, id: QpId) {
         if self.note_unanswered(env, id) {
@@ -34,8 +37,9 @@ impl Responder {
         }
     }
 
-    /// A machine without a router can't be asked, and knows this host by one address: it would take packets of any vNIC
-    /// here for those of the one that its QP is connected to. So each of its QPs is of the vNIC that came to it first.
+    /// A machine without a router can't be asked, and knows this host by one address: it would take
+    /// packets of any vNIC here for those of the one that its QP is connected to. So each of its
+    /// QPs is of the vNIC that came to it first.
     fn may_talk_outside<E: Environment>(&mut self, env: &mut E, id: QpId, host: HostId, gid: Gid) -> bool {
         let qp = self.qp(id);
         let (vnic, network, qpn) = (qp.vnic, qp.network, Qpn(qp.attributes.dest_qpn));

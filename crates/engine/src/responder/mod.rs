@@ -1,7 +1,9 @@
-//! The responder: whether a message that arrives may be executed, as a pipeline of small checks (IBTA 9.7.4, 9.9.3).
+//! The responder: whether a message that arrives may be executed, as a pipeline of small checks
+//! (IBTA 9.7.4, 9.9.3).
 //!
-//! Each check names the next one, or refuses. The classes of the standard's responder faults (9.9.3.1): RC answers a NAK
-//! and its QP goes to ERROR; UC and UD drop the message, unless the fault is the responder's own (its RECV).
+//! Each check names the next one, or refuses. The classes of the standard's responder faults
+//! (9.9.3.1): RC answers a NAK and its QP goes to ERROR; UC and UD drop the message, unless the
+//! fault is the responder's own (its RECV).
 mod answers;
 mod authorization;
 mod datagrams;
@@ -18,7 +20,7 @@ use crate::arrival::{Arrival, Nak, Rejection, needs_depth, receive_bytes};
 use crate::completer::Completer;
 use crate::fault::Fault;
 use crate::keys::Reach;
-use crate::limits::{ATOMIC_BYTES, LIVELY};
+use crate::limits::{ATOMIC_BYTES, RECENTLY_ACTIVE};
 use crate::objects::{Session, Vnic};
 use crate::policy::PolicyReview;
 use crate::qp::{Claim, QueuePair};
@@ -110,7 +112,8 @@ impl Responder {
         self.sessions.get(session).map(|session| session.vnic).ok_or(VerbsError::NotFound)
     }
 
-    /// Asks the responder to take a message. After `Ok` the RECV it consumes, if any, is claimed for the requester.
+    /// Asks the responder to take a message. After `Ok` the RECV it consumes, if any, is claimed
+    /// for the requester.
     pub(crate) fn admit<E: Environment>(
         &mut self,
         env: &mut E,
@@ -224,8 +227,8 @@ impl Responder {
                     return Err(self.receive_fault(env, now, responder, fault));
                 }
                 Fetch::Empty if !service.is_reliable() => {
-                    let lively = qp.receive.taken_at.is_some_and(|at| now - at < LIVELY);
-                    if lively {
+                    let recently_active = qp.receive.taken_at.is_some_and(|at| now - at < RECENTLY_ACTIVE);
+                    if recently_active {
                         return Err(Rejection::Late);
                     }
                     self.vnic_of(responder).counters.receives_missing += 1;
@@ -357,19 +360,21 @@ impl Responder {
         qp.srq.and_then(|srq| self.completer.srqs.get(srq)).map_or_else(own, |srq| srq.pd)
     }
 
-    /// What rkeys that arrive at a QP are checked against: its PD, or (XRC) that of the SRQ which the message names.
+    /// What rkeys that arrive at a QP are checked against: its PD, or (XRC) that of the SRQ which
+    /// the message names.
     pub(crate) fn reach(&self, responder: QpId) -> Reach {
         let pd = self.qp(responder).pd.unwrap_or_else(|| self.receive_pd(responder));
         Reach { pd, responder }
     }
 
-    /// Whether READ responses may go out while a datagram is handled: those of a metered vNIC wait for the QP's run.
+    /// Whether READ responses may go out while a datagram is handled: those of a metered vNIC wait
+    /// for the QP's run.
     #[inline]
     pub(crate) fn may_answer(&self, id: QpId) -> bool {
         !self.schedule.is_metered(self.qp(id).vnic)
     }
 
-    pub(crate) fn call_eligible(&mut self) {
+    pub(crate) fn wake_eligible(&mut self) {
         while let Some(id) = self.schedule.poll_eligible() {
             if self.completer.qps.get(id).is_some() {
                 self.push_ready(id);

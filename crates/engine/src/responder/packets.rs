@@ -1,23 +1,28 @@
-//! Responder of RC and XRC: the requests of the peer, packet by packet (IBTA 9.7.4, 9.7.5.1; XRC: A14; FLUSH and ATOMIC
-//! WRITE: A19).
+//! Responder of RC and XRC: the requests of the peer, packet by packet (IBTA 9.7.4, 9.7.5.1; XRC:
+//! A14; FLUSH and ATOMIC WRITE: A19).
 //!
-//! A packet is looked at in this order: its PSN (`handle_request`; duplicates: `replay`), its place in its message and its
-//! length (`check_part`), and then as a message of this host would be, by [`Engine::admit`]: operation, key, RECV, room,
-//! scatter list. Its bytes are written; only when they have landed it counts: the expected PSN moves on, the MSN, the
-//! RECV completes, an acknowledgement is owed (`landed`). What is owed, and how it goes out, stands in `answers`.
+//! A packet is looked at in this order: its PSN (`handle_request`; duplicates: `replay`), its place
+//! in its message and its length (`check_part`), and then as a message of this host would be, by
+//! [`Responder::admit`]: operation, key, RECV, room, scatter list. Its bytes are written; only when
+//! they have completed it counts: the expected PSN moves on, the MSN, the RECV completes, an
+//! acknowledgement is owed (`part_written`). What is owed, and how it goes out, stands in
+//! `answers`.
 //!
-//! Invariant: everything with a PSN behind the expected one has been executed, once; nothing beyond it has.
+//! Invariant: everything with a PSN behind the expected one has been executed, once; nothing beyond
+//! it has.
 //!
-//! Invariant: after a fatal NAK the QP is in ERROR; what was owed before goes out, then the NAK, then nothing any more.
+//! Invariant: after a fatal NAK the QP is in ERROR; what was owed before goes out, then the NAK,
+//! then nothing any more.
 //!
 //! Where the standard leaves a choice, or peers differ:
-//! * READ responses are read from memory when they go out, so that a later WRITE may be seen by an earlier READ that is not
-//!   fenced (IBTA table 79).
-//! * A SEND's packets must have the lengths that the path MTU asks for, as a WRITE's (IBTA 9.7.4.1.7). Linux rxe 6.1 takes
-//!   other lengths of a SEND, but sends none.
-//! * After an RNR NAK nothing is said about packets beyond the refused one. (rxe sends a sequence NAK too.)
-//! * More READs and atomics than `max_dest_rd_atomic` are an invalid request. (rxe forgets the oldest.) FLUSH does not count:
-//!   requesters don't count it either.
+//! * READ responses are read from memory when they go out, so that a later WRITE may be seen by an
+//!   earlier READ that is not fenced (IBTA table 79).
+//! * A SEND's packets must have the lengths that the path MTU asks for, as a WRITE's (IBTA
+//!   9.7.4.1.7). Linux rxe 6.1 takes other lengths of a SEND, but sends none.
+//! * After an RNR NAK nothing is said about packets beyond the refused one. (rxe sends a sequence
+//!   NAK too.)
+//! * More READs and atomics than `max_dest_rd_atomic` are an invalid request. (rxe forgets the
+//!   oldest.) FLUSH does not count: requesters don't count it either.
 use crate::arrival::{Arrival, Nak, Received, Rejection, remote_right};
 use crate::fault::Fault;
 use crate::flush::{FlushTarget, flush_target_of};
@@ -30,9 +35,9 @@ use crate::transport::packets::Packet;
 use crate::transport::packets::packets_of;
 use crate::transport::replay::{Outcome, Replay};
 use crate::transport::responder::{
-    ACKNOWLEDGE_PACKETS, IncomingMessage, Landing, Phase, WriteTarget, atomic_opcode, send_opcode,
+    ACKNOWLEDGE_PACKETS, IncomingMessage, PendingWrite, Phase, WriteTarget, atomic_opcode, send_opcode,
 };
-use crate::transport::wire::WireFlight;
+use crate::transport::wire::WireOperation;
 use crate::{AtomicOutcome, CopyOutcome, Environment, MemorySide, QpId, ReceiveQueueId, Source, SourceBody, Syndrome};
 use freeflow_verbs::{Access, AtomicOperation, CompletionStatus, Instant, MESSAGE_BYTES_MAX, QpState, SendOpcode};
 use freeflow_wire::{MASK_24, NakCode, Operation, Place, Reth, psn_add, psn_ahead};
@@ -63,6 +68,7 @@ impl Responder {
 
     fn handle_expected<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
         let responder = &mut self.wire_mut(id).responder;
+        debug_assert_eq!(packet.header.psn, responder.expected_psn, "nothing beyond the expected PSN is executed");
         responder.phase = Phase::Listening;
         if responder.answers.retract_nak() {
             // It would have acknowledged what came before.
@@ -102,8 +108,9 @@ impl Responder {
         }
     }
 
-    /// Whether the packet goes on where the last one stopped (IBTA 9.7.4.1.2), and has the length that its place asks for
-    /// (9.7.4.1.7): the path MTU, but for the last one. Gives the message as it is before this packet.
+    /// Whether the packet goes on where the last one stopped (IBTA 9.7.4.1.2), and has the length
+    /// that its place asks for (9.7.4.1.7): the path MTU, but for the last one. Gives the message
+    /// as it is before this packet.
     fn check_part(&self, id: QpId, packet: &Packet<'_>) -> Result<IncomingMessage, Syndrome> {
         let (opcode, header) = (packet.header.opcode, packet.header);
         let writes = send_opcode(opcode).is_write();
@@ -130,8 +137,9 @@ impl Responder {
         if fits && as_announced { Ok(message) } else { Err(Syndrome::PacketLength) }
     }
 
-    /// A WRITE is admitted as a whole when it begins, and once more for its RECV when it ends with immediate data. A
-    /// SEND's length shows as it comes, so it is asked of each packet whether the RECV has room for that much.
+    /// A WRITE is admitted as a whole when it begins, and once more for its RECV when it ends with
+    /// immediate data. A SEND's length shows as it comes, so it is asked of each packet whether the
+    /// RECV has room for that much.
     fn admit_part<E: Environment>(
         &mut self,
         env: &mut E,
@@ -169,9 +177,9 @@ impl Responder {
         packet: &Packet<'_>,
         message: &IncomingMessage,
     ) {
-        let (landing, bytes) = (Landing::new(packet), packet.payload.len() as u64);
+        let (writing, bytes) = (PendingWrite::new(packet), packet.payload.len() as u64);
         if bytes == 0 {
-            return self.landed(env, now, id, landing);
+            return self.part_written(env, now, id, writing);
         }
         self.completer.from.clear();
         self.completer.to.clear();
@@ -183,7 +191,7 @@ impl Responder {
                 Ok(span) => self.completer.to.push(span),
                 Err(_) => {
                     let refused = self.refuse(env, id, Nak::RemoteAccess(Syndrome::RemoteKey));
-                    return self.turn_down(env, id, landing.psn, refused);
+                    return self.turn_down(env, id, writing.psn, refused);
                 }
             }
         } else {
@@ -192,10 +200,10 @@ impl Responder {
             if self.completer.keys.gather(request.sges(), part, Access::LOCAL_WRITE, &mut self.completer.to).is_err() {
                 let fault = Fault::new(CompletionStatus::LocalProtectionError, Syndrome::ReceiveKey);
                 let refused = self.receive_fault(env, now, id, fault);
-                return self.turn_down(env, id, landing.psn, refused);
+                return self.turn_down(env, id, writing.psn, refused);
             }
         }
-        self.write_payload(env, now, id, (landing, packet.payload), rkey);
+        self.write_payload(env, now, id, (writing, packet.payload), rkey);
     }
 
     /// Copies a packet's payload to the spans in `self.completer.to`.
@@ -204,17 +212,17 @@ impl Responder {
         env: &mut E,
         now: Instant,
         id: QpId,
-        (landing, payload): (Landing, &[u8]),
+        (writing, payload): (PendingWrite, &[u8]),
         rkey: Option<u32>,
     ) {
         let source = Source { prefix: &[], body: SourceBody::Bytes(payload) };
-        match env.copy(self.completer.next_token(), source, &self.completer.to, landing.opcode.ends()) {
-            CopyOutcome::Done => self.landed(env, now, id, landing),
+        match env.copy(self.completer.next_token(), source, &self.completer.to, writing.opcode.ends()) {
+            CopyOutcome::Done => self.part_written(env, now, id, writing),
             CopyOutcome::Pending => {
-                self.wire_mut(id).responder.landing = Some(landing);
-                self.completer.launch_wire(id, WireFlight::Payload, rkey);
+                self.wire_mut(id).responder.writing = Some(writing);
+                self.completer.submit_wire(id, WireOperation::Payload, rkey);
             }
-            CopyOutcome::Fault(_) => self.not_landed(env, now, id, landing),
+            CopyOutcome::Fault(_) => self.write_failed(env, now, id, writing),
         }
     }
 
@@ -225,70 +233,77 @@ impl Responder {
         id: QpId,
         result: Result<(), MemorySide>,
     ) {
-        let Some(landing) = self.wire_mut(id).responder.landing.take() else { return };
+        let Some(writing) = self.wire_mut(id).responder.writing.take() else { return };
         match result {
-            Ok(()) => self.landed(env, now, id, landing),
-            Err(_) => self.not_landed(env, now, id, landing),
+            Ok(()) => self.part_written(env, now, id, writing),
+            Err(_) => self.write_failed(env, now, id, writing),
         }
     }
 
     /// The bytes of a packet are in memory.
-    fn landed<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, landing: Landing) {
-        if landing.opcode.operation() == Operation::AtomicWrite {
+    fn part_written<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, writing: PendingWrite) {
+        if writing.opcode.operation() == Operation::AtomicWrite {
             self.completer.count_arrived(id, SendOpcode::AtomicWrite, ATOMIC_BYTES);
-            return self.executed(env, id, (landing.psn, 1), Body::Written);
+            return self.executed(env, id, (writing.psn, 1), Body::Written);
         }
         let responder = &mut self.wire_mut(id).responder;
-        responder.expected_psn = psn_add(landing.psn, 1);
+        responder.expected_psn = psn_add(writing.psn, 1);
         responder.unacknowledged += 1;
-        let due = landing.ack_request || responder.unacknowledged >= ACKNOWLEDGE_PACKETS;
+        let due = writing.ack_request || responder.unacknowledged >= ACKNOWLEDGE_PACKETS;
         if let Some(message) = &mut responder.message {
-            message.arrived += u64::from(landing.bytes);
+            message.arrived += u64::from(writing.bytes);
         }
-        let ended = responder.message.take_if(|_| landing.opcode.ends());
+        let ended = responder.message.take_if(|_| writing.opcode.ends());
         if ended.is_some() {
             responder.complete_message();
         }
         if due {
-            self.owe_ack(id, landing.psn);
+            self.owe_ack(id, writing.psn);
         }
         if let Some(message) = ended {
-            self.finish_message(env, now, id, landing, message.arrived);
+            self.finish_message(env, now, id, writing, message.arrived);
         }
     }
 
     /// All bytes of a SEND or WRITE are there.
-    fn finish_message<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, landing: Landing, bytes: u64) {
-        let opcode = send_opcode(landing.opcode);
+    fn finish_message<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        writing: PendingWrite,
+        bytes: u64,
+    ) {
+        let opcode = send_opcode(writing.opcode);
         self.completer.count_arrived(id, opcode, bytes);
         if !opcode.consumes_receive() {
             return;
         }
-        if opcode == SendOpcode::SendWithInvalidate && self.completer.invalidate_remotely(id, landing.argument).is_err()
+        if opcode == SendOpcode::SendWithInvalidate && self.completer.invalidate_remotely(id, writing.argument).is_err()
         {
             self.completer.invalidation_failed(env, now, id);
         } else {
-            let (argument, solicited) = (landing.argument, landing.solicited);
+            let (argument, solicited) = (writing.argument, writing.solicited);
             let received = Received { opcode, bytes, argument, solicited, source_qpn: None, has_ipv6_header: false };
             self.completer.complete_receive(env, id, received.completion(now));
         }
         // Its completion took the QP down; the message has arrived all the same.
         if self.qp(id).state() == QpState::Error {
-            self.owe_ack(id, landing.psn);
+            self.owe_ack(id, writing.psn);
             self.wire_mut(id).responder.phase = Phase::Closing;
             self.answer_now(env, id);
         }
     }
 
     /// The bytes of a good key could not be reached.
-    fn not_landed<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, landing: Landing) {
-        let refused = if landing.opcode.operation() != Operation::AtomicWrite && send_opcode(landing.opcode).is_send() {
+    fn write_failed<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, writing: PendingWrite) {
+        let refused = if writing.opcode.operation() != Operation::AtomicWrite && send_opcode(writing.opcode).is_send() {
             let fault = Fault::new(CompletionStatus::LocalProtectionError, Syndrome::RemoteMemoryGone);
             self.receive_fault(env, now, id, fault)
         } else {
             self.refuse(env, id, Nak::RemoteOperational(Syndrome::RemoteMemoryGone))
         };
-        self.turn_down(env, id, landing.psn, refused);
+        self.turn_down(env, id, writing.psn, refused);
     }
 
     // ---- requests of one packet, which are answered
@@ -329,9 +344,9 @@ impl Responder {
         match env.atomic(self.completer.next_token(), at, operation) {
             AtomicOutcome::Done(original) => self.atomic_executed(env, id, opcode, psn, original),
             AtomicOutcome::Pending => {
-                self.wire_mut(id).responder.landing = Some(Landing::new(packet));
+                self.wire_mut(id).responder.writing = Some(PendingWrite::new(packet));
                 self.completer.note_atomic_span(at);
-                self.completer.launch_wire(id, WireFlight::Atomic, Some(rkey));
+                self.completer.submit_wire(id, WireOperation::Atomic, Some(rkey));
             }
             AtomicOutcome::Fault => {
                 let refused = self.refuse(env, id, Nak::RemoteOperational(Syndrome::RemoteMemoryGone));
@@ -347,12 +362,12 @@ impl Responder {
         id: QpId,
         result: Result<u64, ()>,
     ) {
-        let Some(landing) = self.wire_mut(id).responder.landing.take() else { return };
+        let Some(writing) = self.wire_mut(id).responder.writing.take() else { return };
         match result {
-            Ok(original) => self.atomic_executed(env, id, atomic_opcode(landing.opcode), landing.psn, original),
+            Ok(original) => self.atomic_executed(env, id, atomic_opcode(writing.opcode), writing.psn, original),
             Err(()) => {
                 let refused = self.refuse(env, id, Nak::RemoteOperational(Syndrome::RemoteMemoryGone));
-                self.turn_down(env, id, landing.psn, refused);
+                self.turn_down(env, id, writing.psn, refused);
             }
         }
     }
@@ -392,7 +407,7 @@ impl Responder {
         self.completer.from.clear();
         self.completer.to.clear();
         self.completer.to.push(at);
-        self.write_payload(env, now, id, (Landing::new(packet), packet.payload), Some(rkey));
+        self.write_payload(env, now, id, (PendingWrite::new(packet), packet.payload), Some(rkey));
     }
 
     /// Asks the pipeline; sees to the refusal.

@@ -13,8 +13,8 @@ use alloc::collections::VecDeque;
 impl Responder {
     // ---- paths
 
-    /// A connected QP got the address of its peer, or finds nobody of this host behind it: looks where it leads. True:
-    /// it runs the packet transport from now on (or did so already).
+    /// A connected QP got the address of its peer, or finds nobody of this host behind it: looks
+    /// where it leads. True: it runs the packet transport from now on (or did so already).
     pub(crate) fn look_for_wire<E: Environment>(&mut self, env: &mut E, id: QpId) -> bool {
         let qp = self.qp(id);
         if qp.wire.is_some() || !qp.is_connected_service() {
@@ -33,7 +33,7 @@ impl Responder {
             share: HostShare::default(),
             responder: WireResponder::new(rq_psn),
             unreliable: Unreliable::new(sq_psn, rq_psn),
-            landing: false,
+            writing: false,
             parked: VecDeque::new(),
             parked_bytes: 0,
             counters: WireCounters::default(),

@@ -7,8 +7,9 @@ use freeflow_verbs::{QpType, Qpn};
 impl Responder {
     // ---- who answers
 
-    /// The QP that a message of `id` arrives at, if it would be listened to: in the network that it may go to, of the same type,
-    /// in a state that receives and, for a connected service, connected back.
+    /// The QP that a message of `id` arrives at, if it would be listened to: in the network that it
+    /// may go to, of the same type, in a state that receives and, for a connected service,
+    /// connected back.
     pub(crate) fn find_responder(&self, id: QpId) -> Option<QpId> {
         let qp = self.qp(id);
         let (network, gid, qpn) = match qp.service {
@@ -26,8 +27,9 @@ impl Responder {
     }
 }
 
-/// Whether `peer` listens to `qp`: a connected QP only to the one it is connected to. A reliable one expects the PSN that
-/// the other begins with, else every packet of the connection would be out of sequence (IBTA 9.7.2).
+/// Whether `peer` listens to `qp`: a connected QP only to the one it is connected to. A reliable
+/// one expects the PSN that the other begins with, else every packet of the connection would be out
+/// of sequence (IBTA 9.7.2).
 pub(crate) fn answers(qp: &QueuePair, peer: &QueuePair) -> bool {
     if !peer.is_connected_service() {
         return true;

@@ -1,4 +1,5 @@
-//! UC messages that arrive (IBTA 9.8.2).
+//! UC messages that arrive by packets (IBTA 9.8.2). A message of which a packet is missing is
+//! dropped.
 use crate::arrival::{Arrival, Received, remote_right};
 use crate::keys::Part;
 use crate::qp::Claim;
@@ -6,7 +7,7 @@ use crate::responder::Responder;
 use crate::transport::packets::Packet;
 use crate::transport::responder::send_opcode;
 use crate::transport::unreliable::IncomingDatagramMessage;
-use crate::transport::wire::WireFlight;
+use crate::transport::wire::WireOperation;
 use crate::{CopyOutcome, Environment, MemorySide, QpId, Source, SourceBody};
 use freeflow_verbs::{Access, Instant};
 use freeflow_wire::psn_add;
@@ -14,8 +15,8 @@ use freeflow_wire::psn_add;
 impl Responder {
     // ---- UC: receiving
 
-    /// A packet out of sequence ends the message that it interrupts; what follows is dropped up to the next message
-    /// (IBTA 9.8.2.2).
+    /// A packet out of sequence ends the message that it interrupts; what follows is dropped up to
+    /// the next message (IBTA 9.8.2.2).
     pub(crate) fn handle_uc<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
         let (header, payload) = (packet.header, packet.payload);
         let state = &mut self.wire_mut(id).unreliable;
@@ -56,7 +57,8 @@ impl Responder {
         self.write_uc(env, now, id, &message, payload);
     }
 
-    /// Lengths as the standard has them: whole packets but the last; a WRITE brings exactly what it announced.
+    /// Lengths as the standard has them: whole packets but the last; a WRITE brings exactly what it
+    /// announced.
     pub(crate) fn fits(&self, id: QpId, message: &IncomingDatagramMessage) -> bool {
         let mtu = u64::from(self.completer.wire_mtu(id));
         let arrived = message.received + message.bytes;
@@ -128,7 +130,7 @@ impl Responder {
             CopyOutcome::Done => self.uc_arrived(env, now, id),
             CopyOutcome::Pending => {
                 let rkey = (!message.opcode.is_send()).then_some(message.rkey);
-                self.completer.launch_wire(id, WireFlight::Payload, rkey);
+                self.completer.submit_wire(id, WireOperation::Payload, rkey);
             }
             CopyOutcome::Fault(_) => self.lose_message(id),
         }

@@ -1,7 +1,6 @@
-//! What a tenant tries on others, and gets nowhere with: told to the environment, for whoever keeps watch. What goes wrong among
-//! QPs of one network is no attempt: a peer that is not ready yet, a key that is not valid any more.
-//!
-//! Nothing of this is asked of what arrives.
+//! Reports to the environment of what a tenant tries on others, and gets nowhere with. What goes
+//! wrong among QPs of one network is no violation: a peer that is not ready yet, a key that is not
+//! valid any more.
 use crate::keys::Holder;
 use crate::policy::network_behind;
 use crate::responder::Responder;
@@ -17,8 +16,8 @@ enum Whose {
 }
 
 impl Responder {
-    /// What the QP has in hand reached nobody. Whether that is known to be more than a peer that is not ready or gone: then the
-    /// environment was told.
+    /// What the QP has in hand reached nobody. Whether that is known to be more than a peer that is
+    /// not ready or gone: then the environment was told.
     #[cold]
     pub(crate) fn note_unanswered<E: Environment>(&self, env: &mut E, id: QpId) -> bool {
         let qp = self.qp(id);

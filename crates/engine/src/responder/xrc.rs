@@ -10,21 +10,22 @@ use freeflow_verbs::{CompletionStatus, Instant, QpType, VerbsError};
 
 impl Completer {
     /// A copy into a RECV that the target QP has in hand begins: gives the SRQ.
-    pub(crate) fn board_queue(&mut self, target: QpId) -> Option<SrqId> {
+    pub(crate) fn reserve_queue(&mut self, target: QpId) -> Option<SrqId> {
         let pair = self.qp(target);
         let id = pair.srq.filter(|_| pair.target.is_some())?;
-        self.srqs.get_mut(id)?.xrc.as_mut()?.flights += 1;
+        self.srqs.get_mut(id)?.xrc.as_mut()?.in_flight += 1;
         Some(id)
     }
 
-    pub(crate) fn leave_queue(&mut self, id: SrqId) {
+    pub(crate) fn release_queue(&mut self, id: SrqId) {
         if let Some(queue) = self.srqs.get_mut(id).and_then(|srq| srq.xrc.as_mut()) {
-            queue.flights -= 1;
+            queue.in_flight -= 1;
         }
     }
 
-    /// A QP forgets what it has in hand: a RECV of an SRQ goes back to its owner, who has no room for another until it hears of
-    /// it, and may be another process; but not to `gone`, who asks for nothing any more.
+    /// A QP forgets what it has in hand: a RECV of an SRQ goes back to its owner, who has no room
+    /// for another until it hears of it, and may be another process; but not to `gone`, who asks
+    /// for nothing any more.
     pub(crate) fn return_receive<E: Environment>(
         &mut self,
         env: &mut E,
@@ -59,8 +60,8 @@ impl Responder {
 
     // ---- requests
 
-    /// Makes the SRQ that the request names the target QP's. A number that is unknown or of another domain is an invalid
-    /// request (A14: invalid XRCETH).
+    /// Makes the SRQ that the request names the target QP's. A number that is unknown or of another
+    /// domain is an invalid request (A14: invalid XRCETH).
     pub(crate) fn name_queue<E: Environment>(
         &mut self,
         env: &mut E,
@@ -72,7 +73,8 @@ impl Responder {
             return Err(self.refuse(env, responder, Nak::InvalidRequest(Syndrome::SharedQueue)));
         };
         if self.qp(responder).srq != Some(srq) {
-            // A RECV left over from a message that never ended; the queue it came from does not get it back.
+            // A RECV left over from a message that never ended; the queue it came from does not get
+            // it back.
             if self.qp(responder).receive.claim == Claim::Held {
                 self.completer.fail_receive(
                     env,

@@ -1,16 +1,19 @@
 //! A token bucket in whole numbers.
 //!
-//! The level is kept in the rate's own unit times nanoseconds, so that what a nanosecond brings is a whole number and nothing is
-//! rounded: over any time exactly rate times time comes in. It goes below zero by what was taken last: who is in debt waits.
+//! The level is kept in the rate's own unit times nanoseconds, so that what a nanosecond brings is
+//! a whole number and nothing is rounded: over any time exactly rate times time comes in. It goes
+//! below zero by what was taken last: who is in debt waits.
 use freeflow_verbs::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 const NS_PER_S: i128 = 1_000_000_000;
 /// Beyond any link; keeps products within their type.
 const RATE_MAX: u64 = 1 << 50;
-/// Who waits is let go when this much has come, not a single token: it bounds how often the host wakes up for a limit.
+/// Who waits is let go when this much has come, not a single token: it bounds how often the host
+/// wakes up for a limit.
 const RESUME: Duration = Duration::from_millis(1);
-/// While somebody waits, so much of the rate comes on top of the depth: the host's own lateness costs no tokens.
+/// While somebody waits, so much of the rate comes on top of the depth: the host's own lateness
+/// costs no tokens.
 const SLACK: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

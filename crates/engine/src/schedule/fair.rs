@@ -1,9 +1,11 @@
-//! The scheduler that FreeFlow has: token buckets at three *gates* (of a QP, of its vNIC, of its vNIC's tenant), and an
-//! [`Order`] for who is next: in the list of those with work, and in the line at each gate.
+//! The scheduler that FreeFlow has: token buckets at three *gates* (of a QP, of its vNIC, of its
+//! vNIC's tenant), and an [`Order`] for who is next: in the list of those with work, and in the
+//! line at each gate.
 //!
-//! Whoever finds a gate short of tokens stands in its line, and runs no more. When tokens have come, the first in line is let
-//! out; when that has run and tokens are left, the next. So a thousand QPs that wait for one limit wake up one after the other.
-//! At a tenant's gate its vNICs take turns by priority and weight; at a vNIC's, its QPs.
+//! Whoever finds a gate short of tokens stands in its line, and runs no more. When tokens have
+//! come, the first in line is let out; when that has run and tokens are left, the next. So a
+//! thousand QPs that wait for one limit wake up one after the other. At a tenant's gate its vNICs
+//! take turns by priority and weight; at a vNIC's, its QPs.
 //!
 //! Invariant: a QP stands in one line at most; [`Flow::waiting`] says in which.
 use super::gate::{Levels, RateGate};
@@ -37,8 +39,9 @@ struct ScheduleEntry {
     shaping: Shaping,
     metered: bool,
     gate: Option<Box<RateGate>>,
-    /// Of QPs that are gone, the oldest first, as long as they are not full: the next QPs begin with these. So a new QP brings
-    /// no new burst, and there are never more than the vNIC had QPs at a time.
+    /// Of QPs that are gone, the oldest first, as long as they are not full: the next QPs begin
+    /// with these. So a new QP brings no new burst, and there are never more than the vNIC had QPs
+    /// at a time.
     left: VecDeque<Levels>,
     held: Held,
 }
@@ -432,7 +435,8 @@ impl FairScheduler {
         }
     }
 
-    /// Lets the next out of a gate's line if tokens are there and nobody is on the way; sees to its timer.
+    /// Lets the next out of a gate's line if tokens are there and nobody is on the way; sees to its
+    /// timer.
     fn advance(&mut self, now: Instant, key: Key) {
         let Some(gate) = self.gate(key) else { return };
         gate.settle(now);
@@ -503,7 +507,8 @@ impl FairScheduler {
         }
     }
 
-    /// All of a vNIC but its QPs' gates and [`Self::note_highest`], which are seen to once for many vNICs.
+    /// All of a vNIC but its QPs' gates and [`Self::note_highest`], which are seen to once for many
+    /// vNICs.
     fn set_entry(&mut self, now: Instant, vnic: VnicId, shaping: &Shaping) {
         let at = vnic.index as usize;
         if self.vnics.len() <= at {

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 /// Where only messages are limited, one counts as much as the default weight brings in a round.
 const MESSAGE_COST: u64 = 64 * 1024;
 const BITS_PER_BYTE: u64 = 8;
-/// The depth of a bucket that nobody has said is what comes in this part of a second, but not less than these.
+/// The depth of a bucket that nobody has said is what comes in this part of a second, but not less
+/// than these.
 const BURSTS_PER_S: u64 = 500;
 const BURST_BYTES_MIN: u64 = 64 * 1024;
 const BURST_MESSAGES_MIN: u64 = 16;

@@ -1,8 +1,10 @@
-//! Whose turn it is: strict priority, then deficit round robin among the vNICs of one priority, then turn by turn among
-//! the queue pairs of one vNIC. So a tenant with a thousand busy QPs gets as much as one with a single busy QP.
+//! Whose turn it is: strict priority, then deficit round robin among the vNICs of one priority,
+//! then turn by turn among the queue pairs of one vNIC. So a tenant with a thousand busy QPs gets
+//! as much as one with a single busy QP.
 //!
-//! A vNIC that comes to the front gets its *quantum*, bytes after its weight, and stays in front until that is used up. A run
-//! moves more than a quantum at times: that is a debt, which later quanta pay before the vNIC is served again.
+//! A vNIC that comes to the front gets its *quantum*, bytes after its weight, and stays in front
+//! until that is used up. A run moves more than a quantum at times: that is a debt, which later
+//! quanta pay before the vNIC is served again.
 //!
 //! Invariant: a place is in the ring of its priority exactly while it has QPs listed, and once.
 use crate::QpId;
@@ -276,7 +278,8 @@ mod tests {
 
     #[test]
     fn who_goes_away_after_each_run_loses_nothing_of_its_weight() {
-        // As QPs do whose copies are done elsewhere: they are listed again when the next two others had their turn.
+        // As QPs do whose copies are done elsewhere: they are listed again when the next two others
+        // had their turn.
         let mut order = Order::default();
         order.set(0, 3, 400);
         order.set(1, 3, 100);
@@ -329,8 +332,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes and goes: each QP that is listed is served once, highest priority first, QPs of a vNIC in turn, and
-        /// nobody of the same priority waits for ever.
+        /// Whatever comes and goes: each QP that is listed is served once, highest priority first,
+        /// QPs of a vNIC in turn, and nobody of the same priority waits for ever.
         #[test]
         fn as_a_plain_model(steps in prop::collection::vec((0u8..6, 0u32..5, 0u32..12, 0u64..400_000), 1..400)) {
             let mut order = Order::default();

@@ -1,20 +1,18 @@
-//! What a responder owes its requester, and how it goes out (IBTA 9.7.5.1).
+//! What a responder owes its requester (IBTA 9.7.5.1); how it goes out stands in
+//! `responder::answers`.
 //!
-//! Answers that bring something (READ responses, atomic acknowledgements; the empty READ response that answers FLUSH and
-//! ATOMIC WRITE, as Linux rxe has it) stand in a queue. Behind them comes one *verdict*: an ACK or a NAK. Both speak for all
-//! packets before theirs, so the newest one replaces any older that has not gone out yet, and any answer to a later request
-//! makes an ACK superfluous: this is how acknowledgements are coalesced.
-//!
-//! Invariant: the queue goes out in order, the verdict after it. So no acknowledgement overtakes what is owed for an
-//! earlier PSN.
-//!
-//! Invariant: each burst of READ responses finds its key anew, so that a READ stops as soon as its key is invalid.
+//! Answers that bring something (READ responses, atomic acknowledgements; the empty READ response
+//! that answers FLUSH and ATOMIC WRITE, as Linux rxe has it) stand in a queue. Behind them comes
+//! one *verdict*: an ACK or a NAK. Both speak for all packets before theirs, so the newest one
+//! replaces any older that has not gone out yet, and any answer to a later request makes an ACK
+//! superfluous: this is how acknowledgements are coalesced.
 use crate::{PacketHead, PdId};
 use alloc::collections::VecDeque;
 use freeflow_wire::{HEADER_BYTES_MAX, Header, HeaderBytes, Operation, psn_add, psn_ahead};
 use serde::{Deserialize, Serialize};
 
-/// Answers of one QP that wait: twice as many as requests may be under way (128), so that each can be asked for again.
+/// Answers of one QP that wait: twice as many as requests may be under way (128), so that each can
+/// be asked for again.
 const ANSWERS_MAX: usize = 256;
 
 /// READ responses of one burst.
@@ -23,7 +21,8 @@ pub(crate) const RESPONSE_BURST_PACKETS_MAX: usize = 32;
 /// What one datagram with segmentation offload holds.
 pub(crate) const RESPONSE_BURST_BYTES_MAX: u64 = 60 * 1024;
 
-/// READ responses that go out while their request is handled; the rest has its turn in `Engine::run`.
+/// READ responses that go out while their request is handled; the rest has its turn in
+/// `Engine::run`.
 pub(crate) const DIRECT_BYTES_MAX: u64 = 16 * 1024;
 
 pub(crate) const NO_PACKET: PacketHead =
@@ -43,8 +42,9 @@ pub(crate) struct Answer {
     pub request: u32,
     /// Of the next packet.
     pub psn: u32,
-    /// It counts against `max_dest_rd_atomic` until its last packet is out. Not so a FLUSH; nor the answer to a duplicate
-    /// whose last packet was out once, for its requester may have received that and sent its next request.
+    /// It counts against `max_dest_rd_atomic` until its last packet is out. Not so a FLUSH; nor the
+    /// answer to a duplicate whose last packet was out once, for its requester may have received
+    /// that and sent its next request.
     pub is_counted: bool,
     pub body: Body,
 }
@@ -103,8 +103,11 @@ impl Answers {
         self.queue.iter().filter(|answer| answer.counts()).count()
     }
 
-    /// The answer to a request that is new: it acknowledges all before. True if that makes an ACK superfluous.
+    /// The answer to a request that is new: it acknowledges all before. True if that makes an ACK
+    /// superfluous.
     pub fn push(&mut self, answer: Answer) -> bool {
+        let is_next = self.queue.back().is_none_or(|last| psn_ahead(answer.psn, last.psn) > 0);
+        debug_assert!(is_next, "answers stand in the order of their requests");
         self.queue.push_back(answer);
         let covers = matches!(self.verdict, ResponseVerdict::Ack { .. });
         if covers {
@@ -113,8 +116,9 @@ impl Answers {
         covers
     }
 
-    /// The answer to a duplicate. One to the same request that still waits begins anew, from the packet now asked for; it
-    /// counts as that one did. Both have the place of their request. False if there is no room.
+    /// The answer to a duplicate. One to the same request that still waits begins anew, from the
+    /// packet now asked for; it counts as that one did. Both have the place of their request. False
+    /// if there is no room.
     pub fn replay(&mut self, answer: Answer) -> bool {
         let waiting = self.queue.iter().position(|waiting| waiting.request == answer.request);
         if waiting.is_none() && self.is_full() {
@@ -184,8 +188,8 @@ impl Answer {
         self.is_counted && !self.is_out()
     }
 
-    /// A READ that its requester asked for again after the last packet was out. The requester may have all of it, and the
-    /// owner of the memory may have deregistered it since.
+    /// A READ that its requester asked for again after the last packet was out. The requester may
+    /// have all of it, and the owner of the memory may have deregistered it since.
     pub fn is_repeat(&self) -> bool {
         matches!(self.body, Body::Read(_)) && !self.is_counted
     }

@@ -1,22 +1,26 @@
 //! The congestion window of a connected QP: how many bytes of its packets may be on the way.
 //!
-//! Additive increase, multiplicative decrease, judged once a *round*: the time in which all that was on the way when the
-//! round began is acknowledged. What it is driven by, and where the ideas are from:
+//! Additive increase, multiplicative decrease, judged once a *round*: the time in which all that
+//! was on the way when the round began is acknowledged. What it is driven by, and where the ideas
+//! are from:
 //!
-//! * **Loss** (a gap that the responder told of, or a missing READ response) takes an eighth, at most once a round
-//!   (RFC 5681, section 3.1, and RFC 6582: one cut for all losses of one window). An eighth and not a half, because
-//!   go-back-N already pays for a loss with a window of packets sent twice, and because links here lose packets without
-//!   being full: at one loss in a thousand packets of 4 KB, increase and decrease balance at about 360 KB.
-//! * **Silence** for the whole local ACK timeout closes the window to its least, and it opens again by doubling to half of
-//!   what it was (RFC 5681, sections 3.1 and 5).
-//! * **Delay**: above a target (the least RTT of the last seconds, and an allowance) the window gives way in proportion to the
-//!   excess, at most an eighth a round (Swift, SIGCOMM 2020: a target delay and a bounded decrease). Judged is the *least*
-//!   RTT of a round (Copa, NSDI 2018, calls it the standing RTT): a queue delays all packets, a scheduler that lets a router
-//!   wait for its core delays some. The allowance is far above the noise of shared cores; so delay speaks only where
-//!   many QPs together keep a real queue.
+//! * **Loss** (a gap that the responder told of, or a missing READ response) takes an eighth, at
+//!   most once a round (RFC 5681, section 3.1, and RFC 6582: one cut for all losses of one window).
+//!   An eighth and not a half, because go-back-N already pays for a loss with a window of packets
+//!   sent twice, and because links here lose packets without being full: at one loss in a thousand
+//!   packets of 4 KB, increase and decrease balance at about 360 KB.
+//! * **Silence** for the whole local ACK timeout closes the window to its least, and it opens again
+//!   by doubling to half of what it was (RFC 5681, sections 3.1 and 5).
+//! * **Delay**: above a target (the least RTT of the last seconds, and an allowance) the window
+//!   gives way in proportion to the excess, at most an eighth a round (Swift, SIGCOMM 2020: a
+//!   target delay and a bounded decrease). Judged is the *least* RTT of a round (Copa, NSDI 2018,
+//!   calls it the standing RTT): a queue delays all packets, a scheduler that lets a router wait
+//!   for its core delays some. The allowance is far above the noise of shared cores; so delay
+//!   speaks only where many QPs together keep a real queue.
 //! * **Marks** (ECN) take a sixteenth, at most once a round.
 //!
-//! The window grows only when it was what held packets back (RFC 7661). Integers only: a run repeats itself.
+//! The window grows only when it was what held packets back (RFC 7661). Integers only: a run
+//! repeats itself.
 use freeflow_verbs::{Duration, Instant};
 use freeflow_wire::psn_ahead;
 use serde::{Deserialize, Serialize};
@@ -48,7 +52,8 @@ pub(crate) struct Congestion {
     /// Of this epoch and of the one before.
     least_rtt_ns: [u64; 2],
     epoch_ends: Instant,
-    /// The round is over when all before this PSN is acknowledged. `None`: nothing ever was, there is no round to judge.
+    /// The round is over when all before this PSN is acknowledged. `None`: nothing ever was, there
+    /// is no round to judge.
     round_ends: Option<u32>,
     standing_rtt_ns: u64,
     held_back: bool,
@@ -146,7 +151,8 @@ impl Congestion {
         if self.standing_rtt_ns != u64::MAX && self.standing_rtt_ns > target_ns {
             let excess = self.standing_rtt_ns - target_ns;
             let most = self.window_bytes >> DELAY_SHIFT_MAX;
-            // Within 64 bits: an RTT has at most 2^43 ns here (timeouts end at 2.4 hours), a window 2^20 bytes.
+            // Within 64 bits: an RTT has at most 2^43 ns here (timeouts end at 2.4 hours), a window
+            // 2^20 bytes.
             self.shrink((most * excess / self.standing_rtt_ns).max(1));
         } else if self.held_back && !self.marked {
             let increase = if self.window_bytes < self.threshold_bytes {
@@ -313,8 +319,8 @@ mod tests {
         assert!(sender.window() >= WINDOW_START_BYTES, "{}", sender.window());
     }
 
-    /// One loss in a thousand packets: the window must hold what a link of 20 Gb/s and 50 to 200 us needs, and what
-    /// go-back-N sends twice must stay a small part.
+    /// One loss in a thousand packets: the window must hold what a link of 20 Gb/s and 50 to 200 us
+    /// needs, and what go-back-N sends twice must stay a small part.
     #[test]
     fn one_loss_in_a_thousand_leaves_a_useful_window() {
         let mut sender = Sender::new();

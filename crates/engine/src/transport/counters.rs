@@ -1,4 +1,5 @@
-//! What the packet transport counts. Names in sysfs and `status` are rdma-core's (hw_counters); the router maps them.
+//! What the packet transport counts. Names in sysfs and `status` are rdma-core's (hw_counters); the
+//! router maps them.
 use crate::HostId;
 use freeflow_verbs::Qpn;
 use serde::{Deserialize, Serialize};

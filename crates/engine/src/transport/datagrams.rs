@@ -1,9 +1,6 @@
-//! UD packets that arrive from other hosts.
-//!
-//! The receiver must know whose a packet is, for the GRH and because networks do not mix: packets of senders that it has
-//! not heard of wait in [`Strangers`] until their owner has answered. Packets that come while their receiver's RECV is
-//! being filled, or while it is about to post one, wait at the QP, as messages of this host do (`crate::limits::LIVELY`).
-use crate::limits::{PATIENCE_COUNT, PATIENCE_STEP};
+//! UD packets of other hosts that wait: for a RECV, or for the owner of their sender to say who
+//! that is.
+use crate::limits::{RNR_GRACE_STEP, RNR_GRACE_STEPS};
 use crate::ud::grh;
 use crate::{GRH_BYTES, HostId};
 use alloc::collections::VecDeque;
@@ -12,14 +9,14 @@ use freeflow_verbs::{Duration, Gid, GlobalRoute, Instant, SendOpcode};
 use serde::{Deserialize, Serialize};
 
 /// Packets that wait for word of their senders, of all hosts together and of one.
-pub(crate) const STRANGERS_MAX: usize = 1024;
+pub(crate) const UNRESOLVED_MAX: usize = 1024;
 
-pub(crate) const STRANGERS_OF_HOST_MAX: usize = 256;
+pub(crate) const UNRESOLVED_OF_HOST_MAX: usize = 256;
 
 /// Packets that wait at one QP, and for how long.
 pub(crate) const DATAGRAMS_MAX: usize = 1024;
 
-pub(crate) const DATAGRAM_PATIENCE: Duration = Duration(PATIENCE_STEP.0 * PATIENCE_COUNT as u64);
+pub(crate) const DATAGRAM_RNR_GRACE: Duration = Duration(RNR_GRACE_STEP.0 * RNR_GRACE_STEPS as u64);
 
 /// A UD packet whose sender is known.
 #[derive(Serialize, Deserialize)]
@@ -51,12 +48,12 @@ pub(crate) struct DatagramRoute {
 
 /// UD packets of senders that nobody has told us about yet, in the order of arrival.
 #[derive(Default, Serialize, Deserialize)]
-pub(crate) struct Strangers {
-    pub waiting: VecDeque<Stranger>,
+pub(crate) struct UnresolvedSenders {
+    pub waiting: VecDeque<UnresolvedDatagram>,
 }
 
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Stranger {
+pub(crate) struct UnresolvedDatagram {
     pub host: HostId,
     pub source_qpn: u32,
     pub dest_qpn: u32,

@@ -1,7 +1,4 @@
-//! Management datagrams (MADs) of machines without FreeFlow: they come to QP 1 and go out as if from there (IBTA 13.5.1).
-//!
-//! No tenant has QP 1, and none can send to another host's: whose connections are managed is the environment's to say. Other
-//! routers have a channel for this, so what comes from them by packets is nobody's.
+//! The header of management datagrams (MADs), as if from QP 1 (IBTA 13.5.1).
 use crate::PacketHead;
 use freeflow_wire::cm::{MAD_BYTES, MAD_QKEY, MAD_QPN};
 use freeflow_wire::{Header, Opcode, Operation, Place, Service};

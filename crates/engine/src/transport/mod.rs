@@ -1,11 +1,12 @@
-//! The packet transport: what a QP keeps whose peer is on another host (IBTA chapter 9). What its parts do with it stands
-//! in `engine::arrivals`, `completer`, `responder` and `requester`.
+//! The packet transport: what a QP keeps whose peer is on another host (IBTA chapter 9). What its
+//! parts do with it stands in `engine::arrivals`, `completer`, `responder` and `requester`.
 //!
-//! Invariant: a packet acts on a QP only if its source host is the one that the QP's path leads to (UD: if the source's
-//! owner says that it is of the same network). What is dropped is counted in [`Drops`].
+//! Invariant: a packet acts on a QP only if its source host is the one that the QP's path leads to
+//! (UD: if the source's owner says that it is of the same network). What is dropped is counted in
+//! [`Drops`].
 //!
-//! Invariant: packets of a QP are acted upon one at a time, in the order of arrival: while the payload of one is still being
-//! written elsewhere (`landing`), later ones are parked.
+//! Invariant: packets of a QP are acted upon one at a time, in the order of arrival: while the
+//! payload of one is still being written elsewhere (`writing`), later ones are parked.
 pub(crate) mod answers;
 pub(crate) mod congestion;
 pub(crate) mod counters;

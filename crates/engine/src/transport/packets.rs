@@ -1,4 +1,5 @@
-//! The requester's packets: which headers each packet of a message carries (IBTA 9.2 … 9.5; XRC: A14; FLUSH, ATOMIC WRITE: A19).
+//! The requester's packets: which headers each packet of a message carries (IBTA 9.2 … 9.5; XRC:
+//! A14; FLUSH, ATOMIC WRITE: A19).
 use super::window::{Burst, OutgoingMessage, needs_answer};
 use crate::{IpInfo, PacketHead};
 use alloc::vec::Vec;
@@ -21,8 +22,8 @@ pub(crate) struct Stamp {
     pub mtu: u32,
 }
 
-/// When a packet asks for an acknowledgement (AckReq): the last of each message, and within a long one whenever `every_bytes`
-/// of payload went out since the last that asked.
+/// When a packet asks for an acknowledgement (AckReq): the last of each message, and within a long
+/// one whenever `every_bytes` of payload went out since the last that asked.
 #[derive(Clone, Copy)]
 pub(crate) struct AckPolicy {
     pub since_bytes: u32,
@@ -126,7 +127,8 @@ fn header(stamp: &Stamp, request: &SendRequest, place: Place, psn: u32) -> Heade
     header
 }
 
-/// FETH: placement type in bits 0 to 3, selectivity level in bits 4 and 5 (A19); the request has them in bytes.
+/// FETH: placement type in bits 0 to 3, selectivity level in bits 4 and 5 (A19); the request has
+/// them in bytes.
 fn flush_header(request: &SendRequest) -> u32 {
     (request.swap & 0xf) as u32 | ((request.swap >> 8 & 3) as u32) << 4
 }

@@ -1,6 +1,5 @@
-//! Who is behind the QPN that a QP is connected to. RC packets don't say who sends them, and a tenant names any QPN it
-//! likes; so before a QP's first packet goes out, the owner of the other QPN must have said that it is of the network and
-//! has the GID that the QP is connected to, and is connected back.
+//! Which QPs are connected to which QPNs of other hosts, and whether each may send; see
+//! `responder::gates`.
 use crate::{HostId, QpId};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;

@@ -1,14 +1,8 @@
-//! Requests that come a second time (IBTA 9.7.5.1.3 … 9.7.5.1.5): what the responder remembers of those that it answered
-//! with data, and what it does with a duplicate.
+//! What a responder remembers of requests that it answered with data; see `responder::duplicates`.
 //!
-//! SEND and WRITE are acknowledged again, FLUSH and ATOMIC WRITE too: a PSN behind the expected one is that of a request
-//! which was executed, and their answer says no more than that. READ is executed anew, from memory as it is now, from
-//! whichever of its packets the requester asks for. An atomic gets the value that it found the first time.
-//!
-//! Invariant: nothing but a READ is executed twice; and a READ only within the range that was admitted, under its key.
-//!
-//! Invariant: remembered are the last `max_dest_rd_atomic` READs and atomics. A requester has no more of them under way,
-//! so that what was forgotten is no request of a requester that keeps the rules; it is dropped (class D).
+//! Invariant: remembered are the last `max_dest_rd_atomic` READs and atomics. A requester has no
+//! more of them under way, so that what was forgotten is no request of a requester that keeps the
+//! rules; it is dropped (class D).
 use crate::PdId;
 use crate::transport::answers::Reading;
 use crate::transport::packets::packets_of;
@@ -64,8 +58,8 @@ impl Replays {
 }
 
 impl Replay {
-    /// What a second READ request gets: the whole, or a part of it that fits into the PSNs of the first one. `None`: it is
-    /// not that request.
+    /// What a second READ request gets: the whole, or a part of it that fits into the PSNs of the
+    /// first one. `None`: it is not that request.
     pub fn read_again(&self, psn: u32, reth: &Reth, mtu: u32) -> Option<Reading> {
         let Outcome::Read { address, length, rkey, pd } = self.result else { return None };
         let offset = reth.address.wrapping_sub(address);

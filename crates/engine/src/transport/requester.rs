@@ -1,18 +1,5 @@
-//! Requester of RC and XRC: posted requests become packets (IBTA 9.7.2, 9.7.3, 9.7.7).
-//!
-//! Read in this order: this file (which request may begin, which packets go out), `window` (what is under way), `packets`
-//! (their headers), `completer` (what answers do), `retransmit` (timers, going back).
-//!
-//! A request is taken from the ring when the one before it has gone out, is checked as in local delivery, gets its PSNs and
-//! joins the list of messages; its payload is read from the process' memory when its packets go out, and again when they go
-//! out again, through its keys each time. What has to wait for earlier messages (a fence, a local operation, a request that
-//! is refused here) waits in hand, in phase `Begin`.
-//!
-//! Invariant: requests complete in posting order: only the head of the list completes, and a request in hand only when the
-//! list is empty.
-//!
-//! Invariant: nothing goes out while the gate is closed ([`Engine::gate_is_open`]); for the requester's timers that is a
-//! peer that does not answer.
+//! What the requester of a connected QP remembers of the packets that it sent; what it sends, and
+//! when, stands in `requester::packets` and `requester::timeouts`.
 use crate::fault::Fault;
 use crate::transport::congestion::Congestion;
 use crate::transport::window::{Burst, PACKET_OVERHEAD_BYTES, SendWindow};
@@ -33,7 +20,8 @@ pub(crate) struct WireRequester {
     pub congestion: Congestion,
     pub(crate) window: SendWindow,
     pub(crate) clock: Clock,
-    /// A turn ended for want of an answer or of memory: what ends the want names the QP in `poll_ready`.
+    /// A turn ended for want of an answer or of memory: what ends the want names the QP in
+    /// `poll_ready`.
     pub(crate) held: bool,
     /// The gate was found closed since the last packet went out.
     pub(crate) gated: bool,
@@ -41,7 +29,8 @@ pub(crate) struct WireRequester {
     pub(crate) not_ready: bool,
     /// The payload of these packets is being fetched.
     pub(crate) fetching: Option<Burst>,
-    /// The packets that would go out next, from this PSN on, can't: their memory is not there, or its key is not good any more.
+    /// The packets that would go out next, from this PSN on, can't: their memory is not there, or
+    /// its key is not good any more.
     pub(crate) stuck: Option<(u32, Stuck)>,
     /// The request in hand made no sense.
     pub malformed: bool,

@@ -1,23 +1,5 @@
-//! Responder of RC and XRC: the requests of the peer, packet by packet (IBTA 9.7.4, 9.7.5.1; XRC: A14; FLUSH and ATOMIC
-//! WRITE: A19).
-//!
-//! A packet is looked at in this order: its PSN (`handle_request`; duplicates: `replay`), its place in its message and its
-//! length (`check_part`), and then as a message of this host would be, by [`Engine::admit`]: operation, key, RECV, room,
-//! scatter list. Its bytes are written; only when they have landed it counts: the expected PSN moves on, the MSN, the
-//! RECV completes, an acknowledgement is owed (`landed`). What is owed, and how it goes out, stands in `answers`.
-//!
-//! Invariant: everything with a PSN behind the expected one has been executed, once; nothing beyond it has.
-//!
-//! Invariant: after a fatal NAK the QP is in ERROR; what was owed before goes out, then the NAK, then nothing any more.
-//!
-//! Where the standard leaves a choice, or peers differ:
-//! * READ responses are read from memory when they go out, so that a later WRITE may be seen by an earlier READ that is not
-//!   fenced (IBTA table 79).
-//! * A SEND's packets must have the lengths that the path MTU asks for, as a WRITE's (IBTA 9.7.4.1.7). Linux rxe 6.1 takes
-//!   other lengths of a SEND, but sends none.
-//! * After an RNR NAK nothing is said about packets beyond the refused one. (rxe sends a sequence NAK too.)
-//! * More READs and atomics than `max_dest_rd_atomic` are an invalid request. (rxe forgets the oldest.) FLUSH does not count:
-//!   requesters don't count it either.
+//! What the responder of a connected QP remembers of the packets of its peer; what it does with
+//! them stands in `responder::packets`.
 use crate::transport::answers::Answers;
 use crate::transport::packets::Packet;
 use crate::transport::replay::Replays;
@@ -25,7 +7,8 @@ use freeflow_verbs::{Access, SendOpcode};
 use freeflow_wire::{MASK_24, Opcode, Operation, Reth, psn_add};
 use serde::{Deserialize, Serialize};
 
-/// Packets that ask for no acknowledgement are acknowledged after so many all the same, for the requester's window.
+/// Packets that ask for no acknowledgement are acknowledged after so many all the same, for the
+/// requester's window.
 pub(crate) const ACKNOWLEDGE_PACKETS: u32 = 64;
 
 #[derive(Serialize, Deserialize)]
@@ -36,8 +19,8 @@ pub(crate) struct WireResponder {
     pub phase: Phase,
     /// The message that has begun and not ended.
     pub message: Option<IncomingMessage>,
-    /// What counts when the flight that is under way has landed.
-    pub landing: Option<Landing>,
+    /// What counts when the operation in flight that is under way has completed.
+    pub writing: Option<PendingWrite>,
     pub(crate) answers: Answers,
     pub(crate) replays: Replays,
     /// Packets since something was owed.
@@ -75,7 +58,7 @@ pub(crate) struct IncomingMessage {
 
 /// A packet whose bytes are being written, or whose atomic is being done.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Landing {
+pub(crate) struct PendingWrite {
     pub psn: u32,
     pub opcode: Opcode,
     pub bytes: u32,
@@ -102,7 +85,7 @@ impl WireResponder {
             msn: 0,
             phase: Phase::Listening,
             message: None,
-            landing: None,
+            writing: None,
             answers: Answers::new(),
             replays: Replays::default(),
             unacknowledged: 0,
@@ -120,7 +103,7 @@ impl WireResponder {
     }
 }
 
-impl Landing {
+impl PendingWrite {
     pub fn new(packet: &Packet<'_>) -> Self {
         let header = packet.header;
         Self {

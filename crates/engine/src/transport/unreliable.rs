@@ -1,6 +1,4 @@
-//! UC over packets, UD to other hosts, multicast to other hosts (IBTA 9.8).
-//!
-//! A sender completes a message once its packets are out. A UC receiver drops a message of which a packet is missing.
+//! What a UC QP remembers of the message that it sends or receives by packets (IBTA 9.8).
 use freeflow_verbs::{Duration, SendOpcode};
 use serde::{Deserialize, Serialize};
 
@@ -9,11 +7,13 @@ pub(crate) const DATAGRAM_BURST_PACKETS_MAX: usize = 16;
 
 pub(crate) const DATAGRAM_BURST_BYTES_MAX: u64 = 60 * 1024;
 
-/// Time between two looks for the word of another host that keeps one waiting: 1 s in all. It counts while nobody has answered:
-/// a router that has no processor for some hundred milliseconds loses no message.
+/// Time between two looks for the word of another host that keeps one waiting: 1 s in all. It
+/// counts while nobody has answered: a router that has no processor for some hundred milliseconds
+/// loses no message.
 pub(crate) const WORD_STEP: Duration = Duration::from_millis(10);
 
-/// So long after one waited in vain the next ones wait less: 0.2 s in all. A host that is down does not hold up a QP's whole queue.
+/// So long after one waited in vain the next ones wait less: 0.2 s in all. A host that is down does
+/// not hold up a QP's whole queue.
 pub(crate) const VAIN_FOR: Duration = Duration::from_millis(30_000);
 
 pub(crate) const VAIN_STEP: Duration = Duration::from_millis(2);

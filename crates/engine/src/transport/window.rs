@@ -1,4 +1,5 @@
-//! What a requester has under way: messages in posting order, and the PSNs that bound them (IBTA 9.7.2).
+//! What a requester has under way: messages in posting order, and the PSNs that bound them (IBTA
+//! 9.7.2).
 //!
 //! ```text
 //!   messages      [  WRITE  ][ SEND ][      READ      ][ WRITE ]
@@ -6,16 +7,19 @@
 //!                    oldest       next    sent              tail
 //! ```
 //!
-//! Before `oldest` all is acknowledged; before `next` all is on the way; before `sent` all was sent once, so that answers
-//! may speak of it; `tail` is what the next message begins with. Going back (go-back-N) sets `next` to `oldest`.
+//! Before `oldest` all is acknowledged; before `next` all is on the way; before `sent` all was sent
+//! once, so that answers may speak of it; `tail` is what the next message begins with. Going back
+//! (go-back-N) sets `next` to `oldest`.
 //!
-//! A READ takes as many PSNs as its responses have packets. It is asked for in pieces that fit the congestion window, since
-//! nothing else slows a responder down; each piece is a READ request of its own, which is also what a retry of the rest
-//! of a READ looks like (IBTA 9.7.5.2.9). A piece counts as one of the `max_rd_atomic` requests that may be unanswered.
+//! A READ takes as many PSNs as its responses have packets. It is asked for in pieces that fit the
+//! congestion window, since nothing else slows a responder down; each piece is a READ request of
+//! its own, which is also what a retry of the rest of a READ looks like (IBTA 9.7.5.2.9). A piece
+//! counts as one of the `max_rd_atomic` requests that may be unanswered.
 //!
-//! Invariant: `oldest <= next <= tail`, `oldest <= sent <= tail` in the order of PSNs; `sending` is the message that `next`
-//! lies in, or the number of messages if `next == tail`; `in_flight_bytes` is the charge of the PSNs from `oldest` to `next`.
-//! PSNs under way are far fewer than 2^23, for each is charged at least [`PACKET_OVERHEAD_BYTES`] of the congestion window.
+//! Invariant: `oldest <= next <= tail`, `oldest <= sent <= tail` in the order of PSNs; `sending` is
+//! the message that `next` lies in, or the number of messages if `next == tail`; `in_flight_bytes`
+//! is the charge of the PSNs from `oldest` to `next`. PSNs under way are far fewer than 2^23, for
+//! each is charged at least [`PACKET_OVERHEAD_BYTES`] of the congestion window.
 use super::congestion::WINDOW_BYTES_MAX;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -24,11 +28,13 @@ use freeflow_verbs::{SendOpcode, SendRequest};
 use freeflow_wire::{MASK_24, psn_add, psn_ahead};
 use serde::{Deserialize, Serialize};
 
-/// What a packet is charged besides its payload: Ethernet, IP, UDP, BTH, ICRC. (Fixed, for it need not be exact.)
+/// What a packet is charged besides its payload: Ethernet, IP, UDP, BTH, ICRC. (Fixed, for it need
+/// not be exact.)
 pub(crate) const PACKET_OVERHEAD_BYTES: u64 = 64;
 /// Messages under way. Each keeps its posted request (1.6 KB), for it may have to be sent again.
 pub(crate) const MESSAGES_MAX: usize = 1024;
-/// One call of the environment's `transmit`: what a kernel takes in one go (UDP GSO: 64 segments, 64 KB with headers).
+/// One call of the environment's `transmit`: what a kernel takes in one go (UDP GSO: 64 segments,
+/// 64 KB with headers).
 pub(crate) const BURST_PACKETS_MAX: u32 = 64;
 pub(crate) const BURST_BYTES_MAX: u32 = 60 * 1024;
 
@@ -79,13 +85,15 @@ pub(crate) struct SendWindow {
     oldest: u32,
     next: u32,
     sent: u32,
-    /// Before this PSN all was counted against limits of rate, if it goes out again: see [`Self::recount`].
+    /// Before this PSN all was counted against limits of rate, if it goes out again: see
+    /// [`Self::recount`].
     counted: u32,
     tail: u32,
     sending: usize,
     in_flight_bytes: u64,
-    /// Where READ pieces, atomics, FLUSHes and ATOMIC WRITEs end that went out and are not answered: the PSN after each. A
-    /// retry asks for the rest of what was asked for, since a responder takes it for a duplicate only then.
+    /// Where READ pieces, atomics, FLUSHes and ATOMIC WRITEs end that went out and are not
+    /// answered: the PSN after each. A retry asks for the rest of what was asked for, since a
+    /// responder takes it for a duplicate only then.
     asked: VecDeque<u32>,
     /// Of these, how many are on the way.
     unanswered: usize,
@@ -217,8 +225,8 @@ impl SendWindow {
         length.div_ceil(self.mtu)
     }
 
-    /// Whether there is room for another message: in the list (`most` messages), and in half of the PSNs, since the order
-    /// of PSNs is known only within that (IBTA 9.7.2).
+    /// Whether there is room for another message: in the list (`most` messages), and in half of the
+    /// PSNs, since the order of PSNs is known only within that (IBTA 9.7.2).
     pub fn has_room(&self, opcode: SendOpcode, length: u32, most: usize) -> bool {
         let psns = distance(self.tail, self.oldest) + self.packets_of(opcode, length);
         self.is_empty() || self.len() < most.min(MESSAGES_MAX) && psns <= 1 << 23
@@ -275,7 +283,8 @@ impl SendWindow {
         Some(self.burst(0, self.packet_of_head(), packets))
     }
 
-    /// As much of a burst as has so much payload, one packet at least; a READ's is asked for as a whole.
+    /// As much of a burst as has so much payload, one packet at least; a READ's is asked for as a
+    /// whole.
     pub fn trimmed(&self, burst: Burst, bytes: u64) -> Burst {
         if u64::from(burst.bytes) <= bytes || needs_answer(self.messages[burst.message].request.opcode) {
             return burst;
@@ -338,8 +347,9 @@ impl SendWindow {
         }
     }
 
-    /// A burst did not go out, though `note_next` was told that it would. False: what would go out next is not what comes
-    /// after it any more, or it was acknowledged (it was a retry); so nothing is to be taken back.
+    /// A burst did not go out, though `note_next` was told that it would. False: what would go out
+    /// next is not what comes after it any more, or it was acknowledged (it was a retry); so
+    /// nothing is to be taken back.
     pub fn take_back(&mut self, burst: &Burst) -> bool {
         let is_last = self.next == psn_add(burst.psn, burst.packets);
         if !is_last || psn_ahead(burst.psn, self.oldest) < 0 || self.next == self.oldest {

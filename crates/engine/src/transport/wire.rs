@@ -38,15 +38,15 @@ pub(crate) struct Wire {
     /// UC.
     pub unreliable: Unreliable,
     /// The payload of a received packet is being written elsewhere, or an atomic done.
-    pub landing: bool,
+    pub writing: bool,
     pub parked: VecDeque<(Vec<u8>, IpInfo)>,
     pub parked_bytes: usize,
     pub counters: WireCounters,
 }
 
-/// Kinds of flights of the packet transport: what goes on elsewhere, for one QP.
+/// Kinds of operations in flight of the packet transport: what goes on elsewhere, for one QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum WireFlight {
+pub(crate) enum WireOperation {
     /// Requester: payload of its packets is being fetched; the environment sends them.
     Request,
     /// Requester: what a READ or an atomic brought is being written to local memory.
@@ -59,21 +59,22 @@ pub(crate) enum WireFlight {
     Atomic,
 }
 
-impl WireFlight {
+impl WireOperation {
     pub fn is_requesters(self) -> bool {
         matches!(self, Self::Request | Self::Result)
     }
 
-    /// Received packets wait until it has landed.
-    pub fn lands(self) -> bool {
+    /// Received packets wait until it has completed.
+    pub fn writes(self) -> bool {
         matches!(self, Self::Result | Self::Payload | Self::Atomic)
     }
 }
 
-/// Payload of a whole packet, bytes; both ends count the PSNs of a READ by it, and a responder takes no other length of FIRST
-/// and MIDDLE packets. The standard has both ends agree on the path MTU, which the attributes then say. Only where the
-/// way between two hosts is narrower, it is the way's: larger packets would not arrive, and both routers see the same way.
-/// (A machine without FreeFlow does not offer more than its link takes, so that its attribute is the lesser one.)
+/// Payload of a whole packet, bytes; both ends count the PSNs of a READ by it, and a responder
+/// takes no other length of FIRST and MIDDLE packets. The standard has both ends agree on the path
+/// MTU, which the attributes then say. Only where the way between two hosts is narrower, it is the
+/// way's: larger packets would not arrive, and both routers see the same way. (A machine without
+/// FreeFlow does not offer more than its link takes, so that its attribute is the lesser one.)
 pub(crate) fn path_mtu(attributes: &QpAttributes, destination: &Destination) -> u32 {
     attributes.path_mtu.bytes().min(u32::from(destination.mtu)).max(PathMtu::Mtu256.bytes())
 }

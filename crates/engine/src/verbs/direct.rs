@@ -1,4 +1,5 @@
-//! Which QPs may reach each other past the router: what the engine knows of it. Whether they may, policy says.
+//! Which QPs may reach each other past the router: what the engine knows of it. Whether they may,
+//! policy says.
 use crate::arrival::{needs_depth, remote_right};
 use crate::keys::{Backing, Holder};
 use crate::{CqId, Engine, MrId, QpId, SessionId};
@@ -70,8 +71,8 @@ pub struct Grantable {
 }
 
 impl Engine {
-    /// The memory that a WRITE of this QP (else a READ) would reach: every check that the requester and the responder do
-    /// before they touch it, none of their effects.
+    /// The memory that a WRITE of this QP (else a READ) would reach: every check that the requester
+    /// and the responder do before they touch it, none of their effects.
     pub fn grantable(
         &self,
         id: QpId,

@@ -1,4 +1,5 @@
-//! The verbs of the control path, and getters: what the router calls for a session, and for `status`.
+//! The verbs of the control path, and getters: what the router calls for a session, and for
+//! `status`.
 mod direct;
 mod multicast;
 mod objects;

@@ -7,8 +7,8 @@ use freeflow_verbs::{Gid, QpType, VerbsError};
 impl Engine {
     // ---- verbs
 
-    /// Attaches a UD QP to a group of its network. Attaching twice is one attachment. NoMemory: the vNIC is in too many
-    /// groups, or has too many QPs in this one.
+    /// Attaches a UD QP to a group of its network. Attaching twice is one attachment. NoMemory: the
+    /// vNIC is in too many groups, or has too many QPs in this one.
     pub fn attach_multicast(&mut self, session: SessionId, qp: QpId, gid: Gid) -> Result<(), VerbsError> {
         let pair = self.completer().qps.owned(session, qp)?;
         let (vnic, network) = (pair.vnic, pair.network);
@@ -67,7 +67,8 @@ impl Engine {
         }
     }
 
-    /// What other hosts are to be told about groups; to be asked after each verb, and after the end of a session.
+    /// What other hosts are to be told about groups; to be asked after each verb, and after the end
+    /// of a session.
     pub fn poll_group_change(&mut self) -> Option<GroupChange> {
         self.requester.groups.changes.pop_front()
     }

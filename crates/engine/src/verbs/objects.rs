@@ -1,7 +1,8 @@
-//! Verbs of the control path but those of QPs: vNICs, sessions, contexts, CQs, SRQs, AHs (PDs: `protection`; MRs: `regions`; windows: `windows`).
+//! Verbs of the control path but those of QPs: vNICs, sessions, contexts, CQs, SRQs, AHs (PDs:
+//! `protection`; MRs: `regions`; windows: `windows`).
 //!
-//! Invariant: an object goes only when nothing stands on it (`children`, `users`, `flights`); a limit of the vNIC is
-//! charged when an object is made and given back when it goes.
+//! Invariant: an object goes only when nothing stands on it (`children`, `users`, `in_flight`); a
+//! limit of the vNIC is charged when an object is made and given back when it goes.
 use crate::limits::{PORT, check_cqe};
 use crate::objects::{AddressHandle, Context, Cq, CqState, GidTable, Session, Srq, Vnic};
 use crate::schedule::Scheduler;
@@ -23,7 +24,8 @@ impl Engine {
         self.create_dual_vnic(network, (gid, None), limits)
     }
 
-    /// With an IPv4 address, GID 0, and maybe an IPv6 one, GID 2. InvalidArgument if the network already has one of them.
+    /// With an IPv4 address, GID 0, and maybe an IPv6 one, GID 2. InvalidArgument if the network
+    /// already has one of them.
     pub fn create_dual_vnic(
         &mut self,
         network: NetworkId,
@@ -66,6 +68,7 @@ impl Engine {
         if usage.sessions > 0 {
             return Err(VerbsError::Busy);
         }
+        debug_assert_eq!(usage, Usage::default(), "what was charged was given back");
         self.requester.responder.schedule.forget_vnic(vnic);
         if let Some(gone) = self.completer_mut().vnics.remove(vnic) {
             self.networks.leave(gone.network);
@@ -73,8 +76,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The address by which the vNIC may talk to machines without FreeFlow, its GID 1. Existing connections keep what they
-    /// have; the environment's `path` says what new ones get.
+    /// The address by which the vNIC may talk to machines without FreeFlow, its GID 1. Existing
+    /// connections keep what they have; the environment's `path` says what new ones get.
     pub fn set_external_gid(&mut self, vnic: VnicId, gid: Option<Gid>) -> Result<(), VerbsError> {
         self.completer_mut().vnics.get_mut(vnic).ok_or(VerbsError::NotFound)?.external_gid = gid;
         Ok(())
@@ -85,9 +88,9 @@ impl Engine {
         Ok(self.requester.responder.sessions.insert(Session { vnic }))
     }
 
-    /// Destroys everything of a process at once (it died or was cut off). Peers see what a vanished NIC shows: their
-    /// requests run into retries. Pending copies between it and others are still to be brought in: until then their
-    /// requests wait, and their memory stays registered.
+    /// Destroys everything of a process at once (it died or was cut off). Peers see what a vanished
+    /// NIC shows: their requests run into retries. Pending copies between it and others are still
+    /// to be brought in: until then their requests wait, and their memory stays registered.
     ///
     /// `want_receives` may still be called for queues of this session while this runs, not after.
     pub fn destroy_session<E: Environment>(&mut self, env: &mut E, now: Instant, session: SessionId) {
@@ -95,7 +98,7 @@ impl Engine {
         for qp in self.completer().qps.all_of(session) {
             while self.leave_target(qp, session) {}
         }
-        self.completer_mut().leave_flights(session);
+        self.completer_mut().leave_in_flight(session);
         for qp in self.completer().qps.all_of(session) {
             self.remove_qp(env, now, qp, Some(session));
         }
@@ -191,6 +194,7 @@ impl Engine {
 
     fn remove_cq(&mut self, cq: CqId) {
         let Some(gone) = self.completer_mut().cqs.disown(cq) else { return };
+        assert_eq!(gone.users, 0, "a CQ outlives its QPs");
         if let Some(context) = self.contexts.get_mut(gone.context) {
             context.children -= 1;
         }
@@ -199,8 +203,8 @@ impl Engine {
 
     // ---- shared receive queues
 
-    /// With `xrc`, a domain and the CQ for its RECVs, one for XRC: senders call it by the number given back (0 for one
-    /// without). `cookie` is echoed in its completions.
+    /// With `xrc`, a domain and the CQ for its RECVs, one for XRC: senders call it by the number
+    /// given back (0 for one without). `cookie` is echoed in its completions.
     pub fn create_srq(
         &mut self,
         session: SessionId,
@@ -248,14 +252,14 @@ impl Engine {
         Ok(self.completer().srqs.owned(session, srq)?.attributes)
     }
 
-    /// Busy while QPs use it. Target QPs do not count: what still arrives for it is refused as an invalid request;
-    /// `InFlight` until no copy goes to its RECVs.
+    /// Busy while QPs use it. Target QPs do not count: what still arrives for it is refused as an
+    /// invalid request; `InFlight` until no copy goes to its RECVs.
     pub fn destroy_srq(&mut self, session: SessionId, srq: SrqId) -> Result<(), Refusal> {
         let queue = self.completer().srqs.owned(session, srq).map_err(Refusal::Error)?;
         if queue.users > 0 {
             return Err(Refusal::Error(VerbsError::Busy));
         }
-        if queue.xrc.as_ref().is_some_and(|queue| queue.flights > 0) {
+        if queue.xrc.as_ref().is_some_and(|queue| queue.in_flight > 0) {
             self.hide_xrc_queue(srq);
             return Err(Refusal::InFlight);
         }
@@ -265,6 +269,7 @@ impl Engine {
 
     fn remove_srq(&mut self, srq: SrqId) {
         let Some(gone) = self.completer_mut().srqs.disown(srq) else { return };
+        assert_eq!(gone.users, 0, "an SRQ outlives its QPs");
         if let Some(queue) = &gone.xrc {
             self.leave_xrc_queue(queue);
         }
@@ -279,8 +284,8 @@ impl Engine {
 
     // ---- address handles
 
-    /// [`freeflow_verbs::SendRequest::address_handle`] names it by its index. The address may be a multicast
-    /// group's.
+    /// [`freeflow_verbs::SendRequest::address_handle`] names it by its index. The address may be a
+    /// multicast group's.
     pub fn create_ah(
         &mut self,
         session: SessionId,

@@ -1,29 +1,28 @@
-//! Who may talk to whom: asked of the environment when a QP is connected and for datagrams, and asked anew about all that is
-//! connected when policy has changed.
+//! Whether a QP may be connected, and stay so: asked of the environment when it is connected, and
+//! again about all that is connected when policy has changed.
 //!
-//! An address may be another network's of the same tenant: [`crate::Policy::network_at`] says whose, [`crate::Policy::authorize`] is
-//! asked about the two.
+//! Invariant: what is delivered goes to the network that policy was asked about: for connected QPs
+//! that is `QueuePair::reached`.
 //!
-//! Invariant: what is delivered goes to the network that policy was asked about: for connected QPs that is `QueuePair::reached`,
-//! for datagrams the permit's.
-//!
-//! Invariant: after [`Engine::handle_policy_changed`] no verdict from before is used for anything that begins, and once
-//! [`Engine::poll_policy`] has said that it is done, nothing is connected that the policy does not allow.
+//! Invariant: after [`Engine::handle_policy_changed`] no verdict from before is used for anything
+//! that begins, and once [`Engine::poll_policy`] has said that it is done, nothing is connected
+//! that the policy does not allow.
 use crate::policy::{EXTERNAL_GID_INDEX, network_behind};
 use crate::qp::QueuePair;
 use crate::{Asker, Engine, Environment, EventTarget, HostId, Means, QpId, Talk};
 use freeflow_verbs::{AsyncEventKind, NetworkId, QpAttributes, Qpn};
 
 impl Engine {
-    /// What [`crate::Policy::authorize`] says is another from now on. Datagrams are looked at anew at once; what is connected by
-    /// and by, in [`Self::poll_policy`].
+    /// What [`crate::Policy::authorize`] says is another from now on. Datagrams are looked at anew
+    /// at once; what is connected by and by, in [`Self::poll_policy`].
     pub fn handle_policy_changed(&mut self) {
         self.requester.responder.policy.generation += 1;
         self.requester.responder.policy.end = self.completer().qps.end();
         self.requester.responder.policy.left = self.requester.responder.policy.end;
     }
 
-    /// Looks at so many QPs at most, and cuts the connections that are not allowed any more; whether there are more to look at.
+    /// Looks at so many QPs at most, and cuts the connections that are not allowed any more;
+    /// whether there are more to look at.
     pub fn poll_policy<E: Environment>(&mut self, env: &mut E, count_max: u32) -> bool {
         for _ in 0..count_max.min(self.requester.responder.policy.left) {
             if self.requester.responder.policy.next >= self.requester.responder.policy.end {
@@ -35,15 +34,16 @@ impl Engine {
             if let Some((id, _)) = self.completer().qps.at(index)
                 && !self.may_stand(env, id)
             {
-                self.sever(env, id);
+                self.disconnect(env, id);
             }
         }
         self.requester.responder.policy.left > 0
     }
 
-    /// Ends a connection that policy does not allow any more: ERROR, everything flushed, and an event that says so. The other end,
-    /// if it is on this host, is looked at by itself; another host is told.
-    fn sever<E: Environment>(&mut self, env: &mut E, id: QpId) {
+    /// Ends a connection that policy does not allow any more: ERROR, everything flushed, and an
+    /// event that says so. The other end, if it is on this host, is looked at by itself; another
+    /// host is told.
+    fn disconnect<E: Environment>(&mut self, env: &mut E, id: QpId) {
         let qp = self.qp(id);
         let (qpn, peer) = (qp.qpn, Qpn(qp.attributes.dest_qpn));
         let host = qp.wire.as_ref().map(|wire| wire.destination.host);
@@ -70,7 +70,8 @@ impl Engine {
         }
     }
 
-    /// The network that the peer's address is in (the own one if it has none), if the two may be connected.
+    /// The network that the peer's address is in (the own one if it has none), if the two may be
+    /// connected.
     pub(crate) fn may_connect<E: Environment>(
         &self,
         env: &mut E,

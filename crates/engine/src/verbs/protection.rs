@@ -1,7 +1,7 @@
 //! Protection domains, which processes of one vNIC may share (`ibv_import_pd`).
 //!
-//! Invariant: a PD lives as long as some session uses it, whoever allocated it; what a session has in it is counted
-//! apart, so that no session can hold up another one's `ibv_dealloc_pd`.
+//! Invariant: a PD lives as long as some session uses it, whoever allocated it; what a session has
+//! in it is counted apart, so that no session can hold up another one's `ibv_dealloc_pd`.
 use crate::objects::{Pd, PdShare};
 use crate::{ContextId, Engine, PdId, SessionId};
 use alloc::vec;
@@ -17,7 +17,8 @@ impl Engine {
         Ok(self.pds.adopt(Pd { session, vnic, context: Some(context), is_shared: false, shares }))
     }
 
-    /// Busy while MRs, windows, SRQs, QPs or AHs of this session are in it. Whoever shares it keeps it.
+    /// Busy while MRs, windows, SRQs, QPs or AHs of this session are in it. Whoever shares it keeps
+    /// it.
     pub fn dealloc_pd(&mut self, session: SessionId, pd: PdId) -> Result<(), VerbsError> {
         let domain = self.pds.owned(session, pd)?;
         let context = domain.context.ok_or(VerbsError::NotFound)?;
@@ -27,8 +28,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets another session of the same vNIC create objects in a PD, until it calls [`Engine::unshare_pd`] as often. Each
-    /// counts as one PD of the vNIC. NotPermitted: another vNIC's.
+    /// Lets another session of the same vNIC create objects in a PD, until it calls
+    /// [`Engine::unshare_pd`] as often. Each counts as one PD of the vNIC. NotPermitted: another
+    /// vNIC's.
     pub fn share_pd(&mut self, owner: SessionId, importer: SessionId, pd: PdId) -> Result<(), VerbsError> {
         self.pd_of(owner, pd)?;
         let vnic = self.requester.responder.session_vnic(importer)?;

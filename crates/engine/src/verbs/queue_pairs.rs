@@ -1,4 +1,5 @@
 //! Verbs of queue pairs: create, modify, query, destroy (IBTA 11.2.5).
+use crate::keys::NOWHERE;
 use crate::limits::PORT;
 use crate::objects::GidTable;
 use crate::qp::{Addresses, Claim, Drain, QueuePair, SendPhase, Teardown};
@@ -104,7 +105,7 @@ impl Engine {
             if number > 1
                 && number != Qpn::MULTICAST.0
                 && self.requester.responder.qpns.get(number).is_none()
-                && !self.resting.has(number)
+                && !self.quarantine.has(number)
                 && self.requester.groups.of_number(number).is_none()
             {
                 return Qpn(number);
@@ -112,13 +113,16 @@ impl Engine {
         }
     }
 
-    /// The state table of the standard with its required and optional attributes. To RESET: forgets everything, the
-    /// caller resets the rings. To ERROR: flushes both queues (what is not flushed at once, in later turns of `run`).
+    /// The state table of the standard with its required and optional attributes. To RESET: forgets
+    /// everything, the caller resets the rings. To ERROR: flushes both queues (what is not flushed
+    /// at once, in later turns of `run`).
     ///
-    /// NotPermitted: policy does not let it talk to that address, or the address is of another network than the one that it is
-    /// connected to on another host: its peer there would not hear of it at once.
+    /// NotPermitted: policy does not let it talk to that address, or the address is of another
+    /// network than the one that it is connected to on another host: its peer there would not hear
+    /// of it at once.
     ///
-    /// After `InFlight` the QP does no more work; asking again once its copies have landed finishes the transition.
+    /// After `InFlight` the QP does no more work; asking again once its copies have completed
+    /// finishes the transition.
     pub fn modify_qp<E: Environment>(
         &mut self,
         env: &mut E,
@@ -152,7 +156,7 @@ impl Engine {
 
     fn modify_to_reset<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Result<(), Refusal> {
         let qp = self.qp_mut(id);
-        if qp.has_flights() {
+        if qp.has_in_flight() {
             qp.teardown = Teardown::Reset;
             self.completer_mut().timers.cancel(id);
             self.completer_mut().sync_host(id);
@@ -167,7 +171,7 @@ impl Engine {
         qp.reached = qp.network;
         qp.teardown = Teardown::None;
         qp.receive.established = false;
-        qp.receive.last_told = false;
+        qp.receive.last_wqe_raised = false;
         Ok(())
     }
 
@@ -177,7 +181,7 @@ impl Engine {
         if progress == Progress::More {
             self.push_ready(id);
         }
-        if self.qp(id).has_flights() { Err(Refusal::InFlight) } else { Ok(()) }
+        if self.qp(id).has_in_flight() { Err(Refusal::InFlight) } else { Ok(()) }
     }
 
     fn modify_live<E: Environment>(
@@ -247,8 +251,9 @@ impl Engine {
         Ok(QpAttributes { current_state: qp.state(), sq_draining: qp.send.drain != Drain::None, ..qp.attributes })
     }
 
-    /// `InFlight` while copies use it: it does no more work then, and asking again destroys it once they have landed. A
-    /// target QP that others have open stays for them. Busy while it is attached to a multicast group.
+    /// `InFlight` while copies use it: it does no more work then, and asking again destroys it once
+    /// they have completed. A target QP that others have open stays for them. Busy while it is
+    /// attached to a multicast group.
     pub fn destroy_qp<E: Environment>(
         &mut self,
         env: &mut E,
@@ -264,7 +269,7 @@ impl Engine {
             return Ok(());
         }
         let pair = self.qp_mut(qp);
-        if pair.has_flights() {
+        if pair.has_in_flight() {
             pair.teardown = Teardown::Destroy;
             self.completer_mut().timers.cancel(qp);
             self.completer_mut().sync_host(qp);
@@ -281,10 +286,12 @@ impl Engine {
         self.completer_mut().unbind_all_of(id);
         self.detach_all(id);
         self.requester.responder.schedule.forget_qp(now, id);
-        self.requester.responder.call_eligible();
+        self.requester.responder.wake_eligible();
         let Some(gone) = self.completer_mut().qps.disown(id) else { return };
+        assert!(ending.is_some() || !gone.has_in_flight(), "no operation uses a QP that is destroyed");
+        assert_eq!(gone.windows, NOWHERE, "windows of a QP that goes are free");
         self.requester.responder.qpns.remove(gone.qpn.0);
-        self.resting.give_back(now, gone.qpn);
+        self.quarantine.give_back(now, gone.qpn);
         // Who was told of it must hear that its number may be another's soon.
         env.identity_changed(gone.qpn, None);
         if let Some(pd) = gone.pd {
@@ -359,8 +366,8 @@ fn check_modify(
     Ok(next)
 }
 
-/// What the fields of packets and of NICs are too narrow for is taken where Soft-RoCE and mlx5 take it, and cut where it is
-/// used: `docs/VERBS.md` has the table.
+/// What the fields of packets and of NICs are too narrow for is taken where Soft-RoCE and mlx5 take
+/// it, and cut where it is used: `docs/VERBS.md` has the table.
 fn check_values(new: &QpAttributes, mask: QpAttributeMask) -> Result<(), VerbsError> {
     let given = |bit, good: bool| !mask.contains(bit) || good;
     let good = given(M::PORT, new.port == PORT)

@@ -80,7 +80,8 @@ impl Engine {
         Err(VerbsError::NoMemory)
     }
 
-    /// An implicit region's bytes can't be counted: where the vNIC or its network is held to a number of them, there is none.
+    /// An implicit region's bytes can't be counted: where the vNIC or its network is held to a
+    /// number of them, there is none.
     pub(crate) fn check_implicit(&mut self, session: SessionId) -> Result<(), VerbsError> {
         let vnic = self.requester.responder.session_vnic(session)?;
         let home = self.requester.responder.completer.vnics.get_mut(vnic).ok_or(VerbsError::NotFound)?;

@@ -1,16 +1,17 @@
 //! Verbs of memory regions: register, change, deregister, and the null region (IBTA 11.2.8).
 //!
 //! Invariant: a region goes, or changes so that something is taken away, only when no copy uses it
-//! and no window is bound to it; its keys are invalid from the first time that this was asked for. A
-//! change that takes nothing away is made at once, and requests in flight do not notice it.
+//! and no window is bound to it; its keys are invalid from the first time that this was asked for.
+//! A change that takes nothing away is made at once, and requests in flight do not notice it.
 use crate::keys::{Backing, MemoryRegion, NOWHERE, Placement, RegionState, check_access};
 use crate::{Engine, MrId, MrKeys, PdId, Refusal, SessionId};
 use freeflow_verbs::{Access, RegionChange, Translation, VerbsError};
 
 impl Engine {
-    /// `address` is where the process sees the memory, `iova` how requests name it. Whether it is mapped there is the
-    /// caller's check. Address 0 and length `u64::MAX` with ON_DEMAND: all that the process has, now and later (an
-    /// implicit region); its bytes do not count, so a vNIC that is held to fewer than by default has none.
+    /// `address` is where the process sees the memory, `iova` how requests name it. Whether it is
+    /// mapped there is the caller's check. Address 0 and length `u64::MAX` with ON_DEMAND: all that
+    /// the process has, now and later (an implicit region); its bytes do not count, so a vNIC that
+    /// is held to fewer than by default has none.
     pub fn register_mr(
         &mut self,
         session: SessionId,
@@ -28,8 +29,8 @@ impl Engine {
         self.enter_region(MemoryRegion::new(session, pd, &placement, Backing::Process))
     }
 
-    /// A region of all addresses without memory: local reads give zeros, local writes are dropped. It has no remote
-    /// rights.
+    /// A region of all addresses without memory: local reads give zeros, local writes are dropped.
+    /// It has no remote rights.
     pub fn alloc_null_mr(&mut self, session: SessionId, pd: PdId) -> Result<MrKeys, VerbsError> {
         self.pd_of(session, pd)?;
         let placement = Placement { address: 0, last: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
@@ -48,10 +49,10 @@ impl Engine {
         Ok(MrKeys { mr, lkey: key, rkey: key })
     }
 
-    /// Changes a region in place; its keys stay. Requests in flight go on if the change takes nothing
-    /// away (`MemoryRegion::keeps_all`). Else `InFlight` until no copy uses it: its keys are invalid
-    /// meanwhile, and requests that name them fail as with an unknown key. An error changes nothing.
-    /// Busy while windows are bound to it (IBTA 11.2.8.5).
+    /// Changes a region in place; its keys stay. Requests in flight go on if the change takes
+    /// nothing away (`MemoryRegion::keeps_all`). Else `InFlight` until no copy uses it: its keys
+    /// are invalid meanwhile, and requests that name them fail as with an unknown key. An error
+    /// changes nothing. Busy while windows are bound to it (IBTA 11.2.8.5).
     pub fn reregister_mr(
         &mut self,
         session: SessionId,
@@ -65,7 +66,7 @@ impl Engine {
             Refusal::Error(error)
         })?;
         let region = self.completer_mut().keys.regions.get_mut(mr).expect("it was found");
-        if region.flights > 0 && !region.keeps_all(&placement, pd.unwrap_or(region.pd)) {
+        if region.in_flight > 0 && !region.keeps_all(&placement, pd.unwrap_or(region.pd)) {
             region.state = RegionState::Changing;
             return Err(Refusal::InFlight);
         }
@@ -122,12 +123,12 @@ impl Engine {
         Ok(placement)
     }
 
-    /// The keys are invalid as soon as this is first called; `InFlight` until no copy uses the region. Busy while windows
-    /// are bound to it: nothing changes then (IBTA 11.2.8.4).
+    /// The keys are invalid as soon as this is first called; `InFlight` until no copy uses the
+    /// region. Busy while windows are bound to it: nothing changes then (IBTA 11.2.8.4).
     pub fn deregister_mr(&mut self, session: SessionId, mr: MrId) -> Result<(), Refusal> {
         self.check_unbound(session, mr).map_err(Refusal::Error)?;
         self.completer_mut().keys.invalidate(mr);
-        if self.completer().keys.regions.get(mr).is_some_and(|region| region.flights > 0) {
+        if self.completer().keys.regions.get(mr).is_some_and(|region| region.in_flight > 0) {
             return Err(Refusal::InFlight);
         }
         self.remove_mr(mr);
@@ -147,6 +148,7 @@ impl Engine {
             self.completer_mut().unbind(window);
         }
         let Some(gone) = self.completer_mut().keys.remove(mr) else { return };
+        assert!(gone.in_flight == 0 && gone.windows == NOWHERE, "no operation and no window uses a region that goes");
         self.drop_pd_child(gone.session, gone.pd);
         self.refund_session(gone.session, |usage| &mut usage.mrs);
         self.count_registered(gone.session, gone.registered_bytes(), 0);

@@ -7,25 +7,26 @@ use freeflow_verbs::{Instant, PRIORITY_MAX, RateLimit, Shaping, TenantId, VerbsE
 impl Engine {
     // ---- what vNICs are held to
 
-    /// What the vNIC's requests are held to from now on; those that wait are looked at again. InvalidArgument: a priority, weight,
-    /// rate or burst that can't be.
+    /// What the vNIC's requests are held to from now on; those that wait are looked at again.
+    /// InvalidArgument: a priority, weight, rate or burst that can't be.
     pub fn set_shaping(&mut self, now: Instant, vnic: VnicId, shaping: Shaping) -> Result<(), VerbsError> {
         self.completer().vnics.get(vnic).ok_or(VerbsError::NotFound)?;
         if !can_be(&shaping) {
             return Err(VerbsError::InvalidArgument);
         }
         self.requester.responder.schedule.set_shapings(now, &[(vnic, shaping)]);
-        self.requester.responder.call_eligible();
+        self.requester.responder.wake_eligible();
         Ok(())
     }
 
-    /// The same for many, in the time that one takes; those that are gone or can't be held to what is said are left out.
+    /// The same for many, in the time that one takes; those that are gone or can't be held to what
+    /// is said are left out.
     pub fn set_shapings(&mut self, now: Instant, shapings: &[(VnicId, Shaping)]) {
         let is_good =
             |(vnic, shaping): &&(VnicId, Shaping)| self.completer().vnics.get(*vnic).is_some() && can_be(shaping);
         let good: Vec<(VnicId, Shaping)> = shapings.iter().filter(is_good).copied().collect();
         self.requester.responder.schedule.set_shapings(now, &good);
-        self.requester.responder.call_eligible();
+        self.requester.responder.wake_eligible();
     }
 
     pub fn shaping(&self, vnic: VnicId) -> Option<Shaping> {
@@ -39,11 +40,12 @@ impl Engine {
             return Err(VerbsError::InvalidArgument);
         }
         self.requester.responder.schedule.set_tenant_limit(now, tenant, &limit);
-        self.requester.responder.call_eligible();
+        self.requester.responder.wake_eligible();
         Ok(())
     }
 
-    /// Whether a limit of rate applies to the vNIC: its own, its QPs' or its tenant's. Then nothing of it may go past the router.
+    /// Whether a limit of rate applies to the vNIC: its own, its QPs' or its tenant's. Then nothing
+    /// of it may go past the router.
     pub fn is_metered(&self, vnic: VnicId) -> bool {
         self.requester.responder.schedule.is_metered(vnic)
     }
@@ -65,7 +67,8 @@ impl Engine {
 
     // ---- turns
 
-    /// The QP has work, or may have: it is named by [`Engine::poll_listed`] in its turn. It must not be listed already.
+    /// The QP has work, or may have: it is named by [`Engine::poll_listed`] in its turn. It must
+    /// not be listed already.
     #[inline]
     pub fn list(&mut self, vnic: VnicId, qp: QpId) {
         self.requester.responder.schedule.push(vnic, qp);

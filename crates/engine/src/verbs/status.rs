@@ -13,15 +13,19 @@ pub struct QpStatus {
     pub peer: Option<(Gid, Qpn)>,
     /// Its peer is on another host: it runs the packet transport.
     pub is_wire: bool,
-    /// The last request that the engine was given since the QP was made, and its bytes; before the first, a SEND of none.
+    /// The last request that the engine was given since the QP was made, and its bytes; before the
+    /// first, a SEND of none.
     pub last: (SendOpcode, u64),
 }
 
 impl Engine {
     /// Number of copies in flight that touch this session's memory or QPs.
     pub fn copies_in_flight(&self, session: crate::SessionId) -> u32 {
-        self.completer().flights.iter().filter(|(_, flight)| self.completer().flight_touches(flight, session)).count()
-            as u32
+        self.completer()
+            .in_flight
+            .iter()
+            .filter(|(_, operation)| self.completer().operation_touches(operation, session))
+            .count() as u32
     }
 
     /// All QPs, of all vNICs or of one.

@@ -16,8 +16,8 @@ impl Engine {
         Ok(self.requester.responder.completer.keys.register_window(&mut self.random, Window::new(session, pd, kind)))
     }
 
-    /// Takes a binding away too. The key is invalid as soon as this is first called; `InFlight` until no copy uses the
-    /// window.
+    /// Takes a binding away too. The key is invalid as soon as this is first called; `InFlight`
+    /// until no copy uses the window.
     pub fn dealloc_mw(&mut self, session: SessionId, mw: MwId) -> Result<(), Refusal> {
         self.completer().keys.windows.owned(session, mw).map_err(Refusal::Error)?;
         if self.completer_mut().release(mw) {
@@ -31,6 +31,7 @@ impl Engine {
     pub(crate) fn remove_mw(&mut self, mw: MwId) {
         self.completer_mut().unbind(mw.index);
         let Some(gone) = self.completer_mut().keys.remove_window(mw) else { return };
+        assert_eq!(gone.in_flight, 0, "no operation uses a window that goes");
         self.drop_pd_child(gone.session, gone.pd);
         self.refund_session(gone.session, |usage| &mut usage.mws);
         for waiter in gone.waiters {

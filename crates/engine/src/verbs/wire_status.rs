@@ -29,19 +29,20 @@ impl Engine {
         })
     }
 
-    /// Bytes that may be on the way to one host, besides the last burst. What is on the way already stays.
+    /// Bytes that may be on the way to one host, besides the last burst. What is on the way already
+    /// stays.
     pub fn set_host_bytes_max(&mut self, bytes: u64) {
         self.completer_mut().hosts.bytes_max = bytes.max(1);
         let hosts: Vec<HostId> = self.completer().hosts.flows.keys().copied().collect();
         for host in hosts {
-            self.completer_mut().call_waiting(host);
+            self.completer_mut().grant_waiting(host);
         }
     }
 
     /// Of all hosts that something is, or was, on the way to.
     pub fn host_flows(&self) -> impl Iterator<Item = HostStatus> + '_ {
         self.completer().hosts.flows.iter().map(|(host, flow)| {
-            let waiting = flow.lanes.values().map(|lane| lane.listed.len()).sum();
+            let waiting = flow.vnic_queues.values().map(|vnic_queue| vnic_queue.listed.len()).sum();
             HostStatus { host: *host, in_flight_bytes: flow.taken_bytes, waiting }
         })
     }

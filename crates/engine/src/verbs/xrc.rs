@@ -8,8 +8,9 @@ use freeflow_verbs::{FileIdentity, QpState, Qpn, VerbsError};
 impl Engine {
     // ---- domains
 
-    /// The domain of `file` in this vNIC, or, without one, a domain that nobody else can open. One that does not exist
-    /// yet needs `create` (NotFound), one that does refuses `exclusive` (Exists).
+    /// The domain of `file` in this vNIC, or, without one, a domain that nobody else can open. One
+    /// that does not exist yet needs `create` (NotFound), one that does refuses `exclusive`
+    /// (Exists).
     pub fn open_xrcd(
         &mut self,
         session: SessionId,
@@ -90,7 +91,7 @@ impl Engine {
                 break number;
             }
         };
-        Ok(XrcQueue { xrcd, domain, cq, number, flights: 0, cookie })
+        Ok(XrcQueue { xrcd, domain, cq, number, in_flight: 0, cookie })
     }
 
     /// The SRQ `id` was made to this plan.
@@ -120,8 +121,9 @@ impl Engine {
 
     // ---- target QPs
 
-    /// One more opener of an `XrcReceive` QP; each has the same QP, and all must destroy it. InvalidArgument: the domain
-    /// has no such QP. Counts as a QP of the vNIC. NoMemory: it is open too often.
+    /// One more opener of an `XrcReceive` QP; each has the same QP, and all must destroy it.
+    /// InvalidArgument: the domain has no such QP. Counts as a QP of the vNIC. NoMemory: it is open
+    /// too often.
     pub fn open_qp(&mut self, session: SessionId, xrcd: XrcdId, qpn: Qpn) -> Result<QpId, VerbsError> {
         let domain = self.requester.responder.domain_of(session, xrcd)?;
         let found = self.requester.responder.qpns.get(qpn.0).and_then(|index| self.completer().qps.at(index));
@@ -143,8 +145,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Who is told of a QP's events: the sessions that have it open (more than one only for `XrcReceive`; a session
-    /// that opened it twice stands there twice). Empty: no such QP.
+    /// Who is told of a QP's events: the sessions that have it open (more than one only for
+    /// `XrcReceive`; a session that opened it twice stands there twice). Empty: no such QP.
     pub fn qp_openers(&self, qp: QpId) -> &[SessionId] {
         let Some(pair) = self.completer().qps.get(qp) else { return &[] };
         pair.target.as_ref().map_or(core::slice::from_ref(&pair.session), |target| &target.openers)
@@ -167,7 +169,8 @@ impl Engine {
             self.completer_mut().qps.unshare(id, session);
             self.qp_mut(id).session = first;
         }
-        // Who asked for RESET, and was to ask again, may be gone: the others shall not find a QP that only seems alive.
+        // Who asked for RESET, and was to ask again, may be gone: the others shall not find a QP
+        // that only seems alive.
         let pair = self.qp_mut(id);
         if pair.teardown == Teardown::Reset {
             pair.teardown = Teardown::None;

@@ -1,18 +1,18 @@
 //! Copies and atomics that the environment answered with `Pending`: what each touches.
 use crate::slab::SlabId;
-use crate::transport::wire::WireFlight;
+use crate::transport::wire::WireOperation;
 use crate::{MwId, QpId, SrqId, Token};
 use freeflow_verbs::SGE_COUNT_MAX;
 use serde::{Deserialize, Serialize};
 
 /// Index and generation of a [`Token`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FlightId {
+pub(crate) struct InFlightId {
     pub index: u32,
     pub generation: u32,
 }
 
-impl SlabId for FlightId {
+impl SlabId for InFlightId {
     fn new(index: u32, generation: u32) -> Self {
         Self { index, generation }
     }
@@ -26,7 +26,7 @@ impl SlabId for FlightId {
     }
 }
 
-impl FlightId {
+impl InFlightId {
     pub fn token(self) -> Token {
         Token(u64::from(self.generation) << 32 | u64::from(self.index))
     }
@@ -37,7 +37,7 @@ impl FlightId {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum FlightKind {
+pub(crate) enum InFlightKind {
     /// So many bytes of payload.
     Chunk {
         bytes: u64,
@@ -45,18 +45,18 @@ pub(crate) enum FlightKind {
     Atomic,
     /// The value found by an atomic, on its way to local memory.
     AtomicResult,
-    /// Of the packet transport: `Flight::requester` is the QP, whichever side it is on.
-    Wire(WireFlight),
+    /// Of the packet transport: `InFlight::requester` is the QP, whichever side it is on.
+    Wire(WireOperation),
 }
 
 const REGIONS_MAX: usize = 2 * SGE_COUNT_MAX;
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     /// Either may be gone, with its process.
     pub requester: QpId,
     pub responder: Option<QpId>,
-    pub kind: FlightKind,
+    pub kind: InFlightKind,
     /// What the responder's memory is reached through, if it is a window.
     pub window: Option<MwId>,
     /// Whose RECV a target QP fills.
@@ -66,8 +66,8 @@ pub(crate) struct Flight {
     pub region_count: u8,
 }
 
-impl Flight {
-    pub fn new(requester: QpId, responder: Option<QpId>, kind: FlightKind, srq: Option<SrqId>) -> Self {
+impl InFlight {
+    pub fn new(requester: QpId, responder: Option<QpId>, kind: InFlightKind, srq: Option<SrqId>) -> Self {
         Self { requester, responder, kind, window: None, srq, regions: [0; REGIONS_MAX], region_count: 0 }
     }
 
