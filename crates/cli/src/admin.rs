@@ -3,8 +3,7 @@
 
 use crate::control::api::{Api, BASE, Trouble};
 use crate::control::encoded;
-use crate::failure::{Context, Failure, Result};
-use crate::record::Record;
+use crate::failure::{Context, Failure, Result, fail};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::{
     AdminErrorCode, AdminReply, AdminRequest, CmStatus, DataPath, NetworkStatus, PeersStatus, QpStatus, RouterStatus,
@@ -101,7 +100,7 @@ impl Admin {
         let mut bytes = Vec::new();
         let (length, _) = receive_message(self.socket.as_fd(), &mut bytes, 0).context(SILENCE)?;
         if length == 0 {
-            crate::fail!("the router closed the admin socket; see its log, or restart it with freeflow up");
+            fail!("the router closed the admin socket; see its log, or restart it with freeflow up");
         }
         match decode(&bytes[..length]).context("the router's reply")? {
             AdminReply::Failed { code, message } => Err(refusal(code, &message)),
@@ -170,11 +169,6 @@ impl Admin {
             AdminReply::Done => Ok(()),
             other => Err(unexpected(&other)),
         }
-    }
-
-    /// A container does not have its vNIC any more: one that was declared stays, another one goes.
-    pub fn leave(&mut self, record: &Record) -> Result<()> {
-        if record.is_declared { self.occupy(&record.id, &record.name, false) } else { self.detach(&record.id) }
     }
 
     pub fn vnics(&mut self) -> Result<Vec<VnicStatus>> {

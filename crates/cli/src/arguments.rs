@@ -255,7 +255,7 @@ pub struct Run {
     #[arg(long, value_name = "VNIC", conflicts_with_all = ["network", "ip", "labels"])]
     pub vnic: Option<String>,
     /// A label of the vNIC, for groups and rules
-    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = crate::run::parse_label)]
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = crate::argument_values::parse_label)]
     pub labels: Vec<(String, String)>,
     /// In the background: print the name and return once the program runs
     #[arg(long, short)]
@@ -383,22 +383,22 @@ pub struct FaultArguments {
     #[arg(value_name = "off", conflicts_with_all = ["loss", "duplicate", "reorder", "corrupt", "delay"])]
     pub off: Option<Off>,
     /// Share of packets to lose, such as 0.1%
-    #[arg(long, value_name = "SHARE", value_parser = crate::wire::parse_share)]
+    #[arg(long, value_name = "SHARE", value_parser = crate::argument_values::parse_share)]
     pub loss: Option<u32>,
     /// Share of packets to send twice
-    #[arg(long, value_name = "SHARE", value_parser = crate::wire::parse_share)]
+    #[arg(long, value_name = "SHARE", value_parser = crate::argument_values::parse_share)]
     pub duplicate: Option<u32>,
     /// Share of packets to send a few packets late
-    #[arg(long, value_name = "SHARE", value_parser = crate::wire::parse_share)]
+    #[arg(long, value_name = "SHARE", value_parser = crate::argument_values::parse_share)]
     pub reorder: Option<u32>,
     /// Share of packets to invert a bit of
-    #[arg(long, value_name = "SHARE", value_parser = crate::wire::parse_share)]
+    #[arg(long, value_name = "SHARE", value_parser = crate::argument_values::parse_share)]
     pub corrupt: Option<u32>,
     /// Time to hold packets back, such as 50us
-    #[arg(long, value_name = "TIME", value_parser = crate::wire::parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = crate::argument_values::parse_time)]
     pub delay: Option<u64>,
     /// Share of packets to hold back
-    #[arg(long, value_name = "SHARE", value_parser = crate::wire::parse_share, default_value = "100%", requires = "delay")]
+    #[arg(long, value_name = "SHARE", value_parser = crate::argument_values::parse_share, default_value = "100%", requires = "delay")]
     pub delayed: u32,
     /// The same seed and packets give the same faults
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]

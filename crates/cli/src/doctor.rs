@@ -2,7 +2,7 @@
 
 use crate::admin::{Admin, Presence};
 use crate::arguments::Format;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, fail};
 use crate::fork::in_child;
 use crate::{abilities, cgroup, output, sys, tools};
 use freeflow_hostnet::run_dir::RunDir;
@@ -44,7 +44,7 @@ impl Check {
 }
 
 pub fn doctor(run_dir: &RunDir, format: Format) -> Result<()> {
-    let root = crate::is_privileged();
+    let root = sys::is_privileged();
     let mut checks = vec![
         privilege(root),
         kernel(),
@@ -70,7 +70,7 @@ pub fn doctor(run_dir: &RunDir, format: Format) -> Result<()> {
         Format::Table => print(&checks),
     }
     if missing > 0 {
-        crate::fail!(
+        fail!(
             "{missing} essential {} missing; the remedies are above",
             if missing == 1 { "thing is" } else { "things are" }
         );

@@ -1,7 +1,7 @@
 //! `freeflow exec`: another program in the namespaces of a running container.
 
 use crate::arguments::Exec;
-use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result};
+use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result, fail};
 use crate::init::{self, Program};
 use crate::record::{Records, State};
 use crate::run::add_settings;
@@ -25,7 +25,7 @@ fn enter(run_dir: &RunDir, arguments: &Exec) -> Result<i32> {
     let record = Records::of(run_dir).get(&arguments.name)?;
     let init = record.init.filter(|_| record.state == State::Running).and_then(|init| Some((init, init.open()?)));
     let Some((init, handle)) = init else {
-        crate::fail!("container {} is not running", record.name);
+        fail!("container {} is not running", record.name);
     };
     let known = record.environment.iter().filter_map(|setting| setting.split_once('='));
     let mut environment: Vec<(String, String)> =

@@ -85,9 +85,9 @@ impl<T, E: fmt::Display> Context<T> for std::result::Result<T, E> {
 }
 
 /// Shorthand for `Err(Failure::new(format!(…)))`.
-#[macro_export]
 macro_rules! fail {
     ($($argument:tt)*) => {
         return Err($crate::failure::Failure::new(format!($($argument)*)))
     };
 }
+pub(crate) use fail;

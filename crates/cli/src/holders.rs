@@ -6,7 +6,7 @@
 //! Invariant: holders come and go under the lock of [`Records`].
 
 use crate::admin::Admin;
-use crate::failure::{Context, Result};
+use crate::failure::{Context, Result, fail};
 use crate::process::Process;
 use crate::record::{Records, check_name};
 use freeflow_hostnet::run_dir::{RunDir, write_atomically};
@@ -61,7 +61,7 @@ impl Holders {
     pub fn take(&self, holder: &Holder, admin: &mut Admin) -> Result<()> {
         let _lock = self.records.lock()?;
         if let Some(user) = self.records.user_of(&holder.vnic) {
-            crate::fail!("the vNIC {} is in use by the container {user}", holder.vnic);
+            fail!("the vNIC {} is in use by the container {user}", holder.vnic);
         }
         let text = serde_json::to_vec_pretty(holder).expect("holders are encodable");
         let path = self.path(&holder.vnic)?;

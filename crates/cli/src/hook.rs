@@ -12,7 +12,7 @@
 //! labels in there may be the image's (podman copies an image's annotations), and nothing tells them apart.
 
 use crate::admin::{Admin, Presence};
-use crate::failure::{Context, Result};
+use crate::failure::{Context, Result, fail};
 use crate::fork::in_child;
 use crate::holders::{Holder, Holders};
 use crate::inject::{Root, Sources};
@@ -82,7 +82,7 @@ pub enum Wanted<'a> {
 pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     let state = read_state()?;
     let Some(process) = Process::of(state.pid) else {
-        crate::fail!("the container's process {} is not there", state.pid);
+        fail!("the container's process {} is not there", state.pid);
     };
     let configuration = read_configuration(&state.bundle)?;
     // As the runtime sees it before it changes into it.

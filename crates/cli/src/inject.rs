@@ -7,7 +7,7 @@
 //! Invariant: these mounts are read-only. They are the host's own files: a container's root must neither change the library
 //! that every other container runs, nor fill or rearrange the directory in which the router makes its socket.
 
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Context, Failure, Result, fail};
 use crate::inject_sysfs::Classes;
 use crate::sys;
 use crate::tools::{LIBRARIES, LIBRARY};
@@ -163,7 +163,7 @@ impl Root {
         for part in path.components() {
             so_far.push(part);
             directory = match self.resolve(&so_far, OFlags::DIRECTORY) {
-                Err(Errno::NOENT) if !self.is_own(&directory, sources) => crate::fail!(
+                Err(Errno::NOENT) if !self.is_own(&directory, sources) => fail!(
                     "/{} would be made in a folder of the host; make that directory there, or mount the folder elsewhere",
                     so_far.display()
                 ),
@@ -217,7 +217,7 @@ impl Root {
                 continue;
             }
             let Some(source) = library.mounts.get(replaced) else {
-                crate::fail!("the container has {name} in more than {LIBRARY_COUNT_MAX} places");
+                fail!("the container has {name} in more than {LIBRARY_COUNT_MAX} places");
             };
             mount_onto(source, &target)
                 .context(format!("can't put the drop-in over {} of the container", directory.join(name).display()))?;
@@ -238,7 +238,7 @@ impl Root {
             match openat(&directory_fd, name, flags, Mode::from(0o644)) {
                 Ok(_) | Err(Errno::EXIST) => {}
                 Err(errno) => {
-                    crate::fail!(
+                    fail!(
                         "the image has no {name} and none can be made in /{}: {errno}; install libibverbs1 in the \
                          image",
                         directory.display()

@@ -7,7 +7,7 @@
 //!
 //! The container works without all this, so nothing here fails it: what went wrong is said on stderr.
 
-use crate::failure::{Context, Result};
+use crate::failure::{Context, Result, fail};
 use crate::inject::{Root, mount_onto};
 use crate::output::complaint;
 use crate::sys;
@@ -71,7 +71,7 @@ impl Root {
         for (directory, path) in [(&system, "/sys"), (&original, "/sys/class")] {
             let kind = fstatfs(directory).context(path)?.f_type;
             if kind as u64 != SYSFS_MAGIC {
-                crate::fail!("{path} is not the kernel's");
+                fail!("{path} is not the kernel's");
             }
         }
         // Nothing of this may travel to the mounts that /sys was copied from.

@@ -12,7 +12,7 @@
 
 use crate::arguments::{Format, LabAction, LabHost, LabOf};
 use crate::exec;
-use crate::failure::{Context, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_RUN_FAILED, Failure, Result};
+use crate::failure::{Context, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_RUN_FAILED, Failure, Result, fail};
 use crate::record::{Records, check_name};
 use crate::{lab_build, lifecycle, output, router, run, show};
 use freeflow_hostnet::guard;
@@ -83,7 +83,7 @@ impl Lab {
         })?;
         let description: Description = serde_json::from_slice(&bytes).context(path.display())?;
         if description.version != VERSION || description.hosts > HOST_COUNT_MAX {
-            crate::fail!("{} is of another version of freeflow", path.display());
+            fail!("{} is of another version of freeflow", path.display());
         }
         Ok(description)
     }
@@ -101,7 +101,7 @@ impl Lab {
     fn checked_host(&self, number: u32) -> Result<RunDir> {
         let count = self.description()?.hosts;
         if !(1..=count).contains(&number) {
-            crate::fail!("--host {number}: the lab {} has the hosts 1 to {count}", self.name);
+            fail!("--host {number}: the lab {} has the hosts 1 to {count}", self.name);
         }
         self.host(number)
     }

@@ -6,7 +6,7 @@
 //! waits until the last helper of a killed `lab up` is done; programs that they start don't.
 
 use crate::arguments::{LabUp, Up};
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Context, Failure, Result, fail};
 use crate::fork::in_child;
 use crate::holders::Holders;
 use crate::hook;
@@ -38,10 +38,10 @@ const MOUNT_COUNT_MAX: usize = 8;
 
 pub fn up(run_dir: &RunDir, arguments: &LabUp, name: &str) -> Result<()> {
     if !(1..=HOST_COUNT_MAX).contains(&arguments.hosts) {
-        crate::fail!("--hosts {}: a lab has 1 to {HOST_COUNT_MAX} hosts", arguments.hosts);
+        fail!("--hosts {}: a lab has 1 to {HOST_COUNT_MAX} hosts", arguments.hosts);
     }
     if !(MTU_BYTES_MIN..=MTU_BYTES_MAX).contains(&arguments.mtu) {
-        crate::fail!("--mtu {}: choose from {MTU_BYTES_MIN} to {MTU_BYTES_MAX}", arguments.mtu);
+        fail!("--mtu {}: choose from {MTU_BYTES_MIN} to {MTU_BYTES_MAX}", arguments.mtu);
     }
     up::check_programs()?;
     make_directory(run_dir.path())?;
@@ -50,9 +50,7 @@ pub fn up(run_dir: &RunDir, arguments: &LabUp, name: &str) -> Result<()> {
     let lab = Lab::new(run_dir, name)?;
     let _lock = lock(run_dir)?;
     if lab.path.exists() {
-        crate::fail!(
-            "there is a lab {name:?} already (or what is left of one); end it with: freeflow lab down --lab {name}"
-        );
+        fail!("there is a lab {name:?} already (or what is left of one); end it with: freeflow lab down --lab {name}");
     }
     if let Err(failure) = build(&lab, arguments) {
         if let Err(left) = dismantle(&lab) {
@@ -196,7 +194,7 @@ pub fn down(run_dir: &RunDir, lab: &Lab, force: bool) -> Result<()> {
     let _lock = lock(run_dir)?;
     for namespace in namespaces(lab)? {
         if is_in(Path::new("/proc/self/ns/net"), &namespace) {
-            crate::fail!("this very command runs in the lab (lab enter); end the lab from outside");
+            fail!("this very command runs in the lab (lab enter); end the lab from outside");
         }
     }
     let mut names = Vec::new();
@@ -204,7 +202,7 @@ pub fn down(run_dir: &RunDir, lab: &Lab, force: bool) -> Result<()> {
         names.extend(live_containers(&host));
     }
     if !names.is_empty() && !force && !up::confirmed(&names)? {
-        crate::fail!(
+        fail!(
             "running: {}; end them first (freeflow lab stop NAME), or use: freeflow{} lab down --lab {} --force",
             names.join(", "),
             run_dir.option(),
@@ -290,7 +288,7 @@ fn release(namespace: &Path) -> Result<()> {
     for process in processes_in(namespace)? {
         process.signal(Signal::KILL).context("can't end a process of the lab")?;
         if !process.wait_end(END_TIMEOUT) {
-            crate::fail!("the process {} of the lab does not end", process.pid);
+            fail!("the process {} of the lab does not end", process.pid);
         }
     }
     let emptied = in_child(|| {

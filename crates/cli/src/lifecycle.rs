@@ -1,7 +1,7 @@
 //! `freeflow stop`, `rm` and `logs`.
 
 use crate::admin::{Admin, Presence};
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Context, Failure, Result, fail};
 use crate::output;
 use crate::process::poll_readable;
 use crate::record::{Record, Records, State};
@@ -31,10 +31,7 @@ pub fn remove(run_dir: &RunDir, names: &[String], force: bool) -> Result<()> {
     each(names, |name| {
         let record = records.get(name).map_err(|failure| hint_engine(run_dir, name, failure))?;
         if record.is_live() && !force {
-            crate::fail!(
-                "container {name} is running; stop it first, or use: freeflow{} rm -f {name}",
-                run_dir.option()
-            );
+            fail!("container {name} is running; stop it first, or use: freeflow{} rm -f {name}", run_dir.option());
         }
         end(run_dir, &record, None)?;
         records.remove(name, &record.id)?;
@@ -79,14 +76,14 @@ pub fn end(run_dir: &RunDir, record: &Record, time: Option<Duration>) -> Result<
                 ended = init.wait_end(END_TIMEOUT);
             }
             if !ended {
-                crate::fail!("{}: its processes do not end (are they blocked in the kernel?)", what());
+                fail!("{}: its processes do not end (are they blocked in the kernel?)", what());
             }
         } else {
             // Still being set up: its supervisor cleans up on no signal but this leaves nothing to run.
             record.supervisor.signal(Signal::KILL).context(what())?;
         }
         if !record.supervisor.wait_end(END_TIMEOUT) {
-            crate::fail!("{}: its supervisor (process {}) does not end", what(), record.supervisor.pid);
+            fail!("{}: its supervisor (process {}) does not end", what(), record.supervisor.pid);
         }
     }
     let mut admin = match Admin::look(run_dir) {
@@ -104,9 +101,7 @@ pub fn logs(run_dir: &RunDir, name: &str, follow: bool) -> Result<()> {
     let records = Records::of(run_dir);
     let record = records.get(name)?;
     if !record.detached {
-        crate::fail!(
-            "container {name} runs in the foreground: its output went there; logs are kept for freeflow run -d"
-        );
+        fail!("container {name} runs in the foreground: its output went there; logs are kept for freeflow run -d");
     }
     let path = run_dir.log(name);
     let mut log = File::open(&path).context(format!("can't read the log {}", path.display()))?;

@@ -7,6 +7,7 @@
 
 mod abilities;
 mod admin;
+mod argument_values;
 mod arguments;
 mod arguments_control;
 mod cgroup;
@@ -49,7 +50,6 @@ use clap::Parser;
 use failure::{EXIT_RUN_FAILED, Failure, Result};
 use freeflow_hostnet::run_dir::RunDir;
 use hook::Wanted;
-use rustix::thread::CapabilitySet;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -117,15 +117,8 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
     Ok(0)
 }
 
-/// Whether this process may make interfaces, namespaces and mounts.
-fn is_privileged() -> bool {
-    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
-    rustix::process::geteuid().is_root()
-        && rustix::thread::capabilities(None).is_ok_and(|mine| mine.effective.contains(needed))
-}
-
 fn require_privilege(command: &Command) -> Result<()> {
-    if is_privileged() {
+    if sys::is_privileged() {
         return Ok(());
     }
     let why = match command {

@@ -3,7 +3,7 @@
 use crate::admin::{Admin, Presence};
 use crate::failure::{Failure, Result};
 use crate::inject_sysfs::name_interface;
-use crate::{output, tools};
+use crate::{output, sys, tools};
 use freeflow_hostnet::inventory::Inventory;
 use freeflow_hostnet::ports::{self, Bridge};
 use freeflow_hostnet::reconciler::{explain, reconcile};
@@ -14,7 +14,7 @@ use std::path::Path;
 /// The CDI file, interfaces and bridges that nobody needs. A caller who may not do this leaves it to the router, whose reconciler
 /// does it, too.
 pub fn reconcile_host(run_dir: &RunDir) {
-    if !crate::is_privileged() || run_dir.enter_network().is_err() {
+    if !sys::is_privileged() || run_dir.enter_network().is_err() {
         return;
     }
     let Presence::Running(mut admin) = Admin::look(run_dir) else { return };

@@ -2,7 +2,7 @@
 
 use crate::admin::Admin;
 use crate::arguments::{Format, Peers};
-use crate::failure::{Context, Result};
+use crate::failure::{Context, Result, fail};
 use crate::output;
 use crate::up;
 use freeflow_hostnet::run_dir::RunDir;
@@ -41,14 +41,14 @@ pub fn key(path: &Path) -> Result<String> {
     let mut file = match File::options().write(true).create_new(true).mode(0o600).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return existing_key(path),
-        Err(error) => crate::fail!("can't make {shown}: {error}"),
+        Err(error) => fail!("can't make {shown}: {error}"),
     };
     let pattern = PATTERN.parse().context("the key's kind")?;
     let pair = snow::Builder::new(pattern).generate_keypair().context("can't make a key")?;
     let written = writeln!(file, "{}", hexadecimal(&pair.private)).and_then(|()| file.sync_all());
     if let Err(error) = written {
         let _ = std::fs::remove_file(path);
-        crate::fail!("can't write {shown}: {error}");
+        fail!("can't write {shown}: {error}");
     }
     Ok(hexadecimal(&pair.public))
 }
@@ -59,14 +59,12 @@ fn existing_key(path: &Path) -> Result<String> {
     let file = File::open(path).context(format!("can't read {shown}"))?;
     let metadata = file.metadata().context(format!("can't read {shown}"))?;
     if metadata.mode() & 0o077 != 0 {
-        crate::fail!(
-            "{shown}: others may read or write it, so it is no secret; use another file, or chmod 600 {shown}"
-        );
+        fail!("{shown}: others may read or write it, so it is no secret; use another file, or chmod 600 {shown}");
     }
     let mut text = String::new();
     file.take(FILE_BYTES_MAX).read_to_string(&mut text).context(format!("can't read {shown}"))?;
     let Some(private) = bytes(text.trim_ascii()) else {
-        crate::fail!("{shown}: there is something else in it, not a key; give the name of a new file");
+        fail!("{shown}: there is something else in it, not a key; give the name of a new file");
     };
     let mut pair = DefaultResolver.resolve_dh(&snow::params::DHChoice::Curve25519).expect("the one that is built in");
     pair.set(&private);

@@ -7,7 +7,7 @@
 
 use crate::admin::Admin;
 use crate::arguments::{Format, Ping};
-use crate::failure::{Context as _, Failure, Result};
+use crate::failure::{Context as _, Failure, Result, fail};
 use crate::output;
 use crate::qps::{self, Qp};
 use freeflow_client::{
@@ -175,16 +175,16 @@ impl End {
             });
             polled.context(format!("container {}: can't poll", self.name))?;
             if let Some(status) = bad {
-                crate::fail!("container {}: a request failed: {status:?}", self.name);
+                fail!("container {}: a request failed: {status:?}", self.name);
             }
             if let Some(what) = arrived {
                 if what != (number, self.bytes) {
-                    crate::fail!("container {}: another message came than was sent: {what:?}", self.name);
+                    fail!("container {}: another message came than was sent: {what:?}", self.name);
                 }
                 return self.post_receive();
             }
             if Instant::now() > deadline {
-                crate::fail!("container {}: message {number} did not come within {ANSWER_TIMEOUT:?}", self.name);
+                fail!("container {}: message {number} did not come within {ANSWER_TIMEOUT:?}", self.name);
             }
         }
     }
@@ -270,7 +270,7 @@ pub fn ping(run_dir: &RunDir, arguments: &Ping) -> Result<()> {
     let vnics = admin.vnics()?;
     let (one, other) = (find(&vnics, &arguments.from)?, find(&vnics, &arguments.to)?);
     if one.network != other.network {
-        crate::fail!(
+        fail!(
             "{} is in network {} and {} in network {}: what is measured is within one",
             one.name,
             one.network,

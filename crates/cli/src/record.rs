@@ -4,7 +4,7 @@
 //! Invariant: a record whose supervisor lives belongs to that supervisor; others only touch it after its death.
 
 use crate::admin::Admin;
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Context, Failure, Result, fail};
 use crate::holders::Holders;
 use crate::process::Process;
 use freeflow_hostnet::run_dir::{RunDir, lock_file, write_atomically};
@@ -61,6 +61,11 @@ pub struct Record {
 }
 
 impl Record {
+    /// The container does not have its vNIC any more: one that was declared stays, another one goes.
+    pub fn leave_vnic(&self, admin: &mut Admin) -> Result<()> {
+        if self.is_declared { admin.occupy(&self.id, &self.name, false) } else { admin.detach(&self.id) }
+    }
+
     /// Whether it uses resources: being set up, or running.
     pub fn is_live(&self) -> bool {
         match self.state {
@@ -116,13 +121,13 @@ impl Records {
     pub fn reserve(&self, record: &Record) -> Result<()> {
         let _lock = self.lock()?;
         if self.path(&record.name).exists() {
-            crate::fail!(
+            fail!(
                 "a container is called {0:?} already; choose another --name, or remove it with: freeflow rm -f {0}",
                 record.name
             );
         }
         if let Some(user) = self.user_of(&record.id) {
-            crate::fail!("the vNIC {} is in use by the container {user}", record.id);
+            fail!("the vNIC {} is in use by the container {user}", record.id);
         }
         self.write(record)
     }
@@ -189,7 +194,7 @@ impl Records {
                 continue;
             }
             if let Some(admin) = admin.as_deref_mut() {
-                admin.leave(&record)?;
+                record.leave_vnic(admin)?;
             }
             if record.remove || record.state == State::Created {
                 self.remove_locked(&record.name, &record.id);

@@ -1,7 +1,7 @@
 //! Starting and ending the router process.
 
 use crate::cgroup;
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Context, Failure, Result, fail};
 use crate::process::{Process, poll_readable};
 use crate::sys::{self, Fork};
 use crate::tools;
@@ -148,7 +148,7 @@ pub fn wait_end(process: Process, at_once: bool) -> Result<()> {
     if at_once || !process.wait_end(END_TIMEOUT) {
         process.signal(Signal::KILL).context("can't end the router")?;
         if !process.wait_end(END_TIMEOUT) {
-            crate::fail!("the router (process {}) does not end", process.pid);
+            fail!("the router (process {}) does not end", process.pid);
         }
     }
     Ok(())

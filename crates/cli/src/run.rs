@@ -1,7 +1,7 @@
 //! `freeflow run`: from the command line to a plan, in the foreground or the background.
 
 use crate::arguments::Run;
-use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result};
+use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result, fail};
 use crate::init::Program;
 use crate::record::check_name;
 use crate::supervisor::{Plan, supervise};
@@ -9,7 +9,6 @@ use crate::sys::{self, Fork};
 use crate::view::Volume;
 use crate::{terminal, tools};
 use freeflow_hostnet::run_dir::RunDir;
-use freeflow_protocol::admin::OWN_LABELS;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -33,7 +32,7 @@ fn plan(arguments: Run) -> Result<Plan> {
     }
     let working_directory = match arguments.working_directory {
         Some(directory) if directory.is_absolute() => directory,
-        Some(directory) => crate::fail!("the working directory {} is not an absolute path", directory.display()),
+        Some(directory) => fail!("the working directory {} is not an absolute path", directory.display()),
         None => std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
     };
     Ok(Plan {
@@ -79,7 +78,7 @@ pub fn add_settings(environment: &mut Vec<(String, String)>, settings: &[String]
             None => (setting.clone(), std::env::var(setting).ok()),
         };
         if key.is_empty() || key.contains('\0') {
-            crate::fail!("-e {setting:?}: write KEY=VALUE, or KEY alone to pass the caller's on");
+            fail!("-e {setting:?}: write KEY=VALUE, or KEY alone to pass the caller's on");
         }
         environment.retain(|(known, _)| *known != key);
         environment.extend(value.map(|value| (key, value)));
@@ -87,28 +86,19 @@ pub fn add_settings(environment: &mut Vec<(String, String)>, settings: &[String]
     Ok(())
 }
 
-/// `KEY=VALUE`; the router says what else is wrong with it.
-pub fn parse_label(text: &str) -> std::result::Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, _)) if OWN_LABELS.contains(&key) => Err(format!("freeflow itself uses the label {key}")),
-        Some((key, value)) if !key.is_empty() => Ok((key.to_string(), value.to_string())),
-        _ => Err("write KEY=VALUE".into()),
-    }
-}
-
 fn parse_volume(text: &str) -> Result<Volume> {
     let parts: Vec<&str> = text.split(':').collect();
     let (source, target, read_only) = match parts[..] {
         [source, target] | [source, target, "rw"] => (source, target, false),
         [source, target, "ro"] => (source, target, true),
-        _ => crate::fail!("-v {text:?}: write FROM:TO or FROM:TO:ro"),
+        _ => fail!("-v {text:?}: write FROM:TO or FROM:TO:ro"),
     };
     let (source, target) = (PathBuf::from(source), PathBuf::from(target));
     if !source.is_absolute() || !target.is_absolute() || target == Path::new("/") {
-        crate::fail!("-v {text:?}: both have to be absolute paths, and not to /");
+        fail!("-v {text:?}: both have to be absolute paths, and not to /");
     }
     if !source.exists() {
-        crate::fail!("-v {text:?}: there is no {}", source.display());
+        fail!("-v {text:?}: there is no {}", source.display());
     }
     Ok(Volume { source, target, read_only })
 }
@@ -131,7 +121,7 @@ fn in_background(run_dir: &RunDir, plan: &Plan) -> Result<i32> {
                     Ok(0)
                 }
                 Some((code, message)) => Err(Failure::new(message).with_code(code.parse().unwrap_or(EXIT_RUN_FAILED))),
-                None => crate::fail!("the container's supervisor died"),
+                None => fail!("the container's supervisor died"),
             }
         }
     }
@@ -189,15 +179,6 @@ mod tests {
         assert_eq!(parse_volume("/tmp:/data:ro").unwrap(), volume("/tmp", "/data", true));
         for bad in ["/tmp", "/tmp:/data:xx", "tmp:/data", "/tmp:data", "/tmp:/", "/no/such/file:/data", "a:b:c:d"] {
             assert!(parse_volume(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn labels_are_parsed_and_ours_are_ours() {
-        assert_eq!(parse_label("a=b=c").unwrap(), ("a".to_string(), "b=c".to_string()));
-        assert_eq!(parse_label("a=").unwrap().1, "");
-        for bad in ["", "a", "=b", "engine=oci", "pid=1"] {
-            assert!(parse_label(bad).is_err(), "{bad}");
         }
     }
 

@@ -7,7 +7,6 @@ use crate::failure::Result;
 use crate::holders::Holders;
 use crate::output;
 use crate::record::{Record, Records, State, now_s};
-use crate::up::describe_workers;
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::{NetworkStatus, RouterStatus, VnicStatus};
 use serde::Serialize;
@@ -311,4 +310,9 @@ pub fn version(run_dir: &RunDir) {
     if let Presence::Running(admin) = Admin::look(run_dir) {
         output::line(format!("router   {} (process {}, {})", admin.version, admin.pid, run_dir.path().display()));
     }
+}
+
+/// Nothing where there is but the router's own.
+pub fn describe_workers(count: u32) -> String {
+    if count == 1 { String::new() } else { format!(", {count} workers") }
 }

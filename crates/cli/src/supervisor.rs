@@ -1,7 +1,7 @@
 //! The host's side of a `freeflow run` container: gives it its vNIC, starts it, watches it, cleans up after it.
 
 use crate::admin::Admin;
-use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result};
+use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result, fail};
 use crate::init::{self, GO, Program, Report};
 use crate::names;
 use crate::networks;
@@ -65,7 +65,7 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
             Ok(code)
         }
         Err(failure) => {
-            let _ = admin.leave(&record);
+            let _ = record.leave_vnic(&mut admin);
             ports::unplug(run_dir, &record.id);
             records.remove(&record.name, &record.id)?;
             Err(failure.or_code(EXIT_RUN_FAILED))
@@ -183,7 +183,7 @@ pub fn declared_vnic(admin: &mut Admin, name: &str) -> Result<VnicStatus> {
     let vnic = admin.vnics()?.into_iter().find(|vnic| vnic.id == name);
     let vnic = vnic.ok_or_else(|| Failure::new(format!("no vNIC is called {name:?}; see: freeflow get vnics")))?;
     if vnic.labels.iter().any(|(key, _)| key == "engine") {
-        crate::fail!("the vNIC {name} was made for the container {}, and goes with it", vnic.name);
+        fail!("the vNIC {name} was made for the container {}, and goes with it", vnic.name);
     }
     Ok(vnic)
 }
@@ -222,13 +222,13 @@ fn connect(
     let mut fds = match next_report(channel)? {
         Some((Report::Ready, fds)) => fds,
         Some((Report::Failed { message, code }, _)) => return Err(Failure::new(message).with_code(code)),
-        None => crate::fail!("the container's init ended before it was ready"),
+        None => fail!("the container's init ended before it was ready"),
     };
     plug(init_pid)?;
     send_message(channel.as_fd(), GO, &[]).context("the container's init")?;
     match next_report(channel)? {
         Some((Report::Failed { message, code }, _)) => return Err(Failure::new(message).with_code(code)),
-        Some((Report::Ready, _)) => crate::fail!("the container's init got out of step"),
+        Some((Report::Ready, _)) => fail!("the container's init got out of step"),
         None => {}
     }
     record.command_pid = first_child(init_pid).or(Some(init_pid));
@@ -303,7 +303,7 @@ pub fn watch(running: &Running, signals: &Signals) -> i32 {
 /// Frees what the container used. A router that is away is no obstacle: `freeflow up` settles the rest.
 fn finish(run_dir: &RunDir, records: &Records, mut record: Record, code: i32) -> Result<()> {
     if let Ok(mut admin) = Admin::connect(run_dir) {
-        let _ = admin.leave(&record);
+        let _ = record.leave_vnic(&mut admin);
     }
     ports::unplug(run_dir, &record.id);
     if record.remove {

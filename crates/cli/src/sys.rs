@@ -5,9 +5,16 @@
 #![allow(unsafe_code)]
 
 use rustix::process::Pid;
-use rustix::thread::UnshareFlags;
+use rustix::thread::{CapabilitySet, UnshareFlags};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Whether this process may make interfaces, namespaces and mounts.
+pub fn is_privileged() -> bool {
+    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
+    rustix::process::geteuid().is_root()
+        && rustix::thread::capabilities(None).is_ok_and(|mine| mine.effective.contains(needed))
+}
 
 /// Both sides of a fork.
 pub enum Fork {

@@ -1,6 +1,6 @@
 //! Programs and files that the command needs: where they are.
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, fail};
 use freeflow_hostnet::programs::{find_in, is_executable};
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ pub fn router() -> Result<PathBuf> {
         if is_executable(&path) {
             return Ok(path);
         }
-        crate::fail!("$FREEFLOW_ROUTER names {}, which is not a program", path.display());
+        fail!("$FREEFLOW_ROUTER names {}, which is not a program", path.display());
     }
     let beside = own_path()?.with_file_name("freeflow-router");
     if is_executable(&beside) {
@@ -46,7 +46,7 @@ pub fn library() -> Result<PathBuf> {
     if let Some(directory) = std::env::var_os("FREEFLOW_LIBDIR").map(PathBuf::from) {
         match missing_in(&directory) {
             None if directory.is_absolute() => return Ok(directory.join(LIBRARY)),
-            missing => crate::fail!(
+            missing => fail!(
                 "$FREEFLOW_LIBDIR names {}, where there is no {}",
                 directory.display(),
                 missing.unwrap_or(LIBRARY)

@@ -2,7 +2,7 @@
 
 use crate::admin::{Admin, Presence};
 use crate::arguments::{Up, Workers};
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Context, Failure, Result, fail};
 use crate::holders::Holders;
 use crate::process::Process;
 use crate::record::{Record, Records};
@@ -131,7 +131,7 @@ pub fn join(run_dir: &RunDir, settings: &Settings) -> Result<()> {
 pub fn check_programs() -> Result<()> {
     tools::router()?;
     if programs::find("tc").is_none() {
-        crate::fail!("the program tc is missing; install it, for example: apt-get install iproute2");
+        fail!("the program tc is missing; install it, for example: apt-get install iproute2");
     }
     Ok(())
 }
@@ -142,7 +142,7 @@ fn resolve_settings(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
     let asked_pool = match &arguments.pool {
         Some(text) => {
             if addresses::parse_cidr(text).is_none_or(|(_, prefix_length)| !(8..=29).contains(&prefix_length)) {
-                crate::fail!("--pool {text:?}: write an IPv4 range such as 10.111.0.0/16, of /8 to /29");
+                fail!("--pool {text:?}: write an IPv4 range such as 10.111.0.0/16, of /8 to /29");
             }
             Some(text.clone())
         }
@@ -193,7 +193,7 @@ fn resolve_settings(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
 fn among_peers(arguments: &Up, last: Option<&Settings>) -> Result<Option<(PathBuf, Peers)>> {
     let Some(path) = arguments.peers.clone().or_else(|| last?.peers.clone()) else {
         if arguments.address.is_some() {
-            crate::fail!("--address goes with --peers: a host without peers needs none");
+            fail!("--address goes with --peers: a host without peers needs none");
         }
         return Ok(None);
     };
@@ -202,10 +202,10 @@ fn among_peers(arguments: &Up, last: Option<&Settings>) -> Result<Option<(PathBu
     // Before a router is started with it.
     overlay::underlay(&peers)?;
     if let Some(asked) = arguments.address.filter(|asked| *asked != peers.address) {
-        crate::fail!("--address {asked}: the peers file {} gives this host {}", path.display(), peers.address);
+        fail!("--address {asked}: the peers file {} gives this host {}", path.display(), peers.address);
     }
     if let Some(asked) = arguments.host.as_ref().filter(|asked| **asked != peers.host) {
-        crate::fail!("--host {asked}: the peers file {} calls this host {}", path.display(), peers.host);
+        fail!("--host {asked}: the peers file {} calls this host {}", path.display(), peers.host);
     }
     Ok(Some((path, peers)))
 }
@@ -228,13 +228,13 @@ fn kept_pool(state: &Path) -> Option<String> {
 fn check_range(pool: &str, range: Option<&str>, among: Option<&(PathBuf, Peers)>) -> Result<()> {
     let Some(range) = range else {
         if among.is_some_and(|(_, peers)| !peers.peers.is_empty()) {
-            crate::fail!("--peers needs --range: the part of the pool {pool} that this host gives out");
+            fail!("--peers needs --range: the part of the pool {pool} that this host gives out");
         }
         return Ok(());
     };
     let parts = addresses::parse_cidr(range).zip(addresses::parse_cidr(pool));
     if parts.is_none_or(|(range, pool)| range.1 > 29 || range.1 < pool.1 || !addresses::overlap(range, pool)) {
-        crate::fail!("--range {range:?}: write a part of the pool {pool}, such as 10.111.2.0/24, down to /29");
+        fail!("--range {range:?}: write a part of the pool {pool}, such as 10.111.2.0/24, down to /29");
     }
     Ok(())
 }
@@ -363,7 +363,7 @@ fn print_summary(run_dir: &RunDir, started: &Started) {
         "  router     process {}, mode {}{}, log {}",
         status.pid,
         crate::show::mode_text(status),
-        describe_workers(status.worker_count),
+        crate::show::describe_workers(status.worker_count),
         run_dir.router_log().display()
     ));
     output::line(format!("  socket     {}", run_dir.admin_socket().display()));
@@ -393,11 +393,6 @@ fn print_summary(run_dir: &RunDir, started: &Started) {
     }
     output::line("");
     output::line(format!("Next: freeflow{option} run -- ibv_devinfo"));
-}
-
-/// Nothing where there is but the router's own.
-pub fn describe_workers(count: u32) -> String {
-    if count == 1 { String::new() } else { format!(", {count} workers") }
 }
 
 fn describe(path: DataPath) -> &'static str {
@@ -449,7 +444,7 @@ pub fn take_down(run_dir: &RunDir, force: bool) -> Result<Vec<String>> {
     let foreign: Vec<String> = attached.map(|vnic| vnic.name.clone()).chain(held).collect();
     let names: Vec<String> = live.iter().map(|record| record.name.clone()).chain(foreign.iter().cloned()).collect();
     if !names.is_empty() && !force && !confirmed(&names)? {
-        crate::fail!(
+        fail!(
             "running: {}; end them first (freeflow{option} stop NAME), or use: freeflow{option} down --force",
             names.join(", "),
             option = run_dir.option()

@@ -2,7 +2,7 @@
 
 use crate::admin::Admin;
 use crate::arguments::{Capture, FaultArguments, Format, WireAction};
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Context, Failure, Result, fail};
 use crate::output;
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::{Named, WireFaults, WireStatus};
@@ -13,7 +13,6 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::net::IpAddr;
 use std::path::Path;
 
-const MILLION: f64 = 1e6;
 /// Passed on at once, bytes.
 const COPY_BYTES: usize = 1 << 16;
 
@@ -165,33 +164,6 @@ fn describe(faults: &WireFaults) -> String {
     all.join(", ")
 }
 
-/// A share such as `0.1%` or `0.001`, in parts per million.
-pub fn parse_share(text: &str) -> std::result::Result<u32, String> {
-    let (number, unit) = match text.strip_suffix('%') {
-        Some(number) => (number, MILLION / 100.0),
-        None => (text, MILLION),
-    };
-    let value: f64 = number.trim().parse().map_err(|_| "not a share, like 0.1% or 0.001".to_string())?;
-    if !(0.0..=MILLION / unit).contains(&value) {
-        return Err("a share is between 0 and 100%".into());
-    }
-    Ok((value * unit).round() as u32)
-}
-
-/// A time such as `50us`, `1.5ms`, `2s`, in nanoseconds; at most a minute.
-pub fn parse_time(text: &str) -> std::result::Result<u64, String> {
-    let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)];
-    let (number, unit) = units
-        .iter()
-        .find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))
-        .ok_or("a time has a unit: ns, us, ms or s")?;
-    let value: f64 = number.trim().parse().map_err(|_| "not a time, like 50us".to_string())?;
-    if !(0.0..=60e9).contains(&(value * unit)) {
-        return Err("a delay is at most a minute".into());
-    }
-    Ok((value * unit) as u64)
-}
-
 fn faults(run_dir: &RunDir, arguments: &FaultArguments) -> Result<()> {
     let FaultArguments { off, loss, duplicate, reorder, corrupt, delay, delayed, seed } = *arguments;
     let faults = WireFaults {
@@ -205,7 +177,7 @@ fn faults(run_dir: &RunDir, arguments: &FaultArguments) -> Result<()> {
     };
     let is_nothing = WireFaults { seed: 0, ..faults } == WireFaults::default();
     if off.is_none() && is_nothing {
-        crate::fail!("say which faults, or off; see freeflow wire faults --help");
+        fail!("say which faults, or off; see freeflow wire faults --help");
     }
     Admin::connect(run_dir)?.set_wire_faults((off.is_none()).then_some(faults))
 }
@@ -215,9 +187,7 @@ pub fn capture(run_dir: &RunDir, arguments: &Capture) -> Result<()> {
     let mut admin = Admin::connect(run_dir)?;
     let is_stdout = arguments.write.as_deref().is_none_or(|path| path == Path::new("-"));
     if is_stdout && io::stdout().is_terminal() {
-        crate::fail!(
-            "packets are no text: name a file (-w FILE), or pipe them on (freeflow capture | wireshark -k -i -)"
-        );
+        fail!("packets are no text: name a file (-w FILE), or pipe them on (freeflow capture | wireshark -k -i -)");
     }
     let mut into: Box<dyn Write> = match &arguments.write {
         Some(path) if !is_stdout => Box::new(File::create(path).context(path.display())?),
@@ -231,7 +201,7 @@ pub fn capture(run_dir: &RunDir, arguments: &Capture) -> Result<()> {
     })?;
     let (packets, lost, error) = admin.end_capture()?;
     if let Some(error) = error {
-        crate::fail!("the capture ended early: {error}");
+        fail!("the capture ended early: {error}");
     }
     output::complaint(format!("{packets} packets captured, {lost} lost because they came too fast"));
     Ok(())
@@ -249,22 +219,5 @@ fn copy(mut from: File, into: &mut dyn Write) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             result => result?,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_and_times_are_read() {
-        assert_eq!(parse_share("0.1%"), Ok(1000));
-        assert_eq!(parse_share("0.5"), Ok(500_000));
-        assert_eq!(parse_share("100%"), Ok(1_000_000));
-        assert!(parse_share("101%").is_err() && parse_share("-1%").is_err() && parse_share("x").is_err());
-        assert_eq!(parse_time("50us"), Ok(50_000));
-        assert_eq!(parse_time("1.5ms"), Ok(1_500_000));
-        assert_eq!(parse_time("7ns"), Ok(7));
-        assert!(parse_time("50").is_err() && parse_time("2h").is_err() && parse_time("61s").is_err());
     }
 }

@@ -5,7 +5,7 @@
 
 use super::api::{Cause, EXIT_REFUSED};
 use super::kinds::Kind;
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Context, Failure, Result, fail};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use serde_saphyr::Spanned;
@@ -84,7 +84,7 @@ pub fn read(paths: &[PathBuf]) -> Result<Vec<Item>> {
         for (name, text) in texts(path, &mut left)? {
             items.extend(parse(&name, &text).map_err(|failure| failure.or_code(EXIT_REFUSED))?);
             if items.len() > ITEM_COUNT_MAX {
-                crate::fail!("{name}: these are more than {ITEM_COUNT_MAX} objects; apply them in parts");
+                fail!("{name}: these are more than {ITEM_COUNT_MAX} objects; apply them in parts");
             }
         }
     }
@@ -121,7 +121,7 @@ fn texts(path: &Path, left: &mut u64) -> Result<Vec<(String, String)>> {
             files.push(file);
         }
         if files.len() > FILE_COUNT_MAX {
-            crate::fail!("{name}: more than {FILE_COUNT_MAX} files");
+            fail!("{name}: more than {FILE_COUNT_MAX} files");
         }
     }
     files.sort();

@@ -13,7 +13,7 @@ mod watch;
 
 use crate::arguments::Command;
 use crate::arguments_control::{Apply, Describe, Diff, Format, Get};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, fail};
 use crate::{networks, output};
 use api::{Answer, Api, BASE, Refusal, Trouble};
 use freeflow_hostnet::run_dir::RunDir;
@@ -71,7 +71,7 @@ fn send(api: &Api, items: &[Item], dry_run: bool) -> Result<Vec<Value>> {
         Err(trouble) => return Err(trouble.into()),
     };
     if results.len() != items.len() {
-        crate::fail!("the router's answer tells of {} objects; {} were sent", results.len(), items.len());
+        fail!("the router's answer tells of {} objects; {} were sent", results.len(), items.len());
     }
     Ok(results)
 }
