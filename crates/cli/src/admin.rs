@@ -1,8 +1,7 @@
 //! The router, seen from this command: its admin socket, on which containers get and lose their vNICs, packets are captured and
 //! the router is ended; and its REST server, for all else.
 
-use crate::control::api::{Api, BASE, Trouble};
-use crate::control::encoded;
+use crate::control::api::{Api, BASE, Trouble, encoded};
 use crate::failure::{Context, Failure, Result, fail};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::{

@@ -4,8 +4,8 @@ use crate::real::{self, set_errno};
 use crate::signals::with_mask;
 use crate::table::{inside, rsocket_of};
 use libc::{c_int, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use std::time::Duration;
 use std::slice;
+use std::time::Duration;
 
 /// More entries than any program polls.
 const ENTRIES_MAX: nfds_t = 1 << 20;

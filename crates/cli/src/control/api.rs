@@ -21,6 +21,19 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
 pub const BASE: &str = "/apis/freeflow.io/v1";
+/// For a path or a query (RFC 3986, section 2.1).
+pub fn encoded(text: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
 /// How long the router may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest answer, and longest line of a watch, bytes.
@@ -318,5 +331,16 @@ impl hyper::rt::Write for Stream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_paths_are_encoded() {
+        assert_eq!(encoded("a-b.c_1~"), "a-b.c_1~");
+        assert_eq!(encoded("a/b?c=d e%ä"), "a%2Fb%3Fc%3Dd%20e%25%C3%A4");
     }
 }

@@ -1,8 +1,9 @@
 //! `freeflow delete`: one object after the other, whoever names another before it. Several are all looked at before the first goes.
 
+use super::api::encoded;
 use super::api::{Answer, Api, Refusal, Trouble};
 use super::kinds::Kind;
-use super::{encoded, list_of, manifest, path_of, print_value};
+use super::{list_of, manifest, path_of, print_value};
 use crate::arguments_control::Delete;
 use crate::failure::{Failure, Result};
 use crate::{networks, output};

@@ -15,7 +15,7 @@ use crate::arguments::Command;
 use crate::arguments_control::{Apply, Describe, Diff, Format, Get};
 use crate::failure::{Failure, Result, fail};
 use crate::{networks, output};
-use api::{Answer, Api, BASE, Refusal, Trouble};
+use api::{Answer, Api, BASE, Refusal, Trouble, encoded};
 use freeflow_hostnet::run_dir::RunDir;
 use kinds::Kind;
 use manifest::{Item, to_yaml};
@@ -46,19 +46,6 @@ pub fn dispatch(run_dir: &RunDir, command: &Command) -> Option<Result<i32>> {
 
 fn path_of(kind: Kind, name: &str) -> String {
     format!("{BASE}/{}/{}", kind.plural, encoded(name))
-}
-
-/// For a path or a query (RFC 3986, section 2.1).
-pub fn encoded(text: &str) -> String {
-    let mut encoded = String::new();
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    encoded
 }
 
 /// What the objects of files become, or would.
@@ -252,11 +239,5 @@ mod tests {
         assert_eq!(name(&details, 2).as_deref(), Some("a"));
         details = api::Details { causes: vec![api::Cause::default()], ..api::Details::default() };
         assert_eq!((name(&details, 2), name(&details, 1).as_deref()), (None, Some("a")));
-    }
-
-    #[test]
-    fn names_in_paths_are_encoded() {
-        assert_eq!(encoded("a-b.c_1~"), "a-b.c_1~");
-        assert_eq!(encoded("a/b?c=d e%ä"), "a%2Fb%3Fc%3Dd%20e%25%C3%A4");
     }
 }

@@ -1,8 +1,8 @@
 //! `freeflow top`: what each vNIC and queue pair does, from two looks at what they have done so far.
 
+use super::api::encoded;
 use super::api::{Api, BASE};
 use super::columns::harmless;
-use super::encoded;
 use crate::arguments::Format;
 use crate::arguments_control::{Top, TopSort};
 use crate::failure::{Context, Failure, Result};

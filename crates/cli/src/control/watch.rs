@@ -1,10 +1,11 @@
 //! `freeflow get -w`: what there is, then each change, until the caller or the router ends it.
 
+use super::api::encoded;
 use super::api::{Answer, Api, BASE, Trouble};
 use super::columns;
 use super::kinds::Kind;
 use super::manifest::to_yaml;
-use super::{encoded, items_of, list};
+use super::{items_of, list};
 use crate::arguments_control::{Format, Get};
 use crate::failure::{Failure, Result};
 use crate::output;
