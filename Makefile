@@ -49,8 +49,8 @@ test-full: ## the same with longer runs of what is random
 	FREEFLOW_TEST_FULL=1 scripts/test-stages
 
 test-interop: build ## compare with a real kernel's Soft-RoCE, in an emulated guest
-	tests/interop.py --packages
-	tests/external.py --all
+	/usr/bin/python3 -m pytest -v tests/interop/test_recording.py
+	/usr/bin/python3 -m pytest -v --full tests/interop/test_external.py
 
 test-sanitizers: build ## libibverbs and the C test programs under AddressSanitizer
 	scripts/test-stages sanitizers

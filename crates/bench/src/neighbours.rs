@@ -21,7 +21,7 @@ const JOB: Job = Job { traffic: Traffic::Latency, operation: Operation::Write, b
 const FUSE: &str = "/dev/fuse";
 const BUSY: &str = "while :; do :; done";
 
-/// A program of tests/c with its arguments, and how many processors it keeps busy.
+/// A program of tests/programs with its arguments, and how many processors it keeps busy.
 struct Trick {
     name: &'static str,
     program: &'static str,

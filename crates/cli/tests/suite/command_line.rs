@@ -1,5 +1,5 @@
 //! The command as its caller sees it: help texts, refusals, exit statuses, JSON. Nothing here needs a router; that is
-//! `tests/cli.sh`.
+//! `tests/lifecycle/cli.sh`.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,158 @@
+"""Every example of docs/CONTROL.md, in its order, on a fresh host: YAML blocks become files, sh blocks are run, and what follows
+them in a block without a language is what they print.
+
+A `…` stands for anything within a line, alone in a line for any number of lines. It runs in a mount namespace with an /etc of its
+own, since the document makes users; and with a `sudo` that is but the part of it that is needed.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+import harness
+from harness import namespaces, need
+from harness.settings import DIST, ROOT
+
+DOCUMENT = ROOT / "docs" / "CONTROL.md"
+DEFAULT_RUN_DIR = "/run/freeflow"
+BLOCK_SECONDS = 60
+# What is only read may come a little later: the audit log is written by a thread that nobody waits for.
+READS_ONLY = re.compile(r"(tail|freeflow (get|describe|status|ps)) .*\Z")
+SETTLED_SECONDS = 10
+PROGRAMS_NEEDED = ("curl", "ibv_rc_pingpong", "rping", "groupadd", "useradd", "setpriv", "unshare")
+SUDO = """#!/bin/sh
+[ "$1" = -u ] || exit 99
+user=$2
+shift 2
+exec setpriv --reuid "$user" --regid "$user" --init-groups -- "$@"
+"""
+
+
+def blocks(text):
+    """(line, language, content) of each fenced block."""
+    found, begin, language = [], None, ""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.startswith("```"):
+            continue
+        if begin is None:
+            begin, language = number, line[3:].strip()
+        else:
+            found.append((begin, language, "\n".join(lines[begin:number - 1])))
+            begin = None
+    need(begin is None, f"a block that begins in line {begin} has no end")
+    return found
+
+
+def pattern(expected):
+    """A regular expression for what is printed. Blanks in a row count as one."""
+    parts = []
+    for line in expected.splitlines():
+        words = " ".join(line.split())
+        if words == "…":
+            parts.append(r"(?:[^\n]*\n)*?")
+        else:
+            parts.append(r".*".join(re.escape(part).replace(r"\ ", " ?") for part in words.split("…")) + r"\n")
+    return re.compile("".join(parts))
+
+
+def squeezed(output):
+    return "".join(" ".join(line.split()) + "\n" for line in output.splitlines())
+
+
+def fits(expected, output):
+    return pattern(expected).fullmatch(squeezed(output)) is not None
+
+
+def self_check():
+    need(fits("a … c\n…\nend", "a  b c\nx\ny\nend\n") and fits("…\nend", "end\n"), "a pattern does not fit what it should")
+    need(not fits("a\nb", "a\n") and not fits("a", "a\nb\n") and not fits("a … c", "a b\nc\n"), "a pattern fits too much")
+
+
+class Page:
+    """The document's reader: a folder, and the environment of a user who has just installed FreeFlow."""
+
+    def __init__(self, host, directory):
+        self.host, self.directory = host, directory
+        programs = directory / "bin"
+        programs.mkdir()
+        # The build directory may be closed to others; the command finds the rest by the environment.
+        shutil.copy2(host.freeflow_path, programs / "freeflow")
+        (programs / "sudo").write_text(SUDO)
+        (programs / "sudo").chmod(0o755)
+        self.files = directory / "files"
+        self.files.mkdir()
+        self.environment = {
+            **os.environ, "PATH": f"{programs}:{os.environ['PATH']}:/usr/sbin:/sbin", "FREEFLOW_RUN_DIR": str(host.run_dir),
+            "FREEFLOW_ROUTER": str(DIST / "bin" / "freeflow-router"), "FREEFLOW_LIBDIR": str(DIST / "lib")}
+
+    def write(self, content):
+        name = re.match(r"# (\S+\.yaml)\n", content)
+        need(name, "a YAML block does not begin with `# NAME.yaml`")
+        (self.files / name[1]).write_text(content + "\n")
+
+    def run(self, content, expected):
+        script = content.replace(DEFAULT_RUN_DIR, str(self.host.run_dir))
+        end = time.monotonic() + SETTLED_SECONDS
+        while True:
+            process = subprocess.run(["timeout", "-k", "5", str(BLOCK_SECONDS), "sh", "-e", "-c", script], cwd=self.files,
+                                     env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                     stderr=subprocess.STDOUT, text=True)
+            need(process.returncode == 0, f"exit status {process.returncode}:\n{process.stdout}")
+            if expected is None or fits(expected, process.stdout):
+                return
+            is_late = time.monotonic() > end or not READS_ONLY.match(content)
+            need(not is_late, f"expected:\n{expected}\n--- printed:\n{process.stdout}")
+            time.sleep(0.1)
+
+
+BLOCKS = blocks(DOCUMENT.read_text())
+
+
+def examples():
+    """Each block of commands with what it is to print, and the files that stand before it."""
+    files = []
+    for index, (line, language, content) in enumerate(BLOCKS):
+        following = BLOCKS[index + 1] if index + 1 < len(BLOCKS) else (0, "-", "")
+        if language == "yaml":
+            files.append(content)
+        elif language == "sh":
+            yield pytest.param(files, content, following[2] if following[1] == "" else None, id=f"CONTROL.md:{line}")
+            files = []
+        else:
+            need(language == "" and index > 0 and BLOCKS[index - 1][1] == "sh", f"line {line}: what is this block?")
+
+
+@pytest.fixture(scope="module")
+def own_etc():
+    """A mount namespace where /etc can be changed."""
+    harness.require_commands(*PROGRAMS_NEEDED)
+    with namespaces.own("mnt"), tempfile.TemporaryDirectory(prefix="freeflow-etc.") as etc:
+        script = f"mount -t tmpfs none {etc} && cp -a /etc/. {etc}/ && mount --bind {etc} /etc && umount {etc}"
+        harness.run(["sh", "-c", script])
+        yield
+
+
+@pytest.fixture(scope="module")
+def page(own_etc, host):
+    host.directory.chmod(0o711)
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="page.", dir=host.directory))
+    directory.chmod(0o711)
+    return Page(host, directory)
+
+
+def test_patterns_fit_what_they_should():
+    self_check()
+
+
+@pytest.mark.parametrize("files, content, expected", examples())
+def test_example(page, files, content, expected):
+    for file in files:
+        page.write(file)
+    page.run(content, expected)
