@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import os
-import pickle
 import resource
 import select
 import socket
@@ -17,6 +16,7 @@ import harness
 from harness import Failure, api, need
 from harness.api import BASE, GROUPS, UID, Api, groups
 from harness.settings import ROOT
+from harness.users import as_user, reachable
 
 SLICE, SLICES = 128, 3  # objects that the control thread gives at a time
 CONNECTIONS = 10_000
@@ -287,84 +287,7 @@ def about_itself(api):
     need(served == json.loads((ROOT / "docs" / "openapi.json").read_text()), "docs/openapi.json is not what is served")
 
 
-def of_the_host(host, api):
-    """Subresources of the Host: what the command shows, and what it changes; the data path of a network."""
-    name = api.want(200, "GET", "/version", base="")["host"]
-    need(api.names("hosts") == [name], "the version names another host")
-    path = f"/hosts/{name}"
-    status = api.want(200, "GET", f"{path}/router")
-    need(status["kind"] == "RouterStatus" and status["status"]["vnicCount"] == 1, f"{status}")
-    shown = host.status()["router"]
-    for key, value in status["status"].items():
-        if isinstance(value, (str, bool)) and key != "sleeping":
-            snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in key)
-            need(shown[snake] == value, f"{key}: the command shows {shown[snake]}, not {value}")
-    qps = api.want(200, "GET", f"{path}/qps")
-    need(qps["items"] == [] and qps["metadata"]["continue"] == "", f"{qps}")
-    api.want(404, "GET", f"{path}/qps?vnic=none")
-    api.want(400, "GET", f"{path}/qps?continue=x")
-    wire = api.want(200, "GET", f"{path}/wire")
-    need(wire["status"]["open"] is False and wire["status"]["counters"] == {}, f"{wire}")
-    cm = api.want(200, "GET", f"{path}/cm")
-    need(cm["status"]["ids"] == [] and cm["status"]["counts"]["idCount"] == 0, f"{cm}")
-    api.want(400, "GET", f"{path}/cm?continue=7")
-    need(api.want(200, "GET", f"{path}/peers")["status"]["peers"] == [], "peers")
-    for part in ("router", "qps", "wire", "cm", "peers"):
-        api.want(404, "GET", f"/hosts/another/{part}")
-        api.want(400, "GET", f"{path}/{part}?unknown=1")
-        api.want(405, "DELETE", f"{path}/{part}")
-    # Changes: refused here, where there are no other hosts, and each is in the audit log.
-    need(api.want(422, "PUT", f"{path}/wire/faults", {"lossPpm": 5})["reason"] == "Invalid", "faults without a wire")
-    api.want(422, "PUT", f"{path}/wire/faults", {"loss": 5})
-    api.want(422, "DELETE", f"{path}/wire/faults")
-    api.want(404, "POST", f"{path}/peers/reload")
-    api.want(404, "POST", "/hosts/another/peers/reload")
-    for data_path in ("routed", "auto"):
-        api.want(200, "PUT", "/networks/default/dataPath", {"dataPath": data_path})
-        need(api.want(200, "GET", "/networks/default")["spec"]["dataPath"] == data_path, "it is not stored")
-    api.want(404, "PUT", "/networks/none/dataPath", {"dataPath": "routed"})
-    api.want(422, "PUT", "/networks/default/dataPath", {"dataPath": "wrong"})
-    lines = [json.loads(line) for line in (host.run_dir / "audit.log").read_text().splitlines()]
-    said = [(line.get("verb"), line.get("outcome")) for line in lines]
-    for verb, outcome, count in (("wire-faults", "Invalid", 2), ("reload-peers", "NotFound", 1),
-                                 ("set-data-path", "configured", 2)):
-        need(said.count((verb, outcome)) >= count, f"{verb} {outcome}: {said.count((verb, outcome))} lines")
-
-
 # ---- roles
-
-
-def as_user(uid, group_ids, function, *arguments):
-    """What the function gives in a process of that user."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reader)
-            os.setgroups(group_ids)
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            try:
-                result = (None, function(*arguments))
-            except Exception as error:
-                result = (str(error), None)
-            with os.fdopen(writer, "wb") as pipe:
-                pickle.dump(result, pipe)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        content = pipe.read()
-    os.waitpid(child, 0)
-    need(content, "the other user's process died")
-    error, value = pickle.loads(content)
-    need(error is None, error)
-    return value
-
-
-def reachable(host):
-    """The run directory of a test hangs under one that is root's alone."""
-    os.chmod(host.directory, 0o711)
 
 
 def roles(host, api):
@@ -402,14 +325,6 @@ def roles(host, api):
         need(codes([admin], ("PUT", "/quotas/mine", quota("mine", 1)), ("DELETE", "/quotas/mine")) == [201, 200], "admin")
         need(codes([], *[(method, path, None, "") for method, path in (("GET", "/livez"), ("GET", "/openapi/v3"),
                                                                        ("GET", "/version"))]) == [403] * 3, "nobody asks")
-
-        host_path = "/hosts/" + api.want(200, "GET", "/version", base="")["host"]
-        parts = [("GET", f"{host_path}/{part}") for part in ("router", "qps", "wire", "cm", "peers")]
-        acts = [("PUT", f"{host_path}/wire/faults", {}), ("DELETE", f"{host_path}/wire/faults"),
-                ("POST", f"{host_path}/peers/reload"), ("PUT", "/networks/blue/dataPath", {"dataPath": "routed"})]
-        for who, group_ids, reading in [("viewer", [viewer], 200), ("blue", [blue], 403), ("nobody", [], 403)]:
-            need(codes(group_ids, *parts) == [reading] * 5, f"{who} reads the host")
-            need(codes(group_ids, *acts) == [403] * 4, f"{who} changes the host")
 
         def watched():
             with api.watch("/groups?watch=true") as watch:
@@ -714,7 +629,7 @@ def test_requests(api, promise):
     promise(api)
 
 
-@pytest.mark.parametrize("promise", [of_the_host, all_or_nothing, roles, other_namespace])
+@pytest.mark.parametrize("promise", [all_or_nothing, roles, other_namespace])
 def test_who_may_do_what(host, api, promise):
     promise(host, api)
 

@@ -2,7 +2,7 @@
 use crate::dataplane::wire_options::WireOptions;
 use crate::memory::copy_threads::MoverOptions;
 use crate::network_reconciler::ReconcilerProcess;
-use freeflow_orchestrator::Pool;
+use freeflow_orchestrator::{Pool, name_is_good};
 use freeflow_verbs::{Duration, VnicLimits};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -72,6 +72,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// The name of the object that is this host: its own, where that can be one.
+    pub fn host_name(&self) -> String {
+        if name_is_good(&self.host) { self.host.clone() } else { "host".into() }
+    }
+
     /// Where the store is.
     pub fn state_dir(&self) -> &Path {
         self.state_dir.as_deref().unwrap_or(&self.run_dir)

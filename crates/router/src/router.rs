@@ -4,6 +4,7 @@ use crate::admission::address_map::Homes;
 use crate::api::{Api, ApiParts, Link};
 use crate::audit::{AuditThread, Entry};
 use crate::base::log::{info, warning};
+use crate::base::machine::random_bytes;
 use crate::base::privileges::{self, Kind};
 use crate::base::wake::Waker;
 use crate::config::Config;
@@ -21,12 +22,12 @@ use crate::peering::{Peers, PeersFile, PeersHandle, PrivateKey, RouterSink};
 use freeflow_engine::{Engine, Seed};
 use freeflow_orchestrator::access::AccessTable;
 use freeflow_orchestrator::store::{Committed, Store as _};
-use freeflow_orchestrator::{Command, Reason, Refusal, State, name_is_good};
+use freeflow_orchestrator::{Command, Reason, Refusal, State};
 use freeflow_shm::{Doorbell, fd, install_sigbus_guard, pin_to_cpu, refuses_missing_pages, release_large_allocations};
 use freeflow_store::{FileStore, open_state_dir};
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -255,7 +256,7 @@ fn start_api(control: &mut Control, link: Link) -> io::Result<Api> {
     let (run_dir, revision) = (control.config.run_dir.clone(), control.declared().revision());
     let metrics_listen = control.config.metrics_listen;
     let (state_dir, health) = (control.config.state_dir().to_owned(), control.health.clone());
-    let (audit, host) = (control.audit.clone(), host_name(&control.config));
+    let (audit, host) = (control.audit.clone(), control.config.host_name());
     let parts = ApiParts { run_dir, state_dir, health, host, link, audit, revision, metrics_listen };
     let (api, feed) = Api::start(parts)?;
     control.feed = feed;
@@ -275,7 +276,7 @@ fn open_state(config: &Config) -> io::Result<(FileStore, State)> {
 /// The host, and the network that every host has.
 fn begin(state: &mut State, store: &mut FileStore, config: &Config) -> io::Result<()> {
     let command = Command::Begin {
-        host: host_name(config),
+        host: config.host_name(),
         pool: config.pool,
         range: config.range,
         bridge: config.bridge.clone(),
@@ -292,11 +293,6 @@ fn begin(state: &mut State, store: &mut FileStore, config: &Config) -> io::Resul
         Committed::Conflict(_) => return Err(io::Error::other("somebody else writes to the store")),
     }
     Ok(())
-}
-
-/// The name of the object that is this host: its own, where that can be one.
-pub(crate) fn host_name(config: &Config) -> String {
-    if name_is_good(&config.host) { config.host.clone() } else { "host".into() }
 }
 
 fn end_router(stop: &AtomicBool, control_waker: &Waker) {
@@ -370,12 +366,6 @@ fn take_run_dir(run_dir: &Path) -> io::Result<File> {
         io::Error::new(io::ErrorKind::AddrInUse, text)
     })?;
     Ok(lock)
-}
-
-pub(crate) fn random_bytes<const COUNT: usize>() -> io::Result<[u8; COUNT]> {
-    let mut bytes = [0; COUNT];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// The pollers file names this router by a random number, which is no secret: not one that seeds keys.

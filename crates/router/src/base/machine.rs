@@ -1,6 +1,9 @@
-//! Limits that follow the machine: of each vNIC, unless the router is started with other ones, and of all together.
+//! Limits that follow the machine: of each vNIC, unless the router is started with other ones, and of all together. The machine's
+//! clock of a thread, and its randomness.
 use freeflow_shm::refuses_missing_pages;
 use freeflow_verbs::VnicLimits;
+use std::fs::File;
+use std::io::{self, Read};
 
 /// The defaults, with `segment_bytes_max` by this machine's memory.
 pub fn default_limits() -> VnicLimits {
@@ -16,6 +19,18 @@ pub fn default_limits() -> VnicLimits {
 /// Rings of all vNICs, whose pages the router may pay for: an eighth of the machine's memory.
 pub fn ring_bytes_of_all() -> u64 {
     own_memory_bytes().map_or(u64::MAX, |bytes| bytes / 8)
+}
+
+/// CPU time of the calling thread, microseconds.
+pub fn cpu_time_us() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
+}
+
+pub fn random_bytes<const COUNT: usize>() -> io::Result<[u8; COUNT]> {
+    let mut bytes = [0; COUNT];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 fn own_memory_bytes() -> Option<u64> {

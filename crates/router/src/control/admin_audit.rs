@@ -5,7 +5,6 @@ use crate::api::failure;
 use crate::audit::{About, Entry, Who};
 use crate::base::slab::Key;
 use crate::control::thread::Control;
-use crate::router::host_name;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::{Command, Outcome, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, WireFaults};
@@ -47,7 +46,7 @@ impl Control {
     /// Something was done to this host.
     pub(crate) fn note_done(&self, who: Who, verb: &'static str, outcome: &'static str, detail: String) {
         let about = Box::new(About { detail, ..About::default() });
-        let (kind, name) = (ObjectKind::Host.name().to_owned(), host_name(&self.config));
+        let (kind, name) = (ObjectKind::Host.name().to_owned(), self.config.host_name());
         self.audit.note(Entry::Change { who, verb, kind, name, outcome, revision: None, about });
     }
 
@@ -69,7 +68,7 @@ impl Control {
     ) {
         let Err(refusal) = result else { return self.note_done(who, verb, outcome, detail) };
         self.audit.note_some(who.originator(), |left_out| {
-            let (kind, name) = (ObjectKind::Host.name(), host_name(&self.config));
+            let (kind, name) = (ObjectKind::Host.name(), self.config.host_name());
             let why = (failure::word(refusal.reason), refusal.message.as_str());
             Entry::refused(who, verb, (kind, &name), why, left_out)
         });
@@ -85,7 +84,7 @@ impl Control {
     ) {
         match reply {
             AdminReply::Failed { .. } => {
-                self.note_failed(who, verb, (ObjectKind::Host.name(), &host_name(&self.config)), reply);
+                self.note_failed(who, verb, (ObjectKind::Host.name(), &self.config.host_name()), reply);
             }
             _ => self.note_done(who, verb, outcome, detail),
         }

@@ -1,5 +1,6 @@
 //! What this host does as a whole, for the REST server: numbers of the router, and the other hosts.
 use crate::audit::Who;
+use crate::base::machine::cpu_time_us;
 use crate::config::Mode;
 use crate::control::direct_admin::DirectCounts;
 use crate::control::external::ExternalPolicy;
@@ -113,10 +114,4 @@ impl Control {
         self.peers.reload(file, key);
         Ok(count)
     }
-}
-
-/// CPU time of the calling thread, microseconds.
-pub(crate) fn cpu_time_us() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
 }

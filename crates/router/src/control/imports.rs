@@ -7,12 +7,12 @@
 //! Invariant: an object is looked up in the connection that the pass names and nowhere else, and that connection is one
 //! of the importer's own vNIC.
 use crate::admission::account::Charge;
+use crate::base::machine::random_bytes;
 use crate::base::slab::Key;
 use crate::control::requests::{Handled, Outcome, once};
 use crate::control::session::{Answer, Connection, ContextEntry, MrEntry, Objects, PdEntry, Phase, SegmentEntry};
 use crate::control::thread::Control;
 use crate::dataplane::worker::Worker;
-use crate::router::random_bytes;
 use freeflow_engine::{ContextId, SessionId, VnicId};
 use freeflow_protocol::library::{Handle, PASS_BYTES, Reply};
 use freeflow_verbs::{Instant, VerbsError};

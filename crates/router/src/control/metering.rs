@@ -4,9 +4,9 @@
 use crate::admission::access::{Access, Rules};
 use crate::admission::tallies::{Tallies, Tally};
 use crate::admission::violations::Tried;
+use crate::base::machine::cpu_time_us;
 use crate::config::Mode;
 use crate::control::direct_admin::{address, state_name, type_name};
-use crate::control::host_status::cpu_time_us;
 use crate::control::resources;
 use crate::control::thread::Control;
 use crate::control::vnics::{VnicEntry, VnicNumbers};

@@ -4,7 +4,6 @@ use crate::config::Mode;
 use crate::control::thread::Control;
 use crate::dataplane::jobs::Step;
 use crate::dataplane::worker::Worker;
-use crate::router::host_name;
 use freeflow_orchestrator::objects::HostMode;
 use freeflow_shm::cpu_count;
 use freeflow_verbs::Instant;
@@ -34,7 +33,7 @@ impl From<HostMode> for Mode {
 impl Control {
     /// Decides anew, and tells the worker if that changes anything.
     pub(crate) fn choose_mode(&mut self) {
-        let (host, usual) = (host_name(&self.config), self.config.mode.into());
+        let (host, usual) = (self.config.host_name(), self.config.mode.into());
         let is_occupied = |id: &str| self.occupied.contains_key(id);
         let decision = self.state.mode_of(&host, usual, cpu_count() as u32, is_occupied);
         let before = std::mem::replace(&mut self.mode, decision);
