@@ -1,6 +1,5 @@
 //! A whole router in this process: its threads, its run directory, its orderly end.
 use crate::admission::account::Commons;
-use crate::admission::address_map::Homes;
 use crate::api::{Api, ApiParts, Link};
 use crate::audit::{AuditThread, Entry};
 use crate::base::log::{info, warning};
@@ -9,16 +8,20 @@ use crate::base::privileges::{self, Kind};
 use crate::base::wake::Waker;
 use crate::config::Config;
 use crate::control::external::ExternalPolicy;
-use crate::control::thread::{Control, ControlParts, WorkerHandle};
+use crate::control::message::{ControlHandle, Message};
+use crate::control::peer_updates::RouterSink;
+use crate::control::thread::{Control, ControlParts};
+use crate::dataplane::command::{Stop, Submission};
+use crate::dataplane::event::Event;
+use crate::dataplane::handle::WorkerHandle;
 use crate::dataplane::idle::Waiting;
-use crate::dataplane::jobs::{Reaction, Step};
 use crate::dataplane::pollers::Pollers;
 use crate::dataplane::ports::Rings;
 use crate::dataplane::worker::{Worker, WorkerQueues};
 use crate::dataplane::worker_lock::Lock;
 use crate::memory::copy_threads::Movers;
 use crate::network_reconciler::{NetworkReconciler, Notifier};
-use crate::peering::{Peers, PeersFile, PeersHandle, PrivateKey, RouterSink};
+use crate::peering::{Peers, PeersFile, PeersHandle, PrivateKey};
 use freeflow_engine::{Engine, Seed};
 use freeflow_orchestrator::access::AccessTable;
 use freeflow_orchestrator::store::{Committed, Store as _};
@@ -33,14 +36,13 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 /// A router that runs until it is stopped, asked to end, or dropped.
 pub struct Router {
     control: Option<JoinHandle<()>>,
-    reactions: Sender<Reaction>,
-    waker: Arc<Waker>,
+    messages: ControlHandle,
     stop: Arc<AtomicBool>,
     ended: Arc<Doorbell>,
     /// A thread of it panicked.
@@ -79,26 +81,19 @@ impl Router {
         let peers_file = peers_file.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let external = peers_file.as_ref().map(|(file, _)| ExternalPolicy::of(file)).unwrap_or_default();
         let external = external.within(&state);
-        let (jobs, jobs_end) = channel();
-        let (reactions, reactions_end) = channel();
+        let (commands, commands_end) = channel();
+        let (events, events_end) = channel();
+        let (messages, messages_end) = channel();
         let (worker_waker, control_waker) = (Arc::new(Waker::new()?), Arc::new(Waker::new()?));
-        let mut worker = {
-            let (finished, finished_end) = channel();
-            let random = random_bytes()?;
-            let waiting = Waiting::new(config.mode, worker_waker.clone(), pollers(&config, &random))?;
-            let mut rings = Rings::new(finished, worker_waker.clone());
-            rings.grants.time_max = config.withdrawal_time;
-            rings.movers = Movers::start(config.movers, config.mode, &worker_waker)?;
-            let (control_waker, reactions) = (control_waker.clone(), reactions.clone());
-            let queues = WorkerQueues { jobs: jobs_end, finished: finished_end, reactions, control_waker };
-            Worker::new(Engine::new(Seed(random)), rings, queues, waiting)
-        };
-        let worker_handle = WorkerHandle { jobs, waker: worker_waker, lock: Arc::default() };
+        let ends = (commands_end, events, control_waker.clone());
+        let mut worker = make_worker(&config, worker_waker.clone(), ends)?;
+        let worker_handle = WorkerHandle { commands, waker: worker_waker, lock: Arc::default() };
+        let own = ControlHandle { messages, waker: control_waker.clone() };
         let stop = Arc::new(AtomicBool::new(false));
         let (peers_thread, peers) = match peers_file {
             Some(file) => {
                 let udp = config.wire.open(file.0.address, file.0.dscp)?;
-                let sink = RouterSink::new(worker_handle.clone(), (reactions.clone(), control_waker.clone()));
+                let sink = RouterSink::new(worker_handle.clone(), own.clone());
                 let (stop, waker) = (stop.clone(), control_waker.clone());
                 let (thread, handle) = start_peers(file, &state, sink, Farewell(move || end_router(&stop, &waker)))?;
                 worker.open_wire(udp, handle.clone())?;
@@ -108,13 +103,13 @@ impl Router {
         };
         let admin_listener = fd::listen_seqpacket(config.run_dir.join("admin.sock"), 0o600)?;
         let cpu = config.cpu;
-        let (network_reconciler, network_notifier) =
-            start_network_reconciler(&config, reactions.clone(), control_waker.clone())?;
+        let (network_reconciler, network_notifier) = start_network_reconciler(&config, own.clone())?;
         let mut control = Control::new(ControlParts {
             config,
-            waker: control_waker.clone(),
             worker: worker_handle,
-            reactions: (reactions.clone(), reactions_end),
+            events: events_end,
+            messages: messages_end,
+            own: own.clone(),
             state,
             store,
             admin_listener,
@@ -127,7 +122,7 @@ impl Router {
         (control.external, control.network_notifier) = (external, network_notifier);
         control.restore_vnics(&mut worker)?;
         control.choose_mode();
-        let link = Link::new(reactions.clone(), control_waker.clone(), control.worker.clone());
+        let link = Link::new(own.clone(), control.worker.clone());
         let api = start_api(&mut control, link)?;
         std::fs::write(control.config.run_dir.join("router.pid"), format!("{}\n", std::process::id()))?;
         let worker = {
@@ -138,43 +133,27 @@ impl Router {
         let (ended, broken) = (Arc::new(Doorbell::new()?), Arc::new(AtomicBool::new(false)));
         let kept = (api, audit_thread, network_reconciler, lock);
         let thread = spawn_control(control, worker, (ended.clone(), broken.clone()), kept)?;
-        Ok(Self { control: Some(thread), reactions, waker: control_waker, stop, ended, broken })
+        Ok(Self { control: Some(thread), messages: own, stop, ended, broken })
     }
 
     /// Puts access rules in force, as if they had been declared: for who runs a router in its own process. Of networks that the
     /// table does not know nothing is allowed.
     pub fn set_access(&self, table: AccessTable) {
-        self.on_control(move |control| {
-            let homes = Homes::of(control.state.access());
-            control.set_access(table, homes);
-        });
+        self.messages.send(Message::SetAccess { table: Box::new(table) });
     }
 
     /// How often a rule (none: a network's own `access`) has refused something, and how many ends of connections it has cut.
     pub fn access_counts(&self, rule: Option<&str>) -> (u64, u64) {
-        let (rule, (sender, counts)) = (rule.map(str::to_owned), channel());
-        self.on_control(move |control| {
-            // Whoever asked may have gone.
-            let _ = sender.send(control.access_counts(rule.as_deref()));
-        });
+        let (rule, (answer, counts)) = (rule.map(str::to_owned), channel());
+        self.messages.send(Message::CountAccess { rule, answer });
         counts.recv().unwrap_or_default()
     }
 
     /// Declares, as an operator does; whether it was refused.
     pub fn command(&self, command: Command) -> Result<(), Refusal> {
-        let (sender, done) = channel();
-        self.on_control(move |control| {
-            control.when_stored(Box::new(move |control| {
-                let _ = sender.send(control.command(command, false).map(drop));
-            }));
-        });
+        let (answer, done) = channel();
+        self.messages.send(Message::Declare { command: Box::new(command), answer });
         done.recv().unwrap_or_else(|_| Err(Refusal::new(Reason::Internal, "the router has ended")))
-    }
-
-    fn on_control(&self, what: impl FnOnce(&mut Control) + Send + 'static) {
-        // Fails only when the router has ended.
-        let _ = self.reactions.send(Box::new(what));
-        self.waker.wake();
     }
 
     /// Becomes readable when the router has ended.
@@ -190,7 +169,7 @@ impl Router {
 
     fn end(&mut self) {
         self.stop.store(true, Relaxed);
-        self.waker.wake();
+        self.messages.waker.wake();
         if let Some(thread) = self.control.take()
             && thread.join().is_err()
         {
@@ -215,10 +194,7 @@ fn end(mut control: Control, worker: JoinHandle<()>) -> bool {
     for name in ["admin.sock", "router.pid"] {
         let _ = std::fs::remove_file(control.config.run_dir.join(name));
     }
-    control.worker.submit(Box::new(|worker, _| {
-        worker.stopping = true;
-        Step::Done(Box::new(|_| {}))
-    }));
+    control.worker.send(Stop {});
     let sound = worker.join().is_ok();
     if !sound {
         warning!("the worker panicked");
@@ -301,18 +277,10 @@ fn end_router(stop: &AtomicBool, control_waker: &Waker) {
 }
 
 /// The thread that has the host's network reconciled. It asks the control thread what there is.
-fn start_network_reconciler(
-    config: &Config,
-    reactions: Sender<Reaction>,
-    control_waker: Arc<Waker>,
-) -> io::Result<(NetworkReconciler, Notifier)> {
+fn start_network_reconciler(config: &Config, control: ControlHandle) -> io::Result<(NetworkReconciler, Notifier)> {
     NetworkReconciler::start(config.network_reconciler.clone(), move || {
         let (sender, answer) = channel();
-        // Fails only when the control thread has ended; then so does the answer.
-        let _ = reactions.send(Box::new(move |control: &mut Control| {
-            let _ = sender.send(control.host_inventory());
-        }));
-        control_waker.wake();
+        control.send(Message::ReadInventory { answer: sender });
         answer.recv().ok()
     })
 }
@@ -330,6 +298,22 @@ fn start_peers(
         handle.network(network.name(), Some(network.id));
     }
     Ok((thread, handle))
+}
+
+/// The worker, before it has its thread.
+fn make_worker(
+    config: &Config,
+    waker: Arc<Waker>,
+    (commands, events, control_waker): (Receiver<Submission>, Sender<Event>, Arc<Waker>),
+) -> io::Result<Worker> {
+    let (finished, finished_end) = channel();
+    let random = random_bytes()?;
+    let waiting = Waiting::new(config.mode, waker.clone(), pollers(config, &random))?;
+    let mut rings = Rings::new(finished, waker.clone());
+    rings.grants.time_max = config.withdrawal_time;
+    rings.movers = Movers::start(config.movers, config.mode, &waker)?;
+    let queues = WorkerQueues { commands, finished: finished_end, events, control_waker };
+    Ok(Worker::new(Engine::new(Seed(random)), rings, queues, waiting))
 }
 
 fn spawn_worker(

@@ -8,6 +8,7 @@ use super::link::Reply;
 use super::query::parameters;
 use super::routes::{Answer, Asking, Server, admitted, body_of, change, held, note_refusal, read_turn};
 use crate::control::thread::Control;
+use crate::dataplane::command::Fence;
 use axum::extract::{Extension, Path, RawQuery, Request, State};
 use freeflow_orchestrator::objects::{API_VERSION, Cause, Invalid, ObjectKind};
 use freeflow_orchestrator::{Command, Refusal};
@@ -310,12 +311,9 @@ pub async fn put_data_path(
     let SentDataPath { data_path: path } = parse(body)?;
     change(&server, &asking, "set-data-path", Command::SetDataPath { network, path }, false).await?;
     let question = |control: &mut Control, reply: Reply<()>| {
-        control.ask_worker(
-            |_| (),
-            |_, ()| {
-                let _ = reply.send(());
-            },
-        );
+        control.ask(Fence {}, |_, ()| {
+            let _ = reply.send(());
+        });
     };
     server.link.ask(question).await?;
     Ok(done(permit))

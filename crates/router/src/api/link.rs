@@ -1,11 +1,10 @@
-//! The way to the control thread: a question goes there as a reaction, its answer comes back by a oneshot. The worker is asked only
+//! The way to the control thread: a question goes there as a message, its answer comes back by a oneshot. The worker is asked only
 //! whether it turns, and not by way of the control thread.
 use super::failure::Failure;
-use crate::base::wake::Waker;
-use crate::control::thread::{Control, WorkerHandle};
-use crate::dataplane::jobs::{Reaction, Step};
-use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use crate::control::message::{ControlHandle, Message};
+use crate::control::thread::Control;
+use crate::dataplane::command::Probe;
+use crate::dataplane::handle::WorkerHandle;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -14,8 +13,7 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
 
 #[derive(Clone)]
 pub struct Link {
-    reactions: Sender<Reaction>,
-    waker: Arc<Waker>,
+    control: ControlHandle,
     worker: WorkerHandle,
 }
 
@@ -23,18 +21,14 @@ pub struct Link {
 pub type Reply<T> = oneshot::Sender<T>;
 
 impl Link {
-    pub fn new(reactions: Sender<Reaction>, waker: Arc<Waker>, worker: WorkerHandle) -> Self {
-        Self { reactions, waker, worker }
+    pub(crate) fn new(control: ControlHandle, worker: WorkerHandle) -> Self {
+        Self { control, worker }
     }
 
-    /// Whether the worker does a job within this time.
+    /// Whether the worker executes a command within this time.
     pub async fn worker_turns_within(&self, time_max: Duration) -> bool {
         let (reply, answer) = oneshot::channel();
-        let mut reply = Some(reply);
-        self.worker.submit(Box::new(move |_, _| {
-            let _ = reply.take().map(|reply| reply.send(()));
-            Step::Done(Box::new(|_| {}))
-        }));
+        self.worker.send(Probe { answer: reply });
         matches!(tokio::time::timeout(time_max, answer).await, Ok(Ok(())))
     }
 
@@ -52,9 +46,7 @@ impl Link {
         question: impl FnOnce(&mut Control, Reply<T>) + Send + 'static,
     ) -> Result<T, Failure> {
         let (reply, answer) = oneshot::channel();
-        // Fails only when the control thread has ended; then so does the answer.
-        let _ = self.reactions.send(Box::new(move |control| question(control, reply)));
-        self.waker.wake();
+        self.control.send(Message::Question(Box::new(move |control| question(control, reply))));
         match tokio::time::timeout(time_max, answer).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(_)) => Err(Failure::internal("the router ends")),

@@ -5,7 +5,8 @@
 use super::failure::Failure;
 use super::link::Link;
 use crate::admission::violations::Tried;
-use crate::control::metering::{HostMeter, NetworkMeter, PathCounts, Position, VnicMeter};
+use crate::control::metering::{HostMeter, NetworkMeter, Position, VnicMeter};
+use crate::dataplane::meters::PathCounts;
 use crate::dataplane::reasons::Reason;
 use crate::dataplane::totals::{PATHS, by_path};
 use axum::http::HeaderName;
@@ -301,8 +302,7 @@ pub async fn text(link: &Link) -> Result<String, Failure> {
 mod tests {
     use super::*;
     use crate::admission::tallies::Tally;
-    use crate::control::metering::WorkerMeter;
-    use crate::control::vnics::VnicNumbers;
+    use crate::dataplane::meters::{VnicNumbers, WorkerMeter};
     use freeflow_orchestrator::objects::ResourceAmounts;
     use freeflow_verbs::{RateLimit, Shaping};
     use std::collections::BTreeSet;

@@ -5,9 +5,11 @@
 use crate::admission::account::Charge;
 use crate::base::log::warning;
 use crate::base::slab::Key;
-use crate::control::identify::{Entrusted, Identified, Newcomer, WAITING_COUNT_MAX};
+use crate::control::identify::{Identified, Newcomer, WAITING_COUNT_MAX};
+use crate::control::message::Message;
 use crate::control::session::{Connection, Objects, Phase};
 use crate::control::thread::{Control, Topic};
+use crate::memory::entrusted::Entrusted;
 use crate::memory::freezer::Holder;
 use crate::memory::quiesce::Gated;
 use freeflow_shm::fd;
@@ -77,7 +79,7 @@ impl Control {
 
     /// Takes the socket if it can be served. Nothing here waits for the process.
     fn begin_connection(&mut self, vnic: Key, offered: &mut Option<OwnedFd>) -> io::Result<()> {
-        let (reactions, waker) = (self.own_reactions.clone(), self.waker.clone());
+        let own = self.own.clone();
         let entry = self.vnics.get_mut(vnic).ok_or_else(|| io::Error::other("the vNIC was detached"))?;
         // Twice: the limit itself is refused by a reply to Hello.
         let most = u64::from(entry.record.limits.session_count_max).saturating_mul(2);
@@ -92,10 +94,7 @@ impl Control {
         let newcomer = Newcomer { socket, pidfd, credentials, charge };
         let task = move || {
             let identified = Identified::of(newcomer.credentials, &newcomer.pidfd);
-            let finish = move |control: &mut Self| control.finish_connection(vnic, newcomer, identified);
-            // Fails only when the control thread has ended.
-            let _ = reactions.send(Box::new(finish));
-            waker.wake();
+            own.send(Message::Identified { vnic, newcomer: Box::new(newcomer), identified });
         };
         match entry.identifiers.submit(Box::new(task)) {
             Ok(()) => entry.identifying += 1,
@@ -104,7 +103,7 @@ impl Control {
         Ok(())
     }
 
-    fn finish_connection(&mut self, vnic: Key, newcomer: Newcomer, identified: io::Result<Identified>) {
+    pub(crate) fn finish_connection(&mut self, vnic: Key, newcomer: Newcomer, identified: io::Result<Identified>) {
         let Some(entry) = self.vnics.get_mut(vnic) else {
             return self.dispose("", (newcomer, identified), 1);
         };

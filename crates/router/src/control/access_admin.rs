@@ -7,20 +7,15 @@ use crate::base::log::info;
 use crate::base::slab::Key;
 use crate::control::thread::Control;
 use crate::control::vnics::Record;
-use crate::dataplane::jobs::Step;
+use crate::dataplane::command::{SetAccessRules, SetVnicIdentity};
 use crate::dataplane::worker::Worker;
-use freeflow_engine::SessionId;
 use freeflow_orchestrator::access::AccessTable;
 use freeflow_shm::monotonic_ns;
 use freeflow_verbs::{Gid, Instant};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// QPs that a turn of the worker looks at when policy has changed, and connections of rdma_cm in a round of the control thread.
-const TURN_QPS_MAX: u32 = 256;
-/// And comparisons with what selectors list: about a third of a millisecond. So many QPs are looked at before that is looked at.
-const TURN_WORK_MAX: u64 = 1 << 15;
-const STEP_QPS: u32 = 4;
+/// Connections of rdma_cm that are looked at in a round of the control thread when policy has changed.
 const ROUND_CONNECTIONS_MAX: usize = 32;
 /// How old the line before a sum may be, nanoseconds: sums come late where the router has much to do.
 const BLAMED_TIME_NS: u64 = 2 * violations::INTERVAL.0;
@@ -34,53 +29,6 @@ pub fn identity_of(vnic: &Record) -> Arc<VnicIdentity> {
     Arc::new(VnicIdentity { vnic: vnic.id.clone(), labels: vnic.labels.iter().cloned().collect(), addresses })
 }
 
-impl Worker {
-    /// Policy may have changed: what stands is looked at anew, some of it in each turn. And what was refused is reported.
-    pub(crate) fn follow_policy(&mut self, now: Instant) -> bool {
-        if self.rings.access.take_change() {
-            self.engine.handle_policy_changed();
-        }
-        let (work, mut more, mut count) = (self.rings.access.work(), true, 0);
-        while more && count < TURN_QPS_MAX && self.rings.access.work() - work < TURN_WORK_MAX {
-            more = self.engine.poll_policy(&mut self.rings, STEP_QPS);
-            count += STEP_QPS;
-        }
-        let incidents = self.rings.access.take_incidents(now);
-        let attempts = self.rings.access.take_attempts(now);
-        if !incidents.is_empty() || !attempts.is_empty() {
-            self.react(Box::new(move |control: &mut Control| {
-                control.report_incidents(incidents);
-                control.report_attempts(attempts);
-            }));
-        }
-        more
-    }
-}
-
-impl Worker {
-    /// A request of a session found no room: whose limit that was is told.
-    pub(crate) fn note_shortages(&mut self, session: SessionId) {
-        let Some(id) = self.rings.sessions.get(session).map(|session| session.vnic) else { return };
-        let (Some(now), Some(vnic)) = (self.engine.refusals(id), self.rings.vnics.get_mut(id)) else { return };
-        let before = std::mem::replace(&mut vnic.refusals, now);
-        let Some((network, gid, _)) = self.engine.vnic_addresses(id) else { return };
-        for (share, now, before) in
-            [(Share::Vnic, now.by_vnic, before.by_vnic), (Share::Network, now.by_network, before.by_network)]
-        {
-            for (resource, now, before) in [
-                (Resource::Qps, now.qps, before.qps),
-                (Resource::Cqs, now.cqs, before.cqs),
-                (Resource::Mrs, now.mrs, before.mrs),
-                (Resource::RegisteredBytes, now.registered_bytes, before.registered_bytes),
-            ] {
-                if now > before {
-                    self.rings.access.note_shortage((network, gid), share, resource, now - before);
-                }
-            }
-        }
-    }
-}
-
 impl Control {
     /// These rules are in force from now on: for what is asked for as soon as the worker has taken them, for what stands within
     /// milliseconds.
@@ -89,17 +37,7 @@ impl Control {
         let gone = before.as_ref().map_or_else(Vec::new, |before| before.homes.gone(&homes));
         let rules = Arc::new(Rules::new(table, homes, before.as_deref()));
         self.set_cm_rules(rules.clone());
-        let mut rules = Some(rules);
-        self.worker.submit(Box::new(move |worker, _| {
-            if let Some(rules) = rules.take() {
-                worker.rings.access.set_rules(rules);
-            }
-            if !gone.is_empty() {
-                worker.rings.fabric.forget_networks(|network| gone.contains(&network));
-                worker.rings.retired.forget(|network| gone.contains(&network));
-            }
-            Step::Done(Box::new(|_| {}))
-        }));
+        self.worker.send(SetAccessRules { rules, gone });
     }
 
     /// How often a rule has refused something on this host, and how many connections it has cut; no rule: the networks' own `access`.
@@ -126,12 +64,7 @@ impl Control {
             self.cm.access().set_vnic(network, gid, identity.clone());
             self.peers.attached(&name, gid, identity.clone());
         }
-        self.worker.submit(Box::new(move |worker, _| {
-            for &gid in &gids {
-                worker.rings.access.set_vnic(network, gid, identity.clone());
-            }
-            Step::Done(Box::new(|_| {}))
-        }));
+        self.worker.send(SetVnicIdentity { network, gids, identity });
     }
 
     /// Each is a line of the audit log, and of the router's; a vNIC that has too many of them loses lines of its own alone. Cuts have lines

@@ -8,8 +8,7 @@ use crate::audit::Who;
 use crate::base::log::{info, warning};
 use crate::base::slab::Key;
 use crate::control::thread::{Control, Topic};
-use crate::dataplane::jobs::Step;
-use crate::dataplane::worker::Worker;
+use crate::dataplane::command::{Ask, ReadVnics};
 use freeflow_engine::VnicId;
 use freeflow_hostnet::inventory::{Inventory, Vnic};
 use freeflow_orchestrator::{Command, Refusal};
@@ -182,31 +181,17 @@ impl Control {
         })
     }
 
-    /// Has the worker do something between two rounds of data; `finish` runs here afterwards.
-    pub(crate) fn ask_worker<T: Send + 'static>(
-        &mut self,
-        ask: impl FnOnce(&mut Worker) -> T + Send + 'static,
-        finish: impl FnOnce(&mut Control, T) + Send + 'static,
-    ) {
-        let mut both = Some((ask, finish));
-        self.worker.submit(Box::new(move |worker, _| {
-            let (ask, finish) = both.take().expect("a job that is done is not run again");
-            let value = ask(worker);
-            Step::Done(Box::new(move |control: &mut Control| finish(control, value)))
-        }));
-    }
-
-    /// The same for an admin connection: `finish` makes its reply, and the next request waits for that.
-    pub(crate) fn ask_worker_for<T: Send + 'static>(
+    /// Asks the worker for an admin connection: `finish` makes its reply, and the next request waits for that.
+    pub(crate) fn ask_for<C: Ask>(
         &mut self,
         key: Key,
-        ask: impl FnOnce(&mut Worker) -> T + Send + 'static,
-        finish: impl FnOnce(&mut Control, T) -> AdminReply + Send + 'static,
+        command: C,
+        finish: impl FnOnce(&mut Control, C::Answer) -> AdminReply + Send + 'static,
     ) -> AdminDone {
         self.admin_busy = true;
-        self.ask_worker(ask, move |control, value| {
+        self.ask(command, move |control, answer| {
             control.admin_busy = false;
-            let reply = finish(control, value);
+            let reply = finish(control, answer);
             control.finish_admin(key, AdminDone::Reply(reply));
         });
         AdminDone::Later
@@ -218,19 +203,13 @@ impl Control {
         let keys: Vec<Key> = range.take(PAGE_VNICS_MAX + 1).map(|(_, &key)| key).collect();
         // Those that end meanwhile make no page the last one: who takes the rest for gone would end what is there.
         let mut more = keys.len() > PAGE_VNICS_MAX;
-        let ids: Vec<(Key, VnicId)> =
-            keys.iter().filter_map(|&key| Some((key, self.vnics.get(key)?.engine_id))).collect();
-        let is_first = after.is_none();
-        let ask = move |worker: &mut Worker| {
-            if is_first {
-                worker.count_all_direct();
-            }
-            ids.into_iter().map(|(key, id)| (key, worker.vnic_numbers(id))).collect::<Vec<_>>()
-        };
-        self.ask_worker_for(key, ask, move |control, numbers| {
+        let (keys, ids): (Vec<Key>, Vec<VnicId>) =
+            keys.into_iter().filter_map(|key| Some((key, self.vnics.get(key)?.engine_id))).unzip();
+        let command = ReadVnics { vnics: ids, counts_direct: after.is_none() };
+        self.ask_for(key, command, move |control, numbers| {
             let (mut vnics, mut bytes) = (Vec::new(), 0);
-            for (key, numbers) in &numbers {
-                let Some(status) = control.vnic_status(*key, numbers) else { continue };
+            for (key, numbers) in keys.into_iter().zip(&numbers) {
+                let Some(status) = control.vnic_status(key, numbers) else { continue };
                 bytes += freeflow_protocol::encode(&status).len();
                 if !vnics.is_empty() && (vnics.len() == PAGE_VNICS_MAX || bytes > PAGE_BYTES_MAX) {
                     more = true;

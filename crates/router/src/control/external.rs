@@ -13,7 +13,8 @@
 use crate::base::log::info;
 use crate::control::thread::Control;
 use crate::control::vnics::Record;
-use crate::dataplane::jobs::Step;
+use crate::dataplane::command::SetExternalGids;
+pub use crate::dataplane::fabric::EXTERNAL_GID_INDEX;
 use crate::peering::PeersFile;
 use freeflow_engine::VnicId;
 use freeflow_orchestrator::State;
@@ -22,8 +23,6 @@ use freeflow_verbs::Gid;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// Place of the host's own address in the GID table of a vNIC that may use it.
-pub const EXTERNAL_GID_INDEX: u8 = 1;
 /// Place of the IPv6 address of a vNIC whose network has such addresses.
 pub const IPV6_GID_INDEX: u8 = 2;
 
@@ -90,13 +89,7 @@ impl Control {
     }
 
     pub(crate) fn give_external_gids(&mut self, gids: Vec<(VnicId, Option<Gid>)>) {
-        self.worker.submit(Box::new(move |worker, _| {
-            for &(id, gid) in &gids {
-                // One that is gone meanwhile needs none.
-                let _ = worker.engine.set_external_gid(id, gid);
-            }
-            Step::Done(Box::new(|_| {}))
-        }));
+        self.worker.send(SetExternalGids { gids });
     }
 }
 

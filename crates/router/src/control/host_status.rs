@@ -1,48 +1,25 @@
 //! What this host does as a whole, for the REST server: numbers of the router, and the other hosts.
 use crate::audit::Who;
-use crate::base::machine::cpu_time_us;
 use crate::config::Mode;
-use crate::control::direct_admin::DirectCounts;
 use crate::control::external::ExternalPolicy;
 use crate::control::thread::Control;
-use crate::control::vnics::{VnicNumbers, add};
-use crate::dataplane::worker::Worker;
+use crate::control::vnics::add;
+use crate::dataplane::command::ReadStatus;
+use crate::dataplane::meters::WorkerStatus;
 use crate::peering::PeersFile;
-use freeflow_engine::{Usage, VnicId};
 use freeflow_orchestrator::{Reason, Refusal};
 use freeflow_protocol::admin::{Counters, PeersStatus, RouterStatus};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What the worker says of itself.
-struct Counted {
-    usage: Usage,
-    numbers: Vec<VnicNumbers>,
-    direct: DirectCounts,
-    copy_threads: u32,
-    moved_bytes: u64,
-    cpu_us: u64,
-}
-
 impl Control {
     pub(crate) fn router_status(&mut self, finish: impl FnOnce(RouterStatus) + Send + 'static) {
         let sleeping = self.worker.waker.is_sleeping();
-        let ids: Vec<VnicId> = self.vnics.iter().map(|(_, vnic)| vnic.engine_id).collect();
-        let ask = move |worker: &mut Worker| {
-            worker.count_all_direct();
-            Counted {
-                usage: worker.engine.usage(),
-                numbers: ids.iter().map(|&id| worker.vnic_numbers(id)).collect(),
-                direct: worker.direct_counts(),
-                copy_threads: worker.rings.movers.worker_count(),
-                moved_bytes: worker.rings.movers.moved_bytes(),
-                cpu_us: cpu_time_us(),
-            }
-        };
-        self.ask_worker(ask, move |control, counted| finish(control.describe_router(sleeping, &counted)));
+        let vnics = self.vnics.iter().map(|(_, vnic)| vnic.engine_id).collect();
+        self.ask(ReadStatus { vnics }, move |control, counted| finish(control.describe_router(sleeping, &counted)));
     }
 
-    fn describe_router(&self, sleeping: bool, counted: &Counted) -> RouterStatus {
-        let Counted { usage, direct, .. } = counted;
+    fn describe_router(&self, sleeping: bool, counted: &WorkerStatus) -> RouterStatus {
+        let WorkerStatus { usage, direct, .. } = counted;
         let mut counters: Counters = self.retired;
         for number in &counted.numbers {
             add(&mut counters, &number.counters(0));
@@ -77,7 +54,7 @@ impl Control {
             registered_bytes: usage.registered_bytes,
             segment_count: segment_count as u32,
             segment_bytes,
-            worker_count: counted.copy_threads,
+            worker_count: counted.worker_count,
             moved_bytes: counted.moved_bytes,
             worker_cpu_us: counted.cpu_us,
             peer_count: peers.len() as u32,

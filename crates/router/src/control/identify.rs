@@ -1,19 +1,17 @@
 //! Who connected: looking at a process takes calls that its own kernel objects can hold up without end. `open` of `/proc/PID/mem`
 //! waits for an `execve` of that process, which waits for whoever holds its mmap lock: a sibling that shares the memory may hold it
 //! for ever, in an `mmap` of a FUSE file. So a few threads of the vNIC do that; the control thread accepts, asks the socket for
-//! credentials and pidfd, which never waits, and gets the rest as a reaction.
+//! credentials and pidfd, which never waits, and gets the rest as a message.
 //!
 //! Invariant: a vNIC has [`THREAD_COUNT_MAX`] of these threads at most, however many are stuck, and [`WAITING_COUNT_MAX`] connections
 //! with them. Beyond that connections wait where they take no descriptor of the router: in the queue of its listening socket.
 use crate::admission::account::Charge;
-use crate::base::deferred_drop::Closer;
 use crate::base::privileges::{self, Kind};
 use freeflow_shm::fd::{self, PeerCredentials};
 use rustix::fs::{Mode, OFlags};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -62,33 +60,6 @@ impl Identified {
             return Err(io::Error::other("the process ended at once"));
         }
         Ok(Self { memory, tasks })
-    }
-}
-
-/// A descriptor of a tenant's object, and what is charged for it. Whoever drops it, a thread of the vNIC closes it.
-pub struct Entrusted<T: Send + 'static> {
-    held: Option<(T, Arc<Charge>)>,
-    closer: Arc<Closer>,
-}
-
-impl<T: Send + 'static> Entrusted<T> {
-    pub fn new(thing: T, charge: Arc<Charge>, closer: Arc<Closer>) -> Self {
-        Self { held: Some((thing, charge)), closer }
-    }
-}
-
-impl<T: Send + 'static> Deref for Entrusted<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.held.as_ref().expect("it is there until it is dropped").0
-    }
-}
-
-impl<T: Send + 'static> Drop for Entrusted<T> {
-    fn drop(&mut self) {
-        // Charged, so that it needs no count of its own.
-        let _ = self.held.take().map(|held| self.closer.close(held, 0));
     }
 }
 
@@ -167,7 +138,6 @@ impl Identifiers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::account::{Account, Commons};
     use std::sync::mpsc::channel;
 
     const LONG: Duration = Duration::from_secs(30);
@@ -222,26 +192,5 @@ mod tests {
         let dead = rustix::process::pidfd_open(id, rustix::process::PidfdFlags::empty()).unwrap();
         child.wait().unwrap();
         assert!(Identified::of(credentials, &dead).is_err());
-    }
-
-    #[test]
-    fn what_is_entrusted_counts_until_it_is_closed_elsewhere() {
-        struct Slow(std::sync::mpsc::Receiver<()>);
-        impl Drop for Slow {
-            fn drop(&mut self) {
-                let _ = self.0.recv();
-            }
-        }
-        let account = Arc::new(Account::new(Arc::new(Commons::new(1 << 16, 1 << 16))));
-        let charge = Arc::new(Charge::connection(&account, 1).unwrap());
-        let (release, released) = channel();
-        drop(Entrusted::new(Slow(released), charge, Arc::new(Closer::default())));
-        assert!(Charge::connection(&account, 1).is_err());
-        drop(release);
-        let end = std::time::Instant::now() + LONG;
-        while Charge::connection(&account, 1).is_err() {
-            assert!(std::time::Instant::now() < end);
-            freeflow_shm::sched_yield();
-        }
     }
 }

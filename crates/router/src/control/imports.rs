@@ -9,13 +9,13 @@
 use crate::admission::account::Charge;
 use crate::base::machine::random_bytes;
 use crate::base::slab::Key;
-use crate::control::requests::{Handled, Outcome, once};
+use crate::control::requests::{Handled, Outcome};
 use crate::control::session::{Answer, Connection, ContextEntry, MrEntry, Objects, PdEntry, Phase, SegmentEntry};
 use crate::control::thread::Control;
-use crate::dataplane::worker::Worker;
+use crate::dataplane::command::{DeallocPd, SharePd, UnsharePd};
 use freeflow_engine::{ContextId, SessionId, VnicId};
 use freeflow_protocol::library::{Handle, PASS_BYTES, Reply};
-use freeflow_verbs::{Instant, VerbsError};
+use freeflow_verbs::VerbsError;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::collections::BTreeMap;
 use std::io;
@@ -158,8 +158,7 @@ impl Control {
         }
         let (id, owner) = (found.id, exporter.session);
         let entry = PdEntry { id, context: self.objects(key)?.contexts.get(context)?.id, import: Some(context) };
-        let work = move |worker: &mut Worker, _: Instant| once(worker.engine.share_pd(owner, session, id));
-        self.submit(at, work, move |connection: &mut Connection, ()| {
+        self.submit(at, SharePd { owner, session, pd: id }, move |connection, ()| {
             if let Ok(context) = connection.objects.contexts.get_mut(context) {
                 context.imported_pd_count += 1;
             }
@@ -171,11 +170,7 @@ impl Control {
     pub(crate) fn dealloc_pd(&mut self, at: (Key, SessionId), pd: Handle) -> Outcome {
         let (key, session) = at;
         let PdEntry { id, import, .. } = *self.objects(key)?.pds.get(pd)?;
-        let work = move |worker: &mut Worker, _: Instant| {
-            let engine = &mut worker.engine;
-            once(if import.is_some() { engine.unshare_pd(session, id) } else { engine.dealloc_pd(session, id) })
-        };
-        self.submit(at, work, move |connection, ()| {
+        let finish = move |connection: &mut Connection, ()| {
             connection.objects.pds.remove(pd);
             if let Some(context) = import
                 && let Ok(context) = connection.objects.contexts.get_mut(context)
@@ -183,7 +178,11 @@ impl Control {
                 context.imported_pd_count -= 1;
             }
             Answer::done()
-        })
+        };
+        match import {
+            Some(_) => self.submit(at, UnsharePd { session, pd: id }, finish),
+            None => self.submit(at, DeallocPd { session, pd: id }, finish),
+        }
     }
 
     pub(crate) fn import_mr(&mut self, at: (Key, SessionId), pd: Handle, mr: Handle) -> Outcome {

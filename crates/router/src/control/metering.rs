@@ -1,54 +1,34 @@
 //! What is counted, for the API: vNICs a few at a time, with or without their queue pairs, and what is the host's as a whole.
 //!
-//! A page costs the worker a bounded time: [`PAGE_VNICS_MAX`] vNICs, [`PAGE_QPS_MAX`] QPs, and a look at each session there is.
-use crate::admission::access::{Access, Rules};
-use crate::admission::tallies::{Tallies, Tally};
+//! A page costs the worker a bounded time: [`PAGE_VNICS_MAX`] vNICs, some QPs, and a look at each session there is.
+use crate::admission::access::Rules;
+use crate::admission::tallies::Tally;
 use crate::admission::violations::Tried;
-use crate::base::machine::cpu_time_us;
 use crate::config::Mode;
-use crate::control::direct_admin::{address, state_name, type_name};
 use crate::control::resources;
 use crate::control::thread::Control;
-use crate::control::vnics::{VnicEntry, VnicNumbers};
-use crate::control::wire_admin::drop_names;
-use crate::dataplane::jobs::Step;
-use crate::dataplane::reasons::Reason;
+use crate::control::vnics::VnicEntry;
+use crate::dataplane::command::{CountPaths, MeterHost, MeterVnics};
+use crate::dataplane::meters::{
+    AccessCounts, MeteredVnic, MeteredVnics, PathCounts, QpMeter, VnicNumbers, WorkerMeter,
+};
 use crate::dataplane::totals::Totals;
-use crate::dataplane::worker::Worker;
-use freeflow_engine::{QpId, QpTraffic, SessionId, Throttled, Usage, VnicId};
 use freeflow_orchestrator::NetworkEntry;
 use freeflow_orchestrator::objects::ResourceAmounts;
-use freeflow_protocol::admin::{Named, QpPath};
 use freeflow_verbs::{NetworkId, RateLimit, Shaping};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Bound;
-use std::sync::Arc;
 
 pub(crate) const PAGE_VNICS_MAX: usize = 128;
-pub(crate) const PAGE_QPS_MAX: usize = 512;
 /// vNICs that are passed over for one page, because they may not be seen.
 const LOOK_VNICS_MAX: usize = 1024;
-/// QPs of which the worker says the path in one turn.
-const TURN_QPS_MAX: usize = 2048;
 
 /// Where a page ended: after this vNIC, or after a QP of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     pub vnic: String,
     pub qpn: Option<u32>,
-}
-
-/// What a QP did, and where it stands.
-#[derive(Clone, Debug)]
-pub(crate) struct QpMeter {
-    pub qpn: u32,
-    pub qp_type: &'static str,
-    pub state: &'static str,
-    pub peer: Option<(IpAddr, u32)>,
-    pub path: QpPath,
-    pub traffic: QpTraffic,
-    pub throttled: Throttled,
 }
 
 /// What a vNIC did, and what it is held to.
@@ -93,19 +73,9 @@ impl VnicMeter {
     }
 }
 
-/// How many QPs of a vNIC take a path, and why not a better one.
-pub(crate) type PathCounts = BTreeMap<(QpPath, Option<Reason>), u64>;
-
 pub(crate) struct MeterPage {
     pub vnics: Vec<VnicMeter>,
     pub next: Option<Position>,
-}
-
-/// What the worker says of a vNIC.
-struct Counted {
-    numbers: VnicNumbers,
-    is_metered: bool,
-    qps: Vec<QpMeter>,
 }
 
 /// What is the host's as a whole.
@@ -139,106 +109,8 @@ pub(crate) struct NetworkMeter {
     pub tried: [u64; Tried::ALL.len()],
 }
 
-/// What a thread has counted, and by which rules.
-#[derive(Clone, Default)]
-pub(crate) struct Told {
-    rules: Option<Arc<Rules>>,
-    tallies: Tallies,
-}
-
-fn tried_of(network: Option<NetworkId>, told: &[Told; 2]) -> [u64; Tried::ALL.len()] {
+fn tried_of(network: Option<NetworkId>, told: &[AccessCounts; 2]) -> [u64; Tried::ALL.len()] {
     Tried::ALL.map(|tried| told.iter().filter_map(|by| by.tallies.tried.get(&(network, tried))).sum())
-}
-
-impl Told {
-    fn by(access: &Access) -> Self {
-        Self { rules: access.rules().cloned(), tallies: access.tallies().clone() }
-    }
-}
-
-#[derive(Default)]
-pub(crate) struct WorkerMeter {
-    pub usage: Usage,
-    pub cpu_us: u64,
-    pub moved_bytes: u64,
-    /// Packets that were received and that no QP acted upon, by reason.
-    pub drops: Vec<Named>,
-    pub totals: BTreeMap<NetworkId, Totals>,
-    pub access: Told,
-}
-
-impl Worker {
-    fn meter_qp(&self, id: QpId) -> Option<QpMeter> {
-        let look = self.engine.qp_status(id)?;
-        let path = self.path_of(id, &look).0;
-        Some(QpMeter {
-            qpn: look.qpn.0,
-            qp_type: type_name(look.service),
-            state: state_name(look.state),
-            peer: look.peer.map(|(gid, qpn)| (address(gid), qpn.0)),
-            path,
-            traffic: self.engine.qp_traffic(id).unwrap_or_default(),
-            throttled: self.engine.qp_throttled(self.rings.now, id),
-        })
-    }
-
-    /// Up to `room` QPs of a vNIC after a number, in order of number, and whether there are more.
-    fn meter_qps(&self, sessions: &[SessionId], after: Option<u32>, room: usize) -> (Vec<QpMeter>, bool) {
-        let ids = sessions.iter().flat_map(|&session| self.engine.objects_of(session).qps);
-        let is_next = |&(qpn, _): &(u32, QpId)| after.is_none_or(|after| qpn > after);
-        let mut all: Vec<(u32, QpId)> =
-            ids.filter_map(|id| Some((self.engine.qp_status(id)?.qpn.0, id))).filter(is_next).collect();
-        let more = all.len() > room;
-        all.sort_unstable_by_key(|&(qpn, _)| qpn);
-        all.truncate(room);
-        (all.into_iter().filter_map(|(_, id)| self.meter_qp(id)).collect(), more)
-    }
-
-    /// Those vNICs in their order; with QPs, up to where the page is full: the index and the QP.
-    fn meter(&mut self, ids: &[VnicId], with_qps: bool, after: Option<u32>) -> (Vec<Counted>, Option<(usize, u32)>) {
-        let (mut all, mut room, mut after) = (Vec::with_capacity(ids.len()), PAGE_QPS_MAX, after);
-        let mut sessions: BTreeMap<VnicId, Vec<SessionId>> = BTreeMap::new();
-        if with_qps {
-            sessions.extend(ids.iter().map(|&id| (id, Vec::new())));
-            for (session, entry) in self.rings.sessions.iter() {
-                if let Some(of_vnic) = sessions.get_mut(&entry.vnic) {
-                    of_vnic.push(session);
-                }
-            }
-        }
-        for (index, &id) in ids.iter().enumerate() {
-            let of_vnic = sessions.get(&id).map_or(&[][..], Vec::as_slice);
-            let (qps, more) = self.meter_qps(of_vnic, after.take(), room);
-            let last = qps.last().map(|qp| qp.qpn);
-            room -= qps.len();
-            let is_metered = self.engine.is_metered(id);
-            all.push(Counted { numbers: self.vnic_numbers(id), is_metered, qps });
-            if more {
-                // Without room for a single one it is the next page's as a whole.
-                return match last {
-                    Some(qpn) => (all, Some((index, qpn))),
-                    None => {
-                        all.pop();
-                        (all, None)
-                    }
-                };
-            }
-        }
-        (all, None)
-    }
-
-    fn count_path(&self, id: QpId, counts: &mut BTreeMap<VnicId, PathCounts>) {
-        if let Some(look) = self.engine.qp_status(id) {
-            *counts.entry(look.vnic).or_default().entry(self.path_of(id, &look)).or_default() += 1;
-        }
-    }
-
-    fn host_meter(&mut self) -> WorkerMeter {
-        let drops = drop_names(&self.engine.drops(), self.rings.fabric.mads_lost);
-        let moved_bytes = self.rings.movers.moved_bytes();
-        let (totals, access) = (self.network_totals(), Told::by(&self.rings.access));
-        WorkerMeter { usage: self.engine.usage(), cpu_us: cpu_time_us(), moved_bytes, drops, totals, access }
-    }
 }
 
 impl Control {
@@ -283,66 +155,42 @@ impl Control {
         if ids.is_empty() {
             return then(MeterPage { vnics, next });
         }
-        let mut all = Some((vnics, next, then));
-        self.worker.submit(Box::new(move |worker, _| {
-            let (mut vnics, mut next, then) = all.take().expect("a job that is done is not run again");
-            if is_first {
-                worker.count_few_direct();
-            }
-            let (counted, end) = worker.meter(&ids, with_qps, qpn);
+        let command = MeterVnics { vnics: ids, with_qps, after_qpn: qpn, counts_direct: is_first };
+        self.ask(command, move |control, MeteredVnics { vnics: counted, end }| {
+            let (mut vnics, mut next) = (vnics, next);
             if let Some((index, qpn)) = end {
                 next = Some(Position { vnic: vnics[index].id.clone(), qpn: Some(qpn) });
             } else if let Some(last) = counted.len().checked_sub(1).filter(|_| counted.len() < vnics.len()) {
                 next = Some(Position { vnic: vnics[last].id.clone(), qpn: None });
             }
             vnics.truncate(counted.len());
-            Step::Done(Box::new(move |control: &mut Self| {
-                for (vnic, Counted { numbers, is_metered, qps }) in vnics.iter_mut().zip(counted) {
-                    let entry = control.vnics_by_id.get(&vnic.id).and_then(|&key| control.vnics.get(key));
-                    vnic.used = entry.map(|entry| resources::used(entry, &numbers)).unwrap_or_default();
-                    (vnic.numbers, vnic.is_metered, vnic.qps) = (numbers, is_metered, qps);
-                }
-                then(MeterPage { vnics, next });
-            }))
-        }));
+            for (vnic, MeteredVnic { numbers, is_metered, qps }) in vnics.iter_mut().zip(counted) {
+                let entry = control.vnics_by_id.get(&vnic.id).and_then(|&key| control.vnics.get(key));
+                vnic.used = entry.map(|entry| resources::used(entry, &numbers)).unwrap_or_default();
+                (vnic.numbers, vnic.is_metered, vnic.qps) = (numbers, is_metered, qps);
+            }
+            then(MeterPage { vnics, next });
+        });
     }
 
     /// Of each vNIC that has QPs, by id.
     pub(crate) fn meter_paths(&mut self, then: impl FnOnce(BTreeMap<String, PathCounts>) + Send + 'static) {
-        let (mut then, mut counts, mut rest) = (Some(then), BTreeMap::new(), None);
-        self.worker.submit(Box::new(move |worker, _| {
-            let ids: &mut Vec<QpId> =
-                rest.get_or_insert_with(|| worker.engine.qps_of(None).map(|(id, _)| id).collect());
-            for id in ids.drain(ids.len().saturating_sub(TURN_QPS_MAX)..) {
-                worker.count_path(id, &mut counts);
-            }
-            if !ids.is_empty() {
-                return Step::Again;
-            }
-            let (mut counts, then) =
-                (std::mem::take(&mut counts), then.take().expect("a job that is done is not run again"));
-            Step::Done(Box::new(move |control: &mut Control| {
-                let named =
-                    |(_, vnic): (_, &VnicEntry)| Some((vnic.record.id.clone(), counts.remove(&vnic.engine_id)?));
-                then(control.vnics.iter().filter_map(named).collect());
-            }))
-        }));
+        self.ask(CountPaths { rest: None, counts: BTreeMap::new() }, move |control, mut counts| {
+            let named = |(_, vnic): (_, &VnicEntry)| Some((vnic.record.id.clone(), counts.remove(&vnic.engine_id)?));
+            then(control.vnics.iter().filter_map(named).collect());
+        });
     }
 
     pub(crate) fn meter_host(&mut self, then: impl FnOnce(HostMeter) + Send + 'static) {
-        let mut then = Some(then);
-        self.worker.submit(Box::new(move |worker, _| {
-            let (counted, then) = (worker.host_meter(), then.take().expect("a job that is done is not run again"));
-            Step::Done(Box::new(move |control: &mut Control| {
-                let meter = control.host_meter(counted);
-                then(meter);
-            }))
-        }));
+        self.ask(MeterHost {}, move |control, counted| {
+            let meter = control.host_meter(counted);
+            then(meter);
+        });
     }
 
     fn host_meter(&mut self, mut worker: WorkerMeter) -> HostMeter {
         let peers = self.peers.status().peers;
-        let told = [Told::by(self.cm.access()), std::mem::take(&mut worker.access)];
+        let told = [AccessCounts::by(self.cm.access()), std::mem::take(&mut worker.access)];
         let networks = self.network_meters(&std::mem::take(&mut worker.totals), &told);
         let access = self.access_meter(&told);
         HostMeter {
@@ -362,7 +210,7 @@ impl Control {
         }
     }
 
-    fn network_meters(&self, totals: &BTreeMap<NetworkId, Totals>, told: &[Told; 2]) -> Vec<NetworkMeter> {
+    fn network_meters(&self, totals: &BTreeMap<NetworkId, Totals>, told: &[AccessCounts; 2]) -> Vec<NetworkMeter> {
         let meter = |network: &NetworkEntry| NetworkMeter {
             tenant: network.tenant().to_owned(),
             network: network.name().to_owned(),
@@ -373,7 +221,7 @@ impl Control {
     }
 
     /// Of both threads; of networks that are there.
-    fn access_meter(&self, told: &[Told; 2]) -> Vec<([String; 3], Tally)> {
+    fn access_meter(&self, told: &[AccessCounts; 2]) -> Vec<([String; 3], Tally)> {
         let networks: BTreeMap<NetworkId, &NetworkEntry> =
             self.state.networks().map(|network| (network.id, network)).collect();
         let mut sums: BTreeMap<[String; 3], Tally> = BTreeMap::new();
@@ -388,7 +236,7 @@ impl Control {
         for rule in rules {
             sums.insert(key(rule, None), Tally::default());
         }
-        for Told { rules: by, tallies } in told {
+        for AccessCounts { rules: by, tallies } in told {
             for (&(rule, network), tally) in &tallies.refused {
                 let name = rule.map_or(Some(""), |rule| by.as_ref()?.name_of(rule));
                 let network = network.map(|network| networks.get(&network).copied());

@@ -2,11 +2,9 @@
 use crate::base::log::info;
 use crate::config::Mode;
 use crate::control::thread::Control;
-use crate::dataplane::jobs::Step;
-use crate::dataplane::worker::Worker;
+use crate::dataplane::command::SetMode;
 use freeflow_orchestrator::objects::HostMode;
 use freeflow_shm::cpu_count;
-use freeflow_verbs::Instant;
 
 impl From<Mode> for HostMode {
     fn from(mode: Mode) -> Self {
@@ -42,23 +40,6 @@ impl Control {
         }
         info!("the router waits otherwise", mode = Mode::from(self.mode.mode).name(), reason = self.mode.reason);
         let mode = Mode::from(self.mode.mode);
-        self.worker.submit(Box::new(move |worker, now| {
-            worker.set_mode(now, mode);
-            Step::Done(Box::new(|_| {}))
-        }));
-    }
-}
-
-impl Worker {
-    fn set_mode(&mut self, now: Instant, mode: Mode) {
-        self.waiting.set_mode(mode);
-        self.rings.movers.set_mode(mode);
-        if mode == Mode::Fastpath {
-            // All doorbells are looked at from now on, as those of sessions that begin later.
-            let all: Vec<_> = self.rings.sessions.iter().map(|(id, _)| id).collect();
-            for session in all {
-                self.heat(now, session);
-            }
-        }
+        self.worker.send(SetMode { mode });
     }
 }

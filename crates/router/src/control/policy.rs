@@ -1,12 +1,10 @@
-//! From what is declared to what the worker is told. Only what has changed is told, in one job after each command.
+//! From what is declared to what the worker is told. Only what has changed is told, in one message after each command.
 use crate::base::slab::Key;
 use crate::control::thread::Control;
-use crate::dataplane::jobs::Step;
-use crate::dataplane::worker::Worker;
-use freeflow_engine::VnicId;
+use crate::dataplane::command::{PolicyChanges, SetPolicy, VnicPolicy};
 use freeflow_orchestrator::State;
 use freeflow_protocol::admin::DataPath;
-use freeflow_verbs::{Instant, NetworkId, NetworkLimits, RateLimit, Shaping, TenantId, VnicLimits};
+use freeflow_verbs::{NetworkId, NetworkLimits, RateLimit, TenantId};
 use std::collections::BTreeMap;
 
 /// What the worker was told of networks and tenants, last. Of vNICs, see [`crate::control::vnics::VnicEntry`].
@@ -15,15 +13,6 @@ pub struct Told {
     data_paths: BTreeMap<NetworkId, DataPath>,
     network_limits: BTreeMap<NetworkId, NetworkLimits>,
     tenants: BTreeMap<TenantId, RateLimit>,
-}
-
-/// What is to be told.
-#[derive(Debug, Default)]
-pub struct Changes {
-    data_paths: Vec<(NetworkId, DataPath)>,
-    network_limits: Vec<(NetworkId, NetworkLimits)>,
-    tenants: Vec<(TenantId, RateLimit)>,
-    vnics: Vec<(VnicId, Option<Shaping>, Option<VnicLimits>)>,
 }
 
 /// What is in one map and not, or differently, in the other; what is in the other alone is back at its default.
@@ -35,7 +24,7 @@ fn changes<K: Copy + Ord, V: Copy + PartialEq + Default>(was: &BTreeMap<K, V>, i
 
 impl Told {
     /// What is declared of networks and tenants now, as a change to what was told before.
-    pub fn change(&mut self, state: &State) -> Changes {
+    pub fn change(&mut self, state: &State) -> PolicyChanges {
         let data_paths = state.networks().map(|network| state.data_path_of(network)).collect();
         let limits = state.networks().map(|network| {
             let amounts = state.network_amounts(network);
@@ -49,7 +38,7 @@ impl Told {
         });
         let network_limits = limits.collect();
         let tenants = state.tenant_limits().into_iter().collect();
-        let found = Changes {
+        let found = PolicyChanges {
             data_paths: changes(&self.data_paths, &data_paths),
             network_limits: changes(&self.network_limits, &network_limits),
             tenants: changes(&self.tenants, &tenants),
@@ -57,30 +46,6 @@ impl Told {
         };
         *self = Self { data_paths, network_limits, tenants };
         found
-    }
-}
-
-impl Changes {
-    fn is_empty(&self) -> bool {
-        self.data_paths.is_empty() && self.network_limits.is_empty() && self.tenants.is_empty() && self.vnics.is_empty()
-    }
-
-    /// In force when this returns. What is gone meanwhile needs nothing.
-    pub fn tell(&self, worker: &mut Worker, now: Instant) {
-        for &(network, path) in &self.data_paths {
-            worker.set_data_path(network, path);
-        }
-        for &(network, limits) in &self.network_limits {
-            worker.engine.set_network_limits(network, limits);
-        }
-        let shaping = |&(vnic, shaping, _): &(VnicId, Option<Shaping>, _)| Some((vnic, shaping?));
-        let shapings: Vec<(VnicId, Shaping)> = self.vnics.iter().filter_map(shaping).collect();
-        worker.set_shapings(now, &self.tenants, &shapings);
-        for &(vnic, _, limits) in &self.vnics {
-            if let Some(limits) = limits {
-                let _ = worker.engine.set_limits(vnic, limits);
-            }
-        }
     }
 }
 
@@ -102,16 +67,17 @@ impl Control {
         self.submit_changes(changes);
     }
 
-    fn vnic_changes(&mut self, keys: &[Key]) -> Vec<(VnicId, Option<Shaping>, Option<VnicLimits>)> {
+    fn vnic_changes(&mut self, keys: &[Key]) -> Vec<VnicPolicy> {
         let mut changes = Vec::new();
         for &key in keys {
             let Some(id) = self.vnics.get(key).map(|entry| entry.record.id.clone()) else { continue };
             let Some((_, record, shaping)) = self.record_of(&id) else { continue };
             let Some(entry) = self.vnics.get_mut(key) else { continue };
+            let vnic = entry.engine_id;
             let new_shaping = (entry.shaping != shaping).then_some(shaping);
             let new_limits = (entry.record.limits != record.limits).then_some(record.limits);
             if new_shaping.is_some() || new_limits.is_some() {
-                changes.push((entry.engine_id, new_shaping, new_limits));
+                changes.push(VnicPolicy { vnic, shaping: new_shaping, limits: new_limits });
             }
             let is_relabeled = entry.record.labels != record.labels;
             (entry.shaping, entry.record) = (shaping, record);
@@ -122,13 +88,9 @@ impl Control {
         changes
     }
 
-    fn submit_changes(&mut self, changes: Changes) {
-        if changes.is_empty() {
-            return;
+    fn submit_changes(&mut self, policy: PolicyChanges) {
+        if !policy.is_empty() {
+            self.worker.send(SetPolicy { policy });
         }
-        self.worker.submit(Box::new(move |worker, now| {
-            changes.tell(worker, now);
-            Step::Done(Box::new(|_| {}))
-        }));
     }
 }

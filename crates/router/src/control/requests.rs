@@ -1,35 +1,34 @@
-//! The requests of a library: checked against its session's own handles, then run by the worker as a job.
+//! The requests of a library: checked against its session's own handles, then executed by the worker as a command.
 //!
-//! A request that has to wait for copies in flight is asked again each turn, for at most [`JOB_TIME_MAX`].
+//! A command that has to wait for copies in flight is executed again each turn, for at most
+//! [`COMMAND_TIME_MAX`](crate::dataplane::command::COMMAND_TIME_MAX).
 use crate::admission::account::{Charge, OverLimit};
 use crate::base::deferred_drop::AndThen;
 use crate::base::slab::Key;
 use crate::control::imports::Opening;
+use crate::control::message::Message;
 use crate::control::session::{
-    Answer, ChannelEntry, Connection, CqEntry, MrEntry, Objects, PdEntry, SegmentEntry, SegmentLease, SrqEntry,
+    Answer, ChannelEntry, Connection, CqEntry, MrEntry, Objects, PdEntry, SegmentEntry, SrqEntry,
 };
 use crate::control::thread::Control;
-use crate::dataplane::event_pipes::{PipeId, event_pipe};
-use crate::dataplane::jobs::{Job, Step};
-use crate::dataplane::moderation::Moderation;
-use crate::dataplane::ports::{Bell, Context, Cq, Garbage, Notify, Srq};
-use crate::dataplane::worker::Worker;
+use crate::dataplane::command::{
+    AllocPd, Ask, CloseContext, CreateAh, CreateCompletionChannel, CreateCq, CreateSrq, DeregisterMr, DestroyAh,
+    DestroyCompletionChannel, DestroyCq, DestroySegment, DestroySrq, MapSegment, ModerateCq, ModifySrq, OpenContext,
+    QuerySrq, RegisterMr, ResizeCq,
+};
+use crate::dataplane::event_pipes::event_pipe;
 use crate::memory::freezer::Order;
+use crate::memory::lease::SegmentLease;
 use crate::memory::page_table::Origin;
-use freeflow_engine::{MrKeys, QpId, Refusal, SessionId, grant_srq_attributes};
+use freeflow_engine::{SessionId, grant_srq_attributes};
 use freeflow_protocol::library::{COOKIE_COUNT, Handle, Reply, Request, XrcQueue};
 use freeflow_shm::layout::{QueueShape, cq_bytes};
-use freeflow_shm::{CompletionProducer, RequestConsumer, Segment, monotonic_ns, refuses_missing_pages};
-use freeflow_verbs::{Access, AddressHandleAttributes, CQE_COUNT_MAX, Duration, Instant, SrqAttributes, VerbsError};
+use freeflow_shm::{CompletionProducer, RequestConsumer, Segment, refuses_missing_pages};
+use freeflow_verbs::{Access, AddressHandleAttributes, CQE_COUNT_MAX, Duration, SrqAttributes, VerbsError};
 use std::any::Any;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::task::Poll;
-
-/// A job that is not done by then is refused with ETIMEDOUT. Copies end, or fail their vNIC, well before.
-pub(crate) const JOB_TIME_MAX: Duration = Duration::from_millis(5_000);
 
 /// Memory that the control thread frees itself, about; more is freed elsewhere.
 const FREED_AT_ONCE_BYTES_MAX: u64 = 1 << 20;
@@ -61,18 +60,6 @@ impl From<OverLimit> for VerbsError {
 
 fn bytes_of(charges: &[Charge]) -> u64 {
     charges.iter().map(Charge::segment_bytes).sum()
-}
-
-pub(crate) fn once<T>(result: Result<T, VerbsError>) -> Poll<Result<T, VerbsError>> {
-    Poll::Ready(result)
-}
-
-pub(crate) fn unless_in_flight<T>(result: Result<T, Refusal>) -> Poll<Result<T, VerbsError>> {
-    match result {
-        Ok(value) => Poll::Ready(Ok(value)),
-        Err(Refusal::Error(error)) => Poll::Ready(Err(error)),
-        Err(Refusal::InFlight) => Poll::Pending,
-    }
 }
 
 impl Control {
@@ -128,38 +115,22 @@ impl Control {
         }
     }
 
-    /// Has the worker do `work`; `finish` then makes the answer, on this thread.
-    pub(crate) fn submit<T: Send + 'static>(
+    /// [`Self::submit`] for a request that takes memory out.
+    fn submit_freeing<T, C: Ask<Answer = Result<T, VerbsError>>>(
         &mut self,
         at: (Key, SessionId),
-        work: impl FnMut(&mut Worker, Instant) -> Poll<Result<T, VerbsError>> + Send + 'static,
-        finish: impl FnOnce(&mut Connection, T) -> Answer + Send + 'static,
-    ) -> Outcome {
-        let key = at.0;
-        self.submit_with(at, work, move |control, result| {
-            control.handle_job_done(key, |connection| match result {
-                Ok(value) => finish(connection, value),
-                Err(error) => error.into(),
-            });
-        })
-    }
-
-    /// The same for a request that takes memory out.
-    fn submit_freeing<T: Send + 'static>(
-        &mut self,
-        at: (Key, SessionId),
-        work: impl FnMut(&mut Worker, Instant) -> Poll<Result<T, VerbsError>> + Send + 'static,
+        command: C,
         finish: impl FnOnce(&mut Connection, T) -> (Answer, Freed) + Send + 'static,
     ) -> Outcome {
         let key = at.0;
-        self.submit_with(at, work, move |control, result| {
+        self.submit_with(at, command, move |control, result| {
             let taken = result.and_then(|value| {
                 let connection = control.connections.get_mut(key).ok_or(VerbsError::DeviceFatal)?;
                 Ok(finish(connection, value))
             });
             match taken {
                 Ok((answer, freed)) => control.answer_freed(key, answer, freed),
-                Err(error) => control.handle_job_done(key, |_| error.into()),
+                Err(error) => control.handle_request_done(key, |_| error.into()),
             }
         })
     }
@@ -168,57 +139,12 @@ impl Control {
         let Freed { bytes, thing } = freed;
         if bytes <= FREED_AT_ONCE_BYTES_MAX {
             drop(thing);
-            return self.handle_job_done(key, |_| answer);
+            return self.handle_request_done(key, |_| answer);
         }
         let Some(vnic) = self.connections.get(key).map(|connection| connection.vnic.clone()) else { return };
-        let (reactions, waker) = (self.own_reactions.clone(), self.waker.clone());
-        let then = move || {
-            // Fails only when the control thread has ended.
-            let _ = reactions.send(Box::new(move |control: &mut Self| control.handle_job_done(key, |_| answer)));
-            waker.wake();
-        };
+        let own = self.own.clone();
+        let then = move || own.send(Message::MemoryFreed { connection: key, answer });
         self.free(&vnic, AndThen::new(thing, then));
-    }
-
-    /// Has the worker do `work`, and this thread then `react`.
-    pub(crate) fn submit_with<T: Send + 'static>(
-        &mut self,
-        (key, session): (Key, SessionId),
-        work: impl FnMut(&mut Worker, Instant) -> Poll<Result<T, VerbsError>> + Send + 'static,
-        react: impl FnOnce(&mut Control, Result<T, VerbsError>) + Send + 'static,
-    ) -> Outcome {
-        let connection = self.connections.get_mut(key).ok_or(VerbsError::NotFound)?;
-        connection.busy = true;
-        let cancelled = connection.cancelled.clone();
-        let deadline = Instant(monotonic_ns()) + JOB_TIME_MAX;
-        let mut both = Some((work, react));
-        let job: Job = Box::new(move |worker, now| {
-            let Some((mut work, react)) = both.take() else { unreachable!("a job that is done is not run again") };
-            let result = if cancelled.load(Relaxed) {
-                Err(VerbsError::DeviceFatal)
-            } else {
-                match work(worker, now) {
-                    Poll::Ready(result) => {
-                        if matches!(result, Err(VerbsError::NoMemory)) {
-                            worker.note_shortages(session);
-                        }
-                        result
-                    }
-                    Poll::Pending if now < deadline.max(worker.rings.resumed_at + JOB_TIME_MAX) => {
-                        both = Some((work, react));
-                        return Step::Again;
-                    }
-                    Poll::Pending => Err(VerbsError::TimedOut),
-                }
-            };
-            Step::Done(Box::new(move |control: &mut Control| {
-                // What `work` held is dropped here, not on the worker's thread.
-                drop(work);
-                react(control, result);
-            }))
-        });
-        self.worker.hand_over(session, job);
-        Ok(Handled::Submitted)
     }
 
     pub(crate) fn objects(&mut self, key: Key) -> Result<&mut Objects, VerbsError> {
@@ -262,15 +188,7 @@ impl Control {
         let charge = Charge::descriptor(&self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?.account)?;
         let (read, write) = event_pipe().map_err(|_| VerbsError::NoMemory)?;
         let pass = opening.file().map_err(|_| VerbsError::NoMemory)?;
-        let mut write = Some(write);
-        let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.open_context(session).inspect(|&id| {
-                let write = write.take().expect("a job that is done is not run again");
-                let pipe = worker.rings.pipes.insert(session, write);
-                worker.rings.contexts.insert(id, Context { pipe });
-            }))
-        };
-        self.submit(at, work, move |connection, id| {
+        self.submit(at, OpenContext { session, write }, move |connection, id| {
             let context = opening.finish(&mut connection.objects, id, charge);
             Answer::with(Reply::Context { context }, vec![read, pass])
         })
@@ -284,13 +202,7 @@ impl Control {
         if entry.imported_pd_count > 0 || objects.channels.values().any(|channel| channel.context == context) {
             return Err(VerbsError::Busy);
         }
-        let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.close_context(session, id).map(|()| {
-                let entry = worker.rings.contexts.remove(id);
-                entry.and_then(|entry| worker.rings.pipes.remove(entry.pipe))
-            }))
-        };
-        self.submit(at, work, move |connection, _pipe| {
+        self.submit(at, CloseContext { session, context: id }, move |connection, _held| {
             connection.objects.contexts.remove(context);
             Answer::done()
         })
@@ -302,16 +214,7 @@ impl Control {
         let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
         let charge = Charge::channel(&vnic.account, u64::from(vnic.record.limits.channel_count_max))?;
         let (read, write) = event_pipe().map_err(|_| VerbsError::NoMemory)?;
-        let mut write = Some(write);
-        let work = move |worker: &mut Worker, _: Instant| {
-            // A pipe would stay that is put there after the session's were taken out.
-            if worker.rings.sessions.get(session).is_none() {
-                return once(Err(VerbsError::DeviceFatal));
-            }
-            let write = write.take().expect("a job that is done is not run again");
-            once(Ok(worker.rings.pipes.insert(session, write)))
-        };
-        self.submit(at, work, move |connection, pipe: PipeId| {
+        self.submit(at, CreateCompletionChannel { session, write }, move |connection, pipe| {
             let channel = connection.objects.channels.insert(ChannelEntry { context, pipe, _charge: charge });
             Answer::with(Reply::Channel { channel }, vec![read])
         })
@@ -323,8 +226,7 @@ impl Control {
         if objects.cqs.values().any(|cq| cq.channel == Some(channel)) {
             return Err(VerbsError::Busy);
         }
-        let work = move |worker: &mut Worker, _: Instant| once(Ok(worker.rings.pipes.remove(pipe)));
-        self.submit(at, work, move |connection, _pipe| {
+        self.submit(at, DestroyCompletionChannel { pipe }, move |connection, _held| {
             connection.objects.channels.remove(channel);
             Answer::done()
         })
@@ -333,8 +235,7 @@ impl Control {
     fn alloc_pd(&mut self, at: (Key, SessionId), context: Handle) -> Outcome {
         let session = at.1;
         let context = self.objects(at.0)?.contexts.get(context)?.id;
-        let work = move |worker: &mut Worker, _: Instant| once(worker.engine.alloc_pd(session, context));
-        self.submit(at, work, move |connection, id| {
+        self.submit(at, AllocPd { session, context }, move |connection, id| {
             let pd = connection.objects.pds.insert(PdEntry { id, context, import: None });
             Answer::of(Reply::Pd { pd })
         })
@@ -372,25 +273,8 @@ impl Control {
         if before.is_some_and(|start| objects.has_mr_over(start, memory.bytes() as u64)) {
             return Err(VerbsError::Busy);
         }
-        let work = move |worker: &mut Worker, _: Instant| {
-            let range = address..address.saturating_add(memory.bytes() as u64);
-            worker.rings.admit_mapping(session, &origin, &range)?;
-            if before.is_some() {
-                worker.rings.settle(session);
-            }
-            let Some(entry) = worker.rings.sessions.get_mut(session) else { return once(Err(VerbsError::DeviceFatal)) };
-            if let Some(start) = before {
-                entry.memory.unmap(start, &memory);
-            }
-            match entry.memory.map(address, memory.clone()) {
-                Ok(()) => {
-                    entry.memory.set_origin(&memory, origin.clone());
-                    once(Ok(Some(address)))
-                }
-                Err(_) => once(Ok(None)),
-            }
-        };
-        self.submit(at, work, move |connection, mapped_at: Option<u64>| {
+        let command = MapSegment { session, segment: memory, origin, address, before };
+        self.submit(at, command, move |connection, mapped_at| {
             if let Ok(entry) = connection.objects.segments.get_mut(segment) {
                 entry.mapped_at = mapped_at;
             }
@@ -406,17 +290,8 @@ impl Control {
         if mapped_at.is_some_and(|start| objects.has_mr_over(start, memory.bytes() as u64)) {
             return Err(VerbsError::Busy);
         }
-        let work = move |worker: &mut Worker, _: Instant| {
-            let Some(entry) = worker.rings.sessions.get_mut(session) else { return once(Err(VerbsError::DeviceFatal)) };
-            if mapped_at.is_none() && entry.memory.has(&memory) {
-                return once(Err(VerbsError::Busy));
-            }
-            worker.rings.forget_grants_of((session, segment));
-            worker.rings.settle(session);
-            let Some(entry) = worker.rings.sessions.get_mut(session) else { return once(Err(VerbsError::DeviceFatal)) };
-            once(Ok(mapped_at.and_then(|start| entry.memory.unmap(start, &memory))))
-        };
-        self.submit_freeing(at, work, move |connection, unmapped| {
+        let command = DestroySegment { session, handle: segment, segment: memory, mapped_at };
+        self.submit_freeing(at, command, move |connection, unmapped| {
             let entry = connection.objects.segments.remove(segment);
             let bytes = entry.as_ref().map_or(0, |entry| entry.segment.bytes() as u64);
             (Answer::done(), Freed { bytes, thing: Box::new((unmapped, entry)) })
@@ -432,10 +307,8 @@ impl Control {
     ) -> Outcome {
         let session = at.1;
         let pd = self.objects(at.0)?.pds.get(pd)?.id;
-        let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.register_mr(session, pd, address, length, iova, access))
-        };
-        self.submit(at, work, move |connection, keys: MrKeys| {
+        let command = RegisterMr { session, pd, address, length, iova, access };
+        self.submit(at, command, move |connection, keys| {
             let mr = connection.objects.insert_mr(MrEntry::new(&keys, pd, address, length));
             Answer::of(Reply::Mr { mr, lkey: keys.lkey, rkey: keys.rkey })
         })
@@ -450,12 +323,7 @@ impl Control {
             return Ok(Handled::Answered(Answer::done()));
         }
         let id = entry.id;
-        let work = move |worker: &mut Worker, now: Instant| {
-            worker.rings.withdraw_grants_by(id);
-            worker.rings.give_orders(now);
-            unless_in_flight(worker.engine.deregister_mr(session, id))
-        };
-        self.submit(at, work, move |connection, ()| {
+        self.submit(at, DeregisterMr { session, mr: id }, move |connection, ()| {
             connection.objects.remove_mr(mr);
             Answer::done()
         })
@@ -474,20 +342,9 @@ impl Control {
         }
         let (segment, descriptor, charge) = self.new_ring(key, "freeflow-cq", cq_bytes(cqe))?;
         let segment_bytes = segment.bytes() as u64;
-        let mut ring = Some(CompletionProducer::new(segment, cqe, 0));
-        let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.create_cq(session, context, cqe).inspect(|&id| {
-                let ring = ring.take().expect("a job that is done is not run again");
-                let (previous, notify) = (None, Notify::Nothing);
-                let (channel, moderation) = (channel_pipe, Moderation::default());
-                let cq = Cq { session, context, cookie, ring, previous, channel, timestamps, notify, moderation };
-                worker.rings.cqs.insert(id, cq);
-                if let Some(entry) = worker.rings.sessions.get_mut(session) {
-                    entry.cq_bells.insert(cookie, id);
-                }
-            }))
-        };
-        self.submit(at, work, move |connection, id| {
+        let ring = CompletionProducer::new(segment, cqe, 0);
+        let command = CreateCq { session, context, cookie, cqe, ring, channel: channel_pipe, timestamps };
+        self.submit(at, command, move |connection, id| {
             connection.objects.cq_cookies.insert(cookie);
             let cq = connection.objects.cqs.insert(CqEntry { id, channel, cookie, charges: vec![charge] });
             Answer::with(Reply::Cq { cq, cqe, segment_bytes }, vec![descriptor])
@@ -501,17 +358,7 @@ impl Control {
         }
         let (segment, descriptor, charge) = self.new_ring(at.0, "freeflow-cq", cq_bytes(cqe))?;
         let segment_bytes = segment.bytes() as u64;
-        let work = move |worker: &mut Worker, _: Instant| {
-            let Some(cq) = worker.rings.cqs.get_mut(id) else { return once(Err(VerbsError::NotFound)) };
-            let unconsumed = cq.ring.unconsumed();
-            if unconsumed > cqe {
-                return once(Err(VerbsError::InvalidArgument));
-            }
-            let ring = CompletionProducer::new(segment.clone(), cqe, unconsumed);
-            let before = std::mem::replace(&mut cq.ring, ring);
-            once(Ok(cq.previous.replace(before)))
-        };
-        self.submit_freeing(at, work, move |connection, before_previous| {
+        self.submit_freeing(at, ResizeCq { cq: id, cqe, segment }, move |connection, before_previous| {
             let mut surplus = Vec::new();
             if let Ok(entry) = connection.objects.cqs.get_mut(cq) {
                 entry.charges.push(charge);
@@ -526,25 +373,19 @@ impl Control {
     fn moderate_cq(&mut self, at: (Key, SessionId), cq: Handle, count: u16, period_us: u16) -> Outcome {
         let id = self.objects(at.0)?.cqs.get(cq)?.id;
         let period = Duration::from_micros(u64::from(period_us));
-        let work = move |worker: &mut Worker, _: Instant| {
-            once(if worker.rings.moderate(id, count, period) { Ok(()) } else { Err(VerbsError::NotFound) })
-        };
-        self.submit(at, work, |_, ()| Answer::done())
+        self.submit(at, ModerateCq { cq: id, count, period }, |_, ()| Answer::done())
     }
 
     fn destroy_cq(&mut self, at: (Key, SessionId), cq: Handle) -> Outcome {
         let session = at.1;
         let id = self.objects(at.0)?.cqs.get(cq)?.id;
-        let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.destroy_cq(session, id).map(|()| worker.rings.remove_cq(id)))
-        };
-        self.submit_freeing(at, work, move |connection, garbage: Garbage| {
+        self.submit_freeing(at, DestroyCq { session, cq: id }, move |connection, held| {
             let entry = connection.objects.cqs.remove(cq);
             if let Some(entry) = &entry {
                 connection.objects.cq_cookies.remove(&entry.cookie);
             }
             let bytes = entry.as_ref().map_or(0, |entry| bytes_of(&entry.charges));
-            (Answer::done(), Freed { bytes, thing: Box::new((garbage, entry)) })
+            (Answer::done(), Freed { bytes, thing: Box::new((held, entry)) })
         })
     }
 
@@ -568,16 +409,9 @@ impl Control {
         let shape = QueueShape::shared_receive(granted.max_wr, granted.max_sge);
         let (segment, descriptor, charge) = self.new_ring(key, "freeflow-srq", shape.bytes())?;
         let segment_bytes = segment.bytes() as u64;
-        let mut ring = Some(RequestConsumer::new(segment, 0, shape, granted.max_wr, granted.max_sge, 0));
-        let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.create_srq(session, pd, attributes, xrc, cookie).map(|(id, number, granted)| {
-                let receive = ring.take().expect("a job that is done is not run again");
-                worker.rings.srqs.insert(id, Srq { session, context, cookie, receive, receives_wanted: false });
-                worker.rings.set_bell(session, cookie, Some(Bell::Srq(id)));
-                (id, number, granted)
-            }))
-        };
-        self.submit(at, work, move |connection, (id, number, attributes)| {
+        let receive = RequestConsumer::new(segment, 0, shape, granted.max_wr, granted.max_sge, 0);
+        let command = CreateSrq { session, context, pd, cookie, attributes, xrc, receive };
+        self.submit(at, command, move |connection, (id, number, attributes)| {
             connection.objects.doorbells.insert(cookie);
             let srq = connection.objects.srqs.insert(SrqEntry { id, cookie, _charge: charge });
             Answer::with(Reply::Srq { srq, number, attributes, segment_bytes }, vec![descriptor])
@@ -587,26 +421,19 @@ impl Control {
     fn modify_srq(&mut self, at: (Key, SessionId), srq: Handle, limit: u32) -> Outcome {
         let session = at.1;
         let id = self.objects(at.0)?.srqs.get(srq)?.id;
-        let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.modify_srq(&mut worker.rings, session, id, limit))
-        };
-        self.submit(at, work, |_, ()| Answer::done())
+        self.submit(at, ModifySrq { session, srq: id, limit }, |_, ()| Answer::done())
     }
 
     fn query_srq(&mut self, at: (Key, SessionId), srq: Handle) -> Outcome {
         let session = at.1;
         let id = self.objects(at.0)?.srqs.get(srq)?.id;
-        let work = move |worker: &mut Worker, _: Instant| once(worker.engine.query_srq(session, id));
-        self.submit(at, work, |_, attributes| Answer::of(Reply::SrqAttributes(attributes)))
+        self.submit(at, QuerySrq { session, srq: id }, |_, attributes| Answer::of(Reply::SrqAttributes(attributes)))
     }
 
     fn destroy_srq(&mut self, at: (Key, SessionId), srq: Handle) -> Outcome {
         let session = at.1;
         let id = self.objects(at.0)?.srqs.get(srq)?.id;
-        let work = move |worker: &mut Worker, _: Instant| {
-            unless_in_flight(worker.engine.destroy_srq(session, id).map(|()| worker.rings.remove_srq(id)))
-        };
-        self.submit(at, work, move |connection, _garbage: Garbage| {
+        self.submit(at, DestroySrq { session, srq: id }, move |connection, _held| {
             if let Some(entry) = connection.objects.srqs.remove(srq) {
                 connection.objects.doorbells.remove(&entry.cookie);
             }
@@ -617,8 +444,7 @@ impl Control {
     fn create_ah(&mut self, at: (Key, SessionId), pd: Handle, attributes: AddressHandleAttributes) -> Outcome {
         let session = at.1;
         let pd = self.objects(at.0)?.pds.get(pd)?.id;
-        let work = move |worker: &mut Worker, _: Instant| once(worker.engine.create_ah(session, pd, &attributes));
-        self.submit(at, work, |connection, id| {
+        self.submit(at, CreateAh { session, pd, attributes }, |connection, id| {
             connection.objects.ahs.insert(id.index, id);
             Answer::of(Reply::AddressHandle { ah: id.index })
         })
@@ -629,51 +455,12 @@ impl Control {
         let objects = self.objects(at.0)?;
         let id = *objects.ahs.get(&ah).ok_or(VerbsError::NotFound)?;
         let datagrams = objects.qps.values().filter(|qp| qp.is_datagram).take(DATAGRAM_QPS_MAX);
-        let qps: Vec<QpId> = datagrams.map(|qp| qp.id).collect();
-        // A NIC's requests name the route themselves: a program destroys the handle as soon as it has posted the last one (mckey).
-        let mut posted: Option<Vec<(QpId, u32)>> = None;
-        let work = move |worker: &mut Worker, _: Instant| {
-            let posted = posted.get_or_insert_with(|| worker.datagrams_posted(&qps));
-            if worker.are_datagrams_sent(posted) { once(worker.engine.destroy_ah(session, id)) } else { Poll::Pending }
-        };
-        self.submit(at, work, move |connection, ()| {
+        let datagram_qps = datagrams.map(|qp| qp.id).collect();
+        let command = DestroyAh { session, ah: id, datagram_qps, posted: None };
+        self.submit(at, command, move |connection, ()| {
             connection.objects.ahs.remove(&ah);
             Answer::done()
         })
-    }
-}
-
-impl Worker {
-    /// UD QPs that send, and how far they were posted to. Who has not rung for it is run all the same.
-    pub(crate) fn datagrams_posted(&mut self, qps: &[QpId]) -> Vec<(QpId, u32)> {
-        let posted = |&id: &QpId| {
-            let send = &self.rings.qps.get(id)?.send;
-            let (until, has_next) = (send.taken().wrapping_add(send.pending()), send.has_next());
-            if has_next {
-                self.activate(id);
-            }
-            Some((id, until))
-        };
-        qps.iter().filter_map(posted).collect()
-    }
-
-    /// Whether each QP has sent what was posted before; who has is left out from then on. Where somebody has not, the others are
-    /// not looked at: this is asked each turn.
-    pub(crate) fn are_datagrams_sent(&self, posted: &mut Vec<(QpId, u32)>) -> bool {
-        while let Some(&(id, until)) = posted.last() {
-            if self.has_datagrams_before(id, until) {
-                return false;
-            }
-            posted.pop();
-        }
-        true
-    }
-
-    /// Whether requests that were posted before are still to be sent.
-    fn has_datagrams_before(&self, id: QpId, until: u32) -> bool {
-        let Some(qp) = self.rings.qps.get(id) else { return false };
-        let is_taken = qp.send.taken().wrapping_sub(until) as i32 >= 0;
-        self.engine.is_sending(id, !is_taken && qp.send.has_next())
     }
 }
 

@@ -1,22 +1,20 @@
 //! Requests about queue pairs, and about what only some of them know: XRC domains, multicast groups.
 use crate::base::slab::Key;
-use crate::control::cm::{Change, Changes};
-use crate::control::requests::{Outcome, once, unless_in_flight};
+use crate::control::requests::Outcome;
 use crate::control::session::{Answer, Objects, QpEntry, XrcdEntry};
 use crate::control::thread::Control;
+use crate::dataplane::command::{
+    AttachMulticast, CloseXrcd, CreateQp, CreateXrcTarget, DestroyQp, DetachMulticast, ModifyQp, OpenXrcTarget,
+    OpenXrcd, QueryQp,
+};
 use crate::dataplane::direct::Direct;
-use crate::dataplane::ports::{Attention, Bell, Garbage, Qp};
-use crate::dataplane::worker::Worker;
-use crate::dataplane::xrc_targets::Viewer;
-use crate::memory::grants::Wish;
+use crate::dataplane::ports::{Attention, Qp};
+use crate::memory::grants::GrantRequest;
 use freeflow_engine::{ContextId, QpId, QpInit, SessionId, grant_qp_capabilities};
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::RequestConsumer;
 use freeflow_shm::layout::QueueShape;
-use freeflow_verbs::{
-    FileIdentity, Gid, Instant, QpAttributeMask, QpAttributes, QpCapabilities, QpState, QpType, Qpn, VerbsError,
-};
-use std::task::Poll;
+use freeflow_verbs::{FileIdentity, Gid, QpAttributeMask, QpAttributes, QpCapabilities, QpType, Qpn, VerbsError};
 
 /// The parameters of `CreateQp`.
 struct QpRequest {
@@ -72,12 +70,12 @@ impl Control {
             Request::ModifyQp { qp, attributes, mask } => self.modify_qp(at, qp, attributes, mask),
             Request::QueryQp { qp } => self.query_qp(at, qp),
             Request::DestroyQp { qp } => self.destroy_qp(at, qp),
-            Request::AttachMulticast { qp, gid } => self.change_multicast(at, qp, gid, true),
-            Request::DetachMulticast { qp, gid } => self.change_multicast(at, qp, gid, false),
+            Request::AttachMulticast { qp, gid } => self.attach_multicast(at, qp, gid),
+            Request::DetachMulticast { qp, gid } => self.detach_multicast(at, qp, gid),
             Request::OpenChannel { qp } => self.open_channel(at, qp),
             Request::AcceptChannel { qp } => self.accept_channel(at, qp),
             Request::AskGrant { qp, rkey, address, length, writes } => {
-                self.ask_grant(at, qp, &Wish { rkey, address, length, writes })
+                self.ask_grant(at, qp, GrantRequest { rkey, address, length, writes })
             }
             Request::OpenOrders => self.open_orders(at),
             Request::ConfirmWithdrawal { segment } => self.confirm_withdrawal(at, segment),
@@ -94,10 +92,7 @@ impl Control {
     ) -> Outcome {
         let session = at.1;
         let context = self.objects(at.0)?.contexts.get(context)?.id;
-        let work = move |worker: &mut Worker, _: Instant| {
-            once(worker.engine.open_xrcd(session, context, file, create, exclusive))
-        };
-        self.submit(at, work, move |connection, id| {
+        self.submit(at, OpenXrcd { session, context, file, create, exclusive }, move |connection, id| {
             let xrcd = connection.objects.xrcds.insert(XrcdEntry { id, context });
             Answer::of(Reply::Xrcd { xrcd })
         })
@@ -106,8 +101,7 @@ impl Control {
     fn close_xrcd(&mut self, at: (Key, SessionId), xrcd: Handle) -> Outcome {
         let session = at.1;
         let id = self.objects(at.0)?.xrcds.get(xrcd)?.id;
-        let work = move |worker: &mut Worker, _: Instant| once(worker.engine.close_xrcd(session, id));
-        self.submit(at, work, move |connection, ()| {
+        self.submit(at, CloseXrcd { session, xrcd: id }, move |connection, ()| {
             connection.objects.xrcds.remove(xrcd);
             Answer::done()
         })
@@ -125,17 +119,9 @@ impl Control {
         let is_datagram = service == QpType::Ud;
         objects.check_doorbell(cookie)?;
         if service == QpType::XrcReceive {
-            let work = move |worker: &mut Worker, now: Instant| {
-                let created = worker.engine.create_qp(session, init);
-                let created =
-                    created.inspect(|&(id, ..)| worker.rings.targets.insert(id, Viewer { session, context, cookie }));
-                once(created.and_then(|made| {
-                    worker.begin_qp(now, session, made.0, cookie, &changes)?;
-                    Ok(made)
-                }))
-            };
+            let command = CreateXrcTarget { session, context, init, changes };
             return self
-                .submit(at, work, move |connection, (id, qpn, _)| connection.objects.answer_target(id, qpn, cookie));
+                .submit(at, command, move |connection, (id, qpn)| connection.objects.answer_target(id, qpn, cookie));
         }
         let receives_itself = service != QpType::XrcSend && init.srq.is_none();
         let granted = grant_qp_capabilities(&asked.capabilities, !receives_itself)?;
@@ -154,16 +140,8 @@ impl Control {
         });
         let (receives_wanted, attention) = (false, Attention::Doorbell);
         let direct = Direct::default();
-        let mut qp = Some(Qp { session, context, cookie, service, send, receive, receives_wanted, attention, direct });
-        let work = move |worker: &mut Worker, now: Instant| {
-            once(worker.engine.create_qp(session, init).and_then(|(id, qpn, _)| {
-                worker.rings.qps.insert(id, qp.take().expect("a job that is done is not run again"));
-                worker.rings.set_bell(session, cookie, Some(Bell::Qp(id)));
-                worker.begin_qp(now, session, id, cookie, &changes)?;
-                Ok((id, qpn))
-            }))
-        };
-        self.submit(at, work, move |connection, (id, qpn)| {
+        let qp = Qp { session, context, cookie, service, send, receive, receives_wanted, attention, direct };
+        self.submit(at, CreateQp { init, qp, changes }, move |connection, (id, qpn)| {
             connection.objects.doorbells.insert(cookie);
             let qp = connection.objects.qps.insert(QpEntry { id, cookie, is_datagram, _charge: Some(charge) });
             Answer::with(Reply::Qp { qp, qpn: qpn.0, capabilities: granted, segment_bytes }, vec![descriptor])
@@ -179,11 +157,8 @@ impl Control {
             return Err(VerbsError::InvalidArgument);
         }
         let qpn = Qpn(qpn);
-        let work = move |worker: &mut Worker, _: Instant| {
-            let opened = worker.engine.open_qp(session, xrcd, qpn);
-            once(opened.inspect(|&id| worker.rings.targets.insert(id, Viewer { session, context, cookie })))
-        };
-        self.submit(at, work, move |connection, id| connection.objects.answer_target(id, qpn, cookie))
+        let command = OpenXrcTarget { session, context, xrcd, qpn, cookie };
+        self.submit(at, command, move |connection, id| connection.objects.answer_target(id, qpn, cookie))
     }
 
     fn modify_qp(
@@ -194,35 +169,21 @@ impl Control {
         mask: QpAttributeMask,
     ) -> Outcome {
         let session = at.1;
-        let id = self.objects(at.0)?.qps.get(qp)?.id;
-        let work = move |worker: &mut Worker, now: Instant| {
-            worker.end_direct(id);
-            let result = worker.engine.modify_qp(&mut worker.rings, now, session, id, &attributes, mask);
-            if let Ok(state) = result {
-                worker.handle_modified(id, state, mask);
-            }
-            unless_in_flight(result)
-        };
-        self.submit(at, work, |_, state| Answer::of(Reply::QpModified { state }))
+        let qp = self.objects(at.0)?.qps.get(qp)?.id;
+        self.submit(at, ModifyQp { session, qp, attributes, mask }, |_, state| Answer::of(Reply::QpModified { state }))
     }
 
     fn query_qp(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
         let session = at.1;
-        let id = self.objects(at.0)?.qps.get(qp)?.id;
-        let work = move |worker: &mut Worker, _: Instant| once(worker.engine.query_qp(session, id));
-        self.submit(at, work, |_, attributes| Answer::of(Reply::QpAttributes(attributes)))
+        let qp = self.objects(at.0)?.qps.get(qp)?.id;
+        self.submit(at, QueryQp { session, qp }, |_, attributes| Answer::of(Reply::QpAttributes(attributes)))
     }
 
     fn destroy_qp(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
         let session = at.1;
         let entry = self.objects(at.0)?.qps.get(qp)?;
         let (id, cookie) = (entry.id, entry.cookie);
-        let work = move |worker: &mut Worker, now: Instant| {
-            worker.end_direct(id);
-            let result = worker.engine.destroy_qp(&mut worker.rings, now, session, id);
-            unless_in_flight(result.map(|()| worker.rings.remove_qp(id, session, cookie)))
-        };
-        self.submit(at, work, move |connection, _garbage: Garbage| {
+        self.submit(at, DestroyQp { session, qp: id, cookie }, move |connection, _held| {
             if let Some(entry) = connection.objects.qps.remove(qp) {
                 connection.objects.doorbells.remove(&entry.cookie);
             }
@@ -230,18 +191,14 @@ impl Control {
         })
     }
 
-    fn change_multicast(&mut self, at: (Key, SessionId), qp: Handle, gid: Gid, attach: bool) -> Outcome {
-        let session = at.1;
-        let id = self.objects(at.0)?.qps.get(qp)?.id;
-        let work = move |worker: &mut Worker, _: Instant| {
-            let engine = &mut worker.engine;
-            once(if attach {
-                engine.attach_multicast(session, id, gid)
-            } else {
-                engine.detach_multicast(session, id, gid)
-            })
-        };
-        self.submit(at, work, |_, ()| Answer::done())
+    fn attach_multicast(&mut self, at: (Key, SessionId), qp: Handle, group: Gid) -> Outcome {
+        let qp = self.objects(at.0)?.qps.get(qp)?.id;
+        self.submit(at, AttachMulticast { session: at.1, qp, group }, |_, ()| Answer::done())
+    }
+
+    fn detach_multicast(&mut self, at: (Key, SessionId), qp: Handle, group: Gid) -> Outcome {
+        let qp = self.objects(at.0)?.qps.get(qp)?.id;
+        self.submit(at, DetachMulticast { session: at.1, qp, group }, |_, ()| Answer::done())
     }
 }
 
@@ -273,48 +230,5 @@ impl Objects {
         let qp = self.qps.insert(QpEntry { id, cookie, is_datagram: false, _charge: None });
         let capabilities = QpCapabilities::default();
         Answer::of(Reply::Qp { qp, qpn: qpn.0, capabilities, segment_bytes: 0 })
-    }
-}
-
-impl Worker {
-    /// The first changes of a new QP; if they fail it is destroyed.
-    fn begin_qp(
-        &mut self,
-        now: Instant,
-        session: SessionId,
-        id: QpId,
-        cookie: u32,
-        changes: &[Change],
-    ) -> Result<(), VerbsError> {
-        if changes.is_empty() {
-            return Ok(());
-        }
-        match Changes::new(session, id, changes.to_vec()).make(self, now) {
-            Poll::Ready(Ok(_)) => Ok(()),
-            refused => {
-                // A new QP has no copies in flight.
-                let _ = self.engine.destroy_qp(&mut self.rings, now, session, id);
-                drop(self.rings.remove_qp(id, session, cookie));
-                Err(if let Poll::Ready(Err(error)) = refused { error } else { VerbsError::InvalidArgument })
-            }
-        }
-    }
-
-    /// A QP was modified: its rings begin anew, or may have requests that are to be run or flushed.
-    pub(crate) fn handle_modified(&mut self, id: QpId, state: QpState, mask: QpAttributeMask) {
-        if !mask.contains(QpAttributeMask::STATE) {
-            return;
-        }
-        if state != QpState::Reset {
-            return self.activate(id);
-        }
-        self.deactivate(id);
-        if let Some(qp) = self.rings.qps.get_mut(id) {
-            qp.send.reset();
-            qp.direct.begin_anew();
-            if let Some(receive) = &mut qp.receive {
-                receive.reset();
-            }
-        }
     }
 }

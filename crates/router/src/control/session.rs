@@ -3,11 +3,12 @@
 //! Invariant: a handle is looked up only in the table of the session that names it, so a handle of another session is
 //! nothing but a number.
 use crate::admission::account::Charge;
-use crate::control::identify::Entrusted;
 use crate::control::imports::{ContextName, Pass};
 use crate::dataplane::event_pipes::PipeId;
+use crate::memory::entrusted::Entrusted;
 use crate::memory::extents::Extents;
 use crate::memory::freezer::Holder;
+use crate::memory::lease::SegmentLease;
 use crate::memory::quiesce::Gated;
 use freeflow_cm::Owner;
 use freeflow_engine::{AhId, ContextId, CqId, MrId, MrKeys, MwId, PdId, QpId, SessionId, SrqId, XrcdId};
@@ -19,7 +20,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 
 pub struct ContextEntry {
     pub id: ContextId,
@@ -49,80 +50,6 @@ pub struct SegmentEntry {
     pub mapped_at: Option<u64>,
     pub lease: Arc<SegmentLease>,
     pub _import: Option<Charge>,
-}
-
-/// What all processes that have a segment hold together.
-pub struct SegmentLease {
-    /// For further processes; absent if there was none to spare.
-    descriptor: Option<(OwnedFd, Charge)>,
-    /// Of the bits in [`sharing`].
-    sharing: AtomicU8,
-    _charge: Charge,
-}
-
-/// Who else has had a segment's descriptor, and what its memory was used for. What is set stays.
-mod sharing {
-    /// Another process, or another handle.
-    pub const IMPORTED: u8 = 1;
-    /// A process that something of it was granted to.
-    pub const GRANTED: u8 = 1 << 1;
-    /// What was granted is withdrawn, for good.
-    pub const WITHDRAWN: u8 = 1 << 2;
-    /// Parts of it were taken back: what they held may still lie there.
-    pub const TAKEN_BACK: u8 = 1 << 3;
-    pub const NOT_GRANTABLE: u8 = IMPORTED | WITHDRAWN | TAKEN_BACK;
-}
-
-impl SegmentLease {
-    pub fn new(descriptor: Option<(OwnedFd, Charge)>, charge: Charge) -> Arc<Self> {
-        Arc::new(Self { descriptor, sharing: AtomicU8::new(0), _charge: charge })
-    }
-
-    pub fn descriptor(&self) -> Option<&OwnedFd> {
-        self.descriptor.as_ref().map(|(descriptor, _)| descriptor)
-    }
-
-    /// Sets a bit unless one of the others is set. Control thread and worker both do it.
-    fn mark(&self, bit: u8, others: u8) -> bool {
-        // Relaxed, both: one word, which orders its own changes; nothing else is read by it.
-        let mark = |before: u8| (before & others == 0).then_some(before | bit);
-        self.sharing.fetch_update(Relaxed, Relaxed, mark).is_ok()
-    }
-
-    /// False: some of it is, or was, granted to other processes. Private copies that take its place would not be shared.
-    pub fn mark_imported(&self) -> bool {
-        self.mark(sharing::IMPORTED, sharing::GRANTED)
-    }
-
-    /// Whether it may be granted, now that somebody asks.
-    pub fn mark_granted(&self) -> bool {
-        self.mark(sharing::GRANTED, sharing::NOT_GRANTABLE)
-    }
-
-    /// Whether [`Self::mark_granted`] would do.
-    pub fn may_be_granted(&self) -> bool {
-        // Relaxed: as in `mark`.
-        self.sharing.load(Relaxed) & sharing::NOT_GRANTABLE == 0
-    }
-
-    pub fn mark_withdrawn(&self) {
-        self.mark(sharing::WITHDRAWN, 0);
-    }
-
-    /// Nothing may be put there any more: others may still reach it.
-    pub fn is_withdrawn(&self) -> bool {
-        // Relaxed: as in `mark`.
-        self.sharing.load(Relaxed) & sharing::WITHDRAWN != 0
-    }
-
-    pub fn is_imported(&self) -> bool {
-        // Relaxed: as in `mark`.
-        self.sharing.load(Relaxed) & sharing::IMPORTED != 0
-    }
-
-    pub fn note_taken_back(&self) {
-        self.mark(sharing::TAKEN_BACK, 0);
-    }
 }
 
 pub struct MrEntry {

@@ -2,8 +2,9 @@
 use crate::config::Mode;
 use crate::control::resources;
 use crate::control::thread::Control;
-use crate::control::vnics::{VnicNumbers, directory};
-use crate::dataplane::jobs::Step;
+use crate::control::vnics::directory;
+use crate::dataplane::command::ReadVnics;
+use crate::dataplane::meters::VnicNumbers;
 use freeflow_engine::{Refused, VnicId};
 use freeflow_orchestrator::access::{Known, Party, Selectors};
 use freeflow_orchestrator::objects::{
@@ -158,12 +159,10 @@ impl Control {
         gathering: Gathering,
         next: impl FnOnce(&mut Control, Gathering, BTreeMap<String, VnicNumbers>) + Send + 'static,
     ) {
-        let mut all = Some((asked, gathering, next));
-        self.worker.submit(Box::new(move |worker, _| {
-            let (asked, gathering, next) = all.take().expect("a job that is done is not run again");
-            let numbers = asked.into_iter().map(|(id, engine_id)| (id, worker.vnic_numbers(engine_id))).collect();
-            Step::Done(Box::new(move |control: &mut Control| next(control, gathering, numbers)))
-        }));
+        let (ids, vnics): (Vec<String>, Vec<VnicId>) = asked.into_iter().unzip();
+        self.ask(ReadVnics { vnics, counts_direct: false }, move |control, numbers| {
+            next(control, gathering, ids.into_iter().zip(numbers).collect());
+        });
     }
 
     fn look_at_vnics(&mut self, mut gathering: Gathering) {

@@ -9,8 +9,8 @@
 //! served while [`Control::has_command`]. That is more than the time for which the store is away: what follows the store's return in the
 //! same queue would be planned without the command that was stored.
 use crate::base::privileges::{self, Kind};
+use crate::control::message::{Message, Question};
 use crate::control::thread::Control;
-use crate::dataplane::jobs::Reaction;
 use freeflow_orchestrator::store::{Committed, Store, StoreError, Transaction};
 use freeflow_orchestrator::{Reason, Refusal};
 use std::collections::VecDeque;
@@ -18,8 +18,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::channel;
 
-type AnyStore = Box<dyn Store + Send>;
-type Stored = Result<Committed, StoreError>;
+pub(crate) type AnyStore = Box<dyn Store + Send>;
+pub(crate) type Stored = Result<Committed, StoreError>;
 
 /// The store, which is elsewhere while it writes, and what waits for it.
 pub(crate) struct Storing {
@@ -28,7 +28,7 @@ pub(crate) struct Storing {
     has_command: bool,
     /// Of the command in hand.
     done: Option<Stored>,
-    later: VecDeque<Reaction>,
+    later: VecDeque<Question>,
 }
 
 impl Storing {
@@ -65,7 +65,7 @@ impl Control {
     }
 
     /// Runs what may begin a command: at once, or when the command in hand is done, in the order of the calls.
-    pub(crate) fn when_stored(&mut self, what: Reaction) {
+    pub(crate) fn when_stored(&mut self, what: Question) {
         if self.has_command() || !self.storing.later.is_empty() {
             self.storing.later.push_back(what);
         } else {
@@ -79,24 +79,23 @@ impl Control {
         }
     }
 
+    pub(crate) fn handle_stored(&mut self, store: AnyStore, stored: std::thread::Result<Stored>) {
+        // What a panic left half done is nobody's to go on with.
+        self.stop.fetch_or(stored.is_err(), Relaxed);
+        self.storing.store = Some(store);
+        self.storing.done = Some(stored.unwrap_or_else(|_| Err(broken("it panicked"))));
+    }
+
     /// Durable when it returns. The control thread goes round meanwhile, also while the router is to end: what was begun is finished.
     pub(crate) fn commit(&mut self, transaction: Transaction) -> Stored {
         let Some(store) = self.storing.store.take() else { return Err(broken("another command is being stored")) };
         let (begin, begun) = channel::<AnyStore>();
-        let (reactions, waker) = (self.own_reactions.clone(), self.waker.clone());
+        let own = self.own.clone();
         let body = move || {
             privileges::enter(Kind::Store);
             let Ok(mut store) = begun.recv() else { return };
             let stored = catch_unwind(AssertUnwindSafe(|| store.commit(&transaction)));
-            let finish = move |control: &mut Self| {
-                // What a panic left half done is nobody's to go on with.
-                control.stop.fetch_or(stored.is_err(), Relaxed);
-                control.storing.store = Some(store);
-                control.storing.done = Some(stored.unwrap_or_else(|_| Err(broken("it panicked"))));
-            };
-            // Fails only when the control thread has ended.
-            let _ = reactions.send(Box::new(finish));
-            waker.wake();
+            own.send(Message::Stored { store, stored });
         };
         if let Err(error) = std::thread::Builder::new().name("ff-store".into()).spawn(body) {
             self.storing.store = Some(store);

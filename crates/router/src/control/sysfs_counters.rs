@@ -1,7 +1,7 @@
-//! Port counters in the synthetic sysfs, [`INTERVAL`] old at most while few vNICs are busy. (After a pause, what goes past the
+//! Port counters in the synthetic sysfs, `publishing::INTERVAL` old at most while few vNICs are busy. (After a pause, what goes past the
 //! router is first seen within `direct_traffic::INTERVAL_IDLE`, which is what `lifespan` says.)
 //!
-//! The worker compares its counts now and then while it works (`Worker::publish_counters`) and hands those that changed
+//! The worker compares its counts now and then while it works (`dataplane::publishing`) and hands those that changed
 //! to the control thread, which leaves them here; a thread writes them into files. So a slow disk delays only the files,
 //! and a machine without connections does nothing at all.
 //!
@@ -11,11 +11,9 @@
 use crate::base::log::warning;
 use crate::base::privileges::{self, Kind};
 use crate::control::sysfs;
-use crate::control::thread::Control;
 use crate::control::vnics::Record;
-use crate::dataplane::worker::Worker;
 use freeflow_engine::{VnicCounters, VnicId};
-use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
+use freeflow_verbs::{Gid, NetworkId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Bound::{Excluded, Unbounded};
@@ -23,8 +21,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Counters are written this often while they change.
-pub const INTERVAL: Duration = Duration::from_millis(250);
 /// The thread rests so many times the processor time that it has used for writing: with many busy vNICs, counters get older instead
 /// of the router slower. What it waited, for a disk or for a processor, costs nobody anything and does not count.
 const REST: u32 = 20;
@@ -150,64 +146,6 @@ impl Values {
         values
     }
 }
-
-// ---- the worker's side
-
-/// What the worker has told of its counters.
-pub struct Publishing {
-    /// Something happened since.
-    pending: bool,
-    at: Instant,
-    told: BTreeMap<VnicId, VnicCounters>,
-}
-
-impl Publishing {
-    pub fn new() -> Self {
-        Self { pending: false, at: Instant(0), told: BTreeMap::new() }
-    }
-
-    pub fn note_busy(&mut self) {
-        self.pending = true;
-    }
-
-    /// How long until [`Worker::publish_counters`] has something to do; `None`: nothing happened.
-    pub fn due_in(&self, now: Instant) -> Option<Duration> {
-        self.pending.then(|| self.at + INTERVAL - now)
-    }
-}
-
-impl Worker {
-    /// Hands the counters that changed to the control thread, not more often than every [`INTERVAL`].
-    pub(crate) fn publish_counters(&mut self, now: Instant) {
-        const NOW: Option<Duration> = Some(Duration(0));
-        let is_due = self.publishing.due_in(now) == NOW;
-        // Both at the same time, if both have something to say.
-        if self.rings.watch.due_in(now) == NOW || is_due && self.rings.watch.is_busy() {
-            let Some(has_grown) = self.watch_direct(now) else { return };
-            self.publishing.pending |= has_grown;
-        }
-        if self.publishing.due_in(now) != NOW {
-            return;
-        }
-        self.publishing.pending = false;
-        self.publishing.at = now;
-        let mut changed = Vec::new();
-        for (id, _) in self.rings.vnics.iter() {
-            let counters = self.engine.vnic_counters(id).unwrap_or_default();
-            if self.publishing.told.insert(id, counters).unwrap_or_default() != counters {
-                changed.push((id, counters));
-            }
-        }
-        if self.publishing.told.len() > self.rings.vnics.len() {
-            self.publishing.told.retain(|&id, _| self.rings.vnics.get(id).is_some());
-        }
-        if !changed.is_empty() {
-            self.react(Box::new(move |control: &mut Control| control.sysfs.update(&changed)));
-        }
-    }
-}
-
-// ---- the files' side
 
 struct Entry {
     tree: PathBuf,
@@ -438,17 +376,6 @@ mod tests {
         assert_eq!((hardware("sent_pkts"), hardware("retry_rnr_exceeded_err")), (11, 12));
         assert_eq!((hardware("duplicate_request"), hardware("rcvd_seq_err")), (13, 0));
         assert_eq!((port("symbol_error"), hardware("packet_seq_err")), (0, 0));
-    }
-
-    #[test]
-    fn nothing_is_due_while_nothing_happens() {
-        let mut publishing = Publishing::new();
-        let now = Instant(0) + Duration::from_millis(1000);
-        assert_eq!(publishing.due_in(now), None);
-        publishing.note_busy();
-        assert_eq!(publishing.due_in(now), Some(Duration(0)));
-        publishing.at = now;
-        assert_eq!(publishing.due_in(now + Duration::from_millis(100)), Some(Duration::from_millis(150)));
     }
 
     #[test]

@@ -18,18 +18,19 @@ use crate::control::cm::Cm;
 use crate::control::device::device_attributes;
 use crate::control::external::{self, ExternalPolicy};
 use crate::control::imports::Passes;
+use crate::control::inbox::Continuations;
+use crate::control::message::{ControlHandle, Message};
 use crate::control::policy::Told;
 use crate::control::requests::Handled;
 use crate::control::session::{Answer, Connection, Phase};
 use crate::control::storing::Storing;
 use crate::control::sysfs_counters::Publisher;
 use crate::control::vnics::VnicEntry;
-use crate::dataplane::jobs::{Job, Reaction, Step};
-use crate::dataplane::ports::{Garbage, Session};
-use crate::dataplane::worker::Worker;
-use crate::dataplane::worker_lock::Lock;
+use crate::dataplane::command::{CreateSession, DestroySession};
+use crate::dataplane::event::Event;
+use crate::dataplane::handle::WorkerHandle;
+use crate::dataplane::ports::DeferredDrop;
 use crate::memory::page_table::PageTable;
-use crate::memory::slow_path::Abandoned;
 use crate::network_reconciler::Notifier;
 use crate::peering::{Peers, PeersHandle};
 use freeflow_engine::{SessionId, VnicId};
@@ -50,31 +51,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, OnceLock};
-use std::task::Poll;
 
 const EVENT_COUNT: usize = 128;
 /// Layouts of the shared segments that this router makes.
 const LAYOUTS: VersionRange = VersionRange::only(LAYOUT_VERSION);
 /// Longest program name that is logged, characters.
 const PROGRAM_CHARS_MAX: usize = 64;
-
-/// The way to the worker.
-#[derive(Clone)]
-pub struct WorkerHandle {
-    pub jobs: Sender<Job>,
-    pub waker: Arc<Waker>,
-    pub lock: Arc<Lock>,
-}
-
-impl WorkerHandle {
-    pub fn submit(&self, job: Job) {
-        // Fails only when the worker has ended, and then the router ends.
-        let _ = self.jobs.send(job);
-        self.waker.wake();
-    }
-}
 
 /// What a library and this router speak, or why they cannot.
 fn agree(protocol: &Offer, layouts: VersionRange) -> Result<Agreement, String> {
@@ -137,9 +121,11 @@ pub struct Control {
     pub(crate) epoll: OwnedFd,
     pub(crate) waker: Arc<Waker>,
     pub(crate) worker: WorkerHandle,
-    reactions: Receiver<Reaction>,
+    pub(crate) continuations: Continuations,
+    pub(crate) events: Receiver<Event>,
+    pub(crate) messages: Receiver<Message>,
     /// For other threads than the worker.
-    pub(crate) own_reactions: Sender<Reaction>,
+    pub(crate) own: ControlHandle,
     pub(crate) connections: Slab<Connection>,
     pub(crate) vnics: Slab<VnicEntry>,
     pub(crate) vnics_by_id: BTreeMap<String, Key>,
@@ -186,11 +172,12 @@ pub struct Control {
 }
 
 /// What the control thread starts with.
-pub struct ControlParts {
+pub(crate) struct ControlParts {
     pub config: Config,
-    pub waker: Arc<Waker>,
     pub worker: WorkerHandle,
-    pub reactions: (Sender<Reaction>, Receiver<Reaction>),
+    pub events: Receiver<Event>,
+    pub messages: Receiver<Message>,
+    pub own: ControlHandle,
     pub state: State,
     pub store: FileStore,
     pub admin_listener: OwnedFd,
@@ -202,7 +189,7 @@ pub struct ControlParts {
 }
 
 impl Control {
-    pub fn new(parts: ControlParts) -> io::Result<Self> {
+    pub(crate) fn new(parts: ControlParts) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let cm = Cm::new(parts.peers.clone(), parts.worker.clone())?;
         let mode = Decision { mode: parts.config.mode.into(), reason: "asked for".into() };
@@ -210,10 +197,12 @@ impl Control {
             config: parts.config,
             started: Instant(freeflow_shm::monotonic_ns()),
             epoll,
-            waker: parts.waker.clone(),
+            waker: parts.own.waker.clone(),
             worker: parts.worker,
-            reactions: parts.reactions.1,
-            own_reactions: parts.reactions.0,
+            continuations: Continuations::default(),
+            events: parts.events,
+            messages: parts.messages,
+            own: parts.own,
             connections: Slab::default(),
             vnics: Slab::default(),
             vnics_by_id: BTreeMap::new(),
@@ -246,7 +235,7 @@ impl Control {
             audit: parts.audit,
             mode,
         };
-        control.watch(parts.waker.fd(), Topic::Waker, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        control.watch(control.waker.fd(), Topic::Waker, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         control.watch(control.admin_listener.as_fd(), Topic::AdminListener, epoll::EventFlags::IN)?;
         Ok(control)
     }
@@ -280,16 +269,16 @@ impl Control {
     pub(crate) fn go_round(&mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(EVENT_COUNT);
         self.wait(&mut events)?;
-        self.react();
+        self.take_messages();
         for event in &events {
             if let Some(topic) = Topic::of(event.data.u64()) {
                 self.handle_event(topic, event.flags);
             }
         }
         // What was done in the worker's place is finished at once, before this thread looks for more.
-        self.react();
+        self.take_messages();
         self.run_cm();
-        if self.react() {
+        if self.take_messages() {
             self.run_cm();
         }
         Ok(())
@@ -299,7 +288,7 @@ impl Control {
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.waker.set_sleeping(true);
         // The last look, see `Waker::wake`.
-        let mut is_work = self.react();
+        let mut is_work = self.take_messages();
         let has_admins = !self.admins_ready.is_empty() && !self.admin_busy;
         is_work |= !self.has_command() && (has_admins || self.has_waiting_commands() || self.stop.load(Relaxed));
         let timeout = self.timeout(is_work);
@@ -309,16 +298,6 @@ impl Control {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
-    }
-
-    /// Runs what other threads left for this one; whether there was something.
-    pub(crate) fn react(&mut self) -> bool {
-        let mut is_work = false;
-        while let Ok(reaction) = self.reactions.try_recv() {
-            is_work = true;
-            reaction(self);
-        }
-        is_work
     }
 
     /// How long to wait for events; `None`: until there are some.
@@ -460,8 +439,8 @@ impl Control {
         if sent.is_err() || answer.last { self.close(key) } else { self.set_muted(key, false) }
     }
 
-    /// The worker is done with a job of this connection.
-    pub(crate) fn handle_job_done(&mut self, key: Key, finish: impl FnOnce(&mut Connection) -> Answer) {
+    /// A request of this connection is done.
+    pub(crate) fn handle_request_done(&mut self, key: Key, finish: impl FnOnce(&mut Connection) -> Answer) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         connection.busy = false;
         let mut answer = finish(connection);
@@ -502,18 +481,14 @@ impl Control {
         let connection = self.connections.get(key).ok_or(VerbsError::DeviceFatal)?;
         let ranges = self.vnic_of(key).map(|vnic| vnic.account.ranges.clone()).unwrap_or_default();
         let memory = PageTable::new(connection.memory.clone(), ranges);
-        let mut parts = Some((segment, kick, memory));
-        let work = move |worker: &mut Worker, now: Instant| {
-            let parts = parts.take().expect("a job that is done is not run again");
-            Poll::Ready(worker.create_session(now, id, parts))
-        };
-        // No session has a name yet; the job is known by the connection's key.
+        // No session has a name yet; the command is known by its ticket.
         let nobody = SessionId { index: u32::MAX, generation: u32::MAX };
-        self.submit_with((key, nobody), work, move |control, session| {
+        let command = CreateSession { vnic: id, segment, kick, memory };
+        self.submit_with((key, nobody), command, move |control, session| {
             if session.is_ok() {
                 control.note_recovered(key);
             }
-            control.handle_job_done(key, |connection| match session {
+            control.handle_request_done(key, |connection| match session {
                 Ok(session) => {
                     connection.phase = Phase::Ready(session);
                     Answer::with(Reply::Welcome(welcome), vec![segment_fd, kick_fd])
@@ -532,7 +507,7 @@ impl Control {
         }
     }
 
-    /// Ends a connection: at once for its peer, and for the worker as soon as it has no job of it.
+    /// Ends a connection: at once for its peer, and for the worker as soon as it has no command of it.
     pub(crate) fn close(&mut self, key: Key) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if std::mem::replace(&mut connection.closing, true) {
@@ -563,12 +538,7 @@ impl Control {
         if self.may_log(&vnic) {
             info!("session ends", vnic = vnic, pid = pid);
         }
-        let mut held = Some((vnic, objects));
-        self.worker.submit(Box::new(move |worker, now| {
-            let garbage = worker.destroy_session(now, session);
-            let (vnic, objects) = held.take().expect("a job that is done is not run again");
-            Step::Done(Box::new(move |control: &mut Control| control.free(&vnic, (garbage, objects.into_memory()))))
-        }));
+        self.ask(DestroySession { session }, move |control, held| control.free(&vnic, (held, objects.into_memory())));
     }
 
     /// Drops what holds a tenant's memory, without waiting for it. It is charged to the tenant until then.
@@ -605,13 +575,13 @@ impl Control {
     }
 
     /// The worker has ended a session by itself.
-    pub(crate) fn handle_session_failed(&mut self, session: SessionId, reason: &str, garbage: Garbage) {
+    pub(crate) fn handle_session_failed(&mut self, session: SessionId, reason: &str, held: DeferredDrop) {
         let mut vnic = String::new();
         for key in self.connections.keys_where(|connection| connection.phase == Phase::Ready(session)) {
             vnic = self.connections.get(key).map(|connection| connection.vnic.clone()).unwrap_or_default();
             self.fail_session(key, reason);
         }
-        self.free(&vnic, garbage);
+        self.free(&vnic, held);
     }
 
     pub(crate) fn fail_session(&mut self, key: Key, reason: &str) {
@@ -625,7 +595,7 @@ impl Control {
     }
 
     /// The worker has given a vNIC up, and ended its sessions.
-    pub(crate) fn handle_vnic_failed(&mut self, id: VnicId, reason: &'static str, garbage: Garbage) {
+    pub(crate) fn handle_vnic_failed(&mut self, id: VnicId, reason: &'static str, held: DeferredDrop) {
         let mut vnic = String::new();
         for key in self.vnics.keys_where(|vnic| vnic.engine_id == id) {
             vnic = self.id_of(key);
@@ -636,41 +606,12 @@ impl Control {
             self.tell_phase(&vnic);
             self.close_connections_of(&vnic);
         }
-        self.free(&vnic, garbage);
+        self.free(&vnic, held);
     }
 
     pub(crate) fn close_connections_of(&mut self, vnic: &str) {
         for key in self.connections.keys_where(|connection| connection.vnic == vnic) {
             self.close(key);
         }
-    }
-}
-
-impl Worker {
-    pub(crate) fn create_session(
-        &mut self,
-        now: Instant,
-        vnic: VnicId,
-        (segment, kick, memory): (SessionSegment, Arc<Doorbell>, PageTable),
-    ) -> Result<SessionId, VerbsError> {
-        let entry = self.rings.vnics.get_mut(vnic).ok_or(VerbsError::DeviceFatal)?;
-        entry.abandoned.retain(|thread| !Abandoned::has_ended(thread));
-        if !entry.abandoned.is_empty() {
-            return Err(VerbsError::DeviceFatal);
-        }
-        self.rings.ensure_helper(vnic)?;
-        let id = self.engine.create_session(vnic)?;
-        if self.waiting.watch(id, &kick).is_err() {
-            self.engine.destroy_session(&mut self.rings, now, id);
-            return Err(VerbsError::NoMemory);
-        }
-        segment.set_wait_policy(self.waiting.policy);
-        segment.set_router_sleeps(true);
-        let session = Session { doorbell_seen: now, ..Session::new(vnic, segment, kick, memory) };
-        self.rings.sessions.insert(id, session);
-        if self.waiting.is_fastpath() {
-            self.heat(now, id);
-        }
-        Ok(id)
     }
 }

@@ -5,15 +5,18 @@ use crate::base::deferred_drop::Closer;
 use crate::base::log::Lines;
 use crate::base::slab::Key;
 use crate::config::{Config, Mode};
-use crate::control::identify::{Entrusted, Identifiers};
+use crate::control::identify::Identifiers;
+use crate::control::message::ControlHandle;
 use crate::control::requests::Handled;
 use crate::control::session::{Connection, Objects, Phase};
-use crate::control::thread::{Control, ControlParts, WorkerHandle};
-use crate::control::vnics::{Record, VnicEntry};
-use crate::dataplane::lone_worker::LoneWorker;
+use crate::control::thread::{Control, ControlParts};
+use crate::control::vnics::{Record, VnicEntry, new_vnic};
+use crate::dataplane::handle::WorkerHandle;
+use crate::dataplane::lone_worker::{LoneWorker, create_session};
 use crate::dataplane::wire_options::WireOptions;
 use crate::dataplane::worker::Worker;
 use crate::memory::copy_threads::MoverOptions;
+use crate::memory::entrusted::Entrusted;
 use crate::memory::freezer::Holder;
 use crate::memory::page_table::PageTable;
 use crate::memory::quiesce::Gated;
@@ -21,7 +24,7 @@ use crate::peering::PeersHandle;
 use freeflow_engine::SessionId;
 use freeflow_protocol::cm::CmRequest;
 use freeflow_protocol::library::{Reply, Request};
-use freeflow_shm::{Doorbell, Segment, SessionSegment, fd, monotonic_ns};
+use freeflow_shm::{Segment, fd, monotonic_ns};
 use freeflow_store::open_state_dir;
 use freeflow_verbs::{Duration, Instant, NetworkId, Shaping, VerbsError, VnicLimits};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -84,13 +87,15 @@ fn null() -> OwnedFd {
 
 /// The two threads' things, for one thread.
 fn control_and_worker(directory: &Path) -> (Control, Worker) {
-    let LoneWorker { worker, jobs, waker, reactions, control_waker } = LoneWorker::new();
+    let LoneWorker { worker, commands, waker, events, control_waker } = LoneWorker::new();
+    let (messages, messages_end) = channel();
     let (store, state) = open_state_dir(directory).unwrap();
     let control = Control::new(ControlParts {
         config: config(directory),
-        waker: control_waker,
-        worker: WorkerHandle { jobs, waker, lock: Arc::default() },
-        reactions,
+        worker: WorkerHandle { commands, waker, lock: Arc::default() },
+        events,
+        messages: messages_end,
+        own: ControlHandle { messages, waker: control_waker },
         state,
         store,
         admin_listener: fd::listen_seqpacket(directory.join("admin.sock"), 0o600).unwrap(),
@@ -119,7 +124,7 @@ impl Rig {
             labels: Vec::new(),
             limits: VnicLimits::default(),
         };
-        let engine_id = worker.create_vnic(NETWORK, &record, None).unwrap();
+        let engine_id = worker.create_vnic(&new_vnic(NETWORK, &record, None)).unwrap();
         let account = Arc::new(Account::new(control.commons.clone()));
         let entry = VnicEntry {
             cm: control.cm.attach(NETWORK, (record.gid(), None), None),
@@ -142,9 +147,7 @@ impl Rig {
         let charge = Arc::new(Charge::connection(&account, 10).unwrap());
         let memory = File::open("/proc/self/mem").unwrap();
         let memory = Arc::new(Gated::new(Entrusted::new(memory, charge.clone(), Arc::default())));
-        let kick = Arc::new(Doorbell::new().unwrap());
-        let parts = (SessionSegment::create().unwrap().0, kick, PageTable::new(memory.clone(), Arc::default()));
-        let session = worker.create_session(Instant(monotonic_ns()), engine_id, parts).unwrap();
+        let session = create_session(&mut worker, engine_id, PageTable::new(memory.clone(), Arc::default())).unwrap();
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (socket, library) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let key = control.connections.insert(Connection {
@@ -172,7 +175,7 @@ impl Rig {
     /// What the worker has been asked for is done, and told.
     fn run(&mut self) {
         self.worker.turn(Instant(monotonic_ns()));
-        self.control.react();
+        self.control.take_messages();
     }
 
     /// The answer that is there, if one is.
@@ -238,7 +241,7 @@ fn much_memory_is_freed_elsewhere_and_then_the_answer_goes_out() {
     drop(release);
     let mut reply = None;
     until(|| {
-        rig.control.react();
+        rig.control.take_messages();
         reply = rig.answer();
         reply.is_some()
     });

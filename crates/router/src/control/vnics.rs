@@ -15,11 +15,11 @@ use crate::control::identify::Identifiers;
 use crate::control::sysfs;
 use crate::control::sysfs_counters::remove_tree;
 use crate::control::thread::{Control, Topic};
-use crate::dataplane::jobs::Step;
-use crate::dataplane::ports::Vnic;
+use crate::dataplane::command::{CreateVnic, DestroyVnic, DestroyedVnic, Fence, NewVnic, ReadVnics, VnicName};
+use crate::dataplane::meters::VnicNumbers;
 use crate::dataplane::worker::Worker;
 use freeflow_cm::VnicRef;
-use freeflow_engine::{RefusalCounts, Throttled, Usage, VnicCounters, VnicId};
+use freeflow_engine::VnicId;
 use freeflow_orchestrator::objects::ObjectKind;
 use freeflow_orchestrator::{Command, Pool6, Reason, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, Counters, VnicStatus};
@@ -32,7 +32,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 /// Everybody in the container may use its vNIC.
@@ -105,45 +104,6 @@ fn listen(run_dir: &Path, id: &str) -> io::Result<OwnedFd> {
     Ok(listener)
 }
 
-/// What the worker knows of a vNIC.
-#[derive(Clone, Copy, Default)]
-pub struct VnicNumbers {
-    pub usage: Usage,
-    pub counters: VnicCounters,
-    pub fallback_bytes: u64,
-    pub blocked_copies: u64,
-    /// What it has of bounce buffers.
-    pub bounce_bytes: u64,
-    pub is_failed: bool,
-    /// Which worker copies for it.
-    pub worker: u32,
-    /// What quotas refused.
-    pub refusals: RefusalCounts,
-    /// What limits of rate held back.
-    pub throttled: Throttled,
-}
-
-impl VnicNumbers {
-    pub fn counters(&self, malformed_messages: u64) -> Counters {
-        let engine = &self.counters;
-        Counters {
-            messages: engine.messages,
-            bytes: engine.bytes,
-            direct_messages: engine.direct_messages,
-            direct_bytes: engine.direct_bytes,
-            fallback_bytes: self.fallback_bytes,
-            blocked_copies: self.blocked_copies,
-            completions_with_error: engine.completions_with_error,
-            rnr_naks: engine.rnr_naks,
-            retries_exceeded: engine.retries_exceeded,
-            remote_access_errors: engine.remote_access_errors,
-            malformed_descriptors: engine.malformed_descriptors,
-            malformed_messages,
-            undeliverable: engine.undeliverable,
-        }
-    }
-}
-
 pub fn add(sum: &mut Counters, more: &Counters) {
     // What libraries say is in these.
     sum.messages = sum.messages.saturating_add(more.messages);
@@ -161,39 +121,16 @@ pub fn add(sum: &mut Counters, more: &Counters) {
     sum.undeliverable += more.undeliverable;
 }
 
-impl Worker {
-    /// `external`: its second GID, if it has one.
-    pub fn create_vnic(
-        &mut self,
-        network: NetworkId,
-        record: &Record,
-        external: Option<Gid>,
-    ) -> Result<VnicId, VerbsError> {
-        let id = self.engine.create_dual_vnic(network, (record.gid(), record.ipv6_gid()), record.limits)?;
-        self.engine.set_external_gid(id, external)?;
-        self.rings.movers.assign(id);
-        self.rings.access.set_network(network, &record.network);
-        for gid in record.gids() {
-            self.rings.access.set_vnic(network, gid, identity_of(record));
-        }
-        self.rings.vnics.insert(id, Vnic::new(network));
-        Ok(id)
-    }
-
-    pub fn vnic_numbers(&self, id: VnicId) -> VnicNumbers {
-        let vnic = self.rings.vnics.get(id);
-        VnicNumbers {
-            usage: self.engine.vnic_usage(id).unwrap_or_default(),
-            counters: self.engine.vnic_counters(id).unwrap_or_default(),
-            fallback_bytes: vnic.map_or(0, |vnic| vnic.fallback_bytes),
-            blocked_copies: vnic.map_or(0, |vnic| vnic.blocked_count),
-            // Relaxed: a count, which orders nothing.
-            bounce_bytes: vnic.map_or(0, |vnic| vnic.bounce_bytes.load(Relaxed)),
-            worker: self.rings.movers.home(id),
-            refusals: self.engine.refusals(id).unwrap_or_default(),
-            throttled: self.engine.vnic_throttled(self.rings.now, id),
-            is_failed: vnic.is_some_and(|vnic| vnic.abandoned.iter().any(|thread| !thread.has_ended())),
-        }
+/// `external`: its second GID, if it has one.
+pub(crate) fn new_vnic(network: NetworkId, record: &Record, external: Option<Gid>) -> NewVnic {
+    NewVnic {
+        network,
+        network_name: record.network.clone(),
+        gid: record.gid(),
+        ipv6_gid: record.ipv6_gid(),
+        external_gid: external,
+        limits: record.limits,
+        identity: identity_of(record),
     }
 }
 
@@ -223,14 +160,15 @@ impl Control {
     pub fn restore_vnics(&mut self, worker: &mut Worker) -> io::Result<()> {
         let now = Instant(freeflow_shm::monotonic_ns());
         self.sweep_directories()?;
-        self.told.change(&self.state).tell(worker, now);
+        worker.set_policy(now, &self.told.change(&self.state));
         self.restore_access(worker);
         let ids: Vec<String> = self.state.vnics().map(|vnic| vnic.id().to_owned()).collect();
         let mut shapings = Vec::with_capacity(ids.len());
         for id in ids {
             let Some((network, record, shaping)) = self.record_of(&id) else { continue };
             let external = self.external.gid(&record.network);
-            let engine_id = worker.create_vnic(network, &record, external).map_err(io::Error::other)?;
+            let vnic = new_vnic(network, &record, external);
+            let engine_id = worker.create_vnic(&vnic).map_err(io::Error::other)?;
             shapings.push((engine_id, shaping));
             let listener = self.prepare_vnic(&record.id)?;
             self.insert_vnic((record, shaping), engine_id, listener)?;
@@ -358,14 +296,10 @@ impl Control {
     /// When all is done that the worker was asked for until now.
     fn after_worker(&mut self, then: impl FnOnce(&mut Control) + Send + 'static) -> AdminDone {
         self.admin_busy = true;
-        let mut then = Some(then);
-        self.worker.submit(Box::new(move |_, _| {
-            let then = then.take().expect("a job that is done is not run again");
-            Step::Done(Box::new(move |control: &mut Control| {
-                control.admin_busy = false;
-                then(control);
-            }))
-        }));
+        self.ask(Fence {}, move |control, ()| {
+            control.admin_busy = false;
+            then(control);
+        });
         AdminDone::Later
     }
 
@@ -387,18 +321,10 @@ impl Control {
         let making = self.next_making;
         let place = Arc::new(OnceLock::new());
         self.making.insert(id.into(), (making, place.clone()));
-        let mut all = Some((record, listener));
-        self.worker.submit(Box::new(move |worker, now| {
-            let (record, listener) = all.take().expect("a job that is done is not run again");
-            let made = worker.create_vnic(network, &record, external).and_then(|id| {
-                worker.set_shaping(now, id, shaping)?;
-                Ok(id)
-            });
-            let _ = made.map(|id| place.set(id));
-            Step::Done(Box::new(move |control: &mut Control| {
-                control.finish_making(making, (record, shaping, external), listener, made);
-            }))
-        }));
+        let command = CreateVnic { vnic: new_vnic(network, &record, external), shaping, place };
+        self.ask(command, move |control, made| {
+            control.finish_making(making, (record, shaping, external), listener, made);
+        });
     }
 
     fn finish_making(
@@ -448,7 +374,7 @@ impl Control {
         self.occupied.remove(id);
         if let Some((_, place)) = self.making.remove(id) {
             // Behind its making, and before the making of the next one that has its address.
-            self.destroy_vnic(move || place.get().copied(), id.into(), 0, |_| {});
+            self.destroy_vnic(VnicName::Making(place), id.into(), 0, |_| {});
         }
         let Some((key, engine_id)) =
             self.vnics_by_id.remove(id).and_then(|key| Some((key, self.vnics.get(key)?.engine_id)))
@@ -463,61 +389,38 @@ impl Control {
         }
         self.sysfs.remove(engine_id);
         self.remove_directory(id);
-        self.destroy_vnic(
-            move || Some(engine_id),
-            id.into(),
-            malformed,
-            move |control| {
-                let Some(entry) = control.vnics.remove(key) else { return };
-                control.cm.detach(entry.cm);
-                for gid in entry.record.gids() {
-                    control.peers.detached(&entry.record.network, gid);
-                }
-                info!("vNIC detached", vnic = entry.record.id);
-                let VnicEntry { closer, listener, identifiers, .. } = entry;
-                // With all that was never accepted, or not identified yet.
-                closer.close((listener, identifiers.take_waiting()), 1);
-            },
-        );
+        self.destroy_vnic(VnicName::Known(engine_id), id.into(), malformed, move |control| {
+            let Some(entry) = control.vnics.remove(key) else { return };
+            control.cm.detach(entry.cm);
+            for gid in entry.record.gids() {
+                control.peers.detached(&entry.record.network, gid);
+            }
+            info!("vNIC detached", vnic = entry.record.id);
+            let VnicEntry { closer, listener, identifiers, .. } = entry;
+            // With all that was never accepted, or not identified yet.
+            closer.close((listener, identifiers.take_waiting()), 1);
+        });
     }
 
-    /// `find` says which one, when the worker is there; none: it could not be made.
     fn destroy_vnic(
         &mut self,
-        find: impl Fn() -> Option<VnicId> + Send + 'static,
+        vnic: VnicName,
         id: String,
         malformed: u64,
         then: impl FnOnce(&mut Control) + Send + 'static,
     ) {
-        let mut held = Some((id, then));
-        self.worker.submit(Box::new(move |worker, now| {
-            let (id, then) = held.take().expect("a job that is done is not run again");
-            let Some(engine_id) = find() else { return Step::Done(Box::new(then)) };
-            let sessions = worker.destroy_sessions_of(now, engine_id);
-            let numbers = worker.vnic_numbers(engine_id);
-            let counters = numbers.counters(malformed);
-            if let Some((network, gid, ipv6_gid)) = worker.engine.vnic_addresses(engine_id) {
-                for gid in std::iter::once(gid).chain(ipv6_gid) {
-                    worker.rings.access.remove_vnic(network, gid);
-                }
-            }
-            let destroyed = worker.engine.destroy_vnic(engine_id);
-            let vnic = worker.rings.vnics.remove(engine_id);
-            worker.rings.blocks.forget(engine_id);
-            if let Some(vnic) = &vnic {
-                worker.rings.retired.add(vnic.network, &numbers.counters);
-                worker.rings.movers.release(engine_id);
-            }
-            Step::Done(Box::new(move |control: &mut Control| {
+        self.ask(DestroyVnic { vnic }, move |control, destroyed| {
+            if let Some(destroyed) = destroyed {
+                let DestroyedVnic { numbers, sessions, vnic, error } = *destroyed;
                 drop(vnic);
                 control.free(&id, sessions);
-                if let Err(error) = destroyed {
+                if let Some(error) = error {
                     info!("the engine kept a vNIC", vnic = id, error = error);
                 }
-                add(&mut control.retired, &counters);
-                then(control);
-            }))
-        }));
+                add(&mut control.retired, &numbers.counters(malformed));
+            }
+            then(control);
+        });
     }
 
     pub(crate) fn remove_directory(&self, id: &str) {
@@ -533,14 +436,12 @@ impl Control {
             return AdminDone::Reply(gone());
         };
         let engine_id = entry.engine_id;
-        self.ask_worker_for(
-            admin,
-            move |worker| worker.vnic_numbers(engine_id),
-            move |control, numbers| match control.vnic_status(key, &numbers) {
+        self.ask_for(admin, ReadVnics { vnics: vec![engine_id], counts_direct: false }, move |control, numbers| {
+            match numbers.first().and_then(|numbers| control.vnic_status(key, numbers)) {
                 Some(status) => AdminReply::Vnic(status),
                 None => gone(),
-            },
-        )
+            }
+        })
     }
 
     pub(crate) fn vnic_status(&self, key: Key, numbers: &VnicNumbers) -> Option<VnicStatus> {

@@ -7,23 +7,17 @@
 //! Invariant: the router believes a sender's word about which RECV comes next (`MSN`) only while the two QPs are the pair
 //! that opened the channel, and the RECV itself goes to whoever claims it first.
 use crate::admission::account::Charge;
-use crate::base::slab::Key;
-use crate::control::requests::Outcome;
-use crate::control::session::Answer;
-use crate::control::thread::Control;
 use crate::dataplane::direct_traffic::Counted;
 use crate::dataplane::ports::Rings;
 use crate::dataplane::reasons::{Asked, done_directly};
 use crate::dataplane::worker::Worker;
 use freeflow_engine::{Fetch, QpId, SessionId};
 use freeflow_protocol::admin::DataPath;
-use freeflow_protocol::library::{Handle, Reply};
+use freeflow_shm::RequestConsumer;
 use freeflow_shm::layout::channel;
-use freeflow_shm::{RequestConsumer, foreign_memory};
-use freeflow_verbs::{Instant, NetworkId, QUEUE_WORK_REQUESTS_MAX, VerbsError};
+use freeflow_verbs::{NetworkId, QUEUE_WORK_REQUESTS_MAX, VerbsError};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::task::Poll;
 
 /// Which networks' vNICs may reach each other directly.
 #[derive(Debug, Default)]
@@ -99,6 +93,11 @@ impl Direct {
         self.from.as_ref().is_some_and(|from| from.descriptor.is_none())
     }
 
+    /// The memory of the channel of which it is the receiver, once.
+    pub(crate) fn take_ring(&mut self) -> Option<OwnedFd> {
+        self.from.as_mut()?.descriptor.take()
+    }
+
     /// It sends by a channel, if its peer's process takes messages from it.
     pub(crate) fn has_channel(&self) -> bool {
         self.to.is_some()
@@ -120,53 +119,13 @@ impl Direct {
 }
 
 /// Of a channel's memory, whoever receives: the rest of a short queue's is never touched.
-fn segment_bytes() -> usize {
+pub(crate) fn ring_bytes() -> usize {
     channel::bytes(QUEUE_WORK_REQUESTS_MAX.next_power_of_two())
-}
-
-/// What the library is told of a channel.
-fn describe(credit_count: u32, channels_closed: u32, takes_writes: bool) -> Reply {
-    Reply::Direct { segment_bytes: segment_bytes() as u64, credit_count, channels_closed, takes_writes }
-}
-
-impl Control {
-    pub(crate) fn open_channel(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
-        let id = self.objects(at.0)?.qps.get(qp)?.id;
-        let bytes = segment_bytes();
-        let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
-        let charge = Charge::foreign(&vnic.account, &vnic.record.limits)?;
-        let descriptor = foreign_memory("freeflow-channel", bytes).map_err(|_| VerbsError::NoMemory)?;
-        let copy = descriptor.try_clone().map_err(|_| VerbsError::NoMemory)?;
-        let mut incoming = Some((copy, charge));
-        let work = move |worker: &mut Worker, _: Instant| {
-            let allowed = worker.may_open_channel(id);
-            if let Some(qp) = worker.rings.qps.get_mut(id) {
-                qp.direct.asked.ever = true;
-            }
-            Poll::Ready(allowed.map(|to| {
-                let (copy, charge) = incoming.take().expect("a job that is done is not run again");
-                let channels_closed = worker.rings.open_channel(id, to, copy, charge);
-                describe(worker.rings.credit_count(to), channels_closed, worker.engine.takes_writes(to))
-            }))
-        };
-        self.submit(at, work, move |_, reply| Answer::with(reply, vec![descriptor]))
-    }
-
-    pub(crate) fn accept_channel(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
-        let id = self.objects(at.0)?.qps.get(qp)?.id;
-        let work = move |worker: &mut Worker, _: Instant| {
-            let qp = worker.rings.qps.get_mut(id);
-            let descriptor = qp.and_then(|qp| qp.direct.from.as_mut()?.descriptor.take());
-            let reply = describe(worker.rings.credit_count(id), 0, false);
-            Poll::Ready(descriptor.map(|descriptor| (reply, descriptor)).ok_or(VerbsError::NotFound))
-        };
-        self.submit(at, work, move |_, (reply, descriptor)| Answer::with(reply, vec![descriptor]))
-    }
 }
 
 impl Worker {
     /// The QP at the other end.
-    fn may_open_channel(&mut self, id: QpId) -> Result<QpId, VerbsError> {
+    pub(crate) fn may_open_channel(&mut self, id: QpId) -> Result<QpId, VerbsError> {
         use freeflow_engine::NotDirect;
         let to = self.engine.direct_receiver(id).map_err(|reason| match reason {
             NotDirect::State | NotDirect::NoPeer => VerbsError::Busy,
@@ -239,13 +198,13 @@ impl Worker {
 
 impl Rings {
     /// RECVs that a channel to this QP tells of.
-    fn credit_count(&self, to: QpId) -> u32 {
+    pub(crate) fn credit_count(&self, to: QpId) -> u32 {
         let receive = self.qps.get(to).and_then(|qp| qp.receive.as_ref());
         receive.map_or(1, RequestConsumer::slot_count)
     }
 
     /// → how many channels of the sender were closed before.
-    fn open_channel(&mut self, id: QpId, to: QpId, descriptor: OwnedFd, charge: Charge) -> u32 {
+    pub(crate) fn open_channel(&mut self, id: QpId, to: QpId, descriptor: OwnedFd, charge: Charge) -> u32 {
         let mut incarnation = 0;
         if let Some(peer) = self.qps.get_mut(to) {
             incarnation = peer.direct.incarnation;

@@ -9,8 +9,8 @@
 //!
 //! Invariant: the words are believed in nothing but these sums. Whatever they hold, a look adds no more than
 //! [`LOOK_MESSAGES_MAX`] and [`LOOK_BYTES_MAX`].
-use crate::control::sysfs_counters::INTERVAL;
 use crate::dataplane::ports::Rings;
+use crate::dataplane::publishing::INTERVAL;
 use crate::dataplane::worker::Worker;
 use freeflow_engine::{DirectTraffic, QpId, VnicId};
 use freeflow_shm::Tally;

@@ -10,7 +10,6 @@
 //! [`QPNS_OF_HOST_MAX`] of them; that a QPN is nobody's is believed for [`ABSENT_FOR`]. A host is told of what becomes of the
 //! QPs that it asked for, and of those alone that exist: nobody can make this grow by asking.
 use crate::base::log::warning;
-use crate::control::external::EXTERNAL_GID_INDEX;
 use crate::dataplane::ports::Rings;
 use crate::dataplane::transmit::Unsent;
 use crate::dataplane::worker::Worker;
@@ -27,6 +26,8 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+/// Place of the host's own address in the GID table of a vNIC that may use it.
+pub const EXTERNAL_GID_INDEX: u8 = 1;
 /// QPNs of one host that answers are kept for; the oldest goes first.
 const QPNS_OF_HOST_MAX: usize = 65_536;
 /// After that a QPN that was nobody's is asked for again: its host does not tell of one that is made later.

@@ -375,7 +375,7 @@ impl Worker {
         let owed = (self.rings.pipes.owes() || !self.rings.notify.is_empty()).then_some(OWED_INTERVAL);
         let moderated = self.rings.schedule.first().map(|&(due, _)| due - now);
         let copies = self.rings.transfers.in_flight() + self.rings.movers.in_flight();
-        let waits = copies > 0 || !self.waiting_jobs.is_empty();
+        let waits = copies > 0 || !self.waiting_commands.is_empty();
         let house = (waits || self.waiting.pollers.is_counted()).then_some(HOUSE_INTERVAL);
         let counters = self.publishing.due_in(now);
         let direct = self.rings.watch.due_in(now);

@@ -1,38 +1,65 @@
 //! For tests: a worker without its thread, and the ends of its queues.
+use crate::admission::access::VnicIdentity;
 use crate::base::wake::Waker;
 use crate::config::Mode;
+use crate::dataplane::command::{CreateSession, Execute, NewVnic, Step, Submission};
+use crate::dataplane::event::Event;
 use crate::dataplane::idle::Waiting;
-use crate::dataplane::jobs::{Job, Reaction};
 use crate::dataplane::pollers::Pollers;
 use crate::dataplane::ports::Rings;
 use crate::dataplane::worker::{Worker, WorkerQueues};
-use freeflow_engine::{Engine, Seed};
+use crate::memory::page_table::PageTable;
+use freeflow_engine::{Engine, Seed, SessionId, VnicId};
+use freeflow_shm::{Doorbell, SessionSegment, monotonic_ns};
+use freeflow_verbs::{Gid, Instant, NetworkId, VerbsError, VnicLimits};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 pub(crate) struct LoneWorker {
     pub worker: Worker,
-    pub jobs: Sender<Job>,
+    pub commands: Sender<Submission>,
     pub waker: Arc<Waker>,
-    pub reactions: (Sender<Reaction>, Receiver<Reaction>),
+    pub events: Receiver<Event>,
     pub control_waker: Arc<Waker>,
 }
 
 impl LoneWorker {
     pub fn new() -> Self {
-        let (jobs, jobs_end) = channel();
+        let (commands, commands_end) = channel();
         let (finished_sender, finished) = channel();
-        let (reactions, reactions_end) = channel();
+        let (events, events_end) = channel();
         let (waker, control_waker) = (Arc::new(Waker::new().unwrap()), Arc::new(Waker::new().unwrap()));
         let waiting = Waiting::new(Mode::LowCpu, waker.clone(), Pollers::alone(1)).unwrap();
-        let queues = WorkerQueues {
-            jobs: jobs_end,
-            finished,
-            reactions: reactions.clone(),
-            control_waker: control_waker.clone(),
-        };
+        let queues = WorkerQueues { commands: commands_end, finished, events, control_waker: control_waker.clone() };
         let rings = Rings::new(finished_sender, waker.clone());
         let worker = Worker::new(Engine::new(Seed([7; 32])), rings, queues, waiting);
-        Self { worker, jobs, waker, reactions: (reactions, reactions_end), control_waker }
+        Self { worker, commands, waker, events: events_end, control_waker }
+    }
+}
+
+/// The vNIC of a host number.
+pub(crate) fn new_vnic(network: NetworkId, host: u8) -> NewVnic {
+    NewVnic {
+        network,
+        network_name: "default".into(),
+        gid: Gid::from_ip(IpAddr::V4(Ipv4Addr::new(10, 111, 0, host))),
+        ipv6_gid: None,
+        external_gid: None,
+        limits: VnicLimits::default(),
+        identity: Arc::new(VnicIdentity {
+            vnic: format!("v{host}"),
+            labels: BTreeMap::default(),
+            addresses: Vec::new(),
+        }),
+    }
+}
+
+pub(crate) fn create_session(worker: &mut Worker, vnic: VnicId, memory: PageTable) -> Result<SessionId, VerbsError> {
+    let (segment, kick) = (SessionSegment::create().unwrap().0, Arc::new(Doorbell::new().unwrap()));
+    match worker.execute(Instant(monotonic_ns()), CreateSession { vnic, segment, kick, memory }) {
+        Step::Done { answer, .. } => answer,
+        Step::Again(_) => panic!("nothing is in flight"),
     }
 }

@@ -1,17 +1,24 @@
 //! The data plane: the thread `ff-worker`, which has the engine and every ring. Read [`worker::Worker::turn`] first.
 
 pub mod capture;
+pub mod command;
 pub mod direct;
 pub mod direct_traffic;
 pub mod doorbells;
 pub mod environment;
+pub mod event;
 pub mod event_pipes;
+pub mod execute;
 pub mod fabric;
+pub mod handle;
 pub mod idle;
-pub mod jobs;
+pub mod meters;
 pub mod moderation;
+pub mod policy;
 pub mod pollers;
 pub mod ports;
+pub mod publishing;
+pub mod qp_changes;
 pub mod reasons;
 pub mod run_queue;
 pub mod shaping;
@@ -20,12 +27,15 @@ pub mod totals;
 pub mod transmit;
 pub mod wire;
 pub mod wire_options;
+pub mod wire_status;
 pub mod worker;
 pub mod worker_lock;
 pub mod xrc_targets;
 
 #[cfg(test)]
 pub mod lone_worker;
+#[cfg(test)]
+pub mod messages_tests;
 #[cfg(test)]
 pub mod stall_tests;
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Idle costs nothing: only a CQ that is moderated by time and has completions that its channel was not told of has a
 //! place in the schedule, which the worker's sleep respects.
-use crate::dataplane::ports::{Garbage, Notify, Rings};
+use crate::dataplane::ports::{DeferredDrop, Notify, Rings};
 use freeflow_engine::CqId;
 use freeflow_verbs::{Duration, Instant};
 use std::collections::BTreeSet;
@@ -123,7 +123,7 @@ impl Rings {
         }
     }
 
-    pub fn remove_cq(&mut self, id: CqId) -> Garbage {
+    pub fn remove_cq(&mut self, id: CqId) -> DeferredDrop {
         let Some(cq) = self.cqs.remove(id) else { return Vec::new() };
         if let Some(due) = cq.moderation.due {
             self.schedule.remove(&(due, id));

@@ -28,7 +28,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::Sender;
 
 /// Things taken out of the tables; whoever gets them drops them, best not on the worker's thread.
-pub type Garbage = Vec<Box<dyn Any + Send>>;
+pub type DeferredDrop = Vec<Box<dyn Any + Send>>;
 
 pub struct Vnic {
     pub network: NetworkId,
@@ -290,17 +290,17 @@ impl Rings {
         session.doorbells.set(cookie, bell);
     }
 
-    pub fn remove_srq(&mut self, id: SrqId) -> Garbage {
+    pub fn remove_srq(&mut self, id: SrqId) -> DeferredDrop {
         let Some(srq) = self.srqs.remove(id) else { return Vec::new() };
         self.set_bell(srq.session, srq.cookie, None);
         vec![Box::new(srq)]
     }
 
     /// Everything of a session; the engine has destroyed it already.
-    pub fn remove_session(&mut self, id: SessionId, objects: SessionObjects) -> Garbage {
+    pub fn remove_session(&mut self, id: SessionId, objects: SessionObjects) -> DeferredDrop {
         self.targets.remove_session(id, &objects.qps);
-        let cqs: Garbage = objects.cqs.into_iter().flat_map(|cq| self.remove_cq(cq)).collect();
-        let mut garbage: Garbage = vec![
+        let cqs: DeferredDrop = objects.cqs.into_iter().flat_map(|cq| self.remove_cq(cq)).collect();
+        let mut held: DeferredDrop = vec![
             // First: who reads them sees that it is over.
             Box::new(self.pipes.remove_session(id)),
             Box::new(self.qps.remove_all(objects.qps)),
@@ -309,8 +309,8 @@ impl Rings {
             Box::new(self.contexts.remove_all(objects.contexts)),
         ];
         if let Some(session) = self.sessions.remove(id) {
-            garbage.push(Box::new(session));
+            held.push(Box::new(session));
         }
-        garbage
+        held
     }
 }

@@ -3,7 +3,7 @@
 //! A QP's path is that of its last request. What could be otherwise by now is looked up when somebody asks; what the router
 //! refused is noted then, of messages and of memory, for writing and for reading, and holds until it is asked again.
 use crate::dataplane::worker::Worker;
-use crate::memory::grants::{Verdict, Wish};
+use crate::memory::grants::{GrantRequest, Verdict};
 use freeflow_engine::{NotDirect, NotGrantable, QpId, QpStatus as Look};
 use freeflow_protocol::admin::QpPath;
 use freeflow_shm::{CHANNEL_MESSAGE_BYTES_MAX, RequestConsumer};
@@ -212,25 +212,25 @@ impl Worker {
     }
 
     /// [`Worker::grant`], with a note of what came of it.
-    pub(crate) fn grant_and_note(&mut self, id: QpId, wish: &Wish) -> Result<Verdict, VerbsError> {
-        let verdict = self.grant(id, wish);
+    pub(crate) fn grant_and_note(&mut self, id: QpId, request: &GrantRequest) -> Result<Verdict, VerbsError> {
+        let verdict = self.grant(id, request);
         let refused = match &verdict {
             Ok(Verdict::Given(_)) => None,
             Ok(Verdict::NotEarned { .. }) => Some(Reason::NotEarned),
-            Err(_) => self.why_not_granted(id, wish),
+            Err(_) => self.why_not_granted(id, request),
         };
         if let Some(qp) = self.rings.qps.get_mut(id) {
             let asked = &mut qp.direct.asked;
             asked.ever = true;
             asked.granted |= matches!(verdict, Ok(Verdict::Given(_)));
-            asked.refused[usize::from(wish.writes)] = refused;
+            asked.refused[usize::from(request.writes)] = refused;
         }
         verdict
     }
 
     /// After a refusal. `None`: it may be otherwise by now, and is looked up again when somebody wants to know.
-    fn why_not_granted(&self, id: QpId, wish: &Wish) -> Option<Reason> {
-        let found = match self.engine.grantable(id, wish.rkey, wish.address, wish.length, wish.writes) {
+    fn why_not_granted(&self, id: QpId, request: &GrantRequest) -> Option<Reason> {
+        let found = match self.engine.grantable(id, request.rkey, request.address, request.length, request.writes) {
             Ok(found) => found,
             Err(NotGrantable::Refused) => return Some(Reason::KeyRefused),
             Err(NotGrantable::Memory) => return Some(Reason::KindOfMemory),

@@ -1,13 +1,12 @@
 //! A tenant whose memory blocks whoever reads it: its vNIC fails, the others go on.
-use crate::control::vnics::Record;
-use crate::dataplane::lone_worker::LoneWorker;
+use crate::dataplane::lone_worker::{LoneWorker, create_session, new_vnic};
 use crate::dataplane::worker::Worker;
 use crate::memory::blocking_memory::BlockingMemory;
 use crate::memory::bounce::BOUNCE_BYTES_MAX;
 use crate::memory::page_table::PageTable;
 use freeflow_engine::{CopyOutcome, SessionId, Source, SourceBody, Span, SpanRegion, Token, VnicId};
-use freeflow_shm::{Doorbell, SessionSegment, monotonic_ns};
-use freeflow_verbs::{Duration, Instant, NetworkId, VerbsError, VnicLimits};
+use freeflow_shm::monotonic_ns;
+use freeflow_verbs::{Duration, Instant, NetworkId, VerbsError};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,28 +18,16 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let LoneWorker { worker, jobs, reactions, .. } = LoneWorker::new();
-        Self { worker, _silence: Box::new((jobs, reactions)) }
+        let LoneWorker { worker, commands, events, .. } = LoneWorker::new();
+        Self { worker, _silence: Box::new((commands, events)) }
     }
 
     fn vnic(&mut self, host: u8) -> VnicId {
-        let record = Record {
-            id: format!("v{host}"),
-            name: String::new(),
-            network: "default".into(),
-            address: [10, 111, 0, host].into(),
-            address6: None,
-            labels: Vec::new(),
-            limits: VnicLimits::default(),
-        };
-        self.worker.create_vnic(NetworkId(1), &record, None).unwrap()
+        self.worker.create_vnic(&new_vnic(NetworkId(1), host)).unwrap()
     }
 
     fn session(&mut self, vnic: VnicId, memory: &Arc<BlockingMemory>) -> Result<SessionId, VerbsError> {
-        let (segment, _) = SessionSegment::create().unwrap();
-        let kick = Arc::new(Doorbell::new().unwrap());
-        let parts = (segment, kick, PageTable::new(memory.clone(), Arc::default()));
-        self.worker.create_session(Instant(monotonic_ns()), vnic, parts)
+        create_session(&mut self.worker, vnic, PageTable::new(memory.clone(), Arc::default()))
     }
 
     fn copy(&mut self, token: u64, from: SessionId, to: SessionId) -> CopyOutcome {

@@ -2,7 +2,7 @@
 //!
 //! Looking at a socket is a system call, so it is not done in every turn: every [`LOOK_ACTIVE`] while packets flow, and every
 //! [`LOOK_QUIET`] when none has for [`ACTIVE`]. A worker that sleeps is woken by them at once.
-use crate::control::thread::Control;
+use crate::dataplane::event::ManagementReceived;
 use crate::dataplane::fabric::Fabric;
 use crate::dataplane::worker::Worker;
 use crate::peering::PeersHandle;
@@ -112,12 +112,7 @@ impl Worker {
         }
         let backlog = self.rings.fabric.mad_backlog.clone();
         backlog.fetch_add(mads.len(), Relaxed);
-        self.react(Box::new(move |control: &mut Control| {
-            backlog.fetch_sub(mads.len(), Relaxed);
-            for (from, mad) in &mads {
-                control.handle_management(*from, mad);
-            }
-        }));
+        self.notify_control(ManagementReceived { mads, backlog });
     }
 
     /// What this turn left to be sent; whether anything was.

@@ -1,5 +1,5 @@
 //! How the sockets are opened; for tests and benchmarks, since the defaults are right.
-use crate::control::wire_admin::faults_of;
+use crate::dataplane::wire_status::faults_of;
 use freeflow_backend::{Udp, UdpConfig};
 use freeflow_protocol::ROUTER_MARK;
 use freeflow_protocol::admin::WireFaults;

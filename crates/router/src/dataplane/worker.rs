@@ -4,11 +4,11 @@
 //! queues, the hand-over to fallback helpers, and datagrams, in batches. Which QPs run is in `run_queue`, other hosts are in
 //! `fabric` and `wire`. How the worker waits when nothing flows is in `idle`.
 use crate::base::wake::Waker;
-use crate::control::sysfs_counters::Publishing;
-use crate::control::thread::Control;
+use crate::dataplane::command::Submission;
+use crate::dataplane::event::{Event, SessionFailed, VnicFailed};
 use crate::dataplane::idle::{Next, Waiting};
-use crate::dataplane::jobs::{Job, Reaction, Step};
-use crate::dataplane::ports::{Bell, Garbage, Rings};
+use crate::dataplane::ports::{Bell, DeferredDrop, Rings};
+use crate::dataplane::publishing::Publishing;
 use crate::dataplane::worker_lock::Lock;
 use crate::memory::copies::Arrival;
 use crate::memory::slow_path::Finished;
@@ -20,8 +20,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-/// Control jobs of one turn, and helpers' results of one turn.
-const TURN_JOBS_MAX: usize = 64;
+/// Commands of one turn, and helpers' results of one turn.
+const TURN_COMMANDS_MAX: usize = 64;
 const TURN_RESULTS_MAX: usize = 256;
 const TURN_READY_MAX: usize = 4096;
 /// Doorbells of one turn, about; other sessions then come first in the next.
@@ -29,7 +29,7 @@ const TURN_DOORBELLS_MAX: usize = 4096;
 /// A worker that runs so much later than it meant to was stopped (SIGSTOP, a paused VM), and all the router with it.
 const PAUSE: Duration = Duration::from_millis(1000);
 
-pub struct Worker {
+pub(crate) struct Worker {
     pub engine: Engine,
     pub rings: Rings,
     /// QPs that were looked at in this turn and found without work: they are listed again at its end.
@@ -39,16 +39,16 @@ pub struct Worker {
     /// Whose doorbells are looked at first.
     next_hot: usize,
     rung: Vec<(SessionId, u32)>,
-    jobs: Receiver<Job>,
-    pub(crate) queued_jobs: VecDeque<Job>,
-    /// Jobs that wait for copies to finish, or have more to do.
-    pub(crate) waiting_jobs: Vec<Job>,
-    /// A job has more to do in the next turn.
+    commands: Receiver<Submission>,
+    pub(crate) queued_commands: VecDeque<Submission>,
+    /// Commands that wait for copies to finish, or have more to do.
+    pub(crate) waiting_commands: Vec<Submission>,
+    /// A command has more to do in the next turn.
     pub(crate) goes_on: bool,
     finished: Receiver<Finished>,
     pub(crate) queued_finished: VecDeque<Finished>,
-    reactions: Sender<Reaction>,
-    control_waker: Arc<Waker>,
+    pub(crate) events: Sender<Event>,
+    pub(crate) control_waker: Arc<Waker>,
     pub(crate) waiting: Waiting,
     pub(crate) publishing: Publishing,
     /// By when it meant to run again.
@@ -57,15 +57,15 @@ pub struct Worker {
 }
 
 /// The ends of the worker's queues.
-pub struct WorkerQueues {
-    pub jobs: Receiver<Job>,
+pub(crate) struct WorkerQueues {
+    pub commands: Receiver<Submission>,
     pub finished: Receiver<Finished>,
-    pub reactions: Sender<Reaction>,
+    pub events: Sender<Event>,
     pub control_waker: Arc<Waker>,
 }
 
 impl Worker {
-    pub fn new(engine: Engine, rings: Rings, queues: WorkerQueues, waiting: Waiting) -> Self {
+    pub(crate) fn new(engine: Engine, rings: Rings, queues: WorkerQueues, waiting: Waiting) -> Self {
         Self {
             engine,
             rings,
@@ -73,13 +73,13 @@ impl Worker {
             hot: Vec::new(),
             next_hot: 0,
             rung: Vec::new(),
-            jobs: queues.jobs,
-            queued_jobs: VecDeque::new(),
-            waiting_jobs: Vec::new(),
+            commands: queues.commands,
+            queued_commands: VecDeque::new(),
+            waiting_commands: Vec::new(),
             goes_on: false,
             finished: queues.finished,
             queued_finished: VecDeque::new(),
-            reactions: queues.reactions,
+            events: queues.events,
             control_waker: queues.control_waker,
             waiting,
             publishing: Publishing::new(),
@@ -92,12 +92,12 @@ impl Worker {
     pub fn turn(&mut self, now: Instant) -> bool {
         self.rings.blocks.note_turn(self.rings.now, now);
         self.rings.now = now;
-        // What was posted before a control request is seen before it: jobs are collected first, and done after the rings.
+        // What was posted before a control request is seen before it: commands are collected first, and done after the rings.
         self.collect();
         let mut busy = self.take_datagrams(now);
         busy |= self.take_doorbells(now);
         busy |= self.run_queue_pairs(now);
-        busy |= self.run_control_jobs(now);
+        busy |= self.run_commands(now);
         busy |= self.follow_policy(now);
         busy |= self.take_helper_results(now);
         busy |= self.expire_timers(now);
@@ -147,10 +147,10 @@ impl Worker {
 
     /// Takes what other threads left; whether there is something.
     pub(crate) fn collect(&mut self) -> bool {
-        while self.queued_jobs.len() < TURN_JOBS_MAX
-            && let Ok(job) = self.jobs.try_recv()
+        while self.queued_commands.len() < TURN_COMMANDS_MAX
+            && let Ok(submission) = self.commands.try_recv()
         {
-            self.queued_jobs.push_back(job);
+            self.queued_commands.push_back(submission);
         }
         while self.queued_finished.len() < TURN_RESULTS_MAX
             && let Ok(finished) = self.finished.try_recv()
@@ -158,31 +158,7 @@ impl Worker {
             self.queued_finished.push_back(finished);
         }
         let moved = self.rings.movers.collect(self.rings.epoch, TURN_RESULTS_MAX);
-        moved || !self.queued_jobs.is_empty() || !self.queued_finished.is_empty()
-    }
-
-    pub(crate) fn run_control_jobs(&mut self, now: Instant) -> bool {
-        let mut busy = false;
-        for mut job in std::mem::take(&mut self.waiting_jobs) {
-            match job(self, now) {
-                Step::Again => self.waiting_jobs.push(job),
-                Step::Done(reaction) => self.react(reaction),
-            }
-        }
-        while let Some(mut job) = self.queued_jobs.pop_front() {
-            busy = true;
-            match job(self, now) {
-                Step::Again => self.waiting_jobs.push(job),
-                Step::Done(reaction) => self.react(reaction),
-            }
-        }
-        busy | std::mem::take(&mut self.goes_on)
-    }
-
-    pub(crate) fn react(&self, reaction: Reaction) {
-        // Fails only while the router ends.
-        let _ = self.reactions.send(reaction);
-        self.control_waker.wake();
+        moved || !self.queued_commands.is_empty() || !self.queued_finished.is_empty()
     }
 
     /// Doorbells that rang: a send queue is active from now on, a receive queue has what somebody waits for.
@@ -348,14 +324,14 @@ impl Worker {
     pub(crate) fn end_failed_sessions(&mut self, now: Instant) {
         self.rings.give_orders(now);
         while let Some((session, reason)) = self.rings.failures.pop() {
-            let garbage = self.destroy_session(now, session);
-            self.react(Box::new(move |control: &mut Control| control.handle_session_failed(session, reason, garbage)));
+            let held = self.destroy_session(now, session);
+            self.notify_control(SessionFailed { session, reason, held });
             self.rings.give_orders(now);
         }
     }
 
     /// Everything of one process ends; what it held is for the caller to drop.
-    pub fn destroy_session(&mut self, now: Instant, session: SessionId) -> Garbage {
+    pub fn destroy_session(&mut self, now: Instant, session: SessionId) -> DeferredDrop {
         let Some(entry) = self.rings.sessions.get(session) else { return Vec::new() };
         self.waiting.unwatch(&entry.kick);
         self.rings.settle(session);
@@ -370,16 +346,16 @@ impl Worker {
     }
 
     /// The sessions of a vNIC, all of them. Nobody waits for its helper any more, which touches no other's memory.
-    pub fn destroy_sessions_of(&mut self, now: Instant, vnic: VnicId) -> Garbage {
+    pub fn destroy_sessions_of(&mut self, now: Instant, vnic: VnicId) -> DeferredDrop {
         let mut failed = self.rings.transfers.forget_helper(vnic);
         failed.extend(self.rings.forget_postponed(vnic));
         let of_vnic: Vec<SessionId> =
             self.rings.sessions.iter().filter(|(_, session)| session.vnic == vnic).map(|(id, _)| id).collect();
-        let garbage = of_vnic.into_iter().flat_map(|session| self.destroy_session(now, session)).collect();
+        let held = of_vnic.into_iter().flat_map(|session| self.destroy_session(now, session)).collect();
         for arrival in failed {
             self.handle_arrival(now, arrival);
         }
-        garbage
+        held
     }
 
     /// Gives up the vNICs whose memory blocks their helper for too long.
@@ -396,10 +372,9 @@ impl Worker {
             {
                 vnic.abandoned.push(helper.abandon());
             }
-            let garbage = self.destroy_sessions_of(now, id);
-            self.react(Box::new(move |control: &mut Control| {
-                control.handle_vnic_failed(id, "its memory could not be reached for two seconds", garbage);
-            }));
+            let held = self.destroy_sessions_of(now, id);
+            let reason = "its memory could not be reached for two seconds";
+            self.notify_control(VnicFailed { vnic: id, reason, held });
         }
     }
 }

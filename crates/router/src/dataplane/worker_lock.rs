@@ -1,13 +1,13 @@
-//! Jobs that the control thread runs inline while the worker sleeps. Their locking is in [`freeflow_shm::worker_lock`].
+//! Commands that the control thread runs inline while the worker sleeps. Their locking is in [`freeflow_shm::worker_lock`].
 //!
-//! An inline job leaves everything as the worker did before it slept: no queue pair is polled, no notification waits, nothing is due
-//! before the worker wakes. Where a job leaves more than that, the worker is woken for the rest.
+//! An inline command leaves everything as the worker did before it slept: no queue pair is polled, no notification waits, nothing is due
+//! before the worker wakes. Where a command leaves more than that, the worker is woken for the rest.
 //!
-//! Invariant: an inline job moves no payload and waits for nobody. Work requests, and jobs that wait for copies, are the worker's.
-//! Invariant: what a process posted before a request of the control path is seen before it: with a doorbell that rang, no job of its
+//! Invariant: an inline command moves no payload and waits for nobody. Work requests, and commands that wait for copies, are the worker's.
+//! Invariant: what a process posted before a request of the control path is seen before it: with a doorbell that rang, no command of its
 //! session is run inline.
-use crate::control::thread::WorkerHandle;
-use crate::dataplane::jobs::Job;
+use crate::dataplane::command::Submission;
+use crate::dataplane::handle::WorkerHandle;
 use crate::dataplane::ports::Rings;
 use crate::dataplane::worker::Worker;
 use freeflow_engine::SessionId;
@@ -15,19 +15,19 @@ use freeflow_shm::worker_lock::{InlineWorker, WorkerLock};
 use freeflow_verbs::Instant;
 use std::panic::AssertUnwindSafe;
 
-/// Queue pairs that one job may list; where there are more the worker looks after them.
+/// Queue pairs that one command may list; where there are more the worker looks after them.
 const LISTED_COUNT_MAX: usize = 4;
 
-pub type Lock = WorkerLock<Worker>;
+pub(crate) type Lock = WorkerLock<Worker>;
 
 impl WorkerHandle {
-    /// Has the job of a session done now, if the worker sleeps, or by the worker. For the control thread: the reaction comes to it in
-    /// any case.
-    pub fn hand_over(&self, session: SessionId, job: Job) {
+    /// Has the command of a session executed now, if the worker sleeps, or by the worker. For the control thread: the answer comes as
+    /// an event in any case.
+    pub fn hand_over(&self, session: SessionId, submission: Submission) {
         let parker = self.waker.parker();
         // Fails only when the worker has ended, and then the router ends.
-        let submit = |job| drop(self.jobs.send(job));
-        let dispatch = AssertUnwindSafe(move || self.lock.dispatch(parker, &session, job, submit));
+        let submit = |submission| drop(self.commands.send(submission));
+        let dispatch = AssertUnwindSafe(move || self.lock.dispatch(parker, &session, submission, submit));
         // A panic poisons the lock, as the worker's own would: the worker, woken, ends the router in order.
         if std::panic::catch_unwind(dispatch).is_err() {
             self.waker.wake();
@@ -43,11 +43,12 @@ impl Rings {
 
 impl InlineWorker for Worker {
     type Source = SessionId;
-    type Job = Job;
+    type Job = Submission;
 
     fn is_idle_for(&self, session: &SessionId) -> bool {
         let has_rung = |id| self.rings.sessions.get(id).is_some_and(|session| !session.segment.summary_is_empty());
-        let is_free = self.waiting.is_asleep() && self.rings.copies_in_flight() == 0 && self.waiting_jobs.is_empty();
+        let is_free =
+            self.waiting.is_asleep() && self.rings.copies_in_flight() == 0 && self.waiting_commands.is_empty();
         // While packets flow, those that are in the sockets come first.
         let packets_flow = self.rings.fabric.is_active(Instant(freeflow_shm::monotonic_ns()));
         is_free && !packets_flow && !has_rung(*session)
@@ -57,11 +58,11 @@ impl InlineWorker for Worker {
         Self::collect(self)
     }
 
-    fn run_inline(&mut self, job: Job) -> bool {
+    fn run_inline(&mut self, submission: Submission) -> bool {
         let now = Instant(freeflow_shm::monotonic_ns());
         self.rings.now = now;
-        self.queued_jobs.push_back(job);
-        self.run_control_jobs(now);
+        self.queued_commands.push_back(submission);
+        self.run_commands(now);
         self.end_failed_sessions(now);
         self.resume_ready();
         let rests = self.rest_listed(now);
@@ -73,7 +74,7 @@ impl InlineWorker for Worker {
         rests
             && !has_more
             && self.rings.failures.is_empty()
-            && self.waiting_jobs.is_empty()
+            && self.waiting_commands.is_empty()
             && self.hot.is_empty()
             && !self.rings.fabric.blocked
             && self.waiting.sleeps_long_enough(self.next_timeout(now).map(|span| now + span))

@@ -1,7 +1,8 @@
-//! Jobs while the worker sleeps: who does them, in which order, and what wakes the worker.
-use crate::control::thread::WorkerHandle;
+//! Commands while the worker sleeps: who does them, in which order, and what wakes the worker.
+use crate::dataplane::command::{Ask, Call, Submission, Ticket};
+use crate::dataplane::event::Event;
+use crate::dataplane::handle::WorkerHandle;
 use crate::dataplane::idle::{Next, Sleeper};
-use crate::dataplane::jobs::{Job, Reaction, Step};
 use crate::dataplane::lone_worker::LoneWorker;
 use crate::dataplane::ports::Attention;
 use crate::dataplane::worker::Worker;
@@ -11,6 +12,7 @@ use crate::memory::grants_tests::{End, connect, make_qp};
 use freeflow_engine::CqId;
 use freeflow_shm::{SendDescriptor, monotonic_ns};
 use freeflow_verbs::{Duration, Instant, SendFlags, SendOpcode};
+use std::any::Any;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 
@@ -19,22 +21,22 @@ struct Rig {
     handle: WorkerHandle,
     sleeper: Sleeper,
     ends: [End; 2],
-    reactions: Receiver<Reaction>,
-    /// What jobs were done.
+    events: Receiver<Event>,
+    /// What commands were done.
     done: Arc<Mutex<Vec<u32>>>,
 }
 
 impl Rig {
     fn new() -> Self {
-        let LoneWorker { mut worker, jobs, waker, reactions: (_, reactions), .. } = LoneWorker::new();
+        let LoneWorker { mut worker, commands, waker, events, .. } = LoneWorker::new();
         let memory = Arc::new(BlockingMemory::default());
         let ends = [2, 3].map(|host| make_qp(&mut worker, host, &memory));
         connect(&mut worker, &ends[0], &ends[1]);
         connect(&mut worker, &ends[1], &ends[0]);
         let (sleeper, lock) = (worker.waiting.sleeper(), Arc::new(Lock::default()));
         *lock.acquire() = Some(worker);
-        let handle = WorkerHandle { jobs, waker, lock };
-        let rig = Self { handle, sleeper, ends, reactions, done: Arc::default() };
+        let handle = WorkerHandle { commands, waker, lock };
+        let rig = Self { handle, sleeper, ends, events, done: Arc::default() };
         rig.put_to_sleep();
         rig
     }
@@ -69,27 +71,33 @@ impl Rig {
         is_woken
     }
 
-    /// A job that leaves its number, after it was put off so many times, and what `leave` does.
-    fn job(&self, number: u32, mut put_off: u32, leave: impl Fn(&mut Worker, Instant) + Send + 'static) -> Job {
+    /// A command that leaves its number, after it was put off so many times, and what `leave` does.
+    fn command(
+        &self,
+        number: u32,
+        mut put_off: u32,
+        leave: impl Fn(&mut Worker, Instant) + Send + 'static,
+    ) -> Submission {
         let done = self.done.clone();
-        Box::new(move |worker, now| {
+        let run = Box::new(move |worker: &mut dyn Any, now: Instant| {
             if put_off > 0 {
                 put_off -= 1;
-                return Step::Again;
+                return true;
             }
             done.lock().unwrap().push(number);
-            leave(worker, now);
-            Step::Done(Box::new(|_| {}))
-        })
+            leave(worker.downcast_mut().unwrap(), now);
+            false
+        });
+        Submission { ticket: Some(Ticket(number.into())), command: Call { run }.into_command(), bound: None }
     }
 
-    fn plain(&self, number: u32) -> Job {
-        self.job(number, 0, |_, _| {})
+    fn plain(&self, number: u32) -> Submission {
+        self.command(number, 0, |_, _| {})
     }
 
     /// The first end's.
-    fn hand_over(&self, job: Job) {
-        self.handle.hand_over(self.ends[0].session, job);
+    fn hand_over(&self, submission: Submission) {
+        self.handle.hand_over(self.ends[0].session, submission);
     }
 
     fn done(&self) -> Vec<u32> {
@@ -98,17 +106,17 @@ impl Rig {
 }
 
 #[test]
-fn a_job_is_done_while_the_worker_sleeps_and_does_not_wake_it() {
+fn a_command_is_done_while_the_worker_sleeps_and_does_not_wake_it() {
     let rig = Rig::new();
     for number in 0..100 {
         rig.hand_over(rig.plain(number));
     }
-    assert_eq!((rig.done().len(), rig.reactions.try_iter().count()), (100, 100));
+    assert_eq!((rig.done().len(), rig.events.try_iter().count()), (100, 100));
     assert!(!rig.is_woken());
 }
 
 #[test]
-fn who_is_awake_does_its_jobs_itself() {
+fn who_is_awake_does_its_commands_itself() {
     let rig = Rig::new();
     rig.handle.waker.set_sleeping(false);
     rig.hand_over(rig.plain(1));
@@ -127,7 +135,7 @@ fn who_is_awake_does_its_jobs_itself() {
 }
 
 #[test]
-fn jobs_are_done_in_their_order() {
+fn commands_are_done_in_their_order() {
     let rig = Rig::new();
     rig.handle.submit(rig.plain(1));
     rig.hand_over(rig.plain(2));
@@ -135,7 +143,7 @@ fn jobs_are_done_in_their_order() {
     rig.put_to_sleep();
     assert_eq!(rig.done(), [1, 2]);
     // One that has to be asked again is the worker's, and so is what comes after it.
-    rig.hand_over(rig.job(3, 2, |_, _| {}));
+    rig.hand_over(rig.command(3, 2, |_, _| {}));
     rig.hand_over(rig.plain(4));
     assert_eq!(rig.done(), [1, 2]);
     assert!(rig.is_woken());
@@ -146,7 +154,7 @@ fn jobs_are_done_in_their_order() {
 }
 
 #[test]
-fn what_was_posted_before_comes_before_a_job() {
+fn what_was_posted_before_comes_before_a_command() {
     let rig = Rig::new();
     let ring = |session| {
         rig.with(|worker| {
@@ -160,7 +168,7 @@ fn what_was_posted_before_comes_before_a_job() {
     assert!(rig.done().is_empty() && rig.is_woken());
     rig.put_to_sleep();
     assert_eq!(rig.done(), [1]);
-    // Other processes' jobs don't wait for what one posted.
+    // Other processes' commands don't wait for what one posted.
     ring(rig.ends[1].session);
     rig.hand_over(rig.plain(2));
     assert_eq!(rig.done(), [1, 2]);
@@ -171,12 +179,12 @@ fn what_is_due_before_the_worker_wakes_wakes_it() {
     let rig = Rig::new();
     let cq = CqId { index: 9, generation: 9 };
     let appoint = |span: Duration| {
-        rig.job(0, 0, move |worker, now| {
+        rig.command(0, 0, move |worker, now| {
             worker.rings.schedule.insert((now + span, cq));
         })
     };
     rig.with(|worker| worker.rings.schedule.insert((Instant(monotonic_ns()) + Duration::from_millis(100_000), cq)));
-    // After a job there is something to publish in a moment.
+    // After a command there is something to publish in a moment.
     rig.hand_over(rig.plain(0));
     rig.is_woken();
     rig.put_to_sleep();
@@ -190,7 +198,7 @@ fn what_is_due_before_the_worker_wakes_wakes_it() {
 fn queue_pairs_with_nothing_to_do_rest_and_work_requests_are_the_workers() {
     let mut rig = Rig::new();
     let id = rig.ends[0].qp;
-    let activate = |rig: &Rig| rig.hand_over(rig.job(0, 0, move |worker, _| worker.activate(id)));
+    let activate = |rig: &Rig| rig.hand_over(rig.command(0, 0, move |worker, _| worker.activate(id)));
     let attention = |rig: &Rig| rig.with(|worker| worker.rings.qps.get(id).unwrap().attention);
     let taken = |rig: &Rig| rig.with(|worker| worker.rings.qps.get(id).unwrap().send.taken());
     activate(&rig);
@@ -218,9 +226,9 @@ fn queue_pairs_with_nothing_to_do_rest_and_work_requests_are_the_workers() {
 }
 
 #[test]
-fn a_job_that_panics_ends_the_router_by_the_worker() {
+fn a_command_that_panics_ends_the_router_by_the_worker() {
     let rig = Rig::new();
-    rig.hand_over(rig.job(0, 0, |_, _| panic!("a job's own fault")));
+    rig.hand_over(rig.command(0, 0, |_, _| panic!("a command's own fault")));
     let mut tokens = Vec::new();
     rig.sleeper.block(Some(Duration(0)), &mut tokens);
     assert!(!tokens.is_empty(), "the worker is not woken");
@@ -229,10 +237,10 @@ fn a_job_that_panics_ends_the_router_by_the_worker() {
 }
 
 #[test]
-fn sessions_with_inline_jobs_in_turn_are_no_crowd() {
+fn sessions_with_inline_commands_in_turn_are_no_crowd() {
     let rig = Rig::new();
     for session in [rig.ends[0].session, rig.ends[1].session] {
-        rig.hand_over(rig.job(0, 0, move |worker, _| worker.rings.note_busy(session)));
+        rig.hand_over(rig.command(0, 0, move |worker, _| worker.rings.note_busy(session)));
     }
     std::thread::sleep(std::time::Duration::from_millis(5));
     rig.with(|worker| {

@@ -1,5 +1,5 @@
 //! XRC target QPs: no rings, and several processes that see their events.
-use crate::dataplane::ports::{Garbage, Rings};
+use crate::dataplane::ports::{DeferredDrop, Rings};
 use freeflow_engine::{ContextId, QpId, SessionId};
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ impl Targets {
 
 impl Rings {
     /// What a process had of a QP: its rings, or its view of a target.
-    pub fn remove_qp(&mut self, id: QpId, session: SessionId, cookie: u32) -> Garbage {
+    pub fn remove_qp(&mut self, id: QpId, session: SessionId, cookie: u32) -> DeferredDrop {
         self.targets.retain(id, |viewer| (viewer.session, viewer.cookie) != (session, cookie));
         let Some(qp) = self.qps.remove(id) else { return Vec::new() };
         self.set_bell(qp.session, qp.cookie, None);

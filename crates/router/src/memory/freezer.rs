@@ -4,7 +4,7 @@
 //! The control thread and the worker never wait for it. It touches threads of the connection's own process only.
 use crate::admission::account::{Account, Charge};
 use crate::base::privileges::{self, Kind};
-use crate::control::identify::Entrusted;
+use crate::memory::entrusted::Entrusted;
 use crate::memory::quiesce::{Closed, Gate};
 use freeflow_shm::HeldThreads;
 use freeflow_verbs::VerbsError;

@@ -20,22 +20,19 @@
 //! anything by which one of these ends. A segment that was withdrawn is never mapped or granted again.
 //!
 //! So all that is ever copied is at most what was carried, and [`FREE_BYTES`] for each QP. What was paid stays paid.
-use crate::base::slab::Key;
-use crate::control::requests::{Outcome, once};
-use crate::control::session::{Answer, SegmentLease};
-use crate::control::thread::Control;
 use crate::dataplane::worker::Worker;
+use crate::memory::lease::SegmentLease;
 use crate::memory::page_table::Origin;
 use crate::memory::revocation::Leaving;
 use freeflow_engine::{Grantable, MrId, NotDirect, NotGrantable, QpId, SessionId, VnicId};
 use freeflow_protocol::library::{Handle, REQUEST_BYTES, Reply, WITHDRAWAL_TIME_MAX_MS};
 use freeflow_shm::{Segment, forbid_writing};
-use freeflow_verbs::{Duration, Instant, VerbsError};
+use freeflow_verbs::{Duration, VerbsError};
 use rustix::fs::SealFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// What a QP can pay that has done nothing yet: to make and connect it costs more than to copy so much.
@@ -47,7 +44,7 @@ const SEGMENT_HOLDER_COUNT_MAX: usize = 1024;
 
 /// What [`Request::AskGrant`](freeflow_protocol::library::Request::AskGrant) asks for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct GrantRequest {
     pub rkey: u32,
     pub address: u64,
     pub length: u32,
@@ -77,7 +74,7 @@ impl Protection {
     }
 
     /// Seals the memory so, if it is not yet. The owner, who could set seals itself, can at most make this fail.
-    fn seal(self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn seal(self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let seals = rustix::fs::fcntl_get_seals(descriptor)?;
         let forbids_writing = seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE);
         match self {
@@ -307,35 +304,10 @@ pub(crate) enum Verdict {
     NotEarned { missing: u64 },
 }
 
-impl Verdict {
-    fn answer(self) -> Answer {
-        match self {
-            Self::Given(given) => given.answer(),
-            Self::NotEarned { missing } => Answer::of(Reply::NotEarned { missing }),
-        }
-    }
-}
-
 pub(crate) struct Given {
-    lease: Arc<SegmentLease>,
-    protection: Protection,
-    reply: Reply,
-}
-
-impl Given {
-    fn descriptor(&self) -> Result<OwnedFd, VerbsError> {
-        let kept = self.lease.descriptor().ok_or(VerbsError::NotSupported)?;
-        self.protection.seal(kept.as_fd()).map_err(|_| VerbsError::NotSupported)?;
-        kept.try_clone().map_err(|_| VerbsError::NoMemory)
-    }
-
-    fn answer(self) -> Answer {
-        match self.descriptor() {
-            Ok(descriptor) => Answer::with(self.reply, vec![descriptor]),
-            // It is noted as granted all the same, and withdrawn in its time.
-            Err(error) => error.into(),
-        }
-    }
+    pub lease: Arc<SegmentLease>,
+    pub protection: Protection,
+    pub reply: Reply,
 }
 
 fn refusal(reason: NotGrantable) -> VerbsError {
@@ -345,17 +317,9 @@ fn refusal(reason: NotGrantable) -> VerbsError {
     }
 }
 
-impl Control {
-    pub(crate) fn ask_grant(&mut self, at: (Key, SessionId), qp: Handle, wish: &Wish) -> Outcome {
-        let (id, wish) = (self.objects(at.0)?.qps.get(qp)?.id, *wish);
-        let work = move |worker: &mut Worker, _: Instant| once(worker.grant_and_note(id, &wish));
-        self.submit(at, work, |_, verdict: Verdict| verdict.answer())
-    }
-}
-
 impl Worker {
-    pub(crate) fn grant(&mut self, id: QpId, wish: &Wish) -> Result<Verdict, VerbsError> {
-        let Wish { rkey, address, length, writes } = *wish;
+    pub(crate) fn grant(&mut self, id: QpId, request: &GrantRequest) -> Result<Verdict, VerbsError> {
+        let GrantRequest { rkey, address, length, writes } = *request;
         let found = self.engine.grantable(id, rkey, address, length, writes).map_err(refusal)?;
         let (asker, vnic) = self.allowed(id).ok_or(VerbsError::NotSupported)?;
         let funds = self.funds(id);

@@ -1,24 +1,20 @@
 //! Grants where the worker itself is asked: what policy says, and orders that have to wait.
 use crate::admission::account::{Account, Charge, Commons};
-use crate::control::session::SegmentLease;
-use crate::control::vnics::Record;
 use crate::dataplane::direct::Direct;
-use crate::dataplane::lone_worker::LoneWorker;
+use crate::dataplane::lone_worker::{LoneWorker, create_session, new_vnic};
 use crate::dataplane::ports::{Attention, Qp};
 use crate::dataplane::worker::Worker;
 use crate::memory::blocking_memory::BlockingMemory;
-use crate::memory::grants::{Verdict, Wish};
+use crate::memory::grants::{GrantRequest, Verdict};
+use crate::memory::lease::SegmentLease;
 use crate::memory::page_table::{Origin, PageTable};
 use freeflow_engine::{AtomicOutcome, PdId, QpId, QpInit, SessionId, Span, SpanRegion, Token, VnicCounters};
 use freeflow_protocol::admin::DataPath;
 use freeflow_shm::layout::{QueueShape, queue};
-use freeflow_shm::{
-    Doorbell, RequestConsumer, RequestProducer, Segment, SendDescriptor, SessionSegment, fd, monotonic_ns,
-};
+use freeflow_shm::{RequestConsumer, RequestProducer, Segment, SendDescriptor, fd, monotonic_ns};
 use freeflow_verbs::{
     Access, AddressHandleAttributes, AtomicOperation, Gid, GlobalRoute, Instant, NetworkId, PathMtu, QpAttributeMask,
     QpAttributes, QpCapabilities, QpState, QpType, RateLimit, SendFlags, SendOpcode, Shaping, TenantId, VerbsError,
-    VnicLimits,
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -63,7 +59,7 @@ fn empty_write(rkey: u32) -> SendDescriptor<'static> {
 
 impl Rig {
     fn new() -> Self {
-        let LoneWorker { mut worker, jobs, reactions, .. } = LoneWorker::new();
+        let LoneWorker { mut worker, commands, events, .. } = LoneWorker::new();
         let memory = Arc::new(BlockingMemory::default());
         let made = [2, 3].map(|host| make_qp(&mut worker, host, &memory));
         for (at, peer) in [(0, 1), (1, 0)] {
@@ -84,7 +80,7 @@ impl Rig {
         entry.orders = Some(pipe);
         let keys = worker.engine.register_mr(owner, pd, SEGMENT_AT, 4096, SEGMENT_AT, Access(0xf)).unwrap();
         let (qps, rkey) = ([first, second], keys.rkey);
-        let _silence = Box::new((jobs, reactions));
+        let _silence = Box::new((commands, events));
         Self { worker, qps, owner, memory, send, rkey, pd, sent: 0, orders, _silence }
     }
 
@@ -94,8 +90,8 @@ impl Rig {
 
     /// → what is missing until it is granted.
     fn ask(&mut self, qp: QpId) -> Result<u64, VerbsError> {
-        let wish = Wish { rkey: self.rkey, address: SEGMENT_AT, length: 8, writes: true };
-        self.worker.grant(qp, &wish).map(|verdict| match verdict {
+        let request = GrantRequest { rkey: self.rkey, address: SEGMENT_AT, length: 8, writes: true };
+        self.worker.grant(qp, &request).map(|verdict| match verdict {
             Verdict::Given(_) => 0,
             Verdict::NotEarned { missing } => missing,
         })
@@ -156,20 +152,9 @@ pub(crate) struct End {
 }
 
 pub(crate) fn make_qp(worker: &mut Worker, host: u8, memory: &Arc<BlockingMemory>) -> End {
-    let address = [10, 111, 0, host].into();
-    let record = Record {
-        id: format!("v{host}"),
-        name: String::new(),
-        network: "default".into(),
-        address,
-        address6: None,
-        labels: Vec::new(),
-        limits: VnicLimits::default(),
-    };
-    let vnic = worker.create_vnic(NETWORK, &record, None).unwrap();
-    let kick = Arc::new(Doorbell::new().unwrap());
-    let parts = (SessionSegment::create().unwrap().0, kick, PageTable::new(memory.clone(), Arc::default()));
-    let session = worker.create_session(Instant(monotonic_ns()), vnic, parts).unwrap();
+    let new = new_vnic(NETWORK, host);
+    let vnic = worker.create_vnic(&new).unwrap();
+    let session = create_session(worker, vnic, PageTable::new(memory.clone(), Arc::default())).unwrap();
     let context = worker.engine.open_context(session).unwrap();
     let pd = worker.engine.alloc_pd(session, context).unwrap();
     let cq = worker.engine.create_cq(session, context, 16).unwrap();
@@ -201,14 +186,7 @@ pub(crate) fn make_qp(worker: &mut Worker, host: u8, memory: &Arc<BlockingMemory
         direct: Direct::default(),
     };
     worker.rings.qps.insert(qp, entry);
-    End {
-        qp,
-        number: number.0,
-        gid: Gid::from_ip(address.into()),
-        session,
-        pd,
-        send: RequestProducer::new(ring, 0, shape),
-    }
+    End { qp, number: number.0, gid: new.gid, session, pd, send: RequestProducer::new(ring, 0, shape) }
 }
 
 pub(crate) fn connect(worker: &mut Worker, own: &End, peer: &End) {

@@ -9,7 +9,7 @@
 //! operation is logarithmic in its length. What takes ranges out takes [`STEP_RANGE_COUNT_MAX`] at a time, or about.
 //!
 //! A library that lies about where it mapped a segment only misdirects copies of its own memory.
-use crate::control::session::SegmentLease;
+use crate::memory::lease::SegmentLease;
 use crate::memory::slow_path::TenantMemory;
 use freeflow_protocol::library::Handle;
 use freeflow_shm::Segment;

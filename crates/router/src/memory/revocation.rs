@@ -10,18 +10,12 @@
 //!
 //! Invariant: a segment is in the worker's hands in one of three ways: exposed (`Grants`), leaving (here), or neither; and once it
 //! has been exposed, neither means that its lease is marked withdrawn.
-use crate::admission::account::Charge;
-use crate::base::slab::Key;
-use crate::control::requests::{Outcome, once};
-use crate::control::session::Answer;
-use crate::control::thread::Control;
-use crate::dataplane::event_pipes::{Sent, event_pipe};
+use crate::dataplane::event_pipes::Sent;
 use crate::dataplane::ports::Rings;
-use crate::dataplane::worker::Worker;
 use crate::memory::grants::{Exposed, Name};
 use crate::memory::page_table::Origin;
 use freeflow_engine::{MrId, QpId, SessionId};
-use freeflow_protocol::library::{EVENT_BYTES, Handle, ORDER_BYTES, ORDER_TAKE_BACK};
+use freeflow_protocol::library::{EVENT_BYTES, ORDER_BYTES, ORDER_TAKE_BACK};
 use freeflow_verbs::{Duration, Instant, VerbsError};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -59,7 +53,7 @@ impl Leaving {
     }
 
     /// The process has done it, and has until `deadline` for the next. False: it was not told to.
-    fn confirm(&mut self, name: Name, deadline: Instant) -> bool {
+    pub(crate) fn confirm(&mut self, name: Name, deadline: Instant) -> bool {
         let is_ordered = matches!(self.segments.get(&name), Some(Some(_)));
         if is_ordered {
             self.segments.remove(&name);
@@ -113,45 +107,6 @@ impl Leaving {
 impl crate::memory::grants::Grants {
     pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
         self.leaving.due_in(now)
-    }
-}
-
-impl Control {
-    pub(crate) fn open_orders(&mut self, at: (Key, SessionId)) -> Outcome {
-        let session = at.1;
-        if self.objects(at.0)?.orders.is_some() {
-            return Err(VerbsError::Exists);
-        }
-        let charge = Charge::descriptor(&self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?.account)?;
-        let (read, write) = event_pipe().map_err(|_| VerbsError::NoMemory)?;
-        let mut write = Some(write);
-        let work = move |worker: &mut Worker, _: Instant| {
-            let rings = &mut worker.rings;
-            let Some(entry) = rings.sessions.get_mut(session) else { return once(Err(VerbsError::DeviceFatal)) };
-            let write = write.take().expect("a job that is done is not run again");
-            entry.orders = Some(rings.pipes.insert(session, write));
-            once(Ok(()))
-        };
-        self.submit(at, work, move |connection, ()| {
-            connection.objects.orders = Some(charge);
-            let mut answer = Answer::done();
-            answer.descriptors.push(read);
-            answer
-        })
-    }
-
-    pub(crate) fn confirm_withdrawal(&mut self, at: (Key, SessionId), segment: Handle) -> Outcome {
-        let name = (at.1, segment);
-        self.objects(at.0)?.segments.get(segment)?;
-        let work = move |worker: &mut Worker, now: Instant| {
-            let grants = &mut worker.rings.grants;
-            let was_ordered = grants.leaving.confirm(name, now + grants.time_max);
-            if was_ordered && let Some(entry) = worker.rings.sessions.get_mut(name.0) {
-                entry.lost.note_left(name.1);
-            }
-            once(if was_ordered { Ok(()) } else { Err(VerbsError::NotFound) })
-        };
-        self.submit(at, work, |_, ()| Answer::done())
     }
 }
 

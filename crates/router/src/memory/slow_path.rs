@@ -10,8 +10,8 @@
 use crate::base::privileges::{self, Kind};
 use crate::base::slab::Key;
 use crate::base::wake::Waker;
-use crate::control::identify::Entrusted;
 use crate::memory::bounce::Bounce;
+use crate::memory::entrusted::Entrusted;
 use freeflow_engine::SessionId;
 use freeflow_shm::{AccessError, Segment, monotonic_ns, pause, prefer_short_slices};
 use freeflow_verbs::AtomicOperation;

@@ -11,7 +11,6 @@
 //! lines of the log that a stranger can cost are bounded, and peers that behave are not disturbed.
 mod channel;
 mod claims;
-mod deliver;
 mod file;
 mod handle;
 mod identities;
@@ -35,5 +34,3 @@ pub use prefix::{Prefix, PrefixError};
 pub use state::{HOST_NUMBER_MAX, PING_INTERVAL, SILENCE_MAX};
 pub use thread::Peers;
 pub use update::{ExternalPeers, Mad, Settings, Update};
-
-pub(crate) use deliver::RouterSink;

@@ -8,9 +8,8 @@ use crate::admission::shares::Shares;
 use crate::admission::violations::Tried;
 use crate::base::slab::Key;
 use crate::control::session::Handles;
-use crate::control::thread::WorkerHandle;
-use crate::dataplane::jobs::Step;
-use crate::dataplane::worker::Worker;
+use crate::dataplane::command::SendManagement;
+use crate::dataplane::handle::WorkerHandle;
 use crate::peering::{Mad, PeersHandle};
 use freeflow_cm::{Asked, Channel, Environment, GID_COUNT, Link, Owner, Packet, Place, Route, Scope, VnicRef};
 use freeflow_engine::HostId;
@@ -222,12 +221,7 @@ impl World {
             return;
         }
         self.outward.fetch_add(1, Relaxed);
-        let (outward, mad) = (self.outward.clone(), Box::new(mad));
-        self.worker.submit(Box::new(move |worker: &mut Worker, _| {
-            outward.fetch_sub(1, Relaxed);
-            worker.rings.send_management(to, &mad);
-            Step::Done(Box::new(|_| {}))
-        }));
+        self.worker.send(SendManagement { to, mad: Box::new(mad), backlog: self.outward.clone() });
     }
 }
 

@@ -38,8 +38,6 @@ use rustix::event::epoll;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-pub(crate) use steps::{Change, Changes};
-
 /// Messages within this host that are looked at before others have their turn.
 const ROUND_LETTERS_MAX: usize = 256;
 
@@ -54,7 +52,7 @@ pub struct Cm {
 impl Cm {
     pub fn new(
         peers: crate::peering::PeersHandle,
-        worker: crate::control::thread::WorkerHandle,
+        worker: crate::dataplane::handle::WorkerHandle,
     ) -> std::io::Result<Self> {
         let (machine, world) = (Machine::new(Limits::default()), World::new(peers, worker)?);
         Ok(Self { machine, world, counted: Default::default() })

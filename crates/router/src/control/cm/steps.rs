@@ -4,22 +4,16 @@
 //! The worker changes the QP; then this thread has the machine go on. A library's QP is named by a handle of its own session, so
 //! nobody has another's changed.
 use crate::base::slab::Key;
-use crate::control::requests::{Handled, JOB_TIME_MAX, Outcome};
+use crate::control::requests::{Handled, Outcome};
 use crate::control::session::Answer;
 use crate::control::thread::Control;
-use crate::dataplane::jobs::{Job, Step};
-use crate::dataplane::worker::Worker;
+use crate::dataplane::command::{PrepareQp, StepQp};
+use crate::dataplane::qp_changes::{Change, QpChanges};
 use freeflow_cm::Owner;
-use freeflow_engine::{QpId, Refusal, SessionId};
+use freeflow_engine::{QpId, SessionId};
 use freeflow_protocol::cm::{CmStep, DEPTH_AGREED, Ece};
 use freeflow_protocol::library::{Handle, Reply};
-use freeflow_shm::monotonic_ns;
-use freeflow_verbs::{Instant, PathMtu, QpAttributeMask, QpAttributes, QpState, QpType, VerbsError};
-use std::sync::atomic::Ordering::Relaxed;
-use std::task::Poll;
-
-/// What a QP is modified with.
-pub(crate) type Change = (QpAttributes, QpAttributeMask);
+use freeflow_verbs::{PathMtu, QpAttributeMask, QpAttributes, QpState, QpType, VerbsError};
 
 /// A QP that is to be brought to RTS when the peer agrees.
 #[derive(Clone, Copy)]
@@ -41,42 +35,6 @@ pub struct Prepared {
     pub owner: Owner,
     pub id: Handle,
     pub with: Preparation,
-}
-
-/// Changes of one QP, one after the other.
-pub(crate) struct Changes {
-    session: SessionId,
-    qp: QpId,
-    left: std::vec::IntoIter<Change>,
-    next: Option<Change>,
-    /// The state after the last one.
-    state: QpState,
-}
-
-impl Changes {
-    pub fn new(session: SessionId, qp: QpId, changes: Vec<Change>) -> Self {
-        let mut left = changes.into_iter();
-        let next = left.next();
-        Self { session, qp, left, next, state: QpState::Reset }
-    }
-
-    /// Pending: copies are in flight, ask again. After an error those before it stay done.
-    pub fn make(&mut self, worker: &mut Worker, now: Instant) -> Poll<Result<QpState, VerbsError>> {
-        worker.end_direct(self.qp);
-        while let Some((attributes, mask)) = &self.next {
-            let modified = worker.engine.modify_qp(&mut worker.rings, now, self.session, self.qp, attributes, *mask);
-            match modified {
-                Ok(state) => {
-                    worker.handle_modified(self.qp, state, *mask);
-                    self.state = state;
-                }
-                Err(Refusal::InFlight) => return Poll::Pending,
-                Err(Refusal::Error(error)) => return Poll::Ready(Err(error)),
-            }
-            self.next = self.left.next();
-        }
-        Poll::Ready(Ok(self.state))
-    }
 }
 
 fn only_state(state: QpState, extra: u32) -> Change {
@@ -136,39 +94,18 @@ impl Control {
             }
             CmStep::Disconnect { .. } => (vec![only_state(QpState::Error, 0)], None),
         };
-        self.submit_step(key, Changes::new(session, qp, changes), step, path_mtu)
+        self.submit_step(key, QpChanges::new(session, qp, changes), step, path_mtu)
     }
 
     /// Has the worker change the QP, and the machine take the step then.
-    fn submit_step(&mut self, key: Key, changes: Changes, step: CmStep, path_mtu: Option<PathMtu>) -> Outcome {
-        let connection = self.connections.get_mut(key).ok_or(VerbsError::NotFound)?;
-        connection.busy = true;
-        let (cancelled, session) = (connection.cancelled.clone(), changes.session);
-        let deadline = Instant(monotonic_ns()) + JOB_TIME_MAX;
-        let mut both = Some((changes, step));
-        let job: Job = Box::new(move |worker, now| {
-            let Some((changes, _)) = &mut both else { unreachable!("a job that is done is not run again") };
-            let result = if cancelled.load(Relaxed) {
-                Err(VerbsError::DeviceFatal)
-            } else {
-                match changes.make(worker, now) {
-                    Poll::Ready(result) => result,
-                    Poll::Pending if now < deadline.max(worker.rings.resumed_at + JOB_TIME_MAX) => return Step::Again,
-                    Poll::Pending => Err(VerbsError::TimedOut),
-                }
-            };
-            let both = both.take();
-            Step::Done(Box::new(move |control: &mut Control| {
-                let taken = result.and_then(|state| {
-                    let step = both.map(|(_, step)| step).ok_or(VerbsError::DeviceFatal)?;
-                    control.handle_cm(key, step.into_request())?;
-                    Ok(Answer::of(Reply::CmStepped { state: Some(state), path_mtu }))
-                });
-                control.handle_job_done(key, |_| taken.unwrap_or_else(Answer::from));
-            }))
-        });
-        self.worker.hand_over(session, job);
-        Ok(Handled::Submitted)
+    fn submit_step(&mut self, key: Key, changes: QpChanges, step: CmStep, path_mtu: Option<PathMtu>) -> Outcome {
+        self.submit_with((key, changes.session), StepQp { changes }, move |control, result| {
+            let taken = result.and_then(|state| {
+                control.handle_cm(key, step.into_request())?;
+                Ok(Answer::of(Reply::CmStepped { state: Some(state), path_mtu }))
+            });
+            control.handle_request_done(key, |_| taken.unwrap_or_else(Answer::from));
+        })
     }
 
     /// Brings the QPs to RTS whose peers have agreed. Their programs hear of it afterwards.
@@ -178,18 +115,10 @@ impl Control {
                 self.handle_prepared(id, false);
                 continue;
             };
-            let mut changes = Some(Changes::new(with.session, with.qp, changes));
-            let job: Job = Box::new(move |worker, now| {
-                // Who has copies in flight is no new QP: the library shall see.
-                let is_ready =
-                    changes.as_mut().is_some_and(|changes| matches!(changes.make(worker, now), Poll::Ready(Ok(_))));
-                let changes = changes.take();
-                Step::Done(Box::new(move |control: &mut Control| {
-                    drop(changes);
-                    control.handle_prepared(id, is_ready);
-                }))
+            let changes = QpChanges::new(with.session, with.qp, changes);
+            self.ask_at(with.session, PrepareQp { changes }, move |control, is_ready| {
+                control.handle_prepared(id, is_ready);
             });
-            self.worker.hand_over(with.session, job);
         }
     }
 

@@ -1,0 +1,93 @@
+//! Requests about what QPs do past the router: direct rings, grants of memory, and the end of grants.
+use crate::admission::account::Charge;
+use crate::base::slab::Key;
+use crate::control::requests::Outcome;
+use crate::control::session::Answer;
+use crate::control::thread::Control;
+use crate::dataplane::command::{
+    AcceptDirectRing, ConfirmRevocation, DirectRingTerms, Grant, OpenDirectRing, OpenRevokeCommands,
+};
+use crate::dataplane::direct::ring_bytes;
+use crate::dataplane::event_pipes::event_pipe;
+use crate::memory::grants::{Given, GrantRequest, Verdict};
+use freeflow_engine::SessionId;
+use freeflow_protocol::library::{Handle, Reply};
+use freeflow_shm::foreign_memory;
+use freeflow_verbs::VerbsError;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// What the library is told of a direct ring.
+fn describe(terms: DirectRingTerms) -> Reply {
+    let DirectRingTerms { credit_count, channels_closed, takes_writes } = terms;
+    Reply::Direct { segment_bytes: ring_bytes() as u64, credit_count, channels_closed, takes_writes }
+}
+
+impl Control {
+    pub(crate) fn open_channel(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
+        let qp = self.objects(at.0)?.qps.get(qp)?.id;
+        let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
+        let charge = Charge::foreign(&vnic.account, &vnic.record.limits)?;
+        let descriptor = foreign_memory("freeflow-channel", ring_bytes()).map_err(|_| VerbsError::NoMemory)?;
+        let copy = descriptor.try_clone().map_err(|_| VerbsError::NoMemory)?;
+        self.submit(at, OpenDirectRing { qp, copy, charge }, move |_, terms| {
+            Answer::with(describe(terms), vec![descriptor])
+        })
+    }
+
+    pub(crate) fn accept_channel(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
+        let qp = self.objects(at.0)?.qps.get(qp)?.id;
+        self.submit(at, AcceptDirectRing { qp }, |_, (terms, descriptor)| {
+            Answer::with(describe(terms), vec![descriptor])
+        })
+    }
+
+    pub(crate) fn ask_grant(&mut self, at: (Key, SessionId), qp: Handle, request: GrantRequest) -> Outcome {
+        let qp = self.objects(at.0)?.qps.get(qp)?.id;
+        self.submit(at, Grant { qp, request }, |_, verdict| verdict.answer())
+    }
+
+    pub(crate) fn open_orders(&mut self, at: (Key, SessionId)) -> Outcome {
+        let session = at.1;
+        if self.objects(at.0)?.orders.is_some() {
+            return Err(VerbsError::Exists);
+        }
+        let charge = Charge::descriptor(&self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?.account)?;
+        let (read, write) = event_pipe().map_err(|_| VerbsError::NoMemory)?;
+        self.submit(at, OpenRevokeCommands { session, write }, move |connection, ()| {
+            connection.objects.orders = Some(charge);
+            let mut answer = Answer::done();
+            answer.descriptors.push(read);
+            answer
+        })
+    }
+
+    pub(crate) fn confirm_withdrawal(&mut self, at: (Key, SessionId), segment: Handle) -> Outcome {
+        self.objects(at.0)?.segments.get(segment)?;
+        self.submit(at, ConfirmRevocation { session: at.1, segment }, |_, ()| Answer::done())
+    }
+}
+
+impl Verdict {
+    fn answer(self) -> Answer {
+        match self {
+            Self::Given(given) => given.answer(),
+            Self::NotEarned { missing } => Answer::of(Reply::NotEarned { missing }),
+        }
+    }
+}
+
+impl Given {
+    fn descriptor(&self) -> Result<OwnedFd, VerbsError> {
+        let kept = self.lease.descriptor().ok_or(VerbsError::NotSupported)?;
+        self.protection.seal(kept.as_fd()).map_err(|_| VerbsError::NotSupported)?;
+        kept.try_clone().map_err(|_| VerbsError::NoMemory)
+    }
+
+    fn answer(self) -> Answer {
+        match self.descriptor() {
+            Ok(descriptor) => Answer::with(self.reply, vec![descriptor]),
+            // It is noted as granted all the same, and withdrawn in its time.
+            Err(error) => error.into(),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What the control thread hears: the worker's answers and events, and messages of other threads.
+//!
+//! What is to be done with an answer stays on this thread, by the ticket of its command.
+//!
+//! Invariant: a command that was given a ticket is answered once, unless the worker ends first, and then the router ends.
+use crate::admission::address_map::Homes;
+use crate::base::slab::Key;
+use crate::control::message::Message;
+use crate::control::requests::{Handled, Outcome};
+use crate::control::session::{Answer, Connection};
+use crate::control::thread::Control;
+use crate::dataplane::command::{Ask, Bound, COMMAND_TIME_MAX, Reply, Submission, Ticket};
+use crate::dataplane::event::{Counted, Done, Event, ManagementReceived, PolicyViolated, SessionFailed, VnicFailed};
+use crate::peering::Update;
+use freeflow_engine::SessionId;
+use freeflow_shm::monotonic_ns;
+use freeflow_verbs::{Instant, VerbsError};
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+type Continuation = Box<dyn FnOnce(&mut Control, Reply) + Send>;
+
+/// What is to be done with answers that have not come yet.
+#[derive(Default)]
+pub(crate) struct Continuations {
+    last: u64,
+    waiting: BTreeMap<Ticket, Continuation>,
+}
+
+impl Continuations {
+    fn add<C: Ask>(&mut self, then: impl FnOnce(&mut Control, C::Answer) + Send + 'static) -> Ticket {
+        // It would take centuries to come to the end of them.
+        self.last += 1;
+        let ticket = Ticket(self.last);
+        self.waiting.insert(ticket, Box::new(move |control, reply| then(control, C::answer_of(reply))));
+        ticket
+    }
+}
+
+impl Control {
+    /// Has the worker execute a command, and this thread then go on with the answer.
+    pub(crate) fn ask<C: Ask>(&mut self, command: C, then: impl FnOnce(&mut Self, C::Answer) + Send + 'static) {
+        let ticket = Some(self.continuations.add::<C>(then));
+        self.worker.submit(Submission { ticket, command: command.into_command(), bound: None });
+    }
+
+    /// Has the worker execute a request of a connection; `finish` makes the answer.
+    pub(crate) fn submit<T, C: Ask<Answer = Result<T, VerbsError>>>(
+        &mut self,
+        at: (Key, SessionId),
+        command: C,
+        finish: impl FnOnce(&mut Connection, T) -> Answer + Send + 'static,
+    ) -> Outcome {
+        let key = at.0;
+        self.submit_with(at, command, move |control, result| {
+            control.handle_request_done(key, |connection| match result {
+                Ok(value) => finish(connection, value),
+                Err(error) => error.into(),
+            });
+        })
+    }
+
+    /// The same, where more than the connection is concerned.
+    pub(crate) fn submit_with<T, C: Ask<Answer = Result<T, VerbsError>>>(
+        &mut self,
+        (key, session): (Key, SessionId),
+        command: C,
+        then: impl FnOnce(&mut Self, Result<T, VerbsError>) + Send + 'static,
+    ) -> Outcome {
+        let connection = self.connections.get_mut(key).ok_or(VerbsError::NotFound)?;
+        connection.busy = true;
+        let (cancelled, deadline) = (connection.cancelled.clone(), Instant(monotonic_ns()) + COMMAND_TIME_MAX);
+        let ticket = Some(self.continuations.add::<C>(then));
+        let bound = Some(Bound { session, cancelled, deadline });
+        self.worker.hand_over(session, Submission { ticket, command: command.into_command(), bound });
+        Ok(Handled::Submitted)
+    }
+
+    /// Has the worker execute a command about a session, which need not be one of its connection's requests.
+    pub(crate) fn ask_at<C: Ask>(
+        &mut self,
+        session: SessionId,
+        command: C,
+        then: impl FnOnce(&mut Self, C::Answer) + Send + 'static,
+    ) {
+        let ticket = Some(self.continuations.add::<C>(then));
+        self.worker.hand_over(session, Submission { ticket, command: command.into_command(), bound: None });
+    }
+
+    /// Takes what other threads left for this one; whether there was something.
+    pub(crate) fn take_messages(&mut self) -> bool {
+        let mut is_work = false;
+        loop {
+            if let Ok(event) = self.events.try_recv() {
+                self.handle_worker_event(event);
+            } else if let Ok(message) = self.messages.try_recv() {
+                self.handle_thread_message(message);
+            } else {
+                return is_work;
+            }
+            is_work = true;
+        }
+    }
+
+    fn handle_worker_event(&mut self, event: Event) {
+        match event {
+            Event::Done(Done { ticket, reply, rest }) => {
+                // What the command held is dropped here, not on the worker's thread.
+                drop(rest);
+                if let Some(then) = ticket.and_then(|ticket| self.continuations.waiting.remove(&ticket)) {
+                    then(self, reply);
+                }
+            }
+            Event::SessionFailed(SessionFailed { session, reason, held }) => {
+                self.handle_session_failed(session, reason, held);
+            }
+            Event::VnicFailed(VnicFailed { vnic, reason, held }) => self.handle_vnic_failed(vnic, reason, held),
+            Event::PolicyViolated(PolicyViolated { incidents, attempts }) => {
+                self.report_incidents(incidents);
+                self.report_attempts(attempts);
+            }
+            Event::Counted(Counted { counters }) => self.sysfs.update(&counters),
+            Event::ManagementReceived(ManagementReceived { mads, backlog }) => {
+                backlog.fetch_sub(mads.len(), Relaxed);
+                for (from, mad) in &mads {
+                    self.handle_management(*from, mad);
+                }
+            }
+        }
+    }
+
+    fn handle_thread_message(&mut self, message: Message) {
+        match message {
+            Message::PeersUpdated { updates, backlog } => {
+                let is_datagram = |update: &&Update| matches!(update, Update::Cm { .. });
+                backlog.fetch_sub(updates.iter().filter(is_datagram).count(), Relaxed);
+                for update in updates {
+                    self.handle_peers_update(update);
+                }
+            }
+            Message::Identified { vnic, newcomer, identified } => self.finish_connection(vnic, *newcomer, identified),
+            Message::ThreadsFrozen { connection, result } => {
+                let answer = result.map_or_else(Answer::from, |()| Answer::done());
+                self.handle_request_done(connection, |_| answer);
+            }
+            Message::MemoryFreed { connection, answer } => self.handle_request_done(connection, |_| answer),
+            Message::Stored { store, stored } => self.handle_stored(store, stored),
+            Message::CaptureEnded { admin, who, outcome } => self.finish_capture(admin, *who, outcome),
+            Message::ReadInventory { answer } => {
+                // Whoever asked may have gone.
+                let _ = answer.send(self.host_inventory());
+            }
+            Message::SetAccess { table } => {
+                let homes = Homes::of(self.state.access());
+                self.set_access(*table, homes);
+            }
+            Message::CountAccess { rule, answer } => {
+                // Whoever asked may have gone.
+                let _ = answer.send(self.access_counts(rule.as_deref()));
+            }
+            Message::Declare { command, answer } => self.when_stored(Box::new(move |control| {
+                let _ = answer.send(control.command(*command, false).map(drop));
+            })),
+            Message::Question(question) => question(self),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What other threads than the worker say to the control thread.
+use crate::audit::Who;
+use crate::base::slab::Key;
+use crate::base::wake::Waker;
+use crate::control::identify::{Identified, Newcomer};
+use crate::control::session::Answer;
+use crate::control::storing::{AnyStore, Stored};
+use crate::control::thread::Control;
+use crate::dataplane::capture;
+use crate::peering::Update;
+use freeflow_hostnet::inventory::Inventory;
+use freeflow_orchestrator::access::AccessTable;
+use freeflow_orchestrator::{Command, Refusal};
+use freeflow_verbs::VerbsError;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::Sender;
+
+#[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
+pub(crate) enum Message {
+    /// What other hosts' routers said; `backlog` is lowered by the datagrams of connection management among it.
+    PeersUpdated {
+        updates: Vec<Update>,
+        backlog: Arc<AtomicUsize>,
+    },
+    /// A connection of a vNIC: its process was looked at.
+    Identified {
+        vnic: Key,
+        newcomer: Box<Newcomer>,
+        identified: io::Result<Identified>,
+    },
+    /// A connection's order about its threads was carried out, or can't be.
+    ThreadsFrozen {
+        connection: Key,
+        result: Result<(), VerbsError>,
+    },
+    /// What a connection's request took out is freed: this is its answer.
+    MemoryFreed {
+        connection: Key,
+        answer: Answer,
+    },
+    /// A command was stored, or the store has panicked.
+    Stored {
+        store: AnyStore,
+        stored: std::thread::Result<Stored>,
+    },
+    CaptureEnded {
+        admin: Key,
+        who: Box<Who>,
+        outcome: capture::Outcome,
+    },
+    /// From the thread that reconciles the host's network.
+    ReadInventory {
+        answer: Sender<Inventory>,
+    },
+    /// From who runs a router in its own process.
+    SetAccess {
+        table: Box<AccessTable>,
+    },
+    CountAccess {
+        rule: Option<String>,
+        answer: Sender<(u64, u64)>,
+    },
+    Declare {
+        command: Box<Command>,
+        answer: Sender<Result<(), Refusal>>,
+    },
+    /// From the REST server.
+    Question(Question),
+}
+
+/// Run on the control thread.
+pub(crate) type Question = Box<dyn FnOnce(&mut Control) + Send>;
+
+/// The way to the control thread.
+#[derive(Clone)]
+pub(crate) struct ControlHandle {
+    pub messages: Sender<Message>,
+    pub waker: Arc<Waker>,
+}
+
+impl ControlHandle {
+    pub fn send(&self, message: Message) {
+        // Fails only when the control thread has ended.
+        let _ = self.messages.send(message);
+        self.waker.wake();
+    }
+}

@@ -1,0 +1,80 @@
+//! What is declared, as it takes effect in the worker: in force when the command is done.
+use crate::config::Mode;
+use crate::dataplane::command::{
+    Execute, PolicyChanges, SetAccessRules, SetExternalGids, SetMode, SetPolicy, SetVnicIdentity, Step,
+};
+use crate::dataplane::worker::Worker;
+use freeflow_engine::VnicId;
+use freeflow_verbs::{Instant, Shaping};
+
+impl Execute<SetPolicy> for Worker {
+    fn execute(&mut self, now: Instant, SetPolicy { policy }: SetPolicy) -> Step<SetPolicy> {
+        self.set_policy(now, &policy);
+        Step::done(())
+    }
+}
+
+impl Execute<SetExternalGids> for Worker {
+    fn execute(&mut self, _: Instant, SetExternalGids { gids }: SetExternalGids) -> Step<SetExternalGids> {
+        for (id, gid) in gids {
+            // One that is gone meanwhile needs none.
+            let _ = self.engine.set_external_gid(id, gid);
+        }
+        Step::done(())
+    }
+}
+
+impl Execute<SetVnicIdentity> for Worker {
+    fn execute(&mut self, _: Instant, command: SetVnicIdentity) -> Step<SetVnicIdentity> {
+        for &gid in &command.gids {
+            self.rings.access.set_vnic(command.network, gid, command.identity.clone());
+        }
+        Step::done(())
+    }
+}
+
+impl Execute<SetAccessRules> for Worker {
+    fn execute(&mut self, _: Instant, SetAccessRules { rules, gone }: SetAccessRules) -> Step<SetAccessRules> {
+        self.rings.access.set_rules(rules);
+        if !gone.is_empty() {
+            self.rings.fabric.forget_networks(|network| gone.contains(&network));
+            self.rings.retired.forget(|network| gone.contains(&network));
+        }
+        Step::done(())
+    }
+}
+
+impl Execute<SetMode> for Worker {
+    fn execute(&mut self, now: Instant, SetMode { mode }: SetMode) -> Step<SetMode> {
+        self.waiting.set_mode(mode);
+        self.rings.movers.set_mode(mode);
+        if mode == Mode::Fastpath {
+            // All doorbells are looked at from now on, as those of sessions that begin later.
+            let all: Vec<_> = self.rings.sessions.iter().map(|(id, _)| id).collect();
+            for session in all {
+                self.heat(now, session);
+            }
+        }
+        Step::done(())
+    }
+}
+
+impl Worker {
+    /// What is gone meanwhile needs nothing.
+    pub(crate) fn set_policy(&mut self, now: Instant, changes: &PolicyChanges) {
+        for &(network, path) in &changes.data_paths {
+            self.set_data_path(network, path);
+        }
+        for &(network, limits) in &changes.network_limits {
+            self.engine.set_network_limits(network, limits);
+        }
+        let shapings: Vec<(VnicId, Shaping)> =
+            changes.vnics.iter().filter_map(|change| Some((change.vnic, change.shaping?))).collect();
+        self.set_shapings(now, &changes.tenants, &shapings);
+        for change in &changes.vnics {
+            if let Some(limits) = change.limits {
+                let _ = self.engine.set_limits(change.vnic, limits);
+            }
+        }
+    }
+}

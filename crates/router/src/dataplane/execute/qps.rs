@@ -1,0 +1,163 @@
+//! Queue pairs, XRC targets and multicast groups.
+use crate::dataplane::command::{
+    AttachMulticast, CreateQp, CreateXrcTarget, DestroyQp, DetachMulticast, Execute, ModifyQp, OpenXrcTarget,
+    PrepareQp, QueryQp, Step, StepQp,
+};
+use crate::dataplane::ports::Bell;
+use crate::dataplane::qp_changes::{Change, QpChanges};
+use crate::dataplane::worker::Worker;
+use crate::dataplane::xrc_targets::Viewer;
+use freeflow_engine::{QpId, Refusal, SessionId};
+use freeflow_verbs::{Instant, QpAttributeMask, QpState, VerbsError};
+use std::task::Poll;
+
+impl Execute<CreateQp> for Worker {
+    fn execute(&mut self, now: Instant, command: CreateQp) -> Step<CreateQp> {
+        let (session, cookie) = (command.qp.session, command.qp.cookie);
+        let (id, qpn, _) = match self.engine.create_qp(session, command.init) {
+            Ok(created) => created,
+            Err(error) => return Step::refused(command, error),
+        };
+        let CreateQp { qp, changes, .. } = command;
+        self.rings.qps.insert(id, qp);
+        self.rings.set_bell(session, cookie, Some(Bell::Qp(id)));
+        Step::done(self.begin_qp(now, session, id, cookie, &changes).map(|()| (id, qpn)))
+    }
+}
+
+impl Execute<CreateXrcTarget> for Worker {
+    fn execute(&mut self, now: Instant, command: CreateXrcTarget) -> Step<CreateXrcTarget> {
+        let CreateXrcTarget { session, context, init, changes } = command;
+        let cookie = init.cookie;
+        Step::done(self.engine.create_qp(session, init).and_then(|(id, qpn, _)| {
+            self.rings.targets.insert(id, Viewer { session, context, cookie });
+            self.begin_qp(now, session, id, cookie, &changes)?;
+            Ok((id, qpn))
+        }))
+    }
+}
+
+impl Execute<OpenXrcTarget> for Worker {
+    fn execute(&mut self, _: Instant, command: OpenXrcTarget) -> Step<OpenXrcTarget> {
+        let OpenXrcTarget { session, context, xrcd, qpn, cookie } = command;
+        let opened = self.engine.open_qp(session, xrcd, qpn);
+        Step::done(opened.inspect(|&id| self.rings.targets.insert(id, Viewer { session, context, cookie })))
+    }
+}
+
+impl Execute<ModifyQp> for Worker {
+    fn execute(&mut self, now: Instant, command: ModifyQp) -> Step<ModifyQp> {
+        let ModifyQp { session, qp, attributes, mask } = &command;
+        self.end_direct(*qp);
+        let result = self.engine.modify_qp(&mut self.rings, now, *session, *qp, attributes, *mask);
+        if let Ok(state) = result {
+            self.handle_modified(*qp, state, *mask);
+        }
+        Step::unless_in_flight(command, result)
+    }
+}
+
+impl Execute<StepQp> for Worker {
+    fn execute(&mut self, now: Instant, mut command: StepQp) -> Step<StepQp> {
+        match self.change_qp(now, &mut command.changes) {
+            Poll::Ready(result) => Step::done(result),
+            Poll::Pending => Step::Again(command),
+        }
+    }
+}
+
+impl Execute<PrepareQp> for Worker {
+    fn execute(&mut self, now: Instant, mut command: PrepareQp) -> Step<PrepareQp> {
+        // Who has copies in flight is no new QP: the library shall see.
+        Step::done(matches!(self.change_qp(now, &mut command.changes), Poll::Ready(Ok(_))))
+    }
+}
+
+impl Execute<QueryQp> for Worker {
+    fn execute(&mut self, _: Instant, QueryQp { session, qp }: QueryQp) -> Step<QueryQp> {
+        Step::done(self.engine.query_qp(session, qp))
+    }
+}
+
+impl Execute<DestroyQp> for Worker {
+    fn execute(&mut self, now: Instant, command: DestroyQp) -> Step<DestroyQp> {
+        let DestroyQp { session, qp, cookie } = command;
+        self.end_direct(qp);
+        let result = self.engine.destroy_qp(&mut self.rings, now, session, qp);
+        let result = result.map(|()| self.rings.remove_qp(qp, session, cookie));
+        Step::unless_in_flight(command, result)
+    }
+}
+
+impl Execute<AttachMulticast> for Worker {
+    fn execute(&mut self, _: Instant, command: AttachMulticast) -> Step<AttachMulticast> {
+        Step::done(self.engine.attach_multicast(command.session, command.qp, command.group))
+    }
+}
+
+impl Execute<DetachMulticast> for Worker {
+    fn execute(&mut self, _: Instant, command: DetachMulticast) -> Step<DetachMulticast> {
+        Step::done(self.engine.detach_multicast(command.session, command.qp, command.group))
+    }
+}
+
+impl Worker {
+    /// The first changes of a new QP; if they fail it is destroyed.
+    fn begin_qp(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        id: QpId,
+        cookie: u32,
+        changes: &[Change],
+    ) -> Result<(), VerbsError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        match self.change_qp(now, &mut QpChanges::new(session, id, changes.to_vec())) {
+            Poll::Ready(Ok(_)) => Ok(()),
+            refused => {
+                // A new QP has no copies in flight.
+                let _ = self.engine.destroy_qp(&mut self.rings, now, session, id);
+                drop(self.rings.remove_qp(id, session, cookie));
+                Err(if let Poll::Ready(Err(error)) = refused { error } else { VerbsError::InvalidArgument })
+            }
+        }
+    }
+
+    /// Pending: copies are in flight, ask again. After an error those before it stay done.
+    fn change_qp(&mut self, now: Instant, changes: &mut QpChanges) -> Poll<Result<QpState, VerbsError>> {
+        let (session, qp) = (changes.session, changes.qp);
+        self.end_direct(qp);
+        while let Some((attributes, mask)) = changes.next() {
+            let mask = *mask;
+            match self.engine.modify_qp(&mut self.rings, now, session, qp, attributes, mask) {
+                Ok(state) => {
+                    self.handle_modified(qp, state, mask);
+                    changes.advance(state);
+                }
+                Err(Refusal::InFlight) => return Poll::Pending,
+                Err(Refusal::Error(error)) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Ready(Ok(changes.state))
+    }
+
+    /// A QP was modified: its rings begin anew, or may have requests that are to be run or flushed.
+    pub(crate) fn handle_modified(&mut self, id: QpId, state: QpState, mask: QpAttributeMask) {
+        if !mask.contains(QpAttributeMask::STATE) {
+            return;
+        }
+        if state != QpState::Reset {
+            return self.activate(id);
+        }
+        self.deactivate(id);
+        if let Some(qp) = self.rings.qps.get_mut(id) {
+            qp.send.reset();
+            qp.direct.begin_anew();
+            if let Some(receive) = &mut qp.receive {
+                receive.reset();
+            }
+        }
+    }
+}
