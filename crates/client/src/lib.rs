@@ -11,6 +11,15 @@
 //! The data path (post, poll, arm) makes no allocation, no log and no system call, except the kick of a sleeping router,
 //! `sched_yield` when the pollers don't fit the cores, and on a CQ that stays empty one `poll` every ten milliseconds to
 //! notice that the router is gone.
+//!
+//! ```
+//! use freeflow_client::Session;
+//! use std::path::Path;
+//!
+//! // A program has one session, by the socket that is mounted into its container; where there is no router, it has none.
+//! let session = Session::connect(Path::new("/nonexistent/router.sock"));
+//! assert!(session.is_err());
+//! ```
 #![forbid(unsafe_code)]
 
 mod allocator;

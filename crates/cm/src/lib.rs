@@ -11,6 +11,47 @@
 //!
 //! It is not a subnet manager, knows no alternate paths, and looks at no queue pair: the library changes its own, with what
 //! `InitQpAttributes` says.
+//!
+//! ```
+//! use core::net::Ipv4Addr;
+//! use freeflow_cm::{Environment, GID_COUNT, Limits, Machine, Owner, Packet, Place, Route, Scope, VnicRef};
+//! use freeflow_protocol::cm::{CmAddress, CmEvent, CmReply, CmRequest, PortSpace};
+//! use freeflow_verbs::{Gid, Instant, NetworkId, QpType, VerbsError};
+//!
+//! /// A host with one vNIC, and no way to anywhere.
+//! struct Alone(Place);
+//!
+//! impl Environment for Alone {
+//!     fn random(&mut self) -> u32 {
+//!         7
+//!     }
+//!     fn places(&self, _: VnicRef) -> [Option<Place>; GID_COUNT] {
+//!         [Some(self.0), None, None]
+//!     }
+//!     fn vnic_at(&self, place: Place) -> Option<VnicRef> {
+//!         (place == self.0).then_some(VnicRef(1))
+//!     }
+//!     fn route(&self, _: VnicRef, _: Option<Gid>, _: Gid) -> Result<Route, VerbsError> {
+//!         Err(VerbsError::Unreachable)
+//!     }
+//!     fn send(&mut self, _: Packet<'_>) {}
+//!     fn tell(&mut self, _: Owner, _: u32, _: CmEvent) {}
+//! }
+//!
+//! let gid = Gid::from_ip(Ipv4Addr::new(10, 111, 0, 2).into());
+//! let mut env = Alone(Place { scope: Scope::Network(NetworkId(1)), gid });
+//! let mut machine = Machine::new(Limits::default());
+//! let mut ask = |request| machine.handle_request(&mut env, Instant(0), Owner(1), VnicRef(1), &request);
+//!
+//! let create = CmRequest::CreateId { channel: 1, port_space: PortSpace::Tcp, qp_type: QpType::Rc, cookie: 0 };
+//! let Ok(Some(CmReply::Id { id })) = ask(create.clone()) else { panic!("no identifier") };
+//! let local = CmAddress { gid, port: 7471 };
+//! assert_eq!(ask(CmRequest::Bind { id, address: local }), Ok(Some(CmReply::Bound { local })));
+//!
+//! // A port belongs to the first that binds it.
+//! let Ok(Some(CmReply::Id { id: second })) = ask(create) else { panic!("no identifier") };
+//! assert_eq!(ask(CmRequest::Bind { id: second, address: local }), Err(VerbsError::AddressInUse));
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;

@@ -9,6 +9,24 @@
 //!
 //! Invariant: all state is plain data in tables by index and generation, walked in order; given the
 //! same seed, calls and answers of the environment, a run repeats itself exactly.
+//!
+//! ```
+//! use core::net::Ipv4Addr;
+//! use freeflow_engine::{Engine, Seed};
+//! use freeflow_verbs::{Gid, NetworkId, VerbsError, VnicLimits};
+//!
+//! // Entropy is an argument: the same seed and calls give the same engine.
+//! let mut engine = Engine::new(Seed([7; 32]));
+//! let gid = Gid::from_ip(Ipv4Addr::new(10, 111, 0, 2).into());
+//! let limits = VnicLimits { cq_count_max: 1, ..Default::default() };
+//! let vnic = engine.create_vnic(NetworkId(1), gid, limits)?;
+//! let session = engine.create_session(vnic)?;
+//! let context = engine.open_context(session)?;
+//!
+//! engine.create_cq(session, context, 128)?;
+//! assert_eq!(engine.create_cq(session, context, 128), Err(VerbsError::NoMemory));
+//! # Ok::<(), VerbsError>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;

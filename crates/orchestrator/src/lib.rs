@@ -7,6 +7,34 @@
 //!
 //! Invariant: within a network no two vNICs have the same address, and none has the gateway's, the network's or the
 //! broadcast address.
+//!
+//! ```
+//! use freeflow_orchestrator::store::Committed;
+//! use freeflow_orchestrator::{Command, MemoryStore, Reason, State, Store};
+//!
+//! let (mut state, mut store) = (State::new(), MemoryStore::new());
+//! let mut run = |command: &Command| {
+//!     let plan = state.plan(command)?;
+//!     // The router commits the plan, and only then is it in force.
+//!     let committed = store.commit(&state.transaction(&plan)).expect("memory does not fail");
+//!     let Committed::Done(revision) = committed else { panic!("nobody else writes") };
+//!     state.adopt(&plan, revision);
+//!     Ok::<_, freeflow_orchestrator::Refusal>(state.vnic("a").map(|vnic| vnic.address.to_string()))
+//! };
+//!
+//! let pool = "10.111.0.0/16".parse().expect("a range");
+//! run(&Command::Begin { host: "h1".into(), pool, range: None, bridge: "ff0".into() })?;
+//! let attach = |id: &str, network: &str| Command::Attach {
+//!     id: id.into(),
+//!     title: id.into(),
+//!     network: network.into(),
+//!     address: None,
+//!     labels: Default::default(),
+//! };
+//! assert_eq!(run(&attach("a", "default"))?.as_deref(), Some("10.111.0.2"));
+//! assert_eq!(run(&attach("b", "nowhere")).expect_err("no such network").reason, Reason::NotFound);
+//! # Ok::<(), freeflow_orchestrator::Refusal>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;

@@ -9,6 +9,18 @@
 //! Invariant: the first request on a library connection is `Hello`; where the two sides have no
 //! version in common (see [`version`]), the reply says so and the connection ends. Everything after
 //! it may assume the version and the features that both sides speak.
+//!
+//! ```
+//! use freeflow_protocol::library::{Reply, Request};
+//! use freeflow_protocol::{DecodeError, decode, encode};
+//!
+//! let mut bytes = encode(&Request::AllocPd { context: 3 });
+//! assert_eq!(decode(&bytes), Ok(Request::AllocPd { context: 3 }));
+//!
+//! bytes.push(0);
+//! assert_eq!(decode::<Request>(&bytes), Err(DecodeError::TrailingBytes));
+//! assert_eq!(decode::<Reply>(&[0xff; 8]), Err(DecodeError::Malformed));
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;

@@ -4,6 +4,21 @@
 //! disk, and a change is made in memory after it is on the disk.
 //!
 //! Invariant: a file that can't be used is left as it is; nobody's addresses are forgotten by beginning anew.
+//!
+//! ```
+//! use freeflow_orchestrator::store::{Store, Transaction, Write};
+//! use freeflow_store::FileStore;
+//!
+//! let path = std::env::temp_dir().join(format!("freeflow-store-example.{}", std::process::id()));
+//! let write = Write { key: "/a".into(), value: Some(b"1".to_vec()), lease: None };
+//! FileStore::open(&path)?.commit(&Transaction { compares: Vec::new(), writes: vec![write] })?;
+//!
+//! // Whoever opens it next, after a crash too, finds what was answered.
+//! let entry = FileStore::open(&path)?.get("/a", None)?.expect("it is there");
+//! assert_eq!(entry.value, b"1");
+//! std::fs::remove_file(&path).expect("removed");
+//! # Ok::<(), freeflow_orchestrator::store::StoreError>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod state_dir;

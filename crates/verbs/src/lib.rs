@@ -2,6 +2,19 @@
 //!
 //! It is only words: no I/O, no clock, no randomness, no unsafe code. Names are InfiniBand's (IBTA Architecture
 //! Specification, volume 1); numbers that reach an application equal those of rdma-core's `infiniband/verbs.h`.
+//!
+//! ```
+//! use core::net::Ipv4Addr;
+//! use freeflow_verbs::{Duration, Gid, Instant};
+//!
+//! // A vNIC's IPv4 address is a GID: mapped into IPv6, as RoCEv2 has it.
+//! let gid = Gid::from_ip(Ipv4Addr::new(10, 111, 0, 2).into());
+//! assert_eq!(gid.to_ipv4(), Some(Ipv4Addr::new(10, 111, 0, 2)));
+//! assert!(!gid.is_multicast());
+//!
+//! // Time is an argument everywhere; this crate only names it.
+//! assert_eq!(Instant(0) + Duration::from_millis(1), Instant(1_000_000));
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;

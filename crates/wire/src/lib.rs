@@ -2,6 +2,27 @@
 //! the ICRC, the messages of connection management. No I/O, no unsafe; every parser is total: any bytes give a value or an error.
 //!
 //! A datagram (the payload of UDP port 4791) is: BTH, extension headers, payload, 0 to 3 bytes of padding, ICRC.
+//!
+//! ```
+//! use freeflow_wire::icrc::{Addresses, Flow, NO_IDENTIFICATION};
+//! use freeflow_wire::{Header, Opcode, Operation, Place, Reth, Service};
+//!
+//! // A WRITE of four bytes in one packet.
+//! let opcode = Opcode::new(Service::Rc, Operation::Write, Place::Only).expect("the standard has it");
+//! let mut header = Header::new(opcode, 0x11, 7);
+//! header.reth = Reth { address: 0x7000, rkey: 0x1234, length: 4 };
+//! let mut packet = header.encode().as_slice().to_vec();
+//! packet.extend(b"data");
+//! assert_eq!(Header::parse(&packet), Ok((header, &b"data"[..])));
+//!
+//! // Its ICRC covers payload, headers and addresses.
+//! let addresses = Addresses::V4 { source: [192, 0, 2, 1], destination: [192, 0, 2, 2] };
+//! let flow = Flow { addresses, source_port: 49_152 };
+//! let icrc = flow.icrc(NO_IDENTIFICATION, &packet);
+//! assert_eq!(flow.explain(NO_IDENTIFICATION, &packet, icrc), Some(NO_IDENTIFICATION));
+//! *packet.last_mut().expect("it has bytes") ^= 1;
+//! assert_eq!(flow.explain(NO_IDENTIFICATION, &packet, icrc), None);
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 
