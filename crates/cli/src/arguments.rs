@@ -10,7 +10,7 @@ use std::str::FromStr;
 #[command(
     name = "freeflow",
     version,
-    about = "Virtual RDMA NICs for containers, with or without RDMA hardware",
+    about = "Virtual RDMA NICs for containers; no RDMA hardware needed",
     after_help = "First steps:\n  freeflow up\n  freeflow run --name a -d -- ib_write_bw\n  \
                   freeflow run -- ib_write_bw IP_OF_A\n  freeflow status",
     disable_help_subcommand = true,

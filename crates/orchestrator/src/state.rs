@@ -1,4 +1,5 @@
-//! All that is declared, with indexes.
+//! The state: every declared object, with the indexes that planning needs (addresses by network, what each tenant has, who uses
+//! a name). Commands are planned in `draft`, which changes nothing; a plan is adopted in `entries`, which alone changes the state.
 use crate::cidr::{Cidr, Pool6};
 use crate::objects::{AccessRule, AnyObject, Group, Host, Kind, Network, ObjectKind, QosClass, Quota, Typed, Vnic};
 use crate::pool::Pool;
