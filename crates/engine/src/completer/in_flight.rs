@@ -74,7 +74,7 @@ impl Completer {
             let count = core::mem::take(&mut operation.region_count);
             for at in 0..usize::from(count) {
                 let index = operation.regions[at];
-                let region = self.keys.regions.at_mut(index).expect("a flight's region is live");
+                let region = self.keys.regions.at_mut(index).expect("an operation keeps its regions");
                 if region.session == session {
                     region.in_flight -= 1;
                 } else {
@@ -99,7 +99,7 @@ impl Completer {
     pub(crate) fn complete_in_flight(&mut self, id: InFlightId) -> Option<InFlight> {
         let operation = self.in_flight.remove(id)?;
         for &region in operation.regions() {
-            self.keys.regions.at_mut(region).expect("a flight's region is live").in_flight -= 1;
+            self.keys.regions.at_mut(region).expect("an operation keeps its regions").in_flight -= 1;
         }
         if let Some(requester) = self.qps.get_mut(operation.requester)
             && !matches!(operation.kind, InFlightKind::Wire(_))

@@ -237,7 +237,7 @@ impl Completer {
 
     /// It has completed.
     pub(crate) fn release_window_use(&mut self, mw: MwId) {
-        let window = self.keys.windows.get_mut(mw).expect("a flight's window is there");
+        let window = self.keys.windows.get_mut(mw).expect("an operation keeps its window");
         window.in_flight -= 1;
         if window.in_flight > 0 {
             return;

@@ -31,8 +31,7 @@ use crate::limits::ATOMIC_BYTES;
 use crate::qp::Claim;
 use crate::responder::Responder;
 use crate::transport::answers::{Body, Reading};
-use crate::transport::packets::Packet;
-use crate::transport::packets::packets_of;
+use crate::transport::packets::{Packet, packets_of};
 use crate::transport::replay::{Outcome, Replay};
 use crate::transport::responder::{
     ACKNOWLEDGE_PACKETS, IncomingMessage, PendingWrite, Phase, WriteTarget, atomic_opcode, send_opcode,

@@ -315,6 +315,12 @@ impl SendWindow {
         self.messages[burst.message].charge(burst.at, burst.packets, self.mtu)
     }
 
+    /// The order of the PSNs that bound it; see the invariant above.
+    fn is_ordered(&self) -> bool {
+        let tail = distance(self.tail, self.oldest);
+        distance(self.next, self.oldest) <= tail && distance(self.sent, self.oldest) <= tail
+    }
+
     fn burst(&self, place: usize, at: u32, packets: u32) -> Burst {
         let message = &self.messages[place];
         let bytes = message.bytes_before(at + packets, self.mtu) - message.bytes_before(at, self.mtu);
@@ -402,6 +408,7 @@ impl SendWindow {
             self.asked.pop_front();
             self.unanswered = self.unanswered.saturating_sub(1);
         }
+        debug_assert!(self.is_ordered(), "oldest, next, sent and tail stand in this order");
         is_whole
     }
 
