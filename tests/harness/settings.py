@@ -7,6 +7,7 @@ import os
 import pathlib
 import random
 import re
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TESTS = ROOT / "tests"
@@ -17,6 +18,8 @@ SEED_DEFAULT = "20261121"
 PORT = 18515  # perftest's own; each container has its own ports
 # What keeps count of these programs' memory must go on doing so: see crates/cli/src/cgroup.rs.
 os.environ.setdefault("FREEFLOW_CGROUP_KEEP", "memory")
+# `python3` is the one that runs the tests: another one may lie where users of less rights don't reach it.
+os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
 
 FULL = False
 SEED = int(SEED_DEFAULT)
