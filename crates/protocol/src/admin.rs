@@ -53,6 +53,7 @@ impl DataPath {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant, reason = "one for each request of an operator")]
 pub enum AdminReply {
     Done,
     Failed {
