@@ -75,7 +75,6 @@ impl Owned {
 #[derive(Clone, Debug)]
 pub struct Heard {
     pub owner: Owner,
-    pub channel: u32,
     pub event: CmEvent,
 }
 
@@ -154,8 +153,8 @@ impl Environment for Surroundings {
         }
     }
 
-    fn tell(&mut self, owner: Owner, channel: u32, event: CmEvent) {
-        self.heard.push(Heard { owner, channel, event });
+    fn tell(&mut self, owner: Owner, _channel: u32, event: CmEvent) {
+        self.heard.push(Heard { owner, event });
     }
 }
 
