@@ -155,8 +155,8 @@ pub struct ibv_device_attr_ex {
     pub phys_port_cnt_ex: u32,
 }
 
-/// 56 bytes; programs built before rdma-core v49 have 52 (no `active_speed_ex`), and the legacy exported
-/// `ibv_query_port` may write only the first [`PORT_ATTR_COMPAT_BYTES`].
+/// 56 bytes; programs built before rdma-core v49 have 52 (no `active_speed_ex`), and the legacy
+/// exported `ibv_query_port` may write only the first [`PORT_ATTR_COMPAT_BYTES`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_port_attr {

@@ -1,5 +1,5 @@
-//! Numbers of `infiniband/verbs.h` that have no counterpart in `freeflow-verbs`.
-//! Masks and states that have one (QP states, access flags, QP attribute masks) are taken from there.
+//! Numbers of `infiniband/verbs.h` that have no counterpart in `freeflow-verbs`. Masks and states
+//! that have one (QP states, access flags, QP attribute masks) are taken from there.
 use core::ffi::{c_int, c_uint};
 
 /// `abi_compat` of a context that lies at the end of a `verbs_context` (`__VERBS_ABI_IS_EXTENDED`).
@@ -252,6 +252,7 @@ pub const IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS: u32 = 1;
 pub const IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG: c_int = 1;
 pub const IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES: c_int = 1 << 1;
 
-/// Who makes the virtual device. Not Mellanox's 0x02c9: programs would take it for one and call the vendor's library.
+/// Who makes the virtual device. Not Mellanox's 0x02c9: programs would take it for one and call the
+/// vendor's library.
 pub const VENDOR_ID: u32 = 0x1f5f;
 pub const VENDOR_PART_ID: u32 = 1;

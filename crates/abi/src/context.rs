@@ -20,8 +20,8 @@ pub struct ibv_device {
     pub ibdev_path: [c_char; IBV_SYSFS_PATH_MAX],
 }
 
-/// What every device pointer handed out must really be: vendors' libraries read `ops` behind the public part to see
-/// whether the device is theirs, so it must be readable and not equal to theirs.
+/// What every device pointer handed out must really be: vendors' libraries read `ops` behind the
+/// public part to see whether the device is theirs, so it must be readable and not equal to theirs.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct verbs_device {
@@ -41,8 +41,8 @@ pub type post_send_fn = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut
 pub type post_recv_fn = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 pub type post_srq_recv_fn = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
-/// Thirty-two pointers, the first 256 bytes behind `device`. The typed ones are called by inline functions of the
-/// header without a look whether they are null (but for `alloc_mw`).
+/// Thirty-two pointers, the first 256 bytes behind `device`. The typed ones are called by inline
+/// functions of the header without a look whether they are null (but for `alloc_mw`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_context_ops {

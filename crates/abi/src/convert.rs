@@ -1,7 +1,8 @@
 //! From C structs to the vocabulary and back: work, queue pairs, addresses.
 //!
-//! A mask says which fields of an attribute struct a program has filled in; the others may hold anything, so they are
-//! not looked at. Ranges that the standard sets are the engine's to check; here only what has no meaning is refused.
+//! A mask says which fields of an attribute struct a program has filled in; the others may hold
+//! anything, so they are not looked at. Ranges that the standard sets are the engine's to check;
+//! here only what has no meaning is refused.
 use crate::attributes::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_qp_cap, ibv_srq_attr};
 use crate::work::{ibv_sge, ibv_wc};
 use core::ffi::c_uint;
@@ -108,8 +109,8 @@ pub fn srq_attributes_to_c(attr: &SrqAttributes) -> ibv_srq_attr {
     ibv_srq_attr { max_wr: attr.max_wr, max_sge: attr.max_sge, srq_limit: attr.limit }
 }
 
-/// Takes the fields that `mask` names; the others keep their defaults. EINVAL if a state, an MTU or a migration state
-/// is none.
+/// Takes the fields that `mask` names; the others keep their defaults. EINVAL if a state, an MTU or
+/// a migration state is none.
 pub fn qp_attributes_from_c(attr: &ibv_qp_attr, mask: QpAttributeMask) -> Result<QpAttributes, VerbsError> {
     type M = QpAttributeMask;
     let mut out = QpAttributes::default();
@@ -194,9 +195,9 @@ pub fn qp_attributes_to_c(attributes: &QpAttributes) -> ibv_qp_attr {
 /// Flags of a completion that programs see; the rest are between router and library.
 const VISIBLE_FLAGS: u8 = CompletionFlags::GRH | CompletionFlags::WITH_IMMEDIATE | CompletionFlags::WITH_INVALIDATE;
 
-/// What a datagram's `sl` says on RoCE, as on NICs (mlx5, hns, bnxt): not a service level but the kind of header in
-/// front of it, 1 for RoCE v2 over IPv6, 2 over IPv4. UCX takes from it where in the 40 bytes the destination stands. Without a branch:
-/// each completion comes by here.
+/// What a datagram's `sl` says on RoCE, as on NICs (mlx5, hns, bnxt): not a service level but the
+/// kind of header in front of it, 1 for RoCE v2 over IPv6, 2 over IPv4. UCX takes from it where in
+/// the 40 bytes the destination stands. Without a branch: each completion comes by here.
 #[inline]
 fn header_kind(flags: CompletionFlags) -> u8 {
     const GRH_BIT: u32 = CompletionFlags::GRH.trailing_zeros();

@@ -7,8 +7,8 @@ use crate::constants::*;
 use core::ffi::{c_char, c_int, c_uint};
 use freeflow_verbs::{DeviceAttributes, PortAttributes};
 
-/// What the device can do: RNR NAKs, modifications that state the current state, events for ports, one image GUID,
-/// memory windows of types 1 and 2B, invalidation of keys by either side, XRC.
+/// What the device can do: RNR NAKs, modifications that state the current state, events for ports,
+/// one image GUID, memory windows of types 1 and 2B, invalidation of keys by either side, XRC.
 const DEVICE_CAP_FLAGS: c_uint = IBV_DEVICE_CURR_QP_STATE_MOD
     | IBV_DEVICE_PORT_ACTIVE_EVENT
     | IBV_DEVICE_SYS_IMAGE_GUID
@@ -21,8 +21,9 @@ const DEVICE_CAP_FLAGS: c_uint = IBV_DEVICE_CURR_QP_STATE_MOD
 /// FLUSH for global visibility and ATOMIC_WRITE (IBTA annex A19). Nothing is persistent.
 const DEVICE_CAP_FLAGS_EX: u64 =
     DEVICE_CAP_FLAGS as u64 | IB_UVERBS_DEVICE_FLUSH_GLOBAL | IB_UVERBS_DEVICE_ATOMIC_WRITE;
-/// Memory regions may be paged on demand, and span the whole address space, for every operation that a transport has:
-/// the router reaches memory through the process' own page table, never by pinning it.
+/// Memory regions may be paged on demand, and span the whole address space, for every operation
+/// that a transport has: the router reaches memory through the process' own page table, never by
+/// pinning it.
 const ODP_CAPS: ibv_odp_caps = ibv_odp_caps {
     general_caps: IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT,
     rc_odp_caps: ODP_RELIABLE | IBV_ODP_SUPPORT_RECV,
@@ -156,15 +157,15 @@ pub fn port_attributes_to_c(port: &PortAttributes) -> ibv_port_attr {
     }
 }
 
-/// Copies as much of `from` as fits in the caller's `bytes`, and zeroes what the caller has beyond it: the rule for
-/// structs that grow (`ibv_port_attr`, `ibv_device_attr_ex`).
+/// Copies as much of `from` as fits in the caller's `bytes`, and zeroes what the caller has beyond
+/// it: the rule for structs that grow (`ibv_port_attr`, `ibv_device_attr_ex`).
 ///
 /// # Safety
 /// `to` is valid for writes of `bytes` bytes. `T` has no padding whose bytes matter to the caller.
 pub unsafe fn copy_prefix<T: Copy>(from: &T, to: *mut T, bytes: usize) {
     let copied = bytes.min(size_of::<T>());
-    // SAFETY: `from` is readable for size_of::<T>() >= copied bytes; the caller promises `to` for `bytes` >= copied;
-    // a reference and a caller's own buffer do not overlap.
+    // SAFETY: `from` is readable for size_of::<T>() >= copied bytes; the caller promises `to` for
+    // `bytes` >= copied; a reference and a caller's own buffer do not overlap.
     unsafe {
         core::ptr::copy_nonoverlapping((&raw const *from).cast::<u8>(), to.cast::<u8>(), copied);
         core::ptr::write_bytes(to.cast::<u8>().add(copied), 0, bytes - copied);

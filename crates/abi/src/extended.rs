@@ -1,7 +1,8 @@
 //! `struct verbs_context`: what lies before every `ibv_context`, and grows upward, away from it.
 //!
-//! Inline functions of the header find an entry by its distance from the context, look whether `sz` reaches that far,
-//! and refuse with EOPNOTSUPP where the entry is null. So the newest layout serves programs of every age.
+//! Inline functions of the header find an entry by its distance from the context, look whether `sz`
+//! reaches that far, and refuse with EOPNOTSUPP where the entry is null. So the newest layout
+//! serves programs of every age.
 use crate::attributes::{
     ibv_alloc_dm_attr, ibv_cq_init_attr_ex, ibv_device_attr_ex, ibv_modify_cq_attr, ibv_mr_init_attr,
     ibv_parent_domain_init_attr, ibv_port_attr, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_qp_rate_limit_attr,

@@ -1,5 +1,5 @@
-//! Structs of the kernel's verbs interface that three public functions translate (`ibv_copy_*_from_kern`), and the
-//! path record that they give. The real `librdmacm` calls them.
+//! Structs of the kernel's verbs interface that three public functions translate
+//! (`ibv_copy_*_from_kern`), and the path record that they give. The real `librdmacm` calls them.
 use crate::attributes::ibv_gid;
 use core::ffi::c_int;
 

@@ -1,11 +1,13 @@
-//! C layouts of libibverbs and librdmacm (x86-64), the errno table, and conversions to the vocabulary of `freeflow-verbs`.
+//! C layouts of libibverbs and librdmacm (x86-64), the errno table, and conversions to the
+//! vocabulary of `freeflow-verbs`.
 //!
-//! Names are those of `infiniband/verbs.h` (rdma-core), so that a reader can hold one beside the other. Where a struct
-//! has grown, the newest layout stands here; every size and the offsets that programs were compiled with are asserted
-//! when this crate is built, and compared with the installed header by `tests/layout/`.
+//! Names are those of `infiniband/verbs.h` (rdma-core), so that a reader can hold one beside the
+//! other. Where a struct has grown, the newest layout stands here; every size and the offsets that
+//! programs were compiled with are asserted when this crate is built, and compared with the
+//! installed header by `tests/layout/`.
 //!
-//! C enums are plain integers here: an application can put any number there, and a Rust enum must not hold one that it
-//! does not name. There is no logic in the layouts, and nothing here does I/O.
+//! C enums are plain integers here: an application can put any number there, and a Rust enum must
+//! not hold one that it does not name. There is no logic in the layouts, and nothing here does I/O.
 #![allow(non_camel_case_types)]
 
 mod attributes;

@@ -74,7 +74,8 @@ pub struct ibv_wc_tm_info {
     pub private: u32,
 }
 
-/// `base` is what the header repeats field by field; the rest are called without a look whether they are null.
+/// `base` is what the header repeats field by field; the rest are called without a look whether
+/// they are null.
 #[repr(C)]
 pub struct ibv_cq_ex {
     pub base: ibv_cq,
@@ -146,7 +147,8 @@ pub struct ibv_qp {
     pub events_completed: u32,
 }
 
-/// The builder interface of a QP. Every QP is one (360 bytes), whether its creator asked for the interface or not.
+/// The builder interface of a QP. Every QP is one (360 bytes), whether its creator asked for the
+/// interface or not.
 #[repr(C)]
 pub struct ibv_qp_ex {
     pub qp_base: ibv_qp,

@@ -1,8 +1,9 @@
-//! `rdma/rdma_cma.h`, and what goes with it of `infiniband/ib.h` and `infiniband/sa.h`: the structs and numbers of
-//! connection management, as of rdma-core 65. Debian 12's header (44) has a prefix of them.
+//! `rdma/rdma_cma.h`, and what goes with it of `infiniband/ib.h` and `infiniband/sa.h`: the structs
+//! and numbers of connection management, as of rdma-core 65. Debian 12's header (44) has a prefix
+//! of them.
 //!
-//! Programs read `rdma_cm_id` field by field (also through the inline helpers of `rdma/rdma_verbs.h`), so it is as public
-//! as a function.
+//! Programs read `rdma_cm_id` field by field (also through the inline helpers of
+//! `rdma/rdma_verbs.h`), so it is as public as a function.
 use crate::attributes::{ibv_ah_attr, ibv_gid};
 use crate::context::ibv_context;
 use crate::kernel::ibv_sa_path_rec;

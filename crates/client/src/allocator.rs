@@ -1,16 +1,19 @@
-//! Memory that the router reaches without a copy more: segments of its making, given out by the page (`ibv_malloc`).
+//! Memory that the router reaches without a copy more: segments of its making, given out by the
+//! page (`ibv_malloc`).
 //!
-//! First fit over a list of free ranges. Arenas are at least [`SEGMENT_BYTES`]; one that is wholly free is given back. An arena is made of
-//! segments of [`SEGMENT_BYTES`] side by side: what a program does to one of them, as to punch a hole, blocks its copies for
-//! no longer than the kernel needs for that many pages.
+//! First fit over a list of free ranges. Arenas are at least [`SEGMENT_BYTES`]; one that is wholly
+//! free is given back. An arena is made of segments of [`SEGMENT_BYTES`] side by side: what a
+//! program does to one of them, as to punch a hole, blocks its copies for no longer than the kernel
+//! needs for that many pages.
 //!
-//! The pages of what is given out are allocated at once, so that they are charged to the program's memory cgroup; the router allocates
-//! none.
+//! The pages of what is given out are allocated at once, so that they are charged to the program's
+//! memory cgroup; the router allocates none.
 //!
-//! The memory stays valid when the router goes; a later router reaches it as it reaches any other memory.
+//! The memory stays valid when the router goes; a later router reaches it as it reaches any other
+//! memory.
 //!
-//! A child of `fork` shares the memory with its parent, as any shared mapping. What the parent allocated, the child can't
-//! free.
+//! A child of `fork` shares the memory with its parent, as any shared mapping. What the parent
+//! allocated, the child can't free.
 use crate::lock;
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, Reply, Request};
@@ -38,7 +41,8 @@ struct Pool {
 /// Allocates whole pages; gives their address. The pages are zero at first use.
 ///
 /// # Errors
-/// InvalidArgument: no bytes. NoMemory: a limit of the vNIC is reached. DeviceFatal: the router is gone.
+/// InvalidArgument: no bytes. NoMemory: a limit of the vNIC is reached. DeviceFatal: the router is
+/// gone.
 pub fn allocate(session: &Arc<Session>, bytes: usize) -> Result<usize, VerbsError> {
     session.live()?;
     if bytes == 0 || bytes > isize::MAX as usize - PAGE_BYTES {
@@ -132,7 +136,8 @@ impl Pool {
         }
     }
 
-    /// The address of what [`FreeList::take`] gave, its pages allocated; it is given back where they can't be had.
+    /// The address of what [`FreeList::take`] gave, its pages allocated; it is given back where
+    /// they can't be had.
     fn give_out(&mut self, offset: usize, bytes: usize) -> Result<usize, VerbsError> {
         let (mut at, end) = (offset, offset + bytes);
         while at < end {

@@ -1,18 +1,23 @@
 //! How polls of an empty completion queue wait, where the pollers don't fit the cores.
 //!
-//! A program that polls in a loop would keep its core for whole slices, and so keep from it those that it waits for. So an
-//! empty poll gives way, at first by `sched_yield`. That hands over within a scheduling group only (a login session, a cgroup),
-//! and a busy program on the other side of it gains nothing. A thread that has found nothing for [`SPIN_NS`] sleeps, until
-//! the router brings completions to this process, at most [`SLEEP_NS`]; if its wait before took [`LONG_WAIT_NS`], it sleeps at once.
+//! A program that polls in a loop would keep its core for whole slices, and so keep from it those
+//! that it waits for. So an empty poll gives way, at first by `sched_yield`. That hands over within
+//! a scheduling group only (a login session, a cgroup), and a busy program on the other side of it
+//! gains nothing. A thread that has found nothing for [`SPIN_NS`] sleeps, until the router brings
+//! completions to this process, at most [`SLEEP_NS`]; if its wait before took [`LONG_WAIT_NS`], it
+//! sleeps at once.
 //!
-//! It is the thread that waits, not the CQ: many programs poll several in turns, of which some are always empty. What one of them
-//! brings ends the wait at all of them, and so does a request that was posted, once an empty poll of its CQ sees that.
+//! It is the thread that waits, not the CQ: many programs poll several in turns, of which some are
+//! always empty. What one of them brings ends the wait at all of them, and so does a request that
+//! was posted, once an empty poll of its CQ sees that.
 //!
-//! A program that does other work between its polls is not held up: the time between two of them shows that ([`OWN_WORK_NS`]).
+//! A program that does other work between its polls is not held up: the time between two of them
+//! shows that ([`OWN_WORK_NS`]).
 //!
-//! Invariant: a poll sleeps only if its CQ was empty [`EMPTY_POLLS_BEFORE_YIELD`] times since the router last brought anything to the
-//! process, and since the thread's wait began. So a thread that polls several CQs in turns has looked at all of them since. And only
-//! if the thread polls no CQ that has messages without the router ([`POLLS_BESIDE_CHANNELS`]).
+//! Invariant: a poll sleeps only if its CQ was empty [`EMPTY_POLLS_BEFORE_YIELD`] times since the
+//! router last brought anything to the process, and since the thread's wait began. So a thread that
+//! polls several CQs in turns has looked at all of them since. And only if the thread polls no CQ
+//! that has messages without the router ([`POLLS_BESIDE_CHANNELS`]).
 use crate::session::Session;
 use freeflow_shm::{monotonic_ns, sched_yield};
 use std::cell::Cell;
@@ -30,7 +35,8 @@ const LONG_WAIT_NS: u64 = 100_000;
 const OWN_WORK_NS: u64 = 10_000;
 /// The longest sleep: a program may wait for more than completions.
 const SLEEP_NS: u64 = 100_000;
-/// Nobody wakes a sleeper whose message came by a direct ring: a thread sleeps only after this many polls without one.
+/// Nobody wakes a sleeper whose message came by a direct ring: a thread sleeps only after this many
+/// polls without one.
 const POLLS_BESIDE_CHANNELS: u32 = 1024;
 
 /// The empty polls of a CQ so far.
@@ -329,7 +335,8 @@ mod tests {
         assert_eq!(polls((&mut backoff, &mut wait), 2, 1_021, 20, true), (0, 20, 0));
     }
 
-    /// As with a CQ for sends and another for receives: what one of them brings past the router is not counted there.
+    /// As with a CQ for sends and another for receives: what one of them brings past the router is
+    /// not counted there.
     #[test]
     fn a_queue_that_is_always_empty_holds_nobody_up() {
         let (mut idle, mut wait) = (Backoff::default(), ThreadWait { last_wait_ns: LONG_WAIT_NS, ..ThreadWait::NEW });

@@ -1,4 +1,5 @@
-//! The router's commands to this process: to revoke peers' direct access to its memory, and to re-share it.
+//! The router's commands to this process: to revoke peers' direct access to its memory, and to
+//! re-share it.
 //!
 //! Carrying one out needs unsafe code, which stands in the crate `remap`.
 use freeflow_protocol::library::{Handle, ORDER_SHARE_AGAIN, ORDER_TAKE_BACK};
@@ -38,7 +39,8 @@ impl PendingCommands {
 pub enum MemoryCommand {
     /// To replace all that is mapped of a segment by private copies, and to confirm that.
     Revoke(Handle),
-    /// To move the copies that took a segment's place into a new segment. A request: nobody waits for it.
+    /// To move the copies that took a segment's place into a new segment. A request: nobody waits
+    /// for it.
     Reshare(Handle),
     /// One that this library does not know.
     Unknown,

@@ -1,4 +1,5 @@
-//! Completion channels: a socket that the router sends one event by for each armed CQ that got a completion.
+//! Completion channels: a socket that the router sends one event by for each armed CQ that got a
+//! completion.
 use crate::lock;
 use crate::registry::Tag;
 use crate::session::Session;
@@ -38,12 +39,13 @@ impl CompletionChannel {
         self.pipe.as_raw_fd()
     }
 
-    /// Waits for the next event and runs `deliver` with the tag of its CQ, which can't be destroyed meanwhile. Once the
-    /// router is gone, every CQ of the channel gets one event, so that its flushed requests are polled.
+    /// Waits for the next event and runs `deliver` with the tag of its CQ, which can't be destroyed
+    /// meanwhile. Once the router is gone, every CQ of the channel gets one event, so that its
+    /// flushed requests are polled.
     ///
     /// # Errors
-    /// As `read`: Interrupted, WouldBlock (on a non-blocking descriptor). `None` inside: the router is gone, and every
-    /// CQ was told.
+    /// As `read`: Interrupted, WouldBlock (on a non-blocking descriptor). `None` inside: the router
+    /// is gone, and every CQ was told.
     pub fn wait(&self, deliver: &mut dyn FnMut(Tag)) -> Result<(), Option<io::Error>> {
         self.check()?;
         while !self.handle_event(read_event(&self.pipe), deliver)? {}
@@ -83,7 +85,8 @@ impl CompletionChannel {
     }
 }
 
-/// Reads one event; `None` at the end of the pipe, which is the end of the router. A hung-up pipe is drained first.
+/// Reads one event; `None` at the end of the pipe, which is the end of the router. A hung-up pipe
+/// is drained first.
 pub(crate) fn read_event(pipe: &OwnedFd) -> io::Result<Option<[u32; 2]>> {
     let mut bytes = [0; EVENT_BYTES];
     let count = rustix::io::read(pipe.as_fd(), &mut bytes)?;

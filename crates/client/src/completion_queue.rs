@@ -1,13 +1,15 @@
 //! Completion queues: polling, arming, resizing, and the flush that follows the end of the router.
 //!
-//! Invariant: a request's slot is given back to its queue when its completion is *returned* by a poll, never before; so
-//! no queue can have more unreturned completions than requests it may hold.
+//! Invariant: a request's slot is given back to its queue when its completion is *returned* by a
+//! poll, never before; so no queue can have more unreturned completions than requests it may hold.
 //!
-//! Invariant: completions of a destroyed or reset QP are dropped, at the latest when they are polled.
+//! Invariant: completions of a destroyed or reset QP are dropped, at the latest when they are
+//! polled.
 //!
-//! Completions come by the ring, from the router; by the inbox, from posters that carried their requests out themselves; and by
-//! the direct rings of QPs whose RECVs complete here, which are polled while they are *active*. A queue's come in its order:
-//! `inbox` says how for sends, `incoming` for receives.
+//! Completions come by the ring, from the router; by the inbox, from posters that carried their
+//! requests out themselves; and by the direct rings of QPs whose RECVs complete here, which are
+//! polled while they are *active*. A queue's come in its order: `inbox` says how for sends,
+//! `incoming` for receives.
 use crate::backoff::{Backoff, PostHint};
 use crate::completion_channel::CompletionChannel;
 use crate::inbox::{Inbox, LocalCompletion};
@@ -28,7 +30,8 @@ use std::sync::{Arc, Mutex};
 
 /// Active direct rings of one CQ.
 const ACTIVE_MAX: usize = 64;
-/// A direct ring without a message for this many polls becomes inactive, if it is one of several, or pollers must yield.
+/// A direct ring without a message for this many polls becomes inactive, if it is one of several,
+/// or pollers must yield.
 const POLLS_BEFORE_INACTIVE: u64 = 4096;
 
 /// Attachments of one block of the table, a power of two.
@@ -57,8 +60,9 @@ impl fmt::Debug for CompletionQueue {
 
 struct Inner {
     ring: CompletionConsumer,
-    /// Completions taken out of the ring or a channel before they are returned, in order: by a resize, or when a QP was
-    /// destroyed, or because others came first; and whether they stood in the inbox.
+    /// Completions taken out of the ring or a channel before they are returned, in order: by a
+    /// resize, or when a QP was destroyed, or because others came first; and whether they stood in
+    /// the inbox.
     early: VecDeque<(Completion, bool)>,
     inbox: Arc<Inbox>,
     /// QPs whose direct rings are polled.
@@ -68,14 +72,16 @@ struct Inner {
     timestamps: bool,
     attached: Attached,
     backoff: Backoff,
-    /// The completions before this position of the ring were there when an event was taken, which reported them.
+    /// The completions before this position of the ring were there when an event was taken, which
+    /// reported them.
     reported: u32,
     /// The event reported those in `early`, too.
     early_reported: bool,
 }
 
 impl CompletionQueue {
-    /// `cqe` entries at least. `timestamps`: each completion has the exact time when it was written.
+    /// `cqe` entries at least. `timestamps`: each completion has the exact time when it was
+    /// written.
     pub fn create(
         session: &Arc<Session>,
         context: Handle,
@@ -140,7 +146,8 @@ impl CompletionQueue {
         self.timestamps
     }
 
-    /// The CQ is armed, and has a completion that did not come from the router, which sends the event.
+    /// The CQ is armed, and has a completion that did not come from the router, which sends the
+    /// event.
     #[cold]
     pub(crate) fn ring_armed(&self) {
         self.session.ring(CQ_DOORBELL_BASE + self.cookie);
@@ -176,8 +183,8 @@ impl CompletionQueue {
     /// Hands up to `limit` completions to `take`, oldest first; says how many.
     ///
     /// # Errors
-    /// DeviceFatal in a child of the process that made the CQ. When the router is gone there is no error: what is
-    /// outstanding completes with WorkRequestFlushed.
+    /// DeviceFatal in a child of the process that made the CQ. When the router is gone there is no
+    /// error: what is outstanding completes with WorkRequestFlushed.
     #[inline]
     pub fn poll(&self, limit: usize, mut take: impl FnMut(&Completion)) -> Result<usize, VerbsError> {
         if self.session.left_behind() {
@@ -206,16 +213,19 @@ impl CompletionQueue {
         Ok(0)
     }
 
-    /// A request was posted to a QP whose sends complete here: the polling thread does not only wait.
+    /// A request was posted to a QP whose sends complete here: the polling thread does not only
+    /// wait.
     #[inline]
     pub(crate) fn note_post(&self) {
         self.post_hint.note();
     }
 
-    /// Asks for one event on the channel, for the next completion or the next solicited one (or error). A completion that
-    /// came since the last event and was not polled counts as the next one: a program that polls, finds nothing and arms must
-    /// not sleep over a completion that came in between. (IBTA 11.4.2.2 has the event at the next addition; nobody can distinguish that from
-    /// an addition just after the arming. NICs compare with the consumer's count to the same effect.)
+    /// Asks for one event on the channel, for the next completion or the next solicited one (or
+    /// error). A completion that came since the last event and was not polled counts as the next
+    /// one: a program that polls, finds nothing and arms must not sleep over a completion that came
+    /// in between. (IBTA 11.4.2.2 has the event at the next addition; nobody can distinguish that
+    /// from an addition just after the arming. NICs compare with the consumer's count to the same
+    /// effect.)
     pub fn arm(&self, solicited_only: bool) -> Result<(), VerbsError> {
         if self.session.left_behind() {
             return Err(VerbsError::DeviceFatal);
@@ -324,7 +334,8 @@ impl Inner {
     #[inline]
     fn take_ready(&mut self, session: &Session, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
         let mut count = self.take_put_by(limit, take);
-        // Once the router is known to be gone, outstanding requests are flushed, and so are messages in a direct ring.
+        // Once the router is known to be gone, outstanding requests are flushed, and so are
+        // messages in a direct ring.
         if !self.active.is_empty() && !session.is_dead() {
             count += self.take_from_channels(session, limit - count, take);
         }
@@ -398,7 +409,8 @@ impl Inner {
         count
     }
 
-    /// Whether a completion of the ring may be returned: nothing of its queue that is older stands elsewhere.
+    /// Whether a completion of the ring may be returned: nothing of its queue that is older stands
+    /// elsewhere.
     #[inline]
     fn is_next(&self, completion: &Completion) -> bool {
         let Some(Attachment::Qp(rings, _)) = self.attached.get(completion.qp_cookie) else { return true };
@@ -573,7 +585,8 @@ impl Inner {
     }
 }
 
-/// Ends the polling of a direct ring, whose sender notifies of its next message by the router. False: there is one already.
+/// Ends the polling of a direct ring, whose sender notifies of its next message by the router.
+/// False: there is one already.
 fn is_cooled(incoming: &mut Incoming) -> bool {
     incoming.want_notifications(true);
     incoming.is_empty()
@@ -593,7 +606,8 @@ fn open_ring(
     }
     match Segment::map(memory.as_fd(), cq_bytes(cqe)) {
         Ok(segment) => {
-            // A child that could reach the ring would only harm its parent; if the kernel can't, so be it.
+            // A child that could reach the ring would only harm its parent; if the kernel can't, so
+            // be it.
             let _ = segment.set_dontfork();
             Ok((cq, cqe, CompletionConsumer::new(Arc::new(segment), cqe)))
         }
@@ -604,7 +618,8 @@ fn open_ring(
     }
 }
 
-/// Whether a position lies before `told`. They run freely; what is farther ahead than a ring can hold lies far behind.
+/// Whether a position lies before `told`. They run freely; what is farther ahead than a ring can
+/// hold lies far behind.
 fn is_told(position: u32, reported: u32) -> bool {
     (1..=CQE_COUNT_MAX).contains(&reported.wrapping_sub(position))
 }
@@ -657,8 +672,8 @@ impl Attached {
         block[cookie % BLOCK].as_ref()
     }
 
-    /// Frees the slot of a completed request and returns the completion, unless its QP or SRQ is gone. Says how many it
-    /// returned.
+    /// Frees the slot of a completed request and returns the completion, unless its QP or SRQ is
+    /// gone. Says how many it returned.
     #[inline]
     fn give_back(&self, completion: &Completion, take: &mut impl FnMut(&Completion)) -> usize {
         match self.get(completion.qp_cookie) {

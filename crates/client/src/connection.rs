@@ -1,4 +1,5 @@
-//! Connection management by this session, for a library that knows the messages and has no session of its own.
+//! Connection management by this session, for a library that knows the messages and has no session
+//! of its own.
 use crate::lock;
 use crate::queue_pair::QueuePair;
 use crate::session::Session;
@@ -8,7 +9,8 @@ use freeflow_protocol::{decode, encode};
 use freeflow_verbs::{QpState, VerbsError};
 use std::os::fd::OwnedFd;
 
-/// Sends an encoded `Request::Cm`; the answer is an encoded `Option<CmReply>` (`None`: done), with its descriptors.
+/// Sends an encoded `Request::Cm`; the answer is an encoded `Option<CmReply>` (`None`: done), with
+/// its descriptors.
 ///
 /// # Errors
 /// InvalidArgument: any other request. What the router refuses.
@@ -30,7 +32,8 @@ impl QueuePair {
     /// Takes a step of the connection that this QP is for.
     ///
     /// # Errors
-    /// Those of the change and of the step; the QP may have been modified all the same, and its state is known then.
+    /// Those of the change and of the step; the QP may have been modified all the same, and its
+    /// state is known then.
     pub fn step(&self, step: CmStep) -> Result<(), VerbsError> {
         let _alone = lock(&self.modifying);
         if matches!(step, CmStep::Disconnect { .. }) {

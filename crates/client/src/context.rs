@@ -36,8 +36,8 @@ impl Context {
         Self::from_answer(session, session.call(&Request::OpenContext)?)
     }
 
-    /// The context whose pass that is, which a process of this vNIC opened: PDs, regions and device memory can be imported
-    /// from it.
+    /// The context whose pass that is, which a process of this vNIC opened: PDs, regions and device
+    /// memory can be imported from it.
     ///
     /// # Errors
     /// NotFound: there is no such context in this vNIC, or it is closed.
@@ -76,11 +76,12 @@ impl Context {
         self.pass.as_raw_fd()
     }
 
-    /// Waits for the next asynchronous event and runs `deliver` with it; the object it names can't be destroyed
-    /// meanwhile. The end of the router is DEVICE_FATAL, once.
+    /// Waits for the next asynchronous event and runs `deliver` with it; the object it names can't
+    /// be destroyed meanwhile. The end of the router is DEVICE_FATAL, once.
     ///
     /// # Errors
-    /// As `read`: Interrupted, WouldBlock (on a non-blocking descriptor). `None` inside: DEVICE_FATAL was the last.
+    /// As `read`: Interrupted, WouldBlock (on a non-blocking descriptor). `None` inside:
+    /// DEVICE_FATAL was the last.
     pub fn wait_event(&self, deliver: &mut dyn FnMut(AsyncEventKind, Element)) -> Result<(), Option<io::Error>> {
         self.check()?;
         while !self.handle_event(read_event(&self.pipe), deliver)? {}

@@ -1,7 +1,7 @@
 //! Device memory: host memory stands in, a shared segment of its own for each allocation.
 //!
-//! The router reaches it without a copy more, as it does `ibv_malloc`'s. A child of `fork` shares the memory with its
-//! parent; a process that imports it maps the same segment.
+//! The router reaches it without a copy more, as it does `ibv_malloc`'s. A child of `fork` shares
+//! the memory with its parent; a process that imports it maps the same segment.
 use crate::context::Context;
 use crate::lock;
 use crate::session::Session;
@@ -36,8 +36,8 @@ impl DeviceMemory {
     /// Allocates `length` bytes, which are zero and begin on a page.
     ///
     /// # Errors
-    /// InvalidArgument: no bytes, or more than the device has. NoMemory: no more is left, or another limit of the vNIC is
-    /// reached.
+    /// InvalidArgument: no bytes, or more than the device has. NoMemory: no more is left, or
+    /// another limit of the vNIC is reached.
     pub fn allocate(context: &Context, length: usize) -> Result<Self, VerbsError> {
         // A child of `fork` allocates in a session of its own.
         let session = if context.session().left_behind() {

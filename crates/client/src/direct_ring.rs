@@ -1,4 +1,5 @@
-//! The segment of a direct ring, which sender and receiver of a connection map and the router does not.
+//! The segment of a direct ring, which sender and receiver of a connection map and the router does
+//! not.
 use freeflow_protocol::library::Reply;
 use freeflow_shm::Segment;
 use freeflow_shm::layout::channel;

@@ -1,11 +1,12 @@
-//! What `fork` leaves behind: the child has copies of this crate's objects, but the session is its parent's.
+//! What `fork` leaves behind: the child has copies of this crate's objects, but the session is its
+//! parent's.
 //!
-//! The child may not touch the parent's rings: they are not even mapped there (MADV_DONTFORK). The drop-in registers
-//! [`note_child`] with `pthread_atfork`; every verb of an old session then fails with DeviceFatal before it touches
-//! anything. The child may make a session of its own.
+//! The child may not touch the parent's rings: they are not even mapped there (MADV_DONTFORK). The
+//! drop-in registers [`note_child`] with `pthread_atfork`; every verb of an old session then fails
+//! with DeviceFatal before it touches anything. The child may make a session of its own.
 //!
-//! Memory regions need nothing: the router reaches private memory through the parent's own page table, so copy-on-write
-//! can't lead it astray.
+//! Memory regions need nothing: the router reaches private memory through the parent's own page
+//! table, so copy-on-write can't lead it astray.
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// Counts forks on the way from the first process to this one.
@@ -26,8 +27,8 @@ pub fn note_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The descriptor of the newest session's control socket, or -1. A child replaces it by something inert, so that the
-/// parent's connection ends with the parent.
+/// The descriptor of the newest session's control socket, or -1. A child replaces it by something
+/// inert, so that the parent's connection ends with the parent.
 pub fn control_descriptor() -> i32 {
     CONTROL_DESCRIPTOR.load(Ordering::Relaxed)
 }

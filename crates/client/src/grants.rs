@@ -1,7 +1,7 @@
 //! Memory of the peer that was granted: WRITEs and READs without the router.
 //!
-//! Invariant: a request whose bytes were copied by a grant counts only if the grants still hold afterwards; else the router
-//! gets it, and does it again.
+//! Invariant: a request whose bytes were copied by a grant counts only if the grants still hold
+//! afterwards; else the router gets it, and does it again.
 use crate::payload::{Payload, QpContext};
 use freeflow_protocol::library::{REQUEST_BYTES, Reply, Request};
 use freeflow_shm::revocation::Granted;
@@ -13,8 +13,9 @@ use std::os::fd::AsFd;
 const GRANTS_MAX: usize = 512;
 /// Keys that are counted at a time.
 const KEY_USES_MAX: usize = 16;
-/// What the router does for a key, in bytes, before it is asked for a grant. A grant that is taken back costs the peer a
-/// copy of its pages, and the router says how much more it has to do for that.
+/// What the router does for a key, in bytes, before it is asked for a grant. A grant that is taken
+/// back costs the peer a copy of its pages, and the router says how much more it has to do for
+/// that.
 const BYTES_BEFORE_GRANT: u64 = 128 << 10;
 /// The most between two questions for a key: what one costs is then little beside them.
 const BYTES_BETWEEN_MAX: u64 = 64 << 20;

@@ -1,8 +1,9 @@
-//! The part of a CQ that is filled without the router: completions of requests that the poster carried out itself, and
-//! notifications of direct rings.
+//! The part of a CQ that is filled without the router: completions of requests that the poster
+//! carried out itself, and notifications of direct rings.
 //!
-//! Invariant: completions of a QP's sends are returned in the order of posting. One that stands here says after which of the
-//! router's it comes ([`LocalCompletion::after`]); before one of the router's is returned, those of its QP that are older are taken from here.
+//! Invariant: completions of a QP's sends are returned in the order of posting. One that stands
+//! here says after which of the router's it comes ([`LocalCompletion::after`]); before one of the
+//! router's is returned, those of its QP that are older are taken from here.
 use crate::lock;
 use crate::rings::Rings;
 use freeflow_shm::handshake::fence_for_all;
@@ -21,7 +22,8 @@ pub(crate) struct Inbox {
     has_notified: AtomicBool,
     /// QPs whose direct rings have messages.
     notified: Mutex<Vec<Arc<Rings>>>,
-    /// The CQ was armed for any completion, and has not been notified of one since, as far as is known here.
+    /// The CQ was armed for any completion, and has not been notified of one since, as far as is
+    /// known here.
     is_armed: AtomicBool,
 }
 
@@ -29,7 +31,8 @@ pub(crate) struct Inbox {
 #[derive(Clone, Copy)]
 pub(crate) struct LocalCompletion {
     pub completion: Completion,
-    /// It has its turn when those before this posting position were returned that the router completed.
+    /// It has its turn when those before this posting position were returned that the router
+    /// completed.
     pub after: u32,
 }
 
@@ -63,7 +66,8 @@ impl Inbox {
         self.is_armed.load(Ordering::Relaxed) && self.is_armed.swap(false, Ordering::Relaxed)
     }
 
-    /// Before the CQ itself is armed, which fences. `is_pending`: an event of an earlier arming is still to come.
+    /// Before the CQ itself is armed, which fences. `is_pending`: an event of an earlier arming is
+    /// still to come.
     pub fn arm(&self, solicited_only: bool, is_pending: bool) {
         // Relaxed, both: ordered by the fence of the arming.
         if !solicited_only {

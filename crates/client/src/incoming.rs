@@ -1,8 +1,8 @@
-//! Messages that the peer of an RC queue pair puts into its direct ring: they take the RECVs in order, together with those that
-//! the router delivers.
+//! Messages that the peer of an RC queue pair puts into its direct ring: they take the RECVs in
+//! order, together with those that the router delivers.
 //!
-//! Invariant: completions of a receive queue are handed on in the order of its positions, which are the numbers of the
-//! messages, whichever way they came.
+//! Invariant: completions of a receive queue are handed on in the order of its positions, which are
+//! the numbers of the messages, whichever way they came.
 use crate::direct_ring::map_direct_ring;
 use crate::lock;
 use crate::regions::Cache;
@@ -19,9 +19,9 @@ use freeflow_verbs::{
 /// Entries of a RECV that takes messages by a direct ring.
 pub(crate) const SGES_MAX: usize = 4;
 
-/// Messages of a direct ring that are still taken once its end is noticed, however long that takes: their senders saw success.
-/// A full ring, and as many again for what a sender puts there in that moment. More than that comes only from a peer that
-/// goes on regardless, and would for ever.
+/// Messages of a direct ring that are still taken once its end is noticed, however long that takes:
+/// their senders saw success. A full ring, and as many again for what a sender puts there in that
+/// moment. More than that comes only from a peer that goes on regardless, and would for ever.
 const CLOSE_DRAIN_COUNT_MAX: u32 = 2 * channel::DESCRIPTOR_COUNT;
 
 /// The receiving end of a queue pair's direct ring. Under the lock of its receive CQ.
@@ -32,7 +32,8 @@ pub(crate) struct Incoming {
     next: u32,
     /// Something is wrong with it: nothing comes by it any more.
     is_broken: bool,
-    /// The router has the RECV of the next message. If that is to flush it, the message has been there before.
+    /// The router has the RECV of the next message. If that is to flush it, the message has been
+    /// there before.
     is_disputed: bool,
     /// `CHANNELS_CLOSED` of the receive queue when it was accepted.
     channels_closed: u32,
@@ -98,13 +99,15 @@ impl Incoming {
         is_closed && self.is_empty() || self.is_broken
     }
 
-    /// The router completed the RECV at this position, and did not flush it. False: it goes to `put_by`.
+    /// The router completed the RECV at this position, and did not flush it. False: it goes to
+    /// `put_by`.
     #[inline]
     pub fn passes_whole(&mut self, completion: &Completion) -> bool {
         completion.status != CompletionStatus::WorkRequestFlushed && self.passes(completion.ring_position)
     }
 
-    /// The router delivered to the RECV at this position. False: messages of the direct ring come before it.
+    /// The router delivered to the RECV at this position. False: messages of the direct ring come
+    /// before it.
     #[inline]
     pub fn passes(&mut self, position: u32) -> bool {
         if position == self.next {
@@ -119,7 +122,8 @@ impl Incoming {
         (self.next.wrapping_sub(position) as i32) > 0
     }
 
-    /// What comes next did not come by the direct ring, whatever the peer said: it goes on after that.
+    /// What comes next did not come by the direct ring, whatever the peer said: it goes on after
+    /// that.
     pub fn resume_after(&mut self, position: u32) {
         self.next = position.wrapping_add(1);
     }
@@ -174,8 +178,9 @@ impl Incoming {
         Some(completion)
     }
 
-    /// The router has flushed the RECV at this position: the queue pair is in ERROR. A message that took it before was
-    /// acknowledged: then the completion becomes that message's. The first flushed RECV without one ends the direct ring.
+    /// The router has flushed the RECV at this position: the queue pair is in ERROR. A message that
+    /// took it before was acknowledged: then the completion becomes that message's. The first
+    /// flushed RECV without one ends the direct ring.
     #[cold]
     pub fn outlive_flush(&mut self, session: &Session, rings: &Rings, completion: &mut Completion, timestamps: bool) {
         if self.is_broken && !self.is_disputed {

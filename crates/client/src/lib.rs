@@ -1,16 +1,18 @@
-//! The library side of a vNIC: the process's one connection to its router, and safe verbs over the rings it shares
-//! with it. The C drop-ins marshal into this crate; nothing here knows a C layout.
+//! The library side of a vNIC: the process's one connection to its router, and safe verbs over the
+//! rings it shares with it. The C drop-ins marshal into this crate; nothing here knows a C layout.
 //!
-//! Invariant: one process has one live [`Session`]. Every object belongs to the session that made it and is of no use
-//! once that session is dead (the router is gone) or left behind by `fork` (see [`fork`]).
+//! Invariant: one process has one live [`Session`]. Every object belongs to the session that made
+//! it and is of no use once that session is dead (the router is gone) or left behind by `fork` (see
+//! [`fork`]).
 //!
-//! Invariant: locks are taken in the order CQ, then direct ring, then send or receive queue, then a CQ's inbox, then [`Session`]'s
-//! tables. A control call is made with no queue lock held, but for a resize and the acceptance of a direct ring, which
-//! hold their CQ, and the request for a direct ring or a grant, which holds its send queue. The router answers all of them by itself.
+//! Invariant: locks are taken in the order CQ, then direct ring, then send or receive queue, then a
+//! CQ's inbox, then [`Session`]'s tables. A control call is made with no queue lock held, but for a
+//! resize and the acceptance of a direct ring, which hold their CQ, and the request for a direct
+//! ring or a grant, which holds its send queue. The router answers all of them by itself.
 //!
-//! The data path (post, poll, arm) makes no allocation, no log and no system call, except the kick of a sleeping router,
-//! `sched_yield` when the pollers don't fit the cores, and on a CQ that stays empty one `poll` every ten milliseconds to
-//! notice that the router is gone.
+//! The data path (post, poll, arm) makes no allocation, no log and no system call, except the kick
+//! of a sleeping router, `sched_yield` when the pollers don't fit the cores, and on a CQ that stays
+//! empty one `poll` every ten milliseconds to notice that the router is gone.
 //!
 //! ```
 //! use freeflow_client::Session;
@@ -67,8 +69,8 @@ pub use shared_receive_queue::{SharedReceiveQueue, SrqBatch};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks, whatever became of an earlier holder: a panic is turned into an error at the C boundary, and every structure
-/// here is left consistent between two of its statements.
+/// Locks, whatever became of an earlier holder: a panic is turned into an error at the C boundary,
+/// and every structure here is left consistent between two of its statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

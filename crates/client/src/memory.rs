@@ -64,7 +64,8 @@ impl Session {
         }
     }
 
-    /// Changes a region in place. On return nothing of what it covered before is read or written any more.
+    /// Changes a region in place. On return nothing of what it covered before is read or written
+    /// any more.
     ///
     /// # Errors
     /// Busy: windows are bound to it.
@@ -86,7 +87,8 @@ impl Session {
         Ok(made)
     }
 
-    /// On return nothing of the region is read or written any more. What was imported is only given up.
+    /// On return nothing of the region is read or written any more. What was imported is only given
+    /// up.
     ///
     /// # Errors
     /// Busy: windows are bound to it.

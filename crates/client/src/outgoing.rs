@@ -1,12 +1,12 @@
-//! The requests of an RC queue pair that the posting thread carries out itself: by a direct ring to the RECVs of the peer, and in
-//! memory of the peer that was granted.
+//! The requests of an RC queue pair that the posting thread carries out itself: by a direct ring to
+//! the RECVs of the peer, and in memory of the peer that was granted.
 //!
-//! Invariant: a request is carried out here only if all requests that the router got before are done, and their completions
-//! written; the router takes the next request only after this one. So requests are executed in the order of posting. (How
-//! completions stay in order, `inbox` says.)
+//! Invariant: a request is carried out here only if all requests that the router got before are
+//! done, and their completions written; the router takes the next request only after this one. So
+//! requests are executed in the order of posting. (How completions stay in order, `inbox` says.)
 //!
-//! Invariant: nothing is carried out here that the router would refuse: a key that is not known to be good, a RECV that is
-//! too short, a payload too long are left to it, and it finds the fault.
+//! Invariant: nothing is carried out here that the router would refuse: a key that is not known to
+//! be good, a RECV that is too short, a payload too long are left to it, and it finds the fault.
 use crate::direct_ring::map_direct_ring;
 use crate::grants::Grants;
 use crate::payload::{Payload, QpContext};
@@ -23,12 +23,12 @@ use freeflow_verbs::{CompletionFlags, SendFlags, SendOpcode, VerbsError};
 const REQUESTS_BEFORE_CHANNEL: u32 = 16;
 /// The most requests between two such questions: what one costs is then little beside them.
 const REQUESTS_BETWEEN_MAX: u32 = 1 << 11;
-/// How long a post waits for room in a full direct ring, or for a RECV, before the router gets the request; half as long after it
-/// was in vain.
+/// How long a post waits for room in a full direct ring, or for a RECV, before the router gets the
+/// request; half as long after it was in vain.
 const FULL_NS_MAX: u64 = 64_000;
 const FULL_NS_MIN: u64 = 1_000;
-/// Requests that the router gets before a post waits for it to be done with them, so that the next can be carried out
-/// here; and the most, if it takes too long.
+/// Requests that the router gets before a post waits for it to be done with them, so that the next
+/// can be carried out here; and the most, if it takes too long.
 const REQUESTS_BEFORE_WAIT: u32 = 32;
 const REQUESTS_BEFORE_WAIT_MAX: u32 = 4096;
 /// The longest such wait, for each [`REQUESTS_BEFORE_WAIT`]; and the longest of all.
@@ -44,15 +44,17 @@ pub(crate) struct Outgoing {
     msn: u32,
     /// The last request was carried out here: the router has nothing of this queue.
     is_ours: bool,
-    /// Requests that the router got since something was carried out here, and how many it takes to wait for it.
+    /// Requests that the router got since something was carried out here, and how many it takes to
+    /// wait for it.
     routed: u32,
     routed_before_wait: u32,
-    /// Completions of requests that the router got, one more than the posting position of the last one; before the last change
-    /// over, and now.
+    /// Completions of requests that the router got, one more than the posting position of the last
+    /// one; before the last change over, and now.
     returned_before_change: u32,
     signaled_until: u32,
     channel: Option<OpenRing>,
-    /// Requests that could have gone by a direct ring since it was last asked for one, and how many it takes.
+    /// Requests that could have gone by a direct ring since it was last asked for one, and how many
+    /// it takes.
     missed: u32,
     backoff: u32,
     pub keys: Cache,
@@ -184,7 +186,8 @@ impl Outgoing {
         self.publish(context, ring, request, &Payload::NOTHING, Some(payload.bytes))
     }
 
-    /// Everything that the router got is done; completions from before the last path switch were returned.
+    /// Everything that the router got is done; completions from before the last path switch were
+    /// returned.
     #[inline]
     fn is_drained(&mut self, ring: &RequestProducer, returned: u32) -> bool {
         let is_returned = returned.wrapping_sub(self.returned_before_change) as i32 >= 0;
@@ -194,13 +197,14 @@ impl Outgoing {
         ring.done() == ring.position() || self.routed >= self.routed_before_wait && self.waits_for(ring)
     }
 
-    /// Whether the direct ring is still what it was before the router was done with the last request: if that failed, it is not.
+    /// Whether the direct ring is still what it was before the router was done with the last
+    /// request: if that failed, it is not.
     fn is_open(&self, ring: &RequestProducer) -> bool {
         self.channel.as_ref().is_some_and(|open| open.channels_closed == ring.channels_closed())
     }
 
-    /// Waits until the router is done with what it got: a program that always has requests under way would never see
-    /// that otherwise.
+    /// Waits until the router is done with what it got: a program that always has requests under
+    /// way would never see that otherwise.
     #[cold]
     fn waits_for(&mut self, ring: &RequestProducer) -> bool {
         self.routed = 0;
@@ -217,8 +221,8 @@ impl Outgoing {
         is_done
     }
 
-    /// A request was carried out: its posting position is one before `posted`. True: it is the first since the router got
-    /// one.
+    /// A request was carried out: its posting position is one before `posted`. True: it is the
+    /// first since the router got one.
     #[inline]
     pub fn note_done(&mut self, posted: u32) -> bool {
         let is_change = !self.is_ours;
@@ -231,8 +235,8 @@ impl Outgoing {
         is_change
     }
 
-    /// Positions run freely and are compared by their distance, so those that are remembered must not fall too far back. What
-    /// is older than a queue can hold was returned.
+    /// Positions run freely and are compared by their distance, so those that are remembered must
+    /// not fall too far back. What is older than a queue can hold was returned.
     #[inline]
     fn keep_near(&mut self, posted: u32) {
         let nearest = posted.wrapping_sub(FAR);
@@ -273,7 +277,8 @@ impl Outgoing {
             self.missed = self.backoff / 2;
             return;
         }
-        // Not before: the router takes it for what is used up before the request that it takes next.
+        // Not before: the router takes it for what is used up before the request that it takes
+        // next.
         ring.set_msn(self.msn);
         match context.session.call(&Request::OpenChannel { qp: context.handle }) {
             Ok((reply, descriptors)) => {
@@ -288,7 +293,8 @@ impl Outgoing {
         }
     }
 
-    /// Whether the peer has a RECV for so many bytes, and the direct ring room. Waits a little for both: they come soon, if the peer polls.
+    /// Whether the peer has a RECV for so many bytes, and the direct ring room. Waits a little for
+    /// both: they come soon, if the peer polls.
     #[inline]
     fn finds_room(&mut self, bytes: u32) -> bool {
         let Some(open) = &mut self.channel else { return false };
@@ -302,7 +308,8 @@ impl Outgoing {
         }
     }
 
-    /// The peer may be about to make room. One that does not poll is not waited for again and again.
+    /// The peer may be about to make room. One that does not poll is not waited for again and
+    /// again.
     #[cold]
     fn awaits_room(&mut self, bytes: u32) -> bool {
         let Some(open) = &mut self.channel else { return false };
@@ -319,8 +326,9 @@ impl Outgoing {
         last == RingLook::Room
     }
 
-    /// Puts a message into the direct ring, which has room; `written`: the bytes of a WRITE that it reports. False: the peer's queue pair is in
-    /// ERROR and may never see it; the router gets the request, and fails it.
+    /// Puts a message into the direct ring, which has room; `written`: the bytes of a WRITE that it
+    /// reports. False: the peer's queue pair is in ERROR and may never see it; the router gets the
+    /// request, and fails it.
     #[inline(always)] // with what is known of `written`
     fn publish(
         &mut self,
@@ -349,7 +357,8 @@ impl Outgoing {
             return false;
         }
         self.msn = self.msn.wrapping_add(1);
-        // The router has nothing of this queue, so it counts for whatever it takes next, and if the peer ends.
+        // The router has nothing of this queue, so it counts for whatever it takes next, and if the
+        // peer ends.
         ring.set_msn(self.msn);
         if must_notify {
             ring.notify(solicited);

@@ -1,4 +1,5 @@
-//! What each context owns, so that closing one can destroy what the program left in it, as the kernel does for a NIC.
+//! What each context owns, so that closing one can destroy what the program left in it, as the
+//! kernel does for a NIC.
 //!
 //! Kept by looking at the control calls that succeeded.
 use freeflow_protocol::library::{Handle, Reply, Request};
@@ -88,7 +89,8 @@ impl OwnedObjects {
         self.objects.remove(&gone);
     }
 
-    /// Sets a part of the device memory that this process may have aside. NoMemory: so much is not left.
+    /// Sets a part of the device memory that this process may have aside. NoMemory: so much is not
+    /// left.
     pub fn reserve_device_memory(&mut self, bytes: u64, limit: u64) -> Result<(), VerbsError> {
         let after = self.device_memory_bytes.checked_add(bytes).filter(|after| *after <= limit);
         self.device_memory_bytes = after.ok_or(VerbsError::NoMemory)?;
@@ -100,7 +102,8 @@ impl OwnedObjects {
         self.device_memory_bytes -= bytes;
     }
 
-    /// Takes note of device memory that a part was set aside for, and of its context if that is of this session.
+    /// Takes note of device memory that a part was set aside for, and of its context if that is of
+    /// this session.
     pub fn note_device_memory(&mut self, segment: Handle, context: Option<Handle>, bytes: u64) {
         self.device_memory.insert(segment, bytes);
         if let Some(context) = context {

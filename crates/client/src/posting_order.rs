@@ -1,20 +1,23 @@
-//! The order of a send queue's requests, of which the router's ring has only some: the others go by the direct path.
+//! The order of a send queue's requests, of which the router's ring has only some: the others go by
+//! the direct path.
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// No queue holds as many requests.
 pub(crate) const FAR: u32 = 1 << 30;
 
-/// Requests that the posting thread carries out have no position in the ring. All requests of a send queue, in the order of posting,
-/// have *posting positions*: that in the ring, and the number of the others before it.
+/// Requests that the posting thread carries out have no position in the ring. All requests of a
+/// send queue, in the order of posting, have *posting positions*: that in the ring, and the number
+/// of the others before it.
 ///
-/// A poll asks for the posting position of a request of the ring while others are posted. Those before the last
-/// path switch have one number of others before them, those after it another one; the ones before the path switch before are returned.
+/// A poll asks for the posting position of a request of the ring while others are posted. Those
+/// before the last path switch have one number of others before them, those after it another one;
+/// the ones before the path switch before are returned.
 #[derive(Default)]
 pub(crate) struct PostingOrder {
     /// Requests that the ring has not.
     others: AtomicU32,
-    /// The first position of the ring after the last path switch (low half), and the number of others before it (high
-    /// half).
+    /// The first position of the ring after the last path switch (low half), and the number of
+    /// others before it (high half).
     change: AtomicU64,
 }
 
@@ -27,7 +30,8 @@ impl PostingOrder {
 
     #[inline]
     pub fn of_ring(&self, position: u32) -> u32 {
-        // Acquire; partner: the Release store in `add_direct`: a thread that sees it sees the path switch before it, too.
+        // Acquire; partner: the Release store in `add_direct`: a thread that sees it sees the path
+        // switch before it, too.
         let others = self.others.load(Ordering::Acquire);
         let change = self.change.load(Ordering::Relaxed);
         let is_before = (position.wrapping_sub(change as u32) as i32) < 0;
@@ -77,7 +81,8 @@ impl PostingOrder {
 mod tests {
     use super::*;
 
-    /// Runs of the ring and of others by turns: each ring position finds its virtual one while it may be outstanding.
+    /// Runs of the ring and of others by turns: each ring position finds its virtual one while it
+    /// may be outstanding.
     #[test]
     fn runs_by_turns() {
         let positions = PostingOrder::default();

@@ -19,7 +19,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// What a QP is made with. What must be there and what must not says its type; the router checks it.
+/// What a QP is made with. What must be there and what must not says its type; the router checks
+/// it.
 pub struct QpParameters<'a> {
     pub qp_type: QpType,
     /// All but `XrcReceive`.
@@ -81,7 +82,8 @@ impl QueuePair {
         })
     }
 
-    /// Opens an XRC target that another process made. It goes when the last that has it open destroys it.
+    /// Opens an XRC target that another process made. It goes when the last that has it open
+    /// destroys it.
     pub fn open(session: &Arc<Session>, xrcd: Handle, qpn: u32) -> Result<Self, VerbsError> {
         let wanted = QpParameters {
             qp_type: QpType::XrcReceive,
@@ -142,8 +144,8 @@ impl QueuePair {
         &self.session
     }
 
-    /// On return nothing of the QP's buffers is touched any more, and no completion of it will be polled (an XRC
-    /// target's are its SRQs', and stay).
+    /// On return nothing of the QP's buffers is touched any more, and no completion of it will be
+    /// polled (an XRC target's are its SRQs', and stay).
     pub fn destroy(&self) -> Result<(), VerbsError> {
         self.session.destroy(&Request::DestroyQp { qp: self.handle })?;
         lock(&self.session.listeners).remove(&self.cookie);
@@ -210,7 +212,8 @@ impl QueuePair {
         let before = self.state();
         let resets = mask.contains(QpAttributeMask::STATE) && attributes.state == QpState::Reset;
         if resets {
-            // Nobody posts from here on: a thread that holds a ring's lock now is done before `Rings::reset` has it.
+            // Nobody posts from here on: a thread that holds a ring's lock now is done before
+            // `Rings::reset` has it.
             self.set_state(QpState::Reset);
         }
         if mask.contains(QpAttributeMask::STATE) && attributes.state == QpState::Error {
@@ -296,7 +299,8 @@ impl QueuePair {
     pub fn begin_send(&self) -> Result<SendBatch<'_>, VerbsError> {
         let rings = &**self.rings.as_ref().ok_or(VerbsError::InvalidArgument)?;
         let side = lock(&rings.send);
-        // Under the lock: a flush looks at the ring under it after the session died, so nothing is posted unflushed.
+        // Under the lock: a flush looks at the ring under it after the session died, so nothing is
+        // posted unflushed.
         self.session.live()?;
         if matches!(self.state(), QpState::Reset | QpState::Init | QpState::ReadyToReceive) {
             return Err(VerbsError::InvalidArgument);
@@ -307,7 +311,8 @@ impl QueuePair {
     /// The same for the receive queue.
     ///
     /// # Errors
-    /// InvalidArgument: the QP is in RESET, uses an SRQ, or is of XRC. DeviceFatal: the router is gone.
+    /// InvalidArgument: the QP is in RESET, uses an SRQ, or is of XRC. DeviceFatal: the router is
+    /// gone.
     #[inline]
     pub fn begin_receive(&self) -> Result<ReceiveBatch<'_>, VerbsError> {
         let rings = &**self.rings.as_ref().ok_or(VerbsError::InvalidArgument)?;
@@ -446,8 +451,9 @@ impl Drop for SendBatch<'_> {
 /// Bytes that an ATOMIC_WRITE writes.
 const ATOMIC_WRITE_BYTES: usize = 8;
 
-/// What can be wrong with a send request before it is posted: too many SGEs, too much inline payload, an opcode that
-/// its transport lacks (IBTA table 92), inline data with an opcode that has no payload to send.
+/// What can be wrong with a send request before it is posted: too many SGEs, too much inline
+/// payload, an opcode that its transport lacks (IBTA table 92), inline data with an opcode that has
+/// no payload to send.
 ///
 /// UC has no packet for SEND_WITH_INV (IBTA table 38), so it has no such request either.
 #[inline]

@@ -1,6 +1,8 @@
-//! The regions that this process registered, by their local keys: what a copy that the router has no part in is checked by.
+//! The regions that this process registered, by their local keys: what a copy that the router has
+//! no part in is checked by.
 //!
-//! Regions of other kinds (imported, null, on demand) are not here: what names them goes through the router.
+//! Regions of other kinds (imported, null, on demand) are not here: what names them goes through
+//! the router.
 use freeflow_protocol::library::Handle;
 use freeflow_shm::OwnRange;
 use freeflow_verbs::{Access, Sge};

@@ -1,13 +1,14 @@
 //! Cookies: the numbers by which the router names our objects in completions and events.
 //!
-//! They are given out in rotation, so that a number comes back late: a stale entry of a destroyed object then finds
-//! nothing, instead of its successor.
+//! They are given out in rotation, so that a number comes back late: a stale entry of a destroyed
+//! object then finds nothing, instead of its successor.
 use freeflow_protocol::library::{COOKIE_COUNT, Handle};
 use freeflow_verbs::VerbsError;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What the caller wants back in events of an object; the C drop-in puts the address of its own structure here.
+/// What the caller wants back in events of an object; the C drop-in puts the address of its own
+/// structure here.
 pub type Tag = usize;
 
 #[derive(Debug, Default)]
@@ -83,7 +84,8 @@ pub(crate) struct CompletedCount(AtomicU32);
 
 impl CompletedCount {
     pub fn add_one(&self) {
-        // Release: pairs with the Acquire in `push`. The returned request's slot was read by the router long before.
+        // Release: pairs with the Acquire in `push`. The returned request's slot was read by the
+        // router long before.
         self.0.fetch_add(1, Ordering::Release);
     }
 

@@ -22,7 +22,8 @@ pub(crate) struct Rings {
     pub pd: Handle,
     handle: Handle,
     pub send: Mutex<SendSide>,
-    /// Send requests before this posting position are finished. Written by the poller of the send CQ.
+    /// Send requests before this posting position are finished. Written by the poller of the send
+    /// CQ.
     pub send_done: AtomicU32,
     pub posting_order: PostingOrder,
     /// Completions of this QP's sends in the inbox of its CQ.
@@ -116,7 +117,8 @@ impl Rings {
         }
     }
 
-    /// The same for a completion that is dropped: the QP's own queues are gone or reset, an SRQ is not.
+    /// The same for a completion that is dropped: the QP's own queues are gone or reset, an SRQ is
+    /// not.
     pub fn give_back_shared(&self, completion: &Completion) {
         if let Some(srq) = &self.srq
             && !completion.flags.contains(CompletionFlags::SEND_QUEUE)
@@ -134,7 +136,8 @@ impl Rings {
         self.inbox_count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether a completion from the inbox has its turn: those of the router's that are older were returned.
+    /// Whether a completion from the inbox has its turn: those of the router's that are older were
+    /// returned.
     #[inline]
     pub fn has_turn(&self, after: u32) -> bool {
         (self.send_done.load(Ordering::Relaxed).wrapping_sub(after) as i32) >= 0
@@ -143,7 +146,8 @@ impl Rings {
     /// Whether completions of this QP's sends in the inbox may be older than one of the router's.
     #[inline]
     pub fn has_own(&self) -> bool {
-        // Acquire; partner: the Release addition in `SendBatch::complete`, which comes before later requests are posted.
+        // Acquire; partner: the Release addition in `SendBatch::complete`, which comes before later
+        // requests are posted.
         self.inbox_count.load(Ordering::Acquire) != 0
     }
 
@@ -172,7 +176,8 @@ impl Rings {
         self.handle
     }
 
-    /// The sender learns of the RECVs that are posted, from now on of each. → the RECV that is next.
+    /// The sender learns of the RECVs that are posted, from now on of each. → the RECV that is
+    /// next.
     pub fn begin_credits(&self, session: &Session, credits: CreditWriter) -> u32 {
         let next = lock(&self.incoming).as_ref().map(Incoming::next);
         let mut side = lock(&self.receive);

@@ -1,4 +1,5 @@
-//! Control calls about data segments and the commands for them, and the freezing of this process's threads.
+//! Control calls about data segments and the commands for them, and the freezing of this process's
+//! threads.
 //!
 //! Moving pages needs unsafe code, which stands in the crate `remap`.
 use crate::commands::PendingCommands;
@@ -59,15 +60,16 @@ impl Session {
         self.destroy(&Request::UnmapPart { address: addresses.start, length: addresses.end - addresses.start })
     }
 
-    /// Runs `body` while all threads of this process but the calling one, `thread`, are frozen. Its argument is the time
-    /// when the router was asked, nanoseconds of CLOCK_MONOTONIC: a second later the threads run in any case.
+    /// Runs `body` while all threads of this process but the calling one, `thread`, are frozen. Its
+    /// argument is the time when the router was asked, nanoseconds of CLOCK_MONOTONIC: a second
+    /// later the threads run in any case.
     ///
-    /// `body` must not allocate, and take no lock that another thread could hold. No control call of another thread is
-    /// under way meanwhile.
+    /// `body` must not allocate, and take no lock that another thread could hold. No control call
+    /// of another thread is under way meanwhile.
     ///
     /// # Errors
-    /// `body` did not run: the threads can't be frozen (NotPermitted, TimedOut), nor the router's accesses (Busy), or the
-    /// router is gone (DeviceFatal).
+    /// `body` did not run: the threads can't be frozen (NotPermitted, TimedOut), nor the router's
+    /// accesses (Busy), or the router is gone (DeviceFatal).
     pub fn with_threads_frozen(
         &self,
         thread: u32,
@@ -99,8 +101,9 @@ impl Session {
         &self.pending_commands
     }
 
-    /// The read end of the pipe of commands, [`crate::COMMAND_BYTES`] each. From now on the router may grant this process's
-    /// segments to peers, and counts on an answer to each command within [`crate::REVOCATION_TIME_MAX_MS`].
+    /// The read end of the pipe of commands, [`crate::COMMAND_BYTES`] each. From now on the router
+    /// may grant this process's segments to peers, and counts on an answer to each command within
+    /// [`crate::REVOCATION_TIME_MAX_MS`].
     ///
     /// # Errors
     /// NotSupported: nothing is granted here.
@@ -112,7 +115,8 @@ impl Session {
         }
     }
 
-    /// Says that nothing of this segment is mapped in the process any more, but for the library's own use.
+    /// Says that nothing of this segment is mapped in the process any more, but for the library's
+    /// own use.
     pub fn confirm_revocation(&self, segment: Handle) -> Result<(), VerbsError> {
         self.command(&Request::ConfirmWithdrawal { segment })
     }

@@ -28,8 +28,8 @@ const SOCKET_VARIABLE: &str = "FREEFLOW_SOCKET";
 const DESCRIPTORS_MAX: usize = 2;
 /// How often empty polls look whether the router still lives.
 const LIVENESS_INTERVAL_NS: u64 = 10_000_000;
-/// A request that was carried out here counts only if the router was seen alive so shortly before its end; the clock's own
-/// coarseness comes on top.
+/// A request that was carried out here counts only if the router was seen alive so shortly before
+/// its end; the clock's own coarseness comes on top.
 const SURELY_ALIVE_NS: u64 = 10_000_000;
 /// So long after the end of the router was noticed no peer reaches memory of this process any more.
 const PEERS_NOTICE_NS: u64 = 50_000_000;
@@ -79,7 +79,8 @@ pub enum ConnectError {
 
 /// A queue pair whose direct ring may have messages.
 pub(crate) trait NotificationListener: Send + Sync {
-    /// There may be messages, or a new ring: the CQ that the messages complete to looks at its next poll.
+    /// There may be messages, or a new ring: the CQ that the messages complete to looks at its next
+    /// poll.
     fn notify(&self);
 }
 
@@ -105,7 +106,8 @@ pub struct Session {
     pub(crate) objects: Mutex<Objects>,
     pub(crate) owned_objects: Mutex<OwnedObjects>,
     pub(crate) regions: Regions,
-    /// Given by who knows that the program keeps to the verbs. Without it all goes through the router.
+    /// Given by who knows that the program keeps to the verbs. Without it all goes through the
+    /// router.
     own_memory: OnceLock<OwnMemory>,
     pub(crate) pending_commands: Arc<PendingCommands>,
     /// A thread is delivering notifications.
@@ -126,8 +128,8 @@ pub fn socket_path() -> PathBuf {
 }
 
 impl Session {
-    /// This process's session; connects if there is none, none that lives, or [`socket_path`] is another one by now
-    /// (what hangs on the older session stays as it is).
+    /// This process's session; connects if there is none, none that lives, or [`socket_path`] is
+    /// another one by now (what hangs on the older session stays as it is).
     pub fn current() -> Result<Arc<Self>, ConnectError> {
         static CURRENT: Mutex<Weak<Session>> = Mutex::new(Weak::new());
         let mut current = lock(&CURRENT);
@@ -210,8 +212,8 @@ impl Session {
     /// Delivers the notifications of direct rings to the CQs of their QPs.
     #[inline]
     pub(crate) fn deliver_notifications(&self) {
-        // SeqCst; partner: the store in `deliver_notifications_now`. A thread that finds none may not miss those that another
-        // thread just took.
+        // SeqCst; partner: the store in `deliver_notifications_now`. A thread that finds none may
+        // not miss those that another thread just took.
         if let Some(segment) = &self.segment
             && (segment.has_notifications() || self.is_delivering.load(Ordering::SeqCst))
         {
@@ -284,8 +286,8 @@ impl Session {
         self.check()
     }
 
-    /// Whether the router lives, or has ended no more than some milliseconds ago: until then peers leave their memory as it
-    /// is ([`Self::outlast_peers`]).
+    /// Whether the router lives, or has ended no more than some milliseconds ago: until then peers
+    /// leave their memory as it is ([`Self::outlast_peers`]).
     #[inline]
     pub(crate) fn is_surely_alive(&self) -> bool {
         // Relaxed: the time is read before the look, so at worst it looks once too often.
@@ -296,7 +298,8 @@ impl Session {
     #[cold]
     fn look_alive(&self) -> bool {
         let now_ns = coarse_ns();
-        // A post does not report that it is dead: a request posted now is flushed, one posted later would be refused.
+        // A post does not report that it is dead: a request posted now is flushed, one posted later
+        // would be refused.
         let is_alive = !self.is_dead() && !fd::peer_closed(&self.socket);
         if is_alive {
             self.alive_at_ns.store(now_ns, Ordering::Relaxed);
@@ -304,8 +307,8 @@ impl Session {
         is_alive
     }
 
-    /// After the end of the router: waits until no peer takes what it did in memory of this process for done any more. Then
-    /// the memory may become something else.
+    /// After the end of the router: waits until no peer takes what it did in memory of this process
+    /// for done any more. Then the memory may become something else.
     pub fn outlast_peers(&self) {
         if !self.is_router_gone() {
             return;
@@ -461,7 +464,8 @@ impl Session {
     /// Opens an XRC domain: that of `file` within this vNIC, or a nameless one.
     ///
     /// # Errors
-    /// NotFound: there is none, and `create` is not set. Exists: there is one, and `exclusive` is set.
+    /// NotFound: there is none, and `create` is not set. Exists: there is one, and `exclusive` is
+    /// set.
     pub fn open_xrc_domain(
         &self,
         context: Handle,
@@ -480,7 +484,8 @@ impl Session {
         self.destroy(&Request::CloseXrcd { xrcd })
     }
 
-    /// Runs `deliver` with the tag of the CQ of that cookie, if it still exists; it can't be destroyed meanwhile.
+    /// Runs `deliver` with the tag of the CQ of that cookie, if it still exists; it can't be
+    /// destroyed meanwhile.
     pub(crate) fn deliver_cq(&self, cookie: u32, deliver: &mut dyn FnMut(Tag)) -> bool {
         lock(&self.objects).cqs.get(cookie).filter(|entry| entry.tag != 0).map(|entry| deliver(entry.tag)).is_some()
     }
@@ -506,7 +511,8 @@ fn exchange(socket: &OwnedFd, buffer: &mut Vec<u8>, request: &Request) -> io::Re
     exchange_bytes(socket, buffer, &encode(request))
 }
 
-/// The same with a request that was encoded before. Allocates nothing if the reply brings nothing but `Done` or an error.
+/// The same with a request that was encoded before. Allocates nothing if the reply brings nothing
+/// but `Done` or an error.
 pub(crate) fn exchange_bytes(
     socket: &OwnedFd,
     buffer: &mut Vec<u8>,
@@ -516,7 +522,8 @@ pub(crate) fn exchange_bytes(
     if buffer.len() < MESSAGE_BYTES_MAX {
         buffer.resize(MESSAGE_BYTES_MAX, 0);
     }
-    // As long as the router has its socket open: one that is stopped, or waits for its disk, answers when it goes on.
+    // As long as the router has its socket open: one that is stopped, or waits for its disk,
+    // answers when it goes on.
     let (bytes, descriptors) = fd::receive_into(socket, buffer, DESCRIPTORS_MAX)?;
     if bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -1,7 +1,8 @@
 //! Shared receive queues: basic ones, and those for XRC, which have a CQ of their own.
 //!
-//! The router copies a request out of its slot when it takes it, so the slots only bound what is *not taken*, and the
-//! count of outstanding requests bounds that: requests may complete in any order, through any CQ.
+//! The router copies a request out of its slot when it takes it, so the slots only bound what is
+//! *not taken*, and the count of outstanding requests bounds that: requests may complete in any
+//! order, through any CQ.
 use crate::completion_queue::CompletionQueue;
 use crate::lock;
 use crate::registry::{CompletedCount, Entry, Tag};

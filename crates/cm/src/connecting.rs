@@ -1,4 +1,5 @@
-//! What a library asks that another end hears of: connect, accept, reject, establish, notify, disconnect.
+//! What a library asks that another end hears of: connect, accept, reject, establish, notify,
+//! disconnect.
 use crate::address::{is_datagram, service_id, status_of};
 use crate::connection::{Connection, Path, State};
 use crate::id::{Id, IdState};
@@ -188,8 +189,9 @@ impl Machine {
         self.send_ready(env, number);
     }
 
-    /// The environment is done with the QP of an identifier whose peer agreed ([`Environment::prepares`]): it is ready to send, or
-    /// it is left to the program's library. Nothing, if the connection has come to an end meanwhile.
+    /// The environment is done with the QP of an identifier whose peer agreed
+    /// ([`Environment::prepares`]): it is ready to send, or it is left to the program's library.
+    /// Nothing, if the connection has come to an end meanwhile.
     pub fn handle_prepared<E: Environment + ?Sized>(&mut self, env: &mut E, handle: Handle, is_ready: bool) {
         let Some(number) = self.connection_in(handle, State::ReplyReceived) else { return };
         let Some(connection) = self.connections.get_mut(&number) else { return };
@@ -203,7 +205,8 @@ impl Machine {
         self.tell(env, handle, kind, 0, CmEventBody::Connection(*agreed));
     }
 
-    /// Linux: `rdma_notify` with COMM_EST. There a connection that stands already is an error (EISCONN), here it is done.
+    /// Linux: `rdma_notify` with COMM_EST. There a connection that stands already is an error
+    /// (EISCONN), here it is done.
     pub(crate) fn notify<E: Environment + ?Sized>(&mut self, env: &mut E, handle: Handle) -> Answer {
         if self.connection_in(handle, State::Established).is_some() {
             return Ok(None);

@@ -126,7 +126,8 @@ pub(crate) struct Connection {
     pub ack_timeout: u8,
     /// The message that wants an answer, or that is the answer to what may come again.
     pub message: Option<Box<[u8; MAD_BYTES]>>,
-    /// What the peer agreed to, while the environment prepares the QP: the program has yet to hear of it.
+    /// What the peer agreed to, while the environment prepares the QP: the program has yet to hear
+    /// of it.
     pub withheld: Option<Box<ConnectionParameters>>,
     pub retries_left: u8,
     /// The end of all patience with this state.

@@ -8,7 +8,8 @@ pub struct MessageCounts {
     /// Of those sent: copies of what was not answered in time.
     pub repeated: u64,
     pub received: u64,
-    /// Of those received: what had no effect, since it was for nobody, late, twice there, or not its sender's to say.
+    /// Of those received: what had no effect, since it was for nobody, late, twice there, or not
+    /// its sender's to say.
     pub refused: u64,
 }
 
@@ -27,6 +28,7 @@ pub struct Counts {
     pub messages: [MessageCounts; Kind::COUNT],
     /// Packets that were no messages.
     pub malformed: u64,
-    /// Requests that found no room: backlog, half-open requests of a remote, or identifiers of the vNIC.
+    /// Requests that found no room: backlog, half-open requests of a remote, or identifiers of the
+    /// vNIC.
     pub overflows: u64,
 }

@@ -23,7 +23,8 @@ pub const GID_COUNT: usize = 3;
 pub enum Scope {
     /// Among the vNICs of a network, on whatever hosts.
     Network(NetworkId),
-    /// The network between the hosts, where vNICs that may speak to external machines bear their host's address.
+    /// The network between the hosts, where vNICs that may speak to external machines bear their
+    /// host's address.
     External,
 }
 
@@ -56,14 +57,15 @@ pub struct Route {
     pub mtu: PathMtu,
 }
 
-/// One message on its way: a MAD, and between whom. Over [`Link::Router`] and [`Link::External`] it may get lost, come twice,
-/// late, or out of order.
+/// One message on its way: a MAD, and between whom. Over [`Link::Router`] and [`Link::External`] it
+/// may get lost, come twice, late, or out of order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
     pub link: Link,
     pub scope: Scope,
-    /// Addresses of the sender and the receiver. The environment vouches for the sender's: of [`Link::Router`], that the vNIC is on
-    /// that host; of [`Link::External`], that the machine is listed.
+    /// Addresses of the sender and the receiver. The environment vouches for the sender's: of
+    /// [`Link::Router`], that the vNIC is on that host; of [`Link::External`], that the machine is
+    /// listed.
     pub from: Gid,
     pub to: Gid,
     pub mad: &'a [u8],
@@ -83,23 +85,27 @@ pub enum Asked {
 pub trait Environment {
     fn random(&mut self) -> u32;
 
-    /// Addresses of the vNIC, in the order of its GID table: its own, the host's, its own IPv6 address.
+    /// Addresses of the vNIC, in the order of its GID table: its own, the host's, its own IPv6
+    /// address.
     fn places(&self, vnic: VnicRef) -> [Option<Place>; GID_COUNT];
 
-    /// The vNIC with this address here. Several share an external one: then the machine finds the right one by port and connection.
+    /// The vNIC with this address here. Several share an external one: then the machine finds the
+    /// right one by port and connection.
     fn vnic_at(&self, place: Place) -> Option<VnicRef>;
 
-    /// The way from a vNIC (from one certain address of it) to another address. Unreachable: there is none.
+    /// The way from a vNIC (from one certain address of it) to another address. Unreachable: there
+    /// is none.
     fn route(&self, vnic: VnicRef, from: Option<Gid>, to: Gid) -> Result<Route, VerbsError>;
 
     /// A program has looked for an address until its time was over, and nobody has it.
     fn unreachable(&mut self, _vnic: VnicRef, _address: Gid) {}
 
-    /// Sends a message, or loses it. What is sent by [`Link::Local`] comes to [`crate::Machine::handle_packet`] afterwards.
+    /// Sends a message, or loses it. What is sent by [`Link::Local`] comes to
+    /// [`crate::Machine::handle_packet`] afterwards.
     fn send(&mut self, packet: Packet<'_>);
 
-    /// Whether the environment brings the QP of an identifier to RTS by itself, now that its peer agrees. Then it says by
-    /// [`crate::Machine::handle_prepared`] how that went.
+    /// Whether the environment brings the QP of an identifier to RTS by itself, now that its peer
+    /// agrees. Then it says by [`crate::Machine::handle_prepared`] how that went.
     fn prepares(&mut self, _owner: Owner, _id: Handle, _remote: Ece) -> bool {
         false
     }

@@ -14,7 +14,8 @@ pub(crate) const HOP_LIMIT: u8 = 64;
 /// Time a packet takes at most, as Linux has it for RoCE: 4.096 us * 2^18.
 pub(crate) const PACKET_LIFE_TIME: u8 = 18;
 
-/// Where an identifier is on its way (`enum rdma_cm_state` of Linux). Which call is right in which state, each call says.
+/// Where an identifier is on its way (`enum rdma_cm_state` of Linux). Which call is right in which
+/// state, each call says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IdState {
     Idle,
@@ -36,7 +37,8 @@ pub(crate) struct Id {
     pub owner: Owner,
     pub vnic: VnicRef,
     pub channel: Channel,
-    /// `None`: a request that its program has not accepted. No events are told of it, for nobody could say whose they are.
+    /// `None`: a request that its program has not accepted. No events are told of it, for nobody
+    /// could say whose they are.
     pub cookie: Option<u64>,
     pub port_space: PortSpace,
     pub qp_type: QpType,
@@ -118,7 +120,8 @@ impl Id {
         }
     }
 
-    /// Whether it is there for its own address family alone: always so at IPv4 addresses, at IPv6 ones if it asked for it.
+    /// Whether it is there for its own address family alone: always so at IPv4 addresses, at IPv6
+    /// ones if it asked for it.
     pub fn is_af_only(&self, gid: Gid) -> bool {
         self.af_only.unwrap_or(is_ipv4(gid))
     }
@@ -155,7 +158,8 @@ struct Slot {
     id: Option<Box<Id>>,
 }
 
-/// All identifiers. A handle is a slot and its generation, so that an old handle names nothing for long.
+/// All identifiers. A handle is a slot and its generation, so that an old handle names nothing for
+/// long.
 #[derive(Default)]
 pub(crate) struct Ids {
     slots: Vec<Slot>,

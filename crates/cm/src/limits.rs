@@ -10,13 +10,15 @@ pub struct Timing {
     pub retry_interval: Duration,
     /// Copies after the first.
     pub retry_count_max: u8,
-    /// How long a connection that ended keeps its identity, so that late messages of it harm nobody.
+    /// How long a connection that ended keeps its identity, so that late messages of it harm
+    /// nobody.
     pub time_wait: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Identifiers of all vNICs together, up to 2^20. No vNIC holds more than three times what is left.
+    /// Identifiers of all vNICs together, up to 2^20. No vNIC holds more than three times what is
+    /// left.
     pub ids_max: u32,
     /// Identifiers of one vNIC; those that requests make at its listeners count, too.
     pub ids_per_vnic_max: u32,
@@ -26,13 +28,15 @@ pub struct Limits {
     pub memberships_per_vnic_max: u32,
     /// Requests of one remote address that nobody has answered yet.
     pub half_open_per_remote_max: u32,
-    /// Undecided requests of one listener, whatever larger backlog it asks for; also what it gets if it asks for none.
+    /// Undecided requests of one listener, whatever larger backlog it asks for; also what it gets
+    /// if it asks for none.
     pub backlog_max: u32,
-    /// … and whatever smaller one. Linux counts requests that the program has not read; here they count until it does
-    /// anything with them, so a program that reads many before it answers one needs some more.
+    /// … and whatever smaller one. Linux counts requests that the program has not read; here they
+    /// count until it does anything with them, so a program that reads many before it answers one
+    /// needs some more.
     pub backlog_min: u32,
-    /// Connections of one vNIC that have no identifier any more, but still wait for the other end or for the end of TimeWait.
-    /// Beyond, they are forgotten at once.
+    /// Connections of one vNIC that have no identifier any more, but still wait for the other end
+    /// or for the end of TimeWait. Beyond, they are forgotten at once.
     pub orphans_per_vnic_max: u32,
     /// Within this host nothing gets lost; a listener whose backlog is full lets one ask again.
     pub local: Timing,
@@ -92,8 +96,8 @@ impl Limits {
     }
 }
 
-/// Whether one that holds so much of what all share may have more, with so much left: alone it gets three quarters of all, and
-/// however many are greedy, something is left for the next.
+/// Whether one that holds so much of what all share may have more, with so much left: alone it gets
+/// three quarters of all, and however many are greedy, something is left for the next.
 pub(crate) fn keeps_to_its_share(held: u32, left: u32) -> bool {
     held < left.saturating_mul(3)
 }

@@ -14,8 +14,9 @@ use freeflow_wire::cm::{About, Kind, reason};
 
 /// The connection manager of a host.
 ///
-/// Calls of libraries come in by [`Machine::handle_request`], packets by [`Machine::handle_packet`], time by
-/// [`Machine::handle_timeout`], not later than [`Machine::poll_timeout`] says. All answers go out by the [`Environment`].
+/// Calls of libraries come in by [`Machine::handle_request`], packets by
+/// [`Machine::handle_packet`], time by [`Machine::handle_timeout`], not later than
+/// [`Machine::poll_timeout`] says. All answers go out by the [`Environment`].
 pub struct Machine {
     pub(crate) limits: Limits,
     pub(crate) ids: Ids,
@@ -99,7 +100,8 @@ impl Machine {
         }
     }
 
-    /// Whether nothing is left of anything: no identifier, connection, port, timer or entry of a table.
+    /// Whether nothing is left of anything: no identifier, connection, port, timer or entry of a
+    /// table.
     pub fn is_empty(&self) -> bool {
         self.ids.len() == 0
             && self.by_owner.is_empty()
@@ -125,7 +127,8 @@ impl Machine {
         }
     }
 
-    /// A vNIC is gone: its identifiers get DeviceRemoval, and wait to be destroyed. Peers are told once.
+    /// A vNIC is gone: its identifiers get DeviceRemoval, and wait to be destroyed. Peers are told
+    /// once.
     pub fn destroy_vnic<E: Environment + ?Sized>(&mut self, env: &mut E, now: Instant, vnic: VnicRef) {
         let handles: Vec<_> = self.by_vnic.get(&vnic).into_iter().flatten().copied().collect();
         for handle in handles {
@@ -148,7 +151,8 @@ impl Machine {
         }
     }
 
-    /// Nobody answers on this link any more: what waits for an answer gets none. Connections that stand go on to stand.
+    /// Nobody answers on this link any more: what waits for an answer gets none. Connections that
+    /// stand go on to stand.
     pub fn handle_link_down<E: Environment + ?Sized>(&mut self, env: &mut E, now: Instant, link: Link) {
         let touched: Vec<_> =
             self.connections.iter().filter(|(_, c)| c.path.link == link).map(|(number, _)| *number).collect();
@@ -203,7 +207,8 @@ impl Machine {
         }
     }
 
-    /// Its program has done something with a request: it does not count for the backlog any more, nor end with the listener.
+    /// Its program has done something with a request: it does not count for the backlog any more,
+    /// nor end with the listener.
     pub(crate) fn touch(&mut self, handle: Handle) {
         let Some(listener) = self.ids.get_mut(handle).and_then(|id| id.listener.take()) else { return };
         if let Some(listener) = self.ids.get_mut(listener) {
@@ -343,7 +348,8 @@ impl Machine {
             decrement(&mut self.half_open, path.peer());
         }
         match connection.id {
-            // A request that its sender took back goes on to count for the backlog: its program has yet to look at it.
+            // A request that its sender took back goes on to count for the backlog: its program has
+            // yet to look at it.
             Some(handle) => {
                 if let Some(id) = self.ids.get_mut(handle) {
                     id.connection = None;
@@ -353,7 +359,8 @@ impl Machine {
         }
     }
 
-    /// A connection loses its identifier; it stays as long as it has something to wait for, and there is room.
+    /// A connection loses its identifier; it stays as long as it has something to wait for, and
+    /// there is room.
     fn orphan(&mut self, number: u32) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         let Some(handle) = connection.id.take() else { return };
@@ -368,7 +375,8 @@ impl Machine {
         }
     }
 
-    /// The identifier leaves its connection, in whatever state it is: the other end is told what ends it.
+    /// The identifier leaves its connection, in whatever state it is: the other end is told what
+    /// ends it.
     pub(crate) fn end_connection_of<E: Environment + ?Sized>(&mut self, env: &mut E, now: Instant, handle: Handle) {
         let Some(number) = self.ids.get(handle).and_then(|id| id.connection) else { return };
         let Some(connection) = self.connections.get(&number) else { return };
@@ -395,8 +403,8 @@ impl Machine {
         }
     }
 
-    /// After a REJ: nothing is left, unless the other end may think that the connection stands. Nobody answers a REJ, so if it
-    /// gets lost a DREQ, which is answered, must say the same.
+    /// After a REJ: nothing is left, unless the other end may think that the connection stands.
+    /// Nobody answers a REJ, so if it gets lost a DREQ, which is answered, must say the same.
     pub(crate) fn leave<E: Environment + ?Sized>(&mut self, env: &mut E, now: Instant, number: u32) {
         let Some(connection) = self.connections.get(&number) else { return };
         if connection.state != State::ReplySent || connection.path.link == Link::Local {

@@ -1,12 +1,14 @@
-//! What stands when policy changes: connections that are not allowed any more are cut, some at a time.
+//! What stands when policy changes: connections that are not allowed any more are cut, some at a
+//! time.
 use crate::connection::State;
 use crate::{Asked, Environment, Machine};
 use freeflow_protocol::cm::CmAddress;
 use freeflow_verbs::Instant;
 
 impl Machine {
-    /// What [`Environment::allows`] says is another from now on. Requests are looked at anew at once, what stands in
-    /// [`Self::poll_policy`]. That goes round, so that one change after the other does not keep it from the last ones.
+    /// What [`Environment::allows`] says is another from now on. Requests are looked at anew at
+    /// once, what stands in [`Self::poll_policy`]. That goes round, so that one change after the
+    /// other does not keep it from the last ones.
     pub fn handle_policy_changed(&mut self) {
         self.policy_left = 1 << u32::BITS;
     }
@@ -16,8 +18,8 @@ impl Machine {
         self.policy_left > 0
     }
 
-    /// Looks at so many connections at most. Both programs of one that is cut get Disconnected; of one that is being made, what they
-    /// get when nobody answers.
+    /// Looks at so many connections at most. Both programs of one that is cut get Disconnected; of
+    /// one that is being made, what they get when nobody answers.
     pub fn poll_policy<E: Environment + ?Sized>(&mut self, env: &mut E, now: Instant, count_max: usize) {
         for _ in 0..count_max {
             if self.policy_left == 0 {

@@ -1,6 +1,8 @@
-//! Who has which port. Each vNIC has its own ports; the external address, which several vNICs share, gives each port to one.
+//! Who has which port. Each vNIC has its own ports; the external address, which several vNICs
+//! share, gives each port to one.
 //!
-//! However many identifiers share a port, and however few ports are left: no question costs more than O(log n).
+//! However many identifiers share a port, and however few ports are left: no question costs more
+//! than O(log n).
 use crate::address::{is_ipv4, is_wildcard};
 use crate::limits::{decrement, keeps_to_its_share};
 use crate::{Place, VnicRef};
@@ -150,7 +152,8 @@ impl Ports {
         }
     }
 
-    /// A port that nobody of the vNIC has, nor anybody at the external address where it is wanted. The search begins anywhere.
+    /// A port that nobody of the vNIC has, nor anybody at the external address where it is wanted.
+    /// The search begins anywhere.
     pub fn any(
         &self,
         vnic: VnicRef,
@@ -181,7 +184,8 @@ impl Ports {
         lucky.or_else(next_free).map(|number| EPHEMERAL_FIRST + number as u16)
     }
 
-    /// Whether one that wants to stand at this port may do so beside those that have it. `itself`: how it stands there now.
+    /// Whether one that wants to stand at this port may do so beside those that have it. `itself`:
+    /// how it stands there now.
     pub fn check(&self, key: PortKey, wanted: PortClaim, itself: Option<PortClaim>) -> Result<(), VerbsError> {
         let Some(port) = self.bound.get(&key) else { return Ok(()) };
         let others = port.claims.iter().filter(|(port_claim, count)| **count > u32::from(itself == Some(**port_claim)));

@@ -1,7 +1,8 @@
 //! What other machines say (IBTA 12.9), but for new requests, which are in `receive_request`.
 //!
-//! Nobody but the other end of a connection has a say in it: a message must come by its link, between its addresses, and name
-//! the communication ids of both ends, as far as its sender can know them. All else has no effect, and is counted.
+//! Nobody but the other end of a connection has a say in it: a message must come by its link,
+//! between its addresses, and name the communication ids of both ends, as far as its sender can
+//! know them. All else has no effect, and is counted.
 use crate::address::INVALID;
 use crate::attributes::address_of;
 use crate::connecting::{REJ_BYTES, REP_BYTES};
@@ -50,7 +51,8 @@ impl Machine {
         }
     }
 
-    /// The state of a connection, if the packet's sender is its other end; `None` in place of its id: it can't know it yet.
+    /// The state of a connection, if the packet's sender is its other end; `None` in place of its
+    /// id: it can't know it yet.
     fn state_for(&self, path: &Path, number: u32, remote_id: Option<u32>) -> Option<State> {
         let connection = self.connections.get(&number).filter(|connection| connection.path == *path)?;
         if remote_id.is_some_and(|id| id != connection.remote_id) {
@@ -80,8 +82,8 @@ impl Machine {
                 Refused
             }
             None => {
-                // Nobody wants it any more: the other end need not ask again. If the number is another's, its sender is told the
-                // same, and does not learn that.
+                // Nobody wants it any more: the other end need not ask again. If the number is
+                // another's, its sender is told the same, and does not learn that.
                 let ids = (number, rep.local_comm_id);
                 self.refuse(env, path, mad, ids, About::Rep, reason::INVALID_COMM_ID);
                 Refused
@@ -159,7 +161,8 @@ impl Machine {
         }
     }
 
-    /// A connection with this very QP of the peer: one that the peer has forgotten (IBTA 12.9.8.3.1).
+    /// A connection with this very QP of the peer: one that the peer has forgotten (IBTA
+    /// 12.9.8.3.1).
     pub(crate) fn stale(&self, path: &Path, remote_qpn: u32) -> Option<u32> {
         if !is_connectable(remote_qpn) {
             return None;
@@ -179,7 +182,8 @@ impl Machine {
                 self.established(env, rtu.remote_comm_id);
                 Taken
             }
-            // The other end must not believe that it stands. If it does not, since this is late, a REJ does no harm.
+            // The other end must not believe that it stands. If it does not, since this is late, a
+            // REJ does no harm.
             Some(State::TimeWait) | None => {
                 let ids = (rtu.remote_comm_id, rtu.local_comm_id);
                 self.refuse(env, path, mad, ids, About::Other, reason::INVALID_COMM_ID);
@@ -189,7 +193,8 @@ impl Machine {
         }
     }
 
-    /// Which connection a REJ is about: its sender may not know our id, if it gave up, nor we its, if it refuses a request.
+    /// Which connection a REJ is about: its sender may not know our id, if it gave up, nor we its,
+    /// if it refuses a request.
     fn rejected(&self, path: &Path, rej: &Rej) -> Option<u32> {
         if rej.reason == reason::TIMEOUT && rej.remote_comm_id == 0 {
             return self.by_remote_id.get(&path.number(rej.local_comm_id)).copied();
@@ -253,7 +258,8 @@ impl Machine {
                 // It is faster than the REP before it. When that has come it says so again.
                 return Refused;
             }
-            // Who asks for the end of what is not there has it; who names what is another's is told the same.
+            // Who asks for the end of what is not there has it; who names what is another's is told
+            // the same.
             self.send_disconnect_reply(env, path, mad, dreq);
             return Refused;
         };

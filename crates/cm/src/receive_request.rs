@@ -298,8 +298,8 @@ fn serves(id: &Id, path: &Path, gid: Gid) -> bool {
     there && (!id.is_af_only(id.local.gid) || is_ipv4(id.local.gid) == is_ipv4(gid))
 }
 
-/// The sender's port, and the user's private data. Of the IB port space there need be no header; Linux's programs that use it
-/// by IP addresses send one.
+/// The sender's port, and the user's private data. Of the IB port space there need be no header;
+/// Linux's programs that use it by IP addresses send one.
 fn header_of<'a>(path: &Path, port_space: PortSpace, private_data: &'a [u8]) -> Result<(u16, &'a [u8]), Refusal> {
     let names_both = |header: &IpHeader| header.source == path.remote.0 && header.destination == path.local.0;
     match (IpHeader::decode(private_data), header_bytes(port_space)) {

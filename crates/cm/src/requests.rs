@@ -1,6 +1,8 @@
-//! What a library asks that needs no other end: identifiers, addresses, ports, listeners, options, multicast groups.
+//! What a library asks that needs no other end: identifiers, addresses, ports, listeners, options,
+//! multicast groups.
 //!
-//! Which call is right in which state, and what it says otherwise, is Linux's (`drivers/infiniband/core/cma.c`, `ucma.c`).
+//! Which call is right in which state, and what it says otherwise, is Linux's
+//! (`drivers/infiniband/core/cma.c`, `ucma.c`).
 use crate::address::{is_datagram, is_ipv4, is_loopback, is_wildcard};
 use crate::environment::own_place;
 use crate::id::{HOP_LIMIT, Id, IdState};
@@ -12,8 +14,9 @@ use freeflow_protocol::library::Handle;
 use freeflow_verbs::{AddressHandleAttributes, Gid, GlobalRoute, Instant, Psn, QpType, Qpn, VerbsError};
 
 impl Machine {
-    /// Does what a library asks. `None`: done, and there is nothing to tell but that. CreateChannel, DestroyChannel and Repost
-    /// are not the machine's: NotSupported. An identifier of another owner is NotFound.
+    /// Does what a library asks. `None`: done, and there is nothing to tell but that.
+    /// CreateChannel, DestroyChannel and Repost are not the machine's: NotSupported. An identifier
+    /// of another owner is NotFound.
     pub fn handle_request<E: Environment + ?Sized>(
         &mut self,
         env: &mut E,
@@ -73,8 +76,9 @@ impl Machine {
         Ok(Some(CmReply::Bound { local: id.local }))
     }
 
-    /// A request that nobody has read goes with its listener, by a call of its own: which ones those are the library knows. They
-    /// stay the listener's by that. One that goes anywhere else has been touched.
+    /// A request that nobody has read goes with its listener, by a call of its own: which ones
+    /// those are the library knows. They stay the listener's by that. One that goes anywhere else
+    /// has been touched.
     fn migrate(&mut self, handle: Handle, channel: Channel) {
         let listener = self.ids.get(handle).and_then(|id| id.listener).and_then(|listener| self.ids.get(listener));
         if listener.is_none_or(|listener| listener.channel != channel) {
@@ -119,7 +123,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Linux: `rdma_listen`. A listener at a wildcard also gets the port at the vNIC's external address, if nobody has it there.
+    /// Linux: `rdma_listen`. A listener at a wildcard also gets the port at the vNIC's external
+    /// address, if nobody has it there.
     fn listen<E: Environment + ?Sized>(&mut self, env: &mut E, handle: Handle, backlog: u32) -> Result<(), VerbsError> {
         if self.ids.get(handle).is_some_and(|id| id.state == IdState::Idle) {
             let any = Gid::from_ip(core::net::Ipv4Addr::UNSPECIFIED.into());
@@ -144,7 +149,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Linux: `rdma_join_multicast`. The group of an IPv4 address over RoCE v2 is that address, mapped; so are IPv6 ones.
+    /// Linux: `rdma_join_multicast`. The group of an IPv4 address over RoCE v2 is that address,
+    /// mapped; so are IPv6 ones.
     fn join_group<E: Environment + ?Sized>(
         &mut self,
         env: &mut E,
@@ -250,7 +256,8 @@ fn place_of<E: Environment + ?Sized>(env: &E, vnic: VnicRef, gid: Gid) -> Result
     place.map(Some).ok_or(VerbsError::AddressNotAvailable)
 }
 
-/// The Q_Key of a datagram service or a group: what was asked for, what it has already, or its port space's.
+/// The Q_Key of a datagram service or a group: what was asked for, what it has already, or its port
+/// space's.
 pub(crate) fn qkey_of(id: &mut Id, asked: u32) -> Result<u32, VerbsError> {
     if id.qkey != 0 {
         return if asked == 0 || asked == id.qkey { Ok(id.qkey) } else { Err(VerbsError::InvalidArgument) };

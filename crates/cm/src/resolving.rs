@@ -1,9 +1,11 @@
 //! Where a destination is: `rdma_resolve_addr` and `rdma_resolve_route`.
 //!
-//! What is known is known at once. What is not may come: a container begins, another router announces its addresses. As Linux
-//! waits for the answer to its ARP (`drivers/infiniband/core/addr.c`), an identifier waits here until its time is over, which
-//! is -ETIMEDOUT then. Nothing asks anybody: the environment says what is new, by [`Machine::handle_new_address`] and
-//! [`Machine::handle_new_routes`], and [`Machine::handle_timeout`] looks again for those that wait for it, so many a call.
+//! What is known is known at once. What is not may come: a container begins, another router
+//! announces its addresses. As Linux waits for the answer to its ARP
+//! (`drivers/infiniband/core/addr.c`), an identifier waits here until its time is over, which is
+//! -ETIMEDOUT then. Nothing asks anybody: the environment says what is new, by
+//! [`Machine::handle_new_address`] and [`Machine::handle_new_routes`], and
+//! [`Machine::handle_timeout`] looks again for those that wait for it, so many a call.
 use crate::address::{TIMED_OUT, is_ipv4, is_loopback, is_wildcard, status_of, wildcard_like};
 use crate::environment::own_place;
 use crate::id::IdState;
@@ -17,7 +19,8 @@ use freeflow_verbs::{Duration, Gid, Instant, VerbsError};
 /// Identifiers that one call looks for again; the others' turn comes at once afterwards.
 const RETRIES_PER_CALL_MAX: usize = 1024;
 
-/// Identifiers that wait for their destinations. Each identifier is here once at most, so there are no more than those.
+/// Identifiers that wait for their destinations. Each identifier is here once at most, so there are
+/// no more than those.
 #[derive(Default)]
 pub(crate) struct Resolving {
     timers: BTreeSet<(Instant, Handle)>,
@@ -156,7 +159,8 @@ impl Machine {
         }
     }
 
-    /// Looks for an identifier's destination. If nobody has it: waits, or fails if this is the last time.
+    /// Looks for an identifier's destination. If nobody has it: waits, or fails if this is the last
+    /// time.
     fn look<E: Environment + ?Sized>(&mut self, env: &mut E, handle: Handle, until: Instant, is_last: bool) {
         let Some(id) = self.ids.get_mut(handle) else { return };
         let is_route = id.state == IdState::RouteQuery;
@@ -221,8 +225,8 @@ fn until(now: Instant, timeout_ms: u32) -> Instant {
     now + Duration::from_millis(timeout_ms.into())
 }
 
-/// The way to an address, and which address that is in the end: a wildcard and a loopback address mean the vNIC itself. To a
-/// group one gets without being told the way.
+/// The way to an address, and which address that is in the end: a wildcard and a loopback address
+/// mean the vNIC itself. To a group one gets without being told the way.
 fn route_to<E: Environment + ?Sized>(
     env: &E,
     vnic: VnicRef,

@@ -1,4 +1,5 @@
-//! Messages as they leave: what stands in each field, and which are sent again until there is an answer.
+//! Messages as they leave: what stands in each field, and which are sent again until there is an
+//! answer.
 use crate::address::guid_of;
 use crate::connection::Path;
 use crate::id::HOP_LIMIT;
@@ -38,7 +39,8 @@ fn padded<const COUNT: usize>(data: &[u8]) -> [u8; COUNT] {
     core::array::from_fn(|at| data.get(at).copied().unwrap_or(0))
 }
 
-/// Private data of a request: the header that names addresses, if the port space has it, and the user's.
+/// Private data of a request: the header that names addresses, if the port space has it, and the
+/// user's.
 pub(crate) fn with_header<const COUNT: usize>(port_space: PortSpace, header: IpHeader, data: &[u8]) -> [u8; COUNT] {
     if port_space == PortSpace::Ib {
         return padded(data);
@@ -71,7 +73,8 @@ impl Machine {
         self.send_on(env, &path, &mad);
     }
 
-    /// Sends a message that wants an answer: it is sent again until one comes, or too many were sent.
+    /// Sends a message that wants an answer: it is sent again until one comes, or too many were
+    /// sent.
     fn send_for_answer<E: Environment + ?Sized>(&mut self, env: &mut E, now: Instant, number: u32, mad: &Mad) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         let timing = self.limits.timing(connection.path.link);
@@ -216,7 +219,8 @@ impl Machine {
             ..Rej::default()
         };
         if reason == reason::TIMEOUT {
-            // By this adapter and the own id the other end finds the connection, if it does not know it by its own.
+            // By this adapter and the own id the other end finds the connection, if it does not
+            // know it by its own.
             rej.information_length = 8;
             rej.information = padded(&guid_of(connection.path.local).to_be_bytes());
         }
@@ -255,7 +259,8 @@ impl Machine {
         self.send_for_answer(env, now, number, &mad);
     }
 
-    /// Answers a DREQ, also one for a connection that is not there any more: then it is over all the more.
+    /// Answers a DREQ, also one for a connection that is not there any more: then it is over all
+    /// the more.
     pub(crate) fn send_disconnect_reply<E: Environment + ?Sized>(
         &mut self,
         env: &mut E,

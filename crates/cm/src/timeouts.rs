@@ -45,7 +45,8 @@ impl Machine {
         }
     }
 
-    /// No answer came, from the other end or from the program here, and none is waited for any more.
+    /// No answer came, from the other end or from the program here, and none is waited for any
+    /// more.
     pub(crate) fn give_up<E: Environment + ?Sized>(&mut self, env: &mut E, now: Instant, number: u32) {
         let Some(connection) = self.connections.get(&number) else { return };
         match connection.state {

@@ -1,5 +1,5 @@
-//! The interest list of an epoll set, as far as it consists of rsockets: which events each waits for, which were reported, whose turn
-//! it is. Neither system calls nor locks.
+//! The interest list of an epoll set, as far as it consists of rsockets: which events each waits
+//! for, which were reported, whose turn it is. Neither system calls nor locks.
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, c_int, epoll_event};
 use std::collections::BTreeMap;
 
@@ -9,7 +9,8 @@ const END_EVENTS: u32 = (EPOLLERR | EPOLLHUP) as u32;
 /// The events that `poll` knows. Its flags and epoll's are the same numbers for what both have.
 pub(crate) const POLL_EVENTS: u32 = READ_EVENTS | WRITE_EVENTS | END_EVENTS | libc::EPOLLPRI as u32;
 
-/// How often a program read and wrote a descriptor, modulo 2³². Edge-triggered entries compare it with the counts that they saw.
+/// How often a program read and wrote a descriptor, modulo 2³². Edge-triggered entries compare it
+/// with the counts that they saw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoCounts {
     pub reads: u32,
@@ -71,7 +72,8 @@ impl InterestList {
         self.entries.contains_key(&fd)
     }
 
-    /// Whether a condition was reported that is reported again only after the program reads or writes.
+    /// Whether a condition was reported that is reported again only after the program reads or
+    /// writes.
     #[must_use]
     pub fn awaits_io(&self, fd: c_int) -> bool {
         self.entries.get(&fd).is_some_and(|interest| interest.reported != 0)
@@ -92,8 +94,9 @@ impl InterestList {
         entries.filter_map(|(fd, interest)| interest.pending(counts_of(*fd)).map(|events| (*fd, events))).collect()
     }
 
-    /// Writes an event for each ready descriptor, beginning behind the one that was reported last, so that every descriptor has its
-    /// turn however little room there is. `ready` is in the order of descriptors. Returns the number of events.
+    /// Writes an event for each ready descriptor, beginning behind the one that was reported last,
+    /// so that every descriptor has its turn however little room there is. `ready` is in the order
+    /// of descriptors. Returns the number of events.
     pub(crate) fn report(&mut self, ready: &[(c_int, u32)], out: &mut [epoll_event]) -> usize {
         let begin = ready.partition_point(|(fd, _)| *fd <= self.last_reported);
         let (before, behind) = ready.split_at(begin);

@@ -1,7 +1,9 @@
-//! An epoll set that holds rsockets, for `repoll_wait` of librdmacm and `epoll_wait` of librspreload. The kernel's own set keeps all
-//! other descriptors; the rsockets stand in a list here, and waiting is `rpoll` on them and on the kernel's set.
+//! An epoll set that holds rsockets, for `repoll_wait` of librdmacm and `epoll_wait` of
+//! librspreload. The kernel's own set keeps all other descriptors; the rsockets stand in a list
+//! here, and waiting is `rpoll` on them and on the kernel's set.
 //!
-//! It makes none of these calls: [`Backend`] does, so that each library calls its own functions. It exports no C function.
+//! It makes none of these calls: [`Backend`] does, so that each library calls its own functions. It
+//! exports no C function.
 mod interest;
 mod notifier;
 
@@ -83,7 +85,8 @@ impl EpollSet {
         Polled { entries, fds }
     }
 
-    /// Reports the ready rsockets and the kernel's events, which take turns in being first. Returns the number of events.
+    /// Reports the ready rsockets and the kernel's events, which take turns in being first. Returns
+    /// the number of events.
     fn report(&self, backend: &impl Backend, polled: &Polled, out: &mut [epoll_event]) -> usize {
         let events = |entry: &pollfd| u32::from(entry.revents.cast_unsigned()) & POLL_EVENTS;
         let ready: Vec<_> = polled.fds.iter().copied().zip(polled.entries[RSOCKETS..].iter().map(events)).collect();
@@ -101,7 +104,8 @@ impl EpollSet {
         count
     }
 
-    /// Waits for events until the deadline. Returns their number; 0: the time is over, or the set was closed.
+    /// Waits for events until the deadline. Returns their number; 0: the time is over, or the set
+    /// was closed.
     ///
     /// # Errors
     /// Those of `rpoll`.

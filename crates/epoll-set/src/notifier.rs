@@ -1,4 +1,5 @@
-//! Wakes several threads that wait for the same change: an eventfd that stays readable until each of them has looked.
+//! Wakes several threads that wait for the same change: an eventfd that stays readable until each
+//! of them has looked.
 use libc::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -24,7 +25,8 @@ pub struct Waiter<'a> {
     seen: u64,
 }
 
-// System calls by number: `write` and its like may be librspreload's own functions, and none of these is a cancellation point.
+// System calls by number: `write` and its like may be librspreload's own functions, and none of
+// these is a cancellation point.
 impl Notifier {
     /// `None`: there is no descriptor left; errno has the reason.
     #[must_use]
@@ -73,8 +75,8 @@ impl Drop for Notifier {
 }
 
 impl Waiter<'_> {
-    /// Acknowledges all notifications so far; the waiter looks at what may have changed afterwards. The descriptor stays readable
-    /// while other waiters are behind.
+    /// Acknowledges all notifications so far; the waiter looks at what may have changed afterwards.
+    /// The descriptor stays readable while other waiters are behind.
     pub fn acknowledge(&mut self) {
         let mut progress = self.notifier.progress();
         self.catch_up(&mut progress);

@@ -23,18 +23,18 @@ struct Ah {
 /// The pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     pointer(|| unsafe { create(pd, &ah_attributes_from_c(&*attr)) })
 }
 
 /// # Safety
 /// `pd` is allocated.
 unsafe fn create(pd: *mut ibv_pd, attributes: &AddressHandleAttributes) -> Outcome<*mut ibv_ah> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let (context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
     // SAFETY: a PD's context is open.
     let handle = unsafe { session(context) }.create_address_handle(pd_handle, attributes)?;
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let ah = Ah { c: ibv_ah { context, pd, handle }, _parent_use: unsafe { ParentUse::of(pd) } };
     Ok(Box::into_raw(Box::new(ah)).cast())
 }
@@ -46,7 +46,7 @@ unsafe fn create(pd: *mut ibv_pd, attributes: &AddressHandleAttributes) -> Outco
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     code(|| {
-        // SAFETY: the caller's; made by `Box::into_raw` above.
+        // SAFETY: the C contract; made by `Box::into_raw` above.
         unsafe {
             session((*ah).context).destroy_address_handle((*ah).handle)?;
             drop(Box::from_raw(ah.cast::<Ah>()));
@@ -55,8 +55,8 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     })
 }
 
-/// `ibv_init_ah_from_wc(3)`: 0, or -1 with errno: EPROTONOSUPPORT if the GRH is neither IPv4 nor IPv6, EINVAL if it was
-/// not sent to a GID of the port.
+/// `ibv_init_ah_from_wc(3)`: 0, or -1 with errno: EPROTONOSUPPORT if the GRH is neither IPv4 nor
+/// IPv6, EINVAL if it was not sent to a GID of the port.
 ///
 /// # Safety
 /// The pointers are valid; `grh` if the completion says that there is one.
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     attr: *mut ibv_ah_attr,
 ) -> c_int {
     crate::boundary::number(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { *attr = ah_attributes_to_c(&from_completion(session(context), port, &*wc, grh)?) };
         Ok(0)
     })
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { create(pd, &from_completion(session((*pd).context), port, &*wc, grh)?) }
     })
 }

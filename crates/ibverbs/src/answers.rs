@@ -4,8 +4,8 @@ use crate::unsupported::refuse;
 use core::ffi::{c_int, c_uint, c_void};
 use freeflow_abi::{ibv_context, ibv_port_attr, ibv_qp};
 
-/// Nothing to do before a fork: the router reaches private memory through the parent's own page table, so a page that
-/// is copied on write after a fork is found where the parent sees it.
+/// Nothing to do before a fork: the router reaches private memory through the parent's own page
+/// table, so a page that is copied on write after a fork is found where the parent sees it.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_dontfork_range(_base: *mut c_void, _bytes: usize) -> c_int {
     0
@@ -23,7 +23,8 @@ pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _opcode: c_uint, 
     0
 }
 
-/// Mbit/s of one lane for a speed code (IBTA 14.2.5.6); none for a code that the device never tells.
+/// Mbit/s of one lane for a speed code (IBTA 14.2.5.6); none for a code that the device never
+/// tells.
 fn lane_mbps(active_speed: u8) -> Option<u64> {
     Some(match active_speed {
         1 => 2_500,
@@ -57,7 +58,8 @@ fn lanes(active_width: u8) -> Option<u64> {
 pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
     let Ok(port) = u8::try_from(port) else { return libc::EINVAL };
     let mut attributes = ibv_port_attr::default();
-    // SAFETY: the caller's context is open, and the attributes are larger than what ibv_query_port writes.
+    // SAFETY: the caller's context is open, and the attributes are larger than what ibv_query_port
+    // writes.
     let result = unsafe { ibv_query_port(context, port, &raw mut attributes) };
     if result != 0 {
         return result;

@@ -58,10 +58,11 @@ pub(crate) type Event = io::Result<Option<[u32; 2]>>;
 /// `None` inside: no event will ever come (EIO).
 pub(crate) type EventOutcome<T> = Result<T, Option<io::Error>>;
 
-/// For verbs that wait for an event: 0, or -1 with errno. `begin` says what to read from, `handle` whether that was it.
+/// For verbs that wait for an event: 0, or -1 with errno. `begin` says what to read from, `handle`
+/// whether that was it.
 ///
-/// Waiting is a cancellation point, as with rdma-core: programs end their event threads by `pthread_cancel`. So nothing that would
-/// have to be dropped is alive here while it waits.
+/// Waiting is a cancellation point, as with rdma-core: programs end their event threads by
+/// `pthread_cancel`. So nothing that would have to be dropped is alive here while it waits.
 #[inline]
 pub(crate) fn event(
     begin: impl Copy + FnOnce() -> EventOutcome<RawFd>,

@@ -32,7 +32,7 @@ impl CompChannel {
 /// # Safety
 /// Both exist.
 pub(crate) unsafe fn refer(context: *mut ibv_context, channel: *mut ibv_comp_channel, change: c_int) {
-    // SAFETY: the caller's; the context's mutex guards the count.
+    // SAFETY: this function's contract; the context's mutex guards the count.
     unsafe {
         libc::pthread_mutex_lock(&raw mut (*context).mutex);
         (*channel).refcnt += change;
@@ -47,7 +47,7 @@ pub(crate) unsafe fn refer(context: *mut ibv_context, channel: *mut ibv_comp_cha
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let owner = unsafe { Context::from_c(context) }.client();
         let client = CompletionChannel::create(owner.session(), owner.handle())?;
         let c = ibv_comp_channel { context, fd: client.descriptor(), refcnt: 0 };
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     code(|| {
-        // SAFETY: the caller's; the context's mutex guards the count.
+        // SAFETY: the C contract; the context's mutex guards the count.
         let used = unsafe {
             let context = (*channel).context;
             libc::pthread_mutex_lock(&raw mut (*context).mutex);
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
         if used {
             return Err(VerbsError::Busy);
         }
-        // SAFETY: the caller's; made by `Box::into_raw` above.
+        // SAFETY: the C contract; made by `Box::into_raw` above.
         unsafe {
             CompChannel::from_c(channel).client.destroy()?;
             drop(Box::from_raw(channel.cast::<CompChannel>()));
@@ -83,7 +83,8 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     })
 }
 
-/// `ibv_get_cq_event(3)`. When the router is gone, every CQ of the channel is returned once more, then it is EIO.
+/// `ibv_get_cq_event(3)`. When the router is gone, every CQ of the channel is returned once more,
+/// then it is EIO.
 ///
 /// # Safety
 /// The pointers are valid.
@@ -94,17 +95,18 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     let begin = || {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let client = &unsafe { CompChannel::from_c(channel) }.client;
         client.check()?;
         Ok(client.descriptor())
     };
     event(begin, |event| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let client = &unsafe { CompChannel::from_c(channel) }.client;
         let delivered = client.handle_event(event, &mut |tag| {
             let ready: *mut ibv_cq = ptr::with_exposed_provenance_mut(tag);
-            // SAFETY: the tag is the address of a `Cq`, which is not destroyed while this runs; the rest is the caller's.
+            // SAFETY: the tag is the address of a `Cq`, which is not destroyed while this runs; the
+            // rest is the C contract.
             unsafe {
                 // Release: pairs with the Acquire in `Acknowledged::wait`.
                 Cq::from_c(ready).completions_delivered.fetch_add(1, Ordering::Release);
@@ -126,6 +128,6 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 /// `cq` exists.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { Cq::from_c(cq).completion_acks().add(count) };
 }

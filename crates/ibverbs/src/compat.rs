@@ -1,8 +1,9 @@
-//! Names of node IBVERBS_1.0 that IBVERBS_1.1 redefined in 2007: they take structs of another layout.
+//! Names of node IBVERBS_1.0 that IBVERBS_1.1 redefined in 2007: they take structs of another
+//! layout.
 //!
-//! No program surveyed imports them, and nothing builds against them any more; they are here because a dynamic linker
-//! looks for them by name and node, and they refuse with EOPNOTSUPP. (The other names of IBVERBS_1.0 are real.)
-//! The technique is that of `private.rs`.
+//! No program surveyed imports them, and nothing builds against them any more; they are here
+//! because a dynamic linker looks for them by name and node, and they refuse with EOPNOTSUPP. (The
+//! other names of IBVERBS_1.0 are real.) The technique is that of `private.rs`.
 use crate::unsupported::{refuse, refuse_minus_one, refuse_pointer};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_void};

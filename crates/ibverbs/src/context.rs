@@ -31,7 +31,8 @@ impl Context {
     /// # Safety
     /// `context` came from this library and is not closed.
     pub unsafe fn from_c<'a>(context: *mut ibv_context) -> &'a Self {
-        // SAFETY: every context handed out is the `context` of a `Context`'s `verbs_context`, which is its first field.
+        // SAFETY: every context handed out is the `context` of a `Context`'s `verbs_context`, which
+        // is its first field.
         unsafe { &*context.byte_sub(offset_of!(verbs_context, context)).cast::<Self>() }
     }
 
@@ -59,7 +60,7 @@ impl Context {
 /// # Safety
 /// `context` is open.
 pub(crate) unsafe fn session<'a>(context: *mut ibv_context) -> &'a client::Session {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe { Context::from_c(context) }.client.session()
 }
 
@@ -75,10 +76,10 @@ fn live(session: &client::Session) -> Outcome<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let session = unsafe { session(context) };
         live(session)?;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { *attr = device_attributes_to_c(session.device()) };
         Ok(())
     })
@@ -98,7 +99,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         if attr_bytes < size_of::<ibv_device_attr>() {
             return Err(VerbsError::InvalidArgument);
         }
-        // SAFETY: the caller's, `attr` for `attr_bytes` bytes.
+        // SAFETY: the C contract, `attr` for `attr_bytes` bytes.
         unsafe {
             let session = session(context);
             live(session)?;
@@ -114,7 +115,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
 /// The pointers are valid, `attr` for 48 bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { query_port(context, port, attr, PORT_ATTR_COMPAT_BYTES) }
 }
 
@@ -128,7 +129,7 @@ pub(crate) unsafe extern "C" fn query_port(
         if port != 1 {
             return Err(VerbsError::InvalidArgument);
         }
-        // SAFETY: the caller's, `attr` for `attr_bytes` bytes.
+        // SAFETY: the C contract, `attr` for `attr_bytes` bytes.
         unsafe {
             let session = session(context);
             live(session)?;
@@ -138,11 +139,12 @@ pub(crate) unsafe extern "C" fn query_port(
     })
 }
 
-/// Completion timestamps are nanoseconds of CLOCK_MONOTONIC, so the raw clock is that clock: all of it in `tv_nsec`, in the
-/// unit of the timestamps, as mlx5 gives it and programs read it. `comp_mask` says on return what was given.
+/// Completion timestamps are nanoseconds of CLOCK_MONOTONIC, so the raw clock is that clock: all of
+/// it in `tv_nsec`, in the unit of the timestamps, as mlx5 gives it and programs read it.
+/// `comp_mask` says on return what was given.
 pub(crate) unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let values = unsafe { &mut *values };
         values.comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
         if values.comp_mask != 0 {

@@ -1,4 +1,5 @@
-//! Completion queues. Every CQ is made as an extended one; `ibv_create_cq` just gives less to see of it.
+//! Completion queues. Every CQ is made as an extended one; `ibv_create_cq` just gives less to see
+//! of it.
 use crate::boundary::{Outcome, code, guarded, pointer};
 use crate::channel::{self, CompChannel};
 use crate::context::Context;
@@ -23,7 +24,8 @@ pub(crate) struct Cq {
     pub completions_delivered: AtomicU32,
     /// Asynchronous events that `ibv_get_async_event` returned.
     pub asyncs_delivered: AtomicU32,
-    /// Held from `start_poll` to `end_poll`, unless the program promised to use the CQ from one thread at a time.
+    /// Held from `start_poll` to `end_poll`, unless the program promised to use the CQ from one
+    /// thread at a time.
     pub poll_lock: CallLock,
     pub single_threaded: bool,
     _parent_use: ParentUse,
@@ -77,7 +79,7 @@ pub(crate) struct CqParameters {
 /// # Safety
 /// `context` is open, the channel null or of it.
 pub(crate) unsafe fn create(context: *mut ibv_context, wanted: CqParameters) -> Outcome<*mut ibv_cq_ex> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let owner = unsafe { Context::from_c(context) }.client();
     let vectors = owner.session().device().completion_vector_count;
     if wanted.cqe == 0 || wanted.cqe > CQE_COUNT_MAX || wanted.comp_vector >= vectors {
@@ -86,7 +88,7 @@ pub(crate) unsafe fn create(context: *mut ibv_context, wanted: CqParameters) -> 
     let channel = if wanted.channel.is_null() {
         None
     } else {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         Some(unsafe { CompChannel::from_c(wanted.channel) })
     };
     let channel = channel.map(|channel| &channel.client);
@@ -109,7 +111,8 @@ pub(crate) unsafe fn create(context: *mut ibv_context, wanted: CqParameters) -> 
         _parent_use: wanted.parent_use,
         current: UnsafeCell::default(),
     }));
-    // SAFETY: in its final place and not shared yet; the channel is the caller's.
+    // SAFETY: in its final place and not shared yet; the channel is there by this function's
+    // contract.
     unsafe {
         (*cq).completion_acks().init();
         if !wanted.channel.is_null() {
@@ -145,7 +148,7 @@ pub unsafe extern "C" fn ibv_create_cq(
             timestamps: false,
             parent_use,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { create(context, wanted) }.map(<*mut ibv_cq_ex>::cast)
     })
 }
@@ -161,9 +164,9 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
         if cqe == 0 || cqe > CQE_COUNT_MAX {
             return Err(VerbsError::InvalidArgument);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let capacity = unsafe { Cq::from_c(cq) }.client.resize(cqe)?;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { (*cq).cqe = capacity as c_int };
         Ok(())
     })
@@ -172,7 +175,7 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 /// `ibv_modify_cq(3)`: moderation, the only thing that can change.
 pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let attr = unsafe { &*attr };
         if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 {
             return Err(VerbsError::InvalidArgument);
@@ -180,7 +183,7 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
         if attr.attr_mask == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { Cq::from_c(cq) }.client.moderate(attr.moderate.cq_count, attr.moderate.cq_period)
     })
 }
@@ -192,7 +195,7 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let whole = unsafe { Cq::from_c(cq) };
         whole.client.destroy()?;
         // SAFETY: no more events are delivered; made by `Box::into_raw` in `create`.
@@ -213,7 +216,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, limit: c_int, wc: *mut ibv_wc) -> c_int {
     let polled = guarded(|| {
         let mut at = 0;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { Cq::from_c(cq) }.client.poll(usize::try_from(limit).unwrap_or(0), |completion| {
             // SAFETY: `wc` has `limit` places, and `poll` calls no oftener.
             unsafe { *wc.add(at) = completion_to_c(completion) };
@@ -225,6 +228,6 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, limit: c_int, wc: *mut 
 
 /// `ibv_req_notify_cq(3)`.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     code(|| unsafe { Cq::from_c(cq) }.client.arm(solicited_only != 0))
 }

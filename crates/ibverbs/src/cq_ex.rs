@@ -1,4 +1,5 @@
-//! The extended CQ: creation, and the functions that `ibv_start_poll`, `ibv_wc_read_*` and the like call.
+//! The extended CQ: creation, and the functions that `ibv_start_poll`, `ibv_wc_read_*` and the like
+//! call.
 use crate::boundary::{Outcome, code, pointer, set_errno};
 use crate::clock::clock_ns;
 use crate::cq::{Cq, CqParameters, create};
@@ -13,8 +14,8 @@ use freeflow_abi::{
 use freeflow_verbs::VerbsError;
 use std::ffi::{c_int, c_uint};
 
-/// Fields of a completion that a program may ask for. No message has a VLAN or a flow tag: these two are always 0. Those of
-/// tag matching there are not.
+/// Fields of a completion that a program may ask for. No message has a VLAN or a flow tag: these
+/// two are always 0. Those of tag matching there are not.
 const WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN | IBV_WC_EX_WITH_FLOW_TAG | TIMESTAMPS;
 const TIMESTAMPS: u64 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
@@ -23,14 +24,15 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
     pointer(|| {
-        // SAFETY: the caller's. Only what `comp_mask` names is read of the newer fields.
+        // SAFETY: the C contract. Only what `comp_mask` names is read of the newer fields.
         let attr = unsafe { &*attr };
         let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
         check(attr.wc_flags, attr.comp_mask, flags)?;
         let mut parent_use = ParentUse::none();
         if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
             let parent = attr.parent_domain;
-            // SAFETY: null or the caller's. A parent domain's thread domain changes nothing, see `pd`.
+            // SAFETY: null, or the C contract. A parent domain's thread domain changes nothing, see
+            // `pd`.
             unsafe {
                 if parent.is_null() || (*parent).context != context || !is_parent_domain(parent) {
                     return Err(VerbsError::InvalidArgument);
@@ -47,7 +49,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
             timestamps: attr.wc_flags & TIMESTAMPS != 0,
             parent_use,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { create(context, wanted) }
     })
 }
@@ -64,7 +66,8 @@ fn check(wc_flags: u64, comp_mask: u32, flags: u32) -> Outcome<()> {
     Ok(())
 }
 
-/// Fills in the functions: all of them, because programs call them without a look whether they are null.
+/// Fills in the functions: all of them, because programs call them without a look whether they are
+/// null.
 pub(crate) fn fill(c: &mut ibv_cq_ex) {
     c.start_poll = Some(start_poll);
     c.next_poll = Some(next_poll);
@@ -93,7 +96,7 @@ pub(crate) fn fill(c: &mut ibv_cq_ex) {
 unsafe fn advance(cq: *mut ibv_cq_ex) -> c_int {
     let mut empty = false;
     let outcome = code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         let whole = unsafe { Cq::from_c(cq.cast()) };
         let count = whole.client.poll(1, |completion| {
             // SAFETY: the caller holds the poll lock, which guards these fields.
@@ -114,16 +117,16 @@ unsafe fn advance(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: null or the caller's.
+    // SAFETY: null, or the C contract.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
         return libc::EINVAL;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     let whole = unsafe { Cq::from_c(cq.cast()) };
     if !whole.single_threaded {
         whole.poll_lock.lock();
     }
-    // SAFETY: the caller's; the lock is held.
+    // SAFETY: the C contract; the lock is held.
     let outcome = unsafe { advance(cq) };
     if outcome != 0 && !whole.single_threaded {
         whole.poll_lock.unlock();
@@ -132,12 +135,12 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: the caller's; it is between `start_poll` and `end_poll`.
+    // SAFETY: the C contract; it is between `start_poll` and `end_poll`.
     unsafe { advance(cq) }
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     let whole = unsafe { Cq::from_c(cq.cast()) };
     if !whole.single_threaded {
         whole.poll_lock.unlock();
@@ -149,70 +152,71 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 /// # Safety
 /// The CQ exists, and the caller is between `start_poll` and `end_poll`.
 unsafe fn current(cq: *mut ibv_cq_ex) -> ibv_wc {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     completion_to_c(unsafe { &*Cq::from_c(cq.cast()).current.get() })
 }
 
 unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> c_uint {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { current(cq) }.opcode
 }
 
 unsafe extern "C" fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { current(cq) }.vendor_err
 }
 
 unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { current(cq) }.byte_len
 }
 
 unsafe extern "C" fn read_imm_data(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { current(cq) }.imm_data
 }
 
 unsafe extern "C" fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { current(cq) }.qp_num
 }
 
 unsafe extern "C" fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { current(cq) }.src_qp
 }
 
 unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { current(cq) }.wc_flags
 }
 
 unsafe extern "C" fn read_slid(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     u32::from(unsafe { current(cq) }.slid)
 }
 
 unsafe extern "C" fn read_sl(cq: *mut ibv_cq_ex) -> u8 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { current(cq) }.sl
 }
 
 unsafe extern "C" fn read_dlid_path_bits(cq: *mut ibv_cq_ex) -> u8 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { current(cq) }.dlid_path_bits
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC.
 unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { (*Cq::from_c(cq.cast()).current.get()).timestamp_ns }
 }
 
-/// Nanoseconds of CLOCK_REALTIME: the monotonic time of the completion, shifted by what the clocks differ now.
+/// Nanoseconds of CLOCK_REALTIME: the monotonic time of the completion, shifted by what the clocks
+/// differ now.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     let shift = clock_ns(libc::CLOCK_REALTIME).wrapping_sub(clock_ns(libc::CLOCK_MONOTONIC));
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { read_completion_ts(cq) }.wrapping_add(shift)
 }
 
@@ -225,7 +229,7 @@ unsafe extern "C" fn read_flow_tag(_cq: *mut ibv_cq_ex) -> u32 {
 }
 
 unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { *info = ibv_wc_tm_info::default() };
 }
 

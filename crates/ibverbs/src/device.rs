@@ -1,6 +1,7 @@
 //! The device list: one device, `freeflow0`, while a router answers.
 //!
-//! Invariant: a `Device` lives while the list that named it, a context opened from it, or [`CURRENT`] holds a reference.
+//! Invariant: a `Device` lives while the list that named it, a context opened from it, or
+//! [`CURRENT`] holds a reference.
 use crate::boundary::{Outcome, code, number, pointer, set_errno};
 use crate::fork;
 use freeflow_abi::{IBV_NODE_CA, IBV_TRANSPORT_IB, errno_of, gid_to_c, ibv_context, ibv_device, ibv_gid, verbs_device};
@@ -97,7 +98,8 @@ pub(crate) fn session_or_complain() -> Result<Arc<Session>, c_int> {
     fork::watch();
     let session = Session::current().inspect(|session| {
         if std::env::var_os(DIRECT_VARIABLE).is_none_or(|value| value != "off") {
-            // SAFETY: what `ibv_reg_mr`, `ibv_post_send` and `ibv_post_recv` demand of their callers.
+            // SAFETY: what `ibv_reg_mr`, `ibv_post_send` and `ibv_post_recv` demand of their
+            // callers.
             session.allow_direct(unsafe { OwnMemory::promised() });
         }
     });
@@ -134,7 +136,8 @@ pub(crate) fn current_device() -> Result<*mut ibv_device, c_int> {
     Ok(device.cast())
 }
 
-/// `ibv_get_device_list(3)`: one device, or NULL with ENODEV and a line on stderr if no router answers.
+/// `ibv_get_device_list(3)`: one device, or NULL with ENODEV and a line on stderr if no router
+/// answers.
 ///
 /// # Safety
 /// `count` is null or valid for a write.
@@ -152,7 +155,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
         set_errno(refused);
     }
     if !count.is_null() {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { *count = c_int::from(!list.is_null()) };
     }
     list
@@ -183,7 +186,7 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
 /// `device` is a device of the list.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { (&raw const (*device).name).cast() }
 }
 
@@ -193,7 +196,7 @@ pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const 
 /// `device` is a device of the list.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { Device::from_c(device) }.session().device().node_guid.to_be()
 }
 
@@ -223,7 +226,7 @@ fn gid_at(session: &Session, port: u32, index: u32) -> Outcome<ibv_gid> {
 pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int {
     number(|| {
         let index = u32::try_from(index).map_err(|_| VerbsError::InvalidArgument)?;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { *gid = gid_at(crate::context::session(context), u32::from(port), index)? };
         Ok(0)
     })
@@ -240,7 +243,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     gid_type: *mut c_uint,
 ) -> c_int {
     number(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             gid_at(crate::context::session(context), u32::from(port), index)?;
             *gid_type = freeflow_abi::IBV_GID_TYPE_SYSFS_ROCE_V2;
@@ -256,7 +259,8 @@ mod gid_table {
     use freeflow_client::Session;
     use freeflow_verbs::Gid;
 
-    /// Index of the network interface with a GID's address, which sysfs names; 0 for none, as in rdma-core.
+    /// Index of the network interface with a GID's address, which sysfs names; 0 for none, as in
+    /// rdma-core.
     fn interface_of(session: &Session, index: usize) -> u32 {
         let port = format!("/sys/class/infiniband/{}/ports/1", session.device().name);
         let Ok(name) = std::fs::read_to_string(format!("{port}/gid_attrs/ndevs/{index}")) else { return 0 };
@@ -294,7 +298,7 @@ mod gid_table {
     ) -> i32 {
         let mut empty = false;
         let outcome = code(|| {
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             let session = unsafe { crate::context::session(context) };
             if flags != 0 || port != 1 || index >= session.device().port.gid_table_length {
                 return Err(VerbsError::InvalidArgument);
@@ -303,7 +307,7 @@ mod gid_table {
                 empty = true;
                 return Ok(());
             };
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             unsafe { copy_prefix(&entry(session, index as usize, gid), to, entry_size) };
             Ok(())
         });
@@ -327,14 +331,14 @@ mod gid_table {
         entry_size: usize,
     ) -> isize {
         let outcome: Outcome<isize> = guarded(|| {
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             let session = unsafe { crate::context::session(context) };
             if flags != 0 || entry_size == 0 || present(session).count() > max_entries {
                 return Err(VerbsError::InvalidArgument);
             }
             let mut count = 0;
             for (index, gid) in present(session) {
-                // SAFETY: the caller's; `count` stays below `max_entries`.
+                // SAFETY: the C contract; `count` stays below `max_entries`.
                 unsafe {
                     let to = entries.byte_add(count * entry_size);
                     copy_prefix(&entry(session, index, gid), to, entry_size);
@@ -363,7 +367,7 @@ pub unsafe extern "C" fn ibv_query_pkey(_context: *mut ibv_context, port: u8, in
         if port != 1 || index != 0 {
             return Err(VerbsError::InvalidArgument);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { *pkey = PKEY_DEFAULT.to_be() };
         Ok(0)
     })

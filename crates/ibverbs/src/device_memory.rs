@@ -50,7 +50,7 @@ impl Dm {
 /// `ibv_alloc_dm(3)`.
 pub(crate) unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
     pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let (owner, attr) = unsafe { (Context::from_c(context).client(), &*attr) };
         if attr.comp_mask != 0 || attr.log_align_req > LOG_ALIGNMENT_MAX {
             return Err(VerbsError::InvalidArgument);
@@ -62,7 +62,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut i
 /// `ibv_free_dm(3)`: EBUSY while a memory region lies over it.
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     code(|| {
-        // SAFETY: the caller's; made by `Box::into_raw` in `hand_out`.
+        // SAFETY: the C contract; made by `Box::into_raw` in `hand_out`.
         unsafe {
             Dm::from_c(dm).client.free()?;
             drop(Box::from_raw(dm.cast::<Dm>()));
@@ -71,16 +71,17 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     })
 }
 
-/// `ibv_memcpy_to_dm(3)`: EFAULT beyond the memory, EINVAL unless offset and length are multiples of four.
+/// `ibv_memcpy_to_dm(3)`: EFAULT beyond the memory, EINVAL unless offset and length are multiples
+/// of four.
 unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, host: *const c_void, length: usize) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let client = unsafe { &Dm::from_c(dm).client };
         client.check_copy(offset, length)?;
         if length == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         client.write(offset, unsafe { std::slice::from_raw_parts(host.cast(), length) })
     })
 }
@@ -88,18 +89,19 @@ unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, host: *const c_v
 /// `ibv_memcpy_from_dm(3)`: as [`memcpy_to_dm`].
 unsafe extern "C" fn memcpy_from_dm(host: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let client = unsafe { &Dm::from_c(dm).client };
         client.check_copy(offset, length)?;
         if length == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's; any byte is a valid one.
+        // SAFETY: the C contract; any byte is a valid one.
         client.read(offset, unsafe { std::slice::from_raw_parts_mut(host.cast(), length) })
     })
 }
 
-/// `ibv_reg_dm_mr(3)`: a region whose addresses count from its beginning, which ZERO_BASED must say.
+/// `ibv_reg_dm_mr(3)`: a region whose addresses count from its beginning, which ZERO_BASED must
+/// say.
 pub(crate) unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,
@@ -112,16 +114,17 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         if access.0 & !RIGHTS.0 != 0 || !access.contains(Access::ZERO_BASED) {
             return Err(VerbsError::InvalidArgument);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let client = unsafe { &Dm::from_c(dm).client };
         let address = client.place(offset, length)?;
         let extent = if length == 0 {
-            // The router knows no region without bytes: it gets one, without rights and out of the way.
+            // The router knows no region without bytes: it gets one, without rights and out of the
+            // way.
             Extent { address: client.place(0, 1)?, length: 1, iova: u64::MAX, access: Access::ZERO_BASED }
         } else {
             Extent { address, length: length as u64, iova: 0, access }
         };
-        // SAFETY: the caller's; the region is the program's only later.
+        // SAFETY: the C contract; the region is the program's only later.
         unsafe {
             let mr = register(pd, RegionKind::Device, extent, ptr::null_mut(), None)?;
             (*mr).length = length;
@@ -136,7 +139,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
 /// `context` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     pointer(|| Ok(Dm::hand_out(context, DeviceMemory::import(unsafe { Context::from_c(context) }.client(), handle)?)))
 }
 
@@ -147,7 +150,7 @@ pub unsafe extern "C" fn ibv_import_dm(context: *mut ibv_context, handle: u32) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
     let _ = guarded(|| {
-        // SAFETY: the caller's; made by `Box::into_raw` in `hand_out`.
+        // SAFETY: the C contract; made by `Box::into_raw` in `hand_out`.
         unsafe {
             Dm::from_c(dm).client.free()?;
             drop(Box::from_raw(dm.cast::<Dm>()));

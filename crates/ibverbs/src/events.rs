@@ -18,18 +18,18 @@ use std::sync::atomic::Ordering;
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, to: *mut ibv_async_event) -> c_int {
     let begin = || {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let client = unsafe { Context::from_c(context) }.client();
         client.check()?;
         Ok(client.descriptor())
     };
     event(begin, |event| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let client = unsafe { Context::from_c(context) }.client();
         client.handle_event(event, &mut |kind, element| {
             // SAFETY: the objects are not destroyed while this runs.
             let element = unsafe { count(element) };
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             unsafe { *to = ibv_async_event { element, event_type: async_event_kind_to_c(kind) } };
         })
     })
@@ -44,19 +44,19 @@ unsafe fn count(element: Element) -> ibv_async_event_element {
     match element {
         Element::Cq(tag) => {
             let cq = ptr::with_exposed_provenance_mut(tag);
-            // SAFETY: the caller's.
+            // SAFETY: this function's contract.
             unsafe { Cq::from_c(cq) }.asyncs_delivered.fetch_add(1, Ordering::Release);
             ibv_async_event_element { cq }
         }
         Element::Qp(tag) => {
             let qp = ptr::with_exposed_provenance_mut(tag);
-            // SAFETY: the caller's.
+            // SAFETY: this function's contract.
             unsafe { Qp::from_c(qp) }.asyncs_delivered.fetch_add(1, Ordering::Release);
             ibv_async_event_element { qp }
         }
         Element::Srq(tag) => {
             let srq = ptr::with_exposed_provenance_mut(tag);
-            // SAFETY: the caller's.
+            // SAFETY: this function's contract.
             unsafe { Srq::from_c(srq) }.asyncs_delivered.fetch_add(1, Ordering::Release);
             ibv_async_event_element { srq }
         }
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
         CommunicationEstablished, CqError, PathMigrated, PathMigrationError, QpAccessError, QpFatal, QpLastWqeReached,
         QpRequestError, SqDrained, SrqError, SrqLimitReached,
     };
-    // SAFETY: the caller's; the kind says which member of the union holds.
+    // SAFETY: the C contract; the kind says which member of the union holds.
     unsafe {
         let event = &*event;
         match AsyncEventKind::from_number(event.event_type) {

@@ -1,6 +1,6 @@
-//! `fork`: the parent goes on as before; the child's use of its parent's objects fails with EIO, and it may open the
-//! device anew. Nothing needs to be asked for beforehand, because the router reaches memory through the parent's page
-//! table and copy-on-write can't lead it astray.
+//! `fork`: the parent goes on as before; the child's use of its parent's objects fails with EIO,
+//! and it may open the device anew. Nothing needs to be asked for beforehand, because the router
+//! reaches memory through the parent's page table and copy-on-write can't lead it astray.
 use freeflow_abi::IBV_FORK_UNNEEDED;
 use freeflow_client::fork::{control_descriptor, note_child};
 use freeflow_remap::{after_fork_in_child, after_fork_in_parent, before_fork};
@@ -15,8 +15,10 @@ extern "C" fn in_child() {
     if control < 0 {
         return;
     }
-    // The copy of the connection would keep it open after the parent's end: put something inert in its place.
-    // SAFETY: plain descriptor calls; the descriptor is the session's and stays its own, at the same number.
+    // The copy of the connection would keep it open after the parent's end: put something inert in
+    // its place.
+    // SAFETY: plain descriptor calls; the descriptor is the session's and stays its own, at the
+    // same number.
     unsafe {
         let inert = libc::eventfd(0, libc::EFD_CLOEXEC);
         if inert >= 0 {

@@ -1,10 +1,18 @@
-//! The drop-in `libibverbs.so.1`: C entry points that marshal into `freeflow-client`, and nothing else.
+//! The drop-in `libibverbs.so.1`: C entry points that marshal into `freeflow-client`, and nothing
+//! else.
 //!
-//! `scripts/link-ibverbs` links this crate's static library with `versions.map`, so that every name stands in the
-//! version nodes that rdma-core gives it. Structs handed to C begin with the layout of `freeflow-abi`; what is behind it
-//! is ours, and a pointer to the one is a pointer to the other.
+//! `scripts/link-ibverbs` links this crate's static library with `versions.map`, so that every name
+//! stands in the version nodes that rdma-core gives it. Structs handed to C begin with the layout
+//! of `freeflow-abi`; what is behind it is ours, and a pointer to the one is a pointer to the
+//! other.
 //!
 //! Invariant: no panic crosses the boundary (`boundary`), and no verb succeeds that was not done.
+//!
+//! # Safety
+//! *The C contract*: a program calls an entry point as its manual page and its `# Safety` section
+//! say. Pointers are valid for their type, or null where that is allowed; objects exist, are of
+//! this library, and are used no more once an entry point destroys them; buffers are as long as
+//! their length says.
 #![allow(clippy::missing_safety_doc, reason = "C's contract: the manual page of the function")]
 
 mod advise;

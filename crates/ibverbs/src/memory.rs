@@ -1,7 +1,7 @@
 //! Memory regions.
 //!
-//! Every region is made by [`register`] and given up by [`deregister`], whatever it lies over; [`ibv_rereg_mr`] changes
-//! one in place.
+//! Every region is made by [`register`] and given up by [`deregister`], whatever it lies over;
+//! [`ibv_rereg_mr`] changes one in place.
 use crate::boundary::{Outcome, code, guarded, pointer, set_errno};
 use crate::context::{Context, session};
 use crate::on_demand::Extent;
@@ -24,7 +24,8 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) enum RegionKind {
     /// Memory of the process that is mapped when it is registered.
     Ordinary,
-    /// Addresses of the process, whatever is mapped there when they are used (`IBV_ACCESS_ON_DEMAND`).
+    /// Addresses of the process, whatever is mapped there when they are used
+    /// (`IBV_ACCESS_ON_DEMAND`).
     OnDemand,
     /// Nothing (`ibv_alloc_null_mr`).
     Null,
@@ -44,8 +45,8 @@ impl Extent {
         RegionSpan { owner: owner.number(), start: self.address, length: self.length }
     }
 
-    /// Moves memory of this process into segments, if it may be moved. Called before the router knows of the region.
-    /// `maps`: the result of [`Self::check`].
+    /// Moves memory of this process into segments, if it may be moved. Called before the router
+    /// knows of the region. `maps`: the result of [`Self::check`].
     fn prepare(&self, kind: RegionKind, owner: &Context, maps: Option<ProcessMap>) {
         if self.is_remappable(kind) {
             let placement = match kind {
@@ -86,8 +87,8 @@ impl Extent {
     }
 
     /// # Errors
-    /// InvalidArgument: it wraps around, or an implicit region has an iova. BadAddress: not all of it is mapped with its
-    /// rights, which only a region that is paged on demand may be.
+    /// InvalidArgument: it wraps around, or an implicit region has an iova. BadAddress: not all of
+    /// it is mapped with its rights, which only a region that is paged on demand may be.
     fn check(&self) -> Outcome<Option<ProcessMap>> {
         if self.is_implicit() {
             return if self.iova == 0 { Ok(None) } else { Err(VerbsError::InvalidArgument) };
@@ -112,7 +113,8 @@ pub(crate) struct Mr {
 struct MrState {
     kind: RegionKind,
     extent: Extent,
-    /// The PD's handle. The PD itself may be gone: an imported one can be given up before its regions.
+    /// The PD's handle. The PD itself may be gone: an imported one can be given up before its
+    /// regions.
     pd: Handle,
     parent_use: ParentUse,
     /// Deregistered, but peers may have its memory still: the verb failed, and may be tried again.
@@ -137,7 +139,7 @@ unsafe fn hand_out(
     addr: *mut c_void,
     region: &MemoryRegion,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let (context, pd_handle, parent_use) = unsafe { ((*pd).context, (*pd).handle, ParentUse::of(pd)) };
     let length = extent.length as usize;
     let c = ibv_mr { context, pd, addr, length, handle: region.handle, lkey: region.lkey, rkey: region.rkey };
@@ -146,8 +148,8 @@ unsafe fn hand_out(
     Box::into_raw(Box::new(mr)).cast()
 }
 
-/// Registers memory of this process: what every way of registration comes to. `addr` is what the program shall see, `maps` what
-/// the check of the memory gave.
+/// Registers memory of this process: what every way of registration comes to. `addr` is what the
+/// program shall see, `maps` what the check of the memory gave.
 ///
 /// # Safety
 /// `pd` is allocated.
@@ -158,7 +160,7 @@ pub(crate) unsafe fn register(
     addr: *mut c_void,
     maps: Option<ProcessMap>,
 ) -> Outcome<*mut ibv_mr> {
-    // SAFETY: the caller's; a PD's context is open.
+    // SAFETY: this function's contract; a PD's context is open.
     unsafe {
         let (owner, pd_handle) = (Context::from_c((*pd).context), (*pd).handle);
         let Extent { address, length, iova, access } = extent;
@@ -175,7 +177,8 @@ pub(crate) unsafe fn register(
     }
 }
 
-/// Gives a region up, of whatever kind. On return nothing of its memory is read or written any more.
+/// Gives a region up, of whatever kind. On return nothing of its memory is read or written any
+/// more.
 ///
 /// # Errors
 /// Busy: windows are bound to it.
@@ -183,7 +186,8 @@ pub(crate) unsafe fn register(
 /// # Safety
 /// `mr` is registered, and is not used any more if this succeeds.
 unsafe fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
-    // SAFETY: the caller's; a region's context is open; made by `Box::into_raw` in `hand_out`.
+    // SAFETY: this function's contract; a region's context is open; made by `Box::into_raw` in
+    // `hand_out`.
     unsafe {
         let owner = Context::from_c((*mr).context);
         let session = owner.client().session();
@@ -202,8 +206,8 @@ unsafe fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
     Ok(())
 }
 
-/// Access rights that a registration may ask for. Besides them the optional ones and HUGETLB, which only says how the
-/// memory is mapped, are ignored.
+/// Access rights that a registration may ask for. Besides them the optional ones and HUGETLB, which
+/// only says how the memory is mapped, are ignored.
 const SUPPORTED: u32 = Access::LOCAL_WRITE.0
     | Access::REMOTE_WRITE.0
     | Access::REMOTE_READ.0
@@ -251,7 +255,7 @@ unsafe fn register_mapped(
     let extent =
         Extent { address: addr.addr() as u64, length: length as u64, iova: first_address(iova, access), access };
     let maps = extent.check()?;
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe { register(pd, extent.kind(), extent, addr, maps) }
 }
 
@@ -261,7 +265,7 @@ unsafe fn register_mapped(
 /// `pd` is allocated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     pointer(|| unsafe { register_mapped(pd, addr, length, addr.addr() as u64, access as c_uint) })
 }
 
@@ -277,7 +281,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     pointer(|| unsafe { register_mapped(pd, addr, length, iova, access as c_uint) })
 }
 
@@ -293,21 +297,23 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     pointer(|| unsafe { register_mapped(pd, addr, length, iova, access) })
 }
 
-/// `ibv_reg_mr_ex(3)`: memory by its address. There are no dma-bufs, TPH handles and `ibv_alloc_buf` buffers here.
+/// `ibv_reg_mr_ex(3)`: memory by its address. There are no dma-bufs, TPH handles and
+/// `ibv_alloc_buf` buffers here.
 ///
 /// # Safety
-/// `pd` is allocated; of `init` only what `comp_mask` names must be there besides its first three fields.
+/// `pd` is allocated; of `init` only what `comp_mask` names must be there besides its first three
+/// fields.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, init: *mut ibv_mr_init_attr) -> *mut ibv_mr {
     const BY_FILE: u64 = IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET;
     const MASKS: u64 =
         IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | BY_FILE | IBV_REG_MR_MASK_DMAH | IBV_REG_MR_MASK_BUF;
     pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             let mask = (*init).comp_mask;
             if (mask & IBV_REG_MR_MASK_ADDR == 0) == (mask & BY_FILE == 0) {
@@ -326,7 +332,7 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, init: *mut ibv_mr_init_a
 /// `ibv_alloc_null_mr(3)`: only its lkey is of use.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     pointer(|| {
-        // SAFETY: the caller's; a PD's context is open.
+        // SAFETY: the C contract; a PD's context is open.
         unsafe {
             let region = session((*pd).context).alloc_null_region((*pd).handle)?;
             let extent = Extent { address: 0, length: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
@@ -342,7 +348,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     pointer(|| {
-        // SAFETY: the caller's; a PD's context is open.
+        // SAFETY: the C contract; a PD's context is open.
         unsafe {
             let (region, length) = session((*pd).context).import_region((*pd).handle, handle)?;
             let extent = Extent { address: 0, length, iova: 0, access: Access::default() };
@@ -357,7 +363,7 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv
 /// `mr` is imported, and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     let _ = guarded(|| unsafe { deregister(mr) });
 }
 
@@ -367,7 +373,7 @@ pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
 /// `mr` is registered, and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     code(|| unsafe { deregister(mr) })
 }
 
@@ -411,8 +417,8 @@ impl Reregistration {
     }
 }
 
-/// `ibv_rereg_mr(3)`: 0; or `IBV_REREG_MR_ERR_INPUT`, and the region is as it was; or `IBV_REREG_MR_ERR_CMD`, and the
-/// region should be used no more; with errno.
+/// `ibv_rereg_mr(3)`: 0; or `IBV_REREG_MR_ERR_INPUT`, and the region is as it was; or
+/// `IBV_REREG_MR_ERR_CMD`, and the region should be used no more; with errno.
 ///
 /// # Safety
 /// `mr` is registered; `pd` is allocated if it shall change.
@@ -428,11 +434,11 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     let wanted = Reregistration { flags, pd, addr, length, access: access as c_uint };
     let mut failure = IBV_REREG_MR_ERR_INPUT;
     let outcome = guarded(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let mut state = unsafe { Mr::from_c(mr) }.state.lock().unwrap_or_else(PoisonError::into_inner);
         wanted.check(state.kind)?;
         failure = IBV_REREG_MR_ERR_CMD;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { change(mr, &wanted, &mut state) }?;
         Ok(())
     });
@@ -463,7 +469,7 @@ unsafe fn change(mr: *mut ibv_mr, wanted: &Reregistration, state: &mut MrState) 
         translation: moves.then_some(Translation { address: after.address, length: after.length, iova: after.iova }),
         access: wanted.has(IBV_REREG_MR_CHANGE_ACCESS).then_some(after.access),
     };
-    // SAFETY: the caller's; a region's context is open.
+    // SAFETY: this function's contract; a region's context is open.
     unsafe {
         let owner = Context::from_c((*mr).context);
         let changes_pd = wanted.has(IBV_REREG_MR_CHANGE_PD);

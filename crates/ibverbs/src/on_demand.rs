@@ -36,8 +36,9 @@ impl OnDemandRegions {
     /// The address of an SGE in the process.
     ///
     /// # Errors
-    /// As `ibv_advise_mr(3)` lists them. NotFound: the key is of no region that is paged on demand. NotPermitted: the
-    /// region is another PD's, or may not be written. BadAddress: not inside the region.
+    /// As `ibv_advise_mr(3)` lists them. NotFound: the key is of no region that is paged on demand.
+    /// NotPermitted: the region is another PD's, or may not be written. BadAddress: not inside the
+    /// region.
     pub fn address_of(&self, pd: Handle, sge: &ibv_sge, writable: bool) -> Outcome<u64> {
         let regions = self.lock();
         let (owner, extent) = regions.get(&sge.lkey).ok_or(VerbsError::NotFound)?;

@@ -14,7 +14,7 @@ use std::ptr;
 /// `ibv_open_qp(3)`: a target QP that another process of the vNIC made.
 pub(crate) unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
     pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             let attr = &*attr;
             let client = open(context, attr)?;
@@ -34,7 +34,7 @@ unsafe fn open(context: *mut ibv_context, attr: &ibv_qp_open_attr) -> Outcome<Qu
     if attr.comp_mask & NEEDED != NEEDED || attr.xrcd.is_null() || attr.qp_type != IBV_QPT_XRC_RECV {
         return Err(VerbsError::InvalidArgument);
     }
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let (session, xrcd) = unsafe { (Context::from_c(context).client().session(), Xrcd::from_c(attr.xrcd).handle) };
     QueuePair::open(session, xrcd, attr.qp_num)
 }

@@ -1,4 +1,5 @@
-//! Opening, importing and closing a device, and the tables of operations that inline functions of the header reach into.
+//! Opening, importing and closing a device, and the tables of operations that inline functions of
+//! the header reach into.
 use crate::advise::advise_mr;
 use crate::boundary::{number, pointer, set_errno};
 use crate::context::{Context, query_device_ex, query_port, query_rt_values};
@@ -21,16 +22,17 @@ use std::ptr;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let client = client::Context::open(unsafe { Device::from_c(device) }.session())?;
-        // SAFETY: the caller's; the reference is the context's from here on.
+        // SAFETY: the C contract; the reference is the context's from here on.
         unsafe { hold(device) };
         Ok(hand_out(device, client, None))
     })
 }
 
-/// `ibv_import_device(3)`: the context that a process of this vNIC has, by its `cmd_fd`. The descriptor is closed with
-/// the context. EINVAL if it is no such descriptor, ENOENT if that context is closed.
+/// `ibv_import_device(3)`: the context that a process of this vNIC has, by its `cmd_fd`. The
+/// descriptor is closed with the context. EINVAL if it is no such descriptor, ENOENT if that
+/// context is closed.
 ///
 /// # Safety
 /// Nothing else closes the descriptor if this succeeds.
@@ -77,7 +79,8 @@ fn hand_out(device: *mut ibv_device, client: client::Context, imported_by: Optio
     let context = Box::new(Context { c: UnsafeCell::new(c), client, on_demand, imported_by, device });
     // SAFETY: in its final place, and not shared yet.
     unsafe { libc::pthread_mutex_init(&raw mut (*context.as_c()).mutex, ptr::null()) };
-    // The pointer handed out must reach the whole `Context`: it is derived from the box, not from a reference.
+    // The pointer handed out must reach the whole `Context`: it is derived from the box, not from a
+    // reference.
     let whole = Box::into_raw(context);
     // SAFETY: within the allocation.
     unsafe { whole.byte_add(offset_of!(verbs_context, context)).cast() }
@@ -127,7 +130,7 @@ fn fill_extended(c: &mut verbs_context) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     number(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let whole = unsafe { Context::from_c(context) };
         whole.client.close()?;
         freeflow_remap::release_all(whole.client.session(), whole.number());

@@ -1,8 +1,9 @@
-//! Protection domains: a context's own, imported ones, and parent domains, which stand for another with a thread domain.
+//! Protection domains: a context's own, imported ones, and parent domains, which stand for another
+//! with a thread domain.
 //!
-//! A parent domain has the handle of the protection domain that it stands for, so whatever takes a PD takes it. Its
-//! allocators are never called: rings are memory of the router's making. Thread domains change nothing either: the locks
-//! of a queue are not contended by one thread.
+//! A parent domain has the handle of the protection domain that it stands for, so whatever takes a
+//! PD takes it. Its allocators are never called: rings are memory of the router's making. Thread
+//! domains change nothing either: the locks of a queue are not contended by one thread.
 use crate::boundary::{code, guarded, pointer};
 use crate::context::{Context, session};
 use freeflow_abi::{
@@ -19,8 +20,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 struct Pd {
     c: ibv_pd,
     kind: PdKind,
-    /// Parent domains that stand for it; of a parent domain, the objects that were made with it. The router knows what
-    /// uses the others.
+    /// Parent domains that stand for it; of a parent domain, the objects that were made with it.
+    /// The router knows what uses the others.
     user_count: AtomicU32,
 }
 
@@ -49,7 +50,8 @@ impl Pd {
     }
 }
 
-/// An object's use of the parent domain that it was made with, if it was one: the domain can't go before the object.
+/// An object's use of the parent domain that it was made with, if it was one: the domain can't go
+/// before the object.
 pub(crate) struct ParentUse(*mut ibv_pd);
 
 impl ParentUse {
@@ -60,7 +62,7 @@ impl ParentUse {
     /// # Safety
     /// `pd` is allocated.
     pub unsafe fn of(pd: *mut ibv_pd) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         let whole = unsafe { Pd::from_c(pd) };
         if !matches!(whole.kind, PdKind::Parent { .. }) {
             return Self::none();
@@ -85,7 +87,7 @@ impl Drop for ParentUse {
 /// # Safety
 /// `pd` is allocated.
 pub(crate) unsafe fn is_parent_domain(pd: *mut ibv_pd) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     matches!(unsafe { Pd::from_c(pd) }.kind, PdKind::Parent { .. })
 }
 
@@ -112,7 +114,7 @@ impl Td {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let owner = unsafe { Context::from_c(context) }.client();
         let handle = owner.session().alloc_pd(owner.handle())?;
         Ok(Pd::hand_out(context, handle, PdKind::Own))
@@ -126,7 +128,8 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     code(|| {
-        // SAFETY: the caller's; what a parent domain names can't go before it; made by `Box::into_raw` in `hand_out`.
+        // SAFETY: the C contract; what a parent domain names can't go before it; made by
+        // `Box::into_raw` in `hand_out`.
         unsafe {
             let whole = Pd::from_c(pd);
             match whole.kind {
@@ -152,7 +155,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let owner = unsafe { Context::from_c(context) }.client();
         let handle = owner.session().import_pd(owner.handle(), handle)?;
         Ok(Pd::hand_out(context, handle, PdKind::Imported))
@@ -166,7 +169,7 @@ pub unsafe extern "C" fn ibv_import_pd(context: *mut ibv_context, handle: u32) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     let _ = guarded(|| {
-        // SAFETY: the caller's; made by `Box::into_raw` in `hand_out`.
+        // SAFETY: the C contract; made by `Box::into_raw` in `hand_out`.
         unsafe {
             let whole = Pd::from_c(pd);
             if whole.is_used() {
@@ -184,7 +187,7 @@ pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
 /// `ibv_alloc_td(3)`.
 pub(crate) unsafe extern "C" fn alloc_td(context: *mut ibv_context, init: *mut ibv_td_init_attr) -> *mut ibv_td {
     pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         if unsafe { (*init).comp_mask } != 0 {
             return Err(VerbsError::InvalidArgument);
         }
@@ -195,7 +198,7 @@ pub(crate) unsafe extern "C" fn alloc_td(context: *mut ibv_context, init: *mut i
 /// `ibv_dealloc_td(3)`: EBUSY while a parent domain uses it.
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     code(|| {
-        // SAFETY: the caller's; made by `Box::into_raw` in `alloc_td`.
+        // SAFETY: the C contract; made by `Box::into_raw` in `alloc_td`.
         unsafe {
             if Td::from_c(td).user_count.load(Ordering::Acquire) != 0 {
                 return Err(VerbsError::Busy);
@@ -215,7 +218,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
         | IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC;
     pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             let (named, thread) = ((*attr).pd, (*attr).td);
             if named.is_null() || (*attr).comp_mask & !MASKS != 0 || (*named).context != context {

@@ -1,6 +1,7 @@
 //! `ibv_post_send`, `ibv_post_recv`, `ibv_post_srq_recv`.
 //!
-//! A list is posted up to its first bad request; `bad_wr` names that one, and what comes before it stays posted.
+//! A list is posted up to its first bad request; `bad_wr` names that one, and what comes before it
+//! stays posted.
 use crate::boundary::{Outcome, guarded, set_errno};
 use crate::qp::Qp;
 use crate::srq::Srq;
@@ -27,13 +28,14 @@ const _: () = assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge
 unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Outcome<&'a [Sge]> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
-        // SAFETY: the caller's; the layouts are equal.
+        // SAFETY: this function's contract; the layouts are equal.
         Ok(count) if count <= SGE_COUNT_MAX => Ok(unsafe { slice::from_raw_parts(list.cast(), count) }),
         _ => Err(VerbsError::InvalidArgument),
     }
 }
 
-/// The opcode, or why not. A FLUSH has no fields in `ibv_send_wr`: only `ibv_wr_flush` can say what it is about.
+/// The opcode, or why not. A FLUSH has no fields in `ibv_send_wr`: only `ibv_wr_flush` can say what
+/// it is about.
 fn opcode_from_c(opcode: c_uint) -> Outcome<SendOpcode> {
     match u8::try_from(opcode).ok().and_then(SendOpcode::from_number) {
         Some(SendOpcode::Flush) | None => Err(wrong_opcode(opcode)),
@@ -71,15 +73,16 @@ pub(crate) struct Binding {
 
 impl Binding {
     /// # Errors
-    /// InvalidArgument: no window, a key of another window, no region though there is a length, or rights that no
-    /// window can give.
+    /// InvalidArgument: no window, a key of another window, no region though there is a length, or
+    /// rights that no window can give.
     ///
     /// # Safety
     /// The pointers are null or valid, also the region that `info` names.
     pub unsafe fn from_c(mw: *const ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Outcome<Self> {
-        // A window has remote rights only; programs ask for the local one that the region needs all the same.
+        // A window has remote rights only; programs ask for the local one that the region needs all
+        // the same.
         let rights = Access(info.mw_access_flags).required().0 & !Access::LOCAL_WRITE.0;
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         let (mw, mr) = unsafe { (mw.as_ref().ok_or(VerbsError::InvalidArgument)?, info.mr.as_ref()) };
         if (mw.rkey ^ rkey) >> KEY_BITS != 0 || (mr.is_none() && info.length != 0) || rights & !WINDOW_RIGHTS.0 != 0 {
             return Err(VerbsError::InvalidArgument);
@@ -118,8 +121,8 @@ pub(crate) fn blank(wr_id: u64, opcode: SendOpcode, flags: u8) -> SendDescriptor
 /// Posts the BIND_MW of `ibv_bind_mw`.
 ///
 /// # Errors
-/// InvalidArgument: flags that there are not, or a QP whose state or type takes no such request. NoMemory: the queue is
-/// full.
+/// InvalidArgument: flags that there are not, or a QP whose state or type takes no such request.
+/// NoMemory: the queue is full.
 pub(crate) fn post_bind(qp: &Qp, wr_id: u64, send_flags: c_uint, binding: &Binding) -> Outcome<()> {
     if send_flags & !FLAGS != 0 {
         return Err(VerbsError::InvalidArgument);
@@ -141,7 +144,8 @@ unsafe fn push_local(batch: &mut SendBatch<'_>, opcode: SendOpcode, wr: &ibv_sen
         if wr.num_sge != 0 {
             return Err(VerbsError::InvalidArgument);
         }
-        // SAFETY: the opcode says which member of the union counts; what it names is the caller's.
+        // SAFETY: the opcode says which member of the union counts; the rest is this function's
+        // contract.
         unsafe { Binding::from_c(wr.tail.bind_mw.mw, wr.tail.bind_mw.rkey, &wr.tail.bind_mw.bind_info) }?
             .fill(&mut request);
     }
@@ -160,7 +164,7 @@ unsafe fn gather<'a>(sges: &[Sge], into: &'a mut [MaybeUninit<u8>; INLINE_BYTES_
             return Err(VerbsError::InvalidArgument);
         }
         let from: *const u8 = std::ptr::with_exposed_provenance(sge.address as usize);
-        // SAFETY: the caller's; it fits (checked).
+        // SAFETY: this function's contract; it fits (checked).
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr().add(length).cast(), bytes) };
         length += bytes;
     }
@@ -176,10 +180,10 @@ unsafe fn push_send(batch: &mut SendBatch<'_>, qp_type: QpType, wr: &ibv_send_wr
         return Err(VerbsError::InvalidArgument);
     }
     if opcode.is_local() {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         return unsafe { push_local(batch, opcode, wr) };
     }
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let sges = unsafe { sges(wr.sg_list, wr.num_sge) }?;
     let mut request = blank(wr.wr_id, opcode, wr.send_flags as u8);
     request.immediate = wr.imm_data;
@@ -187,7 +191,8 @@ unsafe fn push_send(batch: &mut SendBatch<'_>, qp_type: QpType, wr: &ibv_send_wr
     if qp_type == QpType::XrcSend {
         request.remote_srqn = wr.xrc_remote_srqn;
     }
-    // SAFETY: the type of the QP and the opcode say which member of the union counts; the AH is the caller's.
+    // SAFETY: the type of the QP and the opcode say which member of the union counts; the AH is
+    // there by this function's contract.
     unsafe {
         if qp_type == QpType::Ud {
             let ah = wr.wr.ud.ah.as_ref().ok_or(VerbsError::InvalidArgument)?;
@@ -205,7 +210,7 @@ unsafe fn push_send(batch: &mut SendBatch<'_>, qp_type: QpType, wr: &ibv_send_wr
     }
     let mut payload = [const { MaybeUninit::uninit() }; INLINE_BYTES_MAX];
     if wr.send_flags & IBV_SEND_INLINE != 0 {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         request.inline = Some(unsafe { gather(sges, &mut payload) }?);
         request.sges = &[];
     }
@@ -231,7 +236,7 @@ unsafe fn post_list<W>(
                 return None;
             }
             let this = at;
-            // SAFETY: the caller's.
+            // SAFETY: this function's contract.
             at = next(unsafe { &*this });
             Some(this)
         };
@@ -240,7 +245,7 @@ unsafe fn post_list<W>(
     match outcome {
         Ok(()) => 0,
         Err(error) => {
-            // SAFETY: the caller's.
+            // SAFETY: this function's contract.
             unsafe { *bad = current };
             set_errno(errno_of(error));
             errno_of(error)
@@ -249,7 +254,7 @@ unsafe fn post_list<W>(
 }
 
 pub(crate) unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         post_list(
             wr,
@@ -269,7 +274,7 @@ pub(crate) unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr,
 }
 
 pub(crate) unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         post_list(
             wr,
@@ -292,7 +297,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         post_list(
             wr,

@@ -1,14 +1,18 @@
-//! The private symbol nodes of libibverbs (PABI 34, 57, 59, 64 and 65), through which rdma-core's provider libraries
-//! (`libmlx5.so.1`, `libefa.so.1`, ...) reach it. Programs that link a provider need these names to start.
+//! The private symbol nodes of libibverbs (PABI 34, 57, 59, 64 and 65), through which rdma-core's
+//! provider libraries (`libmlx5.so.1`, `libefa.so.1`, ...) reach it. Programs that link a provider
+//! need these names to start.
 //!
-//! A provider registers itself when it is loaded: that is ignored, so no device is ever one of a provider's, and the
-//! rest is not called; if it is, it refuses with EOPNOTSUPP. One name here is used by programs: `ibv_query_gid_type`
-//! (`ibv_devinfo`, pyverbs); one is declared in the public header: `ibv_wr_opcode_str`.
+//! A provider registers itself when it is loaded: that is ignored, so no device is ever one of a
+//! provider's, and the rest is not called; if it is, it refuses with EOPNOTSUPP. One name here is
+//! used by programs: `ibv_query_gid_type` (`ibv_devinfo`, pyverbs); one is declared in the public
+//! header: `ibv_wr_opcode_str`.
 //!
-//! The same name stands in several nodes, which Rust can't say: the assembler's `.symver` can. It needs its target in
-//! the same object file, hence the jumps. The linker hides the targets themselves (`versions.map`).
+//! The same name stands in several nodes, which Rust can't say: the assembler's `.symver` can. It
+//! needs its target in the same object file, hence the jumps. The linker hides the targets
+//! themselves (`versions.map`).
 //!
-//! Facts of rdma-core: `libibverbs/libibverbs.map.in` at the tags v34 to v64 and its newest state (65).
+//! Facts of rdma-core: `libibverbs/libibverbs.map.in` at the tags v34 to v64 and its newest state
+//! (65).
 use crate::device::ibv_query_gid_type;
 use crate::strings::wr_opcode_str;
 use crate::unsupported::{refuse, refuse_minus_one, refuse_pointer};
@@ -30,10 +34,12 @@ extern "C" fn refuse_descriptor() -> c_int {
     refuse_minus_one()
 }
 
-/// Takes any arguments and does nothing: registrations, and what would undo or fill in an object never made.
+/// Takes any arguments and does nothing: registrations, and what would undo or fill in an object
+/// never made.
 extern "C" fn ignore() {}
 
-/// How many attributes a command of `count` and its predecessors has: none of ours has predecessors.
+/// How many attributes a command of `count` and its predecessors has: none of ours has
+/// predecessors.
 extern "C" fn final_attribute_count(count: c_uint, _predecessors: *mut c_void) -> c_uint {
     count
 }

@@ -71,7 +71,8 @@ struct Extra {
     connection: Option<Handle>,
 }
 
-/// What the router is asked for. An XRC target has nothing of its own but its number; an XRC initiator receives nothing.
+/// What the router is asked for. An XRC target has nothing of its own but its number; an XRC
+/// initiator receives nothing.
 ///
 /// # Safety
 /// The pointers are null or valid; what `init` names exists.
@@ -94,7 +95,7 @@ unsafe fn parameters<'a>(init: &ibv_qp_init_attr, extra: &Extra) -> Outcome<QpPa
         if extra.xrcd.is_null() {
             return Err(VerbsError::InvalidArgument);
         }
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         wanted.xrcd = Some(unsafe { Xrcd::from_c(extra.xrcd) }.handle);
         return Ok(wanted);
     }
@@ -102,7 +103,7 @@ unsafe fn parameters<'a>(init: &ibv_qp_init_attr, extra: &Extra) -> Outcome<QpPa
         return Err(VerbsError::InvalidArgument);
     }
     wanted.capabilities = qp_capabilities_from_c(&init.cap);
-    // SAFETY: the caller's; not null.
+    // SAFETY: this function's contract; not null.
     unsafe {
         wanted.pd = Some((*extra.pd).handle);
         wanted.send_cq = Some(&Cq::from_c(init.send_cq).client);
@@ -119,13 +120,13 @@ unsafe fn parameters<'a>(init: &ibv_qp_init_attr, extra: &Extra) -> Outcome<QpPa
 /// # Safety
 /// `context` is open; the pointers are null or valid; what `init` names exists.
 unsafe fn create(context: *mut ibv_context, init: &mut ibv_qp_init_attr, extra: &Extra) -> Outcome<*mut ibv_qp> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let client = unsafe {
         let wanted = parameters(init, extra)?;
         QueuePair::create(Context::from_c(context).client().session(), &wanted)?
     };
     init.cap = qp_capabilities_to_c(&client.capabilities());
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     Ok(unsafe { hand_out(context, client, init, extra) })
 }
 
@@ -145,7 +146,7 @@ unsafe fn hand_out(
     c.qp_base.qp_context = init.qp_context;
     let mut parent_use = ParentUse::none();
     if client.qp_type().sends() {
-        // SAFETY: the caller's: such a QP has a PD.
+        // SAFETY: this function's contract: such a QP has a PD.
         parent_use = unsafe { ParentUse::of(extra.pd) };
         c.qp_base.pd = extra.pd;
         c.qp_base.send_cq = init.send_cq;
@@ -188,7 +189,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
         }
         let extra =
             Extra { pd, xrcd: ptr::null_mut(), block_own_multicast: false, is_extended: false, connection: None };
-        // SAFETY: the caller's; a PD's context is open.
+        // SAFETY: the C contract; a PD's context is open.
         unsafe { create((*pd).context, &mut *init, &extra) }
     })
 }
@@ -218,7 +219,7 @@ pub(crate) unsafe fn hand_out_opened(
         is_extended: false,
         connection: None,
     };
-    // SAFETY: the caller's; the QP is not shared yet.
+    // SAFETY: this function's contract; the QP is not shared yet.
     unsafe {
         let qp = hand_out(context, client, &init, &extra);
         (*qp).state = IBV_QPS_UNKNOWN;
@@ -245,8 +246,8 @@ fn send_operations(qp_type: QpType) -> u64 {
     }
 }
 
-/// Whether a UD QP's own multicast messages shall not come back to it. EOPNOTSUPP for the flags of raw packets, EINVAL for
-/// what is no flag.
+/// Whether a UD QP's own multicast messages shall not come back to it. EOPNOTSUPP for the flags of
+/// raw packets, EINVAL for what is no flag.
 fn block_own_multicast(qp_type: QpType, flags: u32) -> Outcome<bool> {
     const RAW: u32 = IBV_QP_CREATE_SCATTER_FCS
         | IBV_QP_CREATE_CVLAN_STRIPPING
@@ -265,7 +266,7 @@ fn block_own_multicast(qp_type: QpType, flags: u32) -> Outcome<bool> {
 }
 
 pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { create_extended(context, init, None) }
 }
 
@@ -281,8 +282,8 @@ pub(crate) unsafe fn create_extended(
     const MASKS: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     pointer(|| {
-        // SAFETY: the caller's. Only what `comp_mask` names is read of the newer fields; the struct begins as
-        // `ibv_qp_init_attr` does.
+        // SAFETY: this function's contract. Only what `comp_mask` names is read of the newer
+        // fields; the struct begins as `ibv_qp_init_attr` does.
         unsafe {
             let mask = (*init).comp_mask;
             let qp_type = qp_type_from_c((*init).qp_type)?;
@@ -309,15 +310,15 @@ pub(crate) unsafe fn create_extended(
 /// `qp` exists.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     if unsafe { Qp::from_c(qp) }.is_extended { qp.cast() } else { ptr::null_mut() }
 }
 
 /// Attributes that there are; the rest of the mask must be clear.
 const ATTRIBUTES: u32 = ((QpAttributeMask::DEST_QPN << 1) - 1) | QpAttributeMask::RATE_LIMIT;
 
-/// What programs may say of an XRC QP because RC has it, and which its half of the connection has not: it is not looked
-/// at, as in the kernel.
+/// What programs may say of an XRC QP because RC has it, and which its half of the connection has
+/// not: it is not looked at, as in the kernel.
 const fn other_half(qp_type: QpType) -> u32 {
     match qp_type {
         QpType::XrcSend => QpAttributeMask::MAX_DEST_RD_ATOMIC | QpAttributeMask::MIN_RNR_TIMER,
@@ -338,13 +339,13 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         if mask as u32 & !ATTRIBUTES != 0 {
             return Err(VerbsError::InvalidArgument);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let client = unsafe { &Qp::from_c(qp).client };
         let mask = QpAttributeMask(mask as u32 & !other_half(client.qp_type()));
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let attributes = unsafe { qp_attributes_from_c(&*attr, mask) }?;
         let state = client.modify(&attributes, mask)?;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { (*qp).state = state as c_uint };
         freeflow_remap::wait_for_revocations(client.session())
     })
@@ -362,13 +363,13 @@ pub unsafe extern "C" fn ibv_query_qp(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let whole = unsafe { Qp::from_c(qp) };
         let mut attributes = whole.client.query()?;
         attributes.capabilities = whole.client.capabilities();
         attributes.current_state = attributes.state;
         let cap = qp_capabilities_to_c(&attributes.capabilities);
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             (*qp).state = attributes.state as c_uint;
             *attr = qp_attributes_to_c(&attributes);
@@ -392,7 +393,7 @@ pub unsafe extern "C" fn ibv_query_qp(
 /// The pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     code(|| unsafe { Qp::from_c(qp).client.attach_multicast(gid_from_c(gid.read_unaligned())) })
 }
 
@@ -402,7 +403,7 @@ pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
 /// The pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     code(|| unsafe { Qp::from_c(qp).client.detach_multicast(gid_from_c(gid.read_unaligned())) })
 }
 
@@ -415,7 +416,7 @@ const ECE: ibv_ece = ibv_ece { vendor_id: VENDOR_ID, options: 0, comp_mask: 0 };
 /// The pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { *ece = ECE };
     0
 }
@@ -427,7 +428,7 @@ pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let ece = unsafe { &mut *ece };
         if ece.options != 0 || ece.comp_mask != 0 {
             return Err(VerbsError::InvalidArgument);
@@ -444,7 +445,7 @@ pub unsafe extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let whole = unsafe { Qp::from_c(qp) };
         // Once: the second time it is waited for only what the first one left.
         if !whole.is_destroyed.load(Ordering::Relaxed) {

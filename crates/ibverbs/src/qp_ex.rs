@@ -1,8 +1,8 @@
 //! The builder interface of a QP (`ibv_wr_start` … `ibv_wr_complete`).
 //!
-//! Requests are staged, and posted by `ibv_wr_complete` all together or, after any mistake, not at all. The builder's
-//! lock is held from start to complete or abort; the send queue's own only while the requests are posted, so other
-//! threads may use `ibv_post_send` meanwhile.
+//! Requests are staged, and posted by `ibv_wr_complete` all together or, after any mistake, not at
+//! all. The builder's lock is held from start to complete or abort; the send queue's own only while
+//! the requests are posted, so other threads may use `ibv_post_send` meanwhile.
 use crate::boundary::{Outcome, code, guarded};
 use crate::post::{Binding, blank, datagram_address};
 use crate::qp::Qp;
@@ -20,7 +20,8 @@ const STAGED_AT_FIRST: usize = 128;
 /// Bytes that an ATOMIC_WRITE writes.
 const ATOMIC_WRITE_BYTES: usize = 8;
 
-/// What `wr_flags` may hold: FENCE, SIGNALED, SOLICITED. INLINE follows from the call that sets the data.
+/// What `wr_flags` may hold: FENCE, SIGNALED, SOLICITED. INLINE follows from the call that sets the
+/// data.
 const FLAGS: u8 = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;
 
 pub(crate) struct Builder {
@@ -164,7 +165,7 @@ impl Staged {
 /// The QP exists, and the caller is between `wr_start` and `wr_complete` or `wr_abort`.
 #[inline]
 unsafe fn stage(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut Staged) -> Outcome<()>) {
-    // SAFETY: the caller's; it holds the builder's lock.
+    // SAFETY: this function's contract; it holds the builder's lock.
     let staged = unsafe { &mut *Qp::from_c(qp.cast()).builder.staged.get() };
     if let Err(error) = guarded(|| act(staged)) {
         staged.fail(error);
@@ -177,7 +178,7 @@ unsafe fn stage(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut Staged) -> Outcome<()>
 /// As [`stage`].
 #[inline]
 unsafe fn request(qp: *mut ibv_qp_ex, opcode: SendOpcode, fill: impl FnOnce(&mut Request)) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe {
         let (wr_id, flags) = ((*qp).wr_id, (*qp).wr_flags);
         stage(qp, |staged| {
@@ -192,7 +193,8 @@ unsafe fn request(qp: *mut ibv_qp_ex, opcode: SendOpcode, fill: impl FnOnce(&mut
     }
 }
 
-/// Fills in the functions: all of them, because programs call them without a look whether they are null.
+/// Fills in the functions: all of them, because programs call them without a look whether they are
+/// null.
 pub(crate) fn fill(c: &mut ibv_qp_ex) {
     c.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
     c.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
@@ -219,7 +221,7 @@ pub(crate) fn fill(c: &mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     let builder = unsafe { &Qp::from_c(qp.cast()).builder };
     builder.lock.lock();
     // SAFETY: the lock is held.
@@ -227,7 +229,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     let qp = unsafe { Qp::from_c(qp.cast()) };
     // SAFETY: the caller holds the lock since `wr_start`.
     let outcome = code(|| unsafe { &*qp.builder.staged.get() }.post(qp));
@@ -236,22 +238,22 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { Qp::from_c(qp.cast()) }.builder.lock.unlock();
 }
 
 unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { request(qp, SendOpcode::Send, |_| ()) };
 }
 
 unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { request(qp, SendOpcode::SendWithImmediate, |request| request.immediate = immediate) };
 }
 
 unsafe extern "C" fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_address: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         request(qp, SendOpcode::RdmaRead, |request| {
             (request.rkey, request.remote_address) = (rkey, remote_address);
@@ -260,7 +262,7 @@ unsafe extern "C" fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_address:
 }
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_address: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         request(qp, SendOpcode::RdmaWrite, |request| {
             (request.rkey, request.remote_address) = (rkey, remote_address);
@@ -269,7 +271,7 @@ unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_address
 }
 
 unsafe extern "C" fn wr_rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, remote_address: u64, immediate: u32) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         request(qp, SendOpcode::RdmaWriteWithImmediate, |request| {
             (request.rkey, request.remote_address, request.immediate) = (rkey, remote_address, immediate);
@@ -278,7 +280,7 @@ unsafe extern "C" fn wr_rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, remote_add
 }
 
 unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, remote_address: u64, compare: u64, swap: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         request(qp, SendOpcode::CompareSwap, |request| {
             (request.rkey, request.remote_address) = (rkey, remote_address);
@@ -288,7 +290,7 @@ unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, remote_add
 }
 
 unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_address: u64, add: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         request(qp, SendOpcode::FetchAdd, |request| {
             (request.rkey, request.remote_address, request.compare_add) = (rkey, remote_address, add);
@@ -297,7 +299,7 @@ unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_a
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
-    // SAFETY: the caller's; `ah` is null or exists.
+    // SAFETY: the C contract; `ah` is null or exists.
     unsafe {
         stage(qp, |staged| {
             let handle = ah.as_ref().ok_or(VerbsError::InvalidArgument)?.handle;
@@ -311,12 +313,12 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, address: u64, length: u32) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { stage(qp, |staged| staged.set_sges(std::iter::once(Sge { address, length, lkey }))) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         stage(qp, |staged| {
             let sges = if count == 0 { &[] } else { slice::from_raw_parts(list, count) };
@@ -330,17 +332,17 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *co
 /// # Safety
 /// `data` is readable for `length` bytes.
 unsafe fn part<'a>(data: *const c_void, length: usize) -> &'a [u8] {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     if length == 0 { &[] } else { unsafe { slice::from_raw_parts(data.cast(), length) } }
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, data: *mut c_void, length: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { stage(qp, |staged| staged.set_inline(std::iter::once(part(data, length)))) };
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         stage(qp, |staged| {
             let parts = if count == 0 { &[] } else { slice::from_raw_parts(list, count) };
@@ -354,12 +356,12 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, l
 /// # Safety
 /// As [`stage`].
 unsafe fn unsupported(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe { stage(qp, |_| Err(VerbsError::NotSupported)) };
 }
 
 unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         match guarded(|| Binding::from_c(mw, rkey, info.as_ref().ok_or(VerbsError::InvalidArgument)?)) {
             Ok(binding) => request(qp, SendOpcode::BindWindow, |request| {
@@ -372,22 +374,22 @@ unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, 
 }
 
 unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { request(qp, SendOpcode::LocalInvalidate, |request| request.immediate = rkey) };
 }
 
 unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { request(qp, SendOpcode::SendWithInvalidate, |request| request.immediate = rkey) };
 }
 
 unsafe extern "C" fn wr_send_tso(qp: *mut ibv_qp_ex, _header: *mut c_void, _bytes: u16, _mss: u16) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { unsupported(qp) };
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         stage(qp, |staged| {
             staged.last()?.remote_srqn = Some(number);
@@ -398,7 +400,7 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
 
 /// `value` is eight bytes.
 unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, remote_address: u64, value: *const c_void) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         request(qp, SendOpcode::AtomicWrite, |request| {
             (request.rkey, request.remote_address) = (rkey, remote_address);
@@ -416,7 +418,7 @@ unsafe extern "C" fn wr_flush(
     placement: u8,
     level: u8,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         request(qp, SendOpcode::Flush, |request| {
             (request.rkey, request.remote_address) = (rkey, remote_address);

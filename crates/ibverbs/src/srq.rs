@@ -57,11 +57,11 @@ unsafe fn create(
     attr: &mut ibv_srq_attr,
     xrc: Option<&Xrc>,
 ) -> Outcome<*mut ibv_srq> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let (context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
     // SAFETY: a PD's context is open.
     let owner = unsafe { Context::from_c(context) }.client();
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let xrc = xrc.map(|xrc| unsafe { (Xrcd::from_c(xrc.xrcd).handle, &Cq::from_c(xrc.cq).client) });
     let client = SharedReceiveQueue::create(owner.session(), pd_handle, srq_attributes_from_c(attr), xrc)?;
     (attr.max_wr, attr.max_sge) = (client.attributes().max_wr, client.attributes().max_sge);
@@ -71,7 +71,7 @@ unsafe fn create(
     c.srq_context = srq_context;
     c.pd = pd;
     c.handle = client.handle();
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let parent_use = unsafe { ParentUse::of(pd) };
     let srq = Srq {
         c: UnsafeCell::new(c),
@@ -94,7 +94,7 @@ unsafe fn create(
 /// The pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     pointer(|| unsafe { create(pd, (*init).srq_context, &mut (*init).attr, None) })
 }
 
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     const XRC_MASKS: u32 = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
     const MASKS: u32 = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | XRC_MASKS;
     pointer(|| {
-        // SAFETY: the caller's. Only what `comp_mask` names is read of the newer fields.
+        // SAFETY: the C contract. Only what `comp_mask` names is read of the newer fields.
         unsafe {
             let mask = (*init).comp_mask;
             let srq_type = if mask & IBV_SRQ_INIT_ATTR_TYPE != 0 { (*init).srq_type } else { IBV_SRQT_BASIC };
@@ -130,7 +130,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
 /// `ibv_get_srq_num(3)`: EINVAL for a basic SRQ, which has no number.
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { *number = Srq::from_c(srq).client.number().ok_or(VerbsError::InvalidArgument)? };
         Ok(())
     })
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
         if mask & IBV_SRQ_LIMIT == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let (client, limit) = unsafe { (&Srq::from_c(srq).client, (*attr).srq_limit) };
         if limit > client.attributes().max_wr {
             return Err(VerbsError::InvalidArgument);
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { *attr = srq_attributes_to_c(&Srq::from_c(srq).client.query()?) };
         Ok(())
     })
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let whole = unsafe { Srq::from_c(srq) };
         whole.client.destroy()?;
         // SAFETY: no more events are delivered; made by `Box::into_raw` in `create`.

@@ -1,4 +1,5 @@
-//! Reading sysfs, and translations of the kernel's structs, for programs and for the real `librdmacm` above this library.
+//! Reading sysfs, and translations of the kernel's structs, for programs and for the real
+//! `librdmacm` above this library.
 use core::ffi::{CStr, c_char, c_int};
 use freeflow_abi::{
     IBV_SYSFS_PATH_MAX, ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_ah_attr, ibv_gid, ibv_global_route,
@@ -11,7 +12,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Where sysfs is: `$SYSFS_PATH` without slashes at its end (not in a set-user-ID program), else `/sys`.
+/// Where sysfs is: `$SYSFS_PATH` without slashes at its end (not in a set-user-ID program), else
+/// `/sys`.
 fn sysfs_path() -> &'static CStr {
     static PATH: OnceLock<CString> = OnceLock::new();
     PATH.get_or_init(|| {
@@ -35,8 +37,8 @@ pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     sysfs_path().as_ptr()
 }
 
-/// Reads once into `buffer`, drops one newline at the end and puts a NUL there. The count without them, or none if the
-/// file can't be read or its text does not fit.
+/// Reads once into `buffer`, drops one newline at the end and puts a NUL there. The count without
+/// them, or none if the file can't be read or its text does not fit.
 fn read_text(path: &Path, buffer: &mut [u8]) -> Option<usize> {
     let mut file = File::open(path).ok()?;
     let count = loop {
@@ -61,7 +63,8 @@ fn read_text(path: &Path, buffer: &mut [u8]) -> Option<usize> {
 /// Reads `directory`/`file` as text into `buffer`: its length, or -1.
 ///
 /// # Safety
-/// As C demands: `directory` and `file` are C strings, `buffer` is valid for writes of `bytes` bytes.
+/// As C demands: `directory` and `file` are C strings, `buffer` is valid for writes of `bytes`
+/// bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_read_sysfs_file(
     directory: *const c_char,
@@ -78,7 +81,8 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
     let mut path = directory.to_bytes().to_vec();
     path.push(b'/');
     path.extend_from_slice(file.to_bytes());
-    // SAFETY: the caller promises `bytes` writable bytes, and nobody else uses them during the call.
+    // SAFETY: the caller promises `bytes` writable bytes, and nobody else uses them during the
+    // call.
     let buffer = unsafe {
         core::ptr::write_bytes(buffer, 0, bytes);
         core::slice::from_raw_parts_mut(buffer.cast::<u8>(), bytes)
@@ -114,7 +118,8 @@ pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(to: *mut ibv_ah_attr, from: 
     unsafe { *to = ah_from_kernel(&*from) };
 }
 
-/// Leaves `qp_state` and `rate_limit` as they are: the caller sets the state, the kernel's struct has no rate.
+/// Leaves `qp_state` and `rate_limit` as they are: the caller sets the state, the kernel's struct
+/// has no rate.
 ///
 /// # Safety
 /// As C demands: both pointers are valid.

@@ -1,5 +1,6 @@
-//! Public functions that FreeFlow does not do yet. Each refuses with EOPNOTSUPP in the way that its signature demands:
-//! the errno as the result, or null, or -1, with `errno` set. `docs/VERBS.md` lists them.
+//! Public functions that FreeFlow does not do yet. Each refuses with EOPNOTSUPP in the way that its
+//! signature demands: the errno as the result, or null, or -1, with `errno` set. `docs/VERBS.md`
+//! lists them.
 use crate::boundary::set_errno;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;

@@ -1,4 +1,5 @@
-//! Memory windows. Type 1 is bound by a verb, type 2 by a work request; both go the way of `BIND_MW`.
+//! Memory windows. Type 1 is bound by a verb, type 2 by a work request; both go the way of
+//! `BIND_MW`.
 use crate::boundary::{code, pointer};
 use crate::context::session;
 use crate::pd::ParentUse;
@@ -27,11 +28,11 @@ fn next_key(rkey: u32) -> u32 {
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: c_uint) -> *mut ibv_mw {
     pointer(|| {
         let kind = WindowKind::from_number(mw_type).ok_or(VerbsError::InvalidArgument)?;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let (context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
         // SAFETY: a PD's context is open.
         let (handle, rkey) = unsafe { session(context) }.alloc_window(pd_handle, kind)?;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let parent_use = unsafe { ParentUse::of(pd) };
         let window = Window { c: ibv_mw { context, pd, rkey, handle, mw_type }, _parent_use: parent_use };
         Ok(Box::into_raw(Box::new(window)).cast())
@@ -41,7 +42,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: c_uint) -> *m
 /// `ibv_dealloc_mw(3)`: a binding goes with it.
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     code(|| {
-        // SAFETY: the caller's; made by `Box::into_raw` in `alloc_mw`.
+        // SAFETY: the C contract; made by `Box::into_raw` in `alloc_mw`.
         unsafe {
             session((*mw).context).dealloc_window((*mw).handle)?;
             drop(Box::from_raw(mw.cast::<Window>()));
@@ -53,7 +54,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
 /// `ibv_bind_mw(3)`. The window has its new key as soon as the request is posted.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     code(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             let info = &(*bind).bind_info;
             // IBTA o10-36.2.2: only windows of type 2 can count from zero.

@@ -37,12 +37,12 @@ fn identity(file: c_int) -> Option<FileIdentity> {
     known.then_some(FileIdentity { device: status.st_dev, inode: status.st_ino })
 }
 
-/// `ibv_open_xrcd(3)`, with the errno that the kernel gives: EBADF if `fd` is no file, EAGAIN if there is no domain and
-/// O_CREAT is not set, EINVAL if there is one and O_EXCL is set.
+/// `ibv_open_xrcd(3)`, with the errno that the kernel gives: EBADF if `fd` is no file, EAGAIN if
+/// there is no domain and O_CREAT is not set, EINVAL if there is one and O_EXCL is set.
 pub(crate) unsafe extern "C" fn open_xrcd(context: *mut ibv_context, init: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd {
     let mut bad_file = false;
     let opened = pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let (init, owner) = unsafe { (&*init, Context::from_c(context).client()) };
         if init.comp_mask >= IBV_XRCD_INIT_ATTR_RESERVED {
             return Err(VerbsError::NotSupported);
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(context: *mut ibv_context, init: *mut 
 /// `ibv_close_xrcd(3)`: EBUSY while SRQs or QPs of this process are in it.
 pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     code(|| {
-        // SAFETY: the caller's; made by `Box::into_raw` above.
+        // SAFETY: the C contract; made by `Box::into_raw` above.
         unsafe {
             let whole = Xrcd::from_c(xrcd);
             session(whole.c.context).close_xrc_domain(whole.handle)?;

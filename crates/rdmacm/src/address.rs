@@ -38,7 +38,7 @@ pub(crate) unsafe fn family(address: *const sockaddr) -> Outcome<c_int> {
 /// # Safety
 /// As for [`family`].
 pub(crate) unsafe fn copied(address: *const sockaddr) -> Outcome<rdma_socket_address> {
-    // SAFETY: the caller's; all zeroes are a valid address of no family.
+    // SAFETY: this function's contract; all zeroes are a valid address of no family.
     unsafe {
         let bytes = length_of_family(family(address)?);
         let mut copy: rdma_socket_address = mem::zeroed();
@@ -52,7 +52,8 @@ pub(crate) unsafe fn copied(address: *const sockaddr) -> Outcome<rdma_socket_add
 /// # Safety
 /// As for [`family`].
 pub(crate) unsafe fn from_c(address: *const sockaddr) -> Outcome<CmAddress> {
-    // SAFETY: the caller's; the family says which member holds, and the copy is aligned.
+    // SAFETY: this function's contract; the family says which member holds, and the copy is
+    // aligned.
     unsafe {
         let copy = copied(address)?;
         Ok(match c_int::from(copy.addr.sa_family) {
@@ -74,7 +75,7 @@ pub(crate) fn store(to: &mut rdma_socket_address, address: CmAddress) {
     // SAFETY: every member begins with the family, and all bytes of the union are there.
     let known = c_int::from(unsafe { to.addr.sa_family });
     let as_ipv4 = address.gid.to_ipv4().filter(|_| known != AF_INET6 && known != AF_IB);
-    // SAFETY: the caller's union holds any of the members; all zeroes are valid for each.
+    // SAFETY: the union holds any of the members; all zeroes are valid for each.
     unsafe {
         if known == AF_IB {
             let infiniband = &mut *(&raw mut *to).cast::<sockaddr_ib>();

@@ -9,7 +9,8 @@ use std::ffi::{c_char, c_int};
 use std::mem;
 use std::ptr;
 
-/// What can go wrong: an errno, or what `getaddrinfo` says (`EAI_*`), which the program gets as it is.
+/// What can go wrong: an errno, or what `getaddrinfo` says (`EAI_*`), which the program gets as it
+/// is.
 enum Failure {
     Errno(c_int),
     Lookup(c_int),
@@ -52,7 +53,7 @@ fn lookup_hints(hints: &rdma_addrinfo) -> addrinfo {
 /// # Safety
 /// `address` is valid for so many bytes.
 unsafe fn as_infiniband(address: *const sockaddr, bytes: u32, port_space: c_int) -> Outcome<*mut sockaddr> {
-    // SAFETY: the caller's; a socket address of another family is not touched.
+    // SAFETY: this function's contract; a socket address of another family is not touched.
     unsafe {
         if bytes as usize != size_of::<sockaddr_in6>() || c_int::from((*address).sa_family) != AF_INET6 {
             return Err(libc::EINVAL);
@@ -91,7 +92,7 @@ unsafe fn convert(out: &mut rdma_addrinfo, hints: &rdma_addrinfo, found: &addrin
     };
     let wants_infiniband =
         hints.ai_flags & RAI_FAMILY != 0 && hints.ai_family == AF_IB && hints.ai_flags & RAI_NUMERICHOST != 0;
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let (address, bytes) = unsafe {
         if wants_infiniband {
             let address = as_infiniband(found.ai_addr, found.ai_addrlen, out.ai_port_space)?;
@@ -120,7 +121,7 @@ unsafe fn fill(
     service: *const c_char,
     given: *const rdma_addrinfo,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's; integers and pointers only, all zeroes are valid.
+    // SAFETY: this function's contract; integers and pointers only, all zeroes are valid.
     unsafe {
         let hints = given.as_ref().copied().unwrap_or_else(|| mem::zeroed());
         if node.is_null() && service.is_null() {
@@ -162,7 +163,7 @@ unsafe fn look_up(
         return Err(Failure::Errno(libc::EINVAL));
     }
     Process::device()?;
-    // SAFETY: the caller's; calloc's memory is that long, and zeroes are valid.
+    // SAFETY: this function's contract; calloc's memory is that long, and zeroes are valid.
     unsafe {
         if hints.as_ref().is_some_and(|hints| hints.ai_flags & RAI_SA != 0) {
             // Services of a subnet administrator: there is none.
@@ -188,11 +189,11 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     found: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     let outcome = guarded(|| Ok(unsafe { look_up(node, service, hints) }));
     match outcome.unwrap_or_else(|errno| Err(Failure::Errno(errno))) {
         Ok(list) => {
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             unsafe { *found = list };
             0
         }

@@ -1,5 +1,6 @@
-//! `rdma_resolve_addrinfo` and `rdma_query_addrinfo` (RDMACM_1.4): names are looked up in the call, and the event follows, as
-//! rdma-core does it. Services of a subnet administrator (`RAI_SA`) there are none: EOPNOTSUPP.
+//! `rdma_resolve_addrinfo` and `rdma_query_addrinfo` (RDMACM_1.4): names are looked up in the call,
+//! and the event follows, as rdma-core does it. Services of a subnet administrator (`RAI_SA`) there
+//! are none: EOPNOTSUPP.
 use crate::addrinfo::rdma_getaddrinfo;
 use crate::boundary::{Outcome, last_errno, status};
 use crate::endpoint::complete;
@@ -13,7 +14,7 @@ use std::ptr;
 /// # Safety
 /// The pointers are valid.
 unsafe fn resolve(id: &Id, node: *const c_char, service: *const c_char, hints: *const rdma_addrinfo) -> Outcome<()> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe {
         if hints.as_ref().is_some_and(|hints| hints.ai_flags & RAI_SA != 0) {
             return Err(libc::EOPNOTSUPP);
@@ -28,7 +29,8 @@ unsafe fn resolve(id: &Id, node: *const c_char, service: *const c_char, hints: *
     write_own(id, RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0, 0)
 }
 
-/// `rdma_resolve_addrinfo(3)`: EBUSY while an earlier one's result was not taken. ENOENT for a name that is not found.
+/// `rdma_resolve_addrinfo(3)`: EBUSY while an earlier one's result was not taken. ENOENT for a name
+/// that is not found.
 ///
 /// # Safety
 /// The pointers are valid; all but `id` may be null.
@@ -40,7 +42,7 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
     hints: *const rdma_addrinfo,
 ) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let id = unsafe { Id::from_c(id)? };
         {
             let mut state = id.state();
@@ -49,7 +51,7 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
             }
             state.names = AddrInfoState::Resolving;
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         if let Err(error) = unsafe { resolve(id, node, service, hints) } {
             crate::event::forget_addrinfo(id);
             return Err(error);
@@ -65,7 +67,7 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, found: *mut *mut rdma_addrinfo) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let id = unsafe { Id::from_c(id)? };
         if found.is_null() {
             return Err(libc::EINVAL);
@@ -73,7 +75,7 @@ pub unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, found: *mut *m
         let mut state = id.state();
         match mem::replace(&mut state.names, AddrInfoState::Idle) {
             AddrInfoState::Resolved(resolved) => {
-                // SAFETY: the caller's.
+                // SAFETY: the C contract.
                 unsafe { *found = resolved.0 };
                 mem::forget(resolved);
                 Ok(())

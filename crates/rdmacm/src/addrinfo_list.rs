@@ -11,7 +11,7 @@ use std::mem;
 pub unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
     quiet(|| {
         let mut next = list;
-        // SAFETY: the caller's: a list of entries from malloc, each with its own parts.
+        // SAFETY: the C contract: a list of entries from malloc, each with its own parts.
         while let Some(entry) = unsafe { next.as_ref() } {
             let parts = [
                 entry.ai_connect.cast(),

@@ -1,12 +1,13 @@
-//! What every object here begins with: the process that it belongs to, and locks that survive a panic.
+//! What every object here begins with: the process that it belongs to, and locks that survive a
+//! panic.
 use crate::boundary::Outcome;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The key of nothing: of records that only wake somebody up.
 pub(crate) const KEY_NONE: u64 = 0;
 
-/// Locks, whatever became of an earlier holder: a panic is an error at the boundary, and what is locked here is left
-/// consistent between two statements.
+/// Locks, whatever became of an earlier holder: a panic is an error at the boundary, and what is
+/// locked here is left consistent between two statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -21,7 +21,7 @@ pub(crate) unsafe fn call(
     let message = encode(&Request::Cm(request));
     let mut reply = [0_u8; REPLY_BYTES_MAX];
     let (mut reply_bytes, mut descriptor) = (0, -1);
-    // SAFETY: the caller's; the buffers are as long as is said.
+    // SAFETY: this function's contract; the buffers are as long as is said.
     checked(unsafe {
         freeflow_call(
             context,
@@ -44,7 +44,7 @@ pub(crate) unsafe fn call(
 /// # Safety
 /// As for [`call`].
 pub(crate) unsafe fn command(context: *mut ibv_context, request: CmRequest) -> Outcome<()> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     match unsafe { call(context, request)? } {
         (None, _) => Ok(()),
         _ => Err(libc::EIO),
@@ -56,19 +56,20 @@ pub(crate) unsafe fn command(context: *mut ibv_context, request: CmRequest) -> O
 /// # Safety
 /// As for [`call`].
 pub(crate) unsafe fn bound(context: *mut ibv_context, request: CmRequest) -> Outcome<CmAddress> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     match unsafe { call(context, request)? } {
         (Some(CmReply::Bound { local }), _) => Ok(local),
         _ => Err(libc::EIO),
     }
 }
 
-/// Destroys an identifier: how many events it was sent. That of a router that is gone, or knows it no more, is destroyed.
+/// Destroys an identifier: how many events it was sent. That of a router that is gone, or knows it
+/// no more, is destroyed.
 ///
 /// # Safety
 /// As for [`call`].
 pub(crate) unsafe fn destroy_id(context: *mut ibv_context, id: Handle) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     match unsafe { call(context, CmRequest::DestroyId { id }) } {
         Ok((Some(CmReply::Destroyed { event_count }), _)) => event_count,
         _ => 0,

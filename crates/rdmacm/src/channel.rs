@@ -1,13 +1,16 @@
 //! Event channels: a socket by which the router sends (here *pipe*), one record a `read`.
 //!
-//! Records are sometimes taken out to look for those of one identifier (it is destroyed, or moves to another channel). The
-//! others then stand in the channel's *backlog*, in their order, and for each of them a *marker* is put into the pipe: a record
-//! of nothing. So whoever waits for the descriptor still sees exactly as many records as there are events, and who reads one takes
-//! the oldest of the backlog in its place. Events that this library makes itself (`rdma_write_cm_event`) come the same way.
+//! Records are sometimes taken out to look for those of one identifier (it is destroyed, or moves
+//! to another channel). The others then stand in the channel's *backlog*, in their order, and for
+//! each of them a *marker* is put into the pipe: a record of nothing. So whoever waits for the
+//! descriptor still sees exactly as many records as there are events, and who reads one takes the
+//! oldest of the backlog in its place. Events that this library makes itself
+//! (`rdma_write_cm_event`) come the same way.
 //!
-//! Invariant: every record that stands for an entry of the backlog is in the pipe, or in the hand of a thread that has read it and not
-//! looked at the backlog yet; together they are as many as the backlog is long and `spare` says. So the descriptor is never readable
-//! for nothing, and nothing waits that the descriptor doesn't tell of.
+//! Invariant: every record that stands for an entry of the backlog is in the pipe, or in the hand
+//! of a thread that has read it and not looked at the backlog yet; together they are as many as the
+//! backlog is long and `spare` says. So the descriptor is never readable for nothing, and nothing
+//! waits that the descriptor doesn't tell of.
 use crate::born::{Born, KEY_NONE, lock};
 use crate::boundary::{Outcome, last_errno, pointer, quiet};
 use crate::call::{call, command, destroy_id};
@@ -65,12 +68,14 @@ pub(crate) enum Taken {
 #[derive(Default)]
 struct Backlog {
     entries: VecDeque<QueuedEvent>,
-    /// Markers that other threads have in hand, and whose entries were withdrawn meanwhile: these find nothing.
+    /// Markers that other threads have in hand, and whose entries were withdrawn meanwhile: these
+    /// find nothing.
     spare: usize,
 }
 
 impl Backlog {
-    /// The event that a record stands for: the oldest, behind which it stands in line. `None`: the record is a marker.
+    /// The event that a record stands for: the oldest, behind which it stands in line. `None`: the
+    /// record is a marker.
     fn take(&mut self, event: Option<QueuedEvent>) -> Taken {
         if event.is_none() && self.spare != 0 {
             self.spare -= 1;
@@ -80,8 +85,8 @@ impl Backlog {
         self.entries.pop_front().map_or(Taken::Nothing, Taken::Event)
     }
 
-    /// Gives the entries of these keys, after `found` was read at the end, with `markers`. And how many markers take the place of
-    /// what was read.
+    /// Gives the entries of these keys, after `found` was read at the end, with `markers`. And how
+    /// many markers take the place of what was read.
     fn extract(
         &mut self,
         found: Vec<QueuedEvent>,
@@ -153,7 +158,7 @@ impl EventChannel {
             return Err(libc::EINVAL);
         }
         let channel = channel.cast_const().cast::<Self>();
-        // SAFETY: the caller's: the pointer is one of `Arc`'s.
+        // SAFETY: this function's contract: the pointer is one of `Arc`'s.
         unsafe {
             Arc::increment_strong_count(channel);
             Ok(Arc::from_raw(channel))
@@ -165,7 +170,7 @@ impl EventChannel {
     /// # Safety
     /// `channel` came from [`Self::into_c`], and is not used any more.
     unsafe fn from_raw(channel: *mut rdma_event_channel) -> Arc<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         unsafe { Arc::from_raw(channel.cast_const().cast::<Self>()) }
     }
 
@@ -187,8 +192,8 @@ impl EventChannel {
         self.pipe.load(Ordering::Acquire)
     }
 
-    /// Reads one record, and waits for it unless the descriptor is non-blocking. Not a cancellation point: what unwinds a thread
-    /// from within would meet Rust's frames.
+    /// Reads one record, and waits for it unless the descriptor is non-blocking. Not a cancellation
+    /// point: what unwinds a thread from within would meet Rust's frames.
     ///
     /// # Errors
     /// EAGAIN, EINTR; EBADF once it is closed.
@@ -215,9 +220,11 @@ impl EventChannel {
         lock(&self.backlog).take(event)
     }
 
-    /// Takes all events out that wait, without waiting for more; gives those of these keys, and leaves the others.
+    /// Takes all events out that wait, without waiting for more; gives those of these keys, and
+    /// leaves the others.
     ///
-    /// Between the two, another thread that waits for the descriptor may find nothing there; it then waits for the markers.
+    /// Between the two, another thread that waits for the descriptor may find nothing there; it
+    /// then waits for the markers.
     pub fn extract(&self, is_wanted: impl Fn(u64) -> bool) -> Vec<QueuedEvent> {
         let (mut found, mut markers) = (Vec::new(), 0);
         let mut record = [0_u8; CM_EVENT_BYTES_MAX];
@@ -234,14 +241,16 @@ impl EventChannel {
         wanted
     }
 
-    /// Puts events at the end of the backlog, so that they come before all that the router has not written yet.
+    /// Puts events at the end of the backlog, so that they come before all that the router has not
+    /// written yet.
     pub fn deliver(&self, events: Vec<QueuedEvent>) {
         let count = events.len();
         lock(&self.backlog).entries.extend(events);
         self.mark(count);
     }
 
-    /// Drops an event of an object that is gone. A request that nobody will answer is given back to the router.
+    /// Drops an event of an object that is gone. A request that nobody will answer is given back to
+    /// the router.
     pub fn dismiss(&self, event: QueuedEvent) {
         if let QueuedEvent::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }) = event {
             // SAFETY: the channel's device is there.
@@ -258,13 +267,15 @@ impl EventChannel {
         while left > 0 {
             let batch = left.min(REPOST_COUNT_MAX);
             let request = CmRequest::Repost { channel: self.handle, records: vec![marker.clone(); batch] };
-            // SAFETY: the device is there. If the router is gone, its end is what the program reads.
+            // SAFETY: the device is there. If the router is gone, its end is what the program
+            // reads.
             let _ = unsafe { command(self.context(), request) };
             left -= batch;
         }
     }
 
-    /// Closes it. Identifiers that are on it go, as the kernel does it when the last descriptor is closed.
+    /// Closes it. Identifiers that are on it go, as the kernel does it when the last descriptor is
+    /// closed.
     pub fn close(&self) {
         if self.pipe() >= 0 && self.born.is_here() {
             gone_with_channel(self);
@@ -299,7 +310,8 @@ fn into_raw(pipe: OwnedFd) -> RawFd {
     raw
 }
 
-/// Reads a record if there is one, though the descriptor may be a blocking one. `None`: nothing there, or the end.
+/// Reads a record if there is one, though the descriptor may be a blocking one. `None`: nothing
+/// there, or the end.
 fn read_without_waiting(pipe: RawFd, record: &mut [u8]) -> Option<usize> {
     // SAFETY: the buffer is that long.
     let count = unsafe { libc::recv(pipe, record.as_mut_ptr().cast(), record.len(), libc::MSG_DONTWAIT) };
@@ -321,7 +333,7 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
     if channel.is_null() {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     quiet(|| unsafe { EventChannel::from_raw(channel) }.close());
 }
 
@@ -377,7 +389,8 @@ mod tests {
     fn a_marker_in_hand_does_not_take_what_comes_after_its_entry_went() {
         let (mut backlog, mut pipe) = (Backlog::default(), VecDeque::from([1, 2]));
         assert!(drain(&mut backlog, &mut pipe, 9).is_empty());
-        // Another thread reads both markers; before it looks, both identifiers go, and a third event comes.
+        // Another thread reads both markers; before it looks, both identifiers go, and a third
+        // event comes.
         assert_eq!(std::mem::take(&mut pipe), [0, 0]);
         assert_eq!(drain(&mut backlog, &mut pipe, 1), [1]);
         assert_eq!(drain(&mut backlog, &mut pipe, 2), [2]);

@@ -14,7 +14,8 @@ use std::mem;
 /// Retries where the program says nothing: as often as can be, and for ever for want of a RECV.
 const RETRIES_BY_DEFAULT: u8 = 7;
 
-/// What a program wants of a connection; depths that the device hasn't are EINVAL (`RDMA_PS_TCP` only, as rdma-core has it).
+/// What a program wants of a connection; depths that the device hasn't are EINVAL (`RDMA_PS_TCP`
+/// only, as rdma-core has it).
 fn check(id: &Id, wanted: Option<&rdma_conn_param>, depth_max: u8) -> Outcome<()> {
     // SAFETY: a read of an integer that does not change.
     if unsafe { (*id.as_c()).ps } != RDMA_PS_TCP {
@@ -37,7 +38,7 @@ unsafe fn bytes_of(data: *const c_void, bytes: u8) -> Vec<u8> {
     if data.is_null() || bytes == 0 {
         return Vec::new();
     }
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe { std::slice::from_raw_parts(data.cast::<u8>(), usize::from(bytes)) }.to_vec()
 }
 
@@ -61,7 +62,7 @@ unsafe fn parameters(id: &Id, wanted: Option<&rdma_conn_param>, ece: Ece) -> Con
         out.rnr_retry_count = wanted.rnr_retry_count;
         out.srq = wanted.srq != 0;
         out.qp_number = wanted.qp_num;
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         private_data.extend(unsafe { bytes_of(wanted.private_data, wanted.private_data_len) });
     }
     if let Some(qp) = qp_of(id) {
@@ -101,14 +102,15 @@ fn accept(id: &Id, parameters: ConnectionParameters) -> Outcome<()> {
     }
 }
 
-/// `rdma_connect(3)`. The event is ESTABLISHED (or CONNECT_RESPONSE without a QP), REJECTED, UNREACHABLE or CONNECT_ERROR.
+/// `rdma_connect(3)`. The event is ESTABLISHED (or CONNECT_RESPONSE without a QP), REJECTED,
+/// UNREACHABLE or CONNECT_ERROR.
 ///
 /// # Safety
 /// The pointers are valid; `wanted` may be null if the identifier has a QP.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, wanted: *mut rdma_conn_param) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let (id, wanted) = unsafe { (Id::from_c(id)?, wanted.as_ref()) };
         let depth_max = id.device()?.depth_max;
         check(id, wanted, depth_max)?;
@@ -119,7 +121,7 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, wanted: *mut rdma_con
             state.responder_resources = chosen(wanted.map(|wanted| wanted.responder_resources), RDMA_MAX_RESP_RES);
             state.local_ece
         };
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let parameters = unsafe { parameters(id, wanted, ece) };
         connect(id, parameters)?;
         complete(id)
@@ -133,7 +135,7 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, wanted: *mut rdma_con
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, wanted: *mut rdma_conn_param) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let (id, wanted) = unsafe { (Id::from_c(id)?, wanted.as_ref()) };
         let depth_max = id.device()?.depth_max;
         if wanted.is_none() && qp_of(id).is_none() {
@@ -152,7 +154,7 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, wanted: *mut rdma_conn
             // The answer names the vendor that asked.
             Ece { vendor_id: state.remote_ece.vendor_id, options: state.local_ece.options }
         };
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let parameters = unsafe { parameters(id, wanted, ece) };
         if let Err(error) = accept(id, parameters) {
             // If it was the QP that could not, it is left as it is.
@@ -175,7 +177,7 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, wanted: *mut rdma_conn
 /// The pointers are valid.
 unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, bytes: u8, ece: bool) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         unsafe {
             let id = Id::from_c(id)?;
             let request = CmRequest::Reject { id: id.handle, private_data: bytes_of(data, bytes), ece };
@@ -190,7 +192,7 @@ unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, bytes: u8, ece: bool)
 /// The pointers are valid; `data` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, bytes: u8) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { reject(id, data, bytes, false) }
 }
 
@@ -200,7 +202,7 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, b
 /// The pointers are valid; `data` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, data: *const c_void, bytes: u8) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { reject(id, data, bytes, true) }
 }
 
@@ -211,7 +213,7 @@ pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, data: *const c_voi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let id = unsafe { Id::from_c(id)? };
         if qp_of(id).is_some() {
             return Err(libc::EINVAL);
@@ -227,7 +229,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let id = unsafe { Id::from_c(id)? };
         if event != AsyncEventKind::CommunicationEstablished as c_int {
             return Err(libc::EINVAL);
@@ -244,7 +246,7 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -> c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let id = unsafe { Id::from_c(id)? };
         id.device()?;
         match qp_of(id) {

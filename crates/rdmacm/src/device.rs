@@ -23,7 +23,8 @@ pub(crate) struct Device {
 
 struct Xrcd(*mut ibv_xrcd);
 
-// SAFETY: verbs may be called from any thread; the pointers don't change but for the domain's, which is behind a lock.
+// SAFETY: verbs may be called from any thread; the pointers don't change but for the domain's,
+// which is behind a lock.
 unsafe impl Send for Device {}
 // SAFETY: the same.
 unsafe impl Sync for Device {}
@@ -87,7 +88,8 @@ impl Drop for Device {
             return;
         }
         let xrcd = lock(&self.xrcd).0;
-        // SAFETY: no identifier has it any more. What the program still has in the domain keeps it, and the context with it.
+        // SAFETY: no identifier has it any more. What the program still has in the domain keeps it,
+        // and the context with it.
         unsafe {
             if !xrcd.is_null() {
                 verbs::close_xrcd(xrcd);

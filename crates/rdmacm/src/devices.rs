@@ -24,7 +24,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
         Ok(list)
     });
     if !count.is_null() {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { *count = c_int::from(!list.is_null()) };
     }
     list
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     quiet(|| {
         let device = lock(&Process::current().lists).remove(&list.addr());
         drop(device);
-        // SAFETY: the caller's; from calloc.
+        // SAFETY: the C contract; from calloc.
         unsafe { libc::free(list.cast()) };
     });
 }

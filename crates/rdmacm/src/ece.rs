@@ -1,5 +1,6 @@
-//! Extended connection establishment: what both ends' devices have in common. FreeFlow's has a vendor number and no options, so
-//! all this comes to is that the numbers are told, and that nobody's options are taken on.
+//! Extended connection establishment: what both ends' devices have in common. FreeFlow's has a
+//! vendor number and no options, so all this comes to is that the numbers are told, and that
+//! nobody's options are taken on.
 use crate::boundary::{Outcome, checked, status};
 use crate::id::Id;
 use crate::qp_states::{fail, qp_of, ready_to_receive, ready_to_send};
@@ -26,7 +27,8 @@ fn set(qp: *mut ibv_qp, vendor_id: u32, options: u32) -> Outcome<()> {
     }
 }
 
-/// A new QP: says what it can, and takes over what the other end asks for, if that is of the same vendor.
+/// A new QP: says what it can, and takes over what the other end asks for, if that is of the same
+/// vendor.
 pub(crate) fn begin(id: &Id, qp: *mut ibv_qp) -> Outcome<()> {
     let own = query(qp)?;
     let mut state = id.state();
@@ -74,7 +76,7 @@ pub(crate) fn answered(id: &Id, remote: Ece) -> Outcome<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let (id, ece) = unsafe { (Id::from_c(id)?, ece.as_ref().ok_or(libc::EINVAL)?) };
         if qp_of(id).is_some() || ece.vendor_id == 0 || ece.comp_mask != 0 {
             return Err(libc::EINVAL);
@@ -91,13 +93,13 @@ pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_e
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let id = unsafe { Id::from_c(id)? };
         if qp_of(id).is_some() || ece.is_null() {
             return Err(libc::EINVAL);
         }
         let remote = id.state().remote_ece;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { ece.write(ibv_ece { vendor_id: remote.vendor_id, options: remote.options, comp_mask: 0 }) };
         Ok(())
     })

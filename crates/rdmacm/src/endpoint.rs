@@ -1,4 +1,5 @@
-//! Synchronous identifiers: waiting for the event of a call, requests one by one, and end points in one call.
+//! Synchronous identifiers: waiting for the event of a call, requests one by one, and end points in
+//! one call.
 use crate::address::{family, length_of_family};
 use crate::boundary::{Outcome, quiet, status};
 use crate::event::next;
@@ -26,7 +27,8 @@ fn outcome_of(event: &rdma_cm_event) -> Outcome<()> {
     }
 }
 
-/// Waits for the event of a call, if the identifier is synchronous; the event stays at the identifier until its next call.
+/// Waits for the event of a call, if the identifier is synchronous; the event stays at the
+/// identifier until its next call.
 pub(crate) fn complete(id: &Id) -> Outcome<()> {
     let (channel, is_synchronous) = {
         let state = id.state();
@@ -47,7 +49,7 @@ pub(crate) fn complete(id: &Id) -> Outcome<()> {
 /// # Safety
 /// `listener` is an identifier.
 unsafe fn request(listener: *mut rdma_cm_id) -> Outcome<*mut rdma_cm_id> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let listener = unsafe { Id::from_c(listener)? };
     let (channel, is_synchronous) = {
         let state = listener.state();
@@ -58,7 +60,8 @@ unsafe fn request(listener: *mut rdma_cm_id) -> Outcome<*mut rdma_cm_id> {
     }
     listener.acknowledge_kept_event();
     let event = next(&channel)?;
-    // SAFETY: the event was just made, and so was the identifier in it; the pointers are the listener's own.
+    // SAFETY: the event was just made, and so was the identifier in it; the pointers are the
+    // listener's own.
     unsafe {
         let outcome = outcome_of(&*event).and_then(|()| {
             if (*event).event != RDMA_CM_EVENT_CONNECT_REQUEST {
@@ -88,7 +91,7 @@ pub unsafe extern "C" fn rdma_get_request(listener: *mut rdma_cm_id, id: *mut *m
         if id.is_null() {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { *id = request(listener)? };
         Ok(())
     })
@@ -97,7 +100,7 @@ pub unsafe extern "C" fn rdma_get_request(listener: *mut rdma_cm_id, id: *mut *m
 /// # Safety
 /// The pointers are valid.
 unsafe fn passive(id: &Id, wanted: &rdma_addrinfo, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Outcome<()> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe {
         bind(id, wanted.ai_src_addr)?;
         if !pd.is_null() {
@@ -113,7 +116,7 @@ unsafe fn passive(id: &Id, wanted: &rdma_addrinfo, pd: *mut ibv_pd, init: *mut i
 /// # Safety
 /// The pointers are valid.
 unsafe fn active(id: &Id, wanted: &rdma_addrinfo, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Outcome<()> {
-    // SAFETY: the caller's. An empty source is none.
+    // SAFETY: this function's contract. An empty source is none.
     unsafe {
         let source = if wanted.ai_src_len == 0 { ptr::null_mut() } else { wanted.ai_src_addr };
         let is_whole = length_of_family(family(wanted.ai_dst_addr)?) <= wanted.ai_dst_len as usize;
@@ -149,7 +152,7 @@ pub unsafe extern "C" fn rdma_create_ep(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             let wanted = wanted.as_ref().filter(|_| !id.is_null()).ok_or(libc::EINVAL)?;
             let made = create(ptr::null_mut(), ptr::null_mut(), wanted.ai_port_space as u32, wanted.ai_qp_type as u32)?;
@@ -177,7 +180,7 @@ fn destroy_all(id: &Id) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     quiet(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         if let Ok(id) = unsafe { shared(id) } {
             destroy_all(&id);
         }

@@ -200,7 +200,8 @@ fn connected(id: &Id, said: &ConnectionParameters) {
     }
 }
 
-/// A request makes a new identifier, on the listener's channel, or on one of its own if the listener is synchronous.
+/// A request makes a new identifier, on the listener's channel, or on one of its own if the
+/// listener is synchronous.
 fn requested(
     listener: &Arc<Id>,
     handle: Handle,
@@ -251,7 +252,8 @@ fn event_of(channel: &Arc<EventChannel>, taken: Taken) -> Outcome<*mut rdma_cm_e
 /// The next event of a channel, for calls that wait for theirs.
 ///
 /// # Errors
-/// Of `read`: EAGAIN, EINTR. EIO once the router is gone and every identifier of the channel was told.
+/// Of `read`: EAGAIN, EINTR. EIO once the router is gone and every identifier of the channel was
+/// told.
 pub(crate) fn next(channel: &Arc<EventChannel>) -> Outcome<*mut rdma_cm_event> {
     channel.born.check()?;
     loop {
@@ -280,11 +282,13 @@ enum ReadStep {
     Done(c_int),
 }
 
-/// `rdma_get_cm_event(3)`. Once the router is gone, every identifier of the channel gets DEVICE_REMOVAL, then it is EIO.
+/// `rdma_get_cm_event(3)`. Once the router is gone, every identifier of the channel gets
+/// DEVICE_REMOVAL, then it is EIO.
 ///
-/// QueuedEvent for the event is a cancellation point: programs end their event threads by `pthread_cancel`. So nothing that would have to
-/// be dropped is alive in this function while it waits; a thread that is cancelled leaves a reference to the channel behind. Of a
-/// channel that another thread closes meanwhile it hears nothing more, as with the kernel's.
+/// QueuedEvent for the event is a cancellation point: programs end their event threads by
+/// `pthread_cancel`. So nothing that would have to be dropped is alive in this function while it
+/// waits; a thread that is cancelled leaves a reference to the channel behind. Of a channel that
+/// another thread closes meanwhile it hears nothing more, as with the kernel's.
 ///
 /// # Safety
 /// The pointers are valid.
@@ -294,7 +298,7 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
     let mut record = [0_u8; CM_EVENT_BYTES_MAX];
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     let mut step = unsafe { begin(channel, event) };
     loop {
         match step {
@@ -325,7 +329,7 @@ unsafe fn begin(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event
         if event.is_null() {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         let channel = unsafe { EventChannel::share(channel)? };
         channel.born.check()?;
         let pipe = channel.pipe();
@@ -352,7 +356,8 @@ unsafe fn proceed(
 ) -> ReadStep {
     let failure = (count < 0).then(last_errno);
     let step = guarded(|| {
-        // SAFETY: `begin` left a reference, which is taken over here and left again if there is more to read.
+        // SAFETY: `begin` left a reference, which is taken over here and left again if there is
+        // more to read.
         let channel = unsafe { Arc::from_raw(channel.cast_const().cast::<EventChannel>()) };
         let is_closed = channel.pipe() < 0;
         if is_closed && count <= 0 {
@@ -363,7 +368,7 @@ unsafe fn proceed(
         }
         let found = event_of(&channel, channel.taken(count, record)?)?;
         if !found.is_null() {
-            // SAFETY: the caller's.
+            // SAFETY: this function's contract.
             unsafe { *event = found };
             return Ok(ReadStep::Done(0));
         }
@@ -384,7 +389,7 @@ pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
         if event.is_null() {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's: made by `into_c`.
+        // SAFETY: the C contract: made by `into_c`.
         let event = unsafe { Box::from_raw(event.cast::<Event>()) };
         if event.id.born.is_here() {
             uncount(&event.id, event.membership.as_deref());
@@ -420,7 +425,7 @@ pub unsafe extern "C" fn rdma_write_cm_event(id: *mut rdma_cm_id, kind: u32, sai
         if kind != RDMA_CM_EVENT_USER {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         write_own(unsafe { Id::from_c(id)? }, kind, said, argument)
     })
 }

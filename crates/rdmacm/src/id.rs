@@ -15,8 +15,9 @@ use std::ffi::{c_uint, c_void};
 use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// An identifier as C sees it, and what is behind it. The C part is the program's as much as ours: it is reached by pointers
-/// only, and as with rdma-core two threads that change one identifier at a time keep out of each other's way themselves.
+/// An identifier as C sees it, and what is behind it. The C part is the program's as much as ours:
+/// it is reached by pointers only, and as with rdma-core two threads that change one identifier at
+/// a time keep out of each other's way themselves.
 #[repr(C)]
 pub(crate) struct Id {
     c: UnsafeCell<rdma_cm_id>,
@@ -27,8 +28,8 @@ pub(crate) struct Id {
     acknowledged: Condvar,
 }
 
-// SAFETY: see the type: the C part is reached by whoever holds the identifier, as C's rules have it; the rest is locked or
-// does not change.
+// SAFETY: see the type: the C part is reached by whoever holds the identifier, as C's rules have
+// it; the rest is locked or does not change.
 unsafe impl Send for Id {}
 // SAFETY: the same.
 unsafe impl Sync for Id {}
@@ -137,7 +138,8 @@ impl Id {
     /// # Safety
     /// `id` is null, or came from this library and is not destroyed.
     pub unsafe fn from_c<'a>(id: *mut rdma_cm_id) -> Outcome<&'a Self> {
-        // SAFETY: every identifier handed out is the beginning of an `Id`, which its table or its user keeps.
+        // SAFETY: every identifier handed out is the beginning of an `Id`, which its table or its
+        // user keeps.
         let id = unsafe { id.cast_const().cast::<Self>().as_ref() }.ok_or(libc::EINVAL)?;
         id.born.check()?;
         Ok(id)
@@ -222,12 +224,13 @@ impl Drop for Id {
 /// # Safety
 /// `id` is an identifier.
 pub(crate) unsafe fn shared(id: *mut rdma_cm_id) -> Outcome<Arc<Id>> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let key = unsafe { Id::from_c(id)? }.key;
     Process::current().table().ids.get(&key).cloned().ok_or(libc::EINVAL)
 }
 
-/// Its channel is being closed: the router destroys what is on it, and only the shell is left to the program.
+/// Its channel is being closed: the router destroys what is on it, and only the shell is left to
+/// the program.
 pub(crate) fn gone_with_channel(channel: &EventChannel) {
     let ids: Vec<Arc<Id>> = Process::current().table().ids.values().filter(|id| is_on(id, channel)).cloned().collect();
     for id in ids {
@@ -250,7 +253,8 @@ pub(crate) fn next_without_removal_event(channel: &EventChannel) -> Option<Arc<I
     Some(id.clone())
 }
 
-/// What an event's key names; it counts as delivered from here on, so it can't be destroyed before it is acknowledged.
+/// What an event's key names; it counts as delivered from here on, so it can't be destroyed before
+/// it is acknowledged.
 pub(crate) fn found(event: &QueuedEvent) -> Option<(Arc<Id>, Option<Arc<Membership>>)> {
     let key = match event {
         QueuedEvent::Record(event) => event.cookie,

@@ -1,14 +1,23 @@
-//! The drop-in `librdmacm.so.1`: C entry points of `rdma_cma.h` and `rdma_verbs.h` over the router's connection manager.
+//! The drop-in `librdmacm.so.1`: C entry points of `rdma_cma.h` and `rdma_verbs.h` over the
+//! router's connection manager.
 //!
-//! `scripts/link-rdmacm` links this crate's static library with `versions.map` against `libibverbs.so.1`, whose connection to
-//! the router it uses (`freeflow_call`), and whose verbs it calls as any program does. It has no connection, no thread and no
-//! memory of its own that the router knows.
+//! `scripts/link-rdmacm` links this crate's static library with `versions.map` against
+//! `libibverbs.so.1`, whose connection to the router it uses (`freeflow_call`), and whose verbs it
+//! calls as any program does. It has no connection, no thread and no memory of its own that the
+//! router knows.
 //!
-//! Invariant: no panic crosses the boundary (`boundary`). What the router says names our objects by keys of our own
-//! table (`process`), never by address: an unknown key is an event of something that is gone.
+//! Invariant: no panic crosses the boundary (`boundary`). What the router says names our objects by
+//! keys of our own table (`process`), never by address: an unknown key is an event of something
+//! that is gone.
 //!
-//! Invariant: locks are taken in the order table, then an identifier's state, then a channel's backlog; none is held over a
-//! call to the router.
+//! Invariant: locks are taken in the order table, then an identifier's state, then a channel's
+//! backlog; none is held over a call to the router.
+//!
+//! # Safety
+//! *The C contract*: a program calls an entry point as its manual page and its `# Safety` section
+//! say. Pointers are valid for their type, or null where that is allowed; objects exist, are of
+//! this library, and are used no more once an entry point destroys them; buffers are as long as
+//! their length says.
 #![allow(clippy::missing_safety_doc, reason = "C's contract: the manual page of the function")]
 
 // Part of the library, though nothing here calls it: its functions are exported.

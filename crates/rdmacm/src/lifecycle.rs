@@ -40,7 +40,7 @@ pub(crate) unsafe fn create(
     let channel = if is_synchronous {
         EventChannel::create()?
     } else {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         unsafe { EventChannel::share(channel)? }
     };
     channel.born.check()?;
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn rdma_create_id(
             return Err(libc::EINVAL);
         }
         let qp_type = if ps == RDMA_PS_IPOIB || ps == RDMA_PS_UDP { IBV_QPT_UD } else { IBV_QPT_RC };
-        // SAFETY: the caller's. The table keeps it.
+        // SAFETY: the C contract. The table keeps it.
         unsafe { *id = create(channel, context, ps, qp_type)?.as_c() };
         Ok(())
     })
@@ -122,6 +122,7 @@ pub(crate) fn destroy(id: &Id) -> Outcome<()> {
 /// `id` is an identifier, and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the caller's; the table's reference is given up at the end, so it is looked at by one of our own.
+    // SAFETY: the C contract; the table's reference is given up at the end, so it is looked at by
+    // one of our own.
     status(|| unsafe { destroy(&*shared(id)?) })
 }

@@ -38,7 +38,8 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// Counted with the identifier's state locked: SeqCst costs nothing there, and says what is meant.
+    /// Counted with the identifier's state locked: SeqCst costs nothing there, and says what is
+    /// meant.
     pub fn count_delivered(&self) {
         self.delivered.fetch_add(1, Ordering::SeqCst);
     }

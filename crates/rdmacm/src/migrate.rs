@@ -9,8 +9,9 @@ use std::ffi::c_int;
 use std::mem;
 use std::sync::Arc;
 
-/// The router's part; the identifier's events go to the new channel from here on, those that wait are brought along. So are
-/// requests that the program has not read; those that it has read stay where it read them, as with the kernel's.
+/// The router's part; the identifier's events go to the new channel from here on, those that wait
+/// are brought along. So are requests that the program has not read; those that it has read stay
+/// where it read them, as with the kernel's.
 fn move_to(id: &Id, channel: &Arc<EventChannel>) -> Outcome<Arc<EventChannel>> {
     let request = CmRequest::MigrateId { id: id.handle, channel: channel.handle() };
     // SAFETY: the identifier's device is there.
@@ -31,7 +32,8 @@ fn move_to(id: &Id, channel: &Arc<EventChannel>) -> Outcome<Arc<EventChannel>> {
     Ok(old)
 }
 
-/// The identifier that an event asks to be made goes to another channel. One that is gone by now goes nowhere.
+/// The identifier that an event asks to be made goes to another channel. One that is gone by now
+/// goes nowhere.
 pub(crate) fn bring_along(listener: &Id, event: &QueuedEvent, channel: &EventChannel) {
     if let QueuedEvent::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }) = event
         && let Ok(context) = listener.context()
@@ -59,15 +61,15 @@ pub(crate) fn become_synchronous(id: &Id) -> Outcome<()> {
     Ok(())
 }
 
-/// `rdma_migrate_id(3)`: waits until the events that the program has of the identifier are acknowledged. EINVAL for a
-/// synchronous identifier without a channel to go to.
+/// `rdma_migrate_id(3)`: waits until the events that the program has of the identifier are
+/// acknowledged. EINVAL for a synchronous identifier without a channel to go to.
 ///
 /// # Safety
 /// `id` is an identifier; `channel` is null or a channel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let id = unsafe { shared(id)? };
         let was_synchronous = id.state().is_synchronous;
         let becomes_synchronous = channel.is_null();
@@ -77,7 +79,7 @@ pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma
         let channel = if becomes_synchronous {
             EventChannel::create()?
         } else {
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             unsafe { EventChannel::share(channel)? }
         };
         let old = move_to(&id, &channel)?;

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 /// # Safety
 /// `address` is null or as long as its family says.
 unsafe fn shown(address: *const sockaddr) -> Outcome<Vec<u8>> {
-    // SAFETY: the caller's; the copy is a whole union.
+    // SAFETY: this function's contract; the copy is a whole union.
     unsafe {
         let copy = copied(address)?;
         let bytes = length_of_family(c_int::from(copy.addr.sa_family));
@@ -34,7 +34,7 @@ unsafe fn shown(address: *const sockaddr) -> Outcome<Vec<u8>> {
 /// # Safety
 /// The pointers are valid.
 unsafe fn join(id: *mut rdma_cm_id, address: *const sockaddr, flags: u32, context: *mut c_void) -> Outcome<()> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let (id, group, shown) = unsafe { (Id::from_c(id)?, from_c(address)?.gid, shown(address)?) };
     let send_only = flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
     let membership = Arc::new(Membership {
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn rdma_join_multicast(
     address: *mut sockaddr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     status(|| unsafe { join(id, address, RDMA_MC_JOIN_FLAG_FULLMEMBER, context) })
 }
 
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
 ) -> c_int {
     const NEEDED: u32 = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let wanted = unsafe { wanted.as_ref() }.ok_or(libc::EINVAL)?;
         if wanted.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED {
             return Err(libc::ENOTSUP);
@@ -100,19 +100,20 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
         if wanted.comp_mask & NEEDED != NEEDED || wanted.join_flags >= RDMA_MC_JOIN_FLAG_RESERVED {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { join(id, wanted.addr, wanted.join_flags, context) }
     })
 }
 
-/// `rdma_leave_multicast(3)`: EADDRNOTAVAIL if it is no member. Waits until the membership's events are acknowledged.
+/// `rdma_leave_multicast(3)`: EADDRNOTAVAIL if it is no member. Waits until the membership's events
+/// are acknowledged.
 ///
 /// # Safety
 /// The pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, address: *mut sockaddr) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let (id, named) = unsafe { (shared(id)?, shown(address)?) };
         let membership = id.state().memberships.iter().find(|known| known.shown == named).cloned();
         let membership = membership.ok_or(libc::EADDRNOTAVAIL)?;

@@ -9,17 +9,17 @@ use freeflow_abi::{
 use freeflow_protocol::cm::{CmOption, CmRequest};
 use std::ffi::{c_int, c_void};
 
-/// EINVAL for a value of a wrong size, ENOSYS for an option that is none, as the kernel has it. EOPNOTSUPP for a path of the
-/// program's own: paths are the router's.
+/// EINVAL for a value of a wrong size, ENOSYS for an option that is none, as the kernel has it.
+/// EOPNOTSUPP for a path of the program's own: paths are the router's.
 ///
 /// # Safety
 /// `value` is valid for so many bytes.
 unsafe fn option(level: c_int, name: c_int, value: *const c_void, bytes: usize) -> Outcome<CmOption> {
-    // SAFETY: the caller's; looked at only if it is that long.
+    // SAFETY: this function's contract; looked at only if it is that long.
     let byte = || if bytes == 1 { Ok(unsafe { value.cast::<u8>().read() }) } else { Err(libc::EINVAL) };
     let flag = || {
         let is_long_enough = bytes == size_of::<c_int>();
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         if is_long_enough { Ok(unsafe { value.cast::<c_int>().read_unaligned() } != 0) } else { Err(libc::EINVAL) }
     };
     if value.is_null() {
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn rdma_set_option(
     bytes: usize,
 ) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             let id = Id::from_c(id)?;
             let option = option(level, name, value, bytes)?;

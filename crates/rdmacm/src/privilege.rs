@@ -1,14 +1,16 @@
 //! Who may have a port below 1024: as Linux's `cma_use_port` asks, who has CAP_NET_BIND_SERVICE.
 //!
-//! The library asks this of its own thread, so it is good advice for honest programs and binds nobody: the router does not see
-//! capabilities (they change from call to call and from thread to thread, and the process behind a number is another one by
-//! the time that one looks). Ports are a vNIC's own, so whoever goes past this takes a port from nobody but its own container.
+//! The library asks this of its own thread, so it is good advice for honest programs and binds
+//! nobody: the router does not see capabilities (they change from call to call and from thread to
+//! thread, and the process behind a number is another one by the time that one looks). Ports are a
+//! vNIC's own, so whoever goes past this takes a port from nobody but its own container.
 use crate::boundary::Outcome;
 use std::ffi::c_int;
 
 /// `PROT_SOCK`.
 const PRIVILEGED_END: u16 = 1024;
-/// A network namespace may say otherwise for its sockets (container runtimes do): what programs may have by TCP they have here.
+/// A network namespace may say otherwise for its sockets (container runtimes do): what programs may
+/// have by TCP they have here.
 const UNPRIVILEGED_START: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
 const CAP_NET_BIND_SERVICE: u32 = 10;
 /// `_LINUX_CAPABILITY_VERSION_3`: two words of each set.

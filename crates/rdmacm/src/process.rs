@@ -1,8 +1,9 @@
 //! The objects of this process: its identifiers and memberships by key, and its device.
 //!
-//! A forked child has none of it: the connection, its identifiers and its pipes are the parent's. The child gets tables of its
-//! own when it first asks, so it never waits for a lock that a thread of its parent held; what it does to an object of its parent
-//! is refused ([`Born::check`]) before anything is touched.
+//! A forked child has none of it: the connection, its identifiers and its pipes are the parent's.
+//! The child gets tables of its own when it first asks, so it never waits for a lock that a thread
+//! of its parent held; what it does to an object of its parent is refused ([`Born::check`]) before
+//! anything is touched.
 use crate::born::{Born, KEY_NONE, lock};
 use crate::boundary::Outcome;
 use crate::device::Device;
@@ -41,7 +42,8 @@ impl Process {
         }
     }
 
-    /// Of this process. A child leaves its parent's where it is: other threads of the parent may have held its locks.
+    /// Of this process. A child leaves its parent's where it is: other threads of the parent may
+    /// have held its locks.
     pub fn current() -> &'static Self {
         static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
         loop {
@@ -75,7 +77,8 @@ impl Process {
         // SAFETY: a list ends with a null pointer.
         let newest = unsafe { *list };
         let outcome = match &*current {
-            // SAFETY: the context is open. libibverbs names another device once the router is another one.
+            // SAFETY: the context is open. libibverbs names another device once the router is
+            // another one.
             Some(device) if unsafe { (*device.context()).device } == newest => Ok(device.clone()),
             _ if newest.is_null() => Err(libc::ENODEV),
             _ => Device::open(newest).inspect(|device| *current = Some(device.clone())),

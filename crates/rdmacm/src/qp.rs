@@ -10,7 +10,8 @@ use std::ffi::c_int;
 use std::mem;
 use std::ptr;
 
-/// Destroys the completion queues that this library made, and their channels. The one of an XRC SRQ stays as long as that.
+/// Destroys the completion queues that this library made, and their channels. The one of an XRC SRQ
+/// stays as long as that.
 pub(crate) fn destroy_cqs(id: &Id) {
     let c = id.as_c();
     // SAFETY: the pointers are the identifier's own; what stands there exists.
@@ -85,7 +86,7 @@ pub(crate) fn create_cqs(id: &Id, send_size: u32, receive_size: u32) -> Outcome<
 unsafe fn complete_attributes(id: &Id, attr: *mut ibv_qp_init_attr_ex) -> Outcome<()> {
     let c = id.as_c();
     let device = id.device()?;
-    // SAFETY: the caller's; the identifier's own.
+    // SAFETY: this function's contract; the identifier's own.
     unsafe {
         if (*attr).comp_mask & IBV_QP_INIT_ATTR_PD == 0 || (*attr).pd.is_null() {
             (*attr).comp_mask |= IBV_QP_INIT_ATTR_PD;
@@ -112,8 +113,8 @@ const SGE_BYTES: u32 = 16;
 /// Room for inline data that is given unasked at most, bytes.
 const INLINE_BYTES_UNASKED_MAX: u32 = 64;
 
-/// Inline data goes where the list would stand: drivers give that much room to who asks for none (rxe), and examples of
-/// rdma-core (`rdma_xclient`) rely on it.
+/// Inline data goes where the list would stand: drivers give that much room to who asks for none
+/// (rxe), and examples of rdma-core (`rdma_xclient`) rely on it.
 fn add_inline_room(cap: &mut ibv_qp_cap) {
     let room = cap.max_send_sge.saturating_mul(SGE_BYTES).min(INLINE_BYTES_UNASKED_MAX);
     cap.max_inline_data = cap.max_inline_data.max(room);
@@ -126,7 +127,8 @@ unsafe fn create_extended(id: &Id, attr: *mut ibv_qp_init_attr_ex) -> Outcome<()
     if qp_states::qp_of(id).is_some() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the caller's: an old caller's struct ends before `send_ops_flags`, which is not touched here.
+    // SAFETY: this function's contract: an old caller's struct ends before `send_ops_flags`, which
+    // is not touched here.
     unsafe {
         complete_attributes(id, attr)?;
         let size = |theirs: *mut ibv_cq, mine: *mut ibv_cq, wanted| {
@@ -163,7 +165,7 @@ unsafe fn create_extended(id: &Id, attr: *mut ibv_qp_init_attr_ex) -> Outcome<()
 /// `qp` exists.
 unsafe fn hold(id: &Id, qp: *mut ibv_qp) {
     let c = id.as_c();
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe {
         // An XRC target has none; its identifier keeps the one it has for the SRQ.
         if !(*qp).pd.is_null() {
@@ -176,7 +178,8 @@ unsafe fn hold(id: &Id, qp: *mut ibv_qp) {
 /// # Safety
 /// `pd` is null or exists; `init` is valid.
 pub(crate) unsafe fn create(id: &Id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Outcome<()> {
-    // SAFETY: the caller's; the extended struct begins as the simple one does, and zeroes are valid for the rest.
+    // SAFETY: this function's contract; the extended struct begins as the simple one does, and
+    // zeroes are valid for the rest.
     unsafe {
         let mut extended: ibv_qp_init_attr_ex = mem::zeroed();
         ptr::copy_nonoverlapping(init, (&raw mut extended).cast(), 1);
@@ -198,7 +201,7 @@ pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_q
         if attr.is_null() {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { create_extended(Id::from_c(id)?, attr) }
     })
 }
@@ -213,7 +216,7 @@ pub unsafe extern "C" fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, in
         if init.is_null() {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { create(Id::from_c(id)?, pd, init) }
     })
 }
@@ -237,7 +240,7 @@ pub(crate) fn destroy(id: &Id) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     quiet(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         if let Ok(id) = unsafe { Id::from_c(id) } {
             destroy(id);
         }
@@ -249,6 +252,6 @@ pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
 /// # Safety
 /// `qp` exists.
 pub(crate) unsafe fn has_srq(qp: *mut ibv_qp) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe { !(*qp).srq.is_null() }
 }

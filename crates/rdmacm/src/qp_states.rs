@@ -1,5 +1,5 @@
-//! The way of an identifier's QP through its states: the router does it with the step of the connection, or says with what and the
-//! library does it.
+//! The way of an identifier's QP through its states: the router does it with the step of the
+//! connection, or says with what and the library does it.
 use crate::boundary::{Outcome, checked, status};
 use crate::call::{call, command};
 use crate::id::Id;
@@ -23,7 +23,7 @@ pub(crate) fn attributes(id: &Id, state: QpState) -> Outcome<(ibv_qp_attr, c_int
 /// # Safety
 /// `qp` exists.
 unsafe fn modify(qp: *mut ibv_qp, (mut attributes, mask): (ibv_qp_attr, c_int)) -> Outcome<()> {
-    // SAFETY: the caller's; a local.
+    // SAFETY: this function's contract; a local.
     checked(unsafe { verbs::ibv_modify_qp(qp, &raw mut attributes, mask) })
 }
 
@@ -34,7 +34,7 @@ unsafe fn modify(qp: *mut ibv_qp, (mut attributes, mask): (ibv_qp_attr, c_int)) 
 pub(crate) unsafe fn step(id: &Id, qp: *mut ibv_qp, step: CmStep) -> Outcome<()> {
     id.context()?;
     let step = encode(&step);
-    // SAFETY: the caller's; the message is as long as is said.
+    // SAFETY: this function's contract; the message is as long as is said.
     checked(unsafe { verbs::freeflow_step(qp, step.as_ptr().cast(), step.len()) })
 }
 
@@ -45,7 +45,8 @@ pub(crate) fn qp_of(id: &Id) -> Option<*mut ibv_qp> {
     (!qp.is_null()).then_some(qp)
 }
 
-/// RTR, by way of INIT again: what was settled since the QP was created counts. Does nothing without a QP.
+/// RTR, by way of INIT again: what was settled since the QP was created counts. Does nothing
+/// without a QP.
 ///
 /// This and the next are for an answer that the router did not deal with by itself.
 pub(crate) fn ready_to_receive(id: &Id) -> Outcome<()> {
@@ -86,7 +87,7 @@ pub(crate) fn establish(id: &Id) -> Outcome<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             let id = Id::from_c(id)?;
             if attr.is_null() || mask.is_null() {

@@ -21,7 +21,7 @@ fn timeout(timeout_ms: c_int) -> u32 {
 /// # Safety
 /// `address` is null or as long as its family says.
 pub(crate) unsafe fn bind(id: &Id, address: *const sockaddr) -> Outcome<()> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let (wanted, shown) = unsafe { (from_c(address)?, copied(address)?) };
     check_port(wanted.port)?;
     // SAFETY: the identifier's device is there.
@@ -38,7 +38,7 @@ pub(crate) unsafe fn bind(id: &Id, address: *const sockaddr) -> Outcome<()> {
 /// The pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, address: *mut sockaddr) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     status(|| unsafe { bind(Id::from_c(id)?, address) })
 }
 
@@ -50,7 +50,7 @@ pub(crate) unsafe fn resolve(
     destination: *const sockaddr,
     timeout_ms: c_int,
 ) -> Outcome<()> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let (source_shown, from, to, destination_shown) = unsafe {
         let named = !source.is_null();
         let shown: Option<rdma_socket_address> = if named { Some(copied(source)?) } else { None };
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     destination: *mut sockaddr,
     timeout_ms: c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     status(|| unsafe { resolve(Id::from_c(id)?, source, destination, timeout_ms) })
 }
 
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn rdma_resolve_addr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let id = unsafe { Id::from_c(id)? };
         id.device()?;
         let request = CmRequest::ResolveRoute { id: id.handle, timeout_ms: timeout(timeout_ms) };
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let id = unsafe { Id::from_c(id)? };
         let request = CmRequest::Listen { id: id.handle, backlog: u32::try_from(backlog).unwrap_or(0) };
         // SAFETY: the identifier's device is there.
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
 /// `id` is an identifier.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { crate::address::port(&(*id).route.addr.src) }
 }
 
@@ -137,6 +137,6 @@ pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
 /// `id` is an identifier.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { crate::address::port(&(*id).route.addr.dst) }
 }

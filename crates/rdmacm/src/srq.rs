@@ -50,7 +50,7 @@ unsafe fn create_extended(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Outcome<(
 /// The pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     status(|| unsafe { create_extended(Id::from_c(id)?, attr.as_mut().ok_or(libc::EINVAL)?) })
 }
 
@@ -64,7 +64,8 @@ pub unsafe extern "C" fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, a
         if attr.is_null() {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's; the extended struct begins as the simple one does, and zeroes are valid for the rest.
+        // SAFETY: the C contract; the extended struct begins as the simple one does, and zeroes are
+        // valid for the rest.
         unsafe {
             let id = Id::from_c(id)?;
             let mut extended: ibv_srq_init_attr_ex = mem::zeroed();
@@ -99,7 +100,7 @@ pub(crate) fn destroy(id: &Id) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     quiet(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         if let Ok(id) = unsafe { Id::from_c(id) } {
             destroy(id);
         }

@@ -61,7 +61,7 @@ pub(crate) fn given<T>(object: *mut T) -> Outcome<NonNull<T>> {
 /// # Safety
 /// `context` is open. All contexts of FreeFlow's libibverbs are extended ones.
 unsafe fn extended<'a>(context: *mut ibv_context) -> &'a verbs_context {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe { &*context.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>() }
 }
 
@@ -73,7 +73,7 @@ pub(crate) unsafe fn create_srq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> Outcome<NonNull<ibv_srq>> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe { given(extended(context).create_srq_ex.ok_or(libc::EOPNOTSUPP)?(context, attr)) }
 }
 
@@ -82,7 +82,7 @@ pub(crate) unsafe fn create_srq_ex(
 /// # Safety
 /// The pointers are valid.
 pub(crate) unsafe fn open_xrcd(context: *mut ibv_context, attr: *mut ibv_xrcd_init_attr) -> Outcome<NonNull<ibv_xrcd>> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe { given(extended(context).open_xrcd.ok_or(libc::EOPNOTSUPP)?(context, attr)) }
 }
 
@@ -91,7 +91,7 @@ pub(crate) unsafe fn open_xrcd(context: *mut ibv_context, attr: *mut ibv_xrcd_in
 /// # Safety
 /// `xrcd` is open, and not used any more.
 pub(crate) unsafe fn close_xrcd(xrcd: *mut ibv_xrcd) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe {
         if let Some(close) = extended((*xrcd).context).close_xrcd {
             close(xrcd);

@@ -1,16 +1,18 @@
 //! The thread that carries out the router's commands: one for each session with exclusive arenas.
 //!
-//! A program that looks at its threads sees one more, `freeflow-orders`, from its first registration with remote rights on
-//! (none where the router grants nothing, or with `FREEFLOW_REMAP=off`). It takes no signals. The C library then takes
-//! its locks as for any program of several threads, and what the kernel allows only a process of one thread (a new user
+//! A program that looks at its threads sees one more, `freeflow-orders`, from its first
+//! registration with remote rights on (none where the router grants nothing, or with
+//! `FREEFLOW_REMAP=off`). It takes no signals. The C library then takes its locks as for any
+//! program of several threads, and what the kernel allows only a process of one thread (a new user
 //! namespace) is to be done before.
 //!
-//! Invariant: the thread waits in `poll`, or for the table's lock; all else that it does, from its beginning to its end, it
-//! does while it, or the thread that started it, has that lock. So pages can be moved as if it were not there, and `fork` finds it
-//! holding no lock of the child's.
+//! Invariant: the thread waits in `poll`, or for the table's lock; all else that it does, from its
+//! beginning to its end, it does while it, or the thread that started it, has that lock. So pages
+//! can be moved as if it were not there, and `fork` finds it holding no lock of the child's.
 //!
-//! Invariant: a thread that waits for an answer of the router with the table's lock, or the session's, waits for no
-//! command: the router answers everything else without waiting for its commands.
+//! Invariant: a thread that waits for an answer of the router with the table's lock, or the
+//! session's, waits for no command: the router answers everything else without waiting for its
+//! commands.
 use crate::lock::locked;
 use crate::table::Table;
 use crate::threads::{self, now_ns};
@@ -35,15 +37,16 @@ const BEGIN_WITHIN_NS: u64 = 1_000_000_000;
 /// The newest one's pipe, or -1.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
-/// Longest wait for the next command to be carried out: by then the router has ended a session that does not do it.
+/// Longest wait for the next command to be carried out: by then the router has ended a session that
+/// does not do it.
 const REVOCATION_WAIT_NS: u64 = (REVOCATION_TIME_MAX_MS + 5_000) * 1_000_000;
 /// A wait looks often at first; most commands are done in a few milliseconds.
 const FREQUENT_LOOKS_NS: u64 = 20_000_000;
 const FREQUENT_LOOK: Duration = Duration::from_micros(20);
 const RARE_LOOK: Duration = Duration::from_millis(2);
 
-/// Waits until the revoke commands that the router has given this session so far are carried out: no peer reaches what a
-/// verb ended once the verb returns. Not under the table's lock.
+/// Waits until the revoke commands that the router has given this session so far are carried out:
+/// no peer reaches what a verb ended once the verb returns. Not under the table's lock.
 ///
 /// # Errors
 /// DeviceFatal: they were not carried out, and the session has ended.
@@ -56,7 +59,8 @@ pub fn wait_for_revocations(session: &Session) -> Result<(), VerbsError> {
     wait_for(pending, REVOCATION_WAIT_NS, &|| session.check())
 }
 
-/// `is_alive`: whether the session is. `limit_ns`: how long it may take until one more command is finished.
+/// `is_alive`: whether the session is. `limit_ns`: how long it may take until one more command is
+/// finished.
 fn wait_for(pending: &PendingCommands, limit_ns: u64, is_alive: &dyn Fn() -> bool) -> Result<(), VerbsError> {
     let mut awaited = Awaited::default();
     let (begin, mut last) = (now_ns(), None);
@@ -102,14 +106,16 @@ struct Task {
     is_quiescent: AtomicBool,
 }
 
-/// Asks the router for commands, and starts their thread. False: there will be none. Under the table's lock.
+/// Asks the router for commands, and starts their thread. False: there will be none. Under the
+/// table's lock.
 pub(crate) fn start(session: &Arc<Session>) -> bool {
     let (has_begun, is_quiescent) = (AtomicBool::new(false), AtomicBool::new(false));
     let serial = session.serial();
     let pending = session.pending_commands().clone();
     let pipe = OnceLock::new();
     let task = Arc::new(Task { session: Arc::downgrade(session), serial, pending, pipe, has_begun, is_quiescent });
-    // Before the pipe: once the router has said yes, it counts on a reader. The thread waits for the lock.
+    // Before the pipe: once the router has said yes, it counts on a reader. The thread waits for
+    // the lock.
     if !spawn(&task) {
         return false;
     }
@@ -138,11 +144,13 @@ fn note_begun(task: &Task) {
     threads::add_quiescent();
 }
 
-/// A detached thread without signals. Not by the standard library, whose threads allocate before their code runs.
+/// A detached thread without signals. Not by the standard library, whose threads allocate before
+/// their code runs.
 fn spawn(task: &Arc<Task>) -> bool {
     let argument = Arc::into_raw(task.clone());
-    // SAFETY: the attributes and masks are initialised before they are used; the thread gets a reference of its own,
-    // which is taken back if there is none. The C library leaves out of the mask the signals that it uses itself.
+    // SAFETY: the attributes and masks are initialised before they are used; the thread gets a
+    // reference of its own, which is taken back if there is none. The C library leaves out of the
+    // mask the signals that it uses itself.
     unsafe {
         let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
         let (mut all, mut before) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::<libc::sigset_t>::uninit());
@@ -180,7 +188,8 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// Carries out commands until there will be no more. Re-sharing waits until there is no other command.
+/// Carries out commands until there will be no more. Re-sharing waits until there is no other
+/// command.
 fn serve(task: &Task, descriptor: RawFd) {
     while let Some(command) = next_command(descriptor, &task.pending.commands) {
         let carry_out = || locked().with(|table| carry_out(table, task, command));
@@ -237,7 +246,8 @@ fn next_command(descriptor: RawFd, commands: &RevokeCommands) -> Option<[u8; COM
 #[derive(PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// Not carried out: it stays pending, and a verb that waits for it waits for the end of the session.
+    /// Not carried out: it stays pending, and a verb that waits for it waits for the end of the
+    /// session.
     Undone,
     /// The session has ended.
     Over,
@@ -246,8 +256,8 @@ enum Outcome {
 fn carry_out(table: &mut Table, task: &Task, command: [u8; COMMAND_BYTES]) -> Outcome {
     let Some(session) = task.session.upgrade() else { return Outcome::Over };
     let is_done = match MemoryCommand::decode(command) {
-        // Memory that could not be taken back is not confirmed: then the router ends the session, and its peers' access.
-        // An arena that is not known is gone already.
+        // Memory that could not be taken back is not confirmed: then the router ends the session,
+        // and its peers' access. An arena that is not known is gone already.
         MemoryCommand::Revoke(segment) => {
             let is_revoked = table.revoke(&session, segment);
             if is_revoked {
@@ -348,7 +358,8 @@ mod tests {
         assert_eq!(wait_for(&accessors, u64::MAX, &|| panic!("another session's command")), Ok(()));
         assert_eq!(wait_for(&pending, 0, &|| true), Err(VerbsError::DeviceFatal), "waited for long enough");
         assert_eq!(wait_for(&pending, u64::MAX, &|| false), Err(VerbsError::DeviceFatal), "the session has ended");
-        // Until it is carried out, wherever it is; the look at the session is one between two looks at the commands.
+        // Until it is carried out, wherever it is; the look at the session is one between two looks
+        // at the commands.
         let looks = std::cell::Cell::new(0);
         let one_more = || {
             looks.set(looks.get() + 1);

@@ -1,9 +1,12 @@
-//! `fork`: a child gets its own copies of all arena pages that it sees, before code of the program runs in it.
+//! `fork`: a child gets its own copies of all arena pages that it sees, before code of the program
+//! runs in it.
 //!
-//! The forking thread waits in the parent until the child has them (then the other end of a pipe is closed, also if the
-//! child is killed), so that it writes nothing that the child could see. Other threads of the parent run on.
+//! The forking thread waits in the parent until the child has them (then the other end of a pipe is
+//! closed, also if the child is killed), so that it writes nothing that the child could see. Other
+//! threads of the parent run on.
 //!
-//! In the child nothing is allocated or freed: the table is only read, and forgotten at its next use.
+//! In the child nothing is allocated or freed: the table is only read, and forgotten at its next
+//! use.
 use crate::lock::locked_if_used;
 use crate::process_map::ProcessMap;
 use crate::stale::ALL;
@@ -90,7 +93,8 @@ pub fn after_fork_in_child() {
     let Some(locked) = locked_if_used() else { return };
     commands::reset_in_child();
     if is_nested() {
-        // The table is half changed, perhaps: what is remapped stays shared until the child begins another program.
+        // The table is half changed, perhaps: what is remapped stays shared until the child begins
+        // another program.
         return;
     }
     // SAFETY: this thread has the lock from before the fork.

@@ -1,34 +1,41 @@
-//! Transparent zero-copy: the registration of ordinary memory moves its whole pages into segments that the router has
-//! mapped too, and the last deregistration puts private memory in their place again.
+//! Transparent zero-copy: the registration of ordinary memory moves its whole pages into segments
+//! that the router has mapped too, and the last deregistration puts private memory in their place
+//! again.
 //!
-//! *Remapped* are whole pages wholly inside a region, in private anonymous memory that is readable, writable and not
-//! executable, and no stack in use. All else (edges, files, shared memory, huge pages, memory beyond a limit) stays where
-//! it is, and the router reaches it by its slow path. No registration fails for any of this.
+//! *Remapped* are whole pages wholly inside a region, in private anonymous memory that is readable,
+//! writable and not executable, and no stack in use. All else (edges, files, shared memory, huge
+//! pages, memory beyond a limit) stays where it is, and the router reaches it by its slow path. No
+//! registration fails for any of this.
 //!
-//! *Arenas*: a segment stands for one stretch of addresses, and a page's offset in it is its distance from the stretch's
-//! beginning. So pages that are neighbours in memory are neighbours in the arena, and the kernel and the router keep one
-//! entry for both, in whatever order they came. An arena is sparse: offsets without a remapped page cost nothing. The
-//! library reaches it by a *mirror mapping* of its own.
+//! *Arenas*: a segment stands for one stretch of addresses, and a page's offset in it is its
+//! distance from the stretch's beginning. So pages that are neighbours in memory are neighbours in
+//! the arena, and the kernel and the router keep one entry for both, in whatever order they came.
+//! An arena is sparse: offsets without a remapped page cost nothing. The library reaches it by a
+//! *mirror mapping* of its own.
 //!
-//! *Exclusive arenas*: the pages of a region with remote rights go into arenas that hold nothing else, as long as there are
-//! not too many. The router can grant such an arena to a peer, which then reaches it directly, and nothing besides it. The
-//! router revokes that by a command, which a thread of this crate carries out (`commands`) by private copies
-//! (`private_copies`). By another command those go into exclusive arenas again (`resharing`).
+//! *Exclusive arenas*: the pages of a region with remote rights go into arenas that hold nothing
+//! else, as long as there are not too many. The router can grant such an arena to a peer, which
+//! then reaches it directly, and nothing besides it. The router revokes that by a command, which a
+//! thread of this crate carries out (`commands`) by private copies (`private_copies`). By another
+//! command those go into exclusive arenas again (`resharing`).
 //!
-//! This crate knows the session with the router and the process's own mappings; of the verbs it knows a region's addresses
-//! alone, and of C's structs nothing.
+//! This crate knows the session with the router and the process's own mappings; of the verbs it
+//! knows a region's addresses alone, and of C's structs nothing.
 //!
-//! Invariant: pages are moved only while no region touches them, but the one that is being registered or was just
-//! deregistered; or while the router's own accesses are frozen too, and only its session's regions touch them. So no peer
-//! writes to them in the moment when their contents are in two places.
+//! Invariant: pages are moved only while no region touches them, but the one that is being
+//! registered or was just deregistered; or while the router's own accesses are frozen too, and only
+//! its session's regions touch them. So no peer writes to them in the moment when their contents
+//! are in two places.
 //!
-//! Invariant: the router knows of a remapped page after it was remapped, and forgets it before it is taken back.
+//! Invariant: the router knows of a remapped page after it was remapped, and forgets it before it
+//! is taken back.
 //!
-//! Invariant: before anything is done to remapped memory, the process's own map must say that it is still there: programs
-//! unmap memory before they deregister it, and map other things there.
+//! Invariant: before anything is done to remapped memory, the process's own map must say that it is
+//! still there: programs unmap memory before they deregister it, and map other things there.
 //!
-//! Invariant: no page of a region goes into an exclusive arena that was made for another registration. Memory that a peer
-//! may still have mapped is never used again: an exclusive arena that is empty is destroyed.
+//! Invariant: no page of a region goes into an exclusive arena that was made for another
+//! registration. Memory that a peer may still have mapped is never used again: an exclusive arena
+//! that is empty is destroyed.
 mod commands;
 mod fork;
 mod lock;
@@ -65,8 +72,9 @@ pub enum Placement {
     Exclusive,
 }
 
-/// Moves the pages of a region that is about to be registered, and counts the region. To be called before the router knows
-/// of the region; [`release`] undoes it. `map`: the process's own map, if it was opened already.
+/// Moves the pages of a region that is about to be registered, and counts the region. To be called
+/// before the router knows of the region; [`release`] undoes it. `map`: the process's own map, if
+/// it was opened already.
 pub fn prepare(session: &Arc<Session>, region: RegionSpan, placement: Placement, mut map: Option<ProcessMap>) {
     locked().with(|table| {
         let renewed = table.forget_gone(session, region.touched_pages(), &mut map);
@@ -79,14 +87,14 @@ pub fn prepare(session: &Arc<Session>, region: RegionSpan, placement: Placement,
     });
 }
 
-/// Forgets pages that the program has unmapped or moved. To be called before a region over this memory changes its rights
-/// and stays where it is.
+/// Forgets pages that the program has unmapped or moved. To be called before a region over this
+/// memory changes its rights and stays where it is.
 pub fn refresh(session: &Session, start: u64, length: u64) {
     locked().with(|table| table.forget_gone(session, touched_pages(start, length), &mut None));
 }
 
-/// Ends the effect of [`prepare`], once the router uses nothing of the region any more. On return its pages are private
-/// memory again, unless another region touches them.
+/// Ends the effect of [`prepare`], once the router uses nothing of the region any more. On return
+/// its pages are private memory again, unless another region touches them.
 pub fn release(session: &Session, region: RegionSpan) {
     session.outlast_peers();
     locked().with(|table| {

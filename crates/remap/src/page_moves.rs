@@ -1,4 +1,5 @@
-//! Moving pages between private memory and arenas, while nobody writes them: in a freeze window (`threads`).
+//! Moving pages between private memory and arenas, while nobody writes them: in a freeze window
+//! (`threads`).
 use crate::process_map::{Area, ProcessMap};
 use crate::syscalls;
 use crate::threads::{FreezeWindow, in_freeze_window};
@@ -12,7 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) const MOVE_BYTES_MAX: u64 = 16 << 20;
 /// The router freezes threads for a second. A move begins no later than this after it was asked to.
 const BEGIN_WITHIN_NS: u64 = 300_000_000;
-/// Nothing is put in place later than this: the process was stopped meanwhile, and its threads may run.
+/// Nothing is put in place later than this: the process was stopped meanwhile, and its threads may
+/// run.
 const COMMIT_WITHIN_NS: u64 = 900_000_000;
 /// `madvise(2)`, Linux 5.14.
 const MADV_POPULATE_READ: i32 = 22;
@@ -35,8 +37,9 @@ fn at(address: u64) -> *mut c_void {
 
 /// Maps an arena as a whole, where the kernel likes.
 pub(crate) fn map_mirror(descriptor: BorrowedFd<'_>, bytes: usize) -> Option<*mut u8> {
-    // SAFETY: a new mapping at an address of the kernel's choice. It is made without rights and unlocked before it gets
-    // them, because under mlockall(MCL_FUTURE) all of an arena would be allocated at once.
+    // SAFETY: a new mapping at an address of the kernel's choice. It is made without rights and
+    // unlocked before it gets them, because under mlockall(MCL_FUTURE) all of an arena would be
+    // allocated at once.
     unsafe {
         let mirror =
             syscalls::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, libc::MAP_SHARED, descriptor.as_raw_fd(), 0);
@@ -60,7 +63,8 @@ pub(crate) unsafe fn unmap_mirror(mirror: *mut u8, bytes: usize) {
     unsafe { syscalls::munmap(mirror.cast(), bytes) };
 }
 
-/// Gives pages of an arena back to the system; they read as zeroes then. No remapped page is among them.
+/// Gives pages of an arena back to the system; they read as zeroes then. No remapped page is among
+/// them.
 pub(crate) fn punch(mirror: *mut u8, bytes: usize) {
     // SAFETY: pages of an arena of ours that nothing refers to any more.
     unsafe {
@@ -71,10 +75,12 @@ pub(crate) fn punch(mirror: *mut u8, bytes: usize) {
     }
 }
 
-/// A second mapping of an arena's pages, present in the process, so that they are charged to its container and not to the
-/// router. It moves to the target as it is, so the pages need no fault there. `None`: there is no memory.
+/// A second mapping of an arena's pages, present in the process, so that they are charged to its
+/// container and not to the router. It moves to the target as it is, so the pages need no fault
+/// there. `None`: there is no memory.
 fn map_filled(piece: &PageMove) -> Option<*mut u8> {
-    // SAFETY: inside an arena's mirror; an old size of 0 leaves it as it is. The new mapping is ours alone.
+    // SAFETY: inside an arena's mirror; an old size of 0 leaves it as it is. The new mapping is
+    // ours alone.
     unsafe {
         let filled = syscalls::mremap(piece.mirror.cast(), 0, piece.bytes, libc::MREMAP_MAYMOVE, ptr::null_mut());
         if filled == libc::MAP_FAILED {
@@ -91,8 +97,9 @@ fn map_filled(piece: &PageMove) -> Option<*mut u8> {
     }
 }
 
-/// Whether the pages of an area that are not there come without waiting for anybody: not so under the program's own
-/// userfaultfd, which the access of `/proc/self/mem` answers by an error. What holds for one page holds for the area.
+/// Whether the pages of an area that are not there come without waiting for anybody: not so under
+/// the program's own userfaultfd, which the access of `/proc/self/mem` answers by an error. What
+/// holds for one page holds for the area.
 fn comes_at_once(piece: &PageMove) -> bool {
     let mut present = vec![0_u8; piece.bytes / 4096];
     // SAFETY: the vector has a byte for each page.
@@ -110,14 +117,15 @@ fn populate_target(piece: &PageMove, how: i32) {
     unsafe { syscalls::madvise(at(piece.target), piece.bytes, how) };
 }
 
-/// Whether a move may begin, and all areas are still `is_right`: until the window was open another thread could change the
-/// map.
+/// Whether a move may begin, and all areas are still `is_right`: until the window was open another
+/// thread could change the map.
 fn may_move(window: &FreezeWindow, maps: &ProcessMap, piece: &PageMove, is_right: &dyn Fn(&Area, u64) -> bool) -> bool {
     let is_unchanged = window.is_single_threaded() && !maps.has_query();
     (is_unchanged || is_all(maps, piece, is_right)) && window.is_younger(BEGIN_WITHIN_NS)
 }
 
-/// Whether a piece's target is mapped without a gap, and each area of it is right at the address given with it.
+/// Whether a piece's target is mapped without a gap, and each area of it is right at the address
+/// given with it.
 pub(crate) fn is_all(maps: &ProcessMap, piece: &PageMove, is_right: &dyn Fn(&Area, u64) -> bool) -> bool {
     let end = piece.target + piece.bytes as u64;
     let mut reached = piece.target;
@@ -129,8 +137,8 @@ pub(crate) fn is_all(maps: &ProcessMap, piece: &PageMove, is_right: &dyn Fn(&Are
     reached >= end
 }
 
-/// Puts private pages into their arena, and the arena's pages in their place, if all areas are `is_right` at the address
-/// given with them. False: nothing has changed.
+/// Puts private pages into their arena, and the arena's pages in their place, if all areas are
+/// `is_right` at the address given with them. False: nothing has changed.
 pub(crate) fn move_in(
     session: &Session,
     maps: &ProcessMap,
@@ -157,8 +165,9 @@ pub(crate) fn move_in(
 /// In a window.
 fn replace(piece: &PageMove, filled: *mut u8, window: &FreezeWindow) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    // SAFETY: the target is readable private memory (checked just now, and only this thread runs), `filled` an arena's own
-    // pages of the same length, apart from it. The new mapping has the contents that the old one had.
+    // SAFETY: the target is readable private memory (checked just now, and only this thread runs),
+    // `filled` an arena's own pages of the same length, apart from it. The new mapping has the
+    // contents that the old one had.
     unsafe {
         ptr::copy_nonoverlapping(at(piece.target).cast::<u8>(), filled, piece.bytes);
         window.is_younger(COMMIT_WITHIN_NS)
@@ -172,12 +181,13 @@ fn replace(piece: &PageMove, filled: *mut u8, window: &FreezeWindow) -> bool {
 /// What is mapped at the target may go.
 unsafe fn duplicate(piece: &PageMove) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    // SAFETY: the target may be replaced (this function's contract). An old size of 0 leaves a shared mapping in place and makes another of the same pages.
+    // SAFETY: the target may be replaced (this function's contract). An old size of 0 leaves a
+    // shared mapping in place and makes another of the same pages.
     unsafe { syscalls::mremap(piece.mirror.cast(), 0, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED }
 }
 
-/// Puts private memory in the place of an arena's pages, if they are still there, which `is_right` says of each area. Marks
-/// those that were; false if not all.
+/// Puts private memory in the place of an arena's pages, if they are still there, which `is_right`
+/// says of each area. Marks those that were; false if not all.
 pub(crate) fn move_out(
     session: &Session,
     maps: &ProcessMap,
@@ -199,13 +209,13 @@ pub(crate) fn move_out(
     pieces.iter().all(|piece| piece.done)
 }
 
-/// In a window. Mapped again in place, the memory becomes one area with its neighbours again: with MAP_NORESERVE, if only that
-/// makes it so, as it is with memory of jemalloc.
+/// In a window. Mapped again in place, the memory becomes one area with its neighbours again: with
+/// MAP_NORESERVE, if only that makes it so, as it is with memory of jemalloc.
 fn restore(maps: &ProcessMap, piece: &PageMove) -> bool {
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: at the target lie the arena's pages (checked a moment ago, and only this thread runs), or what was put there
-    // just now; the mirror shows the same pages.
+    // SAFETY: at the target lie the arena's pages (checked a moment ago, and only this thread
+    // runs), or what was put there just now; the mirror shows the same pages.
     let make =
         |flags| unsafe { syscalls::mmap(at(piece.target), piece.bytes, rights, flags, -1, 0) != libc::MAP_FAILED };
     let made = make(flags)
@@ -239,8 +249,9 @@ fn is_joined(maps: &ProcessMap, piece: &PageMove) -> bool {
     joined
 }
 
-/// Gives the process its own copies of an arena's pages while other threads run: a private mapping of the same file, and
-/// every page of it touched. To the allocator it is private memory, once the arena's own pages are punched.
+/// Gives the process its own copies of an arena's pages while other threads run: a private mapping
+/// of the same file, and every page of it touched. To the allocator it is private memory, once the
+/// arena's own pages are punched.
 pub(crate) fn make_private(piece: &PageMove, descriptor: BorrowedFd<'_>, offset: u64) -> bool {
     map_private(piece, descriptor, offset) && {
         write_all(piece);
@@ -252,7 +263,8 @@ pub(crate) fn make_private(piece: &PageMove, descriptor: BorrowedFd<'_>, offset:
 pub(crate) fn map_private(piece: &PageMove, descriptor: BorrowedFd<'_>, offset: u64) -> bool {
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
-    // SAFETY: at the target lie the arena's pages (checked a moment ago); what replaces them shows the same bytes.
+    // SAFETY: at the target lie the arena's pages (checked a moment ago); what replaces them shows
+    // the same bytes.
     unsafe {
         syscalls::mmap(at(piece.target), piece.bytes, rights, flags, descriptor.as_raw_fd(), offset as i64)
             != libc::MAP_FAILED
@@ -271,9 +283,11 @@ pub(crate) fn write_all(piece: &PageMove) {
             unsafe { syscalls::madvise(at(piece.target + page), 4096, MADV_POPULATE_WRITE) };
             continue;
         }
-        // SAFETY: mapped just now, and aligned. Other threads may write the word meanwhile: it is put back only unchanged.
+        // SAFETY: mapped just now, and aligned. Other threads may write the word meanwhile: it is
+        // put back only unchanged.
         let word = unsafe { AtomicU64::from_ptr(at(piece.target + page).cast()) };
-        // Relaxed: it is about the write fault alone. Not an addition of 0, which the compiler turns into a load.
+        // Relaxed: it is about the write fault alone. Not an addition of 0, which the compiler
+        // turns into a load.
         let mut before = word.load(Ordering::Relaxed);
         while let Err(now) = word.compare_exchange(before, before, Ordering::Relaxed, Ordering::Relaxed) {
             before = now;
@@ -286,8 +300,8 @@ pub(crate) fn write_all(piece: &PageMove) {
     }
 }
 
-/// Puts anonymous memory in the place of private copies, if all areas are `is_right` at the address given with them. False:
-/// nothing has changed.
+/// Puts anonymous memory in the place of private copies, if all areas are `is_right` at the address
+/// given with them. False: nothing has changed.
 pub(crate) fn make_anonymous(
     session: &Session,
     maps: &ProcessMap,
@@ -320,8 +334,8 @@ impl Aside {
     fn exchange(&self, maps: &ProcessMap, piece: &PageMove) -> bool {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         let (target, aside) = (at(piece.target), self.start.cast::<c_void>());
-        // SAFETY: the target is private memory (checked a moment ago, and only this thread runs), and the other place is
-        // ours; where the pages don't stay aside they go back as they were.
+        // SAFETY: the target is private memory (checked a moment ago, and only this thread runs),
+        // and the other place is ours; where the pages don't stay aside they go back as they were.
         unsafe {
             if syscalls::mremap(target, piece.bytes, piece.bytes, flags, aside) == libc::MAP_FAILED {
                 return false;
@@ -345,16 +359,19 @@ impl Drop for Aside {
     }
 }
 
-/// In a child of `fork`: its own copy of an arena's pages in their place. It has one thread. System calls only.
+/// In a child of `fork`: its own copy of an arena's pages in their place. It has one thread. System
+/// calls only.
 pub(crate) fn copy_for_child(target: u64, mirror: *const u8, bytes: usize, protection: i32) {
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: at the target lie the arena's pages (checked by the caller), and the mirror shows the same ones.
+    // SAFETY: at the target lie the arena's pages (checked by the caller), and the mirror shows the
+    // same ones.
     unsafe {
         if syscalls::mmap(at(target), bytes, rights, flags, -1, 0) == libc::MAP_FAILED {
             return;
         }
-        // Each in one system call, where the kernel has it: what other threads of the parent write meanwhile is copied too.
+        // Each in one system call, where the kernel has it: what other threads of the parent write
+        // meanwhile is copied too.
         syscalls::madvise(mirror.cast_mut().cast(), bytes, MADV_POPULATE_READ);
         syscalls::madvise(at(target), bytes, MADV_POPULATE_WRITE);
         ptr::copy_nonoverlapping(mirror, at(target).cast::<u8>(), bytes);

@@ -1,15 +1,16 @@
 //! The process's own pages: whether they are mapped, and bringing them in ahead of use.
 //!
-//! That a region must be mapped is a courtesy to the program (EFAULT now instead of error completions later), not
-//! protection: the router checks every access by itself, and the program may unmap the memory a moment later.
+//! That a region must be mapped is a courtesy to the program (EFAULT now instead of error
+//! completions later), not protection: the router checks every access by itself, and the program
+//! may unmap the memory a moment later.
 use crate::process_map::ProcessMap;
 use crate::syscalls;
 use freeflow_verbs::VerbsError;
 use std::ptr;
 use std::sync::OnceLock;
 
-/// Checks that every byte is mapped readable, and writable if asked. Returns the map that it opened for that; `None`: a
-/// process that can't read its own map passes, and the router finds out.
+/// Checks that every byte is mapped readable, and writable if asked. Returns the map that it opened
+/// for that; `None`: a process that can't read its own map passes, and the router finds out.
 ///
 /// # Errors
 /// BadAddress if not.
@@ -32,8 +33,8 @@ fn is_mapped(map: &ProcessMap, start: u64, end: u64, writable: bool) -> bool {
 /// Brings pages in, for writing if asked. Their contents stay as they are.
 ///
 /// # Errors
-/// BadAddress: something of the range is not mapped, or not with these rights. NotSupported: the kernel is older than
-/// Linux 5.14.
+/// BadAddress: something of the range is not mapped, or not with these rights. NotSupported: the
+/// kernel is older than Linux 5.14.
 pub fn populate(start: u64, length: u64, writable: bool) -> Result<(), VerbsError> {
     if length == 0 {
         return Ok(());

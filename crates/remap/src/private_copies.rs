@@ -1,10 +1,11 @@
-//! Private copies of what was remapped: left where threads could not be held, and made by command of the router when an arena is
-//! withdrawn that peers were granted.
+//! Private copies of what was remapped: left where threads could not be held, and made by command
+//! of the router when an arena is withdrawn that peers were granted.
 //!
-//! A copy is a private mapping of the arena's file with every page written. That loses no write of other threads or of the
-//! router, so a region may lie over it. But pages that the program throws away show the file again, which is empty then,
-//! unless a peer still has it mapped and writes there. So such *exposed* copies become anonymous memory as soon as no
-//! region touches them and threads can be held.
+//! A copy is a private mapping of the arena's file with every page written. That loses no write of
+//! other threads or of the router, so a region may lie over it. But pages that the program throws
+//! away show the file again, which is empty then, unless a peer still has it mapped and writes
+//! there. So such *exposed* copies become anonymous memory as soon as no region touches them and
+//! threads can be held.
 //!
 //! Invariant: `copied` names the arenas of all `copies`, also of those arenas that are gone.
 use crate::page_moves::{self, MOVE_BYTES_MAX, PageMove};
@@ -99,8 +100,8 @@ impl Table {
         all
     }
 
-    /// The router has taken an arena out of its table, because peers that were granted it shall not reach it any more: the
-    /// process gets its own copies. False: some of it is still shown.
+    /// The router has taken an arena out of its table, because peers that were granted it shall not
+    /// reach it any more: the process gets its own copies. False: some of it is still shown.
     pub fn revoke(&mut self, session: &Session, segment: Handle) -> bool {
         let is_match = |arena: &Arena| arena.serial == session.serial() && arena.segment == segment;
         let known = self.arenas.iter().position(is_match);
@@ -311,7 +312,8 @@ mod tests {
     fn what_the_program_moved_or_took_away_is_found() {
         let mut remapped = Placed::new();
         let elsewhere = map(2 * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
-        // SAFETY: pages of the target, which go over a mapping that is not used otherwise; rights of accessors.
+        // SAFETY: pages of the target, which go over a mapping that is not used otherwise; rights
+        // of accessors.
         unsafe {
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
             let moved =

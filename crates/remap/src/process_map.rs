@@ -1,5 +1,5 @@
-//! The process's own map of memory, area by area: by the kernel's query where it has one (Linux 6.11), else by reading
-//! the text. Nothing here allocates, so that a child of `fork` may use it.
+//! The process's own map of memory, area by area: by the kernel's query where it has one (Linux
+//! 6.11), else by reading the text. Nothing here allocates, so that a child of `fork` may use it.
 use std::os::fd::RawFd;
 
 /// `struct procmap_query` of `linux/fs.h`.
@@ -94,7 +94,8 @@ impl ProcessMap {
         unsafe { libc::ioctl(self.descriptor, PROCMAP_QUERY, query) == 0 }
     }
 
-    /// Shows the areas that touch `from..to`, ascending, until `visit` says false. Their ends are not cut.
+    /// Shows the areas that touch `from..to`, ascending, until `visit` says false. Their ends are
+    /// not cut.
     pub(crate) fn visit(&self, from: u64, to: u64, visit: &mut dyn FnMut(&Area) -> bool) {
         if !self.has_query {
             return self.visit_text(from, to, visit);
@@ -146,7 +147,8 @@ impl Drop for ProcessMap {
 }
 
 impl Area {
-    /// `7f0000000000-7f0000001000 rw-s 00000000 00:01 1024    /memfd:x (deleted)`; what follows the inode may be cut off.
+    /// `7f0000000000-7f0000001000 rw-s 00000000 00:01 1024 /memfd:x (deleted)`; what follows the
+    /// inode may be cut off.
     fn parse(line: &[u8]) -> Option<Self> {
         let text = line.utf8_chunks().next()?.valid();
         let mut words = text.split_ascii_whitespace();

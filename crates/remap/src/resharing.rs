@@ -1,8 +1,9 @@
-//! Re-sharing of memory that a revocation made private: the router asks for it once peers have used that memory by the slow
-//! path for a while.
+//! Re-sharing of memory that a revocation made private: the router asks for it once peers have used
+//! that memory by the slow path for a while.
 //!
-//! Regions touch these pages, and the router reads and writes them by address at any time. So its accesses are frozen in the
-//! window, as the process's threads are. The rest is as in a registration.
+//! Regions touch these pages, and the router reads and writes them by address at any time. So its
+//! accesses are frozen in the window, as the process's threads are. The rest is as in a
+//! registration.
 use crate::process_map::{FileId, ProcessMap};
 use crate::ranges::{RegionSpan, without};
 use crate::table::{ExclusiveArenas, Pages, Table, is_enabled};
@@ -12,7 +13,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl Table {
-    /// Puts the private copies of a segment into exclusive arenas, as far as regions touch them. What can't be moved now stays as it is.
+    /// Puts the private copies of a segment into exclusive arenas, as far as regions touch them.
+    /// What can't be moved now stays as it is.
     pub fn reshare(&mut self, session: &Arc<Session>, segment: Handle) {
         if !is_enabled() || session.is_dead() || !may_try_freeze() {
             return;
@@ -42,8 +44,8 @@ impl Table {
         }
     }
 
-    /// The copies that took a segment's place and that regions of this session touch, and no accessors': the router's accesses for those
-    /// would go on.
+    /// The copies that took a segment's place and that regions of this session touch, and no
+    /// accessors': the router's accesses for those would go on.
     fn copies_of(&self, serial: u64, segment: Handle) -> Option<(Vec<Range<u64>>, FileId)> {
         let copied = self.copied.iter().find(|copied| (copied.serial, copied.segment) == (serial, segment))?;
         let is_foreign = |region: &&RegionSpan| self.owners.get(&region.owner).is_none_or(|of| *of != serial);

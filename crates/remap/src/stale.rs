@@ -1,13 +1,17 @@
-//! Pages that the program took away from where they were remapped, while a region covers them: unmapped, mapped again, moved.
+//! Pages that the program took away from where they were remapped, while a region covers them:
+//! unmapped, mapped again, moved.
 //!
-//! Caches of registrations (UCX, Open MPI) leave a region registered when its memory is unmapped. The addresses come back
-//! with other memory behind them, and other regions over that.
+//! Caches of registrations (UCX, Open MPI) leave a region registered when its memory is unmapped.
+//! The addresses come back with other memory behind them, and other regions over that.
 //!
-//! Invariant: before the router knows of a region, or of a change of one, each page that the region touches, its partial
-//! first and last page too, is either shown by its arena in the process's own map, or remapped nowhere: neither in the table nor
-//! in the router's page table. So it is reached where the program sees it.
+//! Invariant: before the router knows of a region, or of a change of one, each page that the region
+//! touches, its partial first and last page too, is either shown by its arena in the process's own
+//! map, or remapped nowhere: neither in the table nor in the router's page table. So it is reached
+//! where the program sees it.
 //!
-//! Between that and the region before it, the old region's key reaches the old pages, and nothing else is put into those: an arena's page is used again only after no mapping of the process shows it.
+//! Between that and the region before it, the old region's key reaches the old pages, and nothing
+//! else is put into those: an arena's page is used again only after no mapping of the process shows
+//! it.
 use crate::page_moves::{self, PageMove};
 use crate::process_map::{Area, ProcessMap};
 use crate::ranges::without;
@@ -27,8 +31,9 @@ pub(super) struct Comparison {
 pub(super) const ALL: Range<u64> = 0..1 << 56;
 
 impl Table {
-    /// Forgets the pages among these that the program took away. To be called before a region covers them. Returns those pages:
-    /// regions that touch them are older than what lies there now.
+    /// Forgets the pages among these that the program took away. To be called before a region
+    /// covers them. Returns those pages: regions that touch them are older than what lies there
+    /// now.
     pub fn forget_gone(
         &mut self,
         session: &Session,
@@ -67,8 +72,8 @@ impl Table {
         foreign.flat_map(|(range, arena)| compare(arena, maps, &range).shown).map(|(piece, _)| piece).collect()
     }
 
-    /// The program took these pages away from where they were remapped. If it moved them elsewhere (`mremap`, so `realloc`)
-    /// they become private there.
+    /// The program took these pages away from where they were remapped. If it moved them elsewhere
+    /// (`mremap`, so `realloc`) they become private there.
     pub(super) fn forget(&mut self, session: &Session, maps: &ProcessMap, range: &Range<u64>, number: u32) {
         let Some(at) = self.arenas.iter().position(|arena| arena.number == number) else { return };
         let arena = &self.arenas[at];
@@ -82,7 +87,8 @@ impl Table {
         if freed {
             page_moves::punch(arena.mirror_of(range.start), (range.end - range.start) as usize);
         } else {
-            // The program sees these pages at other addresses: none of them shall become another region's.
+            // The program sees these pages at other addresses: none of them shall become another
+            // region's.
             (arena.is_closed, arena.is_shown_elsewhere) = (true, true);
             self.has_pending = true;
         }
@@ -107,7 +113,8 @@ impl Table {
         self.tidy(session);
     }
 
-    /// Makes pages of an arena that the program moved to other addresses private there. False: not all, now.
+    /// Makes pages of an arena that the program moved to other addresses private there. False: not
+    /// all, now.
     fn restore_moved(&self, session: &Session, maps: &ProcessMap, at: usize, offsets: Range<u64>) -> bool {
         let arena = &self.arenas[at];
         let mut moved = moved_from(arena, maps, offsets);

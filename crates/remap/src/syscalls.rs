@@ -1,13 +1,14 @@
 //! System calls on mappings, by their numbers.
 //!
-//! Programs and libraries put functions of their own in the place of the C library's, to learn what becomes of memory
-//! (UCX's ucm patches them in memory, sanitizers define them). Such a function may drop `mremap`'s new address, deregister what it
-//! hears is unmapped, or take a lock that a thread has that is frozen in a window. Calls made here are none of
-//! their business: the program's memory keeps its address and its contents.
+//! Programs and libraries put functions of their own in the place of the C library's, to learn what
+//! becomes of memory (UCX's ucm patches them in memory, sanitizers define them). Such a function
+//! may drop `mremap`'s new address, deregister what it hears is unmapped, or take a lock that a
+//! thread has that is frozen in a window. Calls made here are none of their business: the program's
+//! memory keeps its address and its contents.
 //!
 //! # Safety
-//! Each function does to the mappings in its range what its manual page says. Nothing that Rust code refers to lies there, or
-//! the call leaves its contents and rights as they are.
+//! Each function does to the mappings in its range what its manual page says. Nothing that Rust
+//! code refers to lies there, or the call leaves its contents and rights as they are.
 use libc::{c_int, c_long, c_void};
 
 /// What the kernel says, as a pointer.

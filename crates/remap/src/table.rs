@@ -19,10 +19,11 @@ const ARENA_BYTES: u64 = 16 << 20;
 const SPARE_COUNT_MAX: usize = 2;
 /// The kernel's own default of vm.max_map_count.
 const MAPPINGS_MAX: u64 = 65_530;
-/// A remapped range costs up to three areas of the process's map, and half of all are the program's own.
+/// A remapped range costs up to three areas of the process's map, and half of all are the program's
+/// own.
 const MAPPINGS_SHARE: u64 = 6;
-/// Exclusive arenas of a process: each is one more segment for the router. All of one is copied when it is revoked, so none is
-/// larger than a move in one window.
+/// Exclusive arenas of a process: each is one more segment for the router. All of one is copied
+/// when it is revoked, so none is larger than a move in one window.
 const EXCLUSIVE_ARENA_COUNT_MAX: usize = 512;
 /// Segments that wait for re-sharing at a time.
 const RESHARE_REQUESTS_MAX: usize = 2 * EXCLUSIVE_ARENA_COUNT_MAX;
@@ -44,16 +45,18 @@ pub(crate) struct Arena {
     pub(super) mirror: *mut u8,
     pub(super) file: FileId,
     pub(super) remapped_bytes: u64,
-    /// The process has private copies of its pages ([`page_moves::make_private`]): pages that those throw away must be zero in
-    /// the file, so nothing more is remapped here.
+    /// The process has private copies of its pages ([`page_moves::make_private`]): pages that those
+    /// throw away must be zero in the file, so nothing more is remapped here.
     pub(super) is_closed: bool,
     /// It holds pages of one registration only, and may be granted to peers.
     pub(super) is_exclusive: bool,
-    /// The program moved pages of it to other addresses, which could not be made private there. It is closed then.
+    /// The program moved pages of it to other addresses, which could not be made private there. It
+    /// is closed then.
     pub(super) is_shown_elsewhere: bool,
 }
 
-// SAFETY: the mirror belongs to no thread; what lies behind it is reached as raw bytes, under the table's lock.
+// SAFETY: the mirror belongs to no thread; what lies behind it is reached as raw bytes, under the
+// table's lock.
 unsafe impl Send for Arena {}
 
 impl Arena {
@@ -82,7 +85,8 @@ impl Arena {
         area.shared && self.file == area.file && area.offset + (address - area.start) == address - self.base
     }
 
-    /// Whether an area shows, at an address in a piece's target, the page that the piece's mirror has for it.
+    /// Whether an area shows, at an address in a piece's target, the page that the piece's mirror
+    /// has for it.
     pub(super) fn is_shown(&self) -> impl Fn(&PageMove, &Area, u64) -> bool {
         move |piece, area, address| self.shows(piece, area, address)
     }
@@ -210,8 +214,8 @@ fn first_stack() -> u64 {
     unsafe { libc::getauxval(libc::AT_EXECFN) }
 }
 
-/// Pages of many regions come into a shared arena, which must not be granted to a peer. The router grants no segment of which a
-/// part was taken back: so none of this one.
+/// Pages of many regions come into a shared arena, which must not be granted to a peer. The router
+/// grants no segment of which a part was taken back: so none of this one.
 fn keep_from_peers(session: &Session, arena: &Arena) -> bool {
     let start = arena.mirror.addr() as u64;
     let page = start..start + PAGE_BYTES;
@@ -281,8 +285,9 @@ impl Table {
 
     // ---- into arenas
 
-    /// Places what can be remapped of these pages; no region that the router knows of touches what is moved, but those whose
-    /// memory is gone: the renewed ones. `is_exclusive`: into exclusive arenas, if possible.
+    /// Places what can be remapped of these pages; no region that the router knows of touches what
+    /// is moved, but those whose memory is gone: the renewed ones. `is_exclusive`: into exclusive
+    /// arenas, if possible.
     pub fn move_in(&mut self, session: &Arc<Session>, pages: Range<u64>, known: Known, is_exclusive: bool) {
         if pages.is_empty() || !is_window_possible() {
             return;
@@ -322,7 +327,8 @@ impl Table {
         }
     }
 
-    /// Private anonymous memory, as a heap is; what a dead session left in its arenas; private copies of such.
+    /// Private anonymous memory, as a heap is; what a dead session left in its arenas; private
+    /// copies of such.
     fn is_movable(&self, session: &Session, area: &Area, address: u64) -> bool {
         if !area.readable || !area.writable || area.executable {
             return false;
@@ -402,7 +408,8 @@ impl Table {
         }
     }
 
-    /// The exclusive arena for the page at `from`; `None`: there are too many, or nothing is granted here.
+    /// The exclusive arena for the page at `from`; `None`: there are too many, or nothing is
+    /// granted here.
     fn exclusive_arena_for(
         &mut self,
         session: &Arc<Session>,
@@ -496,7 +503,8 @@ impl Table {
             let _ = session.destroy_segment(segment);
             return None;
         };
-        // Whether commands come or not: peers' rights to some of it are not accessors' to all of it.
+        // Whether commands come or not: peers' rights to some of it are not accessors' to all of
+        // it.
         if !is_exclusive && !keep_from_peers(session, &self.arenas[at]) {
             self.arenas[at].is_closed = true;
             self.tidy(session);

@@ -1,7 +1,9 @@
-//! Freeze windows: moments in which nobody but the calling thread accesses the memory of the process.
+//! Freeze windows: moments in which nobody but the calling thread accesses the memory of the
+//! process.
 //!
-//! In a window the calling thread has its signals blocked, and all other threads are frozen by the router (or there are
-//! none). Nothing that runs in it allocates, locks, logs or calls a function that the dynamic linker has not bound yet.
+//! In a window the calling thread has its signals blocked, and all other threads are frozen by the
+//! router (or there are none). Nothing that runs in it allocates, locks, logs or calls a function
+//! that the dynamic linker has not bound yet.
 use crate::syscalls::thread_id;
 use freeflow_client::{Freeze, Session};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +23,8 @@ pub(crate) fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A thread was started that waits in `poll` or for the table's lock, and does nothing else without it. Under that lock.
+/// A thread was started that waits in `poll` or for the table's lock, and does nothing else without
+/// it. Under that lock.
 pub(crate) fn add_quiescent() {
     // Relaxed: read under the lock only, as the count is changed.
     QUIESCENT_THREADS.fetch_add(1, Ordering::Relaxed);
@@ -40,12 +43,14 @@ pub(crate) fn reset_quiescent() {
 
 /// Whether the calling thread is the only one, but for quiescent ones: it has the table's lock.
 fn is_alone() -> bool {
-    // SAFETY: all zeroes are valid; the struct is ours to write, the path a C string. A directory of threads has two
-    // links and one for each. The count is read afterwards: it only falls meanwhile, before such a thread ends.
+    // SAFETY: all zeroes are valid; the struct is ours to write, the path a C string. A directory
+    // of threads has two links and one for each. The count is read afterwards: it only falls
+    // meanwhile, before such a thread ends.
     unsafe {
         let mut about: libc::stat = std::mem::zeroed();
         let is_known = libc::stat(c"/proc/self/task".as_ptr(), &raw mut about) == 0;
-        // Acquire: pairs with the Release in `remove_quiescent`; a thread that the kernel does not show any more is not counted.
+        // Acquire: pairs with the Release in `remove_quiescent`; a thread that the kernel does not
+        // show any more is not counted.
         is_known && about.st_nlink == 3 + QUIESCENT_THREADS.load(Ordering::Acquire)
     }
 }
@@ -66,7 +71,8 @@ pub(crate) fn is_window_possible() -> bool {
     may_try_freeze() || is_alone()
 }
 
-/// Replaces the signal mask and gives the one before. By system call: the C library leaves out the signals that it uses itself.
+/// Replaces the signal mask and gives the one before. By system call: the C library leaves out the
+/// signals that it uses itself.
 fn set_signal_mask(mask: u64) -> u64 {
     let (mask, mut before) = (mask, 0_u64);
     // SAFETY: both are valid signal sets of the kernel's size.
@@ -103,7 +109,8 @@ pub(crate) fn in_freeze_window(session: &Session, freeze: Freeze, body: &mut dyn
         let frozen = |asked_ns| body(&FreezeWindow { asked_ns: Some(asked_ns) });
         may_try_freeze() && {
             let outcome = session.with_threads_frozen(thread_id() as u32, freeze, &mut { frozen });
-            // Re-sharing is tried again when the router asks for it again: no registration shall do without for it.
+            // Re-sharing is tried again when the router asks for it again: no registration shall do
+            // without for it.
             if outcome.is_err() && freeze == Freeze::Threads {
                 note_refusal();
             }
@@ -114,8 +121,9 @@ pub(crate) fn in_freeze_window(session: &Session, freeze: Freeze, body: &mut dyn
     ran
 }
 
-/// Runs `body` while all other threads are frozen, or while they run, if they can't be frozen. For the thread of
-/// `commands`, whose signals are blocked, and which is never alone. `body` keeps to the rules of a window.
+/// Runs `body` while all other threads are frozen, or while they run, if they can't be frozen. For
+/// the thread of `commands`, whose signals are blocked, and which is never alone. `body` keeps to
+/// the rules of a window.
 pub(crate) fn with_others_frozen(session: &Session, body: &mut dyn FnMut()) {
     let mut ran = false;
     if may_try_freeze() {

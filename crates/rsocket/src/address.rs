@@ -31,7 +31,7 @@ impl Address {
             return None;
         }
         let mut out = Self::unspecified(0);
-        // SAFETY: the caller's; the storage is not shorter.
+        // SAFETY: this function's contract; the storage is not shorter.
         unsafe { ptr::copy_nonoverlapping(address.cast::<u8>(), (&raw mut out.storage).cast::<u8>(), length) };
         (length >= out.length() as usize).then_some(out)
     }
@@ -44,7 +44,7 @@ impl Address {
         if out.is_null() || length.is_null() {
             return;
         }
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         unsafe {
             let bytes = (*length).min(self.length()) as usize;
             ptr::copy_nonoverlapping((&raw const self.storage).cast::<u8>(), out.cast::<u8>(), bytes);

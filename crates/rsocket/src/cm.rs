@@ -1,5 +1,6 @@
-//! One identifier of the connection manager with an event channel of its own, whose descriptor is the rsocket's number.
-//! Never blocks: `next_event` says what has happened, and whoever waits polls the descriptor.
+//! One identifier of the connection manager with an event channel of its own, whose descriptor is
+//! the rsocket's number. Never blocks: `next_event` says what has happened, and whoever waits polls
+//! the descriptor.
 use crate::address::Address;
 use crate::ffi::{
     Errno, Outcome, checked, errno, not_null, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_connect,
@@ -15,7 +16,8 @@ use freeflow_abi::{
 use libc::{c_int, c_uint, c_void};
 use std::{ptr, slice};
 
-/// Both retry counts: as often as there is, and for ever while the other end only lacks receive requests.
+/// Both retry counts: as often as there is, and for ever while the other end only lacks receive
+/// requests.
 const RETRY_COUNT: u8 = 7;
 
 #[derive(Debug)]
@@ -24,8 +26,8 @@ pub struct CmId {
     channel: *mut rdma_event_channel,
 }
 
-// SAFETY: the functions of the connection manager may be called from any thread; who uses an identifier while another
-// thread destroys it is kept out by ownership.
+// SAFETY: the functions of the connection manager may be called from any thread; who uses an
+// identifier while another thread destroys it is kept out by ownership.
 unsafe impl Send for CmId {}
 // SAFETY: as above.
 unsafe impl Sync for CmId {}
@@ -93,7 +95,7 @@ impl CmId {
     /// # Safety
     /// `id` exists and is nobody else's.
     unsafe fn adopt(id: *mut rdma_cm_id) -> Outcome<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         unsafe {
             let channel = match create_channel() {
                 Ok(channel) => channel,
@@ -220,7 +222,7 @@ impl CmId {
     /// # Safety
     /// `address` is one of the identifier's.
     unsafe fn address<T>(&self, address: *const T) -> Address {
-        // SAFETY: the caller's; both are unions with a `sockaddr_storage`.
+        // SAFETY: this function's contract; both are unions with a `sockaddr_storage`.
         let found = unsafe { Address::from_c(address.cast(), size_of::<libc::sockaddr_storage>() as u32) };
         found.unwrap_or_else(|| Address::unspecified(0))
     }
@@ -238,8 +240,9 @@ impl CmId {
                 error => Err(error),
             };
         }
-        // SAFETY: an event that was given is valid until it is acknowledged. Our identifiers have connections, whose
-        // events have connection parameters; others have none, and their bytes are not used.
+        // SAFETY: an event that was given is valid until it is acknowledged. Our identifiers have
+        // connections, whose events have connection parameters; others have none, and their bytes
+        // are not used.
         unsafe {
             let (kind, status, new_id) = ((*event).event, (*event).status, (*event).id);
             let mut parameters = (*event).param.conn;

@@ -1,12 +1,14 @@
-//! The administrator's defaults: files of one number each in `/etc/rdma/rsocket`, as rdma-core reads them.
+//! The administrator's defaults: files of one number each in `/etc/rdma/rsocket`, as rdma-core
+//! reads them.
 use crate::wire::round_iomap_count;
 use std::path::Path;
 use std::sync::OnceLock;
 
 const DIRECTORY: &str = "/etc/rdma/rsocket";
 const SEND_BYTES_MIN: u32 = 2048;
-/// Four times what rdma-core takes: room is granted in parts, and while the other end is told of the next, which takes a wake-up of
-/// each party in between, the others are on their way. Buffers of this size grow where a stream moves much.
+/// Four times what rdma-core takes: room is granted in parts, and while the other end is told of
+/// the next, which takes a wake-up of each party in between, the others are on their way. Buffers
+/// of this size grow where a stream moves much.
 pub const BUFFER_BYTES: u32 = 512 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,8 @@
-//! A datagram socket: a UDP socket, whose descriptor is the rsocket's number, and a UD queue pair for each local address
-//! in use. The first datagrams to an address go by UDP, with the sender's queue pair number before them; when the other
-//! end has answered with its own, they go between the queue pairs. UDP is looked at in the calls of the program: without
-//! a thread an end that never receives is never answered, and is sent to by UDP.
+//! A datagram socket: a UDP socket, whose descriptor is the rsocket's number, and a UD queue pair
+//! for each local address in use. The first datagrams to an address go by UDP, with the sender's
+//! queue pair number before them; when the other end has answered with its own, they go between the
+//! queue pairs. UDP is looked at in the calls of the program: without a thread an end that never
+//! receives is never answered, and is sent to by UDP.
 use crate::address::Address;
 use crate::config::Config;
 use crate::ffi::{Outcome, checked};

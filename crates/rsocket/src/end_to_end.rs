@@ -586,7 +586,8 @@ fn a_listener_that_closes_waits_for_nobody() {
     let listening = listener(7012);
     assert_eq!(rlisten(listening, 2), 0);
     let clients = [(); 5].map(|()| connect(7012, libc::SOCK_NONBLOCK).0);
-    // The listener answers when it is looked at: three of them then, and two wait until the program takes one.
+    // The listener answers when it is looked at: three of them then, and two wait until the program
+    // takes one.
     assert_eq!(poll(listening, libc::POLLIN, 1000), libc::POLLIN);
     let connected = || clients.iter().filter(|client| poll(**client, libc::POLLOUT, 0) == libc::POLLOUT).count();
     assert_eq!(connected(), 3);

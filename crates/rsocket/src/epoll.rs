@@ -1,4 +1,5 @@
-//! `repoll_create`, `repoll_ctl`, `repoll_wait`: epoll sets with rsockets and other descriptors (`freeflow_epoll_set` says how they wait).
+//! `repoll_create`, `repoll_ctl`, `repoll_wait`: epoll sets with rsockets and other descriptors
+//! (`freeflow_epoll_set` says how they wait).
 use crate::ffi::{Outcome, checked, errno};
 use crate::poll;
 use crate::table;
@@ -19,7 +20,7 @@ fn set_of(epoll: c_int) -> Outcome<Arc<EpollSet>> {
 
 /// By number: a program's own functions may be librspreload's.
 fn kernel(call: c_long, fd: c_int, first: usize, second: usize, third: usize) -> Outcome<c_int> {
-    // SAFETY: the caller's, who names a call and gives what it takes; a null mask behind.
+    // SAFETY: `call` takes these arguments; a null mask behind.
     checked(unsafe { libc::syscall(call, fd, first, second, third, 0usize, 8usize) } as c_int)
 }
 

@@ -1,5 +1,5 @@
-//! The functions that C programs call: arguments in, errno out, and no panic beyond. All are of node
-//! RDMACM_1.0, but `repoll_*` (1.5).
+//! The functions that C programs call: arguments in, errno out, and no panic beyond. All are of
+//! node RDMACM_1.0, but `repoll_*` (1.5).
 use crate::address::Address;
 use crate::datagram::DatagramSocket;
 use crate::epoll;
@@ -80,7 +80,7 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rbind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let address = unsafe { Address::from_c(address, length) };
         done(match find(fd)? {
             Socket::Stream(socket) => socket.bind(address.ok_or(libc::EINVAL)?),
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn raccept(fd: c_int, address: *mut sockaddr, length: *mut
     answer(|| {
         let Socket::Stream(socket) = find(fd)? else { return Err(libc::EOPNOTSUPP) };
         let accepted = socket.accept()?;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { accepted.id.peer_address().to_c(address, length) };
         let fd = accepted.fd;
         table::insert(Socket::Stream(accepted));
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn raccept(fd: c_int, address: *mut sockaddr, length: *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rconnect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let address = unsafe { Address::from_c(address, length) }.ok_or(libc::EINVAL)?;
         done(match find(fd)? {
             Socket::Stream(_) if address.to_std().is_none() => Err(libc::EAFNOSUPPORT),
@@ -151,7 +151,8 @@ pub extern "C" fn rclose(fd: c_int) -> c_int {
         match &socket {
             Socket::Stream(socket) => {
                 socket.close();
-                // What came while it was closed may have begun them once more; the number is not free yet.
+                // What came while it was closed may have begun them once more; the number is not
+                // free yet.
                 keepalive::cancel(fd);
             }
             Socket::Datagram(socket) => socket.close(),
@@ -164,17 +165,17 @@ pub extern "C" fn rclose(fd: c_int) -> c_int {
 /// The pieces are valid for reading.
 unsafe fn send_pieces(fd: c_int, list: &[iovec], flags: c_int, to: Option<Address>) -> Outcome<isize> {
     match find(fd)? {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         Socket::Stream(socket) => socket.send(unsafe { Pieces::new(list) }, flags),
         Socket::Datagram(socket) => {
-            // SAFETY: the caller's.
+            // SAFETY: this function's contract.
             let parts = list.iter().map(|piece| unsafe { bytes_of(piece.iov_base, piece.iov_len) });
             let to = match to {
                 Some(to) => Some(to.to_std().ok_or(libc::EAFNOSUPPORT)?),
                 None => None,
             };
             match list {
-                // SAFETY: the caller's.
+                // SAFETY: this function's contract.
                 [one] => socket.send(unsafe { bytes_of(one.iov_base, one.iov_len) }, flags, to),
                 _ => socket.send(&parts.collect::<Vec<_>>().concat(), flags, to),
             }
@@ -194,10 +195,10 @@ unsafe fn receive_pieces(
 ) -> Outcome<(isize, bool)> {
     match find(fd)? {
         Socket::Stream(socket) => {
-            // SAFETY: the caller's.
+            // SAFETY: this function's contract.
             let bytes = socket.receive(unsafe { Pieces::new(list) }, flags)?;
             if bytes != 0 {
-                // SAFETY: the caller's.
+                // SAFETY: this function's contract.
                 unsafe { socket.id.peer_address().to_c(from, length) };
             }
             Ok((bytes.cast_signed(), false))
@@ -209,11 +210,11 @@ unsafe fn receive_pieces(
             let mut at = 0;
             for piece in list {
                 let part = piece.iov_len.min(bytes - at);
-                // SAFETY: the caller's.
+                // SAFETY: this function's contract.
                 unsafe { ptr::copy_nonoverlapping(room[at..].as_ptr(), piece.iov_base.cast(), part) };
                 at += part;
             }
-            // SAFETY: the caller's.
+            // SAFETY: this function's contract.
             unsafe { Address::from_std(source).to_c(from, length) };
             let told = if flags & libc::MSG_TRUNC != 0 { whole } else { bytes };
             Ok((told.cast_signed(), whole > bytes))
@@ -224,7 +225,7 @@ unsafe fn receive_pieces(
 /// # Safety
 /// `base` is valid for `bytes`, or they are 0.
 unsafe fn bytes_of<'a>(base: *const c_void, bytes: usize) -> &'a [u8] {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     if bytes == 0 { &[] } else { unsafe { slice::from_raw_parts(base.cast(), bytes) } }
 }
 
@@ -234,7 +235,7 @@ unsafe fn pieces_of<'a>(list: *const iovec, count: usize) -> Outcome<&'a [iovec]
     match count {
         0 => Ok(&[]),
         _ if count > IOV_MAX || list.is_null() => Err(libc::EINVAL),
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         _ => Ok(unsafe { slice::from_raw_parts(list, count) }),
     }
 }
@@ -244,7 +245,7 @@ unsafe fn pieces_of<'a>(list: *const iovec, count: usize) -> Outcome<&'a [iovec]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsend(fd: c_int, buffer: *const c_void, bytes: size_t, flags: c_int) -> ssize_t {
     let piece = [iovec { iov_base: buffer.cast_mut(), iov_len: bytes }];
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     answer(|| unsafe { send_pieces(fd, &piece, flags, None) })
 }
 
@@ -262,13 +263,13 @@ pub unsafe extern "C" fn rsendto(
     let piece = [iovec { iov_base: buffer.cast_mut(), iov_len: bytes }];
     answer(|| {
         if to.is_null() {
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             return unsafe { send_pieces(fd, &piece, flags, None) };
         }
         // A stream has its peer, and the address means nothing, as with TCP.
         let to = match find(fd)? {
             Socket::Stream(_) => None,
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             Socket::Datagram(_) => Some(unsafe { Address::from_c(to, length) }.ok_or(libc::EINVAL)?),
         };
         // SAFETY: as above.
@@ -281,7 +282,7 @@ pub unsafe extern "C" fn rsendto(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             let message = message.as_ref().ok_or(libc::EFAULT)?;
             if !message.msg_control.is_null() && message.msg_controllen != 0 {
@@ -297,7 +298,7 @@ pub unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_in
 /// As of `write(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rwrite(fd: c_int, buffer: *const c_void, bytes: size_t) -> ssize_t {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { rsend(fd, buffer, bytes, 0) }
 }
 
@@ -307,7 +308,7 @@ pub unsafe extern "C" fn rwrite(fd: c_int, buffer: *const c_void, bytes: size_t)
 pub unsafe extern "C" fn rwritev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
     answer(|| {
         let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { send_pieces(fd, pieces_of(list, count)?, 0, None) }
     })
 }
@@ -316,7 +317,7 @@ pub unsafe extern "C" fn rwritev(fd: c_int, list: *const iovec, count: c_int) ->
 /// As of `recv(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecv(fd: c_int, buffer: *mut c_void, bytes: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { rrecvfrom(fd, buffer, bytes, flags, ptr::null_mut(), ptr::null_mut()) }
 }
 
@@ -332,7 +333,7 @@ pub unsafe extern "C" fn rrecvfrom(
     length: *mut socklen_t,
 ) -> ssize_t {
     let piece = [iovec { iov_base: buffer, iov_len: bytes }];
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     answer(|| unsafe { receive_pieces(fd, &piece, flags, from, length) }.map(|(bytes, _)| bytes))
 }
 
@@ -341,7 +342,7 @@ pub unsafe extern "C" fn rrecvfrom(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             let message = message.as_mut().ok_or(libc::EFAULT)?;
             let list = pieces_of(message.msg_iov, message.msg_iovlen)?;
@@ -358,7 +359,7 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int)
 /// As of `read(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rread(fd: c_int, buffer: *mut c_void, bytes: size_t) -> ssize_t {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { rrecv(fd, buffer, bytes, 0) }
 }
 
@@ -368,9 +369,9 @@ pub unsafe extern "C" fn rread(fd: c_int, buffer: *mut c_void, bytes: size_t) ->
 pub unsafe extern "C" fn rreadv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
     answer(|| {
         let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let list = unsafe { pieces_of(list, count)? };
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe { receive_pieces(fd, list, 0, ptr::null_mut(), ptr::null_mut()) }.map(|(bytes, _)| bytes)
     })
 }
@@ -387,7 +388,7 @@ pub unsafe extern "C" fn rpoll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_in
             Ok(ms) => Deadline::after(Some(Duration::from_millis(ms))),
             Err(_) => Deadline::never(),
         };
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let fds = if count == 0 { &mut [] } else { unsafe { slice::from_raw_parts_mut(fds, count as usize) } };
         poll::poll(fds, deadline).map(usize::cast_signed)
     })
@@ -404,7 +405,7 @@ pub unsafe extern "C" fn rselect(
     timeout: *mut timeval,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             let mut entries = poll::entries_of_sets(count, [read, write, except].map(<*mut fd_set>::cast_const));
             let deadline = match timeout.as_ref() {
@@ -431,7 +432,7 @@ pub extern "C" fn repoll_create(flags: c_int) -> c_int {
 /// As of `epoll_ctl(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     answer(|| done(epoll::control(epoll, operation, fd, unsafe { event.as_ref() }.copied())))
 }
 
@@ -444,7 +445,7 @@ pub unsafe extern "C" fn repoll_wait(epoll: c_int, events: *mut epoll_event, cou
         if events.is_null() {
             return Err(libc::EFAULT);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let out = unsafe { slice::from_raw_parts_mut(events, count) };
         let deadline = u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
         epoll::wait(epoll, out, deadline).map(usize::cast_signed)
@@ -465,11 +466,11 @@ pub unsafe extern "C" fn rgetpeername(fd: c_int, address: *mut sockaddr, length:
             Err(libc::ENOTCONN)
         }
         Socket::Stream(socket) => {
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             unsafe { socket.id.peer_address().to_c(address, length) };
             Ok(0)
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         Socket::Datagram(socket) => checked(unsafe { libc::getpeername(socket.fd(), address, length) }).map(|_| 0),
     })
 }
@@ -482,11 +483,11 @@ pub unsafe extern "C" fn rgetsockname(fd: c_int, address: *mut sockaddr, length:
         Socket::Stream(socket) => {
             let own = socket.id.local_address();
             let own = if own.to_std().is_some() { own } else { Address::unspecified(socket.family) };
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             unsafe { own.to_c(address, length) };
             Ok(0)
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         Socket::Datagram(socket) => checked(unsafe { libc::getsockname(socket.fd(), address, length) }).map(|_| 0),
     })
 }
@@ -506,7 +507,7 @@ pub unsafe extern "C" fn rsetsockopt(
         if value.is_null() || length > OPTION_BYTES_MAX {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let value = unsafe { bytes_of(value, length as usize) };
         done(match socket {
             Socket::Stream(socket) => socket.set_option(level, name, value),
@@ -530,14 +531,14 @@ pub unsafe extern "C" fn rgetsockopt(
         if value.is_null() || length.is_null() {
             return Err(libc::EFAULT);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let room = unsafe { *length } as usize;
         let bytes = match socket {
             Socket::Stream(socket) => socket.option(level, name, room)?,
             Socket::Datagram(socket) => socket.option(level, name, room)?,
         };
         let count = bytes.len().min(room);
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         unsafe {
             ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), count);
             *length = count as socklen_t;
@@ -546,7 +547,8 @@ pub unsafe extern "C" fn rgetsockopt(
     })
 }
 
-/// `rfcntl(fd, command, ...)`. The one further argument of a variadic C call stands where a third one would.
+/// `rfcntl(fd, command, ...)`. The one further argument of a variadic C call stands where a third
+/// one would.
 #[unsafe(no_mangle)]
 pub extern "C" fn rfcntl(fd: c_int, command: c_int, argument: libc::c_long) -> c_int {
     answer(|| {
@@ -611,7 +613,7 @@ pub unsafe extern "C" fn riowrite(
     let piece = [iovec { iov_base: buffer.cast_mut(), iov_len: bytes }];
     let written: ssize_t = answer(|| match find(fd)? {
         Socket::Stream(socket) => {
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             socket.write_mapped(unsafe { Pieces::new(&piece) }, offset, flags).map(usize::cast_signed)
         }
         Socket::Datagram(_) => Err(libc::EINVAL),

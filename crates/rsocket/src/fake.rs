@@ -1,5 +1,6 @@
-//! A connection manager and verbs for the tests of this crate: one device in one process, every request carried out as
-//! it is posted. It checks what it is told: keys, ranges, receives, who was destroyed first.
+//! A connection manager and verbs for the tests of this crate: one device in one process, every
+//! request carried out as it is posted. It checks what it is told: keys, ranges, receives, who was
+//! destroyed first.
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 use freeflow_abi::*;
 use libc::{c_int, c_uint, c_void, sockaddr, sockaddr_in};
@@ -660,7 +661,8 @@ pub fn kill_peer_of(fd: c_int) {
     }
 }
 
-/// Only the connection manager says that the other end of the rsocket went; the queue pair knows of nothing.
+/// Only the connection manager says that the other end of the rsocket went; the queue pair knows of
+/// nothing.
 pub fn part_from_peer(fd: c_int) {
     let mut world = world();
     unsafe {

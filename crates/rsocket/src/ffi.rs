@@ -1,5 +1,5 @@
-//! The functions of `librdmacm.so.1` and `libibverbs.so.1` that rsockets use, as C declares them. Nothing else of either
-//! library is used: rsockets are a program like any other to them.
+//! The functions of `librdmacm.so.1` and `libibverbs.so.1` that rsockets use, as C declares them.
+//! Nothing else of either library is used: rsockets are a program like any other to them.
 use freeflow_abi::{
     ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd,
     ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel,
@@ -64,7 +64,8 @@ unsafe extern "C" {
 /// PTHREAD_CANCEL_DISABLE.
 const CANCEL_DISABLE: c_int = 1;
 
-/// Runs `body`, in which there are cancellation points, where none may be: locks are held, and frames must not unwind.
+/// Runs `body`, in which there are cancellation points, where none may be: locks are held, and
+/// frames must not unwind.
 pub fn uncancelled<T>(body: impl FnOnce() -> T) -> T {
     let mut before = 0;
     // SAFETY: the state of this thread, and room for the one before.

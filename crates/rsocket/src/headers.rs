@@ -1,5 +1,6 @@
-//! Headers of datagrams: before those that travel by UDP, until the other end's queue pair is known, and before those
-//! that travel between queue pairs. Facts of rdma-core's `librdmacm/docs/rsocket`.
+//! Headers of datagrams: before those that travel by UDP, until the other end's queue pair is
+//! known, and before those that travel between queue pairs. Facts of rdma-core's
+//! `librdmacm/docs/rsocket`.
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Bytes of a datagram with its header: what every rsocket has room for.
@@ -50,7 +51,8 @@ impl UdpHeader {
         (out, bytes)
     }
 
-    /// What it says, and what follows. `None`: not a header of that family's, so not from an rsocket.
+    /// What it says, and what follows. `None`: not a header of that family's, so not from an
+    /// rsocket.
     #[must_use]
     pub fn from_bytes(bytes: &[u8], v6: bool) -> Option<(Self, &[u8])> {
         let (version, length) = if v6 { (6, UDP_V6_BYTES) } else { (4, UDP_V4_BYTES) };

@@ -1,5 +1,6 @@
-//! The thread that sends keepalives: one for the process, from the first socket that asks for them. The other end's
-//! transport answers an empty write; if nothing answers, the request fails, and with it the connection.
+//! The thread that sends keepalives: one for the process, from the first socket that asks for them.
+//! The other end's transport answers an empty write; if nothing answers, the request fails, and
+//! with it the connection.
 use crate::table;
 use crate::wait::PerProcess;
 use std::collections::BTreeMap;
@@ -34,7 +35,8 @@ pub fn schedule(fd: i32, seconds: u32) {
     let first = due.is_empty();
     due.insert(fd, Due { at: Instant::now() + every, every });
     if first {
-        // The thread of an empty table ends by itself. Without a thread there are no keepalives, and no harm.
+        // The thread of an empty table ends by itself. Without a thread there are no keepalives,
+        // and no harm.
         let _ = std::thread::Builder::new().name("rs-keepalive".into()).spawn(run);
     } else {
         schedule.changed.notify_one();
@@ -48,7 +50,8 @@ pub fn cancel(fd: i32) {
     }
 }
 
-/// Cancels it unless there is such a socket: under the lock, since another may have got the number and be scheduled.
+/// Cancels it unless there is such a socket: under the lock, since another may have got the number
+/// and be scheduled.
 fn cancel_unless(fd: i32, is_there: impl FnOnce() -> bool) {
     let mut due = SCHEDULE.get().due();
     if !is_there() {

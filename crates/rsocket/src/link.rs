@@ -1,5 +1,6 @@
-//! The queue pair of a stream with its buffers and completion queue: posts what the protocol's machine plans, and feeds
-//! it what completes. Waiting, and what the program asked for, are `socket`'s.
+//! The queue pair of a stream with its buffers and completion queue: posts what the protocol's
+//! machine plans, and feeds it what completes. Waiting, and what the program asked for, are
+//! `socket`'s.
 use crate::cm::CmId;
 use crate::config::BUFFER_BYTES;
 use crate::ffi::{
@@ -27,8 +28,9 @@ const SLOT_COUNT_MAX: c_int = 0xFFFE;
 /// Longer pieces gain nothing by travelling in the request.
 pub const INLINE_BYTES_MAX: usize = 1024;
 const BUFFER_BYTES_MIN: u32 = 2048;
-/// Buffers of the default size grow to these where a stream moves much. What is to be sent waits for acknowledgements; what was
-/// received also for the program, and for the other end to learn of new room.
+/// Buffers of the default size grow to these where a stream moves much. What is to be sent waits
+/// for acknowledgements; what was received also for the program, and for the other end to learn of
+/// new room.
 const SEND_BYTES_GROWN: u32 = 2 * BUFFER_BYTES;
 const RECEIVE_BYTES_GROWN: u32 = 4 * BUFFER_BYTES;
 
@@ -51,7 +53,7 @@ impl Queue {
     /// # Safety
     /// `id` is bound to a device.
     pub unsafe fn create(id: &CmId, entries: c_int) -> Outcome<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         unsafe {
             let context = (*id.raw()).verbs;
             let channel = not_null(ibv_create_comp_channel(context))?;
@@ -149,7 +151,8 @@ unsafe impl Send for Link {}
 unsafe impl Sync for Link {}
 
 impl Link {
-    /// Makes the queue pair and posts its receives. `sizes` are what the program asked for, within the device's limits.
+    /// Makes the queue pair and posts its receives. `sizes` are what the program asked for, within
+    /// the device's limits.
     ///
     /// # Errors
     /// Those of the verbs.
@@ -195,7 +198,7 @@ impl Link {
     /// # Safety
     /// The identifier has a queue pair.
     unsafe fn with_qp(id: std::sync::Arc<CmId>, queue: Queue, sizes: Sizes) -> Outcome<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         unsafe {
             let (qp, pd) = ((*id.raw()).qp, (*(*id.raw()).qp).pd);
             let control_bytes = TARGET_BYTES * CONTROL_SLOT_COUNT as usize;
@@ -293,7 +296,8 @@ impl Link {
                 requests[index - 1].next = &raw mut requests[index];
             }
             let mut bad = ptr::null_mut();
-            // SAFETY: the queue pair exists; every context has this operation; the list is valid during the call.
+            // SAFETY: the queue pair exists; every context has this operation; the list is valid
+            // during the call.
             let code = unsafe {
                 let post = (*(*self.qp).context).ops.post_recv.ok_or(libc::ENOSYS)?;
                 post(self.qp, requests.as_mut_ptr(), &raw mut bad)
@@ -306,7 +310,8 @@ impl Link {
         Ok(())
     }
 
-    /// Posts a planned write; a ring's pieces are filled already. `data`: what travels inline, or null.
+    /// Posts a planned write; a ring's pieces are filled already. `data`: what travels inline, or
+    /// null.
     ///
     /// # Safety
     /// Of an inline write `data` is valid for its bytes.
@@ -328,7 +333,7 @@ impl Link {
             }
         };
         let flags = inline | if write.signaled { IBV_SEND_SIGNALED } else { 0 };
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         unsafe { self.request(write.id, &mut sges[..count], flags, write.immediate, (write.address, write.key)) }
     }
 

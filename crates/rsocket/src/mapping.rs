@@ -1,4 +1,5 @@
-//! `riomap`, `riounmap` and `riowrite`: memory of the program that the other end writes into directly, by offsets.
+//! `riomap`, `riounmap` and `riowrite`: memory of the program that the other end writes into
+//! directly, by offsets.
 use crate::ffi::{Outcome, errno, ibv_dereg_mr, ibv_reg_mr, not_null};
 use crate::link::Link;
 use crate::memory::{LOCAL_WRITE, REMOTE_WRITE};
@@ -49,9 +50,11 @@ impl StreamSocket {
     /// `riomap(3)`.
     ///
     /// # Errors
-    /// EINVAL: not connected, or rights other than PROT_WRITE; ENOMEM: the other end's map is full; those of `ibv_reg_mr`.
+    /// EINVAL: not connected, or rights other than PROT_WRITE; ENOMEM: the other end's map is full;
+    /// those of `ibv_reg_mr`.
     pub fn map(&self, buffer: *mut c_void, bytes: usize, protection: c_int, offset: off_t) -> Outcome<off_t> {
-        // Who was accepted a moment ago may not be connected yet: there is no other call to wait with.
+        // Who was accepted a moment ago may not be connected yet: there is no other call to wait
+        // with.
         let link = self.ready_link(false, self.send_deadline()).map_err(|_| libc::EINVAL)?;
         if protection & !libc::PROT_WRITE != 0 || u32::try_from(bytes).is_err() {
             return Err(libc::EINVAL);
@@ -65,7 +68,8 @@ impl StreamSocket {
             index = Some(free.ok_or(libc::ENOMEM)?);
             access |= REMOTE_WRITE;
         }
-        // SAFETY: the queue pair of a connected identifier has a PD; what the buffer is, is the program's promise.
+        // SAFETY: the queue pair of a connected identifier has a PD; what the buffer is, is the
+        // program's promise.
         let mr = unsafe { ibv_reg_mr((*(*self.id.raw()).qp).pd, buffer, bytes, access) };
         let mr = not_null(mr).map_err(|_| errno())?;
         let offset = if offset == -1 { buffer as off_t } else { offset };
@@ -91,7 +95,8 @@ impl StreamSocket {
         Ok(())
     }
 
-    /// Tells the other end of new mappings, before the data that may speak of them. The caller is the sender.
+    /// Tells the other end of new mappings, before the data that may speak of them. The caller is
+    /// the sender.
     pub(crate) fn announce_mappings(&self, link: &Link, nonblocking: bool, deadline: Deadline) -> Outcome<()> {
         if !self.mappings_wait.load(Ordering::Relaxed) {
             return Ok(());
@@ -119,7 +124,8 @@ impl StreamSocket {
         }
     }
 
-    /// `riowrite(3)`: how many bytes were written; fewer if no mapping of the other end reaches further.
+    /// `riowrite(3)`: how many bytes were written; fewer if no mapping of the other end reaches
+    /// further.
     ///
     /// # Errors
     /// As of `send`. Only if nothing was written.

@@ -1,4 +1,5 @@
-//! Memory of our own that is registered: whole pages, so that nothing else of the program shares them.
+//! Memory of our own that is registered: whole pages, so that nothing else of the program shares
+//! them.
 use crate::ffi::{Outcome, errno, ibv_dereg_mr, ibv_reg_mr, not_null};
 use crate::stream::{Ring, TargetSlots};
 use crate::wire::{IOMAP_BYTES, IomapEntry, TARGET_BYTES, TARGET_COUNT, Target};
@@ -12,8 +13,8 @@ pub const LOCAL_WRITE: c_int = 1;
 pub const REMOTE_WRITE: c_int = 1 << 1;
 const PAGE_BYTES: usize = 4096;
 
-/// Registered pages. The other end may write into them at any time if they were registered so: they are only reached
-/// through raw pointers.
+/// Registered pages. The other end may write into them at any time if they were registered so: they
+/// are only reached through raw pointers.
 #[derive(Debug)]
 pub struct Memory {
     base: *mut u8,
@@ -42,7 +43,7 @@ impl Memory {
         if base == libc::MAP_FAILED {
             return Err(errno());
         }
-        // SAFETY: the caller's; the pages are ours.
+        // SAFETY: this function's contract; the pages are ours.
         match not_null(unsafe { ibv_reg_mr(pd, base, bytes, access) }) {
             Ok(mr) => Ok(Self { base: base.cast(), bytes, mr }),
             Err(error) => {
@@ -75,7 +76,8 @@ impl Memory {
     /// `from` is valid for `bytes` bytes.
     pub unsafe fn fill(&self, offset: usize, from: *const u8, bytes: usize) {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "outside of the buffer");
-        // SAFETY: inside; the rest is the caller's. Our own pages do not overlap the program's.
+        // SAFETY: inside; the rest is this function's contract. Our own pages do not overlap the
+        // program's.
         unsafe { ptr::copy_nonoverlapping(from, self.base.add(offset), bytes) };
     }
 
@@ -104,7 +106,8 @@ impl Drop for Memory {
     }
 }
 
-/// The buffers of a direction, which both stay until the connection ends: the other end, or a request, may still name the first.
+/// The buffers of a direction, which both stay until the connection ends: the other end, or a
+/// request, may still name the first.
 #[derive(Debug)]
 pub struct Rings {
     pub first: Memory,
@@ -147,7 +150,8 @@ impl Lists {
     #[must_use]
     pub fn iomap_entry(&self, index: u16) -> IomapEntry {
         let at = Self::bytes(index);
-        // Acquire: pairs with whoever placed the entry for the other end, before its message arrived.
+        // Acquire: pairs with whoever placed the entry for the other end, before its message
+        // arrived.
         let [offset, address, rest] = [0, 8, 16].map(|word| self.0.word(at + word).load(Ordering::Acquire));
         IomapEntry { offset, target: Target::from_words(address, rest).unwrap_or_default() }
     }
@@ -159,8 +163,8 @@ impl TargetSlots for &Lists {
         let (address, rest) = (self.0.word(at), self.0.word(at + 8));
         // Acquire: as above.
         let target = Target::from_words(address.load(Ordering::Acquire), rest.load(Ordering::Acquire))?;
-        // The other end writes here again only when it has read all that this target takes. Relaxed: nothing was sent
-        // into it yet, and posting a request orders.
+        // The other end writes here again only when it has read all that this target takes.
+        // Relaxed: nothing was sent into it yet, and posting a request orders.
         address.store(0, Ordering::Relaxed);
         rest.store(0, Ordering::Relaxed);
         Some(target)

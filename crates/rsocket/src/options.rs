@@ -1,5 +1,5 @@
-//! `rsetsockopt` and `rgetsockopt`. What a program sets without harm is taken and given back; what would need another
-//! answer than it gets is refused with ENOTSUP, as rdma-core does.
+//! `rsetsockopt` and `rgetsockopt`. What a program sets without harm is taken and given back; what
+//! would need another answer than it gets is refused with ENOTSUP, as rdma-core does.
 use crate::datagram::DatagramSocket;
 use crate::ffi::{Outcome, checked};
 use crate::keepalive;
@@ -26,7 +26,8 @@ pub const RDMA_RQSIZE: c_int = 1;
 pub const RDMA_INLINE: c_int = 2;
 pub const RDMA_IOMAPSIZE: c_int = 3;
 pub const RDMA_ROUTE: c_int = 4;
-/// Ours, for the preload library, which has an ordinary socket to try next: how long to look for an address, ms.
+/// Ours, for the preload library, which has an ordinary socket to try next: how long to look for an
+/// address, ms.
 pub const RDMA_RESOLVE_MS: c_int = 0x4646;
 
 const SLOTS_MAX: u32 = 0xFFFE;
@@ -177,7 +178,8 @@ impl StreamSocket {
             }
             TCP_KEEPCNT => number(value).map(|count| settings.keepalive_count = count),
             TCP_KEEPINTVL => number(value).map(|seconds| settings.keepalive_interval_s = seconds),
-            // The transport is reliable, sends at once, and has a segment size and congestion control of its own.
+            // The transport is reliable, sends at once, and has a segment size and congestion
+            // control of its own.
             TCP_MAXSEG | TCP_CONGESTION => Ok(()),
             TCP_QUICKACK => number(value).map(|on| settings.quick_ack = c_int::from(on != 0)),
             TCP_CORK => number(value).map(|on| settings.cork = c_int::from(on != 0)),

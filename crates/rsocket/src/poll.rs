@@ -189,7 +189,7 @@ fn poll_sorted(scratch: &mut Scratch, fds: &mut [pollfd], deadline: Deadline) ->
 /// The sets are null or valid, and reach to `count`.
 #[must_use]
 pub unsafe fn entries_of_sets(count: c_int, sets: [*const libc::fd_set; 3]) -> Vec<pollfd> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let has = |set: *const libc::fd_set, fd: c_int| !set.is_null() && unsafe { libc::FD_ISSET(fd, set) };
     let events = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
     (0..count.clamp(0, libc::FD_SETSIZE as c_int))
@@ -217,7 +217,7 @@ pub unsafe fn entries_to_sets(entries: &[pollfd], sets: [*mut libc::fd_set; 3]) 
     let asked = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
     let mut count = 0;
     for (index, set) in sets.into_iter().enumerate().filter(|(_, set)| !set.is_null()) {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         unsafe { libc::FD_ZERO(set) };
         for entry in entries.iter().filter(|entry| entry.events & asked[index] != 0) {
             if entry.revents & means[index] != 0 {

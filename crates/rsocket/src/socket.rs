@@ -1,5 +1,6 @@
-//! A stream socket: from its making to its end. Connecting and accepting are driven by the events of the connection
-//! manager, whenever a call looks at them; there is no thread behind it. Moving data is `transfer`.
+//! A stream socket: from its making to its end. Connecting and accepting are driven by the events
+//! of the connection manager, whenever a call looks at them; there is no thread behind it. Moving
+//! data is `transfer`.
 use crate::address::Address;
 use crate::cm::{CmEvent, CmId, Request};
 use crate::config::Config;
@@ -26,9 +27,11 @@ const RESOLVE_COUNT_MAX: u32 = 4;
 const CLOSE_WAIT_S: u32 = 10;
 /// Longest that closing with SO_LINGER of 0 s waits until the other end has its reset.
 const RESET_WAIT_MS: u64 = 100;
-/// Calls that need not sleep look at the connection manager's events when this has passed since the last look.
+/// Calls that need not sleep look at the connection manager's events when this has passed since the
+/// last look.
 const LOOK_INTERVAL_MS: u64 = 10;
-/// Connections that wait for the program, whatever it asked for: each has buffers. Linux's somaxconn.
+/// Connections that wait for the program, whatever it asked for: each has buffers. Linux's
+/// somaxconn.
 const BACKLOG_COUNT_MAX: usize = 4096;
 /// Polling grows up to so many times the configured time where answers come quickly.
 const SPIN_GROWTH_MAX: u32 = 8;
@@ -61,7 +64,8 @@ pub struct Setup {
     destination: Option<Address>,
     /// Accepted, and not fetched by the program.
     pub pending: VecDeque<Arc<StreamSocket>>,
-    /// As many are accepted ahead of the program; further requests wait with the connection manager, which has a limit too.
+    /// As many are accepted ahead of the program; further requests wait with the connection
+    /// manager, which has a limit too.
     backlog: usize,
     pub settings: Settings,
 }
@@ -165,7 +169,8 @@ impl StreamSocket {
     /// EINVAL: it is connected; those of `rdma_listen`.
     pub fn listen(&self, backlog: c_int) -> Outcome<()> {
         let mut setup = self.setup();
-        // Linux's way: one more than what is said, none means one, and what is negative as many as there may be.
+        // Linux's way: one more than what is said, none means one, and what is negative as many as
+        // there may be.
         setup.backlog = usize::try_from(backlog).unwrap_or(BACKLOG_COUNT_MAX).min(BACKLOG_COUNT_MAX - 1) + 1;
         match setup.phase {
             Phase::Listening => return Ok(()),
@@ -248,7 +253,8 @@ impl StreamSocket {
         }
     }
 
-    /// The error of SO_ERROR, which is then forgotten. A stream that failed has one, whoever found out.
+    /// The error of SO_ERROR, which is then forgotten. A stream that failed has one, whoever found
+    /// out.
     pub fn take_error(&self) -> Errno {
         let error = self.error.swap(0, Ordering::Relaxed);
         let failed = self.link.get().is_some_and(|link| matches!(link.lock().stream.state(), State::Failed(_)));
@@ -445,7 +451,8 @@ impl StreamSocket {
         }
     }
 
-    /// Who was accepted may hear of the other end by its data before the connection manager says that it is there.
+    /// Who was accepted may hear of the other end by its data before the connection manager says
+    /// that it is there.
     fn look_for_data(&self, setup: &mut Setup) -> Option<c_int> {
         let link = self.link.get().filter(|_| setup.phase == Phase::Accepting)?;
         let mut core = link.lock();
@@ -462,7 +469,8 @@ impl StreamSocket {
         Some(link.queue.fd())
     }
 
-    /// Sleeps until something may have changed since the last call. The first only begins to watch: look once more after it.
+    /// Sleeps until something may have changed since the last call. The first only begins to watch:
+    /// look once more after it.
     fn sleep_on_events<'a>(
         &'a self,
         watch: &mut Option<Watch<'a>>,
@@ -580,7 +588,8 @@ impl StreamSocket {
         test(&mut core)
     }
 
-    /// A program that never sleeps here must learn that the other end died. Whether it was time to look.
+    /// A program that never sleeps here must learn that the other end died. Whether it was time to
+    /// look.
     #[inline]
     pub fn look_at_events_sometimes(&self) -> bool {
         let is_time = self.is_time_to_look();
@@ -645,7 +654,8 @@ impl StreamSocket {
         self.wait_until(link, false, deadline, |core| core.stream.control_done() || !core.stream.state().is_open())
     }
 
-    /// Tells the other end that this is no orderly end. What others still send here need not arrive first.
+    /// Tells the other end that this is no orderly end. What others still send here need not arrive
+    /// first.
     fn reset(&self, link: &Link) {
         let deadline = Deadline::after(Some(Duration::from_millis(RESET_WAIT_MS)));
         // An end that does not answer hears of it from the connection manager alone.
@@ -661,7 +671,8 @@ impl StreamSocket {
         self.setup().phase = Phase::Closed;
     }
 
-    /// Ends it: says goodbye if there is somebody to hear it. The rest goes when the last user does.
+    /// Ends it: says goodbye if there is somebody to hear it. The rest goes when the last user
+    /// does.
     pub fn close(&self) {
         let (linger, phase) = {
             let mut setup = self.setup();
@@ -671,7 +682,8 @@ impl StreamSocket {
             let pending = std::mem::take(&mut setup.pending);
             let found = (setup.settings.linger_s, setup.phase);
             drop(setup);
-            // Nobody will ever read or write there, so there is nothing to wait for: the other end need not answer.
+            // Nobody will ever read or write there, so there is nothing to wait for: the other end
+            // need not answer.
             pending.iter().for_each(|socket| socket.abandon());
             found
         };

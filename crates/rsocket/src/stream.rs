@@ -1,9 +1,10 @@
-//! One connected stream: what may be written into the other end's memory and where, what arrived, which credits are
-//! owed, who closed what. Sans-IO: memory is offsets, posting and completions are the caller's. The other end is not
-//! believed: what it announces beyond what it was granted fails the connection.
+//! One connected stream: what may be written into the other end's memory and where, what arrived,
+//! which credits are owed, who closed what. Sans-IO: memory is offsets, posting and completions are
+//! the caller's. The other end is not believed: what it announces beyond what it was granted fails
+//! the connection.
 //!
-//! The caller posts what `plan_*` and `poll_*` return in that order, hands each completion's id to `handle_sent` and
-//! each arrived message to `handle_message`, then asks `poll_credits` again.
+//! The caller posts what `plan_*` and `poll_*` return in that order, hands each completion's id to
+//! `handle_sent` and each arrived message to `handle_message`, then asks `poll_credits` again.
 use crate::config::BUFFER_BYTES;
 use crate::wire::{
     ByteOrder, ConnectionData, Control, DATA_BYTES_MAX, IOMAP_BYTES, IomapEntry, Message, TARGET_BYTES, TARGET_COUNT,
@@ -15,8 +16,9 @@ use std::collections::VecDeque;
 pub const CONTROL_SLOT_COUNT: u32 = 4;
 /// Send requests with an id like this are ours to fold; receives carry [`RECEIVE_ID`].
 pub const RECEIVE_ID: u64 = 1 << 63;
-/// Less room in the send ring than this share of it is not used for a part of a longer message, within these bounds: who waits
-/// for room would be woken for every few KB, and those cost each party on the way as much as many.
+/// Less room in the send ring than this share of it is not used for a part of a longer message,
+/// within these bounds: who waits for room would be woken for every few KB, and those cost each
+/// party on the way as much as many.
 const SEND_LOW_WATER_SHARE: u32 = 8;
 const SEND_LOW_WATER_BYTES_MIN: u32 = 2048;
 const SEND_LOW_WATER_BYTES_MAX: u32 = 65536;
@@ -177,7 +179,8 @@ impl State {
 #[derive(Debug)]
 struct Sending {
     slots_free: u32,
-    /// Posted unsignaled since the last signaled one, which its completion speaks for too; and their bytes of the ring.
+    /// Posted unsignaled since the last signaled one, which its completion speaks for too; and
+    /// their bytes of the ring.
     slots_silent: u32,
     ring_silent: u32,
     ring: Ring,
@@ -239,7 +242,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// `ring`: our receive buffer as the other end sees it, of `receive_bytes` rounded down to an even number.
+    /// `ring`: our receive buffer as the other end sees it, of `receive_bytes` rounded down to an
+    /// even number.
     #[must_use]
     pub fn new(sizes: Sizes, ring: Target) -> Self {
         let half = ring.bytes / 2;
@@ -339,8 +343,8 @@ impl Stream {
         }
     }
 
-    /// The connection manager says that the other end went. Properly, as far as it knows: a program that exits, or is killed,
-    /// without a word closes its streams in order, as by TCP.
+    /// The connection manager says that the other end went. Properly, as far as it knows: a program
+    /// that exits, or is killed, without a word closes its streams in order, as by TCP.
     pub fn disconnect(&mut self) {
         if matches!(self.state, State::Opening | State::Open(_)) {
             self.state = State::Disconnected;
@@ -363,9 +367,9 @@ impl Stream {
         self.ring.bytes / 2
     }
 
-    /// The least that is granted anew. As many parts as the other end has entries for, since one is written again only when all
-    /// of the part that it named was read: with halves (rdma-core has two entries) half of the ring stands empty while the other
-    /// end waits to be told.
+    /// The least that is granted anew. As many parts as the other end has entries for, since one is
+    /// written again only when all of the part that it named was read: with halves (rdma-core has
+    /// two entries) half of the ring stands empty while the other end waits to be told.
     fn grant_bytes(&self) -> u32 {
         let size = self.half() * 2;
         let parts = if self.receiving.list.bytes >= TARGET_COUNT { TARGET_COUNT } else { 2 };
@@ -393,7 +397,8 @@ impl Stream {
         Some(self.write(source, bytes, address, key, Some(Message::Data(bytes))))
     }
 
-    /// Plans the transfer of up to `wanted` bytes (not 0) to `offset` of the other end's mapped memory.
+    /// Plans the transfer of up to `wanted` bytes (not 0) to `offset` of the other end's mapped
+    /// memory.
     pub fn plan_direct(&mut self, wanted: u32, entry: &IomapEntry, offset: u64) -> Option<Write> {
         if !self.state.sends() || self.sending.slots_free == 0 {
             return None;
@@ -425,7 +430,8 @@ impl Stream {
         self.sending.ring_bytes - self.sending.ring_free >= bytes
     }
 
-    /// Whether so much was sent that a longer ring is worth its memory. Never if somebody has said how long it is.
+    /// Whether so much was sent that a longer ring is worth its memory. Never if somebody has said
+    /// how long it is.
     #[must_use]
     pub fn outgrows_send_ring(&self) -> bool {
         let sending = &self.sending;
@@ -479,7 +485,8 @@ impl Stream {
         self.sending.slots_free != 0 && self.sending.sent != self.sending.limit
     }
 
-    /// A target is full before the next is begun; the other end writes a new one only where a full one stood.
+    /// A target is full before the next is begun; the other end writes a new one only where a full
+    /// one stood.
     fn find_target(&mut self, slots: &mut impl TargetSlots) -> bool {
         if self.sending.target.bytes == 0 {
             let Some(target) = slots.take(self.sending.slot_next) else { return false };
@@ -509,8 +516,9 @@ impl Stream {
         Some((Source::Ring(spans(ring, ring_bytes, ring_position, bytes)), bytes))
     }
 
-    /// Takes a slot, and the ring's bytes. Signaled is what completes a share of the ring or of the queue, so that they are
-    /// freed: completions of all would wake who waits for room again and again.
+    /// Takes a slot, and the ring's bytes. Signaled is what completes a share of the ring or of the
+    /// queue, so that they are freed: completions of all would wake who waits for room again and
+    /// again.
     fn write(&mut self, source: Source, bytes: u32, address: u64, key: u32, message: Option<Message>) -> Write {
         let sending = &mut self.sending;
         let mut ring_bytes = 0;
@@ -598,7 +606,8 @@ impl Stream {
             && receiving.bytes >= u64::from(self.ring.bytes) * GROWTH_RINGS
     }
 
-    /// Receives into this ring as soon as the first one is empty: nothing of that is granted any more.
+    /// Receives into this ring as soon as the first one is empty: nothing of that is granted any
+    /// more.
     pub fn grow_receive_ring(&mut self, ring: Target) {
         if self.receiving.ring == Ring::First {
             self.receiving.grown = Some(ring);
@@ -675,14 +684,15 @@ impl Stream {
         Some(write)
     }
 
-    /// Which of the places for payloads of control messages the last one planned may use: it is the only one with it
-    /// until it completes.
+    /// Which of the places for payloads of control messages the last one planned may use: it is the
+    /// only one with it until it completes.
     #[must_use]
     pub fn control_buffer(&self) -> usize {
         self.control_sent.wrapping_sub(1) as usize % CONTROL_SLOT_COUNT as usize
     }
 
-    /// A message that keeps the connection alive: the transport's acknowledgement is all that is wanted.
+    /// A message that keeps the connection alive: the transport's acknowledgement is all that is
+    /// wanted.
     pub fn plan_keepalive(&mut self) -> Option<ControlWrite> {
         if !self.state.is_open() || self.control_free == 0 {
             return None;

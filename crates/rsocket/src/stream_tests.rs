@@ -1,5 +1,6 @@
-//! Two streams over a simulated reliable connection: whatever the order of sends, deliveries, reads and shutdowns, the
-//! bytes arrive in order, nobody writes where it must not, and whoever keeps polling makes progress.
+//! Two streams over a simulated reliable connection: whatever the order of sends, deliveries, reads
+//! and shutdowns, the bytes arrive in order, nobody writes where it must not, and whoever keeps
+//! polling makes progress.
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -396,7 +397,8 @@ fn told(from: &mut End) -> Vec<(u64, u32)> {
     grants.map(|grant| target(&grant.payload)).map(|target| (target.address, target.bytes)).collect()
 }
 
-/// Room is granted by quarters to who has entries for four, and by halves to rdma-core, which has two.
+/// Room is granted by quarters to who has entries for four, and by halves to rdma-core, which has
+/// two.
 #[test]
 fn room_is_granted_in_as_many_parts_as_can_be_told() {
     for (entries, part) in [(4, 1 << 15), (2, 1 << 16), (9, 1 << 15)] {
@@ -447,7 +449,8 @@ fn buffers_of_the_default_size_are_outgrown() {
     ends[0].stream.grow_send_ring(GROWN_BYTES);
     ends[1].stream.grow_receive_ring(Target { address: GROWN, key: KEY, bytes: GROWN_BYTES });
     assert!(!ends[0].stream.outgrows_send_ring() && !ends[1].stream.outgrows_receive_ring());
-    // What was granted before is still good; when it is used up, the longer ring is granted as a whole.
+    // What was granted before is still good; when it is used up, the longer ring is granted as a
+    // whole.
     let granted = ends[1].stream.receiving.granted;
     assert!(granted > 0);
     while ends[0].sent < limit + u64::from(granted) + 100_000 {

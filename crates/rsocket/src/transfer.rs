@@ -1,4 +1,5 @@
-//! Moving bytes of a stream: send and receive. One sender and one receiver at a time; each copies at its end once.
+//! Moving bytes of a stream: send and receive. One sender and one receiver at a time; each copies
+//! at its end once.
 use crate::ffi::{Errno, Outcome};
 use crate::link::{INLINE_BYTES_MAX, Link};
 use crate::pieces::Pieces;
@@ -10,8 +11,9 @@ use std::mem::MaybeUninit;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-/// The first transfer of a long message is short, so that the other end begins to copy while we do; each later one is
-/// twice as long. While so much is under way the other end has something to do, and few long ones are cheaper.
+/// The first transfer of a long message is short, so that the other end begins to copy while we do;
+/// each later one is twice as long. While so much is under way the other end has something to do,
+/// and few long ones are cheaper.
 const FIRST_TRANSFER_BYTES: usize = 16384;
 const TRANSFER_BYTES_MAX: usize = 256 << 10;
 /// Copies up to this are done under the lock.
@@ -26,8 +28,8 @@ impl StreamSocket {
     }
 
     /// # Errors
-    /// EAGAIN, EINTR; ENOTCONN; EPIPE: shut down here; ECONNRESET: closed at the other end; EOPNOTSUPP. Only if nothing
-    /// was sent.
+    /// EAGAIN, EINTR; ENOTCONN; EPIPE: shut down here; ECONNRESET: closed at the other end;
+    /// EOPNOTSUPP. Only if nothing was sent.
     pub fn send(&self, mut pieces: Pieces<'_>, flags: c_int) -> Outcome<usize> {
         let total = pieces.bytes().ok_or(libc::EINVAL)?;
         if flags & SEND_FLAGS_REFUSED != 0 {
@@ -133,8 +135,8 @@ impl StreamSocket {
     }
 
     /// # Errors
-    /// EAGAIN, EINTR; ENOTCONN; ECONNRESET: the other end is gone without a goodbye; EOPNOTSUPP. Only if nothing was
-    /// received. 0 bytes: the other end sends no more.
+    /// EAGAIN, EINTR; ENOTCONN; ECONNRESET: the other end is gone without a goodbye; EOPNOTSUPP.
+    /// Only if nothing was received. 0 bytes: the other end sends no more.
     pub fn receive(&self, mut pieces: Pieces<'_>, flags: c_int) -> Outcome<usize> {
         let total = pieces.bytes().ok_or(libc::EINVAL)?;
         if flags & RECEIVE_FLAGS_REFUSED != 0 {
@@ -174,7 +176,8 @@ impl StreamSocket {
         spans.iter().map(|span| span.bytes as usize).sum()
     }
 
-    /// Whether there are `least` bytes, or as many as there is room for; false: there never will be.
+    /// Whether there are `least` bytes, or as many as there is room for; false: there never will
+    /// be.
     #[inline]
     fn wait_for_data(&self, link: &Link, least: usize, nonblocking: bool, deadline: Deadline) -> Outcome<bool> {
         if link.lock().stream.unread() as usize >= least {
@@ -222,7 +225,8 @@ impl StreamSocket {
         let Some(link) = self.connected_link() else { return self.readiness_of_setup(events) };
         let mut core = link.lock();
         link.turn(&mut core);
-        // Nearly always there is room to send: it may not keep the other end's death from being seen.
+        // Nearly always there is room to send: it may not keep the other end's death from being
+        // seen.
         if core.stream.state().is_open() && self.is_time_to_look() {
             drop(core);
             self.look_at_events_sometimes();

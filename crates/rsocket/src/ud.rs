@@ -1,4 +1,5 @@
-//! One UD queue pair of a datagram socket: it has one for each local address that it sent from or was heard at.
+//! One UD queue pair of a datagram socket: it has one for each local address that it sent from or
+//! was heard at.
 use crate::address::Address;
 use crate::cm::CmId;
 use crate::ffi::{

@@ -1,6 +1,6 @@
-//! How threads sleep: each has an event descriptor of its own, by which whoever changes the state of a socket wakes the
-//! others that sleep on it. A completion event or an event of the connection manager wakes only one thread for sure;
-//! that one tells the rest.
+//! How threads sleep: each has an event descriptor of its own, by which whoever changes the state
+//! of a socket wakes the others that sleep on it. A completion event or an event of the connection
+//! manager wakes only one thread for sure; that one tells the rest.
 use crate::ffi::{Outcome, errno, uncancelled};
 use libc::{c_int, pollfd};
 use std::cell::RefCell;
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// How often this process is a child of a fork since the library was loaded: sockets of an earlier count are not ours.
+/// How often this process is a child of a fork since the library was loaded: sockets of an earlier
+/// count are not ours.
 #[inline]
 pub fn fork_count() -> u32 {
     FORKS.load(Ordering::Relaxed)
@@ -28,8 +29,8 @@ pub fn watch_forks() {
     });
 }
 
-/// What each process has of its own. A forked child leaves its parent's where it is and begins anew, so it never waits for a lock
-/// that a thread of its parent held when it was forked.
+/// What each process has of its own. A forked child leaves its parent's where it is and begins
+/// anew, so it never waits for a lock that a thread of its parent held when it was forked.
 pub struct PerProcess<T: 'static> {
     current: AtomicPtr<(u32, T)>,
 }
@@ -253,13 +254,14 @@ impl Deadline {
 pub fn sleep(fds: &mut [pollfd], deadline: Deadline) -> Outcome<usize> {
     let time = deadline.timespec();
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: as many entries as the slice has. By number: a program's own `ppoll` may be ours (librspreload).
+    // SAFETY: as many entries as the slice has. By number: a program's own `ppoll` may be ours
+    // (librspreload).
     let ready = unsafe { libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), time, 0usize, 8usize) };
     if ready < 0 { Err(errno()) } else { Ok(ready as usize) }
 }
 
-/// Polls for a while before it sleeps: first at once, then giving the processor away each time, since the other end, or
-/// the router, may want it.
+/// Polls for a while before it sleeps: first at once, then giving the processor away each time,
+/// since the other end, or the router, may want it.
 #[derive(Debug)]
 pub struct Spin {
     begun: Option<Instant>,

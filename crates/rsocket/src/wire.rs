@@ -1,6 +1,7 @@
-//! What two rsockets say to each other: the private data of the connection, the 32-bit messages that stand in immediate
-//! data, and the entries that one end writes into the other's memory. Facts of rdma-core's `librdmacm/docs/rsocket` and
-//! of recorded traffic; docs/RSOCKET.md lists them. Not here: who sends what when (`stream`), memory, sockets.
+//! What two rsockets say to each other: the private data of the connection, the 32-bit messages
+//! that stand in immediate data, and the entries that one end writes into the other's memory. Facts
+//! of rdma-core's `librdmacm/docs/rsocket` and of recorded traffic; docs/RSOCKET.md lists them. Not
+//! here: who sends what when (`stream`), memory, sockets.
 
 /// Bytes of an entry of a target list in memory.
 pub const TARGET_BYTES: usize = 16;
@@ -8,7 +9,8 @@ pub const TARGET_BYTES: usize = 16;
 pub const IOMAP_BYTES: usize = 24;
 /// Bytes of the private data of a connection request and of its answer.
 pub const CONNECTION_DATA_BYTES: usize = 40;
-/// Entries of the target list that we give to the other end. (rdma-core has 2, and goes by what it is told.)
+/// Entries of the target list that we give to the other end. (rdma-core has 2, and goes by what it
+/// is told.)
 pub const TARGET_COUNT: u32 = 4;
 /// Longest transfer that a message can announce.
 pub const DATA_BYTES_MAX: u32 = DATA_MASK;
@@ -32,7 +34,8 @@ const SCALE_LIMIT: u16 = 128;
 pub enum Message {
     /// So many bytes were written behind what was written before.
     Data(u32),
-    /// The count (modulo 2^16) of messages up to which the other end may send; a target may have been written as well.
+    /// The count (modulo 2^16) of messages up to which the other end may send; a target may have
+    /// been written as well.
     Credits(u16),
     /// An entry of the I/O map was written.
     Iomap(u16),
@@ -73,7 +76,8 @@ impl Message {
         let data = bits & DATA_MASK;
         match (bits >> OP_SHIFT, data) {
             (OP_DATA, bytes) => Self::Data(bytes),
-            // Only 16 bits count: the other end adds to a counter of 16 bits and may leave the carry in.
+            // Only 16 bits count: the other end adds to a counter of 16 bits and may leave the
+            // carry in.
             (OP_CREDITS, limit) => Self::Credits(limit as u16),
             (OP_IOMAP, index) => Self::Iomap(index as u16),
             (OP_CONTROL, 0) => Self::Control(Control::Disconnect),
@@ -116,8 +120,8 @@ impl Target {
         memory
     }
 
-    /// From the two words of an entry of our own memory. `None`: not written, or not wholly. Both words are zero before,
-    /// and neither is zero in an entry that means something.
+    /// From the two words of an entry of our own memory. `None`: not written, or not wholly. Both
+    /// words are zero before, and neither is zero in an entry that means something.
     #[must_use]
     pub fn from_words(address: u64, rest: u64) -> Option<Self> {
         let rest = rest.to_ne_bytes();
@@ -223,7 +227,8 @@ fn scale_to_iomap_count(scale: u8) -> u16 {
     if scale <= SCALE_LIMIT { scale } else { (scale & !SCALE_LIMIT) << 8 }
 }
 
-/// The nearest size of an I/O map that can be told to the other end, not above `count` (but for 129 to 255: 128).
+/// The nearest size of an I/O map that can be told to the other end, not above `count` (but for 129
+/// to 255: 128).
 #[must_use]
 pub fn round_iomap_count(count: u32) -> u16 {
     let count = count.min(0x7F00) as u16;
@@ -254,8 +259,8 @@ mod tests {
         assert_eq!(Message::from_bits(0x8001_0005), Message::Credits(5));
     }
 
-    /// The private data of a request that rdma-core's rstream sent, recorded between two Linux hosts, and the target
-    /// that it wrote first.
+    /// The private data of a request that rdma-core's rstream sent, recorded between two Linux
+    /// hosts, and the target that it wrote first.
     #[test]
     fn recorded_connection_data() {
         let recorded = [

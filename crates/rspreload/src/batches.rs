@@ -14,7 +14,8 @@ fn outcome(done: c_int) -> c_int {
     if done > 0 { done } else { -1 }
 }
 
-/// As long as the kernel: the time is looked at after each message, so one that blocks is waited for.
+/// As long as the kernel: the time is looked at after each message, so one that blocks is waited
+/// for.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmmsg(
     fd: c_int,
@@ -24,10 +25,10 @@ unsafe extern "C" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     if rsocket_of(fd).is_none() {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     }
-    // SAFETY: the caller's: null or valid.
+    // SAFETY: the C contract: null or valid.
     let span = unsafe { timeout.as_ref() };
     let span = match span.map(|time| (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec))) {
         None => None,
@@ -39,11 +40,11 @@ unsafe extern "C" fn recvmmsg(
     }
     let begun = Instant::now();
     let (wait_for_one, mut flags) = (flags & libc::MSG_WAITFORONE != 0, flags & !libc::MSG_WAITFORONE);
-    // SAFETY: the caller's: so many.
+    // SAFETY: the C contract: so many.
     let messages = unsafe { slice::from_raw_parts_mut(messages, count.min(MESSAGES_MAX) as usize) };
     let mut done = 0;
     for message in messages {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let bytes = unsafe { recvmsg(fd, &raw mut message.msg_hdr, flags) };
         if bytes < 0 {
             return outcome(done);
@@ -63,25 +64,25 @@ unsafe extern "C" fn recvmmsg(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     if rsocket_of(fd).is_none() {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
     if count == 0 {
         return 0;
     }
     let saved = errno();
-    // SAFETY: the caller's: so many.
+    // SAFETY: the C contract: so many.
     let messages = unsafe { slice::from_raw_parts_mut(messages, count.min(MESSAGES_MAX) as usize) };
     let mut done = 0;
     for message in messages {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         let bytes = unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) };
         if bytes < 0 {
             return outcome(done);
         }
         message.msg_len = bytes as c_uint;
         done += 1;
-        // SAFETY: the caller's: a list of that length.
+        // SAFETY: the C contract: a list of that length.
         if (bytes as usize) < unsafe { length(&message.msg_hdr) } {
             break;
         }
@@ -96,7 +97,7 @@ unsafe fn length(message: &libc::msghdr) -> usize {
     if message.msg_iov.is_null() {
         return 0;
     }
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let pieces = unsafe { slice::from_raw_parts(message.msg_iov, message.msg_iovlen) };
     pieces.iter().map(|piece| piece.iov_len).sum()
 }

@@ -8,7 +8,8 @@ use libc::{
 use std::ptr;
 use table::{inside, rsocket_of};
 
-/// How long a connect that does not block waits for a refusal, since then the ordinary socket must be tried.
+/// How long a connect that does not block waits for a refusal, since then the ordinary socket must
+/// be tried.
 const REFUSAL_WAIT_MS: c_int = 50;
 const SENDFILE_BYTES: usize = 1 << 16;
 const TYPE_FLAGS: c_int = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -48,7 +49,7 @@ pub fn fall_back(fd: c_int) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         if let Some(rsocket) = rsocket_of(fd) {
             // Nobody outside the container may reach it, and to rdma_cm loopback is the vNIC.
@@ -66,7 +67,8 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t
             if matches!(errno(), libc::EADDRINUSE | libc::EINVAL) {
                 return -1;
             }
-            // The connection manager calls a conflict with a wildcard that too, where sockets say that it is in use.
+            // The connection manager calls a conflict with a wildcard that too, where sockets say
+            // that it is in use.
             if errno() == libc::EADDRNOTAVAIL && is_of_vnic(address, length) {
                 return set_errno(libc::EADDRINUSE);
             }
@@ -82,7 +84,8 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t
 /// # Safety
 /// As of `bind(2)`.
 unsafe fn is_of_vnic(address: *const sockaddr, length: socklen_t) -> bool {
-    // SAFETY: the caller's: an address of an internet family is as long as its type, else it is refused before.
+    // SAFETY: this function's contract: an address of an internet family is as long as its type,
+    // else it is refused before.
     unsafe {
         let mut any_port: libc::sockaddr_storage = std::mem::zeroed();
         let bytes = (length as usize).min(size_of::<libc::sockaddr_storage>());
@@ -106,7 +109,7 @@ unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     // SAFETY: no pointers.
     match rsocket_of(fd) {
         Some(rsocket) => {
-            // SAFETY: the caller's.
+            // SAFETY: the C contract.
             let answer = inside(|| unsafe { real::rlisten(rsocket, backlog) });
             // What was told of a socket without a peer holds no more.
             table::note_read(fd);
@@ -119,13 +122,13 @@ unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { accept4(fd, address, length, 0) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         let Some(rsocket) = rsocket_of(fd) else { return real::accept4(fd, address, length, flags) };
         let (mut peer, mut bytes) = names::none();
@@ -152,7 +155,7 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, length: *mut soc
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         if let Some(rsocket) = rsocket_of(fd) {
             let bound_to = if table::was_bound(fd) { queries::name(real::rgetsockname, rsocket) } else { None };
@@ -187,7 +190,8 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: sockle
     }
 }
 
-/// Connects to who listens in this container as an ordinary socket. `None`: nobody does, and the socket is as it was.
+/// Connects to who listens in this container as an ordinary socket. `None`: nobody does, and the
+/// socket is as it was.
 ///
 /// # Safety
 /// As of `connect(2)`.
@@ -197,7 +201,7 @@ unsafe fn connect_here(
     address: *const sockaddr,
     length: socklen_t,
 ) -> Option<c_int> {
-    // SAFETY: the caller's; one entry.
+    // SAFETY: this function's contract; one entry.
     unsafe {
         if bound_to.is_some_and(|name| !bind_as(fd, name)) {
             return None;
@@ -230,7 +234,7 @@ fn was_refused(poll: impl FnOnce(*mut pollfd) -> c_int, fd: c_int) -> bool {
 /// As of `getsockname(2)`.
 unsafe fn tell_name(name: Option<Name>, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
     let Some(name) = name else { return -1 };
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe { names::tell(&name, address, length) };
     0
 }
@@ -271,7 +275,7 @@ fn let_go(fd: c_int) {
 unsafe fn let_go_of_stream(stream: *mut FILE) {
     if !stream.is_null() {
         let saved = errno();
-        // SAFETY: the caller's: a stream that is open. One of memory has no descriptor.
+        // SAFETY: this function's contract: a stream that is open. One of memory has no descriptor.
         let fd = unsafe { libc::fileno(stream) };
         set_errno(saved);
         let_go(fd);
@@ -280,7 +284,7 @@ unsafe fn let_go_of_stream(stream: *mut FILE) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fclose(stream: *mut FILE) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         let_go_of_stream(stream);
         real::fclose(stream)
@@ -310,12 +314,12 @@ macro_rules! moves {
         $(
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(fd: c_int, $($argument: $kind),*) -> ssize_t {
-                // SAFETY: the caller's.
+                // SAFETY: the C contract.
                 match rsocket_of(fd) {
-                    // SAFETY: the caller's.
+                    // SAFETY: the C contract.
                     None => unsafe { real::$name(fd, $($argument),*) },
                     Some(rsocket) => {
-                        // SAFETY: the caller's.
+                        // SAFETY: the C contract.
                         let count = inside(|| unsafe { real::$rsocket(rsocket, $($given),*) });
                         table::$note(fd);
                         count
@@ -344,19 +348,20 @@ moves! { note_written:
         rsendto(buffer, bytes, flags, to, length);
 }
 
-// What programs call that were compiled with _FORTIFY_SOURCE: the room is known there, and is checked first.
+// What programs call that were compiled with _FORTIFY_SOURCE: the room is known there, and is
+// checked first.
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, bytes: size_t, room: size_t) -> ssize_t {
     check(bytes, room);
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { read(fd, buffer, bytes) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __recv_chk(fd: c_int, buffer: *mut c_void, bytes: size_t, room: size_t, flags: c_int) -> ssize_t {
     check(bytes, room);
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { recv(fd, buffer, bytes, flags) }
 }
 
@@ -371,7 +376,7 @@ unsafe extern "C" fn __recvfrom_chk(
     length: *mut socklen_t,
 ) -> ssize_t {
     check(bytes, room);
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { recvfrom(fd, buffer, bytes, flags, from, length) }
 }
 
@@ -385,11 +390,11 @@ fn check(bytes: size_t, room: size_t) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, bytes: size_t) -> ssize_t {
     let Some(rsocket) = rsocket_of(to) else {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         return unsafe { real::sendfile(to, from, offset, bytes) };
     };
     let mut room = vec![0u8; bytes.min(SENDFILE_BYTES)];
-    // SAFETY: the caller's; the room is as long as is read.
+    // SAFETY: the C contract; the room is as long as is read.
     unsafe {
         let start = if offset.is_null() { libc::lseek(from, 0, libc::SEEK_CUR) } else { *offset };
         if start < 0 {
@@ -427,15 +432,15 @@ unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, bytes:
 /// On x86-64 the same function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, bytes: size_t) -> ssize_t {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { sendfile(to, from, offset, bytes) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     match rsocket_of(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         Some(rsocket) => unsafe { tell_name(queries::name(real::rgetpeername, rsocket), address, length) },
         // SAFETY: as above.
         None => unsafe {
@@ -446,9 +451,9 @@ unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     match rsocket_of(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         Some(rsocket) => unsafe { tell_name(queries::name(real::rgetsockname, rsocket), address, length) },
         // SAFETY: as above.
         None => unsafe {
@@ -507,14 +512,14 @@ fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     let answer = unsafe { real::fcntl(fd, command, argument) };
     after_fcntl(fd, command, argument, answer)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     let answer = unsafe { real::fcntl64(fd, command, argument) };
     after_fcntl(fd, command, argument, answer)
 }
@@ -538,10 +543,10 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, answer: c_int) -> c
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let Some(rsocket) = rsocket_of(fd) else {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         return unsafe { real::ioctl(fd, request, argument) };
     };
-    // SAFETY: the caller's: both requests are about one number.
+    // SAFETY: the C contract: both requests are about one number.
     unsafe {
         if request == libc::FIONREAD && !argument.is_null() {
             let mut room = [0u8; 1 << 16];

@@ -1,8 +1,10 @@
-//! Epoll sets that hold rsockets (`freeflow_epoll_set` says how they wait). Edges are told by what the program did since: a condition that
-//! was reported is reported again after the program read (or wrote) there.
+//! Epoll sets that hold rsockets (`freeflow_epoll_set` says how they wait). Edges are told by what
+//! the program did since: a condition that was reported is reported again after the program read
+//! (or wrote) there.
 //!
-//! A thread that waits for the kernel's set alone when the first rsocket comes is summoned: a descriptor that is readable stands in that
-//! set until all such threads have left it. The program never sees its event.
+//! A thread that waits for the kernel's set alone when the first rsocket comes is summoned: a
+//! descriptor that is readable stands in that set until all such threads have left it. The program
+//! never sees its event.
 use crate::real::{self, errno, set_errno};
 use crate::signals::with_mask;
 use crate::table::{self, inside, rsocket_of};
@@ -42,14 +44,16 @@ impl Drop for Summons {
 
 type Sets = Mutex<BTreeMap<c_int, Arc<Held>>>;
 
-/// This process': a child begins without, since other threads of its parent may have held the locks, and the rsockets are the parent's.
+/// This process': a child begins without, since other threads of its parent may have held the
+/// locks, and the rsockets are the parent's.
 static SETS: AtomicPtr<Sets> = AtomicPtr::new(ptr::null_mut());
 /// How many sets there are: programs without any pay a load for each wait.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// How many threads wait for a set, or are about to.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// How many threads wait for a kernel's set alone, or are about to: by its number, modulo the length.
+/// How many threads wait for a kernel's set alone, or are about to: by its number, modulo the
+/// length.
 static ALONE: [AtomicU32; 1024] = [const { AtomicU32::new(0) }; 1024];
 
 fn alone(epoll: c_int) -> &'static AtomicU32 {
@@ -99,7 +103,8 @@ impl Held {
 
     /// Calls those who wait for the kernel's set alone. Whether that went well; errno says why not.
     fn summon(&self, epoll: c_int) -> bool {
-        // SeqCst: pairs with the addition in `wait_alone`: either it is seen here, or that finds the set.
+        // SeqCst: pairs with the addition in `wait_alone`: either it is seen here, or that finds
+        // the set.
         if alone(epoll).load(Ordering::SeqCst) == 0 {
             return true;
         }
@@ -116,7 +121,8 @@ impl Held {
         added
     }
 
-    /// A child may have copies of the descriptor, which hold it in the kernel's set: so it is taken out.
+    /// A child may have copies of the descriptor, which hold it in the kernel's set: so it is taken
+    /// out.
     fn dismiss(&self, epoll: c_int) {
         if let Some(summons) = self.summons().take() {
             let saved = errno();
@@ -177,8 +183,9 @@ fn is_epoll(fd: c_int) -> bool {
     usize::try_from(bytes).is_ok_and(|bytes| &target[..bytes] == NAME)
 }
 
-/// A copy of an epoll descriptor is the same set, by whichever of them its first rsocket comes: there is no telling later which are
-/// copies. False: errno says why not. Of other descriptors nothing, without a lock or an allocation, as signal handlers want it.
+/// A copy of an epoll descriptor is the same set, by whichever of them its first rsocket comes:
+/// there is no telling later which are copies. False: errno says why not. Of other descriptors
+/// nothing, without a lock or an allocation, as signal handlers want it.
 pub fn share(from: c_int, copy: c_int) -> bool {
     let is_far = |fd: c_int| usize::try_from(fd).is_ok_and(|index| index >= table::FD_MAX);
     let saved = errno();
@@ -215,7 +222,8 @@ pub fn handle_close(fd: c_int) {
     }
 }
 
-/// The program read or wrote: a thread that waits for an edge-triggered set, where that was told already, looks again.
+/// The program read or wrote: a thread that waits for an edge-triggered set, where that was told
+/// already, looks again.
 #[inline]
 pub fn wake_after(fd: c_int) {
     // SeqCst: pairs with the addition in `wait_with`.
@@ -250,12 +258,12 @@ pub fn leave_to_kernel(fd: c_int) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     if rsocket_of(fd).is_none() {
-        // SAFETY: the caller's.
+        // SAFETY: the C contract.
         return unsafe { real::epoll_ctl(epoll, operation, fd, event) };
     }
     let Some(held) = make_set(epoll) else { return -1 };
     let mut interest = held.set.interest();
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     let known = interest.contains(fd);
     match (operation, event, known) {
@@ -342,7 +350,7 @@ unsafe fn wait_alone(
         let found = set_of(epoll);
         let answer = match found {
             Some(_) => 0,
-            // SAFETY: the caller's.
+            // SAFETY: this function's contract.
             None => unsafe { real::epoll_pwait(epoll, events, count, milliseconds_to(deadline), mask) },
         };
         alone(epoll).fetch_sub(1, Ordering::SeqCst);
@@ -373,7 +381,7 @@ unsafe fn wait_with(
         Ok(count) => count as c_int,
         Err(error) => set_errno(error),
     };
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let answer = unsafe { with_mask(mask, wait) };
     WAITING.fetch_sub(1, Ordering::SeqCst);
     answer
@@ -381,7 +389,7 @@ unsafe fn wait_with(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { epoll_pwait(epoll, events, count, timeout_ms, ptr::null()) }
 }
 
@@ -393,7 +401,7 @@ unsafe extern "C" fn epoll_pwait(
     timeout_ms: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         if count <= 0 || events.is_null() {
             return real::epoll_pwait(epoll, events, count, timeout_ms, mask);
@@ -417,11 +425,11 @@ unsafe extern "C" fn epoll_pwait2(
     time: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     let timeout_ms = unsafe { time.as_ref() }.map_or(-1, |time| {
         let ms = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_nsec + 999_999) / 1_000_000);
         c_int::try_from(ms.max(0)).unwrap_or(c_int::MAX)
     });
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { epoll_pwait(epoll, events, count, timeout_ms, mask) }
 }

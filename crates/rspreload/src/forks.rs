@@ -1,13 +1,17 @@
-//! Connections that a child of a fork goes on with, if RDMAV_FORK_SAFE asks for it (as rdma-core's preload library does).
+//! Connections that a child of a fork goes on with, if RDMAV_FORK_SAFE asks for it (as rdma-core's
+//! preload library does).
 //!
-//! A connection is its process': its queue pair, its memory, its session with the router. So the child gets one end of a pair of
-//! ordinary sockets in the place of each connection, and the parent keeps the other. Whose the connection is, the parent decides
-//! by what it does next, as servers do: if it closes its descriptor, a thread of the parent carries the bytes between the pair and
-//! the rsocket until both directions are over; if it reads or writes, the connection is its own, and the child's end is closed. All
-//! children have the same end, as with sockets. The connection ends with the parent.
+//! A connection is its process': its queue pair, its memory, its session with the router. So the
+//! child gets one end of a pair of ordinary sockets in the place of each connection, and the parent
+//! keeps the other. Whose the connection is, the parent decides by what it does next, as servers
+//! do: if it closes its descriptor, a thread of the parent carries the bytes between the pair and
+//! the rsocket until both directions are over; if it reads or writes, the connection is its own,
+//! and the child's end is closed. All children have the same end, as with sockets. The connection
+//! ends with the parent.
 //!
-//! rdma-core does it otherwise: connections begin as TCP and change at their first use, by whichever process that is, which wants a
-//! TCP connection between the containers and the same library at the other end.
+//! rdma-core does it otherwise: connections begin as TCP and change at their first use, by
+//! whichever process that is, which wants a TCP connection between the containers and the same
+//! library at the other end.
 use crate::names::Name;
 use crate::queries;
 use crate::real::{self, errno};
@@ -25,10 +29,12 @@ const PIECE_BYTES: usize = 64 << 10;
 const EXIT_WAIT: Duration = Duration::from_secs(1);
 const EXIT_LOOK: Duration = Duration::from_millis(5);
 
-/// Of each rsocket that a child may go on with, plus one: the parent's end of the pair (also while it is carried), the children's.
+/// Of each rsocket that a child may go on with, plus one: the parent's end of the pair (also while
+/// it is carried), the children's.
 static PARENT_END: [AtomicI32; FD_MAX] = [const { AtomicI32::new(0) }; FD_MAX];
 static CHILD_END: [AtomicI32; FD_MAX] = [const { AtomicI32::new(0) }; FD_MAX];
-/// Names of such an rsocket. In the child by the program's descriptor; those are never freed, for another thread may read them.
+/// Names of such an rsocket. In the child by the program's descriptor; those are never freed, for
+/// another thread may read them.
 static NAMES: [AtomicPtr<Names>; FD_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; FD_MAX];
 static INHERITED: [AtomicPtr<Names>; FD_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; FD_MAX];
 /// Whether any of these was ever filled: reads and writes look at nothing else.
@@ -74,7 +80,8 @@ fn set(ends: &[AtomicI32; FD_MAX], rsocket: c_int, end: c_int) {
     ends[rsocket as usize].store(end + 1, Ordering::Release);
 }
 
-/// Without the C library's functions of descriptors: they are looked up when they are first called, and a child may not do that.
+/// Without the C library's functions of descriptors: they are looked up when they are first called,
+/// and a child may not do that.
 fn close_quietly(fd: c_int) {
     // SAFETY: no pointers.
     unsafe { libc::syscall(libc::SYS_close, fd) };
@@ -111,7 +118,8 @@ fn make_pair(rsocket: c_int) {
         }
         let before = NAMES[rsocket as usize].swap(Box::into_raw(Box::new(Names { peer, own })), Ordering::AcqRel);
         if !before.is_null() {
-            // SAFETY: of an earlier rsocket of this number, made below; only a fork reads it, and who makes pairs is before one.
+            // SAFETY: of an earlier rsocket of this number, made below; only a fork reads it, and
+            // who makes pairs is before one.
             drop(unsafe { Box::from_raw(before) });
         }
         set(&PARENT_END, rsocket, ends[0]);
@@ -125,7 +133,8 @@ fn make_pair(rsocket: c_int) {
     }
 }
 
-/// In the child: its descriptors stand for the children's ends, and it has nothing else of all this. System calls only.
+/// In the child: its descriptors stand for the children's ends, and it has nothing else of all
+/// this. System calls only.
 pub fn in_child() {
     BUSY.store(false, Ordering::Relaxed);
     CARRIED.store(0, Ordering::Relaxed);
@@ -185,7 +194,8 @@ fn drop_pair(rsocket: c_int) -> Option<c_int> {
     Some(rsocket)
 }
 
-/// The parent has closed its last descriptor of the rsocket. Whether a child goes on with it; else it is to be closed.
+/// The parent has closed its last descriptor of the rsocket. Whether a child goes on with it; else
+/// it is to be closed.
 pub fn hand_over(rsocket: c_int) -> bool {
     if !IN_USE.load(Ordering::Acquire) || get(&CHILD_END, rsocket) < 0 {
         return false;
@@ -390,7 +400,7 @@ pub unsafe fn tell_name(fd: c_int, is_peer: bool, address: *mut sockaddr, length
     if address.is_null() || length.is_null() {
         return Some(real::set_errno(libc::EFAULT));
     }
-    // SAFETY: the caller's: as much room as is said.
+    // SAFETY: this function's contract: as much room as is said.
     unsafe {
         let count = (*length).min(*bytes) as usize;
         ptr::copy_nonoverlapping(ptr::from_ref(name).cast::<u8>(), address.cast(), count);

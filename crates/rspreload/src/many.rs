@@ -1,5 +1,6 @@
-//! Waiting for several descriptors: `poll`, `ppoll`, `select`, `pselect`. Where none of them is an rsocket's, the C
-//! library's function is called; else `rpoll`. The signal mask of the `p` forms is set around the call, not with it.
+//! Waiting for several descriptors: `poll`, `ppoll`, `select`, `pselect`. Where none of them is an
+//! rsocket's, the C library's function is called; else `rpoll`. The signal mask of the `p` forms is
+//! set around the call, not with it.
 use crate::real::{self, set_errno};
 use crate::signals::with_mask;
 use crate::table::{inside, rsocket_of};
@@ -22,7 +23,7 @@ fn milliseconds(time: Option<Duration>) -> c_int {
 /// # Safety
 /// Valid for `count` entries.
 unsafe fn poll_rsockets(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let entries = unsafe { slice::from_raw_parts_mut(fds, count as usize) };
     let stand_for = |entry: &pollfd| pollfd { fd: rsocket_of(entry.fd).unwrap_or(entry.fd), ..*entry };
     let mut behind: Vec<pollfd> = entries.iter().map(stand_for).collect();
@@ -39,14 +40,14 @@ unsafe fn poll_rsockets(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c
 /// # Safety
 /// Valid for `count` entries.
 unsafe fn any_rsocket(fds: *const pollfd, count: nfds_t) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let entries = || unsafe { slice::from_raw_parts(fds, count as usize) };
     !fds.is_null() && (1..=ENTRIES_MAX).contains(&count) && entries().iter().any(|entry| rsocket_of(entry.fd).is_some())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         if any_rsocket(fds, count) { poll_rsockets(fds, count, timeout_ms) } else { real::poll(fds, count, timeout_ms) }
     }
@@ -57,13 +58,13 @@ unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout_ms: c_i
     if room / size_of::<pollfd>() < count as usize {
         std::process::abort();
     }
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe { poll(fds, count, timeout_ms) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ppoll(fds: *mut pollfd, count: nfds_t, time: *const timespec, mask: *const sigset_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         if !any_rsocket(fds, count) {
             return real::ppoll(fds, count, time, mask);
@@ -76,7 +77,7 @@ unsafe extern "C" fn ppoll(fds: *mut pollfd, count: nfds_t, time: *const timespe
 /// # Safety
 /// Null or valid.
 unsafe fn duration(time: *const timespec) -> Option<Duration> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     let time = unsafe { time.as_ref() }?;
     Some(Duration::new(
         u64::try_from(time.tv_sec).unwrap_or(0),
@@ -95,7 +96,7 @@ unsafe fn entries_of(count: c_int, sets: [*mut fd_set; 3]) -> Option<Vec<pollfd>
     let mut entries = Vec::new();
     let mut found = false;
     for fd in 0..count.clamp(0, libc::FD_SETSIZE as c_int) {
-        // SAFETY: the caller's.
+        // SAFETY: this function's contract.
         let has = |set: *mut fd_set| !set.is_null() && unsafe { libc::FD_ISSET(fd, set) };
         let events = sets.into_iter().zip(EVENTS).filter(|(set, _)| has(*set)).fold(0, |all, (_, event)| all | event);
         if events != 0 {
@@ -109,7 +110,7 @@ unsafe fn entries_of(count: c_int, sets: [*mut fd_set; 3]) -> Option<Vec<pollfd>
 /// # Safety
 /// The sets are null or valid.
 unsafe fn select_entries(mut entries: Vec<pollfd>, sets: [*mut fd_set; 3], timeout_ms: c_int) -> c_int {
-    // SAFETY: a vector of so many; the sets are the caller's.
+    // SAFETY: a vector of so many; the sets are valid by this function's contract.
     unsafe {
         if poll_rsockets(entries.as_mut_ptr(), entries.len() as nfds_t, timeout_ms) < 0 {
             return -1;
@@ -139,7 +140,7 @@ unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         let Some(entries) = entries_of(count, [read, write, except]) else {
             return real::select(count, read, write, except, timeout);
@@ -169,7 +170,7 @@ unsafe extern "C" fn pselect(
     time: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         match entries_of(count, [read, write, except]) {
             None => real::pselect(count, read, write, except, time, mask),

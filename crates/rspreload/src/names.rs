@@ -1,5 +1,5 @@
-//! Names of rsockets as a socket of their family has them: the connection manager calls an end by its IPv4 address, whatever the
-//! socket's family, and loopback by the vNIC's.
+//! Names of rsockets as a socket of their family has them: the connection manager calls an end by
+//! its IPv4 address, whatever the socket's family, and loopback by the vNIC's.
 use libc::{AF_INET, AF_INET6, c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ptr;
@@ -17,7 +17,8 @@ pub fn in_family(family: c_int, (name, length): Name) -> Name {
         return (name, length);
     }
     let (mut mapped, _) = none();
-    // SAFETY: of this family, so these bytes are that struct; the storage is larger than either, and aligned for every address.
+    // SAFETY: of this family, so these bytes are that struct; the storage is larger than either,
+    // and aligned for every address.
     unsafe {
         let four = &*(&raw const name).cast::<sockaddr_in>();
         let six = &mut *(&raw mut mapped).cast::<sockaddr_in6>();
@@ -36,7 +37,7 @@ pub unsafe fn tell(name: &Name, address: *mut sockaddr, length: *mut socklen_t) 
     if address.is_null() || length.is_null() {
         return;
     }
-    // SAFETY: the caller's: as much room as is said.
+    // SAFETY: this function's contract: as much room as is said.
     unsafe {
         let bytes = (*length).min(name.1) as usize;
         ptr::copy_nonoverlapping(ptr::from_ref(&name.0).cast::<u8>(), address.cast(), bytes);
@@ -53,7 +54,8 @@ pub unsafe fn is_loopback(address: *const sockaddr, length: socklen_t) -> bool {
     if address.is_null() || length < size_of::<sockaddr_in>() {
         return false;
     }
-    // SAFETY: the caller's: valid for its length, which is its family's; the program may have it anywhere.
+    // SAFETY: this function's contract: valid for its length, which is its family's; the program
+    // may have it anywhere.
     unsafe {
         match c_int::from((&raw const (*address).sa_family).read_unaligned()) {
             AF_INET => {

@@ -1,4 +1,5 @@
-//! Options: the rsocket's answer counts; the ordinary socket is told too, for the case that it takes its place.
+//! Options: the rsocket's answer counts; the ordinary socket is told too, for the case that it
+//! takes its place.
 use crate::forks;
 use crate::real::{self, errno, set_errno};
 use crate::table::{inside, rsocket_of};
@@ -10,7 +11,8 @@ const SIZES: [(&str, c_int); 3] = [("RS_SQ_SIZE", 0), ("RS_RQ_SIZE", 1), ("RS_IN
 /// Our librdmacm's own: how long to look for an address, ms.
 const RDMA_RESOLVE_MS: c_int = 0x4646;
 
-/// What would not be done though it matters: a program that asks for one learns that there is none, as from an older Linux.
+/// What would not be done though it matters: a program that asks for one learns that there is none,
+/// as from an older Linux.
 const REFUSED: [(c_int, c_int); 13] = [
     (libc::SOL_SOCKET, libc::SO_REUSEPORT),
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
@@ -56,7 +58,7 @@ pub fn set_sizes(rsocket: c_int) {
 /// # Safety
 /// As of `setsockopt(2)`.
 unsafe fn is_off(value: *const c_void, length: socklen_t) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     length as usize == size_of::<c_int>() && !value.is_null() && unsafe { value.cast::<c_int>().read_unaligned() } == 0
 }
 
@@ -68,7 +70,7 @@ unsafe extern "C" fn setsockopt(
     value: *const c_void,
     length: socklen_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         let Some(rsocket) = rsocket_of(fd) else {
             let ordinary = real::setsockopt(fd, level, name, value, length);
@@ -99,7 +101,7 @@ unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the C contract.
     unsafe {
         if let Some(rsocket) = rsocket_of(fd) {
             let saved = errno();

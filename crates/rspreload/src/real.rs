@@ -1,4 +1,5 @@
-//! The functions that this library stands before (the next ones of their names), and those of `librdmacm.so.1`.
+//! The functions that this library stands before (the next ones of their names), and those of
+//! `librdmacm.so.1`.
 use libc::{
     FILE, c_int, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t,
     size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
@@ -21,7 +22,8 @@ macro_rules! next {
                     found = look_up(concat!(stringify!($name), "\0"));
                     FOUND.store(found, Ordering::Relaxed);
                 }
-                // SAFETY: the C library's function of this name has this type; the arguments are the caller's.
+                // SAFETY: the C library's function of this name has this type; the arguments are
+                // this function's contract.
                 unsafe {
                     let function: unsafe extern "C" fn($($kind),*) -> $answer = std::mem::transmute(found);
                     function($($argument),*)

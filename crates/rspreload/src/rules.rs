@@ -4,7 +4,8 @@
 //! # program domain type protocol; * is any
 //! iperf3 INET STREAM *
 //! ```
-//! Without the file: streams. (rdma-core takes datagrams as well, which breaks programs that ask name servers.)
+//! Without the file: streams. (rdma-core takes datagrams as well, which breaks programs that ask
+//! name servers.)
 use libc::c_int;
 use std::sync::OnceLock;
 

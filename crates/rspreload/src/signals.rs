@@ -11,7 +11,7 @@ pub unsafe fn with_mask(mask: *const sigset_t, call: impl FnOnce() -> c_int) -> 
     if mask.is_null() {
         return call();
     }
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract.
     unsafe {
         let mut before: sigset_t = mem::zeroed();
         libc::pthread_sigmask(libc::SIG_SETMASK, mask, &raw mut before);

@@ -1,6 +1,7 @@
-//! Which of the program's descriptors stand for rsockets. A descriptor that the program has is an ordinary socket that
-//! is not connected: so its number is taken, `fstat` says what it is, and it takes the rsocket's place if the rsocket can't
-//! do what is asked. No locks: every read and write of the program passes here.
+//! Which of the program's descriptors stand for rsockets. A descriptor that the program has is an
+//! ordinary socket that is not connected: so its number is taken, `fstat` says what it is, and it
+//! takes the rsocket's place if the rsocket can't do what is asked. No locks: every read and write
+//! of the program passes here.
 use crate::{forks, real};
 use freeflow_epoll_set::IoCounts;
 use libc::c_int;
@@ -15,7 +16,8 @@ pub const FD_MAX: usize = 65536;
 static RSOCKETS: [AtomicI32; FD_MAX] = [const { AtomicI32::new(0) }; FD_MAX];
 /// How many of the program's descriptors stand for an rsocket (dup).
 static USERS: [AtomicI32; FD_MAX] = [const { AtomicI32::new(0) }; FD_MAX];
-/// How often the program read, or wrote: edge-triggered members of epoll sets compare it with what they saw.
+/// How often the program read, or wrote: edge-triggered members of epoll sets compare it with what
+/// they saw.
 static READ: [AtomicU32; FD_MAX] = [const { AtomicU32::new(0) }; FD_MAX];
 static WRITTEN: [AtomicU32; FD_MAX] = [const { AtomicU32::new(0) }; FD_MAX];
 /// Whether the descriptor may be an epoll set with rsockets, or a member of one.
@@ -48,8 +50,9 @@ fn watch_forks() {
     });
 }
 
-/// Whether this process has the memory for itself. Not so a child of `vfork`, whose descriptors are copies and whose memory is the
-/// parent's: what it closes before it runs its program must not end the parent's connections.
+/// Whether this process has the memory for itself. Not so a child of `vfork`, whose descriptors are
+/// copies and whose memory is the parent's: what it closes before it runs its program must not end
+/// the parent's connections.
 #[must_use]
 pub fn is_ours() -> bool {
     // SAFETY: no arguments.
@@ -149,7 +152,8 @@ pub fn note_written(fd: c_int) {
 
 #[inline]
 fn note(counts: &[AtomicU32; FD_MAX], fd: c_int) {
-    // SeqCst: pairs with `io_counts`, so either who waits sees the count, or `wake` sees that it waits.
+    // SeqCst: pairs with `io_counts`, so either who waits sees the count, or `wake` sees that it
+    // waits.
     counts[fd as usize].fetch_add(1, Ordering::SeqCst);
     forks::note_use(fd);
     crate::epoll::wake_after(fd);
@@ -169,8 +173,8 @@ pub fn enter_sets(fd: c_int) {
     }
 }
 
-/// Whether the descriptor was in the sets, and leaves them. No lock, so that ordinary descriptors are closed by signal handlers and
-/// children whatever other threads did.
+/// Whether the descriptor was in the sets, and leaves them. No lock, so that ordinary descriptors
+/// are closed by signal handlers and children whatever other threads did.
 #[must_use]
 pub fn leave_sets(fd: c_int) -> bool {
     // Acquire: pairs with the Release above.
@@ -203,8 +207,8 @@ pub fn inside<T>(call: impl FnOnce() -> T) -> T {
     answer
 }
 
-/// rsockets that a signal handler closed while its own thread was in the midst of a call to librdmacm, whose locks it may hold:
-/// whoever leaves such a call next closes them.
+/// rsockets that a signal handler closed while its own thread was in the midst of a call to
+/// librdmacm, whose locks it may hold: whoever leaves such a call next closes them.
 static LEFT: [AtomicBool; FD_MAX] = [const { AtomicBool::new(false) }; FD_MAX];
 static LEFT_COUNT: AtomicU32 = AtomicU32::new(0);
 

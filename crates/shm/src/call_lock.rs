@@ -1,10 +1,13 @@
-//! A lock that is held from one C call to a later one. Of the library alone: it is in no shared memory.
+//! A lock that is held from one C call to a later one. Of the library alone: it is in no shared
+//! memory.
 use std::cell::UnsafeCell;
 
-/// A lock that one C call takes and a later one of the same thread releases. Spins shortly, then sleeps.
+/// A lock that one C call takes and a later one of the same thread releases. Spins shortly, then
+/// sleeps.
 pub struct CallLock(UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: a pthread mutex may be used from any thread; its owner keeps it in place (in a Box) while it is in use.
+// SAFETY: a pthread mutex may be used from any thread; its owner keeps it in place (in a Box) while
+// it is in use.
 unsafe impl Sync for CallLock {}
 // SAFETY: it is moved only before its first use.
 unsafe impl Send for CallLock {}

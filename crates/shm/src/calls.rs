@@ -1,7 +1,8 @@
 //! Refusing system calls to a thread, and hearing of those that were refused.
 //!
-//! A filter's action for a call that it refuses is SECCOMP_RET_TRAP: the call is not made, and the handler below has it answer EPERM.
-//! So the caller fails as for any lack of rights, and the process knows of it, whatever the kernel logs.
+//! A filter's action for a call that it refuses is SECCOMP_RET_TRAP: the call is not made, and the
+//! handler below has it answer EPERM. So the caller fails as for any lack of rights, and the
+//! process knows of it, whatever the kernel logs.
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,8 +20,9 @@ const MESSAGE_BYTES: usize = 8 + NAME_BYTES;
 /// Both ends of the pipe, from the handler to [`RefusedCalls`]; it stays open.
 static PIPE: OnceLock<(OwnedFd, OwnedFd)> = OnceLock::new();
 
-/// The calling thread, and those that it begins later, make a system call only if this filter and those before it let it pass. The
-/// thread may gain no privileges. Errors: EINVAL, ENOSYS: the kernel has no filters.
+/// The calling thread, and those that it begins later, make a system call only if this filter and
+/// those before it let it pass. The thread may gain no privileges. Errors: EINVAL, ENOSYS: the
+/// kernel has no filters.
 pub fn limit_calls(filter: &[FilterInstruction]) -> io::Result<()> {
     if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
         // There `refuse` does not know the registers.
@@ -37,8 +39,9 @@ pub fn limit_calls(filter: &[FilterInstruction]) -> io::Result<()> {
             _ => Err(io::Error::last_os_error()),
         }
     };
-    // Before Linux 5.16 a filter without this flag turns off the processor's speculation of stores for the thread: dear where much is
-    // copied, and meant for processes that run code of others. Before 4.17 the flag is unknown.
+    // Before Linux 5.16 a filter without this flag turns off the processor's speculation of stores
+    // for the thread: dear where much is copied, and meant for processes that run code of others.
+    // Before 4.17 the flag is unknown.
     match install(libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => install(0),
         other => other,
@@ -52,7 +55,8 @@ pub struct RefusedCall {
     pub number: i64,
 }
 
-/// What filters refuse in this process from [`RefusedCalls::hear`] on. Readable while there is some. So much is kept as a pipe holds.
+/// What filters refuse in this process from [`RefusedCalls::hear`] on. Readable while there is
+/// some. So much is kept as a pipe holds.
 #[derive(Clone, Copy)]
 pub struct RefusedCalls(BorrowedFd<'static>);
 
@@ -96,8 +100,9 @@ fn install() -> io::Result<()> {
     }
 }
 
-/// Runs on the thread whose call was refused. No allocation, no lock, no errno: the calls that it makes itself don't fail but for the
-/// write, which rustix makes directly. Invariant: every filter lets prctl, write and rt_sigreturn pass.
+/// Runs on the thread whose call was refused. No allocation, no lock, no errno: the calls that it
+/// makes itself don't fail but for the write, which rustix makes directly. Invariant: every filter
+/// lets prctl, write and rt_sigreturn pass.
 extern "C" fn handle(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel gives a valid siginfo with SA_SIGINFO.
     if unsafe { (*info).si_code } != SYS_SECCOMP {

@@ -1,10 +1,13 @@
-//! A channel: how messages of one QP reach the RECVs of its peer past the router. Its layout is [`layout::channel`].
+//! A channel: how messages of one QP reach the RECVs of its peer past the router. Its layout is
+//! [`layout::channel`].
 //!
-//! Both ends distrust each other: each word is loaded once and checked. What a sender says can spoil the messages that its
-//! receiver gets from it, and what a receiver says those that it is sent; nothing else.
+//! Both ends distrust each other: each word is loaded once and checked. What a sender says can
+//! spoil the messages that its receiver gets from it, and what a receiver says those that it is
+//! sent; nothing else.
 //!
-//! Invariant: the sender publishes at most as many descriptors and units of data as the receiver has not freed; places are
-//! reckoned by both from the lengths alone, so they never name memory outside the ring.
+//! Invariant: the sender publishes at most as many descriptors and units of data as the receiver
+//! has not freed; places are reckoned by both from the lengths alone, so they never name memory
+//! outside the ring.
 use crate::handshake;
 use crate::layout::{
     CHANNEL_OPEN, CREDIT_ROUTED,
@@ -17,8 +20,8 @@ use freeflow_verbs::CompletionFlags;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Longest message that goes by a channel, bytes: several find room at once. Longer ones go through the router, which copies
-/// once.
+/// Longest message that goes by a channel, bytes: several find room at once. Longer ones go through
+/// the router, which copies once.
 pub const CHANNEL_MESSAGE_BYTES_MAX: u32 = UNIT_COUNT / 4 * UNIT_BYTES as u32;
 
 /// A message, without its payload.
@@ -103,7 +106,8 @@ impl ChannelSender {
     /// What the receiver says of its RECV of that number.
     #[inline]
     pub fn credit(&self, msn: u32) -> Credit {
-        // Acquire; partner: the Release store in `CreditWriter::publish`: what used the RECV's memory before has ended.
+        // Acquire; partner: the Release store in `CreditWriter::publish`: what used the RECV's
+        // memory before has ended.
         let word = self.segment.u64(credit_at(msn, self.credit_count)).load(Ordering::Acquire);
         match word as u32 {
             _ if (word >> 32) as u32 != msn.wrapping_add(1) => Credit::Missing,
@@ -131,7 +135,8 @@ impl ChannelSender {
     /// Takes over what the receiver says, if it is possible.
     #[cold]
     fn look(&mut self) {
-        // Acquire; partner: the Release store in `ChannelReceiver::commit`: the receiver has read what is now overwritten.
+        // Acquire; partner: the Release store in `ChannelReceiver::commit`: the receiver has read
+        // what is now overwritten.
         let word = self.segment.u64(channel::FREED).load(Ordering::Acquire);
         let freed = Place { descriptor: word as u32, unit: (word >> 32) as u32 };
         let is_possible = |said: u32, before: u32, next: u32| next.wrapping_sub(said) <= next.wrapping_sub(before);
@@ -142,7 +147,8 @@ impl ChannelSender {
         }
     }
 
-    /// Publishes a message that has room; its payload stands in `inline`, then in `ranges`: `message.length` bytes altogether.
+    /// Publishes a message that has room; its payload stands in `inline`, then in `ranges`:
+    /// `message.length` bytes altogether.
     #[inline]
     pub fn publish(&mut self, own: OwnMemory, message: &Staged, inline: &[u8], ranges: &[OwnRange]) {
         let (payload, after) = self.next.advance(message.length);
@@ -179,7 +185,8 @@ impl ChannelSender {
         self.segment.u32(channel::WANTS_NOTIFICATION).load(Ordering::Relaxed) != 0
     }
 
-    /// After [`Self::must_notify`] said so: the receiver's RECVs are flushed, and it may never see the message.
+    /// After [`Self::must_notify`] said so: the receiver's RECVs are flushed, and it may never see
+    /// the message.
     #[inline]
     pub fn may_be_unseen(&self) -> bool {
         handshake::may_be_unseen(self.segment.u32(channel::STATE))
@@ -216,7 +223,8 @@ pub struct ChannelReceiver {
 }
 
 impl ChannelReceiver {
-    /// Over a segment of [`channel::bytes`]`(credit_count)`. Panics if it is shorter. It is not open yet, and to be told.
+    /// Over a segment of [`channel::bytes`]`(credit_count)`. Panics if it is shorter. It is not
+    /// open yet, and to be told.
     pub fn new(segment: Arc<Segment>, credit_count: u32) -> (Self, CreditWriter) {
         assert!(credit_count.is_power_of_two() && channel::bytes(credit_count) <= segment.bytes());
         let credits = CreditWriter { segment: segment.clone(), credit_count };
@@ -283,7 +291,8 @@ impl ChannelReceiver {
         self.segment.u64(channel::FREED).store(word, Ordering::Release);
     }
 
-    /// Whether the sender shall have the router tell of messages. After `true` look once more; a fence is made.
+    /// Whether the sender shall have the router tell of messages. After `true` look once more; a
+    /// fence is made.
     #[inline]
     pub fn want_notifications(&mut self, wants: bool) {
         if std::mem::replace(&mut self.wants_telling, wants) == wants || self.has_left {
@@ -295,7 +304,8 @@ impl ChannelReceiver {
         fence(Ordering::SeqCst);
     }
 
-    /// RECVs are flushed: what [`Self::peek`] finds from now on is taken, and the sender of anything later knows that it may not be.
+    /// RECVs are flushed: what [`Self::peek`] finds from now on is taken, and the sender of
+    /// anything later knows that it may not be.
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.has_left, true) {
             self.wants_telling = true;

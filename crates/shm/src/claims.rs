@@ -1,9 +1,10 @@
-//! Who takes a RECV, where two may: the library for messages that came by its incoming channel, the router for all others
-//! and to flush.
+//! Who takes a RECV, where two may: the library for messages that came by its incoming channel, the
+//! router for all others and to flush.
 //!
-//! Each slot of such a queue has a word that says whose its RECV is: one compare-and-swap decides, so a position has exactly
-//! one taker, whatever a peer says that lies about which RECV its messages take. It is one of the few words that both sides
-//! store. A library that scribbles over it spoils its own RECVs.
+//! Each slot of such a queue has a word that says whose its RECV is: one compare-and-swap decides,
+//! so a position has exactly one taker, whatever a peer says that lies about which RECV its
+//! messages take. It is one of the few words that both sides store. A library that scribbles over
+//! it spoils its own RECVs.
 use crate::sync::{AtomicU32, Ordering};
 
 /// Who takes a RECV.
@@ -13,14 +14,15 @@ pub enum Taker {
     Router = 2,
 }
 
-/// What the word holds once `taker` has `position`, of which it has 30 bits. Positions run freely; what is a lap older or newer
-/// differs, for a queue has far fewer slots than 2^30.
+/// What the word holds once `taker` has `position`, of which it has 30 bits. Positions run freely;
+/// what is a lap older or newer differs, for a queue has far fewer slots than 2^30.
 #[inline]
 fn owned(position: u32, taker: Taker) -> u32 {
     position << 2 | taker as u32
 }
 
-/// Whether the word belongs to a later position than `wanted`, of a slot that was taken and used again meanwhile.
+/// Whether the word belongs to a later position than `wanted`, of a slot that was taken and used
+/// again meanwhile.
 #[inline]
 fn is_later(word: u32, wanted: u32) -> bool {
     // The sign of the difference of both positions, modulo 2^30, moved to bit 31.
@@ -28,11 +30,13 @@ fn is_later(word: u32, wanted: u32) -> bool {
     word & 3 != 0 && ahead > 0
 }
 
-/// Takes the RECV at `position`. False: the other side has it, or had it. A second call for the same taker says the same again.
+/// Takes the RECV at `position`. False: the other side has it, or had it. A second call for the
+/// same taker says the same again.
 #[inline]
 pub fn claim(owner: &AtomicU32, position: u32, taker: Taker) -> bool {
     let wanted = owned(position, taker);
-    // Relaxed, all: what the RECV says was published with its slot, and who loses reads and writes nothing of it.
+    // Relaxed, all: what the RECV says was published with its slot, and who loses reads and writes
+    // nothing of it.
     let mut before = owner.load(Ordering::Relaxed);
     // Twice at most: the other side stores a position's word once. One that scribbles gets all.
     for _ in 0..2 {

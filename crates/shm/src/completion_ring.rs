@@ -1,10 +1,12 @@
-//! The ring of a completion queue: the router's worker produces, the library consumes under its own lock of the CQ.
+//! The ring of a completion queue: the router's worker produces, the library consumes under its own
+//! lock of the CQ.
 //!
-//! Invariant: at most `cqe` entries are unconsumed, those of a ring before a resize included, so no entry is overwritten
-//! before the library has read it.
+//! Invariant: at most `cqe` entries are unconsumed, those of a ring before a resize included, so no
+//! entry is overwritten before the library has read it.
 //!
-//! Resize: the new ring begins with CONSUMER at minus the number of entries still in the old one. The library counts it up
-//! to zero as it consumes those ([`CompletionConsumer::commit_carried_over`]), then on as it consumes the new ring's.
+//! Resize: the new ring begins with CONSUMER at minus the number of entries still in the old one.
+//! The library counts it up to zero as it consumes those
+//! ([`CompletionConsumer::commit_carried_over`]), then on as it consumes the new ring's.
 use crate::handshake;
 use crate::layout::{ARMED_NONE, ARMED_SOLICITED, cq, cq_bytes, cq_entry_count};
 use crate::segment::Segment;
@@ -22,7 +24,8 @@ struct CqView {
     consumer: NonNull<AtomicU32>,
 }
 
-// SAFETY: pointers to atomics inside a segment that `slots` keeps alive; `Segment` is Send and Sync.
+// SAFETY: pointers to atomics inside a segment that `slots` keeps alive; `Segment` is Send and
+// Sync.
 unsafe impl Send for CqView {}
 // SAFETY: as above.
 unsafe impl Sync for CqView {}
@@ -55,8 +58,8 @@ pub struct CompletionProducer {
 }
 
 impl CompletionProducer {
-    /// Over a fresh segment of [`cq_bytes`]`(cqe)`, before the library gets it. `carried_over`: entries that the library
-    /// has still to consume in the ring that this one replaces.
+    /// Over a fresh segment of [`cq_bytes`]`(cqe)`, before the library gets it. `carried_over`:
+    /// entries that the library has still to consume in the ring that this one replaces.
     pub fn new(segment: Arc<Segment>, cqe: u32, carried_over: u32) -> Self {
         let view = CqView::new(segment, cqe);
         let consumed = carried_over.min(cqe).wrapping_neg();
@@ -71,15 +74,15 @@ impl CompletionProducer {
         self.cursor.publish(&self.view.slots, self.view.consumer(), &encode(completion))
     }
 
-    /// Whether the library waits for an event (a solicited one only if `solicited`); it is then no longer armed. Fences
-    /// first: call it once after all completions of a turn.
+    /// Whether the library waits for an event (a solicited one only if `solicited`); it is then no
+    /// longer armed. Fences first: call it once after all completions of a turn.
     #[inline]
     pub fn take_armed(&self, solicited: bool) -> bool {
         handshake::take_armed(self.view.armed(), solicited)
     }
 
-    /// Entries that the library has not consumed, those carried over included; at most `cqe`, whatever a hostile
-    /// library says.
+    /// Entries that the library has not consumed, those carried over included; at most `cqe`,
+    /// whatever a hostile library says.
     pub fn unconsumed(&mut self) -> u32 {
         self.cursor.unconsumed(self.view.consumer())
     }
@@ -100,7 +103,8 @@ impl CompletionConsumer {
         Self { view: CqView::new(segment, cqe), cursor: TakeCursor::default() }
     }
 
-    /// Reads the next completion, if there is one. [`Self::commit`] afterwards gives the router its room back.
+    /// Reads the next completion, if there is one. [`Self::commit`] afterwards gives the router its
+    /// room back.
     #[inline]
     pub fn poll(&mut self, into: &mut Completion) -> bool {
         match self.cursor.take(&self.view.slots) {
@@ -118,16 +122,18 @@ impl CompletionConsumer {
         commit(self.view.consumer(), self.cursor.position());
     }
 
-    /// After a resize, on the new ring and before anything of it is polled: `left` entries of the old ring are still to
-    /// be consumed. Not needed for correct completions, but until the first `commit` of the new ring the router counts
-    /// all entries of the old one as unconsumed otherwise.
+    /// After a resize, on the new ring and before anything of it is polled: `left` entries of the
+    /// old ring are still to be consumed. Not needed for correct completions, but until the first
+    /// `commit` of the new ring the router counts all entries of the old one as unconsumed
+    /// otherwise.
     pub fn commit_carried_over(&mut self, left: u32) {
         if self.cursor.position() == 0 {
             commit(self.view.consumer(), left.wrapping_neg());
         }
     }
 
-    /// Asks for an event at the next completion or the next solicited one; then a SeqCst fence. Poll once more after it.
+    /// Asks for an event at the next completion or the next solicited one; then a SeqCst fence.
+    /// Poll once more after it.
     #[inline]
     pub fn arm(&self, solicited_only: bool) {
         handshake::arm(self.view.armed(), solicited_only);
@@ -136,7 +142,8 @@ impl CompletionConsumer {
     /// Whether an event is still to come.
     #[inline]
     pub fn is_armed(&self) -> bool {
-        // Relaxed: who arms has the consumer's lock, and an event that is sent meanwhile only comes a little earlier.
+        // Relaxed: who arms has the consumer's lock, and an event that is sent meanwhile only comes
+        // a little earlier.
         self.view.armed().load(Ordering::Relaxed) != ARMED_NONE
     }
 

@@ -1,7 +1,8 @@
-//! Descriptors and sockets: messages with descriptors over Unix `SOCK_SEQPACKET`, who the peer is, sockets of events, eventfds.
+//! Descriptors and sockets: messages with descriptors over Unix `SOCK_SEQPACKET`, who the peer is,
+//! sockets of events, eventfds.
 //!
-//! A descriptor that another process shares can have its O_NONBLOCK changed by that process at any time: what the router
-//! does on such descriptors ([`Doorbell::drain`]) does not rely on the flag.
+//! A descriptor that another process shares can have its O_NONBLOCK changed by that process at any
+//! time: what the router does on such descriptors ([`Doorbell::drain`]) does not rely on the flag.
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
@@ -27,8 +28,8 @@ const BACKLOG: i32 = 512;
 
 /// Sends one message. Never raises SIGPIPE.
 ///
-/// Errors: EMSGSIZE beyond [`MESSAGE_BYTES_MAX`]; EINVAL beyond [`MESSAGE_FDS_MAX`]; `WouldBlock` on a non-blocking
-/// socket whose peer doesn't read; EPIPE or ECONNRESET if the peer is gone.
+/// Errors: EMSGSIZE beyond [`MESSAGE_BYTES_MAX`]; EINVAL beyond [`MESSAGE_FDS_MAX`]; `WouldBlock`
+/// on a non-blocking socket whose peer doesn't read; EPIPE or ECONNRESET if the peer is gone.
 pub fn send_message(sock: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.len() > MESSAGE_BYTES_MAX {
         return Err(Errno::MSGSIZE.into());
@@ -48,11 +49,11 @@ pub fn send_message(sock: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Receives one message into `buffer`, whose length is then the message's, and at most `max_fds` descriptors, all
-/// close-on-exec. `(0, [])` says that the peer has closed.
+/// Receives one message into `buffer`, whose length is then the message's, and at most `max_fds`
+/// descriptors, all close-on-exec. `(0, [])` says that the peer has closed.
 ///
-/// Errors: `InvalidData` if the message or its descriptors were more than allowed (they are closed); `WouldBlock` on a
-/// non-blocking socket with nothing to receive.
+/// Errors: `InvalidData` if the message or its descriptors were more than allowed (they are
+/// closed); `WouldBlock` on a non-blocking socket with nothing to receive.
 pub fn receive_message(sock: impl AsFd, buffer: &mut Vec<u8>, max_fds: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
     buffer.resize(MESSAGE_BYTES_MAX, 0);
     let received = receive_into(sock, buffer, max_fds);
@@ -60,8 +61,8 @@ pub fn receive_message(sock: impl AsFd, buffer: &mut Vec<u8>, max_fds: usize) ->
     received
 }
 
-/// The same into a buffer of [`MESSAGE_BYTES_MAX`] that is kept: nothing of it has to be cleared for each message. Gives the
-/// message's length.
+/// The same into a buffer of [`MESSAGE_BYTES_MAX`] that is kept: nothing of it has to be cleared
+/// for each message. Gives the message's length.
 pub fn receive_into(sock: impl AsFd, buffer: &mut [u8], max_fds: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
     let (received, fds) = receive_all(sock, buffer);
     let bytes = received?;
@@ -72,7 +73,8 @@ fn too_much() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "a message longer, or with more descriptors, than allowed")
 }
 
-/// The same with whatever descriptors came, also with a message that is too long: to close one may take as long as its sender likes.
+/// The same with whatever descriptors came, also with a message that is too long: to close one may
+/// take as long as its sender likes.
 pub fn receive_all(sock: impl AsFd, buffer: &mut [u8]) -> (io::Result<usize>, Vec<OwnedFd>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RECEIVED_FDS_MAX))];
     loop {
@@ -97,8 +99,8 @@ pub fn receive_all(sock: impl AsFd, buffer: &mut [u8]) -> (io::Result<usize>, Ve
     }
 }
 
-/// Listens at `path` with the given permission bits; a socket that a dead process left there is replaced. The socket is
-/// non-blocking and close-on-exec.
+/// Listens at `path` with the given permission bits; a socket that a dead process left there is
+/// replaced. The socket is non-blocking and close-on-exec.
 pub fn listen_seqpacket(path: impl AsRef<Path>, mode: u32) -> io::Result<OwnedFd> {
     let path = path.as_ref();
     match std::fs::symlink_metadata(path) {
@@ -146,7 +148,8 @@ fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Calls `f` with the address of `path`; one too long for an address goes by a descriptor of its directory.
+/// Calls `f` with the address of `path`; one too long for an address goes by a descriptor of its
+/// directory.
 fn with_address(path: &Path, f: impl FnOnce(&SocketAddrUnix) -> Result<(), Errno>) -> io::Result<()> {
     match SocketAddrUnix::new(path) {
         Ok(address) => Ok(f(&address)?),
@@ -184,13 +187,15 @@ const GROUP_COUNT_MAX: usize = 65_536;
 /// Enough for almost everybody.
 const GROUP_COUNT_USUAL: usize = 64;
 
-/// SO_PEERGROUPS: the supplementary groups that the peer had when the connection was made, in this process' user namespace.
+/// SO_PEERGROUPS: the supplementary groups that the peer had when the connection was made, in this
+/// process' user namespace.
 pub fn peer_groups(sock: impl AsFd) -> io::Result<Vec<u32>> {
     let mut groups: Vec<libc::gid_t> = vec![0; GROUP_COUNT_USUAL];
     loop {
         let mut bytes = size_of_val(groups.as_slice()) as libc::socklen_t;
         let fd = sock.as_fd().as_raw_fd();
-        // SAFETY: `groups` has room for `bytes` bytes and is ours; the kernel writes plain integers there and keeps no pointer.
+        // SAFETY: `groups` has room for `bytes` bytes and is ours; the kernel writes plain integers
+        // there and keeps no pointer.
         let result = unsafe {
             libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERGROUPS, groups.as_mut_ptr().cast(), &raw mut bytes)
         };
@@ -208,7 +213,8 @@ pub fn peer_groups(sock: impl AsFd) -> io::Result<Vec<u32>> {
     }
 }
 
-/// A pidfd of the process that connected: by SO_PEERPIDFD (Linux 6.5), else by its PID, which a reused PID could fool.
+/// A pidfd of the process that connected: by SO_PEERPIDFD (Linux 6.5), else by its PID, which a
+/// reused PID could fool.
 pub fn peer_pidfd(sock: impl AsFd) -> io::Result<OwnedFd> {
     match socket_option(sock.as_fd(), SO_PEERPIDFD, -1_i32) {
         // SAFETY: the kernel has just made this descriptor for us.
@@ -226,14 +232,16 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// getsockopt(2) at SOL_SOCKET of a value that may hold any bytes.
 fn socket_option<T: Copy>(sock: BorrowedFd<'_>, option: libc::c_int, mut value: T) -> io::Result<T> {
     let mut bytes = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` and `bytes` are ours, and `bytes` says how long `value` is. T is `i32` or `ucred`: plain integers.
+    // SAFETY: `value` and `bytes` are ours, and `bytes` says how long `value` is. T is `i32` or
+    // `ucred`: plain integers.
     let result = unsafe {
         libc::getsockopt(sock.as_raw_fd(), libc::SOL_SOCKET, option, (&raw mut value).cast(), &raw mut bytes)
     };
     if result == 0 && bytes as usize == size_of::<T>() { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-/// SO_PASSRIGHTS off (Linux 6.16): who connects to this listener can't send descriptors. An older kernel can't be told.
+/// SO_PASSRIGHTS off (Linux 6.16): who connects to this listener can't send descriptors. An older
+/// kernel can't be told.
 pub fn refuse_descriptors(listener: impl AsFd) -> io::Result<()> {
     let (off, bytes) = (0_i32, size_of::<i32>() as libc::socklen_t);
     let fd = listener.as_fd().as_raw_fd();
@@ -275,13 +283,14 @@ pub fn eventfd() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// A way for records from one process to another that is not trusted: (end to read, end to write), both close-on-exec and blocking.
-/// A `read` gives what one [`send_record`] sent, and 0 once the other end is gone. About `bytes` wait there at most, counted with
-/// what the kernel keeps beside each record (some 800 bytes).
+/// A way for records from one process to another that is not trusted: (end to read, end to write),
+/// both close-on-exec and blocking. A `read` gives what one [`send_record`] sent, and 0 once the
+/// other end is gone. About `bytes` wait there at most, counted with what the kernel keeps beside
+/// each record (some 800 bytes).
 ///
-/// A socket, not a pipe: who writes into a pipe waits for its mutex, O_NONBLOCK or not, and a reader has that while it copies into
-/// its memory, as slow as it likes to make that. A socket's sender never waits for the one that reads. Nothing can be sent against
-/// the direction.
+/// A socket, not a pipe: who writes into a pipe waits for its mutex, O_NONBLOCK or not, and a
+/// reader has that while it copies into its memory, as slow as it likes to make that. A socket's
+/// sender never waits for the one that reads. Nothing can be sent against the direction.
 pub fn event_sockets(bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = seqpacket_pair()?;
     rustix::net::shutdown(&write, rustix::net::Shutdown::Read)?;
@@ -290,8 +299,8 @@ pub fn event_sockets(bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((read, write))
 }
 
-/// Sends a record by the writing end of [`event_sockets`], whole or not at all; never waits. False: there is no room. When nobody
-/// has the other end any more it is as good as sent.
+/// Sends a record by the writing end of [`event_sockets`], whole or not at all; never waits. False:
+/// there is no room. When nobody has the other end any more it is as good as sent.
 pub fn send_record(socket: impl AsFd, record: &[u8]) -> bool {
     let sent = retry_on_intr(|| rustix::net::send(socket.as_fd(), record, SendFlags::DONTWAIT | SendFlags::NOSIGNAL));
     // ENOBUFS and ENOMEM: the kernel has no room for anybody at the moment.
@@ -314,7 +323,8 @@ impl Doorbell {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Forgets the kicks so far; never waits, even if the other side made the descriptor blocking. True: there were any.
+    /// Forgets the kicks so far; never waits, even if the other side made the descriptor blocking.
+    /// True: there were any.
     pub fn drain(&self) -> bool {
         let mut count = [0; 8];
         rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT).is_ok()

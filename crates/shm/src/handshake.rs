@@ -1,8 +1,9 @@
 //! Who wakes whom: the handshakes between a side that may stop looking and a side that brings work.
 //!
-//! All are the same store-buffering pattern. One side publishes work, fences, and looks at the other's word; the other
-//! stores its word, fences, and looks for work once more. The two SeqCst fences are each other's partner: at least one of
-//! the two sees what the other stored, so no wake-up is lost. Both may: then a wake-up comes for nothing.
+//! All are the same store-buffering pattern. One side publishes work, fences, and looks at the
+//! other's word; the other stores its word, fences, and looks for work once more. The two SeqCst
+//! fences are each other's partner: at least one of the two sees what the other stored, so no
+//! wake-up is lost. Both may: then a wake-up comes for nothing.
 //!
 //! | word | stored by | says | looked at by | after |
 //! |---|---|---|---|---|
@@ -35,23 +36,26 @@ pub fn announced(word: &AtomicU32) -> bool {
     word.load(Ordering::Relaxed) != 0
 }
 
-/// The receiver of a channel leaves it; afterwards the caller looks once more, and takes what it finds.
+/// The receiver of a channel leaves it; afterwards the caller looks once more, and takes what it
+/// finds.
 pub fn leave(state: &AtomicU32, wants_telling: &AtomicU32) {
     // Relaxed: ordered by the fence in `announce`.
     state.store(CHANNEL_LEFT, Ordering::Relaxed);
     announce(wants_telling, true);
 }
 
-/// The sender, whom [`announced`] has told after it published a message that the receiver does not look: whether the receiver may
-/// never see it. (Either the last look comes after the message was published, or this sees what was stored before that look.)
+/// The sender, whom [`announced`] has told after it published a message that the receiver does not
+/// look: whether the receiver may never see it. (Either the last look comes after the message was
+/// published, or this sees what was stored before that look.)
 #[inline]
 pub fn may_be_unseen(state: &AtomicU32) -> bool {
     // Relaxed: ordered by the fence in `announced`; partner: the fence in `leave`.
     state.load(Ordering::Relaxed) == CHANNEL_LEFT
 }
 
-/// Asks for an event at the next completion, or the next solicited one; afterwards the caller polls once more. Being armed
-/// for any completion is not weakened by arming for solicited ones (IBTA 11.4.2.2).
+/// Asks for an event at the next completion, or the next solicited one; afterwards the caller polls
+/// once more. Being armed for any completion is not weakened by arming for solicited ones (IBTA
+/// 11.4.2.2).
 #[inline]
 pub fn arm(armed: &AtomicU32, solicited_only: bool) {
     if solicited_only {
@@ -65,7 +69,8 @@ pub fn arm(armed: &AtomicU32, solicited_only: bool) {
     fence(Ordering::SeqCst);
 }
 
-/// After completions were published, of which one is solicited or none: whether an event is due. If so, disarms.
+/// After completions were published, of which one is solicited or none: whether an event is due. If
+/// so, disarms.
 #[inline]
 pub fn take_armed(armed: &AtomicU32, solicited: bool) -> bool {
     // SeqCst; partner: the fence in `arm`.
@@ -76,13 +81,15 @@ pub fn take_armed(armed: &AtomicU32, solicited: bool) -> bool {
         ARMED_SOLICITED if solicited => {}
         _ => return false,
     }
-    // Relaxed: the event itself goes through the kernel; what it tells of was published before. Another value than was
-    // loaded is a library that armed again meanwhile: this event answers it too.
+    // Relaxed: the event itself goes through the kernel; what it tells of was published before.
+    // Another value than was loaded is a library that armed again meanwhile: this event answers it
+    // too.
     armed.swap(ARMED_NONE, Ordering::Relaxed) != ARMED_NONE
 }
 
-/// An event count: how pollers sleep until the router brings completions. Each word has one side that stores it, and
-/// nobody ever takes anything back, so any number of threads may sleep, or die asleep.
+/// An event count: how pollers sleep until the router brings completions. Each word has one side
+/// that stores it, and nobody ever takes anything back, so any number of threads may sleep, or die
+/// asleep.
 #[derive(Clone, Copy)]
 pub struct EventCount<'a> {
     /// Stored by the router.
@@ -92,14 +99,17 @@ pub struct EventCount<'a> {
 }
 
 impl EventCount<'_> {
-    /// Library: the count before a look at the queues. If they are empty then, what comes later changes the count.
+    /// Library: the count before a look at the queues. If they are empty then, what comes later
+    /// changes the count.
     #[inline]
     pub fn completed(&self) -> u64 {
-        // Acquire; partner: the Release store in `advance`: the completions that are counted can be seen.
+        // Acquire; partner: the Release store in `advance`: the completions that are counted can be
+        // seen.
         self.completed.load(Ordering::Acquire)
     }
 
-    /// Library: says that it sleeps while the count is `seen`. Then it does, unless the count has changed (the futex looks).
+    /// Library: says that it sleeps while the count is `seen`. Then it does, unless the count has
+    /// changed (the futex looks).
     #[inline]
     pub fn await_next(&self, seen: u64) {
         // Relaxed: ordered by the fence.
@@ -115,8 +125,9 @@ impl EventCount<'_> {
         self.completed.store(count, Ordering::Release);
     }
 
-    /// Router, after [`Self::advance`] and a SeqCst fence: somebody may sleep who must be woken. (One who has seen `count`
-    /// already and waits for the next may hide one who has not, so more than `count` counts too.)
+    /// Router, after [`Self::advance`] and a SeqCst fence: somebody may sleep who must be woken.
+    /// (One who has seen `count` already and waits for the next may hide one who has not, so more
+    /// than `count` counts too.)
     #[inline]
     pub fn is_awaited(&self, count: u64) -> bool {
         // Relaxed: ordered by the caller's fence, whose partner is the one in `await_next`.
@@ -124,13 +135,15 @@ impl EventCount<'_> {
     }
 }
 
-/// Between what a side has stored for several others and its looks at their words: one for all of them.
+/// Between what a side has stored for several others and its looks at their words: one for all of
+/// them.
 #[inline]
 pub fn fence_for_all() {
     fence(Ordering::SeqCst);
 }
 
-/// More doorbells than this in one look wait for the next: a library that rings all of them costs others little.
+/// More doorbells than this in one look wait for the next: a library that rings all of them costs
+/// others little.
 pub const DOORBELLS_PER_LOOK_MAX: usize = 1024;
 
 /// A bitmap of doorbells with a summary: bit i of the summary stands for words 16 i .. 16 i + 15.
@@ -147,15 +160,17 @@ impl Doorbells<'_> {
     #[inline]
     pub fn ring(&self, doorbell: u32) -> bool {
         let word = doorbell as usize / 64;
-        // Release; partner: the Acquire swap of the word in `take`: the request published before comes with it.
+        // Release; partner: the Acquire swap of the word in `take`: the request published before
+        // comes with it.
         self.words[word].fetch_or(1 << (doorbell % 64), Ordering::Release);
-        // Release; partner: the Acquire swap of the summary in `take`: the doorbell's word comes with it.
+        // Release; partner: the Acquire swap of the summary in `take`: the doorbell's word comes
+        // with it.
         self.summary.fetch_or(1 << (word / DOORBELL_WORDS_PER_SUMMARY_BIT), Ordering::Release);
         announced(self.router_sleeps)
     }
 
-    /// Router: takes doorbells that ring; whole groups, until they are [`DOORBELLS_PER_LOOK_MAX`] or more. The others go on
-    /// ringing. False: none did.
+    /// Router: takes doorbells that ring; whole groups, until they are [`DOORBELLS_PER_LOOK_MAX`]
+    /// or more. The others go on ringing. False: none did.
     #[inline]
     pub fn take(&self, mut each: impl FnMut(u32)) -> bool {
         // Relaxed: only whether the swap is worth its price.
@@ -167,14 +182,16 @@ impl Doorbells<'_> {
         let mut count = 0;
         while summary != 0 {
             if count >= DOORBELLS_PER_LOOK_MAX {
-                // Relaxed: what the bits stand for was acquired above, and the next swap reads on from there.
+                // Relaxed: what the bits stand for was acquired above, and the next swap reads on
+                // from there.
                 self.summary.fetch_or(summary, Ordering::Relaxed);
                 break;
             }
             let group = summary.trailing_zeros() as usize * DOORBELL_WORDS_PER_SUMMARY_BIT;
             summary &= summary - 1;
             for (offset, word) in self.words.iter().skip(group).take(DOORBELL_WORDS_PER_SUMMARY_BIT).enumerate() {
-                // Relaxed: only whether the swap is worth its price; ordered after the summary's swap.
+                // Relaxed: only whether the swap is worth its price; ordered after the summary's
+                // swap.
                 if word.load(Ordering::Relaxed) == 0 {
                     continue;
                 }

@@ -1,17 +1,21 @@
-//! Stopping all threads of a process but one, by ptrace, for the moments in which that one moves its memory.
+//! Stopping all threads of a process but one, by ptrace, for the moments in which that one moves
+//! its memory.
 //!
-//! A thread is seized by its number and only then looked up in the process' own `task` directory, which was opened while
-//! the process was known to live: a number that belongs to another process by now is let go without having been stopped.
+//! A thread is seized by its number and only then looked up in the process' own `task` directory,
+//! which was opened while the process was known to live: a number that belongs to another process
+//! by now is let go without having been stopped.
 //!
-//! A system call that the stop interrupts is restarted by the kernel. The few that answer EINTR to every interruption
-//! (epoll_wait, semop, sigtimedwait, calls with a socket timeout) are made to answer ERESTARTNOHAND here, while the
-//! thread stands still: they then begin again, unless a signal's handler runs, and answer EINTR if one does.
+//! A system call that the stop interrupts is restarted by the kernel. The few that answer EINTR to
+//! every interruption (epoll_wait, semop, sigtimedwait, calls with a socket timeout) are made to
+//! answer ERESTARTNOHAND here, while the thread stands still: they then begin again, unless a
+//! signal's handler runs, and answer EINTR if one does.
 //!
-//! Invariant: who seized must let go; so [`HeldThreads`] stays on the thread that made it, and lets go when it is dropped.
-//! If the tracing thread dies the kernel lets go.
+//! Invariant: who seized must let go; so [`HeldThreads`] stays on the thread that made it, and lets
+//! go when it is dropped. If the tracing thread dies the kernel lets go.
 //!
-//! The decisions (`Frozen`) share no memory with anybody, so there is nothing for loom. They are generic over the kernel
-//! (`Tracer`), and `model` runs them against every short history of threads that begin, end and stop meanwhile.
+//! The decisions (`Frozen`) share no memory with anybody, so there is nothing for loom. They are
+//! generic over the kernel (`Tracer`), and `model` runs them against every short history of threads
+//! that begin, end and stop meanwhile.
 use rustix::fs::{Mode, OFlags, RawDir};
 use std::ffi::CString;
 use std::io;
@@ -86,11 +90,12 @@ pub struct HeldThreads {
 }
 
 impl HeldThreads {
-    /// Stops the threads listed in `tasks` (a `/proc/PID/task`), but the one whose ID in its own PID namespace is `except`.
+    /// Stops the threads listed in `tasks` (a `/proc/PID/task`), but the one whose ID in its own
+    /// PID namespace is `except`.
     ///
-    /// Errors, with every thread let go: `TimedOut` if they don't all stop within `limit`; `PermissionDenied` if one is
-    /// traced already or can't be traced; `NotFound` if no thread is `except`; `Unsupported` on other processors than
-    /// x86-64.
+    /// Errors, with every thread let go: `TimedOut` if they don't all stop within `limit`;
+    /// `PermissionDenied` if one is traced already or can't be traced; `NotFound` if no thread is
+    /// `except`; `Unsupported` on other processors than x86-64.
     pub fn take(tasks: impl AsFd, except: u32, limit: Duration) -> io::Result<Self> {
         if !cfg!(target_arch = "x86_64") {
             return Err(io::ErrorKind::Unsupported.into());
@@ -114,8 +119,8 @@ impl<T: Tracer> Frozen<T> {
 
     fn stop_all(&mut self, tasks: T::Tasks<'_>, except: u32, deadline: Instant) -> io::Result<()> {
         let (mut caller, mut zombies) = (None, Vec::new());
-        // A thread that is not stopped yet can make another one: the list is final once all that it names stand still, or had
-        // ended before.
+        // A thread that is not stopped yet can make another one: the list is final once all that it
+        // names stand still, or had ended before.
         loop {
             let mut is_final = true;
             for id in self.tracer.thread_ids(tasks)? {
@@ -145,8 +150,8 @@ impl<T: Tracer> Frozen<T> {
         }
     }
 
-    /// Begins to stop one thread. One that has ended meanwhile is passed over; true: it stays listed until the others have
-    /// ended, too.
+    /// Begins to stop one thread. One that has ended meanwhile is passed over; true: it stays
+    /// listed until the others have ended, too.
     fn seize(&mut self, tasks: T::Tasks<'_>, id: i32) -> io::Result<bool> {
         if self.tracees.len() >= THREAD_COUNT_MAX {
             return Err(io::ErrorKind::TimedOut.into());
@@ -168,7 +173,8 @@ impl<T: Tracer> Frozen<T> {
         Ok(false)
     }
 
-    /// A thread that waits for a processor is worth waiting for, one that sleeps where it can't be stopped is not.
+    /// A thread that waits for a processor is worth waiting for, one that sleeps where it can't be
+    /// stopped is not.
     fn wait_until_stopped(&mut self, tasks: T::Tasks<'_>, deadline: Instant) -> io::Result<()> {
         let hopeful = self.tracer.now() + SLEEPERS_STOP_WITHIN;
         let patient = self.tracer.now() + YIELD_FOR;
@@ -195,8 +201,9 @@ impl<T: Tracer> Frozen<T> {
         }
     }
 
-    /// A call that was interrupted can be made to begin again only once its thread stands still: those that are about to, and
-    /// wait for a processor, are given some more time before all are let go.
+    /// A call that was interrupted can be made to begin again only once its thread stands still:
+    /// those that are about to, and wait for a processor, are given some more time before all are
+    /// let go.
     fn wait_for_runnable(&mut self, tasks: T::Tasks<'_>) {
         let deadline = self.tracer.now() + RUNNABLE_STOP_WITHIN;
         let is_awaited = |tracer: &T, tracee: &Tracee| {
@@ -236,8 +243,9 @@ impl<T: Tracer> Frozen<T> {
         Ok(true)
     }
 
-    /// A thread that runs can't be detached at once: it is stopped first, if it stops by the deadline. One that does not is
-    /// let go by the kernel when this thread ends, and goes on then as if nothing had been.
+    /// A thread that runs can't be detached at once: it is stopped first, if it stops by the
+    /// deadline. One that does not is let go by the kernel when this thread ends, and goes on then
+    /// as if nothing had been.
     fn let_go(&mut self, at: usize, deadline: Instant) {
         if !self.tracees[at].stopped {
             self.tracer.interrupt(self.tracees[at].id);
@@ -276,7 +284,8 @@ impl<T: Tracer> Drop for Frozen<T> {
 }
 
 fn ptrace(request: libc::c_uint, id: i32, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: the requests made here read and write no memory of ours but what `data` points to, which is valid then.
+    // SAFETY: the requests made here read and write no memory of ours but what `data` points to,
+    // which is valid then.
     if unsafe { libc::ptrace(request, id, address, data) } == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -348,8 +357,8 @@ fn not_permitted(error: io::Error) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, error)
 }
 
-/// In a system call that failed with EINTR for no other reason than the stop: let it begin again. `close` is left alone,
-/// since its descriptor is gone already.
+/// In a system call that failed with EINTR for no other reason than the stop: let it begin again.
+/// `close` is left alone, since its descriptor is gone already.
 #[cfg(target_arch = "x86_64")]
 fn make_restartable(id: i32) {
     const ERESTARTNOHAND: i64 = 514;
@@ -413,7 +422,8 @@ mod tests {
     use std::fs::File;
     use std::process::{Child, Command};
 
-    /// A process with one thread, and its `task` directory. Tests that may not trace see `PermissionDenied`.
+    /// A process with one thread, and its `task` directory. Tests that may not trace see
+    /// `PermissionDenied`.
     fn sleeper() -> (Child, File) {
         let child = Command::new("sleep").arg("60").spawn().expect("sleep is everywhere");
         let tasks = File::open(format!("/proc/{}/task", child.id())).unwrap();

@@ -1,8 +1,9 @@
-//! Layouts of the shared segments, version [`LAYOUT_VERSION`]. All little-endian, `repr(C)`, offsets not pointers.
+//! Layouts of the shared segments, version [`LAYOUT_VERSION`]. All little-endian, `repr(C)`,
+//! offsets not pointers.
 //!
-//! Two sides share each segment: the *library* (in the container, hostile until proven otherwise) and the *router*.
-//! Every word has exactly one writer, named here. Either side keeps private cursors; shared words are only ever loaded
-//! once, checked, and used from the copy.
+//! Two sides share each segment: the *library* (in the container, hostile until proven otherwise)
+//! and the *router*. Every word has exactly one writer, named here. Either side keeps private
+//! cursors; shared words are only ever loaded once, checked, and used from the copy.
 //!
 //! ```text
 //! session segment   SessionHeader | doorbell words
@@ -12,30 +13,38 @@
 //! channel segment   header | descriptors | data | credits     (sender, receiver and router; see [`channel`])
 //! ```
 //!
-//! **Request slot** (64 bytes, one cache line), written by the library. A slot is *published* when its `sequence` equals
-//! the free-running position plus one (u32, wrapping); the 64-bit word that holds it (bytes 8 to 15) is stored last, with
-//! Release, and loaded first, with Acquire. Slots and extensions are accessed in whole 64-bit words only. Positions map to slots modulo the (power of two) slot count. The library never has more
-//! than `max_wr` requests outstanding, where outstanding lasts until the completion was polled, so a slot is never
-//! overwritten before the router took it. Further scatter/gather entries, or the inline payload, stand in the slot's own
+//! **Request slot** (64 bytes, one cache line), written by the library. A slot is *published* when
+//! its `sequence` equals the free-running position plus one (u32, wrapping); the 64-bit word that
+//! holds it (bytes 8 to 15) is stored last, with Release, and loaded first, with Acquire. Slots and
+//! extensions are accessed in whole 64-bit words only. Positions map to slots modulo the (power of
+//! two) slot count. The library never has more than `max_wr` requests outstanding, where
+//! outstanding lasts until the completion was polled, so a slot is never overwritten before the
+//! router took it. Further scatter/gather entries, or the inline payload, stand in the slot's own
 //! extension (fixed stride), written before the slot is published.
 //!
-//! **Completion entry** (64 bytes), written by the router, published in the same way. The library stores its free-running
-//! consumer count in `CqHeader::consumer`, which the router reads only when the ring looks full.
+//! **Completion entry** (64 bytes), written by the router, published in the same way. The library
+//! stores its free-running consumer count in `CqHeader::consumer`, which the router reads only when
+//! the ring looks full.
 //!
-//! Invariant: a published slot's sequence never equals what a reader expects of an earlier or later lap, because the
-//! sequence counts positions, not laps, and no other data is ever stored in its place.
+//! Invariant: a published slot's sequence never equals what a reader expects of an earlier or later
+//! lap, because the sequence counts positions, not laps, and no other data is ever stored in its
+//! place.
 //!
-//! **Who takes a RECV.** Two take RECVs of a queue that has an incoming channel: the library, for messages that came
-//! by the channel, and the router, for all others and to flush. RECVs are named by their positions, which are message sequence
-//! numbers: the n-th message of a connection that needs a RECV takes the n-th one. `MSN` says how many the sender has used up when it hands
-//! its next request to the router; a word for each slot settles who has its RECV (see [`crate::claims`]).
+//! **Who takes a RECV.** Two take RECVs of a queue that has an incoming channel: the library, for
+//! messages that came by the channel, and the router, for all others and to flush. RECVs are named
+//! by their positions, which are message sequence numbers: the n-th message of a connection that
+//! needs a RECV takes the n-th one. `MSN` says how many the sender has used up when it hands its
+//! next request to the router; a word for each slot settles who has its RECV (see
+//! [`crate::claims`]).
 //!
-//! **Generations.** `GRANTS_WITHDRAWN` of a send queue grows whenever memory granted to it is taken back. Who copied
-//! looks at it afterwards, and leaves the request to the router if it has changed. `CHANNELS_CLOSED` is the same for its channel,
-//! but is looked at before: what is in a channel stays there for the receiver.
+//! **Generations.** `GRANTS_WITHDRAWN` of a send queue grows whenever memory granted to it is taken
+//! back. Who copied looks at it afterwards, and leaves the request to the router if it has changed.
+//! `CHANNELS_CLOSED` is the same for its channel, but is looked at before: what is in a channel
+//! stays there for the receiver.
 //!
-//! **Tally.** The library counts what it carries out past the router in words of the send queue's header that it alone writes, on
-//! a cache line of their own. The router adds what they have grown by to its counters, and believes them in nothing else.
+//! **Tally.** The library counts what it carries out past the router in words of the send queue's
+//! header that it alone writes, on a cache line of their own. The router adds what they have grown
+//! by to its counters, and believes them in nothing else.
 
 /// Changes with every incompatible change in this file.
 pub const LAYOUT_VERSION: u32 = 1;
@@ -51,8 +60,8 @@ pub const SESSION_MAGIC: u64 = u64::from_le_bytes(*b"FreeFlow");
 
 /// Doorbells of a session, one bit each.
 pub const DOORBELL_COUNT: usize = 65_536;
-/// Doorbells below this one are of QPs and SRQs. From here on they are of CQs: one is rung when a CQ was armed while
-/// completions stood in it that no event has told of.
+/// Doorbells below this one are of QPs and SRQs. From here on they are of CQs: one is rung when a
+/// CQ was armed while completions stood in it that no event has told of.
 pub const CQ_DOORBELL_BASE: u32 = 32_768;
 /// 64-bit words of doorbells.
 pub const DOORBELL_WORD_COUNT: usize = DOORBELL_COUNT / 64;
@@ -68,26 +77,32 @@ pub mod session {
     pub const MAGIC: usize = 0;
     /// u32, router: [`super::LAYOUT_VERSION`].
     pub const VERSION: usize = 8;
-    /// u32, router: 1 while the router does not look at this session's doorbells: ring, then write the kick eventfd.
+    /// u32, router: 1 while the router does not look at this session's doorbells: ring, then write
+    /// the kick eventfd.
     pub const ROUTER_SLEEPS: usize = 64;
     /// u32, router: how a polling library waits: [`super::WAIT_SPIN`] or [`super::WAIT_YIELD`].
     pub const WAIT_POLICY: usize = 68;
     /// u32, router: one more than the processor that its worker ran on last; 0: it does not say.
     pub const ROUTER_CPU: usize = 72;
-    /// u64, library sets bits, router swaps to 0: bit i stands for doorbell words 16 i .. 16 i + 15.
+    /// u64, library sets bits, router swaps to 0: bit i stands for doorbell words 16 i .. 16 i +
+    /// 15.
     pub const SUMMARY: usize = 128;
-    /// u64, router: how many of its turns brought completions to this session; told after they are in their rings. Its
-    /// lower half (in memory the first) is the futex that sleeping pollers wait on.
+    /// u64, router: how many of its turns brought completions to this session; told after they are
+    /// in their rings. Its lower half (in memory the first) is the futex that sleeping pollers wait
+    /// on.
     pub const COMPLETED: usize = 192;
-    /// u64, library: the highest value of COMPLETED that a sleeping poller waits for; it only grows.
+    /// u64, library: the highest value of COMPLETED that a sleeping poller waits for; it only
+    /// grows.
     pub const AWAITED: usize = 256;
     /// u32, library: one more than the processor that last polled in vain.
     pub const LIBRARY_CPU: usize = 264;
-    /// u64, router sets bits, library swaps to 0: bit i stands for words 8 i .. 8 i + 7 of [`NEWS`].
+    /// u64, router sets bits, library swaps to 0: bit i stands for words 8 i .. 8 i + 7 of
+    /// [`NEWS`].
     pub const NEWS_SUMMARY: usize = 320;
     /// u64 x 1024, library sets bits, router swaps to 0.
     pub const DOORBELLS: usize = 4096;
-    /// u64 x 512, router sets bits, library swaps to 0. One bit a QP, by its cookie: look at its incoming channel.
+    /// u64 x 512, router sets bits, library swaps to 0. One bit a QP, by its cookie: look at its
+    /// incoming channel.
     pub const NEWS: usize = DOORBELLS + super::DOORBELL_WORD_COUNT * 8;
     /// Whole segment.
     pub const BYTES: usize = NEWS + super::NEWS_WORD_COUNT * 8;
@@ -95,35 +110,42 @@ pub mod session {
 
 /// The pollers of the machine fit its cores: spin freely.
 pub const WAIT_SPIN: u32 = 0;
-/// They don't: about twenty empty polls, then `sched_yield` after each, and sleep if that takes long.
+/// They don't: about twenty empty polls, then `sched_yield` after each, and sleep if that takes
+/// long.
 pub const WAIT_YIELD: u32 = 1;
 
 /// Head of a queue of requests. Byte offsets from the queue's start.
 pub mod queue {
-    /// u32, router: 1 while the router looks at the slots of its own accord (no doorbell needed). Send queues only.
+    /// u32, router: 1 while the router looks at the slots of its own accord (no doorbell needed).
+    /// Send queues only.
     pub const POLLED: usize = 0;
     /// u32, router: 1 if a post to this receive queue must ring the doorbell.
     pub const RECEIVES_WANTED: usize = 4;
-    /// u32, router: counts the channels of this send queue that were closed; of a receive queue, those that led to it.
+    /// u32, router: counts the channels of this send queue that were closed; of a receive queue,
+    /// those that led to it.
     pub const CHANNELS_CLOSED: usize = 8;
-    /// u32, router: counts the times that something granted to this send queue was taken back: then all is.
+    /// u32, router: counts the times that something granted to this send queue was taken back: then
+    /// all is.
     pub const GRANTS_WITHDRAWN: usize = 12;
     /// u32, router: free-running count of requests taken.
     pub const TAKEN: usize = 64;
-    /// u32, router: requests before this position are done, their completions written. Send queues of QPs with an outgoing
-    /// channel or grants.
+    /// u32, router: requests before this position are done, their completions written. Send queues
+    /// of QPs with an outgoing channel or grants.
     pub const DONE: usize = 68;
-    /// u32, library: RECVs before this position were taken, by itself or by the router. Receive queues with an incoming
-    /// channel.
+    /// u32, library: RECVs before this position were taken, by itself or by the router. Receive
+    /// queues with an incoming channel.
     pub const CLAIMED: usize = 128;
-    /// u32, library: RECVs of the peer that are used up before the next request that the router takes. Send queues.
+    /// u32, library: RECVs of the peer that are used up before the next request that the router
+    /// takes. Send queues.
     pub const MSN: usize = 132;
-    /// u32, library: counts messages put into the outgoing channel of which the peer wants to be told. Send queues.
+    /// u32, library: counts messages put into the outgoing channel of which the peer wants to be
+    /// told. Send queues.
     pub const TOLD: usize = 136;
     /// u32, library: the same for the last solicited one: the value of TOLD then.
     pub const TOLD_SOLICITED: usize = 140;
-    /// u64 each, library: what was carried out past the router since the queue was made, also over resets. Send queues. SENDs and
-    /// WRITEs, their payload and the packets that a wire would need for it; READs, and the same of what they brought.
+    /// u64 each, library: what was carried out past the router since the queue was made, also over
+    /// resets. Send queues. SENDs and WRITEs, their payload and the packets that a wire would need
+    /// for it; READs, and the same of what they brought.
     pub const DIRECT_SENDS: usize = 192;
     pub const DIRECT_WRITES: usize = 200;
     pub const DIRECT_READS: usize = 208;
@@ -153,8 +175,8 @@ pub mod slot {
     pub const REMOTE_ADDRESS: usize = 16;
     /// u32: rkey; UD: Q_Key.
     pub const RKEY: usize = 24;
-    /// u32: immediate, network byte order as posted; the key to invalidate; BIND_MW: the region's lkey; atomics of XRC: the
-    /// number of the remote SRQ.
+    /// u32: immediate, network byte order as posted; the key to invalidate; BIND_MW: the region's
+    /// lkey; atomics of XRC: the number of the remote SRQ.
     pub const IMMEDIATE: usize = 28;
     /// u64: atomic compare or addend; BIND_MW, FLUSH: length; ATOMIC_WRITE inline: the payload.
     pub const COMPARE_ADD: usize = 32;
@@ -162,8 +184,8 @@ pub mod slot {
     pub const SWAP: usize = 40;
     /// u32: XRC: number of the remote SRQ, unless it is an atomic.
     pub const REMOTE_SRQN: usize = 44;
-    /// First SGE: address u64, length u32, lkey u32. Inline: length holds the byte count, the payload is in the extension
-    /// (ATOMIC_WRITE: in the slot).
+    /// First SGE: address u64, length u32, lkey u32. Inline: length holds the byte count, the
+    /// payload is in the extension (ATOMIC_WRITE: in the slot).
     pub const SGE0: usize = 48;
     /// First SGE of a receive request; two more follow in the slot.
     pub const RECEIVE_SGE0: usize = 16;
@@ -174,11 +196,12 @@ pub mod slot {
 
 /// Head of a completion queue. Byte offsets.
 pub mod cq {
-    /// u32, library: 0 not armed, 1 armed for the next completion, 2 for the next solicited one. The router swaps it to
-    /// 0 when it sends the event.
+    /// u32, library: 0 not armed, 1 armed for the next completion, 2 for the next solicited one.
+    /// The router swaps it to 0 when it sends the event.
     pub const ARMED: usize = 0;
-    /// u32, library: free-running count of entries consumed. The router stores the first value before the library gets
-    /// the segment: minus the number of entries carried over by a resize (see `completion_ring`).
+    /// u32, library: free-running count of entries consumed. The router stores the first value
+    /// before the library gets the segment: minus the number of entries carried over by a resize
+    /// (see `completion_ring`).
     pub const CONSUMER: usize = 64;
     /// Bytes before the entries.
     pub const BYTES: usize = 128;
@@ -214,15 +237,18 @@ pub mod entry {
 
 /// A channel: messages from one QP to its peer on the same host, past the router. Byte offsets.
 ///
-/// The sender puts a message's payload into its descriptor if that has room, else into the ring of data, where it never
-/// wraps: what does not fit before the end begins at the start. Both sides reckon the places from the lengths. A
-/// descriptor is published as a slot is: by the sequence in the upper half of its head.
+/// The sender puts a message's payload into its descriptor if that has room, else into the ring of
+/// data, where it never wraps: what does not fit before the end begins at the start. Both sides
+/// reckon the places from the lengths. A descriptor is published as a slot is: by the sequence in
+/// the upper half of its head.
 pub mod channel {
-    /// u32, receiver: [`super::CHANNEL_OPEN`] once it takes messages, [`super::CHANNEL_LEFT`] once its RECVs are flushed.
+    /// u32, receiver: [`super::CHANNEL_OPEN`] once it takes messages, [`super::CHANNEL_LEFT`] once
+    /// its RECVs are flushed.
     pub const STATE: usize = 0;
     /// u32, receiver: 1 if the sender must say to the router that there is a message: nobody looks.
     pub const WANTS_NOTIFICATION: usize = 4;
-    /// u64, receiver: descriptors (low half) and units of data (high half) that it has freed, free-running.
+    /// u64, receiver: descriptors (low half) and units of data (high half) that it has freed,
+    /// free-running.
     pub const FREED: usize = 64;
     /// Descriptors.
     pub const DESCRIPTORS: usize = 4096;
@@ -232,8 +258,9 @@ pub mod channel {
     pub const DATA: usize = DESCRIPTORS + DESCRIPTOR_BYTES * DESCRIPTOR_COUNT as usize;
     pub const UNIT_BYTES: usize = 64;
     pub const UNIT_COUNT: u32 = 4096;
-    /// u64 each, receiver: bytes that the RECV of a position takes (low half; [`super::CREDIT_ROUTED`]: leave it to the router)
-    /// and the position plus one (high half), at position modulo the count.
+    /// u64 each, receiver: bytes that the RECV of a position takes (low half;
+    /// [`super::CREDIT_ROUTED`]: leave it to the router) and the position plus one (high half), at
+    /// position modulo the count.
     pub const CREDITS: usize = DATA + UNIT_BYTES * UNIT_COUNT as usize;
 
     /// Bytes of the segment of a channel whose receiver has so many slots in its receive queue.
@@ -267,7 +294,8 @@ pub mod descriptor {
     pub const PAYLOAD_BYTES_MAX: usize = super::channel::DESCRIPTOR_BYTES - PAYLOAD;
 }
 
-/// Shape of one queue of requests: both sides compute the same offsets from the granted capabilities.
+/// Shape of one queue of requests: both sides compute the same offsets from the granted
+/// capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueShape {
     /// Slots, a power of two.

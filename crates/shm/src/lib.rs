@@ -1,13 +1,16 @@
-//! Shared memory between library and router: segments, the rings in them, doorbells, and the passing of descriptors.
+//! Shared memory between library and router: segments, the rings in them, doorbells, and the
+//! passing of descriptors.
 //!
-//! This is the only crate that maps memory shared with another process. The other side is taken to be hostile: each
-//! shared word is loaded once, the copy is checked, and only the copy is used; private cursors are the truth.
+//! This is the only crate that maps memory shared with another process. The other side is taken to
+//! be hostile: each shared word is loaded once, the copy is checked, and only the copy is used;
+//! private cursors are the truth.
 //!
-//! [`slot`] and [`handshake`] hold the algorithms over bare atomics, which loom model-checks (`tests/loom/`); the
-//! rings lay them over a [`Segment`]. [`parker`] and [`worker_lock`] are the router's own, without shared memory; they are
-//! here to be checked by the same models.
+//! [`slot`] and [`handshake`] hold the algorithms over bare atomics, which loom model-checks
+//! (`tests/loom/`); the rings lay them over a [`Segment`]. [`parker`] and [`worker_lock`] are the
+//! router's own, without shared memory; they are here to be checked by the same models.
 //!
-//! Invariant: nothing in a segment is ever reached by a Rust reference except atomics, for which any bytes are valid.
+//! Invariant: nothing in a segment is ever reached by a Rust reference except atomics, for which
+//! any bytes are valid.
 #![deny(clippy::undocumented_unsafe_blocks)]
 
 pub mod claims;

@@ -1,14 +1,17 @@
-//! Pages that are not there: a segment can be mapped so that this process never allocates one of its pages.
+//! Pages that are not there: a segment can be mapped so that this process never allocates one of
+//! its pages.
 //!
-//! Whoever first touches a page of shared memory has it charged to its memory cgroup. For a segment after
-//! [`crate::Segment::refuse_missing`] the kernel raises SIGBUS here instead (userfaultfd with UFFD_FEATURE_SIGBUS), and the
-//! copy, read, write or atomic operation answers [`crate::AccessError::Missing`]. Pages that are present cost nothing more
-//! than before; a fault that only fills in this process' page table happens as for any mapping.
+//! Whoever first touches a page of shared memory has it charged to its memory cgroup. For a segment
+//! after [`crate::Segment::refuse_missing`] the kernel raises SIGBUS here instead (userfaultfd with
+//! UFFD_FEATURE_SIGBUS), and the copy, read, write or atomic operation answers
+//! [`crate::AccessError::Missing`]. Pages that are present cost nothing more than before; a fault
+//! that only fills in this process' page table happens as for any mapping.
 //!
-//! An access runs in a *guarded call*: the trampoline below saves the callee-saved registers and its stack pointer in a
-//! thread-local [`Frame`] with the address ranges in question. The SIGBUS handler that finds a fault in one of them
-//! resumes at the trampoline's second entry, which returns "missing". What is abandoned so is one `extern "C"` function
-//! that copies bytes: no destructor, no lock, no allocation.
+//! An access runs in a *guarded call*: the trampoline below saves the callee-saved registers and
+//! its stack pointer in a thread-local [`Frame`] with the address ranges in question. The SIGBUS
+//! handler that finds a fault in one of them resumes at the trampoline's second entry, which
+//! returns "missing". What is abandoned so is one `extern "C"` function that copies bytes: no
+//! destructor, no lock, no allocation.
 //!
 //! Only on x86-64; elsewhere, and where the kernel has no userfaultfd, [`is_supported`] is false.
 use std::io;
@@ -82,8 +85,8 @@ pub(crate) fn refuse(start: usize, bytes: usize) -> io::Result<()> {
     let fd = userfault().map_err(io::Error::from_raw_os_error)?;
     let mode = UFFDIO_REGISTER_MODE_MISSING;
     let mut register = UffdRegister { start: start as u64, bytes: bytes as u64, mode, ioctls: 0 };
-    // SAFETY: `register` has the layout that the request names, and is ours to write. The range is a mapping of a segment's
-    // own, whose accesses from now on are guarded calls.
+    // SAFETY: `register` has the layout that the request names, and is ours to write. The range is
+    // a mapping of a segment's own, whose accesses from now on are guarded calls.
     match unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER as _, &raw mut register) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -135,8 +138,9 @@ mod x86_64 {
         };
     }
 
-    // freeflow_guarded_call(body, argument, &stack_pointer): 0, or 1 if it was given up. Six callee-saved registers and the
-    // third argument are on the stack, so that it is aligned for the call; their places are what the second entry relies on.
+    // freeflow_guarded_call(body, argument, &stack_pointer): 0, or 1 if it was given up. Six
+    // callee-saved registers and the third argument are on the stack, so that it is aligned for the
+    // call; their places are what the second entry relies on.
     std::arch::global_asm!(
         ".p2align 4",
         ".hidden freeflow_guarded_call",
@@ -185,8 +189,8 @@ mod x86_64 {
     /// Runs `body`, which is given up at its first access to a missing page of one of the ranges.
     ///
     /// # Safety
-    /// `body(argument)` is sound, and stays so wherever it ends: it holds nothing that has a destructor, takes no lock, does
-    /// not unwind and makes no guarded call.
+    /// `body(argument)` is sound, and stays so wherever it ends: it holds nothing that has a
+    /// destructor, takes no lock, does not unwind and makes no guarded call.
     #[inline]
     pub(crate) unsafe fn guarded<T>(
         body: unsafe extern "C" fn(*mut c_void),
@@ -195,9 +199,11 @@ mod x86_64 {
     ) -> Result<(), Missing> {
         FRAME.with(|frame| {
             frame.ranges.set(ranges);
-            // SeqCst, compiler only; partner: the handler, on this thread. The ranges stand before the call is marked as one.
+            // SeqCst, compiler only; partner: the handler, on this thread. The ranges stand before
+            // the call is marked as one.
             compiler_fence(Ordering::SeqCst);
-            // SAFETY: by the caller; the trampoline keeps to the C calling convention, at both of its entries.
+            // SAFETY: by the caller; the trampoline keeps to the C calling convention, at both of
+            // its entries.
             match unsafe { freeflow_guarded_call(body, (&raw mut *argument).cast(), frame.stack_pointer.as_ptr()) } {
                 0 => Ok(()),
                 _ => Err(Missing),
@@ -205,7 +211,8 @@ mod x86_64 {
         })
     }
 
-    /// In the SIGBUS handler: has the thread go on at the end of its guarded call, if the fault is one of those. Async-signal-safe.
+    /// In the SIGBUS handler: has the thread go on at the end of its guarded call, if the fault is
+    /// one of those. Async-signal-safe.
     pub(crate) fn recover(address: usize, context: *mut c_void) -> bool {
         let stack_pointer = FRAME.with(|frame| {
             let inside = frame.ranges.get().iter().any(|range| range.holds(address));
@@ -215,8 +222,8 @@ mod x86_64 {
             return false;
         }
         const DIRECTION_FLAG: i64 = 1 << 10;
-        // SAFETY: the kernel gives the interrupted thread's context, which nobody else has; the thread is in a guarded call,
-        // whose stack is as the trampoline left it at `stack_pointer`.
+        // SAFETY: the kernel gives the interrupted thread's context, which nobody else has; the
+        // thread is in a guarded call, whose stack is as the trampoline left it at `stack_pointer`.
         unsafe {
             let registers = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
             registers[libc::REG_RSP as usize] = stack_pointer as i64;

@@ -9,20 +9,23 @@ pub struct OwnRange {
     pub bytes: u32,
 }
 
-/// The right to copy out of and into memory that the program registered. Who has one may name any range that the program
-/// registered with the rights that the copy needs, and that it has not deregistered since.
+/// The right to copy out of and into memory that the program registered. Who has one may name any
+/// range that the program registered with the rights that the copy needs, and that it has not
+/// deregistered since.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnMemory(());
 
 impl OwnMemory {
     /// # Safety
-    /// As the verbs demand of a program: memory that is registered stays mapped, with the rights that it was registered
-    /// with, until it is deregistered; and what a request names is not used otherwise until the request is done.
+    /// As the verbs demand of a program: memory that is registered stays mapped, with the rights
+    /// that it was registered with, until it is deregistered; and what a request names is not used
+    /// otherwise until the request is done.
     pub unsafe fn promised() -> Self {
         Self(())
     }
 
-    /// Copies one of the program's ranges into a segment. `last_bytes_last` as in [`Segment::write`]. False: it does not fit.
+    /// Copies one of the program's ranges into a segment. `last_bytes_last` as in
+    /// [`Segment::write`]. False: it does not fit.
     #[inline]
     pub fn copy_in(self, from: OwnRange, to: &Segment, offset: usize, last_bytes_last: bool) -> bool {
         let Ok(to) = to.range(offset, from.bytes as usize) else { return false };
@@ -31,7 +34,8 @@ impl OwnMemory {
         true
     }
 
-    /// Copies a part of a segment to one of the program's ranges. False: it is not inside the segment.
+    /// Copies a part of a segment to one of the program's ranges. False: it is not inside the
+    /// segment.
     #[inline]
     pub fn copy_out(self, from: &Segment, offset: usize, to: OwnRange) -> bool {
         let Ok(from) = from.range(offset, to.bytes as usize) else { return false };

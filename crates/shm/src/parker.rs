@@ -1,8 +1,9 @@
-//! Parking a thread that has queues: producers put something in a queue, then call [`Parker::wake`]; the thread sleeps on a
-//! [`Bell`], after one more look at its queues.
+//! Parking a thread that has queues: producers put something in a queue, then call
+//! [`Parker::wake`]; the thread sleeps on a [`Bell`], after one more look at its queues.
 //!
-//! Generic over the bell, so that loom checks this very code (`tests/loom/`). What loom can't see is that the thread blocks on
-//! the bell in the kernel, and that its last look covers all its queues.
+//! Generic over the bell, so that loom checks this very code (`tests/loom/`). What loom can't see
+//! is that the thread blocks on the bell in the kernel, and that its last look covers all its
+//! queues.
 use crate::handshake::{announce, announced};
 use crate::sync::{AtomicU32, Ordering};
 
@@ -43,7 +44,8 @@ impl<B> Parker<B> {
         self.sleeping.load(Ordering::Relaxed) != 0
     }
 
-    /// The thread itself: announces that it sleeps, then looks once more. False: `is_idle` found work, and it stays awake.
+    /// The thread itself: announces that it sleeps, then looks once more. False: `is_idle` found
+    /// work, and it stays awake.
     pub fn prepare_to_sleep(&self, is_idle: impl FnOnce() -> bool) -> bool {
         self.set_sleeping(true);
         if is_idle() {
@@ -55,8 +57,8 @@ impl<B> Parker<B> {
 }
 
 impl<B: Bell> Parker<B> {
-    /// After something was put in a queue. Either this sees the thread asleep and rings, or the thread's last look sees what
-    /// was put there.
+    /// After something was put in a queue. Either this sees the thread asleep and rings, or the
+    /// thread's last look sees what was put there.
     pub fn wake(&self) {
         if announced(&self.sleeping) {
             self.bell.ring();

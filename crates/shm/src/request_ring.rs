@@ -1,10 +1,11 @@
-//! The rings of posted requests: send queue, receive queue, shared receive queue. The library produces, the router takes.
+//! The rings of posted requests: send queue, receive queue, shared receive queue. The library
+//! produces, the router takes.
 //!
-//! The router trusts nothing in them: each word is loaded once, the copy is checked, and a request that makes no sense is
-//! consumed and reported as [`Take::Malformed`].
+//! The router trusts nothing in them: each word is loaded once, the copy is checked, and a request
+//! that makes no sense is consumed and reported as [`Take::Malformed`].
 //!
-//! Invariant: what [`RequestConsumer`] fills in is within the limits of [`SendRequest`] and [`ReceiveRequest`] and of
-//! the granted capabilities, whatever the slot holds.
+//! Invariant: what [`RequestConsumer`] fills in is within the limits of [`SendRequest`] and
+//! [`ReceiveRequest`] and of the granted capabilities, whatever the slot holds.
 use crate::claims::{Taker, claim};
 use crate::handshake::{announce, announced};
 use crate::layout::{QueueShape, SGE_BYTES, queue, slot};
@@ -67,7 +68,8 @@ pub struct SendDescriptor<'a> {
     pub inline: Option<&'a [u8]>,
 }
 
-/// Library side of a queue of requests. The caller never has more than `max_wr` requests outstanding.
+/// Library side of a queue of requests. The caller never has more than `max_wr` requests
+/// outstanding.
 pub struct RequestProducer {
     view: QueueView,
     cursor: PublishCursor,
@@ -88,7 +90,8 @@ impl RequestProducer {
         self.cursor.position()
     }
 
-    /// Publishes a send request; gives its position. Panics if SGEs or inline payload are beyond the queue's shape.
+    /// Publishes a send request; gives its position. Panics if SGEs or inline payload are beyond
+    /// the queue's shape.
     #[inline(always)] // so that a request is made in the slot, not in memory before
     pub fn publish_send(&mut self, request: &SendDescriptor<'_>) -> u32 {
         let mut flags = request.flags.0 & FLAGS_KNOWN & !SendFlags::INLINE;
@@ -120,7 +123,8 @@ impl RequestProducer {
         self.cursor.publish(&self.view.slots, &line)
     }
 
-    /// Publishes a receive request; gives its position. Panics if there are more SGEs than the queue's shape holds.
+    /// Publishes a receive request; gives its position. Panics if there are more SGEs than the
+    /// queue's shape holds.
     #[inline]
     pub fn publish_receive(&mut self, wr_id: u64, sges: &[Sge]) -> u32 {
         let mut line: Line = [0; 8];
@@ -135,7 +139,8 @@ impl RequestProducer {
         self.cursor.publish(&self.view.slots, &line)
     }
 
-    /// After publishing sends: the router does not look by itself, the doorbell must ring. Fences first.
+    /// After publishing sends: the router does not look by itself, the doorbell must ring. Fences
+    /// first.
     #[inline]
     pub fn must_ring_send(&self) -> bool {
         !announced(self.view.header::<{ queue::POLLED }>())
@@ -153,7 +158,8 @@ impl RequestProducer {
         self.view.slots.slot(position).own_word(WR_ID)
     }
 
-    /// How many requests the router has taken, of all ever posted: it has read them, with their extensions, and looks at them no more.
+    /// How many requests the router has taken, of all ever posted: it has read them, with their
+    /// extensions, and looks at them no more.
     #[inline]
     pub fn taken(&self) -> u32 {
         // Acquire; partner: the Release store in `RequestConsumer`.
@@ -162,15 +168,17 @@ impl RequestProducer {
 
     // ---- what a library does past the router
 
-    /// How many channels of a send queue were closed, or of a receive queue's: another number than a channel was opened, or accepted,
-    /// with says that it is.
+    /// How many channels of a send queue were closed, or of a receive queue's: another number than
+    /// a channel was opened, or accepted, with says that it is.
     #[inline]
     pub fn channels_closed(&self) -> u32 {
-        // Relaxed: advice; a message that is put into a channel just closed is like one that was before.
+        // Relaxed: advice; a message that is put into a channel just closed is like one that was
+        // before.
         self.view.header::<{ queue::CHANNELS_CLOSED }>().load(Ordering::Relaxed)
     }
 
-    /// How often grants were taken back: another number than a grant came with says that it is void.
+    /// How often grants were taken back: another number than a grant came with says that it is
+    /// void.
     #[inline]
     pub fn grants_withdrawn(&self) -> u32 {
         // Relaxed: what counts is the look after the copy.
@@ -183,8 +191,8 @@ impl RequestProducer {
         self.view.header::<{ queue::GRANTS_WITHDRAWN }>()
     }
 
-    /// Send requests before this position are done, and their completions can be polled. Only kept up to date while something is
-    /// granted, or a channel open.
+    /// Send requests before this position are done, and their completions can be polled. Only kept
+    /// up to date while something is granted, or a channel open.
     #[inline]
     pub fn done(&self) -> u32 {
         // Acquire; partner: the Release store in `RequestConsumer::store_done`.
@@ -198,7 +206,8 @@ impl RequestProducer {
         self.view.header::<{ queue::MSN }>().store(msn, Ordering::Relaxed);
     }
 
-    /// Says that there is a message in the channel of which the peer wants to be told; ring the doorbell then.
+    /// Says that there is a message in the channel of which the peer wants to be told; ring the
+    /// doorbell then.
     pub fn notify(&mut self, solicited: bool) {
         let told = self.view.header::<{ queue::TOLD }>();
         // Relaxed: this side alone stores it.
@@ -211,7 +220,8 @@ impl RequestProducer {
         told.store(count, Ordering::Release);
     }
 
-    /// A SEND of so many bytes was carried out past the router, for good: for the router's counters.
+    /// A SEND of so many bytes was carried out past the router, for good: for the router's
+    /// counters.
     #[inline]
     pub fn count_send(&mut self, bytes: u32) {
         tally::count::<{ tally::SEND }>(&self.view, self.mtu_shift, bytes);
@@ -264,8 +274,8 @@ impl RequestProducer {
         count
     }
 
-    /// Begins again at position 0 with no request published. Call it while the router takes none: after it answered the
-    /// change to RESET and before the next change is asked for.
+    /// Begins again at position 0 with no request published. Call it while the router takes none:
+    /// after it answered the change to RESET and before the next change is asked for.
     pub fn reset(&mut self) {
         for position in 0..self.view.slots.count() {
             self.view.slots.slot(position).clear();
@@ -291,7 +301,8 @@ pub enum Take {
     Empty,
     /// One request was copied out, checked and consumed.
     Ready,
-    /// One request was consumed that makes no sense; only its work request id and position are filled in.
+    /// One request was consumed that makes no sense; only its work request id and position are
+    /// filled in.
     Malformed,
 }
 
@@ -309,7 +320,8 @@ pub struct RequestConsumer {
 }
 
 impl RequestConsumer {
-    /// Over the queue at `offset`, with the granted capabilities. Panics if it doesn't fit the segment.
+    /// Over the queue at `offset`, with the granted capabilities. Panics if it doesn't fit the
+    /// segment.
     pub fn new(
         segment: Arc<Segment>,
         offset: usize,
@@ -336,8 +348,8 @@ impl RequestConsumer {
         self.cursor.has_next(&self.view.slots)
     }
 
-    /// Takes the next send request. Fields that the request doesn't use are left at zero; SGEs beyond its count and
-    /// inline bytes beyond its length are left as they were in `into`.
+    /// Takes the next send request. Fields that the request doesn't use are left at zero; SGEs
+    /// beyond its count and inline bytes beyond its length are left as they were in `into`.
     #[inline]
     pub fn take_send(&mut self, service: QpType, into: &mut SendRequest) -> Take {
         let Some((position, line)) = self.cursor.take(&self.view.slots) else {
@@ -473,7 +485,8 @@ impl RequestConsumer {
         self.cursor.position()
     }
 
-    /// Leaves the requests before `position` to the library. Nothing happens if it is none that may come next.
+    /// Leaves the requests before `position` to the library. Nothing happens if it is none that may
+    /// come next.
     pub fn skip_to(&mut self, position: u32) {
         if position.wrapping_sub(self.catch_up()) <= self.max_wr {
             self.cursor.skip_to(position);
@@ -505,8 +518,8 @@ impl RequestConsumer {
         revoke(self.view.header::<{ queue::GRANTS_WITHDRAWN }>(), number);
     }
 
-    /// How many messages the library put into its channel, since the last call, of which the peer wants to be told; and whether
-    /// one was solicited.
+    /// How many messages the library put into its channel, since the last call, of which the peer
+    /// wants to be told; and whether one was solicited.
     pub fn take_told(&mut self) -> Option<(u32, bool)> {
         // Acquire; partner: the Release store in `RequestProducer::tell`.
         let told = self.view.header::<{ queue::TOLD }>().load(Ordering::Acquire);
@@ -515,7 +528,8 @@ impl RequestConsumer {
         (news != 0).then(|| (news, told.wrapping_sub(solicited) < news))
     }
 
-    /// What the library says that it carried out past the router, since the queue was made. It can be anything.
+    /// What the library says that it carried out past the router, since the queue was made. It can
+    /// be anything.
     pub fn tally(&self) -> Tally {
         Tally::load(&self.view)
     }
@@ -525,19 +539,21 @@ impl RequestConsumer {
         self.max_wr.max(1).next_power_of_two()
     }
 
-    /// Requests published and not taken, at most `max_wr`; a bounded number of loads (about log2 of `max_wr`). A hostile
-    /// library can make it any number up to `max_wr`.
+    /// Requests published and not taken, at most `max_wr`; a bounded number of loads (about log2 of
+    /// `max_wr`). A hostile library can make it any number up to `max_wr`.
     pub fn pending(&self) -> u32 {
         self.cursor.pending(&self.view.slots, self.max_wr)
     }
 
-    /// Says whether the router looks at this queue by itself; then a SeqCst fence. After `false`, look once more.
+    /// Says whether the router looks at this queue by itself; then a SeqCst fence. After `false`,
+    /// look once more.
     #[inline]
     pub fn set_polled(&self, polled: bool) {
         announce(self.view.header::<{ queue::POLLED }>(), polled);
     }
 
-    /// Says whether a post must ring the doorbell; then a SeqCst fence. After `true`, look once more.
+    /// Says whether a post must ring the doorbell; then a SeqCst fence. After `true`, look once
+    /// more.
     #[inline]
     pub fn set_receives_wanted(&self, wanted: bool) {
         announce(self.view.header::<{ queue::RECEIVES_WANTED }>(), wanted);
@@ -561,7 +577,8 @@ impl RequestConsumer {
         self.view.slots.segment()
     }
 
-    /// Only after a request's extension was read too: a producer that goes by this writes there again.
+    /// Only after a request's extension was read too: a producer that goes by this writes there
+    /// again.
     #[inline]
     fn store_taken(&self) {
         // Release; partner: the Acquire load in `RequestProducer::taken`.
@@ -625,7 +642,8 @@ fn word_of(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Writes an inline payload to an extension, zero-padded to whole words; it is published with the slot.
+/// Writes an inline payload to an extension, zero-padded to whole words; it is published with the
+/// slot.
 fn store_bytes(extension: &[AtomicU64], bytes: &[u8]) {
     assert!(bytes.len() <= extension.len() * WORD_BYTES, "the library checks inline lengths against what was granted");
     let mut chunks = bytes.chunks_exact(WORD_BYTES);
@@ -643,7 +661,8 @@ fn store_bytes(extension: &[AtomicU64], bytes: &[u8]) {
     }
 }
 
-/// Reads an inline payload, in whole words. `length` was checked against the extension and `INLINE_BYTES_MAX`.
+/// Reads an inline payload, in whole words. `length` was checked against the extension and
+/// `INLINE_BYTES_MAX`.
 fn load_bytes(extension: &[AtomicU64], into: &mut [u8; INLINE_BYTES_MAX], length: usize) {
     let words = extension.iter().take(length.div_ceil(WORD_BYTES));
     for (chunk, word) in into.chunks_exact_mut(WORD_BYTES).zip(words) {

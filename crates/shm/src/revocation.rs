@@ -1,22 +1,30 @@
-//! Revocation of grants, without locks: what a library copies by a grant counts only if the grant still held afterwards, and a
-//! verb that ends a right waits until its process has carried out the revoke commands that follow from it.
+//! Revocation of grants, without locks: what a library copies by a grant counts only if the grant
+//! still held afterwards, and a verb that ends a right waits until its process has carried out the
+//! revoke commands that follow from it.
 //!
-//! 1. The router counts up the send queue's `GRANTS_WITHDRAWN` ([`revoke`]), then writes a revoke command for the owner, then answers
+//! 1. The router counts up the send queue's `GRANTS_WITHDRAWN` ([`revoke`]), then writes a revoke
+//! command for the owner, then answers
 //!    the owner's verb.
-//! 2. The grantee copies, fences and looks at the number ([`Granted::copy`]). If it has changed, the router gets the request.
-//! 3. The owner's command thread puts private copies in place of the pages, between [`RevokeCommands::take`] and
+//! 2. The grantee copies, fences and looks at the number ([`Granted::copy`]). If it has changed,
+//! the router gets the request.
+//! 3. The owner's command thread puts private copies in place of the pages, between
+//! [`RevokeCommands::take`] and
 //!    [`RevokeCommands::finish`]. The verb waits for it ([`Awaited`]).
 //!
-//! Invariant: a copy that counts is in the owner's private copies, and none that begins after the verb has returned counts.
+//! Invariant: a copy that counts is in the owner's private copies, and none that begins after the
+//! verb has returned counts.
 //!
-//! loom checks this very code (`tests/loom/revocation.rs`). The copies, the pipe and the mappings are the kernel's and not modelled.
+//! loom checks this very code (`tests/loom/revocation.rs`). The copies, the pipe and the mappings
+//! are the kernel's and not modelled.
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
-/// Router: all grants of a send queue from before this number are void. `word`: its `GRANTS_WITHDRAWN`.
+/// Router: all grants of a send queue from before this number are void. `word`: its
+/// `GRANTS_WITHDRAWN`.
 pub fn revoke(word: &AtomicU32, number: u32) {
     // Relaxed: ordered by the fence.
     word.store(number, Ordering::Relaxed);
-    // SeqCst; partner: the fence in `still_granted`. A grantee sees the change, or what it wrote can be seen.
+    // SeqCst; partner: the fence in `still_granted`. A grantee sees the change, or what it wrote
+    // can be seen.
     fence(Ordering::SeqCst);
 }
 
@@ -64,7 +72,8 @@ impl<T: Default> Granted<T> {
         false
     }
 
-    /// Adds what was granted with `number`, unless it is void by now. What is in the table with another number is void.
+    /// Adds what was granted with `number`, unless it is void by now. What is in the table with
+    /// another number is void.
     pub fn admit(&mut self, word: &AtomicU32, number: u32, add: impl FnOnce(&mut T)) {
         if self.number != number {
             self.clear();
@@ -82,7 +91,8 @@ impl<T: Default> Granted<T> {
     }
 }
 
-/// Revoke commands of one session, as its process' command thread works them off, one after the other.
+/// Revoke commands of one session, as its process' command thread works them off, one after the
+/// other.
 #[derive(Debug)]
 pub struct RevokeCommands {
     /// Those that were read, or are about to be.
@@ -100,7 +110,8 @@ impl Default for RevokeCommands {
 }
 
 impl RevokeCommands {
-    /// Reads the next command. It counts as taken before it leaves the pipe: [`Awaited`] finds it here or there.
+    /// Reads the next command. It counts as taken before it leaves the pipe: [`Awaited`] finds it
+    /// here or there.
     pub fn take<C>(&self, read: impl FnOnce() -> Option<C>) -> Option<C> {
         // SeqCst; partner: the load in `Awaited::are_pending`, after the look at the pipe.
         self.taken.fetch_add(1, Ordering::SeqCst);

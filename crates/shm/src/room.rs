@@ -4,7 +4,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// A range of addresses without memory; segments are mapped from its beginning on, which leaves the rest.
+/// A range of addresses without memory; segments are mapped from its beginning on, which leaves the
+/// rest.
 ///
 /// Invariant: the range that is left is a mapping of its own, which nobody else knows.
 pub struct Room {
@@ -32,7 +33,8 @@ impl Room {
         self.bytes
     }
 
-    /// [`Segment::map`] at the beginning of what is left. Errors: EINVAL for what is no multiple of pages, or too much.
+    /// [`Segment::map`] at the beginning of what is left. Errors: EINVAL for what is no multiple of
+    /// pages, or too much.
     pub fn map(&mut self, fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Segment> {
         if bytes > self.bytes || page_multiple(bytes)? != bytes {
             return Err(io::Error::from(rustix::io::Errno::INVAL));

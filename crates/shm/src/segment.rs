@@ -1,10 +1,12 @@
 //! A segment: one mapping of a memfd that another process maps too.
 //!
-//! Only the router makes segments ([`Segment::create`]); they are sealed, so that no one can shrink or grow them. Memory
-//! may still fail under a mapping (no page to be had, or a file that was never sealed): with the guard of
-//! [`crate::install_sigbus_guard`] the mapping is then *poisoned* instead of the process killed.
+//! Only the router makes segments ([`Segment::create`]); they are sealed, so that no one can shrink
+//! or grow them. Memory may still fail under a mapping (no page to be had, or a file that was never
+//! sealed): with the guard of [`crate::install_sigbus_guard`] the mapping is then *poisoned*
+//! instead of the process killed.
 //!
-//! Invariant: a `Segment` owns its address range from its making to its drop; no reference into it outlives it.
+//! Invariant: a `Segment` owns its address range from its making to its drop; no reference into it
+//! outlives it.
 use crate::missing::{self, AddressRange, Missing};
 use crate::sigbus::Registration;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -59,16 +61,19 @@ pub struct Segment {
     refuses_missing: bool,
 }
 
-// SAFETY: the mapping belongs to no thread; every access is an atomic one or a copy of bytes that have no meaning to Rust.
+// SAFETY: the mapping belongs to no thread; every access is an atomic one or a copy of bytes that
+// have no meaning to Rust.
 unsafe impl Send for Segment {}
-// SAFETY: as above; all methods that take `&self` tolerate concurrent writers, since other processes are such anyway.
+// SAFETY: as above; all methods that take `&self` tolerate concurrent writers, since other
+// processes are such anyway.
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Makes a memfd of `bytes` (rounded up to pages) zero bytes, sealed against shrinking, growing and further seals,
-    /// and maps it. The descriptor is close-on-exec; pass it on and drop it.
+    /// Makes a memfd of `bytes` (rounded up to pages) zero bytes, sealed against shrinking, growing
+    /// and further seals, and maps it. The descriptor is close-on-exec; pass it on and drop it.
     ///
-    /// Errors: EINVAL for 0 or more than `isize::MAX` bytes; ENOMEM when [`crate::Segment`]s of this process reach their limit.
+    /// Errors: EINVAL for 0 or more than `isize::MAX` bytes; ENOMEM when [`crate::Segment`]s of
+    /// this process reach their limit.
     pub fn create(name: &str, bytes: usize) -> io::Result<(Self, OwnedFd)> {
         Self::create_sealed(name, bytes, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
     }
@@ -84,12 +89,14 @@ impl Segment {
         Ok((segment, fd))
     }
 
-    /// Maps the first `bytes` of a file. Errors: EINVAL for 0 or too many; `UnexpectedEof` if the file is shorter.
+    /// Maps the first `bytes` of a file. Errors: EINVAL for 0 or too many; `UnexpectedEof` if the
+    /// file is shorter.
     pub fn map(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         Self::map_given(fd, bytes, ProtFlags::READ | ProtFlags::WRITE, None)
     }
 
-    /// The same at `address`, in the place of what is mapped there. If that fails, it may be unmapped.
+    /// The same at `address`, in the place of what is mapped there. If that fails, it may be
+    /// unmapped.
     ///
     /// # Safety
     /// Nothing lies in `address..address + bytes`, which is the caller's to map.
@@ -97,7 +104,8 @@ impl Segment {
         Self::map_given(fd, bytes, ProtFlags::READ | ProtFlags::WRITE, Some(address))
     }
 
-    /// The same for reading only: a write to it is a SIGSEGV, so nothing of this process may hand it out for writing.
+    /// The same for reading only: a write to it is a SIGSEGV, so nothing of this process may hand
+    /// it out for writing.
     pub fn map_for_reading(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         Self::map_given(fd, bytes, ProtFlags::READ, None)
     }
@@ -117,8 +125,8 @@ impl Segment {
     fn map_with(fd: BorrowedFd<'_>, bytes: usize, rights: ProtFlags, at: Option<usize>) -> io::Result<Self> {
         let flags = MapFlags::SHARED | if at.is_some() { MapFlags::FIXED } else { MapFlags::empty() };
         let at = std::ptr::without_provenance_mut(at.unwrap_or(0));
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists, and one at a given
-        // address none of anybody else's, by the caller of `map_over`.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists,
+        // and one at a given address none of anybody else's, by the caller of `map_over`.
         let base = unsafe { rustix::mm::mmap(at, bytes, rights, flags, fd, 0)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap without MAP_FIXED gives no null");
         match Registration::new(base.as_ptr() as usize, page_multiple(bytes)?) {
@@ -140,19 +148,23 @@ impl Segment {
         self.base.as_ptr() as usize
     }
 
-    /// The word at `offset`. Panics if it is outside or not aligned: offsets come from our own layout.
+    /// The word at `offset`. Panics if it is outside or not aligned: offsets come from our own
+    /// layout.
     #[inline]
     pub fn u32(&self, offset: usize) -> &AtomicU32 {
         let word = self.pointer(offset, 4, 4).cast();
-        // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives; any bytes are a valid AtomicU32.
+        // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives; any bytes are a
+        // valid AtomicU32.
         unsafe { AtomicU32::from_ptr(word) }
     }
 
-    /// The word at `offset`. Panics if it is outside or not aligned: offsets come from our own layout.
+    /// The word at `offset`. Panics if it is outside or not aligned: offsets come from our own
+    /// layout.
     #[inline]
     pub fn u64(&self, offset: usize) -> &AtomicU64 {
         let word = self.pointer(offset, 8, 8).cast();
-        // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives; any bytes are a valid AtomicU64.
+        // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives; any bytes are a
+        // valid AtomicU64.
         unsafe { AtomicU64::from_ptr(word) }
     }
 
@@ -164,7 +176,8 @@ impl Segment {
         start
     }
 
-    /// A SIGBUS hit this mapping (only known where the guard is installed): contents are lost, its owner must be failed.
+    /// A SIGBUS hit this mapping (only known where the guard is installed): contents are lost, its
+    /// owner must be failed.
     #[inline]
     pub fn poisoned(&self) -> bool {
         self.registration.poisoned()
@@ -177,17 +190,20 @@ impl Segment {
         Ok(())
     }
 
-    /// From now on [`Self::read`], [`Self::write`], [`Self::copy`] and the atomic operations allocate no page: where one is
-    /// missing they answer [`AccessError::Missing`], and what they did up to there stands. Rings can't be reached so.
+    /// From now on [`Self::read`], [`Self::write`], [`Self::copy`] and the atomic operations
+    /// allocate no page: where one is missing they answer [`AccessError::Missing`], and what they
+    /// did up to there stands. Rings can't be reached so.
     ///
-    /// Errors: ENOSYS or EPERM where the kernel can't, see [`crate::refuses_missing_pages`]; ENOMEM.
+    /// Errors: ENOSYS or EPERM where the kernel can't, see [`crate::refuses_missing_pages`];
+    /// ENOMEM.
     pub fn refuse_missing(&mut self) -> io::Result<()> {
         missing::refuse(self.address(), page_multiple(self.bytes)?)?;
         self.refuses_missing = true;
         Ok(())
     }
 
-    /// Has the kernel allocate the pages of a range now: they are charged to this process' memory cgroup.
+    /// Has the kernel allocate the pages of a range now: they are charged to this process' memory
+    /// cgroup.
     ///
     /// Errors: ENOMEM; EFAULT where a page can't be had.
     pub fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
@@ -204,16 +220,16 @@ impl Segment {
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), AccessError> {
         let from = self.range(offset, into.len())?;
-        // SAFETY: `from` is in bounds (checked) and mapped; `into` is ours, so they don't overlap. Other processes may
-        // write meanwhile: then these bytes are a mixture, which is what such a program asked for; memcpy reads them as
-        // bytes and decides nothing by them.
+        // SAFETY: `from` is in bounds (checked) and mapped; `into` is ours, so they don't overlap.
+        // Other processes may write meanwhile: then these bytes are a mixture, which is what such a
+        // program asked for; memcpy reads them as bytes and decides nothing by them.
         unsafe { self.access(None, &mut Access::read(from, into))? };
         bytes_are_fixed();
         Ok(())
     }
 
-    /// Copies bytes in. With `last_bytes_last` the last eight bytes become visible after all others: in one store if
-    /// their address is a multiple of eight, else in order.
+    /// Copies bytes in. With `last_bytes_last` the last eight bytes become visible after all
+    /// others: in one store if their address is a multiple of eight, else in order.
     #[inline]
     pub fn write(&self, offset: usize, from: &[u8], last_bytes_last: bool) -> Result<(), AccessError> {
         let to = self.range(offset, from.len())?;
@@ -221,7 +237,8 @@ impl Segment {
         unsafe { self.access(None, &mut Access::copy(from.as_ptr(), to, from.len(), last_bytes_last)) }
     }
 
-    /// Copies bytes from one segment to another or within one; the ranges may overlap. `last_bytes_last` as in [`Self::write`].
+    /// Copies bytes from one segment to another or within one; the ranges may overlap.
+    /// `last_bytes_last` as in [`Self::write`].
     #[inline]
     pub fn copy(
         from: &Self,
@@ -237,7 +254,8 @@ impl Segment {
         unsafe { to.access(Some(from), &mut Access::copy(source, target, bytes, last_bytes_last)) }
     }
 
-    /// Reads a byte of each page of a range: whether all of them are there, as far as it is a matter of [`Self::refuse_missing`].
+    /// Reads a byte of each page of a range: whether all of them are there, as far as it is a
+    /// matter of [`Self::refuse_missing`].
     #[inline]
     pub fn probe(&self, offset: usize, bytes: usize) -> Result<(), AccessError> {
         let start = self.range(offset, bytes)?;
@@ -296,7 +314,8 @@ impl Segment {
         if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
             return Err(OutOfBounds);
         }
-        // SAFETY: `offset` is at most `self.bytes`, the length of the one mapping that `base` begins.
+        // SAFETY: `offset` is at most `self.bytes`, the length of the one mapping that `base`
+        // begins.
         Ok(unsafe { self.base.as_ptr().add(offset) })
     }
 }
@@ -316,7 +335,8 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// What is done to the bytes of a segment. It holds nothing that has a destructor: [`missing::guarded`] may give it up.
+/// What is done to the bytes of a segment. It holds nothing that has a destructor:
+/// [`missing::guarded`] may give it up.
 enum Access<'a> {
     Read { from: *const u8, to: *mut u8, bytes: usize },
     Copy { from: *const u8, to: *mut u8, bytes: usize, last_bytes_last: bool },
@@ -362,7 +382,8 @@ impl Access<'_> {
             Self::CompareSwap { word, compare, swap, before } => {
                 // SAFETY: by the caller; any bytes are a valid AtomicU64.
                 let word = unsafe { AtomicU64::from_ptr(*word) };
-                // AcqRel, Acquire; partners: the atomics of the application, and of this router for other QPs, on the same bytes.
+                // AcqRel, Acquire; partners: the atomics of the application, and of this router for
+                // other QPs, on the same bytes.
                 **before = match word.compare_exchange(*compare, *swap, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(before) | Err(before) => before,
                 };
@@ -384,7 +405,8 @@ unsafe extern "C" fn make_access(access: *mut std::ffi::c_void) {
     unsafe { (*access.cast::<Access<'_>>()).make() }
 }
 
-/// A memfd of `bytes` (rounded up to pages) zero bytes with these seals. The descriptor is close-on-exec.
+/// A memfd of `bytes` (rounded up to pages) zero bytes with these seals. The descriptor is
+/// close-on-exec.
 ///
 /// Errors: EINVAL for 0 or more than `isize::MAX` bytes.
 fn sealed_memory(name: &str, bytes: usize, seals: SealFlags) -> io::Result<OwnedFd> {
@@ -406,7 +428,8 @@ pub fn foreign_memory(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     sealed_memory(name, bytes, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
 }
 
-/// From now on nobody can map this memory for writing, nor write to its file; mappings that there are stay as they are.
+/// From now on nobody can map this memory for writing, nor write to its file; mappings that there
+/// are stay as they are.
 pub fn forbid_writing(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
 }
@@ -425,7 +448,8 @@ pub(crate) fn page_multiple(bytes: usize) -> io::Result<usize> {
 #[inline]
 pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize, last_bytes_last: bool) {
     if !last_bytes_last {
-        // SAFETY: by the caller; memmove allows overlap. Concurrent writers make the bytes a mixture, no more.
+        // SAFETY: by the caller; memmove allows overlap. Concurrent writers make the bytes a
+        // mixture, no more.
         unsafe { libc::memmove(to.cast(), from.cast(), bytes) };
         return;
     }
@@ -439,7 +463,8 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize, last
         return unsafe { store_in_order(to, tail) };
     }
     let head_bytes = bytes - TAIL_BYTES;
-    // SAFETY: by the caller. The tail is read first: where the ranges overlap, the head would overwrite it.
+    // SAFETY: by the caller. The tail is read first: where the ranges overlap, the head would
+    // overwrite it.
     unsafe {
         libc::memcpy(tail.as_mut_ptr().cast(), from.add(head_bytes).cast(), TAIL_BYTES);
         libc::memmove(to.cast(), from.cast(), head_bytes);
@@ -453,12 +478,13 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize, last
 #[inline]
 fn settle_copy() {
     bytes_are_fixed();
-    // Release; partner: whatever load the receiving program polls its buffer with, acquire or stronger.
+    // Release; partner: whatever load the receiving program polls its buffer with, acquire or
+    // stronger.
     fence(Ordering::Release);
 }
 
-/// After bytes were copied out of shared memory: keeps the compiler, which knows memcpy, from reading the source again
-/// where the copy is meant. Costs nothing.
+/// After bytes were copied out of shared memory: keeps the compiler, which knows memcpy, from
+/// reading the source again where the copy is meant. Costs nothing.
 #[inline]
 fn bytes_are_fixed() {
     // SeqCst, compiler only; partner: none, it is about this thread's own loads.
@@ -477,8 +503,8 @@ unsafe fn store_in_order(to: *mut u8, bytes: &[u8]) {
         // SAFETY: `done` is below `bytes.len()`.
         let at = unsafe { to.add(done) };
         let aligned = |size: usize| (at as usize).is_multiple_of(size);
-        // Release, all four; partner: the receiving program's load. SAFETY of each: `at` is aligned (checked) and
-        // writable for the piece, which `rest` holds.
+        // Release, all four; partner: the receiving program's load. SAFETY of each: `at` is aligned
+        // (checked) and writable for the piece, which `rest` holds.
         if let (Some(piece), true) = (rest.first_chunk::<8>(), aligned(8)) {
             // SAFETY: see above.
             unsafe { AtomicU64::from_ptr(at.cast()) }.store(u64::from_ne_bytes(*piece), Ordering::Release);

@@ -9,8 +9,8 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Sleepers that are woken at once: a process that parks thousands of threads costs the router no more than this. The others
-/// end their sleep by themselves.
+/// Sleepers that are woken at once: a process that parks thousands of threads costs the router no
+/// more than this. The others end their sleep by themselves.
 const WOKEN_MAX: i32 = 8;
 
 /// One process' session segment, on either side.
@@ -29,7 +29,8 @@ impl SessionSegment {
         Ok((Self { segment }, fd))
     }
 
-    /// Library: maps it. Errors: `InvalidData` if it is no session segment, `Unsupported` if of another version.
+    /// Library: maps it. Errors: `InvalidData` if it is no session segment, `Unsupported` if of
+    /// another version.
     pub fn map(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let segment = Segment::map(fd, session::BYTES)?;
         // Relaxed, both: stored before the descriptor was passed on.
@@ -42,14 +43,16 @@ impl SessionSegment {
         Ok(Self { segment })
     }
 
-    /// Library: rings the doorbell of a QP or SRQ. True: the router sleeps, kick it. Panics beyond the last doorbell.
+    /// Library: rings the doorbell of a QP or SRQ. True: the router sleeps, kick it. Panics beyond
+    /// the last doorbell.
     #[inline]
     pub fn ring(&self, doorbell: u32) -> bool {
         assert!((doorbell as usize) < DOORBELL_COUNT);
         self.doorbells().ring(doorbell)
     }
 
-    /// Router: takes doorbells that ring (a bounded number a look), each once, all below [`DOORBELL_COUNT`]. False: none does.
+    /// Router: takes doorbells that ring (a bounded number a look), each once, all below
+    /// [`DOORBELL_COUNT`]. False: none does.
     #[inline]
     pub fn take_doorbells(&self, f: impl FnMut(u32)) -> bool {
         self.doorbells().take(f)
@@ -91,15 +94,16 @@ impl SessionSegment {
         self.event_count().completed()
     }
 
-    /// Library: sleeps until the router brings completions after those counted by `seen`, at most so long. May return early.
+    /// Library: sleeps until the router brings completions after those counted by `seen`, at most
+    /// so long. May return early.
     pub fn sleep_while(&self, seen: u64, at_most_ns: u64) {
         let count = self.event_count();
         count.await_next(seen);
         futex_wait(count.completed, seen, at_most_ns);
     }
 
-    /// Library: the worker is awake, and cannot run while the caller does, who polls on processor `cpu`. Says to the router
-    /// where that is.
+    /// Library: the worker is awake, and cannot run while the caller does, who polls on processor
+    /// `cpu`. Says to the router where that is.
     #[inline]
     pub fn is_worker_here(&self, cpu: u32) -> bool {
         // Relaxed, all: advice.
@@ -118,7 +122,8 @@ impl SessionSegment {
         self.segment.u32(session::ROUTER_CPU).store(cpu.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Router: a poller of this session waits for the processor on which the worker runs, `cpu`, as far as one can tell.
+    /// Router: a poller of this session waits for the processor on which the worker runs, `cpu`, as
+    /// far as one can tell.
     #[inline]
     pub fn is_poller_here(&self, cpu: u32, count: u64) -> bool {
         // Relaxed: advice.
@@ -132,7 +137,8 @@ impl SessionSegment {
         self.event_count().advance(count);
     }
 
-    /// Router, after `advance` and [`fence_for_all`](crate::handshake::fence_for_all): wakes pollers that sleep, a few at once.
+    /// Router, after `advance` and [`fence_for_all`](crate::handshake::fence_for_all): wakes
+    /// pollers that sleep, a few at once.
     #[inline]
     pub fn wake_sleepers(&self, count: u64) {
         let events = self.event_count();
@@ -193,7 +199,8 @@ impl SessionSegment {
         let words = self.segment.pointer(session::DOORBELLS, DOORBELL_WORD_COUNT * 8, 8).cast::<AtomicU64>();
         Doorbells {
             summary: self.segment.u64(session::SUMMARY),
-            // SAFETY: in bounds and aligned (`pointer` checks), mapped as long as `self` lives; any bytes are valid atomics.
+            // SAFETY: in bounds and aligned (`pointer` checks), mapped as long as `self` lives; any
+            // bytes are valid atomics.
             words: unsafe { std::slice::from_raw_parts(words, DOORBELL_WORD_COUNT) },
             router_sleeps: self.segment.u32(session::ROUTER_SLEEPS),
         }

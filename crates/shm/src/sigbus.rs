@@ -1,8 +1,10 @@
-//! The SIGBUS guard: a fault inside a [`crate::Segment`] poisons that segment instead of killing the process.
+//! The SIGBUS guard: a fault inside a [`crate::Segment`] poisons that segment instead of killing
+//! the process.
 //!
-//! Every mapped segment stands in a static table that an async-signal-safe handler scans without locks. On a fault inside
-//! one, the handler notes it, puts a zero page of this process' own over the page that faulted, and returns: the access
-//! goes on and reads zeroes. Any other SIGBUS goes to the handler that was there before, or to the default action.
+//! Every mapped segment stands in a static table that an async-signal-safe handler scans without
+//! locks. On a fault inside one, the handler notes it, puts a zero page of this process' own over
+//! the page that faulted, and returns: the access goes on and reads zeroes. Any other SIGBUS goes
+//! to the handler that was there before, or to the default action.
 //!
 //! A missing page of a segment that refuses those is none of that: `missing`.
 //!
@@ -12,10 +14,12 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Segments that one process can have mapped: as many as the kernel's own default (vm.max_map_count).
+/// Segments that one process can have mapped: as many as the kernel's own default
+/// (vm.max_map_count).
 const SEGMENT_COUNT_MAX: usize = 65_536;
 
-/// `Entry::start` of an entry that nobody has, and of one that is being filled. Neither is an address of a mapping.
+/// `Entry::start` of an entry that nobody has, and of one that is being filled. Neither is an
+/// address of a mapping.
 const FREE: usize = 0;
 const FILLING: usize = 1;
 
@@ -51,7 +55,8 @@ impl Registration {
             if entry.start.compare_exchange(FREE, FILLING, Ordering::Acquire, Ordering::Relaxed).is_err() {
                 continue;
             }
-            // Release; partner: the Acquire load of `bytes` in `find`: who sees these sees that `start` is not the old one.
+            // Release; partner: the Acquire load of `bytes` in `find`: who sees these sees that
+            // `start` is not the old one.
             entry.bytes.store(bytes, Ordering::Release);
             // Relaxed: published by the next line.
             entry.poisoned.store(false, Ordering::Relaxed);
@@ -68,7 +73,8 @@ impl Registration {
 
     #[inline]
     pub(crate) fn poisoned(&self) -> bool {
-        // Relaxed: set by a handler that interrupted the thread whose access failed; others learn it in time.
+        // Relaxed: set by a handler that interrupted the thread whose access failed; others learn
+        // it in time.
         ENTRIES[self.index].poisoned.load(Ordering::Relaxed)
     }
 
@@ -90,7 +96,8 @@ fn find(address: usize) -> Option<(&'static Entry, usize, usize)> {
         let start = entry.start.load(Ordering::Acquire);
         let bytes = entry.bytes.load(Ordering::Acquire);
         let inside = start > FILLING && address.wrapping_sub(start) < bytes;
-        // Relaxed: ordered by the load of `bytes`. The same start again: start and bytes belong together.
+        // Relaxed: ordered by the load of `bytes`. The same start again: start and bytes belong
+        // together.
         (inside && entry.start.load(Ordering::Relaxed) == start).then_some((entry, start, bytes))
     })
 }
@@ -125,11 +132,13 @@ fn install() -> Result<(), i32> {
     Ok(())
 }
 
-/// Runs on the thread whose access failed. No allocation, no lock, no errno: rustix makes its system calls directly.
+/// Runs on the thread whose access failed. No allocation, no lock, no errno: rustix makes its
+/// system calls directly.
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel gives a valid siginfo with SA_SIGINFO.
     let code = unsafe { (*info).si_code };
-    // A positive code: from the kernel, about an address (BUS_ADRERR, BUS_MCEERR_AR); else someone sent the signal.
+    // A positive code: from the kernel, about an address (BUS_ADRERR, BUS_MCEERR_AR); else someone
+    // sent the signal.
     if code > 0 {
         // SAFETY: SIGBUS from the kernel carries an address.
         let address = unsafe { (*info).si_addr() } as usize;
@@ -148,14 +157,15 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     pass_on(signal, code, info, context);
 }
 
-/// Puts zero memory of this process' own over the faulting page; if the kernel has no more mappings to give, over the
-/// whole segment, which needs none.
+/// Puts zero memory of this process' own over the faulting page; if the kernel has no more mappings
+/// to give, over the whole segment, which needs none.
 fn put_zero_page(address: usize, start: usize, bytes: usize) -> bool {
     let page_bytes = crate::sys::page_bytes();
     let page = address & !(page_bytes - 1);
     [(page, page_bytes), (start, bytes)].into_iter().any(|(at, length)| {
-        // SAFETY: the range lies inside a live segment, whose thread is stopped here in an access to it; segments are
-        // reached through raw bytes and atomics only, for which zeroes are as valid as what was there.
+        // SAFETY: the range lies inside a live segment, whose thread is stopped here in an access
+        // to it; segments are reached through raw bytes and atomics only, for which zeroes are as
+        // valid as what was there.
         unsafe {
             rustix::mm::mmap_anonymous(
                 at as *mut _,
@@ -168,9 +178,9 @@ fn put_zero_page(address: usize, start: usize, bytes: usize) -> bool {
     })
 }
 
-/// A SIGBUS that is not ours. A fault goes to the previous handler (Rust's own one knows stack overflows), or to the
-/// default action. One that someone sent takes the default action unless it was ignored: Rust's handler would swallow it
-/// and leave the process without any.
+/// A SIGBUS that is not ours. A fault goes to the previous handler (Rust's own one knows stack
+/// overflows), or to the default action. One that someone sent takes the default action unless it
+/// was ignored: Rust's handler would swallow it and leave the process without any.
 fn pass_on(signal: libc::c_int, code: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let fault = code > 0;
     match PREVIOUS.get() {
@@ -189,8 +199,9 @@ fn pass_on(signal: libc::c_int, code: libc::c_int, info: *mut libc::siginfo_t, c
         }
         _ => {}
     }
-    // SAFETY: all zero is a valid `sigaction`, the default action; both calls are async-signal-safe. A fault happens
-    // again when the handler returns; a signal that was sent is raised again, and delivered then.
+    // SAFETY: all zero is a valid `sigaction`, the default action; both calls are
+    // async-signal-safe. A fault happens again when the handler returns; a signal that was sent is
+    // raised again, and delivered then.
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, &default, std::ptr::null_mut());

@@ -2,8 +2,8 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// Blocks SIGTERM and SIGINT in the calling thread, and so in the threads it begins later; the descriptor becomes
-/// readable when one of them arrives.
+/// Blocks SIGTERM and SIGINT in the calling thread, and so in the threads it begins later; the
+/// descriptor becomes readable when one of them arrives.
 pub fn termination_signals() -> io::Result<OwnedFd> {
     // SAFETY: `set` is ours and initialised by sigemptyset; the calls touch nothing else.
     let fd = unsafe {

@@ -1,17 +1,19 @@
-//! One cache line that crosses from a producer to a consumer, and the cursors that walk a ring of such lines.
+//! One cache line that crosses from a producer to a consumer, and the cursors that walk a ring of
+//! such lines.
 //!
-//! A slot is eight 64-bit words. The *head*, word 1, carries 32 bits of the message (low half) and the sequence (high
-//! half): position plus one, wrapping. It is stored last and loaded first, always as one 64-bit word, so one Release
-//! store publishes the whole line.
+//! A slot is eight 64-bit words. The *head*, word 1, carries 32 bits of the message (low half) and
+//! the sequence (high half): position plus one, wrapping. It is stored last and loaded first,
+//! always as one 64-bit word, so one Release store publishes the whole line.
 //!
-//! A slot never published holds sequence 0, which position `u32::MAX` expects; rings begin at position 0, so every slot
-//! has been published many times before that position comes.
+//! A slot never published holds sequence 0, which position `u32::MAX` expects; rings begin at
+//! position 0, so every slot has been published many times before that position comes.
 //!
-//! Invariant: every word of a slot is only ever accessed as a whole `AtomicU64`: a hostile writer that races with us can
-//! change what we read, never whether the read is defined.
+//! Invariant: every word of a slot is only ever accessed as a whole `AtomicU64`: a hostile writer
+//! that races with us can change what we read, never whether the read is defined.
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// 64-bit words of a slot. Under loom three: one before the head, the head, one after it; more would only be slower.
+/// 64-bit words of a slot. Under loom three: one before the head, the head, one after it; more
+/// would only be slower.
 pub const SLOT_WORDS: usize = if cfg!(loom) { 3 } else { 8 };
 /// Index of the word that publishes.
 pub const HEAD: usize = 1;
@@ -26,7 +28,8 @@ pub struct Slot {
     words: [AtomicU64; SLOT_WORDS],
 }
 
-/// What was read from a slot: word [`HEAD`] as it was when its sequence matched, the others after it.
+/// What was read from a slot: word [`HEAD`] as it was when its sequence matched, the others after
+/// it.
 pub type Line = [u64; SLOT_WORDS];
 
 impl Slot {
@@ -36,7 +39,8 @@ impl Slot {
         Self { words: core::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Publishes `line` at `position`; the low half of `line[HEAD]` is message, its high half is ignored.
+    /// Publishes `line` at `position`; the low half of `line[HEAD]` is message, its high half is
+    /// ignored.
     #[inline]
     pub fn publish(&self, position: u32, line: &Line) {
         for (index, (word, value)) in self.words.iter().zip(line).enumerate() {
@@ -45,7 +49,8 @@ impl Slot {
             }
         }
         let head = line[HEAD] & u64::from(u32::MAX) | u64::from(position.wrapping_add(1)) << 32;
-        // Release; partner: the Acquire load in `take`. The words above, and an extension stored before, come with it.
+        // Release; partner: the Acquire load in `take`. The words above, and an extension stored
+        // before, come with it.
         self.words[HEAD].store(head, Ordering::Release);
     }
 
@@ -172,8 +177,8 @@ impl TakeCursor {
 
     /// How many are published and not taken, at most `limit` (at most the slot count).
     ///
-    /// A binary search: an honest producer publishes in order, so published positions are a prefix. A hostile one gets
-    /// some number up to `limit`, after a bounded number of loads.
+    /// A binary search: an honest producer publishes in order, so published positions are a prefix.
+    /// A hostile one gets some number up to `limit`, after a bounded number of loads.
     pub fn pending<S: Slots + ?Sized>(&self, slots: &S, limit: u32) -> u32 {
         let (mut published, mut unpublished) = (0, limit);
         while published < unpublished {
@@ -205,7 +210,8 @@ impl BoundedPublishCursor {
         Self { next, consumed, capacity }
     }
 
-    /// Publishes `line`, unless `capacity` entries are unconsumed. `consumer` is loaded only when it looks so.
+    /// Publishes `line`, unless `capacity` entries are unconsumed. `consumer` is loaded only when
+    /// it looks so.
     #[inline]
     pub fn publish<S: Slots + ?Sized>(&mut self, slots: &S, consumer: &AtomicU32, line: &Line) -> Result<(), Full> {
         if self.next.wrapping_sub(self.consumed) >= self.capacity {
@@ -225,11 +231,12 @@ impl BoundedPublishCursor {
         self.next.wrapping_sub(self.consumed).min(self.capacity)
     }
 
-    /// Takes over the consumer's count if it is possible: not before what it was, not beyond what was published. A
-    /// hostile consumer that says anything else stays where it was.
+    /// Takes over the consumer's count if it is possible: not before what it was, not beyond what
+    /// was published. A hostile consumer that says anything else stays where it was.
     #[cold]
     fn look(&mut self, consumer: &AtomicU32) {
-        // Acquire; partner: the Release store in `commit`: the consumer has read what we now overwrite.
+        // Acquire; partner: the Release store in `commit`: the consumer has read what we now
+        // overwrite.
         let consumed = consumer.load(Ordering::Acquire);
         if self.next.wrapping_sub(consumed) <= self.next.wrapping_sub(self.consumed) {
             self.consumed = consumed;

@@ -1,4 +1,5 @@
-//! The atomics and locks that the algorithms are made of: core's and std's, or loom's under `--cfg loom`.
+//! The atomics and locks that the algorithms are made of: core's and std's, or loom's under `--cfg
+//! loom`.
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]

@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicU64;
 
 /// CLOCK_MONOTONIC, nanoseconds.
 ///
-/// By the C library: rustix looks for the vDSO by itself, where the kernel put it, and under valgrind it is not there.
+/// By the C library: rustix looks for the vDSO by itself, where the kernel put it, and under
+/// valgrind it is not there.
 #[inline]
 pub fn monotonic_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -15,7 +16,8 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The same clock as it was at the last tick: up to ten milliseconds ago, for a fraction of the price.
+/// The same clock as it was at the last tick: up to ten milliseconds ago, for a fraction of the
+/// price.
 #[inline]
 pub fn coarse_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -24,7 +26,8 @@ pub fn coarse_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// How often the calling thread was switched out because it had to wait, as in a page fault or a lock.
+/// How often the calling thread was switched out because it had to wait, as in a page fault or a
+/// lock.
 pub fn voluntary_switch_count() -> u64 {
     // SAFETY: all zero is a valid `rusage`.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -45,7 +48,8 @@ pub fn sched_yield() {
     rustix::thread::sched_yield();
 }
 
-/// Sleeps while the lower half of `word` is that of `value`, at most so long, unless a signal or [`futex_wake`] comes first.
+/// Sleeps while the lower half of `word` is that of `value`, at most so long, unless a signal or
+/// [`futex_wake`] comes first.
 pub fn futex_wait(word: &AtomicU64, value: u64, at_most_ns: u64) {
     let timeout = libc::timespec {
         tv_sec: (at_most_ns / 1_000_000_000) as libc::time_t,
@@ -69,12 +73,14 @@ fn lower_half(word: &AtomicU64) -> *const u32 {
     if cfg!(target_endian = "big") { half.wrapping_add(1) } else { half }.cast_const()
 }
 
-/// Asks the scheduler for short slices for the calling thread: it then preempts a spinning thread when it wakes, instead
-/// of waiting out that one's slice. Linux 6.12 and newer; elsewhere nothing changes.
+/// Asks the scheduler for short slices for the calling thread: it then preempts a spinning thread
+/// when it wakes, instead of waiting out that one's slice. Linux 6.12 and newer; elsewhere nothing
+/// changes.
 pub fn prefer_short_slices() {
     const SLICE_NS: u64 = 100_000;
     const BYTES: u32 = 48;
-    // struct sched_attr, version 0 (linux/sched/types.h): size, policy, flags, nice, priority, runtime, deadline, period.
+    // struct sched_attr, version 0 (linux/sched/types.h): size, policy, flags, nice, priority,
+    // runtime, deadline, period.
     #[repr(C)]
     struct Attributes {
         size: u32,
@@ -97,12 +103,14 @@ pub fn prefer_short_slices() {
         deadline: 0,
         period: 0,
     };
-    // SAFETY: the structure is valid for reads of `size` bytes during the call, and the kernel keeps no pointer to it.
+    // SAFETY: the structure is valid for reads of `size` bytes during the call, and the kernel
+    // keeps no pointer to it.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
 
-/// From now on an allocation of 128 KiB or more is a mapping of its own, and goes back to the kernel when it is freed. (By itself the
-/// allocator raises that threshold with the first that is freed, and keeps them from then on.)
+/// From now on an allocation of 128 KiB or more is a mapping of its own, and goes back to the
+/// kernel when it is freed. (By itself the allocator raises that threshold with the first that is
+/// freed, and keeps them from then on.)
 pub fn release_large_allocations() {
     #[cfg(target_env = "gnu")]
     // SAFETY: no preconditions; it changes where later allocations come from.
@@ -121,7 +129,8 @@ pub fn page_bytes() -> usize {
 /// The processor that the calling thread runs on.
 #[inline]
 pub fn current_cpu() -> u32 {
-    // SAFETY: no preconditions. It fails only where the kernel lacks the call (-1: no processor is so numbered).
+    // SAFETY: no preconditions. It fails only where the kernel lacks the call (-1: no processor is
+    // so numbered).
     unsafe { libc::sched_getcpu() as u32 & 0x7fff_ffff }
 }
 

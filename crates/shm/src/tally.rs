@@ -1,13 +1,15 @@
-//! What a library says that it has carried out past the router: words of its send queue's header, for the router's counters.
+//! What a library says that it has carried out past the router: words of its send queue's header,
+//! for the router's counters.
 //!
-//! The library alone stores them, one post at a time: no atomic addition. The words of one look need not be of one moment;
-//! what is missing in one look is there in the next.
+//! The library alone stores them, one post at a time: no atomic addition. The words of one look
+//! need not be of one moment; what is missing in one look is there in the next.
 use crate::layout::queue;
 use crate::sync::{AtomicU64, Ordering};
 use crate::view::{QueueView, TALLY};
 use freeflow_verbs::PathMtu;
 
-// Words of `QueueView::tally`. Each three, and each two, stand side by side: a request's kind and direction are indexes.
+// Words of `QueueView::tally`. Each three, and each two, stand side by side: a request's kind and
+// direction are indexes.
 const MESSAGES: usize = (queue::DIRECT_SENDS - TALLY) / 8;
 const BYTES: usize = (queue::DIRECT_SENT_BYTES - TALLY) / 8;
 const PACKETS: usize = (queue::DIRECT_SENT_PACKETS - TALLY) / 8;

@@ -1,4 +1,5 @@
-//! Rings laid over a segment: bounds and alignment are checked once, here; afterwards a masked index needs no check.
+//! Rings laid over a segment: bounds and alignment are checked once, here; afterwards a masked
+//! index needs no check.
 use crate::layout::{QueueShape, SLOT_BYTES, queue};
 use crate::segment::Segment;
 use crate::slot::{SLOT_WORDS, Slot, Slots};
@@ -18,7 +19,8 @@ pub(crate) struct SlotView {
     segment: Arc<Segment>,
 }
 
-// SAFETY: it is a pointer to atomics inside a segment that it keeps alive; `Segment` is Send and Sync.
+// SAFETY: it is a pointer to atomics inside a segment that it keeps alive; `Segment` is Send and
+// Sync.
 unsafe impl Send for SlotView {}
 // SAFETY: as above.
 unsafe impl Sync for SlotView {}
@@ -49,8 +51,8 @@ impl SlotView {
 impl Slots for SlotView {
     #[inline]
     fn slot(&self, position: u32) -> &Slot {
-        // SAFETY: the masked index is below the count, for which `new` checked bounds and alignment; the segment lives as
-        // long as `self`; any bytes are valid atomics.
+        // SAFETY: the masked index is below the count, for which `new` checked bounds and
+        // alignment; the segment lives as long as `self`; any bytes are valid atomics.
         unsafe { self.first.add(self.index(position) as usize).as_ref() }
     }
 }
@@ -67,7 +69,8 @@ pub(crate) struct QueueView {
     has_owners: bool,
 }
 
-// SAFETY: pointers to atomics inside a segment that `slots` keeps alive; `Segment` is Send and Sync.
+// SAFETY: pointers to atomics inside a segment that `slots` keeps alive; `Segment` is Send and
+// Sync.
 unsafe impl Send for QueueView {}
 // SAFETY: as above.
 unsafe impl Sync for QueueView {}
@@ -96,8 +99,8 @@ impl QueueView {
     #[inline]
     pub(crate) fn header<const OFFSET: usize>(&self) -> &AtomicU32 {
         const { assert!(OFFSET.is_multiple_of(4) && OFFSET < queue::BYTES) };
-        // SAFETY: inside the header (asserted), for which `new` checked bounds and alignment; mapped as long as `self`
-        // lives; any bytes are a valid AtomicU32.
+        // SAFETY: inside the header (asserted), for which `new` checked bounds and alignment;
+        // mapped as long as `self` lives; any bytes are a valid AtomicU32.
         unsafe { AtomicU32::from_ptr(self.header.as_ptr().add(OFFSET).cast()) }
     }
 
@@ -105,8 +108,8 @@ impl QueueView {
     #[inline]
     pub(crate) fn tally(&self) -> &[AtomicU64; TALLY_WORDS] {
         const { assert!(TALLY.is_multiple_of(8) && TALLY + TALLY_WORDS * WORD_BYTES <= queue::BYTES) };
-        // SAFETY: inside the header (asserted), for which `new` checked bounds and alignment; mapped as long as `self`
-        // lives; any bytes are valid atomics.
+        // SAFETY: inside the header (asserted), for which `new` checked bounds and alignment;
+        // mapped as long as `self` lives; any bytes are valid atomics.
         unsafe { self.header.add(TALLY).cast().as_ref() }
     }
 
@@ -114,8 +117,8 @@ impl QueueView {
     #[inline]
     pub(crate) fn owner(&self, position: u32) -> &AtomicU32 {
         assert!(self.has_owners, "a shared receive queue has one taker");
-        // SAFETY: the masked index is below the slot count, and there are so many words (checked in `new`, and just
-        // now); mapped as long as `self` lives; any bytes are a valid AtomicU32.
+        // SAFETY: the masked index is below the slot count, and there are so many words (checked in
+        // `new`, and just now); mapped as long as `self` lives; any bytes are a valid AtomicU32.
         unsafe { self.owners.add(self.slots.index(position) as usize).as_ref() }
     }
 
@@ -130,8 +133,8 @@ impl QueueView {
     #[inline]
     pub(crate) fn extension(&self, position: u32) -> &[AtomicU64] {
         let first = self.slots.index(position) as usize * self.extension_words;
-        // SAFETY: the masked index is below the slot count, so the extension is inside the range that `new` checked;
-        // mapped as long as `self` lives; any bytes are valid atomics.
+        // SAFETY: the masked index is below the slot count, so the extension is inside the range
+        // that `new` checked; mapped as long as `self` lives; any bytes are valid atomics.
         unsafe { std::slice::from_raw_parts(self.extensions.add(first).as_ptr(), self.extension_words) }
     }
 }

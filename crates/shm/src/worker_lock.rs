@@ -1,10 +1,12 @@
-//! The worker lock: its holder may touch the worker's state. The worker gives it up only to sleep. Meanwhile the control
-//! thread runs jobs inline under it, because to wake the worker and to be woken by it costs more than most jobs.
+//! The worker lock: its holder may touch the worker's state. The worker gives it up only to sleep.
+//! Meanwhile the control thread runs jobs inline under it, because to wake the worker and to be
+//! woken by it costs more than most jobs.
 //!
 //! Generic over worker and bell, so that loom checks this very code (`tests/loom/`).
 //!
-//! Invariant: the worker, awake, waits for one job at most: the control thread tries the lock only if the worker sleeps.
-//! Invariant: a job is run once, inline or by the worker, after all that was put in the worker's queues before it.
+//! Invariant: the worker, awake, waits for one job at most: the control thread tries the lock only
+//! if the worker sleeps. Invariant: a job is run once, inline or by the worker, after all that was
+//! put in the worker's queues before it.
 use crate::parker::{Bell, Parker};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -35,12 +37,14 @@ impl<W> Default for WorkerLock<W> {
 }
 
 impl<W> WorkerLock<W> {
-    /// For the worker's own thread. Panics if a holder panicked: nobody can go on with what is half done.
+    /// For the worker's own thread. Panics if a holder panicked: nobody can go on with what is half
+    /// done.
     pub fn acquire(&self) -> WorkerGuard<'_, W> {
         self.0.lock().expect("no holder of the worker lock panicked")
     }
 
-    /// The worker, after [`Parker::prepare_to_sleep`]: gives up the lock while it blocks on its bell.
+    /// The worker, after [`Parker::prepare_to_sleep`]: gives up the lock while it blocks on its
+    /// bell.
     pub fn sleep<'a, B>(
         &'a self,
         guard: WorkerGuard<'a, W>,
@@ -56,8 +60,8 @@ impl<W> WorkerLock<W> {
 }
 
 impl<W: InlineWorker> WorkerLock<W> {
-    /// Runs a job now, if the worker sleeps; otherwise hands it to `submit`, which puts it in a queue of the worker's, and wakes
-    /// the worker. For the control thread.
+    /// Runs a job now, if the worker sleeps; otherwise hands it to `submit`, which puts it in a
+    /// queue of the worker's, and wakes the worker. For the control thread.
     pub fn dispatch<B: Bell>(&self, parker: &Parker<B>, source: &W::Source, job: W::Job, submit: impl FnOnce(W::Job)) {
         let result = if parker.is_sleeping() { self.try_inline(source, job) } else { Err(job) };
         match result {

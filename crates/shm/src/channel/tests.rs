@@ -107,7 +107,8 @@ fn who_wants_telling_is_told() {
     assert!(sender.must_notify());
 }
 
-/// A sender that scribbles over everything can't make the receiver leave the channel, nor more than its RECVs be written.
+/// A sender that scribbles over everything can't make the receiver leave the channel, nor more than
+/// its RECVs be written.
 #[test]
 fn a_hostile_sender_reaches_nothing() {
     let (_, mut receiver, _, raw) = ends(4);
@@ -131,7 +132,8 @@ fn a_hostile_sender_reaches_nothing() {
     }
 }
 
-/// A receiver that lies about what it has freed can't make the sender leave the ring, nor publish more than it holds.
+/// A receiver that lies about what it has freed can't make the sender leave the ring, nor publish
+/// more than it holds.
 #[test]
 fn a_hostile_receiver_is_not_believed() {
     let (mut sender, _, _, raw) = ends(4);

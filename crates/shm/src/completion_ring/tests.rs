@@ -115,7 +115,8 @@ fn a_resized_ring_counts_what_is_left_in_the_old_one() {
     assert_eq!(producer.unconsumed(), 8);
 }
 
-/// A library that never says how many it took of the old ring gets all its room by the first commit of the new one.
+/// A library that never says how many it took of the old ring gets all its room by the first commit
+/// of the new one.
 #[test]
 fn a_resized_ring_forgets_the_old_one_at_the_first_commit() {
     let (mut producer, mut consumer) = pair(4, 3);

@@ -1,11 +1,14 @@
-//! The freezing of threads against a simulated kernel: every history with a few events, in each of which a thread begins, ends,
-//! gives its number to another process, or stops late or for a signal. Exhaustive up to those numbers, one event before
-//! each call of the kernel; not loom, since nothing is shared.
+//! The freezing of threads against a simulated kernel: every history with a few events, in each of
+//! which a thread begins, ends, gives its number to another process, or stops late or for a signal.
+//! Exhaustive up to those numbers, one event before each call of the kernel; not loom, since
+//! nothing is shared.
 //!
-//! Each of these changes makes a test fail: one pass only; a last pass that met a thread which ended before it was seized, or a
-//! zombie for the first time; a zombie that is never passed over; no wait between passes; no second look at a number after it
-//! was seized; to detach a thread that runs; to forget the signal that it stopped for; a thread that may not be traced taken for
-//! one that has ended. Without the deadline for a caller that begins threads for ever, the limit of their number ends that.
+//! Each of these changes makes a test fail: one pass only; a last pass that met a thread which
+//! ended before it was seized, or a zombie for the first time; a zombie that is never passed over;
+//! no wait between passes; no second look at a number after it was seized; to detach a thread that
+//! runs; to forget the signal that it stopped for; a thread that may not be traced taken for one
+//! that has ended. Without the deadline for a caller that begins threads for ever, the limit of
+//! their number ends that.
 use super::*;
 use std::cell::RefCell;
 
@@ -302,7 +305,8 @@ fn check_released(threads: &[Thread]) {
     }
 }
 
-/// Freezes and releases these threads in every history; what came of each freeze, and how many there were.
+/// Freezes and releases these threads in every history; what came of each freeze, and how many
+/// there were.
 fn explore(others: &[Thread], budget: Budget, expected: Option<io::ErrorKind>) -> usize {
     let mut choices = Choices::default();
     for count in 1.. {

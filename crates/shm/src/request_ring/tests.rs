@@ -1,4 +1,5 @@
-//! A library and a router in one process, over one segment mapped twice; and a library that writes nonsense.
+//! A library and a router in one process, over one segment mapped twice; and a library that writes
+//! nonsense.
 use super::*;
 use crate::slot::SLOT_WORDS;
 use std::os::fd::AsFd;
@@ -140,7 +141,8 @@ fn a_datagram_names_its_address_handle() {
     assert_eq!((got.address_handle, got.remote_qpn, got.remote_qkey), (7, 0x00ab_cdef, 0x1111_1111));
 }
 
-/// Rings of every small size, many laps, with SGE lists and inline payloads of all lengths, in batches.
+/// Rings of every small size, many laps, with SGE lists and inline payloads of all lengths, in
+/// batches.
 #[test]
 fn requests_survive_many_laps() {
     for max_wr in [1, 2, 3, 8, 13] {
@@ -261,7 +263,8 @@ fn flags_of_the_router_reach_the_library() {
     assert!(pair.producer.must_ring_send() && !pair.producer.must_ring_receive());
 }
 
-/// Each malformed slot is reported with its id and position, and consumed; the next one is fine again.
+/// Each malformed slot is reported with its id and position, and consumed; the next one is fine
+/// again.
 #[test]
 fn malformed_sends_are_consumed() {
     let mut pair = send_pair(8, 4, 100);
@@ -326,7 +329,8 @@ fn the_shape_bounds_what_is_read() {
     assert_eq!(pair.consumer.take_send(QpType::Rc, &mut got), Take::Malformed);
 }
 
-/// Random words everywhere: no panic, limits hold, `pending` stays within `max_wr`, every published slot is consumed.
+/// Random words everywhere: no panic, limits hold, `pending` stays within `max_wr`, every published
+/// slot is consumed.
 #[test]
 fn a_scribbling_library_harms_nothing() {
     let mut pair = send_pair(6, 9, 200);
@@ -363,7 +367,8 @@ fn a_scribbling_library_harms_nothing() {
     }
 }
 
-/// Two threads, real hardware, a ring that wraps all the time: every request arrives once, whole, in order.
+/// Two threads, real hardware, a ring that wraps all the time: every request arrives once, whole,
+/// in order.
 #[test]
 fn two_threads_hand_over_every_request() {
     const COUNT: u32 = 50_000;
