@@ -4,6 +4,7 @@
 //! missing. Files are rotated by size. Whoever can cause refusals as often as it likes (a container, a local user) gets a few lines and
 //! then one now and then, which says how many were left out: else it could push the record of changes out of the files.
 use crate::base::log::{timestamp, warning};
+use crate::base::log_file::numbered;
 use crate::base::privileges::{self, Kind};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
@@ -395,15 +396,6 @@ impl Files {
         }
         Ok(())
     }
-}
-
-/// The name of a file of former times.
-pub(crate) fn numbered(path: &Path, number: usize) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    if number > 0 {
-        name.push(format!(".{number}"));
-    }
-    name.into()
 }
 
 #[cfg(test)]

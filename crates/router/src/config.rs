@@ -1,4 +1,5 @@
 //! What a router is started with.
+pub use crate::base::mode::Mode;
 use crate::dataplane::wire_options::WireOptions;
 use crate::memory::copy_threads::MoverOptions;
 use crate::network_reconciler::ReconcilerProcess;
@@ -6,32 +7,6 @@ use freeflow_orchestrator::{Pool, name_is_good};
 use freeflow_verbs::{Duration, VnicLimits};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-
-/// How the worker waits when there is nothing to do (the paper's terms, section 4).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Mode {
-    /// Spins for ever: lowest latency, one core used up.
-    Fastpath,
-    /// Sleeps as soon as there is nothing to do.
-    #[value(name = "lowcpu")]
-    LowCpu,
-    /// Spins while there is work, then sleeps.
-    #[default]
-    Adaptive,
-    /// One of the others, as the latency classes of the host's vNICs want it.
-    Auto,
-}
-
-impl Mode {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fastpath => "fastpath",
-            Self::LowCpu => "lowcpu",
-            Self::Adaptive => "adaptive",
-            Self::Auto => "auto",
-        }
-    }
-}
 
 /// The directory of the file by which the routers of one machine know each other's pollers.
 pub const MACHINE_DIR: &str = "/run/freeflow-machine";

@@ -14,11 +14,11 @@ use crate::control::thread::{Control, ControlParts};
 use crate::dataplane::command::{Stop, Submission};
 use crate::dataplane::event::Event;
 use crate::dataplane::handle::WorkerHandle;
-use crate::dataplane::idle::Waiting;
 use crate::dataplane::pollers::Pollers;
 use crate::dataplane::ports::Rings;
+use crate::dataplane::waiting::Waiting;
+use crate::dataplane::worker::Lock;
 use crate::dataplane::worker::{Worker, WorkerQueues};
-use crate::dataplane::worker_lock::Lock;
 use crate::memory::copy_threads::Movers;
 use crate::network_reconciler::{NetworkReconciler, Notifier};
 use crate::peering::{Peers, PeersFile, PeersHandle, PrivateKey};
@@ -42,7 +42,7 @@ use std::thread::JoinHandle;
 /// A router that runs until it is stopped, asked to end, or dropped.
 pub struct Router {
     control: Option<JoinHandle<()>>,
-    messages: ControlHandle,
+    messages: ControlHandle<Control>,
     stop: Arc<AtomicBool>,
     ended: Arc<Doorbell>,
     /// A thread of it panicked.
@@ -277,7 +277,10 @@ fn end_router(stop: &AtomicBool, control_waker: &Waker) {
 }
 
 /// The thread that has the host's network reconciled. It asks the control thread what there is.
-fn start_network_reconciler(config: &Config, control: ControlHandle) -> io::Result<(NetworkReconciler, Notifier)> {
+fn start_network_reconciler(
+    config: &Config,
+    control: ControlHandle<Control>,
+) -> io::Result<(NetworkReconciler, Notifier)> {
     NetworkReconciler::start(config.network_reconciler.clone(), move || {
         let (sender, answer) = channel();
         control.send(Message::ReadInventory { answer: sender });

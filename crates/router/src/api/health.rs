@@ -3,6 +3,7 @@
 use super::failure::Failure;
 use super::link::{Link, Reply};
 use super::routes::{Asking, Server, admitted};
+use crate::control::health::Health;
 use crate::control::thread::Control;
 use axum::extract::{Extension, State};
 use axum::response::Response;
@@ -10,8 +11,8 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
@@ -24,21 +25,6 @@ const FRESH_TIME: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 }
 
 /// What is written for a look: about what a transaction of the store takes.
 const PROBE_BYTES: usize = 64 << 10;
-
-/// What was found last, for the control thread: it does not wait for a probe.
-#[derive(Clone, Default)]
-pub struct Health(Arc<std::sync::Mutex<Vec<String>>>);
-
-impl Health {
-    fn set(&self, wrong: Vec<String>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = wrong;
-    }
-
-    /// What is wrong.
-    pub fn wrong(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
 
 /// A directory that the router writes to, and its name for people.
 type Place = (&'static str, PathBuf);

@@ -13,7 +13,7 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
 
 #[derive(Clone)]
 pub struct Link {
-    control: ControlHandle,
+    control: ControlHandle<Control>,
     worker: WorkerHandle,
 }
 
@@ -21,7 +21,7 @@ pub struct Link {
 pub type Reply<T> = oneshot::Sender<T>;
 
 impl Link {
-    pub(crate) fn new(control: ControlHandle, worker: WorkerHandle) -> Self {
+    pub(crate) fn new(control: ControlHandle<Control>, worker: WorkerHandle) -> Self {
         Self { control, worker }
     }
 

@@ -14,7 +14,7 @@
 pub(crate) mod caller;
 mod control;
 pub(crate) mod failure;
-mod feed;
+pub mod feed;
 mod health;
 mod held;
 mod host;
@@ -33,7 +33,6 @@ mod users;
 mod watch;
 
 pub(crate) use feed::Feed;
-pub(crate) use health::Health;
 pub(crate) use link::Link;
 pub(crate) use server::{Api, ApiParts};
 

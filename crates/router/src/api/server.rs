@@ -1,7 +1,7 @@
 //! The thread: a runtime of its own, the listener, and a task for each connection.
 use super::caller::{Caller, Groups};
 use super::feed::{Change, Feed, Side};
-use super::health::{Health, Probes};
+use super::health::Probes;
 use super::link::Link;
 use super::routes::{Asking, Server, closed_router, router};
 use super::scrape;
@@ -11,6 +11,7 @@ use super::watch::History;
 use crate::audit::Audit;
 use crate::base::log::{Lines, info, warning};
 use crate::base::privileges::{self, Kind};
+use crate::control::health::Health;
 use axum::Router;
 use axum::extract::Extension;
 use freeflow_orchestrator::Revision;

@@ -12,6 +12,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+/// Things taken out of the tables; whoever gets them drops them, best not on the worker's thread.
+pub type DeferredDrop = Vec<Box<dyn Any + Send>>;
+
 const IDLE: Duration = Duration::from_secs(1);
 /// Descriptors that may wait to be closed: more than an honest vNIC's processes can leave at once.
 const WAITING_COUNT_MAX: u32 = 4096;

@@ -4,12 +4,20 @@
 //! there, too. Where that fails, the old one is written on. The router's main thread does it, shortly before the file is full: the others
 //! need no right to make files for the log. A disk that takes no line stops nobody: lines that it did not take
 //! are counted, and the first one that it takes again is behind a line that says how many.
-use crate::audit::numbered;
 use freeflow_shm::Doorbell;
 use rustix::fs::{Mode, OFlags, fstat, open};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// The name of a file of former times.
+pub(crate) fn numbered(path: &Path, number: usize) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    if number > 0 {
+        name.push(format!(".{number}"));
+    }
+    name.into()
+}
 
 /// Of each file, and how many there are.
 const FILE_BYTES_MAX: u64 = 8 << 20;

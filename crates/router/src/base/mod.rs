@@ -4,6 +4,7 @@ pub mod deferred_drop;
 pub mod log;
 pub mod log_file;
 pub mod machine;
+pub mod mode;
 pub mod privileges;
 pub mod slab;
 pub mod system_calls;

@@ -1,12 +1,12 @@
 //! Access rules between the threads: the control thread gives them out, both sides enforce them, what they refuse is reported.
-use crate::admission::access::{Access, Attempted, Incident, Rules, VnicIdentity};
+use crate::admission::access::{Attempted, Incident, Rules};
 use crate::admission::address_map::Homes;
 use crate::admission::violations::{self, Resource, Share, Tried, quota_field};
 use crate::audit::{Class, Refusal};
 use crate::base::log::info;
 use crate::base::slab::Key;
 use crate::control::thread::Control;
-use crate::control::vnics::Record;
+use crate::control::vnic_entry::identity_of;
 use crate::dataplane::command::{SetAccessRules, SetVnicIdentity};
 use crate::dataplane::worker::Worker;
 use freeflow_orchestrator::access::AccessTable;
@@ -19,15 +19,6 @@ use std::sync::Arc;
 const ROUND_CONNECTIONS_MAX: usize = 32;
 /// How old the line before a sum may be, nanoseconds: sums come late where the router has much to do.
 const BLAMED_TIME_NS: u64 = 2 * violations::INTERVAL.0;
-
-/// Who a vNIC is, as rules see it.
-pub fn identity_of(vnic: &Record) -> Arc<VnicIdentity> {
-    let addresses = match vnic.address6 {
-        Some(address6) => vec![vnic.address.into(), address6.into()],
-        None => Vec::new(),
-    };
-    Arc::new(VnicIdentity { vnic: vnic.id.clone(), labels: vnic.labels.iter().cloned().collect(), addresses })
-}
 
 impl Control {
     /// These rules are in force from now on: for what is asked for as soon as the worker has taken them, for what stands within
@@ -205,9 +196,4 @@ fn number_of(vnic: &(impl Hash + ?Sized)) -> u64 {
     let mut hasher = DefaultHasher::new();
     vnic.hash(&mut hasher);
     hasher.finish()
-}
-
-/// When the control thread has something to do for rules.
-pub fn next_due(access: &Access, now: Instant) -> Option<Instant> {
-    access.due_in(now).map(|wait| now + wait)
 }

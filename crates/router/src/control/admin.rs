@@ -7,6 +7,7 @@ use crate::api::caller::{Caller, Role, is_of_this_namespace};
 use crate::audit::Who;
 use crate::base::log::{info, warning};
 use crate::base::slab::Key;
+use crate::control::admin_connection::{AdminConnection, AdminDone};
 use crate::control::thread::{Control, Topic};
 use crate::dataplane::command::{Ask, ReadVnics};
 use freeflow_engine::VnicId;
@@ -19,7 +20,7 @@ use rustix::event::epoll;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Bound;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// vNICs of one page.
@@ -27,20 +28,6 @@ const PAGE_VNICS_MAX: usize = 64;
 /// A page ends when its vNICs take this much, so that the message surely fits.
 const PAGE_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
 const CONNECTION_COUNT_MAX: usize = 64;
-
-pub struct AdminConnection {
-    socket: OwnedFd,
-    pid: i32,
-    queued: bool,
-}
-
-/// What became of a request.
-#[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
-pub(crate) enum AdminDone {
-    Reply(AdminReply),
-    /// The worker has a part in it.
-    Later,
-}
 
 impl Control {
     pub(crate) fn accept_admins(&mut self) {

@@ -1,5 +1,5 @@
 //! What a vNIC says of itself. Every number is enforced: here, by the limits of the vNIC, or by the engine.
-use crate::control::vnics::Record;
+use crate::control::vnic_entry::Record;
 use freeflow_verbs::{
     CQE_COUNT_MAX, DeviceAttributes, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, NetworkId, PathMtu, PortAttributes,
     QUEUE_WORK_REQUESTS_MAX, READ_ATOMIC_DEPTH_MAX, SGE_COUNT_MAX,

@@ -1,8 +1,8 @@
 //! Requests about what QPs do past the router: direct rings, grants of memory, and the end of grants.
 use crate::admission::account::Charge;
 use crate::base::slab::Key;
-use crate::control::requests::Outcome;
 use crate::control::session::Answer;
+use crate::control::session::Outcome;
 use crate::control::thread::Control;
 use crate::dataplane::command::{
     AcceptDirectRing, ConfirmRevocation, DirectRingTerms, Grant, OpenDirectRing, OpenRevokeCommands,

@@ -10,13 +10,9 @@
 //! can be told to another; who must not be mixed up gets no permission, or another host.
 //!
 //! This is the control thread's half: GID tables. Where packets go is the worker's (`crate::dataplane::fabric`).
-use crate::base::log::info;
-use crate::control::thread::Control;
-use crate::control::vnics::Record;
-use crate::dataplane::command::SetExternalGids;
+use crate::control::vnic_entry::Record;
 pub use crate::dataplane::fabric::EXTERNAL_GID_INDEX;
 use crate::peering::PeersFile;
-use freeflow_engine::VnicId;
 use freeflow_orchestrator::State;
 use freeflow_orchestrator::objects::Access;
 use freeflow_verbs::Gid;
@@ -29,11 +25,11 @@ pub const IPV6_GID_INDEX: u8 = 2;
 /// What the peers file says of machines without FreeFlow; without a file, nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExternalPolicy {
-    gid: Option<Gid>,
+    pub gid: Option<Gid>,
     /// Names of the networks that may talk to some such machine.
-    networks: BTreeSet<String>,
+    pub networks: BTreeSet<String>,
     /// Of networks that are declared so that theirs may not, whatever the file says.
-    denied: BTreeSet<String>,
+    pub denied: BTreeSet<String>,
 }
 
 impl ExternalPolicy {
@@ -60,36 +56,6 @@ impl ExternalPolicy {
     /// The second GID of the vNICs of a network, if they have one.
     pub fn gid(&self, network: &str) -> Option<Gid> {
         self.gid.filter(|_| self.networks.contains(network) && !self.denied.contains(network))
-    }
-}
-
-impl Control {
-    /// A peers file was read anew: from now on vNICs have the GIDs that it gives them. Programs that run keep the table they
-    /// were told, but can't use what was taken away.
-    pub fn set_external_policy(&mut self, policy: ExternalPolicy) {
-        let policy = policy.within(&self.state);
-        // Another address of this host takes effect when the router is restarted.
-        let policy = ExternalPolicy { gid: self.external.gid.or(policy.gid), ..policy };
-        let before = std::mem::replace(&mut self.external, policy);
-        let mut changed = Vec::new();
-        for (_, entry) in self.vnics.iter() {
-            let network = &entry.record.network;
-            let gid = self.external.gid(network);
-            if gid != before.gid(network) {
-                info!("external GID of a vNIC changed", vnic = entry.record.id, has_one = gid.is_some());
-                self.sysfs.set_gids(entry.engine_id, &gids(&entry.record, gid));
-                changed.push((entry.engine_id, gid));
-            }
-        }
-        if changed.is_empty() {
-            return;
-        }
-        self.set_cm_externals(&self.external.clone());
-        self.give_external_gids(changed);
-    }
-
-    pub(crate) fn give_external_gids(&mut self, gids: Vec<(VnicId, Option<Gid>)>) {
-        self.worker.send(SetExternalGids { gids });
     }
 }
 

@@ -7,106 +7,15 @@
 //! Invariant: an object is looked up in the connection that the pass names and nowhere else, and that connection is one
 //! of the importer's own vNIC.
 use crate::admission::account::Charge;
-use crate::base::machine::random_bytes;
 use crate::base::slab::Key;
-use crate::control::requests::{Handled, Outcome};
+use crate::control::passes::{ContextName, Opening, PassBytes};
 use crate::control::session::{Answer, Connection, ContextEntry, MrEntry, Objects, PdEntry, Phase, SegmentEntry};
+use crate::control::session::{Handled, Outcome};
 use crate::control::thread::Control;
 use crate::dataplane::command::{DeallocPd, SharePd, UnsharePd};
-use freeflow_engine::{ContextId, SessionId, VnicId};
-use freeflow_protocol::library::{Handle, PASS_BYTES, Reply};
+use freeflow_engine::SessionId;
+use freeflow_protocol::library::{Handle, Reply};
 use freeflow_verbs::VerbsError;
-use rustix::fs::{MemfdFlags, SealFlags};
-use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-type PassBytes = [u8; PASS_BYTES];
-
-/// A context, as the control thread finds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ContextName {
-    connection: Key,
-    context: Handle,
-}
-
-/// The passes of all open contexts. Only the control thread looks; a pass may be dropped elsewhere.
-#[derive(Clone, Default)]
-pub struct Passes(Arc<Mutex<BTreeMap<(VnicId, PassBytes), ContextName>>>);
-
-impl Passes {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(VnicId, PassBytes), ContextName>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn find(&self, vnic: VnicId, pass: PassBytes) -> Option<ContextName> {
-        self.lock().get(&(vnic, pass)).copied()
-    }
-}
-
-/// The pass of one context; it names nothing any more when dropped.
-pub struct Pass {
-    passes: Passes,
-    name: (VnicId, PassBytes),
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        self.passes.lock().remove(&self.name);
-    }
-}
-
-/// What a context is opened with.
-pub(crate) struct Opening {
-    passes: Passes,
-    connection: Key,
-    name: (VnicId, PassBytes),
-    /// It is an import of this one.
-    exporter: Option<ContextName>,
-}
-
-impl Opening {
-    /// A context with a pass of its own. Errors: no entropy.
-    pub(crate) fn fresh(passes: &Passes, connection: Key, vnic: VnicId) -> io::Result<Self> {
-        let name = (vnic, random_bytes()?);
-        Ok(Self { passes: passes.clone(), connection, name, exporter: None })
-    }
-
-    /// A sealed file with the pass, for the library.
-    pub(crate) fn file(&self) -> io::Result<OwnedFd> {
-        sealed_file("freeflow-pass", &self.name.1)
-    }
-
-    /// The context is open: the pass is good from now on. An imported context has its exporter's, which stays that one's.
-    pub(crate) fn finish(self, objects: &mut Objects, id: ContextId, charge: Charge) -> Handle {
-        let Self { passes, connection, name, exporter } = self;
-        let entry = ContextEntry { id, pass: None, exporter, imported_pd_count: 0, _charge: charge };
-        let context = objects.contexts.insert(entry);
-        if exporter.is_none()
-            && let Ok(entry) = objects.contexts.get_mut(context)
-        {
-            passes.lock().insert(name, ContextName { connection, context });
-            entry.pass = Some(Pass { passes, name });
-        }
-        context
-    }
-}
-
-/// A memfd with these bytes, which nobody can change.
-fn sealed_file(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        // Linux before 6.3.
-        Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
-        other => other?,
-    };
-    if rustix::io::pwrite(&file, bytes, 0)? != bytes.len() {
-        return Err(io::ErrorKind::WriteZero.into());
-    }
-    rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file)
-}
 
 /// The process and the context that something is imported from.
 struct Exporter<'a> {
@@ -222,33 +131,5 @@ impl MrEntry {
     /// The same region, in the process that imports it: nothing lies over its own memory.
     fn imported(&self, charge: Charge) -> Self {
         Self { extent: None, import: Some(charge), ..*self }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_file_of_a_pass_can_not_be_changed() {
-        let file = sealed_file("test", b"0123456789abcdef").unwrap();
-        assert!(rustix::io::pwrite(&file, b"x", 0).is_err());
-        assert!(rustix::fs::ftruncate(&file, 0).is_err());
-        let mut bytes = [0; PASS_BYTES];
-        assert_eq!(rustix::io::pread(&file, &mut bytes, 0), Ok(PASS_BYTES));
-        assert_eq!(&bytes, b"0123456789abcdef");
-    }
-
-    #[test]
-    fn a_dropped_pass_names_nothing() {
-        let passes = Passes::default();
-        let (vnic, other) = (VnicId { index: 1, generation: 0 }, VnicId { index: 2, generation: 0 });
-        let name = ContextName { connection: Key { index: 0, generation: 0 }, context: 1 };
-        passes.lock().insert((vnic, [7; PASS_BYTES]), name);
-        let pass = Pass { passes: passes.clone(), name: (vnic, [7; PASS_BYTES]) };
-        assert_eq!(passes.find(vnic, [7; PASS_BYTES]), Some(name));
-        assert_eq!(passes.find(other, [7; PASS_BYTES]), None);
-        drop(pass);
-        assert_eq!(passes.find(vnic, [7; PASS_BYTES]), None);
     }
 }

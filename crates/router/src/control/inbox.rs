@@ -6,36 +6,16 @@
 use crate::admission::address_map::Homes;
 use crate::base::slab::Key;
 use crate::control::message::Message;
-use crate::control::requests::{Handled, Outcome};
 use crate::control::session::{Answer, Connection};
+use crate::control::session::{Handled, Outcome};
 use crate::control::thread::Control;
-use crate::dataplane::command::{Ask, Bound, COMMAND_TIME_MAX, Reply, Submission, Ticket};
+use crate::dataplane::command::{Ask, Bound, COMMAND_TIME_MAX, Submission};
 use crate::dataplane::event::{Counted, Done, Event, ManagementReceived, PolicyViolated, SessionFailed, VnicFailed};
 use crate::peering::Update;
 use freeflow_engine::SessionId;
 use freeflow_shm::monotonic_ns;
 use freeflow_verbs::{Instant, VerbsError};
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
-
-type Continuation = Box<dyn FnOnce(&mut Control, Reply) + Send>;
-
-/// What is to be done with answers that have not come yet.
-#[derive(Default)]
-pub(crate) struct Continuations {
-    last: u64,
-    waiting: BTreeMap<Ticket, Continuation>,
-}
-
-impl Continuations {
-    fn add<C: Ask>(&mut self, then: impl FnOnce(&mut Control, C::Answer) + Send + 'static) -> Ticket {
-        // It would take centuries to come to the end of them.
-        self.last += 1;
-        let ticket = Ticket(self.last);
-        self.waiting.insert(ticket, Box::new(move |control, reply| then(control, C::answer_of(reply))));
-        ticket
-    }
-}
 
 impl Control {
     /// Has the worker execute a command, and this thread then go on with the answer.
@@ -107,7 +87,7 @@ impl Control {
             Event::Done(Done { ticket, reply, rest }) => {
                 // What the command held is dropped here, not on the worker's thread.
                 drop(rest);
-                if let Some(then) = ticket.and_then(|ticket| self.continuations.waiting.remove(&ticket)) {
+                if let Some(then) = ticket.and_then(|ticket| self.continuations.take(ticket)) {
                     then(self, reply);
                 }
             }
@@ -129,7 +109,7 @@ impl Control {
         }
     }
 
-    fn handle_thread_message(&mut self, message: Message) {
+    fn handle_thread_message(&mut self, message: Message<Self>) {
         match message {
             Message::PeersUpdated { updates, backlog } => {
                 let is_datagram = |update: &&Update| matches!(update, Update::Cm { .. });

@@ -4,8 +4,7 @@ use crate::base::slab::Key;
 use crate::base::wake::Waker;
 use crate::control::identify::{Identified, Newcomer};
 use crate::control::session::Answer;
-use crate::control::storing::{AnyStore, Stored};
-use crate::control::thread::Control;
+use crate::control::store_slot::{AnyStore, Stored};
 use crate::dataplane::capture;
 use crate::peering::Update;
 use freeflow_hostnet::inventory::Inventory;
@@ -18,7 +17,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::Sender;
 
 #[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
-pub(crate) enum Message {
+/// `C`: the control thread's state.
+pub(crate) enum Message<C> {
     /// What other hosts' routers said; `backlog` is lowered by the datagrams of connection management among it.
     PeersUpdated {
         updates: Vec<Update>,
@@ -67,21 +67,26 @@ pub(crate) enum Message {
         answer: Sender<Result<(), Refusal>>,
     },
     /// From the REST server.
-    Question(Question),
+    Question(Question<C>),
 }
 
 /// Run on the control thread.
-pub(crate) type Question = Box<dyn FnOnce(&mut Control) + Send>;
+pub(crate) type Question<C> = Box<dyn FnOnce(&mut C) + Send>;
 
 /// The way to the control thread.
-#[derive(Clone)]
-pub(crate) struct ControlHandle {
-    pub messages: Sender<Message>,
+pub(crate) struct ControlHandle<C> {
+    pub messages: Sender<Message<C>>,
     pub waker: Arc<Waker>,
 }
 
-impl ControlHandle {
-    pub fn send(&self, message: Message) {
+impl<C> Clone for ControlHandle<C> {
+    fn clone(&self) -> Self {
+        Self { messages: self.messages.clone(), waker: self.waker.clone() }
+    }
+}
+
+impl<C> ControlHandle<C> {
+    pub fn send(&self, message: Message<C>) {
         // Fails only when the control thread has ended.
         let _ = self.messages.send(message);
         self.waker.wake();

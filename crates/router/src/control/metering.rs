@@ -7,7 +7,7 @@ use crate::admission::violations::Tried;
 use crate::config::Mode;
 use crate::control::resources;
 use crate::control::thread::Control;
-use crate::control::vnics::VnicEntry;
+use crate::control::vnic_entry::VnicEntry;
 use crate::dataplane::command::{CountPaths, MeterHost, MeterVnics};
 use crate::dataplane::meters::{
     AccessCounts, MeteredVnic, MeteredVnics, PathCounts, QpMeter, VnicNumbers, WorkerMeter,

@@ -5,11 +5,12 @@
 use crate::admission::account::{Charge, OverLimit};
 use crate::base::deferred_drop::AndThen;
 use crate::base::slab::Key;
-use crate::control::imports::Opening;
 use crate::control::message::Message;
+use crate::control::passes::Opening;
 use crate::control::session::{
     Answer, ChannelEntry, Connection, CqEntry, MrEntry, Objects, PdEntry, SegmentEntry, SrqEntry,
 };
+use crate::control::session::{Freed, Handled, Outcome};
 use crate::control::thread::Control;
 use crate::dataplane::command::{
     AllocPd, Ask, CloseContext, CreateAh, CreateCompletionChannel, CreateCq, CreateSrq, DeregisterMr, DestroyAh,
@@ -25,7 +26,6 @@ use freeflow_protocol::library::{COOKIE_COUNT, Handle, Reply, Request, XrcQueue}
 use freeflow_shm::layout::{QueueShape, cq_bytes};
 use freeflow_shm::{CompletionProducer, RequestConsumer, Segment, refuses_missing_pages};
 use freeflow_verbs::{Access, AddressHandleAttributes, CQE_COUNT_MAX, Duration, SrqAttributes, VerbsError};
-use std::any::Any;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -35,22 +35,6 @@ const FREED_AT_ONCE_BYTES_MAX: u64 = 1 << 20;
 
 /// UD QPs of a process whose requests the end of an address handle waits for.
 const DATAGRAM_QPS_MAX: usize = 256;
-
-/// What became of a request.
-#[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
-pub(crate) enum Handled {
-    Answered(Answer),
-    /// The worker has it.
-    Submitted,
-}
-
-/// What a request took out: it is dropped before the answer goes out, so that what it was charged is there again.
-pub(crate) struct Freed {
-    pub bytes: u64,
-    pub thing: Box<dyn Any + Send>,
-}
-
-pub(crate) type Outcome = Result<Handled, VerbsError>;
 
 impl From<OverLimit> for VerbsError {
     fn from(OverLimit: OverLimit) -> Self {

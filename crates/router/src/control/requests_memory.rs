@@ -1,6 +1,6 @@
 //! Requests about memory regions beyond registering them, and about memory windows.
 use crate::base::slab::Key;
-use crate::control::requests::Outcome;
+use crate::control::session::Outcome;
 use crate::control::session::{Answer, MrEntry, MwEntry, Objects};
 use crate::control::thread::Control;
 use crate::dataplane::command::{AllocMw, AllocNullMr, DeallocMw, ReregisterMr};

@@ -1,6 +1,6 @@
 //! Requests about queue pairs, and about what only some of them know: XRC domains, multicast groups.
 use crate::base::slab::Key;
-use crate::control::requests::Outcome;
+use crate::control::session::Outcome;
 use crate::control::session::{Answer, Objects, QpEntry, XrcdEntry};
 use crate::control::thread::Control;
 use crate::dataplane::command::{

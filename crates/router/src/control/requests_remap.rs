@@ -7,8 +7,8 @@
 //! hand goes by address, or is looked up again. Pages that regions touch are moved while the fallback stands still (`quiesce`).
 use crate::base::slab::Key;
 use crate::control::message::Message;
-use crate::control::requests::Handled;
 use crate::control::session::Answer;
+use crate::control::session::Handled;
 use crate::control::thread::Control;
 use crate::dataplane::command::{MapPart, UnmapParts};
 use crate::memory::freezer::{Order, Process};

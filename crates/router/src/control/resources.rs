@@ -3,7 +3,7 @@
 //! The heap is an estimate: the objects that there are, each with what one takes at most in the engine, in the worker's tables and
 //! in the control thread's. The stage `memory` compares it with the process.
 use crate::admission::account::Held;
-use crate::control::vnics::VnicEntry;
+use crate::control::vnic_entry::VnicEntry;
 use crate::dataplane::meters::VnicNumbers;
 use crate::memory::bounce::BOUNCE_BYTES_MAX;
 use crate::memory::page_table::VNIC_RANGE_COUNT_MAX;

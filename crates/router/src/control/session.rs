@@ -3,7 +3,7 @@
 //! Invariant: a handle is looked up only in the table of the session that names it, so a handle of another session is
 //! nothing but a number.
 use crate::admission::account::Charge;
-use crate::control::imports::{ContextName, Pass};
+use crate::control::passes::{ContextName, Pass};
 use crate::dataplane::event_pipes::PipeId;
 use crate::memory::entrusted::Entrusted;
 use crate::memory::extents::Extents;
@@ -15,6 +15,7 @@ use freeflow_engine::{AhId, ContextId, CqId, MrId, MrKeys, MwId, PdId, QpId, Ses
 use freeflow_protocol::library::{Handle, Reply};
 use freeflow_shm::Segment;
 use freeflow_verbs::VerbsError;
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
@@ -258,3 +259,19 @@ impl From<VerbsError> for Answer {
         Self::of(Reply::Failed(error))
     }
 }
+
+/// What became of a request.
+#[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
+pub(crate) enum Handled {
+    Answered(Answer),
+    /// The worker has it.
+    Submitted,
+}
+
+/// What a request took out: it is dropped before the answer goes out, so that what it was charged is there again.
+pub(crate) struct Freed {
+    pub bytes: u64,
+    pub thing: Box<dyn Any + Send>,
+}
+
+pub(crate) type Outcome = Result<Handled, VerbsError>;

@@ -2,7 +2,7 @@
 use crate::config::Mode;
 use crate::control::resources;
 use crate::control::thread::Control;
-use crate::control::vnics::directory;
+use crate::control::vnic_entry::directory;
 use crate::dataplane::command::ReadVnics;
 use crate::dataplane::meters::VnicNumbers;
 use freeflow_engine::{Refused, VnicId};

@@ -10,32 +10,13 @@
 //! same queue would be planned without the command that was stored.
 use crate::base::privileges::{self, Kind};
 use crate::control::message::{Message, Question};
+use crate::control::store_slot::{AnyStore, Stored};
 use crate::control::thread::Control;
-use freeflow_orchestrator::store::{Committed, Store, StoreError, Transaction};
+use freeflow_orchestrator::store::{StoreError, Transaction};
 use freeflow_orchestrator::{Reason, Refusal};
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::channel;
-
-pub(crate) type AnyStore = Box<dyn Store + Send>;
-pub(crate) type Stored = Result<Committed, StoreError>;
-
-/// The store, which is elsewhere while it writes, and what waits for it.
-pub(crate) struct Storing {
-    store: Option<AnyStore>,
-    /// From a command's plan until all that follows from it is in motion.
-    has_command: bool,
-    /// Of the command in hand.
-    done: Option<Stored>,
-    later: VecDeque<Question>,
-}
-
-impl Storing {
-    pub fn new(store: AnyStore) -> Self {
-        Self { store: Some(store), has_command: false, done: None, later: VecDeque::new() }
-    }
-}
 
 fn broken(why: &str) -> StoreError {
     StoreError::Broken(why.into())
@@ -65,7 +46,7 @@ impl Control {
     }
 
     /// Runs what may begin a command: at once, or when the command in hand is done, in the order of the calls.
-    pub(crate) fn when_stored(&mut self, what: Question) {
+    pub(crate) fn when_stored(&mut self, what: Question<Self>) {
         if self.has_command() || !self.storing.later.is_empty() {
             self.storing.later.push_back(what);
         } else {

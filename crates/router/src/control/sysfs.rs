@@ -17,7 +17,7 @@
 //! Invariant: each text equals what the verbs answer. Files change by renaming, so no reader sees half a value.
 use crate::control::device::{DEVICE_NAME, GID_TABLE_LENGTH, device_attributes};
 use crate::control::sysfs_counters::{HARDWARE_COUNTERS, PORT_COUNTERS, Values};
-use crate::control::vnics::Record;
+use crate::control::vnic_entry::Record;
 use freeflow_verbs::{Gid, NetworkId, PortAttributes};
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, OpenOptions};

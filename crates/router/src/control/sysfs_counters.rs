@@ -11,7 +11,7 @@
 use crate::base::log::warning;
 use crate::base::privileges::{self, Kind};
 use crate::control::sysfs;
-use crate::control::vnics::Record;
+use crate::control::vnic_entry::Record;
 use freeflow_engine::{VnicCounters, VnicId};
 use freeflow_verbs::{Gid, NetworkId};
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,30 +6,31 @@
 //! Invariant: this thread waits for nothing that a tenant's kernel objects decide. Processes are looked at by threads of their vNIC
 //! (`identify`, `freezer`), and what a tenant had a hand in is closed by one (`deferred_drop`).
 use crate::admission::account::Commons;
-use crate::api::{Feed, Health};
+use crate::api::Feed;
 use crate::audit::Audit;
 use crate::base::deferred_drop::Closer;
+use crate::base::deferred_drop::DeferredDrop;
 use crate::base::log::{Lines, info, warning};
 use crate::base::slab::{Key, Slab};
 use crate::base::wake::Waker;
 use crate::config::Config;
-use crate::control::admin::AdminConnection;
+use crate::control::admin_connection::AdminConnection;
 use crate::control::cm::Cm;
+use crate::control::continuations::Continuations;
 use crate::control::device::device_attributes;
 use crate::control::external::{self, ExternalPolicy};
-use crate::control::imports::Passes;
-use crate::control::inbox::Continuations;
+use crate::control::health::Health;
 use crate::control::message::{ControlHandle, Message};
+use crate::control::passes::Passes;
 use crate::control::policy::Told;
-use crate::control::requests::Handled;
+use crate::control::session::Handled;
 use crate::control::session::{Answer, Connection, Phase};
-use crate::control::storing::Storing;
+use crate::control::store_slot::Storing;
 use crate::control::sysfs_counters::Publisher;
-use crate::control::vnics::VnicEntry;
+use crate::control::vnic_entry::VnicEntry;
 use crate::dataplane::command::{CreateSession, DestroySession};
 use crate::dataplane::event::Event;
 use crate::dataplane::handle::WorkerHandle;
-use crate::dataplane::ports::DeferredDrop;
 use crate::memory::page_table::PageTable;
 use crate::network_reconciler::Notifier;
 use crate::peering::{Peers, PeersHandle};
@@ -121,11 +122,11 @@ pub struct Control {
     pub(crate) epoll: OwnedFd,
     pub(crate) waker: Arc<Waker>,
     pub(crate) worker: WorkerHandle,
-    pub(crate) continuations: Continuations,
+    pub(crate) continuations: Continuations<Self>,
     pub(crate) events: Receiver<Event>,
-    pub(crate) messages: Receiver<Message>,
+    pub(crate) messages: Receiver<Message<Control>>,
     /// For other threads than the worker.
-    pub(crate) own: ControlHandle,
+    pub(crate) own: ControlHandle<Control>,
     pub(crate) connections: Slab<Connection>,
     pub(crate) vnics: Slab<VnicEntry>,
     pub(crate) vnics_by_id: BTreeMap<String, Key>,
@@ -136,7 +137,7 @@ pub struct Control {
     pub(crate) occupied: BTreeMap<String, String>,
     pub(crate) told: Told,
     pub(crate) state: State,
-    pub(crate) storing: Storing,
+    pub(crate) storing: Storing<Self>,
     pub(crate) sysfs: Publisher,
     pub(crate) admin_listener: OwnedFd,
     pub(crate) admins: Slab<AdminConnection>,
@@ -176,8 +177,8 @@ pub(crate) struct ControlParts {
     pub config: Config,
     pub worker: WorkerHandle,
     pub events: Receiver<Event>,
-    pub messages: Receiver<Message>,
-    pub own: ControlHandle,
+    pub messages: Receiver<Message<Control>>,
+    pub own: ControlHandle<Control>,
     pub state: State,
     pub store: FileStore,
     pub admin_listener: OwnedFd,

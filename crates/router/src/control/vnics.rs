@@ -4,96 +4,37 @@
 //! to every user: being able to reach it is the permission. A restarted router puts a new socket into the same
 //! directory, so that mounts stay valid.
 use crate::admission::account::Account;
-use crate::admission::violations::{Resource, Share};
 use crate::base::deferred_drop::Closer;
 use crate::base::log::{Lines, info, warning};
 use crate::base::slab::Key;
-use crate::control::access_admin::identity_of;
-use crate::control::admin::AdminDone;
+use crate::control::admin_connection::AdminDone;
 use crate::control::external;
 use crate::control::identify::Identifiers;
 use crate::control::sysfs;
 use crate::control::sysfs_counters::remove_tree;
 use crate::control::thread::{Control, Topic};
+use crate::control::vnic_entry::{Record, VnicEntry, directory, identity_of};
 use crate::dataplane::command::{CreateVnic, DestroyVnic, DestroyedVnic, Fence, NewVnic, ReadVnics, VnicName};
 use crate::dataplane::meters::VnicNumbers;
 use crate::dataplane::worker::Worker;
-use freeflow_cm::VnicRef;
 use freeflow_engine::VnicId;
 use freeflow_orchestrator::objects::ObjectKind;
 use freeflow_orchestrator::{Command, Pool6, Reason, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, Counters, VnicStatus};
 use freeflow_shm::fd;
-use freeflow_verbs::{Gid, Instant, NetworkId, Shaping, VerbsError, VnicLimits};
+use freeflow_verbs::{Gid, Instant, NetworkId, Shaping, VerbsError};
 use rustix::event::epoll;
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// Everybody in the container may use its vNIC.
 const SOCKET_MODE: u32 = 0o666;
 const DIRECTORY_MODE: u32 = 0o755;
-
-/// A vNIC as its sessions and the worker need it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Record {
-    pub id: String,
-    /// Of the container that it was made for.
-    pub name: String,
-    pub network: String,
-    pub address: Ipv4Addr,
-    /// In a network that has IPv6 addresses, too.
-    pub address6: Option<Ipv6Addr>,
-    pub labels: Vec<(String, String)>,
-    pub limits: VnicLimits,
-}
-
-impl Record {
-    pub fn gid(&self) -> Gid {
-        Gid::from_ip(IpAddr::V4(self.address))
-    }
-
-    pub fn ipv6_gid(&self) -> Option<Gid> {
-        self.address6.map(|address| Gid::from_ip(IpAddr::V6(address)))
-    }
-
-    /// Those of its addresses.
-    pub fn gids(&self) -> impl Iterator<Item = Gid> + use<> {
-        std::iter::once(self.gid()).chain(self.ipv6_gid())
-    }
-}
-
-pub struct VnicEntry {
-    pub record: Record,
-    /// What the worker was told that its requests are held to.
-    pub shaping: Shaping,
-    pub engine_id: VnicId,
-    pub listener: OwnedFd,
-    /// Its name in connection management.
-    pub cm: VnicRef,
-    pub account: Arc<Account>,
-    pub closer: Arc<Closer>,
-    /// Look at who connects.
-    pub identifiers: Identifiers,
-    /// Connections that they have.
-    pub identifying: u32,
-    /// Frees memory, and nothing that a tenant could block.
-    pub freer: Closer,
-    pub lines: Lines,
-    pub malformed_messages: u64,
-    /// The Quotas that were last in the way of its programs, and when that was told, nanoseconds.
-    pub blamed: BTreeMap<(Share, Resource), (String, u64)>,
-    /// Why the worker gave it up, last.
-    pub failed: Option<&'static str>,
-}
-
-pub fn directory(run_dir: &Path, id: &str) -> PathBuf {
-    run_dir.join("vnics").join(id)
-}
 
 fn listen(run_dir: &Path, id: &str) -> io::Result<OwnedFd> {
     let directory = directory(run_dir, id);

@@ -2,8 +2,8 @@
 use crate::audit::Who;
 use crate::base::log::info;
 use crate::base::slab::Key;
-use crate::control::admin::AdminDone;
 use crate::control::admin_audit::faults_text;
+use crate::control::admin_connection::AdminDone;
 use crate::control::message::Message;
 use crate::control::thread::Control;
 use crate::control::vnics::failed_io;

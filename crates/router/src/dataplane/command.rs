@@ -7,10 +7,11 @@
 //! what was taken out of a table ([`DeferredDrop`]).
 use crate::admission::access::{Rules, VnicIdentity};
 use crate::admission::account::Charge;
-use crate::config::Mode;
+use crate::base::deferred_drop::DeferredDrop;
+use crate::base::mode::Mode;
 use crate::dataplane::event_pipes::PipeId;
 use crate::dataplane::meters::{MeteredVnics, PathCounts, QpPage, VnicNumbers, WorkerMeter, WorkerStatus};
-use crate::dataplane::ports::{DeferredDrop, Qp};
+use crate::dataplane::ports::Qp;
 use crate::dataplane::qp_changes::{Change, QpChanges};
 use crate::memory::grants::{GrantRequest, Verdict};
 use crate::memory::page_table::{Origin, PageTable};

@@ -8,14 +8,11 @@
 //! that opened the channel, and the RECV itself goes to whoever claims it first.
 use crate::admission::account::Charge;
 use crate::dataplane::direct_traffic::Counted;
-use crate::dataplane::ports::Rings;
-use crate::dataplane::reasons::{Asked, done_directly};
-use crate::dataplane::worker::Worker;
-use freeflow_engine::{Fetch, QpId, SessionId};
+use crate::dataplane::reasons::Asked;
+use freeflow_engine::QpId;
 use freeflow_protocol::admin::DataPath;
-use freeflow_shm::RequestConsumer;
 use freeflow_shm::layout::channel;
-use freeflow_verbs::{NetworkId, QUEUE_WORK_REQUESTS_MAX, VerbsError};
+use freeflow_verbs::{NetworkId, QUEUE_WORK_REQUESTS_MAX};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
@@ -41,45 +38,42 @@ impl Policy {
     }
 }
 
-/// Messages of one look that a moderated CQ counts.
-const NEWS_COUNTED_MAX: u32 = 64;
-
 /// What one QP does past the router.
 #[derive(Default)]
 pub struct Direct {
     /// As its send queue's header says: CHANNELS_CLOSED, GRANTS_WITHDRAWN.
-    channels_closed: u32,
+    pub(crate) channels_closed: u32,
     pub(crate) grants_withdrawn: u32,
     /// `grants_withdrawn` when it was last granted something.
     pub(crate) granted_at: Option<u32>,
     /// What it has paid for grants since it was made, of what was carried for it.
     pub(crate) grants_paid: u64,
     /// How many channels that led to it were closed, as its receive queue's header says.
-    led_here: u32,
+    pub(crate) led_here: u32,
     /// How often it was reset.
-    incarnation: u32,
+    pub(crate) incarnation: u32,
     /// Something was given to it since its last reset: its send queue's header is kept up to date.
-    is_used: bool,
+    pub(crate) is_used: bool,
     /// What it had done past the router when the router took its last request.
     pub(crate) routed_at: u64,
     pub(crate) asked: Asked,
     /// The receiver of its channel.
-    to: Option<QpId>,
+    pub(crate) to: Option<QpId>,
     /// The last receiver, and its incarnation then; also when the channel is closed.
-    pair: Option<(QpId, u32)>,
+    pub(crate) pair: Option<(QpId, u32)>,
     /// `MSN` as last seen.
-    msn: u32,
+    pub(crate) msn: u32,
     /// The channel of which it is the receiver.
-    from: Option<Incoming>,
+    pub(crate) from: Option<Incoming>,
     pub(crate) counted: Counted,
 }
 
 /// A channel as its receiver sees it.
-struct Incoming {
-    sender: QpId,
+pub(crate) struct Incoming {
+    pub(crate) sender: QpId,
     /// Until it is accepted.
-    descriptor: Option<OwnedFd>,
-    _charge: Charge,
+    pub(crate) descriptor: Option<OwnedFd>,
+    pub(crate) _charge: Charge,
 }
 
 impl Direct {
@@ -121,180 +115,4 @@ impl Direct {
 /// Of a channel's memory, whoever receives: the rest of a short queue's is never touched.
 pub(crate) fn ring_bytes() -> usize {
     channel::bytes(QUEUE_WORK_REQUESTS_MAX.next_power_of_two())
-}
-
-impl Worker {
-    /// The QP at the other end.
-    pub(crate) fn may_open_channel(&mut self, id: QpId) -> Result<QpId, VerbsError> {
-        use freeflow_engine::NotDirect;
-        let to = self.engine.direct_receiver(id).map_err(|reason| match reason {
-            NotDirect::State | NotDirect::NoPeer => VerbsError::Busy,
-            NotDirect::Type | NotDirect::OtherHost | NotDirect::SharedReceiveQueue => VerbsError::NotSupported,
-        })?;
-        let next = self.rings.qps.get_mut(to).and_then(|peer| peer.receive.as_mut()).map(RequestConsumer::catch_up);
-        let (Some(qp), Some(peer)) = (self.rings.qps.get(id), self.rings.qps.get(to)) else {
-            return Err(VerbsError::Busy);
-        };
-        if !self.may_pass_router(qp.session) || !self.may_pass_router(peer.session) {
-            return Err(VerbsError::NotSupported);
-        }
-        // All that was sent before is done: both count the same RECVs.
-        let next = next.ok_or(VerbsError::NotSupported)?;
-        let msn = qp.send.msn();
-        let is_same_pair = qp.direct.pair == Some((to, peer.direct.incarnation));
-        let ahead = msn.wrapping_sub(next);
-        let agrees = if is_same_pair { ahead <= QUEUE_WORK_REQUESTS_MAX } else { ahead == 0 };
-        if qp.direct.to.is_some() || qp.send.has_next() || !agrees { Err(VerbsError::Busy) } else { Ok(to) }
-    }
-
-    /// The doorbell of a QP rang that puts messages into a channel.
-    pub(crate) fn carry_news(&mut self, id: QpId) {
-        let Some(qp) = self.rings.qps.get_mut(id) else { return };
-        // Also of a channel that is closed: what is in it is still to be taken.
-        let (Some((count, solicited)), Some((to, _))) = (qp.send.take_told(), qp.direct.pair) else { return };
-        self.rings.tell_news(to);
-        let Some(cq) = self.engine.receive_cq(to) else { return };
-        let Some(session) = self.rings.cqs.get(cq).map(|cq| cq.session) else { return };
-        if self.rings.cqs.get(cq).is_some_and(|cq| cq.channel.is_some()) {
-            for _ in 0..count.min(NEWS_COUNTED_MAX) {
-                self.rings.note_completion(cq, solicited);
-            }
-        }
-        self.rings.note_completed(session);
-    }
-
-    /// Everything direct of a QP ends, because its owner wants it so: who waits for what it has sent still hears of that.
-    pub(crate) fn end_direct(&mut self, id: QpId) {
-        self.carry_news(id);
-        self.rings.close_direct(id);
-        self.count_direct(id);
-        // Before the answer: then the library finds the order when it has that.
-        let now = self.rings.now;
-        self.rings.give_orders(now);
-    }
-
-    /// The policy of a network changes while traffic runs.
-    pub fn set_data_path(&mut self, network: NetworkId, path: DataPath) {
-        self.rings.policy.set(network, path);
-        if self.rings.policy.allows(network) {
-            return;
-        }
-        let is_there = |session: SessionId| {
-            let vnic = self.rings.sessions.get(session).and_then(|session| self.rings.vnics.get(session.vnic));
-            vnic.is_some_and(|vnic| vnic.network == network)
-        };
-        let ids: Vec<QpId> = self.rings.qps.iter().filter(|(_, qp)| is_there(qp.session)).map(|(id, _)| id).collect();
-        for id in ids {
-            self.rings.close_direct(id);
-        }
-    }
-
-    /// Whether messages of a QP go by a channel now.
-    pub fn uses_channel(&self, id: QpId) -> bool {
-        let to = self.rings.qps.get(id).and_then(|qp| qp.direct.to);
-        to.and_then(|to| self.rings.qps.get(to)).is_some_and(|peer| peer.direct.is_accepted())
-    }
-}
-
-impl Rings {
-    /// RECVs that a channel to this QP tells of.
-    pub(crate) fn credit_count(&self, to: QpId) -> u32 {
-        let receive = self.qps.get(to).and_then(|qp| qp.receive.as_ref());
-        receive.map_or(1, RequestConsumer::slot_count)
-    }
-
-    /// → how many channels of the sender were closed before.
-    pub(crate) fn open_channel(&mut self, id: QpId, to: QpId, descriptor: OwnedFd, charge: Charge) -> u32 {
-        let mut incarnation = 0;
-        if let Some(peer) = self.qps.get_mut(to) {
-            incarnation = peer.direct.incarnation;
-            if let Some(receive) = &mut peer.receive {
-                receive.share();
-            }
-            let descriptor = Some(descriptor);
-            peer.direct.from = Some(Incoming { sender: id, descriptor, _charge: charge });
-        }
-        self.tell_news(to);
-        self.begin_direct(id, to);
-        let Some(qp) = self.qps.get_mut(id) else { return 0 };
-        qp.direct.to = Some(to);
-        qp.direct.pair = Some((to, incarnation));
-        qp.direct.msn = qp.send.msn();
-        qp.direct.channels_closed
-    }
-
-    /// Something is given to a QP, of which nothing is under way: its header is kept up to date from now on.
-    pub(crate) fn begin_direct(&mut self, id: QpId, peer: QpId) {
-        self.watch(id, peer);
-        // DONE says something from the next look at the queue on: only then the last request is surely done.
-        if let Some(qp) = self.qps.get_mut(id) {
-            qp.direct.is_used = true;
-            qp.direct.routed_at = done_directly(&qp.send);
-        }
-    }
-
-    /// The QP's messages go through the router from now on. What is in its channel stays there for the receiver.
-    fn close_channel(&mut self, id: QpId) {
-        let Some(qp) = self.qps.get_mut(id) else { return };
-        if qp.direct.to.is_some() {
-            qp.direct.channels_closed = qp.direct.channels_closed.wrapping_add(1);
-            qp.send.set_channels_closed(qp.direct.channels_closed);
-        }
-        if let Some(to) = qp.direct.to.take()
-            && let Some(peer) = self.qps.get_mut(to)
-            && peer.direct.from.as_ref().is_some_and(|from| from.sender == id)
-        {
-            peer.direct.from = None;
-            peer.direct.led_here = peer.direct.led_here.wrapping_add(1);
-            if let Some(receive) = &peer.receive {
-                receive.set_channels_closed(peer.direct.led_here);
-            }
-        }
-    }
-
-    fn skip_to(&mut self, pair: Option<(QpId, u32)>, msn: u32) {
-        if let Some((to, incarnation)) = pair
-            && let Some(peer) = self.qps.get_mut(to)
-            && peer.direct.incarnation == incarnation
-            && let Some(receive) = &mut peer.receive
-        {
-            receive.skip_to(msn);
-        }
-    }
-
-    /// Everything direct of a QP ends, also what its peer does to it.
-    pub(crate) fn close_direct(&mut self, id: QpId) {
-        let Some(qp) = self.qps.get_mut(id) else { return };
-        let from = qp.direct.from.as_ref().map(|from| from.sender);
-        self.withdraw_grants_of(id);
-        self.close_channel(id);
-        if let Some(sender) = from {
-            self.close_channel(sender);
-        }
-    }
-
-    /// The receiver's library shall look at its channel.
-    fn tell_news(&mut self, to: QpId) {
-        let Some(peer) = self.qps.get(to) else { return };
-        if let Some(session) = self.sessions.get(peer.session) {
-            session.segment.tell_news(peer.cookie);
-        }
-    }
-
-    /// A request of a QP that does things past the router was asked for.
-    #[cold]
-    pub(crate) fn note_fetched(&mut self, id: QpId, taken: Fetch) {
-        let Some(qp) = self.qps.get_mut(id) else { return };
-        if taken == Fetch::Empty {
-            qp.send.store_done();
-            return;
-        }
-        qp.direct.routed_at = done_directly(&qp.send);
-        let msn = qp.send.msn();
-        if std::mem::replace(&mut qp.direct.msn, msn) == msn {
-            return;
-        }
-        let pair = qp.direct.pair;
-        self.skip_to(pair, msn);
-    }
 }

@@ -1,7 +1,13 @@
 //! Doorbells of a session: the queue pair or SRQ that each cookie of its library stands for.
 //!
 //! A library chooses its cookies. The table has pages, so that one object with a high cookie costs a page and not the whole table.
-use crate::dataplane::ports::Bell;
+use freeflow_engine::{QpId, SrqId};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bell {
+    Qp(QpId),
+    Srq(SrqId),
+}
 
 const PAGE_BELL_COUNT: usize = 128;
 

@@ -1,7 +1,7 @@
 //! What the worker says to the control thread: answers to commands, and what happened of its own accord.
 use crate::admission::access::{Attempted, Incident};
+use crate::base::deferred_drop::DeferredDrop;
 use crate::dataplane::command::{Command, Reply, Ticket};
-use crate::dataplane::ports::DeferredDrop;
 use crate::peering::Mad;
 use freeflow_engine::{SessionId, VnicCounters, VnicId};
 use freeflow_verbs::Gid;

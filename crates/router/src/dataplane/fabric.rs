@@ -10,17 +10,12 @@
 //! [`QPNS_OF_HOST_MAX`] of them; that a QPN is nobody's is believed for [`ABSENT_FOR`]. A host is told of what becomes of the
 //! QPs that it asked for, and of those alone that exist: nobody can make this grow by asking.
 use crate::base::log::warning;
-use crate::dataplane::ports::Rings;
-use crate::dataplane::transmit::Unsent;
-use crate::dataplane::worker::Worker;
-use crate::peering::{ExternalPeers, Mad, PeersHandle, Settings, Update};
+use crate::dataplane::bursts::Unsent;
+use crate::peering::{ExternalPeers, Mad, PeersHandle, Settings};
 use freeflow_backend::{Peer, PeerIndex, Udp};
-use freeflow_engine::{
-    Destination, GroupChange, HostId, Path, PeerAnswer, PeerInfo, Source, SourceBody, Token, TransmitOutcome, VnicId,
-    management_head,
-};
+use freeflow_engine::{Destination, HostId, PeerAnswer, PeerInfo};
 use freeflow_protocol::admin::WireFaults;
-use freeflow_verbs::{Duration, Gid, GlobalRoute, Instant, NetworkId, Psn, Qpn};
+use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -29,58 +24,58 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// Place of the host's own address in the GID table of a vNIC that may use it.
 pub const EXTERNAL_GID_INDEX: u8 = 1;
 /// QPNs of one host that answers are kept for; the oldest goes first.
-const QPNS_OF_HOST_MAX: usize = 65_536;
+pub(crate) const QPNS_OF_HOST_MAX: usize = 65_536;
 /// After that a QPN that was nobody's is asked for again: its host does not tell of one that is made later.
-const ABSENT_FOR: Duration = Duration::from_millis(1000);
+pub(crate) const ABSENT_FOR: Duration = Duration::from_millis(1000);
 /// A question that was not answered is asked again after this time, so many times.
-const ASK_AGAIN: Duration = Duration::from_millis(1000);
-const ASK_COUNT_MAX: u32 = 8;
+pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(1000);
+pub(crate) const ASK_COUNT_MAX: u32 = 8;
 /// Questions to one host that it has not answered; beyond that it is not asked.
-const QUESTION_COUNT_MAX: usize = 16_384;
+pub(crate) const QUESTION_COUNT_MAX: usize = 16_384;
 /// Numbers of external hosts begin here; the peers file's hosts have smaller ones.
-const EXTERNAL_HOST_BASE: u32 = 1 << 15;
-const EXTERNAL_HOST_COUNT_MAX: u32 = 4096;
+pub(crate) const EXTERNAL_HOST_BASE: u32 = 1 << 15;
+pub(crate) const EXTERNAL_HOST_COUNT_MAX: u32 = 4096;
 /// Payload of a packet where the route to a host can't be looked at, bytes.
-const MTU_GUESS_BYTES: u16 = 1024;
-const HOP_LIMIT: u8 = 64;
+pub(crate) const MTU_GUESS_BYTES: u16 = 1024;
+pub(crate) const HOP_LIMIT: u8 = 64;
 /// Management datagrams that came and were not looked at yet; any more are lost.
-const MAD_COUNT_MAX: usize = 4096;
+pub(crate) const MAD_COUNT_MAX: usize = 4096;
 /// All of them are one flow.
-const MAD_FLOW: u32 = 0;
+pub(crate) const MAD_FLOW: u32 = 0;
 
 /// What is known of one QPN of another host.
-enum Known {
+pub(crate) enum Known {
     Asked { count: u32 },
     Is(PeerInfo),
     Absent { until: Instant },
 }
 
 impl Known {
-    fn told(now: Instant, info: Option<PeerInfo>) -> Self {
+    pub(crate) fn told(now: Instant, info: Option<PeerInfo>) -> Self {
         info.map_or(Self::Absent { until: now + ABSENT_FOR }, Self::Is)
     }
 }
 
-struct Host {
-    address: IpAddr,
+pub(crate) struct Host {
+    pub(crate) address: IpAddr,
     /// No router that could be asked: what it sends is of this GID.
-    external: Option<Gid>,
-    known: BTreeMap<Qpn, Known>,
+    pub(crate) external: Option<Gid>,
+    pub(crate) known: BTreeMap<Qpn, Known>,
     /// QPNs of `known`, the oldest first; some are not there any more, or were there before.
-    order: VecDeque<Qpn>,
+    pub(crate) order: VecDeque<Qpn>,
     /// How many of `known` it was asked for.
-    asked_count: usize,
+    pub(crate) asked_count: usize,
     /// QPs of ours that it asked for, or is connected to: it is told when they change.
-    told: BTreeSet<Qpn>,
+    pub(crate) told: BTreeSet<Qpn>,
 }
 
 impl Host {
-    fn new(address: IpAddr, external: Option<Gid>) -> Self {
+    pub(crate) fn new(address: IpAddr, external: Option<Gid>) -> Self {
         let (known, order, told) = Default::default();
         Self { address, external, known, order, asked_count: 0, told }
     }
 
-    fn note(&mut self, qpn: Qpn, known: Known) {
+    pub(crate) fn note(&mut self, qpn: Qpn, known: Known) {
         self.asked_count += usize::from(matches!(known, Known::Asked { .. }));
         let before = self.known.insert(qpn, known);
         match before {
@@ -94,17 +89,17 @@ impl Host {
         }
     }
 
-    fn forget(&mut self, qpn: Qpn) {
+    pub(crate) fn forget(&mut self, qpn: Qpn) {
         if let Some(Known::Asked { .. }) = self.known.remove(&qpn) {
             self.asked_count -= 1;
         }
     }
 
-    fn forget_networks(&mut self, is_gone: impl Fn(NetworkId) -> bool) {
+    pub(crate) fn forget_networks(&mut self, is_gone: impl Fn(NetworkId) -> bool) {
         self.known.retain(|_, known| !matches!(known, Known::Is(info) if is_gone(info.network)));
     }
 
-    fn forget_all(&mut self) {
+    pub(crate) fn forget_all(&mut self) {
         self.known.clear();
         self.order.clear();
         self.asked_count = 0;
@@ -112,7 +107,7 @@ impl Host {
     }
 
     /// Whether it still owes an answer.
-    fn owes(&self, qpn: Qpn) -> bool {
+    pub(crate) fn owes(&self, qpn: Qpn) -> bool {
         matches!(self.known.get(&qpn), Some(Known::Asked { .. }))
     }
 }
@@ -120,26 +115,26 @@ impl Host {
 #[derive(Default)]
 pub struct Fabric {
     pub(crate) udp: Option<Box<Udp>>,
-    peers: PeersHandle,
+    pub(crate) peers: PeersHandle,
     /// This host's address, for packets.
-    address: Option<IpAddr>,
-    hosts: BTreeMap<HostId, Host>,
-    routes: BTreeMap<(NetworkId, Gid), HostId>,
-    groups: BTreeMap<(NetworkId, Gid), BTreeMap<HostId, Qpn>>,
-    external: Vec<ExternalPeers>,
-    external_count: u32,
+    pub(crate) address: Option<IpAddr>,
+    pub(crate) hosts: BTreeMap<HostId, Host>,
+    pub(crate) routes: BTreeMap<(NetworkId, Gid), HostId>,
+    pub(crate) groups: BTreeMap<(NetworkId, Gid), BTreeMap<HostId, Qpn>>,
+    pub(crate) external: Vec<ExternalPeers>,
+    pub(crate) external_count: u32,
     /// By the networks that they were first spoken to from.
-    external_counts: BTreeMap<NetworkId, u32>,
+    pub(crate) external_counts: BTreeMap<NetworkId, u32>,
     /// All other routers of the peers file, connected or not.
-    routers: Vec<IpAddr>,
+    pub(crate) routers: Vec<IpAddr>,
     /// QPNs of ours that are somebody else now, and the host that this surely concerns.
-    changed: Vec<(Qpn, Option<HostId>)>,
+    pub(crate) changed: Vec<(Qpn, Option<HostId>)>,
     /// Questions by when they are asked again, answered ones among them.
-    asked: VecDeque<(Instant, HostId, Qpn)>,
+    pub(crate) asked: VecDeque<(Instant, HostId, Qpn)>,
     /// With so many the answered ones are dropped.
-    sift_at: usize,
+    pub(crate) sift_at: usize,
     /// Questions of this turn. They go behind what is told of our QPs, so that who answers knows by whom it was asked.
-    questions: Vec<(HostId, Qpn)>,
+    pub(crate) questions: Vec<(HostId, Qpn)>,
     /// Bursts that were fetched and found no room.
     pub(crate) unsent: VecDeque<Unsent>,
     /// When something was last sent or received.
@@ -153,13 +148,13 @@ pub struct Fabric {
     /// Management datagrams that came in this turn, for the control thread; and how many it has not looked at.
     pub(crate) mads: Vec<(Gid, Box<Mad>)>,
     pub(crate) mad_backlog: Arc<AtomicUsize>,
-    mad_psn: u32,
+    pub(crate) mad_psn: u32,
     /// Too many came, or there was no room to send them.
     pub(crate) mads_lost: u64,
 }
 
 /// The GID that stands for an address, and the address that a GID stands for.
-fn address_of(gid: Gid) -> IpAddr {
+pub(crate) fn address_of(gid: Gid) -> IpAddr {
     gid.to_ipv4().map_or_else(|| IpAddr::V6(Ipv6Addr::from(gid.0)), IpAddr::V4)
 }
 
@@ -182,7 +177,7 @@ impl Fabric {
         self.hosts.iter().map(|(&id, host)| (id, host.address, host.external.is_some()))
     }
 
-    fn set_host(&mut self, id: HostId, address: IpAddr, icrc: bool, external: Option<Gid>) -> bool {
+    pub(crate) fn set_host(&mut self, id: HostId, address: IpAddr, icrc: bool, external: Option<Gid>) -> bool {
         let (Some(udp), Some(local)) = (&mut self.udp, self.address) else { return false };
         let index = PeerIndex(id.0);
         let external_machine = external.is_some();
@@ -203,13 +198,13 @@ impl Fabric {
     }
 
     /// How packets get to a host.
-    fn destination(&self, id: HostId, flow: u32) -> Option<Destination> {
+    pub(crate) fn destination(&self, id: HostId, flow: u32) -> Option<Destination> {
         let peer = self.udp.as_ref()?.peer(PeerIndex(id.0))?;
         Some(Destination { host: id, flow, traffic_class: 0, hop_limit: HOP_LIMIT, mtu: peer.path_mtu_bytes })
     }
 
     /// The machine without FreeFlow that has this address, if the network may talk to it.
-    fn external_host(&mut self, network: NetworkId, gid: Gid) -> Option<HostId> {
+    pub(crate) fn external_host(&mut self, network: NetworkId, gid: Gid) -> Option<HostId> {
         if !self.may_be_external(gid) || !self.allows_external(gid, Some(network)) {
             return None;
         }
@@ -233,7 +228,7 @@ impl Fabric {
     }
 
     /// Whether the peers file allows a network (any, if none is named) to talk to a machine at this address.
-    fn allows_external(&self, gid: Gid, network: Option<NetworkId>) -> bool {
+    pub(crate) fn allows_external(&self, gid: Gid, network: Option<NetworkId>) -> bool {
         let of_network =
             self.external.iter().filter(|external| network.is_none_or(|network| external.network == network));
         of_network.flat_map(|external| &external.allow).any(|prefix| prefix.contains(gid))
@@ -241,14 +236,14 @@ impl Fabric {
 
     /// A range that is allowed may hold this host and other routers; but a tenant must not reach QPs there past the
     /// questions that routers ask each other.
-    fn may_be_external(&self, gid: Gid) -> bool {
+    pub(crate) fn may_be_external(&self, gid: Gid) -> bool {
         let address = address_of(gid);
         let of_our_kind = |own: IpAddr| own != address && own.is_ipv4() == address.is_ipv4();
         self.address.is_some_and(of_our_kind) && !self.routers.contains(&address)
     }
 
     /// What is not allowed any more is gone: packets to it are lost, and its own are a stranger's.
-    fn remove_external(&mut self) {
+    pub(crate) fn remove_external(&mut self) {
         let is_gone = |host: &Host| {
             host.external.is_some_and(|gid| !self.may_be_external(gid) || !self.allows_external(gid, None))
         };
@@ -261,7 +256,7 @@ impl Fabric {
         }
     }
 
-    fn handle_settings(&mut self, settings: Settings) {
+    pub(crate) fn handle_settings(&mut self, settings: Settings) {
         if self.is_open() && self.address != Some(settings.address) {
             warning!(
                 "another address of this host takes effect when the router is restarted",
@@ -283,7 +278,7 @@ impl Fabric {
         }
     }
 
-    fn ask(&mut self, now: Instant, id: HostId, qpn: Qpn, count: u32) {
+    pub(crate) fn ask(&mut self, now: Instant, id: HostId, qpn: Qpn, count: u32) {
         let Some(host) = self.hosts.get_mut(&id) else { return };
         if host.asked_count >= QUESTION_COUNT_MAX && !host.owes(qpn) {
             return;
@@ -355,14 +350,14 @@ impl Fabric {
     }
 
     /// Notes that the host hears of this QP of ours from now on.
-    fn note_told(&mut self, id: HostId, qpn: Qpn) {
+    pub(crate) fn note_told(&mut self, id: HostId, qpn: Qpn) {
         if let Some(host) = self.hosts.get_mut(&id) {
             host.told.insert(qpn);
         }
     }
 
     /// A QPN of ours is somebody else now: who has to be told. One that is nobody's any more is told of for the last time.
-    fn listeners(&mut self, qpn: Qpn, peer: Option<HostId>, is_somebody: bool) -> Vec<HostId> {
+    pub(crate) fn listeners(&mut self, qpn: Qpn, peer: Option<HostId>, is_somebody: bool) -> Vec<HostId> {
         if let Some(host) = peer.filter(|_| is_somebody) {
             self.note_told(host, qpn);
         }
@@ -391,7 +386,7 @@ impl Fabric {
         true
     }
 
-    fn set_group(&mut self, host: HostId, key: (NetworkId, Gid), qpn: Option<Qpn>) {
+    pub(crate) fn set_group(&mut self, host: HostId, key: (NetworkId, Gid), qpn: Option<Qpn>) {
         match qpn {
             Some(qpn) => drop(self.groups.entry(key).or_default().insert(host, qpn)),
             None => {
@@ -402,118 +397,6 @@ impl Fabric {
                     }
                 }
             }
-        }
-    }
-}
-
-impl Rings {
-    /// Sends a management datagram to a machine without FreeFlow, if some network may talk to it.
-    pub(crate) fn send_management(&mut self, to: Gid, mad: &Mad) {
-        let fabric = &mut self.fabric;
-        let network = fabric.external.iter().find(|external| external.allow.iter().any(|prefix| prefix.contains(to)));
-        let Some(network) = network.map(|external| external.network) else { return fabric.mads_lost += 1 };
-        let host = fabric.external_host(network, to);
-        let Some(destination) = host.and_then(|host| fabric.destination(host, MAD_FLOW)) else {
-            return fabric.mads_lost += 1;
-        };
-        fabric.mad_psn = (fabric.mad_psn + 1) & Psn::MASK;
-        let head = management_head(fabric.mad_psn);
-        let body = Source { prefix: &[], body: SourceBody::Bytes(mad) };
-        // The token is for what comes back later, and nothing does.
-        if self.start_transmit(Token(u64::MAX), &destination, &[head], body) != TransmitOutcome::Sent {
-            self.fabric.mads_lost += 1;
-        }
-    }
-
-    pub(crate) fn find_path(&mut self, vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
-        if !self.fabric.is_open() {
-            return Path::Local;
-        }
-        let Some(network) = self.vnics.get(vnic).map(|vnic| vnic.network) else { return Path::Local };
-        let fabric = &mut self.fabric;
-        let host = match route.sgid_index {
-            EXTERNAL_GID_INDEX => fabric.external_host(network, route.dgid),
-            _ => fabric.routes.get(&(to, route.dgid)).copied(),
-        };
-        let Some(host) = host else { return Path::Local };
-        // All datagrams from one vNIC to one address are of one flow, unless they have labels.
-        let flow = vnic.index ^ route.flow_label.rotate_left(12);
-        fabric.destination(host, flow).map_or(Path::Local, Path::Wire)
-    }
-}
-
-impl Worker {
-    /// Something that the peers thread has found out.
-    pub(crate) fn handle_peers_update(&mut self, now: Instant, update: Update) {
-        let (fabric, engine, access) = (&mut self.rings.fabric, &mut self.engine, &mut self.rings.access);
-        match update {
-            Update::Settings(settings) => {
-                fabric.handle_settings(settings);
-                // Who is connected to a machine without FreeFlow may have lost its permission, or have it again.
-                let external: Vec<HostId> = fabric.hosts().filter(|host| host.2).map(|host| host.0).collect();
-                for host in external {
-                    engine.handle_peer_changed(&mut self.rings, now, host, None);
-                }
-            }
-            Update::HostUp { host, address, icrc, epoch: _, agreed: _ } => {
-                if fabric.set_host(host, address, icrc, None) {
-                    engine.handle_peer_changed(&mut self.rings, now, host, None);
-                }
-            }
-            // Its QPs have timers of their own, and it may be back before they expire. Connections are the control thread's.
-            Update::HostDown { .. } | Update::Cm { .. } => {}
-            Update::Route { network, gid, host: Some(host) } => {
-                fabric.routes.insert((network, gid), host);
-                access.set_remote(network, gid, None);
-            }
-            Update::Route { network, gid, host: None } => {
-                fabric.routes.remove(&(network, gid));
-                access.remove_remote(network, gid);
-            }
-            Update::Party { network, gid, identity } => access.set_remote(network, gid, identity),
-            Update::Severed { host, qpn, peer } => engine.handle_severed(&mut self.rings, qpn, host, peer),
-            Update::Peer { host, qpn, info } => {
-                if let Some(entry) = fabric.hosts.get_mut(&host) {
-                    entry.note(qpn, Known::told(now, info));
-                    engine.handle_peer_changed(&mut self.rings, now, host, Some(qpn));
-                }
-            }
-            Update::PeersGone { host } => {
-                if let Some(entry) = fabric.hosts.get_mut(&host) {
-                    entry.forget_all();
-                    engine.handle_peer_changed(&mut self.rings, now, host, None);
-                }
-            }
-            Update::Group { host, network, gid, qpn } => fabric.set_group(host, (network, gid), qpn),
-            Update::Asked { host, qpn } => {
-                let info = engine.peer_info(qpn);
-                if info.is_some() {
-                    fabric.note_told(host, qpn);
-                }
-                fabric.peers.tell(host, qpn, info);
-            }
-        }
-    }
-
-    /// Tells other routers which of our QPNs are somebody else now, and which groups have members here; then asks them what this
-    /// turn wants to know.
-    pub(crate) fn tell_peers(&mut self) {
-        while let Some(GroupChange { network, group, qpn }) = self.engine.poll_group_change() {
-            self.rings.fabric.peers.group(network, group, qpn);
-        }
-        let mut changed = std::mem::take(&mut self.rings.fabric.changed);
-        for (qpn, peer) in changed.drain(..) {
-            let info = self.engine.peer_info(qpn);
-            let fabric = &mut self.rings.fabric;
-            for host in fabric.listeners(qpn, peer, info.is_some()) {
-                fabric.peers.tell(host, qpn, info);
-            }
-        }
-        let fabric = &mut self.rings.fabric;
-        fabric.changed = changed;
-        for (host, qpn) in fabric.questions.drain(..) {
-            // Too many commands: it is tried again when this question is due again.
-            let _ = fabric.peers.ask(host, qpn);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The way to the worker, for other threads.
 use crate::base::wake::Waker;
 use crate::dataplane::command::{Ask, Submission};
-use crate::dataplane::worker_lock::Lock;
+use crate::dataplane::worker::Lock;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 

@@ -1,12 +1,12 @@
 //! For tests: a worker without its thread, and the ends of its queues.
 use crate::admission::access::VnicIdentity;
+use crate::base::mode::Mode;
 use crate::base::wake::Waker;
-use crate::config::Mode;
 use crate::dataplane::command::{CreateSession, Execute, NewVnic, Step, Submission};
 use crate::dataplane::event::Event;
-use crate::dataplane::idle::Waiting;
 use crate::dataplane::pollers::Pollers;
 use crate::dataplane::ports::Rings;
+use crate::dataplane::waiting::Waiting;
 use crate::dataplane::worker::{Worker, WorkerQueues};
 use crate::memory::page_table::PageTable;
 use freeflow_engine::{Engine, Seed, SessionId, VnicId};

@@ -1,8 +1,12 @@
 //! The data plane: the thread `ff-worker`, which has the engine and every ring. Read [`worker::Worker::turn`] first.
 
+pub mod bursts;
 pub mod capture;
 pub mod command;
+pub mod counters;
 pub mod direct;
+pub mod direct_counting;
+pub mod direct_rings;
 pub mod direct_traffic;
 pub mod doorbells;
 pub mod environment;
@@ -14,17 +18,22 @@ pub mod handle;
 pub mod idle;
 pub mod meters;
 pub mod moderation;
+pub mod network_totals;
+pub mod notification;
+pub mod paths;
 pub mod policy;
 pub mod pollers;
 pub mod ports;
 pub mod publishing;
 pub mod qp_changes;
 pub mod reasons;
+pub mod routes;
 pub mod run_queue;
 pub mod shaping;
 pub mod table;
 pub mod totals;
 pub mod transmit;
+pub mod waiting;
 pub mod wire;
 pub mod wire_options;
 pub mod wire_status;

@@ -1,34 +1,33 @@
 //! What the worker keeps beside the engine's objects: rings, doorbells, page tables, event pipes, helpers.
 use crate::admission::access::Access;
+use crate::base::deferred_drop::DeferredDrop;
 use crate::base::wake::Waker;
 use crate::dataplane::direct::{Direct, Policy};
 use crate::dataplane::direct_traffic::Watch;
+pub use crate::dataplane::doorbells::Bell;
 use crate::dataplane::doorbells::Bells;
 use crate::dataplane::event_pipes::{PipeId, Pipes};
 use crate::dataplane::fabric::Fabric;
+pub use crate::dataplane::moderation::Notify;
 use crate::dataplane::moderation::{Moderation, Schedule};
 use crate::dataplane::table::Table;
 use crate::dataplane::totals::Retired;
 use crate::dataplane::xrc_targets::Targets;
 use crate::memory::blocking::Blocks;
 use crate::memory::bounce::Postponed;
-use crate::memory::copies::Transfers;
 use crate::memory::copy_threads::Movers;
 use crate::memory::grants::Grants;
 use crate::memory::page_table::PageTable;
 use crate::memory::resharing::Lost;
 use crate::memory::slow_path::{Abandoned, Finished, Helper};
+use crate::memory::transfers::Transfers;
 use freeflow_engine::{ContextId, CqId, QpId, RefusalCounts, SessionId, SessionObjects, SrqId, VnicId};
 use freeflow_shm::{CompletionProducer, Doorbell, RequestConsumer, SessionSegment};
 use freeflow_verbs::{Instant, NetworkId, QpType};
-use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::Sender;
-
-/// Things taken out of the tables; whoever gets them drops them, best not on the worker's thread.
-pub type DeferredDrop = Vec<Box<dyn Any + Send>>;
 
 pub struct Vnic {
     pub network: NetworkId,
@@ -107,12 +106,6 @@ impl Session {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bell {
-    Qp(QpId),
-    Srq(SrqId),
-}
-
 pub struct Context {
     /// Asynchronous events.
     pub pipe: PipeId,
@@ -164,14 +157,6 @@ pub struct Cq {
     pub timestamps: bool,
     pub notify: Notify,
     pub moderation: Moderation,
-}
-
-/// Whether completions were written that a channel has not been told of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notify {
-    Nothing,
-    Completions,
-    Solicited,
 }
 
 pub struct Rings {
@@ -288,6 +273,14 @@ impl Rings {
     pub fn set_bell(&mut self, session: SessionId, cookie: u32, bell: Option<Bell>) {
         let Some(session) = self.sessions.get_mut(session) else { return };
         session.doorbells.set(cookie, bell);
+    }
+
+    /// What a process had of a QP: its rings, or its view of a target.
+    pub fn remove_qp(&mut self, id: QpId, session: SessionId, cookie: u32) -> DeferredDrop {
+        self.targets.retain(id, |viewer| (viewer.session, viewer.cookie) != (session, cookie));
+        let Some(qp) = self.qps.remove(id) else { return Vec::new() };
+        self.set_bell(qp.session, qp.cookie, None);
+        vec![Box::new(qp)]
     }
 
     pub fn remove_srq(&mut self, id: SrqId) -> DeferredDrop {

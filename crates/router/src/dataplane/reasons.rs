@@ -2,16 +2,9 @@
 //!
 //! A QP's path is that of its last request. What could be otherwise by now is looked up when somebody asks; what the router
 //! refused is noted then, of messages and of memory, for writing and for reading, and holds until it is asked again.
-use crate::dataplane::worker::Worker;
-use crate::memory::grants::{GrantRequest, Verdict};
-use freeflow_engine::{NotDirect, NotGrantable, QpId, QpStatus as Look};
-use freeflow_protocol::admin::QpPath;
+use freeflow_engine::NotDirect;
 use freeflow_shm::{CHANNEL_MESSAGE_BYTES_MAX, RequestConsumer};
-use freeflow_verbs::{QpState, SendOpcode, VerbsError};
-use std::ops::Range;
-
-/// Requests through the router after which a library that does its part has asked for something.
-const MESSAGES_BEFORE_ASKING: u64 = 64;
+use freeflow_verbs::QpState;
 
 /// Why not direct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,7 +71,7 @@ impl Reason {
         }
     }
 
-    fn of(reason: NotDirect, state: QpState) -> Self {
+    pub(crate) fn of(reason: NotDirect, state: QpState) -> Self {
         match reason {
             NotDirect::Type => Self::Type,
             NotDirect::OtherHost => Self::OtherHost,
@@ -111,151 +104,6 @@ impl Asked {
     /// The QP was reset.
     pub fn begin_anew(self) -> Self {
         Self { ever: self.ever, ..Self::default() }
-    }
-}
-
-/// What a kind of request takes to be direct.
-struct Needs {
-    /// So many bytes of a message.
-    channel: Option<u64>,
-    /// To write, or else to read.
-    grant: Option<bool>,
-}
-
-impl Needs {
-    /// Of a request. WRITEs without bytes need no memory.
-    fn of(opcode: SendOpcode, bytes: u64) -> Result<Self, Reason> {
-        let needs = |channel, grant| Ok(Self { channel, grant });
-        match opcode {
-            SendOpcode::Send | SendOpcode::SendWithImmediate => needs(Some(bytes), None),
-            SendOpcode::RdmaWriteWithImmediate => needs(Some(0), (bytes > 0).then_some(true)),
-            SendOpcode::RdmaWrite => needs(None, Some(true)),
-            SendOpcode::RdmaRead => needs(None, Some(false)),
-            SendOpcode::CompareSwap | SendOpcode::FetchAdd => Err(Reason::Atomic),
-            _ => Err(Reason::Operation),
-        }
-    }
-}
-
-impl Worker {
-    /// The path of a QP's last request, and why it is not a better one.
-    pub(crate) fn path_of(&self, id: QpId, look: &Look) -> (QpPath, Option<Reason>) {
-        if look.is_wire {
-            return (QpPath::Wire, None);
-        }
-        match self.why_routed(id, look) {
-            Some(reason) => (QpPath::Routed, Some(reason)),
-            None => (QpPath::Direct, None),
-        }
-    }
-
-    fn why_routed(&self, id: QpId, look: &Look) -> Option<Reason> {
-        let peer = match self.engine.direct_peer(id) {
-            Ok(peer) => peer,
-            Err(reason) => return Some(Reason::of(reason, look.state)),
-        };
-        let peer = self.engine.qp_status(peer).map(|peer| peer.vnic);
-        let is_routed = |vnic| self.rings.vnics.get(vnic).is_none_or(|entry| !self.rings.policy.allows(entry.network));
-        // The peer may be of another network.
-        if is_routed(look.vnic) || peer.is_some_and(is_routed) {
-            return Some(Reason::Policy);
-        }
-        if self.engine.is_metered(look.vnic) || peer.is_some_and(|peer| self.engine.is_metered(peer)) {
-            return Some(Reason::Metered);
-        }
-        let entry = self.rings.qps.get(id)?;
-        let holds_something = self.uses_channel(id) || self.granted(id);
-        if holds_something && entry.direct.routed_at != done_directly(&entry.send) {
-            return None;
-        }
-        let (opcode, bytes) = look.last;
-        match Needs::of(opcode, bytes) {
-            Ok(needs) => {
-                let by_channel = needs.channel.and_then(|bytes| self.why_no_channel(id, bytes));
-                by_channel.or_else(|| needs.grant.and_then(|writes| self.why_no_grant(id, writes)))
-            }
-            Err(reason) => Some(reason),
-        }
-    }
-
-    fn why_no_channel(&self, id: QpId, bytes: u64) -> Option<Reason> {
-        if let Err(reason) = self.engine.direct_receiver(id) {
-            return Some(Reason::of(reason, QpState::ReadyToSend));
-        }
-        if bytes > u64::from(CHANNEL_MESSAGE_BYTES_MAX) {
-            return Some(Reason::TooLong);
-        }
-        if self.uses_channel(id) {
-            return None;
-        }
-        let is_open = self.rings.qps.get(id).is_some_and(|qp| qp.direct.has_channel());
-        Some(if is_open { Reason::NotAccepted } else { self.not_asked(id) })
-    }
-
-    fn why_no_grant(&self, id: QpId, writes: bool) -> Option<Reason> {
-        let asked = self.rings.qps.get(id)?.direct.asked;
-        let granted = self.granted(id);
-        match asked.refused[usize::from(writes)] {
-            // By then it lies where nobody else reaches it.
-            Some(Reason::NotShared) if asked.granted && !granted => Some(Reason::TakenBack),
-            Some(reason) => Some(reason),
-            None if granted => None,
-            None if asked.granted => Some(Reason::TakenBack),
-            None => Some(self.not_asked(id)),
-        }
-    }
-
-    fn not_asked(&self, id: QpId) -> Reason {
-        let has_asked = self.rings.qps.get(id).is_some_and(|qp| qp.direct.asked.ever);
-        let sent = self.engine.qp_traffic(id).map_or(0, |traffic| traffic.messages_sent);
-        if has_asked || sent < MESSAGES_BEFORE_ASKING { Reason::NotAsked } else { Reason::NeverAsked }
-    }
-
-    /// [`Worker::grant`], with a note of what came of it.
-    pub(crate) fn grant_and_note(&mut self, id: QpId, request: &GrantRequest) -> Result<Verdict, VerbsError> {
-        let verdict = self.grant(id, request);
-        let refused = match &verdict {
-            Ok(Verdict::Given(_)) => None,
-            Ok(Verdict::NotEarned { .. }) => Some(Reason::NotEarned),
-            Err(_) => self.why_not_granted(id, request),
-        };
-        if let Some(qp) = self.rings.qps.get_mut(id) {
-            let asked = &mut qp.direct.asked;
-            asked.ever = true;
-            asked.granted |= matches!(verdict, Ok(Verdict::Given(_)));
-            asked.refused[usize::from(request.writes)] = refused;
-        }
-        verdict
-    }
-
-    /// After a refusal. `None`: it may be otherwise by now, and is looked up again when somebody wants to know.
-    fn why_not_granted(&self, id: QpId, request: &GrantRequest) -> Option<Reason> {
-        let found = match self.engine.grantable(id, request.rkey, request.address, request.length, request.writes) {
-            Ok(found) => found,
-            Err(NotGrantable::Refused) => return Some(Reason::KeyRefused),
-            Err(NotGrantable::Memory) => return Some(Reason::KindOfMemory),
-            Err(NotGrantable::Path(_)) => return None,
-        };
-        let session = self.rings.qps.get(id)?.session;
-        if !self.may_pass_router(session) || !self.may_pass_router(found.owner) {
-            return None;
-        }
-        let owner = self.rings.sessions.get(found.owner)?;
-        // Libraries take orders from the first memory on that they share.
-        let Some(place) = owner.memory.place(found.asked) else { return Some(Reason::NotShared) };
-        if owner.orders.is_none() {
-            return Some(Reason::NoOrders);
-        }
-        if place.origin.lease.is_withdrawn() {
-            return Some(Reason::TakenBack);
-        }
-        if place.origin.lease.is_imported() || place.origin.lease.descriptor().is_none() {
-            return Some(Reason::Imported);
-        }
-        let is_inside =
-            |extent: Range<u64>| found.address <= extent.start && extent.end - 1 <= found.address + found.last;
-        let is_beyond = !owner.memory.extent(place.segment).is_some_and(is_inside);
-        Some(if is_beyond { Reason::BeyondRegion } else { Reason::TooMany })
     }
 }
 

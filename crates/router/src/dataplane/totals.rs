@@ -1,6 +1,5 @@
 //! What the vNICs of each network did, those that are gone too: the worker keeps what they did when they go.
-use crate::dataplane::worker::Worker;
-use freeflow_engine::{VnicCounters, VnicId};
+use freeflow_engine::VnicCounters;
 use freeflow_verbs::NetworkId;
 use std::collections::BTreeMap;
 
@@ -39,7 +38,7 @@ pub fn by_path(counters: &VnicCounters) -> [PathTotals; 3] {
 }
 
 impl Totals {
-    fn add(&mut self, counters: &VnicCounters) {
+    pub(crate) fn add(&mut self, counters: &VnicCounters) {
         let grow = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
         for (sum, more) in self.paths.iter_mut().zip(by_path(counters)) {
             grow(&mut sum.messages, more.messages);
@@ -54,7 +53,7 @@ impl Totals {
 
 /// Of vNICs that are gone, by network.
 #[derive(Default)]
-pub struct Retired(BTreeMap<NetworkId, Totals>);
+pub struct Retired(pub(crate) BTreeMap<NetworkId, Totals>);
 
 impl Retired {
     pub fn add(&mut self, network: NetworkId, counters: &VnicCounters) {
@@ -63,18 +62,6 @@ impl Retired {
 
     pub fn forget(&mut self, is_gone: impl Fn(NetworkId) -> bool) {
         self.0.retain(|&network, _| !is_gone(network));
-    }
-}
-
-impl Worker {
-    /// Of all vNICs at once: one that goes is counted among those that are there or those that are gone, and never twice.
-    pub(crate) fn network_totals(&self) -> BTreeMap<NetworkId, Totals> {
-        let mut totals = self.rings.retired.0.clone();
-        let counters = |id: VnicId| self.engine.vnic_counters(id);
-        for (vnic, counters) in self.rings.vnics.iter().filter_map(|(id, vnic)| Some((vnic, counters(id)?))) {
-            totals.entry(vnic.network).or_default().add(&counters);
-        }
-        totals
     }
 }
 

@@ -2,29 +2,16 @@
 //!
 //! If some of it can only be reached by the fallback, the helper of that vNIC reads all of it into a bounce buffer first
 //! ([`Stage::Fetch`](crate::memory::copies)); the burst is sent when it comes back, or later if there is no room then.
+use crate::dataplane::bursts::{Burst, Unsent};
 use crate::dataplane::ports::{Rings, Session};
 use crate::dataplane::table::Table;
-use crate::memory::bounce::Bounce;
-use crate::memory::copies::{Arrival, Gone, Step, Walk, Way, session_of};
+use crate::memory::copies::{Gone, Step, Walk, session_of};
 use crate::memory::page_table::{Piece, Reach};
+use crate::memory::transfers::{Arrival, Way};
 use freeflow_backend::{PeerIndex, Udp};
 use freeflow_engine::{Destination, PacketHead, SessionId, Source, SourceBody, Span, Token, TransmitOutcome};
 use freeflow_shm::{AccessError, Segment};
 use std::sync::Arc;
-
-/// A burst whose payload is being fetched.
-pub struct Burst {
-    to: Destination,
-    packets: Vec<PacketHead>,
-}
-
-/// A burst that is complete, and waits for room.
-pub struct Unsent {
-    pub token: Token,
-    pub burst: Box<Burst>,
-    /// Its payload is at the beginning.
-    pub bounce: Bounce,
-}
 
 /// Payload that is read in order.
 enum Payload<'a> {

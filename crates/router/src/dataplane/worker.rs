@@ -3,22 +3,25 @@
 //! Nothing here allocates, locks, logs or enters the kernel while requests flow, but for events of armed completion
 //! queues, the hand-over to fallback helpers, and datagrams, in batches. Which QPs run is in `run_queue`, other hosts are in
 //! `fabric` and `wire`. How the worker waits when nothing flows is in `idle`.
+use crate::base::deferred_drop::DeferredDrop;
 use crate::base::wake::Waker;
 use crate::dataplane::command::Submission;
 use crate::dataplane::event::{Event, SessionFailed, VnicFailed};
-use crate::dataplane::idle::{Next, Waiting};
-use crate::dataplane::ports::{Bell, DeferredDrop, Rings};
+use crate::dataplane::ports::{Bell, Rings};
 use crate::dataplane::publishing::Publishing;
-use crate::dataplane::worker_lock::Lock;
-use crate::memory::copies::Arrival;
+use crate::dataplane::waiting::{Next, Waiting};
 use crate::memory::slow_path::Finished;
+use crate::memory::transfers::Arrival;
 use freeflow_engine::{CqId, Engine, QpId, ReceiveQueueId, SessionId, VnicId};
 use freeflow_shm::handshake::fence_for_all;
 use freeflow_shm::layout::CQ_DOORBELL_BASE;
+use freeflow_shm::worker_lock::WorkerLock;
 use freeflow_verbs::{Duration, Instant};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+
+pub(crate) type Lock = WorkerLock<Worker>;
 
 /// Commands of one turn, and helpers' results of one turn.
 const TURN_COMMANDS_MAX: usize = 64;

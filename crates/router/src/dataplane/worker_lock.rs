@@ -11,14 +11,12 @@ use crate::dataplane::handle::WorkerHandle;
 use crate::dataplane::ports::Rings;
 use crate::dataplane::worker::Worker;
 use freeflow_engine::SessionId;
-use freeflow_shm::worker_lock::{InlineWorker, WorkerLock};
+use freeflow_shm::worker_lock::InlineWorker;
 use freeflow_verbs::Instant;
 use std::panic::AssertUnwindSafe;
 
 /// Queue pairs that one command may list; where there are more the worker looks after them.
 const LISTED_COUNT_MAX: usize = 4;
-
-pub(crate) type Lock = WorkerLock<Worker>;
 
 impl WorkerHandle {
     /// Has the command of a session executed now, if the worker sleeps, or by the worker. For the control thread: the answer comes as

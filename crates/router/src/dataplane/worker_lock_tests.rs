@@ -2,11 +2,11 @@
 use crate::dataplane::command::{Ask, Call, Submission, Ticket};
 use crate::dataplane::event::Event;
 use crate::dataplane::handle::WorkerHandle;
-use crate::dataplane::idle::{Next, Sleeper};
 use crate::dataplane::lone_worker::LoneWorker;
 use crate::dataplane::ports::Attention;
+use crate::dataplane::waiting::{Next, Sleeper};
+use crate::dataplane::worker::Lock;
 use crate::dataplane::worker::Worker;
-use crate::dataplane::worker_lock::Lock;
 use crate::memory::blocking_memory::BlockingMemory;
 use crate::memory::grants_tests::{End, connect, make_qp};
 use freeflow_engine::CqId;

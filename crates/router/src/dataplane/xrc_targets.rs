@@ -1,5 +1,4 @@
 //! XRC target QPs: no rings, and several processes that see their events.
-use crate::dataplane::ports::{DeferredDrop, Rings};
 use freeflow_engine::{ContextId, QpId, SessionId};
 use std::collections::BTreeMap;
 
@@ -39,7 +38,7 @@ impl Targets {
         self.0.contains_key(&id)
     }
 
-    fn retain(&mut self, id: QpId, keep: impl Fn(&Viewer) -> bool) {
+    pub(crate) fn retain(&mut self, id: QpId, keep: impl Fn(&Viewer) -> bool) {
         if let Some(target) = self.0.get_mut(&id) {
             target.viewers.retain(keep);
             if target.viewers.is_empty() {
@@ -53,16 +52,6 @@ impl Targets {
         for &id in ids {
             self.retain(id, |viewer| viewer.session != session);
         }
-    }
-}
-
-impl Rings {
-    /// What a process had of a QP: its rings, or its view of a target.
-    pub fn remove_qp(&mut self, id: QpId, session: SessionId, cookie: u32) -> DeferredDrop {
-        self.targets.retain(id, |viewer| (viewer.session, viewer.cookie) != (session, cookie));
-        let Some(qp) = self.qps.remove(id) else { return Vec::new() };
-        self.set_bell(qp.session, qp.cookie, None);
-        vec![Box::new(qp)]
     }
 }
 

@@ -6,23 +6,19 @@
 //! touches both sides of each copy by themselves, and asks the kernel after each whether it was switched out. The vNIC whose
 //! memory did that is *avoided*: until a deadline all copies from and to its memory go by its own slow-path copier, so that
 //! no one else waits. Each further time doubles that; time without halves it again, for the worker may have waited for something else.
-use crate::dataplane::ports::{Rings, Session};
-use crate::dataplane::table::Table;
-use crate::memory::copies::{Walk, session_of};
-use crate::memory::page_table::Reach;
-use freeflow_engine::{SessionId, Source, SourceBody, Span, VnicId};
-use freeflow_shm::{monotonic_ns, voluntary_switch_count};
+use freeflow_engine::VnicId;
+use freeflow_shm::voluntary_switch_count;
 use freeflow_verbs::{Duration, Instant};
 
 /// A turn, or one side of a copy, that took less than this was not blocked long enough to matter.
 pub const BLOCKED_MIN: Duration = Duration::from_micros(200);
 /// The worker stays alert this long after a turn that blocked, or after the last vNIC that it avoids.
-const ALERT: Duration = Duration::from_millis(1000);
+pub(crate) const ALERT: Duration = Duration::from_millis(1000);
 /// How long a vNIC is avoided the first time; it doubles with each further time.
-const AVOIDED: Duration = Duration::from_millis(10_000);
-const DOUBLING_COUNT_MAX: u32 = 6;
+pub(crate) const AVOIDED: Duration = Duration::from_millis(10_000);
+pub(crate) const DOUBLING_COUNT_MAX: u32 = 6;
 /// Each such time in which a vNIC is neither avoided nor blocks takes back one doubling.
-const FORGIVEN: Duration = Duration::from_millis(1_200_000);
+pub(crate) const FORGIVEN: Duration = Duration::from_millis(1_200_000);
 
 struct Avoided {
     vnic: VnicId,
@@ -32,9 +28,9 @@ struct Avoided {
 
 #[derive(Default)]
 pub struct Blocks {
-    alert_until: Instant,
+    pub(crate) alert_until: Instant,
     /// Voluntary switches of the worker's thread when it last looked.
-    switch_count: u64,
+    pub(crate) switch_count: u64,
     avoided: Vec<Avoided>,
 }
 
@@ -58,14 +54,14 @@ impl Blocks {
     }
 
     #[cold]
-    fn look(&mut self, now: Instant) {
+    pub(crate) fn look(&mut self, now: Instant) {
         let count = voluntary_switch_count();
         if std::mem::replace(&mut self.switch_count, count) != count {
             self.alert_until = self.alert_until.max(now + ALERT);
         }
     }
 
-    fn avoids(&self, vnic: VnicId, now: Instant) -> bool {
+    pub(crate) fn avoids(&self, vnic: VnicId, now: Instant) -> bool {
         self.avoided.iter().any(|avoided| avoided.vnic == vnic && now < avoided.until)
     }
 
@@ -85,59 +81,6 @@ impl Blocks {
 
     pub fn forget(&mut self, vnic: VnicId) {
         self.avoided.retain(|avoided| avoided.vnic != vnic);
-    }
-}
-
-/// Reads a byte of each page that the spans share with this process.
-fn touch(sessions: &Table<SessionId, Session>, spans: &[Span]) {
-    let mut walk = Walk::new(sessions, spans);
-    while let Ok(Some(step)) = walk.next(usize::MAX) {
-        if let Reach::Shared { segment, offset } = step.piece.reach {
-            // A missing page blocks nobody, and is met again by the copy.
-            let _ = segment.probe(offset, step.piece.bytes);
-        }
-    }
-}
-
-impl Rings {
-    pub(crate) fn vnic_of(&self, spans: &[Span]) -> Option<VnicId> {
-        session_of(spans).and_then(|session| self.sessions.get(session)).map(|session| session.vnic)
-    }
-
-    /// When alert: whether the slow-path copiers have to make this copy. Blocks at most once for each vNIC.
-    #[cold]
-    pub(crate) fn avoids_copy(&mut self, from: &Source<'_>, to: &[Span]) -> bool {
-        let from: &[Span] = match from.body {
-            SourceBody::Bytes(_) => &[],
-            SourceBody::Spans(spans) => spans,
-        };
-        self.avoids_spans(from) || self.avoids_spans(to)
-    }
-
-    /// The same for one side.
-    #[cold]
-    pub(crate) fn avoids_spans(&mut self, spans: &[Span]) -> bool {
-        let Some(vnic) = self.vnic_of(spans) else { return false };
-        if self.blocks.avoids(vnic, self.now) {
-            return true;
-        }
-        let (began_ns, before) = (monotonic_ns(), voluntary_switch_count());
-        touch(&self.sessions, spans);
-        let took = Duration(monotonic_ns() - began_ns);
-        if took < BLOCKED_MIN || voluntary_switch_count() == before {
-            return false;
-        }
-        self.note_blocked(vnic);
-        true
-    }
-
-    /// A copy was switched out in this vNIC's memory.
-    pub(crate) fn note_blocked(&mut self, vnic: VnicId) {
-        let now = Instant(monotonic_ns());
-        self.blocks.avoid(vnic, now);
-        if let Some(entry) = self.vnics.get_mut(vnic) {
-            entry.blocked_count += 1;
-        }
     }
 }
 

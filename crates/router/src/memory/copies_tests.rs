@@ -1,9 +1,9 @@
 //! Copies and atomic operations between memory of every kind, void memory among them, against a model.
 use crate::base::wake::Waker;
 use crate::dataplane::ports::{Rings, Session, Vnic};
-use crate::memory::copies::Arrival;
 use crate::memory::page_table::PageTable;
 use crate::memory::slow_path::{Finished, TenantMemory};
+use crate::memory::transfers::Arrival;
 use freeflow_engine::{
     AtomicOutcome, CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, SpanRegion, Token, VnicId,
 };

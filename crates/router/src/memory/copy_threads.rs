@@ -10,17 +10,14 @@
 //!
 //! Invariant: before a piece of memory ceases to be a session's, nobody copies from or to it: [`Rings::settle`].
 //! Invariant: what a mover has in hand is at most [`MOVER_JOB_COUNT_MAX`] copies; all others wait here, where they can be taken back.
+use crate::base::mode::Mode;
 use crate::base::privileges::{self, Kind};
 use crate::base::slab::{Key, Slab};
 use crate::base::wake::Waker;
-use crate::config::Mode;
-use crate::dataplane::ports::Rings;
 use crate::memory::blocking::BLOCKED_MIN;
-use crate::memory::copies::{Arrival, Step, Walk, Way, session_of};
-use crate::memory::page_table::Reach;
 use crate::memory::slow_path::{LINGER_NS, next_job};
-use freeflow_engine::{CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, Token, VnicId};
-use freeflow_shm::{AccessError, Segment, cpu_count, monotonic_ns, pause, prefer_short_slices, voluntary_switch_count};
+use freeflow_engine::{MemorySide, SessionId, Span, Token, VnicId};
+use freeflow_shm::{AccessError, Segment, cpu_count, monotonic_ns, prefer_short_slices, voluntary_switch_count};
 use freeflow_verbs::{Duration, Instant};
 use std::collections::VecDeque;
 use std::io;
@@ -31,22 +28,22 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 /// Movers of one router, at most.
 pub const WORKERS_MAX: u32 = 32;
 /// Below this a copy takes hardly longer than handing it over.
-const MOVE_BYTES_MIN: usize = 32 * 1024;
+pub(crate) const MOVE_BYTES_MIN: usize = 32 * 1024;
 /// The same where pollers don't fit the cores: then it costs two wake-ups.
-const MOVE_BYTES_MIN_CROWDED: usize = 128 * 1024;
+pub(crate) const MOVE_BYTES_MIN_CROWDED: usize = 128 * 1024;
 /// One in hand, and one so that it need not wait for the worker in between.
-const MOVER_JOB_COUNT_MAX: u32 = 2;
+pub(crate) const MOVER_JOB_COUNT_MAX: u32 = 2;
 /// A copy of more pieces is the worker's own.
-const PIECE_COUNT_MAX: usize = 64;
+pub(crate) const PIECE_COUNT_MAX: usize = 64;
 /// vNICs that make large copies within this time of each other do so at once.
-const TOGETHER: Duration = Duration::from_millis(1);
+pub(crate) const TOGETHER: Duration = Duration::from_millis(1);
 /// Sessions that are busy without the worker being in demand: those of one connection.
-const BUSY_SESSION_COUNT: u32 = 2;
+pub(crate) const BUSY_SESSION_COUNT: u32 = 2;
 /// Lists of pieces kept for later.
-const SPARE_COUNT_MAX: usize = 64;
+pub(crate) const SPARE_COUNT_MAX: usize = 64;
 /// How often the worker looks before it sleeps while it waits for a mover, and for how long then.
-const SETTLE_PAUSE_COUNT: u32 = 2000;
-const SETTLE_WAIT: std::time::Duration = std::time::Duration::from_millis(10);
+pub(crate) const SETTLE_PAUSE_COUNT: u32 = 2000;
+pub(crate) const SETTLE_WAIT: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// How many threads copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,21 +64,21 @@ impl MoverOptions {
 }
 
 /// Bytes that lie in one piece on both sides.
-struct Piece {
-    from: (Arc<Segment>, usize),
-    to: (Arc<Segment>, usize),
-    bytes: usize,
+pub(crate) struct Piece {
+    pub(crate) from: (Arc<Segment>, usize),
+    pub(crate) to: (Arc<Segment>, usize),
+    pub(crate) bytes: usize,
 }
 
-struct Job {
-    id: Key,
-    pieces: Vec<Piece>,
-    last: bool,
+pub(crate) struct Job {
+    pub(crate) id: Key,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) last: bool,
 }
 
 /// Why a copy was not made.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+pub(crate) enum Fault {
     /// The segment of that side lost its memory.
     Lost(MemorySide),
     Outside,
@@ -91,79 +88,79 @@ enum Fault {
 
 /// A copy that is done; the emptied list comes back to be used again.
 pub struct Moved {
-    id: Key,
-    pieces: Vec<Piece>,
-    result: Result<(), Fault>,
+    pub(crate) id: Key,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) result: Result<(), Fault>,
     /// The side in whose memory it was switched out for long.
-    blocked: Option<MemorySide>,
+    pub(crate) blocked: Option<MemorySide>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(crate) enum Place {
     InLine,
     With(usize),
     Landed,
 }
 
 /// A copy that the engine waits for.
-struct Flying {
-    token: Token,
-    place: Place,
-    from: SessionId,
-    to: SessionId,
+pub(crate) struct Flying {
+    pub(crate) token: Token,
+    pub(crate) place: Place,
+    pub(crate) from: SessionId,
+    pub(crate) to: SessionId,
     /// Other processes of which it touches memory: lists that name regions of several.
-    others: Vec<SessionId>,
-    bytes: u64,
+    pub(crate) others: Vec<SessionId>,
+    pub(crate) bytes: u64,
     /// What is copied, for the helpers if a page is missing.
-    spans: (Vec<Span>, Vec<Span>),
-    last: bool,
+    pub(crate) spans: (Vec<Span>, Vec<Span>),
+    pub(crate) last: bool,
 }
 
 impl Flying {
-    fn touches(&self, session: SessionId) -> bool {
+    pub(crate) fn touches(&self, session: SessionId) -> bool {
         self.from == session || self.to == session || self.others.contains(&session)
     }
 }
 
 /// The worker's end of a mover. Dropping it lets the thread end.
-struct Mover {
-    jobs: Sender<Job>,
-    in_hand: u32,
+pub(crate) struct Mover {
+    pub(crate) jobs: Sender<Job>,
+    pub(crate) in_hand: u32,
     /// vNICs that call it home.
-    vnic_count: u32,
+    pub(crate) vnic_count: u32,
     /// The epoch in which it last got something.
-    epoch: u64,
+    pub(crate) epoch: u64,
     /// vNICs at home here that have copies in line, each once.
-    ring: VecDeque<usize>,
+    pub(crate) ring: VecDeque<usize>,
 }
 
 /// The copies of one vNIC.
 #[derive(Default)]
-struct Line {
-    home: usize,
-    jobs: VecDeque<Job>,
+pub(crate) struct Line {
+    pub(crate) home: usize,
+    pub(crate) jobs: VecDeque<Job>,
 }
 
 #[derive(Default)]
 pub struct Movers {
-    movers: Vec<Mover>,
+    pub(crate) movers: Vec<Mover>,
     /// By the vNIC's index.
-    lines: Vec<Line>,
-    flying: Slab<Flying>,
-    finished: Option<Receiver<Moved>>,
-    landed: VecDeque<Moved>,
-    spare: Vec<Vec<Piece>>,
+    pub(crate) lines: Vec<Line>,
+    pub(crate) flying: Slab<Flying>,
+    pub(crate) finished: Option<Receiver<Moved>>,
+    pub(crate) landed: VecDeque<Moved>,
+    pub(crate) spare: Vec<Vec<Piece>>,
     /// A mover's thread panicked.
-    broken: Arc<AtomicBool>,
+    pub(crate) broken: Arc<AtomicBool>,
     /// How long a mover looks for the next copy before it sleeps.
-    linger_ns: Arc<AtomicU64>,
-    bytes_min: usize,
-    always: bool,
+    pub(crate) linger_ns: Arc<AtomicU64>,
+    pub(crate) bytes_min: usize,
+    pub(crate) always: bool,
     /// Whose large copy was the last, and when two vNICs last took turns.
-    recent: Option<(VnicId, Instant)>,
-    together_at: Option<Instant>,
-    is_crowd: bool,
-    moved_bytes: u64,
+    pub(crate) recent: Option<(VnicId, Instant)>,
+    pub(crate) together_at: Option<Instant>,
+    pub(crate) is_crowd: bool,
+    pub(crate) moved_bytes: u64,
 }
 
 impl Movers {
@@ -251,7 +248,7 @@ impl Movers {
     }
 
     /// Whether a copy of [`Self::bytes_min`] or more is to be handed over. Alone, a connection is served sooner by the worker itself.
-    fn wants(&mut self, vnic: VnicId, bytes: usize, now: Instant, crowded: bool) -> bool {
+    pub(crate) fn wants(&mut self, vnic: VnicId, bytes: usize, now: Instant, crowded: bool) -> bool {
         if let Some((other, at)) = self.recent.replace((vnic, now))
             && other != vnic
             && now - at < TOGETHER
@@ -262,7 +259,7 @@ impl Movers {
         self.always || is_long && (self.is_crowd || self.together_at.is_some_and(|at| now - at < TOGETHER))
     }
 
-    fn enter(&mut self, vnic: VnicId, flying: Flying, pieces: Vec<Piece>, last: bool, epoch: u64) {
+    pub(crate) fn enter(&mut self, vnic: VnicId, flying: Flying, pieces: Vec<Piece>, last: bool, epoch: u64) {
         let id = self.flying.insert(flying);
         let at = vnic.index as usize;
         let line = &mut self.lines[at];
@@ -274,7 +271,7 @@ impl Movers {
     }
 
     /// Gives every mover that has room what stands next in its own lines, or else in those of others.
-    fn hand_out(&mut self, epoch: u64) {
+    pub(crate) fn hand_out(&mut self, epoch: u64) {
         for at in 0..self.movers.len() {
             while self.movers[at].in_hand < MOVER_JOB_COUNT_MAX
                 && let Some(job) = self.next_for(at)
@@ -291,7 +288,7 @@ impl Movers {
     }
 
     /// From other movers' lines one that has nothing at all takes, no second one.
-    fn next_for(&mut self, mover: usize) -> Option<Job> {
+    pub(crate) fn next_for(&mut self, mover: usize) -> Option<Job> {
         let count = self.movers.len();
         let others = if self.movers[mover].in_hand == 0 { count } else { 1 };
         let from = (0..others).map(|step| (mover + step) % count).find(|&at| !self.movers[at].ring.is_empty())?;
@@ -317,7 +314,7 @@ impl Movers {
         !self.landed.is_empty()
     }
 
-    fn note_landed(&mut self, moved: Moved, epoch: u64) {
+    pub(crate) fn note_landed(&mut self, moved: Moved, epoch: u64) {
         if let Some(flying) = self.flying.get_mut(moved.id) {
             if let Place::With(at) = std::mem::replace(&mut flying.place, Place::Landed) {
                 self.movers[at].in_hand -= 1;
@@ -329,7 +326,7 @@ impl Movers {
     }
 
     /// The worker does at once what stands in line for this session.
-    fn do_queued(&mut self, session: SessionId) {
+    pub(crate) fn do_queued(&mut self, session: SessionId) {
         let Self { lines, flying, movers, landed, .. } = self;
         for (at, line) in lines.iter_mut().enumerate().filter(|(_, line)| !line.jobs.is_empty()) {
             let is_its = |job: &Job| flying.get(job.id).is_some_and(|flying| flying.touches(session));
@@ -348,7 +345,7 @@ impl Movers {
         }
     }
 
-    fn is_touched(&self, session: SessionId) -> bool {
+    pub(crate) fn is_touched(&self, session: SessionId) -> bool {
         let with_mover = |flying: &Flying| matches!(flying.place, Place::With(_)) && flying.touches(session);
         self.flying.iter().any(|(_, flying)| with_mover(flying))
     }
@@ -369,7 +366,7 @@ impl Drop for Alarm {
     }
 }
 
-fn serve(jobs: &Receiver<Job>, finished: &Sender<Moved>, waker: &Waker, linger_ns: &AtomicU64) {
+pub(crate) fn serve(jobs: &Receiver<Job>, finished: &Sender<Moved>, waker: &Waker, linger_ns: &AtomicU64) {
     prefer_short_slices();
     while let Some(job) = next_job(jobs, waker, linger_ns.load(Relaxed)) {
         if finished.send(perform(job)).is_err() {
@@ -380,7 +377,7 @@ fn serve(jobs: &Receiver<Job>, finished: &Sender<Moved>, waker: &Waker, linger_n
 }
 
 /// Copies, and lets go of the segments.
-fn perform(job: Job) -> Moved {
+pub(crate) fn perform(job: Job) -> Moved {
     let Job { id, mut pieces, last } = job;
     let began = (monotonic_ns(), voluntary_switch_count());
     // The source by itself: so it is known which of the two blocks.
@@ -396,11 +393,11 @@ fn perform(job: Job) -> Moved {
     Moved { id, pieces, result, blocked }
 }
 
-fn is_blocked_since((began_ns, switch_count): (u64, u64)) -> bool {
+pub(crate) fn is_blocked_since((began_ns, switch_count): (u64, u64)) -> bool {
     monotonic_ns() - began_ns > BLOCKED_MIN.0 && voluntary_switch_count() != switch_count
 }
 
-fn copy(pieces: &[Piece], last: bool) -> Result<(), Fault> {
+pub(crate) fn copy(pieces: &[Piece], last: bool) -> Result<(), Fault> {
     for (at, Piece { from, to, bytes }) in pieces.iter().enumerate() {
         let is_end = at + 1 == pieces.len();
         Segment::copy(&from.0, from.1, &to.0, to.1, *bytes, last && is_end)
@@ -414,132 +411,8 @@ fn copy(pieces: &[Piece], last: bool) -> Result<(), Fault> {
     Ok(())
 }
 
-impl Rings {
-    /// Hands a copy to a mover, if it is one for them: large enough, and all of it between segments.
-    pub(crate) fn hand_over(
-        &mut self,
-        token: Token,
-        from: &Source<'_>,
-        to: &[Span],
-        last: bool,
-    ) -> Option<CopyOutcome> {
-        if self.movers.movers.is_empty() {
-            return None;
-        }
-        let (SourceBody::Spans(from), true) = (from.body, from.prefix.is_empty()) else { return None };
-        let bytes = to.iter().map(|span| span.length as usize).sum::<usize>();
-        if bytes < self.movers.bytes_min {
-            return None;
-        }
-        let (first, into) = (session_of(from)?, session_of(to)?);
-        let vnic = self.sessions.get(first)?.vnic;
-        if !self.movers.wants(vnic, bytes, self.now, self.waker.is_crowded()) {
-            return None;
-        }
-        let mut pieces = self.movers.spare.pop().unwrap_or_default();
-        if !self.lay_out(from, to, &mut pieces) {
-            self.movers.keep(pieces);
-            return None;
-        }
-        let mut others = Vec::new();
-        for span in from.iter().chain(to) {
-            if span.session != first && span.session != into && !others.contains(&span.session) {
-                others.push(span.session);
-            }
-        }
-        let spans = (self.transfers.spans_of(from), self.transfers.spans_of(to));
-        let (place, bytes) = (Place::InLine, bytes as u64);
-        let flying = Flying { token, place, from: first, to: into, others, bytes, spans, last };
-        self.movers.enter(vnic, flying, pieces, last, self.epoch);
-        Some(CopyOutcome::Pending)
-    }
-
-    /// The pieces of a copy, in ascending order. False: some of it is no segment, or they are too many.
-    fn lay_out(&self, from: &[Span], to: &[Span], pieces: &mut Vec<Piece>) -> bool {
-        let (mut source, mut target) = (Walk::new(&self.sessions, from), Walk::new(&self.sessions, to));
-        loop {
-            let Ok(step) = source.next(usize::MAX) else { return false };
-            let Some(Step { piece, .. }) = step else { return !pieces.is_empty() };
-            let Reach::Shared { segment, offset } = piece.reach else { return false };
-            let mut done = 0;
-            while done < piece.bytes {
-                let Ok(Some(Step { piece: part, .. })) = target.next(piece.bytes - done) else { return false };
-                let Reach::Shared { segment: into, offset: at } = part.reach else { return false };
-                if pieces.len() == PIECE_COUNT_MAX {
-                    return false;
-                }
-                let from = (segment.clone(), offset + done);
-                pieces.push(Piece { from, to: (into.clone(), at), bytes: part.bytes });
-                done += part.bytes;
-            }
-        }
-    }
-
-    /// Returns when no mover has anything of this session's memory in hand or before it. What that brought is taken up in the
-    /// worker's own time.
-    pub(crate) fn settle(&mut self, session: SessionId) {
-        if self.movers.in_flight() == 0 {
-            return;
-        }
-        self.movers.do_queued(session);
-        let mut looks = 0;
-        while self.movers.is_touched(session) {
-            let finished = self.movers.finished.as_ref().expect("a mover has its queue of results");
-            looks += 1;
-            // No longer than a copy of a chunk or two takes, and the mover's page faults.
-            let moved = if looks < SETTLE_PAUSE_COUNT {
-                finished.try_recv().ok()
-            } else {
-                finished.recv_timeout(SETTLE_WAIT).ok()
-            };
-            match moved {
-                Some(moved) => self.movers.note_landed(moved, self.epoch),
-                None => pause(),
-            }
-            assert!(!self.movers.broken.load(Relaxed), "a mover panicked");
-        }
-    }
-
-    /// What came of the next copy that is done.
-    pub(crate) fn poll_moved(&mut self) -> Option<Arrival> {
-        loop {
-            let Moved { id, pieces, result, blocked } = self.movers.landed.pop_front()?;
-            self.movers.keep(pieces);
-            let Some(Flying { token, from, to, spans, last, .. }) = self.movers.flying.remove(id) else { continue };
-            if let Some(side) = blocked {
-                let session = if side == MemorySide::Source { from } else { to };
-                if let Some(vnic) = self.sessions.get(session).map(|session| session.vnic) {
-                    self.note_blocked(vnic);
-                }
-            }
-            let arrived = match result {
-                Ok(()) => Some(Ok(())),
-                Err(Fault::Outside) => Some(Err(MemorySide::Destination)),
-                Err(Fault::Lost(side)) => {
-                    let session = if side == MemorySide::Source { from } else { to };
-                    self.fail(session, "a shared segment lost its memory");
-                    Some(Err(side))
-                }
-                Err(Fault::Missing) => {
-                    let source = Source { prefix: &[], body: SourceBody::Spans(&spans.0) };
-                    match self.copy_by_bounce(token, source, &spans.1, last, Way::ByOwner) {
-                        CopyOutcome::Done => Some(Ok(())),
-                        CopyOutcome::Fault(side) => Some(Err(side)),
-                        CopyOutcome::Pending => None,
-                    }
-                }
-            };
-            self.transfers.keep_spans(spans.0);
-            self.transfers.keep_spans(spans.1);
-            if let Some(result) = arrived {
-                return Some(Arrival::Copied(token, result));
-            }
-        }
-    }
-}
-
 impl Movers {
-    fn keep(&mut self, mut pieces: Vec<Piece>) {
+    pub(crate) fn keep(&mut self, mut pieces: Vec<Piece>) {
         pieces.clear();
         if self.spare.len() < SPARE_COUNT_MAX {
             self.spare.push(pieces);

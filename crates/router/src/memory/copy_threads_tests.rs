@@ -1,11 +1,11 @@
 //! Copies by movers: the bytes, whose turn it is, and that nothing of a session is touched once it is settled.
+use crate::base::mode::Mode;
 use crate::base::wake::Waker;
-use crate::config::Mode;
 use crate::dataplane::ports::{Rings, Session};
-use crate::memory::copies::Arrival;
 use crate::memory::copy_threads::{MoverOptions, Movers, WORKERS_MAX};
 use crate::memory::page_table::PageTable;
 use crate::memory::slow_path::TenantMemory;
+use crate::memory::transfers::Arrival;
 use freeflow_engine::{CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, SpanRegion, Token, VnicId};
 use freeflow_shm::{Doorbell, Segment, SessionSegment, monotonic_ns};
 use freeflow_verbs::Instant;

@@ -20,14 +20,13 @@
 //! anything by which one of these ends. A segment that was withdrawn is never mapped or granted again.
 //!
 //! So all that is ever copied is at most what was carried, and [`FREE_BYTES`] for each QP. What was paid stays paid.
-use crate::dataplane::worker::Worker;
 use crate::memory::lease::SegmentLease;
 use crate::memory::page_table::Origin;
-use crate::memory::revocation::Leaving;
-use freeflow_engine::{Grantable, MrId, NotDirect, NotGrantable, QpId, SessionId, VnicId};
-use freeflow_protocol::library::{Handle, REQUEST_BYTES, Reply, WITHDRAWAL_TIME_MAX_MS};
+use crate::memory::revoking::Leaving;
+use freeflow_engine::{MrId, QpId, SessionId, VnicId};
+use freeflow_protocol::library::{Handle, Reply, WITHDRAWAL_TIME_MAX_MS};
 use freeflow_shm::{Segment, forbid_writing};
-use freeflow_verbs::{Duration, VerbsError};
+use freeflow_verbs::Duration;
 use rustix::fs::SealFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -35,12 +34,10 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// What a QP can pay that has done nothing yet: to make and connect it costs more than to copy so much.
-const FREE_BYTES: u64 = 64 << 10;
 /// Segments that the QPs of one vNIC have, each counted for each QP.
-const VNIC_GRANT_COUNT_MAX: u32 = 4096;
+pub(crate) const VNIC_GRANT_COUNT_MAX: u32 = 4096;
 /// QPs that have one segment, and regions by which they have it.
-const SEGMENT_HOLDER_COUNT_MAX: usize = 1024;
+pub(crate) const SEGMENT_HOLDER_COUNT_MAX: usize = 1024;
 
 /// What [`Request::AskGrant`](freeflow_protocol::library::Request::AskGrant) asks for.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +62,7 @@ pub(crate) enum Protection {
 
 impl Protection {
     /// For one more QP, which may write by its key or not. `None`: it would have more than its right, or less than it asks.
-    fn decide(now: Option<Self>, writes: bool, may_write: bool) -> Option<Self> {
+    pub(crate) fn decide(now: Option<Self>, writes: bool, may_write: bool) -> Option<Self> {
         match now {
             Some(Self::ReadOnly) => (!writes).then_some(Self::ReadOnly),
             Some(Self::Writable) => may_write.then_some(Self::Writable),
@@ -89,17 +86,17 @@ impl Protection {
 
 /// A QP that has a segment.
 pub(crate) struct Holder {
-    peer: QpId,
-    session: SessionId,
-    vnic: VnicId,
-    rights: BTreeSet<Right>,
+    pub(crate) peer: QpId,
+    pub(crate) session: SessionId,
+    pub(crate) vnic: VnicId,
+    pub(crate) rights: BTreeSet<Right>,
 }
 
 /// By which region, and whether for WRITEs.
 type Right = (MrId, bool);
 
 impl Holder {
-    fn is_at(&self, own: QpId, id: QpId) -> bool {
+    pub(crate) fn is_at(&self, own: QpId, id: QpId) -> bool {
         own == id || self.peer == id
     }
 }
@@ -108,7 +105,7 @@ impl Holder {
 pub(crate) struct Exposed {
     pub segment: Arc<Segment>,
     pub lease: Arc<SegmentLease>,
-    protection: Protection,
+    pub(crate) protection: Protection,
     pub holders: BTreeMap<QpId, Holder>,
     /// By which they have it, all of them together, and where each lies in the owner's process.
     pub regions: BTreeMap<MrId, Range<u64>>,
@@ -122,12 +119,12 @@ impl Exposed {
 
 /// All segments that are granted to somebody, or being withdrawn.
 pub struct Grants {
-    exposed: BTreeMap<Name, Exposed>,
+    pub(crate) exposed: BTreeMap<Name, Exposed>,
     /// The same by their holders and by the peers of those.
-    by_qp: BTreeSet<(QpId, Name)>,
-    by_region: BTreeSet<(MrId, Name)>,
+    pub(crate) by_qp: BTreeSet<(QpId, Name)>,
+    pub(crate) by_region: BTreeSet<(MrId, Name)>,
     /// What each vNIC's QPs hold.
-    counts: BTreeMap<VnicId, u32>,
+    pub(crate) counts: BTreeMap<VnicId, u32>,
     pub(crate) leaving: Leaving,
     /// How long a process may take to carry out an order.
     pub time_max: Duration,
@@ -171,7 +168,7 @@ impl Grants {
     }
 
     /// Notes one more holder of a segment, if the bounds and the seals allow one, and it can pay. Its process pays once.
-    fn enter(&mut self, name: Name, about: Entry<'_>) -> Result<Entered, Refusal> {
+    pub(crate) fn enter(&mut self, name: Name, about: Entry<'_>) -> Result<Entered, Refusal> {
         let Entry { segment, origin, id, holder, region: (mr, range), writes, may_write, cost, funds } = about;
         let now = self.exposed.get(&name);
         let protection = Protection::decide(now.map(|exposed| exposed.protection), writes, may_write);
@@ -242,7 +239,7 @@ impl Grants {
     }
 }
 
-fn uncount(counts: &mut BTreeMap<VnicId, u32>, vnic: VnicId) {
+pub(crate) fn uncount(counts: &mut BTreeMap<VnicId, u32>, vnic: VnicId) {
     if let Some(count) = counts.get_mut(&vnic) {
         *count -= 1;
         if *count == 0 {
@@ -253,16 +250,16 @@ fn uncount(counts: &mut BTreeMap<VnicId, u32>, vnic: VnicId) {
 
 impl Exposed {
     /// Who holds it by a QP, as that QP or as its peer.
-    fn at(&self, id: QpId) -> impl Iterator<Item = (&QpId, &Holder)> {
+    pub(crate) fn at(&self, id: QpId) -> impl Iterator<Item = (&QpId, &Holder)> {
         self.holders.iter().filter(move |(own, holder)| holder.is_at(**own, id))
     }
 
-    fn is_held_by(&self, session: SessionId) -> bool {
+    pub(crate) fn is_held_by(&self, session: SessionId) -> bool {
         self.holders.values().any(|holder| holder.session == session)
     }
 
     /// Whether a holder's process has all of its rights by others than by this QP.
-    fn has_beside(&self, id: QpId, lost: &Holder) -> bool {
+    pub(crate) fn has_beside(&self, id: QpId, lost: &Holder) -> bool {
         let is_kept = |right: &Right| {
             let mut of_process = self.holders.iter().filter(|(_, holder)| holder.session == lost.session);
             of_process.any(|(&own, holder)| !holder.is_at(own, id) && holder.rights.contains(right))
@@ -273,29 +270,29 @@ impl Exposed {
 
 /// A holder was noted; what it pays.
 #[derive(Debug)]
-struct Entered {
-    protection: Protection,
-    cost: u64,
+pub(crate) struct Entered {
+    pub(crate) protection: Protection,
+    pub(crate) cost: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Refusal {
+pub(crate) enum Refusal {
     Never,
     NotEarned { missing: u64 },
 }
 
 /// What [`Grants::enter`] notes.
-struct Entry<'a> {
-    segment: &'a Arc<Segment>,
-    origin: &'a Origin,
-    id: QpId,
-    holder: Holder,
-    region: (MrId, Range<u64>),
-    writes: bool,
-    may_write: bool,
+pub(crate) struct Entry<'a> {
+    pub(crate) segment: &'a Arc<Segment>,
+    pub(crate) origin: &'a Origin,
+    pub(crate) id: QpId,
+    pub(crate) holder: Holder,
+    pub(crate) region: (MrId, Range<u64>),
+    pub(crate) writes: bool,
+    pub(crate) may_write: bool,
     /// What it costs to take the segment back, and what the QP can pay, bytes.
-    cost: u64,
-    funds: u64,
+    pub(crate) cost: u64,
+    pub(crate) funds: u64,
 }
 
 /// What the worker says to a wish; the control thread makes the descriptor and the answer.
@@ -308,74 +305,6 @@ pub(crate) struct Given {
     pub lease: Arc<SegmentLease>,
     pub protection: Protection,
     pub reply: Reply,
-}
-
-fn refusal(reason: NotGrantable) -> VerbsError {
-    match reason {
-        NotGrantable::Path(NotDirect::State | NotDirect::NoPeer) => VerbsError::Busy,
-        NotGrantable::Path(_) | NotGrantable::Refused | NotGrantable::Memory => VerbsError::NotSupported,
-    }
-}
-
-impl Worker {
-    pub(crate) fn grant(&mut self, id: QpId, request: &GrantRequest) -> Result<Verdict, VerbsError> {
-        let GrantRequest { rkey, address, length, writes } = *request;
-        let found = self.engine.grantable(id, rkey, address, length, writes).map_err(refusal)?;
-        let (asker, vnic) = self.allowed(id).ok_or(VerbsError::NotSupported)?;
-        let funds = self.funds(id);
-        let Grantable { owner, mr, responder, writable: may_write, .. } = found;
-        if !self.may_pass_router(owner) {
-            return Err(VerbsError::NotSupported);
-        }
-        let session = self.rings.sessions.get(owner).filter(|session| session.orders.is_some() && !session.failed);
-        let place = session.and_then(|session| {
-            let place = session.memory.place(found.asked)?;
-            let extent = session.memory.extent(place.segment)?;
-            let is_inside = found.address <= extent.start && extent.end - 1 <= found.address + found.last;
-            let is_known = !place.segment.poisoned() && place.origin.lease.descriptor().is_some();
-            (is_inside && is_known && session.memory.has_few_ranges(place.segment)).then_some(place)
-        });
-        // What was withdrawn comes back when there is traffic.
-        let is_lost = session.is_some_and(|session| session.lost.has(found.asked));
-        let place = place.ok_or(if is_lost { VerbsError::Busy } else { VerbsError::NotSupported })?;
-        let (offset, addresses, lease) = (place.offset, place.addresses.clone(), place.origin.lease.clone());
-        let segment_bytes = place.segment.bytes() as u64;
-        let cost = session.map_or(0, |session| session.memory.mapped_bytes(place.segment));
-        let holder = Holder { peer: responder, session: asker, vnic, rights: BTreeSet::new() };
-        // Its end fits: the process has memory mapped beyond, or nothing of the segment.
-        let region = (mr, found.address..found.address.saturating_add(found.last).saturating_add(1));
-        let (segment, origin) = (place.segment, place.origin);
-        let entry = Entry { segment, origin, id, holder, region, writes, may_write, cost, funds };
-        let Entered { protection, cost } = match self.rings.grants.enter((owner, place.origin.handle), entry) {
-            Ok(entered) => entered,
-            Err(Refusal::Never) => return Err(VerbsError::NotSupported),
-            Err(Refusal::NotEarned { missing }) => return Ok(Verdict::NotEarned { missing }),
-        };
-        let grants_withdrawn = self.rings.note_granted(id, responder, cost);
-        let address = found.iova + (addresses.start - found.address);
-        let length = addresses.end - addresses.start;
-        let reply = Reply::Grant { address, length, offset, segment_bytes, grants_withdrawn, writable: writes };
-        Ok(Verdict::Given(Box::new(Given { lease, protection, reply })))
-    }
-
-    /// What was carried of a QP's requests that has paid for nothing yet.
-    pub(crate) fn funds(&self, id: QpId) -> u64 {
-        let carried = self.engine.qp_traffic(id).unwrap_or_default().carried(REQUEST_BYTES);
-        let paid = self.rings.qps.get(id).map_or(0, |qp| qp.direct.grants_paid);
-        carried.saturating_add(FREE_BYTES).saturating_sub(paid)
-    }
-
-    /// The session and the vNIC of a QP, if policy lets it reach others of its network directly.
-    fn allowed(&self, id: QpId) -> Option<(SessionId, VnicId)> {
-        let session = self.rings.qps.get(id)?.session;
-        let vnic = self.rings.sessions.get(session)?.vnic;
-        self.may_pass_router(session).then_some((session, vnic))
-    }
-
-    /// Whether a QP holds a grant now.
-    pub fn granted(&self, id: QpId) -> bool {
-        self.rings.qps.get(id).is_some_and(|qp| qp.direct.granted_at == Some(qp.direct.grants_withdrawn))
-    }
 }
 
 #[cfg(test)]

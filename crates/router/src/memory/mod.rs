@@ -5,6 +5,7 @@
 //! - [`quiesce`], [`freezer`]: copies and threads stand still while a library moves its pages;
 //! - [`grants`], [`revocation`], [`resharing`]: memory that a QP reaches past the router.
 
+pub mod avoidance;
 pub mod blocking;
 pub mod bounce;
 pub mod copies;
@@ -12,13 +13,19 @@ pub mod copy_threads;
 pub mod entrusted;
 pub mod extents;
 pub mod freezer;
+pub mod granting;
 pub mod grants;
+pub mod hand_over;
 pub mod lease;
 pub mod page_table;
+pub mod postponed;
 pub mod quiesce;
 pub mod resharing;
 pub mod revocation;
+pub mod revoking;
+pub mod share_commands;
 pub mod slow_path;
+pub mod transfers;
 
 #[cfg(test)]
 pub mod blocking_memory;

@@ -6,26 +6,21 @@
 //! by coming and going.
 //!
 //! The order is advice. What comes of it is a `MapPart`, or nothing: then the next one costs twice as much.
-use crate::dataplane::ports::{Rings, Session};
-use crate::dataplane::table::Table;
-use crate::memory::grants::{Grants, Name};
-use crate::memory::slow_path::Part;
-use freeflow_engine::SessionId;
-use freeflow_protocol::library::{Handle, ORDER_SHARE_AGAIN};
+use freeflow_protocol::library::Handle;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Of one process. One more takes the place of the one with the least traffic: of those that nobody uses there may be any number.
-const WINDOW_COUNT_MAX: usize = 1024;
+pub(crate) const WINDOW_COUNT_MAX: usize = 1024;
 /// What an access counts besides its bytes, as in the library: the way to a helper costs more than copying so much.
-const ACCESS_BYTES: u64 = 4096;
+pub(crate) const ACCESS_BYTES: u64 = 4096;
 /// A segment is copied so often for an order: into it, and out again when it is withdrawn.
-const COPY_COUNT: u64 = 2;
+pub(crate) const COPY_COUNT: u64 = 2;
 /// The least that earns an order: threads are held for it, however little there is to copy.
-const NEEDED_BYTES_MIN: u64 = 16 << 20;
+pub(crate) const NEEDED_BYTES_MIN: u64 = 16 << 20;
 /// What a process may give for segments that were granted for reading: those can't be emptied when they are left, because they are
 /// sealed, and live as long as a peer keeps them.
-const READ_ONLY_BYTES_MAX: u64 = 256 << 20;
+pub(crate) const READ_ONLY_BYTES_MAX: u64 = 256 << 20;
 
 /// Addresses at which a segment was.
 #[derive(Clone, Debug)]
@@ -45,7 +40,7 @@ pub struct Lost {
     /// By start, disjoint.
     windows: BTreeMap<u64, Window>,
     /// Of segments that were granted for reading and whose pages were to be shared again.
-    read_only_bytes: u64,
+    pub(crate) read_only_bytes: u64,
 }
 
 impl Lost {
@@ -93,7 +88,7 @@ impl Lost {
     }
 
     /// The fallback moves bytes; the segment that is worth it now.
-    fn note_moved(&mut self, address: u64, bytes: u64) -> Option<Handle> {
+    pub(crate) fn note_moved(&mut self, address: u64, bytes: u64) -> Option<Handle> {
         let (start, window) = self.windows.range_mut(..=address).next_back()?;
         if window.end <= address {
             return None;
@@ -110,32 +105,6 @@ impl Lost {
         window.moved_bytes = 0;
         window.needed_bytes = window.needed_bytes.saturating_mul(2);
         Some(window.segment)
-    }
-}
-
-impl Grants {
-    /// A helper gets these to do.
-    pub(crate) fn note_fallback(&mut self, sessions: &mut Table<SessionId, Session>, parts: &[Part]) {
-        for part in parts {
-            if let Some(session) = sessions.get_mut(part.session)
-                && let Some(segment) = session.lost.note_moved(part.address, part.bytes as u64)
-            {
-                self.leaving.wanted.push((part.session, segment));
-            }
-        }
-    }
-}
-
-impl Rings {
-    /// A process that reads no orders gets none of these: they are owed to nobody.
-    pub(crate) fn give_share_orders(&mut self) {
-        let wanted: Vec<Name> = std::mem::take(&mut self.grants.leaving.wanted);
-        for (session, segment) in wanted {
-            let orders = self.sessions.get(session).and_then(|session| session.orders);
-            if let Some(pipe) = orders.filter(|&pipe| !self.pipes.is_behind(pipe)) {
-                self.pipes.send(pipe, segment, ORDER_SHARE_AGAIN);
-            }
-        }
     }
 }
 

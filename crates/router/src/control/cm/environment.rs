@@ -2,7 +2,7 @@
 use super::addresses::Places;
 use super::loopback_queue::{Letter, Letters};
 use super::pipe::EventPipe;
-use super::steps::{Preparation, Prepared};
+use super::preparation::{Preparation, Prepared};
 use crate::admission::access::{Access, Deed, Pair};
 use crate::admission::shares::Shares;
 use crate::admission::violations::Tried;

@@ -3,39 +3,18 @@
 //!
 //! The worker changes the QP; then this thread has the machine go on. A library's QP is named by a handle of its own session, so
 //! nobody has another's changed.
+use super::preparation::{Preparation, Prepared};
 use crate::base::slab::Key;
-use crate::control::requests::{Handled, Outcome};
 use crate::control::session::Answer;
+use crate::control::session::{Handled, Outcome};
 use crate::control::thread::Control;
 use crate::dataplane::command::{PrepareQp, StepQp};
 use crate::dataplane::qp_changes::{Change, QpChanges};
 use freeflow_cm::Owner;
-use freeflow_engine::{QpId, SessionId};
-use freeflow_protocol::cm::{CmStep, DEPTH_AGREED, Ece};
+use freeflow_engine::SessionId;
+use freeflow_protocol::cm::{CmStep, DEPTH_AGREED};
 use freeflow_protocol::library::{Handle, Reply};
 use freeflow_verbs::{PathMtu, QpAttributeMask, QpAttributes, QpState, QpType, VerbsError};
-
-/// A QP that is to be brought to RTS when the peer agrees.
-#[derive(Clone, Copy)]
-pub struct Preparation {
-    session: SessionId,
-    qp: QpId,
-    ece: Ece,
-}
-
-impl Preparation {
-    /// What a peer says of extended connection establishment asks nothing of the QP: the device has no options.
-    pub fn suits(&self, remote: Ece) -> bool {
-        remote.vendor_id == 0 || (remote.vendor_id == self.ece.vendor_id && remote.options == 0)
-    }
-}
-
-/// An identifier whose peer agreed, and its QP.
-pub struct Prepared {
-    pub owner: Owner,
-    pub id: Handle,
-    pub with: Preparation,
-}
 
 fn only_state(state: QpState, extra: u32) -> Change {
     (QpAttributes { state, ..QpAttributes::default() }, QpAttributeMask(QpAttributeMask::STATE | extra))

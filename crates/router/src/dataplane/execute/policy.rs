@@ -1,5 +1,5 @@
 //! What is declared, as it takes effect in the worker: in force when the command is done.
-use crate::config::Mode;
+use crate::base::mode::Mode;
 use crate::dataplane::command::{
     Execute, PolicyChanges, SetAccessRules, SetExternalGids, SetMode, SetPolicy, SetVnicIdentity, Step,
 };

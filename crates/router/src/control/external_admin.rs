@@ -1,0 +1,37 @@
+//! A peers file was read anew, or networks changed: vNICs have other second GIDs.
+use crate::base::log::info;
+use crate::control::external::{ExternalPolicy, gids};
+use crate::control::thread::Control;
+use crate::dataplane::command::SetExternalGids;
+use freeflow_engine::VnicId;
+use freeflow_verbs::Gid;
+
+impl Control {
+    /// A peers file was read anew: from now on vNICs have the GIDs that it gives them. Programs that run keep the table they
+    /// were told, but can't use what was taken away.
+    pub fn set_external_policy(&mut self, policy: ExternalPolicy) {
+        let policy = policy.within(&self.state);
+        // Another address of this host takes effect when the router is restarted.
+        let policy = ExternalPolicy { gid: self.external.gid.or(policy.gid), ..policy };
+        let before = std::mem::replace(&mut self.external, policy);
+        let mut changed = Vec::new();
+        for (_, entry) in self.vnics.iter() {
+            let network = &entry.record.network;
+            let gid = self.external.gid(network);
+            if gid != before.gid(network) {
+                info!("external GID of a vNIC changed", vnic = entry.record.id, has_one = gid.is_some());
+                self.sysfs.set_gids(entry.engine_id, &gids(&entry.record, gid));
+                changed.push((entry.engine_id, gid));
+            }
+        }
+        if changed.is_empty() {
+            return;
+        }
+        self.set_cm_externals(&self.external.clone());
+        self.give_external_gids(changed);
+    }
+
+    pub(crate) fn give_external_gids(&mut self, gids: Vec<(VnicId, Option<Gid>)>) {
+        self.worker.send(SetExternalGids { gids });
+    }
+}

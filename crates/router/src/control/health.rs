@@ -1,0 +1,17 @@
+//! What is wrong with this router, as the REST server found it last.
+use std::sync::{Arc, PoisonError};
+
+/// What was found last, for the control thread: it does not wait for a probe.
+#[derive(Clone, Default)]
+pub struct Health(Arc<std::sync::Mutex<Vec<String>>>);
+
+impl Health {
+    pub fn set(&self, wrong: Vec<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = wrong;
+    }
+
+    /// What is wrong.
+    pub fn wrong(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

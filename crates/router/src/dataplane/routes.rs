@@ -1,0 +1,120 @@
+//! Questions to other hosts and their answers, and management datagrams: the part of [`fabric`](crate::dataplane::fabric) that
+//! concerns queue pairs, too.
+use crate::dataplane::fabric::{EXTERNAL_GID_INDEX, Known, MAD_FLOW};
+use crate::dataplane::ports::Rings;
+use crate::dataplane::worker::Worker;
+use crate::peering::{Mad, Update};
+use freeflow_engine::{GroupChange, HostId, Path, Source, SourceBody, Token, TransmitOutcome, VnicId, management_head};
+use freeflow_verbs::{Gid, GlobalRoute, Instant, NetworkId, Psn};
+
+impl Rings {
+    /// Sends a management datagram to a machine without FreeFlow, if some network may talk to it.
+    pub(crate) fn send_management(&mut self, to: Gid, mad: &Mad) {
+        let fabric = &mut self.fabric;
+        let network = fabric.external.iter().find(|external| external.allow.iter().any(|prefix| prefix.contains(to)));
+        let Some(network) = network.map(|external| external.network) else { return fabric.mads_lost += 1 };
+        let host = fabric.external_host(network, to);
+        let Some(destination) = host.and_then(|host| fabric.destination(host, MAD_FLOW)) else {
+            return fabric.mads_lost += 1;
+        };
+        fabric.mad_psn = (fabric.mad_psn + 1) & Psn::MASK;
+        let head = management_head(fabric.mad_psn);
+        let body = Source { prefix: &[], body: SourceBody::Bytes(mad) };
+        // The token is for what comes back later, and nothing does.
+        if self.start_transmit(Token(u64::MAX), &destination, &[head], body) != TransmitOutcome::Sent {
+            self.fabric.mads_lost += 1;
+        }
+    }
+
+    pub(crate) fn find_path(&mut self, vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
+        if !self.fabric.is_open() {
+            return Path::Local;
+        }
+        let Some(network) = self.vnics.get(vnic).map(|vnic| vnic.network) else { return Path::Local };
+        let fabric = &mut self.fabric;
+        let host = match route.sgid_index {
+            EXTERNAL_GID_INDEX => fabric.external_host(network, route.dgid),
+            _ => fabric.routes.get(&(to, route.dgid)).copied(),
+        };
+        let Some(host) = host else { return Path::Local };
+        // All datagrams from one vNIC to one address are of one flow, unless they have labels.
+        let flow = vnic.index ^ route.flow_label.rotate_left(12);
+        fabric.destination(host, flow).map_or(Path::Local, Path::Wire)
+    }
+}
+
+impl Worker {
+    /// Something that the peers thread has found out.
+    pub(crate) fn handle_peers_update(&mut self, now: Instant, update: Update) {
+        let (fabric, engine, access) = (&mut self.rings.fabric, &mut self.engine, &mut self.rings.access);
+        match update {
+            Update::Settings(settings) => {
+                fabric.handle_settings(settings);
+                // Who is connected to a machine without FreeFlow may have lost its permission, or have it again.
+                let external: Vec<HostId> = fabric.hosts().filter(|host| host.2).map(|host| host.0).collect();
+                for host in external {
+                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                }
+            }
+            Update::HostUp { host, address, icrc, epoch: _, agreed: _ } => {
+                if fabric.set_host(host, address, icrc, None) {
+                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                }
+            }
+            // Its QPs have timers of their own, and it may be back before they expire. Connections are the control thread's.
+            Update::HostDown { .. } | Update::Cm { .. } => {}
+            Update::Route { network, gid, host: Some(host) } => {
+                fabric.routes.insert((network, gid), host);
+                access.set_remote(network, gid, None);
+            }
+            Update::Route { network, gid, host: None } => {
+                fabric.routes.remove(&(network, gid));
+                access.remove_remote(network, gid);
+            }
+            Update::Party { network, gid, identity } => access.set_remote(network, gid, identity),
+            Update::Severed { host, qpn, peer } => engine.handle_severed(&mut self.rings, qpn, host, peer),
+            Update::Peer { host, qpn, info } => {
+                if let Some(entry) = fabric.hosts.get_mut(&host) {
+                    entry.note(qpn, Known::told(now, info));
+                    engine.handle_peer_changed(&mut self.rings, now, host, Some(qpn));
+                }
+            }
+            Update::PeersGone { host } => {
+                if let Some(entry) = fabric.hosts.get_mut(&host) {
+                    entry.forget_all();
+                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                }
+            }
+            Update::Group { host, network, gid, qpn } => fabric.set_group(host, (network, gid), qpn),
+            Update::Asked { host, qpn } => {
+                let info = engine.peer_info(qpn);
+                if info.is_some() {
+                    fabric.note_told(host, qpn);
+                }
+                fabric.peers.tell(host, qpn, info);
+            }
+        }
+    }
+
+    /// Tells other routers which of our QPNs are somebody else now, and which groups have members here; then asks them what this
+    /// turn wants to know.
+    pub(crate) fn tell_peers(&mut self) {
+        while let Some(GroupChange { network, group, qpn }) = self.engine.poll_group_change() {
+            self.rings.fabric.peers.group(network, group, qpn);
+        }
+        let mut changed = std::mem::take(&mut self.rings.fabric.changed);
+        for (qpn, peer) in changed.drain(..) {
+            let info = self.engine.peer_info(qpn);
+            let fabric = &mut self.rings.fabric;
+            for host in fabric.listeners(qpn, peer, info.is_some()) {
+                fabric.peers.tell(host, qpn, info);
+            }
+        }
+        let fabric = &mut self.rings.fabric;
+        fabric.changed = changed;
+        for (host, qpn) in fabric.questions.drain(..) {
+            // Too many commands: it is tried again when this question is due again.
+            let _ = fabric.peers.ask(host, qpn);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Segments that processes have to take back, and until when.
+use crate::memory::grants::Name;
+use freeflow_engine::SessionId;
+use freeflow_verbs::{Duration, Instant};
+use std::collections::{BTreeMap, VecDeque};
+
+/// How soon an order is tried again that has to wait for a helper.
+pub(crate) const ORDER_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Segments that processes have to take back.
+#[derive(Default)]
+pub(crate) struct Leaving {
+    /// Until when, if the order is given.
+    pub(crate) segments: BTreeMap<Name, Option<Instant>>,
+    /// Whose order is not given yet.
+    pub(crate) unordered: Vec<Name>,
+    /// Orders, oldest first; also of segments that have left.
+    pub(crate) deadlines: VecDeque<(Instant, Name)>,
+    /// Until when a process that has just carried out one order has time for its others.
+    pub(crate) renewed: BTreeMap<SessionId, Instant>,
+    /// What was withdrawn and shall be shared again.
+    pub(crate) wanted: Vec<Name>,
+}
+
+impl Leaving {
+    pub(crate) fn begin(&mut self, name: Name) {
+        self.segments.insert(name, None);
+        self.unordered.push(name);
+    }
+
+    pub(crate) fn note_ordered(&mut self, name: Name, deadline: Instant) {
+        self.segments.insert(name, Some(deadline));
+        self.deadlines.push_back((deadline, name));
+    }
+
+    /// The process has done it, and has until `deadline` for the next. False: it was not told to.
+    pub(crate) fn confirm(&mut self, name: Name, deadline: Instant) -> bool {
+        let is_ordered = matches!(self.segments.get(&name), Some(Some(_)));
+        if is_ordered {
+            self.segments.remove(&name);
+            self.renewed.insert(name.0, deadline);
+        }
+        is_ordered
+    }
+
+    /// Nobody is late before `until`.
+    pub(crate) fn postpone(&mut self, until: Instant) {
+        for (deadline, _) in &mut self.deadlines {
+            *deadline = until.max(*deadline);
+        }
+    }
+
+    pub(crate) fn forget_owner(&mut self, owner: SessionId) {
+        self.segments.retain(|name, _| name.0 != owner);
+        self.renewed.remove(&owner);
+    }
+
+    /// The next that was not confirmed in time.
+    pub(crate) fn poll_late(&mut self, now: Instant) -> Option<Name> {
+        while let Some(&(deadline, name)) = self.deadlines.front()
+            && (deadline <= now || !self.segments.contains_key(&name))
+        {
+            self.deadlines.pop_front();
+            if !self.segments.contains_key(&name) {
+                continue;
+            }
+            // They are carried out one after the other.
+            match self.renewed.get(&name.0) {
+                Some(&renewed) if renewed > now => self.deadlines.push_back((renewed, name)),
+                _ => return Some(name),
+            }
+        }
+        None
+    }
+
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.unordered.is_empty() && self.deadlines.is_empty() && self.wanted.is_empty()
+    }
+
+    /// When something is to be done about it.
+    pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
+        let deadline = self.deadlines.front().map(|&(at, _)| at - now);
+        let order = (!self.unordered.is_empty() || !self.wanted.is_empty()).then_some(ORDER_INTERVAL);
+        [deadline, order].into_iter().flatten().min()
+    }
+}
+
+impl crate::memory::grants::Grants {
+    pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
+        self.leaving.due_in(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_carries_out_one_order_after_the_other_is_not_late() {
+        let session = |index| SessionId { index, generation: 0 };
+        let at = |seconds: u64| Instant(seconds * 1_000_000_000);
+        let mut leaving = Leaving::default();
+        for name in [(session(1), 1), (session(1), 2), (session(1), 3), (session(2), 1)] {
+            leaving.begin(name);
+            leaving.note_ordered(name, at(30));
+        }
+        assert!(leaving.confirm((session(1), 1), at(55)) && !leaving.confirm((session(1), 1), at(99)));
+        assert_eq!(leaving.poll_late(at(29)), None);
+        assert_eq!(leaving.poll_late(at(31)), Some((session(2), 1)), "it has carried out none");
+        assert_eq!(leaving.poll_late(at(31)), None);
+        assert!(leaving.confirm((session(1), 3), at(60)));
+        assert_eq!(leaving.poll_late(at(56)), None);
+        assert_eq!(leaving.poll_late(at(61)), Some((session(1), 2)));
+        leaving.forget_owner(session(1));
+        assert!(leaving.renewed.is_empty());
+        // The router itself was stopped when the time was over.
+        leaving.begin((session(3), 1));
+        leaving.note_ordered((session(3), 1), at(90));
+        leaving.postpone(at(150));
+        assert_eq!(leaving.poll_late(at(149)), None);
+        assert_eq!(leaving.poll_late(at(151)), Some((session(3), 1)));
+    }
+}
