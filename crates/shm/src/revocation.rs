@@ -3,13 +3,11 @@
 //! revoke commands that follow from it.
 //!
 //! 1. The router counts up the send queue's `GRANTS_WITHDRAWN` ([`revoke`]), then writes a revoke
-//! command for the owner, then answers
-//!    the owner's verb.
+//!    command for the owner, then answers the owner's verb.
 //! 2. The grantee copies, fences and looks at the number ([`Granted::copy`]). If it has changed,
-//! the router gets the request.
+//!    the router gets the request.
 //! 3. The owner's command thread puts private copies in place of the pages, between
-//! [`RevokeCommands::take`] and
-//!    [`RevokeCommands::finish`]. The verb waits for it ([`Awaited`]).
+//!    [`RevokeCommands::take`] and [`RevokeCommands::finish`]. The verb waits for it ([`Awaited`]).
 //!
 //! Invariant: a copy that counts is in the owner's private copies, and none that begins after the
 //! verb has returned counts.
