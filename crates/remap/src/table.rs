@@ -387,7 +387,7 @@ impl Table {
         true
     }
 
-    /// Takes add_region of pages that were remapped, and tells the router.
+    /// Records regions of pages that were remapped, and notifies the router.
     fn commit_move_in(&mut self, session: &Session, at: usize, range: Range<u64>) {
         for (piece, number) in self.remapped.within(range.clone()) {
             // In an arena of a session that is gone, until now.
@@ -513,7 +513,7 @@ impl Table {
         Some(at)
     }
 
-    /// ProcessMap a segment for the library's own use, as the arena of these addresses.
+    /// Maps a segment for the library's own use, as the arena of these addresses.
     pub(super) fn add_arena(
         &mut self,
         session: &Session,
