@@ -313,7 +313,7 @@ mod tests {
         let mut remapped = Placed::new();
         let elsewhere = map(2 * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
         // SAFETY: pages of the target, which go over a mapping that is not used otherwise; rights
-        // of accessors.
+        // of others.
         unsafe {
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
             let moved =

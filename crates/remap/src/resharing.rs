@@ -45,7 +45,7 @@ impl Table {
     }
 
     /// The copies that took a segment's place and that regions of this session touch, and no
-    /// accessors': the router's accesses for those would go on.
+    /// others': the router's accesses for those would go on.
     fn copies_of(&self, serial: u64, segment: Handle) -> Option<(Vec<Range<u64>>, FileId)> {
         let copied = self.copied.iter().find(|copied| (copied.serial, copied.segment) == (serial, segment))?;
         let is_foreign = |region: &&RegionSpan| self.owners.get(&region.owner).is_none_or(|of| *of != serial);

@@ -503,7 +503,7 @@ impl Table {
             let _ = session.destroy_segment(segment);
             return None;
         };
-        // Whether commands come or not: peers' rights to some of it are not accessors' to all of
+        // Whether commands come or not: peers' rights to some of it are not others' to all of
         // it.
         if !is_exclusive && !keep_from_peers(session, &self.arenas[at]) {
             self.arenas[at].is_closed = true;
