@@ -1,0 +1,43 @@
+//! RoCEv2 packets, as they come behind UDP: flow, headers, payload, ICRC.
+use crate::bytes::Input;
+use freeflow_wire::icrc::{Addresses, Flow, NO_IDENTIFICATION, PACKET_BYTES_MAX};
+use freeflow_wire::{Header, Opcode, PAYLOAD_BYTES_MAX, Syndrome};
+
+/// Flags, identification, ICRC, then the packet.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let (Some(flags), Some(identification), Some(received)) = (input.u8(), input.u16(), input.u32()) else { return };
+    let packet = input.0;
+    look_at_header(packet);
+    if packet.len() <= PACKET_BYTES_MAX {
+        look_at_icrc(flags, identification, received, packet);
+    }
+}
+
+fn look_at_header(packet: &[u8]) {
+    let Ok((header, payload)) = Header::parse(packet) else { return };
+    assert!(payload.len() <= PAYLOAD_BYTES_MAX);
+    assert!(payload.is_empty() || header.opcode.has_payload());
+    assert_eq!(Opcode::from_byte(header.opcode.byte()), Some(header.opcode));
+    let mut again = header.encode().as_slice().to_vec();
+    again.extend_from_slice(payload);
+    again.extend_from_slice(&[0; 3][..header.pad.into()]);
+    assert_eq!(again.len(), packet.len(), "each byte is header, payload or padding");
+    assert_eq!(Header::parse(&again), Ok((header, payload)), "what is read is what is written");
+}
+
+fn look_at_icrc(flags: u8, identification: u16, received: u32, packet: &[u8]) {
+    let addresses = if flags & 1 == 0 {
+        Addresses::V4 { source: [10, 0, 0, flags], destination: [10, 0, 1, 2] }
+    } else {
+        Addresses::V6 { source: [flags; 16], destination: [0xfd; 16] }
+    };
+    let flow = Flow { addresses, source_port: 49_152 };
+    let icrc = flow.icrc(identification, packet);
+    let prefix = flow.prefix(packet.len());
+    assert_eq!(prefix.icrc(identification, packet), icrc, "computed from the prefix, it is the same");
+    let known = if flags & 1 == 0 { identification } else { NO_IDENTIFICATION };
+    assert_eq!(flow.explain(identification, packet, icrc), Some(known));
+    assert_eq!(prefix.explain(identification, packet, received), flow.explain(identification, packet, received));
+    let _ = Syndrome::from_byte(flags).map(|syndrome| assert_eq!(syndrome.byte(), flags));
+}
