@@ -227,17 +227,17 @@ def death_of_the_router(host, server, client):
     with cm.listening(server, *program("serve", PORT)):
         waiting = {"a listener": server.start(*program("wait-listening", PORT + 1)),
                    "a connection": client.start(*program("wait", server.ip, PORT))}
-        for program in waiting.values():
-            program.wait_for_output("ready")
+        for waiter in waiting.values():
+            waiter.wait_for_output("ready")
         died_ns = harness.kill_router(host)
         notes = []
-        for name, program in waiting.items():
-            words = cm.finish(program, 20).strip().splitlines()[-1].split()
+        for name, waiter in waiting.items():
+            words = cm.finish(waiter, 20).strip().splitlines()[-1].split()
             need(words[:2] == ["told", "RDMA_CM_EVENT_DEVICE_REMOVAL"], f"{name} was told {words}")
             seconds = (int(words[2]) - died_ns) / 1e9
             need(seconds < LEARNED_SECONDS_MAX, f"{name} learned it after {seconds:.1f} s")
             notes.append(f"{name} {seconds * 1000:.1f} ms")
-            program.kill()
+            waiter.kill()
         return ", ".join(notes)
 
 

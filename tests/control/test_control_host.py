@@ -17,7 +17,7 @@ def of_the_host(host, api):
     path = f"/hosts/{name}"
     status = api.want(200, "GET", f"{path}/router")
     need(status["kind"] == "RouterStatus" and status["status"]["vnicCount"] == 1, f"{status}")
-    shown = host.status()["router"]
+    shown = host.status()
     for key, value in status["status"].items():
         if isinstance(value, (str, bool)) and key != "sleeping":
             snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in key)
