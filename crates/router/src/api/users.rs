@@ -1,6 +1,7 @@
 //! What each user may take of the server: connections, requests at a time, requests a second.
 //!
-//! Users without a role have a few places of their own, so that they keep nobody out. The admin always finds some.
+//! Users without a role have a few places of their own, so that they keep nobody out. The admin always finds some, also
+//! while one process of the admin takes all that it can.
 use super::caller::Caller;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,6 +50,8 @@ struct Taken {
     all: usize,
     nobodies: usize,
     not_admins: usize,
+    /// Connections of each process of the admin.
+    by_process: BTreeMap<i32, usize>,
     /// Who is gone stays here while it has something to pay.
     by_user: BTreeMap<u32, (usize, Arc<User>)>,
 }
@@ -62,6 +65,8 @@ pub struct Users {
 pub struct Place {
     users: Arc<Users>,
     is_nobody: bool,
+    /// Of the admin: by which its connections are counted.
+    process: Option<i32>,
     pub user: Arc<User>,
 }
 
@@ -79,7 +84,10 @@ impl Users {
         let (is_admin, is_nobody, uid) = (caller.role.is_admin, caller.role.is_nobody(), caller.who.uid);
         let max = self.connection_count_max;
         let own = taken.by_user.get(&uid).map_or(0, |(count, _)| *count);
+        let process = is_admin.then_some(caller.who.pid);
+        let of_process = process.and_then(|pid| taken.by_process.get(&pid)).copied().unwrap_or(0);
         let fits = taken.all < max
+            && of_process < max * 7 / 8
             && (is_admin || taken.not_admins < max * 3 / 4 && own < max / 8)
             && (!is_nobody || taken.nobodies < max / 8);
         if !fits {
@@ -94,6 +102,9 @@ impl Users {
         taken.all += 1;
         taken.not_admins += usize::from(!is_admin);
         taken.nobodies += usize::from(is_nobody);
+        if let Some(pid) = process {
+            *taken.by_process.entry(pid).or_default() += 1;
+        }
         let (count, user) = taken.by_user.entry(uid).or_insert_with(|| (0, fresh()));
         *count += 1;
         let mut user = user.clone();
@@ -101,7 +112,7 @@ impl Users {
             // The same user with other groups than before.
             user = Arc::new(User { is_admin, requests: user.requests.clone(), uid, paid: Mutex::new(Instant::now()) });
         }
-        Some(Place { users: self.clone(), is_nobody, user })
+        Some(Place { users: self.clone(), is_nobody, process, user })
     }
 }
 
@@ -113,6 +124,14 @@ impl Drop for Place {
         taken.nobodies -= usize::from(self.is_nobody);
         if let Some((count, _)) = taken.by_user.get_mut(&self.user.uid) {
             *count -= 1;
+        }
+        if let Some(pid) = self.process
+            && let Some(count) = taken.by_process.get_mut(&pid)
+        {
+            *count -= 1;
+            if *count == 0 {
+                taken.by_process.remove(&pid);
+            }
         }
     }
 }
@@ -146,7 +165,13 @@ mod tests {
         drop((nobodies, one, many, admin));
         assert_eq!(fill(&users, [caller(1, true)].into_iter()).len(), 1);
         assert_eq!(users.taken.lock().unwrap().by_user.len(), 1);
-        assert_eq!(fill(&users, (0..1000).map(|_| caller(0, false))).len(), 256);
+        let process = fill(&users, (0..1000).map(|_| caller(0, false)));
+        assert_eq!(process.len(), 224);
+        let mut another = caller(0, false);
+        another.who.pid = 2;
+        assert_eq!(fill(&users, (0..1000).map(|_| another.clone())).len(), 32);
+        drop(process);
+        assert!(users.taken.lock().unwrap().by_process.is_empty());
         assert_eq!(Users::new(64).connection_count_max, CONNECTION_COUNT_MIN);
     }
 
