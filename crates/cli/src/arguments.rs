@@ -17,7 +17,7 @@ use std::str::FromStr;
     max_term_width = 100
 )]
 pub struct Arguments {
-    /// Where this host keeps its sockets and state; several hosts can live on one machine
+    /// Directory of this host's sockets and state; several hosts can run on one machine
     #[arg(
         long,
         global = true,
@@ -33,15 +33,15 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Bring this host up, or mend it: router, bridge, CDI device; returns when ready
+    /// Start or repair this host: router, bridge, CDI device; returns when ready
     Up(Up),
-    /// Take this host down
+    /// Stop this host
     Down {
-        /// Also when containers are running: end them
+        /// Stop running containers too
         #[arg(long, short)]
         force: bool,
     },
-    /// Show the router, its vNICs and where the bytes went
+    /// Show the router, its vNICs and bytes by path
     Status {
         #[command(flatten)]
         output: Output,
@@ -50,25 +50,25 @@ pub enum Command {
     Run(Run),
     /// Run another program in a running container
     Exec(Exec),
-    /// End containers: SIGTERM, then SIGKILL
+    /// Stop containers: SIGTERM, then SIGKILL
     Stop {
-        /// Seconds between the two
+        /// Seconds between the two signals
         #[arg(long, short, value_name = "SECONDS", default_value_t = 10)]
         time: u64,
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Remove ended containers
+    /// Remove stopped containers
     Rm {
-        /// Also running ones: end them first
+        /// Stop running containers first
         #[arg(long, short)]
         force: bool,
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Show what a container started with -d has printed
+    /// Show the output of a container started with -d
     Logs {
-        /// Go on until the container ends
+        /// Follow the output until the container ends
         #[arg(long, short)]
         follow: bool,
         #[arg(value_name = "NAME")]
@@ -76,47 +76,47 @@ pub enum Command {
     },
     /// List containers
     Ps {
-        /// Ended ones too
+        /// Include stopped containers
         #[arg(long, short)]
         all: bool,
-        /// The queue pairs of all containers in their place: peers, and which way messages go
+        /// List queue pairs instead: peers, and the path of their messages
         #[arg(long, conflicts_with = "all")]
         qps: bool,
-        /// The identifiers of connection management (rdma_cm) in their place: listeners, connections, counts of messages
+        /// List rdma_cm identifiers instead: listeners, connections, message counts
         #[arg(long, conflicts_with_all = ["all", "qps"])]
         cm: bool,
         #[command(flatten)]
         output: Output,
     },
-    /// Measure round trips between two containers of this host, and tell which way they went
+    /// Measure round trips between two containers of this host, and show their path
     Ping(Ping),
-    /// Make what files declare so: networks, groups, rules, QoS classes, quotas, vNICs
+    /// Create or update objects from YAML or JSON files: networks, groups, rules, QoS classes, quotas, vNICs
     Apply(Apply),
-    /// List declared objects, or watch them
+    /// List or watch objects
     Get(Get),
-    /// Tell all about an object
+    /// Show an object's spec, status and conditions
     Describe(Describe),
-    /// Remove declared objects
+    /// Delete objects
     Delete(Delete),
     /// Show what apply would change
     Diff(Diff),
-    /// Show what each vNIC and queue pair does: rates, paths, limits
+    /// Show rates, paths and limits of each vNIC and queue pair
     Top(Top),
     /// Show virtual networks, or change one
     #[command(subcommand)]
     Network(Network),
-    /// Make hosts out of network namespaces on this machine, and use them
+    /// Create hosts from network namespaces on this machine, and use them
     #[command(subcommand)]
     Lab(LabAction),
-    /// Show what goes between this host and others, or disturb it
+    /// Show inter-host traffic counters; inject faults
     #[command(subcommand)]
     Wire(WireAction),
     /// Write the packets between this host and others to a file for Wireshark (pcapng)
     Capture(Capture),
-    /// Other hosts: this one's key for them, and how it stands with them
+    /// Show connections to other hosts; create this host's key
     #[command(subcommand)]
     Peers(Peers),
-    /// Find out what is missing on this machine, and how to mend it
+    /// Check this machine for missing parts, and show how to add them
     Doctor {
         #[command(flatten)]
         output: Output,
@@ -154,7 +154,7 @@ pub struct Up {
     /// This host's address for other hosts [default: the peers file's]
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,
-    /// Where what is declared is kept, also by freeflow down [default: as before, the run directory, which down empties]
+    /// Directory for persistent state; survives freeflow down [default: as before, the run directory, which down empties]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Serve metrics (Prometheus) by TCP too, to whoever asks: /metrics, /livez, /readyz; off: no more [default: as before, off]
@@ -363,12 +363,12 @@ pub struct Ping {
 
 #[derive(Debug, Subcommand)]
 pub enum WireAction {
-    /// Show hosts, queue pairs with peers there, and counters
+    /// Show other hosts, queue pairs with peers there, and counters
     Status {
         #[command(flatten)]
         output: Output,
     },
-    /// Lose, delay or spoil packets on purpose as they leave; each call replaces what was before
+    /// Drop, delay or corrupt outgoing packets on purpose; each call replaces the last
     Faults(FaultArguments),
 }
 
@@ -382,7 +382,7 @@ pub struct FaultArguments {
     /// The word off: no more faults
     #[arg(value_name = "off", conflicts_with_all = ["loss", "duplicate", "reorder", "corrupt", "delay"])]
     pub off: Option<Off>,
-    /// Share of packets to lose, such as 0.1%
+    /// Share of packets to drop, such as 0.1%
     #[arg(long, value_name = "SHARE", value_parser = crate::argument_values::parse_share)]
     pub loss: Option<u32>,
     /// Share of packets to send twice
@@ -420,13 +420,13 @@ pub struct Capture {
 
 #[derive(Debug, Subcommand)]
 pub enum LabAction {
-    /// Make hosts, join them, and bring each up
+    /// Create hosts, connect them, and start each
     Up(LabUp),
-    /// End a lab, or what is left of one
+    /// Stop a lab, or remove the remains of one
     Down {
         #[command(flatten)]
         of: LabOf,
-        /// Also when containers are running: end them
+        /// Stop running containers too
         #[arg(long, short)]
         force: bool,
     },
@@ -441,7 +441,7 @@ pub enum LabAction {
     Ps {
         #[command(flatten)]
         of: LabOf,
-        /// Ended ones too
+        /// Include stopped containers
         #[arg(long, short)]
         all: bool,
         #[command(flatten)]
@@ -464,51 +464,51 @@ pub enum LabAction {
         #[command(flatten)]
         exec: Exec,
     },
-    /// End containers: SIGTERM, then SIGKILL
+    /// Stop containers: SIGTERM, then SIGKILL
     Stop {
         #[command(flatten)]
         of: LabOf,
         /// Their host, where several have containers of these names
         #[arg(long, value_name = "N")]
         host: Option<u32>,
-        /// Seconds between the two
+        /// Seconds between the two signals
         #[arg(long, short, value_name = "SECONDS", default_value_t = 10)]
         time: u64,
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Remove ended containers
+    /// Remove stopped containers
     Rm {
         #[command(flatten)]
         of: LabOf,
         /// Their host, where several have containers of these names
         #[arg(long, value_name = "N")]
         host: Option<u32>,
-        /// Also running ones: end them first
+        /// Stop running containers first
         #[arg(long, short)]
         force: bool,
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Show what a container started with -d has printed
+    /// Show the output of a container started with -d
     Logs {
         #[command(flatten)]
         of: LabOf,
         /// Its host, where several have a container of that name
         #[arg(long, value_name = "N")]
         host: Option<u32>,
-        /// Go on until the container ends
+        /// Follow the output until the container ends
         #[arg(long, short)]
         follow: bool,
         #[arg(value_name = "NAME")]
         name: String,
     },
-    /// Cut a host off from the others
+    /// Disconnect a host from the others
     Cut {
         #[command(flatten)]
         at: LabHost,
     },
-    /// Mend the link of a host that was cut off
+    /// Reconnect a host
     Heal {
         #[command(flatten)]
         at: LabHost,
@@ -562,7 +562,7 @@ pub struct LabHost {
 
 #[derive(Debug, Subcommand)]
 pub enum Peers {
-    /// Make a private key's file, if there is none yet, and print the public key
+    /// Create a private key file, if there is none yet, and print the public key
     Key {
         #[arg(value_name = "FILE")]
         file: PathBuf,
@@ -572,7 +572,7 @@ pub enum Peers {
         #[command(flatten)]
         output: Output,
     },
-    /// Have the router read its peers file again
+    /// Reload the router's peers file
     Reload,
 }
 

@@ -42,7 +42,7 @@ pub struct Apply {
     /// YAML or JSON: a file, a folder of files, or - for standard input; may be given several times
     #[arg(long = "file", short = 'f', required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Check and tell, but change nothing
+    /// Check and report, but change nothing
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub struct Get {
     /// Only objects with these labels
     #[arg(long = "selector", short = 'l', value_name = "KEY=VALUE,…")]
     pub labels: Option<String>,
-    /// Go on and tell each change
+    /// Watch: print each change
     #[arg(long, short)]
     pub watch: bool,
     #[command(flatten)]
@@ -89,10 +89,10 @@ pub struct Delete {
     /// The objects of a file, a folder of files, or - for standard input
     #[arg(long = "file", short = 'f', value_name = "FILE", conflicts_with = "kind")]
     pub files: Vec<PathBuf>,
-    /// Check and tell, but change nothing
+    /// Check and report, but change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// What is not there is no error
+    /// Ignore objects that do not exist
     #[arg(long)]
     pub ignore_not_found: bool,
     #[command(flatten)]
