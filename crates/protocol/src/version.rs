@@ -63,8 +63,9 @@ impl Offer {
         let Some(version) = self.versions.highest_common(theirs.versions) else {
             return Err(Disagreement::Versions { ours: self.versions, theirs: theirs.versions });
         };
-        let missing_here = theirs.required_features & !self.features;
-        let missing_there = self.required_features & !theirs.features;
+        // Of either side: one that requires what it does not offer itself agrees with nobody.
+        let required = self.required_features | theirs.required_features;
+        let (missing_here, missing_there) = (required & !self.features, required & !theirs.features);
         if missing_here | missing_there != 0 {
             return Err(Disagreement::Features { missing_here, missing_there });
         }
@@ -138,6 +139,8 @@ mod tests {
         let strict = Offer { required_features: 0b010, ..ours };
         let error = strict.agree(&offer(1, 1, 0b001, 0)).unwrap_err();
         assert_eq!(error, Disagreement::Features { missing_here: 0, missing_there: 0b010 });
+        let contradictory = offer(1, 1, 0b011, 0b100);
+        assert!(contradictory.agree(&offer(1, 1, 0b100, 0)).is_err() && ours.agree(&contradictory).is_err());
     }
 
     #[test]
