@@ -1,8 +1,8 @@
 //! How fast packets go between two network namespaces over a veth pair: one thread sends RoCEv2-like packets through a
 //! window, another receives, checks the ICRC, copies the payload and acknowledges. Needs root and `ip`.
 //!
-//! `blast [SECONDS]`: a line for each packet size and setting. `blast SECONDS BYTES MTU plain|icrc gso|single gro|no-gro`:
-//! that one only.
+//! `blast [SECONDS]`: a line for each packet size and setting. `blast SECONDS BYTES MTU plain|icrc
+//! gso|single gro|no-gro`: that one only.
 #[path = "../tests/lab/mod.rs"]
 mod lab;
 

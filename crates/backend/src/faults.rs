@@ -1,5 +1,6 @@
-//! Faults on purpose: loss, duplication, reordering, delay and corruption of single packets as they leave, below GSO. For
-//! tests and demonstrations. What happens to the n-th packet follows from the seed and n alone.
+//! Faults on purpose: loss, duplication, reordering, delay and corruption of single packets as they
+//! leave, below GSO. For tests and demonstrations. What happens to the n-th packet follows from the
+//! seed and n alone.
 use crate::peers::PeerIndex;
 use crate::udp::PACKET_BYTES_MAX;
 use std::cmp::Reverse;

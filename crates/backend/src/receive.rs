@@ -79,8 +79,8 @@ pub(crate) struct Inbox {
     first: usize,
     /// Datagrams that it brought since its turn began.
     in_a_row: u32,
-    /// By how much the identification of a packet differed from that of the one before it in a datagram: 1 where a batch
-    /// was cut, 0 where single packets were put together.
+    /// By how much the identification of a packet differed from that of the one before it in a
+    /// datagram: 1 where a batch was cut, 0 where single packets were put together.
     step: u16,
 }
 
@@ -101,7 +101,8 @@ impl Udp {
         self.receive_with(limit, &mut |_, received| each(received))
     }
 
-    /// As [`receive`](Self::receive); `each` may send through this very backend. (Inside `each`, nothing can be received.)
+    /// As [`receive`](Self::receive); `each` may send through this very backend. (Inside `each`,
+    /// nothing can be received.)
     pub fn receive_with(&mut self, limit: usize, each: &mut dyn FnMut(&mut Self, Received<'_>)) -> usize {
         let mut packets = 0;
         while packets < limit
@@ -118,8 +119,9 @@ impl Udp {
 
     /// Takes the next datagram from a socket. `None`: nothing is there. Sockets take turns.
     ///
-    /// Its packets are handed out by [`next_packet`](Self::next_packet), between whose calls this backend can be used to
-    /// send; then it is to be [given back](Self::give_back), and until then there is no other.
+    /// Its packets are handed out by [`next_packet`](Self::next_packet), between whose calls this
+    /// backend can be used to send; then it is to be [given back](Self::give_back), and until then
+    /// there is no other.
     pub fn next_datagram(&mut self) -> Option<Datagram> {
         let mut buffer = std::mem::take(&mut self.inbox.buffer);
         let count = self.inbox.listeners.len();

@@ -1,5 +1,5 @@
-//! The sockets: one on port 4791 for each of this host's addresses, which receives; and some on other ports, which send:
-//! switches spread flows over their paths by the source port.
+//! The sockets: one on port 4791 for each of this host's addresses, which receives; and some on
+//! other ports, which send: switches spread flows over their paths by the source port.
 //!
 //! The sending sockets are not connected and forbid fragmentation. So the kernel writes the IP identification 0, which
 //! the ICRC has to cover, and an ICMP error of one peer is no error of the socket.
@@ -52,7 +52,8 @@ pub struct UdpConfig {
     pub dscp: u8,
     pub send_buffer_bytes: u32,
     pub receive_buffer_bytes: u32,
-    /// Firewall mark of what is sent (SO_MARK), which takes CAP_NET_ADMIN or, from Linux 5.17 on, CAP_NET_RAW; none if 0.
+    /// Firewall mark of what is sent (SO_MARK), which takes CAP_NET_ADMIN or, from Linux 5.17 on,
+    /// CAP_NET_RAW; none if 0.
     pub mark: u32,
 }
 
@@ -98,9 +99,9 @@ impl Udp {
     /// Opens the sockets.
     ///
     /// # Errors
-    /// A configuration out of range ([`io::ErrorKind::InvalidInput`]); whatever binding says, in particular
-    /// `AddrInUse` for port 4791 and `AddrNotAvailable` for an address that this host does not have; `PermissionDenied` for a
-    /// mark.
+    /// A configuration out of range ([`io::ErrorKind::InvalidInput`]); whatever binding says, in
+    /// particular `AddrInUse` for port 4791 and `AddrNotAvailable` for an address that this host
+    /// does not have; `PermissionDenied` for a mark.
     pub fn open(config: UdpConfig) -> io::Result<Self> {
         check(&config)?;
         let random = sys::random()?;
@@ -177,9 +178,10 @@ impl Udp {
         self.peers.find(address)
     }
 
-    /// Begins a packet: gives the place for its headers, payload and padding. `flow` chooses the source port: packets of
-    /// equal `flow`, `to` keep their order. `traffic_class` is the whole byte; where its DSCP is 0, the configured one is
-    /// set. A packet that was begun and not committed is abandoned.
+    /// Begins a packet: gives the place for its headers, payload and padding. `flow` chooses the
+    /// source port: packets of equal `flow`, `to` keep their order. `traffic_class` is the whole
+    /// byte; where its DSCP is 0, the configured one is set. A packet that was begun and not
+    /// committed is abandoned.
     ///
     /// `None`: no room (all buffers wait for full sockets, or as many as may wait for this one), try again after
     /// [`flush`](Self::flush); or there is no such peer, which is counted.
@@ -196,9 +198,10 @@ impl Udp {
         Some(self.outbox.place(pending))
     }
 
-    /// Whether there is room for a burst of packets with up to [`BURST_BYTES_MAX`] bytes in all: the socket was not full
-    /// when it was last written to, and there are buffers. (Should it get full half-way, and each packet be longer than the
-    /// one before, [`reserve`](Self::reserve) may refuse the rest still.) True for a peer that does not exist.
+    /// Whether there is room for a burst of packets with up to [`BURST_BYTES_MAX`] bytes in all:
+    /// the socket was not full when it was last written to, and there are buffers. (Should it get
+    /// full half-way, and each packet be longer than the one before, [`reserve`](Self::reserve) may
+    /// refuse the rest still.) True for a peer that does not exist.
     #[inline]
     pub fn has_room(&self, to: PeerIndex, flow: u32) -> bool {
         let Some(entry) = self.peers.get(to) else { return true };

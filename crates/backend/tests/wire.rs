@@ -97,7 +97,8 @@ impl Sniffer {
     }
 }
 
-/// What the wire shows of an IPv4 packet: identification, UDP checksum; asserts DF and the ICRC for that identification.
+/// What the wire shows of an IPv4 packet: identification, UDP checksum; asserts DF and the ICRC for
+/// that identification.
 fn check_frame(frame: &[u8]) -> (u16, u16) {
     let short = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
     let quad = |at: usize| [frame[at], frame[at + 1], frame[at + 2], frame[at + 3]];

@@ -1,10 +1,11 @@
 //! One scheduling group for a router and the programs it serves.
 //!
-//! Linux shares the CPU first between groups (cpu cgroups and, outside of them, login sessions) and only then between
-//! the threads of each. `sched_yield` gives way only within a group, so between pollers of different groups that share a
-//! core a hand-off lasts a time slice, milliseconds, instead of a microsecond. With `--one-group` the router
-//! and its programs are put into one group, ahead of all others; the limits always run in one. An experiment: such a group
-//! can starve the machine (docs/decisions/0006-no-common-cpu-group.md), so the product makes none.
+//! Linux shares the CPU first between groups (cpu cgroups and, outside of them, login sessions) and
+//! only then between the threads of each. `sched_yield` gives way only within a group, so between
+//! pollers of different groups that share a core a hand-off lasts a time slice, milliseconds,
+//! instead of a microsecond. With `--one-group` the router and its programs are put into one group,
+//! ahead of all others; the limits always run in one. An experiment: such a group can starve the
+//! machine (docs/decisions/0006-no-common-cpu-group.md), so the product makes none.
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,8 @@
 //!
 //! * [`limits`]: bare programs that show the physical limits of this machine.
 //! * [`verbs`]: an ordinary verbs program, one end in each of two containers.
-//! * [`host`], [`group`], [`suite`], [`perftest`]: a router in each mode, what is measured with it, and unmodified programs.
+//! * [`host`], [`group`], [`suite`], [`perftest`]: a router in each mode, what is measured with it,
+//!   and unmodified programs.
 //! * [`direct`]: programs of one host among each other, beside what two cores can do without anybody between them.
 //! * [`crowd`]: many pairs of containers at once.
 //! * [`workers`]: one and two of the router's, for two pairs at once.

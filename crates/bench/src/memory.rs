@@ -1,5 +1,5 @@
-//! What memory costs: registering it, and each object's share of it. The same in every mode of the router, so measured in
-//! one.
+//! What memory costs: registering it, and each object's share of it. The same in every mode of the
+//! router, so measured in one.
 use crate::suite::Pair;
 use crate::svg::{Plot, Row};
 use crate::table::{Table, bytes, figure};
@@ -37,7 +37,7 @@ pub struct ObjectBytes {
     pub segments_resident: f64,
 }
 
-/// Registers memory of each kind and size; after each one that failed the next begins anew.
+/// Registers memory of each kind and size; after each one that failed the next begins again.
 pub fn registrations(pair: &mut Pair<'_>, quick: bool) -> Vec<Registered> {
     let sizes: &[usize] = if quick { &[4 << 10, 1 << 20] } else { &[4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20] };
     let mut list = Vec::new();

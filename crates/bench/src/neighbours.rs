@@ -1,8 +1,8 @@
-//! A program's control verbs and routed messages while a neighbour in another container plays tricks with its own processes and
-//! memory, beside a neighbour that only burns processor time.
+//! A program's control verbs and routed messages while a neighbour in another container plays
+//! tricks with its own processes and memory, beside a neighbour that only burns processor time.
 //!
-//! The tricks are the C programs of the tests. What counts is what a trick adds to plain load: the median over the windows' longest
-//! with it, less the median with as many busy loops.
+//! The tricks are the C programs of the tests. What counts is what a trick adds to plain load: the
+//! median over the windows' longest with it, less the median with as many busy loops.
 use crate::host::{Freeflow, REPLY_MAX};
 use crate::report::{Expectation, Report};
 use crate::stats::{Summary, median};

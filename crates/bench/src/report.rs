@@ -226,8 +226,8 @@ impl Report {
         plots
     }
 
-    /// Writes `UNIX_TIME.json` and `latest.json`, and the plots, each in a file named after its table. Plots of earlier runs,
-    /// which `latest.json` does not say, are removed.
+    /// Writes `UNIX_TIME.json` and `latest.json`, and the plots, each in a file named after its
+    /// table. Plots of earlier runs, which `latest.json` does not say, are removed.
     pub fn write(&self, directory: &Path) -> io::Result<PathBuf> {
         fs::create_dir_all(directory)?;
         let mut text = serde_json::to_string_pretty(&self.to_json())?;

@@ -1,5 +1,5 @@
-//! The results page (`docs/performance/RESULTS.md`): the tables of one run, put between two markers of a Markdown file. What stands
-//! outside of the markers is left as it is.
+//! The results page (`docs/performance/RESULTS.md`): the tables of one run, put between two markers
+//! of a Markdown file. What stands outside of the markers is left as it is.
 use crate::report::{Report, machine, unix_time_s};
 use serde_json::Value;
 use std::fmt::Write as _;

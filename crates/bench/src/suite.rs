@@ -168,7 +168,7 @@ impl<'a> Pair<'a> {
         connect(&mut self.runner, &mut self.server, &Request::Prepare { memory, job })
     }
 
-    /// Begins anew with other containers: an end that failed leaves the other waiting.
+    /// Begins again with other containers: an end that failed leaves the other waiting.
     pub fn renew(&mut self) -> Result<(), String> {
         *self = Self::with_generation(self.host, self.generation + 1)?;
         Ok(())

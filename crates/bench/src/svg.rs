@@ -1,8 +1,8 @@
 //! Plots of ratios, as SVG: a bar for each row, a whisker over its spread, and marks at its floor and its aim.
 //!
-//! Rows that stand for the same figure are neighbours and of one colour. The axis is linear from zero, unless a bar is more
-//! than [`LINEAR_FACTOR_MAX`] times as long as the way to a mark: then it is logarithmic and says so. Whiskers may leave
-//! it; the text beside a bar has their ends.
+//! Rows that stand for the same figure are neighbours and of one colour. The axis is linear from
+//! zero, unless a bar is more than [`LINEAR_FACTOR_MAX`] times as long as the way to a mark: then
+//! it is logarithmic and says so. Whiskers may leave it; the text beside a bar has their ends.
 use crate::table::figure;
 use std::fmt::Write;
 
@@ -244,8 +244,8 @@ mod tests {
         Plot { title: "Small messages, one way".into(), axis: "times the limit".into(), rows }
     }
 
-    /// Every element is closed by its own name or by itself, quotes pair up, and no stray sign is left in the text. Gives the
-    /// texts between tags.
+    /// Every element is closed by its own name or by itself, quotes pair up, and no stray sign is
+    /// left in the text. Gives the texts between tags.
     fn well_formed(svg: &str) -> Vec<String> {
         let (mut open, mut texts, mut rest) = (Vec::new(), Vec::new(), svg);
         while let Some(begin) = rest.find('<') {

@@ -125,8 +125,8 @@ pub fn status_bytes(pid: &str, field: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// A process's part of all resident memory, bytes: of each page that it has mapped, an equal part for each process that has it
-/// mapped. `pid` may be `self`.
+/// A process's part of all resident memory, bytes: of each page that it has mapped, an equal part
+/// for each process that has it mapped. `pid` may be `self`.
 pub fn share_bytes(pid: &str) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let field = |name: &str| -> Option<u64> {

@@ -1,6 +1,8 @@
-//! Routers with one worker and with two, and two threads that post at once: WRITEs of two pairs of containers, all routed.
+//! Routers with one worker and with two, and two threads that post at once: WRITEs of two pairs of
+//! containers, all routed.
 //!
-//! Not an expectation below [`CORES_MIN`] cores: two posting threads, the router's own and two workers want five of them.
+//! Not an expectation below [`CORES_MIN`] cores: two posting threads, the router's own and two
+//! workers want five of them.
 use crate::host::{Freeflow, REPLY_MAX};
 use crate::limits::relay_copy;
 use crate::report::{Expectation, Report};

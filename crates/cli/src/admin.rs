@@ -1,5 +1,5 @@
-//! The router, seen from this command: its admin socket, on which containers get and lose their vNICs, packets are captured and
-//! the router is ended; and its REST server, for all else.
+//! The router, seen from this command: its admin socket, on which containers get and lose their
+//! vNICs, packets are captured and the router is ended; and its REST server, for all else.
 
 use crate::control::api::{Api, BASE, Trouble, encoded};
 use crate::failure::{Context, Failure, Result, fail};

@@ -154,10 +154,12 @@ pub struct Up {
     /// This host's address for other hosts [default: the peers file's]
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,
-    /// Directory for persistent state; survives freeflow down [default: as before, the run directory, which down empties]
+    /// Directory for persistent state; survives freeflow down [default: as before, the run
+    /// directory, which down empties]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// Serve metrics (Prometheus) by TCP too, to whoever asks: /metrics, /livez, /readyz; off: no more [default: as before, off]
+    /// Serve metrics (Prometheus) by TCP too, to whoever asks: /metrics, /livez, /readyz; off: no
+    /// more [default: as before, off]
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics_listen: Option<MetricsListen>,
     /// Where to put the CDI file [default: /etc/cdi, for the default run directory only]

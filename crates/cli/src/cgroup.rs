@@ -1,9 +1,10 @@
-//! The router's own cgroup: it must not end, freeze or run out of memory or processes with the session, container or engine from which
-//! `freeflow up` was started.
+//! The router's own cgroup: it must not end, freeze or run out of memory or processes with the
+//! session, container or engine from which `freeflow up` was started.
 //!
-//! In cgroup v2, and in the v1 hierarchies that can end or stop a process (memory, pids, freezer, systemd's), the router has a cgroup of its
-//! own at the top, without limits. In the other v1 hierarchies, which only share out time and devices, it is at the top itself: a cgroup
-//! of its own would be one more scheduling group, and `sched_yield` does not give way to another one.
+//! In cgroup v2, and in the v1 hierarchies that can end or stop a process (memory, pids, freezer,
+//! systemd's), the router has a cgroup of its own at the top, without limits. In the other v1
+//! hierarchies, which only share out time and devices, it is at the top itself: a cgroup of its own
+//! would be one more scheduling group, and `sched_yield` does not give way to another one.
 
 use freeflow_hostnet::run_dir::RunDir;
 use std::fs;
@@ -11,8 +12,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Hierarchies in which the router stays where its caller is, separated by commas: v1 controllers, `unified` for cgroup v2, or `all`. For
-/// whoever keeps count of it there, such as systemd of a unit.
+/// Hierarchies in which the router stays where its caller is, separated by commas: v1 controllers,
+/// `unified` for cgroup v2, or `all`. For whoever keeps count of it there, such as systemd of a
+/// unit.
 pub const KEEP_VARIABLE: &str = "FREEFLOW_CGROUP_KEEP";
 const OWN: [&str; 4] = ["memory", "pids", "freezer", "name=systemd"];
 const UNIFIED: &str = "unified";

@@ -1,4 +1,5 @@
-//! `freeflow ps --cm`: the identifiers of connection management (rdma_cm): who listens where, and who is connected to whom.
+//! `freeflow ps --cm`: the identifiers of connection management (rdma_cm): who listens where, and
+//! who is connected to whom.
 
 use crate::admin::Admin;
 use crate::arguments::Format;

@@ -1,7 +1,8 @@
 //! Which containers of engines have declared vNICs: one JSON file each in `RUN_DIR/holders`.
 //!
-//! A vNIC that a hook makes for a container is known by its own labels. A declared one has the labels of its declaration, so
-//! its container is recorded here. A declared vNIC has one container at most, of an engine or of `freeflow run`.
+//! A vNIC that a hook makes for a container is known by its own labels. A declared one has the
+//! labels of its declaration, so its container is recorded here. A declared vNIC has one container
+//! at most, of an engine or of `freeflow run`.
 //!
 //! Invariant: holders come and go under the lock of [`Records`].
 

@@ -1,11 +1,12 @@
 //! `freeflow hook`: what a container engine runs for a container with the device `freeflow.io/net=NETWORK` or
 //! `freeflow.io/vnic=NAME`.
 //!
-//! `createRuntime` comes when the container's namespaces and mounts are there and its root is not changed yet: it attaches
-//! a vNIC under the container's id, or takes the declared one for it; puts a veth pair into its network namespace (unless
-//! that is the host's); mounts the vNIC's directory, and only that, at `/run/freeflow`, its sysfs in `/sys/class`, and the
-//! drop-ins over the image's libibverbs and librdmacm.
-//! `poststop` detaches it. An error goes to stderr and, by its exit status, stops the container's start.
+//! `createRuntime` comes when the container's namespaces and mounts are there and its root is not
+//! changed yet: it attaches a vNIC under the container's id, or takes the declared one for it; puts
+//! a veth pair into its network namespace (unless that is the host's); mounts the vNIC's directory,
+//! and only that, at `/run/freeflow`, its sysfs in `/sys/class`, and the drop-ins over the image's
+//! libibverbs and librdmacm. `poststop` detaches it. An error goes to stderr and, by its exit
+//! status, stops the container's start.
 //!
 //! Invariant: network, name, address and labels of a vNIC come from the device's name alone. Of the container's
 //! `config.json` only the path of its root is read, which the engine chooses. Annotations, environment, host name and

@@ -103,8 +103,9 @@ fn start(view: &View, program: &Program, channel: &OwnedFd) -> Result<(Pid, Sign
     Ok((child, Signals::init().context("signals")?))
 }
 
-/// Until its exec, nobody in the container may trace this process or take its descriptors: they are the host's (the admin
-/// connection, namespaces, cgroups), and once the capabilities are dropped the container's root has as many.
+/// Until its exec, nobody in the container may trace this process or take its descriptors: they are
+/// the host's (the admin connection, namespaces, cgroups), and once the capabilities are dropped
+/// the container's root has as many.
 pub fn hold_tight() -> Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("prctl")
 }

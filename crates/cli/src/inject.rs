@@ -4,8 +4,9 @@
 //! kernel below the container's root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS), so no symbolic link
 //! of the image leads out of it; the mount goes onto the descriptor, not onto a name.
 //!
-//! Invariant: these mounts are read-only. They are the host's own files: a container's root must neither change the library
-//! that every other container runs, nor fill or rearrange the directory in which the router makes its socket.
+//! Invariant: these mounts are read-only. They are the host's own files: a container's root must
+//! neither change the library that every other container runs, nor fill or rearrange the directory
+//! in which the router makes its socket.
 
 use crate::failure::{Context, Failure, Result, fail};
 use crate::inject_sysfs::Classes;
@@ -143,8 +144,9 @@ impl Root {
         mount_onto(&sources.vnic, &target).context(what)
     }
 
-    /// Whether a directory is the container's own: of its root's mount, or of a file system that the host does not have. In others,
-    /// folders of the host that the container got as volumes, nothing is made.
+    /// Whether a directory is the container's own: of its root's mount, or of a file system that
+    /// the host does not have. In others, folders of the host that the container got as volumes,
+    /// nothing is made.
     fn is_own(&self, directory: &OwnedFd, sources: &Sources) -> bool {
         let look = |fd: &OwnedFd| statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID);
         let (Ok(root), Ok(one)) = (look(&self.0), look(directory)) else { return false };
@@ -190,8 +192,9 @@ impl Root {
         Ok(all)
     }
 
-    /// The same, and makes what the image has not. A program may load librdmacm by itself (`dlopen`), so that is made as well, but
-    /// an image that has none and can't be written to starts without it.
+    /// The same, and makes what the image has not. A program may load librdmacm by itself
+    /// (`dlopen`), so that is made as well, but an image that has none and can't be written to
+    /// starts without it.
     pub fn replace_or_add_libraries(&self, sources: &Sources) -> Result<()> {
         for library in &sources.libraries {
             if self.replace_library(library)? == 0 {

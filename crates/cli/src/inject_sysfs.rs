@@ -1,9 +1,10 @@
 //! The vNIC's `/sys/class/infiniband` and its like in a container.
 //!
-//! Nobody can make a directory in the kernel's sysfs. So `/sys/class` is covered with a read-only tmpfs that has every class
-//! of the container again, as a mount of the original one (a link from there to `../../devices` works on), except those
-//! of the host's own RDMA devices, and the vNIC's instead. An overlay would be a single mount, but remembers what it was once
-//! asked for in vain: a network interface that comes later would stay unseen.
+//! Nobody can make a directory in the kernel's sysfs. So `/sys/class` is covered with a read-only
+//! tmpfs that has every class of the container again, as a mount of the original one (a link from
+//! there to `../../devices` works on), except those of the host's own RDMA devices, and the vNIC's
+//! instead. An overlay would be a single mount, but remembers what it was once asked for in vain: a
+//! network interface that comes later would stay unseen.
 //!
 //! The container works without all this, so nothing here fails it: what went wrong is said on stderr.
 

@@ -4,9 +4,10 @@
 //!           namespace fabric                       namespace hostN
 //!   bridge fabric -- port1 ... portN  ==veth==  eth0 192.168.240.N, router, bridge of the vNICs, overlay
 //! ```
-//! Nothing of the machine's own network changes. A host's namespace is held by a mount at `netns` in its run directory,
-//! and every command of that run directory acts inside it: `freeflow --run-dir RUN_DIR/labs/LAB/host2 up`, and so on, so
-//! a lab's host is a host like any other. [`crate::lab_build`] makes and removes labs; this file is what is done with one.
+//! Nothing of the machine's own network changes. A host's namespace is held by a mount at `netns`
+//! in its run directory, and every command of that run directory acts inside it: `freeflow
+//! --run-dir RUN_DIR/labs/LAB/host2 up`, and so on, so a lab's host is a host like any other.
+//! [`crate::lab_build`] makes and removes labs; this file is what is done with one.
 //!
 //! `RUN_DIR/labs/LAB/`: `lab.json`, `fabric/netns`, `hostN/` (a run directory, and `netns`, `peers.json`, `host.key`).
 

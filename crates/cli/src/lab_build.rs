@@ -1,9 +1,9 @@
 //! Making and removing labs.
 //!
-//! Invariant: a lab's directory is the first thing that is made and the last that is removed, so what a killed `lab up`
-//! leaves is found by the next `lab down`.
-//! Invariant: who makes or removes a lab holds the lock of the run directory. Forked helpers hold it too, so a `lab down`
-//! waits until the last helper of a killed `lab up` is done; programs that they start don't.
+//! Invariant: a lab's directory is the first thing that is made and the last that is removed, so
+//! what a killed `lab up` leaves is found by the next `lab down`. Invariant: who makes or removes a
+//! lab holds the lock of the run directory. Forked helpers hold it too, so a `lab down` waits until
+//! the last helper of a killed `lab up` is done; programs that they start don't.
 
 use crate::arguments::{LabUp, Up};
 use crate::failure::{Context, Failure, Result, fail};
@@ -282,8 +282,9 @@ fn remove_directory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Ends every process in a network namespace, removes its interfaces and lets go of it. Containers that were started since
-/// may have a copy of the mount: the namespace lives on in it for a while, but nothing is in it.
+/// Ends every process in a network namespace, removes its interfaces and lets go of it. Containers
+/// that were started since may have a copy of the mount: the namespace lives on in it for a while,
+/// but nothing is in it.
 fn release(namespace: &Path) -> Result<()> {
     for process in processes_in(namespace)? {
         process.signal(Signal::KILL).context("can't end a process of the lab")?;

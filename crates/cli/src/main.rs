@@ -1,8 +1,9 @@
 //! The `freeflow` command: brings a host up, runs programs in containers with a vNIC, shows what goes on.
 //!
-//! It talks to the router by `RUN_DIR/api.sock` (REST) and `RUN_DIR/admin.sock`; `ping` has a session at each of two vNICs
-//! besides, and a second thread. It has no state of its own beyond the run directory; what must outlive a call (a container)
-//! has a supervisor process, see `supervisor`.
+//! It talks to the router by `RUN_DIR/api.sock` (REST) and `RUN_DIR/admin.sock`; `ping` has a
+//! session at each of two vNICs besides, and a second thread. It has no state of its own beyond the
+//! run directory; what must outlive a call (a container) has a supervisor process, see
+//! `supervisor`.
 #![deny(unsafe_code)]
 
 mod abilities;

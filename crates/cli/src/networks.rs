@@ -1,4 +1,5 @@
-//! What the command does to the host's network by itself: after networks or vNICs have come or gone, and for a container.
+//! What the command does to the host's network by itself: after networks or vNICs have come or
+//! gone, and for a container.
 
 use crate::admin::{Admin, Presence};
 use crate::failure::{Failure, Result};
@@ -11,8 +12,8 @@ use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::VnicStatus;
 use std::path::Path;
 
-/// The CDI file, interfaces and bridges that nobody needs. A caller who may not do this leaves it to the router, whose reconciler
-/// does it, too.
+/// The CDI file, interfaces and bridges that nobody needs. A caller who may not do this leaves it
+/// to the router, whose reconciler does it, too.
 pub fn reconcile_host(run_dir: &RunDir) {
     if !sys::is_privileged() || run_dir.enter_network().is_err() {
         return;
@@ -31,7 +32,8 @@ pub fn inventory(admin: &mut Admin) -> Result<Inventory> {
     Ok(Inventory { networks: admin.networks()?, vnics })
 }
 
-/// Plugs a vNIC into its network and its container; the interface's name inside. What the kernel lacks for IPv6 is a warning.
+/// Plugs a vNIC into its network and its container; the interface's name inside. What the kernel
+/// lacks for IPv6 is a warning.
 pub fn plug(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32) -> Result<String> {
     let plugged = ports::plug(run_dir, vnic, bridge, pid)?;
     if let Some(warning) = plugged.warning {

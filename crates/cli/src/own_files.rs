@@ -1,10 +1,12 @@
-//! The files of a `freeflow run` container: the host's, read-only, with an overlay that takes what the container writes and goes
-//! with it. (With `--share-host` it has the host's own.)
+//! The files of a `freeflow run` container: the host's, read-only, with an overlay that takes what
+//! the container writes and goes with it. (With `--share-host` it has the host's own.)
 //!
-//! An overlay covers one file system. So the root and each file system mounted in it (`/home`, `/tmp`, …) have overlays of
-//! their own, whose written parts share one tmpfs. What can't be covered (single files, file systems that can't lie
-//! below an overlay, mounts further below) is the host's, read-only; below `/run` it is left out. Sockets of the host that lie in a
-//! covered directory refuse connections: they are other files there. Devices can't be opened but in the container's own `/dev`.
+//! An overlay covers one file system. So the root and each file system mounted in it (`/home`,
+//! `/tmp`, …) have overlays of their own, whose written parts share one tmpfs. What can't be
+//! covered (single files, file systems that can't lie below an overlay, mounts further below) is
+//! the host's, read-only; below `/run` it is left out. Sockets of the host that lie in a covered
+//! directory refuse connections: they are other files there. Devices can't be opened but in the
+//! container's own `/dev`.
 //!
 //! Invariant: no mount of the container leads to a file of the host that it can write to, but volumes (`-v`).
 
@@ -40,8 +42,8 @@ struct Mounted {
     path: PathBuf,
 }
 
-/// Makes the container's root and changes into it. `scratch` is a directory that the container must not see, for a moment a
-/// mount point in this namespace. With the mounts made private before.
+/// Makes the container's root and changes into it. `scratch` is a directory that the container must
+/// not see, for a moment a mount point in this namespace. With the mounts made private before.
 pub fn enter(scratch: &Path, hidden: &[PathBuf]) -> Result<()> {
     let mounts = parse(&fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?);
     // The last one on the root is the one that is seen.

@@ -1,9 +1,10 @@
 //! `freeflow ping`: round trips between the vNICs of two containers of this host, and which way they went.
 //!
-//! The command becomes a process of both vNICs: it connects to the sockets that are mounted into the containers, makes an
-//! RC QP at each, and sends messages to and fro by the same library, rings and router as the containers' programs. One
-//! thread is the one end, another thread the other, so the messages cross processors as they do between programs. The
-//! containers notice nothing; for that moment each vNIC has a session and a few objects more.
+//! The command becomes a process of both vNICs: it connects to the sockets that are mounted into
+//! the containers, makes an RC QP at each, and sends messages to and fro by the same library, rings
+//! and router as the containers' programs. One thread is the one end, another thread the other, so
+//! the messages cross processors as they do between programs. The containers notice nothing; for
+//! that moment each vNIC has a session and a few objects more.
 
 use crate::admin::Admin;
 use crate::arguments::{Format, Ping};
@@ -313,7 +314,8 @@ pub fn ping(run_dir: &RunDir, arguments: &Ping) -> Result<()> {
     Ok(())
 }
 
-/// Sends to and fro; asks for the QPs' paths before the measured part and after it. → these, and the times, nanoseconds.
+/// Sends to and fro; asks for the QPs' paths before the measured part and after it. → these, and
+/// the times, nanoseconds.
 fn measure<W>(
     ends: (&End, &End),
     count: u32,

@@ -1,7 +1,8 @@
 //! The system calls that rustix has no safe function for. The only unsafe code of the command.
 //!
-//! Invariant: the command has one thread whenever it forks or makes namespaces; `fork` and `unshare` rely on it. Another thread is
-//! joined by the function that began it (`freeflow_hostnet::namespace`).
+//! Invariant: the command has one thread whenever it forks or makes namespaces; `fork` and
+//! `unshare` rely on it. Another thread is joined by the function that began it
+//! (`freeflow_hostnet::namespace`).
 #![allow(unsafe_code)]
 
 use rustix::process::Pid;

@@ -40,8 +40,8 @@ fn missing_in(directory: &Path) -> Option<&'static str> {
     LIBRARIES.into_iter().find(|library| !directory.join(library).is_file())
 }
 
-/// The drop-in libibverbs: in `$FREEFLOW_LIBDIR`, or `../lib/freeflow` or `../lib` seen from this program. The others are
-/// beside it.
+/// The drop-in libibverbs: in `$FREEFLOW_LIBDIR`, or `../lib/freeflow` or `../lib` seen from this
+/// program. The others are beside it.
 pub fn library() -> Result<PathBuf> {
     if let Some(directory) = std::env::var_os("FREEFLOW_LIBDIR").map(PathBuf::from) {
         match missing_in(&directory) {

@@ -334,7 +334,7 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
         }
     }
     let known: BTreeSet<&str> = vnics.iter().map(|vnic| vnic.id.as_str()).collect();
-    // A router that has begun anew does not know it.
+    // A router that has begun again does not know it.
     for record in live.iter().filter(|record| record.is_declared && known.contains(record.id.as_str())) {
         admin.occupy(&record.id, &record.name, true)?;
     }
@@ -418,8 +418,8 @@ pub fn down(run_dir: &RunDir, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Takes a host down and prints nothing, but asks before it ends containers unless forced. Names the containers of other
-/// engines that run on.
+/// Takes a host down and prints nothing, but asks before it ends containers unless forced. Names
+/// the containers of other engines that run on.
 pub fn take_down(run_dir: &RunDir, force: bool) -> Result<Vec<String>> {
     let _lock = run_dir.lock()?;
     let presence = Admin::look(run_dir);

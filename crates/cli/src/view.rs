@@ -1,7 +1,9 @@
-//! What a `freeflow run` container sees: the host's root file system with its own `/proc`, `/sys`, `/dev`, hostname and
-//! capabilities, its vNIC at `/run/freeflow` and in `/sys/class`, the drop-in library, and none of the run directories of the machine.
+//! What a `freeflow run` container sees: the host's root file system with its own `/proc`, `/sys`,
+//! `/dev`, hostname and capabilities, its vNIC at `/run/freeflow` and in `/sys/class`, the drop-in
+//! library, and none of the run directories of the machine.
 //!
-//! It is a light container: it reads the host's files, and what it writes is its own (see `own_files`) unless it shares them.
+//! It is a light container: it reads the host's files, and what it writes is its own (see
+//! `own_files`) unless it shares them.
 
 use crate::failure::{Context, Result};
 use crate::inject::{Root, Sources, VNIC_DIRECTORY, detached_recursive, mount_onto};

@@ -6,7 +6,7 @@ use freeflow_protocol::cm::CmAddress;
 use freeflow_verbs::Instant;
 
 impl Machine {
-    /// What [`Environment::allows`] says is another from now on. Requests are looked at anew at
+    /// What [`Environment::allows`] says is another from now on. Requests are looked at again at
     /// once, what stands in [`Self::poll_policy`]. That goes round, so that one change after the
     /// other does not keep it from the last ones.
     pub fn handle_policy_changed(&mut self) {

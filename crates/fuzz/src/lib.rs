@@ -1,5 +1,5 @@
-//! The fuzz targets: each a function over any bytes, which panics where a promise is broken. `main.rs` gives them to the
-//! engine; `tests/corpus.rs` replays what it has found.
+//! The fuzz targets: each a function over any bytes, which panics where a promise is broken.
+//! `main.rs` gives them to the engine; `tests/corpus.rs` replays what it has found.
 //!
 //! A target must be deterministic, keep nothing from one input to the next, and answer short inputs in microseconds.
 #![deny(unsafe_code)]

@@ -1,5 +1,5 @@
-//! Messages on Unix sockets: of the library, of the command, and their answers, which a library takes from a router that
-//! another tenant may have made.
+//! Messages on Unix sockets: of the library, of the command, and their answers, which a library
+//! takes from a router that another tenant may have made.
 use freeflow_protocol::admin::{AdminReply, AdminRequest};
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_protocol::{DecodeError, MESSAGE_BYTES_MAX, decode, encode};

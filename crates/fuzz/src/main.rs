@@ -1,4 +1,5 @@
-//! The engine: libFuzzer's `main`, which calls the target that FREEFLOW_FUZZ_TARGET names. `scripts/fuzz` builds and runs it.
+//! The engine: libFuzzer's `main`, which calls the target that FREEFLOW_FUZZ_TARGET names.
+//! `scripts/fuzz` builds and runs it.
 #![deny(unsafe_code)]
 #![no_main]
 

@@ -1,5 +1,6 @@
-//! Shared memory in the hands of the other side: it writes any words anywhere, before and between the reads and writes of
-//! this side, which takes requests, completions, doorbells, notifications and messages.
+//! Shared memory in the hands of the other side: it writes any words anywhere, before and between
+//! the reads and writes of this side, which takes requests, completions, doorbells, notifications
+//! and messages.
 use crate::bytes::Input;
 use freeflow_shm::layout::{QueueShape, channel, cq_bytes};
 use freeflow_shm::{

@@ -1,5 +1,5 @@
-//! IP addresses and routes of the calling thread's network namespace, and where an overlay sends frames for addresses that it does
-//! not know.
+//! IP addresses and routes of the calling thread's network namespace, and where an overlay sends
+//! frames for addresses that it does not know.
 
 use crate::error::{Context, Result};
 use crate::links;

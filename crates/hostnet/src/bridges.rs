@@ -1,16 +1,18 @@
 //! What this host keeps for its networks beside the router: a bridge each, and the CDI files that name them all.
 //!
-//! The network `default` has the bridge that `up` makes, on which the host is the gateway. Every other network is *sealed*: its bridge
-//! is made when its first container starts, the host has no address on it, and whatever containers send to the host itself is
-//! dropped as it leaves the bridge. So two networks can have the same addresses: their frames never meet, nothing of
-//! theirs is routed, and where the kernel shows bridged packets to netfilter, it follows no connections of theirs, which it could not
-//! tell apart.
+//! The network `default` has the bridge that `up` makes, on which the host is the gateway. Every
+//! other network is *sealed*: its bridge is made when its first container starts, the host has no
+//! address on it, and whatever containers send to the host itself is dropped as it leaves the
+//! bridge. So two networks can have the same addresses: their frames never meet, nothing of theirs
+//! is routed, and where the kernel shows bridged packets to netfilter, it follows no connections of
+//! theirs, which it could not tell apart.
 //!
-//! A bridge's alias says whose it is, and that it is whole: it is written last. It is that of one network by its number: a network
-//! that is deleted and made again, by another tenant perhaps, has another bridge, where no container of the former is.
+//! A bridge's alias says whose it is, and that it is whole: it is written last. It is that of one
+//! network by its number: a network that is deleted and made again, by another tenant perhaps, has
+//! another bridge, where no container of the former is.
 //!
-//! Bridges come and go under `bridges.lock`, and what networks there are is asked under it: by what was so before, the bridge
-//! of a network that has just begun would go.
+//! Bridges come and go under `bridges.lock`, and what networks there are is asked under it: by what
+//! was so before, the bridge of a network that has just begun would go.
 
 use crate::addresses::{self, Detection, InterfaceAddress};
 use crate::error::{Context, Result, fail};
@@ -112,7 +114,8 @@ fn make_sealed(run_dir: &RunDir, network: &NetworkStatus, bridge: &str) -> Resul
     Ok(())
 }
 
-/// Joins the bridge with those of the same network on other hosts, where there are any. Networks that have the same name are the same.
+/// Joins the bridge with those of the same network on other hosts, where there are any. Networks
+/// that have the same name are the same.
 fn join(bridge: &str, network: &str, peers: Option<&std::path::Path>, guard: &Guard) -> Result<()> {
     let peers = peers.map(overlay::read).transpose()?;
     match peers.filter(|peers| !peers.peers.is_empty()) {
@@ -121,8 +124,8 @@ fn join(bridge: &str, network: &str, peers: Option<&std::path::Path>, guard: &Gu
     }
 }
 
-/// By the name, since each host numbers its networks by itself. Two names with one number would share an overlay: that is refused
-/// where it shows, see [`overlay::make`].
+/// By the name, since each host numbers its networks by itself. Two names with one number would
+/// share an overlay: that is refused where it shows, see [`overlay::make`].
 fn vni(network: &str) -> u32 {
     let hash = fnv1a(network.as_bytes());
     let number = ((hash >> 40) ^ (hash >> 16) ^ hash) & VNI_MAX;
@@ -160,8 +163,8 @@ fn sealed_of(bridge: &Link, prefix: &str) -> Option<Sealed> {
     Some(Sealed { bridge: bridge.name.clone(), network: network.into(), id: id.parse().ok()? })
 }
 
-/// Makes again what the peers file, or a bridge that somebody deleted, asks for: bridges of networks that have vNICs. The
-/// networks are asked for with the lock held.
+/// Makes again what the peers file, or a bridge that somebody deleted, asks for: bridges of
+/// networks that have vNICs. The networks are asked for with the lock held.
 ///
 /// # Errors
 /// They can't be asked for, or a bridge can't be made or removed.
@@ -207,8 +210,9 @@ pub fn remove_all(run_dir: &RunDir) -> Result<()> {
     Ok(())
 }
 
-/// The network that an interface belongs in: the one that it was made for, if its vNIC is in it still. A vNIC that got the same
-/// id later, in a network of somebody else's, has nothing to do with it.
+/// The network that an interface belongs in: the one that it was made for, if its vNIC is in it
+/// still. A vNIC that got the same id later, in a network of somebody else's, has nothing to do
+/// with it.
 fn network_of<'a>(
     port: &Port,
     vnics: &BTreeMap<&str, &Vnic>,
@@ -218,8 +222,9 @@ fn network_of<'a>(
     networks.iter().find(|network| network.id == port.network && network.name == vnic.network)
 }
 
-/// Deletes the interfaces whose vNIC is not there (any more), and names the networks of the others. Invariant: the interfaces were
-/// listed before the vNICs. A container has its vNIC before its interface, so one that starts meanwhile keeps it.
+/// Deletes the interfaces whose vNIC is not there (any more), and names the networks of the others.
+/// Invariant: the interfaces were listed before the vNICs. A container has its vNIC before its
+/// interface, so one that starts meanwhile keeps it.
 pub fn sweep<'a>(ports: Vec<Port>, vnics: &[Vnic], networks: &'a [NetworkStatus]) -> Vec<(Port, &'a NetworkStatus)> {
     let vnics = vnics.iter().map(|vnic| (vnic.id.as_str(), vnic)).collect();
     let mut kept = Vec::new();
@@ -262,7 +267,8 @@ fn ensure_bare(bridge: &str, host: &str) -> Result<()> {
         links::add_bridge(bridge, BridgeOptions { mac: Some(mac), ..BridgeOptions::default() })
             .context(format!("can't make the bridge {bridge}"))?;
     }
-    // The host has no IPv6 address on it, whatever its ports carry. Where the kernel has no IPv6 there is nothing to turn off.
+    // The host has no IPv6 address on it, whatever its ports carry. Where the kernel has no IPv6
+    // there is nothing to turn off.
     let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{bridge}/disable_ipv6"), "1");
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! The CDI files that make `--device freeflow.io/net=NETWORK` and `--device freeflow.io/vnic=NAME` known to podman, Docker
-//! and others: a new vNIC in a network, and a declared vNIC with its labels and addresses. One file each, since a CDI file
-//! has one kind of devices.
+//! The CDI files that make `--device freeflow.io/net=NETWORK` and `--device freeflow.io/vnic=NAME`
+//! known to podman, Docker and others: a new vNIC in a network, and a declared vNIC with its labels
+//! and addresses. One file each, since a CDI file has one kind of devices.
 //!
 //! They lie in `/etc/cdi` rather than `/var/run/cdi`, so that after a reboot the container's start fails with a reason
 //! and the remedy (from the hook) instead of "unresolvable CDI device". Version 0.5.0 is the newest that podman 4.3
@@ -45,8 +45,8 @@ impl From<&Inventory> for Devices {
     }
 }
 
-/// CDI wants a letter or digit at either end, and an engine takes no device of a file with another name in it. So one tenant's name would
-/// be everybody's loss.
+/// CDI wants a letter or digit at either end, and an engine takes no device of a file with another
+/// name in it. So one tenant's name would be everybody's loss.
 fn is_device_name(name: &str) -> bool {
     let is_plain = |end: Option<char>| end.is_some_and(|end| end.is_ascii_alphanumeric());
     is_plain(name.chars().next()) && is_plain(name.chars().next_back())
@@ -85,9 +85,9 @@ fn specification(run_dir: &RunDir, program: &Path, (kind, option): (&str, &str),
     json!({"cdiVersion": "0.5.0", "kind": kind, "devices": devices})
 }
 
-/// Writes the files where asked, or for the default run directory where engines look for them; gives the path of the
-/// networks'. `None`: they were not asked for, or the place can't be written. `program` is the `freeflow` command, which the
-/// hooks run.
+/// Writes the files where asked, or for the default run directory where engines look for them;
+/// gives the path of the networks'. `None`: they were not asked for, or the place can't be written.
+/// `program` is the `freeflow` command, which the hooks run.
 ///
 /// # Errors
 /// The place that was asked for can't be written.

@@ -1,21 +1,24 @@
-//! What keeps containers from speaking RoCEv2 to hosts by themselves: filters on the host's end of each vNIC's veth pair.
+//! What keeps containers from speaking RoCEv2 to hosts by themselves: filters on the host's end of
+//! each vNIC's veth pair.
 //!
-//! A packet to UDP 4791 that a router receives must come from a router: a container that may open raw sockets can write any
-//! source address into its own. So what comes in from a container and is a UDP datagram to a guarded port is dropped and
-//! counted, wherever it goes. Guarded are RoCEv2's port, and the overlay's where there is one: a forged VXLAN packet would
-//! carry anything past these filters.
+//! A packet to UDP 4791 that a router receives must come from a router: a container that may open
+//! raw sockets can write any source address into its own. So what comes in from a container and is
+//! a UDP datagram to a guarded port is dropped and counted, wherever it goes. Guarded are RoCEv2's
+//! port, and the overlay's where there is one: a forged VXLAN packet would carry anything past
+//! these filters.
 //!
 //! The filters are `tc`'s u32, which every kernel that runs containers has, with nothing to install beyond iproute2:
-//! - IPv4, with options or without. A datagram's ports are in its first fragment, always (fragments are cut at multiples of 8
-//!   bytes, as long as a UDP header), so dropping that one is enough: the others never become a datagram.
-//! - IPv6, directly or in a first fragment. Packets with other extension headers before their payload are dropped whole, but
-//!   for hop-by-hop options before ICMPv6, which multicast needs: a filter that can't look behind any number of headers must
-//!   not guess.
-//! - VLAN tags (802.1Q, 802.1ad): dropped, whatever is inside. A vNIC has no VLANs, and the kernel would look through the
-//!   tag of VLAN 0.
+//! - IPv4, with options or without. A datagram's ports are in its first fragment, always (fragments
+//!   are cut at multiples of 8 bytes, as long as a UDP header), so dropping that one is enough: the
+//!   others never become a datagram.
+//! - IPv6, directly or in a first fragment. Packets with other extension headers before their
+//!   payload are dropped whole, but for hop-by-hop options before ICMPv6, which multicast needs: a
+//!   filter that can't look behind any number of headers must not guess.
+//! - VLAN tags (802.1Q, 802.1ad): dropped, whatever is inside. A vNIC has no VLANs, and the kernel
+//!   would look through the tag of VLAN 0.
 //!
-//! Dropping is tc's action `drop`; where the kernel lacks it (`act_gact`) packets are redirected into a device whose queue
-//! has no room. Both count.
+//! Dropping is tc's action `drop`; where the kernel lacks it (`act_gact`) packets are redirected
+//! into a device whose queue has no room. Both count.
 
 use crate::error::{Context, Result};
 use crate::links::{self, Change, PeerNamespace};
@@ -72,7 +75,8 @@ impl Guard {
         self.replace(interface, &format!("mirred egress redirect dev {}", self.sink))
     }
 
-    /// Drops whatever comes out of a bridge to this host. Unlike the filters of [`Self::put`] a network can't be without.
+    /// Drops whatever comes out of a bridge to this host. Unlike the filters of [`Self::put`] a
+    /// network can't be without.
     ///
     /// # Errors
     /// It can't be done.

@@ -1,11 +1,12 @@
-//! What FreeFlow does to the host's network, by netlink and, where that is not enough, by `tc`, `iptables` and `nft`. Used by the
-//! `freeflow` command and by the router's network reconciler; the data path never comes here.
+//! What FreeFlow does to the host's network, by netlink and, where that is not enough, by `tc`,
+//! `iptables` and `nft`. Used by the `freeflow` command and by the router's network reconciler; the
+//! data path never comes here.
 //!
-//! From the top: [`reconciler`] compares the host with an [`inventory`] of networks and vNICs; [`bridges`] has a bridge for each
-//! network, [`overlay`] joins those of several hosts, [`ports`] plugs vNICs into them; [`guard`] and
-//! [`wire_guard`] keep everybody but routers from speaking RoCEv2; [`cdi`] names networks and vNICs
-//! to container engines; [`run_dir`] says whose all of it is. Below: [`links`], [`addresses`],
-//! [`firewall`], [`namespace`] and [`programs`].
+//! From the top: [`reconciler`] compares the host with an [`inventory`] of networks and vNICs;
+//! [`bridges`] has a bridge for each network, [`overlay`] joins those of several hosts, [`ports`]
+//! plugs vNICs into them; [`guard`] and [`wire_guard`] keep everybody but routers from speaking
+//! RoCEv2; [`cdi`] names networks and vNICs to container engines; [`run_dir`] says whose all of it
+//! is. Below: [`links`], [`addresses`], [`firewall`], [`namespace`] and [`programs`].
 //!
 //! Everything acts on the calling thread's network namespace. Nothing here keeps a thread, or state
 //! beyond the kernel's and the run directory's.

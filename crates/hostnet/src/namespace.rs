@@ -5,8 +5,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Runs a function in a network namespace, on a thread that has ended when this returns: the caller's thread does not leave its
-/// own, whatever fails.
+/// Runs a function in a network namespace, on a thread that has ended when this returns: the
+/// caller's thread does not leave its own, whatever fails.
 ///
 /// # Errors
 /// The namespace can't be entered; the function's own.

@@ -1,10 +1,11 @@
-//! The plain IP path between vNICs of different hosts, as any container overlay gives it: VXLAN (RFC 7348) over the hosts'
-//! own addresses, one more port of the network's bridge.
+//! The plain IP path between vNICs of different hosts, as any container overlay gives it: VXLAN
+//! (RFC 7348) over the hosts' own addresses, one more port of the network's bridge.
 //!
-//! Every host sends what is for nobody it knows (broadcast, multicast, first packets) to each of its peers, once each: a
-//! static list that follows the peers file. Where an Ethernet address lives is learned from what comes in. Nothing needs
-//! multicast of the network below. VXLAN proves nobody's identity: whoever can send UDP between the hosts can send into the
-//! overlay; the hosts' own containers can't (see [`crate::guard`]). RDMA traffic does not go this way.
+//! Every host sends what is for nobody it knows (broadcast, multicast, first packets) to each of
+//! its peers, once each: a static list that follows the peers file. Where an Ethernet address lives
+//! is learned from what comes in. Nothing needs multicast of the network below. VXLAN proves
+//! nobody's identity: whoever can send UDP between the hosts can send into the overlay; the hosts'
+//! own containers can't (see [`crate::guard`]). RDMA traffic does not go this way.
 
 use crate::addresses;
 use crate::error::{Context, Error, Result, fail};

@@ -25,8 +25,9 @@ pub struct Bridge {
     pub has_gateway: bool,
 }
 
-/// The host's end of a vNIC's veth pair. Whose it is says its alias; its name says nothing: whoever may declare vNICs chooses
-/// ids, and with a name that follows from an id could aim at the interface of another's.
+/// The host's end of a vNIC's veth pair. Whose it is says its alias; its name says nothing: whoever
+/// may declare vNICs chooses ids, and with a name that follows from an id could aim at the
+/// interface of another's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
     pub interface: String,
@@ -85,8 +86,8 @@ pub struct Plugged {
     pub warning: Option<String>,
 }
 
-/// Gives a process' network namespace its end of the vNIC, its address and, where the network has a gateway and no default route
-/// is there yet, that.
+/// Gives a process' network namespace its end of the vNIC, its address and, where the network has a
+/// gateway and no default route is there yet, that.
 ///
 /// # Errors
 /// The bridge is gone, the kernel refuses, or the guard that this host needs can't be put. Nothing is left then.
@@ -142,8 +143,8 @@ fn configure(vnic: &VnicStatus, has_gateway: bool, interface: &str) -> Result<Op
     Ok(warning)
 }
 
-/// Nobody else can have the address, so nobody is asked. The rest of the namespace may be without IPv6, as engines often
-/// make it.
+/// Nobody else can have the address, so nobody is asked. The rest of the namespace may be without
+/// IPv6, as engines often make it.
 fn configure_ipv6(interface: &str, address: Ipv6Addr, prefix_length: u8) -> Result<()> {
     let settings = format!("/proc/sys/net/ipv6/conf/{interface}");
     fs::write(format!("{settings}/disable_ipv6"), "0").context("no IPv6 in this kernel")?;

@@ -1,4 +1,5 @@
-//! The network reconciler: deletes interfaces and bridges that no vNIC or network needs any more, and rewrites the CDI files.
+//! The network reconciler: deletes interfaces and bridges that no vNIC or network needs any more,
+//! and rewrites the CDI files.
 //!
 //! The command does it after a change that it has asked for ([`reconcile`]). For changes by others
 //! the router has a process of its own that does it ([`serve`]): it keeps CAP_NET_ADMIN, which no
@@ -31,8 +32,9 @@ const REPLY_BYTES_MAX: usize = 16;
 /// The kernel keeps 15 characters of a name.
 const PROCESS_NAME: &std::ffi::CStr = c"ff-reconciler";
 
-/// What the process may do: change interfaces (NET_RAW is for `iptables`, which opens a raw socket where it is the one of old) and,
-/// where an operator has chosen a directory of somebody else's, write the CDI files.
+/// What the process may do: change interfaces (NET_RAW is for `iptables`, which opens a raw socket
+/// where it is the one of old) and, where an operator has chosen a directory of somebody else's,
+/// write the CDI files.
 const CAPABILITIES: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW).union(CapabilitySet::DAC_OVERRIDE);
 
@@ -108,7 +110,8 @@ pub fn explain(error: &impl std::fmt::Display) -> String {
     format!("done, but what follows from it on this host is left to freeflow up: {error}")
 }
 
-/// Begins as the router's reconciler, before anything else of the process: it keeps the rights that it needs and no more.
+/// Begins as the router's reconciler, before anything else of the process: it keeps the rights that
+/// it needs and no more.
 ///
 /// # Errors
 /// The rights can't be given up.

@@ -1,8 +1,9 @@
 //! Where a host keeps its state, and the settings it was brought up with.
 //!
-//! `RUN_DIR/`: `admin.sock`, `router.pid`, `router.log`, `state.redb`, `vnics/ID/router.sock` (the router's);
-//! `up.json`, `up.lock`, `bridges.lock`, `containers/NAME.json`, `holders/VNIC.json`, `logs/NAME.log` (this command's); `netns` where the host has a network
-//! namespace of its own (a lab's); `labs/NAME/`, see `lab`.
+//! `RUN_DIR/`: `admin.sock`, `router.pid`, `router.log`, `state.redb`, `vnics/ID/router.sock` (the
+//! router's); `up.json`, `up.lock`, `bridges.lock`, `containers/NAME.json`, `holders/VNIC.json`,
+//! `logs/NAME.log` (this command's); `netns` where the host has a network namespace of its own (a
+//! lab's); `labs/NAME/`, see `lab`.
 
 use crate::error::{Context, Error, Result, fail};
 use rustix::fs::{FlockOperation, flock};

@@ -1,14 +1,16 @@
 //! What keeps the host's own programs, and containers of other engines, from speaking RoCEv2 for the host.
 //!
-//! A peer's router takes a packet for this host's by its source address. Any program can send UDP from there: an unprivileged
-//! user by a plain socket, a container in the host's network, and one behind the address translation of its engine. So UDP
-//! datagrams to port 4791 leave this network namespace only with the router's mark ([`ROUTER_MARK`]), which takes
-//! CAP_NET_ADMIN or CAP_NET_RAW to set. Whoever has one of these in the host's network (root) is excepted.
+//! A peer's router takes a packet for this host's by its source address. Any program can send UDP
+//! from there: an unprivileged user by a plain socket, a container in the host's network, and one
+//! behind the address translation of its engine. So UDP datagrams to port 4791 leave this network
+//! namespace only with the router's mark ([`ROUTER_MARK`]), which takes CAP_NET_ADMIN or
+//! CAP_NET_RAW to set. Whoever has one of these in the host's network (root) is excepted.
 //!
-//! The rule is where packets of local sockets and forwarded ones meet, behind changes of their destination and before
-//! fragmentation: netfilter's POSTROUTING. So every interface is covered, loopback too, and no datagram is in pieces yet.
-//! Bridged frames, which the kernel may show there, have addresses of their own and pass. It is made by `iptables` (either
-//! of its variants) or, where that is missing or can't, by `nft`.
+//! The rule is where packets of local sockets and forwarded ones meet, behind changes of their
+//! destination and before fragmentation: netfilter's POSTROUTING. So every interface is covered,
+//! loopback too, and no datagram is in pieces yet. Bridged frames, which the kernel may show there,
+//! have addresses of their own and pass. It is made by `iptables` (either of its variants) or,
+//! where that is missing or can't, by `nft`.
 //!
 //! Invariant: a router with peers is started behind the guard of its peers' family.
 
@@ -104,8 +106,8 @@ impl WireGuard {
         Self { name: format!("FREEFLOW-{}", run_dir.short_hash()) }
     }
 
-    /// Puts the guard into this network namespace, unless it is there. The family of the peers must be guarded; the other one
-    /// is where that is possible, and no peer takes anything from it.
+    /// Puts the guard into this network namespace, unless it is there. The family of the peers must
+    /// be guarded; the other one is where that is possible, and no peer takes anything from it.
     pub fn put(&self, needed: Family) -> Result<()> {
         for family in Family::ALL {
             let done = self.put_family(family);
@@ -225,8 +227,8 @@ impl WireGuard {
     }
 }
 
-/// By what `iptables -S CHAIN -v` prints of the hook's chain and of ours: the jump stands before all but other guards', and
-/// ours is whole.
+/// By what `iptables -S CHAIN -v` prints of the hook's chain and of ours: the jump stands before
+/// all but other guards', and ours is whole.
 fn iptables_dropped(hook: &str, own: &str, name: &str) -> Option<u64> {
     let target = |line: &str| word_after(line, "-j");
     let first = hook

@@ -1,5 +1,5 @@
 //! `fork`: the parent goes on as before; the child's use of its parent's objects fails with EIO,
-//! and it may open the device anew. Nothing needs to be asked for beforehand, because the router
+//! and it may open the device again. Nothing needs to be asked for beforehand, because the router
 //! reaches memory through the parent's page table and copy-on-write can't lead it astray.
 use freeflow_abi::IBV_FORK_UNNEEDED;
 use freeflow_client::fork::{control_descriptor, note_child};

@@ -1,5 +1,6 @@
-//! The linked `libibverbs.so.1`: what it exports, that programs and providers of the distribution load with it, and that
-//! what asks by name and version (NCCL) finds it. `scripts/link-ibverbs` makes the file.
+//! The linked `libibverbs.so.1`: what it exports, that programs and providers of the distribution
+//! load with it, and that what asks by name and version (NCCL) finds it. `scripts/link-ibverbs`
+//! makes the file.
 //!
 //! FREEFLOW_LIB names the file. Without it these tests pass unrun, unless FREEFLOW_REQUIRE_LIB=1, as in `make test`.
 use core::ffi::{CStr, c_char, c_int, c_void};

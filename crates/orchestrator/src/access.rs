@@ -1,15 +1,17 @@
 //! Who may talk to whom: the access rules of all tenants, compiled so that a question costs a few words of bits.
 //!
-//! Of all rules of a tenant that fit a pair, the one with the highest `order` decides, and among equals one that denies; if none
-//! fits, the network's own `access` does. A party of another host whose labels and id nobody has announced fits no selector that
-//! asks for them.
+//! Of all rules of a tenant that fit a pair, the one with the highest `order` decides, and among
+//! equals one that denies; if none fits, the network's own `access` does. A party of another host
+//! whose labels and id nobody has announced fits no selector that asks for them.
 //!
-//! From one network to another nothing is allowed, unless a rule that allows names the two, one at each end, both of its own
-//! tenant: it *joins* them. Between these such rules alone allow, those that deny hold as anywhere, and what no rule fits is denied.
+//! From one network to another nothing is allowed, unless a rule that allows names the two, one at
+//! each end, both of its own tenant: it *joins* them. Between these such rules alone allow, those
+//! that deny hold as anywhere, and what no rule fits is denied.
 //!
-//! [`AccessTable::profile`] looks at a party once, [`AccessTable::decide`] at two profiles of the same table. Who talks to somebody
-//! of a joined network has another profile for that: [`AccessTable::profile_across`].
-//! Not here: counting, enforcement (the router's `access`), and whether objects are valid ([`crate::State`]).
+//! [`AccessTable::profile`] looks at a party once, [`AccessTable::decide`] at two profiles of the
+//! same table. Who talks to somebody of a joined network has another profile for that:
+//! [`AccessTable::profile_across`]. Not here: counting, enforcement (the router's `access`), and
+//! whether objects are valid ([`crate::State`]).
 use crate::AccessView;
 use crate::objects::{
     Access, AccessDirection, AccessRuleSpec, EndSelector, GroupSpec, Labels, NetworkSpec, VnicSelector,
@@ -79,15 +81,16 @@ pub struct Known<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleIndex(pub u32);
 
-/// Whether `from` may begin to talk to `to`, and which rule says so; none: the network's default, or that of two networks.
+/// Whether `from` may begin to talk to `to`, and which rule says so; none: the network's default,
+/// or that of two networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     pub allowed: bool,
     pub rule: Option<RuleIndex>,
 }
 
-/// Which rules of its network, or of two that are joined, fit a party, as `from` and as `to`: one bit each, in the order in which
-/// they decide. Good for the table that made it alone.
+/// Which rules of its network, or of two that are joined, fit a party, as `from` and as `to`: one
+/// bit each, in the order in which they decide. Good for the table that made it alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// None: of a network that does not exist, or of two that are not joined: it talks to nobody.
@@ -310,7 +313,8 @@ impl<'a> Rules<'a> {
         Self { specs, compiled, of_tenant }
     }
 
-    /// Those of a tenant that can hold somewhere, in the order in which they decide, and which of them hold in both directions.
+    /// Those of a tenant that can hold somewhere, in the order in which they decide, and which of
+    /// them hold in both directions.
     fn of(&self, tenant: &str, holds: impl Fn(&AccessRuleSpec) -> bool) -> (Vec<Arc<Rule>>, Box<[u64]>) {
         let of_tenant = self.of_tenant.get(tenant).map_or(&[][..], Vec::as_slice);
         let fitting: Vec<usize> = of_tenant.iter().copied().filter(|&index| holds(self.specs[index].1)).collect();
@@ -332,8 +336,9 @@ impl AccessTable {
         Self::compile(networks, groups, view.rules().map(|rule| (rule.metadata.name.as_str(), &rule.spec)))
     }
 
-    /// All objects by name. A rule fits in the networks of its tenant that its ends allow, and across two of them: see above. A
-    /// group that does not exist or is another tenant's has no members.
+    /// All objects by name. A rule fits in the networks of its tenant that its ends allow, and
+    /// across two of them: see above. A group that does not exist or is another tenant's has no
+    /// members.
     pub fn compile<'a>(
         networks: impl IntoIterator<Item = (&'a str, &'a NetworkSpec)>,
         groups: impl IntoIterator<Item = (&'a str, &'a GroupSpec)>,
@@ -450,8 +455,8 @@ impl AccessTable {
         self.profile_at(party, within)
     }
 
-    /// The same of a party that is to talk to somebody of another network of its tenant. It may talk to nobody where the two are
-    /// not joined, which costs next to nothing to find.
+    /// The same of a party that is to talk to somebody of another network of its tenant. It may
+    /// talk to nobody where the two are not joined, which costs next to nothing to find.
     pub fn profile_across(&self, party: &Party<'_>, other: &str) -> Profile {
         self.profile_at(party, self.across(party.network, other))
     }
@@ -498,8 +503,8 @@ impl AccessTable {
         Verdict { allowed: zone.access == Access::Allow, rule: None }
     }
 
-    /// Whether the two may be connected, whoever began: allowed in one direction at least. What is said of a refusal is why the
-    /// first may not talk to the second.
+    /// Whether the two may be connected, whoever began: allowed in one direction at least. What is
+    /// said of a refusal is why the first may not talk to the second.
     pub fn decide_connection(&self, one: &Profile, other: &Profile) -> Verdict {
         let forth = self.decide(one, other);
         if forth.allowed {

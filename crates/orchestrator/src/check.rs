@@ -1,4 +1,5 @@
-//! Whether the fields of an object make sense by themselves. What needs other objects is checked where a command is planned.
+//! Whether the fields of an object make sense by themselves. What needs other objects is checked
+//! where a command is planned.
 use crate::cidr::{Cidr, Pool6};
 use crate::mode::{LATENCY_CLASS_LABEL, LatencyClass};
 use crate::objects::{
@@ -273,7 +274,8 @@ fn is_unicast(base: Ipv4Addr) -> bool {
     first != 0 && first != 127 && first < 224 && !base.is_link_local()
 }
 
-/// Global unicast addresses, and unique local ones: what has another meaning (mapped, link-local, multicast, …) is neither.
+/// Global unicast addresses, and unique local ones: what has another meaning (mapped, link-local,
+/// multicast, …) is neither.
 fn is_unicast6(base: Ipv6Addr) -> bool {
     let first = base.segments()[0];
     first & 0xe000 == 0x2000 || first & 0xfe00 == 0xfc00

@@ -21,8 +21,9 @@ pub enum Command {
         /// Only if it is at this resourceVersion.
         version: Option<u64>,
     },
-    /// For a container: the same `id` again gives the vNIC that is there, if network and address agree. Its labels become
-    /// these; a vNIC that was declared keeps those of its others that are not given.
+    /// For a container: the same `id` again gives the vNIC that is there, if network and address
+    /// agree. Its labels become these; a vNIC that was declared keeps those of its others that are
+    /// not given.
     Attach {
         id: String,
         title: String,
@@ -62,7 +63,8 @@ pub struct Outcome {
     pub kind: ObjectKind,
     pub name: String,
     pub what: Change,
-    /// As it is now, or was before it was deleted; without status. Its resourceVersion is that of before until the plan is adopted.
+    /// As it is now, or was before it was deleted; without status. Its resourceVersion is that of
+    /// before until the plan is adopted.
     pub object: AnyObject,
 }
 

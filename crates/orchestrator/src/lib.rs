@@ -1,9 +1,10 @@
-//! FFO: what operators declare ([`objects`]), and what follows from it. A pure state machine: no I/O, no clock, no randomness.
+//! FFO: what operators declare ([`objects`]), and what follows from it. A pure state machine: no
+//! I/O, no clock, no randomness.
 //!
-//! [`State`] is all there is to remember. A [`Command`] is planned, which changes nothing, and gives a [`Plan`]: the
-//! entries of a [`Store`] to write in one transaction. Once they are stored, the state adopts them. What a state is follows
-//! from the entries alone, so that a state which adopted plans one after another, and one which was built from the store, are
-//! equal.
+//! [`State`] is all there is to remember. A [`Command`] is planned, which changes nothing, and
+//! gives a [`Plan`]: the entries of a [`Store`] to write in one transaction. Once they are stored,
+//! the state adopts them. What a state is follows from the entries alone, so that a state which
+//! adopted plans one after another, and one which was built from the store, are equal.
 //!
 //! Invariant: within a network no two vNICs have the same address, and none has the gateway's, the network's or the
 //! broadcast address.

@@ -61,7 +61,7 @@ impl MemoryStore {
         Self::default()
     }
 
-    /// One that was stored: versions in any order, and leases whose time begins anew.
+    /// One that was stored: versions in any order, and leases whose time begins again.
     pub fn restored(
         (revision, compacted): (Revision, Revision),
         versions: impl Iterator<Item = (String, Revision, Option<Entry>)>,
@@ -137,8 +137,8 @@ impl MemoryStore {
         Ok(hold.then(|| self.delta_of_writes(&transaction.writes)))
     }
 
-    /// Adds to a change that what was before a revision of now is forgotten. Only keys that changed since the last time have
-    /// something to forget.
+    /// Adds to a change that what was before a revision of now is forgotten. Only keys that changed
+    /// since the last time have something to forget.
     pub fn and_compact(&self, at: Revision, delta: Delta) -> Result<Delta, StoreError> {
         let at = self.point(Some(at))?;
         let mut dropped = Vec::new();
@@ -154,7 +154,8 @@ impl MemoryStore {
         Ok(Delta { compacted: at, dropped, ..delta })
     }
 
-    /// The revision to compact at before a change is made, so that what can be looked back at takes no more than so many bytes.
+    /// The revision to compact at before a change is made, so that what can be looked back at takes
+    /// no more than so many bytes.
     pub fn excess(&self, delta: &Delta, bytes_max: usize) -> Revision {
         let (mut bytes, mut at) = (self.history_bytes + delta.bytes(), self.compacted);
         for (&revision, changed) in &self.changed {

@@ -1,9 +1,10 @@
-//! Which way a host's router waits for work: the mode decision of FreeFlow's paper (section 3.3: a core that polls for those who need
-//! its latency, none for those who don't).
+//! Which way a host's router waits for work: the mode decision of FreeFlow's paper (section 3.3: a
+//! core that polls for those who need its latency, none for those who don't).
 //!
-//! vNICs say what they need by the label [`LATENCY_CLASS_LABEL`]; those that are only declared, and that no container has, need nothing: else
-//! a tenant could take a processor without running anything. The most demanding vNIC of a host decides, if the host can
-//! afford it: *Fastpath* takes a processor for itself, and on a machine with few of them that would be taken from the very
+//! vNICs say what they need by the label [`LATENCY_CLASS_LABEL`]; those that are only declared, and
+//! that no container has, need nothing: else a tenant could take a processor without running
+//! anything. The most demanding vNIC of a host decides, if the host can afford it: *Fastpath* takes
+//! a processor for itself, and on a machine with few of them that would be taken from the very
 //! programs that wait for it.
 use crate::State;
 use crate::objects::{AnyObject, HostMode, ObjectKind};
@@ -122,8 +123,8 @@ impl State {
         decide(wanted, load, cpu_count)
     }
 
-    /// The latency classes of the vNICs here that containers have: those that were made for one, and of the others those that
-    /// `is_occupied` tells by their ids.
+    /// The latency classes of the vNICs here that containers have: those that were made for one,
+    /// and of the others those that `is_occupied` tells by their ids.
     pub fn load(&self, is_occupied: impl Fn(&str) -> bool) -> Load {
         let attached = self.vnics().filter(|vnic| vnic.is_of_container() || is_occupied(vnic.id()));
         Load::of(

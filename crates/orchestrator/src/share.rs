@@ -1,7 +1,8 @@
 //! What of a host's room each tenant may have: objects, bytes, what selectors list, and networks that rules join.
 //!
-//! A tenant may have half of what the others leave, so that none of them, and not all but one of them, can keep the next one out.
-//! An eighth of the bytes is left for objects that are no tenant's.
+//! A tenant may have half of what the others leave, so that none of them, and not all but one of
+//! them, can keep the next one out. An eighth of the bytes is left for objects that are no
+//! tenant's.
 use crate::access::{entry_count, joined_by};
 use crate::command::{Reason, Refusal};
 use crate::objects::{AccessRuleSpec, Cause, EndSelector, GroupSpec, ObjectKind};
@@ -178,7 +179,8 @@ impl Shares {
         Ok(())
     }
 
-    /// A rule becomes what it is now. Each two joined networks have a table of their own, where every rule may be that denies.
+    /// A rule becomes what it is now. Each two joined networks have a table of their own, where
+    /// every rule may be that denies.
     pub fn join(
         &mut self,
         state: &State,

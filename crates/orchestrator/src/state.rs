@@ -1,5 +1,6 @@
-//! The state: every declared object, with the indexes that planning needs (addresses by network, what each tenant has, who uses
-//! a name). Commands are planned in `draft`, which changes nothing; a plan is adopted in `entries`, which alone changes the state.
+//! The state: every declared object, with the indexes that planning needs (addresses by network,
+//! what each tenant has, who uses a name). Commands are planned in `draft`, which changes nothing;
+//! a plan is adopted in `entries`, which alone changes the state.
 use crate::cidr::{Cidr, Pool6};
 use crate::objects::{AccessRule, AnyObject, Group, Host, Kind, Network, ObjectKind, QosClass, Quota, Typed, Vnic};
 use crate::pool::Pool;
@@ -50,8 +51,8 @@ impl NetworkEntry {
         self.assigned().gateway()
     }
 
-    /// The IPv6 addresses that this host gives out: those at the places of its IPv4 ones. So hosts that share a network need not
-    /// agree on a second range.
+    /// The IPv6 addresses that this host gives out: those at the places of its IPv4 ones. So hosts
+    /// that share a network need not agree on a second range.
     pub fn assigned6(&self) -> Option<Pool6> {
         let pool6 = self.pool6?;
         Some(self.range.map_or(pool6, |range| pool6.part(self.pool, range)))

@@ -81,7 +81,8 @@ pub struct Transaction {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Committed {
-    /// The store's revision now: that of the writes, or, if they changed nothing (no writes; absent keys deleted), as before.
+    /// The store's revision now: that of the writes, or, if they changed nothing (no writes; absent
+    /// keys deleted), as before.
     Done(Revision),
     /// A comparison did not hold.
     Conflict(Revision),
@@ -124,14 +125,16 @@ pub trait Store {
     /// Durable when it returns.
     fn commit(&mut self, transaction: &Transaction) -> Result<Committed, StoreError>;
 
-    /// What a watch from that revision has to tell: all changes after it of keys that begin so, in order of revision, and of key
-    /// within one. Errors: `Expired` if some of them are compacted away.
+    /// What a watch from that revision has to tell: all changes after it of keys that begin so, in
+    /// order of revision, and of key within one. Errors: `Expired` if some of them are compacted
+    /// away.
     fn events(&self, prefix: &str, after: Revision) -> Result<Vec<Event>, StoreError>;
 
     /// Forgets what was before that revision, which itself remains to be seen.
     fn compact(&mut self, at: Revision) -> Result<(), StoreError>;
 
-    /// A lease that ends when it was not kept alive for so long. After a restart of the store all leases have their whole time again.
+    /// A lease that ends when it was not kept alive for so long. After a restart of the store all
+    /// leases have their whole time again.
     fn grant(&mut self, now: Instant, ttl: Duration) -> Result<LeaseId, StoreError>;
 
     fn keep_alive(&mut self, now: Instant, lease: LeaseId) -> Result<(), StoreError>;

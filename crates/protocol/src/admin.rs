@@ -24,8 +24,8 @@ pub enum AdminRequest {
     Capture { packet_count_max: Option<u64>, seconds_max: Option<u64> },
     /// Ends the router in order: sessions get DEVICE_FATAL. → `Done`, then the socket closes.
     Shutdown,
-    /// A container has a vNIC that was declared, or has it no more: then it says nothing if another one has it by now. → `Done`.
-    /// Not remembered over restarts of the router.
+    /// A container has a vNIC that was declared, or has it no more: then it says nothing if another
+    /// one has it by now. → `Done`. Not remembered over restarts of the router.
     Occupy { id: String, container: String, occupied: bool },
 }
 
@@ -193,8 +193,8 @@ impl VnicStatus {
     }
 }
 
-/// Labels by which the CLI and container hooks know vNICs again that they made: whoever else makes or changes vNICs may not
-/// give them.
+/// Labels by which the CLI and container hooks know vNICs again that they made: whoever else makes
+/// or changes vNICs may not give them.
 pub const OWN_LABELS: [&str; 4] = ["engine", "supervisor", "pid", "start_ticks"];
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -270,7 +270,8 @@ pub struct QpStatus {
 pub struct CmCounts {
     pub id_count: u32,
     pub listener_count: u32,
-    /// Being made, standing, ending; those that stand; those that a program here has not answered; those without an identifier.
+    /// Being made, standing, ending; those that stand; those that a program here has not answered;
+    /// those without an identifier.
     pub connection_count: u32,
     pub established_count: u32,
     pub half_open_count: u32,
@@ -382,8 +383,8 @@ pub struct PeerCounters {
     pub refused_announcements: u64,
     /// Descriptions of QPs with such addresses.
     pub refused_infos: u64,
-    /// Messages of connection management, and those of them from or to addresses that they may not name. `dropped`: there were
-    /// too many, in either direction; they are sent again.
+    /// Messages of connection management, and those of them from or to addresses that they may not
+    /// name. `dropped`: there were too many, in either direction; they are sent again.
     pub sent_cm: u64,
     pub received_cm: u64,
     pub refused_cm: u64,

@@ -1,12 +1,15 @@
-//! Connection management, library ↔ router: what `rdma_cm` asks of the router, which is the connection manager (CM) of all
-//! its vNICs. So a container can't forge another's address, port or private data.
+//! Connection management, library ↔ router: what `rdma_cm` asks of the router, which is the
+//! connection manager (CM) of all its vNICs. So a container can't forge another's address, port or
+//! private data.
 //!
-//! An *identifier* is the router's half of a `struct rdma_cm_id`. Its events come through the socket of its *event channel*, one
-//! record ([`CmEvent`], encoded) a `read`: the socket is a `SOCK_SEQPACKET` one, by which the library can send nothing, and no record
-//! is longer than [`CM_EVENT_BYTES_MAX`]. So who waits for the socket's descriptor waits for events, as with the kernel's.
+//! An *identifier* is the router's half of a `struct rdma_cm_id`. Its events come through the
+//! socket of its *event channel*, one record ([`CmEvent`], encoded) a `read`: the socket is a
+//! `SOCK_SEQPACKET` one, by which the library can send nothing, and no record is longer than
+//! [`CM_EVENT_BYTES_MAX`]. So who waits for the socket's descriptor waits for events, as with the
+//! kernel's.
 //!
-//! An address is a GID: IPv4 addresses are mapped (`::ffff:a.b.c.d`), so `::ffff:0.0.0.0` and `::` are the wildcards of both
-//! families. Loopback addresses mean the vNIC itself.
+//! An address is a GID: IPv4 addresses are mapped (`::ffff:a.b.c.d`), so `::ffff:0.0.0.0` and `::`
+//! are the wildcards of both families. Loopback addresses mean the vNIC itself.
 use crate::library::Handle;
 use alloc::vec::Vec;
 use freeflow_verbs::{AddressHandleAttributes, Gid, PathMtu, QpAttributeMask, QpAttributes, QpState, QpType};
@@ -47,18 +50,20 @@ pub enum CmRequest {
         qp_type: QpType,
         cookie: u64,
     },
-    /// Ends whatever it is in the midst of, as `rdma_destroy_id` does: a connection is disconnected, a request that was not
-    /// answered rejected, a listener's requests with it. → `Destroyed`.
+    /// Ends whatever it is in the midst of, as `rdma_destroy_id` does: a connection is
+    /// disconnected, a request that was not answered rejected, a listener's requests with it. →
+    /// `Destroyed`.
     DestroyId {
         id: Handle,
     },
-    /// Further events of the identifier go to another channel. Those in the socket of the old one stay there; the library brings
-    /// them along by `Repost`.
+    /// Further events of the identifier go to another channel. Those in the socket of the old one
+    /// stay there; the library brings them along by `Repost`.
     MigrateId {
         id: Handle,
         channel: Handle,
     },
-    /// Puts records, which the library took out of a socket of its own, into one of its own, before all that is owed to it.
+    /// Puts records, which the library took out of a socket of its own, into one of its own, before
+    /// all that is owed to it.
     Repost {
         channel: Handle,
         records: Vec<Vec<u8>>,
@@ -68,8 +73,8 @@ pub enum CmRequest {
         id: Handle,
         address: CmAddress,
     },
-    /// Binds it too, if it is not bound, to `source` or to what fits. Then event AddressResolved or AddressError: a destination that
-    /// nobody has is waited for so long. → `Bound`.
+    /// Binds it too, if it is not bound, to `source` or to what fits. Then event AddressResolved or
+    /// AddressError: a destination that nobody has is waited for so long. → `Bound`.
     ResolveAddress {
         id: Handle,
         source: Option<CmAddress>,
@@ -91,7 +96,8 @@ pub enum CmRequest {
         id: Handle,
         parameters: ConnectionParameters,
     },
-    /// Accepts a request. `cookie` is the identifier's from now on (the one of `ConnectRequest` events is the listener's).
+    /// Accepts a request. `cookie` is the identifier's from now on (the one of `ConnectRequest`
+    /// events is the listener's).
     Accept {
         id: Handle,
         cookie: u64,
@@ -120,7 +126,8 @@ pub enum CmRequest {
         id: Handle,
         state: QpState,
     },
-    /// Then event MulticastJoin or MulticastError. The library attaches the QP itself. `cookie` names the membership in its events.
+    /// Then event MulticastJoin or MulticastError. The library attaches the QP itself. `cookie`
+    /// names the membership in its events.
     JoinMulticast {
         id: Handle,
         address: Gid,
@@ -137,12 +144,14 @@ pub enum CmRequest {
     },
 }
 
-/// A step of a connection that goes with a change of its queue pair: both in one request, since each costs a library two wake-ups.
+/// A step of a connection that goes with a change of its queue pair: both in one request, since
+/// each costs a library two wake-ups.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum CmStep {
-    /// As [`CmRequest::Connect`]. When the peer agrees, the router brings the QP to RTS, answers the peer, and the event is Established,
-    /// with what the peer said. Where the router can't, or shall not (the peer asks for options of extended connection
-    /// establishment), the event is ConnectResponse and all that is left to the library.
+    /// As [`CmRequest::Connect`]. When the peer agrees, the router brings the QP to RTS, answers
+    /// the peer, and the event is Established, with what the peer said. Where the router can't, or
+    /// shall not (the peer asks for options of extended connection establishment), the event is
+    /// ConnectResponse and all that is left to the library.
     Connect { id: Handle, parameters: ConnectionParameters },
     /// The QP goes to RTS, with the depths of `parameters`; then as [`CmRequest::Accept`].
     Accept { id: Handle, cookie: u64, parameters: ConnectionParameters },

@@ -1,8 +1,9 @@
-//! Messages between the library and its router ([`library`], [`cm`]), between the CLI and a router ([`admin`]), and between the
-//! routers of two hosts ([`peer`], which has a transport of its own).
+//! Messages between the library and its router ([`library`], [`cm`]), between the CLI and a router
+//! ([`admin`]), and between the routers of two hosts ([`peer`], which has a transport of its own).
 //!
-//! Transport of the first two: Unix `SOCK_SEQPACKET`; one message a datagram, at most [`MESSAGE_BYTES_MAX`]; descriptors ride along by
-//! SCM_RIGHTS, in the order that each message's documentation gives. Every request gets one reply, in order.
+//! Transport of the first two: Unix `SOCK_SEQPACKET`; one message a datagram, at most
+//! [`MESSAGE_BYTES_MAX`]; descriptors ride along by SCM_RIGHTS, in the order that each message's
+//! documentation gives. Every request gets one reply, in order.
 //!
 //! Decoding is total: any bytes give a message or a [`DecodeError`], never a panic, and trailing bytes are an error.
 //!
@@ -40,8 +41,9 @@ use version::Offer;
 /// a new variant is sent only after its feature bit was agreed on.
 pub const PROTOCOL: Offer = Offer::only(1);
 
-/// Firewall mark (SO_MARK) of RoCEv2 packets that a router sends: no other packet to that port leaves a host. It keeps clear of
-/// the bits that kube-proxy, Cilium, Calico, AWS' CNI and Tailscale give their own meanings.
+/// Firewall mark (SO_MARK) of RoCEv2 packets that a router sends: no other packet to that port
+/// leaves a host. It keeps clear of the bits that kube-proxy, Cilium, Calico, AWS' CNI and
+/// Tailscale give their own meanings.
 pub const ROUTER_MARK: u32 = 0x1062;
 
 /// Largest message either side sends, bytes. Lists that could grow beyond it are paged.

@@ -1,9 +1,10 @@
 //! Library ↔ router, on the container's own socket.
 //!
-//! Objects are named by handles that the router gives out and checks against the session (one session is one process'
-//! connection): a handle of another session is `NotFound`. *Cookies* are numbers that the library chooses; the router
-//! only echoes them in completions and events. A QP's or SRQ's cookie is also its doorbell index, unique in its session
-//! among QPs and SRQs and below [`COOKIE_COUNT`]; a CQ's cookie is unique among CQs and below it too, and its doorbell is
+//! Objects are named by handles that the router gives out and checks against the session (one
+//! session is one process' connection): a handle of another session is `NotFound`. *Cookies* are
+//! numbers that the library chooses; the router only echoes them in completions and events. A QP's
+//! or SRQ's cookie is also its doorbell index, unique in its session among QPs and SRQs and below
+//! [`COOKIE_COUNT`]; a CQ's cookie is unique among CQs and below it too, and its doorbell is
 //! `COOKIE_COUNT` + cookie.
 use crate::cm::{CmReply, CmRequest, CmStep};
 use crate::version::{Agreement, Offer, VersionRange};
@@ -86,10 +87,10 @@ pub enum Request {
         segment: Handle,
         address: u64,
     },
-    /// Says that the process mapped `length` bytes of the segment, from `offset` on, at `address` too: pages of ordinary
-    /// memory that it registers. All three are multiples of the page. InvalidArgument: they overlap something mapped.
-    /// NotSupported: as for `MapSegment`; a segment that is granted is withdrawn first if these pages lie outside the region
-    /// by which it is.
+    /// Says that the process mapped `length` bytes of the segment, from `offset` on, at `address`
+    /// too: pages of ordinary memory that it registers. All three are multiples of the page.
+    /// InvalidArgument: they overlap something mapped. NotSupported: as for `MapSegment`; a segment
+    /// that is granted is withdrawn first if these pages lie outside the region by which it is.
     MapPart {
         segment: Handle,
         offset: u64,
@@ -107,8 +108,8 @@ pub enum Request {
     /// NotPermitted: a thread is traced, or can't be stopped. TimedOut: they did not all stop soon.
     HoldThreads {
         thread: u32,
-        /// The router itself reaches nothing of the process' memory by address as long. Busy: something of that is under way, and
-        /// takes its time.
+        /// The router itself reaches nothing of the process' memory by address as long. Busy:
+        /// something of that is under way, and takes its time.
         quiet: bool,
     },
     /// TimedOut: the threads run again since the second was over. NotFound: they were not held.
@@ -117,8 +118,8 @@ pub enum Request {
     ReopenSegment {
         segment: Handle,
     },
-    /// The process unmapped the segment. Refused with Busy while an MR lies over it, or a part of it is mapped. An order about
-    /// it is carried out by that.
+    /// The process unmapped the segment. Refused with Busy while an MR lies over it, or a part of
+    /// it is mapped. An order about it is carried out by that.
     DestroySegment {
         segment: Handle,
     },
@@ -153,8 +154,8 @@ pub enum Request {
     DeallocMw {
         mw: Handle,
     },
-    /// An XRC domain: that of `file` within this vNIC, or a nameless one. Without `create` it must exist (NotFound); with
-    /// `exclusive` too it must not (Exists). → `Xrcd`.
+    /// An XRC domain: that of `file` within this vNIC, or a nameless one. Without `create` it must
+    /// exist (NotFound); with `exclusive` too it must not (Exists). → `Xrcd`.
     OpenXrcd {
         context: Handle,
         file: Option<FileIdentity>,
@@ -227,7 +228,8 @@ pub enum Request {
         /// UD: its own multicast messages don't come back to it (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
         block_own_multicast: bool,
         cookie: u32,
-        /// The identifier that it is for: the QP is brought to INIT as `CmRequest::InitQpAttributes` has it, and a UD one to RTS.
+        /// The identifier that it is for: the QP is brought to INIT as
+        /// `CmRequest::InitQpAttributes` has it, and a UD one to RTS.
         connection: Option<Handle>,
     },
     /// Another process' `XrcReceive` QP of an XRC domain that this process has open. → `Qp` without a descriptor. Its
@@ -251,9 +253,10 @@ pub enum Request {
     DestroyQp {
         qp: Handle,
     },
-    /// A channel to the peer of an RC QP, both on this host. → `Direct` + 1 descriptor: the channel's segment. It takes
-    /// messages once the peer's process has accepted it. Busy: not now (a QP is not in a state for it). NotSupported: not on this
-    /// connection, or not by this network's policy.
+    /// A channel to the peer of an RC QP, both on this host. → `Direct` + 1 descriptor: the
+    /// channel's segment. It takes messages once the peer's process has accepted it. Busy: not now
+    /// (a QP is not in a state for it). NotSupported: not on this connection, or not by this
+    /// network's policy.
     OpenChannel {
         qp: Handle,
     },
@@ -261,13 +264,14 @@ pub enum Request {
     AcceptChannel {
         qp: Handle,
     },
-    /// Memory of the peer of an RC QP, on the same host, that requests of this QP may reach by that key: so much
-    /// around `address` (as requests name it) as can be reached in one piece, which may be less than `length`. It comes from
-    /// a segment of which all that the owner has mapped lies in the region that the key names. → `Grant` + 1 descriptor, which
-    /// can be mapped for writing only if the key lets this QP write. Busy: not now; it was withdrawn, and may be shared again after some
-    /// traffic. NotSupported: not this memory, not on this
-    /// connection, or not by this network's policy. RemoteAccess faults are NotSupported too: the request itself shall find
-    /// them. `NotEarned`: not yet.
+    /// Memory of the peer of an RC QP, on the same host, that requests of this QP may reach by that
+    /// key: so much around `address` (as requests name it) as can be reached in one piece, which
+    /// may be less than `length`. It comes from a segment of which all that the owner has mapped
+    /// lies in the region that the key names. → `Grant` + 1 descriptor, which can be mapped for
+    /// writing only if the key lets this QP write. Busy: not now; it was withdrawn, and may be
+    /// shared again after some traffic. NotSupported: not this memory, not on this connection, or
+    /// not by this network's policy. RemoteAccess faults are NotSupported too: the request itself
+    /// shall find them. `NotEarned`: not yet.
     AskGrant {
         qp: Handle,
         rkey: u32,
@@ -276,14 +280,17 @@ pub enum Request {
         /// For WRITE; else for READ.
         writes: bool,
     },
-    /// → `Done` + 1 descriptor: socket of orders, [`ORDER_BYTES`] each: the handle of a segment of this
-    /// process (u32 LE) that others could reach directly, and what to do (u32 LE). [`ORDER_TAKE_BACK`]: the process puts its own copies in
-    /// the place of all that is mapped of it, and says so by `ConfirmWithdrawal`. Until it has, nothing is granted any more; a process that
-    /// does not within [`WITHDRAWAL_TIME_MAX_MS`] loses its session. [`ORDER_SHARE_AGAIN`]: where those copies are, it may put a new
-    /// segment, and tell by `MapPart`; nobody waits for that. Exists: they are open.
+    /// → `Done` + 1 descriptor: socket of orders, [`ORDER_BYTES`] each: the handle of a segment of
+    /// this process (u32 LE) that others could reach directly, and what to do (u32 LE).
+    /// [`ORDER_TAKE_BACK`]: the process puts its own copies in the place of all that is mapped of
+    /// it, and says so by `ConfirmWithdrawal`. Until it has, nothing is granted any more; a process
+    /// that does not within [`WITHDRAWAL_TIME_MAX_MS`] loses its session. [`ORDER_SHARE_AGAIN`]:
+    /// where those copies are, it may put a new segment, and tell by `MapPart`; nobody waits for
+    /// that. Exists: they are open.
     OpenOrders,
-    /// Nothing of this segment is mapped in the process any more. What the router knew of parts of it is gone before the
-    /// order was given. The segment can be destroyed then, but not mapped again. NotFound: there was no such order.
+    /// Nothing of this segment is mapped in the process any more. What the router knew of parts of
+    /// it is gone before the order was given. The segment can be destroyed then, but not mapped
+    /// again. NotFound: there was no such order.
     ConfirmWithdrawal {
         segment: Handle,
     },
@@ -307,7 +314,8 @@ pub enum Request {
     },
     /// → `Cm`, or `Done` where its documentation names no reply.
     Cm(CmRequest),
-    /// A step of a connection, and what it means to its QP. → `CmStepped`. After an error the QP may have been modified.
+    /// A step of a connection, and what it means to its QP. → `CmStepped`. After an error the QP
+    /// may have been modified.
     CmStep {
         qp: Handle,
         step: CmStep,
@@ -383,16 +391,18 @@ pub enum Reply {
     QpModified {
         state: QpState,
     },
-    /// `credit_count`: slots of the receiver's receive queue. `channels_closed`: as the sender's send queue says; another
-    /// number there says that the channel is closed. `takes_writes`: while it is open, WRITEs without bytes are allowed, too.
+    /// `credit_count`: slots of the receiver's receive queue. `channels_closed`: as the sender's
+    /// send queue says; another number there says that the channel is closed. `takes_writes`: while
+    /// it is open, WRITEs without bytes are allowed, too.
     Direct {
         segment_bytes: u64,
         credit_count: u32,
         channels_closed: u32,
         takes_writes: bool,
     },
-    /// The peer's memory from `address` on (as requests name it): `length` bytes that begin at `offset` of the segment. It
-    /// holds while the send queue says so of `grants_withdrawn`. `writable`: it was asked for WRITE.
+    /// The peer's memory from `address` on (as requests name it): `length` bytes that begin at
+    /// `offset` of the segment. It holds while the send queue says so of `grants_withdrawn`.
+    /// `writable`: it was asked for WRITE.
     Grant {
         address: u64,
         length: u64,
@@ -411,8 +421,9 @@ pub enum Reply {
         state: Option<QpState>,
         path_mtu: Option<PathMtu>,
     },
-    /// Memory is granted only for what the router has carried of the QP's requests, their bytes and [`REQUEST_BYTES`] each:
-    /// at least what it costs to take the memory back, and each byte pays once. So much is missing.
+    /// Memory is granted only for what the router has carried of the QP's requests, their bytes and
+    /// [`REQUEST_BYTES`] each: at least what it costs to take the memory back, and each byte pays
+    /// once. So much is missing.
     NotEarned {
         missing: u64,
     },
@@ -446,8 +457,9 @@ pub const REQUEST_BYTES: u64 = 4096;
 /// How long a process has to carry out an order, milliseconds.
 pub const WITHDRAWAL_TIME_MAX_MS: u64 = 30_000;
 
-/// Bytes of one event, which is one record of a socket (`SOCK_SEQPACKET`; nothing can be sent by the library's end). Completion
-/// event: cookie of the CQ (u32 LE), then zero (u32). Asynchronous event: kind
-/// (u32 LE, `enum ibv_event_type`), then cookie of the object or port number (u32 LE). A socket at end of file says that
-/// the router is gone: the library then raises DEVICE_FATAL and flushes by itself.
+/// Bytes of one event, which is one record of a socket (`SOCK_SEQPACKET`; nothing can be sent by
+/// the library's end). Completion event: cookie of the CQ (u32 LE), then zero (u32). Asynchronous
+/// event: kind (u32 LE, `enum ibv_event_type`), then cookie of the object or port number (u32 LE).
+/// A socket at end of file says that the router is gone: the library then raises DEVICE_FATAL and
+/// flushes by itself.
 pub const EVENT_BYTES: usize = 8;

@@ -23,8 +23,9 @@ pub const HOST_NAME_BYTES_MAX: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerMessage {
-    /// First in each direction. `epoch` is random for each run of a router: another one means that whatever was learned of
-    /// this host is void. The ICRC is computed between two hosts if both want it.
+    /// First in each direction. `epoch` is random for each run of a router: another one means that
+    /// whatever was learned of this host is void. The ICRC is computed between two hosts if both
+    /// want it.
     Hello {
         offer: Offer,
         host: String,
@@ -53,8 +54,8 @@ pub enum PeerMessage {
     Ask {
         qpn: Qpn,
     },
-    /// Who is behind this QPN of the sender's: the answer to `Ask`, or unasked when it changed or is about to be needed.
-    /// `None`: nobody.
+    /// Who is behind this QPN of the sender's: the answer to `Ask`, or unasked when it changed or
+    /// is about to be needed. `None`: nobody.
     Info {
         qpn: Qpn,
         info: Option<QpInfo>,
@@ -66,7 +67,8 @@ pub enum PeerMessage {
     Pong {
         stamp: u64,
     },
-    /// Connection management: a MAD from a vNIC of the sender's to one of the receiver's. It may get lost between the two.
+    /// Connection management: a MAD from a vNIC of the sender's to one of the receiver's. It may
+    /// get lost between the two.
     Cm {
         network: String,
         from: Gid,

@@ -1,5 +1,5 @@
-//! The linked `librdmacm.so.1`: what it exports, that the distribution's programs load with it, and that the documents name all of
-//! it. `scripts/link-rdmacm` makes the file.
+//! The linked `librdmacm.so.1`: what it exports, that the distribution's programs load with it, and
+//! that the documents name all of it. `scripts/link-rdmacm` makes the file.
 //!
 //! FREEFLOW_RDMACM names the file. Without it these tests pass unrun, unless FREEFLOW_REQUIRE_LIB=1, as in `make test`.
 use std::collections::BTreeSet;

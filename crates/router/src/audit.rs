@@ -1,8 +1,9 @@
 //! `RUN_DIR/audit.log`: who changed what, and what was refused, a line of JSON each. Thread `ff-audit` writes it.
 //!
-//! Nobody waits for that thread. What finds the queue full is counted, and the next line that is written says how many are
-//! missing. Files are rotated by size. Whoever can cause refusals as often as it likes (a container, a local user) gets a few lines and
-//! then one now and then, which says how many were left out: else it could push the record of changes out of the files.
+//! Nobody waits for that thread. What finds the queue full is counted, and the next line that is
+//! written says how many are missing. Files are rotated by size. Whoever can cause refusals as
+//! often as it likes (a container, a local user) gets a few lines and then one now and then, which
+//! says how many were left out: else it could push the record of changes out of the files.
 use crate::base::log::{timestamp, warning};
 use crate::base::log_file::numbered;
 use crate::base::privileges::{self, Kind};
@@ -45,7 +46,8 @@ pub struct Who {
 }
 
 impl Who {
-    /// Whose allowance of lines this is: root of another PID namespace, who has no role here, does not use up root's own.
+    /// Whose allowance of lines this is: root of another PID namespace, who has no role here, does
+    /// not use up root's own.
     pub fn originator(&self) -> u64 {
         u64::from(self.uid) | u64::from(self.role == NO_ROLE) << 32
     }
@@ -124,7 +126,8 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// [`Self::Refused`], with no more of what was sent than a line needs: a few long ones would push all others out of the files.
+    /// [`Self::Refused`], with no more of what was sent than a line needs: a few long ones would
+    /// push all others out of the files.
     pub fn refused(
         who: Who,
         verb: &'static str,
@@ -180,7 +183,8 @@ enum Message {
     End,
 }
 
-/// What lines of refusals are about. Each class has lines of its own, so that cheap ones of one class hide none of another.
+/// What lines of refusals are about. Each class has lines of its own, so that cheap ones of one
+/// class hide none of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// At the API or the admin socket.

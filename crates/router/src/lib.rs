@@ -14,8 +14,8 @@
 //! | `audit` | who changed what | `ff-audit` |
 //! | `base` | log, wakers, slabs, privileges | |
 //!
-//! Invariant: whatever a container writes into its rings or sends on its socket ends in an error reply or completion, or
-//! in the end of that session, or that vNIC; never of another.
+//! Invariant: whatever a container writes into its rings or sends on its socket ends in an error
+//! reply or completion, or in the end of that session, or that vNIC; never of another.
 #![forbid(unsafe_code)]
 
 mod admission;

@@ -1,5 +1,6 @@
-//! Has the host's network follow when networks or declared vNICs have come or gone, whoever did it: bridges, interfaces and the CDI
-//! files. One run follows all that has changed until it begins; nobody waits for it but the router's end.
+//! Has the host's network follow when networks or declared vNICs have come or gone, whoever did it:
+//! bridges, interfaces and the CDI files. One run follows all that has changed until it begins;
+//! nobody waits for it but the router's end.
 //!
 //! What changes the host is a process of its own ([`freeflow_hostnet::reconciler`], which says why),
 //! begun before the router gives up its rights ([`crate::base::privileges::confine`]) and ended with

@@ -136,13 +136,14 @@ impl Router {
         Ok(Self { control: Some(thread), messages: own, stop, ended, broken })
     }
 
-    /// Puts access rules in force, as if they had been declared: for who runs a router in its own process. Of networks that the
-    /// table does not know nothing is allowed.
+    /// Puts access rules in force, as if they had been declared: for who runs a router in its own
+    /// process. Of networks that the table does not know nothing is allowed.
     pub fn set_access(&self, table: AccessTable) {
         self.messages.send(Message::SetAccess { table: Box::new(table) });
     }
 
-    /// How often a rule (none: a network's own `access`) has refused something, and how many ends of connections it has cut.
+    /// How often a rule (none: a network's own `access`) has refused something, and how many ends
+    /// of connections it has cut.
     pub fn access_counts(&self, rule: Option<&str>) -> (u64, u64) {
         let (rule, (answer, counts)) = (rule.map(str::to_owned), channel());
         self.messages.send(Message::CountAccess { rule, answer });
@@ -185,8 +186,8 @@ impl Drop for Router {
     }
 }
 
-/// Libraries learn of the end by their pipes and sockets, which close with the worker and the control thread. False: the
-/// worker had panicked.
+/// Libraries learn of the end by their pipes and sockets, which close with the worker and the
+/// control thread. False: the worker had panicked.
 fn end(mut control: Control, worker: JoinHandle<()>) -> bool {
     info!("router ends", run_dir = control.config.run_dir.display());
     control.remove_sockets();
@@ -342,9 +343,11 @@ fn spawn_worker(
 fn take_run_dir(run_dir: &Path) -> io::Result<File> {
     let vnics = run_dir.join("vnics");
     DirBuilder::new().recursive(true).mode(0o700).create(&vnics)?;
-    // Whoever reaches a vNIC's socket may use it, so nobody gets past this directory; it is mounted into containers without it.
+    // Whoever reaches a vNIC's socket may use it, so nobody gets past this directory; it is mounted
+    // into containers without it.
     std::fs::set_permissions(&vnics, Permissions::from_mode(0o700))?;
-    // All users find the socket of the REST server, which asks who they are. Everything else here has permissions of its own.
+    // All users find the socket of the REST server, which asks who they are. Everything else here
+    // has permissions of its own.
     std::fs::set_permissions(run_dir, Permissions::from_mode(0o711))?;
     let path = run_dir.join("lock");
     let lock = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;

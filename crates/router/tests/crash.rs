@@ -1,4 +1,5 @@
-//! Addresses over `kill -9` of the router at any instant while vNICs come and go: none twice, none lost, none left behind.
+//! Addresses over `kill -9` of the router at any instant while vNICs come and go: none twice, none
+//! lost, none left behind.
 mod common;
 
 use common::process::Process;
@@ -16,7 +17,8 @@ const ROUNDS: u32 = 12;
 const WRITERS: u32 = 3;
 const IDS_EACH: u64 = 8;
 
-/// What a writer knows of an id: the address it was told; or nothing, since it was told that it is gone, or was told nothing.
+/// What a writer knows of an id: the address it was told; or nothing, since it was told that it is
+/// gone, or was told nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Known {
     There(IpAddr),

@@ -1,5 +1,5 @@
-//! Held threads and parts of segments, asked for by a library that is an enemy. The router is a process of its own, which
-//! holds the threads of this one: so there is one test only.
+//! Held threads and parts of segments, asked for by a library that is an enemy. The router is a
+//! process of its own, which holds the threads of this one: so there is one test only.
 mod common;
 
 use common::process::Process;
@@ -221,8 +221,8 @@ impl Written {
     }
 }
 
-/// A WRITE that is under way, in whatever piece of it, changes nothing as long as the process may move its pages, and is whole
-/// afterwards.
+/// A WRITE that is under way, in whatever piece of it, changes nothing as long as the process may
+/// move its pages, and is whole afterwards.
 fn memory_stands_still_while_it_is_moved(paths: [&Path; 2]) {
     let mut rig = Written::new(paths);
     let mut in_time = 0;

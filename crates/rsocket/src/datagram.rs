@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Addresses that a socket remembers; beyond, the map is begun anew.
+/// Addresses that a socket remembers; beyond, the map is begun again.
 const DESTINATION_COUNT_MAX: usize = 4096;
 /// Datagrams that wait for the program; more are dropped, as UDP does.
 const WAITING_COUNT_MAX: usize = 1024;

@@ -213,7 +213,7 @@ struct Receiving {
     position: u32,
     /// Bytes that the other end may still write.
     granted: u32,
-    /// Bytes that were read and not granted anew.
+    /// Bytes that were read and not granted again.
     freed: u32,
     grant_next: u32,
     received: u16,
@@ -367,7 +367,7 @@ impl Stream {
         self.ring.bytes / 2
     }
 
-    /// The least that is granted anew. As many parts as the other end has entries for, since one is
+    /// The least that is granted again. As many parts as the other end has entries for, since one is
     /// written again only when all of the part that it named was read: with halves (rdma-core has
     /// two entries) half of the ring stands empty while the other end waits to be told.
     fn grant_bytes(&self) -> u32 {
@@ -543,7 +543,7 @@ impl Stream {
 
 /// Receiving.
 impl Stream {
-    /// A message arrived (and its receive request is posted anew).
+    /// A message arrived (and its receive request is posted again).
     pub fn handle_message(&mut self, bits: u32) {
         if matches!(self.state, State::Opening) {
             // Only who is connected sends: the other end was told sooner than we.

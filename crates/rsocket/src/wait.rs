@@ -30,7 +30,7 @@ pub fn watch_forks() {
 }
 
 /// What each process has of its own. A forked child leaves its parent's where it is and begins
-/// anew, so it never waits for a lock that a thread of its parent held when it was forked.
+/// again, so it never waits for a lock that a thread of its parent held when it was forked.
 pub struct PerProcess<T: 'static> {
     current: AtomicPtr<(u32, T)>,
 }

@@ -1,5 +1,5 @@
 //! What goes wrong besides packets: resets, keys that vanish, requests that no key allows,
-//! processes that die, hosts that are cut off; and how a connection is made anew afterwards.
+//! processes that die, hosts that are cut off; and how a connection is made again afterwards.
 use crate::model::{Area, Posted};
 use crate::plan::Fault;
 use crate::run::{Action, Run};
@@ -168,7 +168,7 @@ impl Run {
         }
     }
 
-    /// An end failed: when all that it posted is flushed, the connection is made anew.
+    /// An end failed: when all that it posted is flushed, the connection is made again.
     pub(crate) fn start_over(&mut self, connection: usize) {
         if !self.topology.connections[connection].reconnecting {
             self.topology.connections[connection].reconnecting = true;

@@ -8,7 +8,7 @@ use freeflow_verbs::{PathMtu, QpAttributes, QpType};
 /// What happens besides traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A connection is reset at both ends and made anew.
+    /// A connection is reset at both ends and made again.
     Reset,
     /// The memory that the peer writes to is deregistered.
     Deregister,

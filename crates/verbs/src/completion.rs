@@ -121,8 +121,8 @@ pub struct Completion {
     pub qpn: u32,
     /// Sender's QPN (UD).
     pub source_qpn: u32,
-    /// The library's own cookie of the QP. A completion of an XRC target has the cookie of the shared receive queue: the QP
-    /// may be another process'.
+    /// The library's own cookie of the QP. A completion of an XRC target has the cookie of the
+    /// shared receive queue: the QP may be another process'.
     pub qp_cookie: u32,
     /// Position of the completed request in its ring (send queue, receive queue or SRQ): a free-running count. Every
     /// request of the send queue up to and including this one is finished.

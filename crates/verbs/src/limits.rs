@@ -39,9 +39,11 @@ pub struct VnicLimits {
     pub mapping_count_max: u32,
     /// Sum of the lengths of all memory regions.
     pub registered_bytes_max: u64,
-    /// Sum of the lengths of all shared-memory segments that the router maps. The router's own default follows the machine's memory.
+    /// Sum of the lengths of all shared-memory segments that the router maps. The router's own
+    /// default follows the machine's memory.
     pub segment_bytes_max: u64,
-    /// Of these, segments of QPs, CQs and SRQs: whoever first touches a page of theirs pays for it, and that may be the router.
+    /// Of these, segments of QPs, CQs and SRQs: whoever first touches a page of theirs pays for it,
+    /// and that may be the router.
     pub ring_bytes_max: u64,
 }
 

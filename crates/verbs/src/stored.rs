@@ -1,5 +1,6 @@
-//! How work requests are serialized: the used part of their arrays, so that a request of one SGE costs tens of bytes and not
-//! more than a thousand. What a request does not use is zero when it is read back.
+//! How work requests are serialized: the used part of their arrays, so that a request of one SGE
+//! costs tens of bytes and not more than a thousand. What a request does not use is zero when it is
+//! read back.
 use crate::work::{ReceiveRequest, SendFlags, SendOpcode, SendRequest, Sge};
 use crate::{INLINE_BYTES_MAX, SGE_COUNT_MAX};
 use alloc::vec::Vec;

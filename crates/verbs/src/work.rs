@@ -126,8 +126,8 @@ pub struct SendRequest {
     pub sge_count: u8,
     /// Bytes of `inline_data` in use, if `flags` has INLINE; the SGEs are then unused.
     pub inline_length: u16,
-    /// Immediate data in network byte order, as posted. SEND_WITH_INV and LOCAL_INV: the rkey to invalidate. BIND_MW: the
-    /// lkey of the region.
+    /// Immediate data in network byte order, as posted. SEND_WITH_INV and LOCAL_INV: the rkey to
+    /// invalidate. BIND_MW: the lkey of the region.
     pub immediate: u32,
     /// WRITE, READ, atomics, FLUSH, ATOMIC_WRITE: where. BIND_MW: first address of the window.
     pub remote_address: u64,

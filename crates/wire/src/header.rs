@@ -63,8 +63,8 @@ pub struct Header {
     pub pkey: u16,
     pub fecn: bool,
     pub becn: bool,
-    /// Of the reserved bits the highest, which receivers ignore (IBTA 9.2.9). Between routers: the sender of a UD packet sent it by
-    /// its IPv6 address.
+    /// Of the reserved bits the highest, which receivers ignore (IBTA 9.2.9). Between routers: the
+    /// sender of a UD packet sent it by its IPv6 address.
     pub by_ipv6: bool,
     pub dest_qpn: u32,
     pub ack_request: bool,

@@ -1,28 +1,32 @@
 //! The invariant CRC (IBTA 7.8.1; RoCEv2 annex A17.3.3).
 //!
-//! CRC-32 as of Ethernet, little-endian on the wire, over: 8 bytes of ones; the IP header with all that routers change as
-//! ones (IPv4: ToS, TTL, checksum; IPv6: traffic class, flow label, hop limit); the UDP header with its checksum as ones;
-//! the BTH with its byte 4 (FECN, BECN, reserved) as ones; the rest as it is.
+//! CRC-32 as of Ethernet, little-endian on the wire, over: 8 bytes of ones; the IP header with all
+//! that routers change as ones (IPv4: ToS, TTL, checksum; IPv6: traffic class, flow label, hop
+//! limit); the UDP header with its checksum as ones; the BTH with its byte 4 (FECN, BECN, reserved)
+//! as ones; the rest as it is.
 //!
 //! # The identification that a socket does not show
-//! Over IPv4 the ICRC covers the identification of the IP header, which a UDP socket does not show to the receiver. It can
-//! be solved for. Read as polynomials over GF(2), a message M has the CRC M(x)·x^32 mod P, but for terms that depend on the
-//! length alone. So two packets that differ in nothing but the identification, by the 16 bits Δ(x), and have m bytes after
-//! it, have ICRCs that differ by
+//! Over IPv4 the ICRC covers the identification of the IP header, which a UDP socket does not show
+//! to the receiver. It can be solved for. Read as polynomials over GF(2), a message M has the CRC
+//! M(x)·x^32 mod P, but for terms that depend on the length alone. So two packets that differ in
+//! nothing but the identification, by the 16 bits Δ(x), and have m bytes after it, have ICRCs that
+//! differ by
 //!
 //! > d(x) = Δ(x)·x^(8m + 32) mod P.
 //!
-//! P has the constant term 1, hence x has an inverse modulo P, and d·x^-(8m + 32) mod P *is* Δ: of degree below 16, where
-//! anything below 32 could be. [`Flow::explain`] computes the difference for one guess of the identification, takes the
-//! shift back by a multiplication with a power of 1/x out of a table, and looks whether the upper 16 coefficients are zero.
-//! One identification at most explains a packet: x is invertible.
+//! P has the constant term 1, hence x has an inverse modulo P, and d·x^-(8m + 32) mod P *is* Δ: of
+//! degree below 16, where anything below 32 could be. [`Flow::explain`] computes the difference for
+//! one guess of the identification, takes the shift back by a multiplication with a power of 1/x
+//! out of a table, and looks whether the upper 16 coefficients are zero. One identification at most
+//! explains a packet: x is invertible.
 //!
-//! **What the check is still worth**: 16 bits of 32. Of random damage, one packet of 2^16 passes, and with "don't fragment"
-//! unknown as well, two of 2^16. With that bit set, no single wrong bit passes in packets of up to 26 KB (the first power
-//! x^-k of degree below 16 beyond the identification itself is k = 214135). Explained by a bit that is clear, there are
-//! two places in packets of up to 4 KB whose lone damage passes: 1564 and 14855 bits behind the identification. What passes
-//! always is damage of the identification itself, which nobody uses. A receiver that knows the identification compares
-//! with [`Flow::icrc`] and has all 32 bits.
+//! **What the check is still worth**: 16 bits of 32. Of random damage, one packet of 2^16 passes,
+//! and with "don't fragment" unknown as well, two of 2^16. With that bit set, no single wrong bit
+//! passes in packets of up to 26 KB (the first power x^-k of degree below 16 beyond the
+//! identification itself is k = 214135). Explained by a bit that is clear, there are two places in
+//! packets of up to 4 KB whose lone damage passes: 1564 and 14855 bits behind the identification.
+//! What passes always is damage of the identification itself, which nobody uses. A receiver that
+//! knows the identification compares with [`Flow::icrc`] and has all 32 bits.
 use crate::{BTH_BYTES, ICRC_BYTES, UDP_PORT};
 use crc32fast::Hasher;
 
@@ -69,9 +73,9 @@ impl Flow {
     /// The identification with which `received` is the ICRC of `packet` (IPv6: [`NO_IDENTIFICATION`]). `None`: there is
     /// none, the packet is damaged.
     ///
-    /// `expected` is tried first and costs nothing more than the CRC: a sender with a counter is followed by giving it
-    /// what was found last plus one. If "don't fragment" set does not explain the packet, it is taken to be clear. See the
-    /// module about what this check detects.
+    /// `expected` is tried first and costs nothing more than the CRC: a sender with a counter is
+    /// followed by giving it what was found last plus one. If "don't fragment" set does not explain
+    /// the packet, it is taken to be clear. See the module about what this check detects.
     pub fn explain(&self, expected: u16, packet: &[u8], received: u32) -> Option<u16> {
         self.prefix(packet.len()).explain(expected, packet, received)
     }
@@ -150,8 +154,8 @@ impl Prefix {
         if let Some(masked) = self.masked
             && packet.get(MASKED_AT) == Some(&0)
         {
-            // No copy of the BTH: its bytes, written one by one and read together, would wait for all writes before them,
-            // which are those of somebody's payload.
+            // No copy of the BTH: its bytes, written one by one and read together, would wait for
+            // all writes before them, which are those of somebody's payload.
             hasher.update(packet);
             return hasher.finalize() ^ masked;
         }
@@ -184,8 +188,8 @@ fn solve(difference: u32, length: usize) -> Option<u16> {
     let unshifted = multiply(difference, shift);
     [0, FRAGMENT].into_iter().find_map(|known| {
         let identification = unshifted ^ known;
-        // Of degree below 16: the lower half is zero. Each byte of a message goes in by its lowest bit first, so that the
-        // first of the two is the lower byte here.
+        // Of degree below 16: the lower half is zero. Each byte of a message goes in by its lowest
+        // bit first, so that the first of the two is the lower byte here.
         (identification & 0xffff == 0).then_some(((identification >> 16) as u16).swap_bytes())
     })
 }
@@ -211,8 +215,8 @@ const SHIFT_256: [u32; 256] = powers(ONE, multiplied(ONE, 8 * 256));
 const IDENTIFICATION_HIGH: [u32; 256] = identifications(16);
 /// What the lower byte changes.
 const IDENTIFICATION_LOW: [u32; 256] = identifications(24);
-/// "Don't fragment" as it differs, in place of the identification: the second bit of a byte that goes in by its lowest bit
-/// first is the seventh to follow.
+/// "Don't fragment" as it differs, in place of the identification: the second bit of a byte that
+/// goes in by its lowest bit first is the seventh to follow.
 const FRAGMENT: u32 = divided(ONE, 7);
 
 /// The differences that [`solve`] solves for, for a packet of no bytes. `place`: of a byte's lowest bit there.

@@ -1,5 +1,6 @@
-//! RoCEv2 packets (IBTA 1.4 chapter 9, annexes A14, A16, A17, A19): the typed opcode table, headers as validated values,
-//! the ICRC, the messages of connection management. No I/O, no unsafe; every parser is total: any bytes give a value or an error.
+//! RoCEv2 packets (IBTA 1.4 chapter 9, annexes A14, A16, A17, A19): the typed opcode table, headers
+//! as validated values, the ICRC, the messages of connection management. No I/O, no unsafe; every
+//! parser is total: any bytes give a value or an error.
 //!
 //! A datagram (the payload of UDP port 4791) is: BTH, extension headers, payload, 0 to 3 bytes of padding, ICRC.
 //!

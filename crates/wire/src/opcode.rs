@@ -105,8 +105,8 @@ impl Service {
 }
 
 impl Opcode {
-    /// `None`: reserved, of a service that RoCEv2 end points don't speak here (RD, CNP), or an operation that its service
-    /// has not.
+    /// `None`: reserved, of a service that RoCEv2 end points don't speak here (RD, CNP), or an
+    /// operation that its service has not.
     pub const fn from_byte(byte: u8) -> Option<Self> {
         let (Some(service), Some((operation, place))) =
             (Service::from_bits(byte >> 5), OPERATIONS[(byte & 31) as usize])
@@ -117,8 +117,8 @@ impl Opcode {
         if service.has(operation) && whole { Some(Self(byte)) } else { None }
     }
 
-    /// The opcode of this packet. FIRST and MIDDLE of a message with immediate data or an invalidation are those without.
-    /// `None`: there is no such packet.
+    /// The opcode of this packet. FIRST and MIDDLE of a message with immediate data or an
+    /// invalidation are those without. `None`: there is no such packet.
     pub fn new(service: Service, operation: Operation, place: Place) -> Option<Self> {
         let plain = match (operation, place) {
             (O::SendImmediate | O::SendInvalidate, P::First | P::Middle) => O::Send,

@@ -1,8 +1,9 @@
-//! Compares every layout and number with the installed headers (libibverbs-dev, librdmacm-dev), by a C program that prints its own.
+//! Compares every layout and number with the installed headers (libibverbs-dev, librdmacm-dev), by
+//! a C program that prints its own.
 //!
-//! Headers older than this crate lack its newest fields. Such a field is left out, and its struct may be larger here than
-//! there; nothing else may differ. The structs that grow are named in [`GROWN`]. FREEFLOW_VERBS_INCLUDE names another
-//! directory to look for `infiniband/verbs.h` in.
+//! Headers older than this crate lack its newest fields. Such a field is left out, and its struct
+//! may be larger here than there; nothing else may differ. The structs that grow are named in
+//! [`GROWN`]. FREEFLOW_VERBS_INCLUDE names another directory to look for `infiniband/verbs.h` in.
 mod constants;
 mod structs;
 
@@ -23,7 +24,8 @@ pub struct Layout {
     pub fields: Vec<Field>,
 }
 
-/// Structs that have grown within the releases that programs are built with, and the field by which the newest is known.
+/// Structs that have grown within the releases that programs are built with, and the field by which
+/// the newest is known.
 const GROWN: [(&str, &str); 4] = [
     ("struct verbs_context", "alloc_buf"),
     ("struct ibv_qp_ex", "wr_flush"),

@@ -1,4 +1,5 @@
-//! Every struct of `freeflow-abi` that the installed headers define, with every field; a C name follows where it differs.
+//! Every struct of `freeflow-abi` that the installed headers define, with every field; a C name
+//! follows where it differs.
 use crate::{Field, Layout};
 use core::mem::{offset_of, size_of};
 use freeflow_abi::*;

@@ -1,6 +1,7 @@
 //! Both ends of many connections by `librdmacm`.
 //!
-//! Invariant: every pointer here came from the library and is not null; identifiers are destroyed once, before the process ends.
+//! Invariant: every pointer here came from the library and is not null; identifiers are destroyed
+//! once, before the process ends.
 use super::failed;
 use super::library::{Library, address, anywhere};
 use crate::limits::wire::{EndFigures, Meter, say_ready};
@@ -224,8 +225,8 @@ fn parameters() -> rdma_conn_param {
     }
 }
 
-/// Accepts so many connections, a `batch` at a time, and sends a byte on each as soon as it is established, if `greets`. What a
-/// batch leaves is destroyed once all of it was disconnected.
+/// Accepts so many connections, a `batch` at a time, and sends a byte on each as soon as it is
+/// established, if `greets`. What a batch leaves is destroyed once all of it was disconnected.
 pub fn listen(port: u16, count: usize, batch: usize, greets: bool) -> io::Result<EndFigures> {
     listening(port, count, batch, greets).map_err(failed)
 }
@@ -269,8 +270,8 @@ fn listening(port: u16, count: usize, batch: usize, greets: bool) -> Outcome<End
     Ok(meter.figures(None, done as u64, 0))
 }
 
-/// Connections a second, each figure of a batch: from the first `rdma_connect` until the last one is closed at both ends. The
-/// addresses and routes are resolved, and the QPs made, before.
+/// Connections a second, each figure of a batch: from the first `rdma_connect` until the last one
+/// is closed at both ends. The addresses and routes are resolved, and the QPs made, before.
 pub fn connect(to: SocketAddrV4, count: usize, batch: usize) -> io::Result<EndFigures> {
     connecting(to, count, batch).map_err(failed)
 }

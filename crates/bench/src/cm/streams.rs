@@ -1,5 +1,5 @@
-//! Both ends of a round trip and of a stream over a socket: the kernel's TCP, or an rsocket. Blocking calls, as most programs
-//! make them.
+//! Both ends of a round trip and of a stream over a socket: the kernel's TCP, or an rsocket.
+//! Blocking calls, as most programs make them.
 use super::library::{Library, address, anywhere};
 use super::{Kind, failed};
 use crate::limits::wire::{EndFigures, Meter, say_ready, trips};

@@ -1,8 +1,9 @@
 //! Programs of one host among each other, beside what two cores can do with nobody between them.
 //!
-//! Each figure is the median of several runs, and so is its limit: the two alternate, so that what disturbs one disturbs the
-//! other. Unmodified perftest programs where there is one for the figure, the verbs harness elsewhere; both in containers of
-//! their own, as users start them, with memory from `malloc` or `mmap`.
+//! Each figure is the median of several runs, and so is its limit: the two alternate, so that what
+//! disturbs one disturbs the other. Unmodified perftest programs where there is one for the figure,
+//! the verbs harness elsewhere; both in containers of their own, as users start them, with memory
+//! from `malloc` or `mmap`.
 mod costs;
 mod figures;
 mod series;
@@ -75,7 +76,7 @@ struct Bench<'a> {
     host: &'a Freeflow,
     pair: Pair<'a>,
     effort: Effort,
-    /// Of the server's container; unknown after it was made anew.
+    /// Of the server's container; unknown after it was made again.
     address: Option<String>,
     /// Iterations of a perftest program and size that fill the time.
     iterations: HashMap<(&'static str, usize), usize>,
@@ -140,7 +141,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Another run of a figure, just after its limit. After a failure the pair is made anew, and the figure not measured again.
+    /// Another run of a figure, just after its limit. After a failure the pair is made again, and
+    /// the figure not measured again.
     fn sample(&mut self, figure: &Figure, series: &mut Series) {
         if series.failure.is_some() {
             return;
@@ -162,7 +164,8 @@ impl Bench<'_> {
         }
     }
 
-    /// The numbers that a perftest program prints. Its iterations are as many as fill the time, by what its last run showed.
+    /// The numbers that a perftest program prints. Its iterations are as many as fill the time, by
+    /// what its last run showed.
     fn perftest(&mut self, program: &'static str, bytes: usize, more: &[&str]) -> Result<Vec<f64>, String> {
         if self.address.is_none() {
             self.address = Some(self.pair.server_address()?);

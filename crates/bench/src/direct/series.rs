@@ -1,5 +1,5 @@
-//! One figure and its limit, measured in turns several times: the median of the ratios counts, each to the limit just before it,
-//! because where the cores are may change between the runs.
+//! One figure and its limit, measured in turns several times: the median of the ratios counts, each
+//! to the limit just before it, because where the cores are may change between the runs.
 use crate::report::Expectation;
 use crate::stats::{Summary, median};
 use crate::svg::{Plot, Row};

@@ -272,8 +272,8 @@ impl Subject<'_> {
         })
     }
 
-    /// Measures. When the cores moved meanwhile, or the result is suspect, it is measured again, a few times: a limit is
-    /// what the machine can do, so the best result counts.
+    /// Measures. When the cores moved meanwhile, or the result is suspect, it is measured again, a
+    /// few times: a limit is what the machine can do, so the best result counts.
     fn measure(&self, mut run: impl FnMut() -> io::Result<Vec<f64>>) -> io::Result<Limit> {
         let mut best: Option<Limit> = None;
         let mut before = Handoff::measure()?.distance;
@@ -334,7 +334,8 @@ mod tests {
     fn a_suspect_measurement_is_repeated_and_the_best_counts() {
         let mut results = [5000.0, 3000.0, 4000.0, 1.0].into_iter();
         let limit = subject(Better::Lower).measure(|| Ok(results.next().into_iter().collect())).expect("limit");
-        // Cores between near and far have no reference, so nothing is suspect there; and they may get there at any attempt.
+        // Cores between near and far have no reference, so nothing is suspect there; and they may
+        // get there at any attempt.
         let between = limit.distance == Distance::Between && [5000.0, 4000.0].contains(&limit.summary.p50);
         assert!(limit.summary.p50 == 3000.0 || between || limit.distance == Distance::OneCpu, "{limit:?}");
     }

@@ -6,7 +6,8 @@ use super::*;
 pub const COPIES_ONCE: &str = "relay that copies once";
 pub const DESCRIPTORS_ONLY: &str = "relay of descriptors only";
 
-/// Messages that one publication covers at most; and at most a quarter of the slots, so that nobody waits for a whole lap.
+/// Messages that one publication covers at most; and at most a quarter of the slots, so that nobody
+/// waits for a whole lap.
 const BATCH_MAX: u64 = 16;
 /// Idle turns before a party yields.
 const SPIN_COUNT: u32 = 40;

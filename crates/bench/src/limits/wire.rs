@@ -1,8 +1,8 @@
 //! What the network between two hosts can do: bare programs, one end in each host, no library and no router.
 //!
-//! Unlike the other limits the two ends live in different network namespaces, so each is a process of its own: this
-//! program again, as `freeflow-bench wire-end END`, with [`End`] as JSON. An end that answers prints [`READY`] first; each
-//! prints its [`EndFigures`] when it is through.
+//! Unlike the other limits the two ends live in different network namespaces, so each is a process
+//! of its own: this program again, as `freeflow-bench wire-end END`, with [`End`] as JSON. An end
+//! that answers prints [`READY`] first; each prints its [`EndFigures`] when it is through.
 use crate::cm;
 use crate::stats::Summary;
 use crate::sys;
@@ -93,8 +93,8 @@ impl End {
     }
 }
 
-/// Where an end is in a container it may not put itself first in line: it says that it is there, and waits for a line to go on.
-/// Whoever started it does it meanwhile.
+/// Where an end is in a container it may not put itself first in line: it says that it is there,
+/// and waits for a line to go on. Whoever started it does it meanwhile.
 fn await_place(end: &End) -> io::Result<()> {
     if matches!(end, End::TcpEcho { .. } | End::TcpPing { .. } | End::Cm(_)) {
         println!("{THERE}");

@@ -1,9 +1,10 @@
 //! The bare stream: RDMA WRITEs as RoCEv2 has them on the wire, between two programs that do nothing else.
 //!
-//! Each message is a FIRST packet with its RETH, MIDDLE ones and a LAST one, of one path MTU each; the sender lets the kernel
-//! cut batches (GSO) out of headers, the payload where it lies, and ICRCs. The receiver takes batches whole (GRO), verifies
-//! each ICRC, reads the headers and copies the payload to its place. A window, cumulative acknowledgements, no loss: what
-//! is not acknowledged in time is an error.
+//! Each message is a FIRST packet with its RETH, MIDDLE ones and a LAST one, of one path MTU each;
+//! the sender lets the kernel cut batches (GSO) out of headers, the payload where it lies, and
+//! ICRCs. The receiver takes batches whole (GRO), verifies each ICRC, reads the headers and copies
+//! the payload to its place. A window, cumulative acknowledgements, no loss: what is not
+//! acknowledged in time is an error.
 use super::wire::{EndFigures, Meter, QUIET_NS, say_ready};
 use crate::stats::Summary;
 use crate::sys;
@@ -26,7 +27,8 @@ const PLACES: usize = 4;
 pub const WINDOW_BYTES: usize = 1 << 20;
 /// One acknowledgement for so much, about.
 const ACK_EVERY_BATCHES: usize = 2;
-/// Of a smaller window each batch is acknowledged, or the sender would wait for an acknowledgement that nobody asked for.
+/// Of a smaller window each batch is acknowledged, or the sender would wait for an acknowledgement
+/// that nobody asked for.
 const WINDOW_BATCHES_MIN: usize = 8;
 /// What the kernel takes in one batch: bytes and segments.
 const BATCH_BYTES_MAX: usize = 65_000;

@@ -1,4 +1,5 @@
-//! How long after `freeflow apply` (or `delete`) has begun a change is in force: the time of the command itself is a part of it.
+//! How long after `freeflow apply` (or `delete`) has begun a change is in force: the time of the
+//! command itself is a part of it.
 use super::flow::{Class, Flow};
 use super::series::{Run, Wanted};
 use crate::host::Freeflow;

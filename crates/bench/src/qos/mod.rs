@@ -1,4 +1,5 @@
-//! What is declared about rates, priorities and weights, beside what unmodified perftest programs between containers of one host get.
+//! What is declared about rates, priorities and weights, beside what unmodified perftest programs
+//! between containers of one host get.
 mod flow;
 mod force;
 mod series;
@@ -17,7 +18,8 @@ use std::time::Duration;
 /// Time for servers to listen, and times that a run is tried when one was not quick enough.
 const LISTEN: Duration = Duration::from_millis(500);
 const ATTEMPTS_MAX: usize = 3;
-/// What perftest leaves out at both ends of a run, seconds: the buckets' bursts, and flows that begin one after the other.
+/// What perftest leaves out at both ends of a run, seconds: the buckets' bursts, and flows that
+/// begin one after the other.
 const MARGIN_S: u64 = 1;
 /// Beside its own duration, a program may take so long.
 const SLACK_MS: u64 = 15_000;
@@ -198,8 +200,8 @@ fn gigabits(numbers: &[f64]) -> Result<f64, String> {
     }
 }
 
-/// Small enough that perftest's rate of messages has the digits, and so large that a queue of perftest's 128 lasts while its program
-/// is off its core.
+/// Small enough that perftest's rate of messages has the digits, and so large that a queue of
+/// perftest's 128 lasts while its program is off its core.
 fn message_bytes(mbit: u32) -> usize {
     match mbit {
         ..=100 => 4 << 10,
@@ -221,7 +223,8 @@ fn iterations(count: u64) -> Vec<String> {
 
 /// Polls for completions, for a duration. perftest does not wait for events here, nor with a duration.
 const POLLING: &[&str] = &["ib_write_bw"];
-/// Sleeps until there are completions: on few cores, many programs that poll would take the time from the router that feeds them.
+/// Sleeps until there are completions: on few cores, many programs that poll would take the time
+/// from the router that feeds them.
 const SLEEPING: &[&str] = &["ib_send_bw", "-e"];
 
 impl Bench<'_> {
@@ -288,7 +291,8 @@ impl Bench<'_> {
         Ok(us as f64 / 1e6)
     }
 
-    /// The worker's CPU seconds for the same bytes without a cap and with one, both by the time that the capped ones take.
+    /// The worker's CPU seconds for the same bytes without a cap and with one, both by the time
+    /// that the capped ones take.
     fn costs(&mut self) -> Result<Vec<Run>, String> {
         let mut runs = Vec::new();
         for mbit in COST_MBIT {

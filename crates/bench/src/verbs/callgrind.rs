@@ -1,5 +1,6 @@
-//! Valgrind's *client requests*, by which a program that runs under callgrind says what is to be collected. Anywhere else they
-//! do nothing: a request is a few rotations of a register, which together change nothing.
+//! Valgrind's *client requests*, by which a program that runs under callgrind says what is to be
+//! collected. Anywhere else they do nothing: a request is a few rotations of a register, which
+//! together change nothing.
 //!
 //! Invariant: collection is off but inside [`collected`]; the program is started with `--collect-atstart=no`.
 use std::ffi::CStr;
@@ -19,8 +20,9 @@ const DUMP_STATS_AT: u64 = CALLGRIND + 3;
 fn request(code: u64, argument: u64) -> u64 {
     let block = [code, argument, 0, 0, 0, 0];
     let mut result = 0u64;
-    // SAFETY: the rotations make 128, so rdi has its value again, and rbx changes places with itself: without valgrind nothing
-    // happens. With it, valgrind reads the block at rax, which is alive, and writes rdx.
+    // SAFETY: the rotations make 128, so rdi has its value again, and rbx changes places with
+    // itself: without valgrind nothing happens. With it, valgrind reads the block at rax, which is
+    // alive, and writes rdx.
     unsafe {
         std::arch::asm!(
             "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",
@@ -54,7 +56,8 @@ pub fn collected<const COUNTED: bool, T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Instructions that were collected while `work` ran. `dumps` is the file that callgrind was told to write; it adds a number.
+/// Instructions that were collected while `work` ran. `dumps` is the file that callgrind was told
+/// to write; it adds a number.
 pub fn instructions(dumps: &Path, work: impl FnOnce() -> Result<(), String>) -> Result<u64, String> {
     let before = dump_count(dumps);
     request(ZERO_STATS, 0);

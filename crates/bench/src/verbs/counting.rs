@@ -1,8 +1,9 @@
 //! Instructions of each call of the data path, when this program runs under callgrind (see [`super::callgrind`]).
 //!
-//! What is counted does not hang on time: one request is posted, everything is given time to complete, and one poll takes
-//! the completion. A poll that came too early spoils the count, which is then taken again with more patience. Each call is
-//! counted in a pass of its own, in which the others run uncollected.
+//! What is counted does not hang on time: one request is posted, everything is given time to
+//! complete, and one poll takes the completion. A poll that came too early spoils the count, which
+//! is then taken again with more patience. Each call is counted in a pass of its own, in which the
+//! others run uncollected.
 use super::callgrind;
 use super::endpoint::{BATCH_MAX, Endpoint, One, Patience};
 use super::{Job, Operation, Traffic};
@@ -111,8 +112,8 @@ impl Counter<'_> {
         Err(why)
     }
 
-    /// One turn of all calls; `counted` is collected. False when a counted poll found nothing: then it is repeated, uncollected,
-    /// until it finds something.
+    /// One turn of all calls; `counted` is collected. False when a counted poll found nothing: then
+    /// it is repeated, uncollected, until it finds something.
     fn trip(&mut self, counted: Option<Call>, patience: Option<Duration>) -> Result<bool, String> {
         let (end, one) = (self.end, self.one());
         if counted == Some(Call::PollEmpty) {

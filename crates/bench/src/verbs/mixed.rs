@@ -1,5 +1,5 @@
-//! A stream in which two kinds of message take turns: a path that is fast for each alone may be slow where both must stay
-//! in order.
+//! A stream in which two kinds of message take turns: a path that is fast for each alone may be
+//! slow where both must stay in order.
 use super::endpoint::{BATCH_MAX, Device, Endpoint, Extras, One, Patience};
 use super::traffic::{self, PARTS, WARM_UP_SHARE};
 use super::{Job, Memory, Operation, Outcome, Traffic};

@@ -182,8 +182,8 @@ pub struct Watched {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     pub cpu_ns: u64,
-    /// Its part of all resident memory: a page that several processes have mapped is shared out between them, so that sums are
-    /// right.
+    /// Its part of all resident memory: a page that several processes have mapped is shared out
+    /// between them, so that sums are right.
     pub share_bytes: u64,
 }
 

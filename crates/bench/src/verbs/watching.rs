@@ -1,5 +1,5 @@
-//! How long one program's control verbs and messages take while something else happens on the host: the longest of each, window
-//! by window.
+//! How long one program's control verbs and messages take while something else happens on the host:
+//! the longest of each, window by window.
 use super::endpoint::{Device, Endpoint, Patience, Post, not_null, zero};
 use super::{Operation, Watched};
 use crate::sys;

@@ -48,7 +48,7 @@ impl<'a> Link<'a> {
         Ok(Self { lab, runner, server, generation, address: None })
     }
 
-    /// Begins anew with other containers: an end that failed leaves the other waiting.
+    /// Begins again with other containers: an end that failed leaves the other waiting.
     pub fn renew(&mut self) -> Result<(), String> {
         *self = Self::with_generation(self.lab, self.generation + 1)?;
         Ok(())

@@ -1,5 +1,5 @@
-//! FreeFlow between two hosts, beside what the network between them can do and what the kernel's TCP makes of it: all over
-//! the same links, in turns, in one run.
+//! FreeFlow between two hosts, beside what the network between them can do and what the kernel's
+//! TCP makes of it: all over the same links, in turns, in one run.
 //!
 //! Each figure is the median of several runs. The runs of those that are compared alternate, so that what
 //! disturbs one disturbs the other.
@@ -112,7 +112,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Another run of a figure. After a failure the connection is made anew, and the figure not measured again.
+    /// Another run of a figure. After a failure the connection is made again, and the figure not measured again.
     fn sample(&mut self, key: Key, bytes: usize, run: impl Fn(&mut Self) -> Result<Sample, String>) {
         let (mtu, offloads) = (self.lab.mtu, self.offloads);
         let is_this = |one: &Series| one.key == key && one.bytes == bytes;

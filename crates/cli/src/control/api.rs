@@ -1,7 +1,8 @@
 //! The router's REST API, seen from this command: HTTP/1.1 and JSON on `RUN_DIR/api.sock`.
 //!
-//! The server checks everything; here answers are bounded in size and time, and its refusals become failures with the causes it
-//! names. Who may do what is decided by the socket's credentials, so nothing is sent about the caller.
+//! The server checks everything; here answers are bounded in size and time, and its refusals become
+//! failures with the causes it names. Who may do what is decided by the socket's credentials, so
+//! nothing is sent about the caller.
 
 use crate::failure::{Context as _, Failure, Result};
 use freeflow_hostnet::run_dir::RunDir;

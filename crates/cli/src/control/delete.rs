@@ -1,4 +1,5 @@
-//! `freeflow delete`: one object after the other, whoever names another before it. Several are all looked at before the first goes.
+//! `freeflow delete`: one object after the other, whoever names another before it. Several are all
+//! looked at before the first goes.
 
 use super::api::encoded;
 use super::api::{Answer, Api, Refusal, Trouble};

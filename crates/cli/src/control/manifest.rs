@@ -1,7 +1,9 @@
-//! What people write: files of YAML documents (or JSON, which is YAML), as objects to be sent, each value with its line.
+//! What people write: files of YAML documents (or JSON, which is YAML), as objects to be sent, each
+//! value with its line.
 //!
-//! Nothing is checked here but that it is an object with a kind: the router knows what fields there are. What a file may cost is
-//! bounded: its size, its nodes, its depth, what aliases may repeat. YAML 1.2: `no` is a word, not false.
+//! Nothing is checked here but that it is an object with a kind: the router knows what fields there
+//! are. What a file may cost is bounded: its size, its nodes, its depth, what aliases may repeat.
+//! YAML 1.2: `no` is a word, not false.
 
 use super::api::{Cause, EXIT_REFUSED};
 use super::kinds::Kind;

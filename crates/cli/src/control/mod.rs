@@ -1,4 +1,5 @@
-//! Declared control: what an operator wants is written in files and sent to the router, which checks, stores and enforces it.
+//! Declared control: what an operator wants is written in files and sent to the router, which
+//! checks, stores and enforces it.
 //!
 //! No privilege is needed here: the router looks at who is at the other end of its socket.
 pub mod api;

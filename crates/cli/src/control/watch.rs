@@ -42,7 +42,7 @@ pub fn watch(api: &Api, kind: Kind, arguments: &Get) -> Result<()> {
             Ok(true)
         };
         match api.watch(&path, event) {
-            // Too much happened while we were not looking: begin anew.
+            // Too much happened while we were not looking: begin again.
             Err(Trouble::Refused(refusal)) if refusal.code == 410 => {}
             Err(trouble) => return Err(trouble.into()),
             Ok(()) => return Err(Failure::new("the router ended the watch")),

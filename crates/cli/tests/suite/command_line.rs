@@ -80,8 +80,8 @@ fn without_root_one_line_says_what_is_needed_and_why() {
     let scratch = Scratch::new("nobody");
     // The build directory may be closed to others.
     let copy = scratch.0.join("freeflow");
-    // Not by this process: a child of another test, between fork and exec, would hold the file open for writing, and what is open
-    // so can't be run.
+    // Not by this process: a child of another test, between fork and exec, would hold the file open
+    // for writing, and what is open so can't be run.
     assert!(Command::new("cp").arg(FREEFLOW).arg(&copy).status().unwrap().success());
     let commands: [&[&str]; 12] = [
         &["up"],

@@ -1,4 +1,5 @@
-//! `apply`, `get`, `describe`, `delete` and `diff` against a server that answers from a table. The real one is `tests/control/test_control.py`.
+//! `apply`, `get`, `describe`, `delete` and `diff` against a server that answers from a table. The
+//! real one is `tests/control/test_control.py`.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,4 +1,5 @@
-//! Any calls, any packets, in any order: nothing panics, no counter says what is not so, and nothing is left in the end.
+//! Any calls, any packets, in any order: nothing panics, no counter says what is not so, and
+//! nothing is left in the end.
 use crate::common::*;
 use freeflow_cm::{Limits, Link, Owner, Scope};
 use freeflow_protocol::cm::{CmAddress, CmEventBody, CmOption, CmReply, CmRequest, ConnectionParameters, PortSpace};

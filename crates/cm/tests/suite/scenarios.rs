@@ -547,7 +547,7 @@ fn a_link_that_goes_down() {
 fn a_qp_that_connects_again_ends_its_stale_connection() {
     let mut world = World::new(2, 18);
     let (listener, active, passive) = connected(&mut world, 1, gid(1, 1));
-    // The active host forgets everything, as if its router had begun anew.
+    // The active host forgets everything, as if its router had begun again.
     world.machines[0] = freeflow_cm::Machine::new(Limits::default());
     let again = world.tcp(vnic(0, 0), 4);
     world.resolve(again, gid(1, 1), PORT);

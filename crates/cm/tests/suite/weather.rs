@@ -1,5 +1,5 @@
-//! Programs that connect, accept, refuse, hesitate, end and die, over links that lose, double, delay and reorder. One seed
-//! replays a run.
+//! Programs that connect, accept, refuse, hesitate, end and die, over links that lose, double,
+//! delay and reorder. One seed replays a run.
 use crate::common::*;
 use freeflow_protocol::cm::{CmEventBody, CmEventKind as Kind, CmRequest, ConnectionParameters, PortSpace};
 use freeflow_verbs::{Duration, Gid, QpType, VerbsError};

@@ -16,7 +16,7 @@
 //! any more (`hosts`).
 //!
 //! The timer is not moved by each acknowledgement: when it expires it looks when the last progress
-//! was, and is armed anew.
+//! was, and is armed again.
 //!
 //! While an RNR NAK's delay runs, the same timer runs for it, and nothing else does.
 use crate::completer::Completer;
@@ -151,7 +151,7 @@ impl Completer {
         qp.send.retries_left = qp.attributes.retry_count;
         self.go_back(id);
         // A receiver that is not ready is its program's doing, not the network's: that is charged
-        // anew.
+        // again.
         self.sender(id).window.recount();
         self.sender(id).not_ready = true;
         self.timers.arm(id, TimerKind::ReceiverNotReady, now + rnr_delay(timer));

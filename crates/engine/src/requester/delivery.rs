@@ -1,6 +1,6 @@
 //! Local delivery: the requester's message goes to its responder without packets, chunk by chunk.
 //!
-//! Invariant: every chunk finds its responder and its keys anew, so that a message stops as soon as
+//! Invariant: every chunk finds its responder and its keys again, so that a message stops as soon as
 //! a key is invalid or one end is gone; bytes move in ascending order; the RECV completes after the
 //! last byte, the request after the RECV.
 use crate::arrival::{Nak, Received, Rejection, receive_bytes, remote_right};

@@ -4,7 +4,7 @@
 //! piece, as it goes. So a long message is spread over the time that its bytes take. A READ or
 //! atomic is charged to who asks, with what it brings, and to the vNIC whose memory it comes from.
 //! Packets that are sent again are not charged, acknowledgements neither; what a local delivery
-//! begins anew is.
+//! begins again is.
 //!
 //! Invariant: `QueuePair::used` is zero between runs, but for what went out while a datagram was
 //! handled.
@@ -143,7 +143,7 @@ impl Requester {
         true
     }
 
-    /// The same of a burst, with messages that begin anew.
+    /// The same of a burst, with messages that begin again.
     #[inline]
     pub(crate) fn note_fresh(&mut self, id: QpId, (bytes, messages): (u32, u32)) {
         let used = &mut self.qp_mut(id).used;

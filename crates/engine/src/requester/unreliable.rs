@@ -42,7 +42,7 @@ impl Requester {
                 let (host, qpn) = (self.wire(id).destination.host, self.qp(id).attributes.dest_qpn);
                 let is_asked = env.peer(host, Qpn(qpn)) == PeerAnswer::Asked;
                 // A peer that is not there, or not connected back, may just be on its way; but not
-                // for each message anew.
+                // for each message again.
                 if is_asked || self.qp(id).send.grace_steps_left > RNR_GRACE_STEPS / 2 {
                     return self.await_word(env, now, id);
                 }

@@ -3,7 +3,7 @@
 //! Invariant: the queue goes out in order, the verdict after it. So no acknowledgement overtakes
 //! what is owed for an earlier PSN.
 //!
-//! Invariant: each burst of READ responses finds its key anew, so that a READ stops as soon as its
+//! Invariant: each burst of READ responses finds its key again, so that a READ stops as soon as its
 //! key is invalid.
 use crate::arrival::{Nak, Rejection};
 use crate::keys::Reach;
@@ -294,7 +294,7 @@ impl Responder {
     ) {
         let answers = &mut self.wire_mut(id).responder.answers;
         answers.fetching = false;
-        // Unless the requester has begun anew.
+        // Unless the requester has begun again.
         let Some(burst) = answers.front_reading().and_then(|reading| reading.fetching) else { return };
         match result {
             Ok(()) => answers.advance(burst),

@@ -2,7 +2,7 @@
 //!
 //! SEND and WRITE are acknowledged again, FLUSH and ATOMIC WRITE too: a PSN behind the expected one
 //! is that of a request which was executed, and their answer says no more than that. READ is
-//! executed anew, from memory as it is now, from whichever of its packets the requester asks for.
+//! executed again, from memory as it is now, from whichever of its packets the requester asks for.
 //! An atomic gets the value that it found the first time.
 //!
 //! Invariant: nothing but a READ is executed twice; and a READ only within the range that was

@@ -167,7 +167,7 @@ impl Responder {
         self.admit(env, now, &arrival)
     }
 
-    /// Writes an admitted packet's bytes to where they belong; RECV and keys are looked at anew.
+    /// Writes an admitted packet's bytes to where they belong; RECV and keys are looked at again.
     fn write_part<E: Environment>(
         &mut self,
         env: &mut E,

@@ -43,7 +43,7 @@ impl Responder {
         true
     }
 
-    /// The QP got an address anew: nobody has said that its peer is the one behind it.
+    /// The QP got an address again: nobody has said that its peer is the one behind it.
     pub(crate) fn doubt_wire(&mut self, id: QpId) {
         if let Some(wire) = &mut self.qp_mut(id).wire {
             wire.gate = PeerGate::Unchecked;

@@ -116,7 +116,7 @@ impl Answers {
         covers
     }
 
-    /// The answer to a duplicate. One to the same request that still waits begins anew, from the
+    /// The answer to a duplicate. One to the same request that still waits begins again, from the
     /// packet now asked for; it counts as that one did. Both have the place of their request. False
     /// if there is no room.
     pub fn replay(&mut self, answer: Answer) -> bool {

@@ -293,7 +293,7 @@ impl SendWindow {
         self.burst(burst.message, burst.at, packets.min(burst.packets))
     }
 
-    /// What a burst counts against limits of rate: payload, and messages that begin anew.
+    /// What a burst counts against limits of rate: payload, and messages that begin again.
     pub fn fresh(&self, burst: &Burst) -> (u32, u32) {
         let counted = psn_ahead(self.counted, burst.psn);
         let begins_anew = burst.at == 0 && counted <= 0 && self.repeats(burst.psn);

@@ -1,5 +1,6 @@
-//! Two networks of one tenant whose QPs talk to each other: what reaches whom, and that nothing else does. Where an address is and
-//! who may talk the environment says; that what it was asked about is what is reached is the engine's.
+//! Two networks of one tenant whose QPs talk to each other: what reaches whom, and that nothing
+//! else does. Where an address is and who may talk the environment says; that what it was asked
+//! about is what is reached is the engine's.
 use crate::common::peer::*;
 use crate::common::*;
 use freeflow_engine::*;

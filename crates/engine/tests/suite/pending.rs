@@ -131,7 +131,7 @@ fn resetting_the_responder_waits() {
     net.settle();
     assert_eq!(net.to(&b, QpState::Reset), Ok(QpState::Reset));
     assert!(net.polls(&b).is_empty(), "RESET forgets");
-    // Connected again: the message begins anew, with the RECV that is left.
+    // Connected again: the message begins again, with the RECV that is left.
     net.connect(&b, &a);
     net.settle();
     assert_eq!(net.statuses(&b), [(11, Status::Success)]);

@@ -1,5 +1,5 @@
-//! Random runs against a model: two RC QPs, or two XRC pairs, both directions, every operation, copies at once or late, and then perhaps
-//! an end that errs, is destroyed or dies.
+//! Random runs against a model: two RC QPs, or two XRC pairs, both directions, every operation,
+//! copies at once or late, and then perhaps an end that errs, is destroyed or dies.
 //!
 //! Checked: messages arrive exactly once and in order; completions come in posting order, first successes, then one
 //! failure, then flushes; memory equals the model's; nothing is touched that nobody asked for; bookkeeping ends empty.
@@ -227,7 +227,8 @@ impl Run {
         }
     }
 
-    /// Binds an end's window. The peer may use it from then on: so all that was posted before is done, and the binding too.
+    /// Binds an end's window. The peer may use it from then on: so all that was posted before is
+    /// done, and the binding too.
     fn open_window(&mut self, me: usize, step: &Step) {
         self.net.settle();
         let Side { kind, mw_key, region, iova, open, .. } = self.sides[me];
@@ -278,7 +279,7 @@ impl Run {
         self.sides[peer].open = None;
     }
 
-    /// Names an end's region for windows anew, which a bound window forbids.
+    /// Names an end's region for windows again, which a bound window forbids.
     fn move_region(&mut self, me: usize, step: &Step) {
         self.net.settle();
         let Side { end, region, open, .. } = self.sides[me];

@@ -488,7 +488,7 @@ fn a_new_queue_pair_brings_no_new_burst() {
         net.polls(from).iter().filter(|completion| completion.status == CompletionStatus::Success).count()
     };
     assert_eq!(sent(&mut net, &a, &b), 4);
-    // Nor does one that begins anew.
+    // Nor does one that begins again.
     net.to(&a, QpState::Error).unwrap();
     net.settle();
     net.polls(&a);
@@ -619,8 +619,8 @@ fn some_limit(dice: &mut Dice) -> RateLimit {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// Limits come, change and go while messages, copies and QPs do: nobody is forgotten, and a run that is cut into pieces by
-    /// snapshots is the same run.
+    /// Limits come, change and go while messages, copies and QPs do: nobody is forgotten, and a run
+    /// that is cut into pieces by snapshots is the same run.
     #[test]
     fn no_wake_up_is_lost(seed in any::<u64>()) {
         let (mut dice, mut net) = (Dice(seed), Net::new());

@@ -121,8 +121,8 @@ fn duplicates_from_before_what_is_remembered_are_dropped() {
     }
 }
 
-/// The requester has all of the READ, and its owner may have freed the memory since: a duplicate that a timeout made of it
-/// is no error of theirs.
+/// The requester has all of the READ, and its owner may have freed the memory since: a duplicate
+/// that a timeout made of it is no error of theirs.
 #[test]
 fn a_duplicate_of_a_read_whose_memory_is_deregistered_is_dropped() {
     for length in [10, 300, 100_000] {

@@ -1,5 +1,5 @@
-//! The responder over packets, against a scripted peer: duplicates, gaps, RNR, what waits and what may not overtake, and the
-//! ways in which a QP ends under it.
+//! The responder over packets, against a scripted peer: duplicates, gaps, RNR, what waits and what
+//! may not overtake, and the ways in which a QP ends under it.
 use crate::common::peer::*;
 use crate::common::*;
 use freeflow_engine::*;

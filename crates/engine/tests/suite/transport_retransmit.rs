@@ -1,4 +1,5 @@
-//! What the requester does about losses, refusals, silence, and memory that can't be read: against a peer that is a script.
+//! What the requester does about losses, refusals, silence, and memory that can't be read: against
+//! a peer that is a script.
 use crate::common::peer::{HOST, PEER_QPN, pattern};
 use crate::common::rig::*;
 use crate::common::*;

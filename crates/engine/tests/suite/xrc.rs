@@ -1,4 +1,5 @@
-//! Extended reliable connections (IBTA annex A14): domains, SRQs by number, target QPs that several processes have open.
+//! Extended reliable connections (IBTA annex A14): domains, SRQs by number, target QPs that several
+//! processes have open.
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;

@@ -179,7 +179,8 @@ fn null_in(value: &Value, at: &str) -> Option<String> {
     }
 }
 
-/// An object from JSON. What it says of its status is ignored. Whether its values make sense, [`crate::State::plan`] says.
+/// An object from JSON. What it says of its status is ignored. Whether its values make sense,
+/// [`crate::State::plan`] says.
 pub fn parse_object(value: &Value) -> Result<AnyObject, Invalid> {
     let invalid = |field: &str, message: String| Err(Invalid { causes: vec![Cause::new(field, message)] });
     let Some(fields) = value.as_object() else {

@@ -41,12 +41,13 @@ pub struct NetworkSpec {
     /// Whose it is; can't be changed.
     #[serde(default = "default_tenant")]
     pub tenant: String,
-    /// One of IPv4 and at most one of IPv6. May overlap those of other tenants' networks, not of the tenant's own. Can't be
-    /// changed while vNICs have addresses of it. A network that is there keeps those it has if none are given.
+    /// One of IPv4 and at most one of IPv6. May overlap those of other tenants' networks, not of
+    /// the tenant's own. Can't be changed while vNICs have addresses of it. A network that is there
+    /// keeps those it has if none are given.
     #[serde(default)]
     pub cidrs: Vec<String>,
-    /// The part of the IPv4 one that this host gives out, where several hosts share the network: all of it if none. Of the IPv6
-    /// one it gives out what stands at the same places.
+    /// The part of the IPv4 one that this host gives out, where several hosts share the network:
+    /// all of it if none. Of the IPv6 one it gives out what stands at the same places.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<String>,
     #[serde(default)]
@@ -143,9 +144,10 @@ pub enum AccessDirection {
     FromTo,
 }
 
-/// Which vNICs may connect to which. Of all rules that fit, the one with the highest `order` decides, and of these `deny`; if none
-/// fits, the network's own `access` decides within a network, and across networks nothing is allowed. Across two networks of the
-/// tenant `allow` needs a rule whose ends name them, one each; `deny` holds there also without.
+/// Which vNICs may connect to which. Of all rules that fit, the one with the highest `order`
+/// decides, and of these `deny`; if none fits, the network's own `access` decides within a network,
+/// and across networks nothing is allowed. Across two networks of the tenant `allow` needs a rule
+/// whose ends name them, one each; `deny` holds there also without.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

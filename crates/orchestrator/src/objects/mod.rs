@@ -1,9 +1,9 @@
-//! What an operator declares: objects with `apiVersion`, `kind`, `metadata`, `spec` and `status`, as Kubernetes has made
-//! them familiar.
+//! What an operator declares: objects with `apiVersion`, `kind`, `metadata`, `spec` and `status`,
+//! as Kubernetes has made them familiar.
 //!
-//! A `spec` is what is wanted, and belongs to who writes it; a `status` is what is so, and is written by the router alone: what
-//! a writer says of it is ignored. Unknown fields are refused. Defaults are written back, so that an object which was
-//! read shows everything that holds.
+//! A `spec` is what is wanted, and belongs to who writes it; a `status` is what is so, and is
+//! written by the router alone: what a writer says of it is ignored. Unknown fields are refused.
+//! Defaults are written back, so that an object which was read shows everything that holds.
 mod any;
 mod kinds;
 #[cfg(feature = "schema")]
@@ -39,7 +39,8 @@ pub struct Metadata {
     pub name: String,
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// The store's revision when the object was last changed. A writer that gives one changes the object only if it still has it.
+    /// The store's revision when the object was last changed. A writer that gives one changes the
+    /// object only if it still has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<u64>,
     /// How often the spec was changed, from 1.

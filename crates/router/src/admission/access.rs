@@ -1,8 +1,10 @@
-//! Who may talk to whom, as one thread of the router knows it: the worker for queue pairs, the control thread for rdma_cm. Each
-//! has an [`Access`] of its own, told the same; what rules refused and cut is counted in [`Rules`], which they share.
+//! Who may talk to whom, as one thread of the router knows it: the worker for queue pairs, the
+//! control thread for rdma_cm. Each has an [`Access`] of its own, told the same; what rules refused
+//! and cut is counted in [`Rules`], which they share.
 //!
-//! What a rule makes of an address (its *profile*) is found when it is first asked for, and kept until the rules or the address'
-//! labels change. Who is on no host that is known is decided by the address alone; of some of them that is kept.
+//! What a rule makes of an address (its *profile*) is found when it is first asked for, and kept
+//! until the rules or the address' labels change. Who is on no host that is known is decided by the
+//! address alone; of some of them that is kept.
 //!
 //! Two of two networks are judged by rules across them alone: by other profiles, and never without such a rule.
 //!
@@ -326,7 +328,7 @@ impl Access {
         }
     }
 
-    /// Whether what stands is to be looked at anew; says so once.
+    /// Whether what stands is to be looked at again; says so once.
     pub fn take_change(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
@@ -501,8 +503,8 @@ impl Access {
                 self.may_be_connected(&pair, Deed::Connection)
             }
             Means::Standing => self.may_be_connected(&pair, Deed::Cut),
-            // It goes to nobody: that costs nothing to find out. But who comes to a network that is not joined may change nothing here,
-            // and a yes would then stand.
+            // It goes to nobody: that costs nothing to find out. But who comes to a network that is
+            // not joined may change nothing here, and a yes would then stand.
             Means::Datagram if !to_known && !is_external && self.may_be_for_nobody(&pair) => true,
             Means::Datagram => self.may_begin(&pair, Deed::Datagram),
             Means::Multicast => self.may_begin(&pair, Deed::Multicast),

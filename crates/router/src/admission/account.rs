@@ -1,9 +1,10 @@
 //! What tenants take of things that the engine doesn't count, and how they share what the router's process has of them.
 //!
-//! The kernel gives one process so many mappings (vm.max_map_count) and descriptors (RLIMIT_NOFILE); each vNIC's own limits
-//! would let one or two take all of them, and then no other could even begin a session. So a vNIC may hold at most
-//! [`SHARE`] times what is left over: alone three quarters of all, two at most three sevenths each, and however many are
-//! greedy, something is left for the next.
+//! The kernel gives one process so many mappings (vm.max_map_count) and descriptors
+//! (RLIMIT_NOFILE); each vNIC's own limits would let one or two take all of them, and then no other
+//! could even begin a session. So a vNIC may hold at most [`SHARE`] times what is left over: alone
+//! three quarters of all, two at most three sevenths each, and however many are greedy, something
+//! is left for the next.
 use freeflow_verbs::VnicLimits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! Which network an address belongs to, for who is in a network of the same tenant: networks of one tenant have no address in
-//! common. What is declared on this host decides, so two hosts that declare different things may see it differently.
+//! Which network an address belongs to, for who is in a network of the same tenant: networks of one
+//! tenant have no address in common. What is declared on this host decides, so two hosts that
+//! declare different things may see it differently.
 use freeflow_orchestrator::AccessView;
 use freeflow_verbs::{Gid, NetworkId};
 use std::collections::{BTreeMap, HashMap};
@@ -51,7 +52,8 @@ impl Homes {
         self.names.keys().copied().filter(|network| now.name(*network).is_none()).collect()
     }
 
-    /// The network that has the address for those of `network`: another one of its tenant in whose ranges it is, or itself.
+    /// The network that has the address for those of `network`: another one of its tenant in whose
+    /// ranges it is, or itself.
     pub fn network_at(&self, network: NetworkId, gid: Gid) -> NetworkId {
         let Some(&tenant) = self.tenant_of.get(&network) else { return network };
         let (ranges, gid) = (&self.tenants[tenant], number(gid));

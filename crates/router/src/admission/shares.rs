@@ -1,7 +1,8 @@
 //! Places in a queue that senders share who don't trust each other.
 //!
-//! Invariant: a sender gets no more places than are left. So one that floods has half of them, n that do leave 1/(n+1), and who
-//! has little to send finds room; what is lost are messages of those that send too many.
+//! Invariant: a sender gets no more places than are left. So one that floods has half of them, n
+//! that do leave 1/(n+1), and who has little to send finds room; what is lost are messages of those
+//! that send too many.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

@@ -1,4 +1,5 @@
-//! What was refused to the vNICs of each network, cut, and tried in vain, as one thread of the router counts it, for `/metrics`.
+//! What was refused to the vNICs of each network, cut, and tried in vain, as one thread of the
+//! router counts it, for `/metrics`.
 use crate::admission::violations::Tried;
 use freeflow_orchestrator::access::RuleIndex;
 use freeflow_verbs::NetworkId;

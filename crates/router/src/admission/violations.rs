@@ -1,7 +1,8 @@
-//! What tenants try on others, for the audit log: gathered by who, by kind and by whose it is that was tried, so that it costs the same
-//! however often it is tried. The first attempt is told at once, what follows as a sum with one example, in ten seconds at the
-//! earliest. So attempts on nobody, which cost nothing and hurt nobody, hide none on another network in their sums, nor do they take up its
-//! room.
+//! What tenants try on others, for the audit log: gathered by who, by kind and by whose it is that
+//! was tried, so that it costs the same however often it is tried. The first attempt is told at
+//! once, what follows as a sum with one example, in ten seconds at the earliest. So attempts on
+//! nobody, which cost nothing and hurt nobody, hide none on another network in their sums, nor do
+//! they take up its room.
 use freeflow_engine::{Attempt, AttemptKind};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
 use std::collections::BTreeMap;

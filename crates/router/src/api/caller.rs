@@ -1,9 +1,10 @@
 //! Who is at the other end of a connection, and what that makes of them.
 //!
-//! Roles come from the credentials that the kernel noted when the connection was made: uid 0 or the Unix group
-//! `freeflow-admin` is the admin, `freeflow-tenant-NAME` an admin of that tenant, `freeflow-viewer` reads. Groups are looked up by
-//! name in `/etc/group` alone: the router is linked statically and asks no name service. Whoever lives in another PID namespace than
-//! the router, such as a container's root, is nobody.
+//! Roles come from the credentials that the kernel noted when the connection was made: uid 0 or the
+//! Unix group `freeflow-admin` is the admin, `freeflow-tenant-NAME` an admin of that tenant,
+//! `freeflow-viewer` reads. Groups are looked up by name in `/etc/group` alone: the router is
+//! linked statically and asks no name service. Whoever lives in another PID namespace than the
+//! router, such as a container's root, is nobody.
 use crate::audit::{NO_ROLE, Who};
 use freeflow_orchestrator::name_is_good;
 use freeflow_shm::fd;
@@ -165,8 +166,9 @@ pub fn is_of_this_namespace(socket: impl AsFd, pid: i32) -> bool {
     look().unwrap_or(false)
 }
 
-/// In how many PID namespaces a process has a number. One that the router sees lives in the router's own or in one below that, so the
-/// depth tells which. (To compare the namespaces themselves would take CAP_SYS_PTRACE, which the thread of the REST server has not.)
+/// In how many PID namespaces a process has a number. One that the router sees lives in the
+/// router's own or in one below that, so the depth tells which. (To compare the namespaces
+/// themselves would take CAP_SYS_PTRACE, which the thread of the REST server has not.)
 fn namespace_depth(process: &str) -> io::Result<usize> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).ok_or(io::ErrorKind::NotFound)?;

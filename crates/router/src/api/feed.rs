@@ -21,8 +21,8 @@ pub struct Change {
     pub is_status: bool,
 }
 
-/// Where changes go; the default leads nowhere. The queue has no limit of its own: each change was a transaction on the disk, or the end
-/// of a vNIC's threads, and the server does little with each.
+/// Where changes go; the default leads nowhere. The queue has no limit of its own: each change was
+/// a transaction on the disk, or the end of a vNIC's threads, and the server does little with each.
 #[derive(Clone, Default)]
 pub struct Feed(Option<UnboundedSender<Vec<Change>>>);
 

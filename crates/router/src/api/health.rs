@@ -1,5 +1,6 @@
-//! `/livez`: the router's threads answer. `/readyz`: and its worker turns, its peers thread is there, and its run directory and its
-//! store can be written. What was found is the health of the Host, too.
+//! `/livez`: the router's threads answer. `/readyz`: and its worker turns, its peers thread is
+//! there, and its run directory and its store can be written. What was found is the health of the
+//! Host, too.
 use super::failure::Failure;
 use super::link::{Link, Reply};
 use super::routes::{Asking, Server, admitted};

@@ -1,5 +1,5 @@
-//! The way to the control thread: a question goes there as a message, its answer comes back by a oneshot. The worker is asked only
-//! whether it turns, and not by way of the control thread.
+//! The way to the control thread: a question goes there as a message, its answer comes back by a
+//! oneshot. The worker is asked only whether it turns, and not by way of the control thread.
 use super::failure::Failure;
 use crate::control::message::{ControlHandle, Message};
 use crate::control::thread::Control;

@@ -1,4 +1,5 @@
-//! `GET /apis/freeflow.io/v1/live`: what vNICs, and their QPs, have done so far, for who makes rates of it. A page at a time.
+//! `GET /apis/freeflow.io/v1/live`: what vNICs, and their QPs, have done so far, for who makes
+//! rates of it. A page at a time.
 use super::failure::Failure;
 use super::link::Reply;
 use super::query::{flag, parameters};

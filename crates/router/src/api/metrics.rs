@@ -1,7 +1,8 @@
 //! `/metrics`: what is counted, in the text form of Prometheus (version 0.0.4). `docs/metrics.txt` lists all of it.
 //!
-//! Of each vNIC there are some forty lines, so only the first [`VNIC_COUNT_MAX`] of a host have some; a gauge says how many have not.
-//! They are asked for a page at a time: the worker is never held up for long.
+//! Of each vNIC there are some forty lines, so only the first [`VNIC_COUNT_MAX`] of a host have
+//! some; a gauge says how many have not. They are asked for a page at a time: the worker is never
+//! held up for long.
 use super::failure::Failure;
 use super::link::Link;
 use crate::admission::violations::Tried;

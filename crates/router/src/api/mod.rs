@@ -1,4 +1,5 @@
-//! The REST server of the control plane on `RUN_DIR/api.sock`: thread `ff-api`, beside the data path and never in its way.
+//! The REST server of the control plane on `RUN_DIR/api.sock`: thread `ff-api`, beside the data
+//! path and never in its way.
 //!
 //! - `caller`, `permission`: who somebody is, and what that lets them read and change;
 //! - `server`, `users`, `stream`: connections, and what bounds them;
@@ -8,9 +9,9 @@
 //! - `live`, `metrics`, `scrape`: what is counted, for programs here and for Prometheus;
 //! - `watch`: who is told what has changed.
 //!
-//! Invariant: the server asks and the control thread answers when it comes to it; that thread never waits for the server, and a
-//! question takes it a bounded time. Local users cost memory, descriptors and time up to bounds that depend on their number alone, and not the
-//! admin's share.
+//! Invariant: the server asks and the control thread answers when it comes to it; that thread never
+//! waits for the server, and a question takes it a bounded time. Local users cost memory,
+//! descriptors and time up to bounds that depend on their number alone, and not the admin's share.
 pub(crate) mod caller;
 mod control;
 pub(crate) mod failure;

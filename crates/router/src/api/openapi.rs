@@ -1,4 +1,5 @@
-//! The description of all this for programs: OpenAPI 3.1, made from the types. `docs/openapi.json` is its copy for reviews.
+//! The description of all this for programs: OpenAPI 3.1, made from the types. `docs/openapi.json`
+//! is its copy for reviews.
 use super::{BASE, openapi_host};
 use freeflow_orchestrator::objects::{
     API_VERSION, AccessRule, Group, Host, Kind, Metadata, Network, QosClass, Quota, Vnic,

@@ -52,7 +52,8 @@ impl<'a> View<'a> {
         self.shows(object.kind(), object.name(), state.tenant_of(object).as_deref())
     }
 
-    /// The names of a kind by which it depends on the tenants' networks: a watch that began with others has missed something.
+    /// The names of a kind by which it depends on the tenants' networks: a watch that began with
+    /// others has missed something.
     pub fn names(&self, kind: ObjectKind) -> BTreeSet<String> {
         let names = match kind {
             ObjectKind::QosClass => &self.classes,
@@ -123,7 +124,7 @@ fn check_delete(role: &Role, state: &State, kind: ObjectKind, name: &str) -> Res
     let Some(object) = state.object(kind, name).filter(|object| is_own(role, state, object)) else {
         return Err(Refusal::new(Reason::NotFound, "there is none").about(kind, name));
     };
-    // It could be made anew without them.
+    // It could be made again without them.
     if own_terms(&object) != (None, None) {
         return Err(forbidden(
             kind,

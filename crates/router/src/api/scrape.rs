@@ -1,4 +1,5 @@
-//! `--metrics-listen`: `/metrics`, `/livez` and `/readyz` by TCP, for whoever reaches the address; nothing else, and nothing changes.
+//! `--metrics-listen`: `/metrics`, `/livez` and `/readyz` by TCP, for whoever reaches the address;
+//! nothing else, and nothing changes.
 //!
 //! Nobody is asked who they are, so all together are answered one at a time and take at most half of the time.
 use super::failure::Failure;

@@ -1,13 +1,16 @@
 //! Watches: the history of changes, and readers that follow it at their own pace.
 //!
-//! There is one history, bounded in events and bytes, and a reader is a place in it. So a reader that is slow costs nothing: once what it
-//! has not read is forgotten, it is told that its resourceVersion has expired, as one that comes with an old one is.
+//! There is one history, bounded in events and bytes, and a reader is a place in it. So a reader
+//! that is slow costs nothing: once what it has not read is forgotten, it is told that its
+//! resourceVersion has expired, as one that comes with an old one is.
 //!
-//! Objects that were changed together have one resourceVersion, so that of an event does not say that all of them were told. A BOOKMARK
-//! does: one follows what a watch begins with, and each revision of which something was told. A reader that was cut off goes on from there.
+//! Objects that were changed together have one resourceVersion, so that of an event does not say
+//! that all of them were told. A BOOKMARK does: one follows what a watch begins with, and each
+//! revision of which something was told. A reader that was cut off goes on from there.
 //!
-//! That a vNIC's phase has changed is an event of the revision that is there at the time, behind all that this revision changed. Who begins at
-//! that revision is told of it, perhaps once more: it may have come later than what that reader knows.
+//! That a vNIC's phase has changed is an event of the revision that is there at the time, behind
+//! all that this revision changed. Who begins at that revision is told of it, perhaps once more: it
+//! may have come later than what that reader knows.
 use super::failure::Failure;
 use super::feed::{Change, Side};
 use super::query::Selector;
@@ -44,7 +47,8 @@ struct Face {
     json_of_tenants: Option<Bytes>,
 }
 
-/// Statuses of classes and quotas tell of the networks of all tenants: a tenant's reader gets its own by asking for the object.
+/// Statuses of classes and quotas tell of the networks of all tenants: a tenant's reader gets its
+/// own by asking for the object.
 fn without_status(object: &AnyObject) -> Option<AnyObject> {
     let mut object = object.clone();
     match &mut object {
@@ -237,7 +241,8 @@ fn bookmark(kind: ObjectKind, revision: u64) -> Bytes {
 pub struct Listed {
     /// A line for each object.
     pub lines: VecDeque<Bytes>,
-    /// It was read in pages, in order of name: the last name of each (`None`: all that follow), and the revision that it shows.
+    /// It was read in pages, in order of name: the last name of each (`None`: all that follow), and
+    /// the revision that it shows.
     pub pages: Vec<(Option<String>, Revision)>,
 }
 
@@ -261,7 +266,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// From a revision on. Errors: some of what came after it is forgotten. What is to come has not been there: a store before.
+    /// From a revision on. Errors: some of what came after it is forgotten. What is to come has not
+    /// been there: a store before.
     pub fn new(
         history: Arc<History>,
         filter: Filter,

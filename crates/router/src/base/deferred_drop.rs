@@ -1,8 +1,9 @@
 //! Closing what a tenant had a hand in, and freeing its memory.
 //!
-//! The last close of a descriptor can take as long as whoever made it likes: a TCP socket lingers, a FUSE file waits for its
-//! daemon. A tenant can send such descriptors, and leave them unread in its socket, whose close is then theirs. So they are
-//! closed on a thread of their vNIC's own, which ends when it has been idle for a moment.
+//! The last close of a descriptor can take as long as whoever made it likes: a TCP socket lingers,
+//! a FUSE file waits for its daemon. A tenant can send such descriptors, and leave them unread in
+//! its socket, whose close is then theirs. So they are closed on a thread of their vNIC's own,
+//! which ends when it has been idle for a moment.
 //!
 //! Memory is freed by another one: the kernel takes seconds for tens of GiB, though never as long as somebody likes.
 use crate::base::privileges::{self, Kind};
@@ -43,8 +44,8 @@ pub struct Closer {
 }
 
 impl Closer {
-    /// Drops `thing`, which holds about `count` descriptors (0: its vNIC's account bounds them), elsewhere. False: too much
-    /// waits already; nothing more of this tenant's should be taken.
+    /// Drops `thing`, which holds about `count` descriptors (0: its vNIC's account bounds them),
+    /// elsewhere. False: too much waits already; nothing more of this tenant's should be taken.
     pub fn close(&self, thing: impl Any + Send, count: u32) -> bool {
         let waiting = self.waiting.fetch_add(count, Relaxed) + count;
         let mut item = Item { thing: Some(Box::new(thing)), count, waiting: self.waiting.clone() };

@@ -1,9 +1,10 @@
-//! Log lines on stderr: time, level, what happened, `key=value`. Never from the data path. Where stderr is `router.log`, that is
-//! bounded: see [`crate::base::log_file`].
+//! Log lines on stderr: time, level, what happened, `key=value`. Never from the data path. Where
+//! stderr is `router.log`, that is bounded: see [`crate::base::log_file`].
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Writes one line. Values with blanks, quotes or control characters are quoted and escaped: they may come from a tenant.
+/// Writes one line. Values with blanks, quotes or control characters are quoted and escaped: they
+/// may come from a tenant.
 pub fn write(level: &str, what: &str, pairs: &[(&str, &dyn std::fmt::Display)]) {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut line = format!("{} {level:5} {what}", timestamp(since_epoch.as_secs(), since_epoch.subsec_millis()));
@@ -16,8 +17,8 @@ pub fn write(level: &str, what: &str, pairs: &[(&str, &dyn std::fmt::Display)]) 
     crate::base::log_file::write(line.as_bytes());
 }
 
-/// Lines that a tenant can cause as often as it likes: so many at once, then one a second. The log is on a file system that
-/// all share.
+/// Lines that a tenant can cause as often as it likes: so many at once, then one a second. The log
+/// is on a file system that all share.
 pub struct Lines {
     left: u64,
     renewed_ns: u64,

@@ -1,9 +1,11 @@
-//! `router.log`, where standard error is that file: bounded, with files of former times beside it (`router.log.1` is the latest).
+//! `router.log`, where standard error is that file: bounded, with files of former times beside it
+//! (`router.log.1` is the latest).
 //!
-//! The file that is full is renamed and a new one takes its place as standard output and error, so that a panic's message is
-//! there, too. Where that fails, the old one is written on. The router's main thread does it, shortly before the file is full: the others
-//! need no right to make files for the log. A disk that takes no line stops nobody: lines that it did not take
-//! are counted, and the first one that it takes again is behind a line that says how many.
+//! The file that is full is renamed and a new one takes its place as standard output and error, so
+//! that a panic's message is there, too. Where that fails, the old one is written on. The router's
+//! main thread does it, shortly before the file is full: the others need no right to make files for
+//! the log. A disk that takes no line stops nobody: lines that it did not take are counted, and the
+//! first one that it takes again is behind a line that says how many.
 use freeflow_shm::Doorbell;
 use rustix::fs::{Mode, OFlags, fstat, open};
 use std::io::{self, Write};
@@ -29,7 +31,8 @@ static LOG: Mutex<Option<LogFile>> = Mutex::new(None);
 /// Wakes the thread that rotates.
 static FULL: OnceLock<Doorbell> = OnceLock::new();
 
-/// From now on standard error is bounded, if it is this file; whoever writes its last line rotates it, until [`rotate_here`].
+/// From now on standard error is bounded, if it is this file; whoever writes its last line rotates
+/// it, until [`rotate_here`].
 pub fn keep(path: &Path) {
     let identity = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
     let (Ok(ours), Ok(named)) = (fstat(io::stderr()), rustix::fs::stat(path)) else { return };

@@ -1,5 +1,5 @@
-//! Limits that follow the machine: of each vNIC, unless the router is started with other ones, and of all together. The machine's
-//! clock of a thread, and its randomness.
+//! Limits that follow the machine: of each vNIC, unless the router is started with other ones, and
+//! of all together. The machine's clock of a thread, and its randomness.
 use freeflow_shm::refuses_missing_pages;
 use freeflow_verbs::VnicLimits;
 use std::fs::File;
@@ -43,8 +43,9 @@ fn memory_bytes(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024).filter(|&bytes| bytes > 0)
 }
 
-/// Of a vNIC, in all. Where the owner pays for its pages this bounds lengths, which are more than pages: registrations make
-/// segments for stretches of addresses. Where the router may have to pay, it bounds what the router pays.
+/// Of a vNIC, in all. Where the owner pays for its pages this bounds lengths, which are more than
+/// pages: registrations make segments for stretches of addresses. Where the router may have to pay,
+/// it bounds what the router pays.
 fn segment_bytes(memory_bytes: u64, is_owner_charged: bool) -> u64 {
     if is_owner_charged { memory_bytes.saturating_mul(2) } else { memory_bytes / 4 }
 }

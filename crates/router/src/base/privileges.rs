@@ -1,13 +1,17 @@
-//! What each of the router's threads may do: its capabilities, and the system calls that it may make ([`crate::base::system_calls`]).
+//! What each of the router's threads may do: its capabilities, and the system calls that it may
+//! make ([`crate::base::system_calls`]).
 //!
-//! [`confine`] takes from the whole process what no thread needs once the process runs; each thread that the router begins then calls
-//! [`enter`] first, and keeps what its kind needs. Who has the least: those that parse bytes of tenants, peers and users. A thread that
-//! does not call [`enter`] has what the thread has that began it.
+//! [`confine`] takes from the whole process what no thread needs once the process runs; each thread
+//! that the router begins then calls [`enter`] first, and keeps what its kind needs. Who has the
+//! least: those that parse bytes of tenants, peers and users. A thread that does not call [`enter`]
+//! has what the thread has that began it.
 //!
-//! A capability that a thread has only for threads that it begins is permitted to it and not effective: no call of its own has it.
+//! A capability that a thread has only for threads that it begins is permitted to it and not
+//! effective: no call of its own has it.
 //!
-//! A system call that is refused answers EPERM, and nothing ends: a rarely used way fails as it does without a right, and says so in the
-//! log. What must not be is that it goes unnoticed, so the main thread has a line for each call that a kind of thread is refused.
+//! A system call that is refused answers EPERM, and nothing ends: a rarely used way fails as it
+//! does without a right, and says so in the log. What must not be is that it goes unnoticed, so the
+//! main thread has a line for each call that a kind of thread is refused.
 use crate::base::log::warning;
 use crate::base::system_calls::{self, Call, Filter};
 use freeflow_shm::{RefusedCall, RefusedCalls, limit_calls, limit_capabilities, limit_programs};
@@ -22,7 +26,8 @@ use std::sync::OnceLock;
 const CAPABILITIES_OF_START: &[&str] =
     &["CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_SYS_PTRACE", "CAP_SYS_RESOURCE"];
 
-/// What a unit that brings the host up needs besides: bridges and namespaces are the command's, and so is ending containers.
+/// What a unit that brings the host up needs besides: bridges and namespaces are the command's, and
+/// so is ending containers.
 const CAPABILITIES_OF_UNIT: &[&str] = &["CAP_KILL", "CAP_NET_RAW", "CAP_SETPCAP", "CAP_SYS_ADMIN"];
 
 /// Lines about refused calls: more than there are ones that an honest thread may come upon.
@@ -114,12 +119,12 @@ fn capability_set(names: &[&str]) -> CapabilitySet {
     names.iter().filter_map(|name| CapabilitySet::from_name(name.strip_prefix("CAP_")?)).collect()
 }
 
-/// The programs of the filters of each kind. Set before the first thread begins, and empty where the kernel has no filters; not in a
-/// process that is not confined, such as a test.
+/// The programs of the filters of each kind. Set before the first thread begins, and empty where
+/// the kernel has no filters; not in a process that is not confined, such as a test.
 static FILTERS: OnceLock<BTreeMap<Kind, Vec<Filter>>> = OnceLock::new();
 
-/// From now on this process is a router and nothing else: it gains no privileges, and has what a router needs to start. Call it before
-/// the first thread begins.
+/// From now on this process is a router and nothing else: it gains no privileges, and has what a
+/// router needs to start. Call it before the first thread begins.
 pub fn confine() -> io::Result<Refusals> {
     if let Err(error) = limit_programs(CapabilitySet::empty()) {
         // No harm: this process executes nothing, so there is nothing that the bounding set would bound.

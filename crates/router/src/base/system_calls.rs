@@ -1,10 +1,13 @@
-//! The system calls of each kind of thread: what its filter lets pass. Whatever is not listed answers EPERM and is a line of the log.
+//! The system calls of each kind of thread: what its filter lets pass. Whatever is not listed
+//! answers EPERM and is a line of the log.
 //!
-//! The lists are by purpose, and generous within one: a call that a newer C library makes in place of another does no harm by being
-//! listed before it is made. `scripts/syscalls` finds what a list lacks. Where a call is listed for some of its arguments only
-//! ([`When`]), those are numbers in registers: a filter can't look into memory.
+//! The lists are by purpose, and generous within one: a call that a newer C library makes in place
+//! of another does no harm by being listed before it is made. `scripts/syscalls` finds what a list
+//! lacks. Where a call is listed for some of its arguments only ([`When`]), those are numbers in
+//! registers: a filter can't look into memory.
 //!
-//! A thread has the filters of the thread that began it, too: so a kind's list holds what those need that it begins ([`begun_by`]).
+//! A thread has the filters of the thread that began it, too: so a kind's list holds what those
+//! need that it begins ([`begun_by`]).
 use crate::base::privileges::Kind;
 use freeflow_shm::FilterInstruction;
 use seccompiler::{
@@ -302,8 +305,9 @@ const STOPPING: &[Call] = calls![SYS_ptrace if STOPS];
 /// Beginning a thread that then has less, [`crate::base::privileges::enter`].
 const BEGINNING: &[Call] = calls![SYS_capget, SYS_capset, SYS_clone, SYS_clone3, SYS_seccomp];
 
-/// Calls that begin a process, or what may be one: clone3's flags are in memory. They answer ENOSYS, whereupon the C library calls clone,
-/// whose flags are in a register. They are not trapped: the C library blocks all signals there, so the trap would end the router.
+/// Calls that begin a process, or what may be one: clone3's flags are in memory. They answer
+/// ENOSYS, whereupon the C library calls clone, whose flags are in a register. They are not
+/// trapped: the C library blocks all signals there, so the trap would end the router.
 const NO_PROCESS: &[Call] = calls![
     SYS_clone if PROCESS,
     SYS_clone3,
@@ -481,7 +485,8 @@ mod tests {
 
     /// What a program answers to a call: as the kernel runs it, for the instructions that these programs have.
     fn answer(program: &[FilterInstruction], number: i64, arguments: [u64; 6]) -> u32 {
-        // struct seccomp_data: the number, the processor (AUDIT_ARCH_X86_64, AUDIT_ARCH_AARCH64), the place, the arguments.
+        // struct seccomp_data: the number, the processor (AUDIT_ARCH_X86_64, AUDIT_ARCH_AARCH64),
+        // the place, the arguments.
         let processor: u32 = if cfg!(target_arch = "x86_64") { 0xc000_003e } else { 0xc000_00b7 };
         let mut data = vec![number as u32, processor, 0, 0];
         data.extend(arguments.iter().flat_map(|argument| [*argument as u32, (argument >> 32) as u32]));

@@ -1,4 +1,5 @@
-//! Access rules between the threads: the control thread gives them out, both sides enforce them, what they refuse is reported.
+//! Access rules between the threads: the control thread gives them out, both sides enforce them,
+//! what they refuse is reported.
 use crate::admission::access::{Attempted, Incident, Rules};
 use crate::admission::address_map::Homes;
 use crate::admission::violations::{self, Resource, Share, Tried, quota_field};
@@ -21,8 +22,8 @@ const ROUND_CONNECTIONS_MAX: usize = 32;
 const BLAMED_TIME_NS: u64 = 2 * violations::INTERVAL.0;
 
 impl Control {
-    /// These rules are in force from now on: for what is asked for as soon as the worker has taken them, for what stands within
-    /// milliseconds.
+    /// These rules are in force from now on: for what is asked for as soon as the worker has taken
+    /// them, for what stands within milliseconds.
     pub(crate) fn set_access(&mut self, table: AccessTable, homes: Homes) {
         let before = self.cm.access().rules().cloned();
         let gone = before.as_ref().map_or_else(Vec::new, |before| before.homes.gone(&homes));
@@ -31,7 +32,8 @@ impl Control {
         self.worker.send(SetAccessRules { rules, gone });
     }
 
-    /// How often a rule has refused something on this host, and how many connections it has cut; no rule: the networks' own `access`.
+    /// How often a rule has refused something on this host, and how many connections it has cut; no
+    /// rule: the networks' own `access`.
     pub(crate) fn access_counts(&mut self, rule: Option<&str>) -> (u64, u64) {
         let rules = self.cm.access().rules();
         rules.and_then(|rules| rules.counts_of(rule)).map(|counts| counts.get()).unwrap_or_default()
@@ -58,8 +60,8 @@ impl Control {
         self.worker.send(SetVnicIdentity { network, gids, identity });
     }
 
-    /// Each is a line of the audit log, and of the router's; a vNIC that has too many of them loses lines of its own alone. Cuts have lines
-    /// beside those of refusals.
+    /// Each is a line of the audit log, and of the router's; a vNIC that has too many of them loses
+    /// lines of its own alone. Cuts have lines beside those of refusals.
     pub(crate) fn report_incidents(&mut self, incidents: Vec<Incident>) {
         for incident in incidents {
             let Incident { deed, network, vnic, from, to, target, rule, count } = incident;
@@ -93,7 +95,8 @@ impl Control {
         }
     }
 
-    /// The same of what leads nowhere, most of all to other tenants. Each kind has lines of its own, so that one does not hide another.
+    /// The same of what leads nowhere, most of all to other tenants. Each kind has lines of its
+    /// own, so that one does not hide another.
     pub(crate) fn report_attempts(&mut self, attempts: Vec<Attempted>) {
         for attempt in attempts {
             let Attempted { tried, network, vnic, from, peer, owner, count } = attempt;
@@ -181,8 +184,8 @@ impl Control {
         most.is_some_and(|most| share == Share::Network || most <= own).then(|| name.to_owned())
     }
 
-    /// Connections of rdma_cm that are not allowed any more are cut, some of them in each round; and what was refused is
-    /// reported.
+    /// Connections of rdma_cm that are not allowed any more are cut, some of them in each round;
+    /// and what was refused is reported.
     pub(crate) fn follow_cm_policy(&mut self, now: Instant) {
         let incidents = self.cm.follow_policy(now, ROUND_CONNECTIONS_MAX);
         self.report_incidents(incidents);

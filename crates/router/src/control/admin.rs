@@ -1,8 +1,8 @@
-//! The admin socket `RUN_DIR/admin.sock`: containers get and lose their vNICs, packets are captured, the router ends. All else that
-//! the CLI wants of a router it asks the REST server.
+//! The admin socket `RUN_DIR/admin.sock`: containers get and lose their vNICs, packets are
+//! captured, the router ends. All else that the CLI wants of a router it asks the REST server.
 //!
-//! Only root of the router's own PID namespace is served: root inside a container that can somehow reach the socket is not.
-//! Requests are done one at a time.
+//! Only root of the router's own PID namespace is served: root inside a container that can somehow
+//! reach the socket is not. Requests are done one at a time.
 use crate::api::caller::{Caller, Role, is_of_this_namespace};
 use crate::audit::Who;
 use crate::base::log::{info, warning};

@@ -1,5 +1,5 @@
-//! Lines of the audit log for what is done to this host and is no change of an object: `freeflow peers reload`, `wire faults`,
-//! `capture`, `down`; and what more is known of a change to a vNIC.
+//! Lines of the audit log for what is done to this host and is no change of an object: `freeflow
+//! peers reload`, `wire faults`, `capture`, `down`; and what more is known of a change to a vNIC.
 use crate::api::caller::Caller;
 use crate::api::failure;
 use crate::audit::{About, Entry, Who};

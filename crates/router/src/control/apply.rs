@@ -1,6 +1,7 @@
 //! What operators declare: from a command to what is stored and in force.
 //!
-//! Invariant: what is answered is stored, and what is not stored has no effect. The worker is told in the order of the commands.
+//! Invariant: what is answered is stored, and what is not stored has no effect. The worker is told
+//! in the order of the commands.
 use crate::admission::address_map::Homes;
 use crate::base::log::{info, warning};
 use crate::control::thread::Control;
@@ -13,8 +14,9 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 impl Control {
-    /// Plans, stores and adopts a command, and sets all in motion that follows from it: what the worker has to know is on its way to
-    /// it when this returns. Until it is stored the control thread goes round, see `storing`. `dry_run`: what it would come to; nothing is changed.
+    /// Plans, stores and adopts a command, and sets all in motion that follows from it: what the
+    /// worker has to know is on its way to it when this returns. Until it is stored the control
+    /// thread goes round, see `storing`. `dry_run`: what it would come to; nothing is changed.
     pub(crate) fn command(&mut self, command: Command, dry_run: bool) -> Result<Vec<Outcome>, Refusal> {
         self.with_command(|control| control.carry_out(command, dry_run))
     }

@@ -10,8 +10,9 @@ pub const DEVICE_NAME: &str = "freeflow0";
 /// `ibv_port_attr.active_speed` 32 (EDR, 25 Gb/s a lane) and `active_width` 2 (four lanes): 100 Gb/s.
 const SPEED_EDR: u8 = 32;
 const WIDTH_4X: u8 = 2;
-/// The first entry is filled, the second where the vNIC may talk to machines without FreeFlow (`crate::control::external`), the third where
-/// it has an IPv6 address. Programs may look at the others, as on any NIC, and find them empty.
+/// The first entry is filled, the second where the vNIC may talk to machines without FreeFlow
+/// (`crate::control::external`), the third where it has an IPv6 address. Programs may look at the
+/// others, as on any NIC, and find them empty.
 pub const GID_TABLE_LENGTH: u32 = 16;
 
 pub fn device_attributes(vnic: &Record, network: NetworkId) -> DeviceAttributes {

@@ -1,6 +1,7 @@
 //! The queue pairs of this host and their paths, for the REST server.
 //!
-//! What is listed is what the router has given to QPs at that moment. It asks no library, which could say what it likes.
+//! What is listed is what the router has given to QPs at that moment. It asks no library, which
+//! could say what it likes.
 use crate::control::thread::Control;
 use crate::dataplane::command::ListQps;
 use crate::dataplane::meters::{QpPage, QpRow, address, state_name, type_name};
@@ -28,7 +29,8 @@ impl QpRow {
 }
 
 impl Control {
-    /// One page of the QPs of a vNIC, or of all, after a number, and whether there are more. `None`: there is no such vNIC.
+    /// One page of the QPs of a vNIC, or of all, after a number, and whether there are more.
+    /// `None`: there is no such vNIC.
     pub(crate) fn list_qps(
         &mut self,
         vnic: Option<&str>,

@@ -1,13 +1,15 @@
 //! RDMA machines without FreeFlow: which networks may talk to them, and as whom.
 //!
-//! The peers file lists for a network the addresses that its vNICs may talk to. Such a vNIC has a second GID, index
-//! [`EXTERNAL_GID_INDEX`]: the host's own address, since that is what the packets bear and what the other machine answers to. A
-//! program chooses the index (`ibv_rc_pingpong -g 1`, `ib_write_bw -x 1`), and with it which world it speaks to: by index 0
-//! the vNICs of its network, by index 1 the listed machines and nobody else.
+//! The peers file lists for a network the addresses that its vNICs may talk to. Such a vNIC has a
+//! second GID, index [`EXTERNAL_GID_INDEX`]: the host's own address, since that is what the packets
+//! bear and what the other machine answers to. A program chooses the index (`ibv_rc_pingpong -g 1`,
+//! `ib_write_bw -x 1`), and with it which world it speaks to: by index 0 the vNICs of its network,
+//! by index 1 the listed machines and nobody else.
 //!
-//! Nobody vouches for those machines: a packet counts as theirs if it bears their address, as with any NIC. And since all
-//! vNICs of this host that have the permission share its address there, what one of them may be told by such a machine
-//! can be told to another; who must not be mixed up gets no permission, or another host.
+//! Nobody vouches for those machines: a packet counts as theirs if it bears their address, as with
+//! any NIC. And since all vNICs of this host that have the permission share its address there, what
+//! one of them may be told by such a machine can be told to another; who must not be mixed up gets
+//! no permission, or another host.
 //!
 //! This is the control thread's half: GID tables. Where packets go is the worker's (`crate::dataplane::fabric`).
 use crate::control::vnic_entry::Record;
@@ -59,8 +61,8 @@ impl ExternalPolicy {
     }
 }
 
-/// A vNIC's GID table: its IPv4 address, then the host's, then its IPv6 address. What it does not have before one that it has is
-/// empty: zero.
+/// A vNIC's GID table: its IPv4 address, then the host's, then its IPv6 address. What it does not
+/// have before one that it has is empty: zero.
 pub fn gids(vnic: &Record, external: Option<Gid>) -> Vec<Gid> {
     let ipv6 = vnic.ipv6_gid();
     let external = external.or(ipv6.map(|_| Gid::default()));

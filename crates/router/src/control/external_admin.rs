@@ -1,4 +1,4 @@
-//! A peers file was read anew, or networks changed: vNICs have other second GIDs.
+//! A peers file was read again, or networks changed: vNICs have other second GIDs.
 use crate::base::log::info;
 use crate::control::external::{ExternalPolicy, gids};
 use crate::control::thread::Control;
@@ -7,8 +7,8 @@ use freeflow_engine::VnicId;
 use freeflow_verbs::Gid;
 
 impl Control {
-    /// A peers file was read anew: from now on vNICs have the GIDs that it gives them. Programs that run keep the table they
-    /// were told, but can't use what was taken away.
+    /// A peers file was read again: from now on vNICs have the GIDs that it gives them. Programs
+    /// that run keep the table they were told, but can't use what was taken away.
     pub fn set_external_policy(&mut self, policy: ExternalPolicy) {
         let policy = policy.within(&self.state);
         // Another address of this host takes effect when the router is restarted.

@@ -1,10 +1,12 @@
-//! Who connected: looking at a process takes calls that its own kernel objects can hold up without end. `open` of `/proc/PID/mem`
-//! waits for an `execve` of that process, which waits for whoever holds its mmap lock: a sibling that shares the memory may hold it
-//! for ever, in an `mmap` of a FUSE file. So a few threads of the vNIC do that; the control thread accepts, asks the socket for
+//! Who connected: looking at a process takes calls that its own kernel objects can hold up without
+//! end. `open` of `/proc/PID/mem` waits for an `execve` of that process, which waits for whoever
+//! holds its mmap lock: a sibling that shares the memory may hold it for ever, in an `mmap` of a
+//! FUSE file. So a few threads of the vNIC do that; the control thread accepts, asks the socket for
 //! credentials and pidfd, which never waits, and gets the rest as a message.
 //!
-//! Invariant: a vNIC has [`THREAD_COUNT_MAX`] of these threads at most, however many are stuck, and [`WAITING_COUNT_MAX`] connections
-//! with them. Beyond that connections wait where they take no descriptor of the router: in the queue of its listening socket.
+//! Invariant: a vNIC has [`THREAD_COUNT_MAX`] of these threads at most, however many are stuck, and
+//! [`WAITING_COUNT_MAX`] connections with them. Beyond that connections wait where they take no
+//! descriptor of the router: in the queue of its listening socket.
 use crate::admission::account::Charge;
 use crate::base::privileges::{self, Kind};
 use freeflow_shm::fd::{self, PeerCredentials};
@@ -42,7 +44,8 @@ pub struct Identified {
 }
 
 impl Identified {
-    /// Opened by number, and trusted only if the pidfd then says that the process still lives. May wait for the process.
+    /// Opened by number, and trusted only if the pidfd then says that the process still lives. May
+    /// wait for the process.
     pub fn of(credentials: PeerCredentials, pidfd: &OwnedFd) -> io::Result<Self> {
         let path = format!("/proc/{}/mem", credentials.pid);
         let memory = OpenOptions::new().read(true).write(true).open(&path)?;
@@ -51,7 +54,7 @@ impl Identified {
             OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
             Mode::empty(),
         )?;
-        // Looked up anew after the open: it may have become a set-user-ID program since it connected, and its memory is
+        // Looked up again after the open: it may have become a set-user-ID program since it connected, and its memory is
         // not its starter's then. The kernel gives what may not be traced to root.
         if std::fs::metadata(&path)?.uid() != credentials.uid {
             return Err(io::Error::other("the process is of another user than connected, or may not be traced"));

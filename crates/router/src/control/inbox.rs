@@ -2,7 +2,8 @@
 //!
 //! What is to be done with an answer stays on this thread, by the ticket of its command.
 //!
-//! Invariant: a command that was given a ticket is answered once, unless the worker ends first, and then the router ends.
+//! Invariant: a command that was given a ticket is answered once, unless the worker ends first, and
+//! then the router ends.
 use crate::admission::address_map::Homes;
 use crate::base::slab::Key;
 use crate::control::message::Message;

@@ -1,4 +1,5 @@
-//! What is counted, for the API: vNICs a few at a time, with or without their queue pairs, and what is the host's as a whole.
+//! What is counted, for the API: vNICs a few at a time, with or without their queue pairs, and what
+//! is the host's as a whole.
 //!
 //! A page costs the worker a bounded time: [`PAGE_VNICS_MAX`] vNICs, some QPs, and a look at each session there is.
 use crate::admission::access::Rules;
@@ -92,8 +93,8 @@ pub(crate) struct HostMeter {
     pub networks: Vec<NetworkMeter>,
     /// What was tried in vain that is put down to no network, for each of [`Tried::ALL`].
     pub tried: [u64; Tried::ALL.len()],
-    /// By rule (the empty name: the networks' own `access`), tenant and network (empty: of none that is known); where nothing is,
-    /// nothing was refused.
+    /// By rule (the empty name: the networks' own `access`), tenant and network (empty: of none
+    /// that is known); where nothing is, nothing was refused.
     pub access: Vec<([String; 3], Tally)>,
     pub cm_connections: u64,
     pub worker: WorkerMeter,

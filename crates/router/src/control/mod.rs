@@ -1,4 +1,5 @@
-//! The control plane: the thread `ff-control` ([`thread::Control`]), which has sockets, handles, vNICs and what is declared.
+//! The control plane: the thread `ff-control` ([`thread::Control`]), which has sockets, handles,
+//! vNICs and what is declared.
 
 pub mod accept;
 pub mod access_admin;

@@ -67,7 +67,8 @@ impl Opening {
         sealed_file("freeflow-pass", &self.name.1)
     }
 
-    /// The context is open: the pass is good from now on. An imported context has its exporter's, which stays that one's.
+    /// The context is open: the pass is good from now on. An imported context has its exporter's,
+    /// which stays that one's.
     pub(crate) fn finish(self, objects: &mut Objects, id: ContextId, charge: Charge) -> Handle {
         let Self { passes, connection, name, exporter } = self;
         let entry = ContextEntry { id, pass: None, exporter, imported_pd_count: 0, _charge: charge };

@@ -1,7 +1,7 @@
 //! The peers thread's updates become commands to the worker and messages to the control thread.
 //!
-//! Both hear where hosts and addresses are, each in the right order, but not at the same time. Connection management is the
-//! control thread's alone.
+//! Both hear where hosts and addresses are, each in the right order, but not at the same time.
+//! Connection management is the control thread's alone.
 use crate::control::message::{ControlHandle, Message};
 use crate::control::thread::Control;
 use crate::dataplane::command::UpdatePeers;

@@ -1,10 +1,12 @@
 //! The requests by which a library puts pages of its ordinary memory into segments and back, and has its threads held
 //! while it does so.
 //!
-//! The library places the pages first and tells afterwards: until then the fallback reaches the same bytes through the
-//! process' own page table. To take them back it tells first. Between two turns the worker copies nothing, and what movers have in
-//! hand is waited for, so a job that takes something out of the page table never meets a copy half done; what a helper has in
-//! hand goes by address, or is looked up again. Pages that regions touch are moved while the fallback stands still (`quiesce`).
+//! The library places the pages first and tells afterwards: until then the fallback reaches the
+//! same bytes through the process' own page table. To take them back it tells first. Between two
+//! turns the worker copies nothing, and what movers have in hand is waited for, so a job that takes
+//! something out of the page table never meets a copy half done; what a helper has in hand goes by
+//! address, or is looked up again. Pages that regions touch are moved while the fallback stands
+//! still (`quiesce`).
 use crate::base::slab::Key;
 use crate::control::message::Message;
 use crate::control::session::Answer;

@@ -1,7 +1,8 @@
 //! What a vNIC takes of the router, and what it may take at most.
 //!
-//! The heap is an estimate: the objects that there are, each with what one takes at most in the engine, in the worker's tables and
-//! in the control thread's. The stage `memory` compares it with the process.
+//! The heap is an estimate: the objects that there are, each with what one takes at most in the
+//! engine, in the worker's tables and in the control thread's. The stage `memory` compares it with
+//! the process.
 use crate::admission::account::Held;
 use crate::control::vnic_entry::VnicEntry;
 use crate::dataplane::meters::VnicNumbers;

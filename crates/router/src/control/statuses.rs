@@ -112,9 +112,10 @@ impl Gathering {
 }
 
 impl Control {
-    /// The same objects with their statuses, some of which the worker knows alone: `then` runs on this thread, when it has answered.
-    /// Objects that are gone meanwhile come without. What needs a look at all vNICs is done a slice at a time, with time for
-    /// others in between. `tenants`: whose networks and vNICs statuses may tell of; `None`: all.
+    /// The same objects with their statuses, some of which the worker knows alone: `then` runs on
+    /// this thread, when it has answered. Objects that are gone meanwhile come without. What needs
+    /// a look at all vNICs is done a slice at a time, with time for others in between. `tenants`:
+    /// whose networks and vNICs statuses may tell of; `None`: all.
     pub(crate) fn with_status(
         &mut self,
         objects: Vec<AnyObject>,

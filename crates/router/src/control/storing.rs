@@ -1,13 +1,15 @@
-//! What is declared goes to the disk on a thread of its own: an fsync takes as long as the disk likes, and a frozen file system does not
-//! answer at all.
+//! What is declared goes to the disk on a thread of its own: an fsync takes as long as the disk
+//! likes, and a frozen file system does not answer at all.
 //!
-//! Whoever has a command done gets its answer when it is stored, and the next command begins after that. Until then the control thread
-//! goes round with all that is no command: libraries' requests, connections, what other threads left for it, and questions about what is
-//! declared, which is what was stored last. The command line's own connections wait.
+//! Whoever has a command done gets its answer when it is stored, and the next command begins after
+//! that. Until then the control thread goes round with all that is no command: libraries' requests,
+//! connections, what other threads left for it, and questions about what is declared, which is what
+//! was stored last. The command line's own connections wait.
 //!
-//! Invariant: one command at a time is planned, stored and adopted. Whatever may begin one does so by [`Control::when_stored`], or is not
-//! served while [`Control::has_command`]. That is more than the time for which the store is away: what follows the store's return in the
-//! same queue would be planned without the command that was stored.
+//! Invariant: one command at a time is planned, stored and adopted. Whatever may begin one does so
+//! by [`Control::when_stored`], or is not served while [`Control::has_command`]. That is more than
+//! the time for which the store is away: what follows the store's return in the same queue would be
+//! planned without the command that was stored.
 use crate::base::privileges::{self, Kind};
 use crate::control::message::{Message, Question};
 use crate::control::store_slot::{AnyStore, Stored};
@@ -67,7 +69,8 @@ impl Control {
         self.storing.done = Some(stored.unwrap_or_else(|_| Err(broken("it panicked"))));
     }
 
-    /// Durable when it returns. The control thread goes round meanwhile, also while the router is to end: what was begun is finished.
+    /// Durable when it returns. The control thread goes round meanwhile, also while the router is
+    /// to end: what was begun is finished.
     pub(crate) fn commit(&mut self, transaction: Transaction) -> Stored {
         let Some(store) = self.storing.store.take() else { return Err(broken("another command is being stored")) };
         let (begin, begun) = channel::<AnyStore>();

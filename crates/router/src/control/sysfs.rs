@@ -1,5 +1,6 @@
-//! What programs read below `/sys/class`: a tree of small files in each vNIC's directory, which containers get mounted
-//! over their own `/sys/class`. Names and formats are those of Linux (`Documentation/ABI/stable/sysfs-class-infiniband`).
+//! What programs read below `/sys/class`: a tree of small files in each vNIC's directory, which
+//! containers get mounted over their own `/sys/class`. Names and formats are those of Linux
+//! (`Documentation/ABI/stable/sysfs-class-infiniband`).
 //!
 //! ```text
 //! RUN_DIR/vnics/ID/sysfs/     in the container: /sys/class/
@@ -10,9 +11,9 @@
 //!   infiniband_verbs/, infiniband_mad/
 //! ```
 //!
-//! Two things of it are not the router's: `gid_attrs/ndevs/0` (and `2`), the network interface with the vNIC's addresses, and the
-//! link `.freeflow/net/INTERFACE` are written by whoever plugs that in. Without one they are absent (in the kernel's the former
-//! can't be read then).
+//! Two things of it are not the router's: `gid_attrs/ndevs/0` (and `2`), the network interface with
+//! the vNIC's addresses, and the link `.freeflow/net/INTERFACE` are written by whoever plugs that
+//! in. Without one they are absent (in the kernel's the former can't be read then).
 //!
 //! Invariant: each text equals what the verbs answer. Files change by renaming, so no reader sees half a value.
 use crate::control::device::{DEVICE_NAME, GID_TABLE_LENGTH, device_attributes};

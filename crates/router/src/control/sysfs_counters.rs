@@ -1,13 +1,15 @@
-//! Port counters in the synthetic sysfs, `publishing::INTERVAL` old at most while few vNICs are busy. (After a pause, what goes past the
-//! router is first seen within `direct_traffic::INTERVAL_IDLE`, which is what `lifespan` says.)
+//! Port counters in the synthetic sysfs, `publishing::INTERVAL` old at most while few vNICs are
+//! busy. (After a pause, what goes past the router is first seen within
+//! `direct_traffic::INTERVAL_IDLE`, which is what `lifespan` says.)
 //!
-//! The worker compares its counts now and then while it works (`dataplane::publishing`) and hands those that changed
-//! to the control thread, which leaves them here; a thread writes them into files. So a slow disk delays only the files,
-//! and a machine without connections does nothing at all.
+//! The worker compares its counts now and then while it works (`dataplane::publishing`) and hands
+//! those that changed to the control thread, which leaves them here; a thread writes them into
+//! files. So a slow disk delays only the files, and a machine without connections does nothing at
+//! all.
 //!
-//! `counters` has the names of the kernel's port counters, `hw_counters` those of mlx5 and rxe that have a meaning here. What
-//! can't happen (symbol errors) is truly 0, as is what belongs to packets while all peers are on this host. All begin anew
-//! with the router.
+//! `counters` has the names of the kernel's port counters, `hw_counters` those of mlx5 and rxe that
+//! have a meaning here. What can't happen (symbol errors) is truly 0, as is what belongs to packets
+//! while all peers are on this host. All begin again with the router.
 use crate::base::log::warning;
 use crate::base::privileges::{self, Kind};
 use crate::control::sysfs;
@@ -21,8 +23,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// The thread rests so many times the processor time that it has used for writing: with many busy vNICs, counters get older instead
-/// of the router slower. What it waited, for a disk or for a processor, costs nobody anything and does not count.
+/// The thread rests so many times the processor time that it has used for writing: with many busy
+/// vNICs, counters get older instead of the router slower. What it waited, for a disk or for a
+/// processor, costs nobody anything and does not count.
 const REST: u32 = 20;
 const REST_MAX: std::time::Duration = std::time::Duration::from_millis(250);
 

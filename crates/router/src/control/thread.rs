@@ -3,8 +3,9 @@
 //! One epoll. A connection has at most one request under way, and each round serves each connection once, so a library
 //! that floods its socket delays only itself. Replies go out in the order of the requests.
 //!
-//! Invariant: this thread waits for nothing that a tenant's kernel objects decide. Processes are looked at by threads of their vNIC
-//! (`identify`, `freezer`), and what a tenant had a hand in is closed by one (`deferred_drop`).
+//! Invariant: this thread waits for nothing that a tenant's kernel objects decide. Processes are
+//! looked at by threads of their vNIC (`identify`, `freezer`), and what a tenant had a hand in is
+//! closed by one (`deferred_drop`).
 use crate::admission::account::Commons;
 use crate::api::Feed;
 use crate::audit::Audit;
@@ -266,7 +267,8 @@ impl Control {
         }
     }
 
-    /// Waits for something to do and does it, but for what may begin a command: a command goes round itself while it is stored.
+    /// Waits for something to do and does it, but for what may begin a command: a command goes
+    /// round itself while it is stored.
     pub(crate) fn go_round(&mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(EVENT_COUNT);
         self.wait(&mut events)?;
@@ -323,8 +325,8 @@ impl Control {
         }
     }
 
-    /// Whether epoll tells of a connection's messages: not while one is being dealt with. No library sends another one then, so this
-    /// is seldom called.
+    /// Whether epoll tells of a connection's messages: not while one is being dealt with. No
+    /// library sends another one then, so this is seldom called.
     fn set_muted(&mut self, key: Key, muted: bool) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if connection.closing || connection.muted == muted {

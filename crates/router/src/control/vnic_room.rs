@@ -1,5 +1,5 @@
-//! How many vNICs a host may have: each takes a directory with some 130 files in the run directory, in use or only declared, and
-//! its file system (`/run`) is the whole machine's.
+//! How many vNICs a host may have: each takes a directory with some 130 files in the run directory,
+//! in use or only declared, and its file system (`/run`) is the whole machine's.
 use rustix::fs::statvfs;
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! vNICs: made and ended by the CLI and by container hooks, remembered across restarts.
 //!
-//! Each has its own directory `RUN_DIR/vnics/ID` with its own socket, mounted into its container alone. The socket is open
-//! to every user: being able to reach it is the permission. A restarted router puts a new socket into the same
-//! directory, so that mounts stay valid.
+//! Each has its own directory `RUN_DIR/vnics/ID` with its own socket, mounted into its container
+//! alone. The socket is open to every user: being able to reach it is the permission. A restarted
+//! router puts a new socket into the same directory, so that mounts stay valid.
 use crate::admission::account::Account;
 use crate::base::deferred_drop::Closer;
 use crate::base::log::{Lines, info, warning};
@@ -96,8 +96,8 @@ fn gone() -> AdminReply {
 }
 
 impl Control {
-    /// After a restart: what the networks' policies were, so that it holds before anybody connects, and the sockets of the
-    /// vNICs that were there. Runs before the worker has its thread.
+    /// After a restart: what the networks' policies were, so that it holds before anybody connects,
+    /// and the sockets of the vNICs that were there. Runs before the worker has its thread.
     pub fn restore_vnics(&mut self, worker: &mut Worker) -> io::Result<()> {
         let now = Instant(freeflow_shm::monotonic_ns());
         self.sweep_directories()?;

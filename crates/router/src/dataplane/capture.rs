@@ -1,8 +1,8 @@
 //! `freeflow capture`: packets of the wire as pcapng.
 //!
-//! The worker leaves each packet in a bounded queue and never waits; what finds no room is counted as lost. A thread writes
-//! them to the descriptor that came with the request: a reader that is slow, gone or without room on its disk costs this
-//! thread's time alone.
+//! The worker leaves each packet in a bounded queue and never waits; what finds no room is counted
+//! as lost. A thread writes them to the descriptor that came with the request: a reader that is
+//! slow, gone or without room on its disk costs this thread's time alone.
 use crate::base::privileges::{self, Kind};
 use freeflow_backend::{CaptureSink, Captured, pcapng};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -52,8 +52,8 @@ impl CaptureSink for Sink {
     }
 }
 
-/// Begins a capture: gives what the worker shows its packets to, and starts the thread that writes them. `done` is called by
-/// that thread when it is over.
+/// Begins a capture: gives what the worker shows its packets to, and starts the thread that writes
+/// them. `done` is called by that thread when it is over.
 pub fn start(
     into: File,
     interface: &str,

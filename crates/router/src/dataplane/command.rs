@@ -1,10 +1,11 @@
 //! What other threads ask of the worker: a closed list, each command with its parameters and the answer that it gets.
 //!
-//! A sender's commands are executed in their order, but for those that wait ([`Step::Again`]). The answer goes to the control
-//! thread as [`Event::Done`](crate::dataplane::event::Event::Done), under the ticket that the command came with.
+//! A sender's commands are executed in their order, but for those that wait ([`Step::Again`]). The
+//! answer goes to the control thread as [`Event::Done`](crate::dataplane::event::Event::Done),
+//! under the ticket that the command came with.
 //!
-//! Invariant: the worker drops nothing that takes a system call. A command that was refused comes back with its answer, and so does
-//! what was taken out of a table ([`DeferredDrop`]).
+//! Invariant: the worker drops nothing that takes a system call. A command that was refused comes
+//! back with its answer, and so does what was taken out of a table ([`DeferredDrop`]).
 use crate::admission::access::{Rules, VnicIdentity};
 use crate::admission::account::Charge;
 use crate::base::deferred_drop::DeferredDrop;
@@ -34,7 +35,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// A command of a session that is not done by then is refused with ETIMEDOUT. Copies end, or fail their vNIC, well before.
+/// A command of a session that is not done by then is refused with ETIMEDOUT. Copies end, or fail
+/// their vNIC, well before.
 pub(crate) const COMMAND_TIME_MAX: Duration = Duration::from_millis(5_000);
 
 /// By which the control thread knows whose an answer is.
@@ -169,8 +171,9 @@ pub(crate) struct VnicPolicy {
     pub limits: Option<VnicLimits>,
 }
 
-/// Makes of the list of commands: their structs; [`Command`], [`Reply`] and [`Ask`], so that each answer comes out as the type that
-/// is declared here; and [`ExecuteAll`], which names whom a new command needs carried out by.
+/// Makes of the list of commands: their structs; [`Command`], [`Reply`] and [`Ask`], so that each
+/// answer comes out as the type that is declared here; and [`ExecuteAll`], which names whom a new
+/// command needs carried out by.
 macro_rules! commands {
     (
         of sessions { $( $(#[$s_doc:meta])* $s:ident { $( $s_field:ident: $s_type:ty ),* } -> $s_answer:ty; )* }
@@ -304,7 +307,8 @@ commands! {
         SharePd { owner: SessionId, session: SessionId, pd: PdId } -> ();
         UnsharePd { session: SessionId, pd: PdId } -> ();
         CreateAh { session: SessionId, pd: PdId, attributes: AddressHandleAttributes } -> AhId;
-        /// `posted`: how far `datagram_qps` were posted to, and where it is waited for; none before the first execution.
+        /// `posted`: how far `datagram_qps` were posted to, and where it is waited for; none before
+        /// the first execution.
         DestroyAh { session: SessionId, ah: AhId, datagram_qps: Vec<QpId>, posted: Option<Vec<(QpId, u32)>> } -> ();
         OpenXrcd {
             session: SessionId, context: ContextId, file: Option<FileIdentity>, create: bool, exclusive: bool

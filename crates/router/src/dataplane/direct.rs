@@ -1,11 +1,13 @@
 //! Channels: how a QP's messages reach the RECVs of its peer on the same host past the router, and when they may not.
 //!
-//! The router makes the channel's memory, and hands it to both ends: to the sender when that asks, to the receiver when
-//! it looks after news. It maps nothing of it itself. What it has a word in is told by the rings' own headers: a number in
-//! the header of the sender's queue says whether the channel may still be used; a word for each RECV says who takes it.
+//! The router makes the channel's memory, and hands it to both ends: to the sender when that asks,
+//! to the receiver when it looks after news. It maps nothing of it itself. What it has a word in is
+//! told by the rings' own headers: a number in the header of the sender's queue says whether the
+//! channel may still be used; a word for each RECV says who takes it.
 //!
-//! Invariant: the router believes a sender's word about which RECV comes next (`MSN`) only while the two QPs are the pair
-//! that opened the channel, and the RECV itself goes to whoever claims it first.
+//! Invariant: the router believes a sender's word about which RECV comes next (`MSN`) only while
+//! the two QPs are the pair that opened the channel, and the RECV itself goes to whoever claims it
+//! first.
 use crate::admission::account::Charge;
 use crate::dataplane::direct_traffic::Counted;
 use crate::dataplane::reasons::Asked;

@@ -48,7 +48,8 @@ impl Worker {
         }
     }
 
-    /// Looks at some of the QPs, the first of a round or the next. Once all were looked at: whether something had grown.
+    /// Looks at some of the QPs, the first of a round or the next. Once all were looked at: whether
+    /// something had grown.
     pub(crate) fn watch_direct(&mut self, now: Instant) -> Option<bool> {
         if self.rings.watch.next.is_none() {
             self.rings.watch.begun = now;

@@ -55,7 +55,8 @@ impl Worker {
         self.rings.note_completed(session);
     }
 
-    /// Everything direct of a QP ends, because its owner wants it so: who waits for what it has sent still hears of that.
+    /// Everything direct of a QP ends, because its owner wants it so: who waits for what it has
+    /// sent still hears of that.
     pub(crate) fn end_direct(&mut self, id: QpId) {
         self.carry_news(id);
         self.rings.close_direct(id);

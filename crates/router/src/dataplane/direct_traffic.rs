@@ -1,11 +1,12 @@
 //! What QPs do past the router, in its counters.
 //!
-//! Each library counts in the header of its send queue (`freeflow_shm::Tally`). The worker adds what those words have grown by to
-//! the counters of the QP's vNIC and of its peer's: every [`INTERVAL`] while they grow, then less and less often, down to
-//! [`INTERVAL_IDLE`]; and once more when the QP is modified or ends, so that nothing is lost with a process.
+//! Each library counts in the header of its send queue (`freeflow_shm::Tally`). The worker adds
+//! what those words have grown by to the counters of the QP's vNIC and of its peer's: every
+//! [`INTERVAL`] while they grow, then less and less often, down to [`INTERVAL_IDLE`]; and once more
+//! when the QP is modified or ends, so that nothing is lost with a process.
 //!
-//! Nothing wakes the worker for them, so while a QP may go past it, it wakes by itself. It looks at [`LOOK_QPS_MAX`] QPs in
-//! one turn, so that many of them don't hold up the others' requests.
+//! Nothing wakes the worker for them, so while a QP may go past it, it wakes by itself. It looks at
+//! [`LOOK_QPS_MAX`] QPs in one turn, so that many of them don't hold up the others' requests.
 //!
 //! Invariant: the words are believed in nothing but these sums. Whatever they hold, a look adds no more than
 //! [`LOOK_MESSAGES_MAX`] and [`LOOK_BYTES_MAX`].
@@ -18,7 +19,8 @@ use freeflow_verbs::{Duration, Instant};
 pub const INTERVAL_IDLE: Duration = Duration::from_millis(1000);
 /// QPs of one turn: a cache line of each.
 pub(crate) const LOOK_QPS_MAX: usize = 1024;
-/// What one QP can have done between two looks: more than a processor does in a quarter of an hour, if the worker was stopped for so long.
+/// What one QP can have done between two looks: more than a processor does in a quarter of an hour,
+/// if the worker was stopped for so long.
 pub(crate) const LOOK_MESSAGES_MAX: u64 = 1 << 38;
 pub(crate) const LOOK_BYTES_MAX: u64 = 1 << 44;
 

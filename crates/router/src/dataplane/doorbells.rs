@@ -1,6 +1,7 @@
 //! Doorbells of a session: the queue pair or SRQ that each cookie of its library stands for.
 //!
-//! A library chooses its cookies. The table has pages, so that one object with a high cookie costs a page and not the whole table.
+//! A library chooses its cookies. The table has pages, so that one object with a high cookie costs
+//! a page and not the whole table.
 use freeflow_engine::{QpId, SrqId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
-//! Pipes of events: pairs of sockets, see [`event_sockets`]. The router holds the ends to write; a pipe that is full keeps its
-//! events here, owed, until there is room. When the router dies the other ends reach end of file, which is how a library learns
-//! of it.
+//! Pipes of events: pairs of sockets, see [`event_sockets`]. The router holds the ends to write; a
+//! pipe that is full keeps its events here, owed, until there is room. When the router dies the
+//! other ends reach end of file, which is how a library learns of it.
 use crate::base::slab::{Key, Slab};
 use freeflow_engine::{CqId, SessionId};
 use freeflow_protocol::library::EVENT_BYTES;
@@ -31,7 +31,8 @@ pub struct EventPipe {
     session: SessionId,
     write: OwnedFd,
     owed: VecDeque<[u8; EVENT_BYTES]>,
-    /// CQs with completions that this channel has no room to tell of, in their order: one that is armed again at once comes last.
+    /// CQs with completions that this channel has no room to tell of, in their order: one that is
+    /// armed again at once comes last.
     waiting: Vec<CqId>,
 }
 

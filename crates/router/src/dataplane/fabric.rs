@@ -3,12 +3,13 @@
 //! The peers thread tells it all that ([`Update`]); the engine asks for it. A router without a peers file has no
 //! [sockets](Fabric::is_open): every path is local, and nothing here costs anything.
 //!
-//! *External* hosts are RDMA machines without FreeFlow. They are known by their address alone, and exist while the peers
-//! file allows some network to talk to them.
+//! *External* hosts are RDMA machines without FreeFlow. They are known by their address alone, and
+//! exist while the peers file allows some network to talk to them.
 //!
-//! Invariant: what a host says of its QPNs is believed until [`Update::PeersGone`], and kept for at most
-//! [`QPNS_OF_HOST_MAX`] of them; that a QPN is nobody's is believed for [`ABSENT_FOR`]. A host is told of what becomes of the
-//! QPs that it asked for, and of those alone that exist: nobody can make this grow by asking.
+//! Invariant: what a host says of its QPNs is believed until [`Update::PeersGone`], and kept for at
+//! most [`QPNS_OF_HOST_MAX`] of them; that a QPN is nobody's is believed for [`ABSENT_FOR`]. A host
+//! is told of what becomes of the QPs that it asked for, and of those alone that exist: nobody can
+//! make this grow by asking.
 use crate::base::log::warning;
 use crate::dataplane::bursts::Unsent;
 use crate::peering::{ExternalPeers, Mad, PeersHandle, Settings};
@@ -213,8 +214,9 @@ impl Fabric {
             let id = HostId(index.0);
             return self.hosts.get(&id)?.external.is_some().then_some(id);
         }
-        // A network that has no more than are left: one that speaks to all of a large range leaves numbers for others. They are not
-        // used again, because QPs and address handles may still name them.
+        // A network that has no more than are left: one that speaks to all of a large range leaves
+        // numbers for others. They are not used again, because QPs and address handles may still
+        // name them.
         let own_count = self.external_counts.get(&network).copied().unwrap_or_default();
         if own_count >= EXTERNAL_HOST_COUNT_MAX - self.external_count {
             return None;
@@ -331,7 +333,8 @@ impl Fabric {
         }
     }
 
-    /// Networks are not there any more: one of the same name that is declared again has another number, by which hosts speak of their QPs.
+    /// Networks are not there any more: one of the same name that is declared again has another
+    /// number, by which hosts speak of their QPs.
     pub fn forget_networks(&mut self, is_gone: impl Fn(NetworkId) -> bool + Copy) {
         self.hosts.values_mut().for_each(|host| host.forget_networks(is_gone));
     }
@@ -356,7 +359,8 @@ impl Fabric {
         }
     }
 
-    /// A QPN of ours is somebody else now: who has to be told. One that is nobody's any more is told of for the last time.
+    /// A QPN of ours is somebody else now: who has to be told. One that is nobody's any more is
+    /// told of for the last time.
     pub(crate) fn listeners(&mut self, qpn: Qpn, peer: Option<HostId>, is_somebody: bool) -> Vec<HostId> {
         if let Some(host) = peer.filter(|_| is_somebody) {
             self.note_told(host, qpn);
@@ -375,7 +379,8 @@ impl Fabric {
         }
     }
 
-    /// A management datagram of a host, for the control thread, if it is a machine without FreeFlow: routers have a channel.
+    /// A management datagram of a host, for the control thread, if it is a machine without
+    /// FreeFlow: routers have a channel.
     pub fn take_management(&mut self, id: HostId, mad: &Mad) -> bool {
         let Some(gid) = self.hosts.get(&id).and_then(|host| host.external) else { return false };
         if self.mads.len() + self.mad_backlog.load(Relaxed) < MAD_COUNT_MAX {

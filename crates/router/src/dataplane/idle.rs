@@ -1,15 +1,17 @@
 //! How the worker waits: spinning, yielding, sleeping; and what it tells polling libraries to do.
 //!
-//! *Fastpath* never sleeps. *LowCPU* sleeps as soon as nothing is to be done, *adaptive* after [`ADAPTIVE_IDLE`].
-//! While it doesn't sleep, the waiting rule holds: spin freely only if everybody who polls fits the cores, as this router
-//! reckons from its own view and, by the machine-wide file, over all routers of the machine; else about twenty pauses, then
-//! `sched_yield`.
+//! *Fastpath* never sleeps. *LowCPU* sleeps as soon as nothing is to be done, *adaptive* after
+//! [`ADAPTIVE_IDLE`]. While it doesn't sleep, the waiting rule holds: spin freely only if everybody
+//! who polls fits the cores, as this router reckons from its own view and, by the machine-wide
+//! file, over all routers of the machine; else about twenty pauses, then `sched_yield`.
 //!
-//! Datagrams of other hosts are looked for while the worker is awake (`wire`), and wake it when it sleeps. While they flow, pollers
-//! and worker tell each other where they run, and give way to each other.
+//! Datagrams of other hosts are looked for while the worker is awake (`wire`), and wake it when it
+//! sleeps. While they flow, pollers and worker tell each other where they run, and give way to each
+//! other.
 //!
-//! A *cold* session is one whose doorbells are not looked at: its library writes the kick eventfd, which is in the worker's
-//! epoll. A session becomes hot by its kick, and cold when it has not rung for [`EPOCH`] or the worker sleeps.
+//! A *cold* session is one whose doorbells are not looked at: its library writes the kick eventfd,
+//! which is in the worker's epoll. A session becomes hot by its kick, and cold when it has not rung
+//! for [`EPOCH`] or the worker sleeps.
 //!
 //! Invariant: before it blocks, the worker says so to everyone who could have work for it (its own queues, the send
 //! queues it polled, the hot sessions), each time followed by a SeqCst fence, and then looks once more.
@@ -71,7 +73,8 @@ impl Worker {
         Next::Turn
     }
 
-    /// Where the worker runs, for pollers; only while packets flow: within a host a yield is the cheaper way to hand over.
+    /// Where the worker runs, for pollers; only while packets flow: within a host a yield is the
+    /// cheaper way to hand over.
     #[inline]
     pub(crate) fn note_cpu(&mut self, now: Instant) {
         let flows = self.rings.fabric.is_active_within(now, HOUSE_INTERVAL);
@@ -112,7 +115,8 @@ impl Worker {
     pub(crate) fn unpark(&mut self, tokens: &mut Vec<u64>) {
         let now = Instant(freeflow_shm::monotonic_ns());
         self.waiting.asleep = None;
-        // Sessions whose jobs were run inline while it slept did not all poll at the same time. The house is kept after the next turn.
+        // Sessions whose jobs were run inline while it slept did not all poll at the same time. The
+        // house is kept after the next turn.
         if now - self.waiting.epoch_at >= EPOCH {
             self.waiting.busy_before = 0;
             self.rings.busy_session_count = 0;

@@ -6,7 +6,8 @@ use freeflow_verbs::NetworkId;
 use std::collections::BTreeMap;
 
 impl Worker {
-    /// Of all vNICs at once: one that goes is counted among those that are there or those that are gone, and never twice.
+    /// Of all vNICs at once: one that goes is counted among those that are there or those that are
+    /// gone, and never twice.
     pub(crate) fn network_totals(&self) -> BTreeMap<NetworkId, Totals> {
         let mut totals = self.rings.retired.0.clone();
         let counters = |id: VnicId| self.engine.vnic_counters(id);

@@ -1,4 +1,5 @@
-//! When the channels of completion queues are notified; how much they wait for is in [`moderation`](crate::dataplane::moderation).
+//! When the channels of completion queues are notified; how much they wait for is in
+//! [`moderation`](crate::dataplane::moderation).
 use crate::base::deferred_drop::DeferredDrop;
 use crate::dataplane::ports::{Notify, Rings};
 use freeflow_engine::CqId;
@@ -26,7 +27,8 @@ impl Rings {
         }
     }
 
-    /// The library armed the CQ while completions stood in it that came when it was not armed: they count as one new one.
+    /// The library armed the CQ while completions stood in it that came when it was not armed: they
+    /// count as one new one.
     pub fn handle_armed_late(&mut self, id: CqId) {
         let Some(cq) = self.cqs.get_mut(id) else { return };
         if cq.channel.is_none() || cq.moderation.called {

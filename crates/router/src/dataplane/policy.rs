@@ -1,4 +1,4 @@
-//! Policy while traffic runs: what stands is looked at anew, what was refused is reported.
+//! Policy while traffic runs: what stands is looked at again, what was refused is reported.
 use crate::admission::violations::{Resource, Share};
 use crate::dataplane::event::PolicyViolated;
 use crate::dataplane::worker::Worker;
@@ -7,12 +7,14 @@ use freeflow_verbs::Instant;
 
 /// QPs that a turn of the worker looks at when policy has changed.
 const TURN_QPS_MAX: u32 = 256;
-/// And comparisons with what selectors list: about a third of a millisecond. So many QPs are looked at before that is looked at.
+/// And comparisons with what selectors list: about a third of a millisecond. So many QPs are looked
+/// at before that is looked at.
 const TURN_WORK_MAX: u64 = 1 << 15;
 const STEP_QPS: u32 = 4;
 
 impl Worker {
-    /// Policy may have changed: what stands is looked at anew, some of it in each turn. And what was refused is reported.
+    /// Policy may have changed: what stands is looked at again, some of it in each turn. And what
+    /// was refused is reported.
     pub(crate) fn follow_policy(&mut self, now: Instant) -> bool {
         if self.rings.access.take_change() {
             self.engine.handle_policy_changed();

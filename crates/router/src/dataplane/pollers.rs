@@ -1,10 +1,12 @@
 //! The machine-wide file of pollers: how many threads poll under each router of this machine, so that all of them keep
 //! the waiting rule together.
 //!
-//! The file holds [`SLOT_COUNT`] slots of 32 bytes: owner (u64, random), count (u32), zero (u32), time (u64, CLOCK_MONOTONIC ns),
-//! zero. A slot whose time is older than [`STALE`] counts nothing and can be taken by anyone; a router that polls renews its
-//! own every tenth of a second. Two routers that take the same slot at once see it at their next renewal: the one that does not find
-//! its own number there takes another. Only routers (root) can open the file; what it says is advice.
+//! The file holds [`SLOT_COUNT`] slots of 32 bytes: owner (u64, random), count (u32), zero (u32),
+//! time (u64, CLOCK_MONOTONIC ns), zero. A slot whose time is older than [`STALE`] counts nothing
+//! and can be taken by anyone; a router that polls renews its own every tenth of a second. Two
+//! routers that take the same slot at once see it at their next renewal: the one that does not find
+//! its own number there takes another. Only routers (root) can open the file; what it says is
+//! advice.
 use freeflow_verbs::{Duration, Instant};
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -161,7 +161,8 @@ pub struct Cq {
 
 pub struct Rings {
     pub now: Instant,
-    /// Since when the router runs without a pause, see [`Worker::note_pause`](crate::dataplane::worker::Worker::note_pause).
+    /// Since when the router runs without a pause, see
+    /// [`Worker::note_pause`](crate::dataplane::worker::Worker::note_pause).
     pub resumed_at: Instant,
     pub vnics: Table<VnicId, Vnic>,
     /// What vNICs did that are gone.

@@ -1,5 +1,6 @@
-//! Which vNICs' counters changed: the worker compares its counts now and then while it works, and hands those that changed to the
-//! control thread, so that a machine without connections does nothing at all.
+//! Which vNICs' counters changed: the worker compares its counts now and then while it works, and
+//! hands those that changed to the control thread, so that a machine without connections does
+//! nothing at all.
 use freeflow_engine::{VnicCounters, VnicId};
 use freeflow_verbs::{Duration, Instant};
 use std::collections::BTreeMap;

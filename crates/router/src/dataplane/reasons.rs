@@ -1,7 +1,8 @@
 //! Why requests of a QP go through the router: what `freeflow ps --qps`, `/metrics` and `freeflow ping` say.
 //!
-//! A QP's path is that of its last request. What could be otherwise by now is looked up when somebody asks; what the router
-//! refused is noted then, of messages and of memory, for writing and for reading, and holds until it is asked again.
+//! A QP's path is that of its last request. What could be otherwise by now is looked up when
+//! somebody asks; what the router refused is noted then, of messages and of memory, for writing and
+//! for reading, and holds until it is asked again.
 use freeflow_engine::NotDirect;
 use freeflow_shm::{CHANNEL_MESSAGE_BYTES_MAX, RequestConsumer};
 use freeflow_verbs::QpState;

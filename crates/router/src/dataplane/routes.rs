@@ -1,5 +1,5 @@
-//! Questions to other hosts and their answers, and management datagrams: the part of [`fabric`](crate::dataplane::fabric) that
-//! concerns queue pairs, too.
+//! Questions to other hosts and their answers, and management datagrams: the part of
+//! [`fabric`](crate::dataplane::fabric) that concerns queue pairs, too.
 use crate::dataplane::fabric::{EXTERNAL_GID_INDEX, Known, MAD_FLOW};
 use crate::dataplane::ports::Rings;
 use crate::dataplane::worker::Worker;
@@ -61,7 +61,8 @@ impl Worker {
                     engine.handle_peer_changed(&mut self.rings, now, host, None);
                 }
             }
-            // Its QPs have timers of their own, and it may be back before they expire. Connections are the control thread's.
+            // Its QPs have timers of their own, and it may be back before they expire. Connections
+            // are the control thread's.
             Update::HostDown { .. } | Update::Cm { .. } => {}
             Update::Route { network, gid, host: Some(host) } => {
                 fabric.routes.insert((network, gid), host);
@@ -96,8 +97,8 @@ impl Worker {
         }
     }
 
-    /// Tells other routers which of our QPNs are somebody else now, and which groups have members here; then asks them what this
-    /// turn wants to know.
+    /// Tells other routers which of our QPNs are somebody else now, and which groups have members
+    /// here; then asks them what this turn wants to know.
     pub(crate) fn tell_peers(&mut self) {
         while let Some(GroupChange { network, group, qpn }) = self.engine.poll_group_change() {
             self.rings.fabric.peers.group(network, group, qpn);

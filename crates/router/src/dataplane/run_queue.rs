@@ -1,5 +1,6 @@
-//! Which queue pairs run, and for how long: they are listed with the engine while there is work, or might be, and it says whose
-//! turn it is ([`freeflow_engine::Scheduler`]). One that a limit of rate holds back is not listed: the engine names it in time.
+//! Which queue pairs run, and for how long: they are listed with the engine while there is work, or
+//! might be, and it says whose turn it is ([`freeflow_engine::Scheduler`]). One that a limit of
+//! rate holds back is not listed: the engine names it in time.
 use crate::dataplane::ports::Attention;
 use crate::dataplane::worker::Worker;
 use freeflow_engine::{Progress, QpId, VnicId};
@@ -12,8 +13,9 @@ const WIRE_BYTES: u64 = 64 * 1024;
 const YIELDING_BYTES: u64 = 64 * 1024;
 /// How long a QP is looked at without being rung for after its last request.
 const POLL_IDLE: Duration = Duration::from_micros(50);
-/// What one turn of the worker does for QPs at most, so that datagrams, jobs and timers are not waited for too long: a QP
-/// that was run to its end counts once, one that had more to do [`MORE_EFFORT`] times.
+/// What one turn of the worker does for QPs at most, so that datagrams, jobs and timers are not
+/// waited for too long: a QP that was run to its end counts once, one that had more to do
+/// [`MORE_EFFORT`] times.
 const TURN_EFFORT_MAX: u32 = 256;
 const MORE_EFFORT: u32 = 16;
 

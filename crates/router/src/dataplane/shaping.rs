@@ -1,9 +1,10 @@
 //! Limits of rate, priorities and weights, as they take effect in the worker. What they mean is the engine's
 //! ([`freeflow_engine::Scheduler`]); here is what follows for the way past the router.
 //!
-//! Invariant: nothing of a vNIC to which a limit of rate applies goes past the router, neither what it sends nor what peers
-//! read of its memory: its QPs have no channels and no grants, and nobody has grants of its memory. (A priority or a weight alone
-//! orders what the router moves, and takes nothing away.)
+//! Invariant: nothing of a vNIC to which a limit of rate applies goes past the router, neither what
+//! it sends nor what peers read of its memory: its QPs have no channels and no grants, and nobody
+//! has grants of its memory. (A priority or a weight alone orders what the router moves, and takes
+//! nothing away.)
 use crate::dataplane::worker::Worker;
 use freeflow_engine::{Engine, QpId, SessionId, VnicId};
 use freeflow_verbs::{Instant, RateLimit, Shaping, TenantId, VerbsError};
@@ -20,8 +21,8 @@ impl Worker {
         Ok(())
     }
 
-    /// The same for many vNICs, and for what all vNICs of tenants have together: one pass over what there is, since it is
-    /// one job. What can't be, or is gone, is left out.
+    /// The same for many vNICs, and for what all vNICs of tenants have together: one pass over what
+    /// there is, since it is one job. What can't be, or is gone, is left out.
     pub fn set_shapings(&mut self, now: Instant, tenants: &[(TenantId, RateLimit)], shapings: &[(VnicId, Shaping)]) {
         if tenants.is_empty() && shapings.is_empty() {
             return;

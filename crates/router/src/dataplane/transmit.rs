@@ -1,7 +1,8 @@
 //! Bursts of packets on their way out: payload goes from tenants' memory straight into the packets.
 //!
-//! If some of it can only be reached by the fallback, the helper of that vNIC reads all of it into a bounce buffer first
-//! ([`Stage::Fetch`](crate::memory::copies)); the burst is sent when it comes back, or later if there is no room then.
+//! If some of it can only be reached by the fallback, the helper of that vNIC reads all of it into
+//! a bounce buffer first ([`Stage::Fetch`](crate::memory::copies)); the burst is sent when it comes
+//! back, or later if there is no room then.
 use crate::dataplane::bursts::{Burst, Unsent};
 use crate::dataplane::ports::{Rings, Session};
 use crate::dataplane::table::Table;

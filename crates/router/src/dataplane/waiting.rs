@@ -1,4 +1,5 @@
-//! How the worker waits: what it knows of those who poll, and the end of each wait. See [`idle`](crate::dataplane::idle).
+//! How the worker waits: what it knows of those who poll, and the end of each wait. See
+//! [`idle`](crate::dataplane::idle).
 use crate::base::mode::Mode;
 use crate::base::wake::Waker;
 use crate::dataplane::pollers::Pollers;
@@ -23,9 +24,10 @@ pub(crate) const LOWCPU_IDLE: Duration = Duration::from_micros(3);
 /// The same in adaptive mode while the pollers don't fit the cores.
 pub(crate) const CROWDED_IDLE: Duration = Duration::from_micros(20);
 
-/// `sched_yield`s in a row that took this long each went to a thread that spins without yielding (an application that polls
-/// memory, not its CQ). Yielding again would cost another slice; who sleeps instead is woken at once, before the spinner.
-/// A long one between short ones was only some other program's slice.
+/// `sched_yield`s in a row that took this long each went to a thread that spins without yielding
+/// (an application that polls memory, not its CQ). Yielding again would cost another slice; who
+/// sleeps instead is woken at once, before the spinner. A long one between short ones was only some
+/// other program's slice.
 pub(crate) const HOGGED_YIELD: Duration = Duration::from_micros(200);
 
 pub(crate) const HOGGED_YIELD_COUNT: u32 = 3;
@@ -186,7 +188,8 @@ impl Waiting {
             Mode::Fastpath => None,
             _ if now < self.hogged_until => Some(Duration(0)),
             Mode::LowCpu => Some(LOWCPU_IDLE),
-            // A packet that wakes the worker has the scheduler put it on the core that brought the packet, which is the sender's.
+            // A packet that wakes the worker has the scheduler put it on the core that brought the
+            // packet, which is the sender's.
             Mode::Adaptive | Mode::Auto if self.policy == WAIT_YIELD && !packets_flow => Some(CROWDED_IDLE),
             Mode::Adaptive | Mode::Auto => Some(ADAPTIVE_IDLE),
         }

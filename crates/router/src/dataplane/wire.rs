@@ -1,7 +1,8 @@
 //! Datagrams in and out: the worker's dealings with the sockets.
 //!
-//! Looking at a socket is a system call, so it is not done in every turn: every [`LOOK_ACTIVE`] while packets flow, and every
-//! [`LOOK_QUIET`] when none has for [`ACTIVE`]. A worker that sleeps is woken by them at once.
+//! Looking at a socket is a system call, so it is not done in every turn: every [`LOOK_ACTIVE`]
+//! while packets flow, and every [`LOOK_QUIET`] when none has for [`ACTIVE`]. A worker that sleeps
+//! is woken by them at once.
 use crate::dataplane::event::ManagementReceived;
 use crate::dataplane::fabric::Fabric;
 use crate::dataplane::worker::Worker;

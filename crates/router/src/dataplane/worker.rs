@@ -1,8 +1,10 @@
-//! The data plane: one thread that has the engine and all rings, but while it sleeps (see `worker_lock`). Read [`Worker::turn`] first.
+//! The data plane: one thread that has the engine and all rings, but while it sleeps (see
+//! `worker_lock`). Read [`Worker::turn`] first.
 //!
-//! Nothing here allocates, locks, logs or enters the kernel while requests flow, but for events of armed completion
-//! queues, the hand-over to fallback helpers, and datagrams, in batches. Which QPs run is in `run_queue`, other hosts are in
-//! `fabric` and `wire`. How the worker waits when nothing flows is in `idle`.
+//! Nothing here allocates, locks, logs or enters the kernel while requests flow, but for events of
+//! armed completion queues, the hand-over to fallback helpers, and datagrams, in batches. Which QPs
+//! run is in `run_queue`, other hosts are in `fabric` and `wire`. How the worker waits when nothing
+//! flows is in `idle`.
 use crate::base::deferred_drop::DeferredDrop;
 use crate::base::wake::Waker;
 use crate::dataplane::command::Submission;
@@ -95,7 +97,8 @@ impl Worker {
     pub fn turn(&mut self, now: Instant) -> bool {
         self.rings.blocks.note_turn(self.rings.now, now);
         self.rings.now = now;
-        // What was posted before a control request is seen before it: commands are collected first, and done after the rings.
+        // What was posted before a control request is seen before it: commands are collected first,
+        // and done after the rings.
         self.collect();
         let mut busy = self.take_datagrams(now);
         busy |= self.take_doorbells(now);
@@ -137,8 +140,8 @@ impl Worker {
         *guard = None;
     }
 
-    /// Time in which the router itself did not run counts against nobody: who had until a moment in it to do something, or to answer
-    /// the router, has its whole time again.
+    /// Time in which the router itself did not run counts against nobody: who had until a moment in
+    /// it to do something, or to answer the router, has its whole time again.
     pub(crate) fn note_pause(&mut self, now: Instant) {
         if now - self.due_at < PAUSE {
             return;

@@ -1,11 +1,14 @@
-//! Commands that the control thread runs inline while the worker sleeps. Their locking is in [`freeflow_shm::worker_lock`].
+//! Commands that the control thread runs inline while the worker sleeps. Their locking is in
+//! [`freeflow_shm::worker_lock`].
 //!
-//! An inline command leaves everything as the worker did before it slept: no queue pair is polled, no notification waits, nothing is due
-//! before the worker wakes. Where a command leaves more than that, the worker is woken for the rest.
+//! An inline command leaves everything as the worker did before it slept: no queue pair is polled,
+//! no notification waits, nothing is due before the worker wakes. Where a command leaves more than
+//! that, the worker is woken for the rest.
 //!
-//! Invariant: an inline command moves no payload and waits for nobody. Work requests, and commands that wait for copies, are the worker's.
-//! Invariant: what a process posted before a request of the control path is seen before it: with a doorbell that rang, no command of its
-//! session is run inline.
+//! Invariant: an inline command moves no payload and waits for nobody. Work requests, and commands
+//! that wait for copies, are the worker's. Invariant: what a process posted before a request of the
+//! control path is seen before it: with a doorbell that rang, no command of its session is run
+//! inline.
 use crate::dataplane::command::Submission;
 use crate::dataplane::handle::WorkerHandle;
 use crate::dataplane::ports::Rings;
@@ -19,8 +22,8 @@ use std::panic::AssertUnwindSafe;
 const LISTED_COUNT_MAX: usize = 4;
 
 impl WorkerHandle {
-    /// Has the command of a session executed now, if the worker sleeps, or by the worker. For the control thread: the answer comes as
-    /// an event in any case.
+    /// Has the command of a session executed now, if the worker sleeps, or by the worker. For the
+    /// control thread: the answer comes as an event in any case.
     pub fn hand_over(&self, session: SessionId, submission: Submission) {
         let parker = self.waker.parker();
         // Fails only when the worker has ended, and then the router ends.

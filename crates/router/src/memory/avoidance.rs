@@ -1,4 +1,5 @@
-//! What of a copy is left to slow-path copiers because memory blocked the worker; for how long is in [`blocking`](crate::memory::blocking).
+//! What of a copy is left to slow-path copiers because memory blocked the worker; for how long is
+//! in [`blocking`](crate::memory::blocking).
 use crate::dataplane::ports::{Rings, Session};
 use crate::dataplane::table::Table;
 use crate::memory::blocking::BLOCKED_MIN;

@@ -1,11 +1,13 @@
 //! Copies that blocked the worker, and vNICs whose copies it leaves to their slow-path copier for that.
 //!
-//! A page that is missing never blocks (`copies`). A page that is there can: while its owner punches a hole around it, while it
-//! is read from swap, or while its owner's memory cgroup reclaims. The worker looks for that where it costs nothing: a turn
-//! that took long and in which the thread was switched out voluntarily makes it *alert* for a while. When alert it
-//! touches both sides of each copy by themselves, and asks the kernel after each whether it was switched out. The vNIC whose
-//! memory did that is *avoided*: until a deadline all copies from and to its memory go by its own slow-path copier, so that
-//! no one else waits. Each further time doubles that; time without halves it again, for the worker may have waited for something else.
+//! A page that is missing never blocks (`copies`). A page that is there can: while its owner
+//! punches a hole around it, while it is read from swap, or while its owner's memory cgroup
+//! reclaims. The worker looks for that where it costs nothing: a turn that took long and in which
+//! the thread was switched out voluntarily makes it *alert* for a while. When alert it touches both
+//! sides of each copy by themselves, and asks the kernel after each whether it was switched out.
+//! The vNIC whose memory did that is *avoided*: until a deadline all copies from and to its memory
+//! go by its own slow-path copier, so that no one else waits. Each further time doubles that; time
+//! without halves it again, for the worker may have waited for something else.
 use freeflow_engine::VnicId;
 use freeflow_shm::voluntary_switch_count;
 use freeflow_verbs::{Duration, Instant};

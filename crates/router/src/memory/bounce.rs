@@ -1,14 +1,17 @@
 //! Bounce buffers: what the slow-path copiers' copies go through, within a budget of each vNIC.
 //!
-//! The vNIC pays whose copier has the buffer in hand: the source's while it is read, then the destination's. So memory that does not answer
-//! uses up its own vNIC's budget and nobody else's. A copy begins when both have room. The destination's room is not reserved, so as
-//! many copies as are being read for it then may take it beyond its budget.
+//! The vNIC pays whose copier has the buffer in hand: the source's while it is read, then the
+//! destination's. So memory that does not answer uses up its own vNIC's budget and nobody else's. A
+//! copy begins when both have room. The destination's room is not reserved, so as many copies as
+//! are being read for it then may take it beyond its budget.
 //!
-//! A copy that finds a budget used up is *postponed*: it is Pending to the engine, as one that a copier has in hand, and begins when there is
-//! room. Nothing fails for it, and what waits costs its spans. So what a vNIC holds of the router's heap follows
-//! from [`BOUNCE_BYTES_MAX`], not from how many queue pairs it has.
+//! A copy that finds a budget used up is *postponed*: it is Pending to the engine, as one that a
+//! copier has in hand, and begins when there is room. Nothing fails for it, and what waits costs
+//! its spans. So what a vNIC holds of the router's heap follows from [`BOUNCE_BYTES_MAX`], not from
+//! how many queue pairs it has.
 //!
-//! Payload that is no tenant's memory (a packet, inline data) is as long as a packet at most, can't wait, and is not counted.
+//! Payload that is no tenant's memory (a packet, inline data) is as long as a packet at most, can't
+//! wait, and is not counted.
 use crate::dataplane::bursts::Burst;
 use crate::memory::transfers::Way;
 use freeflow_engine::{Span, Token, VnicId};

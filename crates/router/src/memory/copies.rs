@@ -1,13 +1,15 @@
 //! Moving bytes between two processes.
 //!
-//! If both sides are shared memory the worker copies at once, or has a mover do it (`copy_threads`). Else the bytes go through a bounce buffer: *gather* (the
-//! worker copies the shared parts of the source, the helper of the source's vNIC reads the others), then *scatter* (the
-//! same with the destination). A helper touches only its own vNIC's memory, so a copy between two processes that both
-//! need the fallback takes two jobs.
+//! If both sides are shared memory the worker copies at once, or has a mover do it
+//! (`copy_threads`). Else the bytes go through a bounce buffer: *gather* (the worker copies the
+//! shared parts of the source, the helper of the source's vNIC reads the others), then *scatter*
+//! (the same with the destination). A helper touches only its own vNIC's memory, so a copy between
+//! two processes that both need the fallback takes two jobs.
 //!
-//! Pages of shared memory that are missing are never allocated here, since they would be charged to the router: such a copy goes
-//! [`Way::ByOwner`], which is the bounce buffer with all of it left to the helpers. A fault that they cause in the owner's address space is
-//! charged to the owner's memory cgroup, and waited for by its own helper alone.
+//! Pages of shared memory that are missing are never allocated here, since they would be charged to
+//! the router: such a copy goes [`Way::ByOwner`], which is the bounce buffer with all of it left to
+//! the helpers. A fault that they cause in the owner's address space is charged to the owner's
+//! memory cgroup, and waited for by its own helper alone.
 //!
 //! Spans of [`SessionId::VOID`] stand for no memory: they read as zeros and forget what is written.
 //!
@@ -26,8 +28,8 @@ use std::sync::Arc;
 
 /// What void memory is read as, at most so much at a time.
 const ZEROS: &[u8] = &[0; 16 * 1024];
-/// How often one copy is brought to its destination at most: a process that goes on taking away what is being written has only itself to
-/// blame.
+/// How often one copy is brought to its destination at most: a process that goes on taking away
+/// what is being written has only itself to blame.
 const SCATTER_COUNT_MAX: u32 = 8;
 
 /// A walk over spans, piece by piece.
@@ -353,7 +355,8 @@ impl Rings {
         Ok(())
     }
 
-    /// Brings the bounce buffer to its destination, after it did so `scattered` times. `None`: a helper has the rest of it.
+    /// Brings the bounce buffer to its destination, after it did so `scattered` times. `None`: a
+    /// helper has the rest of it.
     fn scatter(
         &mut self,
         (token, scattered): (Token, u32),
@@ -463,8 +466,8 @@ impl Rings {
         let Some(session) = self.sessions.get(at.session) else { return AtomicOutcome::Fault };
         let piece = session.memory.piece_of(&at, at.address, 8);
         let (memory, address, by_fallback): (Arc<dyn TenantMemory>, u64, bool) = match piece.reach {
-            // By the helper: the page is missing, or its vNIC avoided; or memory became shared while it reads and writes these bytes for an earlier
-            // atomic, after that one.
+            // By the helper: the page is missing, or its vNIC avoided; or memory became shared
+            // while it reads and writes these bytes for an earlier atomic, after that one.
             Reach::Shared { segment, offset } => {
                 let at_helper = avoided || self.is_atomic_at_helper(at);
                 match if at_helper { Err(AccessError::Missing) } else { atomic_on(segment, offset, operation) } {
@@ -512,7 +515,8 @@ impl Rings {
             })
     }
 
-    /// A vNIC has its helper before its first session: where no thread is to be had that is refused, and no copy fails later for it.
+    /// A vNIC has its helper before its first session: where no thread is to be had that is
+    /// refused, and no copy fails later for it.
     pub(crate) fn ensure_helper(&mut self, vnic: VnicId) -> Result<(), VerbsError> {
         let entry = self.vnics.get_mut(vnic).ok_or(VerbsError::DeviceFatal)?;
         if entry.helper.is_none() {

@@ -170,7 +170,8 @@ fn an_atomic_operation_on_nothing_finds_zero() {
     }
 }
 
-/// Four pages, of which the second and the last are shared as parts, and a copy to all of them that the helper has done its part of.
+/// Four pages, of which the second and the last are shared as parts, and a copy to all of them that
+/// the helper has done its part of.
 fn half_done() -> (Rig, Arc<Segment>, Finished) {
     let mut rig = Rig::new();
     let zone = Arc::new(Segment::create("test", 0x5000).unwrap().0);

@@ -1,15 +1,18 @@
-//! Threads that copy for the worker: *movers*. The engine stays with the worker, one state machine in one hand; what a busy
-//! host is short of is the time that bytes take.
+//! Threads that copy for the worker: *movers*. The engine stays with the worker, one state machine
+//! in one hand; what a busy host is short of is the time that bytes take.
 //!
-//! Each vNIC has a home, the mover that serves it first; it is chosen when the vNIC is made and stays. Copies stand in line vNIC
-//! by vNIC, and a mover without work of its own takes what stands in other lines. Copies that are under way together
-//! are of different QPs (a QP has one at a time), so their order means nothing.
+//! Each vNIC has a home, the mover that serves it first; it is chosen when the vNIC is made and
+//! stays. Copies stand in line vNIC by vNIC, and a mover without work of its own takes what stands
+//! in other lines. Copies that are under way together are of different QPs (a QP has one at a
+//! time), so their order means nothing.
 //!
-//! A mover gets pieces of segments, found and bounded by the worker, and holds those segments as long as it copies. It never sees a
-//! page table or a process' own memory, so a tenant blocks it no more than it blocks the worker: by page faults.
+//! A mover gets pieces of segments, found and bounded by the worker, and holds those segments as
+//! long as it copies. It never sees a page table or a process' own memory, so a tenant blocks it no
+//! more than it blocks the worker: by page faults.
 //!
-//! Invariant: before a piece of memory ceases to be a session's, nobody copies from or to it: [`Rings::settle`].
-//! Invariant: what a mover has in hand is at most [`MOVER_JOB_COUNT_MAX`] copies; all others wait here, where they can be taken back.
+//! Invariant: before a piece of memory ceases to be a session's, nobody copies from or to it:
+//! [`Rings::settle`]. Invariant: what a mover has in hand is at most [`MOVER_JOB_COUNT_MAX`]
+//! copies; all others wait here, where they can be taken back.
 use crate::base::mode::Mode;
 use crate::base::privileges::{self, Kind};
 use crate::base::slab::{Key, Slab};
@@ -50,8 +53,8 @@ pub(crate) const SETTLE_WAIT: std::time::Duration = std::time::Duration::from_mi
 pub struct MoverOptions {
     /// 1: the worker alone. `None`: what suits the machine.
     pub workers: Option<u32>,
-    /// Copies from this size on are handed over, always. `None`: from 32 KiB on (128 KiB while pollers don't fit the cores), where others wait
-    /// for the worker.
+    /// Copies from this size on are handed over, always. `None`: from 32 KiB on (128 KiB while
+    /// pollers don't fit the cores), where others wait for the worker.
     pub move_bytes_min: Option<u32>,
 }
 
@@ -247,7 +250,8 @@ impl Movers {
         self.lines.get(vnic.index as usize).map_or(1, |line| line.home as u32 + 1)
     }
 
-    /// Whether a copy of [`Self::bytes_min`] or more is to be handed over. Alone, a connection is served sooner by the worker itself.
+    /// Whether a copy of [`Self::bytes_min`] or more is to be handed over. Alone, a connection is
+    /// served sooner by the worker itself.
     pub(crate) fn wants(&mut self, vnic: VnicId, bytes: usize, now: Instant, crowded: bool) -> bool {
         if let Some((other, at)) = self.recent.replace((vnic, now))
             && other != vnic

@@ -190,8 +190,9 @@ fn a_vnic_with_many_copies_does_not_hold_up_others() {
     }
     let arrived = rig.arrivals(204);
     let others: Vec<usize> = (0..arrived.len()).filter(|&at| arrived[at].0 >= 1000).collect();
-    // As number 6, or later by what the other mover does while the machine gives one no processor; in order of posting as 202. The
-    // fourth may be in the hands of one that gets none for as long as all of it takes.
+    // As number 6, or later by what the other mover does while the machine gives one no processor;
+    // in order of posting as 202. The fourth may be in the hands of one that gets none for as long
+    // as all of it takes.
     assert!(others[2] < 150, "the third of four came as number {}", others[2]);
     let of_first: Vec<u64> = arrived.iter().map(|&(token, _)| token).filter(|&token| token < 1000).collect();
     assert_eq!(of_first.len(), 200);

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 /// Threads are let go by then, whatever their library does.
 const HOLD_MAX: Duration = Duration::from_millis(1000);
-/// Threads that don't all stop by then are let go at once. Where processors are scarce it takes that long for each to get
-/// one; threads that sleep where they can't be stopped are given up much earlier.
+/// Threads that don't all stop by then are let go at once. Where processors are scarce it takes
+/// that long for each to get one; threads that sleep where they can't be stopped are given up much
+/// earlier.
 const STOP_MAX: Duration = Duration::from_millis(200);
 /// What the router itself has under way in the process' memory is waited for so long.
 const QUIET_MAX: Duration = Duration::from_millis(50);
@@ -65,7 +66,8 @@ impl Drop for Item {
 /// Whose threads and whose memory.
 #[derive(Clone)]
 pub struct Process {
-    /// Its `/proc/PID/task`, opened while the process was known to live. What is charged for it stays charged while a thread is stuck.
+    /// Its `/proc/PID/task`, opened while the process was known to live. What is charged for it
+    /// stays charged while a thread is stuck.
     pub tasks: Arc<Entrusted<OwnedFd>>,
     /// Of who connected.
     pub uid: u32,
@@ -97,7 +99,8 @@ impl Held {
 pub struct Holder(Option<Sender<Item>>);
 
 impl Holder {
-    /// A thread is begun on the account of the connection's vNIC; NoMemory if it may have no more, or the machine has none.
+    /// A thread is begun on the account of the connection's vNIC; NoMemory if it may have no more,
+    /// or the machine has none.
     pub fn order(&mut self, order: Order, process: Process, account: &Arc<Account>, answer: Answer) {
         let mut item = Item { order, process, answer: Some(answer) };
         if let Some(sender) = &self.0 {
@@ -153,7 +156,8 @@ fn serve(items: Receiver<Item>) {
         };
         let is_refused = matches!(result, Err(error) if error != VerbsError::Busy);
         if is_refused && held.is_none() && matches!(item.order, Order::Hold { .. }) {
-            // A thread that did not stop in time is let go by the kernel when this one ends. No order comes to it after the answer.
+            // A thread that did not stop in time is let go by the kernel when this one ends. No
+            // order comes to it after the answer.
             drop(items);
             item.answer(result);
             return;

@@ -1,4 +1,5 @@
-//! Whether a QP is granted memory: every check that its request would meet, and the conditions of [`grants`](crate::memory::grants).
+//! Whether a QP is granted memory: every check that its request would meet, and the conditions of
+//! [`grants`](crate::memory::grants).
 use crate::dataplane::worker::Worker;
 use crate::memory::grants::{Entered, Entry, Given, GrantRequest, Holder, Refusal, Verdict};
 use freeflow_engine::{Grantable, NotDirect, NotGrantable, QpId, SessionId, VnicId};

@@ -1,8 +1,9 @@
 //! Grants: memory of one process that a QP's process, on the same host, reaches by its rkey past the router.
 //!
-//! The QP's library asks; the router does every check that the request itself would meet, and passes the memfd of the
-//! segment in which those pages lie. Who has that descriptor reaches all of the segment, and has it for as long as it likes.
-//! So a segment is granted only while these hold, and is withdrawn as a whole (`revocation`) before one of them ends:
+//! The QP's library asks; the router does every check that the request itself would meet, and
+//! passes the memfd of the segment in which those pages lie. Who has that descriptor reaches all of
+//! the segment, and has it for as long as it likes. So a segment is granted only while these hold,
+//! and is withdrawn as a whole (`revocation`) before one of them ends:
 //!
 //! | invariant | who keeps it |
 //! |---|---|
@@ -16,8 +17,9 @@
 //! | no other process has it by an import | the lease's marks, of which one excludes the other |
 //! | its owner's process takes orders | [`Worker::grant`]; it loses its session if it does not carry one out in time |
 //!
-//! Invariant: GRANTS_WITHDRAWN of each QP that was granted some of a segment has grown before the router does or answers
-//! anything by which one of these ends. A segment that was withdrawn is never mapped or granted again.
+//! Invariant: GRANTS_WITHDRAWN of each QP that was granted some of a segment has grown before the
+//! router does or answers anything by which one of these ends. A segment that was withdrawn is
+//! never mapped or granted again.
 //!
 //! So all that is ever copied is at most what was carried, and [`FREE_BYTES`] for each QP. What was paid stays paid.
 use crate::memory::lease::SegmentLease;
@@ -61,7 +63,8 @@ pub(crate) enum Protection {
 }
 
 impl Protection {
-    /// For one more QP, which may write by its key or not. `None`: it would have more than its right, or less than it asks.
+    /// For one more QP, which may write by its key or not. `None`: it would have more than its
+    /// right, or less than it asks.
     pub(crate) fn decide(now: Option<Self>, writes: bool, may_write: bool) -> Option<Self> {
         match now {
             Some(Self::ReadOnly) => (!writes).then_some(Self::ReadOnly),
@@ -167,7 +170,8 @@ impl Grants {
         self.exposed.range((owner, 0)..=(owner, Handle::MAX)).next().is_some()
     }
 
-    /// Notes one more holder of a segment, if the bounds and the seals allow one, and it can pay. Its process pays once.
+    /// Notes one more holder of a segment, if the bounds and the seals allow one, and it can pay.
+    /// Its process pays once.
     pub(crate) fn enter(&mut self, name: Name, about: Entry<'_>) -> Result<Entered, Refusal> {
         let Entry { segment, origin, id, holder, region: (mr, range), writes, may_write, cost, funds } = about;
         let now = self.exposed.get(&name);
@@ -204,8 +208,9 @@ impl Grants {
         Ok(Entered { protection, cost })
     }
 
-    /// A QP loses its part in a segment, as holder and as a holder's peer. Gives the holders that go by it, if they can: their
-    /// processes have all of their rights by other QPs too. `None`: it has to be withdrawn.
+    /// A QP loses its part in a segment, as holder and as a holder's peer. Gives the holders that
+    /// go by it, if they can: their processes have all of their rights by other QPs too. `None`: it
+    /// has to be withdrawn.
     pub(crate) fn release(&mut self, name: Name, id: QpId) -> Option<Vec<QpId>> {
         let exposed = self.exposed.get_mut(&name)?;
         let ids: Vec<QpId> = exposed.at(id).map(|(&own, _)| own).collect();

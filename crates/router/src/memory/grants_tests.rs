@@ -290,7 +290,7 @@ fn a_grant_is_paid_by_what_the_router_carried() {
     rig.send.count_write(u32::MAX);
     assert!(rig.worker.count_direct(rig.qps[0]));
     assert_eq!(rig.worker.funds(rig.qps[0]), 0);
-    // It stays paid, also when the QP begins anew.
+    // It stays paid, also when the QP begins again.
     let direct = &mut rig.worker.rings.qps.get_mut(rig.qps[0]).unwrap().direct;
     direct.begin_anew();
     assert_eq!(direct.grants_paid, FREE + 4 * 4096);

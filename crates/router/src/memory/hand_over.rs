@@ -71,8 +71,8 @@ impl Rings {
         }
     }
 
-    /// Returns when no mover has anything of this session's memory in hand or before it. What that brought is taken up in the
-    /// worker's own time.
+    /// Returns when no mover has anything of this session's memory in hand or before it. What that
+    /// brought is taken up in the worker's own time.
     pub(crate) fn settle(&mut self, session: SessionId) {
         if self.movers.in_flight() == 0 {
             return;

@@ -42,7 +42,8 @@ impl SegmentLease {
         self.sharing.fetch_update(Relaxed, Relaxed, mark).is_ok()
     }
 
-    /// False: some of it is, or was, granted to other processes. Private copies that take its place would not be shared.
+    /// False: some of it is, or was, granted to other processes. Private copies that take its place
+    /// would not be shared.
     pub fn mark_imported(&self) -> bool {
         self.mark(sharing::IMPORTED, sharing::GRANTED)
     }

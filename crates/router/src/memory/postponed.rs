@@ -7,7 +7,8 @@ use freeflow_engine::{CopyOutcome, MemorySide, Source, SourceBody, Span, Token, 
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Rings {
-    /// A buffer for a copy from one vNIC's memory to another's. An error: it is to be postponed until this vNIC has room.
+    /// A buffer for a copy from one vNIC's memory to another's. An error: it is to be postponed
+    /// until this vNIC has room.
     pub(crate) fn take_bounce(
         &mut self,
         (source, destination): (Option<VnicId>, Option<VnicId>),

@@ -1,8 +1,9 @@
-//! Where the fallback stands still: a library that moves pages which regions touch must not have them read or written by
-//! address meanwhile. What came before the copy is in it, what comes after the new mapping goes to that.
+//! Where the fallback stands still: a library that moves pages which regions touch must not have
+//! them read or written by address meanwhile. What came before the copy is in it, what comes after
+//! the new mapping goes to that.
 //!
-//! Each access passes the gate of its process by itself, so a copy of several pieces may be half done when it closes: the rest
-//! goes, by address, to what is mapped then.
+//! Each access passes the gate of its process by itself, so a copy of several pieces may be half
+//! done when it closes: the rest goes, by address, to what is mapped then.
 use crate::memory::slow_path::TenantMemory;
 use freeflow_verbs::AtomicOperation;
 use std::io;

@@ -1,16 +1,18 @@
-//! Sharing withdrawn memory again. After a withdrawal (`revocation`) the fallback reaches those pages, for whoever still has a
-//! right to them. When it has moved enough there, their process is ordered to put them into a new segment.
+//! Sharing withdrawn memory again. After a withdrawal (`revocation`) the fallback reaches those
+//! pages, for whoever still has a right to them. When it has moved enough there, their process is
+//! ordered to put them into a new segment.
 //!
-//! Invariant: the copies that this costs a process, of putting the pages in and of taking them back once more, are no more than the
-//! bytes that the fallback has moved there since the withdrawal, an access counting 4 KiB besides. So nobody makes others copy
-//! by coming and going.
+//! Invariant: the copies that this costs a process, of putting the pages in and of taking them back
+//! once more, are no more than the bytes that the fallback has moved there since the withdrawal, an
+//! access counting 4 KiB besides. So nobody makes others copy by coming and going.
 //!
 //! The order is advice. What comes of it is a `MapPart`, or nothing: then the next one costs twice as much.
 use freeflow_protocol::library::Handle;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Of one process. One more takes the place of the one with the least traffic: of those that nobody uses there may be any number.
+/// Of one process. One more takes the place of the one with the least traffic: of those that nobody
+/// uses there may be any number.
 pub(crate) const WINDOW_COUNT_MAX: usize = 1024;
 /// What an access counts besides its bytes, as in the library: the way to a helper costs more than copying so much.
 pub(crate) const ACCESS_BYTES: u64 = 4096;
@@ -18,8 +20,8 @@ pub(crate) const ACCESS_BYTES: u64 = 4096;
 pub(crate) const COPY_COUNT: u64 = 2;
 /// The least that earns an order: threads are held for it, however little there is to copy.
 pub(crate) const NEEDED_BYTES_MIN: u64 = 16 << 20;
-/// What a process may give for segments that were granted for reading: those can't be emptied when they are left, because they are
-/// sealed, and live as long as a peer keeps them.
+/// What a process may give for segments that were granted for reading: those can't be emptied when
+/// they are left, because they are sealed, and live as long as a peer keeps them.
 pub(crate) const READ_ONLY_BYTES_MAX: u64 = 256 << 20;
 
 /// Addresses at which a segment was.

@@ -1,15 +1,18 @@
 //! Taking granted memory back; see `grants` for what ends a grant.
 //!
-//! Who was granted something is told by a number in the header of its send queue; that is enough for a library that keeps
-//! to the rules, and costs one store. But its process may keep the descriptor. So where the owner's process goes on using
-//! the pages, it is *ordered* to put private copies in their place: the segment is taken out of the router's page table,
-//! which from then on reaches those bytes by the fallback, and once no helper has the segment in hand, its handle is
-//! written into the process' pipe of orders. A process that does not say in time that it has done so loses its session.
+//! Who was granted something is told by a number in the header of its send queue; that is enough
+//! for a library that keeps to the rules, and costs one store. But its process may keep the
+//! descriptor. So where the owner's process goes on using the pages, it is *ordered* to put private
+//! copies in their place: the segment is taken out of the router's page table, which from then on
+//! reaches those bytes by the fallback, and once no helper has the segment in hand, its handle is
+//! written into the process' pipe of orders. A process that does not say in time that it has done
+//! so loses its session.
 //!
 //! Owners that take their memory back themselves (UnmapPart, DestroySegment, the end of the session) need no order.
 //!
-//! Invariant: a segment is in the worker's hands in one of three ways: exposed (`Grants`), leaving (here), or neither; and once it
-//! has been exposed, neither means that its lease is marked withdrawn.
+//! Invariant: a segment is in the worker's hands in one of three ways: exposed (`Grants`), leaving
+//! (here), or neither; and once it has been exposed, neither means that its lease is marked
+//! withdrawn.
 use crate::dataplane::event_pipes::Sent;
 use crate::dataplane::ports::Rings;
 use crate::memory::grants::{Exposed, Name};
@@ -48,8 +51,9 @@ impl Rings {
         }
     }
 
-    /// A QP stops doing anything directly, or its peer does: what was granted to it is taken back, and what was granted of
-    /// its peer's memory too; but for what their processes have rightfully by other QPs.
+    /// A QP stops doing anything directly, or its peer does: what was granted to it is taken back,
+    /// and what was granted of its peer's memory too; but for what their processes have rightfully
+    /// by other QPs.
     pub(crate) fn withdraw_grants_of(&mut self, id: QpId) {
         for name in self.grants.of_qp(id) {
             match self.grants.release(name, id) {
@@ -102,8 +106,8 @@ impl Rings {
         self.grants.leaving.forget_owner(owner);
     }
 
-    /// A process takes back the parts of segments between these addresses. Those who were granted something of them are told;
-    /// they get nothing more of them. Gives the segments.
+    /// A process takes back the parts of segments between these addresses. Those who were granted
+    /// something of them are told; they get nothing more of them. Gives the segments.
     pub(crate) fn recall_grants(&mut self, owner: SessionId, addresses: Range<u64>) -> Vec<Name> {
         if !self.grants.has_owner(owner) {
             return Vec::new();
@@ -127,8 +131,8 @@ impl Rings {
         }
     }
 
-    /// A process has mapped more of a segment. Others must not reach that by a region in which it does not lie, nor in more ranges
-    /// than can be withdrawn at once.
+    /// A process has mapped more of a segment. Others must not reach that by a region in which it
+    /// does not lie, nor in more ranges than can be withdrawn at once.
     pub(crate) fn admit_mapping(
         &mut self,
         owner: SessionId,

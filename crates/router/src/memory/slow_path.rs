@@ -5,8 +5,8 @@
 //! its own userfaultfd, a slow file system behind a mapping), no other vNIC waits, and a thread that comes back late
 //! can't touch anything that is not its owner's.
 //!
-//! A helper that has been busy with one job for longer than [`STALL_NS_MAX`] is given up: its vNIC fails, the thread ends
-//! by itself once the kernel lets it go.
+//! A helper that has been busy with one job for longer than [`STALL_NS_MAX`] is given up: its vNIC
+//! fails, the thread ends by itself once the kernel lets it go.
 use crate::base::privileges::{self, Kind};
 use crate::base::slab::Key;
 use crate::base::wake::Waker;
@@ -74,8 +74,8 @@ impl<M: TenantMemory + 'static> TenantMemory for Entrusted<M> {
     }
 }
 
-/// Eight bytes of a segment. The helper gets them only to do an atomic operation: after others that it has begun on the same bytes by
-/// the fallback, or on a page that is missing.
+/// Eight bytes of a segment. The helper gets them only to do an atomic operation: after others that
+/// it has begun on the same bytes by the fallback, or on a page that is missing.
 pub struct SharedMemory {
     pub segment: Arc<Segment>,
     pub offset: usize,
@@ -83,7 +83,8 @@ pub struct SharedMemory {
     pub owner: Arc<dyn TenantMemory>,
 }
 
-/// How often a missing page is brought before it counts as unreachable: a process that goes on taking it away has only itself to blame.
+/// How often a missing page is brought before it counts as unreachable: a process that goes on
+/// taking it away has only itself to blame.
 const BRING_COUNT_MAX: u32 = 8;
 
 /// Atomic against everybody.
@@ -218,8 +219,9 @@ fn serve(jobs: &Receiver<Job>, finished: &Sender<Finished>, waker: &Waker, pulse
     }
 }
 
-/// The next job: looks for it a little while, since jobs come in bursts, then sleeps. It never yields: among threads that
-/// spin without end, who yields waits for a whole slice, while who sleeps is woken at once.
+/// The next job: looks for it a little while, since jobs come in bursts, then sleeps. It never
+/// yields: among threads that spin without end, who yields waits for a whole slice, while who
+/// sleeps is woken at once.
 pub(crate) fn next_job<T>(jobs: &Receiver<T>, waker: &Waker, linger_ns: u64) -> Option<T> {
     let linger_ns = if waker.is_crowded() { linger_ns.min(LINGER_CROWDED_NS) } else { linger_ns };
     let began_ns = monotonic_ns();

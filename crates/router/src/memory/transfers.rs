@@ -55,7 +55,8 @@ pub(crate) enum Stage {
     /// The shared parts of the destination are written after the helper is done.
     Scatter {
         shared_last: bool,
-        /// [`PageTable::withdrawn`](crate::memory::page_table::PageTable::withdrawn) of the destination when the job was begun.
+        /// [`PageTable::withdrawn`](crate::memory::page_table::PageTable::withdrawn) of the
+        /// destination when the job was begun.
         withdrawn: u64,
     },
     /// On the bytes at `Transfer::to`: by the fallback, which is atomic only against other work of the same helper, or

@@ -1,9 +1,9 @@
 //! One connection between two routers, without its socket: bytes in, messages out, and the other way round.
 //!
-//! The handshake is Noise_KK_25519_ChaChaPoly_BLAKE2s (the Noise Protocol Framework, revision 34): both sides know each
-//! other's static key before they begin. Since the listener must know whose key to use, the dialer's first frame has its
-//! name before the Noise message; the name proves nothing by itself. Version and both names are the prologue, so they are
-//! authenticated too.
+//! The handshake is Noise_KK_25519_ChaChaPoly_BLAKE2s (the Noise Protocol Framework, revision 34):
+//! both sides know each other's static key before they begin. Since the listener must know whose
+//! key to use, the dialer's first frame has its name before the Noise message; the name proves
+//! nothing by itself. Version and both names are the prologue, so they are authenticated too.
 //!
 //! ```text
 //! frame     = length (u16, big endian), body
@@ -12,8 +12,8 @@
 //! then      = a PeerMessage each, encrypted, 16 bytes of tag
 //! ```
 //!
-//! **A listener has a dialer's word only with the first message after the handshake:** the first frame can be a copy of an
-//! older one. [`Event::Message`] is that proof; [`Event::Opened`] is not.
+//! **A listener has a dialer's word only with the first message after the handshake:** the first
+//! frame can be a copy of an older one. [`Event::Message`] is that proof; [`Event::Opened`] is not.
 //!
 //! Invariant: bytes of a stranger cost at most one frame of [`FRAME_BYTES_MAX`] and one handshake.
 use super::file::{Key, PrivateKey};

@@ -1,7 +1,7 @@
 //! Which host has which address, and which hosts have members of which multicast group, as they announced it.
 //!
-//! Invariant: an address has at most one owner. Of several hosts that announce it the first keeps it until it withdraws it;
-//! then the next has it. An address of this very host is nobody else's.
+//! Invariant: an address has at most one owner. Of several hosts that announce it the first keeps
+//! it until it withdraws it; then the next has it. An address of this very host is nobody else's.
 use super::prefix::Prefix;
 use super::update::Update;
 use freeflow_engine::HostId;
@@ -185,7 +185,7 @@ impl Claims {
         }
     }
 
-    /// A connection of the host begins: what it does not announce anew by [`Self::end_sync`] is gone.
+    /// A connection of the host begins: what it does not announce again by [`Self::end_sync`] is gone.
     pub fn begin_sync(&mut self, host: HostId) {
         for claim in self.of_hosts.get_mut(&host).into_iter().flat_map(BTreeMap::values_mut) {
             claim.is_stale = true;

@@ -122,8 +122,8 @@ impl PeersHandle {
         self.put(Command::Severed { host, qpn, peer });
     }
 
-    /// A message of connection management, from a vNIC here to one of that host. Tenants cause them: their number is bounded by the
-    /// tickets.
+    /// A message of connection management, from a vNIC here to one of that host. Tenants cause
+    /// them: their number is bounded by the tickets.
     pub fn cm(&self, host: HostId, network: NetworkId, (from, to): (Gid, Gid), (mad, tickets): (Box<Mad>, CmTickets)) {
         self.put(Command::Cm { host, network, from, to, mad, tickets });
     }
@@ -153,7 +153,7 @@ impl PeersHandle {
         self.put(Command::Group { network, gid, qpn });
     }
 
-    /// The peers file was read anew.
+    /// The peers file was read again.
     pub fn reload(&self, file: PeersFile, key: PrivateKey) {
         self.put(Command::Reload(Box::new((file, key))));
     }

@@ -18,8 +18,8 @@ const STUCK_MAX: Duration = Duration::from_millis(3000);
 const QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// With less than this in the queue there is room for more announcements.
 const QUEUE_BYTES_LOW: usize = 64 * 1024;
-/// From so much on connection management finds no room: tenants cause it, and it is sent again anyway. The messages on their way
-/// to one host, of which each vNIC has its share, are fewer.
+/// From so much on connection management finds no room: tenants cause it, and it is sent again
+/// anyway. The messages on their way to one host, of which each vNIC has its share, are fewer.
 const QUEUE_BYTES_CM: usize = 1024 * 1024;
 /// Read from one connection before the next has its turn.
 const READ_BYTES: usize = 16 * 1024;

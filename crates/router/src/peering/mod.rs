@@ -2,13 +2,14 @@
 //!
 //! - `file`: the peers file says which hosts there are, by what keys they are known, whose addresses they have;
 //! - `state`: what is known of each host, a pure state machine; `claims` is its table of addresses and groups,
-//!   `mail` its part in connection management;
+//!   `outbox` its part in connection management;
 //! - `channel`: Noise and frames, without sockets;
 //! - `thread`: sockets and time around these two;
 //! - `handle`, `update`: what other threads say to it, and hear of it.
 //!
-//! Invariant: whatever comes from the network ends in a counted refusal or in the end of that connection. Memory, time and
-//! lines of the log that a stranger can cost are bounded, and peers that behave are not disturbed.
+//! Invariant: whatever comes from the network ends in a counted refusal or in the end of that
+//! connection. Memory, time and lines of the log that a stranger can cost are bounded, and peers
+//! that behave are not disturbed.
 mod channel;
 mod claims;
 mod file;

@@ -15,8 +15,8 @@ impl State {
         self.homes = homes;
     }
 
-    /// A message of connection management: the sender speaks for its own vNICs alone, and to those that are here. `network` is the
-    /// sender's.
+    /// A message of connection management: the sender speaks for its own vNICs alone, and to those
+    /// that are here. `network` is the sender's.
     pub(super) fn handle_cm(&mut self, id: HostId, network: String, (from, to): (Gid, Gid), mad: Box<Mad>) {
         let ends = self.ends_of(id, &network, (from, to));
         let Some((name, counters)) = self.named_counters(id) else { return };
@@ -42,7 +42,8 @@ impl State {
         is_so.then_some((from, to))
     }
 
-    /// Connection management, to a host that is connected. `has_room`: its connection is not behind with what it is sent.
+    /// Connection management, to a host that is connected. `has_room`: its connection is not behind
+    /// with what it is sent.
     pub fn send_cm(&mut self, id: HostId, network: NetworkId, (from, to): (Gid, Gid), mad: &Mad, has_room: bool) {
         let Some(network) = self.network_name(network).filter(|_| self.is_up(id)) else { return };
         let Some((_, counters)) = self.named_counters(id) else { return };

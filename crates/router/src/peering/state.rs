@@ -1,7 +1,7 @@
 //! What this router knows of the others, and what it tells them: a state machine without sockets, clock or randomness.
 //!
-//! For each host of the peers file: connect (or be connected), greet, announce everything, announce changes, answer, keep
-//! alive; and from what comes back, a stream of [`Update`]s for the worker.
+//! For each host of the peers file: connect (or be connected), greet, announce everything, announce
+//! changes, answer, keep alive; and from what comes back, a stream of [`Update`]s for the worker.
 //!
 //! ```text
 //! Down     | waits to be dialed             | connected → Greeting
@@ -10,13 +10,15 @@
 //! Greeting | Hello sent                     | Hello → Up, anything else → Down or Waiting
 //! Up       | announces, asks, answers       | silence, nonsense, end → Down or Waiting
 //! ```
-//! The host with the smaller name dials, so no two connections cross. A newer connection of a host replaces the older one:
-//! its other side may have been restarted before this side noticed.
+//! The host with the smaller name dials, so no two connections cross. A newer connection of a host
+//! replaces the older one: its other side may have been restarted before this side noticed.
 //!
-//! **What is believed.** A host's addresses must lie in its prefixes. The first to announce an address has it; a vNIC of this
-//! host always comes first. Answers about QPNs are given once and pushed when they change; after a connection was lost some
-//! may have been missed, so [`Update::PeersGone`] comes before each [`Update::HostUp`], and the worker asks again for
-//! what it still needs. Routes survive a lost connection for [`ROUTES_KEPT`], unless the host comes back with another epoch.
+//! **What is believed.** A host's addresses must lie in its prefixes. The first to announce an
+//! address has it; a vNIC of this host always comes first. Answers about QPNs are given once and
+//! pushed when they change; after a connection was lost some may have been missed, so
+//! [`Update::PeersGone`] comes before each [`Update::HostUp`], and the worker asks again for what
+//! it still needs. Routes survive a lost connection for [`ROUTES_KEPT`], unless the host comes back
+//! with another epoch.
 //!
 //! An `ask` while the host is not up is forgotten, and so is a `tell`: the other side will ask.
 use super::claims::{Claims, Subject};
@@ -44,7 +46,7 @@ pub const ROUTES_KEPT: Duration = Duration::from_millis(30_000);
 /// The first pause before a host is dialed again; each further one is twice as long, up to the last.
 pub const REDIAL_FIRST: Duration = Duration::from_millis(100);
 pub const REDIAL_LAST: Duration = Duration::from_millis(2000);
-/// A connection that lasted so long was a good one: the pauses begin anew.
+/// A connection that lasted so long was a good one: the pauses begin again.
 const STABLE: Duration = Duration::from_millis(10_000);
 /// Announcements made before the connection has to have room again.
 const ANNOUNCE_COUNT: usize = 256;
@@ -267,8 +269,8 @@ impl State {
 
     // The file.
 
-    /// A peers file was read, at the start or again. Hosts that are as they were keep their connections, unless this host
-    /// itself has changed.
+    /// A peers file was read, at the start or again. Hosts that are as they were keep their
+    /// connections, unless this host itself has changed.
     pub fn handle_reload(&mut self, now: Instant, file: PeersFile) {
         let own = |file: &PeersFile| (file.host.clone(), file.address, file.control_port, file.icrc);
         let same_own = own(&self.file) == own(&file);
@@ -608,7 +610,7 @@ impl State {
 
     // This host's own.
 
-    /// A network of this host; `None`: it is gone. One that is made anew under its name is another one.
+    /// A network of this host; `None`: it is gone. One that is made again under its name is another one.
     pub fn handle_network(&mut self, name: &str, network: Option<NetworkId>) {
         let before = match network {
             Some(network) => self.networks.insert(name.into(), network),

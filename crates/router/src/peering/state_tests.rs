@@ -414,7 +414,7 @@ fn another_epoch_voids_everything_at_once() {
     let mut solo = Solo::up();
     solo.says(C, address("default", "10.111.1.1"));
     solo.take_updates();
-    // The other side began anew before this one noticed the end: the newer connection counts.
+    // The other side began again before this one noticed the end: the newer connection counts.
     solo.connect(C + 1, 0xe2);
     assert_eq!(
         solo.take_updates(),

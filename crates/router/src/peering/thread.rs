@@ -1,8 +1,9 @@
-//! The thread `ff-peers`: the sockets and the clock of [`State`] and [`Channel`]. Each turn takes commands, lets time pass,
-//! does what the state machine wants, and waits.
+//! The thread `ff-peers`: the sockets and the clock of [`State`] and [`Channel`]. Each turn takes
+//! commands, lets time pass, does what the state machine wants, and waits.
 //!
-//! A connection from an address that is no peer's is closed at once. One from a peer's has [`super::link`]'s time to prove
-//! that it is that peer; there are at most [`PENDING_COUNT_MAX`] of those an address, and then the oldest goes.
+//! A connection from an address that is no peer's is closed at once. One from a peer's has
+//! [`super::link`]'s time to prove that it is that peer; there are at most [`PENDING_COUNT_MAX`] of
+//! those an address, and then the oldest goes.
 use super::channel::{Channel, ChannelError, Event, Identity};
 use super::file::{PeersFile, PrivateKey};
 use super::handle::{Command, PeersHandle, Published, Shared, Sink};
@@ -51,7 +52,8 @@ pub struct Peers {
 impl Peers {
     /// Starts the thread. `epoch` is random. `at_end` is dropped when the thread ends, however it does.
     ///
-    /// Errors: no descriptor or no thread could be made. An address that can't be listened on is logged and tried again.
+    /// Errors: no descriptor or no thread could be made. An address that can't be listened on is
+    /// logged and tried again.
     pub fn start(
         (file, key): (PeersFile, PrivateKey),
         epoch: u64,
@@ -211,7 +213,7 @@ impl Thread {
             self.end(now, connection, false);
         }
         if self.identity.key.0 != key.0 {
-            // Our own key is another: all connections begin anew.
+            // Our own key is another: all connections begin again.
             let going = self.links_where(|_| true);
             for connection in going {
                 self.end(now, connection, false);

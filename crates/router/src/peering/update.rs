@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Something that they have to know, in the order in which it became true.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
-    /// What the peers file says of this host. Comes first, and again when it was read anew or a network was made.
+    /// What the peers file says of this host. Comes first, and again when it was read again or a network was made.
     Settings(Settings),
     /// A host can be asked and will answer. `PeersGone` came just before: what is still needed must be asked for.
     HostUp { host: HostId, address: IpAddr, icrc: bool, epoch: u64, agreed: Agreement },
@@ -19,8 +19,8 @@ pub enum Update {
     HostDown { host: HostId },
     /// Where an address is; `None`: on no other host.
     Route { network: NetworkId, gid: Gid, host: Option<HostId> },
-    /// Who has an address of another host, as that host says. Comes after the address' route, and again when it is another;
-    /// `None`: it is not known any more.
+    /// Who has an address of another host, as that host says. Comes after the address' route, and
+    /// again when it is another; `None`: it is not known any more.
     Party { network: NetworkId, gid: Gid, identity: Option<Arc<VnicIdentity>> },
     /// The host's policy has cut the connection of its QP `peer` with `qpn` of this host.
     Severed { host: HostId, qpn: Qpn, peer: Qpn },
@@ -30,8 +30,8 @@ pub enum Update {
     PeersGone { host: HostId },
     /// The QPN by which a host's members of a multicast group are reached; `None`: it has none.
     Group { host: HostId, network: NetworkId, gid: Gid, qpn: Option<Qpn> },
-    /// The host wants to know who is behind this QPN of ours: answer with [`super::PeersHandle::tell`], and tell it again
-    /// when that changes.
+    /// The host wants to know who is behind this QPN of ours: answer with
+    /// [`super::PeersHandle::tell`], and tell it again when that changes.
     Asked { host: HostId, qpn: Qpn },
     /// Connection management: from a vNIC of that host to one here, maybe of another network. Both are what they say.
     Cm { host: HostId, from: Key, to: Key, mad: Box<Mad> },

@@ -90,7 +90,7 @@ fn movers() -> freeflow_router::MoverOptions {
     freeflow_router::MoverOptions { workers, move_bytes_min: workers.map(|_| 1) }
 }
 
-/// (The router ends before its directory goes: it would make anew in it what it still writes.)
+/// (The router ends before its directory goes: it would make again in it what it still writes.)
 pub struct Host {
     pub router: Option<Router>,
     pub directory: Directory,

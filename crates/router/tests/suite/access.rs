@@ -1,5 +1,5 @@
-//! Access rules on whole routers, with raw clients: what is refused, what is cut when rules or labels change, on one host and on
-//! two, and what is counted.
+//! Access rules on whole routers, with raw clients: what is refused, what is cut when rules or
+//! labels change, on one host and on two, and what is counted.
 use crate::common::cm::*;
 use crate::common::hosts::{Hosts, alone};
 use crate::common::*;
@@ -117,7 +117,8 @@ impl Ends {
         assert!(to.is_filled(8, 3));
     }
 
-    /// Both ends hear of the cut, by the connection by hand; requests that were posted are flushed, and nothing moves any more.
+    /// Both ends hear of the cut, by the connection by hand; requests that were posted are flushed,
+    /// and nothing moves any more.
     fn is_cut(&mut self) {
         for (client, qp) in [(&self.a, &self.a_qp), (&self.b, &self.b_qp)] {
             let event = read_event(&client.async_events).expect("an event");
@@ -293,7 +294,8 @@ fn between_hosts_one_that_refuses_is_enough() {
         assert_eq!(no.access_counts(Some("no-x-y")).1, 1, "this host's end");
         let before = no.access_counts(Some("no-x-y")).0;
         datagrams.vanish();
-        // Of who sends it is the one to the receiver, of who receives it both; more may be on their way to the group from before.
+        // Of who sends it is the one to the receiver, of who receives it both; more may be on their
+        // way to the group from before.
         let least = if says_no == 0 { 1 } else { 2 };
         until("datagrams are counted", || (no.access_counts(Some("no-x-y")).0 >= before + least).then_some(()));
         no.set_access(table(&[]));

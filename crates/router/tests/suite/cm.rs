@@ -510,7 +510,8 @@ impl Machine {
     }
 }
 
-/// The addresses of this test are of the loopback interface, and those a vNIC takes for itself: so the machine is the active side.
+/// The addresses of this test are of the loopback interface, and those a vNIC takes for itself: so
+/// the machine is the active side.
 #[test]
 fn external_machines_connect_by_packets_of_qp_1() {
     let _alone = alone();

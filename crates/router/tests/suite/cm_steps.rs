@@ -1,4 +1,5 @@
-//! Steps of a connection that go with a change of a queue pair, by raw requests: what the router does of both, and whose it touches.
+//! Steps of a connection that go with a change of a queue pair, by raw requests: what the router
+//! does of both, and whose it touches.
 use crate::common::cm::*;
 use crate::common::hosts::{Hosts, alone};
 use crate::common::*;

@@ -1,4 +1,5 @@
-//! Routers that find each other: real threads and sockets on addresses of the loopback interface, good peers and bad ones.
+//! Routers that find each other: real threads and sockets on addresses of the loopback interface,
+//! good peers and bad ones.
 use crate::common;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::{AdminReply, AdminRequest, PeersStatus};

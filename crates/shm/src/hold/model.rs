@@ -20,7 +20,7 @@ const SLEEP: Duration = Duration::from_millis(5);
 const LIMIT: Duration = Duration::from_millis(200);
 const SIGNAL: i32 = 10;
 
-/// The choices of one history; those after the last that was changed are made anew.
+/// The choices of one history; those after the last that was changed are made again.
 #[derive(Default)]
 struct Choices {
     path: Vec<(usize, usize)>,

@@ -362,8 +362,8 @@ impl Counts {
         EventCount { completed: &self.0, awaited: &self.1 }
     }
 
-    /// A poller that finds nothing and goes to sleep. `None`: it has seen the completion, or the futex sees that the count has
-    /// changed. Else the count at which it sleeps.
+    /// A poller that finds nothing and goes to sleep. `None`: it has seen the completion, or the
+    /// futex sees that the count has changed. Else the count at which it sleeps.
     fn sleep(&self, slots: &[Slot]) -> Option<u64> {
         let seen = self.events().completed();
         if TakeCursor::default().has_next(slots) {

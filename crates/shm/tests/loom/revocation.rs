@@ -1,4 +1,5 @@
-//! Revocation of grants, model-checked: a grantee that copies, the router that revokes, the owner's command thread and its verb.
+//! Revocation of grants, model-checked: a grantee that copies, the router that revokes, the owner's
+//! command thread and its verb.
 //!
 //! Pages are bare atomics without ordering; the pipe of commands is two counts, weaker than the kernel's.
 //!
@@ -228,7 +229,8 @@ fn a_verb_returns_when_its_commands_are_carried_out() {
     });
 }
 
-/// All of it: the grantee copies, the router revokes and answers, the command thread takes the page back, the verb returns.
+/// All of it: the grantee copies, the router revokes and answers, the command thread takes the page
+/// back, the verb returns.
 #[test]
 fn nothing_that_counts_is_missing_when_the_verb_returns() {
     check(|| {

@@ -1,5 +1,5 @@
-//! The worker lock and its parker, model-checked with a worker that has a queue of jobs, a queue of results and one doorbell. The
-//! queues are bare atomics, weaker than the channels of the router.
+//! The worker lock and its parker, model-checked with a worker that has a queue of jobs, a queue of
+//! results and one doorbell. The queues are bare atomics, weaker than the channels of the router.
 //!
 //! Each of these changes makes a model fail:
 //!

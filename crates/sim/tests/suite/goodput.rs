@@ -1,4 +1,4 @@
-//! Goodput over loss and round-trip time: a change of the table is a decision. `FREEFLOW_UPDATE=1` writes it anew.
+//! Goodput over loss and round-trip time: a change of the table is a decision. `FREEFLOW_UPDATE=1` writes it again.
 use std::path::Path;
 
 #[test]

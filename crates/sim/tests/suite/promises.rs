@@ -98,8 +98,8 @@ fn retries_are_exceeded_in_the_time_that_attributes_promise() {
     }
 }
 
-/// A tenant of network 2 knows everything of a connection of network 1, whose ends have the very same addresses: QPNs, PSNs,
-/// keys. Nothing of it reaches the other network.
+/// A tenant of network 2 knows everything of a connection of network 1, whose ends have the very
+/// same addresses: QPNs, PSNs, keys. Nothing of it reaches the other network.
 #[test]
 fn who_knows_all_of_another_network_reaches_nothing_of_it() {
     let (mut sim, mut topology) = (sim(2), Topology::default());

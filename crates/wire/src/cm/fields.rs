@@ -1,5 +1,6 @@
-//! Where a field stands in a message, and the one way to read and write it. Offsets are counted as the standard's tables count
-//! them: bytes after the MAD's header, bits from the most significant one.
+//! Where a field stands in a message, and the one way to read and write it. Offsets are counted as
+//! the standard's tables count them: bytes after the MAD's header, bits from the most significant
+//! one.
 use super::BODY_BYTES;
 
 pub(super) type Body = [u8; BODY_BYTES];
@@ -68,7 +69,8 @@ impl<const COUNT: usize> Field for [u8; COUNT] {
     }
 }
 
-/// A message as a table: field, type, (byte, first bit, width). What no field covers is reserved: written as zero, not read.
+/// A message as a table: field, type, (byte, first bit, width). What no field covers is reserved:
+/// written as zero, not read.
 macro_rules! message {
     ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $field:ident: $type:ty = ($byte:expr, $bit:expr, $width:expr),)* }) => {
         $(#[$about])*

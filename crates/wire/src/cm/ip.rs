@@ -1,4 +1,5 @@
-//! The header that stands first in the private data of REQ and SIDR REQ, if the service is of an IP port space (annex A11).
+//! The header that stands first in the private data of REQ and SIDR REQ, if the service is of an IP
+//! port space (annex A11).
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Who wants to speak to whom. Addresses are in the form of GIDs: IPv4 ones mapped.

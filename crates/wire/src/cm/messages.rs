@@ -1,5 +1,5 @@
-//! The eleven messages (IBTA 1.4 tables 106 to 120; annex A14 for XRC; the vendor's fields of extended connection establishment
-//! where Linux has them).
+//! The eleven messages (IBTA 1.4 tables 106 to 120; annex A14 for XRC; the vendor's fields of
+//! extended connection establishment where Linux has them).
 use super::fields::{Body, Field, message};
 
 message! {

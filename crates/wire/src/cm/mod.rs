@@ -1,7 +1,9 @@
-//! Messages of the communication manager: MADs of class 7 (IBTA 1.4 chapters 12 and 13.4, annex A11), as validated values.
+//! Messages of the communication manager: MADs of class 7 (IBTA 1.4 chapters 12 and 13.4, annex
+//! A11), as validated values.
 //!
-//! A MAD has 256 bytes: a header of 24, and the message. Decoding is total: any bytes give a message or a [`Malformed`].
-//! Reserved bits are not read, and written as zero. What values mean is not checked here.
+//! A MAD has 256 bytes: a header of 24, and the message. Decoding is total: any bytes give a
+//! message or a [`Malformed`]. Reserved bits are not read, and written as zero. What values mean is
+//! not checked here.
 mod fields;
 mod ip;
 mod messages;

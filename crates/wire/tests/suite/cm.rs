@@ -1,5 +1,5 @@
-//! Messages of connection management: those that two Linux hosts sent each other (rdma_cm over rxe, kernel 6.1) decode and
-//! re-encode byte for byte; any others decode or are refused.
+//! Messages of connection management: those that two Linux hosts sent each other (rdma_cm over rxe,
+//! kernel 6.1) decode and re-encode byte for byte; any others decode or are refused.
 use crate::list;
 use freeflow_wire::Header;
 use freeflow_wire::cm::{

@@ -1,5 +1,5 @@
-//! Where each field stands, byte for byte, written out from the standard: what the captures don't have (IBTA 9.2 to 9.3.5,
-//! A14, A19). A field in the wrong place would survive a round trip.
+//! Where each field stands, byte for byte, written out from the standard: what the captures don't
+//! have (IBTA 9.2 to 9.3.5, A14, A19). A field in the wrong place would survive a round trip.
 use freeflow_wire::{Aeth, AtomicEth, Deth, Header, NakCode, Opcode, Reth, Syndrome};
 
 const ADDRESS: u64 = 0x0102_0304_0506_0708;

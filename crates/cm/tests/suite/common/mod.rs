@@ -1,7 +1,8 @@
 //! Machines on hosts, a network between them that loses, doubles and delays, and what their programs hear.
 //!
-//! Host h has the vNICs `vnic(h, 0)`, `vnic(h, 1)` …, at 10.0.h.1, 10.0.h.2 …, and fd00::h:1 …; all hosts are routers of one network. Hosts also
-//! have an external address, 192.0.2.h+1, which their first two vNICs share: by it they are external machines to each other.
+//! Host h has the vNICs `vnic(h, 0)`, `vnic(h, 1)` …, at 10.0.h.1, 10.0.h.2 …, and fd00::h:1 …; all
+//! hosts are routers of one network. Hosts also have an external address, 192.0.2.h+1, which their
+//! first two vNICs share: by it they are external machines to each other.
 use freeflow_cm::{Asked, Environment, GID_COUNT, Limits, Link, Machine, Owner, Packet, Place, Route, Scope, VnicRef};
 use freeflow_protocol::cm::{
     CmAddress, CmEvent, CmEventBody, CmEventKind, CmReply, CmRequest, ConnectionParameters, PortSpace,

@@ -1,5 +1,6 @@
-//! Where addresses are, as the control thread knows it: vNICs of this host, those that other routers announced, machines without
-//! FreeFlow. The worker has its own copy, for packets; nobody waits for the other's.
+//! Where addresses are, as the control thread knows it: vNICs of this host, those that other
+//! routers announced, machines without FreeFlow. The worker has its own copy, for packets; nobody
+//! waits for the other's.
 use crate::admission::access::Key;
 use crate::control::external::{EXTERNAL_GID_INDEX, IPV6_GID_INDEX};
 use crate::peering::{Settings, Update};
@@ -100,8 +101,8 @@ impl Places {
         }
     }
 
-    /// Something that the peers thread has found out. The links on which nobody answers any more; `in_use` gives the addresses of
-    /// machines that connections lead to, among others.
+    /// Something that the peers thread has found out. The links on which nobody answers any more;
+    /// `in_use` gives the addresses of machines that connections lead to, among others.
     pub fn handle_update(&mut self, update: Update, in_use: impl FnOnce() -> BTreeSet<Gid>) -> Vec<Link> {
         match update {
             Update::HostUp { host, address, .. } => {
@@ -133,8 +134,8 @@ impl Places {
         Vec::new()
     }
 
-    /// Whether the peers file allows a network (any, if none is named) to talk to a machine at this address, and no router is
-    /// there.
+    /// Whether the peers file allows a network (any, if none is named) to talk to a machine at this
+    /// address, and no router is there.
     pub fn allows_external(&self, gid: Gid, network: Option<NetworkId>) -> bool {
         let Some(settings) = &self.settings else { return false };
         let address = address_of(gid);
@@ -146,8 +147,9 @@ impl Places {
         is_machine && of_network.flat_map(|external| &external.allow).any(|prefix| prefix.contains(gid))
     }
 
-    /// The number of a machine without FreeFlow: nothing is kept of it, so nobody can use numbers up. Two machines with IPv6
-    /// addresses may have the same one (nobody can choose which); the machine tells them apart by their addresses.
+    /// The number of a machine without FreeFlow: nothing is kept of it, so nobody can use numbers
+    /// up. Two machines with IPv6 addresses may have the same one (nobody can choose which); the
+    /// machine tells them apart by their addresses.
     pub fn external_number(&self, gid: Gid) -> u32 {
         gid.to_ipv4().map_or_else(|| self.numbering.hash_one(gid.0) as u32, u32::from)
     }
@@ -160,7 +162,8 @@ impl Places {
     /// The way from a vNIC, or from one certain address of it, to an address that is of the network `at`.
     pub fn route(&self, vnic: VnicRef, from: Option<Gid>, (at, to): Key) -> Result<Route, VerbsError> {
         let &Vnic { network, gid, ipv6, external } = self.vnics.get(&vnic).ok_or(VerbsError::Unreachable)?;
-        // Who may go out to a machine with an address of another network's does so: what is outside is not the tenant's.
+        // Who may go out to a machine with an address of another network's does so: what is outside
+        // is not the tenant's.
         if at != network
             && let Some(route) = self.way_out(network, external, from, to)
         {

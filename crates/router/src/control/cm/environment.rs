@@ -27,7 +27,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 const OWED_BYTES_MAX: usize = 4 << 20;
 /// Messages on their way to the worker, for external machines; any more are lost, and sent again.
 const OUTWARD_COUNT_MAX: usize = 1024;
-/// Messages on their way to other hosts, and to one of them; any more are lost, and sent again. Each vNIC has its share.
+/// Messages on their way to other hosts, and to one of them; any more are lost, and sent again.
+/// Each vNIC has its share.
 const HOSTS_COUNT_MAX: usize = 16_384;
 const HOST_COUNT_MAX: usize = 2048;
 const ENTROPY_BYTES: usize = 4096;
@@ -36,8 +37,9 @@ const ENTROPY_BYTES: usize = 4096;
 pub struct OwnerEntry {
     pub connection: Key,
     pub channels: Handles<EventPipe>,
-    /// Channels that were destroyed, by the numbers of their watches. A thread that waits in a `read` goes on to wait, as it does
-    /// with the kernel's, and is not told that the router had died; so they stay until nobody has the other end.
+    /// Channels that were destroyed, by the numbers of their watches. A thread that waits in a
+    /// `read` goes on to wait, as it does with the kernel's, and is not told that the router had
+    /// died; so they stay until nobody has the other end.
     pub leaving: BTreeMap<u64, EventPipe>,
     /// QPs that are brought to RTS when the peer agrees, by identifier.
     preparations: BTreeMap<Handle, Preparation>,
@@ -51,8 +53,8 @@ pub struct OwnerEntry {
 pub struct Lost {
     /// Too many were on their way.
     pub crowded: u64,
-    /// Of external machines: to an address that is not this host's, or more machines than are known at a time. Of vNICs: the
-    /// receiver would look for the sender in another network.
+    /// Of external machines: to an address that is not this host's, or more machines than are known
+    /// at a time. Of vNICs: the receiver would look for the sender in another network.
     pub refused: u64,
 }
 
@@ -60,7 +62,8 @@ pub struct World {
     pub places: Places,
     /// What it makes of an address is found when it is asked.
     pub access: RefCell<Access>,
-    /// vNICs, and addresses that they were connected to and that are another network's now, until all connections were looked at.
+    /// vNICs, and addresses that they were connected to and that are another network's now, until
+    /// all connections were looked at.
     pub moved: BTreeSet<(VnicRef, Gid)>,
     pub owners: BTreeMap<Owner, OwnerEntry>,
     last_owner: u64,
@@ -186,8 +189,8 @@ impl World {
         Some(pipe)
     }
 
-    /// A channel that was removed, and that nobody watches, stays until its other end is gone. The number to watch it by. What it
-    /// owes is nobody's any more.
+    /// A channel that was removed, and that nobody watches, stays until its other end is gone. The
+    /// number to watch it by. What it owes is nobody's any more.
     pub fn leave(&mut self, owner: Owner, channel: Channel, mut pipe: EventPipe) -> Option<u64> {
         pipe.forget();
         self.last_watch += 1;
@@ -196,7 +199,8 @@ impl World {
         Some(self.last_watch)
     }
 
-    /// Where a message arrives that is sent from one address to another: see [`crate::admission::address_map::Homes::receiver`].
+    /// Where a message arrives that is sent from one address to another: see
+    /// [`crate::admission::address_map::Homes::receiver`].
     pub fn arrival(&self, sender: Scope, from: Gid, to: Gid) -> Option<Scope> {
         let Scope::Network(network) = sender else { return Some(sender) };
         let access = self.access.borrow();

@@ -1,5 +1,5 @@
-//! Messages from this host to this host, which wait for their turn. Senders take turns, and a flood loses its own messages only:
-//! the machine sends them again.
+//! Messages from this host to this host, which wait for their turn. Senders take turns, and a flood
+//! loses its own messages only: the machine sends them again.
 use crate::admission::shares::{Shares, Ticket};
 use crate::peering::Mad;
 use freeflow_cm::Scope;

@@ -1,13 +1,14 @@
 //! The router as connection manager: the machine of `freeflow-cm` on the control thread, and what it lives in.
 //!
-//! Requests of libraries are answered here, at once. Messages between two vNICs of this host come back to the machine from a queue,
-//! [`ROUND_LETTERS_MAX`] in a round of the control thread, so that a flood of them holds nobody up. Those of other routers come by
-//! the peers thread, those of external machines by the worker; either way they may get lost, and the machine repeats its own.
+//! Requests of libraries are answered here, at once. Messages between two vNICs of this host come
+//! back to the machine from a queue, [`ROUND_LETTERS_MAX`] in a round of the control thread, so
+//! that a flood of them holds nobody up. Those of other routers come by the peers thread, those of
+//! external machines by the worker; either way they may get lost, and the machine repeats its own.
 //!
 //! - `admin`: what an operator sees;
 //! - `environment`: what the machine asks of the router;
-//! - `letters`: messages within this host;
-//! - `places`: where addresses are;
+//! - `loopback_queue`: messages within this host;
+//! - `addresses`: where addresses are;
 //! - `pipe`: event channels;
 //! - `steps`: what goes with a change of a queue pair.
 mod addresses;
@@ -59,7 +60,8 @@ impl Cm {
         self.world.access.get_mut()
     }
 
-    /// These rules are in force from now on. What is connected to an address that is another network's now is connected to nobody.
+    /// These rules are in force from now on. What is connected to an address that is another
+    /// network's now is connected to nobody.
     pub fn set_rules(&mut self, rules: Arc<Rules>) {
         let (homes, world) = (rules.homes.clone(), &mut self.world);
         let before = world.access.get_mut().rules().map(|rules| rules.homes.clone()).unwrap_or_default();

@@ -1,8 +1,9 @@
-//! Event channels of connection management: pairs of sockets, see [`event_sockets`], one encoded event a record. The router holds
-//! the end to write.
+//! Event channels of connection management: pairs of sockets, see [`event_sockets`], one encoded
+//! event a record. The router holds the end to write.
 //!
-//! A socket has room for few records. What does not fit is owed, and written when the kernel says that there is room again. When
-//! the router dies the other end reaches end of file, which is how a library learns of it.
+//! A socket has room for few records. What does not fit is owed, and written when the kernel says
+//! that there is room again. When the router dies the other end reaches end of file, which is how a
+//! library learns of it.
 use crate::admission::account::Charge;
 use freeflow_shm::fd::{event_sockets, send_record};
 use std::collections::VecDeque;
@@ -21,8 +22,9 @@ pub struct EventPipe {
 /// Beside its bytes, what a record that is owed takes.
 const RECORD_BYTES: usize = 64;
 
-/// What one channel holds in the kernel, with what that adds: at least a dozen records of the usual size. A vNIC has its
-/// `channel_count_max` of them, those included that were destroyed and that somebody still waits for.
+/// What one channel holds in the kernel, with what that adds: at least a dozen records of the usual
+/// size. A vNIC has its `channel_count_max` of them, those included that were destroyed and that
+/// somebody still waits for.
 const PIPE_BYTES: usize = 16 * 1024;
 
 impl EventPipe {

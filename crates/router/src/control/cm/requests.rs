@@ -238,7 +238,7 @@ impl Control {
         self.cm.set_rules(rules);
     }
 
-    /// The peers file was read anew: vNICs have another second address, or none.
+    /// The peers file was read again: vNICs have another second address, or none.
     pub(crate) fn set_cm_externals(&mut self, policy: &ExternalPolicy) {
         for (_, entry) in self.vnics.iter() {
             self.cm.world.places.set_external(entry.cm, policy.gid(&entry.record.network));

@@ -1,8 +1,9 @@
-//! Steps of a connection that go with a change of its queue pair. The router is the connection manager and has the queue pairs, so
-//! it does both in one request, and when a peer agrees to a connection it does without being asked.
+//! Steps of a connection that go with a change of its queue pair. The router is the connection
+//! manager and has the queue pairs, so it does both in one request, and when a peer agrees to a
+//! connection it does without being asked.
 //!
-//! The worker changes the QP; then this thread has the machine go on. A library's QP is named by a handle of its own session, so
-//! nobody has another's changed.
+//! The worker changes the QP; then this thread has the machine go on. A library's QP is named by a
+//! handle of its own session, so nobody has another's changed.
 use super::preparation::{Preparation, Prepared};
 use crate::base::slab::Key;
 use crate::control::session::Answer;
@@ -37,8 +38,8 @@ impl Control {
         Ok(changes)
     }
 
-    /// On to RTS, by way of INIT again: what was settled since the QP was created counts. With these depths for READs and atomics,
-    /// as responder and as initiator.
+    /// On to RTS, by way of INIT again: what was settled since the QP was created counts. With
+    /// these depths for READs and atomics, as responder and as initiator.
     fn changes_to_send(&mut self, owner: Owner, id: Handle, depths: [u8; 2]) -> Result<Vec<Change>, VerbsError> {
         let machine = &mut self.cm.machine;
         let init = machine.qp_attributes(owner, id, QpState::Init)?;

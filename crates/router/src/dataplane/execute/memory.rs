@@ -1,7 +1,7 @@
 //! Segments in a process' address space, memory regions and memory windows.
 //!
-//! Between two turns the worker copies nothing, and what copy threads have in hand is waited for, so a command that takes something
-//! out of the page table never meets a copy half done.
+//! Between two turns the worker copies nothing, and what copy threads have in hand is waited for,
+//! so a command that takes something out of the page table never meets a copy half done.
 use crate::dataplane::command::{
     AllocMw, AllocNullMr, DeallocMw, DeregisterMr, DestroySegment, Execute, MapPart, MapSegment, RegisterMr,
     ReregisterMr, Step, UnmapParts,
@@ -86,8 +86,8 @@ impl Worker {
         mapped.map_err(|_| VerbsError::InvalidArgument)
     }
 
-    /// One step of taking parts back, each as if the library had asked for it alone: the bytes are reached by the fallback where it is
-    /// done, and still in the segment beyond, and are the same.
+    /// One step of taking parts back, each as if the library had asked for it alone: the bytes are
+    /// reached by the fallback where it is done, and still in the segment beyond, and are the same.
     pub(crate) fn take_back(&mut self, session: SessionId, left: &mut Range<u64>) -> Poll<Result<(), VerbsError>> {
         let rings = &mut self.rings;
         if rings.is_segment_at_helper(session) {

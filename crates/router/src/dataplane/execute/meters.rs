@@ -1,6 +1,7 @@
 //! Counts of vNICs and QPs, for whoever asks the control thread.
 //!
-//! A page costs the worker a bounded time: the vNICs that it names, [`PAGE_QPS_MAX`] QPs, and a look at each session there is.
+//! A page costs the worker a bounded time: the vNICs that it names, [`PAGE_QPS_MAX`] QPs, and a
+//! look at each session there is.
 use crate::base::machine::cpu_time_us;
 use crate::dataplane::command::{CountPaths, Execute, ListQps, MeterHost, MeterVnics, ReadStatus, ReadVnics, Step};
 use crate::dataplane::meters::{

@@ -118,7 +118,8 @@ impl Execute<CreateAh> for Worker {
 
 impl Execute<DestroyAh> for Worker {
     fn execute(&mut self, _: Instant, mut command: DestroyAh) -> Step<DestroyAh> {
-        // A NIC's requests name the route themselves: a program destroys the handle as soon as it has posted the last one (mckey).
+        // A NIC's requests name the route themselves: a program destroys the handle as soon as it
+        // has posted the last one (mckey).
         let mut posted = command.posted.take().unwrap_or_else(|| self.datagrams_posted(&command.datagram_qps));
         if self.are_datagrams_sent(&mut posted) {
             Step::done(self.engine.destroy_ah(command.session, command.ah))
@@ -142,8 +143,8 @@ impl Worker {
         qps.iter().filter_map(posted).collect()
     }
 
-    /// Whether each QP has sent what was posted before; who has is left out from then on. Where somebody has not, the others are
-    /// not looked at: this is asked each turn.
+    /// Whether each QP has sent what was posted before; who has is left out from then on. Where
+    /// somebody has not, the others are not looked at: this is asked each turn.
     pub(crate) fn are_datagrams_sent(&self, posted: &mut Vec<(QpId, u32)>) -> bool {
         while let Some(&(id, until)) = posted.last() {
             if self.has_datagrams_before(id, until) {

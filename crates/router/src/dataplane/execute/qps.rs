@@ -143,7 +143,7 @@ impl Worker {
         Poll::Ready(Ok(changes.state))
     }
 
-    /// A QP was modified: its rings begin anew, or may have requests that are to be run or flushed.
+    /// A QP was modified: its rings begin again, or may have requests that are to be run or flushed.
     pub(crate) fn handle_modified(&mut self, id: QpId, state: QpState, mask: QpAttributeMask) {
         if !mask.contains(QpAttributeMask::STATE) {
             return;
