@@ -210,7 +210,7 @@ fn the_icrc_is_used_if_both_want_it() {
 fn who_does_not_greet_well_is_cut_off() {
     let (ours, later) = (PEER_PROTOCOL.versions, VersionRange { lowest: 2, highest: 3 });
     let versions = Offer { versions: later, ..PEER_PROTOCOL };
-    let features = Offer { required_features: 4, ..PEER_PROTOCOL };
+    let features = Offer { features: PEER_PROTOCOL.features | 4, required_features: 4, ..PEER_PROTOCOL };
     for (message, why) in [
         (PeerMessage::Synced, Why::NotGreeted),
         (address("default", "10.111.1.1"), Why::NotGreeted),
