@@ -116,7 +116,7 @@ pub struct SrqAttributes {
     pub limit: u32,
 }
 
-/// What a port says of itself (`struct ibv_port_attr`); RoCE v2, always up while the router lives.
+/// Attributes of a port (`struct ibv_port_attr`); RoCE v2, always up while the router lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortAttributes {
     pub active: bool,
@@ -130,7 +130,7 @@ pub struct PortAttributes {
     pub active_width: u8,
 }
 
-/// What the device says of itself (`struct ibv_device_attr`); every number is enforced.
+/// Attributes of the device (`struct ibv_device_attr`); every number is enforced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceAttributes {
     /// Name in the device list, for example `freeflow0`.
@@ -162,7 +162,8 @@ pub struct DeviceAttributes {
     pub port: PortAttributes,
 }
 
-/// What a file is, as `stat` names it: processes of one vNIC that name the same file share an XRC domain.
+/// Identity of a file, as `stat` gives it: processes of one vNIC that name the same file share an
+/// XRC domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FileIdentity {
     pub device: u64,
@@ -189,7 +190,7 @@ impl WindowKind {
     }
 }
 
-/// What `ibv_rereg_mr` changes; what is absent stays.
+/// Changes that `ibv_rereg_mr` makes; an absent one leaves the value as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegionChange {
     pub translation: Option<Translation>,

@@ -53,7 +53,8 @@ impl AsyncEventKind {
     }
 }
 
-/// What an event is about; the number is the library's own cookie for the object (or the port number).
+/// The object of an event; the number is the library's own cookie for the object (or the port
+/// number).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EventElement {
     Device,

@@ -14,7 +14,7 @@ pub const MESSAGE_BYTES_MAX: u64 = 1 << 31;
 /// Outstanding READs and atomics of one QP (`max_qp_rd_atom`).
 pub const READ_ATOMIC_DEPTH_MAX: u8 = 128;
 
-/// What one vNIC may hold at a time. Reaching one gives the errno a NIC gives: ENOMEM.
+/// Most objects and bytes of one vNIC at a time. Reaching one gives the errno a NIC gives: ENOMEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VnicLimits {
@@ -73,7 +73,8 @@ impl Default for VnicLimits {
     }
 }
 
-/// What all vNICs of one network may hold together; `None`: as much as each of them may. Reaching one gives ENOMEM too.
+/// Most objects and bytes of all vNICs of one network together; `None`: as much as each of them
+/// may. Reaching one gives ENOMEM too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkLimits {
     pub qp_count_max: Option<u32>,

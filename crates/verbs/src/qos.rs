@@ -31,7 +31,7 @@ impl RateLimit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TenantId(pub u32);
 
-/// What a vNIC's requests are held to, all told.
+/// Limits, weight and priority of a vNIC's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shaping {
     /// Of each of its QPs by itself.

@@ -107,7 +107,7 @@ impl SendFlags {
     }
 }
 
-/// What an atomic request does to the eight bytes it names (IBTA 9.4.5).
+/// Operation of an atomic request on its eight bytes (IBTA 9.4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AtomicOperation {
     CompareSwap { compare: u64, swap: u64 },
