@@ -25,12 +25,12 @@
 //! passes in packets of up to 26 KB (the first power x^-k of degree below 16 beyond the
 //! identification itself is k = 214135). Explained by a bit that is clear, there are two places in
 //! packets of up to 4 KB whose lone damage passes: 1564 and 14855 bits behind the identification.
-//! What passes always is damage of the identification itself, which nobody uses. A receiver that
-//! knows the identification compares with [`Flow::icrc`] and has all 32 bits.
+//! Damage of the identification itself, which nobody uses, passes always. A receiver that knows the
+//! identification compares with [`Flow::icrc`] and has all 32 bits.
 use crate::{BTH_BYTES, ICRC_BYTES, UDP_PORT};
 use crc32fast::Hasher;
 
-/// What [`Flow::explain`] gives where there is no identification: IPv6.
+/// Result of [`Flow::explain`] where there is no identification: IPv6.
 pub const NO_IDENTIFICATION: u16 = 0;
 /// Longest packet without its ICRC that an IPv4 datagram holds, bytes.
 pub const PACKET_BYTES_MAX: usize = u16::MAX as usize - IPV4_BYTES - UDP_BYTES - ICRC_BYTES;
@@ -52,7 +52,7 @@ pub enum Addresses {
     V6 { source: [u8; 16], destination: [u8; 16] },
 }
 
-/// What the ICRC covers and the packet itself does not hold. The UDP destination port is [`UDP_PORT`].
+/// Fields of the IP and UDP headers that the ICRC covers. The UDP destination port is [`UDP_PORT`].
 ///
 /// A packet is here what the UDP datagram holds but for the ICRC: BTH, extension headers, payload, padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,7 +80,8 @@ impl Flow {
         self.prefix(packet.len()).explain(expected, packet, received)
     }
 
-    /// What packets of `packet_bytes` have in common: to be kept for a run of them.
+    /// CRC of the headers that packets of `packet_bytes` have in common: to be kept for a run of
+    /// them.
     pub fn prefix(&self, packet_bytes: usize) -> Prefix {
         let udp_length = (UDP_BYTES + packet_bytes + ICRC_BYTES) as u16;
         let mut hasher = Hasher::new();
@@ -131,8 +132,8 @@ pub struct Prefix {
     crc: u32,
     packet_bytes: usize,
     has_identification: bool,
-    /// What it changes that the byte at [`MASKED_AT`] counts as ones, where it is zero. Only of long packets: of short
-    /// ones the copy of the BTH costs less.
+    /// Difference that the byte at [`MASKED_AT`] makes by counting as ones where it is zero. Only
+    /// of long packets: of short ones the copy of the BTH costs less.
     masked: Option<u32>,
 }
 
@@ -211,9 +212,10 @@ const SHIFT_BACK_256: [u32; 256] = powers(ONE, divided(ONE, 8 * 256));
 const SHIFT: [u32; 256] = powers(multiplied(ONE, 32), multiplied(ONE, 8));
 /// `[i]`: shifts by i times 256 bytes.
 const SHIFT_256: [u32; 256] = powers(ONE, multiplied(ONE, 8 * 256));
-/// What the upper byte of an identification changes in the CRC of what comes before the packet.
+/// Change that the upper byte of an identification makes to the CRC of all that comes before the
+/// packet.
 const IDENTIFICATION_HIGH: [u32; 256] = identifications(16);
-/// What the lower byte changes.
+/// Change that the lower byte makes.
 const IDENTIFICATION_LOW: [u32; 256] = identifications(24);
 /// "Don't fragment" as it differs, in place of the identification: the second bit of a byte that
 /// goes in by its lowest bit first is the seventh to follow.
@@ -260,7 +262,8 @@ const fn multiplied(mut value: u32, count: usize) -> u32 {
 const fn divided(mut value: u32, count: usize) -> u32 {
     let mut at = 0;
     while at < count {
-        // What has a constant term gets P added, which takes that away and brings x^32: x^31 when divided, bit 0.
+        // A polynomial with a constant term gets P added, which takes that away and brings x^32:
+        // x^31 when divided, bit 0.
         let odd = value >> 31;
         value = (value ^ (POLYNOMIAL & 0u32.wrapping_sub(odd))) << 1 | odd;
         at += 1;
@@ -340,7 +343,8 @@ mod tests {
         }
     }
 
-    /// What the module's documentation says of single wrong bits: those distances, and no others within 26 KB.
+    /// Single wrong bits pass at the distances in the module's documentation, and at no others
+    /// within 26 KB.
     #[test]
     fn single_wrong_bits_that_pass() {
         let (mut power, mut set, mut clear) = (ONE, Vec::new(), Vec::new());

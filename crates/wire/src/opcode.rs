@@ -11,7 +11,7 @@ pub enum Service {
     Xrc = 5,
 }
 
-/// What a packet is part of.
+/// Operation that a packet is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Operation {
     Send,

@@ -1,7 +1,7 @@
 //! The syndrome of the AETH (IBTA 9.7.5.1, tables 44 to 46).
 use serde::{Deserialize, Serialize};
 
-/// What an AETH says.
+/// Meaning of an AETH's syndrome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Syndrome {
     /// With the credit count of the end-to-end flow control, 0..=31; 31 says that there is none.

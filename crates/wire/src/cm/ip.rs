@@ -2,7 +2,7 @@
 //! port space (annex A11).
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Who wants to speak to whom. Addresses are in the form of GIDs: IPv4 ones mapped.
+/// Addresses and ports of both ends. Addresses are in the form of GIDs: IPv4 ones mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpHeader {
     pub source_port: u16,

@@ -201,7 +201,7 @@ message! {
     }
 }
 
-/// What a connection is for.
+/// Transport service of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     Rc,

@@ -14,7 +14,7 @@ pub use messages::{Apr, Drep, Dreq, Lap, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrR
 /// Length of every MAD.
 pub const MAD_BYTES: usize = 256;
 const HEADER_BYTES: usize = 24;
-/// What is left for the message.
+/// Bytes of a MAD behind its header: the message.
 pub const BODY_BYTES: usize = MAD_BYTES - HEADER_BYTES;
 /// The queue pair that MADs go to and come from, besides the subnet manager's.
 pub const MAD_QPN: u32 = 1;
@@ -68,7 +68,7 @@ pub enum Message {
     Apr(Apr),
 }
 
-/// What a [`Mra`] or [`Rej`] is about.
+/// The message that a [`Mra`] or [`Rej`] answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum About {
@@ -92,7 +92,7 @@ pub mod reason {
     pub const VENDOR_OPTION_NOT_SUPPORTED: u16 = 35;
 }
 
-/// What a [`SidrRep`] says (IBTA 12.11.2.1).
+/// Status of a [`SidrRep`] (IBTA 12.11.2.1).
 pub mod sidr_status {
     pub const VALID: u8 = 0;
     pub const NOT_SUPPORTED: u8 = 1;
@@ -100,7 +100,7 @@ pub mod sidr_status {
     pub const NO_QP: u8 = 3;
 }
 
-/// What an [`Apr`] says (IBTA 12.8.2.1).
+/// Status of an [`Apr`] (IBTA 12.8.2.1).
 pub mod apr_status {
     pub const NOT_SUPPORTED: u8 = 2;
 }

@@ -118,7 +118,8 @@ fn packets_decode_and_re_encode_byte_for_byte() {
     }
 }
 
-/// What is in them, as a reviewed list: an error that encoding and decoding share would show here.
+/// Contents of the captures, as a reviewed list: an error that encoding and decoding share would
+/// show here.
 #[test]
 fn contents_are_as_listed() {
     let mut text = String::new();

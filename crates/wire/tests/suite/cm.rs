@@ -43,7 +43,8 @@ fn recorded_messages_decode_and_re_encode_byte_for_byte() {
     }
 }
 
-/// What is in them, as a reviewed list: an error that encoding and decoding share would show here.
+/// Contents of the captures, as a reviewed list: an error that encoding and decoding share would
+/// show here.
 #[test]
 fn recorded_messages_say_what_is_listed() {
     let mut text = String::new();
