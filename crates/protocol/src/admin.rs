@@ -99,9 +99,9 @@ pub struct RouterStatus {
     pub pid: u32,
     pub run_dir: String,
     pub host: String,
-    /// What it was started with: `fastpath`, `lowcpu`, `adaptive` or `auto`.
+    /// The mode it was started with: `fastpath`, `lowcpu`, `adaptive` or `auto`.
     pub mode: String,
-    /// What is in force, which a Host object may have changed, and why.
+    /// The mode in force, which a Host object may have changed, and why.
     pub mode_in_force: String,
     pub mode_reason: String,
     /// Whether the worker sleeps just now.
@@ -282,7 +282,7 @@ pub struct CmCounts {
     /// `refused`: of those received, what had no effect.
     pub received_messages: u64,
     pub refused_messages: u64,
-    /// What came and was no message.
+    /// Datagrams that were no valid message.
     pub malformed_messages: u64,
     /// Requests that found no room.
     pub overflows: u64,
@@ -335,7 +335,7 @@ pub struct CmId {
     pub remote_qpn: Option<u32>,
 }
 
-/// What this host knows of the others.
+/// State of the other hosts, as this host knows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
@@ -415,7 +415,7 @@ mod counts {
     }
 }
 
-/// What goes between this host and others as packets.
+/// Traffic between this host and others as packets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]

@@ -121,7 +121,8 @@ pub enum CmRequest {
     Disconnect {
         id: Handle,
     },
-    /// What the QP is to be modified with on its way to this state. → `QpAttributes`.
+    /// Asks for the attributes with which the QP is modified on its way to this state. →
+    /// `QpAttributes`.
     InitQpAttributes {
         id: Handle,
         state: QpState,
@@ -166,7 +167,7 @@ impl CmStep {
         }
     }
 
-    /// What is asked of the connection manager.
+    /// The request for the connection manager.
     pub fn into_request(self) -> CmRequest {
         match self {
             Self::Connect { id, parameters } => CmRequest::Connect { id, parameters },
@@ -276,7 +277,8 @@ pub enum CmEventBody {
         parameters: ConnectionParameters,
         qp_type: QpType,
     },
-    /// What the peer said of the connection. Private data has the full length that its message has room for.
+    /// The peer's parameters of the connection. Private data has the full length that its message
+    /// has room for.
     Connection(ConnectionParameters),
     /// SIDR REP: how the peer's QP is reached. MulticastJoin: how the group is.
     Datagram {

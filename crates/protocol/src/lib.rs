@@ -37,8 +37,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use version::Offer;
 
-/// What this release speaks on library and admin sockets. Enums of messages grow at the end only, and
-/// a new variant is sent only after its feature bit was agreed on.
+/// Versions and features of this release on library and admin sockets. Enums of messages grow at
+/// the end only, and a new variant is sent only after its feature bit was agreed on.
 pub const PROTOCOL: Offer = Offer::only(1);
 
 /// Firewall mark (SO_MARK) of RoCEv2 packets that a router sends: no other packet to that port

@@ -322,7 +322,7 @@ pub enum Request {
     },
 }
 
-/// What makes an SRQ one for XRC.
+/// Parameters that make an SRQ one for XRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct XrcQueue {
     pub xrcd: Handle,
@@ -427,7 +427,7 @@ pub enum Reply {
     NotEarned {
         missing: u64,
     },
-    /// What the router speaks, in answer to a `Hello` that has too little in common with it.
+    /// The router's own offer, in answer to a `Hello` that has too little in common with it.
     Incompatible {
         protocol: Offer,
         layouts: VersionRange,
@@ -452,7 +452,8 @@ pub const ORDER_BYTES: usize = 8;
 pub const ORDER_TAKE_BACK: u32 = 0;
 /// The same.
 pub const ORDER_SHARE_AGAIN: u32 = 1;
-/// What a request counts besides its bytes where grants are earned, see [`Reply::NotEarned`].
+/// Bytes that a request counts besides its payload where grants are earned, see
+/// [`Reply::NotEarned`].
 pub const REQUEST_BYTES: u64 = 4096;
 /// How long a process has to carry out an order, milliseconds.
 pub const WITHDRAWAL_TIME_MAX_MS: u64 = 30_000;

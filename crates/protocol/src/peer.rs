@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 use freeflow_verbs::{Gid, QpType, Qpn};
 use serde::{Deserialize, Serialize};
 
-/// What this release speaks with other routers. [`PeerMessage`] grows at the end only, and a new
-/// variant is sent only after its feature bit was agreed on.
+/// Versions and features of this release between routers. [`PeerMessage`] grows at the end only,
+/// and a new variant is sent only after its feature bit was agreed on.
 pub const PEER_PROTOCOL: Offer = Offer::only(1);
 /// Largest message, encoded, bytes.
 pub const PEER_MESSAGE_BYTES_MAX: usize = 16 * 1024;
@@ -50,12 +50,12 @@ pub enum PeerMessage {
     },
     /// All that the sender had when the connection began has been announced.
     Synced,
-    /// Who is behind this QPN of the receiver's? → `Info`.
+    /// Asks which QP is behind this QPN of the receiver's. → `Info`.
     Ask {
         qpn: Qpn,
     },
-    /// Who is behind this QPN of the sender's: the answer to `Ask`, or unasked when it changed or
-    /// is about to be needed. `None`: nobody.
+    /// Describes the QP behind this QPN of the sender's: the answer to `Ask`, or unasked when it
+    /// changed or is about to be needed. `None`: nobody.
     Info {
         qpn: Qpn,
         info: Option<QpInfo>,
@@ -76,8 +76,8 @@ pub enum PeerMessage {
         /// [`MAD_BYTES`] long.
         mad: Vec<u8>,
     },
-    /// Who has an address that the sender has announced, for access rules: the vNIC's id and labels,
-    /// and its other address, to which rules apply as well.
+    /// The vNIC that has an address which the sender has announced, for access rules: its id and
+    /// labels, and its other address, to which rules apply as well.
     Identity {
         network: String,
         gid: Gid,

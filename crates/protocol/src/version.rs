@@ -39,7 +39,7 @@ impl fmt::Display for VersionRange {
     }
 }
 
-/// What a side speaks.
+/// Versions and features that a side speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
     pub versions: VersionRange,
@@ -55,7 +55,7 @@ impl Offer {
         Self { versions: VersionRange::only(version), features: 0, required_features: 0 }
     }
 
-    /// What both sides speak.
+    /// The version and features that both sides speak.
     ///
     /// # Errors
     /// No version is common to both, or a side requires a feature that the other does not offer.
@@ -80,7 +80,7 @@ impl Offer {
     }
 }
 
-/// What is in force between two sides.
+/// The version and features in force between two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agreement {
     pub version: u32,

@@ -134,7 +134,8 @@ proptest! {
         let at = at.index(bytes.len());
         bytes[at] = to;
         if let Ok(request) = decode::<Request>(&bytes) {
-            // What decodes is a message: it encodes again, though perhaps shorter (a longer varint means the same).
+            // Bytes that decode are a message: it encodes again, though perhaps shorter (a longer
+            // varint means the same).
             prop_assert!(encode(&request).len() <= bytes.len());
         }
     }
