@@ -37,7 +37,7 @@ pub(crate) fn wildcard_like(gid: Gid) -> Gid {
     if is_ipv4(gid) { Gid::from_ip(core::net::Ipv4Addr::UNSPECIFIED.into()) } else { Gid::default() }
 }
 
-/// What an address says of the adapter, as far as anybody compares it: two connections are of the
+/// GUID of the adapter with this address, as far as anybody compares it: two connections are of the
 /// same peer if this and the number are equal.
 pub(crate) fn guid_of(gid: Gid) -> u64 {
     let [.., a, b, c, d, e, f, g, h] = gid.0;

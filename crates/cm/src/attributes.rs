@@ -1,4 +1,4 @@
-//! What a QP is modified with on its way (Linux: `rdma_init_qp_attr`).
+//! Attributes with which a QP is modified on its way (Linux: `rdma_init_qp_attr`).
 use crate::address::is_wildcard;
 use crate::connection::{Connection, State};
 use crate::id::{HOP_LIMIT, Id};
@@ -15,7 +15,7 @@ use freeflow_verbs::{
 const DEPTH_MAX: u8 = freeflow_verbs::READ_ATOMIC_DEPTH_MAX;
 
 impl Machine {
-    /// What the QP of an owner's identifier is to be modified with on its way to that state.
+    /// Attributes with which the QP of an owner's identifier is modified on its way to that state.
     pub fn qp_attributes(
         &mut self,
         owner: Owner,

@@ -1,4 +1,4 @@
-//! What a library asks that another end hears of: connect, accept, reject, establish, notify,
+//! Requests of a library that another end hears of: connect, accept, reject, establish, notify,
 //! disconnect.
 use crate::address::{is_datagram, service_id, status_of};
 use crate::connection::{Connection, Path, State};
@@ -22,7 +22,7 @@ const VENDOR_ID_MAX: u32 = 0x00ff_ffff;
 
 type Answer = Result<Option<CmReply>, VerbsError>;
 
-/// What stands before the user's private data in requests of this port space.
+/// Bytes in front of the user's private data in requests of this port space.
 pub(crate) fn header_bytes(port_space: PortSpace) -> usize {
     if port_space == PortSpace::Ib { 0 } else { IpHeader::BYTES }
 }
@@ -246,7 +246,7 @@ impl Machine {
     }
 }
 
-/// What the active side knows of a connection when it asks for it.
+/// The active side's state of a connection when it asks for it.
 fn active(handle: Handle, id: &Id, route: Route, number: u32, parameters: &ConnectionParameters) -> Connection {
     let path = Path { link: route.link, scope: route.local.scope, local: route.local.gid, remote: id.remote.gid };
     let state = if is_datagram(id.qp_type) { State::ServiceAsked } else { State::RequestSent };

@@ -111,7 +111,7 @@ pub(crate) struct Connection {
     pub qp_type: QpType,
     pub local_qpn: u32,
     pub remote_qpn: u32,
-    /// What the own QP expects first, and what it begins with.
+    /// First PSN that the own QP expects, and the one it begins with.
     pub rq_psn: u32,
     pub sq_psn: u32,
     pub responder_resources: u8,
@@ -126,8 +126,8 @@ pub(crate) struct Connection {
     pub ack_timeout: u8,
     /// The message that wants an answer, or that is the answer to what may come again.
     pub message: Option<Box<[u8; MAD_BYTES]>>,
-    /// What the peer agreed to, while the environment prepares the QP: the program has yet to hear
-    /// of it.
+    /// The peer's parameters, while the environment prepares the QP: the program has yet to hear of
+    /// them.
     pub withheld: Option<Box<ConnectionParameters>>,
     pub retries_left: u8,
     /// The end of all patience with this state.

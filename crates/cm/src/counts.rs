@@ -1,4 +1,4 @@
-//! What the machine counts of itself, for `status`.
+//! Counts that the machine keeps, for `status`.
 use freeflow_wire::cm::Kind;
 
 /// Of each kind of message.

@@ -1,10 +1,10 @@
-//! What the machine asks of its surroundings.
+//! The machine's surroundings, as it calls them.
 use crate::address::is_ipv4;
 use freeflow_protocol::cm::{CmAddress, CmEvent, Ece};
 use freeflow_protocol::library::Handle;
 use freeflow_verbs::{Gid, NetworkId, PathMtu, VerbsError};
 
-/// Who holds identifiers. Numbers are the environment's, and not used again.
+/// Owner of identifiers. Numbers are the environment's, and not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(pub u64);
 
@@ -71,7 +71,7 @@ pub struct Packet<'a> {
     pub mad: &'a [u8],
 }
 
-/// What policy is asked about.
+/// Question to the policy: may one address connect to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// The vNIC's program wants to connect.

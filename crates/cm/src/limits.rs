@@ -1,4 +1,4 @@
-//! What bounds the machine: numbers and times.
+//! Bounds of the machine: numbers and times.
 use crate::Link;
 use alloc::collections::BTreeMap;
 use freeflow_verbs::Duration;

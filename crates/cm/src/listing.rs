@@ -1,4 +1,4 @@
-//! What there is, for an operator.
+//! Listings of identifiers, for an operator.
 use crate::connection::State;
 use crate::id::IdState;
 use crate::{Machine, VnicRef};

@@ -414,7 +414,7 @@ impl Machine {
         self.orphan(number);
     }
 
-    /// What a REJ from here is about.
+    /// Message that a REJ from here answers.
     pub(crate) fn about(&self, number: u32) -> About {
         match self.connections.get(&number).map(|connection| connection.state) {
             Some(State::RequestReceived) => About::Req,

@@ -1,14 +1,14 @@
-//! What stands when policy changes: connections that are not allowed any more are cut, some at a
-//! time.
+//! Established connections when policy changes: those that are not allowed any more are cut, some
+//! at a time.
 use crate::connection::State;
 use crate::{Asked, Environment, Machine};
 use freeflow_protocol::cm::CmAddress;
 use freeflow_verbs::Instant;
 
 impl Machine {
-    /// What [`Environment::allows`] says is another from now on. Requests are looked at again at
-    /// once, what stands in [`Self::poll_policy`]. That goes round, so that one change after the
-    /// other does not keep it from the last ones.
+    /// Applies a change of [`Environment::allows`]. Pending requests are checked at once,
+    /// connections in [`Self::poll_policy`], which goes round, so that one change after the other
+    /// does not keep it from the last ones.
     pub fn handle_policy_changed(&mut self) {
         self.policy_left = 1 << u32::BITS;
     }

@@ -1,4 +1,5 @@
-//! Who has which port. Each vNIC has its own ports; the external address, which several vNICs
+//! Owners of ports. Each vNIC has its own ports; the external address, which several vNICs share,
+//! gives each port to one. Each vNIC has its own ports; the external address, which several vNICs
 //! share, gives each port to one.
 //!
 //! However many identifiers share a port, and however few ports are left: no question costs more
@@ -22,7 +23,7 @@ const RANDOM_TRIES: u32 = 32;
 /// A port of a vNIC.
 pub(crate) type PortKey = (VnicRef, PortSpace, u16);
 
-/// What decides whether another may have the same port.
+/// Facts that decide whether another may have the same port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PortClaim {
     pub gid: Gid,
@@ -48,7 +49,7 @@ impl PortClaim {
     }
 }
 
-/// Who has a port of a vNIC.
+/// Owners of a vNIC's ports.
 #[derive(Default)]
 struct PortUse {
     /// How many of each kind; there are few kinds, whatever their number.
@@ -56,7 +57,7 @@ struct PortUse {
     listeners: BTreeSet<Handle>,
 }
 
-/// Who has a port at an external address, and how many of its identifiers.
+/// Owner of a port at an external address, and how many of its identifiers have it.
 struct Reservation {
     vnic: VnicRef,
     users: u32,
@@ -117,7 +118,7 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// Who listens at a port.
+    /// Listeners at a port.
     pub fn listeners(&self, key: PortKey) -> impl Iterator<Item = Handle> {
         self.bound.get(&key).into_iter().flat_map(|port| port.listeners.iter().rev().copied())
     }
@@ -230,7 +231,7 @@ impl Ports {
         }
     }
 
-    /// Who serves this port at an external address.
+    /// The vNIC that serves this port at an external address.
     pub fn external_owner(&self, place: Place, port_space: PortSpace, port: u16) -> Option<VnicRef> {
         self.external.get(&(place, port_space, port)).map(|reservation| reservation.vnic)
     }

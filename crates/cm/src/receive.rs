@@ -1,4 +1,4 @@
-//! What other machines say (IBTA 12.9), but for new requests, which are in `receive_request`.
+//! Messages of other machines (IBTA 12.9), but for new requests, which are in `receive_request`.
 //!
 //! Nobody but the other end of a connection has a say in it: a message must come by its link,
 //! between its addresses, and name the communication ids of both ends, as far as its sender can
@@ -258,8 +258,8 @@ impl Machine {
                 // It is faster than the REP before it. When that has come it says so again.
                 return Refused;
             }
-            // Who asks for the end of what is not there has it; who names what is another's is told
-            // the same.
+            // A request to end a connection that is not there succeeds; one that names another's
+            // gets the same answer.
             self.send_disconnect_reply(env, path, mad, dreq);
             return Refused;
         };

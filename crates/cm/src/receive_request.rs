@@ -241,7 +241,7 @@ impl Machine {
             return Err(NO_SERVICE);
         }
         let route = env.route(vnic, Some(path.local), path.remote).map_err(|_| Refusal::Say(reason::INVALID_GID))?;
-        // Who is elsewhere than the answer would go to is not who it says.
+        // A sender elsewhere than where the answer would go is not the one it claims to be.
         if route.link != path.link || route.local != path.place() {
             return Err(Refusal::Drop);
         }

@@ -1,4 +1,4 @@
-//! What a library asks that needs no other end: identifiers, addresses, ports, listeners, options,
+//! Requests of a library that need no other end: identifiers, addresses, ports, listeners, options,
 //! multicast groups.
 //!
 //! Which call is right in which state, and what it says otherwise, is Linux's

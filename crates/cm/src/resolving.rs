@@ -1,6 +1,6 @@
 //! Where a destination is: `rdma_resolve_addr` and `rdma_resolve_route`.
 //!
-//! What is known is known at once. What is not may come: a container begins, another router
+//! A known address is resolved at once, an unknown one may come: a container begins, another router
 //! announces its addresses. As Linux waits for the answer to its ARP
 //! (`drivers/infiniband/core/addr.c`), an identifier waits here until its time is over, which is
 //! -ETIMEDOUT then. Nothing asks anybody: the environment says what is new, by
@@ -63,7 +63,7 @@ impl Resolving {
         }
     }
 
-    /// Who is next to be looked for, and whether it is the last time.
+    /// The identifier to look for next, and whether it is the last time.
     fn next(&mut self, now: Instant) -> Option<(Handle, bool)> {
         if let Some(&(_, handle)) = self.timers.first().filter(|(until, _)| *until <= now) {
             return Some((handle, true));

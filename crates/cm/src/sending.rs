@@ -17,7 +17,7 @@ use freeflow_wire::cm::{
 const RESPONSE_TIMEOUT: u8 = 20;
 /// … after an MRA: 4.096 us * 2^24.
 const SERVICE_TIMEOUT: u8 = 24;
-/// What our adapters take for an acknowledgement: 4.096 us * 2^15.
+/// Time that our adapters take for an acknowledgement: 4.096 us * 2^15.
 pub(crate) const ACK_DELAY: u8 = 15;
 const CM_RETRIES: u8 = 15;
 /// No LID: the path is routed.

@@ -1,4 +1,4 @@
-//! What happens when nothing happens.
+//! Timeouts: retries, and connections given up.
 use crate::address::TIMED_OUT;
 use crate::connection::State;
 use crate::id::IdState;

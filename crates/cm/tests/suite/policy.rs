@@ -1,4 +1,4 @@
-//! Who may connect, and what is cut when that changes.
+//! Policy: which connections are allowed, and which are cut when that changes.
 use crate::common::*;
 use freeflow_protocol::cm::{CmEventKind as Kind, CmRequest};
 
@@ -29,7 +29,7 @@ fn who_may_not_begin_is_told_so_by_an_event_or_finds_nobody() {
         let active = world.tcp(vnic(0, 0), 2);
         world.resolve(active, gid(passive, 1), PORT);
         world.heard(0);
-        // What is begun here is this host's to refuse.
+        // A connection begun here is this host's to refuse.
         deny(&mut world, 0, gid(0, 0), gid(passive, 1));
         world.connect(active, parameters(0x11)).unwrap();
         assert_eq!(world.kinds(0), [(2, Kind::Unreachable, -EPERM)]);

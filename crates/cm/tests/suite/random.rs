@@ -157,7 +157,7 @@ impl Chaos {
         machines[host].handle_packet(&mut around[host], now, packet.packet());
     }
 
-    /// What a sensible program does first, since chance alone hardly ever gets so far.
+    /// First steps of a sensible program, since chance alone hardly ever gets so far.
     fn begin(&mut self, dice: &mut Dice) {
         let (host, number) = (dice.roll(2) as usize, dice.roll(3));
         let (space, qp_type) =

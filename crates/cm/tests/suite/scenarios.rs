@@ -567,7 +567,8 @@ fn only_the_other_end_has_a_say() {
     for (host, to) in WAYS {
         let mut world = World::new(3, 19);
         let (listener, active, passive) = connected(&mut world, host, to());
-        // What the active end would say, word for word, said by others: from elsewhere, or with another address.
+        // The active end's own message, word for word, sent by others: from elsewhere, or with
+        // another address.
         world.call(active, |id| CmRequest::Disconnect { id }).unwrap();
         let dreq = world.around[0].sent.remove(0);
         let real = match dreq.link {

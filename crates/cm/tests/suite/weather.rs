@@ -219,7 +219,7 @@ impl Run {
             assert!(self.datagrams || !views.contains(&View::Waiting) || !self.calm, "seed {seed}, {tag}: {views:?}");
             let standing = views.iter().filter(|view| **view == View::Stands).count();
             let both = standing == 0 || standing == 2 || self.datagrams;
-            // Who was destroyed has told the other; it is not in the list.
+            // An end that was destroyed is not in the list: the other has its event.
             let all: Vec<_> = self.ends.iter().filter(|(_, end)| end.tag == tag).collect();
             assert!(both, "seed {seed}, {tag}: {views:?} {all:?}");
         }

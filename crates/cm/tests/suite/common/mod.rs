@@ -79,16 +79,16 @@ pub struct Heard {
     pub event: CmEvent,
 }
 
-/// What one machine has around it.
+/// Surroundings of one machine.
 pub struct Surroundings {
     pub host: usize,
     pub dice: Dice,
     pub sent: Vec<Owned>,
     pub heard: Vec<Heard>,
     pub cut: bool,
-    /// Who may not begin to talk to whom.
+    /// Pairs of addresses of which the first may not connect to the second.
     pub denied: Vec<(Gid, Gid)>,
-    /// What was looked for in vain.
+    /// Addresses that were looked for in vain.
     pub unreachable: Vec<(VnicRef, Gid)>,
 }
 
@@ -204,7 +204,7 @@ impl World {
         }
     }
 
-    /// What was sent is on the way: within a host at once and safely.
+    /// Carries the messages that were sent: within a host at once and safely.
     pub fn carry(&mut self) {
         for host in 0..self.machines.len() {
             for mut packet in std::mem::take(&mut self.around[host].sent) {
