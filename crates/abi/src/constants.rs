@@ -26,7 +26,7 @@ pub const IBV_TRANSPORT_IB: c_int = 0;
 pub const IBV_GID_TYPE_IB: u32 = 0;
 pub const IBV_GID_TYPE_ROCE_V1: u32 = 1;
 pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
-/// What the private `ibv_query_gid_type` says for RoCE v2: it counts IB and RoCE v1 as one.
+/// Answer of the private `ibv_query_gid_type` for RoCE v2: it counts IB and RoCE v1 as one.
 pub const IBV_GID_TYPE_SYSFS_IB_ROCE_V1: c_uint = 0;
 pub const IBV_GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
 
@@ -252,7 +252,7 @@ pub const IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS: u32 = 1;
 pub const IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG: c_int = 1;
 pub const IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES: c_int = 1 << 1;
 
-/// Who makes the virtual device. Not Mellanox's 0x02c9: programs would take it for one and call the
+/// Vendor of the virtual device. Not Mellanox's 0x02c9: programs would take it for one and call the
 /// vendor's library.
 pub const VENDOR_ID: u32 = 0x1f5f;
 pub const VENDOR_PART_ID: u32 = 1;

@@ -20,8 +20,8 @@ pub struct ibv_device {
     pub ibdev_path: [c_char; IBV_SYSFS_PATH_MAX],
 }
 
-/// What every device pointer handed out must really be: vendors' libraries read `ops` behind the
-/// public part to see whether the device is theirs, so it must be readable and not equal to theirs.
+/// Layout behind every device pointer handed out: vendors' libraries read `ops` behind the public
+/// part to see whether the device is theirs, so it must be readable and not equal to theirs.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct verbs_device {

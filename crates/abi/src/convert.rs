@@ -14,7 +14,7 @@ use freeflow_verbs::{
 /// Path migration states are 0 migrated, 1 rearm, 2 armed.
 const MIGRATION_STATE_COUNT: c_uint = 3;
 
-/// What has no meaning is an invalid argument.
+/// A value without a meaning is an invalid argument.
 pub fn invalid_as_error<T>(value: Option<T>) -> Result<T, VerbsError> {
     value.ok_or(VerbsError::InvalidArgument)
 }
@@ -195,9 +195,9 @@ pub fn qp_attributes_to_c(attributes: &QpAttributes) -> ibv_qp_attr {
 /// Flags of a completion that programs see; the rest are between router and library.
 const VISIBLE_FLAGS: u8 = CompletionFlags::GRH | CompletionFlags::WITH_IMMEDIATE | CompletionFlags::WITH_INVALIDATE;
 
-/// What a datagram's `sl` says on RoCE, as on NICs (mlx5, hns, bnxt): not a service level but the
-/// kind of header in front of it, 1 for RoCE v2 over IPv6, 2 over IPv4. UCX takes from it where in
-/// the 40 bytes the destination stands. Without a branch: each completion comes by here.
+/// `sl` of a datagram's completion on RoCE, as on NICs (mlx5, hns, bnxt): not a service level but
+/// the kind of header in front of it, 1 for RoCE v2 over IPv6, 2 over IPv4. UCX takes from it where
+/// in the 40 bytes the destination stands. Without a branch: each completion comes by here.
 #[inline]
 fn header_kind(flags: CompletionFlags) -> u8 {
     const GRH_BIT: u32 = CompletionFlags::GRH.trailing_zeros();

@@ -1,4 +1,4 @@
-//! What the device and its port say of themselves, as C structs.
+//! Attributes of the device and of its port, as C structs.
 use crate::attributes::{
     ibv_cq_moderation_caps, ibv_device_attr, ibv_device_attr_ex, ibv_odp_caps, ibv_packet_pacing_caps,
     ibv_pci_atomic_caps, ibv_port_attr, ibv_rss_caps, ibv_tm_caps, ibv_tso_caps,
@@ -7,8 +7,9 @@ use crate::constants::*;
 use core::ffi::{c_char, c_int, c_uint};
 use freeflow_verbs::{DeviceAttributes, PortAttributes};
 
-/// What the device can do: RNR NAKs, modifications that state the current state, events for ports,
-/// one image GUID, memory windows of types 1 and 2B, invalidation of keys by either side, XRC.
+/// Capabilities of the device: RNR NAKs, modifications that state the current state, events for
+/// ports, one image GUID, memory windows of types 1 and 2B, invalidation of keys by either side,
+/// XRC.
 const DEVICE_CAP_FLAGS: c_uint = IBV_DEVICE_CURR_QP_STATE_MOD
     | IBV_DEVICE_PORT_ACTIVE_EVENT
     | IBV_DEVICE_SYS_IMAGE_GUID

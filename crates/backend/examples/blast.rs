@@ -115,7 +115,7 @@ fn send(udp: &mut Udp, bytes: usize, time: Duration) {
             acknowledged = acknowledged.max(u64::from_le_bytes(*count));
             progress = Instant::now();
         });
-        // What was lost is never acknowledged: go on after a while.
+        // Lost packets are never acknowledged: go on after a while.
         if progress.elapsed() > Duration::from_millis(50) {
             acknowledged = sent;
             progress = Instant::now();

@@ -12,7 +12,8 @@ use freeflow_wire::icrc::{Flow, Prefix};
 pub const BATCH_COUNT_MAX: usize = 16;
 /// Segments that every kernel with UDP_SEGMENT takes in one call.
 pub const BATCH_PACKET_COUNT_MAX: u16 = 64;
-/// What an IPv4 datagram can hold: 65535 less IP and UDP headers. The kernel builds one before it cuts it.
+/// Most payload of an IPv4 datagram: 65535 less IP and UDP headers. The kernel builds one before it
+/// cuts it.
 const BATCH_BYTES_MAX: usize = 65_507;
 
 /// Where a batch goes. Equal for all packets of a flow.
@@ -93,7 +94,7 @@ impl Batch {
         self.closed
     }
 
-    /// What is to be sent, and the segment length if that is more than one packet.
+    /// The bytes to be sent, and the segment length if they are more than one packet.
     pub fn unsent(&self) -> (&[u8], Option<u16>) {
         let bytes = &self.buffer[self.skipped..self.used];
         (bytes, (bytes.len() > self.segment).then_some(self.segment as u16))

@@ -1,4 +1,4 @@
-//! What a capture sees of each packet.
+//! The record that a capture keeps of each packet.
 use std::net::SocketAddr;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

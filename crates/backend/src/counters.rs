@@ -1,4 +1,4 @@
-//! What went over the wire, and what became of everything that did not.
+//! Counts of packets on the wire, and of packets that never got there, by reason.
 use std::io;
 
 /// Counters since [`crate::Udp::open`]. Bytes are those of UDP payload: BTH to ICRC.

@@ -15,7 +15,7 @@ const OVERTAKING_COUNT_MAX: u64 = 8;
 const OVERTAKING_WAIT: Duration = Duration::from_millis(1);
 const MILLION: u64 = 1_000_000;
 
-/// What to do to packets that are sent: probabilities in parts per million, each of its own.
+/// Faults for packets that are sent: probabilities in parts per million, each of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     pub seed: u64,
@@ -31,7 +31,7 @@ pub struct Faults {
     pub corrupt_ppm: u32,
 }
 
-/// What happens to one packet.
+/// The fate of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub lose: bool,

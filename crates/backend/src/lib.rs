@@ -1,4 +1,4 @@
-//! What a router sends RoCEv2 through: UDP sockets on port 4791 ([`Udp`]).
+//! The carrier of a router's RoCEv2 packets: UDP sockets on port 4791 ([`Udp`]).
 //!
 //! It knows packets only as bytes that begin with a BTH: what they mean is the engine's business. It sees to everything
 //! below: addresses and source ports, the ICRC, batches of segments (GSO) and their undoing (GRO), path MTU, counters,

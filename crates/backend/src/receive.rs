@@ -33,7 +33,7 @@ pub struct Received<'a> {
     pub congestion_experienced: bool,
 }
 
-/// What one call took from a socket: packets of one peer. See [`Udp::next_datagram`].
+/// Packets of one peer that one call took from a socket. See [`Udp::next_datagram`].
 pub struct Datagram {
     buffer: Box<[u8]>,
     arrival: Arrival,
@@ -203,7 +203,7 @@ impl Udp {
         }
     }
 
-    /// What a call brought, as a datagram: without packets if it is no good.
+    /// The packets of one call as a datagram: without packets if it is no good.
     fn unpack(&mut self, at: usize, arrival: Arrival, buffer: Box<[u8]>) -> Datagram {
         let end = arrival.bytes.min(buffer.len());
         let segment = arrival.segment_bytes.filter(|&segment| segment > 0).unwrap_or(end).max(1);

@@ -181,7 +181,7 @@ unsafe fn put<T>(control: *mut libc::c_void, at: usize, level: i32, kind: i32, v
     }
 }
 
-/// What one call took from a socket.
+/// Result of one call that read a socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
     pub bytes: usize,

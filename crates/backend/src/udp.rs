@@ -33,7 +33,8 @@ const SOURCE_PORT_BASE: u16 = 0xc000;
 const SOURCE_PORT_RANGE: u16 = 0x4000;
 /// Hop limit of what is sent.
 pub(crate) const HOP_LIMIT: u8 = 64;
-/// What a path's MTU must have beyond the payload: IP, UDP, headers, ICRC, with some to spare, as rxe reckons.
+/// Bytes of a path's MTU beyond the payload: IP, UDP, headers, ICRC, with some to spare, as rxe
+/// reckons.
 const MTU_HEADROOM_BYTES: u32 = 80;
 const MTU_BYTES: [u16; 5] = [4096, 2048, 1024, 512, 256];
 

@@ -97,8 +97,8 @@ impl Sniffer {
     }
 }
 
-/// What the wire shows of an IPv4 packet: identification, UDP checksum; asserts DF and the ICRC for
-/// that identification.
+/// Identification and UDP checksum of an IPv4 packet on the wire; asserts DF and the ICRC for that
+/// identification.
 fn check_frame(frame: &[u8]) -> (u16, u16) {
     let short = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
     let quad = |at: usize| [frame[at], frame[at + 1], frame[at + 2], frame[at + 3]];
@@ -285,7 +285,7 @@ fn delayed_packets_go_when_they_are_due() {
     }
     assert_eq!(numbers, (0..10).collect::<Vec<_>>());
     assert_eq!(from.next_due(), None);
-    // What is held is not lost when the faults are taken away.
+    // Packets that are held are not lost when the faults are taken away.
     send(&mut from, PEER, 7, &packet(10, 64));
     from.set_faults(None);
     from.flush();

@@ -207,7 +207,7 @@ impl Backoff {
         }
         let now_ns = now_ns();
         if wait.ended_ns != 0 && now_ns.saturating_sub(wait.ended_ns) > OWN_WORK_NS {
-            // That gap counts once.
+            // This gap counts once.
             wait.restart();
             return Pause::Return;
         }

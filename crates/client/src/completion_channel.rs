@@ -34,7 +34,8 @@ impl CompletionChannel {
         self.handle
     }
 
-    /// What the application waits on: readable when there is an event. It may make it non-blocking.
+    /// The application's descriptor to wait on: readable when there is an event. It may make it
+    /// non-blocking.
     pub fn descriptor(&self) -> RawFd {
         self.pipe.as_raw_fd()
     }
@@ -60,7 +61,8 @@ impl CompletionChannel {
         if self.session.left_behind() { Err(None) } else { Ok(()) }
     }
 
-    /// What such a read gave, see [`event_of`]. False: nothing for the caller, who reads on.
+    /// Takes the result of such a read, see [`event_of`]. False: nothing for the caller, who reads
+    /// on.
     ///
     /// # Errors
     /// As of [`Self::wait`].

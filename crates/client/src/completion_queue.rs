@@ -160,7 +160,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// What events of this CQ are delivered with.
+    /// Sets the tag that events of this CQ carry.
     pub fn set_tag(&self, tag: Tag) {
         if let Some(entry) = lock(&self.session.objects).cqs.get_mut(self.cookie) {
             entry.tag = tag;
@@ -434,7 +434,7 @@ impl Inner {
                 let position = completion.ring_position;
                 if !incoming.passes(position) {
                     if incoming.passed(position) {
-                        // That RECV has completed already: nothing that an honest router says.
+                        // This RECV has completed already: no honest router says so.
                         return;
                     }
                     while let Some(older) = incoming.take(session, rings, (self.polls, self.timestamps)) {
@@ -476,7 +476,7 @@ impl Inner {
                 continue;
             }
             if !self.early.is_empty() {
-                // What is put by was counted by nobody: first it is returned.
+                // Completions put by were counted by nobody: they are returned first.
                 self.inbox.add_notified(rings);
                 continue;
             }

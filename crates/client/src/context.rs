@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What an asynchronous event is about.
+/// The object of an asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     Device,
@@ -53,7 +53,7 @@ impl Context {
         Ok(Self { session: session.clone(), handle, pipe, pass, fatal_reported: AtomicBool::new(false) })
     }
 
-    /// What the program left in it is destroyed with it.
+    /// Objects that the program left in it are destroyed with it.
     pub fn close(&self) -> Result<(), VerbsError> {
         self.session.close_context(self.handle)
     }
@@ -66,12 +66,12 @@ impl Context {
         self.handle
     }
 
-    /// What the application waits on (`async_fd`).
+    /// The application's descriptor to wait on (`async_fd`).
     pub fn descriptor(&self) -> RawFd {
         self.pipe.as_raw_fd()
     }
 
-    /// What another process of the vNIC imports the context by (`cmd_fd`).
+    /// The descriptor by which another process of the vNIC imports the context (`cmd_fd`).
     pub fn pass_descriptor(&self) -> RawFd {
         self.pass.as_raw_fd()
     }

@@ -1,4 +1,4 @@
-//! What `fork` leaves behind: the child has copies of this crate's objects, but the session is its
+//! State after `fork`: the child has copies of this crate's objects, but the session is its
 //! parent's.
 //!
 //! The child may not touch the parent's rings: they are not even mapped there (MADV_DONTFORK). The

@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 const GRANTS_MAX: usize = 512;
 /// Keys that are counted at a time.
 const KEY_USES_MAX: usize = 16;
-/// What the router does for a key, in bytes, before it is asked for a grant. A grant that is taken
+/// Bytes that the router carries for a key before it is asked for a grant. A grant that is taken
 /// back costs the peer a copy of its pages, and the router says how much more it has to do for
 /// that.
 const BYTES_BEFORE_GRANT: u64 = 128 << 10;
@@ -65,7 +65,7 @@ pub(crate) struct Grants {
     key_uses: Vec<KeyUse>,
 }
 
-/// What the router says to a question.
+/// The router's answer to a request for a grant.
 enum Verdict {
     Given,
     /// It has to carry so much more first.

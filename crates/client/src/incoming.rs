@@ -122,8 +122,8 @@ impl Incoming {
         (self.next.wrapping_sub(position) as i32) > 0
     }
 
-    /// What comes next did not come by the direct ring, whatever the peer said: it goes on after
-    /// that.
+    /// The next message did not come by the direct ring, whatever the peer said: the ring goes on
+    /// after that.
     pub fn resume_after(&mut self, position: u32) {
         self.next = position.wrapping_add(1);
     }
@@ -216,7 +216,7 @@ impl Incoming {
     ) -> Completion {
         let (opcode, status) = match message.written {
             None => (CompletionOpcode::Receive, self.deliver(session, rings, receive, (message, position))),
-            // What the RECV names is not touched.
+            // The RECV's buffers are not touched.
             Some(_) => (CompletionOpcode::ReceiveRdmaWithImmediate, CompletionStatus::Success),
         };
         Completion {
@@ -234,7 +234,7 @@ impl Incoming {
         }
     }
 
-    /// What was taken is given back to the sender.
+    /// Gives taken room back to the sender.
     #[inline]
     pub fn commit(&self) {
         self.receiver.commit();

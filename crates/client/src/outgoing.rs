@@ -37,7 +37,7 @@ const WAIT_NS_MAX: u64 = 3_000_000;
 /// Looks before each of which the waiting thread pauses; after them it gives way.
 const PAUSES: u32 = 64;
 
-/// What a queue pair sends past the router. Under the send queue's lock.
+/// State of the direct sends of a queue pair. Under the send queue's lock.
 #[derive(Default)]
 pub(crate) struct Outgoing {
     /// How many RECVs of the peer were used up since the last reset.

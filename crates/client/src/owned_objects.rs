@@ -1,5 +1,5 @@
-//! What each context owns, so that closing one can destroy what the program left in it, as the
-//! kernel does for a NIC.
+//! Objects that each context owns, so that closing one can destroy those that the program left in
+//! it, as the kernel does for a NIC.
 //!
 //! Kept by looking at the control calls that succeeded.
 use freeflow_protocol::library::{Handle, Reply, Request};
@@ -22,7 +22,7 @@ enum Kind {
     Xrcd,
 }
 
-/// What the contexts of a session own.
+/// Objects that the contexts of a session own.
 #[derive(Debug, Default)]
 pub(crate) struct OwnedObjects {
     /// With the context that owns it.
@@ -111,7 +111,7 @@ impl OwnedObjects {
         }
     }
 
-    /// What was made within a PD or an XRC domain is that one's context's.
+    /// An object made within a PD or an XRC domain belongs to that one's context.
     fn under<'a>(&self, parent: (Kind, Handle), kind: Kind, handle: &'a Handle) -> Option<(Kind, &'a Handle, Handle)> {
         self.objects.get(&parent).map(|context| (kind, handle, *context))
     }

@@ -94,7 +94,7 @@ mod tests {
         positions.note_path_switch(9);
         (0..3).for_each(|_| positions.add_direct());
         assert_eq!((positions.of_ring(6), positions.of_ring(8), positions.of_ring(9)), (16, 18, 22));
-        // What a flush begins with: the ring's oldest that a posting position leaves.
+        // A flush begins with the ring's oldest request that a posting position leaves.
         assert_eq!(positions.to_ring(17, 12), 7);
         assert_eq!(positions.to_ring(19, 12), 9, "three others come before it");
         assert_eq!(positions.to_ring(23, 12), 10);

@@ -19,8 +19,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// What a QP is made with. What must be there and what must not says its type; the router checks
-/// it.
+/// Parameters for making a QP. Its type decides which must be there and which must not; the router
+/// checks them. What must be there and what must not says its type; the router checks it.
 pub struct QpParameters<'a> {
     pub qp_type: QpType,
     /// All but `XrcReceive`.
@@ -169,7 +169,7 @@ impl QueuePair {
         }
     }
 
-    /// What events of this QP are delivered with.
+    /// Sets the tag that events of this QP carry.
     pub fn set_tag(&self, tag: Tag) {
         if let Some(entry) = lock(&self.session.objects).queues.get_mut(self.cookie) {
             entry.tag = tag;
@@ -188,7 +188,7 @@ impl QueuePair {
         self.qp_type
     }
 
-    /// What was granted.
+    /// The capabilities that the router granted.
     pub fn capabilities(&self) -> QpCapabilities {
         self.capabilities
     }
@@ -451,9 +451,9 @@ impl Drop for SendBatch<'_> {
 /// Bytes that an ATOMIC_WRITE writes.
 const ATOMIC_WRITE_BYTES: usize = 8;
 
-/// What can be wrong with a send request before it is posted: too many SGEs, too much inline
-/// payload, an opcode that its transport lacks (IBTA table 92), inline data with an opcode that has
-/// no payload to send.
+/// Finds errors of a send request before it is posted: too many SGEs, too much inline payload, an
+/// opcode that its transport lacks (IBTA table 92), inline data with an opcode that has no payload
+/// to send.
 ///
 /// UC has no packet for SEND_WITH_INV (IBTA table 38), so it has no such request either.
 #[inline]
@@ -478,7 +478,7 @@ pub fn check_send(
     }
 }
 
-/// What transports other than RC have.
+/// Opcodes of the transports other than RC.
 fn allows(qp_type: QpType, opcode: SendOpcode) -> bool {
     match qp_type {
         QpType::Rc | QpType::XrcSend => true,

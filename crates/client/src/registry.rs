@@ -7,8 +7,8 @@ use freeflow_verbs::VerbsError;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What the caller wants back in events of an object; the C drop-in puts the address of its own
-/// structure here.
+/// The caller's cookie in events of an object; the C drop-in puts the address of its own structure
+/// here.
 pub type Tag = usize;
 
 #[derive(Debug, Default)]

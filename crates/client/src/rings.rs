@@ -54,7 +54,7 @@ pub(crate) struct ReceiveSide {
     pub keys: Cache,
 }
 
-/// What rings are made of besides their memory.
+/// Parameters of rings besides their memory.
 pub(crate) struct RingsParameters {
     pub cookie: u32,
     pub qpn: u32,

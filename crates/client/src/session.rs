@@ -387,7 +387,7 @@ impl Session {
         }
     }
 
-    /// What the drop-in `librdmacm` asks of the router, which is the connection manager.
+    /// Passes a request of the drop-in `librdmacm` to the router, which is the connection manager.
     pub(crate) fn connection_call(&self, request: CmRequest) -> Result<(Option<CmReply>, Vec<OwnedFd>), VerbsError> {
         match self.call(&Request::Cm(request))? {
             (Reply::Cm(reply), descriptors) => Ok((Some(reply), descriptors)),
@@ -429,7 +429,7 @@ impl Session {
         outcome
     }
 
-    /// What can't go keeps the context from closing, which is then what the caller hears.
+    /// An object that can't go keeps the context from closing; the caller gets its error.
     fn destroy_owned_objects(&self, context: Handle) {
         let removal_requests = lock(&self.owned_objects).removal_requests(context);
         for request in &removal_requests {
@@ -532,7 +532,7 @@ pub(crate) fn exchange_bytes(
     reply.map(|reply| (reply, descriptors)).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// What the process calls itself, for the router's records.
+/// Name of the process, for the router's records.
 fn program() -> String {
     std::fs::read_to_string("/proc/self/comm").map(|name| name.trim_end().to_owned()).unwrap_or_default()
 }

@@ -21,7 +21,7 @@ pub struct SharedReceiveQueue {
     handle: Handle,
     cookie: u32,
     attributes: SrqAttributes,
-    /// What XRC senders call it; 0 for a basic one.
+    /// Number by which XRC senders name it; 0 for a basic one.
     number: u32,
     /// XRC: where its RECVs complete.
     cq: Option<Arc<CompletionQueue>>,
@@ -81,7 +81,7 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// What events of this SRQ are delivered with.
+    /// Sets the tag that events of this SRQ carry.
     pub fn set_tag(&self, tag: Tag) {
         if let Some(entry) = lock(&self.session.objects).queues.get_mut(self.cookie) {
             entry.tag = tag;
@@ -92,12 +92,12 @@ impl SharedReceiveQueue {
         self.handle
     }
 
-    /// What XRC senders call it; `None` for a basic one.
+    /// Number by which XRC senders name it; `None` for a basic one.
     pub fn number(&self) -> Option<u32> {
         self.cq.is_some().then_some(self.number)
     }
 
-    /// What was granted.
+    /// The attributes that the router granted.
     pub fn attributes(&self) -> SrqAttributes {
         self.attributes
     }

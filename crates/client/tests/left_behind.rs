@@ -13,7 +13,7 @@ fn a_childs_copies_refuse() {
     let session = Arc::new(Session::connect(&router.path).unwrap());
     let context = Context::open(&session).unwrap();
     let cq = CompletionQueue::create(&session, context.handle(), 4, None, false).unwrap();
-    // What the handler of `pthread_atfork` does in the child.
+    // The handler of `pthread_atfork` does this in the child.
     fork::note_child();
     assert!(session.left_behind() && !session.is_router_gone());
     assert_eq!(cq.poll(1, |_| ()), Err(VerbsError::DeviceFatal));
