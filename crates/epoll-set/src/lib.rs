@@ -34,7 +34,8 @@ pub trait Backend {
     fn kernel_events(&self, room: &mut [epoll_event]) -> usize;
 }
 
-/// What [`EpollSet::wait`] polls: the kernel's set, the notifier, then the rsockets of `fds`.
+/// Descriptors that [`EpollSet::wait`] polls: the kernel's set, the notifier, then the rsockets of
+/// `fds`.
 struct Polled {
     entries: Vec<pollfd>,
     fds: Vec<c_int>,

@@ -1,4 +1,4 @@
-//! What this host keeps for its networks beside the router: a bridge each, and the CDI files that name them all.
+//! This host's bridges, one a network, and the CDI files that name them all.
 //!
 //! The network `default` has the bridge that `up` makes, on which the host is the gateway. Every
 //! other network is *sealed*: its bridge is made when its first container starts, the host has no

@@ -27,7 +27,7 @@ const VNIC_FILE: &str = "freeflow-vnics.json";
 pub const KIND: &str = "freeflow.io/net";
 pub const VNIC_KIND: &str = "freeflow.io/vnic";
 
-/// What containers can be given.
+/// Devices that containers can be given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
     pub networks: Vec<String>,

@@ -1,4 +1,4 @@
-//! What could not be done on the host, said to people: nothing here acts on why.
+//! Failures on the host, in words for people: no code here acts on the cause.
 
 use std::fmt;
 

@@ -14,7 +14,7 @@ fn is_on(setting: &str) -> bool {
     fs::read_to_string(Path::new("/proc/sys/net/bridge").join(setting)).is_ok_and(|text| text.trim() == "1")
 }
 
-/// What becomes of a rule.
+/// The change to make to a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     Present,

@@ -1,5 +1,5 @@
-//! What keeps containers from speaking RoCEv2 to hosts by themselves: filters on the host's end of
-//! each vNIC's veth pair.
+//! Guards against RoCEv2 packets that containers send to hosts by themselves: filters on the host's
+//! end of each vNIC's veth pair.
 //!
 //! A packet to UDP 4791 that a router receives must come from a router: a container that may open
 //! raw sockets can write any source address into its own. So what comes in from a container and is
@@ -31,7 +31,7 @@ pub const ROCE_UDP_PORT: u16 = 4791;
 /// VXLAN's port (IANA).
 pub const VXLAN_UDP_PORT: u16 = 4789;
 
-/// What a host guards, and what it can do without.
+/// Guards of a host, and those that it can do without.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
     /// UDP ports that nobody in a container may send to.

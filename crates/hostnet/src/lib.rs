@@ -1,6 +1,6 @@
-//! What FreeFlow does to the host's network, by netlink and, where that is not enough, by `tc`,
-//! `iptables` and `nft`. Used by the `freeflow` command and by the router's network reconciler; the
-//! data path never comes here.
+//! Changes to the host's network, by netlink and, where that is not enough, by `tc`, `iptables` and
+//! `nft`. Used by the `freeflow` command and by the router's network reconciler; the data path
+//! never comes here.
 //!
 //! From the top: [`reconciler`] compares the host with an [`inventory`] of networks and vNICs;
 //! [`bridges`] has a bridge for each network, [`overlay`] joins those of several hosts, [`ports`]

@@ -26,7 +26,7 @@ pub struct Link {
     pub overlay: Option<Overlay>,
 }
 
-/// What tells one overlay (VXLAN) from another.
+/// Identity of an overlay (VXLAN).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overlay {
     /// VXLAN network identifier.
@@ -37,7 +37,7 @@ pub struct Overlay {
     pub underlay: u32,
 }
 
-/// What interfaces are listed.
+/// Selection of interfaces to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter<'a> {
     All,
@@ -182,7 +182,7 @@ pub fn delete_if_there(name: &str) {
     let _ = delete(name);
 }
 
-/// What changes of an interface. The default changes nothing.
+/// Changes to an interface. The default changes nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Change<'a> {
     pub is_up: Option<bool>,

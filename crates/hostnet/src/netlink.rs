@@ -100,7 +100,7 @@ impl Netlink {
     }
 }
 
-/// What the kernel has answered to one request.
+/// The kernel's answer to one request.
 #[derive(Debug, Default)]
 struct Answer {
     objects: Vec<RouteNetlinkMessage>,
@@ -175,7 +175,7 @@ mod tests {
         let mut answer = Answer::default();
         let page = [link(NLM_F_MULTIPART, 7), link(NLM_F_MULTIPART | NLM_F_DUMP_INTR, 7)].concat();
         assert!(!answer.take_datagram(&page, 7).unwrap());
-        // What a request before has left unread is passed over.
+        // The unread rest of an earlier request's answer is passed over.
         assert!(!answer.take_datagram(&error(-1, 6), 7).unwrap());
         let done = bytes(NetlinkPayload::Done(Default::default()), NLM_F_MULTIPART, 7);
         assert!(answer.take_datagram(&done, 7).unwrap());

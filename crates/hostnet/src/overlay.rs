@@ -20,7 +20,7 @@ use std::path::Path;
 
 /// The VXLAN network identifier of the network `default`: "ff".
 pub const DEFAULT_VNI: u32 = 0x6666;
-/// What VXLAN puts around a packet: outer IP, UDP, VXLAN and inner Ethernet headers, bytes.
+/// Bytes that VXLAN puts around a packet: outer IP, UDP, VXLAN and inner Ethernet headers.
 const OVERHEAD_IPV4_BYTES: u32 = 20 + 8 + 8 + 14;
 const OVERHEAD_IPV6_BYTES: u32 = 40 + 8 + 8 + 14;
 /// Ethernet addresses that are learned of other hosts: containers choose their own.
@@ -30,7 +30,7 @@ const MTU_BYTES_MIN: u32 = 576;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 const PEER_COUNT_MAX: usize = 1024;
 
-/// What of the peers file the overlay needs; the rest is the router's.
+/// The overlay's part of the peers file; the rest is the router's.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Peers {
     pub host: String,

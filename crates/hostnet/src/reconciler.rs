@@ -32,9 +32,9 @@ const REPLY_BYTES_MAX: usize = 16;
 /// The kernel keeps 15 characters of a name.
 const PROCESS_NAME: &std::ffi::CStr = c"ff-reconciler";
 
-/// What the process may do: change interfaces (NET_RAW is for `iptables`, which opens a raw socket
-/// where it is the one of old) and, where an operator has chosen a directory of somebody else's,
-/// write the CDI files.
+/// Capabilities of the process: change interfaces (NET_RAW is for `iptables`, which opens a raw
+/// socket where it is the one of old) and, where an operator has chosen a directory of somebody
+/// else's, write the CDI files.
 const CAPABILITIES: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW).union(CapabilitySet::DAC_OVERRIDE);
 

@@ -28,7 +28,7 @@ pub struct RunDir {
     path: PathBuf,
 }
 
-/// What `freeflow up` was asked for; the next `up` starts from it.
+/// Settings given to `freeflow up`; the next `up` starts from them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     pub mode: String,
@@ -186,7 +186,8 @@ impl RunDir {
         let _ = fs::remove_file(Path::new(REGISTRY).join(self.short_hash()));
     }
 
-    /// What no container may see: every run directory of this machine, and what its routers share.
+    /// Paths that no container may see: every run directory of this machine, and the directories
+    /// that its routers share.
     pub fn hidden(&self) -> Vec<PathBuf> {
         use std::os::unix::ffi::OsStringExt;
         let mut all = vec![self.path.clone()];

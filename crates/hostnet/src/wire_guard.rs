@@ -1,4 +1,5 @@
-//! What keeps the host's own programs, and containers of other engines, from speaking RoCEv2 for the host.
+//! Guards against RoCEv2 packets that the host's own programs, or containers of other engines, send
+//! as the host.
 //!
 //! A peer's router takes a packet for this host's by its source address. Any program can send UDP
 //! from there: an unprivileged user by a plain socket, a container in the host's network, and one
@@ -180,7 +181,7 @@ impl WireGuard {
         })
     }
 
-    /// What is in force in this network namespace.
+    /// The guards in force in this network namespace.
     pub fn in_force(&self) -> Vec<InForce> {
         Family::ALL.into_iter().filter_map(|family| self.find(family)).collect()
     }

@@ -53,7 +53,7 @@ unsafe extern "C-unwind" {
     fn read(descriptor: c_int, buffer: *mut c_void, bytes: usize) -> isize;
 }
 
-/// What a read gave; `None` inside: the end.
+/// The result of a read; `None` inside: the end.
 pub(crate) type Event = io::Result<Option<[u32; 2]>>;
 /// `None` inside: no event will ever come (EIO).
 pub(crate) type EventOutcome<T> = Result<T, Option<io::Error>>;

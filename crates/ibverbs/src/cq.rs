@@ -29,7 +29,7 @@ pub(crate) struct Cq {
     pub poll_lock: CallLock,
     pub single_threaded: bool,
     _parent_use: ParentUse,
-    /// What `read_*` read. Guarded by `poll_lock` or by that promise.
+    /// The completion that `read_*` read. Guarded by `poll_lock` or by that promise.
     pub current: UnsafeCell<Completion>,
 }
 
@@ -64,7 +64,7 @@ impl Cq {
     }
 }
 
-/// What both ways of creation share.
+/// Parameters that both ways of creation share.
 pub(crate) struct CqParameters {
     pub cqe: u32,
     pub cq_context: *mut c_void,

@@ -13,7 +13,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
-/// What `verbs_device.ops` points to: readable, and no vendor's.
+/// Target of `verbs_device.ops`: readable, and no vendor's.
 static NO_PROVIDER: [u64; 64] = [0; 64];
 
 /// The device of the live session, if it was asked for.

@@ -19,7 +19,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-/// What a region lies over.
+/// The memory under a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegionKind {
     /// Memory of the process that is mapped when it is registered.
@@ -285,7 +285,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     pointer(|| unsafe { register_mapped(pd, addr, length, iova, access as c_uint) })
 }
 
-/// What the header's `ibv_reg_mr` calls with optional access bits.
+/// The function that the header's `ibv_reg_mr` calls with optional access bits.
 ///
 /// # Safety
 /// `pd` is allocated.
@@ -377,7 +377,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     code(|| unsafe { deregister(mr) })
 }
 
-/// What `ibv_rereg_mr` was asked for.
+/// Arguments of `ibv_rereg_mr`.
 struct Reregistration {
     flags: c_int,
     pd: *mut ibv_pd,
@@ -391,7 +391,7 @@ impl Reregistration {
         self.flags & flag != 0
     }
 
-    /// What is wrong before anything was tried.
+    /// Finds errors before anything was tried.
     fn check(&self, kind: RegionKind) -> Outcome<()> {
         const FLAGS: c_int = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
         let is_wrong = !matches!(kind, RegionKind::Ordinary | RegionKind::OnDemand)

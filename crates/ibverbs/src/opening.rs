@@ -98,7 +98,7 @@ fn fill_operations(context: &mut ibv_context) {
     context.abi_compat = ptr::without_provenance_mut(VERBS_ABI_IS_EXTENDED);
 }
 
-/// What stays null is refused with EOPNOTSUPP by the header's inline functions.
+/// The header's inline functions refuse a null entry with EOPNOTSUPP.
 fn fill_extended(c: &mut verbs_context) {
     c.sz = size_of::<verbs_context>();
     c.query_port = Some(query_port);

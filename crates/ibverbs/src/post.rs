@@ -62,7 +62,7 @@ const WINDOW_RIGHTS: Access = Access::REMOTE_WRITE
 /// The low bits of a key are the program's.
 const KEY_BITS: u32 = 8;
 
-/// What a BIND_MW request says besides its identity.
+/// Fields of a BIND_MW request besides its identity.
 pub(crate) struct Binding {
     pub address: u64,
     pub length: u64,

@@ -61,7 +61,7 @@ impl Qp {
     }
 }
 
-/// What only `ibv_create_qp_ex` can ask for, and what a QP is in.
+/// Parameters of `ibv_create_qp_ex` alone, and the objects that the QP is in.
 struct Extra {
     pd: *mut ibv_pd,
     xrcd: *mut ibv_xrcd,
@@ -71,8 +71,8 @@ struct Extra {
     connection: Option<Handle>,
 }
 
-/// What the router is asked for. An XRC target has nothing of its own but its number; an XRC
-/// initiator receives nothing.
+/// Parameters for the router. An XRC target has nothing of its own but its number; an XRC initiator
+/// receives nothing.
 ///
 /// # Safety
 /// The pointers are null or valid; what `init` names exists.
@@ -317,8 +317,8 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 /// Attributes that there are; the rest of the mask must be clear.
 const ATTRIBUTES: u32 = ((QpAttributeMask::DEST_QPN << 1) - 1) | QpAttributeMask::RATE_LIMIT;
 
-/// What programs may say of an XRC QP because RC has it, and which its half of the connection has
-/// not: it is not looked at, as in the kernel.
+/// Attributes that programs may name for an XRC QP because RC has them, and that its half of the
+/// connection has not: they are not looked at, as in the kernel.
 const fn other_half(qp_type: QpType) -> u32 {
     match qp_type {
         QpType::XrcSend => QpAttributeMask::MAX_DEST_RD_ATOMIC | QpAttributeMask::MIN_RNR_TIMER,

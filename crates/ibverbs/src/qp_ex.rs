@@ -20,7 +20,7 @@ const STAGED_AT_FIRST: usize = 128;
 /// Bytes that an ATOMIC_WRITE writes.
 const ATOMIC_WRITE_BYTES: usize = 8;
 
-/// What `wr_flags` may hold: FENCE, SIGNALED, SOLICITED. INLINE follows from the call that sets the
+/// Valid bits of `wr_flags`: FENCE, SIGNALED, SOLICITED. INLINE follows from the call that sets the
 /// data.
 const FLAGS: u8 = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;
 
@@ -351,7 +351,7 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, l
     }
 }
 
-/// What FreeFlow does not do makes `wr_complete` fail with EOPNOTSUPP.
+/// A work request that FreeFlow lacks makes `wr_complete` fail with EOPNOTSUPP.
 ///
 /// # Safety
 /// As [`stage`].

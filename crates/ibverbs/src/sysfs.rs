@@ -231,7 +231,7 @@ pub unsafe extern "C" fn ibv_copy_path_rec_to_kern(to: *mut ib_user_path_rec, fr
 mod tests {
     use super::*;
 
-    /// What `ibv_read_sysfs_file` says of a file with `content`, for a buffer of `bytes`.
+    /// Reads a file with `content` by `ibv_read_sysfs_file`, into a buffer of `bytes`.
     fn read(name: &str, content: &[u8], bytes: usize) -> (c_int, Vec<u8>) {
         let directory = std::env::temp_dir().join(format!("freeflow-sysfs-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();

@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 
 const LIST: &str = include_str!("../symbols.txt");
 
-/// What NCCL asks for at IBVERBS_1.1; without any one of them it turns InfiniBand off.
+/// Symbols that NCCL needs at IBVERBS_1.1; without any one of them it turns InfiniBand off.
 const NCCL_NEEDS: [&str; 22] = [
     "ibv_get_device_list",
     "ibv_free_device_list",
@@ -37,7 +37,7 @@ const NCCL_NEEDS: [&str; 22] = [
     "ibv_event_type_str",
 ];
 
-/// What NCCL uses if it is there.
+/// Symbols that NCCL uses if they are there.
 const NCCL_WANTS: [(&str, &str); 5] = [
     ("ibv_reg_mr_iova2", "IBVERBS_1.8"),
     ("ibv_reg_dmabuf_mr", "IBVERBS_1.12"),
