@@ -1,6 +1,5 @@
 //! Owners of ports. Each vNIC has its own ports; the external address, which several vNICs share,
-//! gives each port to one. Each vNIC has its own ports; the external address, which several vNICs
-//! share, gives each port to one.
+//! gives each port to one.
 //!
 //! However many identifiers share a port, and however few ports are left: no question costs more
 //! than O(log n).

@@ -18,7 +18,7 @@ pub(crate) struct Arrival {
     pub opcode: SendOpcode,
     /// Payload, bytes; of a SEND from another host as far as it has arrived. FLUSH: of the range.
     pub length: u64,
-    /// What it needs of the QP and of the region.
+    /// The right that it needs of the QP and of the region.
     pub right: Access,
     /// FLUSH of all that the key names.
     pub whole: bool,
@@ -51,7 +51,7 @@ pub(crate) enum Nak {
 }
 
 impl Nak {
-    /// What the requester's completion says of it (IBTA table 58).
+    /// The fault in the requester's completion (IBTA table 58).
     pub fn fault(self) -> Fault {
         match self {
             Self::InvalidRequest(syndrome) => Fault::new(CompletionStatus::RemoteInvalidRequest, syndrome),

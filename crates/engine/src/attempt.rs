@@ -1,8 +1,8 @@
-//! What a tenant tried on others, and got nowhere with: reported to the environment, for whoever
-//! keeps watch.
+//! Attempts of a tenant on others that got nowhere: reported to the environment, for whoever keeps
+//! watch.
 use freeflow_verbs::{Gid, NetworkId};
 
-/// What was tried.
+/// Kind of attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AttemptKind {
     /// A message of a connected service that nobody takes.

@@ -41,7 +41,7 @@ pub struct VnicCounters {
     pub wire_bytes: u64,
     /// Flushes too.
     pub completions_with_error: u64,
-    /// That this vNIC's requesters got.
+    /// RNR NAKs that this vNIC's requesters got.
     pub rnr_naks: u64,
     pub retries_exceeded: u64,
     /// Requests of peers that this vNIC's responders refused for their key.
@@ -116,7 +116,7 @@ impl Usage {
     }
 }
 
-/// What one QP did since it was made; what it did past the router as its library says.
+/// Work of one QP since it was made; on the direct path as its library counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpTraffic {
     pub messages_sent: u64,
@@ -133,7 +133,7 @@ pub struct QpTraffic {
 }
 
 impl QpTraffic {
-    /// What the engine carried of its own requests: their payload, and so much more for each.
+    /// Bytes of its own requests that the engine carried: their payload, and so much more for each.
     /// Nothing that a library says makes it more.
     pub fn carried(&self, request_bytes: u64) -> u64 {
         let requests = self.messages_sent.saturating_sub(self.direct_messages_sent);
@@ -158,7 +158,7 @@ impl Traffic {
     }
 }
 
-/// What was carried out past the router, as the requester's library says.
+/// Requests that were carried out on the direct path, as the requester's library counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectTraffic {
     pub sends: u64,
@@ -167,7 +167,7 @@ pub struct DirectTraffic {
     pub sent_bytes: u64,
     pub sent_packets: u64,
     pub reads: u64,
-    /// What they brought.
+    /// Payload of the READs, bytes.
     pub read_bytes: u64,
     pub read_packets: u64,
 }

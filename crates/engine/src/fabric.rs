@@ -1,5 +1,5 @@
-//! What lies between hosts, as the engine sees it: hosts by number, paths to GIDs, bursts of
-//! packets, who is behind a QPN.
+//! The network between hosts, as the engine sees it: hosts by number, paths to GIDs, bursts of
+//! packets, the QPs behind QPNs.
 use freeflow_verbs::{Gid, NetworkId, QpType, Qpn};
 use freeflow_wire::HeaderBytes;
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,7 @@ pub enum Path {
     Wire(Destination),
 }
 
-/// Who is behind a QPN of another host, as its router says.
+/// The QP behind a QPN of another host, as its router describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerInfo {
     pub network: NetworkId,
@@ -95,7 +95,7 @@ pub enum TransmitOutcome {
     Fault,
 }
 
-/// What the IP header of a received packet said.
+/// Fields of a received packet's IP header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpInfo {
     pub traffic_class: u8,

@@ -2,7 +2,7 @@
 use crate::Syndrome;
 use freeflow_verbs::CompletionStatus;
 
-/// What the completion of a request that failed says.
+/// Content of the completion of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub status: CompletionStatus,

@@ -11,7 +11,7 @@ const LEVEL_RANGE: u64 = 0;
 const LEVEL_REGION: u64 = 1;
 const LEVEL_SHIFT: u32 = 8;
 
-/// What a FLUSH asks for.
+/// Target of a FLUSH.
 #[derive(Clone, Copy)]
 pub(crate) struct FlushTarget {
     /// Of the QP and of the region.

@@ -57,7 +57,7 @@ pub(crate) struct InFlight {
     pub requester: QpId,
     pub responder: Option<QpId>,
     pub kind: InFlightKind,
-    /// What the responder's memory is reached through, if it is a window.
+    /// The window through which the responder's memory is reached, if it is one.
     pub window: Option<MwId>,
     /// Whose RECV a target QP fills.
     pub srq: Option<SrqId>,

@@ -3,7 +3,7 @@ use crate::{ContextId, CqId, MrId, PdId, QpId, SrqId, XrcdId};
 use alloc::vec::Vec;
 use freeflow_verbs::{QpCapabilities, QpType, VerbsError};
 
-/// What `run` did.
+/// Result of `run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Nothing more is posted on this QP's send queue (or its state does not allow work).

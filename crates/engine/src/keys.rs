@@ -59,7 +59,7 @@ pub(crate) enum RegionState {
     Leaving,
 }
 
-/// What a region's bytes are.
+/// Memory under a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Backing {
     Process,
@@ -67,7 +67,7 @@ pub(crate) enum Backing {
     Void,
 }
 
-/// What of a region a registration says.
+/// Extent of a region, as its registration gives it.
 #[derive(Clone, Copy)]
 pub(crate) struct Placement {
     pub address: u64,
@@ -127,7 +127,7 @@ impl MemoryRegion {
             && self.is_on_demand() == after.access.contains(Access::ON_DEMAND)
     }
 
-    /// What counts against the vNIC's limit: nothing for a region of all addresses, which is not
+    /// Bytes that count against the vNIC's limit: none for a region of all addresses, which is not
     /// memory by itself.
     pub fn registered_bytes(&self) -> u64 {
         self.last.wrapping_add(1)
@@ -153,14 +153,14 @@ impl MemoryRegion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyFault;
 
-/// Who a remote key is used through: a window may belong to one QP.
+/// Scope in which a remote key is used: a window may belong to one QP.
 #[derive(Clone, Copy)]
 pub(crate) struct Reach {
     pub pd: PdId,
     pub responder: QpId,
 }
 
-/// Who a key belongs to.
+/// Owner of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
     Region(u32),
@@ -244,7 +244,7 @@ impl Keys {
         Some(window)
     }
 
-    /// Who has the prefix of a key; whether the whole key is theirs is another question.
+    /// The object with this prefix of a key; whether the whole key is its own is another question.
     #[inline]
     pub fn holder(&self, key: u32) -> Option<Holder> {
         let index = self.table.get(key >> LOW_BITS)?;

@@ -1,4 +1,4 @@
-//! What the device grants, and the constants of the data path.
+//! Limits of the device, and the constants of the data path.
 use freeflow_verbs::{
     CQE_COUNT_MAX, Duration, INLINE_BYTES_MAX, QUEUE_WORK_REQUESTS_MAX, QpCapabilities, SGE_COUNT_MAX, SrqAttributes,
     VerbsError,

@@ -22,7 +22,7 @@ pub(crate) struct Groups {
     /// The QPN under which other hosts send to the members that a group has here, and back.
     pub numbers: BTreeMap<(NetworkId, Gid), Qpn>,
     pub groups: BTreeMap<Qpn, (NetworkId, Gid)>,
-    /// What other hosts have not been told of.
+    /// Changes that other hosts have not been notified of.
     pub changes: VecDeque<GroupChange>,
 }
 
@@ -68,7 +68,7 @@ impl Groups {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Fanout {
     pub group: Gid,
-    /// Who has still to get it; the last one is next.
+    /// Members that have still to get it; the last one is next.
     pub members: Vec<QpId>,
     /// How many of these were found busy, one after the other.
     pub put_off: usize,

@@ -20,7 +20,7 @@ pub struct Refused {
     pub others: u64,
 }
 
-/// What a vNIC was refused, and by whose limit.
+/// Refusals of a vNIC's requests, by the limit that refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusalCounts {
     pub by_vnic: Refused,

@@ -71,7 +71,7 @@ pub(crate) struct Srq {
     pub users: u32,
     /// Senders that wait for a RECV, in order of arrival.
     pub waiters: Vec<QpId>,
-    /// What the ring was last told by `want_receives`.
+    /// The value of the ring's last `want_receives`.
     pub wanted: bool,
 }
 
@@ -94,7 +94,7 @@ macro_rules! owned {
 
 owned!(Context, Cq, Srq, AddressHandle);
 
-/// What of a vNIC's GID table is filled besides the first entry.
+/// Filled entries of a vNIC's GID table besides the first one.
 #[derive(Clone, Copy)]
 pub(crate) struct GidTable {
     pub has_external: bool,
@@ -123,7 +123,7 @@ impl GidTable {
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Pd {
-    /// Who allocated it: perhaps gone.
+    /// The session that allocated it: perhaps gone.
     pub session: SessionId,
     pub vnic: VnicId,
     /// Where it was allocated, until it is deallocated there.
@@ -132,7 +132,7 @@ pub(crate) struct Pd {
     pub shares: Vec<PdShare>,
 }
 
-/// What one session has of a PD.
+/// One session's share of a PD.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct PdShare {
     pub session: SessionId,

@@ -1,4 +1,4 @@
-//! What the engine remembers of the answers of [`crate::Policy`].
+//! Cache of the answers of [`crate::Policy`].
 use crate::Environment;
 use freeflow_verbs::{Gid, GlobalRoute, NetworkId};
 use serde::{Deserialize, Serialize};

@@ -80,7 +80,7 @@ pub(crate) struct QueuePair {
     pub queued: bool,
     pub send: Sender,
     pub receive: Receiver,
-    /// What it used since its vNIC was last charged.
+    /// Use since its vNIC was last charged.
     pub used: Used,
     pub traffic: QpTraffic,
     /// There while its peer is on another host.
@@ -110,7 +110,7 @@ pub(crate) struct Sender {
     pub length: u64,
     /// Of these already delivered.
     pub moved: u64,
-    /// Who admitted the message (phases `Moving`, `Original`, `InFlight`).
+    /// The responder that admitted the message (phases `Moving`, `Original`, `InFlight`).
     pub responder: Option<QpId>,
     pub retries_left: u8,
     pub rnr_retries_left: u8,
@@ -175,7 +175,7 @@ pub(crate) struct Receiver {
     pub in_flight: u32,
     /// UD senders that found the claim taken.
     pub waiters: Vec<QpId>,
-    /// What the QP's own receive ring was last told by `want_receives`.
+    /// The value of the last `want_receives` for the QP's own receive ring.
     pub wanted: bool,
     /// COMM_EST was raised.
     pub established: bool,
@@ -193,7 +193,7 @@ pub(crate) struct Receiver {
     pub permit: Permit,
 }
 
-/// Who uses the RECV in hand.
+/// User of the RECV in hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Claim {
     /// There is none in hand.

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use freeflow_verbs::SGE_COUNT_MAX;
 use thiserror::Error;
 
-/// What every snapshot begins with.
+/// First bytes of every snapshot.
 const MAGIC: [u8; 8] = *b"ffengine";
 /// Goes up with each change of what is written: there is no reading of other versions.
 pub const SNAPSHOT_VERSION: u32 = 9;

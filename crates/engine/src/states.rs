@@ -42,15 +42,15 @@ const fn row(from: QpState, to: QpState, rc: Transition, uc: Transition, ud: Tra
 use QpAttributeMask as M;
 use QpState::{Init, ReadyToReceive, ReadyToSend, Reset, SqDrain, SqError};
 
-/// What a connected QP tells its port about itself.
+/// Attributes of a connected QP in INIT.
 const CONNECTED_INIT: u32 = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
 const DATAGRAM_INIT: u32 = M::PKEY_INDEX | M::PORT | M::QKEY;
 const PATH: u32 = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
-/// What may change while sending.
+/// Attributes that may change while sending.
 const UC_LIVE: u32 = M::CUR_STATE | M::ALT_PATH | M::ACCESS_FLAGS | M::PATH_MIG_STATE;
 const RC_LIVE: u32 = UC_LIVE | M::MIN_RNR_TIMER;
 const UD_LIVE: u32 = M::CUR_STATE | M::QKEY;
-/// What RC has for one of its halves only; each end of XRC is one half.
+/// Attributes that RC has for one of its halves only; each end of XRC is one half.
 const OF_RESPONDERS: u32 = M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
 const OF_REQUESTERS: u32 = M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
 const NOTIFY: Transition = allows(M::EN_SQD_ASYNC_NOTIFY);
@@ -102,7 +102,7 @@ const ROWS: &[Row] = &[
     row(SqError, ReadyToSend, NOTHING, allows(M::CUR_STATE | M::ACCESS_FLAGS), allows(UD_LIVE)),
 ];
 
-/// What the transition needs and allows; `None` if there is no such transition.
+/// Attributes that the transition needs and allows; `None` if there is no such transition.
 pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Transition> {
     if to == Reset || (to == QpState::Error && from != Reset) {
         return Some(NOTHING);

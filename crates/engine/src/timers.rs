@@ -81,7 +81,7 @@ impl Timers {
         }
     }
 
-    /// What the QP's timer is armed for.
+    /// The kind of timeout that the QP's timer is armed for.
     pub fn armed(&self, qp: QpId) -> Option<TimerKind> {
         self.place(qp).map(|place| self.heap[place].kind)
     }

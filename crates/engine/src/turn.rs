@@ -1,4 +1,4 @@
-//! What one run of a QP may use, and how its steps end.
+//! Budget of one run of a QP, and the ways in which its steps end.
 use crate::{CHUNK_BYTES_MAX, Progress, REQUESTS_PER_RUN_MAX};
 use freeflow_verbs::{Access, SendOpcode};
 
@@ -6,7 +6,7 @@ pub(crate) struct Budget {
     pub bytes: u64,
     /// A multicast message counts once more for each member.
     pub requests: u32,
-    /// That may begin.
+    /// Messages that may begin.
     pub messages: u32,
     /// Piece of a message that is copied at once.
     pub chunk_bytes: u64,

@@ -13,8 +13,8 @@ const HOP_LIMIT_DEFAULT: u8 = 64;
 const HEADERS_BYTES: u32 = 8 + 12 + 8 + 4;
 const IMMEDIATE_BYTES: u32 = 4;
 
-/// What a receiver finds before the payload: for IPv4 20 zeroes and the IPv4 header, else the IPv6
-/// header.
+/// The bytes that a receiver finds before the payload: for IPv4 20 zeroes and the IPv4 header, else
+/// the IPv6 header.
 pub(crate) fn grh(source: Gid, route: &GlobalRoute, payload: u32, has_immediate: bool) -> [u8; GRH_BYTES] {
     let immediate = if has_immediate { IMMEDIATE_BYTES } else { 0 };
     let below = (HEADERS_BYTES + immediate + payload.next_multiple_of(4)) as u16;

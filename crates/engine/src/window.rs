@@ -31,7 +31,7 @@ pub(crate) enum WindowState {
     Leaving(Binding),
 }
 
-/// What a window shows of its region.
+/// The part of its region that a window shows.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Binding {
     /// Index; a region stays while windows are bound to it.

@@ -43,7 +43,7 @@ impl Owned for Xrcd {
     }
 }
 
-/// What an SRQ for XRC has that others have not.
+/// Fields of an SRQ for XRC that others have not.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct XrcQueue {
     pub xrcd: XrcdId,
@@ -57,11 +57,11 @@ pub(crate) struct XrcQueue {
     pub cookie: u32,
 }
 
-/// What a target QP has that others have not.
+/// Fields of a target QP that others have not.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Target {
     pub domain: DomainId,
-    /// Who has it open, once for each time; never empty.
+    /// Sessions that have it open, once for each time; never empty.
     pub openers: Vec<SessionId>,
     /// Through which opened domain: parallel to `openers`.
     pub xrcds: Vec<XrcdId>,

@@ -23,7 +23,7 @@ use freeflow_wire::{NakCode, Operation, Syndrome as AethSyndrome, psn_ahead};
 
 const BAD_RESPONSE: Fault = Fault::new(CompletionStatus::BadResponse, Syndrome::BadResponse);
 
-/// What a packet of payload is to an unanswered request.
+/// Relation of a response packet to an unanswered request.
 enum Fit {
     /// Bytes of its local memory, from this offset on.
     Payload {
@@ -112,8 +112,8 @@ impl Completer {
         }
     }
 
-    /// What a response of so many bytes is to the oldest PSN (IBTA 9.7.5.2.9: its length is what
-    /// was asked for).
+    /// Relation of a response of so many bytes to the oldest PSN (IBTA 9.7.5.2.9: its length is
+    /// what was asked for).
     fn fit(&self, id: QpId, bytes: usize) -> Fit {
         let window = &self.wire(id).requester.window;
         let Some(head) = window.head() else { return Fit::Wrong };

@@ -131,7 +131,7 @@ impl Completer {
         }
     }
 
-    /// What the QP has in flight is on the way no more, though nothing tells that it was lost.
+    /// The QP's packets in flight count as lost, though nothing says so.
     pub(crate) fn lapse(&mut self, id: QpId) {
         let wire = self.wire_mut(id);
         wire.share.lapsed_bytes = wire.requester.in_flight_bytes();
@@ -183,7 +183,7 @@ impl Completer {
 }
 
 impl Wire {
-    /// What its QP takes of the host's limit.
+    /// The share of the host's limit that the QP takes.
     pub fn takes_bytes(&self, is_live: bool) -> u64 {
         match is_live {
             true => {

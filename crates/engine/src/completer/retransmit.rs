@@ -1,4 +1,4 @@
-//! What the requester does when answers don't come, or say that something was lost (IBTA 9.7.5.2,
+//! The requester's reaction when answers don't come, or say that something was lost (IBTA 9.7.5.2,
 //! 9.7.6.1).
 //!
 //! One timer a QP, armed while messages are under way, for the earlier of two ends:

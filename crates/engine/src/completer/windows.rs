@@ -69,7 +69,7 @@ impl Completer {
         if Some(window.pd) == qp.pd { Ok(mw) } else { Err(Syndrome::WindowUnknown) }
     }
 
-    /// What the request would bind; `None` to unbind a window of type 1 with length 0.
+    /// The binding that the request makes; `None` to unbind a window of type 1 with length 0.
     fn binding_asked(&self, id: QpId, mw: MwId) -> Result<Option<Binding>, Syndrome> {
         let window = self.keys.windows.get(mw).expect("it was found");
         let request = &self.qp(id).send.request;

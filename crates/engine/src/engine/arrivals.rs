@@ -99,7 +99,7 @@ impl Engine {
         wire.parked.push_back((bytes.to_vec(), *ip));
     }
 
-    /// What arrived while a packet was landing.
+    /// Continues with packets that arrived while another was in flight.
     fn resume_parked<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
         while let Some(qp) = self.completer_mut().qps.get_mut(id) {
             let receives = qp.receives() || qp.state() == QpState::SqDrain;
@@ -159,7 +159,7 @@ impl Engine {
         self.resume_parked(env, now, id);
     }
 
-    /// What the environment knows of a QPN of another host (or of all) is another now.
+    /// Applies a change of the environment's knowledge of a QPN of another host (or of all).
     pub fn handle_peer_changed<E: Environment>(&mut self, env: &mut E, now: Instant, host: HostId, qpn: Option<Qpn>) {
         for id in self.requester.responder.peers.of(host, qpn) {
             self.wire_mut(id).gate = PeerGate::Unchecked;

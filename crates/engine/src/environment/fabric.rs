@@ -9,7 +9,7 @@ pub trait Fabric {
     /// the engine asks when a QP is connected, and for each datagram.
     fn path(&mut self, vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path;
 
-    /// Who is behind a QPN of another host.
+    /// The QP behind a QPN of another host.
     fn peer(&mut self, host: HostId, qpn: Qpn) -> PeerAnswer;
 
     /// Sends packets in order. `payload` holds the payload of all of them, one after the other.

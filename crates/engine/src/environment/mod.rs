@@ -1,6 +1,6 @@
-//! What the engine needs from whoever runs it. The engine sees no memory, no ring and no clock; the
-//! router's worker implements the four traits over shared memory and sockets, tests implement them
-//! over vectors.
+//! The engine's needs of the program that runs it. The engine sees no memory, no ring and no clock;
+//! the router's worker implements the four traits over shared memory and sockets, tests implement
+//! them over vectors.
 //!
 //! Invariant: no method has a default body, so each implementation says for itself what it does and
 //! what it lacks.

@@ -2,14 +2,14 @@
 use crate::Attempt;
 use freeflow_verbs::{Gid, NetworkId};
 
-/// Who wants to talk to whom, for [`Policy::authorize`].
+/// The two ends of a message, for [`Policy::authorize`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Talk {
     /// Of the QP that asks.
     pub network: NetworkId,
     /// Of the other end: what [`Policy::network_at`] says of its address.
     pub other: NetworkId,
-    /// Who begins.
+    /// Address of the end that begins.
     pub from: Gid,
     pub to: Gid,
     pub means: Means,

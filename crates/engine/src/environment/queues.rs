@@ -2,7 +2,7 @@
 use crate::{CqId, QpId, ReceiveQueueId, SrqId};
 use freeflow_verbs::{AsyncEventKind, Completion, ReceiveRequest, SendRequest};
 
-/// What [`Queues::fetch_send`] and [`Queues::fetch_receive`] found.
+/// Result of [`Queues::fetch_send`] and [`Queues::fetch_receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetch {
     /// Nothing is posted.

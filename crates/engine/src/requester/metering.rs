@@ -21,7 +21,7 @@ const CHUNK_BYTES_MIN: u64 = 4096;
 impl Requester {
     // ---- a run
 
-    /// What a QP may use of the budget; zero of everything if its limits have run out.
+    /// The part of the budget that a QP may use; zero of everything if its limits have run out.
     #[inline]
     pub(crate) fn meter(&mut self, now: Instant, id: QpId, bytes: u64) -> Budget {
         match self.responder.completer.qps.get(id) {
@@ -36,7 +36,7 @@ impl Requester {
         let qp = self.qp(id);
         let vnic = qp.vnic;
         let budget = Budget::unmetered(bytes);
-        // Who flushes sends nothing.
+        // A QP that flushes sends nothing.
         let flushes = matches!(qp.state(), QpState::Error | QpState::SqError);
         let was_waiting = self.responder.schedule.is_waiting(id);
         if flushes {
@@ -116,7 +116,7 @@ impl Requester {
         matches!(fetched, Turn::Continue)
     }
 
-    /// What a QP used since it was last charged.
+    /// Charges the use of a QP since the last charge.
     #[inline]
     fn settle_used(&mut self, id: QpId) {
         if let Some(qp) = self.responder.completer.qps.get_mut(id)

@@ -6,9 +6,9 @@
 //!
 //! A request is taken from the ring when the one before it has gone out, is checked as in local
 //! delivery, gets its PSNs and joins the list of messages; its payload is read from the process'
-//! memory when its packets go out, and again when they go out again, through its keys each time.
-//! What has to wait for earlier messages (a fence, a local operation, a request that is refused
-//! here) waits in hand, in phase `Begin`.
+//! memory when its packets go out, and again when they go out again, through its keys each time. A
+//! request that has to wait for earlier messages (a fence, a local operation, a request that is
+//! refused here) waits in hand, in phase `Begin`.
 //!
 //! Invariant: requests complete in posting order: only the head of the list completes, and a
 //! request in hand only when the list is empty.
@@ -199,7 +199,7 @@ impl Requester {
             return self.hold(id);
         }
         budget.bytes = budget.bytes.saturating_sub(u64::from(burst.bytes.max(1)));
-        // What goes out again after a loss was charged before.
+        // Packets that go out again after a loss were charged before.
         let fresh = self.responder.completer.sender(id).window.fresh(&burst);
         let mut acks = self.ack_policy(id);
         match self.transmit_burst(env, id, &burst, &mut acks) {

@@ -189,7 +189,7 @@ impl Requester {
                 self.note_sent(id, heads, bytes);
                 self.responder.completer.submit_wire(id, WireOperation::Request, None);
                 let send = &mut self.qp_mut(id).send;
-                // What goes on when it has completed.
+                // The message goes on when the operation has completed.
                 send.phase = SendPhase::InFlight;
                 Turn::Stop(Progress::Waiting)
             }

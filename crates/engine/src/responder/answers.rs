@@ -20,7 +20,7 @@ use crate::{Environment, MemorySide, PacketHead, Progress, QpId, Source, SourceB
 use freeflow_verbs::{Access, Instant, QpState, QpType};
 use freeflow_wire::{Aeth, Header, NakCode, Opcode, Operation, Place, Service, psn_add};
 
-/// What goes out next.
+/// The next packet to go out.
 enum Next {
     Nothing,
     Fetching,
@@ -107,7 +107,7 @@ impl Responder {
         while let Some(id) = self.acks_owed.pop_front() {
             let Some(wire) = self.completer.qps.get_mut(id).and_then(|qp| qp.wire.as_mut()) else { continue };
             wire.responder.listed = false;
-            // What the ACK must not overtake has its own turn.
+            // A READ response that the ACK must not overtake has its own turn.
             if wire.responder.answers.queue.is_empty() {
                 self.answer_now(env, id);
             }

@@ -360,7 +360,7 @@ impl Responder {
         qp.srq.and_then(|srq| self.completer.srqs.get(srq)).map_or_else(own, |srq| srq.pd)
     }
 
-    /// What rkeys that arrive at a QP are checked against: its PD, or (XRC) that of the SRQ which
+    /// Scope in which rkeys that arrive at a QP are checked: its PD, or (XRC) that of the SRQ which
     /// the message names.
     pub(crate) fn reach(&self, responder: QpId) -> Reach {
         let pd = self.qp(responder).pd.unwrap_or_else(|| self.receive_pd(responder));

@@ -377,7 +377,7 @@ impl Responder {
         self.executed(env, id, (psn, 1), Body::Atomic { original });
     }
 
-    /// What was written before is visible already: it is only asked whether the requester may ask.
+    /// Earlier writes are visible already: the check is only whether the requester may ask.
     fn take_flush<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
         let Reth { address, rkey, length } = packet.header.reth;
         let feth = u64::from(packet.header.flush);

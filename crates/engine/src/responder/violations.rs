@@ -16,8 +16,8 @@ enum Whose {
 }
 
 impl Responder {
-    /// What the QP has in hand reached nobody. Whether that is known to be more than a peer that is
-    /// not ready or gone: then the environment was told.
+    /// The QP's message in hand reached nobody. Whether that is known to be more than a peer that
+    /// is not ready or gone: then the environment was told.
     #[cold]
     pub(crate) fn note_unanswered<E: Environment>(&self, env: &mut E, id: QpId) -> bool {
         let qp = self.qp(id);

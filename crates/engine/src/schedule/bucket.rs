@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 const NS_PER_S: i128 = 1_000_000_000;
 /// Beyond any link; keeps products within their type.
 const RATE_MAX: u64 = 1 << 50;
-/// Who waits is let go when this much has come, not a single token: it bounds how often the host
-/// wakes up for a limit.
+/// Waiting QPs are released when this much has come, not a single token: it bounds how often the
+/// host wakes up for a limit.
 const RESUME: Duration = Duration::from_millis(1);
 /// While somebody waits, so much of the rate comes on top of the depth: the host's own lateness
 /// costs no tokens.

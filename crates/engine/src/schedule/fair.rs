@@ -19,9 +19,9 @@ use alloc::vec::Vec;
 use freeflow_verbs::{Duration, Instant, PRIORITY_DEFAULT, RateLimit, Shaping, TenantId};
 use serde::{Deserialize, Serialize};
 
-/// What a message costs its vNIC's turn beside its bytes.
+/// Cost of a message in its vNIC's turn beside its bytes.
 const MESSAGE_COST_BYTES: u64 = 256;
-/// Who was let out and has not run by then is not waited for.
+/// A released QP that has not run within this time loses its turn.
 const RUN_TIME_MAX: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -536,7 +536,7 @@ impl FairScheduler {
         self.note_metered(vnic);
     }
 
-    /// What holds the QPs of some vNICs changes: all that wait are looked at again.
+    /// Applies a change of limits to the QPs of some vNICs: all that wait are looked at again.
     fn call_out(&mut self, now: Instant, is_meant: impl Fn(VnicId) -> bool) {
         let is_held = |flow: &Flow| flow.waiting.is_some() && is_meant(flow.vnic) || flow.again.is_some();
         let held: Vec<QpId> = self.flows.iter().filter(|(_, flow)| is_held(flow)).map(|(&qp, _)| qp).collect();

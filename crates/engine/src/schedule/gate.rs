@@ -17,7 +17,7 @@ const BURSTS_PER_S: u64 = 500;
 const BURST_BYTES_MIN: u64 = 64 * 1024;
 const BURST_MESSAGES_MIN: u64 = 16;
 
-/// What is left of a limit's burst.
+/// The rest of a limit's burst.
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Levels {
     bytes: Option<Bucket>,
@@ -27,9 +27,9 @@ pub(crate) struct Levels {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RateGate {
     levels: Levels,
-    /// Who waits; of a tenant by vNIC, else in slot 0.
+    /// Waiting QPs; of a tenant by vNIC, else in slot 0.
     pub line: Order,
-    /// Who was let out of the line last and has not run since.
+    /// The QP that was released from the line last and has not run since.
     pub released: Option<QpId>,
     /// When its timer ends.
     pub due: Option<Instant>,
@@ -114,7 +114,7 @@ impl RateGate {
         }
     }
 
-    /// What a use counts in the line: what the limit is of.
+    /// Cost of a use in the line, in the limit's unit.
     pub fn cost(&self, used: &Used) -> u64 {
         let of_messages = if self.levels.bytes.is_some() { 1 } else { MESSAGE_COST };
         (if self.levels.bytes.is_some() { used.bytes } else { 0 }) + u64::from(used.messages) * of_messages

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Of one QP, or of a vNIC's QPs together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// What is over.
+    /// Waits that are over.
     past: Throttled,
     /// QPs that are held now.
     count: u64,

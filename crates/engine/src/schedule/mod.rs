@@ -1,4 +1,4 @@
-//! Who may send how much, and who is next.
+//! Scheduling: how much each QP may send, and which one is next.
 //!
 //! [`Scheduler`] is the seam for other algorithms, [`FairScheduler`] the one that runs. What the
 //! engine asks of it stands in `metering`: every run of a QP whose vNIC is *metered* (some limit of
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 /// The algorithm that this engine runs.
 pub(crate) type Schedule = FairScheduler;
 
-/// What a QP may use now.
+/// The amounts that a QP may use now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
     /// Payload; at least 1. A run may use somewhat more, a burst or a chunk; it is charged all the
@@ -29,7 +29,7 @@ pub struct Allowance {
     pub messages: u32,
 }
 
-/// What a run used.
+/// The amounts that a run used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Used {
     pub bytes: u64,
@@ -83,7 +83,7 @@ pub trait Scheduler: Default + Serialize + for<'de> Deserialize<'de> {
     /// long.
     fn gives_way(&self, vnic: VnicId) -> bool;
 
-    /// What a QP of a metered vNIC may use.
+    /// The amounts that a QP of a metered vNIC may use.
     fn allowance(&mut self, now: Instant, vnic: VnicId, qp: QpId) -> Option<Allowance>;
     /// It used so much, allowed or not.
     fn charge(&mut self, vnic: VnicId, qp: QpId, used: &Used);

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes that each unit of weight brings: 64 KiB for the default weight.
 const QUANTUM_BYTES: i64 = 656;
-/// What a debt is at most: a few of the largest runs.
+/// Upper bound of a debt: a few of the largest runs.
 const DEBT_BYTES_MAX: i64 = 4 << 20;
 const PRIORITY_COUNT: usize = PRIORITY_MAX as usize + 1;
 
@@ -53,7 +53,7 @@ pub(crate) struct Order {
     rings: [VecDeque<u32>; PRIORITY_COUNT],
     /// Bit by bit, which rings have anybody in them.
     occupied: u8,
-    /// Who was served last, and goes on while its quantum lasts.
+    /// The one that was served last, and goes on while its quantum lasts.
     current: Option<u32>,
     count: usize,
 }
@@ -112,7 +112,7 @@ impl Order {
         Some((slot, qp))
     }
 
-    /// Who is in front once all in front of it have had what is theirs.
+    /// The one in front once all in front of it have had their share.
     fn next_in(&mut self, priority: usize) -> Option<u32> {
         let ring = &mut self.rings[priority];
         for step in 0..=ring.len() {
@@ -143,7 +143,7 @@ impl Order {
         ring.front().copied()
     }
 
-    /// What was used by a vNIC's QPs.
+    /// Charges the use of a vNIC's QPs.
     #[inline]
     pub fn charge(&mut self, slot: u32, cost: u64) {
         if let Some(place) = self.places.get_mut(slot as usize) {

@@ -1,4 +1,4 @@
-//! What a responder owes its requester (IBTA 9.7.5.1); how it goes out stands in
+//! Answers that a responder owes its requester (IBTA 9.7.5.1); how they go out stands in
 //! `responder::answers`.
 //!
 //! Answers that bring something (READ responses, atomic acknowledgements; the empty READ response
@@ -18,7 +18,7 @@ const ANSWERS_MAX: usize = 256;
 /// READ responses of one burst.
 pub(crate) const RESPONSE_BURST_PACKETS_MAX: usize = 32;
 
-/// What one datagram with segmentation offload holds.
+/// Payload of one datagram with segmentation offload, at most.
 pub(crate) const RESPONSE_BURST_BYTES_MAX: u64 = 60 * 1024;
 
 /// READ responses that go out while their request is handled; the rest has its turn in
@@ -68,7 +68,7 @@ pub(crate) struct Reading {
     /// Bytes.
     pub left: u32,
     pub rkey: u32,
-    /// That the key must belong to: for XRC that of the SRQ which the request named.
+    /// The PD that the key must belong to: for XRC that of the SRQ which the request named.
     pub pd: PdId,
     /// Its first packet is out.
     pub begun: bool,
@@ -126,7 +126,7 @@ impl Answers {
         }
         let waiting = waiting.and_then(|place| self.queue.remove(place));
         let is_counted = waiting.is_some_and(|waiting| waiting.counts());
-        // What is being fetched stays in front, where `advance` finds it.
+        // A READ that is being fetched stays in front, where `advance` finds it.
         let first = usize::from(self.front_reading().is_some_and(|reading| reading.fetching.is_some()));
         let later = |waiting: &Answer| psn_ahead(waiting.request, answer.request) > 0;
         let place = self.queue.iter().skip(first).position(later).map_or(self.queue.len(), |place| first + place);
@@ -148,7 +148,8 @@ impl Answers {
         self.verdict = ResponseVerdict::Nak { psn, syndrome };
     }
 
-    /// What the NAK complains of has come. True if the NAK has not gone out, and will not any more.
+    /// Takes a NAK back, since the missing packet has come. True if the NAK has not gone out, and
+    /// will not any more.
     pub fn retract_nak(&mut self) -> bool {
         let unsent = matches!(self.verdict, ResponseVerdict::Nak { .. });
         if unsent {

@@ -34,7 +34,7 @@ const INCREASE_BYTES: u64 = 4096;
 const LOSS_SHIFT: u32 = 3;
 const MARK_SHIFT: u32 = 4;
 const DELAY_SHIFT_MAX: u32 = 3;
-/// What a round's least RTT may be above the least ever seen.
+/// A round's least RTT may exceed the least ever seen by this.
 const DELAY_ALLOWANCE: Duration = Duration::from_millis(2);
 /// How long the least RTT is believed: one to two of these.
 const LEAST_RTT_EPOCH: Duration = Duration::from_millis(5_000);

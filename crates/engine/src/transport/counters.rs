@@ -1,4 +1,4 @@
-//! What the packet transport counts. Names in sysfs and `status` are rdma-core's (hw_counters); the
+//! Counters of the packet transport. Names in sysfs and `status` are rdma-core's (hw_counters); the
 //! router maps them.
 use crate::HostId;
 use freeflow_verbs::Qpn;

@@ -26,7 +26,7 @@ pub(crate) struct Datagram {
     pub at: Instant,
 }
 
-/// What of a UD packet matters to its receiver.
+/// Fields of a UD packet that matter to its receiver.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct DatagramHeader {
     pub grh: DatagramRoute,
@@ -62,7 +62,7 @@ pub(crate) struct UnresolvedDatagram {
 }
 
 impl DatagramHeader {
-    /// What stands in front of so many bytes.
+    /// The bytes in front of a payload of this length.
     pub fn prefix(&self, length: u32) -> [u8; GRH_BYTES] {
         let DatagramRoute { source, destination, traffic_class, hop_limit } = self.grh;
         let to = GlobalRoute { dgid: destination, traffic_class, hop_limit, ..GlobalRoute::default() };

@@ -79,7 +79,7 @@ pub(crate) struct VnicQueue {
     pub listed: VecDeque<QpId>,
 }
 
-/// What a QP has of its host's limit.
+/// A QP's share of its host's limit.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct HostShare {
     /// As the host's sum has it.
@@ -97,7 +97,7 @@ pub(crate) struct HostShare {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostStatus {
     pub host: HostId,
-    /// What called QPs are about to send is part of it.
+    /// Bytes in flight, with those that granted QPs are about to send.
     pub in_flight_bytes: u64,
     /// QPs that wait for others.
     pub waiting: usize,

@@ -14,7 +14,7 @@ pub(crate) struct Packet<'a> {
     pub ip: IpInfo,
 }
 
-/// What all packets of a QP have in common.
+/// Fields that all packets of a QP have in common.
 #[derive(Clone, Copy)]
 pub(crate) struct Stamp {
     pub service: Service,

@@ -1,4 +1,4 @@
-//! What a responder remembers of requests that it answered with data; see `responder::duplicates`.
+//! Requests that a responder answered with data, kept for duplicates; see `responder::duplicates`.
 //!
 //! Invariant: remembered are the last `max_dest_rd_atomic` READs and atomics. A requester has no
 //! more of them under way, so that what was forgotten is no request of a requester that keeps the
@@ -58,8 +58,8 @@ impl Replays {
 }
 
 impl Replay {
-    /// What a second READ request gets: the whole, or a part of it that fits into the PSNs of the
-    /// first one. `None`: it is not that request.
+    /// The answer to a second READ request: the whole, or a part of it that fits into the PSNs of
+    /// the first one. `None`: it is not that request.
     pub fn read_again(&self, psn: u32, reth: &Reth, mtu: u32) -> Option<Reading> {
         let Outcome::Read { address, length, rkey, pd } = self.result else { return None };
         let offset = reth.address.wrapping_sub(address);

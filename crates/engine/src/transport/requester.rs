@@ -1,5 +1,5 @@
-//! What the requester of a connected QP remembers of the packets that it sent; what it sends, and
-//! when, stands in `requester::packets` and `requester::timeouts`.
+//! Packets that the requester of a connected QP has sent; `requester::packets` and
+//! `requester::timeouts` decide which are sent, and when.
 use crate::fault::Fault;
 use crate::transport::congestion::Congestion;
 use crate::transport::window::{Burst, PACKET_OVERHEAD_BYTES, SendWindow};
@@ -45,7 +45,7 @@ pub(crate) struct WireRequester {
     pub heads: Vec<PacketHead>,
 }
 
-/// What its timer is about; see `retransmit`.
+/// The deadline that its timer stands for; see `retransmit`.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Clock {
     /// Begin of the local ACK timeout that runs: the last progress, or the last timeout.

@@ -1,5 +1,5 @@
-//! What the responder of a connected QP remembers of the packets of its peer; what it does with
-//! them stands in `responder::packets`.
+//! State of the responder of a connected QP about its peer's packets; `responder::packets` acts on
+//! it.
 use crate::transport::answers::Answers;
 use crate::transport::packets::Packet;
 use crate::transport::replay::Replays;
@@ -19,7 +19,7 @@ pub(crate) struct WireResponder {
     pub phase: Phase,
     /// The message that has begun and not ended.
     pub message: Option<IncomingMessage>,
-    /// What counts when the operation in flight that is under way has completed.
+    /// The write to account for when the operation in flight has completed.
     pub writing: Option<PendingWrite>,
     pub(crate) answers: Answers,
     pub(crate) replays: Replays,
@@ -68,7 +68,7 @@ pub(crate) struct PendingWrite {
     pub argument: u32,
 }
 
-/// What a request of one packet names.
+/// Memory that a request of one packet names.
 pub(crate) struct WriteTarget {
     pub address: u64,
     pub rkey: u32,

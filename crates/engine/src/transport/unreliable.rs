@@ -1,4 +1,4 @@
-//! What a UC QP remembers of the message that it sends or receives by packets (IBTA 9.8).
+//! State of a UC QP about the message that it sends or receives by packets (IBTA 9.8).
 use freeflow_verbs::{Duration, SendOpcode};
 use serde::{Deserialize, Serialize};
 

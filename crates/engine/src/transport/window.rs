@@ -1,5 +1,4 @@
-//! What a requester has under way: messages in posting order, and the PSNs that bound them (IBTA
-//! 9.7.2).
+//! A requester's messages under way, in posting order, and the PSNs that bound them (IBTA 9.7.2).
 //!
 //! ```text
 //!   messages      [  WRITE  ][ SEND ][      READ      ][ WRITE ]
@@ -28,8 +27,8 @@ use freeflow_verbs::{SendOpcode, SendRequest};
 use freeflow_wire::{MASK_24, psn_add, psn_ahead};
 use serde::{Deserialize, Serialize};
 
-/// What a packet is charged besides its payload: Ethernet, IP, UDP, BTH, ICRC. (Fixed, for it need
-/// not be exact.)
+/// Bytes charged for a packet besides its payload: Ethernet, IP, UDP, BTH, ICRC. (Fixed, for it
+/// need not be exact.)
 pub(crate) const PACKET_OVERHEAD_BYTES: u64 = 64;
 /// Messages under way. Each keeps its posted request (1.6 KB), for it may have to be sent again.
 pub(crate) const MESSAGES_MAX: usize = 1024;
@@ -241,7 +240,8 @@ impl SendWindow {
         self.tail = psn_add(self.tail, packets);
     }
 
-    /// What may go out next, if `window_bytes` and `depth` unanswered requests may be on the way.
+    /// The burst that may go out next, if `window_bytes` and `depth` unanswered requests may be on
+    /// the way.
     pub fn plan(&self, window_bytes: u64, depth: usize) -> Result<Burst, Hold> {
         let message = self.messages.get(self.sending).ok_or(Hold::Nothing)?;
         let at = distance(self.next, message.first_psn);
@@ -293,7 +293,7 @@ impl SendWindow {
         self.burst(burst.message, burst.at, packets.min(burst.packets))
     }
 
-    /// What a burst counts against limits of rate: payload, and messages that begin again.
+    /// Cost of a burst against rate limits: payload, and messages that begin again.
     pub fn fresh(&self, burst: &Burst) -> (u32, u32) {
         let counted = psn_ahead(self.counted, burst.psn);
         let begins_anew = burst.at == 0 && counted <= 0 && self.repeats(burst.psn);
@@ -305,12 +305,12 @@ impl SendWindow {
         (bytes, u32::from(begins_anew))
     }
 
-    /// What goes out again counts once more.
+    /// Packets that go out again count once more.
     pub fn recount(&mut self) {
         self.counted = self.oldest;
     }
 
-    /// What a burst counts.
+    /// Bytes that a burst counts.
     pub fn charge(&self, burst: &Burst) -> u64 {
         self.messages[burst.message].charge(burst.at, burst.packets, self.mtu)
     }

@@ -1,4 +1,4 @@
-//! What a connected QP has for the packet transport.
+//! State of a connected QP for the packet transport.
 use crate::transport::hosts::HostShare;
 use crate::transport::peers::PeerGate;
 use crate::transport::requester::WireRequester;
@@ -18,13 +18,13 @@ pub(crate) const PARKED_BYTES_MAX: usize = 4 << 20;
 /// Bytes of packets that wait at all QPs of one vNIC: what a tenant can make the router keep.
 pub(crate) const HELD_BYTES_OF_VNIC_MAX: usize = 32 << 20;
 
-/// What a packet that waits takes beside its bytes.
+/// Bytes that a waiting packet takes beside its own.
 pub(crate) const HELD_PACKET_BYTES: usize = 96;
 
 /// P_Keys that are accepted: the default partition, as a full or a limited member (IBTA 10.9.1).
 pub(crate) const PKEY_MASK: u16 = 0x7fff;
 
-/// What a connected QP (RC, UC, XRC) has whose peer is on another host.
+/// State of a connected QP (RC, UC, XRC) whose peer is on another host.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Wire {
     pub destination: Destination,

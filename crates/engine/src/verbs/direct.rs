@@ -62,7 +62,7 @@ pub struct Grantable {
     pub address: u64,
     /// Its length less one.
     pub last: u64,
-    /// What requests call its first byte.
+    /// Address of its first byte in requests.
     pub iova: u64,
     /// Where the process sees the first byte asked for.
     pub asked: u64,
@@ -96,7 +96,7 @@ impl Engine {
             return Err(NotGrantable::Memory);
         };
         let (mr, region) = self.completer().keys.regions.at(index).ok_or(NotGrantable::Refused)?;
-        // What is on demand may lie in other memory by the next request.
+        // A region on demand may lie in other memory by the next request.
         if region.backing != Backing::Process || region.is_on_demand() {
             return Err(NotGrantable::Memory);
         }

@@ -67,8 +67,8 @@ impl Engine {
         }
     }
 
-    /// What other hosts are to be told about groups; to be asked after each verb, and after the end
-    /// of a session.
+    /// The next change of groups for other hosts; to be asked after each verb, and after the end of
+    /// a session.
     pub fn poll_group_change(&mut self) -> Option<GroupChange> {
         self.requester.groups.changes.pop_front()
     }

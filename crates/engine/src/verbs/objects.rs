@@ -129,7 +129,7 @@ impl Engine {
         self.refund(vnic, |usage| &mut usage.sessions);
     }
 
-    /// What the router keeps rings for, before [`Engine::destroy_session`].
+    /// Objects for which the router keeps rings, before [`Engine::destroy_session`].
     pub fn objects_of(&self, session: SessionId) -> SessionObjects {
         SessionObjects {
             contexts: self.contexts.all_of(session),

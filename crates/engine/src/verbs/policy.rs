@@ -13,8 +13,8 @@ use crate::{Asker, Engine, Environment, EventTarget, HostId, Means, QpId, Talk};
 use freeflow_verbs::{AsyncEventKind, NetworkId, QpAttributes, Qpn};
 
 impl Engine {
-    /// What [`crate::Policy::authorize`] says is another from now on. Datagrams are looked at again
-    /// at once; what is connected by and by, in [`Self::poll_policy`].
+    /// Applies a change of [`crate::Policy::authorize`]. Datagrams are checked again at once;
+    /// connected QPs by and by, in [`Self::poll_policy`].
     pub fn handle_policy_changed(&mut self) {
         self.requester.responder.policy.generation += 1;
         self.requester.responder.policy.end = self.completer().qps.end();

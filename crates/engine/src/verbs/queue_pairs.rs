@@ -84,7 +84,7 @@ impl Engine {
         }
         if let Some(pd) = init.pd {
             let pd = self.pd_of(session, pd)?;
-            // Who shares a PD has its CQs in another context.
+            // A context that shares a PD has its CQs in another context.
             if context.is_some_and(|context| !pd.fits(context)) {
                 return Err(VerbsError::InvalidArgument);
             }
@@ -210,7 +210,7 @@ impl Engine {
                 self.begin_drain(env, id, notify);
             }
             (_, QpState::ReadyToReceive) => {
-                // Who asked too early was told that nobody is there.
+                // A host that asked too early got the answer that nobody is there.
                 env.identity_changed(qp.qpn, None);
                 self.wake_peer(id);
             }
@@ -292,7 +292,7 @@ impl Engine {
         assert_eq!(gone.windows, NOWHERE, "windows of a QP that goes are free");
         self.requester.responder.qpns.remove(gone.qpn.0);
         self.quarantine.give_back(now, gone.qpn);
-        // Who was told of it must hear that its number may be another's soon.
+        // Hosts that know it must hear that its number may be another's soon.
         env.identity_changed(gone.qpn, None);
         if let Some(pd) = gone.pd {
             self.drop_pd_child(gone.session, pd);
@@ -324,7 +324,7 @@ impl Engine {
     }
 }
 
-/// What each type of QP must and must not have.
+/// Checks the objects that each type of QP must and must not have.
 fn check_parts(init: &QpInit) -> Result<(), VerbsError> {
     let (pd, send, recv) = (init.pd.is_some(), init.send_cq.is_some(), init.recv_cq.is_some());
     let (srq, xrcd) = (init.srq.is_some(), init.xrcd.is_some());
@@ -366,8 +366,8 @@ fn check_modify(
     Ok(next)
 }
 
-/// What the fields of packets and of NICs are too narrow for is taken where Soft-RoCE and mlx5 take
-/// it, and cut where it is used: `docs/VERBS.md` has the table.
+/// A value that the fields of packets and of NICs are too narrow for is taken where Soft-RoCE and
+/// mlx5 take it, and cut where it is used: `docs/VERBS.md` has the table.
 fn check_values(new: &QpAttributes, mask: QpAttributeMask) -> Result<(), VerbsError> {
     let given = |bit, good: bool| !mask.contains(bit) || good;
     let good = given(M::PORT, new.port == PORT)

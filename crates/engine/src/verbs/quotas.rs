@@ -20,7 +20,7 @@ impl Engine {
         self.networks.forget_if_plain(network);
     }
 
-    /// What all vNICs of a network hold together.
+    /// Use of all vNICs of a network together.
     pub fn network_usage(&self, network: NetworkId) -> Usage {
         self.networks.networks.get(&network).map_or_else(Usage::default, |network| network.usage)
     }

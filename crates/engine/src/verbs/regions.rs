@@ -90,7 +90,7 @@ impl Engine {
         }
     }
 
-    /// What a region would be after a change, if that is allowed.
+    /// A region as it would be after a change, if that is allowed.
     fn changed(
         &mut self,
         session: SessionId,

@@ -1,4 +1,4 @@
-//! What vNICs and tenants are held to, and the list of QPs that have work.
+//! Limits of vNICs and tenants, and the list of QPs that have work.
 use crate::schedule::Scheduler;
 use crate::{Engine, QpId, QpTraffic, Throttled, VnicId};
 use alloc::vec::Vec;
@@ -7,7 +7,7 @@ use freeflow_verbs::{Instant, PRIORITY_MAX, RateLimit, Shaping, TenantId, VerbsE
 impl Engine {
     // ---- what vNICs are held to
 
-    /// What the vNIC's requests are held to from now on; those that wait are looked at again.
+    /// Sets the limits of the vNIC's requests from now on; those that wait are looked at again.
     /// InvalidArgument: a priority, weight, rate or burst that can't be.
     pub fn set_shaping(&mut self, now: Instant, vnic: VnicId, shaping: Shaping) -> Result<(), VerbsError> {
         self.completer().vnics.get(vnic).ok_or(VerbsError::NotFound)?;
@@ -34,7 +34,7 @@ impl Engine {
         Some(self.requester.responder.schedule.shaping(vnic).unwrap_or_default())
     }
 
-    /// What all vNICs of a tenant are held to together from now on.
+    /// Sets the limit of all vNICs of a tenant together from now on.
     pub fn set_tenant_limit(&mut self, now: Instant, tenant: TenantId, limit: RateLimit) -> Result<(), VerbsError> {
         if !is_possible(&limit) {
             return Err(VerbsError::InvalidArgument);
@@ -50,7 +50,7 @@ impl Engine {
         self.requester.responder.schedule.is_metered(vnic)
     }
 
-    /// What limits held back of the vNIC until now, all its QPs together.
+    /// Waits of the vNIC for limits until now, all its QPs together.
     pub fn vnic_throttled(&self, now: Instant, vnic: VnicId) -> Throttled {
         self.requester.responder.schedule.throttled_vnic(now, vnic)
     }
@@ -60,7 +60,7 @@ impl Engine {
         self.requester.responder.schedule.throttled_qp(now, id)
     }
 
-    /// What a QP did.
+    /// Traffic of a QP.
     pub fn qp_traffic(&self, id: QpId) -> Option<QpTraffic> {
         self.completer().qps.get(id).map(|qp| qp.traffic)
     }

@@ -1,4 +1,4 @@
-//! What a QP looks like from outside: for lists that people read.
+//! Status of a QP: for lists that people read.
 use crate::{Engine, QpId, VnicId};
 use freeflow_verbs::{Gid, QpState, QpType, Qpn, SendOpcode};
 
@@ -9,7 +9,7 @@ pub struct QpStatus {
     pub qpn: Qpn,
     pub service: QpType,
     pub state: QpState,
-    /// What it is connected to, or was told to connect to. Never for UD.
+    /// The peer that it is connected to, or was set to connect to. Never for UD.
     pub peer: Option<(Gid, Qpn)>,
     /// Its peer is on another host: it runs the packet transport.
     pub is_wire: bool,

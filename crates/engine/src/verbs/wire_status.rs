@@ -47,7 +47,7 @@ impl Engine {
         })
     }
 
-    /// What other hosts' routers are told of a QPN of this host.
+    /// Description of the QP behind a QPN of this host, for other hosts' routers.
     pub fn peer_info(&self, qpn: Qpn) -> Option<PeerInfo> {
         let (_, qp) = self.completer().qps.at(self.requester.responder.qpns.get(qpn.0)?)?;
         let connected = (qp.is_connected_service() && qp.receives())

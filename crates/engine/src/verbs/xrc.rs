@@ -69,7 +69,8 @@ impl Engine {
 
     // ---- shared receive queues
 
-    /// What an SRQ for XRC needs: a domain and a CQ of one context. NoMemory: no number is left.
+    /// Plans the parts of an SRQ for XRC: a domain and a CQ of one context. NoMemory: no number is
+    /// left.
     pub(crate) fn plan_xrc_queue(
         &mut self,
         session: SessionId,
@@ -145,7 +146,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// Who is told of a QP's events: the sessions that have it open (more than one only for
+    /// Sessions that get a QP's events: those that have it open (more than one only for
     /// `XrcReceive`; a session that opened it twice stands there twice). Empty: no such QP.
     pub fn qp_openers(&self, qp: QpId) -> &[SessionId] {
         let Some(pair) = self.completer().qps.get(qp) else { return &[] };
@@ -169,8 +170,8 @@ impl Engine {
             self.completer_mut().qps.unshare(id, session);
             self.qp_mut(id).session = first;
         }
-        // Who asked for RESET, and was to ask again, may be gone: the others shall not find a QP
-        // that only seems alive.
+        // The session that asked for RESET, and was to ask again, may be gone: the others shall not
+        // find a QP that only seems alive.
         let pair = self.qp_mut(id);
         if pair.teardown == Teardown::Reset {
             pair.teardown = Teardown::None;

@@ -49,7 +49,7 @@ fn sends(net: &mut Net, from: &End, to: &End) -> (Vec<(u64, Status)>, usize) {
     net.post_send(from, request(1, Op::Send, &[from.sge(4096, 16)]));
     net.settle();
     while net.expire() {}
-    // What an end in ERROR flushes is no message.
+    // A request flushed by an end in ERROR is no message.
     let sent = net.statuses(from).into_iter().filter(|done| done.0 == 1).collect();
     (sent, net.polls(to).iter().filter(|done| done.status == Status::Success).count())
 }
@@ -565,7 +565,7 @@ fn groups_take_no_datagrams_of_the_other_network() {
         net.world.peers.insert((HOST, Qpn(PEER_QPN)), known(network, QpType::Ud, &end));
         assert_eq!(arrives(&mut net, &end, number), count, "{network:?}");
     }
-    // What the group's sender was allowed says nothing of the same address elsewhere.
+    // The answer for the group's sender says nothing of the same address elsewhere.
     net.world.apart.insert((A, B));
     net.world.peers.insert((HOST, Qpn(PEER_QPN)), known(B, QpType::Ud, &end));
     assert_eq!(arrives(&mut net, &end, end.qpn), 0);

@@ -1,4 +1,5 @@
-//! What one network's QPs try on another's is told, with whose it was; what goes wrong within a network is not.
+//! Attempts of one network's QPs on another's are reported, with the owner's name; errors within a
+//! network are not.
 use crate::common::peer::*;
 use crate::common::*;
 use freeflow_engine::*;

@@ -1,4 +1,4 @@
-//! What one tenant can make the engine do at once.
+//! Bounds of the work that one tenant can make the engine do at once.
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;

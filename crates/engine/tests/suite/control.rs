@@ -227,7 +227,7 @@ fn qpns_that_were_given_back_rest() {
     for turn in 0..30_000u64 {
         net.now = net.now + Duration(1_000_000_000 / RATE);
         if turn % 5000 == 0 {
-            // What rests is part of what a snapshot holds.
+            // QPNs in quarantine are part of a snapshot.
             net.engine = Engine::restore(&net.engine.snapshot()).unwrap();
         }
         let (qp, qpn) = net.qp(&end, QpType::Rc);

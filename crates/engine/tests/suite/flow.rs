@@ -1,4 +1,5 @@
-//! What is neither a status nor a random run: the other services, draining, shared queues, events, budgets, loopback.
+//! Cases that are neither a status nor a random run: the other services, draining, shared queues,
+//! events, budgets, loopback.
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;

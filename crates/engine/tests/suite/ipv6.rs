@@ -11,7 +11,7 @@ fn six(last: u8) -> Gid {
     Gid::from_ip(std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into()).into())
 }
 
-/// What [`Net::end`] makes, with the IPv6 address of this number.
+/// An end like [`Net::end`]'s, with the IPv6 address of this number.
 fn dual(net: &mut Net, qp_type: QpType, number: u8) -> End {
     let first = gid(number);
     let vnic = net.engine.create_dual_vnic(NetworkId(1), (first, Some(six(number))), VnicLimits::default());
@@ -171,7 +171,7 @@ fn datagrams_within_the_host_say_by_whom() {
     net.post_receive(&two, 1, &[two.sge(0, 1000)]);
     send_datagram(&mut net, &one, by(IPV6, group), Qpn::MULTICAST);
     assert_eq!(grh(&mut net, &two), Some((six(1), group)));
-    // What is for another's address goes nowhere.
+    // A message for another's address goes nowhere.
     net.post_receive(&two, 1, &[two.sge(0, 1000)]);
     send_datagram(&mut net, &one, by(IPV6, six(3)), two.qpn);
     assert_eq!(grh(&mut net, &two), None);

@@ -587,7 +587,7 @@ mod random {
             }
         }
 
-        /// What a member got, by sender, in order.
+        /// The messages that a member got, by sender, in order.
         fn got(&mut self, member: usize) -> HashMap<u64, Vec<u64>> {
             let end = self.members[member];
             let mut found: HashMap<u64, Vec<u64>> = HashMap::new();

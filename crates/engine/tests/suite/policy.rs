@@ -1,4 +1,5 @@
-//! Who may talk to whom: asked at RTR and for datagrams, and what is cut when the answer is another one.
+//! Policy: asked at RTR and for datagrams, and applied to established connections when the answer
+//! changes.
 use crate::common::peer::*;
 use crate::common::*;
 use freeflow_engine::*;

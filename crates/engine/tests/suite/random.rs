@@ -39,7 +39,7 @@ fn step() -> impl Strategy<Value = Step> {
     })
 }
 
-/// What the model knows of a posted request.
+/// The model's record of a posted request.
 struct Posted {
     id: u64,
     signaled: bool,
@@ -66,7 +66,7 @@ struct Side {
     open: Option<Opening>,
 }
 
-/// What a bound window shows: `length` bytes from `offset` on, named from `start` on.
+/// The range that a bound window shows: `length` bytes from `offset` on, named from `start` on.
 #[derive(Clone, Copy)]
 struct Opening {
     key: u32,
@@ -581,7 +581,7 @@ fn check_after(run: &mut Run, how: u8) {
     if !matches!(how, 3 | 7 | 8) {
         check_receives(run, 1, &received_b);
     }
-    // What the sender was told to have succeeded has arrived.
+    // Messages reported to the sender as successful have arrived.
     let told = run.sides[1].posted.iter().take(succeeded_b).filter(|posted| posted.payload.is_some()).count();
     assert!(told <= arrived_at_a);
     // Nothing but the parts that requests name was written.

@@ -451,7 +451,7 @@ fn the_owner_of_shared_memory_dies() {
         net.die(owner.session);
         net.qps.retain(|qp| *qp != owner.qp);
         net.settle();
-        // What had begun ends as its memory is; what comes now finds no key.
+        // A message that had begun ends as its memory is; the next one finds no key.
         let (status, after) = match through_window {
             true => (Status::Success, Status::RemoteAccessError),
             false => (Status::RemoteOperationError, Status::WorkRequestFlushed),

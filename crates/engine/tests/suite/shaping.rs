@@ -1,4 +1,4 @@
-//! What vNICs are held to, under virtual time: rates, shares, changes while traffic runs, and quotas.
+//! Limits of vNICs, under virtual time: rates, shares, changes while traffic runs, and quotas.
 use crate::common::rig::{MS, Rig};
 use crate::common::*;
 use freeflow_engine::*;

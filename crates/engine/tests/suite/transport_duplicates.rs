@@ -10,7 +10,7 @@ use proptest::prelude::*;
 /// READs are of memory from here on, which nobody writes to.
 const PATTERN_AT: u64 = 4096;
 const PATTERN_BYTES: usize = 64 << 10;
-/// What atomics add to; what ATOMIC WRITE writes to is the word behind.
+/// Atomics add to this word; ATOMIC WRITE writes to the one behind.
 const COUNTER_AT: u64 = 0;
 const DEPTH_MAX: u8 = 16;
 
@@ -284,7 +284,7 @@ impl Requester {
         self.link.deliver(header, &request.payload);
     }
 
-    /// What has gone out arrives, but for what is lost.
+    /// Delivers the packets that have gone out, but for lost ones.
     fn listen(&mut self, mut lost: impl FnMut() -> bool) {
         self.link.net.engine.flush_acks(&mut self.link.net.world, self.link.net.now);
         for sent in std::mem::take(&mut self.link.net.world.sent) {

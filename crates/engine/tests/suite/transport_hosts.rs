@@ -170,7 +170,7 @@ impl Crowd {
         }
     }
 
-    /// What the members have on the way.
+    /// Bytes that the members have on the way.
     fn in_flight(&self) -> u64 {
         self.net.engine.wire_qps().map(|status| status.in_flight_bytes).sum()
     }
@@ -389,7 +389,7 @@ fn a_session_that_ends_stops_nobody() {
     others_go_on(crowd, &[0, 1]);
 }
 
-/// What its process has said of its memory does not matter to others either.
+/// Its process' words about its memory do not matter to others either.
 #[test]
 fn who_can_not_send_when_called_passes_its_place_on() {
     let mut crowd = in_line();

@@ -19,12 +19,12 @@ fn nak(psn: u32, code: NakCode, msn: u32) -> Says {
     Says::Nak { psn, code, msn }
 }
 
-/// What answers a FLUSH or an ATOMIC WRITE.
+/// The answer to a FLUSH or an ATOMIC WRITE.
 fn done(psn: u32) -> Says {
     Says::Read { psn, place: Place::Only, bytes: 0 }
 }
 
-/// What answers a READ.
+/// The answers to a READ.
 fn responses(first: u32, length: usize, mtu: usize) -> Vec<Says> {
     let count = length.div_ceil(mtu).max(1);
     let response = |at: usize| {

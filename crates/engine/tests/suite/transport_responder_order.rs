@@ -104,7 +104,7 @@ fn reads_are_read_again_in_whole_or_in_part() {
     assert_eq!(link.says(), [read(2, Place::First, 256), read(3, Place::Last, 232)]);
     link.deliver(Header { psn: at(3), ..link.read_header(768, 232) }, &[]);
     assert_eq!(link.says(), [read(3, Place::Only, 232)]);
-    // What is not within it: too long, elsewhere, under another key.
+    // Requests that are not within it: too long, elsewhere, under another key.
     let other = Reth { rkey: link.end.key ^ 1, ..link.reth(0, 10) };
     for reth in [link.reth(0, 1001), link.reth(1, 1000), link.reth(2000, 10), other] {
         link.deliver(Header { reth, ..header }, &[]);
@@ -595,7 +595,7 @@ proptest! {
         link.net.settle();
         let memory = &link.net.world.memory[&end.session];
         prop_assert!(memory[GRANTED..].iter().all(|byte| *byte == 0));
-        // What it owed is out, and it can be taken down.
+        // Its answers are out, and it can be taken down.
         prop_assert_eq!(link.net.engine.copies_in_flight(end.session), 0);
         link.net.to(&end, QpState::Reset).unwrap();
         prop_assert_eq!(link.net.engine.destroy_qp(&mut link.net.world, link.net.now, end.session, end.qp), Ok(()));

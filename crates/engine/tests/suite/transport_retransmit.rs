@@ -1,5 +1,5 @@
-//! What the requester does about losses, refusals, silence, and memory that can't be read: against
-//! a peer that is a script.
+//! The requester's reaction to losses, refusals, silence, and memory that can't be read: against a
+//! peer that is a script.
 use crate::common::peer::{HOST, PEER_QPN, pattern};
 use crate::common::rig::*;
 use crate::common::*;
@@ -34,7 +34,7 @@ fn a_sequence_nak_goes_back_n() {
     assert_eq!(rig.succeeded(), [1, 2]);
 }
 
-/// What is sent again is what the memory holds then.
+/// A retry sends the bytes that the memory holds then.
 #[test]
 fn a_retry_reads_memory_anew() {
     let mut rig = Rig::new(PathMtu::Mtu256);

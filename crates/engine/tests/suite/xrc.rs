@@ -594,7 +594,7 @@ fn openers() {
     assert_eq!(engine.qp_openers(link.from.qp), [link.from.session]);
     assert!(engine.qp_openers(QpId { index: 99, generation: 0 }).is_empty());
     assert_eq!(engine.query_qp(second.session, to.qp), Err(NotFound));
-    // What can't be opened: unknown, not a target, of another domain.
+    // QPs that can't be opened: unknown, not a target, of another domain.
     for qpn in [Qpn(0), Qpn(5), link.from.qpn, second.qpn] {
         assert_eq!(engine.open_qp(second.session, xrcd, qpn), Err(InvalidArgument));
     }

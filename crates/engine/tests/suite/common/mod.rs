@@ -77,7 +77,7 @@ pub struct World {
     pub takes_mads: bool,
     /// QPNs of which [`Engine::peer_info`] has changed.
     pub changed: Vec<(Qpn, Option<HostId>)>,
-    /// Who may not talk to whom, in this direction.
+    /// Pairs of addresses that may not talk, in this direction.
     pub denied: HashSet<(Gid, Gid)>,
     pub asked: Vec<Talk>,
     /// Networks that may not talk to each other, whoever begins.

@@ -216,7 +216,7 @@ impl Link {
         sent.into_iter().map(parse).collect()
     }
 
-    /// What is said, without its contents.
+    /// The packets sent, without their contents.
     pub fn says(&mut self) -> Vec<Says> {
         self.replies().iter().map(|(header, payload)| Says::of(header, payload)).collect()
     }

@@ -16,7 +16,7 @@ pub struct Rig {
     pub service: Service,
 }
 
-/// What a packet is, where it stands, and whether it asks for an acknowledgement.
+/// Opcode, place and PSN of a packet, and whether it asks for an acknowledgement.
 pub type Brief = (O, P, u32, bool);
 
 pub fn attributes() -> QpAttributes {
