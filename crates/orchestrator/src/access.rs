@@ -1,4 +1,4 @@
-//! Who may talk to whom: the access rules of all tenants, compiled so that a question costs a few words of bits.
+//! Access rules of all tenants, compiled so that a question costs a few words of bits.
 //!
 //! Of all rules of a tenant that fit a pair, the one with the highest `order` decides, and among
 //! equals one that denies; if none fits, the network's own `access` does. A party of another host
@@ -133,7 +133,7 @@ struct Network {
 /// Where two parties are of, and the rules that can fit there.
 #[derive(Clone, Debug)]
 struct Zone {
-    /// What holds if none fits.
+    /// The answer if no rule fits.
     access: Access,
     /// The first that fits decides.
     rules: Vec<Arc<Rule>>,
@@ -209,7 +209,7 @@ impl Member {
     }
 }
 
-/// What chooses vNICs, compiled: to be made once and asked often.
+/// Selectors of vNICs, compiled: to be made once and asked often.
 #[derive(Clone, Debug)]
 pub struct Selectors(Group);
 
@@ -329,7 +329,7 @@ impl<'a> Rules<'a> {
 }
 
 impl AccessTable {
-    /// What is declared.
+    /// The rules and groups declared in a state.
     pub fn of(view: AccessView<'_>) -> Self {
         let networks = view.networks().map(|network| (network.name(), &network.object.spec));
         let groups = view.groups().map(|group| (group.metadata.name.as_str(), &group.spec));

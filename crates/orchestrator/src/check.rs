@@ -50,7 +50,7 @@ pub fn check_label_value(value: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// What was found wrong, field by field.
+/// Errors of an object, field by field.
 #[derive(Default)]
 pub(crate) struct Findings(pub Vec<Cause>);
 

@@ -1,4 +1,4 @@
-//! What can be asked of the orchestrator, and what it answers.
+//! Commands to the orchestrator, and its answers.
 use crate::objects::{AnyObject, Cause, Labels, ObjectKind};
 use crate::pool::Pool;
 use alloc::string::{String, ToString};
@@ -57,7 +57,7 @@ pub enum Change {
     Deleted,
 }
 
-/// What became of one object.
+/// Result of a command for one object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     pub kind: ObjectKind,

@@ -1,5 +1,5 @@
-//! What every [`Store`] must do, as a test that runs against any: random operations, each answer
-//! compared with that of a model that remembers every revision whole.
+//! Requirements for every [`Store`], as a test that runs against any: random operations, each
+//! answer compared with that of a model that remembers every revision whole.
 use crate::store::{Committed, Compare, Entry, Event, LeaseId, Revision, Store, StoreError, Transaction, Write};
 use alloc::collections::BTreeMap;
 use alloc::format;

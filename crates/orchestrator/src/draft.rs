@@ -24,7 +24,7 @@ mod rule;
 const USERS_NAMED_MAX: usize = 5;
 
 impl State {
-    /// What a command would change. Errors: it can't be done; nothing of it is.
+    /// The changes that a command would make. Errors: it can't be done; nothing of it is.
     pub fn plan(&self, command: &Command) -> Result<Plan, Refusal> {
         let mut draft = Draft::of(self);
         match command {
@@ -58,7 +58,7 @@ struct Draft<'a> {
     vnics: BTreeMap<String, VnicEntry>,
     /// By network and address.
     holders: BTreeMap<(String, IpAddr), String>,
-    /// What new vNICs of the same command ask for: not given to others that ask for none.
+    /// Addresses that new vNICs of the same command ask for: not given to others that ask for none.
     asked: BTreeSet<(String, IpAddr)>,
     new_vnics: BTreeMap<String, u32>,
     cursors: BTreeMap<String, u32>,
@@ -105,7 +105,7 @@ fn conflict(asked: u64, there: Option<u64>) -> Refusal {
     Refusal::new(Reason::Conflict, format!("metadata.resourceVersion is {asked}, and {there}: read it again"))
 }
 
-/// What to store for an object that a writer gave, and what change that is.
+/// The object to store for one that a writer gave, and the kind of change.
 fn settle<K: Kind>(kind: ObjectKind, new: &Typed<K>, old: Option<&Typed<K>>) -> Result<(Typed<K>, Change), Refusal> {
     let name = new.metadata.name.as_str();
     let there = old.map(|old| old.metadata.resource_version);
@@ -349,7 +349,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// What of a network can't be changed.
+    /// Checks the fields of a network that can't be changed.
     fn check_kept(&self, findings: &mut Findings, spec: &NetworkSpec, old: &NetworkEntry) {
         let was = &old.object.spec;
         if spec.tenant != was.tenant {

@@ -103,7 +103,7 @@ pub fn decode_object(key: &str, value: &[u8], revision: Revision) -> Option<AnyO
 }
 
 impl State {
-    /// What a store's entries come to. Errors: why they don't.
+    /// The state in a store's entries. Errors: why they don't.
     pub fn of(listing: &Listing) -> Result<Self, String> {
         let mut state = Self::new();
         // Keys are in order, and `networks` comes before `vnics`.

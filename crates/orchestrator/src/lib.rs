@@ -78,7 +78,7 @@ pub const OBJECT_COUNT_MAX: usize = 4096;
 /// One object in the store, and all of them together, bytes.
 pub const OBJECT_BYTES_MAX: usize = 64 << 10;
 pub const STATE_BYTES_MAX: usize = 64 << 20;
-/// What the selectors of a tenant's groups and rules list, all together.
+/// Most entries in the selectors of a tenant's groups and rules, all together.
 pub const SELECTOR_ENTRIES_MAX: usize = 8192;
 /// Pairs of networks that the rules of a tenant join.
 pub const JOINED_PAIRS_MAX: usize = 64;

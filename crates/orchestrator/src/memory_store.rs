@@ -7,17 +7,17 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use freeflow_verbs::{Duration, Instant};
 
-/// What a key was from one revision on; `None`: absent.
+/// Values of a key, each from a revision on; `None`: absent.
 type Versions = BTreeMap<Revision, Option<Entry>>;
 
-/// What a revision wrote.
+/// Changes of a revision.
 #[derive(Clone, Debug, Default)]
 struct Changed {
     keys: Vec<String>,
     bytes: usize,
 }
 
-/// What a version takes beyond its key and its value, about.
+/// Bytes that a version takes beyond its key and its value, about.
 const VERSION_BYTES: usize = 128;
 
 fn bytes_of(key: &str, entry: Option<&Entry>) -> usize {
@@ -36,7 +36,7 @@ pub struct MemoryStore {
     leases: Leases,
 }
 
-/// What a change comes to before it is made, so that a store with a disk can write it there first.
+/// A change before it is made, so that a store with a disk can write it there first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delta {
     /// The store's, afterwards.
@@ -50,7 +50,7 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// What it writes.
+    /// Bytes that it writes.
     fn bytes(&self) -> usize {
         self.written.iter().map(|(key, entry)| bytes_of(key, entry.as_ref())).sum()
     }
@@ -126,7 +126,7 @@ impl MemoryStore {
         Delta { revision, compacted: self.compacted, written, dropped: Vec::new(), ended_lease: None }
     }
 
-    /// What a transaction would change; `None`: a comparison does not hold.
+    /// The change that a transaction would make; `None`: a comparison does not hold.
     pub fn delta_of_commit(&self, transaction: &Transaction) -> Result<Option<Delta>, StoreError> {
         transaction.check()?;
         if transaction.writes.iter().any(|write| write.lease.is_some_and(|lease| !self.leases.has(lease))) {

@@ -26,7 +26,7 @@ pub enum LatencyClass {
 impl LatencyClass {
     pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::Background];
 
-    /// What a label's value means; what is not known (older versions took it) is `Normal`.
+    /// Meaning of a label's value; an unknown one (older versions took it) is `Normal`.
     pub fn of(value: Option<&str>) -> Self {
         let known = Self::ALL.into_iter().find(|class| Some(class.name()) == value);
         known.unwrap_or(Self::Normal)
@@ -118,7 +118,7 @@ impl State {
             _ => None,
         };
         let wanted = asked.unwrap_or(usual);
-        // Who knows what it wants needs no look at all vNICs.
+        // A host with a mode of its own needs no look at all vNICs.
         let load = if wanted == HostMode::Auto { self.load(is_occupied) } else { Load::default() };
         decide(wanted, load, cpu_count)
     }

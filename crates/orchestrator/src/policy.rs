@@ -1,4 +1,5 @@
-//! What follows from what is declared for each vNIC: what its requests are held to, and what it may hold.
+//! Consequences of the declared objects for each vNIC: limits of its requests, and of the objects
+//! that it may hold.
 use crate::objects::{LimitSpec, Quota, QuotaAmounts, Typed};
 use crate::state::{ClassEntry, NetworkEntry, State, VnicEntry};
 use alloc::collections::BTreeSet;
@@ -64,7 +65,7 @@ impl State {
         Some((self.quotas.get(name)?, Origin::of(own.is_some())))
     }
 
-    /// What a vNIC's requests are held to.
+    /// Rates, priority and weight of a vNIC's requests.
     pub fn shaping_of(&self, vnic: &VnicEntry) -> Shaping {
         let (Some((class, _)), Some(network)) = (self.class_of(vnic), self.networks.get(vnic.network())) else {
             return Shaping::default();
@@ -99,7 +100,7 @@ impl State {
         limits
     }
 
-    /// What a vNIC may hold: what the router gives each, and no more than its quota says.
+    /// Limits of a vNIC's objects: the router's for each vNIC, and no more than its quota.
     pub fn limits_of(&self, vnic: &VnicEntry, base: VnicLimits) -> VnicLimits {
         let quota = self.quota_of(vnic).map_or(QuotaAmounts::default(), |(quota, _)| quota.spec.per_vnic);
         VnicLimits {
@@ -113,7 +114,7 @@ impl State {
         }
     }
 
-    /// What all vNICs of a network on this host may hold together.
+    /// Most that all vNICs of a network on this host may hold together.
     pub fn network_amounts(&self, network: &NetworkEntry) -> QuotaAmounts {
         let quota = network.object.spec.quota.as_ref().and_then(|name| self.quotas.get(name));
         quota.map_or(QuotaAmounts::default(), |quota| quota.spec.per_network)
@@ -123,7 +124,7 @@ impl State {
         (network.id, network.object.spec.data_path)
     }
 
-    /// What a vNIC is held to and where that comes from, for people.
+    /// Limits of a vNIC and where they come from, for people.
     pub fn conditions_of(&self, vnic: &VnicEntry) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some((class, origin)) = self.class_of(vnic) {

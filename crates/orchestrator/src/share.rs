@@ -1,4 +1,5 @@
-//! What of a host's room each tenant may have: objects, bytes, what selectors list, and networks that rules join.
+//! Each tenant's share of a host's room: objects, bytes, entries of selectors, and networks that
+//! rules join.
 //!
 //! A tenant may have half of what the others leave, so that none of them, and not all but one of
 //! them, can keep the next one out. An eighth of the bytes is left for objects that are no
@@ -14,7 +15,7 @@ use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::{String, ToString};
 
-/// What objects take in a store, bytes; tenant "": nobody's.
+/// Bytes that objects take in a store; tenant "": nobody's.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Sizes {
     all: usize,
@@ -50,7 +51,7 @@ impl Sizes {
     }
 }
 
-/// What a draft has taken beyond what its state has.
+/// Room that a draft has taken beyond that of its state.
 #[derive(Default)]
 pub(crate) struct Shares {
     /// The host itself attaches a vNIC: it may fill all places, where a tenant that declares vNICs may not.
@@ -67,7 +68,7 @@ pub(crate) struct Shares {
     joined: BTreeMap<String, BTreeMap<(String, String), usize>>,
 }
 
-/// What somebody may have of `max`, if others have so much of it.
+/// The share of `max` that somebody may have, if others have so much of it.
 fn share(max: usize, others: usize) -> usize {
     max.saturating_sub(others) / 2
 }
@@ -138,7 +139,7 @@ impl Shares {
             let message = format!("it takes {bytes} bytes; {OBJECT_BYTES_MAX} are the most");
             return Err(Refusal::new(Reason::Invalid, message));
         }
-        // What becomes smaller always may.
+        // An object may always become smaller.
         let more = (key.len() + bytes).saturating_sub(state.sizes.of_key(key));
         if more == 0 {
             return Ok(());

@@ -27,7 +27,7 @@ pub struct NetworkEntry {
     pub own_bridge: Option<String>,
     /// Its tenant, as a small number: the same in all networks of the tenant.
     pub(crate) tenant_number: u16,
-    /// Who has which address.
+    /// The holder of each address.
     pub(crate) holders: BTreeMap<IpAddr, String>,
     pub(crate) vnic_count: u32,
 }
@@ -147,12 +147,12 @@ pub struct State {
     pub(crate) next_network: Hidden,
     /// How many vNICs name a class of their own, by network and class.
     pub(crate) own_classes: BTreeMap<(String, String), u32>,
-    /// What all of it takes in the store.
+    /// Bytes that all of it takes in the store.
     pub(crate) sizes: Sizes,
     pub(crate) revision: Revision,
 }
 
-/// What [`State::access`] hands out: all that says who may talk to whom.
+/// The part of a state that decides which addresses may talk, see [`State::access`].
 #[derive(Clone, Copy)]
 pub struct AccessView<'a>(&'a State);
 
@@ -186,7 +186,7 @@ impl<'a> AccessView<'a> {
         self.0.vnics.get(id)
     }
 
-    /// Who has an address of a network.
+    /// The holder of an address of a network.
     pub fn holder(self, network: &str, address: IpAddr) -> Option<&'a VnicEntry> {
         self.0.vnics.get(self.0.networks.get(network)?.holders.get(&address)?)
     }

@@ -1,4 +1,4 @@
-//! What remembers: a store of keys and values in which everything is a revision, as etcd has made it familiar.
+//! The store: keys and values in which everything is a revision, as etcd has made it familiar.
 //!
 //! There is one number, the revision, for the whole store. Each transaction that writes makes the next one, and all its
 //! writes bear it. A reader may look at any revision that is not compacted away, and be told of all changes since.
@@ -39,7 +39,7 @@ pub struct Entry {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// What the list shows.
+    /// The revision that the list shows.
     pub revision: Revision,
     /// In order of key.
     pub entries: Vec<Entry>,
@@ -52,7 +52,7 @@ pub struct Event {
     pub key: String,
     /// `None`: it is gone.
     pub entry: Option<Entry>,
-    /// What it was before.
+    /// The entry before the change.
     pub before: Option<Entry>,
 }
 
@@ -90,10 +90,10 @@ pub enum Committed {
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StoreError {
-    /// That revision is compacted away; later ones than this are there.
+    /// The revision is compacted away; later ones than this are there.
     #[error("revisions up to {compacted} are compacted away")]
     Expired { compacted: Revision },
-    /// That revision is still to come.
+    /// The revision is still to come.
     #[error("the store is at revision {revision} only")]
     Future { revision: Revision },
     /// A key twice in one transaction, or one that is empty or too long, or too large a value.
@@ -125,9 +125,8 @@ pub trait Store {
     /// Durable when it returns.
     fn commit(&mut self, transaction: &Transaction) -> Result<Committed, StoreError>;
 
-    /// What a watch from that revision has to tell: all changes after it of keys that begin so, in
-    /// order of revision, and of key within one. Errors: `Expired` if some of them are compacted
-    /// away.
+    /// Changes after that revision for a watch: all those of keys that begin so, in order of
+    /// revision, and of key within one. Errors: `Expired` if some of them are compacted away.
     fn events(&self, prefix: &str, after: Revision) -> Result<Vec<Event>, StoreError>;
 
     /// Forgets what was before that revision, which itself remains to be seen.

@@ -12,7 +12,7 @@ use serde_json::Value;
 /// An object of one of the kinds as its own type.
 pub type Typed<K> = Object<<K as Kind>::Spec, <K as Kind>::Status>;
 
-/// What is wrong with one field.
+/// Error of one field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
     /// `spec.cidrs[0]`; empty if it is the object as a whole.

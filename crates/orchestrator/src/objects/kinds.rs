@@ -140,7 +140,7 @@ pub enum AccessDirection {
     /// Whoever begins.
     #[default]
     Both,
-    /// What `from` begins: its rdma_cm requests, its datagrams.
+    /// Traffic that `from` begins: its rdma_cm requests, its datagrams.
     FromTo,
 }
 
@@ -167,7 +167,8 @@ pub struct AccessRuleSpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct AccessRuleStatus {
-    /// What it refused on this host since the router began, and connections that it cut off.
+    /// Requests that it refused on this host since the router began, and connections that it cut
+    /// off.
     pub refusal_count: u64,
     pub cut_count: u64,
 }
@@ -240,7 +241,7 @@ pub struct QuotaAmounts {
     pub registered_bytes: Option<ByteCount>,
 }
 
-/// What may be held at a time; what is held already is not taken away when a quota shrinks.
+/// Most that may be held at a time; nothing is taken away when a quota shrinks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
@@ -297,7 +298,7 @@ pub struct VnicStatus {
     pub cq_count: u32,
     pub mr_count: u32,
     pub registered_bytes: u64,
-    /// What its requests are held to, where it comes from, and what was refused: sentences for people.
+    /// Limits of its requests, where they come from, and refusals: sentences for people.
     pub conditions: Vec<String>,
     pub sent_bytes: u64,
     pub received_bytes: u64,
@@ -305,7 +306,8 @@ pub struct VnicStatus {
     pub resources: Option<VnicResources>,
 }
 
-/// What a vNIC takes of the router, and may take at most while the others of the host take what they do.
+/// A vNIC's use of the router, and the most that it may use while the others of the host use what
+/// they do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
@@ -330,7 +332,7 @@ pub struct ResourceAmounts {
     pub page_table_ranges: u64,
     pub mappings: u64,
     pub descriptors: u64,
-    /// That stop its processes' threads.
+    /// Router threads that stop its processes' threads.
     pub threads: u64,
 }
 
@@ -352,7 +354,7 @@ pub enum HostMode {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct HostSpec {
-    /// What `freeflow up --mode` says if it is not given.
+    /// The mode of `freeflow up --mode` if it is not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<HostMode>,
 }

@@ -1,5 +1,5 @@
-//! What an operator declares: objects with `apiVersion`, `kind`, `metadata`, `spec` and `status`,
-//! as Kubernetes has made them familiar.
+//! Declared objects, with `apiVersion`, `kind`, `metadata`, `spec` and `status`, as Kubernetes has
+//! made them familiar.
 //!
 //! A `spec` is what is wanted, and belongs to who writes it; a `status` is what is so, and is
 //! written by the router alone: what a writer says of it is ignored. Unknown fields are refused.

@@ -121,7 +121,7 @@ fn defaults_are_written_back_and_statuses_ignored() {
         "spec": {"tenant": "default", "cidrs": ["10.1.0.0/16"], "dataPath": "auto", "access": "allow", "external": "allow"},
     });
     assert_eq!(back, expected);
-    // What was read can be written, and is unchanged.
+    // An object that was read can be written, and is unchanged.
     assert_eq!(host.apply(std::slice::from_ref(&back)), [Change::Unchanged]);
     assert_eq!(parse_object(&back).map(|object| object.kind()), Ok(ObjectKind::Network));
     assert!(serde_json::from_value::<AnyObject>(back).is_ok());
@@ -352,7 +352,7 @@ fn labels_that_say_whose_container_it_is_come_with_the_container_alone() {
     for bad in [json!({"engine": "freeflow"}), json!({"engine": "oci", "pid": "8"}), json!({"supervisor": "1"})] {
         assert_eq!(host.refused(&[labelled("c", bad)]).reason, Reason::Invalid);
     }
-    // What is read can be written back, and what is not said of them stays.
+    // Objects that are read can be written back, and fields that they do not name stay.
     let same = labelled("c", json!({"engine": "oci", "pid": "7", "tier": "web"}));
     assert_eq!(host.apply(&[same]), [Change::Unchanged]);
     assert_eq!(host.apply(&[labelled("c", json!({"tier": "db"}))]), [Change::Configured]);
@@ -431,7 +431,7 @@ fn classes_and_quotas_come_from_the_vnic_or_its_network() {
     assert_eq!((limits.qp_count_max, limits.registered_bytes_max), (3, 1 << 20));
     let lines = host.state.conditions_of(host.state.vnic("a").unwrap());
     assert!(lines.iter().any(|line| line.contains("1Gbit/s: QosClass slow of network default")), "{lines:?}");
-    // What of a quota does nothing where it is named is told.
+    // A field of a quota that has no effect where it is named is reported.
     host.apply(&[
         named("Quota", "each", json!({"perVnic": {"qps": 3}})),
         named("Vnic", "d", json!({"network": "second", "quota": "few"})),
@@ -454,7 +454,7 @@ fn one_tenant_leaves_room_for_the_next() {
     host.apply(&groups("red", 1000..2048));
     let refusal = host.refused(&groups("red", 2048..2049));
     assert_eq!(refusal.reason, Reason::Exhausted, "{refusal}");
-    // What is there may change still.
+    // Existing objects may change still.
     host.apply(&groups("red", 0..1));
     host.apply(&groups("blue", 0..1024));
     assert_eq!(host.refused(&groups("blue", 1024..1025)).reason, Reason::Exhausted);
