@@ -90,7 +90,7 @@ fn connect(pair: &mut PairOfAgents, flows: Flows) -> Result<(), String> {
     Ok(())
 }
 
-/// What each connection got, Gb/s.
+/// Rate of each connection, Gb/s.
 pub fn gbit_per_s(flowed: &[Flowed]) -> Vec<f64> {
     let each = |flowed: &Flowed| {
         let ns = flowed.counted_ns as f64;

@@ -130,7 +130,7 @@ impl Freeflow {
         Ok(self.container(name)?.is_some_and(|row| row.get("status").and_then(Value::as_str) == Some("running")))
     }
 
-    /// What its program printed.
+    /// Output of its program.
     pub fn logs(&self, name: &str) -> Result<String, String> {
         self.call(&["logs", name])
     }

@@ -87,7 +87,7 @@ fn parse(text: &str) -> Vec<(&str, f64)> {
     text.lines().filter_map(|line| row(line).map(|(length, number)| (&line[..length], number))).collect()
 }
 
-/// What differs from the reviewed table; nothing when all is well.
+/// Differences from the reviewed table; none when all is well.
 pub fn differences(now: &[Counted], reviewed: &str) -> Vec<String> {
     let reviewed = parse(reviewed);
     let mut wrong = Vec::new();

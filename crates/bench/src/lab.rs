@@ -15,7 +15,7 @@ use std::time::Duration;
 pub const HOST_COUNT: u32 = 2;
 /// A host's end of its link.
 const LINK: &str = "eth0";
-/// What the kernel does to whole batches at a link: GSO and GRO, of UDP and of TCP.
+/// Offloads by which the kernel takes whole batches at a link: GSO and GRO, of UDP and of TCP.
 const OFFLOADS: [&str; 5] = ["gso", "tso", "gro", "tx-udp-segmentation", "rx-udp-gro-forwarding"];
 const IPERF_PORT: u16 = 5201;
 /// Tries to reach a server that is about to listen.
@@ -140,7 +140,7 @@ impl Lab {
         self.run_dir.join("labs/lab").join(format!("host{number}"))
     }
 
-    /// What a host's router says of the wire.
+    /// A host's router's status of the wire.
     pub fn wire_status(&self, number: u32) -> Result<Value, String> {
         let mut command = Command::new(&self.program);
         command.arg("--run-dir").arg(self.host_run_dir(number)).args(["wire", "status", "-o", "json"]);
@@ -179,7 +179,7 @@ impl Lab {
         answering.await_ready()?;
         let first = Ending::start(self, begins.0, begins.1)?.figures();
         let second = answering.figures();
-        // Who broke off first knows why.
+        // The end that broke off first knows why.
         match (first, second) {
             (Ok(first), Ok(second)) => Ok((first, second)),
             (Err(first), Err(second)) => Err(format!("{first}; {second}")),

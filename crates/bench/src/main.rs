@@ -184,7 +184,7 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What fails is noted in the report, and the next part goes on.
+/// Measures part by part; a failure is noted in the report, and the next part goes on.
 fn measure_parts(options: &Options, report: &mut Report) -> io::Result<()> {
     if options.part("limits") {
         measure_limits(options, report)?;
@@ -308,7 +308,7 @@ fn measure_mode(options: &Options, mode: &str, report: &mut Report) -> Result<()
     Ok(())
 }
 
-/// What registrations and objects cost does not hang on how the router waits.
+/// Costs of registrations and objects do not depend on how the router waits.
 fn measure_memory(options: &Options, report: &mut Report) -> Result<(), String> {
     let host = Freeflow::up(&options.freeflow, "adaptive", options.one_group)?;
     let mut pair = Pair::new(&host)?;

@@ -1,4 +1,4 @@
-//! What memory costs: registering it, and each object's share of it. The same in every mode of the
+//! Costs of memory: registering it, and each object's share of it. The same in every mode of the
 //! router, so measured in one.
 use crate::suite::Pair;
 use crate::svg::{Plot, Row};
@@ -18,7 +18,7 @@ pub struct Registered {
     pub cost: Option<Registration>,
 }
 
-/// What one object of a kind takes, bytes.
+/// Memory of one object of a kind, bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Footprint {
     pub kind: Kind,

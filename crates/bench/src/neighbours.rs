@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 
-/// What a neighbour may add to a control verb, and to a routed message.
+/// Most time that a neighbour may add to a control verb, and to a routed message.
 const CONTROL_ADDED_MS_MAX: f64 = 50.0;
 const MESSAGE_ADDED_MS_MAX: f64 = 5.0;
 const JOB: Job = Job { traffic: Traffic::Latency, operation: Operation::Write, bytes: 64, slots: 64, duration_ms: 0 };

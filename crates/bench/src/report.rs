@@ -35,7 +35,7 @@ pub struct Expectation {
     pub value: f64,
     pub at_least: Option<f64>,
     pub at_most: Option<f64>,
-    /// What is better than the bound and wanted.
+    /// A wanted value better than the bound.
     pub aim: Option<f64>,
 }
 
@@ -101,7 +101,8 @@ impl Report {
         self.failures.push(what);
     }
 
-    /// What ought to hold in the modes that poll while there is work. LowCPU pays a wake-up for each message by design.
+    /// Expectations in the modes that poll while there is work. LowCPU pays a wake-up for each
+    /// message by design.
     pub fn expectations(&self) -> Vec<Expectation> {
         let mut list = Vec::new();
         for one in &self.measured {
@@ -252,7 +253,7 @@ pub fn unix_time_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// What the figures were taken on.
+/// Description of the machine that the figures were taken on.
 pub fn machine() -> Value {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {

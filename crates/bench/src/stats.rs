@@ -3,7 +3,7 @@
 //! Percentiles are nearest-rank: always a value that was measured, never one in between.
 use serde::{Deserialize, Serialize};
 
-/// What the tables print of a set of samples. The unit is the samples' own.
+/// Summary of a set of samples, for the tables. The unit is the samples' own.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     pub count: usize,

@@ -1,4 +1,4 @@
-//! What is measured in one mode of the router, and beside what.
+//! Measurements in one mode of the router, and the figures beside them.
 use crate::host::{Agent, Freeflow, REPLY_MAX};
 use crate::limits::{Limits, relay, relay_copy};
 use crate::verbs::{Job, Memory, Operation, Outcome, Reply, Request, Traffic};
@@ -248,7 +248,7 @@ pub fn address_of(agent: &mut Agent) -> Result<String, String> {
     Ok(address.to_ipv4_mapped().map_or(address.to_string(), |address| address.to_string()))
 }
 
-/// What a router without work costs.
+/// Cost of a router without work.
 #[derive(Clone, Debug, Serialize)]
 pub struct Idle {
     pub mode: String,

@@ -39,7 +39,7 @@ pub struct Row {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plot {
     pub title: String,
-    /// What the axis shows.
+    /// Title of the axis.
     pub axis: String,
     pub rows: Vec<Row>,
 }

@@ -1,4 +1,4 @@
-//! What must be true when everything has come to its end.
+//! Conditions that must hold when everything has come to its end.
 use crate::rng::Rng;
 use crate::run::Run;
 use crate::sim::Host;
@@ -54,7 +54,7 @@ fn areas(run: &mut Run) {
     }
 }
 
-/// What nobody may write to.
+/// Memory that nobody may write to.
 fn guards(run: &mut Run) {
     for index in 0..run.topology.processes.len() {
         let Process { host, session, alive, noise, .. } = run.topology.processes[index];

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// bytes.
 pub const LINE_OVERHEAD_BYTES: u64 = 8 + 20 + 14 + 24 + 4;
 
-/// What happens to packets, and how often (parts of a million).
+/// Faults of packets, and how often they occur (parts of a million).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinkModel {
     pub loss: u64,
@@ -75,7 +75,7 @@ impl Fabric {
         Self { link_model, rng, port_free_at, last, down, counts: Counts::default() }
     }
 
-    /// What becomes of a datagram that leaves its host at `now`: none, one or two arrivals.
+    /// Arrivals of a datagram that leaves its host at `now`: none, one or two.
     pub fn carry(&mut self, now: u64, from: usize, to: usize, bytes: usize) -> [Option<Arrival>; 2] {
         let link_model = self.link_model;
         let rng = &mut self.rng;

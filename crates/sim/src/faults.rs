@@ -1,5 +1,5 @@
-//! What goes wrong besides packets: resets, keys that vanish, requests that no key allows,
-//! processes that die, hosts that are cut off; and how a connection is made again afterwards.
+//! Faults besides packets': resets, keys that vanish, requests that no key allows, processes that
+//! die, hosts that are cut off; and how a connection is made again afterwards.
 use crate::model::{Area, Posted};
 use crate::plan::Fault;
 use crate::run::{Action, Run};
@@ -39,7 +39,7 @@ impl Run {
                 let side = &self.topology.connections[connection].sides[side];
                 let Process { host, session, .. } = self.topology.processes[side.process];
                 let mr = side.area_mr;
-                // What is refused as in flight is invalid at once all the same.
+                // A key refused as in flight is invalid at once all the same.
                 let _ = self.sim.enter(host).engine.deregister_mr(session, mr);
                 self.sim.after(host);
             }
@@ -83,7 +83,7 @@ impl Run {
         let result =
             self.topology.modify(&mut self.sim, process, qp, QpState::ReadyToSend, &QpAttributes::default(), 0);
         match result {
-            // What was posted meanwhile goes out: the library rings.
+            // Requests posted meanwhile go out: the library rings.
             Ok(_) => self.sim.ring(host, qp),
             Err(_) => self.remind_in(RETRY_NS, Action::GoOn { connection, side }),
         }
@@ -123,8 +123,7 @@ impl Run {
         };
         self.entries(process, &mut request, at, length);
         let posted = Posted { id: 0, number, opcode, signaled: true, forbidden: true, brings: None, message: None };
-        // What it might bring would overwrite what others bring, which are not looked at any more
-        // then.
+        // Its payload might overwrite that of others, which are not checked any more then.
         self.push(connection, side, request, posted);
     }
 
@@ -234,7 +233,7 @@ impl Run {
         true
     }
 
-    /// What was posted before RESET is nobody's any more.
+    /// Requests posted before RESET are nobody's any more.
     fn forget(&mut self, connection: usize, side: usize) {
         let mut area = std::mem::replace(&mut self.topology.connections[connection].sides[side].area, Area::new(0));
         let Side { process, area_at, qp, pool, .. } = self.topology.connections[connection].sides[side];
@@ -251,8 +250,8 @@ impl Run {
             if let Some(at) = area.unexplained(&found) {
                 self.wrong(format!("c{connection}.{side}: byte {at} of its area is what nobody wrote"));
             }
-            // What a UC QP sent before may still arrive: nobody tells its packets from those of the
-            // new connection.
+            // Packets that a UC QP sent before may still arrive: nobody tells them from those of
+            // the new connection.
             if reliable {
                 area.settle(&found);
             }

@@ -27,7 +27,7 @@ pub mod world;
 use plan::Plan;
 use run::Run;
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub seed: u64,
@@ -61,7 +61,7 @@ pub fn run_plan(plan: Plan, traces: bool) -> Report {
     }
 }
 
-/// What to say of a run that went wrong.
+/// Description of a run that went wrong.
 pub fn failure(report: &Report) -> String {
     let replay = format!("cargo run -p freeflow-sim -- --seed {} --trace", report.seed);
     format!("seed {}: {}\nreplay: {replay}", report.seed, report.wrongs.join("\n"))

@@ -1,5 +1,5 @@
-//! What memory and queues must look like if requests are executed in order, and what else is
-//! allowed where some of them may not have been.
+//! Model of memory and queues if requests are executed in order, and of the results allowed where
+//! some of them may not have been.
 use freeflow_engine::MwId;
 use freeflow_verbs::SendOpcode;
 use std::collections::VecDeque;
@@ -33,7 +33,7 @@ pub struct Posted {
     pub signaled: bool,
     /// It must not succeed.
     pub forbidden: bool,
-    /// What READs and atomics must bring: where, what, and from where in the area.
+    /// Bytes that READs and atomics must bring: where, what, and from where in the area.
     pub brings: Option<Brings>,
     /// The how manieth message with a RECV it is.
     pub message: Option<u64>,

@@ -1,11 +1,11 @@
-//! What one seed stands for: how many hosts, which network, which connections, what goes wrong.
+//! Plan of one seed: hosts, network, connections, and faults.
 use crate::fabric::LinkModel;
 use crate::rng::Rng;
 use crate::sim::HostModel;
 use crate::world::OutcomeRates;
 use freeflow_verbs::{PathMtu, QpAttributes, QpType};
 
-/// What happens besides traffic.
+/// Event besides traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A connection is reset at both ends and made again.

@@ -5,7 +5,7 @@ use crate::rng::Rng;
 use crate::sim::Sim;
 use crate::topology::Topology;
 
-/// What the workload asked to be reminded of.
+/// Reminder that the workload asked for.
 #[derive(Clone, Copy, Debug)]
 pub enum Action {
     Post {

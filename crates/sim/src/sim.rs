@@ -2,7 +2,7 @@
 //! engine does is as in a router: datagrams in batches, then acknowledgements, timers, and a turn
 //! for each QP that has work.
 //!
-//! What tests do stands elsewhere: [`crate::workload`] posts and checks, told by `Event::Do` and by
+//! Tests stand elsewhere: [`crate::workload`] posts and checks, called by `Event::Do` and by
 //! completions.
 use crate::fabric::{Fabric, LinkModel};
 use crate::rng::Rng;
@@ -34,7 +34,7 @@ pub enum Event {
     Turn {
         host: usize,
     },
-    /// What `host` is told of a QPN of another one.
+    /// Tells `host` of a QPN of another one.
     Tell {
         host: usize,
         about: (HostId, Qpn),
@@ -89,11 +89,11 @@ pub struct Host {
     active: VecDeque<QpId>,
     /// When its next turn is.
     turn_at: u64,
-    /// Who was told of a QPN.
+    /// Hosts that were told of a QPN.
     told: BTreeMap<Qpn, BTreeSet<usize>>,
 }
 
-/// What the hosts are like.
+/// Model of the hosts.
 #[derive(Clone, Copy, Debug)]
 pub struct HostModel {
     pub link_model: LinkModel,
@@ -323,7 +323,7 @@ impl Sim {
         self.turn_soon(host);
     }
 
-    /// What the engine gave the world to do goes its way.
+    /// Passes on the actions that the engine asked for.
     fn settle(&mut self, host: usize) {
         for outgoing in std::mem::take(&mut self.hosts[host].world.outbox) {
             self.dispatch(host, outgoing);
@@ -373,7 +373,7 @@ impl Sim {
         }
     }
 
-    /// What comes from a host that is nobody's peer must do nothing at all.
+    /// Packets of a host that is nobody's peer must do nothing at all.
     fn forge_perhaps(&mut self, to: usize, bytes: &[u8]) {
         if !self.forge_rng.happens(self.host_model.forgeries) {
             return;

@@ -1,5 +1,5 @@
-//! Who takes part: processes with their memory, pools of RECVs, connections and datagram parties;
-//! how they are set up.
+//! Participants: processes with their memory, pools of RECVs, connections and datagram parties; how
+//! they are set up.
 use crate::model::{Area, Expected, Posted, Window};
 use crate::rng::Rng;
 use crate::sim::{Host, Sim};
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 
 pub const MEMORY_BYTES: usize = 4 << 20;
-/// What messages are cut from: random, never changed.
+/// Bytes that messages are cut from: random, never changed.
 pub const SOURCE_BYTES: u64 = 128 << 10;
 /// Behind it: registered for nobody's requests.
 pub const GUARD_BYTES: u64 = 4096;
@@ -36,7 +36,7 @@ pub struct Process {
     pub cq: CqId,
     /// All of its memory, for its own requests only.
     pub lkey: u32,
-    /// What its memory begins with.
+    /// Seed of its memory's first content.
     pub noise: u64,
     next_free: u64,
     pub alive: bool,
@@ -59,7 +59,7 @@ pub struct Side {
     pub process: usize,
     pub qp: QpId,
     pub qpn: Qpn,
-    /// What receives: another QP for XRC.
+    /// The QP that receives: another one for XRC.
     pub target: QpId,
     pub target_qpn: Qpn,
     pub pool: usize,
@@ -76,7 +76,7 @@ pub struct Side {
     pub quota: u32,
     pub posts: u64,
     pub posted: VecDeque<Posted>,
-    /// What the peer sent and this side has not got.
+    /// Messages that the peer sent and this side has not got.
     pub expected: VecDeque<Expected>,
     /// Messages that took a RECV here, since the connection came up.
     pub arrived: u64,
@@ -120,7 +120,7 @@ pub struct Party {
     pub got: BTreeMap<(usize, u64), u32>,
 }
 
-/// Who a QPN of a host belongs to.
+/// Owner of a QPN of a host.
 #[derive(Clone, Copy, Debug)]
 pub enum Role {
     /// Send completions of a connection's side.
@@ -136,7 +136,7 @@ pub struct Topology {
     pub parties: Vec<Party>,
     pub roles: BTreeMap<(usize, u32), Role>,
     vnics: BTreeMap<(usize, NetworkId, u8), (VnicId, Gid)>,
-    /// What each new vNIC is held to.
+    /// Limits of each new vNIC.
     pub shaping: Option<Rng>,
 }
 

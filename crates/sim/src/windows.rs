@@ -20,7 +20,7 @@ pub fn renew(run: &mut Run, connection: usize, side: usize) {
     run.topology.connections[connection].sides[side].window = Some(Window { mw, key, phase: WindowPhase::Free });
 }
 
-/// What a side may do with windows now.
+/// A step with windows that a side may take now.
 pub fn choice(run: &mut Run, connection: usize, side: usize) -> Option<SendOpcode> {
     let sides = &run.topology.connections[connection].sides;
     let (own, peers) = (sides[side].window?.phase, sides[1 - side].window?.phase);

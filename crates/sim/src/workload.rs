@@ -15,7 +15,7 @@ use SendOpcode as Op;
 /// Long after the drain began everything must have come to its end: retries of 4 * 67 ms, 8 times,
 /// and some more.
 const PATIENCE_NS: u64 = 12_000_000_000;
-/// What remains after the last completion: acknowledgements, timers.
+/// Time for the rest after the last completion: acknowledgements, timers.
 const REST_NS: u64 = 3_000_000_000;
 
 impl Run {
@@ -139,8 +139,8 @@ impl Run {
             }
             for host in 0..self.sim.hosts.len() {
                 if !self.sim.hosts[host].world.completions.is_empty() {
-                    // What one host says at once has no order between CQs: a message arrived before
-                    // its sender was told.
+                    // Completions that one host gives at once have no order between CQs: a message
+                    // arrived before its sender was notified.
                     let mut all = self.sim.harvest(host);
                     all.sort_by_key(|(_, done)| done.flags.contains(CompletionFlags::SEND_QUEUE));
                     for (_, done) in all {
@@ -398,7 +398,7 @@ impl Run {
         self.sim.ring(host, qp);
     }
 
-    /// What the request says, and what must come of it.
+    /// Fills in the request, and its expected result.
     fn fill(&mut self, connection: usize, side: usize, request: &mut SendRequest, posted: &mut Posted, length: u64) {
         match posted.opcode {
             Op::RdmaRead => self.fill_read(connection, side, request, posted, length),

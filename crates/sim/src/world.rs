@@ -14,7 +14,7 @@ pub const FORGER: HostId = HostId(9999);
 
 pub const MEMORY_BASE: u64 = 0x1000_0000;
 
-/// What goes on elsewhere.
+/// Work that goes on elsewhere.
 pub enum Job {
     Copy { from: Vec<u8>, spans: Vec<Span>, to: Vec<Span> },
     Atomic { at: Span, operation: AtomicOperation },
@@ -61,7 +61,7 @@ pub struct World {
     /// Whose addresses are whose: of all hosts, as every control plane tells.
     pub addresses: BTreeMap<(NetworkId, Gid), HostId>,
     pub path_mtu_max: u16,
-    /// What is known of QPNs of other hosts (`None`: there is no such QP).
+    /// QPs behind QPNs of other hosts (`None`: there is no such QP).
     pub peers: BTreeMap<(HostId, Qpn), Option<PeerInfo>>,
     pub asked: Vec<(HostId, Qpn)>,
     pub identities: Vec<(Qpn, Option<HostId>)>,
@@ -77,7 +77,7 @@ pub struct World {
     pub packets_sent: u64,
     /// Messages and requests that reached nobody who may have them, as the engine reports them.
     pub violations: u64,
-    /// What no engine may do was done.
+    /// Forbidden actions of the engine.
     pub wrongs: Vec<String>,
 }
 

@@ -86,7 +86,7 @@ impl End {
         if event.kind == kind { Ok(event) } else { Err(format!("event {} instead of {kind}", event.kind)) }
     }
 
-    /// What the QPs of the identifier's device share, made once.
+    /// Objects that the QPs of the identifier's device share, made once.
     fn shared(&mut self, id: *mut rdma_cm_id, entries: usize) -> Outcome<Shared> {
         if let Some(shared) = self.shared {
             return Ok(shared);

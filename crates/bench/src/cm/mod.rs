@@ -1,7 +1,7 @@
 //! Connections by `librdmacm`, and rsockets beside the kernel's TCP between the same containers, over the lab's VXLAN.
 //!
 //! Everything runs in one lab of two hosts: a container on the second one and two on the first.
-//! What is compared alternates, run by run, and each figure is the median of its runs.
+//! Compared runs alternate, one by one, and each figure is the median of its runs.
 mod connections;
 pub(crate) mod library;
 mod series;
@@ -48,14 +48,14 @@ impl Effort {
     pub const QUICK: Self = Self { runs: 3, duration_ms: 200, connections: 300, first_bytes: 30 };
 }
 
-/// What carries a stream.
+/// Kind of connection that carries a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     Tcp,
     Rsocket,
 }
 
-/// What one end does: a process of its own in a container.
+/// One end's task: a process of its own in a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
     Listen { port: u16, count: usize, batch: usize, greets: bool },
@@ -132,7 +132,7 @@ struct Bench<'a> {
     port: u16,
 }
 
-/// What a figure and its comparison are taken from: the pair of ends, and what of which counts.
+/// Source of a figure and of its comparison: the pair of ends, and the counts used.
 #[derive(Clone, Copy, Debug)]
 enum What {
     Connections,
@@ -298,7 +298,7 @@ impl Bench<'_> {
         Ok((figures.p50, figures.p10, figures.p99))
     }
 
-    /// What the transport gives to who needs no socket: the containers' agents.
+    /// Rate of the transport without sockets: the containers' agents.
     fn writes(&mut self, place: Where) -> Result<(f64, f64, f64), String> {
         let (bytes, duration_ms) = (STREAM_BYTES, self.effort.duration_ms);
         let (traffic, operation, slots) = (Traffic::Bandwidth, Operation::Write, relay_copy::slots(bytes));

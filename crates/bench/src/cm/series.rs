@@ -4,7 +4,7 @@ use crate::svg::{Plot, Row};
 use crate::table::{Table, figure};
 use serde::Serialize;
 
-/// What is wanted of the ratio, or of the figure where nothing stands beside it.
+/// Bound of the ratio, or of the figure where nothing stands beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Bound {
     pub floor: f64,
@@ -22,7 +22,7 @@ pub struct Wanted {
     pub what: String,
     /// Of the figure and of what stands beside it.
     pub unit: &'static str,
-    /// What stands beside it.
+    /// Name of the figure beside it.
     pub limit: Option<&'static str>,
     /// `None`: it is only reported.
     pub bound: Option<Bound>,

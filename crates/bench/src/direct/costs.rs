@@ -1,4 +1,4 @@
-//! What a connected pair costs that does nothing: CPU time, and memory.
+//! Costs of an idle connected pair: CPU time, and memory.
 use super::Effort;
 use crate::host::{Agent, Freeflow};
 use crate::report::Expectation;
@@ -37,7 +37,8 @@ impl IdlePair {
     }
 }
 
-/// What one object takes, bytes, in all processes together. A page that several have mapped counts once.
+/// Memory of one object, bytes, in all processes together. A page that several have mapped counts
+/// once.
 #[derive(Clone, Debug, Serialize)]
 pub struct ObjectCost {
     pub what: String,

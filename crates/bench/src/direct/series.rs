@@ -6,7 +6,7 @@ use crate::svg::{Plot, Row};
 use crate::table::{Table, figure};
 use serde::Serialize;
 
-/// What a figure is, what bounds it, and what is wanted.
+/// A figure, its bound, and the wanted value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Wanted {
     /// Figures of one group are one thing in several sizes.
@@ -43,7 +43,7 @@ impl Run {
     }
 }
 
-/// What one measurement gave.
+/// Result of one measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Value {
     pub value: f64,

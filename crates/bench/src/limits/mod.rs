@@ -49,7 +49,7 @@ pub enum Better {
     Higher,
 }
 
-/// What the reference machine showed, in the limit's unit; the worse end of a range.
+/// Result of the reference machine, in the limit's unit; the worse end of a range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reference {
     pub near: Option<f64>,
@@ -246,7 +246,8 @@ impl Results {
     }
 }
 
-/// What is measured: group, name, payload in bytes, unit, and the reference machine's figure.
+/// Subject of a measurement: group, name, payload in bytes, unit, and the reference machine's
+/// figure.
 struct Subject<'a> {
     group: &'static str,
     name: &'a str,

@@ -11,7 +11,7 @@ const WORD_COUNT: usize = 6;
 const MESSAGE_COUNT: u64 = 8_000_000;
 const ROUND_TRIP_COUNT: u64 = 300_000;
 
-/// What bounds the messages a second of one queue.
+/// The case that bounds the messages a second of one queue.
 pub const HEAD_TAIL: &str = "head and tail, cached";
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! What it costs to wake a sleeper, one way: a blocking ping-pong, both ends on one core or on two. And the small
-//! costs around it: a pause, a yield, a write to an eventfd that nobody reads.
+//! Cost of waking a sleeper, one way: a blocking ping-pong, both ends on one core or on two. And
+//! the small costs around it: a pause, a yield, a write to an eventfd that nobody reads.
 use super::*;
 use std::fs::File;
 use std::io::{Read, Write};

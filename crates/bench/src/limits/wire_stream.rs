@@ -30,7 +30,7 @@ const ACK_EVERY_BATCHES: usize = 2;
 /// Of a smaller window each batch is acknowledged, or the sender would wait for an acknowledgement
 /// that nobody asked for.
 const WINDOW_BATCHES_MIN: usize = 8;
-/// What the kernel takes in one batch: bytes and segments.
+/// Most that the kernel takes in one batch: bytes and segments.
 const BATCH_BYTES_MAX: usize = 65_000;
 const BATCH_SEGMENTS_MAX: usize = 63;
 /// Largest datagram or batch of them.

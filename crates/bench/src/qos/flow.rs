@@ -11,7 +11,7 @@ const SERVER_END_MS: u64 = 2000;
 /// Of the messages between the agents themselves.
 const MESSAGE_BYTES: usize = 64 << 10;
 
-/// What a flow is held to.
+/// Limits of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class {
     /// Of its vNICs, each; none: not metered.

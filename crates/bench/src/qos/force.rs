@@ -9,7 +9,7 @@ use crate::verbs::following::Sign;
 
 /// Changes of each kind in a run.
 const CHANGES: usize = 20;
-/// What is promised.
+/// The promised time.
 const LIMIT_MS: f64 = 100.0;
 /// Two messages at this rate take a tenth of a second.
 const LOW_MBIT: u32 = 10;

@@ -1,4 +1,4 @@
-//! What is declared about rates, priorities and weights, beside what unmodified perftest programs
+//! Declared rates, priorities and weights, beside the rates that unmodified perftest programs
 //! between containers of one host get.
 mod flow;
 mod force;
@@ -18,7 +18,7 @@ use std::time::Duration;
 /// Time for servers to listen, and times that a run is tried when one was not quick enough.
 const LISTEN: Duration = Duration::from_millis(500);
 const ATTEMPTS_MAX: usize = 3;
-/// What perftest leaves out at both ends of a run, seconds: the buckets' bursts, and flows that
+/// Seconds that perftest leaves out at both ends of a run: the buckets' bursts, and flows that
 /// begin one after the other.
 const MARGIN_S: u64 = 1;
 /// Beside its own duration, a program may take so long.

@@ -7,7 +7,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Wanted {
     pub what: String,
-    /// What it is compared with.
+    /// Name of the figure that it is compared with.
     pub limit: &'static str,
     /// Of the figure and of its limit.
     pub unit: &'static str,

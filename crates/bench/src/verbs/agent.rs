@@ -55,7 +55,7 @@ pub fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// What an agent holds between a request that makes something and the `Release`.
+/// Objects that an agent holds between the request that makes them and the `Release`.
 #[derive(Default)]
 struct Made<'a> {
     end: Option<Endpoint<'a>>,

@@ -1,9 +1,9 @@
 //! Instructions of each call of the data path, when this program runs under callgrind (see [`super::callgrind`]).
 //!
-//! What is counted does not hang on time: one request is posted, everything is given time to
-//! complete, and one poll takes the completion. A poll that came too early spoils the count, which
-//! is then taken again with more patience. Each call is counted in a pass of its own, in which the
-//! others run uncollected.
+//! Counts do not depend on time: one request is posted, everything is given time to complete, and
+//! one poll takes the completion. A poll that came too early spoils the count, which is then taken
+//! again with more patience. Each call is counted in a pass of its own, in which the others run
+//! uncollected.
 use super::callgrind;
 use super::endpoint::{BATCH_MAX, Endpoint, One, Patience};
 use super::{Job, Operation, Traffic};

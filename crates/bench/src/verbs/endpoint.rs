@@ -159,7 +159,7 @@ pub unsafe fn initialise(library: &Library, qp: *mut ibv_qp, access: Access) -> 
     zero(unsafe { (library.modify_qp)(qp, &mut attributes, mask as c_int) }, "ibv_modify_qp")
 }
 
-/// What a batch of requests has in common.
+/// Properties that a batch of requests has in common.
 #[derive(Clone, Copy)]
 pub struct Post {
     pub operation: Operation,
@@ -177,7 +177,7 @@ pub struct One {
     pub bytes: usize,
 }
 
-/// What not every endpoint has.
+/// Parts that not every endpoint has.
 #[derive(Clone, Copy)]
 pub struct Extras {
     /// Announces completions of sends, and outlives the endpoint; null: none does.

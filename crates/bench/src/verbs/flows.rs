@@ -34,7 +34,7 @@ pub struct Run {
     pub duration_ms: u64,
 }
 
-/// What was delivered.
+/// Amount that was delivered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flowed {
     /// Bytes of each connection in the time that counts.

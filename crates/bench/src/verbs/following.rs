@@ -10,7 +10,7 @@ const WAIT_NS: u64 = 10_000_000_000;
 /// A message that is not held back takes a hundredth of this, one that is takes more than twice as much.
 const SLOW_NS: u64 = 20_000_000;
 
-/// What the program waits for.
+/// Sign that the program waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Sign {
     /// Its messages are held back. One that is late alone is the machine's doing.

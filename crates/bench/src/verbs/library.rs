@@ -96,7 +96,7 @@ impl Library {
         }
     }
 
-    /// What a completion status is called.
+    /// Name of a completion status.
     pub fn status_name(&self, status: c_uint) -> String {
         // SAFETY: returns a constant C string for every number.
         let name = unsafe { (self.wc_status_str)(status) };

@@ -51,7 +51,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// What traffic is measured with; huge pages make no difference there.
+    /// Kinds of memory for traffic; huge pages make no difference there.
     pub const OF_TRAFFIC: [Self; 3] = [Self::Shared, Self::Ordinary, Self::Foreign];
     pub const ALL: [Self; 4] = [Self::Shared, Self::Ordinary, Self::Huge, Self::Foreign];
 
@@ -85,7 +85,7 @@ pub struct Job {
     pub duration_ms: u64,
 }
 
-/// What one end must know of the other.
+/// Address of one end, for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
     pub gid: [u8; 16],
@@ -135,7 +135,7 @@ pub enum Request {
     Follow { sign: following::Sign },
     /// Sends and uses control verbs for so long. → `Watched`.
     Watch { duration_ms: u64 },
-    /// What this process uses. → `Used`.
+    /// Use of this process. → `Used`.
     Usage,
     /// Frees what `Prepare`, `PrepareFlows`, `PrepareMix` or `Hold` made. → `Done`.
     Release,
@@ -178,7 +178,7 @@ pub struct Watched {
     pub message_ms: Vec<f64>,
 }
 
-/// What a process has used so far.
+/// Resources that a process has used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     pub cpu_ns: u64,
@@ -187,7 +187,7 @@ pub struct Usage {
     pub share_bytes: u64,
 }
 
-/// What one end saw.
+/// Result of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Latency: microseconds a round trip. Bandwidth: Gb/s, over equal parts of the time. Only of the end that ran.

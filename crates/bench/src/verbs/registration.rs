@@ -1,5 +1,5 @@
-//! What a registration costs: `ibv_reg_mr` and `ibv_dereg_mr` of memory that is in use, beside the least that moving so
-//! many bytes to new pages can cost, a bare `mmap`, a copy and a `munmap`.
+//! Cost of a registration: `ibv_reg_mr` and `ibv_dereg_mr` of memory that is in use, beside the
+//! least that moving so many bytes to new pages can cost, a bare `mmap`, a copy and a `munmap`.
 use super::Memory;
 use super::endpoint::{Device, not_null, zero};
 use crate::stats::Summary;

@@ -1,4 +1,4 @@
-//! What the two ends do: ping-pong and streams.
+//! Traffic between two ends: ping-pong and streams.
 //!
 //! The end that runs decides when it is over, by its clock, and says so in the last message: a SEND with an immediate
 //! value, or a WRITE whose first byte is [`LAST`]. So no measurement lasts long, however slow the path is.
@@ -53,7 +53,7 @@ impl SendQueue {
     }
 }
 
-/// What a message said.
+/// Content of a message.
 struct Arrived {
     last: bool,
 }

@@ -16,7 +16,7 @@ pub struct Link<'a> {
     address: Option<Ipv4Addr>,
 }
 
-/// What both ends and both routers did.
+/// Counts of both ends and both routers.
 struct Watched {
     outcome: Outcome,
     sender_ns: u64,

@@ -5,7 +5,7 @@ use crate::stats::{Summary, median};
 use crate::table::{Table, bytes, figure};
 use serde::Serialize;
 
-/// What is measured.
+/// Subject of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Key {
     /// Limits.
@@ -71,7 +71,8 @@ impl Key {
         if self.unit() == "us" { Better::Lower } else { Better::Higher }
     }
 
-    /// What the reference machine showed of a limit (two virtual Zen 5 cores, Linux 6.18), offloads on.
+    /// The reference machine's figure of a limit (two virtual Zen 5 cores, Linux 6.18), offloads
+    /// on.
     fn reference(self, mtu: u32) -> Reference {
         match self {
             Self::BareStream if mtu == super::MTU_LARGE => Reference::new(38.0, 26.0),

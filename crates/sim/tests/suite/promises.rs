@@ -1,4 +1,5 @@
-//! What QP attributes promise when the other end is gone, and what a tenant can't reach whatever it names.
+//! Promises of QP attributes when the other end is gone, and memory that a tenant can't reach
+//! whatever it names.
 use freeflow_sim::fabric::LinkModel;
 use freeflow_sim::sim::{HostModel, Sim};
 use freeflow_sim::topology::{Connection, REMOTE, Topology};
