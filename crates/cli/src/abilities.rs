@@ -15,7 +15,7 @@ fn in_new_network(act: impl FnOnce() -> Result<()>) -> Result<()> {
     })
 }
 
-/// What containers need.
+/// Checks the abilities that containers need.
 pub fn check_interfaces() -> Result<()> {
     in_new_network(|| {
         links::add_bridge("ffprobe0", BridgeOptions::default()).context("can't make a bridge")?;
@@ -23,7 +23,7 @@ pub fn check_interfaces() -> Result<()> {
     })
 }
 
-/// What hosts with peers need besides.
+/// Checks the abilities that hosts with peers need besides.
 pub fn check_wire() -> Result<()> {
     in_new_network(|| {
         guard::check_abilities()?;

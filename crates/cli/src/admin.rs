@@ -33,7 +33,7 @@ pub struct Admin {
     pub pid: u32,
 }
 
-/// What there is at the admin socket.
+/// State of the admin socket.
 #[derive(Debug)]
 pub enum Presence {
     Running(Admin),

@@ -167,7 +167,7 @@ pub struct Up {
     pub cdi_dir: Option<PathBuf>,
 }
 
-/// What `--metrics-listen` asks for.
+/// Value of `--metrics-listen`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsListen(pub Option<SocketAddr>);
 
@@ -183,7 +183,7 @@ impl FromStr for MetricsListen {
     }
 }
 
-/// What `--workers` asks for.
+/// Value of `--workers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workers {
     Auto,

@@ -139,7 +139,7 @@ pub struct Top {
     /// Queue pairs too
     #[arg(long)]
     pub qps: bool,
-    /// What comes first
+    /// Order of the rows
     #[arg(long, value_name = "COLUMN", default_value = "rate")]
     pub sort: TopSort,
     #[command(flatten)]

@@ -180,7 +180,8 @@ fn interfaces() -> Check {
     }
 }
 
-/// What hosts with peers need besides: containers must not speak RoCEv2 by themselves, and the overlay is VXLAN.
+/// Checks for hosts with peers: containers must not speak RoCEv2 by themselves, and the overlay is
+/// VXLAN.
 fn wire() -> Check {
     match abilities::check_wire() {
         Ok(()) => Check::ok("other hosts", "packets can be filtered and an overlay be made"),

@@ -1,4 +1,4 @@
-//! What the command says when it can't do what was asked: one line with the remedy, and an exit status.
+//! Failures of the command: one line with the remedy, and an exit status.
 
 use std::fmt;
 

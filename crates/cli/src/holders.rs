@@ -21,7 +21,7 @@ pub struct Holder {
     pub vnic: String,
     /// The engine's id of the container.
     pub container: String,
-    /// What people call it.
+    /// Name for people.
     pub name: String,
     pub process: Process,
 }

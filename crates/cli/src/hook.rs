@@ -71,7 +71,7 @@ fn read_configuration(bundle: &Path) -> Result<Configuration> {
     serde_json::from_slice(&text).context(path.display())
 }
 
-/// What the device asks for.
+/// The vNIC that the device asks for.
 #[derive(Clone, Copy, Debug)]
 pub enum Wanted<'a> {
     /// A new vNIC in this network.

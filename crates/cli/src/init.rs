@@ -33,7 +33,7 @@ pub enum Report {
 /// The supervisor's leave to start the command.
 pub const GO: &[u8] = b"go";
 
-/// What to run, and how.
+/// Program to run, and how.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub command: Vec<String>,

@@ -1,8 +1,9 @@
 //! Puts a vNIC's directory and the drop-in libraries into a container's file system, whose content may be hostile.
 //!
-//! What is mounted is opened in the host's view beforehand, as detached mounts. Where it is mounted is resolved by the
-//! kernel below the container's root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS), so no symbolic link
-//! of the image leads out of it; the mount goes onto the descriptor, not onto a name.
+//! The sources of mounts are opened in the host's view beforehand, as detached mounts. Where it is
+//! mounted is resolved by the kernel below the container's root (`openat2` with RESOLVE_IN_ROOT and
+//! RESOLVE_NO_MAGICLINKS), so no symbolic link of the image leads out of it; the mount goes onto
+//! the descriptor, not onto a name.
 //!
 //! Invariant: these mounts are read-only. They are the host's own files: a container's root must
 //! neither change the library that every other container runs, nor fill or rearrange the directory
@@ -41,7 +42,7 @@ mod architecture {
     pub const MUSL_LOADER: &str = "lib/ld-musl-aarch64.so.1";
 }
 
-/// What gets mounted, opened in the host's view.
+/// Sources of the mounts, opened in the host's view.
 pub struct Sources {
     vnic: OwnedFd,
     libraries: Vec<Library>,
@@ -59,7 +60,7 @@ struct Library {
 
 impl Library {
     fn open(directory: &Path, name: &'static str) -> Result<Self> {
-        // What is mounted is the file, not a link to it.
+        // The file is mounted, not a link to it.
         let path = std::fs::canonicalize(directory.join(name)).context(name)?;
         let metadata = rustix::fs::stat(&path).context(path.display())?;
         let mounts: Result<Vec<OwnedFd>> = (0..LIBRARY_COUNT_MAX).map(|_| protected(&path)).collect();

@@ -30,13 +30,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub const HOST_COUNT_MAX: u32 = 32;
-/// What is between the smallest MTU of IPv6 and a common one of jumbo frames, bytes.
+/// MTU of a lab's links, bytes: between the smallest of IPv6 and a common one of jumbo frames.
 pub const MTU_BYTES_MIN: u32 = 1280;
 pub const MTU_BYTES_MAX: u32 = 9000;
 const DEFAULT_NAME: &str = "lab";
 const VERSION: u32 = 1;
 
-/// What a lab was made with.
+/// Parameters of a lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
     pub version: u32,
@@ -161,7 +161,7 @@ pub fn host_address(number: u32) -> Ipv4Addr {
     Ipv4Addr::new(192, 168, 240, u8::try_from(number).expect("a host's number is small"))
 }
 
-/// What a host gives out of the pool.
+/// The part of the pool that a host gives out.
 pub fn host_range(number: u32) -> String {
     format!("10.111.{number}.0/24")
 }

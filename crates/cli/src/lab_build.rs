@@ -126,7 +126,8 @@ fn make_namespace(path: &Path) -> Result<()> {
     in_child(|| {
         sys::unshare(UnshareFlags::NEWNET).context(what())?;
         mount_bind("/proc/self/ns/net", path).context(what())?;
-        // What crosses a bridge here is nobody's to filter; where the kernel can't, there is nothing to turn off.
+        // Packets that cross a bridge here are nobody's to filter; where the kernel can't, there is
+        // nothing to turn off.
         let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
         let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-ip6tables", "0");
         Ok(links::change("lo", Change::UP)?)

@@ -1,5 +1,5 @@
-//! What the command does to the host's network by itself: after networks or vNICs have come or
-//! gone, and for a container.
+//! Changes that the command makes to the host's network by itself: after networks or vNICs have
+//! come or gone, and for a container.
 
 use crate::admin::{Admin, Presence};
 use crate::failure::{Failure, Result};

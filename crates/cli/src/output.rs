@@ -1,4 +1,4 @@
-//! What the command prints. A reader that went away (`freeflow ps | head -1`) is no error.
+//! Output of the command. A reader that went away (`freeflow ps | head -1`) is no error.
 
 use serde::Serialize;
 use std::io::Write;

@@ -25,7 +25,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// What a container may write, all its files together, and how many there may be.
+/// Most that a container may write, all its files together, and the number of them.
 const WRITTEN: &CStr = c"size=1g,nr_inodes=262144,mode=0755";
 /// Mounts of the host that are looked at; more are no container's business.
 const MOUNT_COUNT_MAX: usize = 1024;
@@ -112,7 +112,8 @@ fn overlay(path: &Path, scratch: &Path, number: u32) -> Result<OwnedFd> {
     make().context(format!("an overlay over {}", path.display()))
 }
 
-/// What programs may not do there, they may not in the overlay. Devices are those of the container's own `/dev`.
+/// Restrictions of a mount that hold in the overlay too. Devices are those of the container's own
+/// `/dev`.
 fn attributes(path: &Path) -> rustix::io::Result<MountAttrFlags> {
     use rustix::fs::StatVfsMountFlags as Flags;
     let flags = rustix::fs::statvfs(path)?.f_flag;

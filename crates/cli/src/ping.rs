@@ -44,7 +44,7 @@ const RETRIES: u8 = 7;
 struct End {
     name: String,
     session: Arc<Session>,
-    /// What it holds is closed with it.
+    /// Closing it closes all that it holds.
     _context: Context,
     cq: Arc<CompletionQueue>,
     qp: QueuePair,

@@ -29,7 +29,7 @@ pub enum State {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// That of its vNIC.
+    /// The vNIC's id.
     pub id: String,
     /// The vNIC was declared, and stays when the container ends.
     #[serde(default)]

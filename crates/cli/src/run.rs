@@ -55,7 +55,7 @@ fn plan(arguments: Run) -> Result<Plan> {
     })
 }
 
-/// What a container's program starts with: little of the caller's, and what `-e` says.
+/// Environment of a container's program: little of the caller's, and the `-e` settings.
 fn environment(settings: &[String]) -> Result<Vec<(String, String)>> {
     let caller = |key: &str| std::env::var(key).ok();
     let mut environment = vec![

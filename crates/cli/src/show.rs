@@ -75,7 +75,7 @@ pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// What was asked for, and what is in force where that is something else.
+/// The requested mode, and the one in force where it differs.
 pub fn mode_text(router: &RouterStatus) -> String {
     if router.mode == router.mode_in_force {
         router.mode.clone()

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 /// How often a generated name may turn out to be taken.
 const NAME_TRY_COUNT_MAX: usize = 64;
 
-/// What `freeflow run` was asked for, checked.
+/// Checked arguments of `freeflow run`.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub name: Option<String>,
@@ -292,7 +292,7 @@ pub fn watch(running: &Running, signals: &Signals) -> i32 {
         }
         if let Ok(Some((_, status))) = waitpid(Some(running.pid), WaitOptions::NOHANG) {
             if let Some(master) = running.master.as_ref().filter(|_| output_open) {
-                // What the command wrote last.
+                // Passes on the command's last output.
                 while terminal::relay(master, std::io::stdout()) {}
             }
             return init::exit_code(status);

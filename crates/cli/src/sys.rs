@@ -174,7 +174,7 @@ pub fn protect_data_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
     set_mount(mount, libc::MOUNT_ATTR_NOEXEC, 0)
 }
 
-/// What is mounted below a mount from now on stays in its namespace.
+/// Keeps mounts that are made below a mount from now on in its namespace.
 pub fn stop_propagation(mount: BorrowedFd<'_>) -> io::Result<()> {
     set_mount(mount, 0, libc::MS_SLAVE)
 }

@@ -30,7 +30,7 @@ const DEFAULT_MODE: &str = "adaptive";
 /// Pools tried when none is asked for: 10.111.0.0/16 and those after it.
 const POOL_FIRST: u8 = 111;
 const POOL_LAST: u8 = 126;
-/// What containers get between SIGTERM and SIGKILL when the host goes down.
+/// Time between SIGTERM and SIGKILL for containers when the host goes down.
 const STOP_TIME: Duration = Duration::from_secs(3);
 
 /// A host that is up.
@@ -153,7 +153,7 @@ fn resolve_settings(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
         Some(path) => Some(state_directory(path)?),
         None => last.as_ref().and_then(|last| last.state.clone()),
     };
-    // What is kept has a pool already.
+    // A kept state has a pool already.
     let kept = state.as_deref().and_then(kept_pool);
     let pool = match asked_pool.or_else(|| last.as_ref().map(|last| last.pool.clone())).or(kept) {
         Some(pool) => pool,

@@ -1,4 +1,4 @@
-//! What a `freeflow run` container sees: the host's root file system with its own `/proc`, `/sys`,
+//! View of a `freeflow run` container: the host's root file system with its own `/proc`, `/sys`,
 //! `/dev`, hostname and capabilities, its vNIC at `/run/freeflow` and in `/sys/class`, the drop-in
 //! library, and none of the run directories of the machine.
 //!
@@ -43,7 +43,7 @@ pub struct View {
     pub scratch: PathBuf,
 }
 
-/// What Docker leaves a container, less MKNOD: the host's file system is in view.
+/// Docker's default capabilities, less MKNOD: the host's file system is in view.
 const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FSETID)

@@ -40,7 +40,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest answer, and longest line of a watch, bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 const LINE_BYTES_MAX: usize = 16 << 20;
-/// What is read from the socket at a time, bytes.
+/// Bytes read from the socket at a time.
 const READ_BYTES: usize = 16 << 10;
 
 /// Exit statuses beyond 1 (failed) and 2 (wrong usage).
@@ -57,7 +57,7 @@ pub struct Cause {
     pub message: String,
 }
 
-/// What the router answered in the place of what was asked for.
+/// The router's answer when it refuses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Refusal {
@@ -68,7 +68,7 @@ pub struct Refusal {
     pub details: Details,
 }
 
-/// What exactly it is about.
+/// The object and fields concerned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Details {
@@ -303,7 +303,8 @@ async fn collect(body: Incoming) -> Result<Bytes> {
     Ok(Limited::new(body, ANSWER_BYTES_MAX).collect().await.context("the router's answer")?.to_bytes())
 }
 
-/// What `hyper` reads and writes: it brings its own traits, so that it needs no particular runtime.
+/// The stream that `hyper` reads and writes: it brings its own traits, so that it needs no
+/// particular runtime.
 struct Stream(UnixStream);
 
 impl hyper::rt::Read for Stream {

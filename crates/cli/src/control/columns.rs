@@ -167,7 +167,7 @@ fn limit(value: &Value) -> String {
     if parts.is_empty() { "-".into() } else { parts.join(" ") }
 }
 
-/// What one end of a rule, or one selector of a group, asks for.
+/// Selector of one end of a rule, or of a group, as text.
 fn selector(value: &Value) -> String {
     let mut parts = Vec::new();
     for (key, word) in [

@@ -106,7 +106,7 @@ fn check(wanted: &[Wanted], found: Vec<Option<Box<Refusal>>>) -> Result<()> {
     Err(Failure::new(text).with_code(first.unwrap_or(failure.code())).in_lines())
 }
 
-/// What became of one, or would; the last word is the first failure's.
+/// Prints the result for one object, real or of a dry run; the last word is the first failure's.
 fn tell(one: &Wanted, done: Answer<()>, arguments: &Delete, first_failure: &mut Option<Failure>) {
     let trouble = match done {
         Ok(()) if !arguments.output.format.is_text() => return,

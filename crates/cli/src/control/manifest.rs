@@ -1,5 +1,5 @@
-//! What people write: files of YAML documents (or JSON, which is YAML), as objects to be sent, each
-//! value with its line.
+//! Manifests that people write: files of YAML documents (or JSON, which is YAML), as objects to be
+//! sent, each value with its line.
 //!
 //! Nothing is checked here but that it is an object with a kind: the router knows what fields there
 //! are. What a file may cost is bounded: its size, its nodes, its depth, what aliases may repeat.
@@ -178,7 +178,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Item>> {
             }
         };
         let parts = match document.value {
-            // What `get -o yaml` prints.
+            // A list as `get -o yaml` prints it.
             Node::Map(entries) if is_list(&entries) => {
                 let items = entries.into_iter().find(|(key, _)| key == "items").map(|(_, items)| items.value);
                 match items {
@@ -371,7 +371,7 @@ mod tests {
             {"kind": "Network", "metadata": {"name": "b"}}]}"#;
         let names: Vec<String> = parse("f", json).unwrap().into_iter().map(|item| item.name).collect();
         assert_eq!(names, ["a", "b"]);
-        // What is printed can be read.
+        // Printed objects can be read.
         let value = &parse("f", TWO).unwrap()[0].value;
         assert_eq!(parse("f", &to_yaml(value)).unwrap()[0].value, *value);
     }

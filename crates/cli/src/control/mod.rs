@@ -49,7 +49,7 @@ fn path_of(kind: Kind, name: &str) -> String {
     format!("{BASE}/{}/{}", kind.plural, encoded(name))
 }
 
-/// What the objects of files become, or would.
+/// Sends the objects of files, or asks what they would change.
 fn send(api: &Api, items: &[Item], dry_run: bool) -> Result<Vec<Value>> {
     let body = json!({"items": items.iter().map(|item| &item.value).collect::<Vec<_>>()});
     let path = format!("{BASE}/apply{}", if dry_run { "?dryRun=true" } else { "" });
@@ -148,7 +148,7 @@ fn object(api: &Api, kind: Kind, name: &str) -> Answer<Value> {
     found.pop().ok_or(Trouble::Refused(refusal))
 }
 
-/// What the router answers, and the objects of it.
+/// The router's answer, and the objects in it.
 fn read(api: &Api, kind: Kind, name: Option<&str>, labels: Option<&str>) -> Answer<(Value, Vec<Value>)> {
     if let Some(name) = name {
         let object = object(api, kind, name)?;

@@ -212,7 +212,7 @@ fn qp_row(before: &Qp, after: &Qp, limit: Limit, seconds: f64) -> QpRow {
     QpRow { qpn: after.qpn, rates }
 }
 
-/// What is new since the look before counts from nothing.
+/// A vNIC or QP that the look before lacked counts from zero.
 fn rows(before: &Look, after: &Look, begun_ns: u64, with_qps: bool) -> Vec<Row> {
     let nothing = (begun_ns, Vnic::default());
     let row = |(id, (now_ns, now)): (&String, &(u64, Vnic))| {

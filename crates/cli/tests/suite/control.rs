@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 const FREEFLOW: &str = env!("CARGO_BIN_EXE_freeflow");
 const BASE: &str = "/apis/freeflow.io/v1";
 
-/// What was asked, and the answers to it: status and body, by method and path.
+/// Requests, and the answers to them: status and body, by method and path.
 #[derive(Default)]
 struct Table {
     answers: Vec<(&'static str, u16, String)>,
@@ -165,7 +165,7 @@ fn a_refusal_names_file_document_line_and_field() {
         place.display()
     );
     expect(&output, 3, "", &told);
-    // What can't be read is not sent.
+    // A file that can't be read is not sent.
     server.asked();
     let output = server.freeflow(&["apply", "-f", "-"], "kind: Network\nmetadata: {name: [}\n");
     assert_eq!((output.status.code(), server.asked().len()), (Some(3), 0));
@@ -353,7 +353,7 @@ fn watch_prints_changes_and_begins_anew_when_it_came_too_late() {
     assert!((4..100).contains(&asked) && output.status.code() == Some(1), "{asked}");
 }
 
-/// What no router of ours answers.
+/// Answers that no router of ours gives.
 const STRANGE: [&str; 12] = [
     "null",
     "7",
