@@ -1,4 +1,5 @@
-// What programs do with verbs besides plain transfers: threads, forks, many objects, all kinds of memory, exact returns.
+// Uses of verbs besides plain transfers: threads, forks, many objects, all kinds of memory, exact
+// returns.
 //
 //   apps [CASE…]     every case in this process and its children
 #include "apps.h"

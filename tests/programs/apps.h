@@ -1,4 +1,5 @@
-// What the cases of `apps` share: two connected endpoints in one process, and checks that leave the case.
+// Common parts of the cases of `apps`: two connected endpoints in one process, and checks that
+// leave the case.
 #ifndef FREEFLOW_TEST_APPS_H
 #define FREEFLOW_TEST_APPS_H
 

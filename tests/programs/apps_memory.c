@@ -96,7 +96,7 @@ static bool files(void) {
     void *common = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     void *own = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
     want(with_memory(common, own) && with_memory(own, common));
-    // What was written through the shared mapping is in the file.
+    // Bytes written through the shared mapping are in the file.
     uint8_t byte = 0;
     want(pread(file, &byte, 1, 30001) == 1 && byte == ((uint8_t *)common)[30001]);
     munmap(common, BYTES);
@@ -247,7 +247,7 @@ static bool one_gib(bool first_shared, bool second_shared) {
 static bool one_gib_of_any_memory(void) { return one_gib(false, false); }
 static bool one_gib_of_ibv_malloc(void) { return one_gib(true, true); }
 
-// What ibv_malloc gives is page-aligned, zero when fresh, apart from each other, and goes back.
+// Memory of ibv_malloc is page-aligned, zero when fresh, apart from each other, and goes back.
 static bool ibv_malloc_and_free(void) {
     want(find_shared());
     void *blocks[64];

@@ -1,4 +1,5 @@
-// What queues can do besides plain transfers: invalidation, moderation, multicast, extended completions, ECE.
+// Uses of queues besides plain transfers: invalidation, moderation, multicast, extended
+// completions, ECE.
 #define _GNU_SOURCE
 #include "apps.h"
 
@@ -52,7 +53,7 @@ static bool send_with_invalidate(void) {
     return pair_close(&p);
 }
 
-// What a request can't say is refused when it is posted.
+// A request with impossible fields is refused when it is posted.
 static bool refused_requests(void) {
     struct pair rc, uc, ud;
     struct ibv_send_wr *bad;

@@ -326,7 +326,7 @@ static bool implicit_on_demand(void) {
     fill(p.a.memory, PART, 8);
     want(reaches(&p.a, IBV_WR_RDMA_WRITE, 0, PART, (uintptr_t)memory + 5, mr->rkey) && holds(memory + 5, PART, 8));
     want(reaches(&p.a, IBV_WR_RDMA_WRITE, 0, PART, (uintptr_t)heap, mr->rkey) && holds(heap, PART, 8));
-    // What is mapped there now counts, not what was there before.
+    // The present mapping counts, not the one before.
     want(!madvise(memory, 4 * PAGE, MADV_DONTNEED));
     want(reaches(&p.a, IBV_WR_RDMA_READ, 8000, 8, (uintptr_t)memory + 5, mr->rkey) && !p.a.memory[8000]);
     want(!munmap(memory, 4 * PAGE));
@@ -431,7 +431,7 @@ static bool device_memory_runs_out(void) {
     want(first && second && refuses(ibv_alloc_dm(context, &one), ENOMEM));
     want(!ibv_free_dm(second) && refuses(ibv_alloc_dm(context, &whole), ENOMEM) && !ibv_free_dm(first));
     want((first = ibv_alloc_dm(context, &whole)) != NULL);
-    // What the program leaves goes with the context.
+    // Objects that the program leaves go with the context.
     want(!ibv_close_device(context));
     want((context = open_first_device()) && !ibv_close_device(context));
     return true;
@@ -493,7 +493,7 @@ static bool parent_domains(void) {
 
 // ---- objects of another process
 
-// What the exporter tells besides the descriptor.
+// Facts that the exporter gives besides the descriptor.
 struct exported {
     uint32_t pd, mr, dm;
     uint64_t memory;
@@ -660,7 +660,7 @@ static bool an_imported_pd_outlives_its_owner(void) {
     fill(memory, 1000, 30);
     want(reaches(&a, IBV_WR_RDMA_WRITE, 0, 1000, (uintptr_t)memory + 2048, mr->rkey) && holds(memory + 2048, 1000, 30));
     want(ibv_dealloc_pd(pd) == EBUSY);
-    // What is left in it goes with the context.
+    // Objects left in it go with the context.
     munmap(memory, PAGE);
     return !ibv_close_device(context);
 }

@@ -14,7 +14,7 @@
 
 enum { BYTES = 16384, SLOT = 1024 };
 
-// What one process has: memory, a domain, a queue for what arrives, an initiator, a target.
+// One process: memory, a domain, a queue for arrivals, an initiator, a target.
 struct node {
     struct ibv_context *context;
     struct ibv_pd *pd;
@@ -192,7 +192,7 @@ static bool xrc_operations(void) {
     return node_close(&a) && node_close(&b);
 }
 
-// What each half of a connection says of itself, in every state.
+// Attributes of each half of a connection, in every state.
 static bool xrc_states(void) {
     struct node a, b;
     struct ibv_qp_attr attr;
@@ -286,14 +286,14 @@ static bool xrc_domains(void) {
                                         .pd = pd};
     want(!ibv_create_srq_ex(one, &init) && errno == EINVAL);
     want(!ibv_dealloc_pd(pd));
-    // What a program leaves goes with its context.
+    // Objects that a program leaves go with its context.
     want((first = open_domain(one, file, O_CREAT)) && !ibv_close_device(one));
     want(!open_domain(two, file, 0) && errno == EAGAIN);
     close(file);
     return !ibv_close_device(two);
 }
 
-// What the processes of a domain tell the initiator, and the initiator them.
+// Messages of the domain's processes to the initiator, and of the initiator to them.
 struct word {
     struct remote at;
     union ibv_gid gid;

@@ -13,7 +13,7 @@
 // Of the messages, and of what is in shared memory: who says another one is sent away.
 enum { PROTOCOL_VERSION = 1, LAYOUT_VERSION = 1 };
 
-// What the router answers, as far as tests look at it: variants of VerbsError, and `GOOD`.
+// The router's answers, as far as tests look at them: variants of VerbsError, and `GOOD`.
 enum answer { GOOD = -1, INVALID_ARGUMENT = 0, NO_MEMORY, BUSY, NOT_SUPPORTED, BAD_ADDRESS, NOT_PERMITTED, NOT_FOUND, GONE = 1000 };
 
 struct by_hand {

@@ -1,4 +1,4 @@
-// What arrives: every operation, on every type, from every kind of memory.
+// Cases of arrival: every operation, on every type, from every kind of memory.
 #define _GNU_SOURCE
 #include "cases.h"
 

@@ -1,4 +1,4 @@
-// What goes wrong, and the status each end gets for it (IBTA vol. 1, 9.9 and 11.6.2).
+// Cases of errors, and the status each end gets for them (IBTA vol. 1, 9.9 and 11.6.2).
 #include "cases.h"
 
 #include <errno.h>
@@ -328,7 +328,7 @@ static void flush_in_order(struct side *s, struct endpoint *e) {
     need(s, qp_modify_state(e->qp, IBV_QPS_ERR));
     for (unsigned i = 0; i < COUNT; i++) need_completion(s, e->send_cq, i, IBV_WC_WR_FLUSH_ERR);
     for (unsigned i = 0; i < COUNT; i++) need_completion(s, e->recv_cq, 100 + i, IBV_WC_WR_FLUSH_ERR);
-    // What is posted now flushes as well.
+    // Requests posted now flush as well.
     need(s, !post_send(e, 200, 0, 100, 0));
     need(s, !post_recv(e, 201, 0, 100));
     need_completion(s, e->send_cq, 200, IBV_WC_WR_FLUSH_ERR);

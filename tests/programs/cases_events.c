@@ -48,7 +48,8 @@ static void event_for_each_arming(struct side *s, struct endpoint *e) {
     }
 }
 
-// Who polls, finds nothing and arms must not sleep over what came in between; but what an event told of is not told again.
+// A program that polls, finds nothing and arms must not sleep over completions that came in
+// between; but an event is not repeated.
 static void armed_late(struct side *s, struct endpoint *e) {
     need(s, endpoint_open(e, &(struct options){.events = true}));
     need(s, endpoint_to_init(e));

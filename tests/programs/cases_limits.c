@@ -1,4 +1,4 @@
-// What the device says it can hold is true, and what is too much is refused with a NIC's errno.
+// The device's limits are true, and requests beyond them are refused with a NIC's errno.
 #include "cases.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-// What tests/programs/cm*.c share: one identifier, one event channel with a time limit.
+// Common parts of tests/programs/cm*.c: one identifier, one event channel with a time limit.
 #ifndef FREEFLOW_TEST_CM_H
 #define FREEFLOW_TEST_CM_H
 

@@ -1,4 +1,5 @@
-// What programs do on the direct path, and on each other path alike: both ends check every byte and every order.
+// Traffic on the direct path, and on each other path alike: both ends check every byte and every
+// order.
 //
 //   direct [-s SEED] [-n ROUNDS] loopback|server PORT|client HOST PORT [CASE…]
 //

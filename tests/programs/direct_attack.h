@@ -1,4 +1,4 @@
-// What a process may try with the descriptor and the mapping of memory that it was granted once.
+// Attacks of a process with the descriptor and the mapping of memory that it was granted once.
 #ifndef FREEFLOW_TEST_DIRECT_ATTACK_H
 #define FREEFLOW_TEST_DIRECT_ATTACK_H
 
@@ -21,7 +21,7 @@ struct booty {
     bool is_hammering, shall_stop;
 };
 
-// What the attempts came to.
+// Results of the attempts.
 struct outcome {
     uint32_t seen;     // the owner's new words were there
     uint32_t resealed; // the file could be cut, grown or sealed

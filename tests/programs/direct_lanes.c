@@ -319,7 +319,8 @@ static void threads_share_qp(struct side *s, struct endpoint *e) {
     free(seen);
 }
 
-// What has been sent successfully is there, however slowly it is taken and whatever becomes of its sender meanwhile.
+// A message sent successfully is there, however slowly it is taken and whatever becomes of its
+// sender meanwhile.
 enum { WARM_UP = 200, LEFT = 220, LEFT_RECEIVES = 256, SLOW_MS = 1300 };
 
 static void take_left(struct side *s, struct endpoint *e, unsigned from, unsigned until, bool again) {

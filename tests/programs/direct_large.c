@@ -25,7 +25,7 @@ static const uint64_t CHUNK = 16ull << 20, BYTES = CHUNKS * (16ull << 20), BLOCK
         }                                                                                                              \
     } while (0)
 
-// Who it is, and what it has written last: in each chunk, and of its blocks.
+// The process, and its last writes: in each chunk, and of its blocks.
 struct report {
     uint64_t words[CHUNKS], block, number;
 };
@@ -82,7 +82,7 @@ static int server(int listener, unsigned clients) {
     }
     e[0].qp = NULL;
     must(endpoint_close(&e[0]));
-    // What was there stays there, also when all is private again.
+    // The contents stay, also when all is private again.
     for (unsigned i = 0; i < clients; i++) check(memory, &reports[i]);
     printf("copied %lu\n", (unsigned long)copied);
     return 0;

@@ -26,9 +26,9 @@ enum {
     CONSTANT_SEED = 99,
     TIMEOUT_MS = 20000,
 };
-// What immediate data says, above the slot.
+// Meaning of immediate data, above the slot.
 enum { SAYS_NOTHING, SAYS_LAST, SAYS_CONSTANT, SAYS_WRITTEN, SAYS_WRITTEN_BEFORE };
-// What is to be checked when a request is done.
+// Check to make when a request is done.
 enum expects { EXPECTS_NOTHING, EXPECTS_CONSTANT, EXPECTS_COUNT };
 
 struct habits {

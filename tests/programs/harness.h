@@ -1,4 +1,5 @@
-// What the C test programs share: two sides that agree over a socket, an endpoint (one QP and what it needs), checks.
+// Common parts of the C test programs: two sides that agree over a socket, an endpoint (one QP and
+// what it needs), checks.
 //
 // A *side* is one half of a test: role A begins, role B answers. Both run in one process (loopback), or each in its own
 // container. They keep step by `meet`, which every side must reach; a side that fails closes its socket, so that the
@@ -20,9 +21,9 @@ struct side {
     bool failed;
 };
 
-// What one endpoint tells the other.
 enum { IPV6_GID_INDEX = 2 };
 
+// Address of one endpoint, for the other.
 struct address {
     uint32_t qpn, psn, rkey, qkey;
     uint64_t memory, bytes;

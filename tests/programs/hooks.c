@@ -1,6 +1,7 @@
-// What libraries do that want to learn what becomes of a program's memory (UCX's ucm, sanitizers): functions of their own in the place of the C
-// library's. To be preloaded. Such ones may lose mremap's fifth argument, or take what libibverbs does for the program's doing; so libibverbs may
-// not come here: the process ends when it does.
+// Functions in the place of the C library's, as libraries have them that follow a program's memory
+// (UCX's ucm, sanitizers). To be preloaded. Such ones may lose mremap's fifth argument, or take
+// what libibverbs does for the program's doing; so libibverbs may not come here: the process ends
+// when it does.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>

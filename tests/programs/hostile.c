@@ -118,7 +118,7 @@ static void close_received(const struct msghdr *header) {
 // ---- connection management
 
 enum { CM_REQUEST = 49, CM_REPLY = 20, CM_KINDS = 20, CM_HANDLES = 16, CM_PORTS = 6, QP_TYPES = 6 };
-// What the router made for the enemy, and for which connection does not matter: it may guess.
+// The objects that the router made for the enemy, of whichever connection: it may guess.
 static uint64_t channels[CM_HANDLES], ids[CM_HANDLES];
 static struct in_addr own_address;
 

@@ -126,7 +126,7 @@ static void with_type(MPI_Datatype type, int count, const char *what) {
     fill(out, 500 + rank, 0, bytes);
     fill(in, 600, 0, bytes);
     MPI_Sendrecv(out, count, type, next, 5, in, count, type, previous, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    // What it must be: the gaps of `in`, and the sender's bytes where the type has any.
+    // The expected bytes: the gaps of `in`, and the sender's bytes where the type has any.
     uint8_t *theirs = malloc(bytes);
     fill(theirs, 500 + previous, 0, bytes);
     fill(wanted, 600, 0, bytes);

@@ -1,4 +1,5 @@
-// What the parts of the MPI program share: a pattern for each byte, and an end that names the first wrong one.
+// Common parts of the MPI program: a pattern for each byte, and an end that names the first wrong
+// one.
 #ifndef FREEFLOW_TEST_MPI_H
 #define FREEFLOW_TEST_MPI_H
 

@@ -1,4 +1,5 @@
-// What the cases of `remap` share: one device, memory of every kind, a connected pair of QPs in this process, checks.
+// Common parts of the cases of `remap`: one device, memory of every kind, a connected pair of QPs
+// in this process, checks.
 #ifndef FREEFLOW_TEST_REMAP_H
 #define FREEFLOW_TEST_REMAP_H
 

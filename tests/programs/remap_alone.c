@@ -155,7 +155,8 @@ void case_overlap(void) {
     need(placed(m, 8 * PAGE) == PAGE);
     rdma(IBV_WR_RDMA_WRITE, edge, m + 3 * PAGE + 8, edge, m + 3 * PAGE + 8, 8);
     dereg(edge);
-    // What was restored at different times may stay apart: the kernel joins two areas only, once both have pages.
+    // Pages restored at different times may stay apart: the kernel joins two areas only, once both
+    // have pages.
     need(placed(m, 8 * PAGE) == 0 && areas(m, 64 * PAGE) <= 3);
     // In any order; and restored as a whole it is one again.
     struct ibv_mr *mrs[40];
@@ -421,7 +422,7 @@ void case_fork(void) {
         end = end_of(child);
         need(i % 2 ? end == 256 + SIGKILL || end == 0 : end == 0);
     }
-    // What the program keeps from its children stays so.
+    // Memory that the program keeps from its children stays so.
     need(madvise(peer, bytes, MADV_DONTFORK) == 0);
     child = fork();
     if (!child) _exit(areas(peer, bytes) == 0 && is_filled(m, bytes, 20) ? 0 : 1);
@@ -459,7 +460,7 @@ void case_router_death(void) {
     }
     struct ibv_pd *next_pd = next ? ibv_alloc_pd(next) : NULL;
     need(next_pd != NULL);
-    // What lies in the dead session's zones moves to the new one's.
+    // Pages in the dead session's zones move to the new one's.
     struct ibv_mr *fresh = ibv_reg_mr(next_pd, a, bytes, ALL_ACCESS), *again = ibv_reg_mr(next_pd, c, bytes, ALL_ACCESS);
     need(fresh && again && placed(a, bytes) == bytes && placed(c, bytes) == bytes && is_filled(c, bytes, 3));
     dereg(mr_b);

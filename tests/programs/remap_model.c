@@ -223,7 +223,7 @@ static void do_move(struct actor *a) {
     }
 }
 
-// What is placed keeps its contents, all else is zero.
+// Remapped pages keep their contents, all else is zero.
 static void do_throw_away(struct actor *a) {
     size_t page, count;
     pick_pages(a, &page, &count);
@@ -643,7 +643,7 @@ void case_model(void) {
     printf("seed %lu, threads %lu: %lu transfers, %lu moves refused\n", seed, threads, transfers, moves);
 }
 
-// What the other end of a thread's queue pair does, as it is told.
+// The other end of a thread's queue pair, which does as it is told.
 void case_model_peer(void) {
     struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
     need(cq != NULL);

@@ -58,7 +58,7 @@ static void refused(int epoll, int operation, int fd, struct epoll_event *event,
     if (control(epoll, operation, fd, event) != -1 || errno != number) die("repoll_ctl %d of %d: not %d", operation, fd, number);
 }
 
-// What is told within the time, one event.
+// Expects one event within the time.
 static void told(int epoll, int fd, uint32_t events, const char *when) {
     struct epoll_event event = {0};
     int count = await(epoll, &event, 1, MILLISECONDS);

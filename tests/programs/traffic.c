@@ -142,7 +142,7 @@ bool traffic_sleep(struct traffic *t, unsigned ms) {
     struct ibv_cq *cq;
     void *context;
     if (ibv_req_notify_cq(t->e.send_cq, 0) || ibv_req_notify_cq(t->e.recv_cq, 0)) return false;
-    // What came before the arming gives no event.
+    // Completions before the arming give no event.
     uint64_t before = t->completed + t->received;
     if (!traffic_turn(t, false)) return false;
     if (t->completed + t->received != before || !fd_readable(t->e.channel->fd, ms)) return true;

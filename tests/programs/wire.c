@@ -168,7 +168,7 @@ static bool close_all(void) {
 
 // ---- requests
 
-// What the peer's memory will be; `wr` is what makes it so.
+// Plans the peer's memory after `wr`.
 static void plan(struct flow *flow, struct request *request, uint64_t random, struct ibv_send_wr *wr, uint8_t *source) {
     size_t at = (random >> 40) % (TARGET - WORDS - request->length);
     uint8_t *expected = flow->expected[flow->posted % DEPTH];
@@ -300,7 +300,7 @@ static bool sleep_in_channel(int sock) {
     if ((n = take_all()) != 0) return n > 0;
     poll(waiting, 2, EVENT_WAIT_MS);
     if (!(waiting[0].revents & POLLIN)) {
-        // What came after the arming must ring, if not quite at once.
+        // Completions after the arming must ring, if not quite at once.
         return (n = take_all()) == 0 || (n > 0 && fd_readable(channel->fd, 2000)) || first_error != IBV_WC_SUCCESS ||
                nobody_tells() || bad("completions without an event", NULL);
     }
@@ -337,7 +337,7 @@ static bool run(int sock) {
     return first_error == IBV_WC_SUCCESS;
 }
 
-// What the peer did to this memory is what its model says, and nothing else.
+// The peer's writes to this memory are those of its model, and nothing else.
 static bool compare(struct side *side) {
     uint8_t *theirs = malloc(TARGET);
     for (unsigned i = 0; i < options.qps; i++) {

@@ -1,4 +1,5 @@
-// What a tenant may try on queue pairs of other hosts by nothing but verbs, and the datagram service that must not notice.
+// Attacks of a tenant on queue pairs of other hosts by nothing but verbs, and the datagram service
+// that must not notice.
 //
 //   wire_hostile attack QPN RKEY ADDRESS IP OTHER_IP   every service, at the victim's QPN under its address and another's
 //   wire_hostile keys server PORT | keys client IP PORT RKEY ADDRESS

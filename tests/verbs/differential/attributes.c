@@ -43,7 +43,7 @@ static void query(long packed) {
     say_attributes(&end);
 }
 
-// What each type of queue pair gives back of its creation.
+// Attributes of its creation that each type of queue pair gives back.
 static void query_creation(long type) {
     struct pair pair;
     pair_open(&pair, &(struct options){
@@ -134,7 +134,7 @@ static void attribute_value(long index) {
     say("is in %s", queried_state(end.qp));
 }
 
-// What every device with a port of Ethernet says alike.
+// Attributes that every device with a port of Ethernet has alike.
 static void port_and_tables(long unused) {
     (void)unused;
     struct ibv_port_attr port;

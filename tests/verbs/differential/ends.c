@@ -383,7 +383,7 @@ static void completions(struct ibv_cq *cq, const char *name, const char *where, 
     }
 }
 
-// What nobody answers for may be on its way to another host still.
+// Messages that nobody answers for may be on their way to another host still.
 void let_it_come(void) {
     if (peer_device != &device) usleep(500000);
 }

@@ -119,7 +119,7 @@ static void inline_data(long unused) {
     say_end(&pair);
 }
 
-// What was begun and given up leaves nothing.
+// A batch begun and given up leaves nothing.
 static void abandoned(long unused) {
     (void)unused;
     struct pair pair;
@@ -294,7 +294,7 @@ static void cq_creation(long unused) {
     say("destroy -> %s", result(ibv_destroy_cq(ibv_cq_ex_to_cq(cq))));
 }
 
-// What extended calls of rdma-core answer for what the device may not have.
+// Answers of rdma-core's extended calls for features that the device may not have.
 static void offered(long unused) {
     (void)unused;
     struct ibv_pd *pd = ibv_alloc_pd(device.context);

@@ -191,7 +191,7 @@ static void iova(long unused) {
     say_end(&pair);
 }
 
-// What is not to change is not named: ibv_rereg_mr(3).
+// Properties that are not to change are not named: ibv_rereg_mr(3).
 static void rereg(long flags) {
     struct pair pair;
     pair_open(&pair, &(struct options){0});

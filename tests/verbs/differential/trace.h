@@ -35,7 +35,7 @@ void add_windows(void);
 // ---- the trace
 
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-// What a call gave: `0` or the name of an errno, also where it stands in errno after -1.
+// Result of a call: `0` or the name of an errno, also where it stands in errno after -1.
 const char *result(int rc);
 // The same for a call that gives a pointer; errno counts.
 const char *pointer_result(const void *pointer);
@@ -59,7 +59,8 @@ struct device {
     union ibv_gid gid;
 };
 extern struct device device;
-// That of ends B: on another host, where the environment names that one's socket in DIFFERENTIAL_PEER, else `device`.
+// The device of ends B: on another host, where the environment names that one's socket in
+// DIFFERENTIAL_PEER, else `device`.
 extern struct device *peer_device;
 void device_open(void);
 
@@ -123,7 +124,8 @@ void attr_fill(struct ibv_qp_attr *attr, const struct options *options, enum ibv
 struct ibv_ah_attr address_of_device(void); // as ends A on the same host write it
 struct ibv_ah_attr address_of_peer(void);   // of ends B, as ends A write it
 struct ibv_ah_attr path_of(const struct end *end);
-// What a transition from RESET to INIT, INIT to RTR or RTR to RTS must name; IBV_QP_STATE alone for others.
+// Attributes that a transition from RESET to INIT, INIT to RTR or RTR to RTS must name;
+// IBV_QP_STATE alone for others.
 int required_mask(enum ibv_qp_type type, enum ibv_qp_state to);
 int modify(struct ibv_qp *qp, enum ibv_qp_state to); // with no more than IBV_QP_STATE
 void say_modify(struct end *end, enum ibv_qp_state to);

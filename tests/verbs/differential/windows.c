@@ -250,7 +250,7 @@ static void invalidated_under_traffic(long unused) {
     say("all complete: %d, refused %d, out of order %d", good + refused + flushed == 14, refused, others);
 }
 
-// Who still holds whom.
+// References between objects: each keeps the other from going.
 static void busy(long type) {
     struct stage s;
     stage_open(&s, (enum ibv_mw_type)type);
