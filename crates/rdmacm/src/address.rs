@@ -47,7 +47,7 @@ pub(crate) unsafe fn copied(address: *const sockaddr) -> Outcome<rdma_socket_add
     }
 }
 
-/// What the router is told. EINVAL for unknown families.
+/// The address as the router takes it. EINVAL for unknown families.
 ///
 /// # Safety
 /// As for [`family`].

@@ -9,8 +9,7 @@ use std::ffi::{c_char, c_int};
 use std::mem;
 use std::ptr;
 
-/// What can go wrong: an errno, or what `getaddrinfo` says (`EAI_*`), which the program gets as it
-/// is.
+/// Failure: an errno, or an answer of `getaddrinfo` (`EAI_*`), which the program gets as it is.
 enum Failure {
     Errno(c_int),
     Lookup(c_int),

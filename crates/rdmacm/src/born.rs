@@ -1,5 +1,4 @@
-//! What every object here begins with: the process that it belongs to, and locks that survive a
-//! panic.
+//! Base of every object here: the process that it belongs to, and locks that survive a panic.
 use crate::boundary::Outcome;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -15,7 +15,7 @@ pub(crate) fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// What a verb left in errno; never 0, which would be success.
+/// The errno that a verb left; never 0, which would be success.
 pub(crate) fn last_errno() -> c_int {
     match errno() {
         0 => libc::EIO,
@@ -55,7 +55,7 @@ pub(crate) fn quiet(body: impl FnOnce()) {
     });
 }
 
-/// What a verb that returns 0 or an errno says.
+/// Result of a verb that returns 0 or an errno.
 pub(crate) fn checked(code: c_int) -> Outcome<()> {
     match code {
         0 => Ok(()),

@@ -55,7 +55,7 @@ impl QueuedEvent {
     }
 }
 
-/// What a read gave.
+/// Result of a read.
 pub(crate) enum Taken {
     Event(QueuedEvent),
     /// A marker without an entry, or what is no record: read on.
@@ -204,7 +204,7 @@ impl EventChannel {
         self.taken(count as isize, &record)
     }
 
-    /// What a `read` of a record gave.
+    /// Result of a `read` of a record.
     pub fn taken(&self, count: isize, record: &[u8]) -> Outcome<Taken> {
         match usize::try_from(count) {
             Err(_) => Err(last_errno()),
@@ -214,7 +214,7 @@ impl EventChannel {
     }
 
     fn in_order(&self, record: Option<CmEvent>) -> Taken {
-        // What is no record at all stands for nothing.
+        // Bytes that are no record at all stand for nothing.
         let Some(record) = record else { return Taken::Nothing };
         let event = (record.cookie != KEY_NONE).then_some(QueuedEvent::Record(record));
         lock(&self.backlog).take(event)
@@ -377,7 +377,7 @@ mod tests {
         for gone in 1..=30 {
             assert_eq!(drain(&mut backlog, &mut pipe, gone), [gone]);
             assert_eq!(pipe.len(), backlog.entries.len(), "after {gone}");
-            // What is written meanwhile comes behind.
+            // Records written meanwhile come behind.
             pipe.push_back(100 + gone);
         }
         let read: Vec<_> = std::iter::from_fn(|| read(&mut backlog, &mut pipe)).collect();

@@ -14,8 +14,8 @@ use std::mem;
 /// Retries where the program says nothing: as often as can be, and for ever for want of a RECV.
 const RETRIES_BY_DEFAULT: u8 = 7;
 
-/// What a program wants of a connection; depths that the device hasn't are EINVAL (`RDMA_PS_TCP`
-/// only, as rdma-core has it).
+/// Checks a program's parameters of a connection; depths that the device hasn't are EINVAL
+/// (`RDMA_PS_TCP` only, as rdma-core has it).
 fn check(id: &Id, wanted: Option<&rdma_conn_param>, depth_max: u8) -> Outcome<()> {
     // SAFETY: a read of an integer that does not change.
     if unsafe { (*id.as_c()).ps } != RDMA_PS_TCP {

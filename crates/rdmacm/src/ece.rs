@@ -42,7 +42,7 @@ pub(crate) fn begin(id: &Id, qp: *mut ibv_qp) -> Outcome<()> {
     set(qp, own.vendor_id, options)
 }
 
-/// What it came to, after the QP's first change of state.
+/// Records the options in force, after the QP's first change of state.
 pub(crate) fn settle(id: &Id, qp: *mut ibv_qp) -> Outcome<()> {
     if id.state().remote_ece.vendor_id != 0 {
         let options = query(qp)?.options;

@@ -14,7 +14,7 @@ use freeflow_abi::{
 use std::ffi::c_int;
 use std::ptr;
 
-/// What an end point's address or route may take, milliseconds.
+/// Time for an end point's address or route, milliseconds.
 const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
 /// The errno that an event comes to; of a rejection ECONNREFUSED.

@@ -30,7 +30,7 @@ struct Event {
     membership: Option<Arc<Membership>>,
 }
 
-/// What becomes of a record.
+/// Result of processing a record.
 enum Processed {
     Event(Box<Event>),
     /// Nothing that the program hears of.
@@ -77,7 +77,7 @@ impl Event {
         self.c.param.ud = rdma_ud_param { private_data, private_data_len, ah_attr, qp_num, qkey };
     }
 
-    /// What the record says of the other side.
+    /// Fills in the record's fields about the other side.
     fn set_body(&mut self, body: &CmEventBody) {
         match body {
             CmEventBody::Nothing | CmEventBody::Route(_) => {}
@@ -274,7 +274,7 @@ unsafe extern "C-unwind" {
     fn pause() -> c_int;
 }
 
-/// What a reader does next.
+/// A reader's next step.
 enum ReadStep {
     Read(c_int),
     /// Another thread closed the channel under this one: nothing will ever come.

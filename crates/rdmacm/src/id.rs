@@ -34,7 +34,7 @@ unsafe impl Send for Id {}
 // SAFETY: the same.
 unsafe impl Sync for Id {}
 
-/// What changes.
+/// The fields that change.
 pub(crate) struct State {
     pub channel: Arc<EventChannel>,
     /// It has its channel for itself, and calls wait for their events.
@@ -62,7 +62,7 @@ pub(crate) struct State {
     pub names: AddrInfoState,
 }
 
-/// What `rdma_create_ep` was told to make queue pairs with.
+/// Attributes for making queue pairs, from `rdma_create_ep`.
 pub(crate) struct Template(pub ibv_qp_init_attr);
 
 // SAFETY: the pointers in it are only handed back to verbs, as the program gave them.
@@ -253,8 +253,8 @@ pub(crate) fn next_without_removal_event(channel: &EventChannel) -> Option<Arc<I
     Some(id.clone())
 }
 
-/// What an event's key names; it counts as delivered from here on, so it can't be destroyed before
-/// it is acknowledged.
+/// The identifier that an event's key names; it counts as delivered from here on, so it can't be
+/// destroyed before it is acknowledged.
 pub(crate) fn found(event: &QueuedEvent) -> Option<(Arc<Id>, Option<Arc<Membership>>)> {
     let key = match event {
         QueuedEvent::Record(event) => event.cookie,

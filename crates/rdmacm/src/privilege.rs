@@ -1,4 +1,4 @@
-//! Who may have a port below 1024: as Linux's `cma_use_port` asks, who has CAP_NET_BIND_SERVICE.
+//! Ports below 1024, for processes with CAP_NET_BIND_SERVICE, as in Linux's `cma_use_port`.
 //!
 //! The library asks this of its own thread, so it is good advice for honest programs and binds
 //! nobody: the router does not see capabilities (they change from call to call and from thread to

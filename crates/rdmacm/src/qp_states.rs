@@ -10,7 +10,7 @@ use freeflow_protocol::encode;
 use freeflow_verbs::{QpAttributeMask, QpAttributes, QpState};
 use std::ffi::c_int;
 
-/// What the QP is to be modified with on its way to that state.
+/// Attributes with which the QP is modified on its way to that state.
 pub(crate) fn attributes(id: &Id, state: QpState) -> Outcome<(ibv_qp_attr, c_int)> {
     let request = CmRequest::InitQpAttributes { id: id.handle, state };
     // SAFETY: the identifier's device is there.

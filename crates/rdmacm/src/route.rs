@@ -5,7 +5,7 @@ use crate::id::Id;
 use freeflow_abi::{gid_to_c, ibv_sa_path_rec};
 use freeflow_protocol::cm::{CmAddress, CmRoute};
 
-/// What path records say of the rate: 100 Gb/s (`IBV_RATE_100_GBPS`), as the port does.
+/// Rate in path records: 100 Gb/s (`IBV_RATE_100_GBPS`), as the port's.
 const RATE_100_GBPS: u8 = 16;
 /// Selectors of a path record: exactly this.
 const EXACTLY: u8 = 2;

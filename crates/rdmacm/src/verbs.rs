@@ -1,4 +1,4 @@
-//! What this library calls of `libibverbs.so.1`.
+//! Functions of `libibverbs.so.1` that this library calls.
 use crate::boundary::{Outcome, last_errno};
 use core::ffi::{c_int, c_void};
 use freeflow_abi::{
@@ -51,7 +51,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// What a verb gave, or its errno for NULL.
+/// The object that a verb returned, or its errno for NULL.
 pub(crate) fn given<T>(object: *mut T) -> Outcome<NonNull<T>> {
     NonNull::new(object).ok_or_else(last_errno)
 }

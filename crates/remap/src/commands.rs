@@ -371,7 +371,7 @@ mod tests {
             true
         };
         assert_eq!((wait_for(&pending, u64::MAX, &one_more), looks.get()), (Ok(()), 4));
-        // What is given while it waits is not waited for.
+        // Commands given while it waits are not waited for.
         pending.commands.take(|| Some(()));
         let late = std::cell::RefCell::new(|| {
             write.write_all(&9_u64.to_le_bytes()).unwrap();

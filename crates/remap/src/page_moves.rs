@@ -178,7 +178,7 @@ fn replace(piece: &PageMove, filled: *mut u8, window: &FreezeWindow) -> bool {
 /// Maps an arena's pages at the target too, whatever was there: one step for every other thread.
 ///
 /// # Safety
-/// What is mapped at the target may go.
+/// The mapping at the target may go.
 unsafe fn duplicate(piece: &PageMove) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the target may be replaced (this function's contract). An old size of 0 leaves a

@@ -1,8 +1,8 @@
 //! The process's own pages: whether they are mapped, and bringing them in ahead of use.
 //!
-//! That a region must be mapped is a courtesy to the program (EFAULT now instead of error
-//! completions later), not protection: the router checks every access by itself, and the program
-//! may unmap the memory a moment later.
+//! The requirement that a region is mapped is a courtesy to the program (EFAULT now instead of
+//! error completions later), not protection: the router checks every access by itself, and the
+//! program may unmap the memory a moment later.
 use crate::process_map::ProcessMap;
 use crate::syscalls;
 use freeflow_verbs::VerbsError;

@@ -276,7 +276,7 @@ mod tests {
             unsafe { self.target.add(at * PAGE + 5).read_volatile() }
         }
 
-        /// What a peer does that has the arena mapped still.
+        /// Writes as a peer that has the arena mapped still.
         fn scribble(&self) {
             // SAFETY: the mirror maps as many bytes of the same file.
             unsafe { self.table.arenas[0].mirror.write_bytes(99, PAGES * PAGE) };
@@ -299,7 +299,7 @@ mod tests {
             assert!(!area.shared && area.writable && area.file == remapped.table.arenas[0].file);
             assert!(remapped.table.remapped.is_empty() && remapped.table.arenas[0].remapped_bytes == 0);
             assert!(remapped.table.arenas[0].is_closed);
-            // What is thrown away is zero, also where the file could not be cut.
+            // Discarded pages are zero, also where the file could not be cut.
             // SAFETY: inside the target.
             unsafe { libc::madvise(remapped.target.cast(), PAGE, libc::MADV_DONTNEED) };
             assert_eq!(remapped.page(0), 0);

@@ -138,7 +138,7 @@ impl NumberedRanges {
         self.by_start.insert(start, (end, number));
     }
 
-    /// What of a range is taken, and with which number.
+    /// Taken parts of a range, each with its number.
     pub fn within(&self, range: Range<u64>) -> Vec<(Range<u64>, u32)> {
         let first = self.by_start.range(..range.start).next_back().filter(|(_, (end, _))| *end > range.start);
         let rest = self.by_start.range(range.clone());

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 impl Table {
     /// Puts the private copies of a segment into exclusive arenas, as far as regions touch them.
-    /// What can't be moved now stays as it is.
+    /// Pages that can't be moved now stay as they are.
     pub fn reshare(&mut self, session: &Arc<Session>, segment: Handle) {
         if !is_enabled() || session.is_dead() || !may_try_freeze() {
             return;

@@ -102,7 +102,7 @@ impl Table {
         let Some(maps) = ProcessMap::open() else { return };
         for at in 0..self.arenas.len() {
             let arena = &self.arenas[at];
-            // What is remapped is shown where it belongs.
+            // Remapped pages are shown where they belong.
             if arena.is_shown_elsewhere && arena.remapped_bytes == 0 {
                 let all = 0..arena.bytes;
                 self.arenas[at].is_shown_elsewhere = !self.restore_moved(session, &maps, at, all);
@@ -130,7 +130,7 @@ impl Table {
     }
 }
 
-/// What of these ranges lies within `pages`, and in no hole.
+/// Parts of these ranges within `pages`, and in no hole.
 pub(super) fn outside(ranges: Vec<Range<u64>>, pages: &Range<u64>, holes: &[Range<u64>]) -> Vec<Range<u64>> {
     let within = |range: Range<u64>| range.start.max(pages.start)..range.end.min(pages.end);
     let mut left: Vec<_> = ranges.into_iter().map(within).filter(|range| range.start < range.end).collect();

@@ -11,7 +11,7 @@
 //! code refers to lies there, or the call leaves its contents and rights as they are.
 use libc::{c_int, c_long, c_void};
 
-/// What the kernel says, as a pointer.
+/// The kernel's answer as a pointer.
 fn pointer(answer: c_long) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(answer as usize)
 }

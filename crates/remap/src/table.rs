@@ -295,7 +295,7 @@ impl Table {
         let Some(maps) = known.map.or_else(ProcessMap::open) else { return };
         let mut free = self.left_behind(session, &maps, pages.clone());
         let untouched = self.touches.untouched(pages.clone());
-        // What nothing touches any more is among the untouched.
+        // Pages that nothing touches any more are among the untouched.
         free.extend(outside(known.renewed, &pages, &untouched));
         for range in untouched {
             let taken = self.remapped.within(range.clone());
@@ -479,7 +479,7 @@ impl Table {
         }
         let base = (range.start & !(ARENA_BYTES - 1)).max(after);
         let bytes = range.end.min(before).next_multiple_of(ARENA_BYTES).min(before) - base;
-        // What is empty may stand for other addresses.
+        // An empty arena may stand for other addresses.
         let spare = |arena: &&mut Arena| {
             let is_free = !arena.is_closed && !arena.is_exclusive && arena.remapped_bytes == 0;
             arena.serial == serial && is_free && arena.bytes >= bytes

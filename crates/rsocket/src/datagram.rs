@@ -96,7 +96,7 @@ impl DatagramSocket {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the program set; sizes count only until the first datagram.
+    /// The program's settings; sizes count only until the first datagram.
     pub fn with_settings<T>(&self, use_them: impl FnOnce(&mut Settings) -> T) -> T {
         use_them(&mut self.inner().settings)
     }
@@ -360,7 +360,7 @@ impl DatagramSocket {
         self.prepare(&mut self.inner(), fds);
     }
 
-    /// What `poll(2)` would say.
+    /// The events of `poll(2)`.
     pub fn readiness(&self, events: i16) -> i16 {
         let mut inner = self.inner();
         Self::take_completions(&mut inner);

@@ -151,8 +151,8 @@ pub extern "C" fn rclose(fd: c_int) -> c_int {
         match &socket {
             Socket::Stream(socket) => {
                 socket.close();
-                // What came while it was closed may have begun them once more; the number is not
-                // free yet.
+                // A call that came while it was closed may have begun them once more; the number is
+                // not free yet.
                 keepalive::cancel(fd);
             }
             Socket::Datagram(socket) => socket.close(),
@@ -460,7 +460,7 @@ pub unsafe extern "C" fn rgetpeername(fd: c_int, address: *mut sockaddr, length:
         Socket::Stream(socket)
             if socket.connected_link().is_none()
                 && socket.ready_link(true, Deadline::never()).is_err()
-                // Who was accepted has a peer before that one hears of it.
+                // An accepted socket has a peer before it hears of it.
                 && socket.setup().phase != Phase::Accepting =>
         {
             Err(libc::ENOTCONN)

@@ -85,7 +85,7 @@ fn world() -> MutexGuard<'static, World> {
     WORLD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is left of everything: queue pairs and regions.
+/// Numbers of the queue pairs and regions that are left.
 pub fn objects() -> (usize, usize) {
     let world = world();
     (world.qps.len(), world.regions.len())

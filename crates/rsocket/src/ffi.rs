@@ -90,12 +90,12 @@ pub fn set_errno(number: Errno) {
     unsafe { *libc::__errno_location() = number };
 }
 
-/// What a C function said that gives 0, or -1 and errno.
+/// Result of a C function that gives 0, or -1 and errno.
 pub fn checked(answer: c_int) -> Outcome<c_int> {
     if answer < 0 { Err(errno()) } else { Ok(answer) }
 }
 
-/// What a C function said that gives a pointer, or null and errno.
+/// Result of a C function that gives a pointer, or null and errno.
 pub fn not_null<T>(pointer: *mut T) -> Outcome<*mut T> {
     if pointer.is_null() { Err(errno()) } else { Ok(pointer) }
 }

@@ -51,7 +51,7 @@ impl UdpHeader {
         (out, bytes)
     }
 
-    /// What it says, and what follows. `None`: not a header of that family's, so not from an
+    /// The header, and the bytes behind it. `None`: not a header of that family's, so not from an
     /// rsocket.
     #[must_use]
     pub fn from_bytes(bytes: &[u8], v6: bool) -> Option<(Self, &[u8])> {
@@ -96,7 +96,7 @@ pub fn source_to_bytes(source: SocketAddr) -> Header {
     (out, bytes)
 }
 
-/// Who sent a datagram, and how long its header is.
+/// The sender of a datagram, and the length of its header.
 #[must_use]
 pub fn source_from_bytes(bytes: &[u8]) -> Option<(SocketAddr, usize)> {
     let header: &[u8; V4_BYTES] = bytes.first_chunk()?;

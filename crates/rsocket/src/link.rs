@@ -125,7 +125,7 @@ impl Drop for Queue {
     }
 }
 
-/// What is changed under the lock.
+/// State under the lock.
 #[derive(Debug)]
 pub struct Core {
     pub stream: Stream,
@@ -217,7 +217,7 @@ impl Link {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the other end is told.
+    /// Connection data for the other end.
     pub fn connection_data(&self) -> [u8; CONNECTION_DATA_BYTES] {
         let list: Target = self.lists.0.target(0);
         self.lock().stream.connection_data(list).to_bytes()
@@ -364,7 +364,7 @@ impl Link {
     }
 
     /// # Safety
-    /// What inline pieces name is valid; others are registered.
+    /// Memory of inline pieces is valid; others are registered.
     #[inline]
     unsafe fn request(
         &self,

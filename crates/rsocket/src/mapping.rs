@@ -53,7 +53,7 @@ impl StreamSocket {
     /// EINVAL: not connected, or rights other than PROT_WRITE; ENOMEM: the other end's map is full;
     /// those of `ibv_reg_mr`.
     pub fn map(&self, buffer: *mut c_void, bytes: usize, protection: c_int, offset: off_t) -> Outcome<off_t> {
-        // Who was accepted a moment ago may not be connected yet: there is no other call to wait
+        // A link accepted a moment ago may not be connected yet: there is no other call to wait
         // with.
         let link = self.ready_link(false, self.send_deadline()).map_err(|_| libc::EINVAL)?;
         if protection & !libc::PROT_WRITE != 0 || u32::try_from(bytes).is_err() {
@@ -136,7 +136,7 @@ impl StreamSocket {
         let link = self.ready_link(nonblocking, deadline)?;
         let _sender = self.send_lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.announce_mappings(link, nonblocking, deadline)?;
-        // What arrived may have told of a mapping: it stands in memory only then.
+        // A message that arrived may have named a mapping: it stands in memory only then.
         link.turn(&mut link.lock());
         let (mut done, mut chunk) = (0, FIRST_TRANSFER_BYTES);
         while done < total {

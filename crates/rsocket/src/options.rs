@@ -155,7 +155,7 @@ impl StreamSocket {
                 Ok(())
             }
             SO_OOBINLINE => number(value).map(|on| settings.out_of_band_inline = on),
-            // What they ask for holds anyway, or can't be told apart.
+            // These options hold anyway, or make no difference that shows.
             SO_PRIORITY => number(value).map(|priority| settings.priority = priority),
             SO_BROADCAST => number(value).map(|on| settings.broadcast = c_int::from(on != 0)),
             // 0 means 1.

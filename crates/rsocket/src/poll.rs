@@ -54,7 +54,7 @@ fn look_at_events(socket: &StreamSocket) {
     }
 }
 
-/// What one call works with; kept for the next.
+/// Buffers of one call; kept for the next.
 #[derive(Default)]
 struct Scratch {
     sockets: Vec<(usize, Socket)>,

@@ -1,4 +1,4 @@
-//! What a program set on a socket, and what it reads back.
+//! Settings of a socket, as the program sets and reads them.
 use crate::config::Config;
 use crate::stream::Sizes;
 use std::time::Duration;
@@ -68,7 +68,7 @@ impl Settings {
         }
     }
 
-    /// What a connection has of the socket that accepted it.
+    /// Settings that a connection has of the socket that accepted it.
     #[must_use]
     pub fn inherited(&self) -> Self {
         Self { route: None, ..self.clone() }

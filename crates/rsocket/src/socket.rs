@@ -451,7 +451,7 @@ impl StreamSocket {
         }
     }
 
-    /// Who was accepted may hear of the other end by its data before the connection manager says
+    /// An accepted socket may hear of the other end by its data before the connection manager says
     /// that it is there.
     fn look_for_data(&self, setup: &mut Setup) -> Option<c_int> {
         let link = self.link.get().filter(|_| setup.phase == Phase::Accepting)?;

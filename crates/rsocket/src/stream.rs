@@ -302,7 +302,7 @@ impl Stream {
         self.state
     }
 
-    /// What we tell the other end at connection; `list` is where our target list lies.
+    /// Our connection data for the other end; `list` is where our target list lies.
     #[must_use]
     pub fn connection_data(&self, list: Target) -> ConnectionData {
         ConnectionData {

@@ -319,7 +319,7 @@ const SIZES: Sizes = Sizes {
     iomap_count: 4,
 };
 
-/// What rdma-core says first and how often it grants room: compare with the recorded connection.
+/// First messages of rdma-core, and how often it grants room: compare with the recorded connection.
 #[test]
 fn first_messages() {
     let mut ends = pair(SIZES, SIZES);
@@ -449,8 +449,7 @@ fn buffers_of_the_default_size_are_outgrown() {
     ends[0].stream.grow_send_ring(GROWN_BYTES);
     ends[1].stream.grow_receive_ring(Target { address: GROWN, key: KEY, bytes: GROWN_BYTES });
     assert!(!ends[0].stream.outgrows_send_ring() && !ends[1].stream.outgrows_receive_ring());
-    // What was granted before is still good; when it is used up, the longer ring is granted as a
-    // whole.
+    // The granted room is still good; when it is used up, the longer ring is granted as a whole.
     let granted = ends[1].stream.receiving.granted;
     assert!(granted > 0);
     while ends[0].sent < limit + u64::from(granted) + 100_000 {

@@ -40,7 +40,7 @@ impl StreamSocket {
         let link = self.ready_link(nonblocking, deadline)?;
         let _sender = self.send_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if self.look_at_events_sometimes() {
-            // Who only sends, and has room, hears of the other end's goodbye here.
+            // A program that only sends, and has room, hears of the other end's goodbye here.
             link.turn(&mut link.lock());
         }
         self.announce_mappings(link, nonblocking, deadline)?;
@@ -220,7 +220,7 @@ impl StreamSocket {
         bytes as usize
     }
 
-    /// What `poll(2)` would say.
+    /// The events of `poll(2)`.
     pub fn readiness(&self, events: i16) -> i16 {
         let Some(link) = self.connected_link() else { return self.readiness_of_setup(events) };
         let mut core = link.lock();

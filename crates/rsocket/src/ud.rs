@@ -23,7 +23,7 @@ use std::time::Duration;
 
 const GRH_BYTES: usize = 40;
 const STRIDE: usize = DATAGRAM_BYTES + GRH_BYTES;
-/// Who has just spoken is known; an address that somebody made up is not waited for.
+/// A sender that has just spoken is known; an address that somebody made up is not waited for.
 const RESOLVE_MS: c_int = 0;
 /// … and the answer of the connection manager comes soon.
 const EVENT_WAIT_MS: u64 = 2500;
@@ -107,7 +107,7 @@ impl UdPair {
     }
 
     /// # Errors
-    /// What `ibv_post_recv` says.
+    /// Result of `ibv_post_recv`.
     pub fn post_receive(&mut self, slot: u32) -> Outcome<()> {
         let addr = self.receive.address() + u64::from(slot) * STRIDE as u64;
         let mut sge = ibv_sge { addr, length: STRIDE as u32, lkey: self.receive.lkey() };
@@ -177,7 +177,7 @@ impl UdPair {
     /// Sends `parts` as one datagram. The caller looked whether it can.
     ///
     /// # Errors
-    /// What `ibv_post_send` says; EAGAIN: no slot.
+    /// Result of `ibv_post_send`; EAGAIN: no slot.
     pub fn send(&mut self, to: &Handle, qpn: u32, parts: [&[u8]; 2]) -> Outcome<()> {
         let slot = self.send_free.pop().ok_or(libc::EAGAIN)?;
         let mut offset = slot as usize * STRIDE;

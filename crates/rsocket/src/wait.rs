@@ -29,8 +29,8 @@ pub fn watch_forks() {
     });
 }
 
-/// What each process has of its own. A forked child leaves its parent's where it is and begins
-/// again, so it never waits for a lock that a thread of its parent held when it was forked.
+/// A value that each process has of its own. A forked child leaves its parent's where it is and
+/// begins again, so it never waits for a lock that a thread of its parent held when it was forked.
 pub struct PerProcess<T: 'static> {
     current: AtomicPtr<(u32, T)>,
 }
@@ -131,7 +131,7 @@ pub fn readable(fd: c_int) -> pollfd {
     pollfd { fd, events: libc::POLLIN, revents: 0 }
 }
 
-/// Who sleeps on a socket.
+/// Threads that sleep on a socket.
 #[derive(Debug, Default)]
 pub struct Sleepers {
     count: AtomicUsize,

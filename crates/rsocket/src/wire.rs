@@ -1,6 +1,6 @@
-//! What two rsockets say to each other: the private data of the connection, the 32-bit messages
-//! that stand in immediate data, and the entries that one end writes into the other's memory. Facts
-//! of rdma-core's `librdmacm/docs/rsocket` and of recorded traffic; docs/RSOCKET.md lists them. Not
+//! Format between two rsockets: the private data of the connection, the 32-bit messages that stand
+//! in immediate data, and the entries that one end writes into the other's memory. Facts of
+//! rdma-core's `librdmacm/docs/rsocket` and of recorded traffic; docs/RSOCKET.md lists them. Not
 //! here: who sends what when (`stream`), memory, sockets.
 
 /// Bytes of an entry of a target list in memory.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// As many as the kernel takes in one call (`UIO_MAXIOV`).
 const MESSAGES_MAX: c_uint = 1024;
 
-/// What several calls come to: how many succeeded, or the error of the first.
+/// Result of several calls: how many succeeded, or the error of the first.
 fn outcome(done: c_int) -> c_int {
     if done > 0 { done } else { -1 }
 }

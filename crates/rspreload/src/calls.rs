@@ -111,7 +111,7 @@ unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         Some(rsocket) => {
             // SAFETY: the C contract.
             let answer = inside(|| unsafe { real::rlisten(rsocket, backlog) });
-            // What was told of a socket without a peer holds no more.
+            // Reports about a socket without a peer hold no more.
             table::note_read(fd);
             answer
         }
@@ -348,8 +348,8 @@ moves! { note_written:
         rsendto(buffer, bytes, flags, to, length);
 }
 
-// What programs call that were compiled with _FORTIFY_SOURCE: the room is known there, and is
-// checked first.
+// Functions called by programs that were compiled with _FORTIFY_SOURCE: the room is known there,
+// and is checked first.
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, bytes: size_t, room: size_t) -> ssize_t {

@@ -60,7 +60,7 @@ fn alone(epoll: c_int) -> &'static AtomicU32 {
     &ALONE[epoll as u32 as usize % ALONE.len()]
 }
 
-/// What summons carry: nothing of the program's is there.
+/// Data of a summons: nothing of the program's is there.
 fn mark() -> u64 {
     ALONE.as_ptr() as u64
 }
@@ -282,7 +282,7 @@ unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event:
     0
 }
 
-/// What is behind the members of an epoll set, and the kernel's own.
+/// The descriptors behind the members of an epoll set, and the kernel's own.
 struct Program<'a> {
     epoll: c_int,
     held: &'a Held,
@@ -323,7 +323,7 @@ impl Backend for Program<'_> {
     }
 }
 
-/// What is left, rounded up; -1: for ever.
+/// The time left, rounded up; -1: for ever.
 fn milliseconds_to(deadline: Option<Instant>) -> c_int {
     deadline.map_or(-1, |deadline| {
         let left = deadline.saturating_duration_since(Instant::now());

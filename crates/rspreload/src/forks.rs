@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-/// What one direction holds on its way.
+/// Bytes that one direction holds on its way.
 const PIECE_BYTES: usize = 64 << 10;
 /// How long the end of the process waits for connections of children that have ended.
 const EXIT_WAIT: Duration = Duration::from_secs(1);
@@ -44,7 +44,7 @@ static CARRIED: AtomicU32 = AtomicU32::new(0);
 /// Held while ends are made or given away; not a mutex, since a child must find it open.
 static BUSY: AtomicBool = AtomicBool::new(false);
 
-/// What the connection is called, since the pair has no names.
+/// Names of the connection, since the pair has none.
 pub struct Names {
     peer: Name,
     own: Name,
@@ -318,7 +318,8 @@ fn carry(rsocket: c_int, end: c_int) {
             let bits = |on: bool, bit: i16| if on { bit } else { 0 };
             bits(read, libc::POLLIN) | bits(write, libc::POLLOUT)
         };
-        // Who hung up would be news for ever: each is asked only if something can be done about it.
+        // An end that hung up would be ready for ever: each is asked only if something can be done
+        // about it.
         let looks_at_peer = to_child.wants() || !to_peer.is_empty();
         let looks_at_child = to_peer.is_empty() || !to_child.is_empty();
         let mut entries = [

@@ -11,8 +11,8 @@ const SIZES: [(&str, c_int); 3] = [("RS_SQ_SIZE", 0), ("RS_RQ_SIZE", 1), ("RS_IN
 /// Our librdmacm's own: how long to look for an address, ms.
 const RDMA_RESOLVE_MS: c_int = 0x4646;
 
-/// What would not be done though it matters: a program that asks for one learns that there is none,
-/// as from an older Linux.
+/// Options that would have no effect though they matter: a program that asks for one learns that
+/// there is none, as from an older Linux.
 const REFUSED: [(c_int, c_int); 13] = [
     (libc::SOL_SOCKET, libc::SO_REUSEPORT),
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
@@ -35,14 +35,14 @@ const TCP_INQ: c_int = 36;
 const IP_MINTTL: c_int = 21;
 const IPV6_MINHOPCOUNT: c_int = 73;
 
-/// Who is not known at once is tried by the ordinary socket.
+/// A peer that is not known at once is tried by the ordinary socket.
 pub fn set_impatient(rsocket: c_int) {
     let none: c_int = 0;
     // SAFETY: a number.
     inside(|| unsafe { real::rsetsockopt(rsocket, SOL_RDMA, RDMA_RESOLVE_MS, (&raw const none).cast(), 4) });
 }
 
-/// What the environment says of a new rsocket's sizes.
+/// Sizes that the environment sets for a new rsocket.
 pub fn set_sizes(rsocket: c_int) {
     for (name, option) in SIZES {
         let value = std::env::var(name).ok().and_then(|text| text.trim().parse::<c_int>().ok());
@@ -74,7 +74,7 @@ unsafe extern "C" fn setsockopt(
     unsafe {
         let Some(rsocket) = rsocket_of(fd) else {
             let ordinary = real::setsockopt(fd, level, name, value, length);
-            // What a child has in a connection's place has no options of TCP or IP.
+            // The socket that a child has in a connection's place has no options of TCP or IP.
             return if level != libc::SOL_SOCKET && forks::is_inherited(fd) { 0 } else { ordinary };
         };
         let answer = inside(|| real::rsetsockopt(rsocket, level, name, value, length));

@@ -12,7 +12,7 @@ macro_rules! next {
             /// The next function of this name.
             ///
             /// # Safety
-            /// That of the function.
+            /// The function's own contract.
             #[inline]
             pub unsafe fn $name($($argument: $kind),*) -> $answer {
                 static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());

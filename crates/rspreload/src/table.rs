@@ -43,7 +43,7 @@ fn watch_forks() {
         // SAFETY: no arguments; the handler stores two numbers.
         unsafe {
             OWNER.store(libc::getpid(), Ordering::Relaxed);
-            // What the environment says is known before the first fork.
+            // The environment is read before the first fork.
             let _ = forks::is_wanted();
             libc::pthread_atfork(Some(forks::before), None, Some(in_child));
         }
