@@ -55,8 +55,8 @@ pub struct RefusedCall {
     pub number: i64,
 }
 
-/// What filters refuse in this process from [`RefusedCalls::hear`] on. Readable while there is
-/// some. So much is kept as a pipe holds.
+/// System calls that filters refuse in this process from [`RefusedCalls::hear`] on. Readable while
+/// there are some. So much is kept as a pipe holds.
 #[derive(Clone, Copy)]
 pub struct RefusedCalls(BorrowedFd<'static>);
 

@@ -42,7 +42,7 @@ pub struct Staged {
 /// Set in [`descriptor::FLAGS`] of what tells of a WRITE, beyond the flags of the completion.
 const TELLS_OF_WRITE: u64 = 1 << 8;
 
-/// What a sender knows of a RECV.
+/// State of a RECV, as a sender knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credit {
     /// None is posted, as far as can be seen.
@@ -103,7 +103,7 @@ impl ChannelSender {
         self.segment.u32(channel::STATE).load(Ordering::Acquire) == CHANNEL_OPEN
     }
 
-    /// What the receiver says of its RECV of that number.
+    /// The receiver's credit for its RECV of that number.
     #[inline]
     pub fn credit(&self, msn: u32) -> Credit {
         // Acquire; partner: the Release store in `CreditWriter::publish`: what used the RECV's

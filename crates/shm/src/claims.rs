@@ -1,5 +1,5 @@
-//! Who takes a RECV, where two may: the library for messages that came by its incoming channel, the
-//! router for all others and to flush.
+//! Claims on RECVs that two may take: the library for messages that came by its incoming channel,
+//! the router for all others and to flush.
 //!
 //! Each slot of such a queue has a word that says whose its RECV is: one compare-and-swap decides,
 //! so a position has exactly one taker, whatever a peer says that lies about which RECV its
@@ -7,14 +7,14 @@
 //! it spoils its own RECVs.
 use crate::sync::{AtomicU32, Ordering};
 
-/// Who takes a RECV.
+/// Taker of a RECV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taker {
     Library = 1,
     Router = 2,
 }
 
-/// What the word holds once `taker` has `position`, of which it has 30 bits. Positions run freely;
+/// Content of the word once `taker` has `position`, of which it has 30 bits. Positions run freely;
 /// what is a lap older or newer differs, for a queue has far fewer slots than 2^30.
 #[inline]
 fn owned(position: u32, taker: Taker) -> u32 {
@@ -43,7 +43,7 @@ pub fn claim(owner: &AtomicU32, position: u32, taker: Taker) -> bool {
         if before >> 2 == wanted >> 2 && before & 3 != 0 {
             return before == wanted;
         }
-        // Who came so late that the slot is in use again has looked at what was there before.
+        // A taker so late that the slot is in use again has looked at what was there before.
         if is_later(before, wanted) {
             return false;
         }

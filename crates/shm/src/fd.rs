@@ -166,7 +166,7 @@ fn with_address(path: &Path, f: impl FnOnce(&SocketAddrUnix) -> Result<(), Errno
     }
 }
 
-/// Who was at the other end when the connection was made, in this process' namespaces.
+/// The process at the other end when the connection was made, in this process' namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
     /// 0 if the peer is not visible from this PID namespace.

@@ -1,4 +1,4 @@
-//! Who wakes whom: the handshakes between a side that may stop looking and a side that brings work.
+//! Wake-up handshakes between a side that may stop looking and a side that brings work.
 //!
 //! All are the same store-buffering pattern. One side publishes work, fences, and looks at the
 //! other's word; the other stores its word, fences, and looks for work once more. The two SeqCst

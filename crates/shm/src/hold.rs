@@ -46,7 +46,7 @@ struct Tracee {
     signal: i32,
 }
 
-/// What became of a thread that is traced.
+/// Change of a thread that is traced.
 enum Change {
     /// Nothing that is to be noticed.
     None,
@@ -236,7 +236,7 @@ impl<T: Tracer> Frozen<T> {
         self.tracees[at].stopped = true;
         match stop {
             Stop::Asked => self.tracer.make_restartable(id),
-            // What it interrupted is that signal's affair.
+            // The interrupted code is that signal's affair.
             Stop::Signal(signal) => self.tracees[at].signal = signal,
             Stop::Other => {}
         }

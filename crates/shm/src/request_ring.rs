@@ -294,7 +294,7 @@ impl RequestProducer {
     }
 }
 
-/// What the router found in a queue.
+/// Result of the router's look at a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
     /// Nothing is published.
@@ -528,8 +528,8 @@ impl RequestConsumer {
         (news != 0).then(|| (news, told.wrapping_sub(solicited) < news))
     }
 
-    /// What the library says that it carried out past the router, since the queue was made. It can
-    /// be anything.
+    /// The library's tally of requests that it carried out on the direct path, since the queue was
+    /// made. It can be anything.
     pub fn tally(&self) -> Tally {
         Tally::load(&self.view)
     }
@@ -586,7 +586,8 @@ impl RequestConsumer {
     }
 }
 
-/// What few requests have: operands, the payload of an ATOMIC_WRITE, the SRQ of an XRC request.
+/// Stores the fields that few requests have: operands, the payload of an ATOMIC_WRITE, the SRQ of
+/// an XRC request.
 #[inline(never)]
 fn store_operands(line: &mut Line, request: &SendDescriptor<'_>) {
     if request.opcode.has_operands() {

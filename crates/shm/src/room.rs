@@ -28,7 +28,7 @@ impl Room {
         self.address
     }
 
-    /// What is left.
+    /// The room left.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

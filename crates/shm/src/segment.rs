@@ -285,7 +285,7 @@ impl Segment {
     /// Makes an access to this segment, and perhaps to another.
     ///
     /// # Safety
-    /// What the access names lies in these segments or is this process' own.
+    /// The memory that the access names lies in these segments or is this process' own.
     #[inline]
     unsafe fn access(&self, other: Option<&Self>, access: &mut Access<'_>) -> Result<(), AccessError> {
         if !self.refuses_missing && other.is_none_or(|other| !other.refuses_missing) {
@@ -335,7 +335,7 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// What is done to the bytes of a segment. It holds nothing that has a destructor:
+/// An operation on the bytes of a segment. It holds nothing that has a destructor:
 /// [`missing::guarded`] may give it up.
 enum Access<'a> {
     Read { from: *const u8, to: *mut u8, bytes: usize },
@@ -357,7 +357,7 @@ impl Access<'_> {
     }
 
     /// # Safety
-    /// What it names is readable or writable, as it needs, and the word aligned.
+    /// The memory that it names is readable or writable, as it needs, and the word aligned.
     #[inline]
     unsafe fn make(&mut self) {
         match self {

@@ -102,7 +102,7 @@ fn find(address: usize) -> Option<(&'static Entry, usize, usize)> {
     })
 }
 
-/// What handled SIGBUS before us.
+/// The handler of SIGBUS before ours.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Installs the guard for this process; further calls do nothing and give the first one's result.

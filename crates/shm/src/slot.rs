@@ -28,8 +28,7 @@ pub struct Slot {
     words: [AtomicU64; SLOT_WORDS],
 }
 
-/// What was read from a slot: word [`HEAD`] as it was when its sequence matched, the others after
-/// it.
+/// Words read from a slot: word [`HEAD`] as it was when its sequence matched, the others after it.
 pub type Line = [u64; SLOT_WORDS];
 
 impl Slot {

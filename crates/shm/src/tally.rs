@@ -1,5 +1,5 @@
-//! What a library says that it has carried out past the router: words of its send queue's header,
-//! for the router's counters.
+//! A library's tally of requests that it has carried out on the direct path: words of its send
+//! queue's header, for the router's counters.
 //!
 //! The library alone stores them, one post at a time: no atomic addition. The words of one look
 //! need not be of one moment; what is missing in one look is there in the next.
@@ -29,7 +29,7 @@ pub struct Tally {
     pub sent_bytes: u64,
     pub sent_packets: u64,
     pub reads: u64,
-    /// What they brought.
+    /// Payload of the READs, bytes.
     pub read_bytes: u64,
     pub read_packets: u64,
 }

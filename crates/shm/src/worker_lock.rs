@@ -78,7 +78,7 @@ impl<W: InlineWorker> WorkerLock<W> {
     fn try_inline(&self, source: &W::Source, job: W::Job) -> Result<bool, W::Job> {
         let Ok(mut guard) = self.0.try_lock() else { return Err(job) };
         let Some(worker) = guard.as_mut() else { return Err(job) };
-        // What was put in its queues before comes first.
+        // Work put in its queues before comes first.
         if !worker.is_idle_for(source) || worker.collect() {
             return Err(job);
         }

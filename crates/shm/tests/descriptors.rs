@@ -135,7 +135,7 @@ fn a_listener_knows_who_connects() {
     drop(client);
     assert!(fd::peer_closed(&server));
     drop(listener);
-    // What a dead router left is replaced; anything else is not.
+    // A socket that a dead router left is replaced; anything else is not.
     assert_eq!(fd::connect_seqpacket(&path).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     drop(fd::listen_seqpacket(&path, 0o600).unwrap());
     std::fs::remove_file(&path).unwrap();

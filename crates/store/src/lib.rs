@@ -1,8 +1,8 @@
 //! The embedded store: one file, written with fsync before anything is answered, which a `kill -9`
 //! at any instant leaves whole.
 //!
-//! What is in the file is in memory too ([`MemoryStore`], which also says what each change comes
-//! to): readers never touch the disk, and a change is made in memory after it is on the disk.
+//! The content of the file is in memory too ([`MemoryStore`], which also computes each change):
+//! readers never touch the disk, and a change is made in memory after it is on the disk.
 //!
 //! Invariant: a file that can't be used is left as it is; nobody's addresses are forgotten by beginning again.
 //!

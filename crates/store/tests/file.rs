@@ -153,7 +153,7 @@ fn whatever_write_is_the_last_what_was_answered_is_there() {
         drop(store);
         let store = FileStore::open(&directory.file()).unwrap();
         let there = values(&store).first().map_or(0, |(_, value)| value.parse::<u64>().unwrap());
-        // What was not answered may be there, or not: the one after it can't.
+        // A change that was not answered may be there, or not: the one after it can't.
         assert!((answered..=answered + 1).contains(&there), "{calls}: {answered} {there}");
         assert_eq!(store.revision(), Ok(Revision(there)));
     }

@@ -14,7 +14,7 @@ use std::cell::RefCell;
 
 /// The thread that asks.
 const CALLER: i32 = 1;
-/// What a call of the kernel takes, and the shortest sleep, so that histories are short.
+/// Time of a call of the kernel, and the shortest sleep, so that histories are short.
 const CALL: Duration = Duration::from_micros(100);
 const SLEEP: Duration = Duration::from_millis(5);
 const LIMIT: Duration = Duration::from_millis(200);
@@ -101,7 +101,7 @@ impl Thread {
     }
 }
 
-/// What may still happen.
+/// Numbers of events that may still happen.
 #[derive(Clone, Copy)]
 struct Budget {
     events: u32,
@@ -143,7 +143,7 @@ impl World {
         thread.life = if thread.is_traced || thread.is_first { Life::Zombie } else { Life::Gone };
     }
 
-    /// What happens before a call.
+    /// Events before a call.
     fn step(&mut self) {
         self.passed += CALL;
         if self.budget.events == 0 {
@@ -321,7 +321,7 @@ fn explore(others: &[Thread], budget: Budget, expected: Option<io::ErrorKind>) -
                 drop(frozen);
             }
             Err(error) => {
-                // What was in its way may have ended.
+                // The obstacle may have gone.
                 assert_eq!(Some(error.kind()), expected);
             }
         }

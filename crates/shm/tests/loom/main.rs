@@ -186,7 +186,7 @@ fn no_receive_is_lost_when_the_router_begins_to_want_one() {
         let (first, second) = library.join().unwrap();
         assert!(first || cursor.position() > 0, "the first is lost");
         assert!(second || seen == 2 || cursor.has_next(&*shared.0), "the second is lost");
-        // What doesn't ring was seen by the look after the announcement.
+        // A side that doesn't ring was seen by the look after the announcement.
         assert!(second || seen == 2);
     });
 }
@@ -421,7 +421,7 @@ fn sleepers_are_woken_by_the_count_that_they_await() {
     });
 }
 
-/// That the models above can fail at all: without the fences, loom finds the lost wake-up.
+/// The models above can fail at all: without the fences, loom finds the lost wake-up.
 #[test]
 #[should_panic(expected = "lost")]
 fn without_fences_a_wake_up_is_lost() {

@@ -38,7 +38,7 @@ fn granted(word: &AtomicU32, number: u32, page: usize) -> Granted<Table> {
     granted
 }
 
-/// What the owner and the grantee map, and the owner's private copy.
+/// Page that the owner and the grantee map, and the owner's private copy.
 #[derive(Default)]
 struct Page {
     shared: AtomicU32,

@@ -44,7 +44,7 @@ impl Bell for Ring {
     }
 }
 
-/// What other threads reach without the worker lock.
+/// State that other threads reach without the worker lock.
 struct Queues {
     jobs: [AtomicU32; 3],
     result: AtomicU32,
@@ -284,7 +284,7 @@ fn a_result_and_a_job_at_once_are_both_run() {
     });
 }
 
-/// What a process posted before a request of the control path is seen before it.
+/// A request that a process posted before one of the control path is seen before it.
 #[test]
 fn a_doorbell_that_rang_before_a_job_is_taken_before_it() {
     check(|| {
