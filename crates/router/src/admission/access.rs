@@ -1,10 +1,10 @@
-//! Who may talk to whom, as one thread of the router knows it: the worker for queue pairs, the
-//! control thread for rdma_cm. Each has an [`Access`] of its own, told the same; what rules refused
-//! and cut is counted in [`Rules`], which they share.
+//! Access rules, as one thread of the router knows them: the worker for queue pairs, the control
+//! thread for rdma_cm. Each has an [`Access`] of its own, told the same; what rules refused and cut
+//! is counted in [`Rules`], which they share.
 //!
-//! What a rule makes of an address (its *profile*) is found when it is first asked for, and kept
-//! until the rules or the address' labels change. Who is on no host that is known is decided by the
-//! address alone; of some of them that is kept.
+//! The rules' answer about an address (its *profile*) is computed when it is first asked for, and
+//! kept until the rules or the address' labels change. Who is on no host that is known is decided
+//! by the address alone; of some of them that is kept.
 //!
 //! Two of two networks are judged by rules across them alone: by other profiles, and never without such a rule.
 //!
@@ -32,7 +32,7 @@ const WITHDRAWN: u32 = 1 << 31;
 /// Between two reports.
 const REPORT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a rule has done on this host since the router began.
+/// Counts of a rule on this host since the router began.
 #[derive(Debug, Default)]
 pub struct Counts {
     refusals: AtomicU64,
@@ -53,7 +53,7 @@ pub struct Rules {
     pub homes: Arc<Homes>,
     /// By the rules' indexes.
     counts: Vec<Arc<Counts>>,
-    /// What no rule, but a network's own `access` refused.
+    /// Refusals of a network's own `access`, without a rule.
     by_default: Arc<Counts>,
 }
 
@@ -91,7 +91,7 @@ impl Rules {
     }
 }
 
-/// Who has an address.
+/// The vNIC that has an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VnicIdentity {
     /// The vNIC's id.
@@ -107,7 +107,7 @@ struct Entry {
     is_here: bool,
     /// None: of a host that did not say.
     identity: Option<Arc<VnicIdentity>>,
-    /// What the rules of a generation make of it.
+    /// The rules' answer about it, and their generation.
     profile: Option<(u64, Profile)>,
 }
 
@@ -119,7 +119,7 @@ struct Network {
     is_joined: bool,
 }
 
-/// What was refused or cut.
+/// Kind of a refusal or cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Deed {
     Connection,
@@ -133,7 +133,7 @@ pub enum Deed {
 }
 
 impl Deed {
-    /// What stood was ended.
+    /// Whether an established connection was ended.
     pub fn is_cut(self) -> bool {
         matches!(self, Self::Cut | Self::CutRequest)
     }
@@ -212,7 +212,7 @@ pub struct Access {
     generation: u64,
     networks: BTreeMap<NetworkId, Network>,
     parties: HashMap<Key, Entry>,
-    /// What the rules in force make of addresses that nobody is known to have.
+    /// The rules' answers about addresses that nobody is known to have.
     strangers: HashMap<Key, Profile>,
     /// And of those that talk across networks.
     across: Across,
@@ -255,12 +255,12 @@ impl Access {
         self.tallies = tallies;
     }
 
-    /// What this thread has counted since the router began, of rules and networks that are there.
+    /// Counts of this thread since the router began, of rules and networks that are there.
     pub fn tallies(&self) -> &Tallies {
         &self.tallies
     }
 
-    /// What looking at addresses has cost so far, in comparisons: for who bounds what is done in a turn.
+    /// Cost of looking at addresses so far, in comparisons: a bound for the work of one turn.
     pub fn work(&self) -> u64 {
         self.work
     }
@@ -364,7 +364,7 @@ impl Access {
         names.is_some_and(|(one, other)| rules.table.joins(one, other))
     }
 
-    /// What rules make of an address that is to talk to one of the network `other`.
+    /// The rules' answer about an address that is to talk to one of the network `other`.
     fn profile(&mut self, rules: &Rules, key: Key, other: NetworkId) -> Option<Profile> {
         let (is_across, network, other) = (key.0 != other, self.name_in(rules, key.0)?, self.name_in(rules, other)?);
         let identity = self.parties.get(&key).and_then(|entry| entry.identity.as_ref());
@@ -480,7 +480,7 @@ impl Access {
         verdict.allowed || self.refuse(pair, deed, verdict.rule)
     }
 
-    /// What the engine asks.
+    /// Answers the engine's question.
     #[inline]
     pub fn may_talk(&mut self, talk: &Talk) -> bool {
         if self.rules.is_none() {
@@ -568,7 +568,7 @@ impl Access {
         self.attempts.add((network, of, Tried::Quota(share, resource)), sum);
     }
 
-    /// What was tried since the last time, if it is time to say so.
+    /// Attempts since the last time, if it is time to report them.
     pub fn take_attempts(&mut self, now: Instant) -> Vec<Attempted> {
         let mut named = Vec::new();
         for ((network, from, tried), sum) in self.attempts.take(now) {
@@ -604,7 +604,7 @@ impl Access {
         Some(if due > now { due - now } else { Duration(0) })
     }
 
-    /// What was refused and cut since the last time, if it is time to say so.
+    /// Refusals and cuts since the last time, if it is time to report them.
     pub fn take_incidents(&mut self, now: Instant) -> Vec<Incident> {
         if self.incidents_due().is_none_or(|due| due > now) {
             return Vec::new();

@@ -1,4 +1,5 @@
-//! What tenants take of things that the engine doesn't count, and how they share what the router's process has of them.
+//! Accounts of things that tenants take and the engine doesn't count, and each tenant's share of
+//! those of the router's process.
 //!
 //! The kernel gives one process so many mappings (vm.max_map_count) and descriptors
 //! (RLIMIT_NOFILE); each vNIC's own limits would let one or two take all of them, and then no other
@@ -111,7 +112,7 @@ struct Amounts {
     threads: u64,
 }
 
-/// What one vNIC holds.
+/// Holdings of one vNIC.
 pub struct Account {
     commons: Arc<Commons>,
     pub segments: AtomicU64,
@@ -155,7 +156,7 @@ impl Account {
         }
     }
 
-    /// What it may come to hold, while the others hold what they do.
+    /// Most that it may come to hold, while the others hold what they do.
     pub fn limits(&self) -> Held {
         let Held { mappings, descriptors, threads } = self.held();
         Held {

@@ -15,7 +15,7 @@ pub struct Homes {
 }
 
 impl Homes {
-    /// What is declared.
+    /// The map of a declared state.
     pub fn of(view: AccessView<'_>) -> Self {
         let names = view.networks().map(|network| (network.id, network.name()));
         Self::new(view.networks().map(|network| (network.id, network.tenant(), network.bounds()))).named(names)
@@ -62,7 +62,8 @@ impl Homes {
         range.map_or(network, |range| range.2)
     }
 
-    /// Who gets what is sent to an address, if it finds the sender where that is: answers go back the same way.
+    /// The vNIC that gets messages to an address, if it finds the sender where that is: answers go
+    /// back the same way.
     pub fn receiver(&self, from: (NetworkId, Gid), to: Gid) -> Option<(NetworkId, Gid)> {
         let there = self.network_at(from.0, to);
         (self.network_at(there, from.1) == from.0).then_some((there, to))

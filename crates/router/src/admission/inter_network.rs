@@ -1,5 +1,5 @@
-//! What the rules in force make of addresses that talk across two networks, for some of them: it is
-//! kept for as long as the rules and who has the address are as they are.
+//! The rules' answers about addresses that talk across two networks, for some of them: kept for as
+//! long as the rules and the owner of the address are as they are.
 //!
 //! Invariant: no more than [`PROFILE_COUNT_MAX`], whoever asks for how many.
 use crate::admission::access::Key;

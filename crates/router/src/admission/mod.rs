@@ -1,4 +1,4 @@
-//! Who may talk to whom, what was refused, and what tenants take of the router.
+//! Admission: which addresses may talk, refusals, and accounts of what tenants take of the router.
 //!
 //! Both the worker and the control thread have an instance of [`access::Access`]; nothing here belongs to one thread.
 

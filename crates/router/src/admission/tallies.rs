@@ -1,5 +1,5 @@
-//! What was refused to the vNICs of each network, cut, and tried in vain, as one thread of the
-//! router counts it, for `/metrics`.
+//! Refusals, cuts and attempts in vain of each network's vNICs, as one thread of the router counts
+//! them, for `/metrics`.
 use crate::admission::violations::Tried;
 use freeflow_orchestrator::access::RuleIndex;
 use freeflow_verbs::NetworkId;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Rules and networks that are told apart; what more of them do is put down to no network.
 const COUNT_MAX: usize = 4096;
 
-/// What refused it, if it was a rule that is in force, and who asked.
+/// Source of a refusal: the rule in force, if it was one, and the network that asked.
 pub type Refused = (Option<RuleIndex>, Option<NetworkId>);
 
 /// Refusals and cuts.

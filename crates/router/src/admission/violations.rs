@@ -1,8 +1,8 @@
-//! What tenants try on others, for the audit log: gathered by who, by kind and by whose it is that
-//! was tried, so that it costs the same however often it is tried. The first attempt is told at
-//! once, what follows as a sum with one example, in ten seconds at the earliest. So attempts on
-//! nobody, which cost nothing and hurt nobody, hide none on another network in their sums, nor do
-//! they take up its room.
+//! Attempts of tenants on others, for the audit log: summed by tenant, by kind and by owner of the
+//! target, so that they cost the same however often they occur. The first attempt is told at once,
+//! what follows as a sum with one example, in ten seconds at the earliest. So attempts on nobody,
+//! which cost nothing and hurt nobody, hide none on another network in their sums, nor do they take
+//! up its room.
 use freeflow_engine::{Attempt, AttemptKind};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ pub enum Share {
     Network,
 }
 
-/// What quotas limit.
+/// Resource that quotas limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
     Qps,
@@ -93,7 +93,7 @@ impl Tried {
     }
 }
 
-/// What one has tried since it was last told.
+/// Attempts of one tenant since the last report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum {
     pub count: u64,
@@ -135,7 +135,7 @@ impl Attempts {
         let entry = match self.entries.get_mut(&by) {
             Some(entry) => entry,
             None if is_full => {
-                // Who has given up makes room.
+                // A tenant that has given up makes room.
                 self.due.get_or_insert(now + GATHER);
                 return;
             }
@@ -157,7 +157,7 @@ impl Attempts {
         self.due
     }
 
-    /// What is to be told now.
+    /// Sums to report now.
     pub fn take(&mut self, now: Instant) -> Vec<(By, Sum)> {
         self.now = now;
         if self.due.is_none_or(|due| due > now) {
@@ -212,7 +212,7 @@ mod tests {
         assert!(attempts.take(start).is_empty());
         let first = start + GATHER;
         let told = attempts.take(first);
-        // What is another's stands by itself.
+        // A sum about another's object stands by itself.
         let by = (NETWORK, gid(1), Tried::Engine(AttemptKind::Message));
         let nobodys = Sum { count: 2, to: gid(7), number: 7, owner: None };
         assert_eq!(told, [(by, nobodys), (by, Sum { count: 1, to: gid(8), number: 8, owner: Some(OTHER) })]);
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(attempts.due(), Some(first + INTERVAL));
         let told = attempts.take(first + INTERVAL);
         assert_eq!((told.len(), told[0].1.count, told[0].1.to), (1, 1000, gid(7)));
-        // Who has given up is forgotten.
+        // A tenant that has given up is forgotten.
         attempts.note(&attempt(3, 7, None));
         attempts.take(first + INTERVAL + INTERVAL + GATHER);
         assert_eq!((attempts.entries.len(), attempts.nameless_count), (1, 1));

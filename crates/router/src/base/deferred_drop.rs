@@ -93,7 +93,7 @@ impl<F: FnOnce()> Drop for AndThen<F> {
     }
 }
 
-/// What is sent in the last moment is dropped with the receiver, on this thread too.
+/// An item sent in the last moment is dropped with the receiver, on this thread too.
 fn drain(receiver: &Receiver<Item>) {
     while let Ok(item) = receiver.recv_timeout(IDLE) {
         drop(item);

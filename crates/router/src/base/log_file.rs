@@ -24,7 +24,7 @@ pub(crate) fn numbered(path: &Path, number: usize) -> PathBuf {
 /// Of each file, and how many there are.
 const FILE_BYTES_MAX: u64 = 8 << 20;
 const FILE_COUNT: usize = 4;
-/// What is left when the main thread is woken, for lines until it has done its work.
+/// Room left when the main thread is woken, for lines until it has done its work.
 const RESERVE_BYTES: u64 = 256 << 10;
 
 static LOG: Mutex<Option<LogFile>> = Mutex::new(None);

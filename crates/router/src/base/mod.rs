@@ -1,4 +1,4 @@
-//! What every plane stands on: the log, wakers, slabs, what threads may do, and dropping things later.
+//! Base of every plane: the log, wakers, slabs, privileges of threads, and deferred drops.
 
 pub mod deferred_drop;
 pub mod log;

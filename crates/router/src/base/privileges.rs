@@ -1,4 +1,4 @@
-//! What each of the router's threads may do: its capabilities, and the system calls that it may
+//! Privileges of each of the router's threads: its capabilities, and the system calls that it may
 //! make ([`crate::base::system_calls`]).
 //!
 //! [`confine`] takes from the whole process what no thread needs once the process runs; each thread
@@ -22,12 +22,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
 
-/// What the process has while it starts: for its sockets' options and ports, its limit of descriptors, its directories.
+/// Capabilities of the process while it starts: for its sockets' options and ports, its limit of
+/// descriptors, its directories.
 const CAPABILITIES_OF_START: &[&str] =
     &["CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_SYS_PTRACE", "CAP_SYS_RESOURCE"];
 
-/// What a unit that brings the host up needs besides: bridges and namespaces are the command's, and
-/// so is ending containers.
+/// Capabilities that a unit that brings the host up needs besides: bridges and namespaces are the
+/// command's, and so is ending containers.
 const CAPABILITIES_OF_UNIT: &[&str] = &["CAP_KILL", "CAP_NET_RAW", "CAP_SETPCAP", "CAP_SYS_ADMIN"];
 
 /// Lines about refused calls: more than there are ones that an honest thread may come upon.
@@ -106,7 +107,7 @@ impl Kind {
         }
     }
 
-    /// What it has for threads that it begins, beside its own.
+    /// Capabilities that it has for threads which it begins, beside its own.
     fn hands_on(self) -> &'static [&'static str] {
         match self {
             Self::Control => &["CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"],
@@ -165,7 +166,8 @@ pub fn enter(kind: Kind) {
     }
 }
 
-/// What filters have refused, and what is in the log already. Readable while there is something new.
+/// System calls that filters have refused, and those of them that are in the log already. Readable
+/// while there is something new.
 pub struct Refusals {
     calls: RefusedCalls,
     known: BTreeSet<RefusedCall>,

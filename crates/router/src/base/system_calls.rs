@@ -325,7 +325,7 @@ const NO_THREAD: &[Call] = calls![
 ];
 const ABSENT: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
 
-/// What the process does itself while it starts.
+/// System calls of the process itself while it starts.
 const START: &[Call] = calls![SYS_signalfd4, SYS_setrlimit];
 
 fn purposes(kind: Kind) -> &'static [&'static [Call]] {
@@ -483,7 +483,8 @@ mod tests {
         assert_eq!(filtered(Kind::Mover, make("mover")), (REFUSED, REFUSED, no_socket, ABSENT));
     }
 
-    /// What a program answers to a call: as the kernel runs it, for the instructions that these programs have.
+    /// A program's answer to a call: as the kernel runs it, for the instructions that these
+    /// programs have.
     fn answer(program: &[FilterInstruction], number: i64, arguments: [u64; 6]) -> u32 {
         // struct seccomp_data: the number, the processor (AUDIT_ARCH_X86_64, AUDIT_ARCH_AARCH64),
         // the place, the arguments.

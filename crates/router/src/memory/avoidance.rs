@@ -1,4 +1,4 @@
-//! What of a copy is left to slow-path copiers because memory blocked the worker; for how long is
+//! The part of a copy left to slow-path copiers because memory blocked the worker; for how long is
 //! in [`blocking`](crate::memory::blocking).
 use crate::dataplane::ports::{Rings, Session};
 use crate::dataplane::table::Table;

@@ -20,7 +20,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What one vNIC has of bounce buffers at a time; one longer copy has it alone.
+/// Bounce buffers of one vNIC at a time, bytes; one longer copy has them alone.
 pub const BOUNCE_BYTES_MAX: u64 = 4 << 20;
 /// Buffers kept for later, of all vNICs, and the longest that is.
 pub(crate) const SPARE_COUNT_MAX: usize = 16;

@@ -114,7 +114,7 @@ pub(crate) struct Flying {
     /// Other processes of which it touches memory: lists that name regions of several.
     pub(crate) others: Vec<SessionId>,
     pub(crate) bytes: u64,
-    /// What is copied, for the helpers if a page is missing.
+    /// The spans to copy, for the slow-path copiers if a page is missing.
     pub(crate) spans: (Vec<Span>, Vec<Span>),
     pub(crate) last: bool,
 }

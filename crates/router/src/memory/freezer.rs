@@ -20,7 +20,7 @@ const HOLD_MAX: Duration = Duration::from_millis(1000);
 /// that long for each to get one; threads that sleep where they can't be stopped are given up much
 /// earlier.
 const STOP_MAX: Duration = Duration::from_millis(200);
-/// What the router itself has under way in the process' memory is waited for so long.
+/// Time that the router waits for its own operations in the process' memory.
 const QUIET_MAX: Duration = Duration::from_millis(50);
 /// The thread ends when it has had nothing to do for so long.
 const IDLE: Duration = Duration::from_secs(1);
@@ -74,7 +74,7 @@ pub struct Process {
     pub gate: Arc<Gate>,
 }
 
-/// What stands still, and since when.
+/// The frozen process, and since when.
 struct Held {
     _threads: HeldThreads,
     _gate: Option<Closed>,

@@ -7,7 +7,7 @@ use freeflow_protocol::library::{REQUEST_BYTES, Reply};
 use freeflow_verbs::VerbsError;
 use std::collections::BTreeSet;
 
-/// What a QP can pay that has done nothing yet: to make and connect it costs more than to copy so much.
+/// Bytes that a new QP can pay: to make and connect it costs more than to copy so much.
 const FREE_BYTES: u64 = 64 << 10;
 
 fn refusal(reason: NotGrantable) -> VerbsError {
@@ -35,7 +35,7 @@ impl Worker {
             let is_known = !place.segment.poisoned() && place.origin.lease.descriptor().is_some();
             (is_inside && is_known && session.memory.has_few_ranges(place.segment)).then_some(place)
         });
-        // What was withdrawn comes back when there is traffic.
+        // Revoked memory comes back when there is traffic.
         let is_lost = session.is_some_and(|session| session.lost.has(found.asked));
         let place = place.ok_or(if is_lost { VerbsError::Busy } else { VerbsError::NotSupported })?;
         let (offset, addresses, lease) = (place.offset, place.addresses.clone(), place.origin.lease.clone());
@@ -58,7 +58,7 @@ impl Worker {
         Ok(Verdict::Given(Box::new(Given { lease, protection, reply })))
     }
 
-    /// What was carried of a QP's requests that has paid for nothing yet.
+    /// Bytes carried for a QP's requests that have paid for nothing yet.
     pub(crate) fn funds(&self, id: QpId) -> u64 {
         let carried = self.engine.qp_traffic(id).unwrap_or_default().carried(REQUEST_BYTES);
         let paid = self.rings.qps.get(id).map_or(0, |qp| qp.direct.grants_paid);

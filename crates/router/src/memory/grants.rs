@@ -41,7 +41,7 @@ pub(crate) const VNIC_GRANT_COUNT_MAX: u32 = 4096;
 /// QPs that have one segment, and regions by which they have it.
 pub(crate) const SEGMENT_HOLDER_COUNT_MAX: usize = 1024;
 
-/// What [`Request::AskGrant`](freeflow_protocol::library::Request::AskGrant) asks for.
+/// Parameters of [`Request::AskGrant`](freeflow_protocol::library::Request::AskGrant).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GrantRequest {
     pub rkey: u32,
@@ -53,7 +53,7 @@ pub(crate) struct GrantRequest {
 /// A segment: whose it is, and what that session calls it.
 pub(crate) type Name = (SessionId, Handle);
 
-/// What those who have a segment's descriptor can do.
+/// Access that those have who hold a segment's descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protection {
     /// Sealed against further seals.
@@ -126,7 +126,7 @@ pub struct Grants {
     /// The same by their holders and by the peers of those.
     pub(crate) by_qp: BTreeSet<(QpId, Name)>,
     pub(crate) by_region: BTreeSet<(MrId, Name)>,
-    /// What each vNIC's QPs hold.
+    /// Grants of each vNIC's QPs.
     pub(crate) counts: BTreeMap<VnicId, u32>,
     pub(crate) leaving: Leaving,
     /// How long a process may take to carry out an order.
@@ -254,7 +254,7 @@ pub(crate) fn uncount(counts: &mut BTreeMap<VnicId, u32>, vnic: VnicId) {
 }
 
 impl Exposed {
-    /// Who holds it by a QP, as that QP or as its peer.
+    /// Grants that a QP takes part in, as holder or as peer.
     pub(crate) fn at(&self, id: QpId) -> impl Iterator<Item = (&QpId, &Holder)> {
         self.holders.iter().filter(move |(own, holder)| holder.is_at(**own, id))
     }
@@ -286,7 +286,7 @@ pub(crate) enum Refusal {
     NotEarned { missing: u64 },
 }
 
-/// What [`Grants::enter`] notes.
+/// Facts that [`Grants::enter`] notes.
 pub(crate) struct Entry<'a> {
     pub(crate) segment: &'a Arc<Segment>,
     pub(crate) origin: &'a Origin,
@@ -295,12 +295,12 @@ pub(crate) struct Entry<'a> {
     pub(crate) region: (MrId, Range<u64>),
     pub(crate) writes: bool,
     pub(crate) may_write: bool,
-    /// What it costs to take the segment back, and what the QP can pay, bytes.
+    /// Cost of taking the segment back, and the QP's credit, bytes.
     pub(crate) cost: u64,
     pub(crate) funds: u64,
 }
 
-/// What the worker says to a wish; the control thread makes the descriptor and the answer.
+/// The worker's verdict on a request; the control thread makes the descriptor and the answer.
 pub(crate) enum Verdict {
     Given(Box<Given>),
     NotEarned { missing: u64 },

@@ -286,7 +286,7 @@ fn a_grant_is_paid_by_what_the_router_carried() {
     // Once.
     assert_eq!(rig.ask(rig.qps[0]), Ok(0));
     assert_eq!(rig.worker.rings.qps.get(rig.qps[0]).unwrap().direct.grants_paid, FREE + 4 * 4096);
-    // What goes past the router pays for nothing.
+    // Requests on the direct path pay for nothing.
     rig.send.count_write(u32::MAX);
     assert!(rig.worker.count_direct(rig.qps[0]));
     assert_eq!(rig.worker.funds(rig.qps[0]), 0);

@@ -96,7 +96,7 @@ impl Rings {
         }
     }
 
-    /// What came of the next copy that is done.
+    /// Result of the next copy that is done.
     pub(crate) fn poll_moved(&mut self) -> Option<Arrival> {
         loop {
             let Moved { id, pieces, result, blocked } = self.movers.landed.pop_front()?;

@@ -1,10 +1,10 @@
-//! What all processes that have a segment hold together.
+//! Lease that all processes with a segment hold together.
 use crate::admission::account::Charge;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// What all processes that have a segment hold together.
+/// Lease that all processes with a segment hold together.
 pub struct SegmentLease {
     /// For further processes; absent if there was none to spare.
     descriptor: Option<(OwnedFd, Charge)>,
@@ -13,13 +13,13 @@ pub struct SegmentLease {
     _charge: Charge,
 }
 
-/// Who else has had a segment's descriptor, and what its memory was used for. What is set stays.
+/// Flags: other holders of a segment's descriptor, and uses of its memory. What is set stays.
 mod sharing {
     /// Another process, or another handle.
     pub const IMPORTED: u8 = 1;
     /// A process that something of it was granted to.
     pub const GRANTED: u8 = 1 << 1;
-    /// What was granted is withdrawn, for good.
+    /// A grant was revoked, for good.
     pub const WITHDRAWN: u8 = 1 << 2;
     /// Parts of it were taken back: what they held may still lie there.
     pub const TAKEN_BACK: u8 = 1 << 3;

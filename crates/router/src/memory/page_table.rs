@@ -46,7 +46,7 @@ struct Known {
     origin: Option<Origin>,
 }
 
-/// What the session calls a segment, and what is kept of it.
+/// The session's name of a segment, and the state kept of it.
 #[derive(Clone)]
 pub struct Origin {
     pub handle: Handle,
@@ -241,7 +241,7 @@ impl PageTable {
         self.known(segment).is_none_or(|known| known.starts.len() < STEP_RANGE_COUNT_MAX)
     }
 
-    /// What the session calls the segments of which parts lie between two addresses.
+    /// The session's names of the segments of which parts lie between two addresses.
     pub fn parts_between(&self, address: u64, end: u64) -> BTreeSet<Handle> {
         let mut handles = BTreeSet::new();
         let (mut reached, mut before) = (address, None);

@@ -14,14 +14,15 @@ use std::ops::Range;
 /// Of one process. One more takes the place of the one with the least traffic: of those that nobody
 /// uses there may be any number.
 pub(crate) const WINDOW_COUNT_MAX: usize = 1024;
-/// What an access counts besides its bytes, as in the library: the way to a helper costs more than copying so much.
+/// Cost of an access besides its bytes, as in the library: the way to a slow-path copier costs more
+/// than copying so much.
 pub(crate) const ACCESS_BYTES: u64 = 4096;
 /// A segment is copied so often for an order: into it, and out again when it is withdrawn.
 pub(crate) const COPY_COUNT: u64 = 2;
 /// The least that earns an order: threads are held for it, however little there is to copy.
 pub(crate) const NEEDED_BYTES_MIN: u64 = 16 << 20;
-/// What a process may give for segments that were granted for reading: those can't be emptied when
-/// they are left, because they are sealed, and live as long as a peer keeps them.
+/// Bytes that a process may give for segments that were granted for reading: those can't be emptied
+/// when they are left, because they are sealed, and live as long as a peer keeps them.
 pub(crate) const READ_ONLY_BYTES_MAX: u64 = 256 << 20;
 
 /// Addresses at which a segment was.
@@ -36,7 +37,7 @@ struct Window {
     needed_bytes: u64,
 }
 
-/// What one process has lost.
+/// Revoked memory of one process.
 #[derive(Default)]
 pub struct Lost {
     /// By start, disjoint.

@@ -1,7 +1,7 @@
 //! Taking granted memory back; see `grants` for what ends a grant.
 //!
-//! Who was granted something is told by a number in the header of its send queue; that is enough
-//! for a library that keeps to the rules, and costs one store. But its process may keep the
+//! Holders of a grant learn of its end by a number in the header of their send queue; that is
+//! enough for a library that keeps to the rules, and costs one store. But its process may keep the
 //! descriptor. So where the owner's process goes on using the pages, it is *ordered* to put private
 //! copies in their place: the segment is taken out of the router's page table, which from then on
 //! reaches those bytes by the fallback, and once no helper has the segment in hand, its handle is

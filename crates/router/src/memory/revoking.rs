@@ -18,7 +18,7 @@ pub(crate) struct Leaving {
     pub(crate) deadlines: VecDeque<(Instant, Name)>,
     /// Until when a process that has just carried out one order has time for its others.
     pub(crate) renewed: BTreeMap<SessionId, Instant>,
-    /// What was withdrawn and shall be shared again.
+    /// Revoked segments that shall be shared again.
     pub(crate) wanted: Vec<Name>,
 }
 

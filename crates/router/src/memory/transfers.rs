@@ -66,7 +66,7 @@ pub(crate) enum Stage {
     },
 }
 
-/// What came of a job that a helper finished.
+/// Result of a job that a slow-path copier finished.
 #[derive(Clone, Copy, Debug)]
 pub enum Arrival {
     Copied(Token, Result<(), MemorySide>),
