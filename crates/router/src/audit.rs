@@ -36,7 +36,7 @@ const ORIGINATOR_COUNT: usize = 64;
 /// The role of who has none.
 pub const NO_ROLE: &str = "none";
 
-/// Who asked, at the API or the admin socket.
+/// The caller, at the API or the admin socket.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Who {
     pub uid: u32,
@@ -69,7 +69,7 @@ pub struct About {
     pub detail: String,
 }
 
-/// What happened.
+/// Kind of an entry.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Entry {
@@ -110,7 +110,7 @@ pub enum Entry {
         peer: String,
         /// The name of the rule, or what else decided.
         rule: String,
-        /// What a quota had no more of.
+        /// The resource that a quota had no more of.
         #[serde(rename = "ranOut", skip_serializing_if = "str::is_empty")]
         ran_out: &'static str,
         /// The other network whose the peer is, if it was named and is known.
@@ -148,7 +148,7 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// What a container was kept from, see [`Entry::Enforced`].
+/// A refusal by policy for a container, see [`Entry::Enforced`].
 #[derive(Clone, Debug, Default)]
 pub struct Refusal {
     pub what: &'static str,
@@ -183,8 +183,8 @@ enum Message {
     End,
 }
 
-/// What lines of refusals are about. Each class has lines of its own, so that cheap ones of one
-/// class hide none of another.
+/// Classes of refusals. Each class has lines of its own, so that cheap ones of one class hide none
+/// of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// At the API or the admin socket.
@@ -314,7 +314,7 @@ impl Drop for AuditThread {
 fn write_all(receiver: &Receiver<Message>, files: &mut Files, shared: &Shared) {
     let mut failing = false;
     while let Ok(first) = receiver.recv() {
-        // What has piled up is written and synced together.
+        // Lines that have piled up are written and synced together.
         let mut bytes = Vec::new();
         let mut next = Some(first);
         let mut is_end = false;

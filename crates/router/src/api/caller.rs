@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, and what that makes of them.
+//! Caller at the other end of a connection, and its role.
 //!
 //! Roles come from the credentials that the kernel noted when the connection was made: uid 0 or the
 //! Unix group `freeflow-admin` is the admin, `freeflow-tenant-NAME` an admin of that tenant,
@@ -22,7 +22,7 @@ const ADMIN_GROUP: &str = "freeflow-admin";
 const VIEWER_GROUP: &str = "freeflow-viewer";
 const TENANT_GROUP: &str = "freeflow-tenant-";
 
-/// What somebody may do. The default: nothing.
+/// Permissions of a caller. The default: nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Role {
     /// Everything.
@@ -131,7 +131,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Who has shown to be root otherwise.
+    /// A caller that has shown to be root otherwise.
     pub fn root(pid: i32) -> Self {
         let role = Role { is_admin: true, ..Role::default() };
         Self { who: Who { uid: 0, pid, role: role.to_string() }, role: Arc::new(role) }

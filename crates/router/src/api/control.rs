@@ -23,13 +23,13 @@ pub struct Page {
     pub next: Option<String>,
 }
 
-/// What is needed to begin a watch.
+/// Parameters for beginning a watch.
 pub struct Beginning {
     pub revision: Revision,
     pub names: BTreeSet<String>,
 }
 
-/// What a command came to.
+/// Result of a command.
 pub struct Done {
     pub revision: Revision,
     pub outcomes: Vec<Outcome>,
@@ -110,7 +110,7 @@ impl Control {
         let mut outcomes = match done {
             Ok(outcomes) => outcomes,
             Err(refusal) => {
-                // Who only asks what is in use has tried nothing.
+                // A caller that only asks for what is in use has tried nothing.
                 if !(dry_run && refusal.reason == Reason::InUse) {
                     self.note_refusal(caller, verb, subject, &refusal);
                 }

@@ -1,4 +1,4 @@
-//! What is answered when something is refused, and the table of reasons and HTTP's codes.
+//! Answers to refused requests, and the table of reasons and HTTP's codes.
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use freeflow_orchestrator::objects::{Cause, Invalid};
@@ -14,7 +14,7 @@ pub struct Failure {
     pub details: Option<Box<Details>>,
 }
 
-/// What exactly it is about.
+/// The object and fields concerned.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Details {
     #[serde(skip_serializing_if = "Option::is_none")]

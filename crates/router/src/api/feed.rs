@@ -1,4 +1,4 @@
-//! What the control thread tells the server of its own accord: what has changed.
+//! Changes that the control thread reports to the server of its own accord.
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::{Revision, State};
 use tokio::sync::mpsc::UnboundedSender;
@@ -43,7 +43,7 @@ impl Feed {
     }
 }
 
-/// What a plan touches, as it was before it was adopted.
+/// Objects that a plan touches, as they were before it was adopted.
 pub struct Touched(pub Vec<(ObjectKind, String, Option<Side>)>);
 
 pub fn side(state: &State, kind: ObjectKind, name: &str) -> Option<Side> {

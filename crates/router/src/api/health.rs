@@ -24,13 +24,13 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
 /// How long what was found is said again. Tests may be held up in between.
 const FRESH_TIME: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
 
-/// What is written for a look: about what a transaction of the store takes.
+/// Bytes written for a look: about those of a transaction of the store.
 const PROBE_BYTES: usize = 64 << 10;
 
 /// A directory that the router writes to, and its name for people.
 type Place = (&'static str, PathBuf);
 
-/// What was found, and when.
+/// Findings, and their time.
 type Found = Mutex<Option<(Instant, Vec<String>)>>;
 
 /// Probes that were made: one of each at a time, and few in all, whoever asks how often.
@@ -53,7 +53,7 @@ impl Probes {
         Self { places, health, threads, disk, is_writing }
     }
 
-    /// What is wrong; the control thread can tell it from now on.
+    /// Faults found; the control thread can report them from now on.
     pub async fn look(&self, link: &Link) -> Vec<String> {
         let mut wrong = fresh(&self.threads, check_threads(link)).await;
         let places = self.places.clone();
@@ -101,7 +101,7 @@ pub async fn is_ready(State(server): State<Arc<Server>>) -> Result<Response, Fai
     answer(server.probes.look(&server.link).await)
 }
 
-/// What is wrong with the disk. A probe that has not come back is not followed by another.
+/// Faults of the disk. A probe that has not come back is not followed by another.
 async fn check_disk(is_writing: &Arc<AtomicBool>, write: impl FnOnce() -> Vec<String> + Send + 'static) -> Vec<String> {
     const SILENT: &str = "store: the disk does not answer";
     if is_writing.swap(true, Relaxed) {
@@ -126,7 +126,8 @@ fn answer(wrong: Vec<String>) -> Result<Response, Failure> {
     Err(Failure::internal(wrong.join("; ")))
 }
 
-/// What is wrong with the threads. Each is asked by itself: one that does not answer keeps no other from answering.
+/// Faults of the threads. Each is asked by itself: one that does not answer keeps no other from
+/// answering.
 async fn check_threads(link: &Link) -> Vec<String> {
     let mut wrong = Vec::new();
     // Whoever asked may be gone before the answer.
@@ -146,7 +147,7 @@ async fn check_threads(link: &Link) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with the places; each is named.
+/// Faults of the places; each is named.
 fn write_probes(places: &[Place]) -> Vec<String> {
     let wrong = places.iter().filter_map(|(name, path)| Some((name, write_probe(path).err()?)));
     wrong.map(|(name, error)| format!("{name}: {error}")).collect()

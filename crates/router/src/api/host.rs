@@ -47,7 +47,7 @@ fn value_of(status: &impl Serialize) -> Result<Value, Failure> {
     serde_json::to_value(status).map(camel_case).map_err(|error| Failure::internal(error.to_string()))
 }
 
-/// Who may not change or read something is told so, and the audit log has it.
+/// A caller that may not change or read something gets a refusal, and the audit log has it.
 fn check(server: &Server, asking: &Asking, verb: &'static str, path: &str, may: bool, message: &str) -> Answer<()> {
     if may {
         return Ok(());
@@ -210,7 +210,7 @@ pub async fn peers(
     Ok(held(document("PeersStatus", None, "status", value_of(&status)?), permit))
 }
 
-/// What a change came to that makes no object.
+/// Answer to a change that makes no object.
 fn done(permit: OwnedSemaphorePermit) -> axum::response::Response {
     held(json!({"apiVersion": API_VERSION, "kind": "Status", "status": "Success"}).to_string().into_bytes(), permit)
 }
@@ -224,7 +224,7 @@ pub async fn reload_peers(
     let permit = begin_change(&server, &asking, "reload-peers", (&name, "peers/reload")).await?;
     parameters(query.as_deref(), &[])?;
     let who = asking.caller.who.clone();
-    // What is declared does not change meanwhile.
+    // Declared objects do not change meanwhile.
     let question = move |control: &mut Control, reply: Reply<_>| {
         control.when_stored(Box::new(move |control| drop(reply.send(control.reload_peers(who)))));
     };

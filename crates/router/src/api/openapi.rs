@@ -192,7 +192,7 @@ fn live_schemas(add: &mut impl FnMut(&str, &[&str], Value)) {
     add("LiveList", &["apiVersion", "kind", "metadata", "items"], list);
 }
 
-/// What is no object.
+/// Schemas of values that are no objects.
 fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
     let any = json!({"oneOf": kinds.iter().map(|kind| reference(kind)).collect::<Vec<_>>()});
     let text = json!({"type": "string"});
@@ -296,7 +296,7 @@ fn other_paths(paths: &mut Map<String, Value>) {
     }
 }
 
-/// What a writer gives is never null.
+/// A field that a writer gives is never null.
 fn without_null(value: &mut Value) {
     let is_null = |value: &Value| *value == "null" || value["type"] == "null";
     if let Value::Object(map) = value {

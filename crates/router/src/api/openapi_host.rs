@@ -90,7 +90,7 @@ fn change(id: &str, description: &str, body: Option<&Value>) -> Value {
     operation
 }
 
-/// What is shown may be null, unlike what is declared: these schemas are made by themselves.
+/// A field of a status may be null, unlike one of a spec: these schemas are made by themselves.
 pub fn add(settings: SchemaSettings, schemas: &mut Map<String, Value>, paths: &mut Map<String, Value>) {
     let mut generator = settings.into_generator();
     let name = json!([{"name": "name", "in": "path", "required": true, "schema": {"type": "string"}}]);

@@ -1,4 +1,4 @@
-//! What each role may read and change, from the state alone.
+//! Permissions of each role to read and change, from the state alone.
 //!
 //! | | read | change |
 //! |---|---|---|
@@ -6,16 +6,16 @@
 //! | tenant-admin | the tenant's Networks, Groups, AccessRules and Vnics; QosClasses and Quotas that its Networks name | the tenant's Groups, AccessRules and Vnics, but not what a Vnic is held to |
 //! | viewer | all | nothing |
 //!
-//! What may not be read looks as if it were not there.
+//! An object that may not be read looks as if it were not there.
 use super::caller::Role;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::{Command, Reason, Refusal, State};
 use std::collections::BTreeSet;
 
-/// What a role reads of a state, as it is now.
+/// The part of a state that a role reads, as it is now.
 pub struct View<'a> {
     role: &'a Role,
-    /// What the tenants' networks name.
+    /// QosClasses that the tenants' networks name.
     classes: BTreeSet<&'a str>,
     quotas: BTreeSet<&'a str>,
 }
@@ -80,7 +80,7 @@ pub fn check(role: &Role, state: &State, command: &Command) -> Result<(), Refusa
     }
 }
 
-/// Who may not change a kind at all.
+/// Refuses a change of a kind that the role may not change at all.
 fn check_kind(role: &Role, kind: ObjectKind, name: &str) -> Result<(), Refusal> {
     if role.tenants.is_empty() {
         return Err(forbidden(kind, name, "a viewer changes nothing"));
@@ -95,7 +95,7 @@ fn is_own(role: &Role, state: &State, object: &AnyObject) -> bool {
     state.tenant_of(object).is_some_and(|tenant| role.tenants.contains(&tenant))
 }
 
-/// What a Vnic is held to instead of what its network says.
+/// The Vnic's own class and quota, if it does not have its network's.
 fn own_terms(object: &AnyObject) -> (Option<&str>, Option<&str>) {
     match object {
         AnyObject::Vnic(vnic) => (vnic.spec.qos_class.as_deref(), vnic.spec.quota.as_deref()),

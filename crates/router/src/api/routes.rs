@@ -39,7 +39,7 @@ const CAUSE_COUNT_MAX: usize = 16;
 /// A list longer than this is refused: a selector makes it shorter.
 const LIST_BYTES_MAX: usize = 128 << 20;
 
-/// What all requests share.
+/// State that all requests share.
 pub struct Server {
     pub link: Link,
     pub history: Arc<History>,
@@ -56,7 +56,7 @@ pub struct Server {
 type Shared = State<Arc<Server>>;
 pub type Answer<T = Response> = Result<T, Failure>;
 
-/// Who asks, and from which place.
+/// The caller of a request, and its place.
 #[derive(Clone)]
 pub struct Asking {
     pub caller: Caller,
@@ -94,7 +94,7 @@ fn subresources() -> Router<Arc<Server>> {
         .route(&format!("{BASE}/networks/{{name}}/dataPath"), put(host::put_data_path))
 }
 
-/// What is refused before it is a command.
+/// Records a request that is refused before it is a command.
 pub fn note_refusal(audit: &Audit, who: Who, verb: &'static str, path: &str, reason: &str) {
     audit
         .note_some(who.originator(), |left_out| Entry::refused(who, verb, ("", path), ("Forbidden", reason), left_out));
@@ -215,7 +215,7 @@ async fn ask_page(
     page
 }
 
-/// What a Host's status tells of it is of now.
+/// The health in a Host's status is of now.
 async fn look_at_health(server: &Server, kind: ObjectKind) {
     if kind == ObjectKind::Host {
         server.probes.look(&server.link).await;
@@ -424,7 +424,7 @@ async fn delete_one(
     let query = parameters(query.as_deref(), &["dryRun", "resourceVersion"])?;
     let (dry_run, version) = (flag(&query, "dryRun")?, version_of(&query)?);
     let done = change(&server, &asking, "delete", Command::Delete { kind, name, version }, dry_run).await;
-    // Who only asks may mean to delete those first.
+    // A caller of a dry run may mean to delete those first.
     let done = done.map_err(|failure| if dry_run { failure } else { failure.without_users() })?;
     Ok(held(results(&done).to_string().into_bytes(), permit))
 }

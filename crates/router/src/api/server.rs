@@ -63,7 +63,7 @@ pub struct ApiParts {
     pub host: String,
     pub link: Link,
     pub audit: Audit,
-    /// What the state was when the router began.
+    /// Revision of the state when the router began.
     pub revision: Revision,
     /// Where metrics are served by TCP too.
     pub metrics_listen: Option<SocketAddr>,

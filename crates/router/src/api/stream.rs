@@ -21,7 +21,7 @@ impl<S> Patient<S> {
         Self { stream, stall: None }
     }
 
-    /// What a write came to, or the end of patience.
+    /// Result of a write, or the end of patience.
     fn judge<T>(&mut self, context: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if result.is_ready() {
             self.stall = None;

@@ -1,4 +1,4 @@
-//! What each user may take of the server: connections, requests at a time, requests a second.
+//! Limits of each user of the server: connections, requests at a time, requests a second.
 //!
 //! Users without a role have a few places of their own, so that they keep nobody out. The admin always finds some, also
 //! while one process of the admin takes all that it can.
@@ -52,7 +52,7 @@ struct Taken {
     not_admins: usize,
     /// Connections of each process of the admin.
     by_process: BTreeMap<i32, usize>,
-    /// Who is gone stays here while it has something to pay.
+    /// A user that is gone stays here while it has something to pay.
     by_user: BTreeMap<u32, (usize, Arc<User>)>,
 }
 

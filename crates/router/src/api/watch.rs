@@ -8,8 +8,8 @@
 //! that all of them were told. A BOOKMARK does: one follows what a watch begins with, and each
 //! revision of which something was told. A reader that was cut off goes on from there.
 //!
-//! That a vNIC's phase has changed is an event of the revision that is there at the time, behind
-//! all that this revision changed. Who begins at that revision is told of it, perhaps once more: it
+//! A change of a vNIC's phase is an event of the revision that is there at the time, behind all
+//! that this revision changed. A watch that begins at that revision gets it, perhaps once more: it
 //! may have come later than what that reader knows.
 use super::failure::Failure;
 use super::feed::{Change, Side};
@@ -38,7 +38,7 @@ const BOOKMARK_INTERVAL: Duration = Duration::from_secs(30);
 /// Then it has to ask again.
 const WATCH_TIME_MAX: Duration = Duration::from_secs(3600);
 
-/// What decides who reads an object, and what they read.
+/// Properties that decide who reads an object, and what they read.
 struct Face {
     labels: Labels,
     tenant: Option<String>,
@@ -82,7 +82,7 @@ struct Event {
     before: Option<Face>,
     after: Option<Face>,
     is_status: bool,
-    /// What tenants' readers of QosClasses and Quotas may see has changed for this tenant.
+    /// The view of tenants' readers of QosClasses and Quotas has changed for this tenant.
     renames: Option<String>,
 }
 
@@ -92,7 +92,7 @@ impl Event {
         bytes(&self.before) + bytes(&self.after)
     }
 
-    /// Who has seen a revision knows this.
+    /// A reader that has seen a revision knows this.
     fn is_known_at(&self, revision: u64) -> bool {
         if self.is_status { self.revision < revision } else { self.revision <= revision }
     }
@@ -193,7 +193,7 @@ impl Filter {
         may && self.selector.fits(&face.labels)
     }
 
-    /// What is not wanted any more is as good as deleted.
+    /// An object that is not wanted any more is as good as deleted.
     fn line(&self, event: &Event) -> Option<Bytes> {
         if event.kind != self.kind || self.name.as_ref().is_some_and(|name| *name != event.name) {
             return None;
@@ -212,7 +212,7 @@ impl Filter {
         }
     }
 
-    /// What this reader may see depends on what has changed here.
+    /// A change here affects what this reader may see.
     fn is_upset_by(&self, event: &Event) -> bool {
         let by_name = matches!(self.kind, ObjectKind::QosClass | ObjectKind::Quota);
         by_name
@@ -237,7 +237,7 @@ fn bookmark(kind: ObjectKind, revision: u64) -> Bytes {
     line("BOOKMARK", object.to_string().as_bytes())
 }
 
-/// What a watch begins with that brings no resourceVersion.
+/// Listing with which a watch begins that brings no resourceVersion.
 pub struct Listed {
     /// A line for each object.
     pub lines: VecDeque<Bytes>,
@@ -290,7 +290,7 @@ impl Reader {
         Ok(Self { history, filter, next, after, revision, count, listed, listed_until, owes_bookmark, end, is_over })
     }
 
-    /// What the page with this object has shown already.
+    /// The page with this object has shown the event already.
     fn is_listed(&self, event: &Event) -> bool {
         let has = |last: &Option<String>| last.as_ref().is_none_or(|last| event.name <= *last);
         event.revision <= self.listed_until
@@ -451,7 +451,8 @@ mod tests {
         Reader::new(history.clone(), filter, Revision(after), None)
     }
 
-    /// What is there, `TYPE name` each, without bookmarks, and whether that was all for ever.
+    /// Events that are there, `TYPE name` each, without bookmarks, and whether that was all for
+    /// ever.
     fn read(reader: &mut Reader) -> (Vec<String>, bool) {
         let mut bytes = Vec::new();
         let is_over = reader.take(&mut bytes);
@@ -465,7 +466,7 @@ mod tests {
         (lines.map(word).collect(), is_over)
     }
 
-    /// What comes next, `TYPE resourceVersion` each.
+    /// The next events, `TYPE resourceVersion` each.
     async fn versions(reader: &mut Reader) -> Vec<String> {
         let text = String::from_utf8(reader.next().await.unwrap().to_vec()).unwrap();
         let word = |line: &str| {
@@ -515,7 +516,7 @@ mod tests {
         let listed = Listed { lines: VecDeque::new(), pages: vec![(None, Revision(10))] };
         let filter = filter(ObjectKind::AccessRule, "", None);
         let mut reader = Reader::new(history.clone(), filter, Revision(9), Some(listed)).unwrap();
-        // What the page shows may come a moment later than the page.
+        // An object of the page may come a moment later than the page.
         let mut bytes = Vec::new();
         assert!(!reader.take(&mut bytes) && bytes.is_empty());
         history.push(&[change(10, None, Some(network(None)))]);
@@ -533,12 +534,13 @@ mod tests {
         assert_eq!(versions(&mut follower).await, ["ADDED 10", "BOOKMARK 10"]);
         history.push(&[status(10)]);
         assert_eq!(versions(&mut follower).await, ["MODIFIED 10", "BOOKMARK 10"]);
-        // Who goes on from that bookmark may not have seen it; who has seen more has.
+        // A reader that goes on from that bookmark may not have seen it; one that has seen more
+        // has.
         assert_eq!(read(&mut reader(&history, all(), 10).unwrap()).0, ["MODIFIED a"]);
         history.push(&[change(11, Some(of(10)), None)]);
         assert_eq!(read(&mut reader(&history, all(), 11).unwrap()).0, [""; 0]);
         assert_eq!(read(&mut reader(&history, all(), 10).unwrap()).0, ["MODIFIED a", "DELETED a"]);
-        // What a list without it shows is not undone by what came before.
+        // A list without it is not undone by earlier events.
         let listed = Some(Listed { lines: VecDeque::new(), pages: vec![(None, Revision(11))] });
         let mut late = Reader::new(history.clone(), all(), Revision(10), listed).unwrap();
         assert_eq!(read(&mut late).0, [""; 0]);
