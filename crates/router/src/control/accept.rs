@@ -1,7 +1,7 @@
 //! Connections of libraries, from the listening socket of their vNIC to the first message.
 //!
-//! Who a client is: the socket it connected to names the vNIC; SO_PEERPIDFD names the process. The
-//! rest is found out by threads of the vNIC, see `identify`.
+//! The socket that a client connected to names the vNIC; SO_PEERPIDFD names the process. The rest
+//! is found out by threads of the vNIC, see `identify`.
 use crate::admission::account::Charge;
 use crate::base::log::warning;
 use crate::base::slab::Key;

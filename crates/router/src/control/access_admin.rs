@@ -151,7 +151,8 @@ impl Control {
         }
     }
 
-    /// What a sum counts may be of a Quota that has gone, or has got wider, since the line before: then that has it.
+    /// A sum may count for a Quota that has gone, or has got wider, since the line before: then
+    /// that has it.
     fn quota_to_blame(&mut self, id: &str, share: Share, resource: Resource) -> Option<String> {
         let found = self.quota_behind(id, share, resource);
         let Some(entry) = self.vnics_by_id.get(id).and_then(|&key| self.vnics.get_mut(key)) else { return found };

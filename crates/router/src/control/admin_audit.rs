@@ -21,7 +21,7 @@ fn word(code: AdminErrorCode) -> &'static str {
     }
 }
 
-/// What is not as without faults.
+/// The faults that are in force.
 pub fn faults_text(faults: &WireFaults) -> String {
     let WireFaults { seed, loss_ppm, duplicate_ppm, reorder_ppm, delay_ppm, delay_ns, corrupt_ppm } = *faults;
     let all = [
@@ -38,7 +38,7 @@ pub fn faults_text(faults: &WireFaults) -> String {
 }
 
 impl Control {
-    /// Who is at the other end of an admin connection.
+    /// The process at the other end of an admin connection.
     pub(crate) fn admin_who(&self, key: Key) -> Who {
         Caller::root(self.admin_pid(key)).who
     }
@@ -58,7 +58,7 @@ impl Control {
         });
     }
 
-    /// What was asked of this host, as done or as refused.
+    /// Records a request about this host, as done or as refused.
     pub(crate) fn note_result(
         &self,
         who: Who,
@@ -113,7 +113,7 @@ impl Control {
     }
 }
 
-/// What is known of an object beside its name.
+/// Facts about an object beside its name.
 pub fn about(outcome: &Outcome, container: &str) -> About {
     match &outcome.object {
         AnyObject::Vnic(vnic) => {

@@ -8,7 +8,7 @@ pub struct AdminConnection {
     pub queued: bool,
 }
 
-/// What became of a request.
+/// Result of a request.
 #[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
 pub(crate) enum AdminDone {
     Reply(AdminReply),

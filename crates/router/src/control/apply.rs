@@ -1,4 +1,4 @@
-//! What operators declare: from a command to what is stored and in force.
+//! Declared objects: from a command to the state that is stored and in force.
 //!
 //! Invariant: what is answered is stored, and what is not stored has no effect. The worker is told
 //! in the order of the commands.

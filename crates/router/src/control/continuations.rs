@@ -1,11 +1,10 @@
-//! What is to be done with answers that have not come yet, by the ticket of the command.
+//! Continuations for answers that have not come yet, by the ticket of the command.
 use crate::dataplane::command::{Ask, Reply, Ticket};
 use std::collections::BTreeMap;
 
 type Continuation<T> = Box<dyn FnOnce(&mut T, Reply) + Send>;
 
-/// What is to be done with answers that have not come yet.
-/// `T`: the control thread's state.
+/// Continuations for answers that have not come yet. `T`: the control thread's state.
 pub(crate) struct Continuations<T> {
     last: u64,
     waiting: BTreeMap<Ticket, Continuation<T>>,

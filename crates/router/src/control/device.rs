@@ -1,4 +1,5 @@
-//! What a vNIC says of itself. Every number is enforced: here, by the limits of the vNIC, or by the engine.
+//! Attributes of a vNIC's device. Every number is enforced: here, by the limits of the vNIC, or by
+//! the engine.
 use crate::control::vnic_entry::Record;
 use freeflow_verbs::{
     CQE_COUNT_MAX, DeviceAttributes, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, NetworkId, PathMtu, PortAttributes,

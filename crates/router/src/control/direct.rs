@@ -16,7 +16,7 @@ use freeflow_shm::foreign_memory;
 use freeflow_verbs::VerbsError;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// What the library is told of a direct ring.
+/// The library's description of a direct ring.
 fn describe(terms: DirectRingTerms) -> Reply {
     let DirectRingTerms { credit_count, channels_closed, takes_writes } = terms;
     Reply::Direct { segment_bytes: ring_bytes() as u64, credit_count, channels_closed, takes_writes }

@@ -1,7 +1,7 @@
 //! The queue pairs of this host and their paths, for the REST server.
 //!
-//! What is listed is what the router has given to QPs at that moment. It asks no library, which
-//! could say what it likes.
+//! The list shows what the router has given to QPs at that moment. It asks no library, which could
+//! say what it likes.
 use crate::control::thread::Control;
 use crate::dataplane::command::ListQps;
 use crate::dataplane::meters::{QpPage, QpRow, address, state_name, type_name};

@@ -24,7 +24,7 @@ use std::net::IpAddr;
 /// Place of the IPv6 address of a vNIC whose network has such addresses.
 pub const IPV6_GID_INDEX: u8 = 2;
 
-/// What the peers file says of machines without FreeFlow; without a file, nothing.
+/// The peers file's settings for machines without FreeFlow; without a file, none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExternalPolicy {
     pub gid: Option<Gid>,

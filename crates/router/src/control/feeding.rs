@@ -1,4 +1,4 @@
-//! What a command has changed, to the feed of the REST server.
+//! Changes of a command, for the feed of the REST server.
 use crate::api::feed::{Change, Touched, side};
 use crate::control::thread::Control;
 use freeflow_orchestrator::objects::ObjectKind;

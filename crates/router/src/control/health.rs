@@ -1,7 +1,7 @@
-//! What is wrong with this router, as the REST server found it last.
+//! Faults of this router, as the REST server found them last.
 use std::sync::{Arc, PoisonError};
 
-/// What was found last, for the control thread: it does not wait for a probe.
+/// The last findings, for the control thread: it does not wait for a probe.
 #[derive(Clone, Default)]
 pub struct Health(Arc<std::sync::Mutex<Vec<String>>>);
 
@@ -10,7 +10,7 @@ impl Health {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = wrong;
     }
 
-    /// What is wrong.
+    /// The faults found.
     pub fn wrong(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,4 +1,4 @@
-//! What this host does as a whole, for the REST server: numbers of the router, and the other hosts.
+//! Status of this host as a whole, for the REST server: numbers of the router, and the other hosts.
 use crate::audit::Who;
 use crate::config::Mode;
 use crate::control::external::ExternalPolicy;

@@ -1,8 +1,8 @@
-//! Who connected: looking at a process takes calls that its own kernel objects can hold up without
-//! end. `open` of `/proc/PID/mem` waits for an `execve` of that process, which waits for whoever
-//! holds its mmap lock: a sibling that shares the memory may hold it for ever, in an `mmap` of a
-//! FUSE file. So a few threads of the vNIC do that; the control thread accepts, asks the socket for
-//! credentials and pidfd, which never waits, and gets the rest as a message.
+//! Identification of clients: looking at a process takes calls that its own kernel objects can hold
+//! up without end. `open` of `/proc/PID/mem` waits for an `execve` of that process, which waits for
+//! whoever holds its mmap lock: a sibling that shares the memory may hold it for ever, in an `mmap`
+//! of a FUSE file. So a few threads of the vNIC do that; the control thread accepts, asks the
+//! socket for credentials and pidfd, which never waits, and gets the rest as a message.
 //!
 //! Invariant: a vNIC has [`THREAD_COUNT_MAX`] of these threads at most, however many are stuck, and
 //! [`WAITING_COUNT_MAX`] connections with them. Beyond that connections wait where they take no
@@ -35,7 +35,7 @@ pub struct Newcomer {
     pub charge: Charge,
 }
 
-/// What a session needs of its process.
+/// The parts of its process that a session needs.
 pub struct Identified {
     /// `/proc/PID/mem`.
     pub memory: File,

@@ -1,6 +1,6 @@
-//! What the control thread hears: the worker's answers and events, and messages of other threads.
+//! Input of the control thread: the worker's answers and events, and messages of other threads.
 //!
-//! What is to be done with an answer stays on this thread, by the ticket of its command.
+//! The continuation of an answer stays on this thread, by the ticket of its command.
 //!
 //! Invariant: a command that was given a ticket is answered once, unless the worker ends first, and
 //! then the router ends.
@@ -86,7 +86,7 @@ impl Control {
     fn handle_worker_event(&mut self, event: Event) {
         match event {
             Event::Done(Done { ticket, reply, rest }) => {
-                // What the command held is dropped here, not on the worker's thread.
+                // The rest of the command is dropped here, not on the worker's thread.
                 drop(rest);
                 if let Some(then) = ticket.and_then(|ticket| self.continuations.take(ticket)) {
                     then(self, reply);

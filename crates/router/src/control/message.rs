@@ -1,4 +1,4 @@
-//! What other threads than the worker say to the control thread.
+//! Messages of other threads than the worker to the control thread.
 use crate::audit::Who;
 use crate::base::slab::Key;
 use crate::base::wake::Waker;
@@ -19,7 +19,8 @@ use std::sync::mpsc::Sender;
 #[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
 /// `C`: the control thread's state.
 pub(crate) enum Message<C> {
-    /// What other hosts' routers said; `backlog` is lowered by the datagrams of connection management among it.
+    /// Updates from other hosts' routers; `backlog` is lowered by the datagrams of connection
+    /// management among them.
     PeersUpdated {
         updates: Vec<Update>,
         backlog: Arc<AtomicUsize>,
@@ -35,7 +36,7 @@ pub(crate) enum Message<C> {
         connection: Key,
         result: Result<(), VerbsError>,
     },
-    /// What a connection's request took out is freed: this is its answer.
+    /// Objects that a connection's request took out are freed: this is its answer.
     MemoryFreed {
         connection: Key,
         answer: Answer,

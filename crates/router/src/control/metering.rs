@@ -1,5 +1,5 @@
-//! What is counted, for the API: vNICs a few at a time, with or without their queue pairs, and what
-//! is the host's as a whole.
+//! Counts for the API: vNICs a few at a time, with or without their queue pairs, and those of the
+//! host as a whole.
 //!
 //! A page costs the worker a bounded time: [`PAGE_VNICS_MAX`] vNICs, some QPs, and a look at each session there is.
 use crate::admission::access::Rules;
@@ -32,7 +32,7 @@ pub(crate) struct Position {
     pub qpn: Option<u32>,
 }
 
-/// What a vNIC did, and what it is held to.
+/// Work of a vNIC, and its limits.
 pub(crate) struct VnicMeter {
     pub id: String,
     pub title: String,
@@ -42,7 +42,7 @@ pub(crate) struct VnicMeter {
     pub address6: Option<Ipv6Addr>,
     pub numbers: VnicNumbers,
     pub malformed_messages: u64,
-    /// What it takes of the router.
+    /// Its use of the router.
     pub used: ResourceAmounts,
     pub shaping: Shaping,
     /// Of all vNICs of its tenant and class.
@@ -79,7 +79,7 @@ pub(crate) struct MeterPage {
     pub next: Option<Position>,
 }
 
-/// What is the host's as a whole.
+/// Counts of the host as a whole.
 pub(crate) struct HostMeter {
     pub host: String,
     pub uptime_s: u64,
@@ -91,7 +91,7 @@ pub(crate) struct HostMeter {
     pub lost_audit_lines: u64,
     /// In order of name.
     pub networks: Vec<NetworkMeter>,
-    /// What was tried in vain that is put down to no network, for each of [`Tried::ALL`].
+    /// Attempts in vain that are put down to no network, for each of [`Tried::ALL`].
     pub tried: [u64; Tried::ALL.len()],
     /// By rule (the empty name: the networks' own `access`), tenant and network (empty: of none
     /// that is known); where nothing is, nothing was refused.
@@ -100,13 +100,13 @@ pub(crate) struct HostMeter {
     pub worker: WorkerMeter,
 }
 
-/// What all vNICs of a network did, those that are gone too.
+/// Work of all vNICs of a network, those that are gone too.
 #[derive(Default)]
 pub(crate) struct NetworkMeter {
     pub tenant: String,
     pub network: String,
     pub totals: Totals,
-    /// What was tried in vain, for each of [`Tried::ALL`].
+    /// Attempts in vain, for each of [`Tried::ALL`].
     pub tried: [u64; Tried::ALL.len()],
 }
 
@@ -241,7 +241,7 @@ impl Control {
             for (&(rule, network), tally) in &tallies.refused {
                 let name = rule.map_or(Some(""), |rule| by.as_ref()?.name_of(rule));
                 let network = network.map(|network| networks.get(&network).copied());
-                // What is gone in the meantime has no lines.
+                // A network that is gone in the meantime has no lines.
                 let (Some(name), false) = (name, network == Some(None)) else { continue };
                 if !name.is_empty() && rules.binary_search_by(|rule| rule.as_str().cmp(name)).is_err() {
                     continue;

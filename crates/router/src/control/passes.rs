@@ -46,7 +46,7 @@ impl Drop for Pass {
     }
 }
 
-/// What a context is opened with.
+/// Parameters for opening a context.
 pub(crate) struct Opening {
     pub passes: Passes,
     pub connection: Key,

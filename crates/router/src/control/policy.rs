@@ -5,7 +5,8 @@ use freeflow_protocol::admin::DataPath;
 use freeflow_verbs::{NetworkId, NetworkLimits, RateLimit, TenantId};
 use std::collections::BTreeMap;
 
-/// What the worker was told of networks and tenants, last. Of vNICs, see [`crate::control::vnics::VnicEntry`].
+/// The networks and tenants of the last policy sent to the worker. Of vNICs, see
+/// [`crate::control::vnics::VnicEntry`].
 #[derive(Debug, Default)]
 pub struct Told {
     data_paths: BTreeMap<NetworkId, DataPath>,
@@ -13,7 +14,8 @@ pub struct Told {
     tenants: BTreeMap<TenantId, RateLimit>,
 }
 
-/// What is in one map and not, or differently, in the other; what is in the other alone is back at its default.
+/// Entries of one map that are missing or different in the other; those of the other alone are back
+/// at their default.
 fn changes<K: Copy + Ord, V: Copy + PartialEq + Default>(was: &BTreeMap<K, V>, is: &BTreeMap<K, V>) -> Vec<(K, V)> {
     let gone = was.keys().filter(|key| !is.contains_key(key)).map(|&key| (key, V::default()));
     let new = is.iter().filter(|(key, value)| was.get(key).copied().unwrap_or_default() != **value);
@@ -21,7 +23,7 @@ fn changes<K: Copy + Ord, V: Copy + PartialEq + Default>(was: &BTreeMap<K, V>, i
 }
 
 impl Told {
-    /// What is declared of networks and tenants now, as a change to what was told before.
+    /// The declared networks and tenants, as a change to the last policy sent.
     pub fn change(&mut self, state: &State) -> PolicyChanges {
         let data_paths = state.networks().map(|network| state.data_path_of(network)).collect();
         let limits = state.networks().map(|network| {

@@ -1,4 +1,4 @@
-//! What of the policy has changed goes to the worker.
+//! Changes of policy, on their way to the worker.
 use crate::base::slab::Key;
 use crate::control::thread::Control;
 use crate::dataplane::command::{PolicyChanges, SetPolicy, VnicPolicy};

@@ -1,4 +1,4 @@
-//! What a vNIC takes of the router, and what it may take at most.
+//! A vNIC's use of the router, and the most that it may use.
 //!
 //! The heap is an estimate: the objects that there are, each with what one takes at most in the
 //! engine, in the worker's tables and in the control thread's. The stage `memory` compares it with
@@ -64,7 +64,7 @@ fn all_objects(limits: &VnicLimits) -> Usage {
     }
 }
 
-/// What it has now.
+/// Its present use.
 pub(crate) fn used(entry: &VnicEntry, numbers: &VnicNumbers) -> ResourceAmounts {
     let account = &entry.account;
     let Held { mappings, descriptors, threads } = account.held();

@@ -185,7 +185,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// What memory and descriptors are charged to; what is charged for the rest is given back at once.
+    /// The charge for memory and descriptors; that for the rest is given back at once.
     pub fn into_memory(self) -> impl Send {
         (self.segments, self.qps, self.srqs, self.cqs, self.channels, self.contexts, self.orders)
     }
@@ -260,7 +260,7 @@ impl From<VerbsError> for Answer {
     }
 }
 
-/// What became of a request.
+/// Result of a request.
 #[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
 pub(crate) enum Handled {
     Answered(Answer),
@@ -268,7 +268,8 @@ pub(crate) enum Handled {
     Submitted,
 }
 
-/// What a request took out: it is dropped before the answer goes out, so that what it was charged is there again.
+/// Objects that a request took out: they are dropped before the answer goes out, so that their
+/// charge is there again.
 pub(crate) struct Freed {
     pub bytes: u64,
     pub thing: Box<dyn Any + Send>,

@@ -20,12 +20,12 @@ use std::net::IpAddr;
 const MEMBER_COUNT_MAX: usize = 1000;
 /// Hosts that a Host's health names; others are counted.
 const NAMED_PEER_COUNT_MAX: usize = 3;
-/// What is done at a time: comparisons, vNICs looked at, vNICs that the worker is asked about.
+/// Work done at a time: comparisons, vNICs looked at, vNICs that the worker is asked about.
 const SLICE_WORK_MAX: u64 = 1 << 16;
 const SLICE_COUNT_MAX: usize = 1024;
 const SLICE_ASKED_MAX: usize = 256;
 
-/// What is found out for one object by looking at all vNICs.
+/// Counts for one object that take a look at all vNICs.
 enum Tally {
     None,
     Group { tenant: String, selectors: Selectors, members: GroupStatus },
@@ -306,7 +306,7 @@ fn health(mut wrong: Vec<String>, peers: &[PeerStatus]) -> String {
     if wrong.is_empty() { "Ready".into() } else { wrong.join("; ") }
 }
 
-/// What was refused to a vNIC, or held back of it: sentences for people.
+/// Refusals and waits of a vNIC: sentences for people.
 fn events_of(numbers: &VnicNumbers) -> Vec<String> {
     let mut lines = Vec::new();
     if numbers.blocked_copies > 0 {

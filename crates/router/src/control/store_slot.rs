@@ -6,7 +6,7 @@ pub(crate) type AnyStore = Box<dyn Store + Send>;
 
 pub(crate) type Stored = Result<Committed, StoreError>;
 
-/// What may begin a command, run on the control thread.
+/// Function that may begin a command, run on the control thread.
 type Later<C> = Box<dyn FnOnce(&mut C) + Send>;
 
 /// The store, which is elsewhere while it writes, and what waits for it.

@@ -1,4 +1,4 @@
-//! What is declared goes to the disk on a thread of its own: an fsync takes as long as the disk
+//! Declared objects go to the disk on a thread of its own: an fsync takes as long as the disk
 //! likes, and a frozen file system does not answer at all.
 //!
 //! Whoever has a command done gets its answer when it is stored, and the next command begins after
@@ -63,7 +63,7 @@ impl Control {
     }
 
     pub(crate) fn handle_stored(&mut self, store: AnyStore, stored: std::thread::Result<Stored>) {
-        // What a panic left half done is nobody's to go on with.
+        // A store that a panic left half done is nobody's to go on with.
         self.stop.fetch_or(stored.is_err(), Relaxed);
         self.storing.store = Some(store);
         self.storing.done = Some(stored.unwrap_or_else(|_| Err(broken("it panicked"))));

@@ -1,5 +1,5 @@
-//! What programs read below `/sys/class`: a tree of small files in each vNIC's directory, which
-//! containers get mounted over their own `/sys/class`. Names and formats are those of Linux
+//! Files that programs read below `/sys/class`: a tree of small files in each vNIC's directory,
+//! which containers get mounted over their own `/sys/class`. Names and formats are those of Linux
 //! (`Documentation/ABI/stable/sysfs-class-infiniband`).
 //!
 //! ```text
@@ -378,7 +378,7 @@ mod tests {
         make(&tree.0, &vnic(), NetworkId(1), &[vnic().gid()], &Values::default()).unwrap();
         assert_eq!(fs::read_to_string(&state).unwrap(), "4: ACTIVE\n");
         assert_eq!(fs::read_to_string(state.with_file_name("gid_attrs/ndevs/0")).unwrap(), "ff0\n");
-        // What a container had mounted is what it sees now.
+        // A directory that a container had mounted is the one that it sees now.
         use std::os::fd::AsRawFd;
         let through = format!("/proc/self/fd/{}/1/state", ports.as_raw_fd());
         assert_eq!(fs::read_to_string(through).unwrap(), "4: ACTIVE\n");

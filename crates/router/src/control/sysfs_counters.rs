@@ -179,7 +179,7 @@ impl State {
     }
 }
 
-/// What this thread has used.
+/// Processor time of this thread.
 fn processor_time() -> std::time::Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     std::time::Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
@@ -240,7 +240,7 @@ impl Shared {
             rested = std::time::Instant::now() + rest_after(processor_time().saturating_sub(began));
             let mut state = self.state();
             state.writing = None;
-            // What failed is tried again with the next change.
+            // A failed write is tried again with the next change.
             if result.is_ok()
                 && let Some(entry) = state.vnics.get_mut(&id)
             {

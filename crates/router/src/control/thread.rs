@@ -62,7 +62,7 @@ const LAYOUTS: VersionRange = VersionRange::only(LAYOUT_VERSION);
 /// Longest program name that is logged, characters.
 const PROGRAM_CHARS_MAX: usize = 64;
 
-/// What a library and this router speak, or why they cannot.
+/// The version and features that a library and this router speak, or why there are none.
 fn agree(protocol: &Offer, layouts: VersionRange) -> Result<Agreement, String> {
     let agreed = PROTOCOL.agree(protocol).map_err(|why| why.to_string())?;
     if LAYOUTS.highest_common(layouts).is_none() {
@@ -71,7 +71,7 @@ fn agree(protocol: &Offer, layouts: VersionRange) -> Result<Agreement, String> {
     Ok(agreed)
 }
 
-/// What an epoll event is about.
+/// Topic of an epoll event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topic {
     Waker,
@@ -163,9 +163,9 @@ pub struct Control {
     peers_thread: Option<Peers>,
     pub(crate) external: ExternalPolicy,
     pub(crate) cm: Cm,
-    /// What has changed, to the REST server.
+    /// Changes, for the REST server.
     pub(crate) feed: Feed,
-    /// What the REST server found wrong with this router, last.
+    /// The faults of this router that the REST server found last.
     pub(crate) health: Health,
     pub(crate) network_notifier: Notifier,
     pub(crate) audit: Audit,
@@ -173,7 +173,7 @@ pub struct Control {
     pub(crate) mode: Decision,
 }
 
-/// What the control thread starts with.
+/// Parts that the control thread starts with.
 pub(crate) struct ControlParts {
     pub config: Config,
     pub worker: WorkerHandle,
@@ -278,7 +278,8 @@ impl Control {
                 self.handle_event(topic, event.flags);
             }
         }
-        // What was done in the worker's place is finished at once, before this thread looks for more.
+        // Commands run in the worker's place are finished at once, before this thread looks for
+        // more.
         self.take_messages();
         self.run_cm();
         if self.take_messages() {
@@ -313,7 +314,8 @@ impl Control {
     fn handle_event(&mut self, topic: Topic, flags: epoll::EventFlags) {
         let over = epoll::EventFlags::HUP | epoll::EventFlags::ERR | epoll::EventFlags::RDHUP;
         match topic {
-            // What it rang for is done first of all. Edge-triggered, so that nobody has to read the eventfd.
+            // The messages it rang for are taken first of all. Edge-triggered, so that nobody has
+            // to read the eventfd.
             Topic::Waker => {}
             Topic::VnicListener(key) => self.accept_connections(key),
             Topic::Connection(key) if flags.intersects(over) => self.close(key),

@@ -173,7 +173,7 @@ impl Rig {
         Self { control, worker, account, key, session, library, directory }
     }
 
-    /// What the worker has been asked for is done, and told.
+    /// Runs the worker's commands, and delivers the answers.
     fn run(&mut self) {
         self.worker.turn(Instant(monotonic_ns()));
         self.control.take_messages();

@@ -45,7 +45,7 @@ impl Record {
 
 pub struct VnicEntry {
     pub record: Record,
-    /// What the worker was told that its requests are held to.
+    /// Limits of its requests, as last sent to the worker.
     pub shaping: Shaping,
     pub engine_id: VnicId,
     pub listener: OwnedFd,
@@ -71,7 +71,7 @@ pub fn directory(run_dir: &Path, id: &str) -> PathBuf {
     run_dir.join("vnics").join(id)
 }
 
-/// Who a vNIC is, as rules see it.
+/// Identity of a vNIC, as rules see it.
 pub fn identity_of(vnic: &Record) -> Arc<VnicIdentity> {
     let addresses = match vnic.address6 {
         Some(address6) => vec![vnic.address.into(), address6.into()],

@@ -5,14 +5,15 @@ use std::path::Path;
 
 /// vNICs of a host at a time.
 const COUNT_MAX: usize = 16_384;
-/// What one takes: files and directories of its sysfs, its socket; a page for each, and as much for directories.
+/// Inodes of one vNIC: files and directories of its sysfs, its socket; a page for each, and as much
+/// for directories.
 const VNIC_INODES: u64 = 160;
 const VNIC_BYTES: u64 = 640 << 10;
-/// What vNICs leave to others, or a quarter of the file system where that is less.
+/// Inodes that vNICs leave to others, or a quarter of the file system where that is less.
 const RESERVE_INODES: u64 = 8192;
 const RESERVE_BYTES: u64 = 64 << 20;
 
-/// What a file system has, and how much of that is free. A total of 0 is no limit.
+/// Size of a file system, and how much of it is free. A total of 0 is no limit.
 #[derive(Clone, Copy, Debug)]
 struct Room {
     total: u64,

@@ -46,7 +46,7 @@ fn listen(run_dir: &Path, id: &str) -> io::Result<OwnedFd> {
 }
 
 pub fn add(sum: &mut Counters, more: &Counters) {
-    // What libraries say is in these.
+    // Libraries' own counts are in these.
     sum.messages = sum.messages.saturating_add(more.messages);
     sum.bytes = sum.bytes.saturating_add(more.bytes);
     sum.direct_messages = sum.direct_messages.saturating_add(more.direct_messages);
@@ -296,7 +296,7 @@ impl Control {
             Ok(key) => {
                 info!("vNIC attached", vnic = id, address = address);
                 self.tell_phase(&id);
-                // What was declared while the worker made it.
+                // Changes declared while the worker made it.
                 self.tell_vnics(&[key]);
             }
             Err(error) => {

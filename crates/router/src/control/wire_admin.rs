@@ -40,7 +40,7 @@ fn no_wire() -> Refusal {
 }
 
 impl Control {
-    /// What goes between hosts, with a page of the QPs after a number, and whether there are more.
+    /// Traffic between hosts, with a page of the QPs after a number, and whether there are more.
     pub(crate) fn wire_status(
         &mut self,
         after_qpn: Option<u32>,
@@ -87,7 +87,7 @@ impl Control {
         }
     }
 
-    /// What there is to answer at once: it could not be begun.
+    /// The answer if there is one at once: it could not be begun.
     fn begin_capture(
         &mut self,
         key: Key,

@@ -162,8 +162,8 @@ impl Places {
     /// The way from a vNIC, or from one certain address of it, to an address that is of the network `at`.
     pub fn route(&self, vnic: VnicRef, from: Option<Gid>, (at, to): Key) -> Result<Route, VerbsError> {
         let &Vnic { network, gid, ipv6, external } = self.vnics.get(&vnic).ok_or(VerbsError::Unreachable)?;
-        // Who may go out to a machine with an address of another network's does so: what is outside
-        // is not the tenant's.
+        // A vNIC that may go out to a machine with an address of another network's does so: the
+        // outside is not the tenant's.
         if at != network
             && let Some(route) = self.way_out(network, external, from, to)
         {

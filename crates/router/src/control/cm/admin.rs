@@ -1,4 +1,4 @@
-//! What an operator sees of connection management: numbers, identifiers, messages.
+//! Connection management for operators: numbers, identifiers, messages.
 use super::Cm;
 use crate::control::thread::Control;
 use freeflow_cm::{Counts, IdStatus, VnicRef};

@@ -1,4 +1,5 @@
-//! What the machine asks of the router: where addresses are, ways for messages, pipes for events.
+//! The machine's questions to the router: where addresses are, paths for messages, pipes for
+//! events.
 use super::addresses::Places;
 use super::loopback_queue::{Letter, Letters};
 use super::pipe::EventPipe;
@@ -60,7 +61,7 @@ pub struct Lost {
 
 pub struct World {
     pub places: Places,
-    /// What it makes of an address is found when it is asked.
+    /// The answer about an address is computed when it is asked for.
     pub access: RefCell<Access>,
     /// vNICs, and addresses that they were connected to and that are another network's now, until
     /// all connections were looked at.
@@ -72,7 +73,7 @@ pub struct World {
     pub watches: BTreeMap<u64, (Owner, Channel)>,
     last_watch: u64,
     pub behind: Vec<u64>,
-    /// Who does not read its events.
+    /// Sessions that do not read their events.
     pub failed: Vec<Key>,
     pub lost: Lost,
     /// Whose peers have agreed.

@@ -55,7 +55,7 @@ impl Cm {
         [self.machine.poll_timeout(), reports].into_iter().flatten().min()
     }
 
-    /// Who may talk to whom.
+    /// The access rules.
     pub fn access(&mut self) -> &mut Access {
         self.world.access.get_mut()
     }

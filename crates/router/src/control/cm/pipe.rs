@@ -22,9 +22,9 @@ pub struct EventPipe {
 /// Beside its bytes, what a record that is owed takes.
 const RECORD_BYTES: usize = 64;
 
-/// What one channel holds in the kernel, with what that adds: at least a dozen records of the usual
-/// size. A vNIC has its `channel_count_max` of them, those included that were destroyed and that
-/// somebody still waits for.
+/// Bytes that one channel holds in the kernel, with the kernel's overhead: at least a dozen records
+/// of the usual size. A vNIC has its `channel_count_max` of them, those included that were
+/// destroyed and that somebody still waits for.
 const PIPE_BYTES: usize = 16 * 1024;
 
 impl EventPipe {
@@ -38,7 +38,7 @@ impl EventPipe {
         self.write.as_fd()
     }
 
-    /// What is kept for want of room.
+    /// Bytes kept for want of room.
     pub fn owed_bytes(&self) -> usize {
         self.owed_bytes
     }
@@ -108,7 +108,7 @@ mod tests {
         for number in 0..before {
             assert_eq!(read(&end), record(number));
         }
-        // What is put back comes before what is owed, also if it does not fit at once.
+        // Records put back come before owed ones, also if they do not fit at once.
         pipe.send_first((200..240).map(record).collect());
         for number in (200..240).chain(before..100) {
             assert_eq!(read(&end), record(number));

@@ -13,7 +13,8 @@ pub struct Preparation {
 }
 
 impl Preparation {
-    /// What a peer says of extended connection establishment asks nothing of the QP: the device has no options.
+    /// A peer's extended connection establishment asks nothing of the QP: the device has no
+    /// options.
     pub fn suits(&self, remote: Ece) -> bool {
         remote.vendor_id == 0 || (remote.vendor_id == self.ece.vendor_id && remote.options == 0)
     }

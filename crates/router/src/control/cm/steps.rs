@@ -27,7 +27,7 @@ impl Control {
         self.objects(key)?.cm.ok_or(VerbsError::NotFound)
     }
 
-    /// What a new QP of an identifier is modified with: INIT, and for datagrams on to RTS.
+    /// Changes of a new QP of an identifier: INIT, and for datagrams on to RTS.
     pub(crate) fn first_changes(&mut self, key: Key, id: Handle, qp_type: QpType) -> Result<Vec<Change>, VerbsError> {
         let owner = self.cm_owner(key)?;
         let mut changes = vec![self.cm.machine.qp_attributes(owner, id, QpState::Init)?];
