@@ -27,7 +27,7 @@ pub struct Limits {
     pub time_max: Option<Duration>,
 }
 
-/// What came of it.
+/// Result of a capture.
 #[derive(Debug)]
 pub struct Outcome {
     pub packets: u64,

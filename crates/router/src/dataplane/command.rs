@@ -1,4 +1,5 @@
-//! What other threads ask of the worker: a closed list, each command with its parameters and the answer that it gets.
+//! Commands of other threads to the worker: a closed list, each with its parameters and the answer
+//! that it gets.
 //!
 //! A sender's commands are executed in their order, but for those that wait ([`Step::Again`]). The
 //! answer goes to the control thread as [`Event::Done`](crate::dataplane::event::Event::Done),
@@ -51,7 +52,7 @@ pub(crate) struct Submission {
     pub bound: Option<Bound>,
 }
 
-/// What bounds a command of a session.
+/// Bounds of a command of a session.
 pub(crate) struct Bound {
     pub session: SessionId,
     /// Its connection is closing.
@@ -76,7 +77,7 @@ pub(crate) trait Ask: Sized + Send + 'static {
     fn answer_of(reply: Reply) -> Self::Answer;
 }
 
-/// Who carries out a command.
+/// Implementation of a command.
 pub(crate) trait Execute<C: Ask> {
     fn execute(&mut self, now: Instant, command: C) -> Step<C>;
 }
@@ -146,7 +147,7 @@ impl VnicName {
     }
 }
 
-/// What is left of a vNIC.
+/// Remains of a vNIC.
 pub(crate) struct DestroyedVnic {
     pub numbers: VnicNumbers,
     pub sessions: DeferredDrop,
@@ -155,7 +156,7 @@ pub(crate) struct DestroyedVnic {
     pub error: Option<VerbsError>,
 }
 
-/// What the receiver of a direct ring, or its sender, has to know of it.
+/// Facts about a direct ring that its receiver, or its sender, has to know.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirectRingTerms {
     pub credit_count: u32,
@@ -184,14 +185,14 @@ macro_rules! commands {
         $( $(#[$r_doc])* pub(crate) struct $r { $( pub $r_field: $r_type ),* } )*
         $( $(#[$t_doc])* #[cfg(test)] pub(crate) struct $t { $( pub $t_field: $t_type ),* } )*
 
-        /// What the worker is asked for.
+        /// Command to the worker.
         pub(crate) enum Command {
             $( $s(Box<$s>), )*
             $( $r(Box<$r>), )*
             $( #[cfg(test)] $t(Box<$t>), )*
         }
 
-        /// What it answers: to a command of the same name, or to any of a session.
+        /// Answer of the worker: to a command of the same name, or to any of a session.
         #[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
         pub(crate) enum Reply {
             /// Its session ends, or its time is over.
@@ -245,7 +246,7 @@ macro_rules! commands {
             }
         } )*
 
-        /// Who carries out every command there is.
+        /// Implementation of every command there is.
         pub(crate) trait ExecuteAll: $( Execute<$s> + )* $( Execute<$r> + )* TestExecute {}
         impl<E: $( Execute<$s> + )* $( Execute<$r> + )* TestExecute> ExecuteAll for E {}
 
@@ -394,7 +395,7 @@ commands! {
         SetAccessRules { rules: Arc<Rules>, gone: Vec<NetworkId> } -> ();
         SetPolicy { policy: PolicyChanges } -> ();
         SetMode { mode: Mode } -> ();
-        /// What other hosts' routers said; `backlog` is lowered by as many.
+        /// Updates from other hosts' routers; `backlog` is lowered by as many.
         UpdatePeers { updates: Vec<Update>, backlog: Arc<AtomicUsize> } -> ();
         /// A datagram of connection management, to a machine without FreeFlow.
         SendManagement { to: Gid, mad: Box<Mad>, backlog: Arc<AtomicUsize> } -> ();
@@ -444,7 +445,7 @@ impl NewVnic {
     }
 }
 
-/// What has changed of networks, tenants and vNICs.
+/// Changes of networks, tenants and vNICs.
 #[derive(Debug, Default)]
 pub(crate) struct PolicyChanges {
     pub data_paths: Vec<(NetworkId, DataPath)>,

@@ -21,7 +21,7 @@ use std::os::fd::OwnedFd;
 /// Which networks' vNICs may reach each other directly.
 #[derive(Debug, Default)]
 pub struct Policy {
-    /// What is not in it is `Auto`.
+    /// A network that is not in it is `Auto`.
     networks: BTreeMap<NetworkId, DataPath>,
 }
 
@@ -40,7 +40,7 @@ impl Policy {
     }
 }
 
-/// What one QP does past the router.
+/// State of one QP on the direct path.
 #[derive(Default)]
 pub struct Direct {
     /// As its send queue's header says: CHANNELS_CLOSED, GRANTS_WITHDRAWN.
@@ -48,7 +48,7 @@ pub struct Direct {
     pub(crate) grants_withdrawn: u32,
     /// `grants_withdrawn` when it was last granted something.
     pub(crate) granted_at: Option<u32>,
-    /// What it has paid for grants since it was made, of what was carried for it.
+    /// Bytes paid for grants since it was made, out of those carried for it.
     pub(crate) grants_paid: u64,
     /// How many channels that led to it were closed, as its receive queue's header says.
     pub(crate) led_here: u32,
@@ -56,7 +56,7 @@ pub struct Direct {
     pub(crate) incarnation: u32,
     /// Something was given to it since its last reset: its send queue's header is kept up to date.
     pub(crate) is_used: bool,
-    /// What it had done past the router when the router took its last request.
+    /// Its count of direct requests when the router took its last request.
     pub(crate) routed_at: u64,
     pub(crate) asked: Asked,
     /// The receiver of its channel.

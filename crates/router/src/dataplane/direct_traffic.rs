@@ -1,4 +1,4 @@
-//! What QPs do past the router, in its counters.
+//! Work of QPs on the direct path, in their counters.
 //!
 //! Each library counts in the header of its send queue (`freeflow_shm::Tally`). The worker adds
 //! what those words have grown by to the counters of the QP's vNIC and of its peer's: every
@@ -19,12 +19,12 @@ use freeflow_verbs::{Duration, Instant};
 pub const INTERVAL_IDLE: Duration = Duration::from_millis(1000);
 /// QPs of one turn: a cache line of each.
 pub(crate) const LOOK_QPS_MAX: usize = 1024;
-/// What one QP can have done between two looks: more than a processor does in a quarter of an hour,
-/// if the worker was stopped for so long.
+/// Most that one QP can have done between two looks: more than a processor does in a quarter of an
+/// hour, if the worker was stopped for so long.
 pub(crate) const LOOK_MESSAGES_MAX: u64 = 1 << 38;
 pub(crate) const LOOK_BYTES_MAX: u64 = 1 << 44;
 
-/// What the router knows of the counts of one QP's library.
+/// Last seen counts of one QP's library.
 #[derive(Default)]
 pub(crate) struct Counted {
     /// As last seen. The words outlive resets.

@@ -1,4 +1,5 @@
-//! What the engine asks of the router: requests from rings, completions into rings, bytes between processes.
+//! The engine's environment in the router: requests from rings, completions into rings, bytes
+//! between processes.
 use crate::dataplane::event_pipes::Sent;
 use crate::dataplane::ports::Rings;
 use crate::dataplane::xrc_targets::Viewer;

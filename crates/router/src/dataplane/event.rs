@@ -1,4 +1,4 @@
-//! What the worker says to the control thread: answers to commands, and what happened of its own accord.
+//! Messages of the worker to the control thread: answers to commands, and events of its own accord.
 use crate::admission::access::{Attempted, Incident};
 use crate::base::deferred_drop::DeferredDrop;
 use crate::dataplane::command::{Command, Reply, Ticket};
@@ -34,14 +34,14 @@ events! {
     /// A command is done.
     Done {
         ticket: Option<Ticket>, reply: Reply,
-        /// What the command still held, to be dropped.
+        /// The rest of the command, to be dropped.
         rest: Option<Command>
     }
     /// The worker has ended a session by itself.
     SessionFailed { session: SessionId, reason: &'static str, held: DeferredDrop }
     /// The worker has given a vNIC up, and ended its sessions.
     VnicFailed { vnic: VnicId, reason: &'static str, held: DeferredDrop }
-    /// What rules refused or cut, and what led nowhere.
+    /// Refusals and cuts by rules, and attempts that led nowhere.
     PolicyViolated { incidents: Vec<Incident>, attempts: Vec<Attempted> }
     /// vNICs whose counters changed.
     Counted { counters: Vec<(VnicId, VnicCounters)> }

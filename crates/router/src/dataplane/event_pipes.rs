@@ -16,7 +16,7 @@ const OWED_COUNT_MAX: usize = 65_536;
 /// Full pipes that are tried again at a time: a tenant that reads none of its thousands costs others little.
 const PAY_COUNT_MAX: usize = 64;
 
-/// What one pipe holds, with what the kernel adds; as much as the kernel's own pipes.
+/// Bytes that one pipe holds, with the kernel's overhead; as much as the kernel's own pipes.
 const PIPE_BYTES: usize = 64 * 1024;
 
 /// The end to read, which blocks, and the one for [`Pipes::insert`].
@@ -36,7 +36,7 @@ pub struct EventPipe {
     waiting: Vec<CqId>,
 }
 
-/// What became of an event.
+/// Result of sending an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// In the pipe; or nobody will ever read it.

@@ -1,4 +1,5 @@
-//! What the worker knows of other hosts: where addresses are, who is behind QPNs, how packets get there.
+//! The worker's knowledge of other hosts: where addresses are, the QPs behind QPNs, paths of
+//! packets.
 //!
 //! The peers thread tells it all that ([`Update`]); the engine asks for it. A router without a peers file has no
 //! [sockets](Fabric::is_open): every path is local, and nothing here costs anything.
@@ -44,7 +45,7 @@ pub(crate) const MAD_COUNT_MAX: usize = 4096;
 /// All of them are one flow.
 pub(crate) const MAD_FLOW: u32 = 0;
 
-/// What is known of one QPN of another host.
+/// State of one QPN of another host.
 pub(crate) enum Known {
     Asked { count: u32 },
     Is(PeerInfo),
@@ -244,7 +245,8 @@ impl Fabric {
         self.address.is_some_and(of_our_kind) && !self.routers.contains(&address)
     }
 
-    /// What is not allowed any more is gone: packets to it are lost, and its own are a stranger's.
+    /// A machine that is not allowed any more is gone: packets to it are lost, and its own have an
+    /// unknown sender.
     pub(crate) fn remove_external(&mut self) {
         let is_gone = |host: &Host| {
             host.external.is_some_and(|gid| !self.may_be_external(gid) || !self.allows_external(gid, None))
@@ -524,7 +526,7 @@ mod tests {
         assert_eq!(fabric.listeners(Qpn(7), None, true), [HOST, other]);
         assert_eq!(fabric.listeners(Qpn(7), None, false), [HOST, other]);
         assert_eq!(fabric.listeners(Qpn(7), None, false), []);
-        // Who is connected with it hears of its end, and is not kept.
+        // A QP that is connected with it hears of its end, and is not kept.
         assert_eq!(fabric.listeners(Qpn(8), Some(HOST), false), [HOST]);
         assert!(fabric.hosts.values().all(|host| host.told.is_empty()));
     }

@@ -193,7 +193,7 @@ impl Worker {
         [timer, owed, moderated, house, counters, direct, wire, orders, reports].into_iter().flatten().min()
     }
 
-    /// What is done now and then.
+    /// Periodic work.
     pub(crate) fn keep_house(&mut self, now: Instant) {
         self.publish_counters(now);
         if now - self.waiting.epoch_at < EPOCH {

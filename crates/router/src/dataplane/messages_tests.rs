@@ -1,4 +1,4 @@
-//! What the planes say to each other is a checked-in list: a difference there is a decision.
+//! Messages between the planes are a checked-in list: a difference there is a decision.
 use crate::dataplane::command::COMMANDS;
 use crate::dataplane::event::EVENTS;
 

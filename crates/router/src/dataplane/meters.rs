@@ -1,4 +1,4 @@
-//! What the worker says of itself when it is asked: vNICs, QPs, totals.
+//! Numbers that the worker gives when it is asked: vNICs, QPs, totals.
 use crate::admission::access::{Access, Rules};
 use crate::admission::tallies::Tallies;
 use crate::dataplane::reasons::Reason;
@@ -10,21 +10,21 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
-/// What the worker knows of a vNIC.
+/// The worker's numbers of a vNIC.
 #[derive(Clone, Copy, Default)]
 pub struct VnicNumbers {
     pub usage: Usage,
     pub counters: VnicCounters,
     pub fallback_bytes: u64,
     pub blocked_copies: u64,
-    /// What it has of bounce buffers.
+    /// Its bounce buffers, bytes.
     pub bounce_bytes: u64,
     pub is_failed: bool,
     /// Which worker copies for it.
     pub worker: u32,
-    /// What quotas refused.
+    /// Refusals by quotas.
     pub refusals: RefusalCounts,
-    /// What limits of rate held back.
+    /// Waits for rate limits.
     pub throttled: Throttled,
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn address(gid: Gid) -> IpAddr {
     gid.to_ipv4().map_or_else(|| IpAddr::V6(Ipv6Addr::from(gid.0)), IpAddr::V4)
 }
 
-/// What a QP did, and where it stands.
+/// Traffic of a QP, and its state.
 #[derive(Clone, Debug)]
 pub(crate) struct QpMeter {
     pub qpn: u32,
@@ -113,7 +113,7 @@ pub(crate) struct QpMeter {
 /// How many QPs of a vNIC take a path, and why not a better one.
 pub(crate) type PathCounts = BTreeMap<(QpPath, Option<Reason>), u64>;
 
-/// What the worker says of a vNIC.
+/// The worker's record of a vNIC.
 pub(crate) struct MeteredVnic {
     pub numbers: VnicNumbers,
     pub is_metered: bool,
@@ -127,7 +127,7 @@ pub(crate) struct MeteredVnics {
     pub end: Option<(usize, u32)>,
 }
 
-/// What `Status` says of the worker.
+/// The worker's part of `Status`.
 pub(crate) struct WorkerStatus {
     pub usage: Usage,
     /// Of the vNICs that were asked about.
@@ -138,7 +138,7 @@ pub(crate) struct WorkerStatus {
     pub cpu_us: u64,
 }
 
-/// What a thread has counted, and by which rules.
+/// Counts of a thread, and the rules that they belong to.
 #[derive(Clone, Default)]
 pub(crate) struct AccessCounts {
     pub rules: Option<Arc<Rules>>,

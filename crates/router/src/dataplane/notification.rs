@@ -73,7 +73,7 @@ impl Rings {
         std::mem::replace(&mut cq.notify, Notify::Nothing) == Notify::Solicited
     }
 
-    /// What was held back until now is held back no longer.
+    /// Events that were held back until now are held back no longer.
     pub fn moderate(&mut self, id: CqId, count: u16, period: Duration) -> bool {
         let Some(cq) = self.cqs.get_mut(id) else { return false };
         (cq.moderation.count, cq.moderation.period) = (u32::from(count), period);

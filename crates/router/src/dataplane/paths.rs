@@ -11,7 +11,7 @@ use std::ops::Range;
 /// Requests through the router after which a library that does its part has asked for something.
 const MESSAGES_BEFORE_ASKING: u64 = 64;
 
-/// What a kind of request takes to be direct.
+/// Conditions under which a kind of request is direct.
 struct Needs {
     /// So many bytes of a message.
     channel: Option<u64>,

@@ -1,4 +1,5 @@
-//! What the worker keeps beside the engine's objects: rings, doorbells, page tables, event pipes, helpers.
+//! State of the worker beside the engine's objects: rings, doorbells, page tables, event pipes,
+//! slow-path copiers.
 use crate::admission::access::Access;
 use crate::base::deferred_drop::DeferredDrop;
 use crate::base::wake::Waker;
@@ -37,10 +38,10 @@ pub struct Vnic {
     pub fallback_bytes: u64,
     /// Copies that blocked the worker in its memory.
     pub blocked_count: u64,
-    /// What it has of bounce buffers, and copies that wait for one.
+    /// Its bounce buffers, bytes, and copies that wait for one.
     pub bounce_bytes: Arc<AtomicU64>,
     pub postponed: VecDeque<Postponed>,
-    /// What limits had refused it when that was last looked at.
+    /// Refusals by limits when they were last looked at.
     pub refusals: RefusalCounts,
 }
 
@@ -64,11 +65,11 @@ pub struct Session {
     pub segment: SessionSegment,
     pub kick: Arc<Doorbell>,
     pub memory: PageTable,
-    /// What of it the fallback reaches since it was withdrawn.
+    /// Its revoked memory that the fallback reaches.
     pub lost: Lost,
     /// Where it is ordered to take memory back.
     pub orders: Option<PipeId>,
-    /// What each doorbell is about, by the library's cookie.
+    /// The object of each doorbell, by the library's cookie.
     pub doorbells: Bells,
     /// The same for CQs, which ring seldom.
     pub cq_bells: BTreeMap<u32, CqId>,
@@ -165,7 +166,7 @@ pub struct Rings {
     /// [`Worker::note_pause`](crate::dataplane::worker::Worker::note_pause).
     pub resumed_at: Instant,
     pub vnics: Table<VnicId, Vnic>,
-    /// What vNICs did that are gone.
+    /// Work of vNICs that are gone.
     pub retired: Retired,
     pub sessions: Table<SessionId, Session>,
     pub contexts: Table<ContextId, Context>,
@@ -178,11 +179,11 @@ pub struct Rings {
     pub transfers: Transfers,
     /// Whose memory blocked the worker.
     pub blocks: Blocks,
-    /// Who copies beside the worker.
+    /// The copy threads.
     pub movers: Movers,
     /// Other hosts.
     pub fabric: Fabric,
-    /// Who may talk to whom.
+    /// The access rules.
     pub access: Access,
     /// CQs with a channel and completions it has not been told of.
     pub notify: Vec<CqId>,
@@ -276,7 +277,7 @@ impl Rings {
         session.doorbells.set(cookie, bell);
     }
 
-    /// What a process had of a QP: its rings, or its view of a target.
+    /// Removes a process' part of a QP: its rings, or its view of a target.
     pub fn remove_qp(&mut self, id: QpId, session: SessionId, cookie: u32) -> DeferredDrop {
         self.targets.retain(id, |viewer| (viewer.session, viewer.cookie) != (session, cookie));
         let Some(qp) = self.qps.remove(id) else { return Vec::new() };

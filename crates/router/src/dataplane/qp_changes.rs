@@ -2,7 +2,7 @@
 use freeflow_engine::{QpId, SessionId};
 use freeflow_verbs::{QpAttributeMask, QpAttributes, QpState};
 
-/// What a QP is modified with.
+/// Modification of a QP.
 pub(crate) type Change = (QpAttributes, QpAttributeMask);
 
 pub(crate) struct QpChanges {

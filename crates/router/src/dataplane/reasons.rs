@@ -90,7 +90,7 @@ impl Reason {
 
 const _: () = assert!(CHANNEL_MESSAGE_BYTES_MAX == 64 << 10, "as `Reason::TooLong` says");
 
-/// What became of a QP's questions.
+/// Results of a QP's requests for grants.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Asked {
     /// It has asked for something; also before its last reset.

@@ -50,7 +50,8 @@ impl Worker {
         match update {
             Update::Settings(settings) => {
                 fabric.handle_settings(settings);
-                // Who is connected to a machine without FreeFlow may have lost its permission, or have it again.
+                // A QP that is connected to a machine without FreeFlow may have lost its
+                // permission, or have it again.
                 let external: Vec<HostId> = fabric.hosts().filter(|host| host.2).map(|host| host.0).collect();
                 for host in external {
                     engine.handle_peer_changed(&mut self.rings, now, host, None);

@@ -13,13 +13,13 @@ const WIRE_BYTES: u64 = 64 * 1024;
 const YIELDING_BYTES: u64 = 64 * 1024;
 /// How long a QP is looked at without being rung for after its last request.
 const POLL_IDLE: Duration = Duration::from_micros(50);
-/// What one turn of the worker does for QPs at most, so that datagrams, jobs and timers are not
-/// waited for too long: a QP that was run to its end counts once, one that had more to do
-/// [`MORE_EFFORT`] times.
+/// Most work of one turn of the worker for QPs, so that datagrams, jobs and timers are not waited
+/// for too long: a QP that was run to its end counts once, one that had more to do [`MORE_EFFORT`]
+/// times.
 const TURN_EFFORT_MAX: u32 = 256;
 const MORE_EFFORT: u32 = 16;
 
-/// What became of a QP's turn.
+/// Result of a QP's turn.
 enum Turned {
     /// Nothing was to be done, or nothing could be; it stays listed.
     Looked,
@@ -85,7 +85,7 @@ impl Worker {
                     effort += cost;
                     self.engine.list(vnic, id);
                     if cost >= MORE_EFFORT && self.engine.gives_way(vnic) {
-                        // Who comes before it may have rung meanwhile.
+                        // A QP that comes before it may have rung meanwhile.
                         break;
                     }
                 }

@@ -127,7 +127,7 @@ fn memory_that_does_not_answer_uses_up_its_own_vnics_budget() {
     }
     rig.turn_until(|rig| charged(rig, b) == 0);
     assert!(charged(&rig, a) >= BOUNCE_BYTES_MAX);
-    // What the other does with its own memory goes on.
+    // The other's work with its own memory goes on.
     let before = rig.in_flight();
     assert_eq!(rig.copy(100, first, second), CopyOutcome::Pending);
     rig.turn_until(|rig| rig.in_flight() == before);

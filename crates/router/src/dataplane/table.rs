@@ -26,7 +26,7 @@ macro_rules! id {
 }
 id!(VnicId, SessionId, ContextId, CqId, SrqId, QpId);
 
-/// What the router keeps beside each of the engine's objects.
+/// The router's part beside each of the engine's objects.
 pub struct Table<I, T> {
     slots: Vec<Option<(u32, T)>>,
     count: usize,

@@ -1,4 +1,5 @@
-//! What the vNICs of each network did, those that are gone too: the worker keeps what they did when they go.
+//! Totals of each network's vNICs, those that are gone too: the worker keeps their counts when they
+//! go.
 use freeflow_engine::VnicCounters;
 use freeflow_verbs::NetworkId;
 use std::collections::BTreeMap;
@@ -22,10 +23,10 @@ pub struct Totals {
     pub wire_packets_received: u64,
 }
 
-/// What completed with success, by path.
+/// Requests that completed with success, by path.
 pub fn by_path(counters: &VnicCounters) -> [PathTotals; 3] {
     let path = |messages: u64, bytes: u64| PathTotals { messages, bytes };
-    // What libraries say is in these.
+    // Libraries' own counts are in these.
     let rest = |all: u64, direct: u64, wire: u64| all.saturating_sub(direct).saturating_sub(wire);
     [
         path(counters.direct_messages, counters.direct_bytes),

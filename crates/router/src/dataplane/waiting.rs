@@ -51,7 +51,7 @@ pub(crate) const WIRE_TOKEN: u64 = u64::MAX - 1;
 
 pub(crate) const EVENT_COUNT: usize = 64;
 
-/// What the worker does after a turn.
+/// The worker's step after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     Turn,

@@ -70,7 +70,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What arrived from other hosts, to the QPs that it is for.
+    /// Passes datagrams of other hosts to the QPs that they are for.
     pub(crate) fn take_datagrams(&mut self, now: Instant) -> bool {
         if !self.rings.fabric.is_due(now) {
             return false;
@@ -116,7 +116,7 @@ impl Worker {
         self.notify_control(ManagementReceived { mads, backlog });
     }
 
-    /// What this turn left to be sent; whether anything was.
+    /// Sends the datagrams that this turn left; whether there were any.
     pub(crate) fn send_datagrams(&mut self, now: Instant) -> bool {
         self.rings.fabric.ask_again(now);
         self.tell_peers();

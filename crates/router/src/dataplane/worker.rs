@@ -97,8 +97,8 @@ impl Worker {
     pub fn turn(&mut self, now: Instant) -> bool {
         self.rings.blocks.note_turn(self.rings.now, now);
         self.rings.now = now;
-        // What was posted before a control request is seen before it: commands are collected first,
-        // and done after the rings.
+        // Requests posted before one of the control path are seen before it: commands are collected
+        // first, and done after the rings.
         self.collect();
         let mut busy = self.take_datagrams(now);
         busy |= self.take_doorbells(now);

@@ -22,7 +22,7 @@ struct Rig {
     sleeper: Sleeper,
     ends: [End; 2],
     events: Receiver<Event>,
-    /// What commands were done.
+    /// Commands that were done.
     done: Arc<Mutex<Vec<u32>>>,
 }
 

@@ -1,4 +1,4 @@
-//! What QPs do past the router: rings between two of them, grants of memory, and the end of grants.
+//! Commands of the direct path: rings between two QPs, grants of memory, and the end of grants.
 use crate::dataplane::command::{
     AcceptDirectRing, ConfirmRevocation, DirectRingTerms, Execute, Grant, OpenDirectRing, OpenRevokeCommands, Step,
 };

@@ -1,4 +1,4 @@
-//! What is declared, as it takes effect in the worker: in force when the command is done.
+//! Declared policy, as it takes effect in the worker: in force when the command is done.
 use crate::base::mode::Mode;
 use crate::dataplane::command::{
     Execute, PolicyChanges, SetAccessRules, SetExternalGids, SetMode, SetPolicy, SetVnicIdentity, Step,
@@ -60,7 +60,7 @@ impl Execute<SetMode> for Worker {
 }
 
 impl Worker {
-    /// What is gone meanwhile needs nothing.
+    /// An object that is gone meanwhile needs nothing.
     pub(crate) fn set_policy(&mut self, now: Instant, changes: &PolicyChanges) {
         for &(network, path) in &changes.data_paths {
             self.set_data_path(network, path);

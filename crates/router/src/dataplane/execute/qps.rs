@@ -68,7 +68,7 @@ impl Execute<StepQp> for Worker {
 
 impl Execute<PrepareQp> for Worker {
     fn execute(&mut self, now: Instant, mut command: PrepareQp) -> Step<PrepareQp> {
-        // Who has copies in flight is no new QP: the library shall see.
+        // A QP with copies in flight is no new QP: the library shall see.
         Step::done(matches!(self.change_qp(now, &mut command.changes), Poll::Ready(Ok(_))))
     }
 }
