@@ -1,4 +1,4 @@
-//! What a router is started with.
+//! Configuration with which a router is started.
 pub use crate::base::mode::Mode;
 use crate::dataplane::wire_options::WireOptions;
 use crate::memory::copy_threads::MoverOptions;
@@ -20,7 +20,7 @@ pub struct Config {
     /// The process that changes the host's network when networks have come or gone.
     pub network_reconciler: Option<ReconcilerProcess>,
     pub mode: Mode,
-    /// Who copies.
+    /// The copy threads.
     pub movers: MoverOptions,
     /// The processor that the worker is bound to.
     pub cpu: Option<usize>,

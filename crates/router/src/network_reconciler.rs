@@ -2,10 +2,10 @@
 //! bridges, interfaces and the CDI files. One run follows all that has changed until it begins;
 //! nobody waits for it but the router's end.
 //!
-//! What changes the host is a process of its own ([`freeflow_hostnet::reconciler`], which says why),
-//! begun before the router gives up its rights ([`crate::base::privileges::confine`]) and ended with
-//! it. The thread here passes it notifications and answers its one question, what there is. It takes
-//! no other word from it, and opens nothing.
+//! A process of its own changes the host ([`freeflow_hostnet::reconciler`] says why), begun before
+//! the router gives up its rights ([`crate::base::privileges::confine`]) and ended with it. The
+//! thread here passes it notifications and answers its one question, what there is. It takes no
+//! other word from it, and opens nothing.
 //!
 //! Thread: `ff-networks`, but for [`Notifier`], which the control thread has.
 use crate::base::log::warning;
@@ -28,7 +28,7 @@ pub struct Notifier(Option<SyncSender<()>>);
 impl Notifier {
     pub fn notify(&self) {
         if let Some(sender) = &self.0 {
-            // What waits already stands for this one, too.
+            // A notification that waits already stands for this one, too.
             let _ = sender.try_send(());
         }
     }
@@ -140,7 +140,7 @@ mod tests {
     use freeflow_hostnet::reconciler::receive_message;
     use std::sync::mpsc::channel;
 
-    /// What a process does until its socket closes: it asks, and is done. The number of its runs.
+    /// A process' part until its socket closes: it asks, and is done. The number of its runs.
     fn follow(mut socket: UnixStream) -> usize {
         let mut runs = 0;
         while let Ok(Message::Changed) = receive_message(&mut socket) {

@@ -241,7 +241,7 @@ fn start_api(control: &mut Control, link: Link) -> io::Result<Api> {
     Ok(api)
 }
 
-/// What is declared.
+/// Opens the store of declared objects.
 fn open_state(config: &Config) -> io::Result<(FileStore, State)> {
     let state_dir = config.state_dir();
     DirBuilder::new().recursive(true).mode(0o700).create(state_dir)?;

@@ -114,8 +114,8 @@ impl Channel {
         self.input.extend_from_slice(bytes);
     }
 
-    /// What came, until there is nothing more. `find` gives the key of a host that may dial, by its name; it is asked
-    /// once.
+    /// The next event, until there is nothing more. `find` gives the key of a host that may dial,
+    /// by its name; it is asked once.
     pub fn poll_event(
         &mut self,
         own: &Identity,

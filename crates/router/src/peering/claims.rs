@@ -14,7 +14,7 @@ use std::fmt;
 /// Announcements of one host.
 pub const CLAIM_COUNT_MAX: usize = 131_072;
 
-/// What is announced.
+/// Subject of an announcement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     Address { network: String, gid: Gid },

@@ -50,7 +50,7 @@ pub struct PeerEntry {
     pub address: IpAddr,
     pub control_port: u16,
     pub public_key: Key,
-    /// What addresses its vNICs may have.
+    /// Prefixes that its vNICs' addresses may have.
     pub prefixes: Vec<Prefix>,
 }
 
@@ -61,7 +61,7 @@ pub struct External {
     pub allow: Vec<Prefix>,
 }
 
-/// What is wrong with a peers file, and where.
+/// Error of a peers file, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{}: {what}", file.display())]
 pub struct FileError {

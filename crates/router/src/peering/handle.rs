@@ -1,4 +1,5 @@
-//! What the other threads hold of the peers thread: commands to it, and its last word about the hosts.
+//! Handles of the other threads on the peers thread: commands to it, and its last word about the
+//! hosts.
 use super::file::{PeersFile, PrivateKey};
 use super::update::{Mad, Update};
 use crate::admission::access::VnicIdentity;
@@ -48,7 +49,7 @@ pub(super) enum Command {
     Reload(Box<(PeersFile, PrivateKey)>),
 }
 
-/// What the thread shares with the handles.
+/// State that the thread shares with the handles.
 pub(super) struct Shared {
     pub waker: Waker,
     pub stop: AtomicBool,

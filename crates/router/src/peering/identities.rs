@@ -1,4 +1,4 @@
-//! Who has the addresses that hosts announce: ids and labels of vNICs, for access rules.
+//! Owners of the addresses that hosts announce: ids and labels of vNICs, for access rules.
 use super::claims::Subject;
 use super::state::{Output, State};
 use super::update::Update;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Ids and labels that are kept of one host, bytes; of further vNICs they are unknown.
 const IDENTITY_BYTES_OF_HOST_MAX: usize = 64 << 20;
-/// What keeping one takes beside its text.
+/// Bytes that keeping one takes beside its text.
 const IDENTITY_BYTES: usize = 256;
 
 #[derive(Default)]

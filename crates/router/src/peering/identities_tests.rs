@@ -41,7 +41,7 @@ fn who(vnic: &str, label: &str) -> Arc<VnicIdentity> {
     Arc::new(VnicIdentity { vnic: vnic.into(), labels, addresses: Vec::new() })
 }
 
-/// What the other host says of an address of its own.
+/// The other host's announcement of an address of its own.
 fn says(text: &str, who: &VnicIdentity) -> PeerMessage {
     let labels = who.labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
     PeerMessage::Identity { network: "default".into(), gid: gid(text), other: None, vnic: who.vnic.clone(), labels }

@@ -110,7 +110,7 @@ impl Link {
         &self.stream
     }
 
-    /// What to wait for.
+    /// Events to wait for.
     pub fn interest(&self, reads: bool) -> PollFlags {
         match self.stage {
             Stage::Connecting => PollFlags::OUT,

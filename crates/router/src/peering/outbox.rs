@@ -33,7 +33,8 @@ impl State {
         }
     }
 
-    /// Who speaks to whom, if the one is the host's and the other is here, and each finds the other where that is.
+    /// Both ends of a message, if the one is the host's and the other is here, and each finds the
+    /// other where that is.
     fn ends_of(&self, id: HostId, network: &str, (from, to): (Gid, Gid)) -> Option<(Key, Key)> {
         let from = (*self.networks.get(network)?, from);
         let to = self.homes.receiver(from, to)?;
@@ -132,7 +133,7 @@ mod tests {
             self.hears(PeerMessage::Attach { network: network.into(), gid: gid(text) });
         }
 
-        /// Who speaks to whom by a message of the other host; `None`: it is refused.
+        /// Both ends named by a message of the other host; `None`: it is refused.
         fn mail(&mut self, network: &str, from: &str, to: &str) -> Option<(Key, Key)> {
             let refused = self.0.statuses()[0].counters.refused_cm;
             while self.0.poll_output().is_some() {}

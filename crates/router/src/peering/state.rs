@@ -1,4 +1,5 @@
-//! What this router knows of the others, and what it tells them: a state machine without sockets, clock or randomness.
+//! This router's knowledge of the others, and its announcements to them: a state machine without
+//! sockets, clock or randomness.
 //!
 //! For each host of the peers file: connect (or be connected), greet, announce everything, announce
 //! changes, answer, keep alive; and from what comes back, a stream of [`Update`]s for the worker.
@@ -55,7 +56,7 @@ pub const HOST_NUMBER_MAX: u32 = 0x7fff;
 
 pub type ConnectionId = u64;
 
-/// What is to be done, in order.
+/// Actions to take, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
     /// Connect to this host; then [`State::handle_connected`], or [`State::handle_dial_failed`].
@@ -200,7 +201,7 @@ pub struct State {
     pub(super) networks: BTreeMap<String, NetworkId>,
     network_names: BTreeMap<NetworkId, String>,
     pub(super) homes: Arc<Homes>,
-    /// What this host announces.
+    /// Announcements of this host.
     local: BTreeMap<Subject, Option<Qpn>>,
     pub(super) claims: Claims,
     pub(super) identities: Identities,
@@ -368,7 +369,7 @@ impl State {
         self.end_connection(now, id, if stuck { Why::Stuck } else { Why::Ended });
     }
 
-    /// What came could not be understood.
+    /// Handles bytes that could not be understood.
     pub fn handle_nonsense(&mut self, now: Instant, connection: ConnectionId) {
         if let Some(&id) = self.by_connection.get(&connection) {
             self.offend(now, id, Why::Nonsense);
@@ -523,7 +524,7 @@ impl State {
         self.handle_host_timer(now, id);
     }
 
-    /// What a host says of one of its QPs, if it may.
+    /// A host's description of one of its QPs, if it may give it.
     fn checked(&mut self, id: HostId, info: QpInfo) -> Option<PeerInfo> {
         let QpInfo { network, gid, ipv6_gid, service, connected } = info;
         let is_its_own = std::iter::once(gid).chain(ipv6_gid).all(|gid| self.may_have(id, gid));
@@ -680,7 +681,7 @@ impl State {
     fn told(&self, subject: &Subject) -> Vec<HostId> {
         let told = |host: &Host| match (&host.phase, &host.announced) {
             (Phase::Up { .. }, Announced::All) => true,
-            // What comes later will be announced as it is then.
+            // A later subject will be announced as it is then.
             (Phase::Up { .. }, Announced::UpTo(Some(last))) => subject <= last,
             _ => false,
         };
@@ -695,7 +696,7 @@ impl State {
         self.hosts.get(&id).is_some_and(|host| matches!(host.phase, Phase::Up { .. }))
     }
 
-    /// Who is behind that QPN there?
+    /// Asks for the QP behind that QPN there.
     pub fn ask(&mut self, id: HostId, qpn: Qpn) {
         if self.is_up(id) {
             self.send(id, PeerMessage::Ask { qpn });
@@ -707,7 +708,7 @@ impl State {
         self.hosts.get(&id)?.phase.connection()
     }
 
-    /// Who is behind this QPN here.
+    /// Announces the QP behind this QPN here.
     pub fn tell(&mut self, id: HostId, qpn: Qpn, info: Option<PeerInfo>) {
         if self.is_up(id) {
             let info = info.and_then(|PeerInfo { network, gid, ipv6_gid, service, connected }| {

@@ -67,7 +67,7 @@ fn greeting(host: &str, epoch: u64, offer: Offer) -> PeerMessage {
     PeerMessage::Hello { offer, host: host.into(), epoch, icrc_wanted: true }
 }
 
-/// What is said of an address of [`vnic`].
+/// The identity announced for an address of [`vnic`].
 fn identity_of(text: &str) -> PeerMessage {
     let (network, vnic) = ("default".into(), "v".into());
     PeerMessage::Identity { network, gid: gid(text), other: None, vnic, labels: Vec::new() }
@@ -223,7 +223,7 @@ fn who_does_not_greet_well_is_cut_off() {
         solo.says(C, message);
         assert_eq!((solo.closed.as_slice(), solo.notes.as_slice()), (&[C][..], &[Note::Down(why)][..]));
         assert_eq!((solo.take_updates(), solo.counters().protocol_errors, solo.phase()), (vec![], 1, "down"));
-        // What was still on its way counts for nothing.
+        // A message that was still on its way counts for nothing.
         solo.says(C, hello("h1", 1));
         assert_eq!(solo.take_updates(), []);
     }

@@ -138,7 +138,7 @@ struct Thread {
     is_changed: bool,
 }
 
-/// What a descriptor that is waited for belongs to.
+/// Owner of a descriptor that is waited for.
 #[derive(Clone, Copy)]
 enum Topic {
     Waker,
@@ -169,7 +169,7 @@ impl Thread {
             }
             self.deliver();
         }
-        // What was said last: connections that end with this router.
+        // The last commands: connections that end with this router.
         self.take_commands(Instant(monotonic_ns()));
     }
 
@@ -207,7 +207,8 @@ impl Thread {
             self.listener = None;
             self.listen_at = now;
         }
-        // Who has not proved anything yet did so, if at all, by keys that may be others now.
+        // A connection that has not proved anything yet did so, if at all, by keys that may be
+        // others now.
         let going: Vec<ConnectionId> = self.links_where(|link| link.stage != Stage::Established);
         for connection in going {
             self.end(now, connection, false);
@@ -340,7 +341,7 @@ impl Thread {
         self.links.insert(self.link_count, link);
     }
 
-    /// What is ready, of the descriptors that something is awaited from.
+    /// The ready ones of the descriptors that something is awaited from.
     fn wait(&self, now: Instant, busy: bool) -> Vec<(Topic, PollFlags)> {
         let reads = self.sink.backlog() < BACKLOG_COUNT_MAX;
         let mut topics = vec![Topic::Waker];

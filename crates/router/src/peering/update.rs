@@ -1,4 +1,4 @@
-//! What the peers thread tells the worker and the control thread.
+//! Updates of the peers thread to the worker and the control thread.
 use super::prefix::Prefix;
 use crate::admission::access::{Key, VnicIdentity};
 use freeflow_engine::{HostId, PeerInfo};
@@ -11,7 +11,8 @@ use std::sync::Arc;
 /// Something that they have to know, in the order in which it became true.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
-    /// What the peers file says of this host. Comes first, and again when it was read again or a network was made.
+    /// The peers file's settings of this host. Comes first, and again when it was read again or a
+    /// network was made.
     Settings(Settings),
     /// A host can be asked and will answer. `PeersGone` came just before: what is still needed must be asked for.
     HostUp { host: HostId, address: IpAddr, icrc: bool, epoch: u64, agreed: Agreement },
@@ -19,12 +20,12 @@ pub enum Update {
     HostDown { host: HostId },
     /// Where an address is; `None`: on no other host.
     Route { network: NetworkId, gid: Gid, host: Option<HostId> },
-    /// Who has an address of another host, as that host says. Comes after the address' route, and
-    /// again when it is another; `None`: it is not known any more.
+    /// The owner of an address of another host, as that host names it. Comes after the address'
+    /// route, and again when it is another; `None`: it is not known any more.
     Party { network: NetworkId, gid: Gid, identity: Option<Arc<VnicIdentity>> },
     /// The host's policy has cut the connection of its QP `peer` with `qpn` of this host.
     Severed { host: HostId, qpn: Qpn, peer: Qpn },
-    /// Who is behind a QPN of a host; `None`: nobody. An answer, or unasked.
+    /// The QP behind a QPN of a host; `None`: nobody. An answer, or unasked.
     Peer { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
     /// Nothing that the host said of its QPNs counts any more, nor that it was told of ours.
     PeersGone { host: HostId },
