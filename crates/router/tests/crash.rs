@@ -17,7 +17,7 @@ const ROUNDS: u32 = 12;
 const WRITERS: u32 = 3;
 const IDS_EACH: u64 = 8;
 
-/// What a writer knows of an id: the address it was told; or nothing, since it was told that it is
+/// A writer's knowledge of an id: the address it was told; or nothing, since it was told that it is
 /// gone, or was told nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Known {

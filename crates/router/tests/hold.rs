@@ -121,7 +121,7 @@ fn many_holds_are_one_thread_each(router: &Process, path: &Path, client: &Client
         }
     }
     assert!(router.threads(HOLDER) <= before + more.len());
-    // What is held already is not held twice, and refused at once.
+    // A process that is frozen already is not frozen twice, and refused at once.
     until("a test in time", || {
         held(client);
         let begin = Instant::now();
@@ -135,7 +135,7 @@ fn many_holds_are_one_thread_each(router: &Process, path: &Path, client: &Client
         }
         is_in_time.then_some(())
     });
-    // Who hangs up lets go.
+    // A holder that hangs up lets go.
     held(&more[1]);
     drop(more);
     assert!(runner.moves_within(BOUND));
@@ -245,13 +245,13 @@ fn memory_stands_still_while_it_is_moved(paths: [&Path; 2]) {
         rig.is_done(round);
     }
     assert!(in_time > 0, "never in time");
-    // Who does not release it: the router goes on by itself.
+    // A holder does not release it: the router goes on by itself.
     rig.from.fill(WORDS, 77);
     held_quiet(&rig.b);
     rig.post();
     rig.is_done(77);
     let _ = rig.b.ask(&Request::ReleaseThreads);
-    // Who asks again and again keeps nobody for ever.
+    // A holder that asks again and again keeps nobody for ever.
     for round in 80..84 {
         rig.from.fill(WORDS, round);
         rig.post();
@@ -261,7 +261,7 @@ fn memory_stands_still_while_it_is_moved(paths: [&Path; 2]) {
         rig.is_done(round);
         let _ = rig.b.ask(&Request::ReleaseThreads);
     }
-    // Who hangs up as well.
+    // A holder that hangs up keeps nobody either.
     rig.from.fill(WORDS, 99);
     held_quiet(&rig.b);
     rig.post();

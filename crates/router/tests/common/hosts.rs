@@ -95,7 +95,7 @@ pub fn alone() -> Alone {
     Alone { _file: file, _in_process: in_process }
 }
 
-/// What [`alone`] holds.
+/// Parts that [`alone`] makes.
 pub struct Alone {
     _file: Option<File>,
     _in_process: MutexGuard<'static, ()>,

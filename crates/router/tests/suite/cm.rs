@@ -291,7 +291,8 @@ fn a_full_pipe_loses_nothing_and_keeps_the_order() {
         a.cm_bound(CmRequest::ResolveAddress { id, source: None, destination: at(a.gid(), 1), timeout_ms: 10 });
     }
     let first: Vec<Vec<u8>> = (0..5).map(|_| channel.record()).collect();
-    // What was taken out and put back does not come before what is in the pipe, but before what is owed.
+    // A record taken out and put back does not come before those in the pipe, but before those
+    // owed.
     a.cm_done(CmRequest::Repost { channel: channel.handle, records: first });
     let cookies: Vec<u64> = (0..1000).map(|_| channel.expect(CmEventKind::AddressResolved).cookie).collect();
     let back = cookies.iter().position(|&cookie| cookie == 0).unwrap();

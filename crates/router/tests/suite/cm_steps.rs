@@ -46,7 +46,7 @@ fn query(client: &Client, qp: Handle) -> QpAttributes {
     }
 }
 
-/// What it says of the QP.
+/// The step's attributes of the QP.
 fn step(client: &Client, qp: Handle, step: CmStep) -> (Option<QpState>, Option<PathMtu>) {
     match client.ask(&Request::CmStep { qp, step }) {
         Reply::CmStepped { state, path_mtu } => (state, path_mtu),
@@ -103,7 +103,7 @@ fn steps_between_two_hosts() {
     steps_between(&mut a, &mut b);
 }
 
-/// What a peer asks of extended connection establishment, and a QP that is gone, are left to the library.
+/// A peer's extended connection establishment, and a QP that is gone, are left to the library.
 #[test]
 fn what_the_router_can_not_do_is_the_library_s() {
     let host = Host::new();

@@ -352,7 +352,8 @@ fn every_mode_carries_messages() {
     }
 }
 
-/// What one command declares is adopted before the next is planned, also where both are in line for the control thread.
+/// Objects of one command are adopted before the next is planned, also where both are in line for
+/// the control thread.
 #[test]
 fn commands_from_several_threads_are_done_one_after_another() {
     const EACH: usize = 60;

@@ -123,7 +123,7 @@ fn what_is_written_through_a_grant_is_there() {
     let (reply, _) = ask_grant(&rig.pair.a, &rig.pair.a_qp, other.rkey, (0x7000_1000, 8), true).unwrap();
     let Reply::Grant { address: 0x7000_0000, length, offset: 0, .. } = reply else { panic!("{reply:?}") };
     assert_eq!(length, segment_bytes);
-    // Who has it can't set seals.
+    // A holder can't set seals.
     assert!(rustix::fs::fcntl_add_seals(&descriptor, SealFlags::FUTURE_WRITE).is_err());
 }
 
@@ -297,7 +297,7 @@ fn queue_pairs_that_do_not_admit_a_request_get_nothing() {
     let reply = rig.pair.b.modify(&rig.pair.b_qp, attributes, QpAttributeMask::ACCESS_FLAGS);
     assert_eq!(reply, Reply::QpModified { state: QpState::ReadyToSend });
     assert_eq!(rig.ask(true).unwrap_err(), VerbsError::NotSupported);
-    // What the QP does not let it write it gets for reading only.
+    // A segment that the QP may not write it gets for reading only.
     let (_, descriptor) = rig.ask(false).unwrap();
     assert!(Segment::map(descriptor.as_fd(), PAGE_BYTES as usize).is_err());
 }
@@ -329,7 +329,8 @@ fn a_segment_is_imported_or_granted_but_not_both() {
     assert_eq!(b.refused(&import(&rig.to)), VerbsError::NotSupported);
 }
 
-/// What ends a right while the owner's process goes on: the number has grown when it is answered, and an order comes.
+/// Checks an end of a right while the owner's process goes on: the number has grown when it is
+/// answered, and a command comes.
 fn is_withdrawn_by(end: impl FnOnce(&mut Rig)) {
     let mut rig = Rig::new();
     rig.to.fill(2 * PAGE, 3);
@@ -459,7 +460,7 @@ fn an_owner_that_takes_its_pages_back_needs_no_order() {
     assert_eq!(b.ask(&Request::DeregisterMr { mr: mr.handle }), Reply::Done);
     assert_eq!(a_qp.send.grants_withdrawn(), 2);
     assert_eq!(read_event(&rig.orders), Some((segment, 0)));
-    // That the process has no such segment any more is as good an answer.
+    // An answer that the process has no such segment any more is as good.
     assert_eq!(b.ask(&Request::DestroySegment { segment }), Reply::Done);
     assert_eq!(b.refused(&Request::ConfirmWithdrawal { segment }), VerbsError::NotFound);
 
@@ -651,7 +652,7 @@ fn memory_is_granted_to_who_has_used_the_router_as_much() {
         assert_eq!(rig.pair.a_cq.wait().status, CompletionStatus::Success);
     }
     assert!(matches!(ask(&rig), (Reply::Grant { .. }, fds) if fds.len() == 1));
-    // What it has left is 16 bytes.
+    // The QP has 16 bytes left.
     let (reply, _) = rig.pair.a.ask_fds(&Request::AskGrant {
         qp: rig.pair.a_qp.handle,
         rkey: rig.to.mr.rkey,

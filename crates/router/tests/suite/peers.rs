@@ -540,7 +540,7 @@ fn routers_announce_their_vnics_and_read_their_files_again() {
     assert!(status.file.ends_with("peers.json"));
     assert_eq!(hosts[0].admin(&AdminRequest::Detach { id: "a".into() }), AdminReply::Done);
     hosts[1].until_routes(1);
-    // What was attached before is announced by the next router.
+    // A vNIC that was attached before is announced by the next router.
     hosts[0].restart(0);
     until("another connection", || (hosts[1].until_routes(1).peers[0].counters.connections == 2).then_some(()));
     let status = common::router_status(&hosts[1].directory.0.join("run"));

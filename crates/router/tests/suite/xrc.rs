@@ -150,7 +150,7 @@ impl Net {
         let sender_qp = sender.create_qp(QpType::XrcSend, &sender_cq);
         connect(&sender, sender_qp.handle, first.gid(), made.qpn, false);
         connect(&first, made.handle, sender.gid(), sender_qp.qpn, true);
-        // What one opener did the other one sees.
+        // A change of one opener is seen by the other.
         assert_eq!(query(&second, &opened), QpState::ReadyToSend);
         Self { host, sender, sender_cq, sender_qp, first, made, second, opened, cq, srq, xrcd }
     }
