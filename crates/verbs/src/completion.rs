@@ -5,27 +5,45 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum CompletionStatus {
+    /// `IBV_WC_SUCCESS`.
     #[default]
     Success = 0,
+    /// A message is longer than its RECV, or than messages may be (`IBV_WC_LOC_LEN_ERR`).
     LocalLengthError = 1,
+    /// Internal inconsistency of the QP (`IBV_WC_LOC_QP_OP_ERR`).
     LocalQpOperationError = 2,
+    /// `IBV_WC_LOC_EEC_OP_ERR`; never given, there are no EE contexts.
     LocalEecOperationError = 3,
+    /// A local key does not cover the SGE, or lacks the right (`IBV_WC_LOC_PROT_ERR`).
     LocalProtectionError = 4,
+    /// The QP was in ERROR before the request was done (`IBV_WC_WR_FLUSH_ERR`).
     WorkRequestFlushed = 5,
+    /// A window could not be bound (`IBV_WC_MW_BIND_ERR`).
     MemoryWindowBindError = 6,
+    /// The responder's packet makes no sense (`IBV_WC_BAD_RESP_ERR`).
     BadResponse = 7,
+    /// `IBV_WC_LOC_ACCESS_ERR`; never given.
     LocalAccessError = 8,
+    /// The responder found the request invalid (`IBV_WC_REM_INV_REQ_ERR`).
     RemoteInvalidRequest = 9,
+    /// The remote key does not cover the range, or lacks the right (`IBV_WC_REM_ACCESS_ERR`).
     RemoteAccessError = 10,
+    /// The responder could not carry the request out (`IBV_WC_REM_OP_ERR`).
     RemoteOperationError = 11,
+    /// No acknowledgement after all retries (`IBV_WC_RETRY_EXC_ERR`).
     RetryExceeded = 12,
+    /// No RECV at the peer after all RNR retries (`IBV_WC_RNR_RETRY_EXC_ERR`).
     RnrRetryExceeded = 13,
+    /// `IBV_WC_FATAL_ERR`; never given.
     FatalError = 19,
+    /// `IBV_WC_RESP_TIMEOUT_ERR`; never given.
     ResponseTimeout = 20,
+    /// `IBV_WC_GENERAL_ERR`; never given.
     GeneralError = 21,
 }
 
 impl CompletionStatus {
+    /// The status with this number of `enum ibv_wc_status`.
     pub const fn from_number(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::Success,
@@ -54,21 +72,33 @@ impl CompletionStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum CompletionOpcode {
+    /// SEND of any kind.
     #[default]
     Send = 0,
+    /// WRITE, with or without immediate data.
     RdmaWrite = 1,
+    /// READ.
     RdmaRead = 2,
+    /// Compare and swap.
     CompareSwap = 3,
+    /// Fetch and add.
     FetchAdd = 4,
+    /// Binding of a memory window.
     BindMemoryWindow = 5,
+    /// Local invalidation.
     LocalInvalidate = 6,
+    /// FLUSH.
     Flush = 8,
+    /// ATOMIC_WRITE.
     AtomicWrite = 9,
+    /// A SEND has arrived in a RECV.
     Receive = 128,
+    /// A WRITE with immediate data has arrived, and consumed a RECV.
     ReceiveRdmaWithImmediate = 129,
 }
 
 impl CompletionOpcode {
+    /// The opcode with this number of `enum ibv_wc_opcode`.
     pub const fn from_number(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::Send,
@@ -92,8 +122,11 @@ impl CompletionOpcode {
 pub struct CompletionFlags(pub u8);
 
 impl CompletionFlags {
+    /// A GRH stands in front of the payload (UD).
     pub const GRH: u8 = 1;
+    /// [`Completion::immediate`] is immediate data.
     pub const WITH_IMMEDIATE: u8 = 1 << 1;
+    /// [`Completion::immediate`] is the rkey that the message invalidated.
     pub const WITH_INVALIDATE: u8 = 1 << 3;
     /// With GRH: what stands in front of the payload is an IPv6 header. Not shown as a flag, but by `ibv_wc.sl`.
     pub const IPV6_HEADER: u8 = 1 << 5;
@@ -103,6 +136,7 @@ impl CompletionFlags {
     /// A completion of the send queue (else of a receive queue): which ring position it frees.
     pub const SEND_QUEUE: u8 = 1 << 6;
 
+    /// Whether `bit` is set.
     pub const fn contains(self, bit: u8) -> bool {
         self.0 & bit != 0
     }
@@ -111,13 +145,19 @@ impl CompletionFlags {
 /// One completion, as the engine hands it to the ring and the library reads it from there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Completion {
+    /// The program's `wr_id`.
     pub work_request_id: u64,
+    /// Success, or the error.
     pub status: CompletionStatus,
+    /// Operation that has completed; undefined in an error, as in verbs.
     pub opcode: CompletionOpcode,
+    /// Valid fields, and properties of the message.
     pub flags: CompletionFlags,
+    /// Payload that arrived or was read, bytes.
     pub byte_count: u32,
     /// Immediate data in network byte order as posted, or the invalidated rkey.
     pub immediate: u32,
+    /// QPN of the QP whose request has completed.
     pub qpn: u32,
     /// Sender's QPN (UD).
     pub source_qpn: u32,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Qpn(pub u32);
 
 impl Qpn {
+    /// The 24 bits of a QPN.
     pub const MASK: u32 = 0x00ff_ffff;
     /// The destination QPN of every multicast packet.
     pub const MULTICAST: Self = Self(Self::MASK);
@@ -18,6 +19,7 @@ impl Qpn {
 pub struct Psn(pub u32);
 
 impl Psn {
+    /// The 24 bits of a PSN.
     pub const MASK: u32 = 0x00ff_ffff;
 }
 
@@ -26,6 +28,7 @@ impl Psn {
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
+    /// The GID of an IP address; IPv4 is mapped (`::ffff:a.b.c.d`).
     pub fn from_ip(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(v4) => Self(v4.to_ipv6_mapped().octets()),
@@ -38,10 +41,12 @@ impl Gid {
         Ipv6Addr::from(self.0).to_ipv4_mapped()
     }
 
+    /// Whether it is `::`, an empty entry of a GID table.
     pub fn is_zero(self) -> bool {
         self.0 == [0; 16]
     }
 
+    /// Whether it is a multicast address of IPv6 or, mapped, of IPv4.
     pub fn is_multicast(self) -> bool {
         self.0[0] == 0xff || self.to_ipv4().is_some_and(|v4| v4.is_multicast())
     }

@@ -20,20 +20,31 @@ pub const READ_ATOMIC_DEPTH_MAX: u8 = 128;
 pub struct VnicLimits {
     /// Processes that may use the vNIC at once.
     pub session_count_max: u32,
+    /// Device contexts.
     pub context_count_max: u32,
+    /// Protection domains.
     pub pd_count_max: u32,
+    /// Queue pairs.
     pub qp_count_max: u32,
+    /// Completion queues.
     pub cq_count_max: u32,
+    /// Shared receive queues.
     pub srq_count_max: u32,
+    /// Memory regions.
     pub mr_count_max: u32,
+    /// Memory windows.
     pub mw_count_max: u32,
+    /// XRC domains.
     pub xrcd_count_max: u32,
+    /// Multicast groups.
     pub multicast_group_count_max: u32,
     /// QPs attached to one group.
     pub multicast_attach_count_max: u32,
     /// Sum of the lengths of all device memory, which is part of `segment_bytes_max`.
     pub device_memory_bytes_max: u64,
+    /// Address handles.
     pub ah_count_max: u32,
+    /// Completion channels.
     pub channel_count_max: u32,
     /// Shared-memory segments: rings and `ibv_malloc` arenas together.
     pub mapping_count_max: u32,
@@ -77,8 +88,11 @@ impl Default for VnicLimits {
 /// may. Reaching one gives ENOMEM too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkLimits {
+    /// Queue pairs.
     pub qp_count_max: Option<u32>,
+    /// Completion queues.
     pub cq_count_max: Option<u32>,
+    /// Memory regions.
     pub mr_count_max: Option<u32>,
     /// Sum of the lengths of all memory regions.
     pub registered_bytes_max: Option<u64>,

@@ -7,6 +7,7 @@ pub const PRIORITY_MAX: u8 = 7;
 pub const PRIORITY_DEFAULT: u8 = 3;
 /// Weights of vNICs of one priority: 1 to this. A vNIC with weight 4 gets four times the bytes of one with weight 1.
 pub const WEIGHT_MAX: u16 = 1000;
+/// Weight of a vNIC that declares none.
 pub const WEIGHT_DEFAULT: u16 = 100;
 
 /// Two token buckets: payload and messages. A message may begin while its bucket is not empty, and is charged whole.
@@ -16,12 +17,14 @@ pub struct RateLimit {
     pub bits_per_s: Option<u64>,
     /// Depth of the payload's bucket, bytes; none: 2 ms at the rate, 64 KiB at least.
     pub burst_bytes: Option<u64>,
+    /// Messages a second.
     pub messages_per_s: Option<u64>,
     /// Depth of the messages' bucket; none: 2 ms at the rate, 16 at least.
     pub burst_messages: Option<u64>,
 }
 
 impl RateLimit {
+    /// Whether nothing is limited.
     pub fn is_none(&self) -> bool {
         self.bits_per_s.is_none() && self.messages_per_s.is_none()
     }

@@ -5,8 +5,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum QpType {
+    /// Reliable connection.
     Rc = 2,
+    /// Unreliable connection.
     Uc = 3,
+    /// Unreliable datagram.
     Ud = 4,
     /// The initiator's end of an extended reliable connection (XRC): sends only (IBTA annex A14).
     XrcSend = 9,
@@ -39,20 +42,29 @@ impl QpType {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum QpState {
+    /// Made, or reset: no request is accepted.
     #[default]
     Reset = 0,
+    /// RECVs may be posted; none is taken.
     Init = 1,
+    /// RTR: requests of the peer are answered.
     ReadyToReceive = 2,
+    /// RTS: requests are sent.
     ReadyToSend = 3,
+    /// SQD: the send queue drains, or has drained.
     SqDrain = 4,
+    /// SQE: the send queue has failed; RECVs go on (UC, UD).
     SqError = 5,
+    /// All requests are flushed.
     Error = 6,
 }
 
 impl QpState {
+    /// All states, by number.
     pub const ALL: [Self; 7] =
         [Self::Reset, Self::Init, Self::ReadyToReceive, Self::ReadyToSend, Self::SqDrain, Self::SqError, Self::Error];
 
+    /// The state with this number of `enum ibv_qp_state`.
     pub const fn from_number(number: u32) -> Option<Self> {
         if number < 7 { Some(Self::ALL[number as usize]) } else { None }
     }
@@ -62,15 +74,21 @@ impl QpState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum PathMtu {
+    /// 256 bytes.
     Mtu256 = 1,
+    /// 512 bytes.
     Mtu512 = 2,
+    /// 1024 bytes.
     #[default]
     Mtu1024 = 3,
+    /// 2048 bytes.
     Mtu2048 = 4,
+    /// 4096 bytes.
     Mtu4096 = 5,
 }
 
 impl PathMtu {
+    /// The MTU with this number of `enum ibv_mtu`.
     pub const fn from_number(number: u32) -> Option<Self> {
         Some(match number {
             1 => Self::Mtu256,
@@ -82,6 +100,7 @@ impl PathMtu {
         })
     }
 
+    /// Payload of one packet, bytes.
     pub const fn bytes(self) -> u32 {
         128 << (self as u32)
     }

@@ -6,8 +6,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(C)]
 pub struct Sge {
+    /// First byte, in the region's own addressing.
     pub address: u64,
+    /// Bytes.
     pub length: u32,
+    /// Key of the region.
     pub lkey: u32,
 }
 
@@ -15,18 +18,26 @@ pub struct Sge {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum SendOpcode {
+    /// WRITE.
     RdmaWrite = 0,
+    /// WRITE with immediate data, which consumes a RECV.
     RdmaWriteWithImmediate = 1,
+    /// SEND.
     #[default]
     Send = 2,
+    /// SEND with immediate data.
     SendWithImmediate = 3,
+    /// READ.
     RdmaRead = 4,
+    /// Compare and swap of eight bytes.
     CompareSwap = 5,
+    /// Fetch and add of eight bytes.
     FetchAdd = 6,
     /// Takes a window's binding away (`IBV_WR_LOCAL_INV`).
     LocalInvalidate = 7,
     /// Binds a memory window of either type (`IBV_WR_BIND_MW`, and what `ibv_bind_mw` posts).
     BindWindow = 8,
+    /// SEND that invalidates an rkey of the receiver's.
     SendWithInvalidate = 9,
     /// Makes earlier WRITEs to a range globally visible (IBTA annex A19).
     Flush = 14,
@@ -35,6 +46,7 @@ pub enum SendOpcode {
 }
 
 impl SendOpcode {
+    /// All opcodes, in order of their numbers.
     pub const ALL: [Self; 12] = [
         Self::RdmaWrite,
         Self::RdmaWriteWithImmediate,
@@ -50,6 +62,7 @@ impl SendOpcode {
         Self::AtomicWrite,
     ];
 
+    /// The opcode with this number of `enum ibv_wr_opcode`.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             0..=9 => Some(Self::ALL[number as usize]),
@@ -59,14 +72,17 @@ impl SendOpcode {
         }
     }
 
+    /// Whether it carries immediate data.
     pub const fn has_immediate(self) -> bool {
         matches!(self, Self::RdmaWriteWithImmediate | Self::SendWithImmediate)
     }
 
+    /// Whether it is a SEND of any kind.
     pub const fn is_send(self) -> bool {
         matches!(self, Self::Send | Self::SendWithImmediate | Self::SendWithInvalidate)
     }
 
+    /// Whether it is a WRITE, with or without immediate data.
     pub const fn is_write(self) -> bool {
         matches!(self, Self::RdmaWrite | Self::RdmaWriteWithImmediate)
     }
@@ -97,11 +113,16 @@ impl SendOpcode {
 pub struct SendFlags(pub u8);
 
 impl SendFlags {
+    /// Waits until earlier READs and atomics of the queue are done.
     pub const FENCE: u8 = 1;
+    /// Gives a completion also on success.
     pub const SIGNALED: u8 = 1 << 1;
+    /// Asks the receiver for a solicited event.
     pub const SOLICITED: u8 = 1 << 2;
+    /// The payload is in the request.
     pub const INLINE: u8 = 1 << 3;
 
+    /// Whether `bit` is set.
     pub const fn contains(self, bit: u8) -> bool {
         self.0 & bit != 0
     }
@@ -110,19 +131,33 @@ impl SendFlags {
 /// Operation of an atomic request on its eight bytes (IBTA 9.4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AtomicOperation {
-    CompareSwap { compare: u64, swap: u64 },
-    FetchAdd { add: u64 },
+    /// Stores `swap` if the value equals `compare`; returns the old value.
+    CompareSwap {
+        /// Expected value.
+        compare: u64,
+        /// New value.
+        swap: u64,
+    },
+    /// Adds `add` modulo 2^64; returns the old value.
+    FetchAdd {
+        /// Addend.
+        add: u64,
+    },
 }
 
 /// A send request, copied out of the ring: nothing in it points into shared memory, and its counts are within bounds.
 /// Serialized, it is only what its counts say.
 #[derive(Clone, Debug)]
 pub struct SendRequest {
+    /// The program's `wr_id`.
     pub work_request_id: u64,
+    /// Operation.
     pub opcode: SendOpcode,
+    /// [`SendFlags`].
     pub flags: SendFlags,
     /// Position in the send ring: a free-running count.
     pub ring_position: u32,
+    /// Valid entries of `sges`.
     pub sge_count: u8,
     /// Bytes of `inline_data` in use, if `flags` has INLINE; the SGEs are then unused.
     pub inline_length: u16,
@@ -142,9 +177,13 @@ pub struct SendRequest {
     pub remote_srqn: u32,
     /// UD: handle of the address handle (the router's number, from its creation).
     pub address_handle: u32,
+    /// UD: QPN of the receiver.
     pub remote_qpn: u32,
+    /// UD: Q_Key of the receiver.
     pub remote_qkey: u32,
+    /// Memory of the payload; the first `sge_count` count.
     pub sges: [Sge; SGE_COUNT_MAX],
+    /// Payload of an inline request; the first `inline_length` bytes count.
     pub inline_data: [u8; INLINE_BYTES_MAX],
 }
 
@@ -173,10 +212,12 @@ impl Default for SendRequest {
 }
 
 impl SendRequest {
+    /// The valid scatter/gather entries.
     pub fn sges(&self) -> &[Sge] {
         &self.sges[..usize::from(self.sge_count).min(SGE_COUNT_MAX)]
     }
 
+    /// Whether the payload is in the request.
     pub fn is_inline(&self) -> bool {
         self.flags.contains(SendFlags::INLINE)
     }
@@ -194,9 +235,13 @@ impl SendRequest {
 /// A receive request, copied out of the ring; see [`SendRequest`].
 #[derive(Clone, Debug)]
 pub struct ReceiveRequest {
+    /// The program's `wr_id`.
     pub work_request_id: u64,
+    /// Position in the receive ring: a free-running count.
     pub ring_position: u32,
+    /// Valid entries of `sges`.
     pub sge_count: u8,
+    /// Memory for the payload; the first `sge_count` count.
     pub sges: [Sge; SGE_COUNT_MAX],
 }
 
@@ -207,6 +252,7 @@ impl Default for ReceiveRequest {
 }
 
 impl ReceiveRequest {
+    /// The valid scatter/gather entries.
     pub fn sges(&self) -> &[Sge] {
         &self.sges[..usize::from(self.sge_count).min(SGE_COUNT_MAX)]
     }
