@@ -9,6 +9,7 @@ pub enum Malformed {
     Truncated,
     /// A transport header version other than 0.
     Version,
+    /// A reserved opcode, or one of a service that is not spoken here.
     Opcode,
     /// A payload where the opcode has none, or longer than 4096 bytes.
     Length,
@@ -16,30 +17,43 @@ pub enum Malformed {
     Syndrome,
 }
 
+/// RDMA extended header (IBTA 9.3.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reth {
+    /// First byte, in the region's own addressing.
     pub address: u64,
+    /// Key of the region or window.
     pub rkey: u32,
+    /// Length of the whole message, bytes.
     pub length: u32,
 }
 
+/// Atomic extended header (IBTA 9.3.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtomicEth {
+    /// Address of the eight bytes, a multiple of 8.
     pub address: u64,
+    /// Key of the region or window.
     pub rkey: u32,
     /// Swap value, or the addend.
     pub swap_add: u64,
+    /// Expected value of a compare and swap.
     pub compare: u64,
 }
 
+/// Datagram extended header (IBTA 9.3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deth {
+    /// Q_Key of the receiver.
     pub qkey: u32,
+    /// QPN of the sender, 24 bits.
     pub source_qpn: u32,
 }
 
+/// ACK extended header (IBTA 9.3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
+    /// Acknowledgement, RNR NAK or NAK.
     pub syndrome: Syndrome,
     /// 24 bits.
     pub msn: u32,
@@ -54,26 +68,38 @@ impl Default for Aeth {
 /// All headers of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
+    /// Opcode: which of the extension headers count.
     pub opcode: Opcode,
+    /// Solicited event bit.
     pub solicited: bool,
     /// MigReq: rxe sends 0.
     pub migrated: bool,
     /// Bytes of padding after the payload, 0..=3.
     pub pad: u8,
+    /// P_Key.
     pub pkey: u16,
+    /// Forward explicit congestion notification.
     pub fecn: bool,
+    /// Backward explicit congestion notification.
     pub becn: bool,
     /// Of the reserved bits the highest, which receivers ignore (IBTA 9.2.9). Between routers: the
     /// sender of a UD packet sent it by its IPv6 address.
     pub by_ipv6: bool,
+    /// QPN of the receiver, 24 bits.
     pub dest_qpn: u32,
+    /// Acknowledgement request bit.
     pub ack_request: bool,
+    /// Packet sequence number, 24 bits.
     pub psn: u32,
     /// XRCETH: number of the shared receive queue.
     pub srqn: u32,
+    /// DETH, if [`Opcode::has_deth`].
     pub deth: Deth,
+    /// RETH, if [`Opcode::has_reth`].
     pub reth: Reth,
+    /// AtomicETH, if [`Opcode::has_atomic_eth`].
     pub atomic: AtomicEth,
+    /// AETH, if [`Opcode::has_aeth`].
     pub aeth: Aeth,
     /// AtomicAckETH: the value found.
     pub original: u64,
@@ -88,7 +114,9 @@ pub struct Header {
 /// Encoded headers.
 #[derive(Clone, Copy)]
 pub struct HeaderBytes {
+    /// The headers, and zeroes behind them.
     pub bytes: [u8; HEADER_BYTES_MAX],
+    /// Bytes in use.
     pub length: u8,
 }
 
@@ -121,6 +149,9 @@ impl Header {
 
     /// Reads the headers of `packet` (which ends with the padding: the ICRC is cut off) and checks what can be checked
     /// without a QP. Gives the header and the payload.
+    ///
+    /// # Errors
+    /// [`Malformed`]: the first check that failed.
     pub fn parse(packet: &[u8]) -> Result<(Self, &[u8]), Malformed> {
         let mut reader = Reader { bytes: packet, short: false };
         let (opcode, flags, pkey) = (reader.u8(), reader.u8(), reader.u16());
@@ -242,6 +273,7 @@ impl Header {
 }
 
 impl HeaderBytes {
+    /// The bytes in use.
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.length)]
     }

@@ -48,8 +48,20 @@ const MASKED_DIFFERENCE_BYTES_MIN: usize = 256;
 /// Where a packet comes from and goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Addresses {
-    V4 { source: [u8; 4], destination: [u8; 4] },
-    V6 { source: [u8; 16], destination: [u8; 16] },
+    /// IPv4 addresses.
+    V4 {
+        /// Source address, in network byte order.
+        source: [u8; 4],
+        /// Destination address, in network byte order.
+        destination: [u8; 4],
+    },
+    /// IPv6 addresses.
+    V6 {
+        /// Source address, in network byte order.
+        source: [u8; 16],
+        /// Destination address, in network byte order.
+        destination: [u8; 16],
+    },
 }
 
 /// Fields of the IP and UDP headers that the ICRC covers. The UDP destination port is [`UDP_PORT`].
@@ -57,7 +69,9 @@ pub enum Addresses {
 /// A packet is here what the UDP datagram holds but for the ICRC: BTH, extension headers, payload, padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
+    /// Addresses of the IP header.
     pub addresses: Addresses,
+    /// UDP source port.
     pub source_port: u16,
 }
 

@@ -26,6 +26,7 @@
 //! ```
 #![no_std]
 #![forbid(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 #[cfg(test)]
 extern crate std;
@@ -42,7 +43,9 @@ pub use syndrome::{NakCode, Syndrome};
 
 /// UDP destination port of RoCEv2 (IANA).
 pub const UDP_PORT: u16 = 4791;
+/// Length of the base transport header.
 pub const BTH_BYTES: usize = 12;
+/// Length of the invariant CRC at the end of a packet.
 pub const ICRC_BYTES: usize = 4;
 /// BTH and the longest extensions: XRCETH and AtomicETH (12 + 4 + 28).
 pub const HEADER_BYTES_MAX: usize = 44;

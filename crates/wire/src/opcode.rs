@@ -5,38 +5,57 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Service {
+    /// Reliable connection.
     Rc = 0,
+    /// Unreliable connection.
     Uc = 1,
+    /// Unreliable datagram.
     Ud = 3,
+    /// Extended reliable connection (annex A14).
     Xrc = 5,
 }
 
 /// Operation that a packet is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Operation {
+    /// SEND.
     Send,
     /// SEND whose last packet carries immediate data; FIRST and MIDDLE are those of `Send`.
     SendImmediate,
+    /// SEND whose last packet carries an rkey to invalidate; FIRST and MIDDLE are those of `Send`.
     SendInvalidate,
+    /// WRITE.
     Write,
+    /// WRITE whose last packet carries immediate data; FIRST and MIDDLE are those of `Write`.
     WriteImmediate,
+    /// READ request.
     ReadRequest,
     /// Also the answer to FLUSH and to ATOMIC WRITE: ONLY, without payload (A19).
     ReadResponse,
+    /// ACK or NAK.
     Acknowledge,
+    /// Answer to an atomic operation, with the value found.
     AtomicAcknowledge,
+    /// Compare and swap.
     CompareSwap,
+    /// Fetch and add.
     FetchAdd,
+    /// FLUSH (A19).
     Flush,
+    /// ATOMIC WRITE (A19).
     AtomicWrite,
 }
 
 /// Where in its message (or READ response) a packet stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Place {
+    /// First of several packets.
     First,
+    /// Neither the first nor the last.
     Middle,
+    /// Last of several packets.
     Last,
+    /// The only packet.
     Only,
 }
 
@@ -84,6 +103,7 @@ const OPERATIONS: [Option<(Operation, Place)>; 32] = {
 };
 
 impl Service {
+    /// The service of an opcode's upper three bits. `None`: reserved, or not spoken here.
     pub const fn from_bits(bits: u8) -> Option<Self> {
         match bits {
             0 => Some(Self::Rc),
@@ -129,10 +149,12 @@ impl Opcode {
         Self::from_byte((service as u8) << 5 | low)
     }
 
+    /// The opcode as it stands in the BTH.
     pub const fn byte(self) -> u8 {
         self.0
     }
 
+    /// Transport service.
     pub const fn service(self) -> Service {
         match Service::from_bits(self.0 >> 5) {
             Some(service) => service,
@@ -140,10 +162,12 @@ impl Opcode {
         }
     }
 
+    /// Operation that the packet is part of.
     pub const fn operation(self) -> Operation {
         self.facts().0
     }
 
+    /// Place of the packet in its message or response.
     pub const fn place(self) -> Place {
         self.facts().1
     }
@@ -177,6 +201,7 @@ impl Opcode {
         matches!(self.service(), Service::Xrc) && !self.is_response()
     }
 
+    /// DETH: in every packet of UD.
     pub const fn has_deth(self) -> bool {
         matches!(self.service(), Service::Ud)
     }
@@ -186,15 +211,18 @@ impl Opcode {
         matches!(self.operation(), O::Flush)
     }
 
+    /// RETH: in READ requests, FLUSH, ATOMIC WRITE, and the first packet of a WRITE.
     pub const fn has_reth(self) -> bool {
         matches!(self.operation(), O::ReadRequest | O::Flush | O::AtomicWrite)
             || matches!(self.operation(), O::Write | O::WriteImmediate) && self.begins()
     }
 
+    /// AtomicETH: in requests of atomic operations.
     pub const fn has_atomic_eth(self) -> bool {
         matches!(self.operation(), O::CompareSwap | O::FetchAdd)
     }
 
+    /// AETH: in acknowledgements, and in READ responses but for MIDDLE.
     pub const fn has_aeth(self) -> bool {
         match self.operation() {
             O::Acknowledge | O::AtomicAcknowledge => true,
@@ -203,14 +231,17 @@ impl Opcode {
         }
     }
 
+    /// AtomicAckETH: in answers to atomic operations.
     pub const fn has_atomic_ack_eth(self) -> bool {
         matches!(self.operation(), O::AtomicAcknowledge)
     }
 
+    /// ImmDt: in the last packet of a message with immediate data.
     pub const fn has_immediate(self) -> bool {
         matches!(self.operation(), O::SendImmediate | O::WriteImmediate)
     }
 
+    /// IETH: in the last packet of a SEND with invalidation.
     pub const fn has_ieth(self) -> bool {
         matches!(self.operation(), O::SendInvalidate)
     }

@@ -6,12 +6,15 @@ use serde::{Deserialize, Serialize};
 pub enum Syndrome {
     /// With the credit count of the end-to-end flow control, 0..=31; 31 says that there is none.
     Ack {
+        /// Credit count, 0..=31.
         credits: u8,
     },
     /// With the code of IBTA table 45, 0..=31.
     ReceiverNotReady {
+        /// Code of the time to wait, 0..=31.
         timer: u8,
     },
+    /// The request is refused.
     Nak(NakCode),
 }
 
@@ -19,10 +22,15 @@ pub enum Syndrome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum NakCode {
+    /// A PSN is missing: the packet's is ahead of the expected one.
     PsnSequence = 0,
+    /// The request is invalid (IBTA 9.7.5.2.4).
     InvalidRequest = 1,
+    /// The key does not cover the range, or lacks the right.
     RemoteAccess = 2,
+    /// The responder could not carry the request out.
     RemoteOperational = 3,
+    /// Invalid RD request; RC has none.
     InvalidRdRequest = 4,
 }
 
@@ -48,6 +56,7 @@ impl Syndrome {
         }
     }
 
+    /// The syndrome as it stands in the AETH.
     pub const fn byte(self) -> u8 {
         match self {
             Self::Ack { credits } => credits & 31,

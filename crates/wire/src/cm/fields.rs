@@ -75,6 +75,7 @@ macro_rules! message {
     ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $field:ident: $type:ty = ($byte:expr, $bit:expr, $width:expr),)* }) => {
         $(#[$about])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs, reason = "fields of the standard's tables, by its names")]
         pub struct $name {
             $($(#[$note])* pub $field: $type,)*
         }

@@ -2,15 +2,19 @@
 //! port space (annex A11).
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Addresses and ports of both ends. Addresses are in the form of GIDs: IPv4 ones mapped.
+/// Addresses of both ends, and the active side's port. Addresses are in the form of GIDs: IPv4 ones mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpHeader {
+    /// TCP or UDP port of the active side.
     pub source_port: u16,
+    /// Address of the active side.
     pub source: [u8; 16],
+    /// Address of the passive side.
     pub destination: [u8; 16],
 }
 
 impl IpHeader {
+    /// Length of the header in front of the private data (IBTA annex A11).
     pub const BYTES: usize = 36;
     const VERSION: u8 = 0;
 

@@ -204,8 +204,11 @@ message! {
 /// Transport service of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
+    /// Reliable connection.
     Rc,
+    /// Unreliable connection.
     Uc,
+    /// Reliable datagram; FreeFlow has none.
     Rd,
     /// The REQ comes from an XRC initiator.
     Xrc,
@@ -223,6 +226,7 @@ impl Req {
         }
     }
 
+    /// Sets both fields of the transport service.
     pub fn set_transport(&mut self, transport: Transport) {
         (self.transport_service, self.extended_transport) = match transport {
             Transport::Rc => (0, 0),
@@ -239,6 +243,7 @@ impl Rep {
         u32::from_be_bytes([0, self.vendor_id_high, self.vendor_id_middle, self.vendor_id_low])
     }
 
+    /// Sets all three parts; the upper 8 bits are ignored.
     pub fn set_vendor_id(&mut self, vendor_id: u32) {
         [_, self.vendor_id_high, self.vendor_id_middle, self.vendor_id_low] = vendor_id.to_be_bytes();
     }
@@ -250,6 +255,7 @@ impl SidrRep {
         u32::from(self.vendor_id_high) << 8 | u32::from(self.vendor_id_low)
     }
 
+    /// Sets both parts; the upper 8 bits are ignored.
     pub fn set_vendor_id(&mut self, vendor_id: u32) {
         self.vendor_id_high = (vendor_id >> 8) as u16;
         self.vendor_id_low = vendor_id as u8;

@@ -44,10 +44,13 @@ pub enum Malformed {
 /// One message, with what of its header counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mad {
+    /// Status of the MAD; 0 in every message of this class.
     pub status: u16,
+    /// Number by which an answer names its request; repetitions have the same.
     pub transaction_id: u64,
     /// Of REQ, REP and SIDR REP: the options of extended connection establishment. Else 0.
     pub attribute_modifier: u32,
+    /// The message itself.
     pub message: Message,
 }
 
@@ -55,16 +58,27 @@ pub struct Mad {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant)]
 pub enum Message {
+    /// Request for communication (12.6.5).
     Req(Req),
+    /// Message receipt acknowledgement: the answer takes longer (12.6.6).
     Mra(Mra),
+    /// Reject (12.6.7).
     Rej(Rej),
+    /// Reply to a REQ (12.6.8).
     Rep(Rep),
+    /// Ready to use (12.6.9).
     Rtu(Rtu),
+    /// Request for disconnection (12.6.10).
     Dreq(Dreq),
+    /// Reply to a DREQ (12.6.11).
     Drep(Drep),
+    /// Service ID resolution request: asks for the QP of a datagram service (12.11.1).
     SidrReq(SidrReq),
+    /// Answer to a SIDR_REQ (12.11.2).
     SidrRep(SidrRep),
+    /// Load alternate path (12.8.1).
     Lap(Lap),
+    /// Alternate path response (12.8.2).
     Apr(Apr),
 }
 
@@ -72,7 +86,9 @@ pub enum Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum About {
+    /// A REQ.
     Req = 0,
+    /// A REP.
     Rep = 1,
     /// Of an MRA: LAP.
     Other = 2,
@@ -80,28 +96,43 @@ pub enum About {
 
 /// Why a [`Rej`] was sent (IBTA 12.6.7.2; 35: annex A17 of extended connection establishment).
 pub mod reason {
+    /// No room for another connection.
     pub const NO_RESOURCES: u16 = 3;
+    /// No answer in time.
     pub const TIMEOUT: u16 = 4;
+    /// A communication ID that the peer does not know.
     pub const INVALID_COMM_ID: u16 = 6;
+    /// Nobody listens at the service ID.
     pub const INVALID_SERVICE_ID: u16 = 8;
+    /// The listener's transport is another.
     pub const INVALID_TRANSPORT: u16 = 9;
+    /// A connection with these QPNs is still known.
     pub const STALE_CONNECTION: u16 = 10;
+    /// The GID of the primary path is not the peer's.
     pub const INVALID_GID: u16 = 12;
+    /// The path MTU is not supported.
     pub const INVALID_MTU: u16 = 26;
+    /// The program refused, and may say why in the private data.
     pub const CONSUMER_DEFINED: u16 = 28;
+    /// An option of extended connection establishment is not supported (A17).
     pub const VENDOR_OPTION_NOT_SUPPORTED: u16 = 35;
 }
 
 /// Status of a [`SidrRep`] (IBTA 12.11.2.1).
 pub mod sidr_status {
+    /// The answer has a QPN and a Q_Key.
     pub const VALID: u8 = 0;
+    /// The service ID is not supported.
     pub const NOT_SUPPORTED: u8 = 1;
+    /// The service's owner refused.
     pub const REJECTED: u8 = 2;
+    /// The service has no QP to give.
     pub const NO_QP: u8 = 3;
 }
 
 /// Status of an [`Apr`] (IBTA 12.8.2.1).
 pub mod apr_status {
+    /// Alternate paths are not supported.
     pub const NOT_SUPPORTED: u8 = 2;
 }
 
@@ -109,21 +140,34 @@ pub mod apr_status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Kind {
+    /// [`Message::Req`].
     Req = 0x10,
+    /// [`Message::Mra`].
     Mra = 0x11,
+    /// [`Message::Rej`].
     Rej = 0x12,
+    /// [`Message::Rep`].
     Rep = 0x13,
+    /// [`Message::Rtu`].
     Rtu = 0x14,
+    /// [`Message::Dreq`].
     Dreq = 0x15,
+    /// [`Message::Drep`].
     Drep = 0x16,
+    /// [`Message::SidrReq`].
     SidrReq = 0x17,
+    /// [`Message::SidrRep`].
     SidrRep = 0x18,
+    /// [`Message::Lap`].
     Lap = 0x19,
+    /// [`Message::Apr`].
     Apr = 0x1a,
 }
 
 impl Kind {
+    /// Number of kinds.
     pub const COUNT: usize = 11;
+    /// All kinds, in order of their attributes.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Req,
         Self::Mra,
@@ -143,6 +187,7 @@ impl Kind {
         self as usize - Self::Req as usize
     }
 
+    /// The standard's name, as `REQ` or `SIDR_REP`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Req => "REQ",
@@ -165,6 +210,7 @@ impl Kind {
 }
 
 impl Message {
+    /// The message's attribute.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Req(_) => Kind::Req,
@@ -183,10 +229,16 @@ impl Message {
 }
 
 impl Mad {
+    /// A MAD without status and attribute modifier.
     pub const fn new(transaction_id: u64, message: Message) -> Self {
         Self { status: 0, transaction_id, attribute_modifier: 0, message }
     }
 
+    /// Reads a MAD of [`MAD_BYTES`].
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`]: the bytes are no message of this class.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let bytes: &[u8; MAD_BYTES] = bytes.try_into().map_err(|_| Malformed::Length)?;
         let [base, class, version, method, ..] = *bytes;
@@ -227,6 +279,7 @@ impl Mad {
         })
     }
 
+    /// The MAD's bytes; reserved bits are zero.
     pub fn encode(&self) -> [u8; MAD_BYTES] {
         let mut bytes = [0; MAD_BYTES];
         bytes[..4].copy_from_slice(&[BASE_VERSION, CLASS, CLASS_VERSION, METHOD_SEND]);
