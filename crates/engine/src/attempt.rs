@@ -7,6 +7,7 @@ use freeflow_verbs::{Gid, NetworkId};
 pub enum AttemptKind {
     /// A message of a connected service that nobody takes.
     Message,
+    /// A UD message that nobody takes.
     Datagram,
     /// A datagram to a group without members in the sender's network.
     Multicast,
@@ -16,12 +17,16 @@ pub enum AttemptKind {
     SourceAddress,
 }
 
+/// One attempt, for [`crate::Policy::report_violation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
+    /// Kind of attempt.
     pub kind: AttemptKind,
     /// Of who tried.
     pub network: NetworkId,
+    /// Source address.
     pub from: Gid,
+    /// Address that was tried.
     pub to: Gid,
     /// The QPN, the key or the address' index that was named.
     pub number: u32,

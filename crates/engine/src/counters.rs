@@ -11,19 +11,29 @@ use serde::{Deserialize, Serialize};
 /// Numbers for `status`, `ps` and tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
+    /// Processes connected.
     pub sessions: u32,
+    /// Device contexts.
     pub contexts: u32,
+    /// Protection domains, each share of one counted.
     pub pds: u32,
+    /// Queue pairs.
     pub qps: u32,
+    /// Completion queues.
     pub cqs: u32,
+    /// Shared receive queues.
     pub srqs: u32,
+    /// Memory regions.
     pub mrs: u32,
+    /// Memory windows.
     pub mws: u32,
     /// Opened domains.
     pub xrcds: u32,
     /// Groups that QPs are attached to.
     pub multicast_groups: u32,
+    /// Address handles.
     pub ahs: u32,
+    /// Lengths of all memory regions, bytes.
     pub registered_bytes: u64,
 }
 
@@ -32,17 +42,21 @@ pub struct Usage {
 pub struct VnicCounters {
     /// Requests that completed with success, and their payload.
     pub messages: u64,
+    /// Payload of these, bytes.
     pub bytes: u64,
     /// Of these, what the requesters' libraries did past the router, as they say.
     pub direct_messages: u64,
+    /// Payload of these, bytes.
     pub direct_bytes: u64,
     /// Of these, what went to another host, in part at least.
     pub wire_messages: u64,
+    /// Payload of these, bytes.
     pub wire_bytes: u64,
     /// Flushes too.
     pub completions_with_error: u64,
     /// RNR NAKs that this vNIC's requesters got.
     pub rnr_naks: u64,
+    /// Requests that failed for want of an acknowledgement.
     pub retries_exceeded: u64,
     /// Requests of peers that this vNIC's responders refused for their key.
     pub remote_access_errors: u64,
@@ -50,11 +64,15 @@ pub struct VnicCounters {
     pub malformed_descriptors: u64,
     /// Messages of this vNIC that found nobody (a retried one counts once).
     pub undeliverable: u64,
+    /// Messages of its requesters, and READ responses of its responders.
     pub sent: Traffic,
+    /// Messages to its responders, and READ responses to its requesters.
     pub received: Traffic,
     /// Requests of peers that reached this vNIC's responders.
     pub writes_received: u64,
+    /// READs of peers.
     pub reads_received: u64,
+    /// Atomic operations of peers.
     pub atomics_received: u64,
     /// Messages that came while no RECV was posted for them.
     pub receives_missing: u64,
@@ -62,6 +80,7 @@ pub struct VnicCounters {
     pub ack_timeouts: u64,
     /// RNR NAKs that came when no retry was left.
     pub rnr_retries_exceeded: u64,
+    /// Completions with an error.
     pub failures: Failures,
     /// Packets to and from other hosts.
     pub wire: WireCounters,
@@ -70,12 +89,17 @@ pub struct VnicCounters {
 /// Completions with an error, as a requester and as a responder; the flushed ones are part of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failures {
+    /// Send requests.
     pub requester: u64,
+    /// Send requests that were flushed.
     pub requester_flushed: u64,
+    /// Receive requests.
     pub responder: u64,
+    /// Receive requests that were flushed.
     pub responder_flushed: u64,
     /// As a requester: REM_INV_REQ_ERR and REM_ACCESS_ERR.
     pub remote_invalid_requests: u64,
+    /// As a requester: REM_ACCESS_ERR.
     pub remote_access_errors: u64,
     /// As a responder: LOC_LEN_ERR.
     pub local_length_errors: u64,
@@ -119,14 +143,21 @@ impl Usage {
 /// Work of one QP since it was made; on the direct path as its library counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpTraffic {
+    /// Send requests that completed with success.
     pub messages_sent: u64,
+    /// Payload of these, bytes.
     pub bytes_sent: u64,
+    /// Messages that arrived.
     pub messages_received: u64,
+    /// Payload of these, bytes.
     pub bytes_received: u64,
     /// Of these, past the router.
     pub direct_messages_sent: u64,
+    /// Payload of these, bytes.
     pub direct_bytes_sent: u64,
+    /// Messages that arrived on the direct path.
     pub direct_messages_received: u64,
+    /// Payload of these, bytes.
     pub direct_bytes_received: u64,
     /// Payload of its own requests, whichever way it went; only what the engine carried.
     pub bytes_requested: u64,
@@ -144,7 +175,9 @@ impl QpTraffic {
 /// Payload and packets of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
+    /// Payload, bytes.
     pub bytes: u64,
+    /// Packets that the wire would need, or needed.
     pub packets: u64,
     /// Of `packets`, those to a multicast group.
     pub multicast_packets: u64,
@@ -161,14 +194,19 @@ impl Traffic {
 /// Requests that were carried out on the direct path, as the requester's library counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectTraffic {
+    /// SENDs.
     pub sends: u64,
+    /// WRITEs.
     pub writes: u64,
     /// Of both.
     pub sent_bytes: u64,
+    /// Packets of both, in pieces of the path MTU.
     pub sent_packets: u64,
+    /// READs.
     pub reads: u64,
     /// Payload of the READs, bytes.
     pub read_bytes: u64,
+    /// Packets of the READs' payload.
     pub read_packets: u64,
 }
 

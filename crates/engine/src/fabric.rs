@@ -12,12 +12,14 @@ pub struct HostId(pub u32);
 /// How packets get to a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Destination {
+    /// The host.
     pub host: HostId,
     /// Packets of one flow keep their order and their UDP source port; different ones may take
     /// different ways.
     pub flow: u32,
     /// DSCP and ECN.
     pub traffic_class: u8,
+    /// TTL or hop limit of the packets.
     pub hop_limit: u8,
     /// Largest payload that fits the way there, bytes: 256 … 4096.
     pub mtu: u16,
@@ -28,30 +30,36 @@ pub struct Destination {
 pub enum Path {
     /// To a vNIC of this router, or to nobody.
     Local,
+    /// As packets to another host.
     Wire(Destination),
 }
 
 /// The QP behind a QPN of another host, as its router describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerInfo {
+    /// Network of its vNIC.
     pub network: NetworkId,
     /// The one that it is connected by.
     pub gid: Gid,
     /// Of a UD QP, whose messages may go by either: the vNIC's IPv6 address.
     pub ipv6_gid: Option<Gid>,
+    /// Its type.
     pub service: QpType,
     /// The peer of a connected QP that is ready to receive.
     pub connected: Option<(Gid, Qpn)>,
 }
 
 impl PeerInfo {
+    /// Whether messages may come to it by this address.
     pub fn has(&self, gid: Gid) -> bool {
         self.gid == gid || self.ipv6_gid == Some(gid)
     }
 }
 
+/// Answer of [`crate::Fabric::peer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerAnswer {
+    /// The QP is known.
     Known(PeerInfo),
     /// Its router says that there is no such QP.
     Absent,
@@ -65,7 +73,9 @@ pub enum PeerAnswer {
 /// environment adds the padding that the header announces, and the ICRC.
 #[derive(Clone, Copy)]
 pub struct PacketHead {
+    /// BTH and extension headers.
     pub header: HeaderBytes,
+    /// The packet's part of the burst's payload, bytes.
     pub payload_bytes: u16,
 }
 
@@ -82,6 +92,7 @@ impl PacketHead {
     }
 }
 
+/// Answer of [`crate::Fabric::transmit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransmitOutcome {
     /// All packets of the burst are on their way (or lost on it).
@@ -98,7 +109,9 @@ pub enum TransmitOutcome {
 /// Fields of a received packet's IP header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpInfo {
+    /// DSCP and ECN.
     pub traffic_class: u8,
+    /// TTL or hop limit that was left.
     pub hop_limit: u8,
     /// ECN: congestion was experienced.
     pub congestion: bool,

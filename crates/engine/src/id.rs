@@ -6,7 +6,9 @@ macro_rules! ids {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub struct $name {
+            /// Place in its table.
             pub index: u32,
+            /// Number of the place's use: a stale name has another.
             pub generation: u32,
         }
 
@@ -33,15 +35,21 @@ ids! {
     SessionId,
     /// One `ibv_open_device`.
     ContextId,
+    /// A protection domain.
     PdId,
+    /// A memory region.
     MrId,
     /// A memory window.
     MwId,
     /// An XRC domain.
     XrcdId,
+    /// A completion queue.
     CqId,
+    /// A shared receive queue.
     SrqId,
+    /// A queue pair.
     QpId,
+    /// An address handle.
     AhId,
 }
 
@@ -53,6 +61,8 @@ impl SessionId {
 /// Where RECVs come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ReceiveQueueId {
+    /// The QP's own receive queue.
     Qp(QpId),
+    /// A shared receive queue.
     Srq(SrqId),
 }

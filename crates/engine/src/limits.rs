@@ -33,6 +33,9 @@ pub(crate) const RNR_RETRY_FOREVER: u8 = 7;
 /// Capabilities as a QP would get them (limits checked, zeroes kept, nothing rounded down); EINVAL
 /// above a limit. Pure, so that the control thread can size the rings before the worker creates the
 /// QP.
+///
+/// # Errors
+/// InvalidArgument: one is above its limit.
 pub fn grant_qp_capabilities(asked: &QpCapabilities, has_srq: bool) -> Result<QpCapabilities, VerbsError> {
     let mut granted = *asked;
     if has_srq {
@@ -48,6 +51,9 @@ pub fn grant_qp_capabilities(asked: &QpCapabilities, has_srq: bool) -> Result<Qp
 }
 
 /// The same for an SRQ. Its limit starts disarmed.
+///
+/// # Errors
+/// InvalidArgument: one is above its limit, or the queue has no room for a request.
 pub fn grant_srq_attributes(asked: &SrqAttributes) -> Result<SrqAttributes, VerbsError> {
     let fits = (1..=QUEUE_WORK_REQUESTS_MAX).contains(&asked.max_wr) && asked.max_sge as usize <= SGE_COUNT_MAX;
     if fits { Ok(SrqAttributes { limit: 0, ..*asked }) } else { Err(VerbsError::InvalidArgument) }

@@ -29,8 +29,11 @@ pub(crate) struct Groups {
 /// A group has members on this host from now on, under a QPN (`None`: not any more).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupChange {
+    /// Network of the group.
     pub network: NetworkId,
+    /// Address of the group.
     pub group: Gid,
+    /// QPN that packets for the members here go to; `None`: no member is left.
     pub qpn: Option<Qpn>,
 }
 

@@ -12,9 +12,13 @@ use serde::{Deserialize, Serialize};
 /// How often something was not made for want of room, by what would have been counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
+    /// Queue pairs.
     pub qps: u64,
+    /// Completion queues.
     pub cqs: u64,
+    /// Memory regions.
     pub mrs: u64,
+    /// Bytes of memory regions.
     pub registered_bytes: u64,
     /// By limits of all other things, such as SRQs.
     pub others: u64,
@@ -23,12 +27,14 @@ pub struct Refused {
 /// Refusals of a vNIC's requests, by the limit that refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusalCounts {
+    /// By the vNIC's own limits.
     pub by_vnic: Refused,
+    /// By its network's limits.
     pub by_network: Refused,
 }
 
 impl Refused {
-    pub fn of(counts: &Usage) -> Self {
+    pub(crate) fn of(counts: &Usage) -> Self {
         let Usage { qps, cqs, mrs, registered_bytes, .. } = *counts;
         let Usage { sessions, contexts, pds, srqs, mws, xrcds, multicast_groups, ahs, .. } = *counts;
         let others = [sessions, contexts, pds, srqs, mws, xrcds, multicast_groups, ahs];

@@ -30,7 +30,10 @@ pub enum SnapshotError {
     NotASnapshot,
     /// Another version's.
     #[error("a snapshot of version {found}, this is {SNAPSHOT_VERSION}")]
-    Version { found: u32 },
+    Version {
+        /// The version that wrote them.
+        found: u32,
+    },
     /// Cut off, changed, or contradicting themselves.
     #[error("a damaged snapshot")]
     Damaged,
@@ -80,6 +83,9 @@ impl Engine {
     }
 
     /// The engine that a snapshot was taken of.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]: the bytes are not such a snapshot, or not whole.
     pub fn restore(snapshot: &[u8]) -> Result<Self, SnapshotError> {
         let header: &[u8; HEADER_BYTES] = snapshot.first_chunk().ok_or(SnapshotError::NotASnapshot)?;
         let (magic, rest) = header.split_at(MAGIC.len());

@@ -7,7 +7,9 @@ use freeflow_verbs::{QpAttributeMask, QpState, QpType};
 /// Attributes of one transition, [`QpAttributeMask`] bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transition {
+    /// Attributes that it needs.
     pub required: u32,
+    /// Attributes that it allows besides.
     pub optional: u32,
 }
 

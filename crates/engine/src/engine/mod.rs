@@ -38,6 +38,7 @@ pub struct Engine {
 }
 
 impl Engine {
+    /// An engine without vNICs. `seed` decides all random numbers: QPNs, PSNs and keys.
     pub fn new(seed: Seed) -> Self {
         Self {
             requester: Requester::new(),

@@ -5,10 +5,13 @@ use freeflow_verbs::AtomicOperation;
 /// A range of one process' memory that a key has already been checked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
+    /// The process.
     pub session: SessionId,
+    /// The region that the key named.
     pub region: SpanRegion,
     /// Virtual address in the process (not the IOVA).
     pub address: u64,
+    /// Bytes.
     pub length: u32,
 }
 
@@ -26,6 +29,7 @@ impl SpanRegion {
         Self(index | if is_on_demand { Self::ON_DEMAND } else { 0 })
     }
 
+    /// Index of the region.
     #[inline]
     pub fn index(self) -> u32 {
         self.0 & !Self::ON_DEMAND
@@ -44,12 +48,16 @@ impl SpanRegion {
 pub struct Source<'a> {
     /// The 40 bytes of the GRH of a UD message, else empty.
     pub prefix: &'a [u8],
+    /// The bytes behind the prefix.
     pub body: SourceBody<'a>,
 }
 
+/// Where the bytes of a copy's body lie.
 #[derive(Clone, Copy, Debug)]
 pub enum SourceBody<'a> {
+    /// In the router's own memory: inline data, or a packet.
     Bytes(&'a [u8]),
+    /// In memory of processes, in this order.
     Spans(&'a [Span]),
 }
 
@@ -60,12 +68,16 @@ pub struct Token(pub u64);
 /// Which side of a copy could not be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemorySide {
+    /// The memory that is read.
     Source,
+    /// The memory that is written.
     Destination,
 }
 
+/// Answer of [`Memory::copy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyOutcome {
+    /// All bytes are copied.
     Done,
     /// It goes on elsewhere; [`crate::Engine::handle_copied`] brings the result. Slices given are
     /// not needed any more.
@@ -74,12 +86,14 @@ pub enum CopyOutcome {
     Fault(MemorySide),
 }
 
+/// Answer of [`Memory::atomic`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOutcome {
     /// The value before the operation, in host byte order.
     Done(u64),
     /// [`crate::Engine::handle_atomic_done`] brings the result.
     Pending,
+    /// The memory is not there.
     Fault,
 }
 

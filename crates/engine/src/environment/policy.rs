@@ -11,7 +11,9 @@ pub struct Talk {
     pub other: NetworkId,
     /// Address of the end that begins.
     pub from: Gid,
+    /// Address of the other end.
     pub to: Gid,
+    /// Kind of traffic.
     pub means: Means,
     /// The other one is to be a machine without FreeFlow: the path leads out by the vNIC's second
     /// address.
@@ -20,9 +22,12 @@ pub struct Talk {
     pub asks: Asker,
 }
 
+/// Which end of a [`Talk`] asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asker {
+    /// The end that begins.
     From,
+    /// The other end.
     To,
 }
 

@@ -21,8 +21,11 @@ pub struct CqFull;
 /// Object of an asynchronous event, by the engine's own name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventTarget {
+    /// A completion queue.
     Cq(CqId),
+    /// A queue pair.
     Qp(QpId),
+    /// A shared receive queue.
     Srq(SrqId),
 }
 
@@ -43,6 +46,9 @@ pub trait Queues {
     fn want_receives(&mut self, queue: ReceiveQueueId, wanted: bool);
 
     /// Puts a completion in the ring of `cq` and sees to its notification.
+    ///
+    /// # Errors
+    /// [`CqFull`]: the ring has no room.
     fn complete(&mut self, cq: CqId, completion: &Completion) -> Result<(), CqFull>;
 
     /// Raises an asynchronous event in the context of the object it is about.

@@ -32,14 +32,18 @@ pub struct Allowance {
 /// The amounts that a run used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Used {
+    /// Payload, bytes.
     pub bytes: u64,
+    /// Messages that began.
     pub messages: u32,
 }
 
 /// Times that a limit held something back, and for how long in all, until now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Throttled {
+    /// Times that a QP waited.
     pub waits: u64,
+    /// Time that QPs waited, summed.
     pub time: Duration,
 }
 
@@ -75,9 +79,11 @@ pub trait Scheduler: Default + Serialize + for<'de> Deserialize<'de> {
 
     /// Lists a QP, behind all others of its vNIC. It must not be listed already.
     fn push(&mut self, vnic: VnicId, qp: QpId);
+    /// Unlists a QP, if it is listed.
     fn remove(&mut self, vnic: VnicId, qp: QpId);
     /// The QP that runs next; it is not listed any more.
     fn pop(&mut self) -> Option<(VnicId, QpId)>;
+    /// Number of listed QPs.
     fn listed_count(&self) -> usize;
     /// Whether there is a vNIC with a higher priority, busy or not: then one run should not take
     /// long.
@@ -102,9 +108,12 @@ pub trait Scheduler: Default + Serialize + for<'de> Deserialize<'de> {
     fn poll_eligible(&mut self) -> Option<QpId>;
     /// When `handle_timeout` is next needed.
     fn poll_timeout(&self) -> Option<Instant>;
+    /// Whether the QP waits for tokens.
     fn is_waiting(&self, qp: QpId) -> bool;
 
+    /// Waits of the vNIC's QPs until now.
     fn throttled_vnic(&self, now: Instant, vnic: VnicId) -> Throttled;
+    /// Waits of the QP until now.
     fn throttled_qp(&self, now: Instant, qp: QpId) -> Throttled;
     /// False for what was read from damaged bytes.
     fn is_consistent(&self) -> bool;

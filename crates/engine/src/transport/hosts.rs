@@ -96,6 +96,7 @@ pub(crate) struct HostShare {
 /// A look at what is on the way to a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostStatus {
+    /// The host.
     pub host: HostId,
     /// Bytes in flight, with those that granted QPs are about to send.
     pub in_flight_bytes: u64,

@@ -57,6 +57,7 @@ pub struct Grantable {
     pub responder: QpId,
     /// Whose memory it is.
     pub owner: SessionId,
+    /// The region that holds it.
     pub mr: MrId,
     /// Where that process sees the region.
     pub address: u64,
@@ -73,6 +74,9 @@ pub struct Grantable {
 impl Engine {
     /// The memory that a WRITE of this QP (else a READ) would reach: every check that the requester
     /// and the responder do before they touch it, none of their effects.
+    ///
+    /// # Errors
+    /// [`NotGrantable`]: the first check that failed.
     pub fn grantable(
         &self,
         id: QpId,
@@ -108,6 +112,9 @@ impl Engine {
     }
 
     /// The QP that this one's messages go to, if both are of RC, on this host, and ready.
+    ///
+    /// # Errors
+    /// [`NotDirect`]: why its messages go another way.
     pub fn direct_peer(&self, id: QpId) -> Result<QpId, NotDirect> {
         let qp = self.completer().qps.get(id).ok_or(NotDirect::NoPeer)?;
         if qp.service != QpType::Rc {
@@ -133,6 +140,9 @@ impl Engine {
     }
 
     /// The same for messages that take a RECV.
+    ///
+    /// # Errors
+    /// [`NotDirect`]: why its messages go another way.
     pub fn direct_receiver(&self, id: QpId) -> Result<QpId, NotDirect> {
         let peer = self.direct_peer(id)?;
         if self.qp(peer).srq.is_some() { Err(NotDirect::SharedReceiveQueue) } else { Ok(peer) }

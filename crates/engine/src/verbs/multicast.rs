@@ -9,6 +9,9 @@ impl Engine {
 
     /// Attaches a UD QP to a group of its network. Attaching twice is one attachment. NoMemory: the
     /// vNIC is in too many groups, or has too many QPs in this one.
+    ///
+    /// # Errors
+    /// InvalidArgument: not a UD QP, or not a group's address. NotFound: not the session's QP.
     pub fn attach_multicast(&mut self, session: SessionId, qp: QpId, gid: Gid) -> Result<(), VerbsError> {
         let pair = self.completer().qps.owned(session, qp)?;
         let (vnic, network) = (pair.vnic, pair.network);
@@ -39,7 +42,10 @@ impl Engine {
         Ok(())
     }
 
-    /// InvalidArgument if it is not attached. No message to the group begins to arrive afterwards.
+    /// Detaches a QP from a group. No message to the group begins to arrive afterwards.
+    ///
+    /// # Errors
+    /// InvalidArgument: it is not attached. NotFound: not the session's QP.
     pub fn detach_multicast(&mut self, session: SessionId, qp: QpId, gid: Gid) -> Result<(), VerbsError> {
         self.completer().qps.owned(session, qp)?;
         if !self.requester.groups.has(qp, gid) {

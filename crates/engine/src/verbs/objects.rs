@@ -19,13 +19,18 @@ use freeflow_verbs::{
 impl Engine {
     // ---- vNICs and sessions (router only)
 
-    /// InvalidArgument if the network already has this address.
+    /// A vNIC with one address, GID 0.
+    ///
+    /// # Errors
+    /// InvalidArgument: the network has this address already, or it is none that a vNIC can have.
     pub fn create_vnic(&mut self, network: NetworkId, gid: Gid, limits: VnicLimits) -> Result<VnicId, VerbsError> {
         self.create_dual_vnic(network, (gid, None), limits)
     }
 
-    /// With an IPv4 address, GID 0, and maybe an IPv6 one, GID 2. InvalidArgument if the network
-    /// already has one of them.
+    /// A vNIC with an IPv4 address, GID 0, and maybe an IPv6 one, GID 2.
+    ///
+    /// # Errors
+    /// InvalidArgument: the network has one of them already, or it is none that a vNIC can have.
     pub fn create_dual_vnic(
         &mut self,
         network: NetworkId,
@@ -62,7 +67,10 @@ impl Engine {
         self.completer().vnics.get(vnic).map(|vnic| (vnic.network, vnic.gid, vnic.ipv6_gid))
     }
 
-    /// Its sessions must be gone.
+    /// Destroys a vNIC whose sessions are gone.
+    ///
+    /// # Errors
+    /// Busy: it has sessions. NotFound: no such vNIC.
     pub fn destroy_vnic(&mut self, vnic: VnicId) -> Result<(), VerbsError> {
         let usage = self.completer().vnics.get(vnic).ok_or(VerbsError::NotFound)?.usage;
         if usage.sessions > 0 {
@@ -78,11 +86,18 @@ impl Engine {
 
     /// The address by which the vNIC may talk to machines without FreeFlow, its GID 1. Existing
     /// connections keep what they have; the environment's `path` says what new ones get.
+    ///
+    /// # Errors
+    /// NotFound: no such vNIC.
     pub fn set_external_gid(&mut self, vnic: VnicId, gid: Option<Gid>) -> Result<(), VerbsError> {
         self.completer_mut().vnics.get_mut(vnic).ok_or(VerbsError::NotFound)?.external_gid = gid;
         Ok(())
     }
 
+    /// A session of a process.
+    ///
+    /// # Errors
+    /// NoMemory: the vNIC has as many as it may. NotFound: no such vNIC.
     pub fn create_session(&mut self, vnic: VnicId) -> Result<SessionId, VerbsError> {
         self.charge(vnic, |usage| &mut usage.sessions, |limits| limits.session_count_max)?;
         Ok(self.requester.responder.sessions.insert(Session { vnic }))
@@ -140,10 +155,12 @@ impl Engine {
         }
     }
 
+    /// Objects that the vNIC has. `None`: no such vNIC.
     pub fn vnic_usage(&self, vnic: VnicId) -> Option<Usage> {
         self.completer().vnics.get(vnic).map(|vnic| vnic.usage)
     }
 
+    /// Counts of the vNIC. `None`: no such vNIC.
     pub fn vnic_counters(&self, vnic: VnicId) -> Option<VnicCounters> {
         self.completer().vnics.get(vnic).map(|vnic| vnic.counters)
     }
@@ -155,13 +172,20 @@ impl Engine {
 
     // ---- contexts
 
+    /// A device context (`ibv_open_device`).
+    ///
+    /// # Errors
+    /// NoMemory: the vNIC has as many as it may. NotFound: no such session.
     pub fn open_context(&mut self, session: SessionId) -> Result<ContextId, VerbsError> {
         let vnic = self.requester.responder.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.contexts, |limits| limits.context_count_max)?;
         Ok(self.contexts.adopt(Context { session, children: 0 }))
     }
 
-    /// Busy while it has objects.
+    /// Closes a context without objects.
+    ///
+    /// # Errors
+    /// Busy: it has objects. NotFound: not the session's context.
     pub fn close_context(&mut self, session: SessionId, context: ContextId) -> Result<(), VerbsError> {
         if self.contexts.owned(session, context)?.children > 0 {
             return Err(VerbsError::Busy);
@@ -174,6 +198,11 @@ impl Engine {
 
     // ---- completion queues
 
+    /// A completion queue of at least `cqe` entries.
+    ///
+    /// # Errors
+    /// InvalidArgument: no entry, or more than the device's limit. NoMemory: the vNIC, or its
+    /// network, has as many as it may. NotFound: not the session's context.
     pub fn create_cq(&mut self, session: SessionId, context: ContextId, cqe: u32) -> Result<CqId, VerbsError> {
         check_cqe(cqe)?;
         self.contexts.owned(session, context)?;
@@ -183,7 +212,10 @@ impl Engine {
         Ok(self.completer_mut().cqs.adopt(Cq { session, context, users: 0, state: CqState::Good }))
     }
 
-    /// Busy while QPs complete on it.
+    /// Destroys a CQ that no QP uses.
+    ///
+    /// # Errors
+    /// Busy: QPs complete on it. NotFound: not the session's CQ.
     pub fn destroy_cq(&mut self, session: SessionId, cq: CqId) -> Result<(), VerbsError> {
         if self.completer().cqs.owned(session, cq)?.users > 0 {
             return Err(VerbsError::Busy);
@@ -205,6 +237,10 @@ impl Engine {
 
     /// With `xrc`, a domain and the CQ for its RECVs, one for XRC: senders call it by the number
     /// given back (0 for one without). `cookie` is echoed in its completions.
+    ///
+    /// # Errors
+    /// InvalidArgument: a size above its limit, or objects of different contexts. NoMemory: the
+    /// vNIC has as many as it may. NotFound: an object is not the session's.
     pub fn create_srq(
         &mut self,
         session: SessionId,
@@ -229,6 +265,9 @@ impl Engine {
     }
 
     /// Arms the limit event; it is raised at once if fewer requests are posted already. 0 disarms.
+    ///
+    /// # Errors
+    /// InvalidArgument: the limit is above the queue's size. NotFound: not the session's SRQ.
     pub fn modify_srq<E: Environment>(
         &mut self,
         env: &mut E,
@@ -248,12 +287,19 @@ impl Engine {
         Ok(())
     }
 
+    /// Size and limit of an SRQ.
+    ///
+    /// # Errors
+    /// NotFound: not the session's SRQ.
     pub fn query_srq(&self, session: SessionId, srq: SrqId) -> Result<SrqAttributes, VerbsError> {
         Ok(self.completer().srqs.owned(session, srq)?.attributes)
     }
 
     /// Busy while QPs use it. Target QPs do not count: what still arrives for it is refused as an
     /// invalid request; `InFlight` until no copy goes to its RECVs.
+    ///
+    /// # Errors
+    /// [`Refusal::Error`] with Busy, or NotFound: not the session's SRQ.
     pub fn destroy_srq(&mut self, session: SessionId, srq: SrqId) -> Result<(), Refusal> {
         let queue = self.completer().srqs.owned(session, srq).map_err(Refusal::Error)?;
         if queue.users > 0 {
@@ -284,8 +330,12 @@ impl Engine {
 
     // ---- address handles
 
-    /// [`freeflow_verbs::SendRequest::address_handle`] names it by its index. The address may be a
+    /// An address handle; [`freeflow_verbs::SendRequest::address_handle`] names it by its index. The address may be a
     /// multicast group's.
+    ///
+    /// # Errors
+    /// InvalidArgument: no GRH, or a GID index that the vNIC has not. NoMemory: the vNIC has as
+    /// many as it may. NotFound: not the session's PD.
     pub fn create_ah(
         &mut self,
         session: SessionId,
@@ -300,6 +350,10 @@ impl Engine {
         Ok(self.completer_mut().ahs.adopt(AddressHandle { session, pd, route }))
     }
 
+    /// Requests that name it already are refused from now on.
+    ///
+    /// # Errors
+    /// NotFound: not the session's address handle.
     pub fn destroy_ah(&mut self, session: SessionId, ah: AhId) -> Result<(), VerbsError> {
         self.completer().ahs.owned(session, ah)?;
         self.remove_ah(ah);

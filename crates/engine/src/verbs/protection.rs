@@ -8,6 +8,10 @@ use alloc::vec;
 use freeflow_verbs::VerbsError;
 
 impl Engine {
+    /// A protection domain.
+    ///
+    /// # Errors
+    /// NoMemory: the vNIC has as many as it may. NotFound: not the session's context.
     pub fn alloc_pd(&mut self, session: SessionId, context: ContextId) -> Result<PdId, VerbsError> {
         self.contexts.owned(session, context)?;
         let vnic = self.requester.responder.session_vnic(session)?;
@@ -17,8 +21,10 @@ impl Engine {
         Ok(self.pds.adopt(Pd { session, vnic, context: Some(context), is_shared: false, shares }))
     }
 
-    /// Busy while MRs, windows, SRQs, QPs or AHs of this session are in it. Whoever shares it keeps
-    /// it.
+    /// Gives up a PD. Whoever shares it keeps it.
+    ///
+    /// # Errors
+    /// Busy: MRs, windows, SRQs, QPs or AHs of this session are in it. NotFound: not the session's PD.
     pub fn dealloc_pd(&mut self, session: SessionId, pd: PdId) -> Result<(), VerbsError> {
         let domain = self.pds.owned(session, pd)?;
         let context = domain.context.ok_or(VerbsError::NotFound)?;
@@ -31,6 +37,9 @@ impl Engine {
     /// Lets another session of the same vNIC create objects in a PD, until it calls
     /// [`Engine::unshare_pd`] as often. Each counts as one PD of the vNIC. NotPermitted: another
     /// vNIC's.
+    ///
+    /// # Errors
+    /// NoMemory: the vNIC has as many as it may. NotFound: not the owner's PD.
     pub fn share_pd(&mut self, owner: SessionId, importer: SessionId, pd: PdId) -> Result<(), VerbsError> {
         self.pd_of(owner, pd)?;
         let vnic = self.requester.responder.session_vnic(importer)?;
@@ -51,6 +60,9 @@ impl Engine {
     }
 
     /// Gives up what [`Engine::share_pd`] gave. Busy while this session's objects are in it.
+    ///
+    /// # Errors
+    /// NotFound: the session does not share it.
     pub fn unshare_pd(&mut self, importer: SessionId, pd: PdId) -> Result<(), VerbsError> {
         let domain = self.pds.get(pd).ok_or(VerbsError::NotFound)?;
         let allocation = u32::from(domain.session == importer && domain.context.is_some());

@@ -40,6 +40,11 @@ impl Engine {
     }
 
     /// Checks capabilities (EINVAL above the device's limits) and gives those granted.
+    ///
+    /// # Errors
+    /// InvalidArgument: capabilities above a limit, or objects that its type must not have, lacks,
+    /// or has in another context. NoMemory: the vNIC, or its network, has as many as it may.
+    /// NotFound: an object is not the session's.
     pub fn create_qp(&mut self, session: SessionId, init: QpInit) -> Result<(QpId, Qpn, QpCapabilities), VerbsError> {
         check_parts(&init)?;
         self.check_owners(session, &init)?;
@@ -123,6 +128,10 @@ impl Engine {
     ///
     /// After `InFlight` the QP does no more work; asking again once its copies have completed
     /// finishes the transition.
+    ///
+    /// # Errors
+    /// [`Refusal::Error`] with InvalidArgument: the standard has no such transition, an attribute
+    /// is missing, or has a value that can't be. With NotFound: not the session's QP.
     pub fn modify_qp<E: Environment>(
         &mut self,
         env: &mut E,
@@ -246,6 +255,10 @@ impl Engine {
         }
     }
 
+    /// Its attributes, all of them.
+    ///
+    /// # Errors
+    /// NotFound: not the session's QP.
     pub fn query_qp(&self, session: SessionId, qp: QpId) -> Result<QpAttributes, VerbsError> {
         let qp = self.completer().qps.owned(session, qp)?;
         Ok(QpAttributes { current_state: qp.state(), sq_draining: qp.send.drain != Drain::None, ..qp.attributes })
@@ -254,6 +267,9 @@ impl Engine {
     /// `InFlight` while copies use it: it does no more work then, and asking again destroys it once
     /// they have completed. A target QP that others have open stays for them. Busy while it is
     /// attached to a multicast group.
+    ///
+    /// # Errors
+    /// [`Refusal::Error`] with Busy, or NotFound: not the session's QP.
     pub fn destroy_qp<E: Environment>(
         &mut self,
         env: &mut E,

@@ -5,11 +5,15 @@ use freeflow_verbs::{NetworkId, NetworkLimits, VerbsError, VnicLimits};
 
 impl Engine {
     /// In force for what is made from now on; nothing is taken away.
+    ///
+    /// # Errors
+    /// NotFound: no such vNIC.
     pub fn set_limits(&mut self, vnic: VnicId, limits: VnicLimits) -> Result<(), VerbsError> {
         self.requester.responder.completer.vnics.get_mut(vnic).ok_or(VerbsError::NotFound)?.limits = limits;
         Ok(())
     }
 
+    /// Limits of the vNIC in force. `None`: no such vNIC.
     pub fn limits(&self, vnic: VnicId) -> Option<VnicLimits> {
         self.completer().vnics.get(vnic).map(|vnic| vnic.limits)
     }

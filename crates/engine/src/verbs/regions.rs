@@ -12,6 +12,11 @@ impl Engine {
     /// mapped there is the caller's check. Address 0 and length `u64::MAX` with ON_DEMAND: all that
     /// the process has, now and later (an implicit region); its bytes do not count, so a vNIC that
     /// is held to fewer than by default has none.
+    ///
+    /// # Errors
+    /// InvalidArgument: rights that can't be, or a range beyond the address space. NoMemory: the
+    /// vNIC, or its network, has as many regions or bytes as it may. NotFound: not the session's
+    /// PD. NotSupported: FLUSH_PERSISTENT.
     pub fn register_mr(
         &mut self,
         session: SessionId,
@@ -31,6 +36,9 @@ impl Engine {
 
     /// A region of all addresses without memory: local reads give zeros, local writes are dropped.
     /// It has no remote rights.
+    ///
+    /// # Errors
+    /// NoMemory: the vNIC has as many as it may. NotFound: not the session's PD.
     pub fn alloc_null_mr(&mut self, session: SessionId, pd: PdId) -> Result<MrKeys, VerbsError> {
         self.pd_of(session, pd)?;
         let placement = Placement { address: 0, last: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
@@ -53,6 +61,9 @@ impl Engine {
     /// nothing away (`MemoryRegion::keeps_all`). Else `InFlight` until no copy uses it: its keys
     /// are invalid meanwhile, and requests that name them fail as with an unknown key. An error
     /// changes nothing. Busy while windows are bound to it (IBTA 11.2.8.5).
+    ///
+    /// # Errors
+    /// [`Refusal::Error`]: as [`Engine::register_mr`], and Busy.
     pub fn reregister_mr(
         &mut self,
         session: SessionId,
@@ -125,6 +136,9 @@ impl Engine {
 
     /// The keys are invalid as soon as this is first called; `InFlight` until no copy uses the
     /// region. Busy while windows are bound to it: nothing changes then (IBTA 11.2.8.4).
+    ///
+    /// # Errors
+    /// [`Refusal::Error`] with Busy, or NotFound: not the session's region.
     pub fn deregister_mr(&mut self, session: SessionId, mr: MrId) -> Result<(), Refusal> {
         self.check_unbound(session, mr).map_err(Refusal::Error)?;
         self.completer_mut().keys.invalidate(mr);

@@ -9,6 +9,9 @@ impl Engine {
 
     /// Sets the limits of the vNIC's requests from now on; those that wait are looked at again.
     /// InvalidArgument: a priority, weight, rate or burst that can't be.
+    ///
+    /// # Errors
+    /// NotFound: no such vNIC.
     pub fn set_shaping(&mut self, now: Instant, vnic: VnicId, shaping: Shaping) -> Result<(), VerbsError> {
         self.completer().vnics.get(vnic).ok_or(VerbsError::NotFound)?;
         if !can_be(&shaping) {
@@ -29,12 +32,16 @@ impl Engine {
         self.requester.responder.wake_eligible();
     }
 
+    /// Limits of the vNIC's requests in force. `None`: no such vNIC.
     pub fn shaping(&self, vnic: VnicId) -> Option<Shaping> {
         self.completer().vnics.get(vnic)?;
         Some(self.requester.responder.schedule.shaping(vnic).unwrap_or_default())
     }
 
     /// Sets the limit of all vNICs of a tenant together from now on.
+    ///
+    /// # Errors
+    /// InvalidArgument: a rate or burst that can't be.
     pub fn set_tenant_limit(&mut self, now: Instant, tenant: TenantId, limit: RateLimit) -> Result<(), VerbsError> {
         if !is_possible(&limit) {
             return Err(VerbsError::InvalidArgument);
@@ -74,6 +81,7 @@ impl Engine {
         self.requester.responder.schedule.push(vnic, qp);
     }
 
+    /// The QP has no work any more, listed or not.
     pub fn unlist(&mut self, vnic: VnicId, qp: QpId) {
         self.requester.responder.schedule.remove(vnic, qp);
     }
@@ -84,6 +92,7 @@ impl Engine {
         self.requester.responder.schedule.pop()
     }
 
+    /// Number of listed QPs.
     pub fn listed_count(&self) -> usize {
         self.requester.responder.schedule.listed_count()
     }

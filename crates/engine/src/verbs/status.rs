@@ -5,9 +5,13 @@ use freeflow_verbs::{Gid, QpState, QpType, Qpn, SendOpcode};
 /// A look at a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpStatus {
+    /// Its vNIC.
     pub vnic: VnicId,
+    /// Its number.
     pub qpn: Qpn,
+    /// Its type.
     pub service: QpType,
+    /// Its state.
     pub state: QpState,
     /// The peer that it is connected to, or was set to connect to. Never for UD.
     pub peer: Option<(Gid, Qpn)>,
@@ -34,6 +38,7 @@ impl Engine {
         self.completer().qps.iter().filter(move |(_, qp)| wanted(qp.vnic)).map(|(id, qp)| (id, qp.qpn))
     }
 
+    /// A look at the QP. `None`: no such QP.
     pub fn qp_status(&self, id: QpId) -> Option<QpStatus> {
         let qp = self.completer().qps.get(id)?;
         let peer = qp.remote_gid().filter(|_| qp.is_connected_service() && qp.state() != QpState::Reset);

@@ -7,6 +7,9 @@ impl Engine {
     // ---- verbs
 
     /// Gives the window and its first key. Unbound, it opens nothing.
+    ///
+    /// # Errors
+    /// NoMemory: the vNIC has as many as it may. NotFound: not the session's PD.
     pub fn alloc_mw(&mut self, session: SessionId, pd: PdId, kind: WindowKind) -> Result<(MwId, u32), VerbsError> {
         self.pd_of(session, pd)?;
         self.completer().keys.check_room()?;
@@ -18,6 +21,9 @@ impl Engine {
 
     /// Takes a binding away too. The key is invalid as soon as this is first called; `InFlight`
     /// until no copy uses the window.
+    ///
+    /// # Errors
+    /// [`Refusal::Error`] with NotFound: not the session's window.
     pub fn dealloc_mw(&mut self, session: SessionId, mw: MwId) -> Result<(), Refusal> {
         self.completer().keys.windows.owned(session, mw).map_err(Refusal::Error)?;
         if self.completer_mut().release(mw) {

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use freeflow_verbs::{QpType, Qpn};
 
 impl Engine {
+    /// Packets that no QP acted upon, by reason.
     pub fn drops(&self) -> Drops {
         self.requester.responder.drops
     }

@@ -11,6 +11,9 @@ impl Engine {
     /// The domain of `file` in this vNIC, or, without one, a domain that nobody else can open. One
     /// that does not exist yet needs `create` (NotFound), one that does refuses `exclusive`
     /// (Exists).
+    ///
+    /// # Errors
+    /// NoMemory: the vNIC has as many as it may. NotFound also: not the session's context.
     pub fn open_xrcd(
         &mut self,
         session: SessionId,
@@ -37,7 +40,11 @@ impl Engine {
         Ok(self.requester.responder.xrc.xrcds.adopt(Xrcd { session, context, domain, children: 0 }))
     }
 
-    /// Busy while SRQs or target QPs that were made or opened through it are there.
+    /// Closes a domain.
+    ///
+    /// # Errors
+    /// Busy: SRQs or target QPs that were made or opened through it are there. NotFound: the session
+    /// does not have it open.
     pub fn close_xrcd(&mut self, session: SessionId, xrcd: XrcdId) -> Result<(), VerbsError> {
         if self.requester.responder.xrc.xrcds.owned(session, xrcd)?.children > 0 {
             return Err(VerbsError::Busy);
@@ -125,6 +132,9 @@ impl Engine {
     /// One more opener of an `XrcReceive` QP; each has the same QP, and all must destroy it.
     /// InvalidArgument: the domain has no such QP. Counts as a QP of the vNIC. NoMemory: it is open
     /// too often.
+    ///
+    /// # Errors
+    /// NotFound: the session does not have the domain open.
     pub fn open_qp(&mut self, session: SessionId, xrcd: XrcdId, qpn: Qpn) -> Result<QpId, VerbsError> {
         let domain = self.requester.responder.domain_of(session, xrcd)?;
         let found = self.requester.responder.qpns.get(qpn.0).and_then(|index| self.completer().qps.at(index));
