@@ -16,6 +16,10 @@ const DEPTH_MAX: u8 = freeflow_verbs::READ_ATOMIC_DEPTH_MAX;
 
 impl Machine {
     /// Attributes with which the QP of an owner's identifier is modified on its way to that state.
+    ///
+    /// # Errors
+    /// InvalidArgument: the identifier has no address yet, or its connection is in no state for it.
+    /// NotFound: not the owner's identifier.
     pub fn qp_attributes(
         &mut self,
         owner: Owner,
@@ -27,7 +31,10 @@ impl Machine {
         self.attributes(handle, state)
     }
 
-    /// The path MTU of an owner's identifier, once it has one. NotFound: it is not the owner's.
+    /// The path MTU of an owner's identifier, once it has one.
+    ///
+    /// # Errors
+    /// NotFound: not the owner's identifier.
     pub fn path_mtu(&self, owner: Owner, handle: Handle) -> Result<Option<PathMtu>, VerbsError> {
         Ok(self.id_of(owner, handle)?.route.map(|route| route.mtu))
     }

@@ -31,7 +31,9 @@ pub enum Scope {
 /// An address, and where it means something: a port space of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
+    /// Scope of the address.
     pub scope: Scope,
+    /// The address.
     pub gid: Gid,
 }
 
@@ -49,11 +51,15 @@ pub enum Link {
 /// The way from an address of a vNIC to another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
+    /// Link by which messages travel.
     pub link: Link,
+    /// Address of the vNIC.
     pub local: Place,
+    /// The other address.
     pub remote: Gid,
     /// Of the local address, in the vNIC's GID table.
     pub gid_index: u8,
+    /// Path MTU.
     pub mtu: PathMtu,
 }
 
@@ -61,13 +67,17 @@ pub struct Route {
 /// may get lost, come twice, late, or out of order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
+    /// Link by which it came or goes.
     pub link: Link,
+    /// Scope of both addresses.
     pub scope: Scope,
     /// Addresses of the sender and the receiver. The environment vouches for the sender's: of
     /// [`Link::Router`], that the vNIC is on that host; of [`Link::External`], that the machine is
     /// listed.
     pub from: Gid,
+    /// Address of the receiver.
     pub to: Gid,
+    /// The MAD, 256 bytes.
     pub mad: &'a [u8],
 }
 
@@ -82,7 +92,9 @@ pub enum Asked {
     ToStand,
 }
 
+/// Services that the machine needs of the program that runs it.
 pub trait Environment {
+    /// A random number, for connection IDs, PSNs and ports.
     fn random(&mut self) -> u32;
 
     /// Addresses of the vNIC, in the order of its GID table: its own, the host's, its own IPv6
@@ -93,8 +105,10 @@ pub trait Environment {
     /// right one by port and connection.
     fn vnic_at(&self, place: Place) -> Option<VnicRef>;
 
-    /// The way from a vNIC (from one certain address of it) to another address. Unreachable: there
-    /// is none.
+    /// The way from a vNIC (from one certain address of it) to another address.
+    ///
+    /// # Errors
+    /// Unreachable: there is none.
     fn route(&self, vnic: VnicRef, from: Option<Gid>, to: Gid) -> Result<Route, VerbsError>;
 
     /// A program has looked for an address until its time was over, and nobody has it.

@@ -57,6 +57,7 @@
 //! ```
 #![no_std]
 #![forbid(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 extern crate alloc;
 
 mod address;

@@ -15,6 +15,7 @@ pub struct Timing {
     pub time_wait: Duration,
 }
 
+/// Bounds of what programs and peers can make the machine hold, and of its waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Identifiers of all vNICs together, up to 2^20. No vNIC holds more than three times what is
@@ -40,6 +41,7 @@ pub struct Limits {
     pub orphans_per_vnic_max: u32,
     /// Within this host nothing gets lost; a listener whose backlog is full lets one ask again.
     pub local: Timing,
+    /// Between routers, whose channel is seldom slow.
     pub router: Timing,
     /// Linux waits 6 s for each of 16 copies; nobody here waits for that.
     pub external: Timing,

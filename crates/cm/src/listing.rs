@@ -11,15 +11,23 @@ use freeflow_verbs::QpType;
 /// One identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdStatus {
+    /// Its vNIC.
     pub vnic: VnicRef,
+    /// Its number.
     pub handle: Handle,
     /// Of its connection, if it has one, else its own.
     pub state: &'static str,
+    /// Its port space.
     pub port_space: PortSpace,
+    /// Type of its QP.
     pub qp_type: QpType,
+    /// Its address and port, once it is bound.
     pub local: Option<CmAddress>,
+    /// Address and port of the other end, once it has one.
     pub remote: Option<CmAddress>,
+    /// Number of its QP, once the program has named it.
     pub local_qpn: Option<u32>,
+    /// Number of the other end's QP, once it is known.
     pub remote_qpn: Option<u32>,
 }
 

@@ -48,6 +48,7 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// A machine without identifiers.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,

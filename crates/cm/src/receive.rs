@@ -24,6 +24,8 @@ pub(crate) enum Effect {
 use Effect::{Refused, Taken};
 
 impl Machine {
+    /// Takes a message that came by some link. One that makes no sense, or that its sender may not
+    /// send, is counted and has no effect.
     pub fn handle_packet<E: Environment + ?Sized>(&mut self, env: &mut E, now: Instant, packet: Packet<'_>) {
         let Ok(mad) = Mad::decode(packet.mad) else {
             self.malformed += 1;

@@ -15,8 +15,11 @@ use freeflow_verbs::{AddressHandleAttributes, Gid, GlobalRoute, Instant, Psn, Qp
 
 impl Machine {
     /// Does what a library asks. `None`: done, and there is nothing to tell but that.
-    /// CreateChannel, DestroyChannel and Repost are not the machine's: NotSupported. An identifier
-    /// of another owner is NotFound.
+    /// CreateChannel, DestroyChannel and Repost are not the machine's.
+    ///
+    /// # Errors
+    /// As Linux's calls, by the request and the identifier's state. NotFound: not the owner's
+    /// identifier. NotSupported: not the machine's request.
     pub fn handle_request<E: Environment + ?Sized>(
         &mut self,
         env: &mut E,

@@ -11,6 +11,7 @@ use freeflow_wire::cm::{About, reason};
 const TIMERS_PER_CALL_MAX: usize = 4096;
 
 impl Machine {
+    /// Does what is due at `now`: see [`Self::poll_timeout`].
     pub fn handle_timeout<E: Environment + ?Sized>(&mut self, env: &mut E, now: Instant) {
         for _ in 0..TIMERS_PER_CALL_MAX {
             let Some(number) = self.take_due(now) else { break };
