@@ -6,7 +6,10 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
 use serde::{Deserialize, Serialize};
 
+/// A request of the command or of a hook. Fields: `id` is a vNIC's, `labels` are its key and value
+/// pairs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are explained at the enum and at each variant")]
 pub enum AdminRequest {
     /// → `Version`.
     Hello { protocol: Offer },
@@ -43,6 +46,7 @@ pub enum DataPath {
 }
 
 impl DataPath {
+    /// The name in objects and on command lines.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -52,86 +56,108 @@ impl DataPath {
     }
 }
 
+/// Answer to an [`AdminRequest`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(clippy::large_enum_variant, reason = "one for each request of an operator")]
+#[allow(missing_docs, reason = "fields are explained at the enum and at each variant")]
 pub enum AdminReply {
+    /// The request is carried out, and has no other answer.
     Done,
-    Failed {
-        code: AdminErrorCode,
-        message: String,
-    },
-    Version {
-        protocol: Offer,
-        version: String,
-        pid: u32,
-    },
+    /// The request is refused; nothing has changed.
+    Failed { code: AdminErrorCode, message: String },
+    /// Answer to `Hello`: `version` is the router's release, `pid` its process.
+    Version { protocol: Offer, version: String, pid: u32 },
+    /// Answer to `Attach`.
     Vnic(VnicStatus),
-    Vnics {
-        vnics: Vec<VnicStatus>,
-        more: bool,
-    },
-    Networks {
-        networks: Vec<NetworkStatus>,
-    },
+    /// One page, in order of id; `more`: further ones follow.
+    Vnics { vnics: Vec<VnicStatus>, more: bool },
+    /// All networks of this host.
+    Networks { networks: Vec<NetworkStatus> },
     /// `lost`: came faster than they could be written. `error`: why it ended, if not as it was asked to.
-    Captured {
-        packets: u64,
-        lost: u64,
-        error: Option<String>,
-    },
+    Captured { packets: u64, lost: u64, error: Option<String> },
 }
 
+/// Kind of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AdminErrorCode {
+    /// An argument that can't be.
     Invalid,
+    /// No such vNIC or network.
     NotFound,
+    /// The id has a vNIC of another network.
     AlreadyExists,
+    /// No address, or no room for another vNIC.
     Exhausted,
+    /// The caller, or a rule, does not allow it.
     NotPermitted,
+    /// A file or a socket failed.
     Io,
 }
 
+/// Numbers of a router as a whole, for `freeflow status` and the REST server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct RouterStatus {
+    /// Its release.
     pub version: String,
+    /// Its process.
     pub pid: u32,
+    /// Its run directory.
     pub run_dir: String,
+    /// Name of the host.
     pub host: String,
     /// The mode it was started with: `fastpath`, `lowcpu`, `adaptive` or `auto`.
     pub mode: String,
     /// The mode in force, which a Host object may have changed, and why.
     pub mode_in_force: String,
+    /// Why that mode is in force.
     pub mode_reason: String,
     /// Whether the worker sleeps just now.
     pub sleeping: bool,
+    /// Seconds since it began.
     pub uptime_s: u64,
+    /// VNICs.
     pub vnic_count: u32,
+    /// Processes that use a vNIC.
     pub session_count: u32,
+    /// Queue pairs.
     pub qp_count: u32,
+    /// Completion queues.
     pub cq_count: u32,
+    /// Shared receive queues.
     pub srq_count: u32,
+    /// Protection domains.
     pub pd_count: u32,
+    /// Memory regions.
     pub mr_count: u32,
+    /// Memory windows.
     pub mw_count: u32,
     /// Opened XRC domains.
     pub xrcd_count: u32,
+    /// Lengths of all memory regions, bytes.
     pub registered_bytes: u64,
+    /// Segments that it shares with processes.
     pub segment_count: u32,
+    /// Lengths of these segments, bytes.
     pub segment_bytes: u64,
     /// Threads that copy, and bytes that others than the router's own worker have copied.
     pub worker_count: u32,
+    /// Bytes that others than its own worker have copied.
     pub moved_bytes: u64,
     /// CPU time the worker thread has used, microseconds.
     pub worker_cpu_us: u64,
     /// Other hosts of the peers file, and those of them that are connected.
     pub peer_count: u32,
+    /// Peers that are connected.
     pub connected_peer_count: u32,
     /// QPs whose messages go to their peer's memory directly, and QPs that have peers' memory granted to them, now.
     pub channel_qp_count: u32,
+    /// QPs that have peers' memory granted to them.
     pub grant_qp_count: u32,
+    /// Connection management.
     pub cm: CmCounts,
+    /// All vNICs together.
     pub counters: Counters,
 }
 
@@ -140,18 +166,25 @@ pub struct RouterStatus {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct Counters {
+    /// Requests that completed with success.
     pub messages: u64,
+    /// Payload of these, bytes.
     pub bytes: u64,
     /// Of these, what was carried out past the router, as the libraries say.
     pub direct_messages: u64,
+    /// Payload of the direct ones, bytes.
     pub direct_bytes: u64,
     /// Bytes that one side or both reached by copying through `/proc/PID/mem`.
     pub fallback_bytes: u64,
     /// Copies that blocked the worker: pages of shared memory that were there and could not be had at once.
     pub blocked_copies: u64,
+    /// Completions with an error, flushed ones too.
     pub completions_with_error: u64,
+    /// RNR NAKs that requesters got.
     pub rnr_naks: u64,
+    /// Requests that failed for want of an acknowledgement.
     pub retries_exceeded: u64,
+    /// Requests of peers that were refused for their key.
     pub remote_access_errors: u64,
     /// Descriptors in shared memory that made no sense.
     pub malformed_descriptors: u64,
@@ -161,28 +194,42 @@ pub struct Counters {
     pub undeliverable: u64,
 }
 
+/// A vNIC.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VnicStatus {
+    /// Its id, unique on this host.
     pub id: String,
+    /// Its name.
     pub name: String,
+    /// Name of its network.
     pub network: String,
+    /// Its address.
     pub address: IpAddr,
+    /// Prefix length of its network.
     pub prefix_length: u8,
+    /// Gateway of its network.
     pub gateway: IpAddr,
     /// In a network that has IPv6 addresses, too; and its prefix length.
     pub address6: Option<Ipv6Addr>,
+    /// Prefix length of the IPv6 network.
     pub prefix_length6: u8,
     /// The directory to mount into the container as `/run/freeflow`; holds `router.sock`.
     pub directory: String,
+    /// Key and value pairs.
     pub labels: Vec<(String, String)>,
+    /// Processes that use it.
     pub session_count: u32,
+    /// Queue pairs.
     pub qp_count: u32,
+    /// Memory regions.
     pub mr_count: u32,
+    /// Lengths of its memory regions, bytes.
     pub registered_bytes: u64,
     /// Which of the router's workers copies for it, from 1.
     pub worker: u32,
     /// The router gave the vNIC up (hostile or stuck owner); why.
     pub failed: Option<String>,
+    /// Its traffic.
     pub counters: Counters,
 }
 
@@ -197,19 +244,26 @@ impl VnicStatus {
 /// or changes vNICs may not give them.
 pub const OWN_LABELS: [&str; 4] = ["engine", "supervisor", "pid", "start_ticks"];
 
+/// A network of this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NetworkStatus {
+    /// Its name.
     pub name: String,
     /// Never that of another network of this host's, not even of a later one of the same name.
     pub id: u32,
     /// Address pool, CIDR notation.
     pub pool: String,
+    /// Address of the host in it.
     pub gateway: IpAddr,
+    /// Prefix length of the pool.
     pub prefix_length: u8,
     /// Its IPv6 addresses, CIDR notation, if it has any.
     pub pool6: Option<String>,
+    /// VNICs in it.
     pub vnic_count: u32,
+    /// Name of its bridge.
     pub bridge: String,
+    /// Data path between its vNICs.
     pub data_path: DataPath,
 }
 
@@ -227,6 +281,7 @@ pub enum QpPath {
 }
 
 impl QpPath {
+    /// The name in lists.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -236,12 +291,14 @@ impl QpPath {
     }
 }
 
+/// A QP and its path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct QpStatus {
     /// Id of its vNIC.
     pub vnic: String,
+    /// Its number.
     pub qpn: u32,
     /// `RC`, `UC`, `UD`, `XRC_SEND`, `XRC_RECV`.
     pub qp_type: String,
@@ -249,7 +306,9 @@ pub struct QpStatus {
     pub state: String,
     /// Whom it is connected to.
     pub peer_address: Option<IpAddr>,
+    /// Number of the peer's QP.
     pub peer_qpn: Option<u32>,
+    /// Path of its last request.
     pub path: QpPath,
     /// It has a channel to its peer, by which SENDs that are not too long go directly.
     pub channel: bool,
@@ -268,19 +327,26 @@ pub struct QpStatus {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct CmCounts {
+    /// Identifiers.
     pub id_count: u32,
+    /// Identifiers that listen.
     pub listener_count: u32,
     /// Being made, standing, ending; those that stand; those that a program here has not answered;
     /// those without an identifier.
     pub connection_count: u32,
+    /// Established connections.
     pub established_count: u32,
+    /// Requests that a program here has not answered.
     pub half_open_count: u32,
+    /// Connections without an identifier.
     pub orphan_count: u32,
     /// `repeated`: of those sent.
     pub sent_messages: u64,
+    /// Copies among those sent.
     pub repeated_messages: u64,
     /// `refused`: of those received, what had no effect.
     pub received_messages: u64,
+    /// Messages among those received that had no effect.
     pub refused_messages: u64,
     /// Datagrams that were no valid message.
     pub malformed_messages: u64,
@@ -299,9 +365,13 @@ pub struct CmCounts {
 pub struct CmMessages {
     /// `Req`, `Rep`, …
     pub kind: String,
+    /// Messages that went out, copies too.
     pub sent: u64,
+    /// Copies among those sent.
     pub repeated: u64,
+    /// Messages that came.
     pub received: u64,
+    /// Messages among those received that had no effect.
     pub refused: u64,
 }
 
@@ -310,8 +380,11 @@ pub struct CmMessages {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct CmStatus {
+    /// Numbers of all vNICs together.
     pub counts: CmCounts,
+    /// Messages by kind; kinds without any are left out.
     pub messages: Vec<CmMessages>,
+    /// One page of identifiers.
     pub ids: Vec<CmId>,
 }
 
@@ -322,16 +395,21 @@ pub struct CmStatus {
 pub struct CmId {
     /// Id of its vNIC.
     pub vnic: String,
+    /// Place in the list; the next page begins behind it.
     pub position: (u64, u32),
     /// `LISTEN`, `ESTABLISHED`, …
     pub state: String,
     /// `TCP`, `UDP`, `IB`, `IPOIB`.
     pub port_space: String,
+    /// `RC`, `UD`, …
     pub qp_type: String,
     /// Addresses and ports.
     pub local: Option<(IpAddr, u16)>,
+    /// Address and port of the other end.
     pub remote: Option<(IpAddr, u16)>,
+    /// Number of its QP.
     pub qpn: Option<u32>,
+    /// Number of the other end's QP.
     pub remote_qpn: Option<u32>,
 }
 
@@ -344,6 +422,7 @@ pub struct PeersStatus {
     pub file: String,
     /// Name of this host in it.
     pub host: String,
+    /// Hosts of the peers file, but for this one.
     pub peers: Vec<PeerStatus>,
     /// Connections from addresses that are no peer's.
     pub strangers: u64,
@@ -351,11 +430,14 @@ pub struct PeersStatus {
     pub refused_handshakes: u64,
 }
 
+/// Another host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct PeerStatus {
+    /// Its name in the peers file.
     pub host: String,
+    /// Its address.
     pub address: IpAddr,
     /// `down`, `dialing`, `greeting`, `up`.
     pub state: String,
@@ -367,6 +449,7 @@ pub struct PeerStatus {
     pub icrc: bool,
     /// Addresses that are on that host.
     pub route_count: u32,
+    /// Its counts.
     pub counters: PeerCounters,
 }
 
@@ -375,9 +458,13 @@ pub struct PeerStatus {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct PeerCounters {
+    /// Connections that came up.
     pub connections: u64,
+    /// Attempts to connect that failed.
     pub failed_dials: u64,
+    /// Messages to it.
     pub sent_messages: u64,
+    /// Messages of it.
     pub received_messages: u64,
     /// Announcements of addresses that the host may not have, or somebody else has.
     pub refused_announcements: u64,
@@ -386,8 +473,11 @@ pub struct PeerCounters {
     /// Messages of connection management, and those of them from or to addresses that they may not
     /// name. `dropped`: there were too many, in either direction; they are sent again.
     pub sent_cm: u64,
+    /// Messages of connection management that came.
     pub received_cm: u64,
+    /// Messages of connection management that were refused.
     pub refused_cm: u64,
+    /// Messages of connection management that were dropped.
     pub dropped_cm: u64,
     /// Connections ended because what came made no sense.
     pub protocol_errors: u64,
@@ -422,7 +512,9 @@ mod counts {
 pub struct WireStatus {
     /// Whether there are other hosts at all.
     pub open: bool,
+    /// Address of this host.
     pub address: Option<IpAddr>,
+    /// Hosts that packets go to.
     pub hosts: Vec<WireHost>,
     /// Of the sockets.
     #[serde(with = "counts")]
@@ -432,21 +524,26 @@ pub struct WireStatus {
     #[serde(with = "counts")]
     #[cfg_attr(feature = "schema", schemars(with = "alloc::collections::BTreeMap<String, u64>"))]
     pub drops: Vec<Named>,
+    /// Faults that are injected, if any are.
     pub faults: Option<WireFaults>,
     /// One page.
     pub qps: Vec<WireQp>,
 }
 
+/// A host that packets go to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct WireHost {
+    /// The router's number for it.
     pub number: u32,
+    /// Its address.
     pub address: IpAddr,
     /// A machine without FreeFlow.
     pub external: bool,
     /// Largest payload of a packet on the way there, bytes.
     pub mtu: u16,
+    /// QPs with a peer there.
     pub qp_count: u32,
     /// Sums over these QPs.
     #[serde(with = "counts")]
@@ -454,17 +551,22 @@ pub struct WireHost {
     pub counters: Vec<Named>,
 }
 
+/// A QP with a peer on another host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 pub struct WireQp {
+    /// Its number.
     pub qpn: u32,
+    /// Number of the peer's QP.
     pub dest_qpn: u32,
     /// [`WireHost::number`].
     pub host: u32,
     /// How much may be on the way, and is.
     pub window_bytes: u64,
+    /// Bytes that are on the way.
     pub in_flight_bytes: u64,
+    /// Smoothed round-trip time, nanoseconds.
     pub smoothed_rtt_ns: u64,
     /// Those that are not 0.
     #[serde(with = "counts")]
@@ -478,12 +580,17 @@ pub struct WireQp {
 #[cfg_attr(feature = "schema", schemars(rename_all = "camelCase"))]
 #[serde(default)]
 pub struct WireFaults {
+    /// Seed of the random numbers.
     pub seed: u64,
+    /// Lost.
     pub loss_ppm: u32,
+    /// Sent twice.
     pub duplicate_ppm: u32,
     /// Overtaken by a few later ones.
     pub reorder_ppm: u32,
+    /// Delayed by `delay_ns`.
     pub delay_ppm: u32,
+    /// The delay, nanoseconds.
     pub delay_ns: u64,
     /// One bit inverted.
     pub corrupt_ppm: u32,

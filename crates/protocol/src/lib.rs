@@ -24,6 +24,7 @@
 //! ```
 #![no_std]
 #![forbid(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 extern crate alloc;
 
 pub mod admin;
@@ -49,6 +50,7 @@ pub const ROUTER_MARK: u32 = 0x1062;
 /// Largest message either side sends, bytes. Lists that could grow beyond it are paged.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 
+/// Why bytes are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
     /// Not a message of this protocol version.
@@ -71,6 +73,9 @@ pub fn encode<M: Serialize>(message: &M) -> Vec<u8> {
 }
 
 /// Decodes one message; the bytes may come from an enemy.
+///
+/// # Errors
+/// [`DecodeError`]: the bytes are no message, or not just one.
 pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, DecodeError> {
     if bytes.len() > MESSAGE_BYTES_MAX {
         return Err(DecodeError::TooLong);

@@ -23,86 +23,53 @@ pub const COOKIE_COUNT: u32 = DOORBELL_COUNT / 2;
 /// A handle: the router's name for an object of this session.
 pub type Handle = u32;
 
+/// A request of a library. Fields: handles have the name of their kind of object; lengths, offsets
+/// and addresses are bytes; all others are the verb's arguments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are explained at the enum and at each variant")]
 pub enum Request {
     /// → `Welcome` + 2 descriptors: session segment (memfd), kick (eventfd: write 8 bytes to wake the router).
     /// `Incompatible`: no version or layout is common to both. `layouts` are versions of the shared
     /// segments; a layout grows in its reserved places, behind a feature bit of the protocol.
-    Hello {
-        protocol: Offer,
-        layouts: VersionRange,
-        program: String,
-    },
+    Hello { protocol: Offer, layouts: VersionRange, program: String },
     /// → `Context` + 2 descriptors: socket of asynchronous events ([`EVENT_BYTES`] each); the context's
     /// *pass*, a sealed memfd of [`PASS_BYTES`] random bytes. Who has the pass may import the context.
     OpenContext,
     /// A context with the objects of another one, which a process of the same vNIC opened: `ImportPd`, `ImportMr` and
     /// `ImportSegment` then find them by their handles there. → like `OpenContext`; the pass is the other context's.
     /// NotFound: no such pass in this vNIC, or that context is closed.
-    ImportContext {
-        pass: [u8; PASS_BYTES],
-    },
-    CloseContext {
-        context: Handle,
-    },
+    ImportContext { pass: [u8; PASS_BYTES] },
+    /// Closes a context. Busy while it has objects.
+    CloseContext { context: Handle },
     /// → `Channel` + 1 descriptor: socket of completion events ([`EVENT_BYTES`] each).
-    CreateChannel {
-        context: Handle,
-    },
-    DestroyChannel {
-        channel: Handle,
-    },
+    CreateChannel { context: Handle },
+    /// Closes a completion channel. Busy while CQs use it.
+    DestroyChannel { channel: Handle },
     /// → `Pd`.
-    AllocPd {
-        context: Handle,
-    },
+    AllocPd { context: Handle },
     /// Busy while something is in it. An imported PD: only this process gives it up.
-    DeallocPd {
-        pd: Handle,
-    },
+    DeallocPd { pd: Handle },
     /// `pd` is the other process' handle. → `Pd`, this process' own handle. The PD lasts as long as either uses it.
-    ImportPd {
-        context: Handle,
-        pd: Handle,
-    },
+    ImportPd { context: Handle, pd: Handle },
     /// `mr` is the handle of the process that registered the region, `pd` this process' own. → `ImportedMr`.
     /// InvalidArgument: the region is in another PD.
-    ImportMr {
-        pd: Handle,
-        mr: Handle,
-    },
+    ImportMr { pd: Handle, mr: Handle },
     /// `segment` is the handle of the process that made it (device memory). → `Segment` + 1 descriptor. NoMemory: the
     /// router had no descriptor to keep for it. NotSupported: it is, or was, granted to another process (`AskGrant`).
-    ImportSegment {
-        context: Handle,
-        segment: Handle,
-    },
+    ImportSegment { context: Handle, segment: Handle },
     /// Memory for `ibv_malloc`. → `Segment` + 1 descriptor (memfd, sealed against shrinking and growing).
-    CreateSegment {
-        length: u64,
-    },
+    CreateSegment { length: u64 },
     /// Says where the process mapped the segment: the router's page table then reaches these bytes without copying.
     /// NotSupported: others may still reach the segment, which was withdrawn from them (`OpenOrders`).
-    MapSegment {
-        segment: Handle,
-        address: u64,
-    },
+    MapSegment { segment: Handle, address: u64 },
     /// Says that the process mapped `length` bytes of the segment, from `offset` on, at `address`
     /// too: pages of ordinary memory that it registers. All three are multiples of the page.
     /// InvalidArgument: they overlap something mapped. NotSupported: as for `MapSegment`; a segment
     /// that is granted is withdrawn first if these pages lie outside the region by which it is.
-    MapPart {
-        segment: Handle,
-        offset: u64,
-        address: u64,
-        length: u64,
-    },
+    MapPart { segment: Handle, offset: u64, address: u64, length: u64 },
     /// The process is about to put ordinary memory in the place of the parts between these addresses. On return the
     /// router does not use them any more.
-    UnmapPart {
-        address: u64,
-        length: u64,
-    },
+    UnmapPart { address: u64, length: u64 },
     /// Stops all threads of the process but the one that asks, which names itself by its ID in its own PID namespace,
     /// until `ReleaseThreads`, and for one second at most. System calls that are interrupted go on afterwards.
     /// NotPermitted: a thread is traced, or can't be stopped. TimedOut: they did not all stop soon.
@@ -115,57 +82,27 @@ pub enum Request {
     /// TimedOut: the threads run again since the second was over. NotFound: they were not held.
     ReleaseThreads,
     /// Once more the descriptor of a segment that this process made. → `Segment` + 1 descriptor.
-    ReopenSegment {
-        segment: Handle,
-    },
+    ReopenSegment { segment: Handle },
     /// The process unmapped the segment. Refused with Busy while an MR lies over it, or a part of
     /// it is mapped. An order about it is carried out by that.
-    DestroySegment {
-        segment: Handle,
-    },
+    DestroySegment { segment: Handle },
     /// → `Mr`.
-    RegisterMr {
-        pd: Handle,
-        address: u64,
-        length: u64,
-        iova: u64,
-        access: Access,
-    },
+    RegisterMr { pd: Handle, address: u64, length: u64, iova: u64, access: Access },
     /// The keys are invalid at once. Busy while windows are bound to it. An imported MR: only this process gives it up.
-    DeregisterMr {
-        mr: Handle,
-    },
+    DeregisterMr { mr: Handle },
     /// Changes a region in place, when no copy uses it; its keys stay. Busy while windows are bound to it.
-    ReregisterMr {
-        mr: Handle,
-        pd: Option<Handle>,
-        change: RegionChange,
-    },
+    ReregisterMr { mr: Handle, pd: Option<Handle>, change: RegionChange },
     /// A region of all addresses: local reads give zeros, local writes are dropped. It has no remote rights. → `Mr`.
-    AllocNullMr {
-        pd: Handle,
-    },
+    AllocNullMr { pd: Handle },
     /// → `Mw`.
-    AllocMw {
-        pd: Handle,
-        kind: WindowKind,
-    },
+    AllocMw { pd: Handle, kind: WindowKind },
     /// Takes a binding away too.
-    DeallocMw {
-        mw: Handle,
-    },
+    DeallocMw { mw: Handle },
     /// An XRC domain: that of `file` within this vNIC, or a nameless one. Without `create` it must
     /// exist (NotFound); with `exclusive` too it must not (Exists). → `Xrcd`.
-    OpenXrcd {
-        context: Handle,
-        file: Option<FileIdentity>,
-        create: bool,
-        exclusive: bool,
-    },
+    OpenXrcd { context: Handle, file: Option<FileIdentity>, create: bool, exclusive: bool },
     /// Busy while this process' SRQs or QPs are in it.
-    CloseXrcd {
-        xrcd: Handle,
-    },
+    CloseXrcd { xrcd: Handle },
     /// → `Cq` + 1 descriptor: the ring's segment.
     CreateCq {
         context: Handle,
@@ -178,20 +115,12 @@ pub enum Request {
     /// The library holds the CQ's consumer lock. → `Cq` + 1 descriptor: the new ring's segment. The old ring holds
     /// what was completed before and gets nothing more; the new one begins empty, and its capacity counts what is
     /// still in the old one.
-    ResizeCq {
-        cq: Handle,
-        cqe: u32,
-    },
+    ResizeCq { cq: Handle, cqe: u32 },
     /// Notifications wait for so many completions, or for so long after the first, microseconds, whichever is first. A
     /// count of 0 waits for the time only, a time of 0 for the count only. 0 and 0: at once.
-    ModerateCq {
-        cq: Handle,
-        count: u16,
-        period_us: u16,
-    },
-    DestroyCq {
-        cq: Handle,
-    },
+    ModerateCq { cq: Handle, count: u16, period_us: u16 },
+    /// Busy while QPs complete on it.
+    DestroyCq { cq: Handle },
     /// → `Srq` + 1 descriptor.
     CreateSrq {
         pd: Handle,
@@ -201,17 +130,11 @@ pub enum Request {
         xrc: Option<XrcQueue>,
     },
     /// Only the limit can change (`IBV_SRQ_LIMIT`); a new size is NotSupported.
-    ModifySrq {
-        srq: Handle,
-        limit: u32,
-    },
+    ModifySrq { srq: Handle, limit: u32 },
     /// → `SrqAttributes`.
-    QuerySrq {
-        srq: Handle,
-    },
-    DestroySrq {
-        srq: Handle,
-    },
+    QuerySrq { srq: Handle },
+    /// Busy while QPs use it.
+    DestroySrq { srq: Handle },
     /// → `Qp` + 1 descriptor (none for `XrcReceive`, which has no rings).
     CreateQp {
         qp_type: QpType,
@@ -234,36 +157,20 @@ pub enum Request {
     },
     /// Another process' `XrcReceive` QP of an XRC domain that this process has open. → `Qp` without a descriptor. Its
     /// events come to every process that has it open; it goes when the last has destroyed it.
-    OpenQp {
-        xrcd: Handle,
-        qpn: u32,
-        cookie: u32,
-    },
+    OpenQp { xrcd: Handle, qpn: u32, cookie: u32 },
     /// → `QpModified`. Returns once no copy into or out of this QP's buffers is under way (RESET, ERROR).
-    ModifyQp {
-        qp: Handle,
-        attributes: QpAttributes,
-        mask: QpAttributeMask,
-    },
+    ModifyQp { qp: Handle, attributes: QpAttributes, mask: QpAttributeMask },
     /// → `QpAttributes`.
-    QueryQp {
-        qp: Handle,
-    },
+    QueryQp { qp: Handle },
     /// Returns once nothing of the QP's buffers is touched any more.
-    DestroyQp {
-        qp: Handle,
-    },
+    DestroyQp { qp: Handle },
     /// A channel to the peer of an RC QP, both on this host. → `Direct` + 1 descriptor: the
     /// channel's segment. It takes messages once the peer's process has accepted it. Busy: not now
     /// (a QP is not in a state for it). NotSupported: not on this connection, or not by this
     /// network's policy.
-    OpenChannel {
-        qp: Handle,
-    },
+    OpenChannel { qp: Handle },
     /// The channel that the peer of this QP has opened. → `Direct` + 1 descriptor. NotFound: there is none.
-    AcceptChannel {
-        qp: Handle,
-    },
+    AcceptChannel { qp: Handle },
     /// Memory of the peer of an RC QP, on the same host, that requests of this QP may reach by that
     /// key: so much around `address` (as requests name it) as can be reached in one piece, which
     /// may be less than `length`. It comes from a segment of which all that the owner has mapped
@@ -291,158 +198,110 @@ pub enum Request {
     /// Nothing of this segment is mapped in the process any more. What the router knew of parts of
     /// it is gone before the order was given. The segment can be destroyed then, but not mapped
     /// again. NotFound: there was no such order.
-    ConfirmWithdrawal {
-        segment: Handle,
-    },
+    ConfirmWithdrawal { segment: Handle },
     /// → `AddressHandle`.
-    CreateAh {
-        pd: Handle,
-        attributes: AddressHandleAttributes,
-    },
-    DestroyAh {
-        ah: Handle,
-    },
+    CreateAh { pd: Handle, attributes: AddressHandleAttributes },
+    /// Requests that name it already are refused from now on.
+    DestroyAh { ah: Handle },
     /// UD only. Attaching twice is one attachment.
-    AttachMulticast {
-        qp: Handle,
-        gid: Gid,
-    },
+    AttachMulticast { qp: Handle, gid: Gid },
     /// InvalidArgument if it is not attached.
-    DetachMulticast {
-        qp: Handle,
-        gid: Gid,
-    },
+    DetachMulticast { qp: Handle, gid: Gid },
     /// → `Cm`, or `Done` where its documentation names no reply.
     Cm(CmRequest),
     /// A step of a connection, and what it means to its QP. → `CmStepped`. After an error the QP
     /// may have been modified.
-    CmStep {
-        qp: Handle,
-        step: CmStep,
-    },
+    CmStep { qp: Handle, step: CmStep },
 }
 
 /// Parameters that make an SRQ one for XRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct XrcQueue {
+    /// The XRC domain.
     pub xrcd: Handle,
+    /// CQ of its RECVs.
     pub cq: Handle,
 }
 
 /// Bytes of a context's pass.
 pub const PASS_BYTES: usize = 16;
 
-/// Limits of what was created: sizes the library may rely on.
+/// Answer to a [`Request`], with the sizes that the library may rely on. Lengths are bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are explained at the enum and at each variant")]
 pub enum Reply {
+    /// The request is carried out, and has no other answer.
     Done,
+    /// The request is refused.
     Failed(VerbsError),
+    /// Answer to `Hello`.
     Welcome(Welcome),
-    Context {
-        context: Handle,
-    },
-    Channel {
-        channel: Handle,
-    },
-    Pd {
-        pd: Handle,
-    },
-    Segment {
-        segment: Handle,
-        length: u64,
-    },
-    Mr {
-        mr: Handle,
-        lkey: u32,
-        rkey: u32,
-    },
-    ImportedMr {
-        mr: Handle,
-        lkey: u32,
-        rkey: u32,
-        length: u64,
-    },
-    Mw {
-        mw: Handle,
-        rkey: u32,
-    },
-    Xrcd {
-        xrcd: Handle,
-    },
-    Cq {
-        cq: Handle,
-        cqe: u32,
-        segment_bytes: u64,
-    },
+    /// The new context.
+    Context { context: Handle },
+    /// The new completion channel.
+    Channel { channel: Handle },
+    /// The new protection domain.
+    Pd { pd: Handle },
+    /// The segment, and its length.
+    Segment { segment: Handle, length: u64 },
+    /// The new region and its keys.
+    Mr { mr: Handle, lkey: u32, rkey: u32 },
+    /// This process' own handle of the region, its keys and its length.
+    ImportedMr { mr: Handle, lkey: u32, rkey: u32, length: u64 },
+    /// The new window and its first key.
+    Mw { mw: Handle, rkey: u32 },
+    /// The domain.
+    Xrcd { xrcd: Handle },
+    /// The CQ, its capacity, and the length of its ring's segment.
+    Cq { cq: Handle, cqe: u32, segment_bytes: u64 },
     /// `number`: what XRC senders call it; 0 for a basic SRQ.
-    Srq {
-        srq: Handle,
-        number: u32,
-        attributes: SrqAttributes,
-        segment_bytes: u64,
-    },
+    Srq { srq: Handle, number: u32, attributes: SrqAttributes, segment_bytes: u64 },
+    /// Size and limit of an SRQ.
     SrqAttributes(SrqAttributes),
-    Qp {
-        qp: Handle,
-        qpn: u32,
-        capabilities: QpCapabilities,
-        segment_bytes: u64,
-    },
-    QpModified {
-        state: QpState,
-    },
+    /// The QP, its number, the sizes granted, and the length of its rings' segment.
+    Qp { qp: Handle, qpn: u32, capabilities: QpCapabilities, segment_bytes: u64 },
+    /// State of the QP now.
+    QpModified { state: QpState },
     /// `credit_count`: slots of the receiver's receive queue. `channels_closed`: as the sender's
     /// send queue says; another number there says that the channel is closed. `takes_writes`: while
     /// it is open, WRITEs without bytes are allowed, too.
-    Direct {
-        segment_bytes: u64,
-        credit_count: u32,
-        channels_closed: u32,
-        takes_writes: bool,
-    },
+    Direct { segment_bytes: u64, credit_count: u32, channels_closed: u32, takes_writes: bool },
     /// The peer's memory from `address` on (as requests name it): `length` bytes that begin at
     /// `offset` of the segment. It holds while the send queue says so of `grants_withdrawn`.
     /// `writable`: it was asked for WRITE.
-    Grant {
-        address: u64,
-        length: u64,
-        offset: u64,
-        segment_bytes: u64,
-        grants_withdrawn: u32,
-        writable: bool,
-    },
+    Grant { address: u64, length: u64, offset: u64, segment_bytes: u64, grants_withdrawn: u32, writable: bool },
+    /// All attributes of a QP.
     QpAttributes(QpAttributes),
-    AddressHandle {
-        ah: Handle,
-    },
+    /// The new address handle.
+    AddressHandle { ah: Handle },
+    /// Answer of the connection manager.
     Cm(CmReply),
     /// `state`: the QP's, if it was modified. `path_mtu`: that of the connection, if it has one.
-    CmStepped {
-        state: Option<QpState>,
-        path_mtu: Option<PathMtu>,
-    },
+    CmStepped { state: Option<QpState>, path_mtu: Option<PathMtu> },
     /// Memory is granted only for what the router has carried of the QP's requests, their bytes and
     /// [`REQUEST_BYTES`] each: at least what it costs to take the memory back, and each byte pays
     /// once. So much is missing.
-    NotEarned {
-        missing: u64,
-    },
+    NotEarned { missing: u64 },
     /// The router's own offer, in answer to a `Hello` that has too little in common with it.
-    Incompatible {
-        protocol: Offer,
-        layouts: VersionRange,
-    },
+    Incompatible { protocol: Offer, layouts: VersionRange },
 }
 
+/// The beginning of a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
+    /// Version and features in force.
     pub protocol: Agreement,
+    /// Version of the shared segments' layout in force.
     pub layout_version: u32,
+    /// Attributes of the vNIC's device.
     pub device: DeviceAttributes,
     /// GID table of port 1, index 0 upward; all RoCE v2.
     pub gids: alloc::vec::Vec<Gid>,
+    /// Name of the vNIC's network.
     pub network: String,
+    /// Id of the vNIC.
     pub vnic: String,
+    /// Length of the session segment.
     pub session_segment_bytes: u64,
 }
 

@@ -21,52 +21,32 @@ pub const MAD_BYTES: usize = 256;
 /// Longest name of a host, bytes.
 pub const HOST_NAME_BYTES_MAX: usize = 64;
 
+/// A message between two routers. Fields: `network` is the network's name, `gid` an address of the
+/// sender's in it unless it says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are explained at the enum and at each variant")]
 pub enum PeerMessage {
     /// First in each direction. `epoch` is random for each run of a router: another one means that
     /// whatever was learned of this host is void. The ICRC is computed between two hosts if both
     /// want it.
-    Hello {
-        offer: Offer,
-        host: String,
-        epoch: u64,
-        icrc_wanted: bool,
-    },
+    Hello { offer: Offer, host: String, epoch: u64, icrc_wanted: bool },
     /// A vNIC with this address is on the sender's host.
-    Attach {
-        network: String,
-        gid: Gid,
-    },
+    Attach { network: String, gid: Gid },
     /// No longer.
-    Detach {
-        network: String,
-        gid: Gid,
-    },
+    Detach { network: String, gid: Gid },
     /// The sender has members of this multicast group; packets for them go to `qpn`. `None`: it has none any more.
-    Group {
-        network: String,
-        gid: Gid,
-        qpn: Option<Qpn>,
-    },
+    Group { network: String, gid: Gid, qpn: Option<Qpn> },
     /// All that the sender had when the connection began has been announced.
     Synced,
     /// Asks which QP is behind this QPN of the receiver's. → `Info`.
-    Ask {
-        qpn: Qpn,
-    },
+    Ask { qpn: Qpn },
     /// Describes the QP behind this QPN of the sender's: the answer to `Ask`, or unasked when it
     /// changed or is about to be needed. `None`: nobody.
-    Info {
-        qpn: Qpn,
-        info: Option<QpInfo>,
-    },
+    Info { qpn: Qpn, info: Option<QpInfo> },
     /// → `Pong` with the same stamp.
-    Ping {
-        stamp: u64,
-    },
-    Pong {
-        stamp: u64,
-    },
+    Ping { stamp: u64 },
+    /// Answer to `Ping`.
+    Pong { stamp: u64 },
     /// Connection management: a MAD from a vNIC of the sender's to one of the receiver's. It may
     /// get lost between the two.
     Cm {
@@ -78,27 +58,21 @@ pub enum PeerMessage {
     },
     /// The vNIC that has an address which the sender has announced, for access rules: its id and
     /// labels, and its other address, to which rules apply as well.
-    Identity {
-        network: String,
-        gid: Gid,
-        other: Option<Gid>,
-        vnic: String,
-        labels: Vec<(String, String)>,
-    },
+    Identity { network: String, gid: Gid, other: Option<Gid>, vnic: String, labels: Vec<(String, String)> },
     /// The sender's policy has cut the connection of the receiver's `qpn` with the sender's `peer`.
-    Severed {
-        qpn: Qpn,
-        peer: Qpn,
-    },
+    Severed { qpn: Qpn, peer: Qpn },
 }
 
 /// A QP, as its router describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpInfo {
+    /// Name of its network.
     pub network: String,
+    /// Address that it is connected by.
     pub gid: Gid,
     /// UD: the vNIC's IPv6 address, if it has one beside `gid`.
     pub ipv6_gid: Option<Gid>,
+    /// Its type.
     pub service: QpType,
     /// The peer of a connected QP that is ready to receive.
     pub connected: Option<(Gid, Qpn)>,

@@ -14,11 +14,14 @@ use thiserror::Error;
 /// Versions, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionRange {
+    /// Lowest version.
     pub lowest: u32,
+    /// Highest version.
     pub highest: u32,
 }
 
 impl VersionRange {
+    /// The range of one version.
     pub const fn only(version: u32) -> Self {
         Self { lowest: version, highest: version }
     }
@@ -42,6 +45,7 @@ impl fmt::Display for VersionRange {
 /// Versions and features that a side speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
+    /// Versions that this side speaks.
     pub versions: VersionRange,
     /// Features that this side understands. Unknown bits are ignored.
     pub features: u64,
@@ -83,18 +87,31 @@ impl Offer {
 /// The version and features in force between two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agreement {
+    /// The version.
     pub version: u32,
+    /// Features that both sides understand.
     pub features: u64,
 }
 
 /// Why there is no [`Agreement`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Disagreement {
+    /// No version is common to both.
     #[error("the other side speaks {theirs}, this side {ours}")]
-    Versions { ours: VersionRange, theirs: VersionRange },
+    Versions {
+        /// Versions of this side.
+        ours: VersionRange,
+        /// Versions of the other side.
+        theirs: VersionRange,
+    },
     /// Bits that one side requires and the other does not offer.
     #[error("features are required that the other side lacks ({missing_there:#x}) or this side ({missing_here:#x})")]
-    Features { missing_here: u64, missing_there: u64 },
+    Features {
+        /// Bits that the other side requires and this one lacks.
+        missing_here: u64,
+        /// Bits that this side requires and the other one lacks.
+        missing_there: u64,
+    },
 }
 
 #[cfg(test)]
