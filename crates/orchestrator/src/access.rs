@@ -39,6 +39,7 @@ pub struct Cidr {
 pub struct CidrError;
 
 impl Cidr {
+    /// Whether one of the range's addresses is this one.
     pub fn contains(self, address: IpAddr) -> bool {
         let (base, address, bits) = match (self.base, address) {
             (IpAddr::V4(base), IpAddr::V4(address)) => (u128::from(base.to_bits()), u128::from(address.to_bits()), 32),
@@ -66,14 +67,18 @@ impl FromStr for Cidr {
 pub struct Party<'a> {
     /// Name of its network.
     pub network: &'a str,
+    /// All of its addresses.
     pub addresses: &'a [IpAddr],
     /// Its id and labels, if they are known: it is of this host, or its router has announced them.
     pub known: Option<Known<'a>>,
 }
 
+/// A party whose vNIC is known.
 #[derive(Clone, Copy, Debug)]
 pub struct Known<'a> {
+    /// Id of the vNIC.
     pub vnic: &'a str,
+    /// Its labels.
     pub labels: &'a Labels,
 }
 
@@ -85,7 +90,9 @@ pub struct RuleIndex(pub u32);
 /// or that of two networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
+    /// The answer.
     pub allowed: bool,
+    /// The rule that decided; `None`: the network's own `access`, or no rule across networks.
     pub rule: Option<RuleIndex>,
 }
 
@@ -214,6 +221,7 @@ impl Member {
 pub struct Selectors(Group);
 
 impl Selectors {
+    /// Compiles selectors; an address range that can't be read holds nothing.
     pub fn new(selectors: &[VnicSelector]) -> Self {
         Self(Group::new(selectors))
     }
@@ -405,6 +413,7 @@ impl AccessTable {
         &self.names
     }
 
+    /// Name of a rule. `None`: no rule of this table.
     pub fn rule_name(&self, rule: RuleIndex) -> Option<&str> {
         self.names.get(rule.0 as usize).map(String::as_str)
     }

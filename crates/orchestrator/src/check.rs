@@ -30,7 +30,10 @@ const BURST_MAX_BYTES: u64 = 16 << 30;
 const MESSAGE_RATE_MAX_PER_S: u64 = 1_000_000_000_000;
 const MESSAGE_BURST_MAX: u64 = 1_000_000_000;
 
-/// Errors: why a label can't have this name.
+/// Checks the name of a label.
+///
+/// # Errors
+/// A sentence for people: why a label can't have this name.
 pub fn check_label_name(name: &str) -> Result<(), String> {
     let is_bad = |letter: char| letter.is_control() || letter.is_whitespace() || matches!(letter, '=' | ',' | '!');
     if name.is_empty() || name.len() > LABEL_KEY_BYTES_MAX || name.contains(is_bad) {
@@ -39,7 +42,10 @@ pub fn check_label_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Errors: why a label can't have this value.
+/// Checks the value of a label.
+///
+/// # Errors
+/// A sentence for people: why a label can't have this value.
 pub fn check_label_value(value: &str) -> Result<(), String> {
     let is_bad = |letter: char| letter.is_control() || letter == ',';
     if value.len() > LABEL_VALUE_BYTES_MAX || value.contains(is_bad) {

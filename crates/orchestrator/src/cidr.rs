@@ -10,19 +10,23 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr(IpNet);
 
+/// The text is no range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a range of addresses is written like 10.1.0.0/16 or fd00:1::/64, with no bits set behind the prefix")]
 pub struct CidrError;
 
 impl Cidr {
+    /// Whether the address is in the range; one of the other family never is.
     pub fn contains(self, address: IpAddr) -> bool {
         self.0.contains(&address)
     }
 
+    /// Whether some address is in both ranges.
     pub fn overlaps(self, other: Self) -> bool {
         self.0.contains(&other.0) || other.0.contains(&self.0)
     }
 
+    /// Whether it is a range of IPv6.
     pub fn is_ipv6(self) -> bool {
         matches!(self.0, IpNet::V6(_))
     }
@@ -65,6 +69,7 @@ pub struct Pool6 {
 }
 
 impl Pool6 {
+    /// The network's own address, the first of the range.
     pub fn base(self) -> Ipv6Addr {
         Ipv6Addr::from(self.base)
     }
@@ -84,6 +89,7 @@ impl Pool6 {
         self.address_at(1)
     }
 
+    /// Prefix length, 32 to 128.
     pub fn prefix_length(self) -> u8 {
         self.prefix_length
     }

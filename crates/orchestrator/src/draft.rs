@@ -24,7 +24,10 @@ mod rule;
 const USERS_NAMED_MAX: usize = 5;
 
 impl State {
-    /// The changes that a command would make. Errors: it can't be done; nothing of it is.
+    /// The changes that a command would make.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it can't be done, and nothing of it is.
     pub fn plan(&self, command: &Command) -> Result<Plan, Refusal> {
         let mut draft = Draft::of(self);
         match command {

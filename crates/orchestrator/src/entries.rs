@@ -103,7 +103,10 @@ pub fn decode_object(key: &str, value: &[u8], revision: Revision) -> Option<AnyO
 }
 
 impl State {
-    /// The state in a store's entries. Errors: why they don't.
+    /// The state in a store's entries.
+    ///
+    /// # Errors
+    /// A sentence for people: which entry makes no sense, and why.
     pub fn of(listing: &Listing) -> Result<Self, String> {
         let mut state = Self::new();
         // Keys are in order, and `networks` comes before `vnics`.

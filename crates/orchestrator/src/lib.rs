@@ -38,6 +38,7 @@
 //! ```
 #![no_std]
 #![forbid(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 extern crate alloc;
 
 pub mod access;
@@ -77,6 +78,7 @@ pub const VNIC_COUNT_MAX: usize = 65_536;
 pub const OBJECT_COUNT_MAX: usize = 4096;
 /// One object in the store, and all of them together, bytes.
 pub const OBJECT_BYTES_MAX: usize = 64 << 10;
+/// Most bytes of all objects together, keys included.
 pub const STATE_BYTES_MAX: usize = 64 << 20;
 /// Most entries in the selectors of a tenant's groups and rules, all together.
 pub const SELECTOR_ENTRIES_MAX: usize = 8192;
@@ -84,6 +86,7 @@ pub const SELECTOR_ENTRIES_MAX: usize = 8192;
 pub const JOINED_PAIRS_MAX: usize = 64;
 /// Labels of one vNIC, and bytes of them all together.
 pub const LABEL_COUNT_MAX: usize = 64;
+/// Most bytes of an object's labels, names and values together.
 pub const LABEL_BYTES_MAX: usize = 8192;
 
 /// Whether a name can be a file name and part of a command line: letters, digits, `.`, `_`, `-`; no leading dot.

@@ -24,6 +24,7 @@ fn bytes_of(key: &str, entry: Option<&Entry>) -> usize {
     VERSION_BYTES + key.len() + entry.map_or(0, |entry| entry.value.len())
 }
 
+/// A store that forgets all when it is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStore {
     keys: BTreeMap<String, Versions>,
@@ -41,11 +42,13 @@ pub struct MemoryStore {
 pub struct Delta {
     /// The store's, afterwards.
     pub revision: Revision,
+    /// Revisions up to this one are compacted away afterwards.
     pub compacted: Revision,
     /// New versions of keys, all of `revision`; `None`: absent from then on.
     pub written: Vec<(String, Option<Entry>)>,
     /// Versions that nobody can see any more.
     pub dropped: Vec<(String, Revision)>,
+    /// The lease that ends with it.
     pub ended_lease: Option<LeaseId>,
 }
 
@@ -57,6 +60,7 @@ impl Delta {
 }
 
 impl MemoryStore {
+    /// An empty store.
     pub fn new() -> Self {
         Self::default()
     }
@@ -127,6 +131,9 @@ impl MemoryStore {
     }
 
     /// The change that a transaction would make; `None`: a comparison does not hold.
+    ///
+    /// # Errors
+    /// [`StoreError::BadTransaction`], [`StoreError::NoLease`], or [`StoreError::Full`].
     pub fn delta_of_commit(&self, transaction: &Transaction) -> Result<Option<Delta>, StoreError> {
         transaction.check()?;
         if transaction.writes.iter().any(|write| write.lease.is_some_and(|lease| !self.leases.has(lease))) {
@@ -139,6 +146,9 @@ impl MemoryStore {
 
     /// Adds to a change that what was before a revision of now is forgotten. Only keys that changed
     /// since the last time have something to forget.
+    ///
+    /// # Errors
+    /// [`StoreError::Future`]: that revision is still to come.
     pub fn and_compact(&self, at: Revision, delta: Delta) -> Result<Delta, StoreError> {
         let at = self.point(Some(at))?;
         let mut dropped = Vec::new();
@@ -167,10 +177,18 @@ impl MemoryStore {
         at
     }
 
+    /// The change that [`Store::compact`] would make.
+    ///
+    /// # Errors
+    /// [`StoreError::Future`]: that revision is still to come.
     pub fn delta_of_compaction(&self, at: Revision) -> Result<Delta, StoreError> {
         self.and_compact(at, self.delta_of_writes(&[]))
     }
 
+    /// The change that [`Store::revoke`] would make.
+    ///
+    /// # Errors
+    /// [`StoreError::NoLease`].
     pub fn delta_of_revocation(&self, lease: LeaseId) -> Result<Delta, StoreError> {
         if !self.leases.has(lease) {
             return Err(StoreError::NoLease);

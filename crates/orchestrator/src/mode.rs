@@ -16,14 +16,19 @@ pub const LATENCY_CLASS_LABEL: &str = "freeflow.io/latency-class";
 /// Processors from which on one can be given away.
 pub const FASTPATH_CPU_COUNT_MIN: u32 = 4;
 
+/// Latency that a vNIC's programs need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LatencyClass {
+    /// Any: the processor is others'.
     Background,
+    /// Usual.
     Normal,
+    /// The lowest that the host can give.
     Low,
 }
 
 impl LatencyClass {
+    /// All classes, the most demanding first.
     pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::Background];
 
     /// Meaning of a label's value; an unknown one (older versions took it) is `Normal`.
@@ -32,10 +37,12 @@ impl LatencyClass {
         known.unwrap_or(Self::Normal)
     }
 
+    /// Whether a label may have this value.
     pub fn is_known(value: &str) -> bool {
         Self::ALL.iter().any(|class| class.name() == value)
     }
 
+    /// The label's value.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Background => "background",
@@ -48,12 +55,16 @@ impl LatencyClass {
 /// vNICs of a host that containers have, by their class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
+    /// vNICs of class `low`.
     pub low: u32,
+    /// vNICs of class `normal`.
     pub normal: u32,
+    /// vNICs of class `background`.
     pub background: u32,
 }
 
 impl Load {
+    /// Counts classes.
     pub fn of(classes: impl IntoIterator<Item = LatencyClass>) -> Self {
         let mut load = Self::default();
         for class in classes {
@@ -85,6 +96,7 @@ pub struct Decision {
     pub reason: String,
 }
 
+/// The mode of a host that asks for `wanted`, with this load and so many processors.
 pub fn decide(wanted: HostMode, load: Load, cpu_count: u32) -> Decision {
     let of_low = |count| if count == 1 { "1 vNIC is".into() } else { format!("{count} vNICs are") };
     let (mode, reason) = match (wanted, load.class()) {

@@ -120,6 +120,7 @@ impl State {
         quota.map_or(QuotaAmounts::default(), |quota| quota.spec.per_network)
     }
 
+    /// The network's id and its data path.
     pub fn data_path_of(&self, network: &NetworkEntry) -> (NetworkId, DataPath) {
         (network.id, network.object.spec.data_path)
     }

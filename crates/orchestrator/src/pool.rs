@@ -17,10 +17,12 @@ pub struct Pool {
 pub struct PoolError;
 
 impl Pool {
+    /// The network's own address, the first of the pool.
     pub fn base(self) -> Ipv4Addr {
         self.base
     }
 
+    /// Prefix length.
     pub fn prefix_length(self) -> u8 {
         self.prefix_length
     }
@@ -39,6 +41,7 @@ impl Pool {
         self.address_at(1)
     }
 
+    /// Whether the address is in the pool.
     pub fn contains(self, address: Ipv4Addr) -> bool {
         self.offset_of(address).is_some()
     }

@@ -15,13 +15,18 @@ use core::ops::Bound;
 use freeflow_protocol::admin::OWN_LABELS;
 use freeflow_verbs::{Gid, NetworkId};
 
+/// A network, with its address ranges parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkEntry {
+    /// The object, without status.
     pub object: Typed<Network>,
     /// Not that of any other network that there was.
     pub id: NetworkId,
+    /// Its IPv4 range.
     pub pool: Pool,
+    /// The part of it that this host gives out; `None`: all.
     pub range: Option<Pool>,
+    /// Its IPv6 range.
     pub pool6: Option<Pool6>,
     /// The network that `freeflow up` has made: the host's bridge that gives it its IP path.
     pub own_bridge: Option<String>,
@@ -33,10 +38,12 @@ pub struct NetworkEntry {
 }
 
 impl NetworkEntry {
+    /// Its name.
     pub fn name(&self) -> &str {
         &self.object.metadata.name
     }
 
+    /// Its tenant.
     pub fn tenant(&self) -> &str {
         &self.object.spec.tenant
     }
@@ -85,20 +92,26 @@ impl NetworkEntry {
     }
 }
 
+/// A vNIC, with its addresses parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VnicEntry {
+    /// The object, without status.
     pub object: Typed<Vnic>,
     /// Name of the container that it was made for, or its own.
     pub title: String,
+    /// Its IPv4 address.
     pub address: Ipv4Addr,
+    /// Its IPv6 address.
     pub address6: Option<Ipv6Addr>,
 }
 
 impl VnicEntry {
+    /// Its id, the object's name.
     pub fn id(&self) -> &str {
         &self.object.metadata.name
     }
 
+    /// Name of its network.
     pub fn network(&self) -> &str {
         &self.object.spec.network
     }
@@ -108,17 +121,21 @@ impl VnicEntry {
         self.title != self.id() || OWN_LABELS.iter().any(|key| self.object.metadata.labels.contains_key(*key))
     }
 
+    /// GID of its IPv4 address.
     pub fn gid(&self) -> Gid {
         Gid::from_ip(IpAddr::V4(self.address))
     }
 
+    /// GID of its IPv6 address.
     pub fn ipv6_gid(&self) -> Option<Gid> {
         self.address6.map(|address| Gid::from_ip(IpAddr::V6(address)))
     }
 }
 
+/// A class of service.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassEntry {
+    /// The object, without status.
     pub object: Typed<QosClass>,
     /// A small one.
     pub(crate) number: u16,
@@ -157,10 +174,12 @@ pub struct State {
 pub struct AccessView<'a>(&'a State);
 
 impl<'a> AccessView<'a> {
+    /// All networks, in order of name.
     pub fn networks(self) -> impl Iterator<Item = &'a NetworkEntry> {
         self.0.networks.values()
     }
 
+    /// The network with this name.
     pub fn network(self, name: &str) -> Option<&'a NetworkEntry> {
         self.0.networks.get(name)
     }
@@ -170,18 +189,22 @@ impl<'a> AccessView<'a> {
         self.0.rules.values()
     }
 
+    /// All groups, in order of name.
     pub fn groups(self) -> impl Iterator<Item = &'a Typed<Group>> {
         self.0.groups.values()
     }
 
+    /// The group with this name.
     pub fn group(self, name: &str) -> Option<&'a Typed<Group>> {
         self.0.groups.get(name)
     }
 
+    /// All vNICs, in order of id.
     pub fn vnics(self) -> impl Iterator<Item = &'a VnicEntry> {
         self.0.vnics.values()
     }
 
+    /// The vNIC with this id.
     pub fn vnic(self, id: &str) -> Option<&'a VnicEntry> {
         self.0.vnics.get(id)
     }
@@ -193,6 +216,7 @@ impl<'a> AccessView<'a> {
 }
 
 impl State {
+    /// A state without objects, at revision 0.
     pub fn new() -> Self {
         Self::default()
     }
@@ -240,10 +264,12 @@ impl State {
         }
     }
 
+    /// All networks, in order of name.
     pub fn networks(&self) -> impl Iterator<Item = &NetworkEntry> {
         self.networks.values()
     }
 
+    /// The network with this name.
     pub fn network(&self, name: &str) -> Option<&NetworkEntry> {
         self.networks.get(name)
     }
@@ -253,18 +279,22 @@ impl State {
         self.vnics.values()
     }
 
+    /// The vNIC with this id.
     pub fn vnic(&self, id: &str) -> Option<&VnicEntry> {
         self.vnics.get(id)
     }
 
+    /// The quota with this name.
     pub fn quota(&self, name: &str) -> Option<&Typed<Quota>> {
         self.quotas.get(name)
     }
 
+    /// The class with this name.
     pub fn class(&self, name: &str) -> Option<&ClassEntry> {
         self.classes.get(name)
     }
 
+    /// The host with this name.
     pub fn host(&self, name: &str) -> Option<&Typed<Host>> {
         self.hosts.get(name)
     }

@@ -22,12 +22,16 @@ impl fmt::Display for Revision {
     }
 }
 
+/// A lease: keys that name it go when it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LeaseId(pub u64);
 
+/// A key and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
+    /// The key.
     pub key: String,
+    /// The value, bytes that mean nothing to the store.
     pub value: Vec<u8>,
     /// When the key was made, after it was last absent.
     pub created: Revision,
@@ -37,6 +41,7 @@ pub struct Entry {
     pub lease: Option<LeaseId>,
 }
 
+/// The keys of a prefix at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
     /// The revision that the list shows.
@@ -48,7 +53,9 @@ pub struct Listing {
 /// One key's change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
+    /// The revision that made it.
     pub revision: Revision,
+    /// The key.
     pub key: String,
     /// `None`: it is gone.
     pub entry: Option<Entry>,
@@ -59,26 +66,33 @@ pub struct Event {
 /// A key was last written at this revision; `None`: it is absent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compare {
+    /// The key.
     pub key: String,
+    /// Revision of its last write.
     pub modified: Option<Revision>,
 }
 
+/// One write of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
+    /// The key.
     pub key: String,
     /// `None`: away with it.
     pub value: Option<Vec<u8>>,
+    /// The lease that the key goes with.
     pub lease: Option<LeaseId>,
 }
 
 /// If all comparisons hold, all is written, else nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
+    /// Conditions on keys as they are.
     pub compares: Vec<Compare>,
     /// No key twice.
     pub writes: Vec<Write>,
 }
 
+/// Result of [`Store::commit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Committed {
     /// The store's revision now: that of the writes, or, if they changed nothing (no writes; absent
@@ -88,17 +102,25 @@ pub enum Committed {
     Conflict(Revision),
 }
 
+/// Why the store did not do it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StoreError {
     /// The revision is compacted away; later ones than this are there.
     #[error("revisions up to {compacted} are compacted away")]
-    Expired { compacted: Revision },
+    Expired {
+        /// The last of them.
+        compacted: Revision,
+    },
     /// The revision is still to come.
     #[error("the store is at revision {revision} only")]
-    Future { revision: Revision },
+    Future {
+        /// The store's revision now.
+        revision: Revision,
+    },
     /// A key twice in one transaction, or one that is empty or too long, or too large a value.
     #[error("a transaction with a key twice, or a bad key, or too large a value")]
     BadTransaction,
+    /// The lease has ended, or never was.
     #[error("no such lease")]
     NoLease,
     /// No room is left. Nothing was written.
@@ -111,37 +133,71 @@ pub enum StoreError {
 
 /// Longest key and value, bytes.
 pub const KEY_BYTES_MAX: usize = 1024;
+/// Longest value, bytes.
 pub const VALUE_BYTES_MAX: usize = crate::OBJECT_BYTES_MAX;
 
+/// A store of revisions. Time is an argument.
 pub trait Store {
+    /// The present revision.
+    ///
+    /// # Errors
+    /// [`StoreError::Broken`].
     fn revision(&self) -> Result<Revision, StoreError>;
 
     /// As it was at a revision; none given: as it is.
+    ///
+    /// # Errors
+    /// `Expired` or `Future`: no such revision is there. `Broken`.
     fn get(&self, key: &str, at: Option<Revision>) -> Result<Option<Entry>, StoreError>;
 
     /// All keys that begin so.
+    ///
+    /// # Errors
+    /// `Expired` or `Future`: no such revision is there. `Broken`.
     fn list(&self, prefix: &str, at: Option<Revision>) -> Result<Listing, StoreError>;
 
     /// Durable when it returns.
+    ///
+    /// # Errors
+    /// `BadTransaction`, `NoLease`, `Full`: nothing was written. `Broken`.
     fn commit(&mut self, transaction: &Transaction) -> Result<Committed, StoreError>;
 
     /// Changes after that revision for a watch: all those of keys that begin so, in order of
-    /// revision, and of key within one. Errors: `Expired` if some of them are compacted away.
+    /// revision, and of key within one.
+    ///
+    /// # Errors
+    /// `Expired` if some of them are compacted away. `Broken`.
     fn events(&self, prefix: &str, after: Revision) -> Result<Vec<Event>, StoreError>;
 
     /// Forgets what was before that revision, which itself remains to be seen.
+    ///
+    /// # Errors
+    /// `Future`: that revision is still to come. `Broken`.
     fn compact(&mut self, at: Revision) -> Result<(), StoreError>;
 
     /// A lease that ends when it was not kept alive for so long. After a restart of the store all
     /// leases have their whole time again.
+    ///
+    /// # Errors
+    /// `Broken`.
     fn grant(&mut self, now: Instant, ttl: Duration) -> Result<LeaseId, StoreError>;
 
+    /// The lease ends its time to live after `now`, not before.
+    ///
+    /// # Errors
+    /// `NoLease`, `Broken`.
     fn keep_alive(&mut self, now: Instant, lease: LeaseId) -> Result<(), StoreError>;
 
     /// Ends a lease: all keys that go with it are deleted, in one transaction.
+    ///
+    /// # Errors
+    /// `NoLease`, `Broken`.
     fn revoke(&mut self, lease: LeaseId) -> Result<Revision, StoreError>;
 
     /// Revokes all leases whose time is over; which those were.
+    ///
+    /// # Errors
+    /// `Broken`.
     fn expire(&mut self, now: Instant) -> Result<Vec<LeaseId>, StoreError>;
 
     /// When [`Self::expire`] has something to do next.
@@ -150,6 +206,9 @@ pub trait Store {
 
 impl Transaction {
     /// Whether it could be done at all.
+    ///
+    /// # Errors
+    /// `BadTransaction`.
     pub fn check(&self) -> Result<(), StoreError> {
         let mut keys: Vec<&str> = self.writes.iter().map(|write| write.key.as_str()).collect();
         keys.sort_unstable();
@@ -168,6 +227,7 @@ impl Transaction {
 pub struct Leases(BTreeMap<LeaseId, (Duration, Option<Instant>)>);
 
 impl Leases {
+    /// Enters a lease that lives for `ttl` from `now`.
     pub fn insert(&mut self, lease: LeaseId, now: Instant, ttl: Duration) {
         self.0.insert(lease, (ttl, Some(now + ttl)));
     }
@@ -177,14 +237,20 @@ impl Leases {
         self.0.insert(lease, (ttl, None));
     }
 
+    /// Whether the lease is there.
     pub fn has(&self, lease: LeaseId) -> bool {
         self.0.contains_key(&lease)
     }
 
+    /// Forgets a lease.
     pub fn remove(&mut self, lease: LeaseId) {
         self.0.remove(&lease);
     }
 
+    /// The lease ends its time to live after `now`.
+    ///
+    /// # Errors
+    /// `NoLease`.
     pub fn keep_alive(&mut self, lease: LeaseId, now: Instant) -> Result<(), StoreError> {
         let (ttl, until) = self.0.get_mut(&lease).ok_or(StoreError::NoLease)?;
         *until = Some(now + *ttl);

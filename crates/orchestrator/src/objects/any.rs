@@ -17,10 +17,12 @@ pub type Typed<K> = Object<<K as Kind>::Spec, <K as Kind>::Status>;
 pub struct Cause {
     /// `spec.cidrs[0]`; empty if it is the object as a whole.
     pub field: String,
+    /// A sentence for people.
     pub message: String,
 }
 
 impl Cause {
+    /// An error of that field.
     pub fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self { field: field.into(), message: message.into() }
     }
@@ -35,6 +37,7 @@ impl fmt::Display for Cause {
 /// Why something is no object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid {
+    /// Errors, field by field; at least one.
     pub causes: Vec<Cause>,
 }
 
@@ -53,9 +56,11 @@ macro_rules! any {
     ($($kind:ident),*) => {
         /// A kind, as a value.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[allow(missing_docs, reason = "the kinds, by their names")]
         pub enum ObjectKind { $($kind),* }
 
         impl ObjectKind {
+            /// All kinds, in the order of the list.
             pub const ALL: &'static [Self] = &[$(Self::$kind),*];
 
             /// `QosClass`.
@@ -69,22 +74,28 @@ macro_rules! any {
             }
         }
 
+        /// An object of any kind.
         #[derive(Clone, Debug, PartialEq)]
+        #[allow(missing_docs, reason = "the kinds, by their names")]
         pub enum AnyObject { $($kind(Typed<$kind>)),* }
 
         impl AnyObject {
+            /// Its kind.
             pub fn kind(&self) -> ObjectKind {
                 match self { $(Self::$kind(_) => ObjectKind::$kind),* }
             }
 
+            /// Its name, labels and version.
             pub fn metadata(&self) -> &Metadata {
                 match self { $(Self::$kind(object) => &object.metadata),* }
             }
 
+            /// Its name, labels and version, to be changed.
             pub fn metadata_mut(&mut self) -> &mut Metadata {
                 match self { $(Self::$kind(object) => &mut object.metadata),* }
             }
 
+            /// Removes the status, which only the router gives.
             pub fn clear_status(&mut self) {
                 match self { $(Self::$kind(object) => object.status = None),* }
             }
@@ -125,6 +136,7 @@ impl fmt::Display for ObjectKind {
 }
 
 impl AnyObject {
+    /// Its name.
     pub fn name(&self) -> &str {
         &self.metadata().name
     }
@@ -181,6 +193,9 @@ fn null_in(value: &Value, at: &str) -> Option<String> {
 
 /// An object from JSON. What it says of its status is ignored. Whether its values make sense,
 /// [`crate::State::plan`] says.
+///
+/// # Errors
+/// [`Invalid`]: not an object of a known kind, or one with unknown, missing or bad fields.
 pub fn parse_object(value: &Value) -> Result<AnyObject, Invalid> {
     let invalid = |field: &str, message: String| Err(Invalid { causes: vec![Cause::new(field, message)] });
     let Some(fields) = value.as_object() else {

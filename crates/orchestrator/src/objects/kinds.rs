@@ -23,17 +23,21 @@ const fn default_weight() -> u16 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "described together; with a text for each the schema would be a list of constants")]
 pub enum Access {
     #[default]
     Allow,
     Deny,
 }
 
+/// Access to machines without FreeFlow.
 pub type ExternalAccess = Access;
+/// Action of a rule.
 pub type AccessAction = Access;
 
 // ---- Network
 
+/// A network of vNICs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -50,6 +54,7 @@ pub struct NetworkSpec {
     /// all of it if none. Of the IPv6 one it gives out what stands at the same places.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<String>,
+    /// Data path between its vNICs.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(with = "super::schema::DataPath"))]
     pub data_path: DataPath,
@@ -59,20 +64,26 @@ pub struct NetworkSpec {
     /// Whether its vNICs may talk to machines without FreeFlow. Which ones, the peers file says.
     #[serde(default)]
     pub external: ExternalAccess,
+    /// Name of the QosClass of its vNICs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos_class: Option<String>,
+    /// Name of the Quota of its vNICs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<String>,
 }
 
+/// A network on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct NetworkStatus {
     /// The host's own address in it, by family.
     pub gateways: Vec<IpAddr>,
+    /// Name of its bridge.
     pub bridge: String,
+    /// Its vNICs on this host.
     pub vnic_count: u32,
+    /// IPv4 addresses that are left on this host.
     pub free_address_count: u64,
 }
 
@@ -102,12 +113,14 @@ pub struct VnicSelector {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GroupSpec {
+    /// Tenant of the group and its members.
     #[serde(default = "default_tenant")]
     pub tenant: String,
     /// Whoever is chosen by one of these is a member.
     pub members: Vec<VnicSelector>,
 }
 
+/// A group on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
@@ -123,16 +136,21 @@ pub struct GroupStatus {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct EndSelector {
+    /// Name of a group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// All of these labels.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+    /// Name of a network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
+    /// A range of addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cidr: Option<String>,
 }
 
+/// Directions in which a rule holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -152,17 +170,24 @@ pub enum AccessDirection {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AccessRuleSpec {
+    /// Tenant of the rule and of both ends.
     #[serde(default = "default_tenant")]
     pub tenant: String,
+    /// One end.
     pub from: EndSelector,
+    /// The other end.
     pub to: EndSelector,
+    /// Directions in which it holds.
     #[serde(default)]
     pub direction: AccessDirection,
+    /// Its answer.
     pub action: AccessAction,
+    /// Higher ones decide first.
     #[serde(default)]
     pub order: i32,
 }
 
+/// A rule on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
@@ -170,11 +195,13 @@ pub struct AccessRuleStatus {
     /// Requests that it refused on this host since the router began, and connections that it cut
     /// off.
     pub refusal_count: u64,
+    /// Established connections that it ended.
     pub cut_count: u64,
 }
 
 // ---- QosClass, Quota
 
+/// Limits of a rate, each with its burst; an absent one does not limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
@@ -182,20 +209,25 @@ pub struct LimitSpec {
     /// Payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<BitRate>,
+    /// Depth of the payload's bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst: Option<ByteCount>,
+    /// Messages a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message_rate: Option<MessageRate>,
+    /// Depth of the messages' bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message_burst: Option<u64>,
 }
 
 impl LimitSpec {
+    /// Whether nothing is limited.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 }
 
+/// A class of service: limits, priority and weight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -219,24 +251,32 @@ pub struct QosClassSpec {
     pub weight: u16,
 }
 
+/// A class on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct QosClassStatus {
+    /// Networks that name it.
     pub networks: Vec<String>,
+    /// vNICs that are of it.
     pub vnic_count: u32,
 }
 
+/// Numbers of objects; an absent one does not limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct QuotaAmounts {
+    /// Queue pairs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qps: Option<u32>,
+    /// Completion queues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cqs: Option<u32>,
+    /// Memory regions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mrs: Option<u32>,
+    /// Lengths of all memory regions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub registered_bytes: Option<ByteCount>,
 }
@@ -246,6 +286,7 @@ pub struct QuotaAmounts {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct QuotaSpec {
+    /// Of each vNIC.
     pub per_vnic: QuotaAmounts,
     /// Of all vNICs of a network on this host together, if the network names the quota; nothing to a vNIC that does.
     pub per_network: QuotaAmounts,
@@ -254,16 +295,20 @@ pub struct QuotaSpec {
     pub vnics: Option<u32>,
 }
 
+/// A quota on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct QuotaStatus {
+    /// Networks that name it.
     pub networks: Vec<String>,
+    /// Objects that it refused since the router began.
     pub refusal_count: u64,
 }
 
 // ---- Vnic
 
+/// A vNIC: its network and its addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -281,10 +326,12 @@ pub struct VnicSpec {
     pub quota: Option<String>,
 }
 
+/// A vNIC on its host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct VnicStatus {
+    /// Tenant of its network.
     pub tenant: String,
     /// Name of the container that it was made for, or its own.
     pub title: String,
@@ -292,15 +339,23 @@ pub struct VnicStatus {
     pub directory: String,
     /// `Pending`, `Ready`, `Failed`.
     pub phase: String,
+    /// Why it failed.
     pub reason: Option<String>,
+    /// Processes that use it.
     pub session_count: u32,
+    /// Queue pairs.
     pub qp_count: u32,
+    /// Completion queues.
     pub cq_count: u32,
+    /// Memory regions.
     pub mr_count: u32,
+    /// Lengths of its memory regions, bytes.
     pub registered_bytes: u64,
     /// Limits of its requests, where they come from, and refusals: sentences for people.
     pub conditions: Vec<String>,
+    /// Payload of its messages, bytes.
     pub sent_bytes: u64,
+    /// Payload of messages to it, bytes.
     pub received_bytes: u64,
     /// Absent while it is `Pending`.
     pub resources: Option<VnicResources>,
@@ -312,10 +367,13 @@ pub struct VnicStatus {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct VnicResources {
+    /// Present use.
     pub used: ResourceAmounts,
+    /// Most at present.
     pub limits: ResourceAmounts,
 }
 
+/// Amounts of the router's resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
@@ -330,7 +388,9 @@ pub struct ResourceAmounts {
     pub heap_bytes: u64,
     /// Stretches of its processes' memory that the router maps.
     pub page_table_ranges: u64,
+    /// Mappings of the router's process.
     pub mappings: u64,
+    /// Descriptors of the router's process.
     pub descriptors: u64,
     /// Router threads that stop its processes' threads.
     pub threads: u64,
@@ -338,9 +398,11 @@ pub struct ResourceAmounts {
 
 // ---- Host
 
+/// How a router waits for work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "described together; with a text for each the schema would be a list of constants")]
 pub enum HostMode {
     /// As the latency classes of what runs on the host want it (label `freeflow.io/latency-class` of vNICs).
     Auto,
@@ -350,6 +412,7 @@ pub enum HostMode {
     Lowcpu,
 }
 
+/// A host: how its router waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
@@ -359,22 +422,29 @@ pub struct HostSpec {
     pub mode: Option<HostMode>,
 }
 
+/// A host, as its router knows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct HostStatus {
+    /// Its address between hosts, with a peers file.
     pub address: Option<IpAddr>,
     /// `softroce`.
     pub backends: Vec<String>,
     /// `fastpath`, `adaptive`, `lowcpu`: what is in force, and why.
     pub mode: String,
+    /// Why that mode is in force.
     pub reason: String,
     /// Of all vNICs that containers have here, the most demanding: `low`, `normal`, `background`.
     pub latency_class: String,
     /// `Ready`, or what is wrong.
     pub health: String,
+    /// Other hosts of the peers file.
     pub peer_count: u32,
+    /// Those of them that are connected.
     pub connected_peer_count: u32,
+    /// Seconds since its router began.
     pub uptime_s: u64,
+    /// Release of its router.
     pub version: String,
 }

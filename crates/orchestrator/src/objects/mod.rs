@@ -24,6 +24,7 @@ use core::fmt::Debug;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// `apiVersion` of all objects.
 pub const API_VERSION: &str = "freeflow.io/v1";
 /// The tenant of networks that name none.
 pub const DEFAULT_TENANT: &str = "default";
@@ -31,12 +32,14 @@ pub const DEFAULT_TENANT: &str = "default";
 /// A label's name and value.
 pub type Labels = BTreeMap<String, String>;
 
+/// Name, labels and version of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Metadata {
     /// Unique within the kind.
     pub name: String,
+    /// Labels, by which selectors choose.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
     /// The store's revision when the object was last changed. A writer that gives one changes the
@@ -54,7 +57,9 @@ pub trait Kind {
     const KIND: &'static str;
     /// In paths and commands: `qosclasses`.
     const PLURAL: &'static str;
+    /// The wanted state.
     type Spec: Clone + Debug + PartialEq + Serialize + DeserializeOwned;
+    /// The present state.
     type Status: Clone + Debug + PartialEq + Serialize + DeserializeOwned;
 }
 
@@ -62,10 +67,15 @@ pub trait Kind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Object<S, T> {
+    /// Always [`API_VERSION`].
     pub api_version: String,
+    /// [`Kind::KIND`].
     pub kind: String,
+    /// Name, labels and version.
     pub metadata: Metadata,
+    /// The wanted state.
     pub spec: S,
+    /// The present state, as the router gives it.
     #[serde(default = "none", skip_serializing_if = "Option::is_none")]
     pub status: Option<T>,
 }
@@ -76,6 +86,7 @@ fn none<T>() -> Option<T> {
 
 macro_rules! kinds {
     ($($name:ident, $kind:literal, $plural:literal, $spec:ident, $status:ident;)*) => { $(
+        #[doc = concat!("The kind `", $kind, "`.")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $name;
         impl Kind for $name {
