@@ -20,7 +20,7 @@ const WORKERS: [u32; 2] = [1, 2];
 const PAIRS: u32 = 2;
 const SIZES: [usize; 2] = [64 << 10, 1 << 20];
 const CORES_MIN: usize = 8;
-/// Rate of two workers on so many cores, times that of one.
+/// Rate of two workers on [`CORES_MIN`] cores, times that of one.
 const RATIO_MIN: f64 = 1.7;
 
 /// One size of message.

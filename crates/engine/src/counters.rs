@@ -164,8 +164,8 @@ pub struct QpTraffic {
 }
 
 impl QpTraffic {
-    /// Bytes of its own requests that the engine carried: their payload, and so much more for each.
-    /// Nothing that a library says makes it more.
+    /// Bytes of its own requests that the engine carried: their payload, and `request_bytes` for
+    /// each. Nothing that a library says makes it more.
     pub fn carried(&self, request_bytes: u64) -> u64 {
         let requests = self.messages_sent.saturating_sub(self.direct_messages_sent);
         requests.saturating_mul(request_bytes).saturating_add(self.bytes_requested)

@@ -96,7 +96,7 @@ pub struct Decision {
     pub reason: String,
 }
 
-/// The mode of a host that asks for `wanted`, with this load and so many processors.
+/// The mode of a host that asks for `wanted`, with this load and `cpu_count` processors.
 pub fn decide(wanted: HostMode, load: Load, cpu_count: u32) -> Decision {
     let of_low = |count| if count == 1 { "1 vNIC is".into() } else { format!("{count} vNICs are") };
     let (mode, reason) = match (wanted, load.class()) {

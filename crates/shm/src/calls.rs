@@ -56,7 +56,7 @@ pub struct RefusedCall {
 }
 
 /// System calls that filters refuse in this process from [`RefusedCalls::hear`] on. Readable while
-/// there are some. So much is kept as a pipe holds.
+/// there are some. A pipe's capacity bounds them.
 #[derive(Clone, Copy)]
 pub struct RefusedCalls(BorrowedFd<'static>);
 

@@ -34,7 +34,7 @@ pub enum Event {
     Turn {
         host: usize,
     },
-    /// Tells `host` of a QPN of another one.
+    /// Notifies `host` of a QPN of another one.
     Tell {
         host: usize,
         about: (HostId, Qpn),
@@ -89,7 +89,7 @@ pub struct Host {
     active: VecDeque<QpId>,
     /// When its next turn is.
     turn_at: u64,
-    /// Hosts that were told of a QPN.
+    /// Hosts that were notified of a QPN.
     told: BTreeMap<Qpn, BTreeSet<usize>>,
 }
 

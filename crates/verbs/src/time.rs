@@ -10,12 +10,12 @@ pub struct Instant(pub u64);
 pub struct Duration(pub u64);
 
 impl Duration {
-    /// So many microseconds.
+    /// A span of `micros` microseconds.
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros * 1_000)
     }
 
-    /// So many milliseconds.
+    /// A span of `millis` milliseconds.
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis * 1_000_000)
     }

@@ -17,7 +17,7 @@ enum Whose {
 
 impl Responder {
     /// The QP's message in hand reached nobody. Whether that is known to be more than a peer that
-    /// is not ready or gone: then the environment was told.
+    /// is not ready or gone: then the environment knows it.
     #[cold]
     pub(crate) fn note_unanswered<E: Environment>(&self, env: &mut E, id: QpId) -> bool {
         let qp = self.qp(id);

@@ -19,7 +19,7 @@ use alloc::vec::Vec;
 use freeflow_verbs::{Duration, Instant, PRIORITY_DEFAULT, RateLimit, Shaping, TenantId};
 use serde::{Deserialize, Serialize};
 
-/// Cost of a message in its vNIC's turn beside its bytes.
+/// Cost of a message in its vNIC's turn besides its bytes.
 const MESSAGE_COST_BYTES: u64 = 256;
 /// A released QP that has not run within this time loses its turn.
 const RUN_TIME_MAX: Duration = Duration::from_millis(10);

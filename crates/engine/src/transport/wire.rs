@@ -18,7 +18,7 @@ pub(crate) const PARKED_BYTES_MAX: usize = 4 << 20;
 /// Bytes of packets that wait at all QPs of one vNIC: what a tenant can make the router keep.
 pub(crate) const HELD_BYTES_OF_VNIC_MAX: usize = 32 << 20;
 
-/// Bytes that a waiting packet takes beside its own.
+/// Bytes that a waiting packet takes besides its own.
 pub(crate) const HELD_PACKET_BYTES: usize = 96;
 
 /// P_Keys that are accepted: the default partition, as a full or a limited member (IBTA 10.9.1).

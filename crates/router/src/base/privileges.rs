@@ -107,7 +107,7 @@ impl Kind {
         }
     }
 
-    /// Capabilities that it has for threads which it begins, beside its own.
+    /// Capabilities that it has for threads which it begins, besides its own.
     fn hands_on(self) -> &'static [&'static str] {
         match self {
             Self::Control => &["CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"],

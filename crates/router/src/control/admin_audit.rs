@@ -113,7 +113,7 @@ impl Control {
     }
 }
 
-/// Facts about an object beside its name.
+/// Facts about an object besides its name.
 pub fn about(outcome: &Outcome, container: &str) -> About {
     match &outcome.object {
         AnyObject::Vnic(vnic) => {

@@ -26,7 +26,7 @@ use freeflow_shm::{AccessError, Segment};
 use freeflow_verbs::{AtomicOperation, VerbsError};
 use std::sync::Arc;
 
-/// Content of void memory, at most so much at a time.
+/// Content of void memory; copied piece by piece.
 const ZEROS: &[u8] = &[0; 16 * 1024];
 /// How often one copy is brought to its destination at most: a process that goes on taking away
 /// what is being written has only itself to blame.

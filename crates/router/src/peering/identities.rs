@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Ids and labels that are kept of one host, bytes; of further vNICs they are unknown.
 const IDENTITY_BYTES_OF_HOST_MAX: usize = 64 << 20;
-/// Bytes that keeping one takes beside its text.
+/// Bytes that keeping one takes besides its text.
 const IDENTITY_BYTES: usize = 256;
 
 #[derive(Default)]
