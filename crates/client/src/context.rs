@@ -1,10 +1,9 @@
 //! Device contexts: the scope of PDs, CQs and channels, and their asynchronous events.
-use crate::completion_channel::read_event;
+use crate::event_pipe::{EventOutcome, EventPipe, EventRead};
 use crate::registry::Tag;
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, PASS_BYTES, Reply, Request};
 use freeflow_verbs::{AsyncEventKind, VerbsError};
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +23,7 @@ pub enum Element {
 pub struct Context {
     session: Arc<Session>,
     handle: Handle,
-    pipe: OwnedFd,
+    events: EventPipe,
     /// A process that has it may import the context.
     pass: OwnedFd,
     /// DEVICE_FATAL was reported: it is reported once.
@@ -50,7 +49,8 @@ impl Context {
             return Err(session.nonsense());
         };
         let [pipe, pass] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| session.nonsense())?;
-        Ok(Self { session: session.clone(), handle, pipe, pass, fatal_reported: AtomicBool::new(false) })
+        let events = EventPipe::new(session.clone(), pipe);
+        Ok(Self { session: session.clone(), handle, events, pass, fatal_reported: AtomicBool::new(false) })
     }
 
     /// Objects that the program left in it are destroyed with it.
@@ -66,9 +66,9 @@ impl Context {
         self.handle
     }
 
-    /// The application's descriptor to wait on (`async_fd`).
-    pub fn descriptor(&self) -> RawFd {
-        self.pipe.as_raw_fd()
+    /// What the application waits on (`async_fd`).
+    pub fn events(&self) -> &EventPipe {
+        &self.events
     }
 
     /// The descriptor by which another process of the vNIC imports the context (`cmd_fd`).
@@ -82,29 +82,19 @@ impl Context {
     /// # Errors
     /// As `read`: Interrupted, WouldBlock (on a non-blocking descriptor). `None` inside:
     /// DEVICE_FATAL was the last.
-    pub fn wait_event(&self, deliver: &mut dyn FnMut(AsyncEventKind, Element)) -> Result<(), Option<io::Error>> {
-        self.check()?;
-        while !self.handle_event(read_event(&self.pipe), deliver)? {}
-        Ok(())
+    pub fn wait_event(&self, deliver: &mut dyn FnMut(AsyncEventKind, Element)) -> EventOutcome<()> {
+        self.events.wait(|event| self.handle_event(event, deliver))
     }
 
-    /// As of a completion channel.
-    ///
-    /// # Errors
-    /// As of [`Self::wait_event`].
-    pub fn check(&self) -> Result<(), Option<io::Error>> {
-        if self.session.left_behind() { Err(None) } else { Ok(()) }
-    }
-
-    /// As of a completion channel.
+    /// What a read of [`Self::events`] gave. False: nothing for the caller, who reads on.
     ///
     /// # Errors
     /// As of [`Self::wait_event`].
     pub fn handle_event(
         &self,
-        event: io::Result<Option<[u32; 2]>>,
+        event: EventRead,
         deliver: &mut dyn FnMut(AsyncEventKind, Element),
-    ) -> Result<bool, Option<io::Error>> {
+    ) -> EventOutcome<bool> {
         if let Some([kind, cookie]) = event.map_err(Some)? {
             match AsyncEventKind::from_number(kind) {
                 None => return Ok(false),

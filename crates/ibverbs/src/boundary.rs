@@ -1,6 +1,6 @@
 //! The boundary to C: errno, and no panic beyond it.
 use freeflow_abi::errno_of;
-use freeflow_client::{EVENT_BYTES, event_of};
+use freeflow_client::{EVENT_BYTES, EventOutcome, EventRead, event_of};
 use freeflow_verbs::VerbsError;
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -53,20 +53,15 @@ unsafe extern "C-unwind" {
     fn read(descriptor: c_int, buffer: *mut c_void, bytes: usize) -> isize;
 }
 
-/// The result of a read; `None` inside: the end.
-pub(crate) type Event = io::Result<Option<[u32; 2]>>;
-/// `None` inside: no event will ever come (EIO).
-pub(crate) type EventOutcome<T> = Result<T, Option<io::Error>>;
-
 /// For verbs that wait for an event: 0, or -1 with errno. `begin` says what to read from, `handle`
-/// whether that was it.
+/// whether that was it. Where no event will ever come it is EIO.
 ///
 /// Waiting is a cancellation point, as with rdma-core: programs end their event threads by
 /// `pthread_cancel`. So nothing that would have to be dropped is alive here while it waits.
 #[inline]
 pub(crate) fn event(
     begin: impl Copy + FnOnce() -> EventOutcome<RawFd>,
-    handle: impl Copy + Fn(Event) -> EventOutcome<bool>,
+    handle: impl Copy + Fn(EventRead) -> EventOutcome<bool>,
 ) -> c_int {
     let mut record = [0; EVENT_BYTES];
     let pipe = begun(begin);
@@ -89,7 +84,7 @@ fn begun(begin: impl FnOnce() -> EventOutcome<RawFd>) -> RawFd {
 }
 
 /// 0: it is delivered; 1: read on; -1: with errno.
-fn handled(count: isize, record: &[u8; EVENT_BYTES], handle: impl Fn(Event) -> EventOutcome<bool>) -> c_int {
+fn handled(count: isize, record: &[u8; EVENT_BYTES], handle: impl Fn(EventRead) -> EventOutcome<bool>) -> c_int {
     let event = usize::try_from(count).map_or_else(|_| Err(io::Error::last_os_error()), |n| Ok(event_of(record, n)));
     let outcome = catch_unwind(AssertUnwindSafe(|| handle(event))).unwrap_or(Err(None));
     outcome.map_or_else(refuse, |delivered| c_int::from(!delivered))

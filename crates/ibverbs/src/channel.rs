@@ -50,7 +50,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         // SAFETY: the C contract.
         let owner = unsafe { Context::from_c(context) }.client();
         let client = CompletionChannel::create(owner.session(), owner.handle())?;
-        let c = ibv_comp_channel { context, fd: client.descriptor(), refcnt: 0 };
+        let c = ibv_comp_channel { context, fd: client.events().descriptor(), refcnt: 0 };
         let channel = CompChannel { c: UnsafeCell::new(c), client: Arc::new(client) };
         Ok(Box::into_raw(Box::new(channel)).cast())
     })
@@ -96,9 +96,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 ) -> c_int {
     let begin = || {
         // SAFETY: the C contract.
-        let client = &unsafe { CompChannel::from_c(channel) }.client;
-        client.check()?;
-        Ok(client.descriptor())
+        unsafe { CompChannel::from_c(channel) }.client.events().begin_wait()
     };
     event(begin, |event| {
         // SAFETY: the C contract.

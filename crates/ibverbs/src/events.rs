@@ -19,9 +19,7 @@ use std::sync::atomic::Ordering;
 pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, to: *mut ibv_async_event) -> c_int {
     let begin = || {
         // SAFETY: the C contract.
-        let client = unsafe { Context::from_c(context) }.client();
-        client.check()?;
-        Ok(client.descriptor())
+        unsafe { Context::from_c(context) }.client().events().begin_wait()
     };
     event(begin, |event| {
         // SAFETY: the C contract.

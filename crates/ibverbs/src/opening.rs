@@ -73,7 +73,7 @@ fn hand_out(device: *mut ibv_device, client: client::Context, imported_by: Optio
     fill_operations(&mut c.context);
     c.context.device = device;
     c.context.cmd_fd = imported_by.as_ref().map_or_else(|| client.pass_descriptor(), AsRawFd::as_raw_fd);
-    c.context.async_fd = client.descriptor();
+    c.context.async_fd = client.events().descriptor();
     c.context.num_comp_vectors = client.session().device().completion_vector_count as c_int;
     let on_demand = OnDemandRegions::default();
     let context = Box::new(Context { c: UnsafeCell::new(c), client, on_demand, imported_by, device });
