@@ -11,7 +11,7 @@ use crate::control::external::ExternalPolicy;
 use crate::control::message::{ControlHandle, Message};
 use crate::control::peer_updates::RouterSink;
 use crate::control::thread::{Control, ControlParts};
-use crate::dataplane::command::{Stop, Submission};
+use crate::dataplane::command::{Probe, Stop, Submission};
 use crate::dataplane::event::Event;
 use crate::dataplane::handle::WorkerHandle;
 use crate::dataplane::pollers::Pollers;
@@ -42,7 +42,7 @@ use std::thread::JoinHandle;
 /// A router that runs until it is stopped, asked to end, or dropped.
 pub struct Router {
     control: Option<JoinHandle<()>>,
-    messages: ControlHandle<Control>,
+    messages: ControlHandle,
     stop: Arc<AtomicBool>,
     ended: Arc<Doorbell>,
     /// A thread of it panicked.
@@ -122,8 +122,7 @@ impl Router {
         (control.external, control.network_notifier) = (external, network_notifier);
         control.restore_vnics(&mut worker)?;
         control.choose_mode();
-        let link = Link::new(own.clone(), control.worker.clone());
-        let api = start_api(&mut control, link)?;
+        let api = start_api(&mut control, own.clone())?;
         std::fs::write(control.config.run_dir.join("router.pid"), format!("{}\n", std::process::id()))?;
         let worker = {
             let (stop, waker) = (stop.clone(), control_waker.clone());
@@ -229,12 +228,17 @@ fn spawn_control(
 }
 
 /// From now on what is declared can be asked for and changed.
-fn start_api(control: &mut Control, link: Link) -> io::Result<Api> {
+fn start_api(control: &mut Control, own: ControlHandle) -> io::Result<Api> {
+    let worker = control.worker.clone();
+    let link = Link::new(
+        move |request| own.send(Message::Api(Box::new(request))),
+        move |answer| worker.send(Probe { answer }),
+    );
     let (run_dir, revision) = (control.config.run_dir.clone(), control.declared().revision());
     let metrics_listen = control.config.metrics_listen;
-    let (state_dir, health) = (control.config.state_dir().to_owned(), control.health.clone());
-    let (audit, host) = (control.audit.clone(), control.config.host_name());
-    let parts = ApiParts { run_dir, state_dir, health, host, link, audit, revision, metrics_listen };
+    let (state_dir, audit) = (control.config.state_dir().to_owned(), control.audit.clone());
+    let host = control.config.host_name();
+    let parts = ApiParts { run_dir, state_dir, host, link, audit, revision, metrics_listen };
     let (api, feed) = Api::start(parts)?;
     control.feed = feed;
     control.audit.note(Entry::Router { what: "begins" });
@@ -278,10 +282,7 @@ fn end_router(stop: &AtomicBool, control_waker: &Waker) {
 }
 
 /// The thread that has the host's network reconciled. It asks the control thread what there is.
-fn start_network_reconciler(
-    config: &Config,
-    control: ControlHandle<Control>,
-) -> io::Result<(NetworkReconciler, Notifier)> {
+fn start_network_reconciler(config: &Config, control: ControlHandle) -> io::Result<(NetworkReconciler, Notifier)> {
     NetworkReconciler::start(config.network_reconciler.clone(), move || {
         let (sender, answer) = channel();
         control.send(Message::ReadInventory { answer: sender });

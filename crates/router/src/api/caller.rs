@@ -54,6 +54,11 @@ impl Role {
     pub fn reads_all(&self) -> bool {
         self.is_admin || self.is_viewer
     }
+
+    /// Whose networks and vNICs it reads; `None`: all.
+    pub fn read_tenants(&self) -> Option<BTreeSet<String>> {
+        (!self.reads_all()).then(|| self.tenants.clone())
+    }
 }
 
 impl fmt::Display for Role {

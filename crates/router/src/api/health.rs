@@ -2,10 +2,9 @@
 //! there, and its run directory and its store can be written. What was found is the health of the
 //! Host, too.
 use super::failure::Failure;
-use super::link::{Link, Reply};
+use super::link::Link;
+use super::plane::{CheckPeersThread, ReportHealth};
 use super::routes::{Asking, Server, admitted};
-use crate::control::health::Health;
-use crate::control::thread::Control;
 use axum::extract::{Extension, State};
 use axum::response::Response;
 use std::fs::OpenOptions;
@@ -36,7 +35,6 @@ type Found = Mutex<Option<(Instant, Vec<String>)>>;
 /// Probes that were made: one of each at a time, and few in all, whoever asks how often.
 pub struct Probes {
     places: Vec<Place>,
-    health: Health,
     threads: Found,
     disk: Found,
     /// A thread is at it, perhaps for as long as the disk does not answer.
@@ -44,21 +42,21 @@ pub struct Probes {
 }
 
 impl Probes {
-    pub fn new(run_dir: PathBuf, state_dir: PathBuf, health: Health) -> Self {
+    pub fn new(run_dir: PathBuf, state_dir: PathBuf) -> Self {
         let mut places = vec![("store", state_dir)];
         if places[0].1 != run_dir {
             places.push(("run directory", run_dir));
         }
         let (threads, disk, is_writing) = Default::default();
-        Self { places, health, threads, disk, is_writing }
+        Self { places, threads, disk, is_writing }
     }
 
-    /// Faults found; the control thread can report them from now on.
+    /// What is wrong; the control thread shows it from now on.
     pub async fn look(&self, link: &Link) -> Vec<String> {
         let mut wrong = fresh(&self.threads, check_threads(link)).await;
         let places = self.places.clone();
         wrong.extend(fresh(&self.disk, check_disk(&self.is_writing, move || write_probes(&places))).await);
-        self.health.set(wrong.clone());
+        link.tell(ReportHealth { wrong: wrong.clone() });
         wrong
     }
 }
@@ -130,12 +128,8 @@ fn answer(wrong: Vec<String>) -> Result<Response, Failure> {
 /// answering.
 async fn check_threads(link: &Link) -> Vec<String> {
     let mut wrong = Vec::new();
-    // Whoever asked may be gone before the answer.
-    let peers = |control: &mut Control, reply: Reply<bool>| {
-        let _ = reply.send(control.has_its_peers_thread());
-    };
-    let (control, turns) =
-        tokio::join!(link.ask_within(ANSWER_TIME_MAX, peers), link.worker_turns_within(ANSWER_TIME_MAX));
+    let control = link.ask_within(ANSWER_TIME_MAX, CheckPeersThread {});
+    let (control, turns) = tokio::join!(control, link.worker_turns_within(ANSWER_TIME_MAX));
     match control {
         Ok(true) => {}
         Ok(false) => wrong.push("peers: the thread has ended".into()),
@@ -194,8 +188,7 @@ mod tests {
     fn each_directory_is_looked_at_and_named() {
         let own = std::env::temp_dir();
         let gone = own.join("freeflow-no-such-directory");
-        let places =
-            |run_dir: &Path, state_dir: &Path| Probes::new(run_dir.into(), state_dir.into(), Health::default()).places;
+        let places = |run_dir: &Path, state_dir: &Path| Probes::new(run_dir.into(), state_dir.into()).places;
         assert!(write_probes(&places(&own, &own)).is_empty());
         for (run_dir, state_dir, name) in [(&own, &gone, "store: "), (&gone, &own, "run directory: ")] {
             let wrong = write_probes(&places(run_dir, state_dir));

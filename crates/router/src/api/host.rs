@@ -4,15 +4,15 @@
 //! Those who read everything read these; the admin alone changes something, and each change and each
 //! refusal has its line in the audit log.
 use super::failure::Failure;
-use super::link::Reply;
+use super::plane::{
+    ApiCall, AwaitWorker, InjectFaults, PageConnections, PageQps, PageWire, ReadPeers, ReadRouter, ReloadPeers,
+};
 use super::query::parameters;
 use super::routes::{Answer, Asking, Server, admitted, body_of, change, held, note_refusal, read_turn};
-use crate::control::thread::Control;
-use crate::dataplane::command::Fence;
 use axum::extract::{Extension, Path, RawQuery, Request, State};
+use freeflow_orchestrator::Command;
 use freeflow_orchestrator::objects::{API_VERSION, Cause, Invalid, ObjectKind};
-use freeflow_orchestrator::{Command, Refusal};
-use freeflow_protocol::admin::{CmStatus, DataPath, WireFaults, WireStatus};
+use freeflow_protocol::admin::{DataPath, WireFaults};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -91,13 +91,9 @@ fn this_host(server: &Server, name: &str) -> Result<(), Failure> {
 }
 
 /// Asks the control thread, in turn with the reads of others who are not the admin.
-async fn ask<T: Send + 'static>(
-    server: &Server,
-    asking: &Asking,
-    question: impl FnOnce(&mut Control, Reply<T>) + Send + 'static,
-) -> Result<T, Failure> {
+async fn ask<C: ApiCall>(server: &Server, asking: &Asking, call: C) -> Result<C::Answer, Failure> {
     let turn = read_turn(server, asking, true).await;
-    let answer = server.link.ask(question).await;
+    let answer = server.link.ask(call).await;
     turn.give_back().await;
     answer
 }
@@ -133,8 +129,7 @@ pub async fn router(
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, "router")).await?;
     parameters(query.as_deref(), &[])?;
-    let question = |control: &mut Control, reply: Reply<_>| control.router_status(|status| drop(reply.send(status)));
-    let status = ask(&server, &asking, question).await?;
+    let status = ask(&server, &asking, ReadRouter {}).await?;
     Ok(held(document("RouterStatus", None, "status", value_of(&status)?), permit))
 }
 
@@ -146,11 +141,8 @@ pub async fn qps(
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, "qps")).await?;
     let query = parameters(query.as_deref(), &["vnic", "continue"])?;
-    let (vnic, after) = (query.get("vnic").cloned(), number_after(&query)?);
-    let question = move |control: &mut Control, reply: Reply<_>| {
-        control.list_qps(vnic.as_deref(), after, |page| drop(reply.send(page)));
-    };
-    let Some((qps, more)) = ask(&server, &asking, question).await? else {
+    let call = PageQps { vnic: query.get("vnic").cloned(), after_qpn: number_after(&query)? };
+    let Some((qps, more)) = ask(&server, &asking, call).await? else {
         return Err(Failure::not_found("no such vNIC"));
     };
     let next = next(more, qps.last(), |last| last.qpn.to_string());
@@ -164,11 +156,8 @@ pub async fn wire(
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, "wire")).await?;
-    let after = number_after(&parameters(query.as_deref(), &["continue"])?)?;
-    let question = move |control: &mut Control, reply: Reply<(WireStatus, bool)>| {
-        control.wire_status(after, |status| drop(reply.send(status)));
-    };
-    let (status, more) = ask(&server, &asking, question).await?;
+    let after_qpn = number_after(&parameters(query.as_deref(), &["continue"])?)?;
+    let (status, more) = ask(&server, &asking, PageWire { after_qpn }).await?;
     let next = next(more, status.qps.last(), |last| last.qpn.to_string());
     Ok(held(document("WireStatus", next, "status", value_of(&status)?), permit))
 }
@@ -189,9 +178,7 @@ pub async fn connections(
     let query = parameters(query.as_deref(), &["continue"])?;
     let given = query.get("continue").filter(|text| !text.is_empty());
     let after = given.map(|text| parse_position(text).ok_or_else(no_such_place)).transpose()?;
-    let question =
-        move |control: &mut Control, reply: Reply<(CmStatus, bool)>| drop(reply.send(control.list_cm(after)));
-    let (status, more) = ask(&server, &asking, question).await?;
+    let (status, more) = ask(&server, &asking, PageConnections { after }).await?;
     let place = |(vnic, handle): (u64, u32)| format!("{vnic}{SEPARATOR}{handle}");
     let next = next(more, status.ids.last(), |last| place(last.position));
     Ok(held(document("CmStatus", next, "status", value_of(&status)?), permit))
@@ -205,8 +192,7 @@ pub async fn peers(
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, "peers")).await?;
     parameters(query.as_deref(), &[])?;
-    let question = |control: &mut Control, reply: Reply<_>| drop(reply.send(control.peers_status()));
-    let status = ask(&server, &asking, question).await?;
+    let status = ask(&server, &asking, ReadPeers {}).await?;
     Ok(held(document("PeersStatus", None, "status", value_of(&status)?), permit))
 }
 
@@ -223,21 +209,12 @@ pub async fn reload_peers(
 ) -> Answer {
     let permit = begin_change(&server, &asking, "reload-peers", (&name, "peers/reload")).await?;
     parameters(query.as_deref(), &[])?;
-    let who = asking.caller.who.clone();
-    // Declared objects do not change meanwhile.
-    let question = move |control: &mut Control, reply: Reply<_>| {
-        control.when_stored(Box::new(move |control| drop(reply.send(control.reload_peers(who)))));
-    };
-    server.link.ask(question).await??;
+    server.link.ask(ReloadPeers { who: asking.caller.who.clone() }).await??;
     Ok(done(permit))
 }
 
 async fn set_faults(server: &Server, asking: &Asking, faults: Option<WireFaults>) -> Result<(), Failure> {
-    let who = asking.caller.who.clone();
-    let question = move |control: &mut Control, reply: Reply<Result<(), Refusal>>| {
-        control.set_wire_faults(who, faults, |result| drop(reply.send(result)));
-    };
-    Ok(server.link.ask(question).await??)
+    Ok(server.link.ask(InjectFaults { who: asking.caller.who.clone(), faults }).await??)
 }
 
 /// [`WireFaults`], as they are sent.
@@ -310,12 +287,7 @@ pub async fn put_data_path(
     parameters(query.as_deref(), &[])?;
     let SentDataPath { data_path: path } = parse(body)?;
     change(&server, &asking, "set-data-path", Command::SetDataPath { network, path }, false).await?;
-    let question = |control: &mut Control, reply: Reply<()>| {
-        control.ask(Fence {}, |_, ()| {
-            let _ = reply.send(());
-        });
-    };
-    server.link.ask(question).await?;
+    server.link.ask(AwaitWorker {}).await?;
     Ok(done(permit))
 }
 

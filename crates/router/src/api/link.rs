@@ -1,56 +1,55 @@
-//! The way to the control thread: a question goes there as a message, its answer comes back by a
-//! oneshot. The worker is asked only whether it turns, and not by way of the control thread.
+//! The ways out of the server: requests to the control thread, each with its answer, and a sign of
+//! life from the worker, which does not go by way of the control thread.
 use super::failure::Failure;
-use crate::control::message::{ControlHandle, Message};
-use crate::control::thread::Control;
-use crate::dataplane::command::Probe;
-use crate::dataplane::handle::WorkerHandle;
+use super::plane::{ApiCall, ApiRequest, ReplyTo};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// How long the control thread may take. It waits for nobody.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
 
-#[derive(Clone)]
-pub struct Link {
-    control: ControlHandle<Control>,
-    worker: WorkerHandle,
+struct Ways {
+    control: Box<dyn Fn(ApiRequest) + Send + Sync>,
+    worker: Box<dyn Fn(oneshot::Sender<()>) + Send + Sync>,
 }
 
-/// By which an answer is given; may be dropped instead.
-pub type Reply<T> = oneshot::Sender<T>;
+#[derive(Clone)]
+pub struct Link(Arc<Ways>);
 
 impl Link {
-    pub(crate) fn new(control: ControlHandle<Control>, worker: WorkerHandle) -> Self {
-        Self { control, worker }
+    /// `control` passes a request on, `worker` has the worker answer in one of its turns. Neither waits.
+    pub(crate) fn new(
+        control: impl Fn(ApiRequest) + Send + Sync + 'static,
+        worker: impl Fn(oneshot::Sender<()>) + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(Ways { control: Box::new(control), worker: Box::new(worker) }))
     }
 
     /// Whether the worker executes a command within this time.
     pub async fn worker_turns_within(&self, time_max: Duration) -> bool {
         let (reply, answer) = oneshot::channel();
-        self.worker.send(Probe { answer: reply });
+        (self.0.worker)(reply);
         matches!(tokio::time::timeout(time_max, answer).await, Ok(Ok(())))
     }
 
-    /// Has the control thread run `question`.
-    pub async fn ask<T: Send + 'static>(
-        &self,
-        question: impl FnOnce(&mut Control, Reply<T>) + Send + 'static,
-    ) -> Result<T, Failure> {
-        self.ask_within(ANSWER_TIME_MAX, question).await
+    /// Has the control thread serve a request.
+    pub(crate) async fn ask<C: ApiCall>(&self, call: C) -> Result<C::Answer, Failure> {
+        self.ask_within(ANSWER_TIME_MAX, call).await
     }
 
-    pub async fn ask_within<T: Send + 'static>(
-        &self,
-        time_max: Duration,
-        question: impl FnOnce(&mut Control, Reply<T>) + Send + 'static,
-    ) -> Result<T, Failure> {
-        let (reply, answer) = oneshot::channel();
-        self.control.send(Message::Question(Box::new(move |control| question(control, reply))));
+    pub(crate) async fn ask_within<C: ApiCall>(&self, time_max: Duration, call: C) -> Result<C::Answer, Failure> {
+        let (reply, answer) = ReplyTo::pair();
+        (self.0.control)(call.into_request(reply));
         match tokio::time::timeout(time_max, answer).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(_)) => Err(Failure::internal("the router ends")),
             Err(_) => Err(Failure::internal("the router's control thread does not answer")),
         }
+    }
+
+    /// The same, without waiting for the answer.
+    pub(crate) fn tell<C: ApiCall>(&self, call: C) {
+        (self.0.control)(call.into_request(ReplyTo::pair().0));
     }
 }

@@ -1,11 +1,10 @@
 //! `GET /apis/freeflow.io/v1/live`: what vNICs, and their QPs, have done so far, for who makes
 //! rates of it. A page at a time.
 use super::failure::Failure;
-use super::link::Reply;
+use super::meters::{MeterPage, Position, VnicMeter};
+use super::plane::PageMeters;
 use super::query::{flag, parameters};
 use super::routes::{Asking, Server, admitted, held};
-use crate::control::metering::{MeterPage, Position, VnicMeter};
-use crate::control::thread::Control;
 use crate::dataplane::meters::QpMeter;
 use axum::extract::{Extension, RawQuery, State};
 use axum::response::Response;
@@ -99,11 +98,11 @@ fn vnic(vnic: &VnicMeter, with_qps: bool) -> Value {
     value
 }
 
-/// `now_ns`: of a clock that only counts, so that rates need not take the answer's way into account.
-fn document(page: &MeterPage, with_qps: bool, now_ns: u64) -> Value {
+/// With the time, so that rates need not take the answer's way into account.
+fn document(page: &MeterPage, with_qps: bool) -> Value {
     let items: Vec<Value> = page.vnics.iter().map(|meter| vnic(meter, with_qps)).collect();
     let next = page.next.as_ref().map_or(String::new(), position_text);
-    json!({"apiVersion": API_VERSION, "kind": "LiveList", "metadata": {"nanoseconds": now_ns, "continue": next}, "items": items})
+    json!({"apiVersion": API_VERSION, "kind": "LiveList", "metadata": {"nanoseconds": page.read_ns, "continue": next}, "items": items})
 }
 
 pub async fn live(
@@ -119,16 +118,8 @@ pub async fn live(
         .map(|text| parse_position(text).ok_or_else(|| Failure::bad_request("continue is what an earlier page said")));
     let after = after.transpose()?;
     let permit = admitted(&asking).await?;
-    let role = asking.caller.role.clone();
-    let question = move |control: &mut Control, reply: Reply<(MeterPage, u64)>| {
-        let shows = |tenant: &str| role.reads_all() || role.tenants.contains(tenant);
-        control.meter_page(after, with_qps, shows, move |page| {
-            // Whoever asked may be gone.
-            let _ = reply.send((page, freeflow_shm::monotonic_ns()));
-        });
-    };
-    let (page, now_ns) = server.link.ask(question).await?;
-    Ok(held(document(&page, with_qps, now_ns).to_string().into_bytes(), permit))
+    let page = server.link.ask(PageMeters { after, with_qps, tenants: asking.caller.role.read_tenants() }).await?;
+    Ok(held(document(&page, with_qps).to_string().into_bytes(), permit))
 }
 
 #[cfg(test)]

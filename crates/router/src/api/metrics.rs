@@ -5,15 +5,15 @@
 //! held up for long.
 use super::failure::Failure;
 use super::link::Link;
+use super::meters::{HostMeter, NetworkMeter, Position, VnicMeter};
+use super::plane::{CountQpPaths, PageMeters, ReadHostMeter};
 use crate::admission::violations::Tried;
-use crate::control::metering::{HostMeter, NetworkMeter, Position, VnicMeter};
 use crate::dataplane::meters::PathCounts;
 use crate::dataplane::reasons::Reason;
 use crate::dataplane::totals::{PATHS, by_path};
 use axum::http::HeaderName;
 use axum::http::header::CONTENT_TYPE;
 use freeflow_protocol::admin::QpPath;
-use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 /// vNICs, networks, and pairs of a rule and a network, that have lines of their own.
@@ -269,18 +269,10 @@ fn escape(text: &str, into: &mut String) {
 /// The whole text.
 pub async fn text(link: &Link) -> Result<String, Failure> {
     let mut text = Text::new();
-    let question = |control: &mut crate::control::thread::Control, reply: super::link::Reply<_>| {
-        control.meter_paths(move |paths| drop(reply.send(paths)));
-    };
-    let mut paths: BTreeMap<String, PathCounts> = link.ask(question).await?;
+    let mut paths = link.ask(CountQpPaths {}).await?;
     let (mut count, mut after): (usize, Option<Position>) = (0, None);
     loop {
-        let from = after.take();
-        let question = move |control: &mut crate::control::thread::Control, reply: super::link::Reply<_>| {
-            // Whoever asked may be gone.
-            control.meter_page(from, false, |_| true, move |page| drop(reply.send(page)));
-        };
-        let page = link.ask(question).await?;
+        let page = link.ask(PageMeters { after: after.take(), with_qps: false, tenants: None }).await?;
         for vnic in page.vnics.iter().take(VNIC_COUNT_MAX - count) {
             text.add_vnic(vnic);
             text.add_paths(vnic, &paths.remove(&vnic.id).unwrap_or_default());
@@ -291,10 +283,7 @@ pub async fn text(link: &Link) -> Result<String, Failure> {
             break;
         }
     }
-    let question = |control: &mut crate::control::thread::Control, reply: super::link::Reply<_>| {
-        control.meter_host(move |host| drop(reply.send(host)));
-    };
-    let host = link.ask(question).await?;
+    let host = link.ask(ReadHostMeter {}).await?;
     text.add_host(&host, count);
     Ok(text.finish())
 }

@@ -4,7 +4,8 @@
 //! - `caller`, `permission`: who somebody is, and what that lets them read and change;
 //! - `server`, `users`, `stream`: connections, and what bounds them;
 //! - `routes`, `query`, `failure`, `held`, `openapi`, `health`: HTTP;
-//! - `link`, `control`, `feed`: the control thread's part; it owns the state, and is asked by reactions;
+//! - `plane`, `meters`, `link`: what is asked of the control thread, which owns the state, and the way there;
+//! - `feed`: what that thread says of its own accord;
 //! - `host`: what this host does now, and what is done to it that is no object;
 //! - `live`, `metrics`, `scrape`: what is counted, for programs here and for Prometheus;
 //! - `watch`: who is told what has changed.
@@ -13,7 +14,6 @@
 //! waits for the server, and a question takes it a bounded time. Local users cost memory,
 //! descriptors and time up to bounds that depend on their number alone, and not the admin's share.
 pub(crate) mod caller;
-mod control;
 pub(crate) mod failure;
 pub mod feed;
 mod health;
@@ -21,17 +21,22 @@ mod held;
 mod host;
 mod link;
 mod live;
+pub(crate) mod meters;
 mod metrics;
 mod openapi;
 mod openapi_host;
-mod permission;
-mod query;
+pub(crate) mod permission;
+pub(crate) mod plane;
+pub(crate) mod query;
 mod routes;
 mod scrape;
 mod server;
 mod stream;
 mod users;
 mod watch;
+
+#[cfg(test)]
+mod fake_plane_tests;
 
 pub(crate) use feed::Feed;
 pub(crate) use link::Link;

@@ -1,8 +1,8 @@
 //! The paths, and what is answered on each.
 use super::caller::Caller;
-use super::control::{Done, Page};
 use super::failure::Failure;
 use super::link::Link;
+use super::plane::{BeginWatch, ChangeObjects, Done, GetObject, NotDone, Page, PageObjects};
 use super::query::{Selector, flag, parameters};
 use super::users::Place;
 use super::watch::{Filter, History, Listed, Reader, WatchBody, added};
@@ -30,8 +30,6 @@ const ITEM_COUNT_MAX: [usize; 2] = [10_000, 1000];
 const BODY_TIME_MAX: Duration = Duration::from_secs(10);
 /// A change is answered when it is stored: a disk that is slow, or frozen for a while, fails nobody.
 const STORED_TIME_MAX: Duration = Duration::from_secs(600);
-/// Changes that wait for the store, each with its body.
-const WAITING_COMMAND_COUNT_MAX: usize = 64;
 /// Of the body of `apply`: `items`, and what else a list has, which is not looked at.
 const LIST_FIELDS: [&str; 4] = ["items", "apiVersion", "kind", "metadata"];
 /// Unknown ones that a refusal names.
@@ -210,7 +208,7 @@ async fn ask_page(
     let (role, selector) = (asking.caller.role.clone(), selector.clone());
     look_at_health(server, kind).await;
     let turn = read_turn(server, asking, is_costly(kind)).await;
-    let page = server.link.ask(move |control, reply| control.api_page(&role, kind, (after, &selector), reply)).await;
+    let page = server.link.ask(PageObjects { role, kind, after, selector }).await;
     turn.give_back().await;
     page
 }
@@ -286,16 +284,14 @@ async fn begin_watch(
     query: &BTreeMap<String, String>,
 ) -> Answer {
     let given = version_of(query)?;
-    let role = asking.caller.role.clone();
-    let beginning = server.link.ask(move |control, reply| drop(reply.send(control.api_beginning(&role, kind)))).await?;
+    let beginning = server.link.ask(BeginWatch { role: asking.caller.role.clone(), kind }).await?;
     let (after, listed) = match given {
         Some(revision) if revision > beginning.revision.0 => return Err(Failure::expired()),
         Some(revision) if revision > 0 => (Revision(revision), None),
         _ => (beginning.revision, Some(listed(server, asking, (kind, name.as_deref()), &selector).await?)),
     };
     let role = &asking.caller.role;
-    let tenants = (!role.reads_all()).then(|| role.tenants.clone());
-    let filter = Filter { kind, name, selector, tenants, names: beginning.names };
+    let filter = Filter { kind, name, selector, tenants: role.read_tenants(), names: beginning.names };
     let reader = Reader::new(server.history.clone(), filter, after, listed)?;
     Ok((json_header(), Body::new(WatchBody::new(reader))).into_response())
 }
@@ -312,10 +308,10 @@ async fn get_one(
     if flag(&query, "watch")? {
         return begin_watch(&server, &asking, (kind, Some(name)), Selector::default(), &query).await;
     }
-    let (role, wanted) = (asking.caller.role.clone(), name.clone());
+    let call = GetObject { role: asking.caller.role.clone(), kind, name: name.clone() };
     look_at_health(&server, kind).await;
     let turn = read_turn(&server, &asking, is_costly(kind)).await;
-    let found = server.link.ask(move |control, reply| control.api_get(&role, kind, &wanted, reply)).await;
+    let found = server.link.ask(call).await;
     turn.give_back().await;
     let object = found?.ok_or_else(|| absent(kind, &name))?;
     Ok(held(serde_json::to_vec(&object).map_err(|error| Failure::internal(error.to_string()))?, permit))
@@ -345,25 +341,15 @@ pub async fn change(
     let is_admin = caller.role.is_admin;
     let lane = if is_admin { None } else { Some(server.lane.lock().await) };
     let begin = Instant::now();
-    let question = move |control: &mut crate::control::thread::Control, reply: super::link::Reply<_>| {
-        if control.waiting_command_count() >= WAITING_COMMAND_COUNT_MAX {
-            let _ = reply.send(Err(Failure::busy("too many changes wait for the store")));
-            return;
-        }
-        control.when_stored(Box::new(move |control| {
-            // With its client went its turn among the others.
-            if !reply.is_closed() {
-                let done = control.api_change(&caller, verb, command, dry_run);
-                let _ = reply.send(done.map_err(Failure::from));
-            }
-        }));
-    };
-    let done = server.link.ask_within(STORED_TIME_MAX, question).await;
+    let done = server.link.ask_within(STORED_TIME_MAX, ChangeObjects { caller, verb, command, dry_run }).await;
     if lane.is_some() {
         // Half of the control thread's time stays for all that is not done for tenants' admins.
         tokio::time::sleep(begin.elapsed()).await;
     }
-    done?
+    done?.map_err(|not_done| match not_done {
+        NotDone::Busy => Failure::busy("too many changes wait for the store"),
+        NotDone::Refused(refusal) => refusal.into(),
+    })
 }
 
 /// The object that was sent: its place in the path says what it doesn't say itself, and nothing else.

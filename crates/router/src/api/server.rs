@@ -3,6 +3,7 @@ use super::caller::{Caller, Groups};
 use super::feed::{Change, Feed, Side};
 use super::health::Probes;
 use super::link::Link;
+use super::plane::AddStatuses;
 use super::routes::{Asking, Server, closed_router, router};
 use super::scrape;
 use super::stream::Patient;
@@ -11,7 +12,6 @@ use super::watch::History;
 use crate::audit::Audit;
 use crate::base::log::{Lines, info, warning};
 use crate::base::privileges::{self, Kind};
-use crate::control::health::Health;
 use axum::Router;
 use axum::extract::Extension;
 use freeflow_orchestrator::Revision;
@@ -57,8 +57,6 @@ pub struct ApiParts {
     pub run_dir: PathBuf,
     /// Where the store is.
     pub state_dir: PathBuf,
-    /// For the control thread.
-    pub health: Health,
     /// The name of the Host.
     pub host: String,
     pub link: Link,
@@ -143,7 +141,7 @@ async fn serve(
     let history = History::new(parts.revision);
     tokio::spawn(keep_history(parts.link.clone(), history.clone(), changes));
     let (link, audit, lane, reads) = (parts.link, parts.audit, Mutex::new(()), Mutex::new(()));
-    let probes = Probes::new(parts.run_dir, parts.state_dir, parts.health);
+    let probes = Probes::new(parts.run_dir, parts.state_dir);
     let server = Arc::new(Server { link, history, audit, lane, reads, probes, host: parts.host });
     if let Some(listener) = scraped {
         let server = server.clone();
@@ -201,10 +199,8 @@ async fn keep_history(link: Link, history: Arc<History>, mut changes: UnboundedR
         let mut sides: Vec<&mut Side> = batch.iter_mut().filter_map(|change| change.after.as_mut()).collect();
         for few in sides.chunks_mut(STATUS_COUNT_MAX) {
             let objects: Vec<AnyObject> = few.iter().map(|side| side.object.clone()).collect();
-            let answer = link.ask(move |control, reply| {
-                control.with_status(objects, None, move |_, objects| drop(reply.send(objects)));
-            });
-            for (side, object) in few.iter_mut().zip(answer.await.unwrap_or_default()) {
+            let objects = link.ask(AddStatuses { objects }).await;
+            for (side, object) in few.iter_mut().zip(objects.unwrap_or_default()) {
                 adopt_status(&mut side.object, object);
             }
         }

@@ -4,6 +4,7 @@
 //! Only root of the router's own PID namespace is served: root inside a container that can somehow
 //! reach the socket is not. Requests are done one at a time.
 use crate::api::caller::{Caller, Role, is_of_this_namespace};
+use crate::api::plane::ChangeObjects;
 use crate::audit::Who;
 use crate::base::log::{info, warning};
 use crate::base::slab::Key;
@@ -135,7 +136,8 @@ impl Control {
 
     /// Does a command, with its line in the audit log.
     pub(crate) fn admin_change(&mut self, key: Key, verb: &'static str, command: Command) -> Result<(), Refusal> {
-        self.api_change(&Caller::root(self.admin_pid(key)), verb, command, false).map(drop)
+        let caller = Caller::root(self.admin_pid(key));
+        self.change_objects(ChangeObjects { caller, verb, command, dry_run: false }).map(drop)
     }
 
     pub(crate) fn admin_pid(&self, key: Key) -> i32 {

@@ -9,6 +9,7 @@ use crate::base::slab::Key;
 use crate::control::message::Message;
 use crate::control::session::{Answer, Connection};
 use crate::control::session::{Handled, Outcome};
+use crate::control::store_slot::QueuedCommand;
 use crate::control::thread::Control;
 use crate::dataplane::command::{Ask, Bound, COMMAND_TIME_MAX, Submission};
 use crate::dataplane::event::{Counted, Done, Event, ManagementReceived, PolicyViolated, SessionFailed, VnicFailed};
@@ -110,7 +111,7 @@ impl Control {
         }
     }
 
-    fn handle_thread_message(&mut self, message: Message<Self>) {
+    fn handle_thread_message(&mut self, message: Message) {
         match message {
             Message::PeersUpdated { updates, backlog } => {
                 let is_datagram = |update: &&Update| matches!(update, Update::Cm { .. });
@@ -139,10 +140,8 @@ impl Control {
                 // Whoever asked may have gone.
                 let _ = answer.send(self.access_counts(rule.as_deref()));
             }
-            Message::Declare { command, answer } => self.when_stored(Box::new(move |control| {
-                let _ = answer.send(control.command(*command, false).map(drop));
-            })),
-            Message::Question(question) => question(self),
+            Message::Declare { command, answer } => self.when_stored(QueuedCommand::Declare { command, answer }),
+            Message::Api(request) => request.serve_by(self),
         }
     }
 }

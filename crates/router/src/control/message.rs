@@ -1,4 +1,5 @@
-//! Messages of other threads than the worker to the control thread.
+//! What other threads than the worker say to the control thread.
+use crate::api::plane::ApiRequest;
 use crate::audit::Who;
 use crate::base::slab::Key;
 use crate::base::wake::Waker;
@@ -17,10 +18,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::Sender;
 
 #[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
-/// `C`: the control thread's state.
-pub(crate) enum Message<C> {
-    /// Updates from other hosts' routers; `backlog` is lowered by the datagrams of connection
-    /// management among them.
+pub(crate) enum Message {
+    /// What other hosts' routers said; `backlog` is lowered by the datagrams of connection management among it.
     PeersUpdated {
         updates: Vec<Update>,
         backlog: Arc<AtomicUsize>,
@@ -68,26 +67,18 @@ pub(crate) enum Message<C> {
         answer: Sender<Result<(), Refusal>>,
     },
     /// From the REST server.
-    Question(Question<C>),
+    Api(Box<ApiRequest>),
 }
 
-/// Run on the control thread.
-pub(crate) type Question<C> = Box<dyn FnOnce(&mut C) + Send>;
-
 /// The way to the control thread.
-pub(crate) struct ControlHandle<C> {
-    pub messages: Sender<Message<C>>,
+#[derive(Clone)]
+pub(crate) struct ControlHandle {
+    pub messages: Sender<Message>,
     pub waker: Arc<Waker>,
 }
 
-impl<C> Clone for ControlHandle<C> {
-    fn clone(&self) -> Self {
-        Self { messages: self.messages.clone(), waker: self.waker.clone() }
-    }
-}
-
-impl<C> ControlHandle<C> {
-    pub fn send(&self, message: Message<C>) {
+impl ControlHandle {
+    pub fn send(&self, message: Message) {
         // Fails only when the control thread has ended.
         let _ = self.messages.send(message);
         self.waker.wake();

@@ -5,109 +5,42 @@
 use crate::admission::access::Rules;
 use crate::admission::tallies::Tally;
 use crate::admission::violations::Tried;
+use crate::api::meters::{HostMeter, MeterPage, NetworkMeter, Position, VnicMeter};
 use crate::config::Mode;
 use crate::control::resources;
 use crate::control::thread::Control;
 use crate::control::vnic_entry::VnicEntry;
 use crate::dataplane::command::{CountPaths, MeterHost, MeterVnics};
-use crate::dataplane::meters::{
-    AccessCounts, MeteredVnic, MeteredVnics, PathCounts, QpMeter, VnicNumbers, WorkerMeter,
-};
+use crate::dataplane::meters::{AccessCounts, MeteredVnic, MeteredVnics, PathCounts, VnicNumbers, WorkerMeter};
 use crate::dataplane::totals::Totals;
 use freeflow_orchestrator::NetworkEntry;
 use freeflow_orchestrator::objects::ResourceAmounts;
-use freeflow_verbs::{NetworkId, RateLimit, Shaping};
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use freeflow_verbs::{NetworkId, RateLimit};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-pub(crate) const PAGE_VNICS_MAX: usize = 128;
+const PAGE_VNICS_MAX: usize = 128;
 /// vNICs that are passed over for one page, because they may not be seen.
 const LOOK_VNICS_MAX: usize = 1024;
 
-/// Where a page ended: after this vNIC, or after a QP of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Position {
-    pub vnic: String,
-    pub qpn: Option<u32>,
-}
-
-/// Work of a vNIC, and its limits.
-pub(crate) struct VnicMeter {
-    pub id: String,
-    pub title: String,
-    pub tenant: String,
-    pub network: String,
-    pub address: IpAddr,
-    pub address6: Option<Ipv6Addr>,
-    pub numbers: VnicNumbers,
-    pub malformed_messages: u64,
-    /// Its use of the router.
-    pub used: ResourceAmounts,
-    pub shaping: Shaping,
-    /// Of all vNICs of its tenant and class.
-    pub tenant_limit: RateLimit,
-    pub is_metered: bool,
-    /// Those that were asked for.
-    pub qps: Vec<QpMeter>,
-}
-
-impl VnicMeter {
-    /// Without what the worker knows.
-    fn of(entry: &VnicEntry, tenant: &str, tenant_limit: RateLimit) -> Self {
-        let record = &entry.record;
-        Self {
-            id: record.id.clone(),
-            title: record.name.clone(),
-            tenant: tenant.to_owned(),
-            network: record.network.clone(),
-            address: record.address.into(),
-            address6: record.address6,
-            numbers: VnicNumbers::default(),
-            malformed_messages: entry.malformed_messages,
-            used: ResourceAmounts::default(),
-            shaping: entry.shaping,
-            tenant_limit,
-            is_metered: false,
-            qps: Vec::new(),
-        }
+/// Without what the worker knows.
+fn meter_of(entry: &VnicEntry, tenant: &str, tenant_limit: RateLimit) -> VnicMeter {
+    let record = &entry.record;
+    VnicMeter {
+        id: record.id.clone(),
+        title: record.name.clone(),
+        tenant: tenant.to_owned(),
+        network: record.network.clone(),
+        address: record.address.into(),
+        address6: record.address6,
+        numbers: VnicNumbers::default(),
+        malformed_messages: entry.malformed_messages,
+        used: ResourceAmounts::default(),
+        shaping: entry.shaping,
+        tenant_limit,
+        is_metered: false,
+        qps: Vec::new(),
     }
-}
-
-pub(crate) struct MeterPage {
-    pub vnics: Vec<VnicMeter>,
-    pub next: Option<Position>,
-}
-
-/// Counts of the host as a whole.
-pub(crate) struct HostMeter {
-    pub host: String,
-    pub uptime_s: u64,
-    pub mode: &'static str,
-    pub vnic_count: u64,
-    pub peer_count: u64,
-    pub connected_peer_count: u64,
-    pub revision: u64,
-    pub lost_audit_lines: u64,
-    /// In order of name.
-    pub networks: Vec<NetworkMeter>,
-    /// Attempts in vain that are put down to no network, for each of [`Tried::ALL`].
-    pub tried: [u64; Tried::ALL.len()],
-    /// By rule (the empty name: the networks' own `access`), tenant and network (empty: of none
-    /// that is known); where nothing is, nothing was refused.
-    pub access: Vec<([String; 3], Tally)>,
-    pub cm_connections: u64,
-    pub worker: WorkerMeter,
-}
-
-/// Work of all vNICs of a network, those that are gone too.
-#[derive(Default)]
-pub(crate) struct NetworkMeter {
-    pub tenant: String,
-    pub network: String,
-    pub totals: Totals,
-    /// Attempts in vain, for each of [`Tried::ALL`].
-    pub tried: [u64; Tried::ALL.len()],
 }
 
 fn tried_of(network: Option<NetworkId>, told: &[AccessCounts; 2]) -> [u64; Tried::ALL.len()] {
@@ -115,12 +48,12 @@ fn tried_of(network: Option<NetworkId>, told: &[AccessCounts; 2]) -> [u64; Tried
 }
 
 impl Control {
-    /// vNICs after a position that `shows` lets be seen, by tenant.
+    /// vNICs after a position. `tenants`: whose; `None`: all.
     pub(crate) fn meter_page(
         &mut self,
         after: Option<Position>,
         with_qps: bool,
-        shows: impl Fn(&str) -> bool,
+        tenants: Option<&BTreeSet<String>>,
         then: impl FnOnce(MeterPage) + Send + 'static,
     ) {
         let is_first = after.is_none();
@@ -143,18 +76,18 @@ impl Control {
             next = Some(id.clone());
             let Some(entry) = self.vnics.get(key) else { continue };
             let tenant = self.state.network(&entry.record.network).map_or("", |network| network.tenant());
-            if !shows(tenant) {
+            if tenants.is_some_and(|tenants| !tenants.contains(tenant)) {
                 continue;
             }
             ids.push(entry.engine_id);
             let of_tenant = entry.shaping.tenant.and_then(|id| tenant_limits.get(&id).copied());
-            vnics.push(VnicMeter::of(entry, tenant, of_tenant.unwrap_or_default()));
+            vnics.push(meter_of(entry, tenant, of_tenant.unwrap_or_default()));
         }
         let is_more =
             |id: &String| self.vnics_by_id.range::<String, _>((Bound::Excluded(id), Bound::Unbounded)).next().is_some();
         let next = next.filter(is_more).map(|vnic| Position { vnic, qpn: None });
         if ids.is_empty() {
-            return then(MeterPage { vnics, next });
+            return then(MeterPage { vnics, next, read_ns: freeflow_shm::monotonic_ns() });
         }
         let command = MeterVnics { vnics: ids, with_qps, after_qpn: qpn, counts_direct: is_first };
         self.ask(command, move |control, MeteredVnics { vnics: counted, end }| {
@@ -170,7 +103,7 @@ impl Control {
                 vnic.used = entry.map(|entry| resources::used(entry, &numbers)).unwrap_or_default();
                 (vnic.numbers, vnic.is_metered, vnic.qps) = (numbers, is_metered, qps);
             }
-            then(MeterPage { vnics, next });
+            then(MeterPage { vnics, next, read_ns: freeflow_shm::monotonic_ns() });
         });
     }
 

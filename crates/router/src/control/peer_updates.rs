@@ -3,7 +3,6 @@
 //! Both hear where hosts and addresses are, each in the right order, but not at the same time.
 //! Connection management is the control thread's alone.
 use crate::control::message::{ControlHandle, Message};
-use crate::control::thread::Control;
 use crate::dataplane::command::UpdatePeers;
 use crate::dataplane::handle::WorkerHandle;
 use crate::peering::{Sink, Update};
@@ -15,14 +14,14 @@ const CM_BACKLOG_COUNT_MAX: usize = 8192;
 
 pub(crate) struct RouterSink {
     worker: WorkerHandle,
-    control: ControlHandle<Control>,
+    control: ControlHandle,
     /// Updates that the worker, and messages that the control thread has not dealt with yet.
     backlog: Arc<AtomicUsize>,
     cm_backlog: Arc<AtomicUsize>,
 }
 
 impl RouterSink {
-    pub fn new(worker: WorkerHandle, control: ControlHandle<Control>) -> Self {
+    pub fn new(worker: WorkerHandle, control: ControlHandle) -> Self {
         Self { worker, control, backlog: Arc::default(), cm_backlog: Arc::default() }
     }
 

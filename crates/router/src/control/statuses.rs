@@ -281,7 +281,7 @@ impl Control {
             mode: Mode::from(self.mode.mode).name().into(),
             reason: self.mode.reason.clone(),
             latency_class: self.state.load(|id| self.occupied.contains_key(id)).class().name().into(),
-            health: health(self.health.wrong(), &peers),
+            health: health(self.faults_found.clone(), &peers),
             peer_count: peers.len() as u32,
             connected_peer_count: peers.iter().filter(|peer| is_connected(peer)).count() as u32,
             uptime_s: freeflow_shm::monotonic_ns().saturating_sub(self.started.0) / 1_000_000_000,

@@ -1,25 +1,38 @@
-//! The store, which is elsewhere while it writes, and what waits for it.
+//! The store, which is elsewhere while it writes, and the commands that wait for it.
+use crate::api::plane::{ChangeObjects, Done, NotDone, ReplyTo};
+use crate::audit::Who;
 use freeflow_orchestrator::store::{Committed, Store, StoreError};
+use freeflow_orchestrator::{Command, Refusal};
 use std::collections::VecDeque;
+use std::sync::mpsc::Sender;
 
 pub(crate) type AnyStore = Box<dyn Store + Send>;
 
 pub(crate) type Stored = Result<Committed, StoreError>;
 
-/// Function that may begin a command, run on the control thread.
-type Later<C> = Box<dyn FnOnce(&mut C) + Send>;
+/// Whatever may begin a command, or must not come between its plan and its effect.
+pub(crate) enum QueuedCommand {
+    /// From the REST server.
+    Change { call: Box<ChangeObjects>, reply: ReplyTo<Result<Done, NotDone>> },
+    /// The same; no command, but it reads which networks there are.
+    ReloadPeers { who: Who, reply: ReplyTo<Result<(), Refusal>> },
+    /// From the owner of a router in this process.
+    Declare { command: Box<Command>, answer: Sender<Result<(), Refusal>> },
+    /// This vNIC was stored and could not be made.
+    ForgetVnic { id: String },
+}
 
-/// The store, which is elsewhere while it writes, and what waits for it.
-pub(crate) struct Storing<C> {
+/// The store, and the commands that wait for it.
+pub(crate) struct Storing {
     pub store: Option<AnyStore>,
     /// From a command's plan until all that follows from it is in motion.
     pub has_command: bool,
     /// Of the command in hand.
     pub done: Option<Stored>,
-    pub later: VecDeque<Later<C>>,
+    pub later: VecDeque<QueuedCommand>,
 }
 
-impl<C> Storing<C> {
+impl Storing {
     pub fn new(store: AnyStore) -> Self {
         Self { store: Some(store), has_command: false, done: None, later: VecDeque::new() }
     }

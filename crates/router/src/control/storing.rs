@@ -6,16 +6,18 @@
 //! connections, what other threads left for it, and questions about what is declared, which is what
 //! was stored last. The command line's own connections wait.
 //!
-//! Invariant: one command at a time is planned, stored and adopted. Whatever may begin one does so
-//! by [`Control::when_stored`], or is not served while [`Control::has_command`]. That is more than
+//! Invariant: one command at a time is planned, stored and adopted. Whatever may begin one is a
+//! [`QueuedCommand`], or is not served while [`Control::has_command`]. That is more than
 //! the time for which the store is away: what follows the store's return in the same queue would be
 //! planned without the command that was stored.
+use crate::api::plane::NotDone;
+use crate::base::log::warning;
 use crate::base::privileges::{self, Kind};
-use crate::control::message::{Message, Question};
-use crate::control::store_slot::{AnyStore, Stored};
+use crate::control::message::Message;
+use crate::control::store_slot::{AnyStore, QueuedCommand, Stored};
 use crate::control::thread::Control;
 use freeflow_orchestrator::store::{StoreError, Transaction};
-use freeflow_orchestrator::{Reason, Refusal};
+use freeflow_orchestrator::{Command, Reason, Refusal};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::channel;
@@ -47,18 +49,39 @@ impl Control {
         result
     }
 
-    /// Runs what may begin a command: at once, or when the command in hand is done, in the order of the calls.
-    pub(crate) fn when_stored(&mut self, what: Question<Self>) {
+    /// Runs it at once, or when the command in hand is done, in the order of the calls.
+    pub(crate) fn when_stored(&mut self, queued: QueuedCommand) {
         if self.has_command() || !self.storing.later.is_empty() {
-            self.storing.later.push_back(what);
+            self.storing.later.push_back(queued);
         } else {
-            what(self);
+            self.run_command(queued);
         }
     }
 
     pub(crate) fn run_waiting_commands(&mut self) {
-        while let Some(what) = self.storing.later.pop_front() {
-            what(self);
+        while let Some(queued) = self.storing.later.pop_front() {
+            self.run_command(queued);
+        }
+    }
+
+    fn run_command(&mut self, queued: QueuedCommand) {
+        match queued {
+            QueuedCommand::Change { call, reply } => {
+                // With its client went its turn among the others.
+                if reply.is_awaited() {
+                    reply.give(self.change_objects(*call).map_err(NotDone::Refused));
+                }
+            }
+            QueuedCommand::ReloadPeers { who, reply } => reply.give(self.reload_peers(who)),
+            QueuedCommand::Declare { command, answer } => {
+                // The owner may have gone.
+                let _ = answer.send(self.command(*command, false).map(drop));
+            }
+            QueuedCommand::ForgetVnic { id } => {
+                if let Err(refusal) = self.command(Command::Detach { id }, false) {
+                    warning!("can't store that a vNIC is gone", error = refusal);
+                }
+            }
         }
     }
 

@@ -20,7 +20,6 @@ use crate::control::cm::Cm;
 use crate::control::continuations::Continuations;
 use crate::control::device::device_attributes;
 use crate::control::external::{self, ExternalPolicy};
-use crate::control::health::Health;
 use crate::control::message::{ControlHandle, Message};
 use crate::control::passes::Passes;
 use crate::control::policy::Told;
@@ -125,9 +124,9 @@ pub struct Control {
     pub(crate) worker: WorkerHandle,
     pub(crate) continuations: Continuations<Self>,
     pub(crate) events: Receiver<Event>,
-    pub(crate) messages: Receiver<Message<Control>>,
+    pub(crate) messages: Receiver<Message>,
     /// For other threads than the worker.
-    pub(crate) own: ControlHandle<Control>,
+    pub(crate) own: ControlHandle,
     pub(crate) connections: Slab<Connection>,
     pub(crate) vnics: Slab<VnicEntry>,
     pub(crate) vnics_by_id: BTreeMap<String, Key>,
@@ -138,7 +137,7 @@ pub struct Control {
     pub(crate) occupied: BTreeMap<String, String>,
     pub(crate) told: Told,
     pub(crate) state: State,
-    pub(crate) storing: Storing<Self>,
+    pub(crate) storing: Storing,
     pub(crate) sysfs: Publisher,
     pub(crate) admin_listener: OwnedFd,
     pub(crate) admins: Slab<AdminConnection>,
@@ -166,7 +165,7 @@ pub struct Control {
     /// Changes, for the REST server.
     pub(crate) feed: Feed,
     /// The faults of this router that the REST server found last.
-    pub(crate) health: Health,
+    pub(crate) faults_found: Vec<String>,
     pub(crate) network_notifier: Notifier,
     pub(crate) audit: Audit,
     /// How the worker waits, and why.
@@ -178,8 +177,8 @@ pub(crate) struct ControlParts {
     pub config: Config,
     pub worker: WorkerHandle,
     pub events: Receiver<Event>,
-    pub messages: Receiver<Message<Control>>,
-    pub own: ControlHandle<Control>,
+    pub messages: Receiver<Message>,
+    pub own: ControlHandle,
     pub state: State,
     pub store: FileStore,
     pub admin_listener: OwnedFd,
@@ -232,7 +231,7 @@ impl Control {
             external: ExternalPolicy::default(),
             cm,
             feed: Feed::default(),
-            health: Health::default(),
+            faults_found: Vec::new(),
             network_notifier: Notifier::default(),
             audit: parts.audit,
             mode,

@@ -10,6 +10,7 @@ use crate::base::slab::Key;
 use crate::control::admin_connection::AdminDone;
 use crate::control::external;
 use crate::control::identify::Identifiers;
+use crate::control::store_slot::QueuedCommand;
 use crate::control::sysfs;
 use crate::control::sysfs_counters::remove_tree;
 use crate::control::thread::{Control, Topic};
@@ -301,11 +302,7 @@ impl Control {
             }
             Err(error) => {
                 warning!("a vNIC was refused", vnic = id, error = error);
-                self.when_stored(Box::new(move |control| {
-                    if let Err(refusal) = control.command(Command::Detach { id }, false) {
-                        warning!("can't store that a vNIC is gone", error = refusal);
-                    }
-                }));
+                self.when_stored(QueuedCommand::ForgetVnic { id });
             }
         }
     }
