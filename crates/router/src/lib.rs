@@ -9,6 +9,7 @@
 //! | `control` | sessions, vNICs, what is declared, connection management | `ff-control` |
 //! | `peering` | routers of other hosts: who they are, what they announce | `ff-peers` |
 //! | `dataplane` | engine, rings, doorbells, packets | `ff-worker` |
+//! | `attachment` | how a vNIC's processes, their memory and their events are reached | `ff-identify` |
 //! | `memory` | page tables, copies, grants | `ff-worker`, `ff-mover-K`, a slow-path copier a vNIC |
 //! | `admission` | rules, addresses, violations, accounts | whoever has an instance |
 //! | `audit` | who changed what | `ff-audit` |
@@ -20,6 +21,7 @@
 
 mod admission;
 mod api;
+mod attachment;
 mod audit;
 mod base;
 mod config;

@@ -1,17 +1,15 @@
 //! Connections of libraries, from the listening socket of their vNIC to the first message.
 //!
-//! The socket that a client connected to names the vNIC; SO_PEERPIDFD names the process. The rest
-//! is found out by threads of the vNIC, see `identify`.
+//! Who a client is: the socket it connected to names the vNIC; SO_PEERPIDFD names the process. The
+//! rest is found out by its attachment, see `attachment`.
 use crate::admission::account::Charge;
+use crate::attachment::identify::WAITING_COUNT_MAX;
+use crate::attachment::{AttachedProcess, Peer};
 use crate::base::log::warning;
 use crate::base::slab::Key;
-use crate::control::identify::{Identified, Newcomer, WAITING_COUNT_MAX};
-use crate::control::message::Message;
+use crate::control::message::{Message, Newcomer};
 use crate::control::session::{Connection, Objects, Phase};
 use crate::control::thread::{Control, Topic};
-use crate::memory::entrusted::Entrusted;
-use crate::memory::freezer::Holder;
-use crate::memory::quiesce::Gated;
 use freeflow_shm::fd;
 use rustix::event::epoll;
 use std::io;
@@ -91,43 +89,41 @@ impl Control {
             return Err(io::Error::other("the process is not visible from the router's PID namespace"));
         }
         let Some(socket) = offered.take() else { return Ok(()) };
-        let newcomer = Newcomer { socket, pidfd, credentials, charge };
-        let task = move || {
-            let identified = Identified::of(newcomer.credentials, &newcomer.pidfd);
-            own.send(Message::Identified { vnic, newcomer: Box::new(newcomer), identified });
-        };
-        match entry.identifiers.submit(Box::new(task)) {
+        let charge = Arc::new(charge);
+        let newcomer = Newcomer { socket, credentials, charge: charge.clone() };
+        let found = move |process| own.send(Message::Identified { vnic, newcomer: Box::new(newcomer), process });
+        match entry.attachment.identify(Peer { credentials, pidfd, charge }, Box::new(found)) {
             Ok(()) => entry.identifying += 1,
-            Err(task) => self.refuse(vnic, &io::Error::other("no thread to be had"), task),
+            Err(peer) => self.refuse(vnic, &io::Error::other("no thread to be had"), peer),
         }
         Ok(())
     }
 
-    pub(crate) fn finish_connection(&mut self, vnic: Key, newcomer: Newcomer, identified: io::Result<Identified>) {
+    pub(crate) fn finish_connection(
+        &mut self,
+        vnic: Key,
+        newcomer: Newcomer,
+        process: io::Result<Box<dyn AttachedProcess>>,
+    ) {
         let Some(entry) = self.vnics.get_mut(vnic) else {
-            return self.dispose("", (newcomer, identified), 1);
+            return self.dispose("", (newcomer, process), 1);
         };
         entry.identifying -= 1;
-        let (has_room_again, closer) = (entry.identifying + 1 == WAITING_COUNT_MAX, entry.closer.clone());
+        let has_room_again = entry.identifying + 1 == WAITING_COUNT_MAX;
         // Of one that is being detached nobody hears any more.
         let (id, is_there) = (entry.record.id.clone(), self.vnics_by_id.get(&entry.record.id) == Some(&vnic));
         if has_room_again && is_there {
             self.set_accepting(vnic, true);
         }
-        let Identified { memory, tasks } = match identified {
-            Ok(identified) if is_there => identified,
-            Ok(identified) => return self.dispose(&id, (newcomer, identified), 1),
+        let process = match process {
+            Ok(process) if is_there => process,
+            Ok(process) => return self.dispose(&id, (newcomer, process), 1),
             Err(error) => return self.refuse(vnic, &error, newcomer),
         };
-        let Newcomer { socket, pidfd, credentials, charge } = newcomer;
-        let charge = Arc::new(charge);
+        let Newcomer { socket, credentials, charge } = newcomer;
         let key = self.connections.insert(Connection {
             socket,
-            pidfd,
-            memory: Arc::new(Gated::new(Entrusted::new(memory, charge.clone(), closer.clone()))),
-            tasks: Arc::new(Entrusted::new(tasks, charge.clone(), closer)),
-            holder: Holder::default(),
-            uid: credentials.uid,
+            process,
             pid: credentials.pid,
             vnic: id,
             phase: Phase::New,
@@ -144,7 +140,7 @@ impl Control {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
         let watched = self
             .watch(connection.socket.as_fd(), Topic::Connection(key), flags)
-            .and_then(|()| self.watch(connection.pidfd.as_fd(), Topic::Process(key), epoll::EventFlags::IN));
+            .and_then(|()| self.watch(connection.process.end(), Topic::Process(key), epoll::EventFlags::IN));
         if let Err(error) = watched {
             warning!("can't watch a connection", vnic = self.id_of(vnic), error = error);
             self.close(key);

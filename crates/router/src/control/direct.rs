@@ -8,7 +8,7 @@ use crate::dataplane::command::{
     AcceptDirectRing, ConfirmRevocation, DirectRingTerms, Grant, OpenDirectRing, OpenRevokeCommands,
 };
 use crate::dataplane::direct::ring_bytes;
-use crate::dataplane::event_pipes::event_pipe;
+use crate::dataplane::event_pipes::PIPE_BYTES;
 use crate::memory::grants::{Given, GrantRequest, Verdict};
 use freeflow_engine::SessionId;
 use freeflow_protocol::library::{Handle, Reply};
@@ -51,8 +51,9 @@ impl Control {
         if self.objects(at.0)?.orders.is_some() {
             return Err(VerbsError::Exists);
         }
-        let charge = Charge::descriptor(&self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?.account)?;
-        let (read, write) = event_pipe().map_err(|_| VerbsError::NoMemory)?;
+        let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
+        let charge = Charge::descriptor(&vnic.account)?;
+        let (read, write) = vnic.attachment.event_channel(PIPE_BYTES).map_err(|_| VerbsError::NoMemory)?;
         self.submit(at, OpenRevokeCommands { session, write }, move |connection, ()| {
             connection.objects.orders = Some(charge);
             let mut answer = Answer::done();

@@ -120,7 +120,7 @@ impl Control {
                     self.handle_peers_update(update);
                 }
             }
-            Message::Identified { vnic, newcomer, identified } => self.finish_connection(vnic, *newcomer, identified),
+            Message::Identified { vnic, newcomer, process } => self.finish_connection(vnic, *newcomer, process),
             Message::ThreadsFrozen { connection, result } => {
                 let answer = result.map_or_else(Answer::from, |()| Answer::done());
                 self.handle_request_done(connection, |_| answer);

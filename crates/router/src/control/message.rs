@@ -1,9 +1,10 @@
 //! What other threads than the worker say to the control thread.
+use crate::admission::account::Charge;
 use crate::api::plane::ApiRequest;
+use crate::attachment::AttachedProcess;
 use crate::audit::Who;
 use crate::base::slab::Key;
 use crate::base::wake::Waker;
-use crate::control::identify::{Identified, Newcomer};
 use crate::control::session::Answer;
 use crate::control::store_slot::{AnyStore, Stored};
 use crate::dataplane::capture;
@@ -11,11 +12,20 @@ use crate::peering::Update;
 use freeflow_hostnet::inventory::Inventory;
 use freeflow_orchestrator::access::AccessTable;
 use freeflow_orchestrator::{Command, Refusal};
+use freeflow_shm::fd::PeerCredentials;
 use freeflow_verbs::VerbsError;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::Sender;
+
+/// A connection that was accepted, before its process is known to be the one that connected.
+pub(crate) struct Newcomer {
+    pub socket: OwnedFd,
+    pub credentials: PeerCredentials,
+    pub charge: Arc<Charge>,
+}
 
 #[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
 pub(crate) enum Message {
@@ -28,7 +38,7 @@ pub(crate) enum Message {
     Identified {
         vnic: Key,
         newcomer: Box<Newcomer>,
-        identified: io::Result<Identified>,
+        process: io::Result<Box<dyn AttachedProcess>>,
     },
     /// A connection's order about its threads was carried out, or can't be.
     ThreadsFrozen {

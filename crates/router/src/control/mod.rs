@@ -18,7 +18,6 @@ pub mod external;
 pub mod external_admin;
 pub mod feeding;
 pub mod host_status;
-pub mod identify;
 pub mod imports;
 pub mod inbox;
 pub mod message;

@@ -17,7 +17,7 @@ use crate::dataplane::command::{
     DestroyCompletionChannel, DestroyCq, DestroySegment, DestroySrq, MapSegment, ModerateCq, ModifySrq, OpenContext,
     QuerySrq, RegisterMr, ResizeCq,
 };
-use crate::dataplane::event_pipes::event_pipe;
+use crate::dataplane::event_pipes::PIPE_BYTES;
 use crate::memory::freezer::Order;
 use crate::memory::lease::SegmentLease;
 use crate::memory::page_table::Origin;
@@ -169,8 +169,9 @@ impl Control {
     /// A new context, or an imported one.
     pub(crate) fn open_context(&mut self, at: (Key, SessionId), opening: Opening) -> Outcome {
         let session = at.1;
-        let charge = Charge::descriptor(&self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?.account)?;
-        let (read, write) = event_pipe().map_err(|_| VerbsError::NoMemory)?;
+        let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
+        let charge = Charge::descriptor(&vnic.account)?;
+        let (read, write) = vnic.attachment.event_channel(PIPE_BYTES).map_err(|_| VerbsError::NoMemory)?;
         let pass = opening.file().map_err(|_| VerbsError::NoMemory)?;
         self.submit(at, OpenContext { session, write }, move |connection, id| {
             let context = opening.finish(&mut connection.objects, id, charge);
@@ -197,7 +198,7 @@ impl Control {
         self.objects(at.0)?.contexts.get(context)?;
         let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
         let charge = Charge::channel(&vnic.account, u64::from(vnic.record.limits.channel_count_max))?;
-        let (read, write) = event_pipe().map_err(|_| VerbsError::NoMemory)?;
+        let (read, write) = vnic.attachment.event_channel(PIPE_BYTES).map_err(|_| VerbsError::NoMemory)?;
         self.submit(at, CreateCompletionChannel { session, write }, move |connection, pipe| {
             let channel = connection.objects.channels.insert(ChannelEntry { context, pipe, _charge: charge });
             Answer::with(Reply::Channel { channel }, vec![read])

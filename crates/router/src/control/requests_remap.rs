@@ -13,7 +13,7 @@ use crate::control::session::Answer;
 use crate::control::session::Handled;
 use crate::control::thread::Control;
 use crate::dataplane::command::{MapPart, UnmapParts};
-use crate::memory::freezer::{Order, Process};
+use crate::memory::freezer::Order;
 use crate::memory::page_table::Origin;
 use freeflow_engine::SessionId;
 use freeflow_protocol::library::{Handle, Reply};
@@ -57,13 +57,10 @@ impl Control {
     /// A thread of the connection's own does it, which then answers.
     pub(crate) fn order_hold(&mut self, key: Key, order: Order) -> Outcome {
         let own = self.own.clone();
-        let account = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?.account.clone();
         let connection = self.connections.get_mut(key).ok_or(VerbsError::NotFound)?;
         let answer = move |result| own.send(Message::ThreadsFrozen { connection: key, result });
         connection.busy = true;
-        let (tasks, gate) = (connection.tasks.clone(), connection.memory.gate.clone());
-        let process = Process { tasks, uid: connection.uid, gate };
-        connection.holder.order(order, process, &account, Box::new(answer));
+        connection.process.freeze(order, Box::new(answer));
         Ok(Handled::Submitted)
     }
 }

@@ -3,13 +3,11 @@
 //! Invariant: a handle is looked up only in the table of the session that names it, so a handle of another session is
 //! nothing but a number.
 use crate::admission::account::Charge;
+use crate::attachment::AttachedProcess;
 use crate::control::passes::{ContextName, Pass};
 use crate::dataplane::event_pipes::PipeId;
-use crate::memory::entrusted::Entrusted;
 use crate::memory::extents::Extents;
-use crate::memory::freezer::Holder;
 use crate::memory::lease::SegmentLease;
-use crate::memory::quiesce::Gated;
 use freeflow_cm::Owner;
 use freeflow_engine::{AhId, ContextId, CqId, MrId, MrKeys, MwId, PdId, QpId, SessionId, SrqId, XrcdId};
 use freeflow_protocol::library::{Handle, Reply};
@@ -17,7 +15,6 @@ use freeflow_shm::Segment;
 use freeflow_verbs::VerbsError;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -201,13 +198,8 @@ pub enum Phase {
 
 pub struct Connection {
     pub socket: OwnedFd,
-    pub pidfd: OwnedFd,
-    /// `/proc/PID/mem` of the process that connected.
-    pub memory: Arc<Gated<Entrusted<File>>>,
-    /// Its `/proc/PID/task`, and who holds its threads while it moves memory.
-    pub tasks: Arc<Entrusted<OwnedFd>>,
-    pub holder: Holder,
-    pub uid: u32,
+    /// Who connected.
+    pub process: Box<dyn AttachedProcess>,
     pub pid: i32,
     pub vnic: String,
     pub phase: Phase,
@@ -224,7 +216,7 @@ pub struct Connection {
     pub objects: Objects,
     /// Descriptors that it should not have sent; to be closed like the socket.
     pub unwanted: Vec<OwnedFd>,
-    /// Also held by the two above: it counts until the last of them is closed.
+    /// Also held by what was opened of the process: it counts until the last of that is closed.
     pub charge: Arc<Charge>,
 }
 

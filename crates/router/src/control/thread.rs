@@ -4,7 +4,7 @@
 //! that floods its socket delays only itself. Replies go out in the order of the requests.
 //!
 //! Invariant: this thread waits for nothing that a tenant's kernel objects decide. Processes are
-//! looked at by threads of their vNIC (`identify`, `freezer`), and what a tenant had a hand in is
+//! looked at by threads of their vNIC (`attachment`), and what a tenant had a hand in is
 //! closed by one (`deferred_drop`).
 use crate::admission::account::Commons;
 use crate::api::Feed;
@@ -484,7 +484,7 @@ impl Control {
         }
         let connection = self.connections.get(key).ok_or(VerbsError::DeviceFatal)?;
         let ranges = self.vnic_of(key).map(|vnic| vnic.account.ranges.clone()).unwrap_or_default();
-        let memory = PageTable::new(connection.memory.clone(), ranges);
+        let memory = PageTable::new(connection.process.memory(), ranges);
         // No session has a name yet; the command is known by its ticket.
         let nobody = SessionId { index: u32::MAX, generation: u32::MAX };
         let command = CreateSession { vnic: id, segment, kick, memory };
@@ -522,7 +522,7 @@ impl Control {
         let _ = rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Both);
         if let Some(connection) = self.connections.get(key) {
             self.unwatch(&connection.socket);
-            self.unwatch(&connection.pidfd);
+            self.unwatch(connection.process.end());
         }
         // First of all: peers hear of it before their requests fail.
         if let Some(owner) = owner {
@@ -535,9 +535,10 @@ impl Control {
 
     fn remove(&mut self, key: Key) {
         let Some(connection) = self.connections.remove(key) else { return };
-        let Connection { socket, pidfd, unwanted, charge, objects, vnic, pid, phase, .. } = connection;
+        let Connection { socket, process, unwanted, charge, objects, vnic, pid, phase, .. } = connection;
         let count = 1 + unwanted.len() as u32;
-        self.dispose(&vnic, (socket, pidfd, unwanted, charge), count);
+        process.let_go();
+        self.dispose(&vnic, (socket, process, unwanted, charge), count);
         let Phase::Ready(session) = phase else { return };
         if self.may_log(&vnic) {
             info!("session ends", vnic = vnic, pid = pid);

@@ -1,11 +1,12 @@
 //! The control thread without its thread: what becomes of a tenant's memory, and of what comes after an end.
 use crate::admission::account::{Account, Charge, Commons};
+use crate::attachment::local::Local;
+use crate::attachment::{AttachedProcess, Attachment, Peer};
 use crate::audit::Audit;
 use crate::base::deferred_drop::Closer;
 use crate::base::log::Lines;
 use crate::base::slab::Key;
 use crate::config::{Config, Mode};
-use crate::control::identify::Identifiers;
 use crate::control::message::ControlHandle;
 use crate::control::session::Handled;
 use crate::control::session::{Connection, Objects, Phase};
@@ -17,10 +18,7 @@ use crate::dataplane::lone_worker::{LoneWorker, create_session};
 use crate::dataplane::wire_options::WireOptions;
 use crate::dataplane::worker::Worker;
 use crate::memory::copy_threads::MoverOptions;
-use crate::memory::entrusted::Entrusted;
-use crate::memory::freezer::Holder;
 use crate::memory::page_table::PageTable;
-use crate::memory::quiesce::Gated;
 use crate::peering::PeersHandle;
 use freeflow_engine::SessionId;
 use freeflow_protocol::cm::CmRequest;
@@ -86,6 +84,15 @@ fn null() -> OwnedFd {
     File::open("/dev/null").unwrap().into()
 }
 
+/// This process, as one that connected.
+fn own_process(attachment: &dyn Attachment, socket: &OwnedFd, charge: Arc<Charge>) -> Box<dyn AttachedProcess> {
+    let (credentials, pidfd) = (fd::peer_credentials(socket).unwrap(), fd::peer_pidfd(socket).unwrap());
+    let (sender, found) = channel();
+    let found_by = Box::new(move |process| sender.send(process).unwrap());
+    assert!(attachment.identify(Peer { credentials, pidfd, charge }, found_by).is_ok());
+    found.recv().unwrap().unwrap()
+}
+
 /// The two threads' things, for one thread.
 fn control_and_worker(directory: &Path) -> (Control, Worker) {
     let LoneWorker { worker, commands, waker, events, control_waker } = LoneWorker::new();
@@ -127,6 +134,7 @@ impl Rig {
         };
         let engine_id = worker.create_vnic(&new_vnic(NETWORK, &record, None)).unwrap();
         let account = Arc::new(Account::new(control.commons.clone()));
+        let attachment = Arc::new(Local::new(account.clone(), Arc::default()));
         let entry = VnicEntry {
             cm: control.cm.attach(NETWORK, (record.gid(), None), None),
             record,
@@ -135,7 +143,7 @@ impl Rig {
             listener: null(),
             account: account.clone(),
             closer: Arc::default(),
-            identifiers: Identifiers::default(),
+            attachment: attachment.clone(),
             identifying: 0,
             freer: Closer::default(),
             lines: Lines::default(),
@@ -146,18 +154,14 @@ impl Rig {
         let vnic = control.vnics.insert(entry);
         control.vnics_by_id.insert(VNIC.into(), vnic);
         let charge = Arc::new(Charge::connection(&account, 10).unwrap());
-        let memory = File::open("/proc/self/mem").unwrap();
-        let memory = Arc::new(Gated::new(Entrusted::new(memory, charge.clone(), Arc::default())));
-        let session = create_session(&mut worker, engine_id, PageTable::new(memory.clone(), Arc::default())).unwrap();
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (socket, library) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let process = own_process(&*attachment, &socket, charge.clone());
+        let memory = PageTable::new(process.memory(), Arc::default());
+        let session = create_session(&mut worker, engine_id, memory).unwrap();
         let key = control.connections.insert(Connection {
             socket,
-            pidfd: null(),
-            memory,
-            tasks: Arc::new(Entrusted::new(null(), charge.clone(), Arc::default())),
-            holder: Holder::default(),
-            uid: 0,
+            process,
             pid: 1,
             vnic: VNIC.into(),
             phase: Phase::Ready(session),

@@ -2,9 +2,9 @@
 use crate::admission::access::VnicIdentity;
 use crate::admission::account::Account;
 use crate::admission::violations::{Resource, Share};
+use crate::attachment::Attachment;
 use crate::base::deferred_drop::Closer;
 use crate::base::log::Lines;
-use crate::control::identify::Identifiers;
 use freeflow_cm::VnicRef;
 use freeflow_engine::VnicId;
 use freeflow_verbs::{Gid, Shaping, VnicLimits};
@@ -53,9 +53,9 @@ pub struct VnicEntry {
     pub cm: VnicRef,
     pub account: Arc<Account>,
     pub closer: Arc<Closer>,
-    /// Look at who connects.
-    pub identifiers: Identifiers,
-    /// Connections that they have.
+    /// How its processes are reached.
+    pub attachment: Arc<dyn Attachment>,
+    /// Connections whose processes are being looked at.
     pub identifying: u32,
     /// Frees memory, and nothing that a tenant could block.
     pub freer: Closer,

@@ -4,12 +4,12 @@
 //! alone. The socket is open to every user: being able to reach it is the permission. A restarted
 //! router puts a new socket into the same directory, so that mounts stay valid.
 use crate::admission::account::Account;
+use crate::attachment::local::Local;
 use crate::base::deferred_drop::Closer;
 use crate::base::log::{Lines, info, warning};
 use crate::base::slab::Key;
 use crate::control::admin_connection::AdminDone;
 use crate::control::external;
-use crate::control::identify::Identifiers;
 use crate::control::store_slot::QueuedCommand;
 use crate::control::sysfs;
 use crate::control::sysfs_counters::remove_tree;
@@ -161,16 +161,16 @@ impl Control {
         }
         let tree = sysfs::directory(&directory(&self.config.run_dir, &id));
         self.sysfs.add(engine_id, tree, &record, network.id, &external::gids(&record, external));
-        let account = Arc::new(Account::new(self.commons.clone()));
+        let (account, closer) = (Arc::new(Account::new(self.commons.clone())), Arc::<Closer>::default());
         let entry = VnicEntry {
             record,
             shaping,
             engine_id,
             listener,
             cm,
+            attachment: Arc::new(Local::new(account.clone(), closer.clone())),
             account,
-            closer: Arc::default(),
-            identifiers: Identifiers::default(),
+            closer,
             identifying: 0,
             freer: Closer::default(),
             lines: Lines::default(),
@@ -334,9 +334,9 @@ impl Control {
                 control.peers.detached(&entry.record.network, gid);
             }
             info!("vNIC detached", vnic = entry.record.id);
-            let VnicEntry { closer, listener, identifiers, .. } = entry;
+            let VnicEntry { closer, listener, attachment, .. } = entry;
             // With all that was never accepted, or not identified yet.
-            closer.close((listener, identifiers.take_waiting()), 1);
+            closer.close((listener, attachment.take_waiting()), 1);
         });
     }
 

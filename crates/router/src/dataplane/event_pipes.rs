@@ -1,12 +1,11 @@
-//! Pipes of events: pairs of sockets, see [`event_sockets`]. The router holds the ends to write; a
+//! Pipes of events: pairs of sockets, see [`freeflow_shm::fd::event_sockets`]. The router holds the ends to write; a
 //! pipe that is full keeps its events here, owed, until there is room. When the router dies the
 //! other ends reach end of file, which is how a library learns of it.
 use crate::base::slab::{Key, Slab};
 use freeflow_engine::{CqId, SessionId};
 use freeflow_protocol::library::EVENT_BYTES;
-use freeflow_shm::fd::{event_sockets, send_record};
+use freeflow_shm::fd::send_record;
 use std::collections::{BTreeSet, VecDeque};
-use std::io;
 use std::os::fd::OwnedFd;
 
 /// Events owed to one pipe. A completion channel owes at most one event; an application that never reads its
@@ -16,13 +15,8 @@ const OWED_COUNT_MAX: usize = 65_536;
 /// Full pipes that are tried again at a time: a tenant that reads none of its thousands costs others little.
 const PAY_COUNT_MAX: usize = 64;
 
-/// Bytes that one pipe holds, with the kernel's overhead; as much as the kernel's own pipes.
-const PIPE_BYTES: usize = 64 * 1024;
-
-/// The end to read, which blocks, and the one for [`Pipes::insert`].
-pub fn event_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    event_sockets(PIPE_BYTES)
-}
+/// What one pipe holds, with what the kernel adds; as much as the kernel's own pipes.
+pub const PIPE_BYTES: usize = 64 * 1024;
 
 /// Name of a pipe.
 pub type PipeId = Key;
@@ -157,7 +151,7 @@ mod tests {
     use super::*;
 
     fn pipe() -> (OwnedFd, OwnedFd) {
-        let (read, write) = event_pipe().unwrap();
+        let (read, write) = freeflow_shm::fd::event_sockets(PIPE_BYTES).unwrap();
         freeflow_shm::fd::set_nonblocking(&read, true).unwrap();
         (read, write)
     }

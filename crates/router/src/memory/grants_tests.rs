@@ -70,7 +70,7 @@ impl Rig {
         let account = Arc::new(Account::new(Arc::new(Commons::new(1 << 16, 1 << 16))));
         let charge = || Charge::descriptor(&account).unwrap();
         let origin = Origin { handle: HANDLE, lease: SegmentLease::new(Some((descriptor, charge())), charge()) };
-        let (orders, write) = crate::dataplane::event_pipes::event_pipe().unwrap();
+        let (orders, write) = fd::event_sockets(crate::dataplane::event_pipes::PIPE_BYTES).unwrap();
         fd::set_nonblocking(&orders, true).unwrap();
         let pipe = worker.rings.pipes.insert(owner, write);
         let entry = worker.rings.sessions.get_mut(owner).unwrap();

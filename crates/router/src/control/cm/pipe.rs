@@ -1,13 +1,12 @@
-//! Event channels of connection management: pairs of sockets, see [`event_sockets`], one encoded
-//! event a record. The router holds the end to write.
+//! Event channels of connection management: pairs of sockets, see
+//! [`freeflow_shm::fd::event_sockets`], one encoded event a record. The router holds the end to write.
 //!
 //! A socket has room for few records. What does not fit is owed, and written when the kernel says
 //! that there is room again. When the router dies the other end reaches end of file, which is how a
 //! library learns of it.
 use crate::admission::account::Charge;
-use freeflow_shm::fd::{event_sockets, send_record};
+use freeflow_shm::fd::send_record;
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub struct EventPipe {
@@ -22,16 +21,15 @@ pub struct EventPipe {
 /// Beside its bytes, what a record that is owed takes.
 const RECORD_BYTES: usize = 64;
 
-/// Bytes that one channel holds in the kernel, with the kernel's overhead: at least a dozen records
-/// of the usual size. A vNIC has its `channel_count_max` of them, those included that were
-/// destroyed and that somebody still waits for.
-const PIPE_BYTES: usize = 16 * 1024;
+/// What one channel holds in the kernel, with what that adds: at least a dozen records of the usual
+/// size. A vNIC has its `channel_count_max` of them, those included that were destroyed and that
+/// somebody still waits for.
+pub const PIPE_BYTES: usize = 16 * 1024;
 
 impl EventPipe {
-    /// With the end to read, which blocks.
-    pub fn new(charge: Charge) -> io::Result<(OwnedFd, Self)> {
-        let (read, write) = event_sockets(PIPE_BYTES)?;
-        Ok((read, Self { write, owed: VecDeque::new(), owed_bytes: 0, watch: None, _charge: charge }))
+    /// `write`: the end for records of an event channel of [`PIPE_BYTES`].
+    pub fn new(write: OwnedFd, charge: Charge) -> Self {
+        Self { write, owed: VecDeque::new(), owed_bytes: 0, watch: None, _charge: charge }
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -89,7 +87,8 @@ mod tests {
 
     fn pipe() -> (OwnedFd, EventPipe) {
         let account = Arc::new(Account::new(Arc::new(Commons::new(40_000, 40_000))));
-        EventPipe::new(Charge::channel(&account, 1).unwrap()).unwrap()
+        let (read, write) = freeflow_shm::fd::event_sockets(PIPE_BYTES).unwrap();
+        (read, EventPipe::new(write, Charge::channel(&account, 1).unwrap()))
     }
 
     fn read(fd: &OwnedFd) -> Vec<u8> {

@@ -1,5 +1,5 @@
 //! Requests of programs about connections, and the rounds of the control thread that keep them going.
-use super::pipe::EventPipe;
+use super::pipe::{EventPipe, PIPE_BYTES};
 use super::{Cm, now, remotes};
 use crate::admission::access::Rules;
 use crate::admission::account::Charge;
@@ -57,9 +57,9 @@ impl Control {
     fn create_cm_channel(&mut self, key: Key, owner: Owner) -> Result<Answer, VerbsError> {
         let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?;
         let charge = Charge::channel(&vnic.account, u64::from(vnic.record.limits.channel_count_max))?;
-        let (read, pipe) = EventPipe::new(charge).map_err(|_| VerbsError::NoMemory)?;
+        let (read, write) = vnic.attachment.event_channel(PIPE_BYTES).map_err(|_| VerbsError::NoMemory)?;
         let entry = self.cm.world.owners.get_mut(&owner).ok_or(VerbsError::DeviceFatal)?;
-        let channel = entry.channels.insert(pipe);
+        let channel = entry.channels.insert(EventPipe::new(write, charge));
         Ok(Answer::with(Reply::Cm(CmReply::Channel { channel }), vec![read]))
     }
 

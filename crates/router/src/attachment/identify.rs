@@ -7,15 +7,8 @@
 //! Invariant: a vNIC has [`THREAD_COUNT_MAX`] of these threads at most, however many are stuck, and
 //! [`WAITING_COUNT_MAX`] connections with them. Beyond that connections wait where they take no
 //! descriptor of the router: in the queue of its listening socket.
-use crate::admission::account::Charge;
 use crate::base::privileges::{self, Kind};
-use freeflow_shm::fd::{self, PeerCredentials};
-use rustix::fs::{Mode, OFlags};
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,45 +19,6 @@ pub const WAITING_COUNT_MAX: u32 = 64;
 /// A thread ends when it has had nothing to do for so long.
 const IDLE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 64 * 1024;
-
-/// A connection that was accepted, before its process is known to be the one that connected.
-pub struct Newcomer {
-    pub socket: OwnedFd,
-    pub pidfd: OwnedFd,
-    pub credentials: PeerCredentials,
-    pub charge: Charge,
-}
-
-/// The parts of its process that a session needs.
-pub struct Identified {
-    /// `/proc/PID/mem`.
-    pub memory: File,
-    /// `/proc/PID/task`.
-    pub tasks: OwnedFd,
-}
-
-impl Identified {
-    /// Opened by number, and trusted only if the pidfd then says that the process still lives. May
-    /// wait for the process.
-    pub fn of(credentials: PeerCredentials, pidfd: &OwnedFd) -> io::Result<Self> {
-        let path = format!("/proc/{}/mem", credentials.pid);
-        let memory = OpenOptions::new().read(true).write(true).open(&path)?;
-        let tasks = rustix::fs::open(
-            format!("/proc/{}/task", credentials.pid),
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
-        // Looked up again after the open: it may have become a set-user-ID program since it connected, and its memory is
-        // not its starter's then. The kernel gives what may not be traced to root.
-        if std::fs::metadata(&path)?.uid() != credentials.uid {
-            return Err(io::Error::other("the process is of another user than connected, or may not be traced"));
-        }
-        if !fd::pidfd_alive(pidfd) {
-            return Err(io::Error::other("the process ended at once"));
-        }
-        Ok(Self { memory, tasks })
-    }
-}
 
 pub type Task = Box<dyn FnOnce() + Send>;
 
@@ -181,19 +135,5 @@ mod tests {
         assert!(begun.try_recv().is_err(), "all threads are stuck");
         drop(release);
         assert_eq!(begun.recv_timeout(LONG), Ok(false));
-    }
-
-    #[test]
-    fn the_own_process_is_known_and_a_dead_one_is_not() {
-        let (one, _other) = fd::seqpacket_pair().unwrap();
-        let (credentials, pidfd) = (fd::peer_credentials(&one).unwrap(), fd::peer_pidfd(&one).unwrap());
-        assert!(Identified::of(credentials, &pidfd).is_ok());
-        let stranger = PeerCredentials { uid: credentials.uid.wrapping_add(1), ..credentials };
-        assert!(Identified::of(stranger, &pidfd).is_err());
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let id = rustix::process::Pid::from_child(&child);
-        let dead = rustix::process::pidfd_open(id, rustix::process::PidfdFlags::empty()).unwrap();
-        child.wait().unwrap();
-        assert!(Identified::of(credentials, &dead).is_err());
     }
 }
