@@ -199,7 +199,7 @@ def container(host):
 
 @pytest.fixture(scope="module")
 def held(host):
-    """What the router holds before the tests that come after it: at the end `wait_for_resources` wants it back."""
+    """The router's holdings before the tests that come after it: at the end `wait_for_resources` wants them back."""
     return router_resources(host)
 
 

@@ -1,4 +1,4 @@
-"""What programs do besides plain transfers (tests/programs/apps*.c), and other people's programs: UCX, Open MPI, valgrind.
+"""Uses of verbs besides plain transfers (tests/programs/apps*.c), and other people's programs: UCX, Open MPI, valgrind.
 
 MPI between containers is in test_mpi.py, further programs are in test_programs.py.
 """

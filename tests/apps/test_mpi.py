@@ -22,7 +22,7 @@ UCX_TRANSPORTS = {
 MESSAGES = ["two-sided", "datatypes", "collectives"]
 OPEN_MPI = {"pml": "ucx", "osc": "ucx"}
 MPICH_5 = {"MPIR_CVAR_CH4_NETMOD": "ucx"}
-# What each can: see tests/programs/mpi_windows.c for what else each can't, without FreeFlow too.
+# Parts that each can do: see tests/programs/mpi_windows.c for those that it can't, without FreeFlow too.
 PARTS = {
     "Open MPI": [*MESSAGES, "bytes", "values", "swap"],
     "MPICH 4": [*MESSAGES, "aligned", "values", "swap"],

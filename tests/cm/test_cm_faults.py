@@ -36,7 +36,7 @@ def last_line(text):
 
 
 def serve_until_ended(server, running):
-    """What the server saw, once it was told to end. (The signal is for the program, not for the command that carries it.)"""
+    """The server's counts, once it has ended. (The signal is for the program, not for the command that carries it.)"""
     server.exec("/bin/sh", "-c", "kill -TERM $(pidof -s cm)")
     output = cm.finish(running, 20)
     return last_line(output)

@@ -47,7 +47,7 @@ def stream_rows():
     result = "custom"
     for server_mode, client_mode in ((None, None), ("a", "a"), ("b", "b"), ("n", "n"), ("v", "v"), ("r", "r"), ("a", "b"),
                                      ("n", "a")):
-        # Who resolves by rdma_getaddrinfo wants an address to listen at.
+        # A program that resolves by rdma_getaddrinfo wants an address to listen at.
         server = f"rstream -T {server_mode}" if server_mode else "rstream"
         server += " -b {ip}" if server_mode == "r" else ""
         client = f"rstream -T {client_mode}" if client_mode else "rstream"

@@ -91,7 +91,7 @@ def ordinary_peer(server, client):
 
 
 def loopback(server, client):
-    """What is bound to loopback is its own container's, and nobody else's."""
+    """A socket bound to loopback is its own container's, and nobody else's."""
     words = ["redis-server", "--port", REDIS_PORT, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", "/tmp"]
     running = server.start(*rsocket.by_rsocket(*words))
     try:
@@ -139,7 +139,7 @@ def forks(server, client):
 
 
 def killed_ends(server, client):
-    """What is left of a connection whose other end is killed, leaves or resets."""
+    """A connection whose other end is killed, leaves or resets leaves nothing wrong behind."""
     program = str(PROGRAMS / "rsocket_ends.py")
     words = lambda role: ["/usr/bin/python3", program, role, server.ip, ENDS_PORT]
     with rsocket.serving(server, ENDS_PORT, *words("serve")) as running:

@@ -145,7 +145,7 @@ def watched(host):
 
 
 def router_killed(host):
-    """What was answered is there after kill -9; the watch ends and says so."""
+    """An answered change is there after kill -9; the watch ends and says so."""
     apply(host, RED + "---" + BLUE)
     watch = Running(host.command("get", "networks", "-w"))
     watch.wait_for_output("red")
@@ -354,7 +354,7 @@ def declared_by_program(host):
 
 
 def kept_state():
-    """What is declared outlives `down` where it was told to, and with it addresses; without, it does not."""
+    """Declared objects outlive `down` with --state, and with them addresses; without, they do not."""
     with Host() as host:
         state = host.directory / "kept"
         host.freeflow("down")
@@ -559,7 +559,7 @@ def vnics_audited(host):
 
 
 def operations_audited(lab):
-    """What root does by the command that changes no object."""
+    """Commands of root that change no object."""
     host = lab.hosts[0]
     name = get(host, "hosts")["items"][0]["metadata"]["name"]
     done = {"event": "change", "kind": "Host", "name": name}
@@ -607,7 +607,7 @@ def test_objects(host, promise):
     try:
         promise(host)
     except BaseException:
-        # What it left must not be the next one's trouble.
+        # Its remains must not be the next one's trouble.
         for name in ("red", "blue"):
             host.freeflow("delete", "network", name, "--ignore-not-found", codes=(0, 1, 3, 4))
         raise

@@ -122,7 +122,7 @@ def refusals(api):
     api.want(405, "POST", "/quotas", quota("x", 1))
     api.want(405, "PATCH", "/quotas/x", quota("x", 1))
     api.want(201, "PUT", "/quotas/x", quota("x", 1))
-    # Who has read an older one than there is.
+    # A reader that has read an older one than there is.
     version = api.want(200, "GET", "/quotas/x")["metadata"]["resourceVersion"]
     api.want(200, "PUT", "/quotas/x", quota("x", 2, resourceVersion=version))
     answer = api.want(409, "PUT", "/quotas/x", quota("x", 3, resourceVersion=version))
@@ -153,7 +153,7 @@ def many_objects(api):
     need(api.names("groups") == wanted, "the list is not whole, or not in order")
     need(api.names("groups", "?labelSelector=third%3D1") == wanted[1::3], "the choice of labels is not whole")
     need(api.names("groups", "?labelSelector=third%3D5") == [], "nothing is something")
-    # What is changed while the list is read is there once, before or after.
+    # An object changed while the list is read is there once, before or after.
     for name in wanted:
         api.want(200, "DELETE", f"/groups/{name}")
     need(api.names("groups") == [], "not all is gone")
@@ -183,7 +183,7 @@ def many_live(api):
 
 
 def all_or_nothing(host, api):
-    """What is answered is so: no vNIC is refused after its object was taken, and one that can't be made takes all others along."""
+    """Answers are true: no vNIC is refused after its object was taken, and one that can't be made takes all others along."""
     edges = {"first": "1.0.0.0/8", "last": "223.255.255.248/29", "shared": "100.64.0.0/10"}
     items = []
     for name, cidr in edges.items():
@@ -264,7 +264,7 @@ def expiry(api):
         labels = {f"l{number}": generation * 60 for number in range(60)}
         api.want(200, "POST", "/apply", {"items": [group(f"g{number}", labels=labels) for number in range(900)]})
     api.want(410, "GET", f"/groups?watch=true&resourceVersion={version}")
-    # What the kernel and the server had taken comes, then the end; on a slow machine it was cut off meanwhile.
+    # Bytes that the kernel and the server had taken come, then the end; a slow machine cuts it off meanwhile.
     with slow:
         try:
             while (event := slow.event()) and event["type"] != "ERROR":
@@ -513,7 +513,7 @@ def huge_bodies(host, api):
 
 
 def slow_readers(api):
-    """Who asks much and reads nothing is cut off."""
+    """A client that asks much and reads nothing is cut off."""
     request = b"GET /openapi/v3 HTTP/1.1\r\nHost: x\r\n\r\n"
     with connect(api) as client:
         client.setblocking(False)

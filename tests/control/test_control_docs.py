@@ -22,7 +22,7 @@ from harness.settings import DIST, ROOT
 DOCUMENT = ROOT / "docs" / "CONTROL.md"
 DEFAULT_RUN_DIR = "/run/freeflow"
 BLOCK_SECONDS = 60
-# What is only read may come a little later: the audit log is written by a thread that nobody waits for.
+# Results of commands that only read may come a little later: nobody waits for the audit log's thread.
 READS_ONLY = re.compile(r"(tail|freeflow (get|describe|status|ps)) .*\Z")
 SETTLED_SECONDS = 10
 PROGRAMS_NEEDED = ("curl", "ibv_rc_pingpong", "rping", "groupadd", "useradd", "setpriv", "unshare")

@@ -68,7 +68,7 @@ def vnic_of(api, container):
 
 
 def counted(api, one, two, path):
-    """What perftest sends is what grows, on that path and no other."""
+    """perftest's traffic makes its counts grow, on that path and no other."""
     ids = {one.name: vnic_of(api, one), two.name: vnic_of(api, two)}
     before = scrape(api)
     words = ("ib_write_bw", "-F", "-s", SIZE, "-n", MESSAGES)
@@ -167,7 +167,7 @@ def limited(host):
 
 
 def held_back(host):
-    """What is held back for longer than anybody looks shows meanwhile."""
+    """A wait longer than the time between two looks shows meanwhile."""
     one, two = (host.container(name, "--network", "still") for name in ("still-one", "still-two"))
     api = Api(host)
     with traffic(one, two):
@@ -182,7 +182,7 @@ def held_back(host):
 
 
 def totals(host):
-    """What containers did that no scrape saw counts for their network, as long as there is one."""
+    """Traffic of containers that no scrape saw counts for their network, as long as there is one."""
     api, path = Api(host), host.directory / "networks.yaml"
     path.write_text(NETWORKS)
     host.freeflow("apply", "-f", path)
@@ -206,7 +206,7 @@ def totals(host):
 
 
 def refused(host):
-    """What a network's own access refuses, and what is tried on others, counts for that network and no other."""
+    """Refusals by a network's own access, and attempts on others, count for that network and no other."""
     api = Api(host)
     one, two = (host.container(name, "--network", "shut") for name in ("shut-one", "shut-two"))
     other = host.container("elsewhere", "--network", "quiet")

@@ -28,7 +28,7 @@ kind: %s
 metadata: {name: small}
 spec: {%s}
 ---"""
-# What is in force when `apply` ends may have let pass what is counted a little later.
+# Limits in force when `apply` ends may have let pass messages that are counted a little later.
 SETTLE_S = 1
 COUNTED_S = 3
 
@@ -140,7 +140,7 @@ def rate_of(host, whose):
 
 
 def from_the_beginning(host):
-    """Who comes when the class is there already has its burst, and no more."""
+    """A vNIC that comes when the class is there already has its burst, and no more."""
     apply(host, limit("vnic"))
     one = host.container("one", "--network", "red")
     try:
@@ -159,7 +159,7 @@ def qps_of(host):
 
 
 def direct_path(host):
-    """Who is metered has none; it comes back when the class goes."""
+    """A metered QP has no direct path; it comes back when the class goes."""
     if harness.paths.wanted() != "auto":
         return "not on this data path"
     plain(host)
@@ -203,7 +203,7 @@ def quota_of_a_vnic(host):
         need(get(host, "quota", "small")["status"]["refusalCount"] > 0, "the quota counts no refusal")
         apply(host, quota("perVnic: {qps: 7}"))
         maker.wait_for_output("made 7, then: ENOMEM")
-        # What is held already stays when it shrinks.
+        # Existing objects stay when it shrinks.
         apply(host, quota("perVnic: {qps: 2}"))
         wait_until(lambda: get(host, "vnics")["items"][0]["status"]["qpCount"] == 7, "what was held is gone")
         refused = get(host, "quota", "small")["status"]["refusalCount"]
@@ -232,7 +232,7 @@ def quota_of_a_network(host):
         need("than the network's" in text, text)
         wait_for_refusal(host, "two", "perNetwork.qps")
         other.start(program, "qps", 8).wait_for_output("made all")
-        # What one lets go, the other gets.
+        # Room that one lets go, the other gets.
         first.kill()
         second.wait_for_output("made all")
     finally:

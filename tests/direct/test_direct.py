@@ -21,7 +21,7 @@ DEATH_SECONDS_MAX = 8  # as tests/lifecycle/test_kill.py
 DEATH_ERRORS = ("retry counter exceeded", "Flushed", "remote operation error")
 SWITCH_MS = (5, 40)
 CLIENTS = 32 if FULL else 10  # of a large region
-# What a request counts, what a QP has for nothing, what the owner's process touches besides.
+# Bytes that a request counts, the credit of a new QP, and other memory that the owner's process touches.
 REQUEST_BYTES, FREE_BYTES, FAULTS_BYTES = 4096, 64 << 10, 4 << 20
 # The policy, and what a pair is then told to be, and why.
 DIRECT, ROUTED = ("auto", "direct", None), ("routed", "routed", "policy")
@@ -60,7 +60,7 @@ def messages(host):
 
 
 def counted_since(host, before, requests):
-    """That every one of so many requests is counted, once, on whatever path it went; how many the router carried."""
+    """Each request is counted, once, on whatever path it went; returns how many the router carried."""
     total, carried = (now - then for now, then in zip(messages(host), before))
     need(total == requests, f"{total} were counted of {requests}, {carried} by the router")
     return carried
@@ -85,7 +85,7 @@ def pid_of(running, program):
 
 
 def ticks(pid):
-    """What a process and its threads took of the processors."""
+    """Processor time of a process and its threads."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
 
@@ -219,7 +219,7 @@ def ping(host, server, client, path, told, reason):
 
 
 def ping_long(host, server, client):
-    """What no channel takes is routed, whatever the queue pairs have; as is what a process is told not to do."""
+    """A message that no channel takes, or of a process that may not send directly, is routed."""
     need(paths.set_path(host, "auto"), "the router does not take the data path")
     report = json.loads(host.freeflow("ping", server.name, client.name, "-s", "131072", "-c", "100", "-o", "json"))
     need([(way["path"], way["direct_count"], way["reason"]) for way in report["ways"]] == [("routed", 0, "message over 64 KiB")] * 2, f"{report}")
@@ -230,7 +230,7 @@ def ping_long(host, server, client):
 
 # ---- why not direct
 
-# What the sender is told of its queue pairs, and the programs: the server's words, and the client's if they are others.
+# Reasons of the sender's queue pairs, and the programs: the server's words, and the client's if they are others.
 REASONS = [
     (None, ["ib_send_lat", "-F", "-D", "60"], None),
     ("message over 64 KiB", ["ib_send_bw", "-F", "-s", "131072", "-D", "60"], None),
@@ -321,7 +321,7 @@ def cases_switched(host, server, client, direct):
 
 
 def large(host, server, client, program):
-    """What leaving costs the owner is bounded by what the router has carried before."""
+    """The owner's cost of leaving is bounded by the bytes that the router has carried before."""
     need(paths.set_path(host, "auto"), "the router does not take the data path")
     before = host.status()["counters"]
     words = (PORT, CLIENTS)
@@ -376,7 +376,7 @@ def share_bytes(pid):
 
 
 def memory_held(host, server, client, direct):
-    """What an idle connected queue pair takes of the memory of the router and of both programs."""
+    """Memory of the router and of both programs for an idle connected queue pair."""
     there = server.start(direct, "server", PORT, "held")
     server.wait_for_port(there)
     here = client.start(direct, "client", server.ip, PORT, "held")
@@ -409,7 +409,7 @@ def idle(host, server, client, direct):
         end.wait_for_output("idle\n")
     wait_for_path(host, (server.name, client.name), "direct", None)
     pids = {"server": pid_of(there, direct), "client": pid_of(here, direct), "router": host.router_pid()}
-    # What a machine takes from whoever runs, and what falls asleep late, is not there each time.
+    # Time stolen by the machine, and threads that fall asleep late, are not there each time.
     for last in (False, False, True):
         time.sleep(0.3)  # the router falls asleep
         before = {name: ticks(pid) for name, pid in pids.items()}

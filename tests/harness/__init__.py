@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: hosts and labs, containers on them, programs with time limits."""
+"""Common parts of the end-to-end tests: hosts and labs, containers on them, programs with time limits."""
 
 from harness import paths, settings
 from harness.failure import Failure, need, skip_lacking

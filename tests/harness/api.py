@@ -42,7 +42,7 @@ class Api:
         """The code, and what was answered."""
         with contextlib.closing(Connection(self.path)) as connection:
             text = body if body is None or isinstance(body, (str, bytes)) else json.dumps(body)
-            # Who is refused at once need not have sent all.
+            # A client that is refused at once need not have sent all.
             with contextlib.suppress(BrokenPipeError):
                 connection.request(method, base + path, text)
             response = connection.getresponse()

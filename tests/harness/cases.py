@@ -14,7 +14,7 @@ def selected(request, function, argument="case"):
 
 
 class Report:
-    """What C programs by tests/programs/runner.c printed: a line for each case, what went wrong before it."""
+    """Output of C programs by tests/programs/runner.c: a line for each case, its errors before it."""
 
     def __init__(self, *outputs):
         self.outputs = outputs

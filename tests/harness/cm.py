@@ -1,4 +1,4 @@
-"""What the tests of connection management share: servers that listen by rdma_cm, and a server with its clients.
+"""Common parts of the tests of connection management: servers that listen by rdma_cm, and a server with its clients.
 
 Nothing of the kernel's shows who listens there, so a container's router is asked (`freeflow status`), a guest's kernel by
 `rdma resource`. Programs are ended by themselves, but for servers that never end (`stays`).

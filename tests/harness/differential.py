@@ -60,7 +60,7 @@ def difference(rxe, freeflow):
 
 
 class Table:
-    """What `differences.txt` says."""
+    """The entries of `differences.txt`."""
 
     def __init__(self, file):
         self.file, text = file, file.read_text()

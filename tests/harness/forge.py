@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tests/wire/test_wire_hostile.py runs in hosts' networks and in containers: RoCEv2 packets that nobody asked for.
+"""Parts of tests/wire/test_wire_hostile.py that run in hosts' networks and in containers: forged RoCEv2 packets.
 
     wire_forge.py KIND SOURCE DESTINATION QPN RKEY ADDRESS [COUNT]
 
@@ -34,7 +34,7 @@ def reth(address, rkey):
 
 
 def packet(kind, qpn, rkey, address):
-    """What the UDP datagram holds, without its ICRC."""
+    """Payload of the UDP datagram, without its ICRC."""
     psn = random.getrandbits(24)
     write = reth(address, rkey) + PAYLOAD
     if kind == "management":  # a REQ to the connection manager (IBTA 12.6.5), but for what follows its header

@@ -29,7 +29,7 @@ class LabHost(Host):
         return self.lab.command("lab", "enter", "--host", self.number, "--", *words)
 
     def wire(self):
-        """What the router says about packets to and from other hosts."""
+        """The router's status of packets to and from other hosts."""
         return json.loads(self.freeflow("wire", "status", "-o", "json"))
 
     def close(self):

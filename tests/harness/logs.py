@@ -1,4 +1,4 @@
-"""What is kept of a case that failed: the routers' logs and what programs printed, in a folder of its own."""
+"""Records of a failed case: the routers' logs and the programs' output, in a folder of its own."""
 
 import contextlib
 import pathlib

@@ -1,4 +1,4 @@
-"""Who pays for memory: cgroups of a container and of the router, in either version's hierarchy."""
+"""Charges for memory: cgroups of a container and of the router, in either version's hierarchy."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ from harness.failure import need
 from harness.host import router_of
 from harness.processes import Running
 
-# What the router's own group may be charged while a container moves `filled_mib`: its heap, stacks, rings.
+# Most that the router's own group is charged while a container moves `filled_mib`: its heap, stacks, rings.
 ROUTER_MIB_MAX = 32
 # docs/SECURITY.md: what a container costs the host beyond its own limit, and the limit of its rings, which is part of it.
 PROMISED_MIB = 1024
@@ -28,7 +28,7 @@ FILL_SECONDS, HOARD_SECONDS, GONE_SECONDS = 180, 300, 90
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    # What a container moves, and a limit that is too small for that.
+    # Memory that a container moves, and a limit that is too small for that.
     filled_mib: int = 192
     small_mib: int = 48
     # Objects of each kind: all that the limits allow, or enough to see what each takes.
@@ -131,7 +131,7 @@ def groups_of(host):
 
 @dataclasses.dataclass
 class Filled:
-    """What the program said, its exit code (None: it goes on), what is charged to it then, and newly to the router."""
+    """The program's output, its exit code (None: it goes on), the charge then, and the new charge of the router."""
 
     output: str
     code: int | None

@@ -26,7 +26,7 @@ class Place:
     hosts: list
 
     def messages(self):
-        """That went over verbs, on whatever path."""
+        """Bytes that went over verbs, on whatever path."""
         counters = [host.status()["counters"] for host in self.hosts]
         return sum(each["messages"] + each["direct_messages"] for each in counters)
 

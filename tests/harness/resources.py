@@ -1,4 +1,4 @@
-"""What the router holds: counts, descriptors, mappings, memory, which may not grow."""
+"""The router's holdings: counts, descriptors, mappings, memory, which may not grow."""
 
 import pathlib
 import time
@@ -7,7 +7,7 @@ from harness.failure import Failure, need
 
 
 def router_resources(host):
-    """What may not grow: counts by the router's own word, and its descriptors and mappings by the kernel's."""
+    """Holdings that may not grow: counts by the router's own word, descriptors and mappings by the kernel's."""
     status = host.status()
     counts = {key: status[key] for key in ("session_count", "pd_count", "qp_count", "cq_count", "srq_count", "mr_count",
                                            "mw_count", "xrcd_count", "registered_bytes", "segment_count",
@@ -30,7 +30,7 @@ def wait_for_resources(host, wanted, seconds=10):
     end = time.monotonic() + seconds
     while True:
         now = router_resources(host)
-        # What is read right after a command may still count its connection: fewer is as good.
+        # A count read right after a command may still have its connection: fewer is as good.
         fewer = all(now[key] <= wanted[key] for key in ("descriptors", "mappings"))
         if fewer and all(now[key] == wanted[key] for key in wanted if key not in ("descriptors", "mappings")):
             return

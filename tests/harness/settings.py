@@ -16,7 +16,7 @@ DIST = pathlib.Path(os.environ.get("FREEFLOW_DIST", ROOT / "dist"))
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 SEED_DEFAULT = "20261121"
 PORT = 18515  # perftest's own; each container has its own ports
-# What keeps count of these programs' memory must go on doing so: see crates/cli/src/cgroup.rs.
+# The accounting of these programs' memory must go on: see crates/cli/src/cgroup.rs.
 os.environ.setdefault("FREEFLOW_CGROUP_KEEP", "memory")
 # `python3` is the one that runs the tests: another one may lie where users of less rights don't reach it.
 os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"

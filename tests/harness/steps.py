@@ -6,7 +6,7 @@ import traceback
 
 from harness.failure import Failure, need
 
-# What a step's function raises where something is not as it should be; anything else is a fault of the test.
+# Exceptions of a step that does not hold; any other is a fault of the test.
 FAILURES = (Failure, OSError, LookupError, StopIteration, subprocess.SubprocessError)
 
 

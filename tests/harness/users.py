@@ -7,7 +7,7 @@ from harness.failure import need
 
 
 def as_user(uid, group_ids, function, *arguments):
-    """What the function gives in a process of that user."""
+    """Result of the function in a process of that user."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

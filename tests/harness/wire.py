@@ -1,4 +1,4 @@
-"""What programs do between two hosts of a lab."""
+"""Programs between two hosts of a lab."""
 
 from harness.failure import need
 from harness.host import in_two_containers

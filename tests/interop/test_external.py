@@ -113,7 +113,7 @@ def run_contents(ends, mtu, container_serves):
 
 
 def under_faults(ends, host, container_serves):
-    """What the router sends is lost, overtaken, repeated and spoiled on its way; what comes is not."""
+    """The router's packets are lost, overtaken, repeated and spoiled on their way; those to it are not."""
     injected = lambda: sum(value for name, value in counters(host)["counters"].items() if name.startswith("injected"))
     before = injected()
     host.freeflow("wire", "faults", "--loss", "1%", "--duplicate", "1%", "--reorder", "1%", "--corrupt", "1%", "--seed", "7")

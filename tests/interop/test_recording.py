@@ -55,7 +55,7 @@ def recorded(now):
 
 @pytest.fixture(scope="module")
 def now(request):
-    """What the kernel says of the chosen scenarios; with --update it is recorded."""
+    """The kernel's answers for the chosen scenarios; with --update they are recorded."""
     harness.run([GUEST, "--packages"], 300)
     cases = selected(request, test_kernel_says_what_was_recorded)
     said = on_rxe(*cases)

@@ -1,4 +1,4 @@
-"""What test_memory_v2.py has pytest do in the guest: the promises of test_memory.py on cgroup v2.
+"""The part of test_memory_v2.py in the guest: the promises of test_memory.py on cgroup v2.
 
 The guest's memory, files and processes go with it.
 """

@@ -1,4 +1,4 @@
-"""What a host keeps in its run directory is bounded: the router's log is rotated, a full file system stops nobody, and vNICs leave
+"""Run directories are bounded: the router's log is rotated, a full file system stops nobody, and vNICs leave
 room to others."""
 
 import os

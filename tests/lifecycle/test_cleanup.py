@@ -39,7 +39,7 @@ def traces(run_dir):
 
 
 def machine():
-    """What is the machine's as a whole; only to be compared where no other test runs."""
+    """State of the machine as a whole; only to be compared where no other test runs."""
     found = set(output_of("ip", "netns").splitlines())
     for link in json.loads(output_of("ip", "-j", "link") or "[]"):
         found.add(f"link {link['ifname']}")

@@ -1,4 +1,4 @@
-"""What the command promises: exit codes, signals, logs, lists, refusals; and podman by the CDI device."""
+"""Promises of the command: exit codes, signals, logs, lists, refusals; and podman by the CDI device."""
 
 import json
 import os

@@ -19,7 +19,7 @@ def kills(server, client, kill, seed, count):
 
 
 def memory_returns(host, before_kib):
-    """What the first kills took (buffers, tables) is taken once; then it must not grow with their number."""
+    """Memory that the first kills took (buffers, tables) is taken once; then it must not grow with their number."""
     for _ in range(20):
         now_kib = harness.router_memory_kib(host)
         if now_kib - before_kib <= MEMORY_GROWTH_KIB_MAX:

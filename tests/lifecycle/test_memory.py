@@ -1,4 +1,4 @@
-"""What a container takes of the host's memory is its own: it meets its own limit, and the router stays within its bound.
+"""A container's memory is charged to it: it meets its own limit, and the router stays within its bound.
 
 Also: a container that punches holes into memory that it shares with the router blocks the worker a few times at most.
 The checks that are about cgroups also run on cgroup v2, in an emulated guest (test_memory_v2.py).

@@ -1,4 +1,4 @@
-"""What the host puts into a container stays the host's: its root can use it, not change it."""
+"""Files that the host puts into a container stay the host's: its root can use them, not change them."""
 
 import os
 import pathlib
@@ -76,7 +76,7 @@ WRITABLE = ("/usr/bin", "/etc", "/tmp", "/var/tmp", "/root", "/run")
 
 
 def own_files(host):
-    """What it writes it sees, also by exec; the host does not, nor the next container."""
+    """A container sees its own writes, also by exec; the host does not, nor the next container."""
     name, text = f"freeflow-mounts-{os.getpid()}", "the container's"
     kept = pathlib.Path(tempfile.mkdtemp(prefix="freeflow-mounts."))
     kept.chmod(0o755)

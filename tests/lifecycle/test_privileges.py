@@ -222,7 +222,7 @@ def doctor(host):
 
 
 def lists():
-    """What no router does is on no list, and who parses what strangers send has the short ones."""
+    """A call that no router makes is on no list, and threads that parse input of others have the short ones."""
     table = described()
     threads_of_strangers = [set(table["threads"][kind]["calls"]) for kind in ("ff-worker", "ff-api", "ff-peers", "ff-mover")]
     for name, row in [("start", table["start"]), *table["threads"].items()]:

@@ -1,4 +1,4 @@
-"""What stops and goes on fails nobody: the router, and the disk under its store.
+"""A router, or the disk under its store, that stops and goes on fails nobody.
 
 Programs use control verbs and send messages all the while, new ones begin while nobody answers; all of them end well.
 """
@@ -154,7 +154,7 @@ def says_who(host):
     for name, words in silent.items():
         until(lambda: harness.run(ask) == "ok\n", "the router is not alive")
         with thread_stopped(host.router_pid(), name):
-            # What was found last is said for a second.
+            # The last finding is reported for a second.
             until(lambda: harness.run(ask) != "ok\n", f"nobody misses {name}")
             said = harness.run(ask)
         others = [other for key, other in silent.items() if key != name]

@@ -28,7 +28,7 @@ SIZES = [0, 1, 2, 3, 5, 255, 1023, 1024, 1025, 4095, 4096, 4097, 8191, 10001, 65
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC
 POLL_SECONDS = 30
 MTUS = {1024: e.IBV_MTU_1024, 4096: e.IBV_MTU_4096}
-# What was asked for in network byte order comes as the same number (pyverbs converts neither way).
+# Immediate data given in network byte order comes as the same number (pyverbs converts neither way).
 IMMEDIATE = 0x01020304
 
 

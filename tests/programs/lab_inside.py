@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tests/control/test_lab.py runs inside containers: ping, TCP, and UDP in every disguise that a container can give it."""
+"""Parts of tests/control/test_lab.py in containers: ping, TCP, and UDP in every disguise."""
 
 import hashlib
 import os

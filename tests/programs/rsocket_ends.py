@@ -171,7 +171,7 @@ def after_reset(client):
             pass
 
 
-# What the other end does, whether it sends before, and what is looked at here.
+# The other end's action, whether it sends before, and the check here.
 CASES = (
     ("kill", False, polled, orderly),
     ("kill", False, polled_early, orderly),

@@ -190,7 +190,7 @@ def copies_of_sets(port):
 
 
 def waits_for_copies(client, server):
-    """Who waits for the kernel's set alone when it is copied hears of the copy's rsockets."""
+    """A thread that waits for the kernel's set alone when it is copied hears of the copy's rsockets."""
     one = select.epoll()
     told = []
     waiters = [threading.Thread(target=lambda: told.append(one.poll(SECONDS, 1))) for _ in range(3)]
@@ -357,7 +357,7 @@ def was_reset(port):
 
 
 def like_tcp(port):
-    """What rsockets say is what the kernel's sockets say."""
+    """Answers of rsockets are those of the kernel's sockets."""
     words = [sys.executable, __file__, ADDRESS, "tcp"]
     by_tcp = subprocess.run(words, env={}, stdout=subprocess.PIPE, text=True, check=True, timeout=3 * SECONDS).stdout
     for number, (look, kernels) in enumerate(zip(LOOKS, by_tcp.splitlines(), strict=True)):
@@ -422,7 +422,7 @@ SIX = [socket.AF_INET6] if os.path.exists("/proc/net/if_inet6") else []
 
 
 def loopback(port):
-    """Who is bound to loopback is an ordinary socket; who listens everywhere is reached by it all the same, as an rsocket."""
+    """A socket bound to loopback is an ordinary one, and reaches an rsocket that listens everywhere."""
     four = [(socket.AF_INET, "127.0.0.1", "0.0.0.0"), (socket.AF_INET, "127.1.2.3", "0.0.0.0")]
     six = [(family, address, "::") for family in SIX for address in ("::1", "::ffff:127.0.0.1")]
     for family, address, every in four + six:
@@ -483,7 +483,7 @@ def names_of_six(port):
 
 
 def peers_at_once(port):
-    """Who was accepted has a peer, also before the other end has heard of it."""
+    """An accepted socket has a peer, also before the other end has heard of it."""
     with listener(port) as waiting:
         for _ in range(20):
             with socket.socket() as client:
@@ -496,7 +496,7 @@ def peers_at_once(port):
 
 
 def options(port):
-    """What is not done is refused; what means nothing is read back."""
+    """An option that has no effect is refused; one that means nothing is read back."""
     with socket.socket() as made:
         tcp, level = socket.IPPROTO_TCP, socket.SOL_SOCKET
         for where, name, off in ((level, socket.SO_REUSEPORT, 0), (level, socket.SO_RCVLOWAT, 1), (tcp, socket.TCP_USER_TIMEOUT, 0)):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tests/wire/test_wire_guard.py runs in hosts' networks: datagrams by plain sockets, and who hears them.
+"""Parts of tests/wire/test_wire_guard.py in hosts' networks: datagrams by plain sockets, and who hears them.
 
     wire_guard_inside.py send HOW DESTINATION PORT COUNT    prints `sent N refused N`
     wire_guard_inside.py hear ADDRESS PORT...               prints `ready`, then `PORT BYTES` for each datagram

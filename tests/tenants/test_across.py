@@ -197,7 +197,7 @@ def nothing_without(hosts, server, client, other):
         need_no_cm(*way)
     send(victim, client)
     victim.stop()
-    # Who judged first: one of both.
+    # One of both judged first.
     wait_until(lambda: noted(hosts, "connection refused", tenant="red"), "no connection refused in audit.log", SOON)
     need_noted(hosts_of(client), "datagram refused", client, tenant="red", peer=f"::ffff:{server.ip}")
     wait_until(lambda: noted(hosts, "rdma_cm request refused", tenant="red"), "no rdma_cm request refused in audit.log", SOON)
@@ -342,7 +342,7 @@ def need_cut_noted(server, client, end, read):
 
 
 def need_shown(ends):
-    """What counts and shows traffic knows that of both ends."""
+    """Counts and captures of traffic know the networks of both ends."""
     for end in ends:
         rows = [row for row in tenants.qps(end.host) if row["name"] == end.name]
         need(rows and any(row["state"] in ("RTR", "RTS") for row in rows), f"{end.name} has no QP that is connected: {rows}")

@@ -106,7 +106,7 @@ def order(host, server, client, other):
 
 
 def direction(host, server, client, other):
-    """What `from` begins: requests of rdma_cm and datagrams, there and not back."""
+    """Traffic that `from` begins: requests of rdma_cm and datagrams, there and not back."""
     declare(host, "allow", rule("back", "action: deny, direction: fromTo", "from: {group: servers}, to: {labels: {tier: client}}"))
     with cm.listening(server, "rping", "-s", "-P", "-a", server.ip):
         client.exec("rping", "-c", "-a", server.ip, "-C", "1", seconds=SOON)

@@ -19,7 +19,7 @@ def rxe():
 
 @pytest.fixture(scope="module")
 def freeflow(request, container, rxe):
-    """What the chosen scenarios say here, in one run; with --update the list becomes what it says."""
+    """Answers of the chosen scenarios here, in one run; with --update the list becomes these."""
     cases = selected(request, test_scenario)
     said = differential.run_on_freeflow(container, cases)
     if request.config.option.update:

@@ -106,7 +106,7 @@ def by_rdma_cm():
         yield words.split()
 
 
-# What is only with -R, or might be otherwise with it.
+# Switches that exist only with -R, or might act otherwise with it.
 CM_SWITCHES = [
     "ib_send_bw -z -F -n 300",
     "ib_write_bw -R -z -F -n 300",

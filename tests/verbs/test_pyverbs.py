@@ -38,7 +38,7 @@ def as_expected(outcome, wanted):
 
 
 def write_expected(outcomes):
-    """What did not run stays as it was."""
+    """A test that did not run stays as it was."""
     head = [line for line in EXPECTED.read_text().splitlines() if line.startswith("#")]
     expected = read_expected()
     rows = [f"{name} {expected[name] if as_expected(outcome, expected[name]) else outcome}"

@@ -64,7 +64,7 @@ def statuses_of_two(server, client, names):
 
 
 def is_instrumented(container):
-    """That a report would come: the library writes to memory that its caller has freed."""
+    """A report would come: the library writes to memory that its caller has freed."""
     output = container.exec(*words(path_of("freed")), codes=(1,))
     need("AddressSanitizer: heap-use-after-free" in output and "ibv_query_device" in output, output)
 

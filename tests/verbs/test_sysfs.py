@@ -97,7 +97,7 @@ def python(container, text, seconds=60):
 
 
 def looks_like_the_kernels(container):
-    """What programs take for granted: two up from the device's real path is its bus device, links lead on."""
+    """Paths that programs take for granted: two up from the device's real path is its bus device, links lead on."""
     output = python(container, f"""
 import os
 assert os.path.realpath('{DEVICE}/../..') == os.path.realpath('{DEVICE}/device'), os.path.realpath('{DEVICE}/../..')
@@ -174,7 +174,7 @@ def moved(before, after):
 
 
 def deviations(changes, sent, received):
-    """What the counters of client and server say otherwise than that so many bytes and packets went each way."""
+    """Counts of client and server that differ from the bytes and packets that went each way."""
     for who, change, ways in (("client", changes[0], ("xmit", "rcv")), ("server", changes[1], ("rcv", "xmit"))):
         for way, (data, packets) in zip(ways, (sent, received)):
             wanted = {f"port_{way}_data": data // 4, f"port_{way}_packets": packets, f"unicast_{way}_packets": packets}

@@ -17,7 +17,7 @@ INSIDE = ["python3", str(PROGRAMS / "wire_guard_inside.py")]
 ROCE_PORT, OTHER_PORT = 4791, 4801
 COUNT = 5
 NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--no-new-privs"]
-# What a container in the host's network is that was started with --cap-drop all, and is root in there.
+# A container in the host's network, started with --cap-drop all, with root in there.
 CAPLESS_ROOT = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
 # By which of these the router counts a datagram of ours, it may choose.
 REFUSALS = ("unknown_source", "wrong_source", "malformed", "truncated", "bad_icrc", "wrong_pkey", "unknown_qpn")
@@ -28,7 +28,7 @@ def address_of(host):
 
 
 def guards(host):
-    """What iptables shows of the guards in the host's network, without counts."""
+    """The guards in iptables in the host's network, without counts."""
     found = []
     for program in ("iptables", "ip6tables"):
         text = harness.run(host.enter(program, "-w", "-t", "mangle", "-S"))

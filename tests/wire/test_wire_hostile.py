@@ -14,7 +14,7 @@ MTU = 4200
 CONSTANT_AT = 16 * 16 * 1024 + 48 * 4 * 1024
 QKEY, WRONG_QKEY = 0x11111111, 0x22222222
 
-# What is sent, from whose address (a host's number, or a stranger's), and which counters of the victim's router together
+# Packets to send, their sender (a host's number, or a stranger's), and the counters of the victim's router that together
 # say so; none where the packet is one that a QP itself has to bear.
 FORGERIES = [
     ("write", forgery.STRANGER, ["unknown_source"]),
