@@ -165,8 +165,8 @@ pub fn port_attributes_to_c(port: &PortAttributes) -> ibv_port_attr {
 /// `to` is valid for writes of `bytes` bytes. `T` has no padding whose bytes matter to the caller.
 pub unsafe fn copy_prefix<T: Copy>(from: &T, to: *mut T, bytes: usize) {
     let copied = bytes.min(size_of::<T>());
-    // SAFETY: `from` is readable for size_of::<T>() >= copied bytes; the caller promises `to` for
-    // `bytes` >= copied; a reference and a caller's own buffer do not overlap.
+    // SAFETY: `from` is readable for size_of::<T>() >= copied bytes, `to` writable for `bytes` >=
+    // copied by this function's contract; a reference and a buffer of C's do not overlap.
     unsafe {
         core::ptr::copy_nonoverlapping((&raw const *from).cast::<u8>(), to.cast::<u8>(), copied);
         core::ptr::write_bytes(to.cast::<u8>().add(copied), 0, bytes - copied);

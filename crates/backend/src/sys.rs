@@ -168,7 +168,8 @@ pub fn send(
 /// # Safety
 /// `control` is aligned for `cmsghdr`, `at` is a sum of earlier results, and `CMSG_SPACE` of the value fits behind it.
 unsafe fn put<T>(control: *mut libc::c_void, at: usize, level: i32, kind: i32, value: T) -> usize {
-    // SAFETY: the caller leaves room for a header and the value; results are multiples of the alignment.
+    // SAFETY: this function's contract: there is room for a header and the value. Results are
+    // multiples of the alignment.
     unsafe {
         let header: *mut libc::cmsghdr = control.cast::<u8>().add(at).cast();
         header.write(libc::cmsghdr {

@@ -53,13 +53,13 @@ fn lanes(active_width: u8) -> Option<u64> {
 /// In units of 100 Mbit/s. EINVAL for a port that the device has not.
 ///
 /// # Safety
-/// As C demands: `context` is open, `speed` is valid for a write.
+/// The C contract: `context` is open, `speed` is valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
     let Ok(port) = u8::try_from(port) else { return libc::EINVAL };
     let mut attributes = ibv_port_attr::default();
-    // SAFETY: the caller's context is open, and the attributes are larger than what ibv_query_port
-    // writes.
+    // SAFETY: the C contract: the context is open. The attributes are larger than what
+    // ibv_query_port writes.
     let result = unsafe { ibv_query_port(context, port, &raw mut attributes) };
     if result != 0 {
         return result;
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u
     let (Some(lane), Some(count)) = (lane_mbps(attributes.active_speed), lanes(attributes.active_width)) else {
         return refuse();
     };
-    // SAFETY: the caller promises that `speed` is valid for a write.
+    // SAFETY: the C contract: `speed` is valid for a write.
     unsafe { speed.write(lane * count / 100) };
     0
 }

@@ -25,10 +25,10 @@ extern "C" fn ignore() {}
 /// No devices of the old layout.
 ///
 /// # Safety
-/// As C demands: `count` is null or valid for a write.
+/// The C contract: `count` is null or valid for a write.
 unsafe extern "C" fn no_devices(count: *mut c_int) -> *mut c_void {
     if !count.is_null() {
-        // SAFETY: the caller promises that it is valid for a write.
+        // SAFETY: the C contract.
         unsafe { count.write(0) };
     }
     refuse_pointer()

@@ -99,7 +99,7 @@ unsafe fn advance(cq: *mut ibv_cq_ex) -> c_int {
         // SAFETY: this function's contract.
         let whole = unsafe { Cq::from_c(cq.cast()) };
         let count = whole.client.poll(1, |completion| {
-            // SAFETY: the caller holds the poll lock, which guards these fields.
+            // SAFETY: this function's contract: the poll lock, which guards these fields, is held.
             unsafe {
                 *whole.current.get() = *completion;
                 (*cq).wr_id = completion.work_request_id;

@@ -65,7 +65,7 @@ impl Device {
 /// # Safety
 /// The device is referred to.
 pub(crate) unsafe fn hold(device: *mut ibv_device) {
-    // SAFETY: as promised.
+    // SAFETY: this function's contract.
     unsafe { Device::from_c(device) }.references.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -74,7 +74,7 @@ pub(crate) unsafe fn hold(device: *mut ibv_device) {
 /// # Safety
 /// The caller owned that reference.
 pub(crate) unsafe fn release(device: *mut ibv_device) {
-    // SAFETY: as promised.
+    // SAFETY: this function's contract.
     let last = unsafe { Device::from_c(device) }.references.fetch_sub(1, Ordering::AcqRel) == 1;
     if last {
         // SAFETY: made by `Box::into_raw` in `create`, and nobody refers to it any more.

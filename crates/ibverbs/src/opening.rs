@@ -56,7 +56,7 @@ pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
                 // SAFETY: nobody got it.
                 unsafe { release(device) };
             })?;
-        // SAFETY: the caller gives it away.
+        // SAFETY: the C contract: the context takes the descriptor over.
         Ok(hand_out(device, imported, Some(unsafe { OwnedFd::from_raw_fd(cmd_fd) })))
     });
     if refused != 0 {

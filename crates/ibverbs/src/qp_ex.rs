@@ -231,7 +231,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the C contract.
     let qp = unsafe { Qp::from_c(qp.cast()) };
-    // SAFETY: the caller holds the lock since `wr_start`.
+    // SAFETY: the C contract: `wr_start` came first, and took the lock.
     let outcome = code(|| unsafe { &*qp.builder.staged.get() }.post(qp));
     qp.builder.lock.unlock();
     outcome

@@ -2,6 +2,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The mutex and the condition of a C struct, with the count of events that were acknowledged.
+///
+/// Invariant: the count is only touched under the mutex.
 #[derive(Clone, Copy)]
 pub(crate) struct Acknowledged {
     pub mutex: *mut libc::pthread_mutex_t,
@@ -13,7 +15,7 @@ impl Acknowledged {
     /// # Safety
     /// The pointers are valid, and nobody else uses them yet.
     pub unsafe fn init(self) {
-        // SAFETY: as promised.
+        // SAFETY: this function's contract.
         unsafe {
             libc::pthread_mutex_init(self.mutex, std::ptr::null());
             libc::pthread_cond_init(self.cond, std::ptr::null());
@@ -24,7 +26,7 @@ impl Acknowledged {
     /// # Safety
     /// The pointers are valid and initialised.
     pub unsafe fn add(self, events: u32) {
-        // SAFETY: as promised; the count is only touched under the mutex.
+        // SAFETY: this function's contract; the count is touched under the mutex.
         unsafe {
             libc::pthread_mutex_lock(self.mutex);
             *self.count = (*self.count).wrapping_add(events);
@@ -38,7 +40,7 @@ impl Acknowledged {
     /// # Safety
     /// The pointers are valid and initialised.
     pub unsafe fn wait(self, delivered: &AtomicU32) {
-        // SAFETY: as promised; the count is only touched under the mutex.
+        // SAFETY: this function's contract; the count is touched under the mutex.
         unsafe {
             libc::pthread_mutex_lock(self.mutex);
             while *self.count != delivered.load(Ordering::Acquire) {
@@ -51,7 +53,7 @@ impl Acknowledged {
     /// # Safety
     /// The pointers are valid and initialised, and nobody uses them any more.
     pub unsafe fn destroy(self) {
-        // SAFETY: as promised.
+        // SAFETY: this function's contract.
         unsafe {
             libc::pthread_cond_destroy(self.cond);
             libc::pthread_mutex_destroy(self.mutex);

@@ -63,7 +63,7 @@ fn read_text(path: &Path, buffer: &mut [u8]) -> Option<usize> {
 /// Reads `directory`/`file` as text into `buffer`: its length, or -1.
 ///
 /// # Safety
-/// As C demands: `directory` and `file` are C strings, `buffer` is valid for writes of `bytes`
+/// The C contract: `directory` and `file` are C strings, `buffer` is valid for writes of `bytes`
 /// bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_read_sysfs_file(
@@ -75,14 +75,13 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
     if directory.is_null() || file.is_null() || buffer.is_null() || bytes == 0 {
         return -1;
     }
-    // SAFETY: the caller promises two C strings.
+    // SAFETY: the C contract: two C strings.
     let (directory, file) = unsafe { (CStr::from_ptr(directory), CStr::from_ptr(file)) };
     // As rdma-core joins them: a file that starts with a slash still lies below the directory.
     let mut path = directory.to_bytes().to_vec();
     path.push(b'/');
     path.extend_from_slice(file.to_bytes());
-    // SAFETY: the caller promises `bytes` writable bytes, and nobody else uses them during the
-    // call.
+    // SAFETY: the C contract: `bytes` writable bytes, which nobody else uses during the call.
     let buffer = unsafe {
         core::ptr::write_bytes(buffer, 0, bytes);
         core::slice::from_raw_parts_mut(buffer.cast::<u8>(), bytes)
@@ -111,10 +110,10 @@ fn ah_from_kernel(from: &ib_uverbs_ah_attr) -> ibv_ah_attr {
 }
 
 /// # Safety
-/// As C demands: both pointers are valid.
+/// The C contract: both pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(to: *mut ibv_ah_attr, from: *const ib_uverbs_ah_attr) {
-    // SAFETY: the caller promises that both are valid.
+    // SAFETY: the C contract: both are valid.
     unsafe { *to = ah_from_kernel(&*from) };
 }
 
@@ -122,10 +121,10 @@ pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(to: *mut ibv_ah_attr, from: 
 /// has no rate.
 ///
 /// # Safety
-/// As C demands: both pointers are valid.
+/// The C contract: both pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(to: *mut ibv_qp_attr, from: *const ib_uverbs_qp_attr) {
-    // SAFETY: the caller promises that both are valid.
+    // SAFETY: the C contract: both are valid.
     let (to, from) = unsafe { (&mut *to, &*from) };
     *to = ibv_qp_attr {
         qp_state: to.qp_state,
@@ -212,18 +211,18 @@ fn path_to_kernel(from: &ibv_sa_path_rec) -> ib_user_path_rec {
 }
 
 /// # Safety
-/// As C demands: both pointers are valid.
+/// The C contract: both pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(to: *mut ibv_sa_path_rec, from: *const ib_user_path_rec) {
-    // SAFETY: the caller promises that both are valid.
+    // SAFETY: the C contract: both are valid.
     unsafe { *to = path_from_kernel(&*from) };
 }
 
 /// # Safety
-/// As C demands: both pointers are valid.
+/// The C contract: both pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_path_rec_to_kern(to: *mut ib_user_path_rec, from: *const ibv_sa_path_rec) {
-    // SAFETY: the caller promises that both are valid.
+    // SAFETY: the C contract: both are valid.
     unsafe { *to = path_to_kernel(&*from) };
 }
 

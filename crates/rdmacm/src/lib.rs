@@ -18,7 +18,6 @@
 //! say. Pointers are valid for their type, or null where that is allowed; objects exist, are of
 //! this library, and are used no more once an entry point destroys them; buffers are as long as
 //! their length says.
-#![allow(clippy::missing_safety_doc, reason = "C's contract: the manual page of the function")]
 
 // Part of the library, though nothing here calls it: its functions are exported.
 extern crate freeflow_rsocket as _;

@@ -127,8 +127,8 @@ unsafe fn create_extended(id: &Id, attr: *mut ibv_qp_init_attr_ex) -> Outcome<()
     if qp_states::qp_of(id).is_some() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: this function's contract: an old caller's struct ends before `send_ops_flags`, which
-    // is not touched here.
+    // SAFETY: this function's contract; the struct of a program built with old headers ends before
+    // `send_ops_flags`, which is not touched here.
     unsafe {
         complete_attributes(id, attr)?;
         let size = |theirs: *mut ibv_cq, mine: *mut ibv_cq, wanted| {

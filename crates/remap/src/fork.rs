@@ -114,7 +114,8 @@ fn take_copies(table: &Table) {
             if let Some(arena) = arenas.iter().find(|arena| arena.is_shown_in(area)) {
                 let bytes = (area.end - area.start).min(arena.bytes.saturating_sub(area.offset));
                 let mirror = arena.mirror.wrapping_add(area.offset as usize);
-                page_moves::copy_for_child(area.start, mirror, bytes as usize, protection(area));
+                // SAFETY: the arena is shown in this area, from `offset` on, and its mirror shows the same.
+                unsafe { page_moves::copy_for_child(area.start, mirror, bytes as usize, protection(area)) };
             }
             true
         });

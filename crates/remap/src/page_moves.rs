@@ -361,11 +361,13 @@ impl Drop for Aside {
 
 /// In a child of `fork`: its own copy of an arena's pages in their place. It has one thread. System
 /// calls only.
-pub(crate) fn copy_for_child(target: u64, mirror: *const u8, bytes: usize, protection: i32) {
+///
+/// # Safety
+/// `bytes` bytes of an arena are mapped at `target`, and the mirror shows the same ones.
+pub(crate) unsafe fn copy_for_child(target: u64, mirror: *const u8, bytes: usize, protection: i32) {
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: at the target lie the arena's pages (checked by the caller), and the mirror shows the
-    // same ones.
+    // SAFETY: this function's contract: all of the target is the arena's, and may be replaced.
     unsafe {
         if syscalls::mmap(at(target), bytes, rights, flags, -1, 0) == libc::MAP_FAILED {
             return;

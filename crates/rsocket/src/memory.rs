@@ -14,7 +14,8 @@ pub const REMOTE_WRITE: c_int = 1 << 1;
 const PAGE_BYTES: usize = 4096;
 
 /// Registered pages. The other end may write into them at any time if they were registered so: they
-/// are only reached through raw pointers.
+/// are only reached by raw copies and as atomics, never by reference. So concurrent use mixes bytes
+/// and breaks nothing; locks of the connection keep each side's copies apart.
 #[derive(Debug)]
 pub struct Memory {
     base: *mut u8,
@@ -24,7 +25,7 @@ pub struct Memory {
 
 // SAFETY: plain memory and a handle; verbs may be called from any thread.
 unsafe impl Send for Memory {}
-// SAFETY: the methods take raw copies; who may copy what and when is the callers' locks' business.
+// SAFETY: the type's own rule: raw copies and atomics only.
 unsafe impl Sync for Memory {}
 
 impl Memory {

@@ -57,14 +57,14 @@ impl<'a> Pieces<'a> {
     /// Copies the next bytes into a piece of registered memory.
     pub fn fill(&mut self, memory: &Memory, span: Span) {
         self.take(span.bytes as usize, |from, done, length| {
-            // SAFETY: `new` promised the piece.
+            // SAFETY: the contract of `new`: each piece is valid for its length.
             unsafe { memory.fill(span.offset as usize + done, from, length) };
         });
     }
 
     pub fn extract(&mut self, memory: &Memory, span: Span) {
         self.take(span.bytes as usize, |to, done, length| {
-            // SAFETY: as above.
+            // SAFETY: the contract of `new`: each piece is valid for its length.
             unsafe { memory.extract(span.offset as usize + done, to, length) };
         });
     }

@@ -202,8 +202,8 @@ mod x86_64 {
             // SeqCst, compiler only; partner: the handler, on this thread. The ranges stand before
             // the call is marked as one.
             compiler_fence(Ordering::SeqCst);
-            // SAFETY: by the caller; the trampoline keeps to the C calling convention, at both of
-            // its entries.
+            // SAFETY: this function's contract; the trampoline keeps to the C calling convention, at
+            // both of its entries.
             match unsafe { freeflow_guarded_call(body, (&raw mut *argument).cast(), frame.stack_pointer.as_ptr()) } {
                 0 => Ok(()),
                 _ => Err(Missing),
@@ -247,7 +247,7 @@ mod other {
         argument: &mut T,
         _: [AddressRange; 2],
     ) -> Result<(), Missing> {
-        // SAFETY: by the caller.
+        // SAFETY: this function's contract.
         unsafe { body((&raw mut *argument).cast()) };
         Ok(())
     }

@@ -16,6 +16,8 @@ pub struct OwnRange {
 pub struct OwnMemory(());
 
 impl OwnMemory {
+    /// The right, for a process whose program keeps to the verbs' contract.
+    ///
     /// # Safety
     /// As the verbs demand of a program: memory that is registered stays mapped, with the rights
     /// that it was registered with, until it is deregistered; and what a request names is not used
@@ -29,7 +31,8 @@ impl OwnMemory {
     #[inline]
     pub fn copy_in(self, from: OwnRange, to: &Segment, offset: usize, last_bytes_last: bool) -> bool {
         let Ok(to) = to.range(offset, from.bytes as usize) else { return false };
-        // SAFETY: the range is readable (promised), and `to` in bounds and mapped.
+        // SAFETY: the range is readable by the contract of `OwnMemory::promised`, and `to` in bounds
+        // and mapped.
         unsafe { copy_bytes(pointer(from.address), to, from.bytes as usize, last_bytes_last) };
         true
     }
@@ -39,7 +42,8 @@ impl OwnMemory {
     #[inline]
     pub fn copy_out(self, from: &Segment, offset: usize, to: OwnRange) -> bool {
         let Ok(from) = from.range(offset, to.bytes as usize) else { return false };
-        // SAFETY: the range is writable (promised), and `from` in bounds and mapped.
+        // SAFETY: the range is writable by the contract of `OwnMemory::promised`, and `from` in
+        // bounds and mapped.
         unsafe { copy_bytes(from, pointer(to.address), to.bytes as usize, true) };
         true
     }

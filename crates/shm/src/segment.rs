@@ -289,7 +289,7 @@ impl Segment {
     #[inline]
     unsafe fn access(&self, other: Option<&Self>, access: &mut Access<'_>) -> Result<(), AccessError> {
         if !self.refuses_missing && other.is_none_or(|other| !other.refuses_missing) {
-            // SAFETY: by the caller.
+            // SAFETY: this function's contract is that of `Access::make`.
             unsafe { access.make() };
             return Ok(());
         }
@@ -298,7 +298,8 @@ impl Segment {
             AddressRange { start: segment.address(), bytes }
         };
         let ranges = [range(self), other.map_or(AddressRange::NONE, range)];
-        // SAFETY: by the caller; copies and atomic operations hold nothing where they are given up.
+        // SAFETY: this function's contract; copies and atomic operations hold nothing where they are
+        // given up.
         unsafe { missing::guarded(make_access, access, ranges).map_err(AccessError::from) }
     }
 
@@ -361,11 +362,12 @@ impl Access<'_> {
     #[inline]
     unsafe fn make(&mut self) {
         match self {
-            // SAFETY: by the caller; the two don't overlap, as `to` is a slice of this process'.
+            // SAFETY: this function's contract; the two don't overlap, as `to` is a slice of this
+            // process'.
             Self::Read { from, to, bytes } => unsafe {
                 libc::memcpy(to.cast(), from.cast(), *bytes);
             },
-            // SAFETY: by the caller.
+            // SAFETY: this function's contract is that of `copy_bytes`.
             Self::Copy { from, to, bytes, last_bytes_last } => unsafe {
                 copy_bytes(*from, *to, *bytes, *last_bytes_last);
             },
@@ -374,13 +376,13 @@ impl Access<'_> {
                 let first = *start as usize;
                 let mut at = 0;
                 while at < *bytes {
-                    // SAFETY: by the caller; any bytes are a valid u8.
+                    // SAFETY: this function's contract; any bytes are a valid u8.
                     unsafe { start.add(at).read_volatile() };
                     at = ((first + at + page_bytes) & !(page_bytes - 1)) - first;
                 }
             }
             Self::CompareSwap { word, compare, swap, before } => {
-                // SAFETY: by the caller; any bytes are a valid AtomicU64.
+                // SAFETY: this function's contract; any bytes are a valid AtomicU64.
                 let word = unsafe { AtomicU64::from_ptr(*word) };
                 // AcqRel, Acquire; partners: the atomics of the application, and of this router for
                 // other QPs, on the same bytes.
@@ -389,7 +391,7 @@ impl Access<'_> {
                 };
             }
             Self::FetchAdd { word, add, before } => {
-                // SAFETY: by the caller; any bytes are a valid AtomicU64.
+                // SAFETY: this function's contract; any bytes are a valid AtomicU64.
                 let word = unsafe { AtomicU64::from_ptr(*word) };
                 // AcqRel; partners: as in `CompareSwap`.
                 **before = word.fetch_add(*add, Ordering::AcqRel);
@@ -399,9 +401,9 @@ impl Access<'_> {
 }
 
 /// # Safety
-/// `access` is an [`Access`], and may be made.
+/// `access` points to an [`Access`] of which the contract of [`Access::make`] holds.
 unsafe extern "C" fn make_access(access: *mut std::ffi::c_void) {
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract.
     unsafe { (*access.cast::<Access<'_>>()).make() }
 }
 
@@ -448,29 +450,29 @@ pub(crate) fn page_multiple(bytes: usize) -> io::Result<usize> {
 #[inline]
 pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize, last_bytes_last: bool) {
     if !last_bytes_last {
-        // SAFETY: by the caller; memmove allows overlap. Concurrent writers make the bytes a
-        // mixture, no more.
+        // SAFETY: this function's contract; memmove allows overlap. Concurrent writers make the
+        // bytes a mixture, no more.
         unsafe { libc::memmove(to.cast(), from.cast(), bytes) };
         return;
     }
     let mut tail = [0; TAIL_BYTES];
     if bytes < TAIL_BYTES {
         let tail = &mut tail[..bytes];
-        // SAFETY: by the caller.
+        // SAFETY: this function's contract; `tail` has `bytes` bytes.
         unsafe { libc::memcpy(tail.as_mut_ptr().cast(), from.cast(), bytes) };
         settle_copy();
-        // SAFETY: by the caller.
+        // SAFETY: this function's contract: `to` is writable for `bytes` bytes.
         return unsafe { store_in_order(to, tail) };
     }
     let head_bytes = bytes - TAIL_BYTES;
-    // SAFETY: by the caller. The tail is read first: where the ranges overlap, the head would
-    // overwrite it.
+    // SAFETY: this function's contract. The tail is read first: where the ranges overlap, the head
+    // would overwrite it.
     unsafe {
         libc::memcpy(tail.as_mut_ptr().cast(), from.add(head_bytes).cast(), TAIL_BYTES);
         libc::memmove(to.cast(), from.cast(), head_bytes);
     }
     settle_copy();
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract: the tail is the last of `to`'s `bytes` bytes.
     unsafe { store_in_order(to.add(head_bytes), &tail) };
 }
 

@@ -56,9 +56,12 @@ const MEMCPY: [(usize, f64); 5] =
     [(64, 379.0), (4 << 10, 1009.0), (64 << 10, 913.0), (1 << 20, 448.0), (64 << 20, 139.0)];
 
 /// A copy whose length the compiler does not know, as in a router.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `bytes` bytes, and the two do not overlap.
 #[inline]
-pub(super) fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: callers give two ranges of `bytes` that they got from `Shared::at`, of different mappings.
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: this function's contract.
     unsafe { ptr::copy_nonoverlapping(from, to, hint::black_box(bytes)) };
 }
 
@@ -81,11 +84,13 @@ fn memcpy_gbit_per_s(bytes: usize, divisor: usize) -> io::Result<f64> {
         }
         let count = (total / bytes).max(2);
         for _ in 0..count / 4 {
-            copy(from.at(0, bytes), to.at(PAGE_OFFSET, bytes), bytes);
+            // SAFETY: ranges from `Shared::at`, of different mappings.
+            unsafe { copy(from.at(0, bytes), to.at(PAGE_OFFSET, bytes), bytes) };
         }
         let begun = sys::monotonic_ns();
         for _ in 0..count {
-            copy(from.at(0, bytes), to.at(PAGE_OFFSET, bytes), bytes);
+            // SAFETY: ranges from `Shared::at`, of different mappings.
+            unsafe { copy(from.at(0, bytes), to.at(PAGE_OFFSET, bytes), bytes) };
         }
         results.put(0, gbits(count * bytes, sys::monotonic_ns() - begun));
     });
@@ -163,7 +168,8 @@ pub fn gbit_per_s(copies: &Copies) -> io::Result<f64> {
             }
             waiter.busy();
             if twice {
-                copy(shared.at(place * bytes, bytes), own.at(own_place * bytes, bytes), bytes);
+                // SAFETY: ranges from `Shared::at`, of different mappings.
+                unsafe { copy(shared.at(place * bytes, bytes), own.at(own_place * bytes, bytes), bytes) };
                 place = next(place, shared_places);
                 own_place = next(own_place, own_places);
             }
@@ -186,7 +192,8 @@ pub fn gbit_per_s(copies: &Copies) -> io::Result<f64> {
                 }
             }
             waiter.busy();
-            copy(own.at(own_place * bytes, bytes), shared.at(place * bytes, bytes), bytes);
+            // SAFETY: ranges from `Shared::at`, of different mappings.
+            unsafe { copy(own.at(own_place * bytes, bytes), shared.at(place * bytes, bytes), bytes) };
             place = next(place, shared_places);
             own_place = next(own_place, own_places);
             // Release: the bytes are there before the receiver sees the count.

@@ -124,7 +124,7 @@ impl Drop for Buffer<'_> {
 pub unsafe fn connect(library: &Library, qp: *mut ibv_qp, peer: Address) -> Result<(), String> {
     use QpAttributeMask as Mask;
     let modify = |attributes: &mut ibv_qp_attr, mask: u32| {
-        // SAFETY: the caller's QP, and filled in attributes.
+        // SAFETY: this function's contract, and filled in attributes.
         zero(unsafe { (library.modify_qp)(qp, attributes, mask as c_int) }, "ibv_modify_qp")
     };
     let grh = ibv_global_route { dgid: ibv_gid { raw: peer.gid }, hop_limit: 64, ..Default::default() };
@@ -155,7 +155,7 @@ pub unsafe fn initialise(library: &Library, qp: *mut ibv_qp, access: Access) -> 
     let mut attributes =
         ibv_qp_attr { qp_state: INIT, port_num: PORT, qp_access_flags: access.0, ..Default::default() };
     let mask = Mask::STATE | Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS;
-    // SAFETY: the caller's QP, and filled in attributes.
+    // SAFETY: this function's contract, and filled in attributes.
     zero(unsafe { (library.modify_qp)(qp, &mut attributes, mask as c_int) }, "ibv_modify_qp")
 }
 

@@ -39,7 +39,8 @@ unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: an open library and a C string.
     let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    // SAFETY: the same size; not null, so a valid function pointer; the caller vouches for the signature.
+    // SAFETY: the same size; not null, so a valid function pointer; its signature is this function's
+    // contract.
     (!address.is_null()).then(|| unsafe { mem::transmute_copy(&address) })
 }
 
@@ -48,7 +49,7 @@ unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
 /// # Safety
 /// As for [`function`].
 pub unsafe fn required<F: Copy>(handle: *mut c_void, name: &CStr) -> Result<F, String> {
-    // SAFETY: the caller's.
+    // SAFETY: this function's contract is that of `function`.
     unsafe { function(handle, name) }.ok_or_else(|| format!("the library has no {}", name.to_string_lossy()))
 }
 

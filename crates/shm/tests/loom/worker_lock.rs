@@ -100,7 +100,7 @@ impl Worker {
             return;
         }
         let job = job | if self.rang { AFTER_DOORBELL } else { 0 };
-        // SAFETY: the caller has the worker lock, which loom checks.
+        // SAFETY: under the worker lock, which loom checks.
         self.queues.engine.with_mut(|engine| unsafe { (*engine).push(job) });
         self.queues.run_count.fetch_add(1, Release);
         self.queues.has_run.notify();
