@@ -38,7 +38,7 @@ pub struct WireCounters {
     pub packets_sent: u64,
     /// Payload.
     pub bytes_sent: u64,
-    /// Packets that the QP acted upon.
+    /// Packets that came for the QP.
     pub packets_received: u64,
     /// Payload of these, bytes.
     pub bytes_received: u64,
