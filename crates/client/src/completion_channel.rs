@@ -36,7 +36,7 @@ impl CompletionChannel {
         self.handle
     }
 
-    /// What the application waits on.
+    /// The pipe that the application waits on.
     pub fn events(&self) -> &EventPipe {
         &self.events
     }
@@ -52,7 +52,7 @@ impl CompletionChannel {
         self.events.wait(|event| self.handle_event(event, deliver))
     }
 
-    /// What a read of [`Self::events`] gave. False: nothing for the caller, who reads on.
+    /// Takes the result of a read of [`Self::events`]. False: nothing for the caller, who reads on.
     ///
     /// # Errors
     /// As of [`Self::wait`].

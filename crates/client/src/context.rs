@@ -66,7 +66,7 @@ impl Context {
         self.handle
     }
 
-    /// What the application waits on (`async_fd`).
+    /// The pipe that the application waits on (`async_fd`).
     pub fn events(&self) -> &EventPipe {
         &self.events
     }
@@ -86,7 +86,7 @@ impl Context {
         self.events.wait(|event| self.handle_event(event, deliver))
     }
 
-    /// What a read of [`Self::events`] gave. False: nothing for the caller, who reads on.
+    /// Takes the result of a read of [`Self::events`]. False: nothing for the caller, who reads on.
     ///
     /// # Errors
     /// As of [`Self::wait_event`].

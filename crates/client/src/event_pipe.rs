@@ -27,7 +27,8 @@ impl EventPipe {
         Self { session, socket }
     }
 
-    /// What the application waits on: readable when there is an event. It may make it non-blocking.
+    /// The application's descriptor to wait on: readable when there is an event. It may make it
+    /// non-blocking.
     pub fn descriptor(&self) -> RawFd {
         self.socket.as_raw_fd()
     }

@@ -51,7 +51,7 @@ impl Probes {
         Self { places, threads, disk, is_writing }
     }
 
-    /// What is wrong; the control thread shows it from now on.
+    /// Faults found; the control thread shows them from now on.
     pub async fn look(&self, link: &Link) -> Vec<String> {
         let mut wrong = fresh(&self.threads, check_threads(link)).await;
         let places = self.places.clone();

@@ -1,4 +1,4 @@
-//! What is counted, as the control thread gives it: vNICs by pages, and the host as a whole.
+//! Counts, as the control thread gives them: vNICs by pages, and those of the host as a whole.
 use crate::admission::tallies::Tally;
 use crate::admission::violations::Tried;
 use crate::dataplane::meters::{QpMeter, VnicNumbers, WorkerMeter};
@@ -14,7 +14,7 @@ pub(crate) struct Position {
     pub qpn: Option<u32>,
 }
 
-/// What a vNIC did, and what it is held to.
+/// Work of a vNIC, and its limits.
 pub(crate) struct VnicMeter {
     pub id: String,
     pub title: String,
@@ -24,7 +24,7 @@ pub(crate) struct VnicMeter {
     pub address6: Option<Ipv6Addr>,
     pub numbers: VnicNumbers,
     pub malformed_messages: u64,
-    /// What it takes of the router.
+    /// Its use of the router.
     pub used: ResourceAmounts,
     pub shaping: Shaping,
     /// Of all vNICs of its tenant and class.
@@ -41,7 +41,7 @@ pub(crate) struct MeterPage {
     pub read_ns: u64,
 }
 
-/// What is the host's as a whole.
+/// Counts of the host as a whole.
 pub(crate) struct HostMeter {
     pub host: String,
     pub uptime_s: u64,
@@ -53,7 +53,7 @@ pub(crate) struct HostMeter {
     pub lost_audit_lines: u64,
     /// In order of name.
     pub networks: Vec<NetworkMeter>,
-    /// What was tried in vain that is put down to no network, for each of [`Tried::ALL`].
+    /// Attempts in vain that are put down to no network, for each of [`Tried::ALL`].
     pub tried: [u64; Tried::ALL.len()],
     /// By rule (the empty name: the networks' own `access`), tenant and network (empty: of none
     /// that is known); where nothing is, nothing was refused.
@@ -62,12 +62,12 @@ pub(crate) struct HostMeter {
     pub worker: WorkerMeter,
 }
 
-/// What all vNICs of a network did, those that are gone too.
+/// Work of all vNICs of a network, those that are gone too.
 #[derive(Default)]
 pub(crate) struct NetworkMeter {
     pub tenant: String,
     pub network: String,
     pub totals: Totals,
-    /// What was tried in vain, for each of [`Tried::ALL`].
+    /// Attempts in vain, for each of [`Tried::ALL`].
     pub tried: [u64; Tried::ALL.len()],
 }

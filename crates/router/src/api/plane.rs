@@ -1,4 +1,5 @@
-//! What the REST server asks of the control thread: a closed list, each request with its parameters and its answer.
+//! Requests of the REST server to the control thread: a closed list, each with its parameters and
+//! its answer.
 //!
 //! The server sends an [`ApiRequest`] and awaits the other end of its [`ReplyTo`]. The control
 //! thread is the [`ControlPlane`] that serves it; tests of the server have one of their own.
@@ -57,7 +58,7 @@ pub(crate) struct Page {
     pub next: Option<String>,
 }
 
-/// What a watch begins with.
+/// Parameters for beginning a watch.
 pub(crate) struct Beginning {
     pub revision: Revision,
     pub names: BTreeSet<String>,
@@ -148,7 +149,7 @@ requests! {
 
     /// Whether there is a peers thread, where there should be one.
     CheckPeersThread {} -> bool;
-    /// What the server found wrong with this router, for the status of the Host.
+    /// Faults of this router that the server found, for the status of the Host.
     ReportHealth { wrong: Vec<String> } -> ();
 }
 

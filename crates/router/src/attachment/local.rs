@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is opened of a process: `/proc/PID/mem` and `/proc/PID/task`.
+/// Descriptors of a process: `/proc/PID/mem` and `/proc/PID/task`.
 struct Opened {
     memory: File,
     tasks: OwnedFd,

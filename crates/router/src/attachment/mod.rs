@@ -21,7 +21,8 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Who connected, as the socket says: not yet known to be whom `/proc` shows by that number.
+/// The process that connected, by the socket's word: whether `/proc` shows the same one by that
+/// number is not known yet.
 pub struct Peer {
     pub credentials: PeerCredentials,
     pub pidfd: OwnedFd,

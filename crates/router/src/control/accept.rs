@@ -1,7 +1,7 @@
 //! Connections of libraries, from the listening socket of their vNIC to the first message.
 //!
-//! Who a client is: the socket it connected to names the vNIC; SO_PEERPIDFD names the process. The
-//! rest is found out by its attachment, see `attachment`.
+//! The socket that a client connected to names the vNIC; SO_PEERPIDFD names the process. The rest
+//! is found out by its attachment, see `attachment`.
 use crate::admission::account::Charge;
 use crate::attachment::identify::WAITING_COUNT_MAX;
 use crate::attachment::{AttachedProcess, Peer};

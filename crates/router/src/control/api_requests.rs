@@ -69,7 +69,7 @@ impl Serve<ReadPeers> for Control {
 
 impl Serve<ReloadPeers> for Control {
     fn serve(&mut self, ReloadPeers { who }: ReloadPeers, reply: ReplyTo<Result<(), Refusal>>) {
-        // What is declared does not change meanwhile.
+        // Declared objects do not change meanwhile.
         self.when_stored(QueuedCommand::ReloadPeers { who, reply });
     }
 }

@@ -1,4 +1,4 @@
-//! What other threads than the worker say to the control thread.
+//! Messages of other threads than the worker to the control thread.
 use crate::admission::account::Charge;
 use crate::api::plane::ApiRequest;
 use crate::attachment::AttachedProcess;
@@ -29,7 +29,8 @@ pub(crate) struct Newcomer {
 
 #[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
 pub(crate) enum Message {
-    /// What other hosts' routers said; `backlog` is lowered by the datagrams of connection management among it.
+    /// Updates from other hosts' routers; `backlog` is lowered by the datagrams of connection
+    /// management among them.
     PeersUpdated {
         updates: Vec<Update>,
         backlog: Arc<AtomicUsize>,

@@ -198,7 +198,7 @@ pub enum Phase {
 
 pub struct Connection {
     pub socket: OwnedFd,
-    /// Who connected.
+    /// The process that connected.
     pub process: Box<dyn AttachedProcess>,
     pub pid: i32,
     pub vnic: String,

@@ -15,7 +15,7 @@ const OWED_COUNT_MAX: usize = 65_536;
 /// Full pipes that are tried again at a time: a tenant that reads none of its thousands costs others little.
 const PAY_COUNT_MAX: usize = 64;
 
-/// What one pipe holds, with what the kernel adds; as much as the kernel's own pipes.
+/// Bytes that one pipe holds, with the kernel's overhead; as much as the kernel's own pipes.
 pub const PIPE_BYTES: usize = 64 * 1024;
 
 /// Name of a pipe.

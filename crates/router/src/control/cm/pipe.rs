@@ -21,9 +21,9 @@ pub struct EventPipe {
 /// Beside its bytes, what a record that is owed takes.
 const RECORD_BYTES: usize = 64;
 
-/// What one channel holds in the kernel, with what that adds: at least a dozen records of the usual
-/// size. A vNIC has its `channel_count_max` of them, those included that were destroyed and that
-/// somebody still waits for.
+/// Bytes that one channel holds in the kernel, with the kernel's overhead: at least a dozen records
+/// of the usual size. A vNIC has its `channel_count_max` of them, those included that were
+/// destroyed and that somebody still waits for.
 pub const PIPE_BYTES: usize = 16 * 1024;
 
 impl EventPipe {
