@@ -1,6 +1,7 @@
 //! Two hosts made by `freeflow lab`, and programs in them: in a host's own network, or in containers.
 use crate::host::Agent;
-use crate::limits::wire::{End, EndFigures, READY, THERE};
+use crate::limits::end::{EndFigures, READY, THERE};
+use crate::limits::wire::End;
 use crate::sys;
 use serde_json::Value;
 use std::env;

@@ -20,9 +20,11 @@
 pub mod cm;
 pub mod crowd;
 pub mod direct;
+pub mod expectation;
 pub mod group;
 pub mod host;
 pub mod instructions;
+pub mod journal;
 pub mod lab;
 pub mod limits;
 pub mod memory;

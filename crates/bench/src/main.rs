@@ -167,7 +167,7 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
     measure_parts(options, &mut report)?;
     if !report.idle.is_empty() {
         let table = idle_table(&report.idle);
-        report.show(table);
+        report.journal.show(table);
     }
     report.show_expectations();
     let suspects: Vec<&Limit> = report.limits.list.iter().filter(|limit| limit.suspect()).collect();
@@ -180,7 +180,7 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
         results::write(file, &report)?;
         println!("  written: {}", file.display());
     }
-    let bad = !report.failures.is_empty() || (options.strict && (missed || !suspects.is_empty()));
+    let bad = !report.journal.failures.is_empty() || (options.strict && (missed || !suspects.is_empty()));
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -192,48 +192,51 @@ fn measure_parts(options: &Options, report: &mut Report) -> io::Result<()> {
     if ["latency", "bandwidth", "idle", "perftest"].iter().any(|part| options.part(part)) {
         for mode in &options.modes {
             if let Err(error) = measure_mode(options, mode, report) {
-                report.fail(format!("{mode}: {error}"));
+                report.journal.fail(format!("{mode}: {error}"));
             }
         }
     }
     if options.part("memory")
         && let Err(error) = measure_memory(options, report)
     {
-        report.fail(format!("memory: {error}"));
+        report.journal.fail(format!("memory: {error}"));
     }
-    if options.part("workers")
-        && let Err(error) = workers::measure(&options.freeflow, if options.quick { (3, 150) } else { (5, 800) }, report)
-    {
-        report.fail(format!("workers: {error}"));
+    let (freeflow, tables, journal) = (&options.freeflow, &options.tables, &mut report.journal);
+    if options.part("workers") {
+        let effort = if options.quick { (3, 150) } else { (5, 800) };
+        if let Err(error) = workers::measure(freeflow, effort, journal, &mut report.workers) {
+            journal.fail(format!("workers: {error}"));
+        }
     }
     if options.part("direct") {
         let effort = if options.quick { direct::Effort::QUICK } else { direct::Effort::FULL };
-        if let Err(error) = direct::measure(&options.freeflow, effort, &options.tables, report) {
-            report.fail(format!("direct: {error}"));
+        if let Err(error) = direct::measure(freeflow, effort, tables, journal, (&mut report.direct, &mut report.costs))
+        {
+            journal.fail(format!("direct: {error}"));
         }
     }
     if options.part("wire") {
         let effort = if options.quick { wire::Effort::QUICK } else { wire::Effort::FULL };
-        if let Err(error) = wire::measure(&options.freeflow, effort, &options.tables, report) {
-            report.fail(format!("wire: {error}"));
+        if let Err(error) = wire::measure(freeflow, effort, tables, journal, &mut report.wire) {
+            journal.fail(format!("wire: {error}"));
         }
     }
     if options.part("cm") {
         let effort = if options.quick { cm::Effort::QUICK } else { cm::Effort::FULL };
-        if let Err(error) = cm::measure(&options.freeflow, effort, &options.tables, report) {
-            report.fail(format!("cm: {error}"));
+        if let Err(error) = cm::measure(freeflow, effort, tables, journal, &mut report.cm) {
+            journal.fail(format!("cm: {error}"));
         }
     }
     if options.part("qos") {
         let effort = if options.quick { qos::Effort::QUICK } else { qos::Effort::FULL };
-        if let Err(error) = qos::measure(&options.freeflow, effort, &options.tables, report) {
-            report.fail(format!("qos: {error}"));
+        if let Err(error) = qos::measure(freeflow, effort, tables, journal, &mut report.qos) {
+            journal.fail(format!("qos: {error}"));
         }
     }
     if options.part("neighbours") {
         let effort = if options.quick { (1, 3000) } else { (3, 10_000) };
-        if let Err(error) = neighbours::measure(&options.freeflow, &options.programs, effort, report) {
-            report.fail(format!("neighbours: {error}"));
+        if let Err(error) = neighbours::measure(freeflow, &options.programs, effort, journal, &mut report.neighbours) {
+            journal.fail(format!("neighbours: {error}"));
         }
     }
     Ok(())
@@ -254,10 +257,10 @@ fn measure_limits(options: &Options, report: &mut Report) -> io::Result<()> {
     let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
     for (title, group) in GROUPS {
         println!();
-        report.handoff("before")?;
+        report.journal.handoff("before")?;
         let limits = group(effort)?;
-        report.show(limits_table(title, &limits));
-        report.handoff("after")?;
+        report.journal.show(limits_table(title, &limits));
+        report.journal.handoff("after")?;
         report.limits.list.extend(limits);
     }
     Ok(())
@@ -284,17 +287,17 @@ fn measure_mode(options: &Options, mode: &str, report: &mut Report) -> Result<()
             continue;
         }
         println!();
-        report.handoff("before").map_err(|error| error.to_string())?;
+        report.journal.handoff("before").map_err(|error| error.to_string())?;
         let mut measured = Vec::new();
         for (memory, job) in plan.jobs(traffic) {
             let one = pair.measure(mode, memory, job, &report.limits);
             if let Some(failure) = &one.failure {
-                report.fail(format!("{mode}, {part}, {job:?}, {memory:?}: {failure}"));
+                report.journal.fail(format!("{mode}, {part}, {job:?}, {memory:?}: {failure}"));
             }
             measured.push(one);
         }
-        report.show(measured_table(&format!("{mode}: {part}, {unit}"), traffic, &measured));
-        report.handoff("after").map_err(|error| error.to_string())?;
+        report.journal.show(measured_table(&format!("{mode}: {part}, {unit}"), traffic, &measured));
+        report.journal.handoff("after").map_err(|error| error.to_string())?;
         report.measured.extend(measured);
     }
     if options.part("idle") {
@@ -313,32 +316,32 @@ fn measure_memory(options: &Options, report: &mut Report) -> Result<(), String> 
     let host = Freeflow::up(&options.freeflow, "adaptive", options.one_group)?;
     let mut pair = Pair::new(&host)?;
     println!();
-    report.handoff("before").map_err(|error| error.to_string())?;
+    report.journal.handoff("before").map_err(|error| error.to_string())?;
     report.registrations = memory::registrations(&mut pair, options.quick);
-    report.show(memory::registrations_table(&report.registrations));
+    report.journal.show(memory::registrations_table(&report.registrations));
     report.footprints = memory::footprints(&mut pair, options.quick);
-    report.show(memory::footprints_table(&report.footprints));
-    report.handoff("after").map_err(|error| error.to_string())?;
+    report.journal.show(memory::footprints_table(&report.footprints));
+    report.journal.handoff("after").map_err(|error| error.to_string())?;
     let failed = report.registrations.iter().filter_map(|one| Some(format!("{one:?}: {}", one.failure.as_ref()?)));
     let failed: Vec<String> = failed
         .chain(report.footprints.iter().filter_map(|one| Some(format!("{one:?}: {}", one.failure.as_ref()?))))
         .collect();
-    failed.into_iter().for_each(|failure| report.fail(failure));
+    failed.into_iter().for_each(|failure| report.journal.fail(failure));
     Ok(())
 }
 
 fn measure_perftest(options: &Options, mode: &str, pair: &mut Pair<'_>, report: &mut Report) -> Result<(), String> {
     println!();
-    report.handoff("before").map_err(|error| error.to_string())?;
+    report.journal.handoff("before").map_err(|error| error.to_string())?;
     let address = pair.server_address()?;
     let figures = perftest::run(pair, mode, &address, options.quick);
     for one in &figures {
         if let Some(failure) = &one.failure {
-            report.fail(format!("{mode}, {}, {} B: {failure}", one.program, one.bytes));
+            report.journal.fail(format!("{mode}, {}, {} B: {failure}", one.program, one.bytes));
         }
     }
-    report.show(perftest_table(&format!("{mode}: unmodified perftest programs"), &figures));
-    report.handoff("after").map_err(|error| error.to_string())?;
+    report.journal.show(perftest_table(&format!("{mode}: unmodified perftest programs"), &figures));
+    report.journal.handoff("after").map_err(|error| error.to_string())?;
     report.perftest.extend(figures);
     Ok(())
 }

@@ -3,8 +3,9 @@
 //!
 //! The tricks are the C programs of the tests. What counts is what a trick adds to plain load: the
 //! median over the windows' longest with it, less the median with as many busy loops.
+use crate::expectation::Expectation;
 use crate::host::{Freeflow, REPLY_MAX};
-use crate::report::{Expectation, Report};
+use crate::journal::Journal;
 use crate::stats::{Summary, median};
 use crate::suite::Pair;
 use crate::table::{Table, figure};
@@ -155,14 +156,15 @@ pub fn measure(
     freeflow: &Path,
     programs: &Path,
     (runs, duration_ms): (usize, u64),
-    report: &mut Report,
+    journal: &mut Journal,
+    all: &mut Vec<Neighbour>,
 ) -> Result<(), String> {
     let host = Freeflow::up(freeflow, "adaptive", false)?;
     host.set_data_path("routed")?;
     let victim = Pair::new(&host)?;
     let mut bench = Bench { host: &host, programs, victim, duration_ms };
     println!();
-    report.handoff("before").map_err(|error| error.to_string())?;
+    journal.handoff("before").map_err(|error| error.to_string())?;
     for trick in &TRICKS {
         let mut result = Neighbour { trick: trick.name, busy: Vec::new(), beside: Vec::new(), failure: None };
         for _ in 0..runs {
@@ -172,11 +174,11 @@ pub fn measure(
                 break;
             }
         }
-        report.neighbours.push(result);
+        all.push(result);
     }
-    let table = table(&report.neighbours);
-    report.show(table);
-    report.handoff("after").map_err(|error| error.to_string())?;
+    let table = table(all);
+    journal.show(table);
+    journal.handoff("after").map_err(|error| error.to_string())?;
     Ok(())
 }
 

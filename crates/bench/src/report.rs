@@ -1,6 +1,8 @@
 //! Everything measured in one run: printed as tables, kept as JSON.
 use crate::cm;
 use crate::direct::{self, Costs};
+use crate::expectation::Expectation;
+use crate::journal::Journal;
 use crate::limits::handoff::Handoff;
 use crate::limits::{Limit, Limits, SUSPECT_FACTOR};
 use crate::memory::{self, Footprint, Registered};
@@ -13,7 +15,6 @@ use crate::table::{Table, bytes, figure};
 use crate::verbs::{Memory, Operation, Traffic};
 use crate::wire;
 use crate::workers::{self, Scaling};
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::fs;
 use std::io;
@@ -27,29 +28,6 @@ const STREAM_BYTES_MIN: usize = 64 << 10;
 const STREAM_SHARE_MIN: f64 = 0.6;
 /// An idle router that sleeps uses less than this share of a core.
 const IDLE_SHARE_MAX: f64 = 0.01;
-
-/// Something that ought to hold on two cores, and whether it did.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Expectation {
-    pub what: String,
-    pub value: f64,
-    pub at_least: Option<f64>,
-    pub at_most: Option<f64>,
-    /// A wanted value better than the bound.
-    pub aim: Option<f64>,
-}
-
-impl Expectation {
-    pub fn met(&self) -> bool {
-        self.at_least.is_none_or(|bound| self.value >= bound) && self.at_most.is_none_or(|bound| self.value <= bound)
-    }
-
-    /// Whether the aim is reached; never where there is none.
-    pub fn reached(&self) -> bool {
-        let beyond = |aim| if self.at_most.is_some() { self.value <= aim } else { self.value >= aim };
-        self.met() && self.aim.is_some_and(beyond)
-    }
-}
 
 #[derive(Default)]
 pub struct Report {
@@ -68,41 +46,11 @@ pub struct Report {
     pub neighbours: Vec<Neighbour>,
     pub costs: Costs,
     pub workers: Vec<Scaling>,
-    pub handoffs: Vec<(String, Handoff)>,
-    pub failures: Vec<String>,
-    /// All that was shown, in its order.
-    pub tables: Vec<Table>,
+    pub journal: Journal,
 }
 
 impl Report {
-    /// Measures and prints the hand-off.
-    pub fn handoff(&mut self, when: &str) -> io::Result<Handoff> {
-        let handoff = Handoff::measure()?;
-        let ns = handoff.summary;
-        println!(
-            "  hand-off {when}: {} ns one way (p10 {}, p99 {}): {}",
-            figure(ns.p50),
-            figure(ns.p10),
-            figure(ns.p99),
-            handoff.distance.name()
-        );
-        self.handoffs.push((when.to_owned(), handoff));
-        Ok(handoff)
-    }
-
-    /// Prints a table, and keeps it for [`crate::results`].
-    pub fn show(&mut self, table: Table) {
-        println!("{table}");
-        self.tables.push(table);
-    }
-
-    pub fn fail(&mut self, what: String) {
-        eprintln!("freeflow-bench: {what}");
-        self.failures.push(what);
-    }
-
-    /// Expectations in the modes that poll while there is work. LowCPU pays a wake-up for each
-    /// message by design.
+    /// What ought to hold in the modes that poll while there is work. LowCPU pays a wake-up for each message by design.
     pub fn expectations(&self) -> Vec<Expectation> {
         let mut list = Vec::new();
         for one in &self.measured {
@@ -175,13 +123,13 @@ impl Report {
             table.row(vec![one.what.clone(), figure(one.value), bound, aim, met.to_owned()]);
         }
         if !table.is_empty() {
-            self.show(table);
+            self.journal.show(table);
         }
     }
 
     pub fn to_json(&self) -> Value {
-        let handoffs: Vec<Value> =
-            self.handoffs.iter().map(|(when, handoff)| json!({ "when": when, "handoff": handoff.to_json() })).collect();
+        let handoff = |(when, handoff): &(String, Handoff)| json!({ "when": when, "handoff": handoff.to_json() });
+        let handoffs: Vec<Value> = self.journal.handoffs.iter().map(handoff).collect();
         let expectations: Vec<Value> =
             self.expectations().iter().map(|one| json!({ "expectation": one, "met": one.met() })).collect();
         json!({
@@ -191,7 +139,7 @@ impl Report {
             "measured": self.measured, "idle": self.idle, "perftest": self.perftest,
             "registrations": self.registrations, "footprints": self.footprints, "wire": self.wire,
             "direct": self.direct, "cm": self.cm, "qos": self.qos, "neighbours": self.neighbours, "costs": self.costs, "workers": self.workers,
-            "expectations": expectations, "failures": self.failures,
+            "expectations": expectations, "failures": self.journal.failures,
         })
     }
 
@@ -253,7 +201,7 @@ pub fn unix_time_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Description of the machine that the figures were taken on.
+/// What the figures were taken on.
 pub fn machine() -> Value {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
@@ -399,27 +347,6 @@ pub fn perftest_table(title: &str, figures: &[perftest::Figure]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bounds() {
-        let expectation =
-            |value, at_least, at_most| Expectation { what: String::new(), value, at_least, at_most, aim: None }.met();
-        assert!(expectation(2.0, None, Some(2.0)));
-        assert!(!expectation(2.1, None, Some(2.0)));
-        assert!(expectation(0.6, Some(0.6), None));
-        assert!(!expectation(0.5, Some(0.6), None));
-        assert!(!expectation(f64::NAN, Some(0.6), None));
-    }
-
-    #[test]
-    fn aims() {
-        let one = |value, at_least, at_most, aim| Expectation { what: String::new(), value, at_least, at_most, aim };
-        assert!(one(0.9, Some(0.6), None, Some(0.85)).reached());
-        assert!(!one(0.7, Some(0.6), None, Some(0.85)).reached());
-        assert!(one(1.9, None, Some(3.0), Some(2.0)).reached());
-        assert!(!one(2.1, None, Some(3.0), Some(2.0)).reached());
-        assert!(!one(9.0, Some(0.6), None, None).reached());
-    }
 
     #[test]
     fn an_idle_fastpath_router_is_no_surprise() {

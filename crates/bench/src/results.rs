@@ -49,14 +49,15 @@ fn section(report: &Report, unix_time_s: u64, machine: &Value) -> String {
         machine["cpus"],
         word("kernel"),
     );
-    for table in &report.tables {
+    for table in &report.journal.tables {
         let _ = writeln!(text, "{}", table.to_markdown());
     }
-    let handoffs = report.handoffs.iter().map(|(_, handoff)| format!("{:.0}", handoff.summary.p50)).collect::<Vec<_>>();
+    let handoffs =
+        report.journal.handoffs.iter().map(|(_, handoff)| format!("{:.0}", handoff.summary.p50)).collect::<Vec<_>>();
     if !handoffs.is_empty() {
         let _ = writeln!(text, "Hand-off of a cache line before and after each table, ns: {}.\n", handoffs.join(", "));
     }
-    for failure in &report.failures {
+    for failure in &report.journal.failures {
         let _ = writeln!(text, "- failed: {failure}");
     }
     text
@@ -78,6 +79,7 @@ fn date(unix_time_s: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::Journal;
     use crate::table::Table;
     use serde_json::json;
 
@@ -96,8 +98,8 @@ mod tests {
     fn a_run_says_when_where_and_what_failed() {
         let mut table = Table::new("Limit: copying", &["limit", "p50"]);
         table.row(vec!["one copy".into(), "9.1".into()]);
-        let report =
-            Report { quick: true, tables: vec![table], failures: vec!["wire: no lab".into()], ..Report::default() };
+        let journal = Journal { tables: vec![table], failures: vec!["wire: no lab".into()], ..Journal::default() };
+        let report = Report { quick: true, journal, ..Report::default() };
         let machine = json!({ "cpu": "CPU", "cpu_family": "26", "cpu_model": "2", "cpus": 2, "kernel": "6.18.0" });
         assert_eq!(
             section(&report, 1_764_115_200, &machine),

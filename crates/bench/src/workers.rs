@@ -3,9 +3,10 @@
 //!
 //! Not an expectation below [`CORES_MIN`] cores: two posting threads, the router's own and two
 //! workers want five of them.
+use crate::expectation::Expectation;
 use crate::host::{Freeflow, REPLY_MAX};
+use crate::journal::Journal;
 use crate::limits::relay_copy;
-use crate::report::{Expectation, Report};
 use crate::stats::median;
 use crate::suite::{Pair, ended};
 use crate::svg::{Plot, Row};
@@ -86,12 +87,17 @@ impl<'a> Side<'a> {
 }
 
 /// Both routers are up all the time, and take turns.
-pub fn measure(freeflow: &Path, (runs, duration_ms): (usize, u64), report: &mut Report) -> Result<(), String> {
+pub fn measure(
+    freeflow: &Path,
+    (runs, duration_ms): (usize, u64),
+    journal: &mut Journal,
+    all: &mut Vec<Scaling>,
+) -> Result<(), String> {
     let up = |count: u32| Freeflow::up_with(freeflow, "adaptive", &["--workers", &count.to_string()]);
     let hosts: Vec<Freeflow> = WORKERS.iter().map(|&count| up(count)).collect::<Result<_, _>>()?;
     let mut sides: Vec<Side<'_>> = hosts.iter().map(Side::new).collect::<Result<_, _>>()?;
     println!();
-    report.handoff("before").map_err(|error| error.to_string())?;
+    journal.handoff("before").map_err(|error| error.to_string())?;
     for size in SIZES {
         let mut scaling =
             Scaling { bytes: size, cores: sys::cpus().len(), one: Vec::new(), two: Vec::new(), failure: None };
@@ -112,15 +118,15 @@ pub fn measure(freeflow: &Path, (runs, duration_ms): (usize, u64), report: &mut 
             }
         }
         let failure = scaling.failure.clone();
-        report.workers.push(scaling);
+        all.push(scaling);
         if let Some(failure) = failure {
             // An end that failed leaves the other waiting.
             return Err(failure);
         }
     }
-    let table = table(&report.workers);
-    report.show(table);
-    report.handoff("after").map_err(|error| error.to_string())?;
+    let table = table(all);
+    journal.show(table);
+    journal.handoff("after").map_err(|error| error.to_string())?;
     Ok(())
 }
 

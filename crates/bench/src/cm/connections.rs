@@ -2,9 +2,8 @@
 //!
 //! Invariant: every pointer here came from the library and is not null; identifiers are destroyed
 //! once, before the process ends.
-use super::failed;
-use super::library::{Library, address, anywhere};
-use crate::limits::wire::{EndFigures, Meter, say_ready};
+use super::library::{Library, address, anywhere, failed};
+use crate::limits::end::{EndFigures, Meter, say_ready};
 use crate::stats::Summary;
 use crate::sys;
 use crate::verbs::endpoint::{not_null, zero};

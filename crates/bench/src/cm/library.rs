@@ -2,9 +2,15 @@
 use crate::verbs::library::{open, required};
 use freeflow_abi::*;
 use std::ffi::{c_int, c_uint, c_void};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 type Id = *mut rdma_cm_id;
+
+/// What a library says, as an error of the end.
+pub fn failed(why: impl Into<String>) -> io::Error {
+    io::Error::other(why.into())
+}
 
 pub struct Library {
     pub create_event_channel: unsafe extern "C" fn() -> *mut rdma_event_channel,

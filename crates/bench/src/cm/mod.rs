@@ -1,23 +1,24 @@
 //! Connections by `librdmacm`, and rsockets beside the kernel's TCP between the same containers, over the lab's VXLAN.
 //!
 //! Everything runs in one lab of two hosts: a container on the second one and two on the first.
-//! Compared runs alternate, one by one, and each figure is the median of its runs.
+//! What is compared alternates, run by run, and each figure is the median of its runs.
 mod connections;
+mod end;
 pub(crate) mod library;
 mod series;
 mod streams;
 
+pub use end::End;
 pub use series::{Bound, Run, Series, Wanted, plots, table};
+pub use streams::Kind;
 
 use crate::host::{Agent, REPLY_MAX};
+use crate::journal::Journal;
 use crate::lab::{Lab, Place};
 use crate::limits::relay_copy;
-use crate::limits::wire::{End as Any, EndFigures};
-use crate::report::Report;
+use crate::limits::wire::End as Any;
 use crate::suite::{connect, ended};
 use crate::verbs::{Job, Memory, Operation, Reply, Request, Traffic};
-use serde::{Deserialize, Serialize};
-use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::path::Path;
 use std::time::Duration;
@@ -46,45 +47,6 @@ pub struct Effort {
 impl Effort {
     pub const FULL: Self = Self { runs: 5, duration_ms: 600, connections: 1000, first_bytes: 100 };
     pub const QUICK: Self = Self { runs: 3, duration_ms: 200, connections: 300, first_bytes: 30 };
-}
-
-/// Kind of connection that carries a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
-    Tcp,
-    Rsocket,
-}
-
-/// One end's task: a process of its own in a container.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum End {
-    Listen { port: u16, count: usize, batch: usize, greets: bool },
-    Connect { to: SocketAddrV4, count: usize, batch: usize },
-    FirstByte { to: SocketAddrV4, count: usize },
-    Echo { kind: Kind, port: u16, bytes: usize },
-    Ping { kind: Kind, to: SocketAddrV4, bytes: usize, duration_ms: u64 },
-    Sink { kind: Kind, port: u16 },
-    Source { kind: Kind, to: SocketAddrV4, bytes: usize, duration_ms: u64 },
-}
-
-impl End {
-    /// # Errors
-    /// Whatever the libraries or the kernel say.
-    pub fn run(self) -> io::Result<EndFigures> {
-        match self {
-            Self::Listen { port, count, batch, greets } => connections::listen(port, count, batch, greets),
-            Self::Connect { to, count, batch } => connections::connect(to, count, batch),
-            Self::FirstByte { to, count } => connections::first_byte(to, count),
-            Self::Echo { kind, port, bytes } => streams::echo(kind, port, bytes),
-            Self::Ping { kind, to, bytes, duration_ms } => streams::ping(kind, to, bytes, duration_ms),
-            Self::Sink { kind, port } => streams::sink(kind, port),
-            Self::Source { kind, to, bytes, duration_ms } => streams::source(kind, to, bytes, duration_ms),
-        }
-    }
-}
-
-fn failed(why: impl Into<String>) -> io::Error {
-    io::Error::other(why.into())
 }
 
 /// Where the second end is.
@@ -132,7 +94,7 @@ struct Bench<'a> {
     port: u16,
 }
 
-/// Source of a figure and of its comparison: the pair of ends, and the counts used.
+/// What a figure and its comparison are taken from: the pair of ends, and what of which counts.
 #[derive(Clone, Copy, Debug)]
 enum What {
     Connections,
@@ -213,11 +175,17 @@ fn stream_figures() -> Vec<Figure> {
     PLACES.into_iter().flat_map(|place| [one(place), writes(place)]).collect()
 }
 
-/// Measures everything into the report, or the tables with `only` in their titles; what fails is noted there.
+/// Measures everything into `all`, or the tables with `only` in their titles; the journal has what fails.
 ///
 /// # Errors
 /// There is no lab.
-pub fn measure(freeflow: &Path, effort: Effort, only: &str, report: &mut Report) -> Result<(), String> {
+pub fn measure(
+    freeflow: &Path,
+    effort: Effort,
+    only: &str,
+    journal: &mut Journal,
+    all: &mut Vec<Series>,
+) -> Result<(), String> {
     let tables: Vec<_> = TABLES.iter().filter(|(title, _)| title.contains(only)).collect();
     if tables.is_empty() {
         return Ok(());
@@ -233,31 +201,36 @@ pub fn measure(freeflow: &Path, effort: Effort, only: &str, report: &mut Report)
     };
     lab.favour()?;
     for (title, figures) in tables {
-        bench.table(report, title, &figures())?;
+        bench.table((journal, all), title, &figures())?;
     }
     Ok(())
 }
 
 impl Bench<'_> {
     /// One table, between two looks at the hand-off.
-    fn table(&mut self, report: &mut Report, title: &'static str, figures: &[Figure]) -> Result<(), String> {
+    fn table(
+        &mut self,
+        (journal, all): (&mut Journal, &mut Vec<Series>),
+        title: &'static str,
+        figures: &[Figure],
+    ) -> Result<(), String> {
         println!();
-        report.handoff("before").map_err(|error| error.to_string())?;
+        journal.handoff("before").map_err(|error| error.to_string())?;
         let mut series: Vec<Series> = figures.iter().map(|figure| Series::new(title, figure.wanted.clone())).collect();
         for _ in 0..self.effort.runs {
             for (figure, series) in figures.iter().zip(&mut series).filter(|(_, series)| series.failure.is_none()) {
                 match self.run(figure) {
                     Ok(run) => series.runs.push(run),
                     Err(why) => {
-                        report.fail(format!("cm, {}: {why}", series.wanted.what));
+                        journal.fail(format!("cm, {}: {why}", series.wanted.what));
                         series.failure = Some(why);
                     }
                 }
             }
         }
-        report.show(table(&format!("Connection management and rsockets: {title}"), &series));
-        report.handoff("after").map_err(|error| error.to_string())?;
-        report.cm.extend(series);
+        journal.show(table(&format!("Connection management and rsockets: {title}"), &series));
+        journal.handoff("after").map_err(|error| error.to_string())?;
+        all.extend(series);
         Ok(())
     }
 
@@ -298,7 +271,7 @@ impl Bench<'_> {
         Ok((figures.p50, figures.p10, figures.p99))
     }
 
-    /// Rate of the transport without sockets: the containers' agents.
+    /// What the transport gives to who needs no socket: the containers' agents.
     fn writes(&mut self, place: Where) -> Result<(f64, f64, f64), String> {
         let (bytes, duration_ms) = (STREAM_BYTES, self.effort.duration_ms);
         let (traffic, operation, slots) = (Traffic::Bandwidth, Operation::Write, relay_copy::slots(bytes));

@@ -1,5 +1,5 @@
 //! One figure, with or without another beside it of the same run; the median of the runs counts, and of the ratios.
-use crate::report::Expectation;
+use crate::expectation::Expectation;
 use crate::svg::{Plot, Row};
 use crate::table::{Table, figure};
 use serde::Serialize;

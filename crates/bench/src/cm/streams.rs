@@ -1,9 +1,9 @@
 //! Both ends of a round trip and of a stream over a socket: the kernel's TCP, or an rsocket.
 //! Blocking calls, as most programs make them.
-use super::library::{Library, address, anywhere};
-use super::{Kind, failed};
-use crate::limits::wire::{EndFigures, Meter, say_ready, trips};
+use super::library::{Library, address, anywhere, failed};
+use crate::limits::end::{EndFigures, Meter, say_ready, trips};
 use crate::stats::Summary;
+use serde::{Deserialize, Serialize};
 use std::ffi::c_int;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
@@ -13,6 +13,13 @@ const READ_BYTES: usize = 256 << 10;
 /// The first part of a stream warms up.
 const WARM_UP_SHARE: u64 = 8;
 const ADDRESS_BYTES: u32 = size_of::<libc::sockaddr_in>() as u32;
+
+/// What carries a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    Tcp,
+    Rsocket,
+}
 
 /// A connected rsocket.
 struct Rsocket<'a> {

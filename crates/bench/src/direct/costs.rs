@@ -1,7 +1,7 @@
 //! Costs of an idle connected pair: CPU time, and memory.
 use super::Effort;
+use crate::expectation::Expectation;
 use crate::host::{Agent, Freeflow};
-use crate::report::Expectation;
 use crate::suite::{Pair, connect, ended};
 use crate::svg::{Plot, Row};
 use crate::sys;

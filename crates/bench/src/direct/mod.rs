@@ -13,7 +13,7 @@ pub use series::{Run, Series, Value, Wanted, plots, table};
 
 use crate::crowd::{Crowd, PairOfAgents};
 use crate::host::{Freeflow, REPLY_MAX};
-use crate::report::Report;
+use crate::journal::Journal;
 use crate::suite::{Pair, connect, ended};
 use crate::verbs::flows::Flows;
 use crate::verbs::mixed::Mix;
@@ -85,36 +85,47 @@ struct Bench<'a> {
 
 const COSTS_TABLE: &str = "idle pairs and memory";
 
-/// Measures everything into the report, or the tables with `only` in their titles; what fails is noted there.
-pub fn measure(freeflow: &Path, effort: Effort, only: &str, report: &mut Report) -> Result<(), String> {
+/// Measures everything into `all` and `costs`, or the tables with `only` in their titles; the journal has what fails.
+pub fn measure(
+    freeflow: &Path,
+    effort: Effort,
+    only: &str,
+    journal: &mut Journal,
+    (all, costs): (&mut Vec<Series>, &mut Costs),
+) -> Result<(), String> {
     let tables: Vec<_> = figures::TABLES.iter().filter(|(title, _)| title.contains(only)).collect();
     if !tables.is_empty() {
         let host = Freeflow::up(freeflow, "adaptive", false)?;
         let pair = Pair::new(&host)?;
         let mut bench = Bench { host: &host, pair, effort, address: None, iterations: HashMap::new(), crowd: None };
         for (title, figures) in tables {
-            bench.table(report, title, figures())?;
+            bench.table((journal, all), title, figures())?;
         }
     }
     if COSTS_TABLE.contains(only) {
         println!();
-        report.handoff("before").map_err(|error| error.to_string())?;
+        journal.handoff("before").map_err(|error| error.to_string())?;
         match costs::measure(freeflow, effort) {
-            Ok(costs) => report.costs = costs,
-            Err(error) => report.fail(format!("direct, {COSTS_TABLE}: {error}")),
+            Ok(measured) => *costs = measured,
+            Err(error) => journal.fail(format!("direct, {COSTS_TABLE}: {error}")),
         }
-        let tables = report.costs.tables();
-        tables.into_iter().for_each(|table| report.show(table));
-        report.handoff("after").map_err(|error| error.to_string())?;
+        let tables = costs.tables();
+        tables.into_iter().for_each(|table| journal.show(table));
+        journal.handoff("after").map_err(|error| error.to_string())?;
     }
     Ok(())
 }
 
 impl Bench<'_> {
     /// One table, between two looks at the hand-off.
-    fn table(&mut self, report: &mut Report, title: &'static str, figures: Vec<Figure>) -> Result<(), String> {
+    fn table(
+        &mut self,
+        (journal, all): (&mut Journal, &mut Vec<Series>),
+        title: &'static str,
+        figures: Vec<Figure>,
+    ) -> Result<(), String> {
         println!();
-        report.handoff("before").map_err(|error| error.to_string())?;
+        journal.handoff("before").map_err(|error| error.to_string())?;
         let routed = title == figures::ROUTED;
         if routed && let Err(error) = self.host.set_data_path("routed") {
             // Then there is no other path either.
@@ -130,14 +141,14 @@ impl Bench<'_> {
             let _ = self.host.set_data_path("auto");
         }
         self.crowd = None;
-        report.show(table(&format!("Within a host, direct: {title}"), &series));
-        report.handoff("after").map_err(|error| error.to_string())?;
+        journal.show(table(&format!("Within a host, direct: {title}"), &series));
+        journal.handoff("after").map_err(|error| error.to_string())?;
         for one in &series {
             if let Some(failure) = &one.failure {
-                report.fail(format!("direct, {}: {failure}", one.wanted.what));
+                journal.fail(format!("direct, {}: {failure}", one.wanted.what));
             }
         }
-        report.direct.extend(series);
+        all.extend(series);
         Ok(())
     }
 

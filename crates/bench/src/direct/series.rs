@@ -1,6 +1,6 @@
 //! One figure and its limit, measured in turns several times: the median of the ratios counts, each
 //! to the limit just before it, because where the cores are may change between the runs.
-use crate::report::Expectation;
+use crate::expectation::Expectation;
 use crate::stats::{Summary, median};
 use crate::svg::{Plot, Row};
 use crate::table::{Table, figure};

@@ -4,6 +4,7 @@
 //! what a reference machine showed (two virtual Zen 5 cores, Linux 6.18): on such a machine a limit over
 //! [`SUSPECT_FACTOR`] worse than that is a bug of the program here, or the machine was not quiet.
 pub mod copy;
+pub mod end;
 pub mod handoff;
 pub mod relay;
 pub mod relay_copy;

@@ -1,10 +1,11 @@
-//! Limits of the network between two hosts: bare programs, one end in each host, no library and no
-//! router.
+//! What the network between two hosts can do: bare programs, one end in each host, no library and no router.
 //!
 //! Unlike the other limits the two ends live in different network namespaces, so each is a process
 //! of its own: this program again, as `freeflow-bench wire-end END`, with [`End`] as JSON. An end
-//! that answers prints [`READY`] first; each prints its [`EndFigures`] when it is through.
-use crate::cm;
+//! that answers prints [`super::end::READY`] first; each prints its [`EndFigures`] when it is through.
+use super::end::{EndFigures, Meter, QUIET_NS, THERE, say_ready, trips};
+use super::wire_stream::{WINDOW_BYTES, set_option, sink, source};
+use crate::cm::End as CmEnd;
 use crate::stats::Summary;
 use crate::sys;
 use serde::{Deserialize, Serialize};
@@ -12,27 +13,18 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use super::wire_stream::{WINDOW_BYTES, sink, source};
-
-/// First line of an end that answers, once the other one may begin.
-pub const READY: &str = "ready";
-/// The line before that, of an end in a container.
-pub const THERE: &str = "there";
 /// Longest that an end may run, seconds; then SIGALRM ends it.
 const END_S_MAX: u32 = 60;
-/// An end that answers is through when nothing comes for so long, once something has. Tests run beside others.
-pub const QUIET_NS: u64 = if cfg!(test) { 5_000_000_000 } else { 500_000_000 };
 /// Longest wait for one answer.
 const ANSWER_NS_MAX: u64 = if cfg!(test) { 5_000_000_000 } else { 1_000_000_000 };
 /// Empty polls between looks at the clock.
 const POLLS_A_LOOK: u32 = 1024;
-const SAMPLES_MAX: usize = 400_000;
 /// The last message of a ping-pong is of this length.
 const GOODBYE_BYTES: usize = 1;
 const DATAGRAM_BYTES_MAX: usize = 2048;
 const RECEIVE_BUFFER_BYTES: libc::c_int = 16 << 20;
 
-/// Task and place of one end.
+/// What one end does, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
     /// Takes a stream of RDMA WRITEs.
@@ -79,7 +71,7 @@ pub enum End {
         duration_ms: u64,
     },
     /// Of connection management and its streams.
-    Cm(cm::End),
+    Cm(CmEnd),
 }
 
 impl End {
@@ -103,43 +95,6 @@ fn await_place(end: &End) -> io::Result<()> {
         io::stdin().read_line(&mut String::new())?;
     }
     Ok(())
-}
-
-/// Figures of one end.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct EndFigures {
-    /// Round trips in microseconds, or Gb/s of payload over parts of the time, or messages a second. Not of every end.
-    pub figures: Option<Summary>,
-    /// Messages or packets.
-    pub count: u64,
-    pub payload_bytes: u64,
-    pub cpu_ns: u64,
-    pub elapsed_ns: u64,
-    /// Packets with a wrong ICRC.
-    pub bad: u64,
-}
-
-/// CPU time and clock since the measurement began.
-pub struct Meter {
-    cpu_ns: u64,
-    pub begun_ns: u64,
-}
-
-impl Meter {
-    pub fn start() -> Self {
-        Self { cpu_ns: sys::own_cpu_ns(), begun_ns: sys::monotonic_ns() }
-    }
-
-    pub fn figures(&self, figures: Option<Summary>, count: u64, payload_bytes: u64) -> EndFigures {
-        EndFigures {
-            figures,
-            count,
-            payload_bytes,
-            cpu_ns: sys::own_cpu_ns() - self.cpu_ns,
-            elapsed_ns: sys::monotonic_ns() - self.begun_ns,
-            bad: 0,
-        }
-    }
 }
 
 /// `freeflow-bench wire-end END`.
@@ -167,21 +122,16 @@ pub fn main(end: &str) -> io::Result<()> {
     Ok(())
 }
 
-pub fn say_ready() -> io::Result<()> {
-    println!("{READY}");
-    io::stdout().flush()
-}
-
 /// With room for a whole window.
 fn bound(port: u16) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))?;
-    super::wire_stream::set_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)?;
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)?;
     Ok(socket)
 }
 
 fn connected(to: Ipv4Addr, port: u16) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
-    super::wire_stream::set_option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, RECEIVE_BUFFER_BYTES)?;
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, RECEIVE_BUFFER_BYTES)?;
     socket.connect(SocketAddrV4::new(to, port))?;
     Ok(socket)
 }
@@ -236,24 +186,6 @@ fn ping(socket: &UdpSocket, bytes: usize, duration_ms: u64) -> io::Result<EndFig
     });
     socket.send(&message[..GOODBYE_BYTES])?;
     trips
-}
-
-/// The same round trip again and again.
-pub fn trips(duration_ms: u64, mut trip: impl FnMut() -> io::Result<()>) -> io::Result<EndFigures> {
-    let mut samples = Vec::with_capacity(SAMPLES_MAX);
-    let meter = Meter::start();
-    let until = meter.begun_ns + duration_ms * 1_000_000;
-    let mut before = meter.begun_ns;
-    while before < until && samples.len() < SAMPLES_MAX {
-        trip()?;
-        let now = sys::monotonic_ns();
-        samples.push((now - before) as f64 / 1e3);
-        before = now;
-    }
-    // The first ones warm up.
-    let warm = samples.split_off(samples.len() / 8);
-    let count = warm.len() as u64;
-    Ok(meter.figures(Summary::of(&mut { warm }), count, 0))
 }
 
 fn count(socket: &UdpSocket) -> io::Result<EndFigures> {

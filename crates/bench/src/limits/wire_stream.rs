@@ -5,7 +5,7 @@
 //! ICRCs. The receiver takes batches whole (GRO), verifies each ICRC, reads the headers and copies
 //! the payload to its place. A window, cumulative acknowledgements, no loss: what is not
 //! acknowledged in time is an error.
-use super::wire::{EndFigures, Meter, QUIET_NS, say_ready};
+use super::end::{EndFigures, Meter, QUIET_NS, say_ready};
 use crate::stats::Summary;
 use crate::sys;
 use crc32fast::Hasher;

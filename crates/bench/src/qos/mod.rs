@@ -7,7 +7,7 @@ mod series;
 pub use series::{Run, Series, Wanted, plots, table};
 
 use crate::host::Freeflow;
-use crate::report::Report;
+use crate::journal::Journal;
 use crate::sys;
 use flow::{Class, Flow};
 use serde_json::Value;
@@ -145,18 +145,24 @@ struct Bench<'a> {
     effort: Effort,
 }
 
-/// Measures everything into the report, or the tables with `only` in their titles; what fails is noted there.
-pub fn measure(freeflow: &Path, effort: Effort, only: &str, report: &mut Report) -> Result<(), String> {
+/// Measures everything into `all`, or the tables with `only` in their titles; the journal has what fails.
+pub fn measure(
+    freeflow: &Path,
+    effort: Effort,
+    only: &str,
+    journal: &mut Journal,
+    all: &mut Vec<Series>,
+) -> Result<(), String> {
     for part in PARTS.iter().filter(|part| part.title.contains(only)) {
         println!();
-        report.handoff("before").map_err(|error| error.to_string())?;
+        journal.handoff("before").map_err(|error| error.to_string())?;
         let series = part.measure(freeflow, effort);
-        report.show(table(&format!("In control: {}", part.title), &series));
-        report.handoff("after").map_err(|error| error.to_string())?;
+        journal.show(table(&format!("In control: {}", part.title), &series));
+        journal.handoff("after").map_err(|error| error.to_string())?;
         if let Some(why) = series.iter().find_map(|one| one.failure.as_ref()) {
-            report.fail(format!("qos, {}: {why}", part.title));
+            journal.fail(format!("qos, {}: {why}", part.title));
         }
-        report.qos.extend(series);
+        all.extend(series);
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! One figure beside what was declared, measured several times: the median of the ratios counts.
-use crate::report::Expectation;
+use crate::expectation::Expectation;
 use crate::svg::{Plot, Row};
 use crate::table::{Table, figure};
 use serde::Serialize;

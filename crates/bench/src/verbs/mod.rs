@@ -9,6 +9,7 @@ pub mod counting;
 pub(crate) mod endpoint;
 pub mod flows;
 pub mod following;
+mod job;
 pub(crate) mod library;
 pub mod mixed;
 pub mod objects;
@@ -16,84 +17,9 @@ pub mod registration;
 mod traffic;
 mod watching;
 
-use crate::stats::Summary;
+pub use job::{Address, Job, Memory, Operation, Outcome, Traffic};
+
 use serde::{Deserialize, Serialize};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Operation {
-    Send,
-    Write,
-    Read,
-}
-
-impl Operation {
-    pub const ALL: [Self; 3] = [Self::Send, Self::Write, Self::Read];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Send => "SEND",
-            Self::Write => "WRITE",
-            Self::Read => "READ",
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Memory {
-    /// From `ibv_malloc`: the router reaches it directly.
-    Shared,
-    /// From `mmap`, registered like any memory.
-    Ordinary,
-    /// Ordinary, in transparent huge pages as far as the kernel has them.
-    Huge,
-    /// Shared with others already, so that it can't be shared with the router: reached by its helper.
-    Foreign,
-}
-
-impl Memory {
-    /// Kinds of memory for traffic; huge pages make no difference there.
-    pub const OF_TRAFFIC: [Self; 3] = [Self::Shared, Self::Ordinary, Self::Foreign];
-    pub const ALL: [Self; 4] = [Self::Shared, Self::Ordinary, Self::Huge, Self::Foreign];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Shared => "ibv_malloc",
-            Self::Ordinary => "ordinary",
-            Self::Huge => "huge pages",
-            Self::Foreign => "foreign",
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Traffic {
-    /// One message at a time. SEND and WRITE: there and back. READ: one READ.
-    Latency,
-    /// Many in flight, one way.
-    Bandwidth,
-}
-
-/// One measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Job {
-    pub traffic: Traffic,
-    pub operation: Operation,
-    /// Payload, bytes; two or more.
-    pub bytes: usize,
-    /// Messages in flight at most, each with a place of its own in memory.
-    pub slots: usize,
-    pub duration_ms: u64,
-}
-
-/// Address of one end, for the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Address {
-    pub gid: [u8; 16],
-    pub qpn: u32,
-    pub rkey: u32,
-    /// Of the memory that the other end may read and write.
-    pub address: u64,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
@@ -135,7 +61,7 @@ pub enum Request {
     Follow { sign: following::Sign },
     /// Sends and uses control verbs for so long. → `Watched`.
     Watch { duration_ms: u64 },
-    /// Use of this process. → `Used`.
+    /// What this process uses. → `Used`.
     Usage,
     /// Frees what `Prepare`, `PrepareFlows`, `PrepareMix` or `Hold` made. → `Done`.
     Release,
@@ -178,7 +104,7 @@ pub struct Watched {
     pub message_ms: Vec<f64>,
 }
 
-/// Resources that a process has used so far.
+/// What a process has used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     pub cpu_ns: u64,
@@ -187,21 +113,10 @@ pub struct Usage {
     pub share_bytes: u64,
 }
 
-/// Result of one end.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// Latency: microseconds a round trip. Bandwidth: Gb/s, over equal parts of the time. Only of the end that ran.
-    pub figures: Option<Summary>,
-    /// Messages that this end sent, warm-up included.
-    pub message_count: u64,
-    /// CPU time of the process, nanoseconds, and the time it took.
-    pub cpu_ns: u64,
-    pub elapsed_ns: u64,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::Summary;
 
     #[test]
     fn requests_and_replies_are_single_lines() {

@@ -9,21 +9,17 @@ mod ratios;
 mod series;
 
 pub use ratios::{Ratio, ratios};
-pub use series::{Cost, Figure, Key, Sample, Series, table};
+pub use series::{Cost, Figure, Key, MTU_LARGE, MTU_SMALL, Sample, Series, table};
 
+use crate::journal::Journal;
 use crate::lab::{Lab, Place};
 use crate::limits::wire::End;
-use crate::report::Report;
 use crate::verbs::Operation;
 use link::Link;
 use serde::Serialize;
+use series::{SMALL_BYTES, STREAM_BYTES};
 use std::path::Path;
 
-/// Room for path MTU 4096 and all headers; and the MTU of ordinary Ethernet, which leaves path MTU 1024.
-pub const MTU_LARGE: u32 = 4200;
-pub const MTU_SMALL: u32 = 1500;
-const STREAM_BYTES: usize = 1 << 20;
-const SMALL_BYTES: usize = 64;
 const SIZES: [usize; 6] = [2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// Share of packets that both routers lose, in the table about loss.
 const LOSS: &str = "0.1%";
@@ -69,8 +65,14 @@ const TABLES: [(&str, Measure); 5] = [
 /// After those, with the links' offloads off.
 const LAST_TABLE: (&str, Measure) = ("streams, no GSO or GRO on the links", |bench| bench.streams());
 
-/// Measures everything into the report, or the tables with `only` in their titles; what fails is noted there.
-pub fn measure(freeflow: &Path, effort: Effort, only: &str, report: &mut Report) -> Result<(), String> {
+/// Measures everything into `all`, or the tables with `only` in their titles; the journal has what fails.
+pub fn measure(
+    freeflow: &Path,
+    effort: Effort,
+    only: &str,
+    journal: &mut Journal,
+    all: &mut Vec<Series>,
+) -> Result<(), String> {
     for mtu in [MTU_LARGE, MTU_SMALL] {
         let count = if mtu == MTU_LARGE { TABLES.len() } else { 1 };
         let tables: Vec<_> = TABLES[..count].iter().filter(|(title, _)| title.contains(only)).collect();
@@ -81,12 +83,12 @@ pub fn measure(freeflow: &Path, effort: Effort, only: &str, report: &mut Report)
         let lab = Lab::up(freeflow, mtu)?;
         let mut bench = Bench { lab: &lab, link: Link::new(&lab)?, effort, offloads: true, series: Vec::new() };
         for (title, measure) in tables {
-            bench.table(report, title, measure)?;
+            bench.table((journal, all), title, measure)?;
         }
         if has_last {
             lab.set_offloads(false)?;
             bench.offloads = false;
-            bench.table(report, LAST_TABLE.0, &LAST_TABLE.1)?;
+            bench.table((journal, all), LAST_TABLE.0, &LAST_TABLE.1)?;
         }
     }
     Ok(())
@@ -94,21 +96,26 @@ pub fn measure(freeflow: &Path, effort: Effort, only: &str, report: &mut Report)
 
 impl Bench<'_> {
     /// One table, between two looks at the hand-off.
-    fn table(&mut self, report: &mut Report, title: &str, measure: &Measure) -> Result<(), String> {
+    fn table(
+        &mut self,
+        (journal, all): (&mut Journal, &mut Vec<Series>),
+        title: &str,
+        measure: &Measure,
+    ) -> Result<(), String> {
         println!();
-        report.handoff("before").map_err(|error| error.to_string())?;
+        journal.handoff("before").map_err(|error| error.to_string())?;
         if let Err(error) = measure(self) {
-            report.fail(format!("wire, MTU {}, {title}: {error}", self.lab.mtu));
+            journal.fail(format!("wire, MTU {}, {title}: {error}", self.lab.mtu));
         }
         let series = std::mem::take(&mut self.series);
-        report.show(table(&format!("Two hosts, MTU {}: {title}", self.lab.mtu), &series));
-        report.handoff("after").map_err(|error| error.to_string())?;
+        journal.show(table(&format!("Two hosts, MTU {}: {title}", self.lab.mtu), &series));
+        journal.handoff("after").map_err(|error| error.to_string())?;
         for one in &series {
             if let Some(failure) = &one.failure {
-                report.fail(format!("wire, {}: {failure}", one.name()));
+                journal.fail(format!("wire, {}: {failure}", one.name()));
             }
         }
-        report.wire.extend(series);
+        all.extend(series);
         Ok(())
     }
 

@@ -1,6 +1,5 @@
-//! Wanted ratios of FreeFlow between hosts: each figure against its limit, or against the kernel's
-//! TCP.
-use super::{Key, MTU_LARGE, MTU_SMALL, SMALL_BYTES, STREAM_BYTES, Series};
+//! What FreeFlow between hosts ought to reach: each figure against its limit, or against the kernel's TCP.
+use super::series::{Key, MTU_LARGE, MTU_SMALL, SMALL_BYTES, STREAM_BYTES, Series};
 use serde::Serialize;
 
 /// A figure divided by another of the same run.

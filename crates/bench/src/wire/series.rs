@@ -5,7 +5,13 @@ use crate::stats::{Summary, median};
 use crate::table::{Table, bytes, figure};
 use serde::Serialize;
 
-/// Subject of a measurement.
+/// Room for path MTU 4096 and all headers; and the MTU of ordinary Ethernet, which leaves path MTU 1024.
+pub const MTU_LARGE: u32 = 4200;
+pub const MTU_SMALL: u32 = 1500;
+pub const STREAM_BYTES: usize = 1 << 20;
+pub const SMALL_BYTES: usize = 64;
+
+/// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Key {
     /// Limits.
@@ -71,11 +77,10 @@ impl Key {
         if self.unit() == "us" { Better::Lower } else { Better::Higher }
     }
 
-    /// The reference machine's figure of a limit (two virtual Zen 5 cores, Linux 6.18), offloads
-    /// on.
+    /// What the reference machine showed of a limit (two virtual Zen 5 cores, Linux 6.18), offloads on.
     fn reference(self, mtu: u32) -> Reference {
         match self {
-            Self::BareStream if mtu == super::MTU_LARGE => Reference::new(38.0, 26.0),
+            Self::BareStream if mtu == MTU_LARGE => Reference::new(38.0, 26.0),
             Self::BareStream => Reference::new(26.0, 21.0),
             Self::UdpRoundTrip => Reference::both(6.6),
             Self::DatagramRate => Reference::both(0.15),
