@@ -1,6 +1,6 @@
 //! `freeflow diff`: what `apply` would change, as a unified diff of YAML.
 
-use super::manifest::to_yaml;
+use freeflow_manifest::to_yaml;
 use serde_json::Value;
 use similar::TextDiff;
 

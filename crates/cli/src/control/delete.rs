@@ -55,7 +55,9 @@ fn wanted(arguments: &Delete) -> Result<Vec<Wanted>> {
         }
         None => {
             let items = manifest::read(&arguments.files)?.into_iter();
-            items.map(|item| Wanted { kind: item.kind, version: version_in(&item.value), name: item.name }).collect()
+            items
+                .map(|item| Wanted { kind: Kind::of(item.kind), version: version_in(&item.value), name: item.name })
+                .collect()
         }
     };
     wanted.sort_by_key(|one| one.kind.rank());
@@ -165,7 +167,7 @@ mod tests {
     #[test]
     fn a_file_deletes_what_it_has_read() {
         let text = "kind: Network\nmetadata: {name: a, resourceVersion: 7}\n---\nkind: Group\nmetadata: {name: b}\n";
-        let items = manifest::parse("f", text).unwrap();
+        let items = freeflow_manifest::parse("f", text).unwrap();
         let versions: Vec<_> = items.iter().map(|item| version_in(&item.value)).collect();
         assert_eq!(versions, [Some("7".to_string()), None]);
     }

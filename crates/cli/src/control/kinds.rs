@@ -1,6 +1,7 @@
 //! The kinds of objects that can be declared, by all the names that people give them.
 
 use crate::failure::{Failure, Result};
+use freeflow_orchestrator::objects::ObjectKind;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
@@ -40,9 +41,9 @@ impl Kind {
         })
     }
 
-    /// The kind with exactly this name, as objects have it.
-    pub fn of_object(name: &str) -> Option<Self> {
-        KINDS.iter().find(|kind| kind.name == name).copied()
+    /// The entry of a kind.
+    pub fn of(kind: ObjectKind) -> Self {
+        *KINDS.iter().find(|entry| entry.name == kind.name()).expect("each kind is in the table")
     }
 
     /// Its place in the order of deletion.
@@ -72,6 +73,13 @@ mod tests {
         for bad in ["", "pod", "net work", "networkss"] {
             assert!(Kind::named(bad).unwrap_err().to_string().contains("there are: accessrule"), "{bad}");
         }
-        assert!(Kind::of_object("network").is_none());
+    }
+
+    #[test]
+    fn each_kind_of_object_has_an_entry() {
+        for kind in ObjectKind::ALL {
+            assert_eq!(Kind::of(*kind).plural, kind.plural());
+        }
+        assert_eq!(KINDS.len(), ObjectKind::ALL.len());
     }
 }

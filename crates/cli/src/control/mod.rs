@@ -18,8 +18,8 @@ use crate::failure::{Failure, Result, fail};
 use crate::{networks, output};
 use api::{Answer, Api, BASE, Refusal, Trouble, encoded};
 use freeflow_hostnet::run_dir::RunDir;
+use freeflow_manifest::{Item, to_yaml};
 use kinds::Kind;
-use manifest::{Item, to_yaml};
 use serde_json::{Value, json};
 
 /// Failures of `diff`, where 1 says that something differs.
@@ -71,7 +71,7 @@ fn explained(refusal: Box<Refusal>, items: &[Item]) -> Failure {
     if causes.is_empty() {
         causes.push(api::Cause { field: String::new(), message: refusal.message.clone() });
     }
-    let lines: Vec<String> = causes.iter().map(|cause| item.explain(cause)).collect();
+    let lines: Vec<String> = causes.iter().map(|cause| item.explain(&cause.field, &cause.message)).collect();
     let code = Failure::from(Trouble::Refused(refusal)).code();
     Failure::new(format!("refused, and nothing was changed:\n{}", lines.join("\n"))).with_code(code).in_lines()
 }
@@ -79,7 +79,7 @@ fn explained(refusal: Box<Refusal>, items: &[Item]) -> Failure {
 /// The object that a refusal is about.
 fn item_of<'a>(details: &api::Details, items: &'a [Item]) -> Option<&'a Item> {
     let is_named = |item: &&Item| {
-        details.kind.as_deref() == Some(item.kind.name) && details.name.as_deref() == Some(item.name.as_str())
+        details.kind.as_deref() == Some(item.kind.name()) && details.name.as_deref() == Some(item.name.as_str())
     };
     let numbered = details.index.and_then(|index| items.get(index));
     numbered.or_else(|| items.iter().find(is_named)).or(match items {
@@ -203,19 +203,20 @@ fn diff(api: &Api, arguments: &Diff) -> Result<bool> {
     let is_text = arguments.output.format.is_text();
     let mut different = Vec::new();
     for (item, result) in items.iter().zip(&results) {
-        let before = match api.get(&path_of(item.kind, &item.name)) {
+        let kind = Kind::of(item.kind);
+        let before = match api.get(&path_of(kind, &item.name)) {
             Ok(object) => Some(object),
             Err(Trouble::Refused(refusal)) if refusal.code == 404 => None,
             Err(trouble) => return Err(trouble.into()),
         };
-        let name = format!("{}/{}", item.kind.singular(), item.name);
+        let name = format!("{}/{}", kind.singular(), item.name);
         if let Some(text) = changes::unified(&name, before.as_ref(), Some(&result["object"])) {
             if is_text {
                 output::line(text);
             }
             let before = before.as_ref().map(changes::declared);
             let after = changes::declared(&result["object"]);
-            different.push(json!({"kind": item.kind.name, "name": item.name, "before": before, "after": after}));
+            different.push(json!({"kind": kind.name, "name": item.name, "before": before, "after": after}));
         }
     }
     print_value(arguments.output.format, || list_of(&different));
@@ -229,7 +230,7 @@ mod tests {
     #[test]
     fn refusals_find_their_objects() {
         let text = "kind: Network\nmetadata: {name: a}\n---\nkind: Group\nmetadata: {name: b}\n";
-        let items = manifest::parse("f", text).unwrap();
+        let items = freeflow_manifest::parse("f", text).unwrap();
         let name =
             |details: &api::Details, count: usize| item_of(details, &items[..count]).map(|item| item.name.clone());
         let mut details = api::Details { index: Some(1), ..api::Details::default() };

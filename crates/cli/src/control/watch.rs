@@ -4,11 +4,11 @@ use super::api::encoded;
 use super::api::{Answer, Api, BASE, Trouble};
 use super::columns;
 use super::kinds::Kind;
-use super::manifest::to_yaml;
 use super::{items_of, list};
 use crate::arguments_control::{Format, Get};
 use crate::failure::{Failure, Result};
 use crate::output;
+use freeflow_manifest::to_yaml;
 use serde_json::Value;
 
 /// How often in a row the router may say that it has forgotten where we were.
