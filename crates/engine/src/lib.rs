@@ -74,8 +74,9 @@ pub use attempt::{Attempt, AttemptKind};
 pub use counters::{DirectTraffic, Failures, QpTraffic, Traffic, Usage, VnicCounters};
 pub use engine::Engine;
 pub use environment::{
-    Asker, AtomicOutcome, CopyOutcome, CqFull, Environment, EventTarget, Fabric, Fetch, Means, Memory, MemorySide,
-    Policy, Queues, Source, SourceBody, Span, SpanRegion, Talk, Token,
+    Admission, Asker, AtomicOutcome, Carried, CarriedHead, CarriedMessage, Carrier, CarryFailure, CarryOutcome,
+    CopyOutcome, CqFull, Environment, EventTarget, Fabric, Fetch, Means, Memory, MemorySide, Policy, Queues, Source,
+    SourceBody, Span, SpanRegion, Talk, Token,
 };
 pub use fabric::{Destination, HostId, IpInfo, PacketHead, Path, PeerAnswer, PeerInfo, TransmitOutcome};
 pub use id::{AhId, ContextId, CqId, MrId, MwId, PdId, QpId, ReceiveQueueId, SessionId, SrqId, VnicId, XrcdId};
@@ -90,6 +91,6 @@ pub use schedule::{Allowance, FairScheduler, Scheduler, Throttled, Used};
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
 pub use states::{Transition, modify_is_allowed, transition};
 pub use syndrome::Syndrome;
-pub use transport::{Drops, HostStatus, QpWireStatus, WireCounters, management_head};
+pub use transport::{CarrierState, Drops, HostStatus, QpWireStatus, WireCounters, management_head};
 pub use ud::GRH_BYTES;
 pub use verbs::{Grantable, NotDirect, NotGrantable, QpStatus};

@@ -386,6 +386,13 @@ impl Fabric for World {
     }
 }
 
+/// No host of a simulation has a carrier besides the wire.
+impl Carrier for World {
+    fn carry(&mut self, _token: Token, _message: &CarriedMessage<'_>, _local: Source<'_>) -> CarryOutcome {
+        CarryOutcome::Declined
+    }
+}
+
 impl Policy for World {
     /// No rules: all may talk.
     fn authorize(&mut self, _talk: &Talk) -> bool {

@@ -18,7 +18,8 @@ use crate::transport::packets::Packet;
 use crate::transport::requester::WireRequester;
 use crate::transport::wire::WireOperation;
 use crate::{CopyOutcome, Environment, MemorySide, QpId, Source, SourceBody, Syndrome};
-use freeflow_verbs::{Access, Completion, CompletionStatus, Instant, QpState, SendFlags, SendOpcode};
+use alloc::boxed::Box;
+use freeflow_verbs::{Access, Completion, CompletionStatus, Instant, QpState, SendFlags, SendOpcode, SendRequest};
 use freeflow_wire::{NakCode, Operation, Syndrome as AethSyndrome, psn_ahead};
 
 const BAD_RESPONSE: Fault = Fault::new(CompletionStatus::BadResponse, Syndrome::BadResponse);
@@ -249,7 +250,7 @@ impl Completer {
         if waited || is_empty || had_lapsed {
             self.timers.cancel(id);
         }
-        if is_empty && self.qp(id).send.phase == SendPhase::Idle {
+        if self.wire(id).is_idle() && self.qp(id).send.phase == SendPhase::Idle {
             self.finish_drain(env, id);
         }
         if !is_empty {
@@ -291,18 +292,29 @@ impl Completer {
     /// The oldest message is whole.
     fn complete_head<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
         let Some(message) = self.sender(id).window.remove_head() else { return };
-        let request = &*message.request;
-        let (opcode, length) = (request.opcode, message.length);
+        self.succeed_message(env, now, id, message.request, message.length);
+    }
+
+    /// A message to another host succeeded, of so many bytes in either direction.
+    pub(crate) fn succeed_message<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        request: Box<SendRequest>,
+        length: u32,
+    ) {
+        let opcode = request.opcode;
         self.count_sent_message(id, opcode, u64::from(length));
         if self.qp(id).all_signaled || request.flags.contains(SendFlags::SIGNALED) {
             let returns = opcode == SendOpcode::RdmaRead || opcode.is_atomic();
             let completion = Completion {
                 byte_count: if returns { length } else { 0 },
-                ..of_send(request, now, CompletionStatus::Success)
+                ..of_send(&request, now, CompletionStatus::Success)
             };
             self.post(env, id, Side::Send, completion);
         }
-        self.sender(id).window.recycle(message);
+        self.sender(id).window.recycle(request);
     }
 
     /// The oldest message fails, and the QP with it.
@@ -313,10 +325,21 @@ impl Completer {
 
     fn end_head<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, fault: Fault) {
         let Some(message) = self.sender(id).window.remove_head() else { return };
-        let completion =
-            Completion { vendor_error: fault.syndrome as u8, ..of_send(&message.request, now, fault.status) };
+        self.fail_message(env, now, id, message.request, fault);
+    }
+
+    /// A message to another host failed. What becomes of the QP is the caller's business.
+    pub(crate) fn fail_message<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        request: Box<SendRequest>,
+        fault: Fault,
+    ) {
+        let completion = Completion { vendor_error: fault.syndrome as u8, ..of_send(&request, now, fault.status) };
         self.post(env, id, Side::Send, completion);
-        self.sender(id).window.recycle(message);
+        self.sender(id).window.recycle(request);
     }
 
     /// The QP is in ERROR: completes what is under way as flushed, oldest first, at most `limit`;
@@ -325,9 +348,13 @@ impl Completer {
         let mut count = 0;
         while count < limit
             && let Some(wire) = &self.qp(id).wire
-            && !wire.requester.is_idle()
+            && !wire.is_idle()
         {
-            self.end_head(env, now, id, Fault::new(CompletionStatus::WorkRequestFlushed, Syndrome::Flushed));
+            let fault = Fault::new(CompletionStatus::WorkRequestFlushed, Syndrome::Flushed);
+            match wire.requester.is_idle() {
+                false => self.end_head(env, now, id, fault),
+                true => self.end_carried(env, now, id, fault),
+            }
             count += 1;
         }
         count

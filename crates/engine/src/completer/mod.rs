@@ -4,6 +4,7 @@
 //! Invariant: nothing here calls the responder, the requester or the engine; they call the
 //! completer.
 mod acknowledgements;
+mod carrier;
 pub(crate) mod completion;
 mod host_turns;
 mod in_flight;

@@ -100,7 +100,7 @@ impl Engine {
     }
 
     /// Continues with packets that arrived while another was in flight.
-    fn resume_parked<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+    pub(crate) fn resume_parked<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
         while let Some(qp) = self.completer_mut().qps.get_mut(id) {
             let receives = qp.receives() || qp.state() == QpState::SqDrain;
             let Some(wire) = &mut qp.wire else { return };
@@ -140,7 +140,8 @@ impl Engine {
                 self.requester.responder.uc_written(env, now, id, result)
             }
             WireOperation::Payload => self.requester.responder.payload_written(env, now, id, result),
-            WireOperation::Atomic => {}
+            // They have results of other kinds.
+            WireOperation::Atomic | WireOperation::Carried | WireOperation::Landing => {}
         }
         self.push_ready(id);
         self.resume_parked(env, now, id);

@@ -1,5 +1,6 @@
 //! The engine: it owns the parts, and hands each call to the part that answers for it.
 mod arrivals;
+mod carrier;
 mod datagrams;
 mod results;
 

@@ -20,6 +20,7 @@ impl Engine {
         let operation = InFlightId::from_token(token);
         let kind = match self.completer().in_flight.get(operation).map(|operation| operation.kind) {
             None | Some(InFlightKind::Atomic) => return,
+            Some(InFlightKind::Wire(WireOperation::Carried | WireOperation::Landing)) => return,
             Some(InFlightKind::Wire(kind)) => return self.handle_wire_copied(env, now, operation, kind, result),
             Some(kind) => kind,
         };

@@ -1,6 +1,7 @@
 //! The memory of processes: ranges of it, copies between them, atomic operations.
 use crate::{QpId, SessionId};
 use freeflow_verbs::AtomicOperation;
+use serde::{Deserialize, Serialize};
 
 /// A range of one process' memory that a key has already been checked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +63,7 @@ pub enum SourceBody<'a> {
 }
 
 /// Names a copy or an atomic operation that was answered with `Pending`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Token(pub u64);
 
 /// Which side of a copy could not be reached.

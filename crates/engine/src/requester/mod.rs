@@ -3,6 +3,7 @@
 //!
 //! Requests of a QP are executed strictly in order, one at a time; so a fence is always already
 //! satisfied.
+mod carrier;
 mod delivery;
 mod metering;
 mod packets;

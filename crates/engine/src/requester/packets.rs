@@ -22,7 +22,7 @@ use crate::requester::Requester;
 use crate::transport::packets::{AckPolicy, Stamp, write, write_one};
 use crate::transport::requester::{ACKS_PER_WINDOW, SAMPLES_MAX, Stuck};
 use crate::transport::window::{Burst, Hold, MESSAGES_MAX};
-use crate::transport::wire::WireOperation;
+use crate::transport::wire::{Wire, WireOperation};
 use crate::turn::{Budget, Turn};
 use crate::{Environment, Fetch, MemorySide, Progress, QpId, Source, SourceBody, Syndrome, TransmitOutcome};
 use freeflow_verbs::{Access, CompletionStatus, Instant, QpState, QpType, SendFlags, SendOpcode};
@@ -91,6 +91,9 @@ impl Requester {
         budget: &mut Budget,
     ) -> Option<Turn> {
         let qp = self.responder.completer.qps.get_mut(id).expect("the requester exists");
+        if qp.wire.as_ref().is_some_and(|wire| wire.has_returned()) {
+            return self.take_returned(id);
+        }
         if qp.send.phase == SendPhase::Idle {
             if qp.state() == QpState::SqDrain {
                 return Some(Turn::Stop(Progress::Idle));
@@ -125,7 +128,8 @@ impl Requester {
     /// Whether packets have not gone out that could.
     pub(crate) fn has_unsent(&self, id: QpId) -> bool {
         let qp = self.qp(id);
-        qp.wire.as_ref().is_some_and(|wire| qp.service.is_reliable() && wire.requester.window.has_unsent())
+        let has_unsent = |wire: &Wire| wire.requester.window.has_unsent() || wire.has_returned();
+        qp.service.is_reliable() && qp.wire.as_deref().is_some_and(has_unsent)
     }
 
     /// Checks the request in hand; what it must wait for, if anything; and takes it into the list.
@@ -136,9 +140,9 @@ impl Requester {
         id: QpId,
         budget: &mut Budget,
     ) -> Option<Turn> {
-        let requester = &self.wire(id).requester;
-        let is_first = requester.window.is_empty();
-        let checked = match requester.malformed {
+        let wire = self.wire(id);
+        let is_first = wire.is_idle();
+        let checked = match wire.requester.malformed {
             true => Err(Fault::new(CompletionStatus::LocalQpOperationError, Syndrome::MalformedDescriptor)),
             false => self.check_request(id),
         };
@@ -153,10 +157,10 @@ impl Requester {
         };
         let qp = self.responder.completer.qps.get_mut(id).expect("the requester exists");
         let wire = qp.wire.as_mut().expect("the QP runs the packet transport");
-        let window = &mut wire.requester.window;
         let (opcode, flags) = (qp.send.request.opcode, qp.send.request.flags);
         // A fence waits for READs and atomics (IBTA 10.8.3.3).
-        let fenced = flags.contains(SendFlags::FENCE) && window.answers_due() > 0;
+        let fenced = flags.contains(SendFlags::FENCE) && wire.answers_due() > 0;
+        let window = &mut wire.requester.window;
         let most = (qp.attributes.capabilities.max_send_wr as usize).clamp(1, MESSAGES_MAX);
         if fenced || opcode.is_local() && !is_first || !window.has_room(opcode, length as u32, most) {
             return Some(self.hold(id));
@@ -167,6 +171,11 @@ impl Requester {
         }
         if !self.pay(id, budget) {
             return Some(Turn::Stop(Progress::More));
+        }
+        if self.wire(id).carriage.is_some()
+            && let Some(turn) = self.offer_to_carrier(env, id, length as u32, budget)
+        {
+            return Some(turn);
         }
         let qp = self.responder.completer.qps.get_mut(id).expect("the requester exists");
         let window = &mut qp.wire.as_mut().expect("the QP runs the packet transport").requester.window;

@@ -6,6 +6,7 @@
 //! fault is the responder's own (its RECV).
 mod answers;
 mod authorization;
+mod carrier;
 mod datagrams;
 mod duplicates;
 mod gates;

@@ -501,7 +501,11 @@ impl Responder {
         let responder = &mut self.wire_mut(id).responder;
         responder.phase = Phase::NotReady;
         responder.answers.owe_nak(psn, freeflow_wire::Syndrome::ReceiverNotReady { timer });
-        // Nobody here waits for a RECV on the requester's behalf.
+        self.let_queue_rest(env, queue);
+    }
+
+    /// Posts to a queue need not ring, since nobody here waits for a RECV on the requester's behalf.
+    pub(crate) fn let_queue_rest<E: Environment>(&mut self, env: &mut E, queue: ReceiveQueueId) {
         let waited_for = match queue {
             ReceiveQueueId::Srq(srq) => self.completer.srqs.get(srq).is_some_and(|srq| !srq.waiters.is_empty()),
             ReceiveQueueId::Qp(_) => false,

@@ -37,6 +37,7 @@ impl Responder {
             parked: VecDeque::new(),
             parked_bytes: 0,
             counters: WireCounters::default(),
+            carriage: None,
         }));
         self.peers.connect(destination.host, dest_qpn, id);
         env.identity_changed(qpn, Some(destination.host));

@@ -8,6 +8,7 @@
 //! Invariant: packets of a QP are acted upon one at a time, in the order of arrival: while the
 //! payload of one is still being written elsewhere (`writing`), later ones are parked.
 pub(crate) mod answers;
+pub(crate) mod carrier;
 pub(crate) mod congestion;
 pub(crate) mod counters;
 pub(crate) mod datagrams;
@@ -22,6 +23,7 @@ pub(crate) mod unreliable;
 pub(crate) mod window;
 pub(crate) mod wire;
 
+pub use carrier::CarrierState;
 pub use counters::{Drops, QpWireStatus, WireCounters};
 pub use hosts::HostStatus;
 pub use management::management_head;

@@ -234,14 +234,18 @@ impl SendWindow {
     /// Appends a message. Gives a box for the next request.
     pub fn enlist(&mut self, request: &mut Box<SendRequest>, length: u32) {
         let packets = self.packets_of(request.opcode, length);
-        let request = core::mem::replace(request, self.spare.pop().unwrap_or_default());
+        let request = self.swap(request);
         self.answers_due += usize::from(needs_answer(request.opcode));
         self.messages.push_back(OutgoingMessage { request, length, first_psn: self.tail, packets });
         self.tail = psn_add(self.tail, packets);
     }
 
-    /// The burst that may go out next, if `window_bytes` and `depth` unanswered requests may be on
-    /// the way.
+    /// Takes a request. Leaves a box for the next one.
+    pub fn swap(&mut self, request: &mut Box<SendRequest>) -> Box<SendRequest> {
+        core::mem::replace(request, self.spare.pop().unwrap_or_default())
+    }
+
+    /// The burst that may go out next, if `window_bytes` and `depth` unanswered requests may be on the way.
     pub fn plan(&self, window_bytes: u64, depth: usize) -> Result<Burst, Hold> {
         let message = self.messages.get(self.sending).ok_or(Hold::Nothing)?;
         let at = distance(self.next, message.first_psn);
@@ -421,8 +425,8 @@ impl SendWindow {
     }
 
     /// A request is over: its box serves another one.
-    pub fn recycle(&mut self, message: OutgoingMessage) {
-        self.spare.push(message.request);
+    pub fn recycle(&mut self, request: Box<SendRequest>) {
+        self.spare.push(request);
     }
 }
 
@@ -530,7 +534,7 @@ mod tests {
                             left -= count;
                             if window.advance(count) {
                                 let message = window.remove_head().unwrap();
-                                window.recycle(message);
+                                window.recycle(message.request);
                             }
                         }
                     }

@@ -1,10 +1,12 @@
 //! State of a connected QP for the packet transport.
+use crate::transport::carrier::{Carriage, CarrierState};
 use crate::transport::hosts::HostShare;
 use crate::transport::peers::PeerGate;
 use crate::transport::requester::WireRequester;
 use crate::transport::responder::WireResponder;
 use crate::transport::unreliable::Unreliable;
 use crate::{Destination, IpInfo, WireCounters};
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use freeflow_verbs::{PathMtu, QpAttributes};
@@ -42,9 +44,42 @@ pub(crate) struct Wire {
     pub parked: VecDeque<(Vec<u8>, IpInfo)>,
     pub parked_bytes: usize,
     pub counters: WireCounters,
+    /// RC: for messages that go by a carrier instead.
+    pub carriage: Option<Box<Carriage>>,
 }
 
-/// Kinds of operations in flight of the packet transport: what goes on elsewhere, for one QP.
+impl Wire {
+    /// No request is under way, by the wire or by the carrier.
+    pub fn is_idle(&self) -> bool {
+        self.requester.is_idle() && self.carriage.as_ref().is_none_or(|carriage| carriage.messages.is_empty())
+    }
+
+    /// Whether messages that the carrier has given back have not gone out again.
+    #[inline]
+    pub fn has_returned(&self) -> bool {
+        self.carriage.as_ref().is_some_and(|carriage| carriage.has_returned())
+    }
+
+    /// Requests that a fence waits for.
+    pub fn answers_due(&self) -> usize {
+        let carried = self.carriage.as_ref().map_or(0, |carriage| carriage.reads_due());
+        self.requester.window.answers_due() + carried
+    }
+
+    pub fn carrier_state(&self) -> CarrierState {
+        let Some(carriage) = &self.carriage else { return CarrierState::Wire };
+        match (carriage.is_wanted, self.requester.is_idle(), carriage.messages.is_empty()) {
+            _ if carriage.has_returned() => CarrierState::DrainToWire,
+            (true, true, _) => CarrierState::Carrier,
+            (true, false, _) => CarrierState::DrainToCarrier,
+            (false, _, true) => CarrierState::Wire,
+            (false, _, false) => CarrierState::DrainToWire,
+        }
+    }
+}
+
+/// Kinds of operations in flight of the packet transport and of carriers: what goes on elsewhere, for
+/// one QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum WireOperation {
     /// Requester: payload of its packets is being fetched; the environment sends them.
@@ -57,16 +92,20 @@ pub(crate) enum WireOperation {
     Payload,
     /// Responder: an atomic is being done.
     Atomic,
+    /// Requester: a carrier has the message.
+    Carried,
+    /// Responder: a carrier moves the bytes of a message.
+    Landing,
 }
 
 impl WireOperation {
     pub fn is_requesters(self) -> bool {
-        matches!(self, Self::Request | Self::Result)
+        matches!(self, Self::Request | Self::Result | Self::Carried)
     }
 
     /// Received packets wait until it has completed.
     pub fn writes(self) -> bool {
-        matches!(self, Self::Result | Self::Payload | Self::Atomic)
+        matches!(self, Self::Result | Self::Payload | Self::Atomic | Self::Landing)
     }
 }
 

@@ -235,7 +235,7 @@ impl Engine {
 
     fn begin_drain<E: Environment>(&mut self, env: &mut E, id: QpId, notify: bool) {
         let qp = self.qp_mut(id);
-        let under_way = qp.wire.as_ref().is_some_and(|wire| !wire.requester.is_idle());
+        let under_way = qp.wire.as_ref().is_some_and(|wire| !wire.is_idle());
         if qp.send.phase != SendPhase::Idle || under_way {
             qp.send.drain = Drain::Draining { notify };
         } else if notify {

@@ -3,6 +3,7 @@ mod across;
 mod atomic_write_flush;
 mod attempts;
 mod bounds;
+mod carrier;
 mod common;
 mod control;
 mod external;

@@ -5,9 +5,9 @@ use crate::dataplane::ports::Rings;
 use crate::dataplane::xrc_targets::Viewer;
 use crate::peering::Mad;
 use freeflow_engine::{
-    AtomicOutcome, Attempt, CopyOutcome, CqFull, CqId, Destination, EventTarget, Fabric, Fetch, HostId, Memory,
-    PacketHead, Path, PeerAnswer, Policy, QpId, Queues, ReceiveQueueId, Source, Span, SrqId, Talk, Token,
-    TransmitOutcome, VnicId,
+    AtomicOutcome, Attempt, CarriedMessage, Carrier, CarryOutcome, CopyOutcome, CqFull, CqId, Destination, EventTarget,
+    Fabric, Fetch, HostId, Memory, PacketHead, Path, PeerAnswer, Policy, QpId, Queues, ReceiveQueueId, Source, Span,
+    SrqId, Talk, Token, TransmitOutcome, VnicId,
 };
 use freeflow_shm::{RequestConsumer, Take, monotonic_ns};
 use freeflow_verbs::{
@@ -162,6 +162,13 @@ impl Fabric for Rings {
 
     fn group_hosts(&mut self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
         self.fabric.group_hosts(network, group, into);
+    }
+}
+
+/// The router has no carrier besides the wire, and offers none to any QP.
+impl Carrier for Rings {
+    fn carry(&mut self, _token: Token, _message: &CarriedMessage<'_>, _local: Source<'_>) -> CarryOutcome {
+        CarryOutcome::Declined
     }
 }
 

@@ -38,6 +38,15 @@ pub struct Sent {
     pub bytes: Vec<u8>,
 }
 
+/// A message that a carrier was asked to take, and its bytes or (READ) the memory that they go to.
+pub struct Load {
+    pub token: Token,
+    pub host: HostId,
+    pub head: CarriedHead,
+    pub bytes: Vec<u8>,
+    pub spans: Vec<Span>,
+}
+
 #[derive(Default)]
 pub struct Ring<T> {
     pub posted: VecDeque<T>,
@@ -89,6 +98,9 @@ pub struct World {
     pub attempts: Vec<Attempt>,
     /// QPs whose direct path was revoked.
     pub revoked: Vec<QpId>,
+    /// What a carrier answers, if there is one, and what it took.
+    pub carry_outcome: Option<CarryOutcome>,
+    pub loads: Vec<Load>,
     /// Members of groups on other hosts.
     pub groups: HashMap<(NetworkId, Gid), Vec<(Destination, Qpn)>>,
 }
@@ -310,6 +322,23 @@ impl Fabric for World {
 
     fn group_hosts(&mut self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
         into.extend(self.groups.get(&(network, group)).into_iter().flatten());
+    }
+}
+
+impl Carrier for World {
+    fn carry(&mut self, token: Token, message: &CarriedMessage<'_>, local: Source<'_>) -> CarryOutcome {
+        let outcome = self.carry_outcome.expect("a carrier is asked only where there is one");
+        if outcome == CarryOutcome::Taken {
+            let (mut bytes, spans) = match local.body {
+                SourceBody::Spans(spans) => (Vec::new(), spans.to_vec()),
+                SourceBody::Bytes(bytes) => (bytes.to_vec(), Vec::new()),
+            };
+            if message.head.opcode != SendOpcode::RdmaRead {
+                bytes.extend(self.read_spans(&spans));
+            }
+            self.loads.push(Load { token, host: message.host, head: message.head, bytes, spans });
+        }
+        outcome
     }
 }
 
