@@ -8,7 +8,7 @@ pub struct Expectation {
     pub value: f64,
     pub at_least: Option<f64>,
     pub at_most: Option<f64>,
-    /// What is better than the bound and wanted.
+    /// A wanted value better than the bound.
     pub aim: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! What a run shows while it measures: hand-offs, tables and failures, in order.
+//! Output of a run while it measures: hand-offs, tables and failures, in order.
 use crate::limits::handoff::Handoff;
 use crate::table::{Table, figure};
 use std::io;

@@ -50,7 +50,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// What ought to hold in the modes that poll while there is work. LowCPU pays a wake-up for each message by design.
+    /// Expectations in the modes that poll while there is work. LowCPU pays a wake-up for each
+    /// message by design.
     pub fn expectations(&self) -> Vec<Expectation> {
         let mut list = Vec::new();
         for one in &self.measured {
@@ -201,7 +202,7 @@ pub fn unix_time_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// What the figures were taken on.
+/// The machine of the figures.
 pub fn machine() -> Value {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {

@@ -118,7 +118,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Item>> {
             }
         };
         let parts = match document.value {
-            // What `get -o yaml` prints.
+            // A list as `get -o yaml` prints it.
             Node::Map(entries) if is_list(&entries) => {
                 let items = entries.into_iter().find(|(key, _)| key == "items").map(|(_, items)| items.value);
                 match items {
@@ -307,7 +307,7 @@ mod tests {
             {"kind": "Network", "metadata": {"name": "b"}}]}"#;
         let names: Vec<String> = parse("f", json).unwrap().into_iter().map(|item| item.name).collect();
         assert_eq!(names, ["a", "b"]);
-        // What is printed can be read.
+        // The printed text can be read.
         let value = &parse("f", TWO).unwrap()[0].value;
         assert_eq!(parse("f", &to_yaml(value)).unwrap()[0].value, *value);
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::SocketAddrV4;
 
-/// What one end does.
+/// One end's task: a process of its own in a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
     Listen { port: u16, count: usize, batch: usize, greets: bool },

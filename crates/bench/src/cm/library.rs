@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 type Id = *mut rdma_cm_id;
 
-/// What a library says, as an error of the end.
+/// A library's error text, as an error of the end.
 pub fn failed(why: impl Into<String>) -> io::Error {
     io::Error::other(why.into())
 }

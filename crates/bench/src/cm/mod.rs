@@ -94,7 +94,7 @@ struct Bench<'a> {
     port: u16,
 }
 
-/// What a figure and its comparison are taken from: the pair of ends, and what of which counts.
+/// Source of a figure and its comparison: the pair of ends, and the part of their figures that counts.
 #[derive(Clone, Copy, Debug)]
 enum What {
     Connections,
@@ -271,7 +271,7 @@ impl Bench<'_> {
         Ok((figures.p50, figures.p10, figures.p99))
     }
 
-    /// What the transport gives to who needs no socket: the containers' agents.
+    /// Figures of the transport without sockets, between the containers' agents.
     fn writes(&mut self, place: Where) -> Result<(f64, f64, f64), String> {
         let (bytes, duration_ms) = (STREAM_BYTES, self.effort.duration_ms);
         let (traffic, operation, slots) = (Traffic::Bandwidth, Operation::Write, relay_copy::slots(bytes));

@@ -14,7 +14,7 @@ const READ_BYTES: usize = 256 << 10;
 const WARM_UP_SHARE: u64 = 8;
 const ADDRESS_BYTES: u32 = size_of::<libc::sockaddr_in>() as u32;
 
-/// What carries a stream.
+/// Kind of connection that carries a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     Tcp,

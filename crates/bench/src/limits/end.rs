@@ -1,4 +1,4 @@
-//! What every end of a measurement between two hosts has: its first lines, its meter, its figures.
+//! Common to all ends of a measurement between two hosts: its first lines, its meter, its figures.
 use crate::stats::Summary;
 use crate::sys;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ pub const QUIET_NS: u64 = if cfg!(test) { 5_000_000_000 } else { 500_000_000 };
 /// Samples that are kept of one run.
 const SAMPLES_MAX: usize = 400_000;
 
-/// What one end saw.
+/// Figures of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EndFigures {
     /// Round trips in microseconds, or Gb/s of payload over parts of the time, or messages a second. Not of every end.

@@ -1,4 +1,4 @@
-//! What the network between two hosts can do: bare programs, one end in each host, no library and no router.
+//! Limits of the network between two hosts: bare programs, one end in each host, no library and no router.
 //!
 //! Unlike the other limits the two ends live in different network namespaces, so each is a process
 //! of its own: this program again, as `freeflow-bench wire-end END`, with [`End`] as JSON. An end
@@ -24,7 +24,7 @@ const GOODBYE_BYTES: usize = 1;
 const DATAGRAM_BYTES_MAX: usize = 2048;
 const RECEIVE_BUFFER_BYTES: libc::c_int = 16 << 20;
 
-/// What one end does, and where.
+/// One end's task, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
     /// Takes a stream of RDMA WRITEs.

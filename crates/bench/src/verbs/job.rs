@@ -34,7 +34,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// What traffic is measured with; huge pages make no difference there.
+    /// Kinds of memory for traffic; huge pages make no difference there.
     pub const OF_TRAFFIC: [Self; 3] = [Self::Shared, Self::Ordinary, Self::Foreign];
     pub const ALL: [Self; 4] = [Self::Shared, Self::Ordinary, Self::Huge, Self::Foreign];
 
@@ -68,7 +68,7 @@ pub struct Job {
     pub duration_ms: u64,
 }
 
-/// What one end must know of the other.
+/// Address of one end, for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
     pub gid: [u8; 16],
@@ -78,7 +78,7 @@ pub struct Address {
     pub address: u64,
 }
 
-/// What one end saw.
+/// Result of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Latency: microseconds a round trip. Bandwidth: Gb/s, over equal parts of the time. Only of the end that ran.

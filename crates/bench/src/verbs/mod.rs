@@ -61,7 +61,7 @@ pub enum Request {
     Follow { sign: following::Sign },
     /// Sends and uses control verbs for so long. → `Watched`.
     Watch { duration_ms: u64 },
-    /// What this process uses. → `Used`.
+    /// This process' resources. → `Used`.
     Usage,
     /// Frees what `Prepare`, `PrepareFlows`, `PrepareMix` or `Hold` made. → `Done`.
     Release,
@@ -104,7 +104,7 @@ pub struct Watched {
     pub message_ms: Vec<f64>,
 }
 
-/// What a process has used so far.
+/// Resources that a process has used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     pub cpu_ns: u64,

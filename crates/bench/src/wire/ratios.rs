@@ -1,4 +1,5 @@
-//! What FreeFlow between hosts ought to reach: each figure against its limit, or against the kernel's TCP.
+//! Wanted ratios of FreeFlow between hosts: each figure against its limit, or against the kernel's
+//! TCP.
 use super::series::{Key, MTU_LARGE, MTU_SMALL, SMALL_BYTES, STREAM_BYTES, Series};
 use serde::Serialize;
 

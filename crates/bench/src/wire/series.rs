@@ -11,7 +11,7 @@ pub const MTU_SMALL: u32 = 1500;
 pub const STREAM_BYTES: usize = 1 << 20;
 pub const SMALL_BYTES: usize = 64;
 
-/// What is measured.
+/// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Key {
     /// Limits.
@@ -77,7 +77,7 @@ impl Key {
         if self.unit() == "us" { Better::Lower } else { Better::Higher }
     }
 
-    /// What the reference machine showed of a limit (two virtual Zen 5 cores, Linux 6.18), offloads on.
+    /// Figure of a limit on the reference machine (two virtual Zen 5 cores, Linux 6.18), offloads on.
     fn reference(self, mtu: u32) -> Reference {
         match self {
             Self::BareStream if mtu == MTU_LARGE => Reference::new(38.0, 26.0),

@@ -7,32 +7,41 @@ use crate::{HostId, QpId, Source, Token};
 use freeflow_verbs::{Duration, QpAttributes, Qpn, SendOpcode};
 use serde::{Deserialize, Serialize};
 
-/// What a message says to its receiver: what BTH and RETH would carry.
+/// Header of a message for its receiver: the fields that BTH and RETH would carry (IBTA 9.2, 9.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CarriedHead {
+    /// Sender's QP number.
     pub source_qpn: Qpn,
+    /// Receiver's QP number.
     pub dest_qpn: Qpn,
     /// SEND or WRITE, with or without immediate data, or READ.
     pub opcode: SendOpcode,
     /// Payload in either direction, bytes.
     pub length: u32,
+    /// Receiver's virtual address, of RDMA.
     pub remote_address: u64,
+    /// Key of the receiver's memory, of RDMA.
     pub rkey: u32,
+    /// Immediate data, in network byte order; 0 without.
     pub immediate: u32,
+    /// Whether the receiver's CQ raises a solicited event.
     pub is_solicited: bool,
 }
 
 /// A message of an RC QP, for [`Carrier::carry`].
 #[derive(Clone, Copy, Debug)]
 pub struct CarriedMessage<'a> {
+    /// The sender's QP.
     pub qp: QpId,
     /// The one that the peer is on.
     pub host: HostId,
     /// Timeout, retries and depth are the carrier's business while it has the message.
     pub attributes: &'a QpAttributes,
+    /// Header for the receiver.
     pub head: CarriedHead,
 }
 
+/// A carrier's answer to [`Carrier::carry`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CarryOutcome {
     /// [`crate::Engine::handle_carried`] brings the result, within a finite time whatever happens.
@@ -44,7 +53,7 @@ pub enum CarryOutcome {
     Declined,
 }
 
-/// What became of a message that a carrier took.
+/// Result of a message that a carrier took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carried {
     /// The peer has executed it; of a READ, the bytes are in memory.
@@ -60,9 +69,11 @@ pub enum Carried {
 /// Why a message failed, in the words of IBTA table 46 and 9.9.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CarryFailure {
-    /// NAKs of the responder.
+    /// The responder's NAK: invalid request.
     InvalidRequest,
+    /// The responder's NAK: remote access error.
     RemoteAccess,
+    /// The responder's NAK: remote operational error.
     RemoteOperational,
     /// `rnr_retry` is used up.
     ReceiverNotReady,

@@ -1,5 +1,5 @@
-//! What a QP keeps of messages that go by a carrier instead of the wire; see [`crate::Carrier`].
-//! What is done with it stands in `requester::carrier`, `completer::carrier` and
+//! State of a QP for messages that go by a carrier instead of the wire; see [`crate::Carrier`].
+//! The code over it stands in `requester::carrier`, `completer::carrier` and
 //! `responder::carrier`.
 //!
 //! | state | wanted | under way | the next request that a carrier may take |
@@ -25,9 +25,13 @@ use serde::{Deserialize, Serialize};
 /// Which way the requests of a QP take; the table is above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CarrierState {
+    /// By the wire.
     Wire,
+    /// By the wire, until all of it is acknowledged.
     DrainToCarrier,
+    /// By the carrier.
     Carrier,
+    /// By the carrier, until it has brought all results.
     DrainToWire,
 }
 

@@ -359,7 +359,7 @@ fn a_carrier_s_message_is_checked_as_any_other() {
     assert_eq!(link.net.engine.drops().wrong_source, 1);
 }
 
-/// What comes meanwhile by the wire waits; what comes by the carrier is to come again.
+/// Packets that arrive meanwhile wait; a carrier's messages have to be brought again.
 #[test]
 fn one_message_lands_at_a_time() {
     let mut link = Link::new();

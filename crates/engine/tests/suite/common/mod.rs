@@ -98,7 +98,7 @@ pub struct World {
     pub attempts: Vec<Attempt>,
     /// QPs whose direct path was revoked.
     pub revoked: Vec<QpId>,
-    /// What a carrier answers, if there is one, and what it took.
+    /// A carrier's answer, if there is one, and the messages that it took.
     pub carry_outcome: Option<CarryOutcome>,
     pub loads: Vec<Load>,
     /// Members of groups on other hosts.
