@@ -4,6 +4,36 @@
 //!
 //! It makes none of these calls: [`Backend`] does, so that each library calls its own functions. It
 //! exports no C function.
+//!
+//! ```
+//! use freeflow_epoll_set::{Backend, EpollSet, IoCounts};
+//! use std::time::Instant;
+//!
+//! /// All rsockets are readable, and the kernel's set is empty.
+//! struct Readable;
+//!
+//! impl Backend for Readable {
+//!     fn rsocket_of(&self, fd: i32) -> Option<i32> {
+//!         Some(fd)
+//!     }
+//!     fn io_counts(&self, _: i32) -> IoCounts {
+//!         IoCounts::default()
+//!     }
+//!     fn poll(&self, entries: &mut [libc::pollfd], _: Option<Instant>) -> Result<(), i32> {
+//!         entries.iter_mut().skip(2).for_each(|entry| entry.revents = entry.events & libc::POLLIN);
+//!         Ok(())
+//!     }
+//!     fn kernel_events(&self, _: &mut [libc::epoll_event]) -> usize {
+//!         0
+//!     }
+//! }
+//!
+//! let set = EpollSet::create().expect("an eventfd");
+//! set.interest().set(3, libc::EPOLLIN as u32, 42, IoCounts::default());
+//! let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+//! assert_eq!(set.wait(-1, &Readable, &mut events, Some(Instant::now())), Ok(1));
+//! assert_eq!({ events[0].u64 }, 42);
+//! ```
 mod interest;
 mod notifier;
 

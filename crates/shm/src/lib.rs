@@ -11,6 +11,25 @@
 //!
 //! Invariant: nothing in a segment is ever reached by a Rust reference except atomics, for which
 //! any bytes are valid.
+//!
+//! ```
+//! use freeflow_shm::Segment;
+//! use std::os::fd::AsFd;
+//!
+//! // One side makes a segment, the other maps the descriptor that it gets by a socket.
+//! let (router, descriptor) = Segment::create("example", 4096)?;
+//! let library = Segment::map(descriptor.as_fd(), 4096)?;
+//! library.write(64, b"request", false).expect("inside the segment");
+//!
+//! // Bytes of the other side are copied out first, and checked then.
+//! let mut copy = [0; 7];
+//! router.read(64, &mut copy).expect("inside the segment");
+//! assert_eq!(&copy, b"request");
+//!
+//! // An offset that the other side names may be any: it is checked against the length.
+//! assert!(router.read(4090, &mut copy).is_err());
+//! # Ok::<(), std::io::Error>(())
+//! ```
 #![deny(clippy::undocumented_unsafe_blocks)]
 
 pub mod claims;
