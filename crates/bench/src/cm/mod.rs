@@ -1,7 +1,7 @@
 //! Connections by `librdmacm`, and rsockets beside the kernel's TCP between the same containers, over the lab's VXLAN.
 //!
 //! Everything runs in one lab of two hosts: a container on the second one and two on the first.
-//! What is compared alternates, run by run, and each figure is the median of its runs.
+//! Compared runs alternate, one by one, and each figure is the median of its runs.
 mod connections;
 mod end;
 pub(crate) mod library;
