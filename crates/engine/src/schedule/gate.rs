@@ -35,11 +35,18 @@ pub(crate) struct RateGate {
     pub due: Option<Instant>,
 }
 
-fn depths(limit: &RateLimit) -> (u64, u64) {
+/// Depths of the two buckets of a limit.
+struct Depths {
+    bytes: u64,
+    messages: u64,
+}
+
+fn depths(limit: &RateLimit) -> Depths {
     let of_bits = |rate: u64| (rate / BITS_PER_BYTE / BURSTS_PER_S).max(BURST_BYTES_MIN);
     let of_messages = |rate: u64| (rate / BURSTS_PER_S).max(BURST_MESSAGES_MIN);
     let bytes = limit.burst_bytes.unwrap_or_else(|| of_bits(limit.bits_per_s.unwrap_or(0)));
-    (bytes, limit.burst_messages.unwrap_or_else(|| of_messages(limit.messages_per_s.unwrap_or(0))))
+    let messages = limit.burst_messages.unwrap_or_else(|| of_messages(limit.messages_per_s.unwrap_or(0)));
+    Depths { bytes, messages }
 }
 
 fn change(bucket: &mut Option<Bucket>, now: Instant, rate: Option<u64>, depth: u64, scale: u64) {
@@ -53,9 +60,9 @@ fn change(bucket: &mut Option<Bucket>, now: Instant, rate: Option<u64>, depth: u
 impl Levels {
     /// Another limit: what is in the buckets stays.
     pub fn change(&mut self, now: Instant, limit: &RateLimit) {
-        let (burst_bytes, burst_messages) = depths(limit);
-        change(&mut self.bytes, now, limit.bits_per_s, burst_bytes, BITS_PER_BYTE);
-        change(&mut self.messages, now, limit.messages_per_s, burst_messages, 1);
+        let depths = depths(limit);
+        change(&mut self.bytes, now, limit.bits_per_s, depths.bytes, BITS_PER_BYTE);
+        change(&mut self.messages, now, limit.messages_per_s, depths.messages, 1);
     }
 
     /// Whether they are as those of a new gate.

@@ -7,6 +7,7 @@ use crate::base::deferred_drop::AndThen;
 use crate::base::slab::Key;
 use crate::control::message::Message;
 use crate::control::passes::Opening;
+use crate::control::requests_remap::SegmentPart;
 use crate::control::session::{
     Answer, ChannelEntry, Connection, CqEntry, MrEntry, Objects, PdEntry, SegmentEntry, SrqEntry,
 };
@@ -35,6 +36,15 @@ const FREED_AT_ONCE_BYTES_MAX: u64 = 1 << 20;
 
 /// UD QPs of a process whose requests the end of an address handle waits for.
 const DATAGRAM_QPS_MAX: usize = 256;
+
+/// The memory of a new region. All in bytes.
+struct RegionRange {
+    /// In the process.
+    address: u64,
+    length: u64,
+    /// The address by which work requests name its first byte.
+    iova: u64,
+}
 
 impl From<OverLimit> for VerbsError {
     fn from(OverLimit: OverLimit) -> Self {
@@ -69,14 +79,14 @@ impl Control {
             Request::MapSegment { segment, address } => self.map_segment(at, segment, address),
             Request::DestroySegment { segment } => self.destroy_segment(at, segment),
             Request::MapPart { segment, offset, address, length } => {
-                self.map_part(at, segment, [offset, address, length])
+                self.map_part(at, segment, SegmentPart { offset, address, length })
             }
             Request::UnmapPart { address, length } => self.unmap_part(at, address, length),
             Request::HoldThreads { thread, quiet } => self.order_hold(key, Order::Hold { thread, quiet }),
             Request::ReleaseThreads => self.order_hold(key, Order::Release),
             Request::ReopenSegment { segment } => self.reopen_segment(key, segment),
             Request::RegisterMr { pd, address, length, iova, access } => {
-                self.register_mr(at, pd, [address, length, iova], access)
+                self.register_mr(at, pd, RegionRange { address, length, iova }, access)
             }
             Request::DeregisterMr { mr } => self.deregister_mr(at, mr),
             Request::ReregisterMr { mr, pd, change } => self.reregister_mr(at, mr, pd, change),
@@ -287,7 +297,7 @@ impl Control {
         &mut self,
         at: (Key, SessionId),
         pd: Handle,
-        [address, length, iova]: [u64; 3],
+        RegionRange { address, length, iova }: RegionRange,
         access: Access,
     ) -> Outcome {
         let session = at.1;

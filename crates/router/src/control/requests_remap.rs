@@ -23,12 +23,21 @@ type Outcome = Result<Handled, VerbsError>;
 
 const PAGE_BYTES: u64 = 4096;
 
+/// A part of a segment that a process has mapped in place of its own pages. All in bytes.
+pub(crate) struct SegmentPart {
+    /// Within the segment.
+    pub offset: u64,
+    /// In the process.
+    pub address: u64,
+    pub length: u64,
+}
+
 impl Control {
     pub(crate) fn map_part(
         &mut self,
         at: (Key, SessionId),
         segment: Handle,
-        [offset, address, length]: [u64; 3],
+        SegmentPart { offset, address, length }: SegmentPart,
     ) -> Outcome {
         let session = at.1;
         let entry = self.objects(at.0)?.segments.get(segment)?;

@@ -1,7 +1,7 @@
 //! Handles of the other threads on the peers thread: commands to it, and its last word about the
 //! hosts.
 use super::file::{PeersFile, PrivateKey};
-use super::update::{Mad, Update};
+use super::update::{Mad, MadEnds, Update};
 use crate::admission::access::VnicIdentity;
 use crate::admission::address_map::Homes;
 use crate::admission::shares::Ticket;
@@ -45,7 +45,7 @@ pub(super) enum Command {
     Address { network: String, gid: Gid, identity: Option<Arc<VnicIdentity>> },
     Severed { host: HostId, qpn: Qpn, peer: Qpn },
     Group { network: NetworkId, gid: Gid, qpn: Option<Qpn> },
-    Cm { host: HostId, network: NetworkId, from: Gid, to: Gid, mad: Box<Mad>, tickets: CmTickets },
+    Cm { host: HostId, network: NetworkId, ends: MadEnds, mad: Box<Mad>, tickets: CmTickets },
     Reload(Box<(PeersFile, PrivateKey)>),
 }
 
@@ -125,8 +125,8 @@ impl PeersHandle {
 
     /// A message of connection management, from a vNIC here to one of that host. Tenants cause
     /// them: their number is bounded by the tickets.
-    pub fn cm(&self, host: HostId, network: NetworkId, (from, to): (Gid, Gid), (mad, tickets): (Box<Mad>, CmTickets)) {
-        self.put(Command::Cm { host, network, from, to, mad, tickets });
+    pub fn cm(&self, host: HostId, network: NetworkId, ends: MadEnds, mad: Box<Mad>, tickets: CmTickets) {
+        self.put(Command::Cm { host, network, ends, mad, tickets });
     }
 
     /// The number that a network has on this host, to be said before anything else of that network; `None`: it is gone.

@@ -34,4 +34,4 @@ pub use handle::{CmTickets, PeersHandle, Sink};
 pub use prefix::{Prefix, PrefixError};
 pub use state::{HOST_NUMBER_MAX, PING_INTERVAL, SILENCE_MAX};
 pub use thread::Peers;
-pub use update::{ExternalPeers, Mad, Settings, Update};
+pub use update::{ExternalPeers, Mad, MadEnds, Settings, Update};

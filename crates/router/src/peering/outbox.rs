@@ -1,12 +1,12 @@
 //! Messages of connection management between vNICs of two hosts.
 use super::claims::Subject;
 use super::state::{Note, Output, State};
-use super::update::{Mad, Update};
+use super::update::{Mad, MadEnds, Update};
 use crate::admission::access::Key;
 use crate::admission::address_map::Homes;
 use freeflow_engine::HostId;
 use freeflow_protocol::peer::PeerMessage;
-use freeflow_verbs::{Gid, NetworkId};
+use freeflow_verbs::NetworkId;
 use std::sync::Arc;
 
 impl State {
@@ -17,17 +17,17 @@ impl State {
 
     /// A message of connection management: the sender speaks for its own vNICs alone, and to those
     /// that are here. `network` is the sender's.
-    pub(super) fn handle_cm(&mut self, id: HostId, network: String, (from, to): (Gid, Gid), mad: Box<Mad>) {
-        let ends = self.ends_of(id, &network, (from, to));
+    pub(super) fn handle_cm(&mut self, id: HostId, network: String, ends: MadEnds, mad: Box<Mad>) {
+        let keys = self.keys_of(id, &network, ends);
         let Some((name, counters)) = self.named_counters(id) else { return };
-        match ends {
+        match keys {
             Some((from, to)) => {
                 counters.received_cm += 1;
                 self.outputs.push_back(Output::Update(Update::Cm { host: id, from, to, mad }));
             }
             None => {
                 counters.refused_cm += 1;
-                let name = name.to_owned();
+                let (name, MadEnds { from, to }) = (name.to_owned(), ends);
                 self.outputs.push_back(Output::Note(name, Note::RefusedCm { from, to, network }));
             }
         }
@@ -35,7 +35,7 @@ impl State {
 
     /// Both ends of a message, if the one is the host's and the other is here, and each finds the
     /// other where that is.
-    fn ends_of(&self, id: HostId, network: &str, (from, to): (Gid, Gid)) -> Option<(Key, Key)> {
+    fn keys_of(&self, id: HostId, network: &str, MadEnds { from, to }: MadEnds) -> Option<(Key, Key)> {
         let from = (*self.networks.get(network)?, from);
         let to = self.homes.receiver(from, to)?;
         let subject = |(network, gid): Key| Some(Subject::Address { network: self.network_name(network)?, gid });
@@ -45,7 +45,7 @@ impl State {
 
     /// Connection management, to a host that is connected. `has_room`: its connection is not behind
     /// with what it is sent.
-    pub fn send_cm(&mut self, id: HostId, network: NetworkId, (from, to): (Gid, Gid), mad: &Mad, has_room: bool) {
+    pub fn send_cm(&mut self, id: HostId, network: NetworkId, ends: MadEnds, mad: &Mad, has_room: bool) {
         let Some(network) = self.network_name(network).filter(|_| self.is_up(id)) else { return };
         let Some((_, counters)) = self.named_counters(id) else { return };
         if !has_room {
@@ -53,6 +53,7 @@ impl State {
             return;
         }
         counters.sent_cm += 1;
+        let MadEnds { from, to } = ends;
         self.send(id, PeerMessage::Cm { network, from, to, mad: mad.to_vec() });
     }
 }
@@ -63,7 +64,7 @@ mod tests {
     use crate::admission::access::VnicIdentity;
     use crate::peering::file::{KEY_BYTES, PeerEntry, PeersFile};
     use freeflow_protocol::peer::{MAD_BYTES, PEER_PROTOCOL};
-    use freeflow_verbs::Instant;
+    use freeflow_verbs::{Gid, Instant};
     use std::collections::BTreeMap;
 
     const H: HostId = HostId(1);

@@ -25,7 +25,7 @@
 use super::claims::{Claims, Subject};
 use super::file::{PeerEntry, PeersFile};
 use super::identities::Identities;
-use super::update::{ExternalPeers, Mad, Settings, Update};
+use super::update::{ExternalPeers, Mad, MadEnds, Settings, Update};
 use crate::admission::access::VnicIdentity;
 use crate::admission::address_map::Homes;
 use freeflow_engine::{HostId, PeerInfo};
@@ -75,6 +75,15 @@ pub enum Note {
     Down(Why),
     Claimed { subject: Subject, refusal: &'static str },
     RefusedCm { from: Gid, to: Gid, network: String },
+}
+
+/// How a connection ended that this state machine did not close.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// By the other side or the network.
+    Closed,
+    /// By this side, because the other one reads nothing.
+    Stuck,
 }
 
 /// Why a connection ended.
@@ -360,13 +369,17 @@ impl State {
         }
     }
 
-    /// The connection is gone. `stuck`: it was ended here because the peer does not read.
-    pub fn handle_disconnected(&mut self, now: Instant, connection: ConnectionId, stuck: bool) {
+    /// The connection is gone.
+    pub fn handle_disconnected(&mut self, now: Instant, connection: ConnectionId, ending: Ending) {
         let Some(&id) = self.by_connection.get(&connection) else { return };
-        if let Some(host) = self.hosts.get_mut(&id).filter(|_| stuck) {
+        if let Some(host) = self.hosts.get_mut(&id).filter(|_| ending == Ending::Stuck) {
             host.counters.timeouts += 1;
         }
-        self.end_connection(now, id, if stuck { Why::Stuck } else { Why::Ended });
+        let why = match ending {
+            Ending::Closed => Why::Ended,
+            Ending::Stuck => Why::Stuck,
+        };
+        self.end_connection(now, id, why);
     }
 
     /// Handles bytes that could not be understood.
@@ -488,7 +501,7 @@ impl State {
                 }
             }
             PeerMessage::Cm { network, from, to, mad } => match Box::<Mad>::try_from(mad.into_boxed_slice()) {
-                Ok(mad) if has_cm_room => self.handle_cm(id, network, (from, to), mad),
+                Ok(mad) if has_cm_room => self.handle_cm(id, network, MadEnds { from, to }, mad),
                 Ok(_) => host.counters.dropped_cm += 1,
                 Err(_) => self.offend(now, id, Why::Nonsense),
             },

@@ -2,7 +2,7 @@
 use super::claims::{CLAIM_COUNT_MAX, Subject};
 use super::file::{KEY_BYTES, PeerEntry, PeersFile};
 use super::state::*;
-use super::update::{ExternalPeers, Settings, Update};
+use super::update::{ExternalPeers, MadEnds, Settings, Update};
 use crate::admission::access::VnicIdentity;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::peer::{MAD_BYTES, PEER_PROTOCOL, PeerMessage, QpInfo};
@@ -331,7 +331,7 @@ fn questions_and_answers_travel() {
     solo.says(C, PeerMessage::Ask { qpn: Qpn(8) });
     assert_eq!(solo.take_updates(), [Update::Asked { host: H, qpn: Qpn(8) }]);
     // A host that is not up is not asked; nor one that there is not.
-    solo.state.handle_disconnected(solo.now, C, false);
+    solo.state.handle_disconnected(solo.now, C, Ending::Closed);
     solo.sent.clear();
     solo.state.ask(H, Qpn(4));
     solo.state.ask(HostId(99), Qpn(4));
@@ -394,7 +394,7 @@ fn a_reconnected_host_keeps_what_it_announces_again() {
     for message in [address("default", "10.111.1.1"), address("default", "10.111.1.2"), group(5)] {
         solo.says(C, message);
     }
-    solo.state.handle_disconnected(solo.now, C, false);
+    solo.state.handle_disconnected(solo.now, C, Ending::Closed);
     assert_eq!(solo.take_updates().last(), Some(&Update::HostDown { host: H }));
     solo.connect(C + 1, 0xe1);
     assert_eq!(solo.take_updates(), [Update::PeersGone { host: H }, host_up(H, 0xe1)]);
@@ -424,7 +424,7 @@ fn another_epoch_voids_everything_at_once() {
     assert!(solo.notes.contains(&Note::Down(Why::Replaced)) && solo.notes.contains(&Note::Up { restarted: true }));
     // Nothing of the old connection counts, not even its end.
     solo.says(C, address("default", "10.111.1.7"));
-    solo.state.handle_disconnected(solo.now, C, false);
+    solo.state.handle_disconnected(solo.now, C, Ending::Closed);
     solo.settle();
     assert_eq!((solo.take_updates(), solo.phase()), (vec![], "up"));
 }
@@ -451,12 +451,12 @@ fn the_smaller_name_dials_and_waits_longer_each_time() {
         solo.pass(PING_INTERVAL);
         solo.says(C, PeerMessage::Synced);
     }
-    solo.state.handle_disconnected(solo.now, C, false);
+    solo.state.handle_disconnected(solo.now, C, Ending::Closed);
     assert_eq!(solo.state.poll_timeout(), Some(solo.now + REDIAL_FIRST));
     solo.pass(REDIAL_FIRST);
     solo.state.handle_connected(solo.now, H, C + 1);
     solo.says(C + 1, hello("h2", 1));
-    solo.state.handle_disconnected(solo.now, C + 1, false);
+    solo.state.handle_disconnected(solo.now, C + 1, Ending::Closed);
     assert_eq!(solo.state.poll_timeout(), Some(solo.now + Duration(REDIAL_FIRST.0 * 2)));
     // The larger name never dials.
     let mut solo = Solo::new(only(2, 1));
@@ -661,7 +661,7 @@ impl Pair {
         if std::mem::replace(&mut self.is_connected, false) {
             self.on_the_way = Default::default();
             for host in &mut self.hosts {
-                host.handle_disconnected(self.now, self.connection, false);
+                host.handle_disconnected(self.now, self.connection, Ending::Closed);
             }
         }
     }
@@ -782,7 +782,7 @@ fn a_host_manages_connections_of_its_own_vnics_with_those_here() {
 
 #[test]
 fn connections_are_managed_with_hosts_that_are_connected() {
-    let between = (gid("10.111.2.5"), gid("10.111.1.5"));
+    let between = MadEnds { from: gid("10.111.2.5"), to: gid("10.111.1.5") };
     let mut solo = Solo::new(only(2, 1));
     solo.state.send_cm(H, DEFAULT, between, &[9; MAD_BYTES], true);
     solo.settle();

@@ -8,7 +8,7 @@ use super::channel::{Channel, ChannelError, Event, Identity};
 use super::file::{PeersFile, PrivateKey};
 use super::handle::{Command, PeersHandle, Published, Shared, Sink};
 use super::link::{Flow, Link, Stage};
-use super::state::{ConnectionId, HostStatus, Note, Output, State};
+use super::state::{ConnectionId, Ending, HostStatus, Note, Output, State};
 use super::update::Update;
 use crate::base::log::{Lines, info, warning};
 use crate::base::privileges::{self, Kind};
@@ -185,10 +185,10 @@ impl Thread {
                 Command::Address { network, gid, identity } => self.state.handle_address(&network, gid, identity),
                 Command::Severed { host, qpn, peer } => self.state.tell_severed(host, qpn, peer),
                 Command::Group { network, gid, qpn } => self.state.handle_group(network, gid, qpn),
-                Command::Cm { host, network, from, to, mad, tickets } => {
+                Command::Cm { host, network, ends, mad, tickets } => {
                     let connection = self.state.connection_of(host);
                     let has_room = connection.and_then(|id| self.links.get(&id)).is_some_and(Link::has_cm_room);
-                    self.state.send_cm(host, network, (from, to), &mad, has_room);
+                    self.state.send_cm(host, network, ends, &mad, has_room);
                     self.pump(now);
                     if let Some(link) = connection.and_then(|id| self.links.get_mut(&id)) {
                         link.hold(tickets);
@@ -211,13 +211,13 @@ impl Thread {
         // others now.
         let going: Vec<ConnectionId> = self.links_where(|link| link.stage != Stage::Established);
         for connection in going {
-            self.end(now, connection, false);
+            self.end(now, connection, Ending::Closed);
         }
         if self.identity.key.0 != key.0 {
             // Our own key is another: all connections begin again.
             let going = self.links_where(|_| true);
             for connection in going {
-                self.end(now, connection, false);
+                self.end(now, connection, Ending::Closed);
             }
         }
         self.identity = Identity { name: file.host.clone(), key };
@@ -260,7 +260,7 @@ impl Thread {
             if !is_stuck {
                 self.refuse(now, connection, None);
             } else {
-                self.end(now, connection, true);
+                self.end(now, connection, Ending::Stuck);
             }
         }
     }
@@ -428,7 +428,7 @@ impl Thread {
         let Some(link) = self.links.get_mut(&connection) else { return };
         if link.stage == Stage::Connecting {
             if link.finish_connect() == Flow::Ended {
-                return self.end(now, connection, false);
+                return self.end(now, connection, Ending::Closed);
             }
             return self.flush(now, connection);
         }
@@ -440,7 +440,7 @@ impl Thread {
             let flow = link.read();
             self.take_events(now, connection);
             if flow == Flow::Ended {
-                self.end(now, connection, false);
+                self.end(now, connection, Ending::Closed);
             }
         }
     }
@@ -506,13 +506,13 @@ impl Thread {
                 warning!("refused a control connection", peer = link.from, why = why, left_out = left_out);
             }
         }
-        self.end(now, connection, false);
+        self.end(now, connection, Ending::Closed);
     }
 
-    fn end(&mut self, now: Instant, connection: ConnectionId, stuck: bool) {
+    fn end(&mut self, now: Instant, connection: ConnectionId, ending: Ending) {
         let Some(link) = self.links.remove(&connection) else { return };
         match (link.stage, link.host.filter(|_| link.is_dialed)) {
-            (Stage::Established, _) => self.state.handle_disconnected(now, connection, stuck),
+            (Stage::Established, _) => self.state.handle_disconnected(now, connection, ending),
             (_, Some(host)) => self.state.handle_dial_failed(now, host),
             (_, None) => {}
         }
@@ -522,7 +522,8 @@ impl Thread {
         let Some(link) = self.links.get_mut(&connection) else { return };
         match link.flush(now) {
             Flow::On => {}
-            flow => self.end(now, connection, flow == Flow::Stuck),
+            Flow::Stuck => self.end(now, connection, Ending::Stuck),
+            Flow::Ended => self.end(now, connection, Ending::Closed),
         }
     }
 }

@@ -41,6 +41,13 @@ pub enum Update {
 /// A management datagram.
 pub type Mad = [u8; MAD_BYTES];
 
+/// The addresses of the vNICs that a management datagram goes between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MadEnds {
+    pub from: Gid,
+    pub to: Gid,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Of this host, for packets.

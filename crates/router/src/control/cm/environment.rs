@@ -11,7 +11,7 @@ use crate::base::slab::Key;
 use crate::control::session::Handles;
 use crate::dataplane::command::SendManagement;
 use crate::dataplane::handle::WorkerHandle;
-use crate::peering::{Mad, PeersHandle};
+use crate::peering::{Mad, MadEnds, PeersHandle};
 use freeflow_cm::{Asked, Channel, Environment, GID_COUNT, Link, Owner, Packet, Place, Route, Scope, VnicRef};
 use freeflow_engine::HostId;
 use freeflow_protocol::cm::{CM_EVENT_BYTES_MAX, CmAddress, CmEvent, Ece};
@@ -209,12 +209,12 @@ impl World {
         rules.homes.receiver((network, from), to).map(|(there, _)| Scope::Network(there))
     }
 
-    fn send_to_host(&mut self, host: HostId, network: NetworkId, (from, to): (Gid, Gid), mad: Mad) {
-        let sender = (network, from);
+    fn send_to_host(&mut self, host: HostId, network: NetworkId, ends: MadEnds, mad: Mad) {
+        let sender = (network, ends.from);
         let to_host = self.to_host.entry(host).or_insert_with(|| Shares::new(HOST_COUNT_MAX));
         let tickets = to_host.take(sender).and_then(|ticket| Some([ticket, self.to_hosts.take(sender)?]));
         match tickets {
-            Some(tickets) => self.peers.cm(host, network, (from, to), (Box::new(mad), tickets)),
+            Some(tickets) => self.peers.cm(host, network, ends, Box::new(mad), tickets),
             None => self.lost.crowded += 1,
         }
     }
@@ -266,7 +266,9 @@ impl Environment for World {
                     self.lost.crowded += 1;
                 }
             }
-            (Link::Router(host), Scope::Network(network)) => self.send_to_host(HostId(host), network, (from, to), mad),
+            (Link::Router(host), Scope::Network(network)) => {
+                self.send_to_host(HostId(host), network, MadEnds { from, to }, mad)
+            }
             (Link::External(_), _) => self.send_outward(to, mad),
             (Link::Router(_), Scope::External) => self.lost.refused += 1,
         }

@@ -17,6 +17,17 @@ use freeflow_protocol::cm::{CmStep, DEPTH_AGREED};
 use freeflow_protocol::library::{Handle, Reply};
 use freeflow_verbs::{PathMtu, QpAttributeMask, QpAttributes, QpState, QpType, VerbsError};
 
+/// Outstanding READs and atomics of a QP; [`DEPTH_AGREED`] stands for those that the two ends agreed on.
+#[derive(Clone, Copy)]
+struct Depths {
+    responder: u8,
+    initiator: u8,
+}
+
+impl Depths {
+    const AGREED: Self = Self { responder: DEPTH_AGREED, initiator: DEPTH_AGREED };
+}
+
 fn only_state(state: QpState, extra: u32) -> Change {
     (QpAttributes { state, ..QpAttributes::default() }, QpAttributeMask(QpAttributeMask::STATE | extra))
 }
@@ -38,18 +49,17 @@ impl Control {
         Ok(changes)
     }
 
-    /// On to RTS, by way of INIT again: what was settled since the QP was created counts. With
-    /// these depths for READs and atomics, as responder and as initiator.
-    fn changes_to_send(&mut self, owner: Owner, id: Handle, depths: [u8; 2]) -> Result<Vec<Change>, VerbsError> {
+    /// On to RTS, by way of INIT again: what was settled since the QP was created counts.
+    fn changes_to_send(&mut self, owner: Owner, id: Handle, depths: Depths) -> Result<Vec<Change>, VerbsError> {
         let machine = &mut self.cm.machine;
         let init = machine.qp_attributes(owner, id, QpState::Init)?;
         let mut receive = machine.qp_attributes(owner, id, QpState::ReadyToReceive)?;
         let mut send = machine.qp_attributes(owner, id, QpState::ReadyToSend)?;
-        if depths[0] != DEPTH_AGREED {
-            receive.0.max_dest_rd_atomic = depths[0];
+        if depths.responder != DEPTH_AGREED {
+            receive.0.max_dest_rd_atomic = depths.responder;
         }
-        if depths[1] != DEPTH_AGREED {
-            send.0.max_rd_atomic = depths[1];
+        if depths.initiator != DEPTH_AGREED {
+            send.0.max_rd_atomic = depths.initiator;
         }
         Ok(vec![init, receive, send])
     }
@@ -66,7 +76,8 @@ impl Control {
                 return Ok(Handled::Answered(Answer::of(Reply::CmStepped { state: None, path_mtu })));
             }
             CmStep::Accept { parameters, .. } => {
-                let depths = [parameters.responder_resources, parameters.initiator_depth];
+                let depths =
+                    Depths { responder: parameters.responder_resources, initiator: parameters.initiator_depth };
                 let changes = self.changes_to_send(owner, id, depths)?;
                 let path_mtu = changes.iter().find(|(_, mask)| mask.contains(QpAttributeMask::PATH_MTU));
                 let path_mtu = path_mtu.map(|(attributes, _)| attributes.path_mtu);
@@ -91,7 +102,7 @@ impl Control {
     /// Brings the QPs to RTS whose peers have agreed. Their programs hear of it afterwards.
     pub(super) fn prepare_qps(&mut self) {
         while let Some(Prepared { owner, id, with }) = self.cm.world.prepared.pop() {
-            let Ok(changes) = self.changes_to_send(owner, id, [DEPTH_AGREED; 2]) else {
+            let Ok(changes) = self.changes_to_send(owner, id, Depths::AGREED) else {
                 self.handle_prepared(id, false);
                 continue;
             };
