@@ -75,6 +75,10 @@ fn quiet(run: &mut Run) {
     if pending > 0 {
         run.wrong(format!("{pending} copies are still pending"));
     }
+    let carried = run.sim.messages_carried();
+    if carried > 0 {
+        run.wrong(format!("the carrier still has {carried} messages"));
+    }
     for index in 0..run.sim.hosts.len() {
         let host = &run.sim.hosts[index];
         let mut wrong = Vec::new();

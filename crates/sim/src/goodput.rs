@@ -1,5 +1,6 @@
 //! Goodput over loss and round-trip time, as a table that is checked in: one QP pair, WRITEs of 1
 //! MB, path MTU 4096.
+use crate::carrier::CarrierModel;
 use crate::fabric::LinkModel;
 use crate::rng::Rng;
 use crate::sim::{HostModel, Sim};
@@ -55,6 +56,7 @@ pub fn goodput(gbps: u64, loss: u64, rtt_us: u64) -> f64 {
     let host_model = HostModel {
         link_model,
         outcome_rates: OutcomeRates::default(),
+        carrier_model: CarrierModel::default(),
         landing_ns_max: 1,
         turn_ns: 500,
         control_ns: 10_000,

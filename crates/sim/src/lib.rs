@@ -2,17 +2,19 @@
 //! one seed replays a run.
 //!
 //! Read in this order: `plan` (what a seed stands for), `sim` (hosts, events, time), `world` (what
-//! an engine sees of its host), `fabric` (what happens to packets), `topology` (who takes part),
-//! `run` (one run of a plan), `workload` (posts and completions), `faults` (what goes wrong besides
-//! packets), `model` (what must come of them), `checker` (what must be true in the end). `goodput`
-//! measures instead of checking.
+//! an engine sees of its host), `fabric` (what happens to packets), `carrier` and `lanes` (what takes
+//! messages past it), `topology` (who takes part), `run` (one run of a plan), `workload` (posts and
+//! completions), `faults` (what goes wrong besides packets), `model` (what must come of them),
+//! `checker` (what must be true in the end). `goodput` measures instead of checking.
 #![forbid(unsafe_code)]
 
+pub mod carrier;
 pub mod checker;
 pub mod datagrams;
 pub mod fabric;
 pub mod faults;
 pub mod goodput;
+pub mod lanes;
 pub mod model;
 pub mod plan;
 pub mod rng;
@@ -24,6 +26,7 @@ pub mod windows;
 pub mod workload;
 pub mod world;
 
+use carrier::{CarrierCounts, CarrierModel};
 use plan::Plan;
 use run::Run;
 
@@ -31,11 +34,13 @@ use run::Run;
 #[derive(Clone, Debug)]
 pub struct Report {
     pub seed: u64,
+    pub has_carrier: bool,
     pub wrongs: Vec<String>,
     pub digest: u64,
     pub ended_at: u64,
     pub completions: u64,
     pub packets: u64,
+    pub carried: CarrierCounts,
     pub restored: u64,
     pub trace: Vec<String>,
 }
@@ -46,16 +51,18 @@ pub fn run(seed: u64, traces: bool) -> Report {
 }
 
 pub fn run_plan(plan: Plan, traces: bool) -> Report {
-    let seed = plan.seed;
+    let (seed, has_carrier) = (plan.seed, plan.host_model.carrier_model != CarrierModel::default());
     let mut run = Run::new(plan, traces);
     run.go();
     Report {
         seed,
+        has_carrier,
         wrongs: run.wrongs,
         digest: run.sim.digest,
         ended_at: run.sim.now,
         completions: run.completions,
         packets: run.sim.fabric.counts.carried,
+        carried: run.sim.carrier_counts,
         restored: run.sim.restored,
         trace: run.sim.trace.unwrap_or_default(),
     }
@@ -63,6 +70,7 @@ pub fn run_plan(plan: Plan, traces: bool) -> Report {
 
 /// Description of a run that went wrong.
 pub fn failure(report: &Report) -> String {
-    let replay = format!("cargo run -p freeflow-sim -- --seed {} --trace", report.seed);
+    let carrier = if report.has_carrier { " --carrier" } else { "" };
+    let replay = format!("cargo run -p freeflow-sim -- --seed {}{carrier} --trace", report.seed);
     format!("seed {}: {}\nreplay: {replay}", report.seed, report.wrongs.join("\n"))
 }

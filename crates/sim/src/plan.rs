@@ -1,4 +1,5 @@
 //! Plan of one seed: hosts, network, connections, and faults.
+use crate::carrier::CarrierModel;
 use crate::fabric::LinkModel;
 use crate::rng::Rng;
 use crate::sim::HostModel;
@@ -103,6 +104,22 @@ impl Plan {
             shaped: false,
         }
     }
+
+    /// The same with a carrier between its hosts.
+    pub fn with_carrier(seed: u64) -> Self {
+        // Of its own: the rest of a seed stays what it was.
+        let mut rng = Rng::for_part(seed, 13);
+        let mut plan = Self::new(seed);
+        plan.host_model.carrier_model = CarrierModel {
+            switches: rng.pick(&[20_000, 100_000, 400_000]),
+            declined: rng.pick(&[0, 0, 50_000]),
+            put_off: rng.pick(&[0, 0, 50_000]),
+            breaks: rng.pick(&[0, 20_000, 200_000]),
+            delay_ns_max: rng.pick(&[1_000, 20_000, 500_000]),
+            lies: false,
+        };
+        plan
+    }
 }
 
 fn host_model(rng: &mut Rng) -> HostModel {
@@ -128,6 +145,7 @@ fn host_model(rng: &mut Rng) -> HostModel {
     HostModel {
         link_model,
         outcome_rates,
+        carrier_model: CarrierModel::default(),
         landing_ns_max: rng.pick(&[1_000, 30_000, 500_000]),
         turn_ns: rng.pick(&[200, 1_000, 5_000]),
         control_ns: rng.pick(&[10_000, 200_000, 3 * MS]),

@@ -4,6 +4,7 @@
 //!
 //! Tests stand elsewhere: [`crate::workload`] posts and checks, called by `Event::Do` and by
 //! completions.
+use crate::carrier::{CarrierCounts, CarrierModel, Lane};
 use crate::fabric::{Fabric, LinkModel};
 use crate::rng::Rng;
 use crate::world::{FORGER, Job, OutcomeRates, World};
@@ -50,6 +51,28 @@ pub enum Event {
         host: usize,
         of: HostId,
         change: GroupChange,
+    },
+    /// The oldest message that the carrier has of a QP is at its target.
+    Bring {
+        host: usize,
+        qp: QpId,
+    },
+    /// Its bytes are there: the token is the target's.
+    Landed {
+        host: usize,
+        qp: QpId,
+        token: Token,
+        spans: Vec<Span>,
+    },
+    /// The carrier tells what became of a message.
+    Carried {
+        host: usize,
+        token: Token,
+        carried: Carried,
+    },
+    CarrierReady {
+        host: usize,
+        qp: QpId,
     },
     /// The workload's own.
     Do(u64),
@@ -98,6 +121,7 @@ pub struct Host {
 pub struct HostModel {
     pub link_model: LinkModel,
     pub outcome_rates: OutcomeRates,
+    pub carrier_model: CarrierModel,
     /// How long what was put off takes at most.
     pub landing_ns_max: u64,
     /// From one turn of a host to the next.
@@ -123,6 +147,9 @@ pub struct Sim {
     rng: Rng,
     restore_rng: Rng,
     forge_rng: Rng,
+    pub(crate) carrier_rng: Rng,
+    pub(crate) lanes: BTreeMap<(usize, QpId), Lane>,
+    pub carrier_counts: CarrierCounts,
     pub forged: u64,
     /// Control channels are streams: what is said first arrives first.
     channel_last: BTreeMap<(usize, usize), u64>,
@@ -143,6 +170,7 @@ impl Sim {
             }
             let mut world = World::new(HostId(index as u32), rng);
             world.outcome_rates = host_model.outcome_rates;
+            world.carrier_model = host_model.carrier_model;
             world.bits_per_second = host_model.link_model.bits_per_second;
             let (inbox, active, told) = (VecDeque::new(), VecDeque::new(), BTreeMap::new());
             Host { engine: Engine::new(Seed(key)), world, inbox, active, turn_at: u64::MAX, told }
@@ -158,6 +186,9 @@ impl Sim {
             rng: Rng::for_part(seed, 2),
             restore_rng: Rng::for_part(seed, 3),
             forge_rng: Rng::for_part(seed, 4),
+            carrier_rng: Rng::for_part(seed, 5),
+            lanes: BTreeMap::new(),
+            carrier_counts: CarrierCounts::default(),
             forged: 0,
             channel_last: BTreeMap::new(),
             trace: None,
@@ -175,6 +206,7 @@ impl Sim {
     pub fn begin_drain(&mut self) {
         self.fabric.link_model = self.host_model.link_model.without_faults();
         self.fabric.down.clear();
+        self.host_model.carrier_model.breaks = 0;
         for host in &mut self.hosts {
             host.world.outcome_rates.transmit_full = 0;
         }
@@ -239,6 +271,20 @@ impl Sim {
                     None => hosts.remove(&of),
                 };
             }
+            Event::Bring { host, qp } => self.bring(host, qp),
+            Event::Landed { host, qp, token, spans } => self.land_carried(host, qp, token, &spans),
+            Event::Carried { host, token, carried } => {
+                self.digest(&[4, self.now, host as u64]);
+                self.note(|| format!("h{host} hears from its carrier: {carried:?}"));
+                let now = self.instant();
+                let Host { engine, world, .. } = self.enter(host);
+                engine.handle_carried(world, now, token, carried);
+                self.after(host);
+            }
+            Event::CarrierReady { host, qp } => {
+                self.enter(host).engine.handle_carrier_ready(qp);
+                self.after(host);
+            }
             Event::Do(what) => return Some(Some(what)),
         }
         None
@@ -287,11 +333,13 @@ impl Sim {
         }
         for _ in 0..active.len() {
             let Some(qp) = active.pop_front() else { break };
+            switch_perhaps(engine, world, qp);
             if engine.run(world, now, qp, TURN_BYTES) == Progress::More {
                 active.push_back(qp);
             }
         }
         while let Some(qp) = engine.poll_ready() {
+            switch_perhaps(engine, world, qp);
             if engine.run(world, now, qp, TURN_BYTES) == Progress::More && !active.contains(&qp) {
                 active.push_back(qp);
             }
@@ -332,6 +380,7 @@ impl Sim {
             let at = self.now + 1 + self.rng.roll(self.host_model.landing_ns_max);
             self.at(at, Event::Land { host, token, job });
         }
+        self.settle_carrier(host);
         for (peer, qpn) in std::mem::take(&mut self.hosts[host].world.asked) {
             let at = self.channel(host, peer.0 as usize);
             self.at(at, Event::Ask { host: peer.0 as usize, from: host, qpn });
@@ -432,5 +481,14 @@ impl Sim {
             self.digest(&[3, self.now, done.work_request_id, done.status as u64, u64::from(done.byte_count)]);
         }
         all
+    }
+}
+
+/// A QP that is about to run goes another way.
+fn switch_perhaps(engine: &mut Engine, world: &mut World, qp: QpId) {
+    match world.switches() {
+        Some(true) => drop(engine.use_carrier(qp)),
+        Some(false) => engine.use_wire(qp),
+        None => {}
     }
 }

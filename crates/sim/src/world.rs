@@ -3,6 +3,7 @@
 //!
 //! Nothing here acts by itself: packets gather in `outbox`, questions in `asked`, changes in
 //! `identities`; [`crate::sim::Sim`] takes them after each call of the engine.
+use crate::carrier::{CarrierModel, Load};
 use crate::rng::Rng;
 use freeflow_engine::*;
 use freeflow_verbs::*;
@@ -57,6 +58,10 @@ pub struct World {
     pub begun: Vec<(Token, Job)>,
     pub outbox: Vec<Outgoing>,
     pub outcome_rates: OutcomeRates,
+    pub carrier_model: CarrierModel,
+    /// What the carrier took in the call that just ended, and QPs that it put off.
+    pub loads: Vec<Load>,
+    pub put_off: Vec<QpId>,
     rng: Rng,
     /// Whose addresses are whose: of all hosts, as every control plane tells.
     pub addresses: BTreeMap<(NetworkId, Gid), HostId>,
@@ -95,6 +100,9 @@ impl World {
             begun: Vec::new(),
             outbox: Vec::new(),
             outcome_rates: OutcomeRates::default(),
+            carrier_model: CarrierModel::default(),
+            loads: Vec::new(),
+            put_off: Vec::new(),
             rng,
             addresses: BTreeMap::new(),
             path_mtu_max: 4096,
@@ -123,7 +131,7 @@ impl World {
         spans.iter().all(|span| span.session == SessionId::VOID || self.memory.contains_key(&span.session))
     }
 
-    fn read_into(&mut self, spans: &[Span], into: &mut Vec<u8>) {
+    pub(crate) fn read_into(&mut self, spans: &[Span], into: &mut Vec<u8>) {
         for span in spans {
             match span.session {
                 SessionId::VOID => into.resize(into.len() + span.length as usize, 0),
@@ -132,7 +140,7 @@ impl World {
         }
     }
 
-    fn write_spans(&mut self, mut from: &[u8], to: &[Span]) {
+    pub(crate) fn write_spans(&mut self, mut from: &[u8], to: &[Span]) {
         for span in to {
             let (now, rest) = from.split_at(span.length as usize);
             if span.session != SessionId::VOID {
@@ -179,6 +187,11 @@ impl World {
                 Ok(None)
             }
         }
+    }
+
+    /// Whether a QP is to go another way from now on: by the carrier, or by the wire.
+    pub fn switches(&mut self) -> Option<bool> {
+        self.rng.happens(self.carrier_model.switches).then(|| !self.rng.one_in(3))
     }
 
     fn wrong(&mut self, what: String) {
@@ -386,10 +399,27 @@ impl Fabric for World {
     }
 }
 
-/// No host of a simulation has a carrier besides the wire.
 impl Carrier for World {
-    fn carry(&mut self, _token: Token, _message: &CarriedMessage<'_>, _local: Source<'_>) -> CarryOutcome {
-        CarryOutcome::Declined
+    fn carry(&mut self, token: Token, message: &CarriedMessage<'_>, local: Source<'_>) -> CarryOutcome {
+        let (bytes, spans) = match local.body {
+            SourceBody::Bytes(bytes) => (bytes.to_vec(), Vec::new()),
+            SourceBody::Spans(spans) => (Vec::new(), spans.to_vec()),
+        };
+        let total = bytes.len() as u64 + spans.iter().map(|span| u64::from(span.length)).sum::<u64>();
+        let head = message.head;
+        if total != u64::from(head.length) || message.host == self.host {
+            self.wrong(format!("a carrier gets {total} bytes for {:?} as {head:?}", message.host));
+        }
+        if self.rng.happens(self.carrier_model.declined) {
+            return CarryOutcome::Declined;
+        }
+        if self.rng.happens(self.carrier_model.put_off) {
+            self.put_off.push(message.qp);
+            return CarryOutcome::Later;
+        }
+        let rnr_retries_left = Some(message.attributes.rnr_retry).filter(|retries| *retries < 7);
+        self.loads.push(Load { qp: message.qp, token, to: message.host, head, rnr_retries_left, bytes, spans });
+        CarryOutcome::Taken
     }
 }
 

@@ -1,5 +1,6 @@
 //! Promises of QP attributes when the other end is gone, and memory that a tenant can't reach
 //! whatever it names.
+use freeflow_sim::carrier::CarrierModel;
 use freeflow_sim::fabric::LinkModel;
 use freeflow_sim::sim::{HostModel, Sim};
 use freeflow_sim::topology::{Connection, REMOTE, Topology};
@@ -12,6 +13,7 @@ fn sim(seed: u64) -> Sim {
     let host_model = HostModel {
         link_model: LinkModel { delay_ns: DELAY_NS, ..LinkModel::default() },
         outcome_rates: OutcomeRates::default(),
+        carrier_model: CarrierModel::default(),
         landing_ns_max: 1,
         turn_ns: 1_000,
         control_ns: 20_000,

@@ -67,6 +67,9 @@ fn a_seed_replays() {
         let (first, second) = (run(seed, false), run(seed, true));
         assert_eq!((first.digest, first.ended_at), (second.digest, second.ended_at), "seed {seed}");
         assert!(!second.trace.is_empty());
+        let carried = || run_plan(Plan::with_carrier(seed), false);
+        let (first, second) = (carried(), carried());
+        assert_eq!((first.digest, first.ended_at), (second.digest, second.ended_at), "seed {seed} with a carrier");
     }
 }
 
@@ -87,12 +90,47 @@ fn limits_of_rate_break_nothing() {
     assert!(later > count() / 80, "limits held back {later} runs only");
 }
 
+/// Messages of RC QPs go by a carrier now and by the wire then, the way changes in the middle of
+/// traffic, and lanes break: nothing else changes.
+#[test]
+fn a_carrier_breaks_nothing() {
+    let (mut failures, mut executed, mut returned, mut packets) = (Vec::new(), 0, 0, 0);
+    for seed in 0..count() / 4 {
+        let report = run_plan(Plan::with_carrier(first() + seed), false);
+        executed += report.carried.executed;
+        returned += report.carried.returned;
+        packets += report.packets;
+        if !report.wrongs.is_empty() {
+            failures.push(failure(&report));
+        }
+    }
+    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
+    // Of each QP, messages go both ways.
+    assert!(
+        executed > 2 * count() && returned > count() / 8 && packets > 20 * count(),
+        "{executed} {returned} {packets}"
+    );
+}
+
+/// The checkers see a carrier that breaks its word: it gives back messages that were executed.
+#[test]
+fn a_carrier_that_lies_is_found_out() {
+    let lies = |seed| {
+        let mut plan = Plan::with_carrier(seed);
+        plan.host_model.carrier_model.breaks = 300_000;
+        plan.host_model.carrier_model.lies = true;
+        plan
+    };
+    let found = (0..100).filter(|seed| !run_plan(lies(*seed), false).wrongs.is_empty()).count();
+    assert!(found > 10, "{found} of 100");
+}
+
 /// An engine that is written down and read back at any turns does the very same.
 #[test]
 fn snapshots_change_nothing() {
-    for seed in 0..60 {
+    for seed in 0..120 {
         let with = |restores| {
-            let mut plan = Plan::new(seed);
+            let mut plan = if seed < 60 { Plan::new(seed) } else { Plan::with_carrier(seed) };
             plan.host_model.restores = restores;
             let report = run_plan(plan, false);
             (report.digest, report.ended_at, report.completions, report.wrongs)
