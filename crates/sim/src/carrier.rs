@@ -2,9 +2,9 @@
 //! with a lane for each QP. It moves bytes from memory to memory by itself, late as it likes; it
 //! declines, puts off, and breaks in the middle of traffic.
 //!
-//! What it promises is [`freeflow_engine::Carrier`]'s: messages of a lane are executed in order, and
-//! when it breaks, all that was not executed is given back, in order. [`CarrierModel::lies`] is for
-//! tests of the checkers: a carrier that does not keep its word.
+//! Its promise is [`freeflow_engine::Carrier`]'s: messages of a lane are executed in order, and
+//! when it breaks, all messages that were not executed are given back, in order.
+//! [`CarrierModel::lies`] is for tests of the checkers: a carrier that does not keep its word.
 use freeflow_engine::*;
 use std::collections::VecDeque;
 

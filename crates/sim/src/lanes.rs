@@ -1,5 +1,5 @@
-//! What becomes of messages that the carrier took: each QP's lane brings them to their target one
-//! after the other; see [`crate::carrier`].
+//! Messages that the carrier took: each QP's lane brings them to their target one after the other;
+//! see [`crate::carrier`].
 use crate::sim::{Event, Host, Sim};
 use freeflow_engine::*;
 use freeflow_verbs::SendOpcode;
@@ -9,7 +9,7 @@ const BUSY_MAX: u32 = 20_000;
 const BUSY_NS: u64 = 2_000;
 
 impl Sim {
-    /// What a host's QPs gave to the carrier goes on its way.
+    /// Sends the messages on their way that a host's QPs gave to the carrier.
     pub(crate) fn settle_carrier(&mut self, host: usize) {
         for load in std::mem::take(&mut self.hosts[host].world.loads) {
             self.carrier_counts.taken += 1;
@@ -121,7 +121,7 @@ impl Sim {
     /// The oldest message of a lane has its result, which goes back to the requester.
     fn answer(&mut self, host: usize, qp: QpId, carried: Carried) {
         if carried != Carried::Executed {
-            // What comes after a message that was not executed is not executed either.
+            // A message behind one that was not executed is not executed either.
             self.take_off(host, qp, carried);
             return self.break_lane(host, qp);
         }

@@ -59,7 +59,7 @@ pub struct World {
     pub outbox: Vec<Outgoing>,
     pub outcome_rates: OutcomeRates,
     pub carrier_model: CarrierModel,
-    /// What the carrier took in the call that just ended, and QPs that it put off.
+    /// Messages that the carrier took in the call that just ended, and QPs that it put off.
     pub loads: Vec<Load>,
     pub put_off: Vec<QpId>,
     rng: Rng,
