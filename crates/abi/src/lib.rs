@@ -8,6 +8,19 @@
 //!
 //! C enums are plain integers here: an application can put any number there, and a Rust enum must
 //! not hold one that it does not name. There is no logic in the layouts, and nothing here does I/O.
+//!
+//! ```
+//! use freeflow_abi::{errno_of, ibv_qp_cap, qp_capabilities_from_c, qp_type_from_c};
+//! use freeflow_verbs::{QpType, VerbsError};
+//!
+//! // Numbers of C become the vocabulary's types once, at the boundary.
+//! assert_eq!(qp_type_from_c(2), Ok(QpType::Rc));
+//! let cap = ibv_qp_cap { max_send_wr: 64, ..Default::default() };
+//! assert_eq!(qp_capabilities_from_c(&cap).max_send_wr, 64);
+//!
+//! // A program can put any number there, and gets the errno that a NIC's driver gives.
+//! assert_eq!(qp_type_from_c(77).map_err(errno_of), Err(errno_of(VerbsError::InvalidArgument)));
+//! ```
 #![allow(non_camel_case_types)]
 
 mod attributes;
