@@ -1,4 +1,5 @@
-//! Runs seeds: `freeflow-sim [--seed N] [--count N] [--carrier] [--trace]`, `freeflow-sim --goodput`.
+//! Runs seeds: `freeflow-sim [--seed N] [--count N] [--carrier] [--trace]`, `freeflow-sim
+//! --goodput`.
 #![forbid(unsafe_code)]
 use freeflow_sim::{failure, goodput, plan::Plan, run_plan};
 use std::process::ExitCode;

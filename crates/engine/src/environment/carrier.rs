@@ -60,9 +60,9 @@ pub enum Carried {
     Executed,
     /// The QP goes to ERROR.
     Failed(CarryFailure),
-    /// It was not executed and will not be, and no later message of the QP was: it goes by the wire,
-    /// and so does all that follows until the QP gets a carrier again. Of a READ it is enough that
-    /// it left nothing undone: it is asked again.
+    /// It was not executed and will not be, and no later message of the QP was: it goes by the
+    /// wire, and so does all that follows until the QP gets a carrier again. Of a READ it is enough
+    /// that it left nothing undone: it is asked again.
     Returned,
 }
 

@@ -504,7 +504,8 @@ impl Responder {
         self.let_queue_rest(env, queue);
     }
 
-    /// Posts to a queue need not ring, since nobody here waits for a RECV on the requester's behalf.
+    /// Posts to a queue need not ring, since nobody here waits for a RECV on the requester's
+    /// behalf.
     pub(crate) fn let_queue_rest<E: Environment>(&mut self, env: &mut E, queue: ReceiveQueueId) {
         let waited_for = match queue {
             ReceiveQueueId::Srq(srq) => self.completer.srqs.get(srq).is_some_and(|srq| !srq.waiters.is_empty()),

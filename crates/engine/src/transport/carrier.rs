@@ -92,8 +92,8 @@ impl Carriage {
     }
 
     /// Notes a result. A message that was returned takes all later ones with it to the wire, once
-    /// each has its result: the carrier promised not to have executed them, but for READs, which may
-    /// be asked again.
+    /// each has its result: the carrier promised not to have executed them, but for READs, which
+    /// may be asked again.
     pub fn note(&mut self, token: Token, carried: Carried) {
         let under_way = CarryProgress::UnderWay(token);
         let Some(message) = self.messages.iter_mut().find(|message| message.progress == under_way) else { return };

@@ -78,8 +78,8 @@ impl Wire {
     }
 }
 
-/// Kinds of operations in flight of the packet transport and of carriers: what goes on elsewhere, for
-/// one QP.
+/// Kinds of operations in flight of the packet transport and of carriers: what goes on elsewhere,
+/// for one QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum WireOperation {
     /// Requester: payload of its packets is being fetched; the environment sends them.

@@ -1,5 +1,6 @@
-//! Messages that go by a carrier instead of the wire: which way each takes, in which order they complete, what becomes
-//! of those that the carrier gives back; and the responder's checks of what a carrier brings.
+//! Messages that go by a carrier instead of the wire: which way each takes, in which order they
+//! complete, what becomes of those that the carrier gives back; and the responder's checks of what
+//! a carrier brings.
 use crate::common::peer::{HOST, Link, PEER_QPN, pattern};
 use crate::common::rig::*;
 use crate::common::*;
@@ -144,8 +145,8 @@ fn completions_come_in_posting_order() {
     assert_eq!(rig.succeeded(), [1, 2, 3]);
 }
 
-/// A carrier that fails costs no queue pair: exactly what was not executed goes by the wire, in order. A READ is asked
-/// again.
+/// A carrier that fails costs no queue pair: exactly what was not executed goes by the wire, in
+/// order. A READ is asked again.
 #[test]
 fn what_the_carrier_gives_back_goes_by_the_wire() {
     let mut rig = rig();
