@@ -32,6 +32,7 @@ mod network_reconciler;
 pub mod peering;
 mod router;
 
+pub use api::{Harness, HarnessAnswer, HarnessRole};
 pub use base::log_file::{
     keep as keep_log_file, rotate_here as rotate_log_file_here, rotate_if_full as rotate_log_file_if_full,
 };

@@ -8,7 +8,8 @@
 //! - `feed`: what that thread says of its own accord;
 //! - `host`: what this host does now, and what is done to it that is no object;
 //! - `live`, `metrics`, `scrape`: what is counted, for programs here and for Prometheus;
-//! - `watch`: who is told what has changed.
+//! - `watch`: who is told what has changed;
+//! - `harness`: all of it without a control thread, for tests.
 //!
 //! Invariant: the server asks and the control thread answers when it comes to it; that thread never
 //! waits for the server, and a question takes it a bounded time. Local users cost memory,
@@ -16,6 +17,7 @@
 pub(crate) mod caller;
 pub(crate) mod failure;
 pub mod feed;
+mod harness;
 mod health;
 mod held;
 mod host;
@@ -39,6 +41,7 @@ mod watch;
 mod fake_plane_tests;
 
 pub(crate) use feed::Feed;
+pub use harness::{Harness, HarnessAnswer, HarnessRole};
 pub(crate) use link::Link;
 pub(crate) use server::{Api, ApiParts};
 

@@ -32,6 +32,6 @@ pub use channel::{Channel, ChannelError, Event, Identity};
 pub use file::{External, FileError, KEY_BYTES, Key, PeerEntry, PeersFile, PrivateKey, key_text, parse_key};
 pub use handle::{CmTickets, PeersHandle, Sink};
 pub use prefix::{Prefix, PrefixError};
-pub use state::{HOST_NUMBER_MAX, PING_INTERVAL, SILENCE_MAX};
+pub use state::{ConnectionId, Ending, HOST_NUMBER_MAX, Output, PING_INTERVAL, SILENCE_MAX, State};
 pub use thread::Peers;
 pub use update::{ExternalPeers, Mad, MadEnds, Settings, Update};
