@@ -22,6 +22,13 @@ def of_the_host(host, api):
         if isinstance(value, (str, bool)) and key != "sleeping":
             snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in key)
             need(shown[snake] == value, f"{key}: the command shows {shown[snake]}, not {value}")
+    vnics = api.want(200, "GET", f"{path}/vnics")
+    need([(vnic["name"], vnic["network"]) for vnic in vnics["items"]] == [("here", "default")], f"{vnics}")
+    need(vnics["metadata"]["continue"] == "" and dict(vnics["items"][0]["labels"])["engine"] == "freeflow", f"{vnics}")
+    need(api.want(200, "GET", f"{path}/vnics?continue={vnics['items'][0]['id']}")["items"] == [], "a vNIC behind the last")
+    networks = api.want(200, "GET", f"{path}/networks")
+    need([(network["name"], network["vnicCount"]) for network in networks["items"]] == [("default", 1)], f"{networks}")
+    need(networks["items"][0]["pool"] in api.want(200, "GET", "/networks/default")["spec"]["cidrs"], f"{networks}")
     qps = api.want(200, "GET", f"{path}/qps")
     need(qps["items"] == [] and qps["metadata"]["continue"] == "", f"{qps}")
     api.want(404, "GET", f"{path}/qps?vnic=none")
@@ -32,7 +39,7 @@ def of_the_host(host, api):
     need(cm["status"]["ids"] == [] and cm["status"]["counts"]["idCount"] == 0, f"{cm}")
     api.want(400, "GET", f"{path}/cm?continue=7")
     need(api.want(200, "GET", f"{path}/peers")["status"]["peers"] == [], "peers")
-    for part in ("router", "qps", "wire", "cm", "peers"):
+    for part in ("router", "vnics", "networks", "qps", "wire", "cm", "peers"):
         api.want(404, "GET", f"/hosts/another/{part}")
         api.want(400, "GET", f"{path}/{part}?unknown=1")
         api.want(405, "DELETE", f"{path}/{part}")
@@ -58,15 +65,15 @@ def roles(host, api):
     """Admins and viewers read; admins change."""
     reachable(host)
     path = "/hosts/" + api.want(200, "GET", "/version", base="")["host"]
-    reads = [("GET", f"{path}/{part}") for part in ("router", "qps", "wire", "cm", "peers")]
+    reads = [("GET", f"{path}/{part}") for part in ("router", "vnics", "networks", "qps", "wire", "cm", "peers")]
     changes = [("PUT", f"{path}/wire/faults", {}), ("DELETE", f"{path}/wire/faults"), ("POST", f"{path}/peers/reload"),
                ("PUT", "/networks/default/dataPath", {"dataPath": "auto"})]
     with groups() as numbers:
         admin, viewer, blue, _ = (numbers[name] for name in GROUPS)
         for who, group_ids, reading, changing in [
-                ("admin", [admin], [200] * 5, [422, 422, 404, 200]), ("viewer", [viewer], [200] * 5, [403] * 4),
-                ("blue", [blue], [403] * 5, [403] * 4), ("nobody", [], [403] * 5, [403] * 4)]:
-            for requests, expected in ((reads, reading), (changes, changing)):
+                ("admin", [admin], 200, [422, 422, 404, 200]), ("viewer", [viewer], 200, [403] * 4),
+                ("blue", [blue], 403, [403] * 4), ("nobody", [], 403, [403] * 4)]:
+            for requests, expected in ((reads, [reading] * len(reads)), (changes, changing)):
                 got = as_user(UID, group_ids, lambda: [api.ask(*request)[0] for request in requests])
                 need(got == expected, f"{who}: {got}, not {expected}")
         need("host" not in as_user(UID, [blue], api.want, 200, "GET", "/version", None, ""), "a tenant learns the host's name")

@@ -170,28 +170,13 @@ impl Admin {
         }
     }
 
+    /// All pages.
     pub fn vnics(&mut self) -> Result<Vec<VnicStatus>> {
-        let mut all: Vec<VnicStatus> = Vec::new();
-        loop {
-            let after = all.last().map(|vnic| vnic.id.clone());
-            match self.ask(&AdminRequest::ListVnics { after })? {
-                AdminReply::Vnics { vnics, more } => {
-                    let more = more && !vnics.is_empty();
-                    all.extend(vnics);
-                    if !more {
-                        return Ok(all);
-                    }
-                }
-                other => return Err(unexpected(&other)),
-            }
-        }
+        self.items("vnics", "")
     }
 
     pub fn networks(&mut self) -> Result<Vec<NetworkStatus>> {
-        match self.ask(&AdminRequest::ListNetworks)? {
-            AdminReply::Networks { networks } => Ok(networks),
-            other => Err(unexpected(&other)),
-        }
+        self.items("networks", "")
     }
 
     pub fn set_data_path(&mut self, network: &str, path: DataPath) -> Result<()> {
@@ -202,16 +187,20 @@ impl Admin {
 
     /// All pages: the QPs of a vNIC, or of all.
     pub fn qps(&mut self, vnic: Option<&str>) -> Result<Vec<QpStatus>> {
-        let (mut all, mut next): (Vec<QpStatus>, _) = (Vec::new(), String::new());
-        let of = vnic.map_or(String::new(), |vnic| format!("&vnic={}", encoded(vnic)));
+        self.items("qps", &vnic.map_or(String::new(), |vnic| format!("&vnic={}", encoded(vnic))))
+    }
+
+    /// All pages of a list; `parameters` go with each, each behind a `&`. A page may be empty and not the last.
+    fn items<T: DeserializeOwned>(&mut self, part: &str, parameters: &str) -> Result<Vec<T>> {
+        let (mut all, mut next) = (Vec::new(), String::new());
         loop {
-            let query = format!("?continue={}{of}", encoded(&next));
-            let (page, after): (Vec<QpStatus>, String) = self.read("qps", "items", &query)?;
-            next = if page.is_empty() { String::new() } else { after };
+            let query = format!("?continue={}{parameters}", encoded(&next));
+            let (page, after): (Vec<T>, String) = self.read(part, "items", &query)?;
             all.extend(page);
-            if next.is_empty() {
+            if after.is_empty() {
                 return Ok(all);
             }
+            next = after;
         }
     }
 

@@ -1,5 +1,6 @@
-//! CLI and container hooks ↔ router, on the host's `RUN_DIR/admin.sock` (root only): attaching, and the
-//! end of the router. And the statuses that the REST server shows, with its names in camelCase.
+//! CLI and container hooks ↔ router, on the host's `RUN_DIR/admin.sock` (root only): attaching,
+//! captures, and the end of the router. And the statuses that the REST server shows, with its names
+//! in camelCase.
 use crate::version::Offer;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -18,10 +19,6 @@ pub enum AdminRequest {
     Attach { id: String, name: String, network: String, address: Option<IpAddr>, labels: Vec<(String, String)> },
     /// Ends every session of the vNIC, removes its directory and frees its address. Unknown ids are `Done`.
     Detach { id: String },
-    /// One page of the vNICs after the given id, in order of id. → `Vnics`.
-    ListVnics { after: Option<String> },
-    /// → `Networks`.
-    ListNetworks,
     /// Writes packets in pcapng form to the descriptor that comes along, until there are so many, so many seconds have
     /// passed, or the descriptor takes no more. → `Captured`, when that is over. One capture at a time.
     Capture { packet_count_max: Option<u64>, seconds_max: Option<u64> },
@@ -34,6 +31,7 @@ pub enum AdminRequest {
 
 /// Which way messages between two vNICs of a network on one host may go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DataPath {
     /// Directly between vNICs of one tenant, else through the router.
@@ -69,10 +67,6 @@ pub enum AdminReply {
     Version { protocol: Offer, version: String, pid: u32 },
     /// Answer to `Attach`.
     Vnic(VnicStatus),
-    /// One page, in order of id; `more`: further ones follow.
-    Vnics { vnics: Vec<VnicStatus>, more: bool },
-    /// All networks of this host.
-    Networks { networks: Vec<NetworkStatus> },
     /// `lost`: came faster than they could be written. `error`: why it ended, if not as it was asked to.
     Captured { packets: u64, lost: u64, error: Option<String> },
 }
@@ -196,6 +190,8 @@ pub struct Counters {
 
 /// A vNIC.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "HostVnic", rename_all = "camelCase"))]
 pub struct VnicStatus {
     /// Its id, unique on this host.
     pub id: String,
@@ -215,7 +211,7 @@ pub struct VnicStatus {
     pub prefix_length6: u8,
     /// The directory to mount into the container as `/run/freeflow`; holds `router.sock`.
     pub directory: String,
-    /// Key and value pairs.
+    /// Names and values.
     pub labels: Vec<(String, String)>,
     /// Processes that use it.
     pub session_count: u32,
@@ -246,6 +242,8 @@ pub const OWN_LABELS: [&str; 4] = ["engine", "supervisor", "pid", "start_ticks"]
 
 /// A network of this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "HostNetwork", rename_all = "camelCase"))]
 pub struct NetworkStatus {
     /// Its name.
     pub name: String,

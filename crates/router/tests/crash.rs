@@ -84,10 +84,9 @@ fn write(
 }
 
 fn listed(run_dir: &Path) -> Vec<VnicStatus> {
-    match admin(run_dir, &AdminRequest::ListVnics { after: None }) {
-        AdminReply::Vnics { vnics, more: false } => vnics,
-        other => panic!("{other:?}"),
-    }
+    let (vnics, next) = vnic_page(run_dir, "");
+    assert_eq!(next, "");
+    vnics
 }
 
 fn check(run_dir: &Path, known: &mut BTreeMap<String, Known>) {

@@ -56,7 +56,6 @@ pub struct NetworkSpec {
     pub range: Option<String>,
     /// Data path between its vNICs.
     #[serde(default)]
-    #[cfg_attr(feature = "schema", schemars(with = "super::schema::DataPath"))]
     pub data_path: DataPath,
     /// Between its vNICs, where no rule says otherwise.
     #[serde(default)]

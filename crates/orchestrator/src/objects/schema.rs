@@ -1,20 +1,7 @@
-//! JSON schemas of what does not derive its own: the quantities, and words of other crates.
+//! JSON schemas of the quantities, which do not derive theirs.
 use super::{BitRate, ByteCount, MessageRate};
 use alloc::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-
-/// As `freeflow_protocol::admin::DataPath` is written.
-#[derive(JsonSchema)]
-#[serde(rename_all = "lowercase")]
-#[allow(dead_code, reason = "only its schema is of use")]
-pub enum DataPath {
-    /// Directly between vNICs of one tenant, else through the router.
-    Auto,
-    /// Directly where that is possible.
-    Direct,
-    /// All through the router, which then counts and limits them itself.
-    Routed,
-}
 
 macro_rules! quantity {
     ($name:ident, $description:literal, $example:literal) => {

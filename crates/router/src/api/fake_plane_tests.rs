@@ -14,7 +14,10 @@ use axum::body::{Body, to_bytes};
 use axum::extract::Extension;
 use axum::http::Request;
 use freeflow_orchestrator::{Reason, Refusal, Revision};
-use freeflow_protocol::admin::{CmId, CmStatus, PeersStatus, QpPath, QpStatus, RouterStatus, WireQp, WireStatus};
+use freeflow_protocol::admin::{
+    CmId, CmStatus, Counters, DataPath, NetworkStatus, PeersStatus, QpPath, QpStatus, RouterStatus, VnicStatus, WireQp,
+    WireStatus,
+};
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
@@ -81,11 +84,55 @@ fn qp(qpn: u32) -> QpStatus {
     }
 }
 
+fn host_vnic(id: &str) -> VnicStatus {
+    VnicStatus {
+        id: id.into(),
+        name: String::new(),
+        network: "red".into(),
+        address: [10, 0, 0, 2].into(),
+        prefix_length: 24,
+        gateway: [10, 0, 0, 1].into(),
+        address6: None,
+        prefix_length6: 0,
+        directory: String::new(),
+        labels: vec![("stays_as_it_is".into(), "so_does_this".into())],
+        session_count: 0,
+        qp_count: 0,
+        mr_count: 0,
+        registered_bytes: 0,
+        worker: 0,
+        failed: None,
+        counters: Counters::default(),
+    }
+}
+
+fn host_network(name: &str) -> NetworkStatus {
+    NetworkStatus {
+        name: name.into(),
+        id: 1,
+        pool: "10.0.0.0/24".into(),
+        gateway: [10, 0, 0, 1].into(),
+        prefix_length: 24,
+        pool6: None,
+        vnic_count: 1,
+        bridge: String::new(),
+        data_path: DataPath::Auto,
+    }
+}
+
 /// Every part of the host; two pages each of those that have pages.
 fn serve_parts(request: ApiRequest) {
     match request {
         ApiRequest::ReadRouter(_, reply) => reply.give(RouterStatus { qp_count: 3, ..RouterStatus::default() }),
         ApiRequest::ReadPeers(_, reply) => reply.give(PeersStatus { strangers: 3, ..PeersStatus::default() }),
+        ApiRequest::PageVnics(call, reply) => match call.after.as_deref() {
+            // A page may be empty and not the last.
+            None => reply.give((Vec::new(), Some("a".into()))),
+            Some(after) => reply.give((vec![host_vnic(after)], None)),
+        },
+        ApiRequest::PageNetworks(call, reply) => {
+            reply.give((vec![host_network(call.after.as_deref().unwrap_or("first"))], Some("red".into())));
+        }
         ApiRequest::PageQps(call, reply) => match (call.vnic.as_deref(), call.after_qpn) {
             (Some("none"), _) => reply.give(None),
             (_, None) => reply.give(Some((vec![qp(7)], true))),
@@ -132,6 +179,13 @@ async fn a_page_says_where_the_next_one_begins() {
         assert_eq!(page.pointer(first), Some(&second.into()), "{page}");
         assert_eq!(page["metadata"]["continue"], "");
     }
+    let (_, page) = get(serve_parts, &format!("{HOST}/vnics?continue=")).await;
+    assert_eq!((&page["items"], &page["metadata"]["continue"]), (&Value::Array(Vec::new()), &"a".into()));
+    let (_, page) = get(serve_parts, &format!("{HOST}/vnics?continue=a")).await;
+    assert_eq!((&page["items"][0]["id"], &page["metadata"]["continue"]), (&"a".into(), &"".into()));
+    assert_eq!(page["items"][0]["labels"][0][0], "stays_as_it_is");
+    let (_, page) = get(serve_parts, &format!("{HOST}/networks?continue=blue")).await;
+    assert_eq!((&page["items"][0]["name"], &page["metadata"]["continue"]), (&"blue".into(), &"red".into()));
     let (_, page) = get(serve_parts, &format!("{HOST}/cm?continue=")).await;
     assert_eq!(page["metadata"]["continue"], "5:7");
     let (_, page) = get(serve_parts, &format!("{HOST}/cm?continue=5:7")).await;
@@ -146,7 +200,7 @@ async fn a_page_says_where_the_next_one_begins() {
 #[tokio::test]
 async fn what_cannot_be_is_refused_before_the_control_thread_is_asked() {
     let asked = |_: ApiRequest| panic!("asked");
-    for part in ["router", "qps", "wire", "cm", "peers"] {
+    for part in ["router", "vnics", "networks", "qps", "wire", "cm", "peers"] {
         let path = format!("{HOST}/{part}");
         assert_eq!(answer(link(asked), tenant(), ("GET", &path, "")).await.0, 403, "{part}");
         assert_eq!(get(asked, &format!("{path}?continues=7")).await.0, 400, "{part}");

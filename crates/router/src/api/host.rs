@@ -1,11 +1,12 @@
-//! Subresources of the Host: what its router, its queue pairs, its wire, its connections and its peers
-//! do now; the faults of its wire; and the data path of a Network.
+//! Subresources of the Host: what its router, its vNICs, networks and queue pairs, its wire, its
+//! connections and its peers do now; the faults of its wire; and the data path of a Network.
 //!
 //! Those who read everything read these; the admin alone changes something, and each change and each
 //! refusal has its line in the audit log.
 use super::failure::Failure;
 use super::plane::{
-    ApiCall, AwaitWorker, InjectFaults, PageConnections, PageQps, PageWire, ReadPeers, ReadRouter, ReloadPeers,
+    ApiCall, AwaitWorker, InjectFaults, PageConnections, PageNetworks, PageQps, PageVnics, PageWire, ReadPeers,
+    ReadRouter, ReloadPeers,
 };
 use super::query::parameters;
 use super::routes::{Answer, Asking, Server, admitted, body_of, change, held, note_refusal, read_turn};
@@ -131,6 +132,35 @@ pub async fn router(
     parameters(query.as_deref(), &[])?;
     let status = ask(&server, &asking, ReadRouter {}).await?;
     Ok(held(document("RouterStatus", None, "status", value_of(&status)?), permit))
+}
+
+/// Where a page of names begins.
+fn name_after(query: Option<&str>) -> Result<Option<String>, Failure> {
+    Ok(parameters(query, &["continue"])?.remove("continue").filter(|text| !text.is_empty()))
+}
+
+pub async fn vnics(
+    State(server): Shared,
+    Extension(asking): Extension<Asking>,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Answer {
+    let permit = begin_read(&server, &asking, (&name, "vnics")).await?;
+    let after = name_after(query.as_deref())?;
+    let (vnics, next) = ask(&server, &asking, PageVnics { after }).await?;
+    Ok(held(document("HostVnicList", Some(next.unwrap_or_default()), "items", value_of(&vnics)?), permit))
+}
+
+pub async fn networks(
+    State(server): Shared,
+    Extension(asking): Extension<Asking>,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Answer {
+    let permit = begin_read(&server, &asking, (&name, "networks")).await?;
+    let after = name_after(query.as_deref())?;
+    let (networks, next) = ask(&server, &asking, PageNetworks { after }).await?;
+    Ok(held(document("HostNetworkList", Some(next.unwrap_or_default()), "items", value_of(&networks)?), permit))
 }
 
 pub async fn qps(

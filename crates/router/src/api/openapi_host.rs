@@ -2,7 +2,9 @@
 use super::BASE;
 use super::openapi::{answer, answers, content, parameter};
 use freeflow_orchestrator::objects::API_VERSION;
-use freeflow_protocol::admin::{CmStatus, PeersStatus, QpStatus, RouterStatus, WireFaults, WireStatus};
+use freeflow_protocol::admin::{
+    CmStatus, NetworkStatus, PeersStatus, QpStatus, RouterStatus, VnicStatus, WireFaults, WireStatus,
+};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
@@ -39,11 +41,22 @@ fn parts(generator: &mut SchemaGenerator) -> Vec<Part> {
     };
     let paged =
         |part: Part, more: Vec<Value>| Part { parameters: [more, vec![page()]].concat(), is_paged: true, ..part };
-    let qps = json!({"type": "array", "items": of::<QpStatus>(generator)});
+    let list = |path, kind, description, item: Value| {
+        let items = json!({"type": "array", "items": item});
+        Part { field: "items", ..whole(path, kind, description, items) }
+    };
     vec![
         whole("router", "RouterStatus", "What the router has and did.", of::<RouterStatus>(generator)),
         paged(
-            Part { field: "items", ..whole("qps", "QpList", "Queue pairs and their paths, in order of number.", qps) },
+            list("vnics", "HostVnicList", "The vNICs of the host, in order of id.", of::<VnicStatus>(generator)),
+            Vec::new(),
+        ),
+        paged(
+            list("networks", "HostNetworkList", "Its networks, in order of name.", of::<NetworkStatus>(generator)),
+            Vec::new(),
+        ),
+        paged(
+            list("qps", "QpList", "Queue pairs and their paths, in order of number.", of::<QpStatus>(generator)),
             vec![vnic],
         ),
         paged(
@@ -119,6 +132,7 @@ pub fn add(settings: SchemaSettings, schemas: &mut Map<String, Value>, paths: &m
     let put = change("setDataPath", "The same as spec.dataPath; answers when QPs at work follow it.", Some(&body));
     paths.insert(format!("{BASE}/networks/{{name}}/dataPath"), json!({"parameters": name, "put": put}));
     for (name, schema) in generator.take_definitions(true) {
-        assert!(schemas.insert(name, schema).is_none(), "two schemas of one name");
+        let before = schemas.insert(name, schema.clone());
+        assert!(before.is_none_or(|before| before == schema), "two schemas of one name");
     }
 }

@@ -12,7 +12,9 @@ use crate::audit::Who;
 use crate::dataplane::meters::PathCounts;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::{Command, Outcome, Refusal, Revision};
-use freeflow_protocol::admin::{CmStatus, PeersStatus, QpStatus, RouterStatus, WireFaults, WireStatus};
+use freeflow_protocol::admin::{
+    CmStatus, NetworkStatus, PeersStatus, QpStatus, RouterStatus, VnicStatus, WireFaults, WireStatus,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -133,6 +135,10 @@ requests! {
     ReadHostMeter {} -> HostMeter;
 
     ReadRouter {} -> RouterStatus;
+    /// A page of the host's vNICs behind this id, in order of id, and where the next page begins.
+    PageVnics { after: Option<String> } -> (Vec<VnicStatus>, Option<String>);
+    /// The same of its networks, by name.
+    PageNetworks { after: Option<String> } -> (Vec<NetworkStatus>, Option<String>);
     /// A page of QPs, of one vNIC or of all, and whether there are more. `None`: no such vNIC.
     PageQps { vnic: Option<String>, after_qpn: Option<u32> } -> Option<(Vec<QpStatus>, bool)>;
     /// With a page of QPs, and whether there are more.

@@ -83,6 +83,8 @@ fn subresources() -> Router<Arc<Server>> {
     let of_host = |part: &str| format!("{BASE}/hosts/{{name}}/{part}");
     Router::new()
         .route(&of_host("router"), get(host::router))
+        .route(&of_host("vnics"), get(host::vnics))
+        .route(&of_host("networks"), get(host::networks))
         .route(&of_host("qps"), get(host::qps))
         .route(&of_host("wire"), get(host::wire))
         .route(&of_host("wire/faults"), put(host::put_faults).delete(host::delete_faults))

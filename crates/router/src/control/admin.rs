@@ -10,24 +10,16 @@ use crate::base::log::{info, warning};
 use crate::base::slab::Key;
 use crate::control::admin_connection::{AdminConnection, AdminDone};
 use crate::control::thread::{Control, Topic};
-use crate::dataplane::command::{Ask, ReadVnics};
-use freeflow_engine::VnicId;
-use freeflow_hostnet::inventory::{Inventory, Vnic};
+use crate::dataplane::command::Ask;
 use freeflow_orchestrator::{Command, Refusal};
-use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest, NetworkStatus};
+use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL};
 use freeflow_shm::{fd, monotonic_ns};
 use rustix::event::epoll;
 use std::io;
-use std::net::IpAddr;
-use std::ops::Bound;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// vNICs of one page.
-const PAGE_VNICS_MAX: usize = 64;
-/// A page ends when its vNICs take this much, so that the message surely fits.
-const PAGE_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
 const CONNECTION_COUNT_MAX: usize = 64;
 
 impl Control {
@@ -156,8 +148,6 @@ impl Control {
             }
             AdminRequest::Detach { id } => return self.detach(key, &id),
             AdminRequest::Occupy { id, container, occupied } => self.occupy(key, &id, container, occupied),
-            AdminRequest::ListVnics { after } => return self.list_vnics(key, after),
-            AdminRequest::ListNetworks => AdminReply::Networks { networks: self.network_statuses() },
             AdminRequest::Capture { packet_count_max, seconds_max } => {
                 return self.capture(key, None, (packet_count_max, seconds_max));
             }
@@ -184,52 +174,5 @@ impl Control {
             control.finish_admin(key, AdminDone::Reply(reply));
         });
         AdminDone::Later
-    }
-
-    fn list_vnics(&mut self, key: Key, after: Option<String>) -> AdminDone {
-        let from = after.clone().map_or(Bound::Unbounded, Bound::Excluded);
-        let range = self.vnics_by_id.range::<String, _>((from, Bound::Unbounded));
-        let keys: Vec<Key> = range.take(PAGE_VNICS_MAX + 1).map(|(_, &key)| key).collect();
-        // Those that end meanwhile make no page the last one: who takes the rest for gone would end what is there.
-        let mut more = keys.len() > PAGE_VNICS_MAX;
-        let (keys, ids): (Vec<Key>, Vec<VnicId>) =
-            keys.into_iter().filter_map(|key| Some((key, self.vnics.get(key)?.engine_id))).unzip();
-        let command = ReadVnics { vnics: ids, counts_direct: after.is_none() };
-        self.ask_for(key, command, move |control, numbers| {
-            let (mut vnics, mut bytes) = (Vec::new(), 0);
-            for (key, numbers) in keys.into_iter().zip(&numbers) {
-                let Some(status) = control.vnic_status(key, numbers) else { continue };
-                bytes += freeflow_protocol::encode(&status).len();
-                if !vnics.is_empty() && (vnics.len() == PAGE_VNICS_MAX || bytes > PAGE_BYTES_MAX) {
-                    more = true;
-                    break;
-                }
-                vnics.push(status);
-            }
-            AdminReply::Vnics { vnics, more }
-        })
-    }
-
-    /// The inventory that the host's bridges, interfaces and CDI files are compared with.
-    pub(crate) fn host_inventory(&self) -> Inventory {
-        let records = self.vnics_by_id.values().filter_map(|&key| Some(&self.vnics.get(key)?.record));
-        let vnics = records.map(|record| Vnic::new(&record.id, &record.network, &record.labels)).collect();
-        Inventory { networks: self.network_statuses(), vnics }
-    }
-
-    fn network_statuses(&self) -> Vec<NetworkStatus> {
-        let networks = self.state.networks().map(|network| NetworkStatus {
-            name: network.name().into(),
-            id: network.id.0,
-            pool: network.pool.to_string(),
-            gateway: IpAddr::V4(network.gateway()),
-            prefix_length: network.pool.prefix_length(),
-            pool6: network.pool6.map(|pool| pool.to_string()),
-            vnic_count: network.vnic_count(),
-            // Other networks' bridges are made by who plugs vNICs into them.
-            bridge: network.own_bridge.clone().unwrap_or_default(),
-            data_path: network.object.spec.data_path,
-        });
-        networks.collect()
     }
 }

@@ -17,6 +17,7 @@ pub mod direct_admin;
 pub mod external;
 pub mod external_admin;
 pub mod feeding;
+pub mod host_lists;
 pub mod host_status;
 pub mod imports;
 pub mod inbox;

@@ -4,7 +4,9 @@ pub mod cm;
 pub mod hosts;
 pub mod process;
 
-use freeflow_protocol::admin::{AdminReply, AdminRequest, PeersStatus, QpStatus, RouterStatus, VnicStatus};
+use freeflow_protocol::admin::{
+    AdminReply, AdminRequest, NetworkStatus, PeersStatus, QpStatus, RouterStatus, VnicStatus,
+};
 use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES, Reply, Request, WITHDRAWAL_TIME_MAX_MS, Welcome};
 use freeflow_protocol::version::VersionRange;
 use freeflow_protocol::{PROTOCOL, encode};
@@ -200,6 +202,15 @@ pub fn router_status(run_dir: &Path) -> RouterStatus {
 
 pub fn peers_status(run_dir: &Path) -> PeersStatus {
     part(run_dir, "peers", "status").0
+}
+
+/// A page of vNICs behind an id, and where the next one begins.
+pub fn vnic_page(run_dir: &Path, after: &str) -> (Vec<VnicStatus>, String) {
+    part(run_dir, &format!("vnics?continue={after}"), "items")
+}
+
+pub fn networks(run_dir: &Path) -> Vec<NetworkStatus> {
+    part(run_dir, "networks", "items").0
 }
 
 /// A page of QPs, and whether there are more.

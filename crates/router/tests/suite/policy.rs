@@ -1,6 +1,6 @@
 //! Which way messages within a host may go, as the admin interface sets and shows it; what outlives the router.
-use crate::common::{BASE, Host, config, host_path, qps};
-use freeflow_protocol::admin::{AdminReply, AdminRequest, DataPath, QpPath, QpStatus};
+use crate::common::{BASE, Host, config, host_path, networks, qps};
+use freeflow_protocol::admin::{DataPath, QpPath, QpStatus};
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_router::Router;
 use freeflow_shm::layout::channel;
@@ -14,10 +14,7 @@ fn set(host: &Host, network: &str, path: DataPath) -> u16 {
 }
 
 fn data_path(host: &Host) -> DataPath {
-    match host.admin(&AdminRequest::ListNetworks) {
-        AdminReply::Networks { networks } => networks[0].data_path,
-        other => panic!("{other:?}"),
-    }
+    networks(&host.run_dir())[0].data_path
 }
 
 fn page(host: &Host, vnic: Option<&str>, after_qpn: Option<u32>) -> (Vec<QpStatus>, bool) {
