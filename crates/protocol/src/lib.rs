@@ -28,6 +28,7 @@
 extern crate alloc;
 
 pub mod admin;
+pub mod attachment;
 pub mod cm;
 pub mod library;
 pub mod peer;

@@ -1,4 +1,5 @@
 //! Configuration with which a router is started.
+use crate::attachment::near_halves::NearHalves;
 pub use crate::base::mode::Mode;
 use crate::dataplane::wire_options::WireOptions;
 use crate::memory::copy_threads::MoverOptions;
@@ -19,6 +20,8 @@ pub struct Config {
     pub state_dir: Option<PathBuf>,
     /// The process that changes the host's network when networks have come or gone.
     pub network_reconciler: Option<ReconcilerProcess>,
+    /// For tests: where vNICs have their near halves; the router reaches their processes itself, if nowhere.
+    pub near_halves: Option<NearHalves>,
     pub mode: Mode,
     /// The copy threads.
     pub movers: MoverOptions,

@@ -128,6 +128,7 @@ fn run(arguments: Arguments) -> io::Result<()> {
         run_dir,
         state_dir: arguments.state_dir.map(std::path::absolute).transpose()?,
         network_reconciler: reconciler,
+        near_halves: None,
         mode: arguments.mode,
         movers: MoverOptions { workers: arguments.workers, move_bytes_min: arguments.move_bytes_min },
         cpu: arguments.cpu,

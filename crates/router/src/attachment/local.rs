@@ -77,6 +77,10 @@ impl Attachment for Local {
     fn take_waiting(&self) -> Box<dyn Any + Send> {
         Box::new(self.identifiers.take_waiting())
     }
+
+    fn has_ended(&self) -> bool {
+        false
+    }
 }
 
 /// A process of this host.

@@ -4,13 +4,20 @@
 //! libraries get their events. An [`AttachedProcess`] is a connection's: its memory by address, its
 //! threads, its end.
 //!
-//! - [`local`]: the router shares a kernel with the processes;
-//! - [`identify`]: the threads that look at them.
+//! - [`local`]: the router shares a kernel with the processes ([`identify`]: the threads that look at them);
+//! - [`remote`]: another process does, the vNIC's near half, at the other end of a stream ([`relay`]: events);
+//! - [`near`]: that near half; [`near_halves`]: those of a router, for tests.
 //!
 //! Memory that router and process share (segments, rings) needs none of this.
 
 pub mod identify;
 pub mod local;
+pub mod near;
+pub mod near_halves;
+pub mod relay;
+pub mod remote;
+#[cfg(test)]
+mod remote_tests;
 
 use crate::admission::account::Charge;
 use crate::memory::freezer::{Answer, Order};
@@ -51,6 +58,9 @@ pub trait Attachment: Send + Sync {
 
     /// The vNIC ends: gives back what holds peers at which nobody has begun to look.
     fn take_waiting(&self) -> Box<dyn Any + Send>;
+
+    /// Nothing is reached by it any more: another one takes its place.
+    fn has_ended(&self) -> bool;
 }
 
 /// The process of one connection.

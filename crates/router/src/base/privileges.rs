@@ -40,6 +40,7 @@ pub enum Kind {
     Main,
     Api,
     ApiDisk,
+    Attachment,
     Audit,
     Capture,
     Closer,
@@ -56,10 +57,11 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Main,
         Self::Api,
         Self::ApiDisk,
+        Self::Attachment,
         Self::Audit,
         Self::Capture,
         Self::Closer,
@@ -81,6 +83,7 @@ impl Kind {
             Self::Main => "freeflow-router",
             Self::Api => "ff-api",
             Self::ApiDisk => "ff-api-disk",
+            Self::Attachment => "ff-attachment",
             Self::Audit => "ff-audit",
             Self::Capture => "ff-capture",
             Self::Closer => "ff-closer",

@@ -334,6 +334,7 @@ fn purposes(kind: Kind) -> &'static [&'static [Call]] {
         Kind::Main => &[EVENTS, FILES, FILES_CHANGED],
         Kind::Api => &[EVENTS, FILES, SOCKETS, PROCESSES],
         Kind::ApiDisk | Kind::Audit | Kind::Store | Kind::Sysfs => &[FILES, FILES_CHANGED],
+        Kind::Attachment => &[EVENTS, SOCKETS],
         Kind::Capture => &[],
         // Closes; the sockets and files are a tenant's.
         Kind::Closer => &[],
@@ -353,7 +354,9 @@ fn begun_by(kind: Kind) -> &'static [Kind] {
     match kind {
         Kind::Api => &[Kind::ApiDisk],
         // Also what a job that it runs in the worker's place begins.
-        Kind::Control => &[Kind::Capture, Kind::Closer, Kind::Fallback, Kind::Holder, Kind::Identify, Kind::Store],
+        Kind::Control => {
+            &[Kind::Attachment, Kind::Capture, Kind::Closer, Kind::Fallback, Kind::Holder, Kind::Identify, Kind::Store]
+        }
         Kind::Worker => &[Kind::Closer, Kind::Fallback],
         _ => &[],
     }

@@ -77,6 +77,7 @@ impl Control {
 
     /// Takes the socket if it can be served. Nothing here waits for the process.
     fn begin_connection(&mut self, vnic: Key, offered: &mut Option<OwnedFd>) -> io::Result<()> {
+        self.renew_attachment(vnic)?;
         let own = self.own.clone();
         let entry = self.vnics.get_mut(vnic).ok_or_else(|| io::Error::other("the vNIC was detached"))?;
         // Twice: the limit itself is refused by a reply to Hello.

@@ -41,6 +41,11 @@ pub(crate) enum Message {
         newcomer: Box<Newcomer>,
         process: io::Result<Box<dyn AttachedProcess>>,
     },
+    /// What a vNIC's processes were reached by has ended by itself.
+    AttachmentEnded {
+        vnic: String,
+        reason: &'static str,
+    },
     /// A connection's order about its threads was carried out, or can't be.
     ThreadsFrozen {
         connection: Key,

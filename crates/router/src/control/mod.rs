@@ -9,6 +9,7 @@ pub mod admin_connection;
 pub mod api_objects;
 pub mod api_requests;
 pub mod apply;
+pub mod attaching;
 pub mod cm;
 pub mod continuations;
 pub mod device;

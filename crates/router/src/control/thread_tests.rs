@@ -64,6 +64,7 @@ fn config(directory: &Path) -> Config {
         run_dir: directory.to_owned(),
         state_dir: None,
         network_reconciler: None,
+        near_halves: None,
         mode: Mode::LowCpu,
         movers: MoverOptions::default(),
         cpu: None,

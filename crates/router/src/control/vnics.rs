@@ -4,7 +4,6 @@
 //! alone. The socket is open to every user: being able to reach it is the permission. A restarted
 //! router puts a new socket into the same directory, so that mounts stay valid.
 use crate::admission::account::Account;
-use crate::attachment::local::Local;
 use crate::base::deferred_drop::Closer;
 use crate::base::log::{Lines, info, warning};
 use crate::base::slab::Key;
@@ -168,7 +167,7 @@ impl Control {
             engine_id,
             listener,
             cm,
-            attachment: Arc::new(Local::new(account.clone(), closer.clone())),
+            attachment: self.new_attachment(&id, account.clone(), closer.clone())?,
             account,
             closer,
             identifying: 0,

@@ -82,6 +82,7 @@ pub fn config(directory: &Path, limits: VnicLimits) -> Config {
         metrics_listen: None,
         state_dir: None,
         network_reconciler: None,
+        near_halves: near_halves(),
         machine_dir: directory.join("machine"),
     }
 }
@@ -90,6 +91,12 @@ pub fn config(directory: &Path, limits: VnicLimits) -> Config {
 fn movers() -> freeflow_router::MoverOptions {
     let workers = std::env::var("FREEFLOW_TEST_WORKERS").ok().map(|count| count.parse().unwrap());
     freeflow_router::MoverOptions { workers, move_bytes_min: workers.map(|_| 1) }
+}
+
+/// FREEFLOW_TEST_ATTACHMENT=remote: vNICs have near halves, which are threads of this process.
+fn near_halves() -> Option<freeflow_router::NearHalves> {
+    let is_remote = std::env::var("FREEFLOW_TEST_ATTACHMENT").is_ok_and(|attachment| attachment == "remote");
+    is_remote.then(|| freeflow_router::NearHalves::in_this_process().unwrap())
 }
 
 /// (The router ends before its directory goes: it would make again in it what it still writes.)

@@ -1,0 +1,51 @@
+//! How the control thread has a vNIC's processes reached: the attachment of each, and what becomes of the vNIC when it ends.
+use crate::admission::account::Account;
+use crate::attachment::Attachment;
+use crate::attachment::local::Local;
+use crate::attachment::remote::{ANSWER_TIME_MAX, Remote};
+use crate::base::deferred_drop::Closer;
+use crate::base::log::warning;
+use crate::base::slab::Key;
+use crate::control::message::Message;
+use crate::control::thread::Control;
+use std::io;
+use std::sync::Arc;
+
+impl Control {
+    /// As this router has it, for the vNIC of this name.
+    ///
+    /// # Errors
+    /// The process of the near halves has ended, or there is no thread or descriptor to be had.
+    pub(crate) fn new_attachment(
+        &self,
+        id: &str,
+        account: Arc<Account>,
+        closer: Arc<Closer>,
+    ) -> io::Result<Arc<dyn Attachment>> {
+        let Some(near_halves) = &self.config.near_halves else { return Ok(Arc::new(Local::new(account, closer))) };
+        let (own, vnic) = (self.own.clone(), id.to_owned());
+        let ended = move |reason| own.send(Message::AttachmentEnded { vnic, reason });
+        Ok(Arc::new(Remote::start(near_halves.open(id)?, ANSWER_TIME_MAX, ended)?))
+    }
+
+    /// A vNIC whose attachment has ended gets another one, for who connects now.
+    pub(crate) fn renew_attachment(&mut self, key: Key) -> io::Result<()> {
+        let Some(entry) = self.vnics.get(key).filter(|entry| entry.attachment.has_ended()) else { return Ok(()) };
+        let renewed = self.new_attachment(&entry.record.id, entry.account.clone(), entry.closer.clone())?;
+        if let Some(entry) = self.vnics.get_mut(key) {
+            entry.attachment = renewed;
+        }
+        Ok(())
+    }
+
+    /// The vNIC fails, as when the worker gives it up: it takes sessions again.
+    pub(crate) fn handle_attachment_ended(&mut self, vnic: &str, reason: &'static str) {
+        let entry = self.vnics_by_id.get(vnic).and_then(|&key| self.vnics.get_mut(key));
+        // Another one of this name, perhaps, or with another attachment by now.
+        let Some(entry) = entry.filter(|entry| entry.attachment.has_ended()) else { return };
+        entry.failed = Some(reason);
+        warning!("vNIC failed", vnic = vnic, reason = reason);
+        self.tell_phase(vnic);
+        self.close_connections_of(vnic);
+    }
+}
