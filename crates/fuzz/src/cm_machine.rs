@@ -82,7 +82,7 @@ struct Owned {
     mad: Vec<u8>,
 }
 
-/// What one machine has around it.
+/// Surroundings of one machine.
 struct Surroundings {
     host: usize,
     random: u32,
@@ -387,7 +387,7 @@ impl World {
         }
     }
 
-    /// What an environment has to say, and ends.
+    /// An environment's events, and ends.
     fn disturb(&mut self, choice: u8) {
         let host = usize::from(choice) % HOST_COUNT;
         let of = vnic(host, u64::from(choice >> 4) % VNICS_PER_HOST);

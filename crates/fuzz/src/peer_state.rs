@@ -1,4 +1,4 @@
-//! What a router believes of other hosts: connections that come and go, messages of hosts that lie,
+//! A router's state of other hosts: connections that come and go, messages of hosts that lie,
 //! networks and vNICs of its own, another peers file, and time, in any order.
 use crate::bytes::Input;
 use freeflow_engine::{HostId, PeerInfo};
@@ -68,7 +68,7 @@ struct World {
     last_network: u32,
     networks: BTreeMap<&'static str, NetworkId>,
     own: BTreeSet<(&'static str, Gid)>,
-    /// What the updates come to, as the worker has it.
+    /// Result of the updates, as the worker has it.
     routes: BTreeMap<(NetworkId, Gid), HostId>,
     groups: BTreeMap<(HostId, NetworkId, Gid), Qpn>,
     up: BTreeSet<HostId>,
@@ -219,7 +219,7 @@ impl World {
         Some(())
     }
 
-    /// What the worker and the control thread have to say.
+    /// Input of the worker and the control thread.
     fn tell(&mut self, which: u8, number: u32) {
         let (host, qpn) = (self.host(which & 3), Qpn(number & Qpn::MASK));
         let network = NetworkId(number & 7);

@@ -21,92 +21,57 @@ pub const ACCESS_BYTES_MAX: usize = 32 * 1024;
 /// Longest record of an event channel, bytes.
 pub const RECORD_BYTES_MAX: usize = 16 * 1024;
 
-/// To the near half.
+/// To the near half. `request`, `process` and `channel` are numbers that the router gave; `address`
+/// is one of the process.
+#[allow(missing_docs, reason = "fields are explained at the enum and at each variant")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Looks at a process that connected, which has this number from then on.
-    Identify {
-        request: u64,
-        pid: i32,
-        uid: u32,
-        gid: u32,
-    },
+    /// Looks at a process that connected, whose number is `request` from then on.
+    Identify { request: u64, pid: i32, uid: u32, gid: u32 },
     /// The connection has ended: its frozen threads go on.
-    LetGo {
-        process: u64,
-    },
+    LetGo { process: u64 },
     /// The number names nothing any more.
-    Forget {
-        process: u64,
-    },
-    /// Answered with as many bytes.
-    Read {
-        request: u64,
-        process: u64,
-        address: u64,
-        length: u32,
-    },
-    Write {
-        request: u64,
-        process: u64,
-        address: u64,
-        bytes: Vec<u8>,
-    },
-    /// On eight bytes; answered with what was there before.
-    Atomic {
-        request: u64,
-        process: u64,
-        address: u64,
-        operation: AtomicOperation,
-    },
-    /// Freezes all threads but one, by its ID in its own PID namespace; `quiet`: accesses to the memory wait as long.
-    Freeze {
-        request: u64,
-        process: u64,
-        thread: u32,
-        quiet: bool,
-    },
-    Release {
-        request: u64,
-        process: u64,
-    },
+    Forget { process: u64 },
+    /// Reads the process' memory; answered with `length` bytes.
+    Read { request: u64, process: u64, address: u64, length: u32 },
+    /// Writes the process' memory.
+    Write { request: u64, process: u64, address: u64, bytes: Vec<u8> },
+    /// Changes eight bytes; answered with their value before.
+    Atomic { request: u64, process: u64, address: u64, operation: AtomicOperation },
+    /// Freezes all threads but one, by its ID in its own PID namespace; `quiet`: accesses to the
+    /// memory wait as long.
+    Freeze { request: u64, process: u64, thread: u32, quiet: bool },
+    /// Lets the frozen threads go on.
+    Release { request: u64, process: u64 },
     /// An event channel has this number from now on.
-    OpenChannel {
-        channel: u64,
-    },
-    Event {
-        channel: u64,
-        record: Vec<u8>,
-    },
+    OpenChannel { channel: u64 },
+    /// A record for the channel's reader.
+    Event { channel: u64, record: Vec<u8> },
     /// Its reader meets the end of file, after what was sent.
-    CloseChannel {
-        channel: u64,
-    },
+    CloseChannel { channel: u64 },
 }
 
-/// From the near half, which may lie.
+/// From the near half, which may lie. Numbers are those of [`Request`].
+#[allow(missing_docs, reason = "fields are explained at the enum and at each variant")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
-    Done {
-        request: u64,
-        outcome: Result<Answer, VerbsError>,
-    },
-    ProcessEnded {
-        process: u64,
-    },
+    /// Result of a request; an error is the access' or the process'.
+    Done { request: u64, outcome: Result<Answer, VerbsError> },
+    /// The process has ended.
+    ProcessEnded { process: u64 },
     /// The event is where its reader finds it: the next one may come.
-    EventTaken {
-        channel: u64,
-    },
+    EventTaken { channel: u64 },
     /// Nobody reads the channel any more.
-    ChannelClosed {
-        channel: u64,
-    },
+    ChannelClosed { channel: u64 },
 }
 
+/// Answer to a request that was carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
+    /// To all requests without another answer.
     Done,
+    /// To [`Request::Read`].
     Bytes(Vec<u8>),
+    /// To [`Request::Atomic`]: the value before.
     Value(u64),
 }

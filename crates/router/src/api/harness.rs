@@ -1,20 +1,15 @@
 //! The routes of the REST server without a router behind them, for tests of any request (`crates/fuzz`).
 //!
-//! The control thread and the worker never answer: the runtime's clock must be paused, so that nobody waits for
-//! them. Nothing is written anywhere.
+//! The control thread and the worker never answer: the runtime's clock must be paused, so that
+//! nobody waits for them. Nothing is written anywhere.
 use super::caller::{Caller, Role};
 use super::health::Probes;
 use super::link::Link;
+use super::plane::ApiRequest;
 use super::routes::{Asking, Server, closed_router, router};
 use super::users::Users;
 use super::watch::History;
 use crate::audit::{Audit, Who};
-use crate::base::wake::Waker;
-use crate::control::health::Health;
-use crate::control::message::{ControlHandle, Message};
-use crate::control::thread::Control;
-use crate::dataplane::command::Submission;
-use crate::dataplane::handle::WorkerHandle;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::Extension;
@@ -22,10 +17,9 @@ use axum::http::Request;
 use freeflow_orchestrator::Revision;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
-use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, oneshot};
 
 /// Not there, so that probes of the disk fail.
 const NO_DIRECTORY: &str = "/proc/self/no-directory";
@@ -48,36 +42,35 @@ pub struct HarnessAnswer {
     /// HTTP status code.
     pub code: u16,
     pub body: Vec<u8>,
-    /// Questions to the control thread.
-    pub question_count: usize,
+    /// Requests to the control thread.
+    pub request_count: usize,
 }
 
 /// A server that asks nobody.
 pub struct Harness {
     open: Router,
     closed: Router,
-    questions: Receiver<Message<Control>>,
+    requests: Receiver<ApiRequest>,
     /// Open, and not read.
-    _commands: Receiver<Submission>,
+    _probes: Receiver<oneshot::Sender<()>>,
 }
 
 impl Harness {
     /// `host`: the name of the Host.
-    pub fn new(host: &str) -> io::Result<Self> {
-        let ((messages, questions), (commands, _commands)) = (channel(), channel());
-        let waker = Arc::new(Waker::new()?);
-        let control = ControlHandle { messages, waker: waker.clone() };
-        let link = Link::new(control, WorkerHandle { commands, waker, lock: Arc::default() });
+    pub fn new(host: &str) -> Self {
+        let ((control, requests), (worker, _probes)) = (channel(), channel());
+        // Each fails only when the harness has ended.
+        let link = Link::new(move |request| drop(control.send(request)), move |probe| drop(worker.send(probe)));
         let server = Arc::new(Server {
             link,
             history: History::new(Revision(1)),
             audit: Audit::default(),
             lane: Mutex::new(()),
             reads: Mutex::new(()),
-            probes: Probes::new(NO_DIRECTORY.into(), NO_DIRECTORY.into(), Health::default()),
+            probes: Probes::new(NO_DIRECTORY.into(), NO_DIRECTORY.into()),
             host: host.into(),
         });
-        Ok(Self { open: router(server.clone()), closed: closed_router(server), questions, _commands })
+        Self { open: router(server.clone()), closed: closed_router(server), requests, _probes }
     }
 
     /// Answers a request, read to the end. `None`: method or address can't be of any request.
@@ -100,6 +93,6 @@ impl Harness {
         };
         let code = response.status().as_u16();
         let body = to_bytes(response.into_body(), usize::MAX).await.ok()?.to_vec();
-        Some(HarnessAnswer { code, body, question_count: self.questions.try_iter().count() })
+        Some(HarnessAnswer { code, body, request_count: self.requests.try_iter().count() })
     }
 }

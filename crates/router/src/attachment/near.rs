@@ -53,7 +53,7 @@ impl Router {
 
 type Process = Arc<dyn AttachedProcess>;
 
-/// What came of looking at a process, by the number that the router gave it.
+/// Result of identifying a process, by the number that the router gave it.
 type Looked = (u64, io::Result<Box<dyn AttachedProcess>>);
 
 /// From the threads that look at processes to the stream's, which watches them.
@@ -106,14 +106,14 @@ fn access(accesses: &Receiver<Access>, router: &Router) {
 /// An event channel of a library.
 struct Channel {
     write: OwnedFd,
-    /// What its reader has made no room for.
+    /// Bytes for which its reader has made no room.
     owed: Option<Vec<u8>>,
 }
 
 struct Near {
     router: Router,
     local: Local,
-    /// What the connections hold.
+    /// Memory that the connections hold.
     account: Arc<Account>,
     epoll: Arc<OwnedFd>,
     found: Arc<Found>,

@@ -61,7 +61,7 @@ impl Relays {
         std::mem::replace(&mut relay.is_away, false)
     }
 
-    /// What is to be said to the near half, if it may be said now.
+    /// Next request to the near half, if one may be sent now.
     pub fn next(&mut self, channel: u64) -> Option<Request> {
         let relay = self.relays.get_mut(&channel)?;
         if relay.is_away {

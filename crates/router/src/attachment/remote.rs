@@ -31,7 +31,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What is not answered by then fails the vNIC.
+/// A request without an answer by then fails the vNIC.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
 /// Messages that may wait for a near half that does not read: more than an honest vNIC's processes can cause.
 const OUTGOING_COUNT_MAX: usize = 16_384;
@@ -83,7 +83,7 @@ impl State {
     }
 }
 
-/// What all threads have of a stream. Nobody waits with the lock held.
+/// State of a stream, for all threads. Nobody waits with the lock held.
 struct Shared {
     state: Mutex<State>,
     wake: Doorbell,
@@ -324,7 +324,7 @@ fn offset(address: u64, piece: usize) -> io::Result<u64> {
     address.checked_add((piece * ACCESS_BYTES_MAX) as u64).ok_or_else(beyond)
 }
 
-/// What the thread of a stream has.
+/// State of a stream's thread.
 struct Thread {
     shared: Arc<Shared>,
     stream: OwnedFd,

@@ -135,14 +135,14 @@ fn memory_is_reached_through_a_near_half() {
     assert_eq!(read, bytes);
     read.reverse();
     memory.write(&read, address).unwrap();
-    // What another process writes is not for the compiler to foresee.
+    // The compiler can't foresee another process' writes.
     assert_eq!(std::hint::black_box(&mut bytes), &read);
     let counter = std::sync::atomic::AtomicU64::new(40);
     let at = std::ptr::from_ref(&counter).addr() as u64;
     assert_eq!(memory.atomic(at, AtomicOperation::FetchAdd { add: 2 }).unwrap(), 40);
     assert_eq!(memory.atomic(at, AtomicOperation::CompareSwap { compare: 42, swap: 7 }).unwrap(), 42);
     assert_eq!(counter.load(std::sync::atomic::Ordering::Relaxed), 7);
-    // What is not there is an error of that access.
+    // Memory that is not there is an error of that access.
     assert!(memory.read(&mut [0; 8], 8).is_err() && memory.write(&[0; 8], 8).is_err());
     assert!(memory.read(&mut read, u64::MAX - 8).is_err());
     memory.read(&mut read, address).unwrap();
@@ -203,7 +203,7 @@ fn events_pass_in_order_and_wait_where_nobody_reads() {
     assert!(send_record(&other_write, &[7]));
     assert_eq!(next(&other_read), [7]);
     (0..sent).for_each(|number| assert_eq!(next(&read), number.to_le_bytes()));
-    // What was sent comes before the end of file.
+    // Records that were sent come before the end of file.
     assert!(send_record(&write, &[1]) && send_record(&write, &[2]) && send_record(&write, &[3]));
     drop(write);
     assert_eq!([next(&read), next(&read), next(&read), next(&read)], [vec![1], vec![2], vec![3], vec![]]);
@@ -258,7 +258,8 @@ fn who_does_not_read_fails() {
     assert_eq!(half.why(), "its near half does not read");
 }
 
-/// What a near half says that no near half says, when it is asked to read 8 bytes and has an event channel.
+/// A message that no honest near half sends, when it is asked to read 8 bytes and has an event
+/// channel.
 fn lie(half: &Half, number: u64, channel: u64, which: usize) {
     let done = |outcome| half.say(&Report::Done { request: number, outcome });
     let stray = |request| half.say(&Report::Done { request, outcome: Ok(Answer::Done) });
@@ -308,7 +309,7 @@ fn what_names_nothing_is_passed_over() {
     half.say(&Report::ProcessEnded { process: number });
     until("its own end", || has_ended(process.end()).then_some(()));
     assert!(!half.remote.has_ended());
-    // What a program no longer has is forgotten there, once.
+    // A process that has gone is forgotten there, once.
     let memory = process.memory();
     drop(process);
     drop(memory);

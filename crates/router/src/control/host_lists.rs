@@ -37,7 +37,7 @@ fn describe(network: &NetworkEntry) -> NetworkStatus {
 }
 
 impl Control {
-    /// What the host's bridges, interfaces and CDI files are compared with.
+    /// The inventory that the host's bridges, interfaces and CDI files are compared with.
     pub(crate) fn host_inventory(&self) -> Inventory {
         let records = self.vnics_by_id.values().filter_map(|&key| Some(&self.vnics.get(key)?.record));
         let vnics = records.map(|record| Vnic::new(&record.id, &record.network, &record.labels)).collect();

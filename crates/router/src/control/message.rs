@@ -41,7 +41,7 @@ pub(crate) enum Message {
         newcomer: Box<Newcomer>,
         process: io::Result<Box<dyn AttachedProcess>>,
     },
-    /// What a vNIC's processes were reached by has ended by itself.
+    /// A vNIC's attachment has ended by itself.
     AttachmentEnded {
         vnic: String,
         reason: &'static str,
