@@ -99,7 +99,7 @@ container_field() {
 
 # The router's own counters, which come before those of the vNICs.
 counter() { freeflow status -o json | awk -v field="\"$1\":" '$1 == field { gsub(/,/, "", $2); print $2; exit }'; }
-counters() { echo "$(counter messages) $(counter bytes) $(counter fallback_bytes)"; }
+counters() { echo "$(counter messages) $(counter bytes) $(counter slow_path_bytes)"; }
 
 # Waits until something in the container listens on the port, seen from outside.
 await_port() {
@@ -123,7 +123,7 @@ show_bytes() {
     read -ra before <<<"$1"
     read -ra after <<<"$2"
     echo "   $((after[0] - before[0])) messages with $(human $((after[1] - before[1]))) went from one container's" \
-        "memory to the other's; through the fallback: $(human $((after[2] - before[2])))"
+        "memory to the other's; through the slow path: $(human $((after[2] - before[2])))"
 }
 
 # ---- two `freeflow run` containers

@@ -80,12 +80,12 @@ def ucx(host, server, client, transports):
         # UCX watches mappings by functions of its own: its memory is zero-copy all the same. On a busy machine its threads can't
         # always be held in time.
         for last in (False, False, True):
-            before = host.status()["counters"]["fallback_bytes"]
+            before = host.status()["counters"]["slow_path_bytes"]
             one_of_ucx(server, client, transports, *test)
-            bytes_ = host.status()["counters"]["fallback_bytes"] - before
+            bytes_ = host.status()["counters"]["slow_path_bytes"] - before
             if bytes_ == 0:
                 break
-            need(not last, f"{test[0]}: {bytes_} bytes through the fallback")
+            need(not last, f"{test[0]}: {bytes_} bytes through the slow path")
 
 
 def one_of_ucx(server, client, transports, test, bytes_, count):

@@ -140,7 +140,7 @@ def killed_both(server, client):
     return note
 
 
-# ---- what programs are told
+# ---- what programs are notified of
 
 
 def private_data(server, client):
@@ -233,7 +233,7 @@ def death_of_the_router(host, server, client):
         notes = []
         for name, waiter in waiting.items():
             words = cm.finish(waiter, 20).strip().splitlines()[-1].split()
-            need(words[:2] == ["told", "RDMA_CM_EVENT_DEVICE_REMOVAL"], f"{name} was told {words}")
+            need(words[:2] == ["event", "RDMA_CM_EVENT_DEVICE_REMOVAL"], f"{name} reported {words}")
             seconds = (int(words[2]) - died_ns) / 1e9
             need(seconds < LEARNED_SECONDS_MAX, f"{name} learned it after {seconds:.1f} s")
             notes.append(f"{name} {seconds * 1000:.1f} ms")

@@ -98,12 +98,12 @@ def life_of_an_object(host):
 
 
 def several_deleted(host):
-    """A dry run tells what the real one does; where something else uses one, nothing goes."""
+    """A dry run reports what the real one does; where something else uses one, nothing goes."""
     both = RED + "---\napiVersion: freeflow.io/v1\nkind: Vnic\nmetadata: {name: v}\nspec: {network: red}\n"
     apply(host, both)
     path = host.directory / "objects.yaml"
-    told = host.freeflow("delete", "-f", path, "--dry-run")
-    need(told.splitlines() == ["vnic/v deleted (dry run)", "network/red deleted (dry run)"], told)
+    reported = host.freeflow("delete", "-f", path, "--dry-run")
+    need(reported.splitlines() == ["vnic/v deleted (dry run)", "network/red deleted (dry run)"], reported)
     apply(host, both.replace("name: v", "name: other"))
     path.write_text(both)
     for options in ([], ["--dry-run"]):
@@ -151,7 +151,7 @@ def router_killed(host):
     watch.wait_for_output("red")
     subprocess.run(["kill", "-9", str(host.router_pid())], check=True)
     need(watch.wait(20) == 1, watch.output())
-    need("no router is running" in host.freeflow("get", "networks", codes=(1,)), "the reason is not told")
+    need("no router is running" in host.freeflow("get", "networks", codes=(1,)), "the reason is not printed")
     host.up()
     need(names(host, "networks") == ["blue", "default", "red"], "not all is there again")
     host.freeflow("delete", "network", "red", "blue")

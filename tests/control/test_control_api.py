@@ -238,18 +238,18 @@ def watches(api):
             watch.expect("ADDED one", "MODIFIED one", "MODIFIED old", "DELETED one")
         some.expect("ADDED one", "DELETED old", "DELETED one")
         one.expect("ADDED one", "MODIFIED one", "DELETED one")
-    # From in between, and from where all is told.
+    # From in between, and from where all is sent.
     with api.watch(f"/groups?watch=true&resourceVersion={version + 2}") as watch:
         watch.expect("MODIFIED old", "DELETED one")
     with api.watch("/groups?watch=true") as watch:
         watch.expect("ADDED old")
         need(watch.event()["type"] == "BOOKMARK", "where may a reader go on from?")
         api.want(200, "POST", "/apply", {"items": [group("one"), group("two")]})
-        told = [watch.event() for _ in range(3)]
-        need([event["type"] for event in told] == ["ADDED", "ADDED", "BOOKMARK"], f"{told}")
+        reported = [watch.event() for _ in range(3)]
+        need([event["type"] for event in reported] == ["ADDED", "ADDED", "BOOKMARK"], f"{reported}")
         api.want(200, "DELETE", "/groups/two")
         api.want(200, "DELETE", "/groups/one")
-    version = told[-1]["object"]["metadata"]["resourceVersion"]
+    version = reported[-1]["object"]["metadata"]["resourceVersion"]
     with api.watch(f"/groups?watch=true&resourceVersion={version}") as watch:
         watch.expect("DELETED two", "DELETED one")
     api.want(410, "GET", "/groups?watch=true&resourceVersion=999999999")
@@ -422,7 +422,7 @@ def audited(host, api):
 
 
 def phases(host, api):
-    """A watch is told when a vNIC is ready."""
+    """A watch is notified when a vNIC is ready."""
     others = api.names("vnics")
     with api.watch("/vnics?watch=true") as watch:
         container = host.container("ready")
@@ -432,13 +432,13 @@ def phases(host, api):
                 pass
             return event
 
-        told = [event()]
+        reported = [event()]
         try:
-            while told[-1]["object"]["status"]["phase"] != "Ready":
-                told.append(event())
+            while reported[-1]["object"]["status"]["phase"] != "Ready":
+                reported.append(event())
         finally:
             container.remove()
-        need([event["type"] for event in told] == ["ADDED", "MODIFIED"][:len(told)], f"{told}")
+        need([event["type"] for event in reported] == ["ADDED", "MODIFIED"][:len(reported)], f"{reported}")
         end = event()
         while end["type"] == "MODIFIED":
             end = event()

@@ -216,9 +216,9 @@ def refused(host):
 
     def counts(samples, network):
         of = {"tenant": network, "network": network}
-        need(value(samples, "freeflow_access_cuts_total", rule="", **of) == 0, f"{network}: something was cut")
-        tried = value(samples, "freeflow_access_attempts_total", what="rdma_cm request to nobody", **of)
-        return value(samples, "freeflow_access_refusals_total", rule="", **of), tried
+        need(value(samples, "freeflow_policy_disconnections_total", rule="", **of) == 0, f"{network}: something was cut")
+        tried = value(samples, "freeflow_policy_violations_total", what="rdma_cm request to nobody", **of)
+        return value(samples, "freeflow_policy_refusals_total", rule="", **of), tried
 
     end = time.monotonic() + 30
     while 0 in counts(samples := scrape(api), "shut"):

@@ -78,18 +78,18 @@ def wait_for_refusal(host, title, ran_out, count=1, seconds=20):
 # ---- rates
 
 
-def told(running):
+def reported(running):
     """(count, milliseconds) of each line."""
     return [(int(count), int(ms)) for count, ms in re.findall(r"sent (\d+) in (\d+) ms", running.output())]
 
 
 def progress(running, seconds):
     """How many messages in how many seconds of its own, from now on."""
-    before = len(told(running))
+    before = len(reported(running))
     time.sleep(seconds)
     need(running.process.poll() is None, f"the sender ended:\n{running.output()[-1000:]}")
-    wait_until(lambda: len(told(running)) >= before + 2, "no message passes", 20)
-    lines = told(running)[max(0, before - 1):]
+    wait_until(lambda: len(reported(running)) >= before + 2, "no message passes", 20)
+    lines = reported(running)[max(0, before - 1):]
     return lines[-1][0] - lines[0][0], (lines[-1][1] - lines[0][1]) / 1000
 
 
@@ -103,9 +103,9 @@ def need_held(running, rate=RATE, burst=BURST):
 def need_free(running):
     """More than the limit had allowed, however slow the machine is."""
     end = time.monotonic() + 20
-    first = told(running)[-1] if told(running) else (0, 0)
+    first = reported(running)[-1] if reported(running) else (0, 0)
     while True:
-        count, ms = told(running)[-1] if told(running) else (0, 0)
+        count, ms = reported(running)[-1] if reported(running) else (0, 0)
         if count - first[0] > BURST + 50 * RATE * (1 + (ms - first[1]) / 1000):
             return
         need(time.monotonic() < end, f"still held: {count - first[0]} messages in {ms - first[1]} ms")
@@ -129,9 +129,9 @@ def rate_of(host, whose):
         apply(host, limit(whose, 4 * RATE, 1))
         faster = need_held(sender, 4 * RATE, 1)
         if whose == "vnic":
-            told_to_people = "\n".join(conditions(host, "one"))
-            need("small" in told_to_people, f"the class is not in the conditions: {told_to_people}")
-            need("held back" in told_to_people, f"not told what was held back: {told_to_people}")
+            in_conditions = "\n".join(conditions(host, "one"))
+            need("small" in in_conditions, f"the class is not in the conditions: {in_conditions}")
+            need("held back" in in_conditions, f"no condition about what was held back: {in_conditions}")
         plain(host)
         need_free(sender)
         return f"{note}, then {faster}"
@@ -145,8 +145,8 @@ def from_the_beginning(host):
     one = host.container("one", "--network", "red")
     try:
         sender = one.start(harness.program("tenants"), "pump")
-        wait_until(lambda: told(sender) and told(sender)[-1][0] >= BURST + 2, "nothing passes", 30)
-        count, ms = told(sender)[-1]
+        wait_until(lambda: reported(sender) and reported(sender)[-1][0] >= BURST + 2, "nothing passes", 30)
+        count, ms = reported(sender)[-1]
         need(count <= BURST + RATE * ms / 1000 + 1, f"{count} messages in {ms} ms")
         return f"{count} in {ms} ms"
     finally:
@@ -194,7 +194,7 @@ def quota_of_a_vnic(host):
     try:
         maker = one.start(harness.program("tenants"), "qps", 8)
         maker.wait_for_output("made 5, then: ENOMEM")
-        # The reason is told to people.
+        # The reason is in the conditions.
         text = "\n".join(conditions(host, "one"))
         need("ENOMEM: more QPs than the vNIC's" in text and "small" in text, text)
         wait_for_refusal(host, "one", "perVnic.qps")

@@ -1,4 +1,4 @@
-"""The direct path: taken where it can be, past the router, and no program can tell, however often the path changes."""
+"""The direct path: taken where it can be, past the router, and no program sees a difference, however often the path changes."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SWITCH_MS = (5, 40)
 CLIENTS = 32 if FULL else 10  # of a large region
 # Bytes that a request counts, the credit of a new QP, and other memory that the owner's process touches.
 REQUEST_BYTES, FREE_BYTES, FAULTS_BYTES = 4096, 64 << 10, 4 << 20
-# The policy, and what a pair is then told to be, and why.
+# The policy, and the path that is then shown for a pair, and why.
 DIRECT, ROUTED = ("auto", "direct", None), ("routed", "routed", "policy")
 LOADS = ([], ["-e"], ["-m", "shared"], ["-e", "-m", "shared"])
 SHORT_SECONDS = 0.25
@@ -105,7 +105,7 @@ class Pair:
             end.wait_for_output("ready")
 
     def stop(self):
-        """Tells them to end in order; how many requests both made."""
+        """Asks them to end in order; how many requests both made."""
         os.kill(pid_of(self.client, self.load), signal.SIGTERM)
         return self.finish()
 
@@ -124,7 +124,7 @@ class Pair:
 
 
 def switched(host, server, client, load):
-    """One pair stays; beside it others begin anew: a library asks for the direct path most readily at first."""
+    """One pair stays; beside it others begin again: a library asks for the direct path most readily at first."""
     errors, before = host.status()["counters"]["completions_with_error"], messages(host)
     short_pairs, requests = 0, 0
     with paths.Switch(host, SEED, SWITCH_MS) as switch:
@@ -144,14 +144,14 @@ def switched(host, server, client, load):
     return f"{switch.changes} changes, {short_pairs} pairs, {carried} of {requests} requests by the router"
 
 
-def paths_are_told(host, server, client, load, ways):
-    """Of a pair at work, when it is told to go this way and that."""
+def paths_are_reported(host, server, client, load, ways):
+    """Of a pair at work, when its path is switched."""
     need(paths.set_path(host, "auto"), "the router does not take the data path")
     pair = Pair(server, client, load)
     try:
-        for path, *told in ways:
+        for path, *reported in ways:
             need(paths.set_path(host, path), "the router does not take the data path")
-            wait_for_path(host, (server.name, client.name), *told)
+            wait_for_path(host, (server.name, client.name), *reported)
         pair.stop()
     finally:
         pair.kill()
@@ -169,7 +169,7 @@ def wait_for_grant(host, name, path, seconds=60):
 
 
 def memory_is_granted_again(host, container, remap):
-    """One pair goes on by WRITE and READ while its network is routed and then not: nobody registers anything anew."""
+    """One pair goes on by WRITE and READ while its network is routed and then not: nobody registers anything again."""
     need(paths.set_path(host, "auto"), "the router does not take the data path")
     running = container.start(remap, "shared-steady")
     running.wait_for_output("ready")
@@ -210,12 +210,12 @@ def longest_message(host, server, client, messages_each=2000):
     return f"{carried} of {2 * messages_each} by the router"
 
 
-def ping(host, server, client, path, told, reason):
+def ping(host, server, client, path, reported, reason):
     need(paths.set_path(host, path), "the router does not take the data path")
     report = json.loads(host.freeflow("ping", server.name, client.name, "-o", "json"))
     ways = [(way["path"], way["reason"]) for way in report["ways"]]
-    need(ways == [(told, reason)] * 2, f"not {told}: {report}")
-    need([way["direct_count"] for way in report["ways"]] == [report["count"] if told == "direct" else 0] * 2, f"{report}")
+    need(ways == [(reported, reason)] * 2, f"not {reported}: {report}")
+    need([way["direct_count"] for way in report["ways"]] == [report["count"] if reported == "direct" else 0] * 2, f"{report}")
 
 
 def ping_long(host, server, client):
@@ -244,7 +244,7 @@ REASONS = [
 
 
 def reason_is_shown(host, server, client, wanted, words, other, directory):
-    """Of a program at work; the path is as told, or the reason would be of something else."""
+    """Of a program at work; the path is as shown, or the reason would be of something else."""
     need(paths.set_path(host, "auto"), "the router does not take the data path")
     files = {side: directory / side for side in ("server", "client")}
     for file in files.values():
@@ -254,19 +254,19 @@ def reason_is_shown(host, server, client, wanted, words, other, directory):
     there = server.start(*sides["server"])
     server.wait_for_port(there)
     here = client.start(*sides["client"], server.ip)
-    told = ("direct", None) if wanted is None else ("routed", wanted)
+    reported = ("direct", None) if wanted is None else ("routed", wanted)
     try:
         end = time.monotonic() + 20
         while True:
             rows = [row for row in json.loads(host.freeflow("ps", "--qps", "-o", "json")) if row["name"] == client.name]
-            if rows and all((row["path"], row["reason"]) == told for row in rows):
+            if rows and all((row["path"], row["reason"]) == reported for row in rows):
                 break
-            need(time.monotonic() < end and here.process.poll() is None, f"never {told}: {rows}\n{here.output()}")
+            need(time.monotonic() < end and here.process.poll() is None, f"never {reported}: {rows}\n{here.output()}")
             time.sleep(0.05)
         before = rows[0]["sent_messages"]
         while (row := row_of(host, client.name))["sent_messages"] == before:
             need(time.monotonic() < end, f"nothing more was sent: {row}")
-        need((row["direct_messages"] > 0) == (wanted is None), f"not as told: {row}")
+        need((row["direct_messages"] > 0) == (wanted is None), f"not as shown: {row}")
     finally:
         for container in (client, server):
             container.kill_background()
@@ -334,7 +334,7 @@ def large(host, server, client, program):
     earned = routed + REQUEST_BYTES * (grown["messages"] - grown["direct_messages"])
     note = f"{copied >> 20} MiB copied, {routed >> 20} MiB routed, {earned >> 20} MiB earned, " \
            f"{grown['direct_bytes'] >> 20} MiB past the router"
-    # Once what was granted, and once more what the fallback moved of what is then shared again (docs/architecture/direct.md).
+    # Once what was granted, and once more what the slow path moved of what is then shared again (docs/architecture/direct.md).
     need(copied <= 2 * earned + CLIENTS * FREE_BYTES + FAULTS_BYTES, note)
     need(copied and grown["direct_bytes"], f"nothing was granted: {note}")
     return note
@@ -450,7 +450,7 @@ def directory():
 @pytest.mark.parametrize("ways", [[DIRECT, ROUTED], [DIRECT, ROUTED, DIRECT]],
                          ids=["direct, then routed by policy", "and then direct again"])
 def test_path_of_a_pair_is_shown(both, load, ways):
-    paths_are_told(*both, load, ways)
+    paths_are_reported(*both, load, ways)
 
 
 def test_memory_is_granted_again(host, server):
@@ -470,9 +470,9 @@ def test_sends_of_64_kib_go_past_the_router(both):
     longest_message(*both)
 
 
-@pytest.mark.parametrize("path, told, reason", [ROUTED, DIRECT], ids=["routed", "auto"])
-def test_freeflow_ping(both, path, told, reason):
-    ping(*both, path, told, reason)
+@pytest.mark.parametrize("path, reported, reason", [ROUTED, DIRECT], ids=["routed", "auto"])
+def test_freeflow_ping(both, path, reported, reason):
+    ping(*both, path, reported, reason)
 
 
 def test_freeflow_ping_with_long_messages(both):

@@ -1,6 +1,6 @@
 """Several workers: which vNIC is where, what they copy, and that they touch nothing that was taken back.
 
-The rounds of tests/programs/movers.c, several pairs at once, beside processes that are killed and memory that is re-mapped; everything by the
+The rounds of tests/programs/copy_threads.c, several pairs at once, beside processes that are killed and memory that is re-mapped; everything by the
 router. `--workers` runs any other suite with several workers that copy all they can.
 """
 
@@ -42,7 +42,7 @@ def shown(host, containers):
     need(f", {WORKER_COUNT} workers" in text and "WORKER" in text, text)
     threads = pathlib.Path(f"/proc/{host.router_pid()}/task")
     names = [(thread / "comm").read_text().strip() for thread in threads.iterdir()]
-    need(sum(name.startswith("ff-mover") for name in names) == WORKER_COUNT, str(names))
+    need(sum(name.startswith("ff-copy") for name in names) == WORKER_COUNT, str(names))
     return json.dumps(where)
 
 
@@ -136,11 +136,11 @@ def test_who_is_where(host, containers):
 
 
 def test_memory_comes_and_goes(host, pairs, held):
-    rounds(pairs, harness.program("movers"))
+    rounds(pairs, harness.program("copy_threads"))
 
 
 def test_processes_come_and_go(host, pairs, containers, held):
-    rounds(pairs, harness.program("movers"), lambda: killed_meanwhile(*containers[-2:], harness.program("kill")))
+    rounds(pairs, harness.program("copy_threads"), lambda: killed_meanwhile(*containers[-2:], harness.program("kill")))
 
 
 def test_workers_copied(host, held):
@@ -157,4 +157,4 @@ def test_idle_host_costs_nothing(host, held):
 
 def test_one_worker():
     """It is the router's own: there are no others."""
-    alone(harness.program("movers"))
+    alone(harness.program("copy_threads"))

@@ -119,8 +119,8 @@ def run_row(server, client, row):
             else:
                 finish(running, AFTER_CLIENTS_SECONDS)
         except Failure as failure:
-            told = f"\n--- a client printed:\n{clients[-1].output()}" if clients else ""
-            raise Failure(f"{failure}{told}\n--- the server printed:\n{running.output()}") from None
+            printed = f"\n--- a client printed:\n{clients[-1].output()}" if clients else ""
+            raise Failure(f"{failure}{printed}\n--- the server printed:\n{running.output()}") from None
         for words, text in ((row.says, outputs[0]), (row.server_says, running.output())):
             for word in words:
                 need(word in text, f"no `{word}` in:\n{text}")

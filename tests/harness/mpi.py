@@ -49,7 +49,7 @@ def unpacked_wheel():
 
 
 class Implementation:
-    """A compiler, a launcher, and how the launcher is told what."""
+    """A compiler, a launcher, and the launcher's arguments."""
 
     def __init__(self, name, compiler, launcher, is_hydra):
         self.name, self.compiler, self.launcher, self.is_hydra = name, compiler, launcher, is_hydra

@@ -4,7 +4,7 @@
     routed          all by the router
     switch:SEED     now this and now that, at random, as long as the host is up
 
-No program may tell them apart, so no test does: a suite passes with each of them or with none.
+No program may see a difference, so no test does: a suite passes with each of them or with none.
 """
 
 import random

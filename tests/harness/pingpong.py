@@ -28,7 +28,7 @@ def run_pair(host, words, client_host=None):
         need(code == 0, f"the client gave {code}:\n{client.output()}\n--- the server printed:\n{server.output()}")
         code = server.wait(20)
         need(code == 0, f"the server gave {code}:\n{server.output()}")
-        # ibv_xsrq_pingpong tells no time.
+        # ibv_xsrq_pingpong prints no time.
         word = "success" if "xsrq" in words[0] else "iters in"
         need(word in client.output() and word in server.output(), f"no result:\n{client.output()}{server.output()}")
         return client.output().strip().splitlines()[-1]

@@ -40,8 +40,8 @@ def require_commands(*names):
     """Fails where a program that a test runs is not installed, or a file is missing (its whole path)."""
     missing = [name for name in map(str, names)
                if not (os.path.exists(name) if name.startswith("/") else shutil.which(name))]
-    told = [f"{name} (package {package_of(name)})" for name in missing]
-    need(not missing, f"missing here: {', '.join(told)}; scripts/install-deps installs what the tests need")
+    printed = [f"{name} (package {package_of(name)})" for name in missing]
+    need(not missing, f"missing here: {', '.join(printed)}; scripts/install-deps installs what the tests need")
 
 
 def make(directory, target=None, lock=".lock"):

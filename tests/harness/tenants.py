@@ -1,6 +1,6 @@
 """Two tenants with the same addresses: a victim, what an enemy tries on it, and where that is noted.
 
-What the victim has is told to the enemy, as if every guess were right at once: its address, QPNs, keys and memory.
+What the victim has is given to the enemy, as if every guess were right at once: its address, QPNs, keys and memory.
 """
 
 import json
@@ -44,7 +44,7 @@ def get(host, *words):
 
 
 class Victim:
-    """A tenant's container that is told of everything that happens to it."""
+    """A tenant's container that notes everything that happens to it."""
 
     def __init__(self, container, group=GROUP):
         self.container, self.group = container, group

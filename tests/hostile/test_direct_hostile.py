@@ -18,13 +18,13 @@ SECONDS = 20 if FULL else 4
 # How a right ends: the owner's verbs, what becomes of the attacker's side, the policy. At last one that never was for writing.
 ENDS = ("dereg", "rereg", "qp-error", "qp-destroy", "peer-destroy", "peer-close", "policy", "read-only")
 REFUSALS = ("refusals", "no-access")
-# Of the time that an owner has for an order, what the healthy pair runs beside.
+# Of the time that an owner has for a command, what the healthy pair runs meanwhile.
 BESIDE_SECONDS = 3
 
 
-def withdrawal_ms():
+def revocation_ms():
     protocol = (ROOT / "crates" / "protocol" / "src" / "library.rs").read_text()
-    return int(re.search(r"WITHDRAWAL_TIME_MAX_MS: u64 = ([\d_]+);", protocol)[1].replace("_", ""))
+    return int(re.search(r"REVOCATION_TIME_MAX_MS: u64 = ([\d_]+);", protocol)[1].replace("_", ""))
 
 
 class Stage:
@@ -80,12 +80,12 @@ class Stage:
 
     def start_silent(self):
         """It takes long until the router has had enough: other cases run meanwhile."""
-        running = self.silent.start(self.program, "silent", PORT, withdrawal_ms())
+        running = self.silent.start(self.program, "silent", PORT, revocation_ms())
         self.silent.wait_for_port(running)
         container, words = self.attack("silent", self.silent)
         running = [running, container.start(self.program, *words)]
         running[0].wait_for_output("ordered")
-        return running, time.monotonic() + withdrawal_ms() / 1000 - BESIDE_SECONDS
+        return running, time.monotonic() + revocation_ms() / 1000 - BESIDE_SECONDS
 
     def end_silent(self, healthy, running, when):
         time.sleep(max(0, when - time.monotonic()))
@@ -122,7 +122,7 @@ def stage(host, honest):
 
 @pytest.fixture(scope="module", autouse=True)
 def silent(stage, held):
-    """An owner that ignores its orders. It takes long until the router has had enough: the others run meanwhile."""
+    """An owner that ignores its commands. It takes long until the router has had enough: the others run meanwhile."""
     return stage.start_silent()
 
 
@@ -136,11 +136,11 @@ def test_what_is_refused(stage, name):
     stage.refusals(name)
 
 
-def test_withdrawn_again_and_again(stage, healthy, honest):
+def test_revoked_again_and_again(stage, healthy, honest):
     beside(healthy, stage.churn, honest)
 
 
-def test_owner_that_ignores_its_orders(stage, healthy, silent):
+def test_owner_that_ignores_its_commands(stage, healthy, silent):
     stage.end_silent(healthy, *silent)
 
 

@@ -16,7 +16,7 @@ NOT_HERE = 77
 
 def bad_memory(owner, user, kind, remap):
     program = harness.program("bad_memory")
-    # Off: the owner's memory stays where it is, for this is about the fallback.
+    # Off: the owner's memory stays where it is, for this is about the slow path.
     server = ["env", f"FREEFLOW_REMAP={remap}", program, kind, "server", PORT]
     client = [program, kind, "client", "{ip}", PORT]
     running = owner.start(*server)

@@ -3,7 +3,7 @@
 perftest and ibverbs-utils, unmodified, one end in a container and the other in the guest, both ways round, at path MTUs of 1024
 and 4096, polled and evented; and every kind of message compared byte by byte. Without --full, of each kind of row one MTU
 one way and the other MTU the other way (of what only varies a kind, one of the four); with it (`make test-interop`) all. What goes over the wire is
-captured, and the ICRC of each packet of either side computed anew.
+captured, and the ICRC of each packet of either side computed again.
 
 All of it is in a network namespace of this test's own. The guest is emulated and slow beside spinners: so the router
 sleeps when idle (lowcpu), and QPs have long timeouts (-u 18: one second).

@@ -1,6 +1,6 @@
 """A real kernel's RDMA: runs the differential suite on Linux's Soft-RoCE in a guest (`make test-interop`).
 
-Fails if the kernel's trace is not the recorded one, scenario by scenario; `--update` records it anew. The guest is
+Fails if the kernel's trace is not the recorded one, scenario by scenario; `--update` records it again. The guest is
 emulated and slow beside other work, so a scenario that differs gets a second chance before it fails: it is the recorded
 trace that is in question, not the kernel.
 """

@@ -139,7 +139,7 @@ background() {
     equal "$(field job exit_code)" 143 "exit code after stop" || return
     contains "$(freeflow exec job -- true 2>&1)" "not running" "exec in an ended one" || return
     freeflow rm job >/dev/null && equal "$(field job status)" absent "after rm"
-    contains "$(freeflow run -d -- no-such-program 2>&1)" "no such program" "run -d tells why not"
+    contains "$(freeflow run -d -- no-such-program 2>&1)" "no such program" "run -d prints why not"
 }
 
 stop_kills() {
@@ -255,7 +255,7 @@ router_killed() {
     before=$(freeflow exec survivor -- stat -c %i /run/freeflow)
     kill -9 "$pid" && await gone "$pid" || return
     contains "$(freeflow status 2>&1)" "no router is running" "status" || return
-    # Meanwhile a container ends, whose supervisor has no router to tell.
+    # Meanwhile a container ends, whose supervisor has no router to report to.
     freeflow stop -t 1 victim >/dev/null || return
     freeflow up >/dev/null || return
     after=$(freeflow status -o json | python3 -c '

@@ -224,7 +224,7 @@ def doctor(host):
 def lists():
     """A call that no router makes is on no list, and threads that parse input of others have the short ones."""
     table = described()
-    threads_of_strangers = [set(table["threads"][kind]["calls"]) for kind in ("ff-worker", "ff-api", "ff-peers", "ff-mover")]
+    threads_of_strangers = [set(table["threads"][kind]["calls"]) for kind in ("ff-worker", "ff-api", "ff-peers", "ff-copy")]
     for name, row in [("start", table["start"]), *table["threads"].items()]:
         found = NEVER & set(row["calls"])
         need(not found, f"{name} may call {found}")
@@ -334,7 +334,7 @@ def test_router(host, promise):
 
 def test_threads_that_copy():
     with Host("--workers", "2") as host:
-        each_thread(host, frozenset(ALWAYS | {"ff-mover"}))
+        each_thread(host, frozenset(ALWAYS | {"ff-copy"}))
 
 
 def test_threads_with_peers():

@@ -48,7 +48,7 @@ def learned(program, died_ns):
 
 
 def no_router(container):
-    """A program that starts now is told what is wrong and what to do, not that there is no device."""
+    """A program that starts now learns what is wrong and what to do, not that there is no device."""
     output = container.exec("ibv_devinfo", codes=range(256))
     need("freeflow up" in output, f"no remedy in:\n{output}")
 

@@ -37,7 +37,7 @@ static bool send_with_invalidate(void) {
     want(!post_work(&p.a, &wr) && completes(p.a.send_cq, 3) && poll_one(p.b.recv_cq, &wc, 5000));
     want(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && wc.byte_len == 100);
     want(wc.wc_flags == IBV_WC_WITH_INV && wc.invalidated_rkey == bind.bind_mw.rkey);
-    // Bound anew and taken away by its owner.
+    // Bound again and taken away by its owner.
     bind.bind_mw.rkey = ibv_inc_rkey(bind.bind_mw.rkey);
     want(!ibv_post_send(p.b.qp, &bind, &bad) && completes(p.b.send_cq, 1));
     p.a.peer.rkey = bind.bind_mw.rkey;
@@ -338,8 +338,8 @@ static bool flush(void) {
     return pair_close(&p);
 }
 
-// A QP tells its state, and what it was given, in every state.
-static bool states_are_told(void) {
+// A QP reports its state, and what it was given, in every state.
+static bool states_are_reported(void) {
     static const enum ibv_qp_type types[] = {IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD};
     for (unsigned i = 0; i < 3; i++) {
         struct endpoint a = {0}, b = {0};
@@ -376,6 +376,6 @@ const struct app_case queue_cases[] = {
     {"multicast", multicast},
     {"atomic_write", atomic_write},
     {"flush", flush},
-    {"states_are_told", states_are_told},
+    {"states_are_reported", states_are_reported},
     {NULL, NULL},
 };

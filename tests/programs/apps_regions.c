@@ -44,7 +44,7 @@ static bool reaches(struct endpoint *e, enum ibv_wr_opcode opcode, size_t offset
     return completes(e->send_cq, 7);
 }
 
-// Connects a pair anew whose QPs are in any state.
+// Connects a pair again whose QPs are in any state.
 static bool reconnect(struct pair *p) {
     want(qp_modify_state(p->a.qp, IBV_QPS_RESET) && qp_modify_state(p->b.qp, IBV_QPS_RESET));
     return connect_two(&p->a, &p->b);
@@ -292,7 +292,7 @@ static bool windows_of_type_1(void) {
     want(reaches(&p.a, IBV_WR_RDMA_WRITE, 0, PART, (uintptr_t)memory + PAGE, first) && holds(memory + PAGE, PART, 6));
     want(ends_with(&p, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, 8, (uintptr_t)memory, first));
     want(ends_with(&p, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_READ, 8, (uintptr_t)memory + PAGE, first));
-    // Bound anew, elsewhere: the old key is void. Only windows of type 2 count from zero.
+    // Bound again, elsewhere: the old key is void. Only windows of type 2 count from zero.
     bind.bind_info.addr = (uintptr_t)memory;
     bind.bind_info.mw_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ZERO_BASED;
     want(ibv_bind_mw(p.b.qp, mw, &bind) == EINVAL && mw->rkey == first);

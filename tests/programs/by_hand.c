@@ -22,7 +22,7 @@ enum request {
     DESTROY_QP = 39,
     ASK_GRANT = 42,
     OPEN_ORDERS = 43,
-    CONFIRM_WITHDRAWAL = 44,
+    CONFIRM_REVOCATION = 44,
 };
 enum { FAILED = 1 };
 
@@ -188,7 +188,7 @@ enum answer by_hand_ask_grant(struct by_hand *hand, uint32_t rkey, uint64_t addr
         granted->length = take(&the_reply);
         granted->offset = take(&the_reply);
         granted->bytes = take(&the_reply);
-        take(&the_reply); // GRANTS_WITHDRAWN, which nobody here looks at
+        take(&the_reply); // GRANTS_REVOKED, which nobody here looks at
         granted->writable = take(&the_reply);
         granted->fd = take_fd(&the_reply);
     }
@@ -223,7 +223,7 @@ enum answer by_hand_register(struct by_hand *hand, const void *address, uint64_t
     return answer;
 }
 
-enum answer by_hand_open_orders(struct by_hand *hand, int *pipe) {
+enum answer by_hand_open_commands(struct by_hand *hand, int *pipe) {
     struct message m = begin(OPEN_ORDERS);
     enum answer answer = ask(hand, &m, &the_reply);
     *pipe = take_fd(&the_reply);
@@ -231,7 +231,7 @@ enum answer by_hand_open_orders(struct by_hand *hand, int *pipe) {
 }
 
 enum answer by_hand_confirm(struct by_hand *hand, uint64_t segment) {
-    struct message m = begin(CONFIRM_WITHDRAWAL);
+    struct message m = begin(CONFIRM_REVOCATION);
     put(&m, segment);
     return ask_plain(hand, &m);
 }

@@ -34,10 +34,10 @@ bool by_hand_connect_qp(struct by_hand *hand, const union ibv_gid *peer, uint32_
 enum answer by_hand_destroy_qp(struct by_hand *hand);
 enum answer by_hand_ask_grant(struct by_hand *hand, uint32_t rkey, uint64_t address, uint32_t length, bool writes,
                               struct granted *granted);
-// An owner's part. A segment's memfd; what the router shall know of it; a region; the pipe of orders.
+// An owner's part. A segment's memfd; what the router shall know of it; a region; the command pipe.
 enum answer by_hand_create_segment(struct by_hand *hand, uint64_t bytes, uint64_t *segment, int *fd);
 enum answer by_hand_map_part(struct by_hand *hand, uint64_t segment, const void *address, uint64_t bytes);
 enum answer by_hand_register(struct by_hand *hand, const void *address, uint64_t bytes, unsigned access, uint32_t *rkey);
-enum answer by_hand_open_orders(struct by_hand *hand, int *pipe);
+enum answer by_hand_open_commands(struct by_hand *hand, int *pipe);
 enum answer by_hand_confirm(struct by_hand *hand, uint64_t segment);
 #endif

@@ -64,7 +64,7 @@ static void armed_late(struct side *s, struct endpoint *e) {
     need(s, !fd_readable(e->channel->fd, 5));
     need(s, !ibv_req_notify_cq(e->recv_cq, 0));
     need(s, next_event(e, 5000) == e->recv_cq);
-    need(s, !ibv_req_notify_cq(e->recv_cq, 0)); // unpolled, but told of
+    need(s, !ibv_req_notify_cq(e->recv_cq, 0)); // unpolled, but reported
     need(s, !fd_readable(e->channel->fd, 30));
     need(s, meet(s) && meet(s));
     need(s, next_event(e, 5000) == e->recv_cq);
@@ -76,7 +76,7 @@ static void armed_late(struct side *s, struct endpoint *e) {
     need(s, meet(s) && meet(s));
     need(s, next_event(e, 5000) == e->recv_cq);
     need(s, poll_one(e->recv_cq, &wc, 5000));
-    need(s, !ibv_resize_cq(e->recv_cq, 1000)); // what a resize carries over was told of too
+    need(s, !ibv_resize_cq(e->recv_cq, 1000)); // what a resize carries over was reported too
     need(s, !ibv_req_notify_cq(e->recv_cq, 0));
     need(s, !fd_readable(e->channel->fd, 30));
 }
@@ -173,7 +173,7 @@ static void access_error_event(struct side *s, struct endpoint *e) {
     need_status(s, wc, IBV_WC_REM_ACCESS_ERR);
 }
 
-// More completions than the CQ holds: the CQ is lost and its owner is told; nobody else is.
+// More completions than the CQ holds: the CQ is lost and its owner is notified; nobody else is.
 static void cq_overflow(struct side *s, struct endpoint *e) {
     need(s, endpoint_open(e, &(struct options){.cqe = 4, .send_wr = 256, .unsignaled = true}));
     need(s, endpoint_connect(s, e));

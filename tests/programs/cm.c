@@ -239,12 +239,12 @@ static int restart(int port, uint64_t seed, unsigned seconds) {
 
 // ---- the router's death
 
-static int told(struct rdma_event_channel *channel) {
+static int reported(struct rdma_event_channel *channel) {
     printf("ready\n");
     fflush(stdout);
     struct rdma_cm_event *event;
     int code = rdma_get_cm_event(channel, &event); // without poll: it has to wake up by itself
-    printf("told %s %lu\n", code ? strerror(errno) : rdma_event_str(event->event), (unsigned long)now_ns());
+    printf("event %s %lu\n", code ? strerror(errno) : rdma_event_str(event->event), (unsigned long)now_ns());
     if (!code) rdma_ack_cm_event(event);
     return 0;
 }
@@ -255,7 +255,7 @@ static int wait_connected(const char *server, int port) {
     if (!id) die("no identifier");
     struct rdma_conn_param wanted = parameters(NULL, 0);
     if (rdma_connect(id, &wanted) || !expect_event(channel, RDMA_CM_EVENT_ESTABLISHED, EVENT_MS)) die("no connection");
-    int code = told(channel);
+    int code = reported(channel);
     destroy_id(id);
     rdma_destroy_event_channel(channel);
     return code;
@@ -265,7 +265,7 @@ static int wait_listening(int port) {
     struct rdma_event_channel *channel = rdma_create_event_channel();
     if (!channel) die("rdma_create_event_channel");
     struct rdma_cm_id *id = listener_at(channel, port, 8);
-    int code = told(channel);
+    int code = reported(channel);
     destroy_id(id);
     rdma_destroy_event_channel(channel);
     return code;

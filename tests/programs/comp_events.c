@@ -1,4 +1,4 @@
-// A completion channel that nobody reads while hundreds of its CQs have something to tell: each is told of once, in time, and
+// A completion channel that nobody reads while hundreds of its CQs have something to report: each is reported once, in time, and
 // the descriptor is readable for each; also if CQs are armed again while events are owed.
 #include "die.h"
 
@@ -64,11 +64,11 @@ static int next_cq(void) {
     double begun = now_ms();
     if (poll(&pollfd, 1, EVENT_MS) != 1) return -1;
     struct ibv_cq *cq;
-    void *told;
-    if (ibv_get_cq_event(channel, &cq, &told)) die("ibv_get_cq_event");
+    void *reported;
+    if (ibv_get_cq_event(channel, &cq, &reported)) die("ibv_get_cq_event");
     if (now_ms() - begun > longest_ms) longest_ms = now_ms() - begun;
     ibv_ack_cq_events(cq, 1);
-    return (int)(intptr_t)told;
+    return (int)(intptr_t)reported;
 }
 
 int main(void) {
@@ -83,7 +83,7 @@ int main(void) {
     int seen[COUNT] = {0};
     for (int i = 0; i < COUNT; i++) complete_one(i);
     wait_for_all();
-    // The first hundred told are armed again at once, while the last are still owed.
+    // The first hundred reported are armed again at once, while the last are still owed.
     int total = 0, again = 0;
     for (; total < COUNT + 100; total++) {
         int i = next_cq();
@@ -95,7 +95,7 @@ int main(void) {
         }
     }
     for (int i = 0; i < COUNT; i++)
-        if (!seen[i]) die("CQ %d was never told of", i);
+        if (!seen[i]) die("CQ %d was never reported", i);
     struct pollfd pollfd = {.fd = channel->fd, .events = POLLIN};
     if (poll(&pollfd, 1, 100)) die("more events than were asked for");
     // Once more, now that the channel has been behind.
@@ -106,8 +106,8 @@ int main(void) {
     }
     wait_for_all();
     for (int i = 0; i < COUNT; i++) {
-        int told = next_cq();
-        if (told < 0) die("%d events of %d, the second time", i, COUNT);
+        int reported = next_cq();
+        if (reported < 0) die("%d events of %d, the second time", i, COUNT);
     }
     for (int i = 0; i < COUNT; i++)
         if (ibv_destroy_qp(qps[i]) || ibv_destroy_cq(cqs[i])) die("destroying %d", i);

@@ -4,7 +4,7 @@
 //   direct_hostile attacker CASE IP PORT COLLUDER    speaks with the router by hand, and keeps all that it ever got
 //   direct_hostile colluder PATH                     in a third container: gets the descriptor from the attacker
 //   direct_hostile stranger IP QPN RKEY ADDRESS      asks for memory of an owner who is connected with somebody else
-//   direct_hostile silent PORT MS                    an owner that does not carry out orders, for which it has so long
+//   direct_hostile silent PORT MS                    an owner that does not carry out commands, for which it has so long
 //   direct_hostile churn PORT SECONDS                an owner with an attacker and an honest peer, by two connections
 //   direct_hostile honest IP PORT                    the honest peer of `churn`: WRITEs that are read back
 //
@@ -391,14 +391,14 @@ static int stranger(char **words) {
     return 0;
 }
 
-// ---- an owner that does not do what it is told
+// ---- an owner that does not do what it is asked
 
-static int silent(int listener, int withdrawal_ms) {
+static int silent(int listener, int revocation_ms) {
     struct by_hand hand = {0}, again = {0};
     struct address mine, peer;
     uint64_t segment;
-    int fd, orders, sock = socket_accept(listener);
-    uint32_t order[2] = {0};
+    int fd, commands, sock = socket_accept(listener);
+    uint32_t command[2] = {0};
     must(by_hand_open(&hand) && by_hand_create_qp(&hand));
     must(by_hand_create_segment(&hand, BYTES, &segment, &fd) == GOOD);
     void *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -411,20 +411,20 @@ static int silent(int listener, int withdrawal_ms) {
     must(by_hand_connect_qp(&hand, &peer.gid, peer.qpn));
     struct side side = {ROLE_B, sock, "silent", false};
     must(meet(&side));
-    must(swap(sock, 0) == NOT_SUPPORTED); // who takes no orders gives nothing
-    must(by_hand_open_orders(&hand, &orders) == GOOD && by_hand_confirm(&hand, segment) == NOT_FOUND);
+    must(swap(sock, 0) == NOT_SUPPORTED); // without a command pipe nothing is granted
+    must(by_hand_open_commands(&hand, &commands) == GOOD && by_hand_confirm(&hand, segment) == NOT_FOUND);
     swap(sock, 0);
     swap(sock, 0); // the other has it, and has destroyed its QP
-    must(fd_readable(orders, BOUND_MS) && read(orders, order, sizeof order) == sizeof order);
-    must(order[0] == segment && order[1] == 0);
+    must(fd_readable(commands, BOUND_MS) && read(commands, command, sizeof command) == sizeof command);
+    must(command[0] == segment && command[1] == 0);
     must(by_hand_confirm(&hand, segment + 1) == NOT_FOUND);
     must(by_hand_map_part(&hand, segment, (uint8_t *)memory + BYTES, BYTES) == NOT_SUPPORTED);
     printf("ordered\n");
     uint64_t begin = now_ns();
     struct pollfd waiting = {hand.sock, POLLIN, 0};
-    must(poll(&waiting, 1, withdrawal_ms + BOUND_MS) == 1 && recv(hand.sock, order, sizeof order, 0) <= 0);
+    must(poll(&waiting, 1, revocation_ms + BOUND_MS) == 1 && recv(hand.sock, command, sizeof command, 0) <= 0);
     unsigned ms = (unsigned)((now_ns() - begin) / 1000000u);
-    must(read(orders, order, sizeof order) == 0);
+    must(read(commands, command, sizeof command) == 0);
     must(by_hand_open(&again) && by_hand_create_qp(&again));
     printf("its session ended after %u ms\n", ms);
     return 0;
@@ -441,7 +441,7 @@ static int attacker_of_silent(const char *ip, int port) {
     return 0;
 }
 
-// ---- grants withdrawn again and again, beside honest traffic to the same memory
+// ---- grants revoked again and again, beside honest traffic to the same memory
 
 enum { SLOTS = 8, SLOT_BYTES = PAGE, HONEST_BYTES = SLOTS * SLOT_BYTES, WAIT_MS = 20000 };
 
@@ -451,7 +451,7 @@ struct turn {
     uint32_t rkey, requests;
 };
 
-static void told(int sock, struct turn *theirs, const struct turn *mine) {
+static void exchange(int sock, struct turn *theirs, const struct turn *mine) {
     must(socket_swap(sock, mine, theirs, sizeof *mine));
 }
 
@@ -462,9 +462,9 @@ static struct ibv_mr *register_all(struct endpoint *e, uint8_t *memory) {
     return mr;
 }
 
-// Withdrawn from both in the middle; the owner writes all the while. The honest one's WRITEs may soon have earned it another grant: then the
+// Revoked from both in the middle; the owner writes all the while. The honest one's WRITEs may soon have earned it another grant: then the
 // pages are shared again, in another file.
-static void withdraw_from_attacker(uint8_t *memory, struct ibv_mr *mr) {
+static void revoke_from_attacker(uint8_t *memory, struct ibv_mr *mr) {
     volatile uint64_t *word = (volatile uint64_t *)(memory + BYTES - 8);
     uint64_t count = 0, begin = now_ns();
     unsigned long file = 0;
@@ -493,17 +493,17 @@ static void one_turn(struct endpoint *e, int honest, int attacker, unsigned for_
     struct turn turn = {.memory = (uintptr_t)memory, .rkey = for_honest->rkey}, answer;
     struct turn theirs = {.memory = (uintptr_t)memory, .rkey = for_attacker->rkey};
     must(shared_bytes(memory) == BYTES);
-    told(honest, &answer, &turn);
-    told(attacker, &answer, &theirs);
+    exchange(honest, &answer, &turn);
+    exchange(attacker, &answer, &theirs);
     reconnect(&e[1], answer.rkey);
     swap(attacker, 0);
     swap(attacker, 0); // it has it, and writes into the upper half
     sleep_ms(for_ms);
-    withdraw_from_attacker(memory, for_attacker);
+    revoke_from_attacker(memory, for_attacker);
     swap(attacker, 0);
     swap(attacker, 0); // it has done its worst
-    told(honest, &answer, &turn); // stop
-    told(honest, &answer, &turn);
+    exchange(honest, &answer, &turn); // stop
+    exchange(honest, &answer, &turn);
     for (int slot = 0; slot < SLOTS; slot++)
         must(!answer.seeds[slot] || holds(memory + slot * SLOT_BYTES, SLOT_BYTES, answer.seeds[slot]));
     *requests += answer.requests;
@@ -523,7 +523,7 @@ static int churn(int listener, unsigned seconds) {
     for (uint64_t end = now_ns() + seconds * 1000000000ull; now_ns() < end; turns++)
         // Now and then so long that both have a grant on a busy machine too, and that somebody sees it.
         one_turn(e, sides[0].sock, sides[1].sock, turns % 8 ? 5 : 300, &requests);
-    for (int i = 0; i < 2; i++) told(sides[i].sock, &answer, &none);
+    for (int i = 0; i < 2; i++) exchange(sides[i].sock, &answer, &none);
     for (int i = 0; i < 2; i++) must(endpoint_close(&e[i]));
     printf("%u turns, %u honest requests, none lost\n", turns, requests);
     return 0;
@@ -537,7 +537,7 @@ static int attacker_of_churn(const char *ip, int port) {
         struct granted granted;
         must(by_hand_destroy_qp(&a.hand) == GOOD && by_hand_create_qp(&a.hand));
         mine.rkey = a.hand.qpn;
-        told(a.sock, &turn, &mine);
+        exchange(a.sock, &turn, &mine);
         if (!turn.rkey) return 0;
         must(by_hand_connect_qp(&a.hand, &a.peer.gid, a.peer.qpn));
         swap(a.sock, 0);
@@ -569,7 +569,7 @@ static int honest(const char *ip, int port) {
     struct turn none = {0}, turn;
     uint64_t seed = 0;
     open_owner(&e, &side, &(struct options){0});
-    for (told(side.sock, &turn, &none); turn.rkey; told(side.sock, &turn, &none)) {
+    for (exchange(side.sock, &turn, &none); turn.rkey; exchange(side.sock, &turn, &none)) {
         struct turn answer = {0};
         e.peer.memory = turn.memory;
         e.peer.rkey = turn.rkey;
@@ -581,8 +581,8 @@ static int honest(const char *ip, int port) {
             must(holds(e.memory + SLOT_BYTES, SLOT_BYTES, seed));
             answer.requests += 2;
         }
-        told(side.sock, &turn, &none);
-        told(side.sock, &turn, &answer);
+        exchange(side.sock, &turn, &none);
+        exchange(side.sock, &turn, &answer);
     }
     must(endpoint_close(&e));
     return 0;

@@ -64,12 +64,12 @@ static void idle(struct side *s, struct endpoint *e) {
 enum { HELD = 500, HELD_DEPTH = 128 };
 
 static void say_and_wait(const char *what) {
-    sigset_t told;
+    sigset_t go_on;
     int signal;
-    sigemptyset(&told);
-    sigaddset(&told, SIGUSR1);
+    sigemptyset(&go_on);
+    sigaddset(&go_on, SIGUSR1);
     printf("%s\n", what);
-    sigwait(&told, &signal);
+    sigwait(&go_on, &signal);
 }
 
 static void hold(struct side *s, struct endpoint *e, struct endpoint *held) {
@@ -86,10 +86,10 @@ static void hold(struct side *s, struct endpoint *e, struct endpoint *held) {
 // Connections that nothing was ever sent by. The test looks at what they take when it says `held`; SIGUSR1 lets it go on.
 static void held_connections(struct side *s, struct endpoint *e) {
     static struct endpoint held[HELD];
-    sigset_t told;
-    sigemptyset(&told);
-    sigaddset(&told, SIGUSR1);
-    sigprocmask(SIG_BLOCK, &told, NULL);
+    sigset_t go_on;
+    sigemptyset(&go_on);
+    sigaddset(&go_on, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &go_on, NULL);
     need(s, endpoint_open(e, &(struct options){0}) && endpoint_connect(s, e));
     say_and_wait("bare");
     for (unsigned i = 0; i < HELD && !s->failed; i++) hold(s, e, &held[i]);

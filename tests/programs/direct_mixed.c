@@ -2,7 +2,7 @@
 //
 // In each round both ends post up to ROUND requests without waiting, the last one a SEND that says that it is the last.
 // A message is checked by its number, or by what its immediate data says of it; memory that a WRITE fills, when the
-// message that tells of it comes. A round is over when all is done and checked on both ends.
+// message that reports it comes. A round is over when all is done and checked on both ends.
 #include "cases.h"
 
 #include <arpa/inet.h>
@@ -102,7 +102,7 @@ static int post_message(struct mixed *m, unsigned says, unsigned flags) {
     return rc;
 }
 
-// A WRITE, with immediate data or followed by a message that tells of it.
+// A WRITE, with immediate data or followed by a message that reports it.
 static int post_write(struct mixed *m) {
     struct ibv_send_wr wr;
     struct ibv_sge sge;

@@ -38,9 +38,9 @@ static void stop_parent(int sock, int go, unsigned after_ms) {
     sleep_ms(after_ms);
     if (kill(parent, SIGSTOP)) _exit(1);
     while (!is_stopped(parent)) sleep_ms(1);
-    bool told = send(sock, "s", 1, MSG_NOSIGNAL) == 1 && recv(sock, &heard, 1, 0) == 1;
+    bool reported = send(sock, "s", 1, MSG_NOSIGNAL) == 1 && recv(sock, &heard, 1, 0) == 1;
     kill(parent, SIGCONT);
-    _exit(!told);
+    _exit(!reported);
 }
 
 // WRITEs until one is refused; the last one that was not.
@@ -81,11 +81,11 @@ static void owner(struct side *s, struct endpoint *e) {
     e->mr = NULL;
     uint8_t *then = malloc(SLOTS * PIECE);
     memcpy(then, e->memory, SLOTS * PIECE);
-    bool told = send(s->sock, "d", 1, MSG_NOSIGNAL) == 1;
+    bool reported = send(s->sock, "d", 1, MSG_NOSIGNAL) == 1;
     uint64_t last = 0, nothing = 0;
-    bool same = told && socket_swap(s->sock, &nothing, &last, sizeof last) && !memcmp(then, e->memory, SLOTS * PIECE);
+    bool same = reported && socket_swap(s->sock, &nothing, &last, sizeof last) && !memcmp(then, e->memory, SLOTS * PIECE);
     free(then);
-    need(s, told && last >= WARM_UP - 1 && same);
+    need(s, reported && last >= WARM_UP - 1 && same);
     // The slot after the last one may hold some of what was refused.
     for (uint64_t number = last; number + SLOTS > last + 1; number--) {
         const uint8_t *slot = e->memory + number % SLOTS * PIECE;

@@ -3,7 +3,7 @@
 
     external_inside.py GID_INDEX MTU [SERVER]
 
-The server lends its memory and tells hashes of it; the client knows what must be there, and says OK at the end.
+The server lends its memory and sends hashes of it; the client knows what must be there, and says OK at the end.
 """
 
 import hashlib
@@ -162,19 +162,19 @@ class Client:
         exchange(self.lines, {"receive": [to, size]})
         self.end.post(opcode, at, size)
         self.end.completion()
-        told = exchange(self.lines, {"completion": True})
+        reported = exchange(self.lines, {"completion": True})
         immediate = IMMEDIATE if opcode == e.IBV_WR_SEND_WITH_IMM else None
-        if told != {"bytes": size, "immediate": immediate}:
-            sys.exit(f"SEND of {size}: the server was told {told}")
+        if reported != {"bytes": size, "immediate": immediate}:
+            sys.exit(f"SEND of {size}: the server got {reported}")
         self.remote[to:to + size] = self.end.model[at:at + size]
         self.check(f"SEND of {size}")
 
     def write_with_immediate(self, size, at, to):
         exchange(self.lines, {"receive": [0, 0]})
         self.write(size, at, to, e.IBV_WR_RDMA_WRITE_WITH_IMM)
-        told = exchange(self.lines, {"completion": True})
-        if told != {"bytes": size, "immediate": IMMEDIATE}:
-            sys.exit(f"WRITE with immediate of {size}: the server was told {told}")
+        reported = exchange(self.lines, {"completion": True})
+        if reported != {"bytes": size, "immediate": IMMEDIATE}:
+            sys.exit(f"WRITE with immediate of {size}: the server got {reported}")
 
     def atomics(self, at):
         word = lambda memory, place: int.from_bytes(memory[place:place + 8], sys.byteorder)

@@ -1,4 +1,4 @@
-// Traffic that checks itself, until told to stop.
+// Traffic that checks itself, until asked to stop.
 //
 //   load [-e] [-i] [-f] [-x] [-m heap|shared] [-s SEED] [-t SECONDS] server PORT | client HOST PORT
 //   load -a                              only waits for an asynchronous event
@@ -16,11 +16,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t told_to_stop;
+static volatile sig_atomic_t stop_requested;
 
 static void on_term(int signal) {
     (void)signal;
-    told_to_stop = 1;
+    stop_requested = 1;
 }
 
 static int wait_for_fatal(struct ibv_context *context, uint64_t first_error_ns) {
@@ -74,7 +74,7 @@ static bool run(struct traffic *t, int sock, bool post, uint64_t end_ns) {
         if (t->evented && !traffic_sleep(t, 20)) return false;
         if (!t->evented && turn % 256) continue;
         hear(sock, &stop, &their_done);
-        stop |= told_to_stop || (end_ns && now_ns() > end_ns);
+        stop |= stop_requested || (end_ns && now_ns() > end_ns);
         if (stop && !said_stop) say(sock, 's');
         said_stop |= stop;
         if (stop && traffic_idle(t) && !said_done) {

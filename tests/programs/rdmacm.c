@@ -251,7 +251,7 @@ static bool events(void)
     NEED(!rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &service, 1));
     NEED(FAILS_WITH(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &yes, sizeof yes)));
     NEED(FAILS_WITH(ENOSYS, rdma_set_option(id, RDMA_OPTION_ID, 77, &yes, sizeof yes)));
-    /* Thrown away unread with its identifier, and nobody is told of it any more. */
+    /* Thrown away unread with its identifier, and nobody is notified of it any more. */
     NEED(FAILS_WITH(EINVAL, rdma_resolve_route(id, 1000)));
     NEED(!rdma_resolve_route(neighbour, 1000));
     NEED(poll(both, 1, 5000) == 1);
@@ -309,7 +309,7 @@ static bool cancelled(void)
     return true;
 }
 
-/* A child has nothing of its parent's, and may begin anew. */
+/* A child has nothing of its parent's, and may begin again. */
 static bool forked(void)
 {
     struct rdma_event_channel *channel = rdma_create_event_channel();

@@ -79,18 +79,18 @@ static size_t within(const struct walk *w, const void *address, size_t bytes) {
     return to > from ? to - from : 0;
 }
 
-static size_t of_zones(const void *address, size_t bytes, char sharing) {
+static size_t of_arenas(const void *address, size_t bytes, char sharing) {
     size_t found = 0;
     for (struct walk w = {0}; next_area(&w);)
         if (w.rights[3] == sharing && strstr(w.name, "memfd:freeflow")) found += within(&w, address, bytes);
     return found;
 }
 
-size_t placed(const void *address, size_t bytes) { return of_zones(address, bytes, 's'); }
+size_t placed(const void *address, size_t bytes) { return of_arenas(address, bytes, 's'); }
 
-size_t copied(const void *address, size_t bytes) { return of_zones(address, bytes, 'p'); }
+size_t copied(const void *address, size_t bytes) { return of_arenas(address, bytes, 'p'); }
 
-unsigned long zone_of(const void *address) {
+unsigned long arena_of(const void *address) {
     unsigned long found = 0;
     for (struct walk w = {0}; next_area(&w);)
         if (w.rights[3] == 's' && strstr(w.name, "memfd:freeflow") && within(&w, address, 1)) found = w.inode;

@@ -32,10 +32,10 @@ bool is_filled(const uint8_t *memory, size_t bytes, unsigned seed);
 struct ibv_mr *reg(void *address, size_t bytes);
 void dereg(struct ibv_mr *mr);
 
-// By the process' own map. Bytes of the range that are in a zone; areas that the range consists of, and all areas.
+// By the process' own map. Bytes of the range that are in an arena; areas that the range consists of, and all areas.
 size_t placed(const void *address, size_t bytes);
-size_t copied(const void *address, size_t bytes); // private copies of a zone's pages
-unsigned long zone_of(const void *address); // the file of the zone that it is in, or 0
+size_t copied(const void *address, size_t bytes); // private copies of an arena's pages
+unsigned long arena_of(const void *address); // the file of the arena that it is in, or 0
 unsigned areas(const void *address, size_t bytes);
 unsigned all_areas(void);
 long resident_kib(void);

@@ -278,7 +278,7 @@ void case_many(void) {
     begin = now_us();
     for (int i = 0; i < PAGES; i++) mrs[i] = reg(heap + i * PAGE, PAGE);
     printf("register pages: %.1f us each, %u areas more\n", (now_us() - begin) / PAGES, all_areas() - before);
-    // But for the first regions, which have zones of their own where the router grants them to peers.
+    // But for the first regions, which have arenas of their own where the router grants them to peers.
     need(placed(heap, PAGES * PAGE) == PAGES * PAGE && areas(heap, PAGES * PAGE) < OWN_ZONES_MAX + 10);
     begin = now_us();
     for (int i = 0; i < PAGES; i += 2) dereg(mrs[i]);
@@ -460,7 +460,7 @@ void case_router_death(void) {
     }
     struct ibv_pd *next_pd = next ? ibv_alloc_pd(next) : NULL;
     need(next_pd != NULL);
-    // Pages in the dead session's zones move to the new one's.
+    // Pages in the dead session's arenas move to the new one's.
     struct ibv_mr *fresh = ibv_reg_mr(next_pd, a, bytes, ALL_ACCESS), *again = ibv_reg_mr(next_pd, c, bytes, ALL_ACCESS);
     need(fresh && again && placed(a, bytes) == bytes && placed(c, bytes) == bytes && is_filled(c, bytes, 3));
     dereg(mr_b);

@@ -4,7 +4,7 @@
 // Each thread has its own pages, neighbours of other threads' pages, a queue pair that is connected to itself, and one to a
 // peer, which is a program of its own. What a thread does follows from the seed; what it must find follows from what it did.
 // REMAP_SEED, REMAP_STEPS (of all threads together), REMAP_THREADS. REMAP_TRACED: now and then a tracer comes, beside which no thread
-// can be held, and goes.
+// can be frozen, and goes.
 #define _GNU_SOURCE
 #include "remap.h"
 
@@ -31,7 +31,7 @@ enum {
     LOOK_EVERY = 32, // steps, after which all of a thread's memory is compared
     NOTES = 24,      // steps that are printed when something is wrong
     TRACE_EVERY = 900,     // steps, after which a tracer comes or goes
-    UNHELD_US = 1050000,   // the pause of the library after a failed hold, and a little more
+    UNHELD_US = 1050000,   // the pause of the library after a failed freeze, and a little more
 };
 // Far below where the kernel puts what wants no address, so that nothing comes into a hole.
 #define ARENA 0x200000000000ul
@@ -560,7 +560,7 @@ static void finish(struct actor *a) {
     dereg(a->scratch_mr);
     dereg(a->result_mr);
     need(ibv_destroy_qp(a->self) == 0 && ibv_destroy_qp(a->to_peer) == 0 && ibv_destroy_cq(a->cq) == 0);
-    // Nothing of it is left in a zone, and nothing was lost when it came out.
+    // Nothing of it is left in an arena, and nothing was lost when it came out.
     need(placed(a->m, BYTES) == 0);
     compare(a, "at the end", 0, BYTES);
     munmap(a->m, BYTES);
@@ -584,7 +584,7 @@ static void do_part(struct actor *a) {
 // Until it is killed, or the process has ended.
 _Noreturn static void trace(pid_t pid, int ready) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    // The router may hold the threads just now.
+    // The router may have the threads frozen just now.
     unsigned turns = 0;
     while (ptrace(PTRACE_SEIZE, pid, NULL, NULL))
         if (++turns > 10000 || usleep(500)) _exit(1);

@@ -1,4 +1,4 @@
-// Memory that was withdrawn from one peer is shared again for the others, while all of them use it, and nothing is lost.
+// Memory that was revoked from one peer is shared again for the others, while all of them use it, and nothing is lost.
 //
 // The server's region is written by its own threads and by two clients, which are programs of their own. One goes on; the
 // other connects, has the region granted, and goes, in order or by SIGKILL.
@@ -221,11 +221,11 @@ static void *work_on(void *unused) {
     return unused;
 }
 
-// Until all of the region is in a zone; which.
+// Until all of the region is in an arena; which.
 static unsigned long wait_until_shared(void) {
     for (double begin = now_us();;) {
-        unsigned long zone = zone_of(region);
-        if (zone && placed(region, REGION_BYTES) == REGION_BYTES) return zone;
+        unsigned long arena = arena_of(region);
+        if (arena && placed(region, REGION_BYTES) == REGION_BYTES) return arena;
         if (now_us() - begin > WAIT_US) {
             fprintf(stderr, "%zu bytes are placed, %zu copied\n", placed(region, REGION_BYTES), copied(region, REGION_BYTES));
             show_maps(region, REGION_BYTES);
@@ -267,7 +267,7 @@ void case_shared_again(void) {
     pthread_t thread;
     struct client steady, fleeting = {.pid = 0};
     begin_server(&thread, &steady);
-    unsigned long zone = wait_until_shared();
+    unsigned long arena = wait_until_shared();
     // Not each time that the client comes the region is granted to it: while it is not shared again it can't be.
     unsigned heals = 0;
     for (unsigned round = 0; heals < rounds; round++) {
@@ -293,8 +293,8 @@ void case_shared_again(void) {
             need(hear(fleeting.fd, &done));
         }
         unsigned long now = wait_until_shared();
-        heals += now != zone;
-        zone = now;
+        heals += now != arena;
+        arena = now;
     }
     printf("shared again %u times\n", heals);
     if (fleeting.pid) {

@@ -57,7 +57,7 @@ static void *write_on(void *argument) {
     return NULL;
 }
 
-// Registers and deregisters for some seconds; how often. Threads that get no processor can't be held in time; for a second
+// Registers and deregisters for some seconds; how often. Threads that get no processor can't be frozen in time; for a second
 // it is not tried again then, which is one spell of rounds that copy, however many.
 static unsigned long turn(uint8_t *m, size_t bytes, bool must_place) {
     unsigned long rounds = 0, in_place = 0, spells = 0;
@@ -359,13 +359,13 @@ static void *idle(void *argument) {
     return NULL;
 }
 
-// Run under a tracer, which has the threads: nothing can be held, so memory stays on the fallback, and all works.
+// Run under a tracer, which has the threads: nothing can be frozen, so memory stays on the slow path, and all works.
 void case_traced(void) {
     uint8_t *m = private_pages(64 * PAGE, 1);
     struct ibv_mr *before = reg(m, 64 * PAGE);
     need(placed(m, 64 * PAGE) == 64 * PAGE);
     pthread_t threads[2] = {start(idle, NULL), start(idle, NULL)};
-    dereg(before); // by private copies: no thread could be held
+    dereg(before); // by private copies: no thread could be frozen
     need(placed(m, 64 * PAGE) == 0 && is_filled(m, 64 * PAGE, 1));
     need(copied(m, 64 * PAGE) == 64 * PAGE);
     need(madvise(m + PAGE, PAGE, MADV_DONTNEED) == 0);
@@ -436,7 +436,7 @@ void case_allocator(void) {
     usleep(seconds_of() * 1000000);
     end(threads, 5);
     printf("%lu allocations, %d areas more\n", atomic_load(&calls), (int)(all_areas() - before));
-    need(placed(NULL, -1ul) <= 33 * MIB); // no more than empty zones
+    need(placed(NULL, -1ul) <= 33 * MIB); // no more than empty arenas
 }
 
 static int ended_with(pid_t child) {

@@ -89,49 +89,49 @@ def by_poll(client, pause):
     poll = select.poll()
     poll.register(client, BOTH)
 
-    def told():
+    def reported():
         ((_, events),) = poll.poll(1000)
         return events if events != select.POLLOUT else None
-    return until_some(pause, "told by poll", told)
+    return until_some(pause, "notified by poll", reported)
 
 
 def by_epoll(client, pause):
     with select.epoll() as epoll:
         epoll.register(client, BOTH)
 
-        def told():
+        def reported():
             ((_, events),) = epoll.poll(1)
             return events if events != select.EPOLLOUT else None
-        return until_some(pause, "told by epoll", told)
+        return until_some(pause, "notified by epoll", reported)
 
 
 def polled(client):
     for turn, (look, pause) in enumerate(((by_poll, 0.2), (by_poll, 0), (by_epoll, 0.2), (by_epoll, 0))):
         if turn == 0:
             time.sleep(0.2)
-        need(look(client, pause) & select.POLLIN, "told of something else")
+        need(look(client, pause) & select.POLLIN, "notified of something else")
 
 
 def polled_early(client):
-    need(by_epoll(client, 0.2) & select.POLLIN, "told of something else")
+    need(by_epoll(client, 0.2) & select.POLLIN, "notified of something else")
 
 
 def asked(client):
     client.setblocking(False)
 
-    def told():
+    def reported():
         try:
             return client.recv(10)
         except BlockingIOError:
             return None
-    need(until_some(0.05, "told by recv", told) == b"", "told of something else")
+    need(until_some(0.05, "notified by recv", reported) == b"", "notified of something else")
     client.settimeout(SECONDS)
 
 
 def sent(client, pause, blocking):
     client.setblocking(blocking)
 
-    def told():
+    def reported():
         try:
             client.send(b"x" * 10)
             return None
@@ -141,7 +141,7 @@ def sent(client, pause, blocking):
             return error.errno
     if blocking:
         client.settimeout(SECONDS)
-    need(until_some(pause, "told by send", told) in (errno.ECONNRESET, errno.EPIPE), "told of something else")
+    need(until_some(pause, "notified by send", reported) in (errno.ECONNRESET, errno.EPIPE), "notified of something else")
 
 
 def errors(client):

@@ -59,7 +59,7 @@ static void refused(int epoll, int operation, int fd, struct epoll_event *event,
 }
 
 // Expects one event within the time.
-static void told(int epoll, int fd, uint32_t events, const char *when) {
+static void reported(int epoll, int fd, uint32_t events, const char *when) {
     struct epoll_event event = {0};
     int count = await(epoll, &event, 1, MILLISECONDS);
     if (count != 1 || event.data.u64 != (uint64_t)(1000 + fd) || event.events != events)
@@ -68,7 +68,7 @@ static void told(int epoll, int fd, uint32_t events, const char *when) {
 
 static void quiet(int epoll, const char *when) {
     struct epoll_event event;
-    if (await(epoll, &event, 1, 0) || await(epoll, &event, 1, 1)) die("%s: something was told", when);
+    if (await(epoll, &event, 1, 0) || await(epoll, &event, 1, 1)) die("%s: something was reported", when);
 }
 
 static void refusals(int epoll, int fd) {
@@ -92,18 +92,18 @@ static void conditions(int epoll, int ends[2]) {
     char bytes[4];
     quiet(epoll, "nothing came");
     set(epoll, EPOLL_CTL_MOD, ends[0], EPOLLIN | EPOLLOUT);
-    told(epoll, ends[0], EPOLLOUT, "room");
+    reported(epoll, ends[0], EPOLLOUT, "room");
     set(epoll, EPOLL_CTL_MOD, ends[0], EPOLLIN | EPOLLET);
     if (rsend(ends[1], "ab", 2, 0) != 2) die("rsend");
-    told(epoll, ends[0], EPOLLIN, "a byte");
+    reported(epoll, ends[0], EPOLLIN, "a byte");
     if (rrecv(ends[0], bytes, 1, 0) != 1) die("rrecv");
-    told(epoll, ends[0], EPOLLIN, "another byte");
-    told(epoll, ends[0], EPOLLIN, "still the byte");
+    reported(epoll, ends[0], EPOLLIN, "another byte");
+    reported(epoll, ends[0], EPOLLIN, "still the byte");
     set(epoll, EPOLL_CTL_MOD, ends[0], EPOLLIN | EPOLLONESHOT);
-    told(epoll, ends[0], EPOLLIN, "one shot");
+    reported(epoll, ends[0], EPOLLIN, "one shot");
     quiet(epoll, "after the shot");
     set(epoll, EPOLL_CTL_MOD, ends[0], EPOLLIN);
-    told(epoll, ends[0], EPOLLIN, "armed anew");
+    reported(epoll, ends[0], EPOLLIN, "armed again");
 }
 
 // An ordinary descriptor beside an rsocket that is always ready, with room for one event.
@@ -119,7 +119,7 @@ static void others(int epoll, int rsocket) {
     }
     if (heard != 3 || await(epoll, events, 4, MILLISECONDS) != 2) die("both: %d", heard);
     set(epoll, EPOLL_CTL_DEL, rsocket, 0);
-    told(epoll, ends[0], EPOLLIN, "the pipe");
+    reported(epoll, ends[0], EPOLLIN, "the pipe");
     set(epoll, EPOLL_CTL_DEL, ends[0], 0);
     quiet(epoll, "an empty set");
     close(ends[0]);
@@ -131,7 +131,7 @@ static int joined;
 
 static void *wait_for_it(void *unused) {
     (void)unused;
-    told(shared, joined, EPOLLIN, "a thread that waits");
+    reported(shared, joined, EPOLLIN, "a thread that waits");
     return NULL;
 }
 

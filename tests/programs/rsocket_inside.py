@@ -83,20 +83,20 @@ def bound_without_rdma(port):
 
 
 def edges_by_worker(port):
-    """One thread waits, another reads: each piece is told."""
+    """One thread waits, another reads: each piece is reported."""
     client, server = pair(port)
     with select.epoll() as epoll:
         epoll.register(server.fileno(), EDGE)
         for turn in range(20):
             client.sendall(b"x" * 100)
-            told = epoll.poll(SECONDS)
-            need(told, f"piece {turn} was not told")
+            reported = epoll.poll(SECONDS)
+            need(reported, f"piece {turn} was not reported")
             reader = threading.Timer(0.01, server.recv, args=(1000,))
             reader.start()
             if turn % 2:
                 reader.join()
             else:
-                # Blocked while the other reads; what was told may be told again then.
+                # Blocked while the other reads; what was reported may be reported again then.
                 epoll.poll(0.05)
                 reader.join()
 
@@ -138,17 +138,17 @@ def joins_while_others_wait(port):
         epoll = select.epoll()
         if with_pipe:
             epoll.register(read, select.EPOLLIN)
-        told = []
-        waiters = [threading.Thread(target=lambda: told.append(epoll.poll(SECONDS, 1))) for _ in range(3)]
+        reported = []
+        waiters = [threading.Thread(target=lambda: reported.append(epoll.poll(SECONDS, 1))) for _ in range(3)]
         for waiter in waiters:
             waiter.start()
         time.sleep(0.3)
         epoll.register(server.fileno(), select.EPOLLIN)
         for waiter in waiters:
             waiter.join()
-        need(told == [[(server.fileno(), select.EPOLLIN)]] * 3, f"with{'' if with_pipe else 'out'} a pipe: {told}")
+        need(reported == [[(server.fileno(), select.EPOLLIN)]] * 3, f"with{'' if with_pipe else 'out'} a pipe: {reported}")
         os.write(write, b"x")
-        heard = {told[0] for told in (epoll.poll(0, 9) for _ in range(2)) for told in told}
+        heard = {reported[0] for reported in (epoll.poll(0, 9) for _ in range(2)) for reported in reported}
         need(heard == {server.fileno()} | ({read} if with_pipe else set()), f"heard of {heard}")
         with open(f"/proc/self/fdinfo/{epoll.fileno()}") as rows:
             count = sum(row.startswith("tfd:") for row in rows)
@@ -174,17 +174,17 @@ def copies_of_sets(port):
             one.register(server.fileno(), select.EPOLLIN)
         two = select.epoll.fromfd(copy(one.fileno()))
         # By the copy; as threads do that wait already.
-        told = []
-        waiter = threading.Thread(target=lambda: told.append(one.poll(SECONDS, 1)))
+        reported = []
+        waiter = threading.Thread(target=lambda: reported.append(one.poll(SECONDS, 1)))
         waiter.start()
         if early:
             two.register(server.fileno(), select.EPOLLIN)
         waiter.join()
-        need(told == [there] and two.poll(SECONDS) == there, f"told {told}, {two.poll(0)}")
+        need(reported == [there] and two.poll(SECONDS) == there, f"reported {reported}, {two.poll(0)}")
         one.close()
         need(two.poll(SECONDS) == there, "the set went with one of two descriptors")
         two.unregister(server.fileno())
-        need(two.poll(0) == [], "told of what is not there any more")
+        need(two.poll(0) == [], "notified of what is not there any more")
         two.close()
     waits_for_copies(client, server)
 
@@ -192,17 +192,17 @@ def copies_of_sets(port):
 def waits_for_copies(client, server):
     """A thread that waits for the kernel's set alone when it is copied hears of the copy's rsockets."""
     one = select.epoll()
-    told = []
-    waiters = [threading.Thread(target=lambda: told.append(one.poll(SECONDS, 1))) for _ in range(3)]
+    reported = []
+    waiters = [threading.Thread(target=lambda: reported.append(one.poll(SECONDS, 1))) for _ in range(3)]
     for waiter in waiters:
         waiter.start()
     time.sleep(0.3)
     two = select.epoll.fromfd(os.dup(one.fileno()))
     two.register(server.fileno(), select.EPOLLIN)
-    need(two.poll(SECONDS, 1) == [(server.fileno(), select.EPOLLIN)], "not told by the copy")
+    need(two.poll(SECONDS, 1) == [(server.fileno(), select.EPOLLIN)], "not notified by the copy")
     for waiter in waiters:
         waiter.join()
-    need(told == [[(server.fileno(), select.EPOLLIN)]] * 3, f"told {told}")
+    need(reported == [[(server.fileno(), select.EPOLLIN)]] * 3, f"reported {reported}")
     one.close()
     two.close()
     need(server.recv(1) == b"x", "it did not stay")
@@ -246,17 +246,17 @@ def children_without(port):
     with listener(port + 1) as waiting:
         child = os.fork()
         if child == 0:
-            told = []
+            reported = []
             for call in (lambda: server.recv(1), lambda: server.send(b"x"), waiting.accept, client.getpeername,
                          lambda: client.shutdown(socket.SHUT_RDWR)):
                 try:
-                    told.append(call())
+                    reported.append(call())
                 except OSError as error:
-                    told.append(error.errno)
+                    reported.append(error.errno)
             os.close(server.fileno())
             os.close(client.fileno())
-            os._exit(0 if told == [errno.ENOTCONN] * 5 else 1)
-        need(os.waitpid(child, 0)[1] == 0, "a child was told something else than ENOTCONN")
+            os._exit(0 if reported == [errno.ENOTCONN] * 5 else 1)
+        need(os.waitpid(child, 0)[1] == 0, "a child got something else than ENOTCONN")
     works(client, server)
 
 
@@ -351,7 +351,7 @@ def was_reset(port):
     server.close()
     poll = select.poll()
     poll.register(client, 0)
-    need(poll.poll(SECONDS * 1000), "nothing is told")
+    need(poll.poll(SECONDS * 1000), "nothing is reported")
     seen = [polled(client), client.recv(5)]
     return seen + [client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for _ in range(2)]
 
@@ -460,13 +460,13 @@ def loopback_is_one(port):
 
 
 def epoll_of_loopback(port):
-    """A member of a set from before it was connected is told of by the kernel's set afterwards."""
+    """A member of a set from before it was connected is reported by the kernel's set afterwards."""
     with listener(port, "127.0.0.1") as waiting, socket.socket() as client, select.epoll() as epoll:
         client.setblocking(False)
         epoll.register(client.fileno(), select.EPOLLOUT | select.EPOLLET)
         epoll.poll(0)
         need(client.connect_ex(("127.0.0.1", port)) in (0, errno.EINPROGRESS), "connecting")
-        need(epoll.poll(SECONDS) == [(client.fileno(), select.EPOLLOUT)], "it was not told")
+        need(epoll.poll(SECONDS) == [(client.fileno(), select.EPOLLOUT)], "it was not reported")
         waiting.accept()
 
 

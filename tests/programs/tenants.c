@@ -1,7 +1,7 @@
 // One container of a tenant, and what its neighbours must not be able to do to it; QPs and messages to be counted.
 //
 //   tenants stay GROUP            a pair of its own and a datagram QP in the group; prints `ready QPN RKEY ADDRESS DATAGRAM_QPN`;
-//                                 tells each message that comes, and at SIGTERM whether all is untouched
+//                                 prints each message that comes, and at SIGTERM whether all is untouched
 //   tenants group GROUP           a datagram to the group
 //   tenants spoof IP QPN [INDEX]  asks for GIDs that it has not: all but INDEX, else 0
 //   tenants idle server PORT | idle client IP PORT   a connection with nothing on it, until it is cut
@@ -121,22 +121,22 @@ static int make_qps(unsigned count) {
     struct ibv_pd *pd = context ? ibv_alloc_pd(context) : NULL;
     struct ibv_cq *cq = pd ? ibv_create_cq(context, 16, NULL, NULL, 0) : NULL;
     if (!cq) return 1;
-    bool told = false;
+    bool reported = false;
     for (unsigned made = 0; made < count && !ended;) {
         struct ibv_qp_init_attr init = {
             .send_cq = cq, .recv_cq = cq, .cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1},
             .qp_type = IBV_QPT_RC};
         if (ibv_create_qp(pd, &init)) {
             made++;
-            told = false;
+            reported = false;
             continue;
         }
         if (errno != ENOMEM) {
             printf("made %u, then: %s\n", made, strerror(errno));
             return 1;
         }
-        if (!told) printf("made %u, then: ENOMEM\n", made);
-        told = true;
+        if (!reported) printf("made %u, then: ENOMEM\n", made);
+        reported = true;
         sleep_ms(TRY_MS);
     }
     if (!ended) puts("made all");
@@ -148,7 +148,7 @@ static int pump(void) {
     struct endpoint from = {0}, to = {0};
     if (!endpoint_open(&from, &(struct options){0}) || !endpoint_open(&to, &(struct options){0}) || !join(&from, &to)) return 1;
     unsigned long count = 0;
-    uint64_t begin = now_ns(), told = 0;
+    uint64_t begin = now_ns(), reported = 0;
     struct ibv_wc wc;
     puts("begun");
     while (!ended) {
@@ -159,8 +159,8 @@ static int pump(void) {
         if (wc.status != IBV_WC_SUCCESS || !poll_one(to.recv_cq, &wc, CUT_MS) || wc.status != IBV_WC_SUCCESS) return 1;
         count++;
         uint64_t now = now_ns();
-        if (now - told < 100000000) continue;
-        told = now;
+        if (now - reported < 100000000) continue;
+        reported = now;
         printf("sent %lu in %lu ms\n", count, (unsigned long)((now - begin) / 1000000));
     }
     return 0;

@@ -16,17 +16,17 @@ enum {
     CONSTANT = RECEIVED + RECEIVES * RECEIVE_SLOT,
     WRITTEN = CONSTANT + SLOT,
     READ_BACK = WRITTEN + DEPTH * SLOT,
-    TOLD_SLOTS = 64, // more than the other end can have told of and this one not seen
-    TOLD = READ_BACK + DEPTH * SLOT,
-    TOTAL = TOLD + TOLD_SLOTS * SLOT,
+    NOTIFIED_SLOTS = 64, // more than the other end can have reported and this one not seen
+    NOTIFIED = READ_BACK + DEPTH * SLOT,
+    TOTAL = NOTIFIED + NOTIFIED_SLOTS * SLOT,
     CONSTANT_SEED = 4242,
 };
 enum { KIND_SEND, KIND_WRITE, KIND_READ, KIND_WRITE_IMM };
 
-// Of the WRITE that a message tells of: now and then none at all.
-static uint32_t told_length(uint64_t message) { return message % 5 ? (uint32_t)(message * 2654435761u >> 7) % SLOT : 0; }
+// Of the WRITE that a message reports: now and then none at all.
+static uint32_t notified_length(uint64_t message) { return message % 5 ? (uint32_t)(message * 2654435761u >> 7) % SLOT : 0; }
 
-static size_t told_place(uint64_t message) { return TOLD + (size_t)(message % TOLD_SLOTS) * SLOT; }
+static size_t notified_place(uint64_t message) { return NOTIFIED + (size_t)(message % NOTIFIED_SLOTS) * SLOT; }
 
 bool traffic_open(struct traffic *t, struct side *side, const struct options *options, uint64_t seed) {
     struct options o = *options;
@@ -70,9 +70,9 @@ static bool post_next(struct traffic *t) {
         fill(t->e.memory + source, length < 64 ? length : 64, t->posted);
         rc = post_remote(&t->e, IBV_WR_RDMA_WRITE, t->posted, source, length, WRITTEN + (size_t)slot * SLOT, 0);
     } else if (kind == KIND_WRITE_IMM) {
-        length = told_length(t->sent);
+        length = notified_length(t->sent);
         fill(t->e.memory + source, length, t->sent);
-        rc = post_remote(&t->e, IBV_WR_RDMA_WRITE_WITH_IMM, t->posted, source, length, told_place(t->sent), 0);
+        rc = post_remote(&t->e, IBV_WR_RDMA_WRITE_WITH_IMM, t->posted, source, length, notified_place(t->sent), 0);
     } else {
         fill(t->e.memory + source, length, t->sent);
         rc = post_send(&t->e, t->posted, source, length, 0);
@@ -114,8 +114,8 @@ static bool received(struct traffic *t, const struct ibv_wc *wc) {
     if (!note(t, wc)) return false;
     const uint8_t *slot = t->e.memory + RECEIVED + wc->wr_id * RECEIVE_SLOT;
     if (wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
-        bool right = wc->byte_len == told_length(t->received) && wc->wc_flags & IBV_WC_WITH_IMM;
-        if (!right || !holds(t->e.memory + told_place(t->received), wc->byte_len, t->received))
+        bool right = wc->byte_len == notified_length(t->received) && wc->wc_flags & IBV_WC_WITH_IMM;
+        if (!right || !holds(t->e.memory + notified_place(t->received), wc->byte_len, t->received))
             return corrupt(t, "WRITE with immediate data", t->received);
     } else if (!holds(slot, wc->byte_len, t->received)) {
         return corrupt(t, "SEND", t->received);

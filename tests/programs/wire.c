@@ -284,8 +284,8 @@ static int take_all(void) {
     return taken;
 }
 
-// The router is gone, and with it whoever could tell of what came just before.
-static bool nobody_tells(void) {
+// The router is gone, and with it the events of what came just before.
+static bool without_events(void) {
     struct pollfd looked = {channel->fd, POLLIN, 0};
     return poll(&looked, 1, 0) == 1 && (looked.revents & POLLHUP);
 }
@@ -302,7 +302,7 @@ static bool sleep_in_channel(int sock) {
     if (!(waiting[0].revents & POLLIN)) {
         // Completions after the arming must ring, if not quite at once.
         return (n = take_all()) == 0 || (n > 0 && fd_readable(channel->fd, 2000)) || first_error != IBV_WC_SUCCESS ||
-               nobody_tells() || bad("completions without an event", NULL);
+               without_events() || bad("completions without an event", NULL);
     }
     if (ibv_get_cq_event(channel, &of, &cookie)) return false;
     ibv_ack_cq_events(of, 1);
@@ -359,7 +359,7 @@ static bool compare(struct side *side) {
 static bool flushed(void) {
     uint64_t end_ns = now_ns() + FLUSH_WAIT_MS * 1000000u;
     bool all = false;
-    // The queue pairs without an error are told to end, as a program would.
+    // The queue pairs without an error are ended, as a program would.
     for (unsigned i = 0; i < options.qps; i++) qp_modify_state(flows[i].qp, IBV_QPS_ERR);
     while (!all && now_ns() < end_ns) {
         if (take_all() < 0) return false;

@@ -1,7 +1,7 @@
 """Access rules between two networks of one tenant, on one host and on two: nothing goes across without one, all that it allows does,
 and another tenant with the same addresses has no part in it.
 
-Programs that connect by hand tell each other by TCP to what; networks have none between them, so the test carries it.
+Programs that connect by hand exchange their ends by TCP; networks have none between them, so the test carries it.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def rows():
     yield of("rstream -I 4 -C 50 -S 6400 -T b", "rstream -T b -s {ip} -I 4 -C 50 -S 6400", server_says=("custom",))
 
 
-# ---- what programs tell each other
+# ---- what programs exchange
 
 
 def socket_in(container):
@@ -297,7 +297,7 @@ def under_traffic(hosts, server, client, other):
     before = cm.listener_count(server)
     running = [server.start(*TRAFFIC)]
 
-    def told():
+    def reported():
         return "\n---\n".join(each.output() for each in running)
 
     try:
@@ -305,13 +305,13 @@ def under_traffic(hosts, server, client, other):
         sent = client.host.status()["counters"]["messages"]
         running.append(client.start(*TRAFFIC, server.ip))
         wait_until(lambda: client.host.status()["counters"]["messages"] > sent + TRAFFIC_MESSAGES
-                   or running[1].process.poll() is not None, lambda: f"no traffic:\n{told()}", SOON)
-        need(all(each.process.poll() is None for each in running), f"it ended too early:\n{told()}")
+                   or running[1].process.poll() is not None, lambda: f"no traffic:\n{reported()}", SOON)
+        need(all(each.process.poll() is None for each in running), f"it ended too early:\n{reported()}")
         need_shown(ends)
         server.host.freeflow("delete", "accessrule", "across")
         for each in running:
             code = each.wait(SOON)
-            need(code != 0, f"it ended well:\n{told()}")
+            need(code != 0, f"it ended well:\n{reported()}")
     finally:
         for each, end in zip(running, ends):
             each.kill()
@@ -324,7 +324,7 @@ def under_traffic(hosts, server, client, other):
 def counted_cuts(end, network):
     """Whatever is said in the log: ends of connections that its host has cut, in that network."""
     samples = api.scrape(api.Api(end.host))
-    return api.value(samples, "freeflow_access_cuts_total", rule="", tenant="red", network=network)
+    return api.value(samples, "freeflow_policy_disconnections_total", rule="", tenant="red", network=network)
 
 
 def enforced(host):
@@ -335,7 +335,7 @@ def enforced(host):
 def need_cut_noted(server, client, end, read):
     """After so many lines there is one of the cut, however often the vNIC was refused."""
     vnic, peer, until = tenants.vnic_of(end), client if end is server else server, time.monotonic() + SOON
-    cut = {"what": "connection cut", "vnic": vnic, "rule": "across (withdrawn)", "peer": f"::ffff:{peer.ip}"}
+    cut = {"what": "connection disconnected", "vnic": vnic, "rule": "across (withdrawn)", "peer": f"::ffff:{peer.ip}"}
     while not any(cut.items() <= line.items() for line in enforced(end.host)[read:]):
         need(time.monotonic() < until, f"the cut of {end.name} is not in audit.log: {enforced(end.host)[read:]}")
         need_not_connected(server, client)

@@ -1,6 +1,6 @@
 """Two tenants with the same addresses never meet, on one host and on two; and access rules within a tenant.
 
-What the victim has is told to the enemy, as if every guess were right at once: its address, QPNs, keys and memory.
+What the victim has is given to the enemy, as if every guess were right at once: its address, QPNs, keys and memory.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def audited(host, what, name):
 
 def counts(host, name):
     status = tenants.get(host, "accessrule", name)["status"]
-    return status["refusalCount"], status["cutCount"]
+    return status["refusalCount"], status["disconnectionCount"]
 
 
 def need_refused(host, what, name, before=0):
@@ -145,7 +145,7 @@ def group_of_datagrams(host, server, client, other):
 def withdrawn(host, server, client, words):
     """While perftest runs: both ends end by themselves, with an error."""
     declare(host, "deny", rule("while", "action: allow"))
-    cuts = sum(line["count"] for line in audited(host, "connection cut", "while (withdrawn)"))
+    cuts = sum(line["count"] for line in audited(host, "connection disconnected", "while (withdrawn)"))
     there = server.start(*words)
     server.wait_for_port(there)
     here = client.start(*words, server.ip)
@@ -160,7 +160,7 @@ def withdrawn(host, server, client, words):
     for side in (here, there):
         code = side.wait(SOON)
         need(code != 0, f"it ended well:\n{side.output()}")
-    wait_until(lambda: sum(line["count"] for line in audited(host, "connection cut", "while (withdrawn)")) >= cuts + 2,
+    wait_until(lambda: sum(line["count"] for line in audited(host, "connection disconnected", "while (withdrawn)")) >= cuts + 2,
                "both ends are not in audit.log")
     wait_until(lambda: not tenants.qps(host), "QPs are left")
 
@@ -172,7 +172,7 @@ def denied_later(host, server, client, other):
     declare(host, "allow", rule("now", "action: deny"))
     idle.need_cut()
     wait_until(lambda: counts(host, "now")[1] >= 2, lambda: f"not two ends are counted: {counts(host, 'now')}")
-    need_refused(host, "connection cut", "now")
+    need_refused(host, "connection disconnected", "now")
     idle = tenants.Idle(server, other)
     declare(host, "allow", rule("now", "action: deny"), rule("again", "action: deny, order: 1"))
     need(all(end.process.poll() is None for end in idle.ends), "another connection was cut")
@@ -221,10 +221,10 @@ def relabelled_elsewhere(one, two, server, client, other):
     """Labels that change on the other host cut what stands, at both ends, and let it be made again."""
     declare(one, "deny", rule("clients", "action: allow"), cidrs=part_of(one))
     need(not connects(server, other), "who has another label is let in")
-    idle, cuts = tenants.Idle(server, client), sum(line["count"] for line in audited(one, "connection cut", "Network red"))
+    idle, cuts = tenants.Idle(server, client), sum(line["count"] for line in audited(one, "connection disconnected", "Network red"))
     label(two, client, "other")
     idle.need_cut()
-    wait_until(lambda: sum(line["count"] for line in audited(one, "connection cut", "Network red")) > cuts, "it is not in audit.log")
+    wait_until(lambda: sum(line["count"] for line in audited(one, "connection disconnected", "Network red")) > cuts, "it is not in audit.log")
     need(not connects(server, client), "the old label still holds")
     label(two, client, "client")
     wait_until(lambda: connects(server, client), "the new label does not hold", SOON)
@@ -236,7 +236,7 @@ def withdrawn_elsewhere(one, two, server, client, other):
     idle = tenants.Idle(server, client)
     one.freeflow("delete", "accessrule", "clients")
     idle.need_cut()
-    wait_until(lambda: audited(one, "connection cut", "clients (withdrawn)"), "it is not in audit.log")
+    wait_until(lambda: audited(one, "connection disconnected", "clients (withdrawn)"), "it is not in audit.log")
     declare(one, "deny", rule("clients", "action: allow"), cidrs=part_of(one))
     need(connects(server, client), "it can't be given back")
 

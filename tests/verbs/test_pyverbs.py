@@ -2,8 +2,8 @@
 
 `pyverbs-expected.txt` names the 170 tests that are not for a vendor's device, and what each does here: `ok`, or
 `skipped: ` and the test's own reason; where the reason depends on the machine, several with ` | ` in between. No test may
-fail; one that begins to pass, or skips for another reason, is told so that the list is brought up to date (`--update`
-writes it anew).
+fail; one that begins to pass, or skips for another reason, is reported so that the list is brought up to date (`--update`
+writes it again).
 """
 
 import gzip

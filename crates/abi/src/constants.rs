@@ -22,7 +22,7 @@ pub const IBV_NODE_UNSPECIFIED: c_int = 7;
 pub const IBV_TRANSPORT_UNKNOWN: c_int = -1;
 pub const IBV_TRANSPORT_IB: c_int = 0;
 
-// enum ibv_gid_type, as ibv_query_gid_ex tells it
+// enum ibv_gid_type, as ibv_query_gid_ex reports it
 pub const IBV_GID_TYPE_IB: u32 = 0;
 pub const IBV_GID_TYPE_ROCE_V1: u32 = 1;
 pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;

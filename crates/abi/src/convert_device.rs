@@ -47,7 +47,7 @@ const PAGE_SIZE_CAP: u64 = 0xffff_ffff_ffff_f000;
 /// Completion timestamps are nanoseconds: a clock of 1 GHz, in kHz.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
 
-/// C's `int` fields hold no more than this; a larger limit is told as this.
+/// C's `int` fields hold no more than this; a larger limit is reported as this.
 fn to_int(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
 }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_beyond_an_int_are_told_as_the_largest() {
+    fn limits_beyond_an_int_are_reported_as_the_largest() {
         assert_eq!(to_int(u32::MAX), c_int::MAX);
         assert_eq!(to_c_text(&"x".repeat(100))[62..], [b'x' as c_char, 0]);
     }

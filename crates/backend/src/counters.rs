@@ -19,7 +19,7 @@ pub struct WireCounters {
     pub truncated: u64,
     /// Dropped: from an address that is no peer's.
     pub unknown_source: u64,
-    /// Dropped by the kernel because a receive buffer was full, as far as it has told.
+    /// Dropped by the kernel because a receive buffer was full, as far as it has reported.
     pub receive_overflow: u64,
     /// Calls to receive that failed (other than for having nothing).
     pub receive_errors: u64,

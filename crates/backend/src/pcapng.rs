@@ -1,5 +1,5 @@
 //! Captures as files: blocks of the pcapng format (draft-ietf-opsawg-pcapng), with IP and UDP headers made up from what
-//! the sockets tell. Of a packet received the checksums are those that a sound header would have.
+//! the sockets report. Of a packet received the checksums are those that a sound header would have.
 //!
 //! A file is [`begin`], then one [`packet`] for each; interfaces are numbered from 0.
 use crate::capture::{Captured, Direction};

@@ -61,7 +61,7 @@ impl Datagram {
 pub(crate) struct Listener {
     pub socket: UdpSocket,
     pub address: IpAddr,
-    /// Drops of the kernel as it told last.
+    /// Drops of the kernel as last reported.
     overflow: u32,
 }
 

@@ -611,7 +611,8 @@ fn listen(address: IpAddr, config: &UdpConfig) -> io::Result<Listener> {
     } else {
         sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
         sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
-        // RoCEv2 leaves the checksum zero; over IPv6 the kernel drops that unless told otherwise (RFC 6935).
+        // RoCEv2 leaves the checksum zero; over IPv6 the kernel drops that unless configured otherwise (RFC
+        // 6935).
         sys::set_option(fd, libc::SOL_UDP, sys::UDP_NO_CHECK6_RX, 1)?;
     }
     if config.gro {

@@ -155,7 +155,7 @@ fn without_segmentation_packets_look_as_those_of_rxe() {
 }
 
 #[test]
-fn traffic_class_and_congestion_are_told() {
+fn traffic_class_and_congestion_are_reported() {
     for v6 in [false, true] {
         let (_namespace, mut from, mut to) = loopback(|config, _| config.dscp = 10, v6);
         for (given, expected) in [(0, 10 << 2), (2, 10 << 2 | 2), (3, 10 << 2 | 3), (0xb8, 0xb8), (0xbb, 0xbb)] {

@@ -20,7 +20,7 @@ const WITHIN: Duration = Duration::from_secs(60);
 
 const HEADER: &str = "\
 Instructions in user space of one call of the data path, within a host, copying included: counted by callgrind.
-scripts/instructions compares with this table (5 %); with FREEFLOW_UPDATE=1 it writes it anew.
+scripts/instructions compares with this table (5 %); with FREEFLOW_UPDATE=1 it writes it again.
 
 ";
 

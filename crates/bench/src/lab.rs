@@ -25,7 +25,7 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Where a program runs.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum Location {
     /// In the network of a host, from 1.
     Host(u32),
     Container(String),
@@ -95,11 +95,11 @@ impl Lab {
     }
 
     /// A command that runs a program there.
-    pub fn command(&self, place: &Place, argv: &[&str]) -> Command {
+    pub fn command(&self, place: &Location, argv: &[&str]) -> Command {
         let mut command = self.freeflow();
         match place {
-            Place::Host(number) => command.args(["lab", "enter", "--host", &number.to_string(), "--"]),
-            Place::Container(name) => command.args(["lab", "exec", name, "--"]),
+            Location::Host(number) => command.args(["lab", "enter", "--host", &number.to_string(), "--"]),
+            Location::Container(name) => command.args(["lab", "exec", name, "--"]),
         };
         command.args(argv);
         command
@@ -169,13 +169,17 @@ impl Lab {
         for number in 1..=HOST_COUNT {
             let mut argv = vec!["ethtool", "-K", LINK];
             argv.extend(OFFLOADS[..4].iter().flat_map(|&offload| [offload, state]));
-            self.finish(self.command(&Place::Host(number), &argv), "ethtool")?;
+            self.finish(self.command(&Location::Host(number), &argv), "ethtool")?;
         }
         Ok(())
     }
 
     /// Runs two bare ends against each other: what the one that begins saw, and the one that answers.
-    pub fn ends(&self, answers: (&Place, &End), begins: (&Place, &End)) -> Result<(EndFigures, EndFigures), String> {
+    pub fn ends(
+        &self,
+        answers: (&Location, &End),
+        begins: (&Location, &End),
+    ) -> Result<(EndFigures, EndFigures), String> {
         let mut answering = Ending::start(self, answers.0, answers.1)?;
         answering.await_ready()?;
         let first = Ending::start(self, begins.0, begins.1)?.figures();
@@ -189,7 +193,7 @@ impl Lab {
     }
 
     /// One TCP transfer of `seconds`, from one place to the other.
-    pub fn iperf(&self, from: &Place, to: (&Place, Ipv4Addr), seconds: f64) -> Result<Iperf, String> {
+    pub fn iperf(&self, from: &Location, to: (&Location, Ipv4Addr), seconds: f64) -> Result<Iperf, String> {
         let port = IPERF_PORT.to_string();
         let mut server = self.command(to.0, &["iperf3", "-s", "-1", "-p", &port]);
         server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -251,7 +255,7 @@ struct Ending {
 }
 
 impl Ending {
-    fn start(lab: &Lab, place: &Place, end: &End) -> Result<Self, String> {
+    fn start(lab: &Lab, place: &Location, end: &End) -> Result<Self, String> {
         let program = env::current_exe().map_err(|error| error.to_string())?;
         let program = program.to_str().ok_or("the path of this program is no text")?;
         let text = serde_json::to_string(end).map_err(|error| error.to_string())?;
@@ -264,7 +268,7 @@ impl Ending {
             .map_err(|error| format!("{}: {error}", lab.program.display()))?;
         let output = child.stdout.take().ok_or("no pipe")?;
         let mut ending = Self { child: Killed(child), output: BufReader::new(output), what: format!("{end:?}") };
-        if matches!(place, Place::Container(_)) {
+        if matches!(place, Location::Container(_)) {
             ending.give_place()?;
         }
         Ok(ending)

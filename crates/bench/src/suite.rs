@@ -7,8 +7,8 @@ use std::net::Ipv6Addr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Sizes that are measured with memory which needs the fallback.
-const FALLBACK_BYTES: [usize; 3] = [64, 64 << 10, 1 << 20];
+/// Sizes that are measured with memory which needs the slow path.
+const SLOW_PATH_BYTES: [usize; 3] = [64, 64 << 10, 1 << 20];
 
 /// How much to measure.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ impl Plan {
         for operation in Operation::ALL {
             for memory in Memory::OF_TRAFFIC {
                 let few = memory == Memory::Foreign;
-                for &bytes in sizes.iter().filter(|bytes| !few || FALLBACK_BYTES.contains(bytes)) {
+                for &bytes in sizes.iter().filter(|bytes| !few || SLOW_PATH_BYTES.contains(bytes)) {
                     let slots = match traffic {
                         Traffic::Latency => 1,
                         Traffic::Bandwidth => relay_copy::slots(bytes),

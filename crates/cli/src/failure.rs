@@ -33,7 +33,7 @@ impl Failure {
         self
     }
 
-    /// The code unless a more telling one was set already.
+    /// The code unless a more specific one was set already.
     pub fn or_code(self, code: u8) -> Self {
         if self.code == EXIT_FAILURE { self.with_code(code) } else { self }
     }

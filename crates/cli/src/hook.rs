@@ -10,7 +10,8 @@
 //!
 //! Invariant: network, name, address and labels of a vNIC come from the device's name alone. Of the container's
 //! `config.json` only the path of its root is read, which the engine chooses. Annotations, environment, host name and
-//! labels in there may be the image's (podman copies an image's annotations), and nothing tells them apart.
+//! labels in there may be the image's (podman copies an image's annotations), and they cannot be
+//! distinguished.
 
 use crate::admin::{Admin, Presence};
 use crate::failure::{Context, Result, fail};

@@ -1,8 +1,8 @@
 //! PID 1 of a `freeflow run` container: arranges the view, starts the command, passes signals on, reaps, and ends with
 //! the command's exit status. The kernel ends everything else in the container with it.
 //!
-//! It tells its supervisor over a seqpacket socket, one [`Report`] a message; the end of the connection says that the
-//! command runs. Its supervisor's death kills it (PR_SET_PDEATHSIG).
+//! It reports to its supervisor over a seqpacket socket, one [`Report`] a message; the end of the connection says
+//! that the command runs. Its supervisor's death kills it (PR_SET_PDEATHSIG).
 
 use crate::failure::{Context, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_RUN_FAILED, Failure, Result};
 use crate::sys::{self, Fork, Signals};
@@ -92,7 +92,7 @@ fn start(view: &View, program: &Program, channel: &OwnedFd) -> Result<(Pid, Sign
         }
     };
     // Nothing of the host stays open here, where the container's root could reach it; and the end of an output pipe
-    // is the command's to tell.
+    // is the command's to report.
     let null =
         rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).context("/dev/null")?;
     rustix::stdio::dup2_stdin(&null).context("stdin")?;

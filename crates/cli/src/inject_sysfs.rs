@@ -149,7 +149,7 @@ fn new_tmpfs(directory_count: usize) -> Result<OwnedFd> {
     make().context("can't make a tmpfs")
 }
 
-/// Tells the readers of the vNIC's sysfs which network interface has its address.
+/// Shows the readers of the vNIC's sysfs which network interface has its address.
 pub fn name_interface(vnic_directory: &Path, interface: &str) {
     let tree = vnic_directory.join(DIRECTORY);
     if !tree.exists() {

@@ -229,7 +229,8 @@ fn entered(run_dir: &RunDir, at: &LabHost) -> Result<RunDir> {
     Ok(host)
 }
 
-/// Does something with each container, in its host's network namespace. The first failure is told at the end.
+/// Does something with each container, in its host's network namespace. The first failure is reported at the
+/// end.
 fn each(lab: &Lab, host: Option<u32>, names: &[String], act: impl Fn(&RunDir, String) -> Result<()>) -> Result<()> {
     let mut first = None;
     for name in names {

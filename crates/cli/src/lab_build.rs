@@ -246,7 +246,8 @@ fn live_containers(host: &RunDir) -> Vec<String> {
     own.chain(foreign.map(|vnic| vnic.name)).chain(held).collect()
 }
 
-/// Removes all there is of a lab, whole or not. Goes on after a failure and tells the first; then the directory stays.
+/// Removes all there is of a lab, whole or not. Goes on after a failure and reports the first; then the directory
+/// stays.
 fn dismantle(lab: &Lab) -> Result<()> {
     let hosts = hosts(lab)?;
     let mut first = None;

@@ -40,7 +40,7 @@ pub fn remove(run_dir: &RunDir, names: &[String], force: bool) -> Result<()> {
     })
 }
 
-/// Does all that can be done; the first failure is told at the end.
+/// Does all that can be done; the first failure is reported at the end.
 fn each(names: &[String], mut act: impl FnMut(&str) -> Result<()>) -> Result<()> {
     let mut first = None;
     for name in names {

@@ -105,11 +105,11 @@ fn list(run_dir: &RunDir, format: Format) -> Result<()> {
     output::table(&rows);
     let refused: u64 = status.peers.iter().map(|peer| peer.counters.refused_announcements).sum();
     let refused_cm: u64 = status.peers.iter().map(|peer| peer.counters.refused_cm).sum();
-    if status.strangers + status.refused_handshakes + refused + refused_cm > 0 {
+    if status.unknown_connections + status.refused_handshakes + refused + refused_cm > 0 {
         output::line(format!(
-            "Refused: {} connections of strangers, {} without the right key, {refused} announcements, {refused_cm} messages of \
+            "Refused: {} connections from unknown addresses, {} without the right key, {refused} announcements, {refused_cm} messages of \
              connection management",
-            status.strangers, status.refused_handshakes
+            status.unknown_connections, status.refused_handshakes
         ));
     }
     Ok(())

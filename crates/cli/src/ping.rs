@@ -306,7 +306,7 @@ pub fn ping(run_dir: &RunDir, arguments: &Ping) -> Result<()> {
         percentile_99_us: times.percentile_us(99),
         max_us: times.percentile_us(100),
         path_changed: (0..2)
-            .any(|end| (before[end].path, before[end].channel) != (after[end].path, after[end].channel)),
+            .any(|end| (before[end].path, before[end].direct_ring) != (after[end].path, after[end].direct_ring)),
         ways: [0, 1].map(|end| Way::of(u64::from(arguments.count), &before[end], &after[end])),
         qps: after,
     };

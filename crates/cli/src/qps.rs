@@ -27,7 +27,7 @@ pub struct Qp {
     peer_ip: Option<IpAddr>,
     peer_qpn: Option<u32>,
     pub path: QpPath,
-    pub channel: bool,
+    pub direct_ring: bool,
     pub grants: bool,
     pub reason: Option<String>,
     /// Requests that completed with success, and those of them that went past the router.
@@ -57,7 +57,7 @@ pub fn named(qps: Vec<QpStatus>, vnics: &[VnicStatus]) -> Vec<Qp> {
             peer_ip: qp.peer_address,
             peer_qpn: qp.peer_qpn,
             path: qp.path,
-            channel: qp.channel,
+            direct_ring: qp.direct_ring,
             grants: qp.grants,
             reason: qp.reason,
             sent_messages: qp.sent_messages,
@@ -104,7 +104,7 @@ fn row(qp: &Qp) -> Vec<String> {
         qp.state.clone(),
         peer,
         qp.path.name().into(),
-        if qp.channel { "channel" } else { by_router }.into(),
+        if qp.direct_ring { "direct-ring" } else { by_router }.into(),
         if qp.grants { "grant" } else { by_router }.into(),
         qp.reason.clone().unwrap_or_default(),
     ]
@@ -163,7 +163,7 @@ mod tests {
             peer_address: Some(peer.parse().unwrap()),
             peer_qpn: Some(0xabc),
             path,
-            channel: path == QpPath::Direct,
+            direct_ring: path == QpPath::Direct,
             grants: false,
             reason: reason.map(String::from),
             sent_messages: 5,
@@ -188,7 +188,7 @@ mod tests {
                 "gone 0x000008 RC RTS 10.111.0.3 0x000abc routed routed routed no peer",
                 "name-of-a 0x000007 RC RTS name-of-b 0x000abc routed routed routed policy",
                 "name-of-a 0x000009 RC RTS 10.111.0.9 0x000abc wire wire wire ",
-                "name-of-b 0x000005 RC RTS name-of-a 0x000abc direct channel routed ",
+                "name-of-b 0x000005 RC RTS name-of-a 0x000abc direct direct-ring routed ",
             ]
         );
     }

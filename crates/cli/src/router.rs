@@ -143,7 +143,7 @@ pub fn kill(run_dir: &RunDir) -> Result<()> {
     }
 }
 
-/// Waits until a router has ended; one that was told to and does not is killed.
+/// Waits until a router has ended; one that was asked to and does not is killed.
 pub fn wait_end(process: Process, at_once: bool) -> Result<()> {
     if at_once || !process.wait_end(END_TIMEOUT) {
         process.signal(Signal::KILL).context("can't end the router")?;

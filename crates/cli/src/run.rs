@@ -129,7 +129,7 @@ fn in_background(run_dir: &RunDir, plan: &Plan) -> Result<i32> {
 
 fn background(run_dir: &RunDir, plan: &Plan, writer: OwnedFd) -> i32 {
     let answer = std::cell::RefCell::new(Some(File::from(writer)));
-    let tell = |text: String| {
+    let note = |text: String| {
         if let Some(mut writer) = answer.borrow_mut().take() {
             let _ = writer.write_all(text.as_bytes());
         }
@@ -140,8 +140,8 @@ fn background(run_dir: &RunDir, plan: &Plan, writer: OwnedFd) -> i32 {
         supervise(run_dir, plan, |name| {
             let renamed = std::fs::rename(&log, run_dir.log(name));
             match renamed {
-                Ok(()) => tell(format!("started {name}")),
-                Err(error) => tell(format!("{EXIT_RUN_FAILED} can't keep the log of {name}: {error}")),
+                Ok(()) => note(format!("started {name}")),
+                Err(error) => note(format!("{EXIT_RUN_FAILED} can't keep the log of {name}: {error}")),
             }
         })
     });
@@ -149,7 +149,7 @@ fn background(run_dir: &RunDir, plan: &Plan, writer: OwnedFd) -> i32 {
         Ok(code) => code,
         Err(failure) => {
             let _ = std::fs::remove_file(&log);
-            tell(format!("{} {failure}", failure.code()));
+            note(format!("{} {failure}", failure.code()));
             i32::from(failure.code())
         }
     }

@@ -59,12 +59,12 @@ pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
     objects(router);
     let counters = &router.counters;
     output::line(format!(
-        "Carried: {} messages, {}; of these past the router: {}, {}; copied through the fallback: {}; failed completions: {}",
+        "Carried: {} messages, {}; of these past the router: {}, {}; copied through the slow path: {}; failed completions: {}",
         counters.messages,
         output::bytes(counters.bytes),
         counters.direct_messages,
         output::bytes(counters.direct_bytes),
-        output::bytes(counters.fallback_bytes),
+        output::bytes(counters.slow_path_bytes),
         counters.completions_with_error
     ));
     if router.worker_count > 1 {
@@ -127,7 +127,7 @@ fn objects(router: &RouterStatus) {
     ));
     output::line(format!(
         "Direct: {} QPs send messages past the router, {} reach granted memory",
-        router.channel_qp_count, router.grant_qp_count
+        router.direct_ring_qp_count, router.grant_qp_count
     ));
     output::line(cm::summary(&router.cm));
 }

@@ -59,7 +59,7 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
             started(&record.name);
             let code = watch(&running, &signals);
             if let Err(failure) = finish(run_dir, &records, record, code) {
-                // Told, but the exit code that the caller waits for is the command's.
+                // Reported, but the exit code that the caller waits for is the command's.
                 crate::output::complaint(&failure);
             }
             Ok(code)

@@ -17,7 +17,7 @@
 //! Invariant: a poll sleeps only if its CQ was empty [`EMPTY_POLLS_BEFORE_YIELD`] times since the
 //! router last brought anything to the process, and since the thread's wait began. So a thread that
 //! polls several CQs in turns has looked at all of them since. And only if the thread polls no CQ
-//! that has messages without the router ([`POLLS_BESIDE_CHANNELS`]).
+//! that has messages without the router ([`POLLS_WITHOUT_DIRECT_RING`]).
 use crate::session::Session;
 use freeflow_shm::{monotonic_ns, sched_yield};
 use std::cell::Cell;
@@ -37,7 +37,7 @@ const OWN_WORK_NS: u64 = 10_000;
 const SLEEP_NS: u64 = 100_000;
 /// Nobody wakes a sleeper whose message came by a direct ring: a thread sleeps only after this many
 /// polls without one.
-const POLLS_BESIDE_CHANNELS: u32 = 1024;
+const POLLS_WITHOUT_DIRECT_RING: u32 = 1024;
 
 /// The empty polls of a CQ so far.
 #[derive(Debug, Default)]
@@ -58,7 +58,7 @@ struct ThreadWait {
     /// Empty polls since it found or posted something.
     empty_polls: u32,
     /// Polls since it last looked at a direct ring.
-    beside_channels: u32,
+    polls_without_direct_ring: u32,
     /// When giving way began; 0: it has not.
     began_ns: u64,
     /// How long the last wait took that gave way.
@@ -72,7 +72,7 @@ struct ThreadWait {
 impl ThreadWait {
     const NEW: Self = Self {
         empty_polls: 0,
-        beside_channels: POLLS_BESIDE_CHANNELS,
+        polls_without_direct_ring: POLLS_WITHOUT_DIRECT_RING,
         began_ns: 0,
         last_wait_ns: 0,
         ended_ns: 0,
@@ -92,8 +92,9 @@ impl ThreadWait {
         self.restart();
     }
 
-    fn note_channels(&mut self, has_channels: bool) {
-        self.beside_channels = if has_channels { 0 } else { self.beside_channels.saturating_add(1) };
+    fn note_direct_rings(&mut self, has_direct_rings: bool) {
+        self.polls_without_direct_ring =
+            if has_direct_rings { 0 } else { self.polls_without_direct_ring.saturating_add(1) };
     }
 }
 
@@ -151,19 +152,19 @@ enum Pause {
 
 impl Backoff {
     #[inline]
-    pub fn note_success(&mut self, session: &Session, has_channels: bool) {
+    pub fn note_success(&mut self, session: &Session, has_direct_rings: bool) {
         self.empty_polls = 0;
         if session.must_yield() {
             in_thread(|wait, _| {
-                wait.note_channels(has_channels);
+                wait.note_direct_rings(has_direct_rings);
                 wait.end(monotonic_ns);
             });
         }
     }
 
-    /// `has_channels`: messages may come without the router.
+    /// `has_direct_rings`: messages may come without the router.
     #[inline]
-    pub fn next_action(&mut self, session: &Session, post_hint: &PostHint, has_channels: bool) -> EmptyPollAction {
+    pub fn next_action(&mut self, session: &Session, post_hint: &PostHint, has_direct_rings: bool) -> EmptyPollAction {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         let checks = self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_CHECK);
         if !session.must_yield() {
@@ -174,7 +175,7 @@ impl Backoff {
             if has_posted {
                 wait.end(monotonic_ns);
             }
-            wait.note_channels(has_channels);
+            wait.note_direct_rings(has_direct_rings);
             self.note_wait(thread, wait.number);
             self.next_pause(wait, session.completed(), monotonic_ns, || session.is_worker_here())
         });
@@ -216,8 +217,8 @@ impl Backoff {
         }
         let is_worker_here = is_worker_here();
         let is_long = now_ns.saturating_sub(wait.began_ns) >= SPIN_NS || wait.last_wait_ns >= LONG_WAIT_NS;
-        let may_sleep =
-            self.unchanged_polls > EMPTY_POLLS_BEFORE_YIELD && wait.beside_channels >= POLLS_BESIDE_CHANNELS;
+        let may_sleep = self.unchanged_polls > EMPTY_POLLS_BEFORE_YIELD
+            && wait.polls_without_direct_ring >= POLLS_WITHOUT_DIRECT_RING;
         if (is_long || is_worker_here) && may_sleep { Pause::Sleep { seen: self.seen } } else { Pause::Yield }
     }
 }
@@ -255,7 +256,7 @@ mod tests {
         for action in 1..=count {
             let now_ns = (from_us + u64::from(action)) * 1_000;
             wait.ended_ns = now_ns - 1_000;
-            wait.note_channels(false);
+            wait.note_direct_rings(false);
             backoff.note_wait(1, wait.number);
             match backoff.next_pause(wait, completed, || now_ns, || worker_here) {
                 Pause::Return => returns += 1,
@@ -277,7 +278,11 @@ mod tests {
         assert_eq!(polls((&mut backoff, &mut wait), 0, 70, 10, false), (0, 0, 10));
         wait.end(|| 90_000);
         assert_eq!(wait.last_wait_ns, 69_000);
-        assert_eq!(polls((&mut backoff, &mut wait), 0, 80, 20, false), (20, 0, 0), "after a completion it begins anew");
+        assert_eq!(
+            polls((&mut backoff, &mut wait), 0, 80, 20, false),
+            (20, 0, 0),
+            "after a completion it begins again"
+        );
     }
 
     #[test]
@@ -373,11 +378,11 @@ mod tests {
     }
 
     #[test]
-    fn nobody_sleeps_beside_a_channel() {
+    fn nobody_sleeps_with_a_direct_ring() {
         let (mut with, mut without) = (Backoff::default(), Backoff::default());
         let mut wait = ThreadWait { last_wait_ns: LONG_WAIT_NS, ..ThreadWait::NEW };
         for turn in 1..1_000 {
-            wait.note_channels(true);
+            wait.note_direct_rings(true);
             assert!(!matches!(with.next_pause(&mut wait, 0, || turn, || true), Pause::Sleep { .. }));
             assert_eq!(polls((&mut without, &mut wait), 0, turn, 1, true).2, 0, "{turn}");
         }

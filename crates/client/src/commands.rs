@@ -2,11 +2,11 @@
 //! re-share it.
 //!
 //! Carrying one out needs unsafe code, which stands in the crate `remap`.
-use freeflow_protocol::library::{Handle, ORDER_SHARE_AGAIN, ORDER_TAKE_BACK};
+use freeflow_protocol::library::{COMMAND_RESHARE, COMMAND_REVOKE, Handle};
 use freeflow_shm::revocation::RevokeCommands;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-pub use freeflow_protocol::library::{ORDER_BYTES as COMMAND_BYTES, WITHDRAWAL_TIME_MAX_MS as REVOCATION_TIME_MAX_MS};
+pub use freeflow_protocol::library::{COMMAND_BYTES, REVOCATION_TIME_MAX_MS};
 
 /// The commands of one session, which are carried out in the order that they come in.
 #[derive(Debug)]
@@ -51,8 +51,8 @@ impl MemoryCommand {
         let [a, b, c, d, e, f, g, h] = command;
         let segment = Handle::from_le_bytes([a, b, c, d]);
         match u32::from_le_bytes([e, f, g, h]) {
-            ORDER_TAKE_BACK => Self::Revoke(segment),
-            ORDER_SHARE_AGAIN => Self::Reshare(segment),
+            COMMAND_REVOKE => Self::Revoke(segment),
+            COMMAND_RESHARE => Self::Reshare(segment),
             _ => Self::Unknown,
         }
     }

@@ -47,7 +47,7 @@ impl CompletionChannel {
     ///
     /// # Errors
     /// As `read`: Interrupted, WouldBlock (on a non-blocking descriptor). `None` inside: the router
-    /// is gone, and every CQ was told.
+    /// is gone, and every CQ was notified.
     pub fn wait(&self, deliver: &mut dyn FnMut(Tag)) -> EventOutcome<()> {
         self.events.wait(|event| self.handle_event(event, deliver))
     }

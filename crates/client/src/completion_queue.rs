@@ -197,17 +197,17 @@ impl CompletionQueue {
         }
         let count = inner.take_ready(&self.session, limit, &mut take);
         if count > 0 {
-            let has_channels = !inner.active.is_empty();
-            inner.backoff.note_success(&self.session, has_channels);
+            let has_direct_rings = !inner.active.is_empty();
+            inner.backoff.note_success(&self.session, has_direct_rings);
             return Ok(count);
         }
         if self.session.is_dead() {
-            inner.close_channels();
+            inner.close_direct_rings();
             return Ok(inner.attached.flush(limit, &mut take));
         }
         inner.drop_inactive(&self.session);
-        let has_channels = !inner.active.is_empty();
-        let action = inner.backoff.next_action(&self.session, &self.post_hint, has_channels);
+        let has_direct_rings = !inner.active.is_empty();
+        let action = inner.backoff.next_action(&self.session, &self.post_hint, has_direct_rings);
         drop(inner);
         action.wait(&self.session);
         Ok(0)
@@ -296,11 +296,11 @@ impl CompletionQueue {
     }
 
     /// Takes the messages of a QP's direct ring, and keeps them for later polls.
-    pub(crate) fn empty_channel(&self, rings: &Rings) {
+    pub(crate) fn drain_direct_ring(&self, rings: &Rings) {
         let mut inner = lock(&self.inner);
         if rings.has_incoming() && !self.session.is_dead() {
             inner.empty_ring(&self.session);
-            inner.empty_channel(&self.session, rings);
+            inner.drain_direct_ring(&self.session, rings);
         }
     }
 
@@ -337,7 +337,7 @@ impl Inner {
         // Once the router is known to be gone, outstanding requests are flushed, and so are
         // messages in a direct ring.
         if !self.active.is_empty() && !session.is_dead() {
-            count += self.take_from_channels(session, limit - count, take);
+            count += self.take_from_direct_rings(session, limit - count, take);
         }
         let mut completion = Completion::default();
         let mut consumed = false;
@@ -354,7 +354,7 @@ impl Inner {
             self.ring.commit();
             if !self.active.is_empty() && count < limit && !session.is_dead() {
                 // Messages that came after those of the ring.
-                count += self.take_from_channels(session, limit - count, take);
+                count += self.take_from_direct_rings(session, limit - count, take);
             }
             if count == 0 && self.inbox.has_completions() {
                 // The ring had what they waited for.
@@ -386,7 +386,7 @@ impl Inner {
         count
     }
 
-    fn take_from_channels(&mut self, session: &Session, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
+    fn take_from_direct_rings(&mut self, session: &Session, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
         self.polls += 1;
         let is_armed = self.ring.is_armed();
         let mut count = 0;
@@ -457,7 +457,7 @@ impl Inner {
         early.push_back((completion, false));
     }
 
-    fn empty_channel(&mut self, session: &Session, rings: &Rings) {
+    fn drain_direct_ring(&mut self, session: &Session, rings: &Rings) {
         let about = (self.polls, self.timestamps);
         if let Some(incoming) = lock(&rings.incoming).as_mut() {
             while let Some(completion) = incoming.take(session, rings, about) {
@@ -502,7 +502,7 @@ impl Inner {
 
     /// The router is gone: RECVs are flushed, so direct rings bring nothing any more.
     #[cold]
-    fn close_channels(&mut self) {
+    fn close_direct_rings(&mut self) {
         self.active.clear();
         self.attached.each_receiver(|rings| rings.set_incoming(None));
     }
@@ -558,7 +558,7 @@ impl Inner {
             return true;
         }
         let mut position = self.ring.position();
-        if is_told(position, self.reported) {
+        if is_reported(position, self.reported) {
             position = self.reported;
         }
         while let Some(flags) = self.ring.flags_at(position) {
@@ -577,7 +577,7 @@ impl Inner {
         self.early_reported |= before == 0;
         while self.ring.poll(&mut completion) {
             self.put_by(session, &completion);
-            self.early_reported &= is_told(self.ring.position().wrapping_sub(1), self.reported);
+            self.early_reported &= is_reported(self.ring.position().wrapping_sub(1), self.reported);
         }
         if self.early.len() > before {
             self.ring.commit();
@@ -618,9 +618,9 @@ fn open_ring(
     }
 }
 
-/// Whether a position lies before `told`. They run freely; what is farther ahead than a ring can
-/// hold lies far behind.
-fn is_told(position: u32, reported: u32) -> bool {
+/// Whether a position lies before `reported`. They run freely; what is farther ahead than a ring
+/// can hold lies far behind.
+fn is_reported(position: u32, reported: u32) -> bool {
     (1..=CQE_COUNT_MAX).contains(&reported.wrapping_sub(position))
 }
 
@@ -766,9 +766,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_event_told_of_wraps() {
-        assert!(is_told(4, 5) && is_told(u32::MAX, 0) && is_told(5, 5 + CQE_COUNT_MAX));
-        assert!(!is_told(5, 5) && !is_told(6, 5) && !is_told(0, u32::MAX));
-        assert!(!is_told(3_000_000_000, 0), "many completions were polled since the last event");
+    fn positions_that_an_event_reported_wrap() {
+        assert!(is_reported(4, 5) && is_reported(u32::MAX, 0) && is_reported(5, 5 + CQE_COUNT_MAX));
+        assert!(!is_reported(5, 5) && !is_reported(6, 5) && !is_reported(0, u32::MAX));
+        assert!(!is_reported(3_000_000_000, 0), "many completions were polled since the last event");
     }
 }

@@ -37,7 +37,7 @@ impl QueuePair {
     pub fn step(&self, step: CmStep) -> Result<(), VerbsError> {
         let _alone = lock(&self.modifying);
         if matches!(step, CmStep::Disconnect { .. }) {
-            self.empty_channel();
+            self.drain_direct_ring();
         }
         match self.session.call(&Request::CmStep { qp: self.handle(), step }) {
             Ok((Reply::CmStepped { state, path_mtu }, _)) => {

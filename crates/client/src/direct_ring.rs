@@ -2,7 +2,7 @@
 //! not.
 use freeflow_protocol::library::Reply;
 use freeflow_shm::Segment;
-use freeflow_shm::layout::channel;
+use freeflow_shm::layout::direct_ring;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub(crate) fn map_direct_ring(reply: &Reply, descriptors: &[OwnedFd]) -> Option<
     let (&Reply::Direct { segment_bytes, credit_count, .. }, [memory]) = (reply, descriptors) else {
         return None;
     };
-    let bytes = channel::bytes(credit_count);
+    let bytes = direct_ring::bytes(credit_count);
     if !credit_count.is_power_of_two() || bytes as u64 > segment_bytes {
         return None;
     }

@@ -240,10 +240,10 @@ impl Grants {
         let (qp, rkey, address) = (context.handle, request.rkey, request.remote_address);
         let (reply, descriptors) =
             context.session.call(&Request::AskGrant { qp, rkey, address, length: bytes, writes })?;
-        if let Reply::NotEarned { missing } = reply {
+        if let Reply::NotEnoughCredit { missing } = reply {
             return Ok(Verdict::Missing(missing));
         }
-        let Reply::Grant { address, length, offset, segment_bytes, grants_withdrawn, writable } = reply else {
+        let Reply::Grant { address, length, offset, segment_bytes, grants_revoked, writable } = reply else {
             return Err(context.session.nonsense());
         };
         let memory = descriptors.first().ok_or(VerbsError::NotSupported)?;
@@ -255,7 +255,7 @@ impl Grants {
         let segment = map(memory.as_fd(), segment_bytes as usize).map_err(|_| VerbsError::NoMemory)?;
         let _ = segment.set_dontfork();
         let grant = Grant { rkey, writes, address, length, offset, segment, number: 0 };
-        self.granted.admit(ring.revocations(), grants_withdrawn, |table| table.insert(grant));
+        self.granted.admit(ring.revocations(), grants_revoked, |table| table.insert(grant));
         Ok(Verdict::Given)
     }
 }

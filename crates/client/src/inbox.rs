@@ -119,14 +119,14 @@ impl Inbox {
 
     fn remove(&self, mut is_doomed: impl FnMut(&LocalCompletion) -> bool) {
         let mut completions = lock(&self.completions);
-        let (mut at, reported, mut kept_told) = (0, completions.reported, 0);
+        let (mut at, reported, mut kept_reported) = (0, completions.reported, 0);
         completions.queue.retain(|own| {
             let kept = !is_doomed(own);
-            kept_told += usize::from(kept && at < reported);
+            kept_reported += usize::from(kept && at < reported);
             at += 1;
             kept
         });
-        completions.reported = kept_told;
+        completions.reported = kept_reported;
         self.recount(&completions);
     }
 

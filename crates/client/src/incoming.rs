@@ -9,8 +9,8 @@ use crate::regions::Cache;
 use crate::rings::{ReceiveSide, Rings};
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, Request};
-use freeflow_shm::layout::channel;
-use freeflow_shm::{ChannelReceiver, OwnMemory, OwnRange, Staged, monotonic_ns};
+use freeflow_shm::layout::direct_ring;
+use freeflow_shm::{DirectRingReceiver, OwnMemory, OwnRange, Staged, monotonic_ns};
 use freeflow_verbs::{
     Access, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, QpAttributeMask, QpAttributes, QpState,
     Sge,
@@ -22,11 +22,11 @@ pub(crate) const SGES_MAX: usize = 4;
 /// Messages of a direct ring that are still taken once its end is noticed, however long that takes:
 /// their senders saw success. A full ring, and as many again for what a sender puts there in that
 /// moment. More than that comes only from a peer that goes on regardless, and would for ever.
-const CLOSE_DRAIN_COUNT_MAX: u32 = 2 * channel::DESCRIPTOR_COUNT;
+const CLOSE_DRAIN_COUNT_MAX: u32 = 2 * direct_ring::DESCRIPTOR_COUNT;
 
 /// The receiving end of a queue pair's direct ring. Under the lock of its receive CQ.
 pub(crate) struct Incoming {
-    receiver: ChannelReceiver,
+    receiver: DirectRingReceiver,
     own: OwnMemory,
     /// The RECV that is taken next, by whichever way.
     next: u32,
@@ -35,8 +35,8 @@ pub(crate) struct Incoming {
     /// The router has the RECV of the next message. If that is to flush it, the message has been
     /// there before.
     is_disputed: bool,
-    /// `CHANNELS_CLOSED` of the receive queue when it was accepted.
-    channels_closed: u32,
+    /// `DIRECT_RINGS_CLOSED` of the receive queue when it was accepted.
+    direct_rings_closed: u32,
     /// Messages that are still taken once it is closed.
     close_drain: CloseDrain,
     keys: Cache,
@@ -67,10 +67,10 @@ impl CloseDrain {
 impl Incoming {
     /// Accepts the direct ring that the peer has opened.
     pub fn accept(session: &Session, rings: &Rings, qp: Handle, own: OwnMemory) -> Option<Self> {
-        let (reply, descriptors) = session.call(&Request::AcceptChannel { qp }).ok()?;
+        let (reply, descriptors) = session.call(&Request::AcceptDirectRing { qp }).ok()?;
         let (segment, credit_count) = map_direct_ring(&reply, &descriptors)?;
-        let (receiver, credits) = ChannelReceiver::new(segment, credit_count);
-        let channels_closed = lock(&rings.receive).ring.channels_closed();
+        let (receiver, credits) = DirectRingReceiver::new(segment, credit_count);
+        let direct_rings_closed = lock(&rings.receive).ring.direct_rings_closed();
         let next = rings.begin_credits(session, credits);
         receiver.open();
         let keys = Cache::default();
@@ -81,7 +81,7 @@ impl Incoming {
             next,
             is_broken: false,
             is_disputed: false,
-            channels_closed,
+            direct_rings_closed,
             close_drain,
             keys,
             active_at: 0,
@@ -95,7 +95,7 @@ impl Incoming {
 
     /// Another one may take its place: the router closed it, and nothing is left in it.
     pub fn is_over(&self, rings: &Rings) -> bool {
-        let is_closed = lock(&rings.receive).ring.channels_closed() != self.channels_closed;
+        let is_closed = lock(&rings.receive).ring.direct_rings_closed() != self.direct_rings_closed;
         is_closed && self.is_empty() || self.is_broken
     }
 
@@ -157,7 +157,7 @@ impl Incoming {
         }
         self.active_at = polls;
         let receive = lock(&rings.receive);
-        if receive.ring.channels_closed() != self.channels_closed && !self.close_drain.takes_another() {
+        if receive.ring.direct_rings_closed() != self.direct_rings_closed && !self.close_drain.takes_another() {
             self.is_broken = true;
             return None;
         }
@@ -287,9 +287,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_channel_gives_what_it_holds_and_not_for_ever() {
+    fn a_closed_direct_ring_gives_what_it_holds_and_not_for_ever() {
         let mut close_drain = CloseDrain::default();
-        assert!((0..=channel::DESCRIPTOR_COUNT).all(|_| close_drain.takes_another()));
+        assert!((0..=direct_ring::DESCRIPTOR_COUNT).all(|_| close_drain.takes_another()));
         let beyond = (0..10 * CLOSE_DRAIN_COUNT_MAX).filter(|_| close_drain.takes_another()).count();
         assert!(beyond < CLOSE_DRAIN_COUNT_MAX as usize && !close_drain.takes_another());
     }

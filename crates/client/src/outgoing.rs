@@ -14,13 +14,13 @@ use crate::posting_order::FAR;
 use crate::regions::Cache;
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_shm::{
-    CHANNEL_MESSAGE_BYTES_MAX, ChannelSender, Credit, RequestProducer, SendDescriptor, Staged, monotonic_ns, pause,
-    sched_yield,
+    Credit, DIRECT_RING_MESSAGE_BYTES_MAX, DirectRingSender, RequestProducer, SendDescriptor, Staged, monotonic_ns,
+    pause, sched_yield,
 };
 use freeflow_verbs::{CompletionFlags, SendFlags, SendOpcode, VerbsError};
 
 /// Requests that the router gets before it is asked for a direct ring.
-const REQUESTS_BEFORE_CHANNEL: u32 = 16;
+const REQUESTS_BEFORE_DIRECT_RING: u32 = 16;
 /// The most requests between two such questions: what one costs is then little beside them.
 const REQUESTS_BETWEEN_MAX: u32 = 1 << 11;
 /// How long a post waits for room in a full direct ring, or for a RECV, before the router gets the
@@ -52,7 +52,7 @@ pub(crate) struct Outgoing {
     /// one; before the last change over, and now.
     returned_before_change: u32,
     signaled_until: u32,
-    channel: Option<OpenRing>,
+    open_ring: Option<OpenRing>,
     /// Requests that could have gone by a direct ring since it was last asked for one, and how many
     /// it takes.
     missed: u32,
@@ -62,9 +62,9 @@ pub(crate) struct Outgoing {
 }
 
 struct OpenRing {
-    sender: ChannelSender,
+    sender: DirectRingSender,
     /// As the queue's header said when it was opened.
-    channels_closed: u32,
+    direct_rings_closed: u32,
     /// The peer's QP does not forbid WRITEs, whatever they name.
     takes_writes: bool,
     /// How long a post waits for room.
@@ -117,7 +117,7 @@ impl Outgoing {
         returned: u32,
         request: &SendDescriptor<'_>,
     ) -> bool {
-        if !self.has_channel(context, ring) {
+        if !self.has_direct_ring(context, ring) {
             return false;
         }
         let Some(payload) = Payload::of(request, context, &mut self.keys) else { return false };
@@ -155,13 +155,13 @@ impl Outgoing {
         returned: u32,
         request: &SendDescriptor<'_>,
     ) -> bool {
-        if !self.has_channel(context, ring) {
+        if !self.has_direct_ring(context, ring) {
             return false;
         }
         let Some(payload) = Payload::of(request, context, &mut self.keys) else { return false };
         let place = match payload.bytes {
             // It names no memory, so the key does not matter (IBTA 9.7.4.1.6).
-            0 if self.channel.as_ref().is_some_and(|open| open.takes_writes) => None,
+            0 if self.open_ring.as_ref().is_some_and(|open| open.takes_writes) => None,
             0 => return false,
             bytes => match self.grants.find(context, ring, request, bytes) {
                 Some(place) => Some(place),
@@ -200,7 +200,7 @@ impl Outgoing {
     /// Whether the direct ring is still what it was before the router was done with the last
     /// request: if that failed, it is not.
     fn is_open(&self, ring: &RequestProducer) -> bool {
-        self.channel.as_ref().is_some_and(|open| open.channels_closed == ring.channels_closed())
+        self.open_ring.as_ref().is_some_and(|open| open.direct_rings_closed == ring.direct_rings_closed())
     }
 
     /// Waits until the router is done with what it got: a program that always has requests under
@@ -254,24 +254,24 @@ impl Outgoing {
 
     /// Whether the peer takes messages by a direct ring.
     #[inline]
-    fn has_channel(&mut self, context: &QpContext<'_>, ring: &mut RequestProducer) -> bool {
-        if let Some(open) = &self.channel {
-            if open.channels_closed == ring.channels_closed() {
+    fn has_direct_ring(&mut self, context: &QpContext<'_>, ring: &mut RequestProducer) -> bool {
+        if let Some(open) = &self.open_ring {
+            if open.direct_rings_closed == ring.direct_rings_closed() {
                 return open.sender.is_open();
             }
-            self.channel = None;
+            self.open_ring = None;
         }
         self.missed += 1;
-        if self.missed > self.backoff.max(REQUESTS_BEFORE_CHANNEL) {
-            self.open_channel(context, ring);
+        if self.missed > self.backoff.max(REQUESTS_BEFORE_DIRECT_RING) {
+            self.open_direct_ring(context, ring);
         }
         false
     }
 
     #[cold]
-    fn open_channel(&mut self, context: &QpContext<'_>, ring: &mut RequestProducer) {
+    fn open_direct_ring(&mut self, context: &QpContext<'_>, ring: &mut RequestProducer) {
         self.missed = 0;
-        self.backoff = (self.backoff.max(REQUESTS_BEFORE_CHANNEL) * 2).min(REQUESTS_BETWEEN_MAX);
+        self.backoff = (self.backoff.max(REQUESTS_BEFORE_DIRECT_RING) * 2).min(REQUESTS_BETWEEN_MAX);
         if !wait_until(WAIT_NS_MAX, || ring.taken() == ring.position()) {
             // It has not been asked, so the next time is sooner.
             self.missed = self.backoff / 2;
@@ -280,13 +280,13 @@ impl Outgoing {
         // Not before: the router takes it for what is used up before the request that it takes
         // next.
         ring.set_msn(self.msn);
-        match context.session.call(&Request::OpenChannel { qp: context.handle }) {
+        match context.session.call(&Request::OpenDirectRing { qp: context.handle }) {
             Ok((reply, descriptors)) => {
-                let Reply::Direct { channels_closed, takes_writes, .. } = reply else { return };
+                let Reply::Direct { direct_rings_closed, takes_writes, .. } = reply else { return };
                 let Some((segment, credit_count)) = map_direct_ring(&reply, &descriptors) else { return };
-                let sender = ChannelSender::new(segment, credit_count);
+                let sender = DirectRingSender::new(segment, credit_count);
                 self.backoff = 0;
-                self.channel = Some(OpenRing { sender, channels_closed, takes_writes, full_ns: FULL_NS_MAX });
+                self.open_ring = Some(OpenRing { sender, direct_rings_closed, takes_writes, full_ns: FULL_NS_MAX });
             }
             Err(VerbsError::NotSupported) => self.backoff = REQUESTS_BETWEEN_MAX,
             Err(_) => {}
@@ -297,8 +297,8 @@ impl Outgoing {
     /// both: they come soon, if the peer polls.
     #[inline]
     fn finds_room(&mut self, bytes: u32) -> bool {
-        let Some(open) = &mut self.channel else { return false };
-        if bytes > CHANNEL_MESSAGE_BYTES_MAX {
+        let Some(open) = &mut self.open_ring else { return false };
+        if bytes > DIRECT_RING_MESSAGE_BYTES_MAX {
             return false;
         }
         match look(open, self.msn, bytes) {
@@ -312,13 +312,13 @@ impl Outgoing {
     /// again.
     #[cold]
     fn awaits_room(&mut self, bytes: u32) -> bool {
-        let Some(open) = &mut self.channel else { return false };
+        let Some(open) = &mut self.open_ring else { return false };
         let (msn, mut last) = (self.msn, RingLook::Full);
         wait_until(open.full_ns, || {
             last = look(open, msn, bytes);
             last != RingLook::Full
         });
-        let open = self.channel.as_mut().expect("it was there");
+        let open = self.open_ring.as_mut().expect("it was there");
         open.full_ns = match last {
             RingLook::Full => (open.full_ns / 2).max(FULL_NS_MIN),
             RingLook::Room | RingLook::Never => (open.full_ns * 2).min(FULL_NS_MAX),
@@ -338,7 +338,7 @@ impl Outgoing {
         payload: &Payload<'_>,
         written: Option<u32>,
     ) -> bool {
-        let Some(open) = &mut self.channel else { return false };
+        let Some(open) = &mut self.open_ring else { return false };
         let solicited = request.flags.contains(SendFlags::SOLICITED);
         let flag = |set: bool, flag: u8| if set { flag } else { 0 };
         let has_immediate = request.opcode.has_immediate();

@@ -217,7 +217,7 @@ impl QueuePair {
             self.set_state(QpState::Reset);
         }
         if mask.contains(QpAttributeMask::STATE) && attributes.state == QpState::Error {
-            self.empty_channel();
+            self.drain_direct_ring();
         }
         let request = Request::ModifyQp { qp: self.handle, attributes: *attributes, mask };
         let state = match self.session.call(&request) {
@@ -246,9 +246,9 @@ impl QueuePair {
     }
 
     /// Before ERROR: what the peer has sent until now comes before what is flushed.
-    pub(crate) fn empty_channel(&self) {
+    pub(crate) fn drain_direct_ring(&self) {
         if let (Some(cq), Some(rings)) = (&self.recv_cq, &self.rings) {
-            cq.empty_channel(rings);
+            cq.drain_direct_ring(rings);
         }
     }
 
@@ -540,7 +540,7 @@ fn first_state(wanted: &QpParameters<'_>) -> QpState {
     }
 }
 
-/// Tells the CQs which completions of a QP come to them.
+/// Registers with the CQs the completions of a QP that come to them.
 fn attach(rings: &Arc<Rings>, wanted: &QpParameters<'_>) {
     match (wanted.send_cq, wanted.recv_cq) {
         (Some(send_cq), Some(recv_cq)) if Arc::ptr_eq(send_cq, recv_cq) => {

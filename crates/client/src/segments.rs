@@ -45,7 +45,7 @@ impl Session {
         self.destroy(&Request::DestroySegment { segment })
     }
 
-    /// Tells the router that pages of a segment are mapped at `addresses` too.
+    /// Reports to the router that pages of a segment are mapped at `addresses` too.
     pub fn map_part(&self, segment: Handle, offset: u64, addresses: Range<u64>) -> Result<(), VerbsError> {
         self.command(&Request::MapPart {
             segment,
@@ -76,13 +76,13 @@ impl Session {
         freeze: Freeze,
         body: &mut dyn FnMut(u64),
     ) -> Result<(), VerbsError> {
-        let quiet = freeze == Freeze::ThreadsAndRouter;
+        let quiesce = freeze == Freeze::ThreadsAndRouter;
         self.live()?;
-        let hold = encode(&Request::HoldThreads { thread, quiet });
-        let release = encode(&Request::ReleaseThreads);
+        let request = encode(&Request::FreezeThreads { thread, quiesce });
+        let release = encode(&Request::ThawThreads);
         let mut buffer = lock(&self.control);
         let asked_ns = monotonic_ns();
-        let frozen = match exchange_bytes(&self.socket, &mut buffer, &hold) {
+        let frozen = match exchange_bytes(&self.socket, &mut buffer, &request) {
             Ok((Reply::Done, _)) => Ok(()),
             Ok((Reply::Failed(error), _)) => return Err(error),
             // Without an answer nobody knows whether they are frozen.
@@ -108,7 +108,7 @@ impl Session {
     /// # Errors
     /// NotSupported: nothing is granted here.
     pub fn open_commands(&self) -> Result<OwnedFd, VerbsError> {
-        let (reply, mut descriptors) = self.call(&Request::OpenOrders)?;
+        let (reply, mut descriptors) = self.call(&Request::OpenCommands)?;
         match (reply, descriptors.pop()) {
             (Reply::Done, Some(pipe)) => Ok(pipe),
             _ => Err(self.nonsense()),
@@ -118,6 +118,6 @@ impl Session {
     /// Says that nothing of this segment is mapped in the process any more, but for the library's
     /// own use.
     pub fn confirm_revocation(&self, segment: Handle) -> Result<(), VerbsError> {
-        self.command(&Request::ConfirmWithdrawal { segment })
+        self.command(&Request::ConfirmRevocation { segment })
     }
 }

@@ -62,7 +62,7 @@ pub enum ConnectError {
     /// `why` names what each speaks.
     #[error(
         "the router at {} is of another version than this library ({why}): restart it with `freeflow up`, and start \
-         this container anew",
+         this container again",
         path.display()
     )]
     Version { path: PathBuf, why: String },

@@ -202,7 +202,7 @@ impl Machine {
         } else {
             CmEventKind::ConnectResponse
         };
-        self.tell(env, handle, kind, 0, CmEventBody::Connection(*agreed));
+        self.notify_owner(env, handle, kind, 0, CmEventBody::Connection(*agreed));
     }
 
     /// Linux: `rdma_notify` with COMM_EST. There a connection that stands already is an error
@@ -223,7 +223,7 @@ impl Machine {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         connection.message = None;
         if let Some(handle) = connection.id {
-            self.tell(env, handle, CmEventKind::Established, 0, CmEventBody::Nothing);
+            self.notify_owner(env, handle, CmEventKind::Established, 0, CmEventBody::Nothing);
         }
     }
 

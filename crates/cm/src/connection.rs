@@ -1,5 +1,5 @@
 //! Connections: what two ends have between them, from the first message to the end of TimeWait.
-use crate::{Link, Packet, Place, Scope, VnicRef};
+use crate::{Link, Packet, Scope, ScopedGid, VnicRef};
 use alloc::boxed::Box;
 use freeflow_protocol::cm::ConnectionParameters;
 use freeflow_protocol::library::Handle;
@@ -84,8 +84,8 @@ impl Path {
         (self.link, self.scope, self.remote)
     }
 
-    pub fn place(&self) -> Place {
-        Place { scope: self.scope, gid: self.local }
+    pub fn place(&self) -> ScopedGid {
+        ScopedGid { scope: self.scope, gid: self.local }
     }
 
     pub fn number(&self, number: u32) -> PeerNumber {

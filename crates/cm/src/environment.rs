@@ -13,7 +13,7 @@ pub struct Owner(pub u64);
 pub struct VnicRef(pub u64);
 
 /// Where an identifier's events go: a number of its owner's.
-pub type Channel = Handle;
+pub type EventChannel = Handle;
 
 /// Of a vNIC's GID table.
 pub const GID_COUNT: usize = 3;
@@ -30,7 +30,7 @@ pub enum Scope {
 
 /// An address, and where it means something: a port space of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct ScopedGid {
     /// Scope of the address.
     pub scope: Scope,
     /// The address.
@@ -54,7 +54,7 @@ pub struct Route {
     /// Link by which messages travel.
     pub link: Link,
     /// Address of the vNIC.
-    pub local: Place,
+    pub local: ScopedGid,
     /// The other address.
     pub remote: Gid,
     /// Of the local address, in the vNIC's GID table.
@@ -99,11 +99,11 @@ pub trait Environment {
 
     /// Addresses of the vNIC, in the order of its GID table: its own, the host's, its own IPv6
     /// address.
-    fn places(&self, vnic: VnicRef) -> [Option<Place>; GID_COUNT];
+    fn addresses(&self, vnic: VnicRef) -> [Option<ScopedGid>; GID_COUNT];
 
     /// The vNIC with this address here. Several share an external one: then the machine finds the
     /// right one by port and connection.
-    fn vnic_at(&self, place: Place) -> Option<VnicRef>;
+    fn vnic_at(&self, place: ScopedGid) -> Option<VnicRef>;
 
     /// The way from a vNIC (from one certain address of it) to another address.
     ///
@@ -125,17 +125,17 @@ pub trait Environment {
     }
 
     /// An event for an owner.
-    fn tell(&mut self, owner: Owner, channel: Channel, event: CmEvent);
+    fn notify(&mut self, owner: Owner, channel: EventChannel, event: CmEvent);
 
     /// Whether policy lets these two connect.
-    fn allows(&self, _vnic: VnicRef, _local: Place, _remote: CmAddress, _asked: Asked) -> bool {
+    fn allows(&self, _vnic: VnicRef, _local: ScopedGid, _remote: CmAddress, _asked: Asked) -> bool {
         true
     }
 }
 
 /// The vNIC's own address of the family of `like`; its first if it has none of that.
-pub(crate) fn own_place<E: Environment + ?Sized>(env: &E, vnic: VnicRef, like: Gid) -> Option<Place> {
-    let places = || env.places(vnic).into_iter().flatten();
-    let of_family = |place: &Place| matches!(place.scope, Scope::Network(_)) && is_ipv4(place.gid) == is_ipv4(like);
+pub(crate) fn own_address<E: Environment + ?Sized>(env: &E, vnic: VnicRef, like: Gid) -> Option<ScopedGid> {
+    let places = || env.addresses(vnic).into_iter().flatten();
+    let of_family = |place: &ScopedGid| matches!(place.scope, Scope::Network(_)) && is_ipv4(place.gid) == is_ipv4(like);
     places().find(of_family).or_else(|| places().next())
 }

@@ -1,7 +1,7 @@
 //! Identifiers, and their names.
 use crate::address::is_ipv4;
 use crate::ports::{PortClaim, PortKey};
-use crate::{Channel, Owner, Place, Route, VnicRef};
+use crate::{EventChannel, Owner, Route, ScopedGid, VnicRef};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -36,8 +36,8 @@ pub(crate) enum IdState {
 pub(crate) struct Id {
     pub owner: Owner,
     pub vnic: VnicRef,
-    pub channel: Channel,
-    /// `None`: a request that its program has not accepted. No events are told of it, for nobody
+    pub channel: EventChannel,
+    /// `None`: a request that its program has not accepted. It gets no events, for nobody
     /// could say whose they are.
     pub cookie: Option<u64>,
     pub port_space: PortSpace,
@@ -53,7 +53,7 @@ pub(crate) struct Id {
     /// Its claim in the table of ports, if it has a port.
     pub port_claim: Option<PortClaim>,
     /// The external address where its port is reserved.
-    pub external_port: Option<Place>,
+    pub external_port: Option<ScopedGid>,
     pub route: Option<Route>,
     /// Until when it waits for its destination, if it does.
     pub resolves_until: Option<Instant>,
@@ -77,7 +77,7 @@ pub(crate) struct Id {
 }
 
 impl Id {
-    pub fn new(owner: Owner, vnic: VnicRef, channel: Channel, port_space: PortSpace, qp_type: QpType) -> Self {
+    pub fn new(owner: Owner, vnic: VnicRef, channel: EventChannel, port_space: PortSpace, qp_type: QpType) -> Self {
         Self {
             owner,
             vnic,

@@ -17,32 +17,32 @@
 //!
 //! ```
 //! use core::net::Ipv4Addr;
-//! use freeflow_cm::{Environment, GID_COUNT, Limits, Machine, Owner, Packet, Place, Route, Scope, VnicRef};
+//! use freeflow_cm::{Environment, GID_COUNT, Limits, Machine, Owner, Packet, ScopedGid, Route, Scope, VnicRef};
 //! use freeflow_protocol::cm::{CmAddress, CmEvent, CmReply, CmRequest, PortSpace};
 //! use freeflow_verbs::{Gid, Instant, NetworkId, QpType, VerbsError};
 //!
 //! /// A host with one vNIC, and no way to anywhere.
-//! struct Alone(Place);
+//! struct Alone(ScopedGid);
 //!
 //! impl Environment for Alone {
 //!     fn random(&mut self) -> u32 {
 //!         7
 //!     }
-//!     fn places(&self, _: VnicRef) -> [Option<Place>; GID_COUNT] {
+//!     fn addresses(&self, _: VnicRef) -> [Option<ScopedGid>; GID_COUNT] {
 //!         [Some(self.0), None, None]
 //!     }
-//!     fn vnic_at(&self, place: Place) -> Option<VnicRef> {
+//!     fn vnic_at(&self, place: ScopedGid) -> Option<VnicRef> {
 //!         (place == self.0).then_some(VnicRef(1))
 //!     }
 //!     fn route(&self, _: VnicRef, _: Option<Gid>, _: Gid) -> Result<Route, VerbsError> {
 //!         Err(VerbsError::Unreachable)
 //!     }
 //!     fn send(&mut self, _: Packet<'_>) {}
-//!     fn tell(&mut self, _: Owner, _: u32, _: CmEvent) {}
+//!     fn notify(&mut self, _: Owner, _: u32, _: CmEvent) {}
 //! }
 //!
 //! let gid = Gid::from_ip(Ipv4Addr::new(10, 111, 0, 2).into());
-//! let mut env = Alone(Place { scope: Scope::Network(NetworkId(1)), gid });
+//! let mut env = Alone(ScopedGid { scope: Scope::Network(NetworkId(1)), gid });
 //! let mut machine = Machine::new(Limits::default());
 //! let mut ask = |request| machine.handle_request(&mut env, Instant(0), Owner(1), VnicRef(1), &request);
 //!
@@ -80,7 +80,9 @@ mod sending;
 mod timeouts;
 
 pub use counts::{Counts, MessageCounts};
-pub use environment::{Asked, Channel, Environment, GID_COUNT, Link, Owner, Packet, Place, Route, Scope, VnicRef};
+pub use environment::{
+    Asked, Environment, EventChannel, GID_COUNT, Link, Owner, Packet, Route, Scope, ScopedGid, VnicRef,
+};
 pub use limits::{Limits, Timing};
 pub use listing::IdStatus;
 pub use machine::Machine;

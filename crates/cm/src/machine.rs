@@ -4,7 +4,7 @@ use crate::id::{Id, IdState, Ids};
 use crate::limits::{decrement, keeps_to_its_share};
 use crate::ports::Ports;
 use crate::resolving::Resolving;
-use crate::{Channel, Counts, Environment, Limits, Link, MessageCounts, Owner, VnicRef};
+use crate::{Counts, Environment, EventChannel, Limits, Link, MessageCounts, Owner, VnicRef};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use freeflow_protocol::cm::{CmEvent, CmEventBody, CmEventKind};
@@ -23,7 +23,7 @@ pub struct Machine {
     pub(crate) by_owner: BTreeMap<Owner, BTreeSet<Handle>>,
     pub(crate) by_vnic: BTreeMap<VnicRef, BTreeSet<Handle>>,
     /// How many identifiers are on a channel.
-    channels: BTreeMap<(Owner, Channel), u32>,
+    channels: BTreeMap<(Owner, EventChannel), u32>,
     /// How many multicast memberships a vNIC has.
     pub(crate) memberships: BTreeMap<VnicRef, u32>,
     pub(crate) ports: Ports,
@@ -75,7 +75,7 @@ impl Machine {
     }
 
     /// Whether identifiers are on this channel.
-    pub fn channel_in_use(&self, owner: Owner, channel: Channel) -> bool {
+    pub fn channel_in_use(&self, owner: Owner, channel: EventChannel) -> bool {
         self.channels.contains_key(&(owner, channel))
     }
 
@@ -128,8 +128,8 @@ impl Machine {
         }
     }
 
-    /// A vNIC is gone: its identifiers get DeviceRemoval, and wait to be destroyed. Peers are told
-    /// once.
+    /// A vNIC is gone: its identifiers get DeviceRemoval, and wait to be destroyed. Peers are
+    /// notified once.
     pub fn destroy_vnic<E: Environment + ?Sized>(&mut self, env: &mut E, now: Instant, vnic: VnicRef) {
         let handles: Vec<_> = self.by_vnic.get(&vnic).into_iter().flatten().copied().collect();
         for handle in handles {
@@ -144,7 +144,7 @@ impl Machine {
             self.leave_groups(handle);
             self.release_port(handle);
             self.end_connection_of(env, now, handle);
-            self.tell(env, handle, CmEventKind::DeviceRemoval, 0, CmEventBody::Nothing);
+            self.notify_owner(env, handle, CmEventKind::DeviceRemoval, 0, CmEventBody::Nothing);
         }
         let rest: Vec<_> = self.connections.iter().filter(|(_, c)| c.vnic == vnic).map(|(number, _)| *number).collect();
         for number in rest {
@@ -200,7 +200,7 @@ impl Machine {
         id.event_count
     }
 
-    pub(crate) fn change_channel(&mut self, handle: Handle, channel: Channel) {
+    pub(crate) fn change_channel(&mut self, handle: Handle, channel: EventChannel) {
         if let Some(id) = self.ids.get_mut(handle) {
             decrement(&mut self.channels, (id.owner, id.channel));
             id.channel = channel;
@@ -247,7 +247,7 @@ impl Machine {
     }
 
     /// An event, if there is somebody who could say whose it is.
-    pub(crate) fn tell<E: Environment + ?Sized>(
+    pub(crate) fn notify_owner<E: Environment + ?Sized>(
         &mut self,
         env: &mut E,
         handle: Handle,
@@ -258,12 +258,12 @@ impl Machine {
         let Some(id) = self.ids.get_mut(handle) else { return };
         if let Some(cookie) = id.cookie {
             id.event_count = id.event_count.saturating_add(1);
-            env.tell(id.owner, id.channel, CmEvent { cookie, kind, status, body });
+            env.notify(id.owner, id.channel, CmEvent { cookie, kind, status, body });
         }
     }
 
     /// An event of something that is the identifier's.
-    pub(crate) fn tell_as<E: Environment + ?Sized>(
+    pub(crate) fn notify_as<E: Environment + ?Sized>(
         &mut self,
         env: &mut E,
         handle: Handle,
@@ -273,7 +273,7 @@ impl Machine {
     ) {
         let Some(id) = self.ids.get_mut(handle) else { return };
         id.event_count = id.event_count.saturating_add(1);
-        env.tell(id.owner, id.channel, CmEvent { cookie, kind, status: 0, body });
+        env.notify(id.owner, id.channel, CmEvent { cookie, kind, status: 0, body });
     }
 
     // Connections.
@@ -376,8 +376,8 @@ impl Machine {
         }
     }
 
-    /// The identifier leaves its connection, in whatever state it is: the other end is told what
-    /// ends it.
+    /// The identifier leaves its connection, in whatever state it is: the other end is notified of
+    /// what ends it.
     pub(crate) fn end_connection_of<E: Environment + ?Sized>(&mut self, env: &mut E, now: Instant, handle: Handle) {
         let Some(number) = self.ids.get(handle).and_then(|id| id.connection) else { return };
         let Some(connection) = self.connections.get(&number) else { return };
@@ -442,7 +442,7 @@ impl Machine {
         let Some(id) = self.ids.get_mut(handle) else { return };
         if id.state == IdState::Connect {
             id.state = IdState::Disconnected;
-            self.tell(env, handle, CmEventKind::Disconnected, status, CmEventBody::Nothing);
+            self.notify_owner(env, handle, CmEventKind::Disconnected, status, CmEventBody::Nothing);
         }
     }
 
@@ -474,7 +474,7 @@ impl Machine {
             self.forget(number)
         }
         if let Some(handle) = handle {
-            self.tell(env, handle, kind, status, body);
+            self.notify_owner(env, handle, kind, status, body);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! than O(log n).
 use crate::address::{is_ipv4, is_wildcard};
 use crate::limits::{decrement, keeps_to_its_share};
-use crate::{Place, VnicRef};
+use crate::{ScopedGid, VnicRef};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use freeflow_protocol::cm::PortSpace;
@@ -111,9 +111,9 @@ pub(crate) struct Ports {
     bound: BTreeMap<PortKey, PortUse>,
     /// Ephemeral ones among them.
     taken: BTreeMap<(VnicRef, PortSpace), Taken>,
-    external: BTreeMap<(Place, PortSpace, u16), Reservation>,
+    external: BTreeMap<(ScopedGid, PortSpace, u16), Reservation>,
     /// Ephemeral ones among them.
-    shared: BTreeMap<(Place, PortSpace), Shared>,
+    shared: BTreeMap<(ScopedGid, PortSpace), Shared>,
 }
 
 impl Ports {
@@ -158,7 +158,7 @@ impl Ports {
         &self,
         vnic: VnicRef,
         port_space: PortSpace,
-        external: Option<Place>,
+        external: Option<ScopedGid>,
         mut random: impl FnMut() -> u32,
     ) -> Option<u16> {
         let own = self.taken.get(&(vnic, port_space));
@@ -193,7 +193,7 @@ impl Ports {
     }
 
     /// False: another has it, or the vNIC has its share of ephemeral ones.
-    pub fn reserve_external(&mut self, place: Place, port_space: PortSpace, port: u16, vnic: VnicRef) -> bool {
+    pub fn reserve_external(&mut self, place: ScopedGid, port_space: PortSpace, port: u16, vnic: VnicRef) -> bool {
         let key = (place, port_space, port);
         if let Some(reservation) = self.external.get_mut(&key) {
             let granted = reservation.vnic == vnic;
@@ -212,7 +212,7 @@ impl Ports {
         true
     }
 
-    pub fn release_external(&mut self, place: Place, port_space: PortSpace, port: u16) {
+    pub fn release_external(&mut self, place: ScopedGid, port_space: PortSpace, port: u16) {
         let key = (place, port_space, port);
         let Some(reservation) = self.external.get_mut(&key) else { return };
         reservation.users -= 1;
@@ -231,7 +231,7 @@ impl Ports {
     }
 
     /// The vNIC that serves this port at an external address.
-    pub fn external_owner(&self, place: Place, port_space: PortSpace, port: u16) -> Option<VnicRef> {
+    pub fn external_owner(&self, place: ScopedGid, port_space: PortSpace, port: u16) -> Option<VnicRef> {
         self.external.get(&(place, port_space, port)).map(|reservation| reservation.vnic)
     }
 

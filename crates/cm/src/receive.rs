@@ -78,14 +78,14 @@ impl Machine {
                 // The answer got lost, or our program has not given it yet.
                 match state {
                     State::Established => self.send_ready(env, number),
-                    State::ReplyReceived => self.send_patience(env, number, About::Rep),
+                    State::ReplyReceived => self.send_mra(env, number, About::Rep),
                     _ => {}
                 }
                 Refused
             }
             None => {
                 // Nobody wants it any more: the other end need not ask again. If the number is
-                // another's, its sender is told the same, and does not learn that.
+                // another's, its sender gets the same answer, and does not learn that.
                 let ids = (number, rep.local_comm_id);
                 self.refuse(env, path, mad, ids, About::Rep, reason::INVALID_COMM_ID);
                 Refused
@@ -146,7 +146,7 @@ impl Machine {
                 connection.withheld = Some(Box::new(parameters));
             }
         } else {
-            self.tell(env, handle, CmEventKind::ConnectResponse, 0, CmEventBody::Connection(parameters));
+            self.notify_owner(env, handle, CmEventKind::ConnectResponse, 0, CmEventBody::Connection(parameters));
         }
         Taken
     }

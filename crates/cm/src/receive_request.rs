@@ -64,7 +64,7 @@ impl Machine {
     /// A REQ that came before: its answer got lost, or is not given yet.
     fn answer_again<E: Environment + ?Sized>(&mut self, env: &mut E, path: &Path, mad: &Mad, req: &Req, number: u32) {
         match self.connections.get(&number).map(|connection| connection.state) {
-            Some(State::RequestReceived) => self.send_patience(env, number, About::Req),
+            Some(State::RequestReceived) => self.send_mra(env, number, About::Req),
             Some(State::ReplySent) => self.send_again(env, number),
             Some(State::TimeWait) => {
                 self.refuse(env, path, mad, (0, req.local_comm_id), About::Req, reason::STALE_CONNECTION);
@@ -208,7 +208,7 @@ impl Machine {
     ) {
         let Some(route) = self.ids.get(handle).and_then(Id::cm_route) else { return };
         let body = CmEventBody::Request { id: handle, route, parameters, qp_type };
-        self.tell(env, listener, CmEventKind::ConnectRequest, 0, body);
+        self.notify_owner(env, listener, CmEventKind::ConnectRequest, 0, body);
     }
 
     /// The listener of a service, if the sender may speak to it, and says who it is.

@@ -4,17 +4,17 @@
 //! Which call is right in which state, and what it says otherwise, is Linux's
 //! (`drivers/infiniband/core/cma.c`, `ucma.c`).
 use crate::address::{is_datagram, is_ipv4, is_loopback, is_wildcard};
-use crate::environment::own_place;
+use crate::environment::own_address;
 use crate::id::{HOP_LIMIT, Id, IdState};
 use crate::limits::decrement;
 use crate::ports::PortClaim;
-use crate::{Channel, Environment, Machine, Owner, Place, Scope, VnicRef};
+use crate::{Environment, EventChannel, Machine, Owner, Scope, ScopedGid, VnicRef};
 use freeflow_protocol::cm::{CmAddress, CmEventBody, CmEventKind, CmOption, CmReply, CmRequest, PortSpace};
 use freeflow_protocol::library::Handle;
 use freeflow_verbs::{AddressHandleAttributes, Gid, GlobalRoute, Instant, Psn, QpType, Qpn, VerbsError};
 
 impl Machine {
-    /// Does what a library asks. `None`: done, and there is nothing to tell but that.
+    /// Does what a library asks. `None`: done, and there is nothing to report but that.
     /// CreateChannel, DestroyChannel and Repost are not the machine's.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Machine {
     /// A request that nobody has read goes with its listener, by a call of its own: which ones
     /// those are the library knows. They stay the listener's by that. One that goes anywhere else
     /// has been touched.
-    fn migrate(&mut self, handle: Handle, channel: Channel) {
+    fn migrate(&mut self, handle: Handle, channel: EventChannel) {
         let listener = self.ids.get(handle).and_then(|id| id.listener).and_then(|listener| self.ids.get(listener));
         if listener.is_none_or(|listener| listener.channel != channel) {
             self.touch(handle);
@@ -102,7 +102,7 @@ impl Machine {
             return Err(VerbsError::InvalidArgument);
         }
         let (vnic, port_space) = (id.vnic, id.port_space);
-        let place = place_of(env, vnic, address.gid)?;
+        let place = address_of(env, vnic, address.gid)?;
         let gid = place.map_or(address.gid, |place| place.gid);
         let external = place.filter(|place| place.scope == Scope::External);
         let port = if address.port == 0 {
@@ -143,7 +143,7 @@ impl Machine {
         let (vnic, port_space, local) = (id.vnic, id.port_space, id.local);
         let mut external = id.external_port;
         if is_wildcard(local.gid) {
-            let place = env.places(vnic).into_iter().flatten().find(|place| place.scope == Scope::External);
+            let place = env.addresses(vnic).into_iter().flatten().find(|place| place.scope == Scope::External);
             external = place.filter(|place| self.ports.reserve_external(*place, port_space, local.port, vnic));
         }
         let id = self.ids.get_mut(handle).ok_or(VerbsError::NotFound)?;
@@ -172,7 +172,7 @@ impl Machine {
             return Err(VerbsError::NoMemory);
         }
         let gid_index =
-            env.places(id.vnic).iter().position(|place| place.is_some_and(|place| place.gid == id.local.gid));
+            env.addresses(id.vnic).iter().position(|place| place.is_some_and(|place| place.gid == id.local.gid));
         let gid_index = gid_index.ok_or(VerbsError::AddressNotAvailable)? as u8;
         let qkey = qkey_of(id, 0)?;
         id.memberships.push((address, cookie));
@@ -186,7 +186,7 @@ impl Machine {
         };
         let address = AddressHandleAttributes { grh: Some(grh), port: 1, ..AddressHandleAttributes::default() };
         let body = CmEventBody::Datagram { address, qp_number: Qpn::MULTICAST.0, qkey, private_data: [].into() };
-        self.tell_as(env, handle, cookie, CmEventKind::MulticastJoin, body);
+        self.notify_as(env, handle, cookie, CmEventKind::MulticastJoin, body);
         Ok(None)
     }
 
@@ -247,14 +247,14 @@ fn handle_in(request: &CmRequest) -> Option<Handle> {
 }
 
 /// Which of the vNIC's addresses this is. `None`: a wildcard.
-fn place_of<E: Environment + ?Sized>(env: &E, vnic: VnicRef, gid: Gid) -> Result<Option<Place>, VerbsError> {
+fn address_of<E: Environment + ?Sized>(env: &E, vnic: VnicRef, gid: Gid) -> Result<Option<ScopedGid>, VerbsError> {
     if is_wildcard(gid) {
         return Ok(None);
     }
     let place = if is_loopback(gid) {
-        own_place(env, vnic, gid)
+        own_address(env, vnic, gid)
     } else {
-        env.places(vnic).into_iter().flatten().find(|place| place.gid == gid)
+        env.addresses(vnic).into_iter().flatten().find(|place| place.gid == gid)
     };
     place.map(Some).ok_or(VerbsError::AddressNotAvailable)
 }

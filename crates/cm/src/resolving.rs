@@ -7,9 +7,9 @@
 //! [`Machine::handle_new_address`] and [`Machine::handle_new_routes`], and
 //! [`Machine::handle_timeout`] looks again for those that wait for it, so many a call.
 use crate::address::{TIMED_OUT, is_ipv4, is_loopback, is_wildcard, status_of, wildcard_like};
-use crate::environment::own_place;
+use crate::environment::own_address;
 use crate::id::IdState;
-use crate::{Environment, Link, Machine, Place, Route, VnicRef};
+use crate::{Environment, Link, Machine, Route, ScopedGid, VnicRef};
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::ops::Bound;
 use freeflow_protocol::cm::{CmAddress, CmEventBody, CmEventKind, CmReply};
@@ -200,7 +200,7 @@ impl Machine {
         };
         let body = id.cm_route().map_or(CmEventBody::Nothing, CmEventBody::Route);
         self.refresh_port_claim(handle);
-        self.tell(env, handle, kind, 0, body);
+        self.notify_owner(env, handle, kind, 0, body);
     }
 
     /// It may try again.
@@ -217,7 +217,7 @@ impl Machine {
             CmEventKind::AddressError
         };
         let status = if error == VerbsError::Unreachable { TIMED_OUT } else { status_of(error) };
-        self.tell(env, handle, kind, status, CmEventBody::Nothing);
+        self.notify_owner(env, handle, kind, status, CmEventBody::Nothing);
     }
 }
 
@@ -226,15 +226,15 @@ fn until(now: Instant, timeout_ms: u32) -> Instant {
 }
 
 /// The way to an address, and which address that is in the end: a wildcard and a loopback address
-/// mean the vNIC itself. To a group one gets without being told the way.
+/// mean the vNIC itself. To a group one gets without a resolved route.
 fn route_to<E: Environment + ?Sized>(
     env: &E,
     vnic: VnicRef,
     from: Option<Gid>,
     to: Gid,
 ) -> Result<(Route, Gid), VerbsError> {
-    let itself = |place: Option<Place>| place.map(|place| place.gid).ok_or(VerbsError::AddressNotAvailable);
-    let own = || from.map_or_else(|| itself(own_place(env, vnic, to)), Ok);
+    let itself = |place: Option<ScopedGid>| place.map(|place| place.gid).ok_or(VerbsError::AddressNotAvailable);
+    let own = || from.map_or_else(|| itself(own_address(env, vnic, to)), Ok);
     if to.is_multicast() {
         let own = own()?;
         let route = env.route(vnic, Some(own), own)?;

@@ -189,7 +189,7 @@ impl Machine {
     }
 
     /// "The message has come, our program is thinking."
-    pub(crate) fn send_patience<E: Environment + ?Sized>(&mut self, env: &mut E, number: u32, about: About) {
+    pub(crate) fn send_mra<E: Environment + ?Sized>(&mut self, env: &mut E, number: u32, about: About) {
         let Some(remote_comm_id) = self.connections.get(&number).map(|connection| connection.remote_id) else { return };
         let mra = Mra {
             local_comm_id: number,

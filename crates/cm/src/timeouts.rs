@@ -38,7 +38,7 @@ impl Machine {
                 self.forget(number);
                 let Some(handle) = handle else { return };
                 if self.ids.get(handle).is_some_and(|id| id.state == IdState::Disconnected) {
-                    self.tell(env, handle, CmEventKind::TimewaitExit, 0, CmEventBody::Nothing);
+                    self.notify_owner(env, handle, CmEventKind::TimewaitExit, 0, CmEventBody::Nothing);
                 }
             }
             State::ServiceAnswered => self.forget(number),

@@ -42,7 +42,7 @@ pub(crate) enum Rejection {
     Dropped,
 }
 
-/// NAK codes (IBTA table 46), with the syndrome that tells more.
+/// NAK codes (IBTA table 46), with the syndrome that has the details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nak {
     InvalidRequest(Syndrome),
@@ -61,7 +61,7 @@ impl Nak {
     }
 }
 
-/// A message that has arrived whole, as its RECV tells of it.
+/// A message that has arrived whole, as its RECV reports it.
 pub(crate) struct Received {
     pub opcode: SendOpcode,
     /// UD: with the GRH.

@@ -100,7 +100,7 @@ pub enum TransmitOutcome {
     /// None of them: there is no room; try again in a later turn.
     Full,
     /// The payload is being fetched; the environment sends the burst itself when it has it, and
-    /// then tells [`crate::Engine::handle_copied`]. Slices given are not needed any more.
+    /// then calls [`crate::Engine::handle_copied`]. Slices given are not needed any more.
     Pending,
     /// The memory is not there.
     Fault,

@@ -6,7 +6,7 @@ macro_rules! ids {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub struct $name {
-            /// Place in its table.
+            /// PacketPosition in its table.
             pub index: u32,
             /// Number of the place's use: a stale name has another.
             pub generation: u32,

@@ -9,7 +9,7 @@
 use crate::random::Random;
 use crate::slab::{Owned, Slab};
 use crate::table::NumberTable;
-use crate::window::Window;
+use crate::window::MemoryWindow;
 use crate::{MrId, MwId, PdId, QpId, SessionId, Span, SpanRegion};
 use alloc::vec::Vec;
 use freeflow_verbs::{Access, Sge, VerbsError};
@@ -149,7 +149,7 @@ impl MemoryRegion {
 }
 
 /// A key does not cover what is asked for: unknown, of another PD, without the right, or the range
-/// leaves the region. A NIC does not tell which.
+/// leaves the region. A NIC does not report which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyFault;
 
@@ -162,7 +162,7 @@ pub(crate) struct Reach {
 
 /// Owner of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holder {
+pub(crate) enum KeyHolder {
     Region(u32),
     Window(u32),
 }
@@ -170,7 +170,7 @@ pub(crate) enum Holder {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Keys {
     pub regions: Slab<MrId, MemoryRegion>,
-    pub windows: Slab<MwId, Window>,
+    pub windows: Slab<MwId, MemoryWindow>,
     /// By prefix.
     pub table: NumberTable,
     pub key_count_max: usize,
@@ -215,7 +215,7 @@ impl Keys {
     }
 
     /// The same for a window.
-    pub fn register_window(&mut self, random: &mut Random, mut window: Window) -> (MwId, u32) {
+    pub fn register_window(&mut self, random: &mut Random, mut window: MemoryWindow) -> (MwId, u32) {
         let key = self.draw(random);
         window.key = key;
         let id = self.windows.adopt(window);
@@ -238,7 +238,7 @@ impl Keys {
         self.regions.disown(id)
     }
 
-    pub fn remove_window(&mut self, id: MwId) -> Option<Window> {
+    pub fn remove_window(&mut self, id: MwId) -> Option<MemoryWindow> {
         let window = self.windows.disown(id)?;
         self.table.remove(window.key >> LOW_BITS);
         Some(window)
@@ -246,9 +246,9 @@ impl Keys {
 
     /// The object with this prefix of a key; whether the whole key is its own is another question.
     #[inline]
-    pub fn holder(&self, key: u32) -> Option<Holder> {
+    pub fn holder(&self, key: u32) -> Option<KeyHolder> {
         let index = self.table.get(key >> LOW_BITS)?;
-        Some(if index & WINDOW == 0 { Holder::Region(index) } else { Holder::Window(index & !WINDOW) })
+        Some(if index & WINDOW == 0 { KeyHolder::Region(index) } else { KeyHolder::Window(index & !WINDOW) })
     }
 
     /// The bytes that an lkey names, if it covers them. A length of zero must be dealt with before:
@@ -256,7 +256,7 @@ impl Keys {
     #[inline(always)] // a span that is only checked is never made
     pub fn resolve(&self, key: u32, pd: PdId, address: u64, length: u32, needed: Access) -> Result<Span, KeyFault> {
         match self.holder(key) {
-            Some(Holder::Region(index)) => self.resolve_region(index, (key, pd), address, length, needed),
+            Some(KeyHolder::Region(index)) => self.resolve_region(index, (key, pd), address, length, needed),
             _ => Err(KeyFault),
         }
     }
@@ -285,8 +285,8 @@ impl Keys {
         needed: Access,
     ) -> Result<Span, KeyFault> {
         match self.holder(key) {
-            Some(Holder::Region(index)) => self.resolve_region(index, (key, reach.pd), address, length, needed),
-            Some(Holder::Window(index)) => self.resolve_window(index, (key, reach), (address, length), needed),
+            Some(KeyHolder::Region(index)) => self.resolve_region(index, (key, reach.pd), address, length, needed),
+            Some(KeyHolder::Window(index)) => self.resolve_window(index, (key, reach), (address, length), needed),
             None => Err(KeyFault),
         }
     }
@@ -308,15 +308,15 @@ impl Keys {
     /// Whether an rkey gives these rights at all, wherever it lies.
     pub fn check_remote_rights(&self, key: u32, reach: Reach, needed: Access) -> Result<(), KeyFault> {
         let admitted = match self.holder(key).ok_or(KeyFault)? {
-            Holder::Window(index) => self.window(index)?.admits(key, reach, needed),
-            Holder::Region(index) => {
+            KeyHolder::Window(index) => self.window(index)?.admits(key, reach, needed),
+            KeyHolder::Region(index) => {
                 self.regions.at(index).is_some_and(|(_, region)| region.admits(key, reach.pd, needed))
             }
         };
         if admitted { Ok(()) } else { Err(KeyFault) }
     }
 
-    pub fn window(&self, index: u32) -> Result<&Window, KeyFault> {
+    pub fn window(&self, index: u32) -> Result<&MemoryWindow, KeyFault> {
         self.windows.at(index).map(|(_, window)| window).ok_or(KeyFault)
     }
 

@@ -34,7 +34,6 @@ extern crate alloc;
 
 mod array;
 mod arrival;
-mod attempt;
 mod completer;
 mod counters;
 mod engine;
@@ -67,16 +66,16 @@ mod transport;
 mod turn;
 mod ud;
 mod verbs;
+mod violation;
 mod window;
 mod xrc;
 
-pub use attempt::{Attempt, AttemptKind};
 pub use counters::{DirectTraffic, Failures, QpTraffic, Traffic, Usage, VnicCounters};
 pub use engine::Engine;
 pub use environment::{
-    Admission, Asker, AtomicOutcome, Carried, CarriedHead, CarriedMessage, Carrier, CarryFailure, CarryOutcome,
-    CopyOutcome, CqFull, Environment, EventTarget, Fabric, Fetch, Means, Memory, MemorySide, Policy, Queues, Source,
-    SourceBody, Span, SpanRegion, Talk, Token,
+    Admission, AtomicOutcome, AuthorizationRequest, Carried, CarriedHead, CarriedMessage, Carrier, CarryFailure,
+    CarryOutcome, CopyOutcome, CqFull, Environment, EventTarget, Fabric, Fetch, Memory, MemorySide, Policy, Queues,
+    Source, SourceBody, Span, SpanRegion, Subject, Token, TrafficKind,
 };
 pub use fabric::{Destination, HostId, IpInfo, PacketHead, Path, PeerAnswer, PeerInfo, TransmitOutcome};
 pub use id::{AhId, ContextId, CqId, MrId, MwId, PdId, QpId, ReceiveQueueId, SessionId, SrqId, VnicId, XrcdId};
@@ -94,3 +93,4 @@ pub use syndrome::Syndrome;
 pub use transport::{CarrierState, Drops, HostStatus, QpWireStatus, WireCounters, management_head};
 pub use ud::GRH_BYTES;
 pub use verbs::{Grantable, NotDirect, NotGrantable, QpStatus};
+pub use violation::{Violation, ViolationKind};

@@ -11,7 +11,7 @@ pub const CHUNK_BYTES_MAX: u64 = 256 * 1024;
 pub const REQUESTS_PER_RUN_MAX: u32 = 64;
 /// Requests of each queue that one turn flushes.
 pub(crate) const FLUSHES_PER_TURN_MAX: u32 = 64;
-/// How often one XRC target QP may be open: each time is one to be told of its events.
+/// How often one XRC target QP may be open: each opener is notified of its events.
 pub(crate) const OPENS_PER_QP_MAX: usize = 1024;
 /// One UD message, bytes: the port's MTU.
 pub const UD_MESSAGE_BYTES_MAX: u64 = 4096;

@@ -87,7 +87,7 @@ pub(crate) struct QueuePair {
     pub wire: Option<Box<Wire>>,
     /// UD: PSN of the next packet to another host.
     pub datagram_psn: u32,
-    /// UD: hosts that were told of it.
+    /// UD: hosts that were notified of it.
     pub introduced: BTreeSet<HostId>,
 }
 

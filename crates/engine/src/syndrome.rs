@@ -62,7 +62,7 @@ pub enum Syndrome {
     ReceiverNotReady = 0x28,
     /// XRC: the request names no SRQ of the target's domain.
     SharedQueue = 0x2e,
-    /// Another host's NAK, which does not tell more than the completion's status.
+    /// Another host's NAK, which says no more than the completion's status.
     NakReceived = 0x2f,
     /// Nobody answered within `retry_cnt` attempts.
     NoAnswer = 0x29,

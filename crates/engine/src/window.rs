@@ -9,7 +9,7 @@ use freeflow_verbs::{Access, WindowKind};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Window {
+pub(crate) struct MemoryWindow {
     pub session: SessionId,
     pub pd: PdId,
     pub kind: WindowKind,
@@ -60,13 +60,13 @@ pub(crate) enum Chain {
     QueuePair = 1,
 }
 
-impl Owned for Window {
+impl Owned for MemoryWindow {
     fn session(&self) -> SessionId {
         self.session
     }
 }
 
-impl Window {
+impl MemoryWindow {
     pub fn new(session: SessionId, pd: PdId, kind: WindowKind) -> Self {
         let links = [Link { before: NOWHERE, after: NOWHERE }; 2];
         let state = WindowState::Free;
@@ -95,7 +95,7 @@ impl Window {
     }
 }
 
-pub(crate) fn push(windows: &mut Slab<MwId, Window>, head: &mut u32, chain: Chain, index: u32) {
+pub(crate) fn push(windows: &mut Slab<MwId, MemoryWindow>, head: &mut u32, chain: Chain, index: u32) {
     let after = core::mem::replace(head, index);
     if let Some(window) = windows.at_mut(after) {
         window.links[chain as usize].before = index;
@@ -105,7 +105,7 @@ pub(crate) fn push(windows: &mut Slab<MwId, Window>, head: &mut u32, chain: Chai
     }
 }
 
-pub(crate) fn pull(windows: &mut Slab<MwId, Window>, head: &mut u32, chain: Chain, index: u32) {
+pub(crate) fn pull(windows: &mut Slab<MwId, MemoryWindow>, head: &mut u32, chain: Chain, index: u32) {
     let Some(window) = windows.at_mut(index) else { return };
     let Link { before, after } = window.links[chain as usize];
     match windows.at_mut(before) {

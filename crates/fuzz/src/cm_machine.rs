@@ -2,7 +2,8 @@
 //! in any order. The link between them loses, doubles, reorders and changes packets.
 use crate::bytes::Input;
 use freeflow_cm::{
-    Asked, Environment, GID_COUNT, Limits, Link, Machine, Owner, Packet, Place, Route, Scope, Timing, VnicRef,
+    Asked, Environment, EventChannel, GID_COUNT, Limits, Link, Machine, Owner, Packet, Route, Scope, ScopedGid, Timing,
+    VnicRef,
 };
 use freeflow_protocol::cm::{
     CM_EVENT_BYTES_MAX, CmAddress, CmEvent, CmEventBody, CmOption, CmReply, CmRequest, ConnectionParameters, Ece,
@@ -100,19 +101,19 @@ impl Environment for Surroundings {
         self.random
     }
 
-    fn places(&self, of: VnicRef) -> [Option<Place>; GID_COUNT] {
+    fn addresses(&self, of: VnicRef) -> [Option<ScopedGid>; GID_COUNT] {
         let number = of.0 % 100;
         if of.0 / 100 != self.host as u64 || number >= VNICS_PER_HOST {
             return [None; GID_COUNT];
         }
-        let own = Place { scope: NETWORK, gid: own_gid(self.host, number) };
-        let shared = Place { scope: Scope::External, gid: external_gid(self.host) };
+        let own = ScopedGid { scope: NETWORK, gid: own_gid(self.host, number) };
+        let shared = ScopedGid { scope: Scope::External, gid: external_gid(self.host) };
         [Some(own), Some(shared), None]
     }
 
-    fn vnic_at(&self, place: Place) -> Option<VnicRef> {
-        let is_at = |number: &u64| own_gid(self.host, *number) == place.gid;
-        let found = (0..VNICS_PER_HOST).find(is_at).filter(|_| place.scope == NETWORK);
+    fn vnic_at(&self, address: ScopedGid) -> Option<VnicRef> {
+        let is_at = |number: &u64| own_gid(self.host, *number) == address.gid;
+        let found = (0..VNICS_PER_HOST).find(is_at).filter(|_| address.scope == NETWORK);
         found.map(|number| vnic(self.host, number))
     }
 
@@ -125,7 +126,7 @@ impl Environment for Surroundings {
             (192, 0) => (1, Link::External(u32::from(d).wrapping_sub(1))),
             _ => return Err(VerbsError::Unreachable),
         };
-        let local = self.places(of)[index].ok_or(VerbsError::Unreachable)?;
+        let local = self.addresses(of)[index].ok_or(VerbsError::Unreachable)?;
         if self.is_cut_off || from.is_some_and(|gid| gid != local.gid) {
             return Err(VerbsError::Unreachable);
         }
@@ -142,13 +143,13 @@ impl Environment for Surroundings {
         self.prepares
     }
 
-    fn tell(&mut self, owner: Owner, channel: u32, event: CmEvent) {
+    fn notify(&mut self, owner: Owner, channel: EventChannel, event: CmEvent) {
         assert!(CHANNELS.contains(&channel), "an event goes to a channel that its owner named");
         assert!(encode(&event).len() <= CM_EVENT_BYTES_MAX, "an event fits into its record");
         self.heard.push((owner, event));
     }
 
-    fn allows(&self, _: VnicRef, _: Place, _: CmAddress, _: Asked) -> bool {
+    fn allows(&self, _: VnicRef, _: ScopedGid, _: CmAddress, _: Asked) -> bool {
         !self.is_denied
     }
 }

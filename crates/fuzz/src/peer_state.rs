@@ -120,7 +120,7 @@ impl World {
                 self.state.handle_reload(now, file);
             }
             13 => self.connections.keys().copied().for_each(|connection| self.state.handle_room(connection)),
-            14 => self.tell(which, input.u32()?),
+            14 => self.feed(which, input.u32()?),
             _ => self.state.handle_dial_failed(self.now, self.host(which)),
         }
         self.settle();
@@ -182,7 +182,7 @@ impl World {
         assert!(next.is_none_or(|next| next > self.now), "what was due is done");
     }
 
-    /// A network is made, made anew, or goes.
+    /// A network is made, made again, or goes.
     fn set_network(&mut self, which: u8) {
         let name = NETWORKS[usize::from(which) % 2];
         self.last_network += 1;
@@ -220,7 +220,7 @@ impl World {
     }
 
     /// Input of the worker and the control thread.
-    fn tell(&mut self, which: u8, number: u32) {
+    fn feed(&mut self, which: u8, number: u32) {
         let (host, qpn) = (self.host(which & 3), Qpn(number & Qpn::MASK));
         let network = NetworkId(number & 7);
         let gid = Gid::from_ip(Ipv4Addr::new(10, OWN, 0, number as u8).into());
@@ -228,9 +228,9 @@ impl World {
             0 => self.state.ask(host, qpn),
             1 => {
                 let info = PeerInfo { network, gid, ipv6_gid: None, service: QpType::Ud, connected: None };
-                self.state.tell(host, qpn, (number & 1 == 0).then_some(info));
+                self.state.notify(host, qpn, (number & 1 == 0).then_some(info));
             }
-            2 => self.state.tell_severed(host, qpn, qpn),
+            2 => self.state.notify_disconnected(host, qpn, qpn),
             _ => self.state.send_cm(host, network, MadEnds { from: gid, to: gid }, &[0; MAD_BYTES], number & 1 == 0),
         }
     }
@@ -295,7 +295,7 @@ impl World {
             }
             Update::Group { host, network, gid, qpn: None } => drop(self.groups.remove(&(host, network, gid))),
             Update::Asked { host, qpn } => assert!(self.up.contains(&host) && qpn.0 <= Qpn::MASK),
-            Update::Severed { host, .. } => assert!(self.up.contains(&host)),
+            Update::Disconnected { host, .. } => assert!(self.up.contains(&host)),
             Update::Peer { host, qpn, info } => {
                 assert!(self.up.contains(&host) && qpn.0 <= Qpn::MASK);
                 if let Some(info) = info {
@@ -382,7 +382,7 @@ fn message_of(input: &mut Input<'_>) -> Option<PeerMessage> {
             let labels = vec![("k".into(), choice.to_string())];
             PeerMessage::Identity { network, gid, other: Some(other), vnic: "v".into(), labels }
         }
-        _ => PeerMessage::Severed { qpn: Qpn(input.u32()?), peer: Qpn(1) },
+        _ => PeerMessage::Disconnected { qpn: Qpn(input.u32()?), peer: Qpn(1) },
     })
 }
 

@@ -2,10 +2,10 @@
 //! the reads and writes of this side, which takes requests, completions, doorbells, notifications
 //! and messages.
 use crate::bytes::Input;
-use freeflow_shm::layout::{QueueShape, channel, cq_bytes};
+use freeflow_shm::layout::{QueueShape, cq_bytes, direct_ring};
 use freeflow_shm::{
-    CHANNEL_MESSAGE_BYTES_MAX, ChannelReceiver, ChannelSender, CompletionConsumer, CompletionProducer, Credit,
-    RequestConsumer, RequestProducer, Segment, SendDescriptor, SessionSegment, Take,
+    CompletionConsumer, CompletionProducer, Credit, DIRECT_RING_MESSAGE_BYTES_MAX, DirectRingReceiver,
+    DirectRingSender, RequestConsumer, RequestProducer, Segment, SendDescriptor, SessionSegment, Take,
 };
 use freeflow_verbs::{Completion, QpType, ReceiveRequest, SendFlags, SendOpcode, SendRequest, Sge};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ thread_local! {
 struct Segments {
     queues: Arc<Segment>,
     completions: Arc<Segment>,
-    channel: Arc<Segment>,
+    direct_ring: Arc<Segment>,
     session: SessionSegment,
 }
 
@@ -39,22 +39,22 @@ impl Segments {
         Self {
             queues: make(send.bytes() + receive.bytes()),
             completions: make(cq_bytes(CQE_COUNT)),
-            channel: make(channel::bytes(CREDIT_COUNT)),
+            direct_ring: make(direct_ring::bytes(CREDIT_COUNT)),
             session: SessionSegment::create().expect("shared memory").0,
         }
     }
 
     fn all(&self) -> [&Segment; 4] {
-        [&self.queues, &self.completions, &self.channel, self.session.segment()]
+        [&self.queues, &self.completions, &self.direct_ring, self.session.segment()]
     }
 
-    /// As they are made. Nothing here reads a channel's payloads.
+    /// As they are made. Nothing here reads a direct ring's payloads.
     fn clear(&self) {
-        let zeros = [0; channel::DATA];
+        let zeros = [0; direct_ring::DATA];
         for segment in self.all() {
             segment.write(0, &zeros[..zeros.len().min(segment.bytes())], false).expect("it is inside");
         }
-        self.channel.write(channel::CREDITS, &[0; CREDIT_COUNT as usize * 8], false).expect("it is inside");
+        self.direct_ring.write(direct_ring::CREDITS, &[0; CREDIT_COUNT as usize * 8], false).expect("it is inside");
     }
 }
 
@@ -72,8 +72,8 @@ struct Rings<'a> {
     library_receive: RequestProducer,
     completions: CompletionProducer,
     library_completions: CompletionConsumer,
-    receiver: ChannelReceiver,
-    sender: ChannelSender,
+    receiver: DirectRingReceiver,
+    sender: DirectRingSender,
 }
 
 impl<'a> Rings<'a> {
@@ -91,8 +91,8 @@ impl<'a> Rings<'a> {
             library_receive: RequestProducer::new(segments.queues.clone(), send.bytes(), receive),
             completions: CompletionProducer::new(segments.completions.clone(), CQE_COUNT, 0),
             library_completions: CompletionConsumer::new(segments.completions.clone(), CQE_COUNT),
-            receiver: ChannelReceiver::new(segments.channel.clone(), CREDIT_COUNT).0,
-            sender: ChannelSender::new(segments.channel.clone(), CREDIT_COUNT),
+            receiver: DirectRingReceiver::new(segments.direct_ring.clone(), CREDIT_COUNT).0,
+            sender: DirectRingSender::new(segments.direct_ring.clone(), CREDIT_COUNT),
         }
     }
 
@@ -120,7 +120,7 @@ impl<'a> Rings<'a> {
     fn overwrite(&self, which: usize, input: &mut Input<'_>) -> Option<()> {
         let segment = self.segments.all()[which];
         let (at, value) = (input.u16()?, input.u64()?);
-        let words = (segment.bytes() / 8).min(channel::DATA / 8);
+        let words = (segment.bytes() / 8).min(direct_ring::DATA / 8);
         let offset = usize::from(at >> 1) % words * 8;
         if at & 1 == 0 {
             segment.u64(offset).store(value, Relaxed);
@@ -204,7 +204,7 @@ impl<'a> Rings<'a> {
     fn look_at_session(&self) {
         let session = &self.segments.session;
         session.take_doorbells(|doorbell| assert!((doorbell as usize) < freeflow_shm::layout::DOORBELL_COUNT));
-        session.take_notifications(|cookie| session.tell_news(cookie));
+        session.take_notifications(|cookie| session.notify(cookie));
         let _ = (session.wait_policy(), session.is_worker_here(0), session.is_poller_here(0, 1));
     }
 
@@ -214,12 +214,12 @@ impl<'a> Rings<'a> {
         let mut sges = [Sge::default(); SGE_COUNT as usize];
         assert!(self.library_receive.receive_at(position, &mut sges) <= sges.len());
         self.library_receive.claim_receive(position);
-        let _ = (self.send.take_told(), self.send.tally());
+        let _ = (self.send.take_notified(), self.send.tally());
     }
 
     fn receive_message(&mut self) {
         if let Some(message) = self.receiver.peek() {
-            assert!(message.length <= CHANNEL_MESSAGE_BYTES_MAX);
+            assert!(message.length <= DIRECT_RING_MESSAGE_BYTES_MAX);
             self.receiver.take(&message);
             self.receiver.commit();
         }
@@ -227,7 +227,7 @@ impl<'a> Rings<'a> {
 
     fn look_at_credits(&mut self, msn: u32) {
         if let Credit::Bytes(bytes) = self.sender.credit(msn) {
-            let _ = self.sender.has_room(bytes.min(CHANNEL_MESSAGE_BYTES_MAX));
+            let _ = self.sender.has_room(bytes.min(DIRECT_RING_MESSAGE_BYTES_MAX));
         }
         let _ = (self.sender.is_open(), self.sender.must_notify(), self.sender.may_be_unseen());
     }

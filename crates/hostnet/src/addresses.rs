@@ -234,7 +234,7 @@ pub(crate) fn set_flooded_hosts(overlay: &str, wanted: &BTreeSet<IpAddr>) -> Res
         }
         Ok(())
     };
-    act().context(format!("can't tell {overlay} the other hosts"))
+    act().context(format!("can't add the other hosts to {overlay}"))
 }
 
 fn flooded_hosts(netlink: &mut Netlink, overlay: u32) -> io::Result<BTreeSet<IpAddr>> {

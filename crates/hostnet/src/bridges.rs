@@ -5,7 +5,7 @@
 //! address on it, and whatever containers send to the host itself is dropped as it leaves the
 //! bridge. So two networks can have the same addresses: their frames never meet, nothing of theirs
 //! is routed, and where the kernel shows bridged packets to netfilter, it follows no connections of
-//! theirs, which it could not tell apart.
+//! theirs, which it could not distinguish.
 //!
 //! A bridge's alias says whose it is, and that it is whole: it is written last. It is that of one
 //! network by its number: a network that is deleted and made again, by another tenant perhaps, has
@@ -238,7 +238,7 @@ pub fn sweep<'a>(ports: Vec<Port>, vnics: &[Vnic], networks: &'a [NetworkStatus]
 }
 
 /// Makes the bridge with the gateway's address in this network namespace, or corrects the one there is.
-/// `host` tells apart the MAC addresses of bridges that an overlay joins.
+/// `host` distinguishes the MAC addresses of bridges that an overlay joins.
 ///
 /// # Errors
 /// The kernel refuses.

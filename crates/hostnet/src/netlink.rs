@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 
 /// The kernel fills at most this much into a message, if the buffer is as large.
 const BUFFER_BYTES: usize = 32 << 10;
-/// How often a list is asked for again that changed while the kernel told it.
+/// How often a list is asked for again that changed while the kernel sent it.
 const DUMP_TRY_COUNT_MAX: usize = 16;
 
 /// A connection to the kernel, of the network namespace in which it was opened.

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 pub const DEFAULT: &str = "/run/freeflow";
 /// Names of every run directory of the machine: a container of one host must not see the sockets of another.
 const REGISTRY: &str = "/run/freeflow-hosts";
-/// Where the routers of the machine tell each other how many threads of theirs spin.
+/// Where the routers of the machine publish their numbers of spinning threads.
 const MACHINE_DIR: &str = "/run/freeflow-machine";
 
 /// The run directory of one host.

@@ -144,7 +144,8 @@ impl WireGuard {
             Tool::Iptables => {
                 let restore = format!("{}-restore", family.iptables());
                 let put = |rules: String| programs::run_with_input(&restore, &["--noflush", "--wait"], &rules);
-                // Not every kernel can tell bridged packets; where it can't show them here, nothing is lost.
+                // Not every kernel can match bridged packets; where it can't show them here, nothing is
+                // lost.
                 put(self.iptables_rules(true)).or_else(|_| put(self.iptables_rules(false)))
             }
         }

@@ -24,7 +24,7 @@ pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _opcode: c_uint, 
 }
 
 /// Mbit/s of one lane for a speed code (IBTA 14.2.5.6); none for a code that the device never
-/// tells.
+/// reports.
 fn lane_mbps(active_speed: u8) -> Option<u64> {
     Some(match active_speed {
         1 => 2_500,

@@ -217,7 +217,7 @@ unsafe fn push_send(batch: &mut SendBatch<'_>, qp_type: QpType, wr: &ibv_send_wr
     batch.push_here(&request)
 }
 
-/// Posts a list; on refusal tells which request was bad.
+/// Posts a list; on refusal reports which request was bad.
 ///
 /// # Safety
 /// The list and `bad` are valid.

@@ -237,7 +237,7 @@ mod tests {
         std::fs::write(directory.join("file"), content).unwrap();
         let path = CString::new(directory.as_os_str().as_bytes()).unwrap();
         let mut buffer = vec![0xaa_u8; bytes];
-        // SAFETY: two C strings and a buffer of the length told.
+        // SAFETY: two C strings and a buffer of the given length.
         let count = unsafe { ibv_read_sysfs_file(path.as_ptr(), c"file".as_ptr(), buffer.as_mut_ptr().cast(), bytes) };
         std::fs::remove_dir_all(&directory).unwrap();
         (count, buffer)
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn a_missing_file_is_refused() {
         let mut buffer = [0 as c_char; 4];
-        // SAFETY: two C strings and a buffer of the length told.
+        // SAFETY: two C strings and a buffer of the given length.
         let count = unsafe {
             ibv_read_sysfs_file(c"/nonexistent".as_ptr(), c"file".as_ptr(), buffer.as_mut_ptr(), buffer.len())
         };

@@ -101,13 +101,13 @@ pub struct Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// None: of a network that does not exist, or of two that are not joined: it talks to nobody.
-    place: Option<Place>,
+    place: Option<NetworkPlace>,
     from: Box<[u64]>,
     to: Box<[u64]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct NetworkPlace {
     /// The party's.
     network: u32,
     /// The same number: within the network. Another: across it and one that it is joined with.
@@ -452,15 +452,15 @@ impl AccessTable {
     }
 
     /// Where somebody of the first of two joined networks is that talks to somebody of the other.
-    fn across(&self, network: &str, other: &str) -> Option<Place> {
+    fn across(&self, network: &str, other: &str) -> Option<NetworkPlace> {
         let (network, other) = (self.number(network)?, self.number(other)?);
         let zone = *self.zone_across.get(&(network.min(other), network.max(other)))?;
-        Some(Place { network, zone })
+        Some(NetworkPlace { network, zone })
     }
 
     /// Looks at a party: to be kept for as long as the table and the party's labels are as they are.
     pub fn profile(&self, party: &Party<'_>) -> Profile {
-        let within = self.number(party.network).map(|network| Place { network, zone: network });
+        let within = self.number(party.network).map(|network| NetworkPlace { network, zone: network });
         self.profile_at(party, within)
     }
 
@@ -475,7 +475,7 @@ impl AccessTable {
         self.across(one, other).map_or(0, |place| self.zones[place.zone as usize].work)
     }
 
-    fn profile_at(&self, party: &Party<'_>, place: Option<Place>) -> Profile {
+    fn profile_at(&self, party: &Party<'_>, place: Option<NetworkPlace>) -> Profile {
         let Some(at) = place else { return Profile { place, from: Box::default(), to: Box::default() } };
         let zone = &self.zones[at.zone as usize];
         let members: Vec<bool> = zone.groups.iter().map(|&group| self.groups[group].has(party)).collect();

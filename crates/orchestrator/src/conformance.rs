@@ -17,10 +17,10 @@ struct Model {
     now: u64,
 }
 
-/// Dice made of one number.
-struct Dice(u64);
+/// SimRng made of one number.
+struct SimRng(u64);
 
-impl Dice {
+impl SimRng {
     fn roll(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % sides
@@ -95,24 +95,24 @@ impl Model {
     }
 }
 
-fn transaction(dice: &mut Dice, model: &Model) -> Transaction {
+fn transaction(rng: &mut SimRng, model: &Model) -> Transaction {
     let mut transaction = Transaction::default();
-    for _ in 0..dice.roll(3) {
-        let key = dice.key();
-        let modified = match dice.roll(4) {
+    for _ in 0..rng.roll(3) {
+        let key = rng.key();
+        let modified = match rng.roll(4) {
             0 => None,
-            1 => Some(Revision(dice.roll(model.last() + 2))),
+            1 => Some(Revision(rng.roll(model.last() + 2))),
             _ => model.now().get(&key).map(|entry| entry.modified),
         };
         transaction.compares.push(Compare { key, modified });
     }
-    for _ in 0..dice.roll(4) {
-        let value = (dice.roll(3) > 0).then(|| format!("{}", dice.roll(1000)).into_bytes());
-        let lease = match dice.roll(4) {
-            0 => model.leases.keys().nth(dice.roll(3) as usize).copied(),
+    for _ in 0..rng.roll(4) {
+        let value = (rng.roll(3) > 0).then(|| format!("{}", rng.roll(1000)).into_bytes());
+        let lease = match rng.roll(4) {
+            0 => model.leases.keys().nth(rng.roll(3) as usize).copied(),
             _ => None,
         };
-        transaction.writes.push(Write { key: dice.key(), lease: lease.filter(|_| value.is_some()), value });
+        transaction.writes.push(Write { key: rng.key(), lease: lease.filter(|_| value.is_some()), value });
     }
     transaction
 }
@@ -133,8 +133,8 @@ fn commit(store: &mut impl Store, model: &mut Model, transaction: &Transaction) 
     }
 }
 
-fn look(store: &impl Store, model: &Model, dice: &mut Dice) {
-    let (prefix, key, at) = (dice.prefix(), dice.key(), dice.roll(model.last() + 2));
+fn look(store: &impl Store, model: &Model, rng: &mut SimRng) {
+    let (prefix, key, at) = (rng.prefix(), rng.key(), rng.roll(model.last() + 2));
     let point = model.point(at);
     let listed = store.list(prefix, Some(Revision(at)));
     match &point {
@@ -156,11 +156,11 @@ fn look(store: &impl Store, model: &Model, dice: &mut Dice) {
     assert_eq!(store.revision(), Ok(Revision(model.last())));
 }
 
-fn leases(store: &mut impl Store, model: &mut Model, dice: &mut Dice) {
-    let some = model.leases.keys().nth(dice.roll(3) as usize).copied();
-    match (dice.roll(4), some) {
+fn leases(store: &mut impl Store, model: &mut Model, rng: &mut SimRng) {
+    let some = model.leases.keys().nth(rng.roll(3) as usize).copied();
+    match (rng.roll(4), some) {
         (0, _) => {
-            let ttl = 1 + dice.roll(50);
+            let ttl = 1 + rng.roll(50);
             let lease = store.grant(Instant(model.now), Duration(ttl)).expect("a lease");
             assert!(model.leases.insert(lease, (ttl, Some(model.now + ttl))).is_none(), "a lease twice");
         }
@@ -176,7 +176,7 @@ fn leases(store: &mut impl Store, model: &mut Model, dice: &mut Dice) {
             assert_eq!(store.keep_alive(Instant(model.now), lease), Err(StoreError::NoLease));
         }
         _ => {
-            model.now += dice.roll(40);
+            model.now += rng.roll(40);
             let now = model.now;
             for (ttl, until) in model.leases.values_mut() {
                 until.get_or_insert(now + *ttl);
@@ -195,15 +195,15 @@ fn leases(store: &mut impl Store, model: &mut Model, dice: &mut Dice) {
 pub fn check<S: Store>(mut store: S, operations: &[u64], mut reopen: impl FnMut(S) -> S) {
     let mut model = Model { snapshots: alloc::vec![Snapshot::new()], compacted: 0, leases: BTreeMap::new(), now: 1 };
     for &operation in operations {
-        let mut dice = Dice(operation);
-        match dice.roll(16) {
+        let mut rng = SimRng(operation);
+        match rng.roll(16) {
             0..=7 => {
-                let transaction = transaction(&mut dice, &model);
+                let transaction = transaction(&mut rng, &model);
                 commit(&mut store, &mut model, &transaction);
             }
-            8..=10 => leases(&mut store, &mut model, &mut dice),
+            8..=10 => leases(&mut store, &mut model, &mut rng),
             11 => {
-                let at = dice.roll(model.last() + 2);
+                let at = rng.roll(model.last() + 2);
                 let expected = model.point(at).map(|at| model.compacted = at);
                 assert_eq!(store.compact(Revision(at)), expected);
             }
@@ -213,11 +213,11 @@ pub fn check<S: Store>(mut store: S, operations: &[u64], mut reopen: impl FnMut(
             }
             _ => {}
         }
-        look(&store, &model, &mut dice);
+        look(&store, &model, &mut rng);
     }
 }
 
 /// Whether an operation closes the store and opens it again.
 pub fn reopens(operation: u64) -> bool {
-    Dice(operation).roll(16) == 12
+    SimRng(operation).roll(16) == 12
 }

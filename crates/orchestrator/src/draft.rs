@@ -442,7 +442,8 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// A network that something of a tenant's names. Whether another tenant has it is not told.
+    /// A network that something of a tenant's names. Whether another tenant has it is not
+    /// disclosed.
     fn check_network(&self, findings: &mut Findings, field: String, name: &str, tenant: &str) {
         if self.get_network(name).is_none_or(|network| network.tenant() != tenant) {
             findings.add(field, format!("tenant {tenant} has no Network {name}"));

@@ -136,7 +136,7 @@ impl State {
     }
 
     /// The latency classes of the vNICs here that containers have: those that were made for one,
-    /// and of the others those that `is_occupied` tells by their ids.
+    /// and of the others those whose ids `is_occupied` accepts.
     pub fn load(&self, is_occupied: impl Fn(&str) -> bool) -> Load {
         let attached = self.vnics().filter(|vnic| vnic.is_of_container() || is_occupied(vnic.id()));
         Load::of(

@@ -31,7 +31,7 @@ impl Pool {
         32 - self.prefix_length
     }
 
-    /// Addresses, all told.
+    /// Addresses, all in all.
     pub fn size(self) -> u32 {
         1 << (32 - self.prefix_length)
     }

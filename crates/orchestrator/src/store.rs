@@ -1,7 +1,8 @@
 //! The store: keys and values in which everything is a revision, as etcd has made it familiar.
 //!
 //! There is one number, the revision, for the whole store. Each transaction that writes makes the next one, and all its
-//! writes bear it. A reader may look at any revision that is not compacted away, and be told of all changes since.
+//! writes bear it. A reader may look at any revision that is not compacted away, and be notified of all changes
+//! since.
 //!
 //! Time is an argument: leases end when whoever runs the store says what time it is.
 use alloc::collections::BTreeMap;

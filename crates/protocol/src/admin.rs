@@ -146,7 +146,7 @@ pub struct RouterStatus {
     /// Peers that are connected.
     pub connected_peer_count: u32,
     /// QPs whose messages go to their peer's memory directly, and QPs that have peers' memory granted to them, now.
-    pub channel_qp_count: u32,
+    pub direct_ring_qp_count: u32,
     /// QPs that have peers' memory granted to them.
     pub grant_qp_count: u32,
     /// Connection management.
@@ -169,7 +169,7 @@ pub struct Counters {
     /// Payload of the direct ones, bytes.
     pub direct_bytes: u64,
     /// Bytes that one side or both reached by copying through `/proc/PID/mem`.
-    pub fallback_bytes: u64,
+    pub slow_path_bytes: u64,
     /// Copies that blocked the worker: pages of shared memory that were there and could not be had at once.
     pub blocked_copies: u64,
     /// Completions with an error, flushed ones too.
@@ -270,7 +270,7 @@ pub struct NetworkStatus {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum QpPath {
-    /// Past the router: see [`QpStatus::channel`] and [`QpStatus::grants`].
+    /// Past the router: see [`QpStatus::direct_ring`] and [`QpStatus::grants`].
     Direct,
     /// Through this host's router. A UD QP's path is that of its messages within the host.
     Routed,
@@ -308,8 +308,8 @@ pub struct QpStatus {
     pub peer_qpn: Option<u32>,
     /// Path of its last request.
     pub path: QpPath,
-    /// It has a channel to its peer, by which SENDs that are not too long go directly.
-    pub channel: bool,
+    /// It has a direct ring to its peer, by which SENDs that are not too long go directly.
+    pub direct_ring: bool,
     /// It writes or reads some of its peer's memory directly.
     pub grants: bool,
     /// Why it is routed.
@@ -423,7 +423,7 @@ pub struct PeersStatus {
     /// Hosts of the peers file, but for this one.
     pub peers: Vec<PeerStatus>,
     /// Connections from addresses that are no peer's.
-    pub strangers: u64,
+    pub unknown_connections: u64,
     /// Connections from a peer's address that did not prove to be it.
     pub refused_handshakes: u64,
 }

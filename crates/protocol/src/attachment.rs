@@ -3,8 +3,8 @@
 //! their ends and holds the sockets that they read events from.
 //!
 //! Transport: a Unix `SOCK_SEQPACKET` pair a vNIC, one message a datagram. Descriptors go to the
-//! near half only: with [`Request::Identify`] the process' pidfd, with [`Request::OpenChannel`] the
-//! end for records of the library's event channel.
+//! near half only: with [`Request::Identify`] the process' pidfd, with [`Request::OpenEventChannel`]
+//! the end for records of the library's event channel.
 //!
 //! A request that has a number gets one [`Report::Done`], in any order. The rest gets none. The
 //! router gives every number once; what it names by one stays the near half's until it says
@@ -38,13 +38,13 @@ pub enum Request {
     Write { request: u64, process: u64, address: u64, bytes: Vec<u8> },
     /// Changes eight bytes; answered with their value before.
     Atomic { request: u64, process: u64, address: u64, operation: AtomicOperation },
-    /// Freezes all threads but one, by its ID in its own PID namespace; `quiet`: accesses to the
+    /// Freezes all threads but one, by its ID in its own PID namespace; `quiesce`: accesses to the
     /// memory wait as long.
-    Freeze { request: u64, process: u64, thread: u32, quiet: bool },
+    Freeze { request: u64, process: u64, thread: u32, quiesce: bool },
     /// Lets the frozen threads go on.
-    Release { request: u64, process: u64 },
+    Thaw { request: u64, process: u64 },
     /// An event channel has this number from now on.
-    OpenChannel { channel: u64 },
+    OpenEventChannel { channel: u64 },
     /// A record for the channel's reader.
     Event { channel: u64, record: Vec<u8> },
     /// Its reader meets the end of file, after what was sent.

@@ -60,31 +60,31 @@ pub enum Request {
     /// Memory for `ibv_malloc`. → `Segment` + 1 descriptor (memfd, sealed against shrinking and growing).
     CreateSegment { length: u64 },
     /// Says where the process mapped the segment: the router's page table then reaches these bytes without copying.
-    /// NotSupported: others may still reach the segment, which was withdrawn from them (`OpenOrders`).
+    /// NotSupported: others may still reach the segment, which was revoked from them (`OpenCommands`).
     MapSegment { segment: Handle, address: u64 },
     /// Says that the process mapped `length` bytes of the segment, from `offset` on, at `address`
     /// too: pages of ordinary memory that it registers. All three are multiples of the page.
     /// InvalidArgument: they overlap something mapped. NotSupported: as for `MapSegment`; a segment
-    /// that is granted is withdrawn first if these pages lie outside the region by which it is.
+    /// that is granted is revoked first if these pages lie outside the region by which it is.
     MapPart { segment: Handle, offset: u64, address: u64, length: u64 },
     /// The process is about to put ordinary memory in the place of the parts between these addresses. On return the
     /// router does not use them any more.
     UnmapPart { address: u64, length: u64 },
     /// Stops all threads of the process but the one that asks, which names itself by its ID in its own PID namespace,
-    /// until `ReleaseThreads`, and for one second at most. System calls that are interrupted go on afterwards.
+    /// until `ThawThreads`, and for one second at most. System calls that are interrupted go on afterwards.
     /// NotPermitted: a thread is traced, or can't be stopped. TimedOut: they did not all stop soon.
-    HoldThreads {
+    FreezeThreads {
         thread: u32,
         /// The router itself reaches nothing of the process' memory by address as long. Busy:
         /// something of that is under way, and takes its time.
-        quiet: bool,
+        quiesce: bool,
     },
-    /// TimedOut: the threads run again since the second was over. NotFound: they were not held.
-    ReleaseThreads,
+    /// TimedOut: the threads run again since the second was over. NotFound: they were not frozen.
+    ThawThreads,
     /// Once more the descriptor of a segment that this process made. → `Segment` + 1 descriptor.
     ReopenSegment { segment: Handle },
     /// The process unmapped the segment. Refused with Busy while an MR lies over it, or a part of
-    /// it is mapped. An order about it is carried out by that.
+    /// it is mapped. A revoke command about it is carried out by that.
     DestroySegment { segment: Handle },
     /// → `Mr`.
     RegisterMr { pd: Handle, address: u64, length: u64, iova: u64, access: Access },
@@ -109,7 +109,8 @@ pub enum Request {
         cqe: u32,
         channel: Option<Handle>,
         cookie: u32,
-        /// Each completion tells when it was written. Else the time may be that of the worker's turn.
+        /// Each completion has the time at which it was written. Else the time may be that of the
+        /// worker's turn.
         timestamps: bool,
     },
     /// The library holds the CQ's consumer lock. → `Cq` + 1 descriptor: the new ring's segment. The old ring holds
@@ -164,21 +165,22 @@ pub enum Request {
     QueryQp { qp: Handle },
     /// Returns once nothing of the QP's buffers is touched any more.
     DestroyQp { qp: Handle },
-    /// A channel to the peer of an RC QP, both on this host. → `Direct` + 1 descriptor: the
-    /// channel's segment. It takes messages once the peer's process has accepted it. Busy: not now
+    /// A direct ring to the peer of an RC QP, both on this host. → `Direct` + 1 descriptor: the
+    /// ring's segment. It takes messages once the peer's process has accepted it. Busy: not now
     /// (a QP is not in a state for it). NotSupported: not on this connection, or not by this
     /// network's policy.
-    OpenChannel { qp: Handle },
-    /// The channel that the peer of this QP has opened. → `Direct` + 1 descriptor. NotFound: there is none.
-    AcceptChannel { qp: Handle },
+    OpenDirectRing { qp: Handle },
+    /// The direct ring that the peer of this QP has opened. → `Direct` + 1 descriptor. NotFound: there is
+    /// none.
+    AcceptDirectRing { qp: Handle },
     /// Memory of the peer of an RC QP, on the same host, that requests of this QP may reach by that
     /// key: so much around `address` (as requests name it) as can be reached in one piece, which
     /// may be less than `length`. It comes from a segment of which all that the owner has mapped
     /// lies in the region that the key names. → `Grant` + 1 descriptor, which can be mapped for
-    /// writing only if the key lets this QP write. Busy: not now; it was withdrawn, and may be
+    /// writing only if the key lets this QP write. Busy: not now; it was revoked, and may be
     /// shared again after some traffic. NotSupported: not this memory, not on this connection, or
     /// not by this network's policy. RemoteAccess faults are NotSupported too: the request itself
-    /// shall find them. `NotEarned`: not yet.
+    /// shall find them. `NotEnoughCredit`: not yet.
     AskGrant {
         qp: Handle,
         rkey: u32,
@@ -187,18 +189,18 @@ pub enum Request {
         /// For WRITE; else for READ.
         writes: bool,
     },
-    /// → `Done` + 1 descriptor: socket of orders, [`ORDER_BYTES`] each: the handle of a segment of
-    /// this process (u32 LE) that others could reach directly, and what to do (u32 LE).
-    /// [`ORDER_TAKE_BACK`]: the process puts its own copies in the place of all that is mapped of
-    /// it, and says so by `ConfirmWithdrawal`. Until it has, nothing is granted any more; a process
-    /// that does not within [`WITHDRAWAL_TIME_MAX_MS`] loses its session. [`ORDER_SHARE_AGAIN`]:
-    /// where those copies are, it may put a new segment, and tell by `MapPart`; nobody waits for
-    /// that. Exists: they are open.
-    OpenOrders,
+    /// → `Done` + 1 descriptor: socket of commands, [`COMMAND_BYTES`] each: the handle of a segment
+    /// of this process (u32 LE) that others could reach directly, and what to do (u32 LE).
+    /// [`COMMAND_REVOKE`]: the process puts its own copies in the place of all that is mapped of
+    /// it, and says so by `ConfirmRevocation`. Until it has, nothing is granted any more; a process
+    /// that does not within [`REVOCATION_TIME_MAX_MS`] loses its session. [`COMMAND_RESHARE`]:
+    /// where those copies are, it may put a new segment, and report it by `MapPart`; nobody waits
+    /// for that. Exists: they are open.
+    OpenCommands,
     /// Nothing of this segment is mapped in the process any more. What the router knew of parts of
-    /// it is gone before the order was given. The segment can be destroyed then, but not mapped
-    /// again. NotFound: there was no such order.
-    ConfirmWithdrawal { segment: Handle },
+    /// it is gone before the command was sent. The segment can be destroyed then, but not mapped
+    /// again. NotFound: there was no such command.
+    ConfirmRevocation { segment: Handle },
     /// → `AddressHandle`.
     CreateAh { pd: Handle, attributes: AddressHandleAttributes },
     /// Requests that name it already are refused from now on.
@@ -262,14 +264,14 @@ pub enum Reply {
     Qp { qp: Handle, qpn: u32, capabilities: QpCapabilities, segment_bytes: u64 },
     /// State of the QP now.
     QpModified { state: QpState },
-    /// `credit_count`: slots of the receiver's receive queue. `channels_closed`: as the sender's
-    /// send queue says; another number there says that the channel is closed. `takes_writes`: while
-    /// it is open, WRITEs without bytes are allowed, too.
-    Direct { segment_bytes: u64, credit_count: u32, channels_closed: u32, takes_writes: bool },
+    /// `credit_count`: slots of the receiver's receive queue. `direct_rings_closed`: as the
+    /// sender's send queue says; another number there says that the ring is closed. `takes_writes`:
+    /// while it is open, WRITEs without bytes are allowed, too.
+    Direct { segment_bytes: u64, credit_count: u32, direct_rings_closed: u32, takes_writes: bool },
     /// The peer's memory from `address` on (as requests name it): `length` bytes that begin at
-    /// `offset` of the segment. It holds while the send queue says so of `grants_withdrawn`.
+    /// `offset` of the segment. It holds while the send queue says so of `grants_revoked`.
     /// `writable`: it was asked for WRITE.
-    Grant { address: u64, length: u64, offset: u64, segment_bytes: u64, grants_withdrawn: u32, writable: bool },
+    Grant { address: u64, length: u64, offset: u64, segment_bytes: u64, grants_revoked: u32, writable: bool },
     /// All attributes of a QP.
     QpAttributes(QpAttributes),
     /// The new address handle.
@@ -281,7 +283,7 @@ pub enum Reply {
     /// Memory is granted only for what the router has carried of the QP's requests, their bytes and
     /// [`REQUEST_BYTES`] each: at least what it costs to take the memory back, and each byte pays
     /// once. So much is missing.
-    NotEarned { missing: u64 },
+    NotEnoughCredit { missing: u64 },
     /// The router's own offer, in answer to a `Hello` that has too little in common with it.
     Incompatible { protocol: Offer, layouts: VersionRange },
 }
@@ -305,17 +307,17 @@ pub struct Welcome {
     pub session_segment_bytes: u64,
 }
 
-/// Bytes of one order, see [`Request::OpenOrders`].
-pub const ORDER_BYTES: usize = 8;
-/// See [`Request::OpenOrders`].
-pub const ORDER_TAKE_BACK: u32 = 0;
+/// Bytes of one command, see [`Request::OpenCommands`].
+pub const COMMAND_BYTES: usize = 8;
+/// See [`Request::OpenCommands`].
+pub const COMMAND_REVOKE: u32 = 0;
 /// The same.
-pub const ORDER_SHARE_AGAIN: u32 = 1;
+pub const COMMAND_RESHARE: u32 = 1;
 /// Bytes that a request counts besides its payload where grants are earned, see
-/// [`Reply::NotEarned`].
+/// [`Reply::NotEnoughCredit`].
 pub const REQUEST_BYTES: u64 = 4096;
-/// How long a process has to carry out an order, milliseconds.
-pub const WITHDRAWAL_TIME_MAX_MS: u64 = 30_000;
+/// How long a process has to carry out a revoke command, milliseconds.
+pub const REVOCATION_TIME_MAX_MS: u64 = 30_000;
 
 /// Bytes of one event, which is one record of a socket (`SOCK_SEQPACKET`; nothing can be sent by
 /// the library's end). Completion event: cookie of the CQ (u32 LE), then zero (u32). Asynchronous

@@ -59,8 +59,9 @@ pub enum PeerMessage {
     /// The vNIC that has an address which the sender has announced, for access rules: its id and
     /// labels, and its other address, to which rules apply as well.
     Identity { network: String, gid: Gid, other: Option<Gid>, vnic: String, labels: Vec<(String, String)> },
-    /// The sender's policy has cut the connection of the receiver's `qpn` with the sender's `peer`.
-    Severed { qpn: Qpn, peer: Qpn },
+    /// The sender's policy has ended the connection of the receiver's `qpn` with the sender's
+    /// `peer`.
+    Disconnected { qpn: Qpn, peer: Qpn },
 }
 
 /// A QP, as its router describes it.
@@ -113,7 +114,7 @@ mod tests {
             PeerMessage::Ping { stamp: u64::MAX },
             PeerMessage::Pong { stamp: u64::MAX },
             cm,
-            PeerMessage::Severed { qpn, peer: qpn },
+            PeerMessage::Disconnected { qpn, peer: qpn },
         ]
     }
 

@@ -10,7 +10,7 @@
 //! Invariant: every record that stands for an entry of the backlog is in the pipe, or in the hand
 //! of a thread that has read it and not looked at the backlog yet; together they are as many as the
 //! backlog is long and `spare` says. So the descriptor is never readable for nothing, and nothing
-//! waits that the descriptor doesn't tell of.
+//! waits for which the descriptor isn't readable.
 use crate::born::{Born, KEY_NONE, lock};
 use crate::boundary::{Outcome, last_errno, pointer, quiet};
 use crate::call::{call, command, destroy_id};

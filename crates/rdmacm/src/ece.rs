@@ -1,5 +1,5 @@
 //! Extended connection establishment: what both ends' devices have in common. FreeFlow's has a
-//! vendor number and no options, so all this comes to is that the numbers are told, and that
+//! vendor number and no options, so all this comes to is that the numbers are passed on, and that
 //! nobody's options are taken on.
 use crate::boundary::{Outcome, checked, status};
 use crate::id::Id;

@@ -253,7 +253,7 @@ fn event_of(channel: &Arc<EventChannel>, taken: Taken) -> Outcome<*mut rdma_cm_e
 ///
 /// # Errors
 /// Of `read`: EAGAIN, EINTR. EIO once the router is gone and every identifier of the channel was
-/// told.
+/// notified.
 pub(crate) fn next(channel: &Arc<EventChannel>) -> Outcome<*mut rdma_cm_event> {
     channel.born.check()?;
     loop {

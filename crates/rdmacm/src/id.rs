@@ -242,7 +242,7 @@ pub(crate) fn gone_with_channel(channel: &EventChannel) {
     }
 }
 
-/// The next identifier of a channel that was not told of the end of the router.
+/// The next identifier of a channel that was not notified of the end of the router.
 pub(crate) fn next_without_removal_event(channel: &EventChannel) -> Option<Arc<Id>> {
     let table = Process::current().table();
     let id = table.ids.values().find(|id| is_on(id, channel) && !id.state().removal_reported)?;

@@ -35,7 +35,7 @@ fn may_bind_services() -> bool {
     let mut data = [Data::default(); 2];
     // SAFETY: the structures of this version.
     let code = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) };
-    // Where the call is forbidden, nobody can tell.
+    // Where the call is forbidden, this is not known.
     code != 0 || data[0].effective & 1 << CAP_NET_BIND_SERVICE != 0
 }
 

@@ -1,6 +1,6 @@
 //! The thread that carries out the router's commands: one for each session with exclusive arenas.
 //!
-//! A program that looks at its threads sees one more, `freeflow-orders`, from its first
+//! A program that looks at its threads sees one more, `freeflow-revoke`, from its first
 //! registration with remote rights on (none where the router grants nothing, or with
 //! `FREEFLOW_REMAP=off`). It takes no signals. The C library then takes its locks as for any
 //! program of several threads, and what the kernel allows only a process of one thread (a new user
@@ -176,7 +176,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn` gave it a reference, which `end` takes.
     let task = unsafe { Arc::from_raw(argument.cast_const().cast::<Task>()) };
     // SAFETY: a C string of 15 bytes.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"freeflow-orders".as_ptr()) };
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"freeflow-revoke".as_ptr()) };
     // Release: pairs with the Acquire in `note_begun`.
     task.has_begun.store(true, Ordering::Release);
     // The thread that started this one has the lock until the pipe is set.
@@ -311,7 +311,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn orders_are_read_one_by_one_until_the_end() {
+    fn commands_are_read_one_by_one_until_the_end() {
         for flags in [0, libc::O_NONBLOCK] {
             let mut ends = [-1; 2];
             // SAFETY: `ends` is ours to write, and the descriptors are new.
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verb_waits_for_the_orders_of_its_session_and_says_when_they_are_not_done() {
+    fn a_verb_waits_for_the_commands_of_its_session_and_says_when_they_are_not_done() {
         let mut ends = [-1; 2];
         // SAFETY: `ends` is ours to write, and the descriptors are new.
         let (read, mut write) = unsafe {

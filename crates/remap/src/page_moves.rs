@@ -236,7 +236,7 @@ fn restore(maps: &ProcessMap, piece: &PageMove) -> bool {
     true
 }
 
-/// Whether the memory is one area with a neighbour. Also if that can't be told cheaply.
+/// Whether the memory is one area with a neighbour. Also if that can't be found out cheaply.
 fn is_joined(maps: &ProcessMap, piece: &PageMove) -> bool {
     let end = piece.target + piece.bytes as u64;
     let mut joined = !maps.has_query();

@@ -1,11 +1,11 @@
-//! Private copies of what was remapped: left where threads could not be held, and made by command
-//! of the router when an arena is withdrawn that peers were granted.
+//! Private copies of what was remapped: left where threads could not be frozen, and made by command
+//! of the router when an arena is revoked that peers were granted.
 //!
 //! A copy is a private mapping of the arena's file with every page written. That loses no write of
 //! other threads or of the router, so a region may lie over it. But pages that the program throws
 //! away show the file again, which is empty then, unless a peer still has it mapped and writes
 //! there. So such *exposed* copies become anonymous memory as soon as no region touches them and
-//! threads can be held.
+//! threads can be frozen.
 //!
 //! Invariant: `copied` names the arenas of all `copies`, also of those arenas that are gone.
 use crate::page_moves::{self, MOVE_BYTES_MAX, PageMove};
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Looks for pages of an arena that is withdrawn: the program may move some away meanwhile.
+/// Looks for pages of an arena that is revoked: the program may move some away meanwhile.
 const LOOKS_MAX: u32 = 16;
 
 impl Table {

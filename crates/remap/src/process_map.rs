@@ -90,7 +90,7 @@ impl ProcessMap {
 
     fn query(&self, query: &mut ProcmapQuery) -> bool {
         query.size = size_of::<ProcmapQuery>() as u64;
-        // SAFETY: the kernel reads and writes the struct, whose size it is told.
+        // SAFETY: the kernel reads and writes the struct, whose size it is given.
         unsafe { libc::ioctl(self.descriptor, PROCMAP_QUERY, query) == 0 }
     }
 

@@ -403,7 +403,7 @@ impl Table {
         let (number, segment, offset) = (arena.number, arena.segment, range.start - arena.base);
         self.remapped.insert(range.clone(), number);
         if session.map_part(segment, offset, range.clone()).is_err() {
-            // By the fallback, which sees the same bytes, and by nothing that was here before.
+            // By the slow path, which sees the same bytes, and by nothing that was here before.
             let _ = session.unmap_part(range);
         }
     }
@@ -618,7 +618,7 @@ impl Table {
         }
     }
 
-    /// The threads can't be held: private copies, which cost an area of the map each.
+    /// The threads can't be frozen: private copies, which cost an area of the map each.
     fn leave_private_copy(&mut self, session: &Session, maps: &ProcessMap, at: usize, piece: &PageMove) -> bool {
         let arena = &self.arenas[at];
         if arena.serial != session.serial() || (self.remapped.len() + self.copies.len()) as u64 >= 2 * runs_max() {
@@ -634,7 +634,7 @@ impl Table {
         }
         let is_exposed = arena.is_exclusive;
         self.note_copy(at, piece, is_exposed);
-        // Taken back once threads can be held.
+        // Taken back once threads can be frozen.
         self.has_pending |= is_exposed;
         true
     }

@@ -30,7 +30,7 @@ pub(crate) fn add_quiescent() {
     QUIESCENT_THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The C library's code follows in the thread: a mover of pages has to freeze it again.
+/// The C library's code follows in the thread: a copy thread of pages has to freeze it again.
 pub(crate) fn remove_quiescent() {
     // Release: pairs with the Acquire in `is_alone`.
     QUIESCENT_THREADS.fetch_sub(1, Ordering::Release);

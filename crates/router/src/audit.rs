@@ -6,7 +6,7 @@
 //! says how many were left out: else it could push the record of changes out of the files.
 use crate::base::log::{timestamp, warning};
 use crate::base::log_file::numbered;
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -197,7 +197,7 @@ pub enum Class {
     Others,
     Quota,
     /// Connections that are disconnected by policy, which nobody can have done to it as often as it likes.
-    Cut,
+    Disconnection,
 }
 
 const CLASS_COUNT: usize = 6;
@@ -227,7 +227,7 @@ impl Allowance {
 struct Shared {
     sender: SyncSender<Message>,
     lost: AtomicU64,
-    /// All that were ever lost: `lost` is counted down when it is told.
+    /// All that were ever lost: `lost` is counted down when it is reported.
     lost_total: AtomicU64,
     allowances: [[Allowance; ORIGINATOR_COUNT]; CLASS_COUNT],
 }
@@ -288,7 +288,7 @@ impl AuditThread {
         let mut files = Files::open(run_dir.join("audit.log"), FILE_BYTES_MAX)?;
         let writer_shared = shared.clone();
         let body = move || {
-            privileges::enter(Kind::Audit);
+            privileges::enter(ThreadKind::Audit);
             write_all(&receiver, &mut files, &writer_shared);
         };
         let thread = std::thread::Builder::new().name("ff-audit".into()).spawn(body)?;
@@ -485,7 +485,7 @@ mod tests {
         let refusal = |what| move || Refusal { what, vnic: "v".into(), count: 1, ..Refusal::default() };
         (0..1000).for_each(|_| audit.refusal(Class::Rule, 7, refusal("connection refused")));
         (0..1000).for_each(|_| audit.refusal(Class::Nobody, 7, refusal("message to nobody")));
-        (0..2 * REFUSALS_AT_ONCE).for_each(|_| audit.refusal(Class::Cut, 7, refusal("connection cut")));
+        (0..2 * REFUSALS_AT_ONCE).for_each(|_| audit.refusal(Class::Disconnection, 7, refusal("connection cut")));
         (0..2 * REFUSALS_AT_ONCE).for_each(|_| audit.refusal(Class::Others, 7, refusal("remote key refused")));
         drop(thread);
         let text = std::fs::read_to_string(directory.0.join("audit.log")).unwrap();

@@ -2,7 +2,7 @@
 use crate::attachment::near_halves::NearHalves;
 pub use crate::base::mode::Mode;
 use crate::dataplane::wire_options::WireOptions;
-use crate::memory::copy_threads::MoverOptions;
+use crate::memory::copy_threads::CopyThreadOptions;
 use crate::network_reconciler::ReconcilerProcess;
 use freeflow_orchestrator::{Pool, name_is_good};
 use freeflow_verbs::{Duration, VnicLimits};
@@ -24,7 +24,7 @@ pub struct Config {
     pub near_halves: Option<NearHalves>,
     pub mode: Mode,
     /// The copy threads.
-    pub movers: MoverOptions,
+    pub copy_threads: CopyThreadOptions,
     /// The processor that the worker is bound to.
     pub cpu: Option<usize>,
     /// Name of the host in `status`.
@@ -41,8 +41,8 @@ pub struct Config {
     pub limits: VnicLimits,
     /// The file that names the other hosts, see [`crate::peering::PeersFile`].
     pub peers: Option<PathBuf>,
-    /// How long a process may take to do what it is ordered by [`freeflow_protocol::library::Request::OpenOrders`].
-    pub withdrawal_time: Duration,
+    /// How long a process may take for the commands of [`freeflow_protocol::library::Request::OpenCommands`].
+    pub revocation_time: Duration,
     /// Where metrics are served by TCP too, to whoever asks.
     pub metrics_listen: Option<SocketAddr>,
     /// See [`MACHINE_DIR`].

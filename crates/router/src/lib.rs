@@ -10,7 +10,7 @@
 //! | `peering` | routers of other hosts: who they are, what they announce | `ff-peers` |
 //! | `dataplane` | engine, rings, doorbells, packets | `ff-worker` |
 //! | `attachment` | how a vNIC's processes, their memory and their events are reached | `ff-identify`, `ff-attachment` |
-//! | `memory` | page tables, copies, grants | `ff-worker`, `ff-mover-K`, a slow-path copier a vNIC |
+//! | `memory` | page tables, copies, grants | `ff-worker`, `ff-copy-K`, a slow-path copier a vNIC |
 //! | `admission` | rules, addresses, violations, accounts | whoever has an instance |
 //! | `audit` | who changed what | `ff-audit` |
 //! | `base` | log, wakers, slabs, privileges | |
@@ -41,6 +41,6 @@ pub use base::machine::default_limits;
 pub use base::privileges;
 pub use config::{Config, MACHINE_DIR, Mode};
 pub use dataplane::wire_options::WireOptions;
-pub use memory::copy_threads::{MoverOptions, WORKERS_MAX};
+pub use memory::copy_threads::{CopyThreadOptions, WORKERS_MAX};
 pub use network_reconciler::ReconcilerProcess;
 pub use router::Router;

@@ -4,10 +4,10 @@ use clap::Parser;
 use freeflow_hostnet::reconciler;
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_orchestrator::{DEFAULT_POOL, Pool};
-use freeflow_protocol::library::WITHDRAWAL_TIME_MAX_MS;
-use freeflow_router::privileges::{self, Kind};
+use freeflow_protocol::library::REVOCATION_TIME_MAX_MS;
+use freeflow_router::privileges::{self, ThreadKind};
 use freeflow_router::{
-    Config, MACHINE_DIR, Mode, MoverOptions, ReconcilerProcess, Router, WORKERS_MAX, WireOptions, default_limits,
+    Config, CopyThreadOptions, MACHINE_DIR, Mode, ReconcilerProcess, Router, WORKERS_MAX, WireOptions, default_limits,
 };
 use freeflow_shm::termination_signals;
 use freeflow_verbs::{Duration, VnicLimits};
@@ -130,7 +130,7 @@ fn run(arguments: Arguments) -> io::Result<()> {
         network_reconciler: reconciler,
         near_halves: None,
         mode: arguments.mode,
-        movers: MoverOptions { workers: arguments.workers, move_bytes_min: arguments.move_bytes_min },
+        copy_threads: CopyThreadOptions { workers: arguments.workers, move_bytes_min: arguments.move_bytes_min },
         cpu: arguments.cpu,
         host: arguments.host.unwrap_or_else(host_name),
         bridge: arguments.bridge,
@@ -139,14 +139,14 @@ fn run(arguments: Arguments) -> io::Result<()> {
         peers: arguments.peers.map(std::path::absolute).transpose()?,
         wire: arguments.wire_options.unwrap_or_default(),
         limits: arguments.limits.unwrap_or_else(default_limits),
-        withdrawal_time: Duration::from_millis(WITHDRAWAL_TIME_MAX_MS),
+        revocation_time: Duration::from_millis(REVOCATION_TIME_MAX_MS),
         metrics_listen: arguments.metrics_listen,
         machine_dir: arguments.machine_dir,
     })?;
     if let Some(number) = arguments.ready_fd {
         OpenOptions::new().write(true).open(format!("/proc/self/fd/{number}"))?.write_all(b"ready\n")?;
     }
-    privileges::enter(Kind::Main);
+    privileges::enter(ThreadKind::Main);
     loop {
         let descriptors = [signals.as_fd(), router.ended(), refusals.as_fd(), log_is_full.as_fd()];
         let mut polled = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));

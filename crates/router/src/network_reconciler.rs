@@ -9,7 +9,7 @@
 //!
 //! Thread: `ff-networks`, but for [`Notifier`], which the control thread has.
 use crate::base::log::warning;
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use freeflow_hostnet::inventory::Inventory;
 use freeflow_hostnet::reconciler::{Message, Reply, receive_reply, send};
 use std::io;
@@ -86,11 +86,11 @@ impl NetworkReconciler {
         let Some(process) = process else { return Ok(Default::default()) };
         let (sender, receiver) = sync_channel(1);
         let body = move || {
-            privileges::enter(Kind::NetworkReconciler);
+            privileges::enter(ThreadKind::NetworkReconciler);
             serve(&receiver, &process.0.socket, &mut ask);
             process.end();
         };
-        let thread = std::thread::Builder::new().name(Kind::NetworkReconciler.name().into()).spawn(body)?;
+        let thread = std::thread::Builder::new().name(ThreadKind::NetworkReconciler.name().into()).spawn(body)?;
         Ok((Self(Some(thread)), Notifier(Some(sender))))
     }
 }

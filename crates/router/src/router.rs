@@ -4,7 +4,7 @@ use crate::api::{Api, ApiParts, Link};
 use crate::audit::{AuditThread, Entry};
 use crate::base::log::{info, warning};
 use crate::base::machine::random_bytes;
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use crate::base::wake::Waker;
 use crate::config::Config;
 use crate::control::external::ExternalPolicy;
@@ -15,11 +15,11 @@ use crate::dataplane::command::{Probe, Stop, Submission};
 use crate::dataplane::event::Event;
 use crate::dataplane::handle::WorkerHandle;
 use crate::dataplane::pollers::Pollers;
-use crate::dataplane::ports::Rings;
+use crate::dataplane::ports::Ports;
 use crate::dataplane::waiting::Waiting;
 use crate::dataplane::worker::Lock;
 use crate::dataplane::worker::{Worker, WorkerQueues};
-use crate::memory::copy_threads::Movers;
+use crate::memory::copy_threads::CopyThreads;
 use crate::network_reconciler::{NetworkReconciler, Notifier};
 use crate::peering::{Peers, PeersFile, PeersHandle, PrivateKey};
 use freeflow_engine::{Engine, Seed};
@@ -212,7 +212,7 @@ fn spawn_control(
 ) -> io::Result<JoinHandle<()>> {
     let body = move || {
         let _farewell = Farewell(move || ended.kick());
-        privileges::enter(Kind::Control);
+        privileges::enter(ThreadKind::Control);
         // It may hold the worker lock, and the worker waits for that.
         freeflow_shm::prefer_short_slices();
         control.run();
@@ -314,11 +314,11 @@ fn make_worker(
     let (finished, finished_end) = channel();
     let random = random_bytes()?;
     let waiting = Waiting::new(config.mode, waker.clone(), pollers(config, &random))?;
-    let mut rings = Rings::new(finished, waker.clone());
-    rings.grants.time_max = config.withdrawal_time;
-    rings.movers = Movers::start(config.movers, config.mode, &waker)?;
+    let mut ports = Ports::new(finished, waker.clone());
+    ports.grants.time_max = config.revocation_time;
+    ports.copy_threads = CopyThreads::start(config.copy_threads, config.mode, &waker)?;
     let queues = WorkerQueues { commands, finished: finished_end, events, control_waker };
-    Ok(Worker::new(Engine::new(Seed(random)), rings, queues, waiting))
+    Ok(Worker::new(Engine::new(Seed(random)), ports, queues, waiting))
 }
 
 fn spawn_worker(
@@ -328,7 +328,7 @@ fn spawn_worker(
 ) -> io::Result<JoinHandle<()>> {
     let body = move || {
         let _farewell = farewell;
-        privileges::enter(Kind::Worker);
+        privileges::enter(ThreadKind::Worker);
         if let Some(cpu) = cpu
             && let Err(error) = pin_to_cpu(cpu)
         {

@@ -17,8 +17,8 @@ const ROUNDS: u32 = 12;
 const WRITERS: u32 = 3;
 const IDS_EACH: u64 = 8;
 
-/// A writer's knowledge of an id: the address it was told; or nothing, since it was told that it is
-/// gone, or was told nothing.
+/// A writer's knowledge of an id: the address it was answered; or nothing, since it was answered
+/// that it is gone, or was answered nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Known {
     There(IpAddr),
@@ -26,9 +26,9 @@ enum Known {
     Unknown(Option<IpAddr>),
 }
 
-struct Dice(u64);
+struct SimRng(u64);
 
-impl Dice {
+impl SimRng {
     fn roll(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % sides
@@ -54,11 +54,11 @@ fn write(
     over: &AtomicBool,
     done: &AtomicU32,
 ) {
-    let mut dice = Dice(seed);
+    let mut rng = SimRng(seed);
     while !over.load(SeqCst) {
-        let id = format!("w{writer}-{}", dice.roll(IDS_EACH));
+        let id = format!("w{writer}-{}", rng.roll(IDS_EACH));
         let before = known.get(&id).copied();
-        let request = match dice.roll(2) {
+        let request = match rng.roll(2) {
             0 => attach(&id),
             _ => AdminRequest::Detach { id: id.clone() },
         };
@@ -118,7 +118,7 @@ fn check(run_dir: &Path, known: &mut BTreeMap<String, Known>) {
 fn addresses_survive_the_death_of_the_router_at_any_instant() {
     let directory = Directory::new();
     let mut known: Vec<BTreeMap<String, Known>> = vec![BTreeMap::new(); WRITERS as usize];
-    let mut dice = Dice(20_261_122);
+    let mut rng = SimRng(20_261_122);
     for _ in 0..ROUNDS {
         let mut router = Process::start(&directory.0, OPTIONS);
         let run_dir = router.run_dir.clone();
@@ -128,7 +128,7 @@ fn addresses_survive_the_death_of_the_router_at_any_instant() {
             of_writer.iter_mut().for_each(|(id, known)| *known = all[id]);
         }
         let (over, done) = (AtomicBool::new(false), AtomicU32::new(0));
-        let (seed, enough) = (dice.roll(u64::from(u32::MAX)), dice.roll(60) as u32);
+        let (seed, enough) = (rng.roll(u64::from(u32::MAX)), rng.roll(60) as u32);
         std::thread::scope(|scope| {
             for (writer, known) in known.iter_mut().enumerate() {
                 let (run_dir, over, done) = (&run_dir, &over, &done);

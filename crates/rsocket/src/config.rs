@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 const DIRECTORY: &str = "/etc/rdma/rsocket";
 const SEND_BYTES_MIN: u32 = 2048;
-/// Four times what rdma-core takes: room is granted in parts, and while the other end is told of
+/// Four times what rdma-core takes: room is granted in parts, and while the other end learns of
 /// the next, which takes a wake-up of each party in between, the others are on their way. Buffers
 /// of this size grow where a stream moves much.
 pub const BUFFER_BYTES: u32 = 512 << 10;

@@ -133,7 +133,7 @@ impl DatagramSocket {
     fn source_for(&self, to: SocketAddr) -> Outcome<SocketAddr> {
         let mut own = self.udp_address()?;
         if own.port() == 0 {
-            // Its port must be known before it is told to anybody.
+            // Its port must be known before it is announced to anybody.
             self.bind(Address::from_std(own))?;
             own = self.udp_address()?;
         }

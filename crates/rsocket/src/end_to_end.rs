@@ -246,8 +246,9 @@ fn room_to_send_hides_no_death() {
         let both = libc::POLLIN | libc::POLLOUT;
         assert_eq!(poll(client, both, 0), libc::POLLOUT);
         fake::part_from_peer(client);
-        let told = until_some(pause, || Some(poll(client, both, 1000)).filter(|told| *told != libc::POLLOUT));
-        assert_eq!(told, both | libc::POLLHUP);
+        let reported =
+            until_some(pause, || Some(poll(client, both, 1000)).filter(|reported| *reported != libc::POLLOUT));
+        assert_eq!(reported, both | libc::POLLHUP);
         assert_eq!(receive(client, &mut [0; 10], 0), 0);
         close_all(&[client, server, listening]);
     }
@@ -274,8 +275,8 @@ fn who_only_sends_hears_of_a_death() {
 fn who_only_tries_to_receive_hears_of_a_death() {
     let [listening, client, server] = pair(7027);
     fake::part_from_peer(client);
-    let told = || Some(receive(client, &mut [0; 10], libc::MSG_DONTWAIT)).filter(|told| *told >= 0);
-    assert_eq!(until_some(Duration::from_millis(20), told), 0);
+    let reported = || Some(receive(client, &mut [0; 10], libc::MSG_DONTWAIT)).filter(|reported| *reported >= 0);
+    assert_eq!(until_some(Duration::from_millis(20), reported), 0);
     close_all(&[client, server, listening]);
 }
 
@@ -297,7 +298,7 @@ fn what_poll_says_so_error_tells_once() {
 }
 
 #[test]
-fn a_reset_is_told_behind_what_came_before() {
+fn a_reset_is_reported_behind_what_came_before() {
     for words in [&b""[..], b"last words"] {
         let [listening, client, server] = pair(7028);
         let none = libc::linger { l_onoff: 1, l_linger: 0 };
@@ -310,8 +311,8 @@ fn a_reset_is_told_behind_what_came_before() {
             assert_eq!(receive(client, &mut room, 0), words.len() as isize);
         }
         assert_eq!((receive(client, &mut room, 0), errno()), (-1, libc::ECONNRESET));
-        let told = poll(client, libc::POLLIN | libc::POLLOUT, 0);
-        assert_eq!(told, libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP);
+        let reported = poll(client, libc::POLLIN | libc::POLLOUT, 0);
+        assert_eq!(reported, libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP);
         assert_eq!([error_of(client), error_of(client)], [libc::ECONNRESET, 0]);
         close_all(&[client, listening]);
     }
@@ -397,7 +398,7 @@ fn others_are_polled_too() {
     assert_eq!(waiter.join().unwrap(), (1, [0, libc::POLLIN, 0, 0]));
     assert_eq!(unsafe { libc::read(pipe[0], [0u8].as_mut_ptr().cast(), 1) }, 1);
 
-    // Two threads wait for the same; both are told.
+    // Two threads wait for the same; both are woken.
     let waiters = [0, 1].map(|_| thread::spawn(move || poll(client, libc::POLLIN, 5000)));
     thread::sleep(Duration::from_millis(50));
     assert_eq!(send(server, b"news", 0), 4);
@@ -567,11 +568,11 @@ fn a_child_of_a_busy_process_waits_for_nothing() {
     if child == 0 {
         unsafe { libc::alarm(10) };
         let refused = send(server, b"x", 0) == -1 && errno() == libc::ENOTCONN;
-        let told = poll(server, libc::POLLIN, 0) == libc::POLLNVAL;
+        let reported = poll(server, libc::POLLIN, 0) == libc::POLLNVAL;
         let closed = rclose(server) == 0 && rclose(server) == -1 && errno() == libc::EBADF;
         let own = rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0);
         let closed = closed && own >= 0 && rclose(own) == 0;
-        unsafe { libc::_exit(c_int::from(!(refused && told && closed))) };
+        unsafe { libc::_exit(c_int::from(!(refused && reported && closed))) };
     }
     let mut status = 0;
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);

@@ -216,8 +216,8 @@ unsafe fn receive_pieces(
             }
             // SAFETY: this function's contract.
             unsafe { Address::from_std(source).to_c(from, length) };
-            let told = if flags & libc::MSG_TRUNC != 0 { whole } else { bytes };
-            Ok((told.cast_signed(), whole > bytes))
+            let returned = if flags & libc::MSG_TRUNC != 0 { whole } else { bytes };
+            Ok((returned.cast_signed(), whole > bytes))
         }
     }
 }

@@ -1,5 +1,5 @@
 //! A connection manager and verbs for the tests of this crate: one device in one process, every
-//! request carried out as it is posted. It checks what it is told: keys, ranges, receives, who was
+//! request carried out as it is posted. It checks each request: keys, ranges, receives, who was
 //! destroyed first.
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 use freeflow_abi::*;

@@ -27,7 +27,7 @@ impl Schedule {
 /// The thread is the process' own as well: a child begins one with its first.
 static SCHEDULE: PerProcess<Schedule> = PerProcess::new();
 
-/// From now on the socket sends one each `seconds`. Anew: with the new time.
+/// From now on the socket sends one each `seconds`. Again: with the new time.
 pub fn schedule(fd: i32, seconds: u32) {
     let every = Duration::from_secs(u64::from(seconds.max(1)));
     let schedule = SCHEDULE.get();

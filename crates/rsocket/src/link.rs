@@ -223,7 +223,7 @@ impl Link {
         self.lock().stream.connection_data(list).to_bytes()
     }
 
-    /// Takes all that has completed, and tells the other end about new room.
+    /// Takes all that has completed, and grants new room to the other end.
     #[inline]
     pub fn turn(&self, core: &mut Core) {
         let mut room = poll_room();

@@ -21,7 +21,7 @@ struct Mapping {
     address: u64,
     bytes: usize,
     offset: u64,
-    /// The entry of the other end's map that tells of it; none for a local one.
+    /// The entry of the other end's map that lists it; none for a local one.
     index: Option<u16>,
     announced: bool,
 }
@@ -95,8 +95,8 @@ impl StreamSocket {
         Ok(())
     }
 
-    /// Tells the other end of new mappings, before the data that may speak of them. The caller is
-    /// the sender.
+    /// Announces new mappings to the other end, before the data that may speak of them. The caller
+    /// is the sender.
     pub(crate) fn announce_mappings(&self, link: &Link, nonblocking: bool, deadline: Deadline) -> Outcome<()> {
         if !self.mappings_wait.load(Ordering::Relaxed) {
             return Ok(());

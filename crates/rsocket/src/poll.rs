@@ -40,7 +40,7 @@ impl Socket {
         }
     }
 
-    /// After a sleep: an event of the connection manager is news that no completion tells.
+    /// After a sleep: an event of the connection manager shows in no completion.
     fn look_at_events(&self) {
         if let Self::Stream(socket) = self {
             look_at_events(socket);

@@ -95,8 +95,8 @@ pub struct StreamSocket {
     pub status_flags: AtomicI32,
     pub descriptor_flags: AtomicI32,
     pub error: AtomicI32,
-    /// Whether SO_ERROR has told that the stream failed.
-    failure_told: AtomicBool,
+    /// Whether SO_ERROR has reported that the stream failed.
+    failure_reported: AtomicBool,
     /// Whether calls end after a time: SO_RCVTIMEO, SO_SNDTIMEO.
     pub timeouts: AtomicBool,
     spin_us: AtomicU32,
@@ -138,7 +138,7 @@ impl StreamSocket {
             status_flags: AtomicI32::new(flags.0),
             descriptor_flags: AtomicI32::new(flags.1),
             error: AtomicI32::new(0),
-            failure_told: AtomicBool::new(false),
+            failure_reported: AtomicBool::new(false),
             timeouts: AtomicBool::new(timeouts),
             spin_us: AtomicU32::new(Config::of_machine().polling_us),
             looked_at_ms: AtomicU64::new(0),
@@ -258,8 +258,8 @@ impl StreamSocket {
     pub fn take_error(&self) -> Errno {
         let error = self.error.swap(0, Ordering::Relaxed);
         let failed = self.link.get().is_some_and(|link| matches!(link.lock().stream.state(), State::Failed(_)));
-        let untold = failed && !self.failure_told.swap(true, Ordering::Relaxed);
-        if error == 0 && untold { libc::ECONNRESET } else { error }
+        let unreported = failed && !self.failure_reported.swap(true, Ordering::Relaxed);
+        if error == 0 && unreported { libc::ECONNRESET } else { error }
     }
 
     fn resolve(&self, setup: &mut Setup) -> Outcome<()> {
@@ -654,8 +654,8 @@ impl StreamSocket {
         self.wait_until(link, false, deadline, |core| core.stream.control_done() || !core.stream.state().is_open())
     }
 
-    /// Tells the other end that this is no orderly end. What others still send here need not arrive
-    /// first.
+    /// Notifies the other end that this is no orderly end. What others still send here need not
+    /// arrive first.
     fn reset(&self, link: &Link) {
         let deadline = Deadline::after(Some(Duration::from_millis(RESET_WAIT_MS)));
         // An end that does not answer hears of it from the connection manager alone.

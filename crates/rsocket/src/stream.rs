@@ -217,7 +217,7 @@ struct Receiving {
     freed: u32,
     grant_next: u32,
     received: u16,
-    /// Up to which the other end may send, as it was told last.
+    /// Up to which the other end may send, as last granted.
     limit: u16,
     credits_due: u16,
     /// The other end's target list, and which entry we write next.
@@ -315,7 +315,7 @@ impl Stream {
         }
     }
 
-    /// The other end told us its own.
+    /// The other end sent us its own.
     pub fn handle_connection_data(&mut self, data: &ConnectionData) {
         self.order = if data.big_endian == cfg!(target_endian = "big") { ByteOrder::Ours } else { ByteOrder::Swapped };
         self.sending.limit = data.credits;
@@ -369,7 +369,7 @@ impl Stream {
 
     /// The least that is granted again. As many parts as the other end has entries for, since one is
     /// written again only when all of the part that it named was read: with halves (rdma-core has
-    /// two entries) half of the ring stands empty while the other end waits to be told.
+    /// two entries) half of the ring stands empty while the other end waits for the grant.
     fn grant_bytes(&self) -> u32 {
         let size = self.half() * 2;
         let parts = if self.receiving.list.bytes >= TARGET_COUNT { TARGET_COUNT } else { 2 };
@@ -546,7 +546,7 @@ impl Stream {
     /// A message arrived (and its receive request is posted again).
     pub fn handle_message(&mut self, bits: u32) {
         if matches!(self.state, State::Opening) {
-            // Only who is connected sends: the other end was told sooner than we.
+            // Only who is connected sends: the other end learned it sooner than we.
             self.open();
         }
         match Message::from_bits(bits) {

@@ -389,8 +389,8 @@ fn a_failed_request_fails_the_connection() {
     assert!(ends[0].stream.plan_control(Control::Disconnect).is_none());
 }
 
-/// The rooms that `from` is told of, in order.
-fn told(from: &mut End) -> Vec<(u64, u32)> {
+/// The rooms that `from` is granted, in order.
+fn granted(from: &mut End) -> Vec<(u64, u32)> {
     let grants = from.flights.iter().filter(|flight| flight.payload.len() == TARGET_BYTES && flight.address >= LIST);
     let word = |payload: &[u8], at: usize| u64::from_ne_bytes(payload[at..at + 8].try_into().unwrap());
     let target = |payload: &[u8]| Target::from_words(word(payload, 0), word(payload, 8)).unwrap();
@@ -400,7 +400,7 @@ fn told(from: &mut End) -> Vec<(u64, u32)> {
 /// Room is granted by quarters to who has entries for four, and by halves to rdma-core, which has
 /// two.
 #[test]
-fn room_is_granted_in_as_many_parts_as_can_be_told() {
+fn room_is_granted_in_as_many_parts_as_can_be_sent() {
     for (entries, part) in [(4, 1 << 15), (2, 1 << 16), (9, 1 << 15)] {
         let mut ends = pair(SIZES, SIZES);
         settle(&mut ends);
@@ -412,9 +412,9 @@ fn room_is_granted_in_as_many_parts_as_can_be_told() {
         }
         ends[1].poll();
         assert_eq!(ends[1].read(part as usize - 1), part as usize - 1);
-        assert_eq!(told(&mut ends[1]), []);
+        assert_eq!(granted(&mut ends[1]), []);
         ends[1].read(1);
-        assert_eq!(told(&mut ends[1]), [(RING, part)]);
+        assert_eq!(granted(&mut ends[1]), [(RING, part)]);
     }
 }
 

@@ -1,6 +1,6 @@
 //! How threads sleep: each has an event descriptor of its own, by which whoever changes the state
 //! of a socket wakes the others that sleep on it. A completion event or an event of the connection
-//! manager wakes only one thread for sure; that one tells the rest.
+//! manager wakes only one thread for sure; that one wakes the rest.
 use crate::ffi::{Outcome, errno, uncancelled};
 use libc::{c_int, pollfd};
 use std::cell::RefCell;

@@ -10,7 +10,7 @@ pub const IOMAP_BYTES: usize = 24;
 /// Bytes of the private data of a connection request and of its answer.
 pub const CONNECTION_DATA_BYTES: usize = 40;
 /// Entries of the target list that we give to the other end. (rdma-core has 2, and goes by what it
-/// is told.)
+/// is sent.)
 pub const TARGET_COUNT: u32 = 4;
 /// Longest transfer that a message can announce.
 pub const DATA_BYTES_MAX: u32 = DATA_MASK;
@@ -227,7 +227,7 @@ fn scale_to_iomap_count(scale: u8) -> u16 {
     if scale <= SCALE_LIMIT { scale } else { (scale & !SCALE_LIMIT) << 8 }
 }
 
-/// The nearest size of an I/O map that can be told to the other end, not above `count` (but for 129
+/// The nearest size of an I/O map that can be sent to the other end, not above `count` (but for 129
 /// to 255: 128).
 #[must_use]
 pub fn round_iomap_count(count: u32) -> u16 {

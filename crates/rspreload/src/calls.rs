@@ -145,7 +145,7 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, length: *mut soc
             return set_errno(error);
         }
         table::note_begun(accepted);
-        names::tell(&names::in_family(domain, (peer, bytes)), address, length);
+        names::write(&names::in_family(domain, (peer, bytes)), address, length);
         // Unlike an rsocket, a socket has nothing of the listener's flags.
         let status = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
         inside(|| real::rfcntl(accepted, libc::F_SETFL, c_long::from(status)));
@@ -232,10 +232,10 @@ fn was_refused(poll: impl FnOnce(*mut pollfd) -> c_int, fd: c_int) -> bool {
 
 /// # Safety
 /// As of `getsockname(2)`.
-unsafe fn tell_name(name: Option<Name>, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+unsafe fn write_name(name: Option<Name>, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
     let Some(name) = name else { return -1 };
     // SAFETY: this function's contract.
-    unsafe { names::tell(&name, address, length) };
+    unsafe { names::write(&name, address, length) };
     0
 }
 
@@ -441,10 +441,10 @@ unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut
     // SAFETY: the C contract.
     match rsocket_of(fd) {
         // SAFETY: the C contract.
-        Some(rsocket) => unsafe { tell_name(queries::name(real::rgetpeername, rsocket), address, length) },
+        Some(rsocket) => unsafe { write_name(queries::name(real::rgetpeername, rsocket), address, length) },
         // SAFETY: as above.
         None => unsafe {
-            forks::tell_name(fd, true, address, length).unwrap_or_else(|| real::getpeername(fd, address, length))
+            forks::write_name(fd, true, address, length).unwrap_or_else(|| real::getpeername(fd, address, length))
         },
     }
 }
@@ -454,10 +454,10 @@ unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut
     // SAFETY: the C contract.
     match rsocket_of(fd) {
         // SAFETY: the C contract.
-        Some(rsocket) => unsafe { tell_name(queries::name(real::rgetsockname, rsocket), address, length) },
+        Some(rsocket) => unsafe { write_name(queries::name(real::rgetsockname, rsocket), address, length) },
         // SAFETY: as above.
         None => unsafe {
-            forks::tell_name(fd, false, address, length).unwrap_or_else(|| real::getsockname(fd, address, length))
+            forks::write_name(fd, false, address, length).unwrap_or_else(|| real::getsockname(fd, address, length))
         },
     }
 }

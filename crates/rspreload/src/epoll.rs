@@ -1,4 +1,4 @@
-//! Epoll sets that hold rsockets (`freeflow_epoll_set` says how they wait). Edges are told by what
+//! Epoll sets that hold rsockets (`freeflow_epoll_set` says how they wait). Edges are known by what
 //! the program did since: a condition that was reported is reported again after the program read
 //! (or wrote) there.
 //!
@@ -184,7 +184,7 @@ fn is_epoll(fd: c_int) -> bool {
 }
 
 /// A copy of an epoll descriptor is the same set, by whichever of them its first rsocket comes:
-/// there is no telling later which are copies. False: errno says why not. Of other descriptors
+/// later the copies are not known from the others. False: errno says why not. Of other descriptors
 /// nothing, without a lock or an allocation, as signal handlers want it.
 pub fn share(from: c_int, copy: c_int) -> bool {
     let is_far = |fd: c_int| usize::try_from(fd).is_ok_and(|index| index >= table::FD_MAX);
@@ -222,8 +222,8 @@ pub fn handle_close(fd: c_int) {
     }
 }
 
-/// The program read or wrote: a thread that waits for an edge-triggered set, where that was told
-/// already, looks again.
+/// The program read or wrote: a thread that waits for an edge-triggered set, where that was
+/// reported already, looks again.
 #[inline]
 pub fn wake_after(fd: c_int) {
     // SeqCst: pairs with the addition in `wait_with`.
@@ -311,12 +311,12 @@ impl Backend for Program<'_> {
             let count =
                 unsafe { real::epoll_pwait(self.epoll, room.as_mut_ptr(), room.len() as c_int, 0, ptr::null()) };
             let count = usize::try_from(count).unwrap_or(0);
-            let told = without_summons(&mut room[..count]);
-            if told != count {
+            let reported = without_summons(&mut room[..count]);
+            if reported != count {
                 self.held.dismiss_when_all_came(self.epoll);
             }
-            if told != 0 || count == 0 {
-                return told;
+            if reported != 0 || count == 0 {
+                return reported;
             }
         }
         0
@@ -359,9 +359,9 @@ unsafe fn wait_alone(
         }
         let Ok(count @ 1..) = usize::try_from(answer) else { return Err(answer) };
         // SAFETY: so many were written.
-        let told = without_summons(unsafe { std::slice::from_raw_parts_mut(events, count) });
-        if told != 0 {
-            return Err(told as c_int);
+        let reported = without_summons(unsafe { std::slice::from_raw_parts_mut(events, count) });
+        if reported != 0 {
+            return Err(reported as c_int);
         }
     }
 }

@@ -181,7 +181,7 @@ pub fn note_use(fd: c_int) {
     }
 }
 
-/// The parent's end goes last: who is told that it may be used finds it closed.
+/// The parent's end goes last: a process that may use it finds it closed.
 fn drop_pair(rsocket: c_int) -> Option<c_int> {
     let (parent, child) = (get(&PARENT_END, rsocket), get(&CHILD_END, rsocket));
     if child < 0 {
@@ -395,7 +395,7 @@ fn names(fd: c_int) -> Option<&'static Names> {
 ///
 /// # Safety
 /// As of `getpeername(2)`.
-pub unsafe fn tell_name(fd: c_int, is_peer: bool, address: *mut sockaddr, length: *mut socklen_t) -> Option<c_int> {
+pub unsafe fn write_name(fd: c_int, is_peer: bool, address: *mut sockaddr, length: *mut socklen_t) -> Option<c_int> {
     let names = names(fd)?;
     let (name, bytes) = if is_peer { &names.peer } else { &names.own };
     if address.is_null() || length.is_null() {

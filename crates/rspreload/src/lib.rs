@@ -5,7 +5,7 @@
 //! messages), `many` before those of several sockets (poll, select); `forks` lets children go on
 //! with connections; `epoll` emulates epoll sets that hold rsockets (`freeflow_epoll_set`, which
 //! `repoll_wait` uses too); `table` says which descriptors these are, `rules` which sockets become
-//! rsockets, `names` how their addresses are told, `real` reaches the functions behind. Programs
+//! rsockets, `names` how their addresses are written, `real` reaches the functions behind. Programs
 //! that use neither sockets nor this library's descriptors pay a load and a comparison for each
 //! read and write.
 //!

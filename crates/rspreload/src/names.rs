@@ -33,7 +33,7 @@ pub fn in_family(family: c_int, (name, length): Name) -> Name {
 ///
 /// # Safety
 /// As of `getsockname(2)`, or null.
-pub unsafe fn tell(name: &Name, address: *mut sockaddr, length: *mut socklen_t) {
+pub unsafe fn write(name: &Name, address: *mut sockaddr, length: *mut socklen_t) {
     if address.is_null() || length.is_null() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Options: the rsocket's answer counts; the ordinary socket is told too, for the case that it
+//! Options: the rsocket's answer counts; the ordinary socket gets it too, for the case that it
 //! takes its place.
 use crate::forks;
 use crate::real::{self, errno, set_errno};

@@ -138,7 +138,7 @@ pub fn has_begun(rsocket: c_int) -> bool {
     at(rsocket).is_some_and(|index| BEGUN[index].load(Ordering::Relaxed))
 }
 
-/// After a read: what edge-triggered sets told of this descriptor is news again.
+/// After a read: what edge-triggered sets reported of this descriptor is new again.
 #[inline]
 pub fn note_read(fd: c_int) {
     note(&READ, fd);

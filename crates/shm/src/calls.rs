@@ -116,7 +116,7 @@ extern "C" fn handle(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
     // SAFETY: the kernel writes NAME_BYTES there at most.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
     if let Some((_, write)) = PIPE.get() {
-        // A full pipe has enough to tell.
+        // A full pipe has notifications enough.
         let _ = rustix::io::write(write, &message);
     }
 }

@@ -1,5 +1,5 @@
-//! Claims on RECVs that two may take: the library for messages that came by its incoming channel,
-//! the router for all others and to flush.
+//! Claims on RECVs that two may take: the library for messages that came by its incoming direct
+//! ring, the router for all others and to flush.
 //!
 //! Each slot of such a queue has a word that says whose its RECV is: one compare-and-swap decides,
 //! so a position has exactly one taker, whatever a peer says that lies about which RECV its

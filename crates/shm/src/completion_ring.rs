@@ -116,7 +116,7 @@ impl CompletionConsumer {
         }
     }
 
-    /// Tells the router how far we have polled: once per batch.
+    /// Publishes to the router how far we have polled: once per batch.
     #[inline]
     pub fn commit(&mut self) {
         commit(self.view.consumer(), self.cursor.position());

@@ -241,7 +241,7 @@ fn socket_option<T: Copy>(sock: BorrowedFd<'_>, option: libc::c_int, mut value: 
 }
 
 /// SO_PASSRIGHTS off (Linux 6.16): who connects to this listener can't send descriptors. An older
-/// kernel can't be told.
+/// kernel can't be asked.
 pub fn refuse_descriptors(listener: impl AsFd) -> io::Result<()> {
     let (off, bytes) = (0_i32, size_of::<i32>() as libc::socklen_t);
     let fd = listener.as_fd().as_raw_fd();
@@ -256,7 +256,7 @@ pub fn refuse_descriptors(listener: impl AsFd) -> io::Result<()> {
 /// asm-generic/socket.h; not in every libc.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// The process of a pidfd has not ended. False also if that can't be told.
+/// The process of a pidfd has not ended. False also if that can't be found out.
 pub fn pidfd_alive(fd: impl AsFd) -> bool {
     ready_now(fd.as_fd(), PollFlags::IN).is_ok_and(|events| events.is_empty())
 }

@@ -12,10 +12,10 @@
 //! | `ROUTER_SLEEPS` | router | 1: I don't look at the doorbells | library | ringing one |
 //! | `ARMED` | library | 1, 2: I wait for a completion (2: a solicited one) | router | publishing completions |
 //! | `AWAITED` | library | n: I sleep until `COMPLETED` is n | router | publishing completions and storing `COMPLETED` |
-//! | `WANTS_NOTIFICATION` | receiver of a channel | 1: I don't look at it | its sender | publishing a message |
-//! | `STATE` | receiver of a channel | 2: I look once more, and never again | its sender | `WANTS_NOTIFICATION` was 1 |
+//! | `WANTS_NOTIFICATION` | receiver of a direct ring | 1: I don't look at it | its sender | publishing a message |
+//! | `STATE` | receiver of a direct ring | 2: I look once more, and never again | its sender | `WANTS_NOTIFICATION` was 1 |
 //! | [`Parker`](crate::parker::Parker) | a thread of the router | 1: I sleep | other threads of it | putting something in a queue |
-use crate::layout::{ARMED_NEXT, ARMED_NONE, ARMED_SOLICITED, CHANNEL_LEFT, DOORBELL_WORDS_PER_SUMMARY_BIT};
+use crate::layout::{ARMED_NEXT, ARMED_NONE, ARMED_SOLICITED, DIRECT_RING_LEFT, DOORBELL_WORDS_PER_SUMMARY_BIT};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Stores a word of the table above; afterwards the caller looks for work once more.
@@ -36,21 +36,21 @@ pub fn announced(word: &AtomicU32) -> bool {
     word.load(Ordering::Relaxed) != 0
 }
 
-/// The receiver of a channel leaves it; afterwards the caller looks once more, and takes what it
-/// finds.
-pub fn leave(state: &AtomicU32, wants_telling: &AtomicU32) {
+/// The receiver of a direct ring leaves it; afterwards the caller looks once more, and takes what
+/// it finds.
+pub fn leave(state: &AtomicU32, wants_notification: &AtomicU32) {
     // Relaxed: ordered by the fence in `announce`.
-    state.store(CHANNEL_LEFT, Ordering::Relaxed);
-    announce(wants_telling, true);
+    state.store(DIRECT_RING_LEFT, Ordering::Relaxed);
+    announce(wants_notification, true);
 }
 
-/// The sender, whom [`announced`] has told after it published a message that the receiver does not
-/// look: whether the receiver may never see it. (Either the last look comes after the message was
-/// published, or this sees what was stored before that look.)
+/// The sender, to which [`announced`] has said so after it published a message that the receiver
+/// does not look: whether the receiver may never see it. (Either the last look comes after the
+/// message was published, or this sees what was stored before that look.)
 #[inline]
 pub fn may_be_unseen(state: &AtomicU32) -> bool {
     // Relaxed: ordered by the fence in `announced`; partner: the fence in `leave`.
-    state.load(Ordering::Relaxed) == CHANNEL_LEFT
+    state.load(Ordering::Relaxed) == DIRECT_RING_LEFT
 }
 
 /// Asks for an event at the next completion, or the next solicited one; afterwards the caller polls
@@ -81,7 +81,7 @@ pub fn take_armed(armed: &AtomicU32, solicited: bool) -> bool {
         ARMED_SOLICITED if solicited => {}
         _ => return false,
     }
-    // Relaxed: the event itself goes through the kernel; what it tells of was published before.
+    // Relaxed: the event itself goes through the kernel; what it announces was published before.
     // Another value than was loaded is a library that armed again meanwhile: this event answers it
     // too.
     armed.swap(ARMED_NONE, Ordering::Relaxed) != ARMED_NONE

@@ -10,7 +10,7 @@
 //! QP segment        SQ: QueueHeader | slots | extensions     RQ: QueueHeader | slots | extensions | owners
 //! SRQ segment       QueueHeader | slots | extensions
 //! CQ segment        CqHeader | entries
-//! channel segment   header | descriptors | data | credits     (sender, receiver and router; see [`channel`])
+//! direct ring       header | descriptors | data | credits     (sender, receiver and router; see [`direct_ring`])
 //! ```
 //!
 //! **Request slot** (64 bytes, one cache line), written by the library. A slot is *published* when
@@ -30,17 +30,17 @@
 //! lap, because the sequence counts positions, not laps, and no other data is ever stored in its
 //! place.
 //!
-//! **Who takes a RECV.** Two take RECVs of a queue that has an incoming channel: the library, for
-//! messages that came by the channel, and the router, for all others and to flush. RECVs are named
-//! by their positions, which are message sequence numbers: the n-th message of a connection that
-//! needs a RECV takes the n-th one. `MSN` says how many the sender has used up when it hands its
-//! next request to the router; a word for each slot settles who has its RECV (see
+//! **Who takes a RECV.** Two take RECVs of a queue that has an incoming direct ring: the library,
+//! for messages that came by the direct ring, and the router, for all others and to flush. RECVs
+//! are named by their positions, which are message sequence numbers: the n-th message of a
+//! connection that needs a RECV takes the n-th one. `MSN` says how many the sender has used up when
+//! it hands its next request to the router; a word for each slot settles who has its RECV (see
 //! [`crate::claims`]).
 //!
-//! **Generations.** `GRANTS_WITHDRAWN` of a send queue grows whenever memory granted to it is taken
+//! **Generations.** `GRANTS_REVOKED` of a send queue grows whenever memory granted to it is taken
 //! back. Who copied looks at it afterwards, and leaves the request to the router if it has changed.
-//! `CHANNELS_CLOSED` is the same for its channel, but is looked at before: what is in a channel
-//! stays there for the receiver.
+//! `DIRECT_RINGS_CLOSED` is the same for its direct ring, but is looked at before: what is in a
+//! direct ring stays there for the receiver.
 //!
 //! **Tally.** The library counts what it carries out past the router in words of the send queue's
 //! header that it alone writes, on a cache line of their own. The router adds what they have grown
@@ -61,15 +61,15 @@ pub const SESSION_MAGIC: u64 = u64::from_le_bytes(*b"FreeFlow");
 /// Doorbells of a session, one bit each.
 pub const DOORBELL_COUNT: usize = 65_536;
 /// Doorbells below this one are of QPs and SRQs. From here on they are of CQs: one is rung when a
-/// CQ was armed while completions stood in it that no event has told of.
+/// CQ was armed while completions stood in it that no event has reported.
 pub const CQ_DOORBELL_BASE: u32 = 32_768;
 /// 64-bit words of doorbells.
 pub const DOORBELL_WORD_COUNT: usize = DOORBELL_COUNT / 64;
 /// Doorbell words that one bit of the summary stands for.
 pub const DOORBELL_WORDS_PER_SUMMARY_BIT: usize = DOORBELL_WORD_COUNT / 64;
 
-/// 64-bit words of news: a bit for each cookie of a QP or SRQ.
-pub const NEWS_WORD_COUNT: usize = CQ_DOORBELL_BASE as usize / 64;
+/// 64-bit words of notifications: a bit for each cookie of a QP or SRQ.
+pub const NOTIFICATION_WORD_COUNT: usize = CQ_DOORBELL_BASE as usize / 64;
 
 /// Head of a session segment. Byte offsets.
 pub mod session {
@@ -87,9 +87,9 @@ pub mod session {
     /// u64, library sets bits, router swaps to 0: bit i stands for doorbell words 16 i .. 16 i +
     /// 15.
     pub const SUMMARY: usize = 128;
-    /// u64, router: how many of its turns brought completions to this session; told after they are
-    /// in their rings. Its lower half (in memory the first) is the futex that sleeping pollers wait
-    /// on.
+    /// u64, router: how many of its turns brought completions to this session; published after they
+    /// are in their rings. Its lower half (in memory the first) is the futex that sleeping pollers
+    /// wait on.
     pub const COMPLETED: usize = 192;
     /// u64, library: the highest value of COMPLETED that a sleeping poller waits for; it only
     /// grows.
@@ -97,15 +97,15 @@ pub mod session {
     /// u32, library: one more than the processor that last polled in vain.
     pub const LIBRARY_CPU: usize = 264;
     /// u64, router sets bits, library swaps to 0: bit i stands for words 8 i .. 8 i + 7 of
-    /// [`NEWS`].
-    pub const NEWS_SUMMARY: usize = 320;
+    /// [`NOTIFICATIONS`].
+    pub const NOTIFICATION_SUMMARY: usize = 320;
     /// u64 x 1024, library sets bits, router swaps to 0.
     pub const DOORBELLS: usize = 4096;
     /// u64 x 512, router sets bits, library swaps to 0. One bit a QP, by its cookie: look at its
-    /// incoming channel.
-    pub const NEWS: usize = DOORBELLS + super::DOORBELL_WORD_COUNT * 8;
+    /// incoming direct ring.
+    pub const NOTIFICATIONS: usize = DOORBELLS + super::DOORBELL_WORD_COUNT * 8;
     /// Whole segment.
-    pub const BYTES: usize = NEWS + super::NEWS_WORD_COUNT * 8;
+    pub const BYTES: usize = NOTIFICATIONS + super::NOTIFICATION_WORD_COUNT * 8;
 }
 
 /// The pollers of the machine fit its cores: spin freely.
@@ -121,28 +121,28 @@ pub mod queue {
     pub const POLLED: usize = 0;
     /// u32, router: 1 if a post to this receive queue must ring the doorbell.
     pub const RECEIVES_WANTED: usize = 4;
-    /// u32, router: counts the channels of this send queue that were closed; of a receive queue,
-    /// those that led to it.
-    pub const CHANNELS_CLOSED: usize = 8;
+    /// u32, router: counts the direct rings of this send queue that were closed; of a receive
+    /// queue, those that led to it.
+    pub const DIRECT_RINGS_CLOSED: usize = 8;
     /// u32, router: counts the times that something granted to this send queue was taken back: then
     /// all is.
-    pub const GRANTS_WITHDRAWN: usize = 12;
+    pub const GRANTS_REVOKED: usize = 12;
     /// u32, router: free-running count of requests taken.
     pub const TAKEN: usize = 64;
     /// u32, router: requests before this position are done, their completions written. Send queues
-    /// of QPs with an outgoing channel or grants.
+    /// of QPs with an outgoing direct ring or grants.
     pub const DONE: usize = 68;
     /// u32, library: RECVs before this position were taken, by itself or by the router. Receive
-    /// queues with an incoming channel.
+    /// queues with an incoming direct ring.
     pub const CLAIMED: usize = 128;
     /// u32, library: RECVs of the peer that are used up before the next request that the router
     /// takes. Send queues.
     pub const MSN: usize = 132;
-    /// u32, library: counts messages put into the outgoing channel of which the peer wants to be
-    /// told. Send queues.
-    pub const TOLD: usize = 136;
-    /// u32, library: the same for the last solicited one: the value of TOLD then.
-    pub const TOLD_SOLICITED: usize = 140;
+    /// u32, library: counts messages put into the outgoing direct ring of which the peer wants to
+    /// be notified. Send queues.
+    pub const NOTIFIED: usize = 136;
+    /// u32, library: the same for the last solicited one: the value of NOTIFIED then.
+    pub const NOTIFIED_SOLICITED: usize = 140;
     /// u64 each, library: what was carried out past the router since the queue was made, also over
     /// resets. Send queues. SENDs and WRITEs, their payload and the packets that a wire would need
     /// for it; READs, and the same of what they brought.
@@ -235,15 +235,15 @@ pub mod entry {
     pub const RESERVED: usize = 48;
 }
 
-/// A channel: messages from one QP to its peer on the same host, past the router. Byte offsets.
+/// A direct ring: messages from one QP to its peer on the same host, past the router. Byte offsets.
 ///
 /// The sender puts a message's payload into its descriptor if that has room, else into the ring of
 /// data, where it never wraps: what does not fit before the end begins at the start. Both sides
 /// reckon the places from the lengths. A descriptor is published as a slot is: by the sequence in
 /// the upper half of its head.
-pub mod channel {
-    /// u32, receiver: [`super::CHANNEL_OPEN`] once it takes messages, [`super::CHANNEL_LEFT`] once
-    /// its RECVs are flushed.
+pub mod direct_ring {
+    /// u32, receiver: [`super::DIRECT_RING_OPEN`] once it takes messages,
+    /// [`super::DIRECT_RING_LEFT`] once its RECVs are flushed.
     pub const STATE: usize = 0;
     /// u32, receiver: 1 if the sender must say to the router that there is a message: nobody looks.
     pub const WANTS_NOTIFICATION: usize = 4;
@@ -263,19 +263,19 @@ pub mod channel {
     /// position modulo the count.
     pub const CREDITS: usize = DATA + UNIT_BYTES * UNIT_COUNT as usize;
 
-    /// Bytes of the segment of a channel whose receiver has so many slots in its receive queue.
+    /// Bytes of the segment of a direct ring whose receiver has so many slots in its receive queue.
     pub fn bytes(credit_count: u32) -> usize {
         CREDITS + credit_count as usize * 8
     }
 }
 
-pub const CHANNEL_OPEN: u32 = 1;
+pub const DIRECT_RING_OPEN: u32 = 1;
 /// The receiver looks once more, and never again.
-pub const CHANNEL_LEFT: u32 = 2;
+pub const DIRECT_RING_LEFT: u32 = 2;
 /// The router must deliver to this RECV.
 pub const CREDIT_ROUTED: u32 = u32::MAX;
 
-/// A descriptor of a channel. Byte offsets.
+/// A descriptor of a direct ring. Byte offsets.
 pub mod descriptor {
     /// u32: bytes of the payload.
     pub const LENGTH: usize = 0;
@@ -285,13 +285,13 @@ pub mod descriptor {
     pub const MSN: usize = 8;
     /// u32: immediate, network byte order as posted.
     pub const IMMEDIATE: usize = 12;
-    /// u8: `CompletionFlags` of the receiver's completion; then u8: 1, if it tells of a WRITE.
+    /// u8: `CompletionFlags` of the receiver's completion; then u8: 1, if it reports a WRITE.
     pub const FLAGS: usize = 16;
     /// u32: bytes that the WRITE wrote.
     pub const WRITTEN: usize = 20;
     /// Payload, unless it is longer than this has room for.
     pub const PAYLOAD: usize = 24;
-    pub const PAYLOAD_BYTES_MAX: usize = super::channel::DESCRIPTOR_BYTES - PAYLOAD;
+    pub const PAYLOAD_BYTES_MAX: usize = super::direct_ring::DESCRIPTOR_BYTES - PAYLOAD;
 }
 
 /// Shape of one queue of requests: both sides compute the same offsets from the granted
@@ -359,9 +359,9 @@ const _: () = {
     assert!(slot::RECEIVE_SGE0 + slot::RECEIVE_SGES * SGE_BYTES == SLOT_BYTES);
     assert!(entry::RESERVED + 16 == SLOT_BYTES);
     assert!(slot::SEQUENCE == entry::SEQUENCE);
-    assert!(session::BYTES.is_multiple_of(4096) && session::NEWS_SUMMARY + 8 <= session::DOORBELLS);
+    assert!(session::BYTES.is_multiple_of(4096) && session::NOTIFICATION_SUMMARY + 8 <= session::DOORBELLS);
     assert!(queue::DIRECT_SENDS.is_multiple_of(SLOT_BYTES) && queue::DIRECT_READ_PACKETS + 8 <= queue::BYTES);
-    assert!(queue::BYTES.is_multiple_of(SLOT_BYTES) && channel::CREDITS.is_multiple_of(4096));
-    assert!(NEWS_WORD_COUNT == 8 * 64);
+    assert!(queue::BYTES.is_multiple_of(SLOT_BYTES) && direct_ring::CREDITS.is_multiple_of(4096));
+    assert!(NOTIFICATION_WORD_COUNT == 8 * 64);
     assert!(DOORBELL_WORDS_PER_SUMMARY_BIT == 16);
 };

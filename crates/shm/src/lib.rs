@@ -48,13 +48,13 @@ mod calls;
 #[cfg(not(loom))]
 mod capabilities;
 #[cfg(not(loom))]
-mod channel;
-#[cfg(not(loom))]
 mod completion_ring;
+#[cfg(not(loom))]
+mod direct_ring;
 #[cfg(not(loom))]
 pub mod fd;
 #[cfg(not(loom))]
-mod hold;
+mod freeze;
 #[cfg(not(loom))]
 mod missing;
 #[cfg(not(loom))]
@@ -85,13 +85,15 @@ pub use calls::{FilterInstruction, RefusedCall, RefusedCalls, limit_calls};
 #[cfg(not(loom))]
 pub use capabilities::{limit_capabilities, limit_programs};
 #[cfg(not(loom))]
-pub use channel::{CHANNEL_MESSAGE_BYTES_MAX, ChannelReceiver, ChannelSender, Credit, CreditWriter, Staged};
-#[cfg(not(loom))]
 pub use completion_ring::{CompletionConsumer, CompletionProducer};
+#[cfg(not(loom))]
+pub use direct_ring::{
+    Credit, CreditWriter, DIRECT_RING_MESSAGE_BYTES_MAX, DirectRingReceiver, DirectRingSender, Staged,
+};
 #[cfg(not(loom))]
 pub use fd::Doorbell;
 #[cfg(not(loom))]
-pub use hold::HeldThreads;
+pub use freeze::FrozenThreads;
 #[cfg(not(loom))]
 pub use missing::refuses_missing_pages;
 #[cfg(not(loom))]

@@ -1,5 +1,5 @@
 //! Parking a thread that has queues: producers put something in a queue, then call
-//! [`Parker::wake`]; the thread sleeps on a [`Bell`], after one more look at its queues.
+//! [`Parker::wake`]; the thread sleeps on a [`Waker`], after one more look at its queues.
 //!
 //! Generic over the bell, so that loom checks this very code (`tests/loom/`). What loom can't see
 //! is that the thread blocks on the bell in the kernel, and that its last look covers all its
@@ -8,12 +8,12 @@ use crate::handshake::{announce, announced};
 use crate::sync::{AtomicU32, Ordering};
 
 /// A sleeping thread blocks on it. It stays rung until the thread has taken the ring.
-pub trait Bell {
+pub trait Waker {
     fn ring(&self);
 }
 
 #[cfg(not(loom))]
-impl Bell for crate::fd::Doorbell {
+impl Waker for crate::fd::Doorbell {
     fn ring(&self) {
         self.kick();
     }
@@ -56,7 +56,7 @@ impl<B> Parker<B> {
     }
 }
 
-impl<B: Bell> Parker<B> {
+impl<B: Waker> Parker<B> {
     /// After something was put in a queue. Either this sees the thread asleep and rings, or the
     /// thread's last look sees what was put there.
     pub fn wake(&self) {

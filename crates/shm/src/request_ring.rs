@@ -168,31 +168,31 @@ impl RequestProducer {
 
     // ---- what a library does past the router
 
-    /// How many channels of a send queue were closed, or of a receive queue's: another number than
-    /// a channel was opened, or accepted, with says that it is.
+    /// How many direct rings of a send queue were closed, or of a receive queue's: another number
+    /// than a direct ring was opened, or accepted, with says that it is.
     #[inline]
-    pub fn channels_closed(&self) -> u32 {
-        // Relaxed: advice; a message that is put into a channel just closed is like one that was
-        // before.
-        self.view.header::<{ queue::CHANNELS_CLOSED }>().load(Ordering::Relaxed)
+    pub fn direct_rings_closed(&self) -> u32 {
+        // Relaxed: advice; a message that is put into a direct ring just closed is like one that
+        // was before.
+        self.view.header::<{ queue::DIRECT_RINGS_CLOSED }>().load(Ordering::Relaxed)
     }
 
     /// How often grants were taken back: another number than a grant came with says that it is
     /// void.
     #[inline]
-    pub fn grants_withdrawn(&self) -> u32 {
+    pub fn grants_revoked(&self) -> u32 {
         // Relaxed: what counts is the look after the copy.
         self.revocations().load(Ordering::Relaxed)
     }
 
-    /// The word of [`Self::grants_withdrawn`], for a [`Granted`](crate::revocation::Granted).
+    /// The word of [`Self::grants_revoked`], for a [`Granted`](crate::revocation::Granted).
     #[inline]
     pub fn revocations(&self) -> &AtomicU32 {
-        self.view.header::<{ queue::GRANTS_WITHDRAWN }>()
+        self.view.header::<{ queue::GRANTS_REVOKED }>()
     }
 
     /// Send requests before this position are done, and their completions can be polled. Only kept
-    /// up to date while something is granted, or a channel open.
+    /// up to date while something is granted, or a direct ring open.
     #[inline]
     pub fn done(&self) -> u32 {
         // Acquire; partner: the Release store in `RequestConsumer::store_done`.
@@ -206,18 +206,18 @@ impl RequestProducer {
         self.view.header::<{ queue::MSN }>().store(msn, Ordering::Relaxed);
     }
 
-    /// Says that there is a message in the channel of which the peer wants to be told; ring the
-    /// doorbell then.
+    /// Says that there is a message in the direct ring of which the peer wants to be notified; ring
+    /// the doorbell then.
     pub fn notify(&mut self, solicited: bool) {
-        let told = self.view.header::<{ queue::TOLD }>();
+        let notified = self.view.header::<{ queue::NOTIFIED }>();
         // Relaxed: this side alone stores it.
-        let count = told.load(Ordering::Relaxed).wrapping_add(1);
+        let count = notified.load(Ordering::Relaxed).wrapping_add(1);
         if solicited {
             // Relaxed: comes with the next.
-            self.view.header::<{ queue::TOLD_SOLICITED }>().store(count, Ordering::Relaxed);
+            self.view.header::<{ queue::NOTIFIED_SOLICITED }>().store(count, Ordering::Relaxed);
         }
-        // Release; partner: the Acquire load in `RequestConsumer::take_told`.
-        told.store(count, Ordering::Release);
+        // Release; partner: the Acquire load in `RequestConsumer::take_notified`.
+        notified.store(count, Ordering::Release);
     }
 
     /// A SEND of so many bytes was carried out past the router, for good: for the router's
@@ -244,7 +244,7 @@ impl RequestProducer {
         self.mtu_shift = tally::mtu_shift(mtu);
     }
 
-    /// Takes a RECV for a message of the channel. False: the router has it.
+    /// Takes a RECV for a message of the direct ring. False: the router has it.
     #[inline]
     pub fn claim_receive(&self, position: u32) -> bool {
         claim(self.view.owner(position), position, Taker::Library)
@@ -312,8 +312,8 @@ pub struct RequestConsumer {
     cursor: TakeCursor,
     /// The library takes requests too.
     is_shared: bool,
-    /// `TOLD` when last looked at.
-    told: u32,
+    /// `NOTIFIED` when last looked at.
+    notified: u32,
     max_wr: u32,
     max_sge: u8,
     max_inline: u32,
@@ -335,7 +335,7 @@ impl RequestConsumer {
             view: QueueView::new(segment, offset, shape),
             cursor: TakeCursor::default(),
             is_shared: false,
-            told: 0,
+            notified: 0,
             max_wr: max_wr.min(shape.slot_count),
             max_sge: max_sge.min(SGE_COUNT_MAX as u32) as u8,
             max_inline: max_inline.min(inline_limit),
@@ -507,25 +507,25 @@ impl RequestConsumer {
         self.view.header::<{ queue::MSN }>().load(Ordering::Relaxed)
     }
 
-    /// Says how many channels of a send queue were closed, or of a receive queue's.
-    pub fn set_channels_closed(&self, number: u32) {
+    /// Says how many direct rings of a send queue were closed, or of a receive queue's.
+    pub fn set_direct_rings_closed(&self, number: u32) {
         // Relaxed: advice.
-        self.view.header::<{ queue::CHANNELS_CLOSED }>().store(number, Ordering::Relaxed);
+        self.view.header::<{ queue::DIRECT_RINGS_CLOSED }>().store(number, Ordering::Relaxed);
     }
 
     /// All grants of the queue from before this number are void.
-    pub fn set_grants_withdrawn(&self, number: u32) {
-        revoke(self.view.header::<{ queue::GRANTS_WITHDRAWN }>(), number);
+    pub fn set_grants_revoked(&self, number: u32) {
+        revoke(self.view.header::<{ queue::GRANTS_REVOKED }>(), number);
     }
 
-    /// How many messages the library put into its channel, since the last call, of which the peer
-    /// wants to be told; and whether one was solicited.
-    pub fn take_told(&mut self) -> Option<(u32, bool)> {
-        // Acquire; partner: the Release store in `RequestProducer::tell`.
-        let told = self.view.header::<{ queue::TOLD }>().load(Ordering::Acquire);
-        let news = told.wrapping_sub(std::mem::replace(&mut self.told, told));
-        let solicited = self.view.header::<{ queue::TOLD_SOLICITED }>().load(Ordering::Relaxed);
-        (news != 0).then(|| (news, told.wrapping_sub(solicited) < news))
+    /// How many messages the library put into its direct ring, since the last call, of which the
+    /// peer wants to be notified; and whether one was solicited.
+    pub fn take_notified(&mut self) -> Option<(u32, bool)> {
+        // Acquire; partner: the Release store in `RequestProducer::notify`.
+        let notified = self.view.header::<{ queue::NOTIFIED }>().load(Ordering::Acquire);
+        let count = notified.wrapping_sub(std::mem::replace(&mut self.notified, notified));
+        let solicited = self.view.header::<{ queue::NOTIFIED_SOLICITED }>().load(Ordering::Relaxed);
+        (count != 0).then(|| (count, notified.wrapping_sub(solicited) < count))
     }
 
     /// The library's tally of requests that it carried out on the direct path, since the queue was

@@ -2,7 +2,7 @@
 //! still held afterwards, and a verb that ends a right waits until its process has carried out the
 //! revoke commands that follow from it.
 //!
-//! 1. The router counts up the send queue's `GRANTS_WITHDRAWN` ([`revoke`]), then writes a revoke
+//! 1. The router counts up the send queue's `GRANTS_REVOKED` ([`revoke`]), then writes a revoke
 //!    command for the owner, then answers the owner's verb.
 //! 2. The grantee copies, fences and looks at the number ([`Granted::copy`]). If it has changed,
 //!    the router gets the request.
@@ -17,7 +17,7 @@
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Router: all grants of a send queue from before this number are void. `word`: its
-/// `GRANTS_WITHDRAWN`.
+/// `GRANTS_REVOKED`.
 pub fn revoke(word: &AtomicU32, number: u32) {
     // Relaxed: ordered by the fence.
     word.store(number, Ordering::Relaxed);

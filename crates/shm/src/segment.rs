@@ -223,7 +223,7 @@ impl Segment {
         // SAFETY: `from` is in bounds (checked) and mapped; `into` is ours, so they don't overlap.
         // Other processes may write meanwhile: then these bytes are a mixture, which is what such a
         // program asked for; memcpy reads them as bytes and decides nothing by them.
-        unsafe { self.access(None, &mut Access::read(from, into))? };
+        unsafe { self.access(None, &mut SegmentAccess::read(from, into))? };
         bytes_are_fixed();
         Ok(())
     }
@@ -234,7 +234,7 @@ impl Segment {
     pub fn write(&self, offset: usize, from: &[u8], last_bytes_last: bool) -> Result<(), AccessError> {
         let to = self.range(offset, from.len())?;
         // SAFETY: `to` is in bounds (checked) and mapped for writing; `from` is a slice.
-        unsafe { self.access(None, &mut Access::copy(from.as_ptr(), to, from.len(), last_bytes_last)) }
+        unsafe { self.access(None, &mut SegmentAccess::copy(from.as_ptr(), to, from.len(), last_bytes_last)) }
     }
 
     /// Copies bytes from one segment to another or within one; the ranges may overlap.
@@ -251,7 +251,7 @@ impl Segment {
         let source = from.range(from_offset, bytes)?;
         let target = to.range(to_offset, bytes)?;
         // SAFETY: both are in bounds (checked) and mapped.
-        unsafe { to.access(Some(from), &mut Access::copy(source, target, bytes, last_bytes_last)) }
+        unsafe { to.access(Some(from), &mut SegmentAccess::copy(source, target, bytes, last_bytes_last)) }
     }
 
     /// Reads a byte of each page of a range: whether all of them are there, as far as it is a
@@ -263,14 +263,14 @@ impl Segment {
             return Ok(());
         }
         // SAFETY: in bounds (checked) and mapped.
-        unsafe { self.access(None, &mut Access::Probe { start, bytes }) }
+        unsafe { self.access(None, &mut SegmentAccess::Probe { start, bytes }) }
     }
 
     /// Atomic compare and swap of the eight bytes at `offset`; gives what was there before.
     pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> Result<u64, AccessError> {
         let (word, mut before) = (self.atomic(offset)?, 0);
         // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives.
-        unsafe { self.access(None, &mut Access::CompareSwap { word, compare, swap, before: &mut before })? };
+        unsafe { self.access(None, &mut SegmentAccess::CompareSwap { word, compare, swap, before: &mut before })? };
         Ok(before)
     }
 
@@ -278,7 +278,7 @@ impl Segment {
     pub fn fetch_add(&self, offset: usize, add: u64) -> Result<u64, AccessError> {
         let (word, mut before) = (self.atomic(offset)?, 0);
         // SAFETY: in bounds and aligned (checked), mapped as long as `self` lives.
-        unsafe { self.access(None, &mut Access::FetchAdd { word, add, before: &mut before })? };
+        unsafe { self.access(None, &mut SegmentAccess::FetchAdd { word, add, before: &mut before })? };
         Ok(before)
     }
 
@@ -287,9 +287,9 @@ impl Segment {
     /// # Safety
     /// The memory that the access names lies in these segments or is this process' own.
     #[inline]
-    unsafe fn access(&self, other: Option<&Self>, access: &mut Access<'_>) -> Result<(), AccessError> {
+    unsafe fn access(&self, other: Option<&Self>, access: &mut SegmentAccess<'_>) -> Result<(), AccessError> {
         if !self.refuses_missing && other.is_none_or(|other| !other.refuses_missing) {
-            // SAFETY: this function's contract is that of `Access::make`.
+            // SAFETY: this function's contract is that of `SegmentAccess::make`.
             unsafe { access.make() };
             return Ok(());
         }
@@ -338,7 +338,7 @@ impl fmt::Debug for Segment {
 
 /// An operation on the bytes of a segment. It holds nothing that has a destructor:
 /// [`missing::guarded`] may give it up.
-enum Access<'a> {
+enum SegmentAccess<'a> {
     Read { from: *const u8, to: *mut u8, bytes: usize },
     Copy { from: *const u8, to: *mut u8, bytes: usize, last_bytes_last: bool },
     Probe { start: *const u8, bytes: usize },
@@ -346,7 +346,7 @@ enum Access<'a> {
     FetchAdd { word: *mut u64, add: u64, before: &'a mut u64 },
 }
 
-impl Access<'_> {
+impl SegmentAccess<'_> {
     #[inline]
     fn read(from: *const u8, into: &mut [u8]) -> Self {
         Self::Read { from, to: into.as_mut_ptr(), bytes: into.len() }
@@ -401,10 +401,10 @@ impl Access<'_> {
 }
 
 /// # Safety
-/// `access` points to an [`Access`] of which the contract of [`Access::make`] holds.
+/// `access` points to an [`Access`] of which the contract of [`SegmentAccess::make`] holds.
 unsafe extern "C" fn make_access(access: *mut std::ffi::c_void) {
     // SAFETY: this function's contract.
-    unsafe { (*access.cast::<Access<'_>>()).make() }
+    unsafe { (*access.cast::<SegmentAccess<'_>>()).make() }
 }
 
 /// A memfd of `bytes` (rounded up to pages) zero bytes with these seals. The descriptor is

@@ -1,7 +1,8 @@
-//! The session segment: doorbells, and what router and library tell each other about waiting.
+//! The session segment: doorbells, and what router and library publish about waiting.
 use crate::handshake::{Doorbells, EventCount, announce};
 use crate::layout::{
-    DOORBELL_COUNT, DOORBELL_WORD_COUNT, LAYOUT_VERSION, NEWS_WORD_COUNT, SESSION_MAGIC, WAIT_SPIN, WAIT_YIELD, session,
+    DOORBELL_COUNT, DOORBELL_WORD_COUNT, LAYOUT_VERSION, NOTIFICATION_WORD_COUNT, SESSION_MAGIC, WAIT_SPIN, WAIT_YIELD,
+    session,
 };
 use crate::segment::Segment;
 use crate::sys::{futex_wait, futex_wake};
@@ -123,7 +124,7 @@ impl SessionSegment {
     }
 
     /// Router: a poller of this session waits for the processor on which the worker runs, `cpu`, as
-    /// far as one can tell.
+    /// far as can be seen.
     #[inline]
     pub fn is_poller_here(&self, cpu: u32, count: u64) -> bool {
         // Relaxed: advice.
@@ -147,32 +148,33 @@ impl SessionSegment {
         }
     }
 
-    /// Router: the QP of this cookie shall look at its channel.
-    pub fn tell_news(&self, cookie: u32) {
+    /// Router: the QP of this cookie shall look at its direct ring.
+    pub fn notify(&self, cookie: u32) {
         let word = cookie as usize / 64;
-        if word < NEWS_WORD_COUNT {
+        if word < NOTIFICATION_WORD_COUNT {
             // Release, both; partners: the Acquire swaps in `take_notifications`.
-            self.news(word).fetch_or(1 << (cookie % 64), Ordering::Release);
-            self.segment.u64(session::NEWS_SUMMARY).fetch_or(1 << (word / 8), Ordering::Release);
+            self.notifications(word).fetch_or(1 << (cookie % 64), Ordering::Release);
+            self.segment.u64(session::NOTIFICATION_SUMMARY).fetch_or(1 << (word / 8), Ordering::Release);
         }
     }
 
-    /// Library: some QP has news.
+    /// Library: some QP has a notification.
     #[inline]
     pub fn has_notifications(&self) -> bool {
-        // SeqCst: a process that asks several words whether there are news asks this one first.
-        self.segment.u64(session::NEWS_SUMMARY).load(Ordering::SeqCst) != 0
+        // SeqCst: a process that asks several words whether there are notifications asks this one
+        // first.
+        self.segment.u64(session::NOTIFICATION_SUMMARY).load(Ordering::SeqCst) != 0
     }
 
-    /// Library: takes the cookies of QPs that have news.
+    /// Library: takes the cookies of QPs that have notifications.
     pub fn take_notifications(&self, mut each: impl FnMut(u32)) {
-        // Acquire at least, both; partners: the Release `fetch_or`s in `tell_news`.
-        let mut summary = self.segment.u64(session::NEWS_SUMMARY).swap(0, Ordering::SeqCst);
+        // Acquire at least, both; partners: the Release `fetch_or`s in `notify`.
+        let mut summary = self.segment.u64(session::NOTIFICATION_SUMMARY).swap(0, Ordering::SeqCst);
         while summary != 0 {
             let group = summary.trailing_zeros() as usize * 8;
             summary &= summary - 1;
             for word in group..group + 8 {
-                let mut bits = self.news(word).swap(0, Ordering::Acquire);
+                let mut bits = self.notifications(word).swap(0, Ordering::Acquire);
                 while bits != 0 {
                     each(word as u32 * 64 + bits.trailing_zeros());
                     bits &= bits - 1;
@@ -181,8 +183,8 @@ impl SessionSegment {
         }
     }
 
-    fn news(&self, word: usize) -> &AtomicU64 {
-        self.segment.u64(session::NEWS + word * 8)
+    fn notifications(&self, word: usize) -> &AtomicU64 {
+        self.segment.u64(session::NOTIFICATIONS + word * 8)
     }
 
     pub fn segment(&self) -> &Segment {

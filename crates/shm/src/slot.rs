@@ -243,7 +243,7 @@ impl BoundedPublishCursor {
     }
 }
 
-/// Tells the producer that every position below `consumed` was read.
+/// Publishes to the producer that every position below `consumed` was read.
 #[inline]
 pub fn commit(consumer: &AtomicU32, consumed: u32) {
     // Release; partner: the Acquire load in `BoundedPublishCursor::look`.

@@ -36,7 +36,7 @@ pub fn voluntary_switch_count() -> u64 {
     usage.ru_nvcsw as u64
 }
 
-/// Tells the processor that this is a spin loop.
+/// Marks a spin loop for the processor.
 #[inline]
 pub fn pause() {
     core::hint::spin_loop();

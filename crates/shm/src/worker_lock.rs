@@ -7,7 +7,7 @@
 //! Invariant: the worker, awake, waits for one job at most: the control thread tries the lock only
 //! if the worker sleeps. Invariant: a job is run once, inline or by the worker, after all that was
 //! put in the worker's queues before it.
-use crate::parker::{Bell, Parker};
+use crate::parker::{Parker, Waker};
 use crate::sync::{Mutex, MutexGuard};
 
 /// A worker whose jobs may be run inline, while it sleeps.
@@ -62,7 +62,7 @@ impl<W> WorkerLock<W> {
 impl<W: InlineWorker> WorkerLock<W> {
     /// Runs a job now, if the worker sleeps; otherwise hands it to `submit`, which puts it in a
     /// queue of the worker's, and wakes the worker. For the control thread.
-    pub fn dispatch<B: Bell>(&self, parker: &Parker<B>, source: &W::Source, job: W::Job, submit: impl FnOnce(W::Job)) {
+    pub fn dispatch<B: Waker>(&self, parker: &Parker<B>, source: &W::Source, job: W::Job, submit: impl FnOnce(W::Job)) {
         let result = if parker.is_sleeping() { self.try_inline(source, job) } else { Err(job) };
         match result {
             Ok(true) => {}

@@ -11,7 +11,7 @@ use freeflow_verbs::*;
 
 use SendOpcode as Op;
 
-/// Between two looks whether copies have landed.
+/// Between two looks whether copies have completed.
 const RETRY_NS: u64 = 200_000;
 /// Longer than any requester is patient.
 const CUT_OFF_NS: u64 = 4_000_000_000;

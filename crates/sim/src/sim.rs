@@ -36,7 +36,7 @@ pub enum Event {
         host: usize,
     },
     /// Notifies `host` of a QPN of another one.
-    Tell {
+    Notify {
         host: usize,
         about: (HostId, Qpn),
         info: Option<PeerInfo>,
@@ -113,7 +113,7 @@ pub struct Host {
     /// When its next turn is.
     turn_at: u64,
     /// Hosts that were notified of a QPN.
-    told: BTreeMap<Qpn, BTreeSet<usize>>,
+    notified: BTreeMap<Qpn, BTreeSet<usize>>,
 }
 
 /// Model of the hosts.
@@ -172,8 +172,8 @@ impl Sim {
             world.outcome_rates = host_model.outcome_rates;
             world.carrier_model = host_model.carrier_model;
             world.bits_per_second = host_model.link_model.bits_per_second;
-            let (inbox, active, told) = (VecDeque::new(), VecDeque::new(), BTreeMap::new());
-            Host { engine: Engine::new(Seed(key)), world, inbox, active, turn_at: u64::MAX, told }
+            let (inbox, active, notified) = (VecDeque::new(), VecDeque::new(), BTreeMap::new());
+            Host { engine: Engine::new(Seed(key)), world, inbox, active, turn_at: u64::MAX, notified }
         };
         Self {
             now: 0,
@@ -252,7 +252,7 @@ impl Sim {
                     self.turn(host);
                 }
             }
-            Event::Tell { host, about, info } => {
+            Event::Notify { host, about, info } => {
                 self.note(|| format!("h{host} hears of {about:?}: {info:?}"));
                 let now = self.instant();
                 let Host { engine, world, .. } = self.enter(host);
@@ -261,8 +261,8 @@ impl Sim {
                 self.after(host);
             }
             Event::Ask { host, from, qpn } => {
-                self.hosts[host].told.entry(qpn).or_default().insert(from);
-                self.tell(host, from, qpn);
+                self.hosts[host].notified.entry(qpn).or_default().insert(from);
+                self.notify(host, from, qpn);
             }
             Event::TellGroup { host, of, change } => {
                 let hosts = self.hosts[host].world.groups.entry((change.network, change.group)).or_default();
@@ -386,11 +386,11 @@ impl Sim {
             self.at(at, Event::Ask { host: peer.0 as usize, from: host, qpn });
         }
         for (qpn, peer) in std::mem::take(&mut self.hosts[host].world.identities) {
-            let mut told = self.hosts[host].told.get(&qpn).cloned().unwrap_or_default();
-            told.extend(peer.map(|peer| peer.0 as usize));
-            self.hosts[host].told.insert(qpn, told.clone());
-            for to in told {
-                self.tell(host, to, qpn);
+            let mut notified = self.hosts[host].notified.get(&qpn).cloned().unwrap_or_default();
+            notified.extend(peer.map(|peer| peer.0 as usize));
+            self.hosts[host].notified.insert(qpn, notified.clone());
+            for to in notified {
+                self.notify(host, to, qpn);
             }
         }
         while let Some(change) = self.hosts[host].engine.poll_group_change() {
@@ -446,10 +446,10 @@ impl Sim {
         *last
     }
 
-    fn tell(&mut self, host: usize, to: usize, qpn: Qpn) {
+    fn notify(&mut self, host: usize, to: usize, qpn: Qpn) {
         let info = self.hosts[host].engine.peer_info(qpn);
         let at = self.channel(host, to);
-        self.at(at, Event::Tell { host: to, about: (HostId(host as u32), qpn), info });
+        self.at(at, Event::Notify { host: to, about: (HostId(host as u32), qpn), info });
     }
 
     fn land(&mut self, host: usize, token: Token, job: Job) {
@@ -466,7 +466,7 @@ impl Sim {
         self.after(host);
     }
 
-    /// Copies and the like that have not landed yet.
+    /// Copies and the like that have not completed yet.
     pub fn operations_pending(&self) -> usize {
         self.events.iter().filter(|Reverse(due)| matches!(due.event, Event::Land { .. })).count()
     }

@@ -14,7 +14,7 @@ use SendOpcode as Op;
 
 /// Long after the drain began everything must have come to its end: retries of 4 * 67 ms, 8 times,
 /// and some more.
-const PATIENCE_NS: u64 = 12_000_000_000;
+const DRAIN_NS_MAX: u64 = 12_000_000_000;
 /// Time for the rest after the last completion: acknowledgements, timers.
 const REST_NS: u64 = 3_000_000_000;
 
@@ -159,7 +159,7 @@ impl Run {
             if self.sim.now > ends_at {
                 break;
             }
-            if ends_at == u64::MAX && self.sim.now > self.drain_at + PATIENCE_NS {
+            if ends_at == u64::MAX && self.sim.now > self.drain_at + DRAIN_NS_MAX {
                 self.stuck();
                 return;
             }

@@ -63,7 +63,7 @@ pub struct World {
     pub loads: Vec<Load>,
     pub put_off: Vec<QpId>,
     rng: Rng,
-    /// Whose addresses are whose: of all hosts, as every control plane tells.
+    /// Whose addresses are whose: of all hosts, as every control plane announces.
     pub addresses: BTreeMap<(NetworkId, Gid), HostId>,
     pub path_mtu_max: u16,
     /// QPs behind QPNs of other hosts (`None`: there is no such QP).
@@ -425,7 +425,7 @@ impl Carrier for World {
 
 impl Policy for World {
     /// No rules: all may talk.
-    fn authorize(&mut self, _talk: &Talk) -> bool {
+    fn authorize(&mut self, _talk: &AuthorizationRequest) -> bool {
         true
     }
 
@@ -434,7 +434,7 @@ impl Policy for World {
         network
     }
 
-    fn report_violation(&mut self, _violation: &Attempt) {
+    fn report_violation(&mut self, _violation: &Violation) {
         self.violations += 1;
     }
 }

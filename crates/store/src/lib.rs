@@ -119,7 +119,7 @@ impl FileStore {
             let memory = load(&name, &database)?;
             Ok((database, memory))
         }));
-        let damaged = || Err(StoreError::Broken(format!("{name}: damaged; move it away to begin anew")));
+        let damaged = || Err(StoreError::Broken(format!("{name}: damaged; move it away to begin again")));
         let (database, memory) = opened.unwrap_or_else(|_| damaged())?;
         Ok(Self { name, opener, database: Some(database), memory, history_count })
     }
@@ -210,7 +210,7 @@ fn load(name: &str, database: &Database) -> Result<MemoryStore, StoreError> {
         let point = (Revision(revision), Revision(compacted));
         Ok(Some(MemoryStore::restored(point, versions.into_iter(), leases.into_iter())))
     };
-    let unusable = || broken(&"of another version, or contradicts itself; move it away to begin anew");
+    let unusable = || broken(&"of another version, or contradicts itself; move it away to begin again");
     read().map_err(failed)?.ok_or_else(unusable)
 }
 

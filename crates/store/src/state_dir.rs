@@ -19,7 +19,7 @@ pub fn open_state_dir(state_dir: &Path) -> io::Result<(FileStore, State)> {
     })?;
     let listing = store.list("", None).map_err(|error| invalid(&error))?;
     let state = State::of(&listing)
-        .map_err(|why| invalid(&format!("{}: {why}; move it away to begin anew", path.display())))?;
+        .map_err(|why| invalid(&format!("{}: {why}; move it away to begin again", path.display())))?;
     // A new file's name must be on the disk as well.
     File::open(state_dir)?.sync_all()?;
     Ok((store, state))

@@ -131,7 +131,7 @@ impl CompletionFlags {
     /// With GRH: what stands in front of the payload is an IPv6 header. Not shown as a flag, but by `ibv_wc.sl`.
     pub const IPV6_HEADER: u8 = 1 << 5;
     /// The message asked for a solicited event, or the completion is an error: a CQ armed for solicited completions
-    /// only is told (IBTA 11.4.2.2).
+    /// only is reported (IBTA 11.4.2.2).
     pub const SOLICITED: u8 = 1 << 7;
     /// A completion of the send queue (else of a receive queue): which ring position it frees.
     pub const SEND_QUEUE: u8 = 1 << 6;

@@ -6,10 +6,10 @@
 //!
 //! ```
 //! use freeflow_wire::icrc::{Addresses, Flow, NO_IDENTIFICATION};
-//! use freeflow_wire::{Header, Opcode, Operation, Place, Reth, Service};
+//! use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Reth, Service};
 //!
 //! // A WRITE of four bytes in one packet.
-//! let opcode = Opcode::new(Service::Rc, Operation::Write, Place::Only).expect("the standard has it");
+//! let opcode = Opcode::new(Service::Rc, Operation::Write, PacketPosition::Only).expect("the standard has it");
 //! let mut header = Header::new(opcode, 0x11, 7);
 //! header.reth = Reth { address: 0x7000, rkey: 0x1234, length: 4 };
 //! let mut packet = header.encode().as_slice().to_vec();
@@ -38,7 +38,7 @@ mod opcode;
 mod syndrome;
 
 pub use header::{Aeth, AtomicEth, Deth, Header, HeaderBytes, Malformed, Reth};
-pub use opcode::{Opcode, Operation, Place, ReservedOpcode, Service};
+pub use opcode::{Opcode, Operation, PacketPosition, ReservedOpcode, Service};
 pub use syndrome::{NakCode, Syndrome};
 
 /// UDP destination port of RoCEv2 (IANA).

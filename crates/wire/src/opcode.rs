@@ -48,7 +48,7 @@ pub enum Operation {
 
 /// Where in its message (or READ response) a packet stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Place {
+pub enum PacketPosition {
     /// First of several packets.
     First,
     /// Neither the first nor the last.
@@ -69,10 +69,10 @@ pub struct Opcode(u8);
 pub struct ReservedOpcode(pub u8);
 
 use Operation as O;
-use Place as P;
+use PacketPosition as P;
 
 /// Low five bits of an opcode: operation and place. `None`: reserved.
-const OPERATIONS: [Option<(Operation, Place)>; 32] = {
+const OPERATIONS: [Option<(Operation, PacketPosition)>; 32] = {
     let mut table = [None; 32];
     table[0x00] = Some((O::Send, P::First));
     table[0x01] = Some((O::Send, P::Middle));
@@ -139,7 +139,7 @@ impl Opcode {
 
     /// The opcode of this packet. FIRST and MIDDLE of a message with immediate data or an
     /// invalidation are those without. `None`: there is no such packet.
-    pub fn new(service: Service, operation: Operation, place: Place) -> Option<Self> {
+    pub fn new(service: Service, operation: Operation, place: PacketPosition) -> Option<Self> {
         let plain = match (operation, place) {
             (O::SendImmediate | O::SendInvalidate, P::First | P::Middle) => O::Send,
             (O::WriteImmediate, P::First | P::Middle) => O::Write,
@@ -167,12 +167,12 @@ impl Opcode {
         self.facts().0
     }
 
-    /// Place of the packet in its message or response.
-    pub const fn place(self) -> Place {
+    /// PacketPosition of the packet in its message or response.
+    pub const fn place(self) -> PacketPosition {
         self.facts().1
     }
 
-    const fn facts(self) -> (Operation, Place) {
+    const fn facts(self) -> (Operation, PacketPosition) {
         match OPERATIONS[(self.0 & 31) as usize] {
             Some(facts) => facts,
             None => panic!("an opcode has an operation"),

@@ -10,7 +10,7 @@
 static void take_event(struct end *end) {
     struct ibv_cq *cq = NULL;
     void *context = NULL;
-    if (!readable(end->channel->fd, patience_ms)) {
+    if (!readable(end->channel->fd, wait_ms)) {
         say("no event of a completion");
         return;
     }
@@ -141,7 +141,7 @@ static void overflow(long unused) {
         }
     }
     struct ibv_async_event event;
-    if (!readable(device.context->async_fd, patience_ms)) {
+    if (!readable(device.context->async_fd, wait_ms)) {
         say("no event");
     } else if (!ibv_get_async_event(device.context, &event)) {
         say("event: %s, of the queue: %d", ibv_event_type_str(event.event_type), event.element.cq == pair.a.send_cq);

@@ -14,7 +14,7 @@
 
 struct device device;
 struct device *peer_device = &device;
-int patience_ms = 4000;
+int wait_ms = 4000;
 
 uint64_t now_ms(void) {
     struct timespec t;
@@ -285,7 +285,7 @@ void say_states(struct pair *pair) {
 
 void wait_for_state(struct end *end, enum ibv_qp_state wanted) {
     enum ibv_qp_state state = IBV_QPS_UNKNOWN;
-    for (uint64_t until = now_ms() + (uint64_t)patience_ms; now_ms() < until && state != wanted; usleep(1000))
+    for (uint64_t until = now_ms() + (uint64_t)wait_ms; now_ms() < until && state != wanted; usleep(1000))
         if (query_state(end->qp, &state)) break;
     say("%s is in %s", end->name, state_name(state));
 }
@@ -346,7 +346,7 @@ void receive(struct end *end, uint64_t id, size_t at, uint32_t len) { receive_ke
 // ---- what happens
 
 int take(struct ibv_cq *cq, struct ibv_wc *wc) {
-    uint64_t until = now_ms() + (uint64_t)patience_ms;
+    uint64_t until = now_ms() + (uint64_t)wait_ms;
     int got;
     while ((got = ibv_poll_cq(cq, 1, wc)) == 0 && now_ms() < until) usleep(100);
     if (got < 0) say("poll -> %d", got);
@@ -429,7 +429,7 @@ static struct ibv_context *eventful(int ms) {
 void events(int count) {
     char lines[32][80];
     int got = 0;
-    for (struct ibv_context *context; got < count && got < 32 && (context = eventful(patience_ms));) {
+    for (struct ibv_context *context; got < count && got < 32 && (context = eventful(wait_ms));) {
         struct ibv_async_event event;
         if (ibv_get_async_event(context, &event)) break;
         const char *of = "";

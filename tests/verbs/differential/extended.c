@@ -228,7 +228,7 @@ static void say_current(struct ibv_cq_ex *cq) {
 
 static int start(struct ibv_cq_ex *cq) {
     struct ibv_poll_cq_attr attr = {0};
-    uint64_t until = now_ms() + (uint64_t)patience_ms;
+    uint64_t until = now_ms() + (uint64_t)wait_ms;
     int rc;
     while ((rc = ibv_start_poll(cq, &attr)) == ENOENT && now_ms() < until) usleep(100);
     return rc;
@@ -240,7 +240,7 @@ static void next_until(struct ibv_cq_ex *cq, int count) {
         say("start -> %s", result(rc));
         return;
     }
-    uint64_t until = now_ms() + (uint64_t)patience_ms;
+    uint64_t until = now_ms() + (uint64_t)wait_ms;
     for (int i = 0; i < count; i++) {
         say_current(cq);
         if (i + 1 == count) break;

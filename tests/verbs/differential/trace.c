@@ -145,7 +145,7 @@ static void run_one(size_t index) {
 }
 
 static int usage(void) {
-    fprintf(stderr, "usage: differential [--spare-the-kernel] [--patience MS] list|all|PATTERN…\n");
+    fprintf(stderr, "usage: differential [--spare-the-kernel] [--wait MS] list|all|PATTERN…\n");
     return 2;
 }
 
@@ -166,7 +166,7 @@ int main(int argc, char **argv) {
     int first = 1;
     for (; first < argc && argv[first][0] == '-'; first++) {
         if (!strcmp(argv[first], "--spare-the-kernel")) spare_the_kernel = true;
-        else if (!strcmp(argv[first], "--patience") && first + 1 < argc) patience_ms = atoi(argv[++first]);
+        else if (!strcmp(argv[first], "--wait") && first + 1 < argc) wait_ms = atoi(argv[++first]);
         else return usage();
     }
     if (first >= argc) return usage();

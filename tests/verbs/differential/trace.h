@@ -177,6 +177,6 @@ bool readable(int fd, int ms);
 void memory_fill(uint8_t *memory, size_t bytes, uint32_t seed);
 void say_memory(const char *what, const uint8_t *memory, size_t bytes);
 uint64_t now_ms(void);
-extern int patience_ms; // how long to wait for what should come
+extern int wait_ms; // how long to wait for what should come
 
 #endif

@@ -212,7 +212,7 @@ static void invalidated_remotely(long kind) {
     say_states(&s.pair);
 }
 
-// After its window was invalidated by the peer, B binds it anew; many times, with data through each.
+// After its window was invalidated by the peer, B binds it again; many times, with data through each.
 static void many_rounds(long unused) {
     (void)unused;
     struct stage s;

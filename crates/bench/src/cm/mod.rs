@@ -14,7 +14,7 @@ pub use streams::Kind;
 
 use crate::host::{Agent, REPLY_MAX};
 use crate::journal::Journal;
-use crate::lab::{Lab, Place};
+use crate::lab::{Lab, Location};
 use crate::limits::relay_copy;
 use crate::limits::wire::End as Any;
 use crate::suite::{connect, ended};
@@ -69,7 +69,7 @@ impl Where {
 struct Container {
     /// Keeps it there, and speaks verbs.
     agent: Agent,
-    place: Place,
+    place: Location,
     address: Ipv4Addr,
 }
 
@@ -81,7 +81,7 @@ impl Container {
         agent.ask(&Request::Release)?;
         let Reply::Prepared(address) = prepared else { return Err(format!("unexpected: {prepared:?}")) };
         let address = Ipv6Addr::from(address.gid).to_ipv4_mapped().ok_or("the GID is no IPv4 address")?;
-        Ok(Self { agent, place: Place::Container(name.to_owned()), address })
+        Ok(Self { agent, place: Location::Container(name.to_owned()), address })
     }
 }
 

@@ -18,15 +18,15 @@ pub const OWN_SESSIONS: &str = "relay, unpinned, spin 20 then yield, own session
 pub const TWO_PARTIES: &str = "two parties, a core each";
 
 #[derive(Clone, Copy)]
-struct Seat {
+struct Placement {
     cpu: Option<usize>,
     wait: Wait,
 }
 
 struct Shape {
-    a: Seat,
-    b: Seat,
-    router: Seat,
+    a: Placement,
+    b: Placement,
+    router: Placement,
     own_sessions: bool,
     round_trips: usize,
 }
@@ -93,7 +93,7 @@ fn round_trips_ns(shape: &Shape) -> io::Result<Vec<f64>> {
 }
 
 /// A → R → A.
-fn two_party_round_trips_ns(a: Seat, router: Seat, count: usize) -> io::Result<Vec<f64>> {
+fn two_party_round_trips_ns(a: Placement, router: Placement, count: usize) -> io::Result<Vec<f64>> {
     let words = Shared::new(4 * WORD_STRIDE)?;
     let word = |index: usize| words.word(index * WORD_STRIDE);
     let results = Results::new(count)?;
@@ -140,7 +140,7 @@ fn microseconds(effort: Effort, run: impl Fn() -> io::Result<Vec<f64>>) -> io::R
 /// # Errors
 /// A party failed.
 pub fn unpinned_us(effort: Effort) -> io::Result<f64> {
-    let free = Seat { cpu: None, wait: Wait::SpinThenYield(20) };
+    let free = Placement { cpu: None, wait: Wait::SpinThenYield(20) };
     let round_trips = ROUND_TRIP_COUNT / effort.divisor;
     let shape = Shape { a: free, b: free, router: free, own_sessions: false, round_trips };
     let samples = microseconds(effort, || round_trips_ns(&shape))?;
@@ -151,25 +151,25 @@ pub fn limits(effort: Effort) -> io::Result<Vec<Limit>> {
     let (first, second) = two_cpus();
     let count = ROUND_TRIP_COUNT / effort.divisor;
     let subject = |name, reference| Subject { group: "relay", name, bytes: 0, unit: ("us", Better::Lower), reference };
-    let free = Seat { cpu: None, wait: Wait::SpinThenYield(20) };
-    let yields = Seat { cpu: None, wait: Wait::Yield };
+    let free = Placement { cpu: None, wait: Wait::SpinThenYield(20) };
+    let yields = Placement { cpu: None, wait: Wait::Yield };
     let relays = [
         (UNPINNED, free, free, free, false, Reference::both(4.0)),
         (OWN_SESSIONS, free, free, free, true, Reference::NONE),
         ("relay, unpinned, always yield", yields, yields, yields, false, Reference::both(5.2)),
         (
             "relay, programs share a core and yield, router spins",
-            Seat { cpu: first, wait: Wait::Yield },
-            Seat { cpu: first, wait: Wait::Yield },
-            Seat { cpu: second, wait: Wait::Spin },
+            Placement { cpu: first, wait: Wait::Yield },
+            Placement { cpu: first, wait: Wait::Yield },
+            Placement { cpu: second, wait: Wait::Spin },
             false,
             Reference::both(2.9),
         ),
         (
             "relay, router shares a core with B and yields",
-            Seat { cpu: first, wait: Wait::Spin },
-            Seat { cpu: second, wait: Wait::Yield },
-            Seat { cpu: second, wait: Wait::Yield },
+            Placement { cpu: first, wait: Wait::Spin },
+            Placement { cpu: second, wait: Wait::Yield },
+            Placement { cpu: second, wait: Wait::Yield },
             false,
             Reference::both(6.2),
         ),
@@ -182,7 +182,7 @@ pub fn limits(effort: Effort) -> io::Result<Vec<Limit>> {
         list.push(subject(name, reference).measure(|| microseconds(effort, || round_trips_ns(&shape)))?);
     }
     let wait = Wait::SpinThenYield(20);
-    let (a, router) = (Seat { cpu: first, wait }, Seat { cpu: second, wait });
+    let (a, router) = (Placement { cpu: first, wait }, Placement { cpu: second, wait });
     let two = subject(TWO_PARTIES, Reference::NONE);
     list.push(two.measure(|| microseconds(effort, || two_party_round_trips_ns(a, router, count)))?);
     Ok(list)

@@ -28,7 +28,7 @@ pub fn slots(bytes: usize) -> usize {
     ((1 << 20) / bytes).clamp(4, 1024)
 }
 
-/// Memory of the three, and the counts by which they tell each other how far they are.
+/// Memory of the three, and the counts by which each reports its progress.
 struct Stage {
     words: Shared,
     memory_a: Shared,

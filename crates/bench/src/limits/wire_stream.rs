@@ -11,8 +11,8 @@ use crate::sys;
 use crc32fast::Hasher;
 use freeflow_wire::icrc::{Addresses, Flow, Prefix};
 use freeflow_wire::{
-    Aeth, BTH_BYTES, Header, ICRC_BYTES, Opcode, Operation, PAYLOAD_BYTES_MAX, Place, Reth, Service, UDP_PORT, psn_add,
-    psn_ahead,
+    Aeth, BTH_BYTES, Header, ICRC_BYTES, Opcode, Operation, PAYLOAD_BYTES_MAX, PacketPosition, Reth, Service, UDP_PORT,
+    psn_add, psn_ahead,
 };
 use std::io::{self, ErrorKind};
 use std::mem::{self, size_of_val};
@@ -90,7 +90,7 @@ impl Pieces {
     }
 }
 
-fn opcode(operation: Operation, place: Place) -> Opcode {
+fn opcode(operation: Operation, place: PacketPosition) -> Opcode {
     Opcode::new(Service::Rc, operation, place).expect("RC has it")
 }
 
@@ -131,9 +131,9 @@ impl Source<'_> {
         for at in 0..count {
             let index = from + at;
             let place = match index {
-                0 => Place::First,
-                index if index == last => Place::Last,
-                _ => Place::Middle,
+                0 => PacketPosition::First,
+                index if index == last => PacketPosition::Last,
+                _ => PacketPosition::Middle,
             };
             let mut header =
                 Header::new(opcode(Operation::Write, place), QPN, psn_add(0, self.sent as u32 + at as u32));
@@ -203,7 +203,7 @@ fn send_segments(socket: &UdpSocket, pieces: &mut [libc::iovec], segment_bytes: 
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn patience(stalled_since: &mut u64, moved: bool) -> io::Result<()> {
+fn check_stall(stalled_since: &mut u64, moved: bool) -> io::Result<()> {
     let now = sys::monotonic_ns();
     if moved || *stalled_since == 0 {
         *stalled_since = now;
@@ -274,7 +274,7 @@ fn stream(source: &mut Source<'_>, window_bytes: usize, duration_ms: u64) -> io:
         } else {
             std::hint::spin_loop();
         }
-        patience(&mut stalled_since, source.acknowledged != before)?;
+        check_stall(&mut stalled_since, source.acknowledged != before)?;
         let now = stalled_since.max(sys::monotonic_ns());
         if now - part_begun >= part_ns {
             if part_begun >= counts_from {
@@ -319,7 +319,7 @@ impl Sink {
         if header.psn != self.expected {
             return Err(io::Error::other(format!("PSN {} where {} was expected", header.psn, self.expected)));
         }
-        if header.opcode.place() == Place::First {
+        if header.opcode.place() == PacketPosition::First {
             self.write_to = header.reth.address as usize;
         }
         self.memory.get_mut(self.write_to..self.write_to + payload.len()).ok_or_else(broken)?.copy_from_slice(payload);
@@ -330,7 +330,8 @@ impl Sink {
     }
 
     fn acknowledgement(&self) -> [u8; BTH_BYTES + 4 + ICRC_BYTES] {
-        let mut header = Header::new(opcode(Operation::Acknowledge, Place::Only), QPN, self.expected.wrapping_sub(1));
+        let mut header =
+            Header::new(opcode(Operation::Acknowledge, PacketPosition::Only), QPN, self.expected.wrapping_sub(1));
         header.aeth = Aeth::default();
         let mut bytes = [0; BTH_BYTES + 4 + ICRC_BYTES];
         bytes[..BTH_BYTES + 4].copy_from_slice(header.encode().as_slice());

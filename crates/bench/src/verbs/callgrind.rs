@@ -56,7 +56,7 @@ pub fn collected<const COUNTED: bool, T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Instructions that were collected while `work` ran. `dumps` is the file that callgrind was told
+/// Instructions that were collected while `work` ran. `dumps` is the file that callgrind was given
 /// to write; it adds a number.
 pub fn instructions(dumps: &Path, work: impl FnOnce() -> Result<(), String>) -> Result<u64, String> {
     let before = dump_count(dumps);

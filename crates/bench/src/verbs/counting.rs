@@ -2,10 +2,10 @@
 //!
 //! Counts do not depend on time: one request is posted, everything is given time to complete, and
 //! one poll takes the completion. A poll that came too early spoils the count, which is then taken
-//! again with more patience. Each call is counted in a pass of its own, in which the others run
+//! again with a longer wait. Each call is counted in a pass of its own, in which the others run
 //! uncollected.
 use super::callgrind;
-use super::endpoint::{BATCH_MAX, Endpoint, One, Patience};
+use super::endpoint::{BATCH_MAX, Endpoint, One, PollTimeout};
 use super::{Job, Operation, Traffic};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -19,7 +19,7 @@ const WARM_UP_TRIPS: usize = 256;
 const WARM_UP_BATCHES: usize = 2048;
 const ATTEMPTS_MAX: u32 = 5;
 /// For a request to complete; twice as long in each further attempt.
-const PATIENCE: Duration = Duration::from_millis(1);
+const COMPLETION_WAIT: Duration = Duration::from_millis(1);
 
 /// Instructions of one call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -93,28 +93,28 @@ impl Counter<'_> {
 
     /// Of one call, the mean.
     fn instructions(&mut self, call: Call, dumps: &Path) -> Result<f64, String> {
-        let mut patience = PATIENCE;
+        let mut poll_timeout = COMPLETION_WAIT;
         let mut why = String::new();
         for _ in 0..ATTEMPTS_MAX {
             let mut spoilt = false;
             let total = callgrind::instructions(dumps, || {
                 for _ in 0..CALLS {
-                    spoilt |= !self.trip(Some(call), Some(patience))?;
+                    spoilt |= !self.trip(Some(call), Some(poll_timeout))?;
                 }
                 Ok(())
             })?;
             if !spoilt {
                 return Ok(total as f64 / CALLS as f64);
             }
-            why = format!("not complete within {} ms", patience.as_millis());
-            patience *= 2;
+            why = format!("not complete within {} ms", poll_timeout.as_millis());
+            poll_timeout *= 2;
         }
         Err(why)
     }
 
     /// One turn of all calls; `counted` is collected. False when a counted poll found nothing: then
     /// it is repeated, uncollected, until it finds something.
-    fn trip(&mut self, counted: Option<Call>, patience: Option<Duration>) -> Result<bool, String> {
+    fn trip(&mut self, counted: Option<Call>, poll_timeout: Option<Duration>) -> Result<bool, String> {
         let (end, one) = (self.end, self.one());
         if counted == Some(Call::PollEmpty) {
             end.poll_sends_counted::<true>()?;
@@ -124,8 +124,8 @@ impl Counter<'_> {
             false => end.post_each::<false>(true, self.sent, self.chain, |_| one)?,
         }
         self.sent += self.chain;
-        if let Some(patience) = patience {
-            thread::sleep(patience);
+        if let Some(poll_timeout) = poll_timeout {
+            thread::sleep(poll_timeout);
         }
         let mut good = match counted == Some(Call::PollSend) {
             true => end.poll_sends_counted::<true>()? == 1,
@@ -171,11 +171,11 @@ impl Counter<'_> {
 
 /// Polls until there is a completion, unless there was one already.
 fn await_one(mut there: bool, poll: impl Fn() -> Result<usize, String>) -> Result<(), String> {
-    let mut patience = Patience::new();
+    let mut poll_timeout = PollTimeout::new();
     while !there {
         there = poll()? > 0;
         if !there {
-            patience.spend()?;
+            poll_timeout.spend()?;
             thread::yield_now();
         }
     }

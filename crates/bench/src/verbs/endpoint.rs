@@ -479,12 +479,12 @@ impl<'a> Endpoint<'a> {
 }
 
 /// Ends a wait that lasts too long, at the price of a look at the clock now and then.
-pub struct Patience {
+pub struct PollTimeout {
     since_ns: u64,
     polls: u32,
 }
 
-impl Patience {
+impl PollTimeout {
     pub fn new() -> Self {
         Self { since_ns: sys::monotonic_ns(), polls: 0 }
     }

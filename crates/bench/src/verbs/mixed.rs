@@ -1,6 +1,6 @@
 //! A stream in which two kinds of message take turns: a path that is fast for each alone may be
 //! slow where both must stay in order.
-use super::endpoint::{BATCH_MAX, Device, Endpoint, Extras, One, Patience};
+use super::endpoint::{BATCH_MAX, Device, Endpoint, Extras, One, PollTimeout};
 use super::traffic::{self, PARTS, WARM_UP_SHARE};
 use super::{Job, Memory, Operation, Outcome, Traffic};
 use crate::stats::Summary;
@@ -61,7 +61,7 @@ pub fn run(end: &Endpoint<'_>, mix: &Mix) -> Result<Outcome, String> {
     let (counts_from, until) = (begun + duration_ns / WARM_UP_SHARE, begun + duration_ns);
     let part_ns = (until - counts_from) / PARTS;
     let (mut part_begun, mut part_done) = (begun, 0);
-    let mut patience = Patience::new();
+    let mut poll_timeout = PollTimeout::new();
     let mut now = begun;
     while now < until || done < sent {
         while now < until && sent - done + batch <= mix.slots {
@@ -70,12 +70,12 @@ pub fn run(end: &Endpoint<'_>, mix: &Mix) -> Result<Outcome, String> {
         }
         match end.poll_sends(|_| {})? {
             0 => {
-                patience.spend()?;
+                poll_timeout.spend()?;
                 continue;
             }
             count => done += count * batch,
         }
-        patience = Patience::new();
+        poll_timeout = PollTimeout::new();
         now = sys::monotonic_ns();
         if now - part_begun >= part_ns {
             if part_begun >= counts_from && now <= until + part_ns {
@@ -88,7 +88,7 @@ pub fn run(end: &Endpoint<'_>, mix: &Mix) -> Result<Outcome, String> {
     let last = One { operation: Operation::Send, immediate: Some(1), bytes: mix.parts[0].bytes };
     end.post_each::<false>(true, sent, 1, |_| last)?;
     while end.poll_sends(|_| {})? == 0 {
-        patience.spend()?;
+        poll_timeout.spend()?;
     }
     Ok(Outcome { figures: Summary::of(&mut samples), message_count: done as u64, cpu_ns, elapsed_ns })
 }

@@ -1,7 +1,7 @@
 //! The verbs harness: an ordinary program of the C verbs API, one end in each of two containers.
 //!
 //! The end in a container is an *agent*: it reads one [`Request`] a line from its standard input and answers each with
-//! one [`Reply`] a line on its standard output. The host side tells both what to do, carries their addresses from one
+//! one [`Reply`] a line on its standard output. The host side commands both, carries their addresses from one
 //! to the other, and looks at the router's CPU time in between; the agents exchange nothing but what they measure.
 pub mod agent;
 mod callgrind;

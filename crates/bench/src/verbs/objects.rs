@@ -1,5 +1,5 @@
 //! Objects that are only held, to see what each costs in memory.
-use super::endpoint::{Buffer, Device, Patience, connect, initialise, not_null, zero};
+use super::endpoint::{Buffer, Device, PollTimeout, connect, initialise, not_null, zero};
 use super::{Address, Memory};
 use crate::sys;
 use freeflow_abi::*;
@@ -146,7 +146,7 @@ impl<'a> Held<'a> {
         for message in 0..DEPTH {
             if sends { self.post_send(qp, MESSAGE_BYTES[message % 2]) } else { self.post_receive(qp) }?;
         }
-        let (mut done, mut patience) = (0, Patience::new());
+        let (mut done, mut poll_timeout) = (0, PollTimeout::new());
         while done < DEPTH {
             let mut completion = ibv_wc::default();
             // SAFETY: a valid CQ and a place for one completion.
@@ -155,7 +155,7 @@ impl<'a> Held<'a> {
                 poll(cq, 1, &mut completion)
             };
             match count {
-                0 => patience.spend()?,
+                0 => poll_timeout.spend()?,
                 1 if completion.status == 0 => done += 1,
                 _ => return Err(format!("completed with \"{}\"", self.device.library.status_name(completion.status))),
             }

@@ -2,7 +2,7 @@
 //!
 //! The end that runs decides when it is over, by its clock, and says so in the last message: a SEND with an immediate
 //! value, or a WRITE whose first byte is [`LAST`]. So no measurement lasts long, however slow the path is.
-use super::endpoint::{BATCH_MAX, Endpoint, Patience, Post};
+use super::endpoint::{BATCH_MAX, Endpoint, PollTimeout, Post};
 use super::{Job, Operation, Outcome, Traffic};
 use crate::limits::{Wait, Waiter};
 use crate::stats::Summary;
@@ -42,10 +42,10 @@ impl SendQueue {
             self.signals += 1;
         }
         // The one before the last is long done; with at most two in the queue it never fills.
-        let mut patience = Patience::new();
+        let mut poll_timeout = PollTimeout::new();
         while self.signals > 1 {
             match end.poll_sends(|_| {})? {
-                0 => patience.spend()?,
+                0 => poll_timeout.spend()?,
                 count => self.signals -= count,
             }
         }
@@ -59,14 +59,14 @@ struct Arrived {
 }
 
 fn await_receive(end: &Endpoint<'_>, posted: &mut usize) -> Result<Arrived, String> {
-    let mut patience = Patience::new();
+    let mut poll_timeout = PollTimeout::new();
     let mut last = false;
     loop {
         let each = |completion: &freeflow_abi::ibv_wc| {
             last |= completion.wc_flags & u32::from(CompletionFlags::WITH_IMMEDIATE) != 0
         };
         match end.poll_receives(each)? {
-            0 => patience.spend()?,
+            0 => poll_timeout.spend()?,
             count => {
                 end.post_receives(*posted, count)?;
                 *posted += count;
@@ -80,11 +80,11 @@ fn await_receive(end: &Endpoint<'_>, posted: &mut usize) -> Result<Arrived, Stri
 fn await_write(end: &Endpoint<'_>, bytes: usize, mark: u8) -> Result<Arrived, String> {
     let place = end.receive_place(0);
     let mut waiter = Waiter::new(Wait::SpinThenYield(20));
-    let mut patience = Patience::new();
+    let mut poll_timeout = PollTimeout::new();
     // SAFETY: inside our buffer, written by the other side meanwhile: hence volatile, a byte at a time.
     while unsafe { ptr::read_volatile(place.add(bytes - 1)) } != mark {
         waiter.idle();
-        patience.spend()?;
+        poll_timeout.spend()?;
     }
     fence(Ordering::Acquire);
     // SAFETY: the same; the last byte of a WRITE arrives last.
@@ -125,9 +125,9 @@ fn round_trip(
         }
         Operation::Read => {
             end.post(Post { operation: Operation::Read, immediate: None, signaled: true }, 0, 1)?;
-            let mut patience = Patience::new();
+            let mut poll_timeout = PollTimeout::new();
             while end.poll_sends(|_| {})? == 0 {
-                patience.spend()?;
+                poll_timeout.spend()?;
             }
         }
     }
@@ -190,7 +190,7 @@ fn stream(end: &Endpoint<'_>, job: &Job) -> Result<Outcome, String> {
     let until = begun + job.duration_ms * 1_000_000;
     let part_ns = (until - counts_from) / PARTS;
     let (mut part_begun, mut part_done) = (begun, 0);
-    let mut patience = Patience::new();
+    let mut poll_timeout = PollTimeout::new();
     loop {
         while sent - done + batch <= job.slots {
             end.post(post, sent, batch)?;
@@ -198,10 +198,10 @@ fn stream(end: &Endpoint<'_>, job: &Job) -> Result<Outcome, String> {
         }
         let count = end.poll_sends(|_| {})?;
         if count == 0 {
-            patience.spend()?;
+            poll_timeout.spend()?;
             continue;
         }
-        patience = Patience::new();
+        poll_timeout = PollTimeout::new();
         done += count * batch;
         let now = sys::monotonic_ns();
         if now - part_begun >= part_ns {
@@ -216,7 +216,7 @@ fn stream(end: &Endpoint<'_>, job: &Job) -> Result<Outcome, String> {
     }
     while done < sent {
         match end.poll_sends(|_| {})? {
-            0 => patience.spend()?,
+            0 => poll_timeout.spend()?,
             count => done += count * batch,
         }
     }
@@ -224,7 +224,7 @@ fn stream(end: &Endpoint<'_>, job: &Job) -> Result<Outcome, String> {
     if job.operation == Operation::Send {
         end.post(Post { immediate: Some(1), ..post }, sent, 1)?;
         while end.poll_sends(|_| {})? == 0 {
-            patience.spend()?;
+            poll_timeout.spend()?;
         }
     }
     Ok(Outcome { figures: Summary::of(&mut samples), message_count: done as u64, cpu_ns, elapsed_ns })
@@ -235,7 +235,7 @@ pub(super) fn sink(end: &Endpoint<'_>, posted: usize) -> Result<Outcome, String>
     let (mut posted, mut taken, mut sum, mut last) = (posted, 0u64, 0u64, false);
     let mut freed = 0;
     let (cpu, begun) = (sys::own_cpu_ns(), sys::monotonic_ns());
-    let mut patience = Patience::new();
+    let mut poll_timeout = PollTimeout::new();
     while !last {
         let count = end.poll_receives(|completion| {
             // SAFETY: the message's place, eight bytes long or more for streams; it was written before its completion.
@@ -245,10 +245,10 @@ pub(super) fn sink(end: &Endpoint<'_>, posted: usize) -> Result<Outcome, String>
             last |= completion.wc_flags & u32::from(CompletionFlags::WITH_IMMEDIATE) != 0;
         })?;
         if count == 0 {
-            patience.spend()?;
+            poll_timeout.spend()?;
             continue;
         }
-        patience = Patience::new();
+        poll_timeout = PollTimeout::new();
         taken += count as u64;
         freed += count;
         while freed >= BATCH_MAX {

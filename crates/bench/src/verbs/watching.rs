@@ -1,6 +1,6 @@
 //! How long one program's control verbs and messages take while something else happens on the host:
 //! the longest of each, window by window.
-use super::endpoint::{Device, Endpoint, Patience, Post, not_null, zero};
+use super::endpoint::{Device, Endpoint, PollTimeout, Post, not_null, zero};
 use super::{Operation, Watched};
 use crate::sys;
 
@@ -44,9 +44,9 @@ pub fn watch(device: &Device, end: &Endpoint<'_>, duration_ms: u64) -> Result<Wa
 fn message(end: &Endpoint<'_>, number: usize) -> Result<u64, String> {
     let begun = sys::monotonic_ns();
     end.post(Post { operation: Operation::Write, immediate: None, signaled: true }, number, 1)?;
-    let mut patience = Patience::new();
+    let mut poll_timeout = PollTimeout::new();
     while end.poll_sends(|_| {})? == 0 {
-        patience.spend()?;
+        poll_timeout.spend()?;
     }
     Ok(sys::monotonic_ns() - begun)
 }

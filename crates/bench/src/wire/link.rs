@@ -1,7 +1,7 @@
 //! A container on each host, and verbs traffic between the two.
 use super::{Cost, Sample};
 use crate::host::{Agent, REPLY_MAX};
-use crate::lab::{Lab, Place};
+use crate::lab::{Lab, Location};
 use crate::limits::relay_copy;
 use crate::verbs::{Address, Job, Memory, Operation, Outcome, Reply, Request, Traffic};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -55,8 +55,8 @@ impl<'a> Link<'a> {
     }
 
     /// Where the runner and the server are.
-    pub fn places(&self) -> (Place, Place) {
-        let place = |role| Place::Container(name(role, self.generation));
+    pub fn places(&self) -> (Location, Location) {
+        let place = |role| Location::Container(name(role, self.generation));
         (place("runner"), place("server"))
     }
 

@@ -12,7 +12,7 @@ pub use ratios::{Ratio, ratios};
 pub use series::{Cost, Figure, Key, MTU_LARGE, MTU_SMALL, Sample, Series, table};
 
 use crate::journal::Journal;
-use crate::lab::{Lab, Place};
+use crate::lab::{Lab, Location};
 use crate::limits::wire::End;
 use crate::verbs::Operation;
 use link::Link;
@@ -149,7 +149,7 @@ impl Bench<'_> {
         let duration_ms = self.effort.duration_ms;
         let sink = End::Sink { port: PORT, payload_bytes };
         let source = End::Source { to: Lab::address(2), port: PORT, payload_bytes, duration_ms };
-        let (sent, received) = self.lab.ends((&Place::Host(2), &sink), (&Place::Host(1), &source))?;
+        let (sent, received) = self.lab.ends((&Location::Host(2), &sink), (&Location::Host(1), &source))?;
         if received.bad > 0 {
             return Err(format!("{} wrong ICRCs", received.bad));
         }
@@ -168,7 +168,7 @@ impl Bench<'_> {
             let (from, to) = self.link.places();
             self.lab.iperf(&from, (&to, self.link.server_address()?), seconds)?
         } else {
-            self.lab.iperf(&Place::Host(1), (&Place::Host(2), Lab::address(2)), seconds)?
+            self.lab.iperf(&Location::Host(1), (&Location::Host(2), Lab::address(2)), seconds)?
         };
         let a_gbit = |cores: f64| cores * 1e6 / figures.gbit_per_s;
         let cost = Cost { sender: a_gbit(figures.sender_cores), receiver: a_gbit(figures.receiver_cores) };
@@ -191,7 +191,7 @@ impl Bench<'_> {
 
     fn small(&mut self) -> Result<(), String> {
         let (to, bytes, duration_ms) = (Lab::address(2), SMALL_BYTES, self.effort.duration_ms);
-        let (one, two) = (Place::Host(1), Place::Host(2));
+        let (one, two) = (Location::Host(1), Location::Host(2));
         for _ in 0..self.effort.runs {
             self.sample(Key::UdpRoundTrip, bytes, |bench| {
                 let ping = End::Ping { to, port: PORT, bytes, duration_ms };

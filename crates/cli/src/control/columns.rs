@@ -1,4 +1,4 @@
-//! Objects as rows of a table. What a router doesn't tell is `-`.
+//! Objects as rows of a table. A field that a router does not report is `-`.
 
 use super::kinds::Kind;
 use serde_json::Value;
@@ -62,7 +62,7 @@ const ACCESS_RULE: &[Column] = &[
     ("DIRECTION", ALWAYS, |it| text(&it["spec"]["direction"])),
     ("ORDER", ALWAYS, |it| text(&it["spec"]["order"])),
     ("REFUSED", WIDE, |it| text(&it["status"]["refusalCount"])),
-    ("CUT", WIDE, |it| text(&it["status"]["cutCount"])),
+    ("DISCONNECTED", WIDE, |it| text(&it["status"]["disconnectionCount"])),
     ("LABELS", WIDE, |it| pairs(&it["metadata"]["labels"])),
 ];
 

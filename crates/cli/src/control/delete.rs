@@ -109,7 +109,7 @@ fn check(wanted: &[Wanted], found: Vec<Option<Box<Refusal>>>) -> Result<()> {
 }
 
 /// Prints the result for one object, real or of a dry run; the last word is the first failure's.
-fn tell(one: &Wanted, done: Answer<()>, arguments: &Delete, first_failure: &mut Option<Failure>) {
+fn report(one: &Wanted, done: Answer<()>, arguments: &Delete, first_failure: &mut Option<Failure>) {
     let trouble = match done {
         Ok(()) if !arguments.output.format.is_text() => return,
         Ok(()) => {
@@ -139,7 +139,7 @@ pub fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
                 None if arguments.output.format.is_text() => Ok(Value::Null),
                 None => api.get(&path_of(one.kind, &one.name)),
             };
-            tell(one, found.map(|object| objects.push(object)), arguments, &mut first_failure);
+            report(one, found.map(|object| objects.push(object)), arguments, &mut first_failure);
         }
         print(objects);
         return first_failure.map_or(Ok(0), Err);
@@ -151,7 +151,7 @@ pub fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
         // The others are tried nevertheless.
         let done = api.delete(&one.path(false));
         let done = done.map(|answer| objects.push(answer["items"][0]["object"].clone()));
-        tell(one, done, arguments, &mut first_failure);
+        report(one, done, arguments, &mut first_failure);
     }
     print(objects);
     if wanted.iter().any(|one| ["Network", "Vnic"].contains(&one.kind.name)) {

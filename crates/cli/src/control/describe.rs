@@ -99,7 +99,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_object_is_told_whole() {
+    fn an_object_is_described_whole() {
         let vnic = json!({"kind": "Vnic", "metadata": {"name": "db", "labels": {"tier": "web"}, "generation": 2},
             "spec": {"network": "blue", "addresses": ["10.1.0.5"]},
             "status": {"registeredBytes": 65536, "uptimeS": 7200, "conditions": ["held to 1 Gbit/s by slow"],

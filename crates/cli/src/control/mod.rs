@@ -59,12 +59,12 @@ fn send(api: &Api, items: &[Item], dry_run: bool) -> Result<Vec<Value>> {
         Err(trouble) => return Err(trouble.into()),
     };
     if results.len() != items.len() {
-        fail!("the router's answer tells of {} objects; {} were sent", results.len(), items.len());
+        fail!("the router's answer lists {} objects; {} were sent", results.len(), items.len());
     }
     Ok(results)
 }
 
-/// A refusal that is told with the places in the files.
+/// A refusal that is reported with the places in the files.
 fn explained(refusal: Box<Refusal>, items: &[Item]) -> Failure {
     let Some(item) = item_of(&refusal.details, items) else { return Trouble::Refused(refusal).into() };
     let mut causes = refusal.details.causes.clone();

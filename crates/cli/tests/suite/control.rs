@@ -133,7 +133,7 @@ fn expect(output: &Output, code: i32, stdout: &str, stderr: &str) {
 }
 
 #[test]
-fn apply_sends_what_is_written_and_tells_what_became_of_it() {
+fn apply_sends_the_files_and_prints_the_results() {
     let results = json!({"items": [{"kind": "Network", "name": "blue", "result": "created", "object": network("blue", "10.1.0.0/16")},
         {"kind": "Network", "name": "red", "result": "unchanged", "object": network("red", "10.2.0.0/16")}]});
     let server = Server::new("apply", vec![("POST /apply?dryRun=true", 200, results)]);
@@ -160,11 +160,11 @@ fn a_refusal_names_file_document_line_and_field() {
     std::fs::write(directory.join("ignored.txt"), "{").unwrap();
     let output = server.freeflow(&["apply", "-f", directory.to_str().unwrap()], "");
     let place = directory.join("a.yaml");
-    let told = format!(
+    let printed = format!(
         "freeflow: refused, and nothing was changed:\n{} (document 2, line 9): spec.cidrs[0]: no CIDR\n",
         place.display()
     );
-    expect(&output, 3, "", &told);
+    expect(&output, 3, "", &printed);
     // A file that can't be read is not sent.
     server.asked();
     let output = server.freeflow(&["apply", "-f", "-"], "kind: Network\nmetadata: {name: [}\n");
@@ -260,7 +260,7 @@ fn delete_goes_on_after_what_is_not_there_and_takes_files_backwards() {
     expect(&output, 0, "group/g deleted\nnetwork/blue deleted\n", "");
     let text = "kind: Group\nmetadata: {name: old, resourceVersion: '7'}\n";
     expect(&server.freeflow(&["delete", "-f", "-"], text), 3, "", "freeflow: group/old: it has changed\n");
-    // The dry run tells what the real one does; and what can't go keeps all the others.
+    // The dry run reports what the real one does; and what can't go keeps all the others.
     let in_use = |users: Value| status("InUse", "it is used", json!({"kind": "Network", "name": "n", "users": users}));
     let server = Server::new(
         "delete-users",
@@ -280,8 +280,8 @@ fn delete_goes_on_after_what_is_not_there_and_takes_files_backwards() {
         names.iter().map(item).collect::<Vec<_>>().join("---\n")
     };
     let both = file(&[("Network", "n"), ("Group", "g")]);
-    let told = "group/g deleted (dry run)\nnetwork/n deleted (dry run)\n";
-    expect(&server.freeflow(&["delete", "-f", "-", "--dry-run"], &both), 0, told, "");
+    let printed = "group/g deleted (dry run)\nnetwork/n deleted (dry run)\n";
+    expect(&server.freeflow(&["delete", "-f", "-", "--dry-run"], &both), 0, printed, "");
     expect(&server.freeflow(&["delete", "-f", "-"], &both), 0, "group/g deleted\nnetwork/n deleted\n", "");
     for options in [&["-o", "json"] as &[&str], &["-o", "json", "--dry-run"]] {
         let output = server.freeflow(&[&["delete", "-f", "-"], options].concat(), &both);
@@ -292,8 +292,8 @@ fn delete_goes_on_after_what_is_not_there_and_takes_files_backwards() {
     server.asked();
     let more = file(&[("Network", "m"), ("Network", "n"), ("Vnic", "w"), ("Group", "g"), ("Quota", "absent")]);
     let output = server.freeflow(&["delete", "-f", "-"], &more);
-    let told = "freeflow: refused, and nothing was deleted:\nvnic/w: not yours\nnetwork/m: it is used by Vnic v\n";
-    expect(&output, 5, "", told);
+    let printed = "freeflow: refused, and nothing was deleted:\nvnic/w: not yours\nnetwork/m: it is used by Vnic v\n";
+    expect(&output, 5, "", printed);
     assert!(server.asked().iter().all(|(what, _)| what.ends_with("dryRun=true")));
     for wrong in [&["delete"] as &[&str], &["delete", "network"], &["delete", "network", "a", "-f", "x"]] {
         assert_eq!(server.freeflow(wrong, "").status.code(), Some(2), "{wrong:?}");
@@ -301,7 +301,7 @@ fn delete_goes_on_after_what_is_not_there_and_takes_files_backwards() {
 }
 
 #[test]
-fn diff_tells_by_its_exit_status_and_shows_what_would_change() {
+fn diff_shows_the_changes_and_has_its_exit_status() {
     let with = |before: &str, after: &str| {
         json!({"items": [{"kind": "Network", "name": "blue", "result": "configured", "object": network("blue", after)}],
             "before": before})
@@ -399,12 +399,15 @@ fn no_answer_is_too_strange() {
         let server = Server::with_texts(&format!("strange-{number}"), answers);
         for command in commands {
             let output = server.freeflow(command, text);
-            let told = String::from_utf8(output.stderr).unwrap();
-            assert!((0..=5).contains(&output.status.code().unwrap_or(-1)), "{command:?} of {answer}: {told}");
+            let printed = String::from_utf8(output.stderr).unwrap();
+            assert!((0..=5).contains(&output.status.code().unwrap_or(-1)), "{command:?} of {answer}: {printed}");
             let is_list = answer.starts_with("{\"items\": [");
             if !is_list && !answer.contains("[[[]]]") && (command[0] == "apply" || command[1] == "networks") {
                 assert_eq!(output.status.code().map(i32::signum), Some(1), "{command:?} of {answer}");
-                assert!(told.contains("the router's answer has no list of objects"), "{command:?} of {answer}: {told}");
+                assert!(
+                    printed.contains("the router's answer has no list of objects"),
+                    "{command:?} of {answer}: {printed}"
+                );
             }
         }
     }
@@ -412,23 +415,23 @@ fn no_answer_is_too_strange() {
     let answer = json!({"items": [{"kind": "Network", "name": "blue", "result": "unchanged"}]});
     let server = Server::new("few", vec![("POST /apply?dryRun=true", 200, answer)]);
     let output = server.freeflow(&["diff", "-f", "-"], TWO);
-    expect(&output, 2, "", "freeflow: the router's answer tells of 1 objects; 2 were sent\n");
+    expect(&output, 2, "", "freeflow: the router's answer lists 1 objects; 2 were sent\n");
 }
 
 #[test]
-fn without_a_server_the_reason_is_told() {
+fn without_a_server_the_reason_is_printed() {
     let run_dir = std::env::temp_dir().join(format!("freeflow-control-none-{}", std::process::id()));
     std::fs::create_dir_all(&run_dir).unwrap();
-    let told = |part: &str| {
+    let printed = |part: &str| {
         let output = freeflow(&run_dir, &["get", "networks"], "");
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.contains(part) && text.lines().count() == 1 && output.status.code() == Some(1), "{text}");
     };
-    told("no router is running in ");
+    printed("no router is running in ");
     let _admin = UnixListener::bind(run_dir.join("admin.sock")).unwrap();
-    told("it is older than this command");
+    printed("it is older than this command");
     drop(UnixListener::bind(run_dir.join("api.sock")).unwrap());
-    told("no router is running in ");
+    printed("no router is running in ");
     std::fs::remove_dir_all(&run_dir).unwrap();
     // An answer that is none of ours.
     let server = Server::with_texts("strange", vec![("GET /networks", 404, "what?".into())]);

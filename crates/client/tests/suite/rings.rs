@@ -251,9 +251,9 @@ fn completion_events_name_their_cq_and_skip_destroyed_ones() {
         event[..4].copy_from_slice(&cookie.to_le_bytes());
         assert!(freeflow_shm::fd::send_record(&bench.router.objects().pipes[&channel.handle()], &event));
     }
-    let mut told = 0;
-    channel.wait(&mut |tag| told = tag).unwrap();
-    assert_eq!(told, 101);
+    let mut reported = 0;
+    channel.wait(&mut |tag| reported = tag).unwrap();
+    assert_eq!(reported, 101);
 }
 
 #[test]
@@ -270,14 +270,14 @@ fn the_end_of_the_router_flushes_everything_once() {
     bench.complete_sends(0, 0, 1);
     bench.router.die();
 
-    let mut told = Vec::new();
-    channel.wait(&mut |tag| told.push(tag)).unwrap();
-    assert_eq!(told, [7]);
-    assert!(matches!(channel.wait(&mut |_| ()), Err(None)), "told once");
+    let mut reported = Vec::new();
+    channel.wait(&mut |tag| reported.push(tag)).unwrap();
+    assert_eq!(reported, [7]);
+    assert!(matches!(channel.wait(&mut |_| ()), Err(None)), "notified once");
     let mut events = Vec::new();
     bench.context.wait_event(&mut |kind, element| events.push((kind, element))).unwrap();
     assert_eq!(events, [(AsyncEventKind::DeviceFatal, Element::Device)]);
-    assert!(matches!(bench.context.wait_event(&mut |_, _| ()), Err(None)), "told once");
+    assert!(matches!(bench.context.wait_event(&mut |_, _| ()), Err(None)), "notified once");
 
     assert_eq!(poll(&cq, 2), successes(0..1), "what was completed before comes first");
     assert_eq!(poll(&cq, 2), flushes(1..3));

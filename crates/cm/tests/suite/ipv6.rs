@@ -6,7 +6,8 @@ use freeflow_verbs::{Gid, VerbsError};
 const PORT: u16 = 7000;
 const ANY_V6: Gid = Gid([0; 16]);
 
-/// The GID indexes of the routes that an identifier was told of: with its address, and by itself.
+/// The GID indexes of the routes that an identifier was notified of: with its address, and by
+/// itself.
 fn gid_indexes(world: &mut World, host: usize) -> Vec<u8> {
     let index = |event: CmEvent| match event.body {
         CmEventBody::Route(route) => route.gid_index,

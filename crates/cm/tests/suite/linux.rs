@@ -1,6 +1,6 @@
 //! Beside Linux: what rping said to rping between two machines with rxe (kernel 6.1), put to a machine in the place of
 //! either. The recording is that of the wire crate's tests.
-use freeflow_cm::{Environment, Limits, Link, Machine, Owner, Packet, Place, Route, Scope, VnicRef};
+use freeflow_cm::{Environment, Limits, Link, Machine, Owner, Packet, Route, Scope, ScopedGid, VnicRef};
 use freeflow_protocol::cm::{
     CmAddress, CmEvent, CmEventBody, CmEventKind, CmReply, CmRequest, ConnectionParameters, PortSpace,
 };
@@ -29,8 +29,8 @@ struct Host {
 }
 
 impl Host {
-    fn place(&self) -> Place {
-        Place { scope: Scope::External, gid: gid(self.address) }
+    fn place(&self) -> ScopedGid {
+        ScopedGid { scope: Scope::External, gid: gid(self.address) }
     }
 }
 
@@ -40,11 +40,11 @@ impl Environment for Host {
         self.random
     }
 
-    fn places(&self, _: VnicRef) -> [Option<Place>; 3] {
+    fn addresses(&self, _: VnicRef) -> [Option<ScopedGid>; 3] {
         [Some(self.place()), None, None]
     }
 
-    fn vnic_at(&self, place: Place) -> Option<VnicRef> {
+    fn vnic_at(&self, place: ScopedGid) -> Option<VnicRef> {
         (place == self.place()).then_some(VNIC)
     }
 
@@ -56,7 +56,7 @@ impl Environment for Host {
         self.sent.push(Mad::decode(packet.mad).unwrap());
     }
 
-    fn tell(&mut self, _: Owner, _: u32, event: CmEvent) {
+    fn notify(&mut self, _: Owner, _: u32, event: CmEvent) {
         self.heard.push(event);
     }
 }

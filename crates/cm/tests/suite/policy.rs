@@ -22,7 +22,7 @@ fn follow(world: &mut World) {
 }
 
 #[test]
-fn who_may_not_begin_is_told_so_by_an_event_or_finds_nobody() {
+fn who_may_not_begin_is_notified_by_an_event_or_finds_nobody() {
     for passive in [0, 1] {
         let mut world = World::new(2, 1);
         world.listener(vnic(passive, 1), PORT, 1);

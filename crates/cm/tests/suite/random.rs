@@ -22,12 +22,12 @@ struct Chaos {
 }
 
 impl Chaos {
-    fn pick<T: Copy>(dice: &mut Dice, of: &[T]) -> T {
-        of[dice.roll(of.len() as u64) as usize]
+    fn pick<T: Copy>(rng: &mut SimRng, of: &[T]) -> T {
+        of[rng.roll(of.len() as u64) as usize]
     }
 
-    fn address(dice: &mut Dice) -> CmAddress {
-        let (host, number) = (dice.roll(3) as usize, dice.roll(4));
+    fn address(rng: &mut SimRng) -> CmAddress {
+        let (host, number) = (rng.roll(3) as usize, rng.roll(4));
         let gids = [
             gid(host, number),
             gid(host, number),
@@ -38,83 +38,83 @@ impl Chaos {
             v4(239, 1, 1, 1),
             v4(9, 9, 9, 9),
         ];
-        CmAddress { gid: Self::pick(dice, &gids), port: Self::pick(dice, &PORTS) }
+        CmAddress { gid: Self::pick(rng, &gids), port: Self::pick(rng, &PORTS) }
     }
 
-    fn parameters(dice: &mut Dice) -> ConnectionParameters {
-        let length = Self::pick(dice, &[0, 1, 56, 57, 92, 136, 180, 196, 197, 220]);
+    fn parameters(rng: &mut SimRng) -> ConnectionParameters {
+        let length = Self::pick(rng, &[0, 1, 56, 57, 92, 136, 180, 196, 197, 220]);
         ConnectionParameters {
-            private_data: vec![dice.draw() as u8; length],
-            responder_resources: dice.draw() as u8,
-            initiator_depth: dice.draw() as u8,
-            retry_count: dice.draw() as u8,
-            rnr_retry_count: dice.draw() as u8,
-            qp_number: Self::pick(dice, &[0, 2, 3, 4, 0x00ff_ffff, 0x0100_0000]),
-            qkey: Self::pick(dice, &[0, 1]),
+            private_data: vec![rng.draw() as u8; length],
+            responder_resources: rng.draw() as u8,
+            initiator_depth: rng.draw() as u8,
+            retry_count: rng.draw() as u8,
+            rnr_retry_count: rng.draw() as u8,
+            qp_number: Self::pick(rng, &[0, 2, 3, 4, 0x00ff_ffff, 0x0100_0000]),
+            qkey: Self::pick(rng, &[0, 1]),
             ..ConnectionParameters::default()
         }
     }
 
-    fn request(&mut self, dice: &mut Dice) {
-        let known = Ident { host: dice.roll(2) as usize, vnic: vnic(0, 0), id: dice.draw() as u32 };
+    fn request(&mut self, rng: &mut SimRng) {
+        let known = Ident { host: rng.roll(2) as usize, vnic: vnic(0, 0), id: rng.draw() as u32 };
         // Mostly what is still there.
         let recent = &self.handles[self.handles.len().saturating_sub(30)..];
-        let ident = if recent.is_empty() || dice.happens(2) { known } else { Self::pick(dice, recent) };
+        let ident = if recent.is_empty() || rng.happens(2) { known } else { Self::pick(rng, recent) };
         let id = ident.id;
-        let request = match dice.roll(26) {
+        let request = match rng.roll(26) {
             0..2 => CmRequest::CreateId {
-                channel: dice.roll(3) as u32,
-                port_space: Self::pick(dice, &SPACES),
-                qp_type: Self::pick(dice, &TYPES),
-                cookie: dice.draw(),
+                channel: rng.roll(3) as u32,
+                port_space: Self::pick(rng, &SPACES),
+                qp_type: Self::pick(rng, &TYPES),
+                cookie: rng.draw(),
             },
             2..5 => CmRequest::DestroyId { id },
-            5 => CmRequest::MigrateId { id, channel: dice.roll(3) as u32 },
-            6 => CmRequest::Bind { id, address: Self::address(dice) },
+            5 => CmRequest::MigrateId { id, channel: rng.roll(3) as u32 },
+            6 => CmRequest::Bind { id, address: Self::address(rng) },
             7 | 8 => {
-                let source = dice.happens(30).then(|| Self::address(dice));
+                let source = rng.happens(30).then(|| Self::address(rng));
                 CmRequest::ResolveAddress {
                     id,
                     source,
-                    destination: Self::address(dice),
-                    timeout_ms: dice.roll(2000) as u32,
+                    destination: Self::address(rng),
+                    timeout_ms: rng.roll(2000) as u32,
                 }
             }
-            9 => CmRequest::ResolveRoute { id, timeout_ms: dice.roll(2000) as u32 },
-            10 => CmRequest::Listen { id, backlog: dice.roll(3) as u32 },
-            11 | 12 => CmRequest::Connect { id, parameters: Self::parameters(dice) },
-            13 => CmRequest::Accept { id, cookie: dice.draw(), parameters: Self::parameters(dice) },
+            9 => CmRequest::ResolveRoute { id, timeout_ms: rng.roll(2000) as u32 },
+            10 => CmRequest::Listen { id, backlog: rng.roll(3) as u32 },
+            11 | 12 => CmRequest::Connect { id, parameters: Self::parameters(rng) },
+            13 => CmRequest::Accept { id, cookie: rng.draw(), parameters: Self::parameters(rng) },
             14 => {
-                let private_data = vec![1; Self::pick(dice, &[0, 148, 149])];
-                CmRequest::Reject { id, private_data, ece: dice.happens(50) }
+                let private_data = vec![1; Self::pick(rng, &[0, 148, 149])];
+                CmRequest::Reject { id, private_data, ece: rng.happens(50) }
             }
             15 => CmRequest::Establish { id },
-            16 if dice.happens(50) => CmRequest::Notify { id },
+            16 if rng.happens(50) => CmRequest::Notify { id },
             16 => CmRequest::Disconnect { id },
-            17 => CmRequest::InitQpAttributes { id, state: QpState::ALL[dice.roll(7) as usize] },
+            17 => CmRequest::InitQpAttributes { id, state: QpState::ALL[rng.roll(7) as usize] },
             18 => {
-                let address = Self::address(dice).gid;
-                if dice.happens(50) {
+                let address = Self::address(rng).gid;
+                if rng.happens(50) {
                     CmRequest::JoinMulticast { id, address, send_only: false, cookie: 1 }
                 } else {
                     CmRequest::LeaveMulticast { id, address }
                 }
             }
             19..22 => CmRequest::Establish { id },
-            22..25 => CmRequest::Accept { id, cookie: dice.draw(), parameters: parameters(2 + dice.roll(1000) as u32) },
+            22..25 => CmRequest::Accept { id, cookie: rng.draw(), parameters: parameters(2 + rng.roll(1000) as u32) },
             _ => {
                 let options = [
-                    CmOption::ReuseAddress(dice.happens(50)),
-                    CmOption::AddressFamilyOnly(dice.happens(50)),
-                    CmOption::AckTimeout(dice.roll(40) as u8),
-                    CmOption::TypeOfService(dice.draw() as u8),
+                    CmOption::ReuseAddress(rng.happens(50)),
+                    CmOption::AddressFamilyOnly(rng.happens(50)),
+                    CmOption::AckTimeout(rng.roll(40) as u8),
+                    CmOption::TypeOfService(rng.draw() as u8),
                 ];
-                CmRequest::SetOption { id, option: Self::pick(dice, &options) }
+                CmRequest::SetOption { id, option: Self::pick(rng, &options) }
             }
         };
         let (host, of) = match request {
             CmRequest::CreateId { .. } => {
-                let (host, number) = (dice.roll(2) as usize, dice.roll(3));
+                let (host, number) = (rng.roll(2) as usize, rng.roll(3));
                 if self.removed.contains(&(host, number)) {
                     return;
                 }
@@ -128,29 +128,29 @@ impl Chaos {
     }
 
     /// A packet that was once sent, spoilt a little, or one of chance alone, from anywhere.
-    fn forge(&mut self, dice: &mut Dice) {
-        let (host, mut packet) = if self.packets.is_empty() || dice.happens(10) {
-            let mut mad = vec![dice.draw() as u8; MAD_BYTES];
+    fn forge(&mut self, rng: &mut SimRng) {
+        let (host, mut packet) = if self.packets.is_empty() || rng.happens(10) {
+            let mut mad = vec![rng.draw() as u8; MAD_BYTES];
             mad[..4].copy_from_slice(&[1, 7, 2, 3]);
-            mad[16..18].copy_from_slice(&[0, 0x10 + dice.roll(Kind::COUNT as u64) as u8]);
-            let from = Self::address(dice).gid;
-            let to = Self::address(dice).gid;
-            (dice.roll(2) as usize, Owned { link: Link::External(1), scope: Scope::External, from, to, mad })
+            mad[16..18].copy_from_slice(&[0, 0x10 + rng.roll(Kind::COUNT as u64) as u8]);
+            let from = Self::address(rng).gid;
+            let to = Self::address(rng).gid;
+            (rng.roll(2) as usize, Owned { link: Link::External(1), scope: Scope::External, from, to, mad })
         } else {
-            self.packets[dice.roll(self.packets.len() as u64) as usize].clone()
+            self.packets[rng.roll(self.packets.len() as u64) as usize].clone()
         };
-        for _ in 0..dice.roll(4) {
-            let at = dice.roll(packet.mad.len() as u64) as usize;
-            packet.mad[at] ^= 1 << dice.roll(8);
+        for _ in 0..rng.roll(4) {
+            let at = rng.roll(packet.mad.len() as u64) as usize;
+            packet.mad[at] ^= 1 << rng.roll(8);
         }
-        if dice.happens(20) {
-            packet.from = Self::address(dice).gid;
+        if rng.happens(20) {
+            packet.from = Self::address(rng).gid;
         }
-        if dice.happens(20) {
-            packet.link = Self::pick(dice, &[Link::Local, Link::Router(0), Link::Router(1), Link::External(0)]);
+        if rng.happens(20) {
+            packet.link = Self::pick(rng, &[Link::Local, Link::Router(0), Link::Router(1), Link::External(0)]);
         }
-        if dice.happens(3) {
-            packet.mad.truncate(dice.roll(300) as usize);
+        if rng.happens(3) {
+            packet.mad.truncate(rng.roll(300) as usize);
         }
         let now = self.world.now;
         let World { machines, around, .. } = &mut self.world;
@@ -158,11 +158,11 @@ impl Chaos {
     }
 
     /// First steps of a sensible program, since chance alone hardly ever gets so far.
-    fn begin(&mut self, dice: &mut Dice) {
-        let (host, number) = (dice.roll(2) as usize, dice.roll(3));
+    fn begin(&mut self, rng: &mut SimRng) {
+        let (host, number) = (rng.roll(2) as usize, rng.roll(3));
         let (space, qp_type) =
-            if dice.happens(70) { (PortSpace::Tcp, QpType::Rc) } else { (PortSpace::Udp, QpType::Ud) };
-        let create = CmRequest::CreateId { channel: 1, port_space: space, qp_type, cookie: dice.draw() };
+            if rng.happens(70) { (PortSpace::Tcp, QpType::Rc) } else { (PortSpace::Udp, QpType::Ud) };
+        let create = CmRequest::CreateId { channel: 1, port_space: space, qp_type, cookie: rng.draw() };
         let of = vnic(host, number);
         if self.removed.contains(&(host, number)) {
             return;
@@ -170,56 +170,56 @@ impl Chaos {
         let Ok(Some(CmReply::Id { id })) = self.world.ask(host, of.0, of, &create) else { return };
         let ident = Ident { host, vnic: of, id };
         self.handles.push(ident);
-        if dice.happens(30) {
+        if rng.happens(30) {
             let _ = self.world.bind(ident, ANY, 7);
-            let _ = self.world.listen(ident, dice.roll(4) as u32);
+            let _ = self.world.listen(ident, rng.roll(4) as u32);
         } else {
-            let destination = CmAddress { gid: gid(dice.roll(2) as usize, dice.roll(3)), port: 7 };
+            let destination = CmAddress { gid: gid(rng.roll(2) as usize, rng.roll(3)), port: 7 };
             let resolve = |id| CmRequest::ResolveAddress { id, source: None, destination, timeout_ms: 1 };
             let _ = self.world.call(ident, resolve);
             let _ = self.world.call(ident, |id| CmRequest::ResolveRoute { id, timeout_ms: 1 });
-            let _ = self.world.connect(ident, parameters(2 + dice.roll(1000) as u32));
+            let _ = self.world.connect(ident, parameters(2 + rng.roll(1000) as u32));
         }
     }
 
-    fn step(&mut self, dice: &mut Dice) {
-        match dice.roll(100) {
-            0..15 => self.begin(dice),
-            15..60 => self.request(dice),
-            60..75 => self.forge(dice),
+    fn step(&mut self, rng: &mut SimRng) {
+        match rng.roll(100) {
+            0..15 => self.begin(rng),
+            15..60 => self.request(rng),
+            60..75 => self.forge(rng),
             75..97 => {
-                let until = self.world.now + Duration::from_millis(dice.roll(3000));
-                for _ in 0..dice.roll(10) {
+                let until = self.world.now + Duration::from_millis(rng.roll(3000));
+                for _ in 0..rng.roll(10) {
                     self.world.step(until);
                 }
             }
-            97 if dice.happens(20) => {
-                let (host, number) = (dice.roll(2) as usize, dice.roll(3));
+            97 if rng.happens(20) => {
+                let (host, number) = (rng.roll(2) as usize, rng.roll(3));
                 let now = self.world.now;
                 let World { machines, around, .. } = &mut self.world;
-                if dice.happens(3) {
+                if rng.happens(3) {
                     machines[host].destroy_vnic(&mut around[host], now, vnic(host, number));
                     self.removed.push((host, number));
                 } else {
                     machines[host].destroy_owner(&mut around[host], now, Owner(vnic(host, number).0));
                 }
             }
-            _ if dice.happens(50) => {
-                let host = dice.roll(2) as usize;
+            _ if rng.happens(50) => {
+                let host = rng.roll(2) as usize;
                 let World { machines, around, .. } = &mut self.world;
-                around[host].cut = dice.happens(30);
-                if dice.happens(50) {
+                around[host].cut = rng.happens(30);
+                if rng.happens(50) {
                     machines[host].handle_new_routes();
                 } else {
-                    machines[host].handle_new_address(Self::address(dice).gid);
+                    machines[host].handle_new_address(Self::address(rng).gid);
                 }
             }
             _ => {
-                let host = dice.roll(2) as usize;
+                let host = rng.roll(2) as usize;
                 let now = self.world.now;
                 let World { machines, around, .. } = &mut self.world;
                 let link =
-                    Self::pick(dice, &[Link::Router(1 - host as u32), Link::External(1 - host as u32), Link::Local]);
+                    Self::pick(rng, &[Link::Router(1 - host as u32), Link::External(1 - host as u32), Link::Local]);
                 machines[host].handle_link_down(&mut around[host], now, link);
             }
         }
@@ -250,14 +250,14 @@ impl Chaos {
 
 /// How many messages of each kind had an effect.
 fn run(seed: u64, steps: usize) -> [u64; Kind::COUNT] {
-    let mut dice = Dice(seed);
+    let mut rng = SimRng(seed);
     let limits =
         Limits { ids_per_vnic_max: 20, orphans_per_vnic_max: 5, half_open_per_remote_max: 5, ..Limits::default() };
     let mut world = World::with(2, seed, limits);
-    world.weather = Weather { lost: 10, doubled: 10, delay_us: 1000 };
+    world.link_model = LinkModel { lost: 10, doubled: 10, delay_us: 1000 };
     let mut chaos = Chaos { world, handles: Vec::new(), packets: Vec::new(), removed: Vec::new() };
     for _ in 0..steps {
-        chaos.step(&mut dice);
+        chaos.step(&mut rng);
     }
     for host in 0..2 {
         let counts = chaos.world.machines[host].counts();

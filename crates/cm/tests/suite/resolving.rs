@@ -43,7 +43,7 @@ fn time_passes_and_nobody_comes() {
             world.run_for(millis(1));
         }
         assert_eq!(world.kinds(0), [(1, Kind::AddressError, TIMED_OUT)]);
-        assert_eq!(std::mem::take(&mut world.around[0].unreachable), [(vnic(0, 0), gid(0, 1))], "told once");
+        assert_eq!(std::mem::take(&mut world.around[0].unreachable), [(vnic(0, 0), gid(0, 1))], "notified once");
         assert_eq!(world.machines[0].poll_timeout(), None);
         // It may try again, and the last look is taken when the time is over.
         address(&mut world, ident, gid(0, 1), 10);

@@ -257,14 +257,14 @@ fn notify_stands_for_a_lost_rtu() {
     assert_eq!(world.call(passive, |id| CmRequest::Notify { id }), Err(VerbsError::InvalidArgument));
     world.accept(passive, 3, 0x22).unwrap();
     world.settle();
-    world.weather.lost = 100;
+    world.link_model.lost = 100;
     world.call(active, |id| CmRequest::Establish { id }).unwrap();
     assert_eq!(world.kinds(1), []);
     assert_eq!(world.call(passive, |id| CmRequest::Notify { id }), Ok(None));
     assert_eq!(world.kinds(1), [(3, Kind::Established, 0)]);
     assert_eq!(world.call(passive, |id| CmRequest::Notify { id }), Ok(None), "twice is once");
     assert_eq!(world.kinds(1), []);
-    world.weather.lost = 0;
+    world.link_model.lost = 0;
     for ident in [active, passive, listener] {
         world.destroy(ident);
     }
@@ -317,7 +317,7 @@ fn datagram_services() {
 }
 
 #[test]
-fn xrc_tells_its_number_elsewhere() {
+fn xrc_sends_its_number_elsewhere() {
     let mut world = World::new(2, 10);
     let listener = world.create(vnic(1, 1), PortSpace::Ib, QpType::XrcReceive, 1);
     world.bind(listener, gid(1, 1), PORT).unwrap();

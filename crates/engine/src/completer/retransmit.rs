@@ -9,7 +9,7 @@
 //! * A **probe**, which is ours: a few round trips without progress and the oldest packet goes out
 //!   once more, asking for an acknowledgement. It costs no retry. A lost last packet, a lost NAK or
 //!   acknowledgement is made good in a millisecond where attributes say tens of them. What the peer
-//!   then says tells what to do: an acknowledgement of just that packet means that all after it is
+//!   then says decides: an acknowledgement of just that packet means that all after it is
 //!   lost as well.
 //!
 //! A third end concerns others: what was heard nothing of for a while does not count for its host

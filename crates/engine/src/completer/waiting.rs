@@ -68,14 +68,14 @@ impl Completer {
     }
 
     pub(crate) fn set_wanted<E: Environment>(&mut self, env: &mut E, queue: ReceiveQueueId, wanted: bool) {
-        let told = match queue {
+        let wanted_before = match queue {
             ReceiveQueueId::Qp(id) => self.qps.get_mut(id).map(|qp| &mut qp.receive.wanted),
             ReceiveQueueId::Srq(id) => self.srqs.get_mut(id).map(|srq| &mut srq.wanted),
         };
-        if let Some(told) = told
-            && *told != wanted
+        if let Some(wanted_before) = wanted_before
+            && *wanted_before != wanted
         {
-            *told = wanted;
+            *wanted_before = wanted;
             env.want_receives(queue, wanted);
         }
     }

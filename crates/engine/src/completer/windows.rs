@@ -9,7 +9,7 @@
 //! the last copy through it has completed.
 use crate::completer::Completer;
 use crate::fault::Fault;
-use crate::keys::{Holder, KeyFault, NOWHERE, RegionState, offset_within};
+use crate::keys::{KeyFault, KeyHolder, NOWHERE, RegionState, offset_within};
 use crate::qp::SendPhase;
 use crate::turn::Turn;
 use crate::window::{Binding, Chain, WindowState, pull, push};
@@ -62,7 +62,7 @@ impl Completer {
     /// The window that the request names by the upper 24 bits of its new key (IBTA C10-72).
     fn window_to_bind(&self, id: QpId) -> Result<MwId, Syndrome> {
         let qp = self.qp(id);
-        let Some(Holder::Window(index)) = self.keys.holder(qp.send.request.rkey) else {
+        let Some(KeyHolder::Window(index)) = self.keys.holder(qp.send.request.rkey) else {
             return Err(Syndrome::WindowUnknown);
         };
         let (mw, window) = self.keys.windows.at(index).ok_or(Syndrome::WindowUnknown)?;
@@ -93,7 +93,7 @@ impl Completer {
     fn binding_in_region(&self, id: QpId, kind: WindowKind, access: Access) -> Result<Binding, Syndrome> {
         let qp = self.qp(id);
         let request = &qp.send.request;
-        let Some(Holder::Region(index)) = self.keys.holder(request.immediate) else {
+        let Some(KeyHolder::Region(index)) = self.keys.holder(request.immediate) else {
             return Err(Syndrome::WindowRegion);
         };
         let (_, region) = self.keys.regions.at(index).ok_or(Syndrome::WindowRegion)?;
@@ -165,7 +165,7 @@ impl Completer {
 
     /// The window of type 2 with this key, if it is bound to this QP.
     fn window_bound_to(&self, id: QpId, key: u32) -> Option<MwId> {
-        let Holder::Window(index) = self.keys.holder(key)? else { return None };
+        let KeyHolder::Window(index) = self.keys.holder(key)? else { return None };
         let (mw, window) = self.keys.windows.at(index)?;
         let WindowState::Bound(binding) = &window.state else { return None };
         (window.key == key && binding.queue_pair == Some(id)).then_some(mw)
@@ -230,7 +230,7 @@ impl Completer {
 
     /// A copy goes on elsewhere that came through this key: the window it belongs to, if it is one.
     pub(crate) fn reserve_window(&mut self, key: u32) -> Option<MwId> {
-        let Some(Holder::Window(index)) = self.keys.holder(key) else { return None };
+        let Some(KeyHolder::Window(index)) = self.keys.holder(key) else { return None };
         self.keys.windows.at_mut(index)?.in_flight += 1;
         self.keys.windows.at(index).map(|(mw, _)| mw)
     }

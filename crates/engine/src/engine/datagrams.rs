@@ -7,7 +7,7 @@ use crate::transport::datagrams::{
     DatagramHeader, DatagramRoute, UNRESOLVED_MAX, UNRESOLVED_OF_HOST_MAX, UnresolvedDatagram,
 };
 use crate::transport::packets::Packet;
-use crate::{Engine, Environment, HostId, Means, PeerAnswer, PeerInfo, QpId};
+use crate::{Engine, Environment, HostId, PeerAnswer, PeerInfo, QpId, TrafficKind};
 use alloc::vec::Vec;
 use freeflow_verbs::{Gid, Instant, NetworkId, QpType, Qpn};
 use freeflow_wire::cm::MAD_QPN;
@@ -94,7 +94,7 @@ impl Engine {
             for id in members {
                 let grh = DatagramRoute { destination: group, ..datagram.grh };
                 if self.qp(id).receives()
-                    && self.requester.responder.may_receive(env, id, (of_group, grh.source), Means::Multicast)
+                    && self.requester.responder.may_receive(env, id, (of_group, grh.source), TrafficKind::Multicast)
                 {
                     self.requester.responder.deliver_datagram(
                         env,
@@ -114,7 +114,7 @@ impl Engine {
         let destination = if datagram.by_ipv6 { qp.addresses.ipv6 } else { Some(qp.addresses.first) };
         let Some(destination) = destination else { return self.requester.responder.drops.wrong_source += 1 };
         let grh = DatagramRoute { destination, ..datagram.grh };
-        if !self.requester.responder.may_receive(env, id, (other, grh.source), Means::Datagram) {
+        if !self.requester.responder.may_receive(env, id, (other, grh.source), TrafficKind::Datagram) {
             return self.requester.responder.drops.denied += 1;
         }
         self.requester.responder.deliver_datagram(env, now, id, DatagramHeader { grh, ..datagram }, payload);

@@ -13,7 +13,7 @@ mod queues;
 pub use carrier::{Admission, Carried, CarriedHead, CarriedMessage, Carrier, CarryFailure, CarryOutcome};
 pub use fabric::Fabric;
 pub use memory::{AtomicOutcome, CopyOutcome, Memory, MemorySide, Source, SourceBody, Span, SpanRegion, Token};
-pub use policy::{Asker, Means, Policy, Talk};
+pub use policy::{AuthorizationRequest, Policy, Subject, TrafficKind};
 pub use queues::{CqFull, EventTarget, Fetch, Queues};
 
 /// All that the engine needs.

@@ -1,10 +1,10 @@
 //! Access rules between vNICs and networks, and the record of those who run into them.
-use crate::Attempt;
+use crate::Violation;
 use freeflow_verbs::{Gid, NetworkId};
 
 /// The two ends of a message, for [`Policy::authorize`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Talk {
+pub struct AuthorizationRequest {
     /// Of the QP that asks.
     pub network: NetworkId,
     /// Of the other end: what [`Policy::network_at`] says of its address.
@@ -14,29 +14,30 @@ pub struct Talk {
     /// Address of the other end.
     pub to: Gid,
     /// Kind of traffic.
-    pub means: Means,
+    pub traffic: TrafficKind,
     /// The other one is to be a machine without FreeFlow: the path leads out by the vNIC's second
     /// address.
     pub is_external: bool,
     /// Which of the two is the QP's that asks.
-    pub asks: Asker,
+    pub subject: Subject,
 }
 
-/// Which end of a [`Talk`] asks.
+/// Which end of a [`AuthorizationRequest`] asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asker {
+pub enum Subject {
     /// The end that begins.
     From,
     /// The other end.
     To,
 }
 
-/// By what two talk.
+/// By what two communicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Means {
+pub enum TrafficKind {
     /// A QP is about to be connected.
     Connection,
-    /// It is connected, and policy has changed: if the answer is no, the connection is cut.
+    /// It is connected, and policy has changed: if the answer is no, the connection is
+    /// disconnected.
     Standing,
     /// A datagram to one receiver.
     Datagram,
@@ -49,7 +50,7 @@ pub enum Means {
 pub trait Policy {
     /// Whether the rules let these two talk. Connected services are asked about for both directions
     /// at once.
-    fn authorize(&mut self, talk: &Talk) -> bool;
+    fn authorize(&mut self, request: &AuthorizationRequest) -> bool;
 
     /// The network that has the address `gid` for those of `network`: itself, or another of its
     /// tenant. Whether the two may talk is [`Self::authorize`]'s business.
@@ -57,5 +58,5 @@ pub trait Policy {
 
     /// A vNIC tried something on others and got nowhere. Called each time, so it has to cost
     /// little.
-    fn report_violation(&mut self, attempt: &Attempt);
+    fn report_violation(&mut self, violation: &Violation);
 }

@@ -21,7 +21,7 @@ use crate::{
 };
 use freeflow_verbs::{Access, CompletionStatus, Gid, Instant, NetworkId, QpType, Qpn, SendFlags};
 use freeflow_wire::cm::MAD_QPN;
-use freeflow_wire::{Header, Opcode, Operation, Place, Reth, Service, psn_add};
+use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Reth, Service, psn_add};
 
 const EMPTY_HEADER: freeflow_wire::HeaderBytes =
     freeflow_wire::HeaderBytes { bytes: [0; freeflow_wire::HEADER_BYTES_MAX], length: 0 };
@@ -77,7 +77,7 @@ impl Requester {
         })
     }
 
-    /// Tells the host of a receiver who the sender is: it need not ask then, while messages pile
+    /// Announces the sender to the host of a receiver: it need not ask then, while messages pile
     /// up, and gets an answer even if the sender has gone by the time its message is looked at.
     fn introduce<E: Environment>(&mut self, env: &mut E, id: QpId, host: HostId) {
         let qp = self.qp_mut(id);
@@ -128,7 +128,7 @@ impl Requester {
         let qp = self.qp(id);
         let request = &qp.send.request;
         let operation = if request.opcode.has_immediate() { Operation::SendImmediate } else { Operation::Send };
-        let opcode = Opcode::new(Service::Ud, operation, Place::Only).expect("UD has both");
+        let opcode = Opcode::new(Service::Ud, operation, PacketPosition::Only).expect("UD has both");
         let mut header = Header::new(opcode, qpn.0, psn);
         header.solicited = request.flags.contains(SendFlags::SOLICITED);
         header.deth.qkey = effective_qkey(request.remote_qkey, qp.attributes.qkey);
@@ -288,10 +288,10 @@ impl Requester {
         while count < DATAGRAM_BURST_PACKETS_MAX && (at < length || at == 0 && count == 0) && at - begin + mtu <= most {
             let bytes = mtu.min(length - at);
             let place = match (at == 0, at + bytes == length) {
-                (true, true) => Place::Only,
-                (true, false) => Place::First,
-                (false, true) => Place::Last,
-                (false, false) => Place::Middle,
+                (true, true) => PacketPosition::Only,
+                (true, false) => PacketPosition::First,
+                (false, true) => PacketPosition::Last,
+                (false, false) => PacketPosition::Middle,
             };
             let opcode = Opcode::new(Service::Uc, operation(request.opcode), place).expect("UC has SEND and WRITE");
             let mut header = Header::new(opcode, qp.attributes.dest_qpn, psn);

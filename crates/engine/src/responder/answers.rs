@@ -18,7 +18,7 @@ use crate::transport::wire::WireOperation;
 use crate::turn::Budget;
 use crate::{Environment, MemorySide, PacketHead, Progress, QpId, Source, SourceBody, Syndrome, TransmitOutcome};
 use freeflow_verbs::{Access, Instant, QpState, QpType};
-use freeflow_wire::{Aeth, Header, NakCode, Opcode, Operation, Place, Service, psn_add};
+use freeflow_wire::{Aeth, Header, NakCode, Opcode, Operation, PacketPosition, Service, psn_add};
 
 /// The next packet to go out.
 enum Next {
@@ -149,7 +149,7 @@ impl Responder {
         if answers.fetching {
             return Next::Fetching;
         }
-        let header = |operation, psn| self.answer_header(id, operation, Place::Only, psn);
+        let header = |operation, psn| self.answer_header(id, operation, PacketPosition::Only, psn);
         let packet = match (answers.queue.front(), answers.verdict) {
             (Some(Answer { psn, body: Body::Read(reading), .. }), _) => return Next::Reading(*psn, *reading),
             (Some(Answer { psn, body: Body::Atomic { original }, .. }), _) => {
@@ -167,7 +167,7 @@ impl Responder {
     }
 
     /// The MSN is that of now: it says how far the responder is.
-    fn answer_header(&self, id: QpId, operation: Operation, place: Place, psn: u32) -> Header {
+    fn answer_header(&self, id: QpId, operation: Operation, place: PacketPosition, psn: u32) -> Header {
         let qp = self.qp(id);
         let service = if qp.service == QpType::Rc { Service::Rc } else { Service::Xrc };
         let opcode = Opcode::new(service, operation, place).expect("reliable services have all answers");
@@ -252,10 +252,10 @@ impl Responder {
         for head in heads {
             let bytes = left.min(mtu);
             let place = match (begun, bytes == left) {
-                (false, true) => Place::Only,
-                (false, false) => Place::First,
-                (true, false) => Place::Middle,
-                (true, true) => Place::Last,
+                (false, true) => PacketPosition::Only,
+                (false, false) => PacketPosition::First,
+                (true, false) => PacketPosition::Middle,
+                (true, true) => PacketPosition::Last,
             };
             let header = self.answer_header(id, Operation::ReadResponse, place, psn);
             *head = PacketHead::new(header, bytes as usize);

@@ -7,7 +7,7 @@
 use crate::policy::{EXTERNAL_GID_INDEX, Permit, network_behind};
 use crate::qp::QueuePair;
 use crate::responder::Responder;
-use crate::{Asker, Environment, Means, QpId, Talk};
+use crate::{AuthorizationRequest, Environment, QpId, Subject, TrafficKind};
 use freeflow_verbs::{Gid, GlobalRoute, NetworkId, QpType};
 
 impl Responder {
@@ -24,17 +24,25 @@ impl Responder {
         }
         // Which address sends follows from whom it sends to.
         let (generation, to) = (self.policy.generation, route.dgid);
-        // By its second address it may be told another thing: that yes is not kept, and this one
+        // By its second address it may get another answer: that yes is not kept, and this one
         // says nothing of it.
         if to.is_multicast() || !is_external && qp.send.permit.network_of(generation, to).is_some() {
             return true;
         }
-        let (network, from, means) = (qp.network, qp.addresses.by(route.sgid_index), Means::Datagram);
+        let (network, from, traffic) = (qp.network, qp.addresses.by(route.sgid_index), TrafficKind::Datagram);
         let other = network_behind(env, network, &route);
         // Where the sender's address is not the sender's nobody could answer.
         let is_mutual = other == network || env.network_at(other, from) == network;
-        let allowed =
-            is_mutual && env.authorize(&Talk { network, other, from, to, means, is_external, asks: Asker::From });
+        let allowed = is_mutual
+            && env.authorize(&AuthorizationRequest {
+                network,
+                other,
+                from,
+                to,
+                traffic,
+                is_external,
+                subject: Subject::From,
+            });
         if allowed && !is_external {
             self.qp_mut(id).send.permit = Permit { who: Some((generation, to, other)) };
         }
@@ -50,8 +58,16 @@ impl Responder {
 
     pub(crate) fn may_reach_member<E: Environment>(&mut self, env: &mut E, id: QpId, member: QpId) -> bool {
         let (qp, to) = (self.qp(id), self.qp(member).addresses.first);
-        let (network, from, means) = (qp.network, qp.addresses.first, Means::Multicast);
-        env.authorize(&Talk { network, other: network, from, to, means, is_external: false, asks: Asker::From })
+        let (network, from, traffic) = (qp.network, qp.addresses.first, TrafficKind::Multicast);
+        env.authorize(&AuthorizationRequest {
+            network,
+            other: network,
+            from,
+            to,
+            traffic,
+            is_external: false,
+            subject: Subject::From,
+        })
     }
 
     /// Whether an address is in that network for those of a QP's.
@@ -68,7 +84,7 @@ impl Responder {
         env: &mut E,
         id: QpId,
         (other, from): (NetworkId, Gid),
-        means: Means,
+        traffic: TrafficKind,
     ) -> bool {
         let (qp, generation) = (self.qp(id), self.policy.generation);
         debug_assert!(qp.service == QpType::Ud);
@@ -76,7 +92,15 @@ impl Responder {
             return true;
         }
         let (network, to) = (qp.network, qp.addresses.like(from));
-        let allowed = env.authorize(&Talk { network, other, from, to, means, is_external: false, asks: Asker::To });
+        let allowed = env.authorize(&AuthorizationRequest {
+            network,
+            other,
+            from,
+            to,
+            traffic,
+            is_external: false,
+            subject: Subject::To,
+        });
         if allowed {
             self.qp_mut(id).receive.permit = Permit { who: Some((generation, from, other)) };
         }
@@ -85,7 +109,15 @@ impl Responder {
 
     pub(crate) fn may_receive_from_outside<E: Environment>(&self, env: &mut E, id: QpId, from: Gid) -> bool {
         let qp = self.qp(id);
-        let (network, to, means) = (qp.network, qp.addresses.first, Means::Datagram);
-        env.authorize(&Talk { network, other: network, from, to, means, is_external: true, asks: Asker::To })
+        let (network, to, traffic) = (qp.network, qp.addresses.first, TrafficKind::Datagram);
+        env.authorize(&AuthorizationRequest {
+            network,
+            other: network,
+            from,
+            to,
+            traffic,
+            is_external: true,
+            subject: Subject::To,
+        })
     }
 }

@@ -311,7 +311,7 @@ impl Responder {
         }
     }
 
-    /// The request is at fault (class C): RC tells both ends, UC forgets the message.
+    /// The request is at fault (class C): RC fails at both ends, UC drops the message.
     pub(crate) fn refuse<E: Environment>(&mut self, env: &mut E, responder: QpId, nak: Nak) -> Rejection {
         if !self.qp(responder).service.is_reliable() {
             return Rejection::Dropped;

@@ -39,7 +39,7 @@ use crate::transport::responder::{
 use crate::transport::wire::WireOperation;
 use crate::{AtomicOutcome, CopyOutcome, Environment, MemorySide, QpId, ReceiveQueueId, Source, SourceBody, Syndrome};
 use freeflow_verbs::{Access, AtomicOperation, CompletionStatus, Instant, MESSAGE_BYTES_MAX, QpState, SendOpcode};
-use freeflow_wire::{MASK_24, NakCode, Operation, Place, Reth, psn_add, psn_ahead};
+use freeflow_wire::{MASK_24, NakCode, Operation, PacketPosition, Reth, psn_add, psn_ahead};
 
 impl Responder {
     // ---- the PSN
@@ -123,9 +123,9 @@ impl Responder {
         }
         let (bytes, mtu) = (packet.payload.len() as u64, u64::from(self.completer.wire_mtu(id)));
         let fits = match opcode.place() {
-            Place::First | Place::Middle => bytes == mtu,
-            Place::Last => (1..=mtu).contains(&bytes),
-            Place::Only => bytes <= mtu,
+            PacketPosition::First | PacketPosition::Middle => bytes == mtu,
+            PacketPosition::Last => (1..=mtu).contains(&bytes),
+            PacketPosition::Only => bytes <= mtu,
         };
         let arrived = message.arrived + bytes;
         let as_announced = match (writes, opcode.ends()) {
@@ -470,7 +470,7 @@ impl Responder {
         self.turn_down(env, id, packet.header.psn, refused);
     }
 
-    /// Tells the requester what became of a packet that was not taken.
+    /// Answers the requester about a packet that was not taken.
     fn turn_down<E: Environment>(&mut self, env: &mut E, id: QpId, psn: u32, refused: Rejection) {
         match refused {
             Rejection::Nak(nak) => self.last_words(id, psn, nak),

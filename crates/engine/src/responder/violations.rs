@@ -1,10 +1,10 @@
 //! Reports to the environment of what a tenant tries on others, and gets nowhere with. What goes
 //! wrong among QPs of one network is no violation: a peer that is not ready yet, a key that is not
 //! valid any more.
-use crate::keys::Holder;
+use crate::keys::KeyHolder;
 use crate::policy::network_behind;
 use crate::responder::Responder;
-use crate::{Attempt, AttemptKind, Environment, Path, PeerAnswer, QpId};
+use crate::{Environment, Path, PeerAnswer, QpId, Violation, ViolationKind};
 use freeflow_verbs::{GlobalRoute, NetworkId, QpType, Qpn};
 
 /// Whose a QPN is.
@@ -31,9 +31,9 @@ impl Responder {
         let Some(route) = route else { return false };
         let to = route.dgid;
         let kind = match qp.service {
-            QpType::Ud if to.is_multicast() => AttemptKind::Multicast,
-            QpType::Ud => AttemptKind::Datagram,
-            _ => AttemptKind::Message,
+            QpType::Ud if to.is_multicast() => ViolationKind::Multicast,
+            QpType::Ud => ViolationKind::Datagram,
+            _ => ViolationKind::Message,
         };
         let owner = match self.whose(env, id, &route, number) {
             Whose::Other(network) => Some(network),
@@ -42,7 +42,7 @@ impl Responder {
             Whose::Nobodys | Whose::Own => return false,
         };
         let from = qp.addresses.by(route.sgid_index);
-        env.report_violation(&Attempt { kind, network: qp.network, from, to, number, owner });
+        env.report_violation(&Violation { kind, network: qp.network, from, to, number, owner });
         true
     }
 
@@ -79,15 +79,15 @@ impl Responder {
     pub(crate) fn note_wrong_key<E: Environment>(&self, env: &mut E, responder: QpId, key: u32) {
         let qp = self.qp(responder);
         let session = match self.completer.keys.holder(key) {
-            Some(Holder::Region(index)) => self.completer.keys.regions.at(index).map(|(_, region)| region.session),
-            Some(Holder::Window(index)) => self.completer.keys.windows.at(index).map(|(_, window)| window.session),
+            Some(KeyHolder::Region(index)) => self.completer.keys.regions.at(index).map(|(_, region)| region.session),
+            Some(KeyHolder::Window(index)) => self.completer.keys.windows.at(index).map(|(_, window)| window.session),
             None => None,
         };
         let vnic = session.and_then(|session| self.completer.vnics.get(self.session_vnic(session).ok()?));
         let (Some(owner), Some(from)) = (vnic.map(|vnic| vnic.network), qp.remote_gid()) else { return };
         if owner != qp.network && owner != qp.reached {
-            let (kind, network, to, owner) = (AttemptKind::RemoteKey, qp.reached, qp.gid(), Some(owner));
-            env.report_violation(&Attempt { kind, network, from, to, number: key, owner });
+            let (kind, network, to, owner) = (ViolationKind::RemoteKey, qp.reached, qp.gid(), Some(owner));
+            env.report_violation(&Violation { kind, network, from, to, number: key, owner });
         }
     }
 }

@@ -20,7 +20,7 @@ const DEBT_BYTES_MAX: i64 = 4 << 20;
 const PRIORITY_COUNT: usize = PRIORITY_MAX as usize + 1;
 
 #[derive(Clone, Serialize, Deserialize)]
-struct Place {
+struct SlotQueue {
     priority: u8,
     weight: u16,
     /// Bytes that it may still use; below zero: that it has used too many.
@@ -28,13 +28,13 @@ struct Place {
     queue: VecDeque<QpId>,
 }
 
-impl Default for Place {
+impl Default for SlotQueue {
     fn default() -> Self {
         Self { priority: PRIORITY_DEFAULT, weight: WEIGHT_DEFAULT, deficit: 0, queue: VecDeque::new() }
     }
 }
 
-impl Place {
+impl SlotQueue {
     fn quantum(&self) -> i64 {
         i64::from(self.weight) * QUANTUM_BYTES
     }
@@ -49,7 +49,7 @@ impl Place {
 /// vNICs by their *slots*, small numbers that the caller gives out, and their listed QPs.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Order {
-    places: Vec<Place>,
+    places: Vec<SlotQueue>,
     rings: [VecDeque<u32>; PRIORITY_COUNT],
     /// Bit by bit, which rings have anybody in them.
     occupied: u8,
@@ -164,7 +164,7 @@ impl Order {
 
     fn make_room(&mut self, slot: u32) {
         if self.places.len() <= slot as usize {
-            self.places.resize_with(slot as usize + 1, Place::default);
+            self.places.resize_with(slot as usize + 1, SlotQueue::default);
         }
     }
 
@@ -207,7 +207,7 @@ impl Order {
             }
         }
         let all = self.places.iter().map(|place| place.queue.len()).sum::<usize>();
-        let sane = |place: &Place| {
+        let sane = |place: &SlotQueue| {
             place.weight > 0
                 && place.priority <= PRIORITY_MAX
                 && (-DEBT_BYTES_MAX..=place.quantum()).contains(&place.deficit)

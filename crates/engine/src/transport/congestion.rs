@@ -4,7 +4,7 @@
 //! was on the way when the round began is acknowledged. What it is driven by, and where the ideas
 //! are from:
 //!
-//! * **Loss** (a gap that the responder told of, or a missing READ response) takes an eighth, at
+//! * **Loss** (a gap that the responder reported, or a missing READ response) takes an eighth, at
 //!   most once a round (RFC 5681, section 3.1, and RFC 6582: one cut for all losses of one window).
 //!   An eighth and not a half, because go-back-N already pays for a loss with a window of packets
 //!   sent twice, and because links here lose packets without being full: at one loss in a thousand

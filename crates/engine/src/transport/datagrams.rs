@@ -46,7 +46,7 @@ pub(crate) struct DatagramRoute {
     pub hop_limit: u8,
 }
 
-/// UD packets of senders that nobody has told us about yet, in the order of arrival.
+/// UD packets of unresolved senders, in the order of arrival.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct UnresolvedSenders {
     pub waiting: VecDeque<UnresolvedDatagram>,

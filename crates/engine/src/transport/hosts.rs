@@ -89,7 +89,7 @@ pub(crate) struct HostShare {
     /// In flight, and believed to be on the way no more.
     pub lapsed_bytes: u64,
     pub listed: bool,
-    /// Listed or called, and since when; the time that its timer has been told of is not in it.
+    /// Listed or called, and since when; the time for which its timer is set is not in it.
     pub waits_since: Option<Instant>,
 }
 

@@ -1,10 +1,10 @@
 //! The header of management datagrams (MADs), as if from QP 1 (IBTA 13.5.1).
 use crate::PacketHead;
 use freeflow_wire::cm::{MAD_BYTES, MAD_QKEY, MAD_QPN};
-use freeflow_wire::{Header, Opcode, Operation, Place, Service};
+use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Service};
 
 pub(crate) fn opcode() -> Opcode {
-    Opcode::new(Service::Ud, Operation::Send, Place::Only).expect("UD has SEND ONLY")
+    Opcode::new(Service::Ud, Operation::Send, PacketPosition::Only).expect("UD has SEND ONLY")
 }
 
 /// The headers of a management datagram to another host.

@@ -4,7 +4,7 @@ use super::window::{Burst, OutgoingMessage, needs_answer};
 use crate::{IpInfo, PacketHead};
 use alloc::vec::Vec;
 use freeflow_verbs::{SendFlags, SendOpcode, SendRequest};
-use freeflow_wire::{AtomicEth, Header, Opcode, Operation, Place, Reth, Service, psn_add};
+use freeflow_wire::{AtomicEth, Header, Opcode, Operation, PacketPosition, Reth, Service, psn_add};
 
 /// A received packet that a QP acts upon.
 #[derive(Clone, Copy)]
@@ -72,10 +72,10 @@ pub(crate) fn write_one(stamp: &Stamp, message: &OutgoingMessage, burst: &Burst,
 fn packet(stamp: &Stamp, message: &OutgoingMessage, at: u32, acks: &mut AckPolicy) -> PacketHead {
     let request = &*message.request;
     let place = match (at == 0, at + 1 == message.packets) {
-        (true, true) => Place::Only,
-        (true, false) => Place::First,
-        (false, true) => Place::Last,
-        (false, false) => Place::Middle,
+        (true, true) => PacketPosition::Only,
+        (true, false) => PacketPosition::First,
+        (false, true) => PacketPosition::Last,
+        (false, false) => PacketPosition::Middle,
     };
     let bytes = message.bytes_before(at + 1, stamp.mtu) - message.bytes_before(at, stamp.mtu);
     let mut header = header(stamp, request, place, psn_add(message.first_psn, at));
@@ -93,7 +93,7 @@ fn packet(stamp: &Stamp, message: &OutgoingMessage, at: u32, acks: &mut AckPolic
 /// A request that is answered: READ (or a piece of it), atomic, FLUSH, ATOMIC WRITE.
 fn only(stamp: &Stamp, message: &OutgoingMessage, burst: &Burst, acks: &mut AckPolicy) -> PacketHead {
     let request = &*message.request;
-    let mut header = header(stamp, request, Place::Only, burst.psn);
+    let mut header = header(stamp, request, PacketPosition::Only, burst.psn);
     let (address, rkey) = (request.remote_address, request.rkey);
     let mut payload = 0;
     match request.opcode {
@@ -119,7 +119,7 @@ fn only(stamp: &Stamp, message: &OutgoingMessage, burst: &Burst, acks: &mut AckP
     PacketHead::new(header, payload)
 }
 
-fn header(stamp: &Stamp, request: &SendRequest, place: Place, psn: u32) -> Header {
+fn header(stamp: &Stamp, request: &SendRequest, place: PacketPosition, psn: u32) -> Header {
     let opcode = Opcode::new(stamp.service, operation(request.opcode), place);
     let opcode = opcode.expect("a reliable service has all operations, and only SEND and WRITE more than one packet");
     let mut header = Header::new(opcode, stamp.dest_qpn, psn);

@@ -34,7 +34,7 @@ pub(crate) struct WireResponder {
 pub(crate) enum Phase {
     /// They show a gap.
     Listening,
-    /// The gap has been told of: one sequence NAK is enough (IBTA 9.7.5.1.1).
+    /// The gap has been reported: one sequence NAK is enough (IBTA 9.7.5.1.1).
     Gap,
     /// The expected one got an RNR NAK; they were under way already.
     NotReady,

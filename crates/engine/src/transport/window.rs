@@ -53,7 +53,7 @@ pub(crate) struct OutgoingMessage {
 /// The next packets to go out; all of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Burst {
-    /// Place of the message in the list.
+    /// PacketPosition of the message in the list.
     pub message: usize,
     pub psn: u32,
     /// Packet of the message that it begins with.
@@ -357,7 +357,7 @@ impl SendWindow {
         }
     }
 
-    /// A burst did not go out, though `note_next` was told that it would. False: what would go out
+    /// A burst did not go out, though `note_next` had counted it. False: what would go out
     /// next is not what comes after it any more, or it was acknowledged (it was a retry); so
     /// nothing is to be taken back.
     pub fn take_back(&mut self, burst: &Burst) -> bool {
@@ -398,12 +398,12 @@ impl SendWindow {
 
     /// The next `count` PSNs are acknowledged, all of the oldest message. True: it is whole.
     pub fn advance(&mut self, count: u32) -> bool {
-        let (at, flying) = (self.packet_of_head(), distance(self.next, self.oldest).min(count));
+        let (at, unacknowledged) = (self.packet_of_head(), distance(self.next, self.oldest).min(count));
         let head = &self.messages[0];
-        self.in_flight_bytes -= head.charge(at, flying, self.mtu);
+        self.in_flight_bytes -= head.charge(at, unacknowledged, self.mtu);
         let is_whole = at + count == head.packets;
         self.oldest = psn_add(self.oldest, count);
-        if flying < count {
+        if unacknowledged < count {
             // Given up, and yet acknowledged: it need not go out again.
             self.next = self.oldest;
         }

@@ -1,7 +1,7 @@
 //! Which QPs may reach each other past the router: what the engine knows of it. Whether they may,
 //! policy says.
 use crate::arrival::{needs_depth, remote_right};
-use crate::keys::{Backing, Holder};
+use crate::keys::{Backing, KeyHolder};
 use crate::{CqId, Engine, MrId, QpId, SessionId};
 use core::fmt;
 use freeflow_verbs::{Access, QpState, QpType, SendOpcode};
@@ -96,7 +96,7 @@ impl Engine {
         let span =
             self.completer().keys.resolve_remote(rkey, self.requester.responder.reach(peer), address, length, right);
         let span = span.map_err(|_| NotGrantable::Refused)?;
-        let Some(Holder::Region(index)) = self.completer().keys.holder(rkey) else {
+        let Some(KeyHolder::Region(index)) = self.completer().keys.holder(rkey) else {
             return Err(NotGrantable::Memory);
         };
         let (mr, region) = self.completer().keys.regions.at(index).ok_or(NotGrantable::Refused)?;

@@ -9,7 +9,7 @@
 //! that the policy does not allow.
 use crate::policy::{EXTERNAL_GID_INDEX, network_behind};
 use crate::qp::QueuePair;
-use crate::{Asker, Engine, Environment, EventTarget, HostId, Means, QpId, Talk};
+use crate::{AuthorizationRequest, Engine, Environment, EventTarget, HostId, QpId, Subject, TrafficKind};
 use freeflow_verbs::{AsyncEventKind, NetworkId, QpAttributes, Qpn};
 
 impl Engine {
@@ -21,7 +21,7 @@ impl Engine {
         self.requester.responder.policy.left = self.requester.responder.policy.end;
     }
 
-    /// Looks at so many QPs at most, and cuts the connections that are not allowed any more;
+    /// Looks at so many QPs at most, and disconnects those that are not allowed any more;
     /// whether there are more to look at.
     pub fn poll_policy<E: Environment>(&mut self, env: &mut E, count_max: u32) -> bool {
         for _ in 0..count_max.min(self.requester.responder.policy.left) {
@@ -42,7 +42,7 @@ impl Engine {
 
     /// Ends a connection that policy does not allow any more: ERROR, everything flushed, and an
     /// event that says so. The other end, if it is on this host, is looked at by itself; another
-    /// host is told.
+    /// host is notified.
     fn disconnect<E: Environment>(&mut self, env: &mut E, id: QpId) {
         let qp = self.qp(id);
         let (qpn, peer) = (qp.qpn, Qpn(qp.attributes.dest_qpn));
@@ -55,8 +55,8 @@ impl Engine {
         }
     }
 
-    /// The router of another host has cut the connection of its QP `peer` with `qpn` of this host.
-    pub fn handle_severed<E: Environment>(&mut self, env: &mut E, qpn: Qpn, host: HostId, peer: Qpn) {
+    /// The router of another host has disconnected its QP `peer` with `qpn` of this host.
+    pub fn handle_disconnected<E: Environment>(&mut self, env: &mut E, qpn: Qpn, host: HostId, peer: Qpn) {
         let Some((id, qp)) = self.requester.responder.qpns.get(qpn.0).and_then(|index| self.completer().qps.at(index))
         else {
             return;
@@ -78,7 +78,7 @@ impl Engine {
         id: QpId,
         attributes: &QpAttributes,
     ) -> Option<NetworkId> {
-        let (reached, allowed) = may_be_connected(env, self.qp(id), attributes, Means::Connection);
+        let (reached, allowed) = may_be_connected(env, self.qp(id), attributes, TrafficKind::Connection);
         allowed.then_some(reached)
     }
 
@@ -88,7 +88,7 @@ impl Engine {
         if !qp.receives() {
             return true;
         }
-        let (reached, allowed) = may_be_connected(env, qp, &qp.attributes, Means::Standing);
+        let (reached, allowed) = may_be_connected(env, qp, &qp.attributes, TrafficKind::Standing);
         allowed && reached == qp.reached
     }
 }
@@ -98,12 +98,20 @@ fn may_be_connected<E: Environment>(
     env: &mut E,
     qp: &QueuePair,
     attributes: &QpAttributes,
-    means: Means,
+    traffic: TrafficKind,
 ) -> (NetworkId, bool) {
     let network = qp.network;
     let Some(route) = attributes.address.grh.filter(|_| qp.is_connected_service()) else { return (network, true) };
     let other = network_behind(env, network, &route);
     let (from, is_external) = (qp.addresses.by(route.sgid_index), route.sgid_index == EXTERNAL_GID_INDEX);
-    let allowed = env.authorize(&Talk { network, other, from, to: route.dgid, means, is_external, asks: Asker::From });
+    let allowed = env.authorize(&AuthorizationRequest {
+        network,
+        other,
+        from,
+        to: route.dgid,
+        traffic,
+        is_external,
+        subject: Subject::From,
+    });
     (other, allowed)
 }

@@ -7,8 +7,8 @@ use crate::schedule::Scheduler;
 use crate::verbs::objects::check_unicast;
 use crate::xrc::Target;
 use crate::{
-    Attempt, AttemptKind, Engine, Environment, EventTarget, Progress, QpId, QpInit, ReceiveQueueId, Refusal, SessionId,
-    grant_qp_capabilities, modify_is_allowed,
+    Engine, Environment, EventTarget, Progress, QpId, QpInit, ReceiveQueueId, Refusal, SessionId, Violation,
+    ViolationKind, grant_qp_capabilities, modify_is_allowed,
 };
 use alloc::boxed::Box;
 use freeflow_verbs::{
@@ -33,9 +33,9 @@ impl Engine {
         let qp = self.qp(id);
         let Some(route) = attributes.address.grh.filter(|_| mask.contains(QpAttributeMask::AV)) else { return };
         if !self.completer().gid_table(qp.vnic).has(route.sgid_index) {
-            let (kind, number) = (AttemptKind::SourceAddress, route.sgid_index.into());
+            let (kind, number) = (ViolationKind::SourceAddress, route.sgid_index.into());
             let (network, from) = (qp.network, qp.addresses.first);
-            env.report_violation(&Attempt { kind, network, from, to: route.dgid, number, owner: None });
+            env.report_violation(&Violation { kind, network, from, to: route.dgid, number, owner: None });
         }
     }
 

@@ -1,5 +1,5 @@
 //! Verbs of memory windows (IBTA 11.2.8.7, 11.2.8.8).
-use crate::window::Window;
+use crate::window::MemoryWindow;
 use crate::{Engine, MwId, PdId, Refusal, SessionId};
 use freeflow_verbs::{VerbsError, WindowKind};
 
@@ -16,7 +16,12 @@ impl Engine {
         let vnic = self.requester.responder.session_vnic(session)?;
         self.charge(vnic, |usage| &mut usage.mws, |limits| limits.mw_count_max)?;
         self.add_pd_child(session, pd);
-        Ok(self.requester.responder.completer.keys.register_window(&mut self.random, Window::new(session, pd, kind)))
+        Ok(self
+            .requester
+            .responder
+            .completer
+            .keys
+            .register_window(&mut self.random, MemoryWindow::new(session, pd, kind)))
     }
 
     /// Takes a binding away too. The key is invalid as soon as this is first called; `InFlight`

@@ -5,7 +5,7 @@ use crate::common::peer::*;
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
-use freeflow_wire::{Header, Opcode, Operation, Place, Service};
+use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Service};
 
 use CompletionStatus as Status;
 use SendOpcode as Op;
@@ -17,15 +17,15 @@ const C: NetworkId = NetworkId(3);
 const LOST: [(u64, Status); 1] = [(1, Status::RetryExceeded)];
 
 /// For those of `network` the end's address is in `at`.
-fn tell(net: &mut Net, network: NetworkId, end: &End, at: NetworkId) {
-    net.world.homes.insert((network, end.gid), at);
+fn announce(net: &mut Net, network: NetworkId, end: &End, at: NetworkId) {
+    net.world.address_map.insert((network, end.gid), at);
 }
 
 /// An end in each network that find each other's addresses.
 fn both(net: &mut Net, one: QpType, other: QpType) -> (End, End) {
     let (a, b) = (net.end_in(A, one, false), net.end_in(B, other, false));
-    tell(net, A, &b, B);
-    tell(net, B, &a, A);
+    announce(net, A, &b, B);
+    announce(net, B, &a, A);
     (a, b)
 }
 
@@ -93,7 +93,8 @@ fn connected_services_reach_the_other_network() {
         for put_off in [false, true] {
             let mut net = Net::new();
             let (a, b) = pair(&mut net, qp_type);
-            let asked: Vec<_> = net.world.asked.iter().map(|talk| (talk.network, talk.other, talk.from)).collect();
+            let asked: Vec<_> =
+                net.world.asked.iter().map(|request| (request.network, request.other, request.from)).collect();
             assert_eq!(asked, [(A, B, a.gid), (B, A, b.gid)]);
             net.world.always_put_off = put_off;
             for (from, to) in [(&a, &b), (&b, &a)] {
@@ -104,7 +105,7 @@ fn connected_services_reach_the_other_network() {
                 assert_eq!(net.statuses(from), [(2, Status::Success)]);
                 assert_eq!(net.world.bytes(to.session, MEMORY_BASE + 512, 4), b"over");
             }
-            assert_eq!(net.world.attempts, []);
+            assert_eq!(net.world.violations, []);
         }
     }
 }
@@ -119,7 +120,7 @@ fn a_target_reaches_the_other_network() {
     to.srq = Some(srq);
     for (at, status) in [(A, Status::Success), (B, Status::RetryExceeded)] {
         // The second time the target looks for its peer elsewhere.
-        tell(&mut net, B, &from, at);
+        announce(&mut net, B, &from, at);
         net.to(&to, QpState::Reset).unwrap();
         net.connect(&to, &from);
         net.post_receive(&to, 9, &[to.sge(0, 128)]);
@@ -141,7 +142,7 @@ fn the_direct_path_leads_across() {
         assert_eq!((granted.responder, granted.owner), (other.qp, other.session));
     }
     // One that looks for the other in its own network is no peer.
-    tell(&mut net, B, &a, B);
+    announce(&mut net, B, &a, B);
     net.to(&b, QpState::Reset).unwrap();
     net.connect(&b, &a);
     for end in [&a, &b] {
@@ -154,7 +155,7 @@ fn both_ends_must_find_each_other() {
     for qp_type in [QpType::Rc, QpType::Uc] {
         let mut net = Net::new();
         let (a, b) = both(&mut net, qp_type, qp_type);
-        net.world.homes.remove(&(B, a.gid));
+        net.world.address_map.remove(&(B, a.gid));
         net.connect(&a, &b);
         net.connect(&b, &a);
         for (from, to) in [(&a, &b), (&b, &a)] {
@@ -164,7 +165,7 @@ fn both_ends_must_find_each_other() {
     }
     let mut net = Net::new();
     let (a, b) = both(&mut net, QpType::Ud, QpType::Ud);
-    net.world.homes.remove(&(B, a.gid));
+    net.world.address_map.remove(&(B, a.gid));
     live(&mut net, &a);
     live(&mut net, &b);
     for (from, to) in [(&a, &b), (&b, &a)] {
@@ -177,7 +178,7 @@ fn an_address_of_the_own_network_is_not_the_others() {
     for qp_type in [QpType::Rc, QpType::Uc] {
         let mut net = Net::new();
         let (a, b) = (net.end_in(A, qp_type, false), net.end_in(B, qp_type, false));
-        tell(&mut net, B, &a, A);
+        announce(&mut net, B, &a, A);
         let own = end_at(&mut net, A, b.gid, qp_type);
         // The other's number, at the address that both have.
         net.connect(&a, &b);
@@ -190,7 +191,7 @@ fn an_address_of_the_own_network_is_not_the_others() {
     }
     let mut net = Net::new();
     let (a, b) = (net.end_in(A, QpType::Ud, false), net.end_in(B, QpType::Ud, false));
-    tell(&mut net, B, &a, A);
+    announce(&mut net, B, &a, A);
     let own = end_at(&mut net, A, b.gid, QpType::Ud);
     for end in [&a, &b, &own] {
         live(&mut net, end);
@@ -205,7 +206,7 @@ fn a_network_that_was_not_asked_about_gets_nothing() {
         let (a, b) = both(&mut net, qp_type, qp_type);
         // It has the address of the one that may be reached, and does all it can to be taken for it.
         let stranger = end_at(&mut net, C, b.gid, qp_type);
-        tell(&mut net, C, &a, A);
+        announce(&mut net, C, &a, A);
         net.connect(&a, &stranger);
         net.connect(&stranger, &a);
         let got = if qp_type == QpType::Ud {
@@ -217,8 +218,8 @@ fn a_network_that_was_not_asked_about_gets_nothing() {
             sends(&mut net, &a, &stranger).1 + sends(&mut net, &stranger, &a).1
         };
         assert_eq!(got, 0, "{qp_type:?}");
-        let told = net.world.attempts.iter().filter(|one| one.network == A);
-        assert_eq!(told.map(|one| one.owner).collect::<Vec<_>>(), [Some(C)]);
+        let reported = net.world.violations.iter().filter(|one| one.network == A);
+        assert_eq!(reported.map(|one| one.owner).collect::<Vec<_>>(), [Some(C)]);
     }
 }
 
@@ -227,7 +228,7 @@ fn a_refused_address_changes_nothing() {
     let mut net = Net::new();
     let (a, b) = pair(&mut net, QpType::Rc);
     let stranger = net.end_in(C, QpType::Rc, false);
-    tell(&mut net, A, &stranger, C);
+    announce(&mut net, A, &stranger, C);
     net.world.apart.insert((A, C));
     let refused = Err(Refusal::Error(VerbsError::NotPermitted));
     net.to(&a, QpState::SqDrain).unwrap();
@@ -276,12 +277,12 @@ fn datagrams_reach_the_other_network() {
     // Refused, and moved, from the next one on.
     net.world.apart.insert((A, B));
     net.engine.handle_policy_changed();
-    net.world.attempts.clear();
+    net.world.violations.clear();
     assert_eq!(sends_datagram(&mut net, &a, &b), 0);
-    assert!(net.world.attempts.is_empty(), "it was refused, which is another's to note");
+    assert!(net.world.violations.is_empty(), "it was refused, which is another's to note");
     net.world.apart.clear();
     assert_eq!(sends_datagram(&mut net, &a, &b), 1);
-    net.world.homes.clear();
+    net.world.address_map.clear();
     net.engine.handle_policy_changed();
     assert_eq!(sends_datagram(&mut net, &a, &b), 0);
 }
@@ -292,7 +293,7 @@ fn groups_stay_within_their_network() {
     let (a, b) = both(&mut net, QpType::Ud, QpType::Ud);
     let own = net.end_in(A, QpType::Ud, false);
     let group = Gid::from_ip("239.0.0.1".parse().unwrap());
-    net.world.homes.insert((A, group), B);
+    net.world.address_map.insert((A, group), B);
     for end in [&a, &b, &own] {
         live(&mut net, end);
         net.post_receive(end, 9, &[end.sge(0, 128)]);
@@ -320,7 +321,7 @@ fn a_connection_across_is_cut_when_policy_changes() {
         assert_eq!((net.state(&a), net.state(&b)), (QpState::ReadyToSend, QpState::ReadyToSend));
         if is_moved {
             // Policy would let each talk to the address where it is now.
-            net.world.homes.clear();
+            net.world.address_map.clear();
         } else {
             net.world.apart.insert((A, B));
         }
@@ -343,8 +344,8 @@ fn what_goes_wrong_across_is_no_attempt() {
         net.post_send(&a, remote(1, Op::RdmaWrite, &[a.sge(0, 16)], &End { key, ..b }, 0));
         net.settle();
         assert_eq!(net.statuses(&a), [(1, Status::RemoteAccessError)]);
-        let told: Vec<_> = net.world.attempts.drain(..).map(|one| (one.network, one.owner)).collect();
-        assert_eq!(told, expected);
+        let reported: Vec<_> = net.world.violations.drain(..).map(|one| (one.network, one.owner)).collect();
+        assert_eq!(reported, expected);
         for (end, peer) in [(&a, &b), (&b, &a)] {
             net.to(end, QpState::Reset).unwrap();
             net.connect(end, peer);
@@ -353,7 +354,7 @@ fn what_goes_wrong_across_is_no_attempt() {
     // A peer that is not ready.
     net.to(&b, QpState::Reset).unwrap();
     assert_eq!(sends(&mut net, &a, &b), (LOST.to_vec(), 0));
-    assert_eq!(net.world.attempts, []);
+    assert_eq!(net.world.violations, []);
 }
 
 #[test]
@@ -369,7 +370,7 @@ fn a_snapshot_keeps_where_the_peer_is() {
     assert!(net.engine.snapshot() == snapshot);
     assert_eq!(sends(&mut net, &a, &b), (vec![(1, Status::Success)], 1));
     assert_eq!(sends_datagram(&mut net, &c, &d), 1);
-    assert_eq!(net.world.located.len(), located, "nothing is looked for anew");
+    assert_eq!(net.world.located.len(), located, "nothing is looked for again");
 }
 
 // ---- another host
@@ -383,8 +384,8 @@ fn known(network: NetworkId, service: QpType, end: &End) -> PeerAnswer {
 fn apart(qp_type: QpType) -> (Net, End) {
     let mut net = Net::new();
     let end = net.end_in(A, qp_type, false);
-    net.world.homes.insert((A, peer_gid()), B);
-    net.world.homes.insert((B, end.gid), A);
+    net.world.address_map.insert((A, peer_gid()), B);
+    net.world.address_map.insert((B, end.gid), A);
     net.world.paths_of.insert((B, peer_gid()), destination());
     (net, end)
 }
@@ -410,8 +411,8 @@ fn the_gate_opens_for_the_network_that_was_asked_about() {
             net.work();
             while net.expire() {}
             assert_eq!(!net.world.sent.is_empty(), is_open, "{qp_type:?} {network:?}");
-            let told = net.world.attempts.iter().map(|one| one.owner);
-            assert_eq!(told.collect::<Vec<_>>(), if network == C { vec![Some(C)] } else { vec![] });
+            let reported = net.world.violations.iter().map(|one| one.owner);
+            assert_eq!(reported.collect::<Vec<_>>(), if network == C { vec![Some(C)] } else { vec![] });
             let reported = net.engine.peer_info(end.qpn).unwrap();
             assert_eq!(reported.network, A);
         }
@@ -427,13 +428,13 @@ fn another_host_hears_of_a_cut_across() {
         follow(&mut net);
         assert_eq!(net.state(&end), QpState::ReadyToSend);
         if is_moved {
-            net.world.homes.clear();
+            net.world.address_map.clear();
         } else {
             net.world.apart.insert((A, B));
         }
         follow(&mut net);
         assert_eq!(net.state(&end), QpState::Error);
-        assert_eq!(net.world.severed, [(end.qpn, HOST, Qpn(PEER_QPN))]);
+        assert_eq!(net.world.disconnected, [(end.qpn, HOST, Qpn(PEER_QPN))]);
     }
 }
 
@@ -446,7 +447,7 @@ fn an_open_gate_closes_when_the_address_changes() {
     net.world.changed.clear();
     // To another network it can't go: who is behind the wire would not hear of it at once.
     assert_eq!(readdress(&mut net, &end, gid(202)), Err(Refusal::Error(VerbsError::NotPermitted)));
-    net.world.homes.insert((A, gid(201)), B);
+    net.world.address_map.insert((A, gid(201)), B);
     readdress(&mut net, &end, gid(201)).unwrap();
     assert_eq!(net.world.changed, [(end.qpn, None)], "its peer's host is to hear of it");
     net.to(&end, QpState::ReadyToSend).unwrap();
@@ -490,7 +491,7 @@ fn machines_outside_are_of_the_own_network() {
     live(&mut net, &end);
     says(&mut net, known(B, QpType::Ud, &end));
     assert_eq!(sends_out(&mut net, &end, 0), 1);
-    let others = |net: &Net| net.world.asked.last().map(|talk| (talk.is_external, talk.other));
+    let others = |net: &Net| net.world.asked.last().map(|request| (request.is_external, request.other));
     assert_eq!(others(&net), Some((false, B)));
     // There is a yes for that address in B; by the second address it is another's.
     assert_eq!(sends_out(&mut net, &end, 1), 0);
@@ -502,7 +503,7 @@ fn machines_outside_are_of_the_own_network() {
 
 /// A datagram of the QP on the other host; how many arrived.
 fn arrives(net: &mut Net, end: &End, to: Qpn) -> usize {
-    let opcode = Opcode::new(Service::Ud, Operation::Send, Place::Only).unwrap();
+    let opcode = Opcode::new(Service::Ud, Operation::Send, PacketPosition::Only).unwrap();
     let mut header = Header::new(opcode, to.0, 0);
     header.deth.source_qpn = PEER_QPN;
     header.deth.qkey = 0x1234; // of Net::init
@@ -524,16 +525,16 @@ fn datagrams_of_another_host_come_from_where_their_address_is() {
         assert_eq!(arrives(&mut net, &end, end.qpn), count, "{network:?}");
     }
     assert_eq!(net.engine.drops().wrong_network, 2);
-    let talk = Talk {
+    let request = AuthorizationRequest {
         network: A,
         other: B,
         from: peer_gid(),
         to: end.gid,
-        means: Means::Datagram,
+        traffic: TrafficKind::Datagram,
         is_external: false,
-        asks: Asker::To,
+        subject: Subject::To,
     };
-    assert_eq!(net.world.asked, [talk]);
+    assert_eq!(net.world.asked, [request]);
     let located = net.world.located.len();
     assert_eq!(arrives(&mut net, &end, end.qpn), 1);
     assert_eq!((net.world.asked.len(), net.world.located.len()), (1, located), "a yes is kept, with its network");
@@ -548,7 +549,7 @@ fn datagrams_of_another_host_come_from_where_their_address_is() {
     assert_eq!(arrives(&mut net, &end, end.qpn), 0);
     assert_eq!(net.engine.drops().denied, 1);
     net.world.apart.clear();
-    net.world.homes.clear();
+    net.world.address_map.clear();
     net.engine.handle_policy_changed();
     assert_eq!(arrives(&mut net, &end, end.qpn), 0);
     assert_eq!(net.engine.drops().wrong_network, 5);

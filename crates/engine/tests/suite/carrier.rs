@@ -6,7 +6,7 @@ use crate::common::rig::*;
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
-use freeflow_wire::{Operation as O, Place as P};
+use freeflow_wire::{Operation as O, PacketPosition as P};
 
 use CompletionStatus as Status;
 

@@ -4,7 +4,7 @@ use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
 use freeflow_wire::cm::MAD_BYTES;
-use freeflow_wire::{Header, Opcode, Operation, Place, Service};
+use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Service};
 
 /// This host's own address, as such machines know it.
 fn own() -> Gid {
@@ -65,7 +65,7 @@ fn change_of_peer(net: &mut Net) {
 
 /// A datagram of the machine to this QPN.
 fn datagram(net: &mut Net, to: Qpn) {
-    let opcode = Opcode::new(Service::Ud, Operation::Send, Place::Only).unwrap();
+    let opcode = Opcode::new(Service::Ud, Operation::Send, PacketPosition::Only).unwrap();
     let mut header = Header::new(opcode, to.0, 0);
     header.deth.source_qpn = PEER_QPN;
     header.deth.qkey = 0x1234; // of Net::init
@@ -175,7 +175,7 @@ fn management_datagrams_are_checked() {
     assert_eq!(management(&mut net, MAD_BYTES, |header| header.deth.qkey = 0x1234).wrong_qkey, 1);
     assert_eq!(management(&mut net, MAD_BYTES - 4, |_| {}).malformed, 1);
     assert_eq!(management(&mut net, MAD_BYTES + 4, |_| {}).malformed, 2);
-    let immediate = Opcode::new(Service::Ud, Operation::SendImmediate, Place::Only).unwrap();
+    let immediate = Opcode::new(Service::Ud, Operation::SendImmediate, PacketPosition::Only).unwrap();
     assert_eq!(management(&mut net, MAD_BYTES, |header| header.opcode = immediate).wrong_service, 1);
     assert!(net.world.mads.is_empty());
     management(&mut net, MAD_BYTES, |_| {});

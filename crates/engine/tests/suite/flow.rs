@@ -295,32 +295,32 @@ fn drained_when_the_request_in_hand_is_over() {
 // ---- SRQ
 
 #[test]
-fn srq_limit_is_told_once_for_each_arming() {
+fn srq_limit_is_notified_once_for_each_arming() {
     let mut net = Net::new();
     let (a, b) = (net.end(QpType::Rc), net.end_with(QpType::Rc, true));
     net.connect(&a, &b);
     net.connect(&b, &a);
     let srq = b.srq.unwrap();
-    let told = |net: &Net| net.world.saw(Event::SrqLimitReached, EventTarget::Srq(srq));
+    let reported = |net: &Net| net.world.saw(Event::SrqLimitReached, EventTarget::Srq(srq));
     for id in 0..4 {
         net.post_receive(&b, id, &[b.sge(0, 8)]);
     }
     net.engine.modify_srq(&mut net.world, b.session, srq, 3).unwrap();
-    assert_eq!((told(&net), net.engine.query_srq(b.session, srq).unwrap().limit), (0, 3));
+    assert_eq!((reported(&net), net.engine.query_srq(b.session, srq).unwrap().limit), (0, 3));
     for (id, expected) in [(0, 0), (1, 1), (2, 1)] {
         net.post_send(&a, request(id, Op::Send, &[a.sge(0, 8)]));
         net.settle();
-        assert_eq!(told(&net), expected);
+        assert_eq!(reported(&net), expected);
     }
     assert_eq!(net.engine.query_srq(b.session, srq).unwrap().limit, 0);
     net.engine.modify_srq(&mut net.world, b.session, srq, 2).unwrap();
-    assert_eq!(told(&net), 2, "already below when armed");
+    assert_eq!(reported(&net), 2, "already below when armed");
     let too_much = net.engine.modify_srq(&mut net.world, b.session, srq, 65);
     assert_eq!(too_much, Err(VerbsError::InvalidArgument));
 }
 
 #[test]
-fn srq_qp_in_error_tells_its_last_request() {
+fn srq_qp_in_error_reports_its_last_request() {
     let mut net = Net::new();
     let (a, b) = (net.end(QpType::Rc), net.end_with(QpType::Rc, true));
     net.connect(&a, &b);

@@ -3,7 +3,7 @@ use crate::common::peer::{HOST, PEER_QPN, destination};
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
-use freeflow_wire::{Header, Opcode, Operation, Place, Service};
+use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Service};
 
 const IPV6: u8 = 2;
 
@@ -93,7 +93,7 @@ fn families_do_not_mix_where_there_are_two() {
             assert_eq!(to_rtr(&mut net, &end, by(index, to), two.qpn).is_ok(), good, "{index} {to}");
         }
     }
-    // A vNIC without IPv6 has no such entry, and is told nothing of what is nowhere.
+    // A vNIC without IPv6 has no such entry, and is notified of nothing that is nowhere.
     assert!(net.engine.create_ah(old.session, old.pd, &by(IPV6, six(2))).is_err());
     assert!(net.engine.create_ah(old.session, old.pd, &by(0, six(2))).is_ok());
 }
@@ -179,7 +179,7 @@ fn datagrams_within_the_host_say_by_whom() {
 
 /// A datagram of the QP on the other host.
 fn arrives(net: &mut Net, to: Qpn, by_ipv6: bool) {
-    let opcode = Opcode::new(Service::Ud, Operation::Send, Place::Only).unwrap();
+    let opcode = Opcode::new(Service::Ud, Operation::Send, PacketPosition::Only).unwrap();
     let mut header = Header::new(opcode, to.0, 0);
     header.deth.source_qpn = PEER_QPN;
     header.deth.qkey = 0x1234; // of Net::init

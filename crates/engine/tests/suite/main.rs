@@ -1,7 +1,6 @@
 //! The engine's tests in one binary.
 mod across;
 mod atomic_write_flush;
-mod attempts;
 mod bounds;
 mod carrier;
 mod common;
@@ -24,5 +23,6 @@ mod transport_requester;
 mod transport_responder;
 mod transport_responder_order;
 mod transport_retransmit;
+mod violations;
 mod windows;
 mod xrc;

@@ -323,7 +323,7 @@ fn a_busy_member_is_put_off_and_then_waited_for() {
 #[test]
 fn members_that_all_send_do_not_block_each_other() {
     let mut net = Net::new();
-    net.world.put_off = Some(Dice(3));
+    net.world.put_off = Some(SimRng(3));
     let ends = members(&mut net, 4);
     let rounds = 20;
     for end in &ends {
@@ -506,7 +506,7 @@ mod random {
 
     struct Run {
         net: Net,
-        dice: Dice,
+        rng: SimRng,
         senders: Vec<End>,
         members: Vec<End>,
         /// Members that were always attached and live.
@@ -518,13 +518,21 @@ mod random {
     impl Run {
         fn new(seed: u64) -> Self {
             let mut net = Net::new();
-            net.world.put_off = Some(Dice(seed ^ 1));
+            net.world.put_off = Some(SimRng(seed ^ 1));
             let senders = members(&mut net, SENDERS);
             for end in &senders {
                 net.engine.detach_multicast(end.session, end.qp, group(1)).unwrap();
             }
             let members = members(&mut net, MEMBERS);
-            Self { net, dice: Dice(seed), senders, members, loyal: vec![true; MEMBERS], sent: vec![0; SENDERS], ids: 0 }
+            Self {
+                net,
+                rng: SimRng(seed),
+                senders,
+                members,
+                loyal: vec![true; MEMBERS],
+                sent: vec![0; SENDERS],
+                ids: 0,
+            }
         }
 
         fn apply(&mut self, step: (u8, usize)) {
@@ -545,7 +553,7 @@ mod random {
                     }
                     self.loyal[which % MEMBERS] = false;
                 }
-                8 if self.dice.roll(10) == 0 => {
+                8 if self.rng.roll(10) == 0 => {
                     self.loyal[which % MEMBERS] = false;
                     let net = &mut self.net;
                     net.die(member.session);
@@ -567,20 +575,20 @@ mod random {
         }
 
         fn progress(&mut self) {
-            for _ in 0..self.dice.roll(6) {
+            for _ in 0..self.rng.roll(6) {
                 let net = &mut self.net;
-                match self.dice.roll(3) {
+                match self.rng.roll(3) {
                     0 => {
-                        let qp = self.senders[self.dice.roll(SENDERS as u64) as usize].qp;
-                        net.engine.run(&mut net.world, net.now, qp, 1 + self.dice.roll(40));
+                        let qp = self.senders[self.rng.roll(SENDERS as u64) as usize].qp;
+                        net.engine.run(&mut net.world, net.now, qp, 1 + self.rng.roll(40));
                     }
                     1 if !net.world.pending.is_empty() => {
-                        let which = self.dice.roll(net.world.pending.len() as u64) as usize;
+                        let which = self.rng.roll(net.world.pending.len() as u64) as usize;
                         net.land(which);
                     }
                     _ => {
                         if let Some(qp) = net.engine.poll_ready() {
-                            net.engine.run(&mut net.world, net.now, qp, 1 + self.dice.roll(40));
+                            net.engine.run(&mut net.world, net.now, qp, 1 + self.rng.roll(40));
                         }
                     }
                 }

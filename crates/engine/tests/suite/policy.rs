@@ -43,7 +43,7 @@ fn a_connection_needs_one_direction() {
 }
 
 #[test]
-fn what_stands_is_cut_and_nothing_else() {
+fn what_stands_is_disconnected_and_nothing_else() {
     for qp_type in [QpType::Rc, QpType::Uc] {
         for put_off in [false, true] {
             let mut net = Net::new();
@@ -189,15 +189,15 @@ fn another_host_hears_of_a_cut_and_has_a_say_in_its_own_only() {
     link.net.world.denied.extend([(end.gid, peer_gid()), (peer_gid(), end.gid)]);
     follow(&mut link.net);
     assert_eq!(link.net.state(&end), QpState::Error);
-    assert_eq!(link.net.world.severed, [(end.qpn, HOST, Qpn(PEER_QPN))]);
+    assert_eq!(link.net.world.disconnected, [(end.qpn, HOST, Qpn(PEER_QPN))]);
     assert_eq!(link.net.engine.peer_info(end.qpn).unwrap().connected, None);
 
     for (host, peer, is_cut) in [(HostId(8), PEER_QPN, false), (HOST, PEER_QPN + 1, false), (HOST, PEER_QPN, true)] {
         let mut link = Link::new();
         let end = link.end;
-        link.net.engine.handle_severed(&mut link.net.world, end.qpn, host, Qpn(peer));
+        link.net.engine.handle_disconnected(&mut link.net.world, end.qpn, host, Qpn(peer));
         link.net.settle();
         assert_eq!(link.net.state(&end) == QpState::Error, is_cut);
-        assert!(link.net.world.severed.is_empty(), "who cuts is not told");
+        assert!(link.net.world.disconnected.is_empty(), "the end that disconnects is not notified");
     }
 }

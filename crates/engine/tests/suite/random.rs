@@ -78,12 +78,12 @@ struct Opening {
 struct Run {
     net: Net,
     sides: [Side; 2],
-    dice: Dice,
+    rng: SimRng,
     ids: u64,
     /// Numbers of the SRQs of XRC.
     srqns: [u32; 2],
     /// Chooses steps after which the engine is written down and read back.
-    cuts: Option<Dice>,
+    cuts: Option<SimRng>,
     /// The second end has gone away, with requests that it had posted.
     ended: bool,
 }
@@ -106,16 +106,16 @@ fn xrc_pairs(net: &mut Net) -> [End; 2] {
 impl Run {
     fn new(seed: u64, put_off: bool, xrc: bool) -> Self {
         let mut net = Net::new();
-        net.world.put_off = put_off.then_some(Dice(seed ^ 1));
+        net.world.put_off = put_off.then_some(SimRng(seed ^ 1));
         let ends = if xrc { xrc_pairs(&mut net) } else { net.pair(QpType::Rc).into() };
-        let mut dice = Dice(seed);
+        let mut rng = SimRng(seed);
         let sides = ends.map(|end| {
             for byte in net.world.bytes(end.session, MEMORY_BASE + SOURCE, PART as usize) {
-                *byte = dice.roll(256) as u8;
+                *byte = rng.roll(256) as u8;
             }
             let model = net.world.memory[&end.session].clone();
             // A window of type 2 opens nothing to what arrives at another QP: a target.
-            let kind = if xrc || dice.roll(2) == 0 { WindowKind::Type1 } else { WindowKind::Type2 };
+            let kind = if xrc || rng.roll(2) == 0 { WindowKind::Type1 } else { WindowKind::Type2 };
             let (mw, mw_key) = net.engine.alloc_mw(end.session, end.pd, kind).unwrap();
             let (at, access) = (MEMORY_BASE + TARGET, Access::LOCAL_WRITE.union(Access::MW_BIND));
             let region = net.engine.register_mr(end.session, end.pd, at, PART, at, access).unwrap();
@@ -124,7 +124,7 @@ impl Run {
             Side { end, model, posted, receives, next_receive, next_result, region, iova, mw, kind, mw_key, open }
         });
         let srqns = sides.each_ref().map(|side| net.srqns.get(&side.end.session).copied().unwrap_or(0));
-        Self { net, sides, dice, ids: 0, srqns, cuts: None, ended: false }
+        Self { net, sides, rng, ids: 0, srqns, cuts: None, ended: false }
     }
 
     /// Cuts a range of an end's memory into entries.
@@ -132,7 +132,7 @@ impl Run {
         let mut sges = Vec::new();
         let mut done = 0;
         for left in (0..pieces).rev() {
-            let now = if left == 0 { length - done } else { self.dice.roll(length - done + 1) };
+            let now = if left == 0 { length - done } else { self.rng.roll(length - done + 1) };
             sges.push(end.sge(offset + done, now as u32));
             done += now;
         }
@@ -152,7 +152,7 @@ impl Run {
             12 => self.move_region(me, step),
             _ => self.progress(),
         }
-        if self.cuts.as_mut().is_some_and(|dice| dice.roll(2) == 0) {
+        if self.cuts.as_mut().is_some_and(|rng| rng.roll(2) == 0) {
             let snapshot = self.net.engine.snapshot();
             self.net.engine = Engine::restore(&snapshot).unwrap();
             assert!(self.net.engine.snapshot() == snapshot, "what was read is what was written");
@@ -173,7 +173,7 @@ impl Run {
 
     fn post(&mut self, me: usize, mut request: SendRequest, payload: Option<Vec<u8>>) {
         self.ids += 1;
-        let signaled = self.dice.roll(3) > 0;
+        let signaled = self.rng.roll(3) > 0;
         request.work_request_id = self.ids;
         request.remote_srqn = self.srqns[1 - me];
         request.flags.0 = (request.flags.0 & !SendFlags::SIGNALED) | if signaled { SendFlags::SIGNALED } else { 0 };
@@ -187,7 +187,7 @@ impl Run {
         let end = self.sides[me].end;
         let offset = SOURCE + step.place % (PART - length + 1);
         let bytes = self.sides[me].model[offset as usize..(offset + length) as usize].to_vec();
-        if length <= 1024 && self.dice.roll(3) == 0 {
+        if length <= 1024 && self.rng.roll(3) == 0 {
             let mut request = request(0, opcode, &[]);
             request.flags.0 |= SendFlags::INLINE;
             request.inline_length = length as u16;
@@ -220,7 +220,7 @@ impl Run {
         let side = &self.sides[peer];
         let shown = side.open.filter(|open| at >= open.offset && at + length <= open.offset + open.length);
         match shown {
-            Some(open) if self.dice.roll(3) > 0 => {
+            Some(open) if self.rng.roll(3) > 0 => {
                 SendRequest { rkey: open.key, remote_address: open.start + (at - open.offset), ..request }
             }
             _ => SendRequest { rkey: side.end.key, remote_address: MEMORY_BASE + at, ..request },
@@ -237,7 +237,7 @@ impl Run {
         }
         let offset = (step.place % (PART / 2)) & !7;
         let length = 1 + (step.place >> 4) % (PART - offset);
-        let key = (mw_key & !0xff) | self.dice.roll(256) as u32;
+        let key = (mw_key & !0xff) | self.rng.roll(256) as u32;
         let zero_based = kind == WindowKind::Type2 && step.sges > 2;
         let access = Access(0xe | if zero_based { Access::ZERO_BASED.0 } else { 0 });
         let bind = SendRequest {
@@ -345,24 +345,24 @@ impl Run {
 
     /// Some of: a turn of either QP, a landing, a ready QP, time.
     fn progress(&mut self) {
-        for _ in 0..self.dice.roll(8) {
+        for _ in 0..self.rng.roll(8) {
             let net = &mut self.net;
-            match self.dice.roll(5) {
+            match self.rng.roll(5) {
                 0 | 1 => {
-                    let qp = self.sides[self.dice.roll(2) as usize].end.qp;
-                    net.engine.run(&mut net.world, net.now, qp, 1 + self.dice.roll(300_000));
+                    let qp = self.sides[self.rng.roll(2) as usize].end.qp;
+                    net.engine.run(&mut net.world, net.now, qp, 1 + self.rng.roll(300_000));
                 }
                 2 if !net.world.pending.is_empty() => {
-                    let which = self.dice.roll(net.world.pending.len() as u64) as usize;
+                    let which = self.rng.roll(net.world.pending.len() as u64) as usize;
                     net.land(which);
                 }
                 3 => {
                     if let Some(qp) = net.engine.poll_ready() {
-                        net.engine.run(&mut net.world, net.now, qp, 1 + self.dice.roll(300_000));
+                        net.engine.run(&mut net.world, net.now, qp, 1 + self.rng.roll(300_000));
                     }
                 }
                 _ => {
-                    net.now.0 += self.dice.roll(1_000_000);
+                    net.now.0 += self.rng.roll(1_000_000);
                     let now = net.now;
                     if net.engine.poll_timeout().is_some_and(|at| at <= now) {
                         net.engine.handle_timeout(&mut net.world, now);
@@ -490,7 +490,7 @@ proptest! {
         steps in prop::collection::vec(step(), 1..30),
         how in prop::option::of(0u8..5),
     ) {
-        let run = |cuts: Option<Dice>| {
+        let run = |cuts: Option<SimRng>| {
             let mut run = Run::new(seed, true, xrc);
             run.cuts = cuts;
             for step in &steps {
@@ -503,7 +503,7 @@ proptest! {
             let snapshot = run.net.engine.snapshot();
             (run.completions(0), run.completions(1), run.net.now, run.net.world.copies, snapshot)
         };
-        prop_assert_eq!(run(None), run(Some(Dice(seed ^ 2))));
+        prop_assert_eq!(run(None), run(Some(SimRng(seed ^ 2))));
     }
 
     #[test]
@@ -582,8 +582,8 @@ fn check_after(run: &mut Run, how: u8) {
         check_receives(run, 1, &received_b);
     }
     // Messages reported to the sender as successful have arrived.
-    let told = run.sides[1].posted.iter().take(succeeded_b).filter(|posted| posted.payload.is_some()).count();
-    assert!(told <= arrived_at_a);
+    let reported = run.sides[1].posted.iter().take(succeeded_b).filter(|posted| posted.payload.is_some()).count();
+    assert!(reported <= arrived_at_a);
     // Nothing but the parts that requests name was written.
     for side in 0..2 {
         let end = run.sides[side].end;

@@ -607,13 +607,13 @@ fn quotas_refuse_by_vnic_and_by_network() {
 
 // ---- anything at any time
 
-fn some_limit(dice: &mut Dice) -> RateLimit {
-    let some = |dice: &mut Dice, most: u64| (dice.roll(2) == 0).then(|| 1 + dice.roll(most));
+fn some_limit(rng: &mut SimRng) -> RateLimit {
+    let some = |rng: &mut SimRng, most: u64| (rng.roll(2) == 0).then(|| 1 + rng.roll(most));
     RateLimit {
-        bits_per_s: some(dice, 10_000_000_000),
-        burst_bytes: some(dice, 100_000),
-        messages_per_s: some(dice, 1_000_000),
-        burst_messages: some(dice, 20),
+        bits_per_s: some(rng, 10_000_000_000),
+        burst_bytes: some(rng, 100_000),
+        messages_per_s: some(rng, 1_000_000),
+        burst_messages: some(rng, 20),
     }
 }
 
@@ -623,40 +623,40 @@ proptest! {
     /// that is cut into pieces by snapshots is the same run.
     #[test]
     fn no_wake_up_is_lost(seed in any::<u64>()) {
-        let (mut dice, mut net) = (Dice(seed), Net::new());
+        let (mut rng, mut net) = (SimRng(seed), Net::new());
         let pairs: Vec<(End, End)> = (0..4).map(|_| net.pair(QpType::Rc)).collect();
         let (mut posted, mut done) = ([0u64; 4], [0u64; 4]);
         for _ in 0..300 {
-            let at = dice.roll(4) as usize;
+            let at = rng.roll(4) as usize;
             let (a, b) = &pairs[at];
-            match dice.roll(8) {
+            match rng.roll(8) {
                 0..3 => {
-                    let op = if dice.roll(4) == 0 { Op::RdmaRead } else { Op::RdmaWrite };
-                    let bytes = [8, 4096, 100_000, 1 << 20][dice.roll(4) as usize];
+                    let op = if rng.roll(4) == 0 { Op::RdmaRead } else { Op::RdmaWrite };
+                    let bytes = [8, 4096, 100_000, 1 << 20][rng.roll(4) as usize];
                     net.post_send(a, remote(posted[at], op, &[a.sge(0, bytes)], b, 0));
                     posted[at] += 1;
-                    net.engine.run(&mut net.world, net.now, a.qp, 1 + dice.roll(300_000));
+                    net.engine.run(&mut net.world, net.now, a.qp, 1 + rng.roll(300_000));
                 }
                 3 => {
-                    let tenant = (dice.roll(2) == 0).then(|| TenantId(dice.roll(2) as u32));
-                    let (qp, vnic) = (some_limit(&mut dice), some_limit(&mut dice));
-                    let (priority, weight) = (dice.roll(8) as u8, 1 + dice.roll(1000) as u16);
-                    let vnic_id = if dice.roll(4) == 0 { b.vnic } else { a.vnic };
+                    let tenant = (rng.roll(2) == 0).then(|| TenantId(rng.roll(2) as u32));
+                    let (qp, vnic) = (some_limit(&mut rng), some_limit(&mut rng));
+                    let (priority, weight) = (rng.roll(8) as u8, 1 + rng.roll(1000) as u16);
+                    let vnic_id = if rng.roll(4) == 0 { b.vnic } else { a.vnic };
                     let shaping = Shaping { qp, vnic, tenant, priority, weight };
                     net.engine.set_shaping(net.now, vnic_id, shaping).unwrap();
                 }
                 4 => {
-                    let limit = some_limit(&mut dice);
-                    net.engine.set_tenant_limit(net.now, TenantId(dice.roll(2) as u32), limit).unwrap();
+                    let limit = some_limit(&mut rng);
+                    net.engine.set_tenant_limit(net.now, TenantId(rng.roll(2) as u32), limit).unwrap();
                 }
                 5 => {
-                    net.now = Instant(net.now.0 + dice.roll(3 * MS));
+                    net.now = Instant(net.now.0 + rng.roll(3 * MS));
                     let now = net.now;
                     net.engine.handle_timeout(&mut net.world, now);
                 }
                 6 => {
                     if let Some(qp) = net.engine.poll_ready() {
-                        net.engine.run(&mut net.world, net.now, qp, 1 + dice.roll(300_000));
+                        net.engine.run(&mut net.world, net.now, qp, 1 + rng.roll(300_000));
                     }
                 }
                 _ => {
@@ -673,7 +673,7 @@ proptest! {
             }
         }
         // Half of the time the limits stay, and time is all it takes.
-        if dice.roll(2) == 0 {
+        if rng.roll(2) == 0 {
             for (a, b) in &pairs {
                 net.engine.set_shaping(net.now, a.vnic, Shaping::default()).unwrap();
                 net.engine.set_shaping(net.now, b.vnic, Shaping::default()).unwrap();

@@ -4,7 +4,7 @@ use crate::common::peer::*;
 use crate::common::*;
 use freeflow_engine::MemorySide;
 use freeflow_verbs::*;
-use freeflow_wire::{Header, Operation as Op, Place, Reth, psn_add, psn_ahead};
+use freeflow_wire::{Header, Operation as Op, PacketPosition, Reth, psn_add, psn_ahead};
 use proptest::prelude::*;
 
 /// READs are of memory from here on, which nobody writes to.
@@ -14,7 +14,7 @@ const PATTERN_BYTES: usize = 64 << 10;
 const COUNTER_AT: u64 = 0;
 const DEPTH_MAX: u8 = 16;
 
-fn read(psn: u32, place: Place, bytes: usize) -> Says {
+fn read(psn: u32, place: PacketPosition, bytes: usize) -> Says {
     Says::Read { psn, place, bytes }
 }
 
@@ -39,7 +39,7 @@ fn a_duplicate_does_not_count_when_its_answer_was_out() {
         link.net.settle();
         assert_eq!(link.state(), QpState::ReadyToSend, "depth {depth}");
         let says = link.says();
-        let both = |at| [read(2 * at, Place::First, 256), read(2 * at + 1, Place::Last, 44)];
+        let both = |at| [read(2 * at, PacketPosition::First, 256), read(2 * at + 1, PacketPosition::Last, 44)];
         let expected = [0, 0].into_iter().chain(1..=u32::from(depth)).flat_map(both);
         assert_eq!(says, expected.collect::<Vec<_>>(), "depth {depth}");
     }
@@ -69,11 +69,11 @@ fn a_flush_does_not_count() {
     link.net.world.transmit_room = Some(0);
     for _ in 0..3 {
         let reth = link.reth(0, 8);
-        link.push(Header { flush: 1, reth, ..link.header(Op::Flush, Place::Only) }, &[]);
+        link.push(Header { flush: 1, reth, ..link.header(Op::Flush, PacketPosition::Only) }, &[]);
     }
     link.read(0, 10);
     link.net.world.transmit_room = None;
-    let expected = [(0, 0), (1, 0), (2, 0), (3, 10)].map(|(psn, bytes)| read(psn, Place::Only, bytes));
+    let expected = [(0, 0), (1, 0), (2, 0), (3, 10)].map(|(psn, bytes)| read(psn, PacketPosition::Only, bytes));
     assert_eq!(link.says(), expected);
 }
 
@@ -142,7 +142,7 @@ fn a_duplicate_of_a_read_whose_memory_is_deregistered_is_dropped() {
         assert_eq!(link.state(), QpState::ReadyToSend, "{length} bytes");
         let next = link.psn;
         link.read(0, 10);
-        assert_eq!(link.says(), [read(psn_ahead(next, FIRST_PSN) as u32, Place::Only, 10)]);
+        assert_eq!(link.says(), [read(psn_ahead(next, FIRST_PSN) as u32, PacketPosition::Only, 10)]);
         assert!(link.net.world.events.is_empty());
     }
 }
@@ -230,7 +230,7 @@ impl Requester {
     fn new(depth: u8, seed: Option<u64>) -> Self {
         let mut link = Link::with_depth(depth);
         link.fill(PATTERN_AT, &pattern(PATTERN_BYTES));
-        link.net.world.put_off = seed.map(Dice);
+        link.net.world.put_off = seed.map(SimRng);
         Self { link, open: Vec::new(), all: Vec::new(), added: 0 }
     }
 
@@ -242,9 +242,11 @@ impl Requester {
         let (header, payload) = match kind % 5 {
             0 | 1 => (link.read_header(PATTERN_AT, length), vec![]),
             2 => (link.fetch_add_header(COUNTER_AT, 1), vec![]),
-            3 => (Header { reth, ..link.header(Op::AtomicWrite, Place::Only) }, vec![1; 8]),
-            _ if size.is_multiple_of(2) => (Header { reth, flush: 1, ..link.header(Op::Flush, Place::Only) }, vec![]),
-            _ => (Header { reth, ..link.header(Op::Write, Place::Only) }, vec![2; 8]),
+            3 => (Header { reth, ..link.header(Op::AtomicWrite, PacketPosition::Only) }, vec![1; 8]),
+            _ if size.is_multiple_of(2) => {
+                (Header { reth, flush: 1, ..link.header(Op::Flush, PacketPosition::Only) }, vec![])
+            }
+            _ => (Header { reth, ..link.header(Op::Write, PacketPosition::Only) }, vec![2; 8]),
         };
         let is_read = header.opcode.operation() == Op::ReadRequest;
         let packets = if is_read { length.div_ceil(link.mtu).max(1) as u32 } else { 1 };
@@ -323,7 +325,7 @@ impl Requester {
         }
     }
 
-    fn step(&mut self, dice: &mut Dice, (what, a, b): (u8, u16, u16)) {
+    fn step(&mut self, rng: &mut SimRng, (what, a, b): (u8, u16, u16)) {
         let world = &mut self.link.net.world;
         match what % 12 {
             0..=3 => self.ask(a as u8, b),
@@ -334,7 +336,7 @@ impl Requester {
                 let which = usize::from(a) % world.pending.len();
                 self.link.net.land(which);
             }
-            9 => self.listen(|| dice.roll(4) == 0),
+            9 => self.listen(|| rng.roll(4) == 0),
             _ => self.turn(),
         }
     }
@@ -370,9 +372,9 @@ proptest! {
         steps in prop::collection::vec(any::<(u8, u16, u16)>(), 1..160),
     ) {
         let mut requester = Requester::new(depth, seed);
-        let mut dice = Dice(losses);
+        let mut rng = SimRng(losses);
         for step in steps {
-            requester.step(&mut dice, step);
+            requester.step(&mut rng, step);
             prop_assert_eq!(requester.link.state(), QpState::ReadyToSend);
         }
         requester.finish();

@@ -4,7 +4,9 @@ use crate::common::peer::{HOST, PEER_QPN, destination, peer_gid};
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
-use freeflow_wire::{Aeth, Header, NakCode, Opcode, Operation as O, Place as P, Service, Syndrome as Aeths, psn_add};
+use freeflow_wire::{
+    Aeth, Header, NakCode, Opcode, Operation as O, PacketPosition as P, Service, Syndrome as Aeths, psn_add,
+};
 use std::collections::VecDeque;
 
 const LIMIT: u64 = 2 << 20;
@@ -20,8 +22,8 @@ const SHORT: u32 = 32 * 1024;
 struct Member {
     end: End,
     expected: u32,
-    /// A gap was told of.
-    told: bool,
+    /// A gap was reported.
+    reported: bool,
     /// Its peer takes packets.
     answers: bool,
     /// It always has something to do.
@@ -34,7 +36,7 @@ struct Crowd {
     net: Net,
     members: Vec<Member>,
     active: VecDeque<QpId>,
-    dice: Dice,
+    rng: SimRng,
     /// One packet in so many is lost.
     loss: Option<u64>,
     /// Packets that the peer takes in one go.
@@ -67,15 +69,15 @@ impl Crowd {
         let member = |end| Member {
             end,
             expected: FIRST_PSN,
-            told: false,
+            reported: false,
             answers: true,
             busy: false,
             taken_bytes: 0,
             posted: 0,
         };
         let members: Vec<Member> = ends.into_iter().map(member).collect();
-        let (active, dice) = (VecDeque::new(), Dice(7));
-        let mut crowd = Self { net, members, active, dice, loss: None, batch: 32, most_in_flight: 0 };
+        let (active, rng) = (VecDeque::new(), SimRng(7));
+        let mut crowd = Self { net, members, active, rng, loss: None, batch: 32, most_in_flight: 0 };
         (0..crowd.members.len()).for_each(|at| crowd.connect(at, rts));
         crowd
     }
@@ -129,7 +131,7 @@ impl Crowd {
         for _ in 0..self.batch {
             let Some(sent) = self.net.world.sent.pop_front() else { break };
             self.net.now = Instant(self.net.now.0 + PACKET_NS);
-            if self.loss.is_none_or(|loss| self.dice.roll(loss) != 0) {
+            if self.loss.is_none_or(|loss| self.rng.roll(loss) != 0) {
                 self.take(&sent);
             }
         }
@@ -183,7 +185,7 @@ impl Crowd {
     /// A snapshot is refused if sums and lists are not those of the QPs.
     fn check(&mut self) {
         assert!(self.flow().in_flight_bytes >= self.in_flight());
-        if self.dice.roll(64) == 0 {
+        if self.rng.roll(64) == 0 {
             let snapshot = self.net.engine.snapshot();
             let restored = Engine::restore(&snapshot).unwrap();
             assert!(restored.snapshot() == snapshot);
@@ -202,11 +204,11 @@ impl Crowd {
         if behind == 0 {
             member.expected = psn_add(header.psn, 1);
             member.taken_bytes += payload.len() as u64;
-            member.told = false;
+            member.reported = false;
             answer = header.ack_request.then_some((header.psn, Aeths::ACK));
         } else if behind < 1 << 23 {
-            answer = (!member.told).then_some((member.expected, Aeths::Nak(NakCode::PsnSequence)));
-            member.told = true;
+            answer = (!member.reported).then_some((member.expected, Aeths::Nak(NakCode::PsnSequence)));
+            member.reported = true;
         } else if header.ack_request {
             answer = Some((psn_add(member.expected, 0xff_ffff), Aeths::ACK));
         }

@@ -5,7 +5,7 @@ use crate::common::rig::*;
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
-use freeflow_wire::{AtomicEth, MASK_24, NakCode, Operation as O, Place as P, Reth, psn_add};
+use freeflow_wire::{AtomicEth, MASK_24, NakCode, Operation as O, PacketPosition as P, Reth, psn_add};
 
 // ---- packets of each operation
 

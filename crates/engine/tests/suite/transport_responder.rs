@@ -4,7 +4,7 @@ use crate::common::peer::*;
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
-use freeflow_wire::{Header, NakCode, Operation as Op, Place, Reth, psn_add};
+use freeflow_wire::{Header, NakCode, Operation as Op, PacketPosition, Reth, psn_add};
 
 use CompletionStatus as Status;
 
@@ -21,7 +21,7 @@ fn nak(psn: u32, code: NakCode, msn: u32) -> Says {
 
 /// The answer to a FLUSH or an ATOMIC WRITE.
 fn done(psn: u32) -> Says {
-    Says::Read { psn, place: Place::Only, bytes: 0 }
+    Says::Read { psn, place: PacketPosition::Only, bytes: 0 }
 }
 
 /// The answers to a READ.
@@ -29,10 +29,10 @@ fn responses(first: u32, length: usize, mtu: usize) -> Vec<Says> {
     let count = length.div_ceil(mtu).max(1);
     let response = |at: usize| {
         let place = match (at == 0, at + 1 == count) {
-            (true, true) => Place::Only,
-            (true, false) => Place::First,
-            (false, false) => Place::Middle,
-            (false, true) => Place::Last,
+            (true, true) => PacketPosition::Only,
+            (true, false) => PacketPosition::First,
+            (false, false) => PacketPosition::Middle,
+            (false, true) => PacketPosition::Last,
         };
         Says::Read { psn: first + at as u32, place, bytes: (length - at * mtu).min(mtu) }
     };
@@ -138,16 +138,16 @@ fn atomics_flush_and_atomic_write() {
         link.fill(64, &40u64.to_ne_bytes());
         link.push(link.fetch_add_header(64, 2), &[]);
         let mut swap = link.fetch_add_header(64, 7);
-        swap.opcode = link.header(Op::CompareSwap, Place::Only).opcode;
+        swap.opcode = link.header(Op::CompareSwap, PacketPosition::Only).opcode;
         (swap.psn, swap.atomic.compare) = (link.psn, 42);
         link.push(swap, &[]);
         let reth = link.reth(64, 8);
-        let flush = Header { flush: 1, reth, ..link.header(Op::Flush, Place::Only) };
+        let flush = Header { flush: 1, reth, ..link.header(Op::Flush, PacketPosition::Only) };
         link.push(flush, &[]);
         let whole = Header { flush: 1 | 1 << 4, reth: Reth { address: 0, ..reth }, ..flush };
         link.push(Header { psn: link.psn, ..whole }, &[]);
         let reth = link.reth(72, 8);
-        link.push(Header { reth, ..link.header(Op::AtomicWrite, Place::Only) }, b"abcdefgh");
+        link.push(Header { reth, ..link.header(Op::AtomicWrite, PacketPosition::Only) }, b"abcdefgh");
         link.net.settle();
         let first = [Says::Atomic { psn: 0, msn: 1, original: 40 }, Says::Atomic { psn: 1, msn: 2, original: 42 }];
         let says = link.says();
@@ -175,7 +175,7 @@ fn shared_receives_and_their_limit() {
     assert_eq!(link.statuses(), [(0, Status::Success), (1, Status::Success)]);
     assert_eq!(link.memory(0, 600), pattern(600));
     // ERROR: what is left in the SRQ stays there.
-    link.push(link.header(Op::Send, Place::Middle), &pattern(256));
+    link.push(link.header(Op::Send, PacketPosition::Middle), &pattern(256));
     assert_eq!(link.says(), [nak(4, NakCode::InvalidRequest, 2)]);
     assert!(link.completions().is_empty());
     assert_eq!(link.net.world.saw(AsyncEventKind::QpLastWqeReached, EventTarget::Qp(end.qp)), 1);
@@ -201,9 +201,9 @@ fn xrc_requests_name_their_queue() {
         assert_eq!((link.memory(0, 700), link.memory(2000, 300)), (pattern(700), pattern(300)));
         // Another number within a message, and one that does not exist.
         link.receive(2, 0, 1000);
-        link.push(link.header(Op::Send, Place::First), &pattern(256));
+        link.push(link.header(Op::Send, PacketPosition::First), &pattern(256));
         link.srqn ^= 1;
-        link.push(link.header(Op::Send, Place::Last), &pattern(2));
+        link.push(link.header(Op::Send, PacketPosition::Last), &pattern(2));
         link.net.settle();
         assert_eq!(link.says().last(), Some(&nak(9, NakCode::InvalidRequest, 4)));
         assert_eq!(link.statuses(), [(2, FLUSHED)]);
@@ -217,9 +217,9 @@ fn an_xrc_queue_that_goes_under_a_message_and_under_a_read() {
     link.receive(1, 0, 1000);
     link.net.world.transmit_room = Some(0);
     link.read(0, 300);
-    link.push(link.header(Op::Send, Place::First), &pattern(256));
+    link.push(link.header(Op::Send, PacketPosition::First), &pattern(256));
     link.net.engine.destroy_srq(end.session, end.srq.unwrap()).unwrap();
-    link.push(link.header(Op::Send, Place::Middle), &pattern(256));
+    link.push(link.header(Op::Send, PacketPosition::Middle), &pattern(256));
     link.net.world.transmit_room = None;
     let mut expected = responses(0, 300, 256);
     expected.push(nak(3, NakCode::InvalidRequest, 1));
@@ -231,11 +231,11 @@ fn an_xrc_queue_that_goes_under_a_message_and_under_a_read() {
 #[test]
 fn communication_is_established_by_the_first_packet() {
     let mut link = Link::new();
-    let (end, told) = (link.end, |link: &Link, end: &End| {
+    let (end, reported) = (link.end, |link: &Link, end: &End| {
         link.net.world.saw(AsyncEventKind::CommunicationEstablished, EventTarget::Qp(end.qp))
     });
     link.write(0, b"x");
-    assert_eq!(told(&link, &end), 0, "not in RTS");
+    assert_eq!(reported(&link, &end), 0, "not in RTS");
     let mut link = Link::new();
     link.net.to(&end, QpState::Reset).unwrap();
     let rts = std::mem::replace(&mut link.psn, 0);
@@ -253,7 +253,7 @@ fn communication_is_established_by_the_first_packet() {
     link.psn = rts;
     link.write(0, b"x");
     link.write(0, b"y");
-    assert_eq!(told(&link, &end), 1);
+    assert_eq!(reported(&link, &end), 1);
     assert_eq!(link.says(), [ack(1, 2)], "a QP in RTR answers");
 }
 
@@ -268,7 +268,7 @@ fn refused_requests() {
         ($operation:ident, $place:ident, $announced:expr, $bytes:expr) => {
             |link: &mut Link| {
                 let reth = link.reth(0, $announced);
-                link.push(Header { reth, ..link.header(Op::$operation, Place::$place) }, &pattern($bytes));
+                link.push(Header { reth, ..link.header(Op::$operation, PacketPosition::$place) }, &pattern($bytes));
             }
         };
     }
@@ -295,7 +295,7 @@ fn refused_requests() {
         ("a FLUSH of no kind", InvalidRequest, part!(Flush, Only, 8, 0)),
         ("a FLUSH to persistence", InvalidRequest, |link| {
             let reth = link.reth(0, 8);
-            link.push(Header { flush: 2, reth, ..link.header(Op::Flush, Place::Only) }, &[]);
+            link.push(Header { flush: 2, reth, ..link.header(Op::Flush, PacketPosition::Only) }, &[]);
         }),
         ("a SEND that is too long", InvalidRequest, |link| link.send(&pattern(200))),
     ];
@@ -319,11 +319,11 @@ fn refused_requests() {
 
 #[test]
 fn what_interrupts_a_message() {
-    let within = |first: Op, next: Op, place: Place| {
+    let within = |first: Op, next: Op, place: PacketPosition| {
         let mut link = Link::new();
         link.receive(1, 0, 4000);
         let reth = link.reth(0, 600);
-        link.push(Header { reth, ..link.header(first, Place::First) }, &pattern(256));
+        link.push(Header { reth, ..link.header(first, PacketPosition::First) }, &pattern(256));
         let header = Header { reth, flush: 1, ..link.header(next, place) };
         let bytes = if header.opcode.has_payload() { 8 } else { 0 };
         link.push(header, &pattern(bytes));
@@ -332,9 +332,9 @@ fn what_interrupts_a_message() {
     };
     for (first, other) in [(Op::Send, Op::Write), (Op::Write, Op::Send)] {
         for next in [first, other, Op::ReadRequest, Op::FetchAdd, Op::CompareSwap, Op::Flush, Op::AtomicWrite] {
-            within(first, next, Place::Only);
+            within(first, next, PacketPosition::Only);
         }
-        within(first, other, Place::Last);
+        within(first, other, PacketPosition::Last);
     }
 }
 
@@ -347,7 +347,7 @@ fn a_qp_without_the_right() {
         |link| link.push(link.fetch_add_header(0, 1), &[]),
         |link| {
             let reth = link.reth(0, 8);
-            link.push(Header { flush: 1, reth, ..link.header(Op::Flush, Place::Only) }, &[]);
+            link.push(Header { flush: 1, reth, ..link.header(Op::Flush, PacketPosition::Only) }, &[]);
         },
     ];
     for script in scripts {
@@ -391,7 +391,7 @@ fn an_invalidation_of_what_is_not_bound() {
     let mut link = Link::new();
     link.receive(1, 0, 100);
     link.receive(2, 0, 100);
-    let mut header = link.header(Op::SendInvalidate, Place::Only);
+    let mut header = link.header(Op::SendInvalidate, PacketPosition::Only);
     header.invalidate = link.end.key;
     header.ack_request = false;
     link.push(header, b"hello");
@@ -421,7 +421,7 @@ fn an_invalidation_of_what_is_bound() {
     let reth = Reth { rkey: key, ..link.reth(0, 5) };
     link.message(Op::Write, reth, b"shown");
     link.receive(2, 200, 100);
-    let invalidate = Header { invalidate: key, ..link.header(Op::SendInvalidate, Place::Only) };
+    let invalidate = Header { invalidate: key, ..link.header(Op::SendInvalidate, PacketPosition::Only) };
     link.push(invalidate, b"bye");
     let done = link.completions()[0];
     assert_eq!((done.status, done.immediate), (Status::Success, key));
@@ -453,7 +453,7 @@ fn more_reads_than_allowed() {
     // Duplicates are no more requests.
     link.deliver(Header { psn: FIRST_PSN, ..link.read_header(0, 300) }, &[]);
     let reth = link.reth(0, 8);
-    link.push(Header { flush: 1, reth, ..link.header(Op::Flush, Place::Only) }, &[]);
+    link.push(Header { flush: 1, reth, ..link.header(Op::Flush, PacketPosition::Only) }, &[]);
     link.read(0, 1);
     assert_eq!(link.state(), QpState::Error);
     assert!(link.net.world.sent.is_empty(), "the fabric is full");
@@ -478,7 +478,7 @@ fn memory_that_is_not_there() {
         (
             |link| {
                 let reth = link.reth(0, 8);
-                link.push(Header { reth, ..link.header(Op::AtomicWrite, Place::Only) }, &pattern(8));
+                link.push(Header { reth, ..link.header(Op::AtomicWrite, PacketPosition::Only) }, &pattern(8));
             },
             FLUSHED,
         ),

@@ -4,7 +4,7 @@ use crate::common::peer::*;
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
-use freeflow_wire::{Header, NakCode, Operation as Op, Place, Reth, psn_add};
+use freeflow_wire::{Header, NakCode, Operation as Op, PacketPosition, Reth, psn_add};
 use proptest::prelude::*;
 
 use CompletionStatus as Status;
@@ -29,7 +29,7 @@ fn not_ready(psn: u32) -> Says {
     Says::NotReady { psn, timer: TIMER }
 }
 
-fn read(psn: u32, place: Place, bytes: usize) -> Says {
+fn read(psn: u32, place: PacketPosition, bytes: usize) -> Says {
     Says::Read { psn, place, bytes }
 }
 
@@ -62,10 +62,10 @@ fn sends_and_writes_are_acknowledged_again_and_not_done_again() {
     assert_eq!(link.statuses(), [(0, Status::Success)]);
     assert_eq!(link.counters().duplicate_requests, 5);
     // In the midst of a message.
-    link.push(link.header(Op::Send, Place::First), &[1; 256]);
+    link.push(link.header(Op::Send, PacketPosition::First), &[1; 256]);
     link.deliver(first[0].0, &first[0].1);
     assert_eq!(link.says(), [ack(5, 2)]);
-    link.push(link.header(Op::Send, Place::Last), &[2; 3]);
+    link.push(link.header(Op::Send, PacketPosition::Last), &[2; 3]);
     assert_eq!(link.says(), [ack(6, 3)]);
     assert_eq!(link.memory(1000, 259)[255..], [1, 2, 2, 2]);
 }
@@ -75,7 +75,8 @@ fn half_of_all_psns_are_behind() {
     let mut link = Link::new();
     link.write(0, b"x");
     link.says();
-    let write = |link: &Link, psn| Header { psn, reth: link.reth(0, 1), ..link.header(Op::Write, Place::Only) };
+    let write =
+        |link: &Link, psn| Header { psn, reth: link.reth(0, 1), ..link.header(Op::Write, PacketPosition::Only) };
     for back in [1, 2, 1 << 22, 1 << 23] {
         let header = write(&link, link.psn.wrapping_sub(back) & 0xff_ffff);
         link.deliver(header, b"y");
@@ -101,9 +102,9 @@ fn reads_are_read_again_in_whole_or_in_part() {
     assert!(replies.iter().all(|(header, payload)| payload.iter().all(|byte| *byte == 9) && header.aeth.msn <= 1));
     // From its third packet on; and of that only the beginning.
     link.deliver(Header { psn: at(2), ..link.read_header(512, 488) }, &[]);
-    assert_eq!(link.says(), [read(2, Place::First, 256), read(3, Place::Last, 232)]);
+    assert_eq!(link.says(), [read(2, PacketPosition::First, 256), read(3, PacketPosition::Last, 232)]);
     link.deliver(Header { psn: at(3), ..link.read_header(768, 232) }, &[]);
-    assert_eq!(link.says(), [read(3, Place::Only, 232)]);
+    assert_eq!(link.says(), [read(3, PacketPosition::Only, 232)]);
     // Requests that are not within it: too long, elsewhere, under another key.
     let other = Reth { rkey: link.end.key ^ 1, ..link.reth(0, 10) };
     for reth in [link.reth(0, 1001), link.reth(1, 1000), link.reth(2000, 10), other] {
@@ -127,11 +128,12 @@ fn a_read_that_is_asked_for_again_while_it_is_answered_begins_anew() {
         link.deliver(Header { psn: at(2), ..link.read_header(512, 100_000 - 512) }, &[]);
         link.net.settle();
         let says = link.says();
-        let restart = says.iter().rposition(|says| matches!(says, Says::Read { place: Place::First, .. })).unwrap();
-        assert_eq!(says[restart], read(2, Place::First, 256));
+        let restart =
+            says.iter().rposition(|says| matches!(says, Says::Read { place: PacketPosition::First, .. })).unwrap();
+        assert_eq!(says[restart], read(2, PacketPosition::First, 256));
         let rest = says[restart..].iter().enumerate();
         assert!(rest.into_iter().all(|(step, says)| matches!(says, Says::Read { psn, .. } if *psn == 2 + step as u32)));
-        assert_eq!(says.last(), Some(&read(100_000 / 256, Place::Last, 100_000 % 256)));
+        assert_eq!(says.last(), Some(&read(100_000 / 256, PacketPosition::Last, 100_000 % 256)));
         assert!(says.len() < 2 * 391, "it does not stand there twice");
         link.deliver(header, &[]);
         link.net.settle();
@@ -166,11 +168,11 @@ fn atomics_are_answered_out_of_memory_and_as_many_as_allowed() {
 fn flush_and_atomic_write_are_answered_again_and_not_done_again() {
     let mut link = Link::new();
     let reth = link.reth(0, 8);
-    let write = Header { reth, ..link.header(Op::AtomicWrite, Place::Only) };
+    let write = Header { reth, ..link.header(Op::AtomicWrite, PacketPosition::Only) };
     link.push(write, b"abcdefgh");
-    let flush = Header { reth, flush: 1, ..link.header(Op::Flush, Place::Only) };
+    let flush = Header { reth, flush: 1, ..link.header(Op::Flush, PacketPosition::Only) };
     link.push(flush, &[]);
-    let done = [read(0, Place::Only, 0), read(1, Place::Only, 0)];
+    let done = [read(0, PacketPosition::Only, 0), read(1, PacketPosition::Only, 0)];
     assert_eq!(link.says(), done);
     link.fill(0, b"12345678");
     link.deliver(write, b"abcdefgh");
@@ -210,7 +212,7 @@ fn a_gap_that_is_filled_before_its_nak_could_go_out() {
     link.net.world.transmit_room = Some(0);
     link.write(2, b"c");
     link.psn = lost;
-    let header = Header { ack_request: false, reth: link.reth(1, 1), ..link.header(Op::Write, Place::Only) };
+    let header = Header { ack_request: false, reth: link.reth(1, 1), ..link.header(Op::Write, PacketPosition::Only) };
     link.deliver(header, b"b");
     link.net.world.transmit_room = None;
     assert_eq!(link.says(), [ack(0, 2)], "what the NAK would have acknowledged");
@@ -282,7 +284,7 @@ fn nothing_behind_a_refused_packet_is_done() {
     link.send(b"refused");
     link.write(0, b"behind");
     link.read(0, 6);
-    assert_eq!(link.says(), [read(2, Place::Only, 6)], "acknowledges all before");
+    assert_eq!(link.says(), [read(2, PacketPosition::Only, 6)], "acknowledges all before");
     assert_eq!(link.memory(0, 6), b"behind");
     // The next gap is one again.
     link.psn = psn_add(link.psn, 1);
@@ -333,9 +335,9 @@ fn nothing_overtakes_the_answer_to_a_read() {
         link.net.settle();
         says.extend(link.says());
         let expected = [
-            read(1, Place::First, 256),
-            read(2, Place::Middle, 256),
-            read(3, Place::Last, 88),
+            read(1, PacketPosition::First, 256),
+            read(2, PacketPosition::Middle, 256),
+            read(3, PacketPosition::Last, 88),
             Says::Atomic { psn: 4, msn: 4, original: 0 },
             ack(5, 4),
         ];
@@ -373,8 +375,8 @@ fn a_peer_that_is_not_known_gets_nothing_yet() {
     assert!(link.says().is_empty());
     link.introduce();
     link.net.engine.handle_peer_changed(&mut link.net.world, link.net.now, HOST, None);
-    assert_eq!(link.says(), [read(1, Place::First, 256), read(2, Place::Last, 44)]);
-    let header = Header { reth: link.reth(0, 1), ..link.header(Op::Write, Place::Only) };
+    assert_eq!(link.says(), [read(1, PacketPosition::First, 256), read(2, PacketPosition::Last, 44)]);
+    let header = Header { reth: link.reth(0, 1), ..link.header(Op::Write, PacketPosition::Only) };
     link.deliver_from(HostId(8), header, b"y");
     assert!(link.says().is_empty());
     assert_eq!((link.memory(0, 1), link.net.engine.drops().wrong_source), (b"x".to_vec(), 1));
@@ -415,7 +417,7 @@ fn phases() -> Vec<Link> {
         link.receive(1, 0, 1000);
         link.receive(2, 0, 1000);
         match phase {
-            0 => link.push(link.header(Op::Send, Place::First), &pattern(256)),
+            0 => link.push(link.header(Op::Send, PacketPosition::First), &pattern(256)),
             1 => {
                 link.net.world.always_put_off = true;
                 link.send(&pattern(300));
@@ -441,7 +443,7 @@ fn phases() -> Vec<Link> {
             6 => {
                 link.net.world.transmit_room = Some(0);
                 link.read(0, 1000);
-                link.push(link.header(Op::Send, Place::Last), b"x");
+                link.push(link.header(Op::Send, PacketPosition::Last), b"x");
             }
             _ => {}
         }
@@ -473,7 +475,7 @@ fn reset_in_every_phase_leaves_nothing() {
         link.receive(7, 3000, 1000);
         link.send(&pattern(300));
         link.read(3000, 1);
-        assert_eq!(link.says(), [read(2, Place::Only, 1)], "{phase}: as if nothing had been");
+        assert_eq!(link.says(), [read(2, PacketPosition::Only, 1)], "{phase}: as if nothing had been");
         assert_eq!(link.statuses(), [(7, Status::Success)], "{phase}");
         assert_eq!(link.net.engine.copies_in_flight(end.session), 0);
     }
@@ -550,19 +552,19 @@ proptest! {
     ) {
         let qp_type = if xrc { QpType::XrcReceive } else { QpType::Rc };
         let mut link = Link::with(qp_type, PathMtu::Mtu256, false);
-        let (end, mut dice) = (link.end, Dice(seed));
-        link.net.world.put_off = (seed & 1 == 0).then_some(Dice(seed));
+        let (end, mut rng) = (link.end, SimRng(seed));
+        link.net.world.put_off = (seed & 1 == 0).then_some(SimRng(seed));
         let start = MEMORY_BASE + 4096;
         let keys = link.net.engine.register_mr(end.session, end.pd, start, 4096, start, ALL_ACCESS).unwrap();
-        for id in 0..dice.roll(5) {
+        for id in 0..rng.roll(5) {
             link.receive(id, id * 512, 512);
         }
         for (code, ahead, bytes, offset, length, ack_request) in packets {
             let low = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 19, 20, 22, 23, 28, 29][usize::from(code) % 19];
             let opcode = freeflow_wire::Opcode::from_byte(if xrc { 5 << 5 } else { 0 } | low).unwrap();
-            let rkey = if dice.roll(8) == 0 { end.key ^ 0xff00 } else { keys.rkey };
+            let rkey = if rng.roll(8) == 0 { end.key ^ 0xff00 } else { keys.rkey };
             let mut header = Header::new(opcode, end.qpn.0, psn_add(link.psn, ahead as u32));
-            header.srqn = if dice.roll(20) == 0 { 1 } else { link.srqn };
+            header.srqn = if rng.roll(20) == 0 { 1 } else { link.srqn };
             header.reth = Reth { address: start.wrapping_add(offset), rkey, length };
             header.atomic = freeflow_wire::AtomicEth { address: start + (offset & !7), rkey, swap_add: 1, compare: 0 };
             header.flush = u32::from(code >> 5);
@@ -573,21 +575,21 @@ proptest! {
                 let packets = if low == 12 { (length as usize).div_ceil(256).max(1) } else { 1 };
                 link.psn = psn_add(link.psn, packets as u32);
             }
-            match dice.roll(6) {
+            match rng.roll(6) {
                 0 => link.net.engine.flush_acks(&mut link.net.world, link.net.now),
                 1 => { link.net.engine.run(&mut link.net.world, link.net.now, end.qp, 5000); }
                 2 if !link.net.world.pending.is_empty() => link.net.land(0),
-                3 => link.net.world.transmit_room = Some(dice.roll(40) as usize),
+                3 => link.net.world.transmit_room = Some(rng.roll(40) as usize),
                 4 => link.net.world.transmit_room = None,
                 _ => link.net.engine = Engine::restore(&link.net.engine.snapshot()).unwrap(),
             }
-            if link.state() == QpState::Error && dice.roll(4) > 0 {
+            if link.state() == QpState::Error && rng.roll(4) > 0 {
                 // Its peer comes again.
                 link.net.world.transmit_room = None;
                 link.net.settle();
                 link.net.to(&end, QpState::Reset).unwrap();
                 link.connect(PathMtu::Mtu256);
-                link.receive(9, dice.roll(8) * 512, 512);
+                link.receive(9, rng.roll(8) * 512, 512);
             }
         }
         link.net.world.transmit_room = None;

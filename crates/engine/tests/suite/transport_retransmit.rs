@@ -5,7 +5,7 @@ use crate::common::rig::*;
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
-use freeflow_wire::{MASK_24, NakCode, Operation as O, Place as P, Reth, Syndrome as Aeths, psn_add};
+use freeflow_wire::{MASK_24, NakCode, Operation as O, PacketPosition as P, Reth, Syndrome as Aeths, psn_add};
 
 // ---- losses
 

@@ -195,7 +195,7 @@ pub struct AccessRuleStatus {
     /// off.
     pub refusal_count: u64,
     /// Established connections that it ended.
-    pub cut_count: u64,
+    pub disconnection_count: u64,
 }
 
 // ---- QosClass, Quota

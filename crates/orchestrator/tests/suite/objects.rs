@@ -279,7 +279,7 @@ fn a_tenant_joins_so_many_pairs_of_networks() {
 }
 
 #[test]
-fn what_others_have_is_not_told() {
+fn what_others_have_is_not_disclosed() {
     let mut host = host();
     host.apply(&[
         named("Network", "theirs", json!({"tenant": "blue", "cidrs": ["10.1.0.0/16"]})),
@@ -438,9 +438,9 @@ fn classes_and_quotas_come_from_the_vnic_or_its_network() {
         named("Vnic", "e", json!({"network": "default", "quota": "few"})),
         named("Vnic", "f", json!({"network": "second", "quota": "each"})),
     ]);
-    let told =
+    let reported =
         |id: &str| host.state.conditions_of(host.state.vnic(id).unwrap()).join("; ").contains("only perVnic holds");
-    assert_eq!(["a", "d", "e", "f"].map(told), [false, true, false, false]);
+    assert_eq!(["a", "d", "e", "f"].map(reported), [false, true, false, false]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Access rules, as one thread of the router knows them: the worker for queue pairs, the control
-//! thread for rdma_cm. Each has an [`Access`] of its own, told the same; what rules refused and cut
-//! is counted in [`Rules`], which they share.
+//! AccessPolicy rules, as one thread of the router knows them: the worker for queue pairs, the
+//! control thread for rdma_cm. Each has an [`AccessPolicy`] of its own, with the same rules; what
+//! rules refused and cut is counted in [`Rules`], which they share.
 //!
 //! The rules' answer about an address (its *profile*) is computed when it is first asked for, and
 //! kept until the rules or the address' labels change. Who is on no host that is known is decided
@@ -9,11 +9,11 @@
 //! Two of two networks are judged by rules across them alone: by other profiles, and never without such a rule.
 //!
 //! Invariant: rules that are there but do not know a network allow nothing in it, and nothing across to it.
-use crate::admission::address_map::Homes;
+use crate::admission::address_map::AddressMap;
 use crate::admission::inter_network::Across;
 use crate::admission::tallies::Tallies;
-use crate::admission::violations::{Attempts, Resource, Share, Sum, Tried};
-use freeflow_engine::{Asker, Attempt, Means, Talk};
+use crate::admission::violations::{Resource, Share, Sum, ViolationClass, Violations};
+use freeflow_engine::{AuthorizationRequest, Subject, TrafficKind, Violation};
 use freeflow_orchestrator::access::{AccessTable, Known, Party, Profile, RuleIndex, Verdict};
 use freeflow_orchestrator::objects::Labels;
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const INCIDENT_COUNT_MAX: usize = 4096;
 const INCIDENT_OF_VNIC_COUNT_MAX: usize = 16;
 /// Addresses without a party whose profiles are kept: who asks for one again and again is not looked up each time.
-const STRANGER_COUNT_MAX: usize = 1024;
+const UNKNOWN_COUNT_MAX: usize = 1024;
 /// In the index of a rule: it is one of those that were in force before, and is not any more.
 const WITHDRAWN: u32 = 1 << 31;
 /// Between two reports.
@@ -36,13 +36,13 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub struct Counts {
     refusals: AtomicU64,
-    cuts: AtomicU64,
+    disconnections: AtomicU64,
 }
 
 impl Counts {
-    /// Refusals, and ends of connections on this host that were cut.
+    /// Refusals, and ends of connections on this host that were disconnected.
     pub fn get(&self) -> (u64, u64) {
-        (self.refusals.load(Relaxed), self.cuts.load(Relaxed))
+        (self.refusals.load(Relaxed), self.disconnections.load(Relaxed))
     }
 }
 
@@ -50,7 +50,7 @@ impl Counts {
 #[derive(Debug, Default)]
 pub struct Rules {
     table: AccessTable,
-    pub homes: Arc<Homes>,
+    pub address_map: Arc<AddressMap>,
     /// By the rules' indexes.
     counts: Vec<Arc<Counts>>,
     /// Refusals of a network's own `access`, without a rule.
@@ -59,11 +59,11 @@ pub struct Rules {
 
 impl Rules {
     /// Rules that are there still go on counting.
-    pub fn new(table: AccessTable, homes: Homes, before: Option<&Rules>) -> Self {
+    pub fn new(table: AccessTable, address_map: AddressMap, before: Option<&Rules>) -> Self {
         let count_of = |name: &String| before.and_then(|before| before.counts_of(Some(name))).cloned();
         let counts = table.rule_names().iter().map(|name| count_of(name).unwrap_or_default()).collect();
         let by_default = before.map(|before| before.by_default.clone()).unwrap_or_default();
-        Self { table, homes: Arc::new(homes), counts, by_default }
+        Self { table, address_map: Arc::new(address_map), counts, by_default }
     }
 
     /// None: of what no rule says anything about.
@@ -128,14 +128,14 @@ pub enum Deed {
     /// A request of rdma_cm.
     Request,
     /// A connection of queue pairs, or of rdma_cm, that stood.
-    Cut,
-    CutRequest,
+    Disconnect,
+    DisconnectRequest,
 }
 
 impl Deed {
     /// Whether an established connection was ended.
-    pub fn is_cut(self) -> bool {
-        matches!(self, Self::Cut | Self::CutRequest)
+    pub fn is_disconnection(self) -> bool {
+        matches!(self, Self::Disconnect | Self::DisconnectRequest)
     }
 
     pub fn name(self) -> &'static str {
@@ -144,13 +144,13 @@ impl Deed {
             Self::Datagram => "datagram refused",
             Self::Multicast => "multicast refused",
             Self::Request => "rdma_cm request refused",
-            Self::Cut => "connection cut",
-            Self::CutRequest => "rdma_cm connection cut",
+            Self::Disconnect => "connection disconnected",
+            Self::DisconnectRequest => "rdma_cm connection disconnected",
         }
     }
 }
 
-/// Something refused or cut, for the audit log.
+/// Something refused or disconnected, for the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incident {
     pub deed: Deed,
@@ -167,10 +167,10 @@ pub struct Incident {
     pub count: u64,
 }
 
-/// Something tried that leads nowhere, for the audit log.
+/// A policy violation, for the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempted {
-    pub tried: Tried,
+pub struct ViolationRecord {
+    pub class: ViolationClass,
     pub network: String,
     /// Of who tried, if it is known.
     pub vnic: Option<String>,
@@ -204,7 +204,7 @@ const ALLOWED: Verdict = Verdict { allowed: true, rule: None };
 const DENIED: Verdict = Verdict { allowed: false, rule: None };
 
 #[derive(Default)]
-pub struct Access {
+pub struct AccessPolicy {
     /// None: nobody has said anything, and all may talk within their networks.
     rules: Option<Arc<Rules>>,
     /// Those before: what they allowed and these don't was withdrawn.
@@ -213,18 +213,18 @@ pub struct Access {
     networks: BTreeMap<NetworkId, Network>,
     parties: HashMap<Key, Entry>,
     /// The rules' answers about addresses that nobody is known to have.
-    strangers: HashMap<Key, Profile>,
+    unknown: HashMap<Key, Profile>,
     /// And of those that talk across networks.
     across: Across,
     /// Comparisons so far, at most: see [`AccessTable::work`].
     work: u64,
-    /// Verdicts may be others than they were, and nobody has been told yet.
+    /// Verdicts may have changed, and nobody has been notified yet.
     changed: bool,
     incidents: BTreeMap<(Key, Key, Deed, Option<RuleIndex>), u64>,
     /// The same with names: of rules that are not in force any more.
     named: Vec<Incident>,
     reported_at: Instant,
-    attempts: Attempts,
+    violations: Violations,
     /// The same and what was refused, for `/metrics`.
     tallies: Tallies,
 }
@@ -233,13 +233,13 @@ pub fn address_of(gid: Gid) -> IpAddr {
     gid.to_ipv4().map_or_else(|| IpAddr::V6(Ipv6Addr::from(gid.0)), IpAddr::V4)
 }
 
-impl Access {
+impl AccessPolicy {
     pub fn set_rules(&mut self, rules: Arc<Rules>) {
         self.name_incidents();
         self.before = self.rules.replace(rules);
         self.renew_tallies();
         self.generation += 1;
-        self.strangers.clear();
+        self.unknown.clear();
         self.across.clear();
         self.changed = true;
         self.look_at_networks();
@@ -283,7 +283,7 @@ impl Access {
         if is_new {
             self.networks.insert(network, Network { name: name.into(), is_open: false, is_joined: false });
             // Of its name before.
-            self.strangers.clear();
+            self.unknown.clear();
             self.across.clear();
             self.look_at_networks();
             self.changed = true;
@@ -313,7 +313,7 @@ impl Access {
     fn set(&mut self, network: NetworkId, gid: Gid, entry: Entry) {
         let same = |before: &Entry| before.identity == entry.identity && before.is_here == entry.is_here;
         if !self.parties.get(&(network, gid)).is_some_and(same) {
-            self.strangers.remove(&(network, gid));
+            self.unknown.remove(&(network, gid));
             self.across.remove((network, gid));
             self.parties.insert((network, gid), entry);
             self.changed |= self.matters(network);
@@ -333,9 +333,9 @@ impl Access {
         std::mem::take(&mut self.changed)
     }
 
-    /// The network that has an address for those of `network`: see [`Homes::network_at`].
+    /// The network that has an address for those of `network`: see [`AddressMap::network_at`].
     pub fn network_at(&self, network: NetworkId, gid: Gid) -> NetworkId {
-        self.rules.as_ref().map_or(network, |rules| rules.homes.network_at(network, gid))
+        self.rules.as_ref().map_or(network, |rules| rules.address_map.network_at(network, gid))
     }
 
     /// Whether verdicts depend on who is in a network.
@@ -345,7 +345,7 @@ impl Access {
 
     /// The name by which rules know a network, with or without a vNIC here.
     fn name_in<'a>(&'a self, rules: &'a Rules, network: NetworkId) -> Option<&'a str> {
-        rules.homes.name(network).or_else(|| self.name_of_vnics(network))
+        rules.address_map.name(network).or_else(|| self.name_of_vnics(network))
     }
 
     /// The same, of a network with a vNIC here.
@@ -354,7 +354,7 @@ impl Access {
     }
 
     fn name_of(&self, network: NetworkId) -> Option<String> {
-        let declared = self.rules.as_deref().and_then(|rules| rules.homes.name(network));
+        let declared = self.rules.as_deref().and_then(|rules| rules.address_map.name(network));
         declared.or_else(|| self.name_of_vnics(network)).map(str::to_owned)
     }
 
@@ -382,7 +382,8 @@ impl Access {
         Some(profile)
     }
 
-    /// The rule that allowed what the network's own `access` cuts now, if it was there until the last change.
+    /// The rule that allowed what the network's own `access` disconnects now, if it was there until the last
+    /// change.
     fn withdrawn(&mut self, pair: &Pair) -> Option<RuleIndex> {
         let before = self.before.clone()?;
         let (from, to) = (pair.from, pair.to);
@@ -403,19 +404,19 @@ impl Access {
         match self.parties.get_mut(&key) {
             Some(entry) => entry.profile = Some((self.generation, profile)),
             None => {
-                if self.strangers.len() >= STRANGER_COUNT_MAX
-                    && let Some(&other) = self.strangers.keys().find(|other| !pair.contains(other))
+                if self.unknown.len() >= UNKNOWN_COUNT_MAX
+                    && let Some(&other) = self.unknown.keys().find(|other| !pair.contains(other))
                 {
-                    self.strangers.remove(&other);
+                    self.unknown.remove(&other);
                 }
-                self.strangers.insert(key, profile);
+                self.unknown.insert(key, profile);
             }
         }
     }
 
     fn kept(&self, key: Key) -> Option<&Profile> {
         match self.parties.get(&key) {
-            None => self.strangers.get(&key),
+            None => self.unknown.get(&key),
             Some(entry) => {
                 let (generation, profile) = entry.profile.as_ref()?;
                 (*generation == self.generation).then_some(profile)
@@ -482,32 +483,32 @@ impl Access {
 
     /// Answers the engine's question.
     #[inline]
-    pub fn may_talk(&mut self, talk: &Talk) -> bool {
+    pub fn authorize(&mut self, request: &AuthorizationRequest) -> bool {
         if self.rules.is_none() {
             return true;
         }
-        let Talk { network, means, .. } = *talk;
-        let other = if talk.is_external { network } else { talk.other };
-        let (from, to) = match talk.asks {
-            Asker::From => ((network, talk.from), (other, talk.to)),
-            Asker::To => ((other, talk.from), (network, talk.to)),
+        let AuthorizationRequest { network, traffic, .. } = *request;
+        let other = if request.is_external { network } else { request.other };
+        let (from, to) = match request.subject {
+            Subject::From => ((network, request.from), (other, request.to)),
+            Subject::To => ((other, request.from), (network, request.to)),
         };
         let (from_known, to_known) = (self.parties.contains_key(&from), self.parties.contains_key(&to));
-        let is_external = talk.is_external && !(from_known && to_known);
+        let is_external = request.is_external && !(from_known && to_known);
         let pair = Pair { from, to, is_external };
-        match means {
-            Means::Connection => {
-                if !to_known && !talk.is_external {
-                    self.note_aim(from, Tried::Connection, to.1);
+        match traffic {
+            TrafficKind::Connection => {
+                if !to_known && !request.is_external {
+                    self.note_aim(from, ViolationClass::Connection, to.1);
                 }
                 self.may_be_connected(&pair, Deed::Connection)
             }
-            Means::Standing => self.may_be_connected(&pair, Deed::Cut),
+            TrafficKind::Standing => self.may_be_connected(&pair, Deed::Disconnect),
             // It goes to nobody: that costs nothing to find out. But who comes to a network that is
             // not joined may change nothing here, and a yes would then stand.
-            Means::Datagram if !to_known && !is_external && self.may_be_for_nobody(&pair) => true,
-            Means::Datagram => self.may_begin(&pair, Deed::Datagram),
-            Means::Multicast => self.may_begin(&pair, Deed::Multicast),
+            TrafficKind::Datagram if !to_known && !is_external && self.may_be_for_nobody(&pair) => true,
+            TrafficKind::Datagram => self.may_begin(&pair, Deed::Datagram),
+            TrafficKind::Multicast => self.may_begin(&pair, Deed::Multicast),
         }
     }
 
@@ -517,18 +518,18 @@ impl Access {
 
     /// Counts and notes a no; is one.
     fn refuse(&mut self, pair: &Pair, deed: Deed, rule: Option<RuleIndex>) -> bool {
-        let is_cut = deed.is_cut();
-        let rule = rule.or_else(|| if is_cut && !pair.is_external { self.withdrawn(pair) } else { None });
+        let is_disconnection = deed.is_disconnection();
+        let rule = rule.or_else(|| if is_disconnection && !pair.is_external { self.withdrawn(pair) } else { None });
         let Some(rules) = &self.rules else { return false };
         let counts = rules.count(rule);
         let in_force = rule.filter(|rule| rule.0 & WITHDRAWN == 0);
         match deed {
-            Deed::Cut => {
-                counts.cuts.fetch_add(1, Relaxed);
-                self.tallies.of_refused(in_force, pair.from.0).cuts += 1;
+            Deed::Disconnect => {
+                counts.disconnections.fetch_add(1, Relaxed);
+                self.tallies.of_refused(in_force, pair.from.0).disconnections += 1;
             }
             // Its queue pairs are counted.
-            Deed::CutRequest => {}
+            Deed::DisconnectRequest => {}
             _ => {
                 counts.refusals.fetch_add(1, Relaxed);
                 self.tallies.of_refused(in_force, pair.from.0).refusals += 1;
@@ -542,7 +543,7 @@ impl Access {
         }
         let first = (of_vnic, (NetworkId(0), Gid([0; 16])), Deed::Connection, None);
         let end = (NetworkId(u32::MAX), Gid([0xff; 16]));
-        let last = (of_vnic, end, Deed::CutRequest, Some(RuleIndex(u32::MAX)));
+        let last = (of_vnic, end, Deed::DisconnectRequest, Some(RuleIndex(u32::MAX)));
         let count_of_vnic = self.incidents.range(first..=last).take(INCIDENT_OF_VNIC_COUNT_MAX).count();
         if self.incidents.len() < INCIDENT_COUNT_MAX && count_of_vnic < INCIDENT_OF_VNIC_COUNT_MAX {
             self.incidents.insert(incident, 1);
@@ -550,28 +551,28 @@ impl Access {
         false
     }
 
-    /// Somebody tried something on others that leads nowhere.
-    pub fn note_attempt(&mut self, attempt: &Attempt) {
-        self.tallies.try_once(attempt.network, Tried::Engine(attempt.kind));
-        self.attempts.note(attempt);
+    /// Counts and notes a policy violation.
+    pub fn note_violation(&mut self, violation: &Violation) {
+        self.tallies.count_violation(violation.network, ViolationClass::Engine(violation.kind));
+        self.violations.note(violation);
     }
 
     /// Somebody looks for an address that nobody in its network has.
-    pub fn note_aim(&mut self, (network, from): (NetworkId, Gid), tried: Tried, to: Gid) {
-        self.tallies.try_once(network, tried);
-        self.attempts.add((network, from, tried), Sum { count: 1, to, number: 0, owner: None });
+    pub fn note_aim(&mut self, (network, from): (NetworkId, Gid), class: ViolationClass, to: Gid) {
+        self.tallies.count_violation(network, class);
+        self.violations.add((network, from, class), Sum { count: 1, to, number: 0, owner: None });
     }
 
     /// A program of a vNIC asked so often for more than there may be.
     pub fn note_shortage(&mut self, (network, of): (NetworkId, Gid), share: Share, resource: Resource, count: u64) {
         let sum = Sum { count, to: of, number: 0, owner: None };
-        self.attempts.add((network, of, Tried::Quota(share, resource)), sum);
+        self.violations.add((network, of, ViolationClass::Quota(share, resource)), sum);
     }
 
-    /// Attempts since the last time, if it is time to report them.
-    pub fn take_attempts(&mut self, now: Instant) -> Vec<Attempted> {
+    /// Violations since the last time, if it is time to report them.
+    pub fn take_violations(&mut self, now: Instant) -> Vec<ViolationRecord> {
         let mut named = Vec::new();
-        for ((network, from, tried), sum) in self.attempts.take(now) {
+        for ((network, from, class), sum) in self.violations.take(now) {
             let Sum { count, to, number, owner } = sum;
             let has_it = |network: &NetworkId| self.parties.contains_key(&(*network, to));
             let is_own = has_it(&network) || to.is_multicast();
@@ -580,12 +581,12 @@ impl Access {
             let others = || std::iter::once(home).chain(self.networks.keys().copied()).find(has_it);
             let owner = owner.or_else(|| if is_own { None } else { others() });
             let who = self.parties.get(&(network, from)).and_then(|entry| entry.identity.as_ref());
-            named.push(Attempted {
-                tried,
+            named.push(ViolationRecord {
+                class,
                 network: self.name_of(network).unwrap_or_default(),
                 vnic: who.map(|who| who.vnic.clone()),
                 from,
-                peer: tried.aim(to, number),
+                peer: class.aim(to, number),
                 owner: owner.and_then(|owner| self.name_of(owner)),
                 count,
             });
@@ -600,11 +601,11 @@ impl Access {
 
     /// In how long there is something to report.
     pub fn due_in(&self, now: Instant) -> Option<Duration> {
-        let due = self.incidents_due().into_iter().chain(self.attempts.due()).min()?;
+        let due = self.incidents_due().into_iter().chain(self.violations.due()).min()?;
         Some(if due > now { due - now } else { Duration(0) })
     }
 
-    /// Refusals and cuts since the last time, if it is time to report them.
+    /// Refusals and disconnections since the last time, if it is time to report them.
     pub fn take_incidents(&mut self, now: Instant) -> Vec<Incident> {
         if self.incidents_due().is_none_or(|due| due > now) {
             return Vec::new();

@@ -35,11 +35,11 @@ fn rules(denials: &[(&str, &str, &str)], before: Option<&Rules>) -> Arc<Rules> {
         [],
         rules.iter().map(|(name, spec)| (name.as_str(), spec)),
     );
-    Arc::new(Rules::new(table, Homes::default(), before))
+    Arc::new(Rules::new(table, AddressMap::default(), before))
 }
 
-fn access(denials: &[(&str, &str, &str)]) -> Access {
-    let mut access = Access::default();
+fn access(denials: &[(&str, &str, &str)]) -> AccessPolicy {
+    let mut access = AccessPolicy::default();
     access.set_network(A, "a");
     access.set_network(B, "b");
     for network in [A, B] {
@@ -51,48 +51,52 @@ fn access(denials: &[(&str, &str, &str)]) -> Access {
     access
 }
 
-fn talk(network: NetworkId, from: &str, to: &str, means: Means) -> Talk {
-    let asks = Asker::From;
-    Talk { network, other: network, from: gid(from), to: gid(to), means, is_external: false, asks }
+fn request(network: NetworkId, from: &str, to: &str, traffic: TrafficKind) -> AuthorizationRequest {
+    let subject = Subject::From;
+    AuthorizationRequest { network, other: network, from: gid(from), to: gid(to), traffic, is_external: false, subject }
 }
 
-fn counts(access: &Access, rule: Option<&str>) -> (u64, u64) {
+fn counts(access: &AccessPolicy, rule: Option<&str>) -> (u64, u64) {
     access.rules().unwrap().counts_of(rule).unwrap().get()
 }
 
 #[test]
 fn without_rules_all_may_talk_and_with_them_unknown_networks_may_not() {
-    let mut none = Access::default();
-    assert!(none.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Connection)));
+    let mut none = AccessPolicy::default();
+    assert!(none.authorize(&request(A, "10.0.0.1", "10.0.0.2", TrafficKind::Connection)));
     let mut some = access(&[]);
-    assert!(some.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Connection)));
-    assert!(!some.may_talk(&talk(NetworkId(9), "10.0.0.1", "10.0.0.2", Means::Connection)));
-    assert!(!some.may_talk(&talk(B, "10.0.0.1", "10.0.0.2", Means::Connection)));
-    assert!(some.may_talk(&talk(B, "10.0.0.1", "10.0.0.1", Means::Connection)), "itself");
+    assert!(some.authorize(&request(A, "10.0.0.1", "10.0.0.2", TrafficKind::Connection)));
+    assert!(!some.authorize(&request(NetworkId(9), "10.0.0.1", "10.0.0.2", TrafficKind::Connection)));
+    assert!(!some.authorize(&request(B, "10.0.0.1", "10.0.0.2", TrafficKind::Connection)));
+    assert!(some.authorize(&request(B, "10.0.0.1", "10.0.0.1", TrafficKind::Connection)), "itself");
     assert_eq!(counts(&some, None), (2, 0));
 }
 
 #[test]
-fn what_is_refused_and_tried_is_told_apart_by_network() {
+fn refusals_and_violations_are_counted_by_network() {
     let mut access = access(&[("r", "x", "y"), ("s", "y", "x")]);
-    let tally = |access: &Access, rule: Option<&str>, network| {
+    let tally = |access: &AccessPolicy, rule: Option<&str>, network| {
         let index = rule.map(|name| access.rules().unwrap().index_of(name));
         let tally = access.tallies().refused.get(&(index.flatten(), Some(network)))?;
-        (index != Some(None)).then_some((tally.refusals, tally.cuts))
+        (index != Some(None)).then_some((tally.refusals, tally.disconnections))
     };
-    assert!(!access.may_talk(&talk(A, "10.0.0.2", "10.0.0.1", Means::Connection)));
-    assert!(!access.may_talk(&talk(A, "10.0.0.2", "10.0.0.1", Means::Standing)));
-    assert!(!access.may_talk(&talk(B, "10.0.0.1", "10.0.0.3", Means::Connection)));
-    access.note_aim((B, gid("10.0.0.1")), Tried::Request, gid("10.9.0.1"));
-    let kind = freeflow_engine::AttemptKind::Message;
+    assert!(!access.authorize(&request(A, "10.0.0.2", "10.0.0.1", TrafficKind::Connection)));
+    assert!(!access.authorize(&request(A, "10.0.0.2", "10.0.0.1", TrafficKind::Standing)));
+    assert!(!access.authorize(&request(B, "10.0.0.1", "10.0.0.3", TrafficKind::Connection)));
+    access.note_aim((B, gid("10.0.0.1")), ViolationClass::Request, gid("10.9.0.1"));
+    let kind = freeflow_engine::ViolationKind::Message;
     let (from, to) = (gid("10.0.0.1"), gid("10.9.0.1"));
-    access.note_attempt(&Attempt { kind, network: A, from, to, number: 7, owner: None });
+    access.note_violation(&Violation { kind, network: A, from, to, number: 7, owner: None });
     assert_eq!((tally(&access, Some("s"), A), tally(&access, Some("s"), B)), (Some((1, 1)), None));
     assert_eq!((tally(&access, None, A), tally(&access, None, B)), (None, Some((1, 0))));
-    let tried = |access: &Access| access.tallies().tried.clone().into_iter().collect::<Vec<_>>();
+    let violations = |access: &AccessPolicy| access.tallies().violations.clone().into_iter().collect::<Vec<_>>();
     assert_eq!(
-        tried(&access),
-        [((Some(A), Tried::Engine(kind)), 1), ((Some(B), Tried::Connection), 1), ((Some(B), Tried::Request), 1)]
+        violations(&access),
+        [
+            ((Some(A), ViolationClass::Engine(kind)), 1),
+            ((Some(B), ViolationClass::Connection), 1),
+            ((Some(B), ViolationClass::Request), 1)
+        ]
     );
     // The rule has another place.
     let next = rules(&[("a", "x", "z"), ("s", "y", "x")], access.rules().map(Arc::as_ref));
@@ -104,25 +108,25 @@ fn what_is_refused_and_tried_is_told_apart_by_network() {
     let next = rules(&[("t", "y", "x")], access.rules().map(Arc::as_ref));
     access.set_rules(next);
     assert!(access.tallies().refused.is_empty());
-    assert_eq!(tried(&access), [((Some(A), Tried::Engine(kind)), 1)]);
+    assert_eq!(violations(&access), [((Some(A), ViolationClass::Engine(kind)), 1)]);
 }
 
 #[test]
 fn each_means_has_its_direction_and_is_counted_by_rule() {
     let mut one_way = access(&[("r", "x", "y")]);
-    for (means, forth, back) in [
-        (Means::Connection, true, true),
-        (Means::Standing, true, true),
-        (Means::Datagram, false, true),
-        (Means::Multicast, false, true),
+    for (traffic, forth, back) in [
+        (TrafficKind::Connection, true, true),
+        (TrafficKind::Standing, true, true),
+        (TrafficKind::Datagram, false, true),
+        (TrafficKind::Multicast, false, true),
     ] {
-        assert_eq!(one_way.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", means)), forth);
-        assert_eq!(one_way.may_talk(&talk(A, "10.0.0.2", "10.0.0.1", means)), back);
+        assert_eq!(one_way.authorize(&request(A, "10.0.0.1", "10.0.0.2", traffic)), forth);
+        assert_eq!(one_way.authorize(&request(A, "10.0.0.2", "10.0.0.1", traffic)), back);
     }
     assert_eq!(counts(&one_way, Some("r")), (2, 0));
     let mut closed = access(&[("r", "x", "y"), ("s", "y", "x")]);
-    assert!(!closed.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Connection)));
-    assert!(!closed.may_talk(&talk(A, "10.0.0.2", "10.0.0.1", Means::Standing)));
+    assert!(!closed.authorize(&request(A, "10.0.0.1", "10.0.0.2", TrafficKind::Connection)));
+    assert!(!closed.authorize(&request(A, "10.0.0.2", "10.0.0.1", TrafficKind::Standing)));
     assert_eq!((counts(&closed, Some("r")), counts(&closed, Some("s"))), ((1, 0), (0, 1)));
     // Rules that stay go on counting, wherever they are in the table now.
     let next = rules(&[("a", "x", "z"), ("s", "y", "x")], closed.rules().map(Arc::as_ref));
@@ -131,11 +135,11 @@ fn each_means_has_its_direction_and_is_counted_by_rule() {
     assert!(closed.rules().unwrap().counts_of(Some("r")).is_none());
     let incidents = closed.take_incidents(Instant(1 << 40));
     let named: Vec<_> = incidents.iter().map(|one| (one.rule.as_deref(), one.vnic.as_deref(), one.deed)).collect();
-    assert_eq!(named, [(Some("r"), Some("v1"), Deed::Connection), (Some("s"), Some("v2"), Deed::Cut)]);
+    assert_eq!(named, [(Some("r"), Some("v1"), Deed::Connection), (Some("s"), Some("v2"), Deed::Disconnect)]);
 }
 
 #[test]
-fn what_a_withdrawn_rule_cuts_is_put_down_to_it() {
+fn what_a_withdrawn_rule_disconnects_is_put_down_to_it() {
     let table = |rules: &[(&str, &str)]| {
         let text = "{\"cidrs\": [\"10.0.0.0/16\"], \"access\": \"deny\"}";
         let network = serde_json::from_str::<NetworkSpec>(text).unwrap();
@@ -145,21 +149,21 @@ fn what_a_withdrawn_rule_cuts_is_put_down_to_it() {
         };
         let rules: Vec<(String, AccessRuleSpec)> = rules.iter().map(rule).collect();
         let rules = rules.iter().map(|(name, spec)| (name.as_str(), spec));
-        Arc::new(Rules::new(AccessTable::compile([("a", &network)], [], rules), Homes::default(), None))
+        Arc::new(Rules::new(AccessTable::compile([("a", &network)], [], rules), AddressMap::default(), None))
     };
     let mut access = access(&[]);
-    let ask = |access: &mut Access, now: u64| {
-        assert!(!access.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Standing)));
+    let ask = |access: &mut AccessPolicy, now: u64| {
+        assert!(!access.authorize(&request(A, "10.0.0.1", "10.0.0.2", TrafficKind::Standing)));
         let incidents = access.take_incidents(Instant(now << 40));
         assert_eq!(incidents.len(), 1);
         incidents[0].rule.clone()
     };
     access.set_rules(table(&[("r", "allow")]));
-    assert!(access.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Standing)));
+    assert!(access.authorize(&request(A, "10.0.0.1", "10.0.0.2", TrafficKind::Standing)));
     access.set_rules(table(&[]));
     assert_eq!(ask(&mut access, 1).as_deref(), Some("r (withdrawn)"));
-    // It was told by its name before that was forgotten.
-    assert!(!access.may_talk(&talk(A, "10.0.0.1", "10.0.0.2", Means::Standing)));
+    // It was reported by its name before that was forgotten.
+    assert!(!access.authorize(&request(A, "10.0.0.1", "10.0.0.2", TrafficKind::Standing)));
     access.set_rules(table(&[]));
     let incidents = access.take_incidents(Instant(2 << 40));
     assert_eq!(incidents[0].rule.as_deref(), Some("r (withdrawn)"));
@@ -183,13 +187,16 @@ fn a_rule_about_one_address_is_about_the_vnic() {
         let rule: AccessRuleSpec = serde_json::from_str(&rule).unwrap();
         let table = AccessTable::compile([("a", &network)], [], [("r", &rule)]);
         let mut access = access(&[]);
-        access.set_rules(Arc::new(Rules::new(table, Homes::default(), None)));
+        access.set_rules(Arc::new(Rules::new(table, AddressMap::default(), None)));
         for text in [four, six] {
             access.set_vnic(A, gid(text), both());
-            assert!(!access.may_talk(&talk(A, "10.0.0.1", text, Means::Connection)), "{cidr} {text}");
+            assert!(!access.authorize(&request(A, "10.0.0.1", text, TrafficKind::Connection)), "{cidr} {text}");
             access.remove_vnic(A, gid(text));
             access.set_remote(A, gid(text), Some(both()));
-            assert!(!access.may_talk(&talk(A, "10.0.0.1", text, Means::Datagram)), "{cidr} {text}, elsewhere");
+            assert!(
+                !access.authorize(&request(A, "10.0.0.1", text, TrafficKind::Datagram)),
+                "{cidr} {text}, elsewhere"
+            );
         }
     }
 }
@@ -197,7 +204,8 @@ fn a_rule_about_one_address_is_about_the_vnic() {
 #[test]
 fn labels_of_here_and_elsewhere_change_verdicts() {
     let mut access = access(&[("r", "x", "y")]);
-    let ask = |access: &mut Access, to: &str| access.may_talk(&talk(A, "10.0.0.1", to, Means::Datagram));
+    let ask =
+        |access: &mut AccessPolicy, to: &str| access.authorize(&request(A, "10.0.0.1", to, TrafficKind::Datagram));
     assert!(ask(&mut access, "10.0.9.9"), "nobody");
     access.set_vnic(A, gid("10.0.0.2"), who("v2", "z"));
     assert!(access.take_change() && !access.take_change());
@@ -215,69 +223,79 @@ fn labels_of_here_and_elsewhere_change_verdicts() {
 }
 
 #[test]
-fn what_quotas_refuse_is_told_as_sums() {
-    use crate::admission::violations::{Resource, Share, Tried};
-    let mut access = Access::default();
+fn what_quotas_refuse_is_reported_as_sums() {
+    use crate::admission::violations::{Resource, Share, ViolationClass};
+    let mut access = AccessPolicy::default();
     let (qps, bytes) = ((Share::Vnic, Resource::Qps), (Share::Network, Resource::RegisteredBytes));
     for (share, resource) in [qps, qps, bytes] {
         access.note_shortage((A, gid("10.0.0.1")), share, resource, 3);
     }
-    let told = |access: &mut Access, now: u64| -> Vec<_> {
-        access.take_attempts(Instant(now)).into_iter().map(|told| (told.tried, told.peer, told.count)).collect()
+    let reported = |access: &mut AccessPolicy, now: u64| -> Vec<_> {
+        access
+            .take_violations(Instant(now))
+            .into_iter()
+            .map(|reported| (reported.class, reported.peer, reported.count))
+            .collect()
     };
-    let line = |(share, resource), count| (Tried::Quota(share, resource), String::new(), count);
-    assert_eq!(told(&mut access, 1 << 40), [line(qps, 6), line(bytes, 3)]);
-    // Whoever asks again and again is told of now and then.
+    let line = |(share, resource), count| (ViolationClass::Quota(share, resource), String::new(), count);
+    assert_eq!(reported(&mut access, 1 << 40), [line(qps, 6), line(bytes, 3)]);
+    // Repeated requests are reported now and then.
     for _ in 0..100_000 {
         access.note_shortage((A, gid("10.0.0.1")), qps.0, qps.1, 1);
     }
-    assert_eq!(told(&mut access, (1 << 40) + 1_000_000_000), []);
-    assert_eq!(told(&mut access, (1 << 40) + 11_000_000_000), [line(qps, 100_000)]);
+    assert_eq!(reported(&mut access, (1 << 40) + 1_000_000_000), []);
+    assert_eq!(reported(&mut access, (1 << 40) + 11_000_000_000), [line(qps, 100_000)]);
 }
 
 #[test]
 fn machines_outside_are_the_networks_to_allow() {
     let mut access = access(&[("r", "x", "y")]);
     for (network, allowed) in [(A, true), (B, false)] {
-        let out = Talk { is_external: true, ..talk(network, "10.0.0.1", "192.0.2.9", Means::Connection) };
-        assert_eq!(access.may_talk(&out), allowed);
+        let out = AuthorizationRequest {
+            is_external: true,
+            ..request(network, "10.0.0.1", "192.0.2.9", TrafficKind::Connection)
+        };
+        assert_eq!(access.authorize(&out), allowed);
     }
     // The second address is no way around the rules.
-    let around = Talk { is_external: true, ..talk(A, "10.0.0.1", "10.0.0.2", Means::Datagram) };
-    assert!(!access.may_talk(&around));
+    let around =
+        AuthorizationRequest { is_external: true, ..request(A, "10.0.0.1", "10.0.0.2", TrafficKind::Datagram) };
+    assert!(!access.authorize(&around));
 }
 
 #[test]
-fn attempts_are_told_with_whose_it_was() {
+fn violations_are_reported_with_their_owner() {
     let mut access = access(&[]);
     access.set_vnic(B, gid("10.0.0.9"), who("v9", "z"));
     for to in ["10.0.0.2", "10.0.0.9", "10.0.7.7"] {
-        assert!(access.may_talk(&talk(A, "10.0.0.1", to, Means::Connection)));
+        assert!(access.authorize(&request(A, "10.0.0.1", to, TrafficKind::Connection)));
         let now = Instant(1 << 40) + access.due_in(Instant(0)).unwrap_or_default();
-        let told = access.take_attempts(now);
+        let reported = access.take_violations(now);
         assert_eq!(access.due_in(now), None);
-        assert!(access.take_attempts(now).is_empty());
+        assert!(access.take_violations(now).is_empty());
         let expected = match to {
             "10.0.0.2" => Vec::new(),
             "10.0.0.9" => vec![Some("b")],
             _ => vec![None],
         };
-        assert_eq!(told.iter().map(|one| one.owner.as_deref()).collect::<Vec<_>>(), expected, "{to}");
-        for one in told {
+        assert_eq!(reported.iter().map(|one| one.owner.as_deref()).collect::<Vec<_>>(), expected, "{to}");
+        for one in reported {
             assert_eq!((one.network.as_str(), one.vnic.as_deref(), one.count), ("a", Some("v1"), 1));
             assert!(one.peer.ends_with(to), "{}", one.peer);
         }
-        access.attempts = Attempts::default();
+        access.violations = Violations::default();
     }
-    let outside = Talk { is_external: true, ..talk(A, "10.0.0.1", "192.0.2.9", Means::Connection) };
-    access.may_talk(&outside);
+    let outside =
+        AuthorizationRequest { is_external: true, ..request(A, "10.0.0.1", "192.0.2.9", TrafficKind::Connection) };
+    access.authorize(&outside);
     assert_eq!(access.due_in(Instant(0)), None, "a machine outside is nobody's address");
 }
 
 #[test]
-fn strangers_are_looked_at_once_and_few_are_kept() {
+fn unknown_addresses_are_looked_up_once_and_few_are_kept() {
     let mut access = access(&[("r", "x", "y")]);
-    let ask = |access: &mut Access, to: &str| access.may_talk(&talk(A, "10.0.0.1", to, Means::Connection));
+    let ask =
+        |access: &mut AccessPolicy, to: &str| access.authorize(&request(A, "10.0.0.1", to, TrafficKind::Connection));
     ask(&mut access, "10.0.9.9");
     let work = access.work();
     assert!(work > 0);
@@ -288,11 +306,11 @@ fn strangers_are_looked_at_once_and_few_are_kept() {
     for number in 0..3000 {
         ask(&mut access, &format!("10.0.{}.{}", 100 + number / 250, number % 250));
     }
-    assert_eq!(access.strangers.len(), STRANGER_COUNT_MAX);
+    assert_eq!(access.unknown.len(), UNKNOWN_COUNT_MAX);
     access.set_remote(A, gid("10.0.9.9"), Some(who("v9", "y")));
-    assert!(!access.may_talk(&talk(A, "10.0.0.1", "10.0.9.9", Means::Datagram)), "no stranger any more");
+    assert!(!access.authorize(&request(A, "10.0.0.1", "10.0.9.9", TrafficKind::Datagram)), "no stranger any more");
     access.set_rules(rules(&[], None));
-    assert!(access.strangers.is_empty());
+    assert!(access.unknown.is_empty());
 }
 
 #[test]
@@ -301,16 +319,16 @@ fn what_waits_to_be_reported_is_bounded_for_each() {
     for number in 0..200 {
         access.set_remote(A, gid(&format!("10.0.1.{number}")), Some(who("v", "y")));
         for _ in 0..3 {
-            assert!(!access.may_talk(&talk(A, "10.0.0.1", &format!("10.0.1.{number}"), Means::Datagram)));
+            assert!(!access.authorize(&request(A, "10.0.0.1", &format!("10.0.1.{number}"), TrafficKind::Datagram)));
         }
     }
-    assert!(!access.may_talk(&talk(B, "10.0.0.2", "10.0.0.1", Means::Datagram)));
+    assert!(!access.authorize(&request(B, "10.0.0.2", "10.0.0.1", TrafficKind::Datagram)));
     assert_eq!(counts(&access, Some("r")), (600, 0));
     let now = Instant(1 << 40);
     let incidents = access.take_incidents(now);
     assert_eq!(incidents.len(), INCIDENT_OF_VNIC_COUNT_MAX + 1, "the other one is not pushed out");
     assert_eq!(incidents[0].count, 3);
-    assert!(!access.may_talk(&talk(B, "10.0.0.2", "10.0.0.1", Means::Datagram)));
+    assert!(!access.authorize(&request(B, "10.0.0.2", "10.0.0.1", TrafficKind::Datagram)));
     assert_eq!((access.take_incidents(now).len(), access.due_in(now)), (0, Some(REPORT_INTERVAL)));
     assert_eq!(access.take_incidents(now + REPORT_INTERVAL).len(), 1);
 }
@@ -340,9 +358,9 @@ fn across(rules: &[(&str, &str)], before: Option<&Rules>) -> Arc<Rules> {
     let rules = rules.iter().map(|(name, spec)| (name.as_str(), spec));
     let table = AccessTable::compile(networks.iter().map(|(name, spec)| (*name, spec)), [], rules);
     let ranges = |(first, last)| [(gid(first), gid(last))].into_iter();
-    let homes = Homes::new(all.into_iter().map(|(id, _, tenant, _, range)| (id, tenant, ranges(range))));
-    let homes = homes.named(all.into_iter().map(|(id, name, ..)| (id, name)));
-    Arc::new(Rules::new(table, homes, before))
+    let address_map = AddressMap::new(all.into_iter().map(|(id, _, tenant, _, range)| (id, tenant, ranges(range))));
+    let address_map = address_map.named(all.into_iter().map(|(id, name, ..)| (id, name)));
+    Arc::new(Rules::new(table, address_map, before))
 }
 
 /// From `x` of `a` to `y` of `b`.
@@ -354,8 +372,8 @@ const ALL: &str = r#""from": {"network": "a"}, "to": {"network": "b"}, "directio
 const NOT_Y: &str = r#""from": {}, "to": {"labels": {"app": "y"}}, "direction": "fromTo", "action": "deny""#;
 
 /// `x` and `y` here in `a`, the others elsewhere.
-fn apart(rules: &[(&str, &str)]) -> Access {
-    let mut access = Access::default();
+fn apart(rules: &[(&str, &str)]) -> AccessPolicy {
+    let mut access = AccessPolicy::default();
     access.set_network(A, "a");
     for (end, app) in [("0.1", "x"), ("0.2", "y")] {
         access.set_vnic(A, gid(&format!("10.0.{end}")), who(&format!("a{app}"), app));
@@ -369,21 +387,26 @@ fn apart(rules: &[(&str, &str)]) -> Access {
 }
 
 /// From the network `a`, to where the address is for that.
-fn out(access: &Access, from: &str, to: &str, means: Means) -> Talk {
-    Talk { other: access.network_at(A, gid(to)), ..talk(A, from, to, means) }
+fn out(access: &AccessPolicy, from: &str, to: &str, traffic: TrafficKind) -> AuthorizationRequest {
+    AuthorizationRequest { other: access.network_at(A, gid(to)), ..request(A, from, to, traffic) }
 }
 
 /// To the network `a`.
-fn came(access: &Access, from: &str, to: &str, means: Means) -> Talk {
-    Talk { other: access.network_at(A, gid(from)), asks: Asker::To, ..talk(A, from, to, means) }
+fn came(access: &AccessPolicy, from: &str, to: &str, traffic: TrafficKind) -> AuthorizationRequest {
+    AuthorizationRequest {
+        other: access.network_at(A, gid(from)),
+        subject: Subject::To,
+        ..request(A, from, to, traffic)
+    }
 }
 
-fn ask(access: &mut Access, from: &str, to: &str, means: Means) -> bool {
-    let talk = out(access, from, to, means);
-    access.may_talk(&talk)
+fn ask(access: &mut AccessPolicy, from: &str, to: &str, traffic: TrafficKind) -> bool {
+    let request = out(access, from, to, traffic);
+    access.authorize(&request)
 }
 
-const ALL_MEANS: [Means; 4] = [Means::Connection, Means::Standing, Means::Datagram, Means::Multicast];
+const ALL_TRAFFIC: [TrafficKind; 4] =
+    [TrafficKind::Connection, TrafficKind::Standing, TrafficKind::Datagram, TrafficKind::Multicast];
 
 #[test]
 fn nothing_goes_across_without_a_rule_of_the_two_networks() {
@@ -393,71 +416,71 @@ fn nothing_goes_across_without_a_rule_of_the_two_networks() {
     // Somebody, and nobody.
     for (to, network) in [("10.1.0.1", B), ("10.1.9.9", B), ("10.2.0.1", C), ("10.2.9.9", C)] {
         assert_eq!(access.network_at(A, gid(to)), network);
-        for means in ALL_MEANS {
-            assert!(!ask(&mut access, "10.0.0.1", to, means), "{to} {means:?}");
-            let back = came(&access, to, "10.0.0.1", means);
-            assert!(!access.may_talk(&back), "from {to} {means:?}");
+        for traffic in ALL_TRAFFIC {
+            assert!(!ask(&mut access, "10.0.0.1", to, traffic), "{to} {traffic:?}");
+            let back = came(&access, to, "10.0.0.1", traffic);
+            assert!(!access.authorize(&back), "from {to} {traffic:?}");
         }
     }
-    assert!(ask(&mut access, "10.0.0.1", "10.0.0.2", Means::Connection), "in one network");
+    assert!(ask(&mut access, "10.0.0.1", "10.0.0.2", TrafficKind::Connection), "in one network");
     assert_eq!((counts(&access, None), counts(&access, Some("r"))), ((24, 8), (0, 0)));
     assert_eq!((access.work(), access.across.len()), (work, 0), "nobody was looked at");
     // One address in two networks is two.
-    let one = Talk { other: B, ..talk(A, "10.0.0.1", "10.0.0.1", Means::Connection) };
-    assert!(!access.may_talk(&one));
+    let one = AuthorizationRequest { other: B, ..request(A, "10.0.0.1", "10.0.0.1", TrafficKind::Connection) };
+    assert!(!access.authorize(&one));
     // Without rules nobody is asked, and nothing is in another network.
-    let mut none = Access::default();
+    let mut none = AccessPolicy::default();
     assert_eq!(none.network_at(A, gid("10.1.0.1")), A);
     let pair = Pair { from: (A, gid("10.0.0.1")), to: (B, gid("10.1.0.1")), is_external: false };
-    assert!(!none.may_begin(&pair, Deed::Request) && !none.may_be_connected(&pair, Deed::CutRequest));
+    assert!(!none.may_begin(&pair, Deed::Request) && !none.may_be_connected(&pair, Deed::DisconnectRequest));
 }
 
 #[test]
 fn a_rule_of_two_networks_allows_in_its_direction_what_it_chooses() {
     let mut access = apart(&[("r", X_TO_Y)]);
-    for means in ALL_MEANS {
-        assert!(ask(&mut access, "10.0.0.1", "10.1.0.2", means), "x to y, {means:?}");
-        assert!(!ask(&mut access, "10.0.0.1", "10.1.0.1", means), "x to x, {means:?}");
-        assert!(!ask(&mut access, "10.0.0.2", "10.1.0.2", means), "y to y, {means:?}");
-        assert!(!ask(&mut access, "10.0.0.1", "10.2.0.2", means), "to c, {means:?}");
-        let is_connected = matches!(means, Means::Connection | Means::Standing);
-        let back = came(&access, "10.1.0.2", "10.0.0.1", means);
-        assert_eq!(access.may_talk(&back), is_connected, "back, {means:?}");
+    for traffic in ALL_TRAFFIC {
+        assert!(ask(&mut access, "10.0.0.1", "10.1.0.2", traffic), "x to y, {traffic:?}");
+        assert!(!ask(&mut access, "10.0.0.1", "10.1.0.1", traffic), "x to x, {traffic:?}");
+        assert!(!ask(&mut access, "10.0.0.2", "10.1.0.2", traffic), "y to y, {traffic:?}");
+        assert!(!ask(&mut access, "10.0.0.1", "10.2.0.2", traffic), "to c, {traffic:?}");
+        let is_connected = matches!(traffic, TrafficKind::Connection | TrafficKind::Standing);
+        let back = came(&access, "10.1.0.2", "10.0.0.1", traffic);
+        assert_eq!(access.authorize(&back), is_connected, "back, {traffic:?}");
     }
     // To nobody, as in one network.
-    assert!(ask(&mut access, "10.0.0.2", "10.1.9.9", Means::Datagram));
-    assert!(!ask(&mut access, "10.0.0.2", "10.1.9.9", Means::Connection));
+    assert!(ask(&mut access, "10.0.0.2", "10.1.9.9", TrafficKind::Datagram));
+    assert!(!ask(&mut access, "10.0.0.2", "10.1.9.9", TrafficKind::Connection));
 }
 
 #[test]
 fn rules_that_deny_hold_across_and_are_named_with_the_network() {
     let mut access = apart(&[("all", ALL), ("not-y", NOT_Y)]);
-    assert!(ask(&mut access, "10.0.0.1", "10.1.0.1", Means::Datagram));
-    assert!(!ask(&mut access, "10.0.0.1", "10.1.0.2", Means::Datagram));
-    assert!(!ask(&mut access, "10.0.0.1", "10.2.0.1", Means::Connection));
+    assert!(ask(&mut access, "10.0.0.1", "10.1.0.1", TrafficKind::Datagram));
+    assert!(!ask(&mut access, "10.0.0.1", "10.1.0.2", TrafficKind::Datagram));
+    assert!(!ask(&mut access, "10.0.0.1", "10.2.0.1", TrafficKind::Connection));
     assert_eq!((counts(&access, Some("not-y")), counts(&access, None)), ((1, 0), (1, 0)));
-    let told = access.take_incidents(Instant(1 << 40));
-    let told: Vec<_> =
-        told.iter().map(|one| (one.network.as_str(), one.target.as_deref(), one.rule.as_deref())).collect();
-    assert_eq!(told, [("a", Some("b"), Some("not-y")), ("a", Some("c"), None)]);
+    let reported = access.take_incidents(Instant(1 << 40));
+    let reported: Vec<_> =
+        reported.iter().map(|one| (one.network.as_str(), one.target.as_deref(), one.rule.as_deref())).collect();
+    assert_eq!(reported, [("a", Some("b"), Some("not-y")), ("a", Some("c"), None)]);
     // In one network there is no other.
-    assert!(!ask(&mut access, "10.0.0.1", "10.0.0.2", Means::Datagram));
+    assert!(!ask(&mut access, "10.0.0.1", "10.0.0.2", TrafficKind::Datagram));
     assert_eq!(access.take_incidents(Instant(2 << 40))[0].target, None);
 }
 
 #[test]
 fn connections_across_end_with_the_rule() {
     let mut access = apart(&[("r", X_TO_Y)]);
-    let stands = |access: &mut Access| ask(access, "10.0.0.1", "10.1.0.2", Means::Standing);
+    let stands = |access: &mut AccessPolicy| ask(access, "10.0.0.1", "10.1.0.2", TrafficKind::Standing);
     assert!(stands(&mut access));
     access.set_rules(across(&[], access.rules().map(Arc::as_ref)));
     assert!(access.take_change() && !stands(&mut access));
-    let told = access.take_incidents(Instant(1 << 40));
-    assert_eq!((told[0].deed, told[0].rule.as_deref()), (Deed::Cut, Some("r (withdrawn)")));
-    assert_eq!((told[0].network.as_str(), told[0].target.as_deref()), ("a", Some("b")));
+    let reported = access.take_incidents(Instant(1 << 40));
+    assert_eq!((reported[0].deed, reported[0].rule.as_deref()), (Deed::Disconnect, Some("r (withdrawn)")));
+    assert_eq!((reported[0].network.as_str(), reported[0].target.as_deref()), ("a", Some("b")));
     assert_eq!(counts(&access, None), (0, 1));
     // It allowed nothing to those.
-    assert!(!ask(&mut access, "10.0.0.1", "10.2.0.2", Means::Standing));
+    assert!(!ask(&mut access, "10.0.0.1", "10.2.0.2", TrafficKind::Standing));
     assert_eq!(access.take_incidents(Instant(2 << 40))[0].rule, None);
     access.set_rules(across(&[("r", X_TO_Y)], None));
     assert!(stands(&mut access));
@@ -465,7 +488,7 @@ fn connections_across_end_with_the_rule() {
 
 #[test]
 fn who_comes_to_a_joined_network_matters_also_where_all_may_talk() {
-    let arrive = |access: &mut Access, network, text: &str| {
+    let arrive = |access: &mut AccessPolicy, network, text: &str| {
         access.set_remote(network, gid(text), Some(who("new", "y")));
         access.take_change()
     };
@@ -483,7 +506,7 @@ fn who_comes_to_a_joined_network_matters_also_where_all_may_talk() {
     }
     // A datagram may go to nobody, and so to whoever comes there until something changes.
     let mut access = apart(&[("all", ALL), ("not-y", NOT_Y)]);
-    let sends = |access: &mut Access| ask(access, "10.0.0.1", "10.1.9.9", Means::Datagram);
+    let sends = |access: &mut AccessPolicy| ask(access, "10.0.0.1", "10.1.9.9", TrafficKind::Datagram);
     assert!(sends(&mut access));
     assert!(arrive(&mut access, B, "10.1.9.9") && !sends(&mut access));
 }
@@ -491,7 +514,7 @@ fn who_comes_to_a_joined_network_matters_also_where_all_may_talk() {
 #[test]
 fn what_is_kept_of_those_across_is_bounded_and_dropped_with_who_it_is_of() {
     let mut access = apart(&[("r", X_TO_Y)]);
-    let sends = |access: &mut Access, to: &str| ask(access, "10.0.0.1", to, Means::Datagram);
+    let sends = |access: &mut AccessPolicy, to: &str| ask(access, "10.0.0.1", to, TrafficKind::Datagram);
     assert!(sends(&mut access, "10.1.0.2"));
     let work = access.work();
     assert_eq!((access.across.len(), work > 0), (2, true));
@@ -511,7 +534,7 @@ fn what_is_kept_of_those_across_is_bounded_and_dropped_with_who_it_is_of() {
     assert_eq!(access.across.len(), 1);
     for number in 0..PROFILE_COUNT_MAX + 100 {
         let to = format!("10.1.{}.{}", 1 + number / 250, number % 250);
-        assert!(!ask(&mut access, "10.0.0.1", &to, Means::Connection), "{to}");
+        assert!(!ask(&mut access, "10.0.0.1", &to, TrafficKind::Connection), "{to}");
     }
     assert_eq!(access.across.len(), PROFILE_COUNT_MAX);
     access.set_rules(across(&[("r", X_TO_Y)], None));
@@ -524,37 +547,44 @@ fn another_tenants_network_with_the_same_addresses_is_never_reached() {
     let mut access = apart(&[("all", ALL), ("z", to_z)]);
     assert_eq!(access.network_at(A, gid("10.1.0.1")), B);
     assert_eq!(access.network_at(Z, gid("10.0.0.1")), Z);
-    for means in ALL_MEANS {
-        let talk = talk(A, "10.0.0.1", "10.1.0.1", means);
-        assert!(!access.may_talk(&Talk { other: Z, ..talk }), "{means:?}");
-        assert!(!access.may_talk(&Talk { network: Z, other: A, asks: Asker::To, ..talk }), "{means:?}");
-        assert!(access.may_talk(&Talk { other: B, ..talk }), "{means:?}");
+    for traffic in ALL_TRAFFIC {
+        let request = request(A, "10.0.0.1", "10.1.0.1", traffic);
+        assert!(!access.authorize(&AuthorizationRequest { other: Z, ..request }), "{traffic:?}");
+        assert!(
+            !access.authorize(&AuthorizationRequest { network: Z, other: A, subject: Subject::To, ..request }),
+            "{traffic:?}"
+        );
+        assert!(access.authorize(&AuthorizationRequest { other: B, ..request }), "{traffic:?}");
     }
     // Whose an address is that somebody aims at: the tenant's own network first.
     access.set_network(Z, "z");
-    let aimed = Attempt {
-        kind: freeflow_engine::AttemptKind::Message,
+    let aimed = Violation {
+        kind: freeflow_engine::ViolationKind::Message,
         network: A,
         from: gid("10.0.0.1"),
         to: gid("10.1.0.1"),
         number: 7,
         owner: None,
     };
-    access.note_attempt(&aimed);
-    let told = access.take_attempts(Instant(1 << 40));
-    assert_eq!((told[0].network.as_str(), told[0].owner.as_deref()), ("a", Some("b")));
+    access.note_violation(&aimed);
+    let reported = access.take_violations(Instant(1 << 40));
+    assert_eq!((reported[0].network.as_str(), reported[0].owner.as_deref()), ("a", Some("b")));
 }
 
 #[test]
 fn machines_outside_are_judged_by_the_own_network_whatever_is_joined() {
     let mut access = apart(&[("all", ALL)]);
-    let outside = |to: &str| Talk { is_external: true, other: B, ..talk(A, "10.0.0.1", to, Means::Connection) };
-    assert!(access.may_talk(&outside("192.0.2.9")) && access.may_talk(&outside("10.1.0.1")));
+    let outside = |to: &str| AuthorizationRequest {
+        is_external: true,
+        other: B,
+        ..request(A, "10.0.0.1", to, TrafficKind::Connection)
+    };
+    assert!(access.authorize(&outside("192.0.2.9")) && access.authorize(&outside("10.1.0.1")));
     let closed = r#"{"cidrs": ["10.0.0.0/16"], "external": "deny"}"#;
     let network: NetworkSpec = serde_json::from_str(closed).unwrap();
     let table = AccessTable::compile([("a", &network)], [], []);
-    access.set_rules(Arc::new(Rules::new(table, Homes::default(), None)));
-    assert!(!access.may_talk(&outside("192.0.2.9")) && !access.may_talk(&outside("10.1.0.1")));
+    access.set_rules(Arc::new(Rules::new(table, AddressMap::default(), None)));
+    assert!(!access.authorize(&outside("192.0.2.9")) && !access.authorize(&outside("10.1.0.1")));
     access.set_rules(across(&[("all", ALL)], None));
     let pair = Pair { from: (A, gid("10.0.0.1")), to: (B, gid("10.1.0.1")), is_external: true };
     assert!(!access.may_begin(&pair, Deed::Request), "no machine outside is in another network");

@@ -19,7 +19,7 @@ const DESCRIPTORS_RESERVED: u64 = 1024;
 const MAPPINGS_MAX: u64 = 65_530;
 /// More descriptors than this nobody needs.
 const DESCRIPTORS_MAX: u64 = 1 << 22;
-/// Threads that hold others' threads: of one vNIC, and of all.
+/// Threads that freeze others' threads: of one vNIC, and of all.
 const THREADS_OF_VNIC_MAX: u64 = 128;
 const THREADS_MAX: u64 = 1024;
 /// Smallest page of any processor that this runs on.

@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Of all networks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Homes {
+pub struct AddressMap {
     /// By tenant: the first address of each range, its last one and the network, in order.
     tenants: Vec<Vec<(u128, u128, NetworkId)>>,
     tenant_of: HashMap<NetworkId, usize>,
     names: HashMap<NetworkId, String>,
 }
 
-impl Homes {
+impl AddressMap {
     /// The map of a declared state.
     pub fn of(view: AccessView<'_>) -> Self {
         let names = view.networks().map(|network| (network.id, network.name()));
@@ -23,17 +23,17 @@ impl Homes {
 
     /// Networks with their tenants and ranges, each by its first and last address.
     pub fn new<'a, R: Iterator<Item = (Gid, Gid)>>(networks: impl Iterator<Item = (NetworkId, &'a str, R)>) -> Self {
-        let (mut homes, mut by_name) = (Self::default(), BTreeMap::new());
+        let (mut address_map, mut by_name) = (Self::default(), BTreeMap::new());
         for (network, tenant, ranges) in networks {
             let tenant = *by_name.entry(tenant).or_insert_with(|| {
-                homes.tenants.push(Vec::new());
-                homes.tenants.len() - 1
+                address_map.tenants.push(Vec::new());
+                address_map.tenants.len() - 1
             });
-            homes.tenant_of.insert(network, tenant);
-            homes.tenants[tenant].extend(ranges.map(|(first, last)| (number(first), number(last), network)));
+            address_map.tenant_of.insert(network, tenant);
+            address_map.tenants[tenant].extend(ranges.map(|(first, last)| (number(first), number(last), network)));
         }
-        homes.tenants.iter_mut().for_each(|ranges| ranges.sort_unstable());
-        homes
+        address_map.tenants.iter_mut().for_each(|ranges| ranges.sort_unstable());
+        address_map
     }
 
     /// With the names by which rules know networks.
@@ -90,13 +90,14 @@ mod tests {
             (NetworkId(2), "red", vec![range("10.2.0.0", "10.2.0.255")]),
             (NetworkId(3), "blue", vec![range("10.2.0.0", "10.3.255.255")]),
         ];
-        let homes = Homes::new(networks.into_iter().map(|(id, tenant, ranges)| (id, tenant, ranges.into_iter())));
+        let address_map =
+            AddressMap::new(networks.into_iter().map(|(id, tenant, ranges)| (id, tenant, ranges.into_iter())));
         let named = |names: &[(u32, &'static str)]| {
-            Homes::default()
+            AddressMap::default()
                 .named(names.iter().map(|&(network, name)| (NetworkId(network), name)).collect::<Vec<_>>().into_iter())
         };
         assert_eq!(named(&[(1, "a"), (2, "b")]).gone(&named(&[(2, "b"), (3, "a")])), [NetworkId(1)]);
-        let at = |network: u32, text: &str| homes.network_at(NetworkId(network), gid(text)).0;
+        let at = |network: u32, text: &str| address_map.network_at(NetworkId(network), gid(text)).0;
         for network in [1, 2] {
             assert_eq!(at(network, "10.1.0.0"), 1);
             assert_eq!(at(network, "10.1.255.255"), 1);
@@ -111,7 +112,7 @@ mod tests {
         assert_eq!(at(3, "10.2.0.1"), 3);
         assert_eq!(at(9, "10.2.0.1"), 9, "of a network that is not declared");
         let gets = |network: u32, from: &str, to: &str| {
-            homes.receiver((NetworkId(network), gid(from)), gid(to)).map(|(network, _)| network.0)
+            address_map.receiver((NetworkId(network), gid(from)), gid(to)).map(|(network, _)| network.0)
         };
         assert_eq!(gets(1, "10.1.0.1", "10.1.0.2"), Some(1));
         assert_eq!(gets(1, "10.1.0.1", "10.2.0.1"), Some(2));

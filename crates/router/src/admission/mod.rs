@@ -1,6 +1,7 @@
 //! Admission: which addresses may talk, refusals, and accounts of what tenants take of the router.
 //!
-//! Both the worker and the control thread have an instance of [`access::Access`]; nothing here belongs to one thread.
+//! Both the worker and the control thread have an instance of [`access::AccessPolicy`]; nothing here belongs to one
+//! thread.
 
 pub mod access;
 pub mod account;

@@ -1,27 +1,27 @@
-//! Refusals, cuts and attempts in vain of each network's vNICs, as one thread of the router counts
-//! them, for `/metrics`.
-use crate::admission::violations::Tried;
+//! Refusals, disconnections and attempts in vain of each network's vNICs, as one thread of the
+//! router counts them, for `/metrics`.
+use crate::admission::violations::ViolationClass;
 use freeflow_orchestrator::access::RuleIndex;
 use freeflow_verbs::NetworkId;
 use std::collections::BTreeMap;
 
-/// Rules and networks that are told apart; what more of them do is put down to no network.
+/// Rules and networks that are distinguished; what more of them do is put down to no network.
 const COUNT_MAX: usize = 4096;
 
 /// Source of a refusal: the rule in force, if it was one, and the network that asked.
 pub type Refused = (Option<RuleIndex>, Option<NetworkId>);
 
-/// Refusals and cuts.
+/// Refusals and disconnections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub refusals: u64,
-    pub cuts: u64,
+    pub disconnections: u64,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Tallies {
     pub refused: BTreeMap<Refused, Tally>,
-    pub tried: BTreeMap<(Option<NetworkId>, Tried), u64>,
+    pub violations: BTreeMap<(Option<NetworkId>, ViolationClass), u64>,
 }
 
 impl Tallies {
@@ -31,15 +31,15 @@ impl Tallies {
         self.refused.entry(if is_full { (rule, None) } else { key }).or_default()
     }
 
-    pub fn try_once(&mut self, network: NetworkId, tried: Tried) {
-        let key = (Some(network), tried);
-        let is_full = self.tried.len() >= COUNT_MAX && !self.tried.contains_key(&key);
-        *self.tried.entry(if is_full { (None, tried) } else { key }).or_default() += 1;
+    pub fn count_violation(&mut self, network: NetworkId, class: ViolationClass) {
+        let key = (Some(network), class);
+        let is_full = self.violations.len() >= COUNT_MAX && !self.violations.contains_key(&key);
+        *self.violations.entry(if is_full { (None, class) } else { key }).or_default() += 1;
     }
 
     /// Other rules are in force, and other networks declared: what is gone is forgotten.
     pub fn renew(&mut self, index: impl Fn(RuleIndex) -> Option<RuleIndex>, is_there: impl Fn(NetworkId) -> bool) {
-        self.tried.retain(|(network, _), _| network.is_none_or(&is_there));
+        self.violations.retain(|(network, _), _| network.is_none_or(&is_there));
         for ((rule, network), tally) in std::mem::take(&mut self.refused) {
             let now = rule.map(&index);
             if now != Some(None) && network.is_none_or(&is_there) {
@@ -59,16 +59,19 @@ mod tests {
         let rule = |number: u32| Some(RuleIndex(number));
         for network in 0..=COUNT_MAX as u32 {
             tallies.of_refused(rule(network % 2), NetworkId(network)).refusals += 1;
-            tallies.try_once(NetworkId(network), Tried::Request);
+            tallies.count_violation(NetworkId(network), ViolationClass::Request);
         }
-        tallies.of_refused(rule(1), NetworkId(1)).cuts += 1;
-        assert_eq!((tallies.refused.len(), tallies.tried.len()), (COUNT_MAX + 1, COUNT_MAX + 1));
-        assert_eq!((tallies.refused[&(rule(0), None)].refusals, tallies.tried[&(None, Tried::Request)]), (1, 1));
+        tallies.of_refused(rule(1), NetworkId(1)).disconnections += 1;
+        assert_eq!((tallies.refused.len(), tallies.violations.len()), (COUNT_MAX + 1, COUNT_MAX + 1));
+        assert_eq!(
+            (tallies.refused[&(rule(0), None)].refusals, tallies.violations[&(None, ViolationClass::Request)]),
+            (1, 1)
+        );
         // Rule 1 comes before rule 0, which is gone.
         tallies.renew(|rule| rule.0.checked_sub(1).map(RuleIndex), |network| network.0 < 4);
         let left: Vec<_> = tallies.refused.into_iter().collect();
-        let (one, three) = (Tally { refusals: 1, cuts: 1 }, Tally { refusals: 1, cuts: 0 });
+        let (one, three) = (Tally { refusals: 1, disconnections: 1 }, Tally { refusals: 1, disconnections: 0 });
         assert_eq!(left, [((rule(0), Some(NetworkId(1))), one), ((rule(0), Some(NetworkId(3))), three)]);
-        assert_eq!(tallies.tried.len(), 5);
+        assert_eq!(tallies.violations.len(), 5);
     }
 }

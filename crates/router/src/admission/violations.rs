@@ -1,9 +1,9 @@
-//! Attempts of tenants on others, for the audit log: summed by tenant, by kind and by owner of the
-//! target, so that they cost the same however often they occur. The first attempt is told at once,
-//! what follows as a sum with one example, in ten seconds at the earliest. So attempts on nobody,
-//! which cost nothing and hurt nobody, hide none on another network in their sums, nor do they take
-//! up its room.
-use freeflow_engine::{Attempt, AttemptKind};
+//! Violations of tenants on others, for the audit log: summed by tenant, by kind and by owner of
+//! the target, so that they cost the same however often they occur. The first attempt is reported
+//! at once, what follows as a sum with one example, in ten seconds at the earliest. So attempts on
+//! nobody, which cost nothing and hurt nobody, hide none on another network in their sums, nor do
+//! they take up its room.
+use freeflow_engine::{Violation, ViolationKind};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId};
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ const COUNT_MAX: usize = 16_384;
 const NAMELESS_COUNT_MAX: usize = COUNT_MAX / 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Tried {
-    Engine(AttemptKind),
+pub enum ViolationClass {
+    Engine(ViolationKind),
     /// A queue pair is connected to an address that nobody has.
     Connection,
     /// rdma_cm finds no way to an address.
@@ -56,14 +56,14 @@ pub const fn quota_field(share: Share, resource: Resource) -> &'static str {
     }
 }
 
-impl Tried {
+impl ViolationClass {
     /// Every one.
     pub const ALL: [Self; 7] = [
-        Self::Engine(AttemptKind::Message),
-        Self::Engine(AttemptKind::Datagram),
-        Self::Engine(AttemptKind::Multicast),
-        Self::Engine(AttemptKind::RemoteKey),
-        Self::Engine(AttemptKind::SourceAddress),
+        Self::Engine(ViolationKind::Message),
+        Self::Engine(ViolationKind::Datagram),
+        Self::Engine(ViolationKind::Multicast),
+        Self::Engine(ViolationKind::RemoteKey),
+        Self::Engine(ViolationKind::SourceAddress),
         Self::Connection,
         Self::Request,
     ];
@@ -73,27 +73,27 @@ impl Tried {
             Self::Connection => "connection to nobody",
             Self::Request => "rdma_cm request to nobody",
             Self::Quota(..) => "quota refused",
-            Self::Engine(AttemptKind::Message) => "message to nobody",
-            Self::Engine(AttemptKind::Datagram) => "datagram to nobody",
-            Self::Engine(AttemptKind::Multicast) => "multicast to nobody",
-            Self::Engine(AttemptKind::RemoteKey) => "remote key refused",
-            Self::Engine(AttemptKind::SourceAddress) => "source address refused",
+            Self::Engine(ViolationKind::Message) => "message to nobody",
+            Self::Engine(ViolationKind::Datagram) => "datagram to nobody",
+            Self::Engine(ViolationKind::Multicast) => "multicast to nobody",
+            Self::Engine(ViolationKind::RemoteKey) => "remote key refused",
+            Self::Engine(ViolationKind::SourceAddress) => "source address refused",
         }
     }
 
     /// An example of it, in words.
     pub fn aim(self, to: Gid, number: u32) -> String {
         match self {
-            Self::Engine(AttemptKind::Message | AttemptKind::Datagram) => format!("{to} QPN {number:#x}"),
-            Self::Engine(AttemptKind::RemoteKey) => format!("{to} key {number:#x}"),
-            Self::Engine(AttemptKind::SourceAddress) => format!("{to} from address {number}"),
+            Self::Engine(ViolationKind::Message | ViolationKind::Datagram) => format!("{to} QPN {number:#x}"),
+            Self::Engine(ViolationKind::RemoteKey) => format!("{to} key {number:#x}"),
+            Self::Engine(ViolationKind::SourceAddress) => format!("{to} from address {number}"),
             Self::Quota(..) => String::new(),
-            Self::Engine(AttemptKind::Multicast) | Self::Connection | Self::Request => to.to_string(),
+            Self::Engine(ViolationKind::Multicast) | Self::Connection | Self::Request => to.to_string(),
         }
     }
 }
 
-/// Attempts of one tenant since the last report.
+/// Violations of one tenant since the last report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum {
     pub count: u64,
@@ -108,23 +108,23 @@ struct Entry {
     due: Instant,
 }
 
-pub type By = (NetworkId, Gid, Tried);
+pub type By = (NetworkId, Gid, ViolationClass);
 
 #[derive(Default)]
-pub struct Attempts {
+pub struct Violations {
     entries: BTreeMap<(By, Option<NetworkId>), Entry>,
     /// Of those, the ones without an owner.
     nameless_count: usize,
-    /// Of those that have something to tell the first, or earlier.
+    /// Of those that have something to report the first, or earlier.
     due: Option<Instant>,
-    /// The last time that was told here.
+    /// The last time of a report here.
     now: Instant,
 }
 
-impl Attempts {
-    pub fn note(&mut self, attempt: &Attempt) {
-        let Attempt { kind, network, from, to, number, owner } = *attempt;
-        self.add((network, from, Tried::Engine(kind)), Sum { count: 1, to, number, owner });
+impl Violations {
+    pub fn note(&mut self, violation: &Violation) {
+        let Violation { kind, network, from, to, number, owner } = *violation;
+        self.add((network, from, ViolationClass::Engine(kind)), Sum { count: 1, to, number, owner });
     }
 
     pub fn add(&mut self, by: By, one: Sum) {
@@ -152,7 +152,7 @@ impl Attempts {
         self.due = Some(self.due.map_or(entry.due, |due| due.min(entry.due)));
     }
 
-    /// When there is something to tell.
+    /// When there is something to report.
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
@@ -163,7 +163,7 @@ impl Attempts {
         if self.due.is_none_or(|due| due > now) {
             return Vec::new();
         }
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         self.due = None;
         self.entries.retain(|&(by, owner), entry| {
             if entry.due > now {
@@ -175,12 +175,12 @@ impl Attempts {
                 self.nameless_count -= usize::from(owner.is_none());
                 return false;
             }
-            told.push((by, entry.sum));
+            reported.push((by, entry.sum));
             entry.sum.count = 0;
             entry.due = now + INTERVAL;
             true
         });
-        told
+        reported
     }
 }
 
@@ -196,60 +196,60 @@ mod tests {
         Gid::from_ip(std::net::IpAddr::from([10, 0, high, low]))
     }
 
-    fn attempt(from: u16, to: u16, owner: Option<NetworkId>) -> Attempt {
-        let (kind, network) = (AttemptKind::Message, NETWORK);
-        Attempt { kind, network, from: gid(from), to: gid(to), number: u32::from(to), owner }
+    fn violation(from: u16, to: u16, owner: Option<NetworkId>) -> Violation {
+        let (kind, network) = (ViolationKind::Message, NETWORK);
+        Violation { kind, network, from: gid(from), to: gid(to), number: u32::from(to), owner }
     }
 
     #[test]
-    fn the_first_is_told_at_once_and_the_rest_as_a_sum() {
-        let (mut attempts, start) = (Attempts::default(), Instant(1 << 40));
-        assert!(attempts.take(start).is_empty() && attempts.due().is_none());
-        attempts.note(&attempt(1, 7, None));
-        attempts.note(&attempt(1, 8, Some(OTHER)));
-        attempts.note(&attempt(1, 9, None));
-        assert_eq!(attempts.due(), Some(start + GATHER));
-        assert!(attempts.take(start).is_empty());
+    fn the_first_is_reported_at_once_and_the_rest_as_a_sum() {
+        let (mut violations, start) = (Violations::default(), Instant(1 << 40));
+        assert!(violations.take(start).is_empty() && violations.due().is_none());
+        violations.note(&violation(1, 7, None));
+        violations.note(&violation(1, 8, Some(OTHER)));
+        violations.note(&violation(1, 9, None));
+        assert_eq!(violations.due(), Some(start + GATHER));
+        assert!(violations.take(start).is_empty());
         let first = start + GATHER;
-        let told = attempts.take(first);
+        let reported = violations.take(first);
         // A sum about another's object stands by itself.
-        let by = (NETWORK, gid(1), Tried::Engine(AttemptKind::Message));
+        let by = (NETWORK, gid(1), ViolationClass::Engine(ViolationKind::Message));
         let nobodys = Sum { count: 2, to: gid(7), number: 7, owner: None };
-        assert_eq!(told, [(by, nobodys), (by, Sum { count: 1, to: gid(8), number: 8, owner: Some(OTHER) })]);
-        assert_eq!(attempts.due(), None);
+        assert_eq!(reported, [(by, nobodys), (by, Sum { count: 1, to: gid(8), number: 8, owner: Some(OTHER) })]);
+        assert_eq!(violations.due(), None);
         for _ in 0..1000 {
-            attempts.note(&attempt(1, 7, None));
-            assert!(attempts.take(first + GATHER).is_empty());
+            violations.note(&violation(1, 7, None));
+            assert!(violations.take(first + GATHER).is_empty());
         }
         // Another one waits for nobody.
-        attempts.note(&attempt(2, 7, None));
-        assert_eq!(attempts.take(first + GATHER + GATHER).len(), 1);
-        assert_eq!(attempts.due(), Some(first + INTERVAL));
-        let told = attempts.take(first + INTERVAL);
-        assert_eq!((told.len(), told[0].1.count, told[0].1.to), (1, 1000, gid(7)));
+        violations.note(&violation(2, 7, None));
+        assert_eq!(violations.take(first + GATHER + GATHER).len(), 1);
+        assert_eq!(violations.due(), Some(first + INTERVAL));
+        let reported = violations.take(first + INTERVAL);
+        assert_eq!((reported.len(), reported[0].1.count, reported[0].1.to), (1, 1000, gid(7)));
         // A tenant that has given up is forgotten.
-        attempts.note(&attempt(3, 7, None));
-        attempts.take(first + INTERVAL + INTERVAL + GATHER);
-        assert_eq!((attempts.entries.len(), attempts.nameless_count), (1, 1));
+        violations.note(&violation(3, 7, None));
+        violations.take(first + INTERVAL + INTERVAL + GATHER);
+        assert_eq!((violations.entries.len(), violations.nameless_count), (1, 1));
     }
 
     #[test]
     fn many_who_try_are_bounded() {
-        let mut attempts = Attempts::default();
+        let mut violations = Violations::default();
         for from in 0..=u16::MAX {
-            attempts.note(&attempt(from, 7, None));
+            violations.note(&violation(from, 7, None));
         }
-        assert_eq!(attempts.entries.len(), NAMELESS_COUNT_MAX);
-        // Attempts on others' have room still.
+        assert_eq!(violations.entries.len(), NAMELESS_COUNT_MAX);
+        // Violations on others' have room still.
         for from in 0..=u16::MAX {
-            attempts.note(&attempt(from, 7, Some(OTHER)));
+            violations.note(&violation(from, 7, Some(OTHER)));
         }
-        assert_eq!(attempts.entries.len(), COUNT_MAX);
-        assert_eq!(attempts.take(Instant(0) + GATHER).len(), COUNT_MAX);
-        attempts.note(&attempt(u16::MAX, 7, None));
-        assert!(attempts.take(Instant(0) + GATHER + INTERVAL).is_empty());
-        assert!(attempts.entries.is_empty());
-        attempts.note(&attempt(u16::MAX, 7, None));
-        assert_eq!(attempts.entries.len(), 1);
+        assert_eq!(violations.entries.len(), COUNT_MAX);
+        assert_eq!(violations.take(Instant(0) + GATHER).len(), COUNT_MAX);
+        violations.note(&violation(u16::MAX, 7, None));
+        assert!(violations.take(Instant(0) + GATHER + INTERVAL).is_empty());
+        assert!(violations.entries.is_empty());
+        violations.note(&violation(u16::MAX, 7, None));
+        assert_eq!(violations.entries.len(), 1);
     }
 }

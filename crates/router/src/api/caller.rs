@@ -172,7 +172,7 @@ pub fn is_of_this_namespace(socket: impl AsFd, pid: i32) -> bool {
 }
 
 /// In how many PID namespaces a process has a number. One that the router sees lives in the
-/// router's own or in one below that, so the depth tells which. (To compare the namespaces
+/// router's own or in one below that, so the depth decides. (To compare the namespaces
 /// themselves would take CAP_SYS_PTRACE, which the thread of the REST server has not.)
 fn namespace_depth(process: &str) -> io::Result<usize> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;

@@ -7,7 +7,7 @@ use super::plane::{ApiRequest, NotDone};
 use super::routes::{Asking, Server, router};
 use super::users::Users;
 use super::watch::History;
-use crate::admission::violations::Tried;
+use crate::admission::violations::ViolationClass;
 use crate::audit::{Audit, Who};
 use crate::dataplane::meters::{VnicNumbers, WorkerMeter};
 use axum::body::{Body, to_bytes};
@@ -76,7 +76,7 @@ fn qp(qpn: u32) -> QpStatus {
         peer_address: None,
         peer_qpn: None,
         path: QpPath::Routed,
-        channel: false,
+        direct_ring: false,
         grants: false,
         reason: None,
         sent_messages: 0,
@@ -124,7 +124,7 @@ fn host_network(name: &str) -> NetworkStatus {
 fn serve_parts(request: ApiRequest) {
     match request {
         ApiRequest::ReadRouter(_, reply) => reply.give(RouterStatus { qp_count: 3, ..RouterStatus::default() }),
-        ApiRequest::ReadPeers(_, reply) => reply.give(PeersStatus { strangers: 3, ..PeersStatus::default() }),
+        ApiRequest::ReadPeers(_, reply) => reply.give(PeersStatus { unknown_connections: 3, ..PeersStatus::default() }),
         ApiRequest::PageVnics(call, reply) => match call.after.as_deref() {
             // A page may be empty and not the last.
             None => reply.give((Vec::new(), Some("a".into()))),
@@ -190,7 +190,7 @@ async fn a_page_says_where_the_next_one_begins() {
     assert_eq!(page["metadata"]["continue"], "5:7");
     let (_, page) = get(serve_parts, &format!("{HOST}/cm?continue=5:7")).await;
     assert_eq!(page.pointer("/status/ids/0/position/1"), Some(&9.into()));
-    for (part, field) in [("router", "qpCount"), ("peers", "strangers")] {
+    for (part, field) in [("router", "qpCount"), ("peers", "unknownConnections")] {
         let (code, whole) = get(serve_parts, &format!("{HOST}/{part}")).await;
         assert_eq!((code, &whole["status"][field], whole.get("metadata")), (200, &3.into(), None));
     }
@@ -315,7 +315,7 @@ fn host() -> HostMeter {
         revision: 7,
         lost_audit_lines: 0,
         networks: Vec::new(),
-        tried: [0; Tried::ALL.len()],
+        violations: [0; ViolationClass::ALL.len()],
         access: Vec::new(),
         cm_connections: 0,
         worker: WorkerMeter::default(),

@@ -1,6 +1,6 @@
 //! Counts, as the control thread gives them: vNICs by pages, and those of the host as a whole.
 use crate::admission::tallies::Tally;
-use crate::admission::violations::Tried;
+use crate::admission::violations::ViolationClass;
 use crate::dataplane::meters::{QpMeter, VnicNumbers, WorkerMeter};
 use crate::dataplane::totals::Totals;
 use freeflow_orchestrator::objects::ResourceAmounts;
@@ -53,8 +53,8 @@ pub(crate) struct HostMeter {
     pub lost_audit_lines: u64,
     /// In order of name.
     pub networks: Vec<NetworkMeter>,
-    /// Attempts in vain that are put down to no network, for each of [`Tried::ALL`].
-    pub tried: [u64; Tried::ALL.len()],
+    /// Violations in vain that are put down to no network, for each of [`ViolationClass::ALL`].
+    pub violations: [u64; ViolationClass::ALL.len()],
     /// By rule (the empty name: the networks' own `access`), tenant and network (empty: of none
     /// that is known); where nothing is, nothing was refused.
     pub access: Vec<([String; 3], Tally)>,
@@ -68,6 +68,6 @@ pub(crate) struct NetworkMeter {
     pub tenant: String,
     pub network: String,
     pub totals: Totals,
-    /// Attempts in vain, for each of [`Tried::ALL`].
-    pub tried: [u64; Tried::ALL.len()],
+    /// Violations in vain, for each of [`ViolationClass::ALL`].
+    pub violations: [u64; ViolationClass::ALL.len()],
 }

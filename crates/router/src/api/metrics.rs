@@ -7,7 +7,7 @@ use super::failure::Failure;
 use super::link::Link;
 use super::meters::{HostMeter, NetworkMeter, Position, VnicMeter};
 use super::plane::{CountQpPaths, PageMeters, ReadHostMeter};
-use crate::admission::violations::Tried;
+use crate::admission::violations::ViolationClass;
 use crate::dataplane::meters::PathCounts;
 use crate::dataplane::reasons::Reason;
 use crate::dataplane::totals::{PATHS, by_path};
@@ -40,7 +40,7 @@ const FAMILIES: &[Family] = &[
     ("freeflow_vnic_sent_bytes_total", "counter", WITH_PATH, "Their payload, READs too"),
     ("freeflow_vnic_out_bytes_total", "counter", OF_VNIC, "Payload that left the vNIC"),
     ("freeflow_vnic_in_bytes_total", "counter", OF_VNIC, "Payload that came to the vNIC"),
-    ("freeflow_vnic_fallback_bytes_total", "counter", OF_VNIC, "Bytes copied through /proc/PID/mem"),
+    ("freeflow_vnic_slow_path_bytes_total", "counter", OF_VNIC, "Bytes copied through /proc/PID/mem"),
     ("freeflow_vnic_blocked_copies_total", "counter", OF_VNIC, "Copies that blocked the worker in its shared memory"),
     ("freeflow_vnic_completions_with_error_total", "counter", OF_VNIC, "Completions with an error, flushes too"),
     ("freeflow_vnic_rnr_naks_total", "counter", OF_VNIC, "RNR NAKs that its requesters got"),
@@ -72,12 +72,12 @@ const FAMILIES: &[Family] = &[
     ("freeflow_network_in_bytes_total", "counter", OF_NETWORK, "Payload that came to them"),
     ("freeflow_network_wire_sent_packets_total", "counter", OF_NETWORK, "Packets that they sent to other hosts"),
     ("freeflow_network_wire_received_packets_total", "counter", OF_NETWORK, "Packets that they received from other hosts"),
-    ("freeflow_access_refusals_total", "counter", OF_RULE, "What an access rule refused (no rule: the networks' own access), by the network of who asked (none: it is not known)"),
-    ("freeflow_access_cuts_total", "counter", OF_RULE, "Ends of connections that a rule cut, in the same way"),
-    ("freeflow_access_attempts_total", "counter", &["tenant", "network", "what"], "What was tried that leads nowhere, or to others, by the network of who tried (none: it is not known); what: as in the audit log"),
+    ("freeflow_policy_refusals_total", "counter", OF_RULE, "What an access rule refused (no rule: the networks' own access), by the network of who asked (none: it is not known)"),
+    ("freeflow_policy_disconnections_total", "counter", OF_RULE, "Ends of connections that a rule disconnected, in the same way"),
+    ("freeflow_policy_violations_total", "counter", &["tenant", "network", "what"], "Policy violations, by the network of the violator (none: it is not known); what: as in the audit log"),
     ("freeflow_wire_drops_total", "counter", &["reason"], "Packets received that no queue pair acted upon"),
     ("freeflow_worker_cpu_seconds_total", "counter", &[], "CPU time of the worker"),
-    ("freeflow_worker_moved_bytes_total", "counter", &[], "Bytes copied by copy threads"),
+    ("freeflow_copy_threads_bytes_total", "counter", &[], "Bytes copied by copy threads"),
     ("freeflow_cm_established_connections", "gauge", &[], "Established rdma_cm connections"),
     ("freeflow_peers_known", "gauge", &[], "Hosts of the peers file"),
     ("freeflow_peers_up", "gauge", &[], "Connected hosts of the peers file"),
@@ -147,7 +147,7 @@ impl Text {
         for (name, count) in [
             ("freeflow_vnic_out_bytes_total", counters.sent.bytes),
             ("freeflow_vnic_in_bytes_total", counters.received.bytes),
-            ("freeflow_vnic_fallback_bytes_total", numbers.fallback_bytes),
+            ("freeflow_vnic_slow_path_bytes_total", numbers.slow_path_bytes),
             ("freeflow_vnic_blocked_copies_total", numbers.blocked_copies),
             ("freeflow_vnic_completions_with_error_total", counters.completions_with_error),
             ("freeflow_vnic_rnr_naks_total", counters.rnr_naks),
@@ -212,12 +212,12 @@ impl Text {
         ] {
             self.add(name, &of, count);
         }
-        self.add_tried(of, meter.tried);
+        self.add_violations(of, meter.violations);
     }
 
-    fn add_tried(&mut self, [tenant, network]: [&str; 2], counts: [u64; Tried::ALL.len()]) {
-        for (tried, count) in Tried::ALL.iter().zip(counts) {
-            self.add("freeflow_access_attempts_total", &[tenant, network, tried.name()], count);
+    fn add_violations(&mut self, [tenant, network]: [&str; 2], counts: [u64; ViolationClass::ALL.len()]) {
+        for (class, count) in ViolationClass::ALL.iter().zip(counts) {
+            self.add("freeflow_policy_violations_total", &[tenant, network, class.name()], count);
         }
     }
 
@@ -225,17 +225,17 @@ impl Text {
         for network in host.networks.iter().take(NETWORK_COUNT_MAX) {
             self.add_network(network);
         }
-        self.add_tried([""; 2], host.tried);
+        self.add_violations([""; 2], host.violations);
         for ([rule, tenant, network], tally) in host.access.iter().take(REFUSED_COUNT_MAX) {
-            self.add("freeflow_access_refusals_total", &[rule, tenant, network], tally.refusals);
-            self.add("freeflow_access_cuts_total", &[rule, tenant, network], tally.cuts);
+            self.add("freeflow_policy_refusals_total", &[rule, tenant, network], tally.refusals);
+            self.add("freeflow_policy_disconnections_total", &[rule, tenant, network], tally.disconnections);
         }
         for (reason, count) in &host.worker.drops {
             self.add("freeflow_wire_drops_total", &[reason], count);
         }
         self.add("freeflow_worker_cpu_seconds_total", &[], host.worker.cpu_us as f64 / 1e6);
         for (name, count) in [
-            ("freeflow_worker_moved_bytes_total", host.worker.moved_bytes),
+            ("freeflow_copy_threads_bytes_total", host.worker.moved_bytes),
             ("freeflow_cm_established_connections", host.cm_connections),
             ("freeflow_peers_known", host.peer_count),
             ("freeflow_peers_up", host.connected_peer_count),
@@ -332,8 +332,8 @@ mod tests {
             revision: 5,
             lost_audit_lines: 0,
             networks: vec![NetworkMeter { tenant: "red".into(), network: "net".into(), ..NetworkMeter::default() }],
-            tried: Tried::ALL.map(|tried| if tried == Tried::Request { 9 } else { 0 }),
-            access: vec![(["", "red", "net"].map(str::to_owned), Tally { refusals: 1, cuts: 2 })],
+            violations: ViolationClass::ALL.map(|class| if class == ViolationClass::Request { 9 } else { 0 }),
+            access: vec![(["", "red", "net"].map(str::to_owned), Tally { refusals: 1, disconnections: 2 })],
             cm_connections: 0,
             worker: WorkerMeter { drops: vec![("denied".into(), 3)], ..WorkerMeter::default() },
         }
@@ -351,7 +351,7 @@ mod tests {
             std::fs::write(LIST, &list).unwrap();
         }
         let copy = std::fs::read_to_string(LIST).unwrap_or_default();
-        assert!(copy == list, "docs/metrics.txt is not what is served: FREEFLOW_UPDATE=1 writes it anew");
+        assert!(copy == list, "docs/metrics.txt is not what is served: FREEFLOW_UPDATE=1 writes it again");
     }
 
     #[test]
@@ -395,8 +395,8 @@ mod tests {
             let line = format!("freeflow_vnic_sent_messages_total{labels}\"{path}\"}} {count}\n");
             assert!(text.contains(&line), "{line} is not in {text}");
         }
-        // Of networks that are too many to be told apart.
-        let line = "freeflow_access_attempts_total{tenant=\"\",network=\"\",what=\"rdma_cm request to nobody\"} 9\n";
+        // Of networks that are too many to be distinguished.
+        let line = "freeflow_policy_violations_total{tenant=\"\",network=\"\",what=\"rdma_cm request to nobody\"} 9\n";
         assert!(text.contains(line), "{line} is not in {text}");
         for (way, count) in [("direct\",reason=\"", 0), ("routed\",reason=\"policy", 3), ("wire\",reason=\"", 2)] {
             let line = format!("freeflow_vnic_qps_by_path{labels}\"{way}\"}} {count}\n");

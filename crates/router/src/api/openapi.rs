@@ -68,7 +68,7 @@ fn watching() -> [Value; 2] {
         parameter(
             "resourceVersion",
             &json!({"type": "integer", "minimum": 0}),
-            "Of a watch: tell what came after this, the resourceVersion of a list or of a BOOKMARK; else it begins with all that is \
+            "Of a watch: send what came after this, the resourceVersion of a list or of a BOOKMARK; else it begins with all that is \
              there, as ADDED. That of an event is that of all objects that were changed together: who goes on from it may miss some.",
         ),
     ]
@@ -199,7 +199,7 @@ fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
     let mut add = |name: &str, required: &[&str], properties: Value| {
         schemas.insert(name.into(), json!({"type": "object", "required": required, "properties": properties}));
     };
-    let version = json!({"description": "To watch from. Objects of a long list may be newer, as their own says: what a watch tells of them up \
+    let version = json!({"description": "To watch from. Objects of a long list may be newer, as their own says: what a watch sends of them up \
         to that is known.", "type": "integer"});
     add("ListMetadata", &["resourceVersion"], json!({"resourceVersion": version}));
     let result = json!({"enum": ["created", "configured", "unchanged", "deleted"]});
@@ -216,7 +216,7 @@ fn other_schemas(schemas: &mut Map<String, Value>, kinds: &[&str]) {
         json!({"apiVersion": {"const": API_VERSION}, "metadata": metadata, "items": results}),
     );
     let event = json!({
-        "type": {"description": "BOOKMARK: all up to its resourceVersion is told; after what there was at the beginning, after the last \
+        "type": {"description": "BOOKMARK: all up to its resourceVersion is sent; after what there was at the beginning, after the last \
             event of a resourceVersion, and now and then.", "enum": ["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]},
         "object": {"description": "The object; of a BOOKMARK only apiVersion, kind and metadata.resourceVersion; of an ERROR a Status."},
     });
@@ -368,7 +368,7 @@ mod tests {
         let copy = std::fs::read_to_string(COPY).unwrap_or_default();
         assert!(
             copy == text,
-            "docs/openapi.json is not what is served: FREEFLOW_UPDATE=1 writes it anew; review the difference"
+            "docs/openapi.json is not what is served: FREEFLOW_UPDATE=1 writes it again; review the difference"
         );
     }
 

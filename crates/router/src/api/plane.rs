@@ -172,6 +172,6 @@ mod tests {
             std::fs::write(LIST, &list).unwrap();
         }
         let copy = std::fs::read_to_string(LIST).unwrap();
-        assert_eq!(copy, list, "FREEFLOW_UPDATE=1 writes it anew; review the difference");
+        assert_eq!(copy, list, "FREEFLOW_UPDATE=1 writes it again; review the difference");
     }
 }

@@ -11,7 +11,7 @@ use super::users::{Place, Users};
 use super::watch::History;
 use crate::audit::Audit;
 use crate::base::log::{Lines, info, warning};
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use axum::Router;
 use axum::extract::Extension;
 use freeflow_orchestrator::Revision;
@@ -48,7 +48,7 @@ const NOBODY_TIME_MAX: Duration = Duration::from_secs(3);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Statuses that are asked for at a time.
 const STATUS_COUNT_MAX: usize = 128;
-/// Transactions whose changes are told together.
+/// Transactions whose changes are sent together.
 const BATCH_COUNT_MAX: usize = 128;
 /// Threads for files; there is little to do.
 const BLOCKING_THREADS_MAX: usize = 2;
@@ -85,11 +85,11 @@ impl Api {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(BLOCKING_THREADS_MAX)
-            .thread_name(Kind::ApiDisk.name())
-            .on_thread_start(|| privileges::enter(Kind::ApiDisk))
+            .thread_name(ThreadKind::ApiDisk.name())
+            .on_thread_start(|| privileges::enter(ThreadKind::ApiDisk))
             .build()?;
         let body = move || {
-            privileges::enter(Kind::Api);
+            privileges::enter(ThreadKind::Api);
             let served = runtime.block_on(async {
                 tokio::select! {
                     served = serve((listener, scraped), parts, changes_end) => served,

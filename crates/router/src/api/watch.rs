@@ -1,12 +1,12 @@
 //! Watches: the history of changes, and readers that follow it at their own pace.
 //!
 //! There is one history, bounded in events and bytes, and a reader is a place in it. So a reader
-//! that is slow costs nothing: once what it has not read is forgotten, it is told that its
+//! that is slow costs nothing: once what it has not read is forgotten, it is answered that its
 //! resourceVersion has expired, as one that comes with an old one is.
 //!
 //! Objects that were changed together have one resourceVersion, so that of an event does not say
-//! that all of them were told. A BOOKMARK does: one follows what a watch begins with, and each
-//! revision of which something was told. A reader that was cut off goes on from there.
+//! that all of them were sent. A BOOKMARK does: one follows what a watch begins with, and each
+//! revision of which something was sent. A reader that was cut off goes on from there.
 //!
 //! A change of a vNIC's phase is an event of the revision that is there at the time, behind all
 //! that this revision changed. A watch that begins at that revision gets it, perhaps once more: it
@@ -47,7 +47,7 @@ struct Face {
     json_of_tenants: Option<Bytes>,
 }
 
-/// Statuses of classes and quotas tell of the networks of all tenants: a tenant's reader gets its
+/// Statuses of classes and quotas name the networks of all tenants: a tenant's reader gets its
 /// own by asking for the object.
 fn without_status(object: &AnyObject) -> Option<AnyObject> {
     let mut object = object.clone();
@@ -258,7 +258,7 @@ pub struct Reader {
     count: watch::Receiver<u64>,
     /// To be said first.
     listed: Listed,
-    /// The last revision of those pages: some of what came until then is told.
+    /// The last revision of those pages: some of what came until then is sent.
     listed_until: u64,
     owes_bookmark: bool,
     end: Instant,
@@ -303,8 +303,8 @@ impl Reader {
                 .is_some_and(|(_, revision)| event.is_known_at(revision.0))
     }
 
-    /// All up to this revision is told, if it is not one of those that only some of the pages show.
-    fn tell_bookmark(&mut self, revision: u64, bytes: &mut Vec<u8>) {
+    /// All up to this revision is sent, if it is not one of those that only some of the pages show.
+    fn send_bookmark(&mut self, revision: u64, bytes: &mut Vec<u8>) {
         if self.owes_bookmark && revision >= self.listed_until {
             bytes.extend_from_slice(&bookmark(self.filter.kind, revision));
             self.owes_bookmark = false;
@@ -322,11 +322,11 @@ impl Reader {
         while bytes.len() < CHUNK_BYTES {
             // Events of a revision come together.
             let Some(event) = past.events.get((self.next - past.first) as usize) else {
-                self.tell_bookmark(past.revision.max(self.after), bytes);
+                self.send_bookmark(past.revision.max(self.after), bytes);
                 break;
             };
             if event.revision != self.revision {
-                self.tell_bookmark(self.revision, bytes);
+                self.send_bookmark(self.revision, bytes);
                 self.revision = event.revision;
             }
             self.next += 1;
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_bookmark_follows_each_revision_once_all_of_it_is_told() {
+    async fn a_bookmark_follows_each_revision_once_all_of_it_is_sent() {
         let history = History::new(Revision(0));
         let of = |name: &str, version, tier: &str| change(version, None, Some(rule(name, "blue", tier, version)));
         let long = "w".repeat(CHUNK_BYTES);
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_watch_begins_with_is_not_told_again() {
+    async fn what_a_watch_begins_with_is_not_sent_again() {
         let history = History::new(Revision(9));
         let of = |name: &str, version| rule(name, "blue", "web", version);
         // `a` and `c` are read at revision 10 and 12, with changes around.
@@ -504,7 +504,7 @@ mod tests {
         let mut reader = Reader::new(history.clone(), filter, Revision(9), listed).unwrap();
         assert_eq!(versions(&mut reader).await, ["ADDED 10"]);
         assert_eq!(versions(&mut reader).await, ["ADDED 10"]);
-        // Of the others nothing is news, and nobody has to begin between the pages.
+        // Of the others nothing is new, and nobody has to begin between the pages.
         assert_eq!(versions(&mut reader).await, ["MODIFIED 11", "BOOKMARK 12"]);
         history.push(&[change(13, Some(of("c", 10)), None)]);
         assert_eq!(versions(&mut reader).await, ["DELETED 13", "BOOKMARK 13"]);
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_status_is_told_behind_its_revision() {
+    async fn a_status_is_sent_behind_its_revision() {
         let history = History::new(Revision(9));
         let of = |version| rule("a", "blue", "web", version);
         let status = |revision| Change { is_status: true, ..change(revision, Some(of(revision)), Some(of(revision))) };
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tenants_are_not_told_of_the_networks_of_others() {
+    async fn tenants_do_not_see_the_networks_of_others() {
         let history = History::new(Revision(0));
         let value = json!({"apiVersion": API_VERSION, "kind": "QosClass", "metadata": {"name": "gold"}, "spec": {}});
         let mut object = parse_object(&value).unwrap();
@@ -628,17 +628,17 @@ mod tests {
         history.push(&[change(1, None, Some(Side { object, tenant: None }))]);
         let mut of_tenant = filter(ObjectKind::QosClass, "", Some("blue"));
         of_tenant.names.insert("gold".into());
-        for (filter, is_told) in [(of_tenant, false), (filter(ObjectKind::QosClass, "", None), true)] {
+        for (filter, is_reported) in [(of_tenant, false), (filter(ObjectKind::QosClass, "", None), true)] {
             let mut bytes = Vec::new();
             reader(&history, filter, 0).unwrap().take(&mut bytes);
             let text = String::from_utf8(bytes).unwrap();
             assert!(text.contains("gold"));
-            assert_eq!(text.contains("red-net"), is_told, "{text}");
+            assert_eq!(text.contains("red-net"), is_reported, "{text}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn readers_are_woken_and_told_how_far_they_are() {
+    async fn readers_are_woken_and_sent_their_position() {
         let history = History::new(Revision(5));
         let mut reader = reader(&history, filter(ObjectKind::AccessRule, "", None), 5).unwrap();
         let text = reader.next().await.unwrap();

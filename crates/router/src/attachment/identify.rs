@@ -7,7 +7,7 @@
 //! Invariant: a vNIC has [`THREAD_COUNT_MAX`] of these threads at most, however many are stuck, and
 //! [`WAITING_COUNT_MAX`] connections with them. Beyond that connections wait where they take no
 //! descriptor of the router: in the queue of its listening socket.
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -71,7 +71,7 @@ impl Identifiers {
         } else if state.threads < THREAD_COUNT_MAX {
             let shared = self.0.clone();
             let body = move || {
-                privileges::enter(Kind::Identify);
+                privileges::enter(ThreadKind::Identify);
                 while let Some(task) = shared.next() {
                     task();
                 }

@@ -5,7 +5,7 @@ use crate::attachment::identify::Identifiers;
 use crate::attachment::{AttachedProcess, Attachment, Found, Peer};
 use crate::base::deferred_drop::Closer;
 use crate::memory::entrusted::Entrusted;
-use crate::memory::freezer::{Answer, Holder, Order, Process};
+use crate::memory::freezer::{Answer, FreezeCommand, Freezer, Process};
 use crate::memory::quiesce::Gated;
 use crate::memory::slow_path::TenantMemory;
 use freeflow_shm::fd::{self, PeerCredentials};
@@ -91,7 +91,7 @@ pub struct LocalProcess {
     tasks: Arc<Entrusted<OwnedFd>>,
     account: Arc<Account>,
     /// Nobody waits with the lock held.
-    holder: Mutex<Holder>,
+    freezer: Mutex<Freezer>,
 }
 
 impl LocalProcess {
@@ -111,12 +111,12 @@ impl LocalProcess {
             memory: Arc::new(Gated::new(Entrusted::new(memory, charge.clone(), closer.clone()))),
             tasks: Arc::new(Entrusted::new(tasks, charge, closer)),
             account,
-            holder: Mutex::default(),
+            freezer: Mutex::default(),
         })
     }
 
-    fn holder(&self) -> MutexGuard<'_, Holder> {
-        self.holder.lock().unwrap_or_else(PoisonError::into_inner)
+    fn freezer(&self) -> MutexGuard<'_, Freezer> {
+        self.freezer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -129,13 +129,13 @@ impl AttachedProcess for LocalProcess {
         self.memory.clone()
     }
 
-    fn freeze(&self, order: Order, answer: Answer) {
+    fn freeze(&self, command: FreezeCommand, answer: Answer) {
         let process = Process { tasks: self.tasks.clone(), uid: self.uid, gate: self.memory.gate.clone() };
-        self.holder().order(order, process, &self.account, answer);
+        self.freezer().submit(command, process, &self.account, answer);
     }
 
     fn let_go(&self) {
-        *self.holder() = Holder::default();
+        *self.freezer() = Freezer::default();
     }
 }
 

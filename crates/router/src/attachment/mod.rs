@@ -20,7 +20,7 @@ pub mod remote;
 mod remote_tests;
 
 use crate::admission::account::Charge;
-use crate::memory::freezer::{Answer, Order};
+use crate::memory::freezer::{Answer, FreezeCommand};
 use crate::memory::slow_path::TenantMemory;
 use freeflow_shm::fd::PeerCredentials;
 use std::any::Any;
@@ -72,7 +72,7 @@ pub trait AttachedProcess: Send + Sync {
     fn memory(&self) -> Arc<dyn TenantMemory>;
 
     /// Has its threads frozen or let go; never waits.
-    fn freeze(&self, order: Order, answer: Answer);
+    fn freeze(&self, command: FreezeCommand, answer: Answer);
 
     /// The connection has ended: threads that are frozen are let go.
     fn let_go(&self);

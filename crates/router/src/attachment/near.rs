@@ -9,8 +9,8 @@ use crate::admission::account::{Account, Charge, Commons};
 use crate::attachment::local::Local;
 use crate::attachment::{AttachedProcess, Attachment, Peer};
 use crate::base::deferred_drop::Closer;
-use crate::base::privileges::{self, Kind};
-use crate::memory::freezer::Order;
+use crate::base::privileges::{self, ThreadKind};
+use crate::memory::freezer::FreezeCommand;
 use crate::memory::slow_path::TenantMemory;
 use freeflow_protocol::attachment::{ACCESS_BYTES_MAX, Answer, Report, Request};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, decode, encode};
@@ -138,11 +138,11 @@ pub fn serve(stream: OwnedFd, commons: Arc<Commons>, alive: Arc<()>) -> io::Resu
     let (accesses, received) = channel();
     let (own, held) = (router.clone(), alive.clone());
     let body = move || {
-        privileges::enter(Kind::Fallback);
+        privileges::enter(ThreadKind::SlowPath);
         access(&received, &own);
         drop(held);
     };
-    std::thread::Builder::new().name(Kind::Fallback.name().into()).stack_size(256 * 1024).spawn(body)?;
+    std::thread::Builder::new().name(ThreadKind::SlowPath.name().into()).stack_size(256 * 1024).spawn(body)?;
     let local = Local::new(account.clone(), Arc::<Closer>::default());
     let (processes, channels) = (BTreeMap::new(), BTreeMap::new());
     let near = Near { router, local, account, epoll, found, processes, channels, accesses, alive };
@@ -203,11 +203,11 @@ impl Near {
             Request::Atomic { request, process, address, operation } => {
                 self.access((request, process), address, AccessKind::Atomic(operation))?;
             }
-            Request::Freeze { request, process, thread, quiet } => {
-                self.freeze((request, process), Order::Hold { thread, quiet });
+            Request::Freeze { request, process, thread, quiesce } => {
+                self.freeze((request, process), FreezeCommand::Freeze { thread, quiesce });
             }
-            Request::Release { request, process } => self.freeze((request, process), Order::Release),
-            Request::OpenChannel { channel } => self.open_channel(channel, descriptor.ok_or_else(missing)?),
+            Request::Thaw { request, process } => self.freeze((request, process), FreezeCommand::Thaw),
+            Request::OpenEventChannel { channel } => self.open_event_channel(channel, descriptor.ok_or_else(missing)?),
             Request::Event { channel, record } => self.pass_on(channel, record),
             Request::CloseChannel { channel } => drop(self.channels.remove(&channel)),
         }
@@ -265,20 +265,20 @@ impl Near {
         self.router.report(&Report::ProcessEnded { process });
     }
 
-    fn freeze(&self, (request, process): (u64, u64), order: Order) {
+    fn freeze(&self, (request, process): (u64, u64), command: FreezeCommand) {
         match self.process(process) {
             Ok(process) => {
                 let router = self.router.clone();
                 let answer =
                     move |result: Result<(), VerbsError>| router.answer(request, result.map(|()| Answer::Done));
-                process.freeze(order, Box::new(answer));
+                process.freeze(command, Box::new(answer));
             }
             Err(error) => self.router.answer(request, Err(error)),
         }
     }
 
-    fn open_channel(&mut self, channel: u64, write: OwnedFd) {
-        // Only that it has no reader any more, which is always told.
+    fn open_event_channel(&mut self, channel: u64, write: OwnedFd) {
+        // Only that it has no reader any more, which is always reported.
         let (data, flags) = (epoll::EventData::new_u64(channel), epoll::EventFlags::empty());
         if epoll::add(&*self.epoll, &write, data, flags).is_ok() {
             self.channels.insert(channel, Channel { write, owed: None });

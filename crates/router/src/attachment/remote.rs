@@ -13,8 +13,8 @@
 use crate::admission::account::Charge;
 use crate::attachment::relay::Relays;
 use crate::attachment::{AttachedProcess, Attachment, Found, Peer};
-use crate::base::privileges::{self, Kind};
-use crate::memory::freezer::{self, Order};
+use crate::base::privileges::{self, ThreadKind};
+use crate::memory::freezer::{self, FreezeCommand};
 use crate::memory::slow_path::TenantMemory;
 use freeflow_protocol::attachment::{ACCESS_BYTES_MAX, Answer, Report, Request};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, decode, encode};
@@ -156,7 +156,7 @@ impl Remote {
         let shared = Arc::new(Shared { state: Mutex::default(), wake: Doorbell::new()?, answer_time_max });
         let mut thread = Thread::new(shared.clone(), stream)?;
         let body = move || {
-            privileges::enter(Kind::Attachment);
+            privileges::enter(ThreadKind::Attachment);
             freeflow_shm::prefer_short_slices();
             let reason = thread.serve();
             thread.finish(reason);
@@ -164,7 +164,7 @@ impl Remote {
                 ended(reason);
             }
         };
-        std::thread::Builder::new().name(Kind::Attachment.name().into()).stack_size(256 * 1024).spawn(body)?;
+        std::thread::Builder::new().name(ThreadKind::Attachment.name().into()).stack_size(256 * 1024).spawn(body)?;
         Ok(Self(shared))
     }
 }
@@ -205,7 +205,7 @@ impl Attachment for Remote {
             return Err(io::Error::other(reason));
         }
         let channel = state.number();
-        state.post(&Request::OpenChannel { channel }, Some(theirs));
+        state.post(&Request::OpenEventChannel { channel }, Some(theirs));
         state.opened.push((channel, relayed));
         drop(state);
         self.0.wake.kick();
@@ -253,12 +253,12 @@ impl AttachedProcess for RemoteProcess {
         Arc::new(RemoteMemory(self.name.clone()))
     }
 
-    fn freeze(&self, order: Order, answer: freezer::Answer) {
+    fn freeze(&self, command: FreezeCommand, answer: freezer::Answer) {
         let Name { id: process, shared } = &*self.name;
         let (process, request, own) = (*process, shared.number(), shared.clone());
-        let message = match order {
-            Order::Hold { thread, quiet } => Request::Freeze { request, process, thread, quiet },
-            Order::Release => Request::Release { request, process },
+        let message = match command {
+            FreezeCommand::Freeze { thread, quiesce } => Request::Freeze { request, process, thread, quiesce },
+            FreezeCommand::Thaw => Request::Thaw { request, process },
         };
         let then = move |outcome| {
             answer(match outcome {

@@ -3,7 +3,7 @@ use crate::admission::account::{Account, Charge, Commons};
 use crate::attachment::near_halves::NearHalves;
 use crate::attachment::remote::Remote;
 use crate::attachment::{AttachedProcess, Attachment, Peer};
-use crate::memory::freezer::Order;
+use crate::memory::freezer::FreezeCommand;
 use freeflow_protocol::attachment::{ACCESS_BYTES_MAX, Answer, Report, Request};
 use freeflow_protocol::{decode, encode};
 use freeflow_shm::fd::{self, PeerCredentials, peer_closed, pidfd_alive, send_record};
@@ -161,7 +161,10 @@ fn a_process_that_ends_is_told_of() {
     // Its memory goes on answering: there is none.
     assert!(processes[0].memory().read(&mut [0; 8], 0x1000).is_err());
     let (sender, answered) = channel();
-    processes[0].freeze(Order::Hold { thread: 1, quiet: false }, Box::new(move |result| sender.send(result).unwrap()));
+    processes[0].freeze(
+        FreezeCommand::Freeze { thread: 1, quiesce: false },
+        Box::new(move |result| sender.send(result).unwrap()),
+    );
     assert!(answered.recv_timeout(LONG).unwrap().is_err());
 }
 
@@ -238,7 +241,10 @@ fn a_stream_that_ends_answers_all_that_waits() {
     let half = Half::new(LONG);
     let (process, _) = half.process();
     let (sender, answered) = channel();
-    process.freeze(Order::Hold { thread: 1, quiet: true }, Box::new(move |result| sender.send(result).unwrap()));
+    process.freeze(
+        FreezeCommand::Freeze { thread: 1, quiesce: true },
+        Box::new(move |result| sender.send(result).unwrap()),
+    );
     let found = identify(&half.remote, std::process::id());
     rustix::net::shutdown(&half.stream, rustix::net::Shutdown::Both).unwrap();
     assert_eq!(answered.recv_timeout(LONG).unwrap(), Err(VerbsError::DeviceFatal));
@@ -287,7 +293,7 @@ fn an_enemy_s_answers_end_its_stream_and_nothing_else() {
         let half = Half::new(LONG);
         let (process, _) = half.process();
         let (_read, _write) = half.remote.event_channel(4096).unwrap();
-        let Request::OpenChannel { channel } = half.next() else { panic!() };
+        let Request::OpenEventChannel { channel } = half.next() else { panic!() };
         let memory = process.memory();
         let reader = std::thread::spawn(move || memory.read(&mut [0; 8], 0x1000).is_err());
         let Request::Read { request, length: 8, address: 0x1000, .. } = half.next() else { panic!() };

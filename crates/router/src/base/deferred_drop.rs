@@ -6,7 +6,7 @@
 //! which ends when it has been idle for a moment.
 //!
 //! Memory is freed by another one: the kernel takes seconds for tens of GiB, though never as long as somebody likes.
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use std::any::Any;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -63,7 +63,7 @@ impl Closer {
         let _ = sender.send(item);
         *current = thread
             .spawn(move || {
-                privileges::enter(Kind::Closer);
+                privileges::enter(ThreadKind::Closer);
                 drain(&receiver);
             })
             .is_ok()

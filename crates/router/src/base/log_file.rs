@@ -72,7 +72,7 @@ pub fn write(line: &[u8]) {
             log.make_room(line.len() as u64, replace_outputs);
             log.write(line, &mut io::stderr());
         }
-        // Nobody to tell if stderr is gone.
+        // Nothing to report to if stderr is gone.
         (None, _) => drop(io::stderr().write_all(line)),
     }
 }
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use std::fs::{File, read_to_string};
 
-    /// Takes lines while it is told to.
+    /// Takes lines while it is asked to.
     #[derive(Default)]
     struct Disk {
         text: Vec<u8>,

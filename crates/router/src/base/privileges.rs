@@ -36,7 +36,7 @@ const REFUSALS_KNOWN_MAX: usize = 1000;
 
 /// The router's threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum ThreadKind {
     Main,
     Api,
     ApiDisk,
@@ -45,18 +45,18 @@ pub enum Kind {
     Capture,
     Closer,
     Control,
-    Fallback,
+    SlowPath,
     NetworkReconciler,
-    Holder,
+    Freezer,
     Identify,
-    Mover,
+    CopyThread,
     Peers,
     Store,
     Sysfs,
     Worker,
 }
 
-impl Kind {
+impl ThreadKind {
     pub const ALL: [Self; 17] = [
         Self::Main,
         Self::Api,
@@ -66,11 +66,11 @@ impl Kind {
         Self::Capture,
         Self::Closer,
         Self::Control,
-        Self::Fallback,
+        Self::SlowPath,
         Self::NetworkReconciler,
-        Self::Holder,
+        Self::Freezer,
         Self::Identify,
-        Self::Mover,
+        Self::CopyThread,
         Self::Peers,
         Self::Store,
         Self::Sysfs,
@@ -88,11 +88,11 @@ impl Kind {
             Self::Capture => "ff-capture",
             Self::Closer => "ff-closer",
             Self::Control => "ff-control",
-            Self::Fallback => "ff-fallback",
+            Self::SlowPath => "ff-slow-path",
             Self::NetworkReconciler => "ff-networks",
-            Self::Holder => "ff-holder",
+            Self::Freezer => "ff-freezer",
             Self::Identify => "ff-identify",
-            Self::Mover => "ff-mover",
+            Self::CopyThread => "ff-copy",
             Self::Peers => "ff-peers",
             Self::Store => "ff-store",
             Self::Sysfs => "ff-sysfs",
@@ -105,7 +105,7 @@ impl Kind {
             // Opens /proc/PID/mem of whoever connects, of whatever user.
             Self::Identify => &["CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"],
             // Stops the threads of a process that moves its memory.
-            Self::Holder => &["CAP_SYS_PTRACE"],
+            Self::Freezer => &["CAP_SYS_PTRACE"],
             _ => &[],
         }
     }
@@ -125,7 +125,7 @@ fn capability_set(names: &[&str]) -> CapabilitySet {
 
 /// The programs of the filters of each kind. Set before the first thread begins, and empty where
 /// the kernel has no filters; not in a process that is not confined, such as a test.
-static FILTERS: OnceLock<BTreeMap<Kind, Vec<Filter>>> = OnceLock::new();
+static FILTERS: OnceLock<BTreeMap<ThreadKind, Vec<Filter>>> = OnceLock::new();
 
 /// From now on this process is a router and nothing else: it gains no privileges, and has what a
 /// router needs to start. Call it before the first thread begins.
@@ -146,8 +146,8 @@ pub fn confine() -> io::Result<Refusals> {
 }
 
 /// Gives the filters for threads. Errors: the kernel has none.
-fn limit_calls_of_start() -> io::Result<BTreeMap<Kind, Vec<Filter>>> {
-    let filters = Kind::ALL.into_iter().map(|kind| Ok((kind, system_calls::filters(kind)?))).collect();
+fn limit_calls_of_start() -> io::Result<BTreeMap<ThreadKind, Vec<Filter>>> {
+    let filters = ThreadKind::ALL.into_iter().map(|kind| Ok((kind, system_calls::filters(kind)?))).collect();
     for filter in system_calls::filters_of_start()? {
         limit_calls(&filter)?;
     }
@@ -155,7 +155,7 @@ fn limit_calls_of_start() -> io::Result<BTreeMap<Kind, Vec<Filter>>> {
 }
 
 /// The calling thread keeps what its kind needs. Does nothing in a process that is not confined.
-pub fn enter(kind: Kind) {
+pub fn enter(kind: ThreadKind) {
     let Some(filters) = FILTERS.get() else { return };
     let effective = capability_set(kind.capabilities());
     if let Err(error) = limit_capabilities(effective | capability_set(kind.hands_on()), effective) {
@@ -199,8 +199,8 @@ impl AsFd for Refusals {
 /// Everything above as JSON, for tests, `doctor` and the unit file.
 pub fn describe() -> Value {
     let names = |calls: Vec<Call>| calls.iter().map(Call::name).collect::<Vec<_>>();
-    let thread = |kind: Kind| json!({"capabilities": kind.capabilities(), "hands_on": kind.hands_on(), "calls": names(system_calls::of(kind))});
-    let threads: BTreeMap<&str, Value> = Kind::ALL.into_iter().map(|kind| (kind.name(), thread(kind))).collect();
+    let thread = |kind: ThreadKind| json!({"capabilities": kind.capabilities(), "hands_on": kind.hands_on(), "calls": names(system_calls::of(kind))});
+    let threads: BTreeMap<&str, Value> = ThreadKind::ALL.into_iter().map(|kind| (kind.name(), thread(kind))).collect();
     let in_unit = [CAPABILITIES_OF_START, CAPABILITIES_OF_UNIT].concat();
     let start = json!({"capabilities": CAPABILITIES_OF_START, "calls": names(system_calls::of_start())});
     json!({"start": start, "threads": threads, "unit": {"capabilities": in_unit}})
@@ -212,7 +212,8 @@ mod tests {
 
     #[test]
     fn names_of_capabilities_are_known() {
-        let of_threads = Kind::ALL.map(Kind::capabilities).into_iter().chain(Kind::ALL.map(Kind::hands_on));
+        let of_threads =
+            ThreadKind::ALL.map(ThreadKind::capabilities).into_iter().chain(ThreadKind::ALL.map(ThreadKind::hands_on));
         for names in of_threads.chain([CAPABILITIES_OF_START]) {
             assert_eq!(capability_set(names).bits().count_ones() as usize, names.len(), "{names:?}");
             assert!(names.iter().all(|name| CAPABILITIES_OF_START.contains(name)));
@@ -225,7 +226,7 @@ mod tests {
         let capabilities =
             || status().lines().filter(|line| line.starts_with("Cap")).map(str::to_owned).collect::<Vec<_>>();
         let before = capabilities();
-        enter(Kind::Mover);
+        enter(ThreadKind::CopyThread);
         assert_eq!(capabilities(), before);
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! A thread has the filters of the thread that began it, too: so a kind's list holds what those
 //! need that it begins ([`begun_by`]).
-use crate::base::privileges::Kind;
+use crate::base::privileges::ThreadKind;
 use freeflow_shm::FilterInstruction;
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -328,42 +328,48 @@ const ABSENT: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
 /// System calls of the process itself while it starts.
 const START: &[Call] = calls![SYS_signalfd4, SYS_setrlimit];
 
-fn purposes(kind: Kind) -> &'static [&'static [Call]] {
+fn purposes(kind: ThreadKind) -> &'static [&'static [Call]] {
     match kind {
         // It puts a new file in the log's place.
-        Kind::Main => &[EVENTS, FILES, FILES_CHANGED],
-        Kind::Api => &[EVENTS, FILES, SOCKETS, PROCESSES],
-        Kind::ApiDisk | Kind::Audit | Kind::Store | Kind::Sysfs => &[FILES, FILES_CHANGED],
-        Kind::Attachment => &[EVENTS, SOCKETS],
-        Kind::Capture => &[],
+        ThreadKind::Main => &[EVENTS, FILES, FILES_CHANGED],
+        ThreadKind::Api => &[EVENTS, FILES, SOCKETS, PROCESSES],
+        ThreadKind::ApiDisk | ThreadKind::Audit | ThreadKind::Store | ThreadKind::Sysfs => &[FILES, FILES_CHANGED],
+        ThreadKind::Attachment => &[EVENTS, SOCKETS],
+        ThreadKind::Capture => &[],
         // Closes; the sockets and files are a tenant's.
-        Kind::Closer => &[],
-        Kind::Control => &[EVENTS, FILES, FILES_CHANGED, SEGMENTS, SOCKETS, SOCKETS_MADE, PROCESSES],
-        Kind::Fallback | Kind::Mover => &[],
-        Kind::NetworkReconciler => &[SOCKETS, PROCESSES],
-        Kind::Holder => &[FILES, PROCESSES, STOPPING],
+        ThreadKind::Closer => &[],
+        ThreadKind::Control => &[EVENTS, FILES, FILES_CHANGED, SEGMENTS, SOCKETS, SOCKETS_MADE, PROCESSES],
+        ThreadKind::SlowPath | ThreadKind::CopyThread => &[],
+        ThreadKind::NetworkReconciler => &[SOCKETS, PROCESSES],
+        ThreadKind::Freezer => &[FILES, PROCESSES, STOPPING],
         // Opens a process' memory for writing, too.
-        Kind::Identify => &[FILES, OPENING, PROCESSES],
-        Kind::Peers => &[EVENTS, FILES, SOCKETS, SOCKETS_MADE],
-        Kind::Worker => &[EVENTS, SEGMENTS, SOCKETS, SOCKETS_MADE],
+        ThreadKind::Identify => &[FILES, OPENING, PROCESSES],
+        ThreadKind::Peers => &[EVENTS, FILES, SOCKETS, SOCKETS_MADE],
+        ThreadKind::Worker => &[EVENTS, SEGMENTS, SOCKETS, SOCKETS_MADE],
     }
 }
 
 /// Those that threads of a kind begin.
-fn begun_by(kind: Kind) -> &'static [Kind] {
+fn begun_by(kind: ThreadKind) -> &'static [ThreadKind] {
     match kind {
-        Kind::Api => &[Kind::ApiDisk],
+        ThreadKind::Api => &[ThreadKind::ApiDisk],
         // Also what a job that it runs in the worker's place begins.
-        Kind::Control => {
-            &[Kind::Attachment, Kind::Capture, Kind::Closer, Kind::Fallback, Kind::Holder, Kind::Identify, Kind::Store]
-        }
-        Kind::Worker => &[Kind::Closer, Kind::Fallback],
+        ThreadKind::Control => &[
+            ThreadKind::Attachment,
+            ThreadKind::Capture,
+            ThreadKind::Closer,
+            ThreadKind::SlowPath,
+            ThreadKind::Freezer,
+            ThreadKind::Identify,
+            ThreadKind::Store,
+        ],
+        ThreadKind::Worker => &[ThreadKind::Closer, ThreadKind::SlowPath],
         _ => &[],
     }
 }
 
 /// By name, each once: where one of several lists has a call always, it is had always.
-pub fn of(kind: Kind) -> Vec<Call> {
+pub fn of(kind: ThreadKind) -> Vec<Call> {
     let own = [RUNTIME].into_iter().chain(purposes(kind).iter().copied()).flatten().copied();
     let begun = begun_by(kind).iter().flat_map(|&kind| of(kind));
     let beginning = if begun_by(kind).is_empty() { &[] } else { BEGINNING };
@@ -373,7 +379,7 @@ pub fn of(kind: Kind) -> Vec<Call> {
 /// Of the process while it starts, and of all its threads: what any of them may do.
 pub fn of_start() -> Vec<Call> {
     let all = [START, BEGINNING, SEGMENTS, SOCKETS_MADE].into_iter().flatten().copied();
-    merge(all.chain(Kind::ALL.into_iter().flat_map(of)))
+    merge(all.chain(ThreadKind::ALL.into_iter().flat_map(of)))
 }
 
 fn merge(calls: impl Iterator<Item = Call>) -> Vec<Call> {
@@ -386,7 +392,7 @@ fn merge(calls: impl Iterator<Item = Call>) -> Vec<Call> {
 }
 
 /// The programs of the filters that a thread of this kind takes. Errors: the processor is none that is known here.
-pub fn filters(kind: Kind) -> io::Result<Vec<Filter>> {
+pub fn filters(kind: ThreadKind) -> io::Result<Vec<Filter>> {
     let begins_none = begun_by(kind).is_empty();
     let no_thread = begins_none.then(|| compile(NO_THREAD, SeccompAction::Allow, ABSENT));
     // The list comes last: few lists let a thread take one more filter.
@@ -429,7 +435,7 @@ mod tests {
     use std::process::Command;
 
     /// Runs on a thread with a kind's filters, as in a router. The thread's end is theirs.
-    fn filtered<T: Send + 'static>(kind: Kind, body: impl FnOnce() -> T + Send + 'static) -> T {
+    fn filtered<T: Send + 'static>(kind: ThreadKind, body: impl FnOnce() -> T + Send + 'static) -> T {
         let thread = std::thread::spawn(move || {
             RefusedCalls::hear().unwrap();
             set_no_new_privs(true).unwrap();
@@ -458,7 +464,7 @@ mod tests {
 
     #[test]
     fn every_kind_goes_on_with_its_filter_and_begins_no_process() {
-        for kind in Kind::ALL {
+        for kind in ThreadKind::ALL {
             let (read, executed, other) = filtered(kind, || {
                 let status = std::fs::read_to_string("/proc/thread-self/status");
                 (status.map(|text| text.contains("\nSeccomp:\t2")), errno(Command::new("/bin/true").spawn()), packets())
@@ -479,11 +485,11 @@ mod tests {
             }
         };
         let no_socket = Err(Errno::PERM);
-        assert_eq!(filtered(Kind::Control, make("control")), (None, None, Ok(()), None));
-        assert_eq!(filtered(Kind::Store, make("store")), (None, None, no_socket, ABSENT));
-        assert_eq!(filtered(Kind::Peers, make("peers")), (REFUSED, REFUSED, Ok(()), ABSENT));
-        assert_eq!(filtered(Kind::Worker, make("worker")), (REFUSED, REFUSED, Ok(()), None));
-        assert_eq!(filtered(Kind::Mover, make("mover")), (REFUSED, REFUSED, no_socket, ABSENT));
+        assert_eq!(filtered(ThreadKind::Control, make("control")), (None, None, Ok(()), None));
+        assert_eq!(filtered(ThreadKind::Store, make("store")), (None, None, no_socket, ABSENT));
+        assert_eq!(filtered(ThreadKind::Peers, make("peers")), (REFUSED, REFUSED, Ok(()), ABSENT));
+        assert_eq!(filtered(ThreadKind::Worker, make("worker")), (REFUSED, REFUSED, Ok(()), None));
+        assert_eq!(filtered(ThreadKind::CopyThread, make("copy")), (REFUSED, REFUSED, no_socket, ABSENT));
     }
 
     /// A program's answer to a call: as the kernel runs it, for the instructions that these
@@ -513,7 +519,7 @@ mod tests {
     }
 
     /// Whether a thread of this kind may make a call with such first arguments.
-    fn may(kind: Kind, number: i64, arguments: [i32; 3]) -> bool {
+    fn may(kind: ThreadKind, number: i64, arguments: [i32; 3]) -> bool {
         let [a, b, c] = arguments.map(|argument| argument as u32 as u64);
         let programs = filters_of_start().unwrap().into_iter().chain(filters(kind).unwrap());
         programs
@@ -543,10 +549,10 @@ mod tests {
             libc::SYS_setuid,
             libc::SYS_unshare,
         ];
-        for kind in Kind::ALL {
+        for kind in ThreadKind::ALL {
             assert!(never.iter().all(|&number| !may(kind, number, [0; 3])), "{kind:?}");
             assert!(may(kind, libc::SYS_read, [0; 3]) && may(kind, libc::SYS_rt_sigreturn, [0; 3]));
-            let holds = matches!(kind, Kind::Control | Kind::Holder);
+            let holds = matches!(kind, ThreadKind::Control | ThreadKind::Freezer);
             assert_eq!(may(kind, libc::SYS_ptrace, [libc::PTRACE_SEIZE as i32, 1, 0]), holds, "{kind:?}");
             assert!(!may(kind, libc::SYS_ptrace, [libc::PTRACE_POKETEXT as i32, 1, 0]), "{kind:?}");
         }
@@ -557,7 +563,7 @@ mod tests {
         use libc::{
             AF_INET, AF_NETLINK, AF_PACKET, AF_UNIX, CLONE_THREAD, CLONE_VM, O_CLOEXEC, O_CREAT, O_RDWR, O_WRONLY,
         };
-        for kind in Kind::ALL {
+        for kind in ThreadKind::ALL {
             for call in [libc::SYS_mmap, libc::SYS_mprotect] {
                 assert!(may(kind, call, [0, 4096, libc::PROT_READ | libc::PROT_WRITE]), "{kind:?}");
                 assert!(!may(kind, call, [0, 4096, libc::PROT_READ | libc::PROT_EXEC]), "{kind:?}");
@@ -575,21 +581,21 @@ mod tests {
                 "{kind:?}"
             );
         }
-        assert!(may(Kind::Worker, libc::SYS_clone, [CLONE_VM | CLONE_THREAD, 0, 0]));
-        assert!(may(Kind::Worker, libc::SYS_ioctl, [3, 0xc020_aa00_u32 as i32, 0]));
-        assert!(!may(Kind::Worker, libc::SYS_ioctl, [3, libc::TIOCSTI as i32, 0]));
-        assert!([AF_UNIX, AF_INET].iter().all(|&family| may(Kind::Worker, libc::SYS_socket, [family, 0, 0])));
+        assert!(may(ThreadKind::Worker, libc::SYS_clone, [CLONE_VM | CLONE_THREAD, 0, 0]));
+        assert!(may(ThreadKind::Worker, libc::SYS_ioctl, [3, 0xc020_aa00_u32 as i32, 0]));
+        assert!(!may(ThreadKind::Worker, libc::SYS_ioctl, [3, libc::TIOCSTI as i32, 0]));
+        assert!([AF_UNIX, AF_INET].iter().all(|&family| may(ThreadKind::Worker, libc::SYS_socket, [family, 0, 0])));
         let opens = |kind, flags| may(kind, libc::SYS_openat, [libc::AT_FDCWD, 0, flags]);
-        for kind in [Kind::Worker, Kind::Peers, Kind::Mover, Kind::Fallback] {
+        for kind in [ThreadKind::Worker, ThreadKind::Peers, ThreadKind::CopyThread, ThreadKind::SlowPath] {
             assert!(opens(kind, O_CLOEXEC));
             assert!([O_RDWR, O_WRONLY, O_CREAT].iter().all(|&flags| !opens(kind, flags)), "{kind:?}");
         }
-        assert!(opens(Kind::Identify, O_RDWR) && opens(Kind::Store, O_RDWR | O_CREAT));
+        assert!(opens(ThreadKind::Identify, O_RDWR) && opens(ThreadKind::Store, O_RDWR | O_CREAT));
     }
 
     #[test]
     fn another_processor_s_calls_end_the_process() {
-        let program = filters(Kind::Main).unwrap().pop().unwrap();
+        let program = filters(ThreadKind::Main).unwrap().pop().unwrap();
         let foreign: Vec<_> = program
             .iter()
             .map(|&(code, jt, jf, k)| (code, jt, jf, k ^ u32::from(code == 0x15 && k > 1 << 30)))
@@ -599,7 +605,7 @@ mod tests {
 
     #[test]
     fn who_begins_a_thread_has_what_that_one_needs() {
-        for kind in Kind::ALL {
+        for kind in ThreadKind::ALL {
             let all = of(kind);
             let has = |wanted: &Call| all.iter().any(|call| call.number == wanted.number && call.when <= wanted.when);
             assert!(begun_by(kind).iter().all(|&begun| of(begun).iter().all(has)), "{kind:?}");

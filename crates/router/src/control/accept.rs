@@ -58,7 +58,7 @@ impl Control {
         }
     }
 
-    /// Whether epoll tells of connections. A vNIC that has failed is not watched at all.
+    /// Whether epoll reports connections. A vNIC that has failed is not watched at all.
     fn set_accepting(&self, vnic: Key, is_accepting: bool) {
         let Some(entry) = self.vnics.get(vnic) else { return };
         let data = epoll::EventData::new_u64(Topic::VnicListener(vnic).token());

@@ -1,8 +1,8 @@
 //! Access rules between the threads: the control thread gives them out, both sides enforce them,
 //! what they refuse is reported.
-use crate::admission::access::{Attempted, Incident, Rules};
-use crate::admission::address_map::Homes;
-use crate::admission::violations::{self, Resource, Share, Tried, quota_field};
+use crate::admission::access::{Incident, Rules, ViolationRecord};
+use crate::admission::address_map::AddressMap;
+use crate::admission::violations::{self, Resource, Share, ViolationClass, quota_field};
 use crate::audit::{Class, Refusal};
 use crate::base::log::info;
 use crate::base::slab::Key;
@@ -24,16 +24,16 @@ const BLAMED_TIME_NS: u64 = 2 * violations::INTERVAL.0;
 impl Control {
     /// These rules are in force from now on: for what is asked for as soon as the worker has taken
     /// them, for what stands within milliseconds.
-    pub(crate) fn set_access(&mut self, table: AccessTable, homes: Homes) {
+    pub(crate) fn set_access(&mut self, table: AccessTable, address_map: AddressMap) {
         let before = self.cm.access().rules().cloned();
-        let gone = before.as_ref().map_or_else(Vec::new, |before| before.homes.gone(&homes));
-        let rules = Arc::new(Rules::new(table, homes, before.as_deref()));
+        let gone = before.as_ref().map_or_else(Vec::new, |before| before.address_map.gone(&address_map));
+        let rules = Arc::new(Rules::new(table, address_map, before.as_deref()));
         self.set_cm_rules(rules.clone());
         self.worker.send(SetAccessRules { rules, gone });
     }
 
-    /// How often a rule has refused something on this host, and how many connections it has cut; no
-    /// rule: the networks' own `access`.
+    /// How often a rule has refused something on this host, and how many connections it has
+    /// disconnected; no rule: the networks' own `access`.
     pub(crate) fn access_counts(&mut self, rule: Option<&str>) -> (u64, u64) {
         let rules = self.cm.access().rules();
         rules.and_then(|rules| rules.counts_of(rule)).map(|counts| counts.get()).unwrap_or_default()
@@ -42,13 +42,13 @@ impl Control {
     /// The same before the worker has its thread.
     pub(crate) fn restore_access(&mut self, worker: &mut Worker) {
         let view = self.state.access();
-        let rules = Arc::new(Rules::new(AccessTable::of(view), Homes::of(view), None));
+        let rules = Arc::new(Rules::new(AccessTable::of(view), AddressMap::of(view), None));
         self.set_cm_rules(rules.clone());
-        worker.rings.access.set_rules(rules);
+        worker.ports.access.set_rules(rules);
     }
 
     /// A vNIC has other labels now.
-    pub(crate) fn tell_identity(&mut self, key: Key) {
+    pub(crate) fn announce_identity(&mut self, key: Key) {
         let Some(entry) = self.vnics.get(key) else { return };
         let gids: Vec<Gid> = entry.record.gids().collect();
         let (identity, name) = (identity_of(&entry.record), entry.record.network.clone());
@@ -61,7 +61,7 @@ impl Control {
     }
 
     /// Each is a line of the audit log, and of the router's; a vNIC that has too many of them loses
-    /// lines of its own alone. Cuts have lines beside those of refusals.
+    /// lines of its own alone. Disconnections have their own quota of lines.
     pub(crate) fn report_incidents(&mut self, incidents: Vec<Incident>) {
         for incident in incidents {
             let Incident { deed, network, vnic, from, to, target, rule, count } = incident;
@@ -77,7 +77,7 @@ impl Control {
                 count,
                 ..Refusal::default()
             };
-            let class = if deed.is_cut() { Class::Cut } else { Class::Rule };
+            let class = if deed.is_disconnection() { Class::Disconnection } else { Class::Rule };
             self.audit.refusal(class, number_of(&(&vnic, deed.name())), refusal);
             if self.may_log(&vnic) {
                 let what = deed.name();
@@ -97,11 +97,11 @@ impl Control {
 
     /// The same of what leads nowhere, most of all to other tenants. Each kind has lines of its
     /// own, so that one does not hide another.
-    pub(crate) fn report_attempts(&mut self, attempts: Vec<Attempted>) {
-        for attempt in attempts {
-            let Attempted { tried, network, vnic, from, peer, owner, count } = attempt;
-            let (what, vnic) = (tried.name(), vnic.unwrap_or_else(|| from.to_string()));
-            if let Tried::Quota(share, resource) = tried {
+    pub(crate) fn report_violations(&mut self, violations: Vec<ViolationRecord>) {
+        for violation in violations {
+            let ViolationRecord { class, network, vnic, from, peer, owner, count } = violation;
+            let (what, vnic) = (class.name(), vnic.unwrap_or_else(|| from.to_string()));
+            if let ViolationClass::Quota(share, resource) = class {
                 self.report_shortage(&vnic, (share, resource), count);
                 continue;
             }
@@ -119,7 +119,7 @@ impl Control {
             if self.may_log(&vnic) {
                 let target = owner.unwrap_or_default();
                 info!(
-                    "attempt",
+                    "policy violation",
                     what = what,
                     network = network,
                     vnic = vnic,
@@ -134,7 +134,7 @@ impl Control {
     /// A program of a vNIC got ENOMEM so often. That a limit of the router's own was in the way is no quota's doing.
     fn report_shortage(&mut self, id: &str, (share, resource): (Share, Resource), count: u64) {
         let Some(quota) = self.quota_to_blame(id, share, resource) else { return };
-        let what = Tried::Quota(share, resource).name();
+        let what = ViolationClass::Quota(share, resource).name();
         let network = self.state.vnic(id).map_or(String::new(), |vnic| vnic.network().to_owned());
         let ran_out = quota_field(share, resource);
         self.audit.refusal(Class::Quota, number_of(&(id, what)), || Refusal {
@@ -161,8 +161,8 @@ impl Control {
             entry.blamed.insert((share, resource), (quota.clone(), now_ns));
             return found;
         }
-        let (quota, told_ns) = entry.blamed.remove(&(share, resource))?;
-        (now_ns.saturating_sub(told_ns) <= BLAMED_TIME_NS).then_some(quota)
+        let (quota, reported_ns) = entry.blamed.remove(&(share, resource))?;
+        (now_ns.saturating_sub(reported_ns) <= BLAMED_TIME_NS).then_some(quota)
     }
 
     /// The Quota that sets a vNIC's limit, or its network's.
@@ -185,17 +185,17 @@ impl Control {
         most.is_some_and(|most| share == Share::Network || most <= own).then(|| name.to_owned())
     }
 
-    /// Connections of rdma_cm that are not allowed any more are cut, some of them in each round;
-    /// and what was refused is reported.
+    /// Connections of rdma_cm that are not allowed any more are disconnected, some of them in each
+    /// round; and what was refused is reported.
     pub(crate) fn follow_cm_policy(&mut self, now: Instant) {
         let incidents = self.cm.follow_policy(now, ROUND_CONNECTIONS_MAX);
         self.report_incidents(incidents);
-        let attempts = self.cm.access().take_attempts(now);
-        self.report_attempts(attempts);
+        let violations = self.cm.access().take_violations(now);
+        self.report_violations(violations);
     }
 }
 
-/// Tells vNICs apart, for who counts lines of each.
+/// Distinguishes vNICs, where lines of each are counted.
 fn number_of(vnic: &(impl Hash + ?Sized)) -> u64 {
     let mut hasher = DefaultHasher::new();
     vnic.hash(&mut hasher);

@@ -1,8 +1,8 @@
 //! Declared objects: from a command to the state that is stored and in force.
 //!
-//! Invariant: what is answered is stored, and what is not stored has no effect. The worker is told
-//! in the order of the commands.
-use crate::admission::address_map::Homes;
+//! Invariant: what is answered is stored, and what is not stored has no effect. The worker is
+//! notified in the order of the commands.
+use crate::admission::address_map::AddressMap;
 use crate::base::log::{info, warning};
 use crate::control::thread::Control;
 use crate::control::vnic_room;
@@ -47,7 +47,7 @@ impl Control {
         };
         let touched = self.touched(&plan);
         self.state.adopt(&plan, revision);
-        self.tell_changes(touched);
+        self.publish_changes(touched);
         let mut results = plan.results;
         for outcome in &mut results {
             if matches!(outcome.what, Change::Created | Change::Configured) {
@@ -116,15 +116,15 @@ impl Control {
         // Before anybody can talk in a new network.
         if access {
             let view = self.state.access();
-            self.set_access(AccessTable::of(view), Homes::of(view));
+            self.set_access(AccessTable::of(view), AddressMap::of(view));
         }
         if policy {
-            self.tell_policy();
+            self.publish_policy();
         }
         let changed: Vec<_> = vnics.iter().filter_map(|id| self.vnics_by_id.get(*id).copied()).collect();
         // A new vNIC may be the first of its class: the limit that it shares is there before it.
         if !vnics.is_empty() {
-            self.tell_vnics(&changed);
+            self.publish_vnics(&changed);
         }
         for id in vnics {
             if let Some(listener) = listeners.remove(id) {

@@ -45,7 +45,7 @@ impl Control {
         let Some(entry) = entry.filter(|entry| entry.attachment.has_ended()) else { return };
         entry.failed = Some(reason);
         warning!("vNIC failed", vnic = vnic, reason = reason);
-        self.tell_phase(vnic);
+        self.publish_phase(vnic);
         self.close_connections_of(vnic);
     }
 }

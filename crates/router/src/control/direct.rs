@@ -18,23 +18,23 @@ use std::os::fd::{AsFd, OwnedFd};
 
 /// The library's description of a direct ring.
 fn describe(terms: DirectRingTerms) -> Reply {
-    let DirectRingTerms { credit_count, channels_closed, takes_writes } = terms;
-    Reply::Direct { segment_bytes: ring_bytes() as u64, credit_count, channels_closed, takes_writes }
+    let DirectRingTerms { credit_count, direct_rings_closed, takes_writes } = terms;
+    Reply::Direct { segment_bytes: ring_bytes() as u64, credit_count, direct_rings_closed, takes_writes }
 }
 
 impl Control {
-    pub(crate) fn open_channel(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
+    pub(crate) fn open_direct_ring(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
         let qp = self.objects(at.0)?.qps.get(qp)?.id;
         let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
         let charge = Charge::foreign(&vnic.account, &vnic.record.limits)?;
-        let descriptor = foreign_memory("freeflow-channel", ring_bytes()).map_err(|_| VerbsError::NoMemory)?;
+        let descriptor = foreign_memory("freeflow-direct-ring", ring_bytes()).map_err(|_| VerbsError::NoMemory)?;
         let copy = descriptor.try_clone().map_err(|_| VerbsError::NoMemory)?;
         self.submit(at, OpenDirectRing { qp, copy, charge }, move |_, terms| {
             Answer::with(describe(terms), vec![descriptor])
         })
     }
 
-    pub(crate) fn accept_channel(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
+    pub(crate) fn accept_direct_ring(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
         let qp = self.objects(at.0)?.qps.get(qp)?.id;
         self.submit(at, AcceptDirectRing { qp }, |_, (terms, descriptor)| {
             Answer::with(describe(terms), vec![descriptor])
@@ -46,23 +46,23 @@ impl Control {
         self.submit(at, Grant { qp, request }, |_, verdict| verdict.answer())
     }
 
-    pub(crate) fn open_orders(&mut self, at: (Key, SessionId)) -> Outcome {
+    pub(crate) fn open_commands(&mut self, at: (Key, SessionId)) -> Outcome {
         let session = at.1;
-        if self.objects(at.0)?.orders.is_some() {
+        if self.objects(at.0)?.commands.is_some() {
             return Err(VerbsError::Exists);
         }
         let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
         let charge = Charge::descriptor(&vnic.account)?;
         let (read, write) = vnic.attachment.event_channel(PIPE_BYTES).map_err(|_| VerbsError::NoMemory)?;
         self.submit(at, OpenRevokeCommands { session, write }, move |connection, ()| {
-            connection.objects.orders = Some(charge);
+            connection.objects.commands = Some(charge);
             let mut answer = Answer::done();
             answer.descriptors.push(read);
             answer
         })
     }
 
-    pub(crate) fn confirm_withdrawal(&mut self, at: (Key, SessionId), segment: Handle) -> Outcome {
+    pub(crate) fn confirm_revocation(&mut self, at: (Key, SessionId), segment: Handle) -> Outcome {
         self.objects(at.0)?.segments.get(segment)?;
         self.submit(at, ConfirmRevocation { session: at.1, segment }, |_, ()| Answer::done())
     }
@@ -72,7 +72,7 @@ impl Verdict {
     fn answer(self) -> Answer {
         match self {
             Self::Given(given) => given.answer(),
-            Self::NotEarned { missing } => Answer::of(Reply::NotEarned { missing }),
+            Self::NotEnoughCredit { missing } => Answer::of(Reply::NotEnoughCredit { missing }),
         }
     }
 }
@@ -87,7 +87,7 @@ impl Given {
     fn answer(self) -> Answer {
         match self.descriptor() {
             Ok(descriptor) => Answer::with(self.reply, vec![descriptor]),
-            // It is noted as granted all the same, and withdrawn in its time.
+            // It is noted as granted all the same, and revoked in its time.
             Err(error) => error.into(),
         }
     }

@@ -19,7 +19,7 @@ impl QpRow {
             peer_address: self.look.peer.map(|(gid, _)| address(gid)),
             peer_qpn: self.look.peer.map(|(_, qpn)| qpn.0),
             path: self.path,
-            channel: self.channel,
+            direct_ring: self.direct_ring,
             grants: self.grants,
             reason: self.reason.map(|reason| reason.text().into()),
             sent_messages: self.traffic.messages_sent,

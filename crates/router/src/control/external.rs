@@ -8,8 +8,8 @@
 //!
 //! Nobody vouches for those machines: a packet counts as theirs if it bears their address, as with
 //! any NIC. And since all vNICs of this host that have the permission share its address there, what
-//! one of them may be told by such a machine can be told to another; who must not be mixed up gets
-//! no permission, or another host.
+//! one of them may learn from such a machine can be passed to another; who must not be mixed up
+//! gets no permission, or another host.
 //!
 //! This is the control thread's half: GID tables. Where packets go is the worker's (`crate::dataplane::fabric`).
 use crate::control::vnic_entry::Record;

@@ -8,7 +8,7 @@ use freeflow_verbs::Gid;
 
 impl Control {
     /// A peers file was read again: from now on vNICs have the GIDs that it gives them. Programs
-    /// that run keep the table they were told, but can't use what was taken away.
+    /// that run keep the table they were given, but can't use what was taken away.
     pub fn set_external_policy(&mut self, policy: ExternalPolicy) {
         let policy = policy.within(&self.state);
         // Another address of this host takes effect when the router is restarted.

@@ -5,7 +5,7 @@ use freeflow_orchestrator::objects::ObjectKind;
 use freeflow_orchestrator::{Plan, object_of_key};
 
 impl Control {
-    /// To be called before a plan is adopted, and [`Self::tell_changes`] after.
+    /// To be called before a plan is adopted, and [`Self::publish_changes`] after.
     pub(crate) fn touched(&self, plan: &Plan) -> Touched {
         if !self.feed.is_on() {
             return Touched(Vec::new());
@@ -14,7 +14,7 @@ impl Control {
         Touched(objects.map(|(kind, name)| (kind, name.to_owned(), side(self.declared(), kind, name))).collect())
     }
 
-    pub(crate) fn tell_changes(&self, touched: Touched) {
+    pub(crate) fn publish_changes(&self, touched: Touched) {
         let revision = self.declared().revision();
         let changes = touched.0.into_iter().filter_map(|(kind, name, before)| {
             let after = side(self.declared(), kind, &name);
@@ -27,7 +27,7 @@ impl Control {
     }
 
     /// A vNIC is in another phase.
-    pub(crate) fn tell_phase(&self, id: &str) {
+    pub(crate) fn publish_phase(&self, id: &str) {
         if !self.feed.is_on() {
             return;
         }

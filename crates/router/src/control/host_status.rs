@@ -59,7 +59,7 @@ impl Control {
             worker_cpu_us: counted.cpu_us,
             peer_count: peers.len() as u32,
             connected_peer_count: peers.iter().filter(|peer| peer.state == "up").count() as u32,
-            channel_qp_count: direct.channel_qps,
+            direct_ring_qp_count: direct.direct_ring_qps,
             grant_qp_count: direct.grant_qps,
             cm: self.cm.counts(),
             counters,

@@ -4,7 +4,7 @@
 //!
 //! Invariant: a command that was given a ticket is answered once, unless the worker ends first, and
 //! then the router ends.
-use crate::admission::address_map::Homes;
+use crate::admission::address_map::AddressMap;
 use crate::base::slab::Key;
 use crate::control::message::Message;
 use crate::control::session::{Answer, Connection};
@@ -97,9 +97,9 @@ impl Control {
                 self.handle_session_failed(session, reason, held);
             }
             Event::VnicFailed(VnicFailed { vnic, reason, held }) => self.handle_vnic_failed(vnic, reason, held),
-            Event::PolicyViolated(PolicyViolated { incidents, attempts }) => {
+            Event::PolicyViolated(PolicyViolated { incidents, violations }) => {
                 self.report_incidents(incidents);
-                self.report_attempts(attempts);
+                self.report_violations(violations);
             }
             Event::Counted(Counted { counters }) => self.sysfs.update(&counters),
             Event::ManagementReceived(ManagementReceived { mads, backlog }) => {
@@ -134,8 +134,8 @@ impl Control {
                 let _ = answer.send(self.host_inventory());
             }
             Message::SetAccess { table } => {
-                let homes = Homes::of(self.state.access());
-                self.set_access(*table, homes);
+                let address_map = AddressMap::of(self.state.access());
+                self.set_access(*table, address_map);
             }
             Message::CountAccess { rule, answer } => {
                 // Whoever asked may have gone.

@@ -46,7 +46,7 @@ pub(crate) enum Message {
         vnic: String,
         reason: &'static str,
     },
-    /// A connection's order about its threads was carried out, or can't be.
+    /// A connection's threads were frozen or thawed, or can't be.
     ThreadsFrozen {
         connection: Key,
         result: Result<(), VerbsError>,

@@ -4,7 +4,7 @@
 //! A page costs the worker a bounded time: [`PAGE_VNICS_MAX`] vNICs, some QPs, and a look at each session there is.
 use crate::admission::access::Rules;
 use crate::admission::tallies::Tally;
-use crate::admission::violations::Tried;
+use crate::admission::violations::ViolationClass;
 use crate::api::meters::{HostMeter, MeterPage, NetworkMeter, Position, VnicMeter};
 use crate::config::Mode;
 use crate::control::resources;
@@ -43,8 +43,8 @@ fn meter_of(entry: &VnicEntry, tenant: &str, tenant_limit: RateLimit) -> VnicMet
     }
 }
 
-fn tried_of(network: Option<NetworkId>, told: &[AccessCounts; 2]) -> [u64; Tried::ALL.len()] {
-    Tried::ALL.map(|tried| told.iter().filter_map(|by| by.tallies.tried.get(&(network, tried))).sum())
+fn violations_of(network: Option<NetworkId>, counts: &[AccessCounts; 2]) -> [u64; ViolationClass::ALL.len()] {
+    ViolationClass::ALL.map(|class| counts.iter().filter_map(|by| by.tallies.violations.get(&(network, class))).sum())
 }
 
 impl Control {
@@ -124,9 +124,9 @@ impl Control {
 
     fn host_meter(&mut self, mut worker: WorkerMeter) -> HostMeter {
         let peers = self.peers.status().peers;
-        let told = [AccessCounts::by(self.cm.access()), std::mem::take(&mut worker.access)];
-        let networks = self.network_meters(&std::mem::take(&mut worker.totals), &told);
-        let access = self.access_meter(&told);
+        let counts = [AccessCounts::by(self.cm.access()), std::mem::take(&mut worker.access)];
+        let networks = self.network_meters(&std::mem::take(&mut worker.totals), &counts);
+        let access = self.access_meter(&counts);
         HostMeter {
             host: self.config.host.clone(),
             uptime_s: freeflow_shm::monotonic_ns().saturating_sub(self.started.0) / 1_000_000_000,
@@ -137,25 +137,25 @@ impl Control {
             revision: self.state.revision().0,
             lost_audit_lines: self.audit.lost_lines(),
             networks,
-            tried: tried_of(None, &told),
+            violations: violations_of(None, &counts),
             access,
             cm_connections: self.cm.counts().established_count.into(),
             worker,
         }
     }
 
-    fn network_meters(&self, totals: &BTreeMap<NetworkId, Totals>, told: &[AccessCounts; 2]) -> Vec<NetworkMeter> {
+    fn network_meters(&self, totals: &BTreeMap<NetworkId, Totals>, counts: &[AccessCounts; 2]) -> Vec<NetworkMeter> {
         let meter = |network: &NetworkEntry| NetworkMeter {
             tenant: network.tenant().to_owned(),
             network: network.name().to_owned(),
             totals: totals.get(&network.id).copied().unwrap_or_default(),
-            tried: tried_of(Some(network.id), told),
+            violations: violations_of(Some(network.id), counts),
         };
         self.state.networks().map(meter).collect()
     }
 
     /// Of both threads; of networks that are there.
-    fn access_meter(&self, told: &[AccessCounts; 2]) -> Vec<([String; 3], Tally)> {
+    fn access_meter(&self, counts: &[AccessCounts; 2]) -> Vec<([String; 3], Tally)> {
         let networks: BTreeMap<NetworkId, &NetworkEntry> =
             self.state.networks().map(|network| (network.id, network)).collect();
         let mut sums: BTreeMap<[String; 3], Tally> = BTreeMap::new();
@@ -166,11 +166,11 @@ impl Control {
         for network in networks.values() {
             sums.insert(key("", Some(network)), Tally::default());
         }
-        let rules = told[0].rules.as_deref().map_or(&[][..], Rules::names);
+        let rules = counts[0].rules.as_deref().map_or(&[][..], Rules::names);
         for rule in rules {
             sums.insert(key(rule, None), Tally::default());
         }
-        for AccessCounts { rules: by, tallies } in told {
+        for AccessCounts { rules: by, tallies } in counts {
             for (&(rule, network), tally) in &tallies.refused {
                 let name = rule.map_or(Some(""), |rule| by.as_ref()?.name_of(rule));
                 let network = network.map(|network| networks.get(&network).copied());
@@ -181,7 +181,7 @@ impl Control {
                 }
                 let sum = sums.entry(key(name, network.flatten())).or_default();
                 sum.refusals += tally.refusals;
-                sum.cuts += tally.cuts;
+                sum.disconnections += tally.disconnections;
             }
         }
         sums.into_iter().collect()

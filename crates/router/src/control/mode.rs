@@ -29,7 +29,7 @@ impl From<HostMode> for Mode {
 }
 
 impl Control {
-    /// Decides again, and tells the worker if that changes anything.
+    /// Decides again, and notifies the worker if that changes anything.
     pub(crate) fn choose_mode(&mut self) {
         let (host, usual) = (self.config.host_name(), self.config.mode.into());
         let is_occupied = |id: &str| self.occupied.contains_key(id);

@@ -37,7 +37,7 @@ impl Sink for RouterSink {
         let is_controls = |update: &&Update| match update {
             Update::Settings(_) | Update::HostUp { .. } | Update::HostDown { .. } | Update::Route { .. } => true,
             Update::Party { .. } | Update::Cm { .. } => true,
-            Update::Severed { .. } => false,
+            Update::Disconnected { .. } => false,
             Update::Peer { .. } | Update::PeersGone { .. } | Update::Group { .. } | Update::Asked { .. } => false,
         };
         let of_control: Vec<Update> = updates.iter().filter(is_controls).cloned().collect();

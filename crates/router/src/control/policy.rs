@@ -1,4 +1,4 @@
-//! From what is declared to what the worker is told. Only what has changed is told, in one message after each command.
+//! From what is declared to what the worker applies. Only changes are sent, in one message after each command.
 use crate::dataplane::command::PolicyChanges;
 use freeflow_orchestrator::State;
 use freeflow_protocol::admin::DataPath;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// The networks and tenants of the last policy sent to the worker. Of vNICs, see
 /// [`crate::control::vnics::VnicEntry`].
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct AppliedPolicy {
     data_paths: BTreeMap<NetworkId, DataPath>,
     network_limits: BTreeMap<NetworkId, NetworkLimits>,
     tenants: BTreeMap<TenantId, RateLimit>,
@@ -22,7 +22,7 @@ fn changes<K: Copy + Ord, V: Copy + PartialEq + Default>(was: &BTreeMap<K, V>, i
     gone.chain(new.map(|(&key, &value)| (key, value))).collect()
 }
 
-impl Told {
+impl AppliedPolicy {
     /// The declared networks and tenants, as a change to the last policy sent.
     pub fn change(&mut self, state: &State) -> PolicyChanges {
         let data_paths = state.networks().map(|network| state.data_path_of(network)).collect();

@@ -5,18 +5,18 @@ use crate::dataplane::command::{PolicyChanges, SetPolicy, VnicPolicy};
 
 impl Control {
     /// Networks, classes or quotas have changed.
-    pub(crate) fn tell_policy(&mut self) {
+    pub(crate) fn publish_policy(&mut self) {
         self.set_external_policy(self.external.clone());
-        let mut changes = self.told.change(&self.state);
+        let mut changes = self.applied.change(&self.state);
         let keys: Vec<Key> = self.vnics_by_id.values().copied().collect();
         changes.vnics = self.vnic_changes(&keys);
         self.submit_changes(changes);
     }
 
     /// These vNICs have changed.
-    pub(crate) fn tell_vnics(&mut self, keys: &[Key]) {
+    pub(crate) fn publish_vnics(&mut self, keys: &[Key]) {
         // A class of their own may bring a limit of their tenant along.
-        let mut changes = self.told.change(&self.state);
+        let mut changes = self.applied.change(&self.state);
         changes.vnics = self.vnic_changes(keys);
         self.submit_changes(changes);
     }
@@ -36,7 +36,7 @@ impl Control {
             let is_relabeled = entry.record.labels != record.labels;
             (entry.shaping, entry.record) = (shaping, record);
             if is_relabeled {
-                self.tell_identity(key);
+                self.announce_identity(key);
             }
         }
         changes

@@ -19,7 +19,7 @@ use crate::dataplane::command::{
     QuerySrq, RegisterMr, ResizeCq,
 };
 use crate::dataplane::event_pipes::PIPE_BYTES;
-use crate::memory::freezer::Order;
+use crate::memory::freezer::FreezeCommand;
 use crate::memory::lease::SegmentLease;
 use crate::memory::page_table::Origin;
 use freeflow_engine::{SessionId, grant_srq_attributes};
@@ -82,8 +82,10 @@ impl Control {
                 self.map_part(at, segment, SegmentPart { offset, address, length })
             }
             Request::UnmapPart { address, length } => self.unmap_part(at, address, length),
-            Request::HoldThreads { thread, quiet } => self.order_hold(key, Order::Hold { thread, quiet }),
-            Request::ReleaseThreads => self.order_hold(key, Order::Release),
+            Request::FreezeThreads { thread, quiesce } => {
+                self.freeze_or_thaw(key, FreezeCommand::Freeze { thread, quiesce })
+            }
+            Request::ThawThreads => self.freeze_or_thaw(key, FreezeCommand::Thaw),
             Request::ReopenSegment { segment } => self.reopen_segment(key, segment),
             Request::RegisterMr { pd, address, length, iova, access } => {
                 self.register_mr(at, pd, RegionRange { address, length, iova }, access)

@@ -72,13 +72,13 @@ impl Control {
             Request::DestroyQp { qp } => self.destroy_qp(at, qp),
             Request::AttachMulticast { qp, gid } => self.attach_multicast(at, qp, gid),
             Request::DetachMulticast { qp, gid } => self.detach_multicast(at, qp, gid),
-            Request::OpenChannel { qp } => self.open_channel(at, qp),
-            Request::AcceptChannel { qp } => self.accept_channel(at, qp),
+            Request::OpenDirectRing { qp } => self.open_direct_ring(at, qp),
+            Request::AcceptDirectRing { qp } => self.accept_direct_ring(at, qp),
             Request::AskGrant { qp, rkey, address, length, writes } => {
                 self.ask_grant(at, qp, GrantRequest { rkey, address, length, writes })
             }
-            Request::OpenOrders => self.open_orders(at),
-            Request::ConfirmWithdrawal { segment } => self.confirm_withdrawal(at, segment),
+            Request::OpenCommands => self.open_commands(at),
+            Request::ConfirmRevocation { segment } => self.confirm_revocation(at, segment),
             _ => Err(VerbsError::InvalidArgument),
         }
     }

@@ -1,19 +1,19 @@
-//! The requests by which a library puts pages of its ordinary memory into segments and back, and has its threads held
-//! while it does so.
+//! The requests by which a library puts pages of its ordinary memory into segments and back, and has its threads
+//! frozen while it does so.
 //!
-//! The library places the pages first and tells afterwards: until then the fallback reaches the
-//! same bytes through the process' own page table. To take them back it tells first. Between two
-//! turns the worker copies nothing, and what movers have in hand is waited for, so a job that takes
-//! something out of the page table never meets a copy half done; what a helper has in hand goes by
-//! address, or is looked up again. Pages that regions touch are moved while the fallback stands
-//! still (`quiesce`).
+//! The library places the pages first and reports it afterwards: until then the slow path reaches
+//! the same bytes through the process' own page table. To take them back it reports it first.
+//! Between two turns the worker copies nothing, and what copy threads have in hand is waited for,
+//! so a job that takes something out of the page table never meets a copy half done; what a copier
+//! has in hand goes by address, or is looked up again. Pages that regions touch are moved while the
+//! slow path stands still (`quiesce`).
 use crate::base::slab::Key;
 use crate::control::message::Message;
 use crate::control::session::Answer;
 use crate::control::session::Handled;
 use crate::control::thread::Control;
 use crate::dataplane::command::{MapPart, UnmapParts};
-use crate::memory::freezer::Order;
+use crate::memory::freezer::FreezeCommand;
 use crate::memory::page_table::Origin;
 use freeflow_engine::SessionId;
 use freeflow_protocol::library::{Handle, Reply};
@@ -64,12 +64,12 @@ impl Control {
     }
 
     /// A thread of the connection's own does it, which then answers.
-    pub(crate) fn order_hold(&mut self, key: Key, order: Order) -> Outcome {
+    pub(crate) fn freeze_or_thaw(&mut self, key: Key, command: FreezeCommand) -> Outcome {
         let own = self.own.clone();
         let connection = self.connections.get_mut(key).ok_or(VerbsError::NotFound)?;
         let answer = move |result| own.send(Message::ThreadsFrozen { connection: key, result });
         connection.busy = true;
-        connection.process.freeze(order, Box::new(answer));
+        connection.process.freeze(command, Box::new(answer));
         Ok(Handled::Submitted)
     }
 }

@@ -174,8 +174,8 @@ pub struct Objects {
     pub ahs: BTreeMap<Handle, AhId>,
     /// It manages connections.
     pub cm: Option<Owner>,
-    /// The pipe of orders is open.
-    pub orders: Option<Charge>,
+    /// The command pipe is open.
+    pub commands: Option<Charge>,
     /// Cookies of QPs and SRQs, which are their doorbells; cookies of CQs.
     pub doorbells: BTreeSet<u32>,
     pub cq_cookies: BTreeSet<u32>,
@@ -184,7 +184,7 @@ pub struct Objects {
 impl Objects {
     /// The charge for memory and descriptors; that for the rest is given back at once.
     pub fn into_memory(self) -> impl Send {
-        (self.segments, self.qps, self.srqs, self.cqs, self.channels, self.contexts, self.orders)
+        (self.segments, self.qps, self.srqs, self.cqs, self.channels, self.contexts, self.commands)
     }
 }
 
@@ -205,11 +205,11 @@ pub struct Connection {
     pub phase: Phase,
     /// The worker has a job of this session; its next request waits.
     pub busy: bool,
-    /// epoll does not tell of its messages.
+    /// epoll does not report its messages.
     pub muted: bool,
     /// It is to be removed once its job is back.
     pub closing: bool,
-    /// Tells the job so.
+    /// Notifies the job.
     pub cancelled: Arc<AtomicBool>,
     /// A complaint was logged already.
     pub complained: bool,

@@ -94,7 +94,7 @@ type Then = Box<dyn FnOnce(&mut Control, Vec<AnyObject>) + Send>;
 /// Objects whose statuses are being found out.
 struct Gathering {
     objects: Vec<AnyObject>,
-    /// Whose networks and vNICs are told of; `None`: all.
+    /// Whose networks and vNICs are included; `None`: all.
     tenants: Option<BTreeSet<String>>,
     /// Of each object.
     tallies: Vec<Tally>,
@@ -106,7 +106,7 @@ struct Gathering {
 }
 
 impl Gathering {
-    fn tells_of(&self, network: &NetworkEntry) -> bool {
+    fn includes(&self, network: &NetworkEntry) -> bool {
         self.tenants.as_ref().is_none_or(|tenants| tenants.contains(network.tenant()))
     }
 }
@@ -115,7 +115,7 @@ impl Control {
     /// The same objects with their statuses, some of which the worker knows alone: `then` runs on
     /// this thread, when it has answered. Objects that are gone meanwhile come without. What needs
     /// a look at all vNICs is done a slice at a time, with time for others in between. `tenants`:
-    /// whose networks and vNICs statuses may tell of; `None`: all.
+    /// whose networks and vNICs statuses may name; `None`: all.
     pub(crate) fn with_status(
         &mut self,
         objects: Vec<AnyObject>,
@@ -130,7 +130,7 @@ impl Control {
         self.ask_numbers(asked, gathering, |control, mut gathering, numbers| {
             gathering.numbers = numbers;
             if gathering.tallies.iter().all(|tally| matches!(tally, Tally::None)) {
-                control.tell_statuses(gathering);
+                control.publish_statuses(gathering);
             } else {
                 control.look_at_vnics(gathering);
             }
@@ -175,7 +175,7 @@ impl Control {
                 break;
             }
             last = Some(vnic.id());
-            let network = self.state.network(vnic.network()).filter(|network| gathering.tells_of(network));
+            let network = self.state.network(vnic.network()).filter(|network| gathering.includes(network));
             let Some(network) = network else { continue };
             let mut is_asked = false;
             for tally in &mut gathering.tallies {
@@ -190,7 +190,7 @@ impl Control {
             for (id, numbers) in &numbers {
                 gathering.tallies.iter_mut().for_each(|tally| tally.count_refusals(&control.state, id, numbers));
             }
-            if is_all { control.tell_statuses(gathering) } else { control.look_at_vnics(gathering) }
+            if is_all { control.publish_statuses(gathering) } else { control.look_at_vnics(gathering) }
         };
         if is_all {
             self.ask_numbers(asked, gathering, next);
@@ -200,11 +200,11 @@ impl Control {
         }
     }
 
-    fn tell_statuses(&mut self, mut gathering: Gathering) {
+    fn publish_statuses(&mut self, mut gathering: Gathering) {
         let mut networks: BTreeMap<(ObjectKind, &str), Vec<String>> = BTreeMap::new();
         let wants = |object: &AnyObject| matches!(object.kind(), ObjectKind::QosClass | ObjectKind::Quota);
         if gathering.objects.iter().any(wants) {
-            for network in self.state.networks().filter(|network| gathering.tells_of(network)) {
+            for network in self.state.networks().filter(|network| gathering.includes(network)) {
                 let spec = &network.object.spec;
                 for (kind, named) in [(ObjectKind::QosClass, &spec.qos_class), (ObjectKind::Quota, &spec.quota)] {
                     if let Some(named) = named {
@@ -230,8 +230,8 @@ impl Control {
                 (AnyObject::AccessRule(rule), _) => {
                     let rules = self.cm.access().rules();
                     let counts = rules.and_then(|rules| rules.counts_of(Some(&rule.metadata.name)));
-                    let (refusal_count, cut_count) = counts.map(|counts| counts.get()).unwrap_or_default();
-                    rule.status = Some(AccessRuleStatus { refusal_count, cut_count });
+                    let (refusal_count, disconnection_count) = counts.map(|counts| counts.get()).unwrap_or_default();
+                    rule.status = Some(AccessRuleStatus { refusal_count, disconnection_count });
                 }
                 (AnyObject::Vnic(vnic), _) => {
                     let numbers = gathering.numbers.get(&vnic.metadata.name);

@@ -12,7 +12,7 @@
 //! planned without the command that was stored.
 use crate::api::plane::NotDone;
 use crate::base::log::warning;
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use crate::control::message::Message;
 use crate::control::store_slot::{AnyStore, QueuedCommand, Stored};
 use crate::control::thread::Control;
@@ -99,7 +99,7 @@ impl Control {
         let (begin, begun) = channel::<AnyStore>();
         let own = self.own.clone();
         let body = move || {
-            privileges::enter(Kind::Store);
+            privileges::enter(ThreadKind::Store);
             let Ok(mut store) = begun.recv() else { return };
             let stored = catch_unwind(AssertUnwindSafe(|| store.commit(&transaction)));
             own.send(Message::Stored { store, stored });

@@ -11,7 +11,7 @@
 //! have a meaning here. What can't happen (symbol errors) is truly 0, as is what belongs to packets
 //! while all peers are on this host. All begin again with the router.
 use crate::base::log::warning;
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use crate::control::sysfs;
 use crate::control::vnic_entry::Record;
 use freeflow_engine::{VnicCounters, VnicId};
@@ -267,7 +267,7 @@ impl Publisher {
         let body = {
             let shared = shared.clone();
             move || {
-                privileges::enter(Kind::Sysfs);
+                privileges::enter(ThreadKind::Sysfs);
                 shared.write_on();
             }
         };

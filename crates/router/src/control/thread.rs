@@ -22,7 +22,7 @@ use crate::control::device::device_attributes;
 use crate::control::external::{self, ExternalPolicy};
 use crate::control::message::{ControlHandle, Message};
 use crate::control::passes::Passes;
-use crate::control::policy::Told;
+use crate::control::policy::AppliedPolicy;
 use crate::control::session::Handled;
 use crate::control::session::{Answer, Connection, Phase};
 use crate::control::store_slot::Storing;
@@ -135,7 +135,7 @@ pub struct Control {
     pub(crate) next_making: u64,
     /// Which declared vNICs containers have, and the containers' names.
     pub(crate) occupied: BTreeMap<String, String>,
-    pub(crate) told: Told,
+    pub(crate) applied: AppliedPolicy,
     pub(crate) state: State,
     pub(crate) storing: Storing,
     pub(crate) sysfs: Publisher,
@@ -210,7 +210,7 @@ impl Control {
             making: BTreeMap::new(),
             next_making: 0,
             occupied: BTreeMap::new(),
-            told: Told::default(),
+            applied: AppliedPolicy::default(),
             state: parts.state,
             storing: Storing::new(Box::new(parts.store)),
             sysfs: Publisher::start()?,
@@ -326,7 +326,7 @@ impl Control {
         }
     }
 
-    /// Whether epoll tells of a connection's messages: not while one is being dealt with. No
+    /// Whether epoll reports a connection's messages: not while one is being dealt with. No
     /// library sends another one then, so this is seldom called.
     fn set_muted(&mut self, key: Key, muted: bool) {
         let Some(connection) = self.connections.get_mut(key) else { return };
@@ -507,7 +507,7 @@ impl Control {
         let Some(vnic) = self.connections.get(key).map(|connection| connection.vnic.clone()) else { return };
         let entry = self.vnics_by_id.get(&vnic).and_then(|&key| self.vnics.get_mut(key));
         if entry.is_some_and(|entry| entry.failed.take().is_some()) {
-            self.tell_phase(&vnic);
+            self.publish_phase(&vnic);
         }
     }
 
@@ -608,7 +608,7 @@ impl Control {
             if let Some(entry) = self.vnics.get_mut(key) {
                 entry.failed = Some(reason);
             }
-            self.tell_phase(&vnic);
+            self.publish_phase(&vnic);
             self.close_connections_of(&vnic);
         }
         self.free(&vnic, held);

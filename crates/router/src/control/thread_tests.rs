@@ -17,7 +17,7 @@ use crate::dataplane::handle::WorkerHandle;
 use crate::dataplane::lone_worker::{LoneWorker, create_session};
 use crate::dataplane::wire_options::WireOptions;
 use crate::dataplane::worker::Worker;
-use crate::memory::copy_threads::MoverOptions;
+use crate::memory::copy_threads::CopyThreadOptions;
 use crate::memory::page_table::PageTable;
 use crate::peering::PeersHandle;
 use freeflow_engine::SessionId;
@@ -66,7 +66,7 @@ fn config(directory: &Path) -> Config {
         network_reconciler: None,
         near_halves: None,
         mode: Mode::LowCpu,
-        movers: MoverOptions::default(),
+        copy_threads: CopyThreadOptions::default(),
         cpu: None,
         host: "test".into(),
         bridge: "none".into(),
@@ -75,7 +75,7 @@ fn config(directory: &Path) -> Config {
         wire: WireOptions::default(),
         limits: VnicLimits::default(),
         peers: None,
-        withdrawal_time: Duration::from_millis(1000),
+        revocation_time: Duration::from_millis(1000),
         metrics_listen: None,
         machine_dir: directory.join("machine"),
     }
@@ -262,7 +262,7 @@ fn a_session_that_ends_is_freed_elsewhere() {
     let release = rig.hold_up();
     rig.control.close(rig.key);
     rig.run();
-    assert!(rig.control.connections.get(rig.key).is_none() && rig.worker.rings.sessions.get(rig.session).is_none());
+    assert!(rig.control.connections.get(rig.key).is_none() && rig.worker.ports.sessions.get(rig.session).is_none());
     assert_eq!((held.strong_count(), rig.segment_bytes()), (1, 4096));
     drop(release);
     until(|| held.strong_count() == 0 && rig.segment_bytes() == 0);
@@ -291,7 +291,7 @@ fn a_session_that_the_worker_has_ended_gets_no_pipe() {
     drop(rig.worker.destroy_session(Instant(monotonic_ns()), rig.session));
     let reply = rig.ask(Request::CreateChannel { context });
     assert_eq!(reply, Some(Reply::Failed(VerbsError::DeviceFatal)));
-    assert!(rig.worker.rings.pipes.remove_session(rig.session).is_empty());
+    assert!(rig.worker.ports.pipes.remove_session(rig.session).is_empty());
 }
 
 #[test]

@@ -61,7 +61,8 @@ pub struct VnicEntry {
     pub freer: Closer,
     pub lines: Lines,
     pub malformed_messages: u64,
-    /// The Quotas that were last in the way of its programs, and when that was told, nanoseconds.
+    /// The Quotas that were last in the way of its programs, and when that was reported,
+    /// nanoseconds.
     pub blamed: BTreeMap<(Share, Resource), (String, u64)>,
     /// Why the worker gave it up, last.
     pub failed: Option<&'static str>,

@@ -51,7 +51,7 @@ pub fn add(sum: &mut Counters, more: &Counters) {
     sum.bytes = sum.bytes.saturating_add(more.bytes);
     sum.direct_messages = sum.direct_messages.saturating_add(more.direct_messages);
     sum.direct_bytes = sum.direct_bytes.saturating_add(more.direct_bytes);
-    sum.fallback_bytes += more.fallback_bytes;
+    sum.slow_path_bytes += more.slow_path_bytes;
     sum.blocked_copies += more.blocked_copies;
     sum.completions_with_error += more.completions_with_error;
     sum.rnr_naks += more.rnr_naks;
@@ -101,7 +101,7 @@ impl Control {
     pub fn restore_vnics(&mut self, worker: &mut Worker) -> io::Result<()> {
         let now = Instant(freeflow_shm::monotonic_ns());
         self.sweep_directories()?;
-        worker.set_policy(now, &self.told.change(&self.state));
+        worker.set_policy(now, &self.applied.change(&self.state));
         self.restore_access(worker);
         let ids: Vec<String> = self.state.vnics().map(|vnic| vnic.id().to_owned()).collect();
         let mut shapings = Vec::with_capacity(ids.len());
@@ -295,9 +295,9 @@ impl Control {
         match inserted {
             Ok(key) => {
                 info!("vNIC attached", vnic = id, address = address);
-                self.tell_phase(&id);
+                self.publish_phase(&id);
                 // Changes declared while the worker made it.
-                self.tell_vnics(&[key]);
+                self.publish_vnics(&[key]);
             }
             Err(error) => {
                 warning!("a vNIC was refused", vnic = id, error = error);

@@ -3,7 +3,7 @@
 //! The worker leaves each packet in a bounded queue and never waits; what finds no room is counted
 //! as lost. A thread writes them to the descriptor that came with the request: a reader that is
 //! slow, gone or without room on its disk costs this thread's time alone.
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use freeflow_backend::{CaptureSink, Captured, pcapng};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::fs::File;
@@ -68,7 +68,7 @@ pub fn start(
     let deadline = limits.time_max.map(|time| Instant::now() + time);
     let mut writer = Writer { into, packets, limit: limits.packet_count_max.unwrap_or(u64::MAX), deadline, written: 0 };
     let body = move || {
-        privileges::enter(Kind::Capture);
+        privileges::enter(ThreadKind::Capture);
         let error = writer.run(begin).err().filter(|error| error.kind() != io::ErrorKind::BrokenPipe);
         done(Outcome { packets: writer.written, lost: lost.load(Relaxed), error });
     };

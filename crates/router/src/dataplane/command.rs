@@ -1,8 +1,8 @@
 //! Commands of other threads to the worker: a closed list, each with its parameters and the answer
 //! that it gets.
 //!
-//! A sender's commands are executed in their order, but for those that wait ([`Step::Again`]). The
-//! answer goes to the control thread as [`Event::Done`](crate::dataplane::event::Event::Done),
+//! A sender's commands are executed in their order, but for those that wait ([`Execution::Again`]).
+//! The answer goes to the control thread as [`Event::Done`](crate::dataplane::event::Event::Done),
 //! under the ticket that the command came with.
 //!
 //! Invariant: the worker drops nothing that takes a system call. A command that was refused comes
@@ -79,24 +79,24 @@ pub(crate) trait Ask: Sized + Send + 'static {
 
 /// Implementation of a command.
 pub(crate) trait Execute<C: Ask> {
-    fn execute(&mut self, now: Instant, command: C) -> Step<C>;
+    fn execute(&mut self, now: Instant, command: C) -> Execution<C>;
 }
 
 /// How far a command has come.
-pub(crate) enum Step<C: Ask> {
+pub(crate) enum Execution<C: Ask> {
     /// It waits for copies in flight, or has more to do than is done at once: it is executed again in the next turn.
     Again(C),
     /// `rest`: the command with what it still holds, for the control thread to drop.
     Done { answer: C::Answer, rest: Option<C> },
 }
 
-impl<C: Ask> Step<C> {
+impl<C: Ask> Execution<C> {
     pub fn done(answer: C::Answer) -> Self {
         Self::Done { answer, rest: None }
     }
 }
 
-impl<T, C: Ask<Answer = Result<T, VerbsError>>> Step<C> {
+impl<T, C: Ask<Answer = Result<T, VerbsError>>> Execution<C> {
     pub fn refused(command: C, error: VerbsError) -> Self {
         Self::Done { answer: Err(error), rest: Some(command) }
     }
@@ -123,10 +123,10 @@ pub(crate) enum Progress {
 }
 
 impl Progress {
-    fn of<C: Ask>(step: Step<C>, reply: impl FnOnce(C::Answer) -> Reply) -> Self {
+    fn of<C: Ask>(step: Execution<C>, reply: impl FnOnce(C::Answer) -> Reply) -> Self {
         match step {
-            Step::Again(command) => Self::Again(command.into_command()),
-            Step::Done { answer, rest } => Self::Done { reply: reply(answer), rest: rest.map(Ask::into_command) },
+            Execution::Again(command) => Self::Again(command.into_command()),
+            Execution::Done { answer, rest } => Self::Done { reply: reply(answer), rest: rest.map(Ask::into_command) },
         }
     }
 }
@@ -160,7 +160,7 @@ pub(crate) struct DestroyedVnic {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirectRingTerms {
     pub credit_count: u32,
-    pub channels_closed: u32,
+    pub direct_rings_closed: u32,
     pub takes_writes: bool,
 }
 

@@ -9,7 +9,7 @@ impl Worker {
         const NOW: Option<Duration> = Some(Duration(0));
         let is_due = self.publishing.due_in(now) == NOW;
         // Both at the same time, if both have something to say.
-        if self.rings.watch.due_in(now) == NOW || is_due && self.rings.watch.is_busy() {
+        if self.ports.watch.due_in(now) == NOW || is_due && self.ports.watch.is_busy() {
             let Some(has_grown) = self.watch_direct(now) else { return };
             self.publishing.pending |= has_grown;
         }
@@ -19,14 +19,14 @@ impl Worker {
         self.publishing.pending = false;
         self.publishing.at = now;
         let mut changed = Vec::new();
-        for (id, _) in self.rings.vnics.iter() {
+        for (id, _) in self.ports.vnics.iter() {
             let counters = self.engine.vnic_counters(id).unwrap_or_default();
             if self.publishing.notified.insert(id, counters).unwrap_or_default() != counters {
                 changed.push((id, counters));
             }
         }
-        if self.publishing.notified.len() > self.rings.vnics.len() {
-            self.publishing.notified.retain(|&id, _| self.rings.vnics.get(id).is_some());
+        if self.publishing.notified.len() > self.ports.vnics.len() {
+            self.publishing.notified.retain(|&id, _| self.ports.vnics.get(id).is_some());
         }
         if !changed.is_empty() {
             self.notify_control(Counted { counters: changed });

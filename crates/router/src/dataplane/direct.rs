@@ -1,19 +1,20 @@
-//! Channels: how a QP's messages reach the RECVs of its peer on the same host past the router, and when they may not.
+//! Direct rings: how a QP's messages reach the RECVs of its peer on the same host past the router, and when they may
+//! not.
 //!
-//! The router makes the channel's memory, and hands it to both ends: to the sender when that asks,
-//! to the receiver when it looks after news. It maps nothing of it itself. What it has a word in is
-//! told by the rings' own headers: a number in the header of the sender's queue says whether the
-//! channel may still be used; a word for each RECV says who takes it.
+//! The router makes the direct ring's memory, and hands it to both ends: to the sender when that
+//! asks, to the receiver when it looks after a notification. It maps nothing of it itself. What it
+//! has a word in is shown by the rings' own headers: a number in the header of the sender's queue
+//! says whether the ring may still be used; a word for each RECV says who takes it.
 //!
 //! Invariant: the router believes a sender's word about which RECV comes next (`MSN`) only while
-//! the two QPs are the pair that opened the channel, and the RECV itself goes to whoever claims it
-//! first.
+//! the two QPs are the pair that opened the direct ring, and the RECV itself goes to whoever claims
+//! it first.
 use crate::admission::account::Charge;
 use crate::dataplane::direct_traffic::Counted;
 use crate::dataplane::reasons::Asked;
 use freeflow_engine::QpId;
 use freeflow_protocol::admin::DataPath;
-use freeflow_shm::layout::channel;
+use freeflow_shm::layout::direct_ring;
 use freeflow_verbs::{NetworkId, QUEUE_WORK_REQUESTS_MAX};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -43,14 +44,14 @@ impl Policy {
 /// State of one QP on the direct path.
 #[derive(Default)]
 pub struct Direct {
-    /// As its send queue's header says: CHANNELS_CLOSED, GRANTS_WITHDRAWN.
-    pub(crate) channels_closed: u32,
-    pub(crate) grants_withdrawn: u32,
-    /// `grants_withdrawn` when it was last granted something.
+    /// As its send queue's header says: DIRECT_RINGS_CLOSED, GRANTS_REVOKED.
+    pub(crate) direct_rings_closed: u32,
+    pub(crate) grants_revoked: u32,
+    /// `grants_revoked` when it was last granted something.
     pub(crate) granted_at: Option<u32>,
     /// Bytes paid for grants since it was made, out of those carried for it.
     pub(crate) grants_paid: u64,
-    /// How many channels that led to it were closed, as its receive queue's header says.
+    /// How many direct rings that led to it were closed, as its receive queue's header says.
     pub(crate) led_here: u32,
     /// How often it was reset.
     pub(crate) incarnation: u32,
@@ -59,9 +60,9 @@ pub struct Direct {
     /// Its count of direct requests when the router took its last request.
     pub(crate) routed_at: u64,
     pub(crate) asked: Asked,
-    /// The receiver of its channel.
+    /// The receiver of its direct ring.
     pub(crate) to: Option<QpId>,
-    /// The last receiver, and its incarnation then; also when the channel is closed.
+    /// The last receiver, and its incarnation then; also when the direct ring is closed.
     pub(crate) pair: Option<(QpId, u32)>,
     /// `MSN` as last seen.
     pub(crate) msn: u32,
@@ -70,7 +71,7 @@ pub struct Direct {
     pub(crate) counted: Counted,
 }
 
-/// A channel as its receiver sees it.
+/// A direct ring as its receiver sees it.
 pub(crate) struct Incoming {
     pub(crate) sender: QpId,
     /// Until it is accepted.
@@ -84,27 +85,27 @@ impl Direct {
         self.is_used
     }
 
-    /// Its peer's process takes messages by a channel.
+    /// Its peer's process takes messages by a direct ring.
     pub fn is_accepted(&self) -> bool {
         self.from.as_ref().is_some_and(|from| from.descriptor.is_none())
     }
 
-    /// The memory of the channel of which it is the receiver, once.
+    /// The memory of the direct ring of which it is the receiver, once.
     pub(crate) fn take_ring(&mut self) -> Option<OwnedFd> {
         self.from.as_mut()?.descriptor.take()
     }
 
-    /// It sends by a channel, if its peer's process takes messages from it.
-    pub(crate) fn has_channel(&self) -> bool {
+    /// It sends by a direct ring, if its peer's process takes messages from it.
+    pub(crate) fn has_direct_ring(&self) -> bool {
         self.to.is_some()
     }
 
     /// The QP was reset.
     pub fn begin_anew(&mut self) {
         *self = Self {
-            channels_closed: self.channels_closed,
+            direct_rings_closed: self.direct_rings_closed,
             led_here: self.led_here,
-            grants_withdrawn: self.grants_withdrawn,
+            grants_revoked: self.grants_revoked,
             grants_paid: self.grants_paid,
             incarnation: self.incarnation.wrapping_add(1),
             counted: std::mem::take(&mut self.counted),
@@ -114,7 +115,7 @@ impl Direct {
     }
 }
 
-/// Of a channel's memory, whoever receives: the rest of a short queue's is never touched.
+/// Of a direct ring's memory, whoever receives: the rest of a short queue's is never touched.
 pub(crate) fn ring_bytes() -> usize {
-    channel::bytes(QUEUE_WORK_REQUESTS_MAX.next_power_of_two())
+    direct_ring::bytes(QUEUE_WORK_REQUESTS_MAX.next_power_of_two())
 }

@@ -1,11 +1,11 @@
 //! The looks at what QPs do past the router; how often is in [`direct_traffic`](crate::dataplane::direct_traffic).
 use crate::dataplane::direct_traffic::{LOOK_QPS_MAX, growth};
-use crate::dataplane::ports::Rings;
+use crate::dataplane::ports::Ports;
 use crate::dataplane::worker::Worker;
 use freeflow_engine::QpId;
 use freeflow_verbs::Instant;
 
-impl Rings {
+impl Ports {
     /// From now on the QP may reach its peer past the router.
     pub(crate) fn watch(&mut self, id: QpId, peer: QpId) {
         let of_peer = self.qps.get(peer).and_then(|peer| self.sessions.get(peer.session)).map(|session| session.vnic);
@@ -22,11 +22,11 @@ impl Rings {
 impl Worker {
     /// Counts what a QP has done since the last look; whether it has done anything.
     pub(crate) fn count_direct(&mut self, id: QpId) -> bool {
-        let Some(qp) = self.rings.qps.get_mut(id) else { return false };
+        let Some(qp) = self.ports.qps.get_mut(id) else { return false };
         let Some(to) = qp.direct.counted.peer else { return false };
         let (now, peer_qp) = (qp.send.tally(), qp.direct.counted.peer_qp);
         let before = std::mem::replace(&mut qp.direct.counted.seen, now);
-        let Some(session) = self.rings.sessions.get(qp.session).filter(|_| now != before) else { return false };
+        let Some(session) = self.ports.sessions.get(qp.session).filter(|_| now != before) else { return false };
         let grown = growth(&before, &now);
         self.engine.count_direct(session.vnic, to, &grown);
         self.engine.count_direct_of_qps(id, peer_qp, &grown);
@@ -35,15 +35,15 @@ impl Worker {
 
     /// Counts all that was done until now: somebody asks.
     pub(crate) fn count_all_direct(&mut self) {
-        for at in 0..self.rings.watch.ids.len() {
-            let id = self.rings.watch.ids[at];
-            self.rings.watch.has_grown |= self.count_direct(id);
+        for at in 0..self.ports.watch.ids.len() {
+            let id = self.ports.watch.ids[at];
+            self.ports.watch.has_grown |= self.count_direct(id);
         }
     }
 
     /// The same, unless that would take long; then it is as of the last look, [`INTERVAL_IDLE`] ago at most.
     pub(crate) fn count_few_direct(&mut self) {
-        if self.rings.watch.ids.len() <= LOOK_QPS_MAX {
+        if self.ports.watch.ids.len() <= LOOK_QPS_MAX {
             self.count_all_direct();
         }
     }
@@ -51,25 +51,25 @@ impl Worker {
     /// Looks at some of the QPs, the first of a round or the next. Once all were looked at: whether
     /// something had grown.
     pub(crate) fn watch_direct(&mut self, now: Instant) -> Option<bool> {
-        if self.rings.watch.next.is_none() {
-            self.rings.watch.begun = now;
+        if self.ports.watch.next.is_none() {
+            self.ports.watch.begun = now;
         }
-        let mut at = self.rings.watch.next.unwrap_or(0);
+        let mut at = self.ports.watch.next.unwrap_or(0);
         for _ in 0..LOOK_QPS_MAX {
-            let Some(&id) = self.rings.watch.ids.get(at) else { return Some(self.rings.watch.end_round()) };
-            self.rings.watch.has_grown |= self.count_direct(id);
-            match self.rings.qps.get_mut(id).map(|qp| &mut qp.direct) {
+            let Some(&id) = self.ports.watch.ids.get(at) else { return Some(self.ports.watch.end_round()) };
+            self.ports.watch.has_grown |= self.count_direct(id);
+            match self.ports.qps.get_mut(id).map(|qp| &mut qp.direct) {
                 Some(direct) if direct.is_used() => at += 1,
                 ended => {
                     if let Some(direct) = ended {
                         direct.counted.is_watched = false;
                     }
                     // In its place comes one that was not looked at yet.
-                    self.rings.watch.ids.swap_remove(at);
+                    self.ports.watch.ids.swap_remove(at);
                 }
             }
         }
-        self.rings.watch.next = Some(at);
+        self.ports.watch.next = Some(at);
         None
     }
 }

@@ -3,7 +3,7 @@
 //! The state of it is in [`direct`](crate::dataplane::direct).
 use crate::admission::account::Charge;
 use crate::dataplane::direct::Incoming;
-use crate::dataplane::ports::Rings;
+use crate::dataplane::ports::Ports;
 use crate::dataplane::reasons::done_directly;
 use crate::dataplane::worker::Worker;
 use freeflow_engine::{Fetch, QpId, SessionId};
@@ -13,18 +13,18 @@ use freeflow_verbs::{NetworkId, QUEUE_WORK_REQUESTS_MAX, VerbsError};
 use std::os::fd::OwnedFd;
 
 /// Messages of one look that a moderated CQ counts.
-const NEWS_COUNTED_MAX: u32 = 64;
+const NOTIFICATIONS_COUNTED_MAX: u32 = 64;
 
 impl Worker {
     /// The QP at the other end.
-    pub(crate) fn may_open_channel(&mut self, id: QpId) -> Result<QpId, VerbsError> {
+    pub(crate) fn may_open_direct_ring(&mut self, id: QpId) -> Result<QpId, VerbsError> {
         use freeflow_engine::NotDirect;
         let to = self.engine.direct_receiver(id).map_err(|reason| match reason {
             NotDirect::State | NotDirect::NoPeer => VerbsError::Busy,
             NotDirect::Type | NotDirect::OtherHost | NotDirect::SharedReceiveQueue => VerbsError::NotSupported,
         })?;
-        let next = self.rings.qps.get_mut(to).and_then(|peer| peer.receive.as_mut()).map(RequestConsumer::catch_up);
-        let (Some(qp), Some(peer)) = (self.rings.qps.get(id), self.rings.qps.get(to)) else {
+        let next = self.ports.qps.get_mut(to).and_then(|peer| peer.receive.as_mut()).map(RequestConsumer::catch_up);
+        let (Some(qp), Some(peer)) = (self.ports.qps.get(id), self.ports.qps.get(to)) else {
             return Err(VerbsError::Busy);
         };
         if !self.may_pass_router(qp.session) || !self.may_pass_router(peer.session) {
@@ -39,65 +39,65 @@ impl Worker {
         if qp.direct.to.is_some() || qp.send.has_next() || !agrees { Err(VerbsError::Busy) } else { Ok(to) }
     }
 
-    /// The doorbell of a QP rang that puts messages into a channel.
-    pub(crate) fn carry_news(&mut self, id: QpId) {
-        let Some(qp) = self.rings.qps.get_mut(id) else { return };
-        // Also of a channel that is closed: what is in it is still to be taken.
-        let (Some((count, solicited)), Some((to, _))) = (qp.send.take_told(), qp.direct.pair) else { return };
-        self.rings.tell_news(to);
+    /// The doorbell of a QP rang that puts messages into a direct ring.
+    pub(crate) fn carry_notification(&mut self, id: QpId) {
+        let Some(qp) = self.ports.qps.get_mut(id) else { return };
+        // Also of a direct ring that is closed: what is in it is still to be taken.
+        let (Some((count, solicited)), Some((to, _))) = (qp.send.take_notified(), qp.direct.pair) else { return };
+        self.ports.notify(to);
         let Some(cq) = self.engine.receive_cq(to) else { return };
-        let Some(session) = self.rings.cqs.get(cq).map(|cq| cq.session) else { return };
-        if self.rings.cqs.get(cq).is_some_and(|cq| cq.channel.is_some()) {
-            for _ in 0..count.min(NEWS_COUNTED_MAX) {
-                self.rings.note_completion(cq, solicited);
+        let Some(session) = self.ports.cqs.get(cq).map(|cq| cq.session) else { return };
+        if self.ports.cqs.get(cq).is_some_and(|cq| cq.channel.is_some()) {
+            for _ in 0..count.min(NOTIFICATIONS_COUNTED_MAX) {
+                self.ports.note_completion(cq, solicited);
             }
         }
-        self.rings.note_completed(session);
+        self.ports.note_completed(session);
     }
 
     /// Everything direct of a QP ends, because its owner wants it so: who waits for what it has
     /// sent still hears of that.
     pub(crate) fn end_direct(&mut self, id: QpId) {
-        self.carry_news(id);
-        self.rings.close_direct(id);
+        self.carry_notification(id);
+        self.ports.close_direct(id);
         self.count_direct(id);
-        // Before the answer: then the library finds the order when it has that.
-        let now = self.rings.now;
-        self.rings.give_orders(now);
+        // Before the answer: then the library finds the command when it has that.
+        let now = self.ports.now;
+        self.ports.send_commands(now);
     }
 
     /// The policy of a network changes while traffic runs.
     pub fn set_data_path(&mut self, network: NetworkId, path: DataPath) {
-        self.rings.policy.set(network, path);
-        if self.rings.policy.allows(network) {
+        self.ports.policy.set(network, path);
+        if self.ports.policy.allows(network) {
             return;
         }
         let is_there = |session: SessionId| {
-            let vnic = self.rings.sessions.get(session).and_then(|session| self.rings.vnics.get(session.vnic));
+            let vnic = self.ports.sessions.get(session).and_then(|session| self.ports.vnics.get(session.vnic));
             vnic.is_some_and(|vnic| vnic.network == network)
         };
-        let ids: Vec<QpId> = self.rings.qps.iter().filter(|(_, qp)| is_there(qp.session)).map(|(id, _)| id).collect();
+        let ids: Vec<QpId> = self.ports.qps.iter().filter(|(_, qp)| is_there(qp.session)).map(|(id, _)| id).collect();
         for id in ids {
-            self.rings.close_direct(id);
+            self.ports.close_direct(id);
         }
     }
 
-    /// Whether messages of a QP go by a channel now.
-    pub fn uses_channel(&self, id: QpId) -> bool {
-        let to = self.rings.qps.get(id).and_then(|qp| qp.direct.to);
-        to.and_then(|to| self.rings.qps.get(to)).is_some_and(|peer| peer.direct.is_accepted())
+    /// Whether messages of a QP go by a direct ring now.
+    pub fn uses_direct_ring(&self, id: QpId) -> bool {
+        let to = self.ports.qps.get(id).and_then(|qp| qp.direct.to);
+        to.and_then(|to| self.ports.qps.get(to)).is_some_and(|peer| peer.direct.is_accepted())
     }
 }
 
-impl Rings {
-    /// RECVs that a channel to this QP tells of.
+impl Ports {
+    /// RECVs that a direct ring to this QP lists.
     pub(crate) fn credit_count(&self, to: QpId) -> u32 {
         let receive = self.qps.get(to).and_then(|qp| qp.receive.as_ref());
         receive.map_or(1, RequestConsumer::slot_count)
     }
 
-    /// → how many channels of the sender were closed before.
-    pub(crate) fn open_channel(&mut self, id: QpId, to: QpId, descriptor: OwnedFd, charge: Charge) -> u32 {
+    /// → how many direct rings of the sender were closed before.
+    pub(crate) fn open_direct_ring(&mut self, id: QpId, to: QpId, descriptor: OwnedFd, charge: Charge) -> u32 {
         let mut incarnation = 0;
         if let Some(peer) = self.qps.get_mut(to) {
             incarnation = peer.direct.incarnation;
@@ -107,13 +107,13 @@ impl Rings {
             let descriptor = Some(descriptor);
             peer.direct.from = Some(Incoming { sender: id, descriptor, _charge: charge });
         }
-        self.tell_news(to);
+        self.notify(to);
         self.begin_direct(id, to);
         let Some(qp) = self.qps.get_mut(id) else { return 0 };
         qp.direct.to = Some(to);
         qp.direct.pair = Some((to, incarnation));
         qp.direct.msn = qp.send.msn();
-        qp.direct.channels_closed
+        qp.direct.direct_rings_closed
     }
 
     /// Something is given to a QP, of which nothing is under way: its header is kept up to date from now on.
@@ -126,12 +126,13 @@ impl Rings {
         }
     }
 
-    /// The QP's messages go through the router from now on. What is in its channel stays there for the receiver.
-    fn close_channel(&mut self, id: QpId) {
+    /// The QP's messages go through the router from now on. What is in its direct ring stays there for the
+    /// receiver.
+    fn close_direct_ring(&mut self, id: QpId) {
         let Some(qp) = self.qps.get_mut(id) else { return };
         if qp.direct.to.is_some() {
-            qp.direct.channels_closed = qp.direct.channels_closed.wrapping_add(1);
-            qp.send.set_channels_closed(qp.direct.channels_closed);
+            qp.direct.direct_rings_closed = qp.direct.direct_rings_closed.wrapping_add(1);
+            qp.send.set_direct_rings_closed(qp.direct.direct_rings_closed);
         }
         if let Some(to) = qp.direct.to.take()
             && let Some(peer) = self.qps.get_mut(to)
@@ -140,7 +141,7 @@ impl Rings {
             peer.direct.from = None;
             peer.direct.led_here = peer.direct.led_here.wrapping_add(1);
             if let Some(receive) = &peer.receive {
-                receive.set_channels_closed(peer.direct.led_here);
+                receive.set_direct_rings_closed(peer.direct.led_here);
             }
         }
     }
@@ -159,18 +160,18 @@ impl Rings {
     pub(crate) fn close_direct(&mut self, id: QpId) {
         let Some(qp) = self.qps.get_mut(id) else { return };
         let from = qp.direct.from.as_ref().map(|from| from.sender);
-        self.withdraw_grants_of(id);
-        self.close_channel(id);
+        self.revoke_grants_of(id);
+        self.close_direct_ring(id);
         if let Some(sender) = from {
-            self.close_channel(sender);
+            self.close_direct_ring(sender);
         }
     }
 
-    /// The receiver's library shall look at its channel.
-    fn tell_news(&mut self, to: QpId) {
+    /// The receiver's library shall look at its direct ring.
+    fn notify(&mut self, to: QpId) {
         let Some(peer) = self.qps.get(to) else { return };
         if let Some(session) = self.sessions.get(peer.session) {
-            session.segment.tell_news(peer.cookie);
+            session.segment.notify(peer.cookie);
         }
     }
 

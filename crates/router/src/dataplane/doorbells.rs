@@ -5,32 +5,32 @@
 use freeflow_engine::{QpId, SrqId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bell {
+pub enum DoorbellTarget {
     Qp(QpId),
     Srq(SrqId),
 }
 
-const PAGE_BELL_COUNT: usize = 128;
+const PAGE_DOORBELL_COUNT: usize = 128;
 
 struct Page {
-    bells: [Option<Bell>; PAGE_BELL_COUNT],
+    bells: [Option<DoorbellTarget>; PAGE_DOORBELL_COUNT],
     used_count: usize,
 }
 
 #[derive(Default)]
-pub struct Bells {
+pub struct DoorbellTable {
     pages: Vec<Option<Box<Page>>>,
 }
 
-impl Bells {
+impl DoorbellTable {
     #[inline]
-    pub fn get(&self, cookie: u32) -> Option<Bell> {
+    pub fn get(&self, cookie: u32) -> Option<DoorbellTarget> {
         let at = cookie as usize;
-        self.pages.get(at / PAGE_BELL_COUNT)?.as_ref()?.bells[at % PAGE_BELL_COUNT]
+        self.pages.get(at / PAGE_DOORBELL_COUNT)?.as_ref()?.bells[at % PAGE_DOORBELL_COUNT]
     }
 
-    pub fn set(&mut self, cookie: u32, bell: Option<Bell>) {
-        let (page, at) = (cookie as usize / PAGE_BELL_COUNT, cookie as usize % PAGE_BELL_COUNT);
+    pub fn set(&mut self, cookie: u32, bell: Option<DoorbellTarget>) {
+        let (page, at) = (cookie as usize / PAGE_DOORBELL_COUNT, cookie as usize % PAGE_DOORBELL_COUNT);
         if self.pages.len() <= page {
             if bell.is_none() {
                 return;
@@ -41,7 +41,7 @@ impl Bells {
         if place.is_none() && bell.is_none() {
             return;
         }
-        let table = place.get_or_insert_with(|| Box::new(Page { bells: [None; PAGE_BELL_COUNT], used_count: 0 }));
+        let table = place.get_or_insert_with(|| Box::new(Page { bells: [None; PAGE_DOORBELL_COUNT], used_count: 0 }));
         table.used_count += usize::from(bell.is_some());
         table.used_count -= usize::from(table.bells[at].is_some());
         table.bells[at] = bell;
@@ -61,13 +61,13 @@ mod tests {
     use super::*;
     use freeflow_engine::QpId;
 
-    fn bell(index: u32) -> Option<Bell> {
-        Some(Bell::Qp(QpId { index, generation: 1 }))
+    fn bell(index: u32) -> Option<DoorbellTarget> {
+        Some(DoorbellTarget::Qp(QpId { index, generation: 1 }))
     }
 
     #[test]
     fn a_high_cookie_costs_a_page() {
-        let mut bells = Bells::default();
+        let mut bells = DoorbellTable::default();
         for cookie in [32_767, 5, 6, 200] {
             bells.set(cookie, bell(cookie));
         }

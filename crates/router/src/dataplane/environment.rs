@@ -1,13 +1,13 @@
 //! The engine's environment in the router: requests from rings, completions into rings, bytes
 //! between processes.
 use crate::dataplane::event_pipes::Sent;
-use crate::dataplane::ports::Rings;
+use crate::dataplane::ports::Ports;
 use crate::dataplane::xrc_targets::Viewer;
 use crate::peering::Mad;
 use freeflow_engine::{
-    AtomicOutcome, Attempt, CarriedMessage, Carrier, CarryOutcome, CopyOutcome, CqFull, CqId, Destination, EventTarget,
-    Fabric, Fetch, HostId, Memory, PacketHead, Path, PeerAnswer, Policy, QpId, Queues, ReceiveQueueId, Source, Span,
-    SrqId, Talk, Token, TransmitOutcome, VnicId,
+    AtomicOutcome, AuthorizationRequest, CarriedMessage, Carrier, CarryOutcome, CopyOutcome, CqFull, CqId, Destination,
+    EventTarget, Fabric, Fetch, HostId, Memory, PacketHead, Path, PeerAnswer, Policy, QpId, Queues, ReceiveQueueId,
+    Source, Span, SrqId, Token, TransmitOutcome, Violation, VnicId,
 };
 use freeflow_shm::{RequestConsumer, Take, monotonic_ns};
 use freeflow_verbs::{
@@ -23,8 +23,8 @@ fn fetched(take: Take) -> Fetch {
     }
 }
 
-impl Rings {
-    fn tell(&mut self, kind: AsyncEventKind, viewer: Viewer) {
+impl Ports {
+    fn notify_viewer(&mut self, kind: AsyncEventKind, viewer: Viewer) {
         let Some(pipe) = self.contexts.get(viewer.context).map(|context| context.pipe) else { return };
         if self.pipes.send(pipe, kind as u32, viewer.cookie) == Sent::TooMuch {
             self.fail(viewer.session, "asynchronous events are not read");
@@ -45,7 +45,7 @@ impl Rings {
     }
 }
 
-impl Queues for Rings {
+impl Queues for Ports {
     #[inline]
     fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch {
         let Some(entry) = self.qps.get_mut(qp) else { return Fetch::Empty };
@@ -104,16 +104,16 @@ impl Queues for Rings {
             EventTarget::Srq(id) => self.srqs.get(id).map(|srq| (srq.session, srq.context, srq.cookie)),
         };
         if let Some((session, context, cookie)) = found {
-            return self.tell(kind, Viewer { session, context, cookie });
+            return self.notify_viewer(kind, Viewer { session, context, cookie });
         }
         let EventTarget::Qp(id) = about else { return };
         for at in 0..self.targets.viewers(id).len() {
-            self.tell(kind, self.targets.viewers(id)[at]);
+            self.notify_viewer(kind, self.targets.viewers(id)[at]);
         }
     }
 }
 
-impl Memory for Rings {
+impl Memory for Ports {
     #[inline]
     fn copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
         self.start_copy(token, from, to, last)
@@ -128,7 +128,7 @@ impl Memory for Rings {
     }
 }
 
-impl Fabric for Rings {
+impl Fabric for Ports {
     fn path(&mut self, vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
         self.find_path(vnic, to, route)
     }
@@ -153,7 +153,7 @@ impl Fabric for Rings {
     }
 
     fn notify_disconnected(&mut self, qpn: Qpn, host: HostId, peer: Qpn) {
-        self.fabric.tell_severed(host, peer, qpn);
+        self.fabric.notify_disconnected(host, peer, qpn);
     }
 
     fn take_management(&mut self, from: HostId, mad: &Mad) -> bool {
@@ -166,23 +166,23 @@ impl Fabric for Rings {
 }
 
 /// The router has no carrier besides the wire, and offers none to any QP.
-impl Carrier for Rings {
+impl Carrier for Ports {
     fn carry(&mut self, _token: Token, _message: &CarriedMessage<'_>, _local: Source<'_>) -> CarryOutcome {
         CarryOutcome::Declined
     }
 }
 
-impl Policy for Rings {
+impl Policy for Ports {
     #[inline]
-    fn authorize(&mut self, talk: &Talk) -> bool {
-        self.access.may_talk(talk)
+    fn authorize(&mut self, request: &AuthorizationRequest) -> bool {
+        self.access.authorize(request)
     }
 
     fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId {
         self.access.network_at(network, gid)
     }
 
-    fn report_violation(&mut self, attempt: &Attempt) {
-        self.access.note_attempt(attempt);
+    fn report_violation(&mut self, violation: &Violation) {
+        self.access.note_violation(violation);
     }
 }

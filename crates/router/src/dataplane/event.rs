@@ -1,5 +1,5 @@
 //! Messages of the worker to the control thread: answers to commands, and events of its own accord.
-use crate::admission::access::{Attempted, Incident};
+use crate::admission::access::{Incident, ViolationRecord};
 use crate::base::deferred_drop::DeferredDrop;
 use crate::dataplane::command::{Command, Reply, Ticket};
 use crate::peering::Mad;
@@ -42,7 +42,7 @@ events! {
     /// The worker has given a vNIC up, and ended its sessions.
     VnicFailed { vnic: VnicId, reason: &'static str, held: DeferredDrop }
     /// Refusals and cuts by rules, and attempts that led nowhere.
-    PolicyViolated { incidents: Vec<Incident>, attempts: Vec<Attempted> }
+    PolicyViolated { incidents: Vec<Incident>, violations: Vec<ViolationRecord> }
     /// vNICs whose counters changed.
     Counted { counters: Vec<(VnicId, VnicCounters)> }
     /// Datagrams of connection management, by who sent them; `backlog` is lowered by as many.

@@ -25,7 +25,7 @@ pub struct EventPipe {
     session: SessionId,
     write: OwnedFd,
     owed: VecDeque<[u8; EVENT_BYTES]>,
-    /// CQs with completions that this channel has no room to tell of, in their order: one that is
+    /// CQs with completions that this channel has no room to notify of, in their order: one that is
     /// armed again at once comes last.
     waiting: Vec<CqId>,
 }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pipe_owes_and_pays_in_order() {
+    fn a_full_pipe_keeps_what_it_owes_and_sends_it_in_order() {
         let (read, write) = pipe();
         let mut pipes = Pipes::default();
         let id = pipes.insert(SessionId { index: 0, generation: 0 }, write);

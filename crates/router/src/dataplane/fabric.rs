@@ -1,7 +1,7 @@
 //! The worker's knowledge of other hosts: where addresses are, the QPs behind QPNs, paths of
 //! packets.
 //!
-//! The peers thread tells it all that ([`Update`]); the engine asks for it. A router without a peers file has no
+//! The peers thread sends it all that ([`Update`]); the engine asks for it. A router without a peers file has no
 //! [sockets](Fabric::is_open): every path is local, and nothing here costs anything.
 //!
 //! *External* hosts are RDMA machines without FreeFlow. They are known by their address alone, and
@@ -9,8 +9,8 @@
 //!
 //! Invariant: what a host says of its QPNs is believed until [`Update::PeersGone`], and kept for at
 //! most [`QPNS_OF_HOST_MAX`] of them; that a QPN is nobody's is believed for [`ABSENT_FOR`]. A host
-//! is told of what becomes of the QPs that it asked for, and of those alone that exist: nobody can
-//! make this grow by asking.
+//! is notified of what becomes of the QPs that it asked for, and of those alone that exist: nobody
+//! can make this grow by asking.
 use crate::base::log::warning;
 use crate::dataplane::bursts::Unsent;
 use crate::peering::{ExternalPeers, Mad, PeersHandle, Settings};
@@ -27,7 +27,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 pub const EXTERNAL_GID_INDEX: u8 = 1;
 /// QPNs of one host that answers are kept for; the oldest goes first.
 pub(crate) const QPNS_OF_HOST_MAX: usize = 65_536;
-/// After that a QPN that was nobody's is asked for again: its host does not tell of one that is made later.
+/// After that a QPN that was nobody's is asked for again: its host does not announce one that is made
+/// later.
 pub(crate) const ABSENT_FOR: Duration = Duration::from_millis(1000);
 /// A question that was not answered is asked again after this time, so many times.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(1000);
@@ -53,7 +54,7 @@ pub(crate) enum Known {
 }
 
 impl Known {
-    pub(crate) fn told(now: Instant, info: Option<PeerInfo>) -> Self {
+    pub(crate) fn answered(now: Instant, info: Option<PeerInfo>) -> Self {
         info.map_or(Self::Absent { until: now + ABSENT_FOR }, Self::Is)
     }
 }
@@ -67,14 +68,14 @@ pub(crate) struct Host {
     pub(crate) order: VecDeque<Qpn>,
     /// How many of `known` it was asked for.
     pub(crate) asked_count: usize,
-    /// QPs of ours that it asked for, or is connected to: it is told when they change.
-    pub(crate) told: BTreeSet<Qpn>,
+    /// QPs of ours that it asked for, or is connected to: it is notified when they change.
+    pub(crate) notified: BTreeSet<Qpn>,
 }
 
 impl Host {
     pub(crate) fn new(address: IpAddr, external: Option<Gid>) -> Self {
-        let (known, order, told) = Default::default();
-        Self { address, external, known, order, asked_count: 0, told }
+        let (known, order, notified) = Default::default();
+        Self { address, external, known, order, asked_count: 0, notified }
     }
 
     pub(crate) fn note(&mut self, qpn: Qpn, known: Known) {
@@ -105,7 +106,7 @@ impl Host {
         self.known.clear();
         self.order.clear();
         self.asked_count = 0;
-        self.told.clear();
+        self.notified.clear();
     }
 
     /// Whether it still owes an answer.
@@ -135,7 +136,8 @@ pub struct Fabric {
     pub(crate) asked: VecDeque<(Instant, HostId, Qpn)>,
     /// With so many the answered ones are dropped.
     pub(crate) sift_at: usize,
-    /// Questions of this turn. They go behind what is told of our QPs, so that who answers knows by whom it was asked.
+    /// Questions of this turn. They go behind the notifications about our QPs, so that who answers knows by whom it
+    /// was asked.
     pub(crate) questions: Vec<(HostId, Qpn)>,
     /// Bursts that were fetched and found no room.
     pub(crate) unsent: VecDeque<Unsent>,
@@ -296,7 +298,7 @@ impl Fabric {
         self.questions.push((id, qpn));
     }
 
-    /// When [`Self::ask_again`] has something to do, or [`Worker::tell_peers`].
+    /// When [`Self::ask_again`] has something to do, or [`Worker::notify_peers`].
     pub fn next_question(&self) -> Option<Instant> {
         if !self.questions.is_empty() || !self.changed.is_empty() {
             return Some(Instant(0));
@@ -347,29 +349,30 @@ impl Fabric {
         }
     }
 
-    /// The connection of `qpn` with `peer`, which is that host's, was cut: its end hears of it too.
-    pub fn tell_severed(&self, host: HostId, peer: Qpn, qpn: Qpn) {
+    /// The connection of `qpn` with `peer`, which is that host's, was ended: its end hears of it
+    /// too.
+    pub fn notify_disconnected(&self, host: HostId, peer: Qpn, qpn: Qpn) {
         if self.hosts.get(&host).is_some_and(|host| host.external.is_none()) {
-            self.peers.severed(host, peer, qpn);
+            self.peers.disconnected(host, peer, qpn);
         }
     }
 
     /// Notes that the host hears of this QP of ours from now on.
-    pub(crate) fn note_told(&mut self, id: HostId, qpn: Qpn) {
+    pub(crate) fn note_notified(&mut self, id: HostId, qpn: Qpn) {
         if let Some(host) = self.hosts.get_mut(&id) {
-            host.told.insert(qpn);
+            host.notified.insert(qpn);
         }
     }
 
-    /// A QPN of ours is somebody else now: who has to be told. One that is nobody's any more is
-    /// told of for the last time.
+    /// A QPN of ours is somebody else now: the hosts to notify. One that is nobody's any more is
+    /// notified of for the last time.
     pub(crate) fn listeners(&mut self, qpn: Qpn, peer: Option<HostId>, is_somebody: bool) -> Vec<HostId> {
         if let Some(host) = peer.filter(|_| is_somebody) {
-            self.note_told(host, qpn);
+            self.note_notified(host, qpn);
         }
         let hears = |(&id, host): (&HostId, &mut Host)| {
-            let told = if is_somebody { host.told.contains(&qpn) } else { host.told.remove(&qpn) };
-            ((told || peer == Some(id)) && host.external.is_none()).then_some(id)
+            let notified = if is_somebody { host.notified.contains(&qpn) } else { host.notified.remove(&qpn) };
+            ((notified || peer == Some(id)) && host.external.is_none()).then_some(id)
         };
         self.hosts.iter_mut().filter_map(hears).collect()
     }
@@ -425,8 +428,8 @@ mod tests {
         PeerInfo { network: NetworkId(1), gid: Gid([1; 16]), ipv6_gid: None, service: QpType::Rc, connected: None }
     }
 
-    fn tell(fabric: &mut Fabric, qpn: u32, info: Option<PeerInfo>) {
-        fabric.hosts.get_mut(&HOST).unwrap().note(Qpn(qpn), Known::told(Instant(0), info));
+    fn announce(fabric: &mut Fabric, qpn: u32, info: Option<PeerInfo>) {
+        fabric.hosts.get_mut(&HOST).unwrap().note(Qpn(qpn), Known::answered(Instant(0), info));
     }
 
     /// Nobody waits for the worker's next turn.
@@ -443,15 +446,15 @@ mod tests {
         assert_eq!((fabric.asked.len(), fabric.next_question()), (1, Some(Instant(0))));
         assert_eq!(asked(&mut fabric), 1);
         assert_eq!(fabric.next_question(), Some(now + ASK_AGAIN));
-        tell(&mut fabric, 1, Some(info()));
+        announce(&mut fabric, 1, Some(info()));
         assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Known(info()));
-        tell(&mut fabric, 1, None);
+        announce(&mut fabric, 1, None);
         assert_eq!(fabric.peer(now, HOST, Qpn(1)), PeerAnswer::Absent);
         fabric.ask_again(now + ASK_AGAIN);
         assert_eq!(fabric.next_question(), None);
         // It may be somebody's by now.
         assert_eq!(fabric.peer(now + ABSENT_FOR, HOST, Qpn(1)), PeerAnswer::Asked);
-        tell(&mut fabric, 1, Some(info()));
+        announce(&mut fabric, 1, Some(info()));
         assert_eq!(asked(&mut fabric), 1);
         fabric.ask_again(now + ASK_AGAIN + ABSENT_FOR);
 
@@ -473,12 +476,12 @@ mod tests {
     #[test]
     fn whose_network_is_gone_is_asked_for_again() {
         let mut fabric = fabric();
-        tell(&mut fabric, 1, Some(info()));
-        tell(&mut fabric, 2, Some(PeerInfo { network: NetworkId(77), ..info() }));
+        announce(&mut fabric, 1, Some(info()));
+        announce(&mut fabric, 2, Some(PeerInfo { network: NetworkId(77), ..info() }));
         fabric.forget_networks(|network| network == NetworkId(77));
         assert_eq!(fabric.peer(Instant(0), HOST, Qpn(1)), PeerAnswer::Known(info()));
         assert_eq!(fabric.peer(Instant(0), HOST, Qpn(2)), PeerAnswer::Asked);
-        tell(&mut fabric, 2, Some(info()));
+        announce(&mut fabric, 2, Some(info()));
         assert_eq!(fabric.peer(Instant(0), HOST, Qpn(2)), PeerAnswer::Known(info()));
     }
 
@@ -486,7 +489,7 @@ mod tests {
     fn what_is_kept_of_a_host_is_bounded() {
         let mut fabric = fabric();
         for qpn in 0..QPNS_OF_HOST_MAX as u32 + 1 {
-            tell(&mut fabric, qpn, Some(info()));
+            announce(&mut fabric, qpn, Some(info()));
         }
         assert_eq!(fabric.hosts[&HOST].known.len(), QPNS_OF_HOST_MAX);
         assert_eq!(fabric.peer(Instant(0), HOST, Qpn(1)), PeerAnswer::Known(info()));
@@ -503,7 +506,7 @@ mod tests {
         assert_eq!((asked(&mut fabric), fabric.hosts[&HOST].asked_count), (QUESTION_COUNT_MAX, QUESTION_COUNT_MAX));
         // Those that were not asked, answered at once: never more than a few times as many are kept.
         for qpn in 0..8 * count {
-            tell(&mut fabric, qpn, None);
+            announce(&mut fabric, qpn, None);
             fabric.peer(Instant(0), HOST, Qpn(qpn + count));
             assert!(fabric.asked.len() <= 2 * QUESTION_COUNT_MAX);
         }
@@ -522,13 +525,13 @@ mod tests {
         fabric.hosts.insert(other, Host::new("192.0.2.4".parse().unwrap(), None));
         assert_eq!(fabric.listeners(Qpn(7), None, true), []);
         assert_eq!(fabric.listeners(Qpn(7), Some(HOST), true), [HOST]);
-        fabric.note_told(other, Qpn(7));
+        fabric.note_notified(other, Qpn(7));
         assert_eq!(fabric.listeners(Qpn(7), None, true), [HOST, other]);
         assert_eq!(fabric.listeners(Qpn(7), None, false), [HOST, other]);
         assert_eq!(fabric.listeners(Qpn(7), None, false), []);
         // A QP that is connected with it hears of its end, and is not kept.
         assert_eq!(fabric.listeners(Qpn(8), Some(HOST), false), [HOST]);
-        assert!(fabric.hosts.values().all(|host| host.told.is_empty()));
+        assert!(fabric.hosts.values().all(|host| host.notified.is_empty()));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! How the worker waits: spinning, yielding, sleeping; and what it tells polling libraries to do.
+//! How the worker waits: spinning, yielding, sleeping; and the waiting rule of polling libraries.
 //!
 //! *Fastpath* never sleeps. *LowCPU* sleeps as soon as nothing is to be done, *adaptive* after
 //! [`ADAPTIVE_IDLE`]. While it doesn't sleep, the waiting rule holds: spin freely only if everybody
@@ -6,15 +6,16 @@
 //! file, over all routers of the machine; else about twenty pauses, then `sched_yield`.
 //!
 //! Datagrams of other hosts are looked for while the worker is awake (`wire`), and wake it when it
-//! sleeps. While they flow, pollers and worker tell each other where they run, and give way to each
+//! sleeps. While they flow, pollers and worker publish where they run, and give way to each
 //! other.
 //!
 //! A *cold* session is one whose doorbells are not looked at: its library writes the kick eventfd,
-//! which is in the worker's epoll. A session becomes hot by its kick, and cold when it has not rung
-//! for [`EPOCH`] or the worker sleeps.
+//! which is in the worker's epoll. A session becomes active by its kick, and parked when it has not
+//! rung for [`EPOCH`] or the worker sleeps.
 //!
 //! Invariant: before it blocks, the worker says so to everyone who could have work for it (its own queues, the send
-//! queues it polled, the hot sessions), each time followed by a SeqCst fence, and then looks once more.
+//! queues it polled, the active sessions), each time followed by a SeqCst fence, and then looks once
+//! more.
 use crate::dataplane::table::Id;
 use crate::dataplane::waiting::{NO_CPU, Next, WAKER_TOKEN, WIRE_TOKEN};
 use crate::dataplane::worker::Worker;
@@ -43,8 +44,8 @@ const POLLERS_LOOKED_AT_MAX: usize = 16;
 impl Worker {
     /// After a turn.
     pub(crate) fn wait(&mut self, now: Instant, busy: bool) -> Next {
-        let has_cold = self.rings.sessions.len() > self.hot.len();
-        if has_cold && now - self.waiting.kicks_at >= KICK_INTERVAL {
+        let has_parked = self.ports.sessions.len() > self.active.len();
+        if has_parked && now - self.waiting.kicks_at >= KICK_INTERVAL {
             self.waiting.kicks_at = now;
             self.waiting.poll(Some(Duration(0)));
             self.take_kicks(now);
@@ -55,13 +56,13 @@ impl Worker {
             self.waiting.busy_at = now;
             return Next::Turn;
         }
-        if self.rings.fabric.blocked {
+        if self.ports.fabric.blocked {
             // Whoever has something to send waits for room: a full socket has work for longer than this.
             self.waiting.poll(Some(BLOCKED_WAIT));
             self.take_kicks(now);
             return Next::Turn;
         }
-        let packets_flow = self.rings.fabric.is_active(now);
+        let packets_flow = self.ports.fabric.is_active(now);
         let idle = self.waiting.idle_limit(now, packets_flow);
         if idle.is_some_and(|idle| now - self.waiting.busy_at >= idle || self.keeps_pollers_waiting()) {
             let timeout = self.next_timeout(now);
@@ -77,12 +78,12 @@ impl Worker {
     /// cheaper way to hand over.
     #[inline]
     pub(crate) fn note_cpu(&mut self, now: Instant) {
-        let flows = self.rings.fabric.is_active_within(now, HOUSE_INTERVAL);
+        let flows = self.ports.fabric.is_active_within(now, HOUSE_INTERVAL);
         let cpu = if flows { freeflow_shm::current_cpu() } else { NO_CPU };
         if cpu != self.waiting.cpu {
             self.waiting.cpu = cpu;
-            for &id in &self.hot {
-                if let Some(session) = self.rings.sessions.get(id) {
+            for &id in &self.active {
+                if let Some(session) = self.ports.sessions.get(id) {
                     session.segment.set_router_cpu(cpu);
                 }
             }
@@ -94,11 +95,11 @@ impl Worker {
     fn keeps_pollers_waiting(&self) -> bool {
         let cpu = self.waiting.cpu;
         let waits = |id: &SessionId| {
-            self.rings.sessions.get(*id).is_some_and(|session| session.segment.is_poller_here(cpu, session.completed))
+            self.ports.sessions.get(*id).is_some_and(|session| session.segment.is_poller_here(cpu, session.completed))
         };
         let few = 1..=POLLERS_LOOKED_AT_MAX;
-        let tells = self.waiting.policy == WAIT_YIELD && cpu != NO_CPU;
-        tells && few.contains(&self.hot.len()) && self.hot.iter().all(waits)
+        let publishes = self.waiting.policy == WAIT_YIELD && cpu != NO_CPU;
+        publishes && few.contains(&self.active.len()) && self.active.iter().all(waits)
     }
 
     fn park(&mut self, now: Instant, timeout: Option<Duration>) -> Next {
@@ -119,7 +120,7 @@ impl Worker {
         // house is kept after the next turn.
         if now - self.waiting.epoch_at >= EPOCH {
             self.waiting.busy_before = 0;
-            self.rings.busy_session_count = 0;
+            self.ports.busy_session_count = 0;
         }
         self.waiting.busy_at = now;
         self.waiting.idle_turns = 0;
@@ -128,40 +129,40 @@ impl Worker {
         self.take_kicks(now);
     }
 
-    /// Tells everyone that the worker sleeps; false if somebody has work for it.
+    /// Announces that the worker sleeps; false if somebody has work for it.
     fn may_sleep(&mut self) -> bool {
         if self.collect() || self.resume_ready() || !self.rest_all() {
             return false;
         }
-        while let Some(&id) = self.hot.last() {
-            if !self.cool(id) {
+        while let Some(&id) = self.active.last() {
+            if !self.mark_parked(id) {
                 return false;
             }
-            self.hot.pop();
+            self.active.pop();
         }
         true
     }
 
-    /// False: it rang just then and stays hot.
-    fn cool(&mut self, id: SessionId) -> bool {
-        let Some(session) = self.rings.sessions.get_mut(id) else { return true };
+    /// False: it rang just then and stays active.
+    fn mark_parked(&mut self, id: SessionId) -> bool {
+        let Some(session) = self.ports.sessions.get_mut(id) else { return true };
         session.segment.set_router_sleeps(true);
         if !session.segment.summary_is_empty() {
             session.segment.set_router_sleeps(false);
             return false;
         }
-        session.hot = false;
+        session.active = false;
         true
     }
 
-    pub(crate) fn heat(&mut self, now: Instant, id: SessionId) {
-        let Some(session) = self.rings.sessions.get_mut(id) else { return };
+    pub(crate) fn mark_active(&mut self, now: Instant, id: SessionId) {
+        let Some(session) = self.ports.sessions.get_mut(id) else { return };
         session.doorbell_seen = now;
-        if !session.hot {
-            session.hot = true;
+        if !session.active {
+            session.active = true;
             session.segment.set_router_cpu(self.waiting.cpu);
             session.segment.set_router_sleeps(false);
-            self.hot.push(id);
+            self.active.push(id);
         }
     }
 
@@ -170,9 +171,9 @@ impl Worker {
             if token == WAKER_TOKEN {
                 self.waiting.waker.drain();
             } else if token == WIRE_TOKEN {
-                self.rings.fabric.note_arrival();
+                self.ports.fabric.note_arrival();
             } else {
-                self.heat(now, SessionId::of(token as u32 as usize, (token >> 32) as u32));
+                self.mark_active(now, SessionId::of(token as u32 as usize, (token >> 32) as u32));
             }
         }
     }
@@ -180,17 +181,17 @@ impl Worker {
     /// How long the worker may sleep; `None`: until it is woken.
     pub(crate) fn next_timeout(&self, now: Instant) -> Option<Duration> {
         let timer = self.engine.poll_timeout().map(|at| at - now);
-        let owed = (self.rings.pipes.owes() || !self.rings.notify.is_empty()).then_some(OWED_INTERVAL);
-        let moderated = self.rings.schedule.first().map(|&(due, _)| due - now);
-        let copies = self.rings.transfers.in_flight() + self.rings.movers.in_flight();
+        let owed = (self.ports.pipes.owes() || !self.ports.notify.is_empty()).then_some(OWED_INTERVAL);
+        let moderated = self.ports.schedule.first().map(|&(due, _)| due - now);
+        let copies = self.ports.transfers.in_flight() + self.ports.copy_threads.in_flight();
         let waits = copies > 0 || !self.waiting_commands.is_empty();
         let house = (waits || self.waiting.pollers.is_counted()).then_some(HOUSE_INTERVAL);
         let counters = self.publishing.due_in(now);
-        let direct = self.rings.watch.due_in(now);
-        let wire = self.rings.fabric.next_due().map(|at| at - now);
-        let orders = self.rings.grants.due_in(now);
-        let reports = self.rings.access.due_in(now);
-        [timer, owed, moderated, house, counters, direct, wire, orders, reports].into_iter().flatten().min()
+        let direct = self.ports.watch.due_in(now);
+        let wire = self.ports.fabric.next_due().map(|at| at - now);
+        let commands = self.ports.grants.due_in(now);
+        let reports = self.ports.access.due_in(now);
+        [timer, owed, moderated, house, counters, direct, wire, commands, reports].into_iter().flatten().min()
     }
 
     /// Periodic work.
@@ -200,37 +201,37 @@ impl Worker {
             return;
         }
         self.waiting.epoch_at = now;
-        let busy = self.rings.busy_session_count;
+        let busy = self.ports.busy_session_count;
         let pollers = busy.max(self.waiting.busy_before);
         self.waiting.busy_before = busy;
-        self.rings.busy_session_count = 0;
-        self.rings.epoch += 1;
-        self.rings.movers.note_busy_sessions(pollers);
-        let movers = self.rings.movers.awake_count(self.rings.epoch);
+        self.ports.busy_session_count = 0;
+        self.ports.epoch += 1;
+        self.ports.copy_threads.note_busy_sessions(pollers);
+        let copy_threads = self.ports.copy_threads.awake_count(self.ports.epoch);
         if !self.waiting.is_fastpath() {
             self.cool_quiet_sessions(now);
         }
-        if self.rings.pipes.owes() {
-            self.rings.pipes.pay(&mut self.rings.notify);
+        if self.ports.pipes.owes() {
+            self.ports.pipes.pay(&mut self.ports.notify);
         }
         if now - self.waiting.house_at >= HOUSE_INTERVAL {
             self.waiting.house_at = now;
             let spins =
-                pollers > 0 || self.waiting.is_fastpath() || self.rings.fabric.is_active_within(now, HOUSE_INTERVAL);
-            self.waiting.pollers.publish(if spins { pollers + movers + 1 } else { 0 }, now);
+                pollers > 0 || self.waiting.is_fastpath() || self.ports.fabric.is_active_within(now, HOUSE_INTERVAL);
+            self.waiting.pollers.publish(if spins { pollers + copy_threads + 1 } else { 0 }, now);
             self.fail_stalled_vnics(now);
             self.fail_poisoned_sessions();
         }
-        self.apply_waiting_rule(now, pollers + movers);
+        self.apply_waiting_rule(now, pollers + copy_threads);
     }
 
     fn cool_quiet_sessions(&mut self, now: Instant) {
-        let mut hot = std::mem::take(&mut self.hot);
-        hot.retain(|&id| {
-            let quiet = self.rings.sessions.get(id).is_none_or(|session| now - session.doorbell_seen >= EPOCH);
-            !quiet || !self.cool(id)
+        let mut active = std::mem::take(&mut self.active);
+        active.retain(|&id| {
+            let quiet = self.ports.sessions.get(id).is_none_or(|session| now - session.doorbell_seen >= EPOCH);
+            !quiet || !self.mark_parked(id)
         });
-        self.hot = hot;
+        self.active = active;
     }
 
     fn fail_poisoned_sessions(&mut self) {
@@ -238,15 +239,15 @@ impl Worker {
             session.segment.segment().poisoned() || session.memory.is_poisoned()
         };
         let poisoned: Vec<SessionId> =
-            self.rings.sessions.iter().filter(|(_, session)| is_poisoned(session)).map(|(id, _)| id).collect();
+            self.ports.sessions.iter().filter(|(_, session)| is_poisoned(session)).map(|(id, _)| id).collect();
         for session in poisoned {
-            self.rings.fail(session, "a shared segment lost its memory");
+            self.ports.fail(session, "a shared segment lost its memory");
         }
     }
 
     fn apply_waiting_rule(&mut self, now: Instant, pollers: u32) {
-        let helpers = self.rings.vnics.iter().filter(|(_, vnic)| vnic.helper.as_ref().is_some_and(|h| h.in_flight > 0));
-        let all = 1 + pollers as usize + helpers.count() + self.waiting.pollers.elsewhere() as usize;
+        let copiers = self.ports.vnics.iter().filter(|(_, vnic)| vnic.copier.as_ref().is_some_and(|h| h.in_flight > 0));
+        let all = 1 + pollers as usize + copiers.count() + self.waiting.pollers.elsewhere() as usize;
         if all > cpu_count() {
             self.waiting.crowded_at = now;
         }
@@ -255,7 +256,7 @@ impl Worker {
         if policy != self.waiting.policy {
             self.waiting.policy = policy;
             self.waiting.waker.set_crowded(crowded);
-            for (_, session) in self.rings.sessions.iter() {
+            for (_, session) in self.ports.sessions.iter() {
                 session.segment.set_wait_policy(policy);
             }
         }

@@ -2,10 +2,10 @@
 use crate::admission::access::VnicIdentity;
 use crate::base::mode::Mode;
 use crate::base::wake::Waker;
-use crate::dataplane::command::{CreateSession, Execute, NewVnic, Step, Submission};
+use crate::dataplane::command::{CreateSession, Execute, Execution, NewVnic, Submission};
 use crate::dataplane::event::Event;
 use crate::dataplane::pollers::Pollers;
-use crate::dataplane::ports::Rings;
+use crate::dataplane::ports::Ports;
 use crate::dataplane::waiting::Waiting;
 use crate::dataplane::worker::{Worker, WorkerQueues};
 use crate::memory::page_table::PageTable;
@@ -33,8 +33,8 @@ impl LoneWorker {
         let (waker, control_waker) = (Arc::new(Waker::new().unwrap()), Arc::new(Waker::new().unwrap()));
         let waiting = Waiting::new(Mode::LowCpu, waker.clone(), Pollers::alone(1)).unwrap();
         let queues = WorkerQueues { commands: commands_end, finished, events, control_waker: control_waker.clone() };
-        let rings = Rings::new(finished_sender, waker.clone());
-        let worker = Worker::new(Engine::new(Seed([7; 32])), rings, queues, waiting);
+        let ports = Ports::new(finished_sender, waker.clone());
+        let worker = Worker::new(Engine::new(Seed([7; 32])), ports, queues, waiting);
         Self { worker, commands, waker, events: events_end, control_waker }
     }
 }
@@ -59,7 +59,7 @@ pub(crate) fn new_vnic(network: NetworkId, host: u8) -> NewVnic {
 pub(crate) fn create_session(worker: &mut Worker, vnic: VnicId, memory: PageTable) -> Result<SessionId, VerbsError> {
     let (segment, kick) = (SessionSegment::create().unwrap().0, Arc::new(Doorbell::new().unwrap()));
     match worker.execute(Instant(monotonic_ns()), CreateSession { vnic, segment, kick, memory }) {
-        Step::Done { answer, .. } => answer,
-        Step::Again(_) => panic!("nothing is in flight"),
+        Execution::Done { answer, .. } => answer,
+        Execution::Again(_) => panic!("nothing is in flight"),
     }
 }

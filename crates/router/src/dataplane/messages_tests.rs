@@ -12,5 +12,9 @@ fn messages_are_those_that_are_listed() {
     if std::env::var_os("FREEFLOW_UPDATE").is_some() {
         std::fs::write(LIST, &list).unwrap();
     }
-    assert_eq!(std::fs::read_to_string(LIST).unwrap(), list, "FREEFLOW_UPDATE=1 writes it anew; review the difference");
+    assert_eq!(
+        std::fs::read_to_string(LIST).unwrap(),
+        list,
+        "FREEFLOW_UPDATE=1 writes it again; review the difference"
+    );
 }

@@ -1,5 +1,5 @@
 //! Numbers that the worker gives when it is asked: vNICs, QPs, totals.
-use crate::admission::access::{Access, Rules};
+use crate::admission::access::{AccessPolicy, Rules};
 use crate::admission::tallies::Tallies;
 use crate::dataplane::reasons::Reason;
 use crate::dataplane::totals::Totals;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub struct VnicNumbers {
     pub usage: Usage,
     pub counters: VnicCounters,
-    pub fallback_bytes: u64,
+    pub slow_path_bytes: u64,
     pub blocked_copies: u64,
     /// Its bounce buffers, bytes.
     pub bounce_bytes: u64,
@@ -36,7 +36,7 @@ impl VnicNumbers {
             bytes: engine.bytes,
             direct_messages: engine.direct_messages,
             direct_bytes: engine.direct_bytes,
-            fallback_bytes: self.fallback_bytes,
+            slow_path_bytes: self.slow_path_bytes,
             blocked_copies: self.blocked_copies,
             completions_with_error: engine.completions_with_error,
             rnr_naks: engine.rnr_naks,
@@ -52,14 +52,14 @@ impl VnicNumbers {
 /// QPs that do something past the router now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectCounts {
-    pub channel_qps: u32,
+    pub direct_ring_qps: u32,
     pub grant_qps: u32,
 }
 
 /// A QP, its vNIC by the engine's name.
 pub(crate) struct QpRow {
     pub look: QpStatus,
-    pub channel: bool,
+    pub direct_ring: bool,
     pub grants: bool,
     pub path: QpPath,
     pub reason: Option<Reason>,
@@ -146,7 +146,7 @@ pub(crate) struct AccessCounts {
 }
 
 impl AccessCounts {
-    pub fn by(access: &Access) -> Self {
+    pub fn by(access: &AccessPolicy) -> Self {
         Self { rules: access.rules().cloned(), tallies: access.tallies().clone() }
     }
 }

@@ -1,12 +1,13 @@
-//! Moderation of a CQ's notifications: a channel is told only after so many completions, or so long after the first.
+//! Moderation of a CQ's notifications: a channel is notified only after so many completions, or so long after the
+//! first.
 //!
-//! Idle costs nothing: only a CQ that is moderated by time and has completions that its channel was not told of has a
-//! place in the schedule, which the worker's sleep respects.
+//! Idle costs nothing: only a CQ that is moderated by time and has completions that its channel was not notified of
+//! has a place in the schedule, which the worker's sleep respects.
 use freeflow_engine::CqId;
 use freeflow_verbs::{Duration, Instant};
 use std::collections::BTreeSet;
 
-/// Whether completions were written that a channel has not been told of.
+/// Whether completions were written that a channel has not been notified of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
     Nothing,
@@ -21,11 +22,11 @@ pub struct Moderation {
     pub(crate) count: u32,
     /// 0: time alone never suffices.
     pub(crate) period: Duration,
-    /// Completions that the channel has not been told of.
+    /// Completions that the channel has not been notified of.
     pub(crate) pending: u32,
     /// In the schedule.
     pub(crate) due: Option<Instant>,
-    /// The channel is to be told at the end of this turn.
+    /// The channel is to be notified at the end of this turn.
     pub(crate) called: bool,
 }
 

@@ -1,11 +1,11 @@
 //! When the channels of completion queues are notified; how much they wait for is in
 //! [`moderation`](crate::dataplane::moderation).
 use crate::base::deferred_drop::DeferredDrop;
-use crate::dataplane::ports::{Notify, Rings};
+use crate::dataplane::ports::{Notify, Ports};
 use freeflow_engine::CqId;
 use freeflow_verbs::Duration;
 
-impl Rings {
+impl Ports {
     /// A completion was written into the ring of a CQ with a channel.
     #[inline]
     pub fn note_completion(&mut self, id: CqId, solicited: bool) {
@@ -55,7 +55,7 @@ impl Rings {
         }
     }
 
-    /// The channel of this CQ is told at the end of the turn, if the CQ is armed.
+    /// The channel of this CQ is notified at the end of the turn, if the CQ is armed.
     fn call(&mut self, id: CqId) {
         let Some(cq) = self.cqs.get_mut(id) else { return };
         if let Some(due) = cq.moderation.due.take() {
@@ -66,7 +66,7 @@ impl Rings {
         }
     }
 
-    /// The channel is told of everything so far; whether that includes something solicited.
+    /// The channel is notified of everything so far; whether that includes something solicited.
     pub fn begin_notifying(&mut self, id: CqId) -> bool {
         let Some(cq) = self.cqs.get_mut(id) else { return false };
         (cq.moderation.pending, cq.moderation.called) = (0, false);

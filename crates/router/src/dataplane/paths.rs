@@ -4,7 +4,7 @@ use crate::dataplane::worker::Worker;
 use crate::memory::grants::{GrantRequest, Verdict};
 use freeflow_engine::{NotGrantable, QpId, QpStatus as Look};
 use freeflow_protocol::admin::QpPath;
-use freeflow_shm::CHANNEL_MESSAGE_BYTES_MAX;
+use freeflow_shm::DIRECT_RING_MESSAGE_BYTES_MAX;
 use freeflow_verbs::{QpState, SendOpcode, VerbsError};
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ const MESSAGES_BEFORE_ASKING: u64 = 64;
 /// Conditions under which a kind of request is direct.
 struct Needs {
     /// So many bytes of a message.
-    channel: Option<u64>,
+    direct_ring: Option<u64>,
     /// To write, or else to read.
     grant: Option<bool>,
 }
@@ -22,7 +22,7 @@ struct Needs {
 impl Needs {
     /// Of a request. WRITEs without bytes need no memory.
     fn of(opcode: SendOpcode, bytes: u64) -> Result<Self, Reason> {
-        let needs = |channel, grant| Ok(Self { channel, grant });
+        let needs = |direct_ring, grant| Ok(Self { direct_ring, grant });
         match opcode {
             SendOpcode::Send | SendOpcode::SendWithImmediate => needs(Some(bytes), None),
             SendOpcode::RdmaWriteWithImmediate => needs(Some(0), (bytes > 0).then_some(true)),
@@ -52,7 +52,7 @@ impl Worker {
             Err(reason) => return Some(Reason::of(reason, look.state)),
         };
         let peer = self.engine.qp_status(peer).map(|peer| peer.vnic);
-        let is_routed = |vnic| self.rings.vnics.get(vnic).is_none_or(|entry| !self.rings.policy.allows(entry.network));
+        let is_routed = |vnic| self.ports.vnics.get(vnic).is_none_or(|entry| !self.ports.policy.allows(entry.network));
         // The peer may be of another network.
         if is_routed(look.vnic) || peer.is_some_and(is_routed) {
             return Some(Reason::Policy);
@@ -60,37 +60,37 @@ impl Worker {
         if self.engine.is_metered(look.vnic) || peer.is_some_and(|peer| self.engine.is_metered(peer)) {
             return Some(Reason::Metered);
         }
-        let entry = self.rings.qps.get(id)?;
-        let holds_something = self.uses_channel(id) || self.granted(id);
+        let entry = self.ports.qps.get(id)?;
+        let holds_something = self.uses_direct_ring(id) || self.granted(id);
         if holds_something && entry.direct.routed_at != done_directly(&entry.send) {
             return None;
         }
         let (opcode, bytes) = look.last;
         match Needs::of(opcode, bytes) {
             Ok(needs) => {
-                let by_channel = needs.channel.and_then(|bytes| self.why_no_channel(id, bytes));
-                by_channel.or_else(|| needs.grant.and_then(|writes| self.why_no_grant(id, writes)))
+                let by_direct_ring = needs.direct_ring.and_then(|bytes| self.why_no_direct_ring(id, bytes));
+                by_direct_ring.or_else(|| needs.grant.and_then(|writes| self.why_no_grant(id, writes)))
             }
             Err(reason) => Some(reason),
         }
     }
 
-    fn why_no_channel(&self, id: QpId, bytes: u64) -> Option<Reason> {
+    fn why_no_direct_ring(&self, id: QpId, bytes: u64) -> Option<Reason> {
         if let Err(reason) = self.engine.direct_receiver(id) {
             return Some(Reason::of(reason, QpState::ReadyToSend));
         }
-        if bytes > u64::from(CHANNEL_MESSAGE_BYTES_MAX) {
+        if bytes > u64::from(DIRECT_RING_MESSAGE_BYTES_MAX) {
             return Some(Reason::TooLong);
         }
-        if self.uses_channel(id) {
+        if self.uses_direct_ring(id) {
             return None;
         }
-        let is_open = self.rings.qps.get(id).is_some_and(|qp| qp.direct.has_channel());
+        let is_open = self.ports.qps.get(id).is_some_and(|qp| qp.direct.has_direct_ring());
         Some(if is_open { Reason::NotAccepted } else { self.not_asked(id) })
     }
 
     fn why_no_grant(&self, id: QpId, writes: bool) -> Option<Reason> {
-        let asked = self.rings.qps.get(id)?.direct.asked;
+        let asked = self.ports.qps.get(id)?.direct.asked;
         let granted = self.granted(id);
         match asked.refused[usize::from(writes)] {
             // By then it lies where nobody else reaches it.
@@ -103,7 +103,7 @@ impl Worker {
     }
 
     fn not_asked(&self, id: QpId) -> Reason {
-        let has_asked = self.rings.qps.get(id).is_some_and(|qp| qp.direct.asked.ever);
+        let has_asked = self.ports.qps.get(id).is_some_and(|qp| qp.direct.asked.ever);
         let sent = self.engine.qp_traffic(id).map_or(0, |traffic| traffic.messages_sent);
         if has_asked || sent < MESSAGES_BEFORE_ASKING { Reason::NotAsked } else { Reason::NeverAsked }
     }
@@ -113,10 +113,10 @@ impl Worker {
         let verdict = self.grant(id, request);
         let refused = match &verdict {
             Ok(Verdict::Given(_)) => None,
-            Ok(Verdict::NotEarned { .. }) => Some(Reason::NotEarned),
+            Ok(Verdict::NotEnoughCredit { .. }) => Some(Reason::NotEnoughCredit),
             Err(_) => self.why_not_granted(id, request),
         };
-        if let Some(qp) = self.rings.qps.get_mut(id) {
+        if let Some(qp) = self.ports.qps.get_mut(id) {
             let asked = &mut qp.direct.asked;
             asked.ever = true;
             asked.granted |= matches!(verdict, Ok(Verdict::Given(_)));
@@ -133,17 +133,17 @@ impl Worker {
             Err(NotGrantable::Memory) => return Some(Reason::KindOfMemory),
             Err(NotGrantable::Path(_)) => return None,
         };
-        let session = self.rings.qps.get(id)?.session;
+        let session = self.ports.qps.get(id)?.session;
         if !self.may_pass_router(session) || !self.may_pass_router(found.owner) {
             return None;
         }
-        let owner = self.rings.sessions.get(found.owner)?;
-        // Libraries take orders from the first memory on that they share.
+        let owner = self.ports.sessions.get(found.owner)?;
+        // Libraries take commands from the first memory on that they share.
         let Some(place) = owner.memory.place(found.asked) else { return Some(Reason::NotShared) };
-        if owner.orders.is_none() {
-            return Some(Reason::NoOrders);
+        if owner.commands.is_none() {
+            return Some(Reason::NoCommands);
         }
-        if place.origin.lease.is_withdrawn() {
+        if place.origin.lease.is_revoked() {
             return Some(Reason::TakenBack);
         }
         if place.origin.lease.is_imported() || place.origin.lease.descriptor().is_none() {

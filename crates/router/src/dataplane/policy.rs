@@ -16,26 +16,26 @@ impl Worker {
     /// Policy may have changed: what stands is looked at again, some of it in each turn. And what
     /// was refused is reported.
     pub(crate) fn follow_policy(&mut self, now: Instant) -> bool {
-        if self.rings.access.take_change() {
+        if self.ports.access.take_change() {
             self.engine.handle_policy_changed();
         }
-        let (work, mut more, mut count) = (self.rings.access.work(), true, 0);
-        while more && count < TURN_QPS_MAX && self.rings.access.work() - work < TURN_WORK_MAX {
-            more = self.engine.poll_policy(&mut self.rings, STEP_QPS);
+        let (work, mut more, mut count) = (self.ports.access.work(), true, 0);
+        while more && count < TURN_QPS_MAX && self.ports.access.work() - work < TURN_WORK_MAX {
+            more = self.engine.poll_policy(&mut self.ports, STEP_QPS);
             count += STEP_QPS;
         }
-        let incidents = self.rings.access.take_incidents(now);
-        let attempts = self.rings.access.take_attempts(now);
-        if !incidents.is_empty() || !attempts.is_empty() {
-            self.notify_control(PolicyViolated { incidents, attempts });
+        let incidents = self.ports.access.take_incidents(now);
+        let violations = self.ports.access.take_violations(now);
+        if !incidents.is_empty() || !violations.is_empty() {
+            self.notify_control(PolicyViolated { incidents, violations });
         }
         more
     }
 
-    /// A request of a session found no room: whose limit that was is told.
+    /// A request of a session found no room: whose limit that was is reported.
     pub(crate) fn note_shortages(&mut self, session: SessionId) {
-        let Some(id) = self.rings.sessions.get(session).map(|session| session.vnic) else { return };
-        let (Some(now), Some(vnic)) = (self.engine.refusals(id), self.rings.vnics.get_mut(id)) else { return };
+        let Some(id) = self.ports.sessions.get(session).map(|session| session.vnic) else { return };
+        let (Some(now), Some(vnic)) = (self.engine.refusals(id), self.ports.vnics.get_mut(id)) else { return };
         let before = std::mem::replace(&mut vnic.refusals, now);
         let Some((network, gid, _)) = self.engine.vnic_addresses(id) else { return };
         for (share, now, before) in
@@ -48,7 +48,7 @@ impl Worker {
                 (Resource::RegisteredBytes, now.registered_bytes, before.registered_bytes),
             ] {
                 if now > before {
-                    self.rings.access.note_shortage((network, gid), share, resource, now - before);
+                    self.ports.access.note_shortage((network, gid), share, resource, now - before);
                 }
             }
         }

@@ -1,12 +1,12 @@
 //! State of the worker beside the engine's objects: rings, doorbells, page tables, event pipes,
 //! slow-path copiers.
-use crate::admission::access::Access;
+use crate::admission::access::AccessPolicy;
 use crate::base::deferred_drop::DeferredDrop;
 use crate::base::wake::Waker;
 use crate::dataplane::direct::{Direct, Policy};
 use crate::dataplane::direct_traffic::Watch;
-pub use crate::dataplane::doorbells::Bell;
-use crate::dataplane::doorbells::Bells;
+use crate::dataplane::doorbells::DoorbellTable;
+pub use crate::dataplane::doorbells::DoorbellTarget;
 use crate::dataplane::event_pipes::{PipeId, Pipes};
 use crate::dataplane::fabric::Fabric;
 pub use crate::dataplane::moderation::Notify;
@@ -16,11 +16,11 @@ use crate::dataplane::totals::Retired;
 use crate::dataplane::xrc_targets::Targets;
 use crate::memory::blocking::Blocks;
 use crate::memory::bounce::Postponed;
-use crate::memory::copy_threads::Movers;
+use crate::memory::copy_threads::CopyThreads;
 use crate::memory::grants::Grants;
 use crate::memory::page_table::PageTable;
 use crate::memory::resharing::Lost;
-use crate::memory::slow_path::{Abandoned, Finished, Helper};
+use crate::memory::slow_path::{Abandoned, Finished, SlowPathCopier};
 use crate::memory::transfers::Transfers;
 use freeflow_engine::{ContextId, CqId, QpId, RefusalCounts, SessionId, SessionObjects, SrqId, VnicId};
 use freeflow_shm::{CompletionProducer, Doorbell, RequestConsumer, SessionSegment};
@@ -32,10 +32,10 @@ use std::sync::mpsc::Sender;
 
 pub struct Vnic {
     pub network: NetworkId,
-    pub helper: Option<Helper>,
-    /// Helper threads that were given up and have not ended yet.
+    pub copier: Option<SlowPathCopier>,
+    /// Slow-path copiers that were given up and have not ended yet.
     pub abandoned: Vec<Abandoned>,
-    pub fallback_bytes: u64,
+    pub slow_path_bytes: u64,
     /// Copies that blocked the worker in its memory.
     pub blocked_count: u64,
     /// Its bounce buffers, bytes, and copies that wait for one.
@@ -49,9 +49,9 @@ impl Vnic {
     pub fn new(network: NetworkId) -> Self {
         Self {
             network,
-            helper: None,
+            copier: None,
             abandoned: Vec::new(),
-            fallback_bytes: 0,
+            slow_path_bytes: 0,
             blocked_count: 0,
             bounce_bytes: Arc::new(AtomicU64::new(0)),
             postponed: VecDeque::new(),
@@ -65,20 +65,20 @@ pub struct Session {
     pub segment: SessionSegment,
     pub kick: Arc<Doorbell>,
     pub memory: PageTable,
-    /// Its revoked memory that the fallback reaches.
+    /// Its revoked memory that the slow path reaches.
     pub lost: Lost,
     /// Where it is ordered to take memory back.
-    pub orders: Option<PipeId>,
+    pub commands: Option<PipeId>,
     /// The object of each doorbell, by the library's cookie.
-    pub doorbells: Bells,
+    pub doorbells: DoorbellTable,
     /// The same for CQs, which ring seldom.
     pub cq_bells: BTreeMap<u32, CqId>,
     /// The worker looks at the doorbells of its own accord; else the library kicks.
-    pub hot: bool,
+    pub active: bool,
     pub doorbell_seen: Instant,
     /// Turns that brought it completions.
     pub completed: u64,
-    /// This turn is one, and it has not been told yet.
+    /// This turn is one, and it has not been notified yet.
     pub is_completed: bool,
     /// The epoch in which it was last busy.
     pub epoch: u64,
@@ -94,10 +94,10 @@ impl Session {
             kick,
             memory,
             lost: Lost::default(),
-            orders: None,
-            doorbells: Bells::default(),
+            commands: None,
+            doorbells: DoorbellTable::default(),
             cq_bells: BTreeMap::new(),
-            hot: false,
+            active: false,
             doorbell_seen: Instant(0),
             completed: 0,
             is_completed: false,
@@ -154,13 +154,13 @@ pub struct Cq {
     /// The ring before the last resize: the library may have armed that one.
     pub previous: Option<CompletionProducer>,
     pub channel: Option<PipeId>,
-    /// Its completions tell exactly when they were written.
+    /// Its completions have the exact time at which they were written.
     pub timestamps: bool,
     pub notify: Notify,
     pub moderation: Moderation,
 }
 
-pub struct Rings {
+pub struct Ports {
     pub now: Instant,
     /// Since when the router runs without a pause, see
     /// [`Worker::note_pause`](crate::dataplane::worker::Worker::note_pause).
@@ -180,12 +180,12 @@ pub struct Rings {
     /// Whose memory blocked the worker.
     pub blocks: Blocks,
     /// The copy threads.
-    pub movers: Movers,
+    pub copy_threads: CopyThreads,
     /// Other hosts.
     pub fabric: Fabric,
     /// The access rules.
-    pub access: Access,
-    /// CQs with a channel and completions it has not been told of.
+    pub access: AccessPolicy,
+    /// CQs with a channel and completions it has not been notified of.
     pub notify: Vec<CqId>,
     /// Sessions that got completions in this turn.
     pub completed: Vec<SessionId>,
@@ -206,7 +206,7 @@ pub struct Rings {
     pub waker: Arc<Waker>,
 }
 
-impl Rings {
+impl Ports {
     pub fn new(finished: Sender<Finished>, waker: Arc<Waker>) -> Self {
         Self {
             now: Instant(0),
@@ -222,9 +222,9 @@ impl Rings {
             pipes: Pipes::default(),
             transfers: Transfers::default(),
             blocks: Blocks::default(),
-            movers: Movers::default(),
+            copy_threads: CopyThreads::default(),
             fabric: Fabric::default(),
-            access: Access::default(),
+            access: AccessPolicy::default(),
             notify: Vec::new(),
             completed: Vec::new(),
             schedule: Schedule::new(),
@@ -272,7 +272,7 @@ impl Rings {
         }
     }
 
-    pub fn set_bell(&mut self, session: SessionId, cookie: u32, bell: Option<Bell>) {
+    pub fn set_doorbell(&mut self, session: SessionId, cookie: u32, bell: Option<DoorbellTarget>) {
         let Some(session) = self.sessions.get_mut(session) else { return };
         session.doorbells.set(cookie, bell);
     }
@@ -281,13 +281,13 @@ impl Rings {
     pub fn remove_qp(&mut self, id: QpId, session: SessionId, cookie: u32) -> DeferredDrop {
         self.targets.retain(id, |viewer| (viewer.session, viewer.cookie) != (session, cookie));
         let Some(qp) = self.qps.remove(id) else { return Vec::new() };
-        self.set_bell(qp.session, qp.cookie, None);
+        self.set_doorbell(qp.session, qp.cookie, None);
         vec![Box::new(qp)]
     }
 
     pub fn remove_srq(&mut self, id: SrqId) -> DeferredDrop {
         let Some(srq) = self.srqs.remove(id) else { return Vec::new() };
-        self.set_bell(srq.session, srq.cookie, None);
+        self.set_doorbell(srq.session, srq.cookie, None);
         vec![Box::new(srq)]
     }
 

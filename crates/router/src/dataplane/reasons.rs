@@ -4,7 +4,7 @@
 //! somebody asks; what the router refused is noted then, of messages and of memory, for writing and
 //! for reading, and holds until it is asked again.
 use freeflow_engine::NotDirect;
-use freeflow_shm::{CHANNEL_MESSAGE_BYTES_MAX, RequestConsumer};
+use freeflow_shm::{DIRECT_RING_MESSAGE_BYTES_MAX, RequestConsumer};
 use freeflow_verbs::QpState;
 
 /// Why not direct.
@@ -25,20 +25,20 @@ pub(crate) enum Reason {
     /// Its library asks once the QP has sent enough to be worth it, and again now and then.
     NotAsked,
     NeverAsked,
-    /// It has a channel that its peer has not begun to take messages from.
+    /// It has a direct ring that its peer has not begun to take messages from.
     NotAccepted,
     TooLong,
     Atomic,
     Operation,
     KeyRefused,
     KindOfMemory,
-    NoOrders,
+    NoCommands,
     NotShared,
     Imported,
     TakenBack,
     BeyondRegion,
     TooMany,
-    NotEarned,
+    NotEnoughCredit,
 }
 
 impl Reason {
@@ -62,13 +62,13 @@ impl Reason {
             Self::Operation => "neither SEND, WRITE nor READ",
             Self::KeyRefused => "key refused",
             Self::KindOfMemory => "no process' own memory",
-            Self::NoOrders => "peer's process takes no orders",
+            Self::NoCommands => "peer's process takes no revoke commands",
             Self::NotShared => "memory not shared with the router",
             Self::Imported => "memory of several processes",
             Self::TakenBack => "memory was taken back",
             Self::BeyondRegion => "memory beyond the region",
             Self::TooMany => "too many grants",
-            Self::NotEarned => "grant not earned yet",
+            Self::NotEnoughCredit => "not enough credit for a grant",
         }
     }
 
@@ -88,7 +88,7 @@ impl Reason {
     }
 }
 
-const _: () = assert!(CHANNEL_MESSAGE_BYTES_MAX == 64 << 10, "as `Reason::TooLong` says");
+const _: () = assert!(DIRECT_RING_MESSAGE_BYTES_MAX == 64 << 10, "as `Reason::TooLong` says");
 
 /// Results of a QP's requests for grants.
 #[derive(Clone, Copy, Debug, Default)]

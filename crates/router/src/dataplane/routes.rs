@@ -1,13 +1,13 @@
 //! Questions to other hosts and their answers, and management datagrams: the part of
 //! [`fabric`](crate::dataplane::fabric) that concerns queue pairs, too.
 use crate::dataplane::fabric::{EXTERNAL_GID_INDEX, Known, MAD_FLOW};
-use crate::dataplane::ports::Rings;
+use crate::dataplane::ports::Ports;
 use crate::dataplane::worker::Worker;
 use crate::peering::{Mad, Update};
 use freeflow_engine::{GroupChange, HostId, Path, Source, SourceBody, Token, TransmitOutcome, VnicId, management_head};
 use freeflow_verbs::{Gid, GlobalRoute, Instant, NetworkId, Psn};
 
-impl Rings {
+impl Ports {
     /// Sends a management datagram to a machine without FreeFlow, if some network may talk to it.
     pub(crate) fn send_management(&mut self, to: Gid, mad: &Mad) {
         let fabric = &mut self.fabric;
@@ -46,7 +46,7 @@ impl Rings {
 impl Worker {
     /// Something that the peers thread has found out.
     pub(crate) fn handle_peers_update(&mut self, now: Instant, update: Update) {
-        let (fabric, engine, access) = (&mut self.rings.fabric, &mut self.engine, &mut self.rings.access);
+        let (fabric, engine, access) = (&mut self.ports.fabric, &mut self.engine, &mut self.ports.access);
         match update {
             Update::Settings(settings) => {
                 fabric.handle_settings(settings);
@@ -54,12 +54,12 @@ impl Worker {
                 // permission, or have it again.
                 let external: Vec<HostId> = fabric.hosts().filter(|host| host.2).map(|host| host.0).collect();
                 for host in external {
-                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                    engine.handle_peer_changed(&mut self.ports, now, host, None);
                 }
             }
             Update::HostUp { host, address, icrc, epoch: _, agreed: _ } => {
                 if fabric.set_host(host, address, icrc, None) {
-                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                    engine.handle_peer_changed(&mut self.ports, now, host, None);
                 }
             }
             // Its QPs have timers of their own, and it may be back before they expire. Connections
@@ -74,45 +74,45 @@ impl Worker {
                 access.remove_remote(network, gid);
             }
             Update::Party { network, gid, identity } => access.set_remote(network, gid, identity),
-            Update::Severed { host, qpn, peer } => engine.handle_severed(&mut self.rings, qpn, host, peer),
+            Update::Disconnected { host, qpn, peer } => engine.handle_disconnected(&mut self.ports, qpn, host, peer),
             Update::Peer { host, qpn, info } => {
                 if let Some(entry) = fabric.hosts.get_mut(&host) {
-                    entry.note(qpn, Known::told(now, info));
-                    engine.handle_peer_changed(&mut self.rings, now, host, Some(qpn));
+                    entry.note(qpn, Known::answered(now, info));
+                    engine.handle_peer_changed(&mut self.ports, now, host, Some(qpn));
                 }
             }
             Update::PeersGone { host } => {
                 if let Some(entry) = fabric.hosts.get_mut(&host) {
                     entry.forget_all();
-                    engine.handle_peer_changed(&mut self.rings, now, host, None);
+                    engine.handle_peer_changed(&mut self.ports, now, host, None);
                 }
             }
             Update::Group { host, network, gid, qpn } => fabric.set_group(host, (network, gid), qpn),
             Update::Asked { host, qpn } => {
                 let info = engine.peer_info(qpn);
                 if info.is_some() {
-                    fabric.note_told(host, qpn);
+                    fabric.note_notified(host, qpn);
                 }
-                fabric.peers.tell(host, qpn, info);
+                fabric.peers.notify(host, qpn, info);
             }
         }
     }
 
-    /// Tells other routers which of our QPNs are somebody else now, and which groups have members
-    /// here; then asks them what this turn wants to know.
-    pub(crate) fn tell_peers(&mut self) {
+    /// Notifies other routers which of our QPNs are somebody else now, and which groups have
+    /// members here; then asks them what this turn wants to know.
+    pub(crate) fn notify_peers(&mut self) {
         while let Some(GroupChange { network, group, qpn }) = self.engine.poll_group_change() {
-            self.rings.fabric.peers.group(network, group, qpn);
+            self.ports.fabric.peers.group(network, group, qpn);
         }
-        let mut changed = std::mem::take(&mut self.rings.fabric.changed);
+        let mut changed = std::mem::take(&mut self.ports.fabric.changed);
         for (qpn, peer) in changed.drain(..) {
             let info = self.engine.peer_info(qpn);
-            let fabric = &mut self.rings.fabric;
+            let fabric = &mut self.ports.fabric;
             for host in fabric.listeners(qpn, peer, info.is_some()) {
-                fabric.peers.tell(host, qpn, info);
+                fabric.peers.notify(host, qpn, info);
             }
         }
-        let fabric = &mut self.rings.fabric;
+        let fabric = &mut self.ports.fabric;
         fabric.changed = changed;
         for (host, qpn) in fabric.questions.drain(..) {
             // Too many commands: it is tried again when this question is due again.

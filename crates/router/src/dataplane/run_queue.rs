@@ -32,14 +32,14 @@ enum Turned {
 impl Worker {
     /// Runs the QP this turn or the next.
     pub fn activate(&mut self, id: QpId) {
-        let Some(qp) = self.rings.qps.get_mut(id) else { return self.activate_target(id) };
+        let Some(qp) = self.ports.qps.get_mut(id) else { return self.activate_target(id) };
         let attention = std::mem::replace(&mut qp.attention, Attention::Running);
         if attention == Attention::Doorbell {
             qp.send.set_polled(true);
         }
         if matches!(attention, Attention::Doorbell | Attention::Waiting) {
             let session = qp.session;
-            if let Some(vnic) = self.rings.sessions.get(session).map(|session| session.vnic) {
+            if let Some(vnic) = self.ports.sessions.get(session).map(|session| session.vnic) {
                 self.engine.list(vnic, id);
             }
         }
@@ -47,10 +47,10 @@ impl Worker {
 
     /// A QP without rings has nothing to send, and at times something to say.
     fn activate_target(&mut self, id: QpId) {
-        let viewer = self.rings.targets.viewers(id).first();
-        let vnic = viewer.and_then(|viewer| self.rings.sessions.get(viewer.session)).map(|session| session.vnic);
+        let viewer = self.ports.targets.viewers(id).first();
+        let vnic = viewer.and_then(|viewer| self.ports.sessions.get(viewer.session)).map(|session| session.vnic);
         if let Some(vnic) = vnic
-            && self.rings.targets.set_listed(id, true) == Some(false)
+            && self.ports.targets.set_listed(id, true) == Some(false)
         {
             self.engine.list(vnic, id);
         }
@@ -58,10 +58,10 @@ impl Worker {
 
     /// Leaves the QP's send queue alone until its doorbell rings: it was reset.
     pub fn deactivate(&mut self, id: QpId) {
-        let Some(qp) = self.rings.qps.get_mut(id) else { return };
+        let Some(qp) = self.ports.qps.get_mut(id) else { return };
         qp.send.set_polled(false);
         qp.attention = Attention::Doorbell;
-        if let Some(session) = self.rings.sessions.get(qp.session) {
+        if let Some(session) = self.ports.sessions.get(qp.session) {
             self.engine.unlist(session.vnic, id);
         }
     }
@@ -112,7 +112,7 @@ impl Worker {
 
     #[inline]
     fn take_turn(&mut self, now: Instant, vnic: VnicId, id: QpId) -> Turned {
-        let Some(qp) = self.rings.qps.get_mut(id) else { return self.run_target(now, id) };
+        let Some(qp) = self.ports.qps.get_mut(id) else { return self.run_target(now, id) };
         if let Attention::Polled { idle_since } = qp.attention
             && !qp.send.has_next()
         {
@@ -121,15 +121,15 @@ impl Worker {
         }
         let session = qp.session;
         let (had_next, taken) = (qp.send.has_next(), qp.send.taken());
-        self.rings.note_busy(session);
+        self.ports.note_busy(session);
         let budget_bytes = self.budget_bytes(vnic, id);
-        let progress = self.engine.run(&mut self.rings, now, id, budget_bytes);
-        let Some(qp) = self.rings.qps.get_mut(id) else { return Turned::Left(true) };
+        let progress = self.engine.run(&mut self.ports, now, id, budget_bytes);
+        let Some(qp) = self.ports.qps.get_mut(id) else { return Turned::Left(true) };
         match progress {
             Progress::More => {
                 qp.attention = Attention::Running;
                 // Where packets find no room, having more of them keeps nobody awake.
-                let is_blocked = budget_bytes == WIRE_BYTES && self.rings.fabric.blocked;
+                let is_blocked = budget_bytes == WIRE_BYTES && self.ports.fabric.blocked;
                 if is_blocked { Turned::Looked } else { Turned::Ran(MORE_EFFORT) }
             }
             Progress::Waiting => {
@@ -150,12 +150,12 @@ impl Worker {
     }
 
     fn run_target(&mut self, now: Instant, id: QpId) -> Turned {
-        if self.rings.targets.set_listed(id, false).is_none() {
+        if self.ports.targets.set_listed(id, false).is_none() {
             return Turned::Left(false);
         }
-        match self.engine.run(&mut self.rings, now, id, WIRE_BYTES) {
+        match self.engine.run(&mut self.ports, now, id, WIRE_BYTES) {
             Progress::More => {
-                self.rings.targets.set_listed(id, true);
+                self.ports.targets.set_listed(id, true);
                 Turned::Ran(MORE_EFFORT)
             }
             Progress::Waiting | Progress::Idle => Turned::Left(true),
@@ -163,7 +163,7 @@ impl Worker {
     }
 
     fn budget_bytes(&self, vnic: VnicId, id: QpId) -> u64 {
-        match self.rings.fabric.is_open() && self.engine.is_on_wire(id) {
+        match self.ports.fabric.is_open() && self.engine.is_on_wire(id) {
             true => WIRE_BYTES,
             false if self.engine.gives_way(vnic) => YIELDING_BYTES,
             false => LOCAL_BYTES,
@@ -172,7 +172,7 @@ impl Worker {
 
     /// From polling back to the doorbell; false if a request came in just then.
     fn rest(&mut self, id: QpId) -> bool {
-        let Some(qp) = self.rings.qps.get_mut(id) else { return true };
+        let Some(qp) = self.ports.qps.get_mut(id) else { return true };
         qp.send.set_polled(false);
         if qp.send.has_next() {
             qp.send.set_polled(true);
@@ -186,9 +186,9 @@ impl Worker {
     /// Before sleeping: all QPs back to their doorbells; false if there is work.
     pub(crate) fn rest_all(&mut self) -> bool {
         while let Some((vnic, id)) = self.engine.poll_listed() {
-            let rests = match self.rings.qps.get(id) {
+            let rests = match self.ports.qps.get(id) {
                 Some(qp) => matches!(qp.attention, Attention::Polled { .. }) && self.rest(id),
-                None => !self.rings.targets.contains(id),
+                None => !self.ports.targets.contains(id),
             };
             if !rests {
                 self.engine.list(vnic, id);

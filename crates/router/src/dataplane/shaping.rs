@@ -2,9 +2,9 @@
 //! ([`freeflow_engine::Scheduler`]); here is what follows for the way past the router.
 //!
 //! Invariant: nothing of a vNIC to which a limit of rate applies goes past the router, neither what
-//! it sends nor what peers read of its memory: its QPs have no channels and no grants, and nobody
-//! has grants of its memory. (A priority or a weight alone orders what the router moves, and takes
-//! nothing away.)
+//! it sends nor what peers read of its memory: its QPs have no direct rings and no grants, and
+//! nobody has grants of its memory. (A priority or a weight alone orders what the router moves, and
+//! takes nothing away.)
 use crate::dataplane::worker::Worker;
 use freeflow_engine::{Engine, QpId, SessionId, VnicId};
 use freeflow_verbs::{Instant, RateLimit, Shaping, TenantId, VerbsError};
@@ -39,21 +39,21 @@ impl Worker {
     }
 
     fn vnics_that(&self, are_so: impl Fn(&Engine, VnicId) -> bool) -> HashSet<VnicId> {
-        self.rings.vnics.iter().map(|(id, _)| id).filter(|&id| are_so(&self.engine, id)).collect()
+        self.ports.vnics.iter().map(|(id, _)| id).filter(|&id| are_so(&self.engine, id)).collect()
     }
 
     /// Whether policy lets QPs of this session go past the router, as requesters or as those whose memory is reached.
     pub(crate) fn may_pass_router(&self, session: SessionId) -> bool {
-        let Some(vnic) = self.rings.sessions.get(session).map(|session| session.vnic) else { return false };
-        let allows = self.rings.vnics.get(vnic).is_some_and(|entry| self.rings.policy.allows(entry.network));
+        let Some(vnic) = self.ports.sessions.get(session).map(|session| session.vnic) else { return false };
+        let allows = self.ports.vnics.get(vnic).is_some_and(|entry| self.ports.policy.allows(entry.network));
         allows && !self.engine.is_metered(vnic)
     }
 
     fn end_direct_of_vnics(&mut self, is_meant: impl Fn(VnicId) -> bool) {
-        let is_there = |session: SessionId| self.rings.sessions.get(session).is_some_and(|entry| is_meant(entry.vnic));
-        let ids: Vec<QpId> = self.rings.qps.iter().filter(|(_, qp)| is_there(qp.session)).map(|(id, _)| id).collect();
+        let is_there = |session: SessionId| self.ports.sessions.get(session).is_some_and(|entry| is_meant(entry.vnic));
+        let ids: Vec<QpId> = self.ports.qps.iter().filter(|(_, qp)| is_there(qp.session)).map(|(id, _)| id).collect();
         for id in ids {
-            self.rings.close_direct(id);
+            self.ports.close_direct(id);
         }
     }
 }

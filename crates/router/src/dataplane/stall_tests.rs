@@ -33,11 +33,11 @@ impl Rig {
     fn copy(&mut self, token: u64, from: SessionId, to: SessionId) -> CopyOutcome {
         let span = |session| Span { session, region: SpanRegion::new(0, false), address: 0x1000, length: 64 };
         let source = Source { prefix: &[], body: SourceBody::Spans(&[span(from)]) };
-        self.worker.rings.start_copy(Token(token), source, &[span(to)], true)
+        self.worker.ports.start_copy(Token(token), source, &[span(to)], true)
     }
 
     fn in_flight(&self) -> usize {
-        self.worker.rings.transfers.in_flight()
+        self.worker.ports.transfers.in_flight()
     }
 
     fn turn_until(&mut self, mut check: impl FnMut(&mut Self) -> bool) {
@@ -51,7 +51,7 @@ impl Rig {
 }
 
 #[test]
-fn a_blocked_helper_fails_its_vnic_and_no_other() {
+fn a_blocked_copier_fails_its_vnic_and_no_other() {
     let mut rig = Rig::new();
     let (stuck, free) = (Arc::new(BlockingMemory::default()), Arc::new(BlockingMemory::default()));
     let (a, b) = (rig.vnic(2), rig.vnic(3));
@@ -64,23 +64,23 @@ fn a_blocked_helper_fails_its_vnic_and_no_other() {
     assert_eq!(rig.copy(3, first, second), CopyOutcome::Pending);
     rig.turn_until(|rig| rig.in_flight() == 2);
     let stalled = |rig: &Rig| {
-        rig.worker.rings.vnics.iter().any(|(_, vnic)| vnic.helper.as_ref().is_some_and(|h| h.is_stalled(u64::MAX, 0)))
+        rig.worker.ports.vnics.iter().any(|(_, vnic)| vnic.copier.as_ref().is_some_and(|h| h.is_stalled(u64::MAX, 0)))
     };
     rig.turn_until(|rig| stalled(rig));
     let now = Instant(monotonic_ns());
     rig.worker.fail_stalled_vnics(now);
-    assert!(rig.worker.rings.sessions.get(hostile).is_some());
+    assert!(rig.worker.ports.sessions.get(hostile).is_some());
     // Not while the router itself was stopped.
-    rig.worker.rings.resumed_at = now + Duration::from_millis(2500);
+    rig.worker.ports.resumed_at = now + Duration::from_millis(2500);
     rig.worker.fail_stalled_vnics(now + Duration::from_millis(3000));
-    assert!(rig.worker.rings.sessions.get(hostile).is_some());
-    rig.worker.rings.resumed_at = now;
+    assert!(rig.worker.ports.sessions.get(hostile).is_some());
+    rig.worker.ports.resumed_at = now;
     rig.worker.fail_stalled_vnics(now + Duration::from_millis(3000));
-    assert!(rig.worker.rings.sessions.get(hostile).is_none());
-    assert!(rig.worker.rings.sessions.get(first).is_some());
+    assert!(rig.worker.ports.sessions.get(hostile).is_none());
+    assert!(rig.worker.ports.sessions.get(first).is_some());
     assert_eq!(rig.in_flight(), 0);
     assert_eq!(rig.session(a, &stuck), Err(VerbsError::DeviceFatal));
-    // The other's helper was never in the way.
+    // The other's copier was never in the way.
     assert_eq!(rig.copy(4, first, second), CopyOutcome::Pending);
     rig.turn_until(|rig| rig.in_flight() == 0);
     // Once the thread comes back, so does the vNIC.
@@ -95,7 +95,7 @@ fn a_blocked_helper_fails_its_vnic_and_no_other() {
 }
 
 #[test]
-fn nobody_waits_for_the_helper_of_a_vnic_that_goes() {
+fn nobody_waits_for_the_copier_of_a_vnic_that_goes() {
     let mut rig = Rig::new();
     let (stuck, free) = (Arc::new(BlockingMemory::default()), Arc::new(BlockingMemory::default()));
     let (a, b) = (rig.vnic(2), rig.vnic(3));
@@ -104,7 +104,7 @@ fn nobody_waits_for_the_helper_of_a_vnic_that_goes() {
     assert_eq!(rig.copy(1, hostile, peer), CopyOutcome::Pending);
     drop(rig.worker.destroy_sessions_of(Instant(monotonic_ns()), a));
     assert_eq!(rig.in_flight(), 0);
-    assert!(rig.worker.rings.sessions.get(peer).is_some());
+    assert!(rig.worker.ports.sessions.get(peer).is_some());
     stuck.set_blocking(false);
 }
 
@@ -116,14 +116,14 @@ fn memory_that_does_not_answer_uses_up_its_own_vnics_budget() {
     let (a, b) = (rig.vnic(2), rig.vnic(3));
     let hostile = rig.session(a, &stuck).unwrap();
     let (first, second) = (rig.session(b, &free).unwrap(), rig.session(b, &free).unwrap());
-    let charged = |rig: &Rig, vnic| rig.worker.rings.vnics.get(vnic).unwrap().bounce_bytes.load(Relaxed);
+    let charged = |rig: &Rig, vnic| rig.worker.ports.vnics.get(vnic).unwrap().bounce_bytes.load(Relaxed);
     stuck.set_blocking(true);
     // As many bytes as a vNIC's budget is, and as many again, from the other's memory into memory that does not answer.
     let count = 2 * BOUNCE_BYTES_MAX / u64::from(BYTES);
     for token in 1..=count {
         let span = |session| Span { session, region: SpanRegion::new(0, false), address: 0x1000, length: BYTES };
         let source = Source { prefix: &[], body: SourceBody::Spans(&[span(first)]) };
-        assert_eq!(rig.worker.rings.start_copy(Token(token), source, &[span(hostile)], true), CopyOutcome::Pending);
+        assert_eq!(rig.worker.ports.start_copy(Token(token), source, &[span(hostile)], true), CopyOutcome::Pending);
     }
     rig.turn_until(|rig| charged(rig, b) == 0);
     assert!(charged(&rig, a) >= BOUNCE_BYTES_MAX);
@@ -132,7 +132,7 @@ fn memory_that_does_not_answer_uses_up_its_own_vnics_budget() {
     assert_eq!(rig.copy(100, first, second), CopyOutcome::Pending);
     rig.turn_until(|rig| rig.in_flight() == before);
     let is_stalled =
-        |rig: &Rig| rig.worker.rings.vnics.get(a).unwrap().helper.as_ref().unwrap().is_stalled(u64::MAX, 0);
+        |rig: &Rig| rig.worker.ports.vnics.get(a).unwrap().copier.as_ref().unwrap().is_stalled(u64::MAX, 0);
     rig.turn_until(|rig| is_stalled(rig));
     rig.worker.fail_stalled_vnics(Instant(monotonic_ns()) + Duration::from_millis(3000));
     assert_eq!((rig.in_flight(), charged(&rig, b)), (0, 0), "nothing waits for the vNIC that failed");

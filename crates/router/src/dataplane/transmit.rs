@@ -1,12 +1,12 @@
 //! Bursts of packets on their way out: payload goes from tenants' memory straight into the packets.
 //!
-//! If some of it can only be reached by the fallback, the helper of that vNIC reads all of it into
+//! If some of it can only be reached by the slow path, the copier of that vNIC reads all of it into
 //! a bounce buffer first ([`Stage::Fetch`](crate::memory::copies)); the burst is sent when it comes
 //! back, or later if there is no room then.
 use crate::dataplane::bursts::{Burst, Unsent};
-use crate::dataplane::ports::{Rings, Session};
+use crate::dataplane::ports::{Ports, Session};
 use crate::dataplane::table::Table;
-use crate::memory::copies::{Gone, Step, Walk, session_of};
+use crate::memory::copies::{CopyStep, Gone, Walk, session_of};
 use crate::memory::page_table::{Piece, Reach};
 use crate::memory::transfers::{Arrival, Way};
 use freeflow_backend::{PeerIndex, Udp};
@@ -40,12 +40,12 @@ impl Payload<'_> {
             }
             Self::Walk(walk) => {
                 while !into.is_empty() {
-                    let Step { piece: Piece { reach, bytes }, .. } = walk.next(into.len())?.ok_or(Gone)?;
+                    let CopyStep { piece: Piece { reach, bytes }, .. } = walk.next(into.len())?.ok_or(Gone)?;
                     let (now, later) = into.split_at_mut(bytes);
                     match reach {
                         Reach::Shared { segment, offset } => segment.read(offset, now).map_err(|_| Gone)?,
                         Reach::Void => now.fill(0),
-                        Reach::Fallback { .. } => return Err(Gone),
+                        Reach::SlowPath { .. } => return Err(Gone),
                     }
                     if reach.is_poisoned() {
                         return Err(Gone);
@@ -98,7 +98,7 @@ fn is_missing(piece: &Payload<'_>, bytes: usize) -> bool {
     matches!(piece, Payload::Piece(segment, offset) if segment.probe(*offset, bytes) == Err(AccessError::Missing))
 }
 
-impl Rings {
+impl Ports {
     pub(crate) fn start_transmit(
         &mut self,
         token: Token,
@@ -141,12 +141,12 @@ impl Rings {
         outcome
     }
 
-    /// How the helper has to read it; none if all of it is shared memory that is there, or void.
+    /// How the copier has to read it; none if all of it is shared memory that is there, or void.
     fn sessions_reach(&self, spans: &[Span]) -> Result<Option<Way>, Gone> {
         let (mut walk, mut way) = (Walk::new(&self.sessions, spans), None);
         while let Some(step) = walk.next(usize::MAX)? {
             match step.piece.reach {
-                Reach::Fallback { .. } => way = way.or(Some(Way::Mapped)),
+                Reach::SlowPath { .. } => way = way.or(Some(Way::Mapped)),
                 Reach::Shared { segment, offset } if is_missing(&Payload::Piece(segment, offset), step.piece.bytes) => {
                     way = Some(Way::ByOwner);
                 }
@@ -184,7 +184,8 @@ impl Rings {
         }
     }
 
-    /// Sends what was fetched, in the order in which it came; tells whose copies are done with that.
+    /// Sends what was fetched, in the order in which it came; reports the copies that are done with
+    /// that.
     pub(crate) fn send_fetched(&mut self) -> Option<Arrival> {
         let fabric = &mut self.fabric;
         let Unsent { token, burst, bounce } = fabric.unsent.front()?;

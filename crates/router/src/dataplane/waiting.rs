@@ -55,7 +55,7 @@ pub(crate) const EVENT_COUNT: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     Turn,
-    /// Everyone was told, and nobody had work; at most so long.
+    /// Everyone was notified, and nobody had work; at most so long.
     Sleep(Option<Duration>),
 }
 

@@ -66,24 +66,24 @@ impl Worker {
         for socket in udp.fds() {
             self.waiting.watch_socket(socket)?;
         }
-        self.rings.fabric.open(udp, peers);
+        self.ports.fabric.open(udp, peers);
         Ok(())
     }
 
     /// Passes datagrams of other hosts to the QPs that they are for.
     pub(crate) fn take_datagrams(&mut self, now: Instant) -> bool {
-        if !self.rings.fabric.is_due(now) {
+        if !self.ports.fabric.is_due(now) {
             return false;
         }
-        self.rings.fabric.looked_at = now;
+        self.ports.fabric.looked_at = now;
         let mut packets = 0;
         while packets < TURN_PACKETS_MAX
-            && let Some(udp) = &mut self.rings.fabric.udp
+            && let Some(udp) = &mut self.ports.fabric.udp
             && let Some(mut datagram) = udp.next_datagram()
         {
             packets += datagram.count();
             let now = Instant(freeflow_shm::monotonic_ns());
-            while let Some(udp) = &mut self.rings.fabric.udp
+            while let Some(udp) = &mut self.ports.fabric.udp
                 && let Some(received) = udp.next_packet(&mut datagram)
             {
                 let ip = IpInfo {
@@ -91,15 +91,15 @@ impl Worker {
                     hop_limit: received.hop_limit,
                     congestion: received.congestion_experienced,
                 };
-                self.engine.handle_datagram(&mut self.rings, now, HostId(received.from.0), &ip, received.packet);
+                self.engine.handle_datagram(&mut self.ports, now, HostId(received.from.0), &ip, received.packet);
             }
-            if let Some(udp) = &mut self.rings.fabric.udp {
+            if let Some(udp) = &mut self.ports.fabric.udp {
                 udp.give_back(datagram);
             }
         }
         if packets > 0 {
-            self.rings.fabric.active_at = now;
-            self.engine.flush_acks(&mut self.rings, now);
+            self.ports.fabric.active_at = now;
+            self.engine.flush_acks(&mut self.ports, now);
             self.pass_on_management();
         }
         packets > 0
@@ -107,29 +107,29 @@ impl Worker {
 
     /// Management datagrams are the control thread's.
     fn pass_on_management(&mut self) {
-        let mads = std::mem::take(&mut self.rings.fabric.mads);
+        let mads = std::mem::take(&mut self.ports.fabric.mads);
         if mads.is_empty() {
             return;
         }
-        let backlog = self.rings.fabric.mad_backlog.clone();
+        let backlog = self.ports.fabric.mad_backlog.clone();
         backlog.fetch_add(mads.len(), Relaxed);
         self.notify_control(ManagementReceived { mads, backlog });
     }
 
     /// Sends the datagrams that this turn left; whether there were any.
     pub(crate) fn send_datagrams(&mut self, now: Instant) -> bool {
-        self.rings.fabric.ask_again(now);
-        self.tell_peers();
-        if !self.rings.fabric.is_open() {
+        self.ports.fabric.ask_again(now);
+        self.notify_peers();
+        if !self.ports.fabric.is_open() {
             return false;
         }
         let mut busy = false;
         for _ in 0..TURN_BURSTS_MAX {
-            let Some(arrival) = self.rings.send_fetched() else { break };
+            let Some(arrival) = self.ports.send_fetched() else { break };
             self.handle_arrival(now, arrival);
             busy = true;
         }
-        let fabric = &mut self.rings.fabric;
+        let fabric = &mut self.ports.fabric;
         let Some(udp) = &mut fabric.udp else { return busy };
         let held_back = udp.next_due().is_some_and(|due| due <= std::time::Instant::now());
         if held_back || udp.has_unsent() {

@@ -120,7 +120,7 @@ fn describe(qp: &QpWireStatus) -> WireQp {
 impl Worker {
     /// And whether there are more QPs than are on its page.
     pub(crate) fn wire_status(&self, after_qpn: Option<u32>) -> (WireStatus, bool) {
-        let fabric = &self.rings.fabric;
+        let fabric = &self.ports.fabric;
         let Some(udp) = &fabric.udp else { return Default::default() };
         let mut qps: Vec<QpWireStatus> = self.engine.wire_qps().collect();
         qps.sort_unstable_by_key(|qp| qp.qpn);

@@ -2,14 +2,14 @@
 //! `worker_lock`). Read [`Worker::turn`] first.
 //!
 //! Nothing here allocates, locks, logs or enters the kernel while requests flow, but for events of
-//! armed completion queues, the hand-over to fallback helpers, and datagrams, in batches. Which QPs
-//! run is in `run_queue`, other hosts are in `fabric` and `wire`. How the worker waits when nothing
-//! flows is in `idle`.
+//! armed completion queues, the hand-over to slow-path copiers, and datagrams, in batches. Which
+//! QPs run is in `run_queue`, other hosts are in `fabric` and `wire`. How the worker waits when
+//! nothing flows is in `idle`.
 use crate::base::deferred_drop::DeferredDrop;
 use crate::base::wake::Waker;
 use crate::dataplane::command::Submission;
 use crate::dataplane::event::{Event, SessionFailed, VnicFailed};
-use crate::dataplane::ports::{Bell, Rings};
+use crate::dataplane::ports::{DoorbellTarget, Ports};
 use crate::dataplane::publishing::Publishing;
 use crate::dataplane::waiting::{Next, Waiting};
 use crate::memory::slow_path::Finished;
@@ -25,7 +25,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 pub(crate) type Lock = WorkerLock<Worker>;
 
-/// Commands of one turn, and helpers' results of one turn.
+/// Commands of one turn, and copiers' results of one turn.
 const TURN_COMMANDS_MAX: usize = 64;
 const TURN_RESULTS_MAX: usize = 256;
 const TURN_READY_MAX: usize = 4096;
@@ -36,13 +36,13 @@ const PAUSE: Duration = Duration::from_millis(1000);
 
 pub(crate) struct Worker {
     pub engine: Engine,
-    pub rings: Rings,
+    pub ports: Ports,
     /// QPs that were looked at in this turn and found without work: they are listed again at its end.
     pub(crate) looked: Vec<(VnicId, QpId)>,
     /// Sessions whose doorbells are looked at each turn.
-    pub(crate) hot: Vec<SessionId>,
+    pub(crate) active: Vec<SessionId>,
     /// Whose doorbells are looked at first.
-    next_hot: usize,
+    next_active: usize,
     rung: Vec<(SessionId, u32)>,
     commands: Receiver<Submission>,
     pub(crate) queued_commands: VecDeque<Submission>,
@@ -70,13 +70,13 @@ pub(crate) struct WorkerQueues {
 }
 
 impl Worker {
-    pub(crate) fn new(engine: Engine, rings: Rings, queues: WorkerQueues, waiting: Waiting) -> Self {
+    pub(crate) fn new(engine: Engine, ports: Ports, queues: WorkerQueues, waiting: Waiting) -> Self {
         Self {
             engine,
-            rings,
+            ports,
             looked: Vec::new(),
-            hot: Vec::new(),
-            next_hot: 0,
+            active: Vec::new(),
+            next_active: 0,
             rung: Vec::new(),
             commands: queues.commands,
             queued_commands: VecDeque::new(),
@@ -95,8 +95,8 @@ impl Worker {
 
     /// One round of everything; whether there was anything to do.
     pub fn turn(&mut self, now: Instant) -> bool {
-        self.rings.blocks.note_turn(self.rings.now, now);
-        self.rings.now = now;
+        self.ports.blocks.note_turn(self.ports.now, now);
+        self.ports.now = now;
         // Requests posted before one of the control path are seen before it: commands are collected
         // first, and done after the rings.
         self.collect();
@@ -105,17 +105,17 @@ impl Worker {
         busy |= self.run_queue_pairs(now);
         busy |= self.run_commands(now);
         busy |= self.follow_policy(now);
-        busy |= self.take_helper_results(now);
+        busy |= self.take_copier_results(now);
         busy |= self.expire_timers(now);
         busy |= self.resume_ready();
         busy |= self.send_datagrams(now);
-        self.rings.expire_moderation();
-        self.tell_channels();
+        self.ports.expire_moderation();
+        self.notify_channels();
         self.end_failed_sessions(now);
         busy
     }
 
-    /// Until it is told to stop. It gives the lock up to sleep, and at its end for good.
+    /// Until it is asked to stop. It gives the lock up to sleep, and at its end for good.
     pub fn run(self, lock: &Lock) {
         let (sleeper, mut tokens) = (self.waiting.sleeper(), Vec::new());
         let mut guard = lock.acquire();
@@ -132,7 +132,7 @@ impl Worker {
                 worker.due_at = timeout.map_or(Instant(u64::MAX), |span| now + span);
                 guard = sleeper.sleep((lock, guard), timeout, &mut tokens);
                 if let Some(worker) = guard.as_mut() {
-                    worker.rings.blocks.note_slept();
+                    worker.ports.blocks.note_slept();
                     worker.unpark(&mut tokens);
                 }
             }
@@ -146,9 +146,9 @@ impl Worker {
         if now - self.due_at < PAUSE {
             return;
         }
-        self.rings.resumed_at = now;
-        let until = now + self.rings.grants.time_max;
-        self.rings.grants.leaving.postpone(until);
+        self.ports.resumed_at = now;
+        let until = now + self.ports.grants.time_max;
+        self.ports.grants.leaving.postpone(until);
     }
 
     /// Takes what other threads left; whether there is something.
@@ -163,22 +163,22 @@ impl Worker {
         {
             self.queued_finished.push_back(finished);
         }
-        let moved = self.rings.movers.collect(self.rings.epoch, TURN_RESULTS_MAX);
+        let moved = self.ports.copy_threads.collect(self.ports.epoch, TURN_RESULTS_MAX);
         moved || !self.queued_commands.is_empty() || !self.queued_finished.is_empty()
     }
 
     /// Doorbells that rang: a send queue is active from now on, a receive queue has what somebody waits for.
     fn take_doorbells(&mut self, now: Instant) -> bool {
         let mut rung = std::mem::take(&mut self.rung);
-        let (first, count) = (self.next_hot, self.hot.len());
+        let (first, count) = (self.next_active, self.active.len());
         for step in 0..count {
             if rung.len() >= TURN_DOORBELLS_MAX {
                 break;
             }
             let at = (first + step) % count;
-            let id = self.hot[at];
-            self.next_hot = at + 1;
-            if let Some(session) = self.rings.sessions.get_mut(id)
+            let id = self.active[at];
+            self.next_active = at + 1;
+            if let Some(session) = self.ports.sessions.get_mut(id)
                 && session.segment.take_doorbells(|bell| rung.push((id, bell)))
             {
                 session.doorbell_seen = now;
@@ -193,44 +193,44 @@ impl Worker {
     }
 
     fn answer_doorbell(&mut self, now: Instant, session: SessionId, bell: u32) {
-        self.rings.note_busy(session);
-        let Some(entry) = self.rings.sessions.get(session) else { return };
+        self.ports.note_busy(session);
+        let Some(entry) = self.ports.sessions.get(session) else { return };
         if let Some(cookie) = bell.checked_sub(CQ_DOORBELL_BASE) {
             if let Some(&id) = entry.cq_bells.get(&cookie) {
-                self.rings.handle_armed_late(id);
+                self.ports.handle_armed_late(id);
             }
             return;
         }
         match entry.doorbells.get(bell) {
-            Some(Bell::Qp(id)) => {
-                let Some(qp) = self.rings.qps.get(id) else { return };
+            Some(DoorbellTarget::Qp(id)) => {
+                let Some(qp) = self.ports.qps.get(id) else { return };
                 let (receives_wanted, has_next) = (qp.receives_wanted, qp.send.has_next());
                 if qp.direct.is_used() {
-                    self.carry_news(id);
+                    self.carry_notification(id);
                 }
                 if receives_wanted {
-                    self.engine.handle_receive_posted(&mut self.rings, now, ReceiveQueueId::Qp(id));
+                    self.engine.handle_receive_posted(&mut self.ports, now, ReceiveQueueId::Qp(id));
                 }
                 if has_next {
                     self.activate(id);
                 }
             }
-            Some(Bell::Srq(id)) if self.rings.srqs.get(id).is_some_and(|srq| srq.receives_wanted) => {
-                self.engine.handle_receive_posted(&mut self.rings, now, ReceiveQueueId::Srq(id));
+            Some(DoorbellTarget::Srq(id)) if self.ports.srqs.get(id).is_some_and(|srq| srq.receives_wanted) => {
+                self.engine.handle_receive_posted(&mut self.ports, now, ReceiveQueueId::Srq(id));
             }
-            Some(Bell::Srq(_)) | None => {}
+            Some(DoorbellTarget::Srq(_)) | None => {}
         }
     }
 
-    fn take_helper_results(&mut self, now: Instant) -> bool {
+    fn take_copier_results(&mut self, now: Instant) -> bool {
         let mut busy = !self.queued_finished.is_empty();
         while let Some(finished) = self.queued_finished.pop_front() {
-            if let Some(arrival) = self.rings.handle_finished(finished) {
+            if let Some(arrival) = self.ports.handle_finished(finished) {
                 self.handle_arrival(now, arrival);
             }
         }
         busy |= self.take_moved(now);
-        while let Some(arrival) = self.rings.poll_postponed() {
+        while let Some(arrival) = self.ports.poll_postponed() {
             self.handle_arrival(now, arrival);
             busy = true;
         }
@@ -239,30 +239,31 @@ impl Worker {
 
     fn take_moved(&mut self, now: Instant) -> bool {
         let mut busy = false;
-        while let Some(arrival) = self.rings.poll_moved() {
+        while let Some(arrival) = self.ports.poll_moved() {
             self.handle_arrival(now, arrival);
             busy = true;
         }
         busy
     }
 
-    /// Brings in all copies of this session's memory that movers have: as if the worker had done them.
+    /// Brings in all copies of this session's memory that copy threads have: as if the worker had done
+    /// them.
     pub(crate) fn land_copies_of(&mut self, now: Instant, session: SessionId) {
-        self.rings.settle(session);
+        self.ports.settle(session);
         self.take_moved(now);
     }
 
     pub(crate) fn handle_arrival(&mut self, now: Instant, arrival: Arrival) {
         match arrival {
-            Arrival::Copied(token, result) => self.engine.handle_copied(&mut self.rings, now, token, result),
-            Arrival::Atomic(token, result) => self.engine.handle_atomic_done(&mut self.rings, now, token, result),
+            Arrival::Copied(token, result) => self.engine.handle_copied(&mut self.ports, now, token, result),
+            Arrival::Atomic(token, result) => self.engine.handle_atomic_done(&mut self.ports, now, token, result),
         }
     }
 
     fn expire_timers(&mut self, now: Instant) -> bool {
         let due = self.engine.poll_timeout().is_some_and(|at| at <= now);
         if due {
-            self.engine.handle_timeout(&mut self.rings, now);
+            self.engine.handle_timeout(&mut self.ports, now);
         }
         due
     }
@@ -280,12 +281,12 @@ impl Worker {
     /// Completions are in their rings: pollers that sleep are woken.
     #[inline]
     pub(crate) fn wake_pollers(&mut self) {
-        if self.rings.completed.is_empty() {
+        if self.ports.completed.is_empty() {
             return;
         }
-        let mut completed = std::mem::take(&mut self.rings.completed);
+        let mut completed = std::mem::take(&mut self.ports.completed);
         completed.retain(|&id| {
-            let Some(session) = self.rings.sessions.get_mut(id) else { return false };
+            let Some(session) = self.ports.sessions.get_mut(id) else { return false };
             session.is_completed = false;
             session.completed += 1;
             session.segment.advance(session.completed);
@@ -293,70 +294,70 @@ impl Worker {
         });
         fence_for_all();
         for id in completed.drain(..) {
-            if let Some(session) = self.rings.sessions.get(id) {
+            if let Some(session) = self.ports.sessions.get(id) {
                 session.segment.wake_sleepers(session.completed);
             }
         }
-        self.rings.completed = completed;
+        self.ports.completed = completed;
     }
 
-    /// Completions are in their rings: the channels of armed CQs are told.
-    pub(crate) fn tell_channels(&mut self) {
-        if self.rings.notify.is_empty() {
+    /// Completions are in their rings: the channels of armed CQs are notified.
+    pub(crate) fn notify_channels(&mut self) {
+        if self.ports.notify.is_empty() {
             return;
         }
-        let mut notify = std::mem::take(&mut self.rings.notify);
+        let mut notify = std::mem::take(&mut self.ports.notify);
         for id in notify.drain(..) {
-            self.tell_channel(id);
+            self.notify_channel(id);
         }
-        self.rings.notify = notify;
+        self.ports.notify = notify;
     }
 
     /// A CQ whose channel's pipe is full is looked at again when that has room.
-    fn tell_channel(&mut self, id: CqId) {
-        let Some(channel) = self.rings.cqs.get(id).and_then(|cq| cq.channel) else { return };
-        if self.rings.pipes.is_behind(channel) {
-            self.rings.pipes.wait_for_room(channel, id);
+    fn notify_channel(&mut self, id: CqId) {
+        let Some(channel) = self.ports.cqs.get(id).and_then(|cq| cq.channel) else { return };
+        if self.ports.pipes.is_behind(channel) {
+            self.ports.pipes.wait_for_room(channel, id);
             return;
         }
-        let solicited = self.rings.begin_notifying(id);
-        let Some(cq) = self.rings.cqs.get(id) else { return };
+        let solicited = self.ports.begin_notifying(id);
+        let Some(cq) = self.ports.cqs.get(id) else { return };
         let before = cq.previous.as_ref().is_some_and(|ring| ring.take_armed(solicited));
         if cq.ring.take_armed(solicited) || before {
-            self.rings.pipes.send(channel, cq.cookie, 0);
+            self.ports.pipes.send(channel, cq.cookie, 0);
         }
     }
 
     pub(crate) fn end_failed_sessions(&mut self, now: Instant) {
-        self.rings.give_orders(now);
-        while let Some((session, reason)) = self.rings.failures.pop() {
+        self.ports.send_commands(now);
+        while let Some((session, reason)) = self.ports.failures.pop() {
             let held = self.destroy_session(now, session);
             self.notify_control(SessionFailed { session, reason, held });
-            self.rings.give_orders(now);
+            self.ports.send_commands(now);
         }
     }
 
     /// Everything of one process ends; what it held is for the caller to drop.
     pub fn destroy_session(&mut self, now: Instant, session: SessionId) -> DeferredDrop {
-        let Some(entry) = self.rings.sessions.get(session) else { return Vec::new() };
+        let Some(entry) = self.ports.sessions.get(session) else { return Vec::new() };
         self.waiting.unwatch(&entry.kick);
-        self.rings.settle(session);
+        self.ports.settle(session);
         let objects = self.engine.objects_of(session);
-        self.rings.forget_grants_of_session(session);
+        self.ports.forget_grants_of_session(session);
         for &qp in &objects.qps {
             self.end_direct(qp);
         }
-        self.engine.destroy_session(&mut self.rings, now, session);
-        self.hot.retain(|&hot| hot != session);
-        self.rings.remove_session(session, objects)
+        self.engine.destroy_session(&mut self.ports, now, session);
+        self.active.retain(|&active| active != session);
+        self.ports.remove_session(session, objects)
     }
 
-    /// The sessions of a vNIC, all of them. Nobody waits for its helper any more, which touches no other's memory.
+    /// The sessions of a vNIC, all of them. Nobody waits for its copier any more, which touches no other's memory.
     pub fn destroy_sessions_of(&mut self, now: Instant, vnic: VnicId) -> DeferredDrop {
-        let mut failed = self.rings.transfers.forget_helper(vnic);
-        failed.extend(self.rings.forget_postponed(vnic));
+        let mut failed = self.ports.transfers.forget_copier(vnic);
+        failed.extend(self.ports.forget_postponed(vnic));
         let of_vnic: Vec<SessionId> =
-            self.rings.sessions.iter().filter(|(_, session)| session.vnic == vnic).map(|(id, _)| id).collect();
+            self.ports.sessions.iter().filter(|(_, session)| session.vnic == vnic).map(|(id, _)| id).collect();
         let held = of_vnic.into_iter().flat_map(|session| self.destroy_session(now, session)).collect();
         for arrival in failed {
             self.handle_arrival(now, arrival);
@@ -364,19 +365,19 @@ impl Worker {
         held
     }
 
-    /// Gives up the vNICs whose memory blocks their helper for too long.
+    /// Gives up the vNICs whose memory blocks their copier for too long.
     pub(crate) fn fail_stalled_vnics(&mut self, now: Instant) {
-        let resumed_at = self.rings.resumed_at;
+        let resumed_at = self.ports.resumed_at;
         let is_stalled = |vnic: &crate::dataplane::ports::Vnic| {
-            vnic.helper.as_ref().is_some_and(|helper| helper.is_stalled(now.0, resumed_at.0))
+            vnic.copier.as_ref().is_some_and(|copier| copier.is_stalled(now.0, resumed_at.0))
         };
         let stalled: Vec<VnicId> =
-            self.rings.vnics.iter().filter(|(_, vnic)| is_stalled(vnic)).map(|(id, _)| id).collect();
+            self.ports.vnics.iter().filter(|(_, vnic)| is_stalled(vnic)).map(|(id, _)| id).collect();
         for id in stalled {
-            if let Some(vnic) = self.rings.vnics.get_mut(id)
-                && let Some(helper) = vnic.helper.take()
+            if let Some(vnic) = self.ports.vnics.get_mut(id)
+                && let Some(copier) = vnic.copier.take()
             {
-                vnic.abandoned.push(helper.abandon());
+                vnic.abandoned.push(copier.abandon());
             }
             let held = self.destroy_sessions_of(now, id);
             let reason = "its memory could not be reached for two seconds";

@@ -11,7 +11,7 @@
 //! inline.
 use crate::dataplane::command::Submission;
 use crate::dataplane::handle::WorkerHandle;
-use crate::dataplane::ports::Rings;
+use crate::dataplane::ports::Ports;
 use crate::dataplane::worker::Worker;
 use freeflow_engine::SessionId;
 use freeflow_shm::worker_lock::InlineWorker;
@@ -36,9 +36,9 @@ impl WorkerHandle {
     }
 }
 
-impl Rings {
+impl Ports {
     fn copies_in_flight(&self) -> usize {
-        self.transfers.in_flight() + self.movers.in_flight()
+        self.transfers.in_flight() + self.copy_threads.in_flight()
     }
 }
 
@@ -47,11 +47,11 @@ impl InlineWorker for Worker {
     type Job = Submission;
 
     fn is_idle_for(&self, session: &SessionId) -> bool {
-        let has_rung = |id| self.rings.sessions.get(id).is_some_and(|session| !session.segment.summary_is_empty());
+        let has_rung = |id| self.ports.sessions.get(id).is_some_and(|session| !session.segment.summary_is_empty());
         let is_free =
-            self.waiting.is_asleep() && self.rings.copies_in_flight() == 0 && self.waiting_commands.is_empty();
+            self.waiting.is_asleep() && self.ports.copies_in_flight() == 0 && self.waiting_commands.is_empty();
         // While packets flow, those that are in the sockets come first.
-        let packets_flow = self.rings.fabric.is_active(Instant(freeflow_shm::monotonic_ns()));
+        let packets_flow = self.ports.fabric.is_active(Instant(freeflow_shm::monotonic_ns()));
         is_free && !packets_flow && !has_rung(*session)
     }
 
@@ -61,7 +61,7 @@ impl InlineWorker for Worker {
 
     fn run_inline(&mut self, submission: Submission) -> bool {
         let now = Instant(freeflow_shm::monotonic_ns());
-        self.rings.now = now;
+        self.ports.now = now;
         self.queued_commands.push_back(submission);
         self.run_commands(now);
         self.end_failed_sessions(now);
@@ -69,15 +69,15 @@ impl InlineWorker for Worker {
         let rests = self.rest_listed(now);
         self.send_datagrams(now);
         let has_more = self.resume_ready();
-        self.tell_channels();
+        self.notify_channels();
         self.wake_pollers();
         self.publishing.note_busy();
         rests
             && !has_more
-            && self.rings.failures.is_empty()
+            && self.ports.failures.is_empty()
             && self.waiting_commands.is_empty()
-            && self.hot.is_empty()
-            && !self.rings.fabric.blocked
+            && self.active.is_empty()
+            && !self.ports.fabric.blocked
             && self.waiting.sleeps_long_enough(self.next_timeout(now).map(|span| now + span))
     }
 }
@@ -91,7 +91,7 @@ impl Worker {
         let mut is_idle = true;
         for _ in 0..self.engine.listed_count() {
             let Some((vnic, id)) = self.engine.poll_listed() else { break };
-            let has_next = self.rings.qps.get(id).map(|qp| qp.send.has_next());
+            let has_next = self.ports.qps.get(id).map(|qp| qp.send.has_next());
             if has_next.is_none_or(|has_next| self.engine.has_work(id, has_next)) {
                 self.engine.list(vnic, id);
                 is_idle = false;

@@ -158,7 +158,7 @@ fn what_was_posted_before_comes_before_a_command() {
     let rig = Rig::new();
     let ring = |session| {
         rig.with(|worker| {
-            let session = worker.rings.sessions.get(session).unwrap();
+            let session = worker.ports.sessions.get(session).unwrap();
             assert!(session.segment.ring(1), "a sleeping router is kicked");
             session.kick.kick();
         });
@@ -180,10 +180,10 @@ fn what_is_due_before_the_worker_wakes_wakes_it() {
     let cq = CqId { index: 9, generation: 9 };
     let appoint = |span: Duration| {
         rig.command(0, 0, move |worker, now| {
-            worker.rings.schedule.insert((now + span, cq));
+            worker.ports.schedule.insert((now + span, cq));
         })
     };
-    rig.with(|worker| worker.rings.schedule.insert((Instant(monotonic_ns()) + Duration::from_millis(100_000), cq)));
+    rig.with(|worker| worker.ports.schedule.insert((Instant(monotonic_ns()) + Duration::from_millis(100_000), cq)));
     // After a command there is something to publish in a moment.
     rig.hand_over(rig.plain(0));
     rig.is_woken();
@@ -199,8 +199,8 @@ fn queue_pairs_with_nothing_to_do_rest_and_work_requests_are_the_workers() {
     let mut rig = Rig::new();
     let id = rig.ends[0].qp;
     let activate = |rig: &Rig| rig.hand_over(rig.command(0, 0, move |worker, _| worker.activate(id)));
-    let attention = |rig: &Rig| rig.with(|worker| worker.rings.qps.get(id).unwrap().attention);
-    let taken = |rig: &Rig| rig.with(|worker| worker.rings.qps.get(id).unwrap().send.taken());
+    let attention = |rig: &Rig| rig.with(|worker| worker.ports.qps.get(id).unwrap().attention);
+    let taken = |rig: &Rig| rig.with(|worker| worker.ports.qps.get(id).unwrap().send.taken());
     activate(&rig);
     assert!(!rig.is_woken());
     assert_eq!(attention(&rig), Attention::Doorbell);
@@ -240,12 +240,12 @@ fn a_command_that_panics_ends_the_router_by_the_worker() {
 fn sessions_with_inline_commands_in_turn_are_no_crowd() {
     let rig = Rig::new();
     for session in [rig.ends[0].session, rig.ends[1].session] {
-        rig.hand_over(rig.command(0, 0, move |worker, _| worker.rings.note_busy(session)));
+        rig.hand_over(rig.command(0, 0, move |worker, _| worker.ports.note_busy(session)));
     }
     std::thread::sleep(std::time::Duration::from_millis(5));
     rig.with(|worker| {
-        assert_eq!(worker.rings.busy_session_count, 2);
+        assert_eq!(worker.ports.busy_session_count, 2);
         worker.unpark(&mut Vec::new());
-        assert_eq!(worker.rings.busy_session_count, 0);
+        assert_eq!(worker.ports.busy_session_count, 0);
     });
 }

@@ -1,6 +1,6 @@
 //! The part of a copy left to slow-path copiers because memory blocked the worker; for how long is
 //! in [`blocking`](crate::memory::blocking).
-use crate::dataplane::ports::{Rings, Session};
+use crate::dataplane::ports::{Ports, Session};
 use crate::dataplane::table::Table;
 use crate::memory::blocking::BLOCKED_MIN;
 use crate::memory::copies::{Walk, session_of};
@@ -20,7 +20,7 @@ fn touch(sessions: &Table<SessionId, Session>, spans: &[Span]) {
     }
 }
 
-impl Rings {
+impl Ports {
     pub(crate) fn vnic_of(&self, spans: &[Span]) -> Option<VnicId> {
         session_of(spans).and_then(|session| self.sessions.get(session)).map(|session| session.vnic)
     }

@@ -1,25 +1,25 @@
 //! Moving bytes between two processes.
 //!
-//! If both sides are shared memory the worker copies at once, or has a mover do it
+//! If both sides are shared memory the worker copies at once, or has a copy thread do it
 //! (`copy_threads`). Else the bytes go through a bounce buffer: *gather* (the worker copies the
-//! shared parts of the source, the helper of the source's vNIC reads the others), then *scatter*
-//! (the same with the destination). A helper touches only its own vNIC's memory, so a copy between
-//! two processes that both need the fallback takes two jobs.
+//! shared parts of the source, the copier of the source's vNIC reads the others), then *scatter*
+//! (the same with the destination). A copier touches only its own vNIC's memory, so a copy between
+//! two processes that both need the slow path takes two jobs.
 //!
 //! Pages of shared memory that are missing are never allocated here, since they would be charged to
 //! the router: such a copy goes [`Way::ByOwner`], which is the bounce buffer with all of it left to
-//! the helpers. A fault that they cause in the owner's address space is charged to the owner's
-//! memory cgroup, and waited for by its own helper alone.
+//! the copiers. A fault that they cause in the owner's address space is charged to the owner's
+//! memory cgroup, and waited for by its own copier alone.
 //!
 //! Spans of [`SessionId::VOID`] stand for no memory: they read as zeros and forget what is written.
 //!
 //! Invariant: spans are looked up again when a job comes back, so a session that ended meanwhile is never touched.
 use crate::dataplane::bursts::{Burst, Unsent};
-use crate::dataplane::ports::{Rings, Session};
+use crate::dataplane::ports::{Ports, Session};
 use crate::dataplane::table::Table;
 use crate::memory::bounce::Bounce;
 use crate::memory::page_table::{Piece, Reach};
-use crate::memory::slow_path::{Finished, Helper, Job, Part, SharedMemory, TenantMemory, Work, atomic_on};
+use crate::memory::slow_path::{Finished, Job, Part, SharedMemory, SlowPathCopier, TenantMemory, Work, atomic_on};
 use crate::memory::transfers::{Arrival, Stage, Transfer, Unmade, Way};
 use freeflow_engine::{AtomicOutcome, CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, Token, VnicId};
 use freeflow_shm::{AccessError, Segment};
@@ -44,7 +44,7 @@ pub(crate) struct Walk<'a> {
 /// The session of a span is not there.
 pub(crate) struct Gone;
 
-pub(crate) struct Step<'a> {
+pub(crate) struct CopyStep<'a> {
     pub piece: Piece<'a>,
     session: SessionId,
     address: u64,
@@ -61,7 +61,7 @@ impl<'a> Walk<'a> {
 
     /// The next piece, at most `limit` bytes long; `None` at the end.
     #[inline]
-    pub fn next(&mut self, limit: usize) -> Result<Option<Step<'a>>, Gone> {
+    pub fn next(&mut self, limit: usize) -> Result<Option<CopyStep<'a>>, Gone> {
         while let Some(span) = self.spans.first() {
             let left = span.length as usize - self.offset;
             if left == 0 {
@@ -76,11 +76,11 @@ impl<'a> Walk<'a> {
                 let session = self.sessions.get(span.session).ok_or(Gone)?;
                 match self.way {
                     Way::Mapped => session.memory.piece_of(span, address, left.min(limit)),
-                    Way::ByOwner => Piece { reach: session.memory.by_fallback(), bytes: left.min(limit) },
+                    Way::ByOwner => Piece { reach: session.memory.by_slow_path(), bytes: left.min(limit) },
                 }
             };
             self.offset += piece.bytes;
-            return Ok(Some(Step { piece, session: span.session, address }));
+            return Ok(Some(CopyStep { piece, session: span.session, address }));
         }
         Ok(None)
     }
@@ -103,12 +103,13 @@ fn of(side: MemorySide) -> impl Fn(AccessError) -> Unmade {
 fn put(reach: &Reach<'_>, bytes: &[u8], last: bool) -> Result<(), Unmade> {
     match reach {
         Reach::Shared { segment, offset } => segment.write(*offset, bytes, last).map_err(of(MemorySide::Destination)),
-        Reach::Fallback { .. } => Err(Unmade::Fault(MemorySide::Destination)),
+        Reach::SlowPath { .. } => Err(Unmade::Fault(MemorySide::Destination)),
         Reach::Void => Ok(()),
     }
 }
 
-/// Copies from `done` bytes into one piece to the beginning of another. Neither needs the fallback.
+/// Copies from `done` bytes into one piece to the beginning of another. Neither needs the slow
+/// path.
 fn copy_piece(from: &Reach<'_>, done: usize, to: &Reach<'_>, bytes: usize, last: bool) -> Result<(), Unmade> {
     match (from, to) {
         (Reach::Shared { segment: from, offset: at }, Reach::Shared { segment: to, offset }) => {
@@ -116,7 +117,7 @@ fn copy_piece(from: &Reach<'_>, done: usize, to: &Reach<'_>, bytes: usize, last:
         }
         (Reach::Void, to) => put(to, &ZEROS[..bytes], last),
         (Reach::Shared { .. }, Reach::Void) => Ok(()),
-        (Reach::Fallback { .. }, _) => Err(Unmade::Fault(MemorySide::Source)),
+        (Reach::SlowPath { .. }, _) => Err(Unmade::Fault(MemorySide::Source)),
         _ => Err(Unmade::Fault(MemorySide::Destination)),
     }
 }
@@ -125,7 +126,7 @@ fn bytes_of(spans: &[Span]) -> usize {
     spans.iter().map(|span| span.length as usize).sum()
 }
 
-impl Rings {
+impl Ports {
     pub(crate) fn start_copy(&mut self, token: Token, from: Source<'_>, to: &[Span], last: bool) -> CopyOutcome {
         if self.blocks.is_alert(self.now) && self.avoids_copy(&from, to) {
             return self.copy_by_bounce(token, from, to, last, Way::ByOwner);
@@ -177,7 +178,7 @@ impl Rings {
         let all_shared = |spans, side| {
             let mut walk = Walk::new(&self.sessions, spans);
             while let Some(step) = walk.next(usize::MAX).map_err(|Gone| side)? {
-                if matches!(step.piece.reach, Reach::Fallback { .. }) {
+                if matches!(step.piece.reach, Reach::SlowPath { .. }) {
                     return Ok(false);
                 }
             }
@@ -205,7 +206,7 @@ impl Rings {
         for mut part in bytes {
             while !part.is_empty() {
                 let step = target.next(part.len()).map_err(gone(MemorySide::Destination))?;
-                let Some(Step { piece: Piece { reach, bytes }, .. }) = step else { return Ok(()) };
+                let Some(CopyStep { piece: Piece { reach, bytes }, .. }) = step else { return Ok(()) };
                 left -= bytes;
                 put(&reach, &part[..bytes], last && left == 0)?;
                 poisoned = poisoned.or(reach.is_poisoned().then_some(MemorySide::Destination));
@@ -219,7 +220,7 @@ impl Rings {
             while done < step.piece.bytes {
                 let most = if matches!(from, Reach::Void) { ZEROS.len() } else { usize::MAX };
                 let step = target.next((step.piece.bytes - done).min(most)).map_err(gone(MemorySide::Destination))?;
-                let Some(Step { piece: Piece { reach, bytes }, .. }) = step else {
+                let Some(CopyStep { piece: Piece { reach, bytes }, .. }) = step else {
                     return Err(Unmade::Fault(MemorySide::Destination));
                 };
                 left -= bytes;
@@ -283,9 +284,9 @@ impl Rings {
                 None => CopyOutcome::Pending,
             };
         }
-        let Some(helper) = source else { return CopyOutcome::Fault(MemorySide::Source) };
+        let Some(copier) = source else { return CopyOutcome::Fault(MemorySide::Source) };
         let stage = Stage::Gather;
-        let transfer = Transfer { token, stage, helper, to: to_kept, bytes, last, scattered: 0, way };
+        let transfer = Transfer { token, stage, copier, to: to_kept, bytes, last, scattered: 0, way };
         if self.submit(transfer, Work::Read, bounce, parts) {
             CopyOutcome::Pending
         } else {
@@ -293,7 +294,7 @@ impl Rings {
         }
     }
 
-    /// Begins to bring the payload of a burst together; [`Rings::send_fetched`] sends it.
+    /// Begins to bring the payload of a burst together; [`Ports::send_fetched`] sends it.
     pub(crate) fn start_fetch(
         &mut self,
         token: Token,
@@ -312,10 +313,10 @@ impl Rings {
             }
         };
         let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
-        let helper = vnics.0.ok_or(Gone)?;
+        let copier = vnics.0.ok_or(Gone)?;
         self.gather(from, &mut bounce[..bytes], &mut parts, way)?;
         let (stage, to) = (Stage::Fetch(burst), Vec::new());
-        let transfer = Transfer { token, stage, helper, to, bytes, last: false, scattered: 0, way };
+        let transfer = Transfer { token, stage, copier, to, bytes, last: false, scattered: 0, way };
         if self.submit(transfer, Work::Read, bounce, parts) { Ok(()) } else { Err(Gone) }
     }
 
@@ -333,7 +334,7 @@ impl Rings {
         };
         let mut walk = Walk::new(&self.sessions, spans).by(way);
         while at < bounce.len()
-            && let Some(Step { piece, session, address }) = walk.next(bounce.len() - at)?
+            && let Some(CopyStep { piece, session, address }) = walk.next(bounce.len() - at)?
         {
             match piece.reach {
                 Reach::Shared { segment, offset } => match segment.read(offset, &mut bounce[at..at + piece.bytes]) {
@@ -344,7 +345,7 @@ impl Rings {
                     }
                     Err(AccessError::OutOfBounds) => return Err(Gone),
                 },
-                Reach::Fallback { memory } => {
+                Reach::SlowPath { memory } => {
                     parts.push(Part { session, memory: memory.clone(), address, at, bytes: piece.bytes });
                 }
                 // The buffer still has what it was last used for.
@@ -356,7 +357,7 @@ impl Rings {
     }
 
     /// Brings the bounce buffer to its destination, after it did so `scattered` times. `None`: a
-    /// helper has the rest of it.
+    /// copier has the rest of it.
     fn scatter(
         &mut self,
         (token, scattered): (Token, u32),
@@ -366,12 +367,12 @@ impl Rings {
         (mut bounce, way): (Bounce, Way),
     ) -> Option<Result<(), MemorySide>> {
         let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
-        let ends_shared = match self.fallback_parts(&to, &mut parts, way) {
+        let ends_shared = match self.slow_path_parts(&to, &mut parts, way) {
             Ok(ends_shared) => ends_shared,
             Err(Gone) => return Some(Err(MemorySide::Destination)),
         };
-        let helper = session_of(&to).and_then(|session| self.sessions.get(session)).map(|session| session.vnic);
-        let is_whole = parts.is_empty() || helper.is_none();
+        let copier = session_of(&to).and_then(|session| self.sessions.get(session)).map(|session| session.vnic);
+        let is_whole = parts.is_empty() || copier.is_none();
         if is_whole || !ends_shared {
             match self.scatter_shared(&to, &bounce[..bytes], last && is_whole, way) {
                 Err(Unmade::Missing) => {
@@ -382,8 +383,8 @@ impl Rings {
                 Ok(()) => {}
             }
         }
-        let helper = match helper {
-            Some(helper) if !is_whole => helper,
+        let copier = match copier {
+            Some(copier) if !is_whole => copier,
             _ => {
                 self.transfers.keep_parts(parts);
                 self.transfers.bounces.keep(bounce);
@@ -391,20 +392,20 @@ impl Rings {
                 return Some(Ok(()));
             }
         };
-        self.charge_bounce(&mut bounce, helper);
-        let stage = Stage::Scatter { shared_last: ends_shared, withdrawn: self.withdrawn_of(&to) };
-        let transfer = Transfer { token, stage, helper, to, bytes, last, scattered, way };
+        self.charge_bounce(&mut bounce, copier);
+        let stage = Stage::Scatter { shared_last: ends_shared, revoked: self.revoked_of(&to) };
+        let transfer = Transfer { token, stage, copier, to, bytes, last, scattered, way };
         let work = Work::Write { last: last && !ends_shared };
         if self.submit(transfer, work, bounce, parts) { None } else { Some(Err(MemorySide::Destination)) }
     }
 
-    /// Notes what of the destination needs the fallback; whether the last piece does not.
-    fn fallback_parts(&self, to: &[Span], parts: &mut Vec<Part>, way: Way) -> Result<bool, Gone> {
+    /// Notes what of the destination needs the slow path; whether the last piece does not.
+    fn slow_path_parts(&self, to: &[Span], parts: &mut Vec<Part>, way: Way) -> Result<bool, Gone> {
         let mut walk = Walk::new(&self.sessions, to).by(way);
         let (mut at, mut ends_shared) = (0, true);
-        while let Some(Step { piece, session, address }) = walk.next(usize::MAX)? {
+        while let Some(CopyStep { piece, session, address }) = walk.next(usize::MAX)? {
             ends_shared = true;
-            if let Reach::Fallback { memory } = piece.reach {
+            if let Reach::SlowPath { memory } = piece.reach {
                 ends_shared = false;
                 parts.push(Part { session, memory: memory.clone(), address, at, bytes: piece.bytes });
             }
@@ -413,22 +414,23 @@ impl Rings {
         Ok(ends_shared)
     }
 
-    /// Whether a helper, which wrote `parts`, left something out that is no shared memory any more.
+    /// Whether a copier, which wrote `parts`, left something out that is no shared memory any more.
     fn is_left_out(&self, transfer: &Transfer, parts: &[Part]) -> bool {
-        let Transfer { stage: Stage::Scatter { shared_last: true, withdrawn }, to, .. } = transfer else {
+        let Transfer { stage: Stage::Scatter { shared_last: true, revoked }, to, .. } = transfer else {
             return false;
         };
-        *withdrawn != self.withdrawn_of(to) && !self.covers(parts, to)
+        *revoked != self.revoked_of(to) && !self.covers(parts, to)
     }
 
-    /// Whether all that the destination now needs the fallback for is among `parts`, which are in their order.
+    /// Whether all that the destination now needs the slow path for is among `parts`, which are in their
+    /// order.
     fn covers(&self, parts: &[Part], to: &[Span]) -> bool {
         let (mut walk, mut at) = (Walk::new(&self.sessions, to), 0);
         while let Ok(step) = walk.next(usize::MAX) {
-            let Some(Step { piece, .. }) = step else { return true };
+            let Some(CopyStep { piece, .. }) = step else { return true };
             let end = at + piece.bytes;
             let holder = parts[..parts.partition_point(|part| part.at <= at)].last();
-            if matches!(piece.reach, Reach::Fallback { .. }) && holder.is_none_or(|part| part.at + part.bytes < end) {
+            if matches!(piece.reach, Reach::SlowPath { .. }) && holder.is_none_or(|part| part.at + part.bytes < end) {
                 return false;
             }
             at = end;
@@ -440,11 +442,11 @@ impl Rings {
     fn scatter_shared(&self, to: &[Span], bounce: &[u8], last: bool, way: Way) -> Result<(), Unmade> {
         let mut walk = Walk::new(&self.sessions, to).by(way);
         let mut at = 0;
-        while let Some(Step { piece, .. }) =
+        while let Some(CopyStep { piece, .. }) =
             walk.next(usize::MAX).map_err(|Gone| Unmade::Fault(MemorySide::Destination))?
         {
             let end = at + piece.bytes;
-            if !matches!(piece.reach, Reach::Fallback { .. }) {
+            if !matches!(piece.reach, Reach::SlowPath { .. }) {
                 put(&piece.reach, &bounce[at..end], last && end == bounce.len())?;
             }
             at = end;
@@ -453,9 +455,9 @@ impl Rings {
     }
 
     /// Of all sessions that the spans are in: a list may name regions that another process registered.
-    fn withdrawn_of(&self, to: &[Span]) -> u64 {
+    fn revoked_of(&self, to: &[Span]) -> u64 {
         let sessions = to.iter().filter_map(|span| self.sessions.get(span.session));
-        sessions.fold(0, |sum, session| sum.wrapping_add(session.memory.withdrawn()))
+        sessions.fold(0, |sum, session| sum.wrapping_add(session.memory.revoked()))
     }
 
     pub(crate) fn start_atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome {
@@ -465,85 +467,86 @@ impl Rings {
         let avoided = self.blocks.is_alert(self.now) && self.avoids_spans(&[at]);
         let Some(session) = self.sessions.get(at.session) else { return AtomicOutcome::Fault };
         let piece = session.memory.piece_of(&at, at.address, 8);
-        let (memory, address, by_fallback): (Arc<dyn TenantMemory>, u64, bool) = match piece.reach {
-            // By the helper: the page is missing, or its vNIC avoided; or memory became shared
+        let (memory, address, by_slow_path): (Arc<dyn TenantMemory>, u64, bool) = match piece.reach {
+            // By the copier: the page is missing, or its vNIC avoided; or memory became shared
             // while it reads and writes these bytes for an earlier atomic, after that one.
             Reach::Shared { segment, offset } => {
-                let at_helper = avoided || self.is_atomic_at_helper(at);
-                match if at_helper { Err(AccessError::Missing) } else { atomic_on(segment, offset, operation) } {
+                let at_copier = avoided || self.is_atomic_at_copier(at);
+                match if at_copier { Err(AccessError::Missing) } else { atomic_on(segment, offset, operation) } {
                     Ok(before) if !segment.poisoned() => return AtomicOutcome::Done(before),
                     Err(AccessError::Missing) => {}
                     _ => return AtomicOutcome::Fault,
                 }
-                let owner = session.memory.fallback().clone();
+                let owner = session.memory.slow_path().clone();
                 (Arc::new(SharedMemory { segment: segment.clone(), offset, owner }), at.address, false)
             }
             Reach::Void => return AtomicOutcome::Done(0),
-            Reach::Fallback { memory } => (memory.clone(), at.address, true),
+            Reach::SlowPath { memory } => (memory.clone(), at.address, true),
         };
         let mut to = self.transfers.spare_spans.pop().unwrap_or_default();
         to.push(at);
-        let (helper, stage) = (session.vnic, Stage::Atomic { by_fallback });
-        let transfer = Transfer { token, stage, helper, to, bytes: 8, last: false, scattered: 0, way: Way::Mapped };
+        let (copier, stage) = (session.vnic, Stage::Atomic { by_slow_path });
+        let transfer = Transfer { token, stage, copier, to, bytes: 8, last: false, scattered: 0, way: Way::Mapped };
         let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
-        let session = if by_fallback { at.session } else { SessionId::VOID };
+        let session = if by_slow_path { at.session } else { SessionId::VOID };
         parts.push(Part { session, memory, address, at: 0, bytes: 8 });
         let bounce = Bounce::default();
         if !self.submit(transfer, Work::Atomic(operation), bounce, parts) {
             return AtomicOutcome::Fault;
         }
         let transfers = &mut self.transfers;
-        *(if by_fallback { &mut transfers.fallback_atomic_count } else { &mut transfers.shared_atomic_count }) += 1;
+        *(if by_slow_path { &mut transfers.slow_path_atomic_count } else { &mut transfers.shared_atomic_count }) += 1;
         AtomicOutcome::Pending
     }
 
-    /// Whether a helper does an atomic operation by the fallback on some of these bytes. At the switch-over only.
-    fn is_atomic_at_helper(&self, at: Span) -> bool {
-        self.transfers.fallback_atomic_count > 0
+    /// Whether a copier does an atomic operation by the slow path on some of these bytes. At the switch-over
+    /// only.
+    fn is_atomic_at_copier(&self, at: Span) -> bool {
+        self.transfers.slow_path_atomic_count > 0
             && self.transfers.transfers.iter().any(|(_, transfer)| {
                 let same = |span: &Span| span.session == at.session && span.address.abs_diff(at.address) < 8;
-                matches!(transfer.stage, Stage::Atomic { by_fallback: true }) && transfer.to.iter().any(same)
+                matches!(transfer.stage, Stage::Atomic { by_slow_path: true }) && transfer.to.iter().any(same)
             })
     }
 
-    /// Whether a helper has an atomic operation to do on a segment for this session.
-    pub(crate) fn is_segment_at_helper(&self, session: SessionId) -> bool {
+    /// Whether a copier has an atomic operation to do on a segment for this session.
+    pub(crate) fn is_segment_at_copier(&self, session: SessionId) -> bool {
         self.transfers.shared_atomic_count > 0
             && self.transfers.transfers.iter().any(|(_, transfer)| {
                 let same = |span: &Span| span.session == session;
-                matches!(transfer.stage, Stage::Atomic { by_fallback: false }) && transfer.to.iter().any(same)
+                matches!(transfer.stage, Stage::Atomic { by_slow_path: false }) && transfer.to.iter().any(same)
             })
     }
 
-    /// A vNIC has its helper before its first session: where no thread is to be had that is
+    /// A vNIC has its copier before its first session: where no thread is to be had that is
     /// refused, and no copy fails later for it.
-    pub(crate) fn ensure_helper(&mut self, vnic: VnicId) -> Result<(), VerbsError> {
+    pub(crate) fn ensure_copier(&mut self, vnic: VnicId) -> Result<(), VerbsError> {
         let entry = self.vnics.get_mut(vnic).ok_or(VerbsError::DeviceFatal)?;
-        if entry.helper.is_none() {
-            let helper = Helper::start(self.finished.clone(), self.waker.clone());
-            entry.helper = Some(helper.map_err(|_| VerbsError::NoMemory)?);
+        if entry.copier.is_none() {
+            let copier = SlowPathCopier::start(self.finished.clone(), self.waker.clone());
+            entry.copier = Some(copier.map_err(|_| VerbsError::NoMemory)?);
         }
         Ok(())
     }
 
     fn submit(&mut self, transfer: Transfer, work: Work, bounce: Bounce, parts: Vec<Part>) -> bool {
-        let (vnic_id, bytes) = (transfer.helper, parts.iter().map(|part| part.bytes as u64).sum::<u64>());
-        if self.ensure_helper(vnic_id).is_err() {
+        let (vnic_id, bytes) = (transfer.copier, parts.iter().map(|part| part.bytes as u64).sum::<u64>());
+        if self.ensure_copier(vnic_id).is_err() {
             return false;
         }
-        self.grants.note_fallback(&mut self.sessions, &parts);
+        self.grants.note_slow_path(&mut self.sessions, &parts);
         let Some(vnic) = self.vnics.get_mut(vnic_id) else { return false };
-        vnic.fallback_bytes += bytes;
-        let Some(helper) = vnic.helper.as_mut() else { return false };
+        vnic.slow_path_bytes += bytes;
+        let Some(copier) = vnic.copier.as_mut() else { return false };
         let id = self.transfers.transfers.insert(transfer);
-        if helper.submit(Job { id, work, bounce, parts }).is_err() {
+        if copier.submit(Job { id, work, bounce, parts }).is_err() {
             self.transfers.transfers.remove(id);
             return false;
         }
         true
     }
 
-    /// A helper finished a job. `None`: nobody waits for it any more, or it goes on with another helper.
+    /// A copier finished a job. `None`: nobody waits for it any more, or it goes on with another copier.
     pub(crate) fn handle_finished(&mut self, finished: Finished) -> Option<Arrival> {
         let Finished { id, bounce, parts, result } = finished;
         let Some(transfer) = self.transfers.transfers.remove(id) else {
@@ -553,8 +556,8 @@ impl Rings {
         };
         let is_left_out = self.is_left_out(&transfer, &parts);
         self.transfers.keep_parts(parts);
-        if let Some(helper) = self.vnics.get_mut(transfer.helper).and_then(|vnic| vnic.helper.as_mut()) {
-            helper.in_flight = helper.in_flight.saturating_sub(1);
+        if let Some(copier) = self.vnics.get_mut(transfer.copier).and_then(|vnic| vnic.copier.as_mut()) {
+            copier.in_flight = copier.in_flight.saturating_sub(1);
         }
         let Transfer { token, stage, to, bytes, last, scattered, way, .. } = transfer;
         match (stage, result) {
@@ -593,8 +596,8 @@ impl Rings {
                 self.transfers.bounces.keep(bounce);
                 Some(Arrival::Copied(token, Err(MemorySide::Destination)))
             }
-            (Stage::Atomic { by_fallback }, result) => {
-                self.transfers.count_atomic_done(by_fallback);
+            (Stage::Atomic { by_slow_path }, result) => {
+                self.transfers.count_atomic_done(by_slow_path);
                 self.transfers.bounces.keep(bounce);
                 self.transfers.keep_spans(to);
                 Some(Arrival::Atomic(token, result.map_err(|_| ())))

@@ -1,6 +1,6 @@
 //! Copies and atomic operations between memory of every kind, void memory among them, against a model.
 use crate::base::wake::Waker;
-use crate::dataplane::ports::{Rings, Session, Vnic};
+use crate::dataplane::ports::{Ports, Session, Vnic};
 use crate::memory::page_table::PageTable;
 use crate::memory::slow_path::{Finished, TenantMemory};
 use crate::memory::transfers::Arrival;
@@ -42,7 +42,7 @@ enum Kind {
 }
 
 struct Rig {
-    rings: Rings,
+    ports: Ports,
     finished: Receiver<Finished>,
     shared: Arc<Segment>,
     ordinary: Arc<Ordinary>,
@@ -52,17 +52,17 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let (sender, finished) = channel();
-        let mut rings = Rings::new(sender, Arc::new(Waker::new().unwrap()));
+        let mut ports = Ports::new(sender, Arc::new(Waker::new().unwrap()));
         let vnic = VnicId { index: 0, generation: 0 };
-        rings.vnics.insert(vnic, Vnic::new(NetworkId(1)));
+        ports.vnics.insert(vnic, Vnic::new(NetworkId(1)));
         let shared = Arc::new(Segment::create("test", BYTES).unwrap().0);
         let ordinary = Arc::new(Ordinary(Mutex::new(vec![0; BYTES])));
         let mut memory = PageTable::new(ordinary.clone(), Arc::default());
         memory.map(SHARED_AT, shared.clone()).unwrap();
         let kick = Arc::new(Doorbell::new().unwrap());
         let session = Session::new(vnic, SessionSegment::create().unwrap().0, kick, memory);
-        rings.sessions.insert(SESSION, session);
-        Self { rings, finished, shared, ordinary, random: 0x9e37_79b9_7f4a_7c15 }
+        ports.sessions.insert(SESSION, session);
+        Self { ports, finished, shared, ordinary, random: 0x9e37_79b9_7f4a_7c15 }
     }
 
     fn next(&mut self, below: u64) -> u64 {
@@ -100,11 +100,11 @@ impl Rig {
     }
 
     fn copy(&mut self, source: Source<'_>, to: &[Span]) {
-        match self.rings.start_copy(Token(7), source, to, true) {
+        match self.ports.start_copy(Token(7), source, to, true) {
             CopyOutcome::Done => {}
             CopyOutcome::Pending => loop {
                 let finished = self.finished.recv().unwrap();
-                match self.rings.handle_finished(finished) {
+                match self.ports.handle_finished(finished) {
                     Some(Arrival::Copied(Token(7), Ok(()))) => break,
                     None => {}
                     other => panic!("{other:?}"),
@@ -112,7 +112,7 @@ impl Rig {
             },
             CopyOutcome::Fault(side) => panic!("{side:?}"),
         }
-        assert_eq!(self.rings.transfers.in_flight(), 0);
+        assert_eq!(self.ports.transfers.in_flight(), 0);
     }
 }
 
@@ -166,74 +166,74 @@ fn an_atomic_operation_on_nothing_finds_zero() {
     let mut rig = Rig::new();
     let at = Span { session: SessionId::VOID, region: SpanRegion::new(0, false), address: 8, length: 8 };
     for operation in [AtomicOperation::FetchAdd { add: 5 }, AtomicOperation::CompareSwap { compare: 0, swap: 9 }] {
-        assert_eq!(rig.rings.start_atomic(Token(1), at, operation), AtomicOutcome::Done(0));
+        assert_eq!(rig.ports.start_atomic(Token(1), at, operation), AtomicOutcome::Done(0));
     }
 }
 
 /// Four pages, of which the second and the last are shared as parts, and a copy to all of them that
-/// the helper has done its part of.
+/// the copier has done its part of.
 fn half_done() -> (Rig, Arc<Segment>, Finished) {
     let mut rig = Rig::new();
-    let zone = Arc::new(Segment::create("test", 0x5000).unwrap().0);
+    let arena = Arc::new(Segment::create("test", 0x5000).unwrap().0);
     for page in [1, 3] {
-        rig.map_page(&zone, page);
+        rig.map_page(&arena, page);
     }
     let to = Span { session: SESSION, region: SpanRegion::new(0, false), address: ORDINARY_AT, length: 0x4000 };
     let source = Source { prefix: &[], body: SourceBody::Bytes(&[7; 0x4000]) };
-    assert_eq!(rig.rings.start_copy(Token(7), source, &[to], true), CopyOutcome::Pending);
+    assert_eq!(rig.ports.start_copy(Token(7), source, &[to], true), CopyOutcome::Pending);
     let finished = rig.finished.recv().unwrap();
-    (rig, zone, finished)
+    (rig, arena, finished)
 }
 
 impl Rig {
-    fn map_page(&mut self, zone: &Arc<Segment>, page: u64) {
-        let memory = &mut self.rings.sessions.get_mut(SESSION).unwrap().memory;
-        memory.map_part(ORDINARY_AT + 0x1000 * page, zone.clone(), 0x1000 * page, 0x1000).unwrap();
+    fn map_page(&mut self, arena: &Arc<Segment>, page: u64) {
+        let memory = &mut self.ports.sessions.get_mut(SESSION).unwrap().memory;
+        memory.map_part(ORDINARY_AT + 0x1000 * page, arena.clone(), 0x1000 * page, 0x1000).unwrap();
     }
 
     fn unmap_page(&mut self, page: u64) {
-        let memory = &mut self.rings.sessions.get_mut(SESSION).unwrap().memory;
+        let memory = &mut self.ports.sessions.get_mut(SESSION).unwrap().memory;
         memory.unmap_parts(ORDINARY_AT + 0x1000 * page, ORDINARY_AT + 0x1000 * (page + 1));
     }
 }
 
 #[test]
 fn a_copy_is_done_again_where_its_destination_was_taken_back() {
-    let (mut rig, zone, finished) = half_done();
+    let (mut rig, arena, finished) = half_done();
     rig.unmap_page(1);
-    assert!(rig.rings.handle_finished(finished).is_none());
+    assert!(rig.ports.handle_finished(finished).is_none());
     let finished = rig.finished.recv().unwrap();
-    let arrival = rig.rings.handle_finished(finished);
+    let arrival = rig.ports.handle_finished(finished);
     assert!(matches!(arrival, Some(Arrival::Copied(Token(7), Ok(())))), "{arrival:?}");
     assert_eq!(rig.memory()[1][..0x3000], [7; 0x3000]);
     let mut last = [0; 0x1000];
-    zone.read(0x3000, &mut last).unwrap();
+    arena.read(0x3000, &mut last).unwrap();
     assert_eq!(last, [7; 0x1000]);
 }
 
 #[test]
 fn what_is_taken_back_elsewhere_does_not_concern_a_copy() {
-    let (mut rig, zone, finished) = half_done();
-    rig.map_page(&zone, 4);
+    let (mut rig, arena, finished) = half_done();
+    rig.map_page(&arena, 4);
     rig.unmap_page(4);
-    let arrival = rig.rings.handle_finished(finished);
+    let arrival = rig.ports.handle_finished(finished);
     assert!(matches!(arrival, Some(Arrival::Copied(Token(7), Ok(())))), "{arrival:?}");
 }
 
 #[test]
 fn a_copy_whose_destination_is_taken_back_again_and_again_fails() {
-    let (mut rig, zone, mut finished) = half_done();
+    let (mut rig, arena, mut finished) = half_done();
     let mut rounds = 1;
     let arrival = loop {
         let (gone, back) = if rounds % 2 == 1 { (1, 2) } else { (2, 1) };
         rig.unmap_page(gone);
-        rig.map_page(&zone, back);
-        match rig.rings.handle_finished(finished) {
+        rig.map_page(&arena, back);
+        match rig.ports.handle_finished(finished) {
             None => finished = rig.finished.recv().unwrap(),
             Some(arrival) => break arrival,
         }
         rounds += 1;
     };
     assert!(matches!(arrival, Arrival::Copied(Token(7), Err(MemorySide::Destination))), "{arrival:?}");
-    assert_eq!((rounds, rig.rings.transfers.in_flight()), (8, 0));
+    assert_eq!((rounds, rig.ports.transfers.in_flight()), (8, 0));
 }

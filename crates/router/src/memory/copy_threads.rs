@@ -1,20 +1,20 @@
-//! Threads that copy for the worker: *movers*. The engine stays with the worker, one state machine
-//! in one hand; what a busy host is short of is the time that bytes take.
+//! Threads that copy for the worker: *copy threads*. The engine stays with the worker, one state
+//! machine in one hand; what a busy host is short of is the time that bytes take.
 //!
-//! Each vNIC has a home, the mover that serves it first; it is chosen when the vNIC is made and
-//! stays. Copies stand in line vNIC by vNIC, and a mover without work of its own takes what stands
-//! in other lines. Copies that are under way together are of different QPs (a QP has one at a
-//! time), so their order means nothing.
+//! Each vNIC has a home, the copy thread that serves it first; it is chosen when the vNIC is made
+//! and stays. Copies stand in line vNIC by vNIC, and a copy thread without work of its own takes
+//! what stands in other lines. Copies that are under way together are of different QPs (a QP has
+//! one at a time), so their order means nothing.
 //!
-//! A mover gets pieces of segments, found and bounded by the worker, and holds those segments as
-//! long as it copies. It never sees a page table or a process' own memory, so a tenant blocks it no
-//! more than it blocks the worker: by page faults.
+//! A copy thread gets pieces of segments, found and bounded by the worker, and holds those segments
+//! as long as it copies. It never sees a page table or a process' own memory, so a tenant blocks it
+//! no more than it blocks the worker: by page faults.
 //!
 //! Invariant: before a piece of memory ceases to be a session's, nobody copies from or to it:
-//! [`Rings::settle`]. Invariant: what a mover has in hand is at most [`MOVER_JOB_COUNT_MAX`]
-//! copies; all others wait here, where they can be taken back.
+//! [`Ports::settle`]. Invariant: what a copy thread has in hand is at most
+//! [`COPY_THREAD_JOB_COUNT_MAX`] copies; all others wait here, where they can be taken back.
 use crate::base::mode::Mode;
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use crate::base::slab::{Key, Slab};
 use crate::base::wake::Waker;
 use crate::memory::blocking::BLOCKED_MIN;
@@ -28,14 +28,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// Movers of one router, at most.
+/// Copy threads of one router, at most.
 pub const WORKERS_MAX: u32 = 32;
 /// Below this a copy takes hardly longer than handing it over.
 pub(crate) const MOVE_BYTES_MIN: usize = 32 * 1024;
 /// The same where pollers don't fit the cores: then it costs two wake-ups.
 pub(crate) const MOVE_BYTES_MIN_CROWDED: usize = 128 * 1024;
 /// One in hand, and one so that it need not wait for the worker in between.
-pub(crate) const MOVER_JOB_COUNT_MAX: u32 = 2;
+pub(crate) const COPY_THREAD_JOB_COUNT_MAX: u32 = 2;
 /// A copy of more pieces is the worker's own.
 pub(crate) const PIECE_COUNT_MAX: usize = 64;
 /// vNICs that make large copies within this time of each other do so at once.
@@ -44,13 +44,14 @@ pub(crate) const TOGETHER: Duration = Duration::from_millis(1);
 pub(crate) const BUSY_SESSION_COUNT: u32 = 2;
 /// Lists of pieces kept for later.
 pub(crate) const SPARE_COUNT_MAX: usize = 64;
-/// How often the worker looks before it sleeps while it waits for a mover, and for how long then.
+/// How often the worker looks before it sleeps while it waits for a copy thread, and for how long
+/// then.
 pub(crate) const SETTLE_PAUSE_COUNT: u32 = 2000;
 pub(crate) const SETTLE_WAIT: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// How many threads copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MoverOptions {
+pub struct CopyThreadOptions {
     /// 1: the worker alone. `None`: what suits the machine.
     pub workers: Option<u32>,
     /// Copies from this size on are handed over, always. `None`: from 32 KiB on (128 KiB while
@@ -58,8 +59,9 @@ pub struct MoverOptions {
     pub move_bytes_min: Option<u32>,
 }
 
-impl MoverOptions {
-    /// One below eight processors: there worker, movers and pollers would take them from each other.
+impl CopyThreadOptions {
+    /// One below eight processors: there worker, copy threads and pollers would take them from each
+    /// other.
     pub fn worker_count(self, cpu_count: usize) -> u32 {
         let suits = if cpu_count < 8 { 1 } else { (cpu_count / 8).clamp(2, 4) as u32 };
         self.workers.unwrap_or(suits).clamp(1, WORKERS_MAX)
@@ -99,16 +101,16 @@ pub struct Moved {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    InLine,
+pub(crate) enum CopyState {
+    Queued,
     With(usize),
-    Landed,
+    Done,
 }
 
 /// A copy that the engine waits for.
-pub(crate) struct Flying {
+pub(crate) struct InFlightCopy {
     pub(crate) token: Token,
-    pub(crate) place: Place,
+    pub(crate) state: CopyState,
     pub(crate) from: SessionId,
     pub(crate) to: SessionId,
     /// Other processes of which it touches memory: lists that name regions of several.
@@ -119,14 +121,14 @@ pub(crate) struct Flying {
     pub(crate) last: bool,
 }
 
-impl Flying {
+impl InFlightCopy {
     pub(crate) fn touches(&self, session: SessionId) -> bool {
         self.from == session || self.to == session || self.others.contains(&session)
     }
 }
 
-/// The worker's end of a mover. Dropping it lets the thread end.
-pub(crate) struct Mover {
+/// The worker's end of a copy thread. Dropping it lets the thread end.
+pub(crate) struct CopyThread {
     pub(crate) jobs: Sender<Job>,
     pub(crate) in_hand: u32,
     /// vNICs that call it home.
@@ -145,17 +147,17 @@ pub(crate) struct Line {
 }
 
 #[derive(Default)]
-pub struct Movers {
-    pub(crate) movers: Vec<Mover>,
+pub struct CopyThreads {
+    pub(crate) threads: Vec<CopyThread>,
     /// By the vNIC's index.
     pub(crate) lines: Vec<Line>,
-    pub(crate) flying: Slab<Flying>,
+    pub(crate) copies: Slab<InFlightCopy>,
     pub(crate) finished: Option<Receiver<Moved>>,
-    pub(crate) landed: VecDeque<Moved>,
+    pub(crate) done: VecDeque<Moved>,
     pub(crate) spare: Vec<Vec<Piece>>,
-    /// A mover's thread panicked.
+    /// A copy thread panicked.
     pub(crate) broken: Arc<AtomicBool>,
-    /// How long a mover looks for the next copy before it sleeps.
+    /// How long a copy thread looks for the next copy before it sleeps.
     pub(crate) linger_ns: Arc<AtomicU64>,
     pub(crate) bytes_min: usize,
     pub(crate) always: bool,
@@ -166,34 +168,34 @@ pub struct Movers {
     pub(crate) moved_bytes: u64,
 }
 
-impl Movers {
+impl CopyThreads {
     /// Starts the threads; none for one worker.
-    pub fn start(options: MoverOptions, mode: Mode, waker: &Arc<Waker>) -> io::Result<Self> {
+    pub fn start(options: CopyThreadOptions, mode: Mode, waker: &Arc<Waker>) -> io::Result<Self> {
         let count = options.worker_count(cpu_count());
         let (finished_sender, finished) = channel();
-        let mut movers = Self {
+        let mut copy_threads = Self {
             finished: Some(finished),
             bytes_min: options.move_bytes_min.map_or(MOVE_BYTES_MIN, |bytes| bytes as usize).max(1),
             always: options.move_bytes_min.is_some(),
             ..Self::default()
         };
-        movers.set_mode(mode);
+        copy_threads.set_mode(mode);
         if count == 1 {
-            return Ok(movers);
+            return Ok(copy_threads);
         }
         for number in 1..=count {
             let (jobs, receiver) = channel();
-            let (finished, waker, broken) = (finished_sender.clone(), waker.clone(), movers.broken.clone());
-            let linger_ns = movers.linger_ns.clone();
+            let (finished, waker, broken) = (finished_sender.clone(), waker.clone(), copy_threads.broken.clone());
+            let linger_ns = copy_threads.linger_ns.clone();
             let body = move || {
                 let _alarm = Alarm { broken, waker: waker.clone() };
-                privileges::enter(Kind::Mover);
+                privileges::enter(ThreadKind::CopyThread);
                 serve(&receiver, &finished, &waker, &linger_ns);
             };
-            std::thread::Builder::new().name(format!("ff-mover-{number}")).stack_size(256 * 1024).spawn(body)?;
-            movers.movers.push(Mover { jobs, in_hand: 0, vnic_count: 0, epoch: 0, ring: VecDeque::new() });
+            std::thread::Builder::new().name(format!("ff-copy-{number}")).stack_size(256 * 1024).spawn(body)?;
+            copy_threads.threads.push(CopyThread { jobs, in_hand: 0, vnic_count: 0, epoch: 0, ring: VecDeque::new() });
         }
-        Ok(movers)
+        Ok(copy_threads)
     }
 
     /// From the next copy on.
@@ -203,7 +205,7 @@ impl Movers {
 
     /// Threads that copy, the worker if there are no others.
     pub fn worker_count(&self) -> u32 {
-        self.movers.len().max(1) as u32
+        self.threads.len().max(1) as u32
     }
 
     pub fn moved_bytes(&self) -> u64 {
@@ -211,12 +213,12 @@ impl Movers {
     }
 
     pub fn in_flight(&self) -> usize {
-        self.flying.len()
+        self.copies.len()
     }
 
-    /// Movers that copied in this epoch or the last: so long they may look for more.
+    /// Copy threads that copied in this epoch or the last: so long they may look for more.
     pub fn awake_count(&self, epoch: u64) -> u32 {
-        self.movers.iter().filter(|mover| mover.in_hand > 0 || mover.epoch + 1 >= epoch).count() as u32
+        self.threads.iter().filter(|thread| thread.in_hand > 0 || thread.epoch + 1 >= epoch).count() as u32
     }
 
     /// Sessions that were busy of late.
@@ -226,22 +228,22 @@ impl Movers {
 
     /// A new vNIC goes where the fewest are.
     pub fn assign(&mut self, vnic: VnicId) {
-        let fewest = self.movers.iter().enumerate().min_by_key(|(_, mover)| mover.vnic_count).map(|(at, _)| at);
+        let fewest = self.threads.iter().enumerate().min_by_key(|(_, thread)| thread.vnic_count).map(|(at, _)| at);
         let Some(home) = fewest else { return };
         let at = vnic.index as usize;
         if self.lines.len() <= at {
             self.lines.resize_with(at + 1, Line::default);
         }
         self.lines[at].home = home;
-        self.movers[home].vnic_count += 1;
+        self.threads[home].vnic_count += 1;
     }
 
     /// A vNIC goes; its sessions went before.
     pub fn release(&mut self, vnic: VnicId) {
         if let Some(line) = self.lines.get(vnic.index as usize)
-            && let Some(mover) = self.movers.get_mut(line.home)
+            && let Some(thread) = self.threads.get_mut(line.home)
         {
-            mover.vnic_count -= 1;
+            thread.vnic_count -= 1;
         }
     }
 
@@ -263,95 +265,96 @@ impl Movers {
         self.always || is_long && (self.is_crowd || self.together_at.is_some_and(|at| now - at < TOGETHER))
     }
 
-    pub(crate) fn enter(&mut self, vnic: VnicId, flying: Flying, pieces: Vec<Piece>, last: bool, epoch: u64) {
-        let id = self.flying.insert(flying);
+    pub(crate) fn enter(&mut self, vnic: VnicId, copy: InFlightCopy, pieces: Vec<Piece>, last: bool, epoch: u64) {
+        let id = self.copies.insert(copy);
         let at = vnic.index as usize;
         let line = &mut self.lines[at];
         if line.jobs.is_empty() {
-            self.movers[line.home].ring.push_back(at);
+            self.threads[line.home].ring.push_back(at);
         }
         line.jobs.push_back(Job { id, pieces, last });
         self.hand_out(epoch);
     }
 
-    /// Gives every mover that has room what stands next in its own lines, or else in those of others.
+    /// Gives every copy thread that has room what stands next in its own lines, or else in those of
+    /// others.
     pub(crate) fn hand_out(&mut self, epoch: u64) {
-        for at in 0..self.movers.len() {
-            while self.movers[at].in_hand < MOVER_JOB_COUNT_MAX
+        for at in 0..self.threads.len() {
+            while self.threads[at].in_hand < COPY_THREAD_JOB_COUNT_MAX
                 && let Some(job) = self.next_for(at)
             {
-                if let Some(flying) = self.flying.get_mut(job.id) {
-                    flying.place = Place::With(at);
+                if let Some(copy) = self.copies.get_mut(job.id) {
+                    copy.state = CopyState::With(at);
                 }
-                let mover = &mut self.movers[at];
-                (mover.in_hand, mover.epoch) = (mover.in_hand + 1, epoch);
+                let thread = &mut self.threads[at];
+                (thread.in_hand, thread.epoch) = (thread.in_hand + 1, epoch);
                 // Fails only if the thread panicked, which is seen with the next look at the results.
-                let _ = mover.jobs.send(job);
+                let _ = thread.jobs.send(job);
             }
         }
     }
 
-    /// From other movers' lines one that has nothing at all takes, no second one.
-    pub(crate) fn next_for(&mut self, mover: usize) -> Option<Job> {
-        let count = self.movers.len();
-        let others = if self.movers[mover].in_hand == 0 { count } else { 1 };
-        let from = (0..others).map(|step| (mover + step) % count).find(|&at| !self.movers[at].ring.is_empty())?;
-        let at = self.movers[from].ring.pop_front()?;
+    /// From other copy threads' lines one that has nothing at all takes, no second one.
+    pub(crate) fn next_for(&mut self, thread: usize) -> Option<Job> {
+        let count = self.threads.len();
+        let others = if self.threads[thread].in_hand == 0 { count } else { 1 };
+        let from = (0..others).map(|step| (thread + step) % count).find(|&at| !self.threads[at].ring.is_empty())?;
+        let at = self.threads[from].ring.pop_front()?;
         let job = self.lines[at].jobs.pop_front();
         if !self.lines[at].jobs.is_empty() {
-            self.movers[from].ring.push_back(at);
+            self.threads[from].ring.push_back(at);
         }
         job
     }
 
-    /// Takes what movers have done; whether there is anything.
+    /// Takes what copy threads have done; whether there is anything.
     pub fn collect(&mut self, epoch: u64, count_max: usize) -> bool {
-        if self.movers.is_empty() {
+        if self.threads.is_empty() {
             return false;
         }
-        while self.landed.len() < count_max
+        while self.done.len() < count_max
             && let Some(moved) = self.finished.as_ref().and_then(|finished| finished.try_recv().ok())
         {
-            self.note_landed(moved, epoch);
+            self.note_done(moved, epoch);
         }
-        assert!(!self.broken.load(Relaxed), "a mover panicked");
-        !self.landed.is_empty()
+        assert!(!self.broken.load(Relaxed), "a copy thread panicked");
+        !self.done.is_empty()
     }
 
-    pub(crate) fn note_landed(&mut self, moved: Moved, epoch: u64) {
-        if let Some(flying) = self.flying.get_mut(moved.id) {
-            if let Place::With(at) = std::mem::replace(&mut flying.place, Place::Landed) {
-                self.movers[at].in_hand -= 1;
+    pub(crate) fn note_done(&mut self, moved: Moved, epoch: u64) {
+        if let Some(copy) = self.copies.get_mut(moved.id) {
+            if let CopyState::With(at) = std::mem::replace(&mut copy.state, CopyState::Done) {
+                self.threads[at].in_hand -= 1;
             }
-            self.moved_bytes += flying.bytes;
+            self.moved_bytes += copy.bytes;
         }
-        self.landed.push_back(moved);
+        self.done.push_back(moved);
         self.hand_out(epoch);
     }
 
     /// The worker does at once what stands in line for this session.
     pub(crate) fn do_queued(&mut self, session: SessionId) {
-        let Self { lines, flying, movers, landed, .. } = self;
+        let Self { lines, copies, threads, done, .. } = self;
         for (at, line) in lines.iter_mut().enumerate().filter(|(_, line)| !line.jobs.is_empty()) {
-            let is_its = |job: &Job| flying.get(job.id).is_some_and(|flying| flying.touches(session));
+            let is_its = |job: &Job| copies.get(job.id).is_some_and(|copy| copy.touches(session));
             let (its, rest) = std::mem::take(&mut line.jobs).into_iter().partition(is_its);
             line.jobs = rest;
             let its: VecDeque<Job> = its;
             for job in its {
-                if let Some(flying) = flying.get_mut(job.id) {
-                    flying.place = Place::Landed;
+                if let Some(copy) = copies.get_mut(job.id) {
+                    copy.state = CopyState::Done;
                 }
-                landed.push_back(perform(job));
+                done.push_back(perform(job));
             }
             if line.jobs.is_empty() {
-                movers[line.home].ring.retain(|&listed| listed != at);
+                threads[line.home].ring.retain(|&listed| listed != at);
             }
         }
     }
 
     pub(crate) fn is_touched(&self, session: SessionId) -> bool {
-        let with_mover = |flying: &Flying| matches!(flying.place, Place::With(_)) && flying.touches(session);
-        self.flying.iter().any(|(_, flying)| with_mover(flying))
+        let with_copy_thread = |copy: &InFlightCopy| matches!(copy.state, CopyState::With(_)) && copy.touches(session);
+        self.copies.iter().any(|(_, copy)| with_copy_thread(copy))
     }
 }
 
@@ -415,7 +418,7 @@ pub(crate) fn copy(pieces: &[Piece], last: bool) -> Result<(), Fault> {
     Ok(())
 }
 
-impl Movers {
+impl CopyThreads {
     pub(crate) fn keep(&mut self, mut pieces: Vec<Piece>) {
         pieces.clear();
         if self.spare.len() < SPARE_COUNT_MAX {

@@ -1,7 +1,7 @@
 //! Whether a QP is granted memory: every check that its request would meet, and the conditions of
 //! [`grants`](crate::memory::grants).
 use crate::dataplane::worker::Worker;
-use crate::memory::grants::{Entered, Entry, Given, GrantRequest, Holder, Refusal, Verdict};
+use crate::memory::grants::{Entered, Entry, Given, GrantRequest, Grantee, Refusal, Verdict};
 use freeflow_engine::{Grantable, NotDirect, NotGrantable, QpId, SessionId, VnicId};
 use freeflow_protocol::library::{REQUEST_BYTES, Reply};
 use freeflow_verbs::VerbsError;
@@ -27,7 +27,7 @@ impl Worker {
         if !self.may_pass_router(owner) {
             return Err(VerbsError::NotSupported);
         }
-        let session = self.rings.sessions.get(owner).filter(|session| session.orders.is_some() && !session.failed);
+        let session = self.ports.sessions.get(owner).filter(|session| session.commands.is_some() && !session.failed);
         let place = session.and_then(|session| {
             let place = session.memory.place(found.asked)?;
             let extent = session.memory.extent(place.segment)?;
@@ -41,39 +41,39 @@ impl Worker {
         let (offset, addresses, lease) = (place.offset, place.addresses.clone(), place.origin.lease.clone());
         let segment_bytes = place.segment.bytes() as u64;
         let cost = session.map_or(0, |session| session.memory.mapped_bytes(place.segment));
-        let holder = Holder { peer: responder, session: asker, vnic, rights: BTreeSet::new() };
+        let grantee = Grantee { peer: responder, session: asker, vnic, rights: BTreeSet::new() };
         // Its end fits: the process has memory mapped beyond, or nothing of the segment.
         let region = (mr, found.address..found.address.saturating_add(found.last).saturating_add(1));
         let (segment, origin) = (place.segment, place.origin);
-        let entry = Entry { segment, origin, id, holder, region, writes, may_write, cost, funds };
-        let Entered { protection, cost } = match self.rings.grants.enter((owner, place.origin.handle), entry) {
+        let entry = Entry { segment, origin, id, grantee, region, writes, may_write, cost, funds };
+        let Entered { protection, cost } = match self.ports.grants.enter((owner, place.origin.handle), entry) {
             Ok(entered) => entered,
             Err(Refusal::Never) => return Err(VerbsError::NotSupported),
-            Err(Refusal::NotEarned { missing }) => return Ok(Verdict::NotEarned { missing }),
+            Err(Refusal::NotEnoughCredit { missing }) => return Ok(Verdict::NotEnoughCredit { missing }),
         };
-        let grants_withdrawn = self.rings.note_granted(id, responder, cost);
+        let grants_revoked = self.ports.note_granted(id, responder, cost);
         let address = found.iova + (addresses.start - found.address);
         let length = addresses.end - addresses.start;
-        let reply = Reply::Grant { address, length, offset, segment_bytes, grants_withdrawn, writable: writes };
+        let reply = Reply::Grant { address, length, offset, segment_bytes, grants_revoked, writable: writes };
         Ok(Verdict::Given(Box::new(Given { lease, protection, reply })))
     }
 
     /// Bytes carried for a QP's requests that have paid for nothing yet.
     pub(crate) fn funds(&self, id: QpId) -> u64 {
         let carried = self.engine.qp_traffic(id).unwrap_or_default().carried(REQUEST_BYTES);
-        let paid = self.rings.qps.get(id).map_or(0, |qp| qp.direct.grants_paid);
+        let paid = self.ports.qps.get(id).map_or(0, |qp| qp.direct.grants_paid);
         carried.saturating_add(FREE_BYTES).saturating_sub(paid)
     }
 
     /// The session and the vNIC of a QP, if policy lets it reach others of its network directly.
     fn allowed(&self, id: QpId) -> Option<(SessionId, VnicId)> {
-        let session = self.rings.qps.get(id)?.session;
-        let vnic = self.rings.sessions.get(session)?.vnic;
+        let session = self.ports.qps.get(id)?.session;
+        let vnic = self.ports.sessions.get(session)?.vnic;
         self.may_pass_router(session).then_some((session, vnic))
     }
 
     /// Whether a QP holds a grant now.
     pub fn granted(&self, id: QpId) -> bool {
-        self.rings.qps.get(id).is_some_and(|qp| qp.direct.granted_at == Some(qp.direct.grants_withdrawn))
+        self.ports.qps.get(id).is_some_and(|qp| qp.direct.granted_at == Some(qp.direct.grants_revoked))
     }
 }

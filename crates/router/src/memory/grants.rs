@@ -3,22 +3,22 @@
 //! The QP's library asks; the router does every check that the request itself would meet, and
 //! passes the memfd of the segment in which those pages lie. Who has that descriptor reaches all of
 //! the segment, and has it for as long as it likes. So a segment is granted only while these hold,
-//! and is withdrawn as a whole (`revocation`) before one of them ends:
+//! and is revoked as a whole (`revocation`) before one of them ends:
 //!
 //! | invariant | who keeps it |
 //! |---|---|
-//! | all that the owner has mapped of it lies inside the region that the key names | [`Worker::grant`]; [`Rings::admit_mapping`] for what is mapped later |
-//! | the region gives the right: it stays as it was registered, and is not deregistered | [`Rings::withdraw_grants_by`], called before the engine does either |
-//! | each right that a process has to it, it has by one of its QPs: that and its peer are connected and give the right; their sessions and the policy let them | [`Rings::withdraw_grants_of`], called whenever something direct of a QP ends: if other QPs of the process have all its rights, only the QP goes |
+//! | all that the owner has mapped of it lies inside the region that the key names | [`Worker::grant`]; [`Ports::admit_mapping`] for what is mapped later |
+//! | the region gives the right: it stays as it was registered, and is not deregistered | [`Ports::revoke_grants_by`], called before the engine does either |
+//! | each right that a process has to it, it has by one of its QPs: that and its peer are connected and give the right; their sessions and the policy let them | [`Ports::revoke_grants_of`], called whenever something direct of a QP ends: if other QPs of the process have all its rights, only the QP goes |
 //! | nobody whose right does not include writing can write | [`Protection`]: seals, set before the descriptor leaves; one kind for a segment, for good |
 //! | it holds nothing from before: no part of it was taken back | the lease's mark; the same that keeps it from being granted again |
 //! | each process that has it has paid for taking it back, once: a QP of it had as many bytes carried by the router that had paid for nothing yet | [`Worker::grant`] |
-//! | it lies in few ranges, so that it is withdrawn in a moment | [`Worker::grant`]; [`Rings::admit_mapping`] |
+//! | it lies in few ranges, so that it is revoked in a moment | [`Worker::grant`]; [`Ports::admit_mapping`] |
 //! | no other process has it by an import | the lease's marks, of which one excludes the other |
-//! | its owner's process takes orders | [`Worker::grant`]; it loses its session if it does not carry one out in time |
+//! | its owner's process takes revoke commands | [`Worker::grant`]; it loses its session if it does not carry one out in time |
 //!
-//! Invariant: GRANTS_WITHDRAWN of each QP that was granted some of a segment has grown before the
-//! router does or answers anything by which one of these ends. A segment that was withdrawn is
+//! Invariant: GRANTS_REVOKED of each QP that was granted some of a segment has grown before the
+//! router does or answers anything by which one of these ends. A segment that was revoked is
 //! never mapped or granted again.
 //!
 //! So all that is ever copied is at most what was carried, and [`FREE_BYTES`] for each QP. What was paid stays paid.
@@ -26,7 +26,7 @@ use crate::memory::lease::SegmentLease;
 use crate::memory::page_table::Origin;
 use crate::memory::revoking::Leaving;
 use freeflow_engine::{MrId, QpId, SessionId, VnicId};
-use freeflow_protocol::library::{Handle, Reply, WITHDRAWAL_TIME_MAX_MS};
+use freeflow_protocol::library::{Handle, REVOCATION_TIME_MAX_MS, Reply};
 use freeflow_shm::{Segment, forbid_writing};
 use freeflow_verbs::Duration;
 use rustix::fs::SealFlags;
@@ -88,7 +88,7 @@ impl Protection {
 }
 
 /// A QP that has a segment.
-pub(crate) struct Holder {
+pub(crate) struct Grantee {
     pub(crate) peer: QpId,
     pub(crate) session: SessionId,
     pub(crate) vnic: VnicId,
@@ -98,7 +98,7 @@ pub(crate) struct Holder {
 /// By which region, and whether for WRITEs.
 type Right = (MrId, bool);
 
-impl Holder {
+impl Grantee {
     pub(crate) fn is_at(&self, own: QpId, id: QpId) -> bool {
         own == id || self.peer == id
     }
@@ -109,7 +109,7 @@ pub(crate) struct Exposed {
     pub segment: Arc<Segment>,
     pub lease: Arc<SegmentLease>,
     pub(crate) protection: Protection,
-    pub holders: BTreeMap<QpId, Holder>,
+    pub grantees: BTreeMap<QpId, Grantee>,
     /// By which they have it, all of them together, and where each lies in the owner's process.
     pub regions: BTreeMap<MrId, Range<u64>>,
 }
@@ -120,16 +120,16 @@ impl Exposed {
     }
 }
 
-/// All segments that are granted to somebody, or being withdrawn.
+/// All segments that are granted to somebody, or being revoked.
 pub struct Grants {
     pub(crate) exposed: BTreeMap<Name, Exposed>,
-    /// The same by their holders and by the peers of those.
+    /// The same by their grantees and by the peers of those.
     pub(crate) by_qp: BTreeSet<(QpId, Name)>,
     pub(crate) by_region: BTreeSet<(MrId, Name)>,
     /// Grants of each vNIC's QPs.
     pub(crate) counts: BTreeMap<VnicId, u32>,
     pub(crate) leaving: Leaving,
-    /// How long a process may take to carry out an order.
+    /// How long a process may take to carry out a revoke command.
     pub time_max: Duration,
 }
 
@@ -141,7 +141,7 @@ impl Default for Grants {
             by_region: BTreeSet::new(),
             counts: BTreeMap::new(),
             leaving: Leaving::default(),
-            time_max: Duration::from_millis(WITHDRAWAL_TIME_MAX_MS),
+            time_max: Duration::from_millis(REVOCATION_TIME_MAX_MS),
         }
     }
 }
@@ -151,7 +151,7 @@ impl Grants {
         self.exposed.get(&name)
     }
 
-    /// Of a QP, as holder or as a holder's peer.
+    /// Of a QP, as grantee or as a grantee's peer.
     pub(crate) fn of_qp(&self, id: QpId) -> Vec<Name> {
         let first = (SessionId { index: 0, generation: 0 }, 0);
         self.by_qp.range((id, first)..).take_while(|(qp, _)| *qp == id).map(|&(_, name)| name).collect()
@@ -170,57 +170,57 @@ impl Grants {
         self.exposed.range((owner, 0)..=(owner, Handle::MAX)).next().is_some()
     }
 
-    /// Notes one more holder of a segment, if the bounds and the seals allow one, and it can pay.
+    /// Notes one more grantee of a segment, if the bounds and the seals allow one, and it can pay.
     /// Its process pays once.
     pub(crate) fn enter(&mut self, name: Name, about: Entry<'_>) -> Result<Entered, Refusal> {
-        let Entry { segment, origin, id, holder, region: (mr, range), writes, may_write, cost, funds } = about;
+        let Entry { segment, origin, id, grantee, region: (mr, range), writes, may_write, cost, funds } = about;
         let now = self.exposed.get(&name);
         let protection = Protection::decide(now.map(|exposed| exposed.protection), writes, may_write);
         let protection = protection.ok_or(Refusal::Never)?;
-        let is_paid = now.is_some_and(|exposed| exposed.is_held_by(holder.session));
-        let count = self.counts.get(&holder.vnic).copied().unwrap_or(0);
-        let is_new = now.is_none_or(|exposed| !exposed.holders.contains_key(&id));
+        let is_paid = now.is_some_and(|exposed| exposed.is_held_by(grantee.session));
+        let count = self.counts.get(&grantee.vnic).copied().unwrap_or(0);
+        let is_new = now.is_none_or(|exposed| !exposed.grantees.contains_key(&id));
         let is_full = now.is_some_and(|exposed| {
             let more = |known: bool, count: usize| !known && count >= SEGMENT_HOLDER_COUNT_MAX;
-            more(!is_new, exposed.holders.len()) || more(exposed.regions.contains_key(&mr), exposed.regions.len())
+            more(!is_new, exposed.grantees.len()) || more(exposed.regions.contains_key(&mr), exposed.regions.len())
         });
         if is_full || is_new && count >= VNIC_GRANT_COUNT_MAX || !origin.lease.may_be_granted() {
             return Err(Refusal::Never);
         }
         let cost = if is_paid { 0 } else { cost };
         if cost > funds {
-            return Err(Refusal::NotEarned { missing: cost - funds });
+            return Err(Refusal::NotEnoughCredit { missing: cost - funds });
         }
         if !origin.lease.mark_granted() {
             return Err(Refusal::Never);
         }
         let exposed = self.exposed.entry(name).or_insert_with(|| {
             let (segment, lease) = (segment.clone(), origin.lease.clone());
-            Exposed { segment, lease, protection, holders: BTreeMap::new(), regions: BTreeMap::new() }
+            Exposed { segment, lease, protection, grantees: BTreeMap::new(), regions: BTreeMap::new() }
         });
         if is_new {
-            *self.counts.entry(holder.vnic).or_default() += 1;
-            self.by_qp.extend([(id, name), (holder.peer, name)]);
+            *self.counts.entry(grantee.vnic).or_default() += 1;
+            self.by_qp.extend([(id, name), (grantee.peer, name)]);
         }
-        exposed.holders.entry(id).or_insert(holder).rights.insert((mr, writes));
+        exposed.grantees.entry(id).or_insert(grantee).rights.insert((mr, writes));
         self.by_region.insert((mr, name));
         exposed.regions.insert(mr, range);
         Ok(Entered { protection, cost })
     }
 
-    /// A QP loses its part in a segment, as holder and as a holder's peer. Gives the holders that
-    /// go by it, if they can: their processes have all of their rights by other QPs too. `None`: it
-    /// has to be withdrawn.
+    /// A QP loses its part in a segment, as grantee and as a grantee's peer. Gives the grantees
+    /// that go by it, if they can: their processes have all of their rights by other QPs too.
+    /// `None`: it has to be revoked.
     pub(crate) fn release(&mut self, name: Name, id: QpId) -> Option<Vec<QpId>> {
         let exposed = self.exposed.get_mut(&name)?;
         let ids: Vec<QpId> = exposed.at(id).map(|(&own, _)| own).collect();
-        if !exposed.at(id).all(|(_, holder)| exposed.has_beside(id, holder)) {
+        if !exposed.at(id).all(|(_, grantee)| exposed.has_beside(id, grantee)) {
             return None;
         }
         for own in &ids {
-            let Some(holder) = exposed.holders.remove(own) else { continue };
-            uncount(&mut self.counts, holder.vnic);
-            for end in [*own, holder.peer] {
+            let Some(grantee) = exposed.grantees.remove(own) else { continue };
+            uncount(&mut self.counts, grantee.vnic);
+            for end in [*own, grantee.peer] {
                 if exposed.at(end).next().is_none() {
                     self.by_qp.remove(&(end, name));
                 }
@@ -232,10 +232,10 @@ impl Grants {
     /// The segment is granted to nobody any more, as far as is known here.
     pub(crate) fn take(&mut self, name: Name) -> Option<Exposed> {
         let exposed = self.exposed.remove(&name)?;
-        for (&id, holder) in &exposed.holders {
+        for (&id, grantee) in &exposed.grantees {
             self.by_qp.remove(&(id, name));
-            self.by_qp.remove(&(holder.peer, name));
-            uncount(&mut self.counts, holder.vnic);
+            self.by_qp.remove(&(grantee.peer, name));
+            uncount(&mut self.counts, grantee.vnic);
         }
         for &mr in exposed.regions.keys() {
             self.by_region.remove(&(mr, name));
@@ -254,26 +254,26 @@ pub(crate) fn uncount(counts: &mut BTreeMap<VnicId, u32>, vnic: VnicId) {
 }
 
 impl Exposed {
-    /// Grants that a QP takes part in, as holder or as peer.
-    pub(crate) fn at(&self, id: QpId) -> impl Iterator<Item = (&QpId, &Holder)> {
-        self.holders.iter().filter(move |(own, holder)| holder.is_at(**own, id))
+    /// Grants that a QP takes part in, as grantee or as peer.
+    pub(crate) fn at(&self, id: QpId) -> impl Iterator<Item = (&QpId, &Grantee)> {
+        self.grantees.iter().filter(move |(own, grantee)| grantee.is_at(**own, id))
     }
 
     pub(crate) fn is_held_by(&self, session: SessionId) -> bool {
-        self.holders.values().any(|holder| holder.session == session)
+        self.grantees.values().any(|grantee| grantee.session == session)
     }
 
-    /// Whether a holder's process has all of its rights by others than by this QP.
-    pub(crate) fn has_beside(&self, id: QpId, lost: &Holder) -> bool {
+    /// Whether a grantee's process has all of its rights by others than by this QP.
+    pub(crate) fn has_beside(&self, id: QpId, lost: &Grantee) -> bool {
         let is_kept = |right: &Right| {
-            let mut of_process = self.holders.iter().filter(|(_, holder)| holder.session == lost.session);
-            of_process.any(|(&own, holder)| !holder.is_at(own, id) && holder.rights.contains(right))
+            let mut of_process = self.grantees.iter().filter(|(_, grantee)| grantee.session == lost.session);
+            of_process.any(|(&own, grantee)| !grantee.is_at(own, id) && grantee.rights.contains(right))
         };
         lost.rights.iter().all(is_kept)
     }
 }
 
-/// A holder was noted; what it pays.
+/// A grantee was noted; what it pays.
 #[derive(Debug)]
 pub(crate) struct Entered {
     pub(crate) protection: Protection,
@@ -283,7 +283,7 @@ pub(crate) struct Entered {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Never,
-    NotEarned { missing: u64 },
+    NotEnoughCredit { missing: u64 },
 }
 
 /// Facts that [`Grants::enter`] notes.
@@ -291,7 +291,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) segment: &'a Arc<Segment>,
     pub(crate) origin: &'a Origin,
     pub(crate) id: QpId,
-    pub(crate) holder: Holder,
+    pub(crate) grantee: Grantee,
     pub(crate) region: (MrId, Range<u64>),
     pub(crate) writes: bool,
     pub(crate) may_write: bool,
@@ -303,7 +303,7 @@ pub(crate) struct Entry<'a> {
 /// The worker's verdict on a request; the control thread makes the descriptor and the answer.
 pub(crate) enum Verdict {
     Given(Box<Given>),
-    NotEarned { missing: u64 },
+    NotEnoughCredit { missing: u64 },
 }
 
 pub(crate) struct Given {
@@ -354,10 +354,10 @@ mod tests {
             let (id, peer) = ends(self.qp);
             let session = SessionId { index: self.session, generation: 0 };
             let vnic = VnicId { index: self.vnic, generation: 0 };
-            let holder = Holder { peer, session, vnic, rights: BTreeSet::new() };
+            let grantee = Grantee { peer, session, vnic, rights: BTreeSet::new() };
             let region = (MrId { index: self.mr, generation: 0 }, 0..4096);
             let (segment, origin, writes, funds) = (&to.segment, &to.origin, self.writes, self.funds);
-            let entry = Entry { segment, origin, id, holder, region, writes, may_write: true, cost: 4096, funds };
+            let entry = Entry { segment, origin, id, grantee, region, writes, may_write: true, cost: 4096, funds };
             grants.enter((OWNER, to.origin.handle), entry).map(|entered| entered.cost)
         }
     }
@@ -370,17 +370,17 @@ mod tests {
     fn a_process_pays_once_for_a_segment() {
         let (mut grants, segment) = (Grants::default(), some(1));
         let poor = Asked { qp: 1, session: 1, vnic: 1, mr: 1, writes: true, funds: 1000 };
-        assert_eq!(poor.enter(&mut grants, &segment), Err(Refusal::NotEarned { missing: 3096 }));
+        assert_eq!(poor.enter(&mut grants, &segment), Err(Refusal::NotEnoughCredit { missing: 3096 }));
         assert!(grants.get((OWNER, 1)).is_none() && grants.by_qp.is_empty());
         assert_eq!(Asked { funds: 4096, ..poor }.enter(&mut grants, &segment), Ok(4096));
         for again in [poor, Asked { mr: 2, ..poor }, Asked { qp: 2, writes: false, funds: 0, ..poor }] {
             assert_eq!(again.enter(&mut grants, &segment), Ok(0), "its process has it");
         }
         let other = Asked { qp: 3, session: 2, ..poor };
-        assert_eq!(other.enter(&mut grants, &segment), Err(Refusal::NotEarned { missing: 3096 }));
+        assert_eq!(other.enter(&mut grants, &segment), Err(Refusal::NotEnoughCredit { missing: 3096 }));
         grants.take((OWNER, 1));
-        segment.origin.lease.mark_withdrawn();
-        assert_eq!(poor.enter(&mut grants, &segment), NEVER, "nothing is to be earned");
+        segment.origin.lease.mark_revoked();
+        assert_eq!(poor.enter(&mut grants, &segment), NEVER, "credit does not help");
     }
 
     #[test]
@@ -427,8 +427,8 @@ mod tests {
         let (own, peer) = ends(1);
         if let Some(exposed) = grants.exposed.get_mut(&name) {
             let right = (MrId { index: 1, generation: 0 }, true);
-            let (session, vnic) = (exposed.holders[&own].session, exposed.holders[&own].vnic);
-            exposed.holders.insert(peer, Holder { peer: own, session, vnic, rights: [right].into() });
+            let (session, vnic) = (exposed.grantees[&own].session, exposed.grantees[&own].vnic);
+            exposed.grantees.insert(peer, Grantee { peer: own, session, vnic, rights: [right].into() });
             *grants.counts.entry(vnic).or_default() += 1;
         }
         assert_eq!(grants.release(name, own), Some(vec![own, peer]));

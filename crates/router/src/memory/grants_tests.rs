@@ -1,4 +1,4 @@
-//! Grants where the worker itself is asked: what policy says, and orders that have to wait.
+//! Grants where the worker itself is asked: what policy says, and commands that have to wait.
 use crate::admission::account::{Account, Charge, Commons};
 use crate::dataplane::direct::Direct;
 use crate::dataplane::lone_worker::{LoneWorker, create_session, new_vnic};
@@ -25,7 +25,8 @@ const HANDLE: u32 = 5;
 const CAPABILITIES: QpCapabilities =
     QpCapabilities { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
 
-/// Two processes of two vNICs and an RC QP of each; the second has a segment that it takes orders about.
+/// Two processes of two vNICs and an RC QP of each; the second has a segment that it takes revoke
+/// commands about.
 struct Rig {
     worker: Worker,
     qps: [QpId; 2],
@@ -36,7 +37,7 @@ struct Rig {
     pd: PdId,
     /// Requests that were carried.
     sent: u64,
-    orders: OwnedFd,
+    command_pipe: OwnedFd,
     /// Nobody listens to what the worker says.
     _silence: Box<dyn std::any::Any>,
 }
@@ -70,18 +71,18 @@ impl Rig {
         let account = Arc::new(Account::new(Arc::new(Commons::new(1 << 16, 1 << 16))));
         let charge = || Charge::descriptor(&account).unwrap();
         let origin = Origin { handle: HANDLE, lease: SegmentLease::new(Some((descriptor, charge())), charge()) };
-        let (orders, write) = fd::event_sockets(crate::dataplane::event_pipes::PIPE_BYTES).unwrap();
-        fd::set_nonblocking(&orders, true).unwrap();
-        let pipe = worker.rings.pipes.insert(owner, write);
-        let entry = worker.rings.sessions.get_mut(owner).unwrap();
+        let (command_pipe, write) = fd::event_sockets(crate::dataplane::event_pipes::PIPE_BYTES).unwrap();
+        fd::set_nonblocking(&command_pipe, true).unwrap();
+        let pipe = worker.ports.pipes.insert(owner, write);
+        let entry = worker.ports.sessions.get_mut(owner).unwrap();
         let segment = Arc::new(segment);
         entry.memory.map(SEGMENT_AT, segment.clone()).unwrap();
         entry.memory.set_origin(&segment, origin);
-        entry.orders = Some(pipe);
+        entry.commands = Some(pipe);
         let keys = worker.engine.register_mr(owner, pd, SEGMENT_AT, 4096, SEGMENT_AT, Access(0xf)).unwrap();
         let (qps, rkey) = ([first, second], keys.rkey);
         let _silence = Box::new((commands, events));
-        Self { worker, qps, owner, memory, send, rkey, pd, sent: 0, orders, _silence }
+        Self { worker, qps, owner, memory, send, rkey, pd, sent: 0, command_pipe, _silence }
     }
 
     fn grant(&mut self) -> Result<(), VerbsError> {
@@ -93,13 +94,13 @@ impl Rig {
         let request = GrantRequest { rkey: self.rkey, address: SEGMENT_AT, length: 8, writes: true };
         self.worker.grant(qp, &request).map(|verdict| match verdict {
             Verdict::Given(_) => 0,
-            Verdict::NotEarned { missing } => missing,
+            Verdict::NotEnoughCredit { missing } => missing,
         })
     }
 
     /// The owner's memory is one page of a segment of so many.
     fn map_more(&mut self, pages: u64) {
-        let entry = self.worker.rings.sessions.get_mut(self.owner).unwrap();
+        let entry = self.worker.ports.sessions.get_mut(self.owner).unwrap();
         let lease = entry.memory.place(SEGMENT_AT).unwrap().origin.lease.clone();
         let segment = entry.memory.place(SEGMENT_AT).unwrap().segment.clone();
         entry.memory.unmap(SEGMENT_AT, &segment).unwrap();
@@ -126,7 +127,7 @@ impl Rig {
     /// The vNICs' counters.
     fn counters(&self) -> [VnicCounters; 2] {
         self.qps.map(|id| {
-            let vnic = self.worker.rings.sessions.get(self.worker.rings.qps.get(id).unwrap().session).unwrap().vnic;
+            let vnic = self.worker.ports.sessions.get(self.worker.ports.qps.get(id).unwrap().session).unwrap().vnic;
             self.worker.engine.vnic_counters(vnic).unwrap()
         })
     }
@@ -135,9 +136,9 @@ impl Rig {
         self.worker.turn(Instant(monotonic_ns()));
     }
 
-    fn has_order(&self) -> bool {
+    fn has_command(&self) -> bool {
         let mut bytes = [0; 8];
-        let is_whole = rustix::io::read(&self.orders, &mut bytes) == Ok(8);
+        let is_whole = rustix::io::read(&self.command_pipe, &mut bytes) == Ok(8);
         is_whole && bytes == u64::from(HANDLE).to_le_bytes()
     }
 }
@@ -185,7 +186,7 @@ pub(crate) fn make_qp(worker: &mut Worker, host: u8, memory: &Arc<BlockingMemory
         attention: Attention::Doorbell,
         direct: Direct::default(),
     };
-    worker.rings.qps.insert(qp, entry);
+    worker.ports.qps.insert(qp, entry);
     End { qp, number: number.0, gid: new.gid, session, pd, send: RequestProducer::new(ring, 0, shape) }
 }
 
@@ -213,37 +214,37 @@ pub(crate) fn connect(worker: &mut Worker, own: &End, peer: &End) {
         (QpState::ReadyToSend, M::SQ_PSN | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC),
     ];
     for (state, mask) in steps {
-        let (rings, mask) = (&mut worker.rings, QpAttributeMask(M::STATE | mask));
-        let result = worker.engine.modify_qp(rings, Instant(0), own.session, own.qp, &attributes(state), mask);
+        let (ports, mask) = (&mut worker.ports, QpAttributeMask(M::STATE | mask));
+        let result = worker.engine.modify_qp(ports, Instant(0), own.session, own.qp, &attributes(state), mask);
         assert_eq!(result, Ok(state));
     }
 }
 
 #[test]
-fn policy_grants_and_withdraws() {
+fn policy_grants_and_revokes() {
     let mut rig = Rig::new();
     rig.worker.set_data_path(NETWORK, DataPath::Routed);
     assert_eq!(rig.grant(), Err(VerbsError::NotSupported));
     rig.worker.set_data_path(NETWORK, DataPath::Auto);
     assert_eq!((rig.grant(), rig.worker.granted(rig.qps[0]), rig.worker.granted(rig.qps[1])), (Ok(()), true, false));
     rig.turn();
-    assert!(!rig.has_order());
+    assert!(!rig.has_command());
     rig.worker.set_data_path(NETWORK, DataPath::Routed);
-    assert_eq!((rig.send.grants_withdrawn(), rig.worker.granted(rig.qps[0])), (1, false));
+    assert_eq!((rig.send.grants_revoked(), rig.worker.granted(rig.qps[0])), (1, false));
     rig.turn();
-    assert!(rig.has_order() && !rig.has_order());
+    assert!(rig.has_command() && !rig.has_command());
     assert_eq!(rig.grant(), Err(VerbsError::NotSupported));
 }
 
 #[test]
-fn limits_of_rate_withdraw_what_is_direct_at_either_end() {
+fn rate_limits_revoke_what_is_direct_at_either_end() {
     let limit = RateLimit { bits_per_s: Some(1_000_000_000), ..RateLimit::default() };
     let plain = Shaping::default();
     for end in 0..2 {
         for by_tenant in [false, true] {
             let mut rig = Rig::new();
-            let session = rig.worker.rings.qps.get(rig.qps[end]).unwrap().session;
-            let vnic = rig.worker.rings.sessions.get(session).unwrap().vnic;
+            let session = rig.worker.ports.qps.get(rig.qps[end]).unwrap().session;
+            let vnic = rig.worker.ports.sessions.get(session).unwrap().vnic;
             let tenant = TenantId(4);
             let set = |worker: &mut Worker, limit: RateLimit| match by_tenant {
                 true => {
@@ -263,9 +264,9 @@ fn limits_of_rate_withdraw_what_is_direct_at_either_end() {
             rig.worker.set_shaping(Instant(1), vnic, class).unwrap();
             assert!(rig.worker.granted(rig.qps[0]), "a priority takes nothing away");
             set(&mut rig.worker, limit).unwrap();
-            assert_eq!((rig.send.grants_withdrawn(), rig.worker.granted(rig.qps[0])), (1, false));
+            assert_eq!((rig.send.grants_revoked(), rig.worker.granted(rig.qps[0])), (1, false));
             rig.turn();
-            assert!(rig.has_order() && !rig.has_order());
+            assert!(rig.has_command() && !rig.has_command());
         }
     }
 }
@@ -282,16 +283,16 @@ fn a_grant_is_paid_by_what_the_router_carried() {
     assert_eq!(rig.ask(rig.qps[0]), Ok(4096));
     rig.carry(1);
     assert_eq!((rig.ask(rig.qps[0]), rig.worker.granted(rig.qps[0])), (Ok(0), true));
-    assert_eq!(rig.worker.rings.qps.get(rig.qps[0]).unwrap().direct.grants_paid, FREE + 4 * 4096);
+    assert_eq!(rig.worker.ports.qps.get(rig.qps[0]).unwrap().direct.grants_paid, FREE + 4 * 4096);
     // Once.
     assert_eq!(rig.ask(rig.qps[0]), Ok(0));
-    assert_eq!(rig.worker.rings.qps.get(rig.qps[0]).unwrap().direct.grants_paid, FREE + 4 * 4096);
+    assert_eq!(rig.worker.ports.qps.get(rig.qps[0]).unwrap().direct.grants_paid, FREE + 4 * 4096);
     // Requests on the direct path pay for nothing.
     rig.send.count_write(u32::MAX);
     assert!(rig.worker.count_direct(rig.qps[0]));
     assert_eq!(rig.worker.funds(rig.qps[0]), 0);
     // It stays paid, also when the QP begins again.
-    let direct = &mut rig.worker.rings.qps.get_mut(rig.qps[0]).unwrap().direct;
+    let direct = &mut rig.worker.ports.qps.get_mut(rig.qps[0]).unwrap().direct;
     direct.begin_anew();
     assert_eq!(direct.grants_paid, FREE + 4 * 4096);
 }
@@ -310,8 +311,8 @@ fn turns(rig: &mut Rig, now: u64) -> u64 {
 fn who_waits_for_tokens_is_not_looked_at_and_the_worker_sleeps() {
     const SECOND: u64 = 1_000_000_000;
     let mut rig = Rig::new();
-    let session = rig.worker.rings.qps.get(rig.qps[0]).unwrap().session;
-    let vnic = rig.worker.rings.sessions.get(session).unwrap().vnic;
+    let session = rig.worker.ports.qps.get(rig.qps[0]).unwrap().session;
+    let vnic = rig.worker.ports.sessions.get(session).unwrap().vnic;
     let limit = RateLimit { messages_per_s: Some(1), burst_messages: Some(2), ..RateLimit::default() };
     let start = monotonic_ns();
     rig.worker.set_shaping(Instant(start), vnic, Shaping { vnic: limit, ..Shaping::default() }).unwrap();
@@ -321,7 +322,7 @@ fn who_waits_for_tokens_is_not_looked_at_and_the_worker_sleeps() {
     }
     rig.worker.activate(rig.qps[0]);
     assert_eq!(turns(&mut rig, start), 2);
-    assert_eq!(rig.worker.rings.qps.get(rig.qps[0]).unwrap().attention, Attention::Waiting);
+    assert_eq!(rig.worker.ports.qps.get(rig.qps[0]).unwrap().attention, Attention::Waiting);
     assert!(rig.worker.rest_all(), "nothing keeps the worker awake");
     assert_eq!(rig.worker.engine.listed_count(), 0);
     assert_eq!(rig.worker.engine.poll_timeout(), Some(Instant(start + SECOND)));
@@ -335,29 +336,30 @@ fn who_waits_for_tokens_is_not_looked_at_and_the_worker_sleeps() {
 }
 
 #[test]
-fn an_order_waits_for_a_helper_that_has_the_segment_in_hand() {
+fn a_command_waits_for_a_copier_that_has_the_segment_in_hand() {
     let mut rig = Rig::new();
     rig.grant().unwrap();
     rig.memory.set_blocking(true);
-    // One by the fallback, which begins before the segment, so that the helper has to do the next one too.
+    // One by the slow path, which begins before the segment, so that the copier has to do the next one
+    // too.
     let add = AtomicOperation::FetchAdd { add: 1 };
     let at = |address| Span { session: rig.owner, region: SpanRegion::new(0, false), address, length: 8 };
-    assert_eq!(rig.worker.rings.start_atomic(Token(1), at(SEGMENT_AT - 4), add), AtomicOutcome::Pending);
-    assert_eq!(rig.worker.rings.start_atomic(Token(2), at(SEGMENT_AT), add), AtomicOutcome::Pending);
-    rig.worker.rings.close_direct(rig.qps[0]);
-    assert_eq!(rig.send.grants_withdrawn(), 1);
+    assert_eq!(rig.worker.ports.start_atomic(Token(1), at(SEGMENT_AT - 4), add), AtomicOutcome::Pending);
+    assert_eq!(rig.worker.ports.start_atomic(Token(2), at(SEGMENT_AT), add), AtomicOutcome::Pending);
+    rig.worker.ports.close_direct(rig.qps[0]);
+    assert_eq!(rig.send.grants_revoked(), 1);
     rig.turn();
-    assert!(!rig.has_order());
+    assert!(!rig.has_command());
     rig.memory.set_blocking(false);
     let began = monotonic_ns();
-    while !rig.has_order() {
+    while !rig.has_command() {
         assert!(monotonic_ns() - began < 30_000_000_000, "waited in vain");
         // Nobody knows the two tokens, so their results are not handed to the engine.
         rig.worker.collect();
         while let Some(finished) = rig.worker.queued_finished.pop_front() {
-            rig.worker.rings.handle_finished(finished);
+            rig.worker.ports.handle_finished(finished);
         }
-        rig.worker.rings.give_orders(Instant(monotonic_ns()));
+        rig.worker.ports.send_commands(Instant(monotonic_ns()));
     }
 }
 
@@ -375,15 +377,15 @@ fn what_is_done_past_the_router_is_counted_to_its_last_request() {
     assert_eq!((one.direct_messages, one.bytes, one.sent.packets), (1, 5000, 5));
     assert_eq!((other.received, other.writes_received), (one.sent, 1));
     // Its owner ends, which takes the grant back; then it ends itself, after a last request from before that.
-    let owner = rig.worker.rings.sessions.get(rig.owner).unwrap().vnic;
+    let owner = rig.worker.ports.sessions.get(rig.owner).unwrap().vnic;
     rig.worker.destroy_session(Instant(1), rig.owner);
     rig.send.count_read(100);
-    let session = rig.worker.rings.qps.get(rig.qps[0]).unwrap().session;
+    let session = rig.worker.ports.qps.get(rig.qps[0]).unwrap().session;
     rig.worker.destroy_session(Instant(2), session);
     let other = rig.worker.engine.vnic_counters(owner).unwrap();
     assert_eq!((other.sent.bytes, other.writes_received, other.reads_received), (100, 1, 1));
     assert_eq!(rig.worker.watch_direct(Instant(3)), Some(false));
-    assert_eq!(rig.worker.rings.watch.due_in(Instant(4)), None, "nothing is left to look at");
+    assert_eq!(rig.worker.ports.watch.due_in(Instant(4)), None, "nothing is left to look at");
 }
 
 #[test]
@@ -412,10 +414,10 @@ fn words_of_an_enemy_are_only_counted() {
 fn parts_are_taken_back_in_steps() {
     const AT: u64 = 0x1000_0000;
     let mut rig = Rig::new();
-    let zone = Arc::new(Segment::create("test", 3000 * 0x1000).unwrap().0);
-    let memory = &mut rig.worker.rings.sessions.get_mut(rig.owner).unwrap().memory;
+    let arena = Arc::new(Segment::create("test", 3000 * 0x1000).unwrap().0);
+    let memory = &mut rig.worker.ports.sessions.get_mut(rig.owner).unwrap().memory;
     for page in 0..3000 {
-        memory.map_part(AT + 0x2000 * page, zone.clone(), 0x1000 * page, 0x1000).unwrap();
+        memory.map_part(AT + 0x2000 * page, arena.clone(), 0x1000 * page, 0x1000).unwrap();
     }
     let (mut left, mut steps) = (AT..AT + 0x2000 * 3000, 0);
     while rig.worker.take_back(rig.owner, &mut left).is_pending() {
@@ -423,7 +425,7 @@ fn parts_are_taken_back_in_steps() {
         steps += 1;
     }
     assert_eq!((steps, rig.worker.goes_on), (2, false));
-    assert!(!rig.worker.rings.sessions.get(rig.owner).unwrap().memory.has(&zone));
+    assert!(!rig.worker.ports.sessions.get(rig.owner).unwrap().memory.has(&arena));
 }
 
 #[test]

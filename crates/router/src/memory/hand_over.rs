@@ -1,8 +1,8 @@
 //! Which copies are handed to copy threads, and what comes back.
-use crate::dataplane::ports::Rings;
-use crate::memory::copies::{Step, Walk, session_of};
+use crate::dataplane::ports::Ports;
+use crate::memory::copies::{CopyStep, Walk, session_of};
 use crate::memory::copy_threads::{
-    Fault, Flying, Moved, PIECE_COUNT_MAX, Piece, Place, SETTLE_PAUSE_COUNT, SETTLE_WAIT,
+    CopyState, Fault, InFlightCopy, Moved, PIECE_COUNT_MAX, Piece, SETTLE_PAUSE_COUNT, SETTLE_WAIT,
 };
 use crate::memory::page_table::Reach;
 use crate::memory::transfers::{Arrival, Way};
@@ -10,8 +10,9 @@ use freeflow_engine::{CopyOutcome, MemorySide, SessionId, Source, SourceBody, Sp
 use freeflow_shm::pause;
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Rings {
-    /// Hands a copy to a mover, if it is one for them: large enough, and all of it between segments.
+impl Ports {
+    /// Hands a copy to a copy thread, if it is one for them: large enough, and all of it between
+    /// segments.
     pub(crate) fn hand_over(
         &mut self,
         token: Token,
@@ -19,22 +20,22 @@ impl Rings {
         to: &[Span],
         last: bool,
     ) -> Option<CopyOutcome> {
-        if self.movers.movers.is_empty() {
+        if self.copy_threads.threads.is_empty() {
             return None;
         }
         let (SourceBody::Spans(from), true) = (from.body, from.prefix.is_empty()) else { return None };
         let bytes = to.iter().map(|span| span.length as usize).sum::<usize>();
-        if bytes < self.movers.bytes_min {
+        if bytes < self.copy_threads.bytes_min {
             return None;
         }
         let (first, into) = (session_of(from)?, session_of(to)?);
         let vnic = self.sessions.get(first)?.vnic;
-        if !self.movers.wants(vnic, bytes, self.now, self.waker.is_crowded()) {
+        if !self.copy_threads.wants(vnic, bytes, self.now, self.waker.is_crowded()) {
             return None;
         }
-        let mut pieces = self.movers.spare.pop().unwrap_or_default();
+        let mut pieces = self.copy_threads.spare.pop().unwrap_or_default();
         if !self.lay_out(from, to, &mut pieces) {
-            self.movers.keep(pieces);
+            self.copy_threads.keep(pieces);
             return None;
         }
         let mut others = Vec::new();
@@ -44,9 +45,9 @@ impl Rings {
             }
         }
         let spans = (self.transfers.spans_of(from), self.transfers.spans_of(to));
-        let (place, bytes) = (Place::InLine, bytes as u64);
-        let flying = Flying { token, place, from: first, to: into, others, bytes, spans, last };
-        self.movers.enter(vnic, flying, pieces, last, self.epoch);
+        let (state, bytes) = (CopyState::Queued, bytes as u64);
+        let copy = InFlightCopy { token, state, from: first, to: into, others, bytes, spans, last };
+        self.copy_threads.enter(vnic, copy, pieces, last, self.epoch);
         Some(CopyOutcome::Pending)
     }
 
@@ -55,11 +56,11 @@ impl Rings {
         let (mut source, mut target) = (Walk::new(&self.sessions, from), Walk::new(&self.sessions, to));
         loop {
             let Ok(step) = source.next(usize::MAX) else { return false };
-            let Some(Step { piece, .. }) = step else { return !pieces.is_empty() };
+            let Some(CopyStep { piece, .. }) = step else { return !pieces.is_empty() };
             let Reach::Shared { segment, offset } = piece.reach else { return false };
             let mut done = 0;
             while done < piece.bytes {
-                let Ok(Some(Step { piece: part, .. })) = target.next(piece.bytes - done) else { return false };
+                let Ok(Some(CopyStep { piece: part, .. })) = target.next(piece.bytes - done) else { return false };
                 let Reach::Shared { segment: into, offset: at } = part.reach else { return false };
                 if pieces.len() == PIECE_COUNT_MAX {
                     return false;
@@ -71,37 +72,39 @@ impl Rings {
         }
     }
 
-    /// Returns when no mover has anything of this session's memory in hand or before it. What that
-    /// brought is taken up in the worker's own time.
+    /// Returns when no copy thread has anything of this session's memory in hand or before it. What
+    /// that brought is taken up in the worker's own time.
     pub(crate) fn settle(&mut self, session: SessionId) {
-        if self.movers.in_flight() == 0 {
+        if self.copy_threads.in_flight() == 0 {
             return;
         }
-        self.movers.do_queued(session);
+        self.copy_threads.do_queued(session);
         let mut looks = 0;
-        while self.movers.is_touched(session) {
-            let finished = self.movers.finished.as_ref().expect("a mover has its queue of results");
+        while self.copy_threads.is_touched(session) {
+            let finished = self.copy_threads.finished.as_ref().expect("a copy thread has its queue of results");
             looks += 1;
-            // No longer than a copy of a chunk or two takes, and the mover's page faults.
+            // No longer than a copy of a chunk or two takes, and the copy thread's page faults.
             let moved = if looks < SETTLE_PAUSE_COUNT {
                 finished.try_recv().ok()
             } else {
                 finished.recv_timeout(SETTLE_WAIT).ok()
             };
             match moved {
-                Some(moved) => self.movers.note_landed(moved, self.epoch),
+                Some(moved) => self.copy_threads.note_done(moved, self.epoch),
                 None => pause(),
             }
-            assert!(!self.movers.broken.load(Relaxed), "a mover panicked");
+            assert!(!self.copy_threads.broken.load(Relaxed), "a copy thread panicked");
         }
     }
 
     /// Result of the next copy that is done.
     pub(crate) fn poll_moved(&mut self) -> Option<Arrival> {
         loop {
-            let Moved { id, pieces, result, blocked } = self.movers.landed.pop_front()?;
-            self.movers.keep(pieces);
-            let Some(Flying { token, from, to, spans, last, .. }) = self.movers.flying.remove(id) else { continue };
+            let Moved { id, pieces, result, blocked } = self.copy_threads.done.pop_front()?;
+            self.copy_threads.keep(pieces);
+            let Some(InFlightCopy { token, from, to, spans, last, .. }) = self.copy_threads.copies.remove(id) else {
+                continue;
+            };
             if let Some(side) = blocked {
                 let session = if side == MemorySide::Source { from } else { to };
                 if let Some(vnic) = self.sessions.get(session).map(|session| session.vnic) {

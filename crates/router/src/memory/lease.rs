@@ -20,10 +20,10 @@ mod sharing {
     /// A process that something of it was granted to.
     pub const GRANTED: u8 = 1 << 1;
     /// A grant was revoked, for good.
-    pub const WITHDRAWN: u8 = 1 << 2;
+    pub const REVOKED: u8 = 1 << 2;
     /// Parts of it were taken back: what they held may still lie there.
     pub const TAKEN_BACK: u8 = 1 << 3;
-    pub const NOT_GRANTABLE: u8 = IMPORTED | WITHDRAWN | TAKEN_BACK;
+    pub const NOT_GRANTABLE: u8 = IMPORTED | REVOKED | TAKEN_BACK;
 }
 
 impl SegmentLease {
@@ -59,14 +59,14 @@ impl SegmentLease {
         self.sharing.load(Relaxed) & sharing::NOT_GRANTABLE == 0
     }
 
-    pub fn mark_withdrawn(&self) {
-        self.mark(sharing::WITHDRAWN, 0);
+    pub fn mark_revoked(&self) {
+        self.mark(sharing::REVOKED, 0);
     }
 
     /// Nothing may be put there any more: others may still reach it.
-    pub fn is_withdrawn(&self) -> bool {
+    pub fn is_revoked(&self) -> bool {
         // Relaxed: as in `mark`.
-        self.sharing.load(Relaxed) & sharing::WITHDRAWN != 0
+        self.sharing.load(Relaxed) & sharing::REVOKED != 0
     }
 
     pub fn is_imported(&self) -> bool {

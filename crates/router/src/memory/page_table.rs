@@ -1,8 +1,8 @@
 //! The page table of one process: how the router reaches each byte of its address space.
 //!
 //! A range that the process mapped from one of its segments is *shared*: the router has the same memory mapped and
-//! copies directly. Everything else is *fallback*: reached through a `/proc/PID/mem` descriptor, by the vNIC's helper
-//! thread only. The page table decides, never the memory region.
+//! copies directly. Everything else is the *slow path*: reached through a `/proc/PID/mem` descriptor, by the vNIC's
+//! copier thread only. The page table decides, never the memory region.
 //!
 //! A segment is mapped as a whole (`ibv_malloc`) or in *parts*: the pages of ordinary memory that a registration put
 //! there. Neighbouring parts become one range, so that a heap registered piece by piece stays a short table; every
@@ -54,7 +54,7 @@ pub struct Origin {
 }
 
 /// Where a byte lies: in which segment, and the stretch around it that lies there in one piece.
-pub struct Place<'a> {
+pub struct MappedRange<'a> {
     pub segment: &'a Arc<Segment>,
     pub origin: &'a Origin,
     pub addresses: Span<u64>,
@@ -69,11 +69,11 @@ pub struct PageTable {
     /// Each segment that a range names, by its place in the router's memory.
     segments: HashMap<usize, Known>,
     /// Counts how often something was taken out: who looked a range up before must look again.
-    withdrawn: u64,
+    revoked: u64,
     /// Ranges of all processes of the vNIC.
     vnic_range_count: Arc<AtomicU64>,
     /// Held since the session began; reads end of file once the process is gone.
-    fallback: Arc<dyn TenantMemory>,
+    slow_path: Arc<dyn TenantMemory>,
 }
 
 /// How one piece of memory is reached.
@@ -82,7 +82,7 @@ pub enum Reach<'a> {
         segment: &'a Arc<Segment>,
         offset: usize,
     },
-    Fallback {
+    SlowPath {
         memory: &'a Arc<dyn TenantMemory>,
     },
     /// No memory: reads as zeros, and forgets what is written (a null MR's).
@@ -112,8 +112,8 @@ fn name_of(segment: &Arc<Segment>) -> usize {
 }
 
 impl PageTable {
-    pub fn new(fallback: Arc<dyn TenantMemory>, vnic_range_count: Arc<AtomicU64>) -> Self {
-        Self { ranges: BTreeMap::new(), segments: HashMap::new(), withdrawn: 0, vnic_range_count, fallback }
+    pub fn new(slow_path: Arc<dyn TenantMemory>, vnic_range_count: Arc<AtomicU64>) -> Self {
+        Self { ranges: BTreeMap::new(), segments: HashMap::new(), revoked: 0, vnic_range_count, slow_path }
     }
 
     /// Whether a segment of `bytes` can lie at `address`, on its own.
@@ -179,8 +179,8 @@ impl PageTable {
         self.ranges.range(address..end).nth(STEP_RANGE_COUNT_MAX).map_or(end, |(&start, _)| start)
     }
 
-    /// The process is about to take back the parts of `address..end`: from now on they are reached by the fallback.
-    /// Segments that are mapped as a whole are left alone.
+    /// The process is about to take back the parts of `address..end`: from now on they are reached by the slow
+    /// path. Segments that are mapped as a whole are left alone.
     pub fn unmap_parts(&mut self, address: u64, end: u64) {
         let (mut reached, mut is_some) = (address, false);
         while let Some((start, range)) = self.first_at(reached)
@@ -208,7 +208,7 @@ impl PageTable {
                 self.set_origin(&segment, origin);
             }
         }
-        self.withdrawn += u64::from(is_some);
+        self.revoked += u64::from(is_some);
     }
 
     /// Whether some range is of this segment.
@@ -217,10 +217,10 @@ impl PageTable {
     }
 
     /// The place of a byte, if a segment that has a name holds it.
-    pub fn place(&self, address: u64) -> Option<Place<'_>> {
+    pub fn place(&self, address: u64) -> Option<MappedRange<'_>> {
         let (start, range) = self.first_at(address).filter(|(start, _)| *start <= address)?;
         let origin = self.known(&range.segment)?.origin.as_ref()?;
-        Some(Place { segment: &range.segment, origin, addresses: start..range.end, offset: range.offset })
+        Some(MappedRange { segment: &range.segment, origin, addresses: start..range.end, offset: range.offset })
     }
 
     /// From the first to the last address at which something of a segment is mapped.
@@ -258,18 +258,18 @@ impl PageTable {
         handles
     }
 
-    /// Everything of a segment is reached by the fallback from now on.
+    /// Everything of a segment is reached by the slow path from now on.
     pub fn take_out(&mut self, segment: &Arc<Segment>) {
         let starts = self.known(segment).map(|known| known.starts.clone()).unwrap_or_default();
-        self.withdrawn += u64::from(!starts.is_empty());
+        self.revoked += u64::from(!starts.is_empty());
         for start in starts {
             self.remove(start);
         }
     }
 
     /// Changes whenever something is taken out by [`Self::unmap_parts`] or [`Self::take_out`].
-    pub fn withdrawn(&self) -> u64 {
-        self.withdrawn
+    pub fn revoked(&self) -> u64 {
+        self.revoked
     }
 
     fn check_free(&self, address: u64, bytes: u64) -> Result<(), BadRange> {
@@ -333,8 +333,8 @@ impl PageTable {
                 reach: Reach::Shared { segment: &range.segment, offset: (range.offset + (address - start)) as usize },
                 bytes: (end.min(range.end) - address) as usize,
             },
-            Some((start, _)) if start < end => Piece { reach: self.by_fallback(), bytes: (start - address) as usize },
-            _ => Piece { reach: self.by_fallback(), bytes },
+            Some((start, _)) if start < end => Piece { reach: self.by_slow_path(), bytes: (start - address) as usize },
+            _ => Piece { reach: self.by_slow_path(), bytes },
         }
     }
 
@@ -342,18 +342,18 @@ impl PageTable {
     #[inline]
     pub fn piece_of(&self, span: &freeflow_engine::Span, address: u64, bytes: usize) -> Piece<'_> {
         if span.region.is_on_demand() {
-            return Piece { reach: self.by_fallback(), bytes };
+            return Piece { reach: self.by_slow_path(), bytes };
         }
         self.piece(address, bytes)
     }
 
-    pub fn fallback(&self) -> &Arc<dyn TenantMemory> {
-        &self.fallback
+    pub fn slow_path(&self) -> &Arc<dyn TenantMemory> {
+        &self.slow_path
     }
 
     /// Any of it, as if nothing were shared.
-    pub fn by_fallback(&self) -> Reach<'_> {
-        Reach::Fallback { memory: &self.fallback }
+    pub fn by_slow_path(&self) -> Reach<'_> {
+        Reach::SlowPath { memory: &self.slow_path }
     }
 
     /// Whether a segment's memory was lost (SIGBUS): its owner made it impossible to reach.
@@ -392,7 +392,7 @@ mod tests {
             let piece = table.piece(address, bytes);
             let offset = match piece.reach {
                 Reach::Shared { offset, .. } => Some(offset),
-                Reach::Fallback { .. } | Reach::Void => None,
+                Reach::SlowPath { .. } | Reach::Void => None,
             };
             pieces.push((offset, piece.bytes));
             address += piece.bytes as u64;
@@ -447,23 +447,23 @@ mod tests {
     #[test]
     fn parts_become_one_and_are_cut() {
         let mut table = table();
-        let zone = segment(0x10000);
-        table.map_part(0x20000, zone.clone(), 0, 0x1000).unwrap();
-        table.map_part(0x22000, zone.clone(), 0x2000, 0x1000).unwrap();
-        table.map_part(0x21000, zone.clone(), 0x1000, 0x1000).unwrap();
+        let arena = segment(0x10000);
+        table.map_part(0x20000, arena.clone(), 0, 0x1000).unwrap();
+        table.map_part(0x22000, arena.clone(), 0x2000, 0x1000).unwrap();
+        table.map_part(0x21000, arena.clone(), 0x1000, 0x1000).unwrap();
         assert_eq!(table.ranges.len(), 1);
         assert_eq!(describe(&table, 0x1f000, 0x5000), [(None, 0x1000), (Some(0), 0x3000), (None, 0x1000)]);
-        assert_eq!(table.map_part(0x22000, zone.clone(), 0x4000, 0x1000), Err(BadRange));
-        assert_eq!(table.map_part(0x30000, zone.clone(), 0xf000, 0x2000), Err(BadRange));
-        table.map_part(0x23000, zone.clone(), 0x8000, 0x2000).unwrap();
+        assert_eq!(table.map_part(0x22000, arena.clone(), 0x4000, 0x1000), Err(BadRange));
+        assert_eq!(table.map_part(0x30000, arena.clone(), 0xf000, 0x2000), Err(BadRange));
+        table.map_part(0x23000, arena.clone(), 0x8000, 0x2000).unwrap();
         assert_eq!(table.ranges.len(), 2);
         table.unmap_parts(0x21000, 0x24000);
         assert_eq!(describe(&table, 0x20000, 0x5000), [(Some(0), 0x1000), (None, 0x3000), (Some(0x9000), 0x1000)]);
-        assert_eq!((table.mapped_bytes(&zone), table.mapped_bytes(&segment(4096))), (0x2000, 0));
-        assert!(table.has(&zone));
-        assert_eq!(table.unmap(0x20000, &zone).map(|_| ()), None);
+        assert_eq!((table.mapped_bytes(&arena), table.mapped_bytes(&segment(4096))), (0x2000, 0));
+        assert!(table.has(&arena));
+        assert_eq!(table.unmap(0x20000, &arena).map(|_| ()), None);
         table.unmap_parts(0, u64::MAX);
-        assert!(!table.has(&zone) && table.ranges.is_empty());
+        assert!(!table.has(&arena) && table.ranges.is_empty());
     }
 
     #[test]
@@ -479,10 +479,10 @@ mod tests {
     #[test]
     fn a_hundred_thousand_parts_are_no_burden() {
         let mut table = table();
-        let zone = segment(100_000 * 0x1000);
+        let arena = segment(100_000 * 0x1000);
         for i in 0..100_000_u64 {
             let page = i * 0x1000;
-            table.map_part(0x1000_0000 + 2 * page, zone.clone(), page, 0x1000).unwrap();
+            table.map_part(0x1000_0000 + 2 * page, arena.clone(), page, 0x1000).unwrap();
         }
         assert_eq!(table.ranges.len(), 100_000);
         for i in 0..100_000_u64 {
@@ -519,20 +519,20 @@ mod tests {
     #[test]
     fn only_what_was_taken_out_is_counted() {
         let mut table = table();
-        let zone = segment(0x3000);
+        let arena = segment(0x3000);
         table.unmap_parts(0x10000, 0x20000);
-        table.take_out(&zone);
+        table.take_out(&arena);
         table.map(0x30000, segment(4096)).unwrap();
         table.unmap_parts(0, ADDRESS_END);
-        assert_eq!(table.withdrawn(), 0);
-        table.map_part(0x10000, zone.clone(), 0, 0x1000).unwrap();
-        table.map_part(0x12000, zone.clone(), 0x2000, 0x1000).unwrap();
+        assert_eq!(table.revoked(), 0);
+        table.map_part(0x10000, arena.clone(), 0, 0x1000).unwrap();
+        table.map_part(0x12000, arena.clone(), 0x2000, 0x1000).unwrap();
         table.unmap_parts(0x11000, 0x12000);
-        assert_eq!(table.withdrawn(), 0);
+        assert_eq!(table.revoked(), 0);
         table.unmap_parts(0x10000, 0x11000);
-        assert_eq!(table.withdrawn(), 1);
-        table.take_out(&zone);
-        assert_eq!(table.withdrawn(), 2);
+        assert_eq!(table.revoked(), 1);
+        table.take_out(&arena);
+        assert_eq!(table.revoked(), 2);
     }
     #[test]
     fn processes_of_a_vnic_share_its_ranges() {

@@ -1,12 +1,12 @@
 //! Copies that wait for a bounce buffer of their vNIC.
 use crate::dataplane::bursts::Burst;
-use crate::dataplane::ports::Rings;
+use crate::dataplane::ports::Ports;
 use crate::memory::bounce::{Bounce, Postponed, What, has_room};
 use crate::memory::transfers::{Arrival, Way};
 use freeflow_engine::{CopyOutcome, MemorySide, Source, SourceBody, Span, Token, VnicId};
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Rings {
+impl Ports {
     /// A buffer for a copy from one vNIC's memory to another's. An error: it is to be postponed
     /// until this vNIC has room.
     pub(crate) fn take_bounce(

@@ -1,4 +1,4 @@
-//! Where the fallback stands still: a library that moves pages which regions touch must not have
+//! Where the slow path stands still: a library that moves pages which regions touch must not have
 //! them read or written by address meanwhile. What came before the copy is in it, what comes after
 //! the new mapping goes to that.
 //!
@@ -21,12 +21,12 @@ struct State {
 
 /// Of one process, as one connection reaches it.
 #[derive(Default)]
-pub struct Gate {
+pub struct QuiescenceGate {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl Gate {
+impl QuiescenceGate {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,7 +73,7 @@ impl Gate {
 }
 
 /// Opens it again.
-pub struct Closed(Arc<Gate>);
+pub struct Closed(Arc<QuiescenceGate>);
 
 impl Drop for Closed {
     fn drop(&mut self) {
@@ -82,7 +82,7 @@ impl Drop for Closed {
     }
 }
 
-struct Inside<'a>(&'a Gate);
+struct Inside<'a>(&'a QuiescenceGate);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
@@ -94,7 +94,7 @@ impl Drop for Inside<'_> {
 /// Memory behind a gate.
 pub struct Gated<M> {
     memory: M,
-    pub gate: Arc<Gate>,
+    pub gate: Arc<QuiescenceGate>,
 }
 
 impl<M> Gated<M> {
@@ -129,7 +129,7 @@ mod tests {
     const SOON: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_secs(30);
 
-    fn until(gate: &Gate, what: impl Fn(&State) -> bool) {
+    fn until(gate: &QuiescenceGate, what: impl Fn(&State) -> bool) {
         let deadline = Instant::now() + LONG;
         assert!(what(&gate.wait_until(gate.lock(), deadline, &what)), "waited in vain");
     }

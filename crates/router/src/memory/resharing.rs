@@ -1,12 +1,13 @@
-//! Sharing withdrawn memory again. After a withdrawal (`revocation`) the fallback reaches those
+//! Sharing revoked memory again. After a revocation (`revocation`) the slow path reaches those
 //! pages, for whoever still has a right to them. When it has moved enough there, their process is
 //! ordered to put them into a new segment.
 //!
 //! Invariant: the copies that this costs a process, of putting the pages in and of taking them back
-//! once more, are no more than the bytes that the fallback has moved there since the withdrawal, an
-//! access counting 4 KiB besides. So nobody makes others copy by coming and going.
+//! once more, are no more than the bytes that the slow path has moved there since the revocation,
+//! an access counting 4 KiB besides. So nobody makes others copy by coming and going.
 //!
-//! The order is advice. What comes of it is a `MapPart`, or nothing: then the next one costs twice as much.
+//! The command is advice. What comes of it is a `MapPart`, or nothing: then the next one costs twice as
+//! much.
 use freeflow_protocol::library::Handle;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,9 +18,9 @@ pub(crate) const WINDOW_COUNT_MAX: usize = 1024;
 /// Cost of an access besides its bytes, as in the library: the way to a slow-path copier costs more
 /// than copying so much.
 pub(crate) const ACCESS_BYTES: u64 = 4096;
-/// A segment is copied so often for an order: into it, and out again when it is withdrawn.
+/// A segment is copied so often for a command: into it, and out again when it is revoked.
 pub(crate) const COPY_COUNT: u64 = 2;
-/// The least that earns an order: threads are held for it, however little there is to copy.
+/// The least credit for a command: threads are frozen for it, however little there is to copy.
 pub(crate) const NEEDED_BYTES_MIN: u64 = 16 << 20;
 /// Bytes that a process may give for segments that were granted for reading: those can't be emptied
 /// when they are left, because they are sealed, and live as long as a peer keeps them.
@@ -47,7 +48,7 @@ pub struct Lost {
 }
 
 impl Lost {
-    /// The segment is being withdrawn.
+    /// The segment is being revoked.
     pub fn begin(&mut self, segment: Handle, addresses: Range<u64>, is_read_only: bool) {
         self.drop_range(&addresses);
         while self.windows.len() >= WINDOW_COUNT_MAX
@@ -62,7 +63,7 @@ impl Lost {
         self.windows.insert(addresses.start, window);
     }
 
-    /// The process has carried out the order.
+    /// The process has carried out the command.
     pub fn note_left(&mut self, segment: Handle) {
         for window in self.windows.values_mut().filter(|window| window.segment == segment) {
             window.has_left = true;
@@ -90,7 +91,7 @@ impl Lost {
         self.windows.range(..=address).next_back().is_some_and(|(_, window)| address < window.end)
     }
 
-    /// The fallback moves bytes; the segment that is worth it now.
+    /// The slow path moves bytes; the segment that is worth it now.
     pub(crate) fn note_moved(&mut self, address: u64, bytes: u64) -> Option<Handle> {
         let (start, window) = self.windows.range_mut(..=address).next_back()?;
         if window.end <= address {
@@ -123,16 +124,16 @@ mod tests {
         lost
     }
 
-    /// How much has to be moved until an order is due.
+    /// How much has to be moved until a command is due.
     fn moved_until_due(lost: &mut Lost, address: u64) -> u64 {
         const STEP: u64 = 60 << 10;
-        (1..10_000).find(|_| lost.note_moved(address, STEP) == Some(7)).expect("no order") * (STEP + ACCESS_BYTES)
+        (1..10_000).find(|_| lost.note_moved(address, STEP) == Some(7)).expect("no command") * (STEP + ACCESS_BYTES)
     }
 
     #[test]
-    fn an_order_is_earned_and_the_next_one_costs_twice_as_much() {
+    fn a_command_costs_credit_and_the_next_one_twice_as_much() {
         let mut lost = lost();
-        assert!((0..1000).all(|_| lost.note_moved(MIB, MIB).is_none()), "the withdrawal is under way");
+        assert!((0..1000).all(|_| lost.note_moved(MIB, MIB).is_none()), "the revocation is under way");
         lost.note_left(6);
         assert_eq!(lost.note_moved(MIB, MIB), None);
         lost.note_left(7);
@@ -142,7 +143,7 @@ mod tests {
         // Few bytes are not copied for next to nothing: threads stand still for it.
         assert_eq!(moved_until_due(&mut lost, MIB), 32 * MIB);
         assert_eq!(moved_until_due(&mut lost, MIB), 64 * MIB);
-        // Withdrawn once more: as at first.
+        // Revoked once more: as at first.
         lost.begin(7, MIB..2 * MIB, false);
         lost.note_left(7);
         assert_eq!(moved_until_due(&mut lost, MIB), 16 * MIB);

@@ -4,76 +4,77 @@
 //! enough for a library that keeps to the rules, and costs one store. But its process may keep the
 //! descriptor. So where the owner's process goes on using the pages, it is *ordered* to put private
 //! copies in their place: the segment is taken out of the router's page table, which from then on
-//! reaches those bytes by the fallback, and once no helper has the segment in hand, its handle is
-//! written into the process' pipe of orders. A process that does not say in time that it has done
+//! reaches those bytes by the slow path, and once no copier has the segment in hand, its handle is
+//! written into the process' command pipe. A process that does not say in time that it has done
 //! so loses its session.
 //!
-//! Owners that take their memory back themselves (UnmapPart, DestroySegment, the end of the session) need no order.
+//! Owners that take their memory back themselves (UnmapPart, DestroySegment, the end of the session) need no
+//! command.
 //!
 //! Invariant: a segment is in the worker's hands in one of three ways: exposed (`Grants`), leaving
 //! (here), or neither; and once it has been exposed, neither means that its lease is marked
-//! withdrawn.
+//! revoked.
 use crate::dataplane::event_pipes::Sent;
-use crate::dataplane::ports::Rings;
+use crate::dataplane::ports::Ports;
 use crate::memory::grants::{Exposed, Name};
 use crate::memory::page_table::Origin;
 use freeflow_engine::{MrId, QpId, SessionId};
-use freeflow_protocol::library::{EVENT_BYTES, ORDER_BYTES, ORDER_TAKE_BACK};
+use freeflow_protocol::library::{COMMAND_BYTES, COMMAND_REVOKE, EVENT_BYTES};
 use freeflow_verbs::{Instant, VerbsError};
 use std::ops::Range;
 
-// Orders go through the pipes of events, which are never lost either.
-const _: () = assert!(ORDER_BYTES == EVENT_BYTES);
+// Commands go through the pipes of events, which are never lost either.
+const _: () = assert!(COMMAND_BYTES == EVENT_BYTES);
 
-impl Rings {
+impl Ports {
     /// A QP was granted something; gives the number by which it knows how long that holds.
     pub(crate) fn note_granted(&mut self, id: QpId, peer: QpId, cost: u64) -> u32 {
         self.begin_direct(id, peer);
         let Some(qp) = self.qps.get_mut(id) else { return 0 };
         qp.direct.grants_paid = qp.direct.grants_paid.saturating_add(cost);
-        qp.direct.granted_at = Some(qp.direct.grants_withdrawn);
-        qp.direct.grants_withdrawn
+        qp.direct.granted_at = Some(qp.direct.grants_revoked);
+        qp.direct.grants_revoked
     }
 
     /// All that a QP was granted holds no longer.
-    fn note_withdrawn(&mut self, id: QpId) {
+    fn note_revoked(&mut self, id: QpId) {
         if let Some(qp) = self.qps.get_mut(id) {
-            qp.direct.grants_withdrawn = qp.direct.grants_withdrawn.wrapping_add(1);
-            qp.send.set_grants_withdrawn(qp.direct.grants_withdrawn);
+            qp.direct.grants_revoked = qp.direct.grants_revoked.wrapping_add(1);
+            qp.send.set_grants_revoked(qp.direct.grants_revoked);
         }
     }
 
-    /// Tells all who hold a segment.
+    /// Notifies all grantees of a segment.
     fn recall(&mut self, name: Name) {
-        let holders = self.grants.get(name).map(|exposed| exposed.holders.keys().copied().collect::<Vec<_>>());
-        for id in holders.unwrap_or_default() {
-            self.note_withdrawn(id);
+        let grantees = self.grants.get(name).map(|exposed| exposed.grantees.keys().copied().collect::<Vec<_>>());
+        for id in grantees.unwrap_or_default() {
+            self.note_revoked(id);
         }
     }
 
     /// A QP stops doing anything directly, or its peer does: what was granted to it is taken back,
     /// and what was granted of its peer's memory too; but for what their processes have rightfully
     /// by other QPs.
-    pub(crate) fn withdraw_grants_of(&mut self, id: QpId) {
+    pub(crate) fn revoke_grants_of(&mut self, id: QpId) {
         for name in self.grants.of_qp(id) {
             match self.grants.release(name, id) {
-                Some(gone) => gone.into_iter().for_each(|id| self.note_withdrawn(id)),
-                None => self.withdraw(name),
+                Some(gone) => gone.into_iter().for_each(|id| self.note_revoked(id)),
+                None => self.revoke(name),
             }
         }
     }
 
     /// A region is about to end or to change.
-    pub(crate) fn withdraw_grants_by(&mut self, mr: MrId) {
+    pub(crate) fn revoke_grants_by(&mut self, mr: MrId) {
         for name in self.grants.by_region(mr) {
-            self.withdraw(name);
+            self.revoke(name);
         }
     }
 
-    fn withdraw(&mut self, name: Name) {
+    fn revoke(&mut self, name: Name) {
         self.recall(name);
         let Some(exposed) = self.grants.take(name) else { return };
-        exposed.lease.mark_withdrawn();
+        exposed.lease.mark_revoked();
         self.settle(name.0);
         if let Some(owner) = self.sessions.get_mut(name.0) {
             if let Some(extent) = owner.memory.extent(&exposed.segment) {
@@ -94,11 +95,11 @@ impl Rings {
     /// After [`Self::recall`].
     fn forget(&mut self, name: Name) {
         if let Some(exposed) = self.grants.take(name) {
-            exposed.lease.mark_withdrawn();
+            exposed.lease.mark_revoked();
         }
     }
 
-    /// A process ends: there is nobody to order anything.
+    /// A process ends: there is nobody to command.
     pub(crate) fn forget_grants_of_session(&mut self, owner: SessionId) {
         for name in self.grants.of_owner(owner) {
             self.forget_grants_of(name);
@@ -107,7 +108,7 @@ impl Rings {
     }
 
     /// A process takes back the parts of segments between these addresses. Those who were granted
-    /// something of them are told; they get nothing more of them. Gives the segments.
+    /// something of them are notified; they get nothing more of them. Gives the segments.
     pub(crate) fn recall_grants(&mut self, owner: SessionId, addresses: Range<u64>) -> Vec<Name> {
         if !self.grants.has_owner(owner) {
             return Vec::new();
@@ -132,7 +133,7 @@ impl Rings {
     }
 
     /// A process has mapped more of a segment. Others must not reach that by a region in which it
-    /// does not lie, nor in more ranges than can be withdrawn at once.
+    /// does not lie, nor in more ranges than can be revoked at once.
     pub(crate) fn admit_mapping(
         &mut self,
         owner: SessionId,
@@ -147,38 +148,39 @@ impl Rings {
             is_few && exposed.regions.values().all(is_inside)
         };
         if self.grants.get(name).is_some_and(|exposed| !stays(exposed)) {
-            self.withdraw(name);
+            self.revoke(name);
         }
-        if origin.lease.is_withdrawn() { Err(VerbsError::NotSupported) } else { Ok(()) }
+        if origin.lease.is_revoked() { Err(VerbsError::NotSupported) } else { Ok(()) }
     }
 
-    /// Writes the orders that no helper stands in the way of, and ends the sessions that did not carry out theirs.
+    /// Sends the commands that no copier stands in the way of, and ends the sessions that did not carry out
+    /// theirs.
     #[inline]
-    pub(crate) fn give_orders(&mut self, now: Instant) {
+    pub(crate) fn send_commands(&mut self, now: Instant) {
         if !self.grants.leaving.is_quiet() {
-            self.give_orders_now(now);
+            self.send_commands_now(now);
         }
     }
 
     #[cold]
-    fn give_orders_now(&mut self, now: Instant) {
-        for name in std::mem::take(&mut self.grants.leaving.unordered) {
+    fn send_commands_now(&mut self, now: Instant) {
+        for name in std::mem::take(&mut self.grants.leaving.unsent) {
             if !self.grants.leaving.segments.contains_key(&name) {
                 continue;
             }
-            if self.is_segment_at_helper(name.0) {
-                self.grants.leaving.unordered.push(name);
+            if self.is_segment_at_copier(name.0) {
+                self.grants.leaving.unsent.push(name);
                 continue;
             }
             self.grants.leaving.note_ordered(name, now + self.grants.time_max);
-            let orders = self.sessions.get(name.0).and_then(|session| session.orders);
-            if orders.is_none_or(|pipe| self.pipes.send(pipe, name.1, ORDER_TAKE_BACK) == Sent::TooMuch) {
-                self.fail(name.0, "its orders are not read");
+            let commands = self.sessions.get(name.0).and_then(|session| session.commands);
+            if commands.is_none_or(|pipe| self.pipes.send(pipe, name.1, COMMAND_REVOKE) == Sent::TooMuch) {
+                self.fail(name.0, "its revoke commands are not read");
             }
         }
         while let Some(name) = self.grants.leaving.poll_late(now) {
             self.fail(name.0, "it did not take memory back that others had been granted");
         }
-        self.give_share_orders();
+        self.send_reshare_commands();
     }
 }

@@ -4,19 +4,19 @@ use freeflow_engine::SessionId;
 use freeflow_verbs::{Duration, Instant};
 use std::collections::{BTreeMap, VecDeque};
 
-/// How soon an order is tried again that has to wait for a helper.
-pub(crate) const ORDER_INTERVAL: Duration = Duration::from_millis(10);
+/// How soon a command is tried again that has to wait for a copier.
+pub(crate) const COMMAND_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Segments that processes have to take back.
 #[derive(Default)]
 pub(crate) struct Leaving {
-    /// Until when, if the order is given.
+    /// Until when, if the command is sent.
     pub(crate) segments: BTreeMap<Name, Option<Instant>>,
-    /// Whose order is not given yet.
-    pub(crate) unordered: Vec<Name>,
-    /// Orders, oldest first; also of segments that have left.
+    /// Whose command is not sent yet.
+    pub(crate) unsent: Vec<Name>,
+    /// Commands, oldest first; also of segments that have left.
     pub(crate) deadlines: VecDeque<(Instant, Name)>,
-    /// Until when a process that has just carried out one order has time for its others.
+    /// Until when a process that has just carried out one command has time for its others.
     pub(crate) renewed: BTreeMap<SessionId, Instant>,
     /// Revoked segments that shall be shared again.
     pub(crate) wanted: Vec<Name>,
@@ -25,7 +25,7 @@ pub(crate) struct Leaving {
 impl Leaving {
     pub(crate) fn begin(&mut self, name: Name) {
         self.segments.insert(name, None);
-        self.unordered.push(name);
+        self.unsent.push(name);
     }
 
     pub(crate) fn note_ordered(&mut self, name: Name, deadline: Instant) {
@@ -33,7 +33,7 @@ impl Leaving {
         self.deadlines.push_back((deadline, name));
     }
 
-    /// The process has done it, and has until `deadline` for the next. False: it was not told to.
+    /// The process has done it, and has until `deadline` for the next. False: it was not asked to.
     pub(crate) fn confirm(&mut self, name: Name, deadline: Instant) -> bool {
         let is_ordered = matches!(self.segments.get(&name), Some(Some(_)));
         if is_ordered {
@@ -74,14 +74,14 @@ impl Leaving {
     }
 
     pub(crate) fn is_quiet(&self) -> bool {
-        self.unordered.is_empty() && self.deadlines.is_empty() && self.wanted.is_empty()
+        self.unsent.is_empty() && self.deadlines.is_empty() && self.wanted.is_empty()
     }
 
     /// When something is to be done about it.
     pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
         let deadline = self.deadlines.front().map(|&(at, _)| at - now);
-        let order = (!self.unordered.is_empty() || !self.wanted.is_empty()).then_some(ORDER_INTERVAL);
-        [deadline, order].into_iter().flatten().min()
+        let command = (!self.unsent.is_empty() || !self.wanted.is_empty()).then_some(COMMAND_INTERVAL);
+        [deadline, command].into_iter().flatten().min()
     }
 }
 
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_carries_out_one_order_after_the_other_is_not_late() {
+    fn an_owner_that_carries_out_one_command_after_the_other_is_not_late() {
         let session = |index| SessionId { index, generation: 0 };
         let at = |seconds: u64| Instant(seconds * 1_000_000_000);
         let mut leaving = Leaving::default();

@@ -1,13 +1,14 @@
-//! The fallback: memory that the router can't map, reached through held `/proc/PID/mem` descriptors.
+//! The slow path: memory that the router can't map, reached through held `/proc/PID/mem`
+//! descriptors.
 //!
-//! Each vNIC has one helper thread, begun when it is first needed. A helper reads and writes only the memory of its own
-//! vNIC's processes and the bounce buffer that came with the job, so whatever a tenant does to block it (a page under
-//! its own userfaultfd, a slow file system behind a mapping), no other vNIC waits, and a thread that comes back late
-//! can't touch anything that is not its owner's.
+//! Each vNIC has one slow-path copier, begun when it is first needed. A copier reads and writes only the memory of its
+//! own vNIC's processes and the bounce buffer that came with the job, so whatever a tenant does to block it (a page
+//! under its own userfaultfd, a slow file system behind a mapping), no other vNIC waits, and a thread that comes back
+//! late can't touch anything that is not its owner's.
 //!
-//! A helper that has been busy with one job for longer than [`STALL_NS_MAX`] is given up: its vNIC
+//! A copier that has been busy with one job for longer than [`STALL_NS_MAX`] is given up: its vNIC
 //! fails, the thread ends by itself once the kernel lets it go.
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use crate::base::slab::Key;
 use crate::base::wake::Waker;
 use crate::memory::bounce::Bounce;
@@ -24,7 +25,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
 /// A job that takes longer fails its vNIC.
 pub const STALL_NS_MAX: u64 = 2_000_000_000;
-/// How long a helper looks for the next job before it sleeps: where the pollers fit the cores, and where they don't.
+/// How long a copier looks for the next job before it sleeps: where the pollers fit the cores, and where they don't.
 pub(crate) const LINGER_NS: u64 = 100_000;
 const LINGER_CROWDED_NS: u64 = 2_000;
 /// The bytes that are written last, after all others.
@@ -35,7 +36,7 @@ pub trait TenantMemory: Send + Sync {
     fn read(&self, into: &mut [u8], address: u64) -> io::Result<()>;
     fn write(&self, from: &[u8], address: u64) -> io::Result<()>;
 
-    /// On eight bytes; gives what was there before. Atomic against this helper's own work only, unless said otherwise.
+    /// On eight bytes; gives what was there before. Atomic against this copier's own work only, unless said otherwise.
     fn atomic(&self, address: u64, operation: AtomicOperation) -> io::Result<u64> {
         let mut bytes = [0; 8];
         self.read(&mut bytes, address)?;
@@ -74,8 +75,8 @@ impl<M: TenantMemory + 'static> TenantMemory for Entrusted<M> {
     }
 }
 
-/// Eight bytes of a segment. The helper gets them only to do an atomic operation: after others that
-/// it has begun on the same bytes by the fallback, or on a page that is missing.
+/// Eight bytes of a segment. The copier gets them only to do an atomic operation: after others that
+/// it has begun on the same bytes by the slow path, or on a page that is missing.
 pub struct SharedMemory {
     pub segment: Arc<Segment>,
     pub offset: usize,
@@ -117,7 +118,7 @@ impl TenantMemory for SharedMemory {
 
 /// Bytes of one process' memory and their place in the bounce buffer.
 pub struct Part {
-    /// Whose memory by the fallback it is; [`SessionId::VOID`] for a segment's.
+    /// Whose memory by the slow path it is; [`SessionId::VOID`] for a segment's.
     pub session: SessionId,
     pub memory: Arc<dyn TenantMemory>,
     pub address: u64,
@@ -158,14 +159,15 @@ struct Pulse {
     ended: AtomicBool,
 }
 
-/// The worker's end of one vNIC's helper thread. Dropping it lets the thread end after the jobs it has.
-pub struct Helper {
+/// The worker's end of one vNIC's slow-path copier. Dropping it lets the thread end after the jobs it
+/// has.
+pub struct SlowPathCopier {
     jobs: Sender<Job>,
     pulse: Arc<Pulse>,
     pub in_flight: u32,
 }
 
-/// A helper thread that was given up.
+/// A slow-path copier that was given up.
 pub struct Abandoned(Arc<Pulse>);
 
 impl Abandoned {
@@ -174,17 +176,17 @@ impl Abandoned {
     }
 }
 
-impl Helper {
+impl SlowPathCopier {
     pub fn start(finished: Sender<Finished>, waker: Arc<Waker>) -> io::Result<Self> {
         let (jobs, receiver) = channel();
         let pulse = Arc::new(Pulse::default());
         let pulse_of_thread = pulse.clone();
         let body = move || {
-            privileges::enter(Kind::Fallback);
+            privileges::enter(ThreadKind::SlowPath);
             serve(&receiver, &finished, &waker, &pulse_of_thread);
             pulse_of_thread.ended.store(true, Release);
         };
-        std::thread::Builder::new().name("ff-fallback".into()).stack_size(256 * 1024).spawn(body)?;
+        std::thread::Builder::new().name("ff-slow-path".into()).stack_size(256 * 1024).spawn(body)?;
         Ok(Self { jobs, pulse, in_flight: 0 })
     }
 

@@ -8,11 +8,11 @@ use freeflow_engine::{MemorySide, Span, Token, VnicId};
 /// Lists kept for later.
 pub(crate) const SPARE_COUNT_MAX: usize = 64;
 
-/// Jobs that helpers have, and buffers to use again.
+/// Jobs that copiers have, and buffers to use again.
 #[derive(Default)]
 pub struct Transfers {
     pub(crate) transfers: Slab<Transfer>,
-    pub(crate) fallback_atomic_count: u32,
+    pub(crate) slow_path_atomic_count: u32,
     pub(crate) shared_atomic_count: u32,
     pub(crate) bounces: Bounces,
     pub(crate) spare_parts: Vec<Vec<Part>>,
@@ -22,8 +22,8 @@ pub struct Transfers {
 pub(crate) struct Transfer {
     pub(crate) token: Token,
     pub(crate) stage: Stage,
-    /// Whose helper has the job.
-    pub(crate) helper: VnicId,
+    /// Whose copier has the job.
+    pub(crate) copier: VnicId,
     pub(crate) to: Vec<Span>,
     pub(crate) bytes: usize,
     pub(crate) last: bool,
@@ -37,7 +37,7 @@ pub(crate) struct Transfer {
 pub(crate) enum Way {
     /// Through this process' mapping.
     Mapped,
-    /// As all other memory of its process: through the owner's address space, by its vNIC's helper.
+    /// As all other memory of its process: through the owner's address space, by its vNIC's copier.
     ByOwner,
 }
 
@@ -52,17 +52,17 @@ pub(crate) enum Stage {
     Gather,
     /// As `Gather`, for packets.
     Fetch(Box<Burst>),
-    /// The shared parts of the destination are written after the helper is done.
+    /// The shared parts of the destination are written after the copier is done.
     Scatter {
         shared_last: bool,
-        /// [`PageTable::withdrawn`](crate::memory::page_table::PageTable::withdrawn) of the
+        /// [`PageTable::revoked`](crate::memory::page_table::PageTable::revoked) of the
         /// destination when the job was begun.
-        withdrawn: u64,
+        revoked: u64,
     },
-    /// On the bytes at `Transfer::to`: by the fallback, which is atomic only against other work of the same helper, or
-    /// on a segment.
+    /// On the bytes at `Transfer::to`: by the slow path, which is atomic only against other work of the same copier,
+    /// or on a segment.
     Atomic {
-        by_fallback: bool,
+        by_slow_path: bool,
     },
 }
 
@@ -78,9 +78,9 @@ impl Transfers {
         self.transfers.len() + self.bounces.postponed_count()
     }
 
-    /// Gives up the jobs of a helper that was given up: as if it had failed each. It touches no other vNIC's memory.
-    pub fn forget_helper(&mut self, vnic: VnicId) -> Vec<Arrival> {
-        let jobs = self.transfers.keys_where(|transfer| transfer.helper == vnic);
+    /// Gives up the jobs of a copier that was given up: as if it had failed each. It touches no other vNIC's memory.
+    pub fn forget_copier(&mut self, vnic: VnicId) -> Vec<Arrival> {
+        let jobs = self.transfers.keys_where(|transfer| transfer.copier == vnic);
         let gone: Vec<Transfer> = jobs.into_iter().filter_map(|id| self.transfers.remove(id)).collect();
         gone.into_iter().map(|Transfer { token, stage, .. }| self.failed(token, stage)).collect()
     }
@@ -89,15 +89,15 @@ impl Transfers {
         match stage {
             Stage::Gather | Stage::Fetch(_) => Arrival::Copied(token, Err(MemorySide::Source)),
             Stage::Scatter { .. } => Arrival::Copied(token, Err(MemorySide::Destination)),
-            Stage::Atomic { by_fallback } => {
-                self.count_atomic_done(by_fallback);
+            Stage::Atomic { by_slow_path } => {
+                self.count_atomic_done(by_slow_path);
                 Arrival::Atomic(token, Err(()))
             }
         }
     }
 
-    pub(crate) fn count_atomic_done(&mut self, by_fallback: bool) {
-        *(if by_fallback { &mut self.fallback_atomic_count } else { &mut self.shared_atomic_count }) -= 1;
+    pub(crate) fn count_atomic_done(&mut self, by_slow_path: bool) {
+        *(if by_slow_path { &mut self.slow_path_atomic_count } else { &mut self.shared_atomic_count }) -= 1;
     }
 
     pub(crate) fn keep_parts(&mut self, mut parts: Vec<Part>) {

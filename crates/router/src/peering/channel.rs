@@ -71,7 +71,7 @@ enum Phase {
     Broken,
 }
 
-pub struct Channel {
+pub struct NoiseChannel {
     phase: Phase,
     input: Vec<u8>,
     /// Of `input`, done with.
@@ -81,7 +81,7 @@ pub struct Channel {
     sent_bytes: usize,
 }
 
-impl Channel {
+impl NoiseChannel {
     fn new(phase: Phase) -> Self {
         Self { phase, input: Vec::new(), taken_bytes: 0, output: Vec::new(), sent_bytes: 0 }
     }
@@ -260,15 +260,15 @@ mod tests {
     }
 
     /// All bytes of one to the other.
-    fn pass(from: &mut Channel, to: &mut Channel) {
+    fn pass(from: &mut NoiseChannel, to: &mut NoiseChannel) {
         let bytes = from.output().to_vec();
         to.handle_bytes(&bytes);
         from.handle_sent(bytes.len());
     }
 
-    fn open() -> (Identity, Channel, Channel) {
+    fn open() -> (Identity, NoiseChannel, NoiseChannel) {
         let ((one, one_key), (two, two_key)) = (host("one"), host("two"));
-        let (mut dialer, mut listener) = (Channel::dial(&one, "two", &two_key), Channel::listen());
+        let (mut dialer, mut listener) = (NoiseChannel::dial(&one, "two", &two_key), NoiseChannel::listen());
         pass(&mut dialer, &mut listener);
         let find = |name: &str| (name == "one").then_some(one_key);
         assert_eq!(listener.poll_event(&two, find), Ok(Some(Event::Opened)));
@@ -300,12 +300,12 @@ mod tests {
         let ((one, one_key), (two, two_key), (other, other_key)) = (host("one"), host("two"), host("one"));
         // The dialer has another key than the listener knows; or expects another of the listener; or another listener.
         for (dialer, peer, key) in [(&other, "two", &two_key), (&one, "two", &other_key), (&one, "three", &two_key)] {
-            let (mut dialer, mut listener) = (Channel::dial(dialer, peer, key), Channel::listen());
+            let (mut dialer, mut listener) = (NoiseChannel::dial(dialer, peer, key), NoiseChannel::listen());
             pass(&mut dialer, &mut listener);
             assert_eq!(listener.poll_event(&two, |_| Some(one_key)), Err(ChannelError::NotAuthentic));
             assert!(listener.output().is_empty() && !listener.is_open());
         }
-        let (mut dialer, mut listener) = (Channel::dial(&one, "two", &two_key), Channel::listen());
+        let (mut dialer, mut listener) = (NoiseChannel::dial(&one, "two", &two_key), NoiseChannel::listen());
         pass(&mut dialer, &mut listener);
         assert_eq!(listener.poll_event(&two, |_| None), Err(ChannelError::UnknownName));
     }
@@ -313,9 +313,9 @@ mod tests {
     #[test]
     fn a_copied_opening_brings_no_message() {
         let ((one, one_key), (two, two_key)) = (host("one"), host("two"));
-        let dialer = Channel::dial(&one, "two", &two_key);
+        let dialer = NoiseChannel::dial(&one, "two", &two_key);
         for _ in 0..2 {
-            let mut listener = Channel::listen();
+            let mut listener = NoiseChannel::listen();
             listener.handle_bytes(dialer.output());
             assert_eq!(listener.poll_event(&two, |_| Some(one_key)), Ok(Some(Event::Opened)));
             listener.handle_bytes(&[0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]);
@@ -327,7 +327,7 @@ mod tests {
     fn garbage_is_refused_before_it_is_stored() {
         let (own, _) = host("own");
         for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0, 0], &[0xff; 100], &[0, 5, b'F', b'F', b'P', b'2', 0]] {
-            let mut channel = Channel::listen();
+            let mut channel = NoiseChannel::listen();
             channel.handle_bytes(garbage);
             assert_eq!(channel.poll_event(&own, |_| None), Err(ChannelError::Malformed));
             assert_eq!(channel.poll_event(&own, |_| None), Err(ChannelError::Malformed), "and stays so");

@@ -14,21 +14,21 @@ use std::fmt;
 /// Announcements of one host.
 pub const CLAIM_COUNT_MAX: usize = 131_072;
 
-/// Subject of an announcement.
+/// ClaimSubject of an announcement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
+pub enum ClaimSubject {
     Address { network: String, gid: Gid },
     Group { network: String, gid: Gid },
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for ClaimSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Self::Address { network, gid } | Self::Group { network, gid }) = self;
         write!(f, "{gid} in network {network:?}")
     }
 }
 
-impl Subject {
+impl ClaimSubject {
     pub fn network(&self) -> &str {
         let (Self::Address { network, .. } | Self::Group { network, .. }) = self;
         network
@@ -89,22 +89,22 @@ pub type Networks = BTreeMap<String, NetworkId>;
 
 #[derive(Default)]
 pub struct Claims {
-    of_hosts: BTreeMap<HostId, BTreeMap<Subject, Claim>>,
-    owners: BTreeMap<Subject, Owner>,
+    of_hosts: BTreeMap<HostId, BTreeMap<ClaimSubject, Claim>>,
+    owners: BTreeMap<ClaimSubject, Owner>,
 }
 
 impl Claims {
     /// Whether a host has the address, and whether this one has.
-    pub fn is_owner(&self, host: HostId, subject: &Subject) -> bool {
+    pub fn is_owner(&self, host: HostId, subject: &ClaimSubject) -> bool {
         self.owners.get(subject) == Some(&Owner::Host(host))
     }
 
-    pub fn is_local(&self, subject: &Subject) -> bool {
+    pub fn is_local(&self, subject: &ClaimSubject) -> bool {
         self.owners.get(subject) == Some(&Owner::Here)
     }
 
     /// Whether a host has announced it, whoever has it.
-    pub fn is_announced(&self, host: HostId, subject: &Subject) -> bool {
+    pub fn is_announced(&self, host: HostId, subject: &ClaimSubject) -> bool {
         self.of_hosts.get(&host).is_some_and(|claims| claims.contains_key(subject))
     }
 
@@ -118,7 +118,7 @@ impl Claims {
     pub fn claim(
         &mut self,
         host: HostId,
-        subject: Subject,
+        subject: ClaimSubject,
         qpn: Option<Qpn>,
         networks: &Networks,
     ) -> Result<Option<Update>, &'static str> {
@@ -129,7 +129,7 @@ impl Claims {
         let before = claims.insert(subject.clone(), Claim { qpn, is_stale: false });
         let network = networks.get(subject.network()).copied();
         match subject {
-            Subject::Address { .. } => match *self.owners.entry(subject.clone()).or_insert(Owner::Host(host)) {
+            ClaimSubject::Address { .. } => match *self.owners.entry(subject.clone()).or_insert(Owner::Host(host)) {
                 Owner::Host(owner) if owner == host => {
                     let is_new = before.is_none();
                     Ok(network.filter(|_| is_new).and_then(|network| subject.update(network, Some(host), None)))
@@ -137,7 +137,7 @@ impl Claims {
                 Owner::Host(_) => Err("another host has it"),
                 Owner::Here => Err("it is on this host"),
             },
-            Subject::Group { .. } => {
+            ClaimSubject::Group { .. } => {
                 let is_new = before.is_none_or(|before| before.qpn != qpn);
                 Ok(network.filter(|_| is_new).and_then(|network| subject.update(network, Some(host), qpn)))
             }
@@ -145,21 +145,21 @@ impl Claims {
     }
 
     /// A host withdraws it.
-    pub fn release(&mut self, host: HostId, subject: &Subject, networks: &Networks) -> Option<Update> {
+    pub fn release(&mut self, host: HostId, subject: &ClaimSubject, networks: &Networks) -> Option<Update> {
         self.of_hosts.get_mut(&host)?.remove(subject)?;
         let network = networks.get(subject.network()).copied();
         match subject {
-            Subject::Group { .. } => subject.update(network?, Some(host), None),
-            Subject::Address { .. } if self.owners.get(subject) == Some(&Owner::Host(host)) => {
+            ClaimSubject::Group { .. } => subject.update(network?, Some(host), None),
+            ClaimSubject::Address { .. } if self.owners.get(subject) == Some(&Owner::Host(host)) => {
                 let next = self.pass_on(subject);
                 subject.update(network?, next, None)
             }
-            Subject::Address { .. } => None,
+            ClaimSubject::Address { .. } => None,
         }
     }
 
     /// Its owner is gone: another host that announces it has it now.
-    fn pass_on(&mut self, subject: &Subject) -> Option<HostId> {
+    fn pass_on(&mut self, subject: &ClaimSubject) -> Option<HostId> {
         let next = self.of_hosts.iter().find(|(_, claims)| claims.contains_key(subject)).map(|(&host, _)| host);
         match next {
             Some(host) => self.owners.insert(subject.clone(), Owner::Host(host)),
@@ -169,7 +169,7 @@ impl Claims {
     }
 
     /// An address came to this host, or left it.
-    pub fn set_local(&mut self, subject: &Subject, present: bool, networks: &Networks) -> Option<Update> {
+    pub fn set_local(&mut self, subject: &ClaimSubject, present: bool, networks: &Networks) -> Option<Update> {
         let network = networks.get(subject.network()).copied();
         match (present, self.owners.get(subject).copied()) {
             (true, before) => {
@@ -205,7 +205,8 @@ impl Claims {
 
     fn release_all(&mut self, host: HostId, which: impl Fn(&Claim) -> bool, networks: &Networks) -> Vec<Update> {
         let claims = self.of_hosts.get(&host).into_iter().flatten();
-        let gone: Vec<Subject> = claims.filter(|(_, claim)| which(claim)).map(|(subject, _)| subject.clone()).collect();
+        let gone: Vec<ClaimSubject> =
+            claims.filter(|(_, claim)| which(claim)).map(|(subject, _)| subject.clone()).collect();
         gone.iter().filter_map(|subject| self.release(host, subject, networks)).collect()
     }
 
@@ -214,10 +215,10 @@ impl Claims {
         let all = self.of_hosts.iter().flat_map(|(host, claims)| claims.iter().map(move |claim| (host, claim)));
         all.filter(|(host, (subject, _))| {
             let is_owner = self.owners.get(subject) == Some(&Owner::Host(**host));
-            subject.network() == name && (is_owner || matches!(subject, Subject::Group { .. }))
+            subject.network() == name && (is_owner || matches!(subject, ClaimSubject::Group { .. }))
         })
         .filter_map(|(host, (subject, claim))| {
-            let is_group = matches!(subject, Subject::Group { .. });
+            let is_group = matches!(subject, ClaimSubject::Group { .. });
             subject.update(network, (is_here || is_group).then_some(*host), claim.qpn.filter(|_| is_here))
         })
         .collect()

@@ -3,7 +3,7 @@
 use super::file::{PeersFile, PrivateKey};
 use super::update::{Mad, MadEnds, Update};
 use crate::admission::access::VnicIdentity;
-use crate::admission::address_map::Homes;
+use crate::admission::address_map::AddressMap;
 use crate::admission::shares::Ticket;
 use crate::base::wake::Waker;
 use freeflow_engine::{HostId, PeerInfo};
@@ -39,11 +39,11 @@ pub type CmTickets = [Ticket; 2];
 
 pub(super) enum Command {
     Ask { host: HostId, qpn: Qpn },
-    Tell { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
+    Notify { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
     Network { name: String, network: Option<NetworkId> },
-    Homes(Arc<Homes>),
+    AddressMap(Arc<AddressMap>),
     Address { network: String, gid: Gid, identity: Option<Arc<VnicIdentity>> },
-    Severed { host: HostId, qpn: Qpn, peer: Qpn },
+    Disconnected { host: HostId, qpn: Qpn, peer: Qpn },
     Group { network: NetworkId, gid: Gid, qpn: Option<Qpn> },
     Cm { host: HostId, network: NetworkId, ends: MadEnds, mad: Box<Mad>, tickets: CmTickets },
     Reload(Box<(PeersFile, PrivateKey)>),
@@ -56,7 +56,7 @@ pub(super) struct Shared {
     /// In the queue of commands.
     pub queued: AtomicUsize,
     pub published: Mutex<Published>,
-    pub strangers: AtomicU64,
+    pub unknown_connections: AtomicU64,
     pub refused_handshakes: AtomicU64,
 }
 
@@ -113,14 +113,14 @@ impl PeersHandle {
         }
     }
 
-    /// Tells a host who is behind a QPN here, asked or not.
-    pub fn tell(&self, host: HostId, qpn: Qpn, info: Option<PeerInfo>) {
-        self.put(Command::Tell { host, qpn, info });
+    /// Notifies a host of the QP behind a QPN here, asked or not.
+    pub fn notify(&self, host: HostId, qpn: Qpn, info: Option<PeerInfo>) {
+        self.put(Command::Notify { host, qpn, info });
     }
 
-    /// Policy has cut the connection of `peer`, which is of this host, with that host's `qpn`.
-    pub fn severed(&self, host: HostId, qpn: Qpn, peer: Qpn) {
-        self.put(Command::Severed { host, qpn, peer });
+    /// Policy has ended the connection of `peer`, which is of this host, with that host's `qpn`.
+    pub fn disconnected(&self, host: HostId, qpn: Qpn, peer: Qpn) {
+        self.put(Command::Disconnected { host, qpn, peer });
     }
 
     /// A message of connection management, from a vNIC here to one of that host. Tenants cause
@@ -135,8 +135,8 @@ impl PeersHandle {
     }
 
     /// Where addresses are, as it is declared now. Until it is said they are of the networks of who asks.
-    pub(crate) fn homes(&self, homes: Arc<Homes>) {
-        self.put(Command::Homes(homes));
+    pub(crate) fn address_map(&self, address_map: Arc<AddressMap>) {
+        self.put(Command::AddressMap(address_map));
     }
 
     /// A vNIC with this address is on this host; or it is, and has other labels now.
@@ -172,7 +172,7 @@ impl PeersHandle {
             file: String::new(),
             host: published.host.clone(),
             peers: peers.collect(),
-            strangers: shared.strangers.load(Relaxed),
+            unknown_connections: shared.unknown_connections.load(Relaxed),
             refused_handshakes: shared.refused_handshakes.load(Relaxed),
         }
     }

@@ -1,5 +1,5 @@
 //! Owners of the addresses that hosts announce: ids and labels of vNICs, for access rules.
-use super::claims::Subject;
+use super::claims::ClaimSubject;
 use super::state::{Output, State};
 use super::update::Update;
 use crate::admission::access::{VnicIdentity, address_of};
@@ -16,14 +16,14 @@ const IDENTITY_BYTES: usize = 256;
 
 #[derive(Default)]
 pub struct Identities {
-    own: BTreeMap<Subject, Arc<VnicIdentity>>,
+    own: BTreeMap<ClaimSubject, Arc<VnicIdentity>>,
     of_hosts: BTreeMap<HostId, OfHost>,
 }
 
 #[derive(Default)]
 struct OfHost {
     bytes: usize,
-    identities: BTreeMap<Subject, Arc<VnicIdentity>>,
+    identities: BTreeMap<ClaimSubject, Arc<VnicIdentity>>,
 }
 
 fn bytes_of(identity: &VnicIdentity) -> usize {
@@ -33,7 +33,7 @@ fn bytes_of(identity: &VnicIdentity) -> usize {
 
 impl Identities {
     /// Whether it is another than before.
-    pub fn set_own(&mut self, subject: &Subject, identity: Option<Arc<VnicIdentity>>) -> bool {
+    pub fn set_own(&mut self, subject: &ClaimSubject, identity: Option<Arc<VnicIdentity>>) -> bool {
         match identity {
             Some(identity) => self.own.insert(subject.clone(), identity.clone()) != Some(identity),
             None => {
@@ -44,7 +44,7 @@ impl Identities {
     }
 
     /// One that there is no room for is not known; the one before does not count any more all the same.
-    fn set(&mut self, host: HostId, subject: &Subject, identity: Arc<VnicIdentity>) {
+    fn set(&mut self, host: HostId, subject: &ClaimSubject, identity: Arc<VnicIdentity>) {
         self.forget(host, subject);
         let of_host = self.of_hosts.entry(host).or_default();
         let bytes = of_host.bytes + bytes_of(&identity);
@@ -54,7 +54,7 @@ impl Identities {
         }
     }
 
-    pub fn forget(&mut self, host: HostId, subject: &Subject) {
+    pub fn forget(&mut self, host: HostId, subject: &ClaimSubject) {
         if let Some(of_host) = self.of_hosts.get_mut(&host)
             && let Some(gone) = of_host.identities.remove(subject)
         {
@@ -62,7 +62,7 @@ impl Identities {
         }
     }
 
-    pub fn retain(&mut self, host: HostId, mut stays: impl FnMut(&Subject) -> bool) {
+    pub fn retain(&mut self, host: HostId, mut stays: impl FnMut(&ClaimSubject) -> bool) {
         let Some(of_host) = self.of_hosts.get_mut(&host) else { return };
         of_host.identities.retain(|subject, _| stays(subject));
         of_host.bytes = of_host.identities.values().map(|identity| bytes_of(identity)).sum();
@@ -86,7 +86,7 @@ impl State {
     }
 
     fn party(&self, host: HostId, network: freeflow_verbs::NetworkId, gid: Gid) -> Option<Update> {
-        let subject = Subject::Address { network: self.network_name(network)?, gid };
+        let subject = ClaimSubject::Address { network: self.network_name(network)?, gid };
         let identity = self.identities.of_hosts.get(&host)?.identities.get(&subject)?.clone();
         Some(Update::Party { network, gid, identity: Some(identity) })
     }
@@ -104,7 +104,7 @@ impl State {
         let addresses = other.map_or_else(Vec::new, |other| vec![address_of(gid), address_of(other)]);
         let identity = VnicIdentity { vnic, labels: labels.into_iter().collect(), addresses };
         let number = self.networks.get(&network).copied();
-        let subject = Subject::Address { network, gid };
+        let subject = ClaimSubject::Address { network, gid };
         if !self.claims.is_announced(id, &subject) {
             return;
         }
@@ -117,8 +117,8 @@ impl State {
     }
 
     /// Notifies a host of who has an address of this host.
-    pub(super) fn send_identity(&mut self, id: HostId, subject: &Subject) {
-        let Subject::Address { network, gid } = subject else { return };
+    pub(super) fn send_identity(&mut self, id: HostId, subject: &ClaimSubject) {
+        let ClaimSubject::Address { network, gid } = subject else { return };
         let Some(identity) = self.identities.own.get(subject).filter(|_| self.is_up(id)) else { return };
         let labels = identity.labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
         let (network, gid, vnic) = (network.clone(), *gid, identity.vnic.clone());
@@ -130,10 +130,10 @@ impl State {
         }
     }
 
-    /// Policy has cut the connection of `peer`, which is of this host, with that host's `qpn`.
-    pub fn tell_severed(&mut self, id: HostId, qpn: Qpn, peer: Qpn) {
+    /// Policy has ended the connection of `peer`, which is of this host, with that host's `qpn`.
+    pub fn notify_disconnected(&mut self, id: HostId, qpn: Qpn, peer: Qpn) {
         if self.is_up(id) {
-            self.send(id, PeerMessage::Severed { qpn, peer });
+            self.send(id, PeerMessage::Disconnected { qpn, peer });
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Ids and labels of vNICs between two hosts: who is told what, and what is believed.
+//! Ids and labels of vNICs between two hosts: what is announced to whom, and what is believed.
 use super::file::{KEY_BYTES, PeerEntry, PeersFile};
 use super::state::{Output, State};
 use super::update::Update;
@@ -108,7 +108,7 @@ impl Solo {
 }
 
 #[test]
-fn labels_are_told_with_an_address_and_when_they_change() {
+fn labels_are_announced_with_an_address_and_when_they_change() {
     let mut solo = Solo::new();
     solo.state.handle_address("default", gid("10.111.2.5"), Some(who("v", "x")));
     assert_eq!(solo.sent(), [attach("10.111.2.5"), says("10.111.2.5", &who("v", "x"))]);
@@ -116,8 +116,8 @@ fn labels_are_told_with_an_address_and_when_they_change() {
     assert_eq!(solo.sent(), []);
     solo.state.handle_address("default", gid("10.111.2.5"), Some(who("v", "y")));
     assert_eq!(solo.sent(), [says("10.111.2.5", &who("v", "y"))]);
-    solo.state.tell_severed(H, Qpn(5), Qpn(6));
-    assert_eq!(solo.sent(), [PeerMessage::Severed { qpn: Qpn(5), peer: Qpn(6) }]);
+    solo.state.notify_disconnected(H, Qpn(5), Qpn(6));
+    assert_eq!(solo.sent(), [PeerMessage::Disconnected { qpn: Qpn(5), peer: Qpn(6) }]);
 }
 
 #[test]
@@ -137,15 +137,15 @@ fn a_host_has_a_say_in_its_own_addresses_only() {
     solo.hear(50, attach("10.111.1.6"));
     solo.hear(50, says("10.111.1.6", &x));
     assert_eq!(solo.updates(), []);
-    // It was told twice, and is known when the address is free.
+    // It was announced twice, and is known when the address is free.
     solo.state.handle_address("default", gid("10.111.1.6"), None);
     assert_eq!(solo.updates(), [route("10.111.1.6", Some(H)), party("10.111.1.6", &x)]);
-    solo.hear(50, PeerMessage::Severed { qpn: Qpn(5), peer: Qpn(6) });
-    assert_eq!(solo.updates(), [Update::Severed { host: H, qpn: Qpn(5), peer: Qpn(6) }]);
+    solo.hear(50, PeerMessage::Disconnected { qpn: Qpn(5), peer: Qpn(6) });
+    assert_eq!(solo.updates(), [Update::Disconnected { host: H, qpn: Qpn(5), peer: Qpn(6) }]);
 }
 
 #[test]
-fn both_addresses_of_a_vnic_are_told() {
+fn both_addresses_of_a_vnic_are_announced() {
     let both = || {
         let identity = VnicIdentity::clone(&who("v", "x"));
         let addresses = vec!["10.111.2.5".parse().unwrap(), "fd00::205".parse().unwrap()];
@@ -177,7 +177,7 @@ fn both_addresses_of_a_vnic_are_told() {
     }
     let (four, six) = (dual("10.111.2.5", "fd00::205"), dual("fd00::205", "10.111.2.5"));
     assert_eq!(solo.sent(), [attach("10.111.2.5"), four, attach("fd00::205"), six]);
-    solo.state.tell(H, Qpn(3), Some(info));
+    solo.state.notify(H, Qpn(3), Some(info));
     assert_eq!(solo.sent(), [PeerMessage::Info { qpn: Qpn(3), info: Some(said) }]);
     solo.state.handle_address("default", gid("fd00::205"), None);
     let gone = |text| PeerMessage::Detach { network: "default".into(), gid: gid(text) };

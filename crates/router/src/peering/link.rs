@@ -1,5 +1,5 @@
-//! One TCP connection of the peers thread: a socket and its [`Channel`].
-use super::channel::Channel;
+//! One TCP connection of the peers thread: a socket and its [`NoiseChannel`].
+use super::channel::NoiseChannel;
 use super::handle::CmTickets;
 use freeflow_engine::HostId;
 use freeflow_protocol::peer::PeerMessage;
@@ -36,7 +36,7 @@ pub enum Stage {
 
 pub struct Link {
     stream: TcpStream,
-    pub channel: Channel,
+    pub channel: NoiseChannel,
     pub stage: Stage,
     pub from: IpAddr,
     /// Whom it was dialed to, or who it says it is.
@@ -63,7 +63,7 @@ pub enum Flow {
 
 impl Link {
     /// Begins to connect, from this host's own address: others know it by that.
-    pub fn dial(now: Instant, own: IpAddr, to: SocketAddr, host: HostId, channel: Channel) -> io::Result<Self> {
+    pub fn dial(now: Instant, own: IpAddr, to: SocketAddr, host: HostId, channel: NoiseChannel) -> io::Result<Self> {
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
@@ -91,7 +91,7 @@ impl Link {
     pub fn accepted(now: Instant, stream: TcpStream, from: IpAddr) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let (channel, stage) = (Channel::listen(), Stage::Handshaking);
+        let (channel, stage) = (NoiseChannel::listen(), Stage::Handshaking);
         Ok(Self {
             stream,
             channel,

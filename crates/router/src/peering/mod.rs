@@ -28,7 +28,7 @@ mod identities_tests;
 mod state_tests;
 
 pub use crate::admission::access::VnicIdentity;
-pub use channel::{Channel, ChannelError, Event, Identity};
+pub use channel::{ChannelError, Event, Identity, NoiseChannel};
 pub use file::{External, FileError, KEY_BYTES, Key, PeerEntry, PeersFile, PrivateKey, key_text, parse_key};
 pub use handle::{CmTickets, PeersHandle, Sink};
 pub use prefix::{Prefix, PrefixError};

@@ -1,9 +1,9 @@
 //! Messages of connection management between vNICs of two hosts.
-use super::claims::Subject;
+use super::claims::ClaimSubject;
 use super::state::{Note, Output, State};
 use super::update::{Mad, MadEnds, Update};
 use crate::admission::access::Key;
-use crate::admission::address_map::Homes;
+use crate::admission::address_map::AddressMap;
 use freeflow_engine::HostId;
 use freeflow_protocol::peer::PeerMessage;
 use freeflow_verbs::NetworkId;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 impl State {
     /// Where addresses are, as it is declared here now.
-    pub fn handle_homes(&mut self, homes: Arc<Homes>) {
-        self.homes = homes;
+    pub fn handle_address_map(&mut self, address_map: Arc<AddressMap>) {
+        self.address_map = address_map;
     }
 
     /// A message of connection management: the sender speaks for its own vNICs alone, and to those
@@ -37,8 +37,8 @@ impl State {
     /// other where that is.
     fn keys_of(&self, id: HostId, network: &str, MadEnds { from, to }: MadEnds) -> Option<(Key, Key)> {
         let from = (*self.networks.get(network)?, from);
-        let to = self.homes.receiver(from, to)?;
-        let subject = |(network, gid): Key| Some(Subject::Address { network: self.network_name(network)?, gid });
+        let to = self.address_map.receiver(from, to)?;
+        let subject = |(network, gid): Key| Some(ClaimSubject::Address { network: self.network_name(network)?, gid });
         let is_so = self.claims.is_owner(id, &subject(from)?) && self.claims.is_local(&subject(to)?);
         is_so.then_some((from, to))
     }
@@ -78,10 +78,10 @@ mod tests {
     }
 
     /// Red and green of one tenant, with these first halves of addresses, and blue of another with green's.
-    fn homes(red: &str, green: &str) -> Arc<Homes> {
+    fn address_map(red: &str, green: &str) -> Arc<AddressMap> {
         let range = |half: &str| [(gid(&format!("{half}.0.0")), gid(&format!("{half}.255.255")))].into_iter();
         let networks = [(RED, "one", range(red)), (GREEN, "one", range(green)), (BLUE, "other", range(green))];
-        Arc::new(Homes::new(networks.into_iter()))
+        Arc::new(AddressMap::new(networks.into_iter()))
     }
 
     /// This host has an address of green and of blue, the other one of red and of blue: the same ones in each case.
@@ -135,7 +135,7 @@ mod tests {
         }
 
         /// Both ends named by a message of the other host; `None`: it is refused.
-        fn mail(&mut self, network: &str, from: &str, to: &str) -> Option<(Key, Key)> {
+        fn relay(&mut self, network: &str, from: &str, to: &str) -> Option<(Key, Key)> {
             let refused = self.0.statuses()[0].counters.refused_cm;
             while self.0.poll_output().is_some() {}
             self.hears(PeerMessage::Cm {
@@ -158,35 +158,35 @@ mod tests {
     fn who_has_an_address_in_the_senders_tenant_is_spoken_to() {
         let mut ends = Ends::new();
         let across = Some(((RED, gid(THERE)), (GREEN, gid(HERE))));
-        assert_eq!(ends.mail("red", THERE, HERE), None, "nothing is said of where addresses are");
-        ends.0.handle_homes(homes("10.1", "10.2"));
-        assert_eq!(ends.mail("red", THERE, HERE), across);
-        assert_eq!(ends.mail("red", "10.1.1.6", HERE), None, "not the host's own");
-        assert_eq!(ends.mail("green", THERE, HERE), None, "not in that network");
-        assert_eq!(ends.mail("red", THERE, "10.2.2.6"), None, "not here");
-        assert_eq!(ends.mail("red", THERE, THERE), None);
+        assert_eq!(ends.relay("red", THERE, HERE), None, "nothing is said of where addresses are");
+        ends.0.handle_address_map(address_map("10.1", "10.2"));
+        assert_eq!(ends.relay("red", THERE, HERE), across);
+        assert_eq!(ends.relay("red", "10.1.1.6", HERE), None, "not the host's own");
+        assert_eq!(ends.relay("green", THERE, HERE), None, "not in that network");
+        assert_eq!(ends.relay("red", THERE, "10.2.2.6"), None, "not here");
+        assert_eq!(ends.relay("red", THERE, THERE), None);
         // The other tenant's with the same addresses stay among themselves.
         ends.announces("blue", THERE);
-        assert_eq!(ends.mail("blue", THERE, HERE), None);
+        assert_eq!(ends.relay("blue", THERE, HERE), None);
         ends.attach("blue", HERE);
-        assert_eq!(ends.mail("blue", THERE, HERE), Some(((BLUE, gid(THERE)), (BLUE, gid(HERE)))));
-        assert_eq!(ends.mail("red", THERE, HERE), across);
+        assert_eq!(ends.relay("blue", THERE, HERE), Some(((BLUE, gid(THERE)), (BLUE, gid(HERE)))));
+        assert_eq!(ends.relay("red", THERE, HERE), across);
         ends.0.handle_address("green", gid(HERE), None);
-        assert_eq!(ends.mail("red", THERE, HERE), None, "blue's does not get what is for green's");
+        assert_eq!(ends.relay("red", THERE, HERE), None, "blue's does not get what is for green's");
     }
 
     #[test]
     fn who_would_not_be_answered_is_not_heard() {
         let mut ends = Ends::new();
         // As this host sees it the sender's address is nobody's: those of green would look for it in green.
-        ends.0.handle_homes(homes("10.9", "10.2"));
-        assert_eq!(ends.mail("red", THERE, HERE), None);
+        ends.0.handle_address_map(address_map("10.9", "10.2"));
+        assert_eq!(ends.relay("red", THERE, HERE), None);
         // Here it is green's own.
-        ends.0.handle_homes(homes("10.2", "10.1"));
+        ends.0.handle_address_map(address_map("10.2", "10.1"));
         ends.attach("red", HERE);
-        assert_eq!(ends.mail("red", THERE, HERE), None);
+        assert_eq!(ends.relay("red", THERE, HERE), None);
         // Nobody's that it is may be in each network itself, as ever.
-        ends.0.handle_homes(homes("10.8", "10.9"));
-        assert_eq!(ends.mail("red", THERE, HERE), Some(((RED, gid(THERE)), (RED, gid(HERE)))));
+        ends.0.handle_address_map(address_map("10.8", "10.9"));
+        assert_eq!(ends.relay("red", THERE, HERE), Some(((RED, gid(THERE)), (RED, gid(HERE)))));
     }
 }

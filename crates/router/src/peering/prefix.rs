@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Bits of an IPv6 address that tell an IPv4 address mapped into it (RFC 4291, 2.5.5.2).
+/// Bits of an IPv6 address that mark an IPv4 address mapped into it (RFC 4291, 2.5.5.2).
 const MAPPED_BITS: u8 = 96;
 
 /// All addresses that begin with the same bits.

@@ -21,13 +21,13 @@
 //! it still needs. Routes survive a lost connection for [`ROUTES_KEPT`], unless the host comes back
 //! with another epoch.
 //!
-//! An `ask` while the host is not up is forgotten, and so is a `tell`: the other side will ask.
-use super::claims::{Claims, Subject};
+//! An `ask` while the host is not up is forgotten, and so is a `notify`: the other side will ask.
+use super::claims::{ClaimSubject, Claims};
 use super::file::{PeerEntry, PeersFile};
 use super::identities::Identities;
 use super::update::{ExternalPeers, Mad, MadEnds, Settings, Update};
 use crate::admission::access::VnicIdentity;
-use crate::admission::address_map::Homes;
+use crate::admission::address_map::AddressMap;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::PeerCounters;
 use freeflow_protocol::peer::{PEER_PROTOCOL, PeerMessage, QpInfo};
@@ -73,7 +73,7 @@ pub enum Output {
 pub enum Note {
     Up { restarted: bool },
     Down(Why),
-    Claimed { subject: Subject, refusal: &'static str },
+    Claimed { subject: ClaimSubject, refusal: &'static str },
     RefusedCm { from: Gid, to: Gid, network: String },
 }
 
@@ -118,7 +118,7 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ended => f.write_str("by the other side or the network"),
-            Self::Replaced => f.write_str("the host has connected anew"),
+            Self::Replaced => f.write_str("the host has connected again"),
             Self::Silent => f.write_str("nothing came for too long"),
             Self::NotGreeted => f.write_str("a message before Hello"),
             Self::Disagreed(why) => write!(f, "the routers are of different releases: {why}"),
@@ -166,9 +166,9 @@ impl Phase {
     }
 }
 
-/// How far this host's own announcements have gone to a peer, in the order of [`Subject`].
+/// How far this host's own announcements have gone to a peer, in the order of [`ClaimSubject`].
 enum Announced {
-    UpTo(Option<Subject>),
+    UpTo(Option<ClaimSubject>),
     All,
 }
 
@@ -209,9 +209,9 @@ pub struct State {
     by_connection: BTreeMap<ConnectionId, HostId>,
     pub(super) networks: BTreeMap<String, NetworkId>,
     network_names: BTreeMap<NetworkId, String>,
-    pub(super) homes: Arc<Homes>,
+    pub(super) address_map: Arc<AddressMap>,
     /// Announcements of this host.
-    local: BTreeMap<Subject, Option<Qpn>>,
+    local: BTreeMap<ClaimSubject, Option<Qpn>>,
     pub(super) claims: Claims,
     pub(super) identities: Identities,
     pub(super) outputs: VecDeque<Output>,
@@ -228,7 +228,7 @@ impl State {
             by_connection: BTreeMap::new(),
             networks: BTreeMap::new(),
             network_names: BTreeMap::new(),
-            homes: Arc::default(),
+            address_map: Arc::default(),
             local: BTreeMap::new(),
             claims: Claims::default(),
             identities: Identities::default(),
@@ -466,14 +466,14 @@ impl State {
         }
         match message {
             PeerMessage::Hello { .. } => self.offend(now, id, Why::Nonsense),
-            PeerMessage::Attach { network, gid } => self.claim(id, Subject::Address { network, gid }, None),
+            PeerMessage::Attach { network, gid } => self.claim(id, ClaimSubject::Address { network, gid }, None),
             PeerMessage::Detach { network, gid } => {
-                let subject = Subject::Address { network, gid };
+                let subject = ClaimSubject::Address { network, gid };
                 self.identities.forget(id, &subject);
                 self.release(id, &subject);
             }
-            PeerMessage::Group { network, gid, qpn: None } => self.release(id, &Subject::Group { network, gid }),
-            PeerMessage::Group { network, gid, qpn } => self.claim(id, Subject::Group { network, gid }, qpn),
+            PeerMessage::Group { network, gid, qpn: None } => self.release(id, &ClaimSubject::Group { network, gid }),
+            PeerMessage::Group { network, gid, qpn } => self.claim(id, ClaimSubject::Group { network, gid }, qpn),
             PeerMessage::Synced => {
                 let updates = self.claims.end_sync(id, &self.networks);
                 self.identities.retain(id, |subject| self.claims.is_announced(id, subject));
@@ -485,8 +485,8 @@ impl State {
             PeerMessage::Identity { network, gid, other, vnic, labels } => {
                 self.identify(id, (network, gid), other, (vnic, labels));
             }
-            PeerMessage::Severed { qpn, peer } => {
-                self.outputs.push_back(Output::Update(Update::Severed { host: id, qpn, peer }));
+            PeerMessage::Disconnected { qpn, peer } => {
+                self.outputs.push_back(Output::Update(Update::Disconnected { host: id, qpn, peer }));
             }
             PeerMessage::Ask { qpn } => self.outputs.push_back(Output::Update(Update::Asked { host: id, qpn })),
             PeerMessage::Info { qpn, info } => {
@@ -555,7 +555,7 @@ impl State {
         self.hosts.get(&id).is_some_and(|host| host.entry.prefixes.iter().any(|prefix| prefix.contains(gid)))
     }
 
-    fn claim(&mut self, id: HostId, subject: Subject, qpn: Option<Qpn>) {
+    fn claim(&mut self, id: HostId, subject: ClaimSubject, qpn: Option<Qpn>) {
         let Some(host) = self.hosts.get_mut(&id) else { return };
         let claimed = match subject.check(&host.entry.prefixes, qpn) {
             Ok(()) => self.claims.claim(id, subject.clone(), qpn, &self.networks),
@@ -570,7 +570,7 @@ impl State {
         }
     }
 
-    fn release(&mut self, id: HostId, subject: &Subject) {
+    fn release(&mut self, id: HostId, subject: &ClaimSubject) {
         let update = self.claims.release(id, subject, &self.networks);
         self.update(update);
     }
@@ -607,7 +607,7 @@ impl State {
         let (Phase::Up { .. }, Announced::UpTo(last)) = (host.phase, &host.announced) else { return };
         let from = last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.local.range((from, Bound::Unbounded)).take(ANNOUNCE_COUNT);
-        let next: Vec<(Subject, Option<Qpn>)> = next.map(|(subject, &qpn)| (subject.clone(), qpn)).collect();
+        let next: Vec<(ClaimSubject, Option<Qpn>)> = next.map(|(subject, &qpn)| (subject.clone(), qpn)).collect();
         let is_end = next.len() < ANNOUNCE_COUNT;
         host.announced = match next.last() {
             Some((subject, _)) if !is_end => Announced::UpTo(Some(subject.clone())),
@@ -637,8 +637,9 @@ impl State {
             self.network_names.remove(&gone);
             let updates = self.claims.of_network(name, gone, false);
             self.update(updates);
-            let is_its = |subject: &&Subject| subject.network() == name && matches!(subject, Subject::Group { .. });
-            let groups: Vec<Subject> = self.local.keys().filter(is_its).cloned().collect();
+            let is_its =
+                |subject: &&ClaimSubject| subject.network() == name && matches!(subject, ClaimSubject::Group { .. });
+            let groups: Vec<ClaimSubject> = self.local.keys().filter(is_its).cloned().collect();
             for group in groups {
                 self.set_local(group, None);
             }
@@ -653,14 +654,14 @@ impl State {
 
     /// A vNIC came to this host, is another now, or left it.
     pub fn handle_address(&mut self, network: &str, gid: Gid, identity: Option<Arc<VnicIdentity>>) {
-        let subject = Subject::Address { network: network.into(), gid };
+        let subject = ClaimSubject::Address { network: network.into(), gid };
         let present = identity.is_some();
         let update = self.claims.set_local(&subject, present, &self.networks);
         self.update(update);
         let is_another = self.identities.set_own(&subject, identity);
         self.set_local(subject.clone(), present.then_some(None));
         if is_another {
-            for id in self.told(&subject) {
+            for id in self.notified(&subject) {
                 self.send_identity(id, &subject);
             }
         }
@@ -669,11 +670,11 @@ impl State {
     /// The QPN by which this host's members of a group are reached; `None`: there are none any more.
     pub fn handle_group(&mut self, network: NetworkId, gid: Gid, qpn: Option<Qpn>) {
         if let Some(network) = self.network_name(network) {
-            self.set_local(Subject::Group { network, gid }, qpn.map(Some));
+            self.set_local(ClaimSubject::Group { network, gid }, qpn.map(Some));
         }
     }
 
-    fn set_local(&mut self, subject: Subject, value: Option<Option<Qpn>>) {
+    fn set_local(&mut self, subject: ClaimSubject, value: Option<Option<Qpn>>) {
         let before = match value {
             Some(qpn) => self.local.insert(subject.clone(), qpn),
             None => self.local.remove(&subject),
@@ -685,20 +686,20 @@ impl State {
             Some(qpn) => subject.announcement(qpn),
             None => subject.withdrawal(),
         };
-        for id in self.told(&subject) {
+        for id in self.notified(&subject) {
             self.send(id, message.clone());
         }
     }
 
     /// Hosts that something was announced to.
-    fn told(&self, subject: &Subject) -> Vec<HostId> {
-        let told = |host: &Host| match (&host.phase, &host.announced) {
+    fn notified(&self, subject: &ClaimSubject) -> Vec<HostId> {
+        let notified = |host: &Host| match (&host.phase, &host.announced) {
             (Phase::Up { .. }, Announced::All) => true,
             // A later subject will be announced as it is then.
             (Phase::Up { .. }, Announced::UpTo(Some(last))) => subject <= last,
             _ => false,
         };
-        self.hosts.iter().filter(|(_, host)| told(host)).map(|(&id, _)| id).collect()
+        self.hosts.iter().filter(|(_, host)| notified(host)).map(|(&id, _)| id).collect()
     }
 
     pub(super) fn network_name(&self, network: NetworkId) -> Option<String> {
@@ -722,7 +723,7 @@ impl State {
     }
 
     /// Announces the QP behind this QPN here.
-    pub fn tell(&mut self, id: HostId, qpn: Qpn, info: Option<PeerInfo>) {
+    pub fn notify(&mut self, id: HostId, qpn: Qpn, info: Option<PeerInfo>) {
         if self.is_up(id) {
             let info = info.and_then(|PeerInfo { network, gid, ipv6_gid, service, connected }| {
                 Some(QpInfo { network: self.network_name(network)?, gid, ipv6_gid, service, connected })

@@ -1,5 +1,5 @@
 //! Two hosts' state machines, joined by a wire without sockets, under virtual time.
-use super::claims::{CLAIM_COUNT_MAX, Subject};
+use super::claims::{CLAIM_COUNT_MAX, ClaimSubject};
 use super::file::{KEY_BYTES, PeerEntry, PeersFile};
 use super::state::*;
 use super::update::{ExternalPeers, MadEnds, Settings, Update};
@@ -264,7 +264,7 @@ fn only_addresses_in_the_hosts_prefixes_are_believed() {
     let mut solo = Solo::up();
     solo.says(C, address("default", "10.111.1.9"));
     assert_eq!(solo.take_updates(), [route("10.111.1.9", Some(H))]);
-    // Again is no news.
+    // A repetition changes nothing.
     solo.says(C, address("default", "10.111.1.9"));
     let refused = [
         address("default", "10.111.2.9"),
@@ -315,16 +315,16 @@ fn questions_and_answers_travel() {
     solo.state.ask(H, Qpn(4));
     let ours =
         PeerInfo { network: DEFAULT, gid: gid("10.111.2.1"), ipv6_gid: None, service: QpType::Ud, connected: None };
-    solo.state.tell(H, Qpn(6), Some(ours));
-    solo.state.tell(H, Qpn(7), None);
+    solo.state.notify(H, Qpn(6), Some(ours));
+    solo.state.notify(H, Qpn(7), None);
     solo.settle();
     let (network, gid, service) = ("default".into(), gid("10.111.2.1"), QpType::Ud);
-    let told = QpInfo { network, gid, ipv6_gid: None, service, connected: None };
+    let info_sent = QpInfo { network, gid, ipv6_gid: None, service, connected: None };
     assert_eq!(
         solo.sent,
         [
             PeerMessage::Ask { qpn: Qpn(4) },
-            PeerMessage::Info { qpn: Qpn(6), info: Some(told) },
+            PeerMessage::Info { qpn: Qpn(6), info: Some(info_sent) },
             PeerMessage::Info { qpn: Qpn(7), info: None }
         ]
     );
@@ -335,7 +335,7 @@ fn questions_and_answers_travel() {
     solo.sent.clear();
     solo.state.ask(H, Qpn(4));
     solo.state.ask(HostId(99), Qpn(4));
-    solo.state.tell(H, Qpn(4), None);
+    solo.state.notify(H, Qpn(4), None);
     solo.settle();
     assert_eq!(solo.sent, []);
 }
@@ -532,7 +532,7 @@ fn a_network_that_is_made_again_is_another_one() {
     solo.state.handle_group(DEFAULT, gid("ff05::2"), None);
     solo.state.handle_network("default", Some(NetworkId(8)));
     assert_eq!(solo.take_updates()[..2], of(NetworkId(8), true));
-    // The same again is no news, and without the word of its end the one before ends too.
+    // A repetition changes nothing, and without the word of its end the one before ends too.
     solo.state.handle_network("default", Some(NetworkId(8)));
     assert_eq!(solo.take_updates(), []);
     solo.state.handle_network("default", Some(NetworkId(9)));
@@ -558,7 +558,7 @@ fn settings_name_networks_by_number() {
 }
 
 #[test]
-fn many_announcements_wait_for_room_and_changes_meanwhile_are_told_once() {
+fn many_announcements_wait_for_room_and_changes_meanwhile_are_sent_once() {
     let mut solo = Solo::new(only(2, 1));
     let at = |number: u32| gid(&format!("10.111.{}.{}", number / 256, number % 256));
     for number in 0..1000 {
@@ -587,7 +587,7 @@ fn many_announcements_wait_for_room_and_changes_meanwhile_are_told_once() {
 fn a_host_can_announce_only_so_much() {
     let mut claims = super::claims::Claims::default();
     let networks = std::collections::BTreeMap::new();
-    let subject = |number: u32| Subject::Group {
+    let subject = |number: u32| ClaimSubject::Group {
         network: "n".into(),
         gid: Gid::from_ip(std::net::Ipv4Addr::from(number).into()),
     };
@@ -627,7 +627,7 @@ fn a_changed_file_ends_what_it_changes_and_nothing_else() {
     solo.state.handle_connected(solo.now, HostId(1), 3);
     solo.settle();
     assert_eq!(solo.closed, [1, 3]);
-    // This host's own address is another: everybody has to be told.
+    // This host's own address is another: everybody has to be notified.
     changed.address = "192.0.2.33".parse().unwrap();
     solo.state.handle_reload(solo.now, changed);
     solo.settle();

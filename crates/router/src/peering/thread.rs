@@ -1,17 +1,17 @@
-//! The thread `ff-peers`: the sockets and the clock of [`State`] and [`Channel`]. Each turn takes
-//! commands, lets time pass, does what the state machine wants, and waits.
+//! The thread `ff-peers`: the sockets and the clock of [`State`] and [`NoiseChannel`]. Each turn
+//! takes commands, lets time pass, does what the state machine wants, and waits.
 //!
 //! A connection from an address that is no peer's is closed at once. One from a peer's has
 //! [`super::link`]'s time to prove that it is that peer; there are at most [`PENDING_COUNT_MAX`] of
 //! those an address, and then the oldest goes.
-use super::channel::{Channel, ChannelError, Event, Identity};
+use super::channel::{ChannelError, Event, Identity, NoiseChannel};
 use super::file::{PeersFile, PrivateKey};
 use super::handle::{Command, PeersHandle, Published, Shared, Sink};
 use super::link::{Flow, Link, Stage};
 use super::state::{ConnectionId, Ending, HostStatus, Note, Output, State};
 use super::update::Update;
 use crate::base::log::{Lines, info, warning};
-use crate::base::privileges::{self, Kind};
+use crate::base::privileges::{self, ThreadKind};
 use crate::base::wake::Waker;
 use freeflow_engine::HostId;
 use freeflow_protocol::admin::PeerStatus;
@@ -66,7 +66,7 @@ impl Peers {
             stop: AtomicBool::new(false),
             queued: AtomicUsize::new(0),
             published: Mutex::new(Published::default()),
-            strangers: AtomicU64::new(0),
+            unknown_connections: AtomicU64::new(0),
             refused_handshakes: AtomicU64::new(0),
         });
         let now = Instant(monotonic_ns());
@@ -91,7 +91,7 @@ impl Peers {
         body.publish(now);
         let run = move || {
             let _at_end = at_end;
-            privileges::enter(Kind::Peers);
+            privileges::enter(ThreadKind::Peers);
             body.run();
         };
         let thread = std::thread::Builder::new().name("ff-peers".into()).spawn(run)?;
@@ -179,11 +179,11 @@ impl Thread {
             self.shared.queued.fetch_sub(1, Relaxed);
             match command {
                 Command::Ask { host, qpn } => self.state.ask(host, qpn),
-                Command::Tell { host, qpn, info } => self.state.tell(host, qpn, info),
+                Command::Notify { host, qpn, info } => self.state.notify(host, qpn, info),
                 Command::Network { name, network } => self.state.handle_network(&name, network),
-                Command::Homes(homes) => self.state.handle_homes(homes),
+                Command::AddressMap(address_map) => self.state.handle_address_map(address_map),
                 Command::Address { network, gid, identity } => self.state.handle_address(&network, gid, identity),
-                Command::Severed { host, qpn, peer } => self.state.tell_severed(host, qpn, peer),
+                Command::Disconnected { host, qpn, peer } => self.state.notify_disconnected(host, qpn, peer),
                 Command::Group { network, gid, qpn } => self.state.handle_group(network, gid, qpn),
                 Command::Cm { host, network, ends, mad, tickets } => {
                     let connection = self.state.connection_of(host);
@@ -305,7 +305,7 @@ impl Thread {
         }
     }
 
-    /// Peers that took what there was can be told more. Whether there is something to do now.
+    /// Peers that took what there was can be sent more. Whether there is something to do now.
     fn give_room(&mut self) -> bool {
         for (&connection, link) in &self.links {
             if link.has_room() {
@@ -328,7 +328,7 @@ impl Thread {
 
     fn dial(&mut self, now: Instant, host: HostId) {
         let Some(entry) = self.state.host(host) else { return };
-        let channel = Channel::dial(&self.identity, &entry.host, &entry.public_key);
+        let channel = NoiseChannel::dial(&self.identity, &entry.host, &entry.public_key);
         match Link::dial(now, self.state.file().address, entry.control(), host, channel) {
             Ok(link) => self.insert(link),
             // Back-off says when again; `peers ls` shows the count.
@@ -397,9 +397,9 @@ impl Thread {
                 Ok((stream, from)) => {
                     let from = from.ip().to_canonical();
                     if !self.state.file().peers.iter().any(|peer| peer.address == from) {
-                        self.shared.strangers.fetch_add(1, Relaxed);
+                        self.shared.unknown_connections.fetch_add(1, Relaxed);
                         if let Some(left_out) = self.stranger_lines.take(now.0) {
-                            warning!("a stranger dials the control channel", from = from, left_out = left_out);
+                            warning!("connection from an unknown address", from = from, left_out = left_out);
                         }
                         continue;
                     }

@@ -23,16 +23,16 @@ pub enum Update {
     /// The owner of an address of another host, as that host names it. Comes after the address'
     /// route, and again when it is another; `None`: it is not known any more.
     Party { network: NetworkId, gid: Gid, identity: Option<Arc<VnicIdentity>> },
-    /// The host's policy has cut the connection of its QP `peer` with `qpn` of this host.
-    Severed { host: HostId, qpn: Qpn, peer: Qpn },
+    /// The host's policy has ended the connection of its QP `peer` with `qpn` of this host.
+    Disconnected { host: HostId, qpn: Qpn, peer: Qpn },
     /// The QP behind a QPN of a host; `None`: nobody. An answer, or unasked.
     Peer { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
-    /// Nothing that the host said of its QPNs counts any more, nor that it was told of ours.
+    /// Nothing that the host said of its QPNs counts any more, nor that it was notified of ours.
     PeersGone { host: HostId },
     /// The QPN by which a host's members of a multicast group are reached; `None`: it has none.
     Group { host: HostId, network: NetworkId, gid: Gid, qpn: Option<Qpn> },
     /// The host wants to know who is behind this QPN of ours: answer with
-    /// [`super::PeersHandle::tell`], and tell it again when that changes.
+    /// [`super::PeersHandle::notify`], and notify it again when that changes.
     Asked { host: HostId, qpn: Qpn },
     /// Connection management: from a vNIC of that host to one here, maybe of another network. Both are what they say.
     Cm { host: HostId, from: Key, to: Key, mad: Box<Mad> },

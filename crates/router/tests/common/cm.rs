@@ -1,5 +1,5 @@
 //! A library's side of connection management, made of nothing but messages and a pipe.
-use super::{Client, PATIENCE, until};
+use super::{Client, WAIT_MAX, until};
 use freeflow_protocol::cm::{
     CM_EVENT_BYTES_MAX, CmAddress, CmEvent, CmEventBody, CmEventKind, CmReply, CmRequest, ConnectionParameters,
     PortSpace,
@@ -24,7 +24,7 @@ impl Channel {
     /// The next record, as it came.
     pub fn record(&self) -> Vec<u8> {
         let mut polled = [PollFd::new(&self.events, PollFlags::IN)];
-        let ready = poll(&mut polled, Some(&time(PATIENCE.as_millis() as i64))).unwrap();
+        let ready = poll(&mut polled, Some(&time(WAIT_MAX.as_millis() as i64))).unwrap();
         assert_eq!(ready, 1, "waited in vain for an event");
         let mut bytes = [0; CM_EVENT_BYTES_MAX];
         let count = rustix::io::read(&self.events, &mut bytes).unwrap();

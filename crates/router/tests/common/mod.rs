@@ -7,7 +7,7 @@ pub mod process;
 use freeflow_protocol::admin::{
     AdminReply, AdminRequest, NetworkStatus, PeersStatus, QpStatus, RouterStatus, VnicStatus,
 };
-use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES, Reply, Request, WITHDRAWAL_TIME_MAX_MS, Welcome};
+use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES, REVOCATION_TIME_MAX_MS, Reply, Request, Welcome};
 use freeflow_protocol::version::VersionRange;
 use freeflow_protocol::{PROTOCOL, encode};
 use freeflow_router::{Config, Mode, Router};
@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Waits for something to come true.
 pub fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
@@ -39,7 +39,7 @@ pub fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
         if let Some(value) = check() {
             return value;
         }
-        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(began.elapsed() < WAIT_MAX, "waited in vain: {what}");
         sched_yield();
     }
 }
@@ -77,8 +77,8 @@ pub fn config(directory: &Path, limits: VnicLimits) -> Config {
         limits,
         peers: None,
         wire: freeflow_router::WireOptions::default(),
-        movers: movers(),
-        withdrawal_time: freeflow_verbs::Duration::from_millis(WITHDRAWAL_TIME_MAX_MS),
+        copy_threads: copy_threads(),
+        revocation_time: freeflow_verbs::Duration::from_millis(REVOCATION_TIME_MAX_MS),
         metrics_listen: None,
         state_dir: None,
         network_reconciler: None,
@@ -88,9 +88,9 @@ pub fn config(directory: &Path, limits: VnicLimits) -> Config {
 }
 
 /// FREEFLOW_TEST_WORKERS: so many, who then copy all that they can.
-fn movers() -> freeflow_router::MoverOptions {
+fn copy_threads() -> freeflow_router::CopyThreadOptions {
     let workers = std::env::var("FREEFLOW_TEST_WORKERS").ok().map(|count| count.parse().unwrap());
-    freeflow_router::MoverOptions { workers, move_bytes_min: workers.map(|_| 1) }
+    freeflow_router::CopyThreadOptions { workers, move_bytes_min: workers.map(|_| 1) }
 }
 
 /// FREEFLOW_TEST_ATTACHMENT=remote: vNICs have near halves, which are threads of this process.

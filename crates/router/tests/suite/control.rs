@@ -26,7 +26,7 @@ fn reply(socket: &OwnedFd, bytes: &[u8]) -> Option<Reply> {
 }
 
 #[test]
-fn a_library_with_nothing_in_common_is_told_what_the_router_speaks() {
+fn a_library_with_nothing_in_common_learns_what_the_router_speaks() {
     let host = Host::new();
     let layouts = VersionRange::only(LAYOUT_VERSION);
     let later = Offer { versions: VersionRange { lowest: 2, highest: 3 }, ..PROTOCOL };

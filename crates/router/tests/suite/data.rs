@@ -1,4 +1,5 @@
-//! Bytes between two processes (here: two sessions of this process), over shared memory and over the fallback.
+//! Bytes between two processes (here: two sessions of this process), over shared memory and over the slow
+//! path.
 use crate::common::*;
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_shm::SendDescriptor;
@@ -27,7 +28,7 @@ fn completions_wake_a_poller_that_sleeps() {
             pair.b.session.sleep_while(seen, 60_000_000_000);
         }
         assert!(began.elapsed() < Duration::from_secs(50), "slept to the end");
-        assert!(pair.b_cq.ring.poll(&mut Default::default()), "told of before it was there");
+        assert!(pair.b_cq.ring.poll(&mut Default::default()), "notified of before it was there");
         pair.b_cq.ring.commit();
         pair.a_cq.wait();
     }
@@ -80,7 +81,7 @@ fn operations(from_shared: bool, to_shared: bool) {
     assert_eq!((from.word(0).load(Relaxed), to.word(2).load(Relaxed)), (42, 1));
 
     let counters = pair.host.status().counters;
-    assert_eq!(counters.fallback_bytes == 0, from_shared && to_shared);
+    assert_eq!(counters.slow_path_bytes == 0, from_shared && to_shared);
 }
 
 #[test]
@@ -89,17 +90,17 @@ fn shared_to_shared() {
 }
 
 #[test]
-fn shared_to_fallback() {
+fn shared_to_slow_path() {
     operations(true, false);
 }
 
 #[test]
-fn fallback_to_shared() {
+fn slow_path_to_shared() {
     operations(false, true);
 }
 
 #[test]
-fn fallback_to_fallback() {
+fn slow_path_to_slow_path() {
     operations(false, false);
 }
 
@@ -159,7 +160,7 @@ fn memory_that_is_not_mapped_is_an_error_completion() {
 }
 
 #[test]
-fn a_channel_is_told_once_for_each_arming() {
+fn a_channel_is_notified_once_for_each_arming() {
     let host = Host::new();
     let mut client = host.client("a");
     let (channel, pipe) = client.create_channel();
@@ -322,7 +323,7 @@ fn an_error_flushes_both_queues_also_what_is_posted_later() {
         assert_eq!(pair.a_cq.wait().status, CompletionStatus::WorkRequestFlushed);
         pair.a.post_send(&mut pair.a_qp, &request(SendOpcode::Send, &[to.sge(0, 64)]));
         assert_eq!(pair.a_cq.wait().status, CompletionStatus::WorkRequestFlushed);
-        // Long enough for the worker to sleep again: only a status request tells.
+        // Long enough for the worker to sleep again: only a status request shows it.
         until("sleep", || pair.host.status().sleeping.then_some(()));
     }
 }

@@ -17,10 +17,10 @@ const PAGE_BYTES: u64 = 4096;
 const PAGE: usize = 512;
 const READ_ONLY: Access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE_READ.0);
 
-fn open_orders(client: &Client) -> OwnedFd {
-    let (reply, mut fds) = client.ask_fds(&Request::OpenOrders);
+fn open_commands(client: &Client) -> OwnedFd {
+    let (reply, mut fds) = client.ask_fds(&Request::OpenCommands);
     assert_eq!(reply, Reply::Done);
-    fds.pop().expect("the pipe of orders")
+    fds.pop().expect("the command pipe")
 }
 
 fn ask_grant(
@@ -47,7 +47,7 @@ fn pages(descriptor: &OwnedFd, count: u64) -> Segment {
     Segment::map(descriptor.as_fd(), (count * PAGE_BYTES) as usize).unwrap()
 }
 
-/// A segment of `count` pages and where it is mapped; the router has not been told.
+/// A segment of `count` pages and where it is mapped; the router has not been notified.
 fn create_segment(client: &Client, count: u64) -> (Handle, Segment) {
     let (reply, fds) = client.ask_fds(&Request::CreateSegment { length: count * PAGE_BYTES });
     let Reply::Segment { segment, .. } = reply else { panic!("{reply:?}") };
@@ -62,10 +62,10 @@ fn map_part(segment: Handle, mapped: &Segment, page: u64) -> Request {
     Request::MapPart { segment, offset, address: mapped.address() as u64 + offset, length: PAGE_BYTES }
 }
 
-/// A pair whose second end has memory of two pages that it takes back when it is told to.
+/// A pair whose second end has memory of two pages that it takes back when it is asked to.
 struct Rig {
     pair: Pair,
-    orders: OwnedFd,
+    commands: OwnedFd,
     to: Memory,
 }
 
@@ -76,9 +76,9 @@ impl Rig {
 
     fn on(host: Host) -> Self {
         let pair = Pair::on(host, 14);
-        let orders = open_orders(&pair.b);
+        let commands = open_commands(&pair.b);
         let to = pair.b.memory(2 * PAGE, true);
-        Self { pair, orders, to }
+        Self { pair, commands, to }
     }
 
     fn ask_by(&self, rkey: u32, writes: bool) -> Result<(Reply, OwnedFd), VerbsError> {
@@ -93,8 +93,8 @@ impl Rig {
         self.to.segment().unwrap()
     }
 
-    fn withdrawn(&self) -> u32 {
-        self.pair.a_qp.send.grants_withdrawn()
+    fn revoked(&self) -> u32 {
+        self.pair.a_qp.send.grants_revoked()
     }
 }
 
@@ -104,7 +104,7 @@ fn what_is_written_through_a_grant_is_there() {
     let (address, segment_bytes) = (rig.to.address, 2 * PAGE_BYTES);
     let (reply, descriptor) = rig.ask(true).unwrap();
     let expected =
-        Reply::Grant { address, length: segment_bytes, offset: 0, segment_bytes, grants_withdrawn: 0, writable: true };
+        Reply::Grant { address, length: segment_bytes, offset: 0, segment_bytes, grants_revoked: 0, writable: true };
     assert_eq!(reply, expected);
     let granted = pages(&descriptor, 2);
     granted.u64(8 * 1000).store(77, Relaxed);
@@ -188,7 +188,7 @@ fn keys_that_do_not_admit_a_request_grant_nothing() {
     let ordinary = b.memory(8, false);
     assert_eq!(refused(ordinary.mr.rkey, (ordinary.address, 8), true), none, "not in a segment");
     assert!(ask_grant(a, a_qp, to.mr.rkey, range, true).is_ok());
-    assert_eq!(a_qp.send.grants_withdrawn(), 0, "the questions took nothing from anybody");
+    assert_eq!(a_qp.send.grants_revoked(), 0, "the questions took nothing from anybody");
 }
 
 /// The path of the first end's QP, and why it is not a better one.
@@ -198,7 +198,7 @@ fn way(rig: &Rig) -> (QpPath, Option<String>) {
 }
 
 #[test]
-fn each_refusal_is_told_until_there_is_a_grant() {
+fn each_refusal_is_reported_until_there_is_a_grant() {
     let mut rig = Rig::new();
     let from = rig.pair.a.memory(8, true);
     let by_router = |rig: &mut Rig, opcode: SendOpcode| {
@@ -249,7 +249,7 @@ fn each_refusal_is_told_until_there_is_a_grant() {
 }
 
 #[test]
-fn who_takes_no_orders_is_told_of() {
+fn an_owner_without_a_command_pipe_is_the_reason() {
     let mut pair = Pair::new();
     let (from, to) = (pair.a.memory(8, true), pair.b.memory(PAGE, true));
     let sges = [from.sge(0, 8)];
@@ -259,7 +259,7 @@ fn who_takes_no_orders_is_told_of() {
     assert_eq!(pair.a_cq.wait().status, CompletionStatus::Success);
     ask_grant(&pair.a, &pair.a_qp, to.mr.rkey, (to.address, 8), true).unwrap_err();
     let (qps, _) = qps(&pair.host.run_dir(), Some("a"), None);
-    assert_eq!(qps[0].reason.as_deref(), Some("peer's process takes no orders"));
+    assert_eq!(qps[0].reason.as_deref(), Some("peer's process takes no revoke commands"));
 }
 
 #[test]
@@ -303,16 +303,16 @@ fn queue_pairs_that_do_not_admit_a_request_get_nothing() {
 }
 
 #[test]
-fn who_takes_no_orders_grants_nothing() {
+fn an_owner_without_a_command_pipe_grants_nothing() {
     let pair = Pair::new();
     let to = pair.b.memory(PAGE, true);
     let ask = || ask_grant(&pair.a, &pair.a_qp, to.mr.rkey, (to.address, 8), true);
     assert_eq!(ask().unwrap_err(), VerbsError::NotSupported);
-    let _orders = open_orders(&pair.b);
-    assert_eq!(pair.b.refused(&Request::OpenOrders), VerbsError::Exists);
+    let _commands = open_commands(&pair.b);
+    assert_eq!(pair.b.refused(&Request::OpenCommands), VerbsError::Exists);
     assert!(ask().is_ok());
-    assert_eq!(pair.b.refused(&Request::ConfirmWithdrawal { segment: to.segment().unwrap() }), VerbsError::NotFound);
-    assert_eq!(pair.b.refused(&Request::ConfirmWithdrawal { segment: 777 }), VerbsError::NotFound);
+    assert_eq!(pair.b.refused(&Request::ConfirmRevocation { segment: to.segment().unwrap() }), VerbsError::NotFound);
+    assert_eq!(pair.b.refused(&Request::ConfirmRevocation { segment: 777 }), VerbsError::NotFound);
 }
 
 #[test]
@@ -331,16 +331,16 @@ fn a_segment_is_imported_or_granted_but_not_both() {
 
 /// Checks an end of a right while the owner's process goes on: the number has grown when it is
 /// answered, and a command comes.
-fn is_withdrawn_by(end: impl FnOnce(&mut Rig)) {
+fn is_revoked_by(end: impl FnOnce(&mut Rig)) {
     let mut rig = Rig::new();
     rig.to.fill(2 * PAGE, 3);
     rig.ask(true).unwrap();
-    let before = rig.withdrawn();
-    assert!(!has_event(&rig.orders));
+    let before = rig.revoked();
+    assert!(!has_event(&rig.commands));
     end(&mut rig);
-    assert_ne!(rig.withdrawn(), before);
+    assert_ne!(rig.revoked(), before);
     let segment = rig.segment();
-    assert_eq!(read_event(&rig.orders), Some((segment, 0)));
+    assert_eq!(read_event(&rig.commands), Some((segment, 0)));
     // Not even by a key that is good.
     let mut peer = rig.pair.host.client("c");
     let peer_cq = peer.create_cq(8, None);
@@ -351,7 +351,7 @@ fn is_withdrawn_by(end: impl FnOnce(&mut Rig)) {
     let mr = rig.pair.b.register(rig.to.address, 2 * PAGE_BYTES);
     let ask = |qp: &Qp| ask_grant(&peer, qp, mr.rkey, (rig.to.address, 8), true);
     assert_eq!(ask(&qp).unwrap_err(), VerbsError::Busy);
-    let confirm = Request::ConfirmWithdrawal { segment };
+    let confirm = Request::ConfirmRevocation { segment };
     assert_eq!(rig.pair.b.ask(&confirm), Reply::Done);
     assert_eq!(rig.pair.b.refused(&confirm), VerbsError::NotFound);
     assert_eq!(ask(&qp).unwrap_err(), VerbsError::Busy);
@@ -374,7 +374,7 @@ fn is_withdrawn_by(end: impl FnOnce(&mut Rig)) {
 }
 
 #[test]
-fn regions_that_end_or_change_are_withdrawn() {
+fn regions_that_end_or_change_are_revoked() {
     let dereg = |rig: &mut Rig| {
         assert_eq!(rig.pair.b.ask(&Request::DeregisterMr { mr: rig.to.mr.handle }), Reply::Done);
     };
@@ -383,28 +383,28 @@ fn regions_that_end_or_change_are_withdrawn() {
         let request = Request::ReregisterMr { mr: rig.to.mr.handle, pd: None, change };
         assert!(matches!(rig.pair.b.ask(&request), Reply::Mr { .. }));
     };
-    is_withdrawn_by(dereg);
-    is_withdrawn_by(rereg);
+    is_revoked_by(dereg);
+    is_revoked_by(rereg);
 }
 
 #[test]
 fn queue_pairs_that_end_or_change_lose_their_grants_on_both_sides() {
     let to_error = QpAttributes { state: QpState::Error, ..QpAttributes::default() };
     let failed = Reply::QpModified { state: QpState::Error };
-    is_withdrawn_by(|rig| {
+    is_revoked_by(|rig| {
         assert_eq!(rig.pair.a.modify(&rig.pair.a_qp, to_error, QpAttributeMask::STATE), failed);
     });
-    is_withdrawn_by(|rig| {
+    is_revoked_by(|rig| {
         assert_eq!(rig.pair.b.modify(&rig.pair.b_qp, to_error, QpAttributeMask::STATE), failed);
     });
-    is_withdrawn_by(|rig| {
+    is_revoked_by(|rig| {
         assert_eq!(rig.pair.a.ask(&Request::DestroyQp { qp: rig.pair.a_qp.handle }), Reply::Done);
     });
-    is_withdrawn_by(|rig| {
+    is_revoked_by(|rig| {
         assert_eq!(rig.pair.b.ask(&Request::DestroyQp { qp: rig.pair.b_qp.handle }), Reply::Done);
     });
     // A request that fails.
-    is_withdrawn_by(|rig| {
+    is_revoked_by(|rig| {
         let from = rig.pair.a.memory(8, true);
         let sges = [from.sge(0, 8)];
         let write = SendDescriptor { remote_address: 8, rkey: 1, ..request(SendOpcode::RdmaWrite, &sges) };
@@ -420,24 +420,24 @@ fn the_end_of_a_holder_is_the_end_of_its_grants() {
     rig.ask(true).unwrap();
     let segment = rig.segment();
     drop(std::mem::replace(&mut rig.pair.a, peer));
-    assert_eq!(read_event(&rig.orders), Some((segment, 0)));
-    assert_eq!(rig.pair.b.ask(&Request::ConfirmWithdrawal { segment }), Reply::Done);
+    assert_eq!(read_event(&rig.commands), Some((segment, 0)));
+    assert_eq!(rig.pair.b.ask(&Request::ConfirmRevocation { segment }), Reply::Done);
 }
 
 #[test]
-fn the_end_of_an_owner_is_told_to_its_holders() {
+fn grantees_are_notified_of_the_end_of_an_owner() {
     let mut rig = Rig::new();
     rig.ask(true).unwrap();
-    let before = rig.withdrawn();
+    let before = rig.revoked();
     let peer = rig.pair.host.client("c");
     drop(std::mem::replace(&mut rig.pair.b, peer));
-    until("the grant is withdrawn", || (rig.withdrawn() != before).then_some(()));
+    until("the grant is revoked", || (rig.revoked() != before).then_some(()));
     assert_eq!(rig.ask(true).unwrap_err(), VerbsError::Busy);
-    assert_eq!(read_event(&rig.orders), None);
+    assert_eq!(read_event(&rig.commands), None);
 }
 
 #[test]
-fn an_owner_that_takes_its_pages_back_needs_no_order() {
+fn an_owner_that_takes_its_pages_back_needs_no_command() {
     let rig = Rig::new();
     let Pair { a, b, a_qp, .. } = &rig.pair;
     let (segment, mapped) = create_segment(b, 3);
@@ -448,21 +448,21 @@ fn an_owner_that_takes_its_pages_back_needs_no_order() {
     let mr = b.register(address, 2 * PAGE_BYTES);
     let ask = || ask_grant(a, a_qp, mr.rkey, (address + PAGE_BYTES, 8), true);
     let (reply, _) = ask().unwrap();
-    let Reply::Grant { length, offset: 0, grants_withdrawn: 0, .. } = reply else { panic!("{reply:?}") };
+    let Reply::Grant { length, offset: 0, grants_revoked: 0, .. } = reply else { panic!("{reply:?}") };
     assert_eq!(length, 2 * PAGE_BYTES);
     // A page is taken back: the rest is not granted any more, whose place others still reach.
     assert_eq!(b.ask(&Request::UnmapPart { address, length: PAGE_BYTES }), Reply::Done);
-    assert_eq!(a_qp.send.grants_withdrawn(), 1);
+    assert_eq!(a_qp.send.grants_revoked(), 1);
     assert_eq!(ask().unwrap_err(), VerbsError::NotSupported);
     b.settle();
-    assert!(!has_event(&rig.orders));
-    // So the end of the region still takes an order.
+    assert!(!has_event(&rig.commands));
+    // So the end of the region still takes a command.
     assert_eq!(b.ask(&Request::DeregisterMr { mr: mr.handle }), Reply::Done);
-    assert_eq!(a_qp.send.grants_withdrawn(), 2);
-    assert_eq!(read_event(&rig.orders), Some((segment, 0)));
+    assert_eq!(a_qp.send.grants_revoked(), 2);
+    assert_eq!(read_event(&rig.commands), Some((segment, 0)));
     // An answer that the process has no such segment any more is as good.
     assert_eq!(b.ask(&Request::DestroySegment { segment }), Reply::Done);
-    assert_eq!(b.refused(&Request::ConfirmWithdrawal { segment }), VerbsError::NotFound);
+    assert_eq!(b.refused(&Request::ConfirmRevocation { segment }), VerbsError::NotFound);
 
     let (segment, mapped) = create_segment(b, 1);
     let address = mapped.address() as u64;
@@ -470,10 +470,10 @@ fn an_owner_that_takes_its_pages_back_needs_no_order() {
     let mr = b.register(address, PAGE_BYTES);
     ask_grant(a, a_qp, mr.rkey, (address, 8), true).unwrap();
     assert_eq!(b.ask(&Request::UnmapPart { address, length: PAGE_BYTES }), Reply::Done);
-    assert_eq!(a_qp.send.grants_withdrawn(), 3);
+    assert_eq!(a_qp.send.grants_revoked(), 3);
     assert_eq!(b.ask(&Request::DeregisterMr { mr: mr.handle }), Reply::Done);
     b.settle();
-    assert!(!has_event(&rig.orders));
+    assert!(!has_event(&rig.commands));
     assert_eq!(b.refused(&map_part(segment, &mapped, 0)), VerbsError::NotSupported);
 }
 
@@ -490,13 +490,13 @@ fn what_is_mapped_later_is_not_reached_by_what_was_granted_before() {
     // In the region: the grant covers it anyway.
     assert_eq!(b.ask(&map_part(segment, &mapped, 1)), Reply::Done);
     let (Reply::Grant { length, .. }, _) = ask().unwrap() else { panic!("no grant") };
-    assert_eq!((length, a_qp.send.grants_withdrawn()), (2 * PAGE_BYTES, 0));
+    assert_eq!((length, a_qp.send.grants_revoked()), (2 * PAGE_BYTES, 0));
     // Beyond it.
     assert_eq!(b.refused(&map_part(segment, &mapped, 2)), VerbsError::NotSupported);
-    assert_eq!(a_qp.send.grants_withdrawn(), 1);
-    assert_eq!(read_event(&rig.orders), Some((segment, 0)));
+    assert_eq!(a_qp.send.grants_revoked(), 1);
+    assert_eq!(read_event(&rig.commands), Some((segment, 0)));
     assert_eq!(ask().unwrap_err(), VerbsError::Busy);
-    assert_eq!(b.ask(&Request::ConfirmWithdrawal { segment }), Reply::Done);
+    assert_eq!(b.ask(&Request::ConfirmRevocation { segment }), Reply::Done);
 }
 
 #[test]
@@ -507,29 +507,29 @@ fn a_region_that_ends_takes_every_holder_s_grant() {
     rig.ask(true).unwrap();
     ask_grant(&rig.pair.a, &qp, other.rkey, (rig.to.address, 8), true).unwrap();
     assert_eq!(rig.pair.b.ask(&Request::DeregisterMr { mr: rig.to.mr.handle }), Reply::Done);
-    assert_eq!((rig.withdrawn(), qp.send.grants_withdrawn()), (1, 1));
-    assert_eq!(read_event(&rig.orders), Some((rig.segment(), 0)));
+    assert_eq!((rig.revoked(), qp.send.grants_revoked()), (1, 1));
+    assert_eq!(read_event(&rig.commands), Some((rig.segment(), 0)));
     rig.pair.b.settle();
-    assert!(!has_event(&rig.orders), "one order for both");
+    assert!(!has_event(&rig.commands), "one command for both");
 }
 
 #[test]
 fn who_does_not_take_its_memory_back_in_time_loses_its_session() {
     let directory = Directory::new();
-    let withdrawal_time = Duration::from_millis(50);
-    let router = Router::start(Config { withdrawal_time, ..config(&directory.0, VnicLimits::default()) }).unwrap();
+    let revocation_time = Duration::from_millis(50);
+    let router = Router::start(Config { revocation_time, ..config(&directory.0, VnicLimits::default()) }).unwrap();
     let rig = Rig::on(Host { directory, router: Some(router) });
     rig.ask(true).unwrap();
     assert_eq!(rig.pair.b.ask(&Request::DeregisterMr { mr: rig.to.mr.handle }), Reply::Done);
-    assert_eq!(read_event(&rig.orders), Some((rig.segment(), 0)));
+    assert_eq!(read_event(&rig.commands), Some((rig.segment(), 0)));
     // The pipe ends with the session.
-    assert_eq!(read_event(&rig.orders), None);
+    assert_eq!(read_event(&rig.commands), None);
     until("one session less", || (rig.pair.host.status().session_count == 1).then_some(()));
     assert!(matches!(rig.pair.a.ask(&Request::AllocPd { context: rig.pair.a.context }), Reply::Pd { .. }));
 }
 
 #[test]
-fn what_was_withdrawn_is_shared_again_once_that_is_earned() {
+fn revoked_memory_is_shared_again_for_credit() {
     let mut rig = Rig::new();
     let (segment, mapped) = create_segment(&rig.pair.b, 3);
     let address = mapped.address() as u64;
@@ -549,27 +549,27 @@ fn what_was_withdrawn_is_shared_again_once_that_is_earned() {
     let ask = |rig: &Rig| ask_grant(&rig.pair.a, &rig.pair.a_qp, mr.rkey, (address, 8), true);
     ask(&rig).unwrap();
     assert_eq!(rig.pair.b.refused(&map_part(segment, &mapped, 2)), VerbsError::NotSupported);
-    assert_eq!(read_event(&rig.orders), Some((segment, 0)));
+    assert_eq!(read_event(&rig.commands), Some((segment, 0)));
     for word in 1..1500 {
         write(&mut rig, word);
         assert_eq!(mapped.u64(0).load(Relaxed), word);
     }
-    assert!(!has_event(&rig.orders), "the first order is not carried out");
-    assert_eq!(rig.pair.b.ask(&Request::ConfirmWithdrawal { segment }), Reply::Done);
-    assert!(!has_event(&rig.orders));
+    assert!(!has_event(&rig.commands), "the first command is not carried out");
+    assert_eq!(rig.pair.b.ask(&Request::ConfirmRevocation { segment }), Reply::Done);
+    assert!(!has_event(&rig.commands));
     write(&mut rig, 1500);
-    assert_eq!(read_event(&rig.orders), Some((segment, 1)));
+    assert_eq!(read_event(&rig.commands), Some((segment, 1)));
     assert_eq!(ask(&rig).unwrap_err(), VerbsError::Busy, "it may come back");
-    // A process that does nothing about it is told less and less often.
-    let mut orders = 0;
+    // A process that does nothing about it gets the command less and less often.
+    let mut commands = 0;
     for word in 0..3000 {
         write(&mut rig, word);
-        while has_event(&rig.orders) {
-            assert_eq!(read_event(&rig.orders), Some((segment, 1)));
-            orders += 1;
+        while has_event(&rig.commands) {
+            assert_eq!(read_event(&rig.commands), Some((segment, 1)));
+            commands += 1;
         }
     }
-    assert_eq!(orders, 1);
+    assert_eq!(commands, 1);
     // One that does: the router reaches the new segment, and grants it.
     let (again, shared) = create_segment(&rig.pair.b, 2);
     let map = Request::MapPart { segment: again, offset: 0, address, length: 2 * PAGE_BYTES };
@@ -578,7 +578,7 @@ fn what_was_withdrawn_is_shared_again_once_that_is_earned() {
         write(&mut rig, word);
         assert_eq!((mapped.u64(0).load(Relaxed), shared.u64(0).load(Relaxed)), (2999, word));
     }
-    assert!(!has_event(&rig.orders));
+    assert!(!has_event(&rig.commands));
     let (Reply::Grant { length, .. }, _) = ask(&rig).unwrap() else { panic!("no grant") };
     assert_eq!(length, 2 * PAGE_BYTES);
 }
@@ -602,12 +602,12 @@ fn what_a_process_has_by_another_qp_too_is_not_taken_back() {
         ask_grant(a, &qp, rig.to.mr.rkey, (rig.to.address, 8), true).unwrap();
         let destroy = |client: &Client, qp: &Qp| client.ask(&Request::DestroyQp { qp: qp.handle });
         assert_eq!(if by_owner { destroy(b, b_qp) } else { destroy(a, a_qp) }, Reply::Done);
-        assert_eq!((rig.withdrawn(), qp.send.grants_withdrawn()), (1, 0), "it is told, the other has its right");
+        assert_eq!((rig.revoked(), qp.send.grants_revoked()), (1, 0), "it is notified, the other has its right");
         b.settle();
-        assert!(!has_event(&rig.orders));
+        assert!(!has_event(&rig.commands));
         assert_eq!(if by_owner { destroy(b, &its_peer) } else { destroy(a, &qp) }, Reply::Done);
-        assert_eq!(qp.send.grants_withdrawn(), 1);
-        assert_eq!(read_event(&rig.orders), Some((rig.segment(), 0)));
+        assert_eq!(qp.send.grants_revoked(), 1);
+        assert_eq!(read_event(&rig.commands), Some((rig.segment(), 0)));
     }
 }
 
@@ -625,8 +625,8 @@ fn what_another_process_has_is_taken_back_all_the_same() {
     let (third, _peer) = second_pair(&mut rig.pair);
     ask_grant(&rig.pair.a, &third, rig.to.mr.rkey, (rig.to.address, 8), false).unwrap();
     assert_eq!(rig.pair.a.ask(&Request::DestroyQp { qp: rig.pair.a_qp.handle }), Reply::Done);
-    assert_eq!((rig.withdrawn(), qp.send.grants_withdrawn(), third.send.grants_withdrawn()), (1, 1, 1));
-    assert_eq!(read_event(&rig.orders), Some((rig.segment(), 0)));
+    assert_eq!((rig.revoked(), qp.send.grants_revoked(), third.send.grants_revoked()), (1, 1, 1));
+    assert_eq!(read_event(&rig.commands), Some((rig.segment(), 0)));
     rig.pair.a_qp = third;
     other.settle();
 }
@@ -644,7 +644,7 @@ fn memory_is_granted_to_who_has_used_the_router_as_much() {
     // 16 pages are for nothing; a WRITE of 8 bytes counts a page and its bytes.
     for missing in [2 * PAGE_BYTES, PAGE_BYTES - 8] {
         let (reply, fds) = ask(&rig);
-        assert!(reply == Reply::NotEarned { missing } && fds.is_empty(), "{reply:?}");
+        assert!(reply == Reply::NotEnoughCredit { missing } && fds.is_empty(), "{reply:?}");
         let sges = [from.sge(0, 8)];
         let write =
             SendDescriptor { remote_address: to.address, rkey: to.mr.rkey, ..request(SendOpcode::RdmaWrite, &sges) };
@@ -660,7 +660,7 @@ fn memory_is_granted_to_who_has_used_the_router_as_much() {
         length: 8,
         writes: true,
     });
-    assert_eq!(reply, Reply::NotEarned { missing: 2 * PAGE_BYTES - 16 });
+    assert_eq!(reply, Reply::NotEnoughCredit { missing: 2 * PAGE_BYTES - 16 });
     // Another QP of its process pays nothing for what that has.
     let (qp, _peer) = second_pair(&mut rig.pair);
     assert!(ask_grant(&rig.pair.a, &qp, to.mr.rkey, (to.address, 8), true).is_ok());

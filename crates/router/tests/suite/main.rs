@@ -1,5 +1,5 @@
 //! The router's tests in one binary: routers and raw clients that are threads of this process.
-//! Apart from them, since what they do to their process would disturb others: `hold` (its threads are stopped),
+//! Apart from them, since what they do to their process would disturb others: `freeze` (its threads are stopped),
 //! `process` and `crash` (children, which hold copies of descriptors until they execute), `tenants` (sockets whose last
 //! close takes an hour, and children).
 mod access;

@@ -90,7 +90,7 @@ fn an_event_waits_for_the_time() {
 }
 
 #[test]
-fn what_was_held_back_is_told_when_moderation_ends() {
+fn what_was_held_back_is_notified_when_moderation_ends() {
     let mut test = Loop::new();
     test.moderate(100, 0);
     test.cq.ring.arm(false);

@@ -7,8 +7,8 @@ use freeflow_protocol::peer::{PEER_PROTOCOL, PeerMessage};
 use freeflow_protocol::version::Agreement;
 use freeflow_router::Router;
 use freeflow_router::peering::{
-    Channel, Event, Identity, Key, PeerEntry, Peers, PeersFile, PeersHandle, PrivateKey, Sink, Update, VnicIdentity,
-    key_text,
+    Event, Identity, Key, NoiseChannel, PeerEntry, Peers, PeersFile, PeersHandle, PrivateKey, Sink, Update,
+    VnicIdentity, key_text,
 };
 use freeflow_verbs::{Gid, NetworkId, QpType, Qpn};
 use std::io::{ErrorKind, Read, Write};
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes, even on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 const DEFAULT: NetworkId = NetworkId(1);
 const PORT: u16 = 4790;
 const AGREED: Agreement = Agreement { version: 1, features: 0 };
@@ -30,7 +30,7 @@ fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
         if let Some(value) = check() {
             return value;
         }
-        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(began.elapsed() < WAIT_MAX, "waited in vain: {what}");
         std::thread::yield_now();
     }
 }
@@ -206,9 +206,9 @@ fn two_hosts_tell_each_other_what_they_have_and_answer() {
         service: QpType::Rc,
         connected: Some((gid("10.111.0.1"), Qpn(6))),
     };
-    other.handle.tell(HostId(1), Qpn(5), Some(info));
+    other.handle.notify(HostId(1), Qpn(5), Some(info));
     one.expect(&Update::Peer { host: HostId(1), qpn: Qpn(5), info: Some(info) });
-    other.handle.tell(HostId(1), Qpn(5), None);
+    other.handle.notify(HostId(1), Qpn(5), None);
     one.expect(&Update::Peer { host: HostId(1), qpn: Qpn(5), info: None });
     let group = |qpn| Update::Group { host: HostId(1), network: DEFAULT, gid: gid("239.1.1.1"), qpn };
     other.handle.group(DEFAULT, gid("239.1.1.1"), Some(Qpn(8)));
@@ -217,7 +217,7 @@ fn two_hosts_tell_each_other_what_they_have_and_answer() {
     one.expect(&group(None));
     let status = one.status_when("a measured round trip", |status| status.peers[0].rtt_us.is_some());
     assert_eq!((status.host.as_str(), status.peers[0].host.as_str(), status.peers[0].icrc), ("h0", "h1", true));
-    assert_eq!(status.peers[0].counters.protocol_errors + status.refused_handshakes + status.strangers, 0);
+    assert_eq!(status.peers[0].counters.protocol_errors + status.refused_handshakes + status.unknown_connections, 0);
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn a_listener_with_a_wrong_key_gets_nothing() {
 
 /// Whether the other side ends the connection; what it sends before is thrown away.
 fn is_ended(stream: &mut TcpStream) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
     let mut buffer = [0; 4096];
     loop {
         match stream.read(&mut buffer) {
@@ -293,7 +293,7 @@ fn is_ended(stream: &mut TcpStream) {
 }
 
 #[test]
-fn strangers_and_garbage_cost_little() {
+fn unknown_addresses_and_malformed_bytes_cost_little() {
     let lab = Lab::new(3);
     let (one, other) = (lab.start(1, 1), lab.start(2, 2));
     one.until_up(1);
@@ -302,7 +302,7 @@ fn strangers_and_garbage_cost_little() {
     for _ in 0..20 {
         is_ended(&mut connect(lab.address(9), lab.control(1)));
     }
-    assert_eq!(one.handle.status().strangers, 20);
+    assert_eq!(one.handle.status().unknown_connections, 20);
     // From a peer's address: garbage ends at once, and so does a name that may not dial here.
     for bytes in [&[0xff_u8; 100_000][..], b"GET / HTTP/1.0\r\n\r\n", b"\0\x08FFP1\x02h2"] {
         let mut stream = lab.connect(0, 1);
@@ -315,7 +315,7 @@ fn strangers_and_garbage_cost_little() {
     one.status_when("refusals", |status| status.refused_handshakes >= 9);
     silent.iter_mut().for_each(is_ended);
     // Somebody sends the copy of a whole opening, and then nothing that fits.
-    let opening = Channel::dial(&lab.identity(0), "h1", &lab.keys[1].1);
+    let opening = NoiseChannel::dial(&lab.identity(0), "h1", &lab.keys[1].1);
     let mut stream = lab.connect(0, 1);
     stream.write_all(opening.output()).unwrap();
     stream.write_all(&[0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]).unwrap();
@@ -333,14 +333,14 @@ fn strangers_and_garbage_cost_little() {
 /// The test itself as host 0: it has the right key and behaves as it likes.
 struct Player {
     identity: Identity,
-    channel: Channel,
+    channel: NoiseChannel,
     stream: TcpStream,
 }
 
 impl Player {
     fn connect(lab: &Lab, to: usize) -> Self {
         let identity = lab.identity(0);
-        let (channel, stream) = (Channel::dial(&identity, &name(to), &lab.keys[to].1), lab.connect(0, to));
+        let (channel, stream) = (NoiseChannel::dial(&identity, &name(to), &lab.keys[to].1), lab.connect(0, to));
         let mut player = Self { identity, channel, stream };
         player.flush();
         assert_eq!(player.next(), Event::Opened);
@@ -363,7 +363,7 @@ impl Player {
     }
 
     fn next(&mut self) -> Event {
-        self.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
         loop {
             if let Some(event) = self.channel.poll_event(&self.identity, |_| None).unwrap() {
                 return event;
@@ -383,7 +383,7 @@ fn a_peer_that_floods_and_does_not_read_is_cut_off() {
     one.until_up(1);
     let mut player = Player::connect(&lab, 1);
     one.until_up(2);
-    player.stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    player.stream.set_write_timeout(Some(WAIT_MAX)).unwrap();
     // Each ping has an answer, which is not taken.
     while player.send(&PeerMessage::Ping { stamp: 1 }) {}
     one.status_when("the cut", |status| status.peers[0].counters.timeouts >= 1);

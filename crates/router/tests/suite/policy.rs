@@ -3,7 +3,7 @@ use crate::common::{BASE, Host, config, host_path, networks, qps};
 use freeflow_protocol::admin::{DataPath, QpPath, QpStatus};
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_router::Router;
-use freeflow_shm::layout::channel;
+use freeflow_shm::layout::direct_ring;
 use freeflow_verbs::{QpAttributeMask, QpAttributes, QpState, QpType, VnicLimits};
 use std::os::fd::OwnedFd;
 
@@ -29,7 +29,7 @@ fn restart(host: &mut Host) {
 /// The reason of each QP of a vNIC, in order of number.
 fn reasons(host: &Host, vnic: &str) -> Vec<String> {
     let qps = page(host, Some(vnic), None).0;
-    assert!(qps.iter().all(|qp| qp.path == QpPath::Routed && !qp.channel && !qp.grants), "{qps:?}");
+    assert!(qps.iter().all(|qp| qp.path == QpPath::Routed && !qp.direct_ring && !qp.grants), "{qps:?}");
     qps.into_iter().map(|qp| qp.reason.unwrap()).collect()
 }
 
@@ -89,7 +89,7 @@ fn each_qp_says_why_it_is_routed() {
     assert_eq!((status.qpn, status.qp_type.as_str(), status.state.as_str()), (one.qpn, "RC", "RTS"));
     assert_eq!((status.peer_qpn, status.peer_address), (Some(other.qpn), b.gid().to_ipv4().map(Into::into)));
     let counts = host.status();
-    assert_eq!((counts.qp_count, counts.channel_qp_count, counts.grant_qp_count), (2, 0, 0));
+    assert_eq!((counts.qp_count, counts.direct_ring_qp_count, counts.grant_qp_count), (2, 0, 0));
 }
 
 #[test]
@@ -126,16 +126,16 @@ fn a_channel_has_credits_for_the_receivers_queue() {
     b.connect_rc(&other, a.gid(), one.qpn, 14);
     let credits = |(reply, descriptors): (Reply, Vec<OwnedFd>)| match reply {
         Reply::Direct { credit_count, segment_bytes, .. } if descriptors.len() == 1 => {
-            assert!(channel::bytes(credit_count) as u64 <= segment_bytes);
+            assert!(direct_ring::bytes(credit_count) as u64 <= segment_bytes);
             credit_count
         }
         other => panic!("{other:?}"),
     };
-    let told = [
-        credits(a.ask_fds(&Request::OpenChannel { qp: one.handle })),
-        credits(b.ask_fds(&Request::AcceptChannel { qp: other.handle })),
+    let reported = [
+        credits(a.ask_fds(&Request::OpenDirectRing { qp: one.handle })),
+        credits(b.ask_fds(&Request::AcceptDirectRing { qp: other.handle })),
     ];
-    assert!(told[0] == told[1] && told[0] < 256, "{told:?}: more than RECVs");
+    assert!(reported[0] == reported[1] && reported[0] < 256, "{reported:?}: more than RECVs");
     let qps = page(&host, Some("a"), None).0;
-    assert_eq!((qps[0].path, qps[0].channel, qps[0].reason.as_deref()), (QpPath::Direct, true, None));
+    assert_eq!((qps[0].path, qps[0].direct_ring, qps[0].reason.as_deref()), (QpPath::Direct, true, None));
 }

@@ -8,7 +8,7 @@ mod worker_lock;
 use freeflow_shm::handshake::{
     Doorbells, EventCount, announce, announced, arm, fence_for_all, leave, may_be_unseen, take_armed,
 };
-use freeflow_shm::layout::{ARMED_NEXT, ARMED_NONE, ARMED_SOLICITED, CHANNEL_OPEN};
+use freeflow_shm::layout::{ARMED_NEXT, ARMED_NONE, ARMED_SOLICITED, DIRECT_RING_OPEN};
 use freeflow_shm::slot::{BoundedPublishCursor, Full, HEAD, Line, PublishCursor, SLOT_WORDS, Slot, TakeCursor, commit};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
@@ -30,7 +30,7 @@ fn slots(count: usize) -> Box<[Slot]> {
     (0..count).map(|_| Slot::new()).collect()
 }
 
-/// A message of which every word tells the position it belongs to.
+/// A message of which every word has the position it belongs to.
 fn line(position: u32) -> Line {
     let mut line = [0; SLOT_WORDS];
     for (index, word) in line.iter_mut().enumerate() {
@@ -53,7 +53,8 @@ fn a_message_is_seen_or_its_sender_knows() {
     for looks in [false, true] {
         check(move || {
             // The head of the message's descriptor, STATE, WANTS_NOTIFICATION.
-            let words = Arc::new((AtomicU64::new(0), AtomicU32::new(CHANNEL_OPEN), AtomicU32::new(u32::from(looks))));
+            let words =
+                Arc::new((AtomicU64::new(0), AtomicU32::new(DIRECT_RING_OPEN), AtomicU32::new(u32::from(looks))));
             let sender = {
                 let words = Arc::clone(&words);
                 thread::spawn(move || {

@@ -16,7 +16,7 @@
 //! To leave out `set_sleeping(false)` or the look at `is_sleeping` only costs time, and no model fails.
 use crate::{check, check_bounded};
 use freeflow_shm::handshake::{Doorbells, announce};
-use freeflow_shm::parker::{Bell, Parker};
+use freeflow_shm::parker::{Parker, Waker};
 use freeflow_shm::worker_lock::{InlineWorker, WorkerLock};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -38,7 +38,7 @@ const AFTER_DOORBELL: Job = 0x800;
 /// Stays rung until the worker has waited for it, as an eventfd that is drained then.
 struct Ring(Notify);
 
-impl Bell for Ring {
+impl Waker for Ring {
     fn ring(&self) {
         self.0.notify();
     }

@@ -2,7 +2,7 @@
 use freeflow_shm::fd;
 
 #[test]
-fn a_pidfd_tells_when_its_process_ends() {
+fn a_pidfd_shows_when_its_process_ends() {
     let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
     let pid = rustix::process::Pid::from_child(&child);
     let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();

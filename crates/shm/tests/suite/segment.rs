@@ -303,7 +303,7 @@ fn a_session_wakes_sleepers() {
 
 /// Each side knows whether the other waits for its processor.
 #[test]
-fn a_session_tells_who_waits_for_whom() {
+fn a_session_shows_who_waits_for_whom() {
     let (router, fd) = SessionSegment::create().unwrap();
     let library = SessionSegment::map(fd.as_fd()).unwrap();
     assert!(!library.is_worker_here(0), "it has not said where it is");

@@ -134,7 +134,7 @@ fn contents_are_as_listed() {
                 text,
                 "{name} {count} x {opcode:#04x}, first: {payload} bytes + {}, {}",
                 header.pad,
-                told(&header)
+                printed(&header)
             )
             .unwrap();
         }
@@ -142,7 +142,7 @@ fn contents_are_as_listed() {
     list::compare("captures.txt", &text);
 }
 
-fn told(h: &Header) -> String {
+fn printed(h: &Header) -> String {
     let mut text =
         format!("{:?} qpn {:#x} psn {:#x} ack {} se {}", h.opcode, h.dest_qpn, h.psn, h.ack_request, h.solicited);
     let opcode: Opcode = h.opcode;

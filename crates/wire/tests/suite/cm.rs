@@ -51,10 +51,10 @@ fn recorded_messages_say_what_is_listed() {
     for (name, _) in CAPTURES {
         for bytes in mads(name) {
             let mad = Mad::decode(&bytes).unwrap();
-            let told = format!("{:x?}", mad.message);
+            let printed = format!("{:x?}", mad.message);
             // Private data is long, and mostly zeros.
-            let told = told.split(", private_data").next().unwrap();
-            writeln!(text, "{name} {} tid {:x} {told}", mad.message.kind().name(), mad.transaction_id).unwrap();
+            let printed = printed.split(", private_data").next().unwrap();
+            writeln!(text, "{name} {} tid {:x} {printed}", mad.message.kind().name(), mad.transaction_id).unwrap();
             let header = match &mad.message {
                 Message::Req(req) => IpHeader::decode(&req.private_data),
                 Message::SidrReq(request) => IpHeader::decode(&request.private_data),

@@ -1,6 +1,6 @@
 //! The opcode table as a reviewed list: `opcodes.txt`.
 use crate::list;
-use freeflow_wire::{BTH_BYTES, Header, Opcode, Operation, Place, Service};
+use freeflow_wire::{BTH_BYTES, Header, Opcode, Operation, PacketPosition, Service};
 use std::fmt::Write;
 
 fn headers(opcode: Opcode) -> String {
@@ -48,11 +48,14 @@ fn the_parts_of_an_opcode_make_it_again() {
 fn first_and_middle_are_plain() {
     let new = |operation, place| Opcode::new(Service::Rc, operation, place).map(Opcode::byte);
     for operation in [Operation::SendImmediate, Operation::SendInvalidate] {
-        assert_eq!((new(operation, Place::First), new(operation, Place::Middle)), (Some(0x00), Some(0x01)));
+        assert_eq!(
+            (new(operation, PacketPosition::First), new(operation, PacketPosition::Middle)),
+            (Some(0x00), Some(0x01))
+        );
     }
-    assert_eq!(new(Operation::WriteImmediate, Place::First), Some(0x06));
-    assert_eq!(new(Operation::WriteImmediate, Place::Middle), Some(0x07));
-    assert_eq!(new(Operation::ReadRequest, Place::First), None);
-    assert_eq!(Opcode::new(Service::Ud, Operation::Send, Place::First), None);
-    assert_eq!(Opcode::new(Service::Uc, Operation::ReadRequest, Place::Only), None);
+    assert_eq!(new(Operation::WriteImmediate, PacketPosition::First), Some(0x06));
+    assert_eq!(new(Operation::WriteImmediate, PacketPosition::Middle), Some(0x07));
+    assert_eq!(new(Operation::ReadRequest, PacketPosition::First), None);
+    assert_eq!(Opcode::new(Service::Ud, Operation::Send, PacketPosition::First), None);
+    assert_eq!(Opcode::new(Service::Uc, Operation::ReadRequest, PacketPosition::Only), None);
 }

@@ -3,7 +3,9 @@
 //! Host h has the vNICs `vnic(h, 0)`, `vnic(h, 1)` …, at 10.0.h.1, 10.0.h.2 …, and fd00::h:1 …; all
 //! hosts are routers of one network. Hosts also have an external address, 192.0.2.h+1, which their
 //! first two vNICs share: by it they are external machines to each other.
-use freeflow_cm::{Asked, Environment, GID_COUNT, Limits, Link, Machine, Owner, Packet, Place, Route, Scope, VnicRef};
+use freeflow_cm::{
+    Asked, Environment, GID_COUNT, Limits, Link, Machine, Owner, Packet, Route, Scope, ScopedGid, VnicRef,
+};
 use freeflow_protocol::cm::{
     CmAddress, CmEvent, CmEventBody, CmEventKind, CmReply, CmRequest, ConnectionParameters, PortSpace,
 };
@@ -38,9 +40,9 @@ pub fn vnic(host: usize, number: u64) -> VnicRef {
 pub const ANY: Gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0]);
 
 /// SplitMix64.
-pub struct Dice(pub u64);
+pub struct SimRng(pub u64);
 
-impl Dice {
+impl SimRng {
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
@@ -82,7 +84,7 @@ pub struct Heard {
 /// Surroundings of one machine.
 pub struct Surroundings {
     pub host: usize,
-    pub dice: Dice,
+    pub rng: SimRng,
     pub sent: Vec<Owned>,
     pub heard: Vec<Heard>,
     pub cut: bool,
@@ -94,21 +96,21 @@ pub struct Surroundings {
 
 impl Environment for Surroundings {
     fn random(&mut self) -> u32 {
-        self.dice.draw() as u32
+        self.rng.draw() as u32
     }
 
-    fn places(&self, of: VnicRef) -> [Option<Place>; GID_COUNT] {
+    fn addresses(&self, of: VnicRef) -> [Option<ScopedGid>; GID_COUNT] {
         let number = of.0 % 100;
         if of.0 / 100 != self.host as u64 || number >= VNICS_PER_HOST {
             return [None; GID_COUNT];
         }
-        let own = Place { scope: NETWORK, gid: gid(self.host, number) };
-        let six = Place { scope: NETWORK, gid: gid6(self.host, number) };
-        let shared = Place { scope: Scope::External, gid: external(self.host) };
+        let own = ScopedGid { scope: NETWORK, gid: gid(self.host, number) };
+        let six = ScopedGid { scope: NETWORK, gid: gid6(self.host, number) };
+        let shared = ScopedGid { scope: Scope::External, gid: external(self.host) };
         [Some(own), (number < 2).then_some(shared), Some(six)]
     }
 
-    fn vnic_at(&self, place: Place) -> Option<VnicRef> {
+    fn vnic_at(&self, place: ScopedGid) -> Option<VnicRef> {
         let is_at = |number: &u64| [gid(self.host, *number), gid6(self.host, *number)].contains(&place.gid);
         let found = (0..VNICS_PER_HOST).find(is_at);
         found.filter(|_| place.scope == NETWORK).map(|number| vnic(self.host, number))
@@ -129,7 +131,7 @@ impl Environment for Surroundings {
             (192, 0) => (1, Link::External(u32::from(d) - 1)),
             _ => return Err(VerbsError::Unreachable),
         };
-        let local = self.places(of)[index].ok_or(VerbsError::Unreachable)?;
+        let local = self.addresses(of)[index].ok_or(VerbsError::Unreachable)?;
         if self.cut || from.is_some_and(|gid| gid != local.gid) {
             return Err(VerbsError::Unreachable);
         }
@@ -145,7 +147,7 @@ impl Environment for Surroundings {
         self.sent.push(Owned { link, scope, from, to, mad: mad.to_vec() });
     }
 
-    fn allows(&self, _of: VnicRef, local: Place, remote: CmAddress, asked: Asked) -> bool {
+    fn allows(&self, _of: VnicRef, local: ScopedGid, remote: CmAddress, asked: Asked) -> bool {
         let (forth, back) = ((local.gid, remote.gid), (remote.gid, local.gid));
         match asked {
             Asked::ToBegin => !self.denied.contains(&forth),
@@ -154,14 +156,14 @@ impl Environment for Surroundings {
         }
     }
 
-    fn tell(&mut self, owner: Owner, _channel: u32, event: CmEvent) {
+    fn notify(&mut self, owner: Owner, _channel: u32, event: CmEvent) {
         self.heard.push(Heard { owner, event });
     }
 }
 
 /// Per cent, and microseconds.
 #[derive(Clone, Copy, Default)]
-pub struct Weather {
+pub struct LinkModel {
     pub lost: u64,
     pub doubled: u64,
     /// At most so long on the way: so they also overtake each other.
@@ -172,8 +174,8 @@ pub struct World {
     pub now: Instant,
     pub machines: Vec<Machine>,
     pub around: Vec<Surroundings>,
-    pub weather: Weather,
-    dice: Dice,
+    pub link_model: LinkModel,
+    rng: SimRng,
     on_the_way: BTreeMap<(Instant, u64), (usize, Owned)>,
     sequence: u64,
 }
@@ -186,7 +188,7 @@ impl World {
     pub fn with(hosts: usize, seed: u64, limits: Limits) -> Self {
         let around = |host| Surroundings {
             host,
-            dice: Dice(seed ^ (host as u64) << 32),
+            rng: SimRng(seed ^ (host as u64) << 32),
             sent: Vec::new(),
             heard: Vec::new(),
             cut: false,
@@ -197,8 +199,8 @@ impl World {
             now: Instant(1_000_000),
             machines: (0..hosts).map(|_| Machine::new(limits)).collect(),
             around: (0..hosts).map(around).collect(),
-            weather: Weather::default(),
-            dice: Dice(!seed),
+            link_model: LinkModel::default(),
+            rng: SimRng(!seed),
             on_the_way: BTreeMap::new(),
             sequence: 0,
         }
@@ -211,9 +213,13 @@ impl World {
                 let (to, copies, delay) = match packet.link {
                     Link::Local => (host, 1, 0),
                     Link::Router(to) | Link::External(to) => {
-                        let weather = self.weather;
-                        let copies = u32::from(!self.dice.happens(weather.lost));
-                        (to as usize, copies * (1 + u32::from(self.dice.happens(weather.doubled))), weather.delay_us)
+                        let link_model = self.link_model;
+                        let copies = u32::from(!self.rng.happens(link_model.lost));
+                        (
+                            to as usize,
+                            copies * (1 + u32::from(self.rng.happens(link_model.doubled))),
+                            link_model.delay_us,
+                        )
                     }
                 };
                 packet.link = match packet.link {
@@ -222,7 +228,7 @@ impl World {
                     Link::External(_) => Link::External(host as u32),
                 };
                 for _ in 0..copies {
-                    let at = self.now + Duration::from_micros(self.dice.roll(delay + 1));
+                    let at = self.now + Duration::from_micros(self.rng.roll(delay + 1));
                     self.sequence += 1;
                     self.on_the_way.insert((at, self.sequence), (to, packet.clone()));
                 }
@@ -264,7 +270,7 @@ impl World {
 
     /// All that is on the way comes; no timer is waited for.
     pub fn settle(&mut self) {
-        self.run_for(Duration::from_micros(self.weather.delay_us * 10 + 1));
+        self.run_for(Duration::from_micros(self.link_model.delay_us * 10 + 1));
     }
 
     pub fn ask(

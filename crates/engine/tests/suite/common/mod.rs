@@ -13,9 +13,9 @@ pub const MEMORY_BYTES: usize = 2 << 20;
 pub const ALL_ACCESS: Access = Access(0xf);
 
 /// A small generator for choices of the tests.
-pub struct Dice(pub u64);
+pub struct SimRng(pub u64);
 
-impl Dice {
+impl SimRng {
     pub fn roll(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
@@ -64,8 +64,8 @@ pub struct World {
     pub cq_room: HashMap<CqId, usize>,
     pub events: Vec<(AsyncEventKind, EventTarget)>,
     pub pending: Vec<(Token, Job)>,
-    /// With a dice: each operation is put off with even chances. Without: never.
-    pub put_off: Option<Dice>,
+    /// With a rng: each operation is put off with even chances. Without: never.
+    pub put_off: Option<SimRng>,
     pub always_put_off: bool,
     /// Sessions whose memory is not there any more.
     pub gone: HashSet<SessionId>,
@@ -88,14 +88,14 @@ pub struct World {
     pub changed: Vec<(Qpn, Option<HostId>)>,
     /// Pairs of addresses that may not talk, in this direction.
     pub denied: HashSet<(Gid, Gid)>,
-    pub asked: Vec<Talk>,
+    pub asked: Vec<AuthorizationRequest>,
     /// Networks that may not talk to each other, whoever begins.
     pub apart: HashSet<(NetworkId, NetworkId)>,
     /// Addresses that are another network's for those of a network, and what was asked about that.
-    pub homes: HashMap<(NetworkId, Gid), NetworkId>,
+    pub address_map: HashMap<(NetworkId, Gid), NetworkId>,
     pub located: Vec<(NetworkId, Gid)>,
-    pub severed: Vec<(Qpn, HostId, Qpn)>,
-    pub attempts: Vec<Attempt>,
+    pub disconnected: Vec<(Qpn, HostId, Qpn)>,
+    pub violations: Vec<Violation>,
     /// QPs whose direct path was revoked.
     pub revoked: Vec<QpId>,
     /// A carrier's answer, if there is one, and the messages that it took.
@@ -107,7 +107,7 @@ pub struct World {
 
 impl World {
     fn puts_off(&mut self) -> bool {
-        self.always_put_off || self.put_off.as_mut().is_some_and(|dice| dice.roll(2) == 0)
+        self.always_put_off || self.put_off.as_mut().is_some_and(|rng| rng.roll(2) == 0)
     }
 
     pub fn bytes(&mut self, session: SessionId, address: u64, length: usize) -> &mut [u8] {
@@ -310,7 +310,7 @@ impl Fabric for World {
     }
 
     fn notify_disconnected(&mut self, qpn: Qpn, host: HostId, peer: Qpn) {
-        self.severed.push((qpn, host, peer));
+        self.disconnected.push((qpn, host, peer));
     }
 
     fn take_management(&mut self, from: HostId, mad: &[u8; freeflow_wire::cm::MAD_BYTES]) -> bool {
@@ -343,24 +343,24 @@ impl Carrier for World {
 }
 
 impl Policy for World {
-    fn authorize(&mut self, talk: &Talk) -> bool {
-        self.asked.push(*talk);
-        let (one, other) = (talk.network, talk.other);
+    fn authorize(&mut self, request: &AuthorizationRequest) -> bool {
+        self.asked.push(*request);
+        let (one, other) = (request.network, request.other);
         if self.apart.contains(&(one, other)) || self.apart.contains(&(other, one)) {
             return false;
         }
-        let forth = !self.denied.contains(&(talk.from, talk.to));
-        let both = matches!(talk.means, Means::Connection | Means::Standing);
-        forth || both && !self.denied.contains(&(talk.to, talk.from))
+        let forth = !self.denied.contains(&(request.from, request.to));
+        let both = matches!(request.traffic, TrafficKind::Connection | TrafficKind::Standing);
+        forth || both && !self.denied.contains(&(request.to, request.from))
     }
 
     fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId {
         self.located.push((network, gid));
-        self.homes.get(&(network, gid)).copied().unwrap_or(network)
+        self.address_map.get(&(network, gid)).copied().unwrap_or(network)
     }
 
-    fn report_violation(&mut self, attempt: &Attempt) {
-        self.attempts.push(*attempt);
+    fn report_violation(&mut self, violation: &Violation) {
+        self.violations.push(*violation);
     }
 }
 

@@ -1,6 +1,8 @@
 //! A peer on another host, as a script: it sends packets to one QP of this host and looks at what comes back.
 use super::*;
-use freeflow_wire::{Header, MASK_24, NakCode, Opcode, Operation, Place, Reth, Service, Syndrome as Aeth, psn_add};
+use freeflow_wire::{
+    Header, MASK_24, NakCode, Opcode, Operation, PacketPosition, Reth, Service, Syndrome as Aeth, psn_add,
+};
 
 pub const HOST: HostId = HostId(7);
 pub const PEER_QPN: u32 = 0x4711;
@@ -115,7 +117,7 @@ impl Link {
     // ---- sending
 
     /// Of a packet with the next PSN.
-    pub fn header(&self, operation: Operation, place: Place) -> Header {
+    pub fn header(&self, operation: Operation, place: PacketPosition) -> Header {
         let opcode = Opcode::new(self.service, operation, place).unwrap();
         let mut header = Header::new(opcode, self.end.qpn.0, self.psn);
         header.srqn = self.srqn;
@@ -149,10 +151,10 @@ impl Link {
         let last = pieces.len() - 1;
         let packet = |(at, piece): (usize, &&[u8])| {
             let place = match (at == 0, at == last) {
-                (true, true) => Place::Only,
-                (true, false) => Place::First,
-                (false, false) => Place::Middle,
-                (false, true) => Place::Last,
+                (true, true) => PacketPosition::Only,
+                (true, false) => PacketPosition::First,
+                (false, false) => PacketPosition::Middle,
+                (false, true) => PacketPosition::Last,
             };
             let mut header = Header { reth, ..self.header(operation, place) };
             header.psn = psn_add(self.psn, at as u32);
@@ -183,7 +185,7 @@ impl Link {
     }
 
     pub fn read_header(&self, offset: u64, length: usize) -> Header {
-        Header { reth: self.reth(offset, length), ..self.header(Operation::ReadRequest, Place::Only) }
+        Header { reth: self.reth(offset, length), ..self.header(Operation::ReadRequest, PacketPosition::Only) }
     }
 
     pub fn read(&mut self, offset: u64, length: usize) {
@@ -192,7 +194,7 @@ impl Link {
     }
 
     pub fn fetch_add_header(&self, offset: u64, add: u64) -> Header {
-        let mut header = self.header(Operation::FetchAdd, Place::Only);
+        let mut header = self.header(Operation::FetchAdd, PacketPosition::Only);
         header.atomic.address = MEMORY_BASE + offset;
         header.atomic.rkey = self.end.key;
         header.atomic.swap_add = add;
@@ -252,7 +254,7 @@ pub enum Says {
     NotReady { psn: u32, timer: u8 },
     Nak { psn: u32, code: NakCode, msn: u32 },
     Atomic { psn: u32, msn: u32, original: u64 },
-    Read { psn: u32, place: Place, bytes: usize },
+    Read { psn: u32, place: PacketPosition, bytes: usize },
 }
 
 impl Says {

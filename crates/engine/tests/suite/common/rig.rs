@@ -2,7 +2,7 @@
 use super::peer::{HOST, PEER_QPN, destination, peer_gid};
 use super::*;
 use freeflow_wire::{
-    Aeth, Header, MASK_24, NakCode, Opcode, Operation as O, Place as P, Service, Syndrome as Aeths, psn_add,
+    Aeth, Header, MASK_24, NakCode, Opcode, Operation as O, PacketPosition as P, Service, Syndrome as Aeths, psn_add,
 };
 
 /// PSNs wrap around soon.
@@ -34,7 +34,7 @@ impl Rig {
         rig
     }
 
-    /// Nobody has told yet who the peer is.
+    /// The peer is not resolved yet.
     pub fn behind_gate(qp_type: QpType, path_mtu: PathMtu, rts: QpAttributes) -> Self {
         use QpAttributeMask as M;
         let mut net = Net::new();

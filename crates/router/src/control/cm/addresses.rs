@@ -5,7 +5,7 @@ use crate::admission::access::Key;
 use crate::control::external::{EXTERNAL_GID_INDEX, IPV6_GID_INDEX};
 use crate::peering::{Settings, Update};
 use freeflow_backend::path_mtu;
-use freeflow_cm::{GID_COUNT, Link, Place, Route, Scope, VnicRef};
+use freeflow_cm::{GID_COUNT, Link, Route, Scope, ScopedGid, VnicRef};
 use freeflow_engine::HostId;
 use freeflow_verbs::{Gid, NetworkId, PathMtu, VerbsError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,14 +84,14 @@ impl Places {
     }
 
     /// Its GID table.
-    pub fn of_vnic(&self, vnic: VnicRef) -> [Option<Place>; GID_COUNT] {
+    pub fn of_vnic(&self, vnic: VnicRef) -> [Option<ScopedGid>; GID_COUNT] {
         let Some(entry) = self.vnics.get(&vnic) else { return [None; GID_COUNT] };
-        let own = |gid| Place { scope: Scope::Network(entry.network), gid };
-        let external = entry.external.map(|gid| Place { scope: Scope::External, gid });
+        let own = |gid| ScopedGid { scope: Scope::Network(entry.network), gid };
+        let external = entry.external.map(|gid| ScopedGid { scope: Scope::External, gid });
         [Some(own(entry.gid)), external, entry.ipv6.map(own)]
     }
 
-    pub fn vnic_at(&self, place: Place) -> Option<VnicRef> {
+    pub fn vnic_at(&self, place: ScopedGid) -> Option<VnicRef> {
         match place.scope {
             Scope::Network(network) => self.by_address.get(&(network, place.gid)).copied(),
             Scope::External => {
@@ -128,7 +128,7 @@ impl Places {
             | Update::Group { .. }
             | Update::Asked { .. }
             | Update::Party { .. }
-            | Update::Severed { .. }
+            | Update::Disconnected { .. }
             | Update::Cm { .. } => {}
         }
         Vec::new()
@@ -149,7 +149,7 @@ impl Places {
 
     /// The number of a machine without FreeFlow: nothing is kept of it, so nobody can use numbers
     /// up. Two machines with IPv6 addresses may have the same one (nobody can choose which); the
-    /// machine tells them apart by their addresses.
+    /// machine distinguishes them by their addresses.
     pub fn external_number(&self, gid: Gid) -> u32 {
         gid.to_ipv4().map_or_else(|| self.numbering.hash_one(gid.0) as u32, u32::from)
     }
@@ -172,7 +172,7 @@ impl Places {
         // From one family no way leads to the other.
         let own = if to.to_ipv4().is_some() { Some((gid, 0)) } else { ipv6.map(|gid| (gid, IPV6_GID_INDEX)) };
         if let Some((gid, gid_index)) = own.filter(|(gid, _)| from.is_none_or(|from| from == *gid)) {
-            let local = Place { scope: Scope::Network(network), gid };
+            let local = ScopedGid { scope: Scope::Network(network), gid };
             let route = Route { link: Link::Local, local, remote: to, gid_index, mtu: PathMtu::Mtu4096 };
             if self.by_address.contains_key(&(at, to)) {
                 return Ok(route);
@@ -199,7 +199,7 @@ impl Places {
             return None;
         }
         let number = self.external_number(to);
-        let (link, local) = (Link::External(number), Place { scope: Scope::External, gid: own });
+        let (link, local) = (Link::External(number), ScopedGid { scope: Scope::External, gid: own });
         let route = path_mtu(address_of(own), address_of(to)).map(|bytes| Route {
             link,
             local,
@@ -352,8 +352,8 @@ mod tests {
                 "{address} is this host, a router, or not listed"
             );
         }
-        assert_eq!(places.vnic_at(Place { scope: Scope::External, gid: own }), Some(a));
-        assert_eq!(places.vnic_at(Place { scope: Scope::External, gid: machine }), None);
+        assert_eq!(places.vnic_at(ScopedGid { scope: Scope::External, gid: own }), Some(a));
+        assert_eq!(places.vnic_at(ScopedGid { scope: Scope::External, gid: machine }), None);
         let link = Link::External(places.external_number(machine));
         assert_eq!(places.handle_update(settings(&[]), || BTreeSet::from([machine])), [link], "the permission is gone");
         assert!(own_way(&places, a, None, machine).is_err());

@@ -4,15 +4,15 @@ use super::addresses::Places;
 use super::loopback_queue::{Letter, Letters};
 use super::pipe::EventPipe;
 use super::preparation::{Preparation, Prepared};
-use crate::admission::access::{Access, Deed, Pair};
+use crate::admission::access::{AccessPolicy, Deed, Pair};
 use crate::admission::shares::Shares;
-use crate::admission::violations::Tried;
+use crate::admission::violations::ViolationClass;
 use crate::base::slab::Key;
 use crate::control::session::Handles;
 use crate::dataplane::command::SendManagement;
 use crate::dataplane::handle::WorkerHandle;
 use crate::peering::{Mad, MadEnds, PeersHandle};
-use freeflow_cm::{Asked, Channel, Environment, GID_COUNT, Link, Owner, Packet, Place, Route, Scope, VnicRef};
+use freeflow_cm::{Asked, Environment, EventChannel, GID_COUNT, Link, Owner, Packet, Route, Scope, ScopedGid, VnicRef};
 use freeflow_engine::HostId;
 use freeflow_protocol::cm::{CM_EVENT_BYTES_MAX, CmAddress, CmEvent, Ece};
 use freeflow_protocol::library::Handle;
@@ -39,7 +39,7 @@ pub struct OwnerEntry {
     pub connection: Key,
     pub channels: Handles<EventPipe>,
     /// Channels that were destroyed, by the numbers of their watches. A thread that waits in a
-    /// `read` goes on to wait, as it does with the kernel's, and is not told that the router had
+    /// `read` goes on to wait, as it does with the kernel's, and does not learn that the router had
     /// died; so they stay until nobody has the other end.
     pub leaving: BTreeMap<u64, EventPipe>,
     /// QPs that are brought to RTS when the peer agrees, by identifier.
@@ -62,7 +62,7 @@ pub struct Lost {
 pub struct World {
     pub places: Places,
     /// The answer about an address is computed when it is asked for.
-    pub access: RefCell<Access>,
+    pub access: RefCell<AccessPolicy>,
     /// vNICs, and addresses that they were connected to and that are another network's now, until
     /// all connections were looked at.
     pub moved: BTreeSet<(VnicRef, Gid)>,
@@ -70,7 +70,7 @@ pub struct World {
     last_owner: u64,
     pub letters: Letters,
     /// Channels that owe events, by the numbers of their watches; and watches that the kernel does not know of yet.
-    pub watches: BTreeMap<u64, (Owner, Channel)>,
+    pub watches: BTreeMap<u64, (Owner, EventChannel)>,
     last_watch: u64,
     pub behind: Vec<u64>,
     /// Sessions that do not read their events.
@@ -150,7 +150,7 @@ impl World {
     pub fn with_channel(
         &mut self,
         owner: Owner,
-        channel: Channel,
+        channel: EventChannel,
         put: impl FnOnce(&mut EventPipe),
     ) -> Result<(), VerbsError> {
         let entry = self.owners.get_mut(&owner).ok_or(VerbsError::NotFound)?;
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    pub fn remove_channel(&mut self, owner: Owner, channel: Channel) -> Option<EventPipe> {
+    pub fn remove_channel(&mut self, owner: Owner, channel: EventChannel) -> Option<EventPipe> {
         let entry = self.owners.get_mut(&owner)?;
         let pipe = entry.channels.remove(channel)?;
         entry.owed_bytes -= pipe.owed_bytes();
@@ -192,7 +192,7 @@ impl World {
 
     /// A channel that was removed, and that nobody watches, stays until its other end is gone. The
     /// number to watch it by. What it owes is nobody's any more.
-    pub fn leave(&mut self, owner: Owner, channel: Channel, mut pipe: EventPipe) -> Option<u64> {
+    pub fn leave(&mut self, owner: Owner, channel: EventChannel, mut pipe: EventPipe) -> Option<u64> {
         pipe.forget();
         self.last_watch += 1;
         self.watches.insert(self.last_watch, (owner, channel));
@@ -201,12 +201,12 @@ impl World {
     }
 
     /// Where a message arrives that is sent from one address to another: see
-    /// [`crate::admission::address_map::Homes::receiver`].
+    /// [`crate::admission::address_map::AddressMap::receiver`].
     pub fn arrival(&self, sender: Scope, from: Gid, to: Gid) -> Option<Scope> {
         let Scope::Network(network) = sender else { return Some(sender) };
         let access = self.access.borrow();
         let Some(rules) = access.rules() else { return Some(sender) };
-        rules.homes.receiver((network, from), to).map(|(there, _)| Scope::Network(there))
+        rules.address_map.receiver((network, from), to).map(|(there, _)| Scope::Network(there))
     }
 
     fn send_to_host(&mut self, host: HostId, network: NetworkId, ends: MadEnds, mad: Mad) {
@@ -235,11 +235,11 @@ impl Environment for World {
         self.entropy.next()
     }
 
-    fn places(&self, vnic: VnicRef) -> [Option<Place>; GID_COUNT] {
+    fn addresses(&self, vnic: VnicRef) -> [Option<ScopedGid>; GID_COUNT] {
         self.places.of_vnic(vnic)
     }
 
-    fn vnic_at(&self, place: Place) -> Option<VnicRef> {
+    fn vnic_at(&self, place: ScopedGid) -> Option<VnicRef> {
         self.places.vnic_at(place)
     }
 
@@ -251,7 +251,7 @@ impl Environment for World {
 
     fn unreachable(&mut self, vnic: VnicRef, address: Gid) {
         let Some(entry) = self.places.vnic(vnic) else { return };
-        self.access.get_mut().note_aim((entry.network, entry.gid), Tried::Request, address);
+        self.access.get_mut().note_aim((entry.network, entry.gid), ViolationClass::Request, address);
     }
 
     fn send(&mut self, packet: Packet<'_>) {
@@ -281,14 +281,14 @@ impl Environment for World {
         true
     }
 
-    fn tell(&mut self, owner: Owner, channel: Channel, event: CmEvent) {
+    fn notify(&mut self, owner: Owner, channel: EventChannel, event: CmEvent) {
         let record = freeflow_protocol::encode(&event);
         debug_assert!(record.len() <= CM_EVENT_BYTES_MAX);
         // A channel that is gone has no reader.
         let _ = self.with_channel(owner, channel, |pipe| pipe.send(record));
     }
 
-    fn allows(&self, vnic: VnicRef, local: Place, remote: CmAddress, asked: Asked) -> bool {
+    fn allows(&self, vnic: VnicRef, local: ScopedGid, remote: CmAddress, asked: Asked) -> bool {
         let Some(entry) = self.places.vnic(vnic) else { return false };
         let (network, is_external) = match local.scope {
             Scope::Network(network) => (network, false),
@@ -309,7 +309,7 @@ impl Environment for World {
         let pair = Pair { from, to, is_external };
         match asked {
             Asked::ToBegin | Asked::ToAnswer => access.may_begin(&pair, Deed::Request),
-            Asked::ToStand => access.may_be_connected(&pair, Deed::CutRequest) && !has_moved,
+            Asked::ToStand => access.may_be_connected(&pair, Deed::DisconnectRequest) && !has_moved,
         }
     }
 }

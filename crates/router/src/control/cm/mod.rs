@@ -20,7 +20,7 @@ mod preparation;
 mod requests;
 mod steps;
 
-use crate::admission::access::{Access, Incident, Rules};
+use crate::admission::access::{AccessPolicy, Incident, Rules};
 use environment::World;
 use freeflow_cm::{Limits, Machine, VnicRef};
 use freeflow_protocol::admin::{CmCounts, CmMessages};
@@ -56,29 +56,30 @@ impl Cm {
     }
 
     /// The access rules.
-    pub fn access(&mut self) -> &mut Access {
+    pub fn access(&mut self) -> &mut AccessPolicy {
         self.world.access.get_mut()
     }
 
     /// These rules are in force from now on. What is connected to an address that is another
     /// network's now is connected to nobody.
     pub fn set_rules(&mut self, rules: Arc<Rules>) {
-        let (homes, world) = (rules.homes.clone(), &mut self.world);
-        let before = world.access.get_mut().rules().map(|rules| rules.homes.clone()).unwrap_or_default();
+        let (address_map, world) = (rules.address_map.clone(), &mut self.world);
+        let before = world.access.get_mut().rules().map(|rules| rules.address_map.clone()).unwrap_or_default();
         world.access.get_mut().set_rules(rules);
-        if homes == before {
+        if address_map == before {
             return;
         }
         for id in self.machine.list(None, usize::MAX) {
             let (Some(vnic), Some(remote)) = (world.places.vnic(id.vnic), id.remote) else { continue };
-            if homes.network_at(vnic.network, remote.gid) != before.network_at(vnic.network, remote.gid) {
+            if address_map.network_at(vnic.network, remote.gid) != before.network_at(vnic.network, remote.gid) {
                 world.moved.insert((id.vnic, remote.gid));
             }
         }
         self.machine.handle_new_routes();
     }
 
-    /// Cuts what is not allowed any more, looking at so many connections at most; what there is to report.
+    /// Disconnects what is not allowed any more, looking at so many connections at most; what there is to
+    /// report.
     pub fn follow_policy(&mut self, now: Instant, count_max: usize) -> Vec<Incident> {
         if self.access().take_change() {
             self.machine.handle_policy_changed();
@@ -119,6 +120,6 @@ pub(super) fn now() -> Instant {
 }
 
 /// When the control thread has something to do for rules.
-fn next_policy_due(access: &Access, now: Instant) -> Option<Instant> {
+fn next_policy_due(access: &AccessPolicy, now: Instant) -> Option<Instant> {
     access.due_in(now).map(|wait| now + wait)
 }

@@ -72,7 +72,7 @@ impl Control {
         if let Some(watch) = self.cm.world.leave(owner, channel, pipe) {
             let entry = self.cm.world.owners.get(&owner);
             let pipe = entry.and_then(|entry| entry.leaving.get(&watch)).ok_or(VerbsError::NotFound)?;
-            // Only that it has no reader any more, which is always told.
+            // Only that it has no reader any more, which is always reported.
             if self.watch(pipe.fd(), Topic::CmChannel(watch), epoll::EventFlags::empty()).is_err() {
                 self.drop_leaving(watch, owner);
             }
@@ -123,7 +123,7 @@ impl Control {
         }
     }
 
-    /// The router ends in order: other hosts are told that its connections do.
+    /// The router ends in order: other hosts are notified that its connections do.
     pub(crate) fn end_cm(&mut self) {
         let owners: Vec<Owner> = self.cm.world.owners.keys().copied().collect();
         for owner in owners {
@@ -234,7 +234,7 @@ impl Control {
 
     /// Rules are in force for connection management: on this host, and between hosts.
     pub(crate) fn set_cm_rules(&mut self, rules: Arc<Rules>) {
-        self.peers.homes(rules.homes.clone());
+        self.peers.address_map(rules.address_map.clone());
         self.cm.set_rules(rules);
     }
 

@@ -3,7 +3,9 @@
 //! A page costs the worker a bounded time: the vNICs that it names, [`PAGE_QPS_MAX`] QPs, and a
 //! look at each session there is.
 use crate::base::machine::cpu_time_us;
-use crate::dataplane::command::{CountPaths, Execute, ListQps, MeterHost, MeterVnics, ReadStatus, ReadVnics, Step};
+use crate::dataplane::command::{
+    CountPaths, Execute, Execution, ListQps, MeterHost, MeterVnics, ReadStatus, ReadVnics,
+};
 use crate::dataplane::meters::{
     AccessCounts, DirectCounts, MeteredVnic, MeteredVnics, PathCounts, QpMeter, QpPage, QpRow, VnicNumbers,
     WorkerMeter, WorkerStatus, address, state_name, type_name,
@@ -23,81 +25,85 @@ const LIST_QPS_MAX: usize = 64;
 const TURN_QPS_MAX: usize = 2048;
 
 impl Execute<ReadVnics> for Worker {
-    fn execute(&mut self, _: Instant, ReadVnics { vnics, counts_direct }: ReadVnics) -> Step<ReadVnics> {
+    fn execute(&mut self, _: Instant, ReadVnics { vnics, counts_direct }: ReadVnics) -> Execution<ReadVnics> {
         if counts_direct {
             self.count_all_direct();
         }
-        Step::done(vnics.into_iter().map(|id| self.vnic_numbers(id)).collect())
+        Execution::done(vnics.into_iter().map(|id| self.vnic_numbers(id)).collect())
     }
 }
 
 impl Execute<ReadStatus> for Worker {
-    fn execute(&mut self, _: Instant, ReadStatus { vnics }: ReadStatus) -> Step<ReadStatus> {
+    fn execute(&mut self, _: Instant, ReadStatus { vnics }: ReadStatus) -> Execution<ReadStatus> {
         self.count_all_direct();
-        Step::done(WorkerStatus {
+        Execution::done(WorkerStatus {
             usage: self.engine.usage(),
             numbers: vnics.into_iter().map(|id| self.vnic_numbers(id)).collect(),
             direct: self.direct_counts(),
-            worker_count: self.rings.movers.worker_count(),
-            moved_bytes: self.rings.movers.moved_bytes(),
+            worker_count: self.ports.copy_threads.worker_count(),
+            moved_bytes: self.ports.copy_threads.moved_bytes(),
             cpu_us: cpu_time_us(),
         })
     }
 }
 
 impl Execute<ListQps> for Worker {
-    fn execute(&mut self, _: Instant, ListQps { vnic, after_qpn }: ListQps) -> Step<ListQps> {
-        Step::done(self.list_qps(vnic, after_qpn))
+    fn execute(&mut self, _: Instant, ListQps { vnic, after_qpn }: ListQps) -> Execution<ListQps> {
+        Execution::done(self.list_qps(vnic, after_qpn))
     }
 }
 
 impl Execute<MeterVnics> for Worker {
-    fn execute(&mut self, _: Instant, command: MeterVnics) -> Step<MeterVnics> {
+    fn execute(&mut self, _: Instant, command: MeterVnics) -> Execution<MeterVnics> {
         let MeterVnics { vnics, with_qps, after_qpn, counts_direct } = command;
         if counts_direct {
             self.count_few_direct();
         }
-        Step::done(self.meter(&vnics, with_qps, after_qpn))
+        Execution::done(self.meter(&vnics, with_qps, after_qpn))
     }
 }
 
 impl Execute<CountPaths> for Worker {
-    fn execute(&mut self, _: Instant, CountPaths { rest, mut counts }: CountPaths) -> Step<CountPaths> {
+    fn execute(&mut self, _: Instant, CountPaths { rest, mut counts }: CountPaths) -> Execution<CountPaths> {
         let mut rest = rest.unwrap_or_else(|| self.engine.qps_of(None).map(|(id, _)| id).collect());
         for id in rest.drain(rest.len().saturating_sub(TURN_QPS_MAX)..) {
             self.count_path(id, &mut counts);
         }
-        if rest.is_empty() { Step::done(counts) } else { Step::Again(CountPaths { rest: Some(rest), counts }) }
+        if rest.is_empty() {
+            Execution::done(counts)
+        } else {
+            Execution::Again(CountPaths { rest: Some(rest), counts })
+        }
     }
 }
 
 impl Execute<MeterHost> for Worker {
-    fn execute(&mut self, _: Instant, MeterHost {}: MeterHost) -> Step<MeterHost> {
-        Step::done(self.host_meter())
+    fn execute(&mut self, _: Instant, MeterHost {}: MeterHost) -> Execution<MeterHost> {
+        Execution::done(self.host_meter())
     }
 }
 
 impl Worker {
     pub fn vnic_numbers(&self, id: VnicId) -> VnicNumbers {
-        let vnic = self.rings.vnics.get(id);
+        let vnic = self.ports.vnics.get(id);
         VnicNumbers {
             usage: self.engine.vnic_usage(id).unwrap_or_default(),
             counters: self.engine.vnic_counters(id).unwrap_or_default(),
-            fallback_bytes: vnic.map_or(0, |vnic| vnic.fallback_bytes),
+            slow_path_bytes: vnic.map_or(0, |vnic| vnic.slow_path_bytes),
             blocked_copies: vnic.map_or(0, |vnic| vnic.blocked_count),
             // Relaxed: a count, which orders nothing.
             bounce_bytes: vnic.map_or(0, |vnic| vnic.bounce_bytes.load(Relaxed)),
-            worker: self.rings.movers.home(id),
+            worker: self.ports.copy_threads.home(id),
             refusals: self.engine.refusals(id).unwrap_or_default(),
-            throttled: self.engine.vnic_throttled(self.rings.now, id),
+            throttled: self.engine.vnic_throttled(self.ports.now, id),
             is_failed: vnic.is_some_and(|vnic| vnic.abandoned.iter().any(|thread| !thread.has_ended())),
         }
     }
 
     pub(crate) fn direct_counts(&self) -> DirectCounts {
         let mut counts = DirectCounts::default();
-        for (id, _) in self.rings.qps.iter() {
-            counts.channel_qps += u32::from(self.uses_channel(id));
+        for (id, _) in self.ports.qps.iter() {
+            counts.direct_ring_qps += u32::from(self.uses_direct_ring(id));
             counts.grant_qps += u32::from(self.granted(id));
         }
         counts
@@ -120,9 +126,9 @@ impl Worker {
     fn row(&mut self, id: QpId) -> Option<QpRow> {
         self.count_direct(id);
         let look = self.engine.qp_status(id)?;
-        let (channel, grants) = (self.uses_channel(id), self.granted(id));
+        let (direct_ring, grants) = (self.uses_direct_ring(id), self.granted(id));
         let (path, reason) = self.path_of(id, &look);
-        Some(QpRow { look, channel, grants, path, reason, traffic: self.engine.qp_traffic(id).unwrap_or_default() })
+        Some(QpRow { look, direct_ring, grants, path, reason, traffic: self.engine.qp_traffic(id).unwrap_or_default() })
     }
 
     fn meter_qp(&self, id: QpId) -> Option<QpMeter> {
@@ -135,7 +141,7 @@ impl Worker {
             peer: look.peer.map(|(gid, qpn)| (address(gid), qpn.0)),
             path,
             traffic: self.engine.qp_traffic(id).unwrap_or_default(),
-            throttled: self.engine.qp_throttled(self.rings.now, id),
+            throttled: self.engine.qp_throttled(self.ports.now, id),
         })
     }
 
@@ -157,7 +163,7 @@ impl Worker {
         let mut sessions: BTreeMap<VnicId, Vec<SessionId>> = BTreeMap::new();
         if with_qps {
             sessions.extend(ids.iter().map(|&id| (id, Vec::new())));
-            for (session, entry) in self.rings.sessions.iter() {
+            for (session, entry) in self.ports.sessions.iter() {
                 if let Some(of_vnic) = sessions.get_mut(&entry.vnic) {
                     of_vnic.push(session);
                 }
@@ -191,9 +197,9 @@ impl Worker {
     }
 
     fn host_meter(&mut self) -> WorkerMeter {
-        let drops = drop_names(&self.engine.drops(), self.rings.fabric.mads_lost);
-        let moved_bytes = self.rings.movers.moved_bytes();
-        let (totals, access) = (self.network_totals(), AccessCounts::by(&self.rings.access));
+        let drops = drop_names(&self.engine.drops(), self.ports.fabric.mads_lost);
+        let moved_bytes = self.ports.copy_threads.moved_bytes();
+        let (totals, access) = (self.network_totals(), AccessCounts::by(&self.ports.access));
         WorkerMeter { usage: self.engine.usage(), cpu_us: cpu_time_us(), moved_bytes, drops, totals, access }
     }
 }

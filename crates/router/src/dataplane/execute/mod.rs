@@ -12,7 +12,7 @@ mod wire;
 #[cfg(test)]
 use crate::dataplane::command::Call;
 use crate::dataplane::command::{
-    Bound, COMMAND_TIME_MAX, Command, Execute, Fence, Probe, Progress, Reply, Step, Stop, Submission, Ticket,
+    Bound, COMMAND_TIME_MAX, Command, Execute, Execution, Fence, Probe, Progress, Reply, Stop, Submission, Ticket,
 };
 use crate::dataplane::event::{Done, Event};
 use crate::dataplane::worker::Worker;
@@ -46,7 +46,7 @@ impl Worker {
                 self.answer(ticket, reply, rest);
             }
             Progress::Again(command) => {
-                let resumed_at = self.rings.resumed_at;
+                let resumed_at = self.ports.resumed_at;
                 let is_late = |bound: &Bound| now >= bound.deadline.max(resumed_at + COMMAND_TIME_MAX);
                 if bound.as_ref().is_some_and(is_late) {
                     self.refuse(ticket, VerbsError::TimedOut, command);
@@ -68,7 +68,7 @@ impl Worker {
         }
     }
 
-    /// Tells the control thread.
+    /// Notifies the control thread.
     pub(crate) fn notify_control(&self, event: impl Into<Event>) {
         // Fails only while the router ends.
         let _ = self.events.send(event.into());
@@ -77,29 +77,29 @@ impl Worker {
 }
 
 impl Execute<Fence> for Worker {
-    fn execute(&mut self, _: Instant, Fence {}: Fence) -> Step<Fence> {
-        Step::done(())
+    fn execute(&mut self, _: Instant, Fence {}: Fence) -> Execution<Fence> {
+        Execution::done(())
     }
 }
 
 impl Execute<Probe> for Worker {
-    fn execute(&mut self, _: Instant, Probe { answer }: Probe) -> Step<Probe> {
+    fn execute(&mut self, _: Instant, Probe { answer }: Probe) -> Execution<Probe> {
         // Whoever asked may be gone.
         let _ = answer.send(());
-        Step::done(())
+        Execution::done(())
     }
 }
 
 impl Execute<Stop> for Worker {
-    fn execute(&mut self, _: Instant, Stop {}: Stop) -> Step<Stop> {
+    fn execute(&mut self, _: Instant, Stop {}: Stop) -> Execution<Stop> {
         self.stopping = true;
-        Step::done(())
+        Execution::done(())
     }
 }
 
 #[cfg(test)]
 impl Execute<Call> for Worker {
-    fn execute(&mut self, now: Instant, mut command: Call) -> Step<Call> {
-        if (command.run)(self, now) { Step::Again(command) } else { Step::done(()) }
+    fn execute(&mut self, now: Instant, mut command: Call) -> Execution<Call> {
+        if (command.run)(self, now) { Execution::Again(command) } else { Execution::done(()) }
     }
 }

@@ -1,61 +1,61 @@
 //! Declared policy, as it takes effect in the worker: in force when the command is done.
 use crate::base::mode::Mode;
 use crate::dataplane::command::{
-    Execute, PolicyChanges, SetAccessRules, SetExternalGids, SetMode, SetPolicy, SetVnicIdentity, Step,
+    Execute, Execution, PolicyChanges, SetAccessRules, SetExternalGids, SetMode, SetPolicy, SetVnicIdentity,
 };
 use crate::dataplane::worker::Worker;
 use freeflow_engine::VnicId;
 use freeflow_verbs::{Instant, Shaping};
 
 impl Execute<SetPolicy> for Worker {
-    fn execute(&mut self, now: Instant, SetPolicy { policy }: SetPolicy) -> Step<SetPolicy> {
+    fn execute(&mut self, now: Instant, SetPolicy { policy }: SetPolicy) -> Execution<SetPolicy> {
         self.set_policy(now, &policy);
-        Step::done(())
+        Execution::done(())
     }
 }
 
 impl Execute<SetExternalGids> for Worker {
-    fn execute(&mut self, _: Instant, SetExternalGids { gids }: SetExternalGids) -> Step<SetExternalGids> {
+    fn execute(&mut self, _: Instant, SetExternalGids { gids }: SetExternalGids) -> Execution<SetExternalGids> {
         for (id, gid) in gids {
             // One that is gone meanwhile needs none.
             let _ = self.engine.set_external_gid(id, gid);
         }
-        Step::done(())
+        Execution::done(())
     }
 }
 
 impl Execute<SetVnicIdentity> for Worker {
-    fn execute(&mut self, _: Instant, command: SetVnicIdentity) -> Step<SetVnicIdentity> {
+    fn execute(&mut self, _: Instant, command: SetVnicIdentity) -> Execution<SetVnicIdentity> {
         for &gid in &command.gids {
-            self.rings.access.set_vnic(command.network, gid, command.identity.clone());
+            self.ports.access.set_vnic(command.network, gid, command.identity.clone());
         }
-        Step::done(())
+        Execution::done(())
     }
 }
 
 impl Execute<SetAccessRules> for Worker {
-    fn execute(&mut self, _: Instant, SetAccessRules { rules, gone }: SetAccessRules) -> Step<SetAccessRules> {
-        self.rings.access.set_rules(rules);
+    fn execute(&mut self, _: Instant, SetAccessRules { rules, gone }: SetAccessRules) -> Execution<SetAccessRules> {
+        self.ports.access.set_rules(rules);
         if !gone.is_empty() {
-            self.rings.fabric.forget_networks(|network| gone.contains(&network));
-            self.rings.retired.forget(|network| gone.contains(&network));
+            self.ports.fabric.forget_networks(|network| gone.contains(&network));
+            self.ports.retired.forget(|network| gone.contains(&network));
         }
-        Step::done(())
+        Execution::done(())
     }
 }
 
 impl Execute<SetMode> for Worker {
-    fn execute(&mut self, now: Instant, SetMode { mode }: SetMode) -> Step<SetMode> {
+    fn execute(&mut self, now: Instant, SetMode { mode }: SetMode) -> Execution<SetMode> {
         self.waiting.set_mode(mode);
-        self.rings.movers.set_mode(mode);
+        self.ports.copy_threads.set_mode(mode);
         if mode == Mode::Fastpath {
             // All doorbells are looked at from now on, as those of sessions that begin later.
-            let all: Vec<_> = self.rings.sessions.iter().map(|(id, _)| id).collect();
+            let all: Vec<_> = self.ports.sessions.iter().map(|(id, _)| id).collect();
             for session in all {
-                self.heat(now, session);
+                self.mark_active(now, session);
             }
         }
-        Step::done(())
+        Execution::done(())
     }
 }
 

@@ -1,9 +1,9 @@
 //! Queue pairs, XRC targets and multicast groups.
 use crate::dataplane::command::{
-    AttachMulticast, CreateQp, CreateXrcTarget, DestroyQp, DetachMulticast, Execute, ModifyQp, OpenXrcTarget,
-    PrepareQp, QueryQp, Step, StepQp,
+    AttachMulticast, CreateQp, CreateXrcTarget, DestroyQp, DetachMulticast, Execute, Execution, ModifyQp,
+    OpenXrcTarget, PrepareQp, QueryQp, StepQp,
 };
-use crate::dataplane::ports::Bell;
+use crate::dataplane::ports::DoorbellTarget;
 use crate::dataplane::qp_changes::{Change, QpChanges};
 use crate::dataplane::worker::Worker;
 use crate::dataplane::xrc_targets::Viewer;
@@ -12,25 +12,25 @@ use freeflow_verbs::{Instant, QpAttributeMask, QpState, VerbsError};
 use std::task::Poll;
 
 impl Execute<CreateQp> for Worker {
-    fn execute(&mut self, now: Instant, command: CreateQp) -> Step<CreateQp> {
+    fn execute(&mut self, now: Instant, command: CreateQp) -> Execution<CreateQp> {
         let (session, cookie) = (command.qp.session, command.qp.cookie);
         let (id, qpn, _) = match self.engine.create_qp(session, command.init) {
             Ok(created) => created,
-            Err(error) => return Step::refused(command, error),
+            Err(error) => return Execution::refused(command, error),
         };
         let CreateQp { qp, changes, .. } = command;
-        self.rings.qps.insert(id, qp);
-        self.rings.set_bell(session, cookie, Some(Bell::Qp(id)));
-        Step::done(self.begin_qp(now, session, id, cookie, &changes).map(|()| (id, qpn)))
+        self.ports.qps.insert(id, qp);
+        self.ports.set_doorbell(session, cookie, Some(DoorbellTarget::Qp(id)));
+        Execution::done(self.begin_qp(now, session, id, cookie, &changes).map(|()| (id, qpn)))
     }
 }
 
 impl Execute<CreateXrcTarget> for Worker {
-    fn execute(&mut self, now: Instant, command: CreateXrcTarget) -> Step<CreateXrcTarget> {
+    fn execute(&mut self, now: Instant, command: CreateXrcTarget) -> Execution<CreateXrcTarget> {
         let CreateXrcTarget { session, context, init, changes } = command;
         let cookie = init.cookie;
-        Step::done(self.engine.create_qp(session, init).and_then(|(id, qpn, _)| {
-            self.rings.targets.insert(id, Viewer { session, context, cookie });
+        Execution::done(self.engine.create_qp(session, init).and_then(|(id, qpn, _)| {
+            self.ports.targets.insert(id, Viewer { session, context, cookie });
             self.begin_qp(now, session, id, cookie, &changes)?;
             Ok((id, qpn))
         }))
@@ -38,66 +38,66 @@ impl Execute<CreateXrcTarget> for Worker {
 }
 
 impl Execute<OpenXrcTarget> for Worker {
-    fn execute(&mut self, _: Instant, command: OpenXrcTarget) -> Step<OpenXrcTarget> {
+    fn execute(&mut self, _: Instant, command: OpenXrcTarget) -> Execution<OpenXrcTarget> {
         let OpenXrcTarget { session, context, xrcd, qpn, cookie } = command;
         let opened = self.engine.open_qp(session, xrcd, qpn);
-        Step::done(opened.inspect(|&id| self.rings.targets.insert(id, Viewer { session, context, cookie })))
+        Execution::done(opened.inspect(|&id| self.ports.targets.insert(id, Viewer { session, context, cookie })))
     }
 }
 
 impl Execute<ModifyQp> for Worker {
-    fn execute(&mut self, now: Instant, command: ModifyQp) -> Step<ModifyQp> {
+    fn execute(&mut self, now: Instant, command: ModifyQp) -> Execution<ModifyQp> {
         let ModifyQp { session, qp, attributes, mask } = &command;
         self.end_direct(*qp);
-        let result = self.engine.modify_qp(&mut self.rings, now, *session, *qp, attributes, *mask);
+        let result = self.engine.modify_qp(&mut self.ports, now, *session, *qp, attributes, *mask);
         if let Ok(state) = result {
             self.handle_modified(*qp, state, *mask);
         }
-        Step::unless_in_flight(command, result)
+        Execution::unless_in_flight(command, result)
     }
 }
 
 impl Execute<StepQp> for Worker {
-    fn execute(&mut self, now: Instant, mut command: StepQp) -> Step<StepQp> {
+    fn execute(&mut self, now: Instant, mut command: StepQp) -> Execution<StepQp> {
         match self.change_qp(now, &mut command.changes) {
-            Poll::Ready(result) => Step::done(result),
-            Poll::Pending => Step::Again(command),
+            Poll::Ready(result) => Execution::done(result),
+            Poll::Pending => Execution::Again(command),
         }
     }
 }
 
 impl Execute<PrepareQp> for Worker {
-    fn execute(&mut self, now: Instant, mut command: PrepareQp) -> Step<PrepareQp> {
+    fn execute(&mut self, now: Instant, mut command: PrepareQp) -> Execution<PrepareQp> {
         // A QP with copies in flight is no new QP: the library shall see.
-        Step::done(matches!(self.change_qp(now, &mut command.changes), Poll::Ready(Ok(_))))
+        Execution::done(matches!(self.change_qp(now, &mut command.changes), Poll::Ready(Ok(_))))
     }
 }
 
 impl Execute<QueryQp> for Worker {
-    fn execute(&mut self, _: Instant, QueryQp { session, qp }: QueryQp) -> Step<QueryQp> {
-        Step::done(self.engine.query_qp(session, qp))
+    fn execute(&mut self, _: Instant, QueryQp { session, qp }: QueryQp) -> Execution<QueryQp> {
+        Execution::done(self.engine.query_qp(session, qp))
     }
 }
 
 impl Execute<DestroyQp> for Worker {
-    fn execute(&mut self, now: Instant, command: DestroyQp) -> Step<DestroyQp> {
+    fn execute(&mut self, now: Instant, command: DestroyQp) -> Execution<DestroyQp> {
         let DestroyQp { session, qp, cookie } = command;
         self.end_direct(qp);
-        let result = self.engine.destroy_qp(&mut self.rings, now, session, qp);
-        let result = result.map(|()| self.rings.remove_qp(qp, session, cookie));
-        Step::unless_in_flight(command, result)
+        let result = self.engine.destroy_qp(&mut self.ports, now, session, qp);
+        let result = result.map(|()| self.ports.remove_qp(qp, session, cookie));
+        Execution::unless_in_flight(command, result)
     }
 }
 
 impl Execute<AttachMulticast> for Worker {
-    fn execute(&mut self, _: Instant, command: AttachMulticast) -> Step<AttachMulticast> {
-        Step::done(self.engine.attach_multicast(command.session, command.qp, command.group))
+    fn execute(&mut self, _: Instant, command: AttachMulticast) -> Execution<AttachMulticast> {
+        Execution::done(self.engine.attach_multicast(command.session, command.qp, command.group))
     }
 }
 
 impl Execute<DetachMulticast> for Worker {
-    fn execute(&mut self, _: Instant, command: DetachMulticast) -> Step<DetachMulticast> {
-        Step::done(self.engine.detach_multicast(command.session, command.qp, command.group))
+    fn execute(&mut self, _: Instant, command: DetachMulticast) -> Execution<DetachMulticast> {
+        Execution::done(self.engine.detach_multicast(command.session, command.qp, command.group))
     }
 }
 
@@ -118,8 +118,8 @@ impl Worker {
             Poll::Ready(Ok(_)) => Ok(()),
             refused => {
                 // A new QP has no copies in flight.
-                let _ = self.engine.destroy_qp(&mut self.rings, now, session, id);
-                drop(self.rings.remove_qp(id, session, cookie));
+                let _ = self.engine.destroy_qp(&mut self.ports, now, session, id);
+                drop(self.ports.remove_qp(id, session, cookie));
                 Err(if let Poll::Ready(Err(error)) = refused { error } else { VerbsError::InvalidArgument })
             }
         }
@@ -131,7 +131,7 @@ impl Worker {
         self.end_direct(qp);
         while let Some((attributes, mask)) = changes.next() {
             let mask = *mask;
-            match self.engine.modify_qp(&mut self.rings, now, session, qp, attributes, mask) {
+            match self.engine.modify_qp(&mut self.ports, now, session, qp, attributes, mask) {
                 Ok(state) => {
                     self.handle_modified(qp, state, mask);
                     changes.advance(state);
@@ -152,7 +152,7 @@ impl Worker {
             return self.activate(id);
         }
         self.deactivate(id);
-        if let Some(qp) = self.rings.qps.get_mut(id) {
+        if let Some(qp) = self.ports.qps.get_mut(id) {
             qp.send.reset();
             qp.direct.begin_anew();
             if let Some(receive) = &mut qp.receive {

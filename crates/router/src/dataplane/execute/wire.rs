@@ -1,6 +1,6 @@
 //! Other hosts: what their routers say, management datagrams, and the admin interface to the wire.
 use crate::dataplane::command::{
-    BeginCapture, EndCapture, Execute, ReadWireStatus, SendManagement, SetWireFaults, Step, UpdatePeers,
+    BeginCapture, EndCapture, Execute, Execution, ReadWireStatus, SendManagement, SetWireFaults, UpdatePeers,
 };
 use crate::dataplane::wire_status::faults_of;
 use crate::dataplane::worker::Worker;
@@ -8,54 +8,58 @@ use freeflow_verbs::Instant;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Execute<UpdatePeers> for Worker {
-    fn execute(&mut self, now: Instant, UpdatePeers { updates, backlog }: UpdatePeers) -> Step<UpdatePeers> {
+    fn execute(&mut self, now: Instant, UpdatePeers { updates, backlog }: UpdatePeers) -> Execution<UpdatePeers> {
         let count = updates.len();
         for update in updates {
             self.handle_peers_update(now, update);
         }
         backlog.fetch_sub(count, Relaxed);
-        Step::done(())
+        Execution::done(())
     }
 }
 
 impl Execute<SendManagement> for Worker {
-    fn execute(&mut self, _: Instant, SendManagement { to, mad, backlog }: SendManagement) -> Step<SendManagement> {
+    fn execute(
+        &mut self,
+        _: Instant,
+        SendManagement { to, mad, backlog }: SendManagement,
+    ) -> Execution<SendManagement> {
         backlog.fetch_sub(1, Relaxed);
-        self.rings.send_management(to, &mad);
-        Step::done(())
+        self.ports.send_management(to, &mad);
+        Execution::done(())
     }
 }
 
 impl Execute<BeginCapture> for Worker {
-    fn execute(&mut self, _: Instant, BeginCapture { sink }: BeginCapture) -> Step<BeginCapture> {
+    fn execute(&mut self, _: Instant, BeginCapture { sink }: BeginCapture) -> Execution<BeginCapture> {
         // Without sockets it ends at once: the sink is dropped.
-        if let Some(udp) = &mut self.rings.fabric.udp {
+        if let Some(udp) = &mut self.ports.fabric.udp {
             udp.set_capture(Some(sink));
         }
-        Step::done(())
+        Execution::done(())
     }
 }
 
 impl Execute<EndCapture> for Worker {
-    fn execute(&mut self, _: Instant, EndCapture {}: EndCapture) -> Step<EndCapture> {
-        if let Some(udp) = &mut self.rings.fabric.udp {
+    fn execute(&mut self, _: Instant, EndCapture {}: EndCapture) -> Execution<EndCapture> {
+        if let Some(udp) = &mut self.ports.fabric.udp {
             udp.set_capture(None);
         }
-        Step::done(())
+        Execution::done(())
     }
 }
 
 impl Execute<SetWireFaults> for Worker {
-    fn execute(&mut self, _: Instant, SetWireFaults { faults }: SetWireFaults) -> Step<SetWireFaults> {
-        let Some(udp) = &mut self.rings.fabric.udp else { return Step::done(false) };
+    fn execute(&mut self, _: Instant, SetWireFaults { faults }: SetWireFaults) -> Execution<SetWireFaults> {
+        let Some(udp) = &mut self.ports.fabric.udp else { return Execution::done(false) };
         udp.set_faults(faults.as_ref().map(faults_of));
-        self.rings.fabric.faults = faults;
-        Step::done(true)
+        self.ports.fabric.faults = faults;
+        Execution::done(true)
     }
 }
 
 impl Execute<ReadWireStatus> for Worker {
-    fn execute(&mut self, _: Instant, ReadWireStatus { after_qpn }: ReadWireStatus) -> Step<ReadWireStatus> {
-        Step::done(self.wire_status(after_qpn))
+    fn execute(&mut self, _: Instant, ReadWireStatus { after_qpn }: ReadWireStatus) -> Execution<ReadWireStatus> {
+        Execution::done(self.wire_status(after_qpn))
     }
 }

@@ -1,5 +1,5 @@
-//! A channel: how messages of one QP reach the RECVs of its peer past the router. Its layout is
-//! [`layout::channel`].
+//! A direct ring: how messages of one QP reach the RECVs of its peer past the router. Its layout is
+//! [`layout::direct_ring`].
 //!
 //! Both ends distrust each other: each word is loaded once and checked. What a sender says can
 //! spoil the messages that its receiver gets from it, and what a receiver says those that it is
@@ -10,9 +10,8 @@
 //! outside the ring.
 use crate::handshake;
 use crate::layout::{
-    CHANNEL_OPEN, CREDIT_ROUTED,
-    channel::{self, DESCRIPTOR_BYTES, DESCRIPTOR_COUNT, UNIT_BYTES, UNIT_COUNT},
-    descriptor,
+    CREDIT_ROUTED, DIRECT_RING_OPEN, descriptor,
+    direct_ring::{self, DESCRIPTOR_BYTES, DESCRIPTOR_COUNT, UNIT_BYTES, UNIT_COUNT},
 };
 use crate::own::{OwnMemory, OwnRange};
 use crate::segment::Segment;
@@ -20,9 +19,9 @@ use freeflow_verbs::CompletionFlags;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Longest message that goes by a channel, bytes: several find room at once. Longer ones go through
-/// the router, which copies once.
-pub const CHANNEL_MESSAGE_BYTES_MAX: u32 = UNIT_COUNT / 4 * UNIT_BYTES as u32;
+/// Longest message that goes by a direct ring, bytes: several find room at once. Longer ones go
+/// through the router, which copies once.
+pub const DIRECT_RING_MESSAGE_BYTES_MAX: u32 = UNIT_COUNT / 4 * UNIT_BYTES as u32;
 
 /// A message, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,12 +34,12 @@ pub struct Staged {
     pub immediate: u32,
     /// Of the receiver's completion.
     pub flags: CompletionFlags,
-    /// It tells of a WRITE with immediate data: how many bytes that wrote, as the sender says.
+    /// It reports a WRITE with immediate data: how many bytes that wrote, as the sender says.
     pub written: Option<u32>,
 }
 
-/// Set in [`descriptor::FLAGS`] of what tells of a WRITE, beyond the flags of the completion.
-const TELLS_OF_WRITE: u64 = 1 << 8;
+/// Set in [`descriptor::FLAGS`] of a report of a WRITE, beyond the flags of the completion.
+const REPORTS_WRITE: u64 = 1 << 8;
 
 /// State of a RECV, as a sender knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +54,12 @@ pub enum Credit {
 
 /// Free-running counts of descriptors and units of data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Place {
+struct RingPosition {
     descriptor: u32,
     unit: u32,
 }
 
-impl Place {
+impl RingPosition {
     /// Where the payload of a message of this length begins, and the place after the message.
     fn advance(self, length: u32) -> (usize, Self) {
         let descriptor = self.descriptor.wrapping_add(1);
@@ -71,36 +70,36 @@ impl Place {
         let units = length.div_ceil(UNIT_BYTES as u32);
         let before_end = UNIT_COUNT - self.unit % UNIT_COUNT;
         let first = if units > before_end { self.unit.wrapping_add(before_end) } else { self.unit };
-        let payload = channel::DATA + (first % UNIT_COUNT) as usize * UNIT_BYTES;
+        let payload = direct_ring::DATA + (first % UNIT_COUNT) as usize * UNIT_BYTES;
         (payload, Self { descriptor, unit: first.wrapping_add(units) })
     }
 }
 
 fn descriptor_at(position: u32) -> usize {
-    channel::DESCRIPTORS + (position % DESCRIPTOR_COUNT) as usize * DESCRIPTOR_BYTES
+    direct_ring::DESCRIPTORS + (position % DESCRIPTOR_COUNT) as usize * DESCRIPTOR_BYTES
 }
 
 /// The sender's end.
-pub struct ChannelSender {
+pub struct DirectRingSender {
     segment: Arc<Segment>,
     credit_count: u32,
-    next: Place,
+    next: RingPosition,
     /// As the receiver said when it was last looked at.
-    freed: Place,
+    freed: RingPosition,
 }
 
-impl ChannelSender {
-    /// Over a segment of [`channel::bytes`]`(credit_count)`. Panics if it is shorter.
+impl DirectRingSender {
+    /// Over a segment of [`direct_ring::bytes`]`(credit_count)`. Panics if it is shorter.
     pub fn new(segment: Arc<Segment>, credit_count: u32) -> Self {
-        assert!(credit_count.is_power_of_two() && channel::bytes(credit_count) <= segment.bytes());
-        Self { segment, credit_count, next: Place::default(), freed: Place::default() }
+        assert!(credit_count.is_power_of_two() && direct_ring::bytes(credit_count) <= segment.bytes());
+        Self { segment, credit_count, next: RingPosition::default(), freed: RingPosition::default() }
     }
 
     /// The receiver takes messages.
     #[inline]
     pub fn is_open(&self) -> bool {
-        // Acquire; partner: the Release store in `ChannelReceiver::open`: credits come with it.
-        self.segment.u32(channel::STATE).load(Ordering::Acquire) == CHANNEL_OPEN
+        // Acquire; partner: the Release store in `DirectRingReceiver::open`: credits come with it.
+        self.segment.u32(direct_ring::STATE).load(Ordering::Acquire) == DIRECT_RING_OPEN
     }
 
     /// The receiver's credit for its RECV of that number.
@@ -127,7 +126,7 @@ impl ChannelSender {
     }
 
     #[inline]
-    fn fits(&self, after: Place) -> bool {
+    fn fits(&self, after: RingPosition) -> bool {
         after.descriptor.wrapping_sub(self.freed.descriptor) <= DESCRIPTOR_COUNT
             && after.unit.wrapping_sub(self.freed.unit) <= UNIT_COUNT
     }
@@ -135,10 +134,10 @@ impl ChannelSender {
     /// Takes over what the receiver says, if it is possible.
     #[cold]
     fn look(&mut self) {
-        // Acquire; partner: the Release store in `ChannelReceiver::commit`: the receiver has read
-        // what is now overwritten.
-        let word = self.segment.u64(channel::FREED).load(Ordering::Acquire);
-        let freed = Place { descriptor: word as u32, unit: (word >> 32) as u32 };
+        // Acquire; partner: the Release store in `DirectRingReceiver::commit`: the receiver has
+        // read what is now overwritten.
+        let word = self.segment.u64(direct_ring::FREED).load(Ordering::Acquire);
+        let freed = RingPosition { descriptor: word as u32, unit: (word >> 32) as u32 };
         let is_possible = |said: u32, before: u32, next: u32| next.wrapping_sub(said) <= next.wrapping_sub(before);
         if is_possible(freed.descriptor, self.freed.descriptor, self.next.descriptor)
             && is_possible(freed.unit, self.freed.unit, self.next.unit)
@@ -156,45 +155,45 @@ impl ChannelSender {
         let end = payload + message.length as usize;
         let mut reached = payload;
         if !inline.is_empty() {
-            self.segment.write(reached, inline, false).expect("the channel's places are inside it");
+            self.segment.write(reached, inline, false).expect("the direct ring's places are inside it");
             reached += inline.len();
         }
         for range in ranges {
             assert!(reached + range.bytes as usize <= end, "the pieces are as long as the message");
             let copied = own.copy_in(*range, &self.segment, reached, false);
-            debug_assert!(copied, "the channel's places are inside it");
+            debug_assert!(copied, "the direct ring's places are inside it");
             reached += range.bytes as usize;
         }
         // Relaxed, both: the head's Release store brings them along.
         let second = u64::from(message.msn) | u64::from(message.immediate) << 32;
         self.segment.u64(at + descriptor::MSN).store(second, Ordering::Relaxed);
-        let written = message.written.map_or(0, |bytes| TELLS_OF_WRITE | u64::from(bytes) << 32);
+        let written = message.written.map_or(0, |bytes| REPORTS_WRITE | u64::from(bytes) << 32);
         self.segment.u64(at + descriptor::FLAGS).store(u64::from(message.flags.0) | written, Ordering::Relaxed);
         let head = u64::from(message.length) | u64::from(after.descriptor) << 32;
-        // Release; partner: the Acquire load in `ChannelReceiver::peek`.
+        // Release; partner: the Acquire load in `DirectRingReceiver::peek`.
         self.segment.u64(at + descriptor::LENGTH).store(head, Ordering::Release);
         self.next = after;
     }
 
-    /// After publishing: the receiver must be told by the router. Fences first.
+    /// After publishing: the receiver must be notified by the router. Fences first.
     #[inline]
     pub fn must_notify(&self) -> bool {
-        // SeqCst; partner: the fence in `ChannelReceiver::want_notifications`.
+        // SeqCst; partner: the fence in `DirectRingReceiver::want_notifications`.
         fence(Ordering::SeqCst);
         // Relaxed: ordered by the fence.
-        self.segment.u32(channel::WANTS_NOTIFICATION).load(Ordering::Relaxed) != 0
+        self.segment.u32(direct_ring::WANTS_NOTIFICATION).load(Ordering::Relaxed) != 0
     }
 
     /// After [`Self::must_notify`] said so: the receiver's RECVs are flushed, and it may never see
     /// the message.
     #[inline]
     pub fn may_be_unseen(&self) -> bool {
-        handshake::may_be_unseen(self.segment.u32(channel::STATE))
+        handshake::may_be_unseen(self.segment.u32(direct_ring::STATE))
     }
 }
 
 fn credit_at(msn: u32, credit_count: u32) -> usize {
-    channel::CREDITS + (msn & (credit_count - 1)) as usize * 8
+    direct_ring::CREDITS + (msn & (credit_count - 1)) as usize * 8
 }
 
 /// The receiver's end: who posts RECVs.
@@ -209,34 +208,34 @@ impl CreditWriter {
     pub fn publish(&self, position: u32, bytes: Option<u32>) {
         let bytes = bytes.map_or(CREDIT_ROUTED, |bytes| bytes.min(CREDIT_ROUTED - 1));
         let word = u64::from(bytes) | u64::from(position.wrapping_add(1)) << 32;
-        // Release; partner: the Acquire load in `ChannelSender::credit`.
+        // Release; partner: the Acquire load in `DirectRingSender::credit`.
         self.segment.u64(credit_at(position, self.credit_count)).store(word, Ordering::Release);
     }
 }
 
 /// The receiver's end: who takes messages.
-pub struct ChannelReceiver {
+pub struct DirectRingReceiver {
     segment: Arc<Segment>,
-    next: Place,
-    wants_telling: bool,
+    next: RingPosition,
+    wants_notification: bool,
     has_left: bool,
 }
 
-impl ChannelReceiver {
-    /// Over a segment of [`channel::bytes`]`(credit_count)`. Panics if it is shorter. It is not
-    /// open yet, and to be told.
+impl DirectRingReceiver {
+    /// Over a segment of [`direct_ring::bytes`]`(credit_count)`. Panics if it is shorter. It is not
+    /// open yet, and to be notified.
     pub fn new(segment: Arc<Segment>, credit_count: u32) -> (Self, CreditWriter) {
-        assert!(credit_count.is_power_of_two() && channel::bytes(credit_count) <= segment.bytes());
+        assert!(credit_count.is_power_of_two() && direct_ring::bytes(credit_count) <= segment.bytes());
         let credits = CreditWriter { segment: segment.clone(), credit_count };
-        let receiver = Self { segment, next: Place::default(), wants_telling: false, has_left: false };
-        receiver.segment.u32(channel::WANTS_NOTIFICATION).store(1, Ordering::Relaxed);
-        (Self { wants_telling: true, ..receiver }, credits)
+        let receiver = Self { segment, next: RingPosition::default(), wants_notification: false, has_left: false };
+        receiver.segment.u32(direct_ring::WANTS_NOTIFICATION).store(1, Ordering::Relaxed);
+        (Self { wants_notification: true, ..receiver }, credits)
     }
 
     /// Takes messages from now on. The RECVs that are posted already have their credits.
     pub fn open(&self) {
-        // Release; partner: the Acquire load in `ChannelSender::is_open`.
-        self.segment.u32(channel::STATE).store(CHANNEL_OPEN, Ordering::Release);
+        // Release; partner: the Acquire load in `DirectRingSender::is_open`.
+        self.segment.u32(direct_ring::STATE).store(DIRECT_RING_OPEN, Ordering::Release);
     }
 
     /// The next message, if there is one.
@@ -252,11 +251,11 @@ impl ChannelReceiver {
         let second = self.segment.u64(at + descriptor::MSN).load(Ordering::Relaxed);
         let third = self.segment.u64(at + descriptor::FLAGS).load(Ordering::Relaxed);
         Some(Staged {
-            length: (head as u32).min(CHANNEL_MESSAGE_BYTES_MAX),
+            length: (head as u32).min(DIRECT_RING_MESSAGE_BYTES_MAX),
             msn: second as u32,
             immediate: (second >> 32) as u32,
             flags: CompletionFlags(third as u8 & (CompletionFlags::WITH_IMMEDIATE | CompletionFlags::SOLICITED)),
-            written: (third & TELLS_OF_WRITE != 0).then_some((third >> 32) as u32),
+            written: (third & REPORTS_WRITE != 0).then_some((third >> 32) as u32),
         })
     }
 
@@ -271,7 +270,7 @@ impl ChannelReceiver {
                 continue;
             }
             let copied = own.copy_out(&self.segment, payload, OwnRange { bytes, ..range });
-            debug_assert!(copied, "the channel's places are inside it");
+            debug_assert!(copied, "the direct ring's places are inside it");
             payload += bytes as usize;
             left -= bytes;
         }
@@ -288,18 +287,18 @@ impl ChannelReceiver {
     pub fn commit(&self) {
         let word = u64::from(self.next.descriptor) | u64::from(self.next.unit) << 32;
         // Release; partner: the Acquire load in `look`.
-        self.segment.u64(channel::FREED).store(word, Ordering::Release);
+        self.segment.u64(direct_ring::FREED).store(word, Ordering::Release);
     }
 
-    /// Whether the sender shall have the router tell of messages. After `true` look once more; a
+    /// Whether the sender shall have the router notify of messages. After `true` look once more; a
     /// fence is made.
     #[inline]
     pub fn want_notifications(&mut self, wants: bool) {
-        if std::mem::replace(&mut self.wants_telling, wants) == wants || self.has_left {
+        if std::mem::replace(&mut self.wants_notification, wants) == wants || self.has_left {
             return;
         }
         // Relaxed: ordered by the fence.
-        self.segment.u32(channel::WANTS_NOTIFICATION).store(u32::from(wants), Ordering::Relaxed);
+        self.segment.u32(direct_ring::WANTS_NOTIFICATION).store(u32::from(wants), Ordering::Relaxed);
         // SeqCst; partner: the fence in `must_notify`.
         fence(Ordering::SeqCst);
     }
@@ -308,13 +307,13 @@ impl ChannelReceiver {
     /// anything later knows that it may not be.
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.has_left, true) {
-            self.wants_telling = true;
-            handshake::leave(self.segment.u32(channel::STATE), self.segment.u32(channel::WANTS_NOTIFICATION));
+            self.wants_notification = true;
+            handshake::leave(self.segment.u32(direct_ring::STATE), self.segment.u32(direct_ring::WANTS_NOTIFICATION));
         }
     }
 
-    pub fn wants_telling(&self) -> bool {
-        self.wants_telling
+    pub fn wants_notification(&self) -> bool {
+        self.wants_notification
     }
 }
 

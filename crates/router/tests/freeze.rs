@@ -1,5 +1,5 @@
-//! Held threads and parts of segments, asked for by a library that is an enemy. The router is a
-//! process of its own, which holds the threads of this one: so there is one test only.
+//! Frozen threads and parts of segments, asked for by a library that is an enemy. The router is a
+//! process of its own, which freezes the threads of this one: so there is one test only.
 mod common;
 
 use common::process::Process;
@@ -54,92 +54,97 @@ fn own_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-fn hold(client: &Client) -> Reply {
-    client.ask(&Request::HoldThreads { thread: own_id(), quiet: false })
+fn freeze(client: &Client) -> Reply {
+    client.ask(&Request::FreezeThreads { thread: own_id(), quiesce: false })
 }
 
 /// The router gives up when the threads don't stop soon, as on a machine that is busy: then it is asked again.
-fn held(client: &Client) {
-    until("the threads to stop", || match hold(client) {
+fn frozen(client: &Client) {
+    until("the threads to stop", || match freeze(client) {
         Reply::Done => Some(()),
         Reply::Failed(VerbsError::TimedOut) => None,
         other => panic!("{other:?}"),
     });
 }
 
-/// Holds the threads and lets them go, in time unless the machine is busy.
-fn hold_and_release(client: &Client) {
-    held(client);
-    let reply = client.ask(&Request::ReleaseThreads);
+/// Freezes the threads and lets them go, in time unless the machine is busy.
+fn freeze_and_thaw(client: &Client) {
+    frozen(client);
+    let reply = client.ask(&Request::ThawThreads);
     assert!(matches!(reply, Reply::Done | Reply::Failed(VerbsError::TimedOut)), "{reply:?}");
 }
 
 const STILL: Duration = Duration::from_millis(100);
-/// Less than what the router holds threads for. What took longer on a busy machine says nothing.
+/// Less than the time for which the router freezes threads. What took longer on a busy machine says
+/// nothing.
 const IN_TIME: Duration = Duration::from_millis(900);
 
 /// Tries until it was quick enough.
 fn who_never_releases_is_released(client: &Client, runner: &Runner) {
     until("a test in time", || {
-        held(client);
+        frozen(client);
         let began = Instant::now();
         let moved = runner.moves_within(STILL);
-        let again = hold(client);
+        let again = freeze(client);
         let is_in_time = began.elapsed() < IN_TIME;
         if is_in_time {
             assert!(!moved);
             assert_eq!(again, Reply::Failed(VerbsError::Busy));
         }
         assert!(runner.moves_within(BOUND));
-        let released = client.ask(&Request::ReleaseThreads);
+        let released = client.ask(&Request::ThawThreads);
         if is_in_time {
             assert_eq!(released, Reply::Failed(VerbsError::TimedOut));
-            assert_eq!(client.refused(&Request::ReleaseThreads), VerbsError::NotFound);
+            assert_eq!(client.refused(&Request::ThawThreads), VerbsError::NotFound);
         }
         is_in_time.then_some(())
     });
     // Others' threads and none at all: nobody stands still afterwards.
     for thread in [0, 1, u32::MAX] {
-        assert_eq!(client.refused(&Request::HoldThreads { thread, quiet: false }), VerbsError::NotFound, "{thread}");
+        assert_eq!(
+            client.refused(&Request::FreezeThreads { thread, quiesce: false }),
+            VerbsError::NotFound,
+            "{thread}"
+        );
         assert!(runner.moves_within(BOUND));
     }
 }
 
-/// The name of the router's threads that hold others' threads.
-const HOLDER: &str = "ff-holder";
+/// The name of the router's threads that freeze others' threads.
+const FREEZER: &str = "ff-freezer";
 
 fn many_holds_are_one_thread_each(router: &Process, path: &Path, client: &Client, runner: &Runner) {
     for _ in 0..100 {
-        hold_and_release(client);
+        freeze_and_thaw(client);
     }
-    let before = router.threads(HOLDER);
+    let before = router.threads(FREEZER);
     assert!(before > 0);
     let more: Vec<Client> = (0..8).map(|_| Client::connect(path)).collect();
     for client in &more {
         for _ in 0..10 {
-            hold_and_release(client);
+            freeze_and_thaw(client);
         }
     }
-    assert!(router.threads(HOLDER) <= before + more.len());
+    assert!(router.threads(FREEZER) <= before + more.len());
     // A process that is frozen already is not frozen twice, and refused at once.
     until("a test in time", || {
-        held(client);
+        frozen(client);
         let begin = Instant::now();
-        let refusal = hold(&more[0]);
+        let refusal = freeze(&more[0]);
         let is_in_time = begin.elapsed() < IN_TIME;
         if is_in_time {
             assert_eq!(refusal, Reply::Failed(VerbsError::NotPermitted));
         }
         for client in [client, &more[0]] {
-            let _ = client.ask(&Request::ReleaseThreads);
+            let _ = client.ask(&Request::ThawThreads);
         }
         is_in_time.then_some(())
     });
     // A holder that hangs up lets go.
-    held(&more[1]);
+    frozen(&more[1]);
     drop(more);
     assert!(runner.moves_within(BOUND));
-    until("the holders' threads to end", || (router.threads(HOLDER) < before + 1).then_some(()));
+    until("the freezers' threads to end", || (router.threads(FREEZER) < before + 1).then_some(()));
 }
 
 /// The thread that is left out makes threads that end, for ever.
@@ -159,21 +164,21 @@ fn who_makes_threads_is_given_up(client: &Client, runner: &Runner) {
     });
     let thread = until("the thread's ID", || Some(id.load(Relaxed) as u32).filter(|id| *id != 0));
     let begin = Instant::now();
-    // Held itself, while it waits for the answer.
-    let _ = client.ask(&Request::HoldThreads { thread, quiet: false });
+    // Frozen itself, while it waits for the answer.
+    let _ = client.ask(&Request::FreezeThreads { thread, quiesce: false });
     let took = begin.elapsed();
     end.store(true, Relaxed);
     maker.join().unwrap();
     // Half of what the maker of threads runs for: that the router gave it up, and not it the router.
     assert!(took < 2 * BOUND, "{took:?}");
-    let _ = client.ask(&Request::ReleaseThreads);
+    let _ = client.ask(&Request::ThawThreads);
     assert!(runner.moves_within(BOUND));
 }
 
-/// Quiet, too, unless the machine is busy.
+/// Quiesced, too, unless the machine is busy.
 fn held_quiet(client: &Client) {
     until("the threads and the router to stop", || {
-        match client.ask(&Request::HoldThreads { thread: own_id(), quiet: true }) {
+        match client.ask(&Request::FreezeThreads { thread: own_id(), quiesce: true }) {
             Reply::Done => Some(()),
             Reply::Failed(VerbsError::TimedOut | VerbsError::Busy) => None,
             other => panic!("{other:?}"),
@@ -238,7 +243,7 @@ fn memory_stands_still_while_it_is_moved(paths: [&Path; 2]) {
         }
         std::thread::sleep(Duration::from_millis(2));
         let after = rig.contents();
-        if rig.b.ask(&Request::ReleaseThreads) == Reply::Done {
+        if rig.b.ask(&Request::ThawThreads) == Reply::Done {
             in_time += 1;
             assert!(before == after, "round {round}");
         }
@@ -250,16 +255,16 @@ fn memory_stands_still_while_it_is_moved(paths: [&Path; 2]) {
     held_quiet(&rig.b);
     rig.post();
     rig.is_done(77);
-    let _ = rig.b.ask(&Request::ReleaseThreads);
+    let _ = rig.b.ask(&Request::ThawThreads);
     // A holder that asks again and again keeps nobody for ever.
     for round in 80..84 {
         rig.from.fill(WORDS, round);
         rig.post();
         for _ in 0..3 {
-            let _ = rig.b.ask(&Request::HoldThreads { thread: own_id(), quiet: true });
+            let _ = rig.b.ask(&Request::FreezeThreads { thread: own_id(), quiesce: true });
         }
         rig.is_done(round);
-        let _ = rig.b.ask(&Request::ReleaseThreads);
+        let _ = rig.b.ask(&Request::ThawThreads);
     }
     // A holder that hangs up keeps nobody either.
     rig.from.fill(WORDS, 99);
@@ -323,7 +328,7 @@ fn nonsense_about_parts_is_refused(client: &Client, stranger: &Client) {
 }
 
 fn threads_survive_the_router(mut router: Process, client: &Client, runner: &Runner) {
-    held(client);
+    frozen(client);
     let began = Instant::now();
     let moved = runner.moves_within(STILL);
     assert!(!moved || began.elapsed() > IN_TIME);
@@ -340,11 +345,11 @@ fn threads_and_parts_in_an_enemys_hands() {
     nonsense_about_parts_is_refused(&client, &stranger);
     let runner = Runner::start();
     assert!(runner.moves_within(BOUND));
-    if hold(&client) == Reply::Failed(VerbsError::NotPermitted) {
+    if freeze(&client) == Reply::Failed(VerbsError::NotPermitted) {
         eprintln!("tracing is not permitted here: the rest is left out");
         return;
     }
-    let _ = client.ask(&Request::ReleaseThreads);
+    let _ = client.ask(&Request::ThawThreads);
     who_never_releases_is_released(&client, &runner);
     many_holds_are_one_thread_each(&router, &path, &client, &runner);
     who_makes_threads_is_given_up(&client, &runner);

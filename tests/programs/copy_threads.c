@@ -1,8 +1,8 @@
 // Large messages while the memory they go from and to comes and goes: what was deregistered is not touched any more.
 //
-//   movers SEED SECONDS server PORT | client HOST PORT
+//   copy_threads SEED SECONDS server PORT | client HOST PORT
 //
-// In each round both ends make an endpoint anew and do one of KINDS; the client's requests are long, so that copies are under way
+// In each round both ends make an endpoint again and do one of KINDS; the client's requests are long, so that copies are under way
 // when memory goes. Exit 0: all was right.
 #include "harness.h"
 
@@ -110,7 +110,7 @@ static void source_goes(struct side *side, struct endpoint *e, uint64_t seed) {
     if (!begins) need(side, all_are(e->memory, BYTES, BEFORE, OTHER));
 }
 
-// Of some rounds on demand: then the slow path makes the copies, as it does whenever a mover can't.
+// Of some rounds on demand: then the slow path makes the copies, as it does whenever a copy thread can't.
 static int rights_of_round(uint64_t seed) {
     int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
     return seed & 128 ? access | IBV_ACCESS_ON_DEMAND : access;
@@ -165,7 +165,7 @@ int main(int argc, char **argv) {
     unsigned seconds = (unsigned)atoi(argv[2]), counts[KINDS] = {0};
     int port = atoi(argv[server ? 4 : 5]), sock = server ? socket_accept(socket_listen(port)) : socket_connect(argv[4], port);
     if (sock < 0) return 1;
-    struct side side = {server ? ROLE_B : ROLE_A, sock, "movers", false};
+    struct side side = {server ? ROLE_B : ROLE_A, sock, "copy_threads", false};
     for (bool more = true; more;) {
         uint64_t seed = random_next(&random);
         unsigned kind = (unsigned)(seed >> 32) % KINDS;

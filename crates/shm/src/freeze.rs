@@ -10,8 +10,8 @@
 //! answer ERESTARTNOHAND here, while the thread stands still: they then begin again, unless a
 //! signal's handler runs, and answer EINTR if one does.
 //!
-//! Invariant: who seized must let go; so [`HeldThreads`] stays on the thread that made it, and lets
-//! go when it is dropped. If the tracing thread dies the kernel lets go.
+//! Invariant: who seized must let go; so [`FrozenThreads`] stays on the thread that made it, and
+//! lets go when it is dropped. If the tracing thread dies the kernel lets go.
 //!
 //! The decisions (`Frozen`) share no memory with anybody, so there is nothing for loom. They are
 //! generic over the kernel (`Tracer`), and `model` runs them against every short history of threads
@@ -24,11 +24,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Threads that one process may have to be held: beyond, the stop would take too long.
+/// Threads that one process may have frozen: beyond, the stop would take too long.
 const THREAD_COUNT_MAX: usize = 4096;
 /// A thread that sleeps, and can be stopped, is stopped by then.
 const SLEEPERS_STOP_WITHIN: Duration = Duration::from_millis(20);
-/// One that waits for a processor, after the hold has failed.
+/// One that waits for a processor, after the freeze has failed.
 const RUNNABLE_STOP_WITHIN: Duration = Duration::from_secs(1);
 /// How long it yields between two looks, before it sleeps.
 const YIELD_FOR: Duration = Duration::from_micros(200);
@@ -83,13 +83,13 @@ trait Tracer {
 }
 
 /// The threads of one process, but for one, stopped. They go on when this is dropped.
-pub struct HeldThreads {
+pub struct FrozenThreads {
     _frozen: Frozen<Ptrace>,
     /// ptrace knows the tracer by its thread.
     on_this_thread: PhantomData<*const ()>,
 }
 
-impl HeldThreads {
+impl FrozenThreads {
     /// Stops the threads listed in `tasks` (a `/proc/PID/task`), but the one whose ID in its own
     /// PID namespace is `except`.
     ///
@@ -378,7 +378,7 @@ fn make_restartable(id: i32) {
 fn make_restartable(_id: i32) {}
 
 fn thread_ids(tasks: BorrowedFd<'_>) -> io::Result<Vec<i32>> {
-    // Anew each time: the position in a directory belongs to its open file.
+    // Again each time: the position in a directory belongs to its open file.
     let directory =
         rustix::fs::openat(tasks, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut space = [MaybeUninit::uninit(); 4096];
@@ -444,10 +444,10 @@ mod tests {
     fn who_asks_runs_on_and_a_stranger_is_refused() {
         let (child, tasks) = sleeper();
         let limit = Duration::from_secs(5);
-        let held = HeldThreads::take(&tasks, child.id(), limit).unwrap();
+        let held = FrozenThreads::take(&tasks, child.id(), limit).unwrap();
         assert!(held._frozen.tracees.is_empty());
         drop(held);
-        match HeldThreads::take(&tasks, u32::MAX, limit) {
+        match FrozenThreads::take(&tasks, u32::MAX, limit) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             other => assert_eq!(other.err().map(|error| error.kind()), Some(io::ErrorKind::NotFound)),
         }
@@ -473,6 +473,6 @@ mod tests {
     fn a_process_that_has_ended_has_no_threads() {
         let (child, tasks) = sleeper();
         end(child);
-        assert!(HeldThreads::take(&tasks, 1, Duration::from_millis(100)).is_err());
+        assert!(FrozenThreads::take(&tasks, 1, Duration::from_millis(100)).is_err());
     }
 }

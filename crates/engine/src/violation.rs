@@ -4,7 +4,7 @@ use freeflow_verbs::{Gid, NetworkId};
 
 /// Kind of attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AttemptKind {
+pub enum ViolationKind {
     /// A message of a connected service that nobody takes.
     Message,
     /// A UD message that nobody takes.
@@ -19,9 +19,9 @@ pub enum AttemptKind {
 
 /// One attempt, for [`crate::Policy::report_violation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attempt {
+pub struct Violation {
     /// Kind of attempt.
-    pub kind: AttemptKind,
+    pub kind: ViolationKind,
     /// Of who tried.
     pub network: NetworkId,
     /// Source address.

@@ -5,19 +5,19 @@ use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
 
-use AttemptKind as Kind;
 use CompletionStatus as Status;
 use SendOpcode as Op;
+use ViolationKind as Kind;
 
 const OWN: NetworkId = NetworkId(1);
 const OTHER: NetworkId = NetworkId(2);
 
-fn told(net: &mut Net) -> Vec<(Kind, Gid, u32, Option<NetworkId>)> {
-    let attempts = std::mem::take(&mut net.world.attempts);
-    attempts.iter().map(|one| (one.kind, one.from, one.number, one.owner)).collect()
+fn reported(net: &mut Net) -> Vec<(Kind, Gid, u32, Option<NetworkId>)> {
+    let violations = std::mem::take(&mut net.world.violations);
+    violations.iter().map(|one| (one.kind, one.from, one.number, one.owner)).collect()
 }
 
-/// Connects one way, as a program does that was told another's QPN.
+/// Connects one way, as a program does that got another's QPN.
 fn aim(net: &mut Net, from: &End, at: &End) {
     net.init(from);
     net.rtr(from, at);
@@ -35,14 +35,14 @@ fn messages_at_another_networks_queue_pair() {
             net.settle();
         }
         let expected = (Kind::Message, a.gid, b.qpn.0, Some(OTHER));
-        // A reliable one waits at the first, and tells it once.
-        assert_eq!(told(&mut net), if qp_type == QpType::Rc { vec![expected] } else { vec![expected; 2] });
+        // A reliable one waits at the first, which is reported once.
+        assert_eq!(reported(&mut net), if qp_type == QpType::Rc { vec![expected] } else { vec![expected; 2] });
         // One that nobody has.
         let (c, nobody) = (net.end(qp_type), End { qpn: Qpn(b.qpn.0 ^ 1), ..b });
         aim(&mut net, &c, &nobody);
         net.post_send(&c, request(1, Op::Send, &[c.sge(0, 16)]));
         net.settle();
-        assert_eq!(told(&mut net), [(Kind::Message, c.gid, nobody.qpn.0, None)]);
+        assert_eq!(reported(&mut net), [(Kind::Message, c.gid, nobody.qpn.0, None)]);
     }
 }
 
@@ -62,7 +62,7 @@ fn peers_that_are_not_ready_or_have_ended_are_no_attempts() {
     net.post_send(&a, request(2, Op::RdmaWrite, &[]));
     net.settle();
     assert_eq!(net.engine.vnic_counters(a.vnic).unwrap().undeliverable, 2, "it has ended");
-    assert_eq!(told(&mut net), []);
+    assert_eq!(reported(&mut net), []);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn datagrams_and_groups() {
         net.post_send(&a, message);
         net.settle();
         assert_eq!(net.statuses(&a), [(1, Status::Success)]);
-        assert_eq!(told(&mut net), [(kind, a.gid, qpn.0, owner)]);
+        assert_eq!(reported(&mut net), [(kind, a.gid, qpn.0, owner)]);
     }
 }
 
@@ -96,7 +96,7 @@ fn keys_of_another_network() {
     net.post_send(&a, write);
     net.settle();
     assert_eq!(net.statuses(&a), [(1, Status::RemoteAccessError)]);
-    assert_eq!(told(&mut net), [(Kind::RemoteKey, a.gid, stranger.key, Some(OTHER))]);
+    assert_eq!(reported(&mut net), [(Kind::RemoteKey, a.gid, stranger.key, Some(OTHER))]);
     assert_eq!(net.engine.vnic_counters(b.vnic).unwrap().remote_access_errors, 1);
     // The same with a key of the same network, and one that nobody has.
     let own = net.end(QpType::Rc).key;
@@ -107,7 +107,7 @@ fn keys_of_another_network() {
         net.post_send(&a, write);
         net.settle();
         assert_eq!(net.statuses(&a), [(1, Status::RemoteAccessError)]);
-        assert_eq!(told(&mut net), []);
+        assert_eq!(reported(&mut net), []);
     }
 }
 
@@ -128,7 +128,7 @@ fn a_source_address_that_is_not_its_own() {
     use QpAttributeMask as M;
     let mask = M::STATE | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
     assert_eq!(net.modify(&a, &attributes, mask), Err(Refusal::Error(VerbsError::InvalidArgument)));
-    assert_eq!(told(&mut net), [(Kind::SourceAddress, a.gid, 7, None)]);
+    assert_eq!(reported(&mut net), [(Kind::SourceAddress, a.gid, 7, None)]);
 }
 
 #[test]
@@ -144,8 +144,8 @@ fn a_number_of_another_host_is_not_this_ones() {
         net.post_send(&a, request(id, Op::Send, &[a.sge(0, 16)]));
         net.settle();
         while net.expire() {}
-        let told = told(&mut net);
-        assert_eq!(told.iter().map(|one| one.3).collect::<Vec<_>>(), vec![None; expected]);
+        let reported = reported(&mut net);
+        assert_eq!(reported.iter().map(|one| one.3).collect::<Vec<_>>(), vec![None; expected]);
     }
 }
 
@@ -153,18 +153,18 @@ fn a_number_of_another_host_is_not_this_ones() {
 fn a_peer_on_another_host_that_is_another_networks() {
     let mut link = Link::new();
     let end = link.end;
-    assert_eq!(told(&mut link.net), []);
+    assert_eq!(reported(&mut link.net), []);
     let info = PeerInfo { network: OTHER, gid: peer_gid(), ipv6_gid: None, service: QpType::Rc, connected: None };
     link.net.world.peers.insert((HOST, Qpn(PEER_QPN)), PeerAnswer::Asked);
     link.net.engine.handle_peer_changed(&mut link.net.world, link.net.now, HOST, None);
     link.net.post_send(&end, request(1, Op::Send, &[end.sge(0, 16)]));
     link.net.settle();
-    assert_eq!(told(&mut link.net), [], "it has not answered yet");
+    assert_eq!(reported(&mut link.net), [], "it has not answered yet");
     link.net.world.peers.insert((HOST, Qpn(PEER_QPN)), PeerAnswer::Known(PeerInfo { network: OWN, ..info }));
     link.net.engine.handle_peer_changed(&mut link.net.world, link.net.now, HOST, None);
-    assert_eq!(told(&mut link.net), [], "it is not connected yet");
+    assert_eq!(reported(&mut link.net), [], "it is not connected yet");
     link.net.world.peers.insert((HOST, Qpn(PEER_QPN)), PeerAnswer::Known(info));
     link.net.engine.handle_peer_changed(&mut link.net.world, link.net.now, HOST, None);
-    assert_eq!(told(&mut link.net), [(Kind::Message, end.gid, PEER_QPN, Some(OTHER))]);
+    assert_eq!(reported(&mut link.net), [(Kind::Message, end.gid, PEER_QPN, Some(OTHER))]);
     assert_eq!(link.net.engine.vnic_counters(end.vnic).unwrap().undeliverable, 1);
 }

@@ -35,25 +35,25 @@ struct End {
 
 struct Run {
     world: World,
-    dice: Dice,
+    rng: SimRng,
     ends: BTreeMap<u64, End>,
     next_cookie: u64,
     /// Programs do no harm by themselves: they accept at once, and nobody ends anything.
-    calm: bool,
+    draining: bool,
     datagrams: bool,
 }
 
 impl Run {
-    fn new(seed: u64, calm: bool) -> Self {
-        let mut dice = Dice(seed);
+    fn new(seed: u64, draining: bool) -> Self {
+        let mut rng = SimRng(seed);
         let mut world = World::new(HOSTS, seed);
-        world.weather = Weather {
-            lost: dice.roll(21),
-            doubled: dice.roll(31),
-            delay_us: [10, 1000, 300_000][dice.roll(3) as usize],
+        world.link_model = LinkModel {
+            lost: rng.roll(21),
+            doubled: rng.roll(31),
+            delay_us: [10, 1000, 300_000][rng.roll(3) as usize],
         };
         let mut run =
-            Self { world, dice, ends: BTreeMap::new(), next_cookie: 100, calm, datagrams: seed.is_multiple_of(3) };
+            Self { world, rng, ends: BTreeMap::new(), next_cookie: 100, draining, datagrams: seed.is_multiple_of(3) };
         for host in 0..HOSTS {
             let (port_space, qp_type) = run.kind();
             let listener = run.world.create(vnic(host, 1), port_space, qp_type, 1);
@@ -70,8 +70,8 @@ impl Run {
     fn connect(&mut self) {
         self.next_cookie += 1;
         let cookie = self.next_cookie;
-        let (from, to) = (self.dice.roll(HOSTS as u64) as usize, self.dice.roll(HOSTS as u64) as usize);
-        let address: Gid = if from != to && self.dice.happens(40) { external(to) } else { gid(to, 1) };
+        let (from, to) = (self.rng.roll(HOSTS as u64) as usize, self.rng.roll(HOSTS as u64) as usize);
+        let address: Gid = if from != to && self.rng.happens(40) { external(to) } else { gid(to, 1) };
         let (port_space, qp_type) = self.kind();
         let ident = self.world.create(vnic(from, 0), port_space, qp_type, cookie);
         self.world.resolve(ident, address, PORT);
@@ -106,7 +106,7 @@ impl Run {
     fn request(&mut self, host: usize, id: u32, asked: &ConnectionParameters) {
         let ident = Ident { host, vnic: vnic(host, 1), id };
         let tag = u32::from_be_bytes(asked.private_data[..4].try_into().unwrap());
-        let choice = if self.calm { 99 } else { self.dice.roll(100) };
+        let choice = if self.draining { 99 } else { self.rng.roll(100) };
         self.next_cookie += 1;
         let cookie = self.next_cookie;
         match choice {
@@ -130,13 +130,13 @@ impl Run {
     }
 
     fn event(&mut self, cookie: u64, kind: Kind) {
-        let calm = self.calm;
+        let draining = self.draining;
         let Some(end) = self.ends.get_mut(&cookie) else { panic!("{kind:?} for nobody") };
         assert!(!end.destroyed, "{kind:?} after the end");
         match kind {
             Kind::ConnectResponse => {
                 let ident = end.ident;
-                let view = if !calm && self.dice.happens(10) { View::Failed } else { View::Stands };
+                let view = if !draining && self.rng.happens(10) { View::Failed } else { View::Stands };
                 let done = self.world.call(ident, |id| match view {
                     View::Stands => CmRequest::Establish { id },
                     _ => CmRequest::Reject { id, private_data: vec![], ece: false },
@@ -170,8 +170,8 @@ impl Run {
         if standing.is_empty() {
             return;
         }
-        let cookie = standing[self.dice.roll(standing.len() as u64) as usize];
-        match self.dice.roll(4) {
+        let cookie = standing[self.rng.roll(standing.len() as u64) as usize];
+        match self.rng.roll(4) {
             0 => self.destroy(cookie),
             1 => {
                 let ident = self.ends[&cookie].ident;
@@ -184,15 +184,15 @@ impl Run {
 
     fn run(&mut self) {
         for _ in 0..60 {
-            if self.dice.happens(60) {
+            if self.rng.happens(60) {
                 self.connect();
             }
-            for _ in 0..self.dice.roll(40) {
+            for _ in 0..self.rng.roll(40) {
                 let until = self.world.now + Duration::from_millis(50);
                 self.world.step(until);
                 self.take_events();
             }
-            if !self.calm {
+            if !self.draining {
                 self.act();
             }
         }
@@ -207,7 +207,7 @@ impl Run {
     }
 
     /// At most one outcome, at most one end; both ends see the same.
-    fn judge(&mut self, seed: u64) {
+    fn check(&mut self, seed: u64) {
         let mut pairs: BTreeMap<u32, Vec<View>> = BTreeMap::new();
         for (cookie, end) in &self.ends {
             assert!(end.outcomes <= 1 && end.disconnects <= 1, "seed {seed}, {cookie}");
@@ -216,7 +216,10 @@ impl Run {
             }
         }
         for (tag, views) in pairs {
-            assert!(self.datagrams || !views.contains(&View::Waiting) || !self.calm, "seed {seed}, {tag}: {views:?}");
+            assert!(
+                self.datagrams || !views.contains(&View::Waiting) || !self.draining,
+                "seed {seed}, {tag}: {views:?}"
+            );
             let standing = views.iter().filter(|view| **view == View::Stands).count();
             let both = standing == 0 || standing == 2 || self.datagrams;
             // An end that was destroyed is not in the list: the other has its event.
@@ -238,14 +241,14 @@ impl Run {
 }
 
 #[test]
-fn both_ends_agree_whatever_the_weather() {
+fn both_ends_agree_whatever_the_faults() {
     let mut standing = 0;
     for seed in (0..SEEDS).chain(FAILED_ONCE) {
-        for calm in [true, false] {
-            let mut run = Run::new(seed, calm);
+        for draining in [true, false] {
+            let mut run = Run::new(seed, draining);
             run.run();
-            run.judge(seed);
-            standing += run.ends.values().filter(|end| calm && end.view == View::Stands).count();
+            run.check(seed);
+            standing += run.ends.values().filter(|end| draining && end.view == View::Stands).count();
             run.finish();
         }
     }
@@ -257,9 +260,9 @@ fn both_ends_agree_whatever_the_weather() {
 fn storms_pass() {
     for seed in 1000..1000 + SEEDS / 3 {
         let mut run = Run::new(seed, false);
-        let usual = run.world.weather;
+        let usual = run.world.link_model;
         for round in 0..6 {
-            run.world.weather.lost = if round % 2 == 0 { usual.lost } else { 100 };
+            run.world.link_model.lost = if round % 2 == 0 { usual.lost } else { 100 };
             for _ in 0..10 {
                 run.connect();
                 run.act();
@@ -267,7 +270,7 @@ fn storms_pass() {
                 run.take_events();
             }
         }
-        run.world.weather = usual;
+        run.world.link_model = usual;
         run.run();
         for (cookie, end) in &run.ends {
             assert!(end.outcomes <= 1 && end.disconnects <= 1, "seed {seed}, {cookie}");

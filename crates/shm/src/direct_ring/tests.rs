@@ -2,13 +2,13 @@ use super::*;
 use crate::segment::foreign_memory;
 use std::os::fd::AsFd;
 
-fn ends(credit_count: u32) -> (ChannelSender, ChannelReceiver, CreditWriter, Arc<Segment>) {
-    let bytes = channel::bytes(credit_count);
+fn ends(credit_count: u32) -> (DirectRingSender, DirectRingReceiver, CreditWriter, Arc<Segment>) {
+    let bytes = direct_ring::bytes(credit_count);
     let memory = foreign_memory("test", bytes).unwrap();
     let map = || Arc::new(Segment::map(memory.as_fd(), bytes).unwrap());
     let raw = map();
-    let (receiver, credits) = ChannelReceiver::new(map(), credit_count);
-    (ChannelSender::new(map(), credit_count), receiver, credits, raw)
+    let (receiver, credits) = DirectRingReceiver::new(map(), credit_count);
+    (DirectRingSender::new(map(), credit_count), receiver, credits, raw)
 }
 
 fn own() -> OwnMemory {
@@ -32,7 +32,7 @@ fn message(msn: u32, length: u32) -> Staged {
 fn messages_of_all_lengths_come_as_they_were_sent() {
     let (mut sender, mut receiver, _, _) = ends(64);
     let mut sent = 0_u32;
-    let lengths = [0, 1, 63, 64, 104, 105, 4096, 32_767, CHANNEL_MESSAGE_BYTES_MAX, 17, 30_000];
+    let lengths = [0, 1, 63, 64, 104, 105, 4096, 32_767, DIRECT_RING_MESSAGE_BYTES_MAX, 17, 30_000];
     for round in 0..40 {
         for length in lengths {
             let bytes: Vec<u8> = (0..length).map(|i| (i as u8).wrapping_add(round)).collect();
@@ -70,9 +70,9 @@ fn it_fills_and_empties() {
     assert!(!sender.has_room(8), "nothing was given back yet");
     receiver.commit();
     let mut large = 0;
-    while sender.has_room(CHANNEL_MESSAGE_BYTES_MAX) {
-        let bytes = vec![large as u8; CHANNEL_MESSAGE_BYTES_MAX as usize];
-        sender.publish(own(), &message(large, CHANNEL_MESSAGE_BYTES_MAX), &bytes, &[]);
+    while sender.has_room(DIRECT_RING_MESSAGE_BYTES_MAX) {
+        let bytes = vec![large as u8; DIRECT_RING_MESSAGE_BYTES_MAX as usize];
+        sender.publish(own(), &message(large, DIRECT_RING_MESSAGE_BYTES_MAX), &bytes, &[]);
         large += 1;
     }
     assert_eq!(large, 4);
@@ -98,7 +98,7 @@ fn credits_are_of_one_position() {
 }
 
 #[test]
-fn who_wants_telling_is_told() {
+fn a_receiver_that_wants_notification_is_notified() {
     let (sender, mut receiver, _, _) = ends(4);
     assert!(sender.must_notify());
     receiver.want_notifications(false);
@@ -107,8 +107,8 @@ fn who_wants_telling_is_told() {
     assert!(sender.must_notify());
 }
 
-/// A sender that scribbles over everything can't make the receiver leave the channel, nor more than
-/// its RECVs be written.
+/// A sender that scribbles over everything can't make the receiver leave the direct ring, nor more
+/// than its RECVs be written.
 #[test]
 fn a_hostile_sender_reaches_nothing() {
     let (_, mut receiver, _, raw) = ends(4);
@@ -122,7 +122,7 @@ fn a_hostile_sender_reaches_nothing() {
         raw.u64(at + 8).store(seed, Ordering::Relaxed);
         raw.u64(at + 16).store(seed.rotate_left(17), Ordering::Relaxed);
         let staged = receiver.peek().unwrap();
-        assert!(staged.length <= CHANNEL_MESSAGE_BYTES_MAX);
+        assert!(staged.length <= DIRECT_RING_MESSAGE_BYTES_MAX);
         assert_eq!(staged.flags.0 & !(CompletionFlags::WITH_IMMEDIATE | CompletionFlags::SOLICITED), 0);
         let mut buffer = [0x55_u8; 80];
         receiver.copy_out(own(), &staged, [range_mut(&mut buffer[..64])].into_iter());
@@ -141,7 +141,7 @@ fn a_hostile_receiver_is_not_believed() {
         sender.publish(own(), &message(0, 8), &[0; 8], &[]);
     }
     for lie in [u64::MAX, 1 << 31, 257, 1 << 40, u64::from(u32::MAX)] {
-        raw.u64(channel::FREED).store(lie, Ordering::Relaxed);
+        raw.u64(direct_ring::FREED).store(lie, Ordering::Relaxed);
         assert!(!sender.has_room(8), "{lie:#x}");
     }
 }
