@@ -17,6 +17,8 @@ import sys
 import time
 
 SECONDS = 20
+# A queue pair ends with its process: words that are posted and not yet sent are lost then, as on a NIC.
+SENDING_SECONDS = 0.5
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 LINGER_NONE = struct.pack("ii", 1, 0)
 WORDS = bytes(range(256)) * 100
@@ -51,6 +53,8 @@ def go(address, port, way, words):
     connection.recv(1)
     if words:
         connection.sendall(WORDS)
+    if words and way in ("kill", "leave"):
+        time.sleep(SENDING_SECONDS)
     if way == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif way == "leave":
