@@ -334,7 +334,8 @@ def large(host, server, client, program):
     earned = routed + REQUEST_BYTES * (grown["messages"] - grown["direct_messages"])
     note = f"{copied >> 20} MiB copied, {routed >> 20} MiB routed, {earned >> 20} MiB earned, " \
            f"{grown['direct_bytes'] >> 20} MiB past the router"
-    # Once what was granted, and once more what the slow path moved of what is then shared again (docs/architecture/direct.md).
+    # Granted bytes are copied once, and once more the bytes that the slow path moved and that are
+    # then shared again (docs/architecture/direct.md).
     need(copied <= 2 * earned + CLIENTS * FREE_BYTES + FAULTS_BYTES, note)
     need(copied and grown["direct_bytes"], f"nothing was granted: {note}")
     return note

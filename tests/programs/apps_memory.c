@@ -207,8 +207,8 @@ static bool overlapping_regions(void) {
     return pair_close(&p);
 }
 
-// Registered memory that is unmapped, and memory mapped again at its address: as on a NIC, which has the old pages pinned,
-// accesses succeed and find those; what is mapped now is left alone.
+// Registered memory that is unmapped, and memory mapped again at its address: as on a NIC, which has
+// the old pages pinned, accesses succeed and find those; the new mapping is left alone.
 static bool mapped_anew(void) {
     uint8_t *memory = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct pair p;

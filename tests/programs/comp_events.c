@@ -1,5 +1,6 @@
-// A completion channel that nobody reads while hundreds of its CQs have something to report: each is reported once, in time, and
-// the descriptor is readable for each; also if CQs are armed again while events are owed.
+// A completion channel that nobody reads while hundreds of its CQs have something to report: each is
+// reported once, in time, and the descriptor is readable for each; also if CQs are armed again while
+// events are owed.
 #include "die.h"
 
 #include <errno.h>

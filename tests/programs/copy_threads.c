@@ -2,8 +2,8 @@
 //
 //   copy_threads SEED SECONDS server PORT | client HOST PORT
 //
-// In each round both ends make an endpoint again and do one of KINDS; the client's requests are long, so that copies are under way
-// when memory goes. Exit 0: all was right.
+// In each round both ends make an endpoint again and do one of KINDS; the client's requests are long,
+// so that copies are under way when memory goes. Exit 0: all was right.
 #include "harness.h"
 
 #include <stdio.h>

@@ -462,8 +462,8 @@ static struct ibv_mr *register_all(struct endpoint *e, uint8_t *memory) {
     return mr;
 }
 
-// Revoked from both in the middle; the owner writes all the while. The honest one's WRITEs may soon have earned it another grant: then the
-// pages are shared again, in another file.
+// Revoked from both in the middle; the owner writes all the while. The honest one's WRITEs may soon
+// have credit for another grant: then the pages are shared again, in another file.
 static void revoke_from_attacker(uint8_t *memory, struct ibv_mr *mr) {
     volatile uint64_t *word = (volatile uint64_t *)(memory + BYTES - 8);
     uint64_t count = 0, begin = now_ns();

@@ -57,8 +57,9 @@ static void *write_on(void *argument) {
     return NULL;
 }
 
-// Registers and deregisters for some seconds; how often. Threads that get no processor can't be frozen in time; for a second
-// it is not tried again then, which is one spell of rounds that copy, however many.
+// Registers and deregisters for some seconds; how often. Threads that get no processor can't be frozen
+// in time; for a second it is not tried again then, which is one spell of rounds that copy, however
+// many.
 static unsigned long turn(uint8_t *m, size_t bytes, bool must_place) {
     unsigned long rounds = 0, in_place = 0, spells = 0;
     bool was_placed = true;

@@ -14,8 +14,8 @@ MTU = 4200
 CONSTANT_AT = 16 * 16 * 1024 + 48 * 4 * 1024
 QKEY, WRONG_QKEY = 0x11111111, 0x22222222
 
-# Packets to send, their sender (a host's number, or a stranger's), and the counters of the victim's router that together
-# say so; none where the packet is one that a QP itself has to bear.
+# Packets to send, their sender (a host's number, or a stranger's), and the counters of the victim's
+# router that together report them; none for a packet that the QP itself has to handle.
 FORGERIES = [
     ("write", forgery.STRANGER, ["unknown_source"]),
     ("datagram", forgery.STRANGER, ["unknown_source"]),

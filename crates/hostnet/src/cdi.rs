@@ -45,8 +45,8 @@ impl From<&Inventory> for Devices {
     }
 }
 
-/// CDI wants a letter or digit at either end, and an engine takes no device of a file with another
-/// name in it. So one tenant's name would be everybody's loss.
+/// CDI requires a letter or digit at either end, and a container engine rejects a whole file for one
+/// other name in it. So one tenant's name would cost all tenants their devices.
 fn is_device_name(name: &str) -> bool {
     let is_plain = |end: Option<char>| end.is_some_and(|end| end.is_ascii_alphanumeric());
     is_plain(name.chars().next()) && is_plain(name.chars().next_back())

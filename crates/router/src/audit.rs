@@ -46,8 +46,8 @@ pub struct Who {
 }
 
 impl Who {
-    /// Whose allowance of lines this is: root of another PID namespace, who has no role here, does
-    /// not use up root's own.
+    /// Key of the originator's allowance of audit lines. Root of another PID namespace, which has no
+    /// role here, has a key of its own and does not use up root's.
     pub fn originator(&self) -> u64 {
         u64::from(self.uid) | u64::from(self.role == NO_ROLE) << 32
     }

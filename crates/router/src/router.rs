@@ -344,8 +344,8 @@ fn spawn_worker(
 fn take_run_dir(run_dir: &Path) -> io::Result<File> {
     let vnics = run_dir.join("vnics");
     DirBuilder::new().recursive(true).mode(0o700).create(&vnics)?;
-    // Whoever reaches a vNIC's socket may use it, so nobody gets past this directory; it is mounted
-    // into containers without it.
+    // A process that reaches a vNIC's socket may use it, so this directory is closed to all; containers
+    // get the socket without it.
     std::fs::set_permissions(&vnics, Permissions::from_mode(0o700))?;
     // All users find the socket of the REST server, which asks who they are. Everything else here
     // has permissions of its own.

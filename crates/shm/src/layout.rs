@@ -61,7 +61,7 @@ pub const SESSION_MAGIC: u64 = u64::from_le_bytes(*b"FreeFlow");
 /// Doorbells of a session, one bit each.
 pub const DOORBELL_COUNT: usize = 65_536;
 /// Doorbells below this one are of QPs and SRQs. From here on they are of CQs: one is rung when a
-/// CQ was armed while completions stood in it that no event has reported.
+/// CQ was armed while it held completions that no event has reported.
 pub const CQ_DOORBELL_BASE: u32 = 32_768;
 /// 64-bit words of doorbells.
 pub const DOORBELL_WORD_COUNT: usize = DOORBELL_COUNT / 64;

@@ -63,7 +63,7 @@ pub struct World {
     pub loads: Vec<Load>,
     pub put_off: Vec<QpId>,
     rng: Rng,
-    /// Whose addresses are whose: of all hosts, as every control plane announces.
+    /// Host of each address, of all hosts, as every control plane announces them.
     pub addresses: BTreeMap<(NetworkId, Gid), HostId>,
     pub path_mtu_max: u16,
     /// QPs behind QPNs of other hosts (`None`: there is no such QP).

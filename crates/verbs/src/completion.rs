@@ -122,7 +122,7 @@ impl CompletionOpcode {
 pub struct CompletionFlags(pub u8);
 
 impl CompletionFlags {
-    /// A GRH stands in front of the payload (UD).
+    /// A GRH precedes the payload (UD).
     pub const GRH: u8 = 1;
     /// [`Completion::immediate`] is immediate data.
     pub const WITH_IMMEDIATE: u8 = 1 << 1;

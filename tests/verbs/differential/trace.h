@@ -35,7 +35,7 @@ void add_windows(void);
 // ---- the trace
 
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-// Result of a call: `0` or the name of an errno, also where it stands in errno after -1.
+// Result of a call: `0` or the name of an errno, also where the call returns -1 and sets errno.
 const char *result(int rc);
 // The same for a call that gives a pointer; errno counts.
 const char *pointer_result(const void *pointer);

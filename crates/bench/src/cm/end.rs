@@ -20,7 +20,7 @@ pub enum End {
 
 impl End {
     /// # Errors
-    /// Whatever the libraries or the kernel say.
+    /// The libraries' or the kernel's error.
     pub fn run(self) -> io::Result<EndFigures> {
         match self {
             Self::Listen { port, count, batch, greets } => connections::listen(port, count, batch, greets),

@@ -55,7 +55,7 @@ impl Role {
         self.is_admin || self.is_viewer
     }
 
-    /// Whose networks and vNICs it reads; `None`: all.
+    /// Tenants of the networks and vNICs that it may read; `None`: all.
     pub fn read_tenants(&self) -> Option<BTreeSet<String>> {
         (!self.reads_all()).then(|| self.tenants.clone())
     }

@@ -33,8 +33,9 @@ impl Opened {
             OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
             Mode::empty(),
         )?;
-        // Looked up again after the open: it may have become a set-user-ID program since it connected, and its memory is
-        // not its starter's then. The kernel gives what may not be traced to root.
+        // Looked up again after the open: the process may have become a set-user-ID program since it
+        // connected, and its memory is not its starter's then. The kernel makes root the owner of the
+        // files of a process that may not be traced.
         if std::fs::metadata(&path)?.uid() != credentials.uid {
             return Err(io::Error::other("the process is of another user than connected, or may not be traced"));
         }

@@ -61,7 +61,7 @@ struct State {
     last: u64,
     outgoing: VecDeque<(Vec<u8>, Option<OwnedFd>)>,
     waiting: BTreeMap<u64, Waiting>,
-    /// Of processes that are not forgotten: tells of their end.
+    /// Doorbells of processes that are not forgotten; rung when the process ends.
     ends: BTreeMap<u64, Arc<Doorbell>>,
     /// New channels, and the ends that their events come out of.
     opened: Vec<(u64, OwnedFd)>,

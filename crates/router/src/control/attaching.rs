@@ -1,4 +1,4 @@
-//! How the control thread has a vNIC's processes reached: the attachment of each, and what becomes of the vNIC when it ends.
+//! Attachments of vNICs on the control thread: making each, and the vNIC's fate when it ends.
 use crate::admission::account::Account;
 use crate::attachment::Attachment;
 use crate::attachment::local::Local;

@@ -94,7 +94,7 @@ type Then = Box<dyn FnOnce(&mut Control, Vec<AnyObject>) + Send>;
 /// Objects whose statuses are being found out.
 struct Gathering {
     objects: Vec<AnyObject>,
-    /// Whose networks and vNICs are included; `None`: all.
+    /// Tenants of the networks and vNICs that are included; `None`: all.
     tenants: Option<BTreeSet<String>>,
     /// Of each object.
     tallies: Vec<Tally>,

@@ -10,7 +10,7 @@ pub(crate) type AnyStore = Box<dyn Store + Send>;
 
 pub(crate) type Stored = Result<Committed, StoreError>;
 
-/// Whatever may begin a command, or must not come between its plan and its effect.
+/// Work that begins a command, or that must not run between a command's plan and its effect.
 pub(crate) enum QueuedCommand {
     /// From the REST server.
     Change { call: Box<ChangeObjects>, reply: ReplyTo<Result<Done, NotDone>> },

@@ -153,8 +153,8 @@ impl Ports {
         if origin.lease.is_revoked() { Err(VerbsError::NotSupported) } else { Ok(()) }
     }
 
-    /// Sends the commands that no copier stands in the way of, and ends the sessions that did not carry out
-    /// theirs.
+    /// Sends the commands that wait for no copier, and ends the sessions that did not carry out
+    /// theirs in time.
     #[inline]
     pub(crate) fn send_commands(&mut self, now: Instant) {
         if !self.grants.leaving.is_quiet() {

@@ -12,7 +12,7 @@ pub(crate) const COMMAND_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) struct Leaving {
     /// Until when, if the command is sent.
     pub(crate) segments: BTreeMap<Name, Option<Instant>>,
-    /// Whose command is not sent yet.
+    /// Segments whose command is not sent yet.
     pub(crate) unsent: Vec<Name>,
     /// Commands, oldest first; also of segments that have left.
     pub(crate) deadlines: VecDeque<(Instant, Name)>,

@@ -118,7 +118,7 @@ impl TenantMemory for SharedMemory {
 
 /// Bytes of one process' memory and their place in the bounce buffer.
 pub struct Part {
-    /// Whose memory by the slow path it is; [`SessionId::VOID`] for a segment's.
+    /// Session whose memory is reached by the slow path; [`SessionId::VOID`] for a segment's.
     pub session: SessionId,
     pub memory: Arc<dyn TenantMemory>,
     pub address: u64,

@@ -22,7 +22,7 @@ pub struct Transfers {
 pub(crate) struct Transfer {
     pub(crate) token: Token,
     pub(crate) stage: Stage,
-    /// Whose copier has the job.
+    /// The vNIC whose copier has the job.
     pub(crate) copier: VnicId,
     pub(crate) to: Vec<Span>,
     pub(crate) bytes: usize,
