@@ -22,10 +22,12 @@ from harness.settings import FULL
 
 SECONDS = 10 if FULL else 2
 NOT_HERE = 77
-# Of `ff-identify`, for each vNIC; connections that wait for them (crates/router/src/control/identify.rs).
+# Of `ff-identify`, for each vNIC; connections that wait for them (crates/router/src/attachment/identify.rs).
 IDENTIFIER_COUNT_MAX = 4
 WAITING_COUNT_MAX = 64
 CONNECTS = 300  # more than both, fewer than one process has descriptors
+# From a process' last word to its call, on a machine with other work. Nobody can look: its files in /proc wait as it does.
+EXECVE_SECONDS = 0.3
 FREEZER = pathlib.Path("/sys/fs/cgroup/freezer")
 # strace -y shows the path of a descriptor too. The router's own directory is looked at by nobody but the router.
 TENANT_OBJECT = re.compile(r"/proc/\d+")
@@ -126,12 +128,26 @@ class Stage:
         need(code in (None, NOT_HERE), f"exit code {code}:\n{running.output()}")
         return code is None
 
+    def start(self, *words):
+        """The trick, and whether it is in force. Of `fuse` the router sees nothing before a process is in `execve`."""
+        pid = self.host.router_pid()
+        if words[0] == "fuse":
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            running = self.enemy.start(self.program, *words)
+            is_in_force = self.is_in_force(running)
+            if words[0] == "fuse" and is_in_force:
+                time.sleep(EXECVE_SECONDS)
+            return running, is_in_force
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def trick(self, *words, in_force=None, codes=(0, -signal.SIGTERM, 143)):
         """A trick of the enemy, and what is asserted meanwhile."""
         with Trace(self.host.router_pid()) as trace:
-            running = self.enemy.start(self.program, *words)
+            running, is_in_force = self.start(*words)
             try:
-                if not self.is_in_force(running):
+                if not is_in_force:
                     return running.output().strip()
                 note = in_force(running) if in_force else ""
                 end = time.monotonic() + SECONDS
@@ -209,8 +225,8 @@ class Stage:
 
     def vnic_goes(self):
         """The container is removed while the threads that look at its process are stuck."""
-        running = self.enemy.start(self.program, "fuse", CONNECTS)
-        if not self.is_in_force(running):
+        running, is_in_force = self.start("fuse", CONNECTS)
+        if not is_in_force:
             return running.output().strip()
         until(lambda: self.are_stuck(IDENTIFIER_COUNT_MAX), "nobody is stuck")
         self.enemy.remove()
@@ -222,8 +238,8 @@ class Stage:
 
     def ends(self):
         """The router ends in order while such threads are stuck."""
-        running = self.enemy.start(self.program, "fuse", CONNECTS)
-        if not self.is_in_force(running):
+        running, is_in_force = self.start("fuse", CONNECTS)
+        if not is_in_force:
             return running.output().strip()
         until(lambda: self.are_stuck(IDENTIFIER_COUNT_MAX), "nobody is stuck")
         self.victim.terminate()
